@@ -1,0 +1,213 @@
+//! Element types: which numbers a matrix may hold, and what each may do.
+//!
+//! Two views of one list. [`ElementType`] is the run-time name (plans, the command line, device
+//! code); [`Element`] is the Rust type behind it (buffers, arithmetic). Invariant: widening any
+//! element to `f32` is exact, narrowing rounds to nearest, ties to even. So every product here is
+//! "exact inputs, `f32` accumulation, one rounding at the end".
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use float8::{F8E4M3, F8E5M2};
+pub use half::{bf16, f16};
+
+use crate::error::{Error, Result};
+
+/// The name of an element type, as plans and the command line carry it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum ElementType {
+    /// bfloat16: 8 exponent bits, 7 mantissa bits.
+    Bf16,
+    /// IEEE half: 5 exponent bits, 10 mantissa bits.
+    F16,
+    /// IEEE single.
+    F32,
+    /// OCP fp8 E4M3 (finite range ±448, one NaN pattern a sign, no infinity).
+    E4m3,
+    /// OCP fp8 E5M2 (finite range ±57344, infinities and NaNs).
+    E5m2,
+}
+
+impl ElementType {
+    /// All element types, in declaration order.
+    pub const ALL: [ElementType; 5] = [
+        ElementType::Bf16,
+        ElementType::F16,
+        ElementType::F32,
+        ElementType::E4m3,
+        ElementType::E5m2,
+    ];
+
+    /// Size of one element in bytes.
+    pub const fn size(self) -> u32 {
+        match self {
+            ElementType::F32 => 4,
+            ElementType::Bf16 | ElementType::F16 => 2,
+            ElementType::E4m3 | ElementType::E5m2 => 1,
+        }
+    }
+
+    /// Whether this is one of the two 8-bit types, which carry scales beside them.
+    pub const fn is_fp8(self) -> bool {
+        matches!(self, ElementType::E4m3 | ElementType::E5m2)
+    }
+
+    /// The unit roundoff: half the distance from 1 to the next larger number.
+    pub const fn unit_roundoff(self) -> f64 {
+        let stored_mantissa_bits = match self {
+            ElementType::Bf16 => 7,
+            ElementType::F16 => 10,
+            ElementType::F32 => 23,
+            ElementType::E4m3 => 3,
+            ElementType::E5m2 => 2,
+        };
+        1.0 / (1u64 << (stored_mantissa_bits + 1)) as f64
+    }
+
+    /// The smallest positive number of the type (a subnormal), as `f64`.
+    pub fn min_positive(self) -> f64 {
+        let exponent = match self {
+            ElementType::Bf16 => -133,
+            ElementType::F16 => -24,
+            ElementType::F32 => -149,
+            ElementType::E4m3 => -9,
+            ElementType::E5m2 => -16,
+        };
+        2f64.powi(exponent)
+    }
+
+    /// The name used on the command line and in serialized plans.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ElementType::Bf16 => "bf16",
+            ElementType::F16 => "f16",
+            ElementType::F32 => "f32",
+            ElementType::E4m3 => "e4m3",
+            ElementType::E5m2 => "e5m2",
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for ElementType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        ElementType::ALL.into_iter().find(|t| t.name() == name).ok_or_else(|| Error::Unsupported {
+            what: format!("element type '{name}'"),
+            why: "it is not one this crate knows".into(),
+            remedy: "use one of bf16, f16, f32, e4m3, e5m2",
+        })
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A Rust type that a matrix of this crate can hold. Sealed: the five types of [`ElementType`].
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + fmt::Debug + 'static {
+    /// The run-time name of this type.
+    const TYPE: ElementType;
+    /// A NaN: what undefined outputs and not yet arrived inputs hold.
+    const POISON: Self;
+
+    /// The exact value as `f32`.
+    fn widen(self) -> f32;
+
+    /// The nearest representable value, ties to even; the fp8 types saturate.
+    fn narrow(value: f32) -> Self;
+}
+
+macro_rules! element {
+    ($type:ty, $name:ident, $poison:expr, $widen:expr, $narrow:expr) => {
+        impl sealed::Sealed for $type {}
+        impl Element for $type {
+            const TYPE: ElementType = ElementType::$name;
+            const POISON: Self = $poison;
+
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                $widen(self)
+            }
+
+            #[inline(always)]
+            fn narrow(value: f32) -> Self {
+                $narrow(value)
+            }
+        }
+    };
+}
+
+element!(bf16, Bf16, bf16::NAN, bf16::to_f32, bf16::from_f32);
+element!(f16, F16, f16::NAN, f16::to_f32, f16::from_f32);
+element!(f32, F32, f32::NAN, std::convert::identity, std::convert::identity);
+element!(F8E4M3, E4m3, F8E4M3::from_bits(0x7f), |x: F8E4M3| x.to_f32(), F8E4M3::from_f32);
+element!(F8E5M2, E5m2, F8E5M2::from_bits(0x7f), |x: F8E5M2| x.to_f32(), F8E5M2::from_f32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn poison_is_nan<T: Element>() {
+        assert!(T::POISON.widen().is_nan(), "{}", T::TYPE);
+        assert_eq!(size_of::<T>() as u32, T::TYPE.size(), "{}", T::TYPE);
+        assert_eq!(T::narrow(1.0).widen(), 1.0);
+    }
+
+    #[test]
+    fn every_type_has_a_nan_and_its_size() {
+        poison_is_nan::<bf16>();
+        poison_is_nan::<f16>();
+        poison_is_nan::<f32>();
+        poison_is_nan::<F8E4M3>();
+        poison_is_nan::<F8E5M2>();
+    }
+
+    #[test]
+    fn unit_roundoff_is_where_rounding_starts() {
+        fn check<T: Element>() {
+            let u = T::TYPE.unit_roundoff();
+            assert_eq!(T::narrow((1.0 + u) as f32).widen(), 1.0, "ties to even, {}", T::TYPE);
+            if T::TYPE != ElementType::F32 {
+                assert!(T::narrow((1.0 + 1.5 * u) as f32).widen() > 1.0, "{}", T::TYPE);
+            }
+            let least = T::narrow(T::TYPE.min_positive() as f32).widen();
+            assert_eq!(f64::from(least), T::TYPE.min_positive(), "{}", T::TYPE);
+        }
+        check::<bf16>();
+        check::<f16>();
+        check::<f32>();
+        check::<F8E4M3>();
+        check::<F8E5M2>();
+    }
+
+    #[test]
+    fn fp8_round_trips_every_bit_pattern() {
+        for bits in 0..=u8::MAX {
+            let x = F8E4M3::from_bits(bits);
+            if !x.widen().is_nan() {
+                assert_eq!(F8E4M3::narrow(x.widen()).to_bits(), bits);
+            }
+            let x = F8E5M2::from_bits(bits);
+            if x.widen().is_finite() {
+                assert_eq!(F8E5M2::narrow(x.widen()).to_bits(), bits);
+            }
+        }
+    }
+
+    #[test]
+    fn names_round_trip() {
+        for t in ElementType::ALL {
+            assert_eq!(t.name().parse::<ElementType>().unwrap(), t);
+        }
+        assert!("int8".parse::<ElementType>().is_err());
+    }
+}
