@@ -2,6 +2,8 @@
 
 pub mod element;
 pub mod error;
+pub mod plan;
+pub mod trace;
 
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};

@@ -1,0 +1,138 @@
+//! Chunks: the pieces of A that travel and are signalled one by one.
+//!
+//! A chunk is a run of whole rows of one shard. Chunks are numbered in row order across all
+//! ranks, so the chunks that a row range touches are consecutive. Invariant: no chunk is empty,
+//! none crosses a shard boundary, and together they tile `0..m`. Tiles play no part in this.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::partition::Partition;
+use super::shards::Shards;
+use crate::error::{Error, Result};
+
+/// The most chunks a plan can have: one 32-bit signal each, a quarter of a megabyte a consumer.
+pub const MAX_CHUNKS: u32 = 1 << 16;
+
+/// The chunks of all shards.
+///
+/// ```
+/// use overlap_gemm::plan::{Chunks, Shards};
+///
+/// let chunks = Chunks::even(&Shards::of_rows(&[10, 0, 3])?, 4)?;
+/// assert_eq!(chunks.len(), 4 + 0 + 3); // a shard has no more chunks than rows
+/// assert_eq!(chunks.rows(0), 0..3);
+/// assert_eq!(chunks.touching(2..11), 0..5); // rows 2..11 need chunks 0, 1, 2, 3 and 4
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunks {
+    shards: Shards,
+    /// `firsts[r]..firsts[r + 1]` are the chunks of rank r.
+    firsts: Arc<[u32]>,
+}
+
+impl Chunks {
+    /// `per_shard` chunks a shard; a shard with fewer rows gets a chunk a row.
+    ///
+    /// More chunks than the largest shard has rows is an error: nobody would get what was asked.
+    pub fn even(shards: &Shards, per_shard: u32) -> Result<Self> {
+        let most = shards.most_rows();
+        if !(1..=most).contains(&per_shard) {
+            let remedy = "ask for at least one chunk and no more than the largest shard has rows";
+            let what = "the number of chunks a shard";
+            return Err(Error::out_of_range(what, per_shard.into(), 1, most.into(), remedy));
+        }
+        let counts: Vec<u32> = shards.to_rows().iter().map(|&rows| rows.min(per_shard)).collect();
+        Chunks::with_counts(shards, &counts)
+    }
+
+    /// `counts[r]` chunks for rank r: at least one and at most a chunk a row; none if it is empty.
+    pub fn with_counts(shards: &Shards, counts: &[u32]) -> Result<Self> {
+        if counts.len() != shards.ranks() as usize {
+            let remedy = "give a number of chunks for every rank";
+            let what = "the number of chunk counts";
+            return Err(Error::mismatch(what, counts.len(), shards.ranks(), remedy));
+        }
+        let mut firsts = Vec::with_capacity(counts.len() + 1);
+        let mut total = 0u64;
+        firsts.push(0);
+        for (rank, (&count, rows)) in counts.iter().zip(shards.to_rows()).enumerate() {
+            if !(rows.min(1)..=rows).contains(&count) {
+                let what = format!("the number of chunks of rank {rank}");
+                let remedy = "cut a shard into at least one chunk and at most a chunk a row";
+                let (min, max) = (rows.min(1).into(), rows.into());
+                return Err(Error::out_of_range(what, count.into(), min, max, remedy));
+            }
+            total += u64::from(count);
+            firsts.push(total.min(u32::MAX.into()) as u32);
+        }
+        if total > MAX_CHUNKS.into() {
+            let remedy = "use fewer, larger chunks: each costs a signal and a transfer";
+            return Err(Error::out_of_range(
+                "the number of chunks",
+                total,
+                1,
+                MAX_CHUNKS.into(),
+                remedy,
+            ));
+        }
+        Ok(Chunks { shards: shards.clone(), firsts: firsts.into() })
+    }
+
+    /// How many chunks there are in all.
+    #[expect(clippy::len_without_is_empty, reason = "m >= 1, so there is always a chunk")]
+    pub fn len(&self) -> u32 {
+        self.firsts[self.firsts.len() - 1]
+    }
+
+    /// The shards that these are chunks of.
+    pub fn shards(&self) -> &Shards {
+        &self.shards
+    }
+
+    /// The chunks of `rank`; none for a rank that does not exist.
+    pub fn of_rank(&self, rank: u32) -> Range<u32> {
+        let first = |rank: u32| self.firsts.get(rank as usize).copied().unwrap_or(self.len());
+        first(rank)..first(rank.saturating_add(1))
+    }
+
+    /// The rank that holds `chunk`; the number of ranks where none does.
+    pub fn rank_of(&self, chunk: u32) -> u32 {
+        self.firsts.partition_point(|&first| first <= chunk) as u32 - 1
+    }
+
+    /// The rows of `chunk`; none for a chunk that does not exist.
+    pub fn rows(&self, chunk: u32) -> Range<u32> {
+        let rank = self.rank_of(chunk);
+        let rows = self.within(rank).range(chunk - self.of_rank(rank).start);
+        let start = self.shards.rows(rank).start;
+        start + rows.start..start + rows.end
+    }
+
+    /// The chunk that holds `row`; for rows at or beyond M no chunk that exists.
+    pub fn of_row(&self, row: u32) -> u32 {
+        let rank = self.shards.rank_of(row);
+        let part = self.within(rank).part_of(row - self.shards.rows(rank).start);
+        self.of_rank(rank).start.saturating_add(part)
+    }
+
+    /// The chunks that `rows` touch; rows at or beyond M touch none.
+    pub fn touching(&self, rows: Range<u32>) -> Range<u32> {
+        let end = rows.end.min(self.shards.m());
+        if rows.start >= end {
+            return 0..0;
+        }
+        self.of_row(rows.start)..self.of_row(end - 1) + 1
+    }
+
+    /// All chunks in the order in which `rank` needs them: its own, then its successors'.
+    pub fn need_order(&self, rank: u32) -> impl Iterator<Item = u32> + Clone + use<> {
+        let (first, len) = (self.of_rank(rank).start, self.len());
+        (first..len).chain(0..first)
+    }
+
+    fn within(&self, rank: u32) -> Partition {
+        Partition::new(self.shards.rows(rank).len() as u32, self.of_rank(rank).len() as u32)
+    }
+}

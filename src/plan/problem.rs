@@ -1,0 +1,394 @@
+//! What is to be computed: D = A · B with A gathered from the ranks' shards.
+//!
+//! Invariant: a `Problem` that exists is valid. Sizes are within 1..=2³¹−1, leading dimensions
+//! cover their rows, the element types may meet in one product, and no byte count derived from it
+//! overflows (they are `u128`, since 2³¹ × 2³¹ × 4 needs 65 bits).
+
+use std::ops::Range;
+
+use super::shards::Shards;
+use crate::element::ElementType;
+use crate::error::{Error, Result};
+
+/// The largest M, N, K or leading dimension: what a device index in 32 signed bits can hold.
+pub const MAX_DIMENSION: u32 = i32::MAX as u32;
+
+/// TMA reads and writes only rows that start at multiples of this many bytes.
+pub const TMA_ALIGNMENT: u64 = 16;
+
+/// How B lies in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum BLayout {
+    /// N rows of K elements: the usual weight.
+    #[default]
+    Nk,
+    /// K rows of N elements.
+    Kn,
+}
+
+/// Which scales multiply the product (fp8 only).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum Scaling {
+    /// None.
+    #[default]
+    None,
+    /// One scale for A, one for B.
+    Tensor,
+    /// One scale for each row of A (they travel with A's chunks), one for each column of D.
+    Rows,
+}
+
+/// The element types of the three matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ElementTypes {
+    /// The gathered input.
+    pub a: ElementType,
+    /// The weight.
+    pub b: ElementType,
+    /// The output.
+    pub d: ElementType,
+}
+
+impl ElementTypes {
+    /// The same type for all three.
+    pub const fn all(element: ElementType) -> Self {
+        ElementTypes { a: element, b: element, d: element }
+    }
+
+    /// Whether the three may meet in one product; accumulation is always `f32`.
+    pub fn check(self) -> Result<()> {
+        use ElementType::*;
+        let admitted = match (self.a, self.b) {
+            (Bf16, Bf16) | (F16, F16) => matches!(self.d, Bf16 | F16 | F32),
+            (F32, F32) => self.d == F32,
+            (E4m3, E4m3) | (E4m3, E5m2) | (E5m2, E4m3) => matches!(self.d, Bf16 | F16),
+            _ => false,
+        };
+        if admitted {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: format!("the product {} × {} → {}", self.a, self.b, self.d),
+            why: "no tensor core instruction or no agreed rounding exists for it".into(),
+            remedy: "use bf16×bf16 or f16×f16 → bf16, f16 or f32; f32×f32 → f32; \
+                     e4m3×e4m3, e4m3×e5m2 or e5m2×e4m3 → bf16 or f16",
+        })
+    }
+}
+
+/// One product: sizes, types, layouts, scales, and the rows that each rank brings.
+///
+/// ```
+/// use overlap_gemm::ElementType;
+/// use overlap_gemm::plan::Problem;
+///
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(8).build()?;
+/// assert_eq!(problem.shards().rows(1), 512..1024);
+/// assert_eq!(problem.elements().a, ElementType::Bf16);
+///
+/// let refused = Problem::builder(4096, 0, 8192).build().unwrap_err();
+/// assert!(refused.to_string().starts_with("n is 0, but must be between 1 and 2147483647"));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    n: u32,
+    k: u32,
+    shards: Shards,
+    elements: ElementTypes,
+    b_layout: BLayout,
+    lda: u32,
+    ldb: u32,
+    ldd: u32,
+    scaling: Scaling,
+}
+
+impl Problem {
+    /// Starts a problem of M×K by K×N; by default bf16, one rank, B as N×K, packed rows.
+    pub fn builder(m: u64, n: u64, k: u64) -> ProblemBuilder {
+        ProblemBuilder {
+            m,
+            n,
+            k,
+            rows: Rows::Even(1),
+            elements: ElementTypes::all(ElementType::Bf16),
+            b_layout: BLayout::default(),
+            lda: None,
+            ldb: None,
+            ldd: None,
+            scaling: Scaling::default(),
+        }
+    }
+
+    /// Rows of A and D.
+    pub fn m(&self) -> u32 {
+        self.shards.m()
+    }
+
+    /// Columns of B and D.
+    pub fn n(&self) -> u32 {
+        self.n
+    }
+
+    /// Columns of A, the summed dimension.
+    pub fn k(&self) -> u32 {
+        self.k
+    }
+
+    /// Which rank brings which rows.
+    pub fn shards(&self) -> &Shards {
+        &self.shards
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.shards.ranks()
+    }
+
+    /// The element types.
+    pub fn elements(&self) -> ElementTypes {
+        self.elements
+    }
+
+    /// How B lies in memory.
+    pub fn b_layout(&self) -> BLayout {
+        self.b_layout
+    }
+
+    /// Which scales apply.
+    pub fn scaling(&self) -> Scaling {
+        self.scaling
+    }
+
+    /// Elements from one row of A to the next, as the caller holds it.
+    pub fn lda(&self) -> u32 {
+        self.lda
+    }
+
+    /// Elements from one row of B (as it lies in memory) to the next.
+    pub fn ldb(&self) -> u32 {
+        self.ldb
+    }
+
+    /// Elements from one row of D to the next.
+    pub fn ldd(&self) -> u32 {
+        self.ldd
+    }
+
+    /// Rows and columns of B as it lies in memory.
+    pub fn b_extent(&self) -> (u32, u32) {
+        match self.b_layout {
+            BLayout::Nk => (self.n, self.k),
+            BLayout::Kn => (self.k, self.n),
+        }
+    }
+
+    /// The elements a slice of A must hold for `rows` rows.
+    pub fn a_len(&self, rows: u32) -> u64 {
+        strided_len(rows, self.k, self.lda)
+    }
+
+    /// The elements a slice of B must hold.
+    pub fn b_len(&self) -> u64 {
+        let (rows, columns) = self.b_extent();
+        strided_len(rows, columns, self.ldb)
+    }
+
+    /// The elements a slice of D must hold.
+    pub fn d_len(&self) -> u64 {
+        strided_len(self.m(), self.n, self.ldd)
+    }
+
+    /// The bytes of `rows` packed rows of A: what a chunk of them costs the link.
+    pub fn row_bytes(&self, rows: &Range<u32>) -> u128 {
+        u128::from(rows.end.saturating_sub(rows.start))
+            * u128::from(self.k)
+            * u128::from(self.elements.a.size())
+    }
+
+    /// Multiplications and additions of the whole product.
+    pub fn flops(&self) -> u128 {
+        2 * u128::from(self.m()) * u128::from(self.n) * u128::from(self.k)
+    }
+
+    /// The same product with other rows a rank: M may vary from call to call.
+    pub fn with_shards(&self, rows: &[u32]) -> Result<Self> {
+        if rows.len() != self.ranks() as usize {
+            let remedy = "give the rows of every rank, in rank order";
+            return Err(Error::mismatch("the number of shards", rows.len(), self.ranks(), remedy));
+        }
+        Ok(Problem { shards: Shards::of_rows(rows)?, ..self.clone() })
+    }
+
+    /// The same gathered A times a B of `n` columns, packed: one gather may feed several products.
+    pub fn with_n(&self, n: u64) -> Result<Self> {
+        let n = dimension("n", n)?;
+        let ldb = if self.b_layout == BLayout::Kn { n } else { self.ldb };
+        Ok(Problem { n, ldb, ldd: n, ..self.clone() })
+    }
+
+    /// Whether TMA can address all three matrices: each row starts at a multiple of 16 bytes.
+    ///
+    /// Host threads need no such thing; GPU plans call this.
+    pub fn check_tma(&self) -> Result<()> {
+        let pitches = [
+            ("the pitch of A (lda)", self.lda, self.elements.a),
+            ("the pitch of the gathered A (k)", self.k, self.elements.a),
+            ("the pitch of B (ldb)", self.ldb, self.elements.b),
+            ("the pitch of D (ldd)", self.ldd, self.elements.d),
+        ];
+        for (what, elements, element) in pitches {
+            let bytes = u64::from(elements) * u64::from(element.size());
+            if !bytes.is_multiple_of(TMA_ALIGNMENT) {
+                return Err(Error::Misaligned {
+                    what,
+                    bytes,
+                    multiple_of: TMA_ALIGNMENT,
+                    remedy: "pad the rows of the matrix to a multiple of 16 bytes, or use the host",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The elements from the first of row 0 to the last of row `rows - 1`.
+fn strided_len(rows: u32, columns: u32, leading: u32) -> u64 {
+    match rows {
+        0 => 0,
+        rows => u64::from(rows - 1) * u64::from(leading) + u64::from(columns),
+    }
+}
+
+fn dimension(what: &'static str, value: u64) -> Result<u32> {
+    if (1..=u64::from(MAX_DIMENSION)).contains(&value) {
+        return Ok(value as u32);
+    }
+    let remedy = "give at least 1, and split larger products into several calls";
+    Err(Error::out_of_range(what, value, 1, MAX_DIMENSION.into(), remedy))
+}
+
+/// Collects a [`Problem`]; [`ProblemBuilder::build`] validates it.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ProblemBuilder {
+    m: u64,
+    n: u64,
+    k: u64,
+    rows: Rows,
+    elements: ElementTypes,
+    b_layout: BLayout,
+    lda: Option<u64>,
+    ldb: Option<u64>,
+    ldd: Option<u64>,
+    scaling: Scaling,
+}
+
+#[derive(Clone, Debug)]
+enum Rows {
+    Even(u64),
+    Each(Vec<u32>),
+}
+
+impl ProblemBuilder {
+    /// The element types (default: bf16 for all).
+    pub fn elements(mut self, a: ElementType, b: ElementType, d: ElementType) -> Self {
+        self.elements = ElementTypes { a, b, d };
+        self
+    }
+
+    /// How B lies in memory (default: N×K).
+    pub fn b_layout(mut self, layout: BLayout) -> Self {
+        self.b_layout = layout;
+        self
+    }
+
+    /// Splits the rows evenly over `ranks` ranks (default: one).
+    pub fn ranks(mut self, ranks: u64) -> Self {
+        self.rows = Rows::Even(ranks);
+        self
+    }
+
+    /// Gives each rank its number of rows; they must sum to M, and some may be zero.
+    pub fn shards(mut self, rows: &[u32]) -> Self {
+        self.rows = Rows::Each(rows.to_vec());
+        self
+    }
+
+    /// Elements from one row of the caller's A to the next (default: K).
+    pub fn lda(mut self, elements: u64) -> Self {
+        self.lda = Some(elements);
+        self
+    }
+
+    /// Elements from one row of B to the next (default: K for N×K, N for K×N).
+    pub fn ldb(mut self, elements: u64) -> Self {
+        self.ldb = Some(elements);
+        self
+    }
+
+    /// Elements from one row of D to the next (default: N).
+    pub fn ldd(mut self, elements: u64) -> Self {
+        self.ldd = Some(elements);
+        self
+    }
+
+    /// Which scales apply (default: none).
+    pub fn scaling(mut self, scaling: Scaling) -> Self {
+        self.scaling = scaling;
+        self
+    }
+
+    /// Validates.
+    pub fn build(self) -> Result<Problem> {
+        let m = dimension("m", self.m)?;
+        let n = dimension("n", self.n)?;
+        let k = dimension("k", self.k)?;
+        let shards = match &self.rows {
+            // Saturating: what does not fit 32 bits is refused there, with the same words.
+            Rows::Even(ranks) => Shards::even(m, u32::try_from(*ranks).unwrap_or(u32::MAX))?,
+            Rows::Each(rows) => Shards::of_rows(rows)?,
+        };
+        if shards.m() != m {
+            let remedy = "make the shards' rows sum to m";
+            return Err(Error::mismatch("the sum of all shards' rows", shards.m(), m, remedy));
+        }
+        self.elements.check()?;
+        if self.scaling != Scaling::None && !self.elements.a.is_fp8() {
+            return Err(Error::Unsupported {
+                what: format!("scaling of {} inputs", self.elements.a),
+                why: "only the fp8 types carry scales".into(),
+                remedy: "use Scaling::None, or fp8 inputs",
+            });
+        }
+        let b_columns = if self.b_layout == BLayout::Nk { k } else { n };
+        let lda = leading_dimension("lda", self.lda, k)?;
+        let ldb = leading_dimension("ldb", self.ldb, b_columns)?;
+        let ldd = leading_dimension("ldd", self.ldd, n)?;
+        Ok(Problem {
+            n,
+            k,
+            shards,
+            elements: self.elements,
+            b_layout: self.b_layout,
+            lda,
+            ldb,
+            ldd,
+            scaling: self.scaling,
+        })
+    }
+}
+
+fn leading_dimension(what: &'static str, value: Option<u64>, columns: u32) -> Result<u32> {
+    let value = value.unwrap_or(columns.into());
+    if (u64::from(columns)..=u64::from(MAX_DIMENSION)).contains(&value) {
+        return Ok(value as u32);
+    }
+    let remedy = "a leading dimension counts elements and covers at least one row";
+    Err(Error::out_of_range(what, value, columns.into(), MAX_DIMENSION.into(), remedy))
+}

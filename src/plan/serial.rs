@@ -1,0 +1,160 @@
+//! Plans as serde values (feature `serde`).
+//!
+//! Invariant: reading validates. A [`Problem`] or a [`Plan`] that was read went through the same
+//! checks as one that was built; what is derived (chunk rows, tile order, transfers) is written
+//! for other tools and recomputed when read.
+
+use serde::de::Error as _;
+use serde::ser::{SerializeSeq, SerializeStruct};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::chunks::Chunks;
+use super::problem::{BLayout, ElementTypes, Problem, Scaling};
+use super::tiles::{TileOrder, Tiling};
+use super::transfers::Transfers;
+use super::whole::{Plan, PlanOptions};
+
+/// A problem's decisions, as they are written.
+#[derive(Serialize, Deserialize)]
+struct ProblemFields {
+    m: u64,
+    n: u64,
+    k: u64,
+    elements: ElementTypes,
+    b_layout: BLayout,
+    lda: u64,
+    ldb: u64,
+    ldd: u64,
+    scaling: Scaling,
+    shard_rows: Vec<u32>,
+}
+
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let fields = ProblemFields {
+            m: self.m().into(),
+            n: self.n().into(),
+            k: self.k().into(),
+            elements: self.elements(),
+            b_layout: self.b_layout(),
+            lda: self.lda().into(),
+            ldb: self.ldb().into(),
+            ldd: self.ldd().into(),
+            scaling: self.scaling(),
+            shard_rows: self.shards().to_rows(),
+        };
+        fields.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Problem {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let fields = ProblemFields::deserialize(deserializer)?;
+        Problem::builder(fields.m, fields.n, fields.k)
+            .elements(fields.elements.a, fields.elements.b, fields.elements.d)
+            .b_layout(fields.b_layout)
+            .lda(fields.lda)
+            .ldb(fields.ldb)
+            .ldd(fields.ldd)
+            .scaling(fields.scaling)
+            .shards(&fields.shard_rows)
+            .build()
+            .map_err(D::Error::custom)
+    }
+}
+
+/// One chunk, as it is written.
+#[derive(Serialize)]
+struct ChunkFields {
+    chunk: u32,
+    rank: u32,
+    rows: std::ops::Range<u32>,
+}
+
+impl Serialize for Chunks {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let fields =
+            |chunk| ChunkFields { chunk, rank: self.rank_of(chunk), rows: self.rows(chunk) };
+        serializer.collect_seq((0..self.len()).map(fields))
+    }
+}
+
+impl Serialize for TileOrder {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("TileOrder", 4)?;
+        fields.serialize_field("rank", &self.pivot_rank())?;
+        fields.serialize_field("grid", &self.grid())?;
+        fields.serialize_field("tiling", &self.tiling())?;
+        fields.serialize_field("visits", &Visits(self))?;
+        fields.end()
+    }
+}
+
+/// The tiles in visiting order, as pairs, written one by one.
+struct Visits<'a>(&'a TileOrder);
+
+impl Serialize for Visits<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.tiles().map(|tile| (tile.m, tile.n)))
+    }
+}
+
+impl Serialize for Transfers {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut ranks = serializer.serialize_seq(Some(self.ranks() as usize))?;
+        for rank in 0..self.ranks() {
+            ranks.serialize_element(&RankTransfers { transfers: self, rank })?;
+        }
+        ranks.end()
+    }
+}
+
+/// One rank's two lists of steps, written one by one.
+struct RankTransfers<'a> {
+    transfers: &'a Transfers,
+    rank: u32,
+}
+
+impl Serialize for RankTransfers<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("RankTransfers", 3)?;
+        fields.serialize_field("rank", &self.rank)?;
+        let sender: Vec<_> = self.transfers.sender(self.rank).collect();
+        fields.serialize_field("sender", &sender)?;
+        let consumer: Vec<_> = self.transfers.consumer(self.rank).collect();
+        fields.serialize_field("consumer", &consumer)?;
+        fields.end()
+    }
+}
+
+/// What a plan is read back from.
+#[derive(Deserialize)]
+struct PlanFields {
+    problem: Problem,
+    chunks_per_shard: Option<u32>,
+    tiling: Tiling,
+}
+
+impl Serialize for Plan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let orders: Result<Vec<_>, _> =
+            (0..self.problem().ranks()).map(|rank| self.tile_order(rank)).collect();
+        let mut fields = serializer.serialize_struct("Plan", 6)?;
+        fields.serialize_field("problem", self.problem())?;
+        fields.serialize_field("chunks_per_shard", &self.options().chunks_per_shard)?;
+        fields.serialize_field("tiling", &self.options().tiling)?;
+        fields.serialize_field("chunks", self.chunks())?;
+        fields.serialize_field("transfers", self.transfers())?;
+        fields.serialize_field("tile_orders", &orders.map_err(serde::ser::Error::custom)?)?;
+        fields.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Plan {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let PlanFields { problem, chunks_per_shard, tiling } =
+            PlanFields::deserialize(deserializer)?;
+        let options = PlanOptions { chunks_per_shard, tiling };
+        Plan::new(&problem, options).map_err(D::Error::custom)
+    }
+}

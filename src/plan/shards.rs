@@ -1,0 +1,112 @@
+//! Which rank holds which rows of the gathered A.
+//!
+//! Invariant: the shards tile `0..m` in rank order. A shard may be empty.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::partition::Partition;
+use super::problem::MAX_DIMENSION;
+use crate::error::{Error, Result};
+
+/// The most ranks a plan can have.
+///
+/// One NVLink domain has 8 to 72 today; the limit only keeps tables of W+1 numbers small.
+pub const MAX_RANKS: u32 = 1024;
+
+/// The rows of each rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shards {
+    /// `starts[r]..starts[r + 1]` are the rows of rank r.
+    starts: Arc<[u32]>,
+}
+
+impl Shards {
+    /// `m` rows over `ranks` ranks, as evenly as whole rows allow.
+    pub fn even(m: u32, ranks: u32) -> Result<Self> {
+        check_ranks(u64::from(ranks))?;
+        check_rows(u64::from(m))?;
+        let rows = Partition::new(m, ranks);
+        Ok(Shards { starts: (0..=ranks).map(|rank| rows.start(rank)).collect() })
+    }
+
+    /// `rows[r]` rows for rank r.
+    pub fn of_rows(rows: &[u32]) -> Result<Self> {
+        check_ranks(rows.len() as u64)?;
+        let total = rows.iter().map(|&rows| u64::from(rows)).sum();
+        check_rows(total)?;
+        let ends = rows.iter().scan(0u32, |end, rows| {
+            *end += rows; // the total fits: checked above
+            Some(*end)
+        });
+        Ok(Shards { starts: std::iter::once(0).chain(ends).collect() })
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> u32 {
+        self.starts.len() as u32 - 1
+    }
+
+    /// How many rows there are in all.
+    pub fn m(&self) -> u32 {
+        self.starts[self.starts.len() - 1]
+    }
+
+    /// The rows of `rank`; none for a rank that does not exist.
+    pub fn rows(&self, rank: u32) -> Range<u32> {
+        let end = |rank: u32| self.starts.get(rank as usize).copied().unwrap_or(self.m());
+        end(rank)..end(rank.saturating_add(1))
+    }
+
+    /// The rank that holds `row`; the number of ranks where none does.
+    pub fn rank_of(&self, row: u32) -> u32 {
+        // The last rank that starts at or before the row: empty shards before it start there too.
+        self.starts.partition_point(|&start| start <= row) as u32 - 1
+    }
+
+    /// The number of rows of each rank.
+    pub fn to_rows(&self) -> Vec<u32> {
+        self.starts.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    }
+
+    /// The largest number of rows that one rank holds.
+    pub fn most_rows(&self) -> u32 {
+        self.starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0)
+    }
+
+    /// An error unless `rank` is one of the ranks.
+    pub fn check_rank(&self, rank: u32) -> Result<()> {
+        if rank < self.ranks() {
+            return Ok(());
+        }
+        Err(Error::out_of_range(
+            "rank",
+            rank.into(),
+            0,
+            u64::from(self.ranks()) - 1,
+            "ranks count from 0 to the world size less one",
+        ))
+    }
+}
+
+fn check_ranks(ranks: u64) -> Result<()> {
+    if (1..=u64::from(MAX_RANKS)).contains(&ranks) {
+        return Ok(());
+    }
+    let remedy = "give at least one rank, and split larger worlds into groups";
+    Err(Error::out_of_range("the number of ranks", ranks, 1, MAX_RANKS.into(), remedy))
+}
+
+fn check_rows(rows: u64) -> Result<()> {
+    if (1..=u64::from(MAX_DIMENSION)).contains(&rows) {
+        return Ok(());
+    }
+    let remedy = "give at least one row in all, and multiply larger inputs in several calls";
+    Err(Error::out_of_range(
+        "m, the sum of all shards' rows",
+        rows,
+        1,
+        MAX_DIMENSION.into(),
+        remedy,
+    ))
+}

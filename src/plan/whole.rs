@@ -1,0 +1,93 @@
+//! A problem with everything decided: the value that executors carry out.
+//!
+//! Invariant: a `Plan` is immutable and complete. Two ranks that hold equal plans agree on every
+//! chunk, every transfer and every wait.
+
+use super::chunks::Chunks;
+use super::problem::Problem;
+use super::tiles::{ClusterShape, TileOrder, TileShape, Tiling};
+use super::transfers::Transfers;
+use crate::error::Result;
+
+/// What may be chosen when a plan is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanOptions {
+    /// Chunks a shard. `None`: up to four, and none below 64 rows.
+    pub chunks_per_shard: Option<u32>,
+    /// How the output is cut and swept.
+    pub tiling: Tiling,
+}
+
+impl Default for PlanOptions {
+    /// 256×128 tiles, four unit rows swept together: good on host threads, sane anywhere.
+    fn default() -> Self {
+        let tiling = Tiling {
+            tile: TileShape { m: 256, n: 128 },
+            cluster: ClusterShape { m: 1, n: 1 },
+            swizzle: 4,
+        };
+        PlanOptions { chunks_per_shard: None, tiling }
+    }
+}
+
+/// A problem, its chunks, its transfers and each rank's tile order.
+///
+/// ```
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
+///
+/// let problem = Problem::builder(1024, 512, 256).ranks(4).build()?;
+/// let plan = Plan::new(&problem, PlanOptions::default())?;
+/// assert_eq!(plan.chunks().len(), 16);
+/// println!("{plan}");
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    problem: Problem,
+    options: PlanOptions,
+    transfers: Transfers,
+}
+
+impl Plan {
+    /// Decides.
+    pub fn new(problem: &Problem, options: PlanOptions) -> Result<Self> {
+        options.tiling.check()?;
+        let chunks = match options.chunks_per_shard {
+            Some(count) => Chunks::even(problem.shards(), count)?,
+            None => Chunks::even(problem.shards(), default_chunks(problem.shards().most_rows()))?,
+        };
+        let transfers = Transfers::new(&chunks);
+        Ok(Plan { problem: problem.clone(), options, transfers })
+    }
+
+    /// What is computed.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// What was chosen.
+    pub fn options(&self) -> PlanOptions {
+        self.options
+    }
+
+    /// The pieces that travel.
+    pub fn chunks(&self) -> &Chunks {
+        self.transfers.chunks()
+    }
+
+    /// Who sends what to whom, in which order.
+    pub fn transfers(&self) -> &Transfers {
+        &self.transfers
+    }
+
+    /// The order in which `rank` computes an output of the problem's N columns.
+    pub fn tile_order(&self, rank: u32) -> Result<TileOrder> {
+        TileOrder::new(self.chunks(), self.problem.n(), self.options.tiling, rank)
+    }
+}
+
+/// Enough pieces that the first tiles need not wait for a whole shard, none smaller than 64 rows:
+/// each piece costs a signal and a transfer.
+fn default_chunks(most_rows: u32) -> u32 {
+    (most_rows / 64).clamp(1, 4)
+}

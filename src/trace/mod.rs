@@ -1,0 +1,83 @@
+//! What happened when: the record of one or more steps, as executors write it.
+//!
+//! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer,
+//! all on one clock. Invariant: times are durations since the group's common origin, so that the
+//! records of several ranks can be laid side by side. Rendering lives beside this file.
+
+use std::time::Duration;
+
+use crate::plan::Tile;
+
+/// The life of one tile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct TileEvent {
+    /// The rank that computed it.
+    pub rank: u32,
+    /// Which of the rank's workers (a thread, an SM).
+    pub worker: u32,
+    /// The epoch of the step.
+    pub epoch: u32,
+    /// Which of the products that share the gather.
+    pub product: u32,
+    /// Which tile.
+    pub tile: Tile,
+    /// The chunk it needed last.
+    pub chunk: u32,
+    /// When the worker began to wait for its chunks.
+    pub wait_begin: Duration,
+    /// When all of them were there.
+    pub ready: Duration,
+    /// When the tile was written.
+    pub done: Duration,
+}
+
+/// One chunk on its way to one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct TransferEvent {
+    /// The rank that sent it.
+    pub from: u32,
+    /// The rank that received it; equal to `from` for the copy into the own slot.
+    pub to: u32,
+    /// The epoch of the step.
+    pub epoch: u32,
+    /// Which chunk.
+    pub chunk: u32,
+    /// When the copy began.
+    pub begin: Duration,
+    /// When its signal was posted.
+    pub signalled: Duration,
+}
+
+/// The record of one or more ranks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Timeline {
+    /// Tiles, in the order in which each worker finished them.
+    pub tiles: Vec<TileEvent>,
+    /// Transfers, in the order in which each sender sent them.
+    pub transfers: Vec<TransferEvent>,
+}
+
+impl Timeline {
+    /// Lays another record beside this one.
+    pub fn merge(&mut self, other: Timeline) {
+        self.tiles.extend(other.tiles);
+        self.transfers.extend(other.transfers);
+    }
+
+    /// From the first event to the last.
+    pub fn span(&self) -> Duration {
+        let begins = self.tiles.iter().map(|tile| tile.wait_begin);
+        let begin = begins.chain(self.transfers.iter().map(|transfer| transfer.begin)).min();
+        let ends = self.tiles.iter().map(|tile| tile.done);
+        let end = ends.chain(self.transfers.iter().map(|transfer| transfer.signalled)).max();
+        end.unwrap_or_default().saturating_sub(begin.unwrap_or_default())
+    }
+
+    /// The time that all workers together spent waiting for chunks.
+    pub fn waited(&self) -> Duration {
+        self.tiles.iter().map(|tile| tile.ready.saturating_sub(tile.wait_begin)).sum()
+    }
+}

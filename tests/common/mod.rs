@@ -1,0 +1,39 @@
+//! Strategies that several test files draw plans from.
+
+#![allow(dead_code)] // each test file uses its share
+
+use overlap_gemm::plan::{Chunks, ClusterShape, Shards, TileShape, Tiling};
+use proptest::prelude::*;
+
+/// Shards of 1 to 9 ranks, unequal, some empty, at least one row in all.
+pub fn shards() -> impl Strategy<Value = Shards> {
+    let rows = prop_oneof![1 => Just(0u32), 3 => 1u32..5, 4 => 1u32..90];
+    prop::collection::vec(rows, 1..=9)
+        .prop_filter("at least one row", |rows| rows.iter().sum::<u32>() > 0)
+        .prop_map(|rows| Shards::of_rows(&rows).unwrap())
+}
+
+/// Chunks of such shards, each shard cut into its own number of pieces.
+pub fn chunks() -> impl Strategy<Value = Chunks> {
+    shards().prop_flat_map(|shards| {
+        let counts: Vec<_> =
+            shards.to_rows().into_iter().map(|rows| rows.min(1)..=rows.min(7)).collect();
+        counts.prop_map(move |counts| Chunks::with_counts(&shards, &counts).unwrap())
+    })
+}
+
+/// Chunks of worlds small enough to try every order of.
+pub fn small_chunks() -> impl Strategy<Value = Chunks> {
+    prop::collection::vec(0u32..4, 1..=3)
+        .prop_filter("at least one row", |rows| rows.iter().sum::<u32>() > 0)
+        .prop_map(|rows| Chunks::even(&Shards::of_rows(&rows).unwrap(), 1).unwrap())
+}
+
+/// Tilings from one row to more than the matrix, with clusters and swizzles.
+pub fn tiling() -> impl Strategy<Value = Tiling> {
+    (1u32..40, 1u32..40, 1u32..4, 1u32..4, 1u32..9).prop_map(|(m, n, cm, cn, swizzle)| Tiling {
+        tile: TileShape { m, n },
+        cluster: ClusterShape { m: cm, n: cn },
+        swizzle,
+    })
+}

@@ -1,0 +1,378 @@
+//! What must hold for every plan, on random ones. `PROPTEST_CASES=10000` is the long mode.
+
+mod common;
+
+use common::{chunks, shards, small_chunks, tiling};
+use overlap_gemm::plan::model::{Schedule, explore, run};
+use overlap_gemm::plan::{
+    Chunks, Partition, Plan, PlanOptions, Problem, Scaling, SenderStep, Shards, Tile, TileOrder,
+    Tiling, Transfers,
+};
+use proptest::prelude::*;
+
+/// The visiting order written down naively: sort unit rows by the chunk needed last, ring order
+/// within, then sweep. No arithmetic shared with `TileOrder`.
+fn naive_order(chunks: &Chunks, n: u32, tiling: Tiling, rank: u32) -> Vec<Tile> {
+    let m = chunks.shards().m();
+    let unit_rows = tiling.tile.m * tiling.cluster.m;
+    let need: Vec<u32> = chunks.need_order(rank).collect();
+    let needed_last = |unit: u32| {
+        let rows = unit * unit_rows..((unit + 1) * unit_rows).min(m);
+        chunks.touching(rows).map(|c| need.iter().position(|&x| x == c).unwrap()).max().unwrap()
+    };
+    let pivot = chunks.shards().rows(rank).start % m;
+    let units = m.div_ceil(unit_rows);
+    let mut ring: Vec<u32> = (0..units).collect();
+    ring.rotate_left((pivot.div_ceil(unit_rows) % units) as usize);
+    ring.sort_by_key(|&unit| needed_last(unit));
+
+    let (tile_rows, tile_columns) = (m.div_ceil(tiling.tile.m), n.div_ceil(tiling.tile.n));
+    let mut order = Vec::new();
+    for band in ring.chunk_by(|&a, &b| needed_last(a) == needed_last(b)) {
+        for sweep in band.chunks(tiling.swizzle as usize) {
+            for unit_n in 0..n.div_ceil(tiling.tile.n * tiling.cluster.n) {
+                for &unit_m in sweep {
+                    for cn in 0..tiling.cluster.n {
+                        for cm in 0..tiling.cluster.m {
+                            let m = unit_m * tiling.cluster.m + cm;
+                            let n = unit_n * tiling.cluster.n + cn;
+                            if m < tile_rows && n < tile_columns {
+                                order.push(Tile { m, n });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    order
+}
+
+proptest! {
+    #[test]
+    fn shards_tile_the_rows(shards in shards()) {
+        let rows: Vec<u32> = (0..shards.ranks()).flat_map(|rank| shards.rows(rank)).collect();
+        prop_assert_eq!(&rows, &(0..shards.m()).collect::<Vec<_>>());
+        for row in rows {
+            prop_assert!(shards.rows(shards.rank_of(row)).contains(&row));
+        }
+    }
+
+    #[test]
+    fn chunks_tile_the_rows_within_their_shards(chunks in chunks()) {
+        let mut next = 0;
+        for chunk in 0..chunks.len() {
+            let rows = chunks.rows(chunk);
+            prop_assert!(!rows.is_empty());
+            prop_assert_eq!(rows.start, next);
+            next = rows.end;
+            let shard = chunks.shards().rows(chunks.rank_of(chunk));
+            prop_assert!(shard.start <= rows.start && rows.end <= shard.end);
+            prop_assert!(chunks.of_rank(chunks.rank_of(chunk)).contains(&chunk));
+            for row in rows {
+                prop_assert_eq!(chunks.of_row(row), chunk);
+            }
+        }
+        prop_assert_eq!(next, chunks.shards().m());
+    }
+
+    #[test]
+    fn a_row_range_touches_exactly_the_chunks_it_overlaps(
+        chunks in chunks(), a in 0u32..900, b in 0u32..900,
+    ) {
+        let rows = a.min(b)..a.max(b);
+        let overlapping: Vec<u32> = (0..chunks.len())
+            .filter(|&chunk| {
+                let own = chunks.rows(chunk);
+                own.start < rows.end && rows.start < own.end
+            })
+            .collect();
+        prop_assert_eq!(chunks.touching(rows).collect::<Vec<_>>(), overlapping);
+    }
+
+    #[test]
+    fn tile_order_equals_the_naive_one(
+        chunks in chunks(), n in 1u32..200, tiling in tiling(), rank in 0u32..9,
+    ) {
+        let rank = rank % chunks.shards().ranks();
+        let order = TileOrder::new(&chunks, n, tiling, rank).unwrap();
+        prop_assert_eq!(order.tiles().collect::<Vec<_>>(), naive_order(&chunks, n, tiling, rank));
+    }
+
+    #[test]
+    fn every_tile_is_visited_once_and_indices_invert(
+        chunks in chunks(), n in 1u32..200, tiling in tiling(), rank in 0u32..9,
+    ) {
+        let rank = rank % chunks.shards().ranks();
+        let order = TileOrder::new(&chunks, n, tiling, rank).unwrap();
+        let (rows, columns) = order.grid();
+        let mut visited = vec![false; (rows * columns) as usize];
+        for index in 0..order.index_count() {
+            if let Some(tile) = order.tile_at(index) {
+                prop_assert_eq!(order.index_of(tile), Some(index));
+                let seen = &mut visited[(tile.m * columns + tile.n) as usize];
+                prop_assert!(!std::mem::replace(seen, true));
+            }
+        }
+        prop_assert!(visited.into_iter().all(|seen| seen));
+        prop_assert_eq!(order.tile_at(order.index_count()), None);
+    }
+
+    #[test]
+    fn no_tile_names_a_chunk_that_does_not_exist(
+        chunks in chunks(), n in 1u32..200, tiling in tiling(), rank in 0u32..9,
+    ) {
+        let rank = rank % chunks.shards().ranks();
+        let order = TileOrder::new(&chunks, n, tiling, rank).unwrap();
+        let (rows, columns) = order.grid();
+        // A cluster's overhang: tiles that a kernel meets beside the matrix.
+        for m in 0..rows + 2 * tiling.cluster.m {
+            for n in [0, columns] {
+                let touched = order.chunks_of(Tile { m, n });
+                prop_assert!(touched.end <= chunks.len());
+                prop_assert_eq!(touched.is_empty(), m >= rows);
+                for row in order.rows(Tile { m, n }) {
+                    prop_assert!(touched.contains(&chunks.of_row(row)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_chunk_needed_last_never_moves_backwards(
+        chunks in chunks(), n in 1u32..200, tiling in tiling(), rank in 0u32..9,
+    ) {
+        let rank = rank % chunks.shards().ranks();
+        // Per tile only where a unit is one tile high; per unit otherwise.
+        let tiling = Tiling { cluster: overlap_gemm::plan::ClusterShape { m: 1, ..tiling.cluster }, ..tiling };
+        let order = TileOrder::new(&chunks, n, tiling, rank).unwrap();
+        prop_assert!(follows_arrival(&order, rank));
+    }
+
+    #[test]
+    fn huge_problems_neither_overflow_nor_lose_tiles(
+        rows in prop::collection::vec(0u32..=238_609_294, 1..=9),
+        per_shard in 1u32..2000, n in 1u32..=i32::MAX as u32, tiling in tiling(),
+        rank in 0u32..9, probes in prop::collection::vec(any::<u64>(), 20),
+    ) {
+        prop_assume!(rows.iter().any(|&rows| rows > per_shard));
+        let chunks = Chunks::even(&Shards::of_rows(&rows).unwrap(), per_shard).unwrap();
+        let rank = rank % chunks.shards().ranks();
+        let order = TileOrder::new(&chunks, n, tiling, rank).unwrap();
+        for probe in probes {
+            if let Some(tile) = order.tile_at(probe % order.index_count()) {
+                prop_assert_eq!(order.index_of(tile), Some(probe % order.index_count()));
+                prop_assert!(order.chunks_of(tile).end <= chunks.len());
+            }
+        }
+    }
+
+    #[test]
+    fn every_chunk_arrives_once_in_need_order_one_to_one(chunks in chunks()) {
+        let transfers = Transfers::new(&chunks);
+        prop_assert_eq!(Schedule::new(&transfers).check_order(), Ok(()));
+    }
+
+    #[test]
+    fn a_signal_follows_its_data(chunks in chunks()) {
+        let transfers = Transfers::new(&chunks);
+        for rank in 0..transfers.ranks() {
+            let steps: Vec<_> = transfers.sender(rank).collect();
+            for pair in steps.windows(2) {
+                if let SenderStep::Signal { round, chunk, to } = pair[1] {
+                    prop_assert_eq!(pair[0], SenderStep::Send { round, chunk, to });
+                }
+                let sends = matches!(pair[0], SenderStep::Send { .. });
+                prop_assert_eq!(sends, matches!(pair[1], SenderStep::Signal { .. }));
+            }
+        }
+    }
+
+    #[test]
+    fn any_order_of_enabled_steps_completes(chunks in chunks(), picks in prop::collection::vec(any::<usize>(), 64)) {
+        let mut next = picks.iter().cycle();
+        let schedule = Schedule::new(&Transfers::new(&chunks));
+        prop_assert_eq!(run(&schedule, 4, |_| *next.next().unwrap()), Ok(()));
+    }
+
+    #[test]
+    fn partitions_differ_by_at_most_one_row(len in 0u32..=i32::MAX as u32, parts in 0u32..70_000, part in 0u32..70_000) {
+        let rows = Partition::new(len, parts).range(part);
+        prop_assert!(rows.end <= len);
+        if part < parts {
+            prop_assert!((len / parts..=len / parts + 1).contains(&(rows.len() as u32)));
+        }
+    }
+
+    #[test]
+    fn problems_and_plans_round_trip_through_json(
+        shards in shards(), n in 1u64..5000, k in 1u64..5000, pad in 0u64..9, tiling in tiling(),
+    ) {
+        let problem = Problem::builder(shards.m().into(), n, k)
+            .shards(&shards.to_rows())
+            .lda(k + pad)
+            .scaling(Scaling::None)
+            .build()
+            .unwrap();
+        let plan = Plan::new(&problem, PlanOptions { chunks_per_shard: None, tiling }).unwrap();
+        let json = serde_json::to_string(&plan).unwrap();
+        prop_assert_eq!(&serde_json::from_str::<Plan>(&json).unwrap(), &plan);
+        prop_assert!(plan.to_string().contains("visiting order"));
+    }
+}
+
+/// Whether the last-needed chunk of the tiles never moves backwards in `rank`'s need order.
+fn follows_arrival(order: &TileOrder, rank: u32) -> bool {
+    let chunks = order.chunks();
+    let own_first = chunks.of_rank(rank).start;
+    let position = |chunk: u32| (chunk + chunks.len() - own_first) % chunks.len();
+    order.tiles().map(|tile| order.chunks_of(tile).map(position).max()).is_sorted()
+}
+
+/// Small worlds are checked in every order there is, not only in random ones.
+#[test]
+fn small_worlds_have_no_bad_order() {
+    for (rows, per_shard, epochs) in [
+        (&[1][..], 1, 6),
+        (&[2, 2], 2, 5),
+        (&[1, 1], 1, 7),
+        (&[3, 1], 3, 4),
+        (&[0, 2], 2, 5),
+        (&[1, 0, 1], 1, 4),
+        (&[1, 1, 1], 1, 3),
+    ] {
+        let chunks = Chunks::even(&Shards::of_rows(rows).unwrap(), per_shard).unwrap();
+        let states = explore(&Schedule::new(&Transfers::new(&chunks)), epochs).unwrap();
+        println!("shards {rows:?}, {per_shard} chunks, {epochs} epochs: {states} states");
+    }
+}
+
+fn four_ranks() -> Schedule {
+    Schedule::new(&Transfers::new(&Chunks::even(&Shards::even(16, 4).unwrap(), 2).unwrap()))
+}
+
+/// Runs in many pseudo-random orders; a correct schedule survives all of them.
+fn run_many(schedule: &Schedule) -> Result<(), overlap_gemm::plan::model::Violation> {
+    (0..200u64).try_for_each(|seed| {
+        let mut state = seed;
+        run(schedule, 5, |_| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize
+        })
+    })
+}
+
+mod mutants {
+    use super::*;
+    use overlap_gemm::plan::ConsumerStep;
+    use overlap_gemm::plan::model::Violation;
+
+    #[test]
+    fn the_unbroken_schedule_passes() {
+        assert_eq!(four_ranks().check_order(), Ok(()));
+        assert_eq!(run_many(&four_ranks()), Ok(()));
+    }
+
+    #[test]
+    fn signal_before_data_is_caught() {
+        let mut broken = four_ranks();
+        let steps = &mut broken.senders[2];
+        let send =
+            steps.iter().position(|s| matches!(s, SenderStep::Send { round: 1, .. })).unwrap();
+        steps.swap(send, send + 1);
+        let caught = run_many(&broken);
+        assert!(matches!(caught, Err(Violation::ReadTooEarly { consumer: 1, .. })), "{caught:?}");
+    }
+
+    #[test]
+    fn wrong_need_order_is_caught() {
+        // Pushing to (i + d) instead of (i − d): complete and safe, but against the need.
+        let mut broken = four_ranks();
+        for steps in &mut broken.senders {
+            for step in steps {
+                if let SenderStep::AwaitConsumed { round, .. }
+                | SenderStep::Send { round, .. }
+                | SenderStep::Signal { round, .. } = step
+                {
+                    *round = (4 - *round) % 4;
+                }
+            }
+        }
+        assert_eq!(run_many(&broken), Ok(()));
+        assert!(matches!(broken.check_order(), Err(Violation::OutOfNeedOrder { .. })));
+    }
+
+    #[test]
+    fn chunks_of_a_shard_in_the_wrong_order_are_caught() {
+        let mut broken = four_ranks();
+        let steps = &mut broken.senders[0];
+        let first =
+            steps.iter().position(|s| matches!(s, SenderStep::Send { round: 3, .. })).unwrap();
+        steps.swap(first, first + 2);
+        assert!(matches!(broken.check_order(), Err(Violation::OutOfNeedOrder { consumer: 1, .. })));
+    }
+
+    #[test]
+    fn missing_ack_is_caught() {
+        let mut broken = four_ranks();
+        broken.consumers[3].retain(|step| *step != ConsumerStep::PostConsumed { to: 0 });
+        assert!(matches!(run_many(&broken), Err(Violation::Deadlock { .. })));
+    }
+
+    #[test]
+    fn missing_wait_for_the_ack_is_caught() {
+        let mut broken = four_ranks();
+        broken.senders[1].retain(|s| !matches!(s, SenderStep::AwaitConsumed { peer: 0, .. }));
+        let caught = run_many(&broken);
+        assert!(matches!(caught, Err(Violation::Overwritten { consumer: 0, .. })), "{caught:?}");
+    }
+
+    #[test]
+    fn ack_before_the_last_read_is_caught() {
+        let mut broken = four_ranks();
+        let steps = &mut broken.consumers[0];
+        let ack =
+            steps.iter().position(|s| matches!(s, ConsumerStep::PostConsumed { .. })).unwrap();
+        let early = steps.remove(ack + 1);
+        steps.insert(2, early);
+        assert!(matches!(run_many(&broken), Err(Violation::Overwritten { consumer: 0, .. })));
+    }
+
+    #[test]
+    fn a_lost_and_a_doubled_chunk_are_caught() {
+        let mut lost = four_ranks();
+        lost.senders[1].retain(|s| !matches!(s, SenderStep::Send { round: 2, chunk: 2, .. }));
+        assert!(matches!(lost.check_order(), Err(Violation::NotOnce { times: 0, .. })));
+        let mut doubled = four_ranks();
+        doubled.senders[1].push(SenderStep::Send { round: 3, chunk: 2, to: 2 });
+        assert!(matches!(doubled.check_order(), Err(Violation::NotOnce { times: 2, .. })));
+    }
+
+    #[test]
+    fn two_senders_to_one_peer_in_a_round_are_caught() {
+        let mut broken = four_ranks();
+        for step in &mut broken.senders[1] {
+            if let SenderStep::Send { round, .. } = step {
+                *round = (*round).max(1) % 3 + 1;
+            }
+        }
+        assert!(matches!(broken.check_order(), Err(Violation::CrowdedRound { .. })));
+    }
+
+    #[test]
+    fn off_by_one_pivot_is_caught() {
+        let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
+        let order = |pivot| TileOrder::new(&chunks, 32, Tiling::of_tile(8, 8), pivot).unwrap();
+        assert!(follows_arrival(&order(2), 2));
+        assert!(!follows_arrival(&order(3), 2), "a pivot one rank too far");
+        assert!(!follows_arrival(&order(1), 2), "a pivot one rank too early");
+    }
+}
+
+proptest! {
+    #[test]
+    fn small_random_worlds_have_no_bad_order(chunks in small_chunks(), epochs in 1u32..3) {
+        let schedule = Schedule::new(&Transfers::new(&chunks));
+        prop_assert!(explore(&schedule, epochs).is_ok());
+    }
+}
