@@ -9,6 +9,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use float8::{F8E4M3, F8E5M2};
+use half::slice::HalfFloatSliceExt as _;
 pub use half::{bf16, f16};
 
 use crate::error::{Error, Result};
@@ -78,6 +79,17 @@ impl ElementType {
         2f64.powi(exponent)
     }
 
+    /// The largest finite number of the type, as `f64`.
+    pub const fn max_finite(self) -> f64 {
+        match self {
+            ElementType::Bf16 => 3.3895313892515355e38,
+            ElementType::F16 => 65504.0,
+            ElementType::F32 => f32::MAX as f64,
+            ElementType::E4m3 => 448.0,
+            ElementType::E5m2 => 57344.0,
+        }
+    }
+
     /// The name used on the command line and in serialized plans.
     pub const fn name(self) -> &'static str {
         match self {
@@ -124,10 +136,50 @@ pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + fmt::Debug + 
 
     /// The nearest representable value, ties to even; the fp8 types saturate.
     fn narrow(value: f32) -> Self;
+
+    /// Widens a row: as many elements as the shorter of the two has.
+    ///
+    /// The same values as [`Element::widen`], faster: a shift that vectorises for bf16, the
+    /// processor's own conversion for f16, a table of all 256 values for fp8.
+    fn widen_row(from: &[Self], to: &mut [f32]);
+}
+
+/// The values of all bit patterns of an 8-bit type.
+type Table = std::sync::LazyLock<[f32; 256]>;
+
+static E4M3_VALUES: Table =
+    Table::new(|| std::array::from_fn(|bits| F8E4M3::from_bits(bits as u8).to_f32()));
+static E5M2_VALUES: Table =
+    Table::new(|| std::array::from_fn(|bits| F8E5M2::from_bits(bits as u8).to_f32()));
+
+fn widen_bf16_row(from: &[bf16], to: &mut [f32]) {
+    for (from, to) in from.iter().zip(to) {
+        *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+    }
+}
+
+fn widen_f16_row(from: &[f16], to: &mut [f32]) {
+    let len = from.len().min(to.len());
+    from[..len].convert_to_f32_slice(&mut to[..len]);
+}
+
+fn widen_e4m3_row(from: &[F8E4M3], to: &mut [f32]) {
+    let values: &[f32; 256] = &E4M3_VALUES;
+    from.iter().zip(to).for_each(|(from, to)| *to = values[usize::from(from.to_bits())]);
+}
+
+fn widen_e5m2_row(from: &[F8E5M2], to: &mut [f32]) {
+    let values: &[f32; 256] = &E5M2_VALUES;
+    from.iter().zip(to).for_each(|(from, to)| *to = values[usize::from(from.to_bits())]);
+}
+
+fn widen_f32_row(from: &[f32], to: &mut [f32]) {
+    let len = from.len().min(to.len());
+    to[..len].copy_from_slice(&from[..len]);
 }
 
 macro_rules! element {
-    ($type:ty, $name:ident, $poison:expr, $widen:expr, $narrow:expr) => {
+    ($type:ty, $name:ident, $poison:expr, $widen:expr, $narrow:expr, $widen_row:expr) => {
         impl sealed::Sealed for $type {}
         impl Element for $type {
             const TYPE: ElementType = ElementType::$name;
@@ -142,15 +194,33 @@ macro_rules! element {
             fn narrow(value: f32) -> Self {
                 $narrow(value)
             }
+
+            fn widen_row(from: &[Self], to: &mut [f32]) {
+                $widen_row(from, to)
+            }
         }
     };
 }
 
-element!(bf16, Bf16, bf16::NAN, bf16::to_f32, bf16::from_f32);
-element!(f16, F16, f16::NAN, f16::to_f32, f16::from_f32);
-element!(f32, F32, f32::NAN, std::convert::identity, std::convert::identity);
-element!(F8E4M3, E4m3, F8E4M3::from_bits(0x7f), |x: F8E4M3| x.to_f32(), F8E4M3::from_f32);
-element!(F8E5M2, E5m2, F8E5M2::from_bits(0x7f), |x: F8E5M2| x.to_f32(), F8E5M2::from_f32);
+element!(bf16, Bf16, bf16::NAN, bf16::to_f32, bf16::from_f32, widen_bf16_row);
+element!(f16, F16, f16::NAN, f16::to_f32, f16::from_f32, widen_f16_row);
+element!(f32, F32, f32::NAN, std::convert::identity, std::convert::identity, widen_f32_row);
+element!(
+    F8E4M3,
+    E4m3,
+    F8E4M3::from_bits(0x7f),
+    |x: F8E4M3| x.to_f32(),
+    F8E4M3::from_f32,
+    widen_e4m3_row
+);
+element!(
+    F8E5M2,
+    E5m2,
+    F8E5M2::from_bits(0x7f),
+    |x: F8E5M2| x.to_f32(),
+    F8E5M2::from_f32,
+    widen_e5m2_row
+);
 
 #[cfg(test)]
 mod tests {
@@ -181,6 +251,8 @@ mod tests {
             }
             let least = T::narrow(T::TYPE.min_positive() as f32).widen();
             assert_eq!(f64::from(least), T::TYPE.min_positive(), "{}", T::TYPE);
+            let most = T::narrow(T::TYPE.max_finite() as f32).widen();
+            assert_eq!(f64::from(most), T::TYPE.max_finite(), "{}", T::TYPE);
         }
         check::<bf16>();
         check::<f16>();
@@ -201,6 +273,22 @@ mod tests {
                 assert_eq!(F8E5M2::narrow(x.widen()).to_bits(), bits);
             }
         }
+    }
+
+    #[test]
+    fn rows_widen_like_their_elements() {
+        fn check<T: Element>() {
+            let row: Vec<T> = (0..1000).map(|i| T::narrow((i as f32 - 500.0) * 0.37)).collect();
+            let mut wide = vec![0.0; 999]; // one short: only what fits is written
+            T::widen_row(&row, &mut wide);
+            let single: Vec<f32> = row[..999].iter().map(|x| x.widen()).collect();
+            assert_eq!(wide, single, "{}", T::TYPE);
+        }
+        check::<bf16>();
+        check::<f16>();
+        check::<f32>();
+        check::<F8E4M3>();
+        check::<F8E5M2>();
     }
 
     #[test]

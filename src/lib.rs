@@ -2,7 +2,11 @@
 
 pub mod element;
 pub mod error;
+mod fit;
+pub mod host;
+pub mod ops;
 pub mod plan;
+pub mod reference;
 pub mod trace;
 
 pub use element::{Element, ElementType};

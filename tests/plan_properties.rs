@@ -290,12 +290,10 @@ mod mutants {
         let mut broken = four_ranks();
         for steps in &mut broken.senders {
             for step in steps {
-                if let SenderStep::AwaitConsumed { round, .. }
+                let (SenderStep::AwaitConsumed { round, .. }
                 | SenderStep::Send { round, .. }
-                | SenderStep::Signal { round, .. } = step
-                {
-                    *round = (4 - *round) % 4;
-                }
+                | SenderStep::Signal { round, .. }) = step;
+                *round = (4 - *round) % 4;
             }
         }
         assert_eq!(run_many(&broken), Ok(()));

@@ -132,6 +132,21 @@ impl Chunks {
         (first..len).chain(0..first)
     }
 
+    /// Where the signal of `chunk` lives, with room for `per_rank` signals a rank.
+    ///
+    /// Not the chunk's number: M may vary from step to step, and with it the rank that a number
+    /// belongs to. A signal with two writers could run backwards, or vouch for data that another
+    /// rank still owes. A slot belongs to the same rank in every step.
+    pub fn signal_slot(&self, chunk: u32, per_rank: u32) -> u32 {
+        let rank = self.rank_of(chunk);
+        rank * per_rank + (chunk - self.of_rank(rank).start)
+    }
+
+    /// The most chunks that one rank has.
+    pub fn most_per_rank(&self) -> u32 {
+        self.firsts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0)
+    }
+
     fn within(&self, rank: u32) -> Partition {
         Partition::new(self.shards.rows(rank).len() as u32, self.of_rank(rank).len() as u32)
     }

@@ -225,6 +225,15 @@ impl Problem {
         Ok(Problem { shards: Shards::of_rows(rows)?, ..self.clone() })
     }
 
+    /// The same product of the first `m` rows only.
+    pub fn truncated(&self, m: u32) -> Result<Self> {
+        let rows: Vec<u32> = (0..self.ranks())
+            .map(|rank| self.shards.rows(rank))
+            .map(|shard| shard.end.min(m) - shard.start.min(m))
+            .collect();
+        self.with_shards(&rows)
+    }
+
     /// The same gathered A times a B of `n` columns, packed: one gather may feed several products.
     pub fn with_n(&self, n: u64) -> Result<Self> {
         let n = dimension("n", n)?;

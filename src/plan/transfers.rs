@@ -135,10 +135,15 @@ impl Transfers {
     /// What `rank` waits for and announces in one epoch, in order.
     pub fn consumer(&self, rank: u32) -> impl Iterator<Item = ConsumerStep> + '_ {
         let waits = self.chunks.need_order(rank).map(|chunk| ConsumerStep::AwaitChunk { chunk });
-        waits.chain((0..self.ranks()).map(move |d| {
-            // The one that sends here first next time is told first.
-            ConsumerStep::PostConsumed { to: (rank + d) % self.ranks() }
-        }))
+        let told = self.told_consumed(rank).map(|to| ConsumerStep::PostConsumed { to });
+        waits.chain(told)
+    }
+
+    /// The ranks that `rank` tells that it has consumed a buffer, in order: the one that sends
+    /// here first is told first.
+    pub fn told_consumed(&self, rank: u32) -> impl Iterator<Item = u32> + use<> {
+        let ranks = self.ranks();
+        (0..ranks).map(move |round| (rank % ranks + round) % ranks)
     }
 
     /// The bytes that `rank` sends to others in one epoch, for rows of `row_bytes` bytes.

@@ -7,7 +7,7 @@ use super::chunks::Chunks;
 use super::problem::Problem;
 use super::tiles::{ClusterShape, TileOrder, TileShape, Tiling};
 use super::transfers::Transfers;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// What may be chosen when a plan is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,21 @@ impl Plan {
         };
         let transfers = Transfers::new(&chunks);
         Ok(Plan { problem: problem.clone(), options, transfers })
+    }
+
+    /// The same plan for a step with other rows a rank, no more in all than this one's M.
+    ///
+    /// A rank keeps at most as many chunks as the most that a rank has here.
+    pub fn for_rows(&self, rows: &[u32]) -> Result<Self> {
+        let problem = self.problem.with_shards(rows)?;
+        if problem.m() > self.problem.m() {
+            let remedy = "plan for the largest M that any step will have";
+            let (m, most) = (problem.m().into(), self.problem.m().into());
+            return Err(Error::out_of_range("m of this step", m, 1, most, remedy));
+        }
+        let per_shard = self.chunks().most_per_rank().min(problem.shards().most_rows());
+        let transfers = Transfers::new(&Chunks::even(problem.shards(), per_shard)?);
+        Ok(Plan { problem, options: self.options, transfers })
     }
 
     /// What is computed.

@@ -1,0 +1,215 @@
+//! Which worker computes which tile, and when.
+//!
+//! Workers take tiles in visiting order from one counter, so that the tile whose input comes first
+//! is begun first, and wait for the chunks it touches. Products that share a gather are laid side
+//! by side along N, so that everything that one chunk enables is computed before the next is
+//! awaited. Invariant: each tile is computed by one worker, after all its chunks.
+
+use std::num::NonZero;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::memory::RowBuffer;
+use super::product::{ProductView, RowsOfA, Scratch};
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::plan::{Chunks, Tile, TileOrder, Tiling};
+use crate::trace::TileEvent;
+
+/// The threads that compute a rank's steps.
+///
+/// A host stream is synchronous: what is enqueued is complete when `enqueue` returns, as on a GPU
+/// stream that is synchronised after every call. The transfers to other ranks go on behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    workers: u32,
+}
+
+/// More workers than this on one machine is a mistake, not a machine.
+const MAX_WORKERS: u32 = 4096;
+
+impl Stream {
+    /// A stream of `workers` threads, the caller's among them.
+    pub fn new(workers: u32) -> Result<Self> {
+        if (1..=MAX_WORKERS).contains(&workers) {
+            return Ok(Stream { workers });
+        }
+        let remedy = "use one worker a core, shared among the ranks of the machine";
+        Err(Error::out_of_range("workers", workers.into(), 1, MAX_WORKERS.into(), remedy))
+    }
+
+    /// The cores of this machine divided by the ranks on it, at least one.
+    pub fn for_ranks(ranks: u32) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get) as u32;
+        Stream { workers: (cores / ranks.max(1)).clamp(1, MAX_WORKERS) }
+    }
+
+    /// How many threads compute.
+    pub fn workers(self) -> u32 {
+        self.workers
+    }
+}
+
+/// The gathered A as tiles read it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operand<'a, A> {
+    pub(crate) rows: &'a RowBuffer<A>,
+    /// One scale a row, gathered with them.
+    pub(crate) row_scales: Option<&'a RowBuffer<f32>>,
+    /// One scale for all.
+    pub(crate) tensor_scale: Option<&'a f32>,
+}
+
+/// One step's products of one gathered A.
+#[derive(Debug)]
+pub(crate) struct TileJob<'a, A, B, D> {
+    pub(crate) a: Operand<'a, A>,
+    pub(crate) products: &'a [ProductView<'a, B, D>],
+    pub(crate) rank: u32,
+    pub(crate) epoch: u32,
+    /// How many rows to compute, where the step has fewer than the plan.
+    pub(crate) m: u32,
+    order: TileOrder,
+    /// `first_columns[p]` is the first tile column of product p.
+    first_columns: Vec<u32>,
+    /// The clock's origin, if tiles are to be recorded.
+    record: Option<Instant>,
+}
+
+impl<'a, A, B, D> TileJob<'a, A, B, D> {
+    pub(crate) fn new(
+        a: Operand<'a, A>,
+        products: &'a [ProductView<'a, B, D>],
+        chunks: &Chunks,
+        tiling: Tiling,
+        (rank, epoch): (u32, u32),
+        m: u32,
+        record: Option<Instant>,
+    ) -> Result<Self> {
+        let mut first_columns = Vec::with_capacity(products.len());
+        let mut tile_columns = 0u64;
+        for product in products {
+            first_columns.push(tile_columns.min(u32::MAX.into()) as u32);
+            tile_columns += u64::from(product.n.div_ceil(tiling.tile.n));
+        }
+        let columns = tile_columns * u64::from(tiling.tile.n);
+        let all = u32::try_from(columns).map_err(|_| {
+            let remedy = "give fewer products to one gather";
+            let what = "the columns of all products together";
+            Error::out_of_range(what, columns, 1, u32::MAX.into(), remedy)
+        })?;
+        let order = TileOrder::new(chunks, all, tiling, rank)?;
+        Ok(TileJob { a, products, rank, epoch, m, order, first_columns, record })
+    }
+
+    /// The product that a tile of the common grid belongs to, and the tile in its own grid.
+    fn locate(&self, tile: Tile) -> (usize, Tile) {
+        let product = self.first_columns.partition_point(|&first| first <= tile.n) - 1;
+        (product, Tile { m: tile.m, n: tile.n - self.first_columns[product] })
+    }
+}
+
+/// Computes all tiles of `job` on the workers of `stream`. Each worker makes itself a `waiter`,
+/// which returns once the chunks that a tile needs are there.
+pub(crate) fn run_tiles<A, B, D, W>(
+    stream: Stream,
+    job: &TileJob<'_, A, B, D>,
+    waiter: impl Fn() -> W + Sync,
+) -> Result<Vec<TileEvent>>
+where
+    A: Element,
+    B: Element,
+    D: Element,
+    W: FnMut(Tile, Range<u32>) -> Result<()>,
+{
+    let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let work = |worker: u32| {
+        let done = run_worker(job, worker, &next, &stop, waiter());
+        if done.is_err() {
+            stop.store(true, Ordering::Relaxed);
+        }
+        done
+    };
+    let work = &work;
+    std::thread::scope(|scope| {
+        let others: Vec<_> =
+            (1..stream.workers()).map(|worker| scope.spawn(move || work(worker))).collect();
+        let mut result = work(0);
+        for other in others {
+            let theirs = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            result = match (result, theirs) {
+                (Ok(mut events), Ok(more)) => {
+                    events.extend(more);
+                    Ok(events)
+                }
+                (Err(error), _) | (_, Err(error)) => Err(error),
+            };
+        }
+        result
+    })
+}
+
+fn run_worker<A: Element, B: Element, D: Element>(
+    job: &TileJob<'_, A, B, D>,
+    worker: u32,
+    next: &AtomicU64,
+    stop: &AtomicBool,
+    mut wait: impl FnMut(Tile, Range<u32>) -> Result<()>,
+) -> Result<Vec<TileEvent>> {
+    let mut scratch = Scratch::default();
+    let mut events = Vec::new();
+    // Relaxed: the counter only hands out numbers, the flag only saves work; neither orders data.
+    while !stop.load(Ordering::Relaxed) {
+        let index = next.fetch_add(1, Ordering::Relaxed);
+        if index >= job.order.index_count() {
+            break;
+        }
+        let Some(place) = job.order.tile_at(index) else { continue };
+        let rows = job.order.rows(place);
+        let rows = rows.start..rows.end.min(job.m);
+        let (product, tile) = job.locate(place);
+        let width = job.order.tiling().tile.n;
+        let view = &job.products[product];
+        let columns = tile.n * width..(tile.n * width).saturating_add(width).min(view.n);
+        if rows.is_empty() {
+            continue;
+        }
+        let chunks = job.order.chunks().touching(rows.clone());
+        let wait_begin = job.record.map(|origin| origin.elapsed());
+        wait(tile, chunks.clone())?;
+        let ready = job.record.map(|origin| origin.elapsed());
+        let scales = match (job.a.row_scales, job.a.tensor_scale) {
+            // SAFETY: as for the rows below, with which the scales travel.
+            (Some(scales), _) => unsafe { scales.rows(rows.clone()) },
+            (None, Some(one)) => std::slice::from_ref(one),
+            (None, None) => &[],
+        };
+        // SAFETY: `wait` returned, so the chunks of these rows are here, and nobody overwrites them
+        // before this step's consumption is posted (the protocol).
+        let a = RowsOfA { elements: unsafe { job.a.rows.rows(rows.clone()) }, scales };
+        // SAFETY: the counter gives each tile to one worker.
+        unsafe { view.compute_tile(a, rows, columns, &mut scratch) };
+        if let (Some(origin), Some(wait_begin), Some(ready)) = (job.record, wait_begin, ready) {
+            events.push(TileEvent {
+                rank: job.rank,
+                worker,
+                epoch: job.epoch,
+                product: product as u32,
+                tile,
+                chunk: last_needed(job.order.chunks(), chunks, job.rank),
+                wait_begin,
+                ready,
+                done: origin.elapsed(),
+            });
+        }
+    }
+    Ok(events)
+}
+
+/// Of `chunks`, the one that comes last in the need order of `rank`.
+fn last_needed(chunks: &Chunks, touched: Range<u32>, rank: u32) -> u32 {
+    let first = chunks.of_rank(rank).start;
+    let position = |chunk: &u32| (chunk + chunks.len() - first) % chunks.len();
+    touched.max_by_key(position).unwrap_or(first)
+}

@@ -1,0 +1,203 @@
+//! How a wait ends that should not last: deadlines, abort, departures.
+//!
+//! Invariant: whoever waits looks here between two looks at its word, so no wait outlives its
+//! deadline, an abort, or the departure of the rank it waits for. The first failure of an
+//! operation is kept and told to every rank; after it the operation is over on all of them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::protocol::{self, Awaited};
+use crate::error::{Error, Result};
+use crate::plan::Tile;
+
+/// How long a rank waits for another before it gives the step up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// In an operation's first step, when peers may still be starting.
+    pub first: Duration,
+    /// In every later step.
+    pub steady: Duration,
+}
+
+impl Default for Deadlines {
+    /// A minute for the first step, ten seconds from then on.
+    fn default() -> Self {
+        Deadlines { first: Duration::from_secs(60), steady: Duration::from_secs(10) }
+    }
+}
+
+/// The shared end of an operation: who failed, who left.
+#[derive(Debug)]
+pub(crate) struct Control {
+    deadlines: Deadlines,
+    failed: AtomicBool,
+    /// The first failure and the rank it happened on (`None`: somebody asked).
+    failure: Mutex<Option<(Option<u32>, Error)>>,
+    departed: Box<[AtomicBool]>,
+}
+
+impl Control {
+    pub(crate) fn new(ranks: u32, deadlines: Deadlines) -> Self {
+        Control {
+            deadlines,
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            departed: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
+        }
+    }
+
+    /// Ends the operation on all ranks, unless it has ended already.
+    pub(crate) fn fail(&self, rank: Option<u32>, error: Error) {
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert((rank, error));
+        // Release: the failure is there before the flag. Partner: `check`.
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// An error once the operation has ended: the failure itself on the rank where it happened,
+    /// `Aborted` on all others.
+    pub(crate) fn check(&self, rank: u32) -> Result<()> {
+        // Acquire: see `fail`.
+        if !self.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*failure {
+            Some((Some(failed), error)) if *failed == rank => Err(error.clone()),
+            Some((_, error)) => Err(Error::Aborted { rank, reason: reason_of(error) }),
+            None => Ok(()),
+        }
+    }
+
+    /// `rank` will send nothing more.
+    pub(crate) fn depart(&self, rank: u32) {
+        // Release: the rank's last signals are there before the flag. Partner: `Watch::pause`.
+        self.departed[rank as usize].store(true, Ordering::Release);
+    }
+
+    /// How `rank` waits in one step.
+    pub(crate) fn patience(&self, rank: u32, first_step: bool) -> Watch<'_> {
+        let limit = if first_step { self.deadlines.first } else { self.deadlines.steady };
+        Watch { control: self, rank, limit, tile: None, wait: None }
+    }
+
+    /// Sleeps, but no longer than until the operation ends.
+    pub(crate) fn sleep(&self, mut time: Duration) {
+        const SLICE: Duration = Duration::from_millis(2);
+        while !time.is_zero() && !self.failed.load(Ordering::Relaxed) {
+            let slice = time.min(SLICE);
+            std::thread::sleep(slice);
+            time -= slice;
+        }
+    }
+}
+
+fn reason_of(error: &Error) -> String {
+    match error {
+        Error::Aborted { reason, .. } => reason.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Ends a running operation from any thread.
+#[derive(Clone, Debug)]
+pub struct Aborter {
+    control: Arc<Control>,
+}
+
+impl Aborter {
+    pub(crate) fn new(control: &Arc<Control>) -> Self {
+        Aborter { control: Arc::clone(control) }
+    }
+
+    /// Every rank's current and later step returns [`Error::Aborted`] with this reason.
+    pub fn abort(&self, reason: &str) {
+        let reason = reason.to_owned();
+        self.control.fail(None, Error::Aborted { rank: 0, reason });
+    }
+}
+
+pub(crate) use protocol::Patience;
+
+/// One thread's patience: spins, yields, sleeps, and looks at the [`Control`] each time.
+#[derive(Debug)]
+pub(crate) struct Watch<'a> {
+    control: &'a Control,
+    rank: u32,
+    limit: Duration,
+    /// The tile that this thread waits for, to be named if it waits in vain.
+    pub(crate) tile: Option<Tile>,
+    wait: Option<Wait>,
+}
+
+/// The wait in progress.
+#[derive(Debug)]
+struct Wait {
+    awaited: Awaited,
+    epoch: u32,
+    since: Instant,
+    looks: u32,
+    /// The peer had left at the previous look, so what it ever sent has been seen by now.
+    peer_had_left: bool,
+}
+
+/// Looks before a thread yields its core, and before it sleeps. On a machine with fewer cores than
+/// threads the one that would write the word needs the core.
+const SPINS: u32 = 64;
+const SPINS_AND_YIELDS: u32 = 128;
+const NAP: Duration = Duration::from_micros(50);
+
+impl Patience for Watch<'_> {
+    type Error = Error;
+
+    fn pause(&mut self, awaited: Awaited, epoch: u32, seen: u32) -> Result<()> {
+        self.control.check(self.rank)?;
+        let peer = match awaited {
+            Awaited::Chunk { from, .. } => from,
+            Awaited::Consumed { by } => by,
+            Awaited::Sent => self.rank,
+        };
+        let peer_left = self.control.departed.get(peer as usize);
+        // Acquire: see `Control::depart`.
+        let peer_left = peer_left.is_some_and(|left| left.load(Ordering::Acquire));
+        let fresh = Wait { awaited, epoch, since: Instant::now(), looks: 0, peer_had_left: false };
+        let wait = match &mut self.wait {
+            Some(wait) if (wait.awaited, wait.epoch) == (awaited, epoch) => wait,
+            other => other.insert(fresh),
+        };
+        if wait.peer_had_left {
+            return Err(Error::PeerLost { rank: self.rank, peer, epoch });
+        }
+        wait.peer_had_left = peer_left;
+        wait.looks += 1;
+        match wait.looks {
+            0..SPINS => std::hint::spin_loop(),
+            SPINS..SPINS_AND_YIELDS => std::thread::yield_now(),
+            _ if wait.since.elapsed() > self.limit => {
+                return Err(Error::PeerTimeout {
+                    rank: self.rank,
+                    peer,
+                    awaited: describe(awaited, self.tile),
+                    epoch,
+                    epoch_seen: seen,
+                    limit: self.limit,
+                });
+            }
+            _ => std::thread::sleep(NAP),
+        }
+        Ok(())
+    }
+}
+
+fn describe(awaited: Awaited, tile: Option<Tile>) -> String {
+    match (awaited, tile) {
+        (Awaited::Chunk { chunk, .. }, Some(tile)) => {
+            format!("chunk {chunk} (for tile ({}, {}))", tile.m, tile.n)
+        }
+        (Awaited::Chunk { chunk, .. }, None) => format!("chunk {chunk}"),
+        (Awaited::Consumed { .. }, _) => "the consumption of a buffer".into(),
+        (Awaited::Sent, _) => "the end of the own sends".into(),
+    }
+}

@@ -1,0 +1,166 @@
+//! The ranks of one process: threads that hold a [`Rank`] each.
+//!
+//! Operations are planned collectively: the n-th plan of one rank and the n-th of another are the
+//! same operation, and must be equal. The first rank to plan it makes the shared memory, the
+//! others find it; nobody waits for anybody here. Invariant: ranks that hold one operation hold
+//! equal plans.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::control::Deadlines;
+use crate::error::{Error, Result};
+use crate::plan::Shards;
+
+/// What may be chosen for a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GroupOptions {
+    /// How long ranks wait for each other.
+    pub deadlines: Deadlines,
+    /// A model of the link between ranks; `None` copies as fast as memory goes.
+    pub link: Option<Link>,
+    /// Fills a consumed buffer with NaN before it may be filled again, so that a read of stale
+    /// rows shows. For tests; it costs a pass over the buffer each step.
+    pub poison_consumed: bool,
+    /// Records a timeline of every step.
+    pub record: bool,
+    /// The epoch before an operation's first step: any value will do, epochs wrap.
+    pub first_epoch: u32,
+}
+
+/// A model of the link: how long a chunk takes from one rank to another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Bytes a rank sends in a second.
+    pub bytes_per_second: f64,
+    /// Up to this much is added to each transfer, pseudo-randomly.
+    pub jitter: Duration,
+    /// Where the pseudo-random delays begin.
+    pub seed: u64,
+}
+
+impl Link {
+    /// A link of a given rate, without jitter.
+    pub fn of_rate(bytes_per_second: f64) -> Self {
+        Link { bytes_per_second, jitter: Duration::ZERO, seed: 0 }
+    }
+
+    /// How long the `nth` transfer of `rank`, of `bytes` bytes, takes.
+    pub(crate) fn transfer_time(&self, bytes: u64, rank: u32, nth: u64) -> Duration {
+        // SplitMix64 (Steele, Lea, Flood 2014): a well-mixed number for each transfer.
+        let mut x = self.seed ^ (u64::from(rank) << 48) ^ nth;
+        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let fraction = (x >> 11) as f64 / (1u64 << 53) as f64;
+        let wire = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second);
+        wire.unwrap_or(Duration::MAX).saturating_add(self.jitter.mul_f64(fraction))
+    }
+}
+
+/// Makes groups.
+#[derive(Debug)]
+pub struct Group;
+
+impl Group {
+    /// `ranks` ranks in this process, to be handed to a thread each.
+    pub fn local(ranks: u32) -> Result<Vec<Rank>> {
+        Group::local_with(ranks, GroupOptions::default())
+    }
+
+    /// The same, with options.
+    pub fn local_with(ranks: u32, options: GroupOptions) -> Result<Vec<Rank>> {
+        Shards::even(1, ranks)?; // as many ranks as a plan can have
+        if let Some(link) = options.link {
+            let rate = link.bytes_per_second;
+            if !(rate.is_finite() && rate > 0.0) {
+                return Err(Error::NotFinite {
+                    what: "the link's rate".into(),
+                    value: rate.to_string(),
+                    remedy: "give a positive number of bytes a second",
+                });
+            }
+        }
+        let meeting = Arc::new(Meeting {
+            ranks,
+            options,
+            origin: Instant::now(),
+            operations: Mutex::new(HashMap::new()),
+        });
+        let rank = |rank| Rank { rank, meeting: Arc::clone(&meeting), planned: AtomicU64::new(0) };
+        Ok((0..ranks).map(rank).collect())
+    }
+}
+
+/// One rank of a group: what operations are planned on.
+#[derive(Debug)]
+pub struct Rank {
+    rank: u32,
+    meeting: Arc<Meeting>,
+    planned: AtomicU64,
+}
+
+impl Rank {
+    /// This rank's number.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks the group has.
+    pub fn ranks(&self) -> u32 {
+        self.meeting.ranks
+    }
+
+    /// What was chosen for the group.
+    pub fn options(&self) -> GroupOptions {
+        self.meeting.options
+    }
+
+    /// Time zero of the group's timelines.
+    pub(crate) fn origin(&self) -> Instant {
+        self.meeting.origin
+    }
+
+    /// Joins this rank's next operation: finds what another rank made for it, or makes it.
+    pub(crate) fn join<T: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<Arc<T>> {
+        // Relaxed: a counter of this rank alone.
+        let nth = self.planned.fetch_add(1, Ordering::Relaxed);
+        let mut operations = self.meeting.operations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut operation = match operations.remove(&nth) {
+            Some(operation) => operation,
+            None => Operation { shared: Arc::new(make()?), joined: 0 },
+        };
+        operation.joined += 1;
+        let shared = Arc::clone(&operation.shared);
+        if operation.joined < self.meeting.ranks {
+            operations.insert(nth, operation);
+        }
+        shared.downcast().map_err(|_| {
+            let remedy = "plan the same operations in the same order, with the same types";
+            let what = format!("operation {nth} of rank {}", self.rank);
+            Error::mismatch(what, "of other types", "that of the other ranks", remedy)
+        })
+    }
+}
+
+/// Where the ranks of a group meet.
+#[derive(Debug)]
+struct Meeting {
+    ranks: u32,
+    options: GroupOptions,
+    origin: Instant,
+    /// Operations that some rank has planned and some has not.
+    operations: Mutex<HashMap<u64, Operation>>,
+}
+
+#[derive(Debug)]
+struct Operation {
+    shared: Arc<dyn Any + Send + Sync>,
+    joined: u32,
+}

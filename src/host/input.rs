@@ -1,0 +1,210 @@
+//! An input that the caller's own threads fill, chunk by chunk, while it is multiplied.
+//!
+//! An [`AsyncInput`] is the consumer's end, [`ChunkWriter`]s are the producers'. Steps count from 0;
+//! every chunk is published once a step, by any thread, in any order, and no sooner than its buffer
+//! is free. Invariant: one writer at a time a chunk, steps in order a chunk (a lock a chunk holds
+//! the last step published), so a signal has one writer and never runs backwards.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::control::{Aborter, Control, Deadlines, Watch};
+use super::memory::{RowBuffer, check_memory};
+use super::protocol::{Awaited, Mailbox};
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::fit::check_scales;
+use crate::plan::{BUFFERS, Plan, Scaling};
+
+/// The epoch before step 0.
+const BEFORE_FIRST: u32 = 0;
+
+/// The only consumer's number.
+const CONSUMER: u32 = 0;
+
+#[derive(Debug)]
+struct Shared<A> {
+    plan: Plan,
+    rows: [RowBuffer<A>; BUFFERS as usize],
+    scales: Option<[RowBuffer<f32>; BUFFERS as usize]>,
+    /// How many rows of each chunk the producer gave; travels with the rows.
+    given: [RowBuffer<u32>; BUFFERS as usize],
+    mailbox: Mailbox<AtomicU32>,
+    /// The epoch that each chunk was last published for.
+    published: Box<[Mutex<u32>]>,
+    control: Arc<Control>,
+}
+
+/// An input of two buffers that [`ChunkWriter`]s fill and an `AsyncGemm` reads.
+#[derive(Debug)]
+pub struct AsyncInput<A> {
+    shared: Arc<Shared<A>>,
+    /// The epoch of the latest step.
+    epoch: u32,
+}
+
+/// Fills an [`AsyncInput`]; clone it for every thread that does.
+#[derive(Debug)]
+pub struct ChunkWriter<A> {
+    shared: Arc<Shared<A>>,
+}
+
+impl<A> Clone for ChunkWriter<A> {
+    fn clone(&self) -> Self {
+        ChunkWriter { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<A: Element> AsyncInput<A> {
+    pub(crate) fn new(plan: &Plan, deadlines: Deadlines) -> Result<Self> {
+        let problem = plan.problem();
+        let bytes = u128::from(BUFFERS) * problem.row_bytes(&(0..problem.m()));
+        check_memory("the input, twice,", bytes)?;
+        let (m, k, chunks) = (problem.m() as usize, problem.k() as usize, plan.chunks().len());
+        let scaled = problem.scaling() == Scaling::Rows;
+        let shared = Arc::new(Shared {
+            plan: plan.clone(),
+            rows: std::array::from_fn(|_| RowBuffer::new(m, k, A::POISON)),
+            scales: scaled.then(|| std::array::from_fn(|_| RowBuffer::new(m, 1, f32::NAN))),
+            given: std::array::from_fn(|_| RowBuffer::new(chunks as usize, 1, 0)),
+            mailbox: Mailbox::new(chunks, CONSUMER + 1, BEFORE_FIRST),
+            published: (0..chunks).map(|_| Mutex::new(BEFORE_FIRST)).collect(),
+            control: Arc::new(Control::new(problem.ranks(), deadlines)),
+        });
+        Ok(AsyncInput { shared, epoch: BEFORE_FIRST })
+    }
+
+    /// A handle for a producer.
+    pub fn writer(&self) -> ChunkWriter<A> {
+        ChunkWriter { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Ends the step in progress, and every later one, from any thread.
+    pub fn aborter(&self) -> Aborter {
+        Aborter::new(&self.shared.control)
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.shared.plan
+    }
+
+    /// Begins the next step: the previous one's buffer may be filled again.
+    pub(crate) fn begin(&mut self) -> Result<u32> {
+        self.shared.control.check(CONSUMER)?;
+        self.shared.mailbox.post_consumed(CONSUMER, self.epoch);
+        self.epoch = self.epoch.wrapping_add(1);
+        Ok(self.epoch)
+    }
+
+    pub(crate) fn rows(&self) -> &RowBuffer<A> {
+        &self.shared.rows[buffer(self.epoch)]
+    }
+
+    pub(crate) fn row_scales(&self) -> Option<&RowBuffer<f32>> {
+        self.shared.scales.as_ref().map(|scales| &scales[buffer(self.epoch)])
+    }
+
+    pub(crate) fn watch(&self) -> Watch<'_> {
+        self.shared.control.patience(CONSUMER, self.epoch == BEFORE_FIRST.wrapping_add(1))
+    }
+
+    pub(crate) fn fail(&self, error: Error) {
+        self.shared.control.fail(Some(CONSUMER), error);
+    }
+
+    /// Waits for `chunks`, and checks that the producers gave all rows before `m`.
+    pub(crate) fn await_chunks(
+        &self,
+        mut chunks: Range<u32>,
+        m: u32,
+        watch: &mut Watch<'_>,
+    ) -> Result<()> {
+        let all = self.shared.plan.chunks();
+        let waited = chunks.try_for_each(|chunk| {
+            let awaited = Awaited::Chunk { chunk, from: all.rank_of(chunk) };
+            self.shared.mailbox.await_signal(chunk, self.epoch, awaited, watch)?;
+            let rows = all.rows(chunk);
+            let needed = rows.end.min(m).saturating_sub(rows.start);
+            // SAFETY: acquired with the chunk's signal.
+            let given = unsafe { self.shared.given[buffer(self.epoch)].rows(chunk..chunk + 1) }[0];
+            if given >= needed {
+                return Ok(());
+            }
+            let what = format!("the rows published of chunk {chunk}");
+            let remedy = "publish all rows of the chunk that the step reads";
+            Err(Error::mismatch(what, given, format!("at least {needed}"), remedy))
+        });
+        waited.inspect_err(|error| self.fail(error.clone()))
+    }
+}
+
+impl<A: Element> ChunkWriter<A> {
+    /// The plan of the input: which rows each chunk has.
+    pub fn plan(&self) -> &Plan {
+        &self.shared.plan
+    }
+
+    /// Publishes the first rows of `chunk` for `step` (from 0), packed; waits until the buffer they
+    /// go to is free, which it is once step − 2 has been consumed.
+    ///
+    /// Every chunk is published in every step: where a step is shorter than the plan, with fewer
+    /// rows or none.
+    pub fn publish(&self, step: u32, chunk: u32, rows: &[A]) -> Result<()> {
+        self.publish_scaled(step, chunk, rows, &[])
+    }
+
+    /// The same with a scale a row, for plans that have them.
+    pub fn publish_scaled(&self, step: u32, chunk: u32, rows: &[A], scales: &[f32]) -> Result<()> {
+        let (shared, chunks) = (&*self.shared, self.shared.plan.chunks());
+        let Some(published) = shared.published.get(chunk as usize) else {
+            let (value, max) = (chunk.into(), u64::from(chunks.len()) - 1);
+            return Err(Error::out_of_range("chunk", value, 0, max, "see the plan for its chunks"));
+        };
+        let place = chunks.rows(chunk);
+        let given = self.check_rows(place.len(), rows, scales)?;
+        let place = place.start..place.start + given;
+
+        let epoch = BEFORE_FIRST.wrapping_add(1).wrapping_add(step);
+        let mut published = published.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = published.wrapping_sub(BEFORE_FIRST);
+        if step != next {
+            let what = format!("the step that chunk {chunk} is published for");
+            let remedy = "publish every chunk once in every step, in the order of the steps";
+            return Err(Error::mismatch(what, step, next, remedy));
+        }
+        let mut watch = shared.control.patience(CONSUMER, step == 0);
+        shared.mailbox.await_consumed(CONSUMER, epoch.wrapping_sub(BUFFERS), &mut watch)?;
+        // SAFETY: the lock makes this the chunk's only writer; its last reader has consumed it; the
+        // next reads it after the signal.
+        unsafe {
+            shared.rows[buffer(epoch)].rows_mut(place.clone()).copy_from_slice(rows);
+            shared.given[buffer(epoch)].rows_mut(chunk..chunk + 1)[0] = given;
+            if let Some(all) = &shared.scales {
+                all[buffer(epoch)].rows_mut(place).copy_from_slice(scales);
+            }
+        }
+        shared.mailbox.post_signal(chunk, epoch);
+        *published = epoch;
+        Ok(())
+    }
+
+    /// How many rows there are; an error if they are not whole, too many, or not scaled as planned.
+    fn check_rows(&self, most: usize, rows: &[A], scales: &[f32]) -> Result<u32> {
+        let k = self.shared.plan.problem().k() as usize;
+        let given = rows.len() / k;
+        if !rows.len().is_multiple_of(k) || given > most {
+            let remedy = "give whole rows, packed, and no more than the chunk has";
+            let expected = format!("a multiple of {k}, at most {}", most * k);
+            return Err(Error::mismatch("the number of elements", rows.len(), expected, remedy));
+        }
+        let scaled = if self.shared.scales.is_some() { given } else { 0 };
+        check_scales("the row scales of a chunk", scales, scaled)?;
+        Ok(given as u32)
+    }
+}
+
+/// Which of the buffers `epoch` lives in.
+fn buffer(epoch: u32) -> usize {
+    (epoch % BUFFERS) as usize
+}

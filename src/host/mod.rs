@@ -1,0 +1,43 @@
+//! The host executor: carries a plan out on threads, with real numbers.
+//!
+//! It is the default backend, the reference for the GPU, and the place where the chunk protocol is
+//! checked in every way there is. Each rank is a caller's thread, a pusher thread that sends its
+//! shard to the others, and the workers of a [`Stream`] that compute tiles as chunks arrive.
+//!
+//! ```text
+//!  rank r                                                       rank p
+//!  ┌ caller ──────────────┐   ┌ pusher ──────────────────┐     ┌ memory ───────────────┐
+//!  │ copy shard into slot │──►│ await consumed by p      │     │ gathered[e mod 2]     │
+//!  │ run tiles, waiting   │   │ copy chunk ──────────────┼────►│   rows of the chunk   │
+//!  │ for signals          │   │ signal (release) ────────┼────►│ signals[slot] = e     │
+//!  └──────────────────────┘   └──────────────────────────┘     └───────────────────────┘
+//! ```
+//!
+//! - [`protocol`]: signals, acknowledgements, epochs: every atomic ordering of the crate.
+//! - `control`: deadlines, abort, departures: how a wait ends that should not last.
+//! - `memory`: what several threads write disjoint parts of.
+//! - `product`: the numbers of one tile. `compute`: which worker computes which tile, and when.
+//! - `group`: the ranks of one process. `gather`: a rank's part in the all-gather.
+//! - `input`: an input that a caller's own threads fill chunk by chunk.
+//!
+//! Invariant: data is shared between threads only under [`protocol`]; the other files hold no
+//! atomic that orders data.
+
+mod compute;
+mod control;
+mod gather;
+mod group;
+mod input;
+mod memory;
+mod product;
+pub mod protocol;
+
+pub use compute::Stream;
+pub use control::{Aborter, Deadlines};
+pub use group::{Group, GroupOptions, Link, Rank};
+pub use input::{AsyncInput, ChunkWriter};
+
+pub(crate) use compute::{Operand, TileJob, run_tiles};
+pub(crate) use gather::{Gatherer, OwnRows, StepShape};
+pub(crate) use memory::OutputCells;
+pub(crate) use product::ProductView;

@@ -1,0 +1,132 @@
+//! The numbers of one tile: widen, multiply with the `gemm` crate, scale, narrow.
+//!
+//! Invariant: inputs are widened exactly, sums are `f32`, and each output is rounded once. Blocks
+//! along K bound the widened copies to what a core's cache holds.
+
+use std::ops::Range;
+
+use super::memory::OutputCells;
+use crate::element::Element;
+use crate::plan::BLayout;
+
+/// Summands that are widened and multiplied at a time.
+///
+/// With the default tile (256×128) the widened operands take 768 KiB: a core's L2, not its L1,
+/// which the library's own packing fills.
+const K_BLOCK: u32 = 512;
+
+/// One product of the step: where B is read and D is written.
+#[derive(Debug)]
+pub(crate) struct ProductView<'a, B, D> {
+    pub(crate) b: &'a [B],
+    pub(crate) ldb: u32,
+    pub(crate) b_layout: BLayout,
+    pub(crate) n: u32,
+    pub(crate) k: u32,
+    pub(crate) d: OutputCells<'a, D>,
+    /// None, one for all columns, or one a column.
+    pub(crate) scales: &'a [f32],
+}
+
+/// One worker's buffers, kept from tile to tile.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    a: Vec<f32>,
+    b: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+/// Rows of A, packed, with their scales: none, one for all rows, or one a row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowsOfA<'a, A> {
+    pub(crate) elements: &'a [A],
+    pub(crate) scales: &'a [f32],
+}
+
+impl<B: Element, D: Element> ProductView<'_, B, D> {
+    /// Computes the tile of `rows` and `columns`.
+    ///
+    /// # Safety
+    /// No other thread may touch this tile of the output meanwhile.
+    pub(crate) unsafe fn compute_tile<A: Element>(
+        &self,
+        a: RowsOfA<'_, A>,
+        rows: Range<u32>,
+        columns: Range<u32>,
+        scratch: &mut Scratch,
+    ) {
+        let (m, n) = (rows.len(), columns.len());
+        let Scratch { a: wide_a, b: wide_b, sums } = scratch;
+        sums.resize(m * n, 0.0);
+        for begin in (0..self.k).step_by(K_BLOCK as usize) {
+            let depth = begin..(begin + K_BLOCK).min(self.k);
+            let k = depth.len();
+            widen_block(wide_a, a.elements, self.k, 0..m as u32, &depth);
+            // The rows of B as it lies in memory, and the strides of that block seen as K×N.
+            let (b_rows, b_columns, k_stride, n_stride) = match self.b_layout {
+                BLayout::Nk => (&columns, &depth, 1, k),
+                BLayout::Kn => (&depth, &columns, n, 1),
+            };
+            widen_block(wide_b, self.b, self.ldb, b_rows.clone(), b_columns);
+            // SAFETY: `sums` is m×n, `wide_a` m×k, `wide_b` k×n in the given strides, all alive and
+            // distinct. `sums` is read only from the second block on.
+            unsafe {
+                gemm::gemm(
+                    m,
+                    n,
+                    k,
+                    sums.as_mut_ptr(),
+                    1,
+                    n as isize,
+                    begin > 0,
+                    wide_a.as_ptr(),
+                    1,
+                    k as isize,
+                    wide_b.as_ptr(),
+                    n_stride as isize,
+                    k_stride as isize,
+                    1.0f32,
+                    1.0f32,
+                    false,
+                    false,
+                    false,
+                    gemm::Parallelism::None,
+                );
+            }
+        }
+        for (i, row) in rows.enumerate() {
+            // SAFETY: the tile is this thread's alone, as the caller guarantees.
+            let out = unsafe { self.d.row_part(row, columns.clone()) };
+            let row_scale = scale(a.scales, i);
+            for (j, (out, sum)) in out.iter_mut().zip(&sums[i * n..]).enumerate() {
+                let column_scale = scale(self.scales, columns.start as usize + j);
+                *out = D::narrow(sum * (row_scale * column_scale));
+            }
+        }
+    }
+}
+
+/// The scale at `index` of none, one, or one each.
+fn scale(scales: &[f32], index: usize) -> f32 {
+    match scales {
+        [] => 1.0,
+        [one] => *one,
+        each => each[index],
+    }
+}
+
+/// Widens rows × columns of a matrix whose rows are `pitch` apart into a packed block.
+fn widen_block<T: Element>(
+    block: &mut Vec<f32>,
+    matrix: &[T],
+    pitch: u32,
+    rows: Range<u32>,
+    columns: &Range<u32>,
+) {
+    let width = columns.len();
+    block.resize(rows.len() * width, 0.0);
+    for (row, wide) in rows.zip(block.chunks_exact_mut(width)) {
+        let begin = row as usize * pitch as usize + columns.start as usize;
+        T::widen_row(&matrix[begin..begin + width], wide);
+    }
+}

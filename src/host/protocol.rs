@@ -1,0 +1,284 @@
+//! The signal and acknowledgement core: the only code that orders one thread's data before
+//! another's.
+//!
+//! Each rank owns a [`Mailbox`] that others write. Every word of it has one writer and carries an
+//! **epoch**: it is there when `word − epoch ≥ 0` in wrapping arithmetic, and nothing is ever reset.
+//!
+//! | word | written by | when | read by, before |
+//! |---|---|---|---|
+//! | `signals[slot]` | the pusher of the slot's rank | the chunk's rows are in the buffer | the owner's workers, reading the rows |
+//! | `consumed[p]` | rank p's caller | p reads its buffer of that epoch no more | the owner's pusher, overwriting p's buffer |
+//! | `sent` | the owner's pusher | all sends of the epoch are done | the owner's caller, overwriting its own slot |
+//!
+//! Why it is right. *No early read*: a row is written, then its signal is stored (release); a
+//! worker loads the signal (acquire) and then reads the row. *No overwrite*: a consumer's last read
+//! precedes `consumed = e` (release); a pusher loads it (acquire) before it writes epoch e+2 into
+//! that buffer. *No torn source*: a pusher's last read of the own slot precedes `sent = e`
+//! (release); the caller loads it (acquire) before writing the slot for e+2. *No wait in a
+//! circle*: a wait for epoch e is owed by a step of epoch e that no computation precedes, or by
+//! one of epoch e−2 (see `plan::model`, which tries every order).
+//!
+//! `consumed = e` is posted when the caller *begins* epoch e+1, not when it ends epoch e. A peer
+//! can use it at the earliest when pushing e+2, for which it mostly needs this rank's chunks of e+1
+//! anyway; and the gathered input of e stays readable until the next step.
+//!
+//! The code is generic over [`Word`] and [`Patience`], so that what runs in production also runs
+//! under loom and shuttle (`tests/protocol_loom.rs`, `tests/protocol_shuttle.rs`).
+//!
+//! Limit: a slot that is left unused for 2³¹ consecutive steps would count as signalled.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::plan::{BUFFERS, Chunks, SenderStep, Transfers};
+
+/// A 32-bit atomic word: the seam between this protocol and the threads that run it.
+pub trait Word: Send + Sync {
+    /// A word that holds `value`.
+    fn new(value: u32) -> Self;
+    /// Reads the word.
+    fn load(&self, ordering: Ordering) -> u32;
+    /// Writes the word.
+    fn store(&self, value: u32, ordering: Ordering);
+}
+
+impl Word for AtomicU32 {
+    fn new(value: u32) -> Self {
+        AtomicU32::new(value)
+    }
+
+    fn load(&self, ordering: Ordering) -> u32 {
+        AtomicU32::load(self, ordering)
+    }
+
+    fn store(&self, value: u32, ordering: Ordering) {
+        AtomicU32::store(self, value, ordering);
+    }
+}
+
+/// What a thread waits for, so that a wait that fails can say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// The signal of a chunk, owed by rank `from`.
+    Chunk {
+        /// The chunk.
+        chunk: u32,
+        /// The rank that sends it.
+        from: u32,
+    },
+    /// The announcement of rank `by` that it has consumed a buffer.
+    Consumed {
+        /// The consumer.
+        by: u32,
+    },
+    /// The own pusher's completion of an earlier epoch.
+    Sent,
+}
+
+/// What a thread does between two looks at a word that is not there yet.
+pub trait Patience {
+    /// Why the wait was given up.
+    type Error;
+
+    /// Returns to look again, or gives up.
+    fn pause(&mut self, awaited: Awaited, epoch: u32, seen: u32) -> Result<(), Self::Error>;
+}
+
+/// Whether a word that holds `seen` has reached `epoch`, across the wrap at 2³².
+pub fn reached(seen: u32, epoch: u32) -> bool {
+    seen.wrapping_sub(epoch) as i32 >= 0
+}
+
+/// The words of one rank that other threads write.
+#[derive(Debug)]
+pub struct Mailbox<W> {
+    /// One a signal slot.
+    signals: Box<[W]>,
+    /// One a consumer.
+    consumed: Box<[W]>,
+    sent: W,
+}
+
+impl<W: Word> Mailbox<W> {
+    /// A mailbox in which everything up to and including `epoch` counts as done.
+    pub fn new(slots: u32, ranks: u32, epoch: u32) -> Self {
+        let words = |count: u32| (0..count).map(|_| W::new(epoch)).collect();
+        Mailbox { signals: words(slots), consumed: words(ranks), sent: W::new(epoch) }
+    }
+
+    /// The rows of `slot`'s chunk are in the owner's buffer.
+    pub fn post_signal(&self, slot: u32, epoch: u32) {
+        // Release: the rows come first. Partner: `await_signal`.
+        self.signals[slot as usize].store(epoch, Ordering::Release);
+    }
+
+    /// Waits for the rows of `slot`'s chunk.
+    pub fn await_signal<P: Patience>(
+        &self,
+        slot: u32,
+        epoch: u32,
+        awaited: Awaited,
+        patience: &mut P,
+    ) -> Result<(), P::Error> {
+        // Acquires the rows. Partner: `post_signal`.
+        wait_for(&self.signals[slot as usize], epoch, awaited, patience)
+    }
+
+    /// Rank `consumer` reads its buffer of `epoch` no more; told to the owner of this mailbox.
+    pub fn post_consumed(&self, consumer: u32, epoch: u32) {
+        // Release: the reads come first. Partner: `await_consumed`.
+        self.consumed[consumer as usize].store(epoch, Ordering::Release);
+    }
+
+    /// Waits until rank `consumer` reads its buffer of `epoch` no more.
+    pub fn await_consumed<P: Patience>(
+        &self,
+        consumer: u32,
+        epoch: u32,
+        patience: &mut P,
+    ) -> Result<(), P::Error> {
+        // Acquires the consumer's last reads. Partner: `post_consumed`.
+        let awaited = Awaited::Consumed { by: consumer };
+        wait_for(&self.consumed[consumer as usize], epoch, awaited, patience)
+    }
+
+    /// The owner's pusher reads the own slot of `epoch` no more.
+    pub fn post_sent(&self, epoch: u32) {
+        // Release: the reads come first. Partner: `await_sent`.
+        self.sent.store(epoch, Ordering::Release);
+    }
+
+    /// Waits until the owner's pusher reads the own slot of `epoch` no more.
+    pub fn await_sent<P: Patience>(&self, epoch: u32, patience: &mut P) -> Result<(), P::Error> {
+        // Acquires the pusher's last reads. Partner: `post_sent`.
+        wait_for(&self.sent, epoch, Awaited::Sent, patience)
+    }
+}
+
+/// One rank's view of the protocol in one step: whose chunks are whose, and all mailboxes.
+#[derive(Debug)]
+pub struct Endpoint<'a, W> {
+    /// This rank.
+    pub rank: u32,
+    /// The epoch of the step.
+    pub epoch: u32,
+    /// What this step sends.
+    pub transfers: &'a Transfers,
+    /// Signal slots a rank.
+    pub slots_per_rank: u32,
+    /// The mailboxes of all ranks.
+    pub mailboxes: &'a [Mailbox<W>],
+}
+
+impl<W: Word> Endpoint<'_, W> {
+    /// Caller: announces that the previous epoch's buffer is no longer read, then waits until the
+    /// own slot of this epoch's buffer may be written.
+    pub fn begin<P: Patience>(&self, patience: &mut P) -> Result<(), P::Error> {
+        for peer in self.transfers.told_consumed(self.rank) {
+            self.mailboxes[peer as usize].post_consumed(self.rank, self.epoch.wrapping_sub(1));
+        }
+        self.own().await_sent(self.reused_epoch(), patience)
+    }
+
+    /// Caller: round 0. Writes the own chunks into the own buffer (`copy(chunk, rank)`) and
+    /// signals them to the own workers.
+    pub fn publish<P: Patience>(
+        &self,
+        patience: &mut P,
+        copy: impl FnMut(u32, u32),
+    ) -> Result<(), P::Error> {
+        self.send_round(0, patience, copy)
+    }
+
+    /// Pusher: the rounds to the other ranks; `copy(chunk, to)` moves the rows.
+    pub fn push<P: Patience>(
+        &self,
+        patience: &mut P,
+        mut copy: impl FnMut(u32, u32),
+    ) -> Result<(), P::Error> {
+        for round in 1..self.transfers.ranks() {
+            self.send_round(round, patience, &mut copy)?;
+        }
+        self.own().post_sent(self.epoch);
+        Ok(())
+    }
+
+    /// Worker: waits until all of `chunks` are in the own buffer.
+    pub fn await_chunks<P: Patience>(
+        &self,
+        mut chunks: Range<u32>,
+        patience: &mut P,
+    ) -> Result<(), P::Error> {
+        chunks.try_for_each(|chunk| {
+            let awaited = Awaited::Chunk { chunk, from: self.chunks().rank_of(chunk) };
+            self.own().await_signal(self.slot(chunk), self.epoch, awaited, patience)
+        })
+    }
+
+    fn send_round<P: Patience>(
+        &self,
+        round: u32,
+        patience: &mut P,
+        mut copy: impl FnMut(u32, u32),
+    ) -> Result<(), P::Error> {
+        for step in self.transfers.round(self.rank, round) {
+            match step {
+                SenderStep::AwaitConsumed { peer, .. } => {
+                    self.own().await_consumed(peer, self.reused_epoch(), patience)?;
+                }
+                SenderStep::Send { chunk, to, .. } => copy(chunk, to),
+                SenderStep::Signal { chunk, to, .. } => {
+                    self.mailboxes[to as usize].post_signal(self.slot(chunk), self.epoch);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The epoch whose buffer this one takes over.
+    fn reused_epoch(&self) -> u32 {
+        self.epoch.wrapping_sub(BUFFERS)
+    }
+
+    fn slot(&self, chunk: u32) -> u32 {
+        self.chunks().signal_slot(chunk, self.slots_per_rank)
+    }
+
+    fn own(&self) -> &Mailbox<W> {
+        &self.mailboxes[self.rank as usize]
+    }
+
+    fn chunks(&self) -> &Chunks {
+        self.transfers.chunks()
+    }
+}
+
+/// Looks at `word` until it has reached `epoch`. The load that saw it is an acquire.
+fn wait_for<W: Word, P: Patience>(
+    word: &W,
+    epoch: u32,
+    awaited: Awaited,
+    patience: &mut P,
+) -> Result<(), P::Error> {
+    loop {
+        let seen = word.load(Ordering::Acquire);
+        if reached(seen, epoch) {
+            return Ok(());
+        }
+        patience.pause(awaited, epoch, seen)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn reached_is_right_across_the_wrap(epoch: u32, ahead in 0u32..1 << 31, behind in 1u32..1 << 31) {
+            prop_assert!(reached(epoch.wrapping_add(ahead), epoch));
+            prop_assert!(!reached(epoch.wrapping_sub(behind), epoch));
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! All-gather + GEMM: every rank brings a shard of A and gets D = A · B of the whole A.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::io::{Input, Product};
+use super::products::{self, StepInput};
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::fit::{check_len, check_scales, check_type, scale_count};
+use crate::host::{Aborter, Gatherer, Operand, OwnRows, Rank, StepShape, Stream};
+use crate::plan::{Plan, PlanOptions, Problem, Scaling};
+use crate::trace::{TileEvent, Timeline};
+
+/// One rank's all-gather + GEMM, planned once and enqueued many times.
+///
+/// Collective: the ranks of a group plan the same operations in the same order, and enqueue the
+/// same steps. Each rank has a thread of its own.
+///
+/// ```
+/// use overlap_gemm::Result;
+/// use overlap_gemm::element::bf16;
+/// use overlap_gemm::host::{Group, Rank, Stream};
+/// use overlap_gemm::ops::AllGatherGemm;
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// const RANKS: u32 = 4;
+/// const M: usize = 256;
+/// const N: usize = 96;
+/// const K: usize = 64;
+///
+/// fn one_rank(rank: Rank, problem: &Problem) -> Result<()> {
+///     // Plan once: memory, signals, the order of tiles and of transfers.
+///     let mut layer = AllGatherGemm::<bf16>::plan(&rank, problem, PlanOptions::default())?;
+///     let stream = Stream::for_ranks(RANKS);
+///
+///     // This rank's rows of A, its own weight (N×K), its own output (M×N).
+///     let shard = vec![bf16::from_f32(1.0 + rank.rank() as f32); M / 4 * K];
+///     let weight = vec![bf16::from_f32(0.5); N * K];
+///     let mut output = vec![bf16::ZERO; M * N];
+///
+///     // Enqueue many times, with whatever the shard holds by then.
+///     for _step in 0..3 {
+///         layer.enqueue(&stream, &shard, &weight, &mut output)?;
+///     }
+///
+///     // Row 200 is one of rank 3's: 64 products of 4.0 and 0.5.
+///     assert_eq!(output[200 * N].to_f32(), 64.0 * 4.0 * 0.5);
+///     // The gathered A is there for whoever needs it, until the next step.
+///     let gathered = layer.gathered().expect("a step has completed");
+///     assert_eq!(gathered.row(64)[0].to_f32(), 2.0);
+///     Ok(())
+/// }
+///
+/// let problem = Problem::builder(M as u64, N as u64, K as u64).ranks(RANKS.into()).build()?;
+/// let ranks = Group::local(RANKS)?;
+/// std::thread::scope(|scope| {
+///     let spawn = |rank| scope.spawn(|| one_rank(rank, &problem));
+///     let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
+///     threads.into_iter().try_for_each(|thread| thread.join().expect("no rank panics"))
+/// })?;
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AllGatherGemm<A, B = A, D = A> {
+    gatherer: Gatherer<A>,
+    planned: StepShape,
+    tiles: Vec<TileEvent>,
+    types: PhantomData<fn(B) -> D>,
+}
+
+/// The gathered A of the latest step.
+#[derive(Clone, Copy, Debug)]
+pub struct Gathered<'a, A> {
+    elements: &'a [A],
+    m: u32,
+    k: u32,
+}
+
+impl<'a, A> Gathered<'a, A> {
+    /// All rows, packed.
+    pub fn elements(&self) -> &'a [A] {
+        self.elements
+    }
+
+    /// How many rows there are.
+    pub fn m(&self) -> u32 {
+        self.m
+    }
+
+    /// One row; empty if there is no such row.
+    pub fn row(&self, row: u32) -> &'a [A] {
+        let (row, k) = (row as usize, self.k as usize);
+        self.elements.chunks_exact(k).nth(row).unwrap_or(&[])
+    }
+}
+
+impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
+    /// Plans the operation on one rank. All ranks plan it; none waits for another here.
+    pub fn plan(rank: &Rank, problem: &Problem, options: PlanOptions) -> Result<Self> {
+        check_type::<A>("A", problem.elements().a)?;
+        check_type::<B>("B", problem.elements().b)?;
+        check_type::<D>("D", problem.elements().d)?;
+        let planned = Arc::new(Plan::new(problem, options)?);
+        let gatherer = Gatherer::join(rank, &planned)?;
+        tracing::debug!(rank = rank.rank(), %problem, "planned all-gather + GEMM");
+        Ok(AllGatherGemm { gatherer, planned, tiles: Vec::new(), types: PhantomData })
+    }
+
+    /// What was planned.
+    pub fn planned(&self) -> &Plan {
+        &self.planned
+    }
+
+    /// One step with one product: gathers this and all other ranks' `input`, and sets `d` to the
+    /// gathered A times `b`.
+    pub fn enqueue<'a>(
+        &mut self,
+        stream: &Stream,
+        input: impl Into<Input<'a, A>>,
+        b: &[B],
+        d: &mut [D],
+    ) -> Result<()> {
+        self.enqueue_all(stream, input, &mut [Product::new(b, d)])
+    }
+
+    /// One step with several products of the same gathered A.
+    pub fn enqueue_all<'a>(
+        &mut self,
+        stream: &Stream,
+        input: impl Into<Input<'a, A>>,
+        products: &mut [Product<'_, B, D>],
+    ) -> Result<()> {
+        let input = input.into();
+        let shape = self.shape(input.rows)?;
+        self.check_input(&shape, &input)?;
+        let problems = products::check_products(shape.problem(), products)?;
+
+        let step = self.step(stream, &shape, &input, &problems, products);
+        if let Err(error) = &step {
+            tracing::warn!(rank = self.gatherer.rank(), %error, "step failed");
+            products::poison(&problems, products);
+            self.gatherer.fail(error.clone());
+        }
+        step
+    }
+
+    /// The slot of this rank's shard in the next step's gathered A: rows packed, K elements each.
+    ///
+    /// A producer that writes here saves the copy; the step is then enqueued with
+    /// [`Input::in_place`] and the same `rows`. What the slot holds before is unspecified.
+    pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<&mut [A]> {
+        let shape = self.shape(rows)?;
+        self.gatherer.local_shard(&shape)
+    }
+
+    /// The gathered A of the latest step; `None` before the first and after one that failed.
+    pub fn gathered(&self) -> Option<Gathered<'_, A>> {
+        let (elements, m) = self.gatherer.gathered()?;
+        Some(Gathered { elements, m, k: self.planned.problem().k() })
+    }
+
+    /// A handle that ends the operation from any thread.
+    pub fn aborter(&self) -> Aborter {
+        self.gatherer.aborter()
+    }
+
+    /// Waits until everything this rank began to send has been sent.
+    pub fn flush(&self) -> Result<()> {
+        self.gatherer.flush()
+    }
+
+    /// Takes this rank's record of the steps so far, if the group records.
+    ///
+    /// [`AllGatherGemm::flush`] first, for the last transfers to be in it.
+    pub fn take_timeline(&mut self) -> Timeline {
+        Timeline {
+            tiles: std::mem::take(&mut self.tiles),
+            transfers: self.gatherer.take_transfers(),
+        }
+    }
+
+    /// The plan of a step with these rows.
+    fn shape(&self, rows: Option<&[u32]>) -> Result<StepShape> {
+        match rows {
+            Some(rows) if rows != self.planned.problem().shards().to_rows() => {
+                Ok(Arc::new(self.planned.for_rows(rows)?))
+            }
+            _ => Ok(Arc::clone(&self.planned)),
+        }
+    }
+
+    fn check_input(&self, shape: &Plan, input: &Input<'_, A>) -> Result<()> {
+        let problem = shape.problem();
+        let own = problem.shards().rows(self.gatherer.rank()).len() as u32;
+        match input.shard {
+            Some(shard) => check_len("the length of the shard", shard.len(), problem.a_len(own))?,
+            None if self.gatherer.is_lent() => {}
+            None => {
+                let remedy = "write the shard through `local_shard` before each step in place";
+                let (got, expected) = ("not taken", "taken for this step");
+                return Err(Error::mismatch("the local shard", got, expected, remedy));
+            }
+        }
+        check_scales("the scales of A", input.scales, scale_count(problem.scaling(), own))
+    }
+
+    fn step(
+        &mut self,
+        stream: &Stream,
+        shape: &StepShape,
+        input: &Input<'_, A>,
+        problems: &[Problem],
+        products: &mut [Product<'_, B, D>],
+    ) -> Result<()> {
+        self.gatherer.begin(shape)?;
+        self.gatherer.send(shape, OwnRows { rows: input.shard, scales: input.scales })?;
+        let gatherer = &self.gatherer;
+        let tensor_scale = match shape.problem().scaling() {
+            Scaling::Tensor => input.scales.first(),
+            Scaling::None | Scaling::Rows => None,
+        };
+        let row_scales = gatherer.row_scales();
+        let step = StepInput {
+            plan: shape,
+            a: Operand { rows: gatherer.rows(), row_scales, tensor_scale },
+            pivot: gatherer.rank(),
+            epoch: gatherer.epoch(),
+            m: shape.problem().m(),
+            record: gatherer.recording(),
+        };
+        let events = products::compute(*stream, step, problems, products, || {
+            let mut watch = gatherer.watch();
+            move |tile, chunks| {
+                watch.tile = Some(tile);
+                gatherer.await_chunks(shape, chunks, &mut watch)
+            }
+        })?;
+        self.tiles.extend(events);
+        self.gatherer.complete(shape);
+        Ok(())
+    }
+}

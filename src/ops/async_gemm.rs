@@ -1,0 +1,176 @@
+//! GEMM on an input that somebody else delivers, chunk by chunk.
+
+use std::marker::PhantomData;
+use std::time::Instant;
+
+use super::io::Product;
+use super::products::{self, StepInput};
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::fit::{check_scales, check_type, scale_count};
+use crate::host::{AsyncInput, Deadlines, Operand, Stream};
+use crate::plan::{Plan, PlanOptions, Problem, Scaling};
+use crate::trace::{TileEvent, Timeline};
+
+/// D = A · B where A arrives while it is multiplied.
+///
+/// The problem's shards say which source delivers which rows; `pivot` names the source expected
+/// first. Producers publish chunks through [`ChunkWriter`](crate::host::ChunkWriter)s from any
+/// threads, in any order; the product follows the order it was planned for and waits, tile by tile.
+///
+/// ```
+/// use overlap_gemm::element::bf16;
+/// use overlap_gemm::host::Stream;
+/// use overlap_gemm::ops::AsyncGemm;
+/// use overlap_gemm::plan::{PlanOptions, Problem};
+///
+/// let problem = Problem::builder(128, 32, 16).ranks(2).build()?;
+/// let mut gemm = AsyncGemm::<bf16>::plan(&problem, PlanOptions::default(), 0)?;
+/// let mut input = gemm.input()?;
+/// let weight = vec![bf16::ONE; 32 * 16];
+/// let mut output = vec![bf16::ZERO; 128 * 32];
+///
+/// let writer = input.writer();
+/// let producer = std::thread::spawn(move || {
+///     for chunk in (0..writer.plan().chunks().len()).rev() {
+///         let rows = writer.plan().chunks().rows(chunk);
+///         let data = vec![bf16::from_f32(chunk as f32); rows.len() * 16];
+///         writer.publish(0, chunk, &data)?; // copies, then signals
+///     }
+///     Ok::<(), overlap_gemm::Error>(())
+/// });
+/// // Begins at once, and computes each tile as soon as the chunks it touches are there.
+/// gemm.enqueue(&Stream::new(1)?, &mut input, &weight, &mut output)?;
+/// producer.join().expect("no panic")?;
+/// assert_eq!(output[127 * 32].to_f32(), 16.0); // chunk 1, 16 products of 1
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AsyncGemm<A, B = A, D = A> {
+    plan: Plan,
+    pivot: u32,
+    deadlines: Deadlines,
+    record: Option<Instant>,
+    tiles: Vec<TileEvent>,
+    types: PhantomData<fn(A, B) -> D>,
+}
+
+impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
+    /// Plans the product; the chunks of source `pivot` are expected first.
+    pub fn plan(problem: &Problem, options: PlanOptions, pivot: u32) -> Result<Self> {
+        check_type::<A>("A", problem.elements().a)?;
+        check_type::<B>("B", problem.elements().b)?;
+        check_type::<D>("D", problem.elements().d)?;
+        problem.shards().check_rank(pivot)?;
+        let plan = Plan::new(problem, options)?;
+        let (deadlines, tiles) = (Deadlines::default(), Vec::new());
+        Ok(AsyncGemm { plan, pivot, deadlines, record: None, tiles, types: PhantomData })
+    }
+
+    /// How long a step waits for a chunk, and a producer for a buffer; for inputs made after this.
+    #[must_use]
+    pub fn with_deadlines(mut self, deadlines: Deadlines) -> Self {
+        self.deadlines = deadlines;
+        self
+    }
+
+    /// Records a timeline from now on.
+    #[must_use]
+    pub fn recorded(mut self) -> Self {
+        self.record = Some(Instant::now());
+        self
+    }
+
+    /// What was planned.
+    pub fn planned(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// An input for this product: two buffers, so that one is filled while the other is read.
+    pub fn input(&self) -> Result<AsyncInput<A>> {
+        AsyncInput::new(&self.plan, self.deadlines)
+    }
+
+    /// One step: `d` = the input's next A times `b`.
+    pub fn enqueue(
+        &mut self,
+        stream: &Stream,
+        input: &mut AsyncInput<A>,
+        b: &[B],
+        d: &mut [D],
+    ) -> Result<()> {
+        let m = self.plan.problem().m();
+        self.enqueue_all(stream, input, m, &[], &mut [Product::new(b, d)])
+    }
+
+    /// One step of the first `m` rows, with several products; `scales` is the scale of A for
+    /// [`Scaling::Tensor`] and empty otherwise (row scales arrive with their chunks).
+    pub fn enqueue_all(
+        &mut self,
+        stream: &Stream,
+        input: &mut AsyncInput<A>,
+        m: u32,
+        scales: &[f32],
+        products: &mut [Product<'_, B, D>],
+    ) -> Result<()> {
+        let problem = self.plan.problem();
+        if input.plan() != &self.plan {
+            let remedy = "make the input with this operation's `input`";
+            let (got, expected) = (input.plan().problem(), problem);
+            return Err(Error::mismatch("the plan of the input", got, expected, remedy));
+        }
+        if !(1..=problem.m()).contains(&m) {
+            let remedy = "plan for the largest M that any step will have";
+            let most = problem.m().into();
+            return Err(Error::out_of_range("m of this step", m.into(), 1, most, remedy));
+        }
+        let scaling = problem.scaling();
+        let expected = if scaling == Scaling::Tensor { 1 } else { scale_count(scaling, 0) };
+        check_scales("the scales of A", scales, expected)?;
+        let problems = products::check_products(&problem.truncated(m)?, products)?;
+
+        let step = self.step(*stream, input, m, scales, &problems, products);
+        if let Err(error) = &step {
+            tracing::warn!(%error, "step failed");
+            products::poison(&problems, products);
+            input.fail(error.clone());
+        }
+        step
+    }
+
+    /// Takes the record of the steps so far.
+    pub fn take_timeline(&mut self) -> Timeline {
+        Timeline { tiles: std::mem::take(&mut self.tiles), transfers: Vec::new() }
+    }
+
+    fn step(
+        &mut self,
+        stream: Stream,
+        input: &mut AsyncInput<A>,
+        m: u32,
+        scales: &[f32],
+        problems: &[Problem],
+        products: &mut [Product<'_, B, D>],
+    ) -> Result<()> {
+        let epoch = input.begin()?;
+        let input = &*input;
+        let (row_scales, tensor_scale) = (input.row_scales(), scales.first());
+        let step = StepInput {
+            plan: &self.plan,
+            a: Operand { rows: input.rows(), row_scales, tensor_scale },
+            pivot: self.pivot,
+            epoch,
+            m,
+            record: self.record,
+        };
+        let events = products::compute(stream, step, problems, products, || {
+            let mut watch = input.watch();
+            move |tile, chunks| {
+                watch.tile = Some(tile);
+                input.await_chunks(chunks, m, &mut watch)
+            }
+        })?;
+        self.tiles.extend(events);
+        Ok(())
+    }
+}

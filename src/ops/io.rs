@@ -1,0 +1,97 @@
+//! What goes into a step and comes out of it.
+//!
+//! Invariant: these only borrow; whether they fit the plan is checked when the step is enqueued.
+
+use crate::error::Result;
+use crate::fit::{check_len, check_scales, scale_count};
+use crate::plan::Problem;
+
+/// One rank's input to a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a, A> {
+    pub(crate) shard: Option<&'a [A]>,
+    pub(crate) rows: Option<&'a [u32]>,
+    pub(crate) scales: &'a [f32],
+}
+
+impl<'a, A> Input<'a, A> {
+    /// The rank's shard, to be copied into its slot of the gathered input.
+    pub fn copied(shard: &'a [A]) -> Self {
+        Input { shard: Some(shard), rows: None, scales: &[] }
+    }
+
+    /// The shard is in its slot already: the producer wrote it through
+    /// [`AllGatherGemm::local_shard`](super::AllGatherGemm::local_shard).
+    pub fn in_place() -> Self {
+        Input { shard: None, rows: None, scales: &[] }
+    }
+
+    /// The rows of every rank in this step, the same on all ranks (default: as planned).
+    #[must_use]
+    pub fn rows(mut self, rows: &'a [u32]) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
+    /// The scale of A for [`Scaling::Tensor`](crate::plan::Scaling::Tensor), the scales of this rank's rows for [`Scaling::Rows`](crate::plan::Scaling::Rows).
+    #[must_use]
+    pub fn scales(mut self, scales: &'a [f32]) -> Self {
+        self.scales = scales;
+        self
+    }
+}
+
+impl<'a, A> From<&'a [A]> for Input<'a, A> {
+    fn from(shard: &'a [A]) -> Self {
+        Input::copied(shard)
+    }
+}
+
+impl<'a, A> From<&'a Vec<A>> for Input<'a, A> {
+    fn from(shard: &'a Vec<A>) -> Self {
+        Input::copied(shard)
+    }
+}
+
+/// One of the products of a step: a B and the D it gives.
+#[derive(Debug)]
+pub struct Product<'a, B, D> {
+    pub(crate) b: &'a [B],
+    pub(crate) d: &'a mut [D],
+    pub(crate) n: Option<u64>,
+    pub(crate) scales: &'a [f32],
+}
+
+impl<'a, B, D> Product<'a, B, D> {
+    /// `d` = A · `b`, both as planned.
+    pub fn new(b: &'a [B], d: &'a mut [D]) -> Self {
+        Product { b, d, n: None, scales: &[] }
+    }
+
+    /// Another number of columns than planned; `b` and `d` are packed then.
+    #[must_use]
+    pub fn n(mut self, n: u64) -> Self {
+        self.n = Some(n);
+        self
+    }
+
+    /// The scale of B for [`Scaling::Tensor`](crate::plan::Scaling::Tensor), the scales of D's columns for [`Scaling::Rows`](crate::plan::Scaling::Rows).
+    #[must_use]
+    pub fn scales(mut self, scales: &'a [f32]) -> Self {
+        self.scales = scales;
+        self
+    }
+
+    /// The problem of this product in a step of `problem`'s shape, once everything fits it.
+    pub(crate) fn check(&self, problem: &Problem) -> Result<Problem> {
+        let problem = match self.n {
+            Some(n) => problem.with_n(n)?,
+            None => problem.clone(),
+        };
+        check_len("the length of B", self.b.len(), problem.b_len())?;
+        check_len("the length of D", self.d.len(), problem.d_len())?;
+        let scales = scale_count(problem.scaling(), problem.n());
+        check_scales("the scales of B", self.scales, scales)?;
+        Ok(problem)
+    }
+}

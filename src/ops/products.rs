@@ -1,0 +1,78 @@
+//! The part that all operations share: several products of one A, tile by tile.
+//!
+//! Invariant: every output is either computed whole or filled with NaN.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::io::Product;
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::host::{Operand, OutputCells, ProductView, Stream, TileJob, run_tiles};
+use crate::plan::{Plan, Problem, Tile};
+use crate::trace::TileEvent;
+
+/// The problem of each product, once all of them fit the step.
+pub(crate) fn check_products<B, D>(
+    problem: &Problem,
+    products: &[Product<'_, B, D>],
+) -> Result<Vec<Problem>> {
+    if products.is_empty() {
+        let remedy = "give at least one product to a step";
+        return Err(Error::mismatch("the number of products", 0, "at least 1", remedy));
+    }
+    products.iter().map(|product| product.check(problem)).collect()
+}
+
+/// Which step is computed, and where its A is.
+pub(crate) struct StepInput<'a, A> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) a: Operand<'a, A>,
+    /// The rank whose chunks come first.
+    pub(crate) pivot: u32,
+    pub(crate) epoch: u32,
+    /// How many rows of the plan the step has.
+    pub(crate) m: u32,
+    pub(crate) record: Option<Instant>,
+}
+
+/// Computes all products; each worker waits with a `waiter` of its own.
+pub(crate) fn compute<A: Element, B: Element, D: Element, W>(
+    stream: Stream,
+    step: StepInput<'_, A>,
+    problems: &[Problem],
+    products: &mut [Product<'_, B, D>],
+    waiter: impl Fn() -> W + Sync,
+) -> Result<Vec<TileEvent>>
+where
+    W: FnMut(Tile, Range<u32>) -> Result<()>,
+{
+    let views: Vec<_> = products
+        .iter_mut()
+        .zip(problems)
+        .map(|(product, problem)| ProductView {
+            b: product.b,
+            ldb: problem.ldb(),
+            b_layout: problem.b_layout(),
+            n: problem.n(),
+            k: problem.k(),
+            d: OutputCells::new(product.d, problem.ldd()),
+            scales: product.scales,
+        })
+        .collect();
+    let (chunks, tiling) = (step.plan.chunks(), step.plan.options().tiling);
+    let place = (step.pivot, step.epoch);
+    let job = TileJob::new(step.a, &views, chunks, tiling, place, step.m, step.record)?;
+    run_tiles(stream, &job, waiter)
+}
+
+/// Fills every output with NaN: the step failed, and nobody shall take it for a result.
+pub(crate) fn poison<B, D: Element>(problems: &[Problem], products: &mut [Product<'_, B, D>]) {
+    for (problem, product) in problems.iter().zip(products) {
+        let rows = product.d.chunks_mut(problem.ldd() as usize).take(problem.m() as usize);
+        for row in rows {
+            let columns = row.len().min(problem.n() as usize);
+            row[..columns].fill(D::POISON);
+        }
+    }
+}
