@@ -1,0 +1,226 @@
+//! The protocol core, the code that runs, under loom: every interleaving of a small world within
+//! a preemption bound, with the C11 memory model. What shuttle cannot see: weak orderings.
+//!
+//! The data cells are loom's `UnsafeCell`s, so a read or write that the signals and
+//! acknowledgements do not order is a reported race, whatever value it happens to see.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU32;
+use overlap_gemm::host::protocol::{Awaited, Endpoint, Mailbox, Patience, Word};
+use overlap_gemm::plan::{BUFFERS, Chunks, Shards, Transfers};
+
+/// Which orderings a mutant forgets.
+const NOTHING: u8 = 0;
+const RELEASE: u8 = 1;
+const ACQUIRE: u8 = 2;
+
+struct LoomWord<const FORGETS: u8>(AtomicU32);
+
+impl<const FORGETS: u8> Word for LoomWord<FORGETS> {
+    fn new(value: u32) -> Self {
+        LoomWord(AtomicU32::new(value))
+    }
+
+    fn load(&self, ordering: Ordering) -> u32 {
+        self.0.load(if FORGETS == ACQUIRE { Ordering::Relaxed } else { ordering })
+    }
+
+    fn store(&self, value: u32, ordering: Ordering) {
+        self.0.store(value, if FORGETS == RELEASE { Ordering::Relaxed } else { ordering });
+    }
+}
+
+/// Lets others run; loom explores what they do.
+struct Yield;
+
+impl Patience for Yield {
+    type Error = std::convert::Infallible;
+
+    fn pause(&mut self, _: Awaited, _: u32, _: u32) -> Result<(), Self::Error> {
+        loom::thread::yield_now();
+        Ok(())
+    }
+}
+
+/// Two ranks; only rank 0 has a row, in one chunk. Epochs count from just before the wrap.
+struct World<const FORGETS: u8> {
+    transfers: Transfers,
+    mailboxes: Vec<Mailbox<LoomWord<FORGETS>>>,
+    /// `rows[rank][buffer]`: the epoch that the row was written for.
+    rows: [[UnsafeCell<u32>; BUFFERS as usize]; 2],
+    /// A row of another epoch was read. Told after all threads have ended: a panic with others
+    /// still running would end the process, not the test.
+    wrong: AtomicBool,
+}
+
+// SAFETY: the cells are loom's: an unordered access is the failure that these tests look for.
+unsafe impl<const FORGETS: u8> Sync for World<FORGETS> {}
+// SAFETY: as above.
+unsafe impl<const FORGETS: u8> Send for World<FORGETS> {}
+
+const BEFORE: u32 = u32::MAX - 1;
+
+fn epochs(count: u32) -> impl Iterator<Item = u32> {
+    (1..=count).map(|step| BEFORE.wrapping_add(step))
+}
+
+impl<const FORGETS: u8> World<FORGETS> {
+    fn new() -> Self {
+        let chunks = Chunks::even(&Shards::of_rows(&[1, 0]).unwrap(), 1).unwrap();
+        World {
+            transfers: Transfers::new(&chunks),
+            mailboxes: (0..2).map(|_| Mailbox::new(2, 2, BEFORE)).collect(),
+            rows: [0, 1].map(|_| [0, 1].map(|_| UnsafeCell::new(0))),
+            wrong: AtomicBool::new(false),
+        }
+    }
+
+    fn endpoint(&self, rank: u32, epoch: u32) -> Endpoint<'_, LoomWord<FORGETS>> {
+        let (transfers, mailboxes) = (&self.transfers, &self.mailboxes[..]);
+        Endpoint { rank, epoch, transfers, slots_per_rank: 1, mailboxes }
+    }
+
+    fn write(&self, rank: u32, epoch: u32) {
+        let cell = &self.rows[rank as usize][(epoch % BUFFERS) as usize];
+        // SAFETY: checked by loom.
+        cell.with_mut(|row| unsafe { *row = epoch });
+    }
+
+    fn read(&self, rank: u32, epoch: u32) {
+        let cell = &self.rows[rank as usize][(epoch % BUFFERS) as usize];
+        // SAFETY: checked by loom.
+        let written_for = cell.with(|row| unsafe { *row });
+        self.wrong.fetch_or(written_for != epoch, Ordering::Relaxed);
+    }
+
+    /// Rank 0's caller in one step, but for its tiles.
+    fn publish(&self, epoch: u32) {
+        let endpoint = self.endpoint(0, epoch);
+        endpoint.begin(&mut Yield).unwrap();
+        endpoint.publish(&mut Yield, |_, rank| self.write(rank, epoch)).unwrap();
+    }
+
+    /// Rank 0's pusher in one step.
+    fn push(&self, epoch: u32) {
+        let copy = |_, to| {
+            self.read(0, epoch);
+            self.write(to, epoch);
+        };
+        self.endpoint(0, epoch).push(&mut Yield, copy).unwrap();
+    }
+
+    /// A whole step of a rank that only consumes.
+    fn consume(&self, rank: u32, epoch: u32) {
+        let endpoint = self.endpoint(rank, epoch);
+        endpoint.begin(&mut Yield).unwrap();
+        endpoint.push(&mut Yield, |_, _| unreachable!("it has nothing to send")).unwrap();
+        endpoint.await_chunks(0..1, &mut Yield).unwrap();
+        self.read(rank, epoch);
+    }
+}
+
+/// Loom's advice: two find most, three nearly all; the search grows exponentially.
+const PREEMPTIONS: usize = 3;
+
+fn model(run: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.max_branches = 100_000;
+    builder.check(run);
+}
+
+/// Rank 0 sends for three steps (so a buffer is used again), rank 1 receives.
+fn one_sends_one_receives<const FORGETS: u8>(tamper: fn(&World<FORGETS>)) {
+    model(move || {
+        let world = Arc::new(World::<FORGETS>::new());
+        tamper(&world);
+        let sender = {
+            let world = Arc::clone(&world);
+            loom::thread::spawn(move || {
+                for epoch in epochs(3) {
+                    world.publish(epoch);
+                    world.push(epoch);
+                }
+            })
+        };
+        for epoch in epochs(3) {
+            world.consume(1, epoch);
+        }
+        sender.join().unwrap();
+        assert!(!world.wrong.load(Ordering::Relaxed), "a row of another epoch was read");
+    });
+}
+
+/// Rank 0's caller and its pusher: the own slot is written again only after it was sent.
+fn caller_and_pusher<const FORGETS: u8>(tamper: fn(&World<FORGETS>)) {
+    model(move || {
+        let world = Arc::new(World::<FORGETS>::new());
+        // Rank 1 is out of the picture: it has consumed everything in advance.
+        world.mailboxes[0].post_consumed(1, BEFORE.wrapping_add(100));
+        tamper(&world);
+        let pusher = {
+            let world = Arc::clone(&world);
+            loom::thread::spawn(move || {
+                for epoch in epochs(3) {
+                    // What the caller's channel orders in production, by the same signal here.
+                    world.endpoint(0, epoch).await_chunks(0..1, &mut Yield).unwrap();
+                    world.push(epoch);
+                }
+            })
+        };
+        for epoch in epochs(3) {
+            world.publish(epoch);
+        }
+        pusher.join().unwrap();
+        assert!(!world.wrong.load(Ordering::Relaxed), "a row of another epoch was read");
+    });
+}
+
+#[test]
+fn a_chunk_is_read_after_it_is_written_and_before_it_is_overwritten() {
+    one_sends_one_receives::<NOTHING>(|_| ());
+}
+
+#[test]
+fn the_own_slot_is_overwritten_after_it_was_sent() {
+    caller_and_pusher::<NOTHING>(|_| ());
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_without_release_is_caught() {
+    one_sends_one_receives::<RELEASE>(|_| ());
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_without_acquire_is_caught() {
+    one_sends_one_receives::<ACQUIRE>(|_| ());
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_signal_before_data_is_caught() {
+    one_sends_one_receives::<NOTHING>(|world| {
+        world.mailboxes[1].post_signal(0, BEFORE.wrapping_add(100));
+    });
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_missing_ack_is_caught() {
+    one_sends_one_receives::<NOTHING>(|world| {
+        world.mailboxes[0].post_consumed(1, BEFORE.wrapping_add(100));
+    });
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_missing_wait_for_the_pusher_is_caught() {
+    caller_and_pusher::<NOTHING>(|world| {
+        world.mailboxes[0].post_sent(BEFORE.wrapping_add(100));
+    });
+}

@@ -1,0 +1,213 @@
+//! The protocol core, the code that runs, under shuttle: realistic worlds, thousands of random
+//! interleavings: deadlock, reuse, epoch wrap, several workers a rank. What loom cannot reach in
+//! size. (Shuttle is sequentially consistent: weak orderings are loom's business.)
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use overlap_gemm::host::protocol::{Awaited, Endpoint, Mailbox, Patience, Word};
+use overlap_gemm::plan::{BUFFERS, Chunks, Shards, TileOrder, Tiling, Transfers};
+
+/// A word that once held [`FOREVER`] keeps it: a wait that a mutant does not have.
+struct ShuttleWord(shuttle::sync::atomic::AtomicU32);
+
+/// An epoch that none of these worlds gets to.
+const FOREVER: u32 = BEFORE.wrapping_add(1000);
+
+impl Word for ShuttleWord {
+    fn new(value: u32) -> Self {
+        ShuttleWord(shuttle::sync::atomic::AtomicU32::new(value))
+    }
+
+    fn load(&self, ordering: Ordering) -> u32 {
+        self.0.load(ordering)
+    }
+
+    fn store(&self, value: u32, ordering: Ordering) {
+        if self.0.load(Ordering::Relaxed) != FOREVER {
+            self.0.store(value, ordering);
+        }
+    }
+}
+
+/// Yields, and gives up after so many looks that only a wait in vain explains them.
+#[derive(Default)]
+struct Looks(u32);
+
+#[derive(Debug)]
+struct InVain;
+
+impl Patience for Looks {
+    type Error = InVain;
+
+    fn pause(&mut self, _: Awaited, _: u32, _: u32) -> Result<(), InVain> {
+        self.0 += 1;
+        shuttle::thread::yield_now();
+        if self.0 > 20_000 { Err(InVain) } else { Ok(()) }
+    }
+}
+
+const BEFORE: u32 = u32::MAX - 2;
+const EPOCHS: u32 = 6;
+const WORKERS: u32 = 2;
+
+/// All ranks' signals and, for every row, the epoch it was written for. The rows are ordinary
+/// atomics that shuttle does not see, so they add no interleavings and hide none.
+struct World {
+    transfers: Transfers,
+    slots_per_rank: u32,
+    mailboxes: Vec<Mailbox<ShuttleWord>>,
+    rows: Vec<[Vec<AtomicU32>; BUFFERS as usize]>,
+}
+
+impl World {
+    fn new(rows: &[u32], per_shard: u32) -> Self {
+        let chunks = Chunks::even(&Shards::of_rows(rows).unwrap(), per_shard).unwrap();
+        let (ranks, slots_per_rank) = (rows.len() as u32, chunks.most_per_rank());
+        let buffer = || (0..chunks.len()).map(|_| AtomicU32::new(0)).collect();
+        World {
+            transfers: Transfers::new(&chunks),
+            slots_per_rank,
+            mailboxes: (0..ranks)
+                .map(|_| Mailbox::new(slots_per_rank * ranks, ranks, BEFORE))
+                .collect(),
+            rows: (0..ranks).map(|_| [buffer(), buffer()]).collect(),
+        }
+    }
+
+    fn endpoint(&self, rank: u32, epoch: u32) -> Endpoint<'_, ShuttleWord> {
+        Endpoint {
+            rank,
+            epoch,
+            transfers: &self.transfers,
+            slots_per_rank: self.slots_per_rank,
+            mailboxes: &self.mailboxes,
+        }
+    }
+
+    fn row(&self, rank: u32, epoch: u32, chunk: u32) -> &AtomicU32 {
+        &self.rows[rank as usize][(epoch % BUFFERS) as usize][chunk as usize]
+    }
+
+    fn write(&self, rank: u32, epoch: u32, chunk: u32) {
+        self.row(rank, epoch, chunk).store(epoch, Ordering::Relaxed);
+    }
+
+    fn check(&self, rank: u32, epoch: u32, chunk: u32) {
+        let seen = self.row(rank, epoch, chunk).load(Ordering::Relaxed);
+        assert_eq!(seen, epoch, "rank {rank} reads chunk {chunk} of another epoch");
+    }
+}
+
+fn run_rank(world: &Arc<World>, rank: u32) {
+    let (steps, to_send) = shuttle::sync::mpsc::channel::<u32>();
+    let pusher = {
+        let world = Arc::clone(world);
+        shuttle::thread::spawn(move || {
+            for epoch in to_send {
+                let copy = |chunk, to| {
+                    world.check(rank, epoch, chunk);
+                    world.write(to, epoch, chunk);
+                };
+                world.endpoint(rank, epoch).push(&mut Looks::default(), copy).unwrap();
+            }
+        })
+    };
+    let chunks = world.transfers.chunks();
+    let order = TileOrder::new(chunks, 2, Tiling::of_tile(2, 1), rank).unwrap();
+    for step in 1..=EPOCHS {
+        let epoch = BEFORE.wrapping_add(step);
+        let endpoint = world.endpoint(rank, epoch);
+        endpoint.begin(&mut Looks::default()).unwrap();
+        let copy = |chunk, _| world.write(rank, epoch, chunk);
+        endpoint.publish(&mut Looks::default(), copy).unwrap();
+        steps.send(epoch).unwrap();
+        let workers: Vec<_> = (0..WORKERS)
+            .map(|worker| {
+                let (world, order) = (Arc::clone(world), order.clone());
+                shuttle::thread::spawn(move || {
+                    let endpoint = world.endpoint(rank, epoch);
+                    let mine = |index: &u64| index % u64::from(WORKERS) == u64::from(worker);
+                    for tile in (0..order.index_count()).filter(mine) {
+                        let touched = order.chunks_of(order.tile_at(tile).unwrap());
+                        endpoint.await_chunks(touched.clone(), &mut Looks::default()).unwrap();
+                        // Reading takes time: twice, with others running in between.
+                        touched.clone().for_each(|chunk| world.check(rank, epoch, chunk));
+                        shuttle::thread::yield_now();
+                        touched.for_each(|chunk| world.check(rank, epoch, chunk));
+                    }
+                })
+            })
+            .collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    }
+    drop(steps);
+    pusher.join().unwrap();
+}
+
+fn run_world(rows: &'static [u32], per_shard: u32, iterations: usize, tamper: fn(&World)) {
+    let mut config = shuttle::Config::default();
+    config.max_steps = shuttle::MaxSteps::FailAfter(2_000_000);
+    config.stack_size = 0x10000;
+    let run = move || {
+        let world = Arc::new(World::new(rows, per_shard));
+        tamper(&world);
+        let ranks: Vec<_> = (0..rows.len() as u32)
+            .map(|rank| {
+                let world = Arc::clone(&world);
+                shuttle::thread::spawn(move || run_rank(&world, rank))
+            })
+            .collect();
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    };
+    // Uniformly random orders, and orders that let some threads fall far behind.
+    let random = shuttle::scheduler::RandomScheduler::new(iterations);
+    shuttle::Runner::new(random, config.clone()).run(run);
+    let starving = shuttle::scheduler::PctScheduler::new(5, iterations);
+    shuttle::Runner::new(starving, config).run(run);
+}
+
+/// `PROPTEST_CASES` over proptest's default of 256 scales these too: one switch, one long mode.
+fn iterations(quick: usize) -> usize {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse::<usize>().ok());
+    (quick * cases.unwrap_or(256) / 256).max(1)
+}
+
+#[test]
+fn four_ranks_with_four_chunks_each() {
+    run_world(&[8, 8, 8, 8], 4, iterations(40), |_| ());
+}
+
+#[test]
+fn eight_ranks() {
+    run_world(&[2; 8], 2, iterations(10), |_| ());
+}
+
+#[test]
+fn unequal_and_empty_shards() {
+    run_world(&[5, 0, 3], 3, iterations(100), |_| ());
+}
+
+#[test]
+#[should_panic(expected = "of another epoch")]
+fn mutant_signal_before_data_is_caught() {
+    run_world(&[2, 2, 2], 1, 1000, |world| world.mailboxes[2].post_signal(0, FOREVER));
+}
+
+// Ranks that wait for each other's chunks cannot drift apart by two steps. Rank 1, from which
+// nobody needs anything, can fall behind: it is the one that acknowledgements protect.
+
+#[test]
+#[should_panic(expected = "of another epoch")]
+fn mutant_missing_ack_is_caught() {
+    run_world(&[2, 0, 2], 1, 1000, |world| {
+        world.mailboxes[0].post_consumed(1, FOREVER);
+        world.mailboxes[0].post_sent(FOREVER);
+    });
+}
+
+#[test]
+#[should_panic(expected = "of another epoch")]
+fn mutant_missing_wait_for_the_pusher_is_caught() {
+    run_world(&[2, 0], 1, 1000, |world| world.mailboxes[0].post_sent(FOREVER));
+}
