@@ -1,0 +1,74 @@
+//! Builds the device code, under feature `cuda` only; otherwise it does nothing.
+//!
+//! What belongs here: the order of the steps, and what becomes of a missing piece. The steps are in
+//! `build/`: finding the tools (`probe`, `toolkit`), compiling (`kernels`, `jobs`, `ptxas`),
+//! bindings (`bindings`), what the library is told (`report`). Invariant: with everything there,
+//! the kernels are in the library; with anything missing, the library still builds, one warning
+//! says what was looked for and what to run, and the run time returns `Error::KernelsNotBuilt` with
+//! the same words. `OVERLAP_GEMM_REQUIRE_KERNELS=1` makes a missing piece an error.
+
+#[cfg(feature = "cuda")]
+#[path = "build/bindings.rs"]
+mod bindings;
+#[cfg(feature = "cuda")]
+#[path = "build/jobs.rs"]
+mod jobs;
+#[cfg(feature = "cuda")]
+#[path = "build/kernels.rs"]
+mod kernels;
+#[cfg(feature = "cuda")]
+#[path = "build/probe.rs"]
+mod probe;
+#[cfg(feature = "cuda")]
+#[path = "build/ptxas.rs"]
+mod ptxas;
+#[cfg(feature = "cuda")]
+#[path = "build/report.rs"]
+mod report;
+#[cfg(feature = "cuda")]
+#[path = "build/toolkit.rs"]
+mod toolkit;
+
+fn main() {
+    // First, before anything can return: what decides whether this script runs again.
+    println!("cargo::rustc-check-cfg=cfg(overlap_gemm_kernels)");
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=build");
+    #[cfg(feature = "cuda")]
+    cuda();
+}
+
+#[cfg(feature = "cuda")]
+fn cuda() {
+    let context = probe::Context::from_cargo();
+    context.print_rerun_rules();
+    let required = context.flag("OVERLAP_GEMM_REQUIRE_KERNELS");
+
+    let outcome = toolkit::Tools::find(&context).and_then(|tools| {
+        bindings::generate(&context, &tools)?;
+        Ok(tools)
+    });
+    match outcome {
+        Ok(tools) => match kernels::build(&context, &tools, required) {
+            Ok(built) => {
+                println!("cargo::rustc-cfg=overlap_gemm_kernels");
+                report::built(&context, &tools, &built);
+            }
+            // The tools are there and the code does not compile: never a stub.
+            Err(reason) => fail(&reason),
+        },
+        Err(missing) if required => fail(&missing.to_string()),
+        Err(missing) => {
+            if !context.flag("DOCS_RS") {
+                missing.to_string().lines().for_each(|line| println!("cargo::warning={line}"));
+            }
+            report::not_built(&context, &missing.to_string());
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn fail(reason: &str) -> ! {
+    reason.lines().for_each(|line| println!("cargo::error={line}"));
+    std::process::exit(1);
+}

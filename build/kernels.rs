@@ -1,0 +1,238 @@
+//! Compiling `csrc/**/*.cu`.
+//!
+//! What belongs here: the flags, the object cache, the archive and what it is linked with.
+//! Invariants: every .cu becomes one whole-program object (relocatable device code would make ptxas
+//! ignore setmaxnreg, C7504) with release flags in every cargo profile (-G would serialise wgmma,
+//! C7505), so `cc`'s own CUDA mode is not used; an object is taken from the cache exactly if
+//! nothing it is made of has changed; nothing links against the driver, so the binary starts
+//! where there is none.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sha2::{Digest, Sha256};
+
+use super::probe::Context;
+use super::toolkit::Tools;
+use super::{jobs, ptxas};
+
+/// The one architecture there is; not asked of a GPU, which the build machine need not have.
+const FLAGS: &[&str] = &[
+    "-gencode",
+    "arch=compute_90a,code=sm_90a",
+    "-O3",
+    "-std=c++17",
+    // CUTLASS's device asserts are function calls, around which ptxas serialises wgmma (C7510).
+    "-DNDEBUG",
+    "--expt-relaxed-constexpr",
+    "-Xptxas",
+    "-v",
+    "-Xcompiler",
+    "-fPIC",
+];
+
+/// What was built.
+pub struct Built {
+    /// The names of the kernel instances.
+    pub instances: Vec<String>,
+    /// What ptxas said, source by source.
+    pub logs: Vec<(String, ptxas::Log)>,
+}
+
+/// One source on its way to an object.
+struct Unit {
+    source: PathBuf,
+    /// `instances/bf16_….cu`
+    name: String,
+    object: PathBuf,
+    log: PathBuf,
+}
+
+/// Compiles, archives and links; `strict` makes complaints of ptxas errors.
+pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, String> {
+    let csrc = context.manifest_dir.join("csrc");
+    let (sources, headers) = list(&csrc)?;
+    let cache = cache_dir(context);
+    fs::create_dir_all(&cache).map_err(|e| format!("{}: {e}", cache.display()))?;
+
+    let common = common_key(context, tools, &csrc, &headers)?;
+    let units = sources
+        .iter()
+        .map(|source| {
+            let name = source.strip_prefix(&csrc).unwrap_or(source).display().to_string();
+            let key = hex(&digest([&common[..], name.as_bytes(), &read(source)?]));
+            let stem = source.file_stem().unwrap_or_default().to_string_lossy();
+            let object = cache.join(format!("{stem}-{}.o", &key[..32]));
+            let log = object.with_extension("log");
+            Ok(Unit { source: source.clone(), name, object, log })
+        })
+        .collect::<Result<Vec<_>, String>>()?;
+    compile(context, tools, &csrc, &units)?;
+
+    let mut built = Built { instances: Vec::new(), logs: Vec::new() };
+    let mut complaints = Vec::new();
+    for unit in &units {
+        let log = ptxas::parse(&String::from_utf8_lossy(&read(&unit.log)?));
+        complaints.extend(log.complaints().iter().map(|c| format!("{}: {c}", unit.name)));
+        built.logs.push((unit.name.clone(), log));
+        if unit.name.starts_with("instances/") {
+            let stem = unit.source.file_stem().unwrap_or_default();
+            built.instances.push(stem.to_string_lossy().into_owned());
+        }
+    }
+    complaints.iter().for_each(|complaint| println!("cargo::warning={complaint}"));
+    if strict && !complaints.is_empty() {
+        return Err(format!(
+            "ptxas has {} complaints (above), and OVERLAP_GEMM_REQUIRE_KERNELS is set",
+            complaints.len()
+        ));
+    }
+    link(tools, &units);
+    Ok(built)
+}
+
+/// The .cu files and all other files under `csrc`, each sorted.
+fn list(csrc: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), String> {
+    let mut folders = vec![csrc.to_path_buf()];
+    let mut files = Vec::new();
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        for entry in entries {
+            let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort();
+    Ok(files.into_iter().partition(|path| path.extension().is_some_and(|e| e == "cu")))
+}
+
+/// Under the target folder, beside the profiles, so that debug and release share objects and
+/// `cargo clean` removes them; inside OUT_DIR if the target folder looks otherwise than known.
+fn cache_dir(context: &Context) -> PathBuf {
+    if let Some(dir) = context.var("OVERLAP_GEMM_KERNEL_CACHE") {
+        return PathBuf::from(dir);
+    }
+    // target[/triple]/profile/build/package-hash/out
+    let build = context.out_dir.ancestors().find(|dir| dir.ends_with("build"));
+    match build.and_then(Path::parent).and_then(Path::parent) {
+        Some(target) => target.join("overlap-gemm-kernels"),
+        None => context.out_dir.join("kernels"),
+    }
+}
+
+/// What all objects depend on: flags, compilers, CUTLASS, every header of ours.
+fn common_key(
+    context: &Context,
+    tools: &Tools,
+    csrc: &Path,
+    headers: &[PathBuf],
+) -> Result<Vec<u8>, String> {
+    let var = |name| context.var(name).map(|v| v.to_string_lossy().into_owned());
+    let host = var("NVCC_CCBIN").unwrap_or_else(|| "g++".into());
+    let host_version = Command::new(&host).arg("--version").output();
+    let mut parts: Vec<Vec<u8>> = vec![
+        FLAGS.join(" ").into(),
+        tools.toolkit.version.clone().into(),
+        tools.cutlass.version.clone().into(),
+        tools.cutlass.identity.clone().into(),
+        host_version.map(|output| output.stdout).unwrap_or_default(),
+        var("NVCC_PREPEND_FLAGS").unwrap_or_default().into(),
+        var("NVCC_APPEND_FLAGS").unwrap_or_default().into(),
+    ];
+    for header in headers {
+        let name = header.strip_prefix(csrc).unwrap_or(header);
+        parts.push(name.display().to_string().into());
+        parts.push(read(header)?);
+    }
+    Ok(digest(parts.iter().map(Vec::as_slice)))
+}
+
+/// Compiles what is not in the cache, several at a time.
+fn compile(context: &Context, tools: &Tools, csrc: &Path, units: &[Unit]) -> Result<(), String> {
+    let cached = |unit: &Unit| unit.object.is_file() && unit.log.is_file();
+    let stale: Vec<&Unit> = units.iter().filter(|unit| !cached(unit)).collect();
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let num_jobs = context.var("NUM_JOBS").and_then(|v| v.to_str()?.parse().ok());
+    let jobs = jobs::count(cores, jobs::parse_available(&meminfo), num_jobs, stale.len());
+
+    let next = AtomicUsize::new(0);
+    let failures = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while let Some(unit) = stale.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(reason) = compile_one(tools, csrc, unit) {
+                        failures.lock().unwrap_or_else(|e| e.into_inner()).push(reason);
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap_or_else(|e| e.into_inner());
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
+}
+
+/// One nvcc. The object is renamed into place last, so that a cached object is a whole one.
+fn compile_one(tools: &Tools, csrc: &Path, unit: &Unit) -> Result<(), String> {
+    let scratch = unit.object.with_extension(format!("{}.o", std::process::id()));
+    let output = Command::new(&tools.toolkit.nvcc)
+        .args(FLAGS)
+        .arg("-I")
+        .arg(csrc)
+        .arg("-isystem")
+        .arg(&tools.cutlass.include)
+        .arg("-c")
+        .arg(&unit.source)
+        .arg("-o")
+        .arg(&scratch)
+        .output()
+        .map_err(|error| format!("{} does not run: {error}", tools.toolkit.nvcc.display()))?;
+    let mut said = output.stdout;
+    said.extend(output.stderr);
+    if !output.status.success() {
+        return Err(format!(
+            "nvcc {} could not compile csrc/{} ({}); another toolkit can be named in \
+             OVERLAP_GEMM_CUDA_HOME, another host compiler in NVCC_CCBIN\n{}",
+            tools.toolkit.version,
+            unit.name,
+            output.status,
+            String::from_utf8_lossy(&said)
+        ));
+    }
+    fs::write(&unit.log, &said).map_err(|e| format!("{}: {e}", unit.log.display()))?;
+    fs::rename(&scratch, &unit.object).map_err(|e| format!("{}: {e}", unit.object.display()))
+}
+
+/// The archive, and what it needs: the runtime statically, and what that needs. Never `-lcuda`.
+fn link(tools: &Tools, units: &[Unit]) {
+    cc::Build::new()
+        .objects(units.iter().map(|unit| &unit.object))
+        .compile("overlap_gemm_kernels");
+    println!("cargo::rustc-link-search=native={}", tools.toolkit.lib.display());
+    println!("cargo::rustc-link-lib=static=cudart_static");
+    for library in ["rt", "pthread", "dl", "stdc++"] {
+        println!("cargo::rustc-link-lib=dylib={library}");
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// The hash of a list; each part goes with its length, so that no two lists look alike.
+fn digest<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().to_vec()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
