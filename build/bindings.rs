@@ -18,7 +18,10 @@ pub fn generate(context: &Context, tools: &Tools) -> Result<(), Missing> {
     let mut builder = bindgen::Builder::default()
         .header(header.display().to_string())
         .allowlist_item("(og|OG)_.*")
-        .default_enum_style(bindgen::EnumVariation::NewType { is_bitfield: false, is_global: false })
+        .default_enum_style(bindgen::EnumVariation::NewType {
+            is_bitfield: false,
+            is_global: false,
+        })
         .prepend_enum_name(false)
         .derive_default(true)
         .use_core()

@@ -209,9 +209,7 @@ fn compile_one(tools: &Tools, csrc: &Path, unit: &Unit) -> Result<(), String> {
 
 /// The archive, and what it needs: the runtime statically, and what that needs. Never `-lcuda`.
 fn link(tools: &Tools, units: &[Unit]) {
-    cc::Build::new()
-        .objects(units.iter().map(|unit| &unit.object))
-        .compile("overlap_gemm_kernels");
+    cc::Build::new().objects(units.iter().map(|unit| &unit.object)).compile("overlap_gemm_kernels");
     println!("cargo::rustc-link-search=native={}", tools.toolkit.lib.display());
     println!("cargo::rustc-link-lib=static=cudart_static");
     for library in ["rt", "pthread", "dl", "stdc++"] {

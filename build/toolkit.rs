@@ -273,7 +273,8 @@ pub fn find_libclang(context: &Context) -> Result<PathBuf, Missing> {
     // Newest last by name; numbers of two digits compare well enough as text.
     folders.sort();
     folders.reverse();
-    let usual = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
+    let usual =
+        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
     folders.extend(usual.map(PathBuf::from));
     if let Some(file) = folders.iter().find_map(|folder| libclang_in(folder)) {
         return Ok(file);

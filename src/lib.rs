@@ -1,5 +1,7 @@
 //! GEMMs that start before their inputs arrive.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod element;
 pub mod error;
 mod fit;

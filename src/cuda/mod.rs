@@ -1,0 +1,81 @@
+//! Execution on GPUs (feature `cuda`).
+//!
+//! What belongs here: everything that needs a CUDA driver or the compiled kernels. Above it, `ops`
+//! chooses between this executor and the one on host threads; below it, `plan` says what happens in
+//! which order and knows neither. The modules:
+//!
+//! - [`device`]: which GPUs there are, and whether this crate can use them;
+//! - [`gemm`]: a plain matrix product, planned once and enqueued many times;
+//! - `ffi`: the C functions of `csrc/overlap_gemm.h`, the whole border to the device code.
+//!
+//! Two things may be absent where a binary of this feature runs, and neither stops it from
+//! starting. The *driver* is loaded at run time: without one, [`devices`] and
+//! [`Device::open`] return [`Error::NoDevice`](crate::Error::NoDevice). The *kernels* are compiled
+//! when the crate is built: if that machine had no CUDA toolkit, [`kernels_built`] and every plan
+//! return [`Error::KernelsNotBuilt`](crate::Error::KernelsNotBuilt) with the places where the build looked (the repository's
+//! `docs/building-cuda.md` says how it looks). Nothing in here panics for want of either.
+//!
+//! One context for both CUDA APIs: this crate calls the driver through `cudarc`, the kernels are
+//! launched through CUDA's runtime (linked statically). Both mean the device's *primary context*;
+//! the runtime finds it because every function here makes it current on the calling thread first.
+
+pub mod device;
+#[cfg_attr(not(overlap_gemm_kernels), path = "ffi_missing.rs")]
+mod ffi;
+pub mod gemm;
+
+pub use device::{Device, DeviceInfo, devices};
+pub use gemm::Gemm;
+
+use crate::error::{Error, Result};
+
+/// The `cudarc` that this module's signatures mention (streams, slices, contexts).
+pub use cudarc;
+
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/build_info.rs"));
+
+    /// Gives the build script's constants the types that the rest of the crate uses.
+    pub(super) const INFO: super::BuildInfo =
+        super::BuildInfo { toolkit: TOOLKIT, cutlass: CUTLASS, instances: INSTANCES };
+    pub(super) const REASON: &str = NOT_BUILT;
+}
+
+/// What the kernels in this binary were built with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BuildInfo {
+    /// The version of the CUDA toolkit: `13.0.88`.
+    pub toolkit: &'static str,
+    /// The version of CUTLASS: `4.2.0`.
+    pub cutlass: &'static str,
+    /// The names of the compiled kernels, as the files in `csrc/instances` are called.
+    pub instances: &'static [&'static str],
+}
+
+/// What the kernels in this binary were built with, or why there are none.
+pub fn build_info() -> Result<BuildInfo> {
+    kernels_built().map(|()| generated::INFO)
+}
+
+/// Whether the kernels are in this binary; the error says where the build looked for a toolkit.
+///
+/// ```
+/// match overlap_gemm::cuda::kernels_built() {
+///     Ok(()) => println!("{:?}", overlap_gemm::cuda::build_info()?),
+///     Err(error) => println!("{error}"),
+/// }
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+pub fn kernels_built() -> Result<()> {
+    if cfg!(overlap_gemm_kernels) {
+        ffi::check_abi()
+    } else {
+        Err(Error::KernelsNotBuilt { reason: generated::REASON.into() })
+    }
+}
+
+/// A failed driver call. Only for errors that the driver itself returned: their text comes from it.
+fn driver_error(call: &'static str, error: cudarc::driver::DriverError) -> Error {
+    Error::Cuda { call, detail: error.to_string() }
+}

@@ -1,0 +1,223 @@
+//! The pure parts of the build script: versions, places, the ptxas log, the number of jobs.
+//!
+//! What belongs here: tests of `build/*.rs` that need no compiler. The modules are included by path,
+//! since a build script cannot be linked against.
+
+#![cfg(unix)]
+
+#[path = "../build/jobs.rs"]
+mod jobs;
+#[path = "../build/probe.rs"]
+#[allow(dead_code, reason = "the build script uses all of it, these tests a part")]
+mod probe;
+#[path = "../build/ptxas.rs"]
+mod ptxas;
+#[path = "../build/toolkit.rs"]
+#[allow(dead_code, reason = "the build script uses all of it, these tests a part")]
+mod toolkit;
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// A folder that is removed when the test ends.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(test: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("overlap-gemm-{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// A toolkit whose nvcc prints this release.
+    fn toolkit(&self, root: &str, release: &str) {
+        let line = format!("Cuda compilation tools, release {release}, V{release}.88");
+        self.write(&format!("{root}/bin/nvcc"), &format!("#!/bin/sh\necho '{line}'\n"));
+        self.write(&format!("{root}/include/cuda_runtime_api.h"), "");
+        self.write(&format!("{root}/lib64/libcudart_static.a"), "");
+    }
+
+    fn context(&self, vars: &[(&str, PathBuf)]) -> probe::Context {
+        let vars: HashMap<_, _> = vars
+            .iter()
+            .map(|(name, value)| (name.into(), value.clone().into_os_string()))
+            .collect();
+        probe::Context { manifest_dir: self.0.clone(), out_dir: self.0.join("out"), vars }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn nvcc_versions() {
+    let text = "nvcc: NVIDIA (R) Cuda compiler driver\nCopyright (c) 2005-2025 NVIDIA Corporation\n\
+                Built on Wed_Aug_20_01:58:59_PM_PDT_2025\n\
+                Cuda compilation tools, release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/compiler.36424714_0\n";
+    assert_eq!(toolkit::parse_nvcc_version(text), Some(((13, 0), "13.0.88".into())));
+    let old = "Cuda compilation tools, release 11.8, V11.8.89";
+    assert_eq!(toolkit::parse_nvcc_version(old), Some(((11, 8), "11.8.89".into())));
+    assert_eq!(toolkit::parse_nvcc_version("release 12.4"), Some(((12, 4), "12.4".into())));
+    for nonsense in ["", "release", "release x.y", "release 12", "no compiler here"] {
+        assert_eq!(toolkit::parse_nvcc_version(nonsense), None, "{nonsense}");
+    }
+}
+
+#[test]
+fn numbers_in_headers() {
+    let text = "#pragma once\n#define CUTLASS_MAJOR 4\n  #define CUTLASS_MINOR 2 // two\n";
+    assert_eq!(toolkit::parse_define(text, "CUTLASS_MAJOR"), Some(4));
+    assert_eq!(toolkit::parse_define(text, "CUTLASS_MINOR"), Some(2));
+    assert_eq!(toolkit::parse_define(text, "CUTLASS_PATCH"), None);
+}
+
+#[test]
+fn a_toolkit_is_found_in_order_and_every_rejection_is_told() {
+    let folder = Folder::new("order");
+    let root = |name: &str| folder.0.join(name);
+    folder.toolkit("old", "11.8");
+    folder.toolkit("path", "12.9");
+    folder.toolkit("usual", "13.1");
+    folder.write("headless/bin/nvcc", "");
+    let usual = [root("usual"), root("absent")];
+    let usual: Vec<&Path> = usual.iter().map(PathBuf::as_path).collect();
+
+    let all =
+        [("CUDA_HOME", root("old")), ("CUDA_PATH", root("headless")), ("PATH", root("path/bin"))];
+    let found = toolkit::find_toolkit(&folder.context(&all), &usual).unwrap();
+    assert_eq!(found.version, "12.9.88", "PATH goes before the usual places");
+    let found = toolkit::find_toolkit(&folder.context(&all[..2]), &usual).unwrap();
+    assert_eq!(found.version, "13.1.88");
+    assert_eq!(found.lib, root("usual/lib64"));
+
+    let missing = toolkit::find_toolkit(&folder.context(&all[..2]), &[]).unwrap_err();
+    let text = missing.to_string();
+    for line in [
+        "OVERLAP_GEMM_CUDA_HOME: not set",
+        "old: is CUDA 11.8.88, older than 12.3",
+        "headless: has no cuda_runtime_api.h",
+        "nvcc on PATH: not there",
+        ".fetched: nothing fetched yet",
+        "third_party/fetch",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_place_that_was_asked_for_is_the_only_one() {
+    let folder = Folder::new("explicit");
+    folder.toolkit("good", "13.0");
+    let vars =
+        [("OVERLAP_GEMM_CUDA_HOME", folder.0.join("bad")), ("CUDA_HOME", folder.0.join("good"))];
+    let missing = toolkit::find_toolkit(&folder.context(&vars), &[]).unwrap_err();
+    assert_eq!(missing.probed.len(), 1, "{missing}");
+    assert_eq!(missing.probed[0].reason, "no such folder");
+    let vars = [("OVERLAP_GEMM_CUDA_HOME", folder.0.join("good"))];
+    assert!(toolkit::find_toolkit(&folder.context(&vars), &[]).is_ok());
+}
+
+#[test]
+fn a_fetch_counts_only_while_it_is_what_requirements_ask_for() {
+    let folder = Folder::new("fetched");
+    let fetched = || folder.context(&[]).fetched();
+    folder.write("third_party/requirements.txt", "nvcc==13.0.88");
+    assert_eq!(fetched(), Err("nothing fetched yet".into()));
+    folder.toolkit("third_party/.fetched/cuda", "13.0");
+    folder.write(
+        "third_party/.fetched/cutlass/include/cutlass/version.h",
+        concat!("#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 2\n#define CUTLASS_PATCH 0\n",),
+    );
+    assert_eq!(fetched(), Err("not a complete fetch".into()));
+    folder.write("third_party/.fetched/requirements.txt", "nvcc==12.9.1");
+    assert_eq!(fetched(), Err("outdated: requirements.txt has changed since".into()));
+    folder.write("third_party/.fetched/requirements.txt", "nvcc==13.0.88");
+    assert_eq!(fetched(), Ok(folder.0.join("third_party/.fetched")));
+    assert_eq!(toolkit::find_toolkit(&folder.context(&[]), &[]).unwrap().version, "13.0.88");
+    let cutlass = toolkit::find_cutlass(&folder.context(&[])).unwrap();
+    assert_eq!((cutlass.version.as_str(), cutlass.identity.as_str()), ("4.2.0", ""));
+}
+
+#[test]
+fn an_old_cutlass_is_rejected() {
+    let folder = Folder::new("cutlass");
+    folder.write(
+        "include/cutlass/version.h",
+        concat!("#define CUTLASS_MAJOR 3\n#define CUTLASS_MINOR 9\n#define CUTLASS_PATCH 2\n",),
+    );
+    let vars = [("OVERLAP_GEMM_CUTLASS_DIR", folder.0.clone())];
+    let missing = toolkit::find_cutlass(&folder.context(&vars)).unwrap_err();
+    assert_eq!(missing.probed[0].reason, "is CUTLASS 3.9.2, older than 4.2");
+}
+
+#[test]
+fn flags_of_the_environment() {
+    let folder = Folder::new("flags");
+    let context = folder.context(&[("A", "1".into()), ("B", "0".into()), ("C", "".into())]);
+    assert_eq!(["A", "B", "C", "D"].map(|name| context.flag(name)), [true, false, false, false]);
+}
+
+const LOG: &str = "\
+ptxas info    : 11 bytes gmem
+ptxas info    : Compiling entry function 'kernel_one' for 'sm_90a'
+ptxas info    : Function properties for kernel_one
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers, used 2 barriers
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ...
+ptxas info    : Compiling entry function 'kernel_two' for 'sm_90a'
+ptxas info    : Function properties for kernel_two
+    104 bytes stack frame, 72 bytes spill stores, 80 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 104 bytes cumulative stack size
+ptxas info    : Function properties for helper
+    0 bytes stack frame, 0 bytes spill stores, 4 bytes spill loads
+";
+
+#[test]
+fn the_ptxas_log_is_read() {
+    let log = ptxas::parse(LOG);
+    let names: Vec<_> = log.kernels.iter().map(|k| (k.name.as_str(), k.registers)).collect();
+    assert_eq!(names, [("kernel_one", 168), ("kernel_two", 255), ("helper", 0)]);
+    let two = &log.kernels[1];
+    assert_eq!((two.stack, two.spill_stores, two.spill_loads), (104, 72, 80));
+    let complaints = log.complaints();
+    assert_eq!(complaints.len(), 3, "{complaints:?}");
+    assert!(complaints[0].contains("C7510") && complaints[2].contains("helper"));
+    assert_eq!(log.table().lines().count(), 3);
+    assert!(ptxas::parse("").complaints().is_empty());
+}
+
+#[test]
+fn reservations_are_told_from_names() {
+    let complains = |line: &str| !ptxas::parse(line).reservations.is_empty();
+    assert!(complains("ptxas warning : (C7504) Potential Performance Loss: 'setmaxnreg' ignored"));
+    assert!(complains("ptxas info : C7519 something new"));
+    assert!(!complains("Function properties for _ZN7C7510EvE"));
+    assert!(!complains("0xC75101, C75, C751 and ABC7510"));
+}
+
+#[test]
+fn jobs_fit_into_memory() {
+    let gib = |n: u64| Some(n << 30);
+    assert_eq!(jobs::count(16, gib(64), None, 100), 16);
+    assert_eq!(jobs::count(16, gib(9), None, 100), 2, "4 GiB each");
+    assert_eq!(jobs::count(16, gib(64), Some(3), 100), 3);
+    assert_eq!(jobs::count(16, gib(64), None, 2), 2);
+    assert_eq!(jobs::count(2, gib(1), Some(0), 0), 1, "never none");
+    assert_eq!(jobs::count(2, None, None, 5), 2);
+    let meminfo = "MemTotal:       25165824 kB\nMemAvailable:   12582912 kB\nBuffers: 0 kB\n";
+    assert_eq!(jobs::parse_available(meminfo), gib(12));
+    assert_eq!(jobs::parse_available("MemTotal: 1 kB"), None);
+}

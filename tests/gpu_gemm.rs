@@ -1,0 +1,409 @@
+//! The bf16 product on the GPU against an f64 reference, and what happens where there is no GPU.
+//!
+//! What belongs here: [`cuda::Gemm`](overlap_gemm::cuda::Gemm) from the outside. Tests that need a
+//! GPU are ignored unless asked for (`cargo test --features cuda -- --ignored`, or
+//! `scripts/stage-gpu` for a machine without cargo); the others run everywhere. Inputs are random,
+//! outputs are poisoned with NaN before, and what surrounds D must come back untouched.
+//!
+//! The bound: for d = Σ aᵢ·bᵢ over K exact products, accumulated in f32 and rounded once to bf16,
+//! |d − ref| ≤ (K + 1) · 2⁻²⁴ · Σ|aᵢ·bᵢ| + half a unit in the last place of bf16. It assumes that the
+//! tensor cores lose at most one unit roundoff of f32 for each product. They may truncate instead of
+//! round (twice the error a step) but take 16 products a step, so the assumption has room to spare.
+#![cfg(feature = "cuda")]
+
+use half::bf16;
+use overlap_gemm::cuda::cudarc::driver::CudaStream;
+use overlap_gemm::cuda::{self, Device, Gemm};
+use overlap_gemm::plan::Problem;
+use overlap_gemm::{ElementType, Error};
+
+/// Elements before and after D that no kernel may touch: a multiple of 8, to keep D aligned.
+const GUARD: usize = 1024;
+
+/// Rows of D that are compared; the first, the last and those at tile borders are among them.
+const CHECKED_ROWS: usize = 64;
+
+/// xorshift64*: small, seeded, the same everywhere.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// Nearly normal, mean 0, deviation 1: the sum of three uniform numbers.
+    fn normal(&mut self) -> bf16 {
+        let bits = self.next();
+        let part = |shift: u32| (bits >> shift & 0xf_ffff) as f32 / (1 << 19) as f32 - 1.0;
+        bf16::from_f32(part(0) + part(20) + part(40))
+    }
+
+    fn matrix(&mut self, len: u64) -> Vec<bf16> {
+        (0..len).map(|_| self.normal()).collect()
+    }
+}
+
+/// One product to try: sizes, and how much longer than its row each pitch is.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    m: u64,
+    n: u64,
+    k: u64,
+    pad: [u64; 3],
+    sm_limit: Option<u32>,
+}
+
+impl Case {
+    fn problem(&self) -> Problem {
+        let [a, b, d] = self.pad;
+        Problem::builder(self.m, self.n, self.k)
+            .lda(self.k + a)
+            .ldb(self.k + b)
+            .ldd(self.n + d)
+            .build()
+            .unwrap()
+    }
+}
+
+/// Pads that bring each pitch to a multiple of 8 elements.
+fn case(m: u64, n: u64, k: u64) -> Case {
+    let pad = |row: u64| row.next_multiple_of(8) - row;
+    Case { m, n, k, pad: [pad(k), pad(k), pad(n)], sm_limit: None }
+}
+
+fn padded(m: u64, n: u64, k: u64, extra: [u64; 3]) -> Case {
+    let base = case(m, n, k);
+    let pad = [0, 1, 2].map(|i| base.pad[i] + 8 * extra[i]);
+    Case { pad, ..base }
+}
+
+/// The largest error as a share of its bound, and the relative Frobenius error.
+#[derive(Debug)]
+struct Errors {
+    max: f64,
+    of_bound: f64,
+    frobenius: f64,
+}
+
+/// Compares some rows of D with the reference; panics with the first element out of bounds.
+fn compare(case: &Case, a: &[bf16], b: &[bf16], d: &[bf16], rows: &[usize]) -> Errors {
+    let (n, k) = (case.n as usize, case.k as usize);
+    let [lda, ldb, ldd] =
+        [k + case.pad[0] as usize, k + case.pad[1] as usize, n + case.pad[2] as usize];
+    let wide = |row: &[bf16]| row.iter().map(|x| x.to_f64()).collect::<Vec<_>>();
+    let a_rows: Vec<_> = rows.iter().map(|&i| wide(&a[i * lda..][..k])).collect();
+    let (mut max, mut of_bound, mut error2, mut norm2) = (0f64, 0f64, 0f64, 0f64);
+    for j in 0..n {
+        let b_row = wide(&b[j * ldb..][..k]);
+        for (a_row, &i) in a_rows.iter().zip(rows) {
+            // Eight sums at a time, so that the compiler can use vector registers.
+            let (mut sums, mut magnitudes) = ([0f64; 8], [0f64; 8]);
+            let mut pairs = a_row.chunks_exact(8).zip(b_row.chunks_exact(8));
+            for (x, y) in &mut pairs {
+                for lane in 0..8 {
+                    let product = x[lane] * y[lane];
+                    sums[lane] += product;
+                    magnitudes[lane] += product.abs();
+                }
+            }
+            for at in k / 8 * 8..k {
+                sums[0] += a_row[at] * b_row[at];
+                magnitudes[0] += (a_row[at] * b_row[at]).abs();
+            }
+            let (reference, magnitude) = (sums.iter().sum::<f64>(), magnitudes.iter().sum::<f64>());
+
+            let got = d[i * ldd + j].to_f64();
+            let error = (got - reference).abs();
+            let accumulated = (k as f64 + 1.0) * 2f64.powi(-24) * magnitude;
+            // The rounded value may lie in the next binade: half an ulp of the larger one.
+            let rounded = (reference.abs() + accumulated) * ElementType::Bf16.unit_roundoff();
+            let bound = accumulated + rounded + ElementType::Bf16.min_positive();
+            assert!(
+                error <= bound,
+                "{case:?}: D[{i}, {j}] is {got}, should be {reference} within {bound}"
+            );
+            max = max.max(error);
+            of_bound = of_bound.max(error / bound);
+            error2 += error * error;
+            norm2 += reference * reference;
+        }
+    }
+    Errors { max, of_bound, frobenius: (error2 / norm2).sqrt() }
+}
+
+/// Rows worth looking at: the ends, tile borders, and random others.
+fn some_rows(m: usize, random: &mut Random) -> Vec<usize> {
+    if m <= CHECKED_ROWS {
+        return (0..m).collect();
+    }
+    let mut rows = vec![0, 127, 128, 255, 256, m / 128 * 128, m - 1];
+    rows.retain(|&row| row < m);
+    while rows.len() < CHECKED_ROWS {
+        rows.push((random.next() % m as u64) as usize);
+    }
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+/// Runs one case twice with different inputs through one plan, and checks everything.
+fn run(device: &Device, stream: &std::sync::Arc<CudaStream>, case: Case, random: &mut Random) {
+    let problem = case.problem();
+    let gemm = Gemm::plan(device, &problem, case.sm_limit).unwrap();
+    let (m, n) = (case.m as usize, case.n as usize);
+    let ldd = n + case.pad[2] as usize;
+    // Poison and guards are NaNs of different bits, so that neither can be taken for the other.
+    let (poison, guard) = (bf16::from_bits(0x7fc1), bf16::from_bits(0x7fd5));
+    let mut before = vec![guard; GUARD + problem.d_len() as usize + GUARD];
+    for row in 0..m {
+        before[GUARD + row * ldd..][..n].fill(poison);
+    }
+    for round in 0..2 {
+        let a = random.matrix(problem.a_len(problem.m()));
+        let b = random.matrix(problem.b_len());
+        let (a_gpu, b_gpu) = (stream.clone_htod(&a).unwrap(), stream.clone_htod(&b).unwrap());
+        let mut d_gpu = stream.clone_htod(&before).unwrap();
+        let mut middle = d_gpu.slice_mut(GUARD..GUARD + problem.d_len() as usize);
+        gemm.enqueue(stream, &a_gpu, &b_gpu, &mut middle).unwrap();
+        let after = stream.clone_dtoh(&d_gpu).unwrap();
+        stream.synchronize().unwrap();
+
+        for (at, (old, new)) in before.iter().zip(&after).enumerate() {
+            if old.to_bits() == guard.to_bits() {
+                assert_eq!(new.to_bits(), guard.to_bits(), "{case:?}: guard {at} was overwritten");
+            } else {
+                assert!(!new.is_nan(), "{case:?}: D[{}] is NaN", at - GUARD);
+            }
+        }
+        let d = &after[GUARD..];
+        let errors = compare(&case, &a, &b, d, &some_rows(m, random));
+        // A missing or doubled slice of K, 64 wide, would show as at least √(64 / K) here. Rounding
+        // to bf16 alone costs about 2⁻⁹.
+        assert!(errors.frobenius < 2f64.powi(-8), "{case:?}: {errors:?}");
+        let Case { m, n, k, pad, .. } = case;
+        println!(
+            "{m:>6} × {n:>6} × {k:>6}  pads {pad:?}  round {round}  sms {:>3}  max error {:.3e} \
+             ({:4.1} % of the bound)  relative Frobenius {:.3e}",
+            gemm.sm_count(),
+            errors.max,
+            100.0 * errors.of_bound,
+            errors.frobenius
+        );
+    }
+}
+
+fn on_the_gpu(cases: impl IntoIterator<Item = Case>) {
+    let device = Device::open(0).unwrap();
+    let stream = device.new_stream().unwrap();
+    println!("{:?}, {:?}", device.info(), cuda::build_info().unwrap());
+    let mut random = Random(0x6a09_e667_f3bc_c908);
+    for case in cases {
+        run(&device, &stream, case, &mut random);
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn whole_tiles() {
+    on_the_gpu([
+        case(128, 256, 64),
+        case(256, 512, 128),
+        case(1024, 1024, 1024),
+        case(2048, 3584, 8192),
+        case(4096, 1792, 4096),
+    ]);
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn sizes_that_no_tile_divides() {
+    on_the_gpu([
+        case(1, 8, 8),
+        case(1, 1, 8),
+        case(7, 264, 72),
+        case(127, 255, 64),
+        case(129, 257, 65),
+        case(300, 500, 700),
+        case(1, 4096, 4096),
+        case(4096, 1, 4096),
+        case(1000, 3000, 1),
+        case(1023, 2049, 4097),
+        case(130, 4096, 16384),
+    ]);
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn pitches_longer_than_rows() {
+    on_the_gpu([
+        padded(128, 256, 64, [1, 2, 3]),
+        padded(300, 520, 136, [5, 0, 7]),
+        padded(77, 1000, 333, [0, 9, 1]),
+        padded(1024, 2048, 512, [64, 128, 256]),
+    ]);
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn random_sizes() {
+    let mut random = Random(0xbb67_ae85_84ca_a73b);
+    let mut up_to = move |most: u64| random.next() % most + 1;
+    let cases: Vec<_> = (0..60)
+        .map(|_| {
+            let extra = [up_to(9) - 1, up_to(9) - 1, up_to(9) - 1];
+            padded(up_to(900), up_to(1500), up_to(1200), extra)
+        })
+        .collect();
+    on_the_gpu(cases);
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn fewer_sms_give_the_same() {
+    let limits = [2, 3, 16, 77];
+    on_the_gpu(limits.map(|limit| Case { sm_limit: Some(limit), ..case(1000, 2000, 512) }));
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn any_thread_may_enqueue() {
+    let device = Device::open(0).unwrap();
+    let problem = case(512, 512, 512).problem();
+    let gemm = Gemm::plan(&device, &problem, None).unwrap();
+    std::thread::scope(|scope| {
+        for seed in 1..=4u64 {
+            let (device, gemm) = (&device, &gemm);
+            // A thread on which no context is current, with a stream of its own.
+            scope.spawn(move || {
+                let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                let stream = device.new_stream().unwrap();
+                let (a, b) = (random.matrix(512 * 512), random.matrix(512 * 512));
+                let a_gpu = stream.clone_htod(&a).unwrap();
+                let b_gpu = stream.clone_htod(&b).unwrap();
+                let mut d_gpu = stream.clone_htod(&vec![bf16::NAN; 512 * 512]).unwrap();
+                for _ in 0..10 {
+                    gemm.enqueue(&stream, &a_gpu, &b_gpu, &mut d_gpu).unwrap();
+                }
+                let d = stream.clone_dtoh(&d_gpu).unwrap();
+                stream.synchronize().unwrap();
+                compare(&case(512, 512, 512), &a, &b, &d, &some_rows(512, &mut random));
+            });
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn buffers_that_do_not_fit_are_refused() {
+    let device = Device::open(0).unwrap();
+    let stream = device.new_stream().unwrap();
+    let problem = case(64, 64, 64).problem();
+    let gemm = Gemm::plan(&device, &problem, None).unwrap();
+    let full = stream.alloc_zeros::<bf16>(64 * 64 + 8).unwrap();
+    let mut d = stream.clone_htod(&vec![bf16::from_f32(7.0); 64 * 64]).unwrap();
+
+    let short = full.slice(..64 * 64 - 1);
+    let error = gemm.enqueue(&stream, &short, &full, &mut d).unwrap_err();
+    assert!(error.to_string().starts_with("the length of A is 4095"), "{error}");
+    let odd = full.slice(1..64 * 64 + 1);
+    let error = gemm.enqueue(&stream, &full, &odd, &mut d).unwrap_err();
+    assert!(matches!(error, Error::Misaligned { multiple_of: 16, .. }), "{error}");
+    let error = Gemm::plan(&device, &problem, Some(100_000)).map(|_| ()).unwrap_err();
+    assert!(error.to_string().starts_with("the SM limit is 100000"), "{error}");
+
+    // Nothing was enqueued by any of it.
+    let untouched = stream.clone_dtoh(&d).unwrap();
+    stream.synchronize().unwrap();
+    assert!(untouched.iter().all(|x| x.to_f32() == 7.0));
+}
+
+/// The check of the check: had the kernel read stale input, the comparison would have said so.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn the_reference_catches_a_wrong_product() {
+    let device = Device::open(0).unwrap();
+    let stream = device.new_stream().unwrap();
+    let case = case(256, 256, 1024);
+    let gemm = Gemm::plan(&device, &case.problem(), None).unwrap();
+    let mut random = Random(42);
+    let (mut a, b) = (random.matrix(256 * 1024), random.matrix(256 * 1024));
+    let (a_gpu, b_gpu) = (stream.clone_htod(&a).unwrap(), stream.clone_htod(&b).unwrap());
+    let mut d_gpu = stream.clone_htod(&vec![bf16::NAN; 256 * 256]).unwrap();
+    gemm.enqueue(&stream, &a_gpu, &b_gpu, &mut d_gpu).unwrap();
+    let d = stream.clone_dtoh(&d_gpu).unwrap();
+    stream.synchronize().unwrap();
+    compare(&case, &a, &b, &d, &[0, 255]);
+    // As if the kernel had read one K tile of one row before it arrived.
+    a[255 * 1024 + 512..][..64].fill(bf16::ZERO);
+    let caught = std::panic::catch_unwind(|| compare(&case, &a, &b, &d, &[0, 255]));
+    assert!(caught.is_err(), "a stale K tile went unnoticed");
+}
+
+#[test]
+fn without_a_gpu_every_door_says_so() {
+    let Err(error) = cuda::devices() else { return };
+    assert!(matches!(error, Error::NoDevice { .. }), "{error:?}");
+    assert!(error.to_string().starts_with("no usable GPU: "), "{error}");
+    for ordinal in [0, 1, usize::MAX] {
+        assert_eq!(Device::open(ordinal).map(|_| ()), Err(error.clone()));
+    }
+}
+
+#[test]
+fn with_or_without_kernels_the_build_says_so() {
+    match cuda::build_info() {
+        Ok(info) => {
+            assert!(cuda::kernels_built().is_ok());
+            assert!(info.toolkit.split('.').count() >= 2 && info.cutlass.starts_with("4."));
+            assert!(info.instances.contains(&"bf16_128x256_coop_2x1"), "{info:?}");
+        }
+        Err(error) => {
+            assert!(matches!(error, Error::KernelsNotBuilt { .. }), "{error:?}");
+            assert_eq!(cuda::kernels_built(), Err(error.clone()));
+            assert_eq!(Gemm::check(&case(64, 64, 64).problem(), None), Err(error));
+        }
+    }
+}
+
+#[test]
+fn impossible_products_are_refused_without_a_device() {
+    let misaligned = Problem::builder(64, 64, 12).build().unwrap();
+    let error = Gemm::check(&misaligned, None).unwrap_err();
+    assert!(matches!(error, Error::Misaligned { bytes: 24, multiple_of: 16, .. }), "{error:?}");
+    for (m, n, k) in [(0, 8, 8), (8, 0, 8), (8, 8, 0), (1 << 31, 8, 8), (8, 8, u64::MAX)] {
+        let error = Problem::builder(m, n, k).build().unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { .. }), "{error:?}");
+    }
+    let huge = Problem::builder(8, 8, i32::MAX as u64).lda(i32::MAX as u64).build().unwrap();
+    assert!(matches!(Gemm::check(&huge, None), Err(Error::OutOfRange { .. })));
+    if cuda::kernels_built().is_ok() {
+        assert_eq!(Gemm::check(&case(100, 99, 98).problem(), Some(64)), Ok(()));
+    }
+}
+
+/// The comparison itself: it accepts the rounded reference and nothing much beside it.
+#[test]
+fn the_comparison_accepts_what_is_right_and_nothing_else() {
+    let case = padded(5, 9, 200, [1, 2, 3]);
+    let problem = case.problem();
+    let mut random = Random(7);
+    let (a, b) = (random.matrix(problem.a_len(5)), random.matrix(problem.b_len()));
+    let (lda, ldb, ldd) = (problem.lda() as usize, problem.ldb() as usize, problem.ldd() as usize);
+    let mut d = vec![bf16::NAN; problem.d_len() as usize];
+    for (i, j) in (0..5).flat_map(|i| (0..9).map(move |j| (i, j))) {
+        let sum = (0..200).map(|k| a[i * lda + k].to_f32() * b[j * ldb + k].to_f32()).sum();
+        d[i * ldd + j] = bf16::from_f32(sum);
+    }
+    let rows = [0, 1, 2, 3, 4];
+    assert!(compare(&case, &a, &b, &d, &rows).frobenius < 2f64.powi(-8));
+    for spoil in [|x: bf16| bf16::from_f32(x.to_f32() * 1.02 + 0.1), |_| bf16::NAN, |_| bf16::ZERO]
+    {
+        let mut wrong = d.clone();
+        wrong[3 * ldd + 8] = spoil(wrong[3 * ldd + 8]);
+        let caught = std::panic::catch_unwind(|| compare(&case, &a, &b, &wrong, &rows));
+        assert!(caught.is_err(), "a wrong element went unnoticed");
+    }
+}
