@@ -57,11 +57,12 @@ fn cuda() {
             // The tools are there and the code does not compile: never a stub.
             Err(reason) => fail(&reason),
         },
-        Err(missing) if required => fail(&missing.to_string()),
+        Err(missing) if required => {
+            fail(&format!("OVERLAP_GEMM_REQUIRE_KERNELS is set, but {missing}"));
+        }
         Err(missing) => {
-            if !context.flag("DOCS_RS") {
-                missing.to_string().lines().for_each(|line| println!("cargo::warning={line}"));
-            }
+            let text = format!("building without the CUDA kernels: {missing}");
+            text.lines().for_each(|line| println!("cargo::warning={line}"));
             report::not_built(&context, &missing.to_string());
         }
     }

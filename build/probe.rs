@@ -119,8 +119,8 @@ impl Rejected {
 /// A piece without which the kernels cannot be built, and everything that was tried.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Missing {
-    /// What was looked for.
-    pub what: String,
+    /// Why there will be no kernels: `found no CUDA toolkit 12.3 or newer`.
+    pub why: String,
     /// Where, and why each place was rejected.
     pub probed: Vec<Rejected>,
     /// What to run.
@@ -137,7 +137,7 @@ impl Missing {
     ) -> Self {
         let fetch = root.join("third_party/fetch");
         Missing {
-            what: what.into(),
+            why: format!("found no {}", what.into()),
             probed,
             remedy: format!(
                 "run {} (needs python3-pip, nothing else) or set {var}, then build again",
@@ -149,7 +149,7 @@ impl Missing {
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "built without CUDA kernels: found no {}", self.what)?;
+        writeln!(f, "{}", self.why)?;
         for Rejected { place, reason } in &self.probed {
             writeln!(f, "  {place}: {reason}")?;
         }

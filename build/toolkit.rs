@@ -59,7 +59,7 @@ impl Tools {
     pub fn find(context: &Context) -> Result<Tools, Missing> {
         if context.flag("DOCS_RS") {
             return Err(Missing {
-                what: "reason to build them: this is a documentation build (DOCS_RS is set)".into(),
+                why: "this is a documentation build (DOCS_RS is set)".into(),
                 probed: Vec::new(),
                 remedy: "unset DOCS_RS to build the kernels".into(),
             });
@@ -68,7 +68,7 @@ impl Tools {
         let (host, target) = (target("HOST"), target("TARGET"));
         if host != target || !target.contains("-linux-") {
             return Err(Missing {
-                what: format!("way to build them on {host} for {target}"),
+                why: format!("they cannot be built on {host} for {target}"),
                 probed: Vec::new(),
                 remedy: "build on Linux for the same machine".into(),
             });

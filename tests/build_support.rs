@@ -139,7 +139,7 @@ fn a_fetch_counts_only_while_it_is_what_requirements_ask_for() {
     folder.toolkit("third_party/.fetched/cuda", "13.0");
     folder.write(
         "third_party/.fetched/cutlass/include/cutlass/version.h",
-        concat!("#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 2\n#define CUTLASS_PATCH 0\n",),
+        "#define CUTLASS_MAJOR 4\n#define CUTLASS_MINOR 2\n#define CUTLASS_PATCH 0\n",
     );
     assert_eq!(fetched(), Err("not a complete fetch".into()));
     folder.write("third_party/.fetched/requirements.txt", "nvcc==12.9.1");
@@ -156,7 +156,7 @@ fn an_old_cutlass_is_rejected() {
     let folder = Folder::new("cutlass");
     folder.write(
         "include/cutlass/version.h",
-        concat!("#define CUTLASS_MAJOR 3\n#define CUTLASS_MINOR 9\n#define CUTLASS_PATCH 2\n",),
+        "#define CUTLASS_MAJOR 3\n#define CUTLASS_MINOR 9\n#define CUTLASS_PATCH 2\n",
     );
     let vars = [("OVERLAP_GEMM_CUTLASS_DIR", folder.0.clone())];
     let missing = toolkit::find_cutlass(&folder.context(&vars)).unwrap_err();

@@ -246,10 +246,10 @@ impl Gemm {
         misaligned("the address of B", b, remedy)?;
         misaligned("the address of D", d, remedy)?;
         self.device.bind()?;
-        let mut workspace = match &self.workspace {
-            None => None,
-            Some(memory) => Some(memory.lock().unwrap_or_else(PoisonError::into_inner)),
-        };
+        let mut workspace = self
+            .workspace
+            .as_ref()
+            .map(|memory| memory.lock().unwrap_or_else(PoisonError::into_inner));
         let workspace = workspace.as_mut().map(|memory| memory.device_ptr_mut(stream));
         let workspace = workspace.as_ref().map_or(0, |(address, _guard)| *address);
         let stream = stream.cu_stream().cast::<c_void>();
