@@ -41,12 +41,15 @@ pub fn generate(context: &Context, tools: &Tools) -> Result<(), Missing> {
         Ok(Err(error)) => error.to_string(),
         Err(_) => "bindgen could not load it".to_owned(),
     };
-    Err(Missing::fetchable(
-        "libclang that reads csrc/overlap_gemm.h",
-        vec![Rejected::new(tools.libclang.display().to_string(), reason)],
-        &context.manifest_dir,
-        "LIBCLANG_PATH",
-    ))
+    let fetched = context.fetched_dir().join("libclang");
+    Err(Missing {
+        why: "found no libclang that reads csrc/overlap_gemm.h".into(),
+        probed: vec![Rejected::new(tools.libclang.display().to_string(), reason)],
+        remedy: format!(
+            "set LIBCLANG_PATH to another one ({} after third_party/fetch), then build again",
+            fetched.display()
+        ),
+    })
 }
 
 /// The folder in which the host compiler keeps the headers that belong to the compiler.

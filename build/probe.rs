@@ -128,7 +128,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// Something that `third_party/fetch` brings.
+    /// Something that `third_party/fetch` brings, and that the variable `var` can name.
     pub fn fetchable(
         what: impl Into<String>,
         probed: Vec<Rejected>,
@@ -136,14 +136,16 @@ impl Missing {
         var: &str,
     ) -> Self {
         let fetch = root.join("third_party/fetch");
-        Missing {
-            why: format!("found no {}", what.into()),
-            probed,
-            remedy: format!(
+        // Fetching does not help where a variable says to look elsewhere.
+        let remedy = if probed.first().is_some_and(|p| p.place.starts_with(&format!("{var}="))) {
+            format!("correct or unset {var} ({} brings one), then build again", fetch.display())
+        } else {
+            format!(
                 "run {} (needs python3-pip, nothing else) or set {var}, then build again",
                 fetch.display()
-            ),
-        }
+            )
+        };
+        Missing { why: format!("found no {}", what.into()), probed, remedy }
     }
 }
 

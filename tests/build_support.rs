@@ -126,6 +126,7 @@ fn a_place_that_was_asked_for_is_the_only_one() {
     let missing = toolkit::find_toolkit(&folder.context(&vars), &[]).unwrap_err();
     assert_eq!(missing.probed.len(), 1, "{missing}");
     assert_eq!(missing.probed[0].reason, "no such folder");
+    assert!(missing.remedy.starts_with("correct or unset OVERLAP_GEMM_CUDA_HOME"), "{missing}");
     let vars = [("OVERLAP_GEMM_CUDA_HOME", folder.0.join("good"))];
     assert!(toolkit::find_toolkit(&folder.context(&vars), &[]).is_ok());
 }

@@ -297,6 +297,40 @@ fn any_thread_may_enqueue() {
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
+fn a_captured_product_replays_on_new_inputs() {
+    use cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+    let device = Device::open(0).unwrap();
+    // SAFETY: one stream orders everything here.
+    unsafe { device.context().disable_event_tracking() };
+    let stream = device.new_stream().unwrap();
+    let case = case(300, 520, 1000);
+    let gemm = Gemm::plan(&device, &case.problem(), None).unwrap();
+    let mut random = Random(99);
+    let mut inputs = || (random.matrix(300 * 1000), random.matrix(520 * 1000));
+    let (a, b) = inputs();
+    let (mut a_gpu, mut b_gpu) = (stream.clone_htod(&a).unwrap(), stream.clone_htod(&b).unwrap());
+    let poison = vec![bf16::NAN; 300 * 520];
+    let mut d_gpu = stream.clone_htod(&poison).unwrap();
+    stream.synchronize().unwrap();
+
+    // The strictest mode: an allocation or a wait in `enqueue` would end the capture with an error.
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+    gemm.enqueue(&stream, &a_gpu, &b_gpu, &mut d_gpu).unwrap();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    for _ in 0..5 {
+        let (a, b) = inputs();
+        stream.memcpy_htod(&a, &mut a_gpu).unwrap();
+        stream.memcpy_htod(&b, &mut b_gpu).unwrap();
+        stream.memcpy_htod(&poison, &mut d_gpu).unwrap();
+        graph.launch().unwrap();
+        let d = stream.clone_dtoh(&d_gpu).unwrap();
+        stream.synchronize().unwrap();
+        compare(&case, &a, &b, &d, &[0, 127, 128, 255, 256, 299]);
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
 fn buffers_that_do_not_fit_are_refused() {
     let device = Device::open(0).unwrap();
     let stream = device.new_stream().unwrap();
