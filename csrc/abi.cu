@@ -75,6 +75,10 @@ void check_params(og_gemm_params const* params) {
     check_extent("m", p.m);
     check_extent("n", p.n);
     check_extent("k", p.k);
+    // A TMA store writes whole 16-byte pieces: a ragged end would write zeros behind it (seen).
+    require(p.n * kElementBytes % OG_ALIGNMENT_BYTES == 0, OG_STATUS_MISALIGNED,
+            "a row of D (n) is " + std::to_string(p.n * kElementBytes) +
+                " bytes, must be a multiple of " + std::to_string(OG_ALIGNMENT_BYTES));
     Instance const& kernel = choose(p);
     int64_t tiles = ((p.m + kernel.tile_m - 1) / kernel.tile_m) *
                     ((p.n + kernel.tile_n - 1) / kernel.tile_n);

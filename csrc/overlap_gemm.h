@@ -44,7 +44,7 @@ typedef enum og_status {
     OG_STATUS_OUT_OF_RANGE = 2,
     /* A leading dimension is shorter than its row, or its pitch reaches OG_MAX_PITCH_BYTES. */
     OG_STATUS_BAD_PITCH = 3,
-    /* An address or a row pitch is no multiple of OG_ALIGNMENT_BYTES. */
+    /* An address, a row pitch or the width of D is no multiple of OG_ALIGNMENT_BYTES. */
     OG_STATUS_MISALIGNED = 4,
     /* The current device is no Hopper GPU (compute capability 9.0). */
     OG_STATUS_ARCHITECTURE = 5,
@@ -60,8 +60,9 @@ typedef enum og_status {
  *
  * A is M x K, B is N x K, D is M x N; all three are row-major, and `ld*` is the distance between the
  * starts of two rows in elements (K and N where rows follow each other without a gap). The pitches
- * must be multiples of 16 bytes; M, N, K themselves need not be multiples of anything. What lies
- * between the end of a row of D and the start of the next is not written. */
+ * and the width of D must be multiples of 16 bytes (N a multiple of 8): TMA stores write whole
+ * 16-byte pieces, and would write zeros behind a ragged end. M and K need not be multiples of
+ * anything. What lies between the end of a row of D and the start of the next is not written. */
 typedef struct og_gemm_params {
     int64_t m;
     int64_t n;

@@ -204,6 +204,7 @@ proptest! {
         }
     }
 
+    #[cfg(feature = "serde")]
     #[test]
     fn problems_and_plans_round_trip_through_json(
         shards in shards(), n in 1u64..5000, k in 1u64..5000, pad in 0u64..9, tiling in tiling(),

@@ -47,8 +47,10 @@ pub(super) struct Addresses {
 impl Product {
     /// What the kernels make of a problem, or why they cannot.
     ///
-    /// Only the pitches need TMA's 16 bytes here. [`Problem::check_tma`] asks more: it has a gathered
-    /// A in mind, which lies packed, so that K is a pitch too.
+    /// Pitches need TMA's 16 bytes, and so does the width of D: a TMA store writes whole 16-byte
+    /// pieces, and on a GPU a ragged end was seen to write zeros behind it. A ragged K is harmless:
+    /// loads beyond it give zeros. [`Problem::check_tma`] asks more: it has a gathered A in mind,
+    /// which lies packed, so that K is a pitch too.
     fn of(problem: &Problem, sm_limit: Option<u32>) -> Result<Product> {
         let unsupported = |what: String, why: &str, remedy| {
             Err(Error::Unsupported { what, why: why.into(), remedy })
@@ -81,6 +83,8 @@ impl Product {
             let bytes = u64::from(elements) * u64::from(element.size());
             misaligned(what, bytes, "pad the rows of the matrix to a multiple of 16 bytes")?;
         }
+        let width = u64::from(problem.n()) * u64::from(d.size());
+        misaligned("the width of D (n)", width, "add columns to B until n is a multiple of 8")?;
         if let Some(limit) = sm_limit.filter(|limit| *limit < MIN_SM_COUNT) {
             let (min, max) = (MIN_SM_COUNT.into(), u32::MAX.into());
             let remedy = "leave the limit out to use the whole GPU";
@@ -283,6 +287,9 @@ mod tests {
         assert!(error.to_string().starts_with("the pitch of A (lda) is 24 bytes"), "{error}");
         let error = Gemm::check(&of(64, 63, 64), None).unwrap_err();
         assert!(error.to_string().starts_with("the pitch of D (ldd) is 126 bytes"), "{error}");
+        let ragged = Problem::builder(64, 60, 64).ldd(64).build().unwrap();
+        let error = Gemm::check(&ragged, None).unwrap_err();
+        assert!(error.to_string().starts_with("the width of D (n) is 120 bytes"), "{error}");
     }
 
     #[test]
@@ -311,8 +318,14 @@ mod tests {
     #[test]
     fn the_two_sides_agree() {
         use proptest::prelude::*;
-        let extent =
-            || prop_oneof![1..=64u32, 1..=i32::MAX as u32, MAX_EXTENT - 2..=MAX_EXTENT + 2];
+        let extent = || {
+            prop_oneof![
+                1..=64u32,
+                (1..=64u32).prop_map(|n| 8 * n),
+                1..=i32::MAX as u32,
+                MAX_EXTENT - 2..=MAX_EXTENT + 2
+            ]
+        };
         let pad = || prop_oneof![Just(0u32), 0..=64u32];
         let limit = prop_oneof![Just(None), (0..=4u32).prop_map(Some)];
         proptest!(|(m in extent(), n in extent(), k in extent(), pads in [pad(), pad(), pad()], limit in limit)| {
