@@ -4,10 +4,12 @@
 pub mod cuda;
 pub mod element;
 pub mod error;
+pub mod exercise;
 mod fit;
 pub mod host;
 pub mod ops;
 pub mod plan;
+pub mod random;
 pub mod reference;
 pub mod trace;
 

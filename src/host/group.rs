@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use super::control::Deadlines;
 use crate::error::{Error, Result};
 use crate::plan::Shards;
+use crate::random::Random;
 
 /// What may be chosen for a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -50,12 +51,8 @@ impl Link {
 
     /// How long the `nth` transfer of `rank`, of `bytes` bytes, takes.
     pub(crate) fn transfer_time(&self, bytes: u64, rank: u32, nth: u64) -> Duration {
-        // SplitMix64 (Steele, Lea, Flood 2014): a well-mixed number for each transfer.
-        let mut x = self.seed ^ (u64::from(rank) << 48) ^ nth;
-        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let fraction = (x >> 11) as f64 / (1u64 << 53) as f64;
+        let stream = u64::from(rank) << 48 ^ nth;
+        let fraction = Random::of_stream(self.seed, stream).fraction();
         let wire = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second);
         wire.unwrap_or(Duration::MAX).saturating_add(self.jitter.mul_f64(fraction))
     }

@@ -2,7 +2,9 @@
 //!
 //! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer,
 //! all on one clock. Invariant: times are durations since the group's common origin, so that the
-//! records of several ranks can be laid side by side. Rendering lives beside this file.
+//! records of several ranks can be laid side by side. `text` draws them.
+
+mod text;
 
 use std::time::Duration;
 
@@ -69,11 +71,9 @@ impl Timeline {
 
     /// From the first event to the last.
     pub fn span(&self) -> Duration {
-        let begins = self.tiles.iter().map(|tile| tile.wait_begin);
-        let begin = begins.chain(self.transfers.iter().map(|transfer| transfer.begin)).min();
         let ends = self.tiles.iter().map(|tile| tile.done);
         let end = ends.chain(self.transfers.iter().map(|transfer| transfer.signalled)).max();
-        end.unwrap_or_default().saturating_sub(begin.unwrap_or_default())
+        end.unwrap_or_default().saturating_sub(self.begin())
     }
 
     /// The time that all workers together spent waiting for chunks.

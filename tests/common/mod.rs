@@ -2,8 +2,6 @@
 
 #![allow(dead_code)] // each test file uses its share
 
-pub mod world;
-
 use overlap_gemm::plan::{Chunks, ClusterShape, Shards, TileShape, Tiling};
 use proptest::prelude::*;
 

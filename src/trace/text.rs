@@ -1,0 +1,123 @@
+//! A timeline as text: chunks arriving and tiles running, a block a rank.
+//!
+//! Invariant: every lane of a block shares one time axis, and a column shows what its instant shows
+//! most of: the transfer that ended in it, the tile that ran in it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::Timeline;
+
+const RUNS: char = '█';
+const WAITS: char = '·';
+const IDLE: char = ' ';
+
+/// What the marks mean.
+const LEGEND: &str = "chunks: the rank a chunk came from, where it arrived; \
+                      workers: █ computes a tile, · waits for a chunk";
+
+impl Timeline {
+    /// Only the events of one epoch.
+    pub fn of_epoch(&self, epoch: u32) -> Timeline {
+        Timeline {
+            tiles: self.tiles.iter().filter(|tile| tile.epoch == epoch).copied().collect(),
+            transfers: self.transfers.iter().filter(|sent| sent.epoch == epoch).copied().collect(),
+        }
+    }
+
+    /// The timeline in `columns` columns, at least 16.
+    ///
+    /// ```
+    /// use overlap_gemm::plan::Tile;
+    /// use overlap_gemm::trace::{TileEvent, Timeline, TransferEvent};
+    /// use std::time::Duration;
+    ///
+    /// let ms = Duration::from_millis;
+    /// let timeline = Timeline {
+    ///     tiles: vec![TileEvent {
+    ///         rank: 0, worker: 0, epoch: 1, product: 0, tile: Tile { m: 0, n: 0 }, chunk: 3,
+    ///         wait_begin: ms(0), ready: ms(8), done: ms(16),
+    ///     }],
+    ///     transfers: vec![TransferEvent {
+    ///         from: 1, to: 0, epoch: 1, chunk: 3, begin: ms(0), signalled: ms(8),
+    ///     }],
+    /// };
+    /// let text = timeline.to_text(16);
+    /// assert!(text.contains("│        1       │"), "{text}");
+    /// assert!(text.contains("│········████████│"), "{text}");
+    /// ```
+    pub fn to_text(&self, columns: usize) -> String {
+        let columns = columns.max(16);
+        let begin = self.begin();
+        let span = self.span().max(Duration::from_nanos(1));
+        let column = |time: Duration| {
+            let fraction = time.saturating_sub(begin).as_secs_f64() / span.as_secs_f64();
+            ((fraction * columns as f64) as usize).min(columns - 1)
+        };
+        let mut blocks: BTreeMap<u32, Block> = BTreeMap::new();
+        for sent in &self.transfers {
+            let block = blocks.entry(sent.to).or_insert_with(|| Block::new(columns));
+            block.chunks[column(sent.signalled)] = rank_mark(sent.from);
+        }
+        for tile in &self.tiles {
+            let block = blocks.entry(tile.rank).or_insert_with(|| Block::new(columns));
+            let lane = block.workers.entry(tile.worker).or_insert_with(|| vec![IDLE; columns]);
+            let (wait, run, end) = (column(tile.wait_begin), column(tile.ready), column(tile.done));
+            lane[wait..run].iter_mut().filter(|mark| **mark == IDLE).for_each(|mark| *mark = WAITS);
+            lane[run..=end].fill(RUNS);
+        }
+        let mut text = String::new();
+        let axis = format!("{:.3} ms", span.as_secs_f64() * 1e3);
+        // Writing into a String cannot fail.
+        let _ = writeln!(text, "{:<9} {:<7}  0{axis:>columns$}", "", "", columns = columns);
+        for (rank, block) in blocks {
+            let name = format!("rank {rank}");
+            lane(&mut text, &name, "chunks", &block.chunks);
+            for (worker, marks) in block.workers {
+                lane(&mut text, "", &format!("worker{worker}"), &marks);
+            }
+        }
+        text.push_str(LEGEND);
+        text.push('\n');
+        text
+    }
+
+    /// The first instant of any event.
+    pub fn begin(&self) -> Duration {
+        let tiles = self.tiles.iter().map(|tile| tile.wait_begin);
+        tiles.chain(self.transfers.iter().map(|sent| sent.begin)).min().unwrap_or_default()
+    }
+}
+
+/// One rank's lanes.
+struct Block {
+    chunks: Vec<char>,
+    workers: BTreeMap<u32, Vec<char>>,
+}
+
+impl Block {
+    fn new(columns: usize) -> Self {
+        Block { chunks: vec![IDLE; columns], workers: BTreeMap::new() }
+    }
+}
+
+fn lane(text: &mut String, rank: &str, name: &str, marks: &[char]) {
+    let marks: String = marks.iter().collect();
+    let _ = writeln!(text, "{rank:<9} {name:<8} │{marks}│");
+}
+
+/// One character a rank: 0 to 9, a to z, then `+`.
+fn rank_mark(rank: u32) -> char {
+    char::from_digit(rank, 36).unwrap_or('+')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_timeline_is_an_axis() {
+        assert!(Timeline::default().to_text(0).starts_with("  "));
+    }
+}
