@@ -218,7 +218,7 @@ proptest! {
         let plan = Plan::new(&problem, PlanOptions { chunks_per_shard: None, tiling }).unwrap();
         let json = serde_json::to_string(&plan).unwrap();
         prop_assert_eq!(&serde_json::from_str::<Plan>(&json).unwrap(), &plan);
-        prop_assert!(plan.to_string().contains("visiting order"));
+        prop_assert!(plan.to_string().contains("chunk by chunk"));
     }
 }
 

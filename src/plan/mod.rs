@@ -24,6 +24,7 @@ mod problem;
 #[cfg(feature = "serde")]
 mod serial;
 mod shards;
+mod table;
 mod tiles;
 mod transfers;
 mod whole;
@@ -36,4 +37,4 @@ pub use problem::{
 pub use shards::{MAX_RANKS, Shards};
 pub use tiles::{ClusterShape, MAX_TILE_EXTENT, Tile, TileOrder, TileShape, Tiling};
 pub use transfers::{BUFFERS, ConsumerStep, SenderStep, Transfers};
-pub use whole::{Plan, PlanOptions};
+pub use whole::{Plan, PlanOptions, RankPlan};

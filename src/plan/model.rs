@@ -76,6 +76,22 @@ pub enum Violation {
         /// The chunk that comes instead.
         arriving: u32,
     },
+    /// A rank has no list of steps, or there are lists for ranks that do not exist.
+    #[error("there are {senders} senders and {consumers} consumers for {ranks} ranks")]
+    MissingList {
+        /// The ranks there are.
+        ranks: u32,
+        /// The senders' lists.
+        senders: usize,
+        /// The consumers' lists.
+        consumers: usize,
+    },
+    /// A step names a rank or a chunk that does not exist.
+    #[error("'{step}' names a rank or a chunk that does not exist")]
+    NoSuchName {
+        /// The step.
+        step: String,
+    },
 }
 
 /// A thread of the abstract machine.
@@ -111,34 +127,64 @@ impl Schedule {
     /// Checks what needs no run: every chunk reaches every rank exactly once; in every round each
     /// rank is sent to by one rank; and chunks arrive in the order in which they are needed.
     pub fn check_order(&self) -> Result<(), Violation> {
-        let ranks = self.senders.len() as u32;
-        for consumer in 0..ranks {
-            let mut arrivals: Vec<(u32, u32)> = Vec::new(); // (round, chunk), in sending order
-            let mut senders_in_round = vec![HashSet::new(); ranks as usize];
-            for (sender, steps) in self.senders.iter().enumerate() {
-                for step in steps {
-                    if let SenderStep::Send { round, chunk, to } = *step
-                        && to == consumer
-                    {
-                        arrivals.push((round, chunk));
-                        senders_in_round[round as usize].insert(sender);
-                    }
+        self.check_names()?;
+        let ranks = self.senders.len();
+        // For each consumer: (round, sender, chunk), each sender's in sending order.
+        let mut arrivals: Vec<Vec<(u32, u32, u32)>> = vec![Vec::new(); ranks];
+        for (sender, steps) in self.senders.iter().enumerate() {
+            for step in steps {
+                if let SenderStep::Send { round, chunk, to } = *step {
+                    arrivals[to as usize].push((round, sender as u32, chunk));
                 }
             }
-            if let Some(round) = senders_in_round.iter().position(|senders| senders.len() > 1) {
-                return Err(Violation::CrowdedRound { round: round as u32, rank: consumer });
+        }
+        for (consumer, mut arrivals) in (0..).zip(arrivals) {
+            arrivals.sort_by_key(|&(round, _, _)| round); // stable: sending order within a round
+            let crowded =
+                |pair: &&[(u32, u32, u32)]| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1;
+            if let Some(pair) = arrivals.windows(2).find(crowded) {
+                return Err(Violation::CrowdedRound { round: pair[0].0, rank: consumer });
             }
-            for chunk in 0..self.chunks.len() {
-                let times = arrivals.iter().filter(|arrival| arrival.1 == chunk).count() as u32;
-                if times != 1 {
-                    return Err(Violation::NotOnce { consumer, chunk, times });
-                }
+            let mut times = vec![0; self.chunks.len() as usize];
+            arrivals.iter().for_each(|&(_, _, chunk)| times[chunk as usize] += 1);
+            if let Some((chunk, &times)) = (0..).zip(&times).find(|&(_, &times)| times != 1) {
+                return Err(Violation::NotOnce { consumer, chunk, times });
             }
-            arrivals.sort_by_key(|&(round, _)| round); // stable: sending order within a round
-            for (needed, (_, arriving)) in self.chunks.need_order(consumer).zip(arrivals) {
+            for (needed, (_, _, arriving)) in self.chunks.need_order(consumer).zip(arrivals) {
                 if needed != arriving {
                     return Err(Violation::OutOfNeedOrder { consumer, needed, arriving });
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every rank has two lists and that no step names a rank or a chunk that does not
+    /// exist: without that the machine's tables could not be drawn up.
+    fn check_names(&self) -> Result<(), Violation> {
+        let ranks = self.chunks.shards().ranks();
+        let (senders, consumers) = (self.senders.len(), self.consumers.len());
+        if senders != ranks as usize || consumers != ranks as usize {
+            return Err(Violation::MissingList { ranks, senders, consumers });
+        }
+        let check = |rank: u32, chunk: u32, step: &dyn std::fmt::Display| match rank < ranks
+            && chunk < self.chunks.len()
+        {
+            true => Ok(()),
+            false => Err(Violation::NoSuchName { step: step.to_string() }),
+        };
+        for step in self.senders.iter().flatten() {
+            match *step {
+                SenderStep::AwaitConsumed { peer, .. } => check(peer, 0, step)?,
+                SenderStep::Send { chunk, to, .. } | SenderStep::Signal { chunk, to, .. } => {
+                    check(to, chunk, step)?;
+                }
+            }
+        }
+        for step in self.consumers.iter().flatten() {
+            match *step {
+                ConsumerStep::AwaitChunk { chunk } => check(0, chunk, step)?,
+                ConsumerStep::PostConsumed { to } => check(to, 0, step)?,
             }
         }
         Ok(())
@@ -164,6 +210,7 @@ pub fn run(
     epochs: u32,
     mut choose: impl FnMut(usize) -> usize,
 ) -> Result<(), Violation> {
+    schedule.check_names()?;
     let machine = Machine::new(schedule, epochs);
     let mut state = machine.start();
     loop {
@@ -178,6 +225,7 @@ pub fn run(
 
 /// Runs `schedule` for `epochs` epochs in every possible order; returns the number of states.
 pub fn explore(schedule: &Schedule, epochs: u32) -> Result<usize, Violation> {
+    schedule.check_names()?;
     let machine = Machine::new(schedule, epochs);
     let mut seen = HashSet::from([machine.start()]);
     let mut frontier = VecDeque::from([machine.start()]);
@@ -198,7 +246,7 @@ pub fn explore(schedule: &Schedule, epochs: u32) -> Result<usize, Violation> {
 }
 
 /// How many steps each thread has taken: senders first, then consumers.
-type State = Box<[u32]>;
+type State = Box<[u64]>;
 
 /// The machine: the schedule and where in it each flag is written.
 struct Machine<'a> {
@@ -269,8 +317,8 @@ impl<'a> Machine<'a> {
 
     /// Epochs count from 1; the position is within the thread's list.
     fn epoch_and_position(&self, state: &State, thread: Thread) -> (u32, u32) {
-        let (taken, len) = (state[self.slot(thread)], self.len(thread).max(1));
-        (taken / len + 1, taken % len)
+        let (taken, len) = (state[self.slot(thread)], u64::from(self.len(thread).max(1)));
+        ((taken / len) as u32 + 1, (taken % len) as u32)
     }
 
     /// How often `thread` has passed `position` of its list: the epoch last written there.
@@ -280,7 +328,7 @@ impl<'a> Machine<'a> {
     }
 
     fn finished(&self, state: &State, thread: Thread) -> bool {
-        state[self.slot(thread)] == self.len(thread) * self.epochs
+        state[self.slot(thread)] == u64::from(self.len(thread)) * u64::from(self.epochs)
     }
 
     fn signalled(&self, state: &State, consumer: u32, chunk: u32) -> u32 {
@@ -311,7 +359,7 @@ impl<'a> Machine<'a> {
                 SenderStep::AwaitConsumed { peer, .. } => {
                     let announced = self.consumed[peer as usize][rank as usize];
                     let consumed = self.times_passed(state, Thread::Consumer(peer), announced);
-                    consumed + BUFFERS >= epoch
+                    consumed >= epoch.saturating_sub(BUFFERS)
                 }
                 SenderStep::Send { .. } | SenderStep::Signal { .. } => true,
             },
@@ -336,7 +384,7 @@ impl<'a> Machine<'a> {
                 {
                     let last_read = self.reads_done[to as usize].checked_sub(1);
                     let read = self.times_passed(state, Thread::Consumer(to), last_read);
-                    if read + BUFFERS < epoch {
+                    if read < epoch.saturating_sub(BUFFERS) {
                         return Err(Violation::Overwritten { consumer: to, chunk, epoch });
                     }
                 }

@@ -41,7 +41,7 @@ impl Partition {
     /// The part that holds `row`; for rows at or beyond `len` no part that exists.
     pub fn part_of(self, row: u32) -> u32 {
         let (short, longer) = (self.len / self.parts, self.len % self.parts);
-        let in_longer = longer * (short + 1);
+        let in_longer = longer * short + longer; // at most `len`; `short + 1` alone may not fit
         if row < in_longer {
             row / (short + 1)
         } else {

@@ -4,15 +4,17 @@
 //! checks as one that was built; what is derived (chunk rows, tile order, transfers) is written
 //! for other tools and recomputed when read.
 
+use std::ops::Range;
+
 use serde::de::Error as _;
-use serde::ser::{SerializeSeq, SerializeStruct};
+use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::chunks::Chunks;
 use super::problem::{BLayout, ElementTypes, Problem, Scaling};
 use super::tiles::{TileOrder, Tiling};
 use super::transfers::Transfers;
-use super::whole::{Plan, PlanOptions};
+use super::whole::{Plan, PlanOptions, RankPlan};
 
 /// A problem's decisions, as they are written.
 #[derive(Serialize, Deserialize)]
@@ -68,7 +70,7 @@ impl<'de> Deserialize<'de> for Problem {
 struct ChunkFields {
     chunk: u32,
     rank: u32,
-    rows: std::ops::Range<u32>,
+    rows: Range<u32>,
 }
 
 impl Serialize for Chunks {
@@ -101,11 +103,20 @@ impl Serialize for Visits<'_> {
 
 impl Serialize for Transfers {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut ranks = serializer.serialize_seq(Some(self.ranks() as usize))?;
-        for rank in 0..self.ranks() {
-            ranks.serialize_element(&RankTransfers { transfers: self, rank })?;
-        }
-        ranks.end()
+        TransfersOf { transfers: self, ranks: 0..self.ranks() }.serialize(serializer)
+    }
+}
+
+/// The transfers of some of the ranks.
+struct TransfersOf<'a> {
+    transfers: &'a Transfers,
+    ranks: Range<u32>,
+}
+
+impl Serialize for TransfersOf<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let transfers = self.transfers;
+        serializer.collect_seq(self.ranks.clone().map(|rank| RankTransfers { transfers, rank }))
     }
 }
 
@@ -137,17 +148,32 @@ struct PlanFields {
 
 impl Serialize for Plan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let orders: Result<Vec<_>, _> =
-            (0..self.problem().ranks()).map(|rank| self.tile_order(rank)).collect();
-        let mut fields = serializer.serialize_struct("Plan", 6)?;
-        fields.serialize_field("problem", self.problem())?;
-        fields.serialize_field("chunks_per_shard", &self.options().chunks_per_shard)?;
-        fields.serialize_field("tiling", &self.options().tiling)?;
-        fields.serialize_field("chunks", self.chunks())?;
-        fields.serialize_field("transfers", self.transfers())?;
-        fields.serialize_field("tile_orders", &orders.map_err(serde::ser::Error::custom)?)?;
-        fields.end()
+        serialize_plan(self, 0..self.problem().ranks(), serializer)
     }
+}
+
+impl Serialize for RankPlan<'_> {
+    /// The same fields as of a whole plan (it reads back as one), with one rank's lists only.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serialize_plan(self.plan(), self.rank()..self.rank() + 1, serializer)
+    }
+}
+
+fn serialize_plan<S: Serializer>(
+    plan: &Plan,
+    ranks: Range<u32>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let orders: Result<Vec<_>, _> = ranks.clone().map(|rank| plan.tile_order(rank)).collect();
+    let transfers = TransfersOf { transfers: plan.transfers(), ranks };
+    let mut fields = serializer.serialize_struct("Plan", 6)?;
+    fields.serialize_field("problem", plan.problem())?;
+    fields.serialize_field("chunks_per_shard", &plan.options().chunks_per_shard)?;
+    fields.serialize_field("tiling", &plan.options().tiling)?;
+    fields.serialize_field("chunks", plan.chunks())?;
+    fields.serialize_field("transfers", &transfers)?;
+    fields.serialize_field("tile_orders", &orders.map_err(serde::ser::Error::custom)?)?;
+    fields.end()
 }
 
 impl<'de> Deserialize<'de> for Plan {

@@ -242,7 +242,8 @@ impl TileOrder {
 
     /// All tiles inside the output, in visiting order.
     pub fn tiles(&self) -> impl Iterator<Item = Tile> + '_ {
-        (0..self.index_count()).filter_map(|index| self.tile_at(index))
+        (0..self.unit_grid.m * self.unit_grid.n)
+            .flat_map(|index| self.tiles_of(self.unit_at(index)))
     }
 
     /// The rows of the output, and of A, that `tile` covers; none for padding.
@@ -258,6 +259,18 @@ impl TileOrder {
     /// The chunks that must have arrived before `tile` can be computed; none for padding.
     pub fn chunks_of(&self, tile: Tile) -> Range<u32> {
         self.chunks.touching(self.rows(tile))
+    }
+
+    /// The tiles of `unit` inside the output, rows fastest. Padding is clipped, not visited and
+    /// skipped: a cluster may be far larger than the output.
+    fn tiles_of(&self, unit: Unit) -> impl Iterator<Item = Tile> + use<> {
+        let (cluster, (rows, columns)) = (self.tiling.cluster, self.grid());
+        let inside = |unit: u64, tiles: u32, all: u32| {
+            let first = unit * u64::from(tiles);
+            first as u32..(first + u64::from(tiles)).min(all.into()) as u32
+        };
+        let (m, n) = (inside(unit.m, cluster.m, rows), inside(unit.n, cluster.n, columns));
+        n.flat_map(move |n| m.clone().map(move |m| Tile { m, n }))
     }
 
     fn cluster_tiles(&self) -> u64 {

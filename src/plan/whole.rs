@@ -95,9 +95,44 @@ impl Plan {
         &self.transfers
     }
 
+    /// What one rank needs to know of it.
+    pub fn of_rank(&self, rank: u32) -> Result<RankPlan<'_>> {
+        self.problem.shards().check_rank(rank)?;
+        Ok(RankPlan { plan: self, rank })
+    }
+
     /// The order in which `rank` computes an output of the problem's N columns.
     pub fn tile_order(&self, rank: u32) -> Result<TileOrder> {
         TileOrder::new(self.chunks(), self.problem.n(), self.options.tiling, rank)
+    }
+}
+
+/// A [`Plan`] as one rank sees it: to print and to write, where all ranks would be too much.
+///
+/// ```
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
+///
+/// let problem = Problem::builder(1024, 512, 256).ranks(4).build()?;
+/// let plan = Plan::new(&problem, PlanOptions::default())?;
+/// println!("{}", plan.of_rank(2)?);
+/// assert!(plan.of_rank(4).is_err());
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankPlan<'a> {
+    plan: &'a Plan,
+    rank: u32,
+}
+
+impl<'a> RankPlan<'a> {
+    /// The plan of all ranks.
+    pub fn plan(self) -> &'a Plan {
+        self.plan
+    }
+
+    /// Which rank.
+    pub fn rank(self) -> u32 {
+        self.rank
     }
 }
 
