@@ -11,7 +11,7 @@ use super::chunks::Chunks;
 use super::problem::{BLayout, Problem, Scaling};
 use super::table::Align::{Left, Right};
 use super::table::Table;
-use super::tiles::{Tile, TileOrder};
+use super::tiles::{ClusterShape, Tile, TileOrder};
 use super::transfers::{ConsumerStep, SenderStep, Transfers};
 use super::whole::{Plan, RankPlan};
 
@@ -82,15 +82,24 @@ impl fmt::Display for Plan {
         let order = self.tile_order(0).map_err(|_| fmt::Error)?;
         write_product(f, self.problem())?;
 
-        writeln!(f, "\nChunks: whole rows of A that travel together and have one signal")?;
+        writeln!(
+            f,
+            "\nChunks: rows of A that travel together and have one signal (a..b ends before b)"
+        )?;
         write!(f, "{}", shard_table(self.chunks(), 0..ranks, Some(self.problem())))?;
 
         writeln!(f, "\nTransfers: whom each rank sends its chunks to, round by round")?;
         write!(f, "{}", self.transfers())?;
-        writeln!(f, "  · is the rank's own slot: no link is used. Read down a column: in a round")?;
-        writeln!(f, "  every rank sends to one other and hears from one other.")?;
-
-        writeln!(f, "\nTiles: {}", Cut(&order))?;
+        writeln!(
+            f,
+            "  · is the rank's own slot, which needs no link. Down a column no rank stands"
+        )?;
+        writeln!(
+            f,
+            "  twice: in a round, nobody hears from two others. So rank 0 hears from itself,"
+        )?;
+        writeln!(f, "  then from 1, 2, …: the order in which its tiles need the chunks.\n")?;
+        writeln!(f, "Tiles: {}", Cut(&order))?;
         let mut table = Table::new(&[Right, Left]);
         table.line(["rank", "visits (row, column) first"]);
         for rank in 0..ranks.min(SHOWN) {
@@ -113,7 +122,10 @@ impl fmt::Display for RankPlan<'_> {
             (plan.problem().ranks(), plan.tile_order(rank).map_err(|_| fmt::Error)?);
         write_product(f, plan.problem())?;
 
-        writeln!(f, "\nChunks of rank {rank}: rows of A that travel together and have one signal")?;
+        writeln!(
+            f,
+            "\nChunks of rank {rank}: rows of A that travel together and have one signal (a..b ends before b)"
+        )?;
         write!(f, "{}", shard_table(plan.chunks(), rank..rank + 1, Some(plan.problem())))?;
 
         writeln!(f, "\nTransfers of rank {rank}, round by round")?;
@@ -150,7 +162,10 @@ fn write_product(f: &mut fmt::Formatter<'_>, problem: &Problem) -> fmt::Result {
         BLayout::Kn => "k×n",
     };
     writeln!(f, "{problem}")?;
-    writeln!(f, "  every rank computes D ({m}×{n}) = A ({m}×{k}) · its own B ({k}×{n}, {stored})")?;
+    writeln!(
+        f,
+        "  every rank computes D ({m}×{n}) = A ({m}×{k}) · its own B ({k}×{n}, stored {stored})"
+    )?;
     let bytes = Bytes(problem.row_bytes(&(0..m)));
     writeln!(f, "  {} a rank; the gathered A is {bytes}", Flops(problem.flops()))
 }
@@ -193,11 +208,11 @@ fn round_table(transfers: &Transfers) -> impl fmt::Display {
     table.line(head.chain(rounds.clone().map(|round| round.to_string())).chain(ellipsis(ranks)));
     for rank in 0..ranks.min(SHOWN) {
         let name = [format!("rank {rank}"), "→".into()].into_iter();
-        if transfers.chunks().of_rank(rank).is_empty() {
-            table.line(name.chain(["sends nothing".to_string()]));
-            continue;
-        }
-        let peers = rounds.clone().map(|round| or_dot(transfers.peer_in_round(rank, round), rank));
+        let sends = !transfers.chunks().of_rank(rank).is_empty();
+        let peers = rounds.clone().map(|round| match sends {
+            true => or_dot(transfers.peer_in_round(rank, round), rank),
+            false => "–".into(),
+        });
         table.line(name.chain(peers).chain(ellipsis(ranks)));
     }
     WithHidden { table, all: ranks, what: "rank" }
@@ -251,9 +266,17 @@ impl fmt::Display for Cut<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (tiling, (rows, columns)) = (self.0.tiling(), self.0.grid());
         write!(f, "{rows}×{columns} of {}×{}", tiling.tile.m, tiling.tile.n)?;
-        write!(f, ", in clusters of {}×{}", tiling.cluster.m, tiling.cluster.n)?;
-        write!(f, ", {} cluster row{}", tiling.swizzle, plural(tiling.swizzle))?;
-        write!(f, " swept together")
+        let unit = match tiling.cluster {
+            ClusterShape { m: 1, n: 1 } => "tiles",
+            ClusterShape { m, n } => {
+                write!(f, ", in clusters of {m}×{n}")?;
+                "clusters"
+            }
+        };
+        match tiling.swizzle {
+            1 => write!(f, "; rows of {unit} sweep over the columns one by one"),
+            rows => write!(f, "; up to {rows} rows of {unit} sweep over the columns together"),
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::shards::Shards;
+use super::shards::{Shards, check_ranks};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 
@@ -359,8 +359,7 @@ impl ProblemBuilder {
         let n = dimension("n", self.n)?;
         let k = dimension("k", self.k)?;
         let shards = match &self.rows {
-            // Saturating: what does not fit 32 bits is refused there, with the same words.
-            Rows::Even(ranks) => Shards::even(m, u32::try_from(*ranks).unwrap_or(u32::MAX))?,
+            Rows::Even(ranks) => Shards::even(m, check_ranks(*ranks)?)?,
             Rows::Each(rows) => Shards::of_rows(rows)?,
         };
         if shards.m() != m {
@@ -372,7 +371,7 @@ impl ProblemBuilder {
             return Err(Error::Unsupported {
                 what: format!("scaling of {} inputs", self.elements.a),
                 why: "only the fp8 types carry scales".into(),
-                remedy: "use Scaling::None, or fp8 inputs",
+                remedy: "ask for no scaling, or use fp8 inputs",
             });
         }
         let b_columns = if self.b_layout == BLayout::Nk { k } else { n };

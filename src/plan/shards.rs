@@ -89,9 +89,10 @@ impl Shards {
     }
 }
 
-fn check_ranks(ranks: u64) -> Result<()> {
+/// The number of ranks, if a plan can have so many.
+pub(super) fn check_ranks(ranks: u64) -> Result<u32> {
     if (1..=u64::from(MAX_RANKS)).contains(&ranks) {
-        return Ok(());
+        return Ok(ranks as u32);
     }
     let remedy = "give at least one rank, and split larger worlds into groups";
     Err(Error::out_of_range("the number of ranks", ranks, 1, MAX_RANKS.into(), remedy))

@@ -1,2 +1,43 @@
-//! The command line.
-fn main() {}
+//! The command line: one module a subcommand, and what they share.
+//!
+//! To add a subcommand, write its module with `Args` and `run`, and add one variant to `Command`.
+//! Shared: `problem_args` (what to multiply), `output` (text or JSON, and where to), `progress`,
+//! `interrupt` (Ctrl-C) and `exit` (errors and exit codes). Invariant: nothing but `main` ends the
+//! process, and whatever goes wrong ends as one message on stderr and a documented exit code.
+
+mod doctor;
+mod exit;
+mod interrupt;
+mod output;
+mod plan;
+mod problem_args;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// GEMMs that start before their inputs arrive
+#[derive(Parser)]
+#[command(version, after_help = exit::HELP, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Plan(plan::Args),
+    Doctor(doctor::Args),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Plan(args) => plan::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::from(exit::SUCCESS),
+        Err(failure) => failure.report(),
+    }
+}

@@ -1,0 +1,120 @@
+//! How the process ends: the failures of all subcommands, and the exit code of each.
+//!
+//! Invariant: every failure is one message on stderr that says what was wrong and, by its causes,
+//! why; scripts tell failures apart by the code alone.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anstyle::{AnsiColor, Style};
+use overlap_gemm::Error;
+
+/// The command did what it was asked to.
+pub const SUCCESS: u8 = 0;
+/// A check ran and found a wrong result.
+const CHECK_FAILED: u8 = 1;
+/// Arguments or input make no sense; clap uses the same for what it refuses.
+const USAGE: u8 = 2;
+/// Something needed is missing here: a GPU, a driver, compiled kernels.
+const MISSING: u8 = 3;
+/// It failed on the way: a timeout, an aborted step, input or output.
+const RUN_TIME: u8 = 4;
+/// Ctrl-C. What shells report for a process that SIGINT ended.
+pub const INTERRUPTED: u8 = 130;
+
+/// The exit codes, as `--help` tells them.
+pub const HELP: &str = "\
+Exit codes:
+    0  success
+    1  a check failed: a result is wrong
+    2  bad usage or bad input
+    3  something needed is missing here: a GPU, its driver, compiled kernels
+    4  a failure at run time: a timeout, an aborted step, input or output
+  130  ended by Ctrl-C";
+
+/// Why a subcommand did not do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The library refused or failed.
+    #[error(transparent)]
+    Library(#[from] Error),
+    /// The arguments ask for something that makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// A check found something wrong.
+    #[error("{0}")]
+    CheckFailed(String),
+    /// Something needed is not here.
+    #[error("{0}")]
+    Missing(String),
+    /// A file or a stream cannot be written.
+    #[error("cannot write {target}")]
+    Write {
+        /// What was written to.
+        target: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The handler for Ctrl-C cannot be installed.
+    #[error("cannot handle Ctrl-C")]
+    Handler(#[from] ctrlc::Error),
+    /// Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Failure {
+    fn code(&self) -> u8 {
+        match self {
+            Failure::CheckFailed(_) => CHECK_FAILED,
+            Failure::Usage(_) => USAGE,
+            Failure::Missing(_) => MISSING,
+            Failure::Write { .. } | Failure::Handler(_) => RUN_TIME,
+            Failure::Interrupted => INTERRUPTED,
+            Failure::Library(error) => match error {
+                Error::OutOfRange { .. }
+                | Error::Mismatch { .. }
+                | Error::Misaligned { .. }
+                | Error::Unsupported { .. }
+                | Error::NotFinite { .. } => USAGE,
+                Error::KernelsNotBuilt { .. } | Error::NoDevice { .. } => MISSING,
+                // Timeouts, lost peers, aborts, CUDA, and what later versions may add.
+                _ => RUN_TIME,
+            },
+        }
+    }
+
+    /// Tells the person and returns the code. A stderr that cannot be written is no further error.
+    pub fn report(&self) -> ExitCode {
+        let mut stderr = anstream::stderr().lock();
+        let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
+        let _ = writeln!(stderr, "{red}error:{red:#} {self}");
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let _ = writeln!(stderr, "  because: {error}");
+            cause = error.source();
+        }
+        ExitCode::from(self.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_names_every_code() {
+        for code in [SUCCESS, CHECK_FAILED, USAGE, MISSING, RUN_TIME, INTERRUPTED] {
+            let documented = |line: &str| line.trim().starts_with(&format!("{code}  "));
+            assert!(HELP.lines().any(documented), "{code}");
+        }
+    }
+
+    #[test]
+    fn library_errors_have_the_code_of_their_kind() {
+        let missing = Error::NoDevice { reason: "none".into() };
+        assert_eq!(Failure::from(missing).code(), MISSING);
+        let aborted = Error::Aborted { rank: 0, reason: "asked to".into() };
+        assert_eq!(Failure::from(aborted).code(), RUN_TIME);
+    }
+}

@@ -1,0 +1,97 @@
+//! Where results go: text for a person or JSON for a machine on stdout, and JSON into a file.
+//!
+//! Invariants: with `--json` stdout carries exactly one JSON document and nothing else. A file is
+//! opened before the work begins, so that hours are not lost to a typo in its path, and what it
+//! held is kept until there is something to replace it with. A reader of stdout who leaves early
+//! (`| head`) is no error.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::exit::Failure;
+
+/// The arguments that say where results go.
+#[derive(clap::Args)]
+pub struct OutputArgs {
+    /// Print one JSON document instead of text
+    #[arg(long)]
+    json: bool,
+
+    /// Write the JSON document to this file as well
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+impl OutputArgs {
+    /// Opens the file, if one was named.
+    pub fn open(&self) -> Result<Output, Failure> {
+        let open = |path: &PathBuf| {
+            let target = path.display().to_string();
+            // Truncated when the document is written, not before.
+            let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+            match file {
+                Ok(file) => Ok((target, file)),
+                Err(source) => Err(Failure::Write { target, source }),
+            }
+        };
+        let file = self.output.as_ref().map(open).transpose()?;
+        Ok(Output { json: self.json, file })
+    }
+}
+
+/// Where the results of one command go.
+pub struct Output {
+    json: bool,
+    file: Option<(String, File)>,
+}
+
+impl Output {
+    /// Whether stdout is for a machine.
+    pub fn json(&self) -> bool {
+        self.json
+    }
+
+    /// Whether anybody asked for JSON.
+    pub fn writes_json(&self) -> bool {
+        self.json || self.file.is_some()
+    }
+
+    /// Writes the result: `value` as JSON, `text` as text, each where it was asked for.
+    pub fn write(
+        self,
+        value: &impl Serialize,
+        text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), Failure> {
+        if let Some((target, mut file)) = self.file {
+            let written = truncate(&mut file).and_then(|()| write_json(file, value));
+            written.map_err(|source| Failure::Write { target, source })?;
+        }
+        let written = match self.json {
+            true => write_json(io::stdout().lock(), value),
+            false => {
+                let mut stdout = BufWriter::new(anstream::stdout().lock());
+                text(&mut stdout).and_then(|()| stdout.flush())
+            }
+        };
+        match written {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            Err(source) => Err(Failure::Write { target: "to stdout".into(), source }),
+            Ok(()) => Ok(()),
+        }
+    }
+}
+
+/// Pipes and devices have no length to set.
+fn truncate(file: &mut File) -> io::Result<()> {
+    if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
+}
+
+fn write_json(stream: impl Write, value: &impl Serialize) -> io::Result<()> {
+    let mut stream = BufWriter::new(stream);
+    serde_json::to_writer(&mut stream, value)?;
+    stream.write_all(b"\n")?;
+    stream.flush()
+}

@@ -1,0 +1,143 @@
+//! `plan --check`: runs the plan on the library's model in many random orders.
+//!
+//! Invariant: the orders follow from the seed alone, so a violation is found again by the command
+//! that found it; and the work is estimated first, so that nobody waits for hours unasked.
+
+use std::fmt;
+
+use overlap_gemm::plan::Plan;
+use overlap_gemm::plan::model::{self, Schedule, Violation};
+use serde::Serialize;
+
+use super::{MOST_ENTRIES, steps};
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::output::Output;
+use crate::progress;
+
+/// Enough epochs for every buffer to be used again twice.
+const EPOCHS: u32 = 5;
+
+/// The most looks at a thread (is it enabled?) that a check may need: minutes.
+const MOST_LOOKS: u128 = 30_000_000_000;
+
+/// What the check found.
+#[derive(Serialize)]
+pub struct Verdict {
+    orders: u32,
+    epochs: u32,
+    seed: u64,
+    violation: Option<String>,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Verdict { orders, epochs, seed, violation } = self;
+        write!(f, "Check: {orders} random orders of {epochs} epochs from seed {seed}: ")?;
+        match violation {
+            None => writeln!(
+                f,
+                "no deadlock, no read too early, no overwrite;\n  \
+                 every chunk reaches every rank once, in the order of need"
+            ),
+            Some(violation) => writeln!(f, "{violation}"),
+        }
+    }
+}
+
+impl Verdict {
+    /// An error if something was found.
+    pub fn into_result(self) -> Result<(), Failure> {
+        let broken = |violation| format!("the plan breaks its protocol: {violation}");
+        self.violation.map_or(Ok(()), |violation| Err(Failure::CheckFailed(broken(violation))))
+    }
+}
+
+/// Checks `plan` in `orders` random orders.
+pub fn run(plan: &Plan, orders: u32, seed: u64, output: &Output) -> Result<Verdict, Failure> {
+    refuse_too_much(plan, orders)?;
+    let interrupt = Interrupt::install()?;
+    let schedule = Schedule::new(plan.transfers());
+    let bar = progress::bar(orders.into(), "checking orders", output);
+    let mut found = schedule.check_order();
+    for order in 0..u64::from(orders) {
+        interrupt.check()?;
+        if found.is_err() {
+            break;
+        }
+        found = run_order(&schedule, seed.wrapping_add(order));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let violation = found.err().map(|violation| violation.to_string());
+    Ok(Verdict { orders, epochs: EPOCHS, seed, violation })
+}
+
+fn run_order(schedule: &Schedule, seed: u64) -> Result<(), Violation> {
+    let mut random = SplitMix(seed);
+    model::run(schedule, EPOCHS, |enabled| (random.next() % enabled as u64) as usize)
+}
+
+fn refuse_too_much(plan: &Plan, orders: u32) -> Result<(), Failure> {
+    let ranks = plan.problem().ranks();
+    let steps = steps(plan, &(0..ranks));
+    // The model looks at two threads a rank before every step.
+    let looks = steps * u128::from(EPOCHS) * u128::from(2 * ranks);
+    let possible = if steps > MOST_ENTRIES { 0 } else { MOST_LOOKS / looks };
+    if u128::from(orders) <= possible {
+        return Ok(());
+    }
+    let chunks = plan.chunks().len();
+    Err(Failure::Usage(match possible {
+        0 => format!(
+            "a plan of {ranks} ranks and {chunks} chunks has {steps} steps an epoch, too many to \
+             check: use fewer ranks or chunks, which the protocol treats no differently"
+        ),
+        _ => format!(
+            "{orders} orders of {steps} steps an epoch would take too long: \
+             check at most {possible} at a time, or use fewer ranks or chunks"
+        ),
+    }))
+}
+
+/// SplitMix64: a small generator with a fixed sequence for each seed, on every machine.
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use overlap_gemm::plan::{PlanOptions, Problem};
+
+    fn schedule() -> Schedule {
+        let problem = Problem::builder(1024, 128, 64).ranks(4).build().unwrap();
+        Schedule::new(Plan::new(&problem, PlanOptions::default()).unwrap().transfers())
+    }
+
+    #[test]
+    fn a_broken_schedule_is_found_and_fails_the_command() {
+        let mut broken = schedule();
+        broken.senders[0].swap(1, 2); // the signal before its data
+        let violation = (0..100).find_map(|seed| run_order(&broken, seed).err()).unwrap();
+        let verdict =
+            Verdict { orders: 1, epochs: 5, seed: 0, violation: Some(violation.to_string()) };
+        assert!(verdict.to_string().contains("before its rows are there"), "{verdict}");
+        assert!(matches!(verdict.into_result(), Err(Failure::CheckFailed(_))));
+    }
+
+    #[test]
+    fn the_same_seed_finds_the_same() {
+        let mut broken = schedule();
+        broken.consumers[1].pop();
+        assert_eq!(run_order(&broken, 7), run_order(&broken, 7));
+    }
+}

@@ -1,0 +1,125 @@
+//! `overlap-gemm plan`: what would happen in which order, without doing it.
+//!
+//! The text and the JSON are the library's own; here is only the choice between them and the refusal
+//! to write more than anybody can read. Invariant: how much a plan lists is computed before any of
+//! it is listed.
+
+mod check;
+
+use std::ops::Range;
+
+use overlap_gemm::plan::Plan;
+use serde::Serialize;
+
+use crate::exit::Failure;
+use crate::output::OutputArgs;
+use crate::problem_args::{CutArgs, ProblemArgs};
+
+/// The most list entries (steps, tiles, chunks) that JSON is written for: some 200 MB of it.
+const MOST_ENTRIES: u128 = 4_000_000;
+
+/// Show which chunks travel when, and in which order tiles are computed
+///
+/// The text is an overview and cuts long lists; --json has all of it.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    problem: ProblemArgs,
+
+    #[command(flatten)]
+    cut: CutArgs,
+
+    /// Show this rank's part only
+    #[arg(long, help_heading = "What to show", allow_negative_numbers = true)]
+    rank: Option<u32>,
+
+    /// Run the plan in so many random orders on a model that looks for deadlocks, reads too early
+    /// and overwrites
+    #[arg(
+        long,
+        help_heading = "What to show",
+        value_name = "ORDERS",
+        allow_negative_numbers = true
+    )]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    check: Option<u32>,
+
+    /// Where --check's random orders begin
+    #[arg(long, help_heading = "What to show", default_value_t = 0, requires = "check")]
+    seed: u64,
+
+    #[command(flatten)]
+    #[command(next_help_heading = "What to show")]
+    output: OutputArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8
+  overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8 --rank 3
+  overlap-gemm plan --m 1000 --n 512 --k 512 --shards 600,0,400 --chunks 3 --check 1000
+  overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8 --json | jq .transfers[0].sender";
+
+/// The plan, and the verdict on it if one was asked for, in one JSON object.
+#[derive(Serialize)]
+struct Document<'a, P> {
+    #[serde(flatten)]
+    plan: P,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    check: Option<&'a check::Verdict>,
+}
+
+/// Plans, checks if asked to, and shows the outcome.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let plan = Plan::new(&args.problem.problem()?, args.cut.options())?;
+    let one = args.rank.map(|rank| plan.of_rank(rank)).transpose()?;
+    let output = args.output.open()?;
+    if output.writes_json() {
+        refuse_too_many(&plan, args.rank)?;
+    }
+    let verdict = match args.check {
+        Some(orders) => Some(check::run(&plan, orders, args.seed, &output)?),
+        None => None,
+    };
+    let check = verdict.as_ref();
+    match one {
+        Some(part) => output.write(&Document { plan: part, check }, |stdout| {
+            write!(stdout, "{part}")?;
+            check.map_or(Ok(()), |verdict| write!(stdout, "\n{verdict}"))
+        })?,
+        None => output.write(&Document { plan: &plan, check }, |stdout| {
+            write!(stdout, "{plan}")?;
+            check.map_or(Ok(()), |verdict| write!(stdout, "\n{verdict}"))
+        })?,
+    }
+    verdict.map_or(Ok(()), check::Verdict::into_result)
+}
+
+fn refuse_too_many(plan: &Plan, rank: Option<u32>) -> Result<(), Failure> {
+    let ranks = rank.map_or(0..plan.problem().ranks(), |rank| rank..rank + 1);
+    let tiles: u128 = match plan.tile_order(ranks.start) {
+        Ok(order) => u128::from(order.tile_count()) * ranks.len() as u128,
+        Err(error) => return Err(error.into()),
+    };
+    let entries = u128::from(plan.chunks().len()) + steps(plan, &ranks) + tiles;
+    if entries <= MOST_ENTRIES {
+        return Ok(());
+    }
+    let remedy = match rank {
+        None => "ask for one rank with --rank, or for the text without --json and --output",
+        Some(_) => "use fewer chunks or larger tiles, or the text without --json and --output",
+    };
+    Err(Failure::Usage(format!(
+        "the JSON of this plan would list {entries} steps, tiles and chunks, \
+         more than {MOST_ENTRIES}: {remedy}"
+    )))
+}
+
+/// How many steps the lists of `ranks` have.
+fn steps(plan: &Plan, ranks: &Range<u32>) -> u128 {
+    let (all, chunks) = (u128::from(plan.problem().ranks()), u128::from(plan.chunks().len()));
+    let sent: u128 =
+        ranks.clone().map(|rank| all * (2 * plan.chunks().of_rank(rank).len() as u128 + 1)).sum();
+    sent + ranks.len() as u128 * (chunks + all)
+}

@@ -1,0 +1,180 @@
+//! The arguments that say what is multiplied, for every subcommand that multiplies.
+//!
+//! Invariant: nothing is checked here that the library checks; numbers are only read. So a message
+//! about a size is the same here, in Rust, and in JSON that is read back.
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use overlap_gemm::plan::{
+    BLayout, ClusterShape, PlanOptions, Problem, ProblemBuilder, Scaling, TileShape, Tiling,
+};
+use overlap_gemm::{ElementType, Error};
+
+/// What is multiplied, and how its rows are spread.
+#[derive(clap::Args)]
+#[command(
+    next_help_heading = "Problem: D (m×n) = A (m×k) · B (k×n), the rows of A spread over ranks"
+)]
+pub struct ProblemArgs {
+    /// Rows of A and D, over all ranks
+    #[arg(long, allow_negative_numbers = true)]
+    m: u64,
+
+    /// Columns of B and D
+    #[arg(long, allow_negative_numbers = true)]
+    n: u64,
+
+    /// Columns of A, the summed dimension
+    #[arg(long, allow_negative_numbers = true)]
+    k: u64,
+
+    /// Number of ranks, each with an equal share of A's rows
+    #[arg(long, allow_negative_numbers = true, required_unless_present = "shards")]
+    ranks: Option<u64>,
+
+    /// Rows of A that each rank has, where shares are unequal; some may be 0
+    #[arg(
+        long,
+        value_name = "ROWS,ROWS,...",
+        value_delimiter = ',',
+        allow_negative_numbers = true
+    )]
+    shards: Option<Vec<u32>>,
+
+    /// Element type of A: bf16, f16, f32, e4m3 or e5m2
+    #[arg(long, value_name = "TYPE", default_value = "bf16")]
+    a: ElementType,
+
+    /// Element type of B [default: that of A]
+    #[arg(long, value_name = "TYPE")]
+    b: Option<ElementType>,
+
+    /// Element type of D [default: that of A, bf16 for fp8]
+    #[arg(long, value_name = "TYPE")]
+    d: Option<ElementType>,
+
+    /// How B lies in memory: n rows of k elements, or k rows of n
+    #[arg(long, default_value = "nk", value_parser = b_layout())]
+    b_layout: BLayout,
+
+    /// Scales of fp8 inputs: one a tensor, or one a row of A and a column of D
+    #[arg(long, default_value = "none", value_parser = scaling())]
+    scaling: Scaling,
+
+    /// Elements from one row of A to the next [default: k]
+    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
+    lda: Option<u64>,
+
+    /// Elements from one row of B, as it lies in memory, to the next [default: packed]
+    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
+    ldb: Option<u64>,
+
+    /// Elements from one row of D to the next [default: n]
+    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
+    ldd: Option<u64>,
+}
+
+fn b_layout() -> impl TypedValueParser<Value = BLayout> {
+    let names = PossibleValuesParser::new(["nk", "kn"]);
+    names.map(|name| if name == "kn" { BLayout::Kn } else { BLayout::Nk })
+}
+
+fn scaling() -> impl TypedValueParser<Value = Scaling> {
+    PossibleValuesParser::new(["none", "tensor", "rows"]).map(|name| match name.as_str() {
+        "tensor" => Scaling::Tensor,
+        "rows" => Scaling::Rows,
+        _ => Scaling::None,
+    })
+}
+
+impl ProblemArgs {
+    /// The problem, or what is wrong with it.
+    pub fn problem(&self) -> Result<Problem, Error> {
+        let b = self.b.unwrap_or(self.a);
+        let d = self.d.unwrap_or(if self.a.is_fp8() { ElementType::Bf16 } else { self.a });
+        let mut builder = Problem::builder(self.m, self.n, self.k)
+            .elements(self.a, b, d)
+            .b_layout(self.b_layout)
+            .scaling(self.scaling);
+        if let Some(ranks) = self.ranks {
+            builder = builder.ranks(ranks);
+        }
+        if let Some(rows) = &self.shards {
+            builder = builder.shards(rows);
+        }
+        for (value, set) in [
+            (self.lda, ProblemBuilder::lda as fn(_, _) -> _),
+            (self.ldb, ProblemBuilder::ldb),
+            (self.ldd, ProblemBuilder::ldd),
+        ] {
+            if let Some(value) = value {
+                builder = set(builder, value);
+            }
+        }
+        let problem = builder.build()?;
+        match self.ranks {
+            Some(ranks) if ranks != u64::from(problem.ranks()) => Err(Error::Mismatch {
+                what: "the number of shards".into(),
+                got: problem.ranks().to_string(),
+                expected: ranks.to_string(),
+                remedy: "give the rows of every rank, or leave out --ranks",
+            }),
+            _ => Ok(problem),
+        }
+    }
+}
+
+/// How the product is cut.
+#[derive(clap::Args)]
+#[command(next_help_heading = "How it is cut")]
+pub struct CutArgs {
+    /// Chunks a rank: the pieces of A that travel one by one [default: up to 4, of 64 rows or more]
+    #[arg(long, allow_negative_numbers = true)]
+    chunks: Option<u32>,
+
+    /// Rows and columns of an output tile [default: 256x128]
+    #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = extent)]
+    tile: Option<(u32, u32)>,
+
+    /// Tiles that one cluster computes together, along m and n [default: 1x1]
+    #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = extent)]
+    cluster: Option<(u32, u32)>,
+
+    /// Cluster rows that sweep over the columns together [default: 4]
+    #[arg(long, value_name = "ROWS", allow_negative_numbers = true)]
+    swizzle: Option<u32>,
+}
+
+impl CutArgs {
+    /// The library's choices, but for what was asked for.
+    pub fn options(&self) -> PlanOptions {
+        let Tiling { tile, cluster, swizzle } = PlanOptions::default().tiling;
+        let tiling = Tiling {
+            tile: self.tile.map_or(tile, |(m, n)| TileShape { m, n }),
+            cluster: self.cluster.map_or(cluster, |(m, n)| ClusterShape { m, n }),
+            swizzle: self.swizzle.unwrap_or(swizzle),
+        };
+        PlanOptions { chunks_per_shard: self.chunks, tiling }
+    }
+}
+
+/// Reads `128x256`.
+fn extent(text: &str) -> Result<(u32, u32), String> {
+    let numbers = text
+        .split_once(['x', '×'])
+        .and_then(|(rows, columns)| Some((rows.parse().ok()?, columns.parse().ok()?)));
+    numbers.ok_or_else(|| "give two numbers with an x between them, such as 128x256".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_are_two_numbers() {
+        assert_eq!(extent("128x256"), Ok((128, 256)));
+        assert_eq!(extent("2×1"), Ok((2, 1)));
+        for text in ["", "x", "128", "128x", "x256", "1x2x3", "-1x2", "1x99999999999", "a×b"] {
+            assert!(extent(text).is_err(), "{text}");
+        }
+    }
+}
