@@ -1,0 +1,246 @@
+//! The driver and the GPUs, through NVML and the driver's own library.
+//!
+//! Both are asked, because each can be absent without the other: containers may be given NVML but
+//! not the driver API, and NVML answers happily where the driver API cannot start. Invariant: a GPU
+//! counts as suitable only if nothing that can be asked from here speaks against it.
+
+use std::ffi::c_int;
+
+use indicatif::BinaryBytes;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use serde::Serialize;
+
+use super::finding::Finding;
+use super::links::{self, Link};
+
+/// What the kernels are compiled for: wgmma and TMA exist on exactly this (`sm_90a`).
+const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
+/// The CUDA version that the kernels' runtime is from; the driver must be as new.
+const CUDA_VERSION: (i32, i32) = (13, 0);
+const DRIVER_REMEDY: &str =
+    "install NVIDIA driver 580 or newer (in a container: run it with --gpus all)";
+
+/// One GPU.
+#[derive(Serialize)]
+pub struct Gpu {
+    index: u32,
+    name: String,
+    compute_capability: Option<(i32, i32)>,
+    memory_bytes: Option<u64>,
+    free_bytes: Option<u64>,
+    bus_id: Option<String>,
+    uuid: Option<String>,
+    mig: bool,
+}
+
+impl Gpu {
+    /// Whether the kernels are made for it, and can own it whole.
+    pub fn suits(&self) -> bool {
+        self.compute_capability == Some(COMPUTE_CAPABILITY) && !self.mig
+    }
+
+    fn describe(&self) -> String {
+        let Gpu { index, name, .. } = self;
+        let mut what = format!("{index}: {name}");
+        if let Some((major, minor)) = self.compute_capability {
+            what += &format!(", compute capability {major}.{minor}");
+        }
+        if let (Some(free), Some(all)) = (self.free_bytes, self.memory_bytes) {
+            what += &format!(", {} free of {}", BinaryBytes(free), BinaryBytes(all));
+        }
+        what
+    }
+
+    fn finding(&self) -> Finding {
+        let what = self.describe();
+        let (major, minor) = COMPUTE_CAPABILITY;
+        if self.compute_capability != Some(COMPUTE_CAPABILITY) {
+            return Finding::blocking(
+                "GPU",
+                format!("{what}: not a Hopper GPU"),
+                format!("the kernels need compute capability {major}.{minor} (H100, H200, GH200)"),
+            );
+        }
+        if self.mig {
+            let remedy = "MIG slices cannot reach each other: turn MIG off for this GPU";
+            return Finding::blocking("GPU", format!("{what}: split by MIG"), remedy);
+        }
+        Finding::ok("GPU", what)
+    }
+}
+
+/// What was seen of driver and GPUs.
+pub struct Seen {
+    /// Driver and GPUs, one each.
+    pub findings: Vec<Finding>,
+    /// Whether programs can start the driver, and it is new enough.
+    pub driver_works: bool,
+    /// The GPUs that NVML names.
+    pub gpus: Vec<Gpu>,
+    /// What lies between them.
+    pub links: Vec<Vec<Link>>,
+}
+
+/// Looks at the driver and at every GPU.
+pub fn look() -> Seen {
+    let (driver, driver_works) = driver();
+    let mut seen = Seen { findings: vec![driver], driver_works, gpus: vec![], links: vec![] };
+    let nvml = match Nvml::init() {
+        Ok(nvml) => nvml,
+        Err(error) => {
+            seen.findings.push(nvml_missing(&error));
+            return seen;
+        }
+    };
+    if let Ok(version) = nvml.sys_driver_version() {
+        seen.findings.push(Finding::ok("NVML", format!("driver {version}")));
+    }
+    let devices: Vec<Device> = match nvml.device_count() {
+        Ok(count) => (0..count).filter_map(|index| nvml.device_by_index(index).ok()).collect(),
+        Err(_) => vec![],
+    };
+    if devices.is_empty() {
+        let remedy = "see that the machine has one and that the container was given it";
+        seen.findings.push(Finding::blocking("GPU", "NVML names no GPU", remedy));
+    }
+    seen.gpus = (0..).zip(&devices).map(|(index, device)| ask(index, device)).collect();
+    seen.findings.extend(seen.gpus.iter().map(Gpu::finding));
+    seen.links = links::between(&devices);
+    if let Some(visible) = std::env::var_os("CUDA_VISIBLE_DEVICES") {
+        let what = format!("CUDA_VISIBLE_DEVICES={}", visible.display());
+        let why = "programs see these GPUs only, in this order; the list above has all of them";
+        seen.findings.push(Finding::note("GPU", what).or(why));
+    }
+    seen
+}
+
+fn ask(index: u32, device: &Device) -> Gpu {
+    let memory = device.memory_info().ok();
+    Gpu {
+        index,
+        name: device.name().unwrap_or_else(|_| "unnamed GPU".into()),
+        compute_capability: device.cuda_compute_capability().ok().map(|cc| (cc.major, cc.minor)),
+        memory_bytes: memory.as_ref().map(|memory| memory.total),
+        free_bytes: memory.as_ref().map(|memory| memory.free),
+        bus_id: device.pci_info().ok().map(|pci| pci.bus_id),
+        uuid: device.uuid().ok(),
+        // An error means that the GPU knows no MIG.
+        mig: device.mig_mode().is_ok_and(|mode| mode.current == 1),
+    }
+}
+
+fn nvml_missing(error: &NvmlError) -> Finding {
+    let (what, remedy) = match error {
+        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => {
+            ("libnvidia-ml.so.1 is not here".into(), DRIVER_REMEDY)
+        }
+        NvmlError::DriverNotLoaded => (
+            "NVML is here, but the driver's kernel module is not loaded".into(),
+            "load it (modprobe nvidia) or reboot; in a container, run it with --gpus all",
+        ),
+        NvmlError::LibRmVersionMismatch => (
+            "NVML and the loaded kernel module are of different versions".into(),
+            "reboot after a driver update, or mend the container's driver mount",
+        ),
+        other => (format!("NVML does not start: {other}"), DRIVER_REMEDY),
+    };
+    Finding::missing("NVML", what, remedy)
+}
+
+/// Starts the driver API, as every CUDA program would.
+fn driver() -> (Finding, bool) {
+    // SAFETY: this is the driver's library or whatever the machine's owner put in its place; loading
+    // it runs its initialisers, as it does in every CUDA program.
+    let library = match unsafe { libloading::Library::new("libcuda.so.1") } {
+        Ok(library) => library,
+        Err(_) => {
+            let remedy =
+                format!("{DRIVER_REMEDY}; NVIDIA_DRIVER_CAPABILITIES must include compute");
+            return (Finding::blocking("driver", "libcuda.so.1 is not here", remedy), false);
+        }
+    };
+    // SAFETY: the signature is that of cuda.h: `CUresult cuInit(unsigned int)`.
+    let init = unsafe { library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit\0") };
+    let started = match init {
+        // SAFETY: flags must be 0, and it is safe to call at any time and more than once.
+        Ok(init) => unsafe { init(0) },
+        Err(_) => {
+            let what = "libcuda.so.1 is not the driver's: it has no cuInit";
+            return (Finding::blocking("driver", what, DRIVER_REMEDY), false);
+        }
+    };
+    if let Some((what, remedy)) = cannot_start(started) {
+        let what = format!("the driver does not start: {what} (cuInit returned {started})");
+        return (Finding::blocking("driver", what, remedy), false);
+    }
+    let mut version: c_int = 0;
+    // SAFETY: the signature is that of cuda.h: `CUresult cuDriverGetVersion(int *)`.
+    let ask = unsafe {
+        library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDriverGetVersion\0")
+    };
+    if let Ok(ask) = ask {
+        // SAFETY: `version` outlives the call, which writes one int.
+        unsafe { ask(&mut version) };
+    }
+    let (has, needs) = ((version / 1000, version % 1000 / 10), CUDA_VERSION);
+    let what = format!("starts, for programs up to CUDA {}.{}", has.0, has.1);
+    if has >= needs {
+        return (Finding::ok("driver", what), true);
+    }
+    let what = format!("{what}; the kernels need CUDA {}.{}", needs.0, needs.1);
+    (Finding::blocking("driver", what, DRIVER_REMEDY), false)
+}
+
+/// What a code of cuInit means and what to do; `None` if it started.
+fn cannot_start(code: c_int) -> Option<(&'static str, &'static str)> {
+    Some(match code {
+        0 => return None,
+        100 => (
+            "it sees no GPU",
+            "give the container a GPU (--gpus all); CUDA_VISIBLE_DEVICES may hide them",
+        ),
+        802 => (
+            "the NVSwitch fabric is not ready",
+            "start nvidia-fabricmanager, of the driver's version, on the machine itself",
+        ),
+        803 => (
+            "libcuda.so.1 and the kernel module are of different versions",
+            "reboot after a driver update, or mend the container's driver mount",
+        ),
+        804 => (
+            "a compatibility libcuda.so.1 that this GPU does not support is in use",
+            "take the cuda-compat folder out of LD_LIBRARY_PATH",
+        ),
+        _ => ("for a reason that only the driver knows", "look for NVRM lines in dmesg"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(compute_capability: Option<(i32, i32)>, mig: bool) -> Gpu {
+        Gpu {
+            index: 0,
+            name: "GPU".into(),
+            compute_capability,
+            memory_bytes: Some(1 << 34),
+            free_bytes: None,
+            bus_id: None,
+            uuid: None,
+            mig,
+        }
+    }
+
+    #[test]
+    fn only_a_whole_hopper_gpu_suits() {
+        assert!(gpu(Some((9, 0)), false).suits());
+        for (compute_capability, mig) in
+            [(Some((9, 0)), true), (Some((10, 0)), false), (None, false)]
+        {
+            let gpu = gpu(compute_capability, mig);
+            assert!(!gpu.suits() && gpu.finding().keeps_gpus_out(), "{}", gpu.describe());
+        }
+    }
+}
