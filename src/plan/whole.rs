@@ -72,7 +72,8 @@ impl Plan {
         }
         let per_shard = self.chunks().most_per_rank().min(problem.shards().most_rows());
         let transfers = Transfers::new(&Chunks::even(problem.shards(), per_shard)?);
-        Ok(Plan { problem, options: self.options, transfers })
+        let options = PlanOptions { chunks_per_shard: Some(per_shard), ..self.options };
+        Ok(Plan { problem, options, transfers })
     }
 
     /// What is computed.

@@ -94,9 +94,10 @@ impl Finding {
         let style = Style::new().fg_color(Some(colour.into()));
         let Finding { topic, what, .. } = self;
         writeln!(stdout, "  {style}{name:<7}{style:#}  {topic:<width$}  {what}")?;
-        match &self.remedy {
-            Some(remedy) => writeln!(stdout, "  {:7}  {:width$}  → {remedy}", "", ""),
-            None => Ok(()),
+        for (number, line) in self.remedy.iter().flat_map(|remedy| remedy.lines().enumerate()) {
+            let mark = if number == 0 { "→" } else { " " };
+            writeln!(stdout, "  {:7}  {:width$}  {mark} {line}", "", "")?;
         }
+        Ok(())
     }
 }

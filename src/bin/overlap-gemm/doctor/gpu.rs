@@ -19,7 +19,9 @@ const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
 /// The CUDA version that the kernels' runtime is from; the driver must be as new.
 const CUDA_VERSION: (i32, i32) = (13, 0);
 const DRIVER_REMEDY: &str =
-    "install NVIDIA driver 580 or newer (in a container: run it with --gpus all)";
+    "install NVIDIA driver 580 or newer; in a container: --gpus all, which needs the host's driver";
+const NVML_REMEDY: &str =
+    "it comes with the driver; in a container NVIDIA_DRIVER_CAPABILITIES must include utility";
 
 /// One GPU.
 #[derive(Serialize)]
@@ -133,7 +135,7 @@ fn ask(index: u32, device: &Device) -> Gpu {
 fn nvml_missing(error: &NvmlError) -> Finding {
     let (what, remedy) = match error {
         NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => {
-            ("libnvidia-ml.so.1 is not here".into(), DRIVER_REMEDY)
+            ("libnvidia-ml.so.1 is not here".into(), NVML_REMEDY)
         }
         NvmlError::DriverNotLoaded => (
             "NVML is here, but the driver's kernel module is not loaded".into(),
@@ -143,7 +145,7 @@ fn nvml_missing(error: &NvmlError) -> Finding {
             "NVML and the loaded kernel module are of different versions".into(),
             "reboot after a driver update, or mend the container's driver mount",
         ),
-        other => (format!("NVML does not start: {other}"), DRIVER_REMEDY),
+        other => (format!("NVML does not start: {other}"), NVML_REMEDY),
     };
     Finding::missing("NVML", what, remedy)
 }
@@ -155,9 +157,7 @@ fn driver() -> (Finding, bool) {
     let library = match unsafe { libloading::Library::new("libcuda.so.1") } {
         Ok(library) => library,
         Err(_) => {
-            let remedy =
-                format!("{DRIVER_REMEDY}; NVIDIA_DRIVER_CAPABILITIES must include compute");
-            return (Finding::blocking("driver", "libcuda.so.1 is not here", remedy), false);
+            return (Finding::blocking("driver", "libcuda.so.1 is not here", DRIVER_REMEDY), false);
         }
     };
     // SAFETY: the signature is that of cuda.h: `CUresult cuInit(unsigned int)`.

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use libloading::Library;
+#[cfg(feature = "cuda")]
+use overlap_gemm::Error;
 
 use super::finding::Finding;
 
@@ -21,6 +23,20 @@ pub fn look() -> Vec<Finding> {
 
 /// Whether this binary carries the kernels.
 pub fn kernels() -> Finding {
+    #[cfg(feature = "cuda")]
+    match overlap_gemm::cuda::build_info() {
+        Ok(info) => {
+            let (toolkit, cutlass) = (info.toolkit, info.cutlass);
+            let what =
+                format!("{}, with CUDA {toolkit} and CUTLASS {cutlass}", info.instances.len());
+            Finding::ok("kernels", what)
+        }
+        Err(Error::KernelsNotBuilt { reason }) => {
+            Finding::blocking("kernels", "this binary was built without them", reason)
+        }
+        Err(error) => Finding::blocking("kernels", error.to_string(), "build the binary again"),
+    }
+    #[cfg(not(feature = "cuda"))]
     Finding::blocking(
         "kernels",
         "this binary was built without the feature `cuda`",
@@ -185,7 +201,11 @@ fn toolkit_roots() -> Vec<(&'static str, PathBuf)> {
             env::split_paths(&path).map(|folder| folder.join("nvcc")).find(|p| p.is_file())?;
         Some(("PATH", nvcc.canonicalize().ok()?.parent()?.parent()?.to_path_buf()))
     });
-    named.chain(on_path).chain([("the usual place", "/usr/local/cuda".into())]).collect()
+    let fetched = env::var_os("OVERLAP_GEMM_THIRD_PARTY")
+        .map_or("third_party/.fetched".into(), PathBuf::from)
+        .join("cuda");
+    let usual = [("the usual place", "/usr/local/cuda".into()), ("third_party/fetch", fetched)];
+    named.chain(on_path).chain(usual).collect()
 }
 
 #[cfg(test)]
