@@ -12,6 +12,7 @@ use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
 use super::finding::Finding;
+use super::libraries::is_absent;
 use super::links::{self, Link};
 
 /// What the kernels are compiled for: wgmma and TMA exist on exactly this (`sm_90a`).
@@ -134,7 +135,7 @@ fn ask(index: u32, device: &Device) -> Gpu {
 
 fn nvml_missing(error: &NvmlError) -> Finding {
     let (what, remedy) = match error {
-        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => {
+        NvmlError::LibloadingError(error) if is_absent("libnvidia-ml.so.1", error) => {
             ("libnvidia-ml.so.1 is not here".into(), NVML_REMEDY)
         }
         NvmlError::DriverNotLoaded => (
@@ -156,8 +157,12 @@ fn driver() -> (Finding, bool) {
     // it runs its initialisers, as it does in every CUDA program.
     let library = match unsafe { libloading::Library::new("libcuda.so.1") } {
         Ok(library) => library,
-        Err(_) => {
+        Err(error) if is_absent("libcuda.so.1", &error) => {
             return (Finding::blocking("driver", "libcuda.so.1 is not here", DRIVER_REMEDY), false);
+        }
+        Err(error) => {
+            let what = format!("libcuda.so.1 is here but cannot be loaded: {error}");
+            return (Finding::blocking("driver", what, DRIVER_REMEDY), false);
         }
     };
     // SAFETY: the signature is that of cuda.h: `CUresult cuInit(unsigned int)`.

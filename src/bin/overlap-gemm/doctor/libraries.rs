@@ -111,8 +111,8 @@ fn report(
             Finding::note(topic, what).or(format!("add {folder} to LD_LIBRARY_PATH"))
         }
         Found::Broken(path, reason) => {
-            let what = format!("{} cannot be loaded: {reason}", path.display());
-            Finding::note(topic, what).or(lacks)
+            let what = format!("{} is here but cannot be loaded", path.display());
+            Finding::note(topic, what).or(reason)
         }
         Found::Nowhere => Finding::note(topic, "not here").or(lacks),
     }
@@ -123,12 +123,14 @@ fn find(names: &[&'static str], package: &str) -> Found {
     // SAFETY: these are well-known libraries, or what the machine's owner put in their place;
     // loading runs their initialisers, as it does in every program that uses them.
     let load = |name: &Path| unsafe { Library::new(name) };
+    let mut broken = Found::Nowhere;
     for &name in names {
-        if let Ok(library) = load(Path::new(name)) {
-            return Found::ByLoader(name, library);
+        match load(Path::new(name)) {
+            Ok(library) => return Found::ByLoader(name, library),
+            Err(error) if is_absent(name, &error) => {}
+            Err(error) => broken = Found::Broken(name.into(), error.to_string()),
         }
     }
-    let mut broken = Found::Nowhere;
     for folder in folders(package) {
         for path in names.iter().map(|name| folder.join(name)).filter(|path| path.is_file()) {
             match load(&path) {
@@ -138,6 +140,12 @@ fn find(names: &[&'static str], package: &str) -> Found {
         }
     }
     broken
+}
+
+/// Whether the loader found no such file, rather than one that it cannot load.
+pub fn is_absent(name: &str, error: &libloading::Error) -> bool {
+    // A missing dependency reads the same, but for the name.
+    error.to_string().starts_with(&format!("{name}: cannot open shared object file"))
 }
 
 /// Folders that hold libraries which the loader may not know.

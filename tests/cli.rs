@@ -1,0 +1,352 @@
+//! Drives the built binary: what it prints, how it refuses, and with which exit code it ends.
+//!
+//! Invariant, checked for every run in here: no panic reaches stderr, and a refusal says something.
+
+#![cfg(feature = "cli")]
+
+use std::process::{Command, Output, Stdio};
+
+use overlap_gemm::plan::{Plan, PlanOptions, Problem};
+use serde_json::Value;
+
+const SMALL: &[&str] = &["plan", "--m", "1024", "--n", "512", "--k", "256", "--ranks", "4"];
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_overlap-gemm"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs to the end; the exit code, stdout and stderr.
+fn run(args: &[&str]) -> (i32, String, String) {
+    outcome(args, command(args).output().unwrap())
+}
+
+fn outcome(args: &[&str], output: Output) -> (i32, String, String) {
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!stderr.contains("panicked"), "{args:?}: {stderr}");
+    let code = output.status.code().unwrap_or_else(|| panic!("{args:?} was killed: {stderr}"));
+    assert!(code == 0 || !stderr.is_empty(), "{args:?} ended with {code} and said nothing");
+    (code, stdout, stderr)
+}
+
+/// `plan` of a small problem with further arguments.
+fn plan(more: &[&str]) -> (i32, String, String) {
+    run(&[SMALL, more].concat())
+}
+
+/// Expects a refusal with `code` that says all of `words` and prints no result.
+#[track_caller]
+fn refused(args: &[&str], code: i32, words: &[&str]) {
+    let (got, stdout, stderr) = run(args);
+    assert_eq!(got, code, "{args:?}: {stderr}");
+    assert_eq!(stdout, "", "{args:?}");
+    for word in words {
+        assert!(stderr.contains(word), "{args:?} does not say '{word}': {stderr}");
+    }
+}
+
+#[test]
+fn help_names_the_subcommands_and_the_exit_codes() {
+    let (code, stdout, _) = run(&["--help"]);
+    assert_eq!(code, 0);
+    for word in ["plan", "doctor", "Exit codes:", "130  ended by Ctrl-C"] {
+        assert!(stdout.contains(word), "{word}: {stdout}");
+    }
+    for subcommand in ["plan", "doctor"] {
+        let (code, stdout, _) = run(&[subcommand, "--help"]);
+        assert_eq!(code, 0);
+        assert!(stdout.contains("--json"), "{stdout}");
+    }
+    assert!(run(&["--version"]).1.contains(env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn plan_text_is_the_library_s() {
+    let problem = Problem::builder(1024, 512, 256).ranks(4).build().unwrap();
+    let expected = Plan::new(&problem, PlanOptions::default()).unwrap();
+    assert_eq!(plan(&[]), (0, expected.to_string(), String::new()));
+    let one = expected.of_rank(3).unwrap().to_string();
+    assert_eq!(plan(&["--rank", "3"]), (0, one, String::new()));
+}
+
+#[test]
+fn plan_text_shows_what_travels_and_when() {
+    let (_, stdout, _) = plan(&["--tile", "128x64"]);
+    for line in [
+        "1024×512×256 (bf16 × bf16 → bf16) on 4 ranks",
+        "     1   256..512    4..8            64       32.0 KiB     384.0 KiB",
+        "  rank 1  →  ·  0  3  2",
+        "      1     itself         0    64..128  32.0 KiB                 0..1      8",
+    ] {
+        assert!(stdout.lines().any(|shown| shown == line), "no line '{line}' in\n{stdout}");
+    }
+}
+
+#[test]
+fn plan_json_is_the_plan() {
+    let (code, stdout, stderr) = plan(&["--json", "--chunks", "2", "--b-layout", "kn"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(json["problem"]["b_layout"], "kn");
+    assert_eq!(json["problem"]["shard_rows"], serde_json::json!([256, 256, 256, 256]));
+    assert_eq!(json["chunks"].as_array().unwrap().len(), 8);
+    assert_eq!(json["transfers"][1]["sender"][1]["step"], "send");
+    assert_eq!(json["tile_orders"][2]["visits"][0], serde_json::json!([2, 0]));
+    assert_eq!(json.get("check"), None);
+    let read: Plan = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((read.chunks().len(), read.problem().ranks()), (8, 4));
+}
+
+#[test]
+fn plan_json_of_one_rank_has_that_rank_s_lists() {
+    let (_, whole, _) = plan(&["--json"]);
+    let (_, one, _) = plan(&["--json", "--rank", "2"]);
+    let (whole, one): (Value, Value) =
+        (serde_json::from_str(&whole).unwrap(), serde_json::from_str(&one).unwrap());
+    for list in ["transfers", "tile_orders"] {
+        assert_eq!(one[list].as_array().unwrap().len(), 1);
+        assert_eq!(one[list][0], whole[list][2]);
+    }
+    assert_eq!(one["chunks"], whole["chunks"]);
+    assert_eq!(one["problem"], whole["problem"]);
+}
+
+#[test]
+fn plan_takes_fp8_and_unequal_shards() {
+    let args = ["--m", "1000", "--n", "512", "--k", "512", "--shards", "600,0,400", "--a", "e4m3"];
+    let fp8 = ["--b", "e5m2", "--d", "f16", "--scaling", "rows", "--lda", "528", "--json"];
+    let (code, stdout, stderr) = run(&[&["plan"], &args[..], &fp8[..]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(
+        json["problem"]["elements"],
+        serde_json::json!({"a": "e4m3", "b": "e5m2", "d": "f16"})
+    );
+    assert_eq!(json["problem"]["lda"], 528);
+    assert_eq!(json["problem"]["scaling"], "rows");
+    assert_eq!(json["chunks"][4]["rank"], 2);
+}
+
+#[test]
+fn plan_check_says_what_it_did() {
+    let (code, stdout, stderr) = plan(&["--check", "20", "--seed", "7"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains("Check: 20 random orders of 5 epochs from seed 7: no deadlock"));
+    let (_, stdout, _) = plan(&["--check", "3", "--json"]);
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(json["check"]["orders"], 3);
+    assert_eq!(json["check"]["violation"], Value::Null);
+    serde_json::from_str::<Plan>(&stdout).unwrap();
+}
+
+#[test]
+fn unknown_arguments_are_refused_with_usage() {
+    refused(&["plan", "--bogus"], 2, &["--bogus", "Usage:"]);
+    refused(&["bogus"], 2, &["bogus", "Usage:"]);
+    refused(&["doctor", "--require", "tpu"], 2, &["tpu", "gpu"]);
+    let (code, _, stderr) = run(&[]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("Usage:"), "{stderr}");
+    refused(&["plan", "--m", "4", "--n", "4", "--k", "4"], 2, &["--ranks", "Usage:"]);
+}
+
+#[test]
+fn impossible_sizes_are_refused_by_name_value_and_limit() {
+    let sizes = |m, n, k, ranks| ["plan", "--m", m, "--n", n, "--k", k, "--ranks", ranks];
+    refused(&sizes("0", "8", "8", "2"), 2, &["m is 0", "between 1 and 2147483647"]);
+    refused(&sizes("8", "0", "8", "2"), 2, &["n is 0"]);
+    refused(&sizes("8", "8", "0", "2"), 2, &["k is 0"]);
+    refused(&sizes("2147483648", "8", "8", "2"), 2, &["m is 2147483648", "2147483647"]);
+    refused(&sizes("8", "4294967296", "8", "2"), 2, &["n is 4294967296"]);
+    refused(&sizes("99999999999999999999", "8", "8", "2"), 2, &["99999999999999999999", "--m"]);
+    refused(&sizes("-1", "8", "8", "2"), 2, &["-1", "--m"]);
+    refused(&sizes("8.5", "8", "8", "2"), 2, &["8.5", "--m"]);
+    refused(&sizes("8", "8", "8", "0"), 2, &["ranks is 0", "between 1 and 1024"]);
+    refused(&sizes("8", "8", "8", "4294967297"), 2, &["ranks is 4294967297"]);
+}
+
+#[test]
+fn impossible_cuts_are_refused() {
+    let refused = |more: &[&str], words: &[&str]| refused(&[SMALL, more].concat(), 2, words);
+    refused(&["--chunks", "257"], &["257", "between 1 and 256"]);
+    refused(&["--chunks", "0"], &["chunks a shard is 0"]);
+    for tile in ["", "128", "128x", "x", "axb", "1x2x3", "-1x2", "1x4294967296"] {
+        refused(&[&format!("--tile={tile}")], &["--tile", "128x256"]);
+    }
+    refused(&["--tile", "0x128"], &["the tile's rows is 0"]);
+    refused(&["--cluster", "1x99999"], &["99999"]);
+    refused(&["--swizzle", "0"], &["the swizzle is 0"]);
+    refused(&["--rank", "4"], &["rank is 4", "between 0 and 3"]);
+    refused(&["--lda", "255"], &["lda is 255", "between 256 and"]);
+    refused(&["--a", "int8"], &["int8", "bf16, f16, f32, e4m3, e5m2"]);
+    refused(&["--a", "f16", "--b", "bf16"], &["f16 × bf16"]);
+    refused(&["--scaling", "rows"], &["scaling of bf16"]);
+    refused(&["--scaling", "some"], &["some", "tensor"]);
+    refused(&["--check", "0"], &["--check"]);
+    refused(&["--seed", "3"], &["--check"]);
+}
+
+#[test]
+fn shards_must_sum_to_m_and_agree_with_ranks() {
+    let shards = |rows| ["plan", "--m", "10", "--n", "8", "--k", "8", "--shards", rows];
+    refused(&shards("5,4"), 2, &["rows is 9", "must be 10"]);
+    refused(&shards("0,0"), 2, &["is 0"]);
+    refused(&shards("4294967295,4294967295"), 2, &["8589934590"]);
+    refused(&shards("5,,5"), 2, &["--shards"]);
+    refused(&[&shards("5,5")[..], &["--ranks", "3"]].concat(), 2, &["is 2", "must be 3"]);
+    assert_eq!(run(&[&shards("5,5")[..], &["--ranks", "2"]].concat()).0, 0);
+}
+
+#[test]
+fn huge_lists_are_refused_before_they_are_made() {
+    let huge = ["plan", "--m", "2147483647", "--n", "2147483647", "--k", "2147483647"];
+    let huge = [&huge[..], &["--ranks", "1024", "--chunks", "64", "--tile", "1x1"]].concat();
+    refused(&[&huge[..], &["--json"]].concat(), 2, &["--rank"]);
+    refused(&[&huge[..], &["--json", "--rank", "5"]].concat(), 2, &["larger tiles"]);
+    refused(&[&huge[..], &["--check", "1"]].concat(), 2, &["fewer ranks or chunks"]);
+    // The text is an overview, however huge the plan.
+    let (code, stdout, _) = run(&huge);
+    assert_eq!(code, 0);
+    assert!(stdout.len() < 30_000, "{} bytes", stdout.len());
+    refused(&[SMALL, &["--check", "4294967295"]].concat(), 2, &["4294967295", "at most"]);
+}
+
+#[test]
+fn json_goes_to_a_file_beside_the_text() {
+    let path = std::env::temp_dir().join(format!("overlap-gemm-cli-{}.json", std::process::id()));
+    let name = path.to_str().unwrap();
+    std::fs::write(&path, "x".repeat(1 << 20)).unwrap(); // longer than what replaces it
+    let (code, stdout, _) = plan(&["--output", name]);
+    let written = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(code, 0);
+    assert!(stdout.contains("chunk by chunk"), "{stdout}");
+    serde_json::from_str::<Plan>(&written).unwrap();
+}
+
+#[test]
+fn a_refused_command_leaves_the_file_as_it_was() {
+    let path = std::env::temp_dir().join(format!("overlap-gemm-kept-{}.json", std::process::id()));
+    let name = path.to_str().unwrap();
+    std::fs::write(&path, "kept").unwrap();
+    refused(&[SMALL, &["--output", name, "--check", "4294967295"]].concat(), 2, &["at most"]);
+    let kept = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(kept, "kept");
+}
+
+#[test]
+fn unwritable_files_are_run_time_failures() {
+    let folder = std::env::temp_dir();
+    let folder = folder.to_str().unwrap();
+    refused(&[SMALL, &["--output", folder]].concat(), 4, &["cannot write", folder, "because"]);
+    refused(&[SMALL, &["--output", "/proc/nope"]].concat(), 4, &["cannot write /proc/nope"]);
+    refused(&["doctor", "--output", "/proc/nope"], 4, &["cannot write /proc/nope"]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_a_run_time_failure() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let (code, _, stderr) = outcome(SMALL, command(SMALL).stdout(full).output().unwrap());
+    assert_eq!(code, 4);
+    assert!(stderr.contains("cannot write to stdout"), "{stderr}");
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    for more in [&[][..], &["--json"]] {
+        let args = [SMALL, more].concat();
+        let mut child =
+            command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let (code, _, stderr) = outcome(&args, child.wait_with_output().unwrap());
+        assert_eq!((code, stderr.as_str()), (0, ""));
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn ctrl_c_ends_a_long_check_cleanly() {
+    let args = [SMALL, &["--check", "300000"]].concat();
+    let mut child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A signal before the handler is installed would end it the hard way: wait until it is.
+    let handles_sigint = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << 1) != 0
+    };
+    while !handles_sigint() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(child.try_wait().unwrap().is_none(), "the check was too short to interrupt");
+    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let (code, stdout, stderr) = outcome(&args, child.wait_with_output().unwrap());
+    assert_eq!((code, stdout.as_str()), (130, ""));
+    assert!(stderr.contains("interrupted"), "{stderr}");
+}
+
+#[test]
+fn nothing_is_coloured_or_drawn_for_a_pipe() {
+    for args in [&["doctor"][..], &[SMALL, &["--check", "50"]].concat(), &["plan", "--m", "0"]] {
+        let (_, stdout, stderr) = run(args);
+        assert!(!stdout.contains('\x1b') && !stderr.contains('\x1b'), "{args:?}");
+    }
+}
+
+#[test]
+fn doctor_always_answers() {
+    let (code, stdout, stderr) = run(&["doctor"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    for topic in ["processor", "driver", "kernels", "NCCL", "cuBLASLt", "CUDA toolkit"] {
+        assert!(stdout.contains(topic), "{topic}: {stdout}");
+    }
+    assert!(stdout.contains("Runs here: host threads, always"), "{stdout}");
+}
+
+#[test]
+fn doctor_json_gives_a_remedy_for_whatever_is_missing() {
+    let (code, stdout, _) = run(&["doctor", "--json"]);
+    assert_eq!(code, 0);
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    for finding in json["findings"].as_array().unwrap() {
+        let state = finding["state"].as_str().unwrap();
+        assert!(["ok", "missing", "note"].contains(&state), "{finding}");
+        assert!(state != "missing" || finding["remedy"].is_string(), "{finding}");
+    }
+    let gpus = json["gpus"].as_array().unwrap().len();
+    assert_eq!(json["links"].as_array().unwrap().len(), gpus);
+    let usable = json["usable_gpus"].as_u64().unwrap() as usize;
+    assert!(usable <= gpus);
+    // The same look decides what --require says.
+    let (code, _, stderr) = run(&["doctor", "--require", "gpu"]);
+    assert_eq!(code, if usable == 0 { 3 } else { 0 }, "{stderr}");
+    assert_eq!(stderr.contains("no usable GPU: "), usable == 0, "{stderr}");
+}
+
+/// Names on the loader's path that are no libraries of that kind must not harm.
+#[test]
+#[cfg(target_os = "linux")]
+fn doctor_survives_files_that_are_no_libraries() {
+    let folder = std::env::temp_dir().join(format!("overlap-gemm-fake-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("bin")).unwrap();
+    for name in ["libcuda.so.1", "libnvidia-ml.so.1", "libnccl.so.2", "libcublasLt.so.13"] {
+        std::fs::write(folder.join(name), "no library").unwrap();
+    }
+    std::fs::write(folder.join("bin/nvcc"), "no program").unwrap();
+    let args = ["doctor"];
+    let output = command(&args)
+        .env("LD_LIBRARY_PATH", &folder)
+        .env("CUDA_HOME", &folder)
+        .env("PATH", folder.join("bin"))
+        .output()
+        .unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    let (code, stdout, _) = outcome(&args, output);
+    assert_eq!(code, 0);
+    assert_eq!(stdout.matches("here but cannot be loaded").count(), 3, "{stdout}");
+    assert!(stdout.contains("NVML does not start"), "{stdout}");
+}
