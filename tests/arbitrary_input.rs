@@ -198,6 +198,10 @@ proptest! {
             Err(error) => {
                 prop_assert!(!valid, "{}", error);
                 assert_names_its_value(&error);
+                if let Error::OutOfRange { value, .. } = error {
+                    let given = [Some(m), Some(n), Some(k), ranks, lda, ldb, ldd];
+                    prop_assert!(given.contains(&Some(value)), "{} was never given", value);
+                }
             }
         }
     }
