@@ -5,8 +5,7 @@ mod common;
 use common::{chunks, shards, small_chunks, tiling};
 use overlap_gemm::plan::model::{Schedule, explore, run};
 use overlap_gemm::plan::{
-    Chunks, Partition, Plan, PlanOptions, Problem, Scaling, SenderStep, Shards, Tile, TileOrder,
-    Tiling, Transfers,
+    Chunks, Partition, SenderStep, Shards, Tile, TileOrder, Tiling, Transfers,
 };
 use proptest::prelude::*;
 
@@ -209,6 +208,7 @@ proptest! {
     fn problems_and_plans_round_trip_through_json(
         shards in shards(), n in 1u64..5000, k in 1u64..5000, pad in 0u64..9, tiling in tiling(),
     ) {
+        use overlap_gemm::plan::{Plan, PlanOptions, Problem, Scaling};
         let problem = Problem::builder(shards.m().into(), n, k)
             .shards(&shards.to_rows())
             .lda(k + pad)

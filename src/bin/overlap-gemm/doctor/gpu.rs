@@ -12,13 +12,11 @@ use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
 use super::finding::Finding;
-use super::libraries::is_absent;
+use super::libraries::{self, is_absent};
 use super::links::{self, Link};
 
 /// What the kernels are compiled for: wgmma and TMA exist on exactly this (`sm_90a`).
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
-/// The CUDA version that the kernels' runtime is from; the driver must be as new.
-const CUDA_VERSION: (i32, i32) = (13, 0);
 const DRIVER_REMEDY: &str =
     "install NVIDIA driver 580 or newer; in a container: --gpus all, which needs the host's driver";
 const NVML_REMEDY: &str =
@@ -188,12 +186,13 @@ fn driver() -> (Finding, bool) {
         // SAFETY: `version` outlives the call, which writes one int.
         unsafe { ask(&mut version) };
     }
-    let (has, needs) = ((version / 1000, version % 1000 / 10), CUDA_VERSION);
-    let what = format!("starts, for programs up to CUDA {}.{}", has.0, has.1);
-    if has >= needs {
+    // Any version of the same major runs what was built with a newer minor.
+    let (major, minor, needed) = (version / 1000, version % 1000 / 10, libraries::cuda_major());
+    let what = format!("starts, for programs up to CUDA {major}.{minor}");
+    if major >= needed {
         return (Finding::ok("driver", what), true);
     }
-    let what = format!("{what}; the kernels need CUDA {}.{}", needs.0, needs.1);
+    let what = format!("{what}; the kernels need CUDA {needed}");
     (Finding::blocking("driver", what, DRIVER_REMEDY), false)
 }
 

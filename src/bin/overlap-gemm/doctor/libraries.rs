@@ -44,6 +44,18 @@ pub fn kernels() -> Finding {
     )
 }
 
+/// The CUDA major version that the driver must support for the kernels to run.
+pub fn cuda_major() -> i32 {
+    /// That of the toolkit which third_party/fetch brings: what a build would use.
+    const PINNED: i32 = 13;
+    #[cfg(feature = "cuda")]
+    if let Ok(info) = overlap_gemm::cuda::build_info() {
+        let major = info.toolkit.split('.').next().and_then(|major| major.parse().ok());
+        return major.unwrap_or(PINNED);
+    }
+    PINNED
+}
+
 fn nccl() -> Finding {
     let found = find(&["libnccl.so.2", "libnccl.so"], "nvidia/nccl/lib");
     let version = |library: &Library| {
