@@ -135,7 +135,7 @@ pub fn write_matrix(stdout: &mut dyn Write, links: &[Vec<Link>]) -> io::Result<(
     }
     write!(stdout, "\n  between GPUs")?;
     for to in 0..links.len() {
-        write!(stdout, "{to:>9}")?;
+        write!(stdout, "{to:>11}")?;
     }
     writeln!(stdout)?;
     for (from, row) in links.iter().enumerate() {
@@ -149,7 +149,7 @@ pub fn write_matrix(stdout: &mut dyn Write, links: &[Vec<Link>]) -> io::Result<(
                 Link::Unreachable => "none".into(),
                 Link::Unknown => "?".into(),
             };
-            write!(stdout, "{entry:>9}")?;
+            write!(stdout, "{entry:>11}")?;
         }
         writeln!(stdout)?;
     }
@@ -196,7 +196,7 @@ mod tests {
         let mut text = Vec::new();
         write_matrix(&mut text, &[vec![Link::Itself, links], vec![links, Link::Itself]]).unwrap();
         let text = String::from_utf8(text).unwrap();
-        assert!(text.contains("switch×18") && text.contains("through NVSwitch"), "{text}");
+        assert!(text.contains("·  switch×18\n") && text.contains("through NVSwitch"), "{text}");
         assert!(!text.contains("PCIe"), "{text}");
     }
 }
