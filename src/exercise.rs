@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::element::{Element, ElementType, F8E4M3, F8E5M2, bf16, f16};
 use crate::error::{Error, Result};
 use crate::fit::scale_count;
-use crate::host::{Aborter, Group, GroupOptions, Link, Rank, Stream};
+use crate::host::{Aborter, Group, GroupOptions, Link, Rank, Stream, check_memory};
 use crate::ops::{AllGatherGemm, Input, Product};
 use crate::plan::{
     BLayout, ClusterShape, ElementTypes, PlanOptions, Problem, Scaling, TileShape, Tiling,
@@ -162,6 +162,7 @@ impl Exercise {
         &self,
         interrupted: &(dyn Fn() -> bool + Sync),
     ) -> Result<Outcome> {
+        self.check_memory()?;
         let ranks = Group::local_with(self.problem.ranks(), self.group)?;
         let finished = AtomicBool::new(false);
         let outcomes: Vec<Result<Outcome>> = std::thread::scope(|scope| {
@@ -194,6 +195,17 @@ impl Exercise {
         let mut all = Outcome::default();
         outcomes.into_iter().flatten().for_each(|outcome| all.merge(outcome));
         Ok(all)
+    }
+
+    /// An error if the matrices, and the wide B of the reference, are too much for this machine.
+    fn check_memory(&self) -> Result<()> {
+        let problem = &self.problem;
+        let bytes = |len: u64, size: u32| u128::from(len) * u128::from(size);
+        let ElementTypes { a, b, d } = problem.elements();
+        let a_rank = bytes(problem.a_len(problem.m()), a.size())
+            + bytes(problem.b_len(), b.size() + size_of::<f64>() as u32)
+            + bytes(problem.d_len(), d.size());
+        check_memory("the matrices of all ranks", a_rank * u128::from(problem.ranks()))
     }
 
     /// All steps of one rank.

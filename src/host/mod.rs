@@ -39,5 +39,5 @@ pub use input::{AsyncInput, ChunkWriter};
 
 pub(crate) use compute::{Operand, TileJob, run_tiles};
 pub(crate) use gather::{Gatherer, OwnRows, StepShape};
-pub(crate) use memory::OutputCells;
+pub(crate) use memory::{OutputCells, check_memory};
 pub(crate) use product::ProductView;

@@ -5,6 +5,7 @@
 //! `interrupt` (Ctrl-C) and `exit` (errors and exit codes). Invariant: nothing but `main` ends the
 //! process, and whatever goes wrong ends as one message on stderr and a documented exit code.
 
+mod demo;
 mod doctor;
 mod exit;
 mod interrupt;
@@ -12,6 +13,7 @@ mod output;
 mod plan;
 mod problem_args;
 mod progress;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -27,14 +29,18 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Plan(plan::Args),
+    Demo(demo::Args),
     Doctor(doctor::Args),
+    Verify(verify::Args),
+    Plan(plan::Args),
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Plan(args) => plan::run(&args),
+        Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Plan(args) => plan::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::from(exit::SUCCESS),

@@ -7,6 +7,7 @@ use std::fmt;
 
 use overlap_gemm::plan::Plan;
 use overlap_gemm::plan::model::{self, Schedule, Violation};
+use overlap_gemm::random::Random;
 use serde::Serialize;
 
 use super::{MOST_ENTRIES, steps};
@@ -74,8 +75,8 @@ pub fn run(plan: &Plan, orders: u32, seed: u64, output: &Output) -> Result<Verdi
 }
 
 fn run_order(schedule: &Schedule, seed: u64) -> Result<(), Violation> {
-    let mut random = SplitMix(seed);
-    model::run(schedule, EPOCHS, |enabled| (random.next() % enabled as u64) as usize)
+    let mut random = Random::new(seed);
+    model::run(schedule, EPOCHS, |enabled| (random.next_u64() % enabled as u64) as usize)
 }
 
 fn refuse_too_much(plan: &Plan, orders: u32) -> Result<(), Failure> {
@@ -98,19 +99,6 @@ fn refuse_too_much(plan: &Plan, orders: u32) -> Result<(), Failure> {
              check at most {possible} at a time, or use fewer ranks or chunks"
         ),
     }))
-}
-
-/// SplitMix64: a small generator with a fixed sequence for each seed, on every machine.
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,194 @@
+//! `overlap-gemm verify`: random problems on the host executor against the f64 reference.
+//!
+//! Invariant: a case follows from the seed and its number alone, so what failed is run again by the
+//! one command that is printed.
+
+use std::fmt;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use overlap_gemm::exercise::Exercise;
+use overlap_gemm::plan::Plan;
+use overlap_gemm::plan::model::{self, Schedule};
+use overlap_gemm::random::Random;
+use overlap_gemm::reference::Report;
+use serde::Serialize;
+
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::output::OutputArgs;
+use crate::progress;
+
+/// Run random problems on all ranks and compare every result with an f64 reference
+///
+/// Types, sizes, layouts, shards (some empty), chunks, tiles, scales, delays, steps of varying m, and
+/// epochs near their wrap are all drawn from the seed. Each case's schedule is also run on the model.
+#[derive(clap::Args)]
+pub struct Args {
+    /// How many cases to run [default: 500, or as many as --seconds allow]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+
+    /// For how long to run cases
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: Option<u32>,
+
+    /// Where the cases begin [default: from the clock; printed]
+    #[arg(long)]
+    seed: Option<u64>,
+
+    /// Run this case only, and show it
+    #[arg(long, conflicts_with_all = ["count", "seconds"])]
+    case: Option<u64>,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Cases run where neither a count nor a time was given: some seconds.
+const DEFAULT_COUNT: u64 = 500;
+
+/// Epochs that the model runs of each schedule: every buffer is used again twice.
+const MODEL_EPOCHS: u32 = 5;
+
+/// What was found.
+#[derive(Serialize)]
+struct Summary {
+    seed: u64,
+    cases: u64,
+    seconds: f64,
+    report: Report,
+    /// The case that was shown, if only one was run.
+    shown: Option<String>,
+    failure: Option<CaseFailure>,
+}
+
+/// The first case that failed.
+#[derive(Clone, Serialize)]
+struct CaseFailure {
+    case: u64,
+    why: String,
+    problem: String,
+    again: String,
+}
+
+/// Runs the cases and tells.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let output = args.output.open()?;
+    let interrupt = Interrupt::install()?;
+    let seed = args.seed.unwrap_or_else(seed_of_the_clock);
+    let (first, count) = match (args.case, args.count, args.seconds) {
+        (Some(case), ..) => (case, 1),
+        (None, Some(count), _) => (0, count),
+        (None, None, Some(_)) => (0, u64::MAX),
+        (None, None, None) => (0, DEFAULT_COUNT),
+    };
+    let limit = args.seconds.map(|seconds| Duration::from_secs(seconds.into()));
+    let bar = match limit {
+        // Bounded by time: count seconds, since nobody knows how many cases fit.
+        Some(limit) if args.count.is_none() => progress::bar(limit.as_secs(), "seconds", &output),
+        _ => progress::bar(count, "cases", &output),
+    };
+    let begin = Instant::now();
+    let mut summary = Summary {
+        seed,
+        cases: 0,
+        seconds: 0.0,
+        report: Report::default(),
+        shown: None,
+        failure: None,
+    };
+    for case in first..first.saturating_add(count) {
+        if limit.is_some_and(|limit| begin.elapsed() >= limit) {
+            break;
+        }
+        let exercise = Exercise::random(seed_of_case(seed, case))?;
+        let outcome = run_case(&exercise, interrupt);
+        interrupt.check()?;
+        summary.cases += 1;
+        if args.case.is_some() {
+            summary.shown = Some(format!("{exercise:#?}"));
+        }
+        match outcome {
+            Ok(report) => summary.report.merge(&report),
+            Err(why) => {
+                let (problem, again) = (exercise.problem.to_string(), again(seed, case));
+                summary.failure = Some(CaseFailure { case, why, problem, again });
+                break;
+            }
+        }
+        match limit {
+            Some(_) if args.count.is_none() => bar.set_position(begin.elapsed().as_secs()),
+            _ => bar.inc(1),
+        }
+    }
+    bar.finish_and_clear();
+    summary.seconds = begin.elapsed().as_secs_f64();
+    output.write(&summary, |stdout| write!(stdout, "{summary}"))?;
+    match summary.failure {
+        None => Ok(()),
+        Some(CaseFailure { case, why, .. }) => {
+            Err(Failure::CheckFailed(format!("case {case} failed: {why}")))
+        }
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(shown) = &self.shown {
+            writeln!(f, "{shown}\n")?;
+        }
+        if let Some(CaseFailure { case, why, problem, again }) = &self.failure {
+            writeln!(f, "case {case} failed: {why}\n  problem: {problem}\n  again:   {again}")?;
+        }
+        let Summary { seed, cases, seconds, report, .. } = self;
+        writeln!(f, "{cases} cases from seed {seed} in {seconds:.1} s")?;
+        let Report { compared, wrong, worst_fraction, .. } = report;
+        let percent = 100.0 * worst_fraction;
+        writeln!(
+            f,
+            "{compared} results compared, {wrong} wrong; worst error {percent:.1} % of its bound"
+        )
+    }
+}
+
+/// One case, on the model and for real; what was wrong with it, if anything was.
+fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String> {
+    let mut random = Random::of_stream(exercise.seed, 1);
+    let plan = Plan::new(&exercise.problem, exercise.options).map_err(|error| error.to_string())?;
+    let schedule = Schedule::new(plan.transfers());
+    let ordered = schedule.check_order();
+    let ran = ordered.and_then(|()| {
+        model::run(&schedule, MODEL_EPOCHS, |enabled| (random.next_u64() % enabled as u64) as usize)
+    });
+    ran.map_err(|violation| format!("on the model: {violation}"))?;
+
+    let outcome =
+        exercise.run(&|| interrupt.check().is_err()).map_err(|error| error.to_string())?;
+    match outcome.report.first_wrong {
+        None => Ok(outcome.report),
+        Some(wrong) => Err(format!(
+            "{} of {} results are wrong; D[{}, {}] is {}, should be {} ± {:.1e}",
+            outcome.report.wrong,
+            outcome.report.compared,
+            wrong.row,
+            wrong.column,
+            wrong.got,
+            wrong.expected,
+            wrong.bound
+        )),
+    }
+}
+
+fn seed_of_case(seed: u64, case: u64) -> u64 {
+    Random::of_stream(seed, case).next_u64()
+}
+
+fn again(seed: u64, case: u64) -> String {
+    format!("overlap-gemm verify --seed {seed} --case {case}")
+}
+
+/// Short enough to be typed.
+fn seed_of_the_clock() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::from(now.subsec_nanos()) ^ (now.as_secs() & 0xffff_ffff)
+}
