@@ -73,7 +73,7 @@ fn plan_text_is_the_library_s() {
 
 #[test]
 fn plan_text_shows_what_travels_and_when() {
-    let (_, stdout, _) = plan(&["--tile", "128x64"]);
+    let (_, stdout, _) = plan(&["--tile", "128x64", "--chunks", "4"]);
     for line in [
         "1024×512×256 (bf16 × bf16 → bf16) on 4 ranks",
         "     1   256..512    4..8            64       32.0 KiB     384.0 KiB",
@@ -116,7 +116,19 @@ fn plan_json_of_one_rank_has_that_rank_s_lists() {
 #[test]
 fn plan_takes_fp8_and_unequal_shards() {
     let args = ["--m", "1000", "--n", "512", "--k", "512", "--shards", "600,0,400", "--a", "e4m3"];
-    let fp8 = ["--b", "e5m2", "--d", "f16", "--scaling", "rows", "--lda", "528", "--json"];
+    let fp8 = [
+        "--chunks",
+        "4",
+        "--b",
+        "e5m2",
+        "--d",
+        "f16",
+        "--scaling",
+        "rows",
+        "--lda",
+        "528",
+        "--json",
+    ];
     let (code, stdout, stderr) = run(&[&["plan"], &args[..], &fp8[..]].concat());
     assert_eq!(code, 0, "{stderr}");
     let json: Value = serde_json::from_str(&stdout).unwrap();

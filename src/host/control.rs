@@ -85,7 +85,7 @@ impl Control {
 
     /// Sleeps, but no longer than until the operation ends.
     pub(crate) fn sleep(&self, mut time: Duration) {
-        const SLICE: Duration = Duration::from_millis(2);
+        const SLICE: Duration = Duration::from_millis(5);
         while !time.is_zero() && !self.failed.load(Ordering::Relaxed) {
             let slice = time.min(SLICE);
             std::thread::sleep(slice);

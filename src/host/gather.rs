@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::control::{Aborter, Control, Watch};
 use super::group::{GroupOptions, Rank};
@@ -393,6 +393,10 @@ impl<A> Drop for Gatherer<A> {
     }
 }
 
+/// A slowed link does not slow down further because this thread was woken late (all cores compute):
+/// the next chunk counts as begun when the link was free, if that was no longer ago than this.
+const FORGIVEN_LATENESS: Duration = Duration::from_millis(10);
+
 /// The thread that sends a rank's chunks to the other ranks.
 struct Pusher<A> {
     world: Arc<World<A>>,
@@ -415,14 +419,16 @@ impl<A: Element> Pusher<A> {
         world.control.check(self.rank)?;
         let mut watch = world.control.patience(self.rank, step.first_step);
         let endpoint = world.endpoint(self.rank, step.epoch, &step.shape);
+        let mut link_free = Instant::now();
         endpoint.push(&mut watch, |chunk, to| {
             let begin = Instant::now();
             let rows = step.shape.chunks().rows(chunk);
             let bytes = step.shape.problem().row_bytes(&rows) as u64;
             world.copy_rows(self.rank, to, step.epoch, rows);
             if let Some(link) = world.options.link {
-                let time = link.transfer_time(bytes, self.rank, *sent);
-                world.control.sleep(time.saturating_sub(begin.elapsed()));
+                let forgiven = begin.checked_sub(FORGIVEN_LATENESS).unwrap_or(begin);
+                link_free = link_free.max(forgiven) + link.transfer_time(bytes, self.rank, *sent);
+                world.control.sleep(link_free.saturating_duration_since(Instant::now()));
             }
             *sent += 1;
             if world.options.record {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// What may be chosen when a plan is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// Chunks a shard. `None`: up to four, and none below 64 rows.
+    /// Chunks a shard. `None`: up to four, none smaller than a tile is high.
     pub chunks_per_shard: Option<u32>,
     /// How the output is cut and swept.
     pub tiling: Tiling,
@@ -35,7 +35,7 @@ impl Default for PlanOptions {
 /// ```
 /// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
 ///
-/// let problem = Problem::builder(1024, 512, 256).ranks(4).build()?;
+/// let problem = Problem::builder(4096, 512, 256).ranks(4).build()?;
 /// let plan = Plan::new(&problem, PlanOptions::default())?;
 /// assert_eq!(plan.chunks().len(), 16);
 /// println!("{plan}");
@@ -54,7 +54,10 @@ impl Plan {
         options.tiling.check()?;
         let chunks = match options.chunks_per_shard {
             Some(count) => Chunks::even(problem.shards(), count)?,
-            None => Chunks::even(problem.shards(), default_chunks(problem.shards().most_rows()))?,
+            None => Chunks::even(
+                problem.shards(),
+                default_chunks(problem.shards().most_rows(), options.tiling),
+            )?,
         };
         let transfers = Transfers::new(&chunks);
         Ok(Plan { problem: problem.clone(), options, transfers })
@@ -113,7 +116,7 @@ impl Plan {
 /// ```
 /// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
 ///
-/// let problem = Problem::builder(1024, 512, 256).ranks(4).build()?;
+/// let problem = Problem::builder(4096, 512, 256).ranks(4).build()?;
 /// let plan = Plan::new(&problem, PlanOptions::default())?;
 /// println!("{}", plan.of_rank(2)?);
 /// assert!(plan.of_rank(4).is_err());
@@ -137,8 +140,8 @@ impl<'a> RankPlan<'a> {
     }
 }
 
-/// Enough pieces that the first tiles need not wait for a whole shard, none smaller than 64 rows:
-/// each piece costs a signal and a transfer.
-fn default_chunks(most_rows: u32) -> u32 {
-    (most_rows / 64).clamp(1, 4)
+/// Enough pieces that the first tiles need not wait for a whole shard, none smaller than a tile is
+/// high: a piece costs a signal and a transfer, and one that completes no tile buys nothing.
+fn default_chunks(most_rows: u32, tiling: Tiling) -> u32 {
+    (most_rows / tiling.tile.m.max(64)).clamp(1, 4)
 }

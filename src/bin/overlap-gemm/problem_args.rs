@@ -127,7 +127,7 @@ impl ProblemArgs {
 #[derive(clap::Args)]
 #[command(next_help_heading = "How it is cut")]
 pub struct CutArgs {
-    /// Chunks a rank: the pieces of A that travel one by one [default: up to 4, of 64 rows or more]
+    /// Chunks a rank: the pieces of A that travel one by one [default: up to 4, as high as a tile]
     #[arg(long, allow_negative_numbers = true)]
     chunks: Option<u32>,
 

@@ -141,7 +141,8 @@ impl fmt::Display for Summary {
             writeln!(f, "case {case} failed: {why}\n  problem: {problem}\n  again:   {again}")?;
         }
         let Summary { seed, cases, seconds, report, .. } = self;
-        writeln!(f, "{cases} cases from seed {seed} in {seconds:.1} s")?;
+        let plural = if *cases == 1 { "" } else { "s" };
+        writeln!(f, "{cases} case{plural} from seed {seed} in {seconds:.1} s")?;
         let Report { compared, wrong, worst_fraction, .. } = report;
         let percent = 100.0 * worst_fraction;
         writeln!(
