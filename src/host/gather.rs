@@ -165,7 +165,8 @@ pub(crate) struct Gatherer<A> {
     /// The own slot of the next step has been lent out to be written in place.
     lent: bool,
     steps_begun: u64,
-    pusher: Option<mpsc::Sender<Push>>,
+    /// Dropped with this handle, which lets the pusher end.
+    pusher: mpsc::Sender<Push>,
     transfers: Arc<Mutex<Vec<TransferEvent>>>,
 }
 
@@ -200,7 +201,6 @@ impl<A: Element> Gatherer<A> {
                 remedy: "raise the limit on threads, or use fewer ranks",
             })?;
         let epoch = world.options.first_epoch;
-        let pusher = Some(pusher);
         Ok(Gatherer {
             world,
             rank: me,
@@ -292,9 +292,8 @@ impl<A: Element> Gatherer<A> {
         let push =
             Push { epoch: self.epoch, shape: Arc::clone(shape), first_step: self.steps_begun == 1 };
         // The pusher lives as long as this handle, unless it panicked.
-        let sent = self.pusher.as_ref().is_some_and(|pusher| pusher.send(push).is_ok());
         let (rank, epoch) = (self.rank, self.epoch);
-        if sent { Ok(()) } else { Err(Error::PeerLost { rank, peer: rank, epoch }) }
+        self.pusher.send(push).map_err(|_| Error::PeerLost { rank, peer: rank, epoch })
     }
 
     /// The gathered rows of the step in progress or, until the next begins, the latest one.
@@ -356,10 +355,11 @@ impl<A: Element> Gatherer<A> {
 
     /// What comes before the own slot of the next step is written; may be repeated.
     fn prepare(&mut self, shape: &StepShape) -> Result<()> {
+        let latest = self.readable.take();
         self.world.control.check(self.rank)?;
         let next = self.epoch.wrapping_add(1);
         self.world.agree(self.rank, next, shape).inspect_err(|e| self.fail(e.clone()))?;
-        if let Some(latest) = self.readable.take()
+        if let Some(latest) = latest
             && self.world.options.poison_consumed
         {
             self.poison(&latest);
@@ -383,13 +383,6 @@ impl<A: Element> Gatherer<A> {
                 unsafe { scales.rows_mut(rows) }.fill(f32::NAN);
             }
         }
-    }
-}
-
-impl<A> Drop for Gatherer<A> {
-    fn drop(&mut self) {
-        // Closing the channel lets the pusher end.
-        self.pusher = None;
     }
 }
 
