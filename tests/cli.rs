@@ -51,10 +51,10 @@ fn refused(args: &[&str], code: i32, words: &[&str]) {
 fn help_names_the_subcommands_and_the_exit_codes() {
     let (code, stdout, _) = run(&["--help"]);
     assert_eq!(code, 0);
-    for word in ["plan", "doctor", "Exit codes:", "130  ended by Ctrl-C"] {
+    for word in ["demo", "doctor", "verify", "plan", "Exit codes:", "130  ended by Ctrl-C"] {
         assert!(stdout.contains(word), "{word}: {stdout}");
     }
-    for subcommand in ["plan", "doctor"] {
+    for subcommand in ["demo", "doctor", "verify", "plan"] {
         let (code, stdout, _) = run(&[subcommand, "--help"]);
         assert_eq!(code, 0);
         assert!(stdout.contains("--json"), "{stdout}");
@@ -361,4 +361,107 @@ fn doctor_survives_files_that_are_no_libraries() {
     assert_eq!(code, 0);
     assert_eq!(stdout.matches("here but cannot be loaded").count(), 3, "{stdout}");
     assert!(stdout.contains("NVML does not start"), "{stdout}");
+}
+
+/// A demo small enough for a test.
+const SMALL_DEMO: [&str; 15] = [
+    "demo", "--on", "host", "--m", "96", "--n", "40", "--k", "24", "--ranks", "3", "--chunks", "2",
+    "--steps", "2",
+];
+
+#[test]
+fn demo_shows_times_a_verdict_and_a_timeline() {
+    let (code, stdout, stderr) = run(&SMALL_DEMO);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    for part in
+        ["96×40×24", "3 ranks", "one after the other", "overlapped", "all right", "rank 2", "█"]
+    {
+        assert!(stdout.contains(part), "no '{part}' in\n{stdout}");
+    }
+}
+
+#[test]
+fn demo_json_has_every_tile_and_transfer_of_a_step() {
+    let (code, stdout, _) = run(&[&SMALL_DEMO[..], &["--json"]].concat());
+    assert_eq!(code, 0);
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(json["report"]["wrong"], 0);
+    // Three ranks, each with two tiles of 16 rows for each of its 32-row shards' two chunks.
+    assert_eq!(json["timeline"]["tiles"].as_array().unwrap().len(), 3 * 6);
+    assert_eq!(json["timeline"]["transfers"].as_array().unwrap().len(), 3 * 3 * 2);
+    assert_eq!(json["times"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn demo_of_one_rank_has_nothing_to_gather() {
+    let (code, stdout, _) = run(&[
+        "demo", "--on", "host", "--m", "8", "--n", "8", "--k", "8", "--ranks", "1", "--chunks", "1",
+    ]);
+    assert_eq!(code, 0);
+    assert!(stdout.contains("nothing to gather"), "{stdout}");
+}
+
+#[test]
+fn demo_refuses_what_cannot_be() {
+    for bad in [
+        &["--ranks", "0"][..],
+        &["--m", "0"],
+        &["--n", "18446744073709551616"],
+        &["--chunks", "1000"],
+        &["--chunks", "0"],
+        &["--steps", "0"],
+        &["--link", "0"],
+        &["--link", "NaN"],
+        &["--link=-5"],
+        &["--m", "2147483647", "--k", "2147483647"], // more memory than there is
+        &["--n", "2147483647", "--k", "100000"],
+        &["--on=mars"],
+    ] {
+        let on_host = if bad == ["--on=mars"] { &[][..] } else { &["--on=host"] };
+        refused(&[&["demo"], on_host, bad].concat(), 2, &["error:"]);
+    }
+    refused(&["demo", "--on=host", "--output", "/proc/nope"], 4, &["/proc/nope"]);
+}
+
+#[test]
+fn demo_on_a_gpu_says_what_is_missing() {
+    let (code, _, stderr) = run(&["demo", "--on", "gpu"]);
+    if code != 0 {
+        assert_eq!(code, 3, "{stderr}");
+    }
+}
+
+#[test]
+fn verify_runs_cases_and_one_case_again() {
+    let (code, stdout, stderr) = run(&["verify", "--count", "7", "--seed", "5"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains("7 cases from seed 5"), "{stdout}");
+    assert!(stdout.contains(" 0 wrong"), "{stdout}");
+    let (code, stdout, _) = run(&["verify", "--seed", "5", "--case", "3", "--json"]);
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, &json["cases"], &json["failure"]), (0, &1.into(), &Value::Null));
+    assert!(json["shown"].as_str().unwrap().contains("problem"));
+    for bad in [&["--count", "0"][..], &["--seconds", "0"], &["--case", "1", "--count", "2"]] {
+        assert_eq!(run(&[&["verify"], bad].concat()).0, 2);
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_a_long_verify_cleanly() {
+    use std::process::{Command, Stdio};
+    let child = Command::new(env!("CARGO_BIN_EXE_overlap-gemm"))
+        .args(["verify", "--seconds", "600"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Long enough for the handler to be there, on a busy machine too; it is the first thing done.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let ended = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(130), "{stderr}");
+    assert!(stderr.contains("interrupted") && !stderr.contains("panicked"), "{stderr}");
 }
