@@ -1,0 +1,32 @@
+//! What may move between threads and what may be shared: part of the API, so it is held here.
+
+use overlap_gemm::Error;
+use overlap_gemm::element::bf16;
+use overlap_gemm::exercise::Exercise;
+use overlap_gemm::host::{Aborter, AsyncInput, ChunkWriter, Rank, Stream};
+use overlap_gemm::ops::{AllGatherGemm, AsyncGemm, Input, Product};
+use overlap_gemm::plan::{Plan, Problem, TileOrder, Transfers};
+
+fn send<T: Send>() {}
+fn send_and_sync<T: Send + Sync>() {}
+
+#[test]
+fn operations_move_and_plans_are_shared() {
+    // One thread at a time enqueues, any thread may.
+    send::<AllGatherGemm<bf16>>();
+    send::<AsyncGemm<bf16>>();
+    send::<AsyncInput<bf16>>();
+    send::<Product<'_, bf16, bf16>>();
+
+    send_and_sync::<Problem>();
+    send_and_sync::<Plan>();
+    send_and_sync::<TileOrder>();
+    send_and_sync::<Transfers>();
+    send_and_sync::<Rank>();
+    send_and_sync::<Stream>();
+    send_and_sync::<Aborter>();
+    send_and_sync::<ChunkWriter<bf16>>();
+    send_and_sync::<Input<'_, bf16>>();
+    send_and_sync::<Exercise>();
+    send_and_sync::<Error>();
+}
