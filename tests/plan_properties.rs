@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{chunks, shards, small_chunks, tiling};
+use common::{chunks, shards, tiling};
 use overlap_gemm::plan::model::{Schedule, explore, run};
 use overlap_gemm::plan::{
     Chunks, Partition, SenderStep, Shards, Tile, TileOrder, Tiling, Transfers,
@@ -230,21 +230,19 @@ fn follows_arrival(order: &TileOrder, rank: u32) -> bool {
     order.tiles().map(|tile| order.chunks_of(tile).map(position).max()).is_sorted()
 }
 
-/// Small worlds are checked in every order there is, not only in random ones.
+/// Small worlds are checked in every order there is, not only in random ones: all worlds of one
+/// and two ranks with up to two chunks each, all of three with up to one. Chunks are all that the
+/// schedule knows of rows, so this is every such world, with every buffer used again.
 #[test]
 fn small_worlds_have_no_bad_order() {
-    for (rows, per_shard, epochs) in [
-        (&[1][..], 1, 6),
-        (&[2, 2], 2, 5),
-        (&[1, 1], 1, 7),
-        (&[3, 1], 3, 4),
-        (&[0, 2], 2, 5),
-        (&[1, 0, 1], 1, 4),
-        (&[1, 1, 1], 1, 3),
-    ] {
-        let chunks = Chunks::even(&Shards::of_rows(rows).unwrap(), per_shard).unwrap();
+    let one_or_two = (0..=2u32).flat_map(|a| [vec![a], vec![a, 0], vec![a, 1], vec![a, 2]]);
+    let three = (0..8u32).map(|bits| vec![bits & 1, bits >> 1 & 1, bits >> 2 & 1]);
+    for rows in one_or_two.chain(three).filter(|rows| rows.iter().sum::<u32>() > 0) {
+        let epochs = if rows.len() == 3 { 3 } else { 5 };
+        let most = *rows.iter().max().unwrap();
+        let chunks = Chunks::even(&Shards::of_rows(&rows).unwrap(), most).unwrap();
         let states = explore(&Schedule::new(&Transfers::new(&chunks)), epochs).unwrap();
-        println!("shards {rows:?}, {per_shard} chunks, {epochs} epochs: {states} states");
+        println!("{rows:?} chunks, {epochs} epochs: {states} states");
     }
 }
 
@@ -365,13 +363,5 @@ mod mutants {
         assert!(follows_arrival(&order(2), 2));
         assert!(!follows_arrival(&order(3), 2), "a pivot one rank too far");
         assert!(!follows_arrival(&order(1), 2), "a pivot one rank too early");
-    }
-}
-
-proptest! {
-    #[test]
-    fn small_random_worlds_have_no_bad_order(chunks in small_chunks(), epochs in 1u32..3) {
-        let schedule = Schedule::new(&Transfers::new(&chunks));
-        prop_assert!(explore(&schedule, epochs).is_ok());
     }
 }

@@ -22,13 +22,6 @@ pub fn chunks() -> impl Strategy<Value = Chunks> {
     })
 }
 
-/// Chunks of worlds small enough to try every order of.
-pub fn small_chunks() -> impl Strategy<Value = Chunks> {
-    prop::collection::vec(0u32..4, 1..=3)
-        .prop_filter("at least one row", |rows| rows.iter().sum::<u32>() > 0)
-        .prop_map(|rows| Chunks::even(&Shards::of_rows(&rows).unwrap(), 1).unwrap())
-}
-
 /// Tilings from one row to more than the matrix, with clusters and swizzles.
 pub fn tiling() -> impl Strategy<Value = Tiling> {
     (1u32..40, 1u32..40, 1u32..4, 1u32..4, 1u32..9).prop_map(|(m, n, cm, cn, swizzle)| Tiling {
