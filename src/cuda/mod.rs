@@ -1,8 +1,8 @@
 //! Execution on GPUs (feature `cuda`).
 //!
-//! What belongs here: everything that needs a CUDA driver or the compiled kernels. Above it, `ops`
-//! chooses between this executor and the one on host threads; below it, `plan` says what happens in
-//! which order and knows neither. The modules:
+//! What belongs here: everything that needs a CUDA driver or the compiled kernels. Nothing
+//! in `ops` stands on it yet: what there is, is a plain product. Below it, `plan` says what happens
+//! in which order and knows no executor. The modules:
 //!
 //! - [`device`]: which GPUs there are, and whether this crate can use them;
 //! - [`gemm`]: a plain matrix product, planned once and enqueued many times;

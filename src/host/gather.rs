@@ -52,8 +52,8 @@ struct AgreedStep {
     first: u32,
 }
 
-/// Steps whose shards are remembered. Ranks drift by a step or two (an empty shard holds nobody
-/// back until its buffers are full); beyond that, remembering more would not hurt either.
+/// Steps whose shards are remembered. Ranks are at most three steps apart (an empty shard holds
+/// nobody back until its buffers are full); remembering more does not hurt.
 const REMEMBERED_STEPS: usize = 16;
 
 impl<A: Element> World<A> {

@@ -6,7 +6,7 @@
 //!
 //! | word | written by | when | read by, before |
 //! |---|---|---|---|
-//! | `signals[slot]` | the pusher of the slot's rank | the chunk's rows are in the buffer | the owner's workers, reading the rows |
+//! | `signals[slot]` | the pusher of the slot's rank; the owner's slots: its caller | the chunk's rows are in the buffer | the owner's workers, reading the rows |
 //! | `consumed[p]` | rank p's caller | p reads its buffer of that epoch no more | the owner's pusher, overwriting p's buffer |
 //! | `sent` | the owner's pusher | all sends of the epoch are done | the owner's caller, overwriting its own slot |
 //!
