@@ -1,0 +1,92 @@
+//! All-gather + GEMM on four ranks: several steps of varying M, each checked, the last one drawn.
+//!
+//! This is a tensor-parallel layer in small. Every rank has some rows of the activations A and its
+//! own columns of the weight B, and wants D = A · B of *all* rows. The ranks are threads here, and the
+//! link between them is slowed so much that sending a step takes longer than computing it; so what
+//! the last step's timeline shows is tiles that run as soon as their chunk is there.
+//!
+//! What to look at, in the order in which it happens:
+//!
+//! 1. `Problem` and `PlanOptions` say what is multiplied and how it is cut. Both are plain values.
+//! 2. `Group::local_with` gives one `Rank` a thread.
+//! 3. `AllGatherGemm::plan` allocates and agrees; `enqueue_all` gathers and multiplies, step by step.
+//! 4. `Reference` says what every result should be, and how far rounding may move it.
+//!
+//! Run it: `cargo run --release --example all_gather_gemm`
+
+use std::thread;
+
+use overlap_gemm::element::bf16;
+use overlap_gemm::host::{Group, GroupOptions, Link, Rank, Stream};
+use overlap_gemm::ops::{AllGatherGemm, Input, Product};
+use overlap_gemm::plan::{PlanOptions, Problem, Tiling};
+use overlap_gemm::random::Random;
+use overlap_gemm::reference::{Reference, Report};
+use overlap_gemm::trace::Timeline;
+use overlap_gemm::{Error, Result};
+
+const RANKS: u32 = 4;
+const N: u64 = 96;
+const K: u64 = 128;
+const SEED: u64 = 7;
+
+/// The rows of every rank, step by step. A rank may sit a step out, and M may shrink and grow again
+/// up to what was planned.
+const STEPS: [[u32; RANKS as usize]; 3] = [[64, 64, 64, 64], [64, 0, 29, 45], [64; 4]];
+
+fn main() -> Result<()> {
+    let problem = Problem::builder(256, N, K).ranks(RANKS.into()).build()?;
+    // Two chunks a shard, and tiles as high as a chunk: each tile waits for one chunk alone.
+    let options = PlanOptions { chunks_per_shard: Some(2), tiling: Tiling::of_tile(32, 48) };
+    let link = Some(Link::of_rate(4e6));
+    let group = GroupOptions { link, record: true, ..GroupOptions::default() };
+
+    let ranks = Group::local_with(RANKS, group)?;
+    let mut timeline = Timeline::default();
+    thread::scope(|scope| {
+        let problem = &problem;
+        let spawn = |rank| scope.spawn(move || one_rank(&rank, problem, options));
+        let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
+        threads.into_iter().try_for_each(|thread| {
+            timeline.merge(thread.join().expect("no rank panics")?);
+            Ok::<(), Error>(())
+        })
+    })?;
+
+    // Epochs count from 1 in a group whose first epoch is 0.
+    println!("\nthe last step:\n{}", timeline.of_epoch(STEPS.len() as u32).to_text(72));
+    Ok(())
+}
+
+/// All steps of one rank; what it recorded.
+fn one_rank(rank: &Rank, problem: &Problem, options: PlanOptions) -> Result<Timeline> {
+    let mut layer = AllGatherGemm::<bf16>::plan(rank, problem, options)?;
+    let stream = Stream::for_ranks(RANKS);
+    let weight: Vec<bf16> =
+        Random::of_stream(SEED, 100 + u64::from(rank.rank())).elements(problem.b_len());
+    let mut output = vec![bf16::NAN; problem.d_len() as usize];
+
+    for (step, rows) in (0..).zip(&STEPS) {
+        // Every rank draws all of A, to have something to check with; it brings its own rows only.
+        let shape = problem.with_shards(rows)?;
+        let a: Vec<bf16> = Random::of_stream(SEED, step).elements(shape.a_len(shape.m()));
+        let own = shape.shards().rows(rank.rank());
+        let shard = &a[(own.start * shape.k()) as usize..(own.end * shape.k()) as usize];
+
+        let input = Input::copied(shard).rows(rows);
+        layer.enqueue_all(&stream, input, &mut [Product::new(&weight, &mut output)])?;
+
+        let report = Reference::new(&shape, &a, &weight, &[], &[])?;
+        let report = report.compare(&output, 0..shape.m())?;
+        let Report { compared, wrong, worst_fraction, .. } = report;
+        let (rank, percent) = (rank.rank(), 100.0 * worst_fraction);
+        println!(
+            "step {step}, rank {rank}: {compared} results, {wrong} wrong, \
+             worst error {percent:.0} % of its bound"
+        );
+        assert_eq!(wrong, 0, "{report:?}");
+    }
+    // The last transfers go on behind the last step.
+    layer.flush()?;
+    Ok(layer.take_timeline())
+}
