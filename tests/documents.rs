@@ -1,0 +1,297 @@
+//! What the documents say, held against the repository: links, quoted commands, quoted code, names.
+//!
+//! Invariant: a document may say less than the code, but no name, path or command in it is made up.
+//! What a sentence claims is for its reader to judge; the example in the README runs as a doctest.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Every document, by its path in the repository.
+const DOCUMENTS: [&str; 7] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/architecture.md",
+    "docs/protocol.md",
+    "docs/building-cuda.md",
+    "third_party/README.md",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The text of `document` outside its fenced blocks, and the lines inside them with the language.
+fn split(document: &str) -> (String, Vec<(String, String)>) {
+    let (mut prose, mut fenced, mut language) = (String::new(), Vec::new(), None);
+    for line in document.lines() {
+        match (line.trim_start().strip_prefix("```"), &language) {
+            (Some(name), None) => language = Some(name.to_owned()),
+            (Some(_), Some(_)) => language = None,
+            (None, Some(name)) => fenced.push((name.clone(), line.to_owned())),
+            (None, None) => prose.extend([line, "\n"]),
+        }
+    }
+    assert_eq!(language, None, "a fenced block has no end");
+    (prose, fenced)
+}
+
+/// What stands between `open` and the next `close`, each time.
+fn between<'a>(text: &'a str, open: &'a str, close: char) -> impl Iterator<Item = &'a str> {
+    text.split(open).skip(1).filter_map(move |rest| rest.split_once(close)).map(|(inner, _)| inner)
+}
+
+/// The names in code marks: `like_this`.
+fn code_spans(prose: &str) -> Vec<&str> {
+    let spans = prose.split("\n\n").flat_map(|paragraph| paragraph.split('`').skip(1).step_by(2));
+    spans.collect()
+}
+
+/// A heading as the end of a link writes it.
+fn anchor(heading: &str) -> String {
+    let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+    heading.trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
+}
+
+fn has_anchor(document: &str, wanted: &str) -> bool {
+    let headings = split(document).0;
+    let headings = headings.lines().filter(|line| line.starts_with('#'));
+    let anchors: Vec<_> = headings.map(|line| anchor(line.trim_start_matches('#'))).collect();
+    anchors.iter().any(|anchor| anchor == wanted)
+}
+
+#[test]
+fn every_relative_link_leads_somewhere() {
+    let mut links = 0;
+    for name in DOCUMENTS {
+        let (prose, _) = split(&read(name));
+        for target in between(&prose, "](", ')') {
+            if target.starts_with("https://") {
+                continue;
+            }
+            links += 1;
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let folder = root().join(name).parent().expect("a file has a folder").to_owned();
+            let file = if path.is_empty() { root().join(name) } else { folder.join(path) };
+            assert!(file.exists(), "{name} links to '{target}', which is not there");
+            if !anchor.is_empty() {
+                let text = fs::read_to_string(&file).expect("a document with headings");
+                assert!(has_anchor(&text, anchor), "{name}: no heading for '{target}'");
+            }
+        }
+    }
+    assert!(links > 10, "only {links} links were found: is this test reading them?");
+}
+
+/// All Rust, C++ and script sources.
+fn sources(folder: &Path, all: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder of sources") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() { sources(&path, all) } else { all.push(path) }
+    }
+}
+
+#[test]
+fn every_path_and_every_test_that_is_named_exists() {
+    let mut files = Vec::new();
+    for folder in ["src", "tests", "csrc", "build", "benches", "examples"] {
+        sources(&root().join(folder), &mut files);
+    }
+    let code: String = files
+        .iter()
+        .filter(|path| !path.ends_with("documents.rs"))
+        .map(|path| fs::read_to_string(path).expect("text"))
+        .collect();
+    let words: BTreeSet<&str> = code
+        .split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|word| word.len() > 1)
+        .collect();
+
+    let folders =
+        ["src/", "tests/", "csrc/", "build/", "benches/", "examples/", "docs/", "scripts/"];
+    let (mut paths, mut names) = (0, 0);
+    for document in DOCUMENTS {
+        let (prose, _) = split(&read(document));
+        for span in code_spans(&prose) {
+            let in_repository = folders.iter().any(|folder| span.starts_with(folder));
+            if in_repository && !span.contains(['*', ' ', '{']) {
+                paths += 1;
+                assert!(root().join(span).exists(), "{document} names `{span}`: not there");
+            }
+            // Long names in lower case are functions and tests.
+            let is_name = span.chars().all(|c| c.is_ascii_lowercase() || c == '_');
+            if is_name && span.matches('_').count() >= 2 {
+                names += 1;
+                assert!(words.contains(span), "{document} names `{span}`: nothing is called so");
+            }
+        }
+    }
+    assert!(paths > 10 && names > 5, "{paths} paths, {names} names: is this test reading them?");
+}
+
+/// The rows of the table in `docs/architecture.md` that says which module uses which.
+fn promised_uses() -> Vec<(String, BTreeSet<String>)> {
+    let text = read("docs/architecture.md");
+    let table = text.lines().skip_while(|line| *line != "| Module | uses |").skip(2);
+    let rows = table.take_while(|line| line.starts_with('|')).map(|line| {
+        let mut names = line.split('`').skip(1).step_by(2).map(String::from);
+        (names.next().expect("a row names its module"), names.collect())
+    });
+    rows.collect()
+}
+
+#[test]
+fn modules_use_what_the_architecture_says_and_only_downwards() {
+    let rows = promised_uses();
+    let modules: Vec<&str> = rows.iter().map(|(module, _)| module.as_str()).collect();
+    assert!(modules.len() > 8, "{modules:?}");
+
+    for line in read("src/lib.rs").lines() {
+        let declared = line.trim_end_matches(';').rsplit_once("mod ").map(|(_, name)| name);
+        if let Some(module) = declared.filter(|_| !line.starts_with("//")) {
+            assert!(modules.contains(&module), "the table has no row for '{module}'");
+        }
+    }
+    for (place, (module, promised)) in rows.iter().enumerate() {
+        for used in promised {
+            assert!(
+                modules[..place].contains(&used.as_str()),
+                "{module} uses {used}: not below it"
+            );
+        }
+        let mut files = Vec::new();
+        match root().join("src").join(module) {
+            folder if folder.is_dir() => sources(&folder, &mut files),
+            folder => files.push(folder.with_extension("rs")),
+        }
+        let mut found = BTreeSet::new();
+        for file in files {
+            let text = fs::read_to_string(file).expect("text");
+            for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
+                found.extend(between(line, "crate::", ':').map(String::from));
+            }
+        }
+        found.remove(module);
+        assert_eq!(found, *promised, "what '{module}' uses, and what the table says");
+    }
+}
+
+#[test]
+fn the_readme_s_example_is_that_of_the_documentation() {
+    let source = read("src/ops/all_gather_gemm.rs");
+    let documented = source.lines().filter_map(|line| line.strip_prefix("///"));
+    let documented = documented.skip_while(|line| line.trim() != "```").skip(1);
+    let documented = documented.take_while(|line| line.trim() != "```").map(str::trim);
+
+    let (_, fenced) = split(&read("README.md"));
+    let mut quoted = fenced.iter().filter(|(language, _)| language == "rust").map(|(_, line)| line);
+    let mut lines = 0;
+    for line in documented.filter(|line| !line.is_empty() && !line.starts_with("# ")) {
+        lines += 1;
+        assert!(quoted.any(|quoted| quoted.trim() == line), "not in the README, or later: {line}");
+    }
+    assert!(lines > 20, "only {lines} lines were compared");
+}
+
+#[test]
+fn the_readme_s_two_commands_are_there_and_ci_runs_the_one_for_tests() {
+    let (_, fenced) = split(&read("README.md"));
+    for command in ["cargo run --release -- demo", "cargo test"] {
+        assert!(fenced.iter().any(|(_, line)| line == command), "the README lacks '{command}'");
+    }
+    // A published package has no `.ci`; cargo leaves this file in it instead.
+    if !root().join(".cargo_vcs_info.json").exists() {
+        assert!(
+            read(".ci/run").lines().any(|line| line == "cargo test"),
+            "CI runs another command"
+        );
+    }
+}
+
+#[test]
+fn the_readme_lists_the_features_there_are() {
+    let manifest = read("Cargo.toml");
+    let lines = manifest.lines().skip_while(|line| *line != "[features]").skip(1);
+    let lines = lines.take_while(|line| !line.starts_with('['));
+    let features = lines.filter(|line| line.starts_with(|c: char| c.is_ascii_lowercase()));
+    let features = features.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name);
+    let readme = read("README.md");
+    let features: Vec<_> = features.filter(|name| *name != "default").collect();
+    assert!(features.len() > 2, "{features:?}");
+    for feature in features {
+        assert!(readme.contains(&format!("| `{feature}` |")), "the README lacks '{feature}'");
+    }
+}
+
+#[cfg(feature = "cli")]
+mod command_line {
+    use std::process::Command;
+
+    use super::*;
+
+    /// What the documents quote after `overlap-gemm` or `cargo run --release --`.
+    fn quoted_commands() -> Vec<Vec<String>> {
+        let mut commands = Vec::new();
+        for document in DOCUMENTS {
+            let (prose, fenced) = split(&read(document));
+            let spans = code_spans(&prose);
+            let shell = fenced.iter().filter(|(language, _)| language == "sh");
+            let lines = shell.map(|(_, line)| line.as_str()).chain(spans);
+            for line in lines {
+                let line = line.split('#').next().unwrap_or(line).trim();
+                let quoted = ["overlap-gemm ", "cargo run --release -- "]
+                    .into_iter()
+                    .find_map(|prefix| line.strip_prefix(prefix));
+                commands
+                    .extend(quoted.map(|args| args.split_whitespace().map(Into::into).collect()));
+            }
+        }
+        commands
+    }
+
+    fn run(args: &[String]) -> (bool, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_overlap-gemm")).args(args).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(text).unwrap())
+    }
+
+    #[test]
+    fn every_quoted_command_is_understood() {
+        let commands = quoted_commands();
+        for args in &commands {
+            // Some take long or want a GPU: with --help at the end, all before it is still read.
+            let cheap = ["plan", "doctor"].contains(&args[0].as_str());
+            let help = (!cheap).then(|| "--help".to_owned());
+            let args: Vec<String> = args.iter().cloned().chain(help).collect();
+            let (understood, text) = run(&args);
+            assert!(understood, "overlap-gemm {}: {text}", args.join(" "));
+        }
+        for subcommand in ["demo", "doctor", "verify", "plan"] {
+            let quoted = commands.iter().any(|args| args[0] == subcommand);
+            assert!(quoted, "no document shows how to run '{subcommand}'");
+        }
+    }
+
+    #[test]
+    fn an_unknown_flag_before_help_is_noticed() {
+        let args = ["demo", "--no-such-flag", "--help"].map(String::from);
+        assert!(!run(&args).0, "or the test above would prove nothing");
+    }
+
+    #[test]
+    fn the_readme_s_exit_codes_are_those_of_help() {
+        let (_, help) = run(&["--help".into()]);
+        let readme = read("README.md");
+        let codes = help.lines().skip_while(|line| *line != "Exit codes:").skip(1);
+        let codes: Vec<_> = codes.filter(|line| !line.trim().is_empty()).collect();
+        assert!(codes.len() > 5, "{help}");
+        for code in codes {
+            assert!(readme.contains(code), "the README lacks '{code}'");
+        }
+    }
+}
