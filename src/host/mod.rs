@@ -20,8 +20,9 @@
 //! - `group`: the ranks of one process. `gather`: a rank's part in the all-gather.
 //! - `input`: an input that a caller's own threads fill chunk by chunk.
 //!
-//! Invariant: data is shared between threads only under [`protocol`]; the other files hold no
-//! atomic that orders data.
+//! Invariant: ranks share data only under [`protocol`]; the other files hold no atomic that orders
+//! data. Within a rank the standard library orders the rest: the channel to the pusher, the join of
+//! the workers, a lock a chunk in an [`AsyncInput`].
 
 mod compute;
 mod control;

@@ -11,6 +11,11 @@
 //! position forwards, so every run ends; a run that cannot go on before all threads have finished
 //! is a deadlock, and if no reachable state is one, the schedule is live.
 //!
+//! Two simplifications, both on the careful side. The consumer announces an epoch when it has read
+//! it, where the host executor does so a little later, at its next step: whoever waits waits longer,
+//! for a step that waits for nothing. And a rank's two threads run apart, where the executor lets the
+//! sender run ahead of its own consumer by two epochs at most: fewer orders, all of them among these.
+//!
 //! Schedules are data, so a test can take one, break it, and see that it is caught.
 
 use std::collections::{HashSet, VecDeque};
@@ -66,7 +71,7 @@ pub enum Violation {
         /// The receiver.
         rank: u32,
     },
-    /// Chunks arrive at a consumer in another order than its tiles need them.
+    /// Chunks are sent to a consumer in another order than its tiles need them.
     #[error("rank {consumer} needs chunk {needed} next, but chunk {arriving} is sent first")]
     OutOfNeedOrder {
         /// The rank.

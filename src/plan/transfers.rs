@@ -1,8 +1,8 @@
 //! The all-gather as data: what each rank sends, in which order, and what it waits for.
 //!
 //! In round d, rank i sends to rank (i − d) mod W, the one that needs i's chunks d-th. So in every
-//! round each rank sends to one peer and receives from one, and what arrives at a consumer arrives
-//! in the order in which its tiles need it. Round 0 is the rank itself: its shard enters its own
+//! round each rank sends to one peer and receives from one, and what is sent to a consumer is sent
+//! in the order in which its tiles need it: while ranks keep pace, it arrives so. Round 0 is the rank itself: its shard enters its own
 //! slot of the gathered buffer (nothing to do where the producer already wrote there).
 //!
 //! ```text
