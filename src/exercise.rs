@@ -178,18 +178,20 @@ impl Exercise {
                     })
                 })
                 .collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            let outcomes = threads.into_iter().map(join).collect();
-            // Relaxed: the watchers only end by it.
+            let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+            // Relaxed: the watchers only end by it. Before any panic goes on: the scope waits for them.
             finished.store(true, Ordering::Relaxed);
-            outcomes
+            let unwind = |panic| std::panic::resume_unwind(panic);
+            ended.into_iter().map(|outcome| outcome.unwrap_or_else(unwind)).collect()
         });
-        // The rank that failed says why; the others only that they were told to stop.
-        let told = |error: &Error| matches!(error, Error::Aborted { .. });
-        let errors = || outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
-        if let Some(error) = errors().find(|error| !told(error)).or_else(|| errors().next()) {
+        // The rank that failed says why; others only that it left or that they were told to stop.
+        let consequence = |error: &&Error| match error {
+            Error::Aborted { .. } => 2,
+            Error::PeerLost { .. } => 1,
+            _ => 0,
+        };
+        let errors = outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
+        if let Some(error) = errors.min_by_key(consequence) {
             return Err(error.clone());
         }
         let mut all = Outcome::default();

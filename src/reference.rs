@@ -1,14 +1,22 @@
 //! What a product should be: in `f64`, with the error that its arithmetic may make.
 //!
 //! For anyone who checks a kernel, their own too. Invariant: the bound is derived, not tuned. With
-//! `u = 2⁻²⁴`, a sum of K products accumulated in `f32` in any order, and two scale multiplications,
-//! is off by at most `(K + 3)·u / (1 − (K + 3)·u) · Σ|a·b|`; rounding it to D adds half a unit in the
-//! last place. A result outside is wrong, whatever the input.
+//! `u = 2⁻²⁴`, a sum of K products accumulated in `f32` in any order, times a row scale, times a
+//! column scale, is off by at most `(K + 3)·u / (1 − (K + 3)·u) · Σ|a·b|`, and by half the smallest
+//! `f32` for each operation that underflows; rounding it to D adds half a unit in the last place.
+//! A result outside is wrong. Where the bound cannot tell, because sums of magnitudes overflow
+//! `f32`, it is infinite.
+//!
+//! The bound holds for the worst inputs, so for large K a wrong result may hide under it: look at
+//! [`Report::relative_error`] too, which for random inputs stays near D's unit roundoff.
 
 use crate::element::{Element, ElementType};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fit::{check_len, check_scales, scale_count};
 use crate::plan::{BLayout, Problem};
+
+/// The longest sum with a bound: (K + 3)·u stays below one half.
+pub const MAX_K: u32 = (1 << 23) - 4;
 
 /// One product's inputs, all of A at once.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +84,10 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         check_len("the length of B", b.len(), problem.b_len())?;
         check_scales("the scales of A", a_scales, scale_count(problem.scaling(), problem.m()))?;
         check_scales("the scales of B", b_scales, scale_count(problem.scaling(), problem.n()))?;
+        if problem.k() > MAX_K {
+            let remedy = "no bound holds for longer sums: compare parts of them";
+            return Err(Error::out_of_range("k", problem.k().into(), 1, MAX_K.into(), remedy));
+        }
         Ok(Reference { problem, a, b, a_scales, b_scales })
     }
 
@@ -110,7 +122,9 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
                 let got = f64::from(d[at].widen());
                 let error = error_of::<D>(got, expected);
                 error_squares += error * error;
-                squares += expected.value * expected.value;
+                if expected.value.is_finite() {
+                    squares += expected.value * expected.value;
+                }
                 report.add(row, column as u32, got, expected, error);
             }
         }
@@ -146,11 +160,12 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         columns
             .map(|(column, b)| {
                 let products = || a.iter().zip(b).map(|(a, b)| a * b);
-                let scale = scale(self.a_scales, row as usize) * scale(self.b_scales, column);
-                let value = products().sum::<f64>() * scale;
-                let summed = products().map(f64::abs).sum::<f64>() * scale.abs() * relative;
-                let rounded = (value.abs() + summed) * D::TYPE.unit_roundoff();
-                Expected { value, bound: summed + rounded + D::TYPE.min_positive() / 2.0 }
+                let scales = (scale(self.a_scales, row as usize), scale(self.b_scales, column));
+                let magnitude = products().map(f64::abs).sum::<f64>();
+                Expected {
+                    value: products().sum::<f64>() * scales.0 * scales.1,
+                    bound: bound::<D>(products().sum(), magnitude, k as f64, relative, scales),
+                }
             })
             .collect()
     }
@@ -160,8 +175,8 @@ impl Report {
     fn add(&mut self, row: u32, column: u32, got: f64, expected: Expected, error: f64) {
         let Expected { value, bound } = expected;
         self.compared += 1;
-        // A NaN error compares as neither: it must count as wrong.
-        let right = error <= bound;
+        // A NaN error compares as neither: it must count as wrong. (An infinite value has no bound.)
+        let right = error <= bound || error == 0.0;
         if !right {
             self.wrong += 1;
             let wrong = Wrong { row, column, got, expected: value, bound };
@@ -170,7 +185,8 @@ impl Report {
         let worse =
             |worst: f64, new: f64| if new.is_nan() { f64::INFINITY } else { worst.max(new) };
         self.max_error = worse(self.max_error, error);
-        self.worst_fraction = worse(self.worst_fraction, error / bound);
+        let fraction = if error == 0.0 { 0.0 } else { error / bound };
+        self.worst_fraction = worse(self.worst_fraction, fraction);
     }
 
     /// This report and another together; relative errors are combined by the worse.
@@ -184,8 +200,30 @@ impl Report {
     }
 }
 
+/// How far a D may be from the scaled sum of products whose magnitudes sum to `magnitude`.
+fn bound<D: Element>(sum: f64, magnitude: f64, k: f64, relative: f64, scales: (f64, f64)) -> f64 {
+    let (row, column) = (scales.0.abs(), scales.1.abs());
+    let largest = ElementType::F32.max_finite();
+    if magnitude > largest || magnitude * row > largest {
+        return f64::INFINITY;
+    }
+    let half_of_smallest = ElementType::F32.min_positive() / 2.0;
+    let underflow = ((2.0 * k * row + 1.0) * column + 1.0) * half_of_smallest;
+    let summed = magnitude * row * column * relative + underflow;
+    let rounded = (sum.abs() * row * column + summed) * D::TYPE.unit_roundoff();
+    summed + rounded + D::TYPE.min_positive() / 2.0
+}
+
 /// How far `got` is from what it should be; an infinity is right where the value overflows D.
 fn error_of<D: Element>(got: f64, expected: Expected) -> f64 {
+    if !expected.value.is_finite() {
+        // NaN or infinite inputs: then so must the output be.
+        let same = got == expected.value || (got.is_nan() && expected.value.is_nan());
+        return if same { 0.0 } else { f64::NAN };
+    }
+    if expected.bound == f64::INFINITY {
+        return 0.0;
+    }
     let overflows = expected.value.abs() + expected.bound > D::TYPE.max_finite();
     if overflows && got.is_infinite() && got.signum() == expected.value.signum() {
         return 0.0;
@@ -198,5 +236,55 @@ fn scale(scales: &[f32], index: usize) -> f64 {
         [] => 1.0,
         [one] => f64::from(*one),
         each => f64::from(each[index]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::bf16;
+
+    fn f32_problem(k: u64) -> Problem {
+        use ElementType::F32;
+        Problem::builder(1, 1, k).elements(F32, F32, F32).build().unwrap()
+    }
+
+    /// One f32 output compared with the dot product of `a` and `b`.
+    fn compare(a: &[f32], b: &[f32], d: f32) -> Report {
+        let problem = f32_problem(a.len() as u64);
+        Reference::new(&problem, a, b, &[], &[]).unwrap().compare(&[d], 0..1).unwrap()
+    }
+
+    #[test]
+    fn underflow_is_within_the_bound() {
+        let tiny = vec![2f32.powi(-75) * 0.8; 1000];
+        assert_eq!(compare(&tiny, &tiny, 0.0).wrong, 0, "all products round to zero");
+        assert_eq!(compare(&tiny, &tiny, 1e-40).wrong, 1);
+    }
+
+    #[test]
+    fn what_is_not_finite_must_be_so_in_the_output() {
+        let inf = f32::INFINITY;
+        assert_eq!(compare(&[inf, 1.0], &[1.0, 1.0], inf).wrong, 0);
+        assert_eq!(compare(&[inf, 1.0], &[1.0, 1.0], 5.0).wrong, 1);
+        assert_eq!(compare(&[inf, inf], &[1.0, -1.0], f32::NAN).wrong, 0);
+        assert_eq!(compare(&[f32::NAN, 1.0], &[1.0, 1.0], 1.0).wrong, 1);
+        assert_eq!(compare(&[1.0, 1.0], &[1.0, 1.0], f32::NAN).wrong, 1);
+        assert_eq!(compare(&[1.0, 1.0], &[1.0, 1.0], inf).wrong, 1);
+    }
+
+    #[test]
+    fn sums_that_may_overflow_on_the_way_are_not_judged() {
+        let (a, b) = ([f32::MAX, f32::MAX, -f32::MAX], [1.0f32; 3]);
+        assert_eq!(compare(&a, &b, f32::INFINITY).wrong, 0);
+        assert_eq!(compare(&a, &b, f32::MAX).wrong, 0);
+    }
+
+    #[test]
+    fn sums_without_a_bound_are_refused() {
+        let problem = Problem::builder(1, 1, u64::from(MAX_K) + 1).build().unwrap();
+        let a = vec![bf16::ONE; MAX_K as usize + 1];
+        let error = Reference::new(&problem, &a, &a, &[], &[]).map(|_| ()).unwrap_err();
+        assert!(error.to_string().starts_with("k is 8388605"), "{error}");
     }
 }

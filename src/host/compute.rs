@@ -87,18 +87,8 @@ impl<'a, A, B, D> TileJob<'a, A, B, D> {
         m: u32,
         record: Option<Instant>,
     ) -> Result<Self> {
-        let mut first_columns = Vec::with_capacity(products.len());
-        let mut tile_columns = 0u64;
-        for product in products {
-            first_columns.push(tile_columns.min(u32::MAX.into()) as u32);
-            tile_columns += u64::from(product.n.div_ceil(tiling.tile.n));
-        }
-        let columns = tile_columns * u64::from(tiling.tile.n);
-        let all = u32::try_from(columns).map_err(|_| {
-            let remedy = "give fewer products to one gather";
-            let what = "the columns of all products together";
-            Error::out_of_range(what, columns, 1, u32::MAX.into(), remedy)
-        })?;
+        let widths = products.iter().map(|product| product.n);
+        let (first_columns, all) = lay_side_by_side(widths, tiling)?;
         let order = TileOrder::new(chunks, all, tiling, rank)?;
         Ok(TileJob { a, products, rank, epoch, m, order, first_columns, record })
     }
@@ -108,6 +98,26 @@ impl<'a, A, B, D> TileJob<'a, A, B, D> {
         let product = self.first_columns.partition_point(|&first| first <= tile.n) - 1;
         (product, Tile { m: tile.m, n: tile.n - self.first_columns[product] })
     }
+}
+
+/// Where each product's tile columns begin when products of these widths lie side by side along N,
+/// and how many columns they have together, rounded up to tiles.
+pub(crate) fn lay_side_by_side(
+    widths: impl Iterator<Item = u32>,
+    tiling: Tiling,
+) -> Result<(Vec<u32>, u32)> {
+    let (mut firsts, mut tiles) = (Vec::new(), 0u64);
+    for width in widths {
+        firsts.push(tiles.min(u32::MAX.into()) as u32);
+        tiles += u64::from(width.div_ceil(tiling.tile.n));
+    }
+    let columns = tiles * u64::from(tiling.tile.n);
+    let all = u32::try_from(columns).map_err(|_| {
+        let remedy = "give fewer products to one gather";
+        let what = "the columns of all products together";
+        Error::out_of_range(what, columns, 1, u32::MAX.into(), remedy)
+    })?;
+    Ok((firsts, all))
 }
 
 /// Computes all tiles of `job` on the workers of `stream`. Each worker makes itself a `waiter`,
@@ -124,8 +134,9 @@ where
     W: FnMut(Tile, Range<u32>) -> Result<()>,
 {
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let stop = &stop;
     let work = |worker: u32| {
-        let done = run_worker(job, worker, &next, &stop, waiter());
+        let done = run_worker(job, worker, &next, stop, waiter());
         if done.is_err() {
             stop.store(true, Ordering::Relaxed);
         }
@@ -133,11 +144,23 @@ where
     };
     let work = &work;
     std::thread::scope(|scope| {
-        let others: Vec<_> =
-            (1..stream.workers()).map(|worker| scope.spawn(move || work(worker))).collect();
-        let mut result = work(0);
-        for other in others {
-            let theirs = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let mut others = Vec::new();
+        let mut result = Ok(Vec::new());
+        for worker in 1..stream.workers() {
+            match std::thread::Builder::new().spawn_scoped(scope, move || work(worker)) {
+                Ok(other) => others.push(other),
+                Err(error) => {
+                    stop.store(true, Ordering::Relaxed);
+                    result = Err(no_thread(&error));
+                    break;
+                }
+            }
+        }
+        let results =
+            std::iter::once(work(0)).chain(others.into_iter().map(|other| {
+                other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            }));
+        for theirs in results {
             result = match (result, theirs) {
                 (Ok(mut events), Ok(more)) => {
                     events.extend(more);
@@ -148,6 +171,15 @@ where
         }
         result
     })
+}
+
+/// The system has no more threads to give.
+pub(crate) fn no_thread(error: &std::io::Error) -> Error {
+    Error::Unsupported {
+        what: "another thread".into(),
+        why: error.to_string(),
+        remedy: "raise the limit on threads, or use fewer ranks or workers",
+    }
 }
 
 fn run_worker<A: Element, B: Element, D: Element>(

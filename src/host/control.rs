@@ -12,7 +12,9 @@ use super::protocol::{self, Awaited};
 use crate::error::{Error, Result};
 use crate::plan::Tile;
 
-/// How long a rank waits for another before it gives the step up.
+/// How long a rank waits for one chunk, or for one buffer, before it gives the step up.
+///
+/// Progress counts: a step of many chunks may take longer, as long as no single one does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
     /// In an operation's first step, when peers may still be starting.
@@ -71,10 +73,10 @@ impl Control {
         }
     }
 
-    /// `rank` will send nothing more.
-    pub(crate) fn depart(&self, rank: u32) {
-        // Release: the rank's last signals are there before the flag. Partner: `Watch::pause`.
-        self.departed[rank as usize].store(true, Ordering::Release);
+    /// Whether nobody is left to act for `rank`: it will post nothing more.
+    pub(crate) fn set_departed(&self, rank: u32, departed: bool) {
+        // Release: what it posted is there before the flag. Partner: `Watch::pause`.
+        self.departed[rank as usize].store(departed, Ordering::Release);
     }
 
     /// How `rank` waits in one step.
@@ -160,7 +162,7 @@ impl Patience for Watch<'_> {
             Awaited::Sent => self.rank,
         };
         let peer_left = self.control.departed.get(peer as usize);
-        // Acquire: see `Control::depart`.
+        // Acquire: see `Control::set_departed`.
         let peer_left = peer_left.is_some_and(|left| left.load(Ordering::Acquire));
         let fresh = Wait { awaited, epoch, since: Instant::now(), looks: 0, peer_had_left: false };
         let wait = match &mut self.wait {

@@ -6,16 +6,16 @@
 //! [`protocol`](super::protocol), and all ranks lay a step out by the same shards, which
 //! [`World::agree`] checks before anything is written.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
+use super::compute::no_thread;
 use super::control::{Aborter, Control, Watch};
 use super::group::{GroupOptions, Rank};
 use super::memory::{RowBuffer, check_memory};
-use super::protocol::{Endpoint, Mailbox};
+use super::protocol::{Endpoint, Mailbox, reached};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::plan::{BUFFERS, Plan, Scaling};
@@ -34,8 +34,7 @@ pub(crate) struct World<A> {
     mailboxes: Box<[Mailbox<AtomicU32>]>,
     memory: Box<[RankMemory<A>]>,
     control: Arc<Control>,
-    /// The shards of recent steps, by the first rank to begin each.
-    agreed: Mutex<VecDeque<AgreedStep>>,
+    agreed: Mutex<Agreement>,
 }
 
 /// The gathered A of one rank, twice, and its row scales.
@@ -45,16 +44,24 @@ struct RankMemory<A> {
     scales: Option<[RowBuffer<f32>; BUFFERS as usize]>,
 }
 
+/// How the steps that some rank may still begin are laid out.
+///
+/// An entry lives until every rank has gone on to a later step. Ranks that bring rows in every step
+/// are at most a step or two apart; but where shards vary and are empty, one that nobody waits for
+/// can be behind by more steps than there are ranks, so no fixed number of entries would do.
+#[derive(Debug)]
+struct Agreement {
+    /// The latest epoch that each rank has begun.
+    begun: Vec<u32>,
+    steps: Vec<AgreedStep>,
+}
+
 #[derive(Debug)]
 struct AgreedStep {
     epoch: u32,
     shape: StepShape,
     first: u32,
 }
-
-/// Steps whose shards are remembered. Ranks are at most three steps apart (an empty shard holds
-/// nobody back until its buffers are full); remembering more does not hurt.
-const REMEMBERED_STEPS: usize = 16;
 
 impl<A: Element> World<A> {
     fn new(plan: &Plan, rank: &Rank) -> Result<Self> {
@@ -78,14 +85,23 @@ impl<A: Element> World<A> {
             mailboxes: (0..ranks).map(|_| mailbox()).collect(),
             memory: (0..ranks).map(|_| memory()).collect(),
             control: Arc::new(Control::new(ranks, options.deadlines)),
-            agreed: Mutex::new(VecDeque::new()),
+            agreed: Mutex::new(Agreement {
+                begun: vec![options.first_epoch; ranks as usize],
+                steps: Vec::new(),
+            }),
         })
     }
 
     /// An error unless every rank lays `epoch` out by the same shards.
     fn agree(&self, rank: u32, epoch: u32, shape: &StepShape) -> Result<()> {
         let mut agreed = lock(&self.agreed);
-        match agreed.iter().find(|step| step.epoch == epoch) {
+        let Agreement { begun, steps } = &mut *agreed;
+        begun[rank as usize] = epoch;
+        let passed = |step: &AgreedStep| {
+            begun.iter().all(|&begun| reached(begun, step.epoch.wrapping_add(1)))
+        };
+        steps.retain(|step| !passed(step));
+        match steps.iter().find(|step| step.epoch == epoch) {
             Some(step) if step.shape == *shape => Ok(()),
             Some(step) => Err(Error::mismatch(
                 format!("the shards that rank {rank} gives"),
@@ -98,8 +114,7 @@ impl<A: Element> World<A> {
                 "give every rank the rows of all ranks, the same on each",
             )),
             None => {
-                agreed.truncate(REMEMBERED_STEPS - 1);
-                agreed.push_front(AgreedStep { epoch, shape: Arc::clone(shape), first: rank });
+                steps.push(AgreedStep { epoch, shape: Arc::clone(shape), first: rank });
                 Ok(())
             }
         }
@@ -195,11 +210,7 @@ impl<A: Element> Gatherer<A> {
         std::thread::Builder::new()
             .name(format!("overlap-gemm push {me}"))
             .spawn(move || pushing.run(steps))
-            .map_err(|error| Error::Unsupported {
-                what: "another thread".into(),
-                why: error.to_string(),
-                remedy: "raise the limit on threads, or use fewer ranks",
-            })?;
+            .map_err(|error| no_thread(&error))?;
         let epoch = world.options.first_epoch;
         Ok(Gatherer {
             world,
@@ -328,8 +339,14 @@ impl<A: Element> Gatherer<A> {
         self.readable = Some(Arc::clone(shape));
     }
 
+    /// Ends the operation for every rank, whenever it is called.
+    pub(crate) fn ender(&self) -> impl FnOnce(Error) + use<A> {
+        let (control, rank) = (Arc::clone(&self.world.control), self.rank);
+        move |error| control.fail(Some(rank), error)
+    }
+
     /// The operation ends here, for every rank.
-    pub(crate) fn fail(&self, error: Error) {
+    fn fail(&self, error: Error) {
         self.world.control.fail(Some(self.rank), error);
     }
 
@@ -441,7 +458,7 @@ impl<A: Element> Pusher<A> {
 impl<A> Drop for Pusher<A> {
     /// However the thread ends, by a panic too, its peers learn that nothing more will come.
     fn drop(&mut self) {
-        self.world.control.depart(self.rank);
+        self.world.control.set_departed(self.rank, true);
     }
 }
 

@@ -76,10 +76,10 @@ impl Group {
         if let Some(link) = options.link {
             let rate = link.bytes_per_second;
             if !(rate.is_finite() && rate > 0.0) {
-                return Err(Error::NotFinite {
-                    what: "the link's rate".into(),
-                    value: rate.to_string(),
-                    remedy: "give a positive number of bytes a second",
+                return Err(Error::Unsupported {
+                    what: format!("a link of {rate} bytes a second"),
+                    why: "a rate is positive and finite".into(),
+                    remedy: "leave the link out to copy as fast as memory goes",
                 });
             }
         }

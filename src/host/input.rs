@@ -20,7 +20,7 @@ use crate::plan::{BUFFERS, Plan, Scaling};
 /// The epoch before step 0.
 const BEFORE_FIRST: u32 = 0;
 
-/// The only consumer's number.
+/// The only consumer's place in the mailbox.
 const CONSUMER: u32 = 0;
 
 #[derive(Debug)]
@@ -34,9 +34,29 @@ struct Shared<A> {
     /// The epoch that each chunk was last published for.
     published: Box<[Mutex<u32>]>,
     control: Arc<Control>,
+    /// How many writers there are; without any, the sources have departed.
+    writers: Mutex<u32>,
+}
+
+impl<A> Shared<A> {
+    /// The consumer's number in errors: the sources are ranks, and it counts as the one after them.
+    fn consumer(&self) -> u32 {
+        self.plan.problem().ranks()
+    }
+
+    /// Counts a writer more or less, and tells the consumer whether anybody is left to deliver.
+    fn count_writers(&self, change: i32) {
+        let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        *writers = writers.saturating_add_signed(change);
+        for source in 0..self.consumer() {
+            self.control.set_departed(source, *writers == 0);
+        }
+    }
 }
 
 /// An input of two buffers that [`ChunkWriter`]s fill and an `AsyncGemm` reads.
+///
+/// In errors the sources are the problem's ranks, and the consumer counts as the rank after them.
 #[derive(Debug)]
 pub struct AsyncInput<A> {
     shared: Arc<Shared<A>>,
@@ -52,7 +72,22 @@ pub struct ChunkWriter<A> {
 
 impl<A> Clone for ChunkWriter<A> {
     fn clone(&self) -> Self {
+        self.shared.count_writers(1);
         ChunkWriter { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<A> Drop for ChunkWriter<A> {
+    /// A step that waits for a chunk ends once nobody is left to deliver it.
+    fn drop(&mut self) {
+        self.shared.count_writers(-1);
+    }
+}
+
+impl<A> Drop for AsyncInput<A> {
+    /// A writer that waits for a buffer ends once nobody is left to read it.
+    fn drop(&mut self) {
+        self.shared.control.set_departed(self.shared.consumer(), true);
     }
 }
 
@@ -70,13 +105,15 @@ impl<A: Element> AsyncInput<A> {
             given: std::array::from_fn(|_| RowBuffer::new(chunks as usize, 1, 0)),
             mailbox: Mailbox::new(chunks, CONSUMER + 1, BEFORE_FIRST),
             published: (0..chunks).map(|_| Mutex::new(BEFORE_FIRST)).collect(),
-            control: Arc::new(Control::new(problem.ranks(), deadlines)),
+            control: Arc::new(Control::new(problem.ranks() + 1, deadlines)),
+            writers: Mutex::new(0),
         });
         Ok(AsyncInput { shared, epoch: BEFORE_FIRST })
     }
 
     /// A handle for a producer.
     pub fn writer(&self) -> ChunkWriter<A> {
+        self.shared.count_writers(1);
         ChunkWriter { shared: Arc::clone(&self.shared) }
     }
 
@@ -91,7 +128,7 @@ impl<A: Element> AsyncInput<A> {
 
     /// Begins the next step: the previous one's buffer may be filled again.
     pub(crate) fn begin(&mut self) -> Result<u32> {
-        self.shared.control.check(CONSUMER)?;
+        self.shared.control.check(self.shared.consumer())?;
         self.shared.mailbox.post_consumed(CONSUMER, self.epoch);
         self.epoch = self.epoch.wrapping_add(1);
         Ok(self.epoch)
@@ -106,11 +143,19 @@ impl<A: Element> AsyncInput<A> {
     }
 
     pub(crate) fn watch(&self) -> Watch<'_> {
-        self.shared.control.patience(CONSUMER, self.epoch == BEFORE_FIRST.wrapping_add(1))
+        self.shared
+            .control
+            .patience(self.shared.consumer(), self.epoch == BEFORE_FIRST.wrapping_add(1))
     }
 
-    pub(crate) fn fail(&self, error: Error) {
-        self.shared.control.fail(Some(CONSUMER), error);
+    /// Ends the operation, whenever it is called.
+    pub(crate) fn ender(&self) -> impl FnOnce(Error) + use<A> {
+        let (control, consumer) = (Arc::clone(&self.shared.control), self.shared.consumer());
+        move |error| control.fail(Some(consumer), error)
+    }
+
+    fn fail(&self, error: Error) {
+        self.shared.control.fail(Some(self.shared.consumer()), error);
     }
 
     /// Waits for `chunks`, and checks that the producers gave all rows before `m`.
@@ -173,8 +218,10 @@ impl<A: Element> ChunkWriter<A> {
             let remedy = "publish every chunk once in every step, in the order of the steps";
             return Err(Error::mismatch(what, step, next, remedy));
         }
-        let mut watch = shared.control.patience(CONSUMER, step == 0);
-        shared.mailbox.await_consumed(CONSUMER, epoch.wrapping_sub(BUFFERS), &mut watch)?;
+        let consumed = Awaited::Consumed { by: shared.consumer() };
+        let mut watch = shared.control.patience(chunks.rank_of(chunk), step == 0);
+        let reused = epoch.wrapping_sub(BUFFERS);
+        shared.mailbox.await_consumed(CONSUMER, reused, consumed, &mut watch)?;
         // SAFETY: the lock makes this the chunk's only writer; its last reader has consumed it; the
         // next reads it after the signal.
         unsafe {

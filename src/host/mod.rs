@@ -38,7 +38,7 @@ pub use control::{Aborter, Deadlines};
 pub use group::{Group, GroupOptions, Link, Rank};
 pub use input::{AsyncInput, ChunkWriter};
 
-pub(crate) use compute::{Operand, TileJob, run_tiles};
+pub(crate) use compute::{Operand, TileJob, lay_side_by_side, run_tiles};
 pub(crate) use gather::{Gatherer, OwnRows, StepShape};
 pub(crate) use memory::{OutputCells, check_memory};
 pub(crate) use product::ProductView;

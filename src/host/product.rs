@@ -100,7 +100,8 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
             let row_scale = scale(a.scales, i);
             for (j, (out, sum)) in out.iter_mut().zip(&sums[i * n..]).enumerate() {
                 let column_scale = scale(self.scales, columns.start as usize + j);
-                *out = D::narrow(sum * (row_scale * column_scale));
+                // One after the other: the product of two large scales could overflow.
+                *out = D::narrow(sum * row_scale * column_scale);
             }
         }
     }

@@ -16,7 +16,11 @@
 //! that buffer. *No torn source*: a pusher's last read of the own slot precedes `sent = e`
 //! (release); the caller loads it (acquire) before writing the slot for e+2. *No wait in a
 //! circle*: a wait for epoch e is owed by a step of epoch e that no computation precedes, or by
-//! one of epoch e−2 (see `plan::model`, which tries every order).
+//! one of epoch e−2. (`plan::model` tries every order of the schedule; this code, which announces
+//! later and also waits for `sent`, is argued in `docs/protocol.md` and tried under shuttle.)
+//!
+//! What callers owe: every chunk of e is awaited before `begin` of e+1, or else the operation is
+//! ended. The announcement of e says that nobody has anything left to write for it.
 //!
 //! `consumed = e` is posted when the caller *begins* epoch e+1, not when it ends epoch e. A peer
 //! can use it at the earliest when pushing e+2, for which it mostly needs this rank's chunks of e+1
@@ -135,10 +139,10 @@ impl<W: Word> Mailbox<W> {
         &self,
         consumer: u32,
         epoch: u32,
+        awaited: Awaited,
         patience: &mut P,
     ) -> Result<(), P::Error> {
         // Acquires the consumer's last reads. Partner: `post_consumed`.
-        let awaited = Awaited::Consumed { by: consumer };
         wait_for(&self.consumed[consumer as usize], epoch, awaited, patience)
     }
 
@@ -224,7 +228,8 @@ impl<W: Word> Endpoint<'_, W> {
         for step in self.transfers.round(self.rank, round) {
             match step {
                 SenderStep::AwaitConsumed { peer, .. } => {
-                    self.own().await_consumed(peer, self.reused_epoch(), patience)?;
+                    let awaited = Awaited::Consumed { by: peer };
+                    self.own().await_consumed(peer, self.reused_epoch(), awaited, patience)?;
                 }
                 SenderStep::Send { chunk, to, .. } => copy(chunk, to),
                 SenderStep::Signal { chunk, to, .. } => {

@@ -134,15 +134,16 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         let input = input.into();
         let shape = self.shape(input.rows)?;
         self.check_input(&shape, &input)?;
-        let problems = products::check_products(shape.problem(), products)?;
+        let tiling = shape.options().tiling;
+        let problems = products::check_products(shape.problem(), tiling, products)?;
 
-        let step = self.step(stream, &shape, &input, &problems, products);
-        if let Err(error) = &step {
-            tracing::warn!(rank = self.gatherer.rank(), %error, "step failed");
-            products::poison(&problems, products);
-            self.gatherer.fail(error.clone());
-        }
-        step
+        let end = self.gatherer.ender();
+        products::settle(
+            &problems,
+            products,
+            |products| self.step(stream, &shape, &input, &problems, products),
+            end,
+        )
     }
 
     /// The slot of this rank's shard in the next step's gathered A: rows packed, K elements each.

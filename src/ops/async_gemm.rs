@@ -127,15 +127,16 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
         let scaling = problem.scaling();
         let expected = if scaling == Scaling::Tensor { 1 } else { scale_count(scaling, 0) };
         check_scales("the scales of A", scales, expected)?;
-        let problems = products::check_products(&problem.truncated(m)?, products)?;
+        let tiling = self.plan.options().tiling;
+        let problems = products::check_products(&problem.truncated(m)?, tiling, products)?;
 
-        let step = self.step(*stream, input, m, scales, &problems, products);
-        if let Err(error) = &step {
-            tracing::warn!(%error, "step failed");
-            products::poison(&problems, products);
-            input.fail(error.clone());
-        }
-        step
+        let end = input.ender();
+        products::settle(
+            &problems,
+            products,
+            |products| self.step(*stream, input, m, scales, &problems, products),
+            end,
+        )
     }
 
     /// Takes the record of the steps so far.

@@ -3,25 +3,32 @@
 //! Invariant: every output is either computed whole or filled with NaN.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
 use super::io::Product;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::host::{Operand, OutputCells, ProductView, Stream, TileJob, run_tiles};
-use crate::plan::{Plan, Problem, Tile};
+use crate::host::{
+    Operand, OutputCells, ProductView, Stream, TileJob, lay_side_by_side, run_tiles,
+};
+use crate::plan::{Plan, Problem, Tile, Tiling};
 use crate::trace::TileEvent;
 
 /// The problem of each product, once all of them fit the step.
 pub(crate) fn check_products<B, D>(
     problem: &Problem,
+    tiling: Tiling,
     products: &[Product<'_, B, D>],
 ) -> Result<Vec<Problem>> {
     if products.is_empty() {
         let remedy = "give at least one product to a step";
         return Err(Error::mismatch("the number of products", 0, "at least 1", remedy));
     }
-    products.iter().map(|product| product.check(problem)).collect()
+    let problems: Vec<Problem> =
+        products.iter().map(|product| product.check(problem)).collect::<Result<_>>()?;
+    lay_side_by_side(problems.iter().map(Problem::n), tiling)?;
+    Ok(problems)
 }
 
 /// Which step is computed, and where its A is.
@@ -66,8 +73,37 @@ where
     run_tiles(stream, &job, waiter)
 }
 
+/// Runs a step. Whether it fails or panics, outputs are poisoned and `fail` ends the operation: a
+/// step that was cut short must not be followed by one that announces its input as consumed.
+pub(crate) fn settle<B, D: Element>(
+    problems: &[Problem],
+    products: &mut [Product<'_, B, D>],
+    step: impl FnOnce(&mut [Product<'_, B, D>]) -> Result<()>,
+    fail: impl FnOnce(Error),
+) -> Result<()> {
+    // Unwind safe: what the step leaves behind half done is poisoned or ended here.
+    let outcome = catch_unwind(AssertUnwindSafe(|| step(products)));
+    if matches!(outcome, Ok(Ok(()))) {
+        return Ok(());
+    }
+    poison(problems, products);
+    match outcome {
+        Ok(result) => {
+            if let Err(error) = &result {
+                tracing::warn!(%error, "step failed");
+                fail(error.clone());
+            }
+            result
+        }
+        Err(panic) => {
+            fail(Error::Aborted { rank: 0, reason: "a rank panicked in its step".into() });
+            resume_unwind(panic)
+        }
+    }
+}
+
 /// Fills every output with NaN: the step failed, and nobody shall take it for a result.
-pub(crate) fn poison<B, D: Element>(problems: &[Problem], products: &mut [Product<'_, B, D>]) {
+fn poison<B, D: Element>(problems: &[Problem], products: &mut [Product<'_, B, D>]) {
     for (problem, product) in problems.iter().zip(products) {
         let rows = product.d.chunks_mut(problem.ldd() as usize).take(problem.m() as usize);
         for row in rows {

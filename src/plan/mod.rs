@@ -35,6 +35,8 @@ pub use problem::{
     BLayout, ElementTypes, MAX_DIMENSION, Problem, ProblemBuilder, Scaling, TMA_ALIGNMENT,
 };
 pub use shards::{MAX_RANKS, Shards};
-pub use tiles::{ClusterShape, MAX_TILE_EXTENT, Tile, TileOrder, TileShape, Tiling};
+pub use tiles::{
+    ClusterShape, MAX_CLUSTER_EXTENT, MAX_TILE_EXTENT, Tile, TileOrder, TileShape, Tiling,
+};
 pub use transfers::{BUFFERS, ConsumerStep, SenderStep, Transfers};
 pub use whole::{Plan, PlanOptions, RankPlan};

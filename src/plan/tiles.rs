@@ -35,8 +35,11 @@ use std::ops::Range;
 use super::chunks::Chunks;
 use crate::error::{Error, Result};
 
-/// The largest tile or cluster extent, in rows or columns.
+/// The largest tile, in rows or columns.
 pub const MAX_TILE_EXTENT: u32 = 1 << 14;
+
+/// The most tiles a cluster has along M or N: the most thread blocks that any GPU clusters.
+pub const MAX_CLUSTER_EXTENT: u32 = 16;
 
 /// Rows and columns of one output tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,25 +79,20 @@ impl Tiling {
         Tiling { tile: TileShape { m, n }, cluster: ClusterShape { m: 1, n: 1 }, swizzle: 1 }
     }
 
-    /// Whether all extents are within 1..=[`MAX_TILE_EXTENT`].
+    /// Whether all extents are within 1..=[`MAX_TILE_EXTENT`], clusters within 1..=
+    /// [`MAX_CLUSTER_EXTENT`].
     pub fn check(self) -> Result<()> {
         let extents = [
-            ("the tile's rows", self.tile.m),
-            ("the tile's columns", self.tile.n),
-            ("the cluster's tiles along m", self.cluster.m),
-            ("the cluster's tiles along n", self.cluster.n),
-            ("the swizzle", self.swizzle),
+            ("the tile's rows", self.tile.m, MAX_TILE_EXTENT),
+            ("the tile's columns", self.tile.n, MAX_TILE_EXTENT),
+            ("the cluster's tiles along m", self.cluster.m, MAX_CLUSTER_EXTENT),
+            ("the cluster's tiles along n", self.cluster.n, MAX_CLUSTER_EXTENT),
+            ("the swizzle", self.swizzle, MAX_TILE_EXTENT),
         ];
-        for (what, extent) in extents {
-            if !(1..=MAX_TILE_EXTENT).contains(&extent) {
+        for (what, extent, most) in extents {
+            if !(1..=most).contains(&extent) {
                 let remedy = "tiles are commonly 64 to 256, clusters and swizzles 1 to 16";
-                return Err(Error::out_of_range(
-                    what,
-                    extent.into(),
-                    1,
-                    MAX_TILE_EXTENT.into(),
-                    remedy,
-                ));
+                return Err(Error::out_of_range(what, extent.into(), 1, most.into(), remedy));
             }
         }
         Ok(())

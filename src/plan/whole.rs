@@ -3,7 +3,7 @@
 //! Invariant: a `Plan` is immutable and complete. Two ranks that hold equal plans agree on every
 //! chunk, every transfer and every wait.
 
-use super::chunks::Chunks;
+use super::chunks::{Chunks, MAX_CHUNKS};
 use super::problem::Problem;
 use super::tiles::{ClusterShape, TileOrder, TileShape, Tiling};
 use super::transfers::Transfers;
@@ -73,7 +73,11 @@ impl Plan {
             let (m, most) = (problem.m().into(), self.problem.m().into());
             return Err(Error::out_of_range("m of this step", m, 1, most, remedy));
         }
+        let shards = problem.shards().to_rows();
+        let with_rows = shards.iter().filter(|&&rows| rows > 0).count() as u32;
         let per_shard = self.chunks().most_per_rank().min(problem.shards().most_rows());
+        // Rows that were one rank's may now be many ranks', each with as many chunks.
+        let per_shard = per_shard.min((MAX_CHUNKS / with_rows).max(1));
         let transfers = Transfers::new(&Chunks::even(problem.shards(), per_shard)?);
         let options = PlanOptions { chunks_per_shard: Some(per_shard), ..self.options };
         Ok(Plan { problem, options, transfers })

@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         shown: None,
         failure: None,
     };
-    for case in first..first.saturating_add(count) {
+    for case in (0..count).map(|nth| first.wrapping_add(nth)) {
         if limit.is_some_and(|limit| begin.elapsed() >= limit) {
             break;
         }

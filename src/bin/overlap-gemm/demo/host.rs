@@ -24,7 +24,7 @@ const WARM_UP: usize = 1;
 pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
     let (m, n, k) = (args.m.unwrap_or(1024), args.n.unwrap_or(512), args.k.unwrap_or(1024));
     let problem = Problem::builder(m, n, k).ranks(args.ranks).build()?;
-    let chunks = args.chunks.min(problem.shards().most_rows());
+    let chunks = args.chunks(&problem);
     // A tile of a chunk's height waits for that chunk alone.
     let rows = problem.shards().most_rows().div_ceil(chunks.max(1)).clamp(16, 256);
     let tiling = Tiling {
@@ -32,7 +32,7 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
         cluster: ClusterShape { m: 1, n: 1 },
         swizzle: 1,
     };
-    let options = PlanOptions { chunks_per_shard: Some(args.chunks), tiling };
+    let options = PlanOptions { chunks_per_shard: Some(chunks), tiling };
     let exercise = Exercise {
         steps: vec![problem.shards().to_rows(); WARM_UP + args.steps as usize],
         fresh_inputs: false,

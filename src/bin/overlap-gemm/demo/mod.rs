@@ -9,6 +9,7 @@ mod host;
 
 use std::fmt;
 
+use overlap_gemm::plan::Problem;
 use overlap_gemm::reference::Report;
 use overlap_gemm::trace::Timeline;
 use serde::Serialize;
@@ -36,9 +37,9 @@ pub struct Args {
     #[arg(long, default_value_t = 4)]
     ranks: u64,
 
-    /// Chunks a rank, the pieces of A that travel one by one
-    #[arg(long, default_value_t = 4)]
-    chunks: u32,
+    /// Chunks a rank, the pieces of A that travel one by one [default: up to 4]
+    #[arg(long)]
+    chunks: Option<u32>,
 
     /// What a rank sends in a second, in MB [default: on threads, such that sending takes about as
     /// long as computing; a GPU has its own link]
@@ -59,6 +60,13 @@ pub struct Args {
 
     #[command(flatten)]
     output: OutputArgs,
+}
+
+impl Args {
+    /// The chunks that were asked for, else four, or as many as the largest shard has rows.
+    fn chunks(&self, problem: &Problem) -> u32 {
+        self.chunks.unwrap_or(4.min(problem.shards().most_rows()))
+    }
 }
 
 /// Where to run.
