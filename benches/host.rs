@@ -13,18 +13,14 @@ use overlap_gemm::element::{Element, bf16};
 use overlap_gemm::host::{Group, Stream};
 use overlap_gemm::ops::AllGatherGemm;
 use overlap_gemm::plan::{PlanOptions, Problem};
+use overlap_gemm::random::Random;
 
 /// M, N in all, K; each rank has N / RANKS columns.
 const SIZE: usize = 1024;
 const RANKS: usize = 4;
 
 fn random(len: usize, seed: u64) -> Vec<bf16> {
-    let mut state = seed;
-    let next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        bf16::from_f32((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
-    };
-    std::iter::repeat_with(next).take(len).collect()
+    Random::new(seed).elements(len as u64)
 }
 
 /// The whole product by the library alone: widen, multiply on all cores, narrow.

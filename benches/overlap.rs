@@ -11,17 +11,13 @@ use overlap_gemm::element::bf16;
 use overlap_gemm::host::{Group, GroupOptions, Link, Stream};
 use overlap_gemm::ops::AllGatherGemm;
 use overlap_gemm::plan::{PlanOptions, Problem};
+use overlap_gemm::random::Random;
 
 const RANKS: u32 = 4;
 const STEPS: usize = 15;
 
 fn random(len: u64, seed: u64) -> Vec<bf16> {
-    let mut state = seed;
-    let next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        bf16::from_f32((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
-    };
-    std::iter::repeat_with(next).take(len as usize).collect()
+    Random::new(seed).elements(len)
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {

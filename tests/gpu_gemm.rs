@@ -15,6 +15,7 @@ use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::CudaStream;
 use overlap_gemm::cuda::{self, Device, Gemm};
 use overlap_gemm::plan::Problem;
+use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Reference, Report};
 
 /// Elements before and after D that no kernel may touch: a multiple of 8, to keep D aligned.
@@ -23,27 +24,13 @@ const GUARD: usize = 1024;
 /// Rows of D that are compared; the first, the last and those at tile borders are among them.
 const CHECKED_ROWS: usize = 64;
 
-/// xorshift64*: small, seeded, the same everywhere.
-struct Random(u64);
+/// Nearly normal, mean 0, deviation 1: the sum of three uniform numbers.
+fn normal(random: &mut Random) -> bf16 {
+    bf16::from_f32(random.signed() + random.signed() + random.signed())
+}
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// Nearly normal, mean 0, deviation 1: the sum of three uniform numbers.
-    fn normal(&mut self) -> bf16 {
-        let bits = self.next();
-        let part = |shift: u32| (bits >> shift & 0xf_ffff) as f32 / (1 << 19) as f32 - 1.0;
-        bf16::from_f32(part(0) + part(20) + part(40))
-    }
-
-    fn matrix(&mut self, len: u64) -> Vec<bf16> {
-        (0..len).map(|_| self.normal()).collect()
-    }
+fn matrix(random: &mut Random, len: u64) -> Vec<bf16> {
+    (0..len).map(|_| normal(random)).collect()
 }
 
 /// One product to try: sizes, and how much longer than its row each pitch is.
@@ -93,7 +80,7 @@ fn some_rows(m: u32, random: &mut Random) -> Vec<u32> {
     let mut rows = vec![0, 127, 128, 255, 256, m / 128 * 128, m - 1];
     rows.retain(|&row| row < m);
     while rows.len() < CHECKED_ROWS {
-        rows.push((random.next() % u64::from(m)) as u32);
+        rows.push((random.next_u64() % u64::from(m)) as u32);
     }
     rows.sort_unstable();
     rows.dedup();
@@ -113,8 +100,8 @@ fn run(device: &Device, stream: &std::sync::Arc<CudaStream>, case: Case, random:
         before[GUARD + row * ldd..][..n].fill(poison);
     }
     for round in 0..2 {
-        let a = random.matrix(problem.a_len(problem.m()));
-        let b = random.matrix(problem.b_len());
+        let a = matrix(random, problem.a_len(problem.m()));
+        let b = matrix(random, problem.b_len());
         let (a_gpu, b_gpu) = (stream.clone_htod(&a).unwrap(), stream.clone_htod(&b).unwrap());
         let mut d_gpu = stream.clone_htod(&before).unwrap();
         let mut middle = d_gpu.slice_mut(GUARD..GUARD + problem.d_len() as usize);
@@ -151,7 +138,7 @@ fn on_the_gpu(cases: impl IntoIterator<Item = Case>) {
     let device = Device::open(0).unwrap();
     let stream = device.new_stream().unwrap();
     println!("{:?}, {:?}", device.info(), cuda::build_info().unwrap());
-    let mut random = Random(0x6a09_e667_f3bc_c908);
+    let mut random = Random::new(0x6a09_e667_f3bc_c908);
     for case in cases {
         run(&device, &stream, case, &mut random);
     }
@@ -201,8 +188,8 @@ fn pitches_longer_than_rows() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn random_sizes() {
-    let mut random = Random(0xbb67_ae85_84ca_a73b);
-    let mut up_to = move |most: u64| random.next() % most + 1;
+    let mut random = Random::new(0xbb67_ae85_84ca_a73b);
+    let mut up_to = move |most: u64| random.next_u64() % most + 1;
     let cases: Vec<_> = (0..60)
         .map(|_| {
             let extra = [up_to(9) - 1, up_to(9) - 1, up_to(9) - 1];
@@ -230,9 +217,9 @@ fn any_thread_may_enqueue() {
             let (device, gemm) = (&device, &gemm);
             // A thread on which no context is current, with a stream of its own.
             scope.spawn(move || {
-                let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
                 let stream = device.new_stream().unwrap();
-                let (a, b) = (random.matrix(512 * 512), random.matrix(512 * 512));
+                let (a, b) = (matrix(&mut random, 512 * 512), matrix(&mut random, 512 * 512));
                 let a_gpu = stream.clone_htod(&a).unwrap();
                 let b_gpu = stream.clone_htod(&b).unwrap();
                 let mut d_gpu = stream.clone_htod(&vec![bf16::NAN; 512 * 512]).unwrap();
@@ -258,8 +245,8 @@ fn a_captured_product_replays_on_new_inputs() {
     let stream = device.new_stream().unwrap();
     let case = case(300, 520, 1000);
     let gemm = Gemm::plan(&device, &case.problem(), None).unwrap();
-    let mut random = Random(99);
-    let mut inputs = || (random.matrix(300 * 1000), random.matrix(520 * 1000));
+    let mut random = Random::new(99);
+    let mut inputs = || (matrix(&mut random, 300 * 1000), matrix(&mut random, 520 * 1000));
     let (a, b) = inputs();
     let (mut a_gpu, mut b_gpu) = (stream.clone_htod(&a).unwrap(), stream.clone_htod(&b).unwrap());
     let poison = vec![bf16::NAN; 300 * 520];
@@ -316,8 +303,8 @@ fn the_reference_catches_a_wrong_product() {
     let stream = device.new_stream().unwrap();
     let case = case(256, 256, 1024);
     let gemm = Gemm::plan(&device, &case.problem(), None).unwrap();
-    let mut random = Random(42);
-    let (mut a, b) = (random.matrix(256 * 1024), random.matrix(256 * 1024));
+    let mut random = Random::new(42);
+    let (mut a, b) = (matrix(&mut random, 256 * 1024), matrix(&mut random, 256 * 1024));
     let (a_gpu, b_gpu) = (stream.clone_htod(&a).unwrap(), stream.clone_htod(&b).unwrap());
     let mut d_gpu = stream.clone_htod(&vec![bf16::NAN; 256 * 256]).unwrap();
     gemm.enqueue(&stream, &a_gpu, &b_gpu, &mut d_gpu).unwrap();
