@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use overlap_gemm::element::bf16;
 use overlap_gemm::host::{Group, GroupOptions, Link, Stream};
 use overlap_gemm::ops::AllGatherGemm;
-use overlap_gemm::plan::{PlanOptions, Problem};
+use overlap_gemm::plan::{PlanOptions, Problem, Tiling};
 use overlap_gemm::random::Random;
 
 const RANKS: u32 = 4;
@@ -59,7 +59,8 @@ fn step_time(problem: &Problem, options: PlanOptions, link: Option<Link>) -> Dur
 
 fn main() {
     let problem = Problem::builder(1024, 512, 1024).ranks(RANKS.into()).build().expect("valid");
-    let options = PlanOptions { chunks_per_shard: Some(4), ..PlanOptions::default() };
+    // A tile as high as a chunk waits for that chunk alone; a higher one would wait for several.
+    let options = PlanOptions { chunks_per_shard: Some(4), tiling: Tiling::of_tile(64, 256) };
     let sent = u128::from(RANKS - 1) * problem.row_bytes(&problem.shards().rows(0));
     println!("{problem}, {} chunks a shard; each rank sends {sent} bytes a step", 4);
     println!(
