@@ -189,6 +189,16 @@ impl Report {
         self.worst_fraction = worse(self.worst_fraction, fraction);
     }
 
+    /// What is wrong, in a sentence; nothing if nothing is.
+    pub fn complaint(&self) -> Option<String> {
+        let Wrong { row, column, got, expected, bound } = self.first_wrong?;
+        let Report { wrong, compared, .. } = self;
+        Some(format!(
+            "{wrong} of {compared} results are wrong; \
+             D[{row}, {column}] is {got}, should be {expected} ± {bound:.1e}"
+        ))
+    }
+
     /// This report and another together; relative errors are combined by the worse.
     pub fn merge(&mut self, other: &Report) {
         self.compared += other.compared;
@@ -260,6 +270,9 @@ mod tests {
         let tiny = vec![2f32.powi(-75) * 0.8; 1000];
         assert_eq!(compare(&tiny, &tiny, 0.0).wrong, 0, "all products round to zero");
         assert_eq!(compare(&tiny, &tiny, 1e-40).wrong, 1);
+        assert_eq!(compare(&tiny, &tiny, 0.0).complaint(), None);
+        let complaint = compare(&[2.0], &[3.0], 5.0).complaint().unwrap();
+        assert!(complaint.starts_with("1 of 1 results are wrong; D[0, 0] is 5, should be 6 ± "));
     }
 
     #[test]

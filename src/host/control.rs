@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::protocol::{self, Awaited};
+use super::protocol::{Awaited, Patience};
 use crate::error::{Error, Result};
 use crate::plan::Tile;
 
@@ -120,8 +120,6 @@ impl Aborter {
         self.control.fail(None, Error::Aborted { rank: 0, reason });
     }
 }
-
-pub(crate) use protocol::Patience;
 
 /// One thread's patience: spins, yields, sleeps, and looks at the [`Control`] each time.
 #[derive(Debug)]

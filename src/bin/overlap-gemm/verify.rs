@@ -165,19 +165,7 @@ fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String>
 
     let outcome =
         exercise.run(&|| interrupt.check().is_err()).map_err(|error| error.to_string())?;
-    match outcome.report.first_wrong {
-        None => Ok(outcome.report),
-        Some(wrong) => Err(format!(
-            "{} of {} results are wrong; D[{}, {}] is {}, should be {} ± {:.1e}",
-            outcome.report.wrong,
-            outcome.report.compared,
-            wrong.row,
-            wrong.column,
-            wrong.got,
-            wrong.expected,
-            wrong.bound
-        )),
-    }
+    outcome.report.complaint().map_or(Ok(outcome.report), Err)
 }
 
 fn seed_of_case(seed: u64, case: u64) -> u64 {

@@ -106,12 +106,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         On::Auto => host::run(args, interrupt)?,
     };
     interrupt.check()?;
-    if let Some(wrong) = shown.report.first_wrong {
-        let (row, column) = (wrong.row, wrong.column);
-        return Err(Failure::CheckFailed(format!(
-            "{} of {} results are wrong; D[{row}, {column}] is {}, should be {} ± {:.1e}",
-            shown.report.wrong, shown.report.compared, wrong.got, wrong.expected, wrong.bound
-        )));
+    if let Some(complaint) = shown.report.complaint() {
+        return Err(Failure::CheckFailed(complaint));
     }
     output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
