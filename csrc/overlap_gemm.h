@@ -4,11 +4,15 @@
  * no CUTLASS type. Everything starts with `og_` or `OG_`; the Rust names are the same.
  *
  * Invariants of every function:
- *  - it returns a status; no exception, abort or print leaves it, and nothing is garbage in, garbage
- *    out: arguments the kernels cannot carry out are refused before anything is enqueued;
+ *  - it returns a status (or a plain fact); no exception, abort or print leaves it, and arguments
+ *    that the kernels cannot carry out are refused before anything is enqueued;
  *  - `og_last_error_message` says on the calling thread what the last non-zero status meant;
  *  - the caller has made the CUDA context current (driver or runtime API: both mean the primary
  *    context of the device), and the stream belongs to it.
+ *
+ * Which kernel serves which problem is decided in Rust (src/cuda/choice.rs), from the facts that
+ * `og_kernel_info` gives. Matrices here are always as the caller sees them: A is M x K, gathered
+ * along M; D is M x N. That some kernels compute the transposed product is their own affair.
  */
 #ifndef OVERLAP_GEMM_H
 #define OVERLAP_GEMM_H
@@ -21,7 +25,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 1
+#define OG_ABI_VERSION 2
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -32,15 +36,18 @@ extern "C" {
 /* The largest row pitch in bytes (exclusive): 40 bits in a TMA descriptor. */
 #define OG_MAX_PITCH_BYTES 1099511627776
 
-/* The fewest SMs a kernel runs on: one cluster of two thread blocks. */
-#define OG_MIN_SM_COUNT 2
+/* The most chunks an input can arrive in: their first rows and signals travel as kernel
+ * parameters, so that nothing is uploaded when a step is enqueued. */
+#define OG_MAX_CHUNKS 256
+
+/* The most slices that K can be cut into. */
+#define OG_MAX_SPLITS 16
 
 typedef enum og_status {
     OG_STATUS_OK = 0,
     /* A required pointer is null. */
     OG_STATUS_NULL_POINTER = 1,
-    /* M, N or K is below 1 or above OG_MAX_EXTENT, there are more output tiles than 31 bits count,
-     * or `sm_count` is neither 0 nor in OG_MIN_SM_COUNT ..= the SMs of the device. */
+    /* A size, count, limit or enumerator is outside its range; the message names it. */
     OG_STATUS_OUT_OF_RANGE = 2,
     /* A leading dimension is shorter than its row, or its pitch reaches OG_MAX_PITCH_BYTES. */
     OG_STATUS_BAD_PITCH = 3,
@@ -48,7 +55,7 @@ typedef enum og_status {
     OG_STATUS_MISALIGNED = 4,
     /* The current device is no Hopper GPU (compute capability 9.0). */
     OG_STATUS_ARCHITECTURE = 5,
-    /* The plan is not one that `og_gemm_prepare` filled in. */
+    /* The plan is not one that `og_gemm_prepare` filled in for these sizes. */
     OG_STATUS_BAD_PLAN = 6,
     /* A CUDA call failed; the message names the call and CUDA's words. */
     OG_STATUS_CUDA = 7,
@@ -56,34 +63,176 @@ typedef enum og_status {
     OG_STATUS_INTERNAL = 8,
 } og_status;
 
-/* D = A * B^T for bf16 matrices, accumulated in f32, rounded once to bf16.
- *
- * A is M x K, B is N x K, D is M x N; all three are row-major, and `ld*` is the distance between the
- * starts of two rows in elements (K and N where rows follow each other without a gap). The pitches
- * and the width of D must be multiples of 16 bytes (N a multiple of 8): TMA stores write whole
- * 16-byte pieces, and would write zeros behind a ragged end. M and K need not be multiples of
- * anything. What lies between the end of a row of D and the start of the next is not written. */
-typedef struct og_gemm_params {
+typedef enum og_type {
+    OG_TYPE_BF16 = 0,
+    OG_TYPE_F16 = 1,
+    OG_TYPE_F32 = 2,
+    OG_TYPE_E4M3 = 3,
+    OG_TYPE_E5M2 = 4,
+} og_type;
+
+typedef enum og_layout {
+    /* B is stored as N rows of K. */
+    OG_LAYOUT_NK = 0,
+    /* B is stored as K rows of N (16-bit types only: the fp8 tensor cores read K-major). */
+    OG_LAYOUT_KN = 1,
+} og_layout;
+
+typedef enum og_activation {
+    OG_ACTIVATION_NONE = 0,
+    OG_ACTIVATION_RELU = 1,
+    /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
+    OG_ACTIVATION_GELU_TANH = 2,
+    /* x / (1 + exp(-x)) */
+    OG_ACTIVATION_SILU = 3,
+} og_activation;
+
+/* What one compiled kernel is. Filled in by `og_kernel_info`. */
+typedef struct og_kernel_facts {
+    /* A static string: `bf16_bf16_nk_128x256_2x1`. */
+    const char *name;
+    og_type a_type;
+    og_type b_type;
+    /* Also the type of C and of the bias. */
+    og_type d_type;
+    og_layout b_layout;
+    /* Rows and columns of D in one tile, K in one step, and tiles of one cluster along M and N. */
+    int32_t tile_m;
+    int32_t tile_n;
+    int32_t tile_k;
+    int32_t cluster_m;
+    int32_t cluster_n;
+    /* 1: two consumer warp groups work on different tiles in turn; 0: both on one tile. */
+    int32_t pingpong;
+    /* 1: computes D transposed, so that a small M lies along the narrow side of the tensor cores. */
+    int32_t transposed;
+    /* 1: fp8 sums stay in the tensor cores for all of K; 0: they are added up in f32 every 128. */
+    int32_t fast_accumulation;
+    /* The most slices of K this kernel can work on at a time (1: it cannot cut K). */
+    int32_t max_splits;
+} og_kernel_facts;
+
+/* The sizes, and how the kernel is to be run. */
+typedef struct og_gemm_shape {
     int64_t m;
     int64_t n;
     int64_t k;
+    /* Distances between the starts of two rows, in elements. */
     int64_t lda;
     int64_t ldb;
+    int64_t ldc; /* Not looked at where there is no C. */
     int64_t ldd;
-    const void *a;
-    const void *b;
-    void *d;
+    /* Which kernel: 0 ..< og_kernel_count(). */
+    int32_t kernel;
     /* How many SMs the kernel may occupy; 0 means all. */
     int32_t sm_count;
-} og_gemm_params;
+    /* Unit rows that sweep over the columns together (plan::Tiling::swizzle), at least 1. */
+    int32_t swizzle;
+    /* Slices that K is cut into, 1 ..= max_splits: for outputs with fewer tiles than SMs. */
+    int32_t splits;
+} og_gemm_shape;
+
+/* D = activation(alpha * scale_a[m] * scale_b[n] * (A B)[m, n] + beta * C[m, n] + bias[n]).
+ *
+ * All pointers are to device memory. Null scales are 1, a null bias is 0, a null C is absent (beta
+ * is not looked at). Sums are in f32; D is rounded once, to nearest even. */
+typedef struct og_gemm_operands {
+    const void *a;
+    const void *b;
+    const void *c;
+    void *d;
+    /* N elements of D's type. */
+    const void *bias;
+    /* One f32, or one for each row of A; one f32, or one for each column of D. */
+    const float *scale_a;
+    const float *scale_b;
+    int32_t scale_a_per_row;
+    int32_t scale_b_per_column;
+    float alpha;
+    float beta;
+    og_activation activation;
+} og_gemm_operands;
+
+/* A run of rows of A that arrives, and is signalled, as one. */
+typedef struct og_chunk {
+    /* Chunk 0 starts at row 0; a chunk ends where the next one starts, the last at M. */
+    int32_t first_row;
+    /* The index of its word in `signals`. */
+    int32_t signal;
+} og_chunk;
+
+/* Why a kernel gave up waiting. */
+typedef enum og_failure_kind {
+    OG_FAILURE_NONE = 0,
+    /* A chunk did not arrive within the time limit. */
+    OG_FAILURE_TIMEOUT = 1,
+    /* The abort word was set. */
+    OG_FAILURE_ABORTED = 2,
+} og_failure_kind;
+
+/* Written once by the first thread block that gives up: `kind` last, with release at system scope. */
+typedef struct og_failure {
+    /* The chunk that was waited for, the value of its signal, and the epoch that was expected. */
+    uint32_t chunk;
+    uint32_t signal;
+    uint32_t epoch;
+    /* The tile of D that needed it. */
+    uint32_t tile_m;
+    uint32_t tile_n;
+    uint32_t reserved[2];
+    /* An og_failure_kind. */
+    uint32_t kind;
+} og_failure;
+
+/* When one tile waited and was computed, in nanoseconds of the GPU's global timer. */
+typedef struct og_tile_record {
+    uint64_t wait_begin;
+    uint64_t ready;
+    uint64_t done;
+    /* The tile's place in the visiting order (plan::TileOrder::index_of), times `splits`, plus the
+     * slice of K. */
+    uint64_t index;
+    uint32_t sm;
+    uint32_t tile_m;
+    uint32_t tile_n;
+    /* The last chunk that was waited for, or UINT32_MAX if none. */
+    uint32_t chunk;
+} og_tile_record;
+
+/* How the input arrives. A chunk is there when its signal has reached the epoch, that is when
+ * `(int32_t)(signals[chunk.signal] - *epoch) >= 0`. A kernel that gives up computes on whatever is
+ * in memory, without waiting, writes NaN where it can, and ends: D is then undefined. */
+typedef struct og_gemm_input {
+    /* HOST memory, `chunk_count` of them, in row order; copied by `og_gemm_enqueue`. */
+    const og_chunk *chunks;
+    int32_t chunk_count;
+    /* The row that the visiting order starts at: the first row of some chunk. */
+    int32_t pivot_row;
+    /* Device memory, written by producers with release at system scope after the data. */
+    const uint32_t *signals;
+    /* Device memory: the epoch that this step expects. Constant while the kernel runs. */
+    const uint32_t *epoch;
+    /* Device memory, two words, 8-byte aligned: where the blocks of a step tell each other that
+     * they give up. Zero before first use, then left alone. */
+    uint64_t *stop;
+    /* Memory of the host that the device can read and write (null `abort`: cannot be aborted). */
+    const uint32_t *abort;
+    og_failure *failure;
+    /* How long a block waits for one tile's chunks before it gives up. */
+    uint64_t timeout_ns;
+} og_gemm_input;
 
 /* What `og_gemm_prepare` found out once, so that `og_gemm_enqueue` asks the device nothing. */
 typedef struct og_gemm_plan {
-    /* Device memory that `og_gemm_enqueue` needs beside the matrices; may be 0. */
+    /* Device memory that the product needs beside the matrices; may be 0. The caller zeroes it
+     * once; the kernel leaves the part that must be zero as it found it. */
     uint64_t workspace_bytes;
-    /* How many SMs, and how many clusters of thread blocks at a time, the kernel occupies. */
+    /* The tiles of D, and the SMs and clusters of thread blocks that work at a time. */
+    int64_t tile_count;
     int32_t sm_count;
     int32_t cluster_count;
+    /* What was prepared. */
+    og_gemm_shape shape;
 } og_gemm_plan;
 
 /* The OG_ABI_VERSION that this library was compiled with. */
@@ -96,21 +245,42 @@ const char *og_status_string(og_status status);
  * limit. Never null; valid until the next call on this thread. */
 const char *og_last_error_message(void);
 
-/* Whether the sizes, pitches and (if not null) addresses of `params` can be carried out, apart from
- * what only a device can say. Needs no device. The other functions apply the same rule. */
-og_status og_gemm_check(const og_gemm_params *params);
+/* How many kernels were compiled. */
+int32_t og_kernel_count(void);
+
+/* What kernel `index` is. Needs no device. */
+og_status og_kernel_info(int32_t index, og_kernel_facts *facts);
+
+/* Whether the chosen kernel can carry out the sizes and pitches of `shape`, apart from what only a
+ * device can say; `with_c` says whether there will be a C. Needs no device. The other functions
+ * apply the same rule. */
+og_status og_gemm_check(const og_gemm_shape *shape, int32_t with_c);
 
 /* Loads the kernel into the current context, raises its shared memory limit, and fills in `plan`.
- * The addresses in `params` are not looked at. Slow (module loading): for plan time. */
-og_status og_gemm_prepare(const og_gemm_params *params, og_gemm_plan *plan);
+ * Slow (module loading): for plan time. */
+og_status og_gemm_prepare(const og_gemm_shape *shape, og_gemm_plan *plan);
 
 /* Enqueues the product on `stream` (a CUstream; null is the legacy default stream) and returns.
- * `params` has the sizes that `plan` was prepared with; addresses may differ from call to call.
+ *
  * `workspace` points to `plan->workspace_bytes` bytes of device memory that no other product uses
- * until this one is done (null if none are needed). Allocates nothing, waits for nothing, and can be
- * captured into a graph. */
-og_status og_gemm_enqueue(const og_gemm_params *params, const og_gemm_plan *plan, void *workspace,
+ * until this one is done (null if none are needed). `rows` is the number of rows of this step, 1 ..=
+ * the planned m. A null `input` means that all of A is there. `records`, unless null, is device
+ * memory for `plan->tile_count * splits` records, indexed by (row of tiles * columns of tiles +
+ * column) * splits + slice. Allocates nothing, waits for nothing, can be captured into a graph. */
+og_status og_gemm_enqueue(const og_gemm_plan *plan, int64_t rows, const og_gemm_operands *operands,
+                          const og_gemm_input *input, og_tile_record *records, void *workspace,
                           void *stream);
+
+/* Enqueues a one-thread kernel that adds 1 to `*epoch`: the start of a step, also in a graph. */
+og_status og_epoch_advance(uint32_t *epoch, void *stream);
+
+/* Enqueues a one-thread kernel that sets `count` words from `signals` to `*epoch`, with release at
+ * system scope: what the stream did before is seen by whoever sees the signal. Needs an SM, so it
+ * goes before the product that waits for it, or that product leaves an SM free. */
+og_status og_signal_post(uint32_t *signals, int32_t count, const uint32_t *epoch, void *stream);
+
+/* Loads the two kernels above into the current context, so that their first use is not slow. */
+og_status og_signals_prepare(void);
 
 #ifdef __cplusplus
 }
