@@ -1,7 +1,7 @@
 //! Builds the device code, under feature `cuda` only; otherwise it does nothing.
 //!
 //! What belongs here: the order of the steps, and what becomes of a missing piece. The steps are in
-//! `build/`: finding the tools (`probe`, `toolkit`), compiling (`kernels`, `jobs`, `ptxas`),
+//! `build/`: finding the tools (`probe`, `toolkit`), compiling (`table`, `kernels`, `jobs`, `ptxas`),
 //! bindings (`bindings`), what the library is told (`report`). Invariant: with everything there,
 //! the kernels are in the library; with anything missing, the library still builds, one warning
 //! says what was looked for and what to run, and the run time returns `Error::KernelsNotBuilt` with
@@ -25,6 +25,9 @@ mod ptxas;
 #[cfg(feature = "cuda")]
 #[path = "build/report.rs"]
 mod report;
+#[cfg(feature = "cuda")]
+#[path = "build/table.rs"]
+mod table;
 #[cfg(feature = "cuda")]
 #[path = "build/toolkit.rs"]
 mod toolkit;

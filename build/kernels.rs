@@ -1,4 +1,4 @@
-//! Compiling `csrc/**/*.cu`.
+//! Compiling `csrc/*.cu`, and the kernels of `csrc/kernels.txt`.
 //!
 //! What belongs here: the flags, the object cache, the archive and what it is linked with.
 //! Invariants: every .cu becomes one whole-program object (relocatable device code would make ptxas
@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::probe::Context;
 use super::toolkit::Tools;
-use super::{jobs, ptxas};
+use super::{jobs, ptxas, table};
 
 /// The one architecture there is; not asked of a GPU, which the build machine need not have.
 const FLAGS: &[&str] = &[
@@ -27,6 +27,8 @@ const FLAGS: &[&str] = &[
     "-std=c++17",
     // CUTLASS's device asserts are function calls, around which ptxas serialises wgmma (C7510).
     "-DNDEBUG",
+    // The kernels start while the one before them ends (griddepcontrol).
+    "-DCUTLASS_ENABLE_GDC_FOR_SM90",
     "--expt-relaxed-constexpr",
     "-Xptxas",
     "-v",
@@ -45,7 +47,7 @@ pub struct Built {
 /// One source on its way to an object.
 struct Unit {
     source: PathBuf,
-    /// `instances/bf16_….cu`
+    /// `abi.cu`, `instances/bf16_….cu`
     name: String,
     object: PathBuf,
     log: PathBuf,
@@ -58,16 +60,32 @@ pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, St
     let cache = cache_dir(context);
     fs::create_dir_all(&cache).map_err(|e| format!("{}: {e}", cache.display()))?;
 
+    let all = match context.var("OVERLAP_GEMM_KERNELS").map(|set| set.to_string_lossy()) {
+        None => false,
+        Some(set) if set == "default" => false,
+        Some(set) if set == "all" => true,
+        Some(other) => {
+            return Err(format!("OVERLAP_GEMM_KERNELS is '{other}', must be 'default' or 'all'"));
+        }
+    };
+    let table = String::from_utf8_lossy(&read(&csrc.join("kernels.txt"))?).into_owned();
+    let rows = table::read(&table, all)?;
+    let generated = generate(context, &rows)?;
+
     let common = common_key(context, tools, &csrc, &headers)?;
     let units = sources
-        .iter()
+        .into_iter()
         .map(|source| {
-            let name = source.strip_prefix(&csrc).unwrap_or(source).display().to_string();
-            let key = hex(&digest([&common[..], name.as_bytes(), &read(source)?]));
+            let name = source.strip_prefix(&csrc).unwrap_or(&source).display().to_string();
+            (name, source)
+        })
+        .chain(generated)
+        .map(|(name, source)| {
+            let key = hex(&digest([&common[..], name.as_bytes(), &read(&source)?]));
             let stem = source.file_stem().unwrap_or_default().to_string_lossy();
             let object = cache.join(format!("{stem}-{}.o", &key[..32]));
             let log = object.with_extension("log");
-            Ok(Unit { source: source.clone(), name, object, log })
+            Ok(Unit { source, name, object, log })
         })
         .collect::<Result<Vec<_>, String>>()?;
     compile(context, tools, &csrc, &units)?;
@@ -78,11 +96,8 @@ pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, St
         let log = ptxas::parse(&String::from_utf8_lossy(&read(&unit.log)?));
         complaints.extend(log.complaints().iter().map(|c| format!("{}: {c}", unit.name)));
         built.logs.push((unit.name.clone(), log));
-        if unit.name.starts_with("instances/") {
-            let stem = unit.source.file_stem().unwrap_or_default();
-            built.instances.push(stem.to_string_lossy().into_owned());
-        }
     }
+    built.instances.extend(rows.into_iter().map(|row| row.name));
     complaints.iter().for_each(|complaint| println!("cargo::warning={complaint}"));
     if strict && !complaints.is_empty() {
         return Err(format!(
@@ -92,6 +107,21 @@ pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, St
     }
     link(tools, &units);
     Ok(built)
+}
+
+/// Writes a source for each kernel, and one for the list of them; returns names and paths.
+fn generate(context: &Context, rows: &[table::Row]) -> Result<Vec<(String, PathBuf)>, String> {
+    let folder = context.out_dir.join("instances");
+    fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let kernels = rows.iter().map(|row| (row.name.clone(), table::source(row)));
+    kernels
+        .chain([("all_instances".to_owned(), table::registry(rows))])
+        .map(|(name, text)| {
+            let path = folder.join(format!("{name}.cu"));
+            fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+            Ok((format!("instances/{name}.cu"), path))
+        })
+        .collect()
 }
 
 /// The .cu files and all other files under `csrc`, each sorted.
@@ -106,6 +136,8 @@ fn list(csrc: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), String> {
         }
     }
     files.sort();
+    // The table is not a header: a new row must not make the others' objects stale.
+    files.retain(|path| !path.ends_with("kernels.txt"));
     Ok(files.into_iter().partition(|path| path.extension().is_some_and(|e| e == "cu")))
 }
 

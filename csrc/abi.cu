@@ -1,13 +1,14 @@
-// The functions of overlap_gemm.h: checks, the choice of a kernel, and the end of every exception.
+// The functions of overlap_gemm.h: checks, and the end of every exception.
 //
-// What belongs here: what is the same for all kernels. The kernels are in instances/.
-// Invariant: nothing is enqueued unless every argument has passed `check_params`, and no exception
+// What belongs here: what is the same for all kernels. The kernels are in gemm_sm90.cuh.
+// Invariant: nothing is enqueued unless every argument has passed the checks, and no exception
 // passes `guarded`.
 #include <cstdint>
 #include <exception>
 #include <string>
 
 #include "instance.h"
+#include "signals.h"
 
 namespace overlap_gemm {
 namespace {
@@ -40,60 +41,77 @@ void require(bool ok, og_status status, std::string const& message) {
     if (!ok) throw Failure(status, message);
 }
 
-constexpr int64_t kElementBytes = 2;  // bf16
+void require_pointer(void const* pointer, char const* name) {
+    require(pointer != nullptr, OG_STATUS_NULL_POINTER, std::string(name) + " is null");
+}
 
-// The one kernel there is so far serves every problem.
-Instance const& choose(og_gemm_params const&) { return bf16_128x256_coop_2x1; }
+void check_range(char const* name, int64_t value, int64_t least, int64_t most) {
+    require(value >= least && value <= most, OG_STATUS_OUT_OF_RANGE,
+            std::string(name) + " is " + std::to_string(value) + ", must be " +
+                std::to_string(least) + " to " + std::to_string(most));
+}
 
-void check_extent(char const* name, int64_t value) {
-    require(value >= 1 && value <= OG_MAX_EXTENT, OG_STATUS_OUT_OF_RANGE,
-            std::string(name) + " is " + std::to_string(value) + ", must be 1 to " +
-                std::to_string(OG_MAX_EXTENT));
+int64_t bytes_of(og_type type) {
+    switch (type) {
+        case OG_TYPE_F32: return 4;
+        case OG_TYPE_E4M3:
+        case OG_TYPE_E5M2: return 1;
+        default: return 2;
+    }
+}
+
+Instance const& kernel_of(int32_t index) {
+    check_range("kernel", index, 0, int64_t(kInstanceCount) - 1);
+    return *kInstances[index];
 }
 
 // Range before alignment, so that the product with the element size cannot overflow.
-void check_pitch(char const* name, int64_t pitch, int64_t row) {
-    require(pitch >= row && pitch < OG_MAX_PITCH_BYTES / kElementBytes, OG_STATUS_BAD_PITCH,
+void check_pitch(char const* name, int64_t pitch, int64_t row, og_type type) {
+    int64_t size = bytes_of(type);
+    require(pitch >= row && pitch < OG_MAX_PITCH_BYTES / size, OG_STATUS_BAD_PITCH,
             std::string(name) + " is " + std::to_string(pitch) + " elements, must be " +
-                std::to_string(row) + " to " +
-                std::to_string(OG_MAX_PITCH_BYTES / kElementBytes - 1));
-    require(pitch * kElementBytes % OG_ALIGNMENT_BYTES == 0, OG_STATUS_MISALIGNED,
-            std::string(name) + " is " + std::to_string(pitch * kElementBytes) +
-                " bytes, must be a multiple of " + std::to_string(OG_ALIGNMENT_BYTES));
+                std::to_string(row) + " to " + std::to_string(OG_MAX_PITCH_BYTES / size - 1));
+}
+
+void check_multiple(std::string const& what, int64_t bytes) {
+    require(bytes % OG_ALIGNMENT_BYTES == 0, OG_STATUS_MISALIGNED,
+            what + " is " + std::to_string(bytes) + " bytes, must be a multiple of " +
+                std::to_string(OG_ALIGNMENT_BYTES));
 }
 
 void check_address(char const* name, void const* address) {
+    require_pointer(address, name);
     require(reinterpret_cast<std::uintptr_t>(address) % OG_ALIGNMENT_BYTES == 0,
             OG_STATUS_MISALIGNED,
             std::string("the address of ") + name + " is no multiple of " +
                 std::to_string(OG_ALIGNMENT_BYTES) + " bytes");
 }
 
-void check_params(og_gemm_params const* params) {
-    require(params != nullptr, OG_STATUS_NULL_POINTER, "params is null");
-    og_gemm_params const& p = *params;
-    check_extent("m", p.m);
-    check_extent("n", p.n);
-    check_extent("k", p.k);
+og_kernel_facts const& check_shape(og_gemm_shape const* shape, bool with_c) {
+    require_pointer(shape, "shape");
+    og_gemm_shape const& s = *shape;
+    og_kernel_facts const& k = kernel_of(s.kernel).facts;
+    check_range("m", s.m, 1, OG_MAX_EXTENT);
+    check_range("n", s.n, 1, OG_MAX_EXTENT);
+    check_range("k", s.k, 1, OG_MAX_EXTENT);
+    bool kn = k.b_layout == OG_LAYOUT_KN;
+    check_pitch("lda", s.lda, s.k, k.a_type);
+    check_pitch("ldb", s.ldb, kn ? s.n : s.k, k.b_type);
+    check_pitch("ldd", s.ldd, s.n, k.d_type);
+    if (with_c) check_pitch("ldc", s.ldc, s.n, k.d_type);
+    check_multiple("lda", s.lda * bytes_of(k.a_type));
+    check_multiple("ldb", s.ldb * bytes_of(k.b_type));
+    check_multiple("ldd", s.ldd * bytes_of(k.d_type));
     // A TMA store writes whole 16-byte pieces: a ragged end would write zeros behind it (seen).
-    require(p.n * kElementBytes % OG_ALIGNMENT_BYTES == 0, OG_STATUS_MISALIGNED,
-            "a row of D (n) is " + std::to_string(p.n * kElementBytes) +
-                " bytes, must be a multiple of " + std::to_string(OG_ALIGNMENT_BYTES));
-    Instance const& kernel = choose(p);
-    int64_t tiles = ((p.m + kernel.tile_m - 1) / kernel.tile_m) *
-                    ((p.n + kernel.tile_n - 1) / kernel.tile_n);
-    require(tiles <= INT32_MAX, OG_STATUS_OUT_OF_RANGE,
-            "m and n make " + std::to_string(tiles) + " output tiles, must be at most " +
-                std::to_string(INT32_MAX));
-    check_pitch("lda", p.lda, p.k);
-    check_pitch("ldb", p.ldb, p.k);
-    check_pitch("ldd", p.ldd, p.n);
-    check_address("a", p.a);
-    check_address("b", p.b);
-    check_address("d", p.d);
-    require(p.sm_count == 0 || p.sm_count >= OG_MIN_SM_COUNT, OG_STATUS_OUT_OF_RANGE,
-            "sm_count is " + std::to_string(p.sm_count) + ", must be 0 (all) or at least " +
-                std::to_string(OG_MIN_SM_COUNT));
+    check_multiple("a row of D (n)", s.n * bytes_of(k.d_type));
+    check_range("swizzle", s.swizzle, 1, 1 << 14);
+    int64_t k_tiles = UnitGrid::ceil_div(s.k, k.tile_k);
+    check_range("splits", s.splits, 1, k_tiles < k.max_splits ? k_tiles : k.max_splits);
+    int64_t cluster = int64_t(k.cluster_m) * k.cluster_n;
+    check_range("the number of tiles, slices of K included,",
+                UnitGrid(k, s.m, s.n).count() * cluster * s.splits, 1, INT32_MAX);
+    if (s.sm_count != 0) check_range("sm_count", s.sm_count, cluster, INT32_MAX);
+    return k;
 }
 
 int device_attribute(cudaDeviceAttr attribute, int device) {
@@ -102,9 +120,9 @@ int device_attribute(cudaDeviceAttr attribute, int device) {
     return value;
 }
 
-void prepare(og_gemm_params const* params, og_gemm_plan* plan) {
-    check_params(params);
-    require(plan != nullptr, OG_STATUS_NULL_POINTER, "plan is null");
+void prepare(og_gemm_shape const* shape, og_gemm_plan* plan) {
+    og_kernel_facts const& k = check_shape(shape, false);
+    require_pointer(plan, "plan");
     // An error that an earlier call left on this thread is not this call's.
     (void)cudaGetLastError();
     int device = 0;
@@ -116,35 +134,69 @@ void prepare(og_gemm_params const* params, og_gemm_plan* plan) {
                 std::to_string(major) + "." + std::to_string(minor) +
                 ", the kernels are for 9.0 (Hopper)");
     int device_sms = device_attribute(cudaDevAttrMultiProcessorCount, device);
-    require(params->sm_count <= device_sms, OG_STATUS_OUT_OF_RANGE,
-            "sm_count is " + std::to_string(params->sm_count) + ", device " +
+    require(shape->sm_count <= device_sms, OG_STATUS_OUT_OF_RANGE,
+            "sm_count is " + std::to_string(shape->sm_count) + ", device " +
                 std::to_string(device) + " has " + std::to_string(device_sms) + " SMs");
 
-    Instance const& kernel = choose(*params);
     og_gemm_plan made{};
-    made.sm_count = params->sm_count == 0 ? device_sms : params->sm_count;
-    int fit = kernel.prepare(*params, made);
-    int wanted = made.sm_count / kernel.cluster_size;
+    made.shape = *shape;
+    made.sm_count = shape->sm_count == 0 ? device_sms : shape->sm_count;
+    int cluster = k.cluster_m * k.cluster_n;
+    int fit = kernel_of(shape->kernel).prepare();
+    int wanted = made.sm_count / cluster;
     made.cluster_count = fit < wanted ? fit : wanted;
     require(made.cluster_count >= 1, OG_STATUS_CUDA,
-            "no cluster of " + std::to_string(kernel.cluster_size) +
+            "no cluster of " + std::to_string(cluster) +
                 " blocks fits on the device beside what occupies it (MIG, MPS limits?)");
+    UnitGrid units(k, shape->m, shape->n);
+    made.workspace_bytes = SplitWorkspace(k, units, shape->splits).bytes;
+    made.tile_count =
+        UnitGrid::ceil_div(shape->m, k.tile_m) * UnitGrid::ceil_div(shape->n, k.tile_n);
     *plan = made;
 }
 
-void enqueue(og_gemm_params const* params, og_gemm_plan const* plan, void* workspace,
-             void* stream) {
-    check_params(params);
-    require(plan != nullptr, OG_STATUS_NULL_POINTER, "plan is null");
-    require(params->a && params->b && params->d, OG_STATUS_NULL_POINTER,
-            "a, b or d is null");
-    require(plan->cluster_count >= 1 && plan->sm_count >= OG_MIN_SM_COUNT, OG_STATUS_BAD_PLAN,
+void check_input(og_gemm_input const& input, int64_t rows) {
+    require_pointer(input.chunks, "chunks");
+    require_pointer(input.signals, "signals");
+    require_pointer(input.epoch, "epoch");
+    require_pointer(input.stop, "stop");
+    require_pointer(input.failure, "failure");
+    check_range("chunk_count", input.chunk_count, 1, OG_MAX_CHUNKS);
+    bool pivot_found = false;
+    for (int32_t c = 0; c < input.chunk_count; ++c) {
+        og_chunk const& chunk = input.chunks[c];
+        int64_t least = c == 0 ? 0 : int64_t(input.chunks[c - 1].first_row) + 1;
+        std::string name = "the first row of chunk " + std::to_string(c);
+        check_range(name.c_str(), chunk.first_row, least, c == 0 ? 0 : rows - 1);
+        name = "the signal of chunk " + std::to_string(c);
+        check_range(name.c_str(), chunk.signal, 0, UINT16_MAX);
+        pivot_found |= chunk.first_row == input.pivot_row;
+    }
+    require(pivot_found, OG_STATUS_OUT_OF_RANGE,
+            "pivot_row is " + std::to_string(input.pivot_row) + ", must be a chunk's first row");
+}
+
+void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* operands,
+             og_gemm_input const* input, og_tile_record* records, void* workspace, void* stream) {
+    require_pointer(plan, "plan");
+    require_pointer(operands, "operands");
+    require(plan->cluster_count >= 1 && plan->sm_count >= 1, OG_STATUS_BAD_PLAN,
             "the plan is empty: call og_gemm_prepare first");
+    og_gemm_operands const& o = *operands;
+    check_shape(&plan->shape, o.c != nullptr);
+    check_range("rows", rows, 1, plan->shape.m);
+    check_address("a", o.a);
+    check_address("b", o.b);
+    check_address("d", o.d);
+    check_range("activation", o.activation, OG_ACTIVATION_NONE, OG_ACTIVATION_SILU);
     require(workspace != nullptr || plan->workspace_bytes == 0, OG_STATUS_NULL_POINTER,
             "workspace is null, the plan needs " + std::to_string(plan->workspace_bytes) +
                 " bytes");
+    if (input) check_input(*input, rows);
     (void)cudaGetLastError();
-    choose(*params).enqueue(*params, *plan, workspace, static_cast<cudaStream_t>(stream));
+    kernel_of(plan->shape.kernel)
+        .enqueue(Launch{*plan, rows, o, input, records, workspace,
+                        static_cast<cudaStream_t>(stream)});
 }
 
 }  // namespace
@@ -171,17 +223,48 @@ const char* og_status_string(og_status status) {
 
 const char* og_last_error_message(void) { return overlap_gemm::last_message.c_str(); }
 
-og_status og_gemm_check(const og_gemm_params* params) {
-    return overlap_gemm::guarded([&] { overlap_gemm::check_params(params); });
+int32_t og_kernel_count(void) { return overlap_gemm::kInstanceCount; }
+
+og_status og_kernel_info(int32_t index, og_kernel_facts* facts) {
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::require_pointer(facts, "facts");
+        *facts = overlap_gemm::kernel_of(index).facts;
+    });
 }
 
-og_status og_gemm_prepare(const og_gemm_params* params, og_gemm_plan* plan) {
-    return overlap_gemm::guarded([&] { overlap_gemm::prepare(params, plan); });
+og_status og_gemm_check(const og_gemm_shape* shape, int32_t with_c) {
+    return overlap_gemm::guarded([&] { overlap_gemm::check_shape(shape, with_c != 0); });
 }
 
-og_status og_gemm_enqueue(const og_gemm_params* params, const og_gemm_plan* plan, void* workspace,
+og_status og_gemm_prepare(const og_gemm_shape* shape, og_gemm_plan* plan) {
+    return overlap_gemm::guarded([&] { overlap_gemm::prepare(shape, plan); });
+}
+
+og_status og_gemm_enqueue(const og_gemm_plan* plan, int64_t rows, const og_gemm_operands* operands,
+                          const og_gemm_input* input, og_tile_record* records, void* workspace,
                           void* stream) {
-    return overlap_gemm::guarded(
-        [&] { overlap_gemm::enqueue(params, plan, workspace, stream); });
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::enqueue(plan, rows, operands, input, records, workspace, stream);
+    });
+}
+
+og_status og_epoch_advance(uint32_t* epoch, void* stream) {
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::require_pointer(epoch, "epoch");
+        overlap_gemm::advance_epoch(epoch, static_cast<cudaStream_t>(stream));
+    });
+}
+
+og_status og_signal_post(uint32_t* signals, int32_t count, const uint32_t* epoch, void* stream) {
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::require_pointer(signals, "signals");
+        overlap_gemm::require_pointer(epoch, "epoch");
+        overlap_gemm::check_range("count", count, 1, INT32_MAX);
+        overlap_gemm::post_signals(signals, count, epoch, static_cast<cudaStream_t>(stream));
+    });
+}
+
+og_status og_signals_prepare(void) {
+    return overlap_gemm::guarded([&] { overlap_gemm::load_signal_kernels(); });
 }
 }

@@ -1,14 +1,16 @@
-// The kernel template: a persistent, warp-specialised Hopper GEMM, put together from CUTLASS parts.
+// The kernel template: a persistent, warp-specialised Hopper GEMM, put together from CUTLASS parts
+// and ours: the order of tiles, the loads that wait, the epilogue.
 //
-// What belongs here: types, layouts, tile, cluster, epilogue, and the host code that fills in the
-// kernel's arguments. One producer warp fetches A and B by TMA, two consumer warp groups share an
-// output tile (wgmma, f32 accumulators) and store it by TMA.
+// What belongs here: types, layouts, tile, cluster, schedule, and the host code that fills in a
+// kernel's parameters. One producer warp fetches by TMA; two consumer warp groups share a tile
+// (cooperative) or take turns (ping-pong), and store it by TMA.
 // Invariant: `enqueue` only encodes descriptors on the host and launches; whatever asks the device,
 // loads a module or allocates is in `prepare`.
 //
 // CUTLASS is used, not changed: `third_party/README.md` says which version.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "cutlass/cutlass.h"
@@ -19,94 +21,247 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/kernel_hardware_info.hpp"
 
+#include "async_input_scheduler.cuh"
+#include "epilogue.cuh"
+#include "gathering_mainloop.cuh"
 #include "instance.h"
+#include "wgmma_64x112.cuh"
 
 namespace overlap_gemm {
 
-// D = A * B^T: both operands have K contiguous, so A is row-major and B, seen as K x N, column-major.
-// No source matrix C (void), so the epilogue spends no shared memory on one.
-template <class Element, class TileShape, class ClusterShape>
-struct GemmSm90 {
-    static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(Element));
-    using LayoutA = cutlass::layout::RowMajor;
-    using LayoutB = cutlass::layout::ColumnMajor;
-    using LayoutD = cutlass::layout::RowMajor;
-    using Accumulator = float;
+// The C names of the element types.
+template <class T> inline constexpr og_type kTypeOf = OG_TYPE_F32;
+template <> inline constexpr og_type kTypeOf<cutlass::bfloat16_t> = OG_TYPE_BF16;
+template <> inline constexpr og_type kTypeOf<cutlass::half_t> = OG_TYPE_F16;
+template <> inline constexpr og_type kTypeOf<cutlass::float_e4m3_t> = OG_TYPE_E4M3;
+template <> inline constexpr og_type kTypeOf<cutlass::float_e5m2_t> = OG_TYPE_E5M2;
 
+// Tile and cluster are D's as the caller sees it.
+template <class ElementA, class ElementB, class ElementD, og_layout kLayoutB, int kTileM, int kTileN,
+          int kTileK, int kClusterM, int kClusterN, bool kPingpong, bool kTransposed, bool kFast>
+struct GemmSm90 {
+    // The product as the kernel sees it: rows from its first operand. Transposed, that is B.
+    using First = cute::conditional_t<kTransposed, ElementB, ElementA>;
+    using Second = cute::conditional_t<kTransposed, ElementA, ElementB>;
+    static constexpr bool kBisKn = kLayoutB == OG_LAYOUT_KN;
+    using RowMajor = cutlass::layout::RowMajor;
+    using ColumnMajor = cutlass::layout::ColumnMajor;
+    // CUTLASS's names: the first operand is rows x K, the second K x columns.
+    using LayoutFirst = cute::conditional_t<kTransposed && kBisKn, ColumnMajor, RowMajor>;
+    using LayoutSecond = cute::conditional_t<!kTransposed && kBisKn, RowMajor, ColumnMajor>;
+    using LayoutD = cute::conditional_t<kTransposed, ColumnMajor, RowMajor>;
+
+    using Tile = cute::conditional_t<
+        kTransposed, cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>, cute::Int<kTileK>>,
+        cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>>;
+    using Cluster =
+        cute::conditional_t<kTransposed,
+                            cute::Shape<cute::Int<kClusterN>, cute::Int<kClusterM>, cute::_1>,
+                            cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>>;
+    static constexpr int kClusterX = int(cute::size<0>(Cluster{}));
+    static constexpr int kClusterY = int(cute::size<1>(Cluster{}));
+
+    using Cooperative =
+        cute::conditional_t<kFast, cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum,
+                            cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
+    using Pingpong =
+        cute::conditional_t<kFast, cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum,
+                            cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
+    using Schedule = cute::conditional_t<kPingpong, Pingpong, Cooperative>;
+    using EpilogueSchedule =
+        cute::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
+                            cutlass::epilogue::TmaWarpSpecializedCooperative>;
+
+    template <class T>
+    static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(T));
+
+    using Node = EpilogueNode<ElementD, Tile, kTransposed>;
     using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
-        cutlass::epilogue::collective::EpilogueTileAuto, Accumulator, Accumulator, void, LayoutD,
-        kAlignment, Element, LayoutD, kAlignment,
-        cutlass::epilogue::TmaWarpSpecializedCooperative>::CollectiveOp;
+        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
+        cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, LayoutD,
+        kAlignment<ElementD>, ElementD, LayoutD, kAlignment<ElementD>, EpilogueSchedule,
+        Node>::CollectiveOp;
 
     // As many pipeline stages as the epilogue leaves shared memory for.
-    using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, LayoutA, kAlignment, Element,
-        LayoutB, kAlignment, Accumulator, TileShape, ClusterShape,
-        cutlass::gemm::collective::StageCountAutoCarveout<int(
-            sizeof(typename Epilogue::SharedStorage))>,
-        cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp;
+    using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, First, LayoutFirst, kAlignment<First>,
+        Second, LayoutSecond, kAlignment<Second>, float, Tile, Cluster,
+        cutlass::gemm::collective::StageCountAutoCarveout<
+            int(sizeof(typename Epilogue::SharedStorage)) + kBlockWaitsBytes>,
+        Schedule>::CollectiveOp;
+    // CUTLASS has instructions for widths that divide 256 and a few more; 112 columns are ours.
+    static constexpr bool kWide112 = cute::size<1>(Tile{}) == 112;
+    using BaseMainloop = typename MainloopWith112<BuiltMainloop, kWide112>::Type;
+    using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed>;
 
-    using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
-                                                        Epilogue, cutlass::gemm::PersistentScheduler>;
+    // Ping-pong kernels know no slices of K, and large outputs need none.
+    static constexpr bool kCanSplit = !kPingpong && kTileM * kTileN <= 128 * 128;
+    static constexpr int kMaxSplits = kCanSplit ? OG_MAX_SPLITS : 1;
 
-    static constexpr int kTileM = int(cute::size<0>(TileShape{}));
-    static constexpr int kTileN = int(cute::size<1>(TileShape{}));
-    static constexpr int kClusterSize = int(cute::size(ClusterShape{}));
+    using Kernel =
+        cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
+                                             AsyncInputOrder<Cluster, kTransposed, kCanSplit>>;
 
-    static typename Kernel::Arguments arguments(og_gemm_params const& p, og_gemm_plan const& plan) {
-        auto a = static_cast<Element const*>(p.a);
-        auto b = static_cast<Element const*>(p.b);
-        auto d = static_cast<Element*>(p.d);
-        // A stride is (row pitch, 1, batch pitch); there is one batch.
-        typename Kernel::StrideA stride_a{p.lda, cute::Int<1>{}, 0};
-        typename Kernel::StrideB stride_b{p.ldb, cute::Int<1>{}, 0};
-        typename Kernel::StrideD stride_d{p.ldd, cute::Int<1>{}, 0};
+    static constexpr int kSharedBytes = Kernel::SharedStorageSize + kBlockWaitsBytes;
+    static_assert(Kernel::SharedStorageSize % alignof(BlockWaits) == 0);
+
+    // The limit of CUDA 12.1 and later; the chunk tables alone take 2.5 KB.
+    static_assert(sizeof(typename Kernel::Params) <= 32764, "kernel parameters are limited");
+
+    static constexpr og_kernel_facts facts(char const* name) {
+        return {name,      kTypeOf<ElementA>, kTypeOf<ElementB>, kTypeOf<ElementD>, kLayoutB,
+                kTileM,    kTileN,            kTileK,            kClusterM,         kClusterN,
+                kPingpong, kTransposed,       kFast,             kMaxSplits};
+    }
+
+    // A CUTLASS stride has a 1 where elements are neighbours; the other is the pitch.
+    template <class Stride>
+    static Stride stride(int64_t pitch) {
+        if constexpr (cute::is_constant<1, decltype(cute::get<0>(Stride{}))>::value) {
+            return Stride{cute::Int<1>{}, pitch, 0};
+        } else {
+            return Stride{pitch, cute::Int<1>{}, 0};
+        }
+    }
+
+    static OrderParams order(Launch const& launch, UnitGrid const& units, ChunkTable const& chunks) {
+        og_gemm_shape const& shape = launch.plan.shape;
+        OrderParams order{};
+        order.unit_grid_m = int32_t(units.m);
+        order.unit_grid_n = int32_t(units.n);
+        order.unit_rows = kTileM * kClusterM;
+        order.m = int32_t(launch.rows);
+        order.swizzle = shape.swizzle;
+        order.splits = shape.splits;
+        order.k_tiles = int32_t(UnitGrid::ceil_div(shape.k, kTileK));
+        order.chunks = chunks;
+        if (launch.input) {
+            order.pivot_row = launch.input->pivot_row;
+            order.first_unit_row =
+                int32_t(UnitGrid::ceil_div(order.pivot_row, order.unit_rows) % units.m);
+        }
+        SplitWorkspace workspace(facts(""), units, shape.splits);
+        auto* bytes = static_cast<char*>(launch.workspace);
+        order.counters = reinterpret_cast<uint32_t*>(bytes);
+        order.partials = reinterpret_cast<float*>(bytes + workspace.counter_bytes);
+        return order;
+    }
+
+    static GatherParams gather(Launch const& launch, ChunkTable const& chunks,
+                               RecordTable const& records) {
+        GatherParams gather{};
+        gather.records = records;
+        gather.m = int32_t(launch.rows);
+        gather.chunks = chunks;
+        if (og_gemm_input const* input = launch.input) {
+            gather.signals.signals = input->signals;
+            gather.signals.epoch = input->epoch;
+            gather.signals.stop = reinterpret_cast<unsigned long long*>(input->stop);
+            gather.signals.abort = input->abort;
+            gather.signals.failure = input->failure;
+            gather.signals.timeout_ns = input->timeout_ns;
+            for (int c = 0; c < input->chunk_count; ++c) {
+                gather.signals.slot[c] = uint16_t(input->chunks[c].signal);
+            }
+        }
+        return gather;
+    }
+
+    static EpilogueParams<ElementD> epilogue(Launch const& launch, RecordTable const& records) {
+        og_gemm_operands const& o = launch.operands;
+        EpilogueParams<ElementD> p{};
+        p.scale_a = o.scale_a;
+        p.scale_b = o.scale_b;
+        p.bias = static_cast<ElementD const*>(o.bias);
+        p.c = static_cast<ElementD const*>(o.c);
+        p.ldc = launch.plan.shape.ldc;
+        p.alpha = o.alpha;
+        p.beta = o.beta;
+        p.activation = o.activation;
+        p.scale_a_per_row = o.scale_a && o.scale_a_per_row;
+        p.scale_b_per_column = o.scale_b && o.scale_b_per_column;
+        p.can_stop = launch.input != nullptr;
+        p.plain = !p.scale_a_per_row && !p.scale_b_per_column && !p.bias && !p.c &&
+                  p.activation == OG_ACTIVATION_NONE;
+        p.records = records;
+        return p;
+    }
+
+    static typename Kernel::Arguments arguments(Launch const& launch, UnitGrid const& units) {
+        og_gemm_shape const& shape = launch.plan.shape;
+        ChunkTable chunks{};
+        if (launch.input) {
+            chunks.count = launch.input->chunk_count;
+            for (int c = 0; c < chunks.count; ++c) {
+                chunks.first_row[c] = launch.input->chunks[c].first_row;
+            }
+        }
+        RecordTable records{};
+        records.records = launch.records;
+        records.tiles_m = int32_t(UnitGrid::ceil_div(launch.rows, kTileM));
+        records.tiles_n = int32_t(UnitGrid::ceil_div(shape.n, kTileN));
+        records.splits = shape.splits;
+
+        void const* first = kTransposed ? launch.operands.b : launch.operands.a;
+        void const* second = kTransposed ? launch.operands.a : launch.operands.b;
+        int64_t first_pitch = kTransposed ? shape.ldb : shape.lda;
+        int64_t second_pitch = kTransposed ? shape.lda : shape.ldb;
+        int rows = int(kTransposed ? shape.n : launch.rows);
+        int columns = int(kTransposed ? launch.rows : shape.n);
         typename Kernel::Arguments args{};
         args.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-        args.problem_shape = cute::make_shape(int(p.m), int(p.n), int(p.k), 1);
-        args.mainloop = {a, stride_a, b, stride_b};
-        args.epilogue.ptr_D = d;
-        args.epilogue.dD = stride_d;
-        args.hw_info.sm_count = plan.sm_count;
-        args.hw_info.max_active_clusters = plan.cluster_count;
+        args.problem_shape = cute::make_shape(rows, columns, int(shape.k), 1);
+        args.mainloop.base.ptr_A = static_cast<First const*>(first);
+        args.mainloop.base.dA = stride<typename Kernel::StrideA>(first_pitch);
+        args.mainloop.base.ptr_B = static_cast<Second const*>(second);
+        args.mainloop.base.dB = stride<typename Kernel::StrideB>(second_pitch);
+        args.mainloop.gather = gather(launch, chunks, records);
+        args.epilogue.thread = epilogue(launch, records);
+        args.epilogue.ptr_D = static_cast<ElementD*>(launch.operands.d);
+        args.epilogue.dD = stride<typename Kernel::StrideD>(shape.ldd);
+        // Positive, so that CUTLASS does not ask the device; the grid is ours.
+        args.hw_info.sm_count = launch.plan.sm_count;
+        args.hw_info.max_active_clusters = launch.plan.cluster_count;
+        args.scheduler = order(launch, units, chunks);
         return args;
     }
 
     // How the kernel is launched: the same for the occupancy question and for the launch itself.
-    struct Launch {
-        cudaLaunchAttribute cluster{};
+    struct LaunchConfig {
+        cudaLaunchAttribute attributes[2]{};
         cudaLaunchConfig_t config{};
 
-        Launch(dim3 grid, cudaStream_t stream) {
-            cluster.id = cudaLaunchAttributeClusterDimension;
-            cluster.val.clusterDim.x = cute::size<0>(ClusterShape{});
-            cluster.val.clusterDim.y = cute::size<1>(ClusterShape{});
-            cluster.val.clusterDim.z = cute::size<2>(ClusterShape{});
-            config.gridDim = grid;
+        LaunchConfig(int clusters, cudaStream_t stream) {
+            attributes[0].id = cudaLaunchAttributeClusterDimension;
+            attributes[0].val.clusterDim.x = kClusterX;
+            attributes[0].val.clusterDim.y = kClusterY;
+            attributes[0].val.clusterDim.z = 1;
+            // Blocks may start while the kernel before this one ends; they touch no memory before it
+            // has ended (griddepcontrol.wait in the loading warp).
+            attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+            attributes[1].val.programmaticStreamSerializationAllowed = 1;
+            config.gridDim = dim3(unsigned(clusters) * kClusterX, kClusterY, 1);
             config.blockDim = Kernel::get_block_shape();
-            config.dynamicSmemBytes = Kernel::SharedStorageSize;
+            config.dynamicSmemBytes = kSharedBytes;
             config.stream = stream;
-            config.attrs = &cluster;
-            config.numAttrs = 1;
+            config.attrs = attributes;
+            config.numAttrs = 2;
         }
-        Launch(Launch const&) = delete;
+        LaunchConfig(LaunchConfig const&) = delete;
     };
 
-    static int prepare(og_gemm_params const& params, og_gemm_plan& plan) {
+    static int prepare() {
         auto kernel = cutlass::device_kernel<Kernel>;
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   Kernel::SharedStorageSize),
+                                   kSharedBytes),
               "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
         // Not SMs / cluster size: a GPC with an odd number of SMs leaves one over, and a grid with
         // more clusters than fit would run its last tiles after all others.
-        Launch launch(dim3(cute::size<0>(ClusterShape{}), cute::size<1>(ClusterShape{}),
-                           cute::size<2>(ClusterShape{})),
-                      nullptr);
+        LaunchConfig launch(1, nullptr);
+        launch.config.numAttrs = 1;
         int clusters = 0;
         check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config),
               "cudaOccupancyMaxActiveClusters");
-        plan.workspace_bytes = Kernel::get_workspace_size(arguments(params, plan));
         return clusters;
     }
 
@@ -122,28 +277,24 @@ struct GemmSm90 {
     }
 
     // The launch is written out, not left to CUTLASS's adapter, which swallows CUDA's error code.
-    static void enqueue(og_gemm_params const& params, og_gemm_plan const& plan, void* workspace,
-                        cudaStream_t stream) {
-        auto args = arguments(params, plan);
-        auto status = Kernel::initialize_workspace(args, workspace, stream);
-        if (status != cutlass::Status::kSuccess) {
-            throw Failure(OG_STATUS_INTERNAL, std::string("CUTLASS initialize_workspace: ") +
-                                                  cutlass::cutlassGetStatusString(status));
-        }
-        auto kernel_params = Kernel::to_underlying_arguments(args, workspace);
-        check_descriptor(kernel_params.mainloop.tma_load_a.get_tma_descriptor(), "A");
-        check_descriptor(kernel_params.mainloop.tma_load_b.get_tma_descriptor(), "B");
-        check_descriptor(kernel_params.epilogue.tma_store_d.get_tma_descriptor(), "D");
-        Launch launch(Kernel::get_grid_shape(kernel_params), stream);
-        void* kernel_args[] = {&kernel_params};
-        check(cudaLaunchKernelExC(&launch.config,
+    static void enqueue(Launch const& launch) {
+        UnitGrid units(facts(""), launch.rows, launch.plan.shape.n);
+        auto params = Kernel::to_underlying_arguments(arguments(launch, units), nullptr);
+        check_descriptor(params.mainloop.tma_load_a.get_tma_descriptor(), kTransposed ? "B" : "A");
+        check_descriptor(params.mainloop.tma_load_b.get_tma_descriptor(), kTransposed ? "A" : "B");
+        check_descriptor(params.epilogue.tma_store_d.get_tma_descriptor(), "D");
+        int64_t work = units.count() * launch.plan.shape.splits;
+        int clusters = int(std::min<int64_t>(work, launch.plan.cluster_count));
+        LaunchConfig config(clusters, launch.stream);
+        void* kernel_args[] = {&params};
+        check(cudaLaunchKernelExC(&config.config,
                                   reinterpret_cast<void const*>(cutlass::device_kernel<Kernel>),
                                   kernel_args),
               "cudaLaunchKernelExC");
     }
 
     static constexpr Instance instance(char const* name) {
-        return Instance{name, kTileM, kTileN, kClusterSize, &prepare, &enqueue};
+        return Instance{facts(name), &prepare, &enqueue};
     }
 };
 

@@ -1,0 +1,307 @@
+// Which tile a thread block computes when: the order of `plan::tiles`, written for the device.
+//
+// What belongs here: tile coordinates and slices of K from a linear index, and the sum of the
+// slices. Waiting is not here but with the loads (gathering_mainloop.cuh).
+// Invariant: unit u of the order (src/plan/tiles.rs: bands by the chunk needed last, from the pivot
+// on, `swizzle` unit rows sweeping the columns together) is the work of cluster
+// u * splits + slice (modulo the number of clusters); a test compares the recorded order with
+// `TileOrder`. The arithmetic is 32 bits wide: there are fewer than 2^31 units and slices.
+//
+// Terms: a *unit* is what one cluster computes at a time. Rows and columns are D's as the caller
+// sees it; a kernel that computes D transposed swaps them on the way out.
+#pragma once
+
+#include "cutlass/cutlass.h"
+#include "cute/tensor.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/gemm/kernel/tile_scheduler.hpp"
+
+#include "chunk_signal.cuh"
+
+namespace overlap_gemm {
+
+// Everything the order depends on; the host fills it in.
+struct OrderParams {
+    // Units along M and N; rows of one unit.
+    int32_t unit_grid_m;
+    int32_t unit_grid_n;
+    int32_t unit_rows;
+    int32_t m;
+    int32_t pivot_row;
+    // The unit row visited first: the first that starts at or after the pivot.
+    int32_t first_unit_row;
+    int32_t swizzle;
+    // Slices of K, and the K tiles there are.
+    int32_t splits;
+    int32_t k_tiles;
+    ChunkTable chunks;
+    // One counter a slice-sharing tile and warp group, zero between launches; then partial sums.
+    uint32_t* counters;
+    float* partials;
+};
+
+struct UnitRow {
+    int32_t first;
+    int32_t rows;
+};
+
+// The ring positions whose unit rows need the same chunk last: TileOrder::band_at.
+__device__ inline UnitRow band_at(OrderParams const& p, int32_t position) {
+    if (p.chunks.count <= 1) return {0, p.unit_grid_m};
+    int32_t unit_row = (p.first_unit_row + position) % p.unit_grid_m;
+    bool straddles =
+        p.pivot_row % p.unit_rows != 0 && unit_row == p.pivot_row / p.unit_rows;
+    int32_t end_of_unit = unit_row >= p.unit_grid_m - 1 ? p.m : (unit_row + 1) * p.unit_rows;
+    int32_t needed_last = (straddles ? p.pivot_row : end_of_unit) - 1;
+    int32_t chunk = p.chunks.of_row(needed_last);
+    int32_t start = p.chunks.first_row[chunk];
+    int32_t end = chunk + 1 == p.chunks.count ? p.m : p.chunks.first_row[chunk + 1];
+
+    int32_t first = start / p.unit_rows;
+    if (start >= p.pivot_row) {
+        int32_t after_pivot = (p.pivot_row + p.unit_rows - 1) / p.unit_rows;
+        first = first > after_pivot ? first : after_pivot;
+    }
+    int32_t past = end / p.unit_rows;
+    if (end == p.m) {
+        past = p.unit_grid_m;
+    } else if (end == p.pivot_row) {
+        past = (end + p.unit_rows - 1) / p.unit_rows;
+    }
+    return {(first + p.unit_grid_m - p.first_unit_row) % p.unit_grid_m, past - first};
+}
+
+struct Unit {
+    int32_t m;
+    int32_t n;
+};
+
+// TileOrder::unit_at.
+__device__ inline Unit unit_at(OrderParams const& p, int32_t index) {
+    int32_t columns = p.unit_grid_n;
+    UnitRow band = band_at(p, index / columns);
+    int32_t in_band = index - band.first * columns;
+    // A band can be lower than the swizzle, and then this product is larger than any index.
+    int32_t swizzle = p.swizzle < band.rows ? p.swizzle : band.rows;
+    int32_t sweep = in_band / (swizzle * columns);
+    int32_t swept_before = sweep * swizzle;
+    int32_t rows_left = band.rows - swept_before;
+    int32_t rows_together = swizzle < rows_left ? swizzle : rows_left;
+    int32_t in_sweep = in_band - swept_before * columns;
+    int32_t position = band.first + swept_before + in_sweep % rows_together;
+    return {(p.first_unit_row + position) % p.unit_grid_m, in_sweep / rows_together};
+}
+
+// The scheduler that CUTLASS's kernels ask. `KernelCluster` is the cluster as the kernel sees it;
+// without `kCanSplit` there is one slice, and the code for more costs no registers.
+template <class KernelCluster, bool kTransposed, bool kCanSplit>
+class AsyncInputScheduler {
+public:
+    static constexpr bool IsDynamicPersistent = false;
+
+    // CUTLASS's schedulers that fetch work dynamically need these; this one knows its work.
+    using Pipeline = cutlass::PipelineEmpty;
+    using ThrottlePipeline = cutlass::PipelineEmpty;
+    struct CLCResponse {};
+    class SharedStorage {
+    public:
+        CUTLASS_DEVICE typename Pipeline::SharedStorage pipeline() { return {}; }
+        CUTLASS_DEVICE typename ThrottlePipeline::SharedStorage throttle_pipeline() { return {}; }
+        CUTLASS_DEVICE CLCResponse* data() { return nullptr; }
+    };
+
+    using Params = OrderParams;
+    using Arguments = OrderParams;
+
+    struct WorkTileInfo {
+        int32_t M_idx = 0;
+        int32_t N_idx = 0;
+        int32_t L_idx = 0;
+        // Which K tiles; of which unit and slice.
+        int32_t k_start = 0;
+        int32_t k_count = 0;
+        int32_t unit = 0;
+        int32_t slice = -1;
+
+        CUTLASS_DEVICE bool is_valid() const { return slice >= 0; }
+        // Asked by epilogues that reduce part by part; ours never does.
+        CUTLASS_DEVICE int32_t reduction_subtile_idx() const { return -1; }
+    };
+
+    // The host code (gemm_sm90.cuh) computes the parameters; CUTLASS only passes them through.
+    template <class ProblemShape, class TileShape, class ClusterShape>
+    static Params to_underlying_arguments(ProblemShape, TileShape, ClusterShape,
+                                          cutlass::KernelHardwareInfo const&,
+                                          Arguments const& arguments, void*, uint32_t = 1,
+                                          uint32_t = 1) {
+        return arguments;
+    }
+    template <class ProblemShape, class Accumulator>
+    static size_t get_workspace_size(Arguments const&, ProblemShape,
+                                     cutlass::KernelHardwareInfo const&, uint32_t, uint32_t = 1,
+                                     uint32_t = 1) {
+        return 0;
+    }
+    static bool can_implement(Arguments const&) { return true; }
+
+    CUTLASS_DEVICE explicit AsyncInputScheduler(Params const& params) : params_(params) {
+        next_ = int32_t(blockIdx.x) / int32_t(cute::size<0>(KernelCluster{}));
+    }
+
+    template <class ClusterShape>
+    CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(ClusterShape) {
+        return get_current_work();
+    }
+
+    CUTLASS_DEVICE WorkTileInfo get_current_work() const {
+        WorkTileInfo work;
+        int32_t unit = kCanSplit ? next_ / params_.splits : next_;
+        if (unit >= params_.unit_grid_m * params_.unit_grid_n) return work;
+        work.unit = unit;
+        work.slice = kCanSplit ? next_ - unit * params_.splits : 0;
+        work.k_start = slice_begin(work.slice);
+        work.k_count = slice_begin(work.slice + 1) - work.k_start;
+        Unit at = unit_at(params_, unit);
+        // The grid is (clusters * cluster x, cluster y): block coordinates within the cluster.
+        constexpr int32_t cluster_x = cute::size<0>(KernelCluster{});
+        constexpr int32_t cluster_y = cute::size<1>(KernelCluster{});
+        int32_t kernel_m = (kTransposed ? at.n : at.m) * cluster_x + int32_t(blockIdx.x) % cluster_x;
+        int32_t kernel_n = (kTransposed ? at.m : at.n) * cluster_y + int32_t(blockIdx.y);
+        work.M_idx = kernel_m;
+        work.N_idx = kernel_n;
+        return work;
+    }
+
+    CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) {
+        next_ += int32_t(count * (gridDim.x / uint32_t(cute::size<0>(KernelCluster{}))));
+    }
+
+    CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo) {
+        advance_to_next_work();
+        return cute::make_tuple(get_current_work(), true);
+    }
+    template <class SchedulerPipeline, class PipelineState>
+    CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo work, SchedulerPipeline&, PipelineState) {
+        return fetch_next_work(work);
+    }
+
+    CUTLASS_DEVICE bool is_last_tile(WorkTileInfo const&, uint32_t count = 1) const {
+        AsyncInputScheduler after = *this;
+        after.advance_to_next_work(count);
+        int32_t units = params_.unit_grid_m * params_.unit_grid_n;
+        return after.next_ >= units * params_.splits;
+    }
+
+    template <class ProblemShape, class TileShape>
+    CUTLASS_DEVICE static int get_work_k_tile_count(WorkTileInfo const& work, ProblemShape,
+                                                    TileShape) {
+        return work.k_count;
+    }
+    CUTLASS_DEVICE static uint32_t get_work_k_tile_start(WorkTileInfo const& work) {
+        return uint32_t(work.k_start);
+    }
+    CUTLASS_DEVICE static bool valid_warpgroup_in_work_tile(WorkTileInfo const&) { return true; }
+    CUTLASS_DEVICE static bool requires_separate_reduction(Params const&) { return false; }
+
+    // The last slice of a tile adds the others' sums to its own and stores D.
+    CUTLASS_DEVICE static bool compute_epilogue(WorkTileInfo const& work, Params const& params) {
+        return !kCanSplit || work.slice == params.splits - 1;
+    }
+
+    // Hands this slice's sums over, or collects the others'. They are added in the order of the
+    // slices, so that the result is the same every time. The collector may spin: the slices before
+    // it have smaller indices, so their blocks run or have run.
+    template <class Accumulators>
+    CUTLASS_DEVICE static void fixup(Params const& params, WorkTileInfo const& work,
+                                     Accumulators& sums, uint32_t warp_groups,
+                                     uint32_t warp_group) {
+        if constexpr (kCanSplit) {
+            if (params.splits > 1) add_slices(params, work, sums, warp_groups, warp_group);
+        }
+    }
+
+private:
+    template <class Accumulators>
+    CUTLASS_DEVICE static void add_slices(Params const& params, WorkTileInfo const& work,
+                                          Accumulators& sums, uint32_t warp_groups,
+                                          uint32_t warp_group) {
+        constexpr int kThreads = cutlass::NumThreadsPerWarpGroup;
+        constexpr int kVectors = cute::size(Accumulators{}) / 4;
+        static_assert(cute::size(Accumulators{}) % 4 == 0);
+        constexpr uint32_t kBlocks = uint32_t(cute::size(KernelCluster{}));
+        uint32_t block = blockIdx.x % uint32_t(cute::size<0>(KernelCluster{})) +
+                         blockIdx.y * uint32_t(cute::size<0>(KernelCluster{}));
+        uint32_t group = (uint32_t(work.unit) * kBlocks + block) * warp_groups + warp_group;
+        uint32_t thread = threadIdx.x % kThreads;
+        uint32_t handed_over = uint32_t(params.splits) - 1;
+        uint32_t* counter = params.counters + group;
+        float4* partial = reinterpret_cast<float4*>(params.partials) +
+                          size_t(group) * handed_over * kVectors * kThreads + thread;
+        auto barrier =
+            cutlass::arch::NamedBarrier(kThreads, cutlass::arch::ReservedNamedBarriers(
+                                                      int(cutlass::arch::ReservedNamedBarriers::
+                                                              StreamkBarrier0) +
+                                                      int(warp_group)));
+        if (uint32_t(work.slice) < handed_over) {
+            float4* mine = partial + size_t(work.slice) * kVectors * kThreads;
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kVectors; ++i) {
+                mine[i * kThreads] = make_float4(sums(4 * i), sums(4 * i + 1), sums(4 * i + 2),
+                                                 sums(4 * i + 3));
+            }
+            // All threads' stores, then one release at GPU scope: pairs with the acquire below.
+            __threadfence();
+            barrier.sync();
+            if (thread == 0) {
+                asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+            }
+        } else {
+            if (thread == 0) {
+                uint32_t arrived;
+                do {
+                    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                                 : "=r"(arrived)
+                                 : "l"(counter)
+                                 : "memory");
+                } while (arrived < handed_over);
+                // Zero again for the next launch, which begins after this one has ended.
+                *counter = 0;
+            }
+            barrier.sync();
+            for (uint32_t slice = 0; slice < handed_over; ++slice) {
+                float4 const* theirs = partial + size_t(slice) * kVectors * kThreads;
+                CUTLASS_PRAGMA_UNROLL
+                for (int i = 0; i < kVectors; ++i) {
+                    float4 part = __ldcg(theirs + i * kThreads);
+                    sums(4 * i) += part.x;
+                    sums(4 * i + 1) += part.y;
+                    sums(4 * i + 2) += part.z;
+                    sums(4 * i + 3) += part.w;
+                }
+            }
+        }
+    }
+
+    CUTLASS_DEVICE int32_t slice_begin(int32_t slice) const {
+        if (!kCanSplit) return slice == 0 ? 0 : params_.k_tiles;
+        return int32_t(int64_t(slice) * params_.k_tiles / params_.splits);
+    }
+
+    Params const& params_;
+    // This block's next index: unit * splits + slice.
+    int32_t next_;
+};
+
+// How CUTLASS's kernel templates find the scheduler.
+template <class KernelCluster, bool kTransposed, bool kCanSplit>
+struct AsyncInputOrder {};
+
+}  // namespace overlap_gemm
+
+template <class KernelCluster, bool kTransposed, bool kCanSplit, class Arch, class TileShape, class ClusterShape,
+          uint32_t kStages>
+struct cutlass::gemm::kernel::detail::TileSchedulerSelector<
+    overlap_gemm::AsyncInputOrder<KernelCluster, kTransposed, kCanSplit>, Arch, TileShape, ClusterShape,
+    kStages> {
+    using Scheduler = overlap_gemm::AsyncInputScheduler<KernelCluster, kTransposed, kCanSplit>;
+};

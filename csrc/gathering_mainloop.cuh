@@ -1,0 +1,222 @@
+// A CUTLASS main loop whose loads wait for their chunk.
+//
+// What belongs here: the loads of one tile by the one thread that issues them, and when they may be
+// issued. The multiplications are CUTLASS's, untouched.
+// Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
+// been seen ready. While a chunk is missing, the loads of B fill the free stages, and the warps that
+// multiply work on what is there. A block that has given up still hands over every stage (zeros, by
+// coordinates outside the matrices), so that its cluster and its own warps run to the end.
+#pragma once
+
+#include "cutlass/cutlass.h"
+#include "cute/tensor.hpp"
+
+#include "chunk_signal.cuh"
+
+namespace overlap_gemm {
+
+// Where tiles are recorded; null: nowhere.
+struct RecordTable {
+    og_tile_record* records = nullptr;
+    int32_t tiles_m = 0;
+    int32_t tiles_n = 0;
+    int32_t splits = 1;
+
+#if defined(__CUDACC__)
+    // The record of a slice of a tile; null for padding.
+    __device__ og_tile_record* at(int32_t tile_m, int32_t tile_n, int32_t slice) const {
+        if (!records || tile_m >= tiles_m || tile_n >= tiles_n) return nullptr;
+        return records + (size_t(tile_m) * tiles_n + tile_n) * splits + slice;
+    }
+#endif
+};
+
+// What the loads need beside CUTLASS's own parameters.
+struct GatherParams {
+    SignalTable signals;
+    // Only looked at where there are signals.
+    ChunkTable chunks;
+    RecordTable records;
+    int32_t m = 0;
+};
+
+// `Base` is one of CUTLASS's TMA main loops. The gathered operand is the kernel's A, or its B if the
+// kernel computes D transposed; below, "gathered" and "other" are those two.
+template <class Base, class KernelCluster, bool kTransposed>
+class GatheringMainloop : public Base {
+public:
+    using typename Base::ElementA;
+    using typename Base::MainloopPipeline;
+    using typename Base::PipelineState;
+    using typename Base::TensorStorage;
+    using Cluster = KernelCluster;
+
+    static constexpr int32_t kTileRows =
+        kTransposed ? cute::size<1>(typename Base::TileShape{}) : cute::size<0>(typename Base::TileShape{});
+
+    struct Arguments {
+        typename Base::Arguments base;
+        GatherParams gather;
+    };
+    struct Params : Base::Params {
+        GatherParams gather;
+    };
+
+    template <class ProblemShape>
+    static Params to_underlying_arguments(ProblemShape const& shape, Arguments const& arguments,
+                                          void* workspace) {
+        return {Base::to_underlying_arguments(shape, arguments.base, workspace), arguments.gather};
+    }
+
+    template <class ProblemShape>
+    static bool can_implement(ProblemShape const& shape, Arguments const& arguments) {
+        return Base::can_implement(shape, arguments.base);
+    }
+
+    template <class TensorA, class TensorB, class BlockCoord, class KTiles>
+    CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState stage,
+                             cute::tuple<TensorA, TensorB> const& inputs, BlockCoord const& block,
+                             KTiles k_tiles, int k_count, int, uint32_t rank_in_cluster,
+                             TensorStorage& storage) {
+        if (!cute::elect_one_sync()) return;
+        using namespace cute;
+        auto [m_tile, n_tile, k_all, l_tile] = block;
+
+        // This block's place in its cluster says which part of a shared tile it fetches.
+        constexpr uint32_t cluster_x = size<0>(KernelCluster{});
+        uint32_t x = rank_in_cluster % cluster_x;
+        uint32_t y = rank_in_cluster / cluster_x;
+        auto slice_a = params.tma_load_a.get_slice(y);
+        auto slice_b = params.tma_load_b.get_slice(x);
+        auto shared_a = make_tensor(make_smem_ptr(storage.smem_A.data()), typename Base::SmemLayoutA{});
+        auto shared_b = make_tensor(make_smem_ptr(storage.smem_B.data()), typename Base::SmemLayoutB{});
+        auto from_a = slice_a.partition_S(get<0>(inputs)(_, _, m_tile, _, l_tile));
+        auto from_b = slice_b.partition_S(get<1>(inputs)(_, _, n_tile, _, l_tile));
+        auto to_a = slice_a.partition_D(shared_a);
+        auto to_b = slice_b.partition_D(shared_b);
+
+        // Blocks of one cluster row share a tile of A, those of one column a tile of B.
+        uint16_t share_a = 0;
+        uint16_t share_b = 0;
+        auto rank_of = Layout<KernelCluster>{};
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < size<1>(KernelCluster{}); ++i) {
+            share_a |= uint16_t(1u << rank_of(int(x), i, 0));
+        }
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < size<0>(KernelCluster{}); ++i) {
+            share_b |= uint16_t(1u << rank_of(i, int(y), 0));
+        }
+
+        auto load_a = [&](auto k, PipelineState const& to) {
+            auto* barrier = pipeline.producer_get_barrier(to);
+            copy(params.tma_load_a.with(*barrier, share_a), from_a(_, _, _, k),
+                 to_a(_, _, _, to.index()));
+        };
+        auto load_b = [&](auto k, PipelineState const& to) {
+            auto* barrier = pipeline.producer_get_barrier(to);
+            copy(params.tma_load_b.with(*barrier, share_b), from_b(_, _, _, k),
+                 to_b(_, _, _, to.index()));
+        };
+        auto load_gathered = [&](auto k, PipelineState const& to) {
+            if constexpr (kTransposed) load_b(k, to); else load_a(k, to);
+        };
+        auto load_other = [&](auto k, PipelineState const& to) {
+            if constexpr (kTransposed) load_a(k, to); else load_b(k, to);
+        };
+
+        GatherParams const& gather = params.gather;
+        int32_t tile_m = kTransposed ? n_tile : m_tile;
+        int32_t tile_n = kTransposed ? m_tile : n_tile;
+        int32_t k = *k_tiles;
+        bool zeros = false;
+        bool waits_for_chunks = gather.signals.signals != nullptr;
+        if (gather.records.records) begin_record(gather.records, tile_m, tile_n, stage);
+        if (waits_for_chunks) {
+            ChunkWaiter waiter{gather.signals, block_waits()};
+            if (stage.count() == 0) waiter.begin_launch();
+            zeros = waiter.has_stopped();
+            int32_t first_row = tile_m * kTileRows;
+            // Padding has no rows; the cluster's other blocks still count on its share of B.
+            if (!zeros && first_row < gather.m) {
+                int32_t first = gather.chunks.of_row(first_row);
+                int32_t last = gather.chunks.of_row(min(first_row + kTileRows, gather.m) - 1);
+                if (!waiter.poll(first, last)) {
+                    // The other operand first, into as many stages as come free.
+                    PipelineState ahead = stage;
+                    int loaded = 0;
+                    bool ready = false;
+                    while (!ready && loaded < k_count && loaded < Base::DispatchPolicy::Stages) {
+                        pipeline.producer_acquire(ahead);
+                        load_other(k + loaded, ahead);
+                        ++ahead;
+                        ++loaded;
+                        ready = waiter.poll(first, last);
+                    }
+                    if (!ready) zeros = !waiter.wait(first, last, tile_m, tile_n);
+                    int32_t outside = zeros ? int32_t(size<3>(from_a)) : 0;
+                    k_count -= loaded;
+                    for (; loaded > 0; --loaded) {
+                        load_gathered(k + outside, stage);
+                        ++stage;
+                        ++k;
+                    }
+                }
+            }
+        }
+        if (gather.records.records) end_record(gather, tile_m, tile_n);
+
+        // A K tile beyond the last reads as zeros, and fetches nothing.
+        if (zeros) k += size<3>(from_a);
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (; k_count > 0; --k_count) {
+            pipeline.producer_acquire(stage);
+            load_a(k, stage);
+            load_b(k, stage);
+            ++stage;
+            ++k;
+        }
+    }
+
+private:
+    // Which slice of K this block's current tile is: its n-th tile is the work of index
+    // cluster + n * clusters in the order.
+    CUTLASS_DEVICE static uint64_t work_index() {
+        constexpr uint32_t cluster_x = cute::size<0>(KernelCluster{});
+        return uint64_t(blockIdx.x / cluster_x) +
+               uint64_t(block_waits().tiles - 1) * (gridDim.x / cluster_x);
+    }
+
+    CUTLASS_DEVICE static void begin_record(RecordTable const& records, int32_t tile_m,
+                                            int32_t tile_n, PipelineState const& stage) {
+        if (stage.count() == 0) block_waits().tiles = 0;
+        ++block_waits().tiles;
+        auto* record = records.at(tile_m, tile_n, int32_t(work_index() % uint32_t(records.splits)));
+        if (record) record->wait_begin = global_timer();
+    }
+
+    CUTLASS_DEVICE static void end_record(GatherParams const& gather, int32_t tile_m,
+                                          int32_t tile_n) {
+        uint64_t splits = uint64_t(gather.records.splits);
+        uint64_t index = work_index();
+        auto* record = gather.records.at(tile_m, tile_n, int32_t(index % splits));
+        if (!record) return;
+        record->ready = global_timer();
+        // Linear indices of plan::TileOrder count the tiles of a unit, rows fastest.
+        constexpr uint32_t rows = cute::size<kTransposed ? 1 : 0>(KernelCluster{});
+        constexpr uint32_t blocks = cute::size(KernelCluster{});
+        constexpr uint32_t columns = blocks / rows;
+        uint64_t within = uint32_t(tile_n) % columns * rows + uint32_t(tile_m) % rows;
+        record->index = (index / splits * blocks + within) * splits + index % splits;
+        uint32_t sm;
+        asm volatile("mov.u32 %0, %smid;" : "=r"(sm));
+        record->sm = sm;
+        record->tile_m = uint32_t(tile_m);
+        record->tile_n = uint32_t(tile_n);
+        int32_t last_row = min((tile_m + 1) * kTileRows, gather.m) - 1;
+        record->chunk =
+            gather.signals.signals ? uint32_t(gather.chunks.of_row(last_row)) : UINT32_MAX;
+    }
+};
+
+}  // namespace overlap_gemm
