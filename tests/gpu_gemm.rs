@@ -13,7 +13,7 @@
 use half::bf16;
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::CudaStream;
-use overlap_gemm::cuda::{self, Device, Gemm};
+use overlap_gemm::cuda::{self, Device, Gemm, GemmOptions, Operands};
 use overlap_gemm::plan::Problem;
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Reference, Report};
@@ -55,6 +55,13 @@ impl Case {
     }
 }
 
+impl Case {
+    fn options(&self) -> GemmOptions {
+        let plain = GemmOptions::default();
+        self.sm_limit.map_or(plain.clone(), |limit| plain.with_sm_limit(limit))
+    }
+}
+
 /// Pads that bring each pitch to a multiple of 8 elements.
 fn case(m: u64, n: u64, k: u64) -> Case {
     let pad = |row: u64| row.next_multiple_of(8) - row;
@@ -90,7 +97,7 @@ fn some_rows(m: u32, random: &mut Random) -> Vec<u32> {
 /// Runs one case twice with different inputs through one plan, and checks everything.
 fn run(device: &Device, stream: &std::sync::Arc<CudaStream>, case: Case, random: &mut Random) {
     let problem = case.problem();
-    let gemm = Gemm::plan(device, &problem, case.sm_limit).unwrap();
+    let gemm = Gemm::plan(device, &problem, &case.options()).unwrap();
     let (m, n) = (case.m as usize, case.n as usize);
     let ldd = n + case.pad[2] as usize;
     // Poison and guards are NaNs of different bits, so that neither can be taken for the other.
@@ -105,7 +112,7 @@ fn run(device: &Device, stream: &std::sync::Arc<CudaStream>, case: Case, random:
         let (a_gpu, b_gpu) = (stream.clone_htod(&a).unwrap(), stream.clone_htod(&b).unwrap());
         let mut d_gpu = stream.clone_htod(&before).unwrap();
         let mut middle = d_gpu.slice_mut(GUARD..GUARD + problem.d_len() as usize);
-        gemm.enqueue(stream, &a_gpu, &b_gpu, &mut middle).unwrap();
+        gemm.enqueue(stream, Operands::new(&a_gpu, &b_gpu, &mut middle)).unwrap();
         let after = stream.clone_dtoh(&d_gpu).unwrap();
         stream.synchronize().unwrap();
 
@@ -211,7 +218,7 @@ fn fewer_sms_give_the_same() {
 fn any_thread_may_enqueue() {
     let device = Device::open(0).unwrap();
     let problem = case(512, 512, 512).problem();
-    let gemm = Gemm::plan(&device, &problem, None).unwrap();
+    let gemm = Gemm::plan(&device, &problem, &GemmOptions::default()).unwrap();
     std::thread::scope(|scope| {
         for seed in 1..=4u64 {
             let (device, gemm) = (&device, &gemm);
@@ -224,7 +231,7 @@ fn any_thread_may_enqueue() {
                 let b_gpu = stream.clone_htod(&b).unwrap();
                 let mut d_gpu = stream.clone_htod(&vec![bf16::NAN; 512 * 512]).unwrap();
                 for _ in 0..10 {
-                    gemm.enqueue(&stream, &a_gpu, &b_gpu, &mut d_gpu).unwrap();
+                    gemm.enqueue(&stream, Operands::new(&a_gpu, &b_gpu, &mut d_gpu)).unwrap();
                 }
                 let d = stream.clone_dtoh(&d_gpu).unwrap();
                 stream.synchronize().unwrap();
@@ -244,7 +251,7 @@ fn a_captured_product_replays_on_new_inputs() {
     unsafe { device.context().disable_event_tracking() };
     let stream = device.new_stream().unwrap();
     let case = case(300, 520, 1000);
-    let gemm = Gemm::plan(&device, &case.problem(), None).unwrap();
+    let gemm = Gemm::plan(&device, &case.problem(), &GemmOptions::default()).unwrap();
     let mut random = Random::new(99);
     let mut inputs = || (matrix(&mut random, 300 * 1000), matrix(&mut random, 520 * 1000));
     let (a, b) = inputs();
@@ -255,7 +262,7 @@ fn a_captured_product_replays_on_new_inputs() {
 
     // The strictest mode: an allocation or a wait in `enqueue` would end the capture with an error.
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
-    gemm.enqueue(&stream, &a_gpu, &b_gpu, &mut d_gpu).unwrap();
+    gemm.enqueue(&stream, Operands::new(&a_gpu, &b_gpu, &mut d_gpu)).unwrap();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
     for _ in 0..5 {
         let (a, b) = inputs();
@@ -276,17 +283,19 @@ fn buffers_that_do_not_fit_are_refused() {
     let device = Device::open(0).unwrap();
     let stream = device.new_stream().unwrap();
     let problem = case(64, 64, 64).problem();
-    let gemm = Gemm::plan(&device, &problem, None).unwrap();
+    let gemm = Gemm::plan(&device, &problem, &GemmOptions::default()).unwrap();
     let full = stream.alloc_zeros::<bf16>(64 * 64 + 8).unwrap();
     let mut d = stream.clone_htod(&vec![bf16::from_f32(7.0); 64 * 64]).unwrap();
 
     let short = full.slice(..64 * 64 - 1);
-    let error = gemm.enqueue(&stream, &short, &full, &mut d).unwrap_err();
+    let error = gemm.enqueue(&stream, Operands::new(&short, &full, &mut d)).unwrap_err();
     assert!(error.to_string().starts_with("the length of A is 4095"), "{error}");
     let odd = full.slice(1..64 * 64 + 1);
-    let error = gemm.enqueue(&stream, &full, &odd, &mut d).unwrap_err();
+    let error = gemm.enqueue(&stream, Operands::new(&full, &odd, &mut d)).unwrap_err();
     assert!(matches!(error, Error::Misaligned { multiple_of: 16, .. }), "{error}");
-    let error = Gemm::plan(&device, &problem, Some(100_000)).map(|_| ()).unwrap_err();
+    let error = Gemm::plan(&device, &problem, &GemmOptions::default().with_sm_limit(100_000))
+        .map(|_| ())
+        .unwrap_err();
     assert!(error.to_string().starts_with("the SM limit is 100000"), "{error}");
 
     // Nothing was enqueued by any of it.
@@ -302,12 +311,12 @@ fn the_reference_catches_a_wrong_product() {
     let device = Device::open(0).unwrap();
     let stream = device.new_stream().unwrap();
     let case = case(256, 256, 1024);
-    let gemm = Gemm::plan(&device, &case.problem(), None).unwrap();
+    let gemm = Gemm::plan(&device, &case.problem(), &GemmOptions::default()).unwrap();
     let mut random = Random::new(42);
     let (mut a, b) = (matrix(&mut random, 256 * 1024), matrix(&mut random, 256 * 1024));
     let (a_gpu, b_gpu) = (stream.clone_htod(&a).unwrap(), stream.clone_htod(&b).unwrap());
     let mut d_gpu = stream.clone_htod(&vec![bf16::NAN; 256 * 256]).unwrap();
-    gemm.enqueue(&stream, &a_gpu, &b_gpu, &mut d_gpu).unwrap();
+    gemm.enqueue(&stream, Operands::new(&a_gpu, &b_gpu, &mut d_gpu)).unwrap();
     let d = stream.clone_dtoh(&d_gpu).unwrap();
     stream.synchronize().unwrap();
     assert_eq!(compare(gemm.problem(), &a, &b, &d, &[0, 255]).wrong, 0);
@@ -333,12 +342,15 @@ fn with_or_without_kernels_the_build_says_so() {
         Ok(info) => {
             assert!(cuda::kernels_built().is_ok());
             assert!(info.toolkit.split('.').count() >= 2 && info.cutlass.starts_with("4."));
-            assert!(info.instances.contains(&"bf16_128x256_coop_2x1"), "{info:?}");
+            assert!(!info.instances.is_empty(), "{info:?}");
         }
         Err(error) => {
             assert!(matches!(error, Error::KernelsNotBuilt { .. }), "{error:?}");
             assert_eq!(cuda::kernels_built(), Err(error.clone()));
-            assert_eq!(Gemm::check(&case(64, 64, 64).problem(), None), Err(error));
+            assert_eq!(
+                Gemm::check(&case(64, 64, 64).problem(), &GemmOptions::default()),
+                Err(error)
+            );
         }
     }
 }
@@ -346,17 +358,21 @@ fn with_or_without_kernels_the_build_says_so() {
 #[test]
 fn impossible_products_are_refused_without_a_device() {
     let misaligned = Problem::builder(64, 64, 12).build().unwrap();
-    let error = Gemm::check(&misaligned, None).unwrap_err();
+    let error = Gemm::check(&misaligned, &GemmOptions::default()).unwrap_err();
     assert!(matches!(error, Error::Misaligned { bytes: 24, multiple_of: 16, .. }), "{error:?}");
     for (m, n, k) in [(0, 8, 8), (8, 0, 8), (8, 8, 0), (1 << 31, 8, 8), (8, 8, u64::MAX)] {
         let error = Problem::builder(m, n, k).build().unwrap_err();
         assert!(matches!(error, Error::OutOfRange { .. }), "{error:?}");
     }
     let huge = Problem::builder(8, 8, i32::MAX as u64).lda(i32::MAX as u64).build().unwrap();
-    assert!(matches!(Gemm::check(&huge, None), Err(Error::OutOfRange { .. })));
+    assert!(matches!(Gemm::check(&huge, &GemmOptions::default()), Err(Error::OutOfRange { .. })));
     if cuda::kernels_built().is_ok() {
-        assert_eq!(Gemm::check(&case(100, 96, 98).problem(), Some(64)), Ok(()));
-        let ragged = Gemm::check(&case(100, 99, 98).problem(), None).unwrap_err();
+        assert_eq!(
+            Gemm::check(&case(100, 96, 98).problem(), &GemmOptions::default().with_sm_limit(64)),
+            Ok(())
+        );
+        let ragged =
+            Gemm::check(&case(100, 99, 98).problem(), &GemmOptions::default()).unwrap_err();
         assert!(ragged.to_string().starts_with("the width of D (n) is 198 bytes"), "{ragged}");
     }
 }

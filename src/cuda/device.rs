@@ -11,6 +11,7 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use super::driver_error;
+use super::operands::check_context;
 use crate::error::{Error, Result};
 
 /// What the driver says about one GPU.
@@ -170,6 +171,21 @@ impl Device {
     /// A new stream that does not wait for the default stream.
     pub fn new_stream(&self) -> Result<Arc<CudaStream>> {
         self.context.new_stream().map_err(|error| driver_error("cuStreamCreate", error))
+    }
+
+    /// An error unless work on `stream` runs on this device, in one order whoever enqueues it.
+    pub(crate) fn check_stream(&self, stream: &CudaStream) -> Result<()> {
+        /// The handle that means another stream on each thread.
+        const PER_THREAD: usize = 2;
+        check_context("the stream", stream.context(), &self.context)?;
+        if stream.cu_stream() as usize != PER_THREAD {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: "the per-thread default stream".into(),
+            why: "it is another stream on each thread, so its uses have no order".into(),
+            remedy: "make a stream with Device::new_stream",
+        })
     }
 
     /// Makes the context current on this thread, so that C++ code finds it.

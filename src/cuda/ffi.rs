@@ -7,7 +7,14 @@
 
 use std::ffi::{CStr, c_void};
 
+use super::call::{Addresses, Chunk, FailureRecord, Input};
+use super::kernels::Kernel;
+use super::options::Activation;
+use super::records::TileRecord;
+use super::shape::{MAX_EXTENT, MAX_SPLITS, Shape};
+use crate::element::ElementType;
 use crate::error::{Error, Result};
+use crate::plan::{BLayout, ClusterShape, ElementTypes, TMA_ALIGNMENT, TileShape};
 
 mod bindings {
     #![allow(
@@ -21,14 +28,35 @@ mod bindings {
     include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 }
 
-use super::gemm::{Addresses, MAX_EXTENT, MIN_SM_COUNT, Product};
-use crate::plan::TMA_ALIGNMENT;
-use bindings::{og_gemm_params, og_gemm_plan, og_status};
+use bindings::{
+    og_activation, og_chunk, og_failure, og_failure_kind, og_gemm_input, og_gemm_operands,
+    og_gemm_plan, og_gemm_shape, og_kernel_facts, og_layout, og_status, og_tile_record, og_type,
+};
 
 // The limits have two homes, because Rust must know them where there are no kernels.
 const _: () = assert!(MAX_EXTENT as u64 == bindings::OG_MAX_EXTENT as u64);
-const _: () = assert!(MIN_SM_COUNT as u64 == bindings::OG_MIN_SM_COUNT as u64);
+const _: () = assert!(MAX_SPLITS as u64 == bindings::OG_MAX_SPLITS as u64);
+const _: () = assert!(super::MAX_CHUNKS as u64 == bindings::OG_MAX_CHUNKS as u64);
 const _: () = assert!(TMA_ALIGNMENT == bindings::OG_ALIGNMENT_BYTES as u64);
+
+// So have the structs that the device writes or that are passed on as they are.
+macro_rules! same_layout {
+    ($rust:ty, $c:ty, $($field:ident),+) => {
+        const _: () = assert!(size_of::<$rust>() == size_of::<$c>());
+        const _: () = assert!(align_of::<$rust>() == align_of::<$c>());
+        $(const _: () = assert!(
+            std::mem::offset_of!($rust, $field) == std::mem::offset_of!($c, $field)
+        );)+
+    };
+}
+same_layout!(Chunk, og_chunk, first_row, signal);
+same_layout!(FailureRecord, og_failure, chunk, signal, epoch, tile_m, tile_n, kind);
+same_layout!(TileRecord, og_tile_record, wait_begin, ready, done, index, sm, tile_m, tile_n, chunk);
+const _: () = {
+    assert!(FailureRecord::NONE == og_failure_kind::OG_FAILURE_NONE.0);
+    assert!(FailureRecord::TIMEOUT == og_failure_kind::OG_FAILURE_TIMEOUT.0);
+    assert!(FailureRecord::ABORTED == og_failure_kind::OG_FAILURE_ABORTED.0);
+};
 
 /// What `og_gemm_prepare` found out; only [`prepare`] makes one.
 #[derive(Clone, Copy, Debug)]
@@ -44,20 +72,63 @@ impl Prepared {
     pub(super) fn sm_count(&self) -> u32 {
         self.0.sm_count.unsigned_abs()
     }
+
+    /// Tiles of D.
+    pub(super) fn tile_count(&self) -> u64 {
+        self.0.tile_count.unsigned_abs()
+    }
 }
 
-fn params(product: &Product, addresses: &Addresses) -> og_gemm_params {
-    og_gemm_params {
-        m: product.m.into(),
-        n: product.n.into(),
-        k: product.k.into(),
-        lda: product.lda.into(),
-        ldb: product.ldb.into(),
-        ldd: product.ldd.into(),
+fn shape_of(shape: &Shape) -> og_gemm_shape {
+    let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+    og_gemm_shape {
+        m: shape.m.into(),
+        n: shape.n.into(),
+        k: shape.k.into(),
+        lda: shape.lda.into(),
+        ldb: shape.ldb.into(),
+        ldc: shape.ldd.into(),
+        ldd: shape.ldd.into(),
+        kernel: int(shape.kernel),
+        sm_count: int(shape.sm_limit),
+        swizzle: int(shape.swizzle),
+        splits: int(shape.splits),
+    }
+}
+
+fn operands_of(addresses: &Addresses) -> og_gemm_operands {
+    og_gemm_operands {
         a: addresses.a as *const c_void,
         b: addresses.b as *const c_void,
+        c: addresses.c as *const c_void,
         d: addresses.d as *mut c_void,
-        sm_count: i32::try_from(product.sm_limit).unwrap_or(i32::MAX),
+        bias: addresses.bias as *const c_void,
+        scale_a: addresses.scale_a as *const f32,
+        scale_b: addresses.scale_b as *const f32,
+        scale_a_per_row: addresses.scales_per_line.into(),
+        scale_b_per_column: addresses.scales_per_line.into(),
+        alpha: addresses.alpha,
+        beta: addresses.beta,
+        activation: match addresses.activation {
+            Activation::None => og_activation::OG_ACTIVATION_NONE,
+            Activation::Relu => og_activation::OG_ACTIVATION_RELU,
+            Activation::GeluTanh => og_activation::OG_ACTIVATION_GELU_TANH,
+            Activation::Silu => og_activation::OG_ACTIVATION_SILU,
+        },
+    }
+}
+
+fn input_of(input: &Input<'_>) -> og_gemm_input {
+    og_gemm_input {
+        chunks: input.chunks.as_ptr().cast::<og_chunk>(),
+        chunk_count: i32::try_from(input.chunks.len()).unwrap_or(i32::MAX),
+        pivot_row: input.pivot_row,
+        signals: input.signals as *const u32,
+        epoch: input.epoch as *const u32,
+        stop: input.stop as *mut u64,
+        abort: input.abort as *const u32,
+        failure: input.failure as *mut og_failure,
+        timeout_ns: input.timeout_ns,
     }
 }
 
@@ -77,22 +148,84 @@ pub(super) fn check_abi() -> Result<()> {
     })
 }
 
+/// `og_kernel_count`.
+pub(super) fn kernel_count() -> u32 {
+    // SAFETY: takes nothing, touches nothing.
+    unsafe { bindings::og_kernel_count() }.max(0).unsigned_abs()
+}
+
+/// `og_kernel_info`.
+pub(super) fn kernel_info(index: u32) -> Result<Kernel> {
+    let mut facts = og_kernel_facts::default();
+    // SAFETY: the pointer is to a live struct of the declared layout.
+    let status =
+        unsafe { bindings::og_kernel_info(i32::try_from(index).unwrap_or(i32::MAX), &mut facts) };
+    outcome("og_kernel_info", status)?;
+    let unknown = |what: &str, number| Error::Cuda {
+        call: "og_kernel_info",
+        detail: format!("kernel {index} has {what} {number}: run cargo clean and build again"),
+    };
+    if facts.name.is_null() {
+        return Err(unknown("no name, and tile", i64::from(facts.tile_m)));
+    }
+    // SAFETY: not null, and the header promises a static string.
+    let name = unsafe { CStr::from_ptr(facts.name) }.to_string_lossy().into_owned();
+    let element = |number: og_type| match number {
+        og_type::OG_TYPE_BF16 => Ok(ElementType::Bf16),
+        og_type::OG_TYPE_F16 => Ok(ElementType::F16),
+        og_type::OG_TYPE_F32 => Ok(ElementType::F32),
+        og_type::OG_TYPE_E4M3 => Ok(ElementType::E4m3),
+        og_type::OG_TYPE_E5M2 => Ok(ElementType::E5m2),
+        og_type(other) => Err(unknown("element type", other.into())),
+    };
+    let extent = |what: &str, value: i32| match u32::try_from(value) {
+        Ok(value) if value > 0 => Ok(value),
+        _ => Err(unknown(what, value.into())),
+    };
+    Ok(Kernel {
+        name,
+        elements: ElementTypes {
+            a: element(facts.a_type)?,
+            b: element(facts.b_type)?,
+            d: element(facts.d_type)?,
+        },
+        b_layout: match facts.b_layout {
+            og_layout::OG_LAYOUT_NK => BLayout::Nk,
+            og_layout::OG_LAYOUT_KN => BLayout::Kn,
+            og_layout(other) => return Err(unknown("layout", other.into())),
+        },
+        tile: TileShape {
+            m: extent("tile rows", facts.tile_m)?,
+            n: extent("tile columns", facts.tile_n)?,
+        },
+        tile_k: extent("a step of K of", facts.tile_k)?,
+        cluster: ClusterShape {
+            m: extent("a cluster height", facts.cluster_m)?,
+            n: extent("a cluster width", facts.cluster_n)?,
+        },
+        pingpong: facts.pingpong != 0,
+        transposed: facts.transposed != 0,
+        fast_accumulation: facts.fast_accumulation != 0,
+        max_splits: extent("a number of splits of", facts.max_splits)?,
+    })
+}
+
 /// `og_gemm_check`: needs no device.
-pub(super) fn check(product: &Product, addresses: &Addresses) -> Result<()> {
-    // SAFETY: the pointer is to a live struct of the declared layout; the addresses in it are
-    // compared with the alignment and not followed.
-    outcome("og_gemm_check", unsafe { bindings::og_gemm_check(&params(product, addresses)) })
+pub(super) fn check(shape: &Shape) -> Result<()> {
+    // SAFETY: the pointer is to a live struct of the declared layout.
+    let status = unsafe { bindings::og_gemm_check(&shape_of(shape), shape.with_c.into()) };
+    outcome("og_gemm_check", status)
 }
 
 /// `og_gemm_prepare`.
 ///
 /// # Safety
 /// The CUDA context of the device is current on this thread.
-pub(super) unsafe fn prepare(product: &Product) -> Result<Prepared> {
-    let params = params(product, &Addresses::default());
+pub(super) unsafe fn prepare(shape: &Shape) -> Result<Prepared> {
     let mut plan = og_gemm_plan::default();
     // SAFETY: both pointers are to live structs of the declared layout; the context is current.
-    outcome("og_gemm_prepare", unsafe { bindings::og_gemm_prepare(&params, &mut plan) })?;
+    let status = unsafe { bindings::og_gemm_prepare(&shape_of(shape), &mut plan) };
+    outcome("og_gemm_prepare", status)?;
     Ok(Prepared(plan))
 }
 
@@ -100,21 +233,70 @@ pub(super) unsafe fn prepare(product: &Product) -> Result<Prepared> {
 ///
 /// # Safety
 /// The context that `prepared` was made in is current on this thread, `stream` belongs to it, the
-/// addresses are of device memory as long as sizes and pitches say, `workspace` of
-/// [`Prepared::workspace_bytes`]; all of it stays valid until the product is done.
+/// addresses are of device memory as long as sizes and pitches say, those of `input` as the header
+/// says, `records` (0: none) of [`Prepared::tile_count`] times the splits, `workspace` of
+/// [`Prepared::workspace_bytes`] that were zero once; all of it stays valid until the product is done.
 pub(super) unsafe fn enqueue(
-    product: &Product,
     prepared: &Prepared,
+    rows: u32,
     addresses: &Addresses,
+    input: Option<&Input<'_>>,
+    records: u64,
     workspace: u64,
     stream: *mut c_void,
 ) -> Result<()> {
-    let params = params(product, addresses);
+    let operands = operands_of(addresses);
+    let input = input.map(input_of);
     // SAFETY: the structs are live and of the declared layout; the rest is the caller's promise.
     let status = unsafe {
-        bindings::og_gemm_enqueue(&params, &prepared.0, workspace as *mut c_void, stream)
+        bindings::og_gemm_enqueue(
+            &prepared.0,
+            rows.into(),
+            &operands,
+            input.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
+            records as *mut og_tile_record,
+            workspace as *mut c_void,
+            stream,
+        )
     };
     outcome("og_gemm_enqueue", status)
+}
+
+/// `og_epoch_advance`.
+///
+/// # Safety
+/// The context of `stream` is current on this thread, and `epoch` is the address of a word there
+/// that stays valid until the kernel is done.
+pub(super) unsafe fn epoch_advance(epoch: u64, stream: *mut c_void) -> Result<()> {
+    // SAFETY: the caller's promise.
+    outcome("og_epoch_advance", unsafe { bindings::og_epoch_advance(epoch as *mut u32, stream) })
+}
+
+/// `og_signal_post`.
+///
+/// # Safety
+/// As for [`epoch_advance`]; `count` words from `signals` on, too.
+pub(super) unsafe fn signal_post(
+    signals: u64,
+    count: u32,
+    epoch: u64,
+    stream: *mut c_void,
+) -> Result<()> {
+    let count = i32::try_from(count).unwrap_or(i32::MAX);
+    // SAFETY: the caller's promise.
+    let status = unsafe {
+        bindings::og_signal_post(signals as *mut u32, count, epoch as *const u32, stream)
+    };
+    outcome("og_signal_post", status)
+}
+
+/// `og_signals_prepare`.
+///
+/// # Safety
+/// The CUDA context of the device is current on this thread.
+pub(super) unsafe fn signals_prepare() -> Result<()> {
+    // SAFETY: the caller's promise.
+    outcome("og_signals_prepare", unsafe { bindings::og_signals_prepare() })
 }
 
 /// Turns a status into an error with the words that the C side left behind.
@@ -147,82 +329,5 @@ fn outcome(call: &'static str, status: og_status) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_objects_are_of_this_header() {
-        assert_eq!(check_abi(), Ok(()));
-    }
-
-    const PRODUCT: Product = Product { m: 8, n: 8, k: 8, lda: 8, ldb: 8, ldd: 8, sm_limit: 0 };
-
-    #[test]
-    fn null_pointers_and_empty_plans_are_refused() {
-        let nowhere = params(&PRODUCT, &Addresses::default());
-        let somewhere = params(&PRODUCT, &Addresses { a: 16, b: 16, d: 16 });
-        let plan = og_gemm_plan::default();
-        let none: *mut c_void = std::ptr::null_mut();
-        // SAFETY: every null is one that the header promises to refuse, and a plan that no prepare
-        // has filled in is refused before any address is used.
-        let statuses = unsafe {
-            [
-                bindings::og_gemm_check(std::ptr::null()),
-                bindings::og_gemm_prepare(std::ptr::null(), none.cast()),
-                bindings::og_gemm_prepare(&nowhere, none.cast()),
-                bindings::og_gemm_enqueue(&nowhere, std::ptr::null(), none, none),
-                bindings::og_gemm_enqueue(&nowhere, &plan, none, none),
-                bindings::og_gemm_enqueue(&somewhere, &plan, none, none),
-            ]
-        };
-        assert_eq!(statuses[..5], [og_status::OG_STATUS_NULL_POINTER; 5]);
-        assert_eq!(statuses[5], og_status::OG_STATUS_BAD_PLAN);
-    }
-
-    #[test]
-    fn the_border_refuses_what_rust_types_cannot_even_say() {
-        let good = params(&PRODUCT, &Addresses::default());
-        let refused = |change: fn(&mut og_gemm_params)| {
-            let mut params = good;
-            change(&mut params);
-            // SAFETY: needs no device and follows no address.
-            unsafe { bindings::og_gemm_check(&params) }
-        };
-        assert_eq!(refused(|_| ()), og_status::OG_STATUS_OK);
-        assert_eq!(refused(|p| p.m = 0), og_status::OG_STATUS_OUT_OF_RANGE);
-        assert_eq!(refused(|p| p.n = -1), og_status::OG_STATUS_OUT_OF_RANGE);
-        assert_eq!(refused(|p| p.k = i64::MAX), og_status::OG_STATUS_OUT_OF_RANGE);
-        assert_eq!(refused(|p| p.sm_count = -1), og_status::OG_STATUS_OUT_OF_RANGE);
-        assert_eq!(refused(|p| p.sm_count = 1), og_status::OG_STATUS_OUT_OF_RANGE);
-        assert_eq!(refused(|p| p.lda = i64::MAX), og_status::OG_STATUS_BAD_PITCH);
-        assert_eq!(refused(|p| p.ldb = i64::MIN), og_status::OG_STATUS_BAD_PITCH);
-        assert_eq!(refused(|p| p.ldd = 7), og_status::OG_STATUS_BAD_PITCH);
-        assert_eq!(refused(|p| p.ldd = 12), og_status::OG_STATUS_MISALIGNED);
-        assert_eq!(refused(|p| p.a = 24 as *const c_void), og_status::OG_STATUS_MISALIGNED);
-        let many = |p: &mut og_gemm_params| {
-            (p.m, p.n, p.ldd) = (MAX_EXTENT.into(), MAX_EXTENT.into(), MAX_EXTENT.into());
-        };
-        assert_eq!(refused(many), og_status::OG_STATUS_OUT_OF_RANGE, "2^47 tiles");
-    }
-
-    #[test]
-    fn every_status_has_a_name() {
-        for number in 0..=og_status::OG_STATUS_INTERNAL.0 + 1 {
-            // SAFETY: any number is allowed, and the answer is never null.
-            let name = unsafe { CStr::from_ptr(bindings::og_status_string(og_status(number))) };
-            let known = number <= og_status::OG_STATUS_INTERNAL.0;
-            assert_eq!(name.to_str() != Ok("unknown status"), known, "{number}");
-        }
-    }
-
-    #[test]
-    fn without_a_driver_prepare_says_so() {
-        if super::super::devices().is_ok() {
-            return; // The GPU tests prepare for real.
-        }
-        // SAFETY: without a driver there is no context, and the runtime's first call fails.
-        let error = unsafe { prepare(&PRODUCT) }.unwrap_err();
-        assert!(matches!(error, Error::Cuda { .. }), "{error:?}");
-        assert!(error.to_string().contains("cudaGetDevice"), "{error}");
-    }
-}
+#[path = "ffi_tests.rs"]
+mod tests;

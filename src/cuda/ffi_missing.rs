@@ -5,8 +5,10 @@
 
 use std::ffi::c_void;
 
-use super::gemm::{Addresses, Product};
-use crate::error::Result;
+use super::call::{Addresses, Input};
+use super::kernels::Kernel;
+use super::shape::Shape;
+use crate::error::{Error, Result};
 
 /// Without kernels there is none.
 #[derive(Clone, Copy, Debug)]
@@ -20,33 +22,70 @@ impl Prepared {
     pub(super) fn sm_count(&self) -> u32 {
         match *self {}
     }
+
+    pub(super) fn tile_count(&self) -> u64 {
+        match *self {}
+    }
+}
+
+/// Why there are none.
+fn missing() -> Error {
+    match super::kernels_built() {
+        Ok(()) => unreachable!("kernels_built says so only in a build that has ffi.rs"),
+        Err(error) => error,
+    }
 }
 
 pub(super) fn check_abi() -> Result<()> {
     super::kernels_built()
 }
 
-pub(super) fn check(_: &Product, _: &Addresses) -> Result<()> {
-    super::kernels_built()
+pub(super) fn kernel_count() -> u32 {
+    0
+}
+
+pub(super) fn kernel_info(_: u32) -> Result<Kernel> {
+    Err(missing())
+}
+
+pub(super) fn check(_: &Shape) -> Result<()> {
+    Err(missing())
 }
 
 /// # Safety
 /// None needed; the twin's does.
-pub(super) unsafe fn prepare(_: &Product) -> Result<Prepared> {
-    match super::kernels_built() {
-        Ok(()) => unreachable!("kernels_built says so only in a build that has ffi.rs"),
-        Err(error) => Err(error),
-    }
+pub(super) unsafe fn prepare(_: &Shape) -> Result<Prepared> {
+    Err(missing())
 }
 
 /// # Safety
 /// None needed; the twin's does.
 pub(super) unsafe fn enqueue(
-    _: &Product,
     prepared: &Prepared,
+    _: u32,
     _: &Addresses,
+    _: Option<&Input<'_>>,
+    _: u64,
     _: u64,
     _: *mut c_void,
 ) -> Result<()> {
     match *prepared {}
+}
+
+/// # Safety
+/// None needed; the twin's does.
+pub(super) unsafe fn epoch_advance(_: u64, _: *mut c_void) -> Result<()> {
+    Err(missing())
+}
+
+/// # Safety
+/// None needed; the twin's does.
+pub(super) unsafe fn signal_post(_: u64, _: u32, _: u64, _: *mut c_void) -> Result<()> {
+    Err(missing())
+}
+
+/// # Safety
+/// None needed; the twin's does.
+pub(super) unsafe fn signals_prepare() -> Result<()> {
+    Err(missing())
 }

@@ -1,12 +1,18 @@
 //! Execution on GPUs (feature `cuda`).
 //!
-//! What belongs here: everything that needs a CUDA driver or the compiled kernels. Nothing
-//! in `ops` stands on it yet: what there is, is a plain product. Below it, `plan` says what happens
-//! in which order and knows no executor. The modules:
+//! What belongs here: everything that needs a CUDA driver or the compiled kernels. Below it, `plan`
+//! says what happens in which order and knows no executor; nothing in `ops` stands on this yet. The
+//! modules, what a user calls first:
 //!
+//! - [`gemm`]: a product whose input is there; [`async_gemm`]: one whose input arrives chunk by chunk;
+//! - [`signals`]: how chunks are said to be there, and the protocol of it;
+//! - [`operands`], [`options`], [`records`]: what a call multiplies, how, and when each tile was done;
+//! - [`kernels`](mod@kernels), [`choice`]: what was compiled, and which of it serves a problem;
 //! - [`device`]: which GPUs there are, and whether this crate can use them;
-//! - [`gemm`]: a plain matrix product, planned once and enqueued many times;
-//! - `ffi`: the C functions of `csrc/overlap_gemm.h`, the whole border to the device code.
+//! - `product`: what both products share: planning and calling; `shape`: which sizes kernels take;
+//!   `workspace`: memory that a product needs for itself; `host_words`: memory that the device reads
+//!   and writes while a kernel runs;
+//! - `ffi`, `call`: the C functions of `csrc/overlap_gemm.h`, the whole border to the device code.
 //!
 //! Two things may be absent where a binary of this feature runs, and neither stops it from
 //! starting. The *driver* is loaded at run time: without one, [`devices`] and
@@ -19,13 +25,33 @@
 //! launched through CUDA's runtime (linked statically). Both mean the device's *primary context*;
 //! the runtime finds it because every function here makes it current on the calling thread first.
 
+pub mod async_gemm;
+mod call;
+pub mod choice;
 pub mod device;
 #[cfg_attr(not(overlap_gemm_kernels), path = "ffi_missing.rs")]
 mod ffi;
 pub mod gemm;
+mod host_words;
+pub mod kernels;
+pub mod operands;
+pub mod options;
+mod product;
+pub mod records;
+mod shape;
+pub mod signals;
+mod workspace;
 
+pub use async_gemm::AsyncGemm;
+pub use choice::{Choice, choose};
 pub use device::{Device, DeviceInfo, devices};
 pub use gemm::Gemm;
+pub use kernels::{Kernel, kernels};
+pub use operands::{Operands, RawOperands};
+pub use options::{Activation, GemmOptions};
+pub use records::{TileRecord, TileRecords};
+pub use shape::{MAX_EXTENT, MAX_SPLITS};
+pub use signals::{Aborter, Signals};
 
 use crate::error::{Error, Result};
 
@@ -40,6 +66,9 @@ mod generated {
         super::BuildInfo { toolkit: TOOLKIT, cutlass: CUTLASS, instances: INSTANCES };
     pub(super) const REASON: &str = NOT_BUILT;
 }
+
+/// The most chunks a product waits for: they travel as parameters of the kernel.
+pub const MAX_CHUNKS: u32 = 256;
 
 /// What the kernels in this binary were built with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

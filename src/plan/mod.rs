@@ -31,6 +31,8 @@ mod whole;
 
 pub use chunks::{Chunks, MAX_CHUNKS};
 pub use partition::Partition;
+#[cfg(feature = "cuda")]
+pub(crate) use problem::check_aligned;
 pub use problem::{
     BLayout, ElementTypes, MAX_DIMENSION, Problem, ProblemBuilder, Scaling, TMA_ALIGNMENT,
 };

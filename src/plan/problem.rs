@@ -201,7 +201,12 @@ impl Problem {
 
     /// The elements a slice of D must hold.
     pub fn d_len(&self) -> u64 {
-        strided_len(self.m(), self.n, self.ldd)
+        self.d_len_of(self.m())
+    }
+
+    /// The elements a slice of D must hold for `rows` rows.
+    pub fn d_len_of(&self, rows: u32) -> u64 {
+        strided_len(rows, self.n, self.ldd)
     }
 
     /// The bytes of `rows` packed rows of A: what a chunk of them costs the link.
@@ -241,29 +246,40 @@ impl Problem {
         Ok(Problem { n, ldb, ldd: n, ..self.clone() })
     }
 
-    /// Whether TMA can address all three matrices: each row starts at a multiple of 16 bytes.
+    /// Whether TMA can address the three matrices where the caller holds them: each row starts at a
+    /// multiple of 16 bytes, and a row of D ends at one too.
     ///
-    /// Host threads need no such thing; GPU plans call this.
+    /// Host threads need no such thing; GPU plans call this. A TMA store writes whole 16-byte pieces,
+    /// and on a GPU a ragged end of D was seen to write zeros behind it. A ragged K is harmless: loads
+    /// beyond it give zeros.
     pub fn check_tma(&self) -> Result<()> {
-        let pitches = [
-            ("the pitch of A (lda)", self.lda, self.elements.a),
-            ("the pitch of the gathered A (k)", self.k, self.elements.a),
-            ("the pitch of B (ldb)", self.ldb, self.elements.b),
-            ("the pitch of D (ldd)", self.ldd, self.elements.d),
-        ];
-        for (what, elements, element) in pitches {
-            let bytes = u64::from(elements) * u64::from(element.size());
-            if !bytes.is_multiple_of(TMA_ALIGNMENT) {
-                return Err(Error::Misaligned {
-                    what,
-                    bytes,
-                    multiple_of: TMA_ALIGNMENT,
-                    remedy: "pad the rows of the matrix to a multiple of 16 bytes, or use the host",
-                });
-            }
-        }
-        Ok(())
+        let ElementTypes { a, b, d } = self.elements;
+        let pad = "pad the rows of the matrix to a multiple of 16 bytes, or use the host";
+        check_pitch("the pitch of A (lda)", self.lda, a, pad)?;
+        check_pitch("the pitch of B (ldb)", self.ldb, b, pad)?;
+        check_pitch("the pitch of D (ldd)", self.ldd, d, pad)?;
+        let widen = "add columns to B until a row of D is a multiple of 16 bytes, or use the host";
+        check_pitch("the width of D (n)", self.n, d, widen)
     }
+
+    /// [`Problem::check_tma`] where A is gathered: it lies packed then, so that K is a pitch too.
+    pub fn check_tma_gathered(&self) -> Result<()> {
+        self.check_tma()?;
+        let remedy = "add columns to A and rows to B until k is a multiple, or use the host";
+        check_pitch("the pitch of the gathered A (k)", self.k, self.elements.a, remedy)
+    }
+}
+
+fn check_pitch(what: &'static str, len: u32, of: ElementType, remedy: &'static str) -> Result<()> {
+    check_aligned(what, u64::from(len) * u64::from(of.size()), remedy)
+}
+
+/// An error unless `bytes`, an address or a distance, is one that TMA can take.
+pub(crate) fn check_aligned(what: &'static str, bytes: u64, remedy: &'static str) -> Result<()> {
+    if bytes.is_multiple_of(TMA_ALIGNMENT) {
+        return Ok(());
+    }
+    Err(Error::Misaligned { what, bytes, multiple_of: TMA_ALIGNMENT, remedy })
 }
 
 /// The elements from the first of row 0 to the last of row `rows - 1`.

@@ -1,0 +1,313 @@
+//! GEMM on an input that arrives chunk by chunk while it is multiplied, on one GPU.
+//!
+//! What belongs here: the product that waits. The order in which it computes is
+//! [`TileOrder`]'s; whom it waits for is [`Signals`]' affair. Invariant: the chunk table, the kernel
+//! and its memory are made in [`AsyncGemm::plan`]; [`AsyncGemm::enqueue`] neither allocates nor waits,
+//! and can be captured into a graph.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cudarc::driver::CudaStream;
+
+use super::MAX_CHUNKS;
+use super::call::{Chunk, Input};
+use super::choice::Choice;
+use super::device::Device;
+use super::kernels::Kernel;
+use super::operands::{Operands, RawOperands};
+use super::options::GemmOptions;
+use super::product::Product;
+use super::records::TileRecords;
+use super::signals::{Signals, Waiter};
+use super::workspace::is_capturing;
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::plan::{Chunks, Problem, TileOrder};
+
+/// How long a tile of the first call waits, when peers may still be starting.
+const FIRST_LIMIT: Duration = Duration::from_secs(60);
+/// How long a tile of every later call waits.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// D = A · B where A arrives while it is multiplied.
+///
+/// The product walks its tiles in the order in which chunks are expected, the shard of `pivot_rank`
+/// first, and each tile waits for the chunks that its rows touch. Whoever delivers A says so with
+/// [`Signals`]; the protocol is described [there](super::signals).
+///
+/// ```no_run
+/// use overlap_gemm::cuda::{AsyncGemm, Device, GemmOptions, RawOperands, Signals};
+/// use overlap_gemm::cuda::cudarc::driver::DevicePtr;
+/// use overlap_gemm::element::bf16;
+/// use overlap_gemm::plan::{Chunks, Problem};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = Device::open(0)?;
+/// let (stream, copies) = (device.new_stream()?, device.new_stream()?);
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(8).build()?;
+/// let chunks = Chunks::even(problem.shards(), 2)?;
+/// let gemm = AsyncGemm::plan(&device, &problem, &chunks, 0, &GemmOptions::default())?;
+/// let signals = Signals::new(&device, chunks.len())?;
+///
+/// let input = vec![bf16::ONE; 4096 * 8192]; // pinned memory would be faster
+/// let mut a = stream.alloc_zeros::<bf16>(4096 * 8192)?;
+/// let b = stream.clone_htod(&vec![bf16::ONE; 3584 * 8192])?;
+/// let d = stream.alloc_zeros::<bf16>(4096 * 3584)?;
+/// let addresses =
+///     [a.device_ptr(&stream).0, b.device_ptr(&stream).0, d.device_ptr(&stream).0];
+///
+/// // A step: a new epoch, then the chunks in the order they are needed, then the product.
+/// signals.advance(&stream)?;
+/// copies.join(&stream)?;
+/// for chunk in chunks.need_order(0) {
+///     let rows = chunks.rows(chunk);
+///     let part = rows.start as usize * 8192..rows.end as usize * 8192;
+///     copies.memcpy_htod(&input[part.clone()], &mut a.slice_mut(part))?;
+///     signals.write(&copies, chunk)?; // after the copy, on its stream; needs no SM
+/// }
+/// let [a_address, b_address, d_address] = addresses;
+/// // SAFETY: all three are on this device and as long as the problem says, and outlive the product.
+/// unsafe {
+///     gemm.enqueue_raw(&stream, &RawOperands::new(a_address, b_address, d_address), &signals)?;
+/// }
+/// stream.synchronize()?;
+/// signals.check()?; // a chunk that did not come in time is named here
+/// assert_eq!(stream.clone_dtoh(&d)?[0], bf16::from_f32(8192.0));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct AsyncGemm {
+    product: Product,
+    order: TileOrder,
+    table: Box<[Chunk]>,
+    pivot_row: i32,
+    first_limit: Duration,
+    waiter: Waiter,
+    begun: AtomicBool,
+}
+
+impl AsyncGemm {
+    /// Chooses and loads a kernel for `problem` whose A arrives in `chunks`; those of `pivot_rank` are
+    /// expected first. The signal of chunk c is in slot c.
+    ///
+    /// M is the planned one in every call: another M has other chunks, and another plan. Plans are cheap
+    /// once a kernel is loaded.
+    pub fn plan(
+        device: &Device,
+        problem: &Problem,
+        chunks: &Chunks,
+        pivot_rank: u32,
+        options: &GemmOptions,
+    ) -> Result<Self> {
+        check_chunks(problem, chunks, pivot_rank)?;
+        let product = Product::plan(device, problem, options)?;
+        let tiling = product.kernel.tiling(product.choice.swizzle);
+        let order = TileOrder::new(chunks, problem.n(), tiling, pivot_rank)?;
+        let pivot_row = chunks.shards().rows(pivot_rank).start % chunks.shards().m();
+        let table = (0..chunks.len()).map(|chunk| Chunk {
+            first_row: number(chunks.rows(chunk).start),
+            signal: number(chunk),
+        });
+        Ok(AsyncGemm {
+            product,
+            order,
+            table: table.collect(),
+            pivot_row: number(pivot_row),
+            first_limit: FIRST_LIMIT,
+            waiter: Waiter { rank: pivot_rank, limit: LIMIT, chunks: chunks.clone() },
+            begun: AtomicBool::new(false),
+        })
+    }
+
+    /// The part of [`AsyncGemm::plan`] that needs no device.
+    pub fn check(
+        problem: &Problem,
+        chunks: &Chunks,
+        pivot_rank: u32,
+        options: &GemmOptions,
+    ) -> Result<()> {
+        check_chunks(problem, chunks, pivot_rank)?;
+        Product::check(problem, options)
+    }
+
+    /// Puts the signal of chunk c into `slots[c]`, e.g. [`Chunks::signal_slot`].
+    pub fn with_slots(mut self, slots: &[u32]) -> Result<Self> {
+        if slots.len() != self.table.len() {
+            let remedy = "give a slot for each chunk";
+            let (got, expected) = (slots.len(), self.table.len());
+            return Err(Error::mismatch("the number of slots", got, expected, remedy));
+        }
+        for (chunk, &slot) in self.table.iter_mut().zip(slots) {
+            if slot >= crate::plan::MAX_CHUNKS {
+                let most = u64::from(crate::plan::MAX_CHUNKS) - 1;
+                let remedy = "number the slots from 0";
+                return Err(Error::out_of_range("the slot", slot.into(), 0, most, remedy));
+            }
+            chunk.signal = number(slot);
+        }
+        Ok(self)
+    }
+
+    /// How long a tile waits for its chunks: `first` in the first call (default: a minute), when peers
+    /// may still be starting, `steady` in every later one and in graphs (default: ten seconds).
+    #[must_use]
+    pub fn with_timeouts(mut self, first: Duration, steady: Duration) -> Self {
+        (self.first_limit, self.waiter.limit) = (first, steady);
+        self
+    }
+
+    /// The problem that was planned.
+    pub fn problem(&self) -> &Problem {
+        &self.product.problem
+    }
+
+    /// What was asked for.
+    pub fn options(&self) -> &GemmOptions {
+        &self.product.options
+    }
+
+    /// The chunks that are waited for.
+    pub fn chunks(&self) -> &Chunks {
+        &self.waiter.chunks
+    }
+
+    /// The kernel that carries it out.
+    pub fn kernel(&self) -> &'static Kernel {
+        self.product.kernel
+    }
+
+    /// How the kernel is run.
+    pub fn choice(&self) -> Choice {
+        self.product.choice
+    }
+
+    /// How many SMs the kernel may occupy.
+    pub fn sm_count(&self) -> u32 {
+        self.product.sm_count()
+    }
+
+    /// The order in which the kernel computes its tiles.
+    pub fn tile_order(&self) -> &TileOrder {
+        &self.order
+    }
+
+    /// A buffer for the records of one call: [`Operands::records`].
+    pub fn records(&self) -> Result<TileRecords> {
+        self.product.records()
+    }
+
+    /// Enqueues the product on `stream` and returns. It waits on the device, for the signals of the
+    /// epoch that [`Signals::advance`] has begun.
+    ///
+    /// A product that gives up (a limit, an abort) ends all the same; [`Signals::check`] says so once
+    /// the stream is through, and D is undefined.
+    ///
+    /// While `cudarc` tracks events (its default), it makes `stream` wait for everything that was
+    /// enqueued on A before, and later writes to A wait for this product: right, but nothing overlaps,
+    /// and a chunk that is copied with `cudarc` after this call comes too late. To overlap, turn the
+    /// tracking off, or use [`AsyncGemm::enqueue_raw`].
+    pub fn enqueue<A: Element, B: Element, D: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        operands: Operands<'_, A, B, D>,
+        signals: &Signals,
+    ) -> Result<()> {
+        self.check_rows(operands.rows)?;
+        let input = self.input(stream, signals)?;
+        self.product.enqueue(stream, operands, Some(&input))
+    }
+
+    /// [`AsyncGemm::enqueue`] for memory that is not `cudarc`'s, or that nobody tracks.
+    ///
+    /// # Safety
+    /// As for [`Gemm::enqueue_raw`](super::Gemm::enqueue_raw), except that the chunks of A (and their
+    /// row scales) may be written until their signals are.
+    pub unsafe fn enqueue_raw(
+        &self,
+        stream: &Arc<CudaStream>,
+        operands: &RawOperands,
+        signals: &Signals,
+    ) -> Result<()> {
+        self.check_rows(operands.rows)?;
+        let input = self.input(stream, signals)?;
+        // SAFETY: the caller's promise, and `signals` keeps what `input` names alive until the stream is
+        // through.
+        unsafe { self.product.enqueue_raw(stream, operands, Some(&input)) }
+    }
+
+    fn check_rows(&self, rows: Option<u32>) -> Result<()> {
+        let planned = self.problem().m();
+        match rows {
+            Some(rows) if rows != planned => {
+                let remedy = "plan another AsyncGemm with the chunks of these rows";
+                Err(Error::mismatch("the number of rows", rows, planned, remedy))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn input(&self, stream: &Arc<CudaStream>, signals: &Signals) -> Result<Input<'_>> {
+        let most = self.table.iter().map(|chunk| chunk.signal.unsigned_abs()).max().unwrap_or(0);
+        signals.signal_address(most)?;
+        self.product.device.check_stream(stream)?;
+        let mut waiter = self.waiter.clone();
+        // Relaxed: whichever call comes first may be patient.
+        if !is_capturing(stream)? && !self.begun.swap(true, Ordering::Relaxed) {
+            waiter.limit = self.first_limit;
+        }
+        signals.input(stream, &self.table, self.pivot_row, &waiter)
+    }
+}
+
+/// The part of the rules that concerns chunks.
+fn check_chunks(problem: &Problem, chunks: &Chunks, pivot_rank: u32) -> Result<()> {
+    chunks.shards().check_rank(pivot_rank)?;
+    if chunks.shards().m() != problem.m() {
+        let remedy = "make the chunks of shards whose rows sum to m";
+        let (got, expected) = (chunks.shards().m(), problem.m());
+        return Err(Error::mismatch("the sum of all chunks' rows", got, expected, remedy));
+    }
+    if chunks.len() > MAX_CHUNKS {
+        let remedy = "use fewer, larger chunks: they travel as parameters of the kernel";
+        let (what, max) = ("the number of chunks", MAX_CHUNKS.into());
+        return Err(Error::out_of_range(what, chunks.len().into(), 1, max, remedy));
+    }
+    Ok(())
+}
+
+/// Rows, chunks and slots are below 2³¹: `plan` sees to it.
+fn number(value: u32) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Shards;
+
+    #[test]
+    fn chunks_that_do_not_fit_are_named_without_a_device() {
+        let problem = Problem::builder(1024, 64, 64).build().unwrap();
+        let refused = |rows: u32, chunks: u32, pivot: u32| {
+            let chunks = Chunks::even(&Shards::even(rows, 2).unwrap(), chunks).unwrap();
+            let options = GemmOptions::default();
+            AsyncGemm::check(&problem, &chunks, pivot, &options).unwrap_err().to_string()
+        };
+        let error = refused(1000, 4, 0);
+        assert!(
+            error.starts_with("the sum of all chunks' rows is 1000, but must be 1024"),
+            "{error}"
+        );
+        let error = refused(1024, 129, 0);
+        assert!(error.starts_with("the number of chunks is 258, but must be between 1 and 256"));
+        assert!(refused(1024, 4, 2).starts_with("rank is 2"));
+    }
+
+    #[test]
+    fn plans_may_move_between_threads() {
+        fn check<T: Send + Sync>() {}
+        check::<AsyncGemm>();
+    }
+}

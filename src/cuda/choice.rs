@@ -1,0 +1,239 @@
+//! Which kernel carries out which product, and how.
+//!
+//! What belongs here: arithmetic over the kernels' facts, the problem and the number of SMs: no
+//! device, no clock. Invariant: the same question has the same answer everywhere, what is chosen is
+//! legal for the kernel, and only kernels of the asked types, layout and accumulation are
+//! looked at: there is no silent fallback.
+//!
+//! Two steps, so that measured times can be put before the guess: `candidates` lists everything
+//! that would be right, `cheapest` takes the one that the cost model finds fastest.
+
+use super::kernels::{Kernel, kind};
+use super::options::GemmOptions;
+use crate::element::ElementType;
+use crate::error::{Error, Result};
+use crate::plan::Problem;
+
+/// SMs of an H100 or H200: what is assumed where no device was asked.
+pub const TYPICAL_SMS: u32 = 132;
+
+/// A kernel and how to run it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Choice {
+    /// The kernel's place in the list.
+    pub kernel: usize,
+    /// Unit rows that sweep over the columns together.
+    pub swizzle: u32,
+    /// Slices that K is cut into.
+    pub splits: u32,
+}
+
+/// The kernel for `problem` on `sm_count` SMs, of `kernels` as [`kernels`](super::kernels()) lists
+/// them; `options` may fix any part of the answer.
+pub fn choose(
+    kernels: &[Kernel],
+    problem: &Problem,
+    options: &GemmOptions,
+    sm_count: u32,
+) -> Result<Choice> {
+    let sms = options.sm_limit.unwrap_or(sm_count);
+    let all = candidates(kernels, problem, options, sms, sm_count)?;
+    let choice = cheapest(kernels, problem, &all, sms);
+    choice.ok_or_else(|| none_for(kernels, problem, options))
+}
+
+/// Every kernel and number of splits that would compute the problem; never empty.
+fn candidates(
+    kernels: &[Kernel],
+    problem: &Problem,
+    options: &GemmOptions,
+    sms: u32,
+    sm_count: u32,
+) -> Result<Vec<Choice>> {
+    let mut serving = serving(kernels, problem, options)?;
+    let least = serving.iter().map(|&index| kernels[index].cluster_size()).min().unwrap_or(1);
+    if !(least..=sm_count).contains(&sms) {
+        let remedy = "leave the limit out to use the whole GPU";
+        let (min, max) = (least.into(), sm_count.into());
+        return Err(Error::out_of_range("the SM limit", sms.into(), min, max, remedy));
+    }
+    serving.retain(|&index| kernels[index].cluster_size() <= sms);
+    let most =
+        serving.iter().map(|&index| most_splits(&kernels[index], problem)).max().unwrap_or(1);
+    if let Some(splits) = options.splits.filter(|splits| !(1..=most).contains(splits)) {
+        let remedy = "cut K into no more slices than a kernel can, nor than K has steps";
+        let what = "the number of splits";
+        return Err(Error::out_of_range(what, splits.into(), 1, most.into(), remedy));
+    }
+    let mut all = Vec::new();
+    for index in serving {
+        let kernel = &kernels[index];
+        let swizzle = options.swizzle.unwrap_or_else(|| square_waves(kernel, problem, sms));
+        kernel.tiling(swizzle).check()?;
+        let most = most_splits(kernel, problem);
+        let splits = match options.splits {
+            Some(splits) => splits..=splits.min(most),
+            None => 1..=most,
+        };
+        all.extend(splits.map(|splits| Choice { kernel: index, swizzle, splits }));
+    }
+    Ok(all)
+}
+
+/// The kernels of the right types, or the named one.
+fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Result<Vec<usize>> {
+    let fast = options.fast_accumulation;
+    let serves = |kernel: &Kernel| kernel.serves(problem.elements(), problem.b_layout(), fast);
+    if let Some(name) = &options.kernel {
+        let Some(index) = kernels.iter().position(|kernel| kernel.name == *name) else {
+            let names: Vec<_> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+            return Err(Error::Unsupported {
+                what: format!("the kernel '{name}'"),
+                why: format!("this binary has {}", names.join(", ")),
+                remedy: "name one of these, or build with OVERLAP_GEMM_KERNELS=all for the full set",
+            });
+        };
+        if !serves(&kernels[index]) {
+            return Err(Error::Unsupported {
+                what: format!("the kernel '{name}' for {}", asked(problem, options)),
+                why: format!("it computes {}", kernels[index].kind()),
+                remedy: "name a kernel of these types, or none to have one chosen",
+            });
+        }
+        return Ok(vec![index]);
+    }
+    let all: Vec<_> = (0..kernels.len()).filter(|&index| serves(&kernels[index])).collect();
+    if all.is_empty() { Err(none_for(kernels, problem, options)) } else { Ok(all) }
+}
+
+fn asked(problem: &Problem, options: &GemmOptions) -> String {
+    kind(problem.elements(), problem.b_layout(), options.fast_accumulation)
+}
+
+fn none_for(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Error {
+    let mut kinds: Vec<_> = kernels.iter().map(Kernel::kind).collect();
+    kinds.sort();
+    kinds.dedup();
+    Error::Unsupported {
+        what: format!("the product {} on the GPU", asked(problem, options)),
+        why: match kinds.is_empty() {
+            true => "this binary has no kernels at all".into(),
+            false => format!("this binary has kernels for {}", kinds.join("; ")),
+        },
+        remedy: "use one of these, or build with the environment variable OVERLAP_GEMM_KERNELS=all: \
+                 the full set of kernels is not compiled by default",
+    }
+}
+
+/// The most slices that the kernel can cut this K into: each has at least one step.
+fn most_splits(kernel: &Kernel, problem: &Problem) -> u32 {
+    kernel.max_splits.min(problem.k().div_ceil(kernel.tile_k)).max(1)
+}
+
+/// As many unit rows together as make the part of D that is computed at a time about square, so that
+/// A and B are read about equally often.
+fn square_waves(kernel: &Kernel, problem: &Problem, sms: u32) -> u32 {
+    let [rows, columns] = unit(kernel).map(|extent| extent as f64);
+    let clusters = f64::from((sms / kernel.cluster_size()).max(1));
+    let together = (clusters * columns / rows).sqrt().round() as u32;
+    let all = (f64::from(problem.m()) / rows).ceil() as u32;
+    // A power of two below, so that whole sweeps fill the usual, even, shapes.
+    let together = together.clamp(1, 16).min(all.max(1));
+    1 << together.ilog2()
+}
+
+/// Rows and columns of what one cluster computes at a time.
+fn unit(kernel: &Kernel) -> [u64; 2] {
+    let extent = |tile: u32, cluster: u32| u64::from(tile) * u64::from(cluster);
+    [extent(kernel.tile.m, kernel.cluster.m), extent(kernel.tile.n, kernel.cluster.n)]
+}
+
+/// The candidate with the least cost; among equals the one with the larger tile, then with fewer
+/// splits, then the first.
+fn cheapest(kernels: &[Kernel], problem: &Problem, all: &[Choice], sms: u32) -> Option<Choice> {
+    /// Costs that differ by less are equal: the model is not that good.
+    const SAME: f64 = 0.999;
+    let area = |choice: &Choice| {
+        let tile = kernels[choice.kernel].tile;
+        u64::from(tile.m) * u64::from(tile.n)
+    };
+    let mut best: Option<(f64, Choice)> = None;
+    for choice in all {
+        let cost = cost(&kernels[choice.kernel], problem, choice.splits, sms);
+        let better = match &best {
+            None => true,
+            Some((least, _)) if cost < least * SAME => true,
+            Some((least, _)) if cost * SAME > *least => false,
+            Some((_, old)) => {
+                (area(choice), old.splits, old.kernel) > (area(old), choice.splits, choice.kernel)
+            }
+        };
+        if better {
+            best = Some((cost, *choice));
+        }
+    }
+    best.map(|(_, choice)| choice)
+}
+
+/// Operations a second of one SM's tensor cores on 16-bit inputs, as sustained under the power limit.
+const SM_FLOPS: f64 = 6.4e12;
+/// Bytes a second from device memory.
+const MEMORY: f64 = 4.2e12;
+/// Bytes a second from the L2 cache, to all SMs together and to one alone.
+const CACHE: f64 = 6.0e12;
+const CACHE_TO_ONE: f64 = 6.0e10;
+/// Seconds that a split costs at least: the slices meet, and one of them adds the others up.
+const SPLIT: f64 = 2.0e-6;
+
+/// Seconds that the product should take, launch apart.
+fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
+    let [unit_m, unit_n] = unit(kernel);
+    let units = u64::from(problem.m()).div_ceil(unit_m) * u64::from(problem.n()).div_ceil(unit_n);
+    let clusters = u64::from((sms / kernel.cluster_size()).max(1));
+    let work = units * u64::from(splits);
+    let waves = work.div_ceil(clusters) as f64;
+    let busy = (work.min(clusters) * u64::from(kernel.cluster_size())) as f64;
+
+    let (m, n) = (f64::from(kernel.tile.m), f64::from(kernel.tile.n));
+    let steps = problem.k().div_ceil(kernel.tile_k).div_ceil(splits);
+    let k = f64::from(steps) * f64::from(kernel.tile_k);
+    let size = |element: ElementType| f64::from(element.size());
+    let (a, b, d) = {
+        let types = problem.elements();
+        (size(types.a), size(types.b), size(types.d))
+    };
+    let rate = SM_FLOPS * if problem.elements().a.is_fp8() { 1.9 } else { 1.0 };
+    let multiply = 2.0 * m * n * k / (rate * efficiency(m * n));
+    // What a cluster shares is read once for all of its blocks.
+    let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
+    let load = (m * a / cluster_n + n * b / cluster_m) * k / CACHE_TO_ONE.min(CACHE / busy);
+    // The end of one tile hides behind the next one where two groups take turns.
+    let finish = 1.2e-6 * (m * n) / 32768.0 * if kernel.pingpong { 0.3 } else { 1.0 };
+    let computing = waves * (multiply.max(load) + finish);
+
+    let (all_m, all_n, all_k) =
+        (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
+    let bytes = all_m * all_k * a + all_n * all_k * b + all_m * all_n * d;
+    let moving = bytes / MEMORY.min(CACHE_TO_ONE * busy);
+    let joining = match splits {
+        1 => 0.0,
+        _ => SPLIT + 2.0 * 4.0 * m * n * work as f64 * f64::from(kernel.cluster_size()) / CACHE,
+    };
+    computing.max(moving) + joining
+}
+
+/// The share of the peak that tiles of so many outputs reach.
+fn efficiency(outputs: f64) -> f64 {
+    match outputs {
+        area if area >= 32768.0 => 1.0,
+        area if area >= 16384.0 => 0.88,
+        area if area >= 8192.0 => 0.7,
+        area if area >= 4096.0 => 0.5,
+        _ => 0.35,
+    }
+}
+
+#[cfg(test)]
+#[path = "choice_tests.rs"]
+mod tests;

@@ -1,0 +1,130 @@
+//! A few words of host memory that the device reads and writes while a kernel runs.
+//!
+//! What belongs here: the abort word and the failure record, pinned and mapped, and the atomics that
+//! order them. Invariant: the memory is freed once, when nobody on this side holds it; whoever hands
+//! its address to a kernel holds it until that kernel has ended.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::{CudaContext, result, sys};
+
+use super::call::FailureRecord;
+use super::device::Device;
+use super::driver_error;
+use crate::error::{Error, Result};
+use crate::plan::Tile;
+
+/// Where the failure record starts: in a line of its own, away from the word that is polled.
+const RECORD_AT: usize = 128;
+const BYTES: usize = 256;
+
+/// The words, on the host and as the device sees them.
+#[derive(Debug)]
+pub(super) struct HostWords {
+    start: NonNull<u8>,
+    device_start: u64,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: the memory belongs to the process, not to a thread; all access is through atomics.
+unsafe impl Send for HostWords {}
+// SAFETY: as above.
+unsafe impl Sync for HostWords {}
+
+/// What a kernel said when it gave up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// The abort word was set; otherwise the time was over.
+    pub(super) aborted: bool,
+    pub(super) chunk: u32,
+    pub(super) signal: u32,
+    pub(super) epoch: u32,
+    pub(super) tile: Tile,
+}
+
+impl HostWords {
+    pub(super) fn new(device: &Device) -> Result<Self> {
+        device.bind()?;
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: the context is current.
+        let start = unsafe { result::malloc_host(BYTES, flags) }
+            .map_err(|error| driver_error("cuMemHostAlloc", error))?;
+        let Some(start) = NonNull::new(start.cast::<u8>()) else {
+            let detail = "it returned no address".into();
+            return Err(Error::Cuda { call: "cuMemHostAlloc", detail });
+        };
+        // From here on an early return frees it.
+        let context = Arc::clone(device.context());
+        let mut words = HostWords { start, device_start: 0, context };
+        // SAFETY: the memory is this long, and nobody else knows of it.
+        unsafe { start.as_ptr().write_bytes(0, BYTES) };
+        // SAFETY: the address is that of mapped host memory, and the other of a live integer.
+        unsafe {
+            sys::cuMemHostGetDevicePointer_v2(&mut words.device_start, start.as_ptr().cast(), 0)
+        }
+        .result()
+        .map_err(|error| driver_error("cuMemHostGetDevicePointer", error))?;
+        Ok(words)
+    }
+
+    /// The abort word, for the device.
+    pub(super) fn abort_address(&self) -> u64 {
+        self.device_start
+    }
+
+    /// The failure record, for the device.
+    pub(super) fn failure_address(&self) -> u64 {
+        self.device_start + RECORD_AT as u64
+    }
+
+    /// Raises or lowers the abort word.
+    pub(super) fn set_abort(&self, abort: bool) {
+        // Release, for what the caller did before; the device polls it with system scope.
+        self.word(0).store(abort.into(), Ordering::Release);
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.word(0).load(Ordering::Relaxed) != 0
+    }
+
+    /// What a kernel wrote since the last look.
+    pub(super) fn take_failure(&self) -> Option<Failure> {
+        let word = |offset: usize| self.word(RECORD_AT + offset);
+        // Acquire: `kind` is written last, with release at system scope.
+        let kind = word(std::mem::offset_of!(FailureRecord, kind)).load(Ordering::Acquire);
+        if kind == FailureRecord::NONE {
+            return None;
+        }
+        let load = |offset| word(offset).load(Ordering::Relaxed);
+        let failure = Failure {
+            aborted: kind == FailureRecord::ABORTED,
+            chunk: load(std::mem::offset_of!(FailureRecord, chunk)),
+            signal: load(std::mem::offset_of!(FailureRecord, signal)),
+            epoch: load(std::mem::offset_of!(FailureRecord, epoch)),
+            tile: Tile {
+                m: load(std::mem::offset_of!(FailureRecord, tile_m)),
+                n: load(std::mem::offset_of!(FailureRecord, tile_n)),
+            },
+        };
+        let none = FailureRecord::NONE;
+        word(std::mem::offset_of!(FailureRecord, kind)).store(none, Ordering::Release);
+        Some(failure)
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset + 4 <= BYTES && offset.is_multiple_of(4));
+        // SAFETY: inside the allocation and aligned, since pages are; it lives as long as `self`, and
+        // this process touches it through atomics only.
+        unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(offset).cast()) }
+    }
+}
+
+impl Drop for HostWords {
+    fn drop(&mut self) {
+        self.context.record_err(self.context.bind_to_thread());
+        // SAFETY: from `malloc_host`, freed nowhere else.
+        self.context.record_err(unsafe { result::free_host(self.start.as_ptr().cast()) });
+    }
+}

@@ -1,0 +1,358 @@
+//! The signals that a product waits for: one word for each chunk, on the device.
+//!
+//! What belongs here: the memory of the chunk protocol on one GPU, and the ways to write it.
+//!
+//! # The protocol
+//!
+//! A **step** has an **epoch**: a number in device memory that grows by one a step and may wrap. A
+//! signal is *ready* when `signal − epoch ≥ 0` in wrapping arithmetic (`(i32)(signal - epoch) >= 0`), so
+//! nothing is ever reset. A step is:
+//!
+//! 1. [`Signals::advance`] on the stream of the products, when the products of the step before are
+//!    done (they are, in the order of that stream): the epoch is constant while a product runs;
+//! 2. producers write chunks and then the chunks' signals, in any order and on any stream, but after
+//!    the step before has read the buffer that they write to;
+//! 3. products that wait ([`AsyncGemm`](super::AsyncGemm)), enqueued before or after the producers'
+//!    work.
+//!
+//! A signal is written *after* its data by [`Signals::post`] (a kernel of one thread: for graphs; it
+//! needs an SM, so enqueue it before the product, or keep SMs free with a limit), by
+//! [`Signals::write`] (the stream itself writes: no SM, but not for graphs), or by anyone else who has
+//! [`Signals::signal_address`] and [`Signals::epoch_address`] and stores the epoch with release at system
+//! scope. Never by a memset: it orders nothing.
+//!
+//! What must come before something else but was enqueued behind it on a stream that waits for it never
+//! comes: transfers go on other streams than the product.
+//!
+//! Invariant: whatever a kernel may still touch is alive: a value dropped too early waits for its
+//! streams first.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::sys::{self, CUdeviceptr};
+use cudarc::driver::{CudaStream, result};
+
+use super::call::{Chunk, Input};
+use super::device::Device;
+use super::host_words::{Failure, HostWords};
+use super::workspace::is_capturing;
+use super::{driver_error, ffi};
+use crate::error::{Error, Result};
+use crate::plan::{Chunks, MAX_CHUNKS};
+
+/// Words before the signals: the stop words, then the epoch, each in a line of its own.
+const EPOCH_AT: u32 = 32;
+const SIGNALS_AT: u32 = 64;
+const WORD: u64 = size_of::<u32>() as u64;
+
+/// The signals of the chunks that arrive on one GPU, and the epoch that its steps expect.
+///
+/// See the [module](self) for the protocol. A step that failed leaves this usable: later epochs are not
+/// disturbed. Dropping waits for the work that was enqueued with it.
+#[derive(Debug)]
+pub struct Signals {
+    device: Device,
+    start: CUdeviceptr,
+    slots: u32,
+    host: Arc<HostWords>,
+    epoch: AtomicU32,
+    uses: Mutex<Uses>,
+}
+
+/// Who may still touch the memory, and who waited last.
+#[derive(Debug, Default)]
+struct Uses {
+    streams: Vec<Arc<CudaStream>>,
+    waiter: Option<Waiter>,
+}
+
+/// What a failure needs to be told in words.
+#[derive(Clone, Debug)]
+pub(super) struct Waiter {
+    pub(super) rank: u32,
+    pub(super) limit: Duration,
+    pub(super) chunks: Chunks,
+}
+
+impl Signals {
+    /// `slots` signals; the first step has epoch 1.
+    pub fn new(device: &Device, slots: u32) -> Result<Self> {
+        Signals::with_epoch(device, slots, 0)
+    }
+
+    /// As if epoch `start` had been the last step: the first one has `start + 1`, which may wrap.
+    pub fn with_epoch(device: &Device, slots: u32, start: u32) -> Result<Self> {
+        if !(1..=MAX_CHUNKS).contains(&slots) {
+            let remedy = "give a slot for each chunk";
+            let (what, max) = ("the number of signal slots", MAX_CHUNKS.into());
+            return Err(Error::out_of_range(what, slots.into(), 1, max, remedy));
+        }
+        super::kernels_built()?;
+        device.bind()?;
+        // SAFETY: `bind` has made the device's context current.
+        unsafe { ffi::signals_prepare() }?;
+        let host = Arc::new(HostWords::new(device)?);
+        let mut words = vec![0u32; (SIGNALS_AT + slots) as usize];
+        words[EPOCH_AT as usize..].fill(start);
+        // SAFETY: the context is current.
+        let memory = unsafe { result::malloc_sync(size_of_val(words.as_slice())) }
+            .map_err(|error| driver_error("cuMemAlloc", error))?;
+        let (device, epoch) = (device.clone(), AtomicU32::new(start));
+        let uses = Mutex::default();
+        let signals = Signals { device, start: memory, slots, host, epoch, uses };
+        // SAFETY: the memory is as long as the words, and nobody else knows of it.
+        unsafe { result::memcpy_htod_sync(memory, &words) }
+            .map_err(|error| driver_error("cuMemcpyHtoD", error))?;
+        Ok(signals)
+    }
+
+    /// How many signals there are.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// The epoch of the current step, as far as this side has counted: graphs advance it unseen.
+    pub fn epoch(&self) -> u32 {
+        // Relaxed: a count; what it is used for is enqueued on streams that the caller orders.
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// The epoch in device memory, in the order of `stream`; waits for it. What was counted here
+    /// ([`Signals::epoch`]) is set to it.
+    pub fn read_epoch(&self, stream: &Arc<CudaStream>) -> Result<u32> {
+        let stream = self.begin(stream)?;
+        let mut epoch = [0u32];
+        // SAFETY: one word of this value's memory, to one that outlives the wait below.
+        unsafe { result::memcpy_dtoh_async(&mut epoch, self.epoch_address(), stream.cu_stream()) }
+            .map_err(|error| driver_error("cuMemcpyDtoHAsync", error))?;
+        stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        self.epoch.store(epoch[0], Ordering::Relaxed);
+        Ok(epoch[0])
+    }
+
+    /// Begins a step, in the order of `stream`: adds 1 to the epoch on the device, with a kernel of one
+    /// thread. Goes into a graph.
+    pub fn advance(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        let stream = self.begin(stream)?;
+        let captured = is_capturing(stream)?;
+        let handle = stream.cu_stream().cast::<c_void>();
+        // SAFETY: `begin` has made the context current; the word lives until the stream is through.
+        unsafe { ffi::epoch_advance(self.epoch_address(), handle) }?;
+        if !captured {
+            self.epoch.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Says that what `stream` did so far is there: sets the signal in `slot` to the epoch in device
+    /// memory, with a kernel of one thread. Goes into a graph.
+    pub fn post(&self, stream: &Arc<CudaStream>, slot: u32) -> Result<()> {
+        self.post_some(stream, self.signal_address(slot)?, 1)
+    }
+
+    /// [`Signals::post`] for all slots at once.
+    pub fn post_all(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.post_some(stream, self.word_address(SIGNALS_AT), self.slots)
+    }
+
+    fn post_some(&self, stream: &Arc<CudaStream>, first: CUdeviceptr, count: u32) -> Result<()> {
+        let handle = self.begin(stream)?.cu_stream().cast::<c_void>();
+        // SAFETY: `begin` has made the context current; the words live until the stream is through.
+        unsafe { ffi::signal_post(first, count, self.epoch_address(), handle) }
+    }
+
+    /// [`Signals::post`] without a kernel: the stream itself writes the epoch that this side has
+    /// counted, after what it did so far. Needs no SM. Not for graphs: a replay would write an old
+    /// epoch, so a capture is refused.
+    pub fn write(&self, stream: &Arc<CudaStream>, slot: u32) -> Result<()> {
+        let address = self.signal_address(slot)?;
+        let stream = self.begin(stream)?;
+        if is_capturing(stream)? {
+            return Err(Error::Unsupported {
+                what: "writing a signal by the stream, in a graph,".into(),
+                why: "each replay would write the epoch of the capture".into(),
+                remedy: "use Signals::post",
+            });
+        }
+        // Flags 0: the write comes after a system-scope fence, so it releases what came before.
+        // SAFETY: a word of this value's memory, which lives until the stream is through.
+        unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), address, self.epoch(), 0) }
+            .result()
+            .map_err(|error| driver_error("cuStreamWriteValue32", error))
+    }
+
+    /// Where the signal in `slot` is, for other producers: device memory of this value.
+    pub fn signal_address(&self, slot: u32) -> Result<CUdeviceptr> {
+        if slot < self.slots {
+            return Ok(self.word_address(SIGNALS_AT + slot));
+        }
+        let remedy = "make the Signals with a slot for each chunk";
+        Err(Error::out_of_range("the slot", slot.into(), 0, u64::from(self.slots) - 1, remedy))
+    }
+
+    /// Where the epoch is, for other producers: read it, do not write it.
+    pub fn epoch_address(&self) -> CUdeviceptr {
+        self.word_address(EPOCH_AT)
+    }
+
+    /// Ends waiting products from any thread.
+    pub fn aborter(&self) -> Aborter {
+        Aborter { host: Arc::clone(&self.host) }
+    }
+
+    /// An error if a product gave up since the last look. Ask when its stream is through; what it
+    /// computed is undefined then.
+    pub fn check(&self) -> Result<()> {
+        let waiter = self.lock().waiter.clone();
+        match (self.host.take_failure(), waiter) {
+            (Some(failure), Some(waiter)) => Err(in_words(failure, &waiter, &waiter.chunks)),
+            _ => Ok(()),
+        }
+    }
+
+    /// [`Signals::check`] with the chunks of the product that is asked about, where products with
+    /// other chunks wait for the same signals.
+    pub fn take_failure(&self, chunks: &Chunks) -> Result<()> {
+        let waiter = self.lock().waiter.clone();
+        match (self.host.take_failure(), waiter) {
+            (Some(failure), Some(waiter)) => Err(in_words(failure, &waiter, chunks)),
+            _ => Ok(()),
+        }
+    }
+
+    /// How a product on `stream` is to wait; to be asked before it is enqueued.
+    pub(super) fn input<'a>(
+        &self,
+        stream: &Arc<CudaStream>,
+        chunks: &'a [Chunk],
+        pivot_row: i32,
+        waiter: &Waiter,
+    ) -> Result<Input<'a>> {
+        self.begin(stream)?;
+        self.lock().waiter = Some(waiter.clone());
+        /// Far from overflowing the timer, and longer than anybody waits.
+        const FOREVER: u64 = 1 << 62;
+        let timeout = u64::try_from(waiter.limit.as_nanos()).unwrap_or(FOREVER).min(FOREVER);
+        Ok(Input {
+            chunks,
+            pivot_row,
+            signals: self.word_address(SIGNALS_AT),
+            epoch: self.epoch_address(),
+            stop: self.word_address(0),
+            abort: self.host.abort_address(),
+            failure: self.host.failure_address(),
+            timeout_ns: timeout,
+        })
+    }
+
+    /// Notes that `stream` will touch this memory, and makes the context current.
+    fn begin<'a>(&self, stream: &'a Arc<CudaStream>) -> Result<&'a Arc<CudaStream>> {
+        self.device.check_stream(stream)?;
+        self.device.bind()?;
+        let mut uses = self.lock();
+        if !uses.streams.contains(stream) {
+            uses.streams.push(Arc::clone(stream));
+        }
+        Ok(stream)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn word_address(&self, word: u32) -> CUdeviceptr {
+        self.start + u64::from(word) * WORD
+    }
+}
+
+impl Drop for Signals {
+    /// Waits for every stream that may still touch the memory: products end within their limits.
+    fn drop(&mut self) {
+        let context = Arc::clone(self.device.context());
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let waited = uses.streams.iter().try_for_each(|stream| stream.synchronize());
+        if waited.is_err() {
+            // A stream that is being captured, or a context that is lost: nobody can say when the last
+            // kernel has ended, so nothing is freed under it.
+            context.record_err(waited);
+            std::mem::forget(Arc::clone(&self.host));
+            return;
+        }
+        context.record_err(context.bind_to_thread());
+        // SAFETY: allocated by `malloc_sync`, freed nowhere else, and all uses are over.
+        context.record_err(unsafe { result::free_sync(self.start) });
+    }
+}
+
+/// Ends waiting products from any thread: see [`Signals::aborter`].
+#[derive(Clone, Debug)]
+pub struct Aborter {
+    host: Arc<HostWords>,
+}
+
+impl Aborter {
+    /// Products that wait give up, those of later steps too, until [`Aborter::clear`].
+    pub fn abort(&self) {
+        self.host.set_abort(true);
+    }
+
+    /// Lets products wait again. Clear it once the aborted ones have ended: one that did not look in
+    /// between goes on waiting.
+    pub fn clear(&self) {
+        self.host.set_abort(false);
+    }
+
+    /// Whether products that wait give up.
+    pub fn is_set(&self) -> bool {
+        self.host.is_aborted()
+    }
+}
+
+/// The error that a failure is.
+fn in_words(failure: Failure, waiter: &Waiter, chunks: &Chunks) -> Error {
+    let Failure { aborted, chunk, signal, epoch, tile } = failure;
+    let awaited = format!("chunk {chunk} (for tile ({}, {}))", tile.m, tile.n);
+    let rank = waiter.rank;
+    if aborted {
+        let reason = format!("asked to while it waited for {awaited} of epoch {epoch}");
+        return Error::Aborted { rank, reason };
+    }
+    let peer = if chunk < chunks.len() { chunks.rank_of(chunk) } else { chunks.shards().ranks() };
+    let limit = waiter.limit;
+    Error::PeerTimeout { rank, peer, awaited, epoch, epoch_seen: signal, limit }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Shards, Tile};
+
+    #[test]
+    fn signals_and_aborters_may_move_between_threads() {
+        fn check<T: Send + Sync>() {}
+        check::<Signals>();
+        check::<Aborter>();
+    }
+
+    #[test]
+    fn a_failure_names_rank_peer_chunk_epoch_and_tile() {
+        let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
+        let limit = Duration::from_millis(250);
+        let waiter = Waiter { rank: 1, limit, chunks: chunks.clone() };
+        let tile = Tile { m: 3, n: 2 };
+        let failure = Failure { aborted: false, chunk: 5, signal: 6, epoch: 7, tile };
+        let text = in_words(failure, &waiter, &chunks).to_string();
+        let expected = "rank 1: chunk 5 (for tile (3, 2)) from rank 2 did not come within 250ms \
+                        (epoch 7 expected, 6 seen)";
+        assert!(text.starts_with(expected), "{text}");
+        let error = in_words(Failure { aborted: true, ..failure }, &waiter, &chunks);
+        assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error:?}");
+        assert!(error.to_string().contains("chunk 5 (for tile (3, 2)) of epoch 7"), "{error}");
+        // A record from nowhere names no rank that exists, and nothing panics.
+        let error = in_words(Failure { chunk: u32::MAX, ..failure }, &waiter, &chunks);
+        assert!(matches!(error, Error::PeerTimeout { peer: 4, .. }), "{error:?}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Device memory that a planned product needs for itself, used by one stream at a time.
+//!
+//! What belongs here: who may use the memory when. Invariant: any two uses are ordered. Calls are
+//! ordered by a lock; work on one stream by the stream; a change of stream by an event. A graph may
+//! be launched at any later time on the stream it was captured on, with nobody to ask: so a captured
+//! use keeps the workspace on its stream for good.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr};
+
+use super::device::Device;
+use super::driver_error;
+use crate::error::{Error, Result};
+
+/// The memory and who used it last.
+#[derive(Debug)]
+pub(super) struct Workspace {
+    memory: CudaSlice<u8>,
+    address: u64,
+    uses: Mutex<Uses>,
+}
+
+#[derive(Debug)]
+struct Uses {
+    last: Option<Arc<CudaStream>>,
+    captured: bool,
+    /// Made when the product was planned, so that a call makes none.
+    handover: CudaEvent,
+}
+
+/// The right to use the workspace in the work that is enqueued while this lives.
+#[derive(Debug)]
+pub(super) struct Lease<'a> {
+    pub(super) address: u64,
+    _uses: MutexGuard<'a, Uses>,
+}
+
+impl Workspace {
+    /// `bytes` zero bytes; none are needed for 0.
+    pub(super) fn new(device: &Device, bytes: u64) -> Result<Option<Self>> {
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let stream = device.new_stream()?;
+        let len = usize::try_from(bytes).map_err(|_| {
+            let remedy = "use fewer splits";
+            Error::out_of_range("the workspace in bytes", bytes, 0, usize::MAX as u64, remedy)
+        })?;
+        let memory = stream
+            .alloc_zeros::<u8>(len)
+            .map_err(|error| driver_error("cuMemAllocAsync", error))?;
+        let handover = device
+            .context()
+            .new_event(None)
+            .map_err(|error| driver_error("cuEventCreate", error))?;
+        // Other streams will use it, and allocation and zeros are in the order of this one.
+        stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        let address = memory.device_ptr(&stream).0;
+        let uses = Mutex::new(Uses { last: None, captured: false, handover });
+        Ok(Some(Workspace { memory, address, uses }))
+    }
+
+    /// Waits, on `stream` and not here, until the last use on another stream is over.
+    pub(super) fn lease(&self, stream: &Arc<CudaStream>) -> Result<Lease<'_>> {
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let capturing = is_capturing(stream)?;
+        if let Some(last) = uses.last.as_ref().filter(|last| *last != stream) {
+            if uses.captured || capturing {
+                return Err(Error::Unsupported {
+                    what: "a product that cuts K into slices, in a graph and on another stream,"
+                        .into(),
+                    why:
+                        "its workspace is used by one stream at a time, and nobody can tell when a \
+                          graph is launched"
+                            .into(),
+                    remedy: "plan another product for the graph",
+                });
+            }
+            uses.handover.record(last).map_err(|error| driver_error("cuEventRecord", error))?;
+            stream
+                .wait(&uses.handover)
+                .map_err(|error| driver_error("cuStreamWaitEvent", error))?;
+        }
+        if uses.last.as_ref() != Some(stream) {
+            uses.last = Some(Arc::clone(stream));
+        }
+        uses.captured |= capturing;
+        Ok(Lease { address: self.address, _uses: uses })
+    }
+}
+
+impl Drop for Workspace {
+    /// The memory is freed in the order of its own stream: behind the last use.
+    fn drop(&mut self) {
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(last) = &uses.last {
+            // An error is kept by the context and told to whoever asks it next.
+            let context = self.memory.context();
+            context.record_err(uses.handover.record(last));
+            context.record_err(self.memory.stream().wait(&uses.handover));
+        }
+    }
+}
+
+/// Whether calls on `stream` are being recorded into a graph, not carried out.
+pub(super) fn is_capturing(stream: &CudaStream) -> Result<bool> {
+    stream
+        .capture_status()
+        .map(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
+        .map_err(|error| driver_error("cuStreamIsCapturing", error))
+}
