@@ -111,7 +111,10 @@ pub enum Error {
     },
 
     /// The step was given up because somebody asked for it or another rank failed.
-    #[error("rank {rank}: the step was aborted: {reason}; plan the operation again to go on")]
+    #[error(
+        "rank {rank}: the step was aborted: {reason}; to go on, plan the operation again (on a GPU: \
+         clear the abort)"
+    )]
     Aborted {
         /// The rank that was told to stop.
         rank: u32,

@@ -3,27 +3,7 @@
 //! What belongs here: plain values, no rule about which go together: that is `choice`'s and
 //! `shape`'s. Invariant: the default is the plain product on the whole GPU.
 
-/// What is done to each output before it is rounded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-pub enum Activation {
-    /// Nothing.
-    #[default]
-    None,
-    /// max(x, 0)
-    Relu,
-    /// 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))
-    GeluTanh,
-    /// x / (1 + exp(−x))
-    Silu,
-}
-
-impl Activation {
-    /// All of them.
-    pub const ALL: [Activation; 4] =
-        [Activation::None, Activation::Relu, Activation::GeluTanh, Activation::Silu];
-}
+pub use crate::plan::Activation;
 
 /// How a product is to be computed. `D = activation(alpha · scales · A·B + beta · C + bias)`.
 ///

@@ -18,6 +18,7 @@
 
 mod chunks;
 mod display;
+mod epilogue;
 pub mod model;
 mod partition;
 mod problem;
@@ -30,6 +31,7 @@ mod transfers;
 mod whole;
 
 pub use chunks::{Chunks, MAX_CHUNKS};
+pub use epilogue::Activation;
 pub use partition::Partition;
 #[cfg(feature = "cuda")]
 pub(crate) use problem::check_aligned;

@@ -1,0 +1,77 @@
+//! What is done to an output between its sum and its rounding.
+//!
+//! What belongs here: names for it that plans, kernels and the reference share. Invariant: the formulas
+//! are those of `csrc/overlap_gemm.h`.
+
+/// What is done to each output before it is rounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Activation {
+    /// Nothing.
+    #[default]
+    None,
+    /// max(x, 0)
+    Relu,
+    /// 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³)))
+    GeluTanh,
+    /// x / (1 + exp(−x))
+    Silu,
+}
+
+impl Activation {
+    /// All of them.
+    pub const ALL: [Activation; 4] =
+        [Activation::None, Activation::Relu, Activation::GeluTanh, Activation::Silu];
+
+    /// The exact value, up to `f64` rounding.
+    ///
+    /// ```
+    /// use overlap_gemm::plan::Activation;
+    /// assert_eq!(Activation::Relu.apply(-2.0), 0.0);
+    /// assert!((Activation::Silu.apply(1.0) - 0.731_058_578_63).abs() < 1e-10);
+    /// ```
+    pub fn apply(self, x: f64) -> f64 {
+        match self {
+            Activation::None => x,
+            Activation::Relu if x < 0.0 => 0.0,
+            Activation::Relu => x,
+            Activation::GeluTanh => 0.5 * x * (1.0 + tanh_argument(x).tanh()),
+            Activation::Silu => x / (1.0 + (-x).exp()),
+        }
+    }
+
+    /// How much faster than its argument it changes at most.
+    pub fn steepest(self) -> f64 {
+        match self {
+            Activation::None | Activation::Relu => 1.0,
+            Activation::GeluTanh => 1.13,
+            Activation::Silu => 1.1,
+        }
+    }
+}
+
+/// What GELU takes the hyperbolic tangent of.
+fn tanh_argument(x: f64) -> f64 {
+    (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_activation_is_steeper_than_it_says() {
+        const STEP: f64 = 1e-4;
+        for activation in Activation::ALL {
+            let mut steepest = 0f64;
+            for at in -100_000..100_000 {
+                let x = f64::from(at) * STEP;
+                let change = activation.apply(x + STEP) - activation.apply(x);
+                steepest = steepest.max(change.abs() / STEP);
+            }
+            assert!(steepest <= activation.steepest() + 1e-6, "{activation:?}: {steepest}");
+            assert!(steepest > 0.98 * activation.steepest(), "{activation:?}: {steepest}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! How far an output may be from what it should be: derived from K and the formats, not tuned.
+//!
+//! What belongs here: one output's value and bound. The steps are those of the arithmetic, each with
+//! `u = 2⁻²⁴`, the unit roundoff of `f32`:
+//!
+//! 1. a sum of K products, in any order, times up to three factors (`alpha` and two scales):
+//!    `γ(K + 3) · Σ|a·b|` with `γ(n) = n·u / (1 − n·u)`, plus what fp8 tensor cores lose
+//!    ([`Accumulation`]), plus half the smallest `f32` for each operation that underflows;
+//! 2. C and the bias: at most three operations more, `γ(3)` of all magnitudes;
+//! 3. the activation: what came so far times its steepest slope, plus the error of computing it;
+//! 4. rounding to D: half a unit in the last place.
+//!
+//! Invariant: where the bound cannot tell, because magnitudes overflow `f32`, it is infinite.
+
+use crate::element::{Element, ElementType};
+use crate::plan::Activation;
+
+/// How the products of one output are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accumulation {
+    /// In `f32`, in any order.
+    #[default]
+    F32,
+    /// As Hopper's tensor cores add fp8 products for all of K: 32 products and the sum so far at a
+    /// time, aligned to the largest of them and cut off 13 bits below its leading one.
+    Fp8,
+    /// The same for 128 products at a time; those sums are added up in `f32`.
+    Fp8Promoted,
+}
+
+/// What an output should be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expected {
+    /// The exact value, up to `f64` rounding.
+    pub value: f64,
+    /// How far an output may be from it.
+    pub bound: f64,
+}
+
+/// What becomes of one output's sum.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finish {
+    /// `alpha` and the two scales.
+    pub(super) factors: [f64; 3],
+    /// `beta · C`, and the bias.
+    pub(super) added: Option<[f64; 2]>,
+    pub(super) activation: Activation,
+}
+
+/// A sum of products, and what it may have lost.
+#[derive(Clone, Copy, Debug)]
+struct Sum {
+    value: f64,
+    /// Σ|a·b|
+    magnitude: f64,
+    /// What the accumulation itself may have cut off.
+    lost: f64,
+}
+
+/// The value and the bound of one output of type D.
+pub(super) fn expected<D: Element>(
+    a: &[f64],
+    b: &[f64],
+    accumulation: Accumulation,
+    finish: Finish,
+) -> Expected {
+    let sum = add_up(a, b, accumulation);
+    let [alpha, row, column] = finish.factors;
+    let factor = alpha * row * column;
+    let mut value = sum.value * factor;
+    let mut bound = scaled_bound(sum, a.len() as f64, finish.factors);
+    if let Some([c, bias]) = finish.added {
+        let magnitude = value.abs() + bound + c.abs() + bias.abs();
+        value += c + bias;
+        bound += gamma(3.0) * magnitude + half_of_smallest();
+        if magnitude > ElementType::F32.max_finite() {
+            bound = f64::INFINITY;
+        }
+    }
+    if finish.activation != Activation::None {
+        bound = bound * finish.activation.steepest()
+            + evaluation_error(finish.activation, value.abs() + bound);
+        value = finish.activation.apply(value);
+    }
+    let rounding = (value.abs() + bound) * D::TYPE.unit_roundoff();
+    Expected { value, bound: bound + rounding + D::TYPE.min_positive() / 2.0 }
+}
+
+fn gamma(operations: f64) -> f64 {
+    let errors = operations * ElementType::F32.unit_roundoff();
+    errors / (1.0 - errors)
+}
+
+fn half_of_smallest() -> f64 {
+    ElementType::F32.min_positive() / 2.0
+}
+
+/// How far the scaled sum may be off before anything is added to it.
+fn scaled_bound(sum: Sum, k: f64, factors: [f64; 3]) -> f64 {
+    let factor: f64 = factors.iter().map(|factor| factor.abs()).product();
+    // The factors are multiplied in any order, so products of some of them may be larger than of all.
+    let largest: f64 = factors.iter().map(|factor| factor.abs().max(1.0)).product();
+    if sum.magnitude * largest > ElementType::F32.max_finite() {
+        return f64::INFINITY;
+    }
+    let underflow = (2.0 * k + 3.0) * largest * half_of_smallest();
+    (sum.magnitude * gamma(k + 3.0) + sum.lost * (1.0 + gamma(3.0))) * factor + underflow
+}
+
+fn add_up(a: &[f64], b: &[f64], accumulation: Accumulation) -> Sum {
+    let (mut value, mut magnitude) = (0.0, 0.0);
+    for (a, b) in a.iter().zip(b) {
+        let product = a * b;
+        value += product;
+        magnitude += product.abs();
+    }
+    let lost = match accumulation {
+        Accumulation::F32 => 0.0,
+        Accumulation::Fp8 => cut_off(a, b, None),
+        Accumulation::Fp8Promoted => cut_off(a, b, Some(128)),
+    };
+    Sum { value, magnitude, lost }
+}
+
+/// Products that an fp8 instruction adds at a time.
+const STEP: usize = 32;
+/// What an addend loses that is cut off 13 bits below the leading one of the largest.
+const CUT: f64 = 1.0 / 8192.0;
+
+/// What is cut off if K is added up in steps, in sums of at most `together` products.
+///
+/// In each step 32 products and the sum so far are aligned to the largest of these 33, so that each
+/// loses less than 2⁻¹³ of it, and the new sum may lose as much once more. K may have been cut into
+/// slices anywhere between two steps: the sum so far is the difference of two sums from the start, so
+/// it is at most as large as the range of those.
+fn cut_off(a: &[f64], b: &[f64], together: Option<usize>) -> f64 {
+    // The sums that the present one may have started from, and what was lost since.
+    let (mut starts, mut losses) = (vec![0.0f64], Vec::new());
+    let (mut sum, mut all) = (0.0, 0.0);
+    for (a, b) in a.chunks(STEP).zip(b.chunks(STEP)) {
+        let products = || a.iter().zip(b).map(|(a, b)| a * b);
+        let largest = products().map(f64::abs).fold(0.0, f64::max);
+        let range = |to: f64| starts.iter().map(|start| (to - start).abs()).fold(0.0, f64::max);
+        let lost: f64 = losses.iter().sum();
+        let before = range(sum) + lost;
+        sum += products().sum::<f64>();
+        let loss = CUT * ((STEP + 1) as f64 * largest.max(before) + range(sum) + lost);
+        all += loss;
+        losses.push(loss);
+        starts.push(sum);
+        match together {
+            Some(products) if losses.len() >= products / STEP => {
+                starts.remove(0);
+                losses.remove(0);
+            }
+            Some(_) => {}
+            // Of all starts only the least and the greatest matter.
+            None => {
+                let least = starts.iter().copied().fold(f64::INFINITY, f64::min);
+                let greatest = starts.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                starts = vec![least, greatest];
+                losses = vec![losses.iter().sum()];
+            }
+        }
+    }
+    all
+}
+
+/// How far a kernel's activation of something up to `x` may be from the exact one.
+///
+/// The hardware's `tanh` is off by at most 2⁻¹¹ of its value, its `exp2` by two units in the last
+/// place, of an argument that was rounded; the few operations around them round once each.
+fn evaluation_error(activation: Activation, x: f64) -> f64 {
+    let u = ElementType::F32.unit_roundoff();
+    match activation {
+        Activation::None | Activation::Relu => 0.0,
+        Activation::GeluTanh => 0.5 * x * (1.0 / 2048.0 + 16.0 * u),
+        // Where exp(−x) would not be finite, x / (1 + exp(−x)) is less than 10⁻³⁵.
+        Activation::Silu => x * (16.0 + 2.0 * x.min(1.0)) * u + 1e-35,
+    }
+}
