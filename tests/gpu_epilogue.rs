@@ -1,0 +1,101 @@
+//! What happens to an output between its sum and its rounding: scales, alpha and beta, C, bias,
+//! activations, in every compiled kernel.
+//!
+//! What belongs here: each combination by itself, so that a failure names it; `gpu_gemm.rs` mixes them
+//! at random. The bound of the reference grows with each operation: see `src/reference/bound.rs`.
+#![cfg(feature = "cuda")]
+
+#[path = "common/gpu.rs"]
+mod gpu;
+
+use gpu::{Case, Gpu, run, tried_kernels};
+use overlap_gemm::cuda::{Activation, Kernel};
+use overlap_gemm::plan::Scaling;
+use overlap_gemm::random::Random;
+
+fn on_every_kernel(change: impl Fn(Case, &mut Random) -> Vec<Case>) {
+    let gpu = Gpu::open();
+    for kernel in tried_kernels() {
+        let mut random = Random::new(0x3c6e_f372_fe94_f82b);
+        for case in change(sized(kernel, &mut random), &mut random) {
+            for_types!(kernel.elements, run(&gpu, &case, &mut random));
+        }
+    }
+}
+
+fn sized(kernel: &'static Kernel, random: &mut Random) -> Case {
+    let mut size = |most| random.within(1..=most);
+    Case::new(kernel, size(300), size(500), size(300))
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn every_activation_with_and_without_bias_and_c() {
+    on_every_kernel(|case, random| {
+        let mut cases = Vec::new();
+        for activation in Activation::ALL {
+            for (bias, c) in [(false, false), (true, false), (false, true), (true, true)] {
+                let (alpha, beta) = (2.0 * random.signed(), 2.0 * random.signed());
+                let change = |options: overlap_gemm::cuda::GemmOptions| {
+                    options.with_activation(activation).with_bias(bias).with_c(c)
+                };
+                cases.push(Case { alpha, beta, ..case.clone().with(change) });
+            }
+        }
+        cases
+    });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn every_epilogue_after_splits() {
+    on_every_kernel(|case, random| {
+        let case = Case::new(case.kernel, case.size[0], case.size[1], 1000);
+        if case.most_splits() < 2 {
+            return Vec::new();
+        }
+        let cases = Activation::ALL.map(|activation| {
+            let splits = random.within(2..=case.most_splits().into()) as u32;
+            let change = |options: overlap_gemm::cuda::GemmOptions| {
+                options.with_activation(activation).with_bias(true).with_c(true).with_splits(splits)
+            };
+            Case { alpha: 0.75, beta: -1.5, ..case.clone().with(change) }
+        });
+        cases.into()
+    });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn factors_at_their_edges() {
+    on_every_kernel(|case, _| {
+        let with_c = |alpha, beta| {
+            let case = case.clone().with(|options| options.with_c(true));
+            Case { alpha, beta, ..case }
+        };
+        vec![
+            with_c(0.0, 1.0),
+            with_c(1.0, 0.0),
+            with_c(-1.0, 1.0),
+            Case { alpha: 0.0, ..case.clone() },
+        ]
+    });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn every_scaling() {
+    on_every_kernel(|case, _| {
+        if !case.kernel.elements.a.is_fp8() {
+            return Vec::new();
+        }
+        let scaled =
+            [Scaling::Tensor, Scaling::Rows].map(|scaling| Case { scaling, ..case.clone() });
+        let finished = scaled.clone().map(|case| Case {
+            alpha: -0.5,
+            ..case.with(|options| options.with_bias(true).with_activation(Activation::Silu))
+        });
+        let fewer_rows = Case { rows: Some(case.size[0].div_ceil(2) as u32), ..scaled[1].clone() };
+        scaled.into_iter().chain(finished).chain([fewer_rows]).collect()
+    });
+}
