@@ -216,7 +216,8 @@ impl AsyncGemm {
     ) -> Result<()> {
         self.check_rows(operands.rows)?;
         let input = self.input(stream, signals)?;
-        self.product.enqueue(stream, operands, Some(&input))
+        self.product.enqueue(stream, operands, Some(&input))?;
+        self.has_begun(stream)
     }
 
     /// [`AsyncGemm::enqueue`] for memory that is not `cudarc`'s, or that nobody tracks.
@@ -234,7 +235,8 @@ impl AsyncGemm {
         let input = self.input(stream, signals)?;
         // SAFETY: the caller's promise, and `signals` keeps what `input` names alive until the stream is
         // through.
-        unsafe { self.product.enqueue_raw(stream, operands, Some(&input)) }
+        unsafe { self.product.enqueue_raw(stream, operands, Some(&input)) }?;
+        self.has_begun(stream)
     }
 
     fn check_rows(&self, rows: Option<u32>) -> Result<()> {
@@ -253,11 +255,19 @@ impl AsyncGemm {
         signals.signal_address(most)?;
         self.product.device.check_stream(stream)?;
         let mut waiter = self.waiter.clone();
-        // Relaxed: whichever call comes first may be patient.
-        if !is_capturing(stream)? && !self.begun.swap(true, Ordering::Relaxed) {
+        // Relaxed: calls at the same time may both be patient.
+        if !self.begun.load(Ordering::Relaxed) && !is_capturing(stream)? {
             waiter.limit = self.first_limit;
         }
         signals.input(stream, &self.table, self.pivot_row, &waiter)
+    }
+
+    /// From now on a wait is a steady one; a capture is no call yet.
+    fn has_begun(&self, stream: &CudaStream) -> Result<()> {
+        if !self.begun.load(Ordering::Relaxed) && !is_capturing(stream)? {
+            self.begun.store(true, Ordering::Relaxed);
+        }
+        Ok(())
     }
 }
 

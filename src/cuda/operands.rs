@@ -1,7 +1,7 @@
 //! What one call multiplies: the matrices, and what goes with them.
 //!
 //! What belongs here: the two ways of naming memory (`cudarc` slices, raw addresses) and whether what
-//! was named fits a plan. Invariant: [`RawOperands::check`] is the one list of rules for both ways;
+//! was named fits a plan. Invariant: `RawOperands::check` is the one list of rules for both ways;
 //! lengths and types, which an address does not have, are checked on the slices by `fit`'s rules.
 
 use std::sync::Arc;

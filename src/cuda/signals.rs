@@ -124,11 +124,11 @@ impl Signals {
     /// ([`Signals::epoch`]) is set to it.
     pub fn read_epoch(&self, stream: &Arc<CudaStream>) -> Result<u32> {
         let stream = self.begin(stream)?;
-        let mut epoch = [0u32];
-        // SAFETY: one word of this value's memory, to one that outlives the wait below.
-        unsafe { result::memcpy_dtoh_async(&mut epoch, self.epoch_address(), stream.cu_stream()) }
-            .map_err(|error| driver_error("cuMemcpyDtoHAsync", error))?;
         stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        let mut epoch = [0u32];
+        // SAFETY: one word of this value's memory; the copy is over when the call returns.
+        unsafe { result::memcpy_dtoh_sync(&mut epoch, self.epoch_address()) }
+            .map_err(|error| driver_error("cuMemcpyDtoH", error))?;
         self.epoch.store(epoch[0], Ordering::Relaxed);
         Ok(epoch[0])
     }
