@@ -2,12 +2,14 @@
 //!
 //! To add a subcommand, write its module with `Args` and `run`, and add one variant to `Command`.
 //! Shared: `problem_args` (what to multiply), `output` (text or JSON, and where to), `progress`,
-//! `interrupt` (Ctrl-C) and `exit` (errors and exit codes). Invariant: nothing but `main` ends the
-//! process, and whatever goes wrong ends as one message on stderr and a documented exit code.
+//! `interrupt` (Ctrl-C), `installed` (where libraries are) and `exit` (errors and exit codes).
+//! Invariant: nothing but `main` ends the process, and whatever goes wrong ends as one message on
+//! stderr and a documented exit code.
 
 mod demo;
 mod doctor;
 mod exit;
+mod installed;
 mod interrupt;
 mod output;
 mod plan;

@@ -12,8 +12,9 @@ use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
 use super::finding::Finding;
-use super::libraries::{self, is_absent};
+use super::libraries;
 use super::links::{self, Link};
+use crate::installed::is_absent;
 
 /// What the kernels are compiled for: wgmma and TMA exist on exactly this (`sm_90a`).
 const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);

@@ -1,13 +1,10 @@
 //! What is loaded or run by name: NCCL, cuBLASLt, the CUDA compiler, and this binary's own kernels.
 //!
-//! Libraries are looked for as the loader would, then in the places that packages put them without
-//! telling the loader. Invariant: one that is found off the loader's path is reported with what
-//! would put it there, for it would not be found otherwise.
+//! Invariant: a library that is found off the loader's path is reported with what would put it there,
+//! for most programs would not find it otherwise.
 
-use std::env;
 use std::ffi::c_int;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use libloading::Library;
@@ -15,6 +12,7 @@ use libloading::Library;
 use overlap_gemm::Error;
 
 use super::finding::Finding;
+use crate::installed::{self, Found, toolkit_roots};
 
 /// Looks for the libraries and the compiler.
 pub fn look() -> Vec<Finding> {
@@ -57,7 +55,7 @@ pub fn cuda_major() -> i32 {
 }
 
 fn nccl() -> Finding {
-    let found = find(&["libnccl.so.2", "libnccl.so"], "nvidia/nccl/lib");
+    let found = installed::find(&["libnccl.so.2", "libnccl.so"], "nvidia/nccl/lib");
     let version = |library: &Library| {
         let mut version: c_int = 0;
         // SAFETY: the signature is that of nccl.h: `ncclResult_t ncclGetVersion(int *)`; `version`
@@ -81,28 +79,16 @@ fn nccl_version(code: c_int) -> String {
 }
 
 fn cublaslt() -> Finding {
-    let found = find(&["libcublasLt.so.13", "libcublasLt.so.12"], "nvidia/cublas/lib");
+    let found = installed::cublaslt();
     let version = |library: &Library| {
         // SAFETY: the signature is that of cublasLt.h: `size_t cublasLtGetVersion(void)`.
         let code = unsafe {
             library.get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion\0").ok()?()
         };
-        // 120304 means 12.3.4.
-        Some(format!("{}.{}.{}", code / 10_000, code % 10_000 / 100, code % 100))
+        Some(installed::cublaslt_version(code))
     };
     let lacks = "needed to compare with cuBLAS only: pip install nvidia-cublas";
     report("cuBLASLt", found, version, lacks)
-}
-
-/// Where a library was found.
-enum Found {
-    /// By its bare name.
-    ByLoader(&'static str, Library),
-    /// Only by its full path.
-    OffPath(PathBuf, Library),
-    /// In these places there is a file, which cannot be loaded for this reason.
-    Broken(PathBuf, String),
-    Nowhere,
 }
 
 fn report(
@@ -130,63 +116,6 @@ fn report(
     }
 }
 
-/// Loads the first of `names` that there is; `package` is where pip puts it, in site-packages.
-fn find(names: &[&'static str], package: &str) -> Found {
-    // SAFETY: these are well-known libraries, or what the machine's owner put in their place;
-    // loading runs their initialisers, as it does in every program that uses them.
-    let load = |name: &Path| unsafe { Library::new(name) };
-    let mut broken = Found::Nowhere;
-    for &name in names {
-        match load(Path::new(name)) {
-            Ok(library) => return Found::ByLoader(name, library),
-            Err(error) if is_absent(name, &error) => {}
-            Err(error) => broken = Found::Broken(name.into(), error.to_string()),
-        }
-    }
-    for folder in folders(package) {
-        for path in names.iter().map(|name| folder.join(name)).filter(|path| path.is_file()) {
-            match load(&path) {
-                Ok(library) => return Found::OffPath(path, library),
-                Err(error) => broken = Found::Broken(path, error.to_string()),
-            }
-        }
-    }
-    broken
-}
-
-/// Whether the loader found no such file, rather than one that it cannot load.
-pub fn is_absent(name: &str, error: &libloading::Error) -> bool {
-    // A missing dependency reads the same, but for the name.
-    error.to_string().starts_with(&format!("{name}: cannot open shared object file"))
-}
-
-/// Folders that hold libraries which the loader may not know.
-fn folders(package: &str) -> Vec<PathBuf> {
-    let toolkits = toolkit_roots().into_iter().flat_map(|(_, root)| {
-        ["lib64", "lib", "targets/x86_64-linux/lib"].map(|folder| root.join(folder))
-    });
-    // Packages for CUDA 13 share one folder; those before have one each.
-    let pip = site_packages()
-        .into_iter()
-        .flat_map(|site| [site.join(package), site.join("nvidia/cu13/lib")]);
-    toolkits.chain(pip).collect()
-}
-
-/// The site-packages of the environments that a person is likely to have used pip in.
-fn site_packages() -> Vec<PathBuf> {
-    let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os);
-    let home = env::var_os("HOME").map(|home| Path::new(&home).join(".local"));
-    let prefixes = named.map(PathBuf::from).chain(home);
-    prefixes
-        .chain(["/usr/local".into(), "/usr".into(), "/opt/conda".into()])
-        .filter_map(|prefix| fs::read_dir(prefix.join("lib")).ok())
-        .flat_map(|entries| entries.flatten())
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"))
-        .flat_map(|entry| ["site-packages", "dist-packages"].map(|name| entry.path().join(name)))
-        .filter(|folder| folder.is_dir())
-        .collect()
-}
-
 fn toolkit() -> Finding {
     let lacks =
         "needed to build the kernels only: third_party/fetch, in the repository, brings one";
@@ -209,23 +138,6 @@ fn toolkit() -> Finding {
 /// `13.0` out of what nvcc prints: `Cuda compilation tools, release 13.0, V13.0.88`.
 fn release(text: &str) -> Option<&str> {
     text.split_once("release ")?.1.split([',', '\n']).next()
-}
-
-/// Where a toolkit may be, with the reason for looking there; the build looks in the same order.
-fn toolkit_roots() -> Vec<(&'static str, PathBuf)> {
-    let named = ["OVERLAP_GEMM_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"];
-    let named =
-        named.into_iter().filter_map(|name| Some((name, PathBuf::from(env::var_os(name)?))));
-    let on_path = env::var_os("PATH").and_then(|path| {
-        let nvcc =
-            env::split_paths(&path).map(|folder| folder.join("nvcc")).find(|p| p.is_file())?;
-        Some(("PATH", nvcc.canonicalize().ok()?.parent()?.parent()?.to_path_buf()))
-    });
-    let fetched = env::var_os("OVERLAP_GEMM_THIRD_PARTY")
-        .map_or("third_party/.fetched".into(), PathBuf::from)
-        .join("cuda");
-    let usual = [("the usual place", "/usr/local/cuda".into()), ("third_party/fetch", fetched)];
-    named.chain(on_path).chain(usual).collect()
 }
 
 #[cfg(test)]
