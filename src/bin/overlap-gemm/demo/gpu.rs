@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use overlap_gemm::cuda::cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DriverError};
-use overlap_gemm::cuda::{Device, Gemm};
+use overlap_gemm::cuda::{Device, Gemm, GemmOptions, Operands};
 use overlap_gemm::element::bf16;
 use overlap_gemm::plan::{Plan, PlanOptions, Problem, Tile};
 use overlap_gemm::random::Random;
@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
         PlanOptions { chunks_per_shard: Some(args.chunks(&problem)), ..PlanOptions::default() };
     let plan = Plan::new(&problem, options)?;
     let device = Device::open(0)?;
-    let gemm = Gemm::plan(&device, &problem, None)?;
+    let gemm = Gemm::plan(&device, &problem, &GemmOptions::default())?;
     check_memory(&problem, &device)?;
     let mut world = World::new(&plan, &device, args.seed)?;
 
@@ -181,7 +181,8 @@ impl World {
                 arrived.push((*chunk, mark(stream)?));
             }
             let gathered = mark(stream)?;
-            gemm.enqueue(stream, &matrices.gathered, &matrices.b, &mut matrices.d)?;
+            let operands = Operands::new(&matrices.gathered, &matrices.b, &mut matrices.d);
+            gemm.enqueue(stream, operands)?;
             let done = mark(stream)?;
             marks.push(Marks { rank: rank as u32, step, arrived, start, gathered, done });
         }
