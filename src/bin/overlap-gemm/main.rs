@@ -6,6 +6,7 @@
 //! Invariant: nothing but `main` ends the process, and whatever goes wrong ends as one message on
 //! stderr and a documented exit code.
 
+mod bench;
 mod demo;
 mod doctor;
 mod exit;
@@ -31,6 +32,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    #[command(subcommand)]
+    Bench(bench::What),
     Demo(demo::Args),
     Doctor(doctor::Args),
     Verify(verify::Args),
@@ -39,6 +42,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Bench(what) => bench::run(&what),
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Verify(args) => verify::run(&args),

@@ -73,12 +73,14 @@ pub struct ProblemArgs {
     ldd: Option<u64>,
 }
 
-fn b_layout() -> impl TypedValueParser<Value = BLayout> {
+/// Reads `nk` or `kn`.
+pub fn b_layout() -> impl TypedValueParser<Value = BLayout> {
     let names = PossibleValuesParser::new(["nk", "kn"]);
     names.map(|name| if name == "kn" { BLayout::Kn } else { BLayout::Nk })
 }
 
-fn scaling() -> impl TypedValueParser<Value = Scaling> {
+/// Reads `none`, `tensor` or `rows`.
+pub fn scaling() -> impl TypedValueParser<Value = Scaling> {
     PossibleValuesParser::new(["none", "tensor", "rows"]).map(|name| match name.as_str() {
         "tensor" => Scaling::Tensor,
         "rows" => Scaling::Rows,

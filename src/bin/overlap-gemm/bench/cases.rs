@@ -1,0 +1,262 @@
+//! What a bench multiplies: shapes, element types, and the sets that the project's bars speak of.
+//!
+//! Invariant: a [`Case`] is a valid problem; what the library refuses is refused here, before any
+//! work begins, and in the library's words.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use overlap_gemm::plan::{BLayout, ElementTypes, Problem, Scaling};
+use overlap_gemm::{ElementType, Error};
+use serde::Serialize;
+
+/// The shapes of the bars for bf16 and fp8.
+const LAYERS: [Shape; 10] = [
+    Shape { m: 1024, n: 3584, k: 8192 },
+    Shape { m: 2048, n: 3584, k: 8192 },
+    Shape { m: 4096, n: 3584, k: 8192 },
+    Shape { m: 8192, n: 3584, k: 8192 },
+    Shape { m: 16384, n: 3584, k: 8192 },
+    Shape { m: 4096, n: 1792, k: 4096 },
+    Shape { m: 16384, n: 1792, k: 4096 },
+    Shape { m: 8192, n: 6656, k: 16384 },
+    Shape { m: 4096, n: 8192, k: 3584 },
+    Shape { m: 8192, n: 5120, k: 5120 },
+];
+
+/// The M of the bar for few rows, with N = 3584 and K = 8192.
+const SMALL_M: [u64; 6] = [1, 16, 64, 128, 256, 512];
+
+/// Sets of problems by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Set {
+    /// All of the sets below
+    Bars,
+    /// Ten layers in bf16
+    Bf16,
+    /// The same layers in e4m3, with scales a tensor and with scales a row
+    Fp8,
+    /// Few rows, in bf16
+    SmallM,
+}
+
+/// Which bar a case counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Group {
+    /// Ten layers in bf16.
+    Bf16,
+    /// Ten layers in e4m3, one scale a tensor.
+    Fp8Tensor,
+    /// Ten layers in e4m3, one scale a row of A and a column of D.
+    Fp8Rows,
+    /// Few rows, in bf16.
+    SmallM,
+    /// Shapes from the command line: no bar is set for them.
+    Own,
+}
+
+impl Group {
+    /// All that have bars, in the order of the report.
+    #[cfg(feature = "cuda")]
+    pub const WITH_BARS: [Group; 4] =
+        [Group::Bf16, Group::Fp8Tensor, Group::Fp8Rows, Group::SmallM];
+
+    /// What a person calls it.
+    #[cfg(feature = "cuda")]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Group::Bf16 => "bf16",
+            Group::Fp8Tensor => "fp8, tensor-wise",
+            Group::Fp8Rows => "fp8, row-wise",
+            Group::SmallM => "small M, bf16",
+            Group::Own => "shapes of the command line",
+        }
+    }
+}
+
+/// M, N and K.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    m: u64,
+    n: u64,
+    k: u64,
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    /// Reads `4096x3584x8192`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Option<Vec<u64>> =
+            text.split(['x', '×']).map(|number| number.parse().ok()).collect();
+        match numbers.as_deref() {
+            Some(&[m, n, k]) => Ok(Shape { m, n, k }),
+            _ => Err("give M, N and K with an x between them, such as 4096x3584x8192".into()),
+        }
+    }
+}
+
+/// The element types of A, B and D.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Types(ElementTypes);
+
+impl FromStr for Types {
+    type Err = Error;
+
+    /// Reads `bf16`, `e4m3xe5m2` or `bf16xbf16:f32`; D is like A, or bf16 for fp8, if not named.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (inputs, d) = text.split_once(':').map_or((text, None), |(ab, d)| (ab, Some(d)));
+        let (a, b) = inputs.split_once('x').unwrap_or((inputs, inputs));
+        let (a, b): (ElementType, ElementType) = (a.parse()?, b.parse()?);
+        let d = match d {
+            Some(d) => d.parse()?,
+            None if a.is_fp8() => ElementType::Bf16,
+            None => a,
+        };
+        let types = ElementTypes { a, b, d };
+        types.check()?;
+        Ok(Types(types))
+    }
+}
+
+/// One problem of a bench.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+pub struct Case {
+    /// What is multiplied.
+    pub problem: Problem,
+    /// Which bar it counts for.
+    pub group: Group,
+}
+
+impl Case {
+    fn new(
+        shape: Shape,
+        Types(types): Types,
+        b_layout: BLayout,
+        scaling: Scaling,
+        group: Group,
+    ) -> Result<Self, Error> {
+        let problem = Problem::builder(shape.m, shape.n, shape.k)
+            .elements(types.a, types.b, types.d)
+            .b_layout(b_layout)
+            .scaling(scaling)
+            .build()?;
+        Ok(Case { problem, group })
+    }
+
+    /// The cases of a set.
+    pub fn of_set(set: Set) -> Result<Vec<Case>, Error> {
+        use ElementType::{Bf16, E4m3};
+        let bf16 = Types(ElementTypes::all(Bf16));
+        let fp8 = Types(ElementTypes { a: E4m3, b: E4m3, d: Bf16 });
+        let all = |shapes: &[Shape], types, scaling, group| -> Result<Vec<Case>, Error> {
+            let case = |&shape| Case::new(shape, types, BLayout::Nk, scaling, group);
+            shapes.iter().map(case).collect()
+        };
+        let small = SMALL_M.map(|m| Shape { m, n: 3584, k: 8192 });
+        Ok(match set {
+            Set::Bf16 => all(&LAYERS, bf16, Scaling::None, Group::Bf16)?,
+            Set::Fp8 => {
+                let tensor = all(&LAYERS, fp8, Scaling::Tensor, Group::Fp8Tensor)?;
+                let rows = all(&LAYERS, fp8, Scaling::Rows, Group::Fp8Rows)?;
+                [tensor, rows].concat()
+            }
+            Set::SmallM => all(&small, bf16, Scaling::None, Group::SmallM)?,
+            Set::Bars => {
+                let sets = [Set::Bf16, Set::Fp8, Set::SmallM].map(Case::of_set);
+                sets.into_iter().collect::<Result<Vec<_>, _>>()?.concat()
+            }
+        })
+    }
+
+    /// Every shape in every type. Without a word on scaling, fp8 has scales a tensor.
+    pub fn of_shapes(
+        shapes: &[Shape],
+        types: &[Types],
+        b_layout: BLayout,
+        scaling: Option<Scaling>,
+    ) -> Result<Vec<Case>, Error> {
+        let mut cases = Vec::new();
+        for &types in types {
+            let usual = if types.0.a.is_fp8() { Scaling::Tensor } else { Scaling::None };
+            for &shape in shapes {
+                let scaling = scaling.unwrap_or(usual);
+                cases.push(Case::new(shape, types, b_layout, scaling, Group::Own)?);
+            }
+        }
+        Ok(cases)
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (problem, ElementTypes { a, b, d }) = (&self.problem, self.problem.elements());
+        write!(f, "{}×{}×{} {a}", problem.m(), problem.n(), problem.k())?;
+        if b != a {
+            write!(f, "×{b}")?;
+        }
+        if d != a {
+            write!(f, "→{d}")?;
+        }
+        if problem.b_layout() == BLayout::Kn {
+            f.write_str(" B k×n")?;
+        }
+        match problem.scaling() {
+            Scaling::None => Ok(()),
+            Scaling::Tensor => f.write_str(" tensor"),
+            Scaling::Rows => f.write_str(" rows"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_three_numbers() {
+        assert_eq!("1x2x3".parse(), Ok(Shape { m: 1, n: 2, k: 3 }));
+        assert_eq!("4096×3584×8192".parse(), Ok(LAYERS[2]));
+        for text in ["", "1", "1x2", "1x2x3x4", "ax2x3", "-1x2x3", "1x2x99999999999999999999"] {
+            assert!(text.parse::<Shape>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn types_of_d_follow_those_of_a() {
+        use ElementType::*;
+        let types = |text: &str| text.parse::<Types>().map(|Types(types)| types);
+        assert_eq!(types("bf16"), Ok(ElementTypes::all(Bf16)));
+        assert_eq!(types("e4m3xe5m2"), Ok(ElementTypes { a: E4m3, b: E5m2, d: Bf16 }));
+        assert_eq!(types("f16xf16:f32"), Ok(ElementTypes { a: F16, b: F16, d: F32 }));
+        assert_eq!(types("e4m3:f16"), Ok(ElementTypes { a: E4m3, b: E4m3, d: F16 }));
+        for text in ["", "int8", "bf16xf16", "bf16x", "e4m3:e4m3", "bf16:", "e5m2"] {
+            assert!(types(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sets_are_the_bars() {
+        let count = |set| Case::of_set(set).unwrap().len();
+        assert_eq!([Set::Bf16, Set::Fp8, Set::SmallM, Set::Bars].map(count), [10, 20, 6, 36]);
+        let small = Case::of_set(Set::SmallM).unwrap();
+        assert_eq!(small[0].to_string(), "1×3584×8192 bf16");
+        let fp8 = Case::of_set(Set::Fp8).unwrap();
+        assert_eq!(fp8[19].to_string(), "8192×5120×5120 e4m3→bf16 rows");
+        assert_eq!(fp8[19].group, Group::Fp8Rows);
+    }
+
+    #[test]
+    fn shapes_meet_every_type() {
+        let (shapes, types) =
+            ([LAYERS[0], LAYERS[1]], ["bf16", "e4m3"].map(|t| t.parse().unwrap()));
+        let cases = Case::of_shapes(&shapes, &types, BLayout::Nk, None).unwrap();
+        let texts: Vec<_> = cases.iter().map(Case::to_string).collect();
+        assert_eq!(texts[1..3], ["2048×3584×8192 bf16", "1024×3584×8192 e4m3→bf16 tensor"]);
+        let refused = Case::of_shapes(&shapes, &types, BLayout::Nk, Some(Scaling::Rows));
+        assert!(matches!(refused, Err(Error::Unsupported { .. })), "bf16 has no scales");
+    }
+}

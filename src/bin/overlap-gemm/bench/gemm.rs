@@ -1,0 +1,344 @@
+//! `overlap-gemm bench gemm`: this crate's products on one GPU beside cuBLASLt's.
+//!
+//! What belongs here: the arguments, and what they ask for. Invariant: what makes no sense is refused
+//! before the GPU is looked for, and the output file is open before the first measurement.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use overlap_gemm::plan::{BLayout, Scaling};
+
+use super::cases::{Case, Set, Shape, Types};
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::output::{Output, OutputArgs};
+use crate::problem_args;
+
+/// Time this crate's products on one GPU: alone, with signals, and beside cuBLASLt
+///
+/// Everything runs in one process on random normal data, by turns, in loops of the same length, and
+/// every result is compared with an f64 reference first. docs/measuring.md says how and why.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Problems by name [default: bars]
+    #[arg(long, value_enum, conflicts_with = "shapes")]
+    set: Option<Set>,
+
+    /// Problems of your own, such as 4096x3584x8192,1x3584x8192
+    #[arg(long, value_name = "MxNxK,...", value_delimiter = ',')]
+    shapes: Vec<Shape>,
+
+    /// Types for --shapes: of A and B, or AxB, or AxB:D; such as bf16,e4m3xe5m2,f16:f32
+    #[arg(
+        long,
+        value_name = "TYPES,...",
+        value_delimiter = ',',
+        default_value = "bf16",
+        requires = "shapes"
+    )]
+    types: Vec<Types>,
+
+    /// Scales for --shapes in fp8 [default: tensor]
+    #[arg(long, value_parser = problem_args::scaling(), requires = "shapes")]
+    scaling: Option<Scaling>,
+
+    /// How B lies in memory, for --shapes: n rows of k elements, or k rows of n
+    #[arg(long, value_parser = problem_args::b_layout(), requires = "shapes")]
+    b_layout: Option<BLayout>,
+
+    /// Who takes part
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME,...",
+        value_delimiter = ',',
+        default_values_t = [Who::Own, Who::OwnSet, Who::OwnTrickle, Who::Cublaslt]
+    )]
+    contenders: Vec<Who>,
+
+    /// Leave cuBLASLt out
+    #[arg(long)]
+    no_cublaslt: bool,
+
+    /// cuBLASLt's library file [default: OVERLAP_GEMM_CUBLASLT, else where the loader and pip have it]
+    #[arg(long, value_name = "FILE")]
+    cublaslt: Option<PathBuf>,
+
+    /// How many of cuBLASLt's suggestions are tried; the fastest is kept
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=256))]
+    suggestions: u32,
+
+    /// Own kernels: the library's choice (auto), every one that fits (all), or some by name
+    #[arg(long, value_name = "auto|all|NAME,...", value_delimiter = ',', default_value = "auto")]
+    kernels: Vec<String>,
+
+    /// Swizzles to try [default: the library's choice; 1,2,4,8 with --kernels all]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    swizzles: Vec<u32>,
+
+    /// Slices of K to try [default: the library's choice; 1,2,4,8 as far as they help with --kernels all]
+    #[arg(long, value_name = "N,...", value_delimiter = ',')]
+    splits: Vec<u32>,
+
+    /// SMs that own kernels may occupy [default: all]
+    #[arg(long, value_name = "SMS")]
+    sm_limit: Option<u32>,
+
+    /// Add up fp8 products in f32 outside the tensor cores, in own kernels and cuBLASLt's
+    #[arg(long)]
+    no_fast_accumulation: bool,
+
+    /// Of many own variants, how many go from the short first heat into the rounds
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    keep: u32,
+
+    /// Rounds; in each, every contender runs one loop
+    #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+
+    /// How long a loop lasts at least
+    #[arg(long, value_name = "MS", default_value_t = 25.0, value_parser = positive)]
+    target_ms: f64,
+
+    /// How the loops are launched
+    #[arg(long, value_enum, default_value_t = Launch::Graph)]
+    launch: Launch,
+
+    /// Chunks that A arrives in, for own-set and own-trickle
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    chunks: u32,
+
+    /// How fast chunks arrive for own-trickle; the first is there from the beginning
+    #[arg(long, value_name = "GB/s", default_value_t = 370.0, value_parser = positive)]
+    trickle_gbps: f64,
+
+    /// Compare no results: for profilers only
+    #[arg(long)]
+    no_check: bool,
+
+    /// Which GPU
+    #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
+    device: usize,
+
+    /// Where the random numbers begin
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Who takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Who {
+    /// The product, all of A there
+    Own,
+    /// The product that waits for signals, all of them set
+    OwnSet,
+    /// The product that waits for signals, which come while it runs
+    OwnTrickle,
+    /// cuBLASLt's best
+    Cublaslt,
+}
+
+impl Who {
+    /// As the command line and the results call it.
+    #[cfg(feature = "cuda")]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Who::Own => "own",
+            Who::OwnSet => "own-set",
+            Who::OwnTrickle => "own-trickle",
+            Who::Cublaslt => "cublaslt",
+        }
+    }
+}
+
+/// How loops are launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Launch {
+    /// Twenty or so products in a CUDA graph
+    Graph,
+    /// One by one
+    Plain,
+}
+
+/// Which own kernels run, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// The library chooses.
+    Auto,
+    /// Every one that fits.
+    All,
+    /// These.
+    Named(Vec<String>),
+}
+
+/// What was asked for.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+pub struct Wanted {
+    pub cases: Vec<Case>,
+    pub contenders: Vec<Who>,
+    pub cublaslt: Option<PathBuf>,
+    pub suggestions: u32,
+    pub kernels: Kernels,
+    pub swizzles: Vec<u32>,
+    pub splits: Vec<u32>,
+    pub sm_limit: Option<u32>,
+    pub fast_accumulation: bool,
+    pub keep: usize,
+    pub rounds: usize,
+    pub target_ms: f64,
+    pub launch: Launch,
+    pub chunks: u32,
+    pub trickle_bytes_per_second: f64,
+    pub check: bool,
+    pub device: usize,
+    pub seed: u64,
+}
+
+impl Args {
+    fn wanted(&self) -> Result<Wanted, Failure> {
+        let cases = match self.set {
+            None if !self.shapes.is_empty() => {
+                let b_layout = self.b_layout.unwrap_or_default();
+                Case::of_shapes(&self.shapes, &self.types, b_layout, self.scaling)?
+            }
+            set => Case::of_set(set.unwrap_or(Set::Bars))?,
+        };
+        let mut contenders = self.contenders.clone();
+        if self.no_cublaslt {
+            contenders.retain(|who| *who != Who::Cublaslt);
+        }
+        if contenders.is_empty() {
+            return Err(Failure::Usage("nobody is left to take part: see --contenders".into()));
+        }
+        let kernels = match self.kernels.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            ["auto"] => Kernels::Auto,
+            ["all"] => Kernels::All,
+            _ => Kernels::Named(self.kernels.clone()),
+        };
+        if let Kernels::Named(names) = &kernels
+            && let Some(name) =
+                names.iter().find(|name| ["", "auto", "all"].contains(&name.as_str()))
+        {
+            let why = format!("--kernels has '{name}' in a list: give auto, all, or names");
+            return Err(Failure::Usage(why));
+        }
+        if let Some(zero) = self.swizzles.iter().chain(&self.splits).find(|&&number| number == 0) {
+            let why = format!("{zero} is no swizzle and no number of slices: give at least 1");
+            return Err(Failure::Usage(why));
+        }
+        let named = std::env::var_os("OVERLAP_GEMM_CUBLASLT").map(PathBuf::from);
+        Ok(Wanted {
+            cases,
+            contenders,
+            cublaslt: self.cublaslt.clone().or(named),
+            suggestions: self.suggestions,
+            kernels,
+            swizzles: self.swizzles.clone(),
+            splits: self.splits.clone(),
+            sm_limit: self.sm_limit,
+            fast_accumulation: !self.no_fast_accumulation,
+            keep: self.keep as usize,
+            rounds: self.rounds as usize,
+            target_ms: self.target_ms,
+            launch: self.launch,
+            chunks: self.chunks,
+            trickle_bytes_per_second: 1e9 * self.trickle_gbps,
+            check: !self.no_check,
+            device: self.device,
+            seed: self.seed,
+        })
+    }
+}
+
+/// Reads a number above zero.
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if f64::is_finite(number) && number > 0.0 => Ok(number),
+        _ => Err("give a number above zero".into()),
+    }
+}
+
+/// Runs the bench and shows it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let wanted = args.wanted()?;
+    let output = args.output.open()?;
+    let interrupt = Interrupt::install()?;
+    measure(&wanted, output, interrupt)
+}
+
+#[cfg(feature = "cuda")]
+fn measure(wanted: &Wanted, output: Output, interrupt: Interrupt) -> Result<(), Failure> {
+    super::gpu::run(wanted, output, interrupt)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn measure(_: &Wanted, _: Output, _: Interrupt) -> Result<(), Failure> {
+    let reason = "it was built without the feature `cuda`: build with --features cuda";
+    Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn wanted(line: &str) -> Result<Wanted, String> {
+        let words = ["gemm"].into_iter().chain(line.split_whitespace());
+        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        line.args.wanted().map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn by_default_all_bars_are_measured() {
+        let wanted = wanted("").unwrap();
+        assert_eq!(wanted.cases.len(), 36);
+        assert_eq!((wanted.contenders.len(), &wanted.kernels), (4, &Kernels::Auto));
+        assert!(wanted.check && wanted.fast_accumulation);
+    }
+
+    #[test]
+    fn sweeps_are_understood() {
+        let line = "--shapes 64x64x64,1x8x8 --types f16:f32 --b-layout kn --kernels a,b \
+                    --swizzles 1,4 --splits 2 --no-cublaslt --trickle-gbps 100";
+        let wanted = wanted(line).unwrap();
+        assert_eq!(wanted.cases[1].to_string(), "1×8×8 f16→f32 B k×n");
+        assert_eq!(wanted.kernels, Kernels::Named(vec!["a".into(), "b".into()]));
+        assert_eq!((&wanted.swizzles[..], &wanted.splits[..]), (&[1, 4][..], &[2][..]));
+        assert!(!wanted.contenders.contains(&Who::Cublaslt));
+        assert_eq!(wanted.trickle_bytes_per_second, 1e11);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (line, word) in [
+            ("--set bf16 --shapes 1x1x1", "cannot be used with"),
+            ("--types f16", "--shapes"),
+            ("--shapes 0x8x8", "m is 0"),
+            ("--shapes 8x8", "4096x3584x8192"),
+            ("--shapes 8x8x8 --types f16xbf16", "f16 × bf16"),
+            ("--shapes 8x8x8 --scaling rows", "scaling of bf16"),
+            ("--kernels all,some", "--kernels has 'all'"),
+            ("--kernels=", "--kernels has ''"),
+            ("--swizzles 0", "0 is no swizzle"),
+            ("--contenders cublaslt --no-cublaslt", "nobody is left"),
+            ("--target-ms 0", "above zero"),
+            ("--trickle-gbps NaN", "above zero"),
+            ("--rounds 0", "--rounds"),
+            ("--set none", "small-m"),
+        ] {
+            let refused = wanted(line).map(|_| ()).unwrap_err();
+            assert!(refused.contains(word), "{line}: {refused}");
+        }
+    }
+}

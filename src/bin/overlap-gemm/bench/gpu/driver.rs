@@ -1,0 +1,133 @@
+//! The few driver calls that a bench makes, with errors that name the call.
+//!
+//! Invariant: one thread and, but for [`super::trickle`], one stream use this memory; whoever uses
+//! another stream orders it with events. So `cudarc`'s own tracking is off ([`Gpu::open`]): its waits
+//! would be captured into graphs and timed.
+
+use std::sync::Arc;
+
+use overlap_gemm::cuda::Device;
+use overlap_gemm::cuda::cudarc::driver::sys::{
+    self, CUdevice_attribute, CUdeviceptr, CUevent_flags,
+};
+use overlap_gemm::cuda::cudarc::driver::{
+    CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, result,
+};
+use overlap_gemm::{Error, Result};
+
+/// The GPU, and the stream that everything runs on.
+pub struct Gpu {
+    pub device: Device,
+    pub stream: Arc<CudaStream>,
+}
+
+impl Gpu {
+    /// Opens a GPU by its number.
+    pub fn open(ordinal: usize) -> Result<Gpu> {
+        let device = Device::open(ordinal)?;
+        // SAFETY: the bench uses one stream, waits for it before memory is freed or read, and orders
+        // the second stream of the trickling chunks by events of its own.
+        unsafe { device.context().disable_event_tracking() };
+        let stream = device.new_stream()?;
+        Ok(Gpu { device, stream })
+    }
+
+    /// Waits until everything is done.
+    pub fn synchronize(&self) -> Result<()> {
+        call("cuStreamSynchronize", self.stream.synchronize())
+    }
+
+    /// Bytes of L2 cache.
+    pub fn l2_bytes(&self) -> Result<u64> {
+        let size = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
+        let bytes = call("cuDeviceGetAttribute", self.device.context().attribute(size))?;
+        Ok(u64::from(bytes.unsigned_abs()))
+    }
+
+    /// Bytes of device memory that nobody uses.
+    pub fn free_bytes(&self) -> Result<u64> {
+        let (free, _) = call("cuMemGetInfo", self.device.context().mem_get_info())?;
+        Ok(free as u64)
+    }
+
+    /// Memory that holds nothing in particular.
+    pub fn allocate(&self, bytes: u64) -> Result<Block> {
+        // SAFETY: a `Block` is written through the driver's copies, or by the products that are
+        // checked, before anything reads it; nothing on the host does without a copy.
+        let slice = unsafe { self.stream.alloc::<u8>(bytes.max(1) as usize) };
+        let slice = call("cuMemAllocAsync", slice)?;
+        let address = slice.device_ptr(&self.stream).0;
+        Ok(Block { _slice: slice, address, bytes })
+    }
+
+    /// Memory that holds a copy of `values`.
+    pub fn upload(&self, values: &[u8]) -> Result<Block> {
+        let block = self.allocate(values.len() as u64)?;
+        // SAFETY: the block is as long as the slice, and the call returns when the slice has been read.
+        let copied = unsafe { result::memcpy_htod_sync(block.address, values) };
+        call("cuMemcpyHtoD", copied)?;
+        Ok(block)
+    }
+
+    /// The first bytes of `block`, into all of `values`.
+    pub fn download(&self, block: &Block, values: &mut [u8]) -> Result<()> {
+        let all = values.len().min(block.bytes as usize);
+        self.synchronize()?;
+        // SAFETY: no more bytes than either side has; everything enqueued before is done.
+        let copied = unsafe { result::memcpy_dtoh_sync(&mut values[..all], block.address) };
+        call("cuMemcpyDtoH", copied)
+    }
+
+    /// Enqueues a copy within the device.
+    ///
+    /// # Safety
+    /// Both addresses are of live device memory of so many bytes, which do not overlap.
+    pub unsafe fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: u64) -> Result<()> {
+        let stream = self.stream.cu_stream();
+        // SAFETY: the caller's promise.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream) };
+        call("cuMemcpyDtoDAsync", copied)
+    }
+
+    /// Enqueues setting every bit of `block`: a NaN in every floating-point type.
+    pub fn poison(&self, block: &Block) -> Result<()> {
+        let (stream, bytes) = (self.stream.cu_stream(), block.bytes as usize);
+        // SAFETY: the block is live and so long.
+        call("cuMemsetD8Async", unsafe {
+            result::memset_d8_async(block.address, 0xff, bytes, stream)
+        })
+    }
+
+    /// An event that keeps its time.
+    pub fn event(&self) -> Result<CudaEvent> {
+        let timing = Some(CUevent_flags::CU_EVENT_DEFAULT);
+        call("cuEventCreate", self.device.context().new_event(timing))
+    }
+}
+
+/// Device memory, freed when dropped.
+pub struct Block {
+    _slice: CudaSlice<u8>,
+    pub address: CUdeviceptr,
+    pub bytes: u64,
+}
+
+/// Milliseconds from one event to a later one; waits for both.
+pub fn elapsed_ms(from: &CudaEvent, to: &CudaEvent) -> Result<f64> {
+    call("cuEventElapsedTime", from.elapsed_ms(to)).map(f64::from)
+}
+
+/// Enqueues that `event` happens.
+pub fn record(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
+    call("cuEventRecord", event.record(stream))
+}
+
+/// Names the call that failed.
+pub fn call<T>(call: &'static str, result: Result<T, DriverError>) -> Result<T> {
+    result.map_err(|error| Error::Cuda { call, detail: error.to_string() })
+}
+
+/// Names the call that failed, for calls that `cudarc` does not wrap.
+pub fn status(name: &'static str, result: sys::CUresult) -> Result<()> {
+    call(name, result.result())
+}

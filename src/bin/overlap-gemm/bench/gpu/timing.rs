@@ -1,0 +1,178 @@
+//! Loops of launches, timed by events on the device.
+//!
+//! A [`Loop`] is the same number of products for every contender of a case, going round the sets of
+//! matrices, in CUDA graphs or launched one by one. Invariant: what is timed begins behind work of the
+//! same contender that is not timed, so that neither clocks nor caches are another's; and everyone is
+//! launched alike.
+
+use overlap_gemm::Result;
+use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaGraph};
+
+use super::super::gemm::Launch;
+use super::driver::{Gpu, call, elapsed_ms, record};
+use super::inputs::Inputs;
+
+/// Launches that a graph has at least, where a loop is long enough for them.
+const LAUNCHES: usize = 20;
+
+/// What can be launched again and again.
+pub trait Product {
+    /// Enqueues one product on the set of that number.
+    fn enqueue(&self, gpu: &Gpu, inputs: &Inputs, set: usize) -> Result<()>;
+}
+
+/// The two ends of what is timed.
+pub struct Watch {
+    begin: CudaEvent,
+    end: CudaEvent,
+}
+
+impl Watch {
+    /// Two events.
+    pub fn new(gpu: &Gpu) -> Result<Watch> {
+        Ok(Watch { begin: gpu.event()?, end: gpu.event()? })
+    }
+
+    /// Milliseconds that the device takes for what `enqueue` enqueues; waits for it.
+    pub fn time(&self, gpu: &Gpu, enqueue: impl FnOnce() -> Result<()>) -> Result<f64> {
+        record(&self.begin, &gpu.stream)?;
+        enqueue()?;
+        record(&self.end, &gpu.stream)?;
+        elapsed_ms(&self.begin, &self.end)
+    }
+}
+
+/// How long a loop is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Length {
+    /// Products in one graph: a multiple of the sets.
+    pub launches: usize,
+    /// Graphs in one loop.
+    pub replays: usize,
+}
+
+impl Length {
+    /// Long enough that `target_ms` pass when a product takes `product_ms`.
+    pub fn new(product_ms: f64, sets: usize, target_ms: f64) -> Length {
+        let sets = sets.max(1);
+        let product_ms = product_ms.max(1e-4);
+        // Not so many launches that a graph alone lasts longer than a loop should.
+        let most = ((target_ms / product_ms) as usize).max(1);
+        let launches = sets * LAUNCHES.min(most).div_ceil(sets);
+        let replays = (target_ms / (product_ms * launches as f64)).ceil().max(1.0) as usize;
+        Length { launches, replays }
+    }
+
+    /// Products in one loop.
+    pub fn products(self) -> usize {
+        self.launches * self.replays
+    }
+}
+
+/// One contender's loop, ready to be timed.
+pub struct Loop<'a> {
+    product: &'a dyn Product,
+    inputs: &'a Inputs,
+    length: Length,
+    graph: Option<CudaGraph>,
+}
+
+impl<'a> Loop<'a> {
+    /// Captures the graph, if there is to be one. The product must have run before: first uses load
+    /// modules, which no capture survives.
+    pub fn new(
+        gpu: &Gpu,
+        product: &'a dyn Product,
+        inputs: &'a Inputs,
+        length: Length,
+        launch: Launch,
+    ) -> Result<Loop<'a>> {
+        let mut it = Loop { product, inputs, length, graph: None };
+        if launch == Launch::Graph {
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            call("cuStreamBeginCapture", gpu.stream.begin_capture(mode))?;
+            let enqueued = it.enqueue(gpu);
+            // Ended in any case, or the stream would go on capturing.
+            let captured = gpu.stream.end_capture(CUgraphInstantiate_flags(0));
+            enqueued?;
+            it.graph = call("cuStreamEndCapture", captured)?;
+        }
+        Ok(it)
+    }
+
+    /// One loop: microseconds a product.
+    pub fn time(&self, gpu: &Gpu, watch: &Watch) -> Result<f64> {
+        self.launch(gpu)?;
+        let ms = watch.time(gpu, || (0..self.length.replays).try_for_each(|_| self.launch(gpu)))?;
+        Ok(1e3 * ms / self.length.products() as f64)
+    }
+
+    fn launch(&self, gpu: &Gpu) -> Result<()> {
+        match &self.graph {
+            Some(graph) => call("cuGraphLaunch", graph.launch()),
+            None => self.enqueue(gpu),
+        }
+    }
+
+    fn enqueue(&self, gpu: &Gpu) -> Result<()> {
+        let sets = self.inputs.sets.len();
+        (0..self.length.launches).try_for_each(|i| self.product.enqueue(gpu, self.inputs, i % sets))
+    }
+}
+
+/// Milliseconds a product takes, roughly: once round the sets, after a first time that is not counted.
+pub fn estimate_ms(
+    gpu: &Gpu,
+    product: &dyn Product,
+    inputs: &Inputs,
+    watch: &Watch,
+) -> Result<f64> {
+    let round = || (0..inputs.sets.len()).try_for_each(|set| product.enqueue(gpu, inputs, set));
+    round()?;
+    Ok(watch.time(gpu, round)? / inputs.sets.len().max(1) as f64)
+}
+
+/// The order in which `count` contenders run in round `round`: another begins each time, and when all
+/// have begun once it goes backwards, so that nobody always follows the same neighbour.
+pub fn turn(round: usize, count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).map(|i| (i + round) % count).collect();
+    if (round / count.max(1)) % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loops_are_long_enough_and_go_round_the_sets() {
+        for (product_ms, sets) in [(0.015, 4), (0.3, 3), (2.6, 3), (40.0, 2), (1e-9, 64)] {
+            let length = Length::new(product_ms, sets, 25.0);
+            assert_eq!(length.launches % sets, 0, "{length:?}");
+            let least = if product_ms < 1e-4 { 0.0 } else { 25.0 };
+            assert!(length.products() as f64 * product_ms >= least, "{length:?}");
+        }
+        assert_eq!(Length::new(0.3, 3, 25.0), Length { launches: 21, replays: 4 });
+        assert_eq!(Length::new(2.6, 3, 25.0), Length { launches: 9, replays: 2 });
+        assert_eq!(Length::new(40.0, 2, 25.0), Length { launches: 2, replays: 1 });
+    }
+
+    #[test]
+    fn everyone_begins_equally_often() {
+        for count in 1..5 {
+            let mut first = vec![0; count];
+            for round in 0..4 * count {
+                let mut order = turn(round, count);
+                first[order[0]] += 1;
+                order.sort();
+                assert!(order.into_iter().eq(0..count));
+            }
+            assert_eq!(first, vec![4; count]);
+        }
+        assert_eq!(turn(5, 1), [0]);
+        assert!(turn(0, 0).is_empty());
+    }
+}

@@ -1,0 +1,126 @@
+//! Numbers out of repeated measurements.
+//!
+//! Invariant: no number is made up for an empty list; whoever has nothing measured gets `None`.
+
+use serde::Serialize;
+
+/// What a list of times looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// The middle one.
+    pub median: f64,
+    /// The least.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+    /// A quarter lies below.
+    pub lower_quartile: f64,
+    /// A quarter lies above.
+    pub upper_quartile: f64,
+}
+
+impl Summary {
+    /// Of all `values`.
+    pub fn of(values: &[f64]) -> Option<Summary> {
+        Some(Summary {
+            median: quantile(values, 0.5)?,
+            min: quantile(values, 0.0)?,
+            max: quantile(values, 1.0)?,
+            lower_quartile: quantile(values, 0.25)?,
+            upper_quartile: quantile(values, 0.75)?,
+        })
+    }
+
+    /// How far the quartiles are apart, as a fraction of the median.
+    pub fn spread(&self) -> f64 {
+        (self.upper_quartile - self.lower_quartile) / self.median
+    }
+}
+
+/// The value that `fraction` of the others lie below, between neighbours if there is none exactly there.
+pub fn quantile(values: &[f64], fraction: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().checked_sub(1)?;
+    let place = fraction.clamp(0.0, 1.0) * last as f64;
+    let (below, above) = (place.floor() as usize, place.ceil() as usize);
+    Some(sorted[below] + (sorted[above] - sorted[below]) * (place - below as f64))
+}
+
+/// The middle value.
+pub fn median(values: &[f64]) -> Option<f64> {
+    quantile(values, 0.5)
+}
+
+/// The mean of factors: what a set of ratios is summed up by. `None` if one is not positive.
+pub fn geometric_mean(values: &[f64]) -> Option<f64> {
+    if values.is_empty() || !values.iter().all(|&value| value > 0.0) {
+        return None;
+    }
+    Some((values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp())
+}
+
+/// How one contender's times compare with another's, measured in the same rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Ratio {
+    /// The middle of the rounds' own ratios: what drifts from round to round cancels.
+    pub of_rounds: f64,
+    /// The one's median over the other's.
+    pub of_medians: f64,
+    /// The least and the largest of the rounds' ratios.
+    pub min: f64,
+    /// See `min`.
+    pub max: f64,
+}
+
+impl Ratio {
+    /// `over[i] / under[i]` for every round i.
+    pub fn paired(over: &[f64], under: &[f64]) -> Option<Ratio> {
+        let rounds: Vec<f64> = over.iter().zip(under).map(|(over, under)| over / under).collect();
+        Some(Ratio {
+            of_rounds: median(&rounds)?,
+            of_medians: median(over)? / median(under)?,
+            min: quantile(&rounds, 0.0)?,
+            max: quantile(&rounds, 1.0)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_quartiles() {
+        assert_eq!(Summary::of(&[]), None);
+        let one = Summary::of(&[3.0]).unwrap();
+        assert_eq!((one.median, one.min, one.max, one.spread()), (3.0, 3.0, 3.0, 0.0));
+        let five = Summary::of(&[5.0, 1.0, 4.0, 2.0, 3.0]).unwrap();
+        assert_eq!((five.median, five.lower_quartile, five.upper_quartile), (3.0, 2.0, 4.0));
+        assert_eq!(median(&[1.0, 2.0]), Some(1.5));
+        assert_eq!(quantile(&[0.0, 10.0], 0.25), Some(2.5));
+    }
+
+    #[test]
+    fn factors_have_a_geometric_mean() {
+        let mean = geometric_mean(&[0.5, 2.0]).unwrap();
+        assert!((mean - 1.0).abs() < 1e-12, "{mean}");
+        assert_eq!(geometric_mean(&[]), None);
+        assert_eq!(geometric_mean(&[1.0, 0.0]), None);
+        assert_eq!(geometric_mean(&[1.0, f64::NAN]), None);
+    }
+
+    #[test]
+    fn drift_cancels_in_paired_ratios() {
+        // Both slow down by half on the way; the one is always 10 % slower.
+        let under = [10.0, 12.0, 15.0];
+        let ratio = Ratio::paired(&under.map(|time| 1.1 * time), &under).unwrap();
+        for value in [ratio.of_rounds, ratio.of_medians, ratio.min, ratio.max] {
+            assert!((value - 1.1).abs() < 1e-12, "{ratio:?}");
+        }
+        // One outlier in one round moves neither.
+        let ratio = Ratio::paired(&[11.0, 99.0, 11.0], &[10.0; 3]).unwrap();
+        assert_eq!((ratio.of_rounds, ratio.max), (1.1, 9.9));
+        assert_eq!(Ratio::paired(&[], &[]), None);
+    }
+}
