@@ -8,13 +8,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Every document, by its path in the repository.
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 8] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/architecture.md",
     "docs/protocol.md",
     "docs/building-cuda.md",
+    "docs/measuring.md",
     "third_party/README.md",
 ];
 
@@ -271,7 +272,7 @@ mod command_line {
             let (understood, text) = run(&args);
             assert!(understood, "overlap-gemm {}: {text}", args.join(" "));
         }
-        for subcommand in ["demo", "doctor", "verify", "plan"] {
+        for subcommand in ["bench", "demo", "doctor", "verify", "plan"] {
             let quoted = commands.iter().any(|args| args[0] == subcommand);
             assert!(quoted, "no document shows how to run '{subcommand}'");
         }
