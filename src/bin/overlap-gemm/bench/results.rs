@@ -111,8 +111,8 @@ pub struct Checked {
     pub compared: u64,
     /// ‖D − reference‖ / ‖reference‖ over them.
     pub relative_error: f64,
-    /// The largest error as a fraction of its bound; `None` where no bound is known.
-    pub worst_fraction: Option<f64>,
+    /// The largest error as a fraction of its bound.
+    pub worst_fraction: f64,
 }
 
 /// A variant that was slower than others.
