@@ -212,8 +212,8 @@ typedef struct og_gemm_input {
     const uint32_t *signals;
     /* Device memory: the epoch that this step expects. Constant while the kernel runs. */
     const uint32_t *epoch;
-    /* Device memory, two words, 8-byte aligned: where the blocks of a step tell each other that
-     * they give up. Zero before first use, then left alone. */
+    /* Device memory, one word, 8-byte aligned: where the blocks of a step tell each other that they
+     * give up. Zero before first use, then left alone. */
     uint64_t *stop;
     /* Memory of the host that the device can read and write (null `abort`: cannot be aborted). */
     const uint32_t *abort;
