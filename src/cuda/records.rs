@@ -22,7 +22,8 @@ pub struct TileRecord {
     pub wait_begin: u64,
     /// When the last of them was there.
     pub ready: u64,
-    /// When it had been computed.
+    /// When it had been computed; where K is cut, only in the record of the last slice, which adds the
+    /// others up (`u64::MAX` in theirs).
     pub done: u64,
     /// Its place in the visiting order ([`TileOrder::index_of`](crate::plan::TileOrder::index_of)),
     /// times the number of splits, plus the slice of K.
@@ -33,7 +34,7 @@ pub struct TileRecord {
     pub tile_m: u32,
     /// Its tile column.
     pub tile_n: u32,
-    /// The last chunk that was waited for; `u32::MAX` if none.
+    /// The last of the chunks that its rows touch; `u32::MAX` where the product waits for none.
     pub chunk: u32,
 }
 
@@ -43,7 +44,7 @@ impl TileRecord {
         Tile { m: self.tile_m, n: self.tile_n }
     }
 
-    /// The last chunk that was waited for.
+    /// The last of the chunks that it had to wait for.
     pub fn waited_for(&self) -> Option<u32> {
         (self.chunk != u32::MAX).then_some(self.chunk)
     }
