@@ -60,7 +60,7 @@ fn a_chunk_that_never_comes_ends_the_product_and_is_named() {
         let mut arrival = Arrival::<A, B, D>::new(gpu, case, u32::MAX - 1, random);
         good_step(gpu, &mut arrival, random);
         for _ in 0..3 {
-            // The epochs are 0 and 1 and 2 here: the first follows the wrap.
+            // The first of these steps has epoch 0: the epochs have just wrapped.
             let limit = Duration::from_millis(random.within(100..=300));
             let missing = random.within(0..=u64::from(arrival.chunks.len()) - 1) as u32;
             arrival.renew(gpu, random);

@@ -8,7 +8,7 @@
 #[path = "common/gpu.rs"]
 mod gpu;
 
-use gpu::{Case, Gpu, run, tried_kernels};
+use gpu::{Case, Gpu, factor, run, tried_kernels};
 use overlap_gemm::cuda::{Activation, Kernel};
 use overlap_gemm::plan::Scaling;
 use overlap_gemm::random::Random;
@@ -35,7 +35,7 @@ fn every_activation_with_and_without_bias_and_c() {
         let mut cases = Vec::new();
         for activation in Activation::ALL {
             for (bias, c) in [(false, false), (true, false), (false, true), (true, true)] {
-                let (alpha, beta) = (2.0 * random.signed(), 2.0 * random.signed());
+                let (alpha, beta) = (factor(random), factor(random));
                 let change = |options: overlap_gemm::cuda::GemmOptions| {
                     options.with_activation(activation).with_bias(bias).with_c(c)
                 };

@@ -105,7 +105,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         check_type::<A>("A", types.a)?;
         check_type::<B>("B", types.b)?;
         check_type::<D>("D", types.d)?;
-        let rows = self.rows.unwrap_or(problem.m());
+        let rows = rows_of(problem, self.rows)?;
         let fits = |what: &str, len: usize, of: &Arc<CudaContext>, needed: u64| {
             check_context(what, of, context)?;
             check_len(&format!("the length of {what}"), len, needed)
@@ -249,12 +249,7 @@ impl RawOperands {
         problem: &Problem,
         options: &GemmOptions,
     ) -> Result<(u32, Addresses)> {
-        let rows = self.rows.unwrap_or(problem.m());
-        if !(1..=problem.m()).contains(&rows) {
-            let remedy = "plan for the largest M that any step will have";
-            let most = problem.m().into();
-            return Err(Error::out_of_range("the number of rows", rows.into(), 1, most, remedy));
-        }
+        let rows = rows_of(problem, self.rows)?;
         let required = [("A", self.a), ("B", self.b), ("D", self.d)];
         for (what, address) in required {
             check_present(what, true, address)?;
@@ -300,6 +295,16 @@ impl RawOperands {
         };
         Ok((rows, addresses))
     }
+}
+
+/// The rows of a call: those asked for, or all that were planned.
+fn rows_of(problem: &Problem, rows: Option<u32>) -> Result<u32> {
+    let rows = rows.unwrap_or(problem.m());
+    if (1..=problem.m()).contains(&rows) {
+        return Ok(rows);
+    }
+    let remedy = "plan for the largest M that any step will have";
+    Err(Error::out_of_range("the number of rows", rows.into(), 1, problem.m().into(), remedy))
 }
 
 /// An error unless an operand is there exactly if the plan has one.

@@ -171,7 +171,7 @@ impl Case {
         case.options.activation = random.choose(&Activation::ALL);
         case.options.bias = random.within(0..=1) == 1;
         case.options.c = random.within(0..=1) == 1;
-        (case.alpha, case.beta) = (2.0 * random.signed(), 2.0 * random.signed());
+        (case.alpha, case.beta) = (factor(random), factor(random));
         case.options.splits = Some(random.within(1..=case.most_splits().into()) as u32);
         if random.within(0..=1) == 1 {
             case.options.swizzle = Some(random.within(1..=9) as u32);
@@ -182,6 +182,12 @@ impl Case {
         }
         case
     }
+}
+
+/// A factor of either sign that is not so small that outputs become subnormal numbers of f16.
+pub fn factor(random: &mut Random) -> f32 {
+    let size = 0.25 + 1.75 * random.fraction() as f32;
+    if random.within(0..=1) == 0 { size } else { -size }
 }
 
 /// Nearly normal, mean 0, deviation 1: the sum of three uniform numbers.
@@ -214,8 +220,8 @@ impl<A: Element, B: Element, D: Element> Inputs<A, B, D> {
     pub fn random(problem: &Problem, random: &mut Random) -> Self {
         let scales = |lines: u32, random: &mut Random| match problem.scaling() {
             Scaling::None => Vec::new(),
-            Scaling::Tensor => random.scales(1),
-            Scaling::Rows => random.scales(lines as usize),
+            Scaling::Tensor => vec![factor(random)],
+            Scaling::Rows => (0..lines).map(|_| factor(random)).collect(),
         };
         let (b_rows, b_columns) = problem.b_extent();
         Inputs {
