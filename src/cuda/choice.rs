@@ -181,11 +181,12 @@ fn cheapest(kernels: &[Kernel], problem: &Problem, all: &[Choice], sms: u32) -> 
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs, as sustained under the power limit.
 const SM_FLOPS: f64 = 5.2e12;
-/// Bytes a second from device memory.
+/// Bytes a second from device memory, to all SMs together and to one alone.
 const MEMORY: f64 = 4.2e12;
+const MEMORY_TO_ONE: f64 = 7.5e10;
 /// Bytes a second from the L2 cache, to all SMs together and to one alone.
 const CACHE: f64 = 1.2e13;
-const CACHE_TO_ONE: f64 = 7.5e10;
+const CACHE_TO_ONE: f64 = 1.1e11;
 /// Seconds that a split costs at least: the slices meet, and one of them adds the others up.
 const SPLIT: f64 = 2.0e-6;
 
@@ -219,7 +220,7 @@ fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
     let (all_m, all_n, all_k) =
         (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
     let bytes = all_m * all_k * a + all_n * all_k * b + all_m * all_n * d;
-    let moving = bytes / MEMORY.min(CACHE_TO_ONE * busy);
+    let moving = bytes / MEMORY.min(MEMORY_TO_ONE * busy);
     let joining = match splits {
         1 => 0.0,
         _ => SPLIT + 2.0 * 4.0 * m * n * work as f64 * f64::from(kernel.cluster_size()) / CACHE,

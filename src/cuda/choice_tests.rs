@@ -64,7 +64,7 @@ fn large_products_get_large_tiles_and_small_ones_many() {
         let (name, choice) = chosen(&problem(m, 3584, 8192), &plain);
         assert_eq!(name, "small", "m = {m}");
         // 28 tiles alone would leave most SMs idle.
-        assert!(choice.splits >= 3, "{choice:?}");
+        assert!(choice.splits >= 2, "{choice:?}");
     }
 }
 
