@@ -16,60 +16,26 @@
 #include "cutlass/arch/barrier.h"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 
-#include "chunk_signal.cuh"
+#include "tile_bands.h"
 
 namespace overlap_gemm {
 
-// Everything the order depends on; the host fills it in.
+// Everything the order depends on; the host fills it in (tile_bands.h).
 struct OrderParams {
-    // Units along M and N; rows of one unit.
+    // Units along M and N.
     int32_t unit_grid_m;
     int32_t unit_grid_n;
-    int32_t unit_rows;
-    int32_t m;
-    int32_t pivot_row;
     // The unit row visited first: the first that starts at or after the pivot.
     int32_t first_unit_row;
     int32_t swizzle;
     // Slices of K, and the K tiles there are.
     int32_t splits;
     int32_t k_tiles;
-    ChunkTable chunks;
+    BandTable bands;
     // One counter a slice-sharing tile and warp group, zero between launches; then partial sums.
     uint32_t* counters;
     float* partials;
 };
-
-struct UnitRow {
-    int32_t first;
-    int32_t rows;
-};
-
-// The ring positions whose unit rows need the same chunk last: TileOrder::band_at.
-__device__ inline UnitRow band_at(OrderParams const& p, int32_t position) {
-    if (p.chunks.count <= 1) return {0, p.unit_grid_m};
-    int32_t unit_row = (p.first_unit_row + position) % p.unit_grid_m;
-    bool straddles =
-        p.pivot_row % p.unit_rows != 0 && unit_row == p.pivot_row / p.unit_rows;
-    int32_t end_of_unit = unit_row >= p.unit_grid_m - 1 ? p.m : (unit_row + 1) * p.unit_rows;
-    int32_t needed_last = (straddles ? p.pivot_row : end_of_unit) - 1;
-    int32_t chunk = p.chunks.of_row(needed_last);
-    int32_t start = p.chunks.first_row[chunk];
-    int32_t end = chunk + 1 == p.chunks.count ? p.m : p.chunks.first_row[chunk + 1];
-
-    int32_t first = start / p.unit_rows;
-    if (start >= p.pivot_row) {
-        int32_t after_pivot = (p.pivot_row + p.unit_rows - 1) / p.unit_rows;
-        first = first > after_pivot ? first : after_pivot;
-    }
-    int32_t past = end / p.unit_rows;
-    if (end == p.m) {
-        past = p.unit_grid_m;
-    } else if (end == p.pivot_row) {
-        past = (end + p.unit_rows - 1) / p.unit_rows;
-    }
-    return {(first + p.unit_grid_m - p.first_unit_row) % p.unit_grid_m, past - first};
-}
 
 struct Unit {
     int32_t m;
@@ -79,9 +45,9 @@ struct Unit {
 // TileOrder::unit_at.
 __device__ inline Unit unit_at(OrderParams const& p, int32_t index) {
     int32_t columns = p.unit_grid_n;
-    UnitRow band = band_at(p, index / columns);
+    Band band = p.bands.at(index / columns);
     int32_t in_band = index - band.first * columns;
-    // A band can be lower than the swizzle, and then this product is larger than any index.
+    // A band can be lower than the swizzle, and then the product below is larger than any index.
     int32_t swizzle = p.swizzle < band.rows ? p.swizzle : band.rows;
     int32_t sweep = in_band / (swizzle * columns);
     int32_t swept_before = sweep * swizzle;
@@ -89,7 +55,9 @@ __device__ inline Unit unit_at(OrderParams const& p, int32_t index) {
     int32_t rows_together = swizzle < rows_left ? swizzle : rows_left;
     int32_t in_sweep = in_band - swept_before * columns;
     int32_t position = band.first + swept_before + in_sweep % rows_together;
-    return {(p.first_unit_row + position) % p.unit_grid_m, in_sweep / rows_together};
+    int32_t unit_row = p.first_unit_row + position;
+    return {unit_row < p.unit_grid_m ? unit_row : unit_row - p.unit_grid_m,
+            in_sweep / rows_together};
 }
 
 // The scheduler that CUTLASS's kernels ask. `KernelCluster` is the cluster as the kernel sees it;

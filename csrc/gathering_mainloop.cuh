@@ -1,7 +1,8 @@
 // A CUTLASS main loop whose loads wait for their chunk.
 //
 // What belongs here: the loads of one tile by the one thread that issues them, and when they may be
-// issued. The multiplications are CUTLASS's, untouched.
+// issued. The multiplications are CUTLASS's, untouched. Looking at signals is the work of a second warp
+// (CUTLASS's auxiliary loading warp), tile after tile in the same order.
 // Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
 // been seen ready. While a chunk is missing, the loads of B fill the free stages, and the warps that
 // multiply work on what is there. A block that has given up still hands over every stage (zeros, by
@@ -10,6 +11,8 @@
 
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
+#include "cutlass/arch/grid_dependency_control.h"
+#include "cutlass/gemm/dispatch_policy.hpp"
 
 #include "chunk_signal.cuh"
 
@@ -40,6 +43,10 @@ struct GatherParams {
     int32_t m = 0;
 };
 
+// A main loop's policy, with an auxiliary warp.
+template <class Policy>
+struct WatchedPolicy : Policy {};
+
 // `Base` is one of CUTLASS's TMA main loops. The gathered operand is the kernel's A, or its B if the
 // kernel computes D transposed; below, "gathered" and "other" are those two.
 template <class Base, class KernelCluster, bool kTransposed>
@@ -50,6 +57,7 @@ public:
     using typename Base::PipelineState;
     using typename Base::TensorStorage;
     using Cluster = KernelCluster;
+    using DispatchPolicy = WatchedPolicy<typename Base::DispatchPolicy>;
 
     static constexpr int32_t kTileRows =
         kTransposed ? cute::size<1>(typename Base::TileShape{}) : cute::size<0>(typename Base::TileShape{});
@@ -130,41 +138,33 @@ public:
         int32_t tile_n = kTransposed ? m_tile : n_tile;
         int32_t k = *k_tiles;
         bool zeros = false;
-        bool waits_for_chunks = gather.signals.signals != nullptr;
-        if (gather.records.records) begin_record(gather.records, tile_m, tile_n, stage);
-        if (waits_for_chunks) {
-            ChunkWaiter waiter{gather.signals, block_waits()};
-            if (stage.count() == 0) waiter.begin_launch();
-            zeros = waiter.has_stopped();
-            int32_t first_row = tile_m * kTileRows;
-            // Padding has no rows; the cluster's other blocks still count on its share of B.
-            if (!zeros && first_row < gather.m) {
-                int32_t first = gather.chunks.of_row(first_row);
-                int32_t last = gather.chunks.of_row(min(first_row + kTileRows, gather.m) - 1);
-                if (!waiter.poll(first, last)) {
-                    // The other operand first, into as many stages as come free.
-                    PipelineState ahead = stage;
-                    int loaded = 0;
-                    bool ready = false;
-                    while (!ready && loaded < k_count && loaded < Base::DispatchPolicy::Stages) {
-                        pipeline.producer_acquire(ahead);
-                        load_other(k + loaded, ahead);
-                        ++ahead;
-                        ++loaded;
-                        ready = waiter.poll(first, last);
-                    }
-                    if (!ready) zeros = !waiter.wait(first, last, tile_m, tile_n);
-                    int32_t outside = zeros ? int32_t(size<3>(from_a)) : 0;
-                    k_count -= loaded;
-                    for (; loaded > 0; --loaded) {
-                        load_gathered(k + outside, stage);
-                        ++stage;
-                        ++k;
-                    }
+        uint32_t tile = block_waits().tiles_begun++;
+        if (gather.records.records) begin_record(gather.records, tile_m, tile_n, tile);
+        if (gather.signals.signals) {
+            if (!TileGate::is_open(tile)) {
+                // The other operand first, into as many stages as come free.
+                PipelineState ahead = stage;
+                int loaded = 0;
+                while (loaded < min(k_count, int(DispatchPolicy::Stages)) && !TileGate::is_open(tile)) {
+                    pipeline.producer_acquire(ahead);
+                    load_other(k + loaded, ahead);
+                    ++ahead;
+                    ++loaded;
+                }
+                // Ends: the watcher opens every gate, in time or when it gives up.
+                while (!TileGate::is_open(tile)) {
+                }
+                int32_t outside = block_waits().stopped ? int32_t(size<3>(from_a)) : 0;
+                k_count -= loaded;
+                for (; loaded > 0; --loaded) {
+                    load_gathered(k + outside, stage);
+                    ++stage;
+                    ++k;
                 }
             }
+            zeros = block_waits().stopped;
         }
-        if (gather.records.records) end_record(gather, tile_m, tile_n);
+        if (gather.records.records) end_record(gather, tile_m, tile_n, tile);
 
         // A K tile beyond the last reads as zeros, and fetches nothing.
         if (zeros) k += size<3>(from_a);
@@ -178,27 +178,53 @@ public:
         }
     }
 
+    // The auxiliary warp's part of a tile: nothing to load, but chunks to wait for.
+    template <class TensorA, class TensorB, class BlockCoord, class KTiles>
+    CUTLASS_DEVICE void load_auxiliary(Params const& params, MainloopPipeline, PipelineState stage,
+                                       cute::tuple<TensorA, TensorB> const&, BlockCoord const& block,
+                                       KTiles, int, int, uint32_t, TensorStorage&) {
+        GatherParams const& gather = params.gather;
+        if (!gather.signals.signals || !cute::elect_one_sync()) return;
+        // Signals and epoch belong to this step only once the kernel before this one has ended.
+        if (stage.count() == 0) cutlass::arch::wait_on_dependent_grids();
+        auto [m_tile, n_tile, k_all, l_tile] = block;
+        int32_t tile_m = kTransposed ? n_tile : m_tile;
+        int32_t tile_n = kTransposed ? m_tile : n_tile;
+        int32_t first_row = tile_m * kTileRows;
+        // Padding has no rows; the cluster's other blocks still count on its share of B.
+        int32_t first = 0;
+        int32_t last = -1;
+        if (first_row < gather.m) {
+            first = gather.chunks.of_row(first_row);
+            last = gather.chunks.of_row(min(first_row + kTileRows, gather.m) - 1);
+        }
+        watcher_.open_next(gather.signals, first, last, uint32_t(tile_m), uint32_t(tile_n));
+    }
+
+    // Called by one thread of a block before the block's first barrier.
+    CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
+        begin_block_waits();
+        Base::prefetch_tma_descriptors(params);
+    }
+
 private:
-    // Which slice of K this block's current tile is: its n-th tile is the work of index
-    // cluster + n * clusters in the order.
-    CUTLASS_DEVICE static uint64_t work_index() {
+    // Which slice of K tile `tile` of this block is: the work of index cluster + tile * clusters.
+    CUTLASS_DEVICE static uint64_t work_index(uint32_t tile) {
         constexpr uint32_t cluster_x = cute::size<0>(KernelCluster{});
-        return uint64_t(blockIdx.x / cluster_x) +
-               uint64_t(block_waits().tiles - 1) * (gridDim.x / cluster_x);
+        return uint64_t(blockIdx.x / cluster_x) + uint64_t(tile) * (gridDim.x / cluster_x);
     }
 
     CUTLASS_DEVICE static void begin_record(RecordTable const& records, int32_t tile_m,
-                                            int32_t tile_n, PipelineState const& stage) {
-        if (stage.count() == 0) block_waits().tiles = 0;
-        ++block_waits().tiles;
-        auto* record = records.at(tile_m, tile_n, int32_t(work_index() % uint32_t(records.splits)));
+                                            int32_t tile_n, uint32_t tile) {
+        int32_t slice = int32_t(work_index(tile) % uint32_t(records.splits));
+        auto* record = records.at(tile_m, tile_n, slice);
         if (record) record->wait_begin = global_timer();
     }
 
     CUTLASS_DEVICE static void end_record(GatherParams const& gather, int32_t tile_m,
-                                          int32_t tile_n) {
+                                          int32_t tile_n, uint32_t tile) {
         uint64_t splits = uint64_t(gather.records.splits);
-        uint64_t index = work_index();
+        uint64_t index = work_index(tile);
         auto* record = gather.records.at(tile_m, tile_n, int32_t(index % splits));
         if (!record) return;
         record->ready = global_timer();
@@ -217,6 +243,12 @@ private:
         record->chunk =
             gather.signals.signals ? uint32_t(gather.chunks.of_row(last_row)) : UINT32_MAX;
     }
+
+    ChunkWatcher watcher_;
 };
 
 }  // namespace overlap_gemm
+
+template <class Policy>
+struct cutlass::gemm::kernel::detail::HasAuxiliaryLoad<overlap_gemm::WatchedPolicy<Policy>>
+    : cute::true_type {};

@@ -124,22 +124,16 @@ struct GemmSm90 {
         }
     }
 
-    static OrderParams order(Launch const& launch, UnitGrid const& units, ChunkTable const& chunks) {
+    static OrderParams order(Launch const& launch, UnitGrid const& units) {
         og_gemm_shape const& shape = launch.plan.shape;
         OrderParams order{};
         order.unit_grid_m = int32_t(units.m);
         order.unit_grid_n = int32_t(units.n);
-        order.unit_rows = kTileM * kClusterM;
-        order.m = int32_t(launch.rows);
         order.swizzle = shape.swizzle;
         order.splits = shape.splits;
         order.k_tiles = int32_t(UnitGrid::ceil_div(shape.k, kTileK));
-        order.chunks = chunks;
-        if (launch.input) {
-            order.pivot_row = launch.input->pivot_row;
-            order.first_unit_row =
-                int32_t(UnitGrid::ceil_div(order.pivot_row, order.unit_rows) % units.m);
-        }
+        order.bands = make_bands(launch.input, int32_t(launch.rows), kTileM * kClusterM,
+                                 order.first_unit_row);
         SplitWorkspace workspace(facts(""), units, shape.splits);
         auto* bytes = static_cast<char*>(launch.workspace);
         order.counters = reinterpret_cast<uint32_t*>(bytes);
@@ -222,7 +216,7 @@ struct GemmSm90 {
         // Positive, so that CUTLASS does not ask the device; the grid is ours.
         args.hw_info.sm_count = launch.plan.sm_count;
         args.hw_info.max_active_clusters = launch.plan.cluster_count;
-        args.scheduler = order(launch, units, chunks);
+        args.scheduler = order(launch, units);
         return args;
     }
 

@@ -141,7 +141,7 @@ typedef struct og_gemm_operands {
     const void *b;
     const void *c;
     void *d;
-    /* N elements of D's type. */
+    /* N elements of D's type, wherever they start. */
     const void *bias;
     /* One f32, or one for each row of A; one f32, or one for each column of D. */
     const float *scale_a;
@@ -157,7 +157,7 @@ typedef struct og_gemm_operands {
 typedef struct og_chunk {
     /* Chunk 0 starts at row 0; a chunk ends where the next one starts, the last at M. */
     int32_t first_row;
-    /* The index of its word in `signals`. */
+    /* The index of its word in `signals`, 0 ..= 65535. */
     int32_t signal;
 } og_chunk;
 
@@ -188,6 +188,7 @@ typedef struct og_failure {
 typedef struct og_tile_record {
     uint64_t wait_begin;
     uint64_t ready;
+    /* Written by the slice of K that stores the tile, the last one; the others leave it alone. */
     uint64_t done;
     /* The tile's place in the visiting order (plan::TileOrder::index_of), times `splits`, plus the
      * slice of K. */
@@ -195,7 +196,7 @@ typedef struct og_tile_record {
     uint32_t sm;
     uint32_t tile_m;
     uint32_t tile_n;
-    /* The last chunk that was waited for, or UINT32_MAX if none. */
+    /* The last chunk that the tile's rows touch; UINT32_MAX where all of A was there. */
     uint32_t chunk;
 } og_tile_record;
 

@@ -12,6 +12,8 @@ mod jobs;
 mod probe;
 #[path = "../build/ptxas.rs"]
 mod ptxas;
+#[path = "../build/table.rs"]
+mod table;
 #[path = "../build/toolkit.rs"]
 #[allow(dead_code, reason = "the build script uses all of it, these tests a part")]
 mod toolkit;
@@ -221,4 +223,44 @@ fn jobs_fit_into_memory() {
     let meminfo = "MemTotal:       25165824 kB\nMemAvailable:   12582912 kB\nBuffers: 0 kB\n";
     assert_eq!(jobs::parse_available(meminfo), gib(12));
     assert_eq!(jobs::parse_available("MemTotal: 1 kB"), None);
+}
+
+#[test]
+fn the_table_of_kernels_can_be_read() {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc/kernels.txt"));
+    let text = text.unwrap();
+    let (all, default) = (table::read(&text, true).unwrap(), table::read(&text, false).unwrap());
+    assert!(!default.is_empty() && default.len() < all.len());
+    assert!(default.iter().all(|row| row.default && all.contains(row)));
+    let registry = table::registry(&all);
+    for row in &all {
+        assert!(table::source(row).contains(&format!("instance(\"{}\")", row.name)));
+        assert!(registry.contains(&format!("    &{},\n", row.name)));
+    }
+    assert!(registry.contains(&format!("kInstanceCount = {};", all.len())));
+}
+
+#[test]
+fn a_row_that_says_something_else_is_refused_with_its_line() {
+    let good = "bf16 bf16 f32 kn 128x256x64 2x1 cooperative transposed,fast all";
+    let rows = table::read(good, true).unwrap();
+    let name = "bf16_bf16_f32_kn_128x256x64_2x1_cooperative_transposed_fast";
+    assert_eq!(rows[0].name, name);
+    assert_eq!(table::read(good, false), Ok(Vec::new()));
+    for (from, to) in [
+        ("bf16 f32", "bf17 f32"),
+        ("kn", "mn"),
+        ("128x256x64", "128x256"),
+        ("128x256x64", "128x0x64"),
+        ("2x1", "two"),
+        ("cooperative", "together"),
+        ("fast", "slow"),
+        ("all", "some"),
+        (" all", ""),
+    ] {
+        let error = table::read(&format!("# rows\n{}", good.replace(from, to)), true).unwrap_err();
+        assert!(error.starts_with("csrc/kernels.txt:2: "), "{error}");
+    }
+    let error = table::read(&format!("{good}\n{good}"), true).unwrap_err();
+    assert!(error.contains("is there twice"), "{error}");
 }

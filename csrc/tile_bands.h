@@ -1,0 +1,82 @@
+// Bands: the runs of unit rows that need the same chunk last (src/plan/tiles.rs), as a table.
+//
+// What belongs here: the arithmetic of `TileOrder::band_at`, done once a launch by the host, so that a
+// thread block finds a tile's band without a division. Plain C++, for both sides.
+// Invariant: `first` rises from 0, `first[count]` is the number of unit rows, and band b of the ring
+// (which starts at the pivot) is first[b] ..< first[b + 1].
+#pragma once
+
+#include <cstdint>
+
+#include "overlap_gemm.h"
+
+#if defined(__CUDACC__)
+#define OG_HOST_DEVICE __host__ __device__
+#else
+#define OG_HOST_DEVICE
+#endif
+
+namespace overlap_gemm {
+
+// Ring positions of unit rows.
+struct Band {
+    int32_t first;
+    int32_t rows;
+};
+
+struct BandTable {
+    int32_t count;
+    int32_t first[OG_MAX_CHUNKS + 1];
+
+    // The band that a ring position lies in.
+    OG_HOST_DEVICE Band at(int32_t position) const {
+        int32_t low = 0;
+        int32_t high = count;
+        while (high - low > 1) {
+            int32_t middle = (low + high) >> 1;
+            if (first[middle] <= position) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        return {first[low], first[low + 1] - first[low]};
+    }
+};
+
+// The bands of `rows` rows cut into units of `unit_rows`; all in one where there is no input to wait
+// for. `first_unit_row` becomes the unit row that the ring starts at.
+inline BandTable make_bands(og_gemm_input const* input, int32_t rows, int32_t unit_rows,
+                            int32_t& first_unit_row) {
+    int32_t units = rows / unit_rows + (rows % unit_rows != 0);
+    BandTable bands{};
+    first_unit_row = 0;
+    if (!input) {
+        bands.count = 1;
+        bands.first[1] = units;
+        return bands;
+    }
+    int32_t pivot = input->pivot_row;
+    auto units_to_cover = [&](int32_t end) { return end / unit_rows + (end % unit_rows != 0); };
+    first_unit_row = units_to_cover(pivot) % units;
+    int32_t pivot_chunk = 0;
+    while (input->chunks[pivot_chunk].first_row != pivot) ++pivot_chunk;
+    for (int32_t i = 0; i < input->chunk_count; ++i) {
+        int32_t chunk = (pivot_chunk + i) % input->chunk_count;
+        int32_t start = input->chunks[chunk].first_row;
+        bool last = chunk + 1 == input->chunk_count;
+        int32_t end = last ? rows : input->chunks[chunk + 1].first_row;
+        // The unit rows whose last row to arrive is this chunk's. The one that the pivot cuts through
+        // belongs to the chunk before the pivot, which arrives last.
+        int32_t first = start / unit_rows;
+        if (start >= pivot && first < units_to_cover(pivot)) first = units_to_cover(pivot);
+        int32_t past = last || end == pivot ? units_to_cover(end) : end / unit_rows;
+        if (past > first) {
+            bands.first[bands.count++] = (first + units - first_unit_row) % units;
+        }
+    }
+    bands.first[bands.count] = units;
+    return bands;
+}
+
+}  // namespace overlap_gemm
