@@ -47,7 +47,7 @@ pub struct Built {
 /// One source on its way to an object.
 struct Unit {
     source: PathBuf,
-    /// `abi.cu`, `instances/bf16_….cu`
+    /// `abi.cu`, `instances/default_1.cu`
     name: String,
     object: PathBuf,
     log: PathBuf,
@@ -109,11 +109,11 @@ pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, St
     Ok(built)
 }
 
-/// Writes a source for each kernel, and one for the list of them; returns names and paths.
+/// Writes the kernels' sources, and one for the list of them; returns names and paths.
 fn generate(context: &Context, rows: &[table::Row]) -> Result<Vec<(String, PathBuf)>, String> {
     let folder = context.out_dir.join("instances");
     fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let kernels = rows.iter().map(|row| (row.name.clone(), table::source(row)));
+    let kernels = table::sources(rows).into_iter().map(|(name, rows)| (name, table::source(&rows)));
     kernels
         .chain([("all_instances".to_owned(), table::registry(rows))])
         .map(|(name, text)| {

@@ -108,14 +108,37 @@ fn numbers<const N: usize>(text: &str) -> Result<[u32; N], String> {
     numbers.ok_or_else(|| format!("'{text}' is not {N} numbers joined by x"))
 }
 
-/// The source of one kernel.
-pub fn source(row: &Row) -> String {
-    let Row { name, arguments, .. } = row;
-    format!(
-        "#include \"gemm_sm90.cuh\"\n\nnamespace overlap_gemm {{\n\
-         extern Instance const {name};\n\
-         Instance const {name} = GemmSm90<{arguments}>::instance(\"{name}\");\n}}\n"
-    )
+/// The most kernels in one source. The compiler needs as long for CUTLASS's headers and what all
+/// kernels have in common as for two or three kernels, but its memory grows with each.
+const KERNELS_A_SOURCE: usize = 5;
+
+/// The kernels, cut into sources of about equal size: a name and the rows of each. Those of the default
+/// set stay among themselves, so that their objects also serve who asks for all.
+pub fn sources(rows: &[Row]) -> Vec<(String, Vec<&Row>)> {
+    let mut sources = Vec::new();
+    for (set, default) in [("default", true), ("all", false)] {
+        let rows: Vec<&Row> = rows.iter().filter(|row| row.default == default).collect();
+        let count = rows.len().div_ceil(KERNELS_A_SOURCE);
+        let bound = |part: usize| part * rows.len() / count;
+        sources.extend((0..count).map(|part| {
+            (format!("{set}_{}", part + 1), rows[bound(part)..bound(part + 1)].to_vec())
+        }));
+    }
+    sources
+}
+
+/// The source of some kernels.
+pub fn source(rows: &[&Row]) -> String {
+    let mut text = "#include \"gemm_sm90.cuh\"\n\nnamespace overlap_gemm {\n".to_owned();
+    for Row { name, arguments, .. } in rows {
+        let _ = write!(
+            text,
+            "extern Instance const {name};\n\
+             Instance const {name} = GemmSm90<{arguments}>::instance(\"{name}\");\n"
+        );
+    }
+    text.push_str("}\n");
+    text
 }
 
 /// The source of the list of all kernels, `kInstances` of `csrc/instance.h`.

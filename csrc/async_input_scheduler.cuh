@@ -20,8 +20,10 @@
 
 namespace overlap_gemm {
 
-// Everything the order depends on; the host fills it in (tile_bands.h).
-struct OrderParams {
+// Everything the order depends on; the host fills it in (tile_bands.h). Aligned, and the bands right
+// behind the sizes: the first eight come with the line of kernel parameters that is read anyway, and
+// another line costs half a microsecond at the start of every launch.
+struct alignas(64) OrderParams {
     // Units along M and N.
     int32_t unit_grid_m;
     int32_t unit_grid_n;
@@ -42,16 +44,16 @@ struct Unit {
     int32_t n;
 };
 
-// TileOrder::unit_at.
-__device__ inline Unit unit_at(OrderParams const& p, int32_t index) {
+// TileOrder::unit_at; `band` is the index's.
+__device__ inline Unit unit_at(OrderParams const& p, BandCursor const& band, int32_t index) {
     int32_t columns = p.unit_grid_n;
-    Band band = p.bands.at(index / columns);
     int32_t in_band = index - band.first * columns;
     // A band can be lower than the swizzle, and then the product below is larger than any index.
-    int32_t swizzle = p.swizzle < band.rows ? p.swizzle : band.rows;
+    int32_t rows = band.end - band.first;
+    int32_t swizzle = p.swizzle < rows ? p.swizzle : rows;
     int32_t sweep = in_band / (swizzle * columns);
     int32_t swept_before = sweep * swizzle;
-    int32_t rows_left = band.rows - swept_before;
+    int32_t rows_left = rows - swept_before;
     int32_t rows_together = swizzle < rows_left ? swizzle : rows_left;
     int32_t in_sweep = in_band - swept_before * columns;
     int32_t position = band.first + swept_before + in_sweep % rows_together;
@@ -114,6 +116,7 @@ public:
 
     CUTLASS_DEVICE explicit AsyncInputScheduler(Params const& params) : params_(params) {
         next_ = int32_t(blockIdx.x) / int32_t(cute::size<0>(KernelCluster{}));
+        band_ = BandCursor::at(params_.bands, unit_row(next_));
     }
 
     template <class ClusterShape>
@@ -121,15 +124,16 @@ public:
         return get_current_work();
     }
 
-    CUTLASS_DEVICE WorkTileInfo get_current_work() const {
+    CUTLASS_DEVICE WorkTileInfo get_current_work() {
         WorkTileInfo work;
+        if (next_ >= work_count()) return work;
         int32_t unit = kCanSplit ? next_ / params_.splits : next_;
-        if (unit >= params_.unit_grid_m * params_.unit_grid_n) return work;
         work.unit = unit;
         work.slice = kCanSplit ? next_ - unit * params_.splits : 0;
         work.k_start = slice_begin(work.slice);
         work.k_count = slice_begin(work.slice + 1) - work.k_start;
-        Unit at = unit_at(params_, unit);
+        band_.advance(params_.bands, unit_row(next_));
+        Unit at = unit_at(params_, band_, unit);
         // The grid is (clusters * cluster x, cluster y): block coordinates within the cluster.
         constexpr int32_t cluster_x = cute::size<0>(KernelCluster{});
         constexpr int32_t cluster_y = cute::size<1>(KernelCluster{});
@@ -141,7 +145,7 @@ public:
     }
 
     CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) {
-        next_ += int32_t(count * (gridDim.x / uint32_t(cute::size<0>(KernelCluster{}))));
+        next_ += step(count);
     }
 
     CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo) {
@@ -154,10 +158,7 @@ public:
     }
 
     CUTLASS_DEVICE bool is_last_tile(WorkTileInfo const&, uint32_t count = 1) const {
-        AsyncInputScheduler after = *this;
-        after.advance_to_next_work(count);
-        int32_t units = params_.unit_grid_m * params_.unit_grid_n;
-        return after.next_ >= units * params_.splits;
+        return next_ + step(count) >= work_count();
     }
 
     template <class ProblemShape, class TileShape>
@@ -250,14 +251,29 @@ private:
         }
     }
 
+    CUTLASS_DEVICE int32_t work_count() const {
+        return params_.unit_grid_m * params_.unit_grid_n * (kCanSplit ? params_.splits : 1);
+    }
+
+    // From a cluster's index to its `count`th next one.
+    CUTLASS_DEVICE static int32_t step(uint32_t count) {
+        return int32_t(count * (gridDim.x / uint32_t(cute::size<0>(KernelCluster{}))));
+    }
+
+    // The ring position of an index's unit row.
+    CUTLASS_DEVICE int32_t unit_row(int32_t index) const {
+        return (kCanSplit ? index / params_.splits : index) / params_.unit_grid_n;
+    }
+
     CUTLASS_DEVICE int32_t slice_begin(int32_t slice) const {
         if (!kCanSplit) return slice == 0 ? 0 : params_.k_tiles;
         return int32_t(int64_t(slice) * params_.k_tiles / params_.splits);
     }
 
     Params const& params_;
-    // This block's next index: unit * splits + slice.
+    // This block's next index, unit * splits + slice, and the band that the last one was in.
     int32_t next_;
+    BandCursor band_;
 };
 
 // How CUTLASS's kernel templates find the scheduler.

@@ -2,57 +2,51 @@
 //
 // What belongs here: reading signals and the epoch, the deadline, the abort word, the record of a
 // failure. Who waits for what is in gathering_mainloop.cuh.
-// Two threads of a block share the work, because a look at a signal takes as long as the loads of
-// several stages, and would leave the tensor cores without data at the start of every tile: one looks
-// (`ChunkWatcher`), tile after tile and ahead of the loads; the other, which loads, only asks the block's
-// shared memory how far it may go (`TileGate`).
+// A warp and a thread of a block share the work, because a look at a signal takes as long as the loads
+// of several stages, and would leave the tensor cores without data at the start of every tile: the warp
+// looks (`ChunkWatcher`), tile after tile and ahead of the loads; the thread, which loads, only asks the
+// block's shared memory how far it may go (`TileGate`).
 // Invariant: after `TileGate::is_open` has returned true, TMA loads of that thread see the data of the
-// tile's chunks. The watcher's acquire load pairs with the producer's release (a copy engine's
-// ordered write, or st.release.sys after the data); its proxy fence then carries that order over from
-// ordinary loads to TMA, which reads memory by another path; release and acquire of `tiles_ready`
-// within the block hand it on to the loading thread. A block that gives up never traps: it says so
-// once, tells the others through `stop`, and goes on without waiting.
+// tile's chunks. A lane's acquire load pairs with the producer's release (a copy engine's ordered
+// write, or st.release.sys after the data); its proxy fence then carries that order over from ordinary
+// loads to TMA, which reads memory by another path; the warp's barrier, then release and acquire of
+// `tiles_ready` within the block, hand it on to the loading thread. A block that gives up never traps:
+// it says so once, tells the others through `stop`, and goes on without waiting.
 #pragma once
 
 #include <cstdint>
 
+#include "cutlass/arch/grid_dependency_control.h"
+
 #include "overlap_gemm.h"
+#include "rising_table.h"
 
 namespace overlap_gemm {
 
-// Chunks as kernel parameters: chunk c has the rows first_row[c] ..< first_row[c + 1] (the last: to
-// the end of A). One chunk, or none, means that rows do not matter.
-struct ChunkTable {
+// How the input arrives, as kernel parameters. `signals` is null where all of A is there already, and
+// then nothing else is looked at. Aligned, like OrderParams, so that eight chunks fill one line.
+struct alignas(64) ChunkTable {
+    uint32_t const* signals = nullptr;
+    uint32_t const* epoch = nullptr;
+    og_stop* stop = nullptr;
+    uint32_t const* abort = nullptr;
+    og_failure* failure = nullptr;
+    uint64_t timeout_ns = 0;
     int32_t count = 0;
-    int32_t first_row[OG_MAX_CHUNKS];
+    int32_t padding[3] = {};
+    // Chunk c has the rows chunks[c].first_row ..< chunks[c + 1].first_row (the last: to the end of A).
+    og_chunk chunks[OG_MAX_CHUNKS];
 
 #if defined(__CUDACC__)
     // The chunk that `row` lies in.
     __device__ int32_t of_row(int32_t row) const {
-        int32_t low = 0;
-        int32_t high = count;
-        while (high - low > 1) {
-            int32_t middle = (low + high) >> 1;
-            if (first_row[middle] <= row) {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
-        return low;
+        return last_at_most(row, 0, count, [&](int32_t c) { return chunks[c].first_row; });
+    }
+
+    __device__ uint32_t const* signal_of(int32_t chunk) const {
+        return signals + chunks[chunk].signal;
     }
 #endif
-};
-
-// Where the signals are, as kernel parameters. `signals` is null where all of A is there already.
-struct SignalTable {
-    uint32_t const* signals = nullptr;
-    uint32_t const* epoch = nullptr;
-    unsigned long long* stop = nullptr;
-    uint32_t const* abort = nullptr;
-    og_failure* failure = nullptr;
-    unsigned long long timeout_ns = 0;
-    uint16_t slot[OG_MAX_CHUNKS];
 };
 
 #if defined(__CUDACC__)
@@ -71,8 +65,8 @@ __device__ inline uint32_t load_relaxed_system(uint32_t const* word) {
     return value;
 }
 
-__device__ inline unsigned long long load_relaxed_gpu(unsigned long long const* word) {
-    unsigned long long value;
+__device__ inline uint64_t load_relaxed_gpu(uint64_t const* word) {
+    uint64_t value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
@@ -139,78 +133,105 @@ struct TileGate {
     }
 };
 
-// The watching thread's side; it lives as long as the kernel.
+// The watching warp's side: all its lanes call it together. It lives as long as the kernel.
 class ChunkWatcher {
 public:
     // Waits until chunks first ..= last are there, or this block or another gives up; then opens the
     // gate of the next tile. `last` below `first` waits for nothing.
-    __device__ void open_next(SignalTable const& table, int32_t first, int32_t last, uint32_t tile_m,
+    __device__ void open_next(ChunkTable const& table, int32_t first, int32_t last, uint32_t tile_m,
                               uint32_t tile_n) {
-        if (tiles_ == 0) epoch_ = load_relaxed_system(table.epoch);
         if (!stopped_ && !wait(table, first, last, tile_m, tile_n)) {
             stopped_ = true;
-            block_waits().stopped = 1;
+            if (lane() == 0) block_waits().stopped = 1;
         }
-        TileGate::publish(++tiles_);
+        ++tiles_;
+        // Every lane's loads and fences come before the gate opens.
+        __syncwarp();
+        if (lane() == 0) TileGate::publish(tiles_);
     }
 
 private:
+    static constexpr uint32_t kAllLanes = 0xffffffff;
+    static constexpr int32_t kLanes = 32;
+    // How often the abort word is looked at, by all blocks of the grid together.
+    static constexpr uint64_t kAbortLookNs = 50000;
+
+    static __device__ uint32_t lane() {
+        uint32_t id;
+        asm("mov.u32 %0, %laneid;" : "=r"(id));
+        return id;
+    }
+
     // False if this block or another has given up.
-    __device__ bool wait(SignalTable const& table, int32_t first, int32_t last, uint32_t tile_m,
+    __device__ bool wait(ChunkTable const& table, int32_t first, int32_t last, uint32_t tile_m,
                          uint32_t tile_n) {
-        unsigned long long begin = 0;
-        for (uint32_t polls = 0;; ++polls) {
-            int32_t chunk = missing(table, first, last);
-            if (chunk > last) return true;
-            if (load_relaxed_gpu(table.stop) == stop_value()) return false;
-            unsigned long long now = global_timer();
-            if (polls == 0) begin = now;
-            // The abort word is in the host's memory, a microsecond away: now and then will do.
-            if (polls % 16 == 0 && table.abort && load_relaxed_system(table.abort)) {
-                give_up(table, OG_FAILURE_ABORTED, chunk, tile_m, tile_n);
+        uint64_t begin = 0;
+        for (uint32_t looks = 0;; ++looks) {
+            // Chunks seen before are not looked at again; they are remembered as one run, which is
+            // enough because tiles follow the order of the chunks.
+            if (first >= ready_begin_ && first < ready_end_) first = ready_end_;
+            if (first > last) return true;
+
+            // Each lane looks at one chunk, from `first` on. Only parameters before this line: signals
+            // and epoch belong to this step once the kernel before this one has ended. No load needs
+            // another's value, so that a look is one trip to memory.
+            int32_t chunk = first + int32_t(lane());
+            bool exists = chunk < table.count;
+            uint32_t const* signal = table.signal_of(exists ? chunk : first);
+            cutlass::arch::wait_on_dependent_grids();
+            uint32_t epoch = load_relaxed_system(table.epoch);
+            uint64_t given_up = load_relaxed_gpu(&table.stop->given_up);
+            uint64_t next_look = load_relaxed_gpu(&table.stop->next_look_ns);
+            uint32_t value = load_acquire_system(signal);
+            uint32_t missing = __ballot_sync(kAllLanes, !exists || int32_t(value - epoch) < 0);
+            int32_t run = missing ? __ffs(missing) - 1 : kLanes;
+            if (run > 0) {
+                fence_tma_after_loads();
+                if (first != ready_end_) ready_begin_ = first;
+                ready_end_ = first + run;
+                continue;
+            }
+
+            if (__any_sync(kAllLanes, given_up == stopped_at(epoch))) return false;
+            uint64_t now = global_timer();
+            if (begin == 0) begin = now;
+            if (__any_sync(kAllLanes, is_aborted(table, now, next_look))) {
+                give_up(table, OG_FAILURE_ABORTED, epoch, first, tile_m, tile_n);
                 return false;
             }
-            if (now - begin > table.timeout_ns) {
-                give_up(table, OG_FAILURE_TIMEOUT, chunk, tile_m, tile_n);
+            if (__any_sync(kAllLanes, now - begin > table.timeout_ns)) {
+                give_up(table, OG_FAILURE_TIMEOUT, epoch, first, tile_m, tile_n);
                 return false;
             }
-            if (polls > 8) __nanosleep(20);
+            if (looks > 8) __nanosleep(20);
         }
     }
 
-    // The first chunk of first ..= last that is not there, or one past last. Chunks seen before are not
-    // looked at again; they are remembered as one run, which is enough because tiles follow the
-    // order of the chunks.
-    __device__ int32_t missing(SignalTable const& table, int32_t first, int32_t last) {
-        bool looked = false;
-        while (first <= last) {
-            if (first >= ready_begin_ && first < ready_end_) {
-                first = ready_end_;
-                continue;
-            }
-            uint32_t value = load_acquire_system(table.signals + table.slot[first]);
-            if (int32_t(value - epoch_) < 0) return first;
-            if (first != ready_end_) ready_begin_ = first;
-            ready_end_ = ++first;
-            looked = true;
-        }
-        if (looked) fence_tma_after_loads();
-        return last + 1;
+    // One lane of one block looks every now and then; the others hear of it by `given_up`.
+    static __device__ bool is_aborted(ChunkTable const& table, uint64_t now, uint64_t next_look) {
+        if (!table.abort || lane() != 0) return false;
+        // Unsigned: a time that is over, or that no block has ever set.
+        if (next_look - now <= kAbortLookNs) return false;
+        auto* word = reinterpret_cast<unsigned long long*>(&table.stop->next_look_ns);
+        if (atomicCAS(word, next_look, now + kAbortLookNs) != next_look) return false;
+        return load_relaxed_system(table.abort) != 0;
     }
 
     // Differs from every earlier epoch's value and from the zero that the word starts with.
-    __device__ unsigned long long stop_value() const { return (1ull << 32) | epoch_; }
+    static __device__ uint64_t stopped_at(uint32_t epoch) { return (1ull << 32) | epoch; }
 
     // The first block to get here in this epoch writes the record.
-    __device__ void give_up(SignalTable const& table, og_failure_kind kind, int32_t chunk,
-                            uint32_t tile_m, uint32_t tile_n) const {
-        unsigned long long before = load_relaxed_gpu(table.stop);
-        if (before == stop_value()) return;
-        if (atomicCAS(table.stop, before, stop_value()) != before) return;
+    static __device__ void give_up(ChunkTable const& table, og_failure_kind kind, uint32_t epoch,
+                                   int32_t chunk, uint32_t tile_m, uint32_t tile_n) {
+        if (lane() != 0) return;
+        auto* word = reinterpret_cast<unsigned long long*>(&table.stop->given_up);
+        uint64_t before = load_relaxed_gpu(&table.stop->given_up);
+        if (before == stopped_at(epoch)) return;
+        if (atomicCAS(word, before, stopped_at(epoch)) != before) return;
         og_failure* record = table.failure;
         record->chunk = uint32_t(chunk);
-        record->signal = load_relaxed_system(table.signals + table.slot[chunk]);
-        record->epoch = epoch_;
+        record->signal = load_relaxed_system(table.signal_of(chunk));
+        record->epoch = epoch;
         record->tile_m = tile_m;
         record->tile_n = tile_n;
         store_release_system(&record->kind, kind);
@@ -218,7 +239,6 @@ private:
 
     bool stopped_ = false;
     uint32_t tiles_ = 0;
-    uint32_t epoch_ = 0;
     // The run of chunks that have been seen ready.
     int32_t ready_begin_ = 0;
     int32_t ready_end_ = 0;

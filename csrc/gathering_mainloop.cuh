@@ -11,7 +11,6 @@
 
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
-#include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/gemm/dispatch_policy.hpp"
 
 #include "chunk_signal.cuh"
@@ -36,8 +35,6 @@ struct RecordTable {
 
 // What the loads need beside CUTLASS's own parameters.
 struct GatherParams {
-    SignalTable signals;
-    // Only looked at where there are signals.
     ChunkTable chunks;
     RecordTable records;
     int32_t m = 0;
@@ -52,11 +49,9 @@ struct WatchedPolicy : Policy {};
 template <class Base, class KernelCluster, bool kTransposed>
 class GatheringMainloop : public Base {
 public:
-    using typename Base::ElementA;
     using typename Base::MainloopPipeline;
     using typename Base::PipelineState;
     using typename Base::TensorStorage;
-    using Cluster = KernelCluster;
     using DispatchPolicy = WatchedPolicy<typename Base::DispatchPolicy>;
 
     static constexpr int32_t kTileRows =
@@ -140,7 +135,7 @@ public:
         bool zeros = false;
         uint32_t tile = block_waits().tiles_begun++;
         if (gather.records.records) begin_record(gather.records, tile_m, tile_n, tile);
-        if (gather.signals.signals) {
+        if (gather.chunks.signals) {
             if (!TileGate::is_open(tile)) {
                 // The other operand first, into as many stages as come free.
                 PipelineState ahead = stage;
@@ -180,13 +175,11 @@ public:
 
     // The auxiliary warp's part of a tile: nothing to load, but chunks to wait for.
     template <class TensorA, class TensorB, class BlockCoord, class KTiles>
-    CUTLASS_DEVICE void load_auxiliary(Params const& params, MainloopPipeline, PipelineState stage,
+    CUTLASS_DEVICE void load_auxiliary(Params const& params, MainloopPipeline, PipelineState,
                                        cute::tuple<TensorA, TensorB> const&, BlockCoord const& block,
                                        KTiles, int, int, uint32_t, TensorStorage&) {
         GatherParams const& gather = params.gather;
-        if (!gather.signals.signals || !cute::elect_one_sync()) return;
-        // Signals and epoch belong to this step only once the kernel before this one has ended.
-        if (stage.count() == 0) cutlass::arch::wait_on_dependent_grids();
+        if (!gather.chunks.signals) return;
         auto [m_tile, n_tile, k_all, l_tile] = block;
         int32_t tile_m = kTransposed ? n_tile : m_tile;
         int32_t tile_n = kTransposed ? m_tile : n_tile;
@@ -198,7 +191,7 @@ public:
             first = gather.chunks.of_row(first_row);
             last = gather.chunks.of_row(min(first_row + kTileRows, gather.m) - 1);
         }
-        watcher_.open_next(gather.signals, first, last, uint32_t(tile_m), uint32_t(tile_n));
+        watcher_.open_next(gather.chunks, first, last, uint32_t(tile_m), uint32_t(tile_n));
     }
 
     // Called by one thread of a block before the block's first barrier.
@@ -241,7 +234,7 @@ private:
         record->tile_n = uint32_t(tile_n);
         int32_t last_row = min((tile_m + 1) * kTileRows, gather.m) - 1;
         record->chunk =
-            gather.signals.signals ? uint32_t(gather.chunks.of_row(last_row)) : UINT32_MAX;
+            gather.chunks.signals ? uint32_t(gather.chunks.of_row(last_row)) : UINT32_MAX;
     }
 
     ChunkWatcher watcher_;

@@ -25,7 +25,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 2
+#define OG_ABI_VERSION 3
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -200,6 +200,15 @@ typedef struct og_tile_record {
     uint32_t chunk;
 } og_tile_record;
 
+/* Where the blocks of a step tell each other something. Zero before first use, then left alone. */
+typedef struct og_stop {
+    /* The step that was given up last: 1 << 32 | epoch. */
+    uint64_t given_up;
+    /* When a block may look at the abort word next, in nanoseconds of the GPU's global timer: that
+     * word is across the bus, and a hundred blocks looking at once would hold up all else there. */
+    uint64_t next_look_ns;
+} og_stop;
+
 /* How the input arrives. A chunk is there when its signal has reached the epoch, that is when
  * `(int32_t)(signals[chunk.signal] - *epoch) >= 0`. A kernel that gives up computes on whatever is
  * in memory, without waiting, writes NaN where it can, and ends: D is then undefined. */
@@ -213,9 +222,8 @@ typedef struct og_gemm_input {
     const uint32_t *signals;
     /* Device memory: the epoch that this step expects. Constant while the kernel runs. */
     const uint32_t *epoch;
-    /* Device memory, one word, 8-byte aligned: where the blocks of a step tell each other that they
-     * give up. Zero before first use, then left alone. */
-    uint64_t *stop;
+    /* Device memory, 8-byte aligned. */
+    og_stop *stop;
     /* Memory of the host that the device can read and write (null `abort`: cannot be aborted). */
     const uint32_t *abort;
     og_failure *failure;

@@ -214,10 +214,10 @@ fn reservations_are_told_from_names() {
 #[test]
 fn jobs_fit_into_memory() {
     let gib = |n: u64| Some(n << 30);
-    assert_eq!(jobs::count(16, gib(64), None, 100), 16);
-    assert_eq!(jobs::count(16, gib(9), None, 100), 2, "4 GiB each");
-    assert_eq!(jobs::count(16, gib(64), Some(3), 100), 3);
-    assert_eq!(jobs::count(16, gib(64), None, 2), 2);
+    assert_eq!(jobs::count(16, gib(128), None, 100), 16);
+    assert_eq!(jobs::count(16, gib(15), None, 100), 2, "7 GiB each");
+    assert_eq!(jobs::count(16, gib(128), Some(3), 100), 3);
+    assert_eq!(jobs::count(16, gib(128), None, 2), 2);
     assert_eq!(jobs::count(2, gib(1), Some(0), 0), 1, "never none");
     assert_eq!(jobs::count(2, None, None, 5), 2);
     let meminfo = "MemTotal:       25165824 kB\nMemAvailable:   12582912 kB\nBuffers: 0 kB\n";
@@ -234,10 +234,41 @@ fn the_table_of_kernels_can_be_read() {
     assert!(default.iter().all(|row| row.default && all.contains(row)));
     let registry = table::registry(&all);
     for row in &all {
-        assert!(table::source(row).contains(&format!("instance(\"{}\")", row.name)));
+        assert!(table::source(&[row]).contains(&format!("instance(\"{}\")", row.name)));
         assert!(registry.contains(&format!("    &{},\n", row.name)));
     }
     assert!(registry.contains(&format!("kInstanceCount = {};", all.len())));
+}
+
+#[test]
+fn sources_are_even_and_have_every_kernel_once() {
+    let row =
+        |i: usize, set: &str| format!("bf16 bf16 bf16 nk 128x{}x64 1x1 pingpong - {set}\n", i + 1);
+    for (defaults, others) in [(0, 0), (1, 0), (0, 6), (9, 47), (5, 5), (6, 11)] {
+        let text: String = (0..defaults + others)
+            .map(|i| row(i, if i < defaults { "default" } else { "all" }))
+            .collect();
+        let rows = table::read(&text, true).unwrap();
+        let sources = table::sources(&rows);
+        let names: Vec<_> =
+            sources.iter().flat_map(|(_, rows)| rows).map(|row| &row.name).collect();
+        assert_eq!(names, rows.iter().map(|row| &row.name).collect::<Vec<_>>());
+        for default in [true, false] {
+            let sizes = sources.iter().filter(|(_, rows)| rows[0].default == default);
+            let sizes: Vec<_> = sizes.map(|(_, rows)| rows.len()).collect();
+            let (least, most) = (sizes.iter().min(), sizes.iter().max());
+            assert!(most <= least.map(|n| n + 1).as_ref() && most <= Some(&5), "{sizes:?}");
+        }
+        assert!(
+            sources.iter().all(|(_, rows)| rows.iter().all(|row| row.default == rows[0].default))
+        );
+        // What the default set is made of is the same with and without the others.
+        let defaults = table::read(&text, false).unwrap();
+        let alone: Vec<_> =
+            table::sources(&defaults).iter().map(|(_, rows)| table::source(rows)).collect();
+        let together = sources.iter().map(|(_, rows)| table::source(rows));
+        assert_eq!(together.take(alone.len()).collect::<Vec<_>>(), alone);
+    }
 }
 
 #[test]

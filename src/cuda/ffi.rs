@@ -125,7 +125,7 @@ fn input_of(input: &Input<'_>) -> og_gemm_input {
         pivot_row: input.pivot_row,
         signals: input.signals as *const u32,
         epoch: input.epoch as *const u32,
-        stop: input.stop as *mut u64,
+        stop: input.stop as *mut bindings::og_stop,
         abort: input.abort as *const u32,
         failure: input.failure as *mut og_failure,
         timeout_ns: input.timeout_ns,

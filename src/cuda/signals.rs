@@ -43,7 +43,7 @@ use super::{driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::plan::{Chunks, MAX_CHUNKS};
 
-/// Words before the signals: the stop word (64 bits), then the epoch, in lines of their own.
+/// Words before the signals: the two stop words (64 bits each), then the epoch, in lines of their own.
 const EPOCH_AT: u32 = 32;
 const SIGNALS_AT: u32 = 64;
 const WORD: u64 = size_of::<u32>() as u64;
