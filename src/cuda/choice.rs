@@ -12,7 +12,7 @@ use super::kernels::{Kernel, kind};
 use super::options::GemmOptions;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::plan::Problem;
+use crate::plan::{Problem, Scaling};
 
 /// SMs of an H100 or H200: what is assumed where no device was asked.
 pub const TYPICAL_SMS: u32 = 132;
@@ -176,30 +176,34 @@ fn cheapest(kernels: &[Kernel], problem: &Problem, all: &[Choice], sms: u32) -> 
     best.map(|(_, choice)| choice)
 }
 
-// The figures below are fitted to times of the kernels on one H200: 329 products, M from 1 to 16384, N
-// and K those of transformer layers, in bf16 and fp8 (docs/measuring.md). What is chosen takes 1.8 % longer
-// than the best choice, in the geometric mean. They tell kernels apart; none is a rate of the hardware.
+// The figures below are fitted to times of the kernels on one H200: 349 products, M from 1 to 16384, N
+// and K those of transformer layers, in bf16 and fp8, each with every kernel, several sweeps and numbers of
+// slices. What is chosen takes 1.7 % longer than the best of them, in the geometric mean. The figures tell
+// kernels apart; none is a rate of the hardware.
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs, and how much faster fp8 is.
-const SM_FLOPS: f64 = 4.6e12;
-const FP8_SPEEDUP: f64 = 2.45;
-/// Bytes a second from device memory, to all SMs together and to one alone.
-const MEMORY: f64 = 9.4e12;
-const MEMORY_TO_ONE: f64 = 5.9e10;
+const SM_FLOPS: f64 = 3.96e12;
+const FP8_SPEEDUP: f64 = 2.37;
+/// Bytes a second from device memory, to one SM.
+const MEMORY_TO_ONE: f64 = 5.8e10;
 /// Bytes a second from the L2 cache, to all SMs together and to one alone.
-const CACHE: f64 = 8.6e12;
-const CACHE_TO_ONE: f64 = 8.4e10;
-/// Seconds from the last sums of a 128 by 256 tile to the next tile's first; the part of them that shows
-/// where the other group computes meanwhile.
-const FINISH: f64 = 3.0e-7;
+const CACHE: f64 = 8.9e12;
+const CACHE_TO_ONE: f64 = 9.2e10;
+/// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
+/// the power limit leaves them, and moving bytes takes power.
+const CACHE_POWER: f64 = 1.7e-14;
+/// Seconds from the last sums of a 128 by 256 tile to the next tile's first; how much more that is with
+/// scales for rows and columns; and the part that shows where the other group computes meanwhile.
+const FINISH: f64 = 1.0e-6;
+const FINISH_ROWS: f64 = 2.0;
 const FINISH_BESIDE_ANOTHER: f64 = 0.14;
 /// What one group of two that take turns loses where it has no other to take turns with.
-const ALONE: f64 = 0.25;
+const ALONE: f64 = 0.14;
 /// Seconds that slices of K cost: for meeting, for each slice, and for each time that all blocks have to
 /// meet once more.
 const SPLIT: f64 = 1.1e-6;
 const SLICE: f64 = 8.4e-7;
-const SPLIT_WAVE: f64 = 6.0e-6;
+const SPLIT_WAVE: f64 = 7.6e-6;
 
 /// Seconds that the product should take, launch apart.
 fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
@@ -223,16 +227,18 @@ fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
     // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
     let rows = m.min(f64::from(problem.m()));
     let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
-    let load = (rows * a / cluster_n + n * b / cluster_m) * k / CACHE_TO_ONE.min(CACHE / busy);
+    let loaded = (rows * a / cluster_n + n * b / cluster_m) * k;
+    let load = loaded / CACHE_TO_ONE.min(CACHE / busy);
     let shown = if kernel.pingpong { FINISH_BESIDE_ANOTHER } else { 1.0 };
-    let finish = FINISH * (m * n) / 32768.0 * shown;
+    let scaling = if problem.scaling() == Scaling::Rows { FINISH_ROWS } else { 1.0 };
+    let finish = FINISH * (m * n) / 32768.0 * shown * scaling;
     let alone = if kernel.pingpong && waves == 1 { ALONE * multiply } else { 0.0 };
     let computing = waves as f64 * (multiply.max(load) + finish) + alone;
 
     let (all_m, all_n, all_k) =
         (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
     let bytes = all_m * all_k * a + all_n * all_k * b + all_m * all_n * d;
-    let moving = bytes / MEMORY.min(MEMORY_TO_ONE * busy);
+    let moving = bytes / (MEMORY_TO_ONE * busy);
     let joining = match splits {
         1 => 0.0,
         _ => {
@@ -240,15 +246,16 @@ fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
             SPLIT + SLICE * f64::from(splits) + SPLIT_WAVE * (waves - 1) as f64 + sums
         }
     };
-    computing.max(moving) + joining
+    let power = CACHE_POWER * loaded * work as f64 * f64::from(kernel.cluster_size());
+    computing.max(moving) + joining + power
 }
 
 /// The share of the peak that tiles of so many outputs reach. Where two groups take turns, the tensor
 /// cores work on one tile while another is finished, so smaller tiles suffice.
 fn efficiency(outputs: f64, pingpong: bool) -> f64 {
     let steps: &[(f64, f64)] = match pingpong {
-        true => &[(1.4, 1.02), (1.0, 1.0), (0.75, 0.91), (0.5, 0.865), (0.0, 0.8)],
-        false => &[(1.0, 1.0), (0.75, 0.94), (0.5, 0.84), (0.4, 0.82), (0.25, 0.8), (0.0, 0.39)],
+        true => &[(1.4, 1.02), (1.0, 1.0), (0.75, 0.97), (0.5, 0.83), (0.0, 0.88)],
+        false => &[(0.75, 1.0), (0.5, 0.87), (0.4, 0.85), (0.25, 0.88), (0.0, 0.26)],
     };
     let share = outputs / if pingpong { 16384.0 } else { 32768.0 };
     steps.iter().find(|(least, _)| share >= *least).map_or(0.0, |(_, efficiency)| *efficiency)
