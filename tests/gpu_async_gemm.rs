@@ -11,6 +11,7 @@
 mod gpu;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use gpu::arrival::{Arrival, dawdle, random_chunks, random_pivot, shuffled};
 use gpu::case::Case;
@@ -291,6 +292,33 @@ fn as_many_chunks_as_there_may_be() {
         arrival.enqueue();
         arrival.deliver_all(random, 0);
         arrival.check_exact();
+    });
+}
+
+/// What `run-gpu-tests --sanitize` runs: three steps a kernel. Its tools may hold up every other call
+/// while a kernel runs, so chunks come before the product; what does not come then never does.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn small_steps_for_the_sanitizer() {
+    on_every_kernel(12, |gpu, kernel, random| {
+        let case = Case::small(kernel);
+        let chunks = Chunks::even(&Shards::even(case.size[0] as u32, 2).unwrap(), 2).unwrap();
+        let mut arrival = Arrival::with_chunks(gpu, &case, &chunks, 1, 0, random);
+        for _ in 0..2 {
+            arrival.begin_step(random);
+            arrival.deliver_all(random, 0);
+            arrival.copies.synchronize().unwrap();
+            arrival.enqueue();
+            arrival.check(random);
+        }
+        arrival.begin_step(random);
+        let mut arrival = arrival.with_limit(Duration::from_millis(1));
+        arrival.enqueue();
+        gpu.stream.synchronize().unwrap();
+        let error = arrival.signals.check().unwrap_err();
+        assert!(matches!(error, Error::PeerTimeout { .. }), "{error:?}");
+        arrival.call.fetch(&gpu.stream);
+        assert_eq!(arrival.call.numbers_in(0..arrival.problem.m()), 0, "{case:?}");
     });
 }
 

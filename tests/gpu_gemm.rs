@@ -112,6 +112,13 @@ fn fewer_rows_than_planned() {
     });
 }
 
+/// What `run-gpu-tests --sanitize` runs: two launches a kernel.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn small_products_for_the_sanitizer() {
+    on_every_kernel(SEED, |gpu, kernel, random| run(gpu, &Case::small(kernel), random));
+}
+
 /// The kernel that is chosen, on sizes that a layer has.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]

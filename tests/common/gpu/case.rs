@@ -81,6 +81,22 @@ impl Case {
             .unwrap()
     }
 
+    /// A few tiles, the last of them cut off, one after the other on one cluster, with all that the
+    /// kernel can do: small enough for tools that slow a kernel down a thousandfold.
+    pub fn small(kernel: &'static Kernel) -> Case {
+        let [m, n, k] = [kernel.tile.m, kernel.tile.n, 2 * kernel.tile_k].map(|size| size + 8);
+        let mut case = Case::new(kernel, m.into(), n.into(), k.into()).padded([1, 2, 3]);
+        if kernel.elements.a.is_fp8() {
+            case.scaling = Scaling::Rows;
+        }
+        case.options.activation = Activation::Silu;
+        (case.options.bias, case.options.c) = (true, true);
+        (case.alpha, case.beta) = (0.75, -1.5);
+        case.options.splits = Some(case.most_splits().min(2));
+        case.options.sm_limit = Some(kernel.cluster_size());
+        case
+    }
+
     /// Anything within the size: sizes that are multiples of nothing, pitches, epilogue, how it is run.
     pub fn random(kernel: &'static Kernel, most: u64, random: &mut Random) -> Case {
         let mut size = || random.within(1..=most);
