@@ -10,11 +10,13 @@
 #[path = "common/gpu/mod.rs"]
 mod gpu;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use gpu::call::call;
 use gpu::case::Case;
 use gpu::inputs::{random_rows, some_rows};
 use gpu::plain::{run, run_cases};
-use gpu::{Gpu, in_parallel, on_every_kernel, tried_kernels};
+use gpu::{Gpu, in_parallel, on_all_cores, on_every_kernel, tried_kernels};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use overlap_gemm::cuda::{self, Device, Gemm, GemmOptions, Operands, kernels};
@@ -249,6 +251,23 @@ fn the_reference_catches_a_wrong_product() {
         let report = call.report(&[0, 255]);
         assert!(report.wrong > 64, "{case:?}: a stale K step went all but unnoticed: {report:?}");
     });
+}
+
+#[test]
+fn every_case_has_its_turn_and_a_failure_names_its_own() {
+    let cases: Vec<usize> = (0..100).collect();
+    let turns = cases.iter().map(|_| AtomicUsize::new(0)).collect::<Vec<_>>();
+    let count = |_: &(), at: usize, case: &usize| {
+        assert_eq!(at, *case);
+        turns[at].fetch_add(1, Ordering::Relaxed);
+    };
+    on_all_cores(&cases, || (), count);
+    assert!(turns.iter().all(|turns| turns.load(Ordering::Relaxed) == 1), "{turns:?}");
+
+    let bad = || on_all_cores(&cases, || (), |_, _, case| assert!(*case != 42, "the reason"));
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(bad)).unwrap_err();
+    let text = panic.downcast_ref::<String>().unwrap();
+    assert!(text.starts_with("failed, ") && text.ends_with("\n42"), "{text}");
 }
 
 #[test]

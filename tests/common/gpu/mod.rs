@@ -84,19 +84,28 @@ pub fn on_every_kernel(seed: u64, mut run: impl FnMut(&Gpu, &'static Kernel, &mu
 }
 
 /// Does something with every item (and its index) on all cores, for inputs and references take them far
-/// longer than products take the GPU. Each thread has a stream of its own. Nothing new is begun after a
-/// failure.
+/// longer than products take the GPU. Each thread has a stream of its own.
 pub fn in_parallel<T: Sync + Display>(items: &[T], run: impl Fn(&Gpu, usize, &T) + Sync) {
     let device = Device::open(0).unwrap();
+    on_all_cores(items, || Gpu::of(&device), run);
+}
+
+/// The threads of [`in_parallel`], each with something of its own. Nothing new is begun after a failure,
+/// and the caller panics with the items that failed.
+pub fn on_all_cores<T: Sync + Display, Own>(
+    items: &[T],
+    own: impl Fn() -> Own + Sync,
+    run: impl Fn(&Own, usize, &T) + Sync,
+) {
     let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
-        let gpu = Gpu::of(&device);
-        // Relaxed: a counter; each item goes to one thread.
+        let own = own();
         loop {
+            // Relaxed: a counter; each item goes to one thread.
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(item) = items.get(at) else { break };
-            if catch_unwind(AssertUnwindSafe(|| run(&gpu, at, item))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| run(&own, at, item))).is_err() {
                 next.store(items.len(), Ordering::Relaxed);
                 failed.lock().unwrap_or_else(PoisonError::into_inner).push(item.to_string());
             }
