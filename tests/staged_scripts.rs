@@ -136,3 +136,55 @@ fn without_a_sanitizer_the_script_says_so() {
     assert_eq!(code, 1, "{text}");
     assert!(text.contains("no compute-sanitizer on PATH") || text.contains("FAILED"), "{text}");
 }
+
+/// A folder of mutants: the table, and the binaries that are those lines of shell.
+fn with_mutants(test: &str, table: &str, binaries: &[(&str, &str)]) -> (i32, String) {
+    let staged = Staged::new(test, "run-mutants");
+    fs::write(staged.folder.join("mutants.txt"), table).unwrap();
+    binaries.iter().for_each(|(name, line)| staged.program(name, line));
+    staged.run("run-mutants", &[])
+}
+
+const TABLE: &str = "control passes gpu one\nno_wait fails gpu one\nmaybe any gpu one\n";
+
+#[test]
+fn a_mutant_is_killed_by_a_test_that_fails_or_hangs() {
+    let (code, text) = with_mutants(
+        "killed",
+        TABLE,
+        &[("control/gpu", PASSES), ("no_wait/gpu", FAILS), ("maybe/gpu", PASSES)],
+    );
+    let said = "no_wait: killed by one (exit code 101)\nmaybe: survived one, as it may\n";
+    assert!(code == 0 && text.starts_with(said), "{text}");
+    let (code, text) = with_mutants(
+        "hangs",
+        TABLE,
+        &[("control/gpu", PASSES), ("no_wait/gpu", HANGS), ("maybe/gpu", FAILS)],
+    );
+    let said = "no_wait: killed by one (it hung)\nmaybe: killed by one (exit code 101)\n";
+    assert!(code == 0 && text.starts_with(said), "{text}");
+}
+
+#[test]
+fn a_mutant_that_survives_or_does_not_run_is_a_failure() {
+    for (line, said) in
+        [(PASSES, "no_wait: SURVIVED one\n"), (RUNS_NONE, "no_wait: one DID NOT RUN")]
+    {
+        let binaries = [("control/gpu", PASSES), ("no_wait/gpu", line), ("maybe/gpu", PASSES)];
+        let (code, text) = with_mutants("survives", TABLE, &binaries);
+        assert!(code == 1 && text.starts_with(said), "{text}");
+    }
+}
+
+/// As where there is no GPU: every test fails, and that says nothing about mutants.
+#[test]
+fn failures_count_only_if_the_code_as_it_is_passes() {
+    let all = [("control/gpu", FAILS), ("no_wait/gpu", FAILS), ("maybe/gpu", FAILS)];
+    let (code, text) = with_mutants("control", TABLE, &all);
+    assert!(code == 1 && !text.contains("killed"), "{text}");
+    for table in ["", "no_wait fails gpu one\n", "control passes gpu one\n"] {
+        let binaries = [("control/gpu", PASSES), ("no_wait/gpu", FAILS)];
+        let (code, text) = with_mutants("parts", table, &binaries);
+        assert_eq!(code, 1, "{table}: {text}");
+    }
+}
