@@ -60,16 +60,12 @@ pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, St
     let cache = cache_dir(context);
     fs::create_dir_all(&cache).map_err(|e| format!("{}: {e}", cache.display()))?;
 
-    let all = match context.var("OVERLAP_GEMM_KERNELS").map(|set| set.to_string_lossy()) {
-        None => false,
-        Some(set) if set == "default" => false,
-        Some(set) if set == "all" => true,
-        Some(other) => {
-            return Err(format!("OVERLAP_GEMM_KERNELS is '{other}', must be 'default' or 'all'"));
-        }
+    let selection = match context.var("OVERLAP_GEMM_KERNELS") {
+        None => table::Selection::Default,
+        Some(set) => table::Selection::parse(&set.to_string_lossy()),
     };
     let table = String::from_utf8_lossy(&read(&csrc.join("kernels.txt"))?).into_owned();
-    let rows = table::read(&table, all)?;
+    let rows = table::read(&table, &selection)?;
     let generated = generate(context, &rows)?;
 
     let common = common_key(context, tools, &csrc, &headers)?;

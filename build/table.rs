@@ -17,8 +17,30 @@ pub struct Row {
     pub default: bool,
 }
 
-/// Reads the table; with `all` unset, only the rows of the default set.
-pub fn read(text: &str, all: bool) -> Result<Vec<Row>, String> {
+/// Which rows are compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// Those marked so.
+    Default,
+    /// All.
+    All,
+    /// Those with these names.
+    Named(Vec<String>),
+}
+
+impl Selection {
+    /// What `OVERLAP_GEMM_KERNELS` says: `default`, `all`, or names joined by commas.
+    pub fn parse(text: &str) -> Selection {
+        match text {
+            "default" => Selection::Default,
+            "all" => Selection::All,
+            names => Selection::Named(names.split(',').map(|name| name.trim().into()).collect()),
+        }
+    }
+}
+
+/// Reads the table; keeps the rows that are selected.
+pub fn read(text: &str, selection: &Selection) -> Result<Vec<Row>, String> {
     let mut rows: Vec<Row> = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -31,7 +53,20 @@ pub fn read(text: &str, all: bool) -> Result<Vec<Row>, String> {
         }
         rows.push(row);
     }
-    rows.retain(|row| all || row.default);
+    match selection {
+        Selection::Default => rows.retain(|row| row.default),
+        Selection::All => {}
+        Selection::Named(names) => {
+            if let Some(name) = names.iter().find(|name| rows.iter().all(|row| row.name != **name))
+            {
+                return Err(format!(
+                    "csrc/kernels.txt has no kernel '{name}'; OVERLAP_GEMM_KERNELS is 'default', \
+                     'all', or names joined by commas"
+                ));
+            }
+            rows.retain(|row| names.contains(&row.name));
+        }
+    }
     Ok(rows)
 }
 

@@ -28,6 +28,7 @@ impl Random {
     }
 
     /// Any 64 bits.
+    #[inline]
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let x = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -53,6 +54,7 @@ impl Random {
     }
 
     /// Uniform in [−1, 1).
+    #[inline]
     pub fn signed(&mut self) -> f32 {
         (self.next_u64() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }

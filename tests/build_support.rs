@@ -229,7 +229,8 @@ fn jobs_fit_into_memory() {
 fn the_table_of_kernels_can_be_read() {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("csrc/kernels.txt"));
     let text = text.unwrap();
-    let (all, default) = (table::read(&text, true).unwrap(), table::read(&text, false).unwrap());
+    let read = |set: &str| table::read(&text, &table::Selection::parse(set));
+    let (all, default) = (read("all").unwrap(), read("default").unwrap());
     assert!(!default.is_empty() && default.len() < all.len());
     assert!(default.iter().all(|row| row.default && all.contains(row)));
     let registry = table::registry(&all);
@@ -238,6 +239,12 @@ fn the_table_of_kernels_can_be_read() {
         assert!(registry.contains(&format!("    &{},\n", row.name)));
     }
     assert!(registry.contains(&format!("kInstanceCount = {};", all.len())));
+
+    let (first, last) = (&all[0], &all[all.len() - 1]);
+    let two = read(&format!("{}, {}", last.name, first.name)).unwrap();
+    assert_eq!(two, [first.clone(), last.clone()], "as the table has them");
+    let error = read(&format!("{},bf16", first.name)).unwrap_err();
+    assert!(error.starts_with("csrc/kernels.txt has no kernel 'bf16'; "), "{error}");
 }
 
 #[test]
@@ -274,10 +281,11 @@ fn sources_are_even_and_have_every_kernel_once() {
 #[test]
 fn a_row_that_says_something_else_is_refused_with_its_line() {
     let good = "bf16 bf16 f32 kn 128x256x64 2x1 cooperative transposed,fast all";
-    let rows = table::read(good, true).unwrap();
+    let read = |text: &str| table::read(text, &table::Selection::All);
+    let rows = read(good).unwrap();
     let name = "bf16_bf16_f32_kn_128x256x64_2x1_cooperative_transposed_fast";
     assert_eq!(rows[0].name, name);
-    assert_eq!(table::read(good, false), Ok(Vec::new()));
+    assert_eq!(table::read(good, &table::Selection::Default), Ok(Vec::new()));
     for (from, to) in [
         ("bf16 f32", "bf17 f32"),
         ("kn", "mn"),
@@ -289,9 +297,9 @@ fn a_row_that_says_something_else_is_refused_with_its_line() {
         ("all", "some"),
         (" all", ""),
     ] {
-        let error = table::read(&format!("# rows\n{}", good.replace(from, to)), true).unwrap_err();
+        let error = read(&format!("# rows\n{}", good.replace(from, to))).unwrap_err();
         assert!(error.starts_with("csrc/kernels.txt:2: "), "{error}");
     }
-    let error = table::read(&format!("{good}\n{good}"), true).unwrap_err();
+    let error = read(&format!("{good}\n{good}")).unwrap_err();
     assert!(error.contains("is there twice"), "{error}");
 }

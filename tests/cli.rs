@@ -1,50 +1,24 @@
 //! Drives the built binary: what it prints, how it refuses, and with which exit code it ends.
 //!
-//! Invariant, checked for every run in here: no panic reaches stderr, and a refusal says something.
+//! What belongs here: every subcommand but `bench`, which has `cli_bench.rs`. Runs go through
+//! `common/binary.rs`, which checks of each that no panic reaches stderr.
 
 #![cfg(feature = "cli")]
 
-use std::process::{Command, Output, Stdio};
+#[path = "common/binary.rs"]
+mod binary;
 
+use std::process::{Command, Stdio};
+
+use binary::{command, outcome, refused, run};
 use overlap_gemm::plan::{Plan, PlanOptions, Problem};
 use serde_json::Value;
 
 const SMALL: &[&str] = &["plan", "--m", "1024", "--n", "512", "--k", "256", "--ranks", "4"];
 
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_overlap-gemm"));
-    command.args(args).stdin(Stdio::null());
-    command
-}
-
-/// Runs to the end; the exit code, stdout and stderr.
-fn run(args: &[&str]) -> (i32, String, String) {
-    outcome(args, command(args).output().unwrap())
-}
-
-fn outcome(args: &[&str], output: Output) -> (i32, String, String) {
-    let stdout = String::from_utf8(output.stdout).unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(!stderr.contains("panicked"), "{args:?}: {stderr}");
-    let code = output.status.code().unwrap_or_else(|| panic!("{args:?} was killed: {stderr}"));
-    assert!(code == 0 || !stderr.is_empty(), "{args:?} ended with {code} and said nothing");
-    (code, stdout, stderr)
-}
-
 /// `plan` of a small problem with further arguments.
 fn plan(more: &[&str]) -> (i32, String, String) {
     run(&[SMALL, more].concat())
-}
-
-/// Expects a refusal with `code` that says all of `words` and prints no result.
-#[track_caller]
-fn refused(args: &[&str], code: i32, words: &[&str]) {
-    let (got, stdout, stderr) = run(args);
-    assert_eq!(got, code, "{args:?}: {stderr}");
-    assert_eq!(stdout, "", "{args:?}");
-    for word in words {
-        assert!(stderr.contains(word), "{args:?} does not say '{word}': {stderr}");
-    }
 }
 
 #[test]
@@ -466,45 +440,4 @@ fn verify_runs_cases_and_one_case_again() {
     for bad in [&["--count", "0"][..], &["--seconds", "0"], &["--case", "1", "--count", "2"]] {
         assert_eq!(run(&[&["verify"], bad].concat()).0, 2);
     }
-}
-
-#[test]
-fn bench_refuses_what_makes_no_sense() {
-    let refused = |args: &str, words: &[&str]| {
-        let args: Vec<_> = ["bench", "gemm"].into_iter().chain(args.split(' ')).collect();
-        refused(&args, 2, words);
-    };
-    refused("--shapes 1024x512", &["1024x512", "4096x3584x8192"]);
-    refused("--shapes 1024x512x0", &["k is 0", "between 1 and 2147483647"]);
-    refused("--shapes 8x8x8 --types bf16,int8", &["int8", "bf16, f16, f32, e4m3, e5m2"]);
-    refused("--shapes 8x8x8 --types e4m3:f32", &["e4m3 × e4m3 → f32"]);
-    refused("--shapes 8x8x8 --scaling rows", &["scaling of bf16 inputs"]);
-    refused("--scaling rows", &["--shapes"]);
-    refused("--set bf16 --shapes 8x8x8", &["--set", "--shapes"]);
-    refused("--set large", &["large", "small-m"]);
-    refused("--contenders own,cublas", &["cublas", "cublaslt"]);
-    refused("--contenders cublaslt --no-cublaslt", &["nobody is left"]);
-    refused("--kernels all,auto", &["--kernels has 'all'"]);
-    refused("--splits 0", &["0 is no swizzle and no number of slices"]);
-    refused("--rounds 0", &["--rounds"]);
-    refused("--target-ms NaN", &["NaN", "above zero"]);
-    refused("--trickle-gbps=-1", &["above zero"]);
-    refused("--chunks 257", &["257"]);
-    let (code, _, stderr) = run(&["bench"]);
-    assert_eq!(code, 2);
-    assert!(stderr.contains("gemm"), "{stderr}");
-}
-
-/// Where a GPU is, `doctor --require gpu` says so, and this says nothing.
-#[test]
-fn bench_without_a_gpu_says_what_is_missing() {
-    if run(&["doctor", "--require", "gpu"]).0 == 0 {
-        return;
-    }
-    let small = ["bench", "gemm", "--shapes", "8x8x8", "--no-cublaslt"];
-    let (code, stdout, stderr) = run(&small);
-    assert_eq!((code, stdout.as_str()), (3, ""), "{stderr}");
-    assert!(["no usable GPU", "CUDA kernels"].iter().any(|word| stderr.contains(word)), "{stderr}");
-    // The file is named before the GPU is looked for.
-    refused(&[&small[..], &["--output", "/proc/nope"]].concat(), 4, &["/proc/nope"]);
 }

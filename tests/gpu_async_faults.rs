@@ -5,29 +5,20 @@
 //! next step. How long it takes is looked at only so far that nobody waits for ever.
 #![cfg(feature = "cuda")]
 
-#[path = "common/arrival.rs"]
-mod arrival;
-#[path = "common/gpu.rs"]
+#[path = "common/gpu/mod.rs"]
 mod gpu;
 
 use std::time::{Duration, Instant};
 
-use arrival::{Arrival, Number, PATIENCE, dawdle, shuffled};
-use gpu::{Case, Gpu, tried_kernels};
+use gpu::arrival::{Arrival, PATIENCE, shuffled};
+use gpu::case::Case;
+use gpu::on_every_kernel;
 use overlap_gemm::Error;
 use overlap_gemm::plan::Tile;
 use overlap_gemm::random::Random;
 
-fn on_every_kernel(
-    seed: u64,
-    mut run: impl FnMut(&Gpu, &'static overlap_gemm::cuda::Kernel, &mut Random),
-) {
-    let gpu = Gpu::untracked();
-    for kernel in tried_kernels() {
-        run(&gpu, kernel, &mut Random::new(seed));
-        println!("{kernel}");
-    }
-}
+/// Sizes that are drawn are at most this.
+const MOST: u64 = 700;
 
 /// The chunk and the tile that an error names: `chunk 3 (for tile (0, 2))`.
 fn named(text: &str) -> (u32, Tile) {
@@ -37,46 +28,32 @@ fn named(text: &str) -> (u32, Tile) {
 }
 
 /// A step in which all goes well.
-fn good_step<A: Number, B: Number, D: Number>(
-    gpu: &Gpu,
-    arrival: &mut Arrival<A, B, D>,
-    random: &mut Random,
-) {
-    arrival.renew(gpu, random);
-    arrival.signals.advance(&gpu.stream).unwrap();
-    arrival.enqueue(gpu);
-    for chunk in shuffled(&arrival.chunks, random) {
-        dawdle(random, 50);
-        arrival.copy(chunk);
-        arrival.signals.write(&arrival.copies, chunk).unwrap();
-    }
-    arrival.check(gpu, random);
+fn good_step(arrival: &mut Arrival, random: &mut Random) {
+    arrival.begin_step(random);
+    arrival.enqueue();
+    arrival.deliver_all(random, 50);
+    arrival.check(random);
 }
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn a_chunk_that_never_comes_ends_the_product_and_is_named() {
-    fn run<A: Number, B: Number, D: Number>(gpu: &Gpu, case: &Case, random: &mut Random) {
-        let mut arrival = Arrival::<A, B, D>::new(gpu, case, u32::MAX - 1, random);
-        good_step(gpu, &mut arrival, random);
+    on_every_kernel(21, |gpu, kernel, random| {
+        let case = Case::random(kernel, MOST, random);
+        let mut arrival = Arrival::new(gpu, &case, u32::MAX - 1, random);
+        good_step(&mut arrival, random);
         for _ in 0..3 {
             // The first of these steps has epoch 0: the epochs have just wrapped.
             let limit = Duration::from_millis(random.within(100..=300));
             let missing = random.within(0..=u64::from(arrival.chunks.len()) - 1) as u32;
-            arrival.renew(gpu, random);
-            arrival.signals.advance(&gpu.stream).unwrap();
+            arrival.begin_step(random);
             let epoch = arrival.signals.epoch();
-            let gemm = arrival.gemm;
-            arrival.gemm = gemm.with_timeouts(limit, limit);
+            arrival = arrival.with_limit(limit);
             gpu.stream.synchronize().unwrap();
             let begin = Instant::now();
-            arrival.enqueue(gpu);
-            for chunk in shuffled(&arrival.chunks, random) {
-                if chunk != missing {
-                    arrival.copy(chunk);
-                    arrival.signals.write(&arrival.copies, chunk).unwrap();
-                }
-            }
+            arrival.enqueue();
+            let order = shuffled(&arrival.chunks, random).into_iter();
+            order.filter(|&chunk| chunk != missing).for_each(|chunk| arrival.deliver(chunk));
             gpu.stream.synchronize().unwrap();
             let took = begin.elapsed();
             assert!(took >= limit && took < 2 * limit, "limit {limit:?}, took {took:?}");
@@ -101,33 +78,32 @@ fn a_chunk_that_never_comes_ends_the_product_and_is_named() {
             assert!(order.chunks_of(tile).contains(&missing), "{error}");
             assert_eq!(arrival.signals.check(), Ok(()), "told once");
 
-            let gemm = arrival.gemm;
-            arrival.gemm = gemm.with_timeouts(PATIENCE, PATIENCE);
+            // Where the chunk's rows would have gone, nothing looks like a result.
+            arrival.call.fetch(&gpu.stream);
+            let numbers = arrival.call.numbers_in(arrival.chunks.rows(missing));
+            assert_eq!(numbers, 0, "{case:?}: {error}");
+
+            arrival = arrival.with_limit(PATIENCE);
             // The chunk that did not come is a step behind now, and catches up.
-            good_step(gpu, &mut arrival, random);
+            good_step(&mut arrival, random);
         }
-    }
-    on_every_kernel(21, |gpu, kernel, random| {
-        let case = Case::random(kernel, 700, random);
-        for_types!(kernel.elements, run(gpu, &case, random));
     });
 }
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn an_abort_from_another_thread_ends_the_product() {
-    fn run<A: Number, B: Number, D: Number>(gpu: &Gpu, case: &Case, random: &mut Random) {
-        let mut arrival = Arrival::<A, B, D>::new(gpu, case, 0, random);
+    on_every_kernel(22, |gpu, kernel, random| {
+        let case = Case::random(kernel, MOST, random);
+        let mut arrival = Arrival::new(gpu, &case, 0, random);
         for _ in 0..3 {
-            arrival.renew(gpu, random);
-            arrival.signals.advance(&gpu.stream).unwrap();
-            arrival.enqueue(gpu);
+            arrival.begin_step(random);
+            arrival.enqueue();
             let aborter = arrival.signals.aborter();
             let wait = Duration::from_micros(random.within(0..=5000));
             let begin = Instant::now();
             std::thread::scope(|scope| {
-                let aborter = aborter.clone();
-                scope.spawn(move || {
+                scope.spawn(|| {
                     std::thread::sleep(wait);
                     aborter.abort();
                 });
@@ -144,12 +120,8 @@ fn an_abort_from_another_thread_ends_the_product() {
             );
             assert!(error.to_string().contains("asked to while it waited for chunk "), "{error}");
             aborter.clear();
-            good_step(gpu, &mut arrival, random);
+            good_step(&mut arrival, random);
         }
-    }
-    on_every_kernel(22, |gpu, kernel, random| {
-        let case = Case::random(kernel, 700, random);
-        for_types!(kernel.elements, run(gpu, &case, random));
     });
 }
 
@@ -157,18 +129,14 @@ fn an_abort_from_another_thread_ends_the_product() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn an_abort_does_not_spoil_what_need_not_wait() {
-    fn run<A: Number, B: Number, D: Number>(gpu: &Gpu, case: &Case, random: &mut Random) {
-        let mut arrival = Arrival::<A, B, D>::new(gpu, case, 0, random);
-        arrival.signals.advance(&gpu.stream).unwrap();
-        arrival.signals.post_all(&gpu.stream).unwrap();
+    on_every_kernel(23, |gpu, kernel, random| {
+        let mut arrival = Arrival::new(gpu, &Case::random(kernel, 300, random), 0, random);
+        arrival.advance();
+        arrival.post_all();
         gpu.stream.synchronize().unwrap();
         arrival.signals.aborter().abort();
-        arrival.enqueue(gpu);
-        arrival.check(gpu, random);
-    }
-    on_every_kernel(23, |gpu, kernel, random| {
-        let case = Case::random(kernel, 300, random);
-        for_types!(kernel.elements, run(gpu, &case, random));
+        arrival.enqueue();
+        arrival.check(random);
     });
 }
 
@@ -176,25 +144,16 @@ fn an_abort_does_not_spoil_what_need_not_wait() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn signals_that_are_dropped_early_outlive_the_product() {
-    let gpu = Gpu::untracked();
-    fn run<A: Number, B: Number, D: Number>(gpu: &Gpu, case: &Case, random: &mut Random) {
-        let mut arrival = Arrival::<A, B, D>::new(gpu, case, 0, random);
-        let limit = Duration::from_millis(200);
-        let Arrival { gemm, .. } = arrival;
-        arrival.gemm = gemm.with_timeouts(limit, limit);
-        arrival.poison(gpu);
-        arrival.signals.advance(&gpu.stream).unwrap();
-        arrival.enqueue(gpu);
-        let Arrival { signals, device, d, gemm, .. } = arrival;
+    on_every_kernel(24, |gpu, kernel, random| {
+        let case = Case::random(kernel, 300, random);
+        let arrival = Arrival::new(gpu, &case, 0, random);
+        let mut arrival = arrival.with_limit(Duration::from_millis(200));
+        arrival.begin_step(random);
+        arrival.enqueue();
+        let Arrival { signals, call, gemm, .. } = arrival;
         drop(signals);
         gpu.stream.synchronize().unwrap();
-        drop((device, d, gemm));
-        let mut next = Arrival::<A, B, D>::new(gpu, case, 0, random);
-        good_step(gpu, &mut next, random);
-    }
-    let mut random = Random::new(24);
-    for kernel in tried_kernels() {
-        let case = Case::random(kernel, 300, &mut random);
-        for_types!(kernel.elements, run(&gpu, &case, &mut random));
-    }
+        drop((call, gemm));
+        good_step(&mut Arrival::new(gpu, &case, 0, random), random);
+    });
 }

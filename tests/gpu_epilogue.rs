@@ -5,27 +5,22 @@
 //! at random. The bound of the reference grows with each operation: see `src/reference/bound.rs`.
 #![cfg(feature = "cuda")]
 
-#[path = "common/gpu.rs"]
+#[path = "common/gpu/mod.rs"]
 mod gpu;
 
-use gpu::{Case, Gpu, factor, run, tried_kernels};
-use overlap_gemm::cuda::{Activation, Kernel};
+use gpu::case::Case;
+use gpu::inputs::factor;
+use gpu::plain::run_cases;
+use overlap_gemm::cuda::{Activation, GemmOptions};
 use overlap_gemm::plan::Scaling;
 use overlap_gemm::random::Random;
 
+/// Runs what becomes of one product in every kernel.
 fn on_every_kernel(change: impl Fn(Case, &mut Random) -> Vec<Case>) {
-    let gpu = Gpu::open();
-    for kernel in tried_kernels() {
-        let mut random = Random::new(0x3c6e_f372_fe94_f82b);
-        for case in change(sized(kernel, &mut random), &mut random) {
-            for_types!(kernel.elements, run(&gpu, &case, &mut random));
-        }
-    }
-}
-
-fn sized(kernel: &'static Kernel, random: &mut Random) -> Case {
-    let mut size = |most| random.within(1..=most);
-    Case::new(kernel, size(300), size(500), size(300))
+    run_cases(0x3c6e_f372_fe94_f82b, |kernel, random| {
+        let mut size = |most| random.within(1..=most);
+        change(Case::new(kernel, size(300), size(500), size(300)), random)
+    });
 }
 
 #[test]
@@ -36,7 +31,7 @@ fn every_activation_with_and_without_bias_and_c() {
         for activation in Activation::ALL {
             for (bias, c) in [(false, false), (true, false), (false, true), (true, true)] {
                 let (alpha, beta) = (factor(random), factor(random));
-                let change = |options: overlap_gemm::cuda::GemmOptions| {
+                let change = |options: GemmOptions| {
                     options.with_activation(activation).with_bias(bias).with_c(c)
                 };
                 cases.push(Case { alpha, beta, ..case.clone().with(change) });
@@ -56,7 +51,7 @@ fn every_epilogue_after_splits() {
         }
         let cases = Activation::ALL.map(|activation| {
             let splits = random.within(2..=case.most_splits().into()) as u32;
-            let change = |options: overlap_gemm::cuda::GemmOptions| {
+            let change = |options: GemmOptions| {
                 options.with_activation(activation).with_bias(true).with_c(true).with_splits(splits)
             };
             Case { alpha: 0.75, beta: -1.5, ..case.clone().with(change) }

@@ -7,35 +7,29 @@
 //! and what surrounds D must come back untouched.
 #![cfg(feature = "cuda")]
 
-#[path = "common/gpu.rs"]
+#[path = "common/gpu/mod.rs"]
 mod gpu;
 
-use gpu::{Case, Gpu, Inputs, Uploaded, compare, poisoned, some_rows, tried_kernels};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gpu::call::call;
+use gpu::case::Case;
+use gpu::inputs::{random_rows, some_rows};
+use gpu::plain::{run, run_cases};
+use gpu::{Gpu, in_parallel, on_all_cores, on_every_kernel, tried_kernels};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use overlap_gemm::cuda::{self, Device, Gemm, GemmOptions, Operands, kernels};
 use overlap_gemm::element::bf16;
-use overlap_gemm::plan::{BLayout, ElementTypes, Problem};
+use overlap_gemm::plan::Problem;
 use overlap_gemm::random::Random;
 
-/// Runs the cases that `cases` makes for each kernel.
-fn on_every_kernel(cases: impl Fn(&'static cuda::Kernel, &mut Random) -> Vec<Case>) {
-    let gpu = Gpu::open();
-    println!("{:?}, {:?}", gpu.device.info(), cuda::build_info().unwrap());
-    for kernel in tried_kernels() {
-        let mut random = Random::new(0x6a09_e667_f3bc_c908);
-        for case in cases(kernel, &mut random) {
-            for_types!(kernel.elements, run(&gpu, &case, &mut random));
-        }
-    }
-}
-
-use gpu::run;
+const SEED: u64 = 0x6a09_e667_f3bc_c908;
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn whole_tiles() {
-    on_every_kernel(|kernel, _| {
+    run_cases(SEED, |kernel, _| {
         let tile = [kernel.tile.m, kernel.tile.n, kernel.tile_k].map(u64::from);
         let cluster = [kernel.cluster.m, kernel.cluster.n].map(u64::from);
         let of = |m: u64, n: u64, k: u64| {
@@ -49,7 +43,7 @@ fn whole_tiles() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn sizes_that_no_tile_divides() {
-    on_every_kernel(|kernel, _| {
+    run_cases(SEED, |kernel, _| {
         let of = |m, n, k| Case::new(kernel, m, n, k);
         vec![
             of(1, 8, 8),
@@ -65,7 +59,7 @@ fn sizes_that_no_tile_divides() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn pitches_longer_than_rows() {
-    on_every_kernel(|kernel, _| {
+    run_cases(SEED, |kernel, _| {
         let of = |m, n, k, pads| Case::new(kernel, m, n, k).padded(pads);
         vec![
             of(128, 256, 64, [1, 2, 3]),
@@ -79,13 +73,13 @@ fn pitches_longer_than_rows() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn random_products() {
-    on_every_kernel(|kernel, random| (0..24).map(|_| Case::random(kernel, 700, random)).collect());
+    run_cases(SEED, |kernel, random| (0..24).map(|_| Case::random(kernel, 700, random)).collect());
 }
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn every_number_of_splits_gives_the_same() {
-    on_every_kernel(|kernel, random| {
+    run_cases(SEED, |kernel, random| {
         let k = u64::from(kernel.tile_k) * 17 + random.within(1..=40);
         let (m, n) = (random.within(1..=200), random.within(8..=600));
         let case = Case::new(kernel, m, n, k);
@@ -98,7 +92,7 @@ fn every_number_of_splits_gives_the_same() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn fewer_sms_and_other_sweeps_give_the_same() {
-    on_every_kernel(|kernel, random| {
+    run_cases(SEED, |kernel, random| {
         let least = kernel.cluster_size();
         let case = Case::new(kernel, random.within(300..=700), random.within(300..=700), 200);
         let limits =
@@ -111,7 +105,7 @@ fn fewer_sms_and_other_sweeps_give_the_same() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn fewer_rows_than_planned() {
-    on_every_kernel(|kernel, random| {
+    run_cases(SEED, |kernel, random| {
         let planned = random.within(200..=600);
         let case = Case::new(kernel, planned, 264, 96);
         [1, 2, 17, 128, 129, planned - 1, planned]
@@ -120,27 +114,26 @@ fn fewer_rows_than_planned() {
     });
 }
 
+/// What `run-gpu-tests --sanitize` runs: two launches a kernel.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn small_products_for_the_sanitizer() {
+    on_every_kernel(SEED, |gpu, kernel, random| run(gpu, &Case::small(kernel), random));
+}
+
 /// The kernel that is chosen, on sizes that a layer has.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn chosen_kernels_at_real_sizes() {
-    let gpu = Gpu::open();
-    let mut random = Random::new(0xbb67_ae85_84ca_a73b);
-    for (m, n, k) in [(2048, 3584, 8192), (4096, 1792, 4096), (16, 3584, 8192), (1, 4096, 4096)] {
+    let device = Device::open(0).unwrap();
+    println!("{:?}, {:?}", device.info(), cuda::build_info().unwrap());
+    let sizes = [(2048, 3584, 8192), (4096, 1792, 4096), (16, 3584, 8192), (1, 4096, 4096)];
+    let cases = sizes.map(|(m, n, k)| {
         let problem = Problem::builder(m, n, k).build().unwrap();
-        let chosen = Gemm::plan(&gpu.device, &problem, &GemmOptions::default()).unwrap();
-        let mut case = Case::new(chosen.kernel(), m, n, k);
-        case.options = GemmOptions::default();
-        run::<bf16, bf16, bf16>(&gpu, &case, &mut random);
-    }
-}
-
-fn plain(m: u64, n: u64, k: u64) -> (Problem, Case) {
-    let types = ElementTypes::all(overlap_gemm::ElementType::Bf16);
-    let serves = |kernel: &&cuda::Kernel| kernel.serves(types, BLayout::Nk, true);
-    let mut case = Case::new(kernels().unwrap().iter().find(serves).unwrap(), m, n, k);
-    case.options = GemmOptions::default();
-    (case.problem(), case)
+        let chosen = Gemm::plan(&device, &problem, &GemmOptions::default()).unwrap();
+        Case { options: GemmOptions::default(), ..Case::new(chosen.kernel(), m, n, k) }
+    });
+    in_parallel(&cases, |gpu, at, case| run(gpu, case, &mut Random::of_stream(SEED, at as u64)));
 }
 
 #[test]
@@ -148,35 +141,26 @@ fn plain(m: u64, n: u64, k: u64) -> (Problem, Case) {
 fn any_thread_may_enqueue() {
     let device = Device::open(0).unwrap();
     // One that has a workspace, if there is any: its uses have to be ordered over the streams.
-    let split = |kernel: &&cuda::Kernel| {
-        kernel.max_splits > 1
-            && kernel.elements == ElementTypes::all(overlap_gemm::ElementType::Bf16)
-    };
-    let (problem, mut case) = plain(512, 512, 512);
-    if let Some(kernel) = kernels().unwrap().iter().find(split) {
-        case.options = GemmOptions::default().with_kernel(kernel.name.as_str()).with_splits(2);
-        if kernel.b_layout == BLayout::Kn {
-            case.options = GemmOptions::default();
-        }
-    }
-    let gemm = Gemm::plan(&device, &problem, &case.options).unwrap();
+    let kernels = tried_kernels();
+    let kernel = kernels.iter().max_by_key(|kernel| kernel.max_splits).unwrap();
+    let case = Case::new(kernel, 512, 512, 512);
+    let case = case.clone().with(|options| options.with_splits(case.most_splits().min(2)));
+    let gemm = Gemm::plan(&device, &case.problem(), &case.options).unwrap();
     std::thread::scope(|scope| {
-        for seed in 1..=4u64 {
-            let (device, gemm, case, problem) = (&device, &gemm, &case, &problem);
+        for seed in 1..=4 {
+            let (device, gemm, case) = (&device, &gemm, &case);
             // A thread on which no context is current, with a stream of its own.
             scope.spawn(move || {
-                let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-                let gpu = Gpu { device: device.clone(), stream: device.new_stream().unwrap() };
-                let inputs = Inputs::<bf16, bf16, bf16>::random(problem, &mut random);
-                let uploaded = Uploaded::new(&gpu, &inputs);
-                let mut d = gpu.upload(&vec![bf16::NAN; 512 * 512]);
+                let mut random = Random::of_stream(SEED, seed);
+                let gpu = Gpu::of(device);
+                let mut call = call(&gpu, case, &mut random);
                 for _ in 0..10 {
-                    let mut view = d.slice_mut(..);
-                    gemm.enqueue(&gpu.stream, uploaded.operands(case, &mut view)).unwrap();
+                    call.enqueue(gemm, &gpu.stream);
                 }
-                let d = gpu.download(&d);
-                let report = compare(problem, case, &inputs, &d, &some_rows(512, &mut random));
-                assert_eq!(report.wrong, 0, "{report:?}");
+                call.fetch(&gpu.stream);
+                call.check_written(512);
+                let report = call.report(&some_rows(512, &mut random));
+                assert_eq!(report.wrong, 0, "{case:?}: {report:?}");
             });
         }
     });
@@ -185,57 +169,43 @@ fn any_thread_may_enqueue() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn a_captured_product_replays_on_new_inputs() {
-    let gpu = Gpu::untracked();
-    let mut random = Random::new(99);
-    for kernel in tried_kernels().into_iter().filter(|kernel| !kernel.elements.a.is_fp8()) {
-        let mut case = Case::new(kernel, 300, 520, 1000);
-        case = case.clone().with(|options| options.with_splits(case.most_splits().min(3)));
-        for_types!(kernel.elements, captured(&gpu, &case, &mut random));
-    }
-}
+    on_every_kernel(99, |gpu, kernel, random| {
+        let stream = &gpu.stream;
+        let case = Case::new(kernel, 300, 520, 1000);
+        let case = case.clone().with(|options| options.with_splits(case.most_splits().min(3)));
+        let gemm = Gemm::plan(&gpu.device, &case.problem(), &case.options).unwrap();
+        let mut call = call(gpu, &case, random);
+        let operands = call.addresses(stream);
 
-fn captured<A, B, D>(gpu: &Gpu, case: &Case, random: &mut Random)
-where
-    A: overlap_gemm::Element + cuda::cudarc::driver::DeviceRepr,
-    B: overlap_gemm::Element + cuda::cudarc::driver::DeviceRepr,
-    D: overlap_gemm::Element + cuda::cudarc::driver::DeviceRepr,
-{
-    let (problem, stream) = (case.problem(), &gpu.stream);
-    let gemm = Gemm::plan(&gpu.device, &problem, &case.options).unwrap();
-    let mut uploaded = Uploaded::new(gpu, &Inputs::<A, B, D>::random(&problem, random));
-    let poison = vec![D::POISON; problem.d_len() as usize];
-    let mut d = gpu.upload(&poison);
-    let operands = gpu::addresses(gpu, case, &uploaded, &d);
-
-    // The strictest mode: an allocation or a wait in `enqueue` would end the capture with an error.
-    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
-    // SAFETY: the buffers are of this problem and outlive the graph's last launch.
-    unsafe { gemm.enqueue_raw(stream, &operands) }.unwrap();
-    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
-    for _ in 0..5 {
-        let inputs = Inputs::<A, B, D>::random(&problem, random);
-        stream.memcpy_htod(&inputs.a, &mut uploaded.a).unwrap();
-        stream.memcpy_htod(&inputs.b, &mut uploaded.b).unwrap();
-        stream.memcpy_htod(&poison, &mut d).unwrap();
-        graph.launch().unwrap();
-        let d = gpu.download(&d);
-        let report = compare(&problem, case, &inputs, &d, &[0, 127, 128, 255, 256, 299]);
-        assert_eq!(report.wrong, 0, "{case:?}: {report:?}");
-    }
-    if case.options.splits.is_some_and(|splits| splits > 1) {
-        // The graph may be launched at any time, so another stream may not use the workspace.
-        let other = gpu.device.new_stream().unwrap();
-        // SAFETY: as above; and nothing is enqueued.
-        let error = unsafe { gemm.enqueue_raw(&other, &operands) }.unwrap_err();
-        assert!(error.to_string().contains("plan another product for the graph"), "{error}");
-    }
+        // The strictest mode: an allocation or a wait in `enqueue` would end the capture with an error.
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+        // SAFETY: the buffers are of this problem and outlive the graph's last launch.
+        unsafe { gemm.enqueue_raw(stream, &operands) }.unwrap();
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        for _ in 0..5 {
+            call.renew(stream, random);
+            call.poison_d(stream);
+            graph.launch().unwrap();
+            call.fetch(stream);
+            call.check_written(300);
+            let report = call.report(&[0, 127, 128, 255, 256, 299]);
+            assert_eq!(report.wrong, 0, "{case:?}: {report:?}");
+        }
+        if gemm.choice().splits > 1 {
+            // The graph may be launched at any time, so another stream may not use the workspace.
+            let other = gpu.device.new_stream().unwrap();
+            // SAFETY: as above; and nothing is enqueued.
+            let error = unsafe { gemm.enqueue_raw(&other, &operands) }.unwrap_err();
+            assert!(error.to_string().contains("plan another product for the graph"), "{error}");
+        }
+    });
 }
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn buffers_that_do_not_fit_are_refused() {
     let gpu = Gpu::open();
-    let (stream, (problem, _)) = (&gpu.stream, plain(64, 64, 64));
+    let (stream, problem) = (&gpu.stream, Problem::builder(64, 64, 64).build().unwrap());
     let gemm = Gemm::plan(&gpu.device, &problem, &GemmOptions::default()).unwrap();
     let full = gpu.upload(&vec![bf16::ZERO; 64 * 64 + 8]);
     let mut d = gpu.upload(&vec![bf16::from_f32(7.0); 64 * 64]);
@@ -269,31 +239,49 @@ fn buffers_that_do_not_fit_are_refused() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn the_reference_catches_a_wrong_product() {
-    let gpu = Gpu::open();
-    for kernel in tried_kernels() {
-        for_types!(kernel.elements, catches(&gpu, &Case::new(kernel, 256, 256, 1024)));
-    }
+    on_every_kernel(42, |gpu, kernel, random| {
+        let case = Case::new(kernel, 256, 256, 1024);
+        let gemm = Gemm::plan(&gpu.device, &case.problem(), &case.options).unwrap();
+        let mut call = call(gpu, &case, random);
+        call.enqueue(&gemm, &gpu.stream);
+        call.fetch(&gpu.stream);
+        assert_eq!(call.report(&[0, 255]).wrong, 0, "{case:?}");
+        // As if the kernel had read one K step of one row before it arrived.
+        call.forget(255, 512..512 + 64);
+        let report = call.report(&[0, 255]);
+        assert!(report.wrong > 64, "{case:?}: a stale K step went all but unnoticed: {report:?}");
+    });
 }
 
-fn catches<A, B, D>(gpu: &Gpu, case: &Case)
-where
-    A: overlap_gemm::Element + cuda::cudarc::driver::DeviceRepr,
-    B: overlap_gemm::Element + cuda::cudarc::driver::DeviceRepr,
-    D: overlap_gemm::Element + cuda::cudarc::driver::DeviceRepr,
-{
-    let problem = case.problem();
-    let gemm = Gemm::plan(&gpu.device, &problem, &case.options).unwrap();
-    let mut inputs = Inputs::<A, B, D>::random(&problem, &mut Random::new(42));
-    let uploaded = Uploaded::new(gpu, &inputs);
-    let mut d = gpu.upload(&poisoned::<D>(&problem));
-    let mut view = d.slice_mut(..problem.d_len() as usize);
-    gemm.enqueue(&gpu.stream, uploaded.operands(case, &mut view)).unwrap();
-    let d = gpu.download(&d);
-    assert_eq!(compare(&problem, case, &inputs, &d, &[0, 255]).wrong, 0, "{case:?}");
-    // As if the kernel had read one K step of one row before it arrived.
-    inputs.a[255 * problem.lda() as usize + 512..][..64].fill(A::narrow(0.0));
-    let report = compare(&problem, case, &inputs, &d, &[0, 255]);
-    assert!(report.wrong > 64, "{case:?}: a stale K step went all but unnoticed: {report:?}");
+#[test]
+fn every_case_has_its_turn_and_a_failure_names_its_own() {
+    let cases: Vec<usize> = (0..100).collect();
+    let turns = cases.iter().map(|_| AtomicUsize::new(0)).collect::<Vec<_>>();
+    let count = |_: &(), at: usize, case: &usize| {
+        assert_eq!(at, *case);
+        turns[at].fetch_add(1, Ordering::Relaxed);
+    };
+    on_all_cores(&cases, || (), count);
+    assert!(turns.iter().all(|turns| turns.load(Ordering::Relaxed) == 1), "{turns:?}");
+
+    let bad = || on_all_cores(&cases, || (), |_, _, case| assert!(*case != 42, "the reason"));
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(bad)).unwrap_err();
+    let text = panic.downcast_ref::<String>().unwrap();
+    assert!(text.starts_with("failed, ") && text.ends_with("\n42"), "{text}");
+}
+
+#[test]
+fn random_inputs_are_what_the_tests_need() {
+    let numbers = random_rows::<bf16>(&mut Random::new(SEED), 100, 1000, 1008);
+    assert_eq!(numbers.len(), 99 * 1008 + 1000);
+    let (rows, gaps): (Vec<_>, Vec<_>) = numbers.chunks(1008).map(|row| row.split_at(1000)).unzip();
+    assert!(gaps.concat().iter().all(|gap| gap.is_nan()));
+    let rows: Vec<f32> = rows.concat().into_iter().map(bf16::to_f32).collect();
+    let mean_of = |power| rows.iter().map(|x| x.powi(power)).sum::<f32>() / rows.len() as f32;
+    assert!(mean_of(1).abs() < 0.1 && (mean_of(2) - 1.0).abs() < 0.1);
+    // No two rows are alike, nor a row and its neighbour a step of K further.
+    assert!(rows.chunks(1000).is_sorted_by(|a, b| a != b));
+    assert!(rows.windows(65).filter(|some| some[0] == some[64]).count() < rows.len() / 100);
 }
 
 #[test]

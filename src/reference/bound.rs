@@ -107,63 +107,114 @@ fn scaled_bound(sum: Sum, k: f64, factors: [f64; 3]) -> f64 {
     (sum.magnitude * gamma(k + 3.0) + sum.lost * (1.0 + gamma(3.0))) * factor + underflow
 }
 
-fn add_up(a: &[f64], b: &[f64], accumulation: Accumulation) -> Sum {
-    let (mut value, mut magnitude) = (0.0, 0.0);
-    for (a, b) in a.iter().zip(b) {
-        let product = a * b;
-        value += product;
-        magnitude += product.abs();
+/// The products of two rows, taken together.
+#[derive(Clone, Copy, Debug)]
+struct Products {
+    sum: f64,
+    /// Σ|a·b|
+    magnitude: f64,
+    /// max |a·b|
+    largest: f64,
+}
+
+/// Products that are added side by side, so that no addition waits for the one before it.
+const LANES: usize = 4;
+
+impl Products {
+    fn of(a: &[f64], b: &[f64]) -> Products {
+        let (mut sums, mut magnitudes, mut largest) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+        let mut add = |a: &[f64; LANES], b: &[f64; LANES]| {
+            for lane in 0..LANES {
+                let product = a[lane] * b[lane];
+                let magnitude = product.abs();
+                sums[lane] += product;
+                magnitudes[lane] += magnitude;
+                // `f64::max` would take several instructions more, for the sake of NaN.
+                largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+            }
+        };
+        let ((a, a_rest), (b, b_rest)) = (a.as_chunks(), b.as_chunks());
+        a.iter().zip(b).for_each(|(a, b)| add(a, b));
+        if !a_rest.is_empty() {
+            // Zeros add nothing.
+            let [mut a, mut b] = [[0.0; LANES]; 2];
+            a[..a_rest.len()].copy_from_slice(a_rest);
+            b[..b_rest.len()].copy_from_slice(b_rest);
+            add(&a, &b);
+        }
+        Products {
+            sum: sums.iter().sum(),
+            magnitude: magnitudes.iter().sum(),
+            largest: largest.into_iter().fold(0.0, f64::max),
+        }
     }
-    let lost = match accumulation {
-        Accumulation::F32 => 0.0,
-        Accumulation::Fp8 => cut_off(a, b, None),
-        Accumulation::Fp8Promoted => cut_off(a, b, Some(128)),
-    };
-    Sum { value, magnitude, lost }
+}
+
+fn add_up(a: &[f64], b: &[f64], accumulation: Accumulation) -> Sum {
+    if accumulation == Accumulation::F32 {
+        let Products { sum, magnitude, .. } = Products::of(a, b);
+        return Sum { value: sum, magnitude, lost: 0.0 };
+    }
+    let mut sum = Sum { value: 0.0, magnitude: 0.0, lost: 0.0 };
+    let mut steps = Steps::default();
+    for (a, b) in a.chunks(STEP).zip(b.chunks(STEP)) {
+        let products = Products::of(a, b);
+        sum.lost += steps.add(products, accumulation);
+        sum.magnitude += products.magnitude;
+    }
+    sum.value = steps.sum;
+    sum
 }
 
 /// Products that an fp8 instruction adds at a time.
 const STEP: usize = 32;
+/// Instructions whose sums are added up in `f32`, if fp8 sums are promoted: 128 products.
+const PROMOTED: usize = 4;
 /// What an addend loses that is cut off 13 bits below the leading one of the largest.
 const CUT: f64 = 1.0 / 8192.0;
 
-/// What is cut off if K is added up in steps, in sums of at most `together` products.
+/// What is cut off if K is added up in steps.
 ///
 /// In each step 32 products and the sum so far are aligned to the largest of these 33, so that each
 /// loses less than 2⁻¹³ of it, and the new sum may lose as much once more. K may have been cut into
 /// slices anywhere between two steps: the sum so far is the difference of two sums from the start, so
 /// it is at most as large as the range of those.
-fn cut_off(a: &[f64], b: &[f64], together: Option<usize>) -> f64 {
-    // The sums that the present one may have started from, and what was lost since.
-    let (mut starts, mut losses) = (vec![0.0f64], Vec::new());
-    let (mut sum, mut all) = (0.0, 0.0);
-    for (a, b) in a.chunks(STEP).zip(b.chunks(STEP)) {
-        let products = || a.iter().zip(b).map(|(a, b)| a * b);
-        let largest = products().map(f64::abs).fold(0.0, f64::max);
-        let range = |to: f64| starts.iter().map(|start| (to - start).abs()).fold(0.0, f64::max);
-        let lost: f64 = losses.iter().sum();
-        let before = range(sum) + lost;
-        sum += products().sum::<f64>();
-        let loss = CUT * ((STEP + 1) as f64 * largest.max(before) + range(sum) + lost);
-        all += loss;
-        losses.push(loss);
-        starts.push(sum);
-        match together {
-            Some(products) if losses.len() >= products / STEP => {
-                starts.remove(0);
-                losses.remove(0);
-            }
-            Some(_) => {}
+#[derive(Clone, Copy, Debug, Default)]
+struct Steps {
+    /// The sum from the start.
+    sum: f64,
+    /// The sums that the present one may have started from.
+    starts: [f64; PROMOTED],
+    /// What was lost since then.
+    losses: [f64; PROMOTED - 1],
+}
+
+impl Steps {
+    /// Adds the products of one step; what that may lose.
+    fn add(&mut self, products: Products, accumulation: Accumulation) -> f64 {
+        let lost: f64 = self.losses.iter().sum();
+        let before = self.range() + lost;
+        self.sum += products.sum;
+        let addends = (STEP + 1) as f64 * products.largest.max(before);
+        let loss = CUT * (addends + self.range() + lost);
+        if accumulation == Accumulation::Fp8Promoted {
+            self.starts.rotate_left(1);
+            self.starts[PROMOTED - 1] = self.sum;
+            self.losses.rotate_left(1);
+            self.losses[PROMOTED - 2] = loss;
+        } else {
             // Of all starts only the least and the greatest matter.
-            None => {
-                let least = starts.iter().copied().fold(f64::INFINITY, f64::min);
-                let greatest = starts.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                starts = vec![least, greatest];
-                losses = vec![losses.iter().sum()];
-            }
+            self.starts[0] = self.starts[0].min(self.sum);
+            self.starts[1] = self.starts[1].max(self.sum);
+            self.losses[0] += loss;
         }
+        loss
     }
-    all
+
+    /// How far the sum is from the start that is farthest.
+    fn range(&self) -> f64 {
+        self.starts.iter().map(|start| (self.sum - start).abs()).fold(0.0, f64::max)
+    }
 }
 
 /// How far a kernel's activation of something up to `x` may be from the exact one.

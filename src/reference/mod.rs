@@ -180,17 +180,19 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
 
     /// B as N rows of K.
     fn wide_b(&self) -> Vec<f64> {
-        let (n, k, ldb) =
-            (self.problem.n() as usize, self.problem.k() as usize, self.problem.ldb());
-        let at = |n: usize, k: usize| match self.problem.b_layout() {
-            BLayout::Nk => n * ldb as usize + k,
-            BLayout::Kn => k * ldb as usize + n,
-        };
-        let mut wide = Vec::with_capacity(n * k);
-        for n in 0..n {
-            wide.extend((0..k).map(|k| f64::from(self.b[at(n, k)].widen())));
+        let (n, k) = (self.problem.n() as usize, self.problem.k() as usize);
+        let lines = self.b.chunks(self.problem.ldb() as usize);
+        match self.problem.b_layout() {
+            BLayout::Nk => lines.take(n).flat_map(|line| widened(&line[..k])).collect(),
+            BLayout::Kn => {
+                let mut wide = vec![0.0; n * k];
+                for (at, line) in lines.take(k).enumerate() {
+                    let column = wide[at..].iter_mut().step_by(k);
+                    column.zip(widened(&line[..n])).for_each(|(to, value)| *to = value);
+                }
+                wide
+            }
         }
-        wide
     }
 
     fn expected_row<D: Element>(
@@ -201,7 +203,7 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
     ) -> impl Iterator<Item = Expected> {
         let k = self.problem.k() as usize;
         let begin = row as usize * self.problem.lda() as usize;
-        let a: Vec<f64> = self.a[begin..begin + k].iter().map(|a| f64::from(a.widen())).collect();
+        let a: Vec<f64> = widened(&self.a[begin..begin + k]).collect();
         let line = row as usize * self.problem.ldd() as usize;
         let columns = wide_b.chunks_exact(k).enumerate();
         columns.map(move |(column, b)| {
@@ -274,6 +276,12 @@ fn error_of<D: Element>(got: f64, expected: Expected) -> f64 {
         return 0.0;
     }
     (got - expected.value).abs()
+}
+
+fn widened<T: Element>(row: &[T]) -> impl Iterator<Item = f64> + use<T> {
+    let mut wide = vec![0.0; row.len()];
+    T::widen_row(row, &mut wide);
+    wide.into_iter().map(f64::from)
 }
 
 fn scale(scales: &[f32], index: usize) -> f64 {

@@ -1,0 +1,51 @@
+//! Drives `overlap-gemm bench`, as far as it goes without a GPU: what it refuses, and what it misses.
+//!
+//! What belongs here: arguments and exit codes. What a bench measures needs a GPU to be looked at.
+
+#![cfg(feature = "cli")]
+
+#[path = "common/binary.rs"]
+mod binary;
+
+use binary::{refused, run};
+
+#[test]
+fn bench_refuses_what_makes_no_sense() {
+    let refused = |args: &str, words: &[&str]| {
+        let args: Vec<_> = ["bench", "gemm"].into_iter().chain(args.split(' ')).collect();
+        refused(&args, 2, words);
+    };
+    refused("--shapes 1024x512", &["1024x512", "4096x3584x8192"]);
+    refused("--shapes 1024x512x0", &["k is 0", "between 1 and 2147483647"]);
+    refused("--shapes 8x8x8 --types bf16,int8", &["int8", "bf16, f16, f32, e4m3, e5m2"]);
+    refused("--shapes 8x8x8 --types e4m3:f32", &["e4m3 × e4m3 → f32"]);
+    refused("--shapes 8x8x8 --scaling rows", &["scaling of bf16 inputs"]);
+    refused("--scaling rows", &["--shapes"]);
+    refused("--set bf16 --shapes 8x8x8", &["--set", "--shapes"]);
+    refused("--set large", &["large", "small-m"]);
+    refused("--contenders own,cublas", &["cublas", "cublaslt"]);
+    refused("--contenders cublaslt --no-cublaslt", &["nobody is left"]);
+    refused("--kernels all,auto", &["--kernels has 'all'"]);
+    refused("--splits 0", &["0 is no swizzle and no number of slices"]);
+    refused("--rounds 0", &["--rounds"]);
+    refused("--target-ms NaN", &["NaN", "above zero"]);
+    refused("--trickle-gbps=-1", &["above zero"]);
+    refused("--chunks 257", &["257"]);
+    let (code, _, stderr) = run(&["bench"]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("gemm"), "{stderr}");
+}
+
+/// Where a GPU is, `doctor --require gpu` says so, and this says nothing.
+#[test]
+fn bench_without_a_gpu_says_what_is_missing() {
+    if run(&["doctor", "--require", "gpu"]).0 == 0 {
+        return;
+    }
+    let small = ["bench", "gemm", "--shapes", "8x8x8", "--no-cublaslt"];
+    let (code, stdout, stderr) = run(&small);
+    assert_eq!((code, stdout.as_str()), (3, ""), "{stderr}");
+    assert!(["no usable GPU", "CUDA kernels"].iter().any(|word| stderr.contains(word)), "{stderr}");
+    // The file is named before the GPU is looked for.
+    refused(&[&small[..], &["--output", "/proc/nope"]].concat(), 4, &["/proc/nope"]);
+}

@@ -1,0 +1,183 @@
+//! Products whose input arrives while they run: a product that waits, and who delivers to it.
+//!
+//! Invariant: what has not arrived is NaN, so that a product that read it early cannot go unnoticed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use overlap_gemm::cuda::cudarc::driver::CudaStream;
+use overlap_gemm::cuda::{AsyncGemm, Gemm, RawOperands, Signals};
+use overlap_gemm::plan::{Chunks, Problem, Shards};
+use overlap_gemm::random::Random;
+
+use super::Gpu;
+use super::call::{Call, call};
+use super::case::Case;
+use super::inputs::some_rows;
+
+/// Longer than any test takes; a test that hangs ends with an error.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Up to five shards, unequal, some empty, each in up to four chunks, 16 at most.
+pub fn random_chunks(m: u32, random: &mut Random) -> Chunks {
+    let ranks = random.within(1..=5) as usize;
+    let mut cuts: Vec<u32> = (1..ranks).map(|_| random.within(0..=m.into()) as u32).collect();
+    cuts.sort_unstable();
+    let ends = cuts.iter().copied().chain([m]);
+    let starts = [0].into_iter().chain(cuts.iter().copied());
+    let rows: Vec<u32> = starts.zip(ends).map(|(start, end)| end - start).collect();
+    let most = if ranks == 1 { 16 } else { 3 };
+    let count = |&rows: &u32, random: &mut Random| {
+        if rows == 0 { 0 } else { random.within(1..=rows.min(most).into()) as u32 }
+    };
+    let counts: Vec<u32> = rows.iter().map(|rows| count(rows, random)).collect();
+    Chunks::with_counts(&Shards::of_rows(&rows).unwrap(), &counts).unwrap()
+}
+
+/// Any of the chunks' ranks, those without rows too.
+pub fn random_pivot(chunks: &Chunks, random: &mut Random) -> u32 {
+    random.within(0..=u64::from(chunks.shards().ranks()) - 1) as u32
+}
+
+/// All chunks in random order.
+pub fn shuffled(chunks: &Chunks, random: &mut Random) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..chunks.len()).collect();
+    for last in (1..order.len()).rev() {
+        order.swap(last, random.within(0..=last as u64) as usize);
+    }
+    order
+}
+
+/// A product that waits, its buffers, and the same product without signals to compare with.
+pub struct Arrival {
+    pub case: Case,
+    pub problem: Problem,
+    pub chunks: Chunks,
+    pub gemm: AsyncGemm,
+    pub signals: Signals,
+    pub copies: Arc<CudaStream>,
+    pub call: Box<dyn Call>,
+    gpu: Gpu,
+    plain: Gemm,
+}
+
+impl Arrival {
+    /// The product of a case with random chunks; `start` is the epoch before the first step.
+    pub fn new(gpu: &Gpu, case: &Case, start: u32, random: &mut Random) -> Self {
+        let chunks = random_chunks(case.size[0] as u32, random);
+        let pivot = random_pivot(&chunks, random);
+        Arrival::with_chunks(gpu, case, &chunks, pivot, start, random)
+    }
+
+    /// The product on the GPU's stream; all of A is there already.
+    pub fn with_chunks(
+        gpu: &Gpu,
+        case: &Case,
+        chunks: &Chunks,
+        pivot: u32,
+        start: u32,
+        random: &mut Random,
+    ) -> Self {
+        let (problem, options) = (case.problem(), &case.options);
+        let gemm = AsyncGemm::plan(&gpu.device, &problem, chunks, pivot, options)
+            .unwrap()
+            .with_timeouts(PATIENCE, PATIENCE);
+        Arrival {
+            case: case.clone(),
+            chunks: chunks.clone(),
+            gemm,
+            signals: Signals::with_epoch(&gpu.device, chunks.len(), start).unwrap(),
+            copies: gpu.device.new_stream().unwrap(),
+            call: call(gpu, case, random),
+            gpu: gpu.clone(),
+            plain: Gemm::plan(&gpu.device, &problem, options).unwrap(),
+            problem,
+        }
+    }
+
+    /// The same with another limit of waiting.
+    pub fn with_limit(mut self, limit: Duration) -> Self {
+        self.gemm = self.gemm.with_timeouts(limit, limit);
+        self
+    }
+
+    /// Begins a step: another epoch, and new numbers of which nothing has arrived.
+    pub fn begin_step(&mut self, random: &mut Random) {
+        self.renew(random);
+        self.advance();
+    }
+
+    /// New numbers for A (and its row scales); NaN for both on the device, and for D.
+    pub fn renew(&mut self, random: &mut Random) {
+        self.call.renew_a(random);
+        self.call.poison_a(&self.gpu.stream);
+        self.call.poison_d(&self.gpu.stream);
+    }
+
+    /// The next epoch.
+    pub fn advance(&self) {
+        self.signals.advance(&self.gpu.stream).unwrap();
+    }
+
+    /// Says that all chunks are there, on the product's own stream.
+    pub fn post_all(&self) {
+        self.signals.post_all(&self.gpu.stream).unwrap();
+    }
+
+    pub fn operands(&self) -> RawOperands {
+        self.call.addresses(&self.gpu.stream)
+    }
+
+    /// Enqueues the product on the GPU's stream.
+    pub fn enqueue(&self) {
+        // SAFETY: the buffers are of this problem, and each test waits for the stream before they go.
+        unsafe { self.gemm.enqueue_raw(&self.gpu.stream, &self.operands(), &self.signals) }
+            .unwrap();
+    }
+
+    /// Copies one chunk (and its row scales) to the device, on the copy stream.
+    pub fn copy(&mut self, chunk: u32) {
+        self.call.copy_rows(self.chunks.rows(chunk), &self.copies);
+    }
+
+    /// Copies one chunk, and says so.
+    pub fn deliver(&mut self, chunk: u32) {
+        self.copy(chunk);
+        self.signals.write(&self.copies, chunk).unwrap();
+    }
+
+    /// Delivers all chunks in random order, after up to `pause` microseconds each.
+    pub fn deliver_all(&mut self, random: &mut Random, pause: u64) {
+        for chunk in shuffled(&self.chunks, random) {
+            dawdle(random, pause);
+            self.deliver(chunk);
+        }
+    }
+
+    /// What was computed has to be, bit for bit, what the same kernel computes without signals.
+    pub fn check_exact(&mut self) {
+        let stream = &self.gpu.stream;
+        stream.synchronize().unwrap();
+        self.copies.synchronize().unwrap();
+        assert_eq!(self.signals.check(), Ok(()), "{:?}", self.case);
+        self.call.fetch(stream);
+        self.call.check_written(self.problem.m());
+        self.call.poison_d(stream);
+        // SAFETY: as for `enqueue`.
+        unsafe { self.plain.enqueue_raw(stream, &self.operands()) }.unwrap();
+        self.call.fetch(stream);
+        assert_eq!(self.call.difference(), None, "{:?}, {:?}", self.case, self.chunks);
+    }
+
+    /// [`Arrival::check_exact`], and the reference agrees.
+    pub fn check(&mut self, random: &mut Random) {
+        self.check_exact();
+        let report = self.call.report(&some_rows(self.problem.m(), random));
+        assert_eq!(report.wrong, 0, "{:?}, {:?}: {report:?}", self.case, self.chunks);
+    }
+}
+
+/// Sleeps up to `most` microseconds.
+pub fn dawdle(random: &mut Random, most: u64) {
+    std::thread::sleep(Duration::from_micros(random.within(0..=most)));
+}

@@ -1,0 +1,353 @@
+//! The operands of one call on both sides, and the comparison of what came out.
+//!
+//! What belongs here: memory and numbers; who computes, and when, is `plain.rs`'s and `arrival.rs`'s.
+//! Outputs are compared with `reference`, whose bound follows from K and the formats. For wide types it
+//! assumes that accumulation loses at most one unit roundoff of f32 for each product. Tensor cores may
+//! truncate instead of round (twice the error a step) but take 16 products a step, so there is room.
+//! Invariant: D is NaN before a product, between guards that no product may touch.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use overlap_gemm::Element;
+use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr};
+use overlap_gemm::cuda::{AsyncGemm, Gemm, Operands, RawOperands, Signals, TileRecords};
+use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::random::Random;
+use overlap_gemm::reference::{Accumulation, Epilogue, Reference, Report};
+
+use super::Gpu;
+use super::case::Case;
+use super::inputs::Inputs;
+
+/// Elements before and after D that no kernel may touch: a multiple of 16, to keep D aligned.
+const GUARD: usize = 1024;
+
+/// One call's operands, whatever their types.
+pub trait Call: Send {
+    /// New numbers for all inputs, on this side and on the device.
+    fn renew(&mut self, stream: &Arc<CudaStream>, random: &mut Random);
+    /// New numbers for A and its row scales, on this side only.
+    fn renew_a(&mut self, random: &mut Random);
+    /// NaN for A and its row scales on the device.
+    fn poison_a(&mut self, stream: &Arc<CudaStream>);
+    /// D as it is before a product.
+    fn poison_d(&mut self, stream: &Arc<CudaStream>);
+    /// Copies rows of A (and their scales) to the device.
+    fn copy_rows(&mut self, rows: Range<u32>, stream: &Arc<CudaStream>);
+    /// Where some rows of A lie, in bytes from its start.
+    fn bytes_of(&self, rows: Range<u32>) -> Range<usize>;
+    /// A on this side, as bytes.
+    fn bytes(&self) -> &[u8];
+    /// As if part of a row of A had not been there when it was multiplied.
+    fn forget(&mut self, row: usize, columns: Range<usize>);
+
+    /// The addresses, for calls that nobody tracks.
+    fn addresses(&self, stream: &CudaStream) -> RawOperands;
+    fn enqueue(&mut self, gemm: &Gemm, stream: &Arc<CudaStream>);
+    fn enqueue_recorded(
+        &mut self,
+        gemm: &AsyncGemm,
+        stream: &Arc<CudaStream>,
+        signals: &Signals,
+        records: &mut TileRecords,
+    );
+
+    /// Takes a look at D, when `stream` is through; the look before is kept.
+    fn fetch(&mut self, stream: &Arc<CudaStream>);
+    /// What surrounds D is as it was, its first `rows` rows are written, the others are not.
+    fn check_written(&self, rows: u32);
+    /// How many of these rows' outputs are numbers.
+    fn numbers_in(&self, rows: Range<u32>) -> usize;
+    /// Where the last two looks are not the same, bit for bit.
+    fn difference(&self) -> Option<String>;
+    /// How these rows compare with the reference.
+    fn report(&self, rows: &[u32]) -> Report;
+}
+
+/// The call of a case with random inputs, in the types of its kernel.
+pub fn call(gpu: &Gpu, case: &Case, random: &mut Random) -> Box<dyn Call> {
+    use overlap_gemm::ElementType::{Bf16, E4m3, E5m2, F16, F32};
+    use overlap_gemm::element::{F8E4M3, F8E5M2, bf16, f16};
+    macro_rules! of {
+        ($a:ty, $b:ty, $d:ty) => {
+            Box::new(Buffers::<$a, $b, $d>::new(gpu, case, random))
+        };
+    }
+    let types = case.kernel.elements;
+    match (types.a, types.b, types.d) {
+        (Bf16, Bf16, Bf16) => of!(bf16, bf16, bf16),
+        (Bf16, Bf16, F16) => of!(bf16, bf16, f16),
+        (Bf16, Bf16, F32) => of!(bf16, bf16, f32),
+        (F16, F16, Bf16) => of!(f16, f16, bf16),
+        (F16, F16, F16) => of!(f16, f16, f16),
+        (F16, F16, F32) => of!(f16, f16, f32),
+        (E4m3, E4m3, Bf16) => of!(F8E4M3, F8E4M3, bf16),
+        (E4m3, E4m3, F16) => of!(F8E4M3, F8E4M3, f16),
+        (E4m3, E5m2, Bf16) => of!(F8E4M3, F8E5M2, bf16),
+        (E4m3, E5m2, F16) => of!(F8E4M3, F8E5M2, f16),
+        (E5m2, E4m3, Bf16) => of!(F8E5M2, F8E4M3, bf16),
+        (E5m2, E4m3, F16) => of!(F8E5M2, F8E4M3, f16),
+        other => panic!("no kernel can have the types {other:?}"),
+    }
+}
+
+/// A type that lives on both sides.
+trait Number: Element + DeviceRepr {}
+impl<T: Element + DeviceRepr> Number for T {}
+
+struct Buffers<A, B, D> {
+    case: Case,
+    problem: Problem,
+    inputs: Inputs<A, B, D>,
+    device: Uploaded<A, B, D>,
+    /// D and its guards, as before a product.
+    blank: Vec<D>,
+    d: CudaSlice<D>,
+    /// The last look at D and its guards, and the one before.
+    looks: [Vec<D>; 2],
+}
+
+/// The inputs on the device.
+struct Uploaded<A, B, D> {
+    a: CudaSlice<A>,
+    b: CudaSlice<B>,
+    c: Option<CudaSlice<D>>,
+    bias: Option<CudaSlice<D>>,
+    scales: Option<[CudaSlice<f32>; 2]>,
+}
+
+impl<A: Number, B: Number, D: Number> Buffers<A, B, D> {
+    fn new(gpu: &Gpu, case: &Case, random: &mut Random) -> Self {
+        let problem = case.problem();
+        let inputs = Inputs::<A, B, D>::random(case, &problem, random);
+        let scales = [&inputs.a_scales, &inputs.b_scales];
+        let device = Uploaded {
+            a: gpu.upload(&inputs.a),
+            b: gpu.upload(&inputs.b),
+            c: inputs.c.as_ref().map(|c| gpu.upload(c)),
+            bias: inputs.bias.as_ref().map(|bias| gpu.upload(bias)),
+            scales: (problem.scaling() != Scaling::None).then(|| scales.map(|s| gpu.upload(s))),
+        };
+        let blank = blank::<D>(&problem);
+        let d = gpu.upload(&blank);
+        Buffers { case: case.clone(), problem, inputs, device, blank, d, looks: Default::default() }
+    }
+
+    fn reference(&self) -> Reference<'_, A, B> {
+        let Inputs { a, b, a_scales, b_scales, .. } = &self.inputs;
+        let fast = self.case.options.fast_accumulation;
+        let accumulation = match (self.problem.elements().a.is_fp8(), fast) {
+            (false, _) => Accumulation::F32,
+            (true, true) => Accumulation::Fp8,
+            (true, false) => Accumulation::Fp8Promoted,
+        };
+        let reference = Reference::new(&self.problem, a, b, a_scales, b_scales).unwrap();
+        reference.with_accumulation(accumulation)
+    }
+
+    /// The elements of A that some rows are.
+    fn elements_of(&self, rows: &Range<u32>) -> Range<usize> {
+        let lda = self.problem.lda() as usize;
+        rows.start as usize * lda..(rows.end as usize * lda).min(self.inputs.a.len())
+    }
+
+    fn inner(&self) -> Range<usize> {
+        GUARD..GUARD + self.problem.d_len() as usize
+    }
+
+    /// The rows of the last look.
+    fn rows(&self) -> impl Iterator<Item = &[D]> {
+        let (n, ldd) = (self.problem.n() as usize, self.problem.ldd() as usize);
+        self.looks[0][self.inner()].chunks(ldd).map(move |row| &row[..n])
+    }
+}
+
+impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
+    fn renew(&mut self, stream: &Arc<CudaStream>, random: &mut Random) {
+        self.inputs = Inputs::random(&self.case, &self.problem, random);
+        let (inputs, device) = (&self.inputs, &mut self.device);
+        stream.memcpy_htod(&inputs.a, &mut device.a).unwrap();
+        stream.memcpy_htod(&inputs.b, &mut device.b).unwrap();
+        for (from, to) in [(&inputs.c, &mut device.c), (&inputs.bias, &mut device.bias)] {
+            from.iter().zip(to).for_each(|(from, to)| stream.memcpy_htod(from, to).unwrap());
+        }
+        if let Some([a, b]) = &mut device.scales {
+            stream.memcpy_htod(&inputs.a_scales, a).unwrap();
+            stream.memcpy_htod(&inputs.b_scales, b).unwrap();
+        }
+        stream.synchronize().unwrap();
+    }
+
+    fn renew_a(&mut self, random: &mut Random) {
+        self.inputs.renew_a(&self.problem, random);
+    }
+
+    fn poison_a(&mut self, stream: &Arc<CudaStream>) {
+        stream.memcpy_htod(&vec![A::POISON; self.inputs.a.len()], &mut self.device.a).unwrap();
+        if let (Scaling::Rows, Some([to, _])) = (self.problem.scaling(), &mut self.device.scales) {
+            stream.memcpy_htod(&vec![f32::NAN; self.inputs.a_scales.len()], to).unwrap();
+        }
+        stream.synchronize().unwrap();
+    }
+
+    fn poison_d(&mut self, stream: &Arc<CudaStream>) {
+        stream.memcpy_htod(&self.blank, &mut self.d).unwrap();
+        stream.synchronize().unwrap();
+    }
+
+    fn copy_rows(&mut self, rows: Range<u32>, stream: &Arc<CudaStream>) {
+        let part = self.elements_of(&rows);
+        let mut to = self.device.a.slice_mut(part.clone());
+        stream.memcpy_htod(&self.inputs.a[part], &mut to).unwrap();
+        if let (Scaling::Rows, Some([to, _])) = (self.problem.scaling(), &mut self.device.scales) {
+            let part = rows.start as usize..rows.end as usize;
+            let mut to = to.slice_mut(part.clone());
+            stream.memcpy_htod(&self.inputs.a_scales[part], &mut to).unwrap();
+        }
+    }
+
+    fn bytes_of(&self, rows: Range<u32>) -> Range<usize> {
+        let part = self.elements_of(&rows);
+        part.start * size_of::<A>()..part.end * size_of::<A>()
+    }
+
+    fn bytes(&self) -> &[u8] {
+        let a = self.inputs.a.as_slice();
+        // SAFETY: the elements are numbers without padding, and borrowed for as long.
+        unsafe { std::slice::from_raw_parts(a.as_ptr().cast(), size_of_val(a)) }
+    }
+
+    fn forget(&mut self, row: usize, columns: Range<usize>) {
+        let start = row * self.problem.lda() as usize;
+        self.inputs.a[start..][columns].fill(A::narrow(0.0));
+    }
+
+    fn addresses(&self, stream: &CudaStream) -> RawOperands {
+        let address = |slice: &CudaSlice<D>| slice.device_ptr(stream).0;
+        let Uploaded { a, b, c, bias, scales } = &self.device;
+        let d = address(&self.d) + (GUARD * size_of::<D>()) as u64;
+        let (a, b) = (a.device_ptr(stream).0, b.device_ptr(stream).0);
+        let mut operands = RawOperands::new(a, b, d).alpha(self.case.alpha);
+        if let Some(c) = c {
+            operands = operands.c(address(c), self.case.beta);
+        }
+        if let Some(bias) = bias {
+            operands = operands.bias(address(bias));
+        }
+        if let Some([a, b]) = scales {
+            operands = operands.scales(a.device_ptr(stream).0, b.device_ptr(stream).0);
+        }
+        operands
+    }
+
+    fn enqueue(&mut self, gemm: &Gemm, stream: &Arc<CudaStream>) {
+        let inner = self.inner();
+        let mut d = self.d.slice_mut(inner);
+        gemm.enqueue(stream, operands(&self.case, &self.device, &mut d)).unwrap();
+    }
+
+    fn enqueue_recorded(
+        &mut self,
+        gemm: &AsyncGemm,
+        stream: &Arc<CudaStream>,
+        signals: &Signals,
+        records: &mut TileRecords,
+    ) {
+        let inner = self.inner();
+        let mut d = self.d.slice_mut(inner);
+        let operands = operands(&self.case, &self.device, &mut d).records(records);
+        gemm.enqueue(stream, operands, signals).unwrap();
+    }
+
+    fn fetch(&mut self, stream: &Arc<CudaStream>) {
+        self.looks.swap(0, 1);
+        self.looks[0].resize(self.d.len(), D::POISON);
+        stream.memcpy_dtoh(&self.d, &mut self.looks[0]).unwrap();
+        stream.synchronize().unwrap();
+    }
+
+    fn check_written(&self, rows: u32) {
+        let (case, guard) = (&self.case, guard::<D>().widen());
+        let (n, ldd) = (self.problem.n() as usize, self.problem.ldd() as usize);
+        let (look, inner) = (&self.looks[0], self.inner());
+        let check_guards = |what: &str, elements: &[D]| {
+            let touched = elements.iter().position(|element| element.widen() != guard);
+            assert_eq!(touched, None, "{case:?}: {what} was overwritten");
+        };
+        check_guards("what comes before D", &look[..inner.start]);
+        check_guards("what comes behind D", &look[inner.end..]);
+        for (at, row) in look[inner].chunks(ldd).enumerate() {
+            check_guards(&format!("what comes behind row {at} of D"), &row[n..]);
+            let written = at < rows as usize;
+            let wrong = row[..n].iter().position(|element| element.widen().is_nan() == written);
+            let found = if written { "NaN" } else { "written" };
+            assert_eq!(wrong, None, "{case:?}: in row {at} of D, this column is {found}");
+        }
+    }
+
+    fn numbers_in(&self, rows: Range<u32>) -> usize {
+        let rows = self.rows().take(rows.end as usize).skip(rows.start as usize);
+        rows.flatten().filter(|element| !element.widen().is_nan()).count()
+    }
+
+    fn difference(&self) -> Option<String> {
+        let [last, before] = &self.looks;
+        assert_eq!(last.len(), before.len(), "{:?}: two looks are needed", self.case);
+        let bits = |element: &D| element.widen().to_bits();
+        let at = last.iter().zip(before).position(|(a, b)| bits(a) != bits(b))?;
+        let (place, ldd) = (at.wrapping_sub(GUARD), self.problem.ldd() as usize);
+        let (row, column) = (place / ldd, place % ldd);
+        let (was, is) = (before[at].widen(), last[at].widen());
+        Some(format!("D[{row}, {column}] was {was} before, and is {is} now"))
+    }
+
+    fn report(&self, rows: &[u32]) -> Report {
+        let Case { alpha, beta, ref options, .. } = self.case;
+        let epilogue = Epilogue {
+            alpha,
+            beta,
+            c: self.inputs.c.as_deref(),
+            bias: self.inputs.bias.as_deref(),
+            activation: options.activation,
+        };
+        let d = &self.looks[0][self.inner()];
+        self.reference().compare_with(d, rows.iter().copied(), epilogue).unwrap()
+    }
+}
+
+/// The operands of a case in `cudarc`'s memory.
+fn operands<'a, A: Number, B: Number, D: Number>(
+    case: &Case,
+    device: &'a Uploaded<A, B, D>,
+    d: &'a mut overlap_gemm::cuda::cudarc::driver::CudaViewMut<'_, D>,
+) -> Operands<'a, A, B, D> {
+    let mut operands = Operands::new(&device.a, &device.b, d).alpha(case.alpha);
+    if let Some(c) = &device.c {
+        operands = operands.c(c, case.beta);
+    }
+    if let Some(bias) = &device.bias {
+        operands = operands.bias(bias);
+    }
+    if let Some([a, b]) = &device.scales {
+        operands = operands.scales(a, b);
+    }
+    match case.rows {
+        Some(rows) => operands.rows(rows),
+        None => operands,
+    }
+}
+
+/// A guarded, poisoned D.
+fn blank<D: Element>(problem: &Problem) -> Vec<D> {
+    let (n, ldd) = (problem.n() as usize, problem.ldd() as usize);
+    let mut d = vec![guard::<D>(); GUARD + problem.d_len() as usize + GUARD];
+    let inner = GUARD..GUARD + problem.d_len() as usize;
+    d[inner].chunks_mut(ldd).for_each(|row| row[..n].fill(D::POISON));
+    d
+}
+
+/// What surrounds D: a number that no test computes.
+fn guard<D: Element>() -> D {
+    D::narrow(-23456.0)
+}

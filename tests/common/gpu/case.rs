@@ -1,0 +1,129 @@
+//! A product to try: which kernel, which sizes and pitches, how it is run.
+//!
+//! What belongs here: plain values, and drawing them. Invariant: whatever is drawn here, its kernel can
+//! compute; two cases that print alike are alike.
+
+use std::fmt;
+
+use overlap_gemm::ElementType;
+use overlap_gemm::cuda::{Activation, GemmOptions, Kernel, MAX_SPLITS};
+use overlap_gemm::plan::{BLayout, Problem, Scaling};
+use overlap_gemm::random::Random;
+
+use super::inputs::factor;
+
+/// One product.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub kernel: &'static Kernel,
+    pub size: [u64; 3],
+    /// Of A, B and D, in units of 16 bytes beyond what alignment asks for.
+    pub pads: [u64; 3],
+    pub scaling: Scaling,
+    pub options: GemmOptions,
+    pub alpha: f32,
+    pub beta: f32,
+    pub rows: Option<u32>,
+}
+
+impl Case {
+    /// A case of that kernel: `n` is rounded up to what TMA can store.
+    pub fn new(kernel: &'static Kernel, m: u64, n: u64, k: u64) -> Case {
+        let unit = 16 / u64::from(kernel.elements.d.size());
+        let options = GemmOptions::default()
+            .with_kernel(kernel.name.as_str())
+            .with_fast_accumulation(kernel.fast_accumulation)
+            .with_splits(1);
+        Case {
+            kernel,
+            size: [m, n.next_multiple_of(unit), k],
+            pads: [0; 3],
+            scaling: Scaling::None,
+            options,
+            alpha: 1.0,
+            beta: 0.0,
+            rows: None,
+        }
+    }
+
+    pub fn padded(mut self, pads: [u64; 3]) -> Case {
+        self.pads = pads;
+        self
+    }
+
+    pub fn with(mut self, change: impl FnOnce(GemmOptions) -> GemmOptions) -> Case {
+        self.options = change(self.options);
+        self
+    }
+
+    /// The most splits that the kernel can cut this K into.
+    pub fn most_splits(&self) -> u32 {
+        let steps = (self.size[2] as u32).div_ceil(self.kernel.tile_k);
+        self.kernel.max_splits.min(steps).min(MAX_SPLITS)
+    }
+
+    pub fn problem(&self) -> Problem {
+        let [m, n, k] = self.size;
+        let types = self.kernel.elements;
+        let pitch = |row: u64, pad: u64, element: ElementType| {
+            let unit = 16 / u64::from(element.size());
+            row.next_multiple_of(unit) + pad * unit
+        };
+        let b_row = if self.kernel.b_layout == BLayout::Nk { k } else { n };
+        Problem::builder(m, n, k)
+            .elements(types.a, types.b, types.d)
+            .b_layout(self.kernel.b_layout)
+            .lda(pitch(k, self.pads[0], types.a))
+            .ldb(pitch(b_row, self.pads[1], types.b))
+            .ldd(pitch(n, self.pads[2], types.d))
+            .scaling(self.scaling)
+            .build()
+            .unwrap()
+    }
+
+    /// A few tiles, the last of them cut off, one after the other on one cluster, with all that the
+    /// kernel can do: small enough for tools that slow a kernel down a thousandfold.
+    pub fn small(kernel: &'static Kernel) -> Case {
+        let [m, n, k] = [kernel.tile.m, kernel.tile.n, 2 * kernel.tile_k].map(|size| size + 8);
+        let mut case = Case::new(kernel, m.into(), n.into(), k.into()).padded([1, 2, 3]);
+        if kernel.elements.a.is_fp8() {
+            case.scaling = Scaling::Rows;
+        }
+        case.options.activation = Activation::Silu;
+        (case.options.bias, case.options.c) = (true, true);
+        (case.alpha, case.beta) = (0.75, -1.5);
+        case.options.splits = Some(case.most_splits().min(2));
+        case.options.sm_limit = Some(kernel.cluster_size());
+        case
+    }
+
+    /// Anything within the size: sizes that are multiples of nothing, pitches, epilogue, how it is run.
+    pub fn random(kernel: &'static Kernel, most: u64, random: &mut Random) -> Case {
+        let mut size = || random.within(1..=most);
+        let mut case = Case::new(kernel, size(), size(), size());
+        case.pads = [0; 3].map(|_| random.within(0..=3) * random.within(0..=1));
+        if kernel.elements.a.is_fp8() {
+            case.scaling = random.choose(&[Scaling::None, Scaling::Tensor, Scaling::Rows]);
+        }
+        case.options.activation = random.choose(&Activation::ALL);
+        case.options.bias = random.within(0..=1) == 1;
+        case.options.c = random.within(0..=1) == 1;
+        (case.alpha, case.beta) = (factor(random), factor(random));
+        case.options.splits = Some(random.within(1..=case.most_splits().into()) as u32);
+        if random.within(0..=1) == 1 {
+            case.options.swizzle = Some(random.within(1..=9) as u32);
+        }
+        if random.within(0..=2) == 0 {
+            let least = kernel.cluster_size().into();
+            case.options.sm_limit = Some(random.within(least..=100) as u32);
+        }
+        case
+    }
+}
+
+/// The kernel, then everything.
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {self:?}", self.kernel)
+    }
+}

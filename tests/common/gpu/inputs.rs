@@ -1,0 +1,118 @@
+//! Random inputs of one call, and which of its outputs to look at.
+//!
+//! Invariant: nearly normal numbers with mean 0 and deviation 1, so that sums neither overflow nor
+//! vanish; NaN between rows, which nobody may read.
+
+use overlap_gemm::Element;
+use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::random::Random;
+
+use super::case::Case;
+
+/// Rows of D that are compared; the first, the last and those at tile borders are among them.
+pub const CHECKED_ROWS: usize = 64;
+
+/// The inputs of one call on the host; C and the bias where the case has them.
+#[derive(Clone, Debug)]
+pub struct Inputs<A, B, D> {
+    pub a: Vec<A>,
+    pub b: Vec<B>,
+    pub c: Option<Vec<D>>,
+    pub bias: Option<Vec<D>>,
+    pub a_scales: Vec<f32>,
+    pub b_scales: Vec<f32>,
+}
+
+impl<A: Element, B: Element, D: Element> Inputs<A, B, D> {
+    pub fn random(case: &Case, problem: &Problem, random: &mut Random) -> Self {
+        let (b_rows, b_columns) = problem.b_extent();
+        let (m, n, ldd) = (problem.m(), problem.n(), problem.ldd());
+        Inputs {
+            a: random_rows(random, m, problem.k(), problem.lda()),
+            b: random_rows(random, b_rows, b_columns, problem.ldb()),
+            c: case.options.c.then(|| random_rows(random, m, n, ldd)),
+            bias: case.options.bias.then(|| random_rows(random, 1, n, n)),
+            a_scales: scales(problem.scaling(), m, random),
+            b_scales: scales(problem.scaling(), n, random),
+        }
+    }
+
+    /// New numbers for A and its row scales.
+    pub fn renew_a(&mut self, problem: &Problem, random: &mut Random) {
+        self.a = random_rows(random, problem.m(), problem.k(), problem.lda());
+        if problem.scaling() == Scaling::Rows {
+            self.a_scales = scales(Scaling::Rows, problem.m(), random);
+        }
+    }
+}
+
+/// A factor of either sign that is not so small that outputs become subnormal numbers of f16.
+pub fn factor(random: &mut Random) -> f32 {
+    let size = 0.25 + 1.75 * random.fraction() as f32;
+    if random.within(0..=1) == 0 { size } else { -size }
+}
+
+fn scales(scaling: Scaling, lines: u32, random: &mut Random) -> Vec<f32> {
+    let count = match scaling {
+        Scaling::None => 0,
+        Scaling::Tensor => 1,
+        Scaling::Rows => lines,
+    };
+    (0..count).map(|_| factor(random)).collect()
+}
+
+/// Rows of random numbers, `leading` apart.
+pub fn random_rows<T: Element>(
+    random: &mut Random,
+    rows: u32,
+    columns: u32,
+    leading: u32,
+) -> Vec<T> {
+    let (columns, leading) = (columns as usize, leading as usize);
+    let mut all = vec![T::POISON; (rows as usize - 1) * leading + columns];
+    let numbers = Numbers::<T>::new(random);
+    all.chunks_mut(leading).for_each(|row| numbers.fill(random, &mut row[..columns]));
+    all
+}
+
+/// Numbers to draw from. Rounding one to its type takes longer than all else, so few are rounded, and
+/// each element is one of them.
+struct Numbers<T>([T; NUMBERS]);
+
+const NUMBERS: usize = 1024;
+const BITS: u32 = NUMBERS.ilog2();
+/// How many draws 64 random bits are enough for.
+const DRAWS: usize = (u64::BITS / BITS) as usize;
+
+impl<T: Element> Numbers<T> {
+    /// Sums of three uniform numbers.
+    fn new(random: &mut Random) -> Self {
+        let number = |_| T::narrow(random.signed() + random.signed() + random.signed());
+        Numbers(std::array::from_fn(number))
+    }
+
+    fn fill(&self, random: &mut Random, row: &mut [T]) {
+        for some in row.chunks_mut(DRAWS) {
+            let mut bits = random.next_u64();
+            for element in some {
+                *element = self.0[bits as usize % NUMBERS];
+                bits >>= BITS;
+            }
+        }
+    }
+}
+
+/// Rows worth looking at: the ends, tile borders, and random others.
+pub fn some_rows(m: u32, random: &mut Random) -> Vec<u32> {
+    if m as usize <= CHECKED_ROWS {
+        return (0..m).collect();
+    }
+    let mut rows = vec![0, 15, 16, 63, 64, 127, 128, 255, 256, m / 128 * 128, m - 1];
+    rows.retain(|&row| row < m);
+    while rows.len() < CHECKED_ROWS {
+        rows.push((random.next_u64() % u64::from(m)) as u32);
+    }
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}

@@ -1,0 +1,121 @@
+//! What the GPU tests share: the GPU, the kernels to try on it, and doing something with each.
+//!
+//! [`case`] is a product to try, [`call`] its operands on both sides, whatever their types; [`plain`]
+//! runs a product whose input is there, [`arrival`] one that waits for it.
+//! Invariant: a failure names the kernel or the case that it happened to, on whichever thread.
+
+#![allow(dead_code)] // each test file uses its share
+
+pub mod arrival;
+pub mod call;
+pub mod case;
+pub mod inputs;
+pub mod plain;
+
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
+use overlap_gemm::cuda::{Device, Kernel, kernels};
+use overlap_gemm::random::Random;
+
+/// A GPU, and a stream of whoever uses it.
+#[derive(Clone)]
+pub struct Gpu {
+    pub device: Device,
+    pub stream: Arc<CudaStream>,
+}
+
+impl Gpu {
+    pub fn open() -> Gpu {
+        Gpu::of(&Device::open(0).unwrap())
+    }
+
+    /// A GPU on which `cudarc` does not order buffers by events: the test does it by streams.
+    pub fn untracked() -> Gpu {
+        let device = Device::open(0).unwrap();
+        // SAFETY: the tests that call this keep their buffers until their streams are through.
+        unsafe { device.context().disable_event_tracking() };
+        Gpu::of(&device)
+    }
+
+    /// The same GPU with a new stream.
+    pub fn of(device: &Device) -> Gpu {
+        Gpu { device: device.clone(), stream: device.new_stream().unwrap() }
+    }
+
+    pub fn upload<T: DeviceRepr>(&self, values: &[T]) -> CudaSlice<T> {
+        let slice = self.stream.clone_htod(values).unwrap();
+        self.stream.synchronize().unwrap();
+        slice
+    }
+
+    pub fn download<T: DeviceRepr>(&self, slice: &CudaSlice<T>) -> Vec<T> {
+        let values = self.stream.clone_dtoh(slice).unwrap();
+        self.stream.synchronize().unwrap();
+        values
+    }
+}
+
+/// The kernels to try: all, or those whose names hold `OVERLAP_GEMM_TEST_KERNEL`.
+pub fn tried_kernels() -> Vec<&'static Kernel> {
+    let wanted = std::env::var("OVERLAP_GEMM_TEST_KERNEL").unwrap_or_default();
+    let all = kernels().unwrap().iter().filter(|kernel| kernel.name.contains(&wanted));
+    let all: Vec<_> = all.collect();
+    assert!(!all.is_empty(), "no kernel's name contains '{wanted}'");
+    all
+}
+
+/// Does something with one kernel after the other, on an untracked GPU, with the same random numbers for
+/// each. Products that wait have the GPU for themselves: where several wait, each keeps SMs from what
+/// the others wait for.
+pub fn on_every_kernel(seed: u64, mut run: impl FnMut(&Gpu, &'static Kernel, &mut Random)) {
+    let gpu = Gpu::untracked();
+    for kernel in tried_kernels() {
+        let with_kernel = AssertUnwindSafe(|| run(&gpu, kernel, &mut Random::new(seed)));
+        if let Err(panic) = catch_unwind(with_kernel) {
+            println!("{kernel}: FAILED");
+            resume_unwind(panic);
+        }
+        println!("{kernel}: right");
+    }
+}
+
+/// Does something with every item (and its index) on all cores, for inputs and references take them far
+/// longer than products take the GPU. Each thread has a stream of its own.
+pub fn in_parallel<T: Sync + Display>(items: &[T], run: impl Fn(&Gpu, usize, &T) + Sync) {
+    let device = Device::open(0).unwrap();
+    on_all_cores(items, || Gpu::of(&device), run);
+}
+
+/// The threads of [`in_parallel`], each with something of its own. Nothing new is begun after a failure,
+/// and the caller panics with the items that failed.
+pub fn on_all_cores<T: Sync + Display, Own>(
+    items: &[T],
+    own: impl Fn() -> Own + Sync,
+    run: impl Fn(&Own, usize, &T) + Sync,
+) {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        let own = own();
+        loop {
+            // Relaxed: a counter; each item goes to one thread.
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { break };
+            if catch_unwind(AssertUnwindSafe(|| run(&own, at, item))).is_err() {
+                next.store(items.len(), Ordering::Relaxed);
+                failed.lock().unwrap_or_else(PoisonError::into_inner).push(item.to_string());
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..cores.min(items.len()) {
+            scope.spawn(work);
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    assert!(failed.is_empty(), "failed, with its reason above:\n{}", failed.join("\n"));
+}

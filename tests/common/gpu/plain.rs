@@ -1,0 +1,70 @@
+//! Products whose input is there: one case run and checked, and many of them.
+//!
+//! Invariant: every case is computed twice by one plan, on different inputs, and everything about both
+//! results is checked.
+
+use std::sync::{Mutex, PoisonError};
+
+use overlap_gemm::cuda::{Activation, Gemm, Kernel};
+use overlap_gemm::random::Random;
+use overlap_gemm::reference::Report;
+
+use super::call::call;
+use super::case::Case;
+use super::inputs::some_rows;
+use super::{Gpu, in_parallel, tried_kernels};
+
+/// Held while a product runs. Two at a time that cut K could each hold the SMs that the other's slices
+/// need, and wait for ever; and nothing is gained, for each is made to fill the GPU.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Runs the cases that `cases` makes for each kernel, of the same random numbers for each.
+pub fn run_cases(seed: u64, cases: impl Fn(&'static Kernel, &mut Random) -> Vec<Case>) {
+    let kernels = tried_kernels().into_iter();
+    let all: Vec<Case> = kernels.flat_map(|kernel| cases(kernel, &mut Random::new(seed))).collect();
+    in_parallel(&all, |gpu, at, case| run(gpu, case, &mut Random::of_stream(seed, at as u64)));
+}
+
+/// Runs one case through one plan, twice, with different inputs, and checks everything.
+pub fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
+    let gemm = Gemm::plan(&gpu.device, &case.problem(), &case.options).unwrap();
+    let rows = case.rows.unwrap_or(gemm.problem().m());
+    for round in 0..2 {
+        let mut call = call(gpu, case, random);
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        call.enqueue(&gemm, &gpu.stream);
+        gpu.stream.synchronize().unwrap();
+        drop(turn);
+        call.fetch(&gpu.stream);
+        call.check_written(rows);
+        let report = call.report(&some_rows(rows, random));
+        assert_eq!(report.wrong, 0, "{case:?}: {report:?}");
+        check_norm(case, &report);
+        let Case { kernel, size: [m, n, k], options, scaling, .. } = case;
+        println!(
+            "{kernel:32} {m:>5} × {n:>5} × {k:>5}  round {round}  sms {:>3}  splits {:>2}  swizzle {:>2}  \
+             {:9} {}{}{:6}  max error {:.2e} ({:5.1} % of the bound)  relative {:.2e}",
+            gemm.sm_count(),
+            gemm.choice().splits,
+            gemm.choice().swizzle,
+            format!("{:?}", options.activation),
+            if options.bias { "+bias " } else { "" },
+            if options.c { "+C " } else { "" },
+            format!("{scaling:?}"),
+            report.max_error,
+            100.0 * report.worst_fraction,
+            report.relative_error
+        );
+    }
+}
+
+/// What no output may differ by as a whole, relative to the norm of all: rounding to D, and far below
+/// what a missing or doubled K step of 64 would show as, √(64 / K).
+fn check_norm(case: &Case, report: &Report) {
+    // fp8 sums are cut off at 2⁻¹³ of the largest addend, 33 addends a step.
+    let sums = if case.kernel.elements.a.is_fp8() { 33.0 / 8192.0 } else { 1e-5 };
+    let allowed = 2.0 * case.kernel.elements.d.unit_roundoff() + sums;
+    // Where almost all outputs are 0 after the activation, the norm says nothing.
+    let informative = case.options.activation == Activation::None && !case.options.c;
+    assert!(!informative || report.relative_error < allowed, "{case:?}: {report:?}");
+}
