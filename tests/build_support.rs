@@ -255,7 +255,7 @@ fn sources_are_even_and_have_every_kernel_once() {
         let text: String = (0..defaults + others)
             .map(|i| row(i, if i < defaults { "default" } else { "all" }))
             .collect();
-        let rows = table::read(&text, true).unwrap();
+        let rows = table::read(&text, &table::Selection::All).unwrap();
         let sources = table::sources(&rows);
         let names: Vec<_> =
             sources.iter().flat_map(|(_, rows)| rows).map(|row| &row.name).collect();
@@ -270,7 +270,7 @@ fn sources_are_even_and_have_every_kernel_once() {
             sources.iter().all(|(_, rows)| rows.iter().all(|row| row.default == rows[0].default))
         );
         // What the default set is made of is the same with and without the others.
-        let defaults = table::read(&text, false).unwrap();
+        let defaults = table::read(&text, &table::Selection::Default).unwrap();
         let alone: Vec<_> =
             table::sources(&defaults).iter().map(|(_, rows)| table::source(rows)).collect();
         let together = sources.iter().map(|(_, rows)| table::source(rows));
