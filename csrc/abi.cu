@@ -120,6 +120,15 @@ int device_attribute(cudaDeviceAttr attribute, int device) {
     return value;
 }
 
+// How many clusters may share the work, of those that fit. Whoever adds up the slices of a tile waits for
+// the others, and two products that each hold a part of the SMs must not wait for each other's. So nobody
+// waits for a cluster that starts later: the slices of a tile lie side by side, in the order of the
+// clusters, if one of the two numbers divides the other.
+int clusters_in_order(int clusters, int splits) {
+    while (clusters % splits != 0 && splits % clusters != 0) --clusters;
+    return clusters;
+}
+
 void prepare(og_gemm_shape const* shape, og_gemm_plan* plan) {
     og_kernel_facts const& k = check_shape(shape, false);
     require_pointer(plan, "plan");
@@ -148,6 +157,7 @@ void prepare(og_gemm_shape const* shape, og_gemm_plan* plan) {
     require(made.cluster_count >= 1, OG_STATUS_CUDA,
             "no cluster of " + std::to_string(cluster) +
                 " blocks fits on the device beside what occupies it (MIG, MPS limits?)");
+    made.cluster_count = clusters_in_order(made.cluster_count, shape->splits);
     UnitGrid units(k, shape->m, shape->n);
     made.workspace_bytes = SplitWorkspace(k, units, shape->splits).bytes;
     made.tile_count =

@@ -179,7 +179,8 @@ public:
 
     // Hands this slice's sums over, or collects the others'. They are added in the order of the
     // slices, so that the result is the same every time. The collector may spin: the slices before
-    // it have smaller indices, so their blocks run or have run.
+    // it are those of earlier clusters and its own (clusters_in_order in abi.cu), and blocks start in
+    // the order of their numbers, so theirs run or have run.
     template <class Accumulators>
     CUTLASS_DEVICE static void fixup(Params const& params, WorkTileInfo const& work,
                                      Accumulators& sums, uint32_t warp_groups,

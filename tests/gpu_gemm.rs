@@ -166,6 +166,36 @@ fn any_thread_may_enqueue() {
     });
 }
 
+/// Each gets a part of the SMs. Whoever adds up the slices of a tile holds its SM until they are there, so
+/// none may wait for a slice whose block has not got an SM yet.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn two_products_that_cut_k_share_the_gpu() {
+    on_every_kernel(SEED, |gpu, kernel, random| {
+        let case = Case::new(kernel, 700, 2000, 1000);
+        // Numbers that do not divide the number of clusters.
+        for splits in [3, 5, 7].map(|splits: u32| splits.min(case.most_splits())) {
+            let case = case.clone().with(|options| options.with_splits(splits));
+            let mut both = [gpu.clone(), Gpu::of(&gpu.device)].map(|gpu| {
+                let gemm = Gemm::plan(&gpu.device, &case.problem(), &case.options).unwrap();
+                let call = call(&gpu, &case, random);
+                (gpu, gemm, call)
+            });
+            for _ in 0..50 {
+                for (gpu, gemm, call) in &mut both {
+                    call.enqueue(gemm, &gpu.stream);
+                }
+            }
+            for (gpu, _, mut call) in both {
+                call.fetch(&gpu.stream);
+                call.check_written(700);
+                let report = call.report(&some_rows(700, random));
+                assert_eq!(report.wrong, 0, "{case:?}: {report:?}");
+            }
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn a_captured_product_replays_on_new_inputs() {

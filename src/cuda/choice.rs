@@ -209,7 +209,9 @@ const SPLIT_WAVE: f64 = 7.6e-6;
 fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
     let [unit_m, unit_n] = unit(kernel);
     let units = u64::from(problem.m()).div_ceil(unit_m) * u64::from(problem.n()).div_ceil(unit_n);
-    let clusters = u64::from((sms / kernel.cluster_size()).max(1));
+    // Slices of a tile lie side by side (clusters_in_order in abi.cu).
+    let clusters = sms / kernel.cluster_size();
+    let clusters = u64::from((clusters - clusters % splits).max(1));
     let work = units * u64::from(splits);
     let waves = work.div_ceil(clusters);
     let busy = (work.min(clusters) * u64::from(kernel.cluster_size())) as f64;

@@ -3,8 +3,6 @@
 //! Invariant: every case is computed twice by one plan, on different inputs, and everything about both
 //! results is checked.
 
-use std::sync::{Mutex, PoisonError};
-
 use overlap_gemm::cuda::{Activation, Gemm, Kernel};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Report;
@@ -13,10 +11,6 @@ use super::call::call;
 use super::case::Case;
 use super::inputs::some_rows;
 use super::{Gpu, in_parallel, tried_kernels};
-
-/// Held while a product runs. Two at a time that cut K could each hold the SMs that the other's slices
-/// need, and wait for ever; and nothing is gained, for each is made to fill the GPU.
-static TURN: Mutex<()> = Mutex::new(());
 
 /// Runs the cases that `cases` makes for each kernel, of the same random numbers for each.
 pub fn run_cases(seed: u64, cases: impl Fn(&'static Kernel, &mut Random) -> Vec<Case>) {
@@ -31,10 +25,7 @@ pub fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
     let rows = case.rows.unwrap_or(gemm.problem().m());
     for round in 0..2 {
         let mut call = call(gpu, case, random);
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         call.enqueue(&gemm, &gpu.stream);
-        gpu.stream.synchronize().unwrap();
-        drop(turn);
         call.fetch(&gpu.stream);
         call.check_written(rows);
         let report = call.report(&some_rows(rows, random));
