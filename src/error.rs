@@ -97,17 +97,42 @@ pub enum Error {
         limit: Duration,
     },
 
-    /// A peer left the group while it still owed something.
+    /// A peer left the group while it still owed something, or its process ended.
     #[error(
-        "rank {rank}: rank {peer} left the group before epoch {epoch} was complete: form a new group"
+        "rank {rank}: rank {peer} left the group before {before} was complete: form a new group"
     )]
     PeerLost {
         /// The rank that noticed.
         rank: u32,
         /// The rank that is gone.
         peer: u32,
-        /// The epoch that can no longer complete.
-        epoch: u32,
+        /// What can no longer complete: `epoch 3`, `the exchange 'a plan'`.
+        before: String,
+    },
+
+    /// Ranks did not come to an exchange, or to the group itself, within the limit.
+    #[error(
+        "rank {rank}: rank {} did not come to {what} within {limit:?}: see whether it is stuck or was never \
+         started, or raise the limit", list(.absent)
+    )]
+    Absent {
+        /// The rank that waited.
+        rank: u32,
+        /// The ranks that it waited for.
+        absent: Vec<u32>,
+        /// Where they should have come: `the group`, `the exchange 'a plan'`.
+        what: String,
+        /// The limit.
+        limit: Duration,
+    },
+
+    /// The ranks are no group: they cannot find each other, do not fit together, or do not do the same.
+    #[error("no group: {reason}; {remedy}")]
+    NoGroup {
+        /// What was found, with the ranks' names.
+        reason: String,
+        /// What to do instead.
+        remedy: &'static str,
     },
 
     /// The step was given up because somebody asked for it or another rank failed.
@@ -144,6 +169,11 @@ pub enum Error {
         /// The driver's code and words.
         detail: String,
     },
+}
+
+/// Numbers, for people: `1, 2`.
+fn list(numbers: &[u32]) -> String {
+    numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
 }
 
 impl Error {

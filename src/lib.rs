@@ -50,6 +50,7 @@
 //! | [`ops`] | [`AllGatherGemm`](ops::AllGatherGemm), [`AsyncGemm`](ops::AsyncGemm): plan once, enqueue many times |
 //! | [`host`] | carries a plan out on threads; [`host::protocol`] orders one thread's data before another's |
 //! | `cuda` | feature `cuda`: products on Hopper GPUs, plain or waiting for chunks; no `ops` on it yet |
+//! | `group` | feature `group`: who the ranks are, threads or processes, and how they meet |
 //! | [`reference`](mod@reference) | what a product should be, in `f64`, with a derived error bound |
 //! | [`trace`] | what happened when, and the drawing of it as text |
 //! | [`random`] | seeded numbers, the same on every machine |
@@ -60,6 +61,7 @@
 //! # Features
 //!
 //! - `cli` (default): the binary `overlap-gemm`. Libraries turn it off with `default-features = false`.
+//! - `group` (part of `cli` and `cuda`): the module `group`, on Unix.
 //! - `serde` (part of `cli`): plans, reports and timelines as JSON; problems and plans read back.
 //! - `cuda`: the module `cuda`. Needs no CUDA to build or start; what is missing is a typed error.
 //!
@@ -75,6 +77,8 @@ pub mod element;
 pub mod error;
 pub mod exercise;
 mod fit;
+#[cfg(all(feature = "group", unix))]
+pub mod group;
 pub mod host;
 pub mod ops;
 pub mod plan;

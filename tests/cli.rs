@@ -25,7 +25,8 @@ fn plan(more: &[&str]) -> (i32, String, String) {
 fn help_names_the_subcommands_and_the_exit_codes() {
     let (code, stdout, _) = run(&["--help"]);
     assert_eq!(code, 0);
-    for word in ["bench", "demo", "doctor", "verify", "plan", "Exit codes:", "130  ended by Ctrl-C"]
+    for word in
+        ["bench", "demo", "doctor", "launch", "verify", "plan", "Exit codes:", "130  ended by"]
     {
         assert!(stdout.contains(word), "{word}: {stdout}");
     }
@@ -440,4 +441,54 @@ fn verify_runs_cases_and_one_case_again() {
     for bad in [&["--count", "0"][..], &["--seconds", "0"], &["--case", "1", "--count", "2"]] {
         assert_eq!(run(&[&["verify"], bad].concat()).0, 2);
     }
+}
+
+/// A shell command on three ranks.
+#[cfg(unix)]
+fn launch(more: &[&str], script: &str) -> (i32, String, String) {
+    let all = [&["launch", "-n", "3"], more, &["--", "sh", "-c", script]].concat();
+    run(&all)
+}
+
+#[cfg(unix)]
+#[test]
+fn launch_tells_every_rank_who_it_is() {
+    let (code, stdout, stderr) = launch(
+        &[],
+        "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $OVERLAP_GEMM_SECRET",
+    );
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let mut lines: Vec<_> = stdout.lines().collect();
+    lines.sort_unstable();
+    let secret = lines[0].split(' ').nth(3).unwrap();
+    assert_eq!(secret.len(), 64);
+    let expected = [0, 1, 2].map(|rank| format!("{rank}/3 {rank}/3 127.0.0.1 {secret}"));
+    assert_eq!(lines, expected);
+    // Another group has another secret.
+    assert!(!launch(&[], "echo $OVERLAP_GEMM_SECRET").1.contains(secret));
+}
+
+#[cfg(unix)]
+#[test]
+fn launch_fails_if_a_rank_does_and_leaves_none_behind() {
+    let (code, _, stderr) = launch(&[], "test $RANK != 1");
+    assert_eq!(code, 4);
+    assert!(stderr.contains("rank 1 ended with exit status: 1"), "{stderr}");
+    let (code, _, stderr) =
+        launch(&["--grace", "0"], "test $RANK = 0 && kill -9 $$; exec sleep 600");
+    assert_eq!(code, 4);
+    assert!(
+        stderr.contains("rank 0 ended with signal: 9") && stderr.contains("were ended"),
+        "{stderr}"
+    );
+    let nothing = "cannot start '/nowhere/nothing' as rank 0";
+    refused(&["launch", "-n", "2", "--", "/nowhere/nothing"], 2, &[nothing]);
+    refused(&["launch", "-n", "0", "--", "true"], 2, &["--ranks"]);
+    refused(&["launch", "-n", "2"], 2, &["COMMAND"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_launched_ranks_cleanly() {
+    assert_interruptible(&["launch", "-n", "2", "--", "sleep", "600"]);
 }

@@ -265,14 +265,16 @@ mod command_line {
     fn every_quoted_command_is_understood() {
         let commands = quoted_commands();
         for args in &commands {
-            // Some take long or want a GPU: with --help at the end, all before it is still read.
+            // Some take long or want a GPU: with --help at the end, all before it is still read. What
+            // another program is given comes after it.
             let cheap = ["plan", "doctor"].contains(&args[0].as_str());
-            let help = (!cheap).then(|| "--help".to_owned());
-            let args: Vec<String> = args.iter().cloned().chain(help).collect();
+            let end = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
+            let mut args = args.clone();
+            args.splice(end..end, (!cheap).then(|| "--help".to_owned()));
             let (understood, text) = run(&args);
             assert!(understood, "overlap-gemm {}: {text}", args.join(" "));
         }
-        for subcommand in ["bench", "demo", "doctor", "verify", "plan"] {
+        for subcommand in ["bench", "demo", "doctor", "launch", "verify", "plan"] {
             let quoted = commands.iter().any(|args| args[0] == subcommand);
             assert!(quoted, "no document shows how to run '{subcommand}'");
         }

@@ -168,7 +168,11 @@ impl Patience for Watch<'_> {
             other => other.insert(fresh),
         };
         if wait.peer_had_left {
-            return Err(Error::PeerLost { rank: self.rank, peer, epoch });
+            return Err(Error::PeerLost {
+                rank: self.rank,
+                peer,
+                before: format!("epoch {epoch}"),
+            });
         }
         wait.peer_had_left = peer_left;
         wait.looks += 1;

@@ -304,7 +304,11 @@ impl<A: Element> Gatherer<A> {
             Push { epoch: self.epoch, shape: Arc::clone(shape), first_step: self.steps_begun == 1 };
         // The pusher lives as long as this handle, unless it panicked.
         let (rank, epoch) = (self.rank, self.epoch);
-        self.pusher.send(push).map_err(|_| Error::PeerLost { rank, peer: rank, epoch })
+        self.pusher.send(push).map_err(|_| Error::PeerLost {
+            rank,
+            peer: rank,
+            before: format!("epoch {epoch}"),
+        })
     }
 
     /// The gathered rows of the step in progress or, until the next begins, the latest one.

@@ -29,7 +29,7 @@ Exit codes:
     1  a check failed: a result is wrong
     2  bad usage or bad input
     3  something needed is missing here: a GPU, its driver, compiled kernels
-    4  a failure at run time: a timeout, an aborted step, input or output
+    4  a failure at run time: a timeout, an aborted step, a failed rank, input or output
   130  ended by Ctrl-C";
 
 /// Why a subcommand did not do what it was asked to.
@@ -47,6 +47,9 @@ pub enum Failure {
     /// Something needed is not here.
     #[error("{0}")]
     Missing(String),
+    /// A rank that was launched failed.
+    #[error("{0}")]
+    Rank(String),
     /// A file or a stream cannot be written.
     #[error("cannot write {target}")]
     Write {
@@ -69,10 +72,11 @@ impl Failure {
             Failure::CheckFailed(_) => CHECK_FAILED,
             Failure::Usage(_) => USAGE,
             Failure::Missing(_) => MISSING,
-            Failure::Write { .. } | Failure::Handler(_) => RUN_TIME,
+            Failure::Rank(_) | Failure::Write { .. } | Failure::Handler(_) => RUN_TIME,
             Failure::Interrupted => INTERRUPTED,
             Failure::Library(error) => match error {
-                Error::OutOfRange { .. }
+                Error::NoGroup { .. }
+                | Error::OutOfRange { .. }
                 | Error::Mismatch { .. }
                 | Error::Misaligned { .. }
                 | Error::Unsupported { .. }

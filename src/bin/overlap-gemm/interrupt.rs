@@ -1,4 +1,4 @@
-//! Ctrl-C: a flag that long commands poll, so that they end cleanly.
+//! Ctrl-C, and SIGTERM: a flag that long commands poll, so that they end cleanly.
 //!
 //! Invariant: the first Ctrl-C only raises the flag, and whoever polls unwinds through
 //! `Failure::Interrupted`; a second one ends the process at once, for when nobody polls in time.

@@ -12,6 +12,8 @@ mod doctor;
 mod exit;
 mod installed;
 mod interrupt;
+#[cfg(unix)]
+mod launch;
 mod output;
 mod plan;
 mod problem_args;
@@ -36,6 +38,8 @@ enum Command {
     Bench(bench::What),
     Demo(demo::Args),
     Doctor(doctor::Args),
+    #[cfg(unix)]
+    Launch(launch::Args),
     Verify(verify::Args),
     Plan(plan::Args),
 }
@@ -45,6 +49,8 @@ fn main() -> ExitCode {
         Command::Bench(what) => bench::run(&what),
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        #[cfg(unix)]
+        Command::Launch(args) => launch::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
     };

@@ -1,0 +1,151 @@
+//! What a rank has been told, and waiting for it.
+//!
+//! What belongs here: the one place where a rank's threads wait for the group. Invariant: every wait ends:
+//! by what was awaited, by the end of the group, or by its deadline; and whoever has asked to be told of
+//! the group's end is told exactly once, even if it asks afterwards.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use super::identity::Member;
+use super::message::{Ending, Notice};
+
+/// Called once when the group ends before its time.
+pub(super) type Alarm = Box<dyn FnOnce(&Ending) + Send>;
+
+#[derive(Default)]
+pub(super) struct Inbox {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    members: Option<Vec<Member>>,
+    gathered: Option<(u64, Arc<Vec<Vec<u8>>>)>,
+    missing: Option<Vec<u32>>,
+    /// The store has closed properly.
+    closed: bool,
+    ended: Option<Ending>,
+    alarms: Vec<Alarm>,
+}
+
+/// Calls the alarms on a thread of their own: whoever tells of the end has others to tell, and may hold locks.
+fn sound(alarms: Vec<Alarm>, ending: Ending) {
+    if alarms.is_empty() {
+        return;
+    }
+    let thread = thread::Builder::new().name("overlap-gemm alarm".into());
+    let sounding = thread.spawn(move || alarms.into_iter().for_each(|alarm| alarm(&ending)));
+    if let Err(error) = sounding {
+        tracing::error!(%error, "no thread for the alarms of a group that has ended");
+    }
+}
+
+/// How a wait ended, if not by what was awaited.
+#[derive(Debug, PartialEq)]
+pub(super) enum Vain {
+    Ended(Ending),
+    Late,
+}
+
+impl Inbox {
+    /// Whoever tells this rank something calls this; it does not wait.
+    pub(super) fn take(&self, notice: Notice) {
+        let mut state = self.lock();
+        match notice {
+            Notice::Complete { members } => state.members = Some(members),
+            Notice::Gathered { exchange, parts } => state.gathered = Some((exchange, parts)),
+            Notice::Missing { ranks } => state.missing = Some(ranks),
+            Notice::Closed => state.closed = true,
+            Notice::Ended(ending) if state.ended.is_none() => {
+                state.ended = Some(ending.clone());
+                sound(std::mem::take(&mut state.alarms), ending);
+            }
+            Notice::Ended(_) => {}
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The connection to the store is gone. If it had closed properly, that is no end: only what needs
+    /// the store fails.
+    pub(super) fn cut(&self) {
+        if !self.is_closed() {
+            self.take(Notice::Ended(Ending::Lost { rank: 0 }));
+        }
+    }
+
+    /// Whether the store has closed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// This rank leaves: whatever ends from now on is no alarm.
+    pub(super) fn leave(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        let alarms = std::mem::take(&mut state.alarms);
+        drop(state);
+        drop(alarms); // what they hold may come back here
+    }
+
+    pub(super) fn ending(&self) -> Option<Ending> {
+        self.lock().ended.clone()
+    }
+
+    /// Calls `alarm` when the group ends before its time, or soon if it has.
+    pub(super) fn on_end(&self, alarm: Alarm) {
+        let mut state = self.lock();
+        match state.ended.clone() {
+            None => state.alarms.push(alarm),
+            Some(ending) => sound(vec![alarm], ending),
+        }
+    }
+
+    pub(super) fn members(&self, until: Instant) -> Result<Vec<Member>, Vain> {
+        self.wait(until, |state| state.members.take())
+    }
+
+    pub(super) fn gathered(
+        &self,
+        exchange: u64,
+        until: Instant,
+    ) -> Result<Arc<Vec<Vec<u8>>>, Vain> {
+        self.wait(until, |state| {
+            let parts = state.gathered.take_if(|(number, _)| *number == exchange);
+            parts.map(|(_, parts)| parts)
+        })
+    }
+
+    pub(super) fn missing(&self, until: Instant) -> Result<Vec<u32>, Vain> {
+        self.wait(until, |state| state.missing.take())
+    }
+
+    /// Waits until `look` finds something; what is there already is found even if the group has ended.
+    fn wait<T>(&self, until: Instant, look: impl Fn(&mut State) -> Option<T>) -> Result<T, Vain> {
+        let mut state = self.lock();
+        loop {
+            if let Some(found) = look(&mut state) {
+                return Ok(found);
+            }
+            if let Some(ending) = &state.ended {
+                return Err(Vain::Ended(ending.clone()));
+            }
+            if state.closed {
+                return Err(Vain::Ended(Ending::Lost { rank: 0 }));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Vain::Late);
+            }
+            let woken = self.changed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,422 @@
+//! Who the ranks are, and how they meet: threads of one process, or processes.
+//!
+//! A [`Group`] is one rank's place among the others. Before anything is planned on GPUs the ranks have to
+//! agree: on who they are, on what they plan, on where each other's memory is. For that they **exchange**
+//! small parts (`all_gather`); nothing of a step goes this way.
+//!
+//! ```text
+//!   rank 0                       rank 1                     rank 2
+//!   Group ── table ◄── store ◄── Group (TCP)      ◄──────── Group (TCP)
+//!            │         listens   proves the secret,         …
+//!            │                   sits down, asks, brings
+//!            └── who is here, what each has brought, how it ended
+//! ```
+//!
+//! - Ranks of one process sit at the table directly ([`Group::local`]); those of other processes come to
+//!   rank 0's store ([`Group::from_env`], [`Group::meet`]).
+//! - **Only the same user's processes get in**: both sides prove that they know a secret, without telling
+//!   it. It is in the environment (`OVERLAP_GEMM_SECRET`), or in a file that only the user can read.
+//!   What is said afterwards is not encrypted: use it on a network that you trust, or on one machine.
+//! - **Nobody waits for ever.** Every call has a limit. A rank whose process ends is noticed at once, by
+//!   its connection; then the group is over for all, and whoever wants to know is told ([`Group::on_end`]).
+//! - **A group that does not fit is refused** on all ranks, with both ranks' names and values: other
+//!   versions, users, hosts, topologies, two ranks with one GPU.
+//!
+//! ```
+//! use overlap_gemm::group::Group;
+//! use std::{thread, time::Duration};
+//!
+//! let ranks = Group::local(3)?;
+//! thread::scope(|scope| {
+//!     for group in ranks {
+//!         scope.spawn(move || {
+//!             let part = [group.rank() as u8; 2];
+//!             let parts = group.all_gather("where things are", &part, Duration::from_secs(10))?;
+//!             assert_eq!(*parts, [vec![0, 0], vec![1, 1], vec![2, 2]]);
+//!             Ok::<(), overlap_gemm::Error>(())
+//!         });
+//!     }
+//! });
+//! # Ok::<(), overlap_gemm::Error>(())
+//! ```
+
+mod client;
+#[cfg(target_os = "linux")]
+mod handles;
+mod identity;
+mod inbox;
+mod launch;
+mod message;
+mod secret;
+mod store;
+mod table;
+mod timed;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+#[cfg(target_os = "linux")]
+pub use handles::MAX_HANDLES;
+pub use identity::Member;
+pub use launch::{Launch, PORT_VARIABLE};
+pub use message::PROTOCOL_VERSION;
+pub use secret::{SECRET_VARIABLE, Secret};
+
+use crate::error::{Error, Result};
+use crate::plan::MAX_RANKS;
+use client::Connection;
+use identity::Rules;
+use inbox::{Inbox, Vain};
+use launch::FIRST_LIMIT;
+use message::{Ending, Notice, Request};
+use store::Store;
+use table::{Table, most_bytes};
+use timed::after;
+
+/// How a rank comes to its group.
+#[derive(Clone, Debug)]
+pub struct GroupOptions {
+    limit: Duration,
+    device: String,
+    topology: String,
+    rules: Rules,
+}
+
+impl Default for GroupOptions {
+    /// A minute for all to come; no GPU; one machine, and a GPU for each rank that has one.
+    fn default() -> Self {
+        let (device, topology) = (String::new(), String::new());
+        GroupOptions { limit: FIRST_LIMIT, device, topology, rules: Rules::default() }
+    }
+}
+
+impl GroupOptions {
+    /// How long to wait for all ranks to come.
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// The PCI bus id of this rank's GPU.
+    pub fn device(mut self, bus_id: &str) -> Self {
+        bus_id.clone_into(&mut self.device);
+        self
+    }
+
+    /// What connects the GPUs here; has to be the same text on all ranks.
+    pub fn topology(mut self, topology: &str) -> Self {
+        topology.clone_into(&mut self.topology);
+        self
+    }
+
+    /// Lets several ranks use one GPU. What rank 0 says counts.
+    pub fn shared_devices(mut self, allowed: bool) -> Self {
+        self.rules.shared_devices = allowed;
+        self
+    }
+
+    /// Lets ranks be on several machines. What rank 0 says counts.
+    pub fn several_hosts(mut self, allowed: bool) -> Self {
+        self.rules.several_hosts = allowed;
+        self
+    }
+
+    fn member(&self, rank: u32) -> Member {
+        let (device, topology) = (self.device.clone(), self.topology.clone());
+        Member { device, topology, ..Member::this_process(rank) }
+    }
+}
+
+/// One rank's place in a group. Dropping it leaves the group: the others go on until they need this rank.
+pub struct Group {
+    rank: u32,
+    members: Vec<Member>,
+    inbox: Arc<Inbox>,
+    way: Way,
+    /// The next exchange; held while one is open.
+    next: Mutex<u64>,
+}
+
+/// How a rank speaks to the table.
+enum Way {
+    /// It is in this process; on rank 0 of a group of processes, with the store that others come to.
+    Here { table: Arc<Table>, _store: Option<Store> },
+    /// It is rank 0's.
+    Away(Connection),
+}
+
+impl Way {
+    fn request(&self, rank: u32, request: Request) {
+        match self {
+            Way::Here { table, .. } => table.request(rank, request),
+            Way::Away(connection) => connection.request(&request),
+        }
+    }
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Group(rank {} of {})", self.rank, self.ranks())
+    }
+}
+
+impl Group {
+    /// `ranks` ranks in this process, to be handed to a thread each.
+    pub fn local(ranks: u32) -> Result<Vec<Group>> {
+        let shared = GroupOptions::default().shared_devices(true);
+        check_ranks(ranks)?;
+        let table = Arc::new(Table::new(ranks, shared.rules));
+        let sit = |rank| Seated::at(&table, ranks, shared.member(rank), shared.limit, None);
+        let seated: Vec<_> = (0..ranks).map(sit).collect::<Result<_>>()?;
+        seated.into_iter().map(|seated| seated.complete(Instant::now())).collect()
+    }
+
+    /// This process as a rank of the group that its launcher has begun: torchrun, mpirun, srun or
+    /// `overlap-gemm launch` ([`Launch::read`]).
+    pub fn from_env(options: &GroupOptions) -> Result<Group> {
+        let launch = Launch::from_env()?;
+        let secret = Secret::find(|name| std::env::var(name).ok())?;
+        Group::meet(&launch, &secret, options)
+    }
+
+    /// This process as a rank of any group: `launch` says which, and where its ranks meet.
+    pub fn meet(launch: &Launch, secret: &Secret, options: &GroupOptions) -> Result<Group> {
+        check_ranks(launch.ranks)?;
+        if launch.rank >= launch.ranks {
+            let most = u64::from(launch.ranks) - 1;
+            let remedy = "ranks count from 0";
+            return Err(Error::out_of_range("the rank", launch.rank.into(), 0, most, remedy));
+        }
+        check_length("the device's name", &options.device)?;
+        check_length("the topology", &options.topology)?;
+        let until = after(options.limit);
+        let member = options.member(launch.rank);
+        if launch.rank == 0 {
+            let table = Arc::new(Table::new(launch.ranks, options.rules));
+            let store = Store::open(&launch.host, launch.port, &table, secret)?;
+            let seated = Seated::at(&table, launch.ranks, member, options.limit, Some(store))?;
+            return seated.complete(until);
+        }
+        let inbox = Arc::new(Inbox::default());
+        let address = format!("{}:{}", launch.host, launch.port);
+        let way = Connection::open(&address, launch.ranks, &member, secret, &inbox, until)
+            .map(Way::Away)?;
+        Seated { rank: launch.rank, limit: options.limit, inbox, way }.complete(until)
+    }
+
+    /// This rank's number.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks the group has.
+    pub fn ranks(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// All ranks, in order.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Gives every rank what each has brought, in the order of the ranks.
+    ///
+    /// All ranks call it, in the same order with the same `what`; if several threads of a rank do, one
+    /// waits for the other. After a failure the group is over: a rank that gives up waiting ends it for all.
+    pub fn all_gather(
+        &self,
+        what: &str,
+        part: &[u8],
+        limit: Duration,
+    ) -> Result<Arc<Vec<Vec<u8>>>> {
+        let most = most_bytes(self.ranks());
+        if part.len() > most {
+            let (what, length) =
+                (format!("what is brought to '{what}', in bytes,"), part.len() as u64);
+            return Err(Error::out_of_range(
+                what,
+                length,
+                0,
+                most as u64,
+                "exchange less at a time",
+            ));
+        }
+        check_length("the name of an exchange", what)?;
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let exchange = *next;
+        *next += 1;
+        let until = after(limit);
+        let part = part.to_vec();
+        self.way.request(self.rank, Request::Bring { exchange, what: what.into(), part });
+        let waiting = Waiting { rank: self.rank, inbox: &self.inbox, way: &self.way, limit };
+        waiting.until(until, Some(exchange), &named(what), |until| {
+            self.inbox.gathered(exchange, until)
+        })
+    }
+
+    /// Returns when all ranks have come here.
+    pub fn barrier(&self, what: &str, limit: Duration) -> Result<()> {
+        self.all_gather(what, &[], limit).map(drop)
+    }
+
+    /// Ends the group on all ranks: what they wait for, and whatever they exchange later, fails. (If rank 0
+    /// has left, and the store with it, this rank alone hears of it.)
+    pub fn abort(&self, reason: &str) {
+        // What one frame holds, at most, and people read.
+        let reason: String = reason.chars().take(4096).collect();
+        self.way.request(self.rank, Request::Abort { reason: reason.clone() });
+        if self.inbox.is_closed() {
+            self.inbox.take(Notice::Ended(Ending::Aborted { by: self.rank, reason }));
+        }
+    }
+
+    /// An error if the group is over.
+    pub fn check(&self) -> Result<()> {
+        match self.inbox.ending() {
+            Some(ending) => Err(error_of(&ending, self.rank, WORK)),
+            None => Ok(()),
+        }
+    }
+
+    /// Calls `alarm` once, on a thread of its own, when the group ends before its time: not when ranks
+    /// leave, this one or others. A death that comes after rank 0 has left is noticed by nobody: let rank 0
+    /// leave last, after a [`barrier`](Group::barrier) perhaps.
+    pub fn on_end(&self, alarm: impl FnOnce(&Error) + Send + 'static) {
+        let rank = self.rank;
+        self.inbox.on_end(Box::new(move |ending| alarm(&error_of(ending, rank, WORK))));
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A rank whose thread panics has failed, and the others should not have to find out by waiting.
+        if std::thread::panicking() {
+            let reason = format!("rank {} panicked", self.rank);
+            self.way.request(self.rank, Request::Abort { reason });
+        }
+        self.inbox.leave();
+        self.way.request(self.rank, Request::Leave);
+    }
+}
+
+/// What a rank that is gone leaves undone, where nothing in particular was awaited.
+const WORK: &str = "the work of the group";
+
+/// A rank that has come, before all have.
+struct Seated {
+    rank: u32,
+    limit: Duration,
+    inbox: Arc<Inbox>,
+    way: Way,
+}
+
+impl Seated {
+    fn at(
+        table: &Arc<Table>,
+        ranks: u32,
+        member: Member,
+        limit: Duration,
+        store: Option<Store>,
+    ) -> Result<Seated> {
+        let (inbox, rank) = (Arc::new(Inbox::default()), member.rank);
+        let told = Arc::clone(&inbox);
+        let joined = table.join(ranks, member, Arc::new(move |notice: Notice| told.take(notice)));
+        joined.map_err(refused)?;
+        let way = Way::Here { table: Arc::clone(table), _store: store };
+        Ok(Seated { rank, limit, inbox, way })
+    }
+
+    fn complete(self, until: Instant) -> Result<Group> {
+        let Seated { rank, limit, inbox, way } = self;
+        let waiting = Waiting { rank, inbox: &inbox, way: &way, limit };
+        let members = waiting.until(until, None, "the group", |until| inbox.members(until))?;
+        Ok(Group { rank, members, inbox, way, next: Mutex::new(0) })
+    }
+}
+
+/// A rank that waits for the others, to come or to bring something.
+struct Waiting<'a> {
+    rank: u32,
+    inbox: &'a Inbox,
+    way: &'a Way,
+    limit: Duration,
+}
+
+impl Waiting<'_> {
+    /// How long the store may take to say who is missing.
+    const GRACE: Duration = Duration::from_secs(1);
+
+    /// Waits with `look`; when the time is over, asks who is missing, tells the others, and says so.
+    fn until<T>(
+        &self,
+        until: Instant,
+        exchange: Option<u64>,
+        what: &str,
+        look: impl Fn(Instant) -> std::result::Result<T, Vain>,
+    ) -> Result<T> {
+        let vain = match look(until) {
+            Err(Vain::Late) => {
+                self.way.request(self.rank, Request::Ask { exchange });
+                match self.inbox.missing(after(Self::GRACE)) {
+                    // Nobody is: what was awaited came before the answer.
+                    Ok(missing) if missing.is_empty() => look(Instant::now()),
+                    Ok(missing) => return Err(self.give_up(missing, what)),
+                    Err(Vain::Late) => return Err(self.give_up(vec![0], what)), // the store is stuck
+                    Err(ended) => Err(ended),
+                }
+            }
+            other => other,
+        };
+        vain.map_err(|vain| match vain {
+            Vain::Ended(ending) => {
+                // One that only this rank knows, because the store has closed.
+                self.inbox.take(Notice::Ended(ending.clone()));
+                error_of(&ending, self.rank, what)
+            }
+            Vain::Late => self.give_up(vec![0], what),
+        })
+    }
+
+    fn give_up(&self, absent: Vec<u32>, what: &str) -> Error {
+        let error = Error::Absent { rank: self.rank, absent, what: what.into(), limit: self.limit };
+        self.way.request(self.rank, Request::Abort { reason: error.to_string() });
+        error
+    }
+}
+
+fn error_of(ending: &Ending, rank: u32, what: &str) -> Error {
+    match ending {
+        Ending::Refused { reason } => refused(reason.clone()),
+        Ending::Lost { rank: peer } => Error::PeerLost { rank, peer: *peer, before: what.into() },
+        Ending::Aborted { by, reason } => {
+            Error::Aborted { rank, reason: format!("{reason} (rank {by} asked for it)") }
+        }
+    }
+}
+
+/// An exchange, for people.
+fn named(what: &str) -> String {
+    format!("the exchange '{what}'")
+}
+
+fn refused(reason: String) -> Error {
+    Error::NoGroup { reason, remedy: "put that right and start all ranks again" }
+}
+
+/// Names are told in every frame, and shown to people.
+fn check_length(what: &str, text: &str) -> Result<()> {
+    const MOST: usize = 1024;
+    if text.len() <= MOST {
+        return Ok(());
+    }
+    let (what, length) = (format!("the length of {what}"), text.len() as u64);
+    Err(Error::out_of_range(what, length, 0, MOST as u64, "use a shorter one"))
+}
+
+fn check_ranks(ranks: u32) -> Result<()> {
+    if (1..=MAX_RANKS).contains(&ranks) {
+        return Ok(());
+    }
+    let remedy = "start fewer ranks, and at least one";
+    Err(Error::out_of_range("the number of ranks", ranks.into(), 1, MAX_RANKS.into(), remedy))
+}

@@ -1,0 +1,235 @@
+//! How two processes show each other that they belong to one user, without telling the secret.
+//!
+//! What belongs here: the secret and where it comes from, and proofs. A proof is an HMAC-SHA256 over both
+//! sides' first messages and over who proves, so it serves for one connection and in one direction.
+//! Invariant: the secret itself never leaves the process, and nothing is believed before it was proved.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+
+use super::message::Hello;
+use crate::error::{Error, Result};
+
+/// The environment variable with a secret that all ranks have been given.
+pub const SECRET_VARIABLE: &str = "OVERLAP_GEMM_SECRET";
+
+const REMEDY: &str =
+    "set OVERLAP_GEMM_SECRET to the same text on all ranks, and to none that others know";
+
+/// What all ranks of a group know, and nobody else.
+#[derive(Clone)]
+pub struct Secret([u8; 32]);
+
+/// Says nothing about the secret.
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// Who proves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Rank,
+    Store,
+}
+
+impl Secret {
+    /// A secret that everybody has been told.
+    pub fn of(text: &str) -> Secret {
+        Secret(Sha256::digest(text.as_bytes()).into())
+    }
+
+    /// One that nobody else can know, for ranks of one process or of one parent.
+    pub fn random() -> Result<Secret> {
+        Ok(Secret(random_bytes()?))
+    }
+
+    /// As text that [`Secret::of`] takes, to be handed to other processes.
+    pub fn random_text() -> Result<String> {
+        Ok(hex(&random_bytes()?))
+    }
+
+    /// The secret of the environment; without one, that of this user: a file that only the user can read,
+    /// made when it is first needed. `variable` looks an environment variable up.
+    pub fn find(variable: impl Fn(&str) -> Option<String>) -> Result<Secret> {
+        match variable(SECRET_VARIABLE) {
+            Some(text) if text.len() >= 16 => Ok(Secret::of(&text)),
+            Some(text) => Err(Error::NoGroup {
+                reason: format!("{SECRET_VARIABLE} has {} characters, fewer than 16", text.len()),
+                remedy: REMEDY,
+            }),
+            None => of_user(&state_folder(variable)?),
+        }
+    }
+
+    pub(super) fn prove(&self, by: Side, rank: &Hello, store: &Hello) -> [u8; 32] {
+        self.proof(by, rank, store).finalize().into_bytes().into()
+    }
+
+    /// Whether `proof` is what `by` has to send; takes the same time for every wrong one.
+    pub(super) fn proves(&self, proof: &[u8; 32], by: Side, rank: &Hello, store: &Hello) -> bool {
+        self.proof(by, rank, store).verify_slice(proof).is_ok()
+    }
+
+    fn proof(&self, by: Side, rank: &Hello, store: &Hello) -> Hmac<Sha256> {
+        let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&self.0)
+            .expect("HMAC takes keys of any length");
+        mac.update(match by {
+            Side::Rank => b"rank ",
+            Side::Store => b"store",
+        });
+        for hello in [rank, store] {
+            mac.update(&hello.version.to_le_bytes());
+            mac.update(&hello.rank.to_le_bytes());
+            mac.update(&hello.nonce);
+        }
+        mac
+    }
+}
+
+/// Bytes from the system's generator.
+pub(super) fn random_bytes() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let read = fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(|error| Error::NoGroup {
+        reason: format!("no random numbers from /dev/urandom: {error}"),
+        remedy: "make it readable",
+    })?;
+    Ok(bytes)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// `$XDG_STATE_HOME/overlap-gemm`, or the default place of it.
+fn state_folder(variable: impl Fn(&str) -> Option<String>) -> Result<PathBuf> {
+    let given = |name: &str| variable(name).filter(|path| Path::new(path).is_absolute());
+    let state = given("XDG_STATE_HOME").map(PathBuf::from);
+    let state = state.or_else(|| Some(Path::new(&given("HOME")?).join(".local/state")));
+    state.map(|folder| folder.join("overlap-gemm")).ok_or(Error::NoGroup {
+        reason: "there is no place for this user's secret: neither XDG_STATE_HOME nor HOME is set"
+            .into(),
+        remedy: REMEDY,
+    })
+}
+
+/// The secret in this user's folder; makes it if it is not there.
+fn of_user(folder: &Path) -> Result<Secret> {
+    let path = folder.join("secret");
+    let failed = |what: &str, error: io::Error| Error::NoGroup {
+        reason: format!("{what} {} failed: {error}", path.display()),
+        remedy: REMEDY,
+    };
+    if !path.exists() {
+        make(folder, &path, &Secret::random_text()?).map_err(|error| failed("making", error))?;
+    }
+    let mut file = fs::File::open(&path).map_err(|error| failed("opening", error))?;
+    let facts = file.metadata().map_err(|error| failed("looking at", error))?;
+    {
+        use std::os::unix::fs::MetadataExt;
+        if facts.uid() != super::identity::this_user() || facts.mode() & 0o077 != 0 {
+            return Err(Error::NoGroup {
+                reason: format!(
+                    "{} belongs to user {} and has the mode {:o}: others could know it",
+                    path.display(),
+                    facts.uid(),
+                    facts.mode() & 0o777
+                ),
+                remedy: "remove the file; a new one is made",
+            });
+        }
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(|error| failed("reading", error))?;
+    if text.trim().len() < 16 {
+        return Err(Error::NoGroup {
+            reason: format!("{} is too short to be a secret", path.display()),
+            remedy: "remove the file; a new one is made",
+        });
+    }
+    Ok(Secret::of(text.trim()))
+}
+
+/// Makes the file whole or not at all; whoever comes first makes it.
+fn make(folder: &Path, path: &Path, text: &str) -> io::Result<()> {
+    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    // A name that nobody else has, another thread of this process included.
+    let unique = random_bytes().map_err(io::Error::other)?;
+    let fresh = folder.join(format!("secret.{}", hex(&unique[..8])));
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
+    // A link, not a rename: it does not replace what another process has made meanwhile.
+    let linked = written.and_then(|()| match fs::hard_link(&fresh, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    });
+    fs::remove_file(&fresh)?;
+    linked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn hello(rank: u32, nonce: u8) -> Hello {
+        Hello { version: 1, rank, nonce: [nonce; 32] }
+    }
+
+    #[test]
+    fn a_proof_serves_one_side_of_one_connection() {
+        let (secret, rank, store) = (Secret::of("a text that is long"), hello(1, 7), hello(0, 9));
+        let proof = secret.prove(Side::Rank, &rank, &store);
+        assert!(secret.proves(&proof, Side::Rank, &rank, &store));
+        assert!(!secret.proves(&proof, Side::Store, &rank, &store));
+        assert!(!secret.proves(&proof, Side::Rank, &store, &rank));
+        assert!(!secret.proves(&proof, Side::Rank, &hello(2, 7), &store));
+        assert!(!secret.proves(&proof, Side::Rank, &rank, &hello(0, 8)));
+        assert!(!Secret::of("another").proves(&proof, Side::Rank, &rank, &store));
+        assert_eq!(format!("{secret:?}"), "Secret(..)");
+    }
+
+    #[test]
+    fn the_environment_comes_first_and_must_be_long() {
+        let with = |text: &'static str| {
+            Secret::find(move |name| (name == SECRET_VARIABLE).then(|| text.to_owned()))
+        };
+        assert_eq!(with("0123456789abcdef").unwrap().0, Secret::of("0123456789abcdef").0);
+        let error = with("short").unwrap_err().to_string();
+        assert!(error.contains("5 characters, fewer than 16"), "{error}");
+        let error = Secret::find(|_| None).unwrap_err().to_string();
+        assert!(error.contains("neither XDG_STATE_HOME nor HOME"), "{error}");
+    }
+
+    #[test]
+    fn a_user_has_one_secret_that_others_cannot_read() {
+        let folder =
+            std::env::temp_dir().join(format!("overlap-gemm-secret-{}", std::process::id()));
+        let find = || {
+            let folder = folder.display().to_string();
+            Secret::find(move |name| (name == "XDG_STATE_HOME").then(|| folder.clone()))
+        };
+        let all: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(find)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let first = find().unwrap().0;
+        assert!(all.into_iter().all(|secret| secret.unwrap().0 == first));
+
+        let path = folder.join("overlap-gemm/secret");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let error = find().unwrap_err().to_string();
+        assert!(error.contains("has the mode 644"), "{error}");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(&path, "x").unwrap();
+        assert!(find().unwrap_err().to_string().contains("too short"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

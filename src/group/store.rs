@@ -1,0 +1,244 @@
+//! The store: rank 0's listener, where ranks of other processes come to the table.
+//!
+//! What belongs here: sockets and threads, one to read and one to write for each connection. Invariants:
+//! nobody sits down at the table before it has proved that it knows the secret; an unproved connection
+//! costs at most one thread, 512 bytes and a few seconds, and there are few of them; a connection that
+//! breaks is a lost rank; and nothing here waits for a peer longer than `PATIENCE`.
+
+use std::io;
+use std::net::{
+    IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs,
+};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::identity::Member;
+use super::message::{
+    Ending, Hello, MAX_FRAME, MAX_UNPROVED, Notice, PROTOCOL_VERSION, Request, receive, send,
+};
+use super::secret::{Secret, Side, random_bytes};
+use super::table::Table;
+use super::timed::{Timed, after};
+use crate::error::{Error, Result};
+
+/// How long a newcomer may take to prove itself, and how long a message may wait to be taken.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How many newcomers are listened to at once; more are turned away, and come again.
+const MAX_NEWCOMERS: usize = 64;
+
+/// A running store. Dropping it tells the ranks that it closes, and ends its threads.
+pub(super) struct Store {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    table: Arc<Table>,
+    secret: Secret,
+    closing: AtomicBool,
+    newcomers: AtomicUsize,
+    connections: Mutex<Vec<Connection>>,
+}
+
+struct Connection {
+    socket: TcpStream,
+    writer: JoinHandle<()>,
+    reader: JoinHandle<()>,
+}
+
+impl Store {
+    /// Listens for the ranks that come to `table`: on this machine only, if `host` is a name of it that
+    /// nobody else can use.
+    pub(super) fn open(
+        host: &str,
+        port: u16,
+        table: &Arc<Table>,
+        secret: &Secret,
+    ) -> Result<Store> {
+        let failed = |error: io::Error| Error::NoGroup {
+            reason: format!("rank 0 cannot listen at {host}:{port}: {error}"),
+            remedy: "choose another port (OVERLAP_GEMM_PORT), the same on all ranks",
+        };
+        let place = (host, port).to_socket_addrs().map_err(failed)?.next();
+        let place = place.unwrap_or(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
+        // A name can lead to the loopback device here and to the network elsewhere: Debian's own host name.
+        let only_here =
+            host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+        let place = match place.ip() {
+            _ if only_here => place,
+            IpAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
+            IpAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
+        };
+        let listener = bind(place).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let shared = Arc::new(Shared {
+            table: Arc::clone(table),
+            secret: secret.clone(),
+            closing: AtomicBool::new(false),
+            newcomers: AtomicUsize::new(0),
+            connections: Mutex::new(Vec::new()),
+        });
+        let acceptor = thread::Builder::new().name("overlap-gemm store".into());
+        let acceptor = acceptor.spawn({
+            let shared = Arc::clone(&shared);
+            move || accept(&listener, &shared)
+        });
+        Ok(Store { address, shared, acceptor: Some(acceptor.map_err(failed)?) })
+    }
+}
+
+/// Takes a port that may still be somebody's for a moment: that of the group before, or of a connection.
+fn bind(place: SocketAddr) -> io::Result<TcpListener> {
+    let until = after(PATIENCE);
+    loop {
+        match TcpListener::bind(place) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            other => return other,
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        // Wakes the acceptor, which then sees the flag.
+        let mut own = self.address;
+        match own.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => own.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => own.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
+        let woken = TcpStream::connect_timeout(&own, PATIENCE);
+        if let Some(acceptor) = self.acceptor.take().filter(|_| woken.is_ok()) {
+            let _ = acceptor.join();
+        }
+        // Lets go of the writers' queues: each writes what is in its own, and ends.
+        self.shared.table.close();
+        let mut all = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = std::mem::take(&mut *all);
+        drop(all);
+        for Connection { socket, writer, reader } in connections {
+            let _ = writer.join();
+            let _ = socket.shutdown(Shutdown::Both);
+            let _ = reader.join();
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    for socket in listener.incoming() {
+        // Acquire: nothing was written before the flag that is read after; it pairs with `drop` for form.
+        if shared.closing.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(socket) = socket else {
+            // Too many open files, say: wait for better times instead of spinning.
+            thread::sleep(Duration::from_millis(20));
+            continue;
+        };
+        // Relaxed: a counter.
+        if shared.newcomers.fetch_add(1, Ordering::Relaxed) >= MAX_NEWCOMERS {
+            shared.newcomers.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        let newcomer = thread::Builder::new().name("overlap-gemm newcomer".into());
+        let served = newcomer.spawn({
+            let shared = Arc::clone(shared);
+            move || {
+                if let Err(error) = welcome(socket, &shared) {
+                    tracing::debug!(%error, "a connection to the store came to nothing");
+                }
+                shared.newcomers.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+        if served.is_err() {
+            shared.newcomers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// From the first byte of a connection to a seat at the table.
+fn welcome(socket: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let mut stream = Timed { socket: &socket, until: after(PATIENCE) };
+    let rank: Hello = receive(&mut stream, MAX_UNPROVED)?;
+    let nonce = random_bytes().map_err(io::Error::other)?;
+    let own = Hello { version: PROTOCOL_VERSION, rank: 0, nonce };
+    send(&mut stream, &own)?;
+    // One of another version learns ours, and knows what to say.
+    if rank.version != own.version {
+        return Err(io::Error::other(format!("it speaks version {}", rank.version)));
+    }
+    send(&mut stream, &shared.secret.prove(Side::Store, &rank, &own))?;
+    let proof: [u8; 32] = receive(&mut stream, MAX_UNPROVED)?;
+    if !shared.secret.proves(&proof, Side::Rank, &rank, &own) {
+        return Err(io::Error::other("it does not know the secret"));
+    }
+    let Request::Join { ranks, member } = receive(&mut stream, MAX_FRAME)? else {
+        return Err(io::Error::other("it did not begin with its name"));
+    };
+    if member.rank != rank.rank {
+        return Err(io::Error::other("it has two names"));
+    }
+    seat(socket, shared, ranks, member)
+}
+
+/// Gives a proved rank its threads and its seat.
+fn seat(socket: TcpStream, shared: &Arc<Shared>, ranks: u32, member: Member) -> io::Result<()> {
+    let rank = member.rank;
+    socket.set_read_timeout(None)?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    let (to, from) = (socket.try_clone()?, socket.try_clone()?);
+    let (sender, queue) = channel();
+    let deliver = Arc::new(move |notice| drop(sender.send(notice)));
+    // Held until the connection is in the list, so that whoever closes the store waits for its writer.
+    let mut all = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Err(reason) = shared.table.join(ranks, member, deliver) {
+        drop(all);
+        return send(&mut &socket, &Notice::Ended(Ending::Refused { reason }));
+    }
+    let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
+        let thread = thread::Builder::new().name(format!("overlap-gemm {name} {rank}")).spawn(work);
+        thread.inspect_err(|_| shared.table.lost(rank))
+    };
+    let table = Arc::clone(&shared.table);
+    let writer = spawn("to", Box::new(move || write(&to, &queue, &table, rank)))?;
+    let table = Arc::clone(&shared.table);
+    let reader = spawn("from", Box::new(move || read(&from, &table, rank)))?;
+    all.push(Connection { socket, writer, reader });
+    Ok(())
+}
+
+/// Writes what the rank is told, until its seat is free.
+fn write(socket: &TcpStream, queue: &Receiver<Notice>, table: &Table, rank: u32) {
+    for notice in queue {
+        if send(&mut &*socket, &notice).is_err() {
+            table.lost(rank);
+            // The reader need not wait for more.
+            let _ = socket.shutdown(Shutdown::Both);
+            return;
+        }
+    }
+    let _ = socket.shutdown(Shutdown::Write);
+}
+
+/// Reads what the rank says, until it leaves or breaks off.
+fn read(socket: &TcpStream, table: &Table, rank: u32) {
+    loop {
+        match receive(&mut &*socket, MAX_FRAME) {
+            Ok(Request::Leave) => return table.request(rank, Request::Leave),
+            Ok(request) => table.request(rank, request),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return table.nonsense(rank, &error);
+            }
+            Err(_) => return table.lost(rank),
+        }
+    }
+}
