@@ -53,6 +53,7 @@
 //! | `group` | feature `group`: who the ranks are, threads or processes, and how they meet |
 //! | [`reference`](mod@reference) | what a product should be, in `f64`, with a derived error bound |
 //! | [`trace`] | what happened when, and the drawing of it as text |
+//! | [`topology`] | what lies between GPUs: NVSwitch, NVLink, PCIe, nothing |
 //! | [`random`] | seeded numbers, the same on every machine |
 //! | [`plan`] | [`Problem`](plan::Problem) → [`Chunks`](plan::Chunks) → [`TileOrder`](plan::TileOrder), [`Transfers`](plan::Transfers); [`plan::model`] |
 //! | [`element`] | bf16, f16, f32, fp8: [`Element`] the Rust type, [`ElementType`] its name |
@@ -84,6 +85,7 @@ pub mod ops;
 pub mod plan;
 pub mod random;
 pub mod reference;
+pub mod topology;
 pub mod trace;
 
 pub use element::{Element, ElementType};

@@ -328,6 +328,8 @@ fn doctor_json_gives_a_remedy_for_whatever_is_missing() {
     }
     let gpus = json["gpus"].as_array().unwrap().len();
     assert_eq!(json["links"].as_array().unwrap().len(), gpus);
+    // One GPU or none is connected with nothing; more are somehow.
+    assert_eq!(json["topology"] == "single", gpus < 2);
     let usable = json["usable_gpus"].as_u64().unwrap() as usize;
     assert!(usable <= gpus);
     // The same look decides what --require says.

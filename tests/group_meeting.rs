@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
 use overlap_gemm::random::Random;
+use overlap_gemm::topology::Topology;
 use overlap_gemm::{Error, Result};
 
 /// For waits that should end by themselves.
@@ -38,19 +39,6 @@ fn free_port() -> u16 {
     }
 }
 
-fn launch(rank: u32, ranks: u32, port: u16) -> Launch {
-    let set = [
-        ("RANK", rank.to_string()),
-        ("WORLD_SIZE", ranks.to_string()),
-        ("LOCAL_RANK", rank.to_string()),
-        ("MASTER_ADDR", "127.0.0.1".into()),
-        ("OVERLAP_GEMM_PORT", port.to_string()),
-    ];
-    let find =
-        |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.clone());
-    Launch::read(find).unwrap()
-}
-
 fn meet(rank: u32, ranks: u32, port: u16) -> Result<Group> {
     meet_with(rank, ranks, port, SECRET, &GroupOptions::default())
 }
@@ -62,7 +50,7 @@ fn meet_with(
     secret: &str,
     options: &GroupOptions,
 ) -> Result<Group> {
-    Group::meet(&launch(rank, ranks, port), &Secret::of(secret), options)
+    Group::meet(&Launch::at(rank, ranks, "127.0.0.1", port), &Secret::of(secret), options)
 }
 
 /// Runs a rank on each of `ranks` threads, over connections.
@@ -125,8 +113,9 @@ fn one_rank_is_a_group() {
 /// What each rank's error says, if one rank comes with other options.
 fn refusals(odd: impl Fn(&GroupOptions) -> GroupOptions + Sync) -> Vec<String> {
     on_threads(3, |rank, port| {
-        let own =
-            GroupOptions::default().device(&format!("0000:{rank:02x}:00.0")).topology("switch");
+        let own = GroupOptions::default()
+            .device(&format!("0000:{rank:02x}:00.0"))
+            .topology(Topology::Switch);
         let options = if rank == 2 { odd(&own) } else { own };
         let refused = meet_with(rank, 3, port, SECRET, &options).unwrap_err();
         assert!(matches!(refused, Error::NoGroup { .. }), "{refused:?}");
@@ -139,8 +128,11 @@ fn ranks_that_do_not_fit_are_refused_everywhere() {
     for text in refusals(|own| own.clone().device("0000:01:00.0")) {
         assert!(text.contains("ranks 1 and 2 both use the GPU 0000:01:00.0"), "{text}");
     }
-    for text in refusals(|own| own.clone().topology("mesh")) {
-        assert!(text.contains("rank 0 is 'switch'") && text.contains("rank 2 is 'mesh'"), "{text}");
+    for text in refusals(|own| own.clone().topology(Topology::Pcie)) {
+        assert!(
+            text.contains("rank 0 is 'NVSwitch'") && text.contains("rank 2 is 'PCIe'"),
+            "{text}"
+        );
     }
 }
 
@@ -311,9 +303,9 @@ fn names_and_limits_of_any_length_are_answered() {
     group.barrier("for ever", Duration::MAX).unwrap();
     let error = group.barrier(&"x".repeat(5000), LONG).unwrap_err().to_string();
     assert!(error.starts_with("the length of the name of an exchange is 5000"), "{error}");
-    let options = GroupOptions::default().limit(Duration::MAX).topology(&"x".repeat(5000));
+    let options = GroupOptions::default().limit(Duration::MAX).device(&"x".repeat(5000));
     let error = meet_with(0, 1, free_port(), SECRET, &options).unwrap_err().to_string();
-    assert!(error.starts_with("the length of the topology is 5000"), "{error}");
+    assert!(error.starts_with("the length of the device's name is 5000"), "{error}");
 }
 
 /// Every rank writes into memory of its own, and reads everybody's.

@@ -73,6 +73,11 @@ const LAUNCHERS: [Names; 3] = [
 ];
 
 impl Launch {
+    /// One of `ranks` ranks of one machine, whose store is at `host` and `port`.
+    pub fn at(rank: u32, ranks: u32, host: &str, port: u16) -> Launch {
+        Launch { rank, ranks, local_rank: rank, host: host.into(), port }
+    }
+
     /// What this process's environment says.
     pub fn from_env() -> Result<Launch> {
         Launch::read(|name| std::env::var(name).ok())

@@ -64,6 +64,7 @@ pub use secret::{SECRET_VARIABLE, Secret};
 
 use crate::error::{Error, Result};
 use crate::plan::MAX_RANKS;
+use crate::topology::Topology;
 use client::Connection;
 use identity::Rules;
 use inbox::{Inbox, Vain};
@@ -103,9 +104,9 @@ impl GroupOptions {
         self
     }
 
-    /// What connects the GPUs here; has to be the same text on all ranks.
-    pub fn topology(mut self, topology: &str) -> Self {
-        topology.clone_into(&mut self.topology);
+    /// What connects the GPUs here; has to be the same on all ranks.
+    pub fn topology(mut self, topology: Topology) -> Self {
+        self.topology = topology.to_string();
         self
     }
 
@@ -188,7 +189,6 @@ impl Group {
             return Err(Error::out_of_range("the rank", launch.rank.into(), 0, most, remedy));
         }
         check_length("the device's name", &options.device)?;
-        check_length("the topology", &options.topology)?;
         let until = after(options.limit);
         let member = options.member(launch.rank);
         if launch.rank == 0 {

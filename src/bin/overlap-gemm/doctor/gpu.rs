@@ -9,11 +9,12 @@ use std::ffi::c_int;
 use indicatif::BinaryBytes;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
+use overlap_gemm::topology::Link;
 use serde::Serialize;
 
 use super::finding::Finding;
 use super::libraries;
-use super::links::{self, Link};
+use super::links;
 use crate::installed::is_absent;
 
 /// What the kernels are compiled for: wgmma and TMA exist on exactly this (`sm_90a`).

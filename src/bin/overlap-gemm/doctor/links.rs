@@ -1,4 +1,4 @@
-//! What lies between two GPUs: NVLink through a switch, NVLink from one to the other, or PCIe.
+//! What lies between this machine's GPUs, as NVML knows it.
 //!
 //! NVML knows the far end of each NVLink by its PCI address and its kind. Invariant: the matrix is
 //! square, and what NVML does not say is `Unknown`, never guessed.
@@ -8,34 +8,10 @@ use std::io::{self, Write};
 
 use nvml_wrapper::Device;
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
-use serde::Serialize;
+use overlap_gemm::topology::{Link, Topology};
 
 /// The most NVLinks that a GPU of NVML's can have.
 const MAX_LINKS: u32 = 18;
-
-/// What lies between one GPU and another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Link {
-    /// Nothing: it is the same GPU.
-    Itself,
-    /// NVLinks to the switches that both are on.
-    Switched {
-        /// How many links the GPU that has fewer has.
-        links: u32,
-    },
-    /// NVLinks from one to the other.
-    Direct {
-        /// How many.
-        links: u32,
-    },
-    /// PCIe, and each can read the other's memory.
-    Pcie,
-    /// No way to read the other's memory.
-    Unreachable,
-    /// NVML does not say.
-    Unknown,
-}
 
 /// The NVLinks of one GPU.
 struct NvLinks {
@@ -147,7 +123,7 @@ pub fn write_matrix(stdout: &mut dyn Write, links: &[Vec<Link>]) -> io::Result<(
                 Link::Direct { links } => format!("direct×{links}"),
                 Link::Pcie => "PCIe".into(),
                 Link::Unreachable => "none".into(),
-                Link::Unknown => "?".into(),
+                _ => "?".into(), // unknown, and what later versions may add
             };
             write!(stdout, "{entry:>11}")?;
         }
@@ -173,6 +149,7 @@ pub fn write_matrix(stdout: &mut dyn Write, links: &[Vec<Link>]) -> io::Result<(
     for (meaning, _) in meanings.into_iter().filter(|(_, occurs)| *occurs) {
         writeln!(stdout, "    {meaning}")?;
     }
+    writeln!(stdout, "  all GPUs together: {}", Topology::of(links))?;
     Ok(())
 }
 
@@ -197,6 +174,7 @@ mod tests {
         write_matrix(&mut text, &[vec![Link::Itself, links], vec![links, Link::Itself]]).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(text.contains("·  switch×18\n") && text.contains("through NVSwitch"), "{text}");
+        assert!(text.ends_with("  all GPUs together: NVSwitch\n"), "{text}");
         assert!(!text.contains("PCIe"), "{text}");
     }
 }

@@ -14,13 +14,13 @@ mod links;
 use std::io::{self, Write};
 
 use clap::ValueEnum;
+use overlap_gemm::topology::{Link, Topology};
 use serde::Serialize;
 
 use crate::exit::Failure;
 use crate::output::OutputArgs;
 use finding::{Finding, State};
 use gpu::Gpu;
-use links::Link;
 
 /// Say what is here (GPUs, driver, NVLink, NCCL, ...), what is missing, and what to do
 #[derive(clap::Args)]
@@ -48,6 +48,8 @@ struct Report {
     gpus: Vec<Gpu>,
     /// `links[i][j]`: what lies between GPU i and GPU j.
     links: Vec<Vec<Link>>,
+    /// What they amount to.
+    topology: Topology,
     usable_gpus: usize,
 }
 
@@ -83,6 +85,7 @@ impl Report {
             platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             findings,
             gpus: seen.gpus,
+            topology: Topology::of(&seen.links),
             links: seen.links,
             usable_gpus,
         }
