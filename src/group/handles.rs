@@ -103,9 +103,7 @@ impl Group {
         let absent: Vec<u32> = (0..).zip(&taken).filter_map(absent).collect();
         if !absent.is_empty() {
             self.check()?;
-            let error = Error::Absent { rank: self.rank(), absent, what: named(what), limit };
-            self.abort(&error.to_string());
-            return Err(error);
+            return Err(self.waiting(limit).give_up(absent, &named(what)));
         }
         let mut all: Vec<_> = taken.into_iter().flatten().collect();
         let own: io::Result<Vec<_>> = handles.iter().map(BorrowedFd::try_clone_to_owned).collect();

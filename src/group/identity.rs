@@ -51,13 +51,8 @@ fn this_host() -> String {
 }
 
 /// The effective user id.
-#[cfg(unix)]
 pub(super) fn this_user() -> u32 {
     rustix::process::geteuid().as_raw()
-}
-#[cfg(not(unix))]
-pub(super) fn this_user() -> u32 {
-    0
 }
 
 /// What a set of ranks has to have in common.

@@ -248,10 +248,13 @@ impl Group {
         let until = after(limit);
         let part = part.to_vec();
         self.way.request(self.rank, Request::Bring { exchange, what: what.into(), part });
-        let waiting = Waiting { rank: self.rank, inbox: &self.inbox, way: &self.way, limit };
-        waiting.until(until, Some(exchange), &named(what), |until| {
+        self.waiting(limit).until(until, Some(exchange), &named(what), |until| {
             self.inbox.gathered(exchange, until)
         })
+    }
+
+    fn waiting(&self, limit: Duration) -> Waiting<'_> {
+        Waiting { rank: self.rank, inbox: &self.inbox, way: &self.way, limit }
     }
 
     /// Returns when all ranks have come here.

@@ -44,12 +44,7 @@ impl Secret {
         Secret(Sha256::digest(text.as_bytes()).into())
     }
 
-    /// One that nobody else can know, for ranks of one process or of one parent.
-    pub fn random() -> Result<Secret> {
-        Ok(Secret(random_bytes()?))
-    }
-
-    /// As text that [`Secret::of`] takes, to be handed to other processes.
+    /// Text for [`Secret::of`] that nobody else can know, to be handed to other processes.
     pub fn random_text() -> Result<String> {
         Ok(hex(&random_bytes()?))
     }

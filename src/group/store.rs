@@ -132,9 +132,27 @@ impl Drop for Store {
     }
 }
 
+/// A newcomer's place among those that are listened to; free again however that ends.
+struct Place(Arc<Shared>);
+
+impl Place {
+    fn take(shared: &Arc<Shared>) -> Option<Place> {
+        let place = Place(Arc::clone(shared));
+        // Relaxed, here and below: a counter. A place too many is given back at once.
+        let before = shared.newcomers.fetch_add(1, Ordering::Relaxed);
+        (before < MAX_NEWCOMERS).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.newcomers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     for socket in listener.incoming() {
-        // Acquire: nothing was written before the flag that is read after; it pairs with `drop` for form.
+        // Acquire: pairs with the release in `drop`, which then connects.
         if shared.closing.load(Ordering::Acquire) {
             return;
         }
@@ -143,24 +161,14 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             thread::sleep(Duration::from_millis(20));
             continue;
         };
-        // Relaxed: a counter.
-        if shared.newcomers.fetch_add(1, Ordering::Relaxed) >= MAX_NEWCOMERS {
-            shared.newcomers.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
+        let Some(place) = Place::take(shared) else { continue };
         let newcomer = thread::Builder::new().name("overlap-gemm newcomer".into());
-        let served = newcomer.spawn({
-            let shared = Arc::clone(shared);
-            move || {
-                if let Err(error) = welcome(socket, &shared) {
-                    tracing::debug!(%error, "a connection to the store came to nothing");
-                }
-                shared.newcomers.fetch_sub(1, Ordering::Relaxed);
+        // One that gets no thread is turned away: its socket and place go with the closure.
+        let _ = newcomer.spawn(move || {
+            if let Err(error) = welcome(socket, &place.0) {
+                tracing::debug!(%error, "a connection to the store came to nothing");
             }
         });
-        if served.is_err() {
-            shared.newcomers.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 

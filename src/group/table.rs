@@ -42,8 +42,13 @@ struct Seat {
     ranks: u32,
     /// Somebody is here.
     deliver: Option<Deliver>,
-    /// Somebody was.
-    gone: bool,
+}
+
+impl Seat {
+    /// Somebody was here, and is not any more.
+    fn is_left(&self) -> bool {
+        self.member.is_some() && self.deliver.is_none()
+    }
 }
 
 /// The exchange that is open; the next one opens when all parts of this one are here.
@@ -91,7 +96,7 @@ impl Table {
                 first.process, member.process
             ));
         }
-        *seat = Seat { member: Some(member), ranks, deliver: Some(deliver), gone: false };
+        *seat = Seat { member: Some(member), ranks, deliver: Some(deliver) };
         let members: Vec<_> = state.seats.iter().filter_map(|seat| seat.member.clone()).collect();
         if members.len() == count {
             // Only now, so that nobody comes too late to be told.
@@ -129,9 +134,7 @@ impl Table {
     /// A rank's process or connection is gone, and it had not said that it leaves.
     pub(super) fn lost(&self, rank: u32) {
         let mut state = self.lock();
-        let seat = &mut state.seats[rank as usize];
-        if seat.deliver.take().is_some() {
-            seat.gone = true;
+        if state.seats[rank as usize].deliver.take().is_some() {
             state.end(Ending::Lost { rank });
         }
     }
@@ -194,8 +197,7 @@ impl State {
 
     /// A rank leaves properly. Only those that need it are the worse for it.
     fn go(&mut self, rank: u32) {
-        let seat = &mut self.seats[rank as usize];
-        (seat.deliver, seat.gone) = (None, true);
+        self.seats[rank as usize].deliver = None;
         if !self.complete {
             return self.end(Ending::Lost { rank });
         }
@@ -206,7 +208,7 @@ impl State {
     fn end_if_in_vain(&mut self) {
         let parts = &self.exchange.parts;
         if parts.iter().any(Option::is_some) {
-            let owes = |rank: &usize| self.seats[*rank].gone && parts[*rank].is_none();
+            let owes = |rank: &usize| self.seats[*rank].is_left() && parts[*rank].is_none();
             if let Some(rank) = (0..parts.len()).find(owes) {
                 self.end(Ending::Lost { rank: rank as u32 });
             }
