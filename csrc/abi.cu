@@ -186,6 +186,14 @@ void check_input(og_gemm_input const& input, int64_t rows) {
             "pivot_row is " + std::to_string(input.pivot_row) + ", must be a chunk's first row");
 }
 
+void check_gather(og_gather const* gather) {
+    require_pointer(gather, "gather");
+    require_pointer(gather->words, "words");
+    require_pointer(gather->failure, "failure");
+    check_range("ranks", gather->ranks, 1, INT32_MAX);
+    check_range("rank", gather->rank, 0, int64_t(gather->ranks) - 1);
+}
+
 void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* operands,
              og_gemm_input const* input, og_tile_record* records, void* workspace, void* stream) {
     require_pointer(plan, "plan");
@@ -274,7 +282,43 @@ og_status og_signal_post(uint32_t* signals, int32_t count, const uint32_t* epoch
     });
 }
 
+og_status og_gather_begin(const og_gather* gather, int32_t buffer, uint32_t layout, int32_t own_slot,
+                          int32_t own_slots, void* stream) {
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::check_gather(gather);
+        overlap_gemm::check_range("buffer", buffer, 0, 1);
+        overlap_gemm::check_range("own_slots", own_slots, 0, UINT16_MAX);
+        overlap_gemm::begin_gather(*gather, buffer, layout, own_slot, own_slots,
+                                   static_cast<cudaStream_t>(stream));
+    });
+}
+
+og_status og_gather_push(const og_gather* gather, const og_push* pushes, int32_t count,
+                         uint32_t* counters, int32_t blocks, void* stream) {
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::check_gather(gather);
+        overlap_gemm::require_pointer(pushes, "pushes");
+        overlap_gemm::require_pointer(counters, "counters");
+        overlap_gemm::check_range("count", count, 1, OG_MAX_PUSHED);
+        overlap_gemm::check_range("blocks", blocks, 1, UINT16_MAX);
+        overlap_gemm::push_rows(*gather, pushes, count, counters, blocks,
+                                static_cast<cudaStream_t>(stream));
+    });
+}
+
+og_status og_gather_await(const og_gather* gather, int32_t slot, int32_t count, int32_t chunk,
+                          void* stream) {
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::check_gather(gather);
+        overlap_gemm::check_range("count", count, 1, INT32_MAX);
+        overlap_gemm::await_rows(*gather, slot, count, chunk, static_cast<cudaStream_t>(stream));
+    });
+}
+
 og_status og_signals_prepare(void) {
-    return overlap_gemm::guarded([&] { overlap_gemm::load_signal_kernels(); });
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::load_signal_kernels();
+        overlap_gemm::load_gather_kernels();
+    });
 }
 }

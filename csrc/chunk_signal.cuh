@@ -87,6 +87,30 @@ __device__ inline void fence_tma_after_loads() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
+// What `og_stop::given_up` says when step `epoch` was given up: differs from every earlier epoch's value
+// and from the zero that the word starts with.
+__device__ inline uint64_t given_up_at(uint32_t epoch) { return (1ull << 32) | epoch; }
+
+// Gives step `epoch` up; true for one thread of all that do. (None of an earlier step is left.)
+__device__ inline bool is_first_to_give_up(og_stop* stop, uint32_t epoch) {
+    auto* word = reinterpret_cast<unsigned long long*>(&stop->given_up);
+    uint64_t before = load_relaxed_gpu(&stop->given_up);
+    if (before == given_up_at(epoch)) return false;
+    return atomicCAS(word, before, given_up_at(epoch)) == before;
+}
+
+// Tells the host why. One thread of the step.
+__device__ inline void record_failure(og_failure* record, og_failure_kind kind, uint32_t epoch,
+                                      uint32_t chunk, uint32_t signal, uint32_t tile_m,
+                                      uint32_t tile_n) {
+    record->chunk = chunk;
+    record->signal = signal;
+    record->epoch = epoch;
+    record->tile_m = tile_m;
+    record->tile_n = tile_n;
+    store_release_system(&record->kind, kind);
+}
+
 // What the threads of a block tell each other about its chunks during one launch, in shared memory.
 struct BlockWaits {
     // How many of this block's tiles have all their chunks. Written by the watcher.
@@ -192,7 +216,7 @@ private:
                 continue;
             }
 
-            if (__any_sync(kAllLanes, given_up == stopped_at(epoch))) return false;
+            if (__any_sync(kAllLanes, given_up == given_up_at(epoch))) return false;
             uint64_t now = global_timer();
             if (begin == 0) begin = now;
             if (__any_sync(kAllLanes, is_aborted(table, now, next_look))) {
@@ -217,24 +241,13 @@ private:
         return load_relaxed_system(table.abort) != 0;
     }
 
-    // Differs from every earlier epoch's value and from the zero that the word starts with.
-    static __device__ uint64_t stopped_at(uint32_t epoch) { return (1ull << 32) | epoch; }
-
     // The first block to get here in this epoch writes the record.
     static __device__ void give_up(ChunkTable const& table, og_failure_kind kind, uint32_t epoch,
                                    int32_t chunk, uint32_t tile_m, uint32_t tile_n) {
         if (lane() != 0) return;
-        auto* word = reinterpret_cast<unsigned long long*>(&table.stop->given_up);
-        uint64_t before = load_relaxed_gpu(&table.stop->given_up);
-        if (before == stopped_at(epoch)) return;
-        if (atomicCAS(word, before, stopped_at(epoch)) != before) return;
-        og_failure* record = table.failure;
-        record->chunk = uint32_t(chunk);
-        record->signal = load_relaxed_system(table.signal_of(chunk));
-        record->epoch = epoch;
-        record->tile_m = tile_m;
-        record->tile_n = tile_n;
-        store_release_system(&record->kind, kind);
+        if (!is_first_to_give_up(table.stop, epoch)) return;
+        uint32_t signal = load_relaxed_system(table.signal_of(chunk));
+        record_failure(table.failure, kind, epoch, uint32_t(chunk), signal, tile_m, tile_n);
     }
 
     bool stopped_ = false;

@@ -134,7 +134,9 @@ struct GemmSm90 {
         order.k_tiles = int32_t(UnitGrid::ceil_div(shape.k, kTileK));
         order.bands = make_bands(launch.input, int32_t(launch.rows), kTileM * kClusterM,
                                  order.first_unit_row);
-        SplitWorkspace workspace(facts(""), units, shape.splits);
+        // Of the planned rows: with fewer rows there would be fewer counters, and sums where the next call
+        // with more rows looks for counters that are zero.
+        SplitWorkspace workspace(facts(""), UnitGrid(facts(""), shape.m, shape.n), shape.splits);
         auto* bytes = static_cast<char*>(launch.workspace);
         order.counters = reinterpret_cast<uint32_t*>(bytes);
         order.partials = reinterpret_cast<float*>(bytes + workspace.counter_bytes);

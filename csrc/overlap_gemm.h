@@ -25,7 +25,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 3
+#define OG_ABI_VERSION 4
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -39,6 +39,9 @@ extern "C" {
 /* The most chunks an input can arrive in: their first rows and signals travel as kernel
  * parameters, so that nothing is uploaded when a step is enqueued. */
 #define OG_MAX_CHUNKS 256
+
+/* The most parts that a rank's shard can be pushed in by a kernel, for the same reason. */
+#define OG_MAX_PUSHED 32
 
 /* The most slices that K can be cut into. */
 #define OG_MAX_SPLITS 16
@@ -168,15 +171,20 @@ typedef enum og_failure_kind {
     OG_FAILURE_TIMEOUT = 1,
     /* The abort word was set. */
     OG_FAILURE_ABORTED = 2,
+    /* A rank did not begin the step before this one within the time limit. */
+    OG_FAILURE_ABSENT = 3,
+    /* A rank laid the step before this one out by other rows. */
+    OG_FAILURE_LAYOUT = 4,
 } og_failure_kind;
 
 /* Written once by the first thread block that gives up: `kind` last, with release at system scope. */
 typedef struct og_failure {
-    /* The chunk that was waited for, the value of its signal, and the epoch that was expected. */
+    /* The chunk that was waited for, the value of its signal, and the epoch that was expected; where a
+     * rank is at fault, that rank, what it has announced, and the epoch that it should have. */
     uint32_t chunk;
     uint32_t signal;
     uint32_t epoch;
-    /* The tile of D that needed it. */
+    /* The tile of D that needed it; UINT32_MAX where it was none. */
     uint32_t tile_m;
     uint32_t tile_n;
     uint32_t reserved[2];
@@ -230,6 +238,47 @@ typedef struct og_gemm_input {
     /* How long a block waits for one tile's chunks before it gives up. */
     uint64_t timeout_ns;
 } og_gemm_input;
+
+/* What the ranks of a gather tell each other: words in memory that all of them reach, laid out alike on
+ * each. A word has one writer. All are zero (epochs: the epoch before the first) at the start.
+ *
+ *   stop       og_stop, this rank's own
+ *   epoch      the step that this rank is in
+ *   over       not 0: this rank gave up, and takes no further part
+ *   last_use   for either buffer, the last epoch that lived in it
+ *   signals    one for each slot: that slot's rows are here. Written by the slot's rank
+ *   consumed   one for each rank: it reads this epoch's buffer, and older ones, no more
+ *   torn       one for each rank: not 0 if it gave up, and may have written where this rank still reads
+ *   layouts    four for each rank, 64 bits each, of epoch e in number e mod 4: e << 32 | layout */
+typedef struct og_gather {
+    /* DEVICE memory: where each rank's words are, as this rank reaches them; `ranks` of them. */
+    uint32_t *const *words;
+    int32_t ranks;
+    int32_t rank;
+    /* Where they are, in words from the start; those of 64 bits at even places. */
+    int32_t stop_at;
+    int32_t epoch_at;
+    int32_t over_at;
+    int32_t last_use_at;
+    int32_t signals_at;
+    int32_t consumed_at;
+    int32_t torn_at;
+    int32_t layouts_at;
+    /* As in og_gemm_input. */
+    const uint32_t *abort;
+    og_failure *failure;
+    uint64_t timeout_ns;
+} og_gather;
+
+/* Rows that are pushed, and signalled, as one: bytes from the start of every rank's words on, the same
+ * on each. The second run (row scales) may be empty. */
+typedef struct og_push {
+    uint64_t offset[2];
+    uint64_t bytes[2];
+    /* The slot of its signal. */
+    int32_t slot;
+    int32_t reserved;
+} og_push;
 
 /* What `og_gemm_prepare` found out once, so that `og_gemm_enqueue` asks the device nothing. */
 typedef struct og_gemm_plan {
@@ -288,7 +337,32 @@ og_status og_epoch_advance(uint32_t *epoch, void *stream);
  * goes before the product that waits for it, or that product leaves an SM free. */
 og_status og_signal_post(uint32_t *signals, int32_t count, const uint32_t *epoch, void *stream);
 
-/* Loads the two kernels above into the current context, so that their first use is not slow. */
+/* Enqueues a kernel of one warp that begins this rank's next step, in buffer `buffer` (0 or 1):
+ *  1. the epoch grows by one, to e; all ranks are told that this one has consumed e - 1;
+ *  2. it waits until all ranks have consumed e - 2 and what else was last in that buffer: from here on
+ *     this rank may push into theirs. So no rank is ever two steps ahead of another;
+ *  3. it looks whether all ranks that have announced e - 1 laid it out as this one did, and announces e
+ *     with `layout`, before any of its rows can arrive anywhere;
+ *  4. the signals of this rank's own slots, `own_slots` from `own_slot` on, say that they are there.
+ * If a rank is late or laid out otherwise, or the host has set the abort word, the step counts as given
+ * up: products that wait for it end at once, all ranks are told that their rows may be torn, and so it
+ * is with every later step. */
+og_status og_gather_begin(const og_gather *gather, int32_t buffer, uint32_t layout, int32_t own_slot,
+                          int32_t own_slots, void *stream);
+
+/* Enqueues a kernel of `blocks` blocks that pushes rows from this rank's memory into all other ranks',
+ * in the order in which they need them (`pushes` is HOST memory, copied), and signals each after its
+ * data. Pushes nothing if the step was given up. `counters` is device memory of `count * ranks` words,
+ * zero before the first use and left zero. Needs SMs: what waits for it comes after it. */
+og_status og_gather_push(const og_gather *gather, const og_push *pushes, int32_t count,
+                         uint32_t *counters, int32_t blocks, void *stream);
+
+/* Enqueues a kernel of one warp that ends when the signals of `count` slots from `slot` on have reached
+ * the epoch, or the step was given up. `chunk` is what the failure record calls the first of them. */
+og_status og_gather_await(const og_gather *gather, int32_t slot, int32_t count, int32_t chunk,
+                          void *stream);
+
+/* Loads the five kernels above into the current context, so that their first use is not slow. */
 og_status og_signals_prepare(void);
 
 #ifdef __cplusplus

@@ -114,6 +114,29 @@ fn fewer_rows_than_planned() {
     });
 }
 
+/// The workspace of the slices is left as the next call needs it, whichever rows that has.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn rows_vary_while_k_is_cut() {
+    on_every_kernel(SEED, |gpu, kernel, random| {
+        let case = Case::new(kernel, 900, 2000, 1000);
+        let case = case.clone().with(|options| options.with_splits(case.most_splits().min(3)));
+        let gemm = Gemm::plan(&gpu.device, &case.problem(), &case.options).unwrap();
+        let mut call = call(gpu, &case, random);
+        for rows in [900, 100, 900, 513, 700, 1, 900] {
+            call.renew(&gpu.stream, random);
+            call.poison_d(&gpu.stream);
+            let operands = call.addresses(&gpu.stream).rows(rows);
+            // SAFETY: the call's own memory, which outlives the look at it.
+            unsafe { gemm.enqueue_raw(&gpu.stream, &operands) }.unwrap();
+            call.fetch(&gpu.stream);
+            call.check_written(rows);
+            let report = call.report(&some_rows(rows, random));
+            assert_eq!(report.wrong, 0, "{rows} rows of {case:?}: {report:?}");
+        }
+    });
+}
+
 /// What `run-gpu-tests --sanitize` runs: two launches a kernel.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]

@@ -65,4 +65,38 @@ impl FailureRecord {
     pub(super) const NONE: u32 = 0;
     pub(super) const TIMEOUT: u32 = 1;
     pub(super) const ABORTED: u32 = 2;
+    pub(super) const ABSENT: u32 = 3;
+    pub(super) const LAYOUT: u32 = 4;
+}
+
+/// Where the words of a gather are, and how this rank waits: `og_gather`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct GatherWords {
+    /// Device memory: the start of each rank's words.
+    pub(super) words: u64,
+    pub(super) ranks: i32,
+    pub(super) rank: i32,
+    pub(super) stop_at: i32,
+    pub(super) epoch_at: i32,
+    pub(super) over_at: i32,
+    pub(super) last_use_at: i32,
+    pub(super) signals_at: i32,
+    pub(super) consumed_at: i32,
+    pub(super) torn_at: i32,
+    pub(super) layouts_at: i32,
+    pub(super) abort: u64,
+    pub(super) failure: u64,
+    pub(super) timeout_ns: u64,
+}
+
+/// Rows that are pushed, and signalled, as one: `og_push`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Push {
+    /// From the start of every rank's words: the rows, then their scales.
+    pub(super) offset: [u64; 2],
+    pub(super) bytes: [u64; 2],
+    pub(super) slot: i32,
+    pub(super) reserved: i32,
 }

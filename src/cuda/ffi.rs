@@ -7,7 +7,7 @@
 
 use std::ffi::{CStr, c_void};
 
-use super::call::{Addresses, Chunk, FailureRecord, Input};
+use super::call::{Addresses, Chunk, FailureRecord, GatherWords, Input, Push};
 use super::kernels::Kernel;
 use super::options::Activation;
 use super::records::TileRecord;
@@ -29,14 +29,16 @@ mod bindings {
 }
 
 use bindings::{
-    og_activation, og_chunk, og_failure, og_failure_kind, og_gemm_input, og_gemm_operands,
-    og_gemm_plan, og_gemm_shape, og_kernel_facts, og_layout, og_status, og_tile_record, og_type,
+    og_activation, og_chunk, og_failure, og_failure_kind, og_gather, og_gemm_input,
+    og_gemm_operands, og_gemm_plan, og_gemm_shape, og_kernel_facts, og_layout, og_push, og_status,
+    og_tile_record, og_type,
 };
 
 // The limits have two homes, because Rust must know them where there are no kernels.
 const _: () = assert!(MAX_EXTENT as u64 == bindings::OG_MAX_EXTENT as u64);
 const _: () = assert!(MAX_SPLITS as u64 == bindings::OG_MAX_SPLITS as u64);
 const _: () = assert!(super::MAX_CHUNKS as u64 == bindings::OG_MAX_CHUNKS as u64);
+const _: () = assert!(super::MAX_PUSHED as u64 == bindings::OG_MAX_PUSHED as u64);
 const _: () = assert!(TMA_ALIGNMENT == bindings::OG_ALIGNMENT_BYTES as u64);
 
 // So have the structs that the device writes or that are passed on as they are.
@@ -52,10 +54,31 @@ macro_rules! same_layout {
 same_layout!(Chunk, og_chunk, first_row, signal);
 same_layout!(FailureRecord, og_failure, chunk, signal, epoch, tile_m, tile_n, kind);
 same_layout!(TileRecord, og_tile_record, wait_begin, ready, done, index, sm, tile_m, tile_n, chunk);
+same_layout!(
+    GatherWords,
+    og_gather,
+    words,
+    ranks,
+    rank,
+    stop_at,
+    epoch_at,
+    over_at,
+    last_use_at,
+    signals_at,
+    consumed_at,
+    torn_at,
+    layouts_at,
+    abort,
+    failure,
+    timeout_ns
+);
+same_layout!(Push, og_push, offset, bytes, slot);
 const _: () = {
     assert!(FailureRecord::NONE == og_failure_kind::OG_FAILURE_NONE.0);
     assert!(FailureRecord::TIMEOUT == og_failure_kind::OG_FAILURE_TIMEOUT.0);
     assert!(FailureRecord::ABORTED == og_failure_kind::OG_FAILURE_ABORTED.0);
+    assert!(FailureRecord::ABSENT == og_failure_kind::OG_FAILURE_ABSENT.0);
+    assert!(FailureRecord::LAYOUT == og_failure_kind::OG_FAILURE_LAYOUT.0);
 };
 
 /// What `og_gemm_prepare` found out; only [`prepare`] makes one.
@@ -79,8 +102,12 @@ impl Prepared {
     }
 }
 
+/// Numbers of the C side are signed; what does not fit is refused there.
+fn int(value: u32) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
 fn shape_of(shape: &Shape) -> og_gemm_shape {
-    let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
     og_gemm_shape {
         m: shape.m.into(),
         n: shape.n.into(),
@@ -121,7 +148,7 @@ fn operands_of(addresses: &Addresses) -> og_gemm_operands {
 fn input_of(input: &Input<'_>) -> og_gemm_input {
     og_gemm_input {
         chunks: input.chunks.as_ptr().cast::<og_chunk>(),
-        chunk_count: i32::try_from(input.chunks.len()).unwrap_or(i32::MAX),
+        chunk_count: int(input.chunks.len() as u32),
         pivot_row: input.pivot_row,
         signals: input.signals as *const u32,
         epoch: input.epoch as *const u32,
@@ -158,8 +185,7 @@ pub(super) fn kernel_count() -> u32 {
 pub(super) fn kernel_info(index: u32) -> Result<Kernel> {
     let mut facts = og_kernel_facts::default();
     // SAFETY: the pointer is to a live struct of the declared layout.
-    let status =
-        unsafe { bindings::og_kernel_info(i32::try_from(index).unwrap_or(i32::MAX), &mut facts) };
+    let status = unsafe { bindings::og_kernel_info(int(index), &mut facts) };
     outcome("og_kernel_info", status)?;
     let unknown = |what: &str, number| Error::Cuda {
         call: "og_kernel_info",
@@ -282,12 +308,69 @@ pub(super) unsafe fn signal_post(
     epoch: u64,
     stream: *mut c_void,
 ) -> Result<()> {
-    let count = i32::try_from(count).unwrap_or(i32::MAX);
     // SAFETY: the caller's promise.
     let status = unsafe {
-        bindings::og_signal_post(signals as *mut u32, count, epoch as *const u32, stream)
+        bindings::og_signal_post(signals as *mut u32, int(count), epoch as *const u32, stream)
     };
     outcome("og_signal_post", status)
+}
+
+/// `og_gather_begin`: the slots are this rank's own.
+///
+/// # Safety
+/// The context of `stream` is current on this thread; the words are as the header says on every rank, and
+/// stay until the kernel is done.
+pub(super) unsafe fn gather_begin(
+    gather: &GatherWords,
+    buffer: u32,
+    layout: u32,
+    slots: std::ops::Range<u32>,
+    stream: *mut c_void,
+) -> Result<()> {
+    let (first, count) = (int(slots.start), int(slots.len() as u32));
+    let gather = std::ptr::from_ref(gather).cast::<og_gather>();
+    // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
+    let status =
+        unsafe { bindings::og_gather_begin(gather, int(buffer), layout, first, count, stream) };
+    outcome("og_gather_begin", status)
+}
+
+/// `og_gather_push`.
+///
+/// # Safety
+/// As for [`gather_begin`]; every rank has memory where the pushes say, and `counters` are
+/// `pushes.len()` words for each rank.
+pub(super) unsafe fn gather_push(
+    gather: &GatherWords,
+    pushes: &[Push],
+    counters: u64,
+    blocks: u32,
+    stream: *mut c_void,
+) -> Result<()> {
+    let gather = std::ptr::from_ref(gather).cast::<og_gather>();
+    let (first, count) = (pushes.as_ptr().cast::<og_push>(), int(pushes.len() as u32));
+    // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
+    let status = unsafe {
+        bindings::og_gather_push(gather, first, count, counters as *mut u32, int(blocks), stream)
+    };
+    outcome("og_gather_push", status)
+}
+
+/// `og_gather_await`: `chunk` names the first slot's in a failure.
+///
+/// # Safety
+/// As for [`gather_begin`].
+pub(super) unsafe fn gather_await(
+    gather: &GatherWords,
+    slots: std::ops::Range<u32>,
+    chunk: u32,
+    stream: *mut c_void,
+) -> Result<()> {
+    let gather = std::ptr::from_ref(gather).cast::<og_gather>();
+    let (first, count) = (int(slots.start), int(slots.len() as u32));
+    // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
+    let status = unsafe { bindings::og_gather_await(gather, first, count, int(chunk), stream) };
+    outcome("og_gather_await", status)
 }
 
 /// `og_signals_prepare`.

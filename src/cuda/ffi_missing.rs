@@ -4,8 +4,9 @@
 //! here succeeds; [`Prepared`] has no value, so no plan can exist and nothing is ever enqueued.
 
 use std::ffi::c_void;
+use std::ops::Range;
 
-use super::call::{Addresses, Input};
+use super::call::{Addresses, GatherWords, Input, Push};
 use super::kernels::Kernel;
 use super::shape::Shape;
 use crate::error::{Error, Result};
@@ -81,6 +82,41 @@ pub(super) unsafe fn epoch_advance(_: u64, _: *mut c_void) -> Result<()> {
 /// # Safety
 /// None needed; the twin's does.
 pub(super) unsafe fn signal_post(_: u64, _: u32, _: u64, _: *mut c_void) -> Result<()> {
+    Err(missing())
+}
+
+/// # Safety
+/// None needed; the twin's does.
+pub(super) unsafe fn gather_begin(
+    _: &GatherWords,
+    _: u32,
+    _: u32,
+    _: Range<u32>,
+    _: *mut c_void,
+) -> Result<()> {
+    Err(missing())
+}
+
+/// # Safety
+/// None needed; the twin's does.
+pub(super) unsafe fn gather_push(
+    _: &GatherWords,
+    _: &[Push],
+    _: u64,
+    _: u32,
+    _: *mut c_void,
+) -> Result<()> {
+    Err(missing())
+}
+
+/// # Safety
+/// None needed; the twin's does.
+pub(super) unsafe fn gather_await(
+    _: &GatherWords,
+    _: Range<u32>,
+    _: u32,
+    _: *mut c_void,
+) -> Result<()> {
     Err(missing())
 }
 

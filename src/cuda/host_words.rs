@@ -36,12 +36,25 @@ unsafe impl Sync for HostWords {}
 /// What a kernel said when it gave up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
-    /// The abort word was set; otherwise the time was over.
-    pub(super) aborted: bool,
+    pub(super) cause: Cause,
+    /// The chunk, or the rank, at fault.
     pub(super) chunk: u32,
     pub(super) signal: u32,
     pub(super) epoch: u32,
     pub(super) tile: Tile,
+}
+
+/// Why it gave up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// A chunk did not come in time.
+    Late,
+    /// The abort word was set.
+    Aborted,
+    /// A rank did not begin its step in time.
+    Absent,
+    /// A rank laid its step out by other rows.
+    Layout,
 }
 
 impl HostWords {
@@ -99,7 +112,12 @@ impl HostWords {
         }
         let load = |offset| word(offset).load(Ordering::Relaxed);
         let failure = Failure {
-            aborted: kind == FailureRecord::ABORTED,
+            cause: match kind {
+                FailureRecord::ABORTED => Cause::Aborted,
+                FailureRecord::ABSENT => Cause::Absent,
+                FailureRecord::LAYOUT => Cause::Layout,
+                _ => Cause::Late,
+            },
             chunk: load(std::mem::offset_of!(FailureRecord, chunk)),
             signal: load(std::mem::offset_of!(FailureRecord, signal)),
             epoch: load(std::mem::offset_of!(FailureRecord, epoch)),

@@ -25,12 +25,15 @@
 //! launched through CUDA's runtime (linked statically). Both mean the device's *primary context*;
 //! the runtime finds it because every function here makes it current on the calling thread first.
 
+pub mod all_gather;
+pub mod all_gather_gemm;
 pub mod async_gemm;
 mod call;
 pub mod choice;
 pub mod device;
 #[cfg_attr(not(overlap_gemm_kernels), path = "ffi_missing.rs")]
 mod ffi;
+pub mod gather;
 pub mod gemm;
 mod host_words;
 pub mod kernels;
@@ -40,11 +43,16 @@ mod product;
 pub mod records;
 mod shape;
 pub mod signals;
+pub mod symmetric;
+mod vmm;
 mod workspace;
 
+pub use all_gather::AllGather;
+pub use all_gather_gemm::{AllGatherGemm, Shard, Strategy};
 pub use async_gemm::AsyncGemm;
 pub use choice::{Choice, choose};
 pub use device::{Device, DeviceInfo, devices};
+pub use gather::{Engine, GatherOptions, SMALL_SHARD};
 pub use gemm::Gemm;
 pub use kernels::{Kernel, kernels};
 pub use operands::{Operands, RawOperands};
@@ -52,6 +60,7 @@ pub use options::{Activation, GemmOptions};
 pub use records::{TileRecord, TileRecords};
 pub use shape::{MAX_EXTENT, MAX_SPLITS};
 pub use signals::{Aborter, Signals};
+pub use symmetric::SymmetricMemory;
 
 use crate::error::{Error, Result};
 
@@ -69,6 +78,9 @@ mod generated {
 
 /// The most chunks a product waits for: they travel as parameters of the kernel.
 pub const MAX_CHUNKS: u32 = 256;
+
+/// The most pieces of a shard that one kernel pushes, for the same reason.
+pub const MAX_PUSHED: u32 = 32;
 
 /// What the kernels in this binary were built with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -207,6 +207,11 @@ impl RawOperands {
         }
     }
 
+    /// B and D, where A is what is gathered.
+    pub fn of_gathered(b: CUdeviceptr, d: CUdeviceptr) -> Self {
+        RawOperands::new(0, b, d)
+    }
+
     /// A matrix that lies as D does, and the factor it is added with.
     #[must_use]
     pub fn c(mut self, c: CUdeviceptr, beta: f32) -> Self {

@@ -37,15 +37,18 @@ use cudarc::driver::{CudaStream, result};
 
 use super::call::{Chunk, Input};
 use super::device::Device;
-use super::host_words::{Failure, HostWords};
+use super::host_words::{Cause, Failure, HostWords};
+use super::symmetric::SymmetricMemory;
 use super::workspace::is_capturing;
 use super::{driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::plan::{Chunks, MAX_CHUNKS};
 
-/// Words before the signals: the two stop words (64 bits each), then the epoch, in lines of their own.
-const EPOCH_AT: u32 = 32;
-const SIGNALS_AT: u32 = 64;
+/// Words before the signals: the two stop words (64 bits each), then the epoch, in lines of their own. A
+/// gather has more words between the epoch and the signals (`gather_words`).
+pub(super) const STOP_AT: u32 = 0;
+pub(super) const EPOCH_AT: u32 = 32;
+pub(super) const SIGNALS_AT: u32 = 64;
 const WORD: u64 = size_of::<u32>() as u64;
 
 /// The signals of the chunks that arrive on one GPU, and the epoch that its steps expect.
@@ -56,6 +59,8 @@ const WORD: u64 = size_of::<u32>() as u64;
 pub struct Signals {
     device: Device,
     start: CUdeviceptr,
+    /// Whose memory it is, if not this value's own.
+    shared: Option<Arc<SymmetricMemory>>,
     slots: u32,
     host: Arc<HostWords>,
     epoch: AtomicU32,
@@ -75,6 +80,15 @@ pub(super) struct Waiter {
     pub(super) rank: u32,
     pub(super) limit: Duration,
     pub(super) chunks: Chunks,
+}
+
+impl Waiter {
+    /// The limit, as the device takes it.
+    pub(super) fn timeout_ns(&self) -> u64 {
+        /// Far from overflowing the timer, and longer than anybody waits.
+        const FOREVER: u64 = 1 << 62;
+        u64::try_from(self.limit.as_nanos()).unwrap_or(FOREVER).min(FOREVER)
+    }
 }
 
 impl Signals {
@@ -101,12 +115,34 @@ impl Signals {
         let memory = unsafe { result::malloc_sync(size_of_val(words.as_slice())) }
             .map_err(|error| driver_error("cuMemAlloc", error))?;
         let (device, epoch) = (device.clone(), AtomicU32::new(start));
-        let uses = Mutex::default();
-        let signals = Signals { device, start: memory, slots, host, epoch, uses };
+        let (uses, shared) = (Mutex::default(), None);
+        let signals = Signals { device, start: memory, shared, slots, host, epoch, uses };
         // SAFETY: the memory is as long as the words, and nobody else knows of it.
         unsafe { result::memcpy_htod_sync(memory, &words) }
             .map_err(|error| driver_error("cuMemcpyHtoD", error))?;
         Ok(signals)
+    }
+
+    /// Signals at the start of this rank's part of `memory`, which holds zeros and, from the epoch on, the
+    /// epoch before the first.
+    pub(super) fn shared(
+        device: &Device,
+        memory: &Arc<SymmetricMemory>,
+        slots: u32,
+        start: u32,
+    ) -> Result<Self> {
+        device.bind()?;
+        // SAFETY: `bind` has made the device's context current.
+        unsafe { ffi::signals_prepare() }?;
+        Ok(Signals {
+            device: device.clone(),
+            start: memory.own_address(),
+            shared: Some(Arc::clone(memory)),
+            slots,
+            host: Arc::new(HostWords::new(device)?),
+            epoch: AtomicU32::new(start),
+            uses: Mutex::default(),
+        })
     }
 
     /// How many signals there are.
@@ -233,23 +269,25 @@ impl Signals {
     ) -> Result<Input<'a>> {
         self.begin(stream)?;
         self.lock().waiter = Some(waiter.clone());
-        /// Far from overflowing the timer, and longer than anybody waits.
-        const FOREVER: u64 = 1 << 62;
-        let timeout = u64::try_from(waiter.limit.as_nanos()).unwrap_or(FOREVER).min(FOREVER);
         Ok(Input {
             chunks,
             pivot_row,
             signals: self.word_address(SIGNALS_AT),
             epoch: self.epoch_address(),
-            stop: self.word_address(0),
+            stop: self.word_address(STOP_AT),
             abort: self.host.abort_address(),
             failure: self.host.failure_address(),
-            timeout_ns: timeout,
+            timeout_ns: waiter.timeout_ns(),
         })
     }
 
+    /// The words on the host that kernels look at and write to.
+    pub(super) fn host(&self) -> &Arc<HostWords> {
+        &self.host
+    }
+
     /// Notes that `stream` will touch this memory, and makes the context current.
-    fn begin<'a>(&self, stream: &'a Arc<CudaStream>) -> Result<&'a Arc<CudaStream>> {
+    pub(super) fn begin<'a>(&self, stream: &'a Arc<CudaStream>) -> Result<&'a Arc<CudaStream>> {
         self.device.check_stream(stream)?;
         self.device.bind()?;
         let mut uses = self.lock();
@@ -278,7 +316,10 @@ impl Drop for Signals {
             // A stream that is being captured, or a context that is lost: nobody can say when the last
             // kernel has ended, so nothing is freed under it.
             context.record_err(waited);
-            std::mem::forget(Arc::clone(&self.host));
+            std::mem::forget((Arc::clone(&self.host), self.shared.clone()));
+            return;
+        }
+        if self.shared.is_some() {
             return;
         }
         context.record_err(context.bind_to_thread());
@@ -313,16 +354,36 @@ impl Aborter {
 
 /// The error that a failure is.
 fn in_words(failure: Failure, waiter: &Waiter, chunks: &Chunks) -> Error {
-    let Failure { aborted, chunk, signal, epoch, tile } = failure;
-    let awaited = format!("chunk {chunk} (for tile ({}, {}))", tile.m, tile.n);
-    let rank = waiter.rank;
-    if aborted {
-        let reason = format!("asked to while it waited for {awaited} of epoch {epoch}");
-        return Error::Aborted { rank, reason };
+    let Failure { cause, chunk, signal, epoch, tile } = failure;
+    let (rank, limit) = (waiter.rank, waiter.limit);
+    let awaited = match tile.m {
+        u32::MAX => format!("chunk {chunk}"),
+        _ => format!("chunk {chunk} (for tile ({}, {}))", tile.m, tile.n),
+    };
+    match cause {
+        Cause::Aborted => {
+            let reason = format!("asked to while it waited for {awaited} of epoch {epoch}");
+            Error::Aborted { rank, reason }
+        }
+        Cause::Late => {
+            let known = chunk < chunks.len();
+            let peer = if known { chunks.rank_of(chunk) } else { chunks.shards().ranks() };
+            Error::PeerTimeout { rank, peer, awaited, epoch, epoch_seen: signal, limit }
+        }
+        Cause::Absent => {
+            let awaited = "word that it has read its rows".into();
+            Error::PeerTimeout { rank, peer: chunk, awaited, epoch, epoch_seen: signal, limit }
+        }
+        Cause::Layout => other_layout(rank, chunk, epoch),
     }
-    let peer = if chunk < chunks.len() { chunks.rank_of(chunk) } else { chunks.shards().ranks() };
-    let limit = waiter.limit;
-    Error::PeerTimeout { rank, peer, awaited, epoch, epoch_seen: signal, limit }
+}
+
+/// Two ranks began one step with different rows.
+pub(super) fn other_layout(rank: u32, peer: u32, epoch: u32) -> Error {
+    let what = format!("the rows of epoch {epoch} on rank {peer}");
+    let expected = format!("those that rank {rank} gave, in the same buffer");
+    let remedy = "give every rank the rows of all ranks, and make the same calls on each";
+    Error::mismatch(what, "laid out otherwise", expected, remedy)
 }
 
 #[cfg(test)]
@@ -343,12 +404,12 @@ mod tests {
         let limit = Duration::from_millis(250);
         let waiter = Waiter { rank: 1, limit, chunks: chunks.clone() };
         let tile = Tile { m: 3, n: 2 };
-        let failure = Failure { aborted: false, chunk: 5, signal: 6, epoch: 7, tile };
+        let failure = Failure { cause: Cause::Late, chunk: 5, signal: 6, epoch: 7, tile };
         let text = in_words(failure, &waiter, &chunks).to_string();
         let expected = "rank 1: chunk 5 (for tile (3, 2)) from rank 2 did not come within 250ms \
                         (epoch 7 expected, 6 seen)";
         assert!(text.starts_with(expected), "{text}");
-        let error = in_words(Failure { aborted: true, ..failure }, &waiter, &chunks);
+        let error = in_words(Failure { cause: Cause::Aborted, ..failure }, &waiter, &chunks);
         assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error:?}");
         assert!(error.to_string().contains("chunk 5 (for tile (3, 2)) of epoch 7"), "{error}");
         // A record from nowhere names no rank that exists, and nothing panics.

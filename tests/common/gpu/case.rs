@@ -7,7 +7,7 @@ use std::fmt;
 
 use overlap_gemm::ElementType;
 use overlap_gemm::cuda::{Activation, GemmOptions, Kernel, MAX_SPLITS};
-use overlap_gemm::plan::{BLayout, Problem, Scaling};
+use overlap_gemm::plan::{BLayout, Problem, ProblemBuilder, Scaling};
 use overlap_gemm::random::Random;
 
 use super::inputs::factor;
@@ -63,6 +63,15 @@ impl Case {
     }
 
     pub fn problem(&self) -> Problem {
+        self.builder().build().unwrap()
+    }
+
+    /// The problem whose rows are spread over so many ranks.
+    pub fn sharded(&self, rows: &[u32]) -> Problem {
+        self.builder().shards(rows).build().unwrap()
+    }
+
+    fn builder(&self) -> ProblemBuilder {
         let [m, n, k] = self.size;
         let types = self.kernel.elements;
         let pitch = |row: u64, pad: u64, element: ElementType| {
@@ -77,8 +86,6 @@ impl Case {
             .ldb(pitch(b_row, self.pads[1], types.b))
             .ldd(pitch(n, self.pads[2], types.d))
             .scaling(self.scaling)
-            .build()
-            .unwrap()
     }
 
     /// A few tiles, the last of them cut off, one after the other on one cluster, with all that the

@@ -11,6 +11,7 @@ pub mod call;
 pub mod case;
 pub mod inputs;
 pub mod plain;
+pub mod ranks;
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

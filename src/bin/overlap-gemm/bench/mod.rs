@@ -8,6 +8,7 @@
 #[cfg(feature = "cuda")]
 mod bars;
 mod cases;
+mod gather;
 mod gemm;
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -24,11 +25,13 @@ use crate::exit::Failure;
 #[derive(clap::Subcommand)]
 pub enum What {
     Gemm(Box<gemm::Args>),
+    AllGatherGemm(Box<gather::Args>),
 }
 
 /// Runs the bench that was asked for.
 pub fn run(what: &What) -> Result<(), Failure> {
     match what {
         What::Gemm(args) => gemm::run(args),
+        What::AllGatherGemm(args) => gather::run(args),
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! [`case`] is the course of one case; the rest are its parts: `inputs` (random matrices, rotated),
 //! `check` (right or wrong), `timing` (loops and turns), the contenders `own`, `trickle` and
-//! `cublaslt`, `machine` (where it ran) and `driver` (the few calls that everyone makes). Invariant:
+//! `cublaslt`, `machine` (where it ran) and `driver` (the few calls that everyone makes). [`ranks`] is
+//! the bench of several GPUs, on the same parts. Invariant:
 //! what was measured is shown, also when a later case ends the bench.
 
 mod case;
@@ -12,6 +13,7 @@ mod driver;
 mod inputs;
 mod machine;
 mod own;
+mod ranks;
 mod timing;
 mod trickle;
 
@@ -29,6 +31,7 @@ use cublaslt::Cublaslt;
 use driver::Gpu;
 use inputs::Pools;
 use machine::Gauge;
+pub use ranks::run as run_ranks;
 use timing::Watch;
 
 /// Runs all cases and shows what they gave.

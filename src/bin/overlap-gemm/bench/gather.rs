@@ -1,0 +1,213 @@
+//! `overlap-gemm bench all-gather-gemm`: all-gather + GEMM between GPUs, beside NCCL and cuBLASLt.
+//!
+//! What belongs here: the arguments, and what they ask for. Every rank is a process with the same
+//! arguments, started by a launcher. Invariant: as in `bench gemm`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use overlap_gemm::plan::Scaling;
+
+use super::cases::{Case, Shape, Types};
+use super::gemm::Launch;
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::output::{Output, OutputArgs};
+use crate::problem_args;
+
+/// Time all-gather + GEMM between GPUs, beside NCCL and cuBLASLt; one process a rank
+///
+/// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm bench all-gather-gemm. All
+/// contenders take turns in the same processes, in steady loops of the same length, on random data,
+/// and every result is compared with an f64 reference first. Rank 0 reports, for each contender, the
+/// slowest rank's time of every round.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Problems: M of all ranks together, N of one rank, K
+    #[arg(
+        long,
+        value_name = "MxNxK,...",
+        value_delimiter = ',',
+        default_values = ["4096x3584x8192", "8192x3584x8192", "2048x3584x8192", "4096x1792x4096"]
+    )]
+    shapes: Vec<Shape>,
+
+    /// Types: of A and B, or AxB, or AxB:D; such as bf16,e4m3
+    #[arg(long, value_name = "TYPES,...", value_delimiter = ',', default_value = "bf16")]
+    types: Vec<Types>,
+
+    /// Scales for fp8 [default: tensor]
+    #[arg(long, value_parser = problem_args::scaling())]
+    scaling: Option<Scaling>,
+
+    /// Who takes part
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME,...",
+        value_delimiter = ',',
+        default_values_t = Gatherer::ALL
+    )]
+    contenders: Vec<Gatherer>,
+
+    /// Steps in one loop, at least
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    steps: u32,
+
+    /// Rounds; in each, every contender runs one loop
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+
+    /// How the loops are launched
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Launch::Graph, Launch::Plain])]
+    launch: Vec<Launch>,
+
+    /// Chunks a shard [default: by its size]
+    #[arg(long)]
+    pieces: Option<u32>,
+
+    /// Push by copy engines, on so many streams [default: by the size of a shard]
+    #[arg(long, value_name = "STREAMS", conflicts_with = "blocks")]
+    streams: Option<u32>,
+
+    /// Push by a kernel of so many blocks
+    #[arg(long)]
+    blocks: Option<u32>,
+
+    /// Own kernel by name [default: the library's choice]
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
+
+    /// Rows are copied into their slot in every step, rather than being there
+    #[arg(long)]
+    copied: bool,
+
+    /// cuBLASLt's library file [default: OVERLAP_GEMM_CUBLASLT, else where the loader and pip have it]
+    #[arg(long, value_name = "FILE")]
+    cublaslt: Option<PathBuf>,
+
+    /// NCCL's library file [default: OVERLAP_GEMM_NCCL, else libnccl.so.2 as the loader finds it]
+    #[arg(long, value_name = "FILE")]
+    nccl: Option<PathBuf>,
+
+    /// Where the random numbers begin
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Who takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Gatherer {
+    /// cuBLASLt's best product of an A that is there
+    Cublaslt,
+    /// This crate's
+    Own,
+    /// NCCL's all-gather, then cuBLASLt's product
+    NcclCublaslt,
+    /// NCCL's all-gather alone
+    Nccl,
+    /// This crate's all-gather alone
+    Gather,
+    /// This crate's all-gather, then its product
+    Sequential,
+    /// A product for each rank's rows
+    Pipelined,
+    /// One product that waits for its rows
+    Fused,
+}
+
+impl Gatherer {
+    const ALL: [Gatherer; 8] = [
+        Gatherer::Cublaslt,
+        Gatherer::Own,
+        Gatherer::NcclCublaslt,
+        Gatherer::Nccl,
+        Gatherer::Gather,
+        Gatherer::Sequential,
+        Gatherer::Pipelined,
+        Gatherer::Fused,
+    ];
+
+    /// As the command line and the results call it.
+    #[cfg(feature = "cuda")]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Gatherer::Cublaslt => "cublaslt",
+            Gatherer::Own => "own",
+            Gatherer::NcclCublaslt => "nccl-cublaslt",
+            Gatherer::Nccl => "nccl",
+            Gatherer::Gather => "gather",
+            Gatherer::Sequential => "sequential",
+            Gatherer::Pipelined => "pipelined",
+            Gatherer::Fused => "fused",
+        }
+    }
+}
+
+/// What was asked for.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+pub struct Wanted {
+    pub cases: Vec<Case>,
+    pub contenders: Vec<Gatherer>,
+    pub steps: usize,
+    pub rounds: usize,
+    pub launch: Vec<Launch>,
+    pub pieces: Option<u32>,
+    pub streams: Option<u32>,
+    pub blocks: Option<u32>,
+    pub kernel: Option<String>,
+    pub copied: bool,
+    pub cublaslt: Option<PathBuf>,
+    pub nccl: Option<PathBuf>,
+    pub seed: u64,
+}
+
+impl Args {
+    fn wanted(&self) -> Result<Wanted, Failure> {
+        let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let b_layout = overlap_gemm::plan::BLayout::Nk;
+        Ok(Wanted {
+            cases: Case::of_shapes(&self.shapes, &self.types, b_layout, self.scaling)?,
+            contenders: self.contenders.clone(),
+            steps: self.steps as usize,
+            rounds: self.rounds as usize,
+            launch: self.launch.clone(),
+            pieces: self.pieces,
+            streams: self.streams,
+            blocks: self.blocks,
+            kernel: self.kernel.clone(),
+            copied: self.copied,
+            cublaslt: self.cublaslt.clone().or_else(|| named("OVERLAP_GEMM_CUBLASLT")),
+            nccl: self.nccl.clone().or_else(|| named("OVERLAP_GEMM_NCCL")),
+            seed: self.seed,
+        })
+    }
+}
+
+/// Runs the bench and shows it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let wanted = args.wanted()?;
+    // All ranks have the same arguments; one has the results.
+    let launch = overlap_gemm::group::Launch::from_env()?;
+    let output = match launch.rank {
+        0 => Some(args.output.open()?),
+        _ => None,
+    };
+    let interrupt = Interrupt::install()?;
+    measure(&wanted, output, interrupt)
+}
+
+#[cfg(feature = "cuda")]
+fn measure(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Result<(), Failure> {
+    super::gpu::run_ranks(wanted, output, interrupt)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn measure(_: &Wanted, _: Option<Output>, _: Interrupt) -> Result<(), Failure> {
+    let reason = "it was built without the feature `cuda`: build with --features cuda";
+    Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
+}

@@ -1,0 +1,237 @@
+//! Everybody who takes part, as things that can be enqueued step by step on every rank alike.
+//!
+//! Invariant: all contenders of a case read the same A and multiply by the same Bs, whose sets take
+//! turns; who gathers, gathers in place unless rows are to be copied.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use overlap_gemm::cuda::{
+    AllGather, AllGatherGemm, GatherOptions, Gemm, GemmOptions, Shard, Strategy,
+};
+use overlap_gemm::group::Group;
+use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::{Error, Result};
+
+use super::super::cublaslt::Suggested;
+use super::super::driver::Gpu;
+use super::super::inputs::Inputs;
+use super::super::own::operands;
+use super::super::timing::Product;
+use super::nccl::Nccl;
+
+/// One of them.
+pub trait Step {
+    /// Enqueues a step whose B and D are those of that set.
+    fn enqueue(&mut self, set: usize) -> Result<()>;
+    /// Whether all went well, when the stream is through.
+    fn check(&mut self) -> Result<()> {
+        Ok(())
+    }
+    /// Whether it computes D.
+    fn multiplies(&self) -> bool {
+        true
+    }
+    /// What it is, in words.
+    fn describe(&self) -> String;
+}
+
+/// A case on one rank.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    pub gpu: &'a Gpu,
+    pub group: &'a Arc<Group>,
+    /// With the shards of all ranks.
+    pub problem: &'a Problem,
+    pub inputs: &'a Inputs,
+    /// The set whose A is gathered.
+    pub set: usize,
+}
+
+impl Place<'_> {
+    /// The first of this rank's rows, in bytes from the start of A, and the bytes of all of them.
+    fn own(&self) -> (u64, u64) {
+        let rows = self.problem.shards().rows(self.group.rank());
+        let row = u64::from(self.problem.k()) * u64::from(self.problem.elements().a.size());
+        (u64::from(rows.start) * row, rows.len() as u64 * row)
+    }
+
+    fn own_scales(&self) -> u64 {
+        let first = self.problem.shards().rows(self.group.rank()).start;
+        match (&self.inputs.scale_a, self.problem.scaling()) {
+            (Some(scales), Scaling::Rows) => scales.address + 4 * u64::from(first),
+            _ => 0,
+        }
+    }
+}
+
+/// cuBLASLt's product.
+pub struct Cublaslt<'a> {
+    pub place: Place<'a>,
+    pub product: Rc<Suggested>,
+    /// Gathers A before.
+    pub nccl: Option<Rc<Nccl>>,
+}
+
+/// NCCL's all-gather.
+pub struct NcclAlone<'a> {
+    pub place: Place<'a>,
+    pub nccl: Rc<Nccl>,
+}
+
+fn gather_by_nccl(place: &Place<'_>, nccl: &Nccl, set: usize) -> Result<()> {
+    let ranks = place.group.ranks();
+    if !place.problem.m().is_multiple_of(ranks) {
+        return Err(Error::Unsupported {
+            what: "NCCL's all-gather of unequal shards".into(),
+            why: "it takes as much from each rank".into(),
+            remedy: "give an M that the number of ranks divides",
+        });
+    }
+    let mut buffers = vec![(place.inputs.sets[set].a.address, place.own().1)];
+    if let (Some(scales), Scaling::Rows) = (&place.inputs.scale_a, place.problem.scaling()) {
+        buffers.push((scales.address, u64::from(place.problem.m() / ranks) * 4));
+    }
+    // SAFETY: A and its scales have room for all ranks' rows, and the own ones are in their place.
+    unsafe { nccl.all_gather(place.group.rank(), &buffers, place.gpu.stream.cu_stream()) }
+}
+
+impl Step for Cublaslt<'_> {
+    fn enqueue(&mut self, set: usize) -> Result<()> {
+        if let Some(nccl) = &self.nccl {
+            gather_by_nccl(&self.place, nccl, set)?;
+        }
+        self.product.enqueue(self.place.gpu, self.place.inputs, set)
+    }
+
+    fn describe(&self) -> String {
+        self.product.describe()
+    }
+}
+
+impl Step for NcclAlone<'_> {
+    fn enqueue(&mut self, set: usize) -> Result<()> {
+        gather_by_nccl(&self.place, &self.nccl, set)
+    }
+
+    fn multiplies(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> String {
+        format!("NCCL {}", self.nccl.version())
+    }
+}
+
+/// This crate's product of an A that is there.
+pub struct Own<'a> {
+    pub place: Place<'a>,
+    pub gemm: Gemm,
+}
+
+impl Step for Own<'_> {
+    fn enqueue(&mut self, set: usize) -> Result<()> {
+        // SAFETY: as large as the problem says; they live until the stream is through.
+        unsafe { self.gemm.enqueue_raw(&self.place.gpu.stream, &operands(self.place.inputs, set)) }
+    }
+
+    fn describe(&self) -> String {
+        self.gemm.kernel().to_string()
+    }
+}
+
+/// This crate's all-gather + GEMM.
+pub struct Gathered<'a> {
+    place: Place<'a>,
+    layer: AllGatherGemm,
+    copied: bool,
+}
+
+impl<'a> Gathered<'a> {
+    /// Plans it, and puts this rank's rows into both of their slots.
+    pub fn plan(
+        place: Place<'a>,
+        strategy: Strategy,
+        gather: &GatherOptions,
+        gemm: &GemmOptions,
+        copied: bool,
+    ) -> Result<Self> {
+        let Place { gpu, group, problem, .. } = place;
+        let layer = AllGatherGemm::plan(group, &gpu.device, problem, strategy, gather, gemm)?;
+        let mut it = Gathered { place, layer, copied };
+        for _ in 0..2 {
+            let (slot, bytes) = it.layer.local_shard(None)?;
+            let from = place.inputs.sets[place.set].a.address + place.own().0;
+            // SAFETY: the slot has room for the rank's rows, which A has.
+            unsafe { gpu.copy(slot, from, bytes) }?;
+            it.enqueue(place.set)?;
+            gpu.synchronize()?;
+            it.layer.check()?;
+        }
+        Ok(it)
+    }
+}
+
+impl Step for Gathered<'_> {
+    fn enqueue(&mut self, set: usize) -> Result<()> {
+        let Place { gpu, inputs, problem, .. } = self.place;
+        let mut operands = operands(inputs, set);
+        operands.a = 0;
+        let mut shard = Shard::in_place();
+        if self.copied {
+            shard = Shard::at(inputs.sets[self.place.set].a.address + self.place.own().0);
+        }
+        if problem.scaling() == Scaling::Rows {
+            operands.scale_a = 0;
+            shard = shard.scales(self.place.own_scales());
+        }
+        // SAFETY: as large as the problem says; they live until the stream is through.
+        unsafe { self.layer.enqueue(&gpu.stream, shard, &[operands]) }
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.layer.check()
+    }
+
+    fn describe(&self) -> String {
+        self.layer.explain().trim_end().replace('\n', "; ")
+    }
+}
+
+/// This crate's all-gather.
+pub struct GatherAlone<'a> {
+    place: Place<'a>,
+    gather: AllGather,
+}
+
+impl<'a> GatherAlone<'a> {
+    /// Plans it.
+    pub fn plan(place: Place<'a>, options: &GatherOptions) -> Result<Self> {
+        let Place { gpu, group, problem, .. } = place;
+        let row = u64::from(problem.k()) * u64::from(problem.elements().a.size());
+        let rows = problem.shards().to_rows();
+        let gather = AllGather::plan(group, &gpu.device, &rows, row, options)?;
+        Ok(GatherAlone { place, gather })
+    }
+}
+
+impl Step for GatherAlone<'_> {
+    fn enqueue(&mut self, _: usize) -> Result<()> {
+        let stream = &self.place.gpu.stream;
+        // SAFETY: the rows are in their slots, whatever they are.
+        unsafe { self.gather.start(stream, None, 0) }?;
+        self.gather.finish(stream).map(drop)
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.gather.check()
+    }
+
+    fn multiplies(&self) -> bool {
+        false
+    }
+
+    fn describe(&self) -> String {
+        "this crate's all-gather".into()
+    }
+}

@@ -1,0 +1,294 @@
+//! The bench of all-gather + GEMM on several GPUs: this process's part as one rank.
+//!
+//! What belongs here: the course of it; the contenders are beside. Every rank does the same in the same
+//! order, since whatever gathers is collective. Invariant: a time is that of the slowest rank; nobody is
+//! shown one for a wrong result.
+
+mod contenders;
+mod nccl;
+mod report;
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use overlap_gemm::cuda::cudarc::driver::CudaGraph;
+use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use overlap_gemm::cuda::{Engine, GatherOptions, Gemm, GemmOptions, Strategy, devices};
+use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
+use overlap_gemm::plan::Problem;
+use overlap_gemm::{Error, Result};
+
+use super::super::cases::Case;
+use super::super::gather::{Gatherer, Wanted};
+use super::super::gemm::Launch;
+use super::check::Check;
+use super::cublaslt::{Cublaslt, Suggested};
+use super::driver::{Gpu, call};
+use super::inputs::{Inputs, Pools};
+use super::machine::{self, Gauge};
+use super::timing::{Product, Watch, estimate_ms, turn};
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::output::Output;
+use nccl::Nccl;
+use report::{CaseReport, Report, Row};
+
+/// Suggestions of cuBLASLt that are tried.
+const SUGGESTIONS: u32 = 16;
+/// Steps in one graph: even, for both buffers, and a multiple of the sets.
+const GRAPH_STEPS: usize = 20;
+/// Sets of matrices that take turns.
+const SETS: usize = 4;
+/// How long ranks wait for each other between loops.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How long a loop of each contender runs before the rounds.
+const WARM_UP_ROUNDS: usize = 2;
+
+/// What all cases share.
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    group: Arc<Group>,
+    wanted: &'a Wanted,
+    cublaslt: Option<Rc<Cublaslt>>,
+    nccl: Option<Rc<Nccl>>,
+    watch: Watch,
+    l2_bytes: u64,
+    interrupt: Interrupt,
+}
+
+/// Runs all cases as one rank; rank 0 shows what they gave.
+pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Result<(), Failure> {
+    let place = Place::from_env()?;
+    let count = devices()?.len().max(1);
+    let gpu = Gpu::open(place.local_rank as usize % count)?;
+    let shared = GroupOptions::default().shared_devices(true);
+    let group = Arc::new(Group::from_env(&shared)?);
+    let takes_part = |all: &[Gatherer]| all.iter().any(|who| wanted.contenders.contains(who));
+    let cublaslt = match takes_part(&[Gatherer::Cublaslt, Gatherer::NcclCublaslt]) {
+        true => Some(Cublaslt::open(&gpu, wanted.cublaslt.as_deref())?),
+        false => None,
+    };
+    let nccl = match takes_part(&[Gatherer::Nccl, Gatherer::NcclCublaslt]) {
+        true => Some(Rc::new(Nccl::join(&group, wanted.nccl.as_deref())?)),
+        false => None,
+    };
+    let gauge = Gauge::new(&gpu)?;
+    let machine = machine::describe(&gpu, &gauge, cublaslt.as_deref())?;
+    let (watch, l2_bytes) = (Watch::new(&gpu)?, machine.l2_bytes);
+    let bench = Bench { gpu: &gpu, group, wanted, cublaslt, nccl, watch, l2_bytes, interrupt };
+    let mut pools = Pools::new(wanted.seed);
+    let mut cases = Vec::new();
+    for case in &wanted.cases {
+        let report = bench.run(case, &mut pools)?;
+        if output.is_some() {
+            eprintln!("{report}");
+        }
+        cases.push(report);
+    }
+    bench.barrier("the end of the bench")?;
+    let Some(output) = output else { return Ok(()) };
+    let report = Report {
+        command: super::command(),
+        version: env!("CARGO_PKG_VERSION"),
+        machine,
+        nccl: bench.nccl.as_ref().map(|nccl| nccl.version().to_owned()),
+        ranks: bench.group.ranks(),
+        steps: wanted.steps,
+        rounds: wanted.rounds,
+        copied: wanted.copied,
+        cases,
+    };
+    output.write(&report, |stdout| write!(stdout, "{report}"))?;
+    let wrong = report.cases.iter().flat_map(|case| &case.rows).find_map(|row| row.failed.clone());
+    wrong.map_or(Ok(()), |why| Err(Failure::CheckFailed(why)))
+}
+
+/// A contender, and how its loop is launched.
+struct Entrant<'a> {
+    who: Gatherer,
+    launch: Launch,
+    step: Box<dyn contenders::Step + 'a>,
+    graph: Option<CudaGraph>,
+    failed: Option<String>,
+    times: Vec<f64>,
+}
+
+impl Bench<'_> {
+    fn barrier(&self, what: &str) -> Result<()> {
+        self.group.barrier(what, LIMIT)
+    }
+
+    fn run(&self, case: &Case, pools: &mut Pools) -> Result<CaseReport, Failure> {
+        let (gpu, wanted) = (self.gpu, self.wanted);
+        let problem = spread(&case.problem, self.group.ranks())?;
+        let inputs = pools.inputs(gpu, &problem, self.l2_bytes)?;
+        let mut check = Check::new(pools, &problem, &inputs, true, wanted.seed);
+        let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
+        check.set = sets - 1;
+        let place = contenders::Place {
+            gpu,
+            group: &self.group,
+            problem: &problem,
+            inputs: &inputs,
+            set: check.set,
+        };
+        let mut entrants = Vec::new();
+        for &who in &wanted.contenders {
+            for &launch in &wanted.launch {
+                self.interrupt.check()?;
+                let mut step = self.plan(who, place)?;
+                let failed = match step.multiplies() {
+                    true => {
+                        let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
+                        step.check()?;
+                        checked.err()
+                    }
+                    false => None,
+                };
+                entrants.push(Entrant { who, launch, step, graph: None, failed, times: vec![] });
+            }
+        }
+        self.rounds(&mut entrants, sets)?;
+        let rows = entrants.into_iter().map(|entrant| Row {
+            who: entrant.who,
+            graph: entrant.launch == Launch::Graph,
+            what: entrant.step.describe(),
+            failed: entrant.failed,
+            rounds_us: entrant.times,
+        });
+        Ok(CaseReport { name: case.to_string(), rows: rows.collect() })
+    }
+
+    fn plan<'c>(
+        &self,
+        who: Gatherer,
+        place: contenders::Place<'c>,
+    ) -> Result<Box<dyn contenders::Step + 'c>> {
+        let mut gemm = GemmOptions::default();
+        gemm.kernel.clone_from(&self.wanted.kernel);
+        let gather = self.gather_options();
+        let nccl = || {
+            let missing = || Error::NoDevice { reason: "NCCL is not loaded".into() };
+            self.nccl.clone().ok_or_else(missing)
+        };
+        let gathered = |strategy| -> Result<Box<dyn contenders::Step + 'c>> {
+            let copied = self.wanted.copied;
+            let planned = contenders::Gathered::plan(place, strategy, &gather, &gemm, copied)?;
+            Ok(Box::new(planned))
+        };
+        Ok(match who {
+            Gatherer::Cublaslt => {
+                let product = self.suggested(place.problem, place.inputs)?;
+                Box::new(contenders::Cublaslt { place, product, nccl: None })
+            }
+            Gatherer::NcclCublaslt => {
+                let product = self.suggested(place.problem, place.inputs)?;
+                Box::new(contenders::Cublaslt { place, product, nccl: Some(nccl()?) })
+            }
+            Gatherer::Nccl => Box::new(contenders::NcclAlone { place, nccl: nccl()? }),
+            Gatherer::Own => {
+                let gemm = Gemm::plan(&self.gpu.device, place.problem, &gemm)?;
+                Box::new(contenders::Own { place, gemm })
+            }
+            Gatherer::Gather => Box::new(contenders::GatherAlone::plan(place, &gather)?),
+            Gatherer::Sequential => gathered(Strategy::Sequential)?,
+            Gatherer::Pipelined => gathered(Strategy::Pipelined)?,
+            Gatherer::Fused => gathered(Strategy::Fused)?,
+        })
+    }
+
+    fn gather_options(&self) -> GatherOptions {
+        let wanted = self.wanted;
+        let mut options = GatherOptions::default();
+        options.pieces = wanted.pieces;
+        if let Some(streams) = wanted.streams {
+            options.engine = Engine::CopyEngines { streams };
+        }
+        if let Some(blocks) = wanted.blocks {
+            options.engine = Engine::Kernel { blocks };
+        }
+        options
+    }
+
+    /// The fastest of cuBLASLt's suggestions, in a short loop of each.
+    fn suggested(&self, problem: &Problem, inputs: &Inputs) -> Result<Rc<Suggested>> {
+        let missing = || Error::NoDevice { reason: "cuBLASLt is not loaded".into() };
+        let library = self.cublaslt.as_ref().ok_or_else(missing)?;
+        let mut best: Option<(f64, Suggested)> = None;
+        for suggested in Suggested::all(library, problem, inputs, true, SUGGESTIONS)? {
+            // A suggestion that the library itself then refuses is no contender.
+            if suggested.enqueue(self.gpu, inputs, 0).is_err() {
+                continue;
+            }
+            let mut times = Vec::new();
+            for _ in 0..5 {
+                times.push(estimate_ms(self.gpu, &suggested, inputs, &self.watch)?);
+            }
+            let time = times.into_iter().fold(f64::INFINITY, f64::min);
+            if best.as_ref().is_none_or(|(least, _)| time < *least) {
+                best = Some((time, suggested));
+            }
+        }
+        let none = || Error::NoDevice { reason: "cuBLASLt refuses all that it suggests".into() };
+        best.map(|(_, suggested)| Rc::new(suggested)).ok_or_else(none)
+    }
+
+    /// Everyone's loops, by turns; every rank takes the same turns.
+    fn rounds(&self, entrants: &mut [Entrant<'_>], sets: usize) -> Result<(), Failure> {
+        for entrant in entrants.iter_mut().filter(|entrant| entrant.launch == Launch::Graph) {
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            call("cuStreamBeginCapture", self.gpu.stream.begin_capture(mode))?;
+            let mut steps = 0..GRAPH_STEPS;
+            let enqueued = steps.try_for_each(|step| entrant.step.enqueue(step % sets));
+            // Ended in any case, or the stream would go on capturing.
+            let captured = self.gpu.stream.end_capture(CUgraphInstantiate_flags(0));
+            enqueued?;
+            entrant.graph = call("cuStreamEndCapture", captured)?;
+        }
+        for round in 0..WARM_UP_ROUNDS + self.wanted.rounds {
+            self.interrupt.check()?;
+            for nth in turn(round, entrants.len()) {
+                let entrant = &mut entrants[nth];
+                let time = self.time(entrant, sets)?;
+                if round >= WARM_UP_ROUNDS {
+                    entrant.times.push(time);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One loop on all ranks: the slowest one's microseconds a step.
+    fn time(&self, entrant: &mut Entrant<'_>, sets: usize) -> Result<f64, Failure> {
+        let graphs = self.wanted.steps.div_ceil(GRAPH_STEPS);
+        let steps = graphs * GRAPH_STEPS;
+        let mut run = |graphs: usize| match &entrant.graph {
+            Some(graph) => (0..graphs).try_for_each(|_| call("cuGraphLaunch", graph.launch())),
+            None => {
+                (0..graphs * GRAPH_STEPS).try_for_each(|step| entrant.step.enqueue(step % sets))
+            }
+        };
+        self.barrier("a loop")?;
+        // Not timed: ranks fall into step, clocks and caches are those of this contender.
+        run(1)?;
+        let ms = self.watch.time(self.gpu, || run(graphs))?;
+        self.gpu.synchronize()?;
+        entrant.step.check()?;
+        let times = self.group.all_gather("a time", &ms.to_le_bytes(), LIMIT)?;
+        let slowest = times.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());
+        let slowest = slowest.map(f64::from_le_bytes).fold(0.0, f64::max);
+        Ok(1e3 * slowest / steps as f64)
+    }
+}
+
+/// The problem with rows of all ranks.
+fn spread(problem: &Problem, ranks: u32) -> Result<Problem> {
+    let types = problem.elements();
+    Problem::builder(problem.m().into(), problem.n().into(), problem.k().into())
+        .elements(types.a, types.b, types.d)
+        .b_layout(problem.b_layout())
+        .scaling(problem.scaling())
+        .ranks(ranks.into())
+        .build()
+}

@@ -1,0 +1,124 @@
+//! All-gather between GPUs: every rank brings rows, and has all ranks' rows afterwards.
+//!
+//! What belongs here: the gather for its own sake, beside whatever the caller computes meanwhile. With a
+//! product of the rows it is [`AllGatherGemm`](super::AllGatherGemm). Invariant: between
+//! [`AllGather::start`] and [`AllGather::finish`] no rows are promised; after `finish`, in the order of its
+//! stream, all are there, unless [`AllGather::check`] says otherwise.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::device::Device;
+use super::gather::{GatherOptions, Gatherer, OwnRows, Step};
+use crate::element::ElementType::{Bf16, E4m3};
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::plan::{PlanOptions, Problem};
+
+/// One rank's all-gather, planned once and enqueued many times. Collective: all ranks make the same calls.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use overlap_gemm::cuda::{AllGather, Device, GatherOptions};
+/// use overlap_gemm::group::{Group, GroupOptions};
+///
+/// let group = Arc::new(Group::from_env(&GroupOptions::default())?);
+/// let device = Device::open(group.rank() as usize)?;
+/// let stream = device.new_stream()?;
+/// let rows = vec![256; group.ranks() as usize];
+/// let mut gather = AllGather::plan(&group, &device, &rows, 8192, &GatherOptions::default())?;
+///
+/// let (slot, _bytes) = gather.local_shard(None)?;
+/// // ... a kernel on `stream` writes 256 rows of 8192 bytes to `slot` ...
+/// // SAFETY: the rows are in their slot.
+/// unsafe { gather.start(&stream, None, 0)? };
+/// // ... any product that does not need them ...
+/// let _rows_of_all = gather.finish(&stream)?;
+/// // ... whatever needs them ...
+/// gather.synchronize(&stream)?;
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct AllGather {
+    gatherer: Gatherer,
+    open: Option<Step>,
+}
+
+impl AllGather {
+    /// `rows[r]` rows of `row_bytes` bytes, a multiple of 16, from rank r: the most of any step.
+    pub fn plan(
+        group: &Arc<Group>,
+        device: &Device,
+        rows: &[u32],
+        row_bytes: u64,
+        options: &GatherOptions,
+    ) -> Result<Self> {
+        super::kernels_built()?;
+        // Bytes are elements of one byte to the plan; nothing is multiplied.
+        let m = rows.iter().map(|rows| u64::from(*rows)).sum();
+        let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);
+        let (problem, tiling) = (problem.build()?, PlanOptions::default().tiling);
+        let gatherer = Gatherer::join(group, device, &problem, tiling, "all-gather", options)?;
+        Ok(AllGather { gatherer, open: None })
+    }
+
+    /// Where this rank's rows of the next step belong, and how many bytes there is room for. What writes
+    /// there comes behind the latest step on its stream.
+    pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
+        self.gatherer.local_shard(rows)
+    }
+
+    /// Begins a step in the order of `stream`: sends this rank's rows, which are at `shard` (0: in their
+    /// slot). `rows`: those of every rank in this step, the same on all (default: as planned).
+    ///
+    /// # Safety
+    /// `shard` is this device's memory of as many bytes as the slot has, and is left alone until the step
+    /// has ended.
+    pub unsafe fn start(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        rows: Option<&[u32]>,
+        shard: CUdeviceptr,
+    ) -> Result<()> {
+        if self.open.is_some() {
+            let remedy = "finish a step before the next one starts";
+            return Err(Error::mismatch("the step before", "not finished", "finished", remedy));
+        }
+        let shape = self.gatherer.shape(rows)?;
+        // SAFETY: the caller's promise; there are no scales.
+        let step =
+            unsafe { self.gatherer.begin(stream, &shape, OwnRows { rows: shard, scales: 0 }) }?;
+        self.open = Some(step);
+        Ok(())
+    }
+
+    /// Ends the step: what comes next on `stream`, the stream of its start, finds all rows at the address
+    /// that is returned, until the next step but one starts.
+    pub fn finish(&mut self, stream: &Arc<CudaStream>) -> Result<CUdeviceptr> {
+        let Some(step) = self.open.take() else {
+            let remedy = "start a step before it is finished";
+            return Err(Error::mismatch("the step", "not started", "started", remedy));
+        };
+        self.gatherer.await_all(stream, &step)?;
+        self.gatherer.end(stream, &step)?;
+        Ok(self.gatherer.gathered(step.buffer).0)
+    }
+
+    /// Waits for `stream`, and says whether all went well: [`AllGather::check`].
+    pub fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.gatherer.synchronize(stream)
+    }
+
+    /// An error if a step failed: ask when its stream is through. After an error the operation is over, on
+    /// all ranks, and rows that it gathered may be wrong.
+    pub fn check(&mut self) -> Result<()> {
+        self.gatherer.check()
+    }
+
+    /// Ends the operation, here and on all other ranks.
+    pub fn abort(&mut self, reason: &str) {
+        self.gatherer.abort(reason);
+    }
+}

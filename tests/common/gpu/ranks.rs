@@ -1,0 +1,60 @@
+//! Ranks as threads, each on a GPU: several on one where there are fewer GPUs than ranks.
+//!
+//! Invariant: ranks that share a GPU never wait for SMs that another's waiting product holds: each has a
+//! share of them. A rank that fails ends its group, so that no other waits for it.
+
+use std::sync::Arc;
+
+use overlap_gemm::cuda::{Device, devices};
+use overlap_gemm::group::Group;
+
+use super::Gpu;
+
+/// One rank: its place in the group, its GPU, how many SMs its products may take.
+pub struct Rank {
+    pub group: Arc<Group>,
+    pub gpu: Gpu,
+    pub sms: u32,
+}
+
+impl Rank {
+    pub fn rank(&self) -> u32 {
+        self.group.rank()
+    }
+}
+
+/// Runs `each` on so many ranks and returns what they return, in order; panics if any did.
+pub fn on_ranks<T: Send>(ranks: u32, each: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+    let devices = open_all();
+    let share = ranks.div_ceil(devices.len() as u32);
+    let groups = Group::local(ranks).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = groups
+            .into_iter()
+            .map(|group| {
+                let device = &devices[group.rank() as usize % devices.len()];
+                let each = &each;
+                scope.spawn(move || {
+                    let gpu = Gpu::of(device);
+                    // Some are left for the small kernels that begin steps and push rows.
+                    let sms = (device.info().sm_count - 16) / share / 2 * 2;
+                    each(Rank { group: Arc::new(group), gpu, sms })
+                })
+            })
+            .collect();
+        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        ended.into_iter().map(|result| result.expect("a rank failed, as said above")).collect()
+    })
+}
+
+/// All GPUs there are, without `cudarc`'s own ordering of buffers: tests order by streams.
+fn open_all() -> Vec<Device> {
+    let count = devices().unwrap().len();
+    let open = |number| {
+        let device = Device::open(number).unwrap();
+        // SAFETY: the tests keep their buffers until their streams are through.
+        unsafe { device.context().disable_event_tracking() };
+        device
+    };
+    (0..count).map(open).collect()
+}

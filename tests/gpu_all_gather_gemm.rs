@@ -1,0 +1,336 @@
+//! All-gather + GEMM between ranks on GPUs: what comes out is what the product of the whole A is.
+//!
+//! What belongs here: results. Ranks are threads; where there are fewer GPUs than ranks, several share one.
+//! Every output is compared with the reference, and bit for bit with the same kernel on an A that was
+//! there; inputs are new in every step, and rows of past steps are NaN.
+#![cfg(feature = "cuda")]
+
+#[path = "common/gpu/mod.rs"]
+mod gpu;
+
+use std::time::Duration;
+
+use gpu::call::{Call, call};
+use gpu::case::Case;
+use gpu::inputs::some_rows;
+use gpu::ranks::{Rank, on_ranks};
+use gpu::tried_kernels;
+use overlap_gemm::cuda::cudarc::driver::result;
+use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
+use overlap_gemm::cuda::{
+    AllGatherGemm, Engine, GatherOptions, Gemm, Kernel, RawOperands, Shard, Strategy,
+};
+use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::random::Random;
+
+/// Sizes that are drawn are at most this.
+const MOST: u64 = 700;
+/// Far longer than anything here takes, far shorter than anybody watches a test.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The rows of each rank: unequal, some of them none, `m` in all.
+fn shards(m: u64, ranks: u32, random: &mut Random) -> Vec<u32> {
+    let mut cuts: Vec<u64> = (1..ranks).map(|_| random.within(0..=m)).collect();
+    cuts.extend([0, m]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|pair| (pair[1] - pair[0]) as u32).collect()
+}
+
+/// Anything that a gather may be asked for.
+fn options(most_rows: u32, random: &mut Random) -> GatherOptions {
+    let engine = random.choose(&[
+        Engine::Auto,
+        Engine::CopyEngines { streams: 1 },
+        Engine::CopyEngines { streams: 3 },
+        Engine::Kernel { blocks: 1 },
+        Engine::Kernel { blocks: 5 },
+    ]);
+    let epoch = random.choose(&[0, 1, u32::MAX - 2, i32::MAX as u32 - 1]);
+    let options = GatherOptions::default().with_engine(engine).with_poison(true);
+    let options = options.with_limits(PATIENCE, PATIENCE).with_first_epoch(epoch);
+    match random.within(0..=2) {
+        0 => options,
+        _ => options.with_pieces(random.within(1..=u64::from(most_rows.min(6))) as u32),
+    }
+}
+
+/// One rank's operands, and what it needs to check them.
+struct Work {
+    case: Case,
+    problem: Problem,
+    call: Box<dyn Call>,
+    plain: Gemm,
+}
+
+impl Work {
+    /// The same numbers on every rank, if `random` is.
+    fn new(rank: &Rank, case: &Case, rows: &[u32], random: &mut Random) -> Work {
+        let problem = case.sharded(rows);
+        let plain = Gemm::plan(&rank.gpu.device, &problem, &case.options).unwrap();
+        Work { case: case.clone(), problem, call: call(&rank.gpu, case, random), plain }
+    }
+
+    /// Where this rank's rows of A are, and their scales.
+    fn shard<'a>(&self, rank: &Rank, rows: Option<&'a [u32]>, m: &Problem) -> Shard<'a> {
+        let addresses = self.call.addresses(&rank.gpu.stream);
+        let own = m.shards().rows(rank.rank());
+        let size = u64::from(m.elements().a.size());
+        let at = addresses.a + u64::from(own.start) * u64::from(m.lda()) * size;
+        let shard = Shard::at(at);
+        let shard = match rows {
+            Some(rows) => shard.rows(rows),
+            None => shard,
+        };
+        match m.scaling() == Scaling::Rows && !own.is_empty() {
+            true => shard.scales(addresses.scale_a + 4 * u64::from(own.start)),
+            false => shard,
+        }
+    }
+
+    fn operands(&self, rank: &Rank) -> RawOperands {
+        let mut operands = self.call.addresses(&rank.gpu.stream);
+        operands.a = 0;
+        if self.problem.scaling() == Scaling::Rows {
+            operands.scale_a = 0;
+        }
+        operands
+    }
+
+    /// New rows of A, on both sides; D is as before a product.
+    fn renew(&mut self, rank: &Rank, random: &mut Random) {
+        self.call.renew_a(random);
+        self.call.copy_rows(0..self.problem.m(), &rank.gpu.stream);
+        self.call.poison_d(&rank.gpu.stream);
+        rank.gpu.stream.synchronize().unwrap();
+    }
+
+    /// D is what the reference says, and what the same kernel makes of an A that is there.
+    fn check(&mut self, rank: &Rank, m: u32, random: &mut Random) {
+        let stream = &rank.gpu.stream;
+        self.call.fetch(stream);
+        self.call.check_written(m);
+        let report = self.call.report(&some_rows(m, random));
+        assert_eq!(report.wrong, 0, "rank {}: {:?}: {report:?}", rank.rank(), self.case);
+        self.call.poison_d(stream);
+        let operands = self.call.addresses(stream).rows(m);
+        // SAFETY: the call's own memory, and the stream is awaited before it is looked at.
+        unsafe { self.plain.enqueue_raw(stream, &operands) }.unwrap();
+        self.call.fetch(stream);
+        assert_eq!(self.call.difference(), None, "rank {}: {:?}", rank.rank(), self.case);
+    }
+
+    /// The gathered A is A, row by row.
+    fn check_gathered(&self, rank: &Rank, step: &Problem, at: CUdeviceptr) {
+        let mut gathered = vec![0u8; self.call.bytes_of(0..step.m()).end];
+        // SAFETY: the gathered rows are so long, and the stream is through.
+        unsafe { result::memcpy_dtoh_sync(&mut gathered, at) }.unwrap();
+        for row in 0..step.m() {
+            let start = self.call.bytes_of(row..row + 1).start;
+            // What lies between rows may be anything.
+            let bytes = start..start + (step.k() * step.elements().a.size()) as usize;
+            let same = gathered[bytes.clone()] == self.call.bytes()[bytes];
+            assert!(same, "rank {}: row {row} of {:?}", rank.rank(), self.case);
+        }
+    }
+}
+
+/// A case for ranks that may share a GPU.
+fn some_case(kernel: &'static Kernel, sms: u32, random: &mut Random) -> Case {
+    let mut case = Case::random(kernel, MOST, random);
+    let least = kernel.cluster_size();
+    case.options.sm_limit = Some(sms.max(least) / least * least);
+    case
+}
+
+/// Two steps of one operation.
+fn steps(
+    rank: &Rank,
+    case: &Case,
+    strategy: Strategy,
+    options: &GatherOptions,
+    rows: &[u32],
+    seed: u64,
+) {
+    let mut random = Random::new(seed);
+    let mut work = Work::new(rank, case, rows, &mut random);
+    let problem = work.problem.clone();
+    let (group, device) = (&rank.group, &rank.gpu.device);
+    let mut layer =
+        AllGatherGemm::plan(group, device, &problem, strategy, options, &case.options).unwrap();
+    for step in 0..3 {
+        work.renew(rank, &mut random);
+        // In one of three the rows of the step are others than planned.
+        let other = shards(random.within(1..=problem.m().into()), group.ranks(), &mut random);
+        let rows = (step == 1).then_some(&other[..]);
+        let shape = rows.map_or(problem.clone(), |rows| problem.with_shards(rows).unwrap());
+        let shard = work.shard(rank, rows, &shape);
+        let operands = work.operands(rank);
+        // SAFETY: the call's own memory, and the stream is awaited.
+        unsafe { layer.enqueue(&rank.gpu.stream, shard, &[operands]) }.unwrap();
+        layer.synchronize(&rank.gpu.stream).unwrap();
+        let (at, _) = layer.gathered().unwrap();
+        work.check_gathered(rank, &shape, at);
+        work.check(rank, shape.m(), &mut random);
+    }
+}
+
+fn try_every_kernel(strategy: Strategy, rounds: u64, seed: u64) {
+    for kernel in tried_kernels() {
+        let mut random = Random::new(seed);
+        for round in 0..rounds {
+            let ranks = random.within(1..=8) as u32;
+            let mut case = some_case(kernel, (100 / ranks).max(4), &mut random);
+            let rows = shards(case.size[0], ranks, &mut random);
+            let options = options(*rows.iter().max().unwrap(), &mut random);
+            if strategy != Strategy::Fused {
+                // Rows of one rank may be too few for what was drawn for all.
+                case.options.swizzle = None;
+            }
+            println!("{kernel}: {ranks} ranks, rows {rows:?}, {options:?}, {case:?}");
+            on_ranks(ranks, |rank| {
+                let mut case = case.clone();
+                case.options.sm_limit =
+                    Some(rank.sms / kernel.cluster_size() * kernel.cluster_size());
+                steps(&rank, &case, strategy, &options, &rows, seed + round);
+            });
+        }
+        println!("{kernel}: right");
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn fused_products_are_right() {
+    try_every_kernel(Strategy::Fused, 6, 51);
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn pipelined_products_are_right() {
+    try_every_kernel(Strategy::Pipelined, 2, 52);
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn sequential_products_are_right() {
+    try_every_kernel(Strategy::Sequential, 2, 53);
+}
+
+/// Steps that nobody waits for: ranks drift, inputs change, and each step's D is looked at in the end.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn many_steps_without_waiting_are_right() {
+    const STEPS: usize = 40;
+    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    for engine in [Engine::CopyEngines { streams: 2 }, Engine::Kernel { blocks: 4 }] {
+        for ranks in [2, 3] {
+            let case = Case::new(kernel, 512, 256, 512);
+            on_ranks(ranks, |rank| {
+                let mut case = case.clone();
+                case.options.sm_limit = Some(rank.sms);
+                let mut random = Random::new(61);
+                let rows = shards(512, ranks, &mut random);
+                let options = GatherOptions::default().with_engine(engine).with_poison(true);
+                let options = options.with_limits(PATIENCE, PATIENCE).with_pieces(3);
+                let mut all: Vec<Work> =
+                    (0..STEPS).map(|_| Work::new(&rank, &case, &rows, &mut random)).collect();
+                let problem = all[0].problem.clone();
+                let (group, device) = (&rank.group, &rank.gpu.device);
+                let mut layer = AllGatherGemm::plan(
+                    group,
+                    device,
+                    &problem,
+                    Strategy::Fused,
+                    &options,
+                    &case.options,
+                )
+                .unwrap();
+                all.iter_mut().for_each(|work| work.call.poison_d(&rank.gpu.stream));
+                rank.gpu.stream.synchronize().unwrap();
+                let mut delays = Random::of_stream(62, rank.rank().into());
+                for work in &all {
+                    if delays.within(0..=3) == 0 {
+                        std::thread::sleep(Duration::from_micros(delays.within(0..=2000)));
+                    }
+                    let (shard, operands) =
+                        (work.shard(&rank, None, &problem), work.operands(&rank));
+                    // SAFETY: the calls' own memory, and the stream is awaited.
+                    unsafe { layer.enqueue(&rank.gpu.stream, shard, &[operands]) }.unwrap();
+                }
+                layer.synchronize(&rank.gpu.stream).unwrap();
+                for work in &mut all {
+                    work.check(&rank, 512, &mut random);
+                }
+            });
+            println!("{engine:?}, {ranks} ranks: right");
+        }
+    }
+}
+
+/// Two steps in a graph, replayed with other inputs, and plain steps before and after.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn graphs_replay_with_changing_inputs() {
+    use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+    const REPLAYS: usize = 100;
+    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    for engine in [Engine::CopyEngines { streams: 2 }, Engine::Kernel { blocks: 4 }] {
+        for steps in [1, 2] {
+            on_ranks(2, |rank| {
+                let mut case = Case::new(kernel, 300, 256, 320);
+                case.options.sm_limit = Some(rank.sms);
+                let mut random = Random::new(71);
+                let options = GatherOptions::default().with_engine(engine).with_poison(true);
+                let options = options.with_limits(PATIENCE, PATIENCE);
+                let mut all: Vec<Work> =
+                    (0..steps).map(|_| Work::new(&rank, &case, &[140, 160], &mut random)).collect();
+                let problem = all[0].problem.clone();
+                let (group, device) = (&rank.group, &rank.gpu.device);
+                let mut layer = AllGatherGemm::plan(
+                    group,
+                    device,
+                    &problem,
+                    Strategy::Fused,
+                    &options,
+                    &case.options,
+                )
+                .unwrap();
+                let stream = &rank.gpu.stream;
+                let enqueue = |layer: &mut AllGatherGemm, work: &Work| {
+                    let (shard, operands) =
+                        (work.shard(&rank, None, &problem), work.operands(&rank));
+                    // SAFETY: the calls' own memory, and the stream is awaited.
+                    unsafe { layer.enqueue(stream, shard, &[operands]) }.unwrap();
+                };
+                for round in 0..2 {
+                    // A plain step; the second time after the graph.
+                    all[0].renew(&rank, &mut random);
+                    enqueue(&mut layer, &all[0]);
+                    layer.synchronize(stream).unwrap();
+                    all[0].check(&rank, 300, &mut random);
+                    if round == 1 {
+                        break;
+                    }
+                    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+                    stream.begin_capture(mode).unwrap();
+                    all.iter().for_each(|work| enqueue(&mut layer, work));
+                    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+                    for _ in 0..REPLAYS {
+                        for work in &mut all {
+                            work.call.renew_a(&mut random);
+                            work.call.copy_rows(0..300, stream);
+                            work.call.poison_d(stream);
+                        }
+                        stream.synchronize().unwrap();
+                        graph.launch().unwrap();
+                        layer.synchronize(stream).unwrap();
+                        for work in &mut all {
+                            work.check(&rank, 300, &mut random);
+                        }
+                    }
+                }
+            });
+            println!("{engine:?}, {steps} steps in a graph: right");
+        }
+    }
+}

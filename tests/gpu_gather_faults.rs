@@ -1,0 +1,331 @@
+//! All-gather + GEMM when a rank dies, is late, does something else, or is stopped: with real processes on
+//! real GPUs.
+//!
+//! What belongs here: what each rank is told, how soon, and that life goes on. Each test starts this binary
+//! again as ranks that play a scene (`a_rank`): good steps, the fault, and then good steps of a new group
+//! of those that are left, on the same contexts. Invariant: no rank outlives its limit by more than a tenth
+//! and the second that forming groups may take; what is called right is right.
+#![cfg(feature = "cuda")]
+
+#[path = "common/gpu/mod.rs"]
+mod gpu;
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use gpu::Gpu;
+use gpu::call::{Call, call};
+use gpu::case::Case;
+use gpu::tried_kernels;
+use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, Shard, Strategy, devices};
+use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
+use overlap_gemm::plan::Problem;
+use overlap_gemm::random::Random;
+use overlap_gemm::{Error, Result};
+
+const SECRET: &str = "a secret of these tests";
+const M: u64 = 512;
+/// For forming groups and first steps, with several contexts on one GPU perhaps.
+const LONG: Duration = Duration::from_secs(60);
+/// What the fault scenes wait for a chunk.
+const LIMIT: Duration = Duration::from_secs(1);
+
+fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        // Relaxed: a counter.
+        let offset = std::process::id() * 61 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + (offset % 20_000) as u16;
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// One rank in one group: its operation, and the numbers of its steps.
+struct Player {
+    group: Arc<Group>,
+    gpu: Gpu,
+    problem: Problem,
+    call: Box<dyn Call>,
+    layer: AllGatherGemm,
+    random: Random,
+}
+
+impl Player {
+    fn join(group: Group, gpu: Gpu, limit: Duration) -> Player {
+        let ranks = group.ranks();
+        let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+        let mut case = Case::new(kernel, M, 256, 512);
+        // Ranks may share a GPU, by turns.
+        case.options.sm_limit = Some(64);
+        let mut random = Random::new(u64::from(ranks));
+        let problem = case.sharded(&rows(ranks));
+        let call = call(&gpu, &case, &mut random);
+        let group = Arc::new(group);
+        let options = GatherOptions::default().with_limits(LONG, limit).with_poison(true);
+        let layer = AllGatherGemm::plan(
+            &group,
+            &gpu.device,
+            &problem,
+            Strategy::Fused,
+            &options,
+            &case.options,
+        )
+        .unwrap();
+        Player { group, gpu, problem, call, layer, random }
+    }
+
+    /// New numbers; then a step with these rows, not awaited.
+    fn enqueue(&mut self, rows: Option<&[u32]>) -> Result<()> {
+        let stream = &self.gpu.stream;
+        self.call.renew_a(&mut self.random);
+        self.call.copy_rows(0..M as u32, stream);
+        self.call.poison_d(stream);
+        let addresses = self.call.addresses(stream);
+        let first = self.problem.shards().rows(self.group.rank()).start;
+        let row = u64::from(self.problem.lda()) * u64::from(self.problem.elements().a.size());
+        let shard = Shard::at(addresses.a + u64::from(first) * row);
+        let shard = match rows {
+            Some(rows) => shard.rows(rows),
+            None => shard,
+        };
+        let mut operands = addresses;
+        operands.a = 0;
+        // SAFETY: the call's own memory; the stream is awaited before the call is dropped or changed.
+        unsafe { self.layer.enqueue(stream, shard, &[operands]) }
+    }
+
+    fn step(&mut self) -> Result<()> {
+        self.enqueue(None)?;
+        self.layer.synchronize(&self.gpu.stream)
+    }
+
+    /// A step in which all goes well, and whose result is right.
+    fn good_step(&mut self) {
+        self.step().unwrap();
+        self.check();
+    }
+
+    fn check(&mut self) {
+        self.call.fetch(&self.gpu.stream);
+        let rows: Vec<u32> = (0..M as u32).step_by(37).collect();
+        let report = self.call.report(&rows);
+        assert_eq!(report.wrong, 0, "{report:?}");
+    }
+}
+
+/// Unequal rows for so many ranks.
+fn rows(ranks: u32) -> Vec<u32> {
+    let mut rows = vec![M as u32 / ranks; ranks as usize];
+    rows[0] += M as u32 - rows.iter().sum::<u32>();
+    rows
+}
+
+fn number(name: &str) -> u32 {
+    std::env::var(name).unwrap().parse().unwrap()
+}
+
+/// A rank of a scene, if the environment says which; started by the tests below.
+#[test]
+#[ignore = "is started by the other tests"]
+fn a_rank() {
+    let Ok(scene) = std::env::var("OVERLAP_GEMM_TEST_SCENE") else { return };
+    let second_port = number("OVERLAP_GEMM_TEST_SECOND_PORT") as u16;
+    let (rank, ranks) = (number("RANK"), number("WORLD_SIZE"));
+    let device = Device::open(rank as usize % devices().unwrap().len()).unwrap();
+    let gpu = Gpu::of(&device);
+    let group = Group::from_env(&GroupOptions::default()).unwrap();
+    let limit = if scene == "patient" { Duration::from_secs(10) } else { LIMIT };
+    let mut player = Player::join(group, gpu.clone(), limit);
+    (0..3).for_each(|_| player.good_step());
+    player.group.barrier("the fault", LONG).unwrap();
+
+    let last = ranks - 1;
+    let begin = Instant::now();
+    let result = play(&scene, &mut player, rank == last);
+    // On contexts that are shared by turns, a step takes its time.
+    println!("rank {rank}: {:?} after {} ms", result, begin.elapsed().as_millis());
+    let leaves = matches!(scene.as_str(), "killed before" | "killed during" | "killed after");
+    drop(player);
+
+    // Those that are left form a new group, on the same contexts.
+    let left = if leaves { ranks - 1 } else { ranks };
+    let (launch, secret) = (Launch::at(rank, left, "127.0.0.1", second_port), Secret::of(SECRET));
+    let group =
+        Group::meet(&launch, &secret, &GroupOptions::default().shared_devices(true)).unwrap();
+    let mut player = Player::join(group, gpu, LONG);
+    (0..3).for_each(|_| player.good_step());
+    player.group.barrier("the end", LONG).unwrap();
+    println!("rank {rank}: again");
+}
+
+fn die() -> ! {
+    let kill = format!("kill -9 {}", std::process::id());
+    let _ = Command::new("sh").args(["-c", &kill]).status();
+    sleep(LONG);
+    unreachable!("killed");
+}
+
+/// What happens, and what this rank is told. `odd`: this is the rank that does otherwise.
+fn play(scene: &str, player: &mut Player, odd: bool) -> Result<()> {
+    let pause = Duration::from_millis(300);
+    match (scene, odd) {
+        ("killed before", true) => die(),
+        ("killed before", false) => {
+            sleep(pause);
+            player.step()
+        }
+        ("killed during", true) => {
+            sleep(pause);
+            die()
+        }
+        ("killed after", true) => {
+            player.good_step();
+            sleep(pause);
+            die()
+        }
+        ("killed after", false) => {
+            player.good_step();
+            sleep(3 * pause);
+            player.step()
+        }
+        ("late" | "patient", true) => {
+            sleep(Duration::from_secs(2));
+            player.step().inspect(|()| player.check())
+        }
+        ("patient", false) => player.step().inspect(|()| player.check()),
+        ("other rows", true) => {
+            let rows =
+                [&[M as u32 - 8][..], &vec![0; player.group.ranks() as usize - 2], &[8]].concat();
+            player.enqueue(Some(&rows))?;
+            player.layer.synchronize(&player.gpu.stream)
+        }
+        ("stopped", true) => {
+            sleep(pause);
+            let group = Arc::clone(&player.group);
+            std::thread::spawn(move || group.abort("a person wants it")).join().unwrap();
+            player.step()
+        }
+        // The others wait for what does not come.
+        _ => player.step(),
+    }
+}
+
+/// Plays a scene; returns what each rank was told, and after how many milliseconds, but the dead ones.
+fn stage(scene: &str) -> Vec<(String, u64)> {
+    let ranks = (devices().unwrap().len() as u32).clamp(2, 4);
+    let (port, second) = (free_port(), free_port());
+    let start = |rank: u32| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_rank", "--nocapture", "--ignored"])
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("OVERLAP_GEMM_PORT", port.to_string())
+            .env("OVERLAP_GEMM_SECRET", SECRET)
+            .env("OVERLAP_GEMM_TEST_SCENE", scene)
+            .env("OVERLAP_GEMM_TEST_SECOND_PORT", second.to_string())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let children: Vec<Child> = (0..ranks).map(start).collect();
+    let mut told = Vec::new();
+    for (rank, child) in (0..).zip(children) {
+        let output = child.wait_with_output().unwrap();
+        let text =
+            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        if scene.starts_with("killed") && rank == ranks - 1 {
+            assert_eq!(output.status.code(), None, "it was not killed: {text}");
+            continue;
+        }
+        assert!(output.status.success(), "rank {rank}: {text}");
+        assert!(text.contains(&format!("rank {rank}: again")), "rank {rank}: {text}");
+        let mark = format!("rank {rank}: ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&mark)).unwrap().to_owned();
+        println!("{scene}, rank {rank}: {line}");
+        let (what, after) = line.rsplit_once(" after ").unwrap();
+        told.push((what.to_owned(), after.trim_end_matches(" ms").parse().unwrap()));
+    }
+    told
+}
+
+/// The most milliseconds until a rank is told, from the limit on.
+const MOST: u64 = LIMIT.as_millis() as u64 * 11 / 10;
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_rank_killed_before_a_step_is_noticed() {
+    for (what, after) in stage("killed before") {
+        assert!(what.contains("PeerLost") && after < MOST, "{what} after {after} ms");
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_rank_killed_during_a_step_is_noticed() {
+    for (what, after) in stage("killed during") {
+        assert!(what.contains("PeerLost") && after < MOST, "{what} after {after} ms");
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_rank_killed_after_a_step_is_noticed_and_the_step_is_right() {
+    for (what, after) in stage("killed after") {
+        assert!(what.contains("PeerLost") && after < 900 + MOST, "{what} after {after} ms");
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_late_rank_is_waited_for_within_the_limit() {
+    for (what, after) in stage("patient") {
+        assert!(what == "Ok(())" && after >= 1900, "{what} after {after} ms");
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_rank_that_is_too_late_is_named() {
+    let mut told = stage("late");
+    // It hears that the others did not wait.
+    let (late, _) = told.pop().unwrap();
+    assert!(late.contains("Aborted") || late.contains("PeerTimeout"), "{late}");
+    for (what, after) in &told {
+        assert!((1000..MOST).contains(after), "{what} after {after} ms");
+        assert!(what.contains("PeerTimeout") || what.contains("Aborted"), "{what}");
+    }
+    assert!(told.iter().any(|(what, _)| what.contains("PeerTimeout")), "{told:?}");
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn ranks_with_other_rows_are_refused() {
+    for (what, after) in stage("other rows") {
+        assert!(what.contains("Mismatch") || what.contains("Aborted"), "{what}");
+        assert!(after < MOST, "{what} after {after} ms");
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_person_can_stop_it() {
+    for (what, after) in stage("stopped") {
+        assert!(what.contains("Aborted") && what.contains("a person wants it"), "{what}");
+        assert!(after < MOST, "{what} after {after} ms");
+    }
+}
+
+/// The errors that the scenes look for are those of this crate.
+#[test]
+fn errors_print_their_kind() {
+    let error = Error::PeerLost { rank: 0, peer: 1, before: "a step".into() };
+    assert!(format!("{:?}", Err::<(), _>(error)).contains("PeerLost"));
+}
