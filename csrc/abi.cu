@@ -194,6 +194,20 @@ void check_gather(og_gather const* gather) {
     check_range("rank", gather->rank, 0, int64_t(gather->ranks) - 1);
 }
 
+void check_step(og_gather const& gather, og_gather_step const* step) {
+    require_pointer(step, "step");
+    check_range("buffer", step->buffer, 0, 1);
+    check_range("own_slots", step->own_slots, 0, gather.slots);
+    check_range("own_slot", step->own_slot, 0, int64_t(gather.slots) - step->own_slots);
+    check_range("toggled", step->toggled, 0, 1);
+    check_range("senders", step->senders, 0, gather.signals_at - gather.sent_at);
+    check_range("push_count", step->push_count, 0, OG_MAX_PUSHED);
+    if (step->push_count == 0) return;
+    require_pointer(step->pushes, "pushes");
+    require_pointer(step->counters, "counters");
+    check_range("blocks", step->blocks, 1, UINT16_MAX);
+}
+
 void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* operands,
              og_gemm_input const* input, og_tile_record* records, void* workspace, void* stream) {
     require_pointer(plan, "plan");
@@ -282,27 +296,11 @@ og_status og_signal_post(uint32_t* signals, int32_t count, const uint32_t* epoch
     });
 }
 
-og_status og_gather_begin(const og_gather* gather, int32_t buffer, uint32_t layout, int32_t own_slot,
-                          int32_t own_slots, void* stream) {
+og_status og_gather_begin(const og_gather* gather, const og_gather_step* step, void* stream) {
     return overlap_gemm::guarded([&] {
         overlap_gemm::check_gather(gather);
-        overlap_gemm::check_range("buffer", buffer, 0, 1);
-        overlap_gemm::check_range("own_slots", own_slots, 0, UINT16_MAX);
-        overlap_gemm::begin_gather(*gather, buffer, layout, own_slot, own_slots,
-                                   static_cast<cudaStream_t>(stream));
-    });
-}
-
-og_status og_gather_push(const og_gather* gather, const og_push* pushes, int32_t count,
-                         uint32_t* counters, int32_t blocks, void* stream) {
-    return overlap_gemm::guarded([&] {
-        overlap_gemm::check_gather(gather);
-        overlap_gemm::require_pointer(pushes, "pushes");
-        overlap_gemm::require_pointer(counters, "counters");
-        overlap_gemm::check_range("count", count, 1, OG_MAX_PUSHED);
-        overlap_gemm::check_range("blocks", blocks, 1, UINT16_MAX);
-        overlap_gemm::push_rows(*gather, pushes, count, counters, blocks,
-                                static_cast<cudaStream_t>(stream));
+        overlap_gemm::check_step(*gather, step);
+        overlap_gemm::begin_gather(*gather, *step, static_cast<cudaStream_t>(stream));
     });
 }
 

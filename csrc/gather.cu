@@ -1,9 +1,10 @@
 // What a rank's GPU does for a gather beside the product: beginning a step, pushing rows to the others,
 // waiting for theirs. The words are described at og_gather.
 //
-// Invariant: no rank writes into another's memory for a step before `begin` has seen that everybody is
-// done with that buffer, or has told them that their rows may be torn; a signal follows its data, with
-// release at system scope; every wait ends with the limit or the abort word. Nothing traps.
+// Invariant: no rank writes into another's memory for a step before it has seen that everybody is done with
+// that buffer, or has told them that their rows may be torn; a signal follows its data, behind a fence of
+// the whole system; every wait ends with the limit or the abort word. Nothing traps. A step is on the way
+// of the product that follows, so loads go out together and stores are not waited for one by one.
 #include "chunk_signal.cuh"
 #include "instance.h"
 #include "signals.h"
@@ -15,35 +16,40 @@ constexpr int kWarp = 32;
 constexpr int kPushThreads = 512;
 constexpr uint32_t kNoTile = UINT32_MAX;
 
-__device__ uint32_t* own_words(og_gather const& gather) { return gather.words[gather.rank]; }
-
-__device__ og_stop* stop_of(og_gather const& gather) {
-    return reinterpret_cast<og_stop*>(own_words(gather) + gather.stop_at);
+__device__ og_stop* stop_of(og_gather const& gather, uint32_t* own) {
+    return reinterpret_cast<og_stop*>(own + gather.stop_at);
 }
 
-__device__ uint64_t* layout_word(og_gather const& gather, int32_t at, uint32_t epoch, int32_t of) {
+__device__ uint64_t* layout_word(og_gather const& gather, uint32_t* words, uint32_t epoch, int32_t of) {
     int32_t place = gather.layouts_at + 2 * (int32_t(epoch % 4) * gather.ranks + of);
-    return reinterpret_cast<uint64_t*>(gather.words[at] + place);
+    return reinterpret_cast<uint64_t*>(words + place);
 }
 
-__device__ uint64_t load_acquire_system_64(uint64_t const* word) {
+__device__ uint64_t load_relaxed_system_64(uint64_t const* word) {
     uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
 
-__device__ void store_release_system_64(uint64_t* word, uint64_t value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+__device__ void store_relaxed_system_64(uint64_t* word, uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
-// Waiting of a single warp: the time, and the abort word now and then.
+__device__ void store_relaxed_system(uint32_t* word, uint32_t value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+__device__ bool has_reached(uint32_t word, uint32_t epoch) { return int32_t(word - epoch) >= 0; }
+
+// Waiting of a lane: the time, and the abort word now and then.
 class Patience {
 public:
-    __device__ explicit Patience(og_gather const& gather) : gather_(gather), begin_(global_timer()) {}
+    __device__ explicit Patience(og_gather const& gather) : gather_(gather) {}
 
-    // False when the wait has to end; `kind` says why. Every lane may ask for itself.
+    // False when the wait has to end; `kind` says why.
     __device__ bool goes_on(og_failure_kind late, og_failure_kind& kind) {
         uint64_t now = global_timer();
+        if (begin_ == 0) begin_ = now;
         if (now - looked_ > kAbortLookNs) {
             looked_ = now;
             if (gather_.abort && load_relaxed_system(gather_.abort) != 0) {
@@ -63,21 +69,21 @@ private:
     static constexpr uint64_t kAbortLookNs = 20000;
 
     og_gather const& gather_;
-    uint64_t begin_;
+    uint64_t begin_ = 0;
     uint64_t looked_ = 0;
 };
 
-__device__ bool has_reached(uint32_t word, uint32_t epoch) { return int32_t(word - epoch) >= 0; }
-
-// One of these for the whole warp: the first lane that found something.
+// Why a warp gives a step up: what the first lane that found something has found.
 struct Finding {
     og_failure_kind kind = OG_FAILURE_NONE;
     uint32_t who = 0;
     uint32_t seen = 0;
     uint32_t expected = 0;
 
+    __device__ bool is_bad() const { return kind != OG_FAILURE_NONE; }
+
     __device__ void agree() {
-        uint32_t found = __ballot_sync(0xffffffff, kind != OG_FAILURE_NONE);
+        uint32_t found = __ballot_sync(0xffffffff, is_bad());
         if (!found) return;
         int first = __ffs(int(found)) - 1;
         kind = og_failure_kind(__shfl_sync(0xffffffff, int(kind), first));
@@ -87,202 +93,294 @@ struct Finding {
     }
 };
 
-// Waits until every rank has consumed `epoch`. Pairs with the release in `begin` of those ranks.
-__device__ Finding await_consumed(og_gather const& gather, uint32_t epoch) {
-    Finding finding;
+// Waits until every word in the lanes' turns has reached its epoch.
+template <class Word, class Epoch>
+__device__ void await_words(og_gather const& gather, int32_t count, Word word_of, Epoch epoch_of,
+                            Finding& finding) {
     Patience patience(gather);
-    for (int32_t peer = int32_t(threadIdx.x); peer < gather.ranks; peer += kWarp) {
-        uint32_t const* word = own_words(gather) + gather.consumed_at + peer;
-        for (;;) {
-            finding.seen = load_acquire_system(word);
-            if (has_reached(finding.seen, epoch)) break;
-            if (!patience.goes_on(OG_FAILURE_ABSENT, finding.kind)) {
-                finding.who = uint32_t(peer);
-                finding.expected = epoch;
-                break;
+    for (int32_t i = int32_t(threadIdx.x) % kWarp; i < count && !finding.is_bad(); i += kWarp) {
+        while (!has_reached(finding.seen = load_acquire_system(word_of(i)), epoch_of(i))) {
+            if (patience.goes_on(OG_FAILURE_ABSENT, finding.kind)) continue;
+            finding.who = uint32_t(i);
+            finding.expected = epoch_of(i);
+            break;
+        }
+    }
+    __syncwarp();
+    finding.agree();
+}
+
+// What a warp knows of a step before it begins.
+struct Beginning {
+    uint32_t* own;
+    uint32_t before;
+    uint32_t epoch;
+    uint32_t last_use;
+    uint32_t last_buffer;
+    bool over;
+
+    __device__ Beginning(og_gather const& gather, int32_t buffer) : own(gather.words[gather.rank]) {
+        uint64_t given_up = load_relaxed_gpu(&stop_of(gather, own)->given_up);
+        before = load_relaxed_system(own + gather.epoch_at);
+        last_use = load_relaxed_system(own + gather.last_use_at + buffer);
+        last_buffer = load_relaxed_system(own + gather.last_buffer_at);
+        uint32_t was_over = load_relaxed_system(own + gather.over_at);
+        epoch = before + 1;
+        over = was_over != 0 || given_up == given_up_at(before) || given_up == given_up_at(OG_TOGGLE_SET);
+    }
+
+    // Waits until this rank may push: see og_gather_begin. Pairs with `announce` of the others.
+    __device__ Finding await(og_gather const& gather, og_gather_step const& step) const {
+        Finding finding;
+        if (over) return finding;
+        uint32_t consumed = has_reached(last_use, epoch - 2) ? last_use : epoch - 2;
+        uint32_t* const words = own;
+        int32_t consumed_at = gather.consumed_at, sent_at = gather.sent_at, ranks = gather.ranks;
+        uint32_t sent = before;
+        await_words(
+            gather, ranks + step.senders,
+            [=](int32_t i) { return words + (i < ranks ? consumed_at + i : sent_at + i - ranks); },
+            [=](int32_t i) { return i < ranks ? consumed : sent; }, finding);
+        return finding;
+    }
+
+    // Tells all ranks that the step before is consumed, and how this one is laid out. The fence pairs with
+    // the acquires of `await`; what this rank read of the step before, it read in kernels that have ended.
+    __device__ void announce(og_gather const& gather, uint32_t layout) const {
+        __threadfence_system();
+        for (int32_t peer = int32_t(threadIdx.x) % kWarp; peer < gather.ranks; peer += kWarp) {
+            uint32_t* theirs = gather.words[peer];
+            store_relaxed_system(theirs + gather.consumed_at + gather.rank, before);
+            store_relaxed_system_64(layout_word(gather, theirs, epoch, gather.rank),
+                                    uint64_t(epoch) << 32 | layout);
+        }
+    }
+
+    // Whether everybody who has announced the step before laid it out as this rank did. Who has not
+    // announced it yet has sent nothing of it, and will compare this rank's layout with its own.
+    __device__ Finding compare_layouts(og_gather const& gather) const {
+        Finding finding;
+        uint64_t mine = load_relaxed_system_64(layout_word(gather, own, before, gather.rank));
+        for (int32_t peer = int32_t(threadIdx.x) % kWarp; peer < gather.ranks; peer += kWarp) {
+            uint64_t theirs = load_relaxed_system_64(layout_word(gather, own, before, peer));
+            if (uint32_t(theirs >> 32) == before && theirs != mine && !finding.is_bad()) {
+                finding = {OG_FAILURE_LAYOUT, uint32_t(peer), uint32_t(theirs), before};
             }
         }
-        if (finding.kind != OG_FAILURE_NONE) break;
+        __syncwarp();
+        finding.agree();
+        return finding;
     }
-    __syncwarp();
-    finding.agree();
-    return finding;
-}
 
-// Whether everybody who has announced step `epoch` laid it out as this rank did. Who has not announced it
-// yet has sent nothing of it, and will compare this rank's layout with its own.
-__device__ Finding compare_layouts(og_gather const& gather, uint32_t epoch) {
-    Finding finding;
-    uint64_t own = *layout_word(gather, gather.rank, epoch, gather.rank);
-    for (int32_t peer = int32_t(threadIdx.x); peer < gather.ranks; peer += kWarp) {
-        uint64_t theirs = load_acquire_system_64(layout_word(gather, gather.rank, epoch, peer));
-        if (uint32_t(theirs >> 32) == epoch && theirs != own && finding.kind == OG_FAILURE_NONE) {
-            finding = {OG_FAILURE_LAYOUT, uint32_t(peer), uint32_t(theirs), epoch};
+    // The epoch that products of this step expect.
+    __device__ uint32_t expected(og_gather_step const& step) const {
+        return step.toggled ? OG_TOGGLE_SET : epoch;
+    }
+
+    // The rows that are sent whatever happens here may overwrite what others still read. They have to know
+    // before the first byte, which is sent when this kernel has ended or the epoch has grown.
+    __device__ void give_up(og_gather const& gather, og_gather_step const& step,
+                            Finding const& finding) const {
+        int32_t lane = int32_t(threadIdx.x) % kWarp;
+        for (int32_t peer = lane; peer < gather.ranks; peer += kWarp) {
+            store_relaxed_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
         }
-    }
-    __syncwarp();
-    finding.agree();
-    return finding;
-}
-
-__global__ void __launch_bounds__(kWarp)
-    begin(og_gather const gather, int32_t buffer, uint32_t layout, int32_t own_slot, int32_t own_slots) {
-    uint32_t* own = own_words(gather);
-    og_stop* stop = stop_of(gather);
-    uint32_t* last_use = own + gather.last_use_at + buffer;
-    uint32_t before = own[gather.epoch_at];
-    uint32_t epoch = before + 1;
-    bool over = own[gather.over_at] != 0 || load_relaxed_gpu(&stop->given_up) == given_up_at(before);
-    int32_t lane = int32_t(threadIdx.x);
-
-    // What this rank read of step `before`, it read in kernels that have ended.
-    for (int32_t peer = lane; peer < gather.ranks; peer += kWarp) {
-        store_release_system(gather.words[peer] + gather.consumed_at + gather.rank, before);
-    }
-
-    Finding finding;
-    if (!over) {
-        uint32_t last = *last_use;
-        finding = await_consumed(gather, has_reached(last, epoch - 2) ? last : epoch - 2);
-        if (finding.kind == OG_FAILURE_NONE) finding = compare_layouts(gather, before);
-    }
-    bool gives_up = over || finding.kind != OG_FAILURE_NONE;
-
-    for (int32_t peer = lane; peer < gather.ranks; peer += kWarp) {
-        // The rows that are sent whatever happens here may overwrite what others still read. They
-        // have to know before the first byte, which is sent when this kernel has ended.
-        if (gives_up) store_release_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
-        store_release_system_64(layout_word(gather, peer, epoch, gather.rank),
-                                uint64_t(epoch) << 32 | layout);
-    }
-    for (int32_t slot = lane; slot < own_slots; slot += kWarp) {
-        store_release_system(own + gather.signals_at + own_slot + slot, epoch);
-    }
-    __threadfence_system();
-    __syncwarp();
-    if (lane != 0) return;
-    if (gives_up) {
+        if (lane != 0) return;
         own[gather.over_at] = 1;
-        if (is_first_to_give_up(stop, epoch) && !over) {
+        if (is_first_to_give_up(stop_of(gather, own), expected(step)) && !over) {
             record_failure(gather.failure, finding.kind, finding.expected, finding.who, finding.seen,
                            kNoTile, kNoTile);
         }
     }
-    *last_use = epoch;
-    own[gather.epoch_at] = epoch;
+
+    // This rank's own rows are here, and the step has begun. What waits for the epoch on other streams
+    // comes after everything that was stored before.
+    __device__ void begin(og_gather const& gather, og_gather_step const& step) const {
+        int32_t lane = int32_t(threadIdx.x) % kWarp;
+        int32_t at = step.toggled ? gather.toggles_at + step.buffer * gather.slots : gather.signals_at;
+        for (int32_t slot = lane; slot < step.own_slots; slot += kWarp) {
+            store_relaxed_system(own + at + step.own_slot + slot, expected(step));
+        }
+        __syncwarp();
+        if (lane != 0) return;
+        own[gather.last_use_at + step.buffer] = epoch;
+        own[gather.last_buffer_at] = uint32_t(step.buffer);
+        store_release_system(own + gather.epoch_at, epoch);
+    }
+
+    // The toggles of the step before, which this rank has consumed; comes before it says so.
+    __device__ void reset_toggles(og_gather const& gather) const {
+        uint32_t* toggles = own + gather.toggles_at + int32_t(last_buffer) * gather.slots;
+        for (int32_t slot = int32_t(threadIdx.x) % kWarp; slot < gather.slots; slot += kWarp) {
+            store_relaxed_system(toggles + slot, 0);
+        }
+        __syncwarp();
+    }
+};
+
+__global__ void __launch_bounds__(kWarp)
+    begin_step(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step) {
+    cutlass::arch::launch_dependent_grids();
+    cutlass::arch::wait_on_dependent_grids();
+    Beginning const beginning(gather, step.buffer);
+    if (step.toggled) beginning.reset_toggles(gather);
+    beginning.announce(gather, step.layout);
+    Finding finding = beginning.await(gather, step);
+    if (!beginning.over && !finding.is_bad()) finding = beginning.compare_layouts(gather);
+    if (beginning.over || finding.is_bad()) beginning.give_up(gather, step, finding);
+    beginning.begin(gather, step);
 }
 
 // The pushes of one launch, as kernel parameters.
 struct PushList {
     og_push pushes[OG_MAX_PUSHED];
-    int32_t count;
 };
 
-// Copies `bytes` bytes, a share to each block. Both addresses are multiples of 16 bytes.
+// Copies `bytes` bytes, a share by each block, in pieces that both addresses are multiples of.
+template <class Piece>
 __device__ void copy_share(char* to, char const* from, uint64_t bytes) {
-    uint64_t const pieces = bytes / sizeof(int4);
+    uint64_t const pieces = bytes / sizeof(Piece);
     uint64_t const stride = uint64_t(gridDim.x) * kPushThreads;
-    auto const* source = reinterpret_cast<int4 const*>(from);
-    auto* target = reinterpret_cast<int4*>(to);
+    auto const* source = reinterpret_cast<Piece const*>(from);
+    auto* target = reinterpret_cast<Piece*>(to);
     uint64_t at = uint64_t(blockIdx.x) * kPushThreads + threadIdx.x;
     constexpr int kInFlight = 4;
     for (; at + (kInFlight - 1) * stride < pieces; at += kInFlight * stride) {
-        int4 held[kInFlight];
+        Piece held[kInFlight];
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) held[i] = source[at + i * stride];
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) target[at + i * stride] = held[i];
     }
     for (; at < pieces; at += stride) target[at] = source[at];
-    uint64_t tail = pieces * sizeof(int4) + threadIdx.x;
+    uint64_t tail = pieces * sizeof(Piece) + threadIdx.x;
     if (blockIdx.x == 0 && tail < bytes) to[tail] = from[tail];
 }
 
+// True for the thread of the last block that comes here with this counter; everything that any block's
+// threads did before is then seen by whoever sees what this thread stores next.
+__device__ bool is_last_block(uint32_t* counter) {
+    __syncthreads();
+    if (threadIdx.x != 0) return false;
+    __threadfence_system();
+    if (atomicAdd(counter, 1) + 1 < gridDim.x) return false;
+    *counter = 0;
+    __threadfence_system();
+    return true;
+}
+
+// As begin_step, with every block waiting for itself, and pushing its share. The state changes when the last
+// block is through, so that all read the same.
 __global__ void __launch_bounds__(kPushThreads)
-    push(og_gather const gather, __grid_constant__ PushList const list, uint32_t* counters) {
-    uint32_t* own = own_words(gather);
-    uint32_t epoch = own[gather.epoch_at];
-    if (load_relaxed_gpu(&stop_of(gather)->given_up) == given_up_at(epoch)) return;
+    begin_and_push(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
+                   __grid_constant__ PushList const list) {
+    cutlass::arch::launch_dependent_grids();
+    cutlass::arch::wait_on_dependent_grids();
+    Beginning const beginning(gather, step.buffer);
+    __shared__ bool goes_on;
+    if (threadIdx.x < kWarp) {
+        // Every block announces, so that the announcement is there before any of its rows.
+        beginning.announce(gather, step.layout);
+        Finding finding = beginning.await(gather, step);
+        if (blockIdx.x == 0 && !beginning.over && !finding.is_bad()) {
+            finding = beginning.compare_layouts(gather);
+        }
+        bool gives_up = beginning.over || finding.is_bad();
+        if (gives_up) beginning.give_up(gather, step, finding);
+        __threadfence_system();
+        if (threadIdx.x == 0) goes_on = !gives_up;
+    }
+    __syncthreads();
+
+    auto const* here = reinterpret_cast<char const*>(beginning.own);
     for (int32_t round = 1; round < gather.ranks; ++round) {
         // The rank that needs this one's rows round-th: plan::Transfers::peer_in_round.
         int32_t peer = (gather.rank - round + gather.ranks) % gather.ranks;
         auto* there = reinterpret_cast<char*>(gather.words[peer]);
-        auto const* here = reinterpret_cast<char const*>(own);
-        for (int32_t i = 0; i < list.count; ++i) {
+        for (int32_t i = 0; i < step.push_count; ++i) {
             og_push const& piece = list.pushes[i];
-            for (int run = 0; run < 2; ++run) {
-                copy_share(there + piece.offset[run], here + piece.offset[run], piece.bytes[run]);
+            if (goes_on) {
+                copy_share<int4>(there + piece.offset[0], here + piece.offset[0], piece.bytes[0]);
+                // Row scales start at any row.
+                copy_share<float>(there + piece.offset[1], here + piece.offset[1], piece.bytes[1]);
             }
-            // Every thread's stores come before the count of its block, and all counts before the signal.
-            __threadfence_system();
-            __syncthreads();
-            if (threadIdx.x != 0) continue;
-            uint32_t* counter = counters + round * list.count + i;
-            if (atomicAdd(counter, 1) + 1 < gridDim.x) continue;
-            *counter = 0;
-            __threadfence_system();
-            store_release_system(gather.words[peer] + gather.signals_at + piece.slot, epoch);
+            // A block that gave up does not count, and so nobody is told that the rows are there.
+            if (!goes_on || !is_last_block(step.counters + 1 + round * step.push_count + i)) continue;
+            store_relaxed_system(gather.words[peer] + gather.signals_at + piece.slot, beginning.epoch);
         }
     }
+    __shared__ bool is_last;
+    bool last = is_last_block(step.counters);
+    if (threadIdx.x == 0) is_last = last;
+    __syncthreads();
+    if (is_last && threadIdx.x < kWarp) beginning.begin(gather, step);
 }
 
 __global__ void __launch_bounds__(kWarp)
-    await(og_gather const gather, int32_t slot, int32_t count, int32_t chunk) {
-    uint32_t* own = own_words(gather);
-    og_stop* stop = stop_of(gather);
-    uint32_t epoch = own[gather.epoch_at];
+    await(__grid_constant__ og_gather const gather, int32_t slot, int32_t count, int32_t chunk) {
+    cutlass::arch::launch_dependent_grids();
+    cutlass::arch::wait_on_dependent_grids();
+    uint32_t* own = gather.words[gather.rank];
+    og_stop* stop = stop_of(gather, own);
+    uint32_t epoch = load_relaxed_system(own + gather.epoch_at);
     Finding finding;
     Patience patience(gather);
-    for (int32_t i = int32_t(threadIdx.x); i < count; i += kWarp) {
-        for (;;) {
-            finding.seen = load_acquire_system(own + gather.signals_at + slot + i);
-            if (has_reached(finding.seen, epoch)) break;
+    for (int32_t i = int32_t(threadIdx.x); i < count && !finding.is_bad(); i += kWarp) {
+        while (!has_reached(finding.seen = load_acquire_system(own + gather.signals_at + slot + i), epoch)) {
             if (load_relaxed_gpu(&stop->given_up) == given_up_at(epoch)) return;
-            if (!patience.goes_on(OG_FAILURE_TIMEOUT, finding.kind)) {
-                finding.who = uint32_t(chunk + i);
-                break;
-            }
+            if (patience.goes_on(OG_FAILURE_TIMEOUT, finding.kind)) continue;
+            finding.who = uint32_t(chunk + i);
+            break;
         }
-        if (finding.kind != OG_FAILURE_NONE) break;
     }
-    // What TMA reads after this kernel has ended is ordered by that end. A failure needs no agreement: the
+    // What is read after this kernel has ended is ordered by that end. A failure needs no agreement: the
     // first to give up writes the record.
-    if (finding.kind != OG_FAILURE_NONE && is_first_to_give_up(stop, epoch)) {
+    if (finding.is_bad() && is_first_to_give_up(stop, epoch)) {
         record_failure(gather.failure, finding.kind, epoch, finding.who, finding.seen, kNoTile, kNoTile);
     }
 }
 
-}  // namespace
-
-void begin_gather(og_gather const& gather, int32_t buffer, uint32_t layout, int32_t own_slot,
-                  int32_t own_slots, cudaStream_t stream) {
+// Launches a kernel that may start before the one before it on the stream has ended: it waits for that end
+// by itself.
+template <class... Parameters, class... Arguments>
+void launch_early(void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream,
+                  char const* what, Arguments const&... arguments) {
     (void)cudaGetLastError();
-    begin<<<1, kWarp, 0, stream>>>(gather, buffer, layout, own_slot, own_slots);
-    check(cudaGetLastError(), "launch of begin");
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned(blocks));
+    config.blockDim = dim3(unsigned(threads));
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
 }
 
-void push_rows(og_gather const& gather, og_push const* pushes, int32_t count, uint32_t* counters,
-               int32_t blocks, cudaStream_t stream) {
-    (void)cudaGetLastError();
+}  // namespace
+
+void begin_gather(og_gather const& gather, og_gather_step const& step, cudaStream_t stream) {
+    if (step.push_count == 0) {
+        launch_early(begin_step, 1, kWarp, stream, "launch of begin_step", gather, step);
+        return;
+    }
     PushList list{};
-    list.count = count;
-    for (int32_t i = 0; i < count; ++i) list.pushes[i] = pushes[i];
-    push<<<blocks, kPushThreads, 0, stream>>>(gather, list, counters);
-    check(cudaGetLastError(), "launch of push");
+    for (int32_t i = 0; i < step.push_count; ++i) list.pushes[i] = step.pushes[i];
+    launch_early(begin_and_push, step.blocks, kPushThreads, stream, "launch of begin_and_push", gather,
+                 step, list);
 }
 
 void await_rows(og_gather const& gather, int32_t slot, int32_t count, int32_t chunk,
                 cudaStream_t stream) {
-    (void)cudaGetLastError();
-    await<<<1, kWarp, 0, stream>>>(gather, slot, count, chunk);
-    check(cudaGetLastError(), "launch of await");
+    launch_early(await, 1, kWarp, stream, "launch of await", gather, slot, count, chunk);
 }
 
 void load_gather_kernels() {
     (void)cudaGetLastError();
     cudaFuncAttributes attributes;
-    check(cudaFuncGetAttributes(&attributes, begin), "cudaFuncGetAttributes(begin)");
-    check(cudaFuncGetAttributes(&attributes, push), "cudaFuncGetAttributes(push)");
+    check(cudaFuncGetAttributes(&attributes, begin_step), "cudaFuncGetAttributes(begin_step)");
+    check(cudaFuncGetAttributes(&attributes, begin_and_push), "cudaFuncGetAttributes(begin_and_push)");
     check(cudaFuncGetAttributes(&attributes, await), "cudaFuncGetAttributes(await)");
 }
 

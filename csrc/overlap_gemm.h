@@ -242,25 +242,34 @@ typedef struct og_gemm_input {
 /* What the ranks of a gather tell each other: words in memory that all of them reach, laid out alike on
  * each. A word has one writer. All are zero (epochs: the epoch before the first) at the start.
  *
- *   stop       og_stop, this rank's own
- *   epoch      the step that this rank is in
- *   over       not 0: this rank gave up, and takes no further part
- *   last_use   for either buffer, the last epoch that lived in it
- *   signals    one for each slot: that slot's rows are here. Written by the slot's rank
- *   consumed   one for each rank: it reads this epoch's buffer, and older ones, no more
- *   torn       one for each rank: not 0 if it gave up, and may have written where this rank still reads
- *   layouts    four for each rank, 64 bits each, of epoch e in number e mod 4: e << 32 | layout */
+ *   stop         og_stop, this rank's own
+ *   epoch        the step that this rank is in
+ *   over         not 0: this rank gave up, and takes no further part
+ *   last_buffer  the buffer of the step that this rank is in
+ *   last_use     for either buffer, the last epoch that lived in it
+ *   sent         one for each stream that pushes: it has sent all of this epoch
+ *   signals      one for each slot: that slot's rows are here, of this epoch. Written by the slot's rank
+ *   toggles      the same for each buffer, for who cannot know the epoch: 1 means here. The slot's rank sets
+ *                it, and this rank resets it before it says that it has consumed those rows
+ *   consumed     one for each rank: it reads this epoch's buffer, and older ones, no more
+ *   torn         one for each rank: not 0 if it gave up, and may have written where this rank still reads
+ *   layouts      four for each rank, 64 bits each, of epoch e in number e mod 4: e << 32 | layout */
 typedef struct og_gather {
     /* DEVICE memory: where each rank's words are, as this rank reaches them; `ranks` of them. */
     uint32_t *const *words;
     int32_t ranks;
     int32_t rank;
+    /* How many slots there are. */
+    int32_t slots;
     /* Where they are, in words from the start; those of 64 bits at even places. */
     int32_t stop_at;
     int32_t epoch_at;
     int32_t over_at;
+    int32_t last_buffer_at;
     int32_t last_use_at;
+    int32_t sent_at;
     int32_t signals_at;
+    int32_t toggles_at;
     int32_t consumed_at;
     int32_t torn_at;
     int32_t layouts_at;
@@ -279,6 +288,30 @@ typedef struct og_push {
     int32_t slot;
     int32_t reserved;
 } og_push;
+
+/* What a toggle is set to, and so the epoch that products which look at toggles expect. */
+#define OG_TOGGLE_SET 1
+
+/* One step of a gather on one rank. */
+typedef struct og_gather_step {
+    /* 0 or 1. */
+    int32_t buffer;
+    /* What all ranks have to have in common. */
+    uint32_t layout;
+    /* This rank's own slots: that its rows are here is said by the step's beginning. */
+    int32_t own_slot;
+    int32_t own_slots;
+    /* 1: toggles say which rows are here; 0: signals. */
+    int32_t toggled;
+    /* How many of the words `sent` have to have reached the step before. */
+    int32_t senders;
+    /* HOST memory, copied: what a kernel of `blocks` blocks pushes to all others; may be none. */
+    const og_push *pushes;
+    int32_t push_count;
+    int32_t blocks;
+    /* Device memory of `push_count * ranks + 1` words, zero before the first use and left zero. */
+    uint32_t *counters;
+} og_gather_step;
 
 /* What `og_gemm_prepare` found out once, so that `og_gemm_enqueue` asks the device nothing. */
 typedef struct og_gemm_plan {
@@ -337,32 +370,26 @@ og_status og_epoch_advance(uint32_t *epoch, void *stream);
  * goes before the product that waits for it, or that product leaves an SM free. */
 og_status og_signal_post(uint32_t *signals, int32_t count, const uint32_t *epoch, void *stream);
 
-/* Enqueues a kernel of one warp that begins this rank's next step, in buffer `buffer` (0 or 1):
- *  1. the epoch grows by one, to e; all ranks are told that this one has consumed e - 1;
- *  2. it waits until all ranks have consumed e - 2 and what else was last in that buffer: from here on
- *     this rank may push into theirs. So no rank is ever two steps ahead of another;
- *  3. it looks whether all ranks that have announced e - 1 laid it out as this one did, and announces e
- *     with `layout`, before any of its rows can arrive anywhere;
- *  4. the signals of this rank's own slots, `own_slots` from `own_slot` on, say that they are there.
+/* Enqueues a kernel that begins this rank's next step:
+ *  1. the epoch grows by one, to e; all ranks are told that this one has consumed e - 1, and how it
+ *     lays e out, before any of its rows can arrive anywhere;
+ *  2. it waits until all ranks have consumed e - 2 and what else was last in that buffer, and what this
+ *     rank sent of e - 1 is sent: from here on this rank may push into theirs. So no rank is ever two
+ *     steps ahead of another;
+ *  3. it looks whether all ranks that have announced e - 1 laid it out as this one did;
+ *  4. this rank's own rows are signalled to itself; `pushes` go out, in the order in which the others need
+ *     them, each with its signal after its data.
  * If a rank is late or laid out otherwise, or the host has set the abort word, the step counts as given
  * up: products that wait for it end at once, all ranks are told that their rows may be torn, and so it
- * is with every later step. */
-og_status og_gather_begin(const og_gather *gather, int32_t buffer, uint32_t layout, int32_t own_slot,
-                          int32_t own_slots, void *stream);
-
-/* Enqueues a kernel of `blocks` blocks that pushes rows from this rank's memory into all other ranks',
- * in the order in which they need them (`pushes` is HOST memory, copied), and signals each after its
- * data. Pushes nothing if the step was given up. `counters` is device memory of `count * ranks` words,
- * zero before the first use and left zero. Needs SMs: what waits for it comes after it. */
-og_status og_gather_push(const og_gather *gather, const og_push *pushes, int32_t count,
-                         uint32_t *counters, int32_t blocks, void *stream);
+ * is with every later step. Needs SMs: what waits for it comes after it. */
+og_status og_gather_begin(const og_gather *gather, const og_gather_step *step, void *stream);
 
 /* Enqueues a kernel of one warp that ends when the signals of `count` slots from `slot` on have reached
  * the epoch, or the step was given up. `chunk` is what the failure record calls the first of them. */
 og_status og_gather_await(const og_gather *gather, int32_t slot, int32_t count, int32_t chunk,
                           void *stream);
 
-/* Loads the five kernels above into the current context, so that their first use is not slow. */
+/* Loads the kernels above into the current context, so that their first use is not slow. */
 og_status og_signals_prepare(void);
 
 #ifdef __cplusplus

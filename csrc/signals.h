@@ -12,10 +12,7 @@ namespace overlap_gemm {
 // Each throws Failure if CUDA refuses the launch.
 void advance_epoch(uint32_t* epoch, cudaStream_t stream);
 void post_signals(uint32_t* signals, int32_t count, uint32_t const* epoch, cudaStream_t stream);
-void begin_gather(og_gather const& gather, int32_t buffer, uint32_t layout, int32_t own_slot,
-                  int32_t own_slots, cudaStream_t stream);
-void push_rows(og_gather const& gather, og_push const* pushes, int32_t count, uint32_t* counters,
-               int32_t blocks, cudaStream_t stream);
+void begin_gather(og_gather const& gather, og_gather_step const& step, cudaStream_t stream);
 void await_rows(og_gather const& gather, int32_t slot, int32_t count, int32_t chunk,
                 cudaStream_t stream);
 void load_signal_kernels();

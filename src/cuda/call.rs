@@ -77,17 +77,39 @@ pub(super) struct GatherWords {
     pub(super) words: u64,
     pub(super) ranks: i32,
     pub(super) rank: i32,
+    pub(super) slots: i32,
     pub(super) stop_at: i32,
     pub(super) epoch_at: i32,
     pub(super) over_at: i32,
+    pub(super) last_buffer_at: i32,
     pub(super) last_use_at: i32,
+    pub(super) sent_at: i32,
     pub(super) signals_at: i32,
+    pub(super) toggles_at: i32,
     pub(super) consumed_at: i32,
     pub(super) torn_at: i32,
     pub(super) layouts_at: i32,
     pub(super) abort: u64,
     pub(super) failure: u64,
     pub(super) timeout_ns: u64,
+}
+
+/// What a toggle is set to.
+pub(super) const TOGGLE_SET: u32 = 1;
+
+/// One step of a gather: `og_gather_step`.
+#[derive(Clone, Debug)]
+pub(super) struct GatherStep<'a> {
+    pub(super) buffer: u32,
+    pub(super) layout: u32,
+    /// This rank's own slots.
+    pub(super) slots: std::ops::Range<u32>,
+    pub(super) toggled: bool,
+    pub(super) senders: u32,
+    /// What a kernel of `blocks` blocks pushes.
+    pub(super) pushes: &'a [Push],
+    pub(super) blocks: u32,
+    pub(super) counters: u64,
 }
 
 /// Rows that are pushed, and signalled, as one: `og_push`.

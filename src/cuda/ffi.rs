@@ -7,7 +7,9 @@
 
 use std::ffi::{CStr, c_void};
 
-use super::call::{Addresses, Chunk, FailureRecord, GatherWords, Input, Push};
+use super::call::{
+    Addresses, Chunk, FailureRecord, GatherStep, GatherWords, Input, Push, TOGGLE_SET,
+};
 use super::kernels::Kernel;
 use super::options::Activation;
 use super::records::TileRecord;
@@ -29,7 +31,7 @@ mod bindings {
 }
 
 use bindings::{
-    og_activation, og_chunk, og_failure, og_failure_kind, og_gather, og_gemm_input,
+    og_activation, og_chunk, og_failure, og_failure_kind, og_gather, og_gather_step, og_gemm_input,
     og_gemm_operands, og_gemm_plan, og_gemm_shape, og_kernel_facts, og_layout, og_push, og_status,
     og_tile_record, og_type,
 };
@@ -60,11 +62,15 @@ same_layout!(
     words,
     ranks,
     rank,
+    slots,
     stop_at,
     epoch_at,
     over_at,
+    last_buffer_at,
     last_use_at,
+    sent_at,
     signals_at,
+    toggles_at,
     consumed_at,
     torn_at,
     layouts_at,
@@ -73,6 +79,7 @@ same_layout!(
     timeout_ns
 );
 same_layout!(Push, og_push, offset, bytes, slot);
+const _: () = assert!(TOGGLE_SET == bindings::OG_TOGGLE_SET);
 const _: () = {
     assert!(FailureRecord::NONE == og_failure_kind::OG_FAILURE_NONE.0);
     assert!(FailureRecord::TIMEOUT == og_failure_kind::OG_FAILURE_TIMEOUT.0);
@@ -315,45 +322,31 @@ pub(super) unsafe fn signal_post(
     outcome("og_signal_post", status)
 }
 
-/// `og_gather_begin`: the slots are this rank's own.
+/// `og_gather_begin`.
 ///
 /// # Safety
-/// The context of `stream` is current on this thread; the words are as the header says on every rank, and
-/// stay until the kernel is done.
+/// The context of `stream` is current on this thread; the words are as the header says on every rank,
+/// every rank has memory where the pushes say, and all of it stays until the kernel is done.
 pub(super) unsafe fn gather_begin(
     gather: &GatherWords,
-    buffer: u32,
-    layout: u32,
-    slots: std::ops::Range<u32>,
-    stream: *mut c_void,
-) -> Result<()> {
-    let (first, count) = (int(slots.start), int(slots.len() as u32));
-    let gather = std::ptr::from_ref(gather).cast::<og_gather>();
-    // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
-    let status =
-        unsafe { bindings::og_gather_begin(gather, int(buffer), layout, first, count, stream) };
-    outcome("og_gather_begin", status)
-}
-
-/// `og_gather_push`.
-///
-/// # Safety
-/// As for [`gather_begin`]; every rank has memory where the pushes say, and `counters` are
-/// `pushes.len()` words for each rank.
-pub(super) unsafe fn gather_push(
-    gather: &GatherWords,
-    pushes: &[Push],
-    counters: u64,
-    blocks: u32,
+    step: &GatherStep<'_>,
     stream: *mut c_void,
 ) -> Result<()> {
     let gather = std::ptr::from_ref(gather).cast::<og_gather>();
-    let (first, count) = (pushes.as_ptr().cast::<og_push>(), int(pushes.len() as u32));
-    // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
-    let status = unsafe {
-        bindings::og_gather_push(gather, first, count, counters as *mut u32, int(blocks), stream)
+    let step = og_gather_step {
+        buffer: int(step.buffer),
+        layout: step.layout,
+        own_slot: int(step.slots.start),
+        own_slots: int(step.slots.len() as u32),
+        toggled: step.toggled.into(),
+        senders: int(step.senders),
+        pushes: step.pushes.as_ptr().cast::<og_push>(),
+        push_count: int(step.pushes.len() as u32),
+        blocks: int(step.blocks),
+        counters: step.counters as *mut u32,
     };
-    outcome("og_gather_push", status)
+    // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
+    outcome("og_gather_begin", unsafe { bindings::og_gather_begin(gather, &step, stream) })
 }
 
 /// `og_gather_await`: `chunk` names the first slot's in a failure.

@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
-use super::call::{Addresses, GatherWords, Input, Push};
+use super::call::{Addresses, GatherStep, GatherWords, Input};
 use super::kernels::Kernel;
 use super::shape::Shape;
 use crate::error::{Error, Result};
@@ -89,21 +89,7 @@ pub(super) unsafe fn signal_post(_: u64, _: u32, _: u64, _: *mut c_void) -> Resu
 /// None needed; the twin's does.
 pub(super) unsafe fn gather_begin(
     _: &GatherWords,
-    _: u32,
-    _: u32,
-    _: Range<u32>,
-    _: *mut c_void,
-) -> Result<()> {
-    Err(missing())
-}
-
-/// # Safety
-/// None needed; the twin's does.
-pub(super) unsafe fn gather_push(
-    _: &GatherWords,
-    _: &[Push],
-    _: u64,
-    _: u32,
+    _: &GatherStep<'_>,
     _: *mut c_void,
 ) -> Result<()> {
     Err(missing())

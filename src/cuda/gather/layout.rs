@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::cuda::call::{GatherWords, Push};
+use crate::cuda::call::{GatherWords, Push, TOGGLE_SET};
 use crate::cuda::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
 use crate::error::{Error, Result};
 use crate::plan::{BUFFERS, Plan, Problem, Scaling};
@@ -19,9 +19,16 @@ const PAGE: u64 = 4096;
 
 /// Words between the epoch and the signals.
 const OVER_AT: u32 = 40;
+const LAST_BUFFER_AT: u32 = 41;
 const LAST_USE_AT: u32 = 42;
+/// Holds what a toggle is set to: the epoch of those who look at toggles.
+pub(super) const TOGGLE_EPOCH_AT: u32 = 44;
 /// Where anybody may write anything: to try the way.
 pub(super) const SCRATCH_AT: u32 = 48;
+/// One for each stream that pushes.
+pub(super) const SENT_AT: u32 = 52;
+/// How many streams may push.
+pub(super) const MOST_SENDERS: u32 = 8;
 
 /// The layout of one operation's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,8 +95,17 @@ impl Layout {
         self.slots_per_rank
     }
 
-    fn consumed_at(&self) -> u32 {
+    fn toggles_at(&self) -> u32 {
         (SIGNALS_AT + self.slots()).next_multiple_of(LINE)
+    }
+
+    /// The toggles of a buffer.
+    pub(super) fn toggles_of(&self, buffer: u32) -> u32 {
+        self.toggles_at() + buffer * self.slots()
+    }
+
+    fn consumed_at(&self) -> u32 {
+        self.toggles_of(BUFFERS).next_multiple_of(LINE)
     }
 
     /// The words by which ranks say that rows may be torn, one for each.
@@ -118,9 +134,11 @@ impl Layout {
             words[range.start as usize..range.end as usize].fill(epoch);
         };
         set(EPOCH_AT..EPOCH_AT + 1);
+        set(SENT_AT..SENT_AT + MOST_SENDERS);
         set(LAST_USE_AT..LAST_USE_AT + BUFFERS);
         set(SIGNALS_AT..SIGNALS_AT + self.slots());
         set(self.consumed_at()..self.consumed_at() + self.ranks);
+        words[TOGGLE_EPOCH_AT as usize] = TOGGLE_SET;
         words
     }
 
@@ -131,11 +149,15 @@ impl Layout {
             words: 0,
             ranks: at(self.ranks),
             rank: at(rank),
+            slots: at(self.slots()),
             stop_at: at(STOP_AT),
             epoch_at: at(EPOCH_AT),
             over_at: at(OVER_AT),
+            last_buffer_at: at(LAST_BUFFER_AT),
             last_use_at: at(LAST_USE_AT),
+            sent_at: at(SENT_AT),
             signals_at: at(SIGNALS_AT),
+            toggles_at: at(self.toggles_at()),
             consumed_at: at(self.consumed_at()),
             torn_at: at(self.torn_at()),
             layouts_at: at(self.layouts_at()),
@@ -148,11 +170,6 @@ impl Layout {
     /// Where a word is, in bytes from the start.
     pub(super) fn word(word: u32) -> u64 {
         u64::from(word) * WORD
-    }
-
-    /// Where the signal in `slot` is, in bytes from the start.
-    pub(super) fn signal(slot: u32) -> u64 {
-        Layout::word(SIGNALS_AT + slot)
     }
 
     /// Where `row` of a buffer starts.
@@ -224,9 +241,13 @@ mod tests {
                 (words.stop_at, 4),
                 (words.epoch_at, 1),
                 (words.over_at, 1),
+                (words.last_buffer_at, 1),
                 (words.last_use_at, 2),
+                (TOGGLE_EPOCH_AT as i32, 1),
                 (SCRATCH_AT as i32, 4),
+                (words.sent_at, MOST_SENDERS as i32),
                 (words.signals_at, 12),
+                (words.toggles_at, 24),
                 (words.consumed_at, ranks),
                 (words.torn_at, ranks),
                 (words.layouts_at, 8 * ranks),

@@ -4,13 +4,17 @@
 //! kernels. What is multiplied is none of its business. A step is, on the caller's stream:
 //!
 //! ```text
-//!   copy the shard into its slot (unless it is there) ── begin ──┬── whatever reads the rows ──┬──►
-//!                                                                └── pushes, other streams ────┘
+//!   copy the shard into its slot (unless it is there) ── begin ──┬── whatever reads the rows ── next begin
+//!                                                                └── pushes, other streams ──┘
 //! ```
 //!
-//! `begin` is a kernel of one warp (`csrc/gather.cu`): it announces the step, and waits until it may push. The
-//! pushes are joined at the end of the step, so the order of the stream alone says when the own slot of
-//! the next but one step may be written, and a graph can be captured.
+//! `begin` is a kernel (`csrc/gather.cu`): it announces the step, and waits until this rank may push, and until
+//! what it sent before is sent. Small shards it pushes itself. So the order of the stream alone says when
+//! the own slot of the next but one step may be written.
+//!
+//! In a graph the epoch is known to the device alone, so streams set toggles in place of epochs, and they are
+//! joined at the end of each step. What was captured once may be launched at any time; so from then on
+//! toggles are used outside of graphs, too.
 //!
 //! Invariants: nothing that needs an SM comes behind what waits for it; a step enqueues and never
 //! waits or allocates; after a failure every rank is told, and nothing more is called right.
@@ -23,26 +27,26 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags};
+use cudarc::driver::sys::{self, CUdeviceptr, CUevent_flags, CUstreamWaitValue_flags};
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr as _, result};
 
 pub use options::{Engine, GatherOptions, SMALL_SHARD};
 
-use super::call::{Chunk, GatherWords, Input, Push};
+use super::call::{Chunk, GatherStep, GatherWords, Input, Push, TOGGLE_SET};
 use super::device::Device;
-use super::signals::{EPOCH_AT, Signals, Waiter, other_layout};
+use super::signals::{EPOCH_AT, SIGNALS_AT, Signals, Waiter, other_layout};
 use super::symmetric::SymmetricMemory;
 use super::workspace::is_capturing;
 use super::{MAX_CHUNKS, MAX_PUSHED, driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{BUFFERS, Plan, PlanOptions, Problem, Tiling};
-use layout::{Layout, SCRATCH_AT};
+use layout::{Layout, MOST_SENDERS, SCRATCH_AT, SENT_AT, TOGGLE_EPOCH_AT};
 
 /// Pieces of a shard are no smaller than this by default: each costs a copy engine some microseconds.
-const SMALLEST_PIECE: u64 = 4 << 20;
+const SMALLEST_PIECE: u64 = 8 << 20;
 /// More pieces than this gain nothing.
-const MOST_PIECES: u64 = 4;
+const MOST_PIECES: u64 = 2;
 
 /// One rank's handle on the operation.
 #[derive(Debug)]
@@ -102,7 +106,10 @@ pub(super) struct StepShape {
 pub(super) struct Step {
     pub(super) shape: Arc<StepShape>,
     pub(super) buffer: u32,
+    /// Streams push, and have to be joined: in a graph.
     joins: bool,
+    /// Toggles say what is here, not signals.
+    toggled: bool,
 }
 
 /// What one rank brings: its rows, and their scales where the plan has row scales.
@@ -282,41 +289,53 @@ impl Gatherer {
         self.group.check().inspect_err(|error| self.failed = Some(error.clone()))?;
         self.signals.begin(stream)?;
         let capturing = is_capturing(stream)?;
-        self.captured |= capturing;
+        if capturing && !self.captured {
+            // From now on no step waits for what plain steps have sent.
+            for pusher in &self.pushers {
+                let waited = pusher.stream.synchronize();
+                waited.map_err(|error| driver_error("cuStreamSynchronize", error))?;
+            }
+            self.captured = true;
+        }
         let buffer = self.next_buffer;
         let rank = self.group.rank();
         if self.options.poison {
             self.poison(stream, 1 - buffer)?;
         }
         self.bring(stream, shape, buffer, own)?;
-        let slots = Self::own_slots(shape, &self.layout, rank);
-        let words = self.words(capturing);
+        let pushes = &shape.pushes[buffer as usize][..];
+        let by_kernel = matches!(self.engine, Engine::Kernel { .. });
+        let (pushed, blocks) = match self.engine {
+            Engine::Kernel { blocks } if self.group.ranks() > 1 => (pushes, blocks),
+            _ => (&pushes[..0], 1),
+        };
+        let begin = GatherStep {
+            buffer,
+            layout: shape.tags[buffer as usize],
+            slots: Self::own_slots(shape, &self.layout, rank),
+            toggled: self.captured && !by_kernel,
+            senders: if self.captured || by_kernel { 0 } else { self.pushers.len() as u32 },
+            pushes: pushed,
+            blocks,
+            counters: self.table.counters,
+        };
         let handle = stream.cu_stream().cast::<c_void>();
-        let tag = shape.tags[buffer as usize];
         // SAFETY: `signals.begin` has made the context current; words and tables live as long as this value,
-        // which waits for its streams.
-        unsafe { ffi::gather_begin(&words, buffer, tag, slots, handle) }?;
+        // which waits for its streams; every rank has memory where the layout says.
+        unsafe { ffi::gather_begin(&self.words(capturing), &begin, handle) }?;
+        let toggled = begin.toggled;
         self.epoch = self.epoch.wrapping_add(1);
         self.next_buffer = 1 - buffer;
-        let pushes = &shape.pushes[buffer as usize];
-        let alone = self.group.ranks() == 1 || pushes.is_empty();
-        let joins = match self.engine {
-            _ if alone => false,
-            Engine::Kernel { blocks } => {
-                // SAFETY: as above; every rank has memory where the layout says.
-                unsafe { ffi::gather_push(&words, pushes, self.table.counters, blocks, handle) }?;
-                false
-            }
-            _ => {
-                self.push_by_copies(stream, shape, pushes)?;
-                true
-            }
-        };
+        if !by_kernel {
+            self.push_by_copies(stream, shape, buffer)?;
+        }
         self.latest = Some(Arc::clone(shape));
-        Ok(Step { shape: Arc::clone(shape), buffer, joins })
+        let joins = self.captured && !by_kernel;
+        Ok(Step { shape: Arc::clone(shape), buffer, joins, toggled })
     }
 
-    /// Ends a step: what comes next on `stream` comes after this rank's pushes.
+    /// Ends a step. In a graph, what comes next on `stream` comes after this rank's pushes; else the next
+    /// step waits for them by itself.
     pub(super) fn end(&mut self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
         if step.joins {
             for pusher in &self.pushers {
@@ -340,7 +359,17 @@ impl Gatherer {
     /// How a product waits for the rows of a step.
     pub(super) fn input<'a>(&self, stream: &Arc<CudaStream>, step: &'a Step) -> Result<Input<'a>> {
         let waiter = self.waiter(&step.shape, is_capturing(stream)?);
-        self.signals.input(stream, &step.shape.chunks, step.shape.pivot_row, &waiter)
+        let (chunks, pivot_row) = (&step.shape.chunks, step.shape.pivot_row);
+        let input = self.signals.input(stream, chunks, pivot_row, &waiter)?;
+        if !step.toggled {
+            return Ok(input);
+        }
+        let own = self.memory.own_address();
+        Ok(Input {
+            signals: own + Layout::word(self.layout.toggles_of(step.buffer)),
+            epoch: own + Layout::word(TOGGLE_EPOCH_AT),
+            ..input
+        })
     }
 
     /// Lets `stream` wait for the chunks of `rank`, with a kernel of one warp.
@@ -369,7 +398,12 @@ impl Gatherer {
         let capturing = is_capturing(stream)?;
         // So that a failure finds the chunks that it names.
         self.signals.input(stream, &step.shape.chunks, 0, &self.waiter(&step.shape, capturing))?;
-        let words = self.words(capturing);
+        let mut words = self.words(capturing);
+        if step.toggled {
+            let at = |word: u32| i32::try_from(word).unwrap_or(i32::MAX);
+            words.signals_at = at(self.layout.toggles_of(step.buffer));
+            words.epoch_at = at(TOGGLE_EPOCH_AT);
+        }
         // SAFETY: as in `begin`.
         unsafe { ffi::gather_await(&words, slots, chunk, stream.cu_stream().cast::<c_void>()) }
     }
@@ -502,44 +536,57 @@ impl Gatherer {
     }
 
     /// [`Transfers`](crate::plan::Transfers), round by round: the rank that needs this one's rows soonest
-    /// comes first. Rounds go round the streams; a signal follows its data.
+    /// comes first. Pieces go round the streams; a signal follows its data.
     fn push_by_copies(
         &self,
         stream: &Arc<CudaStream>,
         shape: &StepShape,
-        pushes: &[Push],
+        buffer: u32,
     ) -> Result<()> {
+        let own = self.memory.own_address();
         let recorded = |event: &CudaEvent, stream: &CudaStream| {
             event.record(stream).map_err(|error| driver_error("cuEventRecord", error))
         };
-        recorded(&self.begun, stream)?;
-        for pusher in &self.pushers {
-            let waited = pusher.stream.wait(&self.begun);
-            waited.map_err(|error| driver_error("cuStreamWaitEvent", error))?;
+        // Not before the step has begun. The stream of the product has nothing between two kernels where it
+        // can be helped, so that one starts while the other ends.
+        if self.captured {
+            recorded(&self.begun, stream)?;
         }
-        let own = self.memory.own_address();
-        let transfers = shape.plan.transfers();
-        for round in 1..self.group.ranks() {
-            let peer = self.memory.address(transfers.peer_in_round(self.group.rank(), round))?;
-            let pusher = &self.pushers[(round - 1) as usize % self.pushers.len()].stream;
-            for push in pushes {
-                for (offset, bytes) in push.offset.into_iter().zip(push.bytes) {
-                    if bytes > 0 {
-                        copy(pusher, peer + offset, own + offset, bytes)?;
-                    }
-                }
-                let signal = peer + Layout::signal(push.slot.unsigned_abs());
-                if self.captured {
-                    // A graph cannot know the epoch, so it is copied from where it is. A copy does not wait
-                    // for what the one before it wrote to be seen everywhere; a write by the stream does.
-                    write(pusher, own + Layout::word(SCRATCH_AT), 0)?;
-                    copy(pusher, signal, own + Layout::word(EPOCH_AT), 4)?;
-                } else {
-                    write(pusher, signal, self.epoch)?;
-                }
+        for pusher in &self.pushers {
+            if self.captured {
+                let waited = pusher.stream.wait(&self.begun);
+                waited.map_err(|error| driver_error("cuStreamWaitEvent", error))?;
+            } else {
+                wait_for(&pusher.stream, own + Layout::word(EPOCH_AT), self.epoch)?;
             }
         }
-        self.pushers.iter().try_for_each(|pusher| recorded(&pusher.sent, &pusher.stream))
+        let (signals_at, value) = match self.captured {
+            // A graph cannot know the epoch.
+            true => (self.layout.toggles_of(buffer), TOGGLE_SET),
+            false => (SIGNALS_AT, self.epoch),
+        };
+        let transfers = shape.plan.transfers();
+        let mut pushers = self.pushers.iter().cycle();
+        for round in 1..self.group.ranks() {
+            let peer = self.memory.address(transfers.peer_in_round(self.group.rank(), round))?;
+            for (push, pusher) in shape.pushes[buffer as usize].iter().zip(&mut pushers) {
+                for (offset, bytes) in push.offset.into_iter().zip(push.bytes) {
+                    if bytes > 0 {
+                        copy(&pusher.stream, peer + offset, own + offset, bytes)?;
+                    }
+                }
+                let slot = push.slot.unsigned_abs();
+                write(&pusher.stream, peer + Layout::word(signals_at + slot), value)?;
+            }
+        }
+        for (sender, pusher) in (0..).zip(&self.pushers) {
+            if self.captured {
+                recorded(&pusher.sent, &pusher.stream)?;
+            } else {
+                write(&pusher.stream, own + Layout::word(SENT_AT + sender), self.epoch)?;
+            }
+        }
+        Ok(())
     }
 
     fn own_slots(shape: &StepShape, layout: &Layout, rank: u32) -> Range<u32> {
@@ -595,7 +642,7 @@ impl StepShape {
 impl Table {
     fn new(stream: &Arc<CudaStream>, addresses: &[u64]) -> Result<Self> {
         let words = stream.clone_htod(addresses).map_err(|e| driver_error("cuMemcpyHtoD", e))?;
-        let counters = addresses.len() * MAX_PUSHED as usize;
+        let counters = addresses.len() * MAX_PUSHED as usize + 1;
         let counters =
             stream.alloc_zeros::<u32>(counters).map_err(|e| driver_error("cuMemAllocAsync", e))?;
         // Other streams will use them.
@@ -646,11 +693,11 @@ fn choose(engine: Engine, problem: &Problem) -> Result<Engine> {
         Err(Error::out_of_range(what, value.into(), 1, most, "ask for a number in that range"))
     };
     match engine {
-        Engine::Auto if shard_bytes(problem) <= SMALL_SHARD => Ok(Engine::Kernel { blocks: 16 }),
-        Engine::Auto => {
-            Ok(Engine::CopyEngines { streams: problem.ranks().saturating_sub(1).clamp(1, 2) })
+        Engine::Auto if shard_bytes(problem) <= SMALL_SHARD => Ok(Engine::Kernel { blocks: 32 }),
+        Engine::Auto => Ok(Engine::CopyEngines { streams: 2 }),
+        Engine::CopyEngines { streams } => {
+            bounded("the number of streams", streams, MOST_SENDERS.into())
         }
-        Engine::CopyEngines { streams } => bounded("the number of streams", streams, 8),
         Engine::Kernel { blocks } => bounded("the number of blocks", blocks, 128),
     }
 }
@@ -703,6 +750,16 @@ fn copy(stream: &CudaStream, to: CUdeviceptr, from: CUdeviceptr, bytes: u64) -> 
     // SAFETY: the callers name memory of the layout, and rows that `begin`'s caller has vouched for.
     unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream.cu_stream()) }
         .map_err(|error| driver_error("cuMemcpyDtoDAsync", error))
+}
+
+/// Lets a stream wait until an epoch has reached `value`.
+fn wait_for(stream: &CudaStream, word: CUdeviceptr, value: u32) -> Result<()> {
+    // The comparison wraps, as epochs do.
+    let reached = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+    // SAFETY: a word of the layout, which lives until the stream is through.
+    unsafe { sys::cuStreamWaitValue32_v2(stream.cu_stream(), word, value, reached) }
+        .result()
+        .map_err(|error| driver_error("cuStreamWaitValue32", error))
 }
 
 /// Enqueues the writing of a word, after everything that the stream has written is seen everywhere.

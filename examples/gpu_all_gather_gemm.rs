@@ -1,0 +1,87 @@
+//! All-gather + GEMM on GPUs, one process a rank: `overlap-gemm launch -n 2 -- target/…/examples/gpu_all_gather_gemm`,
+//! or torchrun, mpirun, srun. With the argument `threads` all ranks are threads of one process, a GPU each.
+//!
+//! Every rank brings its rows of A, multiplies all rows by its own B, and checks an output.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use overlap_gemm::cuda::cudarc::driver::DevicePtr;
+use overlap_gemm::cuda::{
+    AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard, Strategy, devices,
+};
+use overlap_gemm::element::bf16;
+use overlap_gemm::group::{Group, GroupOptions};
+use overlap_gemm::plan::Problem;
+
+const M: usize = 4096;
+const N: usize = 3584;
+const K: usize = 8192;
+
+type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+fn one_rank(group: Group, device: &Device) -> Outcome {
+    let (group, stream) = (Arc::new(group), device.new_stream()?);
+    let (rank, ranks) = (group.rank() as usize, group.ranks() as usize);
+    let problem = Problem::builder(M as u64, N as u64, K as u64).ranks(ranks as u64).build()?;
+
+    // Collective: every rank plans the same. From here on the ranks reach each other's memory.
+    let (gather, gemm) = (GatherOptions::default(), GemmOptions::default());
+    let mut layer = AllGatherGemm::plan(&group, device, &problem, Strategy::Auto, &gather, &gemm)?;
+    if rank == 0 {
+        print!("{}", layer.explain());
+    }
+
+    // Row r of A is r mod 7, B is 1/K: so D[r, c] is r mod 7.
+    let rows = problem.shards().rows(rank as u32);
+    let own: Vec<bf16> = rows
+        .clone()
+        .flat_map(|row| std::iter::repeat_n(bf16::from_f32((row % 7) as f32), K))
+        .collect();
+    let shard = stream.clone_htod(&own)?;
+    let b = stream.clone_htod(&vec![bf16::from_f32(1.0 / K as f32); N * K])?;
+    let d = stream.alloc_zeros::<bf16>(M * N)?;
+    let (shard_at, b_at, d_at) =
+        (shard.device_ptr(&stream).0, b.device_ptr(&stream).0, d.device_ptr(&stream).0);
+    for _step in 0..10 {
+        // SAFETY: this device's memory, as long as the problem says; it outlives the steps.
+        unsafe {
+            layer.enqueue(&stream, Shard::at(shard_at), &[RawOperands::of_gathered(b_at, d_at)])?;
+        }
+    }
+    // Whatever went wrong on any rank is said here.
+    layer.synchronize(&stream)?;
+
+    let d = stream.clone_dtoh(&d)?;
+    for row in [0, M / 3, M - 1] {
+        assert_eq!(d[row * N].to_f32(), (row % 7) as f32, "rank {rank}, row {row}");
+    }
+    println!("rank {rank} of {ranks}: right");
+    Ok(())
+}
+
+fn run() -> Outcome {
+    if std::env::args().nth(1).as_deref() != Some("threads") {
+        let group = Group::from_env(&GroupOptions::default())?;
+        let device = Device::open(group.rank() as usize % devices()?.len().max(1))?;
+        return one_rank(group, &device);
+    }
+    let open: Vec<Device> = (0..devices()?.len()).map(Device::open).collect::<Result<_, _>>()?;
+    let groups = Group::local(open.len() as u32)?;
+    std::thread::scope(|scope| {
+        let ranks = groups.into_iter().zip(&open);
+        let spawn = |(group, device)| scope.spawn(move || one_rank(group, device));
+        let threads: Vec<_> = ranks.map(spawn).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no rank panics"))
+    })
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
