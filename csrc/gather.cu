@@ -93,12 +93,14 @@ struct Finding {
     }
 };
 
+__device__ int32_t lane() { return int32_t(threadIdx.x) % kWarp; }
+
 // Waits until every word in the lanes' turns has reached its epoch.
 template <class Word, class Epoch>
 __device__ void await_words(og_gather const& gather, int32_t count, Word word_of, Epoch epoch_of,
                             Finding& finding) {
     Patience patience(gather);
-    for (int32_t i = int32_t(threadIdx.x) % kWarp; i < count && !finding.is_bad(); i += kWarp) {
+    for (int32_t i = lane(); i < count && !finding.is_bad(); i += kWarp) {
         while (!has_reached(finding.seen = load_acquire_system(word_of(i)), epoch_of(i))) {
             if (patience.goes_on(OG_FAILURE_ABSENT, finding.kind)) continue;
             finding.who = uint32_t(i);
@@ -129,10 +131,27 @@ struct Beginning {
         over = was_over != 0 || given_up == given_up_at(before) || given_up == given_up_at(OG_TOGGLE_SET);
     }
 
-    // Waits until this rank may push: see og_gather_begin. Pairs with `announce` of the others.
+    // Tells all ranks that the step before is consumed, and how this one is laid out. The fence pairs with
+    // the acquires of `await`; what this rank read of the step before, it read in kernels that have ended.
+    __device__ void announce(og_gather const& gather, uint32_t layout) const {
+        __threadfence_system();
+        for (int32_t peer = lane(); peer < gather.ranks; peer += kWarp) {
+            uint32_t* theirs = gather.words[peer];
+            store_relaxed_system(theirs + gather.consumed_at + gather.rank, before);
+            store_relaxed_system_64(layout_word(gather, theirs, epoch, gather.rank),
+                                    uint64_t(epoch) << 32 | layout);
+        }
+    }
+
+    // Waits until this rank may push, and all know how the step is laid out: see og_gather_begin. Pairs with
+    // `announce` of the others.
+    //
+    // Where rows stay as they were, all ranks have agreed on them before, and nothing has to be compared:
+    // who changes them compares, and finds those who do not.
     __device__ Finding await(og_gather const& gather, og_gather_step const& step) const {
         Finding finding;
         if (over) return finding;
+        uint64_t two_before = load_relaxed_system_64(layout_word(gather, own, epoch - 2, gather.rank));
         uint32_t consumed = has_reached(last_use, epoch - 2) ? last_use : epoch - 2;
         uint32_t* const words = own;
         int32_t consumed_at = gather.consumed_at, sent_at = gather.sent_at, ranks = gather.ranks;
@@ -141,34 +160,22 @@ struct Beginning {
             gather, ranks + step.senders,
             [=](int32_t i) { return words + (i < ranks ? consumed_at + i : sent_at + i - ranks); },
             [=](int32_t i) { return i < ranks ? consumed : sent; }, finding);
-        return finding;
-    }
+        if (finding.is_bad() || uint32_t(two_before) == step.layout) return finding;
 
-    // Tells all ranks that the step before is consumed, and how this one is laid out. The fence pairs with
-    // the acquires of `await`; what this rank read of the step before, it read in kernels that have ended.
-    __device__ void announce(og_gather const& gather, uint32_t layout) const {
-        __threadfence_system();
-        for (int32_t peer = int32_t(threadIdx.x) % kWarp; peer < gather.ranks; peer += kWarp) {
-            uint32_t* theirs = gather.words[peer];
-            store_relaxed_system(theirs + gather.consumed_at + gather.rank, before);
-            store_relaxed_system_64(layout_word(gather, theirs, epoch, gather.rank),
-                                    uint64_t(epoch) << 32 | layout);
-        }
-    }
-
-    // Whether everybody who has announced the step before laid it out as this rank did. Who has not
-    // announced it yet has sent nothing of it, and will compare this rank's layout with its own.
-    __device__ Finding compare_layouts(og_gather const& gather) const {
-        Finding finding;
-        uint64_t mine = load_relaxed_system_64(layout_word(gather, own, before, gather.rank));
-        for (int32_t peer = int32_t(threadIdx.x) % kWarp; peer < gather.ranks; peer += kWarp) {
-            uint64_t theirs = load_relaxed_system_64(layout_word(gather, own, before, peer));
-            if (uint32_t(theirs >> 32) == before && theirs != mine && !finding.is_bad()) {
-                finding = {OG_FAILURE_LAYOUT, uint32_t(peer), uint32_t(theirs), before};
-            }
+        // Epochs are the upper halves.
+        await_words(
+            gather, ranks,
+            [=](int32_t i) {
+                return reinterpret_cast<uint32_t*>(layout_word(gather, words, epoch, i)) + 1;
+            },
+            [=](int32_t) { return epoch; }, finding);
+        for (int32_t peer = lane(); peer < ranks && !finding.is_bad(); peer += kWarp) {
+            uint32_t theirs = uint32_t(load_relaxed_system_64(layout_word(gather, words, epoch, peer)));
+            if (theirs != step.layout) finding = {OG_FAILURE_LAYOUT, uint32_t(peer), theirs, epoch};
         }
         __syncwarp();
         finding.agree();
+        __threadfence_system();
         return finding;
     }
 
@@ -181,11 +188,10 @@ struct Beginning {
     // before the first byte, which is sent when this kernel has ended or the epoch has grown.
     __device__ void give_up(og_gather const& gather, og_gather_step const& step,
                             Finding const& finding) const {
-        int32_t lane = int32_t(threadIdx.x) % kWarp;
-        for (int32_t peer = lane; peer < gather.ranks; peer += kWarp) {
+        for (int32_t peer = lane(); peer < gather.ranks; peer += kWarp) {
             store_relaxed_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
         }
-        if (lane != 0) return;
+        if (lane() != 0) return;
         own[gather.over_at] = 1;
         if (is_first_to_give_up(stop_of(gather, own), expected(step)) && !over) {
             record_failure(gather.failure, finding.kind, finding.expected, finding.who, finding.seen,
@@ -196,13 +202,12 @@ struct Beginning {
     // This rank's own rows are here, and the step has begun. What waits for the epoch on other streams
     // comes after everything that was stored before.
     __device__ void begin(og_gather const& gather, og_gather_step const& step) const {
-        int32_t lane = int32_t(threadIdx.x) % kWarp;
         int32_t at = step.toggled ? gather.toggles_at + step.buffer * gather.slots : gather.signals_at;
-        for (int32_t slot = lane; slot < step.own_slots; slot += kWarp) {
+        for (int32_t slot = lane(); slot < step.own_slots; slot += kWarp) {
             store_relaxed_system(own + at + step.own_slot + slot, expected(step));
         }
         __syncwarp();
-        if (lane != 0) return;
+        if (lane() != 0) return;
         own[gather.last_use_at + step.buffer] = epoch;
         own[gather.last_buffer_at] = uint32_t(step.buffer);
         store_release_system(own + gather.epoch_at, epoch);
@@ -211,7 +216,7 @@ struct Beginning {
     // The toggles of the step before, which this rank has consumed; comes before it says so.
     __device__ void reset_toggles(og_gather const& gather) const {
         uint32_t* toggles = own + gather.toggles_at + int32_t(last_buffer) * gather.slots;
-        for (int32_t slot = int32_t(threadIdx.x) % kWarp; slot < gather.slots; slot += kWarp) {
+        for (int32_t slot = lane(); slot < gather.slots; slot += kWarp) {
             store_relaxed_system(toggles + slot, 0);
         }
         __syncwarp();
@@ -226,7 +231,6 @@ __global__ void __launch_bounds__(kWarp)
     if (step.toggled) beginning.reset_toggles(gather);
     beginning.announce(gather, step.layout);
     Finding finding = beginning.await(gather, step);
-    if (!beginning.over && !finding.is_bad()) finding = beginning.compare_layouts(gather);
     if (beginning.over || finding.is_bad()) beginning.give_up(gather, step, finding);
     beginning.begin(gather, step);
 }
@@ -269,8 +273,8 @@ __device__ bool is_last_block(uint32_t* counter) {
     return true;
 }
 
-// As begin_step, with every block waiting for itself, and pushing its share. The state changes when the last
-// block is through, so that all read the same.
+// As begin_step, with every block waiting for itself, and pushing its share. The state changes when all
+// blocks are through, so that all read the same.
 __global__ void __launch_bounds__(kPushThreads)
     begin_and_push(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                    __grid_constant__ PushList const list) {
@@ -279,20 +283,19 @@ __global__ void __launch_bounds__(kPushThreads)
     Beginning const beginning(gather, step.buffer);
     __shared__ bool goes_on;
     if (threadIdx.x < kWarp) {
-        // Every block announces, so that the announcement is there before any of its rows.
+        // Every block announces, so that the announcement is there before any of its rows, where that
+        // matters.
         beginning.announce(gather, step.layout);
         Finding finding = beginning.await(gather, step);
-        if (blockIdx.x == 0 && !beginning.over && !finding.is_bad()) {
-            finding = beginning.compare_layouts(gather);
-        }
         bool gives_up = beginning.over || finding.is_bad();
         if (gives_up) beginning.give_up(gather, step, finding);
-        __threadfence_system();
         if (threadIdx.x == 0) goes_on = !gives_up;
     }
     __syncthreads();
 
     auto const* here = reinterpret_cast<char const*>(beginning.own);
+    __shared__ bool ends;
+    if (threadIdx.x == 0) ends = false;
     for (int32_t round = 1; round < gather.ranks; ++round) {
         // The rank that needs this one's rows round-th: plan::Transfers::peer_in_round.
         int32_t peer = (gather.rank - round + gather.ranks) % gather.ranks;
@@ -304,16 +307,17 @@ __global__ void __launch_bounds__(kPushThreads)
                 // Row scales start at any row.
                 copy_share<float>(there + piece.offset[1], here + piece.offset[1], piece.bytes[1]);
             }
-            // A block that gave up does not count, and so nobody is told that the rows are there.
-            if (!goes_on || !is_last_block(step.counters + 1 + round * step.push_count + i)) continue;
-            store_relaxed_system(gather.words[peer] + gather.signals_at + piece.slot, beginning.epoch);
+            if (!is_last_block(step.counters + round * step.push_count + i)) continue;
+            // Unless some block gave up, and has pushed nothing: then nobody is told of rows.
+            uint64_t given_up = load_relaxed_gpu(&stop_of(gather, beginning.own)->given_up);
+            if (given_up != given_up_at(beginning.expected(step))) {
+                store_relaxed_system(gather.words[peer] + gather.signals_at + piece.slot, beginning.epoch);
+            }
+            ends = round + 1 == gather.ranks && i + 1 == step.push_count;
         }
     }
-    __shared__ bool is_last;
-    bool last = is_last_block(step.counters);
-    if (threadIdx.x == 0) is_last = last;
     __syncthreads();
-    if (is_last && threadIdx.x < kWarp) beginning.begin(gather, step);
+    if (ends && threadIdx.x < kWarp) beginning.begin(gather, step);
 }
 
 __global__ void __launch_bounds__(kWarp)

@@ -173,7 +173,7 @@ typedef enum og_failure_kind {
     OG_FAILURE_ABORTED = 2,
     /* A rank did not begin the step before this one within the time limit. */
     OG_FAILURE_ABSENT = 3,
-    /* A rank laid the step before this one out by other rows. */
+    /* A rank laid the step out by other rows. */
     OG_FAILURE_LAYOUT = 4,
 } og_failure_kind;
 
@@ -372,14 +372,15 @@ og_status og_signal_post(uint32_t *signals, int32_t count, const uint32_t *epoch
 
 /* Enqueues a kernel that begins this rank's next step:
  *  1. the epoch grows by one, to e; all ranks are told that this one has consumed e - 1, and how it
- *     lays e out, before any of its rows can arrive anywhere;
+ *     lays e out;
  *  2. it waits until all ranks have consumed e - 2 and what else was last in that buffer, and what this
  *     rank sent of e - 1 is sent: from here on this rank may push into theirs. So no rank is ever two
  *     steps ahead of another;
- *  3. it looks whether all ranks that have announced e - 1 laid it out as this one did;
+ *  3. if this rank lays e out otherwise than e - 2, it waits until all ranks have said how they do, which
+ *     has to be alike, and until its own word is there, before any of its rows can arrive anywhere;
  *  4. this rank's own rows are signalled to itself; `pushes` go out, in the order in which the others need
  *     them, each with its signal after its data.
- * If a rank is late or laid out otherwise, or the host has set the abort word, the step counts as given
+ * If a rank is late or lays e out otherwise, or the host has set the abort word, the step counts as given
  * up: products that wait for it end at once, all ranks are told that their rows may be torn, and so it
  * is with every later step. Needs SMs: what waits for it comes after it. */
 og_status og_gather_begin(const og_gather *gather, const og_gather_step *step, void *stream);

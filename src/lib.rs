@@ -9,8 +9,8 @@
 //! ```text
 //!  plan::Problem ──► plan::Plan ─────────────► executor ──────────► D, gathered A
 //!  m n k, types,     chunks                    host: threads        trace::Timeline
-//!  rows a rank       order of tiles a rank     (cuda: one rank's
-//!                    order of transfers         product so far)
+//!  rows a rank       order of tiles a rank     cuda: GPUs
+//!                    order of transfers
 //!                         │
 //!                         └──► plan::model: runs it in other orders, looking for trouble
 //! ```
@@ -49,7 +49,7 @@
 //! | [`exercise`] | all ranks, random numbers, checked against the reference: what tests and the command line run |
 //! | [`ops`] | [`AllGatherGemm`](ops::AllGatherGemm), [`AsyncGemm`](ops::AsyncGemm): plan once, enqueue many times |
 //! | [`host`] | carries a plan out on threads; [`host::protocol`] orders one thread's data before another's |
-//! | `cuda` | feature `cuda`: products on Hopper GPUs, plain or waiting for chunks; no `ops` on it yet |
+//! | `cuda` | feature `cuda`: the same operations on Hopper GPUs, and products alone, plain or waiting for chunks |
 //! | `group` | feature `group`: who the ranks are, threads or processes, and how they meet |
 //! | [`reference`](mod@reference) | what a product should be, in `f64`, with a derived error bound |
 //! | [`trace`] | what happened when, and the drawing of it as text |

@@ -1,9 +1,13 @@
 //! Execution on GPUs (feature `cuda`).
 //!
 //! What belongs here: everything that needs a CUDA driver or the compiled kernels. Below it, `plan`
-//! says what happens in which order and knows no executor; nothing in `ops` stands on this yet. The
-//! modules, what a user calls first:
+//! says what happens in which order and knows no executor. The operations take device memory and a
+//! stream, enqueue, and return; those of `ops` take slices and compute. The modules, what a user calls
+//! first:
 //!
+//! - [`all_gather_gemm`]: every rank brings rows and multiplies those of all; [`all_gather`]: without the
+//!   product; [`gather`]: what both are asked for, and how rows travel; [`symmetric`]: memory that all
+//!   ranks reach;
 //! - [`gemm`]: a product whose input is there; [`async_gemm`]: one whose input arrives chunk by chunk;
 //! - [`signals`]: how chunks are said to be there, and the protocol of it;
 //! - [`operands`], [`options`], [`records`]: what a call multiplies, how, and when each tile was done;
@@ -11,7 +15,7 @@
 //! - [`device`]: which GPUs there are, and whether this crate can use them;
 //! - `product`: what both products share: planning and calling; `shape`: which sizes kernels take;
 //!   `workspace`: memory that a product needs for itself; `host_words`: memory that the device reads
-//!   and writes while a kernel runs;
+//!   and writes while a kernel runs; `vmm`: memory that processes can hand each other;
 //! - `ffi`, `call`: the C functions of `csrc/overlap_gemm.h`, the whole border to the device code.
 //!
 //! Two things may be absent where a binary of this feature runs, and neither stops it from

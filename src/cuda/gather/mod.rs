@@ -70,7 +70,7 @@ pub(super) struct Gatherer {
     /// A step was captured: from then on only the device knows the epoch.
     captured: bool,
     first_is_over: bool,
-    latest: Option<Arc<StepShape>>,
+    begun_any: bool,
     failed: Option<Error>,
 }
 
@@ -208,7 +208,7 @@ impl Gatherer {
             epoch: options.first_epoch,
             captured: false,
             first_is_over: false,
-            latest: None,
+            begun_any: false,
             failed: None,
         })
     }
@@ -329,7 +329,7 @@ impl Gatherer {
         if !by_kernel {
             self.push_by_copies(stream, shape, buffer)?;
         }
-        self.latest = Some(Arc::clone(shape));
+        self.begun_any = true;
         let joins = self.captured && !by_kernel;
         Ok(Step { shape: Arc::clone(shape), buffer, joins, toggled })
     }
@@ -471,20 +471,15 @@ impl Gatherer {
             (Err(error), _) => return Err(error),
             (Ok(()), Ok(())) => {}
         }
-        let Some(shape) = &self.latest else { return Ok(()) };
+        if !self.begun_any {
+            return Ok(());
+        }
         let mut words = vec![0u32; self.layout.word_count() as usize];
         self.device.bind()?;
         // SAFETY: so many words are at the start of this rank's part.
         unsafe { result::memcpy_dtoh_sync(&mut words, self.memory.own_address()) }
             .map_err(|error| driver_error("cuMemcpyDtoH", error))?;
-        let rank = self.group.rank();
-        let ranks = 0..self.group.ranks();
-        let torn = |peer: &u32| words[(self.layout.torn_at() + peer) as usize] != 0;
-        if let Some(peer) = ranks.clone().find(torn) {
-            let reason =
-                format!("rank {peer} gave up, and may have written where this rank still read");
-            return Err(Error::Aborted { rank, reason });
-        }
+        let (rank, mut ranks) = (self.group.rank(), 0..self.group.ranks());
         let epoch = words[EPOCH_AT as usize];
         let layouts = self.layout.layouts_of(epoch);
         let of = |peer: u32| {
@@ -495,9 +490,17 @@ impl Gatherer {
             let (announced, tag) = of(*peer);
             announced == epoch && tag != of(rank).1
         };
-        debug_assert!(self.captured || shape.tags.contains(&of(rank).1));
-        match ranks.clone().find(other) {
-            Some(peer) => Err(other_layout(rank, peer, epoch)),
+        if let Some(peer) = ranks.clone().find(other) {
+            return Err(other_layout(rank, peer, epoch));
+        }
+        let torn = |peer: &u32| words[(self.layout.torn_at() + peer) as usize] != 0;
+        match ranks.find(torn) {
+            Some(peer) => Err(Error::Aborted {
+                rank,
+                reason: format!(
+                    "rank {peer} gave up, and may have written where this rank still read"
+                ),
+            }),
             None => Ok(()),
         }
     }

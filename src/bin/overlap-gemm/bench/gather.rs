@@ -78,6 +78,14 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
 
+    /// Slices of K of own kernels [default: the library's choice]
+    #[arg(long, value_name = "N")]
+    splits: Option<u32>,
+
+    /// Swizzle of own kernels [default: the library's choice]
+    #[arg(long, value_name = "N")]
+    swizzle: Option<u32>,
+
     /// Rows are copied into their slot in every step, rather than being there
     #[arg(long)]
     copied: bool,
@@ -160,6 +168,8 @@ pub struct Wanted {
     pub streams: Option<u32>,
     pub blocks: Option<u32>,
     pub kernel: Option<String>,
+    pub splits: Option<u32>,
+    pub swizzle: Option<u32>,
     pub copied: bool,
     pub cublaslt: Option<PathBuf>,
     pub nccl: Option<PathBuf>,
@@ -180,6 +190,8 @@ impl Args {
             streams: self.streams,
             blocks: self.blocks,
             kernel: self.kernel.clone(),
+            splits: self.splits,
+            swizzle: self.swizzle,
             copied: self.copied,
             cublaslt: self.cublaslt.clone().or_else(|| named("OVERLAP_GEMM_CUBLASLT")),
             nccl: self.nccl.clone().or_else(|| named("OVERLAP_GEMM_NCCL")),

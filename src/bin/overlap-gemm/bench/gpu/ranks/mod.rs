@@ -167,6 +167,7 @@ impl Bench<'_> {
     ) -> Result<Box<dyn contenders::Step + 'c>> {
         let mut gemm = GemmOptions::default();
         gemm.kernel.clone_from(&self.wanted.kernel);
+        (gemm.splits, gemm.swizzle) = (self.wanted.splits, self.wanted.swizzle);
         let gather = self.gather_options();
         let nccl = || {
             let missing = || Error::NoDevice { reason: "NCCL is not loaded".into() };
