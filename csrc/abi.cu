@@ -205,7 +205,7 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
     if (step->push_count == 0) return;
     require_pointer(step->pushes, "pushes");
     require_pointer(step->counters, "counters");
-    check_range("blocks", step->blocks, 1, UINT16_MAX);
+    check_range("blocks", step->blocks, 1, 1 << 12);
 }
 
 void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* operands,

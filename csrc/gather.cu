@@ -112,16 +112,19 @@ __device__ void await_words(og_gather const& gather, int32_t count, Word word_of
     finding.agree();
 }
 
-// What a warp knows of a step before it begins.
+// What a warp knows of a step before it begins. All of it is loaded at once.
 struct Beginning {
     uint32_t* own;
+    // The words of the rank that is this lane's first: most groups have no more ranks than lanes.
+    uint32_t* first;
     uint32_t before;
     uint32_t epoch;
     uint32_t last_use;
     uint32_t last_buffer;
     bool over;
 
-    __device__ Beginning(og_gather const& gather, int32_t buffer) : own(gather.words[gather.rank]) {
+    __device__ Beginning(og_gather const& gather, int32_t buffer)
+        : own(gather.words[gather.rank]), first(gather.words[min(lane(), gather.ranks - 1)]) {
         uint64_t given_up = load_relaxed_gpu(&stop_of(gather, own)->given_up);
         before = load_relaxed_system(own + gather.epoch_at);
         last_use = load_relaxed_system(own + gather.last_use_at + buffer);
@@ -136,7 +139,7 @@ struct Beginning {
     __device__ void announce(og_gather const& gather, uint32_t layout) const {
         __threadfence_system();
         for (int32_t peer = lane(); peer < gather.ranks; peer += kWarp) {
-            uint32_t* theirs = gather.words[peer];
+            uint32_t* theirs = peer < kWarp ? first : gather.words[peer];
             store_relaxed_system(theirs + gather.consumed_at + gather.rank, before);
             store_relaxed_system_64(layout_word(gather, theirs, epoch, gather.rank),
                                     uint64_t(epoch) << 32 | layout);
@@ -248,29 +251,36 @@ __device__ void copy_share(char* to, char const* from, uint64_t bytes) {
     auto const* source = reinterpret_cast<Piece const*>(from);
     auto* target = reinterpret_cast<Piece*>(to);
     uint64_t at = uint64_t(blockIdx.x) * kPushThreads + threadIdx.x;
-    constexpr int kInFlight = 4;
-    for (; at + (kInFlight - 1) * stride < pieces; at += kInFlight * stride) {
+    constexpr int kInFlight = 8;
+    for (; at < pieces; at += kInFlight * stride) {
         Piece held[kInFlight];
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) held[i] = source[at + i * stride];
+        for (int i = 0; i < kInFlight; ++i) {
+            if (at + i * stride < pieces) held[i] = source[at + i * stride];
+        }
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) target[at + i * stride] = held[i];
+        for (int i = 0; i < kInFlight; ++i) {
+            if (at + i * stride < pieces) target[at + i * stride] = held[i];
+        }
     }
-    for (; at < pieces; at += stride) target[at] = source[at];
     uint64_t tail = pieces * sizeof(Piece) + threadIdx.x;
     if (blockIdx.x == 0 && tail < bytes) to[tail] = from[tail];
 }
 
-// True for the thread of the last block that comes here with this counter; everything that any block's
-// threads did before is then seen by whoever sees what this thread stores next.
-__device__ bool is_last_block(uint32_t* counter) {
+// How many blocks have come to a counter, and whether some of them gave up.
+constexpr uint32_t kGaveUp = 1u << 16;
+
+// In the thread of the last block that comes here, the sum of what all blocks bring, else 0; everything that
+// any block's threads did before is then seen by whoever sees what this thread stores next.
+__device__ uint32_t count_block(uint32_t* counter, uint32_t brings) {
     __syncthreads();
-    if (threadIdx.x != 0) return false;
+    if (threadIdx.x != 0) return 0;
     __threadfence_system();
-    if (atomicAdd(counter, 1) + 1 < gridDim.x) return false;
+    uint32_t sum = atomicAdd(counter, brings) + brings;
+    if (sum % kGaveUp < gridDim.x) return 0;
     *counter = 0;
     __threadfence_system();
-    return true;
+    return sum;
 }
 
 // As begin_step, with every block waiting for itself, and pushing its share. The state changes when all
@@ -307,10 +317,11 @@ __global__ void __launch_bounds__(kPushThreads)
                 // Row scales start at any row.
                 copy_share<float>(there + piece.offset[1], here + piece.offset[1], piece.bytes[1]);
             }
-            if (!is_last_block(step.counters + round * step.push_count + i)) continue;
-            // Unless some block gave up, and has pushed nothing: then nobody is told of rows.
-            uint64_t given_up = load_relaxed_gpu(&stop_of(gather, beginning.own)->given_up);
-            if (given_up != given_up_at(beginning.expected(step))) {
+            uint32_t* counter = step.counters + round * step.push_count + i;
+            uint32_t sum = count_block(counter, goes_on ? 1 : 1 + kGaveUp);
+            if (sum == 0) continue;
+            // Where a block gave up, its share is missing, and nobody is told that rows are there.
+            if (sum < kGaveUp) {
                 store_relaxed_system(gather.words[peer] + gather.signals_at + piece.slot, beginning.epoch);
             }
             ends = round + 1 == gather.ranks && i + 1 == step.push_count;

@@ -138,6 +138,9 @@ impl Layout {
         set(LAST_USE_AT..LAST_USE_AT + BUFFERS);
         set(SIGNALS_AT..SIGNALS_AT + self.slots());
         set(self.consumed_at()..self.consumed_at() + self.ranks);
+        // The epochs of layouts, the upper halves of 64 bits: that no later one is announced.
+        let epochs = self.layouts_at() + 1..self.word_count();
+        epochs.step_by(2).for_each(|word| set(word..word + 1));
         words[TOGGLE_EPOCH_AT as usize] = TOGGLE_SET;
         words
     }
@@ -288,6 +291,7 @@ mod tests {
             [7; 3]
         );
         assert_eq!([value(at.last_use_at), value(at.last_use_at + 1)], [7; 2]);
+        assert_eq!([value(at.layouts_at + 1), value(at.layouts_at + 23)], [7; 2]);
         assert_eq!(
             [value(at.over_at), value(at.torn_at), value(at.stop_at), value(at.layouts_at)],
             [0; 4]

@@ -70,7 +70,7 @@ pub(super) struct Gatherer {
     /// A step was captured: from then on only the device knows the epoch.
     captured: bool,
     first_is_over: bool,
-    begun_any: bool,
+    latest: Option<Arc<StepShape>>,
     failed: Option<Error>,
 }
 
@@ -208,7 +208,7 @@ impl Gatherer {
             epoch: options.first_epoch,
             captured: false,
             first_is_over: false,
-            begun_any: false,
+            latest: None,
             failed: None,
         })
     }
@@ -300,7 +300,7 @@ impl Gatherer {
         let buffer = self.next_buffer;
         let rank = self.group.rank();
         if self.options.poison {
-            self.poison(stream, 1 - buffer)?;
+            self.poison(stream)?;
         }
         self.bring(stream, shape, buffer, own)?;
         let pushes = &shape.pushes[buffer as usize][..];
@@ -329,7 +329,7 @@ impl Gatherer {
         if !by_kernel {
             self.push_by_copies(stream, shape, buffer)?;
         }
-        self.begun_any = true;
+        self.latest = Some(Arc::clone(shape));
         let joins = self.captured && !by_kernel;
         Ok(Step { shape: Arc::clone(shape), buffer, joins, toggled })
     }
@@ -471,7 +471,7 @@ impl Gatherer {
             (Err(error), _) => return Err(error),
             (Ok(()), Ok(())) => {}
         }
-        if !self.begun_any {
+        if self.latest.is_none() {
             return Ok(());
         }
         let mut words = vec![0u32; self.layout.word_count() as usize];
@@ -505,16 +505,20 @@ impl Gatherer {
         }
     }
 
-    /// Fills the peers' rows of a buffer that nobody reads any more.
-    fn poison(&self, stream: &Arc<CudaStream>, buffer: u32) -> Result<()> {
-        let rows = self.plan.problem().m();
-        let bytes = self.layout.rows_bytes(rows) as usize;
-        // SAFETY: this rank's part is so long; what the last step read there, it has read in the order of
-        // the stream, and nobody writes there before this step has said so.
-        let filled = unsafe {
-            result::memset_d8_async(self.gathered(buffer).0, 0xff, bytes, stream.cu_stream())
-        };
-        filled.map_err(|error| driver_error("cuMemsetD8Async", error))
+    /// Fills the other ranks' rows of the latest step with NaN. Its own may still be on their way.
+    fn poison(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        let Some(latest) = &self.latest else { return Ok(()) };
+        let own = latest.plan.problem().shards().rows(self.group.rank());
+        let start = self.memory.own_address();
+        for rows in [0..own.start, own.end..self.plan.problem().m()] {
+            let at = start + self.layout.row(1 - self.next_buffer, rows.start);
+            let bytes = self.layout.rows_bytes(rows.len() as u32) as usize;
+            // SAFETY: this rank's part is so long; what the last step read there, it has read in the order of
+            // the stream, and nobody writes there before this step has said so.
+            let filled = unsafe { result::memset_d8_async(at, 0xff, bytes, stream.cu_stream()) };
+            filled.map_err(|error| driver_error("cuMemsetD8Async", error))?;
+        }
+        Ok(())
     }
 
     /// Puts this rank's rows and scales into their slot, unless they are there.
@@ -696,8 +700,12 @@ fn choose(engine: Engine, problem: &Problem) -> Result<Engine> {
         Err(Error::out_of_range(what, value.into(), 1, most, "ask for a number in that range"))
     };
     match engine {
-        Engine::Auto if shard_bytes(problem) <= SMALL_SHARD => Ok(Engine::Kernel { blocks: 32 }),
-        Engine::Auto => Ok(Engine::CopyEngines { streams: 2 }),
+        Engine::Auto if shard_bytes(problem) <= SMALL_SHARD => {
+            Ok(Engine::Kernel { blocks: (shard_bytes(problem) >> 16).clamp(16, 64) as u32 })
+        }
+        Engine::Auto => {
+            Ok(Engine::CopyEngines { streams: problem.ranks().saturating_sub(1).clamp(1, 2) })
+        }
         Engine::CopyEngines { streams } => {
             bounded("the number of streams", streams, MOST_SENDERS.into())
         }

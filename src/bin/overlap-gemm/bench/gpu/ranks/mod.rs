@@ -42,8 +42,11 @@ const GRAPH_STEPS: usize = 20;
 const SETS: usize = 4;
 /// How long ranks wait for each other between loops.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How long a loop of each contender runs before the rounds.
+/// Rounds that are not counted.
 const WARM_UP_ROUNDS: usize = 2;
+/// How long a loop lasts at least, and before it one that is not timed: clocks follow the power of the last
+/// tens of milliseconds.
+const LOOP_MS: f64 = 40.0;
 
 /// What all cases share.
 struct Bench<'a> {
@@ -149,7 +152,8 @@ impl Bench<'_> {
                 entrants.push(Entrant { who, launch, step, graph: None, failed, times: vec![] });
             }
         }
-        self.rounds(&mut entrants, sets)?;
+        let graphs = self.graphs(&mut entrants, sets)?;
+        self.rounds(&mut entrants, sets, graphs)?;
         let rows = entrants.into_iter().map(|entrant| Row {
             who: entrant.who,
             graph: entrant.launch == Launch::Graph,
@@ -236,7 +240,12 @@ impl Bench<'_> {
     }
 
     /// Everyone's loops, by turns; every rank takes the same turns.
-    fn rounds(&self, entrants: &mut [Entrant<'_>], sets: usize) -> Result<(), Failure> {
+    fn rounds(
+        &self,
+        entrants: &mut [Entrant<'_>],
+        sets: usize,
+        graphs: usize,
+    ) -> Result<(), Failure> {
         for entrant in entrants.iter_mut().filter(|entrant| entrant.launch == Launch::Graph) {
             let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
             call("cuStreamBeginCapture", self.gpu.stream.begin_capture(mode))?;
@@ -251,7 +260,7 @@ impl Bench<'_> {
             self.interrupt.check()?;
             for nth in turn(round, entrants.len()) {
                 let entrant = &mut entrants[nth];
-                let time = self.time(entrant, sets)?;
+                let time = self.time(entrant, sets, graphs)?;
                 if round >= WARM_UP_ROUNDS {
                     entrant.times.push(time);
                 }
@@ -260,9 +269,18 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// How many times [`GRAPH_STEPS`] steps everybody's loop has: enough for the fastest.
+    fn graphs(&self, entrants: &mut [Entrant<'_>], sets: usize) -> Result<usize, Failure> {
+        let mut fastest = f64::INFINITY;
+        for entrant in entrants {
+            fastest = fastest.min(self.time(entrant, sets, 1)?);
+        }
+        let wanted = (1e3 * LOOP_MS / fastest.max(1.0)).ceil() as usize;
+        Ok(wanted.max(self.wanted.steps).div_ceil(GRAPH_STEPS))
+    }
+
     /// One loop on all ranks: the slowest one's microseconds a step.
-    fn time(&self, entrant: &mut Entrant<'_>, sets: usize) -> Result<f64, Failure> {
-        let graphs = self.wanted.steps.div_ceil(GRAPH_STEPS);
+    fn time(&self, entrant: &mut Entrant<'_>, sets: usize, graphs: usize) -> Result<f64, Failure> {
         let steps = graphs * GRAPH_STEPS;
         let mut run = |graphs: usize| match &entrant.graph {
             Some(graph) => (0..graphs).try_for_each(|_| call("cuGraphLaunch", graph.launch())),
@@ -272,7 +290,7 @@ impl Bench<'_> {
         };
         self.barrier("a loop")?;
         // Not timed: ranks fall into step, clocks and caches are those of this contender.
-        run(1)?;
+        run(graphs)?;
         let ms = self.watch.time(self.gpu, || run(graphs))?;
         self.gpu.synchronize()?;
         entrant.step.check()?;
