@@ -334,3 +334,104 @@ fn graphs_replay_with_changing_inputs() {
         }
     }
 }
+
+/// Ten thousand steps in random order of inputs, with random ranks held up at random: after each burst that
+/// nobody waited within, every D is bit for bit what it has to be.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn ten_thousand_steps_with_delays_are_right() {
+    const BURST: usize = 40;
+    const BURSTS: usize = 125;
+    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    for engine in [Engine::CopyEngines { streams: 2 }, Engine::Kernel { blocks: 4 }] {
+        on_ranks(2, |rank| {
+            let mut case = Case::new(kernel, 384, 128, 256);
+            case.options.sm_limit = Some(rank.sms);
+            let (mut random, stream) = (Random::new(81), &rank.gpu.stream);
+            let options = GatherOptions::default().with_engine(engine).with_poison(true);
+            let options = options.with_limits(PATIENCE, PATIENCE).with_pieces(2);
+            let mut all: Vec<Work> =
+                (0..BURST).map(|_| Work::new(&rank, &case, &[200, 184], &mut random)).collect();
+            for work in &mut all {
+                work.call.poison_d(stream);
+                // SAFETY: the call's own memory, and the stream is awaited before it is looked at.
+                unsafe { work.plain.enqueue_raw(stream, &work.call.addresses(stream)) }.unwrap();
+                work.call.fetch(stream);
+            }
+            let problem = all[0].problem.clone();
+            let (group, device) = (&rank.group, &rank.gpu.device);
+            let (fused, gemm) = (Strategy::Fused, &case.options);
+            let mut layer =
+                AllGatherGemm::plan(group, device, &problem, fused, &options, gemm).unwrap();
+            let mut delays = Random::of_stream(82, rank.rank().into());
+            for _ in 0..BURSTS {
+                all.iter_mut().for_each(|work| work.call.poison_d(stream));
+                // The same order on all ranks.
+                let mut order: Vec<usize> = (0..BURST).collect();
+                (1..BURST).for_each(|i| order.swap(i, random.within(0..=i as u64) as usize));
+                for &at in &order {
+                    if delays.within(0..=9) == 0 {
+                        std::thread::sleep(Duration::from_micros(delays.within(0..=300)));
+                    }
+                    let (shard, operands) =
+                        (all[at].shard(&rank, None, &problem), all[at].operands(&rank));
+                    // SAFETY: the calls' own memory, and the stream is awaited.
+                    unsafe { layer.enqueue(stream, shard, &[operands]) }.unwrap();
+                }
+                layer.synchronize(stream).unwrap();
+                for work in &mut all {
+                    work.call.fetch(stream);
+                    assert_eq!(work.call.difference(), None, "rank {}", rank.rank());
+                }
+            }
+        });
+        println!("{engine:?}: right");
+    }
+}
+
+/// Two products of one gathered A.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn several_products_of_one_gather_are_right() {
+    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    for strategy in [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential] {
+        on_ranks(3, |rank| {
+            let mut random = Random::new(91);
+            let rows = shards(500, 3, &mut random);
+            // A is what the first seed gives, B another for each.
+            let mut both = [128, 320].map(|n| {
+                let mut case = Case::new(kernel, 500, n, 192);
+                case.options.sm_limit = Some(rank.sms);
+                Work::new(&rank, &case, &rows, &mut random)
+            });
+            let problems: Vec<Problem> = both.iter().map(|work| work.problem.clone()).collect();
+            let options =
+                GatherOptions::default().with_poison(true).with_limits(PATIENCE, PATIENCE);
+            let (group, device, gemm) = (&rank.group, &rank.gpu.device, &both[0].case.options);
+            let mut layer =
+                AllGatherGemm::plan_all(group, device, &problems, strategy, &options, gemm)
+                    .unwrap();
+            for step in 0..4 {
+                // The same A for both: drawn from the same numbers.
+                let seed = random.next_u64();
+                both.iter_mut().for_each(|work| work.renew(&rank, &mut Random::new(seed)));
+                let shard = both[0].shard(&rank, None, &problems[0]);
+                let operands = [both[0].operands(&rank), both[1].operands(&rank)];
+                // SAFETY: the calls' own memory, and the stream is awaited.
+                unsafe { layer.enqueue(&rank.gpu.stream, shard, &operands) }.unwrap();
+                layer.synchronize(&rank.gpu.stream).unwrap();
+                both.iter_mut().for_each(|work| work.check(&rank, 500, &mut random));
+                if step == 3 {
+                    // SAFETY: refused before anything is enqueued.
+                    let refused = unsafe { layer.enqueue(&rank.gpu.stream, shard, &operands[..1]) };
+                    let error = refused.unwrap_err().to_string();
+                    assert!(
+                        error.starts_with("the number of operands is 1, but must be 2"),
+                        "{error}"
+                    );
+                }
+            }
+        });
+        println!("{strategy:?}: right");
+    }
+}

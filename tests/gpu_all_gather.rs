@@ -1,0 +1,149 @@
+//! All-gathers between ranks on GPUs, for their own sake: what comes out is what went in, byte for byte.
+//!
+//! Ranks are threads, on as many GPUs as there are. Every step gathers other bytes, many gather other rows,
+//! and two operations are under way at a time beside a product that needs neither.
+#![cfg(feature = "cuda")]
+
+#[path = "common/gpu/mod.rs"]
+mod gpu;
+
+use std::time::Duration;
+
+use gpu::call::call;
+use gpu::case::Case;
+use gpu::ranks::{Rank, on_ranks};
+use gpu::tried_kernels;
+use overlap_gemm::Error;
+use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result};
+use overlap_gemm::cuda::{AllGather, Engine, GatherOptions, Gemm};
+use overlap_gemm::random::Random;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const ROW: u64 = 48;
+
+/// What rank `rank` brings to a step: rows that nobody else brings, nor anybody at another time.
+fn rows_of(rank: u32, step: u64, rows: u32) -> Vec<u8> {
+    let mut random = Random::of_stream(step, rank.into());
+    (0..u64::from(rows) * ROW).map(|_| random.next_u64() as u8).collect()
+}
+
+fn gather(rank: &Rank, rows: &[u32], engine: Engine) -> AllGather {
+    let options = GatherOptions::default().with_engine(engine).with_poison(true);
+    let options = options.with_limits(PATIENCE, PATIENCE);
+    AllGather::plan(&rank.group, &rank.gpu.device, rows, ROW, &options).unwrap()
+}
+
+/// Starts a step, in place or copied.
+fn start(rank: &Rank, gather: &mut AllGather, rows: Option<&[u32]>, planned: &[u32], step: u64) {
+    let stream = &rank.gpu.stream;
+    let own = rows.unwrap_or(planned)[rank.rank() as usize];
+    let bytes = rows_of(rank.rank(), step, own);
+    if step.is_multiple_of(2) {
+        let (slot, room) = gather.local_shard(rows).unwrap();
+        assert_eq!(room, bytes.len() as u64);
+        stream.synchronize().unwrap();
+        // SAFETY: the slot is so long, and free once the step before is through.
+        unsafe { result::memcpy_htod_sync(slot, &bytes) }.unwrap();
+        // SAFETY: the rows are in their slot.
+        unsafe { gather.start(stream, rows, 0) }.unwrap();
+        return;
+    }
+    let shard = rank.gpu.upload(&[&bytes[..], &[0; 16]].concat());
+    // SAFETY: the shard is long enough, and is kept until it has been copied.
+    unsafe { gather.start(stream, rows, shard.device_ptr(stream).0) }.unwrap();
+    stream.synchronize().unwrap();
+}
+
+/// Ends the step, and looks at every byte.
+fn finish(rank: &Rank, gather: &mut AllGather, rows: &[u32], step: u64) {
+    let at = gather.finish(&rank.gpu.stream).unwrap();
+    gather.synchronize(&rank.gpu.stream).unwrap();
+    let expected: Vec<u8> =
+        (0..).zip(rows).flat_map(|(from, &rows)| rows_of(from, step, rows)).collect();
+    let mut got = vec![0; expected.len()];
+    // SAFETY: the gathered rows are so long, and the stream is through.
+    unsafe { result::memcpy_dtoh_sync(&mut got, at) }.unwrap();
+    assert!(got == expected, "rank {}, step {step}, rows {rows:?}", rank.rank());
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn bytes_come_out_as_they_went_in() {
+    for engine in [Engine::CopyEngines { streams: 2 }, Engine::Kernel { blocks: 3 }] {
+        for planned in [&[64][..], &[100, 33], &[7, 0, 250, 64, 1]] {
+            on_ranks(planned.len() as u32, |rank| {
+                let mut gather = gather(&rank, planned, engine);
+                let reversed: Vec<u32> = planned.iter().rev().copied().collect();
+                for step in 0..20 {
+                    let rows = (step % 3 == 2).then_some(&reversed[..]);
+                    start(&rank, &mut gather, rows, planned, step);
+                    finish(&rank, &mut gather, rows.unwrap_or(planned), step);
+                }
+            });
+        }
+        println!("{engine:?}: right");
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn two_gathers_beside_a_product() {
+    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    on_ranks(2, |rank| {
+        let copies = Engine::CopyEngines { streams: 1 };
+        let rows = [&[500, 300][..], &[64, 640]];
+        let mut both = rows.map(|rows| gather(&rank, rows, copies));
+        let mut case = Case::new(kernel, 512, 512, 512);
+        case.options.sm_limit = Some(rank.sms);
+        let mut call = call(&rank.gpu, &case, &mut Random::new(5));
+        let gemm = Gemm::plan(&rank.gpu.device, &case.problem(), &case.options).unwrap();
+        for step in 0..10 {
+            for (nth, (gather, rows)) in (0..).zip(both.iter_mut().zip(rows)) {
+                start(&rank, gather, None, rows, 2 * step + nth);
+            }
+            call.poison_d(&rank.gpu.stream);
+            call.enqueue(&gemm, &rank.gpu.stream);
+            for (nth, (gather, rows)) in (0..).zip(both.iter_mut().zip(rows)) {
+                finish(&rank, gather, rows, 2 * step + nth);
+            }
+            call.fetch(&rank.gpu.stream);
+            let report = call.report(&[0, 100, 511]);
+            assert_eq!(report.wrong, 0, "{report:?}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn what_does_not_fit_is_refused_on_every_rank() {
+    on_ranks(2, |rank| {
+        let (group, device) = (&rank.group, &rank.gpu.device);
+        let options = GatherOptions::default().with_limits(PATIENCE, PATIENCE);
+        let plan = |rows: &[u32], row| AllGather::plan(group, device, rows, row, &options);
+        let ranks = plan(&[1, 2, 3], 48).unwrap_err();
+        assert!(ranks.to_string().contains("the number of ranks in the plan is 3"), "{ranks}");
+        let pitch = plan(&[10, 20], 50).unwrap_err();
+        assert!(matches!(pitch, Error::Misaligned { .. }), "{pitch:?}");
+        // One rank plans something else: both are told.
+        let other = plan(if rank.rank() == 0 { &[10, 20] } else { &[20, 10] }, 48).unwrap_err();
+        assert!(matches!(other, Error::Mismatch { .. }), "{other:?}");
+        assert!(other.to_string().contains("the plan of rank 1"), "{other}");
+        // One rank cannot plan: the other is told why.
+        let one = plan(&[10, 20], if rank.rank() == 0 { 48 } else { 50 }).unwrap_err();
+        match rank.rank() {
+            0 => assert!(
+                matches!(&one, Error::Aborted { reason, .. } if reason.contains("50 bytes"))
+            ),
+            _ => assert!(matches!(one, Error::Misaligned { .. }), "{one:?}"),
+        }
+        // The group lives on; steps out of order are refused.
+        let mut gather = plan(&[10, 20], 48).unwrap();
+        let early = gather.finish(&rank.gpu.stream).unwrap_err().to_string();
+        assert!(early.starts_with("the step is not started"), "{early}");
+        start(&rank, &mut gather, None, &[10, 20], 0);
+        // SAFETY: refused.
+        let twice = unsafe { gather.start(&rank.gpu.stream, None, 0) }.unwrap_err().to_string();
+        assert!(twice.starts_with("the step before is not finished"), "{twice}");
+        finish(&rank, &mut gather, &[10, 20], 0);
+    });
+}
