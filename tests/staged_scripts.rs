@@ -70,12 +70,12 @@ impl Drop for Staged {
 fn gpu_tests_pass_if_every_binary_does() {
     let staged = Staged::new("run", "run-gpu-tests");
     staged.program("tests/gpu_gemm", "echo \"$@\"");
-    staged.program("tests/gpu_async_gemm", "exit 0");
+    staged.program("tests/gpu_async", "exit 0");
     let (code, text) = staged.run("run-gpu-tests", &["whole_tiles"]);
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("--ignored --test-threads=1 --nocapture whole_tiles\n"), "{text}");
     assert!(text.ends_with("all GPU tests passed\n"), "{text}");
-    staged.program("tests/gpu_async_gemm", "exit 101");
+    staged.program("tests/gpu_async", "exit 101");
     let (code, text) = staged.run("run-gpu-tests", &[]);
     assert!(code == 1 && text.ends_with("GPU TESTS FAILED\n"), "{text}");
 }
@@ -85,7 +85,7 @@ fn gpu_tests_pass_if_every_binary_does() {
 fn with_sanitizer(test: &str, bad_tool: &str) -> Staged {
     let staged = Staged::new(test, "run-gpu-tests");
     staged.program("tests/gpu_gemm", PASSES);
-    staged.program("tests/gpu_async_gemm", PASSES);
+    staged.program("tests/gpu_async", PASSES);
     let found = format!("[ \"$2\" = '{bad_tool}' ] && exit 1");
     let program = "while [ \"${1#--}\" != \"$1\" ]; do shift 2; done\nexec \"$@\"";
     staged.program("bin/compute-sanitizer", &format!("{found}\n{program}"));
@@ -116,12 +116,12 @@ fn tests_that_fail_hang_or_do_not_run_are_not_clean() {
     for (line, said) in [
         (
             FAILS,
-            "small_steps_for_the_sanitizer ended with 101 (sanitize/memcheck-gpu_async_gemm.log)",
+            "arriving::small_steps_for_the_sanitizer ended with 101 (sanitize/memcheck-gpu_async.log)",
         ),
         (RUNS_NONE, "small_steps_for_the_sanitizer did not run"),
         (HANGS, "small_steps_for_the_sanitizer did not end within 1 s"),
     ] {
-        staged.program("tests/gpu_async_gemm", line);
+        staged.program("tests/gpu_async", line);
         let (code, text) = staged.run("run-gpu-tests", &["--sanitize", "memcheck"]);
         assert_eq!(code, 1, "{text}");
         assert!(text.starts_with("memcheck: FAILED: ") && text.contains(said), "{text}");

@@ -3,18 +3,13 @@
 //! What belongs here: results. Ranks are threads; where there are fewer GPUs than ranks, several share one.
 //! Every output is compared with the reference, and bit for bit with the same kernel on an A that was
 //! there; inputs are new in every step, and rows of past steps are NaN.
-#![cfg(feature = "cuda")]
-
-#[path = "common/gpu/mod.rs"]
-mod gpu;
-
 use std::time::Duration;
 
-use gpu::call::{Call, call};
-use gpu::case::Case;
-use gpu::inputs::some_rows;
-use gpu::ranks::{Rank, on_ranks};
-use gpu::tried_kernels;
+use crate::gpu::call::{Call, call};
+use crate::gpu::case::Case;
+use crate::gpu::inputs::some_rows;
+use crate::gpu::ranks::{Rank, on_ranks};
+use crate::gpu::tried_kernels;
 use overlap_gemm::cuda::cudarc::driver::result;
 use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
 use overlap_gemm::cuda::{

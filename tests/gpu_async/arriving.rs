@@ -3,19 +3,14 @@
 //! What belongs here: [`cuda::AsyncGemm`](overlap_gemm::cuda::AsyncGemm) and
 //! [`Signals`] from the outside, where everything goes well: nothing is read early, the order is the
 //! planned one, epochs go on and wrap, in graphs too. What happens when chunks do not come is in
-//! `gpu_async_faults.rs`. Chunks that have not arrived hold NaN; results have to be, bit for bit, what
+//! `faults.rs`. Chunks that have not arrived hold NaN; results have to be, bit for bit, what
 //! the same kernel computes without signals, and the reference has to agree.
-#![cfg(feature = "cuda")]
-
-#[path = "common/gpu/mod.rs"]
-mod gpu;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use gpu::arrival::{Arrival, dawdle, random_chunks, random_pivot, shuffled};
-use gpu::case::Case;
-use gpu::{Gpu, on_every_kernel, tried_kernels};
+use crate::gpu::arrival::{Arrival, dawdle, random_chunks, random_pivot, shuffled};
+use crate::gpu::case::Case;
+use crate::gpu::{Gpu, on_every_kernel, tried_kernels};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::sys::{
     self, CUgraphInstantiate_flags, CUstreamCaptureMode,

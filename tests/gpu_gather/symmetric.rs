@@ -1,14 +1,9 @@
 //! Memory that all ranks reach: what one writes the others read, nothing leaks, and nobody waits to drop it.
 //!
 //! Ranks are threads, on as many GPUs as there are.
-#![cfg(feature = "cuda")]
-
-#[path = "common/gpu/mod.rs"]
-mod gpu;
-
 use std::time::{Duration, Instant};
 
-use gpu::ranks::{Rank, on_ranks};
+use crate::gpu::ranks::{Rank, on_ranks};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::SymmetricMemory;
 use overlap_gemm::cuda::cudarc::driver::result;

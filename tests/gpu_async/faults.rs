@@ -3,16 +3,11 @@
 //! What belongs here: what [`Signals`](overlap_gemm::cuda::Signals) report. A failed product ends by
 //! itself, is named with rank, chunk, epoch and tile, and leaves the context and the signals fit for the
 //! next step. How long it takes is looked at only so far that nobody waits for ever.
-#![cfg(feature = "cuda")]
-
-#[path = "common/gpu/mod.rs"]
-mod gpu;
-
 use std::time::{Duration, Instant};
 
-use gpu::arrival::{Arrival, PATIENCE, shuffled};
-use gpu::case::Case;
-use gpu::on_every_kernel;
+use crate::gpu::arrival::{Arrival, PATIENCE, shuffled};
+use crate::gpu::case::Case;
+use crate::gpu::on_every_kernel;
 use overlap_gemm::Error;
 use overlap_gemm::plan::Tile;
 use overlap_gemm::random::Random;

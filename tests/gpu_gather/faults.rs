@@ -5,21 +5,16 @@
 //! again as ranks that play a scene (`a_rank`): good steps, the fault, and then good steps of a new group
 //! of those that are left, on the same contexts. Invariant: no rank outlives its limit by more than a tenth
 //! and the second that forming groups may take; what is called right is right.
-#![cfg(feature = "cuda")]
-
-#[path = "common/gpu/mod.rs"]
-mod gpu;
-
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use gpu::Gpu;
-use gpu::call::{Call, call};
-use gpu::case::Case;
-use gpu::tried_kernels;
+use crate::gpu::Gpu;
+use crate::gpu::call::{Call, call};
+use crate::gpu::case::Case;
+use crate::gpu::tried_kernels;
 use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, Shard, Strategy, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
 use overlap_gemm::plan::Problem;
@@ -221,7 +216,7 @@ fn stage(scene: &str) -> Vec<(String, u64)> {
     let (port, second) = (free_port(), free_port());
     let start = |rank: u32| {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_rank", "--nocapture", "--ignored"])
+            .args(["--exact", "faults::a_rank", "--nocapture", "--ignored"])
             .env("RANK", rank.to_string())
             .env("LOCAL_RANK", rank.to_string())
             .env("WORLD_SIZE", ranks.to_string())

@@ -2,17 +2,12 @@
 //!
 //! Ranks are threads, on as many GPUs as there are. Every step gathers other bytes, many gather other rows,
 //! and two operations are under way at a time beside a product that needs neither.
-#![cfg(feature = "cuda")]
-
-#[path = "common/gpu/mod.rs"]
-mod gpu;
-
 use std::time::Duration;
 
-use gpu::call::call;
-use gpu::case::Case;
-use gpu::ranks::{Rank, on_ranks};
-use gpu::tried_kernels;
+use crate::gpu::call::call;
+use crate::gpu::case::Case;
+use crate::gpu::ranks::{Rank, on_ranks};
+use crate::gpu::tried_kernels;
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result};
 use overlap_gemm::cuda::{AllGather, Engine, GatherOptions, Gemm};

@@ -1,0 +1,14 @@
+//! Gathers between ranks on GPUs. One binary, for each has all kernels in it.
+#![cfg(feature = "cuda")]
+
+#[path = "common/gpu/mod.rs"]
+mod gpu;
+
+#[path = "gpu_gather/all_gather.rs"]
+mod all_gather;
+#[path = "gpu_gather/all_gather_gemm.rs"]
+mod all_gather_gemm;
+#[path = "gpu_gather/faults.rs"]
+mod faults;
+#[path = "gpu_gather/symmetric.rs"]
+mod symmetric;
