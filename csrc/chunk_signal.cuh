@@ -87,11 +87,12 @@ __device__ inline void fence_tma_after_loads() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-// What `og_stop::given_up` says when step `epoch` was given up: differs from every earlier epoch's value
-// and from the zero that the word starts with.
+// What `og_stop::given_up` says when step `epoch` was given up: differs from the zero that the word starts
+// with, and from every earlier step's value. (Steps that look at toggles all have one; after one of them
+// was given up, no later one goes on.)
 __device__ inline uint64_t given_up_at(uint32_t epoch) { return (1ull << 32) | epoch; }
 
-// Gives step `epoch` up; true for one thread of all that do. (None of an earlier step is left.)
+// Gives step `epoch` up; true for one thread of all that do.
 __device__ inline bool is_first_to_give_up(og_stop* stop, uint32_t epoch) {
     auto* word = reinterpret_cast<unsigned long long*>(&stop->given_up);
     uint64_t before = load_relaxed_gpu(&stop->given_up);

@@ -1,8 +1,8 @@
 // What a rank's GPU does for a gather beside the product: beginning a step, pushing rows to the others,
 // waiting for theirs. The words are described at og_gather.
 //
-// Invariant: no rank writes into another's memory for a step before it has seen that everybody is done with
-// that buffer, or has told them that their rows may be torn; a signal follows its data, behind a fence of
+// Invariant: no rank writes rows into another's memory before it has seen that everybody is done with that
+// buffer, or has told them that their rows may be torn; a signal follows its data, behind a fence of
 // the whole system; every wait ends with the limit or the abort word. Nothing traps. A step is on the way
 // of the product that follows, so loads go out together and stores are not waited for one by one.
 #include "chunk_signal.cuh"
@@ -146,8 +146,7 @@ struct Beginning {
         }
     }
 
-    // Waits until this rank may push, and all know how the step is laid out: see og_gather_begin. Pairs with
-    // `announce` of the others.
+    // Waits until this rank may push: see og_gather_begin. Pairs with `announce` of the others.
     //
     // Where rows stay as they were, all ranks have agreed on them before, and nothing has to be compared:
     // who changes them compares, and finds those who do not.
@@ -163,6 +162,8 @@ struct Beginning {
             gather, ranks + step.senders,
             [=](int32_t i) { return words + (i < ranks ? consumed_at + i : sent_at + i - ranks); },
             [=](int32_t i) { return i < ranks ? consumed : sent; }, finding);
+        // What is not sent is this rank's own.
+        if (finding.who >= uint32_t(ranks)) finding.who = uint32_t(gather.rank);
         if (finding.is_bad() || uint32_t(two_before) == step.layout) return finding;
 
         // Epochs are the upper halves.
@@ -195,11 +196,13 @@ struct Beginning {
             store_relaxed_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
         }
         if (lane() != 0) return;
-        own[gather.over_at] = 1;
         if (is_first_to_give_up(stop_of(gather, own), expected(step)) && !over) {
             record_failure(gather.failure, finding.kind, finding.expected, finding.who, finding.seen,
                            kNoTile, kNoTile);
         }
+        // Not before the record is there: another block that sees this writes none.
+        __threadfence();
+        own[gather.over_at] = 1;
     }
 
     // This rank's own rows are here, and the step has begun. What waits for the epoch on other streams
@@ -283,8 +286,8 @@ __device__ uint32_t count_block(uint32_t* counter, uint32_t brings) {
     return sum;
 }
 
-// As begin_step, with every block waiting for itself, and pushing its share. The state changes when all
-// blocks are through, so that all read the same.
+// As begin_step, with every block waiting for itself, and pushing its share. The epoch grows when all blocks
+// are through, so that all read the same.
 __global__ void __launch_bounds__(kPushThreads)
     begin_and_push(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                    __grid_constant__ PushList const list) {

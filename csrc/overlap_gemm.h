@@ -171,7 +171,7 @@ typedef enum og_failure_kind {
     OG_FAILURE_TIMEOUT = 1,
     /* The abort word was set. */
     OG_FAILURE_ABORTED = 2,
-    /* A rank did not begin the step before this one within the time limit. */
+    /* A rank did not say within the time limit what `og_gather_begin` waits for. */
     OG_FAILURE_ABSENT = 3,
     /* A rank laid the step out by other rows. */
     OG_FAILURE_LAYOUT = 4,
@@ -240,7 +240,8 @@ typedef struct og_gemm_input {
 } og_gemm_input;
 
 /* What the ranks of a gather tell each other: words in memory that all of them reach, laid out alike on
- * each. A word has one writer. All are zero (epochs: the epoch before the first) at the start.
+ * each. A word has one writer. At the start those that hold epochs (the upper halves of layouts, too) hold
+ * the one before the first; all others are zero.
  *
  *   stop         og_stop, this rank's own
  *   epoch        the step that this rank is in

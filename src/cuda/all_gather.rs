@@ -33,7 +33,7 @@ use crate::plan::{PlanOptions, Problem};
 /// let (slot, _bytes) = gather.local_shard(None)?;
 /// // ... a kernel on `stream` writes 256 rows of 8192 bytes to `slot` ...
 /// // SAFETY: the rows are in their slot.
-/// unsafe { gather.start(&stream, None, 0)? };
+/// unsafe { gather.start(&stream, None, None)? };
 /// // ... any product that does not need them ...
 /// let _rows_of_all = gather.finish(&stream)?;
 /// // ... whatever needs them ...
@@ -43,7 +43,8 @@ use crate::plan::{PlanOptions, Problem};
 #[derive(Debug)]
 pub struct AllGather {
     gatherer: Gatherer,
-    open: Option<Step>,
+    /// The step that is under way, and its stream.
+    open: Option<(Step, Arc<CudaStream>)>,
 }
 
 impl AllGather {
@@ -70,40 +71,53 @@ impl AllGather {
         self.gatherer.local_shard(rows)
     }
 
-    /// Begins a step in the order of `stream`: sends this rank's rows, which are at `shard` (0: in their
-    /// slot). `rows`: those of every rank in this step, the same on all (default: as planned).
+    /// Begins a step in the order of `stream`: sends this rank's rows, which are at `shard` (`None`: in their
+    /// slot). `rows`: those of every rank in this step, the same on all (default: as planned). All steps are
+    /// on one stream, or the caller changes it between steps; once one was captured, it stays.
     ///
     /// # Safety
     /// `shard` is this device's memory of as many bytes as the slot has, and is left alone until the step
-    /// has ended.
+    /// has ended. This value outlives every graph that has a step of it, and such graphs are launched on
+    /// the stream of its other steps.
     pub unsafe fn start(
         &mut self,
         stream: &Arc<CudaStream>,
         rows: Option<&[u32]>,
-        shard: CUdeviceptr,
+        shard: Option<CUdeviceptr>,
     ) -> Result<()> {
         if self.open.is_some() {
             let remedy = "finish a step before the next one starts";
             return Err(Error::mismatch("the step before", "not finished", "finished", remedy));
         }
+        self.gatherer.check_stream(stream)?;
         let shape = self.gatherer.shape(rows)?;
+        self.gatherer.check_rows(&shape, shard)?;
         // SAFETY: the caller's promise; there are no scales.
-        let step =
-            unsafe { self.gatherer.begin(stream, &shape, OwnRows { rows: shard, scales: 0 }) }?;
-        self.open = Some(step);
+        let begun =
+            unsafe { self.gatherer.begin(stream, &shape, OwnRows { rows: shard, scales: 0 }) };
+        // The others count on a step that was begun: they are told.
+        let step = begun.inspect_err(|error| self.gatherer.fail(error))?;
+        self.open = Some((step, Arc::clone(stream)));
         Ok(())
     }
 
     /// Ends the step: what comes next on `stream`, the stream of its start, finds all rows at the address
-    /// that is returned, until the next step but one starts.
+    /// that is returned, until the next step starts.
     pub fn finish(&mut self, stream: &Arc<CudaStream>) -> Result<CUdeviceptr> {
-        let Some(step) = self.open.take() else {
+        let Some((step, begun)) = &self.open else {
             let remedy = "start a step before it is finished";
             return Err(Error::mismatch("the step", "not started", "started", remedy));
         };
-        self.gatherer.await_all(stream, &step)?;
-        self.gatherer.end(stream, &step)?;
-        Ok(self.gatherer.gathered(step.buffer).0)
+        if begun != stream {
+            let remedy = "finish a step on the stream that it was started on";
+            return Err(Error::mismatch("the stream", "another", "that of the start", remedy));
+        }
+        let awaited = self.gatherer.await_all(stream, step);
+        let ended = awaited.and_then(|()| self.gatherer.end(stream, step));
+        let buffer = step.buffer;
+        self.open = None;
+        ended.inspect_err(|error| self.gatherer.fail(error))?;
+        Ok(self.gatherer.gathered(buffer).0)
     }
 
     /// Waits for `stream`, and says whether all went well: [`AllGather::check`].

@@ -41,7 +41,7 @@ pub enum Strategy {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shard<'a> {
     rows: Option<&'a [u32]>,
-    at: CUdeviceptr,
+    at: Option<CUdeviceptr>,
     scales: CUdeviceptr,
 }
 
@@ -53,7 +53,7 @@ impl<'a> Shard<'a> {
 
     /// The rows are at `address`, as far apart as the problem's `lda` says, and are copied from there.
     pub fn at(address: CUdeviceptr) -> Self {
-        Shard { at: address, ..Shard::default() }
+        Shard { at: Some(address), ..Shard::default() }
     }
 
     /// The rows of every rank in this step, the same on all ranks (default: as planned).
@@ -239,7 +239,7 @@ impl AllGatherGemm {
     }
 
     /// The gathered A of the latest step, rows `lda` apart, and its row scales. In the order of the stream
-    /// it stays until the next step but one.
+    /// it stays until the next step.
     pub fn gathered(&self) -> Option<(CUdeviceptr, CUdeviceptr)> {
         self.latest.map(|buffer| self.gatherer.gathered(buffer))
     }
@@ -252,11 +252,14 @@ impl AllGatherGemm {
     /// [`AllGatherGemm::check`] says so.
     ///
     /// In a graph: capture two steps, or an even number, so that both buffers take turns; with one, every
-    /// step waits until all ranks are done with the one before. All ranks have to capture the same.
+    /// step waits until all ranks are done with the one before. All ranks have to capture the same. Once a
+    /// step was captured, all are on that stream.
     ///
     /// # Safety
     /// What is named is this device's memory, as long as the problems and the rows of the step say, until the
-    /// step has ended (in a graph: while it may be launched). The outputs overlap nothing else.
+    /// step has ended (in a graph: while it may be launched). The outputs overlap nothing else. This value
+    /// outlives every graph that has a step of it, and such graphs are launched on the stream of its
+    /// other steps.
     pub unsafe fn enqueue(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -284,7 +287,9 @@ impl AllGatherGemm {
         let operands: Vec<RawOperands> = (self.products.iter().zip(operands))
             .map(|(product, operands)| self.whole(product, operands, buffer, m))
             .collect::<Result<_>>()?;
-        self.products[0].device.check_stream(stream)?;
+        self.gatherer.check_stream(stream)?;
+        self.gatherer.check_rows(&shape, shard.at)?;
+        self.products.iter().try_for_each(|product| product.check_stream(stream))?;
         let own = OwnRows { rows: shard.at, scales: shard.scales };
         // SAFETY: the caller's promise.
         let enqueued = unsafe { self.gatherer.begin(stream, &shape, own) }.and_then(|step| {

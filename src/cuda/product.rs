@@ -65,6 +65,12 @@ impl Product {
         TileRecords::new(&self.device, len)
     }
 
+    /// An error if a call on `stream` would be refused, whatever its operands.
+    pub(super) fn check_stream(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.device.check_stream(stream)?;
+        self.workspace.as_ref().map_or(Ok(()), |workspace| workspace.check(stream))
+    }
+
     /// One call with memory of `cudarc`.
     pub(super) fn enqueue<A: Element, B: Element, D: Element>(
         &self,

@@ -45,7 +45,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Chunks, MAX_CHUNKS};
 
 /// Words before the signals: the two stop words (64 bits each), then the epoch, in lines of their own. A
-/// gather has more words between the epoch and the signals (`gather_words`).
+/// gather has more words between the epoch and the signals (`gather/layout.rs`).
 pub(super) const STOP_AT: u32 = 0;
 pub(super) const EPOCH_AT: u32 = 32;
 pub(super) const SIGNALS_AT: u32 = 64;
@@ -268,7 +268,7 @@ impl Signals {
         waiter: &Waiter,
     ) -> Result<Input<'a>> {
         self.begin(stream)?;
-        self.lock().waiter = Some(waiter.clone());
+        self.note_waiter(waiter);
         Ok(Input {
             chunks,
             pivot_row,
@@ -279,6 +279,18 @@ impl Signals {
             failure: self.host.failure_address(),
             timeout_ns: waiter.timeout_ns(),
         })
+    }
+
+    /// Whose failure the next one is.
+    pub(super) fn note_waiter(&self, waiter: &Waiter) {
+        self.lock().waiter = Some(waiter.clone());
+    }
+
+    /// Waits for every stream that has used this.
+    pub(super) fn wait_for_uses(&self) -> Result<()> {
+        let streams = self.lock().streams.clone();
+        let waited = streams.iter().try_for_each(|stream| stream.synchronize());
+        waited.map_err(|error| driver_error("cuStreamSynchronize", error))
     }
 
     /// The words on the host that kernels look at and write to.

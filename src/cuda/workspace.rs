@@ -64,20 +64,9 @@ impl Workspace {
 
     /// Waits, on `stream` and not here, until the last use on another stream is over.
     pub(super) fn lease(&self, stream: &Arc<CudaStream>) -> Result<Lease<'_>> {
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        let capturing = is_capturing(stream)?;
+        let mut uses = self.lock();
+        let capturing = uses.check(stream)?;
         if let Some(last) = uses.last.as_ref().filter(|last| *last != stream) {
-            if uses.captured || capturing {
-                return Err(Error::Unsupported {
-                    what: "a product that cuts K into slices, in a graph and on another stream,"
-                        .into(),
-                    why:
-                        "its workspace is used by one stream at a time, and nobody can tell when a \
-                          graph is launched"
-                            .into(),
-                    remedy: "plan another product for the graph",
-                });
-            }
             uses.handover.record(last).map_err(|error| driver_error("cuEventRecord", error))?;
             stream
                 .wait(&uses.handover)
@@ -88,6 +77,33 @@ impl Workspace {
         }
         uses.captured |= capturing;
         Ok(Lease { address: self.address, _uses: uses })
+    }
+
+    /// Whether [`Workspace::lease`] would refuse.
+    pub(super) fn check(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.lock().check(stream).map(drop)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Uses> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Uses {
+    /// An error if `stream` cannot be the next one; else whether it is captured.
+    fn check(&self, stream: &Arc<CudaStream>) -> Result<bool> {
+        let capturing = is_capturing(stream)?;
+        let changes = self.last.as_ref().is_some_and(|last| last != stream);
+        if changes && (self.captured || capturing) {
+            return Err(Error::Unsupported {
+                what: "a product that cuts K into slices, in a graph and on another stream,".into(),
+                why: "its workspace is used by one stream at a time, and nobody can tell when a \
+                      graph is launched"
+                    .into(),
+                remedy: "plan another product for the graph",
+            });
+        }
+        Ok(capturing)
     }
 }
 

@@ -40,12 +40,12 @@ fn start(rank: &Rank, gather: &mut AllGather, rows: Option<&[u32]>, planned: &[u
         // SAFETY: the slot is so long, and free once the step before is through.
         unsafe { result::memcpy_htod_sync(slot, &bytes) }.unwrap();
         // SAFETY: the rows are in their slot.
-        unsafe { gather.start(stream, rows, 0) }.unwrap();
+        unsafe { gather.start(stream, rows, None) }.unwrap();
         return;
     }
     let shard = rank.gpu.upload(&[&bytes[..], &[0; 16]].concat());
     // SAFETY: the shard is long enough, and is kept until it has been copied.
-    unsafe { gather.start(stream, rows, shard.device_ptr(stream).0) }.unwrap();
+    unsafe { gather.start(stream, rows, Some(shard.device_ptr(stream).0)) }.unwrap();
     stream.synchronize().unwrap();
 }
 
@@ -137,8 +137,14 @@ fn what_does_not_fit_is_refused_on_every_rank() {
         assert!(early.starts_with("the step is not started"), "{early}");
         start(&rank, &mut gather, None, &[10, 20], 0);
         // SAFETY: refused.
-        let twice = unsafe { gather.start(&rank.gpu.stream, None, 0) }.unwrap_err().to_string();
+        let twice = unsafe { gather.start(&rank.gpu.stream, None, None) }.unwrap_err().to_string();
         assert!(twice.starts_with("the step before is not finished"), "{twice}");
+        let elsewhere = gather.finish(&device.new_stream().unwrap()).unwrap_err().to_string();
+        assert!(elsewhere.starts_with("the stream is another"), "{elsewhere}");
         finish(&rank, &mut gather, &[10, 20], 0);
+        // SAFETY: refused.
+        let nowhere = unsafe { gather.start(&rank.gpu.stream, None, Some(0)) };
+        let nowhere = nowhere.unwrap_err().to_string();
+        assert!(nowhere.starts_with("the address of the shard is 0"), "{nowhere}");
     });
 }

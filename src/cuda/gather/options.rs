@@ -41,8 +41,8 @@ pub struct GatherOptions {
     pub engine: Engine,
     /// Chunks a shard (default: by its size).
     pub pieces: Option<u32>,
-    /// Fills the gathered rows of a step with NaN before the next but one, so that rows which are read too
-    /// early are seen in the result. For finding faults; costs a memset a step.
+    /// Fills the other ranks' rows of a step with NaN when the next one begins, so that rows which are read too
+    /// early, or too late, are seen in the result. For finding faults; costs two memsets a step.
     pub poison: bool,
     /// How long to wait for others when the operation is planned, and in its first step.
     pub first_limit: Duration,

@@ -219,7 +219,7 @@ impl Step for GatherAlone<'_> {
     fn enqueue(&mut self, _: usize) -> Result<()> {
         let stream = &self.place.gpu.stream;
         // SAFETY: the rows are in their slots, whatever they are.
-        unsafe { self.gather.start(stream, None, 0) }?;
+        unsafe { self.gather.start(stream, None, None) }?;
         self.gather.finish(stream).map(drop)
     }
 
