@@ -61,7 +61,7 @@ impl AllGather {
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);
         let (problem, tiling) = (problem.build()?, PlanOptions::default().tiling);
-        let gatherer = Gatherer::join(group, device, &problem, tiling, "all-gather", options)?;
+        let gatherer = Gatherer::join(group, device, &problem, Ok(tiling), "all-gather", options)?;
         Ok(AllGather { gatherer, open: None })
     }
 

@@ -1,7 +1,7 @@
 //! All-gather + GEMM between GPUs: every rank brings a shard of A and gets D = A · B of the whole A.
 //!
 //! What belongs here: the operation that users call; gathering is [`gather`](super::gather)'s, multiplying
-//! [`Product`]'s. Invariant: everything slow or refusable happens in [`AllGatherGemm::plan`]; a step
+//! `product`'s. Invariant: everything slow or refusable happens in [`AllGatherGemm::plan`]; a step
 //! enqueues, never waits, and can be captured into a graph. There is no silent fallback.
 
 use std::fmt::Write as _;
@@ -148,14 +148,14 @@ impl AllGatherGemm {
             .iter()
             .map(|problem| Product::plan(device, &part_of(problem, strategy)?, gemm))
             .collect();
-        let products = planned.inspect_err(|error| {
-            // The others would wait for this rank: they are told, and the group is over.
-            group.abort(&format!("rank {} cannot plan a product: {error}", group.rank()));
-        })?;
-        let tiling = products[0].kernel.tiling(products[0].choice.swizzle);
+        let tiling = match &planned {
+            Ok(products) => Ok(products[0].kernel.tiling(products[0].choice.swizzle)),
+            Err(error) => Err(error.clone()),
+        };
         let kind = format!("all-gather + GEMM {strategy:?} {problems:?} {gemm:?}");
         let gatherer = Gatherer::join(group, device, first, tiling, &kind, gather)?;
-        let (strategy, why) = choose(strategy);
+        let products = planned?;
+        let (strategy, why) = choose(strategy, gatherer.engine(), first);
         tracing::debug!(rank = group.rank(), problem = %first, ?strategy, "planned all-gather + GEMM");
         Ok(AllGatherGemm { gatherer, products, strategy, why, latest: None })
     }
@@ -450,14 +450,56 @@ fn check_alike(problems: &[Problem]) -> Result<&Problem> {
     Ok(first)
 }
 
-/// What is carried out, and why.
-fn choose(asked: Strategy) -> (Strategy, String) {
-    match asked {
-        Strategy::Auto => {
-            let why = "it waits for no more than the rows of the next tile; nothing measured so far is \
-                       quicker";
-            (Strategy::Fused, why.into())
-        }
-        other => (other, "asked for".into()),
+/// Up to so many bytes a shard, a product that waits for rows that a kernel pushes is quicker than a kernel
+/// that waits for them and a product behind it.
+const TINY_SHARD: u64 = 1 << 20;
+
+/// What is carried out, and why; measured on two H200 (`benches/results`).
+fn choose(asked: Strategy, engine: Engine, problem: &Problem) -> (Strategy, String) {
+    let shard = problem.row_bytes(&(0..problem.shards().most_rows()));
+    let (chosen, why) = match (asked, engine) {
+        (Strategy::Auto, Engine::Kernel { .. }) if shard > TINY_SHARD.into() => (
+            Strategy::Sequential,
+            "the rows are pushed before the product begins, so it may as well wait for all of them",
+        ),
+        (Strategy::Auto, _) => (
+            Strategy::Fused,
+            "it waits for no more than the rows of the next tile, and nothing measured so far is quicker",
+        ),
+        (other, _) => (other, "asked for"),
+    };
+    (chosen, why.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_choice_goes_by_the_shard_and_who_moves_it() {
+        let chosen = |m: u64, engine| {
+            let problem = Problem::builder(m, 3584, 8192).ranks(2).build().unwrap();
+            choose(Strategy::Auto, engine, &problem).0
+        };
+        let (kernel, copies) = (Engine::Kernel { blocks: 16 }, Engine::CopyEngines { streams: 1 });
+        assert_eq!(chosen(64, kernel), Strategy::Fused);
+        assert_eq!(chosen(512, kernel), Strategy::Sequential);
+        assert_eq!(chosen(512, copies), Strategy::Fused);
+        assert_eq!(chosen(8192, copies), Strategy::Fused);
+        let problem = Problem::builder(512, 8, 8192).ranks(2).build().unwrap();
+        assert_eq!(
+            choose(Strategy::Fused, kernel, &problem),
+            (Strategy::Fused, "asked for".into())
+        );
+    }
+
+    #[test]
+    fn rows_of_a_rank_start_where_they_lie() {
+        let problem = Problem::builder(100, 48, 64).shards(&[40, 60]).lda(80).ldd(56);
+        let problem = problem.build().unwrap();
+        let whole = RawOperands { a: 1600, ..RawOperands::of_gathered(16, 3200) }.c(6400, 1.0);
+        let part = rows_of(&problem, &whole, 40);
+        assert_eq!((part.a, part.b), (1600 + 40 * 80 * 2, 16));
+        assert_eq!((part.d, part.c), (3200 + 40 * 56 * 2, 6400 + 40 * 56 * 2));
     }
 }

@@ -29,17 +29,17 @@ const MOST_PIECES: u64 = 2;
 
 impl Gatherer {
     /// Joins the operation: all ranks call it with the same. `kind` says what it is for, `tiling` how the
-    /// rows will be read.
+    /// rows will be read, or why they cannot be.
     pub(in crate::cuda) fn join(
         group: &Arc<Group>,
         device: &Device,
         problem: &Problem,
-        tiling: Tiling,
+        tiling: Result<Tiling>,
         kind: &str,
         options: &GatherOptions,
     ) -> Result<Self> {
         let limit = options.first_limit;
-        let planned = plan(group, problem, tiling, options);
+        let planned = tiling.and_then(|tiling| plan(group, problem, tiling, options));
         agree(group, kind, problem, options, planned.as_ref().err(), limit)?;
         let plan = Arc::new(planned?);
         let layout = Layout::new(problem, plan.chunks().most_per_rank())?;
