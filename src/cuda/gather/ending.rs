@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 
 impl Gatherer {
     /// Waits for `stream`, and says whether all went well.
-    pub(in crate::cuda) fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+    pub(in super::super) fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         let waited = stream.synchronize();
         let waited = waited.map_err(|error| driver_error("cuStreamSynchronize", error));
         if let Err(error) = &waited {
@@ -25,13 +25,13 @@ impl Gatherer {
     }
 
     /// Ends the operation because somebody asked for it.
-    pub(in crate::cuda) fn abort(&mut self, reason: &str) {
+    pub(in super::super) fn abort(&mut self, reason: &str) {
         self.fail(&Error::Aborted { rank: self.group.rank(), reason: reason.to_owned() });
     }
 
     /// An error if anything went wrong so far. Ask when the streams are through. After an error the
     /// operation is over, on all ranks.
-    pub(in crate::cuda) fn check(&mut self) -> Result<()> {
+    pub(in super::super) fn check(&mut self) -> Result<()> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
@@ -43,7 +43,7 @@ impl Gatherer {
     }
 
     /// Ends the operation, here and on all other ranks.
-    pub(in crate::cuda) fn fail(&mut self, error: &Error) {
+    pub(in super::super) fn fail(&mut self, error: &Error) {
         if self.failed.is_none() {
             self.failed = Some(error.clone());
             self.signals.host().set_abort(true);

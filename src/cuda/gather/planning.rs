@@ -30,7 +30,7 @@ const MOST_PIECES: u64 = 2;
 impl Gatherer {
     /// Joins the operation: all ranks call it with the same. `kind` says what it is for, `tiling` how the
     /// rows will be read, or why they cannot be.
-    pub(in crate::cuda) fn join(
+    pub(in super::super) fn join(
         group: &Arc<Group>,
         device: &Device,
         problem: &Problem,

@@ -10,8 +10,8 @@ use crate::plan::{BUFFERS, Plan};
 
 /// What does not change between steps with the same rows.
 #[derive(Debug)]
-pub(in crate::cuda) struct StepShape {
-    pub(in crate::cuda) plan: Plan,
+pub(in super::super) struct StepShape {
+    pub(in super::super) plan: Plan,
     pub(super) chunks: Box<[Chunk]>,
     pub(super) pivot_row: i32,
     pub(super) pushes: [Vec<Push>; BUFFERS as usize],
