@@ -74,6 +74,10 @@ impl<'a> Shard<'a> {
 /// One rank's all-gather + GEMM, planned once and enqueued many times. Collective: all ranks make the same
 /// calls in the same order.
 ///
+/// A product that waits keeps its SMs. So where several operations are under way on one GPU, on streams of
+/// their own, each needs a limit ([`GemmOptions::with_sm_limit`]) that leaves the others some: the kernel that
+/// begins another's step could not run else, and both would wait until their limits.
+///
 /// ```no_run
 /// use std::sync::Arc;
 /// use overlap_gemm::cuda::cudarc::driver::DevicePtr;
