@@ -3,6 +3,8 @@
 
 #[path = "common/gpu/mod.rs"]
 mod gpu;
+#[path = "common/port.rs"]
+mod port;
 
 #[path = "gpu_gather/all_gather.rs"]
 mod all_gather;

@@ -6,8 +6,11 @@
 //! Invariant: every wait has a limit far above what it should take, and who waits in vain fails.
 #![cfg(all(feature = "group", unix))]
 
+#[path = "common/port.rs"]
+mod port;
+
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
@@ -18,26 +21,12 @@ use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
 use overlap_gemm::random::Random;
 use overlap_gemm::topology::Topology;
 use overlap_gemm::{Error, Result};
+use port::free_port;
 
 /// For waits that should end by themselves.
 const LONG: Duration = Duration::from_secs(60);
 
 const SECRET: &str = "a secret of these tests";
-
-/// A port that nobody listens on, and that no other test here is given: tests run at the same time. Below
-/// those that the system gives to connections, or one of these could take it meanwhile.
-fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        // Relaxed: a counter.
-        let offset =
-            std::process::id().wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = 10_000 + (offset % 20_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
 
 fn meet(rank: u32, ranks: u32, port: u16) -> Result<Group> {
     meet_with(rank, ranks, port, SECRET, &GroupOptions::default())

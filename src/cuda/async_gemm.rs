@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use cudarc::driver::CudaStream;
 
-use super::MAX_CHUNKS;
-use super::call::{Chunk, Input};
+use super::call::{Input, int};
 use super::choice::Choice;
+use super::chunk_table::{ChunkTable, check_count};
 use super::device::Device;
 use super::kernels::Kernel;
 use super::operands::{Operands, RawOperands};
@@ -81,8 +81,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub struct AsyncGemm {
     product: Product,
     order: TileOrder,
-    table: Box<[Chunk]>,
-    pivot_row: i32,
+    table: ChunkTable,
     first_limit: Duration,
     waiter: Waiter,
     begun: AtomicBool,
@@ -105,16 +104,10 @@ impl AsyncGemm {
         let product = Product::plan(device, problem, options)?;
         let tiling = product.kernel.tiling(product.choice.swizzle);
         let order = TileOrder::new(chunks, problem.n(), tiling, pivot_rank)?;
-        let pivot_row = chunks.shards().rows(pivot_rank).start % chunks.shards().m();
-        let table = (0..chunks.len()).map(|chunk| Chunk {
-            first_row: number(chunks.rows(chunk).start),
-            signal: number(chunk),
-        });
         Ok(AsyncGemm {
             product,
             order,
-            table: table.collect(),
-            pivot_row: number(pivot_row),
+            table: ChunkTable::new(chunks, pivot_rank, |chunk| chunk),
             first_limit: FIRST_LIMIT,
             waiter: Waiter { rank: pivot_rank, limit: LIMIT, chunks: chunks.clone() },
             begun: AtomicBool::new(false),
@@ -134,18 +127,18 @@ impl AsyncGemm {
 
     /// Puts the signal of chunk c into `slots[c]`, e.g. [`Chunks::signal_slot`].
     pub fn with_slots(mut self, slots: &[u32]) -> Result<Self> {
-        if slots.len() != self.table.len() {
+        if slots.len() != self.table.chunks.len() {
             let remedy = "give a slot for each chunk";
-            let (got, expected) = (slots.len(), self.table.len());
+            let (got, expected) = (slots.len(), self.table.chunks.len());
             return Err(Error::mismatch("the number of slots", got, expected, remedy));
         }
-        for (chunk, &slot) in self.table.iter_mut().zip(slots) {
+        for (chunk, &slot) in self.table.chunks.iter_mut().zip(slots) {
             if slot >= crate::plan::MAX_CHUNKS {
                 let most = u64::from(crate::plan::MAX_CHUNKS) - 1;
                 let remedy = "number the slots from 0";
                 return Err(Error::out_of_range("the slot", slot.into(), 0, most, remedy));
             }
-            chunk.signal = number(slot);
+            chunk.signal = int(slot);
         }
         Ok(self)
     }
@@ -251,7 +244,8 @@ impl AsyncGemm {
     }
 
     fn input(&self, stream: &Arc<CudaStream>, signals: &Signals) -> Result<Input<'_>> {
-        let most = self.table.iter().map(|chunk| chunk.signal.unsigned_abs()).max().unwrap_or(0);
+        let slots = self.table.chunks.iter().map(|chunk| chunk.signal.unsigned_abs());
+        let most = slots.max().unwrap_or(0);
         signals.signal_address(most)?;
         self.product.device.check_stream(stream)?;
         let mut waiter = self.waiter.clone();
@@ -259,7 +253,7 @@ impl AsyncGemm {
         if !self.begun.load(Ordering::Relaxed) && !is_capturing(stream)? {
             waiter.limit = self.first_limit;
         }
-        signals.input(stream, &self.table, self.pivot_row, &waiter)
+        signals.input(stream, &self.table, &waiter)
     }
 
     /// From now on a wait is a steady one; a capture is no call yet.
@@ -279,17 +273,7 @@ fn check_chunks(problem: &Problem, chunks: &Chunks, pivot_rank: u32) -> Result<(
         let (got, expected) = (chunks.shards().m(), problem.m());
         return Err(Error::mismatch("the sum of all chunks' rows", got, expected, remedy));
     }
-    if chunks.len() > MAX_CHUNKS {
-        let remedy = "use fewer, larger chunks: they travel as parameters of the kernel";
-        let (what, max) = ("the number of chunks", MAX_CHUNKS.into());
-        return Err(Error::out_of_range(what, chunks.len().into(), 1, max, remedy));
-    }
-    Ok(())
-}
-
-/// Rows, chunks and slots are below 2³¹: `plan` sees to it.
-fn number(value: u32) -> i32 {
-    i32::try_from(value).unwrap_or(i32::MAX)
+    check_count(chunks)
 }
 
 #[cfg(test)]

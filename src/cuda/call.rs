@@ -122,3 +122,8 @@ pub(super) struct Push {
     pub(super) slot: i32,
     pub(super) reserved: i32,
 }
+
+/// Numbers of the C side are signed; what does not fit is refused there.
+pub(super) fn int(value: u32) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}

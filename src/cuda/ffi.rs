@@ -8,7 +8,7 @@
 use std::ffi::{CStr, c_void};
 
 use super::call::{
-    Addresses, Chunk, FailureRecord, GatherStep, GatherWords, Input, Push, TOGGLE_SET,
+    Addresses, Chunk, FailureRecord, GatherStep, GatherWords, Input, Push, TOGGLE_SET, int,
 };
 use super::kernels::Kernel;
 use super::options::Activation;
@@ -107,11 +107,6 @@ impl Prepared {
     pub(super) fn tile_count(&self) -> u64 {
         self.0.tile_count.unsigned_abs()
     }
-}
-
-/// Numbers of the C side are signed; what does not fit is refused there.
-fn int(value: u32) -> i32 {
-    i32::try_from(value).unwrap_or(i32::MAX)
 }
 
 fn shape_of(shape: &Shape) -> og_gemm_shape {

@@ -5,8 +5,8 @@
 //! stream, enqueue, and return; those of `ops` take slices and compute. The modules, what a user calls
 //! first:
 //!
-//! - [`all_gather_gemm`]: every rank brings rows and multiplies those of all; [`all_gather`]: without the
-//!   product; [`gather`]: what both are asked for, and how rows travel; [`symmetric`]: memory that all
+//! - [`all_gather_gemm`]: every rank brings rows and multiplies those of all, in the order of a
+//!   [`strategy`]; [`all_gather`]: without the product; [`gather`]: what both are asked for, and how rows travel; [`symmetric`]: memory that all
 //!   ranks reach;
 //! - [`gemm`]: a product whose input is there; [`async_gemm`]: one whose input arrives chunk by chunk;
 //! - [`signals`]: how chunks are said to be there, and the protocol of it;
@@ -16,7 +16,7 @@
 //! - `product`: what both products share: planning and calling; `shape`: which sizes kernels take;
 //!   `workspace`: memory that a product needs for itself; `host_words`: memory that the device reads
 //!   and writes while a kernel runs; `vmm`: memory that processes can hand each other;
-//! - `ffi`, `call`: the C functions of `csrc/overlap_gemm.h`, the whole border to the device code.
+//! - `ffi`, `call`, `chunk_table`: the C functions of `csrc/overlap_gemm.h`, the whole border to the device code.
 //!
 //! Two things may be absent where a binary of this feature runs, and neither stops it from
 //! starting. The *driver* is loaded at run time: without one, [`devices`] and
@@ -34,6 +34,7 @@ pub mod all_gather_gemm;
 pub mod async_gemm;
 mod call;
 pub mod choice;
+mod chunk_table;
 pub mod device;
 #[cfg_attr(not(overlap_gemm_kernels), path = "ffi_missing.rs")]
 mod ffi;
@@ -47,12 +48,13 @@ mod product;
 pub mod records;
 mod shape;
 pub mod signals;
+pub mod strategy;
 pub mod symmetric;
 mod vmm;
 mod workspace;
 
 pub use all_gather::AllGather;
-pub use all_gather_gemm::{AllGatherGemm, Shard, Strategy};
+pub use all_gather_gemm::{AllGatherGemm, Shard};
 pub use async_gemm::AsyncGemm;
 pub use choice::{Choice, choose};
 pub use device::{Device, DeviceInfo, devices};
@@ -64,6 +66,7 @@ pub use options::{Activation, GemmOptions};
 pub use records::{TileRecord, TileRecords};
 pub use shape::{MAX_EXTENT, MAX_SPLITS};
 pub use signals::{Aborter, Signals};
+pub use strategy::Strategy;
 pub use symmetric::SymmetricMemory;
 
 use crate::error::{Error, Result};

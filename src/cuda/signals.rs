@@ -35,7 +35,8 @@ use std::time::Duration;
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaStream, result};
 
-use super::call::{Chunk, Input};
+use super::call::Input;
+use super::chunk_table::ChunkTable;
 use super::device::Device;
 use super::host_words::{Cause, Failure, HostWords};
 use super::symmetric::SymmetricMemory;
@@ -82,13 +83,11 @@ pub(super) struct Waiter {
     pub(super) chunks: Chunks,
 }
 
-impl Waiter {
-    /// The limit, as the device takes it.
-    pub(super) fn timeout_ns(&self) -> u64 {
-        /// Far from overflowing the timer, and longer than anybody waits.
-        const FOREVER: u64 = 1 << 62;
-        u64::try_from(self.limit.as_nanos()).unwrap_or(FOREVER).min(FOREVER)
-    }
+/// A limit, as the device takes it.
+pub(super) fn timeout_ns(limit: Duration) -> u64 {
+    /// Far from overflowing the timer, and longer than anybody waits.
+    const FOREVER: u64 = 1 << 62;
+    u64::try_from(limit.as_nanos()).unwrap_or(FOREVER).min(FOREVER)
 }
 
 impl Signals {
@@ -263,21 +262,20 @@ impl Signals {
     pub(super) fn input<'a>(
         &self,
         stream: &Arc<CudaStream>,
-        chunks: &'a [Chunk],
-        pivot_row: i32,
+        table: &'a ChunkTable,
         waiter: &Waiter,
     ) -> Result<Input<'a>> {
         self.begin(stream)?;
         self.note_waiter(waiter);
         Ok(Input {
-            chunks,
-            pivot_row,
+            chunks: &table.chunks,
+            pivot_row: table.pivot_row,
             signals: self.word_address(SIGNALS_AT),
             epoch: self.epoch_address(),
             stop: self.word_address(STOP_AT),
             abort: self.host.abort_address(),
             failure: self.host.failure_address(),
-            timeout_ns: waiter.timeout_ns(),
+            timeout_ns: timeout_ns(waiter.limit),
         })
     }
 

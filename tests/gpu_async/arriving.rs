@@ -5,6 +5,7 @@
 //! planned one, epochs go on and wrap, in graphs too. What happens when chunks do not come is in
 //! `faults.rs`. Chunks that have not arrived hold NaN; results have to be, bit for bit, what
 //! the same kernel computes without signals, and the reference has to agree.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 //! What belongs here: what [`Signals`](overlap_gemm::cuda::Signals) report. A failed product ends by
 //! itself, is named with rank, chunk, epoch and tile, and leaves the context and the signals fit for the
 //! next step. How long it takes is looked at only so far that nobody waits for ever.
+
 use std::time::{Duration, Instant};
 
 use crate::gpu::arrival::{Arrival, PATIENCE, shuffled};

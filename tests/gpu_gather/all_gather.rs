@@ -2,6 +2,7 @@
 //!
 //! Ranks are threads, on as many GPUs as there are. Every step gathers other bytes, many gather other rows,
 //! and two operations are under way at a time beside a product that needs neither.
+
 use std::time::Duration;
 
 use crate::gpu::call::call;

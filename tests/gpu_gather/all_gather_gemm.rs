@@ -3,6 +3,7 @@
 //! What belongs here: results. Ranks are threads; where there are fewer GPUs than ranks, several share one.
 //! Every output is compared with the reference, and bit for bit with the same kernel on an A that was
 //! there; inputs are new in every step, and rows of past steps are NaN.
+
 use std::time::Duration;
 
 use crate::gpu::call::{Call, call};
@@ -91,6 +92,19 @@ impl Work {
         operands
     }
 
+    /// One step of this rank, not awaited.
+    fn enqueue(&self, rank: &Rank, layer: &mut AllGatherGemm) {
+        let (shard, operands) = (self.shard(rank, None, &self.problem), self.operands(rank));
+        // SAFETY: the call's own memory; tests await the stream before they drop or look at it.
+        unsafe { layer.enqueue(&rank.gpu.stream, shard, &[operands]) }.unwrap();
+    }
+
+    /// The fused operation that this is a step of.
+    fn fused(&self, rank: &Rank, options: &GatherOptions) -> AllGatherGemm {
+        let (group, device, gemm) = (&rank.group, &rank.gpu.device, &self.case.options);
+        AllGatherGemm::plan(group, device, &self.problem, Strategy::Fused, options, gemm).unwrap()
+    }
+
     /// New rows of A, on both sides; D is as before a product.
     fn renew(&mut self, rank: &Rank, random: &mut Random) {
         self.call.renew_a(random);
@@ -137,7 +151,7 @@ fn some_case(kernel: &'static Kernel, sms: u32, random: &mut Random) -> Case {
     case
 }
 
-/// Two steps of one operation.
+/// Three steps of one operation.
 fn steps(
     rank: &Rank,
     case: &Case,
@@ -229,17 +243,7 @@ fn many_steps_without_waiting_are_right() {
                 let options = options.with_limits(PATIENCE, PATIENCE).with_pieces(3);
                 let mut all: Vec<Work> =
                     (0..STEPS).map(|_| Work::new(&rank, &case, &rows, &mut random)).collect();
-                let problem = all[0].problem.clone();
-                let (group, device) = (&rank.group, &rank.gpu.device);
-                let mut layer = AllGatherGemm::plan(
-                    group,
-                    device,
-                    &problem,
-                    Strategy::Fused,
-                    &options,
-                    &case.options,
-                )
-                .unwrap();
+                let mut layer = all[0].fused(&rank, &options);
                 all.iter_mut().for_each(|work| work.call.poison_d(&rank.gpu.stream));
                 rank.gpu.stream.synchronize().unwrap();
                 let mut delays = Random::of_stream(62, rank.rank().into());
@@ -247,10 +251,7 @@ fn many_steps_without_waiting_are_right() {
                     if delays.within(0..=3) == 0 {
                         std::thread::sleep(Duration::from_micros(delays.within(0..=2000)));
                     }
-                    let (shard, operands) =
-                        (work.shard(&rank, None, &problem), work.operands(&rank));
-                    // SAFETY: the calls' own memory, and the stream is awaited.
-                    unsafe { layer.enqueue(&rank.gpu.stream, shard, &[operands]) }.unwrap();
+                    work.enqueue(&rank, &mut layer);
                 }
                 layer.synchronize(&rank.gpu.stream).unwrap();
                 for work in &mut all {
@@ -279,28 +280,12 @@ fn graphs_replay_with_changing_inputs() {
                 let options = options.with_limits(PATIENCE, PATIENCE);
                 let mut all: Vec<Work> =
                     (0..steps).map(|_| Work::new(&rank, &case, &[140, 160], &mut random)).collect();
-                let problem = all[0].problem.clone();
-                let (group, device) = (&rank.group, &rank.gpu.device);
-                let mut layer = AllGatherGemm::plan(
-                    group,
-                    device,
-                    &problem,
-                    Strategy::Fused,
-                    &options,
-                    &case.options,
-                )
-                .unwrap();
+                let mut layer = all[0].fused(&rank, &options);
                 let stream = &rank.gpu.stream;
-                let enqueue = |layer: &mut AllGatherGemm, work: &Work| {
-                    let (shard, operands) =
-                        (work.shard(&rank, None, &problem), work.operands(&rank));
-                    // SAFETY: the calls' own memory, and the stream is awaited.
-                    unsafe { layer.enqueue(stream, shard, &[operands]) }.unwrap();
-                };
                 for round in 0..2 {
                     // A plain step; the second time after the graph.
                     all[0].renew(&rank, &mut random);
-                    enqueue(&mut layer, &all[0]);
+                    all[0].enqueue(&rank, &mut layer);
                     layer.synchronize(stream).unwrap();
                     all[0].check(&rank, 300, &mut random);
                     if round == 1 {
@@ -308,7 +293,7 @@ fn graphs_replay_with_changing_inputs() {
                     }
                     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
                     stream.begin_capture(mode).unwrap();
-                    all.iter().for_each(|work| enqueue(&mut layer, work));
+                    all.iter().for_each(|work| work.enqueue(&rank, &mut layer));
                     let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
                     for _ in 0..REPLAYS {
                         for work in &mut all {
@@ -353,11 +338,7 @@ fn ten_thousand_steps_with_delays_are_right() {
                 unsafe { work.plain.enqueue_raw(stream, &work.call.addresses(stream)) }.unwrap();
                 work.call.fetch(stream);
             }
-            let problem = all[0].problem.clone();
-            let (group, device) = (&rank.group, &rank.gpu.device);
-            let (fused, gemm) = (Strategy::Fused, &case.options);
-            let mut layer =
-                AllGatherGemm::plan(group, device, &problem, fused, &options, gemm).unwrap();
+            let mut layer = all[0].fused(&rank, &options);
             let mut delays = Random::of_stream(82, rank.rank().into());
             for _ in 0..BURSTS {
                 all.iter_mut().for_each(|work| work.call.poison_d(stream));
@@ -368,10 +349,7 @@ fn ten_thousand_steps_with_delays_are_right() {
                     if delays.within(0..=9) == 0 {
                         std::thread::sleep(Duration::from_micros(delays.within(0..=300)));
                     }
-                    let (shard, operands) =
-                        (all[at].shard(&rank, None, &problem), all[at].operands(&rank));
-                    // SAFETY: the calls' own memory, and the stream is awaited.
-                    unsafe { layer.enqueue(stream, shard, &[operands]) }.unwrap();
+                    all[at].enqueue(&rank, &mut layer);
                 }
                 layer.synchronize(stream).unwrap();
                 for work in &mut all {

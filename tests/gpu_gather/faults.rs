@@ -5,9 +5,9 @@
 //! again as ranks that play a scene (`a_rank`): good steps, the fault, and then good steps of a new group
 //! of those that are left, on the same contexts. Invariant: no rank outlives its limit by more than a tenth
 //! and the second that forming groups may take; what is called right is right.
+
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use crate::gpu::Gpu;
 use crate::gpu::call::{Call, call};
 use crate::gpu::case::Case;
 use crate::gpu::tried_kernels;
+use crate::port::free_port;
 use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, Shard, Strategy, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
 use overlap_gemm::plan::Problem;
@@ -27,18 +28,6 @@ const M: u64 = 512;
 const LONG: Duration = Duration::from_secs(60);
 /// What the fault scenes wait for a chunk.
 const LIMIT: Duration = Duration::from_secs(1);
-
-fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        // Relaxed: a counter.
-        let offset = std::process::id() * 61 + NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = 10_000 + (offset % 20_000) as u16;
-        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
 
 /// One rank in one group: its operation, and the numbers of its steps.
 struct Player {

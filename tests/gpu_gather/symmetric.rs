@@ -1,6 +1,7 @@
 //! Memory that all ranks reach: what one writes the others read, nothing leaks, and nobody waits to drop it.
 //!
 //! Ranks are threads, on as many GPUs as there are.
+
 use std::time::{Duration, Instant};
 
 use crate::gpu::ranks::{Rank, on_ranks};

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::cuda::call::{GatherWords, Push, TOGGLE_SET};
+use crate::cuda::call::{GatherWords, Push, TOGGLE_SET, int};
 use crate::cuda::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
 use crate::error::{Error, Result};
 use crate::plan::{BUFFERS, Plan, Problem, Scaling};
@@ -147,23 +147,22 @@ impl Layout {
 
     /// What the device code has to know; addresses and the limit are the caller's.
     pub(super) fn words(&self, rank: u32) -> GatherWords {
-        let at = |word: u32| i32::try_from(word).unwrap_or(i32::MAX);
         GatherWords {
             words: 0,
-            ranks: at(self.ranks),
-            rank: at(rank),
-            slots: at(self.slots()),
-            stop_at: at(STOP_AT),
-            epoch_at: at(EPOCH_AT),
-            over_at: at(OVER_AT),
-            last_buffer_at: at(LAST_BUFFER_AT),
-            last_use_at: at(LAST_USE_AT),
-            sent_at: at(SENT_AT),
-            signals_at: at(SIGNALS_AT),
-            toggles_at: at(self.toggles_at()),
-            consumed_at: at(self.consumed_at()),
-            torn_at: at(self.torn_at()),
-            layouts_at: at(self.layouts_at()),
+            ranks: int(self.ranks),
+            rank: int(rank),
+            slots: int(self.slots()),
+            stop_at: int(STOP_AT),
+            epoch_at: int(EPOCH_AT),
+            over_at: int(OVER_AT),
+            last_buffer_at: int(LAST_BUFFER_AT),
+            last_use_at: int(LAST_USE_AT),
+            sent_at: int(SENT_AT),
+            signals_at: int(SIGNALS_AT),
+            toggles_at: int(self.toggles_at()),
+            consumed_at: int(self.consumed_at()),
+            torn_at: int(self.torn_at()),
+            layouts_at: int(self.layouts_at()),
             abort: 0,
             failure: 0,
             timeout_ns: 0,
@@ -207,7 +206,7 @@ impl Layout {
             Push {
                 offset: [self.row(buffer, rows.start), self.scale(buffer, rows.start)],
                 bytes: [self.rows_bytes(count), self.scales_bytes(count)],
-                slot: i32::try_from(slot).unwrap_or(i32::MAX),
+                slot: int(slot),
                 reserved: 0,
             }
         };

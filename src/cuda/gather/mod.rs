@@ -32,16 +32,18 @@ mod step_shape;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr as _};
 
 pub use options::{Engine, GatherOptions, SMALL_SHARD};
+pub(super) use planning::shard_bytes;
 pub(super) use step_shape::StepShape;
 
-use super::call::{GatherStep, GatherWords, Input};
+use super::call::{GatherStep, GatherWords, Input, int};
 use super::device::Device;
-use super::signals::{Signals, Waiter};
+use super::signals::{Signals, Waiter, timeout_ns};
 use super::symmetric::SymmetricMemory;
 use super::workspace::is_capturing;
 use super::{MAX_PUSHED, driver_error, ffi};
@@ -274,8 +276,7 @@ impl Gatherer {
     /// How a product waits for the rows of a step.
     pub(super) fn input<'a>(&self, stream: &Arc<CudaStream>, step: &'a Step) -> Result<Input<'a>> {
         let waiter = self.waiter(&step.shape, is_capturing(stream)?);
-        let (chunks, pivot_row) = (&step.shape.chunks, step.shape.pivot_row);
-        let input = self.signals.input(stream, chunks, pivot_row, &waiter)?;
+        let input = self.signals.input(stream, &step.shape.table, &waiter)?;
         if !step.toggled {
             return Ok(input);
         }
@@ -310,14 +311,12 @@ impl Gatherer {
         slots: Range<u32>,
         chunk: u32,
     ) -> Result<()> {
-        let capturing = is_capturing(stream)?;
-        // So that a failure finds the chunks that it names.
-        self.signals.input(stream, &step.shape.chunks, 0, &self.waiter(&step.shape, capturing))?;
-        let mut words = self.words(capturing);
+        // Perhaps from another thread than the step began on: makes the context current.
+        self.signals.begin(stream)?;
+        let mut words = self.words(is_capturing(stream)?);
         if step.toggled {
-            let at = |word: u32| i32::try_from(word).unwrap_or(i32::MAX);
-            words.signals_at = at(self.layout.toggles_of(step.buffer));
-            words.epoch_at = at(TOGGLE_EPOCH_AT);
+            words.signals_at = int(self.layout.toggles_of(step.buffer));
+            words.epoch_at = int(TOGGLE_EPOCH_AT);
         }
         // SAFETY: as in `begin`.
         unsafe { ffi::gather_await(&words, slots, chunk, stream.cu_stream().cast::<c_void>()) }
@@ -353,15 +352,19 @@ impl Gatherer {
             words: self.table.words,
             abort: host.abort_address(),
             failure: host.failure_address(),
-            timeout_ns: self.waiter(&self.shapes[0], capturing).timeout_ns(),
+            timeout_ns: timeout_ns(self.limit(capturing)),
             ..self.layout.words(self.group.rank())
         }
     }
 
     fn waiter(&self, shape: &StepShape, capturing: bool) -> Waiter {
+        let (rank, limit) = (self.group.rank(), self.limit(capturing));
+        Waiter { rank, limit, chunks: shape.plan.chunks().clone() }
+    }
+
+    fn limit(&self, capturing: bool) -> Duration {
         let patient = !self.first_is_over && !capturing;
-        let limit = if patient { self.options.first_limit } else { self.options.limit };
-        Waiter { rank: self.group.rank(), limit, chunks: shape.plan.chunks().clone() }
+        if patient { self.options.first_limit } else { self.options.limit }
     }
 }
 

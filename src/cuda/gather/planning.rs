@@ -14,10 +14,11 @@ use super::options::{Engine, GatherOptions, SMALL_SHARD};
 use super::pushing::{Pusher, copy, write};
 use super::step_shape::StepShape;
 use super::{Gatherer, Table};
+use crate::cuda::chunk_table::check_count;
 use crate::cuda::device::Device;
 use crate::cuda::signals::Signals;
 use crate::cuda::symmetric::SymmetricMemory;
-use crate::cuda::{MAX_CHUNKS, MAX_PUSHED, driver_error};
+use crate::cuda::{MAX_PUSHED, driver_error};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{Plan, PlanOptions, Problem, Tiling};
@@ -162,20 +163,12 @@ fn plan(group: &Group, problem: &Problem, tiling: Tiling, options: &GatherOption
         return Err(Error::out_of_range(what, pieces.into(), 1, most, remedy));
     }
     let plan = Plan::new(problem, PlanOptions { chunks_per_shard: Some(pieces), tiling })?;
-    check_chunks(&plan)?;
+    check_count(plan.chunks())?;
     Ok(plan)
 }
 
-pub(super) fn check_chunks(plan: &Plan) -> Result<()> {
-    let (what, chunks) = ("the number of chunks", plan.chunks().len());
-    if chunks <= MAX_CHUNKS {
-        return Ok(());
-    }
-    let remedy = "ask for fewer pieces a shard: they travel as parameters of the kernel";
-    Err(Error::out_of_range(what, chunks.into(), 1, MAX_CHUNKS.into(), remedy))
-}
-
-fn shard_bytes(problem: &Problem) -> u64 {
+/// Bytes of the largest shard.
+pub(in super::super) fn shard_bytes(problem: &Problem) -> u64 {
     let bytes = problem.row_bytes(&(0..problem.shards().most_rows()));
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }

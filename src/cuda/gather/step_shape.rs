@@ -3,8 +3,8 @@
 //! Invariant: two ranks that make it of the same rows agree on every chunk, slot and tag.
 
 use super::layout::Layout;
-use super::planning::check_chunks;
-use crate::cuda::call::{Chunk, Push};
+use crate::cuda::call::Push;
+use crate::cuda::chunk_table::{ChunkTable, check_count};
 use crate::error::Result;
 use crate::plan::{BUFFERS, Plan};
 
@@ -12,8 +12,7 @@ use crate::plan::{BUFFERS, Plan};
 #[derive(Debug)]
 pub(in super::super) struct StepShape {
     pub(in super::super) plan: Plan,
-    pub(super) chunks: Box<[Chunk]>,
-    pub(super) pivot_row: i32,
+    pub(super) table: ChunkTable,
     pub(super) pushes: [Vec<Push>; BUFFERS as usize],
     /// What ranks compare: the same only if rows and buffer are.
     pub(super) tags: [u32; BUFFERS as usize],
@@ -22,20 +21,14 @@ pub(in super::super) struct StepShape {
 impl StepShape {
     pub(super) fn new(plan: &Plan, layout: &Layout, rank: u32) -> Result<Self> {
         let chunks = plan.chunks();
-        check_chunks(plan)?;
-        let number = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
-        let table = (0..chunks.len()).map(|chunk| Chunk {
-            first_row: number(chunks.rows(chunk).start),
-            signal: number(chunks.signal_slot(chunk, layout.slots_per_rank())),
-        });
-        let shards = plan.problem().shards();
-        let pivot_row = number(shards.rows(rank).start % shards.m());
+        check_count(chunks)?;
+        let slot_of = |chunk| chunks.signal_slot(chunk, layout.slots_per_rank());
+        let rows = plan.problem().shards().to_rows();
         let each = |buffer| layout.pushes(plan, rank, buffer);
         Ok(StepShape {
-            chunks: table.collect(),
-            pivot_row,
+            table: ChunkTable::new(chunks, rank, slot_of),
             pushes: [each(0), each(1)],
-            tags: [tag(&shards.to_rows(), 0), tag(&shards.to_rows(), 1)],
+            tags: [tag(&rows, 0), tag(&rows, 1)],
             plan: plan.clone(),
         })
     }

@@ -98,17 +98,20 @@ pub fn describe(options: &GemmOptions) -> String {
 
 /// How many chunks there are: a rank's worth each, no more than rows.
 pub fn chunks(problem: &Problem, wanted: u32) -> Result<(Problem, Chunks)> {
-    let ranks = wanted.min(problem.m());
-    let (m, n, k) = (problem.m().into(), problem.n().into(), problem.k().into());
+    let spread = spread(problem, wanted.min(problem.m()))?;
+    let chunks = Chunks::even(spread.shards(), 1)?;
+    Ok((spread, chunks))
+}
+
+/// The problem with its rows over so many ranks.
+pub fn spread(problem: &Problem, ranks: u32) -> Result<Problem> {
     let types = problem.elements();
-    let spread = Problem::builder(m, n, k)
+    Problem::builder(problem.m().into(), problem.n().into(), problem.k().into())
         .elements(types.a, types.b, types.d)
         .b_layout(problem.b_layout())
         .scaling(problem.scaling())
         .ranks(ranks.into())
-        .build()?;
-    let chunks = Chunks::even(spread.shards(), 1)?;
-    Ok((spread, chunks))
+        .build()
 }
 
 /// Everything that was asked to be tried for one problem; never empty.

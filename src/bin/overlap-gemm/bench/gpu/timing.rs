@@ -90,13 +90,7 @@ impl<'a> Loop<'a> {
     ) -> Result<Loop<'a>> {
         let mut it = Loop { product, inputs, length, graph: None };
         if launch == Launch::Graph {
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            call("cuStreamBeginCapture", gpu.stream.begin_capture(mode))?;
-            let enqueued = it.enqueue(gpu);
-            // Ended in any case, or the stream would go on capturing.
-            let captured = gpu.stream.end_capture(CUgraphInstantiate_flags(0));
-            enqueued?;
-            it.graph = call("cuStreamEndCapture", captured)?;
+            it.graph = capture(gpu, || it.enqueue(gpu))?;
         }
         Ok(it)
     }
@@ -119,6 +113,17 @@ impl<'a> Loop<'a> {
         let sets = self.inputs.sets.len();
         (0..self.length.launches).try_for_each(|i| self.product.enqueue(gpu, self.inputs, i % sets))
     }
+}
+
+/// What `enqueue` enqueues, as a graph.
+pub fn capture(gpu: &Gpu, enqueue: impl FnOnce() -> Result<()>) -> Result<Option<CudaGraph>> {
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    call("cuStreamBeginCapture", gpu.stream.begin_capture(mode))?;
+    let enqueued = enqueue();
+    // Ended in any case, or the stream would go on capturing.
+    let captured = gpu.stream.end_capture(CUgraphInstantiate_flags(0));
+    enqueued?;
+    call("cuStreamEndCapture", captured)
 }
 
 /// Milliseconds a product takes, roughly: once round the sets, after a first time that is not counted.

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use overlap_gemm::cuda::cudarc::driver::CudaGraph;
-use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use overlap_gemm::cuda::{Engine, GatherOptions, Gemm, GemmOptions, Strategy, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
 use overlap_gemm::plan::Problem;
@@ -27,7 +26,8 @@ use super::cublaslt::{Cublaslt, Suggested};
 use super::driver::{Gpu, call};
 use super::inputs::{Inputs, Pools};
 use super::machine::{self, Gauge};
-use super::timing::{Product, Watch, estimate_ms, turn};
+use super::own::spread;
+use super::timing::{Product, Watch, capture, estimate_ms, turn};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::Output;
@@ -247,14 +247,9 @@ impl Bench<'_> {
         graphs: usize,
     ) -> Result<(), Failure> {
         for entrant in entrants.iter_mut().filter(|entrant| entrant.launch == Launch::Graph) {
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            call("cuStreamBeginCapture", self.gpu.stream.begin_capture(mode))?;
-            let mut steps = 0..GRAPH_STEPS;
-            let enqueued = steps.try_for_each(|step| entrant.step.enqueue(step % sets));
-            // Ended in any case, or the stream would go on capturing.
-            let captured = self.gpu.stream.end_capture(CUgraphInstantiate_flags(0));
-            enqueued?;
-            entrant.graph = call("cuStreamEndCapture", captured)?;
+            entrant.graph = capture(self.gpu, || {
+                (0..GRAPH_STEPS).try_for_each(|step| entrant.step.enqueue(step % sets))
+            })?;
         }
         for round in 0..WARM_UP_ROUNDS + self.wanted.rounds {
             self.interrupt.check()?;
@@ -299,15 +294,4 @@ impl Bench<'_> {
         let slowest = slowest.map(f64::from_le_bytes).fold(0.0, f64::max);
         Ok(1e3 * slowest / steps as f64)
     }
-}
-
-/// The problem with rows of all ranks.
-fn spread(problem: &Problem, ranks: u32) -> Result<Problem> {
-    let types = problem.elements();
-    Problem::builder(problem.m().into(), problem.n().into(), problem.k().into())
-        .elements(types.a, types.b, types.d)
-        .b_layout(problem.b_layout())
-        .scaling(problem.scaling())
-        .ranks(ranks.into())
-        .build()
 }
