@@ -158,8 +158,9 @@ impl Bench<'_> {
             who: entrant.who,
             graph: entrant.launch == Launch::Graph,
             what: entrant.step.describe(),
+            // No time is shown for a wrong result.
+            rounds_us: if entrant.failed.is_some() { Vec::new() } else { entrant.times },
             failed: entrant.failed,
-            rounds_us: entrant.times,
         });
         Ok(CaseReport { name: case.to_string(), rows: rows.collect() })
     }
