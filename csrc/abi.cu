@@ -189,6 +189,7 @@ void check_input(og_gemm_input const& input, int64_t rows) {
 void check_gather(og_gather const* gather) {
     require_pointer(gather, "gather");
     require_pointer(gather->words, "words");
+    require_pointer(gather->own, "own");
     require_pointer(gather->failure, "failure");
     check_range("ranks", gather->ranks, 1, INT32_MAX);
     check_range("rank", gather->rank, 0, int64_t(gather->ranks) - 1);
@@ -206,6 +207,16 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
     require_pointer(step->pushes, "pushes");
     require_pointer(step->counters, "counters");
     check_range("blocks", step->blocks, 1, 1 << 12);
+}
+
+void check_pad(og_pad const* pad) {
+    require_pointer(pad, "pad");
+    require_pointer(pad->words, "words");
+    require_pointer(pad->own, "own");
+    require_pointer(pad->failure, "failure");
+    check_range("ranks", pad->ranks, 1, INT32_MAX);
+    check_range("rank", pad->rank, 0, int64_t(pad->ranks) - 1);
+    check_range("channels", pad->channels, 1, INT32_MAX);
 }
 
 void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* operands,
@@ -313,10 +324,22 @@ og_status og_gather_await(const og_gather* gather, int32_t slot, int32_t count, 
     });
 }
 
+og_status og_pad_meet(const og_pad* pad, int32_t channel, int32_t peer, int32_t puts, int32_t waits,
+                      void* stream) {
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::check_pad(pad);
+        overlap_gemm::check_range("channel", channel, 0, int64_t(pad->channels) - 1);
+        overlap_gemm::check_range("peer", peer, -1, int64_t(pad->ranks) - 1);
+        overlap_gemm::meet_on_pad(*pad, channel, peer, puts != 0, waits != 0,
+                                  static_cast<cudaStream_t>(stream));
+    });
+}
+
 og_status og_signals_prepare(void) {
     return overlap_gemm::guarded([&] {
         overlap_gemm::load_signal_kernels();
         overlap_gemm::load_gather_kernels();
+        overlap_gemm::load_pad_kernels();
     });
 }
 }

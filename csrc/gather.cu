@@ -8,13 +8,14 @@
 #include "chunk_signal.cuh"
 #include "instance.h"
 #include "signals.h"
+#include "waiting.cuh"
 
 namespace overlap_gemm {
 namespace {
 
-constexpr int kWarp = 32;
+// A warp waits while another announces.
+constexpr int kBeginThreads = 2 * kWarp;
 constexpr int kPushThreads = 512;
-constexpr uint32_t kNoTile = UINT32_MAX;
 
 __device__ og_stop* stop_of(og_gather const& gather, uint32_t* own) {
     return reinterpret_cast<og_stop*>(own + gather.stop_at);
@@ -25,112 +26,32 @@ __device__ uint64_t* layout_word(og_gather const& gather, uint32_t* words, uint3
     return reinterpret_cast<uint64_t*>(words + place);
 }
 
-__device__ uint64_t load_relaxed_system_64(uint64_t const* word) {
-    uint64_t value;
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-}
-
-__device__ void store_relaxed_system_64(uint64_t* word, uint64_t value) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-
-__device__ void store_relaxed_system(uint32_t* word, uint32_t value) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-}
-
-__device__ bool has_reached(uint32_t word, uint32_t epoch) { return int32_t(word - epoch) >= 0; }
-
-// Waiting of a lane: the time, and the abort word now and then.
-class Patience {
-public:
-    __device__ explicit Patience(og_gather const& gather) : gather_(gather) {}
-
-    // False when the wait has to end; `kind` says why.
-    __device__ bool goes_on(og_failure_kind late, og_failure_kind& kind) {
-        uint64_t now = global_timer();
-        if (begin_ == 0) begin_ = now;
-        if (now - looked_ > kAbortLookNs) {
-            looked_ = now;
-            if (gather_.abort && load_relaxed_system(gather_.abort) != 0) {
-                kind = OG_FAILURE_ABORTED;
-                return false;
-            }
-        }
-        if (now - begin_ > gather_.timeout_ns) {
-            kind = late;
-            return false;
-        }
-        __nanosleep(50);
-        return true;
-    }
-
-private:
-    static constexpr uint64_t kAbortLookNs = 20000;
-
-    og_gather const& gather_;
-    uint64_t begin_ = 0;
-    uint64_t looked_ = 0;
-};
-
-// Why a warp gives a step up: what the first lane that found something has found.
-struct Finding {
-    og_failure_kind kind = OG_FAILURE_NONE;
-    uint32_t who = 0;
-    uint32_t seen = 0;
-    uint32_t expected = 0;
-
-    __device__ bool is_bad() const { return kind != OG_FAILURE_NONE; }
-
-    __device__ void agree() {
-        uint32_t found = __ballot_sync(0xffffffff, is_bad());
-        if (!found) return;
-        int first = __ffs(int(found)) - 1;
-        kind = og_failure_kind(__shfl_sync(0xffffffff, int(kind), first));
-        who = __shfl_sync(0xffffffff, who, first);
-        seen = __shfl_sync(0xffffffff, seen, first);
-        expected = __shfl_sync(0xffffffff, expected, first);
-    }
-};
-
-__device__ int32_t lane() { return int32_t(threadIdx.x) % kWarp; }
-
-// Waits until every word in the lanes' turns has reached its epoch.
-template <class Word, class Epoch>
-__device__ void await_words(og_gather const& gather, int32_t count, Word word_of, Epoch epoch_of,
-                            Finding& finding) {
-    Patience patience(gather);
-    for (int32_t i = lane(); i < count && !finding.is_bad(); i += kWarp) {
-        while (!has_reached(finding.seen = load_acquire_system(word_of(i)), epoch_of(i))) {
-            if (patience.goes_on(OG_FAILURE_ABSENT, finding.kind)) continue;
-            finding.who = uint32_t(i);
-            finding.expected = epoch_of(i);
-            break;
-        }
-    }
-    __syncwarp();
-    finding.agree();
-}
-
 // What a warp knows of a step before it begins. All of it is loaded at once.
 struct Beginning {
     uint32_t* own;
-    // The words of the rank that is this lane's first: most groups have no more ranks than lanes.
-    uint32_t* first;
     uint32_t before;
     uint32_t epoch;
     uint32_t last_use;
     uint32_t last_buffer;
+    // How this rank has laid out the step before the last one.
+    uint32_t two_before;
     bool over;
 
-    __device__ Beginning(og_gather const& gather, int32_t buffer)
-        : own(gather.words[gather.rank]), first(gather.words[min(lane(), gather.ranks - 1)]) {
+    __device__ Beginning(og_gather const& gather, int32_t buffer) : own(gather.own) {
         uint64_t given_up = load_relaxed_gpu(&stop_of(gather, own)->given_up);
         before = load_relaxed_system(own + gather.epoch_at);
         last_use = load_relaxed_system(own + gather.last_use_at + buffer);
         last_buffer = load_relaxed_system(own + gather.last_buffer_at);
         uint32_t was_over = load_relaxed_system(own + gather.over_at);
+        // Which of the four it is, the epoch says, which is on its way.
+        auto layout = [&](uint32_t i) {
+            return uint32_t(load_relaxed_system_64(layout_word(gather, own, i, gather.rank)));
+        };
+        uint32_t first = layout(0), second = layout(1), third = layout(2), fourth = layout(3);
         epoch = before + 1;
+        uint32_t low = epoch % 2 == 0 ? first : second;
+        uint32_t high = epoch % 2 == 0 ? third : fourth;
+        two_before = (epoch - 2) % 4 < 2 ? low : high;
         over = was_over != 0 || given_up == given_up_at(before) || given_up == given_up_at(OG_TOGGLE_SET);
     }
 
@@ -138,10 +59,15 @@ struct Beginning {
     // the acquires of `await`; what this rank read of the step before, it read in kernels that have ended.
     __device__ void announce(og_gather const& gather, uint32_t layout) const {
         __threadfence_system();
-        for (int32_t peer = lane(); peer < gather.ranks; peer += kWarp) {
-            uint32_t* theirs = peer < kWarp ? first : gather.words[peer];
-            store_relaxed_system(theirs + gather.consumed_at + gather.rank, before);
-            store_relaxed_system_64(layout_word(gather, theirs, epoch, gather.rank),
+        for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
+            store_relaxed_system(gather.words[peer] + gather.consumed_at + gather.rank, before);
+        }
+        tell_layout(gather, layout);
+    }
+
+    __device__ void tell_layout(og_gather const& gather, uint32_t layout) const {
+        for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
+            store_relaxed_system_64(layout_word(gather, gather.words[peer], epoch, gather.rank),
                                     uint64_t(epoch) << 32 | layout);
         }
     }
@@ -153,27 +79,30 @@ struct Beginning {
     __device__ Finding await(og_gather const& gather, og_gather_step const& step) const {
         Finding finding;
         if (over) return finding;
-        uint64_t two_before = load_relaxed_system_64(layout_word(gather, own, epoch - 2, gather.rank));
         uint32_t consumed = has_reached(last_use, epoch - 2) ? last_use : epoch - 2;
         uint32_t* const words = own;
         int32_t consumed_at = gather.consumed_at, sent_at = gather.sent_at, ranks = gather.ranks;
         uint32_t sent = before;
+        Patience const patience(gather.abort, gather.timeout_ns);
+        auto never = [] { return false; };
         await_words(
-            gather, ranks + step.senders,
+            patience, ranks + step.senders, OG_FAILURE_ABSENT,
             [=](int32_t i) { return words + (i < ranks ? consumed_at + i : sent_at + i - ranks); },
-            [=](int32_t i) { return i < ranks ? consumed : sent; }, finding);
+            [=](int32_t i) { return i < ranks ? consumed : sent; }, never, finding);
         // What is not sent is this rank's own.
         if (finding.who >= uint32_t(ranks)) finding.who = uint32_t(gather.rank);
-        if (finding.is_bad() || uint32_t(two_before) == step.layout) return finding;
+        if (finding.is_bad() || two_before == step.layout) return finding;
 
+        // This block's rows go out behind what it has said itself; another may be announcing more slowly.
         // Epochs are the upper halves.
+        tell_layout(gather, step.layout);
         await_words(
-            gather, ranks,
+            patience, ranks, OG_FAILURE_ABSENT,
             [=](int32_t i) {
                 return reinterpret_cast<uint32_t*>(layout_word(gather, words, epoch, i)) + 1;
             },
-            [=](int32_t) { return epoch; }, finding);
-        for (int32_t peer = lane(); peer < ranks && !finding.is_bad(); peer += kWarp) {
+            [=](int32_t) { return epoch; }, never, finding);
+        for (int32_t peer = lane_id(); peer < ranks && !finding.is_bad(); peer += kWarp) {
             uint32_t theirs = uint32_t(load_relaxed_system_64(layout_word(gather, words, epoch, peer)));
             if (theirs != step.layout) finding = {OG_FAILURE_LAYOUT, uint32_t(peer), theirs, epoch};
         }
@@ -192,13 +121,12 @@ struct Beginning {
     // before the first byte, which is sent when this kernel has ended or the epoch has grown.
     __device__ void give_up(og_gather const& gather, og_gather_step const& step,
                             Finding const& finding) const {
-        for (int32_t peer = lane(); peer < gather.ranks; peer += kWarp) {
+        for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
             store_relaxed_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
         }
-        if (lane() != 0) return;
+        if (lane_id() != 0) return;
         if (is_first_to_give_up(stop_of(gather, own), expected(step)) && !over) {
-            record_failure(gather.failure, finding.kind, finding.expected, finding.who, finding.seen,
-                           kNoTile, kNoTile);
+            finding.record(gather.failure);
         }
         // Not before the record is there: another block that sees this writes none.
         __threadfence();
@@ -206,39 +134,48 @@ struct Beginning {
     }
 
     // This rank's own rows are here, and the step has begun. What waits for the epoch on other streams
-    // comes after everything that was stored before.
+    // comes after everything that was stored before; where kernels push, there is none such.
     __device__ void begin(og_gather const& gather, og_gather_step const& step) const {
         int32_t at = step.toggled ? gather.toggles_at + step.buffer * gather.slots : gather.signals_at;
-        for (int32_t slot = lane(); slot < step.own_slots; slot += kWarp) {
+        for (int32_t slot = lane_id(); slot < step.own_slots; slot += kWarp) {
             store_relaxed_system(own + at + step.own_slot + slot, expected(step));
         }
         __syncwarp();
-        if (lane() != 0) return;
+        if (lane_id() != 0) return;
         own[gather.last_use_at + step.buffer] = epoch;
         own[gather.last_buffer_at] = uint32_t(step.buffer);
-        store_release_system(own + gather.epoch_at, epoch);
+        if (step.push_count == 0) {
+            store_release_system(own + gather.epoch_at, epoch);
+        } else {
+            store_relaxed_system(own + gather.epoch_at, epoch);
+        }
     }
 
     // The toggles of the step before, which this rank has consumed; comes before it says so.
     __device__ void reset_toggles(og_gather const& gather) const {
         uint32_t* toggles = own + gather.toggles_at + int32_t(last_buffer) * gather.slots;
-        for (int32_t slot = lane(); slot < gather.slots; slot += kWarp) {
+        for (int32_t slot = lane_id(); slot < gather.slots; slot += kWarp) {
             store_relaxed_system(toggles + slot, 0);
         }
         __syncwarp();
     }
 };
 
-__global__ void __launch_bounds__(kWarp)
+__global__ void __launch_bounds__(kBeginThreads)
     begin_step(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step) {
     cutlass::arch::launch_dependent_grids();
     cutlass::arch::wait_on_dependent_grids();
     Beginning const beginning(gather, step.buffer);
-    if (step.toggled) beginning.reset_toggles(gather);
-    beginning.announce(gather, step.layout);
-    Finding finding = beginning.await(gather, step);
-    if (beginning.over || finding.is_bad()) beginning.give_up(gather, step, finding);
-    beginning.begin(gather, step);
+    if (threadIdx.x < kWarp) {
+        Finding finding = beginning.await(gather, step);
+        if (beginning.over || finding.is_bad()) beginning.give_up(gather, step, finding);
+    } else {
+        if (step.toggled) beginning.reset_toggles(gather);
+        beginning.announce(gather, step.layout);
+    }
+    // Toggles are reset before one is set, and all is said before the epoch grows.
+    __syncthreads();
+    if (threadIdx.x < kWarp) beginning.begin(gather, step);
 }
 
 // The pushes of one launch, as kernel parameters.
@@ -281,7 +218,6 @@ __device__ uint32_t count_block(uint32_t* counter, uint32_t brings) {
     __threadfence_system();
     uint32_t sum = atomicAdd(counter, brings) + brings;
     if (sum % kGaveUp < gridDim.x) return 0;
-    *counter = 0;
     __threadfence_system();
     return sum;
 }
@@ -295,10 +231,8 @@ __global__ void __launch_bounds__(kPushThreads)
     cutlass::arch::wait_on_dependent_grids();
     Beginning const beginning(gather, step.buffer);
     __shared__ bool goes_on;
+    if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) beginning.announce(gather, step.layout);
     if (threadIdx.x < kWarp) {
-        // Every block announces, so that the announcement is there before any of its rows, where that
-        // matters.
-        beginning.announce(gather, step.layout);
         Finding finding = beginning.await(gather, step);
         bool gives_up = beginning.over || finding.is_bad();
         if (gives_up) beginning.give_up(gather, step, finding);
@@ -327,6 +261,8 @@ __global__ void __launch_bounds__(kPushThreads)
             if (sum < kGaveUp) {
                 store_relaxed_system(gather.words[peer] + gather.signals_at + piece.slot, beginning.epoch);
             }
+            // For the next launch: behind the signal, which nothing holds up.
+            *counter = 0;
             ends = round + 1 == gather.ranks && i + 1 == step.push_count;
         }
     }
@@ -338,23 +274,19 @@ __global__ void __launch_bounds__(kWarp)
     await(__grid_constant__ og_gather const gather, int32_t slot, int32_t count, int32_t chunk) {
     cutlass::arch::launch_dependent_grids();
     cutlass::arch::wait_on_dependent_grids();
-    uint32_t* own = gather.words[gather.rank];
+    uint32_t* own = gather.own;
     og_stop* stop = stop_of(gather, own);
     uint32_t epoch = load_relaxed_system(own + gather.epoch_at);
+    uint32_t const* signals = own + gather.signals_at + slot;
     Finding finding;
-    Patience patience(gather);
-    for (int32_t i = int32_t(threadIdx.x); i < count && !finding.is_bad(); i += kWarp) {
-        while (!has_reached(finding.seen = load_acquire_system(own + gather.signals_at + slot + i), epoch)) {
-            if (load_relaxed_gpu(&stop->given_up) == given_up_at(epoch)) return;
-            if (patience.goes_on(OG_FAILURE_TIMEOUT, finding.kind)) continue;
-            finding.who = uint32_t(chunk + i);
-            break;
-        }
-    }
-    // What is read after this kernel has ended is ordered by that end. A failure needs no agreement: the
-    // first to give up writes the record.
-    if (finding.is_bad() && is_first_to_give_up(stop, epoch)) {
-        record_failure(gather.failure, finding.kind, epoch, finding.who, finding.seen, kNoTile, kNoTile);
+    await_words(
+        Patience(gather.abort, gather.timeout_ns), count, OG_FAILURE_TIMEOUT,
+        [=](int32_t i) { return signals + i; }, [=](int32_t) { return epoch; },
+        [=] { return load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); }, finding);
+    // What is read after this kernel has ended is ordered by that end.
+    finding.who += uint32_t(chunk);
+    if (lane_id() == 0 && finding.is_bad() && is_first_to_give_up(stop, epoch)) {
+        finding.record(gather.failure);
     }
 }
 
@@ -380,7 +312,7 @@ void launch_early(void (*kernel)(Parameters...), int blocks, int threads, cudaSt
 
 void begin_gather(og_gather const& gather, og_gather_step const& step, cudaStream_t stream) {
     if (step.push_count == 0) {
-        launch_early(begin_step, 1, kWarp, stream, "launch of begin_step", gather, step);
+        launch_early(begin_step, 1, kBeginThreads, stream, "launch of begin_step", gather, step);
         return;
     }
     PushList list{};

@@ -25,7 +25,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 4
+#define OG_ABI_VERSION 5
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -258,6 +258,8 @@ typedef struct og_gemm_input {
 typedef struct og_gather {
     /* DEVICE memory: where each rank's words are, as this rank reaches them; `ranks` of them. */
     uint32_t *const *words;
+    /* This rank's words. */
+    uint32_t *own;
     int32_t ranks;
     int32_t rank;
     /* How many slots there are. */
@@ -313,6 +315,30 @@ typedef struct og_gather_step {
     /* Device memory of `push_count * ranks + 1` words, zero before the first use and left zero. */
     uint32_t *counters;
 } og_gather_step;
+
+/* Where ranks tell each other on their GPUs how far they have come: words in memory that all of them reach,
+ * laid out alike on each, zero at the start. After OG_PAD_HEADER words, of which the first is `over`, for
+ * each channel one word for each rank, three times over:
+ *
+ *   received  how often that rank has signalled here; written by it
+ *   sent      how often this rank has signalled there
+ *   awaited   how often this rank has waited for that one */
+typedef struct og_pad {
+    /* DEVICE memory: where each rank's words are, as this rank reaches them; `ranks` of them. */
+    uint32_t *const *words;
+    /* This rank's words. */
+    uint32_t *own;
+    int32_t ranks;
+    int32_t rank;
+    int32_t channels;
+    int32_t reserved;
+    /* As in og_gemm_input; a record's `chunk` is the rank that did not come, its tile none. */
+    const uint32_t *abort;
+    og_failure *failure;
+    uint64_t timeout_ns;
+} og_pad;
+
+#define OG_PAD_HEADER 32
 
 /* What `og_gemm_prepare` found out once, so that `og_gemm_enqueue` asks the device nothing. */
 typedef struct og_gemm_plan {
@@ -390,6 +416,14 @@ og_status og_gather_begin(const og_gather *gather, const og_gather_step *step, v
  * the epoch, or the step was given up. `chunk` is what the failure record calls the first of them. */
 og_status og_gather_await(const og_gather *gather, int32_t slot, int32_t count, int32_t chunk,
                           void *stream);
+
+/* Enqueues a kernel of one warp by which this rank and others signal each other on a channel: to `peer`
+ * (-1: to all, itself too) if `puts` is not 0, and then waits for as many signals from there as it has
+ * waited for before, and one more, if `waits` is not 0. What the stream did before is seen by whoever waits
+ * for the signal. A wait that ends with the limit or the abort word leaves a record, and so `over`: from
+ * then on no wait of this pad waits. Can be captured into a graph. */
+og_status og_pad_meet(const og_pad *pad, int32_t channel, int32_t peer, int32_t puts, int32_t waits,
+                      void *stream);
 
 /* Loads the kernels above into the current context, so that their first use is not slow. */
 og_status og_signals_prepare(void);

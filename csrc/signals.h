@@ -15,7 +15,10 @@ void post_signals(uint32_t* signals, int32_t count, uint32_t const* epoch, cudaS
 void begin_gather(og_gather const& gather, og_gather_step const& step, cudaStream_t stream);
 void await_rows(og_gather const& gather, int32_t slot, int32_t count, int32_t chunk,
                 cudaStream_t stream);
+void meet_on_pad(og_pad const& pad, int32_t channel, int32_t peer, bool puts, bool waits,
+                 cudaStream_t stream);
 void load_signal_kernels();
+void load_pad_kernels();
 void load_gather_kernels();
 
 }  // namespace overlap_gemm

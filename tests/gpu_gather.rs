@@ -10,7 +10,13 @@ mod port;
 mod all_gather;
 #[path = "gpu_gather/all_gather_gemm.rs"]
 mod all_gather_gemm;
+#[path = "gpu_gather/executors.rs"]
+mod executors;
 #[path = "gpu_gather/faults.rs"]
 mod faults;
+#[path = "gpu_gather/nccl.rs"]
+mod nccl;
+#[path = "gpu_gather/signal_pad.rs"]
+mod signal_pad;
 #[path = "gpu_gather/symmetric.rs"]
 mod symmetric;

@@ -11,7 +11,7 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::device::Device;
-use super::gather::{GatherOptions, Gatherer, OwnRows, Step};
+use super::gather::{GatherOptions, Gatherer, OwnRows, Purpose, Step};
 use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -61,7 +61,8 @@ impl AllGather {
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);
         let (problem, tiling) = (problem.build()?, PlanOptions::default().tiling);
-        let gatherer = Gatherer::join(group, device, &problem, Ok(tiling), "all-gather", options)?;
+        let purpose = Purpose { kind: "all-gather", tiling: Ok(tiling), piecewise: false };
+        let gatherer = Gatherer::join(group, device, &problem, &purpose, options)?;
         Ok(AllGather { gatherer, open: None })
     }
 

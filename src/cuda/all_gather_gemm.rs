@@ -11,7 +11,7 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::device::Device;
-use super::gather::{Engine, GatherOptions, Gatherer, OwnRows, Step};
+use super::gather::{Engine, GatherOptions, Gatherer, OwnRows, Purpose, Step};
 use super::kernels::Kernel;
 use super::operands::RawOperands;
 use super::options::GemmOptions;
@@ -142,7 +142,9 @@ impl AllGatherGemm {
             Err(error) => Err(error.clone()),
         };
         let kind = format!("all-gather + GEMM {strategy:?} {problems:?} {gemm:?}");
-        let gatherer = Gatherer::join(group, device, first, tiling, &kind, gather)?;
+        let piecewise = matches!(strategy, Strategy::Fused | Strategy::Pipelined);
+        let purpose = Purpose { kind: &kind, tiling, piecewise };
+        let gatherer = Gatherer::join(group, device, first, &purpose, gather)?;
         let products = planned?;
         let (strategy, why) = choose(strategy, gatherer.engine(), first);
         tracing::debug!(rank = group.rank(), problem = %first, ?strategy, "planned all-gather + GEMM");
@@ -187,6 +189,7 @@ impl AllGatherGemm {
                 Engine::CopyEngines { streams } => format!("copy engines on {streams} streams"),
                 Engine::Kernel { blocks } =>
                     format!("a kernel of {blocks} blocks before the product"),
+                Engine::Nccl => "NCCL".into(),
                 Engine::Auto => "nobody".into(),
             }
         );

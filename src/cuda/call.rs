@@ -75,6 +75,8 @@ impl FailureRecord {
 pub(super) struct GatherWords {
     /// Device memory: the start of each rank's words.
     pub(super) words: u64,
+    /// Device memory: those of this rank.
+    pub(super) own: u64,
     pub(super) ranks: i32,
     pub(super) rank: i32,
     pub(super) slots: i32,
@@ -92,6 +94,27 @@ pub(super) struct GatherWords {
     pub(super) abort: u64,
     pub(super) failure: u64,
     pub(super) timeout_ns: u64,
+}
+
+/// Where the words of a signal pad are: `og_pad`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct PadWords {
+    /// Device memory: the start of each rank's words, and of this rank's.
+    pub(super) words: u64,
+    pub(super) own: u64,
+    pub(super) ranks: i32,
+    pub(super) rank: i32,
+    pub(super) channels: i32,
+    pub(super) reserved: i32,
+    pub(super) abort: u64,
+    pub(super) failure: u64,
+    pub(super) timeout_ns: u64,
+}
+
+impl PadWords {
+    /// Words before the first channel's.
+    pub(super) const HEADER: u32 = 32;
 }
 
 /// What a toggle is set to.

@@ -5,6 +5,7 @@
 //! absent (even when it only formats an error), so every path into it goes through [`driver`]
 //! first. Looking costs no context: [`devices`] leaves the GPUs as they were.
 
+use std::ffi::CStr;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
@@ -166,6 +167,21 @@ impl Device {
     /// Its primary context, which the CUDA runtime and other libraries of the process use too.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
+    }
+
+    /// Where it is on the PCI bus, as the driver writes it: `0000:1b:00.0`. What
+    /// [`GroupOptions::device`](crate::group::GroupOptions::device) wants to know.
+    pub fn bus_id(&self) -> Result<String> {
+        let mut text = [0u8; 32];
+        // SAFETY: the driver writes at most as many bytes as it is told, the last of them 0.
+        unsafe {
+            let (start, length) = (text.as_mut_ptr().cast(), text.len() as i32);
+            sys::cuDeviceGetPCIBusId(start, length, self.context.cu_device())
+        }
+        .result()
+        .map_err(|error| driver_error("cuDeviceGetPCIBusId", error))?;
+        let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+        Ok(text.to_string_lossy().to_lowercase())
     }
 
     /// A new stream that does not wait for the default stream.

@@ -8,7 +8,8 @@
 use std::ffi::{CStr, c_void};
 
 use super::call::{
-    Addresses, Chunk, FailureRecord, GatherStep, GatherWords, Input, Push, TOGGLE_SET, int,
+    Addresses, Chunk, FailureRecord, GatherStep, GatherWords, Input, PadWords, Push, TOGGLE_SET,
+    int,
 };
 use super::kernels::Kernel;
 use super::options::Activation;
@@ -32,8 +33,8 @@ mod bindings {
 
 use bindings::{
     og_activation, og_chunk, og_failure, og_failure_kind, og_gather, og_gather_step, og_gemm_input,
-    og_gemm_operands, og_gemm_plan, og_gemm_shape, og_kernel_facts, og_layout, og_push, og_status,
-    og_tile_record, og_type,
+    og_gemm_operands, og_gemm_plan, og_gemm_shape, og_kernel_facts, og_layout, og_pad, og_push,
+    og_status, og_tile_record, og_type,
 };
 
 // The limits have two homes, because Rust must know them where there are no kernels.
@@ -60,6 +61,7 @@ same_layout!(
     GatherWords,
     og_gather,
     words,
+    own,
     ranks,
     rank,
     slots,
@@ -79,6 +81,8 @@ same_layout!(
     timeout_ns
 );
 same_layout!(Push, og_push, offset, bytes, slot);
+same_layout!(PadWords, og_pad, words, own, ranks, rank, channels, abort, failure, timeout_ns);
+const _: () = assert!(PadWords::HEADER == bindings::OG_PAD_HEADER);
 const _: () = assert!(TOGGLE_SET == bindings::OG_TOGGLE_SET);
 const _: () = {
     assert!(FailureRecord::NONE == og_failure_kind::OG_FAILURE_NONE.0);
@@ -359,6 +363,27 @@ pub(super) unsafe fn gather_await(
     // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
     let status = unsafe { bindings::og_gather_await(gather, first, count, int(chunk), stream) };
     outcome("og_gather_await", status)
+}
+
+/// `og_pad_meet`; no `peer` means all.
+///
+/// # Safety
+/// The context of `stream` is current on this thread; the words are as the header says on every rank, and stay
+/// until the kernel is done.
+pub(super) unsafe fn pad_meet(
+    pad: &PadWords,
+    channel: u32,
+    peer: Option<u32>,
+    puts: bool,
+    waits: bool,
+    stream: *mut c_void,
+) -> Result<()> {
+    let pad = std::ptr::from_ref(pad).cast::<og_pad>();
+    let (channel, peer) = (int(channel), peer.map_or(-1, int));
+    // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
+    let status =
+        unsafe { bindings::og_pad_meet(pad, channel, peer, puts.into(), waits.into(), stream) };
+    outcome("og_pad_meet", status)
 }
 
 /// `og_signals_prepare`.

@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
-use super::call::{Addresses, GatherStep, GatherWords, Input};
+use super::call::{Addresses, GatherStep, GatherWords, Input, PadWords};
 use super::kernels::Kernel;
 use super::shape::Shape;
 use crate::error::{Error, Result};
@@ -101,6 +101,19 @@ pub(super) unsafe fn gather_await(
     _: &GatherWords,
     _: Range<u32>,
     _: u32,
+    _: *mut c_void,
+) -> Result<()> {
+    Err(missing())
+}
+
+/// # Safety
+/// None needed; the twin's does.
+pub(super) unsafe fn pad_meet(
+    _: &PadWords,
+    _: u32,
+    _: Option<u32>,
+    _: bool,
+    _: bool,
     _: *mut c_void,
 ) -> Result<()> {
     Err(missing())

@@ -7,15 +7,17 @@
 //!
 //! - [`all_gather_gemm`]: every rank brings rows and multiplies those of all, in the order of a
 //!   [`strategy`]; [`all_gather`]: without the product; [`gather`]: what both are asked for, and how rows travel; [`symmetric`]: memory that all
-//!   ranks reach;
+//!   ranks reach; [`signal_pad`]: signals between their GPUs, for protocols of one's own;
 //! - [`gemm`]: a product whose input is there; [`async_gemm`]: one whose input arrives chunk by chunk;
 //! - [`signals`]: how chunks are said to be there, and the protocol of it;
 //! - [`operands`], [`options`], [`records`]: what a call multiplies, how, and when each tile was done;
 //! - [`kernels`](mod@kernels), [`choice`]: what was compiled, and which of it serves a problem;
 //! - [`device`]: which GPUs there are, and whether this crate can use them;
+//! - [`nccl`]: NCCL, for GPUs that do not reach each other; `reach`: which do;
 //! - `product`: what both products share: planning and calling; `shape`: which sizes kernels take;
 //!   `workspace`: memory that a product needs for itself; `host_words`: memory that the device reads
-//!   and writes while a kernel runs; `vmm`: memory that processes can hand each other;
+//!   and writes while a kernel runs; `vmm`: memory that processes can hand each other; `stream_ops`: what streams do
+//!   without a kernel; `uses`: streams that may still touch some memory;
 //! - `ffi`, `call`, `chunk_table`: the C functions of `csrc/overlap_gemm.h`, the whole border to the device code.
 //!
 //! Two things may be absent where a binary of this feature runs, and neither stops it from
@@ -42,14 +44,19 @@ pub mod gather;
 pub mod gemm;
 mod host_words;
 pub mod kernels;
+pub mod nccl;
 pub mod operands;
 pub mod options;
 mod product;
+mod reach;
 pub mod records;
 mod shape;
+pub mod signal_pad;
 pub mod signals;
 pub mod strategy;
+mod stream_ops;
 pub mod symmetric;
+mod uses;
 mod vmm;
 mod workspace;
 
@@ -65,6 +72,7 @@ pub use operands::{Operands, RawOperands};
 pub use options::{Activation, GemmOptions};
 pub use records::{TileRecord, TileRecords};
 pub use shape::{MAX_EXTENT, MAX_SPLITS};
+pub use signal_pad::{MAX_CHANNELS, SignalPad};
 pub use signals::{Aborter, Signals};
 pub use strategy::Strategy;
 pub use symmetric::SymmetricMemory;

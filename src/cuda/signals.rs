@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cudarc::driver::sys::{self, CUdeviceptr};
+use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, result};
 
 use super::call::Input;
@@ -40,8 +40,9 @@ use super::chunk_table::ChunkTable;
 use super::device::Device;
 use super::host_words::{Cause, Failure, HostWords};
 use super::symmetric::SymmetricMemory;
+use super::uses::Uses;
 use super::workspace::is_capturing;
-use super::{driver_error, ffi};
+use super::{driver_error, ffi, stream_ops};
 use crate::error::{Error, Result};
 use crate::plan::{Chunks, MAX_CHUNKS};
 
@@ -65,14 +66,9 @@ pub struct Signals {
     slots: u32,
     host: Arc<HostWords>,
     epoch: AtomicU32,
-    uses: Mutex<Uses>,
-}
-
-/// Who may still touch the memory, and who waited last.
-#[derive(Debug, Default)]
-struct Uses {
-    streams: Vec<Arc<CudaStream>>,
-    waiter: Option<Waiter>,
+    uses: Uses,
+    /// Who waited last.
+    waiter: Mutex<Option<Waiter>>,
 }
 
 /// What a failure needs to be told in words.
@@ -114,8 +110,8 @@ impl Signals {
         let memory = unsafe { result::malloc_sync(size_of_val(words.as_slice())) }
             .map_err(|error| driver_error("cuMemAlloc", error))?;
         let (device, epoch) = (device.clone(), AtomicU32::new(start));
-        let (uses, shared) = (Mutex::default(), None);
-        let signals = Signals { device, start: memory, shared, slots, host, epoch, uses };
+        let (shared, uses, waiter) = (None, Uses::default(), Mutex::default());
+        let signals = Signals { device, start: memory, shared, slots, host, epoch, uses, waiter };
         // SAFETY: the memory is as long as the words, and nobody else knows of it.
         unsafe { result::memcpy_htod_sync(memory, &words) }
             .map_err(|error| driver_error("cuMemcpyHtoD", error))?;
@@ -140,7 +136,8 @@ impl Signals {
             slots,
             host: Arc::new(HostWords::new(device)?),
             epoch: AtomicU32::new(start),
-            uses: Mutex::default(),
+            uses: Uses::default(),
+            waiter: Mutex::default(),
         })
     }
 
@@ -212,11 +209,8 @@ impl Signals {
                 remedy: "use Signals::post",
             });
         }
-        // Flags 0: the write comes after a system-scope fence, so it releases what came before.
         // SAFETY: a word of this value's memory, which lives until the stream is through.
-        unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), address, self.epoch(), 0) }
-            .result()
-            .map_err(|error| driver_error("cuStreamWriteValue32", error))
+        unsafe { stream_ops::write(stream, address, self.epoch()) }
     }
 
     /// Where the signal in `slot` is, for other producers: device memory of this value.
@@ -241,7 +235,7 @@ impl Signals {
     /// An error if a product gave up since the last look. Ask when its stream is through; what it
     /// computed is undefined then.
     pub fn check(&self) -> Result<()> {
-        let waiter = self.lock().waiter.clone();
+        let waiter = self.lock().clone();
         match (self.host.take_failure(), waiter) {
             (Some(failure), Some(waiter)) => Err(in_words(failure, &waiter, &waiter.chunks)),
             _ => Ok(()),
@@ -251,7 +245,7 @@ impl Signals {
     /// [`Signals::check`] with the chunks of the product that is asked about, where products with
     /// other chunks wait for the same signals.
     pub fn take_failure(&self, chunks: &Chunks) -> Result<()> {
-        let waiter = self.lock().waiter.clone();
+        let waiter = self.lock().clone();
         match (self.host.take_failure(), waiter) {
             (Some(failure), Some(waiter)) => Err(in_words(failure, &waiter, chunks)),
             _ => Ok(()),
@@ -281,14 +275,12 @@ impl Signals {
 
     /// Whose failure the next one is.
     pub(super) fn note_waiter(&self, waiter: &Waiter) {
-        self.lock().waiter = Some(waiter.clone());
+        *self.lock() = Some(waiter.clone());
     }
 
     /// Waits for every stream that has used this.
     pub(super) fn wait_for_uses(&self) -> Result<()> {
-        let streams = self.lock().streams.clone();
-        let waited = streams.iter().try_for_each(|stream| stream.synchronize());
-        waited.map_err(|error| driver_error("cuStreamSynchronize", error))
+        self.uses.wait()
     }
 
     /// The words on the host that kernels look at and write to.
@@ -298,17 +290,11 @@ impl Signals {
 
     /// Notes that `stream` will touch this memory, and makes the context current.
     pub(super) fn begin<'a>(&self, stream: &'a Arc<CudaStream>) -> Result<&'a Arc<CudaStream>> {
-        self.device.check_stream(stream)?;
-        self.device.bind()?;
-        let mut uses = self.lock();
-        if !uses.streams.contains(stream) {
-            uses.streams.push(Arc::clone(stream));
-        }
-        Ok(stream)
+        self.uses.begin(&self.device, stream)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Uses> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<Waiter>> {
+        self.waiter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn word_address(&self, word: u32) -> CUdeviceptr {
@@ -320,12 +306,8 @@ impl Drop for Signals {
     /// Waits for every stream that may still touch the memory: products end within their limits.
     fn drop(&mut self) {
         let context = Arc::clone(self.device.context());
-        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let waited = uses.streams.iter().try_for_each(|stream| stream.synchronize());
-        if waited.is_err() {
-            // A stream that is being captured, or a context that is lost: nobody can say when the last
-            // kernel has ended, so nothing is freed under it.
-            context.record_err(waited);
+        if self.uses.wait().is_err() {
+            // Nothing is freed under a kernel that may still run.
             std::mem::forget((Arc::clone(&self.host), self.shared.clone()));
             return;
         }

@@ -18,7 +18,7 @@ pub enum Strategy {
     /// A product for each rank's rows, one after the other, each behind its rows: what others ship as
     /// decomposition.
     Pipelined,
-    /// All rows first, then one product.
+    /// All rows first, then one product. With [`Engine::Nccl`](super::Engine::Nccl): what everybody starts from.
     Sequential,
 }
 
@@ -29,6 +29,9 @@ const TINY_SHARD: u64 = 1 << 20;
 /// What is carried out, and why; measured on two H200 (`benches/results`).
 pub(super) fn choose(asked: Strategy, engine: Engine, problem: &Problem) -> (Strategy, String) {
     let (chosen, why) = match (asked, engine) {
+        (Strategy::Auto, Engine::Nccl) => {
+            (Strategy::Sequential, "NCCL tells nothing before all rows are there")
+        }
         (Strategy::Auto, Engine::Kernel { .. }) if shard_bytes(problem) > TINY_SHARD => (
             Strategy::Sequential,
             "the rows are pushed before the product begins, so it may as well wait for all of them",
@@ -57,6 +60,7 @@ mod tests {
         assert_eq!(chosen(512, kernel), Strategy::Sequential);
         assert_eq!(chosen(512, copies), Strategy::Fused);
         assert_eq!(chosen(8192, copies), Strategy::Fused);
+        assert_eq!(chosen(8192, Engine::Nccl), Strategy::Sequential);
         let problem = Problem::builder(512, 8, 8192).ranks(2).build().unwrap();
         assert_eq!(
             choose(Strategy::Fused, kernel, &problem),

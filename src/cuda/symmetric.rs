@@ -1,17 +1,20 @@
 //! Memory that every rank has on its own GPU, and that all others reach: of the same size everywhere, at
 //! the same offsets.
 //!
-//! What belongs here: making it together, and where each rank's part is. What is written there, and in
-//! which order, is up to whoever uses it. Invariant: when [`SymmetricMemory::new`] returns, all ranks have
+//! What belongs here: making it together, where each rank's part is, and moving bytes between parts. What is
+//! written there, and in which order, is up to whoever uses it. Invariant: when [`SymmetricMemory::new`] returns, all ranks have
 //! mapped all parts; a part lives as long as any rank has it mapped, so nobody writes into nothing, and
 //! dropping waits for no other rank.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
+use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::device::Device;
+use super::stream_ops;
 use super::vmm::{Mapping, Physical};
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -33,8 +36,9 @@ use crate::group::Group;
 #[derive(Debug)]
 pub struct SymmetricMemory {
     rank: u32,
-    /// Every rank's part, its own among them.
-    parts: Vec<Mapping>,
+    device: Device,
+    /// Every rank's part, its own among them; or the own one alone.
+    parts: Vec<Option<Mapping>>,
 }
 
 impl SymmetricMemory {
@@ -70,8 +74,8 @@ impl SymmetricMemory {
             own.take_if(|_| rank == group.rank()),
             files.first(),
         ) {
-            (Some(own), _) => Ok(own),
-            (None, Some(file)) => Physical::import(device, file, size)?.map(),
+            (Some(own), _) => Ok(Some(own)),
+            (None, Some(file)) => Physical::import(device, file, size)?.map().map(Some),
             (None, None) => Err(Error::Cuda {
                 call: "cuMemImportFromShareableHandle",
                 detail: format!("rank {rank} has sent no handle"),
@@ -79,7 +83,15 @@ impl SymmetricMemory {
         };
         let parts = (0..).zip(&files).map(part).collect::<Result<Vec<_>>>().map_err(tell)?;
         group.barrier("symmetric memory is mapped", limit)?;
-        Ok(SymmetricMemory { rank: group.rank(), parts })
+        Ok(SymmetricMemory { rank: group.rank(), device: device.clone(), parts })
+    }
+
+    /// The part of `rank` alone, which no other rank reaches.
+    pub(super) fn alone(group: &Group, device: &Device, bytes: u64) -> Result<Self> {
+        let own = Physical::new(device, bytes)?.map()?;
+        let mut parts: Vec<_> = (0..group.ranks()).map(|_| None).collect();
+        parts[group.rank() as usize] = Some(own);
+        Ok(SymmetricMemory { rank: group.rank(), device: device.clone(), parts })
     }
 
     /// This rank's number.
@@ -94,20 +106,113 @@ impl SymmetricMemory {
 
     /// How many bytes each part has: what was asked for, rounded up to whole pages.
     pub fn bytes(&self) -> u64 {
-        self.parts[self.rank as usize].memory().bytes()
+        self.own().memory().bytes()
     }
 
     /// Where the part of `rank` starts, for this rank's GPU.
     pub fn address(&self, rank: u32) -> Result<CUdeviceptr> {
-        let part = self.parts.get(rank as usize).map(Mapping::address);
-        part.ok_or_else(|| {
+        let part = self.parts.get(rank as usize).and_then(Option::as_ref);
+        part.map(Mapping::address).ok_or_else(|| {
             let most = u64::from(self.ranks()) - 1;
             Error::out_of_range("the rank", rank.into(), 0, most, "ranks count from 0")
         })
     }
 
+    /// Enqueues a copy of this GPU's memory into the part of `peer`, `offset` bytes from its start.
+    ///
+    /// # Safety
+    /// `from` is memory of this GPU of so many bytes, and stays until the stream is through; who reads there, or
+    /// writes to the same place, does so in an order that the caller has seen to.
+    pub unsafe fn put(
+        &self,
+        stream: &Arc<CudaStream>,
+        peer: u32,
+        offset: u64,
+        from: CUdeviceptr,
+        bytes: u64,
+    ) -> Result<()> {
+        let to = self.place(stream, peer, offset, bytes)?;
+        // SAFETY: the caller's promise, and the place is inside the part.
+        unsafe { stream_ops::copy(stream, to, from, bytes) }
+    }
+
+    /// Enqueues a copy out of the part of `peer`. Pushing is the quicker way: of several readers of one part
+    /// each waits for answers.
+    ///
+    /// # Safety
+    /// As for [`SymmetricMemory::put`], with `to` in place of `from`.
+    pub unsafe fn get(
+        &self,
+        stream: &Arc<CudaStream>,
+        peer: u32,
+        offset: u64,
+        to: CUdeviceptr,
+        bytes: u64,
+    ) -> Result<()> {
+        let from = self.place(stream, peer, offset, bytes)?;
+        // SAFETY: the caller's promise, and the place is inside the part.
+        unsafe { stream_ops::copy(stream, to, from, bytes) }
+    }
+
+    /// Lets the stream itself write a word of the part of `peer`: needs no SM, and is seen after everything that the
+    /// stream did before.
+    pub fn write_word(
+        &self,
+        stream: &Arc<CudaStream>,
+        peer: u32,
+        offset: u64,
+        value: u32,
+    ) -> Result<()> {
+        let word = self.word(stream, peer, offset)?;
+        // SAFETY: a word of the part; the driver waits for the stream before it is unmapped.
+        unsafe { stream_ops::write(stream, word, value) }
+    }
+
+    /// Lets the stream itself wait until a word of this rank's part has reached `value` (the comparison wraps):
+    /// needs no SM, and **knows no limit**. Where a rank may fail, use a
+    /// [`SignalPad`](super::SignalPad).
+    pub fn wait_word(&self, stream: &Arc<CudaStream>, offset: u64, value: u32) -> Result<()> {
+        let word = self.word(stream, self.rank, offset)?;
+        // SAFETY: as for `write_word`.
+        unsafe { stream_ops::wait_for(stream, word, value) }
+    }
+
+    /// Where `bytes` bytes of a part are, for work on `stream`.
+    fn place(
+        &self,
+        stream: &CudaStream,
+        peer: u32,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<CUdeviceptr> {
+        let start = self.address(peer)?;
+        if bytes > self.bytes() || offset > self.bytes() - bytes {
+            let (what, most) = ("the offset in symmetric memory", self.bytes());
+            let (most, remedy) = (most.saturating_sub(bytes), "stay inside the part of a rank");
+            return Err(Error::out_of_range(what, offset, 0, most, remedy));
+        }
+        self.device.check_stream(stream)?;
+        self.device.bind()?;
+        Ok(start + offset)
+    }
+
+    fn word(&self, stream: &CudaStream, peer: u32, offset: u64) -> Result<CUdeviceptr> {
+        const WORD: u64 = size_of::<u32>() as u64;
+        if !offset.is_multiple_of(WORD) {
+            let what = "the offset of a word in symmetric memory";
+            let remedy = "words are at multiples of their size";
+            return Err(Error::Misaligned { what, bytes: offset, multiple_of: WORD, remedy });
+        }
+        self.place(stream, peer, offset, WORD)
+    }
+
     /// Where this rank's own part starts.
     pub fn own_address(&self) -> CUdeviceptr {
-        self.parts[self.rank as usize].address()
+        self.own().address()
+    }
+
+    fn own(&self) -> &Mapping {
+        // Both constructors put it there.
+        self.parts[self.rank as usize].as_ref().expect("a rank has its own part")
     }
 }

@@ -16,7 +16,9 @@ use crate::gpu::call::{Call, call};
 use crate::gpu::case::Case;
 use crate::gpu::tried_kernels;
 use crate::port::free_port;
-use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, Shard, Strategy, devices};
+use overlap_gemm::cuda::{
+    AllGatherGemm, Device, GatherOptions, RawOperands, Shard, Strategy, devices,
+};
 use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
 use overlap_gemm::plan::Problem;
 use overlap_gemm::random::Random;
@@ -26,6 +28,8 @@ const SECRET: &str = "a secret of these tests";
 const M: u64 = 512;
 /// For forming groups and first steps, with several contexts on one GPU perhaps.
 const LONG: Duration = Duration::from_secs(60);
+/// How a rank ends that has lost its context.
+const LOST: i32 = 77;
 /// What the fault scenes wait for a chunk.
 const LIMIT: Duration = Duration::from_secs(1);
 
@@ -63,28 +67,30 @@ impl Player {
         Player { group, gpu, problem, call, layer, random }
     }
 
-    /// New numbers; then a step with these rows, not awaited.
-    fn enqueue(&mut self, rows: Option<&[u32]>) -> Result<()> {
+    /// New numbers: this rank's rows of A, and the operands of a step.
+    fn renew(&mut self) -> (Shard<'static>, RawOperands) {
         let stream = &self.gpu.stream;
         self.call.renew_a(&mut self.random);
         self.call.copy_rows(0..M as u32, stream);
         self.call.poison_d(stream);
-        let addresses = self.call.addresses(stream);
+        let mut operands = self.call.addresses(stream);
         let first = self.problem.shards().rows(self.group.rank()).start;
         let row = u64::from(self.problem.lda()) * u64::from(self.problem.elements().a.size());
-        let shard = Shard::at(addresses.a + u64::from(first) * row);
-        let shard = match rows {
-            Some(rows) => shard.rows(rows),
-            None => shard,
-        };
-        let mut operands = addresses;
+        let shard = Shard::at(operands.a + u64::from(first) * row);
         operands.a = 0;
-        // SAFETY: the call's own memory; the stream is awaited before the call is dropped or changed.
-        unsafe { self.layer.enqueue(stream, shard, &[operands]) }
+        (shard, operands)
+    }
+
+    /// A step that is not awaited.
+    fn enqueue(&mut self, shard: Shard<'_>, operands: RawOperands) -> Result<()> {
+        // SAFETY: the call's own memory, which stays until the stream has been awaited; what is not, is what the
+        // scene is about.
+        unsafe { self.layer.enqueue(&self.gpu.stream, shard, &[operands]) }
     }
 
     fn step(&mut self) -> Result<()> {
-        self.enqueue(None)?;
+        let (shard, operands) = self.renew();
+        self.enqueue(shard, operands)?;
         self.layer.synchronize(&self.gpu.stream)
     }
 
@@ -133,7 +139,7 @@ fn a_rank() {
     let result = play(&scene, &mut player, rank == last);
     // On contexts that are shared by turns, a step takes its time.
     println!("rank {rank}: {:?} after {} ms", result, begin.elapsed().as_millis());
-    let leaves = matches!(scene.as_str(), "killed before" | "killed during" | "killed after");
+    let leaves = scene.starts_with("killed") || scene == "lost context";
     drop(player);
 
     // Those that are left form a new group, on the same contexts.
@@ -185,8 +191,25 @@ fn play(scene: &str, player: &mut Player, odd: bool) -> Result<()> {
         ("other rows", true) => {
             let rows =
                 [&[M as u32 - 8][..], &vec![0; player.group.ranks() as usize - 2], &[8]].concat();
-            player.enqueue(Some(&rows))?;
+            let (shard, operands) = player.renew();
+            player.enqueue(shard.rows(&rows), operands)?;
             player.layer.synchronize(&player.gpu.stream)
+        }
+        ("driver error", true) => {
+            sleep(pause);
+            // No memory is there: the driver refuses the copy.
+            let (_, operands) = player.renew();
+            player.enqueue(Shard::at(64), operands)
+        }
+        ("lost context", true) => {
+            sleep(pause);
+            // D is where no memory is: the product faults, and the context is lost with it.
+            let (shard, mut operands) = player.renew();
+            operands.d = 1 << 12;
+            let begun = player.enqueue(shard, operands);
+            let told = begun.and_then(|()| player.layer.synchronize(&player.gpu.stream));
+            assert!(matches!(told, Err(Error::Cuda { .. })), "{told:?}");
+            std::process::exit(LOST);
         }
         ("stopped", true) => {
             sleep(pause);
@@ -225,8 +248,9 @@ fn stage(scene: &str) -> Vec<(String, u64)> {
         let output = child.wait_with_output().unwrap();
         let text =
             String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        if scene.starts_with("killed") && rank == ranks - 1 {
-            assert_eq!(output.status.code(), None, "it was not killed: {text}");
+        if rank == ranks - 1 && (scene.starts_with("killed") || scene == "lost context") {
+            let code = (scene == "lost context").then_some(LOST);
+            assert_eq!(output.status.code(), code, "it ended otherwise: {text}");
             continue;
         }
         assert!(output.status.success(), "rank {rank}: {text}");
@@ -294,6 +318,26 @@ fn a_rank_that_is_too_late_is_named() {
 fn ranks_with_other_rows_are_refused() {
     for (what, after) in stage("other rows") {
         assert!(what.contains("Mismatch") || what.contains("Aborted"), "{what}");
+        assert!(after < MOST, "{what} after {after} ms");
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_driver_error_on_one_rank_is_told_to_all() {
+    let told = stage("driver error");
+    assert!(told[told.len() - 1].0.contains("Cuda {"), "{told:?}");
+    for (what, after) in &told[..told.len() - 1] {
+        assert!(what.contains("Aborted") && what.contains("cuMemcpy"), "{what}");
+        assert!(*after < MOST, "{what} after {after} ms");
+    }
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_lost_context_on_one_rank_is_told_to_all() {
+    for (what, after) in stage("lost context") {
+        assert!(what.contains("Aborted") || what.contains("PeerLost"), "{what}");
         assert!(after < MOST, "{what} after {after} ms");
     }
 }

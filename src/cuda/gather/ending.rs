@@ -16,8 +16,11 @@ use crate::error::{Error, Result};
 impl Gatherer {
     /// Waits for `stream`, and says whether all went well.
     pub(in super::super) fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
-        let waited = stream.synchronize();
-        let waited = waited.map_err(|error| driver_error("cuStreamSynchronize", error));
+        let waited = match &self.nccl {
+            Some(nccl) => nccl.wait(stream, self.patience()),
+            None => stream.synchronize().map_err(|e| driver_error("cuStreamSynchronize", e)),
+        };
+        self.unwaited = 0;
         if let Err(error) = &waited {
             self.fail(error);
         }
@@ -48,6 +51,9 @@ impl Gatherer {
             self.failed = Some(error.clone());
             self.signals.host().set_abort(true);
             self.group.abort(&error.to_string());
+            if let Some(nccl) = &self.nccl {
+                nccl.abort();
+            }
         }
     }
 
@@ -100,6 +106,12 @@ impl Drop for Gatherer {
     fn drop(&mut self) {
         let context = Arc::clone(self.device.context());
         context.record_err(context.bind_to_thread());
+        if let (Some(nccl), Some(stream)) = (&self.nccl, &self.last_stream)
+            && nccl.wait(stream, self.patience()).is_err()
+        {
+            // Else what comes next would wait without a limit.
+            nccl.abort();
+        }
         if self.signals.wait_for_uses().is_err() {
             // A stream that is being captured, or a context that is lost: nothing is freed under it.
             let table = std::mem::take(&mut self.table);

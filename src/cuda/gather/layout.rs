@@ -149,6 +149,7 @@ impl Layout {
     pub(super) fn words(&self, rank: u32) -> GatherWords {
         GatherWords {
             words: 0,
+            own: 0,
             ranks: int(self.ranks),
             rank: int(rank),
             slots: int(self.slots()),

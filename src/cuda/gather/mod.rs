@@ -2,7 +2,7 @@
 //!
 //! What belongs here: carrying out [`plan::Transfers`](crate::plan::Transfers) with copy engines and
 //! kernels. What is multiplied is none of its business. Here are the steps; beside are `planning` (what
-//! comes before), `pushing` (who moves the rows), `ending` (failures, and the end), `layout` (where everything
+//! comes before), `engines` (who moves the rows), `pushing` and `by_nccl` (how), `ending` (failures, and the end), `layout` (where everything
 //! lies), `step_shape` and `options`. A step is, on the caller's stream:
 //!
 //! ```text
@@ -22,7 +22,9 @@
 //! never allocates, nor waits (but the first one that is captured, for what was sent before); after a
 //! failure every rank is told, and nothing more is called right.
 
+mod by_nccl;
 mod ending;
+mod engines;
 mod layout;
 mod options;
 mod planning;
@@ -37,12 +39,14 @@ use std::time::Duration;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr as _};
 
+pub(super) use engines::shard_bytes;
 pub use options::{Engine, GatherOptions, SMALL_SHARD};
-pub(super) use planning::shard_bytes;
+pub(super) use planning::Purpose;
 pub(super) use step_shape::StepShape;
 
 use super::call::{GatherStep, GatherWords, Input, int};
 use super::device::Device;
+use super::nccl::Communicator;
 use super::signals::{Signals, Waiter, timeout_ns};
 use super::symmetric::SymmetricMemory;
 use super::workspace::is_capturing;
@@ -62,6 +66,10 @@ pub(super) struct Gatherer {
     plan: Arc<Plan>,
     options: GatherOptions,
     engine: Engine,
+    /// Gathers, if that is the engine.
+    nccl: Option<Communicator>,
+    /// Steps begun since somebody last waited for them here.
+    unwaited: u32,
     layout: Layout,
     memory: Arc<SymmetricMemory>,
     table: Table,
@@ -165,6 +173,9 @@ impl Gatherer {
             return Err(error.clone());
         }
         self.group.check().inspect_err(|error| self.failed = Some(error.clone()))?;
+        if self.nccl.is_some() {
+            self.agree_on_rows(shape)?;
+        }
         self.signals.begin(stream)?;
         let capturing = is_capturing(stream)?;
         self.follow(stream)?;
@@ -183,6 +194,14 @@ impl Gatherer {
             self.poison(stream)?;
         }
         self.bring(stream, shape, buffer, own)?;
+        self.unwaited = self.unwaited.saturating_add(1);
+        if let Some(nccl) = &self.nccl {
+            self.gather_by_nccl(nccl, stream, shape, buffer)?;
+            self.next_buffer = 1 - buffer;
+            self.latest = Some(Arc::clone(shape));
+            let (shape, joins, toggled) = (Arc::clone(shape), false, false);
+            return Ok(Step { shape, buffer, joins, toggled });
+        }
         let pushes = &shape.pushes[buffer as usize][..];
         let by_kernel = matches!(self.engine, Engine::Kernel { .. });
         let (pushed, blocks) = match self.engine {
@@ -296,7 +315,7 @@ impl Gatherer {
         rank: u32,
     ) -> Result<()> {
         let chunks = step.shape.plan.chunks().of_rank(rank);
-        if chunks.is_empty() {
+        if chunks.is_empty() || self.nccl.is_some() {
             return Ok(());
         }
         let first = chunks.start;
@@ -324,6 +343,9 @@ impl Gatherer {
 
     /// Lets `stream` wait for all chunks of a step.
     pub(super) fn await_all(&self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
+        if self.nccl.is_some() {
+            return Ok(());
+        }
         let chunks = step.shape.plan.chunks();
         let ranks = 0..self.group.ranks();
         let full = |rank| chunks.of_rank(rank).len() as u32 == self.layout.slots_per_rank();
@@ -350,6 +372,7 @@ impl Gatherer {
         let host = self.signals.host();
         GatherWords {
             words: self.table.words,
+            own: self.memory.own_address(),
             abort: host.abort_address(),
             failure: host.failure_address(),
             timeout_ns: timeout_ns(self.limit(capturing)),

@@ -9,7 +9,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
-    /// A kernel for shards of up to [`SMALL_SHARD`] bytes, copy engines for larger ones.
+    /// A kernel for shards of up to [`SMALL_SHARD`] bytes, copy engines for larger ones; NCCL where some
+    /// GPU cannot reach another's memory.
     Auto,
     /// Copy engines, by so many streams: they take no SM, and cost some microseconds a piece.
     CopyEngines {
@@ -22,6 +23,14 @@ pub enum Engine {
         /// 1 to 128.
         blocks: u32,
     },
+    /// NCCL, loaded at run time ([`nccl`](crate::cuda::nccl)): the way between GPUs that do not reach each other's
+    /// memory, on several machines, say. Nothing is told while rows are on their way, so it goes with
+    /// [`Strategy::Sequential`](crate::cuda::Strategy::Sequential) and
+    /// [`AllGather`](crate::cuda::AllGather) only. Its kernels know no limit:
+    /// limits hold where the operation's `synchronize` waits, once for each step that was begun since the last
+    /// time; who waits for the stream by other means may wait for as long as a rank is stuck. A step with other
+    /// rows than the one before makes the ranks agree on the host, so its beginning waits for the others.
+    Nccl,
 }
 
 /// The most bytes a shard may have for [`Engine::Auto`] to push it by a kernel.

@@ -9,43 +9,54 @@ use std::time::Duration;
 use cudarc::driver::result;
 use cudarc::driver::sys::CUevent_flags;
 
-use super::layout::{Layout, MOST_SENDERS, SCRATCH_AT};
-use super::options::{Engine, GatherOptions, SMALL_SHARD};
-use super::pushing::{Pusher, copy, write};
+use super::engines::choose;
+use super::layout::{Layout, SCRATCH_AT};
+use super::options::{Engine, GatherOptions};
+use super::pushing::Pusher;
 use super::step_shape::StepShape;
 use super::{Gatherer, Table};
 use crate::cuda::chunk_table::check_count;
 use crate::cuda::device::Device;
+use crate::cuda::driver_error;
+use crate::cuda::nccl::{Communicator, Nccl};
+use crate::cuda::reach::obstacle;
 use crate::cuda::signals::Signals;
+use crate::cuda::stream_ops::{copy, write};
 use crate::cuda::symmetric::SymmetricMemory;
-use crate::cuda::{MAX_PUSHED, driver_error};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{Plan, PlanOptions, Problem, Tiling};
 
-/// Pieces of a shard are no smaller than this by default: each costs a copy engine some microseconds.
-const SMALLEST_PIECE: u64 = 8 << 20;
-/// More pieces than this gain nothing.
-const MOST_PIECES: u64 = 2;
+/// What a gather is for.
+pub(in super::super) struct Purpose<'a> {
+    /// In words, the same on all ranks.
+    pub(in super::super) kind: &'a str,
+    /// How the rows will be read, or why they cannot be.
+    pub(in super::super) tiling: Result<Tiling>,
+    /// Somebody waits for some of the rows before all are there.
+    pub(in super::super) piecewise: bool,
+}
 
 impl Gatherer {
-    /// Joins the operation: all ranks call it with the same. `kind` says what it is for, `tiling` how the
-    /// rows will be read, or why they cannot be.
+    /// Joins the operation: all ranks call it with the same.
     pub(in super::super) fn join(
         group: &Arc<Group>,
         device: &Device,
         problem: &Problem,
-        tiling: Result<Tiling>,
-        kind: &str,
+        purpose: &Purpose<'_>,
         options: &GatherOptions,
     ) -> Result<Self> {
         let limit = options.first_limit;
-        let planned = tiling.and_then(|tiling| plan(group, problem, tiling, options));
-        agree(group, kind, problem, options, planned.as_ref().err(), limit)?;
-        let plan = Arc::new(planned?);
-        let layout = Layout::new(problem, plan.chunks().most_per_rank())?;
-        let memory = Arc::new(SymmetricMemory::new(group, device, layout.bytes(), limit)?);
-        let made = Self::make(group, device, &plan, options, layout, memory);
+        let obstacle = obstacle(group, device, limit)?;
+        let planned = plan(group, problem, purpose, options, obstacle.as_deref());
+        agree(group, purpose.kind, problem, options, planned.as_ref().err(), limit)?;
+        let planned = planned?;
+        let layout = Layout::new(problem, planned.plan.chunks().most_per_rank())?;
+        let memory = match planned.nccl {
+            Some(_) => SymmetricMemory::alone(group, device, layout.bytes())?,
+            None => SymmetricMemory::new(group, device, layout.bytes(), limit)?,
+        };
+        let made = Self::make(group, device, planned, options, layout, Arc::new(memory));
         let tell = |error: &Error| {
             group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
         };
@@ -60,7 +71,7 @@ impl Gatherer {
     fn make(
         group: &Arc<Group>,
         device: &Device,
-        plan: &Arc<Plan>,
+        planned: Planned,
         options: &GatherOptions,
         layout: Layout,
         memory: Arc<SymmetricMemory>,
@@ -85,11 +96,16 @@ impl Gatherer {
             }
         });
 
-        let stream = device.new_stream()?;
-        let addresses: Vec<u64> =
-            (0..group.ranks()).map(|rank| memory.address(rank)).collect::<Result<_>>()?;
-        let table = Table::new(&stream, &addresses)?;
-        let engine = choose(options.engine, plan.problem())?;
+        let Planned { plan, engine, nccl } = planned;
+        let join = |nccl| Communicator::join(nccl, group, device, options.first_limit);
+        let nccl = nccl.as_ref().map(join).transpose()?;
+        let table = match nccl {
+            Some(_) => Table::default(),
+            None => {
+                let addresses = (0..group.ranks()).map(|rank| memory.address(rank));
+                Table::new(&device.new_stream()?, &addresses.collect::<Result<Vec<u64>>>()?)?
+            }
+        };
         let event = || {
             let untimed = CUevent_flags::CU_EVENT_DISABLE_TIMING;
             let event = device.context().new_event(Some(untimed));
@@ -97,19 +113,23 @@ impl Gatherer {
         };
         let pushers = match engine {
             Engine::CopyEngines { streams } => streams,
-            _ => 1,
+            // One, to try the way.
+            Engine::Kernel { .. } => 1,
+            Engine::Nccl | Engine::Auto => 0,
         };
         let pusher = |_| Ok(Pusher { stream: device.new_stream()?, sent: event()? });
         let pushers = (0..pushers).map(pusher).collect::<Result<_>>()?;
         let begun = event()?;
-        let first = StepShape::new(plan, &layout, group.rank())?;
+        let first = StepShape::new(&plan, &layout, group.rank())?;
         Ok(Gatherer {
             signals,
             group: Arc::clone(group),
             device: device.clone(),
-            plan: Arc::clone(plan),
+            plan: Arc::new(plan),
             options: options.clone(),
             engine,
+            nccl,
+            unwaited: 0,
             layout,
             memory,
             table,
@@ -132,8 +152,12 @@ impl Gatherer {
         for pusher in &self.pushers {
             for peer in (0..self.group.ranks()).filter(|peer| *peer != self.group.rank()) {
                 let to = self.memory.address(peer)? + scratch;
-                copy(&pusher.stream, to, self.memory.own_address() + scratch, 16)?;
-                write(&pusher.stream, to, 0)?;
+                let from = self.memory.own_address() + scratch;
+                // SAFETY: memory of the layout, in which anybody may write anything.
+                unsafe {
+                    copy(&pusher.stream, to, from, 16)?;
+                    write(&pusher.stream, to, 0)?;
+                }
             }
             pusher
                 .stream
@@ -144,60 +168,33 @@ impl Gatherer {
     }
 }
 
-/// What can be planned without asking the others.
-fn plan(group: &Group, problem: &Problem, tiling: Tiling, options: &GatherOptions) -> Result<Plan> {
+/// What one rank has found out by itself.
+struct Planned {
+    plan: Plan,
+    engine: Engine,
+    nccl: Option<Arc<Nccl>>,
+}
+
+/// What can be planned without asking the others; `obstacle` says why ranks have no memory in common.
+fn plan(
+    group: &Group,
+    problem: &Problem,
+    purpose: &Purpose<'_>,
+    options: &GatherOptions,
+    obstacle: Option<&str>,
+) -> Result<Planned> {
+    let tiling = purpose.tiling.clone()?;
     if problem.ranks() != group.ranks() {
         let remedy = "plan for as many ranks as the group has";
         let (got, expected) = (problem.ranks(), group.ranks());
         return Err(Error::mismatch("the number of ranks in the plan", got, expected, remedy));
     }
     problem.check_tma()?;
-    let pieces = match options.pieces {
-        Some(pieces) => pieces,
-        None => default_pieces(problem),
-    };
-    let engine = choose(options.engine, problem)?;
-    if matches!(engine, Engine::Kernel { .. }) && pieces > MAX_PUSHED {
-        let (what, most) = ("the number of pieces a shard", u64::from(MAX_PUSHED));
-        let remedy = "push so many pieces by copy engines";
-        return Err(Error::out_of_range(what, pieces.into(), 1, most, remedy));
-    }
+    let (engine, pieces) = choose(options, problem, purpose.piecewise, obstacle)?;
+    let nccl = if engine == Engine::Nccl { Some(Nccl::load(None)?) } else { None };
     let plan = Plan::new(problem, PlanOptions { chunks_per_shard: Some(pieces), tiling })?;
     check_count(plan.chunks())?;
-    Ok(plan)
-}
-
-/// Bytes of the largest shard.
-pub(in super::super) fn shard_bytes(problem: &Problem) -> u64 {
-    let bytes = problem.row_bytes(&(0..problem.shards().most_rows()));
-    u64::try_from(bytes).unwrap_or(u64::MAX)
-}
-
-fn default_pieces(problem: &Problem) -> u32 {
-    let pieces = (shard_bytes(problem) / SMALLEST_PIECE).clamp(1, MOST_PIECES);
-    (pieces as u32).min(problem.shards().most_rows())
-}
-
-fn choose(engine: Engine, problem: &Problem) -> Result<Engine> {
-    let bounded = |what: &str, value: u32, most: u64| {
-        let range = 1..=most;
-        if range.contains(&value.into()) {
-            return Ok(engine);
-        }
-        Err(Error::out_of_range(what, value.into(), 1, most, "ask for a number in that range"))
-    };
-    match engine {
-        Engine::Auto if shard_bytes(problem) <= SMALL_SHARD => {
-            Ok(Engine::Kernel { blocks: (shard_bytes(problem) >> 16).clamp(16, 64) as u32 })
-        }
-        Engine::Auto => {
-            Ok(Engine::CopyEngines { streams: problem.ranks().saturating_sub(1).clamp(1, 2) })
-        }
-        Engine::CopyEngines { streams } => {
-            bounded("the number of streams", streams, MOST_SENDERS.into())
-        }
-        Engine::Kernel { blocks } => bounded("the number of blocks", blocks, 128),
-    }
+    Ok(Planned { plan, engine, nccl })
 }
 
 /// An error on all ranks unless all plan the same. The group lives on: what is wrong is wrong with a call.

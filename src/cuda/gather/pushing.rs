@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUdeviceptr, CUstreamWaitValue_flags};
 use cudarc::driver::{CudaEvent, CudaStream, result};
 
 use super::layout::{Layout, SENT_AT};
@@ -13,6 +12,7 @@ use super::{Gatherer, OwnRows};
 use crate::cuda::call::TOGGLE_SET;
 use crate::cuda::driver_error;
 use crate::cuda::signals::{EPOCH_AT, SIGNALS_AT};
+use crate::cuda::stream_ops::{copy, wait_for, write};
 use crate::error::Result;
 
 /// A stream that pushes, and the event at the end of its pushes.
@@ -51,11 +51,15 @@ impl Gatherer {
         let (start, count) = (self.memory.own_address(), rows.len() as u32);
         let rows_bytes = self.layout.rows_bytes(count);
         if let Some(from) = own.rows.filter(|_| rows_bytes > 0) {
-            copy(stream, start + self.layout.row(buffer, rows.start), from, rows_bytes)?;
+            let slot = start + self.layout.row(buffer, rows.start);
+            // SAFETY: a slot of the layout; the caller of `begin` has vouched for the rows.
+            unsafe { copy(stream, slot, from, rows_bytes) }?;
         }
         let scales_bytes = self.layout.scales_bytes(count);
         if scales_bytes > 0 {
-            copy(stream, start + self.layout.scale(buffer, rows.start), own.scales, scales_bytes)?;
+            let slot = start + self.layout.scale(buffer, rows.start);
+            // SAFETY: as above.
+            unsafe { copy(stream, slot, own.scales, scales_bytes) }?;
         }
         Ok(())
     }
@@ -82,7 +86,9 @@ impl Gatherer {
                 let waited = pusher.stream.wait(&self.begun);
                 waited.map_err(|error| driver_error("cuStreamWaitEvent", error))?;
             } else {
-                wait_for(&pusher.stream, own + Layout::word(EPOCH_AT), self.epoch)?;
+                let epoch = own + Layout::word(EPOCH_AT);
+                // SAFETY: a word of the layout, which lives until the streams are through.
+                unsafe { wait_for(&pusher.stream, epoch, self.epoch) }?;
             }
         }
         let (signals_at, value) = match self.captured {
@@ -97,51 +103,24 @@ impl Gatherer {
             for (push, pusher) in shape.pushes[buffer as usize].iter().zip(&mut pushers) {
                 for (offset, bytes) in push.offset.into_iter().zip(push.bytes) {
                     if bytes > 0 {
-                        copy(&pusher.stream, peer + offset, own + offset, bytes)?;
+                        // SAFETY: on both sides memory of the layout.
+                        unsafe { copy(&pusher.stream, peer + offset, own + offset, bytes) }?;
                     }
                 }
-                let slot = push.slot.unsigned_abs();
-                write(&pusher.stream, peer + Layout::word(signals_at + slot), value)?;
+                let signal = peer + Layout::word(signals_at + push.slot.unsigned_abs());
+                // SAFETY: as above.
+                unsafe { write(&pusher.stream, signal, value) }?;
             }
         }
         for (sender, pusher) in (0..).zip(&self.pushers) {
             if self.captured {
                 recorded(&pusher.sent, &pusher.stream)?;
             } else {
-                write(&pusher.stream, own + Layout::word(SENT_AT + sender), self.epoch)?;
+                let sent = own + Layout::word(SENT_AT + sender);
+                // SAFETY: as above.
+                unsafe { write(&pusher.stream, sent, self.epoch) }?;
             }
         }
         Ok(())
     }
-}
-
-/// Enqueues a copy between any two places that this GPU reaches.
-pub(super) fn copy(
-    stream: &CudaStream,
-    to: CUdeviceptr,
-    from: CUdeviceptr,
-    bytes: u64,
-) -> Result<()> {
-    // SAFETY: the callers name memory of the layout, and rows that `begin`'s caller has vouched for.
-    unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream.cu_stream()) }
-        .map_err(|error| driver_error("cuMemcpyDtoDAsync", error))
-}
-
-/// Lets a stream wait until an epoch has reached `value`.
-fn wait_for(stream: &CudaStream, word: CUdeviceptr, value: u32) -> Result<()> {
-    // The comparison wraps, as epochs do.
-    let reached = CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
-    // SAFETY: a word of the layout, which lives until the stream is through.
-    unsafe { sys::cuStreamWaitValue32_v2(stream.cu_stream(), word, value, reached) }
-        .result()
-        .map_err(|error| driver_error("cuStreamWaitValue32", error))
-}
-
-/// Enqueues the writing of a word, after everything that the stream has written is seen everywhere.
-pub(super) fn write(stream: &CudaStream, word: CUdeviceptr, value: u32) -> Result<()> {
-    // Flags 0: a fence of the whole system comes before the write.
-    // SAFETY: a word of the layout, which lives until the stream is through.
-    unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), word, value, 0) }
-        .result()
-        .map_err(|error| driver_error("cuStreamWriteValue32", error))
 }

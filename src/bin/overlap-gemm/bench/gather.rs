@@ -98,6 +98,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     nccl: Option<PathBuf>,
 
+    /// Another program that takes part, by turns: python3 benches/peers/torch_peer.py
+    #[arg(long, value_name = "COMMAND")]
+    peer: Option<String>,
+
     /// Where the random numbers begin
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -116,6 +120,8 @@ pub enum Gatherer {
     Own,
     /// NCCL's all-gather, then cuBLASLt's product
     NcclCublaslt,
+    /// NCCL's all-gather, then this crate's product
+    NcclOwn,
     /// NCCL's all-gather alone
     Nccl,
     /// This crate's all-gather alone
@@ -126,18 +132,22 @@ pub enum Gatherer {
     Pipelined,
     /// One product that waits for its rows
     Fused,
+    /// What the library chooses
+    Auto,
 }
 
 impl Gatherer {
-    const ALL: [Gatherer; 8] = [
+    const ALL: [Gatherer; 10] = [
         Gatherer::Cublaslt,
         Gatherer::Own,
         Gatherer::NcclCublaslt,
+        Gatherer::NcclOwn,
         Gatherer::Nccl,
         Gatherer::Gather,
         Gatherer::Sequential,
         Gatherer::Pipelined,
         Gatherer::Fused,
+        Gatherer::Auto,
     ];
 
     /// As the command line and the results call it.
@@ -147,11 +157,13 @@ impl Gatherer {
             Gatherer::Cublaslt => "cublaslt",
             Gatherer::Own => "own",
             Gatherer::NcclCublaslt => "nccl-cublaslt",
+            Gatherer::NcclOwn => "nccl-own",
             Gatherer::Nccl => "nccl",
             Gatherer::Gather => "gather",
             Gatherer::Sequential => "sequential",
             Gatherer::Pipelined => "pipelined",
             Gatherer::Fused => "fused",
+            Gatherer::Auto => "auto",
         }
     }
 }
@@ -173,6 +185,7 @@ pub struct Wanted {
     pub copied: bool,
     pub cublaslt: Option<PathBuf>,
     pub nccl: Option<PathBuf>,
+    pub peer: Option<String>,
     pub seed: u64,
 }
 
@@ -194,7 +207,8 @@ impl Args {
             swizzle: self.swizzle,
             copied: self.copied,
             cublaslt: self.cublaslt.clone().or_else(|| named("OVERLAP_GEMM_CUBLASLT")),
-            nccl: self.nccl.clone().or_else(|| named("OVERLAP_GEMM_NCCL")),
+            nccl: self.nccl.clone(),
+            peer: self.peer.clone(),
             seed: self.seed,
         })
     }

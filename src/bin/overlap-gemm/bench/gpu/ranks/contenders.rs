@@ -6,19 +6,20 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use overlap_gemm::Result;
+use overlap_gemm::cuda::nccl::{Communicator, Parts};
 use overlap_gemm::cuda::{
     AllGather, AllGatherGemm, GatherOptions, Gemm, GemmOptions, Shard, Strategy,
 };
 use overlap_gemm::group::Group;
 use overlap_gemm::plan::{Problem, Scaling};
-use overlap_gemm::{Error, Result};
 
 use super::super::cublaslt::Suggested;
 use super::super::driver::Gpu;
 use super::super::inputs::Inputs;
 use super::super::own::operands;
 use super::super::timing::Product;
-use super::nccl::Nccl;
+use super::entrant::Kind;
 
 /// One of them.
 pub trait Step {
@@ -28,9 +29,9 @@ pub trait Step {
     fn check(&mut self) -> Result<()> {
         Ok(())
     }
-    /// Whether it computes D.
-    fn multiplies(&self) -> bool {
-        true
+    /// What it does.
+    fn kind(&self) -> Kind {
+        Kind::AllGatherGemm
     }
     /// What it is, in words.
     fn describe(&self) -> String;
@@ -70,30 +71,32 @@ pub struct Cublaslt<'a> {
     pub place: Place<'a>,
     pub product: Rc<Suggested>,
     /// Gathers A before.
-    pub nccl: Option<Rc<Nccl>>,
+    pub nccl: Option<Rc<Communicator>>,
 }
 
 /// NCCL's all-gather.
 pub struct NcclAlone<'a> {
     pub place: Place<'a>,
-    pub nccl: Rc<Nccl>,
+    pub nccl: Rc<Communicator>,
 }
 
-fn gather_by_nccl(place: &Place<'_>, nccl: &Nccl, set: usize) -> Result<()> {
-    let ranks = place.group.ranks();
-    if !place.problem.m().is_multiple_of(ranks) {
-        return Err(Error::Unsupported {
-            what: "NCCL's all-gather of unequal shards".into(),
-            why: "it takes as much from each rank".into(),
-            remedy: "give an M that the number of ranks divides",
-        });
-    }
-    let mut buffers = vec![(place.inputs.sets[set].a.address, place.own().1)];
+fn gather_by_nccl(place: &Place<'_>, nccl: &Communicator, set: usize) -> Result<()> {
+    let shards = place.problem.shards();
+    let rows_of = |bytes: u64| {
+        let of_rank = |rank| {
+            let rows = shards.rows(rank);
+            (u64::from(rows.start) * bytes, rows.len() as u64 * bytes)
+        };
+        (0..place.group.ranks()).map(of_rank).collect()
+    };
+    let row = u64::from(place.problem.k()) * u64::from(place.problem.elements().a.size());
+    let mut buffers =
+        vec![Parts { address: place.inputs.sets[set].a.address, of_ranks: rows_of(row) }];
     if let (Some(scales), Scaling::Rows) = (&place.inputs.scale_a, place.problem.scaling()) {
-        buffers.push((scales.address, u64::from(place.problem.m() / ranks) * 4));
+        buffers.push(Parts { address: scales.address, of_ranks: rows_of(4) });
     }
     // SAFETY: A and its scales have room for all ranks' rows, and the own ones are in their place.
-    unsafe { nccl.all_gather(place.group.rank(), &buffers, place.gpu.stream.cu_stream()) }
+    unsafe { nccl.all_gather(&buffers, &place.gpu.stream) }
 }
 
 impl Step for Cublaslt<'_> {
@@ -102,6 +105,10 @@ impl Step for Cublaslt<'_> {
             gather_by_nccl(&self.place, nccl, set)?;
         }
         self.product.enqueue(self.place.gpu, self.place.inputs, set)
+    }
+
+    fn kind(&self) -> Kind {
+        if self.nccl.is_some() { Kind::AllGatherGemm } else { Kind::Gemm }
     }
 
     fn describe(&self) -> String {
@@ -114,12 +121,12 @@ impl Step for NcclAlone<'_> {
         gather_by_nccl(&self.place, &self.nccl, set)
     }
 
-    fn multiplies(&self) -> bool {
-        false
+    fn kind(&self) -> Kind {
+        Kind::AllGather
     }
 
     fn describe(&self) -> String {
-        format!("NCCL {}", self.nccl.version())
+        format!("NCCL {:?}", self.nccl.version())
     }
 }
 
@@ -133,6 +140,10 @@ impl Step for Own<'_> {
     fn enqueue(&mut self, set: usize) -> Result<()> {
         // SAFETY: as large as the problem says; they live until the stream is through.
         unsafe { self.gemm.enqueue_raw(&self.place.gpu.stream, &operands(self.place.inputs, set)) }
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Gemm
     }
 
     fn describe(&self) -> String {
@@ -227,8 +238,8 @@ impl Step for GatherAlone<'_> {
         self.gather.check()
     }
 
-    fn multiplies(&self) -> bool {
-        false
+    fn kind(&self) -> Kind {
+        Kind::AllGather
     }
 
     fn describe(&self) -> String {

@@ -5,14 +5,16 @@
 //! shown one for a wrong result.
 
 mod contenders;
-mod nccl;
+mod entrant;
+mod peer;
 mod report;
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use overlap_gemm::cuda::cudarc::driver::CudaGraph;
+use overlap_gemm::cuda::nccl::{Communicator, Nccl};
 use overlap_gemm::cuda::{Engine, GatherOptions, Gemm, GemmOptions, Strategy, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
 use overlap_gemm::plan::Problem;
@@ -23,15 +25,16 @@ use super::super::gather::{Gatherer, Wanted};
 use super::super::gemm::Launch;
 use super::check::Check;
 use super::cublaslt::{Cublaslt, Suggested};
-use super::driver::{Gpu, call};
+use super::driver::Gpu;
 use super::inputs::{Inputs, Pools};
 use super::machine::{self, Gauge};
 use super::own::spread;
-use super::timing::{Product, Watch, capture, estimate_ms, turn};
+use super::timing::{Product, Watch, estimate_ms, turn};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::Output;
-use nccl::Nccl;
+use entrant::{Entrant, Kind, Runner, Track};
+use peer::Peer;
 use report::{CaseReport, Report, Row};
 
 /// Suggestions of cuBLASLt that are tried.
@@ -54,7 +57,8 @@ struct Bench<'a> {
     group: Arc<Group>,
     wanted: &'a Wanted,
     cublaslt: Option<Rc<Cublaslt>>,
-    nccl: Option<Rc<Nccl>>,
+    nccl: Option<Rc<Communicator>>,
+    peer: Option<RefCell<Peer>>,
     watch: Watch,
     l2_bytes: u64,
     interrupt: Interrupt,
@@ -73,13 +77,21 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
         false => None,
     };
     let nccl = match takes_part(&[Gatherer::Nccl, Gatherer::NcclCublaslt]) {
-        true => Some(Rc::new(Nccl::join(&group, wanted.nccl.as_deref())?)),
+        true => {
+            let nccl = Nccl::load(wanted.nccl.as_deref())?;
+            Some(Rc::new(Communicator::join(&nccl, &group, &gpu.device, LIMIT)?))
+        }
         false => None,
+    };
+    let peer = match &wanted.peer {
+        Some(command) => Some(RefCell::new(Peer::start(command, &place, &group)?)),
+        None => None,
     };
     let gauge = Gauge::new(&gpu)?;
     let machine = machine::describe(&gpu, &gauge, cublaslt.as_deref())?;
     let (watch, l2_bytes) = (Watch::new(&gpu)?, machine.l2_bytes);
-    let bench = Bench { gpu: &gpu, group, wanted, cublaslt, nccl, watch, l2_bytes, interrupt };
+    let bench =
+        Bench { gpu: &gpu, group, wanted, cublaslt, nccl, peer, watch, l2_bytes, interrupt };
     let mut pools = Pools::new(wanted.seed);
     let mut cases = Vec::new();
     for case in &wanted.cases {
@@ -95,7 +107,10 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
         command: super::command(),
         version: env!("CARGO_PKG_VERSION"),
         machine,
-        nccl: bench.nccl.as_ref().map(|nccl| nccl.version().to_owned()),
+        nccl: bench.nccl.as_ref().map(|nccl| {
+            let (major, minor, patch) = nccl.version();
+            format!("{major}.{minor}.{patch}")
+        }),
         ranks: bench.group.ranks(),
         steps: wanted.steps,
         rounds: wanted.rounds,
@@ -105,16 +120,6 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
     output.write(&report, |stdout| write!(stdout, "{report}"))?;
     let wrong = report.cases.iter().flat_map(|case| &case.rows).find_map(|row| row.failed.clone());
     wrong.map_or(Ok(()), |why| Err(Failure::CheckFailed(why)))
-}
-
-/// A contender, and how its loop is launched.
-struct Entrant<'a> {
-    who: Gatherer,
-    launch: Launch,
-    step: Box<dyn contenders::Step + 'a>,
-    graph: Option<CudaGraph>,
-    failed: Option<String>,
-    times: Vec<f64>,
 }
 
 impl Bench<'_> {
@@ -141,28 +146,64 @@ impl Bench<'_> {
             for &launch in &wanted.launch {
                 self.interrupt.check()?;
                 let mut step = self.plan(who, place)?;
-                let failed = match step.multiplies() {
-                    true => {
+                let kind = step.kind();
+                let failed = match kind {
+                    Kind::AllGather => None,
+                    Kind::Gemm | Kind::AllGatherGemm => {
                         let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
                         step.check()?;
                         checked.err()
                     }
-                    false => None,
                 };
-                entrants.push(Entrant { who, launch, step, graph: None, failed, times: vec![] });
+                let (name, what) = (who.name().to_owned(), step.describe());
+                let (times, host) = (Vec::new(), Vec::new());
+                let runner = Runner::Here { step, graph: None };
+                entrants.push(Entrant { name, kind, launch, what, failed, times, host, runner });
             }
         }
-        let graphs = self.graphs(&mut entrants, sets)?;
-        self.rounds(&mut entrants, sets, graphs)?;
+        if let Some(peer) = &self.peer {
+            self.invite(peer, &problem, &mut entrants)?;
+        }
+        let track = Track { gpu, group: &self.group, watch: &self.watch, sets };
+        self.rounds(&mut entrants, &track)?;
         let rows = entrants.into_iter().map(|entrant| Row {
-            who: entrant.who,
+            who: entrant.name,
+            kind: entrant.kind,
             graph: entrant.launch == Launch::Graph,
-            what: entrant.step.describe(),
+            what: entrant.what,
             // No time is shown for a wrong result.
             rounds_us: if entrant.failed.is_some() { Vec::new() } else { entrant.times },
+            host_us: entrant.host,
             failed: entrant.failed,
         });
         Ok(CaseReport { name: case.to_string(), rows: rows.collect() })
+    }
+
+    /// Adds another program's contenders.
+    fn invite<'c>(
+        &self,
+        peer: &'c RefCell<Peer>,
+        problem: &Problem,
+        entrants: &mut Vec<Entrant<'c>>,
+    ) -> Result<()> {
+        for told in peer.borrow_mut().prepare(problem, GRAPH_STEPS)? {
+            for &launch in &self.wanted.launch {
+                if launch == Launch::Graph && !told.graph {
+                    continue;
+                }
+                entrants.push(Entrant {
+                    name: told.name.clone(),
+                    kind: if told.kind == "gemm" { Kind::Gemm } else { Kind::AllGatherGemm },
+                    launch,
+                    what: "the peer's".into(),
+                    failed: told.failed.clone(),
+                    times: Vec::new(),
+                    host: Vec::new(),
+                    runner: Runner::Peer(peer),
+                });
+            }
+        }
+        Ok(())
     }
 
     fn plan<'c>(
@@ -178,11 +219,12 @@ impl Bench<'_> {
             let missing = || Error::NoDevice { reason: "NCCL is not loaded".into() };
             self.nccl.clone().ok_or_else(missing)
         };
-        let gathered = |strategy| -> Result<Box<dyn contenders::Step + 'c>> {
+        let gathered_by = |gather: &GatherOptions, strategy| {
             let copied = self.wanted.copied;
-            let planned = contenders::Gathered::plan(place, strategy, &gather, &gemm, copied)?;
-            Ok(Box::new(planned))
+            let planned = contenders::Gathered::plan(place, strategy, gather, &gemm, copied)?;
+            Ok(Box::new(planned) as Box<dyn contenders::Step + 'c>)
         };
+        let gathered = |strategy| gathered_by(&gather, strategy);
         Ok(match who {
             Gatherer::Cublaslt => {
                 let product = self.suggested(place.problem, place.inputs)?;
@@ -198,9 +240,14 @@ impl Bench<'_> {
                 Box::new(contenders::Own { place, gemm })
             }
             Gatherer::Gather => Box::new(contenders::GatherAlone::plan(place, &gather)?),
+            Gatherer::NcclOwn => {
+                let by_nccl = GatherOptions::default().with_engine(Engine::Nccl);
+                gathered_by(&by_nccl, Strategy::Sequential)?
+            }
             Gatherer::Sequential => gathered(Strategy::Sequential)?,
             Gatherer::Pipelined => gathered(Strategy::Pipelined)?,
             Gatherer::Fused => gathered(Strategy::Fused)?,
+            Gatherer::Auto => gathered(Strategy::Auto)?,
         })
     }
 
@@ -240,59 +287,28 @@ impl Bench<'_> {
         best.map(|(_, suggested)| Rc::new(suggested)).ok_or_else(none)
     }
 
-    /// Everyone's loops, by turns; every rank takes the same turns.
-    fn rounds(
-        &self,
-        entrants: &mut [Entrant<'_>],
-        sets: usize,
-        graphs: usize,
-    ) -> Result<(), Failure> {
-        for entrant in entrants.iter_mut().filter(|entrant| entrant.launch == Launch::Graph) {
-            entrant.graph = capture(self.gpu, || {
-                (0..GRAPH_STEPS).try_for_each(|step| entrant.step.enqueue(step % sets))
-            })?;
+    /// Everyone's loops, by turns; every rank takes the same turns. Who is wrong does not run.
+    fn rounds(&self, entrants: &mut [Entrant<'_>], track: &Track<'_>) -> Result<(), Failure> {
+        let mut entrants: Vec<_> =
+            entrants.iter_mut().filter(|entrant| entrant.failed.is_none()).collect();
+        let mut fastest = f64::INFINITY;
+        for entrant in &mut entrants {
+            entrant.capture(track)?;
+            fastest = fastest.min(entrant.time(track, 1)?);
         }
+        // Long enough for the fastest; the same for all.
+        let wanted = (1e3 * LOOP_MS / fastest.max(1.0)).ceil() as usize;
+        let graphs = wanted.max(self.wanted.steps).div_ceil(GRAPH_STEPS);
         for round in 0..WARM_UP_ROUNDS + self.wanted.rounds {
             self.interrupt.check()?;
             for nth in turn(round, entrants.len()) {
-                let entrant = &mut entrants[nth];
-                let time = self.time(entrant, sets, graphs)?;
+                let time = entrants[nth].time(track, graphs)?;
                 if round >= WARM_UP_ROUNDS {
-                    entrant.times.push(time);
+                    entrants[nth].times.push(time);
+                    entrants[nth].time_host(track)?;
                 }
             }
         }
         Ok(())
-    }
-
-    /// How many times [`GRAPH_STEPS`] steps everybody's loop has: enough for the fastest.
-    fn graphs(&self, entrants: &mut [Entrant<'_>], sets: usize) -> Result<usize, Failure> {
-        let mut fastest = f64::INFINITY;
-        for entrant in entrants {
-            fastest = fastest.min(self.time(entrant, sets, 1)?);
-        }
-        let wanted = (1e3 * LOOP_MS / fastest.max(1.0)).ceil() as usize;
-        Ok(wanted.max(self.wanted.steps).div_ceil(GRAPH_STEPS))
-    }
-
-    /// One loop on all ranks: the slowest one's microseconds a step.
-    fn time(&self, entrant: &mut Entrant<'_>, sets: usize, graphs: usize) -> Result<f64, Failure> {
-        let steps = graphs * GRAPH_STEPS;
-        let mut run = |graphs: usize| match &entrant.graph {
-            Some(graph) => (0..graphs).try_for_each(|_| call("cuGraphLaunch", graph.launch())),
-            None => {
-                (0..graphs * GRAPH_STEPS).try_for_each(|step| entrant.step.enqueue(step % sets))
-            }
-        };
-        self.barrier("a loop")?;
-        // Not timed: ranks fall into step, clocks and caches are those of this contender.
-        run(graphs)?;
-        let ms = self.watch.time(self.gpu, || run(graphs))?;
-        self.gpu.synchronize()?;
-        entrant.step.check()?;
-        let times = self.group.all_gather("a time", &ms.to_le_bytes(), LIMIT)?;
-        let slowest = times.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());
-        let slowest = slowest.map(f64::from_le_bytes).fold(0.0, f64::max);
-        Ok(1e3 * slowest / steps as f64)
     }
 }

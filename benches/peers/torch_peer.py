@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""PyTorch's all-gather + matmul as contenders of `overlap-gemm bench all-gather-gemm --peer`.
+
+The bench starts one of these for each rank, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, and
+talks to it by lines of JSON: so PyTorch runs by turns with everybody else, in loops of the same length, on the
+same GPUs. Nothing here compares or judges; a result that is wrong is reported as failed.
+
+  -> {"do": "prepare", "m": 4096, "n": 3584, "k": 8192, "type": "bf16", "scaling": "none", "steps": 20}
+  <- {"contenders": [{"name": "torch-fused", "kind": "all-gather-gemm", "graph": true, "failed": null}, ...]}
+  -> {"do": "run", "name": "torch-fused", "graph": true, "steps": 120}
+  <- {"us": 412.3}
+  -> {"do": "quit"}
+
+m is that of all ranks together. A graph has `steps` steps; `run` runs as many once untimed, then timed.
+"""
+
+import json
+import os
+import sys
+
+# NVLink multicast stays off, for all contenders alike.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
+
+# Matrices that take turns, so that no B stays in the cache from step to step.
+SETS = 4
+# What a sum of many products, rounded once, may be off by, beside the largest value.
+TOLERANCE = {"bf16": 0.02, "f16": 0.005, "e4m3": 0.03}
+
+
+class Contender:
+    """A step of a set, and graphs of many steps."""
+
+    def __init__(self, kind, step):
+        self.kind, self.step = kind, step
+        self.graph = None
+
+    def capture(self, steps):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for i in range(3):
+                self.step(i % SETS)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(steps):
+                self.step(i % SETS)
+        self.graph = graph
+
+    def loop(self, graph, steps, graph_steps):
+        if graph:
+            for _ in range(steps // graph_steps):
+                self.graph.replay()
+        else:
+            for i in range(steps):
+                self.step(i % SETS)
+
+
+def bf16_contenders(case, device, group):
+    """What PyTorch has for 16-bit types."""
+    from torch.distributed._symmetric_memory import _fused_all_gather_matmul_native as native
+
+    m, n, k, ranks = case["m"], case["n"], case["k"], dist.get_world_size()
+    dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[case["type"]]
+    shard = symmetric.empty(m // ranks, k, dtype=dtype, device=device).normal_()
+    symmetric.rendezvous(shard, group)
+    weights = [torch.randn(n, k, dtype=dtype, device=device) * 0.02 for _ in range(SETS)]
+    bs = [weight.t() for weight in weights]
+    whole = torch.empty(m, k, dtype=dtype, device=device)
+    outs = [torch.empty(m, n, dtype=dtype, device=device) for _ in range(SETS)]
+    dist.all_gather_into_tensor(whole, shard.clone())
+    expected = whole.double() @ bs[0].double()
+
+    def sequential(i):
+        dist.all_gather_into_tensor(whole, shard)
+        return torch.mm(whole, bs[i], out=outs[i])
+
+    fused = torch.ops.symm_mem.fused_all_gather_matmul
+    steps = {
+        "torch-mm": ("gemm", lambda i: torch.mm(whole, bs[i], out=outs[i])),
+        "torch-nccl-mm": ("all-gather-gemm", sequential),
+        "torch-fused": ("all-gather-gemm", lambda i: fused(shard, [bs[i]], 0, group)[1][0]),
+        "torch-native": ("all-gather-gemm", lambda i: native(shard, bs[i], group)[1]),
+    }
+    return steps, expected
+
+
+def fp8_contenders(case, device, group):
+    """What PyTorch has for e4m3, with one scale or one for each row."""
+    m, n, k, ranks = case["m"], case["n"], case["k"], dist.get_world_size()
+    rows = case["scaling"] == "rows"
+    shard = symmetric.empty(m // ranks, k, dtype=torch.float8_e4m3fn, device=device)
+    shard.copy_(torch.randn(m // ranks, k, device=device).to(torch.float8_e4m3fn))
+    symmetric.rendezvous(shard, group)
+    bs = [torch.randn(n, k, device=device).to(torch.float8_e4m3fn).t() for _ in range(SETS)]
+    whole = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=device)
+    dist.all_gather_into_tensor(whole.view(torch.uint8), shard.clone().view(torch.uint8))
+    expected = whole.double() @ bs[0].double()
+    one = torch.tensor(1.0, device=device)
+    scale_a = torch.ones(m, 1, device=device) if rows else one
+    scale_shard = torch.ones(m // ranks, 1, device=device) if rows else one
+    scale_b = torch.ones(1, n, device=device) if rows else one
+    fused = torch.ops.symm_mem.fused_all_gather_scaled_matmul
+
+    def product(i):
+        return torch._scaled_mm(
+            whole, bs[i], scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    def both(i):
+        return fused(
+            shard, [bs[i]], scale_shard, [scale_b], 0, group, [None], [None], [torch.bfloat16], [True]
+        )[1][0]
+
+    return {"torch-mm": ("gemm", product), "torch-fused": ("all-gather-gemm", both)}, expected
+
+
+def prepare(case, device, group):
+    """The contenders of a case; which of them are right, and which can be captured."""
+    make = fp8_contenders if case["type"] == "e4m3" else bf16_contenders
+    steps, expected = make(case, device, group)
+    largest = expected.abs().max().item()
+    contenders, told = {}, []
+    for name, (kind, step) in steps.items():
+        entry = {"name": name, "kind": kind, "graph": False, "failed": None}
+        told.append(entry)
+        try:
+            got = step(0)
+            torch.cuda.synchronize()
+            worst = (got.double() - expected).abs().max().item() / largest
+            if not worst <= TOLERANCE[case["type"]]:
+                entry["failed"] = f"off by {worst:.3g} of the largest value"
+                continue
+        except Exception as error:
+            entry["failed"] = repr(error)[:200]
+            continue
+        contenders[name] = Contender(kind, step)
+        try:
+            contenders[name].capture(case["steps"])
+            torch.cuda.synchronize()
+            entry["graph"] = True
+        except Exception as error:
+            contenders[name].graph = None
+            torch.cuda.synchronize()
+            print(f"{name} cannot be captured: {error!r}"[:300], file=sys.stderr)
+    return contenders, told
+
+
+def run(contender, order, graph_steps):
+    """Microseconds a step, behind as many that are not timed."""
+    contender.loop(order["graph"], order["steps"], graph_steps)
+    begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+    begin.record()
+    contender.loop(order["graph"], order["steps"], graph_steps)
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3 / order["steps"]
+
+
+def main():
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    group = dist.group.WORLD.group_name
+    contenders, graph_steps = {}, 1
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["do"] == "quit":
+            break
+        if order["do"] == "prepare":
+            contenders.clear()
+            torch.cuda.empty_cache()
+            graph_steps = order["steps"]
+            contenders, told = prepare(order, device, group)
+            answer = {"contenders": told}
+        else:
+            answer = {"us": run(contenders[order["name"]], order, graph_steps)}
+        print(json.dumps(answer), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

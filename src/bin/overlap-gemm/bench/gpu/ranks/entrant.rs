@@ -1,0 +1,127 @@
+//! Who takes part in a case, and everybody's loops.
+//!
+//! Invariant: all loops of a case have the same number of steps, each behind as many that are not timed; all ranks
+//! begin one together.
+
+use std::cell::RefCell;
+use std::time::Instant;
+
+use overlap_gemm::Result;
+use overlap_gemm::cuda::cudarc::driver::CudaGraph;
+use overlap_gemm::group::Group;
+use serde::Serialize;
+
+use super::super::super::gemm::Launch;
+use super::super::driver::{Gpu, call};
+use super::super::timing::{Watch, capture};
+use super::contenders::Step;
+use super::peer::Peer;
+use super::{GRAPH_STEPS, LIMIT};
+
+/// Steps that are enqueued in one go to see how long the host takes: few enough that the driver never waits.
+const HOST_STEPS: usize = 20;
+
+/// What a contender does in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A product of an A that is there.
+    Gemm,
+    /// Gathers A.
+    AllGather,
+    /// Both.
+    AllGatherGemm,
+}
+
+/// A contender, and how its loop is launched.
+pub struct Entrant<'a> {
+    pub name: String,
+    pub kind: Kind,
+    pub launch: Launch,
+    /// In words.
+    pub what: String,
+    pub failed: Option<String>,
+    /// The slowest rank's microseconds a step, round by round.
+    pub times: Vec<f64>,
+    /// The same of the host's time of one enqueue; of plain launches alone.
+    pub host: Vec<f64>,
+    pub runner: Runner<'a>,
+}
+
+/// Who carries out its steps.
+pub enum Runner<'a> {
+    /// This process.
+    Here { step: Box<dyn Step + 'a>, graph: Option<CudaGraph> },
+    /// Another program.
+    Peer(&'a RefCell<Peer>),
+}
+
+/// What loops are run on.
+pub struct Track<'a> {
+    pub gpu: &'a Gpu,
+    pub group: &'a Group,
+    pub watch: &'a Watch,
+    /// Matrices that take turns.
+    pub sets: usize,
+}
+
+impl Track<'_> {
+    /// The largest of all ranks' numbers.
+    fn slowest(&self, number: f64) -> Result<f64> {
+        let all = self.group.all_gather("a time", &number.to_le_bytes(), LIMIT)?;
+        let all = all.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());
+        Ok(all.map(f64::from_le_bytes).fold(0.0, f64::max))
+    }
+}
+
+impl Entrant<'_> {
+    /// Captures the graph, if there is to be one.
+    pub fn capture(&mut self, track: &Track<'_>) -> Result<()> {
+        if let (Launch::Graph, Runner::Here { step, graph }) = (self.launch, &mut self.runner) {
+            let steps = || (0..GRAPH_STEPS).try_for_each(|nth| step.enqueue(nth % track.sets));
+            *graph = capture(track.gpu, steps)?;
+        }
+        Ok(())
+    }
+
+    /// One loop of `graphs` times [`GRAPH_STEPS`] steps: microseconds a step.
+    pub fn time(&mut self, track: &Track<'_>, graphs: usize) -> Result<f64> {
+        let steps = graphs * GRAPH_STEPS;
+        track.group.barrier("a loop", LIMIT)?;
+        let us = match &mut self.runner {
+            Runner::Peer(peer) => {
+                peer.borrow_mut().run(&self.name, self.launch == Launch::Graph, steps)?
+            }
+            Runner::Here { step, graph } => {
+                let mut run = || match graph {
+                    Some(graph) => {
+                        (0..graphs).try_for_each(|_| call("cuGraphLaunch", graph.launch()))
+                    }
+                    None => (0..steps).try_for_each(|nth| step.enqueue(nth % track.sets)),
+                };
+                // Not timed: ranks fall into step, clocks and caches are those of this contender.
+                run()?;
+                let ms = track.watch.time(track.gpu, run)?;
+                track.gpu.synchronize()?;
+                step.check()?;
+                1e3 * ms / steps as f64
+            }
+        };
+        track.slowest(us)
+    }
+
+    /// The host's microseconds for one enqueue, where it is the host that enqueues steps.
+    pub fn time_host(&mut self, track: &Track<'_>) -> Result<()> {
+        let (Launch::Plain, Runner::Here { step, .. }) = (self.launch, &mut self.runner) else {
+            return Ok(());
+        };
+        track.group.barrier("a burst", LIMIT)?;
+        let begin = Instant::now();
+        (0..HOST_STEPS).try_for_each(|nth| step.enqueue(nth % track.sets))?;
+        let us = begin.elapsed().as_secs_f64() * 1e6 / HOST_STEPS as f64;
+        track.gpu.synchronize()?;
+        step.check()?;
+        self.host.push(track.slowest(us)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! Who moves the rows, and in how many pieces.
+//!
+//! What belongs here: the rules. Pure. Invariant: the answer follows from what all ranks have in common; what
+//! was asked for is carried out or refused, never replaced.
+
+use super::layout::MOST_SENDERS;
+use super::options::{Engine, GatherOptions, SMALL_SHARD};
+use crate::cuda::MAX_PUSHED;
+use crate::error::{Error, Result};
+use crate::plan::Problem;
+
+/// Pieces of a shard are no smaller than this by default: each costs a copy engine some microseconds.
+const SMALLEST_PIECE: u64 = 8 << 20;
+/// More pieces than this gain nothing.
+const MOST_PIECES: u64 = 2;
+
+/// Bytes of the largest shard.
+pub(in super::super) fn shard_bytes(problem: &Problem) -> u64 {
+    let bytes = problem.row_bytes(&(0..problem.shards().most_rows()));
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+/// The engine, never [`Engine::Auto`], and the pieces of a shard. `piecewise`: somebody waits for rows before all
+/// are there. `obstacle`: why ranks have no memory in common.
+pub(super) fn choose(
+    options: &GatherOptions,
+    problem: &Problem,
+    piecewise: bool,
+    obstacle: Option<&str>,
+) -> Result<(Engine, u32)> {
+    let engine = match (options.engine, obstacle) {
+        (Engine::Auto, Some(why)) if piecewise => {
+            return Err(out_of_reach("waiting for rows", why));
+        }
+        (Engine::Auto, Some(_)) => Engine::Nccl,
+        (Engine::Auto, None) => by_size(problem),
+        (Engine::Nccl, _) if piecewise => {
+            return Err(Error::Unsupported {
+                what: "waiting for some of the rows that NCCL gathers".into(),
+                why: "it tells nothing before all of them are there".into(),
+                remedy: "use Strategy::Sequential, or another engine",
+            });
+        }
+        (Engine::Nccl, _) => Engine::Nccl,
+        (Engine::CopyEngines { .. }, Some(why)) => return Err(out_of_reach("copy engines", why)),
+        (Engine::Kernel { .. }, Some(why)) => {
+            return Err(out_of_reach("a kernel that pushes", why));
+        }
+        (asked, None) => asked,
+    };
+    let pieces = options.pieces.unwrap_or_else(|| default_pieces(problem, engine));
+    match engine {
+        Engine::Auto => {}
+        Engine::CopyEngines { streams } => {
+            bounded("the number of streams", streams, MOST_SENDERS.into(), ANOTHER)?;
+        }
+        Engine::Kernel { blocks } => {
+            bounded("the number of blocks", blocks, 128, ANOTHER)?;
+            let remedy = "push so many pieces by copy engines";
+            bounded("the number of pieces a shard", pieces, MAX_PUSHED.into(), remedy)?;
+        }
+        Engine::Nccl => {
+            bounded("the number of pieces a shard", pieces, 1, "NCCL gathers all at once")?;
+        }
+    }
+    Ok((engine, pieces))
+}
+
+fn by_size(problem: &Problem) -> Engine {
+    let bytes = shard_bytes(problem);
+    if bytes <= SMALL_SHARD {
+        Engine::Kernel { blocks: (bytes >> 16).clamp(16, 64) as u32 }
+    } else {
+        Engine::CopyEngines { streams: problem.ranks().saturating_sub(1).clamp(1, 2) }
+    }
+}
+
+fn default_pieces(problem: &Problem, engine: Engine) -> u32 {
+    if engine == Engine::Nccl {
+        return 1;
+    }
+    let pieces = (shard_bytes(problem) / SMALLEST_PIECE).clamp(1, MOST_PIECES);
+    (pieces as u32).min(problem.shards().most_rows())
+}
+
+const ANOTHER: &str = "ask for a number in that range";
+
+fn bounded(what: &str, value: u32, most: u64, remedy: &'static str) -> Result<()> {
+    match (1..=most).contains(&value.into()) {
+        true => Ok(()),
+        false => Err(Error::out_of_range(what, value.into(), 1, most, remedy)),
+    }
+}
+
+fn out_of_reach(what: &str, why: &str) -> Error {
+    Error::Unsupported {
+        what: format!("{what} between GPUs that do not reach each other's memory"),
+        why: why.to_owned(),
+        remedy: "use Engine::Nccl with Strategy::Sequential, or GPUs that NVLink connects",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(options: &GatherOptions, m: u64, piecewise: bool, obstacle: Option<&str>) -> String {
+        let problem = Problem::builder(m, 3584, 8192).ranks(4).build().unwrap();
+        match choose(options, &problem, piecewise, obstacle) {
+            Ok((engine, pieces)) => format!("{engine:?}, {pieces}"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn the_engine_goes_by_size_and_reach() {
+        let auto = GatherOptions::default();
+        assert_eq!(chosen(&auto, 64, true, None), "Kernel { blocks: 16 }, 1");
+        assert_eq!(chosen(&auto, 4096, true, None), "CopyEngines { streams: 2 }, 2");
+        let apart = Some("rank 0 is on a, rank 1 on b");
+        assert_eq!(chosen(&auto, 64, false, apart), "Nccl, 1");
+        let text = chosen(&auto, 64, true, apart);
+        assert!(text.contains("rank 0 is on a") && text.contains("Engine::Nccl"), "{text}");
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let with = |engine| GatherOptions::default().with_engine(engine);
+        let apart = Some("the GPU of rank 1 does not reach that of rank 2");
+        for engine in [Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 1 }] {
+            let text = chosen(&with(engine), 64, false, apart);
+            assert!(text.contains("rank 1 does not reach"), "{text}");
+        }
+        let text = chosen(&with(Engine::Nccl), 64, true, None);
+        assert!(text.contains("Strategy::Sequential"), "{text}");
+        let text = chosen(&with(Engine::Nccl).with_pieces(2), 64, false, None);
+        assert!(text.starts_with("the number of pieces a shard is 2"), "{text}");
+        let text = chosen(&with(Engine::CopyEngines { streams: 9 }), 64, false, None);
+        assert!(text.starts_with("the number of streams is 9"), "{text}");
+        let many = with(Engine::Kernel { blocks: 3 }).with_pieces(33);
+        assert!(chosen(&many, 4096, true, None).contains("by copy engines"));
+    }
+}

@@ -1,0 +1,405 @@
+//! NCCL, loaded at run time: the way for GPUs that do not reach each other's memory, and the usual one to
+//! compare with.
+//!
+//! What belongs here: the few functions that gathering takes, and a communicator that ends. NCCL's kernels know
+//! no limit: whoever waits for them does so through this crate ([`Communicator::wait`]), which ends them.
+//! Invariants: the functions stay valid as long as the library is held; all calls on a communicator are made
+//! under one lock, by which it can be ended from any thread; all ranks make the same calls in the same
+//! order.
+//!
+//! `cudarc` has bindings for NCCL, too. They look for names that neither pip nor a run-time package
+//! installs, cannot be told of a file, and panic where it is not found.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::CudaStream;
+use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+use libloading::Library;
+
+use super::device::Device;
+use super::driver_error;
+use crate::error::{Error, Result};
+use crate::group::Group;
+
+/// Names the library's file.
+pub const NCCL_VARIABLE: &str = "OVERLAP_GEMM_NCCL";
+
+type Status = c_int;
+const SUCCESS: Status = 0;
+const IN_PROGRESS: Status = 7;
+/// `ncclInt8`: bytes are gathered, whatever they mean.
+const BYTES: c_int = 0;
+
+type Handle = *mut c_void;
+type Gather =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Handle, CUstream) -> Status;
+type Broadcast = unsafe extern "C" fn(
+    *const c_void,
+    *mut c_void,
+    usize,
+    c_int,
+    c_int,
+    Handle,
+    CUstream,
+) -> Status;
+
+/// `ncclUniqueId`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Id([u8; 128]);
+
+/// `ncclConfig_t` as it was in 2.17: later versions take it as it is, by its size.
+#[repr(C)]
+struct Config {
+    size: usize,
+    magic: c_uint,
+    version: c_uint,
+    blocking: c_int,
+    cluster: c_int,
+    least_blocks: c_int,
+    most_blocks: c_int,
+    net: *const c_char,
+    split_share: c_int,
+}
+
+impl Config {
+    /// Calls return before they are done, and can be given up.
+    fn not_blocking() -> Self {
+        const UNDEFINED: c_int = c_int::MIN;
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: 21_700,
+            blocking: 0,
+            cluster: UNDEFINED,
+            least_blocks: UNDEFINED,
+            most_blocks: UNDEFINED,
+            net: std::ptr::null(),
+            split_share: UNDEFINED,
+        }
+    }
+}
+
+/// The library, and the functions that are used here.
+#[derive(Debug)]
+pub struct Nccl {
+    unique: unsafe extern "C" fn(*mut Id) -> Status,
+    init: unsafe extern "C" fn(*mut Handle, c_int, Id, c_int, *mut Config) -> Status,
+    all_gather: Gather,
+    broadcast: Broadcast,
+    group_start: unsafe extern "C" fn() -> Status,
+    group_end: unsafe extern "C" fn() -> Status,
+    state: unsafe extern "C" fn(Handle, *mut Status) -> Status,
+    abort: unsafe extern "C" fn(Handle) -> Status,
+    destroy: unsafe extern "C" fn(Handle) -> Status,
+    words: unsafe extern "C" fn(Status) -> *const c_char,
+    version: (u32, u32, u32),
+    _library: Library,
+}
+
+impl Nccl {
+    /// Loads it: from `file`, else from the file that [`NCCL_VARIABLE`] names, else as the loader finds
+    /// `libnccl.so.2`.
+    pub fn load(file: Option<&Path>) -> Result<Arc<Nccl>> {
+        let named = || std::env::var_os(NCCL_VARIABLE).map(PathBuf::from);
+        let name = file.map(Path::to_owned).or_else(named);
+        let name = name.unwrap_or_else(|| PathBuf::from("libnccl.so.2"));
+        let missing = |error: libloading::Error| Error::NoDevice {
+            reason: format!(
+                "NCCL is not there ({error}): install it (pip install nvidia-nccl-cu13), or name its file by \
+                 {NCCL_VARIABLE}"
+            ),
+        };
+        // SAFETY: NCCL's initialisers ask for nothing.
+        let library = unsafe { Library::new(name) }.map_err(missing)?;
+        macro_rules! function {
+            ($symbol:literal: $type:ty) => {
+                // SAFETY: the types are those of nccl.h, and the library is held beside the copies.
+                *unsafe { library.get::<$type>(concat!($symbol, "\0").as_bytes()) }
+                    .map_err(missing)?
+            };
+        }
+        let version = function!("ncclGetVersion": unsafe extern "C" fn(*mut c_int) -> Status);
+        let mut number = 0;
+        // SAFETY: a pointer to a live integer.
+        unsafe { version(&mut number) };
+        let number = number.unsigned_abs();
+        Ok(Arc::new(Nccl {
+            unique: function!("ncclGetUniqueId": unsafe extern "C" fn(*mut Id) -> Status),
+            init: function!("ncclCommInitRankConfig":
+                unsafe extern "C" fn(*mut Handle, c_int, Id, c_int, *mut Config) -> Status),
+            all_gather: function!("ncclAllGather": Gather),
+            broadcast: function!("ncclBroadcast": Broadcast),
+            group_start: function!("ncclGroupStart": unsafe extern "C" fn() -> Status),
+            group_end: function!("ncclGroupEnd": unsafe extern "C" fn() -> Status),
+            state: function!("ncclCommGetAsyncError":
+                unsafe extern "C" fn(Handle, *mut Status) -> Status),
+            abort: function!("ncclCommAbort": unsafe extern "C" fn(Handle) -> Status),
+            destroy: function!("ncclCommDestroy": unsafe extern "C" fn(Handle) -> Status),
+            words: function!("ncclGetErrorString":
+                unsafe extern "C" fn(Status) -> *const c_char),
+            version: (number / 10_000, number / 100 % 100, number % 100),
+            _library: library,
+        }))
+    }
+
+    /// Which NCCL it is: `(2, 28, 9)`.
+    pub fn version(&self) -> (u32, u32, u32) {
+        self.version
+    }
+
+    fn outcome(&self, call: &'static str, status: Status) -> Result<()> {
+        if status == SUCCESS || status == IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: the function returns a static string.
+        let words = unsafe { CStr::from_ptr((self.words)(status)) };
+        Err(Error::Cuda { call, detail: words.to_string_lossy().into_owned() })
+    }
+}
+
+/// What one buffer gathers.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// Where this rank has the buffer.
+    pub address: CUdeviceptr,
+    /// Where the part of each rank starts, in bytes from there, and how long it is: the same on all ranks.
+    pub of_ranks: Vec<(u64, u64)>,
+}
+
+/// All ranks of a group, as NCCL knows them. Ends with its group.
+#[derive(Debug)]
+pub struct Communicator {
+    nccl: Arc<Nccl>,
+    group: Arc<Group>,
+    device: Device,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Null once it has ended.
+    handle: Mutex<SendHandle>,
+}
+
+#[derive(Debug)]
+struct SendHandle(Handle);
+
+// SAFETY: NCCL's communicators belong to no thread; calls on one are made under its lock.
+unsafe impl Send for SendHandle {}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, SendHandle> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the handle, so that nobody uses it any more.
+    fn take(&self) -> Option<Handle> {
+        let handle = std::mem::replace(&mut self.lock().0, std::ptr::null_mut());
+        (!handle.is_null()).then_some(handle)
+    }
+
+    fn abort(&self, nccl: &Nccl) {
+        if let Some(handle) = self.take() {
+            // SAFETY: a live communicator that nobody else has any more.
+            unsafe { (nccl.abort)(handle) };
+        }
+    }
+}
+
+impl Communicator {
+    /// Joins all ranks of `group`, of which all call this. What the group's end is told to ends this, too.
+    pub fn join(
+        nccl: &Arc<Nccl>,
+        group: &Arc<Group>,
+        device: &Device,
+        limit: Duration,
+    ) -> Result<Self> {
+        device.bind()?;
+        let mut id = Id([0; 128]);
+        if group.rank() == 0 {
+            // SAFETY: a pointer to a live value.
+            nccl.outcome("ncclGetUniqueId", unsafe { (nccl.unique)(&mut id) })?;
+        }
+        let ids = group.all_gather("NCCL's id", &id.0, limit)?;
+        let told = |_| Error::Cuda { call: "ncclGetUniqueId", detail: "no id came".into() };
+        id = Id(ids[0].as_slice().try_into().map_err(told)?);
+        let (ranks, rank) = (group.ranks() as c_int, group.rank() as c_int);
+        let (mut handle, mut config) = (std::ptr::null_mut(), Config::not_blocking());
+        // SAFETY: pointers to live values; all ranks call it with one id; the context is current.
+        let made = unsafe { (nccl.init)(&mut handle, ranks, id, rank, &mut config) };
+        let shared = Arc::new(Shared { handle: Mutex::new(SendHandle(handle)) });
+        let joined = Communicator {
+            nccl: Arc::clone(nccl),
+            group: Arc::clone(group),
+            device: device.clone(),
+            shared,
+        };
+        nccl.outcome("ncclCommInitRankConfig", made)?;
+        let (nccl, shared) = (Arc::clone(nccl), Arc::downgrade(&joined.shared));
+        group.on_end(move |_| {
+            // On a thread of its own: NCCL waits for its kernels there, and others want to be told, too.
+            std::thread::spawn(move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.abort(&nccl);
+                }
+            });
+        });
+        joined.settle("ncclCommInitRankConfig", limit)?;
+        Ok(joined)
+    }
+
+    /// Which NCCL it is: `(2, 28, 9)`.
+    pub fn version(&self) -> (u32, u32, u32) {
+        self.nccl.version
+    }
+
+    /// Enqueues gathering into several buffers, in place: the own parts are there.
+    ///
+    /// # Safety
+    /// Every part is memory of this device, on all ranks alike, until the stream is through.
+    pub unsafe fn all_gather(&self, buffers: &[Parts], stream: &CudaStream) -> Result<()> {
+        self.device.check_stream(stream)?;
+        self.device.bind()?;
+        let nccl = &self.nccl;
+        let handle = self.shared.lock();
+        if handle.0.is_null() {
+            drop(handle);
+            return Err(self.ended());
+        }
+        // SAFETY: takes nothing.
+        nccl.outcome("ncclGroupStart", unsafe { (nccl.group_start)() })?;
+        let mut enqueued = Ok(());
+        for buffer in buffers {
+            // SAFETY: the caller's promise; the communicator is live and locked.
+            enqueued = enqueued.and(unsafe { self.gather_one(handle.0, buffer, stream) });
+        }
+        // SAFETY: takes nothing. Ends the group whatever has become of it.
+        let ended = nccl.outcome("ncclGroupEnd", unsafe { (nccl.group_end)() });
+        drop(handle);
+        enqueued.and(ended)?;
+        self.settle("ncclGroupEnd", Duration::from_secs(60))
+    }
+
+    /// # Safety
+    /// As for [`Communicator::all_gather`]; `handle` is live, and held.
+    unsafe fn gather_one(&self, handle: Handle, buffer: &Parts, stream: &CudaStream) -> Result<()> {
+        let (nccl, own) = (&self.nccl, self.group.rank() as usize);
+        let (first, bytes) = buffer.of_ranks[0];
+        let mut parts = (0u64..).zip(&buffer.of_ranks);
+        let alike = parts.all(|(rank, part)| *part == (first + rank * bytes, bytes));
+        let at = |offset: u64| (buffer.address + offset) as *mut c_void;
+        let stream = stream.cu_stream();
+        if alike {
+            let from = at(buffer.of_ranks[own].0);
+            let (to, count) = (at(first), bytes as usize);
+            // SAFETY: the caller's promise.
+            let status = unsafe { (nccl.all_gather)(from, to, count, BYTES, handle, stream) };
+            return nccl.outcome("ncclAllGather", status);
+        }
+        for (rank, &(offset, bytes)) in (0..).zip(&buffer.of_ranks) {
+            if bytes == 0 {
+                continue;
+            }
+            let (place, count) = (at(offset), bytes as usize);
+            // SAFETY: the caller's promise.
+            let status =
+                unsafe { (nccl.broadcast)(place, place, count, BYTES, rank, handle, stream) };
+            nccl.outcome("ncclBroadcast", status)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for `stream`, up to the limit; who is late then is not known. Ends the communicator where the
+    /// stream is not through, so that it comes through.
+    pub fn wait(&self, stream: &CudaStream, limit: Duration) -> Result<()> {
+        self.device.bind()?;
+        let through = || {
+            self.state("NCCL")?;
+            // SAFETY: a live stream of this device.
+            match unsafe { sys::cuStreamQuery(stream.cu_stream()) }.result() {
+                Ok(()) => Ok(true),
+                Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+                Err(error) => Err(driver_error("cuStreamQuery", error)),
+            }
+        };
+        self.wait_until("NCCL's all-gather", limit, through)?;
+        self.check()
+    }
+
+    /// An error if NCCL has found one, or the communicator has ended.
+    pub fn check(&self) -> Result<()> {
+        self.state("NCCL").map(drop)
+    }
+
+    /// Ends it, here: whatever is under way comes through, with nothing that is right.
+    pub fn abort(&self) {
+        self.shared.abort(&self.nccl);
+    }
+
+    /// Whether NCCL has done what it was asked to do, on the host's side.
+    fn state(&self, call: &'static str) -> Result<bool> {
+        let handle = self.shared.lock();
+        if handle.0.is_null() {
+            drop(handle);
+            return Err(self.ended());
+        }
+        let mut state = SUCCESS;
+        // SAFETY: a live communicator, locked, and a pointer to a live value.
+        let asked = unsafe { (self.nccl.state)(handle.0, &mut state) };
+        self.nccl.outcome(call, asked)?;
+        self.nccl.outcome(call, state)?;
+        Ok(state == SUCCESS)
+    }
+
+    fn settle(&self, call: &'static str, limit: Duration) -> Result<()> {
+        self.wait_until(call, limit, || self.state(call))
+    }
+
+    /// Ends the communicator where the limit is over first.
+    fn wait_until(
+        &self,
+        what: &str,
+        limit: Duration,
+        done: impl Fn() -> Result<bool>,
+    ) -> Result<()> {
+        let begin = Instant::now();
+        while !done()? {
+            if begin.elapsed() > limit {
+                self.abort();
+                let own = self.group.rank();
+                let absent = (0..self.group.ranks()).filter(|rank| *rank != own).collect();
+                return Err(Error::Absent { rank: own, absent, what: what.into(), limit });
+            }
+            if begin.elapsed() > Duration::from_millis(1) {
+                std::thread::sleep(Duration::from_micros(50));
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    fn ended(&self) -> Error {
+        let rank = self.group.rank();
+        match self.group.check() {
+            Err(error) => error,
+            Ok(()) => Error::Aborted { rank, reason: "NCCL's communicator has ended".into() },
+        }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let Some(handle) = self.shared.take() else { return };
+        let context = self.device.context();
+        context.record_err(context.bind_to_thread());
+        // A rank that leaves must not wait for another that never comes: destroying does, aborting does not.
+        let over = self.group.check().is_err();
+        // SAFETY: a live communicator that nobody else has any more; the streams are through, or it is to end.
+        unsafe { if over { (self.nccl.abort)(handle) } else { (self.nccl.destroy)(handle) } };
+    }
+}
