@@ -211,6 +211,12 @@ fn play(scene: &str, player: &mut Player, odd: bool) -> Result<()> {
             assert!(matches!(told, Err(Error::Cuda { .. })), "{told:?}");
             std::process::exit(LOST);
         }
+        ("lost context", false) => {
+            // The other's rows still come; then it is told.
+            let first = player.step().inspect(|()| player.check());
+            sleep(2 * pause);
+            first.and_then(|()| player.step())
+        }
         ("stopped", true) => {
             sleep(pause);
             let group = Arc::clone(&player.group);

@@ -104,6 +104,8 @@ fn a_ring_goes_round_in_a_graph() {
             pad.check().unwrap();
             assert!(read(to, PART) == bytes(me, launch), "rank {me}, launch {launch}");
             assert!(read(memory.own_address(), PART) == bytes(before, launch), "rank {me}");
+            // The next launch of another rank writes there.
+            rank.group.barrier("looked", LIMIT).unwrap();
         }
     });
 }
