@@ -27,8 +27,6 @@ const FLAGS: &[&str] = &[
     "-std=c++17",
     // CUTLASS's device asserts are function calls, around which ptxas serialises wgmma (C7510).
     "-DNDEBUG",
-    // The kernels start while the one before them ends (griddepcontrol).
-    "-DCUTLASS_ENABLE_GDC_FOR_SM90",
     "--expt-relaxed-constexpr",
     "-Xptxas",
     "-v",

@@ -201,6 +201,7 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
     check_range("own_slots", step->own_slots, 0, gather.slots);
     check_range("own_slot", step->own_slot, 0, int64_t(gather.slots) - step->own_slots);
     check_range("toggled", step->toggled, 0, 1);
+    check_range("next_may_start", step->next_may_start, 0, 1);
     check_range("senders", step->senders, 0, gather.signals_at - gather.sent_at);
     check_range("push_count", step->push_count, 0, OG_MAX_PUSHED);
     if (step->push_count == 0) return;
@@ -232,6 +233,7 @@ void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* ope
     check_address("b", o.b);
     check_address("d", o.d);
     check_range("activation", o.activation, OG_ACTIVATION_NONE, OG_ACTIVATION_SILU);
+    check_range("b_is_there", o.b_is_there, 0, 1);
     require(workspace != nullptr || plan->workspace_bytes == 0, OG_STATUS_NULL_POINTER,
             "workspace is null, the plan needs " + std::to_string(plan->workspace_bytes) +
                 " bytes");

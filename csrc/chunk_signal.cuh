@@ -16,10 +16,12 @@
 
 #include <cstdint>
 
-#include "cutlass/arch/grid_dependency_control.h"
-
 #include "overlap_gemm.h"
 #include "rising_table.h"
+
+#if defined(__CUDACC__)
+#include "dependents.cuh"
+#endif
 
 namespace overlap_gemm {
 
@@ -203,7 +205,7 @@ private:
             int32_t chunk = first + int32_t(lane());
             bool exists = chunk < table.count;
             uint32_t const* signal = table.signal_of(exists ? chunk : first);
-            cutlass::arch::wait_on_dependent_grids();
+            wait_for_kernels_before();
             uint32_t epoch = load_relaxed_system(table.epoch);
             uint64_t given_up = load_relaxed_gpu(&table.stop->given_up);
             uint64_t next_look = load_relaxed_gpu(&table.stop->next_look_ns);

@@ -161,10 +161,17 @@ struct Beginning {
     }
 };
 
+// Waits for the kernels before, and lets the product that follows start: at once where it has nothing to fear from
+// them, else when they have ended, so that what it reads first is theirs no more.
+__device__ void start(og_gather_step const& step) {
+    if (step.next_may_start) let_next_kernel_start();
+    wait_for_kernels_before();
+    if (!step.next_may_start) let_next_kernel_start();
+}
+
 __global__ void __launch_bounds__(kBeginThreads)
     begin_step(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step) {
-    cutlass::arch::launch_dependent_grids();
-    cutlass::arch::wait_on_dependent_grids();
+    start(step);
     Beginning const beginning(gather, step.buffer);
     if (threadIdx.x < kWarp) {
         Finding finding = beginning.await(gather, step);
@@ -227,8 +234,7 @@ __device__ uint32_t count_block(uint32_t* counter, uint32_t brings) {
 __global__ void __launch_bounds__(kPushThreads)
     begin_and_push(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                    __grid_constant__ PushList const list) {
-    cutlass::arch::launch_dependent_grids();
-    cutlass::arch::wait_on_dependent_grids();
+    start(step);
     Beginning const beginning(gather, step.buffer);
     __shared__ bool goes_on;
     if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) beginning.announce(gather, step.layout);
@@ -272,8 +278,8 @@ __global__ void __launch_bounds__(kPushThreads)
 
 __global__ void __launch_bounds__(kWarp)
     await(__grid_constant__ og_gather const gather, int32_t slot, int32_t count, int32_t chunk) {
-    cutlass::arch::launch_dependent_grids();
-    cutlass::arch::wait_on_dependent_grids();
+    wait_for_kernels_before();
+    let_next_kernel_start();
     uint32_t* own = gather.own;
     og_stop* stop = stop_of(gather, own);
     uint32_t epoch = load_relaxed_system(own + gather.epoch_at);
@@ -292,19 +298,26 @@ __global__ void __launch_bounds__(kWarp)
 
 // Launches a kernel that may start before the one before it on the stream has ended: it waits for that end
 // by itself.
+//
+// Two blocks at a time lie side by side where there are many: else each would keep a pair of SMs from the clusters of
+// the product that follows.
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream,
                   char const* what, Arguments const&... arguments) {
     (void)cudaGetLastError();
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attributes[2]{};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = 2;
+    attributes[1].val.clusterDim.y = 1;
+    attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(unsigned(blocks));
     config.blockDim = dim3(unsigned(threads));
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = blocks % 2 == 0 ? 2 : 1;
     check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
 }
 

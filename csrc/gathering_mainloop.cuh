@@ -38,6 +38,8 @@ struct GatherParams {
     ChunkTable chunks;
     RecordTable records;
     int32_t m = 0;
+    // The other operand was there before this kernel started: see og_gemm_operands.
+    bool b_is_there = false;
 };
 
 // A main loop's policy, with an auxiliary warp.
@@ -135,29 +137,32 @@ public:
         bool zeros = false;
         uint32_t tile = block_waits().tiles_begun++;
         if (gather.records.records) begin_record(gather.records, tile_m, tile_n, tile);
-        if (gather.chunks.signals) {
-            if (!TileGate::is_open(tile)) {
-                // The other operand first, into as many stages as come free.
-                PipelineState ahead = stage;
-                int loaded = 0;
-                while (loaded < min(k_count, int(DispatchPolicy::Stages)) && !TileGate::is_open(tile)) {
-                    pipeline.producer_acquire(ahead);
-                    load_other(k + loaded, ahead);
-                    ++ahead;
-                    ++loaded;
-                }
-                // Ends: the watcher opens every gate, in time or when it gives up.
-                while (!TileGate::is_open(tile)) {
-                }
-                int32_t outside = block_waits().stopped ? int32_t(size<3>(from_a)) : 0;
-                k_count -= loaded;
-                for (; loaded > 0; --loaded) {
-                    load_gathered(k + outside, stage);
-                    ++stage;
-                    ++k;
-                }
+        bool const is_first = tile == 0;
+        if (is_first && !gather.b_is_there) wait_for_kernels_before();
+        bool const awaits_chunks = gather.chunks.signals;
+        if (awaits_chunks || (is_first && gather.b_is_there)) {
+            // While rows of A are missing, the other operand, into as many stages as come free.
+            auto is_open = [&] { return awaits_chunks && TileGate::is_open(tile); };
+            PipelineState ahead = stage;
+            int loaded = 0;
+            while (loaded < min(k_count, int(DispatchPolicy::Stages)) && !is_open()) {
+                pipeline.producer_acquire(ahead);
+                load_other(k + loaded, ahead);
+                ++ahead;
+                ++loaded;
             }
-            zeros = block_waits().stopped;
+            // Ends: the watcher opens every gate, in time or when it gives up.
+            while (awaits_chunks && !is_open()) {
+            }
+            if (is_first) wait_for_kernels_before();
+            zeros = awaits_chunks && block_waits().stopped;
+            int32_t outside = zeros ? int32_t(size<3>(from_a)) : 0;
+            k_count -= loaded;
+            for (; loaded > 0; --loaded) {
+                load_gathered(k + outside, stage);
+                ++stage;
+                ++k;
+            }
         }
         if (gather.records.records) end_record(gather, tile_m, tile_n, tile);
 
@@ -171,6 +176,13 @@ public:
             ++stage;
             ++k;
         }
+    }
+
+    // The loading warp is through: all of A was there, and nothing is waited for any more. Not earlier, or the
+    // next kernel would take SMs from what this one waits for.
+    CUTLASS_DEVICE void load_tail(MainloopPipeline pipeline, PipelineState stage) {
+        let_next_kernel_start();
+        Base::load_tail(pipeline, stage);
     }
 
     // The auxiliary warp's part of a tile: nothing to load, but chunks to wait for.

@@ -147,6 +147,7 @@ struct GemmSm90 {
         GatherParams gather{};
         gather.records = records;
         gather.m = int32_t(launch.rows);
+        gather.b_is_there = launch.operands.b_is_there != 0;
         if (og_gemm_input const* input = launch.input) {
             ChunkTable& table = gather.chunks;
             table.signals = input->signals;
@@ -223,8 +224,7 @@ struct GemmSm90 {
             attributes[0].val.clusterDim.x = kClusterX;
             attributes[0].val.clusterDim.y = kClusterY;
             attributes[0].val.clusterDim.z = 1;
-            // Blocks may start while the kernel before this one ends; they touch no memory before it
-            // has ended (griddepcontrol.wait in the loading warp).
+            // Blocks may start while the kernel before this one ends (dependents.cuh).
             attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
             attributes[1].val.programmaticStreamSerializationAllowed = 1;
             config.gridDim = dim3(unsigned(clusters) * kClusterX, kClusterY, 1);

@@ -25,7 +25,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 5
+#define OG_ABI_VERSION 6
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -154,6 +154,9 @@ typedef struct og_gemm_operands {
     float alpha;
     float beta;
     og_activation activation;
+    /* 1: nothing that may still run when this kernel starts writes B, so that it is read at once. Kernels
+     * start when the one before them on the stream lets them (programmatic dependent launch), or ends. */
+    int32_t b_is_there;
 } og_gemm_operands;
 
 /* A run of rows of A that arrives, and is signalled, as one. */
@@ -306,6 +309,8 @@ typedef struct og_gather_step {
     int32_t own_slots;
     /* 1: toggles say which rows are here; 0: signals. */
     int32_t toggled;
+    /* 1: what comes next on the stream may start at once; 0: when all that came before has ended. */
+    int32_t next_may_start;
     /* How many of the words `sent` have to have reached the step before. */
     int32_t senders;
     /* HOST memory, copied: what a kernel of `blocks` blocks pushes to all others; may be none. */

@@ -61,7 +61,12 @@ impl AllGather {
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);
         let (problem, tiling) = (problem.build()?, PlanOptions::default().tiling);
-        let purpose = Purpose { kind: "all-gather", tiling: Ok(tiling), piecewise: false };
+        let purpose = Purpose {
+            kind: "all-gather",
+            tiling: Ok(tiling),
+            piecewise: false,
+            next_may_start: false,
+        };
         let gatherer = Gatherer::join(group, device, &problem, &purpose, options)?;
         Ok(AllGather { gatherer, open: None })
     }

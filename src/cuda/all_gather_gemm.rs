@@ -143,7 +143,8 @@ impl AllGatherGemm {
         };
         let kind = format!("all-gather + GEMM {strategy:?} {problems:?} {gemm:?}");
         let piecewise = matches!(strategy, Strategy::Fused | Strategy::Pipelined);
-        let purpose = Purpose { kind: &kind, tiling, piecewise };
+        let next_may_start = gemm.constant_b;
+        let purpose = Purpose { kind: &kind, tiling, piecewise, next_may_start };
         let gatherer = Gatherer::join(group, device, first, &purpose, gather)?;
         let products = planned?;
         let (strategy, why) = choose(strategy, gatherer.engine(), first);

@@ -25,6 +25,8 @@ pub(super) struct Addresses {
     pub(super) alpha: f32,
     pub(super) beta: f32,
     pub(super) activation: Activation,
+    /// Nothing that may still run writes B.
+    pub(super) b_is_there: bool,
 }
 
 /// A run of rows that arrives as one: `og_chunk`.
@@ -40,6 +42,8 @@ pub(super) struct Chunk {
 pub(super) struct Input<'a> {
     pub(super) chunks: &'a [Chunk],
     pub(super) pivot_row: i32,
+    /// What is before it on the stream began when B was there.
+    pub(super) b_is_there: bool,
     pub(super) signals: u64,
     pub(super) epoch: u64,
     pub(super) stop: u64,
@@ -128,6 +132,8 @@ pub(super) struct GatherStep<'a> {
     /// This rank's own slots.
     pub(super) slots: std::ops::Range<u32>,
     pub(super) toggled: bool,
+    /// What comes next on the stream may start at once.
+    pub(super) next_may_start: bool,
     pub(super) senders: u32,
     /// What a kernel of `blocks` blocks pushes.
     pub(super) pushes: &'a [Push],

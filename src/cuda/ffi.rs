@@ -142,6 +142,7 @@ fn operands_of(addresses: &Addresses) -> og_gemm_operands {
         scale_b_per_column: addresses.scales_per_line.into(),
         alpha: addresses.alpha,
         beta: addresses.beta,
+        b_is_there: addresses.b_is_there.into(),
         activation: match addresses.activation {
             Activation::None => og_activation::OG_ACTIVATION_NONE,
             Activation::Relu => og_activation::OG_ACTIVATION_RELU,
@@ -338,6 +339,7 @@ pub(super) unsafe fn gather_begin(
         own_slot: int(step.slots.start),
         own_slots: int(step.slots.len() as u32),
         toggled: step.toggled.into(),
+        next_may_start: step.next_may_start.into(),
         senders: int(step.senders),
         pushes: step.pushes.as_ptr().cast::<og_push>(),
         push_count: int(step.pushes.len() as u32),

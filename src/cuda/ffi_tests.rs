@@ -30,6 +30,7 @@ fn addresses(address: u64) -> Addresses {
         alpha: 1.0,
         beta: 0.0,
         activation: Activation::None,
+        b_is_there: false,
     }
 }
 

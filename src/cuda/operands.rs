@@ -297,6 +297,7 @@ impl RawOperands {
             alpha: self.alpha,
             beta: self.beta,
             activation: options.activation,
+            b_is_there: options.constant_b,
         };
         Ok((rows, addresses))
     }

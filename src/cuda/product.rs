@@ -129,7 +129,8 @@ impl Product {
         operands: &RawOperands,
         input: Option<&Input<'_>>,
     ) -> Result<()> {
-        let (rows, addresses) = operands.check(&self.problem, &self.options)?;
+        let (rows, mut addresses) = operands.check(&self.problem, &self.options)?;
+        addresses.b_is_there |= input.is_some_and(|input| input.b_is_there);
         self.device.check_stream(stream)?;
         self.device.bind()?;
         let lease = self.workspace.as_ref().map(|workspace| workspace.lease(stream)).transpose()?;

@@ -264,6 +264,7 @@ impl Signals {
         Ok(Input {
             chunks: &table.chunks,
             pivot_row: table.pivot_row,
+            b_is_there: false,
             signals: self.word_address(SIGNALS_AT),
             epoch: self.epoch_address(),
             stop: self.word_address(STOP_AT),

@@ -68,6 +68,8 @@ pub(super) struct Gatherer {
     engine: Engine,
     /// Gathers, if that is the engine.
     nccl: Option<Communicator>,
+    /// What follows a step's beginning on the stream may start at once.
+    next_may_start: bool,
     /// Steps begun since somebody last waited for them here.
     unwaited: u32,
     layout: Layout,
@@ -213,6 +215,7 @@ impl Gatherer {
             layout: shape.tags[buffer as usize],
             slots: Self::own_slots(shape, &self.layout, rank),
             toggled: self.captured && !by_kernel,
+            next_may_start: self.next_may_start,
             senders: if self.captured || by_kernel { 0 } else { self.pushers.len() as u32 },
             pushes: pushed,
             blocks,
@@ -295,7 +298,10 @@ impl Gatherer {
     /// How a product waits for the rows of a step.
     pub(super) fn input<'a>(&self, stream: &Arc<CudaStream>, step: &'a Step) -> Result<Input<'a>> {
         let waiter = self.waiter(&step.shape, is_capturing(stream)?);
-        let input = self.signals.input(stream, &step.shape.table, &waiter)?;
+        // `begin` is before it on the stream, and lets it start when all that is older has ended, or when the
+        // caller has promised that nothing of that writes B.
+        let input =
+            Input { b_is_there: true, ..self.signals.input(stream, &step.shape.table, &waiter)? };
         if !step.toggled {
             return Ok(input);
         }

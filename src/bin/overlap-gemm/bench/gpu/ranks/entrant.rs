@@ -50,8 +50,8 @@ pub struct Entrant<'a> {
 
 /// Who carries out its steps.
 pub enum Runner<'a> {
-    /// This process.
-    Here { step: Box<dyn Step + 'a>, graph: Option<CudaGraph> },
+    /// This process. The graph goes first, for what is in it has to outlive it.
+    Here { graph: Option<CudaGraph>, step: Box<dyn Step + 'a> },
     /// Another program.
     Peer(&'a RefCell<Peer>),
 }

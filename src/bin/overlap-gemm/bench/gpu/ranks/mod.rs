@@ -79,7 +79,8 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
     let nccl = match takes_part(&[Gatherer::Nccl, Gatherer::NcclCublaslt]) {
         true => {
             let nccl = Nccl::load(wanted.nccl.as_deref())?;
-            Some(Rc::new(Communicator::join(&nccl, &group, &gpu.device, LIMIT)?))
+            // As others use it: the quicker way.
+            Some(Rc::new(Communicator::join_without_limits(&nccl, &group, &gpu.device)?))
         }
         false => None,
     };
@@ -157,7 +158,7 @@ impl Bench<'_> {
                 };
                 let (name, what) = (who.name().to_owned(), step.describe());
                 let (times, host) = (Vec::new(), Vec::new());
-                let runner = Runner::Here { step, graph: None };
+                let runner = Runner::Here { graph: None, step };
                 entrants.push(Entrant { name, kind, launch, what, failed, times, host, runner });
             }
         }
@@ -211,7 +212,8 @@ impl Bench<'_> {
         who: Gatherer,
         place: contenders::Place<'c>,
     ) -> Result<Box<dyn contenders::Step + 'c>> {
-        let mut gemm = GemmOptions::default();
+        // As weights are.
+        let mut gemm = GemmOptions::default().with_constant_b(true);
         gemm.kernel.clone_from(&self.wanted.kernel);
         (gemm.splits, gemm.swizzle) = (self.wanted.splits, self.wanted.swizzle);
         let gather = self.gather_options();
