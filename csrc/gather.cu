@@ -76,7 +76,10 @@ struct Beginning {
     //
     // Where rows stay as they were, all ranks have agreed on them before, and nothing has to be compared:
     // who changes them compares, and finds those who do not.
-    __device__ Finding await(og_gather const& gather, og_gather_step const& step) const {
+    //
+    // `tells`: another block may be announcing more slowly than this one pushes, so that it has to tell the layout
+    // itself before its rows go out.
+    __device__ Finding await(og_gather const& gather, og_gather_step const& step, bool tells) const {
         Finding finding;
         if (over) return finding;
         uint32_t consumed = has_reached(last_use, epoch - 2) ? last_use : epoch - 2;
@@ -93,9 +96,8 @@ struct Beginning {
         if (finding.who >= uint32_t(ranks)) finding.who = uint32_t(gather.rank);
         if (finding.is_bad() || two_before == step.layout) return finding;
 
-        // This block's rows go out behind what it has said itself; another may be announcing more slowly.
         // Epochs are the upper halves.
-        tell_layout(gather, step.layout);
+        if (tells) tell_layout(gather, step.layout);
         await_words(
             patience, ranks, OG_FAILURE_ABSENT,
             [=](int32_t i) {
@@ -174,7 +176,7 @@ __global__ void __launch_bounds__(kBeginThreads)
     start(step);
     Beginning const beginning(gather, step.buffer);
     if (threadIdx.x < kWarp) {
-        Finding finding = beginning.await(gather, step);
+        Finding finding = beginning.await(gather, step, false);
         if (beginning.over || finding.is_bad()) beginning.give_up(gather, step, finding);
     } else {
         if (step.toggled) beginning.reset_toggles(gather);
@@ -239,7 +241,7 @@ __global__ void __launch_bounds__(kPushThreads)
     __shared__ bool goes_on;
     if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) beginning.announce(gather, step.layout);
     if (threadIdx.x < kWarp) {
-        Finding finding = beginning.await(gather, step);
+        Finding finding = beginning.await(gather, step, true);
         bool gives_up = beginning.over || finding.is_bad();
         if (gives_up) beginning.give_up(gather, step, finding);
         if (threadIdx.x == 0) goes_on = !gives_up;

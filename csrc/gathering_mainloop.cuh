@@ -136,7 +136,7 @@ public:
         int32_t k = *k_tiles;
         bool zeros = false;
         uint32_t tile = block_waits().tiles_begun++;
-        if (gather.records.records) begin_record(gather.records, tile_m, tile_n, tile);
+        uint64_t begin = gather.records.records ? global_timer() : 0;
         bool const is_first = tile == 0;
         if (is_first && !gather.b_is_there) wait_for_kernels_before();
         bool const awaits_chunks = gather.chunks.signals;
@@ -164,7 +164,7 @@ public:
                 ++k;
             }
         }
-        if (gather.records.records) end_record(gather, tile_m, tile_n, tile);
+        if (gather.records.records) record(gather, tile_m, tile_n, tile, begin);
 
         // A K tile beyond the last reads as zeros, and fetches nothing.
         if (zeros) k += size<3>(from_a);
@@ -179,9 +179,9 @@ public:
     }
 
     // The loading warp is through: all of A was there, and nothing is waited for any more. Not earlier, or the
-    // next kernel would take SMs from what this one waits for.
+    // next kernel would take SMs from what this one waits for. (CUTLASS's other loading warps come here, too.)
     CUTLASS_DEVICE void load_tail(MainloopPipeline pipeline, PipelineState stage) {
-        let_next_kernel_start();
+        if (threadIdx.x < cutlass::NumThreadsPerWarp) let_next_kernel_start();
         Base::load_tail(pipeline, stage);
     }
 
@@ -219,19 +219,14 @@ private:
         return uint64_t(blockIdx.x / cluster_x) + uint64_t(tile) * (gridDim.x / cluster_x);
     }
 
-    CUTLASS_DEVICE static void begin_record(RecordTable const& records, int32_t tile_m,
-                                            int32_t tile_n, uint32_t tile) {
-        int32_t slice = int32_t(work_index(tile) % uint32_t(records.splits));
-        auto* record = records.at(tile_m, tile_n, slice);
-        if (record) record->wait_begin = global_timer();
-    }
-
-    CUTLASS_DEVICE static void end_record(GatherParams const& gather, int32_t tile_m,
-                                          int32_t tile_n, uint32_t tile) {
+    // That the tile began to wait at `begin`, and has all that it waited for now.
+    CUTLASS_DEVICE static void record(GatherParams const& gather, int32_t tile_m, int32_t tile_n,
+                                      uint32_t tile, uint64_t begin) {
         uint64_t splits = uint64_t(gather.records.splits);
         uint64_t index = work_index(tile);
         auto* record = gather.records.at(tile_m, tile_n, int32_t(index % splits));
         if (!record) return;
+        record->wait_begin = begin;
         record->ready = global_timer();
         // Linear indices of plan::TileOrder count the tiles of a unit, rows fastest.
         constexpr uint32_t rows = cute::size<kTransposed ? 1 : 0>(KernelCluster{});

@@ -11,7 +11,7 @@ use overlap_gemm::cuda::{
     AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard, Strategy, devices,
 };
 use overlap_gemm::element::bf16;
-use overlap_gemm::group::{Group, GroupOptions};
+use overlap_gemm::group::{Group, GroupOptions, Launch};
 use overlap_gemm::plan::Problem;
 
 const M: usize = 4096;
@@ -26,7 +26,9 @@ fn one_rank(group: Group, device: &Device) -> Outcome {
     let problem = Problem::builder(M as u64, N as u64, K as u64).ranks(ranks as u64).build()?;
 
     // Collective: every rank plans the same. From here on the ranks reach each other's memory.
-    let (gather, gemm) = (GatherOptions::default(), GemmOptions::default());
+    let gather = GatherOptions::default();
+    // A promise: B is a weight, which no kernel writes while steps are under way.
+    let gemm = GemmOptions::default().with_constant_b(true);
     let mut layer = AllGatherGemm::plan(&group, device, &problem, Strategy::Auto, &gather, &gemm)?;
     if rank == 0 {
         print!("{}", layer.explain());
@@ -62,8 +64,9 @@ fn one_rank(group: Group, device: &Device) -> Outcome {
 
 fn run() -> Outcome {
     if std::env::args().nth(1).as_deref() != Some("threads") {
-        let group = Group::from_env(&GroupOptions::default())?;
-        let device = Device::open(group.rank() as usize % devices()?.len().max(1))?;
+        let device = Device::open(Launch::from_env()?.local_rank as usize)?;
+        // Two ranks on one GPU would be refused.
+        let group = Group::from_env(&GroupOptions::default().device(&device.bus_id()?))?;
         return one_rank(group, &device);
     }
     let open: Vec<Device> = (0..devices()?.len()).map(Device::open).collect::<Result<_, _>>()?;

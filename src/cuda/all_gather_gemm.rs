@@ -78,7 +78,8 @@ impl<'a> Shard<'a> {
 /// let device = Device::open(group.rank() as usize)?;
 /// let stream = device.new_stream()?;
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(group.ranks().into()).build()?;
-/// let (gather, gemm) = (GatherOptions::default(), GemmOptions::default());
+/// let gather = GatherOptions::default();
+/// let gemm = GemmOptions::default().with_constant_b(true); // weights, which no kernel writes meanwhile
 /// let mut layer =
 ///     AllGatherGemm::plan(&group, &device, &problem, Strategy::Auto, &gather, &gemm)?;
 /// println!("{}", layer.explain());
