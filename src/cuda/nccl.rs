@@ -95,7 +95,6 @@ pub struct Nccl {
     group_end: unsafe extern "C" fn() -> Status,
     state: unsafe extern "C" fn(Handle, *mut Status) -> Status,
     abort: unsafe extern "C" fn(Handle) -> Status,
-    destroy: unsafe extern "C" fn(Handle) -> Status,
     words: unsafe extern "C" fn(Status) -> *const c_char,
     version: (u32, u32, u32),
     _library: Library,
@@ -139,7 +138,6 @@ impl Nccl {
             state: function!("ncclCommGetAsyncError":
                 unsafe extern "C" fn(Handle, *mut Status) -> Status),
             abort: function!("ncclCommAbort": unsafe extern "C" fn(Handle) -> Status),
-            destroy: function!("ncclCommDestroy": unsafe extern "C" fn(Handle) -> Status),
             words: function!("ncclGetErrorString":
                 unsafe extern "C" fn(Status) -> *const c_char),
             version: (number / 10_000, number / 100 % 100, number % 100),
@@ -197,17 +195,20 @@ impl Shared {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the handle, so that nobody uses it any more.
-    fn take(&self) -> Option<Handle> {
-        let handle = std::mem::replace(&mut self.lock().0, std::ptr::null_mut());
-        (!handle.is_null()).then_some(handle)
-    }
-
-    fn abort(&self, nccl: &Nccl) {
-        if let Some(handle) = self.take() {
+    /// Ends the communicator, once, on a thread of its own: NCCL waits there until its kernels have ended and all
+    /// graphs with its work are gone, which may be those of whoever calls this.
+    fn abort(&self, nccl: &Arc<Nccl>) -> Option<std::thread::JoinHandle<()>> {
+        // The lock may be held for as long as NCCL's calls take, which are short where they do not block.
+        let handle = std::mem::replace(&mut *self.lock(), SendHandle(std::ptr::null_mut()));
+        if handle.0.is_null() {
+            return None;
+        }
+        let nccl = Arc::clone(nccl);
+        Some(std::thread::spawn(move || {
+            let SendHandle(handle) = { handle };
             // SAFETY: a live communicator that nobody else has any more.
             unsafe { (nccl.abort)(handle) };
-        }
+        }))
     }
 }
 
@@ -241,11 +242,15 @@ impl Communicator {
     ) -> Result<Self> {
         device.bind()?;
         let mut id = Id([0; 128]);
+        let mut found = Ok(());
         if group.rank() == 0 {
             // SAFETY: a pointer to a live value.
-            nccl.outcome("ncclGetUniqueId", unsafe { (nccl.unique)(&mut id) })?;
+            found = nccl.outcome("ncclGetUniqueId", unsafe { (nccl.unique)(&mut id) });
         }
-        let ids = group.all_gather("NCCL's id", &id.0, limit)?;
+        // None is told as such: the others would wait.
+        let told = if found.is_ok() { &id.0[..] } else { &[] };
+        let ids = group.all_gather("NCCL's id", told, limit)?;
+        found?;
         let told = |_| Error::Cuda { call: "ncclGetUniqueId", detail: "no id came".into() };
         id = Id(ids[0].as_slice().try_into().map_err(told)?);
         let (ranks, rank) = (group.ranks() as c_int, group.rank() as c_int);
@@ -262,12 +267,9 @@ impl Communicator {
         nccl.outcome("ncclCommInitRankConfig", made)?;
         let (nccl, shared) = (Arc::clone(nccl), Arc::downgrade(&joined.shared));
         group.on_end(move |_| {
-            // On a thread of its own: NCCL waits for its kernels there, and others want to be told, too.
-            std::thread::spawn(move || {
-                if let Some(shared) = shared.upgrade() {
-                    shared.abort(&nccl);
-                }
-            });
+            if let Some(shared) = shared.upgrade() {
+                shared.abort(&nccl);
+            }
         });
         joined.settle("ncclCommInitRankConfig", limit)?;
         Ok(joined)
@@ -356,7 +358,8 @@ impl Communicator {
         self.state("NCCL").map(drop)
     }
 
-    /// Ends it, here: whatever is under way comes through, with nothing that is right.
+    /// Ends it, here, and soon: whatever is under way comes through, with nothing that is right. The other ranks
+    /// have to end theirs, too, as they do when the group ends.
     pub fn abort(&self) {
         self.shared.abort(&self.nccl);
     }
@@ -390,10 +393,13 @@ impl Communicator {
         let begin = Instant::now();
         while !done()? {
             if begin.elapsed() > limit {
-                self.abort();
                 let own = self.group.rank();
                 let absent = (0..self.group.ranks()).filter(|rank| *rank != own).collect();
-                return Err(Error::Absent { rank: own, absent, what: what.into(), limit });
+                let error = Error::Absent { rank: own, absent, what: what.into(), limit };
+                // Ends this communicator, too.
+                self.group.abort(&error.to_string());
+                self.abort();
+                return Err(error);
             }
             if begin.elapsed() > Duration::from_millis(1) {
                 std::thread::sleep(Duration::from_micros(50));
@@ -414,13 +420,16 @@ impl Communicator {
 }
 
 impl Drop for Communicator {
+    /// Aborts, also where all went well: what else there is to end a communicator waits for all ranks to do so.
     fn drop(&mut self) {
-        let Some(handle) = self.shared.take() else { return };
+        const PATIENCE: Duration = Duration::from_secs(10);
         let context = self.device.context();
         context.record_err(context.bind_to_thread());
-        // A rank that leaves must not wait for another that never comes: destroying does, aborting does not.
-        let over = self.group.check().is_err();
-        // SAFETY: a live communicator that nobody else has any more; the streams are through, or it is to end.
-        unsafe { if over { (self.nccl.abort)(handle) } else { (self.nccl.destroy)(handle) } };
+        let Some(ending) = self.shared.abort(&self.nccl) else { return };
+        let begin = Instant::now();
+        while !ending.is_finished() && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        // What is still ending then waits for a graph that somebody keeps.
     }
 }

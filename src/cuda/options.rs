@@ -33,9 +33,9 @@ pub struct GemmOptions {
     pub swizzle: Option<u32>,
     /// Slices that K is cut into (default: by the cost model).
     pub splits: Option<u32>,
-    /// A promise: no kernel that is under way when the product is enqueued, or that comes right before it on its
-    /// stream, writes B (default: no promise). So it is with weights. The product then fetches B while the kernel
-    /// before it is still running, and for small M is quicker by some microseconds.
+    /// A promise: nothing that may still run when the product starts writes B, on its stream or elsewhere (default: no
+    /// promise). So it is with weights that were written before the first step. The product then fetches B while
+    /// what is before it is still running, and for small M is quicker by some microseconds.
     pub constant_b: bool,
 }
 

@@ -7,9 +7,11 @@
 //! limit.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 
 use super::call::PadWords;
@@ -18,6 +20,7 @@ use super::host_words::{Cause, HostWords};
 use super::signals::timeout_ns;
 use super::symmetric::SymmetricMemory;
 use super::uses::Uses;
+use super::workspace::is_capturing;
 use super::{driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -25,7 +28,8 @@ use crate::group::Group;
 /// The most channels that a pad has.
 pub const MAX_CHANNELS: u32 = 1024;
 
-/// One rank's part in signalling. Collective: all ranks make it, and put as often as others wait.
+/// One rank's part in signalling. Collective: all ranks make it, and put as often as others wait. What one rank
+/// does on one channel has an order: all of it on one stream, or on streams that the caller has put in order.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -56,13 +60,16 @@ pub const MAX_CHANNELS: u32 = 1024;
 pub struct SignalPad {
     group: Arc<Group>,
     device: Device,
-    memory: SymmetricMemory,
-    /// Where each rank's words are.
-    table: CudaSlice<u64>,
+    memory: Arc<SymmetricMemory>,
+    /// Where each rank's words are, and where that is.
+    table: Arc<CudaSlice<u64>>,
+    table_at: CUdeviceptr,
     host: Arc<HostWords>,
     channels: u32,
     limit: Duration,
     uses: Uses,
+    /// There may be graphs, of which nobody knows when they are launched.
+    captured: AtomicBool,
     failed: Mutex<Option<Error>>,
 }
 
@@ -106,8 +113,11 @@ impl SignalPad {
             .map_err(|error| driver_error("cuMemsetD8", error))?;
         let addresses = (0..group.ranks()).map(|rank| memory.address(rank));
         let addresses = addresses.collect::<Result<Vec<u64>>>()?;
-        let table = device.new_stream()?.clone_htod(&addresses);
+        let stream = device.new_stream()?;
+        let table = stream.clone_htod(&addresses);
         let table = table.map_err(|error| driver_error("cuMemcpyHtoD", error))?;
+        // Asked once: with each question `cudarc` lets the stream wait for the copy, which no capture survives.
+        let table_at = table.device_ptr(&stream).0;
         // Neither call promises that the memory has been written when it returns.
         let context = device.context();
         context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
@@ -119,8 +129,19 @@ impl SignalPad {
             }
         });
         let (group, device) = (Arc::clone(group), device.clone());
-        let (uses, failed) = (Uses::default(), Mutex::default());
-        Ok(SignalPad { group, device, memory, table, host, channels, limit, uses, failed })
+        Ok(SignalPad {
+            group,
+            device,
+            memory: Arc::new(memory),
+            table: Arc::new(table),
+            table_at,
+            host,
+            channels,
+            limit,
+            uses: Uses::default(),
+            captured: AtomicBool::new(false),
+            failed: Mutex::default(),
+        })
     }
 
     /// How many channels there are.
@@ -189,8 +210,12 @@ impl SignalPad {
             return Err(Error::out_of_range(what, channel.into(), 0, most, remedy));
         }
         let stream = self.uses.begin(&self.device, stream)?;
+        if is_capturing(stream)? {
+            // Relaxed: read when nobody else has this value any more.
+            self.captured.store(true, Ordering::Relaxed);
+        }
         let pad = PadWords {
-            words: self.table.device_ptr(stream).0,
+            words: self.table_at,
             own: self.memory.own_address(),
             ranks: self.group.ranks() as i32,
             rank: self.group.rank() as i32,
@@ -208,13 +233,15 @@ impl SignalPad {
 }
 
 impl Drop for SignalPad {
-    /// Waits for every stream that may still touch the words: waits end within their limit.
+    /// Waits for every stream that may still touch the words: waits end within their limit. Where graphs may, too, or
+    /// a context is lost, the words (a page and a little) are left where they are.
     fn drop(&mut self) {
         let context = Arc::clone(self.device.context());
         context.record_err(context.bind_to_thread());
-        if self.uses.wait().is_err() {
-            // Nothing that a kernel may still write to is freed. The memory itself outlives its mapping's end.
-            std::mem::forget(Arc::clone(&self.host));
+        let over = self.uses.wait();
+        if over.is_err() || *self.captured.get_mut() {
+            let (host, memory) = (Arc::clone(&self.host), Arc::clone(&self.memory));
+            std::mem::forget((host, memory, Arc::clone(&self.table)));
         }
     }
 }

@@ -121,8 +121,8 @@ impl SymmetricMemory {
     /// Enqueues a copy of this GPU's memory into the part of `peer`, `offset` bytes from its start.
     ///
     /// # Safety
-    /// `from` is memory of this GPU of so many bytes, and stays until the stream is through; who reads there, or
-    /// writes to the same place, does so in an order that the caller has seen to.
+    /// `from` is memory of this GPU of so many bytes; it and this value stay until the stream is through. Who reads
+    /// there, or writes to the same place, does so in an order that the caller has seen to.
     pub unsafe fn put(
         &self,
         stream: &Arc<CudaStream>,
@@ -156,7 +156,10 @@ impl SymmetricMemory {
 
     /// Lets the stream itself write a word of the part of `peer`: needs no SM, and is seen after everything that the
     /// stream did before.
-    pub fn write_word(
+    ///
+    /// # Safety
+    /// This value lives until the stream is through, and who else uses the word expects it.
+    pub unsafe fn write_word(
         &self,
         stream: &Arc<CudaStream>,
         peer: u32,
@@ -164,14 +167,22 @@ impl SymmetricMemory {
         value: u32,
     ) -> Result<()> {
         let word = self.word(stream, peer, offset)?;
-        // SAFETY: a word of the part; the driver waits for the stream before it is unmapped.
+        // SAFETY: a word of the part, which the caller keeps mapped.
         unsafe { stream_ops::write(stream, word, value) }
     }
 
     /// Lets the stream itself wait until a word of this rank's part has reached `value` (the comparison wraps):
     /// needs no SM, and **knows no limit**. Where a rank may fail, use a
     /// [`SignalPad`](super::SignalPad).
-    pub fn wait_word(&self, stream: &Arc<CudaStream>, offset: u64, value: u32) -> Result<()> {
+    ///
+    /// # Safety
+    /// This value lives until the stream is through.
+    pub unsafe fn wait_word(
+        &self,
+        stream: &Arc<CudaStream>,
+        offset: u64,
+        value: u32,
+    ) -> Result<()> {
         let word = self.word(stream, self.rank, offset)?;
         // SAFETY: as for `write_word`.
         unsafe { stream_ops::wait_for(stream, word, value) }

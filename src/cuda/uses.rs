@@ -34,7 +34,9 @@ impl Uses {
     /// the last kernel has ended.
     pub(super) fn wait(&self) -> Result<()> {
         let streams = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let waited = streams.iter().try_for_each(|stream| stream.synchronize());
+        // All of them, whatever becomes of one.
+        let waited: Vec<_> = streams.iter().map(|stream| stream.synchronize()).collect();
+        let waited = waited.into_iter().collect::<std::result::Result<(), _>>();
         waited.map_err(|error| driver_error("cuStreamSynchronize", error))
     }
 }

@@ -123,19 +123,26 @@ fn streams_wait_for_words() {
         rank.group.barrier("zero", LIMIT).unwrap();
         let own = rank.gpu.upload(&bytes(me, 0));
         let writer = rank.gpu.device.new_stream().unwrap();
-        memory.wait_word(stream, 4, 7).unwrap();
+        // SAFETY: the memory lives until the streams are through, here and below.
+        unsafe { memory.wait_word(stream, 4, 7) }.unwrap();
         std::thread::sleep(Duration::from_millis(20 * u64::from(me)));
         // SAFETY: the bytes are kept until the stream is through.
         unsafe { memory.put(&writer, 1 - me, 64, own.device_ptr(&writer).0, 1000) }.unwrap();
-        memory.write_word(&writer, 1 - me, 4, 7).unwrap();
+        // SAFETY: as above.
+        unsafe { memory.write_word(&writer, 1 - me, 4, 7) }.unwrap();
         stream.synchronize().unwrap();
         assert!(read(memory.own_address() + 64, 1000) == bytes(1 - me, 0)[..1000]);
         writer.synchronize().unwrap();
-        let outside = memory.write_word(stream, 0, memory.bytes(), 0).unwrap_err();
+        // SAFETY: refused, all three.
+        let (outside, askew, nobody) = unsafe {
+            let outside = memory.write_word(stream, 0, memory.bytes(), 0);
+            (outside, memory.wait_word(stream, 2, 0), memory.write_word(stream, 2, 0, 0))
+        };
+        let outside = outside.unwrap_err();
         assert!(matches!(outside, Error::OutOfRange { .. }), "{outside:?}");
-        let askew = memory.wait_word(stream, 2, 0).unwrap_err();
+        let askew = askew.unwrap_err();
         assert!(matches!(askew, Error::Misaligned { .. }), "{askew:?}");
-        let nobody = memory.write_word(stream, 2, 0, 0).unwrap_err().to_string();
+        let nobody = nobody.unwrap_err().to_string();
         assert!(nobody.starts_with("the rank is 2"), "{nobody}");
     });
 }

@@ -4,7 +4,6 @@
 //! NCCL hears of other ones, for it would wait for ever where they differ.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use cudarc::driver::CudaStream;
 
@@ -50,20 +49,13 @@ impl Gatherer {
         if before.tags == shape.tags {
             return Ok(());
         }
-        let tags = self.group.all_gather(
-            "the rows of a step",
-            &shape.tags[0].to_le_bytes(),
-            self.limit(false),
-        )?;
-        let differs = |tag: &Vec<u8>| *tag != shape.tags[0].to_le_bytes();
+        // The step, too: a rank that goes over later is not with those that do now.
+        let own = [self.epoch.to_le_bytes(), shape.tags[0].to_le_bytes()].concat();
+        let tags = self.group.all_gather("the rows of a step", &own, self.limit(false))?;
+        let differs = |tag: &Vec<u8>| *tag != own;
         match tags.iter().position(differs) {
             Some(peer) => Err(other_layout(self.group.rank(), peer as u32, self.epoch)),
             None => Ok(()),
         }
-    }
-
-    /// How long to wait for a stream that NCCL gathers on.
-    pub(super) fn patience(&self) -> Duration {
-        self.limit(false).saturating_mul(self.unwaited.max(1))
     }
 }

@@ -4,6 +4,7 @@
 //! that a stream may still use.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::{CudaStream, result};
 
@@ -17,10 +18,10 @@ impl Gatherer {
     /// Waits for `stream`, and says whether all went well.
     pub(in super::super) fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         let waited = match &self.nccl {
-            Some(nccl) => nccl.wait(stream, self.patience()),
+            Some(nccl) => nccl.wait(stream, self.patience.max(self.options.limit)),
             None => stream.synchronize().map_err(|e| driver_error("cuStreamSynchronize", e)),
         };
-        self.unwaited = 0;
+        self.patience = Duration::ZERO;
         if let Err(error) = &waited {
             self.fail(error);
         }
@@ -107,7 +108,7 @@ impl Drop for Gatherer {
         let context = Arc::clone(self.device.context());
         context.record_err(context.bind_to_thread());
         if let (Some(nccl), Some(stream)) = (&self.nccl, &self.last_stream)
-            && nccl.wait(stream, self.patience()).is_err()
+            && nccl.wait(stream, self.patience.max(self.options.limit)).is_err()
         {
             // Else what comes next would wait without a limit.
             nccl.abort();

@@ -70,8 +70,8 @@ pub(super) struct Gatherer {
     nccl: Option<Communicator>,
     /// What follows a step's beginning on the stream may start at once.
     next_may_start: bool,
-    /// Steps begun since somebody last waited for them here.
-    unwaited: u32,
+    /// How long NCCL may take for the steps that were begun since somebody last waited for them here.
+    patience: Duration,
     layout: Layout,
     memory: Arc<SymmetricMemory>,
     table: Table,
@@ -196,9 +196,10 @@ impl Gatherer {
             self.poison(stream)?;
         }
         self.bring(stream, shape, buffer, own)?;
-        self.unwaited = self.unwaited.saturating_add(1);
         if let Some(nccl) = &self.nccl {
+            self.patience = self.patience.saturating_add(self.limit(capturing));
             self.gather_by_nccl(nccl, stream, shape, buffer)?;
+            self.epoch = self.epoch.wrapping_add(1);
             self.next_buffer = 1 - buffer;
             self.latest = Some(Arc::clone(shape));
             let (shape, joins, toggled) = (Arc::clone(shape), false, false);

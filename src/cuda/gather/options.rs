@@ -28,7 +28,7 @@ pub enum Engine {
     /// [`Strategy::Sequential`](crate::cuda::Strategy::Sequential) and
     /// [`AllGather`](crate::cuda::AllGather) only. Its kernels know no limit:
     /// limits hold where the operation's `synchronize` waits, once for each step that was begun since the last
-    /// time, and beginning a step takes some 50 µs of the host's time (not in graphs); who waits for the stream by other means may wait for as long as a rank is stuck. A step with other
+    /// time (a graph's when it is captured, however often it is launched), and beginning a step takes some 50 µs of the host's time (not in graphs); who waits for the stream by other means may wait for as long as a rank is stuck. A step with other
     /// rows than the one before makes the ranks agree on the host, so its beginning waits for the others.
     Nccl,
 }

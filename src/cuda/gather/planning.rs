@@ -54,14 +54,15 @@ impl Gatherer {
         agree(group, purpose.kind, problem, options, planned.as_ref().err(), limit)?;
         let planned = planned?;
         let layout = Layout::new(problem, planned.plan.chunks().most_per_rank())?;
-        let memory = match planned.nccl {
-            Some(_) => SymmetricMemory::alone(group, device, layout.bytes())?,
-            None => SymmetricMemory::new(group, device, layout.bytes(), limit)?,
-        };
-        let made = Self::make(group, device, planned, options, layout, Arc::new(memory));
         let tell = |error: &Error| {
             group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
         };
+        let memory = match planned.nccl {
+            Some(_) => SymmetricMemory::alone(group, device, layout.bytes()).inspect_err(tell)?,
+            // Tells by itself, where that is the way.
+            None => SymmetricMemory::new(group, device, layout.bytes(), limit)?,
+        };
+        let made = Self::make(group, device, planned, options, layout, Arc::new(memory));
         let gatherer = made.inspect_err(tell)?;
         // Nobody may write here before the words are there.
         group.barrier("a gather is planned", limit)?;
@@ -132,7 +133,7 @@ impl Gatherer {
             engine,
             nccl,
             next_may_start,
-            unwaited: 0,
+            patience: Duration::ZERO,
             layout,
             memory,
             table,
