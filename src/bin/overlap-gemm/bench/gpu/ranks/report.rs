@@ -1,7 +1,9 @@
 //! What the bench of several GPUs found, as data and as a table.
 //!
 //! Invariant: T_gemm is the fastest product of an A that is there, whoever's, launched alike; so is the peer
-//! that others are compared with. Ratios are of rounds, so that what drifts cancels.
+//! that others are compared with. Ratios are of rounds, so that what drifts cancels; so is the overlap
+//! efficiency: E = 1 − (T − T_gemm) / (T_nccl − T_gemm), 1 where the gather costs nothing, 0 where it costs what it does
+//! behind NCCL.
 
 use std::fmt;
 
@@ -9,7 +11,7 @@ use serde::Serialize;
 
 use super::super::super::gather::Gatherer;
 use super::super::super::results::Machine;
-use super::super::super::statistics::{Ratio, Summary};
+use super::super::super::statistics::{Ratio, Summary, median};
 use super::entrant::Kind;
 
 /// Everything.
@@ -67,6 +69,16 @@ impl CaseReport {
     }
 }
 
+/// E, in the middle of the rounds; `None` where gathering by NCCL costs nothing.
+fn efficiency(times: &[f64], gemm: &[f64], nccl: &[f64]) -> Option<f64> {
+    let rounds = times.iter().zip(gemm).zip(nccl);
+    let each = rounds.map(|((time, gemm), nccl)| {
+        let gather = nccl - gemm;
+        (gather > 0.0).then(|| 1.0 - (time - gemm) / gather)
+    });
+    median(&each.collect::<Option<Vec<_>>>()?)
+}
+
 /// The columns of ratios.
 const UNDER: [(&str, usize); 3] = [("÷ T_gemm", 9), ("÷ nccl-cublaslt", 16), ("÷ best peer", 12)];
 
@@ -75,7 +87,7 @@ impl fmt::Display for CaseReport {
         writeln!(f, "{}", self.name)?;
         write!(f, "  {:14} {:6} {:>9} {:>8}", "who", "launch", "µs a step", "spread")?;
         UNDER.iter().try_for_each(|(name, width)| write!(f, " {name:>width$}"))?;
-        writeln!(f, " {:>10}", "host µs")?;
+        writeln!(f, " {:>8} {:>10}", "E", "host µs")?;
         for row in &self.rows {
             let launch = if row.graph { "graph" } else { "plain" };
             write!(f, "  {:14} {launch:6} ", row.who)?;
@@ -94,6 +106,11 @@ impl fmt::Display for CaseReport {
                     None => write!(f, " {:>width$}", "–")?,
                 }
             }
+            let both = gemm.zip(nccl).filter(|_| row.kind == Kind::AllGatherGemm);
+            match both.and_then(|(gemm, nccl)| efficiency(&row.rounds_us, gemm, nccl)) {
+                Some(efficiency) => write!(f, " {:6.0} %", 100.0 * efficiency)?,
+                None => write!(f, " {:>8}", "–")?,
+            }
             match Summary::of(&row.host_us) {
                 Some(host) => writeln!(f, " {:10.1}", host.median)?,
                 None => writeln!(f, " {:>10}", "–")?,
@@ -111,5 +128,49 @@ impl fmt::Display for Report {
         writeln!(f, "{} × {gpu}, driver {driver}, NCCL {nccl}", self.ranks)?;
         writeln!(f, "{} steps a loop, {} rounds: medians", self.steps, self.rounds)?;
         self.cases.iter().try_for_each(|case| write!(f, "\n{case}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(who: &str, kind: Kind, rounds_us: &[f64]) -> Row {
+        let (what, failed, host_us) = (String::new(), None, Vec::new());
+        Row {
+            who: who.into(),
+            kind,
+            graph: true,
+            what,
+            failed,
+            rounds_us: rounds_us.to_vec(),
+            host_us,
+        }
+    }
+
+    #[test]
+    fn a_table_compares_with_the_fastest_of_each_kind() {
+        let mut wrong = row("torch-native", Kind::AllGatherGemm, &[]);
+        wrong.failed = Some("off by 1".into());
+        let rows = vec![
+            row("cublaslt", Kind::Gemm, &[100.0, 102.0, 98.0]),
+            row("torch-mm", Kind::Gemm, &[110.0, 110.0, 110.0]),
+            row("nccl-cublaslt", Kind::AllGatherGemm, &[150.0, 152.0, 148.0]),
+            row("torch-fused", Kind::AllGatherGemm, &[130.0, 130.0, 130.0]),
+            wrong,
+            row("fused", Kind::AllGatherGemm, &[105.0, 107.0, 103.0]),
+            row("gather", Kind::AllGather, &[40.0, 40.0, 40.0]),
+        ];
+        let text = CaseReport { name: "a case".into(), rows }.to_string();
+        let line = |who: &str| {
+            let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            lines.find(|words| words.first() == Some(&who)).unwrap_or_default()
+        };
+        // Name, launch, time, spread, %, ÷ T_gemm, ÷ nccl-cublaslt, ÷ best peer, E, %.
+        assert_eq!(line("fused")[5..10], ["1.050", "0.700", "0.808", "90", "%"], "{text}");
+        assert_eq!(line("nccl-cublaslt")[8..10], ["0", "%"], "{text}");
+        assert_eq!(line("cublaslt")[5..9], ["1.000", "0.667", "0.769", "–"], "{text}");
+        assert_eq!(line("torch-native")[2..6], ["FAILED:", "off", "by", "1"], "{text}");
+        assert_eq!(line("gather")[8], "–", "{text}");
     }
 }
