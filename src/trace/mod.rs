@@ -2,8 +2,10 @@
 //!
 //! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer,
 //! all on one clock. Invariant: times are durations since the group's common origin, so that the
-//! records of several ranks can be laid side by side. `text` draws them.
+//! records of several ranks can be laid side by side. `text` and `svg` draw them; `chrome` is for trace viewers.
 
+mod chrome;
+mod svg;
 mod text;
 
 use std::time::Duration;
