@@ -18,7 +18,7 @@ pub enum Strategy {
     /// A product for each rank's rows, one after the other, each behind its rows: what others ship as
     /// decomposition.
     Pipelined,
-    /// All rows first, then one product. With [`Engine::Nccl`](super::Engine::Nccl): what everybody starts from.
+    /// All rows first, then one product. With [`Engine::Nccl`]: what everybody starts from.
     Sequential,
 }
 
