@@ -23,8 +23,12 @@ pub enum Strategy {
 }
 
 /// Up to so many bytes a shard, a product that waits for rows that a kernel pushes is quicker than a kernel
-/// that waits for them and a product behind it.
+/// that waits for them and a product behind it, whatever else there is.
 const TINY_SHARD: u64 = 1 << 20;
+
+/// So much of B stays in the L2 cache of an H100 or H200, of 50 MiB. A larger B, of which the first rows of A have
+/// read a part when the others come, is read twice.
+const CACHED_B: u64 = 32 << 20;
 
 /// What is carried out, and why; measured on two H200 (`benches/results`).
 pub(super) fn choose(asked: Strategy, engine: Engine, problem: &Problem) -> (Strategy, String) {
@@ -32,10 +36,14 @@ pub(super) fn choose(asked: Strategy, engine: Engine, problem: &Problem) -> (Str
         (Strategy::Auto, Engine::Nccl) => {
             (Strategy::Sequential, "NCCL tells nothing before all rows are there")
         }
-        (Strategy::Auto, Engine::Kernel { .. }) if shard_bytes(problem) > TINY_SHARD => (
-            Strategy::Sequential,
-            "the rows are pushed before the product begins, so it may as well wait for all of them",
-        ),
+        (Strategy::Auto, Engine::Kernel { .. })
+            if shard_bytes(problem) > TINY_SHARD && b_bytes(problem) > CACHED_B =>
+        {
+            (
+                Strategy::Sequential,
+                "the rows are there soon after the product begins, and a B this large is read once if it                  waits for all of them",
+            )
+        }
         (Strategy::Auto, _) => (
             Strategy::Fused,
             "it waits for no more than the rows of the next tile, and nothing measured so far is quicker",
@@ -43,6 +51,10 @@ pub(super) fn choose(asked: Strategy, engine: Engine, problem: &Problem) -> (Str
         (other, _) => (other, "asked for"),
     };
     (chosen, why.into())
+}
+
+fn b_bytes(problem: &Problem) -> u64 {
+    u64::from(problem.n()) * u64::from(problem.k()) * u64::from(problem.elements().b.size())
 }
 
 #[cfg(test)]
@@ -58,6 +70,8 @@ mod tests {
         let (kernel, copies) = (Engine::Kernel { blocks: 16 }, Engine::CopyEngines { streams: 1 });
         assert_eq!(chosen(64, kernel), Strategy::Fused);
         assert_eq!(chosen(512, kernel), Strategy::Sequential);
+        let small = Problem::builder(512, 1792, 4096).ranks(2).build().unwrap();
+        assert_eq!(choose(Strategy::Auto, kernel, &small).0, Strategy::Fused);
         assert_eq!(chosen(512, copies), Strategy::Fused);
         assert_eq!(chosen(8192, copies), Strategy::Fused);
         assert_eq!(chosen(8192, Engine::Nccl), Strategy::Sequential);

@@ -117,6 +117,8 @@ impl Case {
         case.options.c = random.within(0..=1) == 1;
         (case.alpha, case.beta) = (factor(random), factor(random));
         case.options.splits = Some(random.within(1..=case.most_splits().into()) as u32);
+        // Tests write B long before; the promise holds.
+        case.options.constant_b = random.within(0..=1) == 1;
         if random.within(0..=1) == 1 {
             case.options.swizzle = Some(random.within(1..=9) as u32);
         }

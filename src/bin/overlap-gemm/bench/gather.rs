@@ -118,6 +118,8 @@ pub enum Gatherer {
     Cublaslt,
     /// This crate's
     Own,
+    /// This crate's, while copies as large as the gather's are under way that nobody waits for
+    Beside,
     /// NCCL's all-gather, then cuBLASLt's product
     NcclCublaslt,
     /// NCCL's all-gather, then this crate's product
@@ -137,9 +139,10 @@ pub enum Gatherer {
 }
 
 impl Gatherer {
-    const ALL: [Gatherer; 10] = [
+    const ALL: [Gatherer; 11] = [
         Gatherer::Cublaslt,
         Gatherer::Own,
+        Gatherer::Beside,
         Gatherer::NcclCublaslt,
         Gatherer::NcclOwn,
         Gatherer::Nccl,
@@ -156,6 +159,7 @@ impl Gatherer {
         match self {
             Gatherer::Cublaslt => "cublaslt",
             Gatherer::Own => "own",
+            Gatherer::Beside => "beside",
             Gatherer::NcclCublaslt => "nccl-cublaslt",
             Gatherer::NcclOwn => "nccl-own",
             Gatherer::Nccl => "nccl",

@@ -7,18 +7,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use overlap_gemm::Result;
+use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaStream};
 use overlap_gemm::cuda::nccl::{Communicator, Parts};
 use overlap_gemm::cuda::{
-    AllGather, AllGatherGemm, GatherOptions, Gemm, GemmOptions, Shard, Strategy,
+    AllGather, AllGatherGemm, GatherOptions, Gemm, GemmOptions, Shard, Strategy, SymmetricMemory,
 };
 use overlap_gemm::group::Group;
 use overlap_gemm::plan::{Problem, Scaling};
 
 use super::super::cublaslt::Suggested;
-use super::super::driver::Gpu;
+use super::super::driver::{Gpu, call, record};
 use super::super::inputs::Inputs;
 use super::super::own::operands;
 use super::super::timing::Product;
+use super::LIMIT;
 use super::entrant::Kind;
 
 /// One of them.
@@ -144,6 +146,57 @@ impl Step for Own<'_> {
 
     fn kind(&self) -> Kind {
         Kind::Gemm
+    }
+
+    fn describe(&self) -> String {
+        self.gemm.kernel().to_string()
+    }
+}
+
+/// This crate's product of an A that is there, while as many bytes as a gather moves are pushed beside it, which nobody
+/// waits for but the next step: what an overlap costs that waits for nothing.
+pub struct Beside<'a> {
+    place: Place<'a>,
+    gemm: Gemm,
+    memory: SymmetricMemory,
+    pusher: Arc<CudaStream>,
+    events: [CudaEvent; 2],
+}
+
+impl<'a> Beside<'a> {
+    /// Plans it; collective.
+    pub fn plan(place: Place<'a>, options: &GemmOptions) -> Result<Self> {
+        let (device, group) = (&place.gpu.device, place.group);
+        let gemm = Gemm::plan(device, place.problem, options)?;
+        let room = place.own().1 * u64::from(group.ranks());
+        let memory = SymmetricMemory::new(group, device, room, LIMIT)?;
+        let events = [place.gpu.event()?, place.gpu.event()?];
+        Ok(Beside { place, gemm, memory, pusher: device.new_stream()?, events })
+    }
+}
+
+impl Step for Beside<'_> {
+    fn enqueue(&mut self, set: usize) -> Result<()> {
+        let Place { gpu, group, inputs, .. } = self.place;
+        let (first, bytes) = self.place.own();
+        let [begun, pushed] = &self.events;
+        record(begun, &gpu.stream)?;
+        call("cuStreamWaitEvent", self.pusher.wait(begun))?;
+        let from = inputs.sets[self.place.set].a.address + first;
+        let slot = u64::from(group.rank()) * bytes;
+        for peer in (0..group.ranks()).filter(|peer| *peer != group.rank()) {
+            // SAFETY: this rank's rows of A, and a slot that nobody reads; both live until the streams are through,
+            // since the stream of the product waits for the pushes.
+            unsafe { self.memory.put(&self.pusher, peer, slot, from, bytes) }?;
+        }
+        record(pushed, &self.pusher)?;
+        // SAFETY: as large as the problem says; they live until the stream is through.
+        unsafe { self.gemm.enqueue_raw(&gpu.stream, &operands(inputs, set)) }?;
+        call("cuStreamWaitEvent", gpu.stream.wait(pushed))
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::GemmBesideCopies
     }
 
     fn describe(&self) -> String {

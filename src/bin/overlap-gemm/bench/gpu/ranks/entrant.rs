@@ -27,6 +27,8 @@ const HOST_STEPS: usize = 20;
 pub enum Kind {
     /// A product of an A that is there.
     Gemm,
+    /// The same, with the link as busy as a gather keeps it.
+    GemmBesideCopies,
     /// Gathers A.
     AllGather,
     /// Both.

@@ -150,7 +150,7 @@ impl Bench<'_> {
                 let kind = step.kind();
                 let failed = match kind {
                     Kind::AllGather => None,
-                    Kind::Gemm | Kind::AllGatherGemm => {
+                    Kind::Gemm | Kind::GemmBesideCopies | Kind::AllGatherGemm => {
                         let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
                         step.check()?;
                         checked.err()
@@ -241,6 +241,7 @@ impl Bench<'_> {
                 let gemm = Gemm::plan(&self.gpu.device, place.problem, &gemm)?;
                 Box::new(contenders::Own { place, gemm })
             }
+            Gatherer::Beside => Box::new(contenders::Beside::plan(place, &gemm)?),
             Gatherer::Gather => Box::new(contenders::GatherAlone::plan(place, &gather)?),
             Gatherer::NcclOwn => {
                 let by_nccl = GatherOptions::default().with_engine(Engine::Nccl);
