@@ -98,6 +98,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     nccl: Option<PathBuf>,
 
+    /// Draw one step of the fused product of each case into this folder: every tile, and how long it waited
+    #[arg(long, value_name = "FOLDER")]
+    timelines: Option<PathBuf>,
+
     /// Another program that takes part, by turns: python3 benches/peers/torch_peer.py
     #[arg(long, value_name = "COMMAND")]
     peer: Option<String>,
@@ -190,6 +194,7 @@ pub struct Wanted {
     pub cublaslt: Option<PathBuf>,
     pub nccl: Option<PathBuf>,
     pub peer: Option<String>,
+    pub timelines: Option<PathBuf>,
     pub seed: u64,
 }
 
@@ -213,6 +218,7 @@ impl Args {
             cublaslt: self.cublaslt.clone().or_else(|| named("OVERLAP_GEMM_CUBLASLT")),
             nccl: self.nccl.clone(),
             peer: self.peer.clone(),
+            timelines: self.timelines.clone(),
             seed: self.seed,
         })
     }

@@ -11,9 +11,10 @@ use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaStream};
 use overlap_gemm::cuda::nccl::{Communicator, Parts};
 use overlap_gemm::cuda::{
     AllGather, AllGatherGemm, GatherOptions, Gemm, GemmOptions, Shard, Strategy, SymmetricMemory,
+    TileRecord,
 };
 use overlap_gemm::group::Group;
-use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::plan::{Plan, Problem, Scaling};
 
 use super::super::cublaslt::Suggested;
 use super::super::driver::{Gpu, call, record};
@@ -236,11 +237,26 @@ impl<'a> Gathered<'a> {
     }
 }
 
-impl Step for Gathered<'_> {
-    fn enqueue(&mut self, set: usize) -> Result<()> {
+impl Gathered<'_> {
+    /// The tiles of one step among many, and what was planned.
+    pub fn record(&mut self) -> Result<(Vec<TileRecord>, Plan)> {
+        const STEPS: usize = 60;
+        let stream = Arc::clone(&self.place.gpu.stream);
+        let records = self.layer.records(0)?;
+        for step in 0..STEPS {
+            let address = if step + 5 == STEPS { records.address(&stream) } else { 0 };
+            self.step(self.place.set, address)?;
+        }
+        self.place.gpu.synchronize()?;
+        self.layer.check()?;
+        Ok((records.read(&stream)?, self.layer.planned().clone()))
+    }
+
+    /// A step whose tiles are recorded at an address, unless that is 0.
+    fn step(&mut self, set: usize, records: u64) -> Result<()> {
         let Place { gpu, inputs, problem, .. } = self.place;
         let mut operands = operands(inputs, set);
-        operands.a = 0;
+        (operands.a, operands.records) = (0, records);
         let mut shard = Shard::in_place();
         if self.copied {
             shard = Shard::at(inputs.sets[self.place.set].a.address + self.place.own().0);
@@ -251,6 +267,12 @@ impl Step for Gathered<'_> {
         }
         // SAFETY: as large as the problem says; they live until the stream is through.
         unsafe { self.layer.enqueue(&gpu.stream, shard, &[operands]) }
+    }
+}
+
+impl Step for Gathered<'_> {
+    fn enqueue(&mut self, set: usize) -> Result<()> {
+        self.step(set, 0)
     }
 
     fn check(&mut self) -> Result<()> {

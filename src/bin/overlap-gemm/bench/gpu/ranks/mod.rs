@@ -8,6 +8,7 @@ mod contenders;
 mod entrant;
 mod peer;
 mod report;
+mod timeline;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -167,6 +168,17 @@ impl Bench<'_> {
         }
         let track = Track { gpu, group: &self.group, watch: &self.watch, sets };
         self.rounds(&mut entrants, &track)?;
+        if let Some(folder) = &wanted.timelines {
+            let (gather, gemm) = (self.gather_options(), self.gemm_options());
+            let mut step =
+                contenders::Gathered::plan(place, Strategy::Fused, &gather, &gemm, wanted.copied)?;
+            let (records, plan) = step.record()?;
+            timeline::check(&records)?;
+            let all = timeline::merge(&self.group, &plan, &records)?;
+            if self.group.rank() == 0 {
+                timeline::draw(folder, &case.to_string(), &all)?;
+            }
+        }
         let rows = entrants.into_iter().map(|entrant| Row {
             who: entrant.name,
             kind: entrant.kind,
@@ -212,10 +224,7 @@ impl Bench<'_> {
         who: Gatherer,
         place: contenders::Place<'c>,
     ) -> Result<Box<dyn contenders::Step + 'c>> {
-        // As weights are.
-        let mut gemm = GemmOptions::default().with_constant_b(true);
-        gemm.kernel.clone_from(&self.wanted.kernel);
-        (gemm.splits, gemm.swizzle) = (self.wanted.splits, self.wanted.swizzle);
+        let gemm = self.gemm_options();
         let gather = self.gather_options();
         let nccl = || {
             let missing = || Error::NoDevice { reason: "NCCL is not loaded".into() };
@@ -252,6 +261,14 @@ impl Bench<'_> {
             Gatherer::Fused => gathered(Strategy::Fused)?,
             Gatherer::Auto => gathered(Strategy::Auto)?,
         })
+    }
+
+    fn gemm_options(&self) -> GemmOptions {
+        // As weights are.
+        let mut gemm = GemmOptions::default().with_constant_b(true);
+        gemm.kernel.clone_from(&self.wanted.kernel);
+        (gemm.splits, gemm.swizzle) = (self.wanted.splits, self.wanted.swizzle);
+        gemm
     }
 
     fn gather_options(&self) -> GatherOptions {
