@@ -106,7 +106,7 @@ pub struct AllGatherGemm {
     gatherer: Gatherer,
     products: Vec<Product>,
     strategy: Strategy,
-    why: String,
+    why: &'static str,
     latest: Option<u32>,
 }
 
@@ -148,7 +148,7 @@ impl AllGatherGemm {
         let purpose = Purpose { kind: &kind, tiling, piecewise, next_may_start };
         let gatherer = Gatherer::join(group, device, first, &purpose, gather)?;
         let products = planned?;
-        let (strategy, why) = choose(strategy, gatherer.engine(), first);
+        let (strategy, why) = choose(strategy, gatherer.engine());
         tracing::debug!(rank = group.rank(), problem = %first, ?strategy, "planned all-gather + GEMM");
         Ok(AllGatherGemm { gatherer, products, strategy, why, latest: None })
     }

@@ -15,7 +15,7 @@ const SMALLEST_PIECE: u64 = 8 << 20;
 const MOST_PIECES: u64 = 2;
 
 /// Bytes of the largest shard.
-pub(in super::super) fn shard_bytes(problem: &Problem) -> u64 {
+fn shard_bytes(problem: &Problem) -> u64 {
     let bytes = problem.row_bytes(&(0..problem.shards().most_rows()));
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }

@@ -39,7 +39,6 @@ use std::time::Duration;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr as _};
 
-pub(super) use engines::shard_bytes;
 pub use options::{Engine, GatherOptions, SMALL_SHARD};
 pub(super) use planning::Purpose;
 pub(super) use step_shape::StepShape;
