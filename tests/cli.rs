@@ -1,6 +1,6 @@
 //! Drives the built binary: what it prints, how it refuses, and with which exit code it ends.
 //!
-//! What belongs here: every subcommand but `bench`, which has `cli_bench.rs`. Runs go through
+//! What belongs here: every subcommand but `bench` and `demo`, which have `cli_bench.rs` and `cli_demo.rs`. Runs go through
 //! `common/binary.rs`, which checks of each that no panic reaches stderr.
 
 #![cfg(feature = "cli")]
@@ -359,74 +359,6 @@ fn doctor_survives_files_that_are_no_libraries() {
     assert_eq!(code, 0);
     assert_eq!(stdout.matches("here but cannot be loaded").count(), 3, "{stdout}");
     assert!(stdout.contains("NVML does not start"), "{stdout}");
-}
-
-/// A demo small enough for a test.
-const SMALL_DEMO: [&str; 15] = [
-    "demo", "--on", "host", "--m", "96", "--n", "40", "--k", "24", "--ranks", "3", "--chunks", "2",
-    "--steps", "2",
-];
-
-#[test]
-fn demo_shows_times_a_verdict_and_a_timeline() {
-    let (code, stdout, stderr) = run(&SMALL_DEMO);
-    assert_eq!((code, stderr.as_str()), (0, ""));
-    for part in
-        ["96×40×24", "3 ranks", "one after the other", "overlapped", "all right", "rank 2", "█"]
-    {
-        assert!(stdout.contains(part), "no '{part}' in\n{stdout}");
-    }
-}
-
-#[test]
-fn demo_json_has_every_tile_and_transfer_of_a_step() {
-    let (code, stdout, _) = run(&[&SMALL_DEMO[..], &["--json"]].concat());
-    assert_eq!(code, 0);
-    let json: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!(json["report"]["wrong"], 0);
-    // Three ranks, each with two tiles of 16 rows for each of its 32-row shards' two chunks.
-    assert_eq!(json["timeline"]["tiles"].as_array().unwrap().len(), 3 * 6);
-    assert_eq!(json["timeline"]["transfers"].as_array().unwrap().len(), 3 * 3 * 2);
-    assert_eq!(json["times"].as_array().unwrap().len(), 4);
-}
-
-#[test]
-fn demo_of_one_rank_has_nothing_to_gather() {
-    let (code, stdout, _) = run(&[
-        "demo", "--on", "host", "--m", "8", "--n", "8", "--k", "8", "--ranks", "1", "--chunks", "1",
-    ]);
-    assert_eq!(code, 0);
-    assert!(stdout.contains("nothing to gather"), "{stdout}");
-}
-
-#[test]
-fn demo_refuses_what_cannot_be() {
-    for bad in [
-        &["--ranks", "0"][..],
-        &["--m", "0"],
-        &["--n", "18446744073709551616"],
-        &["--chunks", "1000"],
-        &["--chunks", "0"],
-        &["--steps", "0"],
-        &["--link", "0"],
-        &["--link", "NaN"],
-        &["--link=-5"],
-        &["--m", "2147483647", "--k", "2147483647"], // more memory than there is
-        &["--n", "2147483647", "--k", "100000"],
-        &["--on=mars"],
-    ] {
-        let on_host = if bad == ["--on=mars"] { &[][..] } else { &["--on=host"] };
-        refused(&[&["demo"], on_host, bad].concat(), 2, &["error:"]);
-    }
-    refused(&["demo", "--on=host", "--output", "/proc/nope"], 4, &["/proc/nope"]);
-}
-
-#[test]
-fn demo_on_a_gpu_says_what_is_missing() {
-    let (code, _, stderr) = run(&["demo", "--on", "gpu"]);
-    if code != 0 {
-        assert_eq!(code, 3, "{stderr}");
-    }
 }
 
 #[test]

@@ -2,13 +2,17 @@
 //!
 //! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer,
 //! all on one clock. Invariant: times are durations since the group's common origin, so that the
-//! records of several ranks can be laid side by side. `text` and `svg` draw them; `chrome` is for trace viewers.
+//! records of several ranks can be laid side by side. `text` and `svg` draw them, `chrome` is for
+//! trace viewers, `summary` counts.
 
 mod chrome;
+mod summary;
 mod svg;
 mod text;
 
 use std::time::Duration;
+
+pub use summary::RankSummary;
 
 use crate::plan::Tile;
 

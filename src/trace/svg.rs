@@ -107,11 +107,12 @@ impl Timeline {
             let height = lane * lanes.len() as f64;
             let _ = writeln!(
                 body,
-                r#"<rect class="lanes" x="{LEFT}" y="{first:.1}" width="{:.1}" height="{height:.1}"/><text class="small" x="{:.1}" y="{:.1}" text-anchor="end">{} workers</text>"#,
+                r#"<rect class="lanes" x="{LEFT}" y="{first:.1}" width="{:.1}" height="{height:.1}"/><text class="small" x="{:.1}" y="{:.1}" text-anchor="end">{} worker{}</text>"#,
                 WIDTH - LEFT - RIGHT,
                 LEFT - 8.0,
                 first + height.min(16.0) / 2.0 + 4.0,
-                lanes.len()
+                lanes.len(),
+                if lanes.len() == 1 { "" } else { "s" }
             );
             for tile in self.tiles.iter().filter(|tile| tile.rank == rank) {
                 let nth = lanes.binary_search(&tile.worker).unwrap_or(0);

@@ -7,7 +7,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -28,24 +28,47 @@ pub struct OutputArgs {
 impl OutputArgs {
     /// Opens the file, if one was named.
     pub fn open(&self) -> Result<Output, Failure> {
-        let open = |path: &PathBuf| {
-            let target = path.display().to_string();
-            // Truncated when the document is written, not before.
-            let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-            match file {
-                Ok(file) => Ok((target, file)),
-                Err(source) => Err(Failure::Write { target, source }),
-            }
-        };
-        let file = self.output.as_ref().map(open).transpose()?;
+        let file = self.output.as_deref().map(Target::open).transpose()?;
         Ok(Output { json: self.json, file })
+    }
+}
+
+/// A file that is written once, when there is something to write.
+pub struct Target {
+    name: String,
+    file: File,
+}
+
+impl Target {
+    /// Opens it, and leaves what it holds.
+    pub fn open(path: &Path) -> Result<Target, Failure> {
+        let name = path.display().to_string();
+        // Truncated when it is written, not before.
+        match OpenOptions::new().write(true).create(true).truncate(false).open(path) {
+            Ok(file) => Ok(Target { name, file }),
+            Err(source) => Err(Failure::Write { target: name, source }),
+        }
+    }
+
+    /// Replaces what it holds.
+    pub fn write(
+        mut self,
+        content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), Failure> {
+        let write = || {
+            truncate(&mut self.file)?;
+            let mut stream = BufWriter::new(&mut self.file);
+            content(&mut stream)?;
+            stream.flush()
+        };
+        write().map_err(|source| Failure::Write { target: self.name, source })
     }
 }
 
 /// Where the results of one command go.
 pub struct Output {
     json: bool,
-    file: Option<(String, File)>,
+    file: Option<Target>,
 }
 
 impl Output {
@@ -65,9 +88,8 @@ impl Output {
         value: &impl Serialize,
         text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), Failure> {
-        if let Some((target, mut file)) = self.file {
-            let written = truncate(&mut file).and_then(|()| write_json(file, value));
-            written.map_err(|source| Failure::Write { target, source })?;
+        if let Some(file) = self.file {
+            file.write(|stream| write_json(stream, value))?;
         }
         let written = match self.json {
             true => write_json(io::stdout().lock(), value),

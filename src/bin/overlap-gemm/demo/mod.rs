@@ -8,6 +8,7 @@ mod gpu;
 mod host;
 
 use std::fmt;
+use std::path::PathBuf;
 
 use overlap_gemm::plan::Problem;
 use overlap_gemm::reference::Report;
@@ -16,7 +17,7 @@ use serde::Serialize;
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::output::OutputArgs;
+use crate::output::{OutputArgs, Target};
 
 /// Run all-gather + GEMM on several ranks, check the result, and show what happened when
 #[derive(clap::Args)]
@@ -53,6 +54,14 @@ pub struct Args {
     /// Where to run
     #[arg(long, value_enum, default_value_t = On::Auto)]
     on: On,
+
+    /// Draw the last step into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Write the last step into this file as trace events, for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    events: Option<PathBuf>,
 
     /// Where the random numbers begin
     #[arg(long, default_value_t = 1)]
@@ -98,6 +107,8 @@ struct Shown {
 /// Runs the demo and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let output = args.output.open()?;
+    let svg = args.svg.as_deref().map(Target::open).transpose()?;
+    let events = args.events.as_deref().map(Target::open).transpose()?;
     let interrupt = Interrupt::install()?;
     let shown = match args.on {
         On::Host => host::run(args, interrupt)?,
@@ -108,6 +119,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     interrupt.check()?;
     if let Some(complaint) = shown.report.complaint() {
         return Err(Failure::CheckFailed(complaint));
+    }
+    if let Some(svg) = svg {
+        let title = format!("{}: one step, on {}", shown.problem, shown.on);
+        svg.write(|file| file.write_all(shown.timeline.to_svg(&title).as_bytes()))?;
+    }
+    if let Some(events) = events {
+        events.write(|file| file.write_all(shown.timeline.to_trace_events().as_bytes()))?;
     }
     output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
@@ -148,6 +166,7 @@ impl fmt::Display for Shown {
             "checked: {compared} results against f64, all right \
              (worst error {percent:.0} % of its bound, relative error {relative_error:.1e})\n"
         )?;
-        writeln!(f, "one step:\n{}", self.timeline.to_text(72))
+        writeln!(f, "one step:\n{}", self.timeline.to_text(72))?;
+        self.timeline.summaries().iter().try_for_each(|rank| writeln!(f, "{rank}"))
     }
 }

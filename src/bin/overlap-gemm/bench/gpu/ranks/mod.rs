@@ -176,6 +176,7 @@ impl Bench<'_> {
             let all = timeline::merge(&self.group, &plan, &records)?;
             if self.group.rank() == 0 {
                 timeline::draw(folder, &case.to_string(), &all)?;
+                all.summaries().iter().for_each(|rank| eprintln!("{case}: {rank}"));
             }
         }
         let rows = entrants.into_iter().map(|entrant| Row {

@@ -1,0 +1,140 @@
+//! A timeline in numbers: what each rank's workers did with their time.
+//!
+//! Invariant: computed, waited and idle times add up to what the workers had: the span of their rank, each.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::Timeline;
+
+/// One rank's step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct RankSummary {
+    /// The rank.
+    pub rank: u32,
+    /// How many workers computed.
+    pub workers: u32,
+    /// How many tiles.
+    pub tiles: u32,
+    /// From the first wait to the end of the last tile.
+    pub span: Duration,
+    /// From the first wait until a tile could be computed.
+    pub first_tile: Duration,
+    /// Spent computing, by all workers together.
+    pub computed: Duration,
+    /// Spent waiting for rows while nothing was computed, by all workers together.
+    pub waited: Duration,
+    /// Neither, by all workers together.
+    pub idle: Duration,
+    /// From the end of the worker that was through first to that of the last.
+    pub tail: Duration,
+}
+
+impl Timeline {
+    /// What each rank's workers did with their time, by rank.
+    pub fn summaries(&self) -> Vec<RankSummary> {
+        let mut ranks: BTreeMap<u32, BTreeMap<u32, Vec<[Duration; 3]>>> = BTreeMap::new();
+        for tile in &self.tiles {
+            let workers = ranks.entry(tile.rank).or_default();
+            let times = [tile.wait_begin, tile.ready, tile.done];
+            workers.entry(tile.worker).or_default().push(times);
+        }
+        ranks.into_iter().map(|(rank, workers)| summary(rank, workers)).collect()
+    }
+}
+
+fn summary(rank: u32, workers: BTreeMap<u32, Vec<[Duration; 3]>>) -> RankSummary {
+    let all = || workers.values().flatten();
+    let begin = all().map(|times| times[0]).min().unwrap_or_default();
+    let end = all().map(|times| times[2]).max().unwrap_or_default();
+    let first = all().map(|times| times[1]).min().unwrap_or_default();
+    let through = workers.values().filter_map(|tiles| tiles.iter().map(|times| times[2]).max());
+    let span = end.saturating_sub(begin);
+    let mut it = RankSummary {
+        rank,
+        workers: workers.len() as u32,
+        tiles: all().count() as u32,
+        span,
+        first_tile: first.saturating_sub(begin),
+        tail: end.saturating_sub(through.min().unwrap_or(end)),
+        ..RankSummary::default()
+    };
+    for mut tiles in workers.into_values() {
+        tiles.sort();
+        // A worker may look for a tile's rows while it computes another: what is computed counts once, and
+        // hides the waits beneath it.
+        let mut busy_until = begin;
+        let mut waited_until = begin;
+        for [wait, ready, done] in tiles {
+            let waits_from = wait.max(busy_until).max(waited_until);
+            it.waited += ready.saturating_sub(waits_from);
+            waited_until = waited_until.max(ready);
+            it.computed += done.saturating_sub(ready.max(busy_until));
+            busy_until = busy_until.max(done);
+        }
+    }
+    let had = span * it.workers;
+    it.idle = had.saturating_sub(it.computed + it.waited);
+    it
+}
+
+impl fmt::Display for RankSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RankSummary { rank, workers, tiles, span, first_tile, tail, .. } = *self;
+        let had = span.as_secs_f64() * f64::from(workers);
+        let share = |time: Duration| 100.0 * time.as_secs_f64() / had.max(f64::MIN_POSITIVE);
+        let s = if workers == 1 { "" } else { "s" };
+        write!(
+            f,
+            "rank {rank}: {tiles} tiles on {workers} worker{s} in {span:.1?}; the first after {first_tile:.1?}, the tail \
+             {tail:.1?}; {:.0} % computing, {:.0} % waiting for rows, {:.0} % idle",
+            share(self.computed),
+            share(self.waited),
+            share(self.idle)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Tile;
+    use crate::trace::TileEvent;
+
+    fn timeline(tiles: &[(u32, [u64; 3])]) -> Timeline {
+        let us = Duration::from_micros;
+        let event = |&(worker, times): &(u32, [u64; 3])| TileEvent {
+            rank: 4,
+            worker,
+            epoch: 1,
+            product: 0,
+            tile: Tile { m: 0, n: 0 },
+            chunk: 0,
+            wait_begin: us(times[0]),
+            ready: us(times[1]),
+            done: us(times[2]),
+        };
+        Timeline { tiles: tiles.iter().map(event).collect(), transfers: Vec::new() }
+    }
+
+    #[test]
+    fn times_add_up() {
+        let us = Duration::from_micros;
+        // One worker waits 5, computes 10, and waits for the next beneath it; the other computes 7 and is through.
+        let it =
+            timeline(&[(0, [10, 15, 25]), (0, [20, 30, 40]), (7, [10, 10, 17])]).summaries()[0];
+        assert_eq!((it.rank, it.workers, it.tiles, it.span), (4, 2, 3, us(30)));
+        assert_eq!((it.first_tile, it.tail), (us(0), us(23)));
+        assert_eq!((it.computed, it.waited, it.idle), (us(27), us(10), us(23)));
+        let text = it.to_string();
+        assert!(text.contains("45 % computing, 17 % waiting for rows, 38 % idle"), "{text}");
+    }
+
+    #[test]
+    fn nothing_is_nothing() {
+        assert!(Timeline::default().summaries().is_empty());
+    }
+}

@@ -1,0 +1,96 @@
+//! Drives `overlap-gemm demo` on threads: what it shows, draws and writes, and what it refuses.
+
+#![cfg(feature = "cli")]
+
+#[path = "common/binary.rs"]
+mod binary;
+
+use binary::{refused, run};
+use serde_json::Value;
+
+/// A demo small enough for a test.
+const SMALL_DEMO: [&str; 15] = [
+    "demo", "--on", "host", "--m", "96", "--n", "40", "--k", "24", "--ranks", "3", "--chunks", "2",
+    "--steps", "2",
+];
+
+#[test]
+fn demo_shows_times_a_verdict_and_a_timeline() {
+    let (code, stdout, stderr) = run(&SMALL_DEMO);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    for part in
+        ["96×40×24", "3 ranks", "one after the other", "overlapped", "all right", "rank 2", "█"]
+    {
+        assert!(stdout.contains(part), "no '{part}' in\n{stdout}");
+    }
+}
+
+#[test]
+fn demo_json_has_every_tile_and_transfer_of_a_step() {
+    let (code, stdout, _) = run(&[&SMALL_DEMO[..], &["--json"]].concat());
+    assert_eq!(code, 0);
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(json["report"]["wrong"], 0);
+    // Three ranks, each with two tiles of 16 rows for each of its 32-row shards' two chunks.
+    assert_eq!(json["timeline"]["tiles"].as_array().unwrap().len(), 3 * 6);
+    assert_eq!(json["timeline"]["transfers"].as_array().unwrap().len(), 3 * 3 * 2);
+    assert_eq!(json["times"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn demo_draws_a_step_and_writes_its_events() {
+    let folder = std::env::temp_dir().join(format!("overlap-gemm-demo-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let [svg, events] = ["step.svg", "step.json"].map(|name| folder.join(name));
+    // What was there before is replaced, not written over.
+    std::fs::write(&events, " ".repeat(1 << 20)).unwrap();
+    let [svg_name, events_name] = [&svg, &events].map(|path| path.to_str().unwrap());
+    let files = ["--svg", svg_name, "--events", events_name];
+    let (code, stdout, _) = run(&[&SMALL_DEMO[..], &files].concat());
+    assert_eq!(code, 0);
+    assert!(stdout.contains("rank 1: 6 tiles on") && stdout.contains("% idle"), "{stdout}");
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    assert_eq!(picture.matches("class=\"tile\"").count(), 3 * 6);
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(&events).unwrap()).unwrap();
+    assert!(json["traceEvents"].as_array().unwrap().len() >= 3 * 6 + 3 * 3 * 2, "{json}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn demo_of_one_rank_has_nothing_to_gather() {
+    let (code, stdout, _) = run(&[
+        "demo", "--on", "host", "--m", "8", "--n", "8", "--k", "8", "--ranks", "1", "--chunks", "1",
+    ]);
+    assert_eq!(code, 0);
+    assert!(stdout.contains("nothing to gather"), "{stdout}");
+}
+
+#[test]
+fn demo_refuses_what_cannot_be() {
+    for bad in [
+        &["--ranks", "0"][..],
+        &["--m", "0"],
+        &["--n", "18446744073709551616"],
+        &["--chunks", "1000"],
+        &["--chunks", "0"],
+        &["--steps", "0"],
+        &["--link", "0"],
+        &["--link", "NaN"],
+        &["--link=-5"],
+        &["--m", "2147483647", "--k", "2147483647"], // more memory than there is
+        &["--n", "2147483647", "--k", "100000"],
+        &["--on=mars"],
+    ] {
+        let on_host = if bad == ["--on=mars"] { &[][..] } else { &["--on=host"] };
+        refused(&[&["demo"], on_host, bad].concat(), 2, &["error:"]);
+    }
+    refused(&["demo", "--on=host", "--output", "/proc/nope"], 4, &["/proc/nope"]);
+}
+
+#[test]
+fn demo_on_a_gpu_says_what_is_missing() {
+    let (code, _, stderr) = run(&["demo", "--on", "gpu"]);
+    if code != 0 {
+        assert_eq!(code, 3, "{stderr}");
+    }
+}
