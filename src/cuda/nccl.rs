@@ -285,6 +285,11 @@ impl Communicator {
     /// # Safety
     /// Every part is memory of this device, on all ranks alike, until the stream is through.
     pub unsafe fn all_gather(&self, buffers: &[Parts], stream: &CudaStream) -> Result<()> {
+        let ranks = self.group.ranks() as usize;
+        if let Some(odd) = buffers.iter().find(|buffer| buffer.of_ranks.len() != ranks) {
+            let (what, remedy) = ("the number of a buffer's parts", "give a part of each rank");
+            return Err(Error::mismatch(what, odd.of_ranks.len(), ranks, remedy));
+        }
         self.device.check_stream(stream)?;
         self.device.bind()?;
         let nccl = &self.nccl;
