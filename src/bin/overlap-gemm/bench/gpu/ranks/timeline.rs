@@ -9,7 +9,7 @@ use std::time::Duration;
 use overlap_gemm::Result;
 use overlap_gemm::cuda::TileRecord;
 use overlap_gemm::group::Group;
-use overlap_gemm::plan::{Plan, Tile};
+use overlap_gemm::plan::Plan;
 use overlap_gemm::trace::{TileEvent, Timeline, TransferEvent};
 
 use super::LIMIT;
@@ -28,17 +28,17 @@ pub fn merge(group: &Group, plan: &Plan, records: &[TileRecord]) -> Result<Timel
 
 /// What one rank did. A chunk has come when the first tile that needs it can be loaded: no earlier sign of it is kept.
 fn of_rank(rank: u32, plan: &Plan, bytes: &[u8]) -> Timeline {
-    let records: Vec<Record> = bytes.chunks_exact(BYTES).map(Record::of).collect();
+    let records: Vec<TileRecord> = bytes.chunks_exact(BYTES).map(from_bytes).collect();
     // Slices of K that only add to others' sums have no end of their own.
     let whole: Vec<_> = records.iter().filter(|record| record.done != u64::MAX).collect();
     let zero = records.iter().map(|record| record.wait_begin).min().unwrap_or_default();
     let at = |time: u64| Duration::from_nanos(time.saturating_sub(zero));
-    let tile = |record: &&Record| TileEvent {
+    let tile = |record: &&TileRecord| TileEvent {
         rank,
         worker: record.sm,
         epoch: 0,
         product: 0,
-        tile: Tile { m: record.tile_m, n: record.tile_n },
+        tile: record.tile(),
         chunk: record.chunk,
         wait_begin: at(record.wait_begin),
         ready: at(record.ready),
@@ -68,45 +68,35 @@ pub fn draw(folder: &Path, case: &str, timeline: &Timeline) -> Result<(), Failur
     written.map_err(|source| Failure::Write { target: path.display().to_string(), source })
 }
 
-/// A record as ranks send it.
-struct Record {
-    wait_begin: u64,
-    ready: u64,
-    done: u64,
-    sm: u32,
-    tile_m: u32,
-    tile_n: u32,
-    chunk: u32,
-}
-
-const BYTES: usize = 3 * 8 + 4 * 4;
+/// A record as ranks send it: four times and numbers of 64 bits, four of 32.
+const BYTES: usize = 4 * 8 + 4 * 4;
 
 fn to_bytes(record: &TileRecord) -> Vec<u8> {
-    let times = [record.wait_begin, record.ready, record.done].map(u64::to_le_bytes);
-    let words = [record.sm, record.tile_m, record.tile_n, record.chunk].map(u32::to_le_bytes);
-    [times.concat(), words.concat()].concat()
+    let TileRecord { wait_begin, ready, done, index, sm, tile_m, tile_n, chunk } = *record;
+    let long = [wait_begin, ready, done, index].map(u64::to_le_bytes);
+    let words = [sm, tile_m, tile_n, chunk].map(u32::to_le_bytes);
+    [long.concat(), words.concat()].concat()
 }
 
-impl Record {
-    fn of(bytes: &[u8]) -> Record {
-        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[8 * at + i]));
-        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[24 + 4 * at + i]));
-        Record {
-            wait_begin: long(0),
-            ready: long(1),
-            done: long(2),
-            sm: word(0),
-            tile_m: word(1),
-            tile_n: word(2),
-            chunk: word(3),
-        }
+fn from_bytes(bytes: &[u8]) -> TileRecord {
+    let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[8 * at + i]));
+    let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[32 + 4 * at + i]));
+    TileRecord {
+        wait_begin: long(0),
+        ready: long(1),
+        done: long(2),
+        index: long(3),
+        sm: word(0),
+        tile_m: word(1),
+        tile_n: word(2),
+        chunk: word(3),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use overlap_gemm::plan::{PlanOptions, Problem};
+    use overlap_gemm::plan::{PlanOptions, Problem, Tile};
 
     #[test]
     fn records_travel_and_become_tiles_and_arrivals() {
@@ -114,7 +104,11 @@ mod tests {
         let options = PlanOptions { chunks_per_shard: Some(1), ..PlanOptions::default() };
         let plan = Plan::new(&problem, options).unwrap();
         let bytes = |times: [u64; 3], words: [u32; 4]| {
-            [times.map(u64::to_le_bytes).concat(), words.map(u32::to_le_bytes).concat()].concat()
+            let ([wait_begin, ready, done], [sm, tile_m, tile_n, chunk]) = (times, words);
+            let index = 5;
+            let record = TileRecord { wait_begin, ready, done, index, sm, tile_m, tile_n, chunk };
+            assert_eq!(from_bytes(&to_bytes(&record)), record);
+            to_bytes(&record)
         };
         let all = [
             bytes([1000, 1000, 1500], [7, 0, 0, 0]),
