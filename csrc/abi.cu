@@ -201,7 +201,8 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
     check_range("own_slots", step->own_slots, 0, gather.slots);
     check_range("own_slot", step->own_slot, 0, int64_t(gather.slots) - step->own_slots);
     check_range("toggled", step->toggled, 0, 1);
-    check_range("next_may_start", step->next_may_start, 0, 1);
+    check_range("product_follows", step->product_follows, 0, 1);
+    check_range("product_may_start", step->product_may_start, 0, 1);
     check_range("senders", step->senders, 0, gather.signals_at - gather.sent_at);
     check_range("push_count", step->push_count, 0, OG_MAX_PUSHED);
     if (step->push_count == 0) return;

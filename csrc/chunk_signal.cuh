@@ -2,6 +2,8 @@
 //
 // What belongs here: reading signals and the epoch, the deadline, the abort word, the record of a
 // failure. Who waits for what is in gathering_mainloop.cuh.
+// The product of a gather's step does not wait for the end of the kernel before it, but for that kernel's word
+// that all older work has ended (`begun`), which comes some microseconds earlier.
 // A warp and a thread of a block share the work, because a look at a signal takes as long as the loads
 // of several stages, and would leave the tensor cores without data at the start of every tile: the warp
 // looks (`ChunkWatcher`), tile after tile and ahead of the loads; the thread, which loads, only asks the
@@ -30,12 +32,13 @@ namespace overlap_gemm {
 struct alignas(64) ChunkTable {
     uint32_t const* signals = nullptr;
     uint32_t const* epoch = nullptr;
+    uint64_t const* begun = nullptr;
     og_stop* stop = nullptr;
     uint32_t const* abort = nullptr;
     og_failure* failure = nullptr;
     uint64_t timeout_ns = 0;
     int32_t count = 0;
-    int32_t padding[3] = {};
+    int32_t padding = 0;
     // Chunk c has the rows chunks[c].first_row ..< chunks[c + 1].first_row (the last: to the end of A).
     og_chunk chunks[OG_MAX_CHUNKS];
 
@@ -88,6 +91,9 @@ __device__ inline unsigned long long global_timer() {
 __device__ inline void fence_tma_after_loads() {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
+
+// What `og_gather`'s word `begun` is at least, once the step has begun; below are the epoch's bits.
+constexpr uint64_t kBegun = 1ull << 32;
 
 // What `og_stop::given_up` says when step `epoch` was given up: differs from the zero that the word starts
 // with, and from every earlier step's value. (Steps that look at toggles all have one; after one of them
@@ -200,16 +206,32 @@ private:
             if (first > last) return true;
 
             // Each lane looks at one chunk, from `first` on. Only parameters before this line: signals
-            // and epoch belong to this step once the kernel before this one has ended. No load needs
-            // another's value, so that a look is one trip to memory.
+            // and epoch belong to this step once the kernel before this one has ended, or has said that it
+            // has begun. No load needs another's value, so that a look is one trip to memory.
             int32_t chunk = first + int32_t(lane());
             bool exists = chunk < table.count;
             uint32_t const* signal = table.signal_of(exists ? chunk : first);
-            wait_for_kernels_before();
-            uint32_t epoch = load_relaxed_system(table.epoch);
+            if (!table.begun) wait_for_kernels_before();
+            uint64_t begun = table.begun ? load_relaxed_gpu(table.begun)
+                                         : load_relaxed_system(table.epoch) | kBegun;
             uint64_t given_up = load_relaxed_gpu(&table.stop->given_up);
             uint64_t next_look = load_relaxed_gpu(&table.stop->next_look_ns);
             uint32_t value = load_acquire_system(signal);
+            if (__any_sync(kAllLanes, begun < kBegun)) {
+                // Without limit, as for the end of a kernel: it comes when what is older has ended. The host may
+                // end it all the same; every block looks for itself, about once a millisecond.
+                bool looks_up = looks % 1024 == 1023 && table.abort;
+                if (__any_sync(kAllLanes, looks_up && load_relaxed_system(table.abort) != 0)) return false;
+                if (looks > 8) __nanosleep(20);
+                continue;
+            }
+            if (!has_begun_) {
+                // With the load of `begun`, an acquire: pairs with gather.cu's release. What older kernels
+                // wrote is there from here on.
+                __threadfence();
+                has_begun_ = true;
+            }
+            uint32_t epoch = uint32_t(begun);
             uint32_t missing = __ballot_sync(kAllLanes, !exists || int32_t(value - epoch) < 0);
             int32_t run = missing ? __ffs(missing) - 1 : kLanes;
             if (run > 0) {
@@ -254,6 +276,7 @@ private:
     }
 
     bool stopped_ = false;
+    bool has_begun_ = false;
     uint32_t tiles_ = 0;
     // The run of chunks that have been seen ready.
     int32_t ready_begin_ = 0;

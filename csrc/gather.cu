@@ -4,7 +4,8 @@
 // Invariant: no rank writes rows into another's memory before it has seen that everybody is done with that
 // buffer, or has told them that their rows may be torn; a signal follows its data, behind a fence of
 // the whole system; every wait ends with the limit or the abort word. Nothing traps. A step is on the way
-// of the product that follows, so loads go out together and stores are not waited for one by one.
+// of the product that follows, so that product hears first of all that older work has ended, loads go out
+// together, and stores are not waited for one by one.
 #include "chunk_signal.cuh"
 #include "instance.h"
 #include "signals.h"
@@ -26,7 +27,12 @@ __device__ uint64_t* layout_word(og_gather const& gather, uint32_t* words, uint3
     return reinterpret_cast<uint64_t*>(words + place);
 }
 
-// What a warp knows of a step before it begins. All of it is loaded at once.
+__device__ void store_release_gpu_64(uint64_t* word, uint64_t value) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+// What a warp knows of a step before it begins. All of it is loaded at once, and before the kernels before have
+// ended: it is what the last step's beginning wrote, and that has ended (`start`).
 struct Beginning {
     uint32_t* own;
     uint32_t before;
@@ -35,14 +41,13 @@ struct Beginning {
     uint32_t last_buffer;
     // How this rank has laid out the step before the last one.
     uint32_t two_before;
-    bool over;
+    // This rank takes no part any more. Known after `await`.
+    bool over = false;
 
     __device__ Beginning(og_gather const& gather, int32_t buffer) : own(gather.own) {
-        uint64_t given_up = load_relaxed_gpu(&stop_of(gather, own)->given_up);
         before = load_relaxed_system(own + gather.epoch_at);
         last_use = load_relaxed_system(own + gather.last_use_at + buffer);
         last_buffer = load_relaxed_system(own + gather.last_buffer_at);
-        uint32_t was_over = load_relaxed_system(own + gather.over_at);
         // Which of the four it is, the epoch says, which is on its way.
         auto layout = [&](uint32_t i) {
             return uint32_t(load_relaxed_system_64(layout_word(gather, own, i, gather.rank)));
@@ -52,7 +57,28 @@ struct Beginning {
         uint32_t low = epoch % 2 == 0 ? first : second;
         uint32_t high = epoch % 2 == 0 ? third : fourth;
         two_before = (epoch - 2) % 4 < 2 ? low : high;
-        over = was_over != 0 || given_up == given_up_at(before) || given_up == given_up_at(OG_TOGGLE_SET);
+    }
+
+    // Rows stay as they were in this buffer, so that nothing has to be compared before they are sent.
+    __device__ bool rows_stay(og_gather_step const& step) const { return two_before == step.layout; }
+
+    // The last step was in the same buffer: in a graph of one step.
+    __device__ bool is_again(og_gather_step const& step) const {
+        return step.toggled && last_buffer == uint32_t(step.buffer);
+    }
+
+    // All that is older has ended, so this rank's own rows are here: what the product that follows waits for first.
+    // Toggles of a past step in this buffer have been reset. Own rows are read after both words have been seen, so
+    // only the first is a release, which then has nothing of its own to wait for; pairs with the watchers' fence.
+    __device__ void tell_product(og_gather const& gather, og_gather_step const& step) const {
+        if (step.product_follows && lane_id() == 0) {
+            auto* begun = reinterpret_cast<uint64_t*>(own + gather.begun_at);
+            store_release_gpu_64(begun, kBegun | expected(step));
+        }
+        int32_t at = step.toggled ? gather.toggles_at + step.buffer * gather.slots : gather.signals_at;
+        for (int32_t slot = lane_id(); slot < step.own_slots; slot += kWarp) {
+            store_relaxed_system(own + at + step.own_slot + slot, expected(step));
+        }
     }
 
     // Tells all ranks that the step before is consumed, and how this one is laid out. The fence pairs with
@@ -79,31 +105,40 @@ struct Beginning {
     //
     // `tells`: another block may be announcing more slowly than this one pushes, so that it has to tell the layout
     // itself before its rows go out.
-    __device__ Finding await(og_gather const& gather, og_gather_step const& step, bool tells) const {
+    __device__ Finding await(og_gather const& gather, og_gather_step const& step, bool tells) {
         Finding finding;
-        if (over) return finding;
+        // On their way while the first look at the others' words is.
+        uint64_t given_up = load_relaxed_gpu(&stop_of(gather, own)->given_up);
+        uint32_t was_over = load_relaxed_system(own + gather.over_at);
+        auto ends = [&] {
+            return was_over != 0 || given_up == given_up_at(before) || given_up == given_up_at(OG_TOGGLE_SET);
+        };
         uint32_t consumed = has_reached(last_use, epoch - 2) ? last_use : epoch - 2;
         uint32_t* const words = own;
         int32_t consumed_at = gather.consumed_at, sent_at = gather.sent_at, ranks = gather.ranks;
-        uint32_t sent = before;
+        uint32_t sent = step.toggled ? OG_TOGGLE_SET : before;
         Patience const patience(gather.abort, gather.timeout_ns);
-        auto never = [] { return false; };
         await_words(
             patience, ranks + step.senders, OG_FAILURE_ABSENT,
             [=](int32_t i) { return words + (i < ranks ? consumed_at + i : sent_at + i - ranks); },
-            [=](int32_t i) { return i < ranks ? consumed : sent; }, never, finding);
+            [=](int32_t i) { return i < ranks ? consumed : sent; }, ends, finding);
+        over = ends();
         // What is not sent is this rank's own.
         if (finding.who >= uint32_t(ranks)) finding.who = uint32_t(gather.rank);
-        if (finding.is_bad() || two_before == step.layout) return finding;
+        // The streams set it again behind what they push of this step, which they begin later.
+        if (step.toggled && lane_id() < step.senders) {
+            store_relaxed_system(own + gather.sent_at + lane_id(), 0);
+        }
+        if (over || finding.is_bad() || rows_stay(step)) return finding;
 
         // Epochs are the upper halves.
         if (tells) tell_layout(gather, step.layout);
         await_words(
             patience, ranks, OG_FAILURE_ABSENT,
-            [=](int32_t i) {
+            [&](int32_t i) {
                 return reinterpret_cast<uint32_t*>(layout_word(gather, words, epoch, i)) + 1;
             },
-            [=](int32_t) { return epoch; }, never, finding);
+            [&](int32_t) { return epoch; }, [] { return false; }, finding);
         for (int32_t peer = lane_id(); peer < ranks && !finding.is_bad(); peer += kWarp) {
             uint32_t theirs = uint32_t(load_relaxed_system_64(layout_word(gather, words, epoch, peer)));
             if (theirs != step.layout) finding = {OG_FAILURE_LAYOUT, uint32_t(peer), theirs, epoch};
@@ -135,18 +170,15 @@ struct Beginning {
         own[gather.over_at] = 1;
     }
 
-    // This rank's own rows are here, and the step has begun. What waits for the epoch on other streams
-    // comes after everything that was stored before; where kernels push, there is none such.
-    __device__ void begin(og_gather const& gather, og_gather_step const& step) const {
-        int32_t at = step.toggled ? gather.toggles_at + step.buffer * gather.slots : gather.signals_at;
-        for (int32_t slot = lane_id(); slot < step.own_slots; slot += kWarp) {
-            store_relaxed_system(own + at + step.own_slot + slot, expected(step));
-        }
+    // From here on streams push, once they see the epoch. They come after what was stored before if `is_told`: that
+    // rows may be torn, or how they lie now. Where nothing of that kind was said, nothing is waited for; the rows
+    // themselves were written by work that had ended before this kernel went on.
+    __device__ void begin(og_gather const& gather, og_gather_step const& step, bool is_told) const {
         __syncwarp();
         if (lane_id() != 0) return;
         own[gather.last_use_at + step.buffer] = epoch;
         own[gather.last_buffer_at] = uint32_t(step.buffer);
-        if (step.push_count == 0) {
+        if (is_told) {
             store_release_system(own + gather.epoch_at, epoch);
         } else {
             store_relaxed_system(own + gather.epoch_at, epoch);
@@ -163,28 +195,43 @@ struct Beginning {
     }
 };
 
-// Waits for the kernels before, and lets the product that follows start: at once where it has nothing to fear from
-// them, else when they have ended, so that what it reads first is theirs no more.
-__device__ void start(og_gather_step const& step) {
-    if (step.next_may_start) let_next_kernel_start();
+// Loads what there is to know, waits for the kernels before, and lets the product that follows start: at once where it
+// has nothing to fear from them, else when they have ended, so that what it reads first is theirs no more.
+//
+// A product looks at `begun` as soon as it has started, so that word says no before. Nobody needs the last step's any more:
+// this kernel starts when all blocks of the product before, if one comes between, have waited for the end of their
+// step's beginning (GatheringMainloop::load_tail), and else when that beginning has ended.
+__device__ Beginning start(og_gather const& gather, og_gather_step const& step) {
+    bool const lets_start = step.product_follows && threadIdx.x == 0;
+    if (lets_start && blockIdx.x == 0) {
+        store_relaxed_system_64(reinterpret_cast<uint64_t*>(gather.own + gather.begun_at), 0);
+        __threadfence();
+    }
+    if (lets_start && step.product_may_start) let_next_kernel_start();
+    Beginning beginning(gather, step.buffer);
     wait_for_kernels_before();
-    if (!step.next_may_start) let_next_kernel_start();
+    if (lets_start && !step.product_may_start) let_next_kernel_start();
+    return beginning;
 }
 
 __global__ void __launch_bounds__(kBeginThreads)
     begin_step(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step) {
-    start(step);
-    Beginning const beginning(gather, step.buffer);
+    Beginning beginning = start(gather, step);
+    bool is_told = false;
     if (threadIdx.x < kWarp) {
+        if (beginning.is_again(step)) beginning.reset_toggles(gather);
+        beginning.tell_product(gather, step);
         Finding finding = beginning.await(gather, step, false);
-        if (beginning.over || finding.is_bad()) beginning.give_up(gather, step, finding);
+        bool gives_up = beginning.over || finding.is_bad();
+        if (gives_up) beginning.give_up(gather, step, finding);
+        is_told = gives_up || !beginning.rows_stay(step);
+        if (!is_told) beginning.begin(gather, step, false);
     } else {
-        if (step.toggled) beginning.reset_toggles(gather);
+        if (step.toggled && !beginning.is_again(step)) beginning.reset_toggles(gather);
         beginning.announce(gather, step.layout);
     }
-    // Toggles are reset before one is set, and all is said before the epoch grows.
     __syncthreads();
-    if (threadIdx.x < kWarp) beginning.begin(gather, step);
+    if (is_told) beginning.begin(gather, step, true);
 }
 
 // The pushes of one launch, as kernel parameters.
@@ -236,11 +283,11 @@ __device__ uint32_t count_block(uint32_t* counter, uint32_t brings) {
 __global__ void __launch_bounds__(kPushThreads)
     begin_and_push(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                    __grid_constant__ PushList const list) {
-    start(step);
-    Beginning const beginning(gather, step.buffer);
+    Beginning beginning = start(gather, step);
     __shared__ bool goes_on;
     if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) beginning.announce(gather, step.layout);
     if (threadIdx.x < kWarp) {
+        if (blockIdx.x == 0) beginning.tell_product(gather, step);
         Finding finding = beginning.await(gather, step, true);
         bool gives_up = beginning.over || finding.is_bad();
         if (gives_up) beginning.give_up(gather, step, finding);
@@ -275,7 +322,7 @@ __global__ void __launch_bounds__(kPushThreads)
         }
     }
     __syncthreads();
-    if (ends && threadIdx.x < kWarp) beginning.begin(gather, step);
+    if (ends && threadIdx.x < kWarp) beginning.begin(gather, step, false);
 }
 
 __global__ void __launch_bounds__(kWarp)

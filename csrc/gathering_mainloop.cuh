@@ -154,7 +154,7 @@ public:
             // Ends: the watcher opens every gate, in time or when it gives up.
             while (awaits_chunks && !is_open()) {
             }
-            if (is_first) wait_for_kernels_before();
+            if (is_first && !gather.chunks.begun) wait_for_kernels_before();
             zeros = awaits_chunks && block_waits().stopped;
             int32_t outside = zeros ? int32_t(size<3>(from_a)) : 0;
             k_count -= loaded;
@@ -179,9 +179,16 @@ public:
     }
 
     // The loading warp is through: all of A was there, and nothing is waited for any more. Not earlier, or the
-    // next kernel would take SMs from what this one waits for. (CUTLASS's other loading warps come here, too.)
+    // next kernel would take SMs from what this one waits for. The kernel before has ended, too, so that no kernel
+    // ends before an older one, and none starts before all that a step's beginning writes is there: gather.cu
+    // counts on that. (CUTLASS's other loading warps come here, too; and of this one lanes that load nothing, before
+    // the one that does.)
     CUTLASS_DEVICE void load_tail(MainloopPipeline pipeline, PipelineState stage) {
-        if (threadIdx.x < cutlass::NumThreadsPerWarp) let_next_kernel_start();
+        if (threadIdx.x < cutlass::NumThreadsPerWarp) {
+            __syncwarp();
+            wait_for_kernels_before();
+            let_next_kernel_start();
+        }
         Base::load_tail(pipeline, stage);
     }
 

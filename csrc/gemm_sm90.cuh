@@ -152,6 +152,7 @@ struct GemmSm90 {
             ChunkTable& table = gather.chunks;
             table.signals = input->signals;
             table.epoch = input->epoch;
+            table.begun = input->begun;
             table.stop = input->stop;
             table.abort = input->abort;
             table.failure = input->failure;

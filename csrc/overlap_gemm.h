@@ -25,7 +25,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 6
+#define OG_ABI_VERSION 7
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -231,8 +231,12 @@ typedef struct og_gemm_input {
     int32_t pivot_row;
     /* Device memory, written by producers with release at system scope after the data. */
     const uint32_t *signals;
-    /* Device memory: the epoch that this step expects. Constant while the kernel runs. */
+    /* Device memory: the epoch that this step expects. Constant while the kernel runs, and looked at when the
+     * kernel before it on the stream has ended. */
     const uint32_t *epoch;
+    /* Device memory, or null. If it is there, the kernel before is the beginning of a gather's step, this kernel
+     * does not wait for its end but for this word, `begun` of og_gather, and that says the epoch. */
+    const uint64_t *begun;
     /* Device memory, 8-byte aligned. */
     og_stop *stop;
     /* Memory of the host that the device can read and write (null `abort`: cannot be aborted). */
@@ -247,11 +251,14 @@ typedef struct og_gemm_input {
  * the one before the first; all others are zero.
  *
  *   stop         og_stop, this rank's own
- *   epoch        the step that this rank is in
+ *   begun        64 bits: 1 << 32 | what the product of this step expects of signals, once all that is older than
+ *                the step has ended on this rank's stream; 0 before
+ *   epoch        the step that this rank is in, and may push the rows of
  *   over         not 0: this rank gave up, and takes no further part
  *   last_buffer  the buffer of the step that this rank is in
  *   last_use     for either buffer, the last epoch that lived in it
- *   sent         one for each stream that pushes: it has sent all of this epoch
+ *   sent         one for each stream that pushes: it has sent all of this epoch; in steps with toggles 1, which the
+ *                step that has waited for it resets
  *   signals      one for each slot: that slot's rows are here, of this epoch. Written by the slot's rank
  *   toggles      the same for each buffer, for who cannot know the epoch: 1 means here. The slot's rank sets
  *                it, and this rank resets it before it says that it has consumed those rows
@@ -269,6 +276,7 @@ typedef struct og_gather {
     int32_t slots;
     /* Where they are, in words from the start; those of 64 bits at even places. */
     int32_t stop_at;
+    int32_t begun_at;
     int32_t epoch_at;
     int32_t over_at;
     int32_t last_buffer_at;
@@ -309,9 +317,12 @@ typedef struct og_gather_step {
     int32_t own_slots;
     /* 1: toggles say which rows are here; 0: signals. */
     int32_t toggled;
-    /* 1: what comes next on the stream may start at once; 0: when all that came before has ended. */
-    int32_t next_may_start;
-    /* How many of the words `sent` have to have reached the step before. */
+    /* 1: a product that looks at `begun` comes next on the stream; 0: what comes next starts when the step has
+     * begun. */
+    int32_t product_follows;
+    /* 1: that product may start, and read B, at once; 0: when all that came before has ended. */
+    int32_t product_may_start;
+    /* How many of the words `sent` have to say that the step before is sent. */
     int32_t senders;
     /* HOST memory, copied: what a kernel of `blocks` blocks pushes to all others; may be none. */
     const og_push *pushes;

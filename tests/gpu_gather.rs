@@ -14,6 +14,8 @@ mod all_gather_gemm;
 mod executors;
 #[path = "gpu_gather/faults.rs"]
 mod faults;
+#[path = "gpu_gather/kernels_before.rs"]
+mod kernels_before;
 #[path = "gpu_gather/nccl.rs"]
 mod nccl;
 #[path = "gpu_gather/signal_pad.rs"]

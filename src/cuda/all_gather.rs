@@ -11,7 +11,7 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::device::Device;
-use super::gather::{GatherOptions, Gatherer, OwnRows, Purpose, Step};
+use super::gather::{Follower, GatherOptions, Gatherer, OwnRows, Purpose, Step};
 use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -61,12 +61,7 @@ impl AllGather {
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);
         let (problem, tiling) = (problem.build()?, PlanOptions::default().tiling);
-        let purpose = Purpose {
-            kind: "all-gather",
-            tiling: Ok(tiling),
-            piecewise: false,
-            next_may_start: false,
-        };
+        let purpose = Purpose { kind: "all-gather", tiling: Ok(tiling), piecewise: false };
         let gatherer = Gatherer::join(group, device, &problem, &purpose, options)?;
         Ok(AllGather { gatherer, open: None })
     }
@@ -98,9 +93,9 @@ impl AllGather {
         self.gatherer.check_stream(stream)?;
         let shape = self.gatherer.shape(rows)?;
         self.gatherer.check_rows(&shape, shard)?;
+        let own = OwnRows { rows: shard, scales: 0 };
         // SAFETY: the caller's promise; there are no scales.
-        let begun =
-            unsafe { self.gatherer.begin(stream, &shape, OwnRows { rows: shard, scales: 0 }) };
+        let begun = unsafe { self.gatherer.begin(stream, &shape, own, Follower::Other) };
         // The others count on a step that was begun: they are told.
         let step = begun.inspect_err(|error| self.gatherer.fail(error))?;
         self.open = Some((step, Arc::clone(stream)));

@@ -10,14 +10,17 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::call::Input;
 use super::device::Device;
-use super::gather::{Engine, GatherOptions, Gatherer, OwnRows, Purpose, Step};
+use super::gather::{Engine, Follower, GatherOptions, Gatherer, OwnRows, Purpose, Step};
 use super::kernels::Kernel;
 use super::operands::RawOperands;
 use super::options::GemmOptions;
 use super::product::Product;
 use super::records::TileRecords;
+use super::step_record::StepRecord;
 use super::strategy::{Strategy, choose};
+use super::workspace::is_capturing;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{Plan, Problem, Scaling, TileOrder};
@@ -144,8 +147,7 @@ impl AllGatherGemm {
         };
         let kind = format!("all-gather + GEMM {strategy:?} {problems:?} {gemm:?}");
         let piecewise = matches!(strategy, Strategy::Fused | Strategy::Pipelined);
-        let next_may_start = gemm.constant_b;
-        let purpose = Purpose { kind: &kind, tiling, piecewise, next_may_start };
+        let purpose = Purpose { kind: &kind, tiling, piecewise };
         let gatherer = Gatherer::join(group, device, first, &purpose, gather)?;
         let products = planned?;
         let (strategy, why) = choose(strategy, gatherer.engine());
@@ -285,8 +287,15 @@ impl AllGatherGemm {
         self.gatherer.check_rows(&shape, shard.at)?;
         self.products.iter().try_for_each(|product| product.check_stream(stream))?;
         let own = OwnRows { rows: shard.at, scales: shard.scales };
+        let follower = match self.strategy {
+            Strategy::Fused => {
+                Follower::Product { constant_b: self.products[0].options.constant_b }
+            }
+            _ => Follower::Other,
+        };
         // SAFETY: the caller's promise.
-        let enqueued = unsafe { self.gatherer.begin(stream, &shape, own) }.and_then(|step| {
+        let begun = unsafe { self.gatherer.begin(stream, &shape, own, follower) };
+        let enqueued = begun.and_then(|step| {
             self.latest = Some(step.buffer);
             // SAFETY: the caller's promise, and the gathered rows are as long as planned.
             unsafe { self.multiply(stream, &step, &operands) }?;
@@ -294,6 +303,47 @@ impl AllGatherGemm {
         });
         // The others count on a step that was begun: they are told.
         enqueued.inspect_err(|error| self.gatherer.fail(error))
+    }
+
+    /// Buffers and events for [`AllGatherGemm::enqueue_recorded`], for one step.
+    pub fn step_record(&self) -> Result<StepRecord> {
+        let tiles = self.products.iter().map(Product::records).collect::<Result<_>>()?;
+        StepRecord::new(self.gatherer.device(), self.gatherer.group().rank(), tiles)
+    }
+
+    /// [`AllGatherGemm::enqueue`], keeping when each tile and each push by a copy engine was: for looking at,
+    /// as it costs the step some microseconds. Not in graphs, nor for [`Strategy::Pipelined`].
+    ///
+    /// # Safety
+    /// As for [`AllGatherGemm::enqueue`]; `record` lives until the step has ended.
+    pub unsafe fn enqueue_recorded(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        shard: Shard<'_>,
+        operands: &[RawOperands],
+        record: &mut StepRecord,
+    ) -> Result<()> {
+        let refused = |what: &str, why: &str, remedy| {
+            Err(Error::Unsupported { what: what.into(), why: why.into(), remedy })
+        };
+        if self.strategy == Strategy::Pipelined {
+            let why = "each rank's rows are a product of their own";
+            return refused("recording a pipelined step", why, "record a fused step");
+        }
+        if is_capturing(stream)? {
+            let why = "a graph's steps have one record between them";
+            return refused("recording a captured step", why, "enqueue it outside of a capture");
+        }
+        let mut recorded = operands.to_vec();
+        for (operands, tiles) in recorded.iter_mut().zip(&record.tiles) {
+            operands.records = tiles.address(stream);
+        }
+        self.gatherer.mark_pushes();
+        // SAFETY: the caller's promise, and records are as long as the products want them.
+        let enqueued = unsafe { self.enqueue(stream, shard, &recorded) };
+        record.marks = self.gatherer.take_marks();
+        enqueued?;
+        record.end(stream)
     }
 
     /// The operands with the gathered A of a step of `m` rows.
@@ -338,13 +388,14 @@ impl AllGatherGemm {
             Strategy::Sequential => self.gatherer.await_all(stream, step)?,
             Strategy::Auto | Strategy::Fused => {}
         }
-        let input = match self.strategy {
+        let mut input = match self.strategy {
             Strategy::Sequential => None,
             _ => Some(self.gatherer.input(stream, step)?),
         };
         for (product, operands) in self.products.iter().zip(operands) {
             // SAFETY: the caller's promise.
             unsafe { product.enqueue_raw(stream, &operands.rows(m), input.as_ref()) }?;
+            input = input.map(Input::after_another);
         }
         Ok(())
     }

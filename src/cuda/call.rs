@@ -46,10 +46,19 @@ pub(super) struct Input<'a> {
     pub(super) b_is_there: bool,
     pub(super) signals: u64,
     pub(super) epoch: u64,
+    /// Not 0: the word that a step's beginning, right before it on the stream, sets first.
+    pub(super) begun: u64,
     pub(super) stop: u64,
     pub(super) abort: u64,
     pub(super) failure: u64,
     pub(super) timeout_ns: u64,
+}
+
+impl Input<'_> {
+    /// The same for a product that comes behind another one of the step, and may read what that writes.
+    pub(super) fn after_another(self) -> Self {
+        Input { begun: 0, ..self }
+    }
 }
 
 /// What a kernel that gave up leaves in host memory: `og_failure`.
@@ -85,6 +94,7 @@ pub(super) struct GatherWords {
     pub(super) rank: i32,
     pub(super) slots: i32,
     pub(super) stop_at: i32,
+    pub(super) begun_at: i32,
     pub(super) epoch_at: i32,
     pub(super) over_at: i32,
     pub(super) last_buffer_at: i32,
@@ -132,8 +142,9 @@ pub(super) struct GatherStep<'a> {
     /// This rank's own slots.
     pub(super) slots: std::ops::Range<u32>,
     pub(super) toggled: bool,
-    /// What comes next on the stream may start at once.
-    pub(super) next_may_start: bool,
+    /// A product that looks at `begun` comes next on the stream; it may start, and read B, at once.
+    pub(super) product_follows: bool,
+    pub(super) product_may_start: bool,
     pub(super) senders: u32,
     /// What a kernel of `blocks` blocks pushes.
     pub(super) pushes: &'a [Push],

@@ -10,7 +10,7 @@
 //!   ranks reach; [`signal_pad`]: signals between their GPUs, for protocols of one's own;
 //! - [`gemm`]: a product whose input is there; [`async_gemm`]: one whose input arrives chunk by chunk;
 //! - [`signals`]: how chunks are said to be there, and the protocol of it;
-//! - [`operands`], [`options`], [`records`]: what a call multiplies, how, and when each tile was done;
+//! - [`operands`], [`options`], [`records`], [`step_record`]: what a call multiplies, how, and when what was done;
 //! - [`kernels`](mod@kernels), [`choice`]: what was compiled, and which of it serves a problem;
 //! - [`device`]: which GPUs there are, and whether this crate can use them;
 //! - [`nccl`]: NCCL, for GPUs that do not reach each other; `reach`: which do;
@@ -53,6 +53,7 @@ pub mod records;
 mod shape;
 pub mod signal_pad;
 pub mod signals;
+pub mod step_record;
 pub mod strategy;
 mod stream_ops;
 pub mod symmetric;
@@ -74,6 +75,7 @@ pub use records::{TileRecord, TileRecords};
 pub use shape::{MAX_EXTENT, MAX_SPLITS};
 pub use signal_pad::{MAX_CHANNELS, SignalPad};
 pub use signals::{Aborter, Signals};
+pub use step_record::StepRecord;
 pub use strategy::Strategy;
 pub use symmetric::SymmetricMemory;
 

@@ -267,6 +267,7 @@ impl Signals {
             b_is_there: false,
             signals: self.word_address(SIGNALS_AT),
             epoch: self.epoch_address(),
+            begun: 0,
             stop: self.word_address(STOP_AT),
             abort: self.host.abort_address(),
             failure: self.host.failure_address(),

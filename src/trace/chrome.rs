@@ -1,6 +1,6 @@
 //! A timeline as trace events, as Perfetto (ui.perfetto.dev) and Chrome's tracing page read them.
 //!
-//! Invariant: a process a rank, a thread a worker; times in microseconds from the first event on.
+//! Invariant: a process a rank, a thread a worker, a receiver of pushes, or a signal (from when it is set); times in microseconds from the first event on.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -16,6 +16,7 @@ impl Timeline {
     /// ```
     pub fn to_trace_events(&self) -> String {
         let begin = self.begin();
+        let end = begin + self.span();
         let us = |time: Duration| time.saturating_sub(begin).as_nanos() as f64 / 1e3;
         let mut events = Vec::new();
         let mut event = |name: String, rank: u32, thread: String, from: Duration, to: Duration| {
@@ -40,6 +41,8 @@ impl Timeline {
         for sent in &self.transfers {
             let name = format!("chunk {} to rank {}", sent.chunk, sent.to);
             event(name, sent.from, format!("pushes to {}", sent.to), sent.begin, sent.signalled);
+            let name = format!("chunk {} from rank {}", sent.chunk, sent.from);
+            event(name, sent.to, format!("signal {:03}", sent.chunk), sent.signalled, end);
         }
         format!("{{\"traceEvents\":[{}]}}", events.join(",\n"))
     }
@@ -77,9 +80,10 @@ mod tests {
         };
         let json: serde_json::Value = serde_json::from_str(&timeline.to_trace_events()).unwrap();
         let events = json["traceEvents"].as_array().unwrap();
-        assert_eq!(events.len(), 3);
+        assert_eq!(events.len(), 4);
         assert_eq!(events[1]["name"], "tile (2, 3)");
         assert_eq!((events[1]["ts"].as_f64(), events[1]["dur"].as_f64()), (Some(2.0), Some(8.0)));
-        assert_eq!(events[2]["pid"], 0);
+        assert_eq!((&events[2]["pid"], &events[3]["pid"]), (&0.into(), &1.into()));
+        assert_eq!(events[3]["dur"].as_f64(), Some(9.0));
     }
 }

@@ -3,9 +3,10 @@
 //! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer,
 //! all on one clock. Invariant: times are durations since the group's common origin, so that the
 //! records of several ranks can be laid side by side. `text` and `svg` draw them, `chrome` is for
-//! trace viewers, `summary` counts.
+//! trace viewers, `summary` counts, `ranks` lays records with clocks of their own side by side.
 
 mod chrome;
+mod ranks;
 mod summary;
 mod svg;
 mod text;
@@ -18,7 +19,7 @@ use crate::plan::Tile;
 
 /// The life of one tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TileEvent {
     /// The rank that computed it.
     pub rank: u32,
@@ -42,7 +43,7 @@ pub struct TileEvent {
 
 /// One chunk on its way to one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TransferEvent {
     /// The rank that sent it.
     pub from: u32,
@@ -60,7 +61,7 @@ pub struct TransferEvent {
 
 /// The record of one or more ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Timeline {
     /// Tiles, in the order in which each worker finished them.
     pub tiles: Vec<TileEvent>,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::Timeline;
 
 /// One rank's step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct RankSummary {
@@ -27,6 +27,8 @@ pub struct RankSummary {
     pub computed: Duration,
     /// Spent waiting for rows while nothing was computed, by all workers together.
     pub waited: Duration,
+    /// The same by whose rows were waited for: the rank's own come with the beginning of the step.
+    pub waited_for: BTreeMap<u32, Duration>,
     /// Neither, by all workers together.
     pub idle: Duration,
     /// From the end of the worker that was through first to that of the last.
@@ -36,22 +38,32 @@ pub struct RankSummary {
 impl Timeline {
     /// What each rank's workers did with their time, by rank.
     pub fn summaries(&self) -> Vec<RankSummary> {
-        let mut ranks: BTreeMap<u32, BTreeMap<u32, Vec<[Duration; 3]>>> = BTreeMap::new();
+        let owners: BTreeMap<(u32, u32), u32> =
+            self.transfers.iter().map(|sent| ((sent.to, sent.chunk), sent.from)).collect();
+        let mut ranks: BTreeMap<u32, BTreeMap<u32, Vec<Tile>>> = BTreeMap::new();
         for tile in &self.tiles {
             let workers = ranks.entry(tile.rank).or_default();
             let times = [tile.wait_begin, tile.ready, tile.done];
-            workers.entry(tile.worker).or_default().push(times);
+            let owner = owners.get(&(tile.rank, tile.chunk)).copied().unwrap_or(tile.rank);
+            workers.entry(tile.worker).or_default().push(Tile { times, owner });
         }
         ranks.into_iter().map(|(rank, workers)| summary(rank, workers)).collect()
     }
 }
 
-fn summary(rank: u32, workers: BTreeMap<u32, Vec<[Duration; 3]>>) -> RankSummary {
-    let all = || workers.values().flatten();
+/// When a tile began to wait, could be computed and was done; whose rows it needed last.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Tile {
+    times: [Duration; 3],
+    owner: u32,
+}
+
+fn summary(rank: u32, workers: BTreeMap<u32, Vec<Tile>>) -> RankSummary {
+    let all = || workers.values().flatten().map(|tile| tile.times);
     let begin = all().map(|times| times[0]).min().unwrap_or_default();
     let end = all().map(|times| times[2]).max().unwrap_or_default();
     let first = all().map(|times| times[1]).min().unwrap_or_default();
-    let through = workers.values().filter_map(|tiles| tiles.iter().map(|times| times[2]).max());
+    let through = workers.values().filter_map(|tiles| tiles.iter().map(|tile| tile.times[2]).max());
     let span = end.saturating_sub(begin);
     let mut it = RankSummary {
         rank,
@@ -68,9 +80,13 @@ fn summary(rank: u32, workers: BTreeMap<u32, Vec<[Duration; 3]>>) -> RankSummary
         // hides the waits beneath it.
         let mut busy_until = begin;
         let mut waited_until = begin;
-        for [wait, ready, done] in tiles {
+        for Tile { times: [wait, ready, done], owner } in tiles {
             let waits_from = wait.max(busy_until).max(waited_until);
-            it.waited += ready.saturating_sub(waits_from);
+            let waited = ready.saturating_sub(waits_from);
+            it.waited += waited;
+            if waited > Duration::ZERO {
+                *it.waited_for.entry(owner).or_default() += waited;
+            }
             waited_until = waited_until.max(ready);
             it.computed += done.saturating_sub(ready.max(busy_until));
             busy_until = busy_until.max(done);
@@ -90,11 +106,19 @@ impl fmt::Display for RankSummary {
         write!(
             f,
             "rank {rank}: {tiles} tiles on {workers} worker{s} in {span:.1?}; the first after {first_tile:.1?}, the tail \
-             {tail:.1?}; {:.0} % computing, {:.0} % waiting for rows, {:.0} % idle",
+             {tail:.1?}; {:.0} % computing, {:.0} % waiting for rows",
             share(self.computed),
             share(self.waited),
-            share(self.idle)
-        )
+        )?;
+        let causes = self.waited_for.iter().map(|(owner, time)| match *owner == rank {
+            true => format!("{:.0} its own, that is for the beginning", share(*time)),
+            false => format!("{:.0} rank {owner}'s", share(*time)),
+        });
+        let causes: Vec<_> = causes.collect();
+        if !causes.is_empty() {
+            write!(f, " ({})", causes.join(", "))?;
+        }
+        write!(f, ", {:.0} % idle", share(self.idle))
     }
 }
 
@@ -124,13 +148,14 @@ mod tests {
     fn times_add_up() {
         let us = Duration::from_micros;
         // One worker waits 5, computes 10, and waits for the next beneath it; the other computes 7 and is through.
-        let it =
-            timeline(&[(0, [10, 15, 25]), (0, [20, 30, 40]), (7, [10, 10, 17])]).summaries()[0];
+        let all = timeline(&[(0, [10, 15, 25]), (0, [20, 30, 40]), (7, [10, 10, 17])]).summaries();
+        let it = &all[0];
         assert_eq!((it.rank, it.workers, it.tiles, it.span), (4, 2, 3, us(30)));
         assert_eq!((it.first_tile, it.tail), (us(0), us(23)));
         assert_eq!((it.computed, it.waited, it.idle), (us(27), us(10), us(23)));
         let text = it.to_string();
-        assert!(text.contains("45 % computing, 17 % waiting for rows, 38 % idle"), "{text}");
+        let expected = "45 % computing, 17 % waiting for rows (17 its own, that is for the beginning), 38 % idle";
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

@@ -7,14 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::Timeline;
+use super::{Timeline, TransferEvent};
 
 const WIDTH: f64 = 1000.0;
 const LEFT: f64 = 130.0;
 const RIGHT: f64 = 20.0;
 /// Between a block and the next, with its name.
 const HEAD: f64 = 22.0;
-const CHUNK_ROW: f64 = 14.0;
+/// High enough for its name.
+const PUSH_ROW: f64 = 13.0;
+const SIGNAL_ROW: f64 = 5.0;
 /// What all lanes together are drawn in, as far as lanes stay visible.
 const LANES: f64 = 560.0;
 const TOP: f64 = 64.0;
@@ -25,7 +27,7 @@ const PALETTE: [&str; 8] =
 
 const STYLE: &str = "\
 text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font-size:15px;font-weight:600}\
-.axis{stroke:#999;stroke-width:1}.grid{stroke:#999;stroke-opacity:.25}.wait{fill:#888;fill-opacity:.35}\
+.axis{stroke:#999;stroke-width:1}.grid{stroke:#999;stroke-opacity:.25}.wait{fill:#888;fill-opacity:.35}.push{fill-opacity:.55}\
 .lanes{fill:#888;fill-opacity:.08}.tile{stroke:#fff;stroke-opacity:.5;stroke-width:.4}\
 @media(prefers-color-scheme:dark){text{fill:#ddd}.tile{stroke:#000}.back{fill:#16181c}}.back{fill:#fff}\
 @media(prefers-color-scheme:dark){.back{fill:#16181c}}";
@@ -81,7 +83,7 @@ impl Timeline {
         let owners: BTreeMap<u32, u32> =
             self.transfers.iter().map(|sent| (sent.chunk, sent.from)).collect();
         let ranks: BTreeSet<u32> = (self.tiles.iter().map(|tile| tile.rank))
-            .chain(self.transfers.iter().map(|sent| sent.to))
+            .chain(self.transfers.iter().flat_map(|sent| [sent.from, sent.to]))
             .collect();
         let lanes_of = |rank: u32| -> Vec<u32> {
             let workers = self.tiles.iter().filter(|tile| tile.rank == rank);
@@ -95,25 +97,20 @@ impl Timeline {
         // Writing to a String does not fail.
         for &rank in &ranks {
             let lanes = lanes_of(rank);
-            let _ = writeln!(
-                body,
-                r#"<text x="8" y="{:.1}">rank {rank}</text><text class="small" x="{:.1}" y="{:.1}" text-anchor="end">chunks</text>"#,
-                y + 11.0,
-                LEFT - 8.0,
-                y + HEAD + 10.0
-            );
-            self.draw_chunks(&mut body, &axis, rank, y + HEAD);
-            let first = y + HEAD + CHUNK_ROW + 2.0;
+            let _ = writeln!(body, r#"<text x="8" y="{:.1}">rank {rank}</text>"#, y + 11.0);
+            let pushed = self.draw_pushes(&mut body, &axis, rank, y + HEAD);
+            let first = self.draw_signals(&mut body, &axis, rank, pushed) + 2.0;
             let height = lane * lanes.len() as f64;
-            let _ = writeln!(
-                body,
-                r#"<rect class="lanes" x="{LEFT}" y="{first:.1}" width="{:.1}" height="{height:.1}"/><text class="small" x="{:.1}" y="{:.1}" text-anchor="end">{} worker{}</text>"#,
-                WIDTH - LEFT - RIGHT,
-                LEFT - 8.0,
-                first + height.min(16.0) / 2.0 + 4.0,
-                lanes.len(),
-                if lanes.len() == 1 { "" } else { "s" }
-            );
+            if !lanes.is_empty() {
+                let _ = writeln!(
+                    body,
+                    r#"<rect class="lanes" x="{LEFT}" y="{first:.1}" width="{:.1}" height="{height:.1}"/>"#,
+                    WIDTH - LEFT - RIGHT
+                );
+                let s = if lanes.len() == 1 { "" } else { "s" };
+                let baseline = first + height.min(16.0) / 2.0 + 4.0;
+                row_name(&mut body, baseline, &format!("{} worker{s}", lanes.len()));
+            }
             for tile in self.tiles.iter().filter(|tile| tile.rank == rank) {
                 let nth = lanes.binary_search(&tile.worker).unwrap_or(0);
                 let top = first + lane * nth as f64;
@@ -148,24 +145,65 @@ impl Timeline {
         picture + &body + "</svg>\n"
     }
 
-    /// What arrived at a rank, and when.
-    fn draw_chunks(&self, body: &mut String, axis: &Axis, rank: u32, y: f64) {
-        for sent in self.transfers.iter().filter(|sent| sent.to == rank) {
-            let (from, to) = (axis.x(sent.begin), axis.x(sent.signalled));
+    /// What a rank sent, a row for each that it sent to, from `y` on. Returns where the rows end.
+    fn draw_pushes(&self, body: &mut String, axis: &Axis, rank: u32, y: f64) -> f64 {
+        let mut y = y;
+        let lasts = |sent: &&TransferEvent| sent.from == rank && sent.signalled > sent.begin;
+        let receivers: BTreeSet<u32> =
+            self.transfers.iter().filter(lasts).map(|sent| sent.to).collect();
+        for to in receivers {
+            row_name(body, y + PUSH_ROW - 2.0, &format!("pushes to {to}"));
+            for sent in self.transfers.iter().filter(lasts).filter(|sent| sent.to == to) {
+                let (begin, end) = (axis.x(sent.begin), axis.x(sent.signalled));
+                let _ = writeln!(
+                    body,
+                    r#"<rect class="push" x="{begin:.2}" y="{:.1}" width="{:.2}" height="{:.1}" fill="{}"><title>chunk {} to rank {to}</title></rect>"#,
+                    y + 1.0,
+                    (end - begin).max(0.2),
+                    PUSH_ROW - 3.0,
+                    colour(rank),
+                    sent.chunk,
+                );
+            }
+            y += PUSH_ROW;
+        }
+        y
+    }
+
+    /// The signals of what arrived at a rank, a row each from the moment on at which it was set, from `y` on. Returns
+    /// where the rows end.
+    fn draw_signals(&self, body: &mut String, axis: &Axis, rank: u32, y: f64) -> f64 {
+        let mut arrived: Vec<_> = self.transfers.iter().filter(|sent| sent.to == rank).collect();
+        arrived.sort_by_key(|sent| (sent.signalled, sent.chunk));
+        let height = SIGNAL_ROW * arrived.len() as f64;
+        if !arrived.is_empty() {
+            row_name(body, y + height / 2.0 + 5.0, "signals");
+        }
+        for (nth, sent) in arrived.iter().enumerate() {
+            let set = axis.x(sent.signalled);
             let _ = writeln!(
                 body,
-                r#"<rect x="{from:.2}" y="{:.1}" width="{:.2}" height="{:.1}" fill="{}" fill-opacity=".55"><title>chunk {} from rank {}</title></rect><line x1="{to:.2}" x2="{to:.2}" y1="{y:.1}" y2="{:.1}" stroke="{}" stroke-width="1.5"/>"#,
-                y + 3.0,
-                (to - from).max(0.2),
-                CHUNK_ROW - 6.0,
+                r#"<rect x="{set:.2}" y="{:.1}" width="{:.2}" height="{:.1}" fill="{}"><title>chunk {} from rank {}</title></rect>"#,
+                y + SIGNAL_ROW * nth as f64 + 1.0,
+                (WIDTH - RIGHT - set).max(0.5),
+                SIGNAL_ROW - 2.0,
                 colour(sent.from),
                 sent.chunk,
                 sent.from,
-                y + CHUNK_ROW,
-                colour(sent.from)
             );
         }
+        // A name is as high as some rows.
+        y + if arrived.is_empty() { 0.0 } else { height.max(PUSH_ROW) }
     }
+}
+
+/// The name of a row, left of it.
+fn row_name(body: &mut String, baseline: f64, name: &str) {
+    let _ = writeln!(
+        body,
+        r#"<text class="small" x="{:.1}" y="{baseline:.1}" text-anchor="end">{name}</text>"#,
+        LEFT - 8.0
+    );
 }
 
 fn legend(picture: &mut String, ranks: &BTreeSet<u32>) {
@@ -214,7 +252,7 @@ fn draw_axis(picture: &mut String, axis: &Axis, bottom: f64) {
 mod tests {
     use super::*;
     use crate::plan::Tile;
-    use crate::trace::{TileEvent, TransferEvent};
+    use crate::trace::TileEvent;
 
     fn timeline() -> Timeline {
         let us = Duration::from_micros;
@@ -251,6 +289,8 @@ mod tests {
         assert_eq!(picture.matches("class=\"wait\"").count(), 2);
         assert!(picture.contains("rank 0") && picture.contains("2 workers"), "{picture}");
         assert!(picture.contains("70 µs"), "{picture}");
+        // Rank 1 has pushed a chunk, and rank 0 has its signal.
+        assert!(picture.contains("pushes to 0") && picture.contains(">signals<"), "{picture}");
         let edges = picture.split("x=\"").skip(1).filter_map(|rest| {
             rest.split('"').next().and_then(|number| number.parse::<f64>().ok())
         });

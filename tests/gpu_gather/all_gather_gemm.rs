@@ -11,12 +11,11 @@ use crate::gpu::case::Case;
 use crate::gpu::inputs::some_rows;
 use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
+use overlap_gemm::cuda::cudarc::driver::result;
 use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
-use overlap_gemm::cuda::cudarc::driver::{CudaSlice, DevicePtr as _, result};
 use overlap_gemm::cuda::{
-    AllGatherGemm, Engine, GatherOptions, Gemm, GemmOptions, Kernel, RawOperands, Shard, Strategy,
+    AllGatherGemm, Engine, GatherOptions, Gemm, Kernel, RawOperands, Shard, Strategy,
 };
-use overlap_gemm::element::bf16;
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::random::Random;
 
@@ -407,67 +406,5 @@ fn several_products_of_one_gather_are_right() {
             }
         });
         println!("{strategy:?}: right");
-    }
-}
-
-/// B is what a product right before the step computes, on the same stream, and other numbers each time: where nothing
-/// was promised of B, it is not read before it is there. (The product is on few SMs, so that it ends late.)
-#[test]
-#[ignore = "needs 1 Hopper GPU"]
-fn b_may_come_from_the_kernel_before() {
-    const STEPS: usize = 40;
-    let (m, n, k, inner) = (256, 1024, 512, 1024);
-    for engine in [Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 4 }] {
-        on_ranks(2, |rank| {
-            let (device, stream) = (&rank.gpu.device, &rank.gpu.stream);
-            let mut random = Random::new(95);
-            let mut upload = |len: u64| rank.gpu.upload(&random.elements::<bf16>(len));
-            let a = upload(m * k);
-            // As many rows as B has, by what gives its columns.
-            let factors = [upload(n * inner), upload(n * inner)];
-            let other = upload(k * inner);
-            let b = upload(n * k);
-            let outputs: Vec<_> = (0..STEPS + 2).map(|_| upload(m * n)).collect();
-            let at = |slice: &CudaSlice<bf16>| slice.device_ptr(stream).0;
-            let few = GemmOptions::default().with_sm_limit(8);
-            let maker = Problem::builder(n, k, inner).build().unwrap();
-            let maker = Gemm::plan(device, &maker, &few).unwrap();
-            let options = GatherOptions::default().with_engine(engine);
-            let options = options.with_limits(PATIENCE, PATIENCE).with_poison(true);
-            let problem = Problem::builder(m, n, k).ranks(2).build().unwrap();
-            let gemm = GemmOptions::default().with_sm_limit(rank.sms);
-            let fused = Strategy::Fused;
-            let mut layer =
-                AllGatherGemm::plan(&rank.group, device, &problem, fused, &options, &gemm).unwrap();
-            let make_b = |which: usize| {
-                let operands = RawOperands::new(at(&factors[which]), at(&other), at(&b));
-                // SAFETY: as long as the problem says, kept until the stream is through, here and below.
-                unsafe { maker.enqueue_raw(stream, &operands) }.unwrap();
-            };
-            let plain = Gemm::plan(device, &problem, &gemm).unwrap();
-            for which in [0, 1] {
-                make_b(which);
-                stream.synchronize().unwrap();
-                let operands = RawOperands::new(at(&a), at(&b), at(&outputs[STEPS + which]));
-                // SAFETY: as above.
-                unsafe { plain.enqueue_raw(stream, &operands) }.unwrap();
-                stream.synchronize().unwrap();
-            }
-            let own = problem.shards().rows(rank.rank()).start;
-            let shard = Shard::at(at(&a) + u64::from(own) * k * 2);
-            for (step, d) in outputs[..STEPS].iter().enumerate() {
-                make_b(step % 2);
-                let operands = [RawOperands::of_gathered(at(&b), at(d))];
-                // SAFETY: as above.
-                unsafe { layer.enqueue(stream, shard, &operands) }.unwrap();
-            }
-            layer.synchronize(stream).unwrap();
-            let expected = [0, 1].map(|which| rank.gpu.download(&outputs[STEPS + which]));
-            assert!(expected[0] != expected[1]);
-            for (step, d) in outputs[..STEPS].iter().enumerate() {
-                assert!(rank.gpu.download(d) == expected[step % 2], "step {step}");
-            }
-        });
-        println!("{engine:?}: right");
     }
 }

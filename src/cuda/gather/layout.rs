@@ -17,6 +17,10 @@ const WORD: u64 = size_of::<u32>() as u64;
 const LINE: u32 = 32;
 const PAGE: u64 = 4096;
 
+/// 64 bits, looked at together with the stop words.
+pub(super) const BEGUN_AT: u32 = 4;
+/// [`SENT_AT`] for steps with toggles.
+pub(super) const SENT_TOGGLES_AT: u32 = 8;
 /// Words between the epoch and the signals.
 const OVER_AT: u32 = 40;
 const LAST_BUFFER_AT: u32 = 41;
@@ -142,6 +146,7 @@ impl Layout {
         let epochs = self.layouts_at() + 1..self.word_count();
         epochs.step_by(2).for_each(|word| set(word..word + 1));
         words[TOGGLE_EPOCH_AT as usize] = TOGGLE_SET;
+        words[SENT_TOGGLES_AT as usize..][..MOST_SENDERS as usize].fill(TOGGLE_SET);
         words
     }
 
@@ -154,6 +159,7 @@ impl Layout {
             rank: int(rank),
             slots: int(self.slots()),
             stop_at: int(STOP_AT),
+            begun_at: int(BEGUN_AT),
             epoch_at: int(EPOCH_AT),
             over_at: int(OVER_AT),
             last_buffer_at: int(LAST_BUFFER_AT),
@@ -242,6 +248,8 @@ mod tests {
             let ranks = 3;
             let mut parts = vec![
                 (words.stop_at, 4),
+                (words.begun_at, 2),
+                (SENT_TOGGLES_AT as i32, MOST_SENDERS as i32),
                 (words.epoch_at, 1),
                 (words.over_at, 1),
                 (words.last_buffer_at, 1),
@@ -257,7 +265,7 @@ mod tests {
             ];
             parts.sort_unstable();
             assert!(parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{parts:?}");
-            assert_eq!(words.layouts_at % 2, 0);
+            assert_eq!([words.layouts_at % 2, words.begun_at % 2], [0; 2]);
             let mut at = Layout::word(layout.word_count());
             for buffer in 0..BUFFERS {
                 assert!(layout.row(buffer, 0) >= at && layout.row(buffer, 0).is_multiple_of(4096));
@@ -293,8 +301,8 @@ mod tests {
         assert_eq!([value(at.last_use_at), value(at.last_use_at + 1)], [7; 2]);
         assert_eq!([value(at.layouts_at + 1), value(at.layouts_at + 23)], [7; 2]);
         assert_eq!(
-            [value(at.over_at), value(at.torn_at), value(at.stop_at), value(at.layouts_at)],
-            [0; 4]
+            [at.over_at, at.torn_at, at.stop_at, at.begun_at + 1, at.layouts_at].map(value),
+            [0; 5]
         );
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What belongs here: carrying out [`plan::Transfers`](crate::plan::Transfers) with copy engines and
 //! kernels. What is multiplied is none of its business. Here are the steps; beside are `planning` (what
-//! comes before), `engines` (who moves the rows), `pushing` and `by_nccl` (how), `ending` (failures, and the end), `layout` (where everything
+//! comes before), `engines` (who moves the rows), `pushing` and `by_nccl` (how), `marks` (when), `ending` (failures, and the end), `layout` (where everything
 //! lies), `step_shape` and `options`. A step is, on the caller's stream:
 //!
 //! ```text
@@ -15,7 +15,7 @@
 //! the own slot of the next but one step may be written.
 //!
 //! In a graph the epoch is known to the device alone, so streams set toggles in place of epochs, and they are
-//! joined at the end of each step. How often a graph is launched nobody says here; so from then on toggles
+//! joined at the end of each captured step. How often a graph is launched nobody says here; so from then on toggles
 //! are used outside of graphs, too, and the stream stays the same.
 //!
 //! Invariants: nothing that needs an SM comes behind what waits for it on its stream; a step enqueues and
@@ -26,6 +26,7 @@ mod by_nccl;
 mod ending;
 mod engines;
 mod layout;
+mod marks;
 mod options;
 mod planning;
 mod pushing;
@@ -39,6 +40,7 @@ use std::time::Duration;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr as _};
 
+pub(super) use marks::{Marks, event, record};
 pub use options::{Engine, GatherOptions, SMALL_SHARD};
 pub(super) use planning::Purpose;
 pub(super) use step_shape::StepShape;
@@ -53,7 +55,7 @@ use super::{MAX_PUSHED, driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::Plan;
-use layout::{Layout, TOGGLE_EPOCH_AT};
+use layout::{BEGUN_AT, Layout, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
 use pushing::Pusher;
 
 /// One rank's handle on the operation.
@@ -67,8 +69,6 @@ pub(super) struct Gatherer {
     engine: Engine,
     /// Gathers, if that is the engine.
     nccl: Option<Communicator>,
-    /// What follows a step's beginning on the stream may start at once.
-    next_may_start: bool,
     /// How long NCCL may take for the steps that were begun since somebody last waited for them here.
     patience: Duration,
     layout: Layout,
@@ -87,6 +87,8 @@ pub(super) struct Gatherer {
     /// The stream of the latest step.
     last_stream: Option<Arc<CudaStream>>,
     failed: Option<Error>,
+    /// The pushes of the next step, if somebody wants to know when they were.
+    marks: Option<Marks>,
 }
 
 /// Device memory that the gather's kernels need: where the ranks' words are, and counters.
@@ -108,6 +110,18 @@ pub(super) struct Step {
     toggled: bool,
 }
 
+/// What follows a step's beginning on the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Follower {
+    /// Something that starts when the beginning has ended.
+    Other,
+    /// A product that waits for the rows by itself: [`Gatherer::input`].
+    Product {
+        /// It may read B at once.
+        constant_b: bool,
+    },
+}
+
 /// What one rank brings: its rows, and their scales where the plan has row scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnRows {
@@ -123,6 +137,10 @@ impl Gatherer {
 
     pub(super) fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Who moves the rows: never [`Engine::Auto`].
@@ -169,6 +187,7 @@ impl Gatherer {
         stream: &Arc<CudaStream>,
         shape: &Arc<StepShape>,
         own: OwnRows,
+        follower: Follower,
     ) -> Result<Step> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -215,24 +234,29 @@ impl Gatherer {
             layout: shape.tags[buffer as usize],
             slots: Self::own_slots(shape, &self.layout, rank),
             toggled: self.captured && !by_kernel,
-            next_may_start: self.next_may_start,
-            senders: if self.captured || by_kernel { 0 } else { self.pushers.len() as u32 },
+            product_follows: follower != Follower::Other,
+            product_may_start: follower == Follower::Product { constant_b: true },
+            senders: if by_kernel { 0 } else { self.pushers.len() as u32 },
             pushes: pushed,
             blocks,
             counters: self.table.counters,
         };
+        let mut words = self.words(capturing);
+        if begin.toggled {
+            words.sent_at = int(SENT_TOGGLES_AT);
+        }
         let handle = stream.cu_stream().cast::<c_void>();
         // SAFETY: `signals.begin` has made the context current; words and tables live as long as this value,
         // which waits for its streams; every rank has memory where the layout says.
-        unsafe { ffi::gather_begin(&self.words(capturing), &begin, handle) }?;
+        unsafe { ffi::gather_begin(&words, &begin, handle) }?;
         let toggled = begin.toggled;
         self.epoch = self.epoch.wrapping_add(1);
         self.next_buffer = 1 - buffer;
         if !by_kernel {
-            self.push_by_copies(stream, shape, buffer)?;
+            self.push_by_copies(stream, shape, buffer, capturing)?;
         }
         self.latest = Some(Arc::clone(shape));
-        let joins = self.captured && !by_kernel;
+        let joins = capturing && !by_kernel;
         Ok(Step { shape: Arc::clone(shape), buffer, joins, toggled })
     }
 
@@ -295,17 +319,29 @@ impl Gatherer {
         (start + self.layout.row(buffer, 0), start + self.layout.scale(buffer, 0))
     }
 
-    /// How a product waits for the rows of a step.
+    /// Keeps when the pushes of the next step begin and are signalled: [`Gatherer::take_marks`] has them.
+    pub(super) fn mark_pushes(&mut self) {
+        self.marks = Some(Marks::default());
+    }
+
+    /// The pushes of the step that was enqueued since [`Gatherer::mark_pushes`]. Kernels leave none.
+    pub(super) fn take_marks(&mut self) -> Marks {
+        self.marks.take().unwrap_or_default()
+    }
+
+    /// How the product that follows the step's beginning on the stream waits for the rows. Those that follow this
+    /// product wait for its end: [`Input::after_another`].
     pub(super) fn input<'a>(&self, stream: &Arc<CudaStream>, step: &'a Step) -> Result<Input<'a>> {
         let waiter = self.waiter(&step.shape, is_capturing(stream)?);
         // `begin` is before it on the stream, and lets it start when all that is older has ended, or when the
         // caller has promised that nothing of that writes B.
-        let input =
-            Input { b_is_there: true, ..self.signals.input(stream, &step.shape.table, &waiter)? };
+        let own = self.memory.own_address();
+        let begun = own + Layout::word(BEGUN_AT);
+        let input = self.signals.input(stream, &step.shape.table, &waiter)?;
+        let input = Input { b_is_there: true, begun, ..input };
         if !step.toggled {
             return Ok(input);
         }
-        let own = self.memory.own_address();
         Ok(Input {
             signals: own + Layout::word(self.layout.toggles_of(step.buffer)),
             epoch: own + Layout::word(TOGGLE_EPOCH_AT),

@@ -35,8 +35,6 @@ pub(in super::super) struct Purpose<'a> {
     pub(in super::super) tiling: Result<Tiling>,
     /// Somebody waits for some of the rows before all are there.
     pub(in super::super) piecewise: bool,
-    /// What follows a step's beginning on the stream has nothing to fear from what came before it.
-    pub(in super::super) next_may_start: bool,
 }
 
 impl Gatherer {
@@ -99,7 +97,7 @@ impl Gatherer {
             }
         });
 
-        let Planned { plan, engine, nccl, next_may_start } = planned;
+        let Planned { plan, engine, nccl } = planned;
         let join = |nccl| Communicator::join(nccl, group, device, options.first_limit);
         let nccl = nccl.as_ref().map(join).transpose()?;
         let table = match nccl {
@@ -132,7 +130,6 @@ impl Gatherer {
             options: options.clone(),
             engine,
             nccl,
-            next_may_start,
             patience: Duration::ZERO,
             layout,
             memory,
@@ -147,6 +144,7 @@ impl Gatherer {
             latest: None,
             last_stream: None,
             failed: None,
+            marks: None,
         })
     }
 
@@ -177,7 +175,6 @@ struct Planned {
     plan: Plan,
     engine: Engine,
     nccl: Option<Arc<Nccl>>,
-    next_may_start: bool,
 }
 
 /// What can be planned without asking the others; `obstacle` says why ranks have no memory in common.
@@ -199,7 +196,7 @@ fn plan(
     let nccl = if engine == Engine::Nccl { Some(Nccl::load(None)?) } else { None };
     let plan = Plan::new(problem, PlanOptions { chunks_per_shard: Some(pieces), tiling })?;
     check_count(plan.chunks())?;
-    Ok(Planned { plan, engine, nccl, next_may_start: purpose.next_may_start })
+    Ok(Planned { plan, engine, nccl })
 }
 
 /// An error on all ranks unless all plan the same. The group lives on: what is wrong is wrong with a call.

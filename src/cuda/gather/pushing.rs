@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, CudaStream, result};
 
-use super::layout::{Layout, SENT_AT};
+use super::layout::{Layout, SENT_AT, SENT_TOGGLES_AT};
 use super::step_shape::StepShape;
 use super::{Gatherer, OwnRows};
 use crate::cuda::call::TOGGLE_SET;
@@ -67,10 +67,11 @@ impl Gatherer {
     /// [`Transfers`](crate::plan::Transfers), round by round: the rank that needs this one's rows soonest
     /// comes first. Pieces go round the streams; a signal follows its data.
     pub(super) fn push_by_copies(
-        &self,
+        &mut self,
         stream: &Arc<CudaStream>,
         shape: &StepShape,
         buffer: u32,
+        capturing: bool,
     ) -> Result<()> {
         let own = self.memory.own_address();
         let recorded = |event: &CudaEvent, stream: &CudaStream| {
@@ -98,9 +99,16 @@ impl Gatherer {
         };
         let transfers = shape.plan.transfers();
         let mut pushers = self.pushers.iter().cycle();
+        let mut marks = self.marks.take();
+        let first = shape.plan.chunks().of_rank(self.group.rank()).start;
         for round in 1..self.group.ranks() {
-            let peer = self.memory.address(transfers.peer_in_round(self.group.rank(), round))?;
-            for (push, pusher) in shape.pushes[buffer as usize].iter().zip(&mut pushers) {
+            let to = transfers.peer_in_round(self.group.rank(), round);
+            let peer = self.memory.address(to)?;
+            let pushes = (first..).zip(shape.pushes[buffer as usize].iter());
+            for ((chunk, push), pusher) in pushes.zip(&mut pushers) {
+                if let Some(marks) = &mut marks {
+                    marks.begin(&self.device, &pusher.stream, to, chunk)?;
+                }
                 for (offset, bytes) in push.offset.into_iter().zip(push.bytes) {
                     if bytes > 0 {
                         // SAFETY: on both sides memory of the layout.
@@ -110,15 +118,21 @@ impl Gatherer {
                 let signal = peer + Layout::word(signals_at + push.slot.unsigned_abs());
                 // SAFETY: as above.
                 unsafe { write(&pusher.stream, signal, value) }?;
+                if let Some(marks) = &marks {
+                    marks.end(&pusher.stream)?;
+                }
             }
         }
+        self.marks = marks;
         for (sender, pusher) in (0..).zip(&self.pushers) {
-            if self.captured {
+            let (sent, value) = match self.captured {
+                true => (SENT_TOGGLES_AT, TOGGLE_SET),
+                false => (SENT_AT, self.epoch),
+            };
+            // SAFETY: as above.
+            unsafe { write(&pusher.stream, own + Layout::word(sent + sender), value) }?;
+            if capturing {
                 recorded(&pusher.sent, &pusher.stream)?;
-            } else {
-                let sent = own + Layout::word(SENT_AT + sender);
-                // SAFETY: as above.
-                unsafe { write(&pusher.stream, sent, self.epoch) }?;
             }
         }
         Ok(())

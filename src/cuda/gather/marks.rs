@@ -1,0 +1,67 @@
+//! When the pushes of one step began and were signalled: events on the streams that push.
+//!
+//! What belongs here: making, recording and reading them. Invariant: a step that nobody asked about has none, for they
+//! cost time on the stream.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+use cudarc::driver::{CudaEvent, CudaStream};
+
+use crate::cuda::device::Device;
+use crate::cuda::driver_error;
+use crate::error::Result;
+
+/// One push to one rank.
+#[derive(Debug)]
+pub(in super::super) struct Mark {
+    pub(in super::super) to: u32,
+    pub(in super::super) chunk: u32,
+    begin: CudaEvent,
+    signalled: CudaEvent,
+}
+
+/// The pushes of one step, in the order in which they were enqueued.
+#[derive(Debug, Default)]
+pub(in super::super) struct Marks(Vec<Mark>);
+
+impl Marks {
+    /// Before a push's data, on its stream.
+    pub(super) fn begin(
+        &mut self,
+        device: &Device,
+        stream: &Arc<CudaStream>,
+        to: u32,
+        chunk: u32,
+    ) -> Result<()> {
+        let begin = event(device)?;
+        record(&begin, stream)?;
+        self.0.push(Mark { to, chunk, begin, signalled: event(device)? });
+        Ok(())
+    }
+
+    /// After its signal.
+    pub(super) fn end(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.0.last().map_or(Ok(()), |mark| record(&mark.signalled, stream))
+    }
+
+    /// Each push, and how many milliseconds before `event` it began and was signalled. Waits for all of them.
+    pub(in super::super) fn before(&self, event: &CudaEvent) -> Result<Vec<(&Mark, f64, f64)>> {
+        let ms = |from: &CudaEvent| {
+            let waited = from.synchronize().and_then(|()| event.synchronize());
+            let elapsed = waited.and_then(|()| from.elapsed_ms(event));
+            elapsed.map(f64::from).map_err(|error| driver_error("cuEventElapsedTime", error))
+        };
+        self.0.iter().map(|mark| Ok((mark, ms(&mark.begin)?, ms(&mark.signalled)?))).collect()
+    }
+}
+
+/// An event that knows its time.
+pub(in super::super) fn event(device: &Device) -> Result<CudaEvent> {
+    let event = device.context().new_event(Some(CU_EVENT_DEFAULT));
+    event.map_err(|error| driver_error("cuEventCreate", error))
+}
+
+pub(in super::super) fn record(event: &CudaEvent, stream: &Arc<CudaStream>) -> Result<()> {
+    event.record(stream).map_err(|error| driver_error("cuEventRecord", error))
+}

@@ -1,0 +1,150 @@
+//! The records of ranks whose clocks have nothing in common, side by side.
+//!
+//! Invariant: on the common clock no rank uses rows before they were signalled, if there is such a clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::{Timeline, TransferEvent};
+
+impl Timeline {
+    /// Lays the records of ranks, each on a clock of its own that begins with the step, on one: rank 0's.
+    ///
+    /// A rank sees rows after they were signalled, and so do the others see its own: between those two bounds its clock
+    /// is set, in the middle. Where no transfer tells anything, all steps begin at once.
+    ///
+    /// A chunk whose transfer nobody has recorded (a kernel pushed it) gets one that ends when its first tile could be
+    /// computed: no earlier sign of it is kept. `from` says whose rows a chunk has.
+    pub fn of_ranks(ranks: Vec<Timeline>, from: impl Fn(u32) -> u32) -> Timeline {
+        let mut ranks: Vec<(i128, Timeline)> =
+            ranks.into_iter().map(|timeline| (0, timeline)).collect();
+        let first_uses: Vec<_> = ranks.iter().map(|(_, timeline)| timeline.first_uses()).collect();
+        if let Some(((_, zero), others)) = ranks.split_first_mut() {
+            for (rank, (offset, timeline)) in (1..).zip(others) {
+                *offset = offset_of(rank, timeline, &first_uses, zero);
+            }
+        }
+        let earliest =
+            ranks.iter().map(|(offset, timeline)| offset + nanos(timeline.begin())).min();
+        let (mut all, mut seen) = (Timeline::default(), Vec::new());
+        for (rank, (offset, mut timeline)) in (0..).zip(ranks) {
+            let by = offset - earliest.unwrap_or_default();
+            timeline.shift(by);
+            let uses = timeline.first_uses().into_iter();
+            seen.extend(uses.map(|(chunk, signalled)| TransferEvent {
+                from: from(chunk),
+                to: rank,
+                epoch: 0,
+                chunk,
+                begin: signalled,
+                signalled,
+            }));
+            all.merge(timeline);
+        }
+        let known: BTreeSet<_> = all.transfers.iter().map(|sent| (sent.to, sent.chunk)).collect();
+        // A rank needs no sign of its own rows.
+        let is_news =
+            |sent: &TransferEvent| sent.from != sent.to && !known.contains(&(sent.to, sent.chunk));
+        all.transfers.extend(seen.into_iter().filter(is_news));
+        all
+    }
+
+    /// When each chunk was first seen to be there.
+    fn first_uses(&self) -> BTreeMap<u32, Duration> {
+        let mut uses = BTreeMap::new();
+        for tile in &self.tiles {
+            let first = uses.entry(tile.chunk).or_insert(tile.ready);
+            *first = tile.ready.min(*first);
+        }
+        uses
+    }
+
+    fn shift(&mut self, by: i128) {
+        let shift = |time: &mut Duration| {
+            let nanos = (nanos(*time) + by).clamp(0, u64::MAX.into());
+            *time = Duration::from_nanos(nanos as u64);
+        };
+        for tile in &mut self.tiles {
+            [&mut tile.wait_begin, &mut tile.ready, &mut tile.done].map(shift);
+        }
+        for sent in &mut self.transfers {
+            [&mut sent.begin, &mut sent.signalled].map(shift);
+        }
+    }
+}
+
+/// What to add to the times of `rank` for rank 0's clock.
+fn offset_of(
+    rank: u32,
+    timeline: &Timeline,
+    first_uses: &[BTreeMap<u32, Duration>],
+    zero: &Timeline,
+) -> i128 {
+    let bound = |sender: &Timeline, to: u32| {
+        let sent = sender.transfers.iter().filter(move |sent| sent.to == to);
+        let uses = &first_uses[to as usize];
+        sent.filter_map(|sent| Some(nanos(*uses.get(&sent.chunk)?) - nanos(sent.signalled))).min()
+    };
+    // Rows of this rank are used there behind their signal; and rank 0's here.
+    let most = bound(timeline, 0);
+    let least = bound(zero, rank).map(|late| -late);
+    match (least, most) {
+        (Some(least), Some(most)) => (least + most) / 2,
+        (one, other) => one.into_iter().chain(other).next().unwrap_or_default(),
+    }
+}
+
+fn nanos(time: Duration) -> i128 {
+    i128::try_from(time.as_nanos()).unwrap_or(i128::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Tile;
+    use crate::trace::TileEvent;
+
+    fn us(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+
+    fn tile(rank: u32, chunk: u32, times: [u64; 3]) -> TileEvent {
+        let [wait_begin, ready, done] = times.map(us);
+        let (epoch, product, worker) = (0, 0, 0);
+        let tile = Tile { m: chunk, n: 0 };
+        TileEvent { rank, worker, epoch, product, tile, chunk, wait_begin, ready, done }
+    }
+
+    fn sent(from: u32, chunk: u32, begin: u64, signalled: u64) -> TransferEvent {
+        let (begin, signalled) = (us(begin), us(signalled));
+        TransferEvent { from, to: 1 - from, epoch: 0, chunk, begin, signalled }
+    }
+
+    #[test]
+    fn clocks_are_set_so_that_rows_are_used_behind_their_signals() {
+        // Rank 1 began 30 µs after rank 0; both see the other's rows 2 µs after they were signalled.
+        let zero = Timeline {
+            tiles: vec![tile(0, 0, [0, 0, 40]), tile(0, 1, [40, 82, 100])],
+            transfers: vec![sent(0, 0, 10, 50)],
+        };
+        let one = Timeline {
+            tiles: vec![tile(1, 1, [0, 0, 20]), tile(1, 0, [20, 22, 60])],
+            transfers: vec![sent(1, 1, 5, 50)],
+        };
+        let all = Timeline::of_ranks(vec![zero, one], |chunk| chunk);
+        assert_eq!(all.transfers, [sent(0, 0, 10, 50), sent(1, 1, 35, 80)]);
+        assert_eq!(all.tiles[3].ready, us(52));
+    }
+
+    #[test]
+    fn without_transfers_steps_begin_at_once_and_chunks_come_when_they_are_used() {
+        let of = |rank, other| Timeline {
+            tiles: vec![tile(rank, rank, [7, 8, 20]), tile(rank, other, [20, 25, 60])],
+            transfers: Vec::new(),
+        };
+        let all = Timeline::of_ranks(vec![of(0, 1), of(1, 0)], |chunk| chunk);
+        assert_eq!(all.begin(), Duration::ZERO);
+        assert_eq!(all.transfers, [sent(1, 1, 18, 18), sent(0, 0, 18, 18)]);
+        assert_eq!(Timeline::of_ranks(Vec::new(), |chunk| chunk), Timeline::default());
+    }
+}

@@ -1,0 +1,197 @@
+//! Steps right behind kernels of the same stream that make what they read, with nothing in between.
+//!
+//! What belongs here: what a step must not read before the kernels before it have ended. Such a kernel is a
+//! product on few SMs: it lets the next kernel start when it has loaded all that it needs, and ends late. Rows are in
+//! place, since a copy would keep the two apart. What is made differs from step to step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::gpu::ranks::{Rank, on_ranks};
+use overlap_gemm::cuda::cudarc::driver::sys::{
+    CUdeviceptr, CUgraphInstantiate_flags, CUstreamCaptureMode,
+};
+use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
+use overlap_gemm::cuda::{
+    AllGatherGemm, Engine, GatherOptions, Gemm, GemmOptions, RawOperands, Shard, Strategy,
+};
+use overlap_gemm::element::bf16;
+use overlap_gemm::plan::Problem;
+use overlap_gemm::random::Random;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const ENGINES: [Engine; 2] = [Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 4 }];
+const RANKS: u32 = 2;
+/// Of A and B.
+const M: u64 = 256;
+const N: u64 = 1024;
+const K: u64 = 512;
+/// The K of the products that make what steps read.
+const INNER: u64 = 1024;
+const STEPS: usize = 40;
+
+/// Makes one of two matrices of `rows` rows of K elements, by a product on few SMs.
+struct Maker {
+    gemm: Gemm,
+    factors: [CudaSlice<bf16>; 2],
+    other: CudaSlice<bf16>,
+}
+
+impl Maker {
+    /// The same on every rank, if `random` is; `factor_rows` rows of either factor.
+    fn new(rank: &Rank, rows: u64, factor_rows: u64, random: &mut Random) -> Maker {
+        let mut upload = |len: u64| rank.gpu.upload(&random.elements::<bf16>(len));
+        let factors = [upload(factor_rows * INNER), upload(factor_rows * INNER)];
+        let other = upload(K * INNER);
+        let problem = Problem::builder(rows, K, INNER).build().unwrap();
+        let few = GemmOptions::default().with_sm_limit(8);
+        let gemm = Gemm::plan(&rank.gpu.device, &problem, &few).unwrap();
+        Maker { gemm, factors, other }
+    }
+
+    /// From row `first` of factor `which` on, to `to`.
+    fn make(&self, stream: &Arc<CudaStream>, which: usize, first: u64, to: CUdeviceptr) {
+        let factor = at(&self.factors[which], stream) + first * INNER * 2;
+        let operands = RawOperands::new(factor, at(&self.other, stream), to);
+        // SAFETY: as long as the problem says, kept until the stream is through.
+        unsafe { self.gemm.enqueue_raw(stream, &operands) }.unwrap();
+    }
+}
+
+fn at(slice: &CudaSlice<bf16>, stream: &Arc<CudaStream>) -> CUdeviceptr {
+    slice.device_ptr(stream).0
+}
+
+fn problem() -> Problem {
+    Problem::builder(M, N, K).ranks(RANKS.into()).build().unwrap()
+}
+
+fn fused(rank: &Rank, engine: Engine, gemm: &GemmOptions) -> AllGatherGemm {
+    let options = GatherOptions::default().with_engine(engine).with_limits(PATIENCE, PATIENCE);
+    let (group, device) = (&rank.group, &rank.gpu.device);
+    AllGatherGemm::plan(group, device, &problem(), Strategy::Fused, &options, gemm).unwrap()
+}
+
+fn step(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, b: CUdeviceptr, d: CUdeviceptr) {
+    let operands = [RawOperands::of_gathered(b, d)];
+    // SAFETY: as long as the problem says, kept until the stream is through.
+    unsafe { layer.enqueue(stream, Shard::in_place(), &operands) }.unwrap();
+}
+
+/// The product of an A that is there, by the same kernel.
+fn expected(rank: &Rank, gemm: &GemmOptions, a: CUdeviceptr, b: CUdeviceptr) -> Vec<bf16> {
+    let stream = &rank.gpu.stream;
+    let d = rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize]);
+    let plain = Gemm::plan(&rank.gpu.device, &problem(), gemm).unwrap();
+    // SAFETY: as long as the problem says, kept until the stream is through.
+    unsafe { plain.enqueue_raw(stream, &RawOperands::new(a, b, at(&d, stream))) }.unwrap();
+    stream.synchronize().unwrap();
+    rank.gpu.download(&d)
+}
+
+/// Where nothing was promised of B, it is not read before it is there.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn b_may_come_from_the_kernel_before() {
+    for engine in ENGINES {
+        on_ranks(RANKS, |rank| {
+            let (stream, mut random) = (&rank.gpu.stream, Random::new(95));
+            let a = rank.gpu.upload(&random.elements::<bf16>(M * K));
+            let maker = Maker::new(&rank, N, N, &mut random);
+            let b = rank.gpu.upload(&vec![bf16::NAN; (N * K) as usize]);
+            let b = at(&b, stream);
+            let gemm = GemmOptions::default().with_sm_limit(rank.sms);
+            let expected = [0, 1].map(|which| {
+                maker.make(stream, which, 0, b);
+                expected(&rank, &gemm, at(&a, stream), b)
+            });
+            assert!(expected[0] != expected[1]);
+            let mut layer = fused(&rank, engine, &gemm);
+            let outputs: Vec<_> =
+                (0..STEPS).map(|_| rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize])).collect();
+            let own = problem().shards().rows(rank.rank());
+            for (number, d) in outputs.iter().enumerate() {
+                if number < 2 {
+                    // Once for each buffer; there they stay.
+                    let (slot, bytes) = layer.local_shard(None).unwrap();
+                    let from = at(&a, stream) + u64::from(own.start) * K * 2;
+                    // SAFETY: the slot is so long, and so are the rows.
+                    unsafe {
+                        result::memcpy_dtod_async(slot, from, bytes as usize, stream.cu_stream())
+                    }
+                    .unwrap();
+                }
+                maker.make(stream, number % 2, 0, b);
+                step(&mut layer, stream, b, at(d, stream));
+            }
+            layer.synchronize(stream).unwrap();
+            for (number, d) in outputs.iter().enumerate() {
+                assert!(rank.gpu.download(d) == expected[number % 2], "step {number}");
+            }
+        });
+        println!("{engine:?}: right");
+    }
+}
+
+/// Rows that a kernel puts in place right before the step are neither read nor sent before they are there, though
+/// the product may start at once, for B is constant; launched one by one, and in graphs.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn rows_may_come_from_the_kernel_before() {
+    for engine in ENGINES {
+        on_ranks(RANKS, |rank| {
+            let (stream, mut random) = (&rank.gpu.stream, Random::new(96));
+            let b = rank.gpu.upload(&random.elements::<bf16>(N * K));
+            let b = at(&b, stream);
+            let shard = M / u64::from(RANKS);
+            let maker = Maker::new(&rank, shard, M, &mut random);
+            let gemm = GemmOptions::default().with_sm_limit(rank.sms).with_constant_b(true);
+            let a = rank.gpu.upload(&vec![bf16::NAN; (M * K) as usize]);
+            let expected = [0, 1].map(|which| {
+                for first in [0, shard] {
+                    maker.make(stream, which, first, at(&a, stream) + first * K * 2);
+                }
+                expected(&rank, &gemm, at(&a, stream), b)
+            });
+            assert!(expected[0] != expected[1]);
+            let mut layer = fused(&rank, engine, &gemm);
+            let outputs: Vec<_> =
+                (0..STEPS).map(|_| rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize])).collect();
+            // Two steps with either: then each buffer has other rows than two steps ago.
+            let which = |number: usize| number / 2 % 2;
+            let own = u64::from(problem().shards().rows(rank.rank()).start);
+            let enqueue_all = |layer: &mut AllGatherGemm| {
+                for (number, d) in outputs.iter().enumerate() {
+                    let (slot, _) = layer.local_shard(None).unwrap();
+                    maker.make(stream, which(number), own, slot);
+                    step(layer, stream, b, at(d, stream));
+                }
+            };
+            let check = |layer: &mut AllGatherGemm| {
+                layer.synchronize(stream).unwrap();
+                for (number, d) in outputs.iter().enumerate() {
+                    assert!(rank.gpu.download(d) == expected[which(number)], "step {number}");
+                }
+            };
+            enqueue_all(&mut layer);
+            check(&mut layer);
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            stream.begin_capture(mode).unwrap();
+            enqueue_all(&mut layer);
+            let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+            for _ in 0..5 {
+                for d in &outputs {
+                    let bytes = (M * N * 2) as usize;
+                    // SAFETY: the output is so long.
+                    unsafe {
+                        result::memset_d8_async(at(d, stream), 0xff, bytes, stream.cu_stream())
+                    }
+                    .unwrap();
+                }
+                graph.launch().unwrap();
+                check(&mut layer);
+            }
+        });
+        println!("{engine:?}: right");
+    }
+}
