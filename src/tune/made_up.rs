@@ -1,0 +1,53 @@
+//! Made-up measurements for the tests of whoever reads them.
+
+use super::entry::{Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time};
+use crate::element::ElementType;
+use crate::plan::{BLayout, ClusterShape, ElementTypes, Scaling, TileShape};
+
+pub fn family() -> Family {
+    Family {
+        gpu: "NVIDIA H200".into(),
+        ranks: 2,
+        elements: ElementTypes::all(ElementType::Bf16),
+        scaling: Scaling::None,
+        b_layout: BLayout::Nk,
+    }
+}
+
+pub fn multiplying(kernel: &str, rows: u32, columns: u32) -> Multiplying {
+    Multiplying {
+        kernel: kernel.into(),
+        tile: TileShape { m: rows, n: columns },
+        cluster: ClusterShape { m: 2, n: 1 },
+        swizzle: 1,
+        splits: 1,
+    }
+}
+
+pub fn gathering(streams: u32, pieces: u32) -> Gathering {
+    Gathering { order: Order::Fused, mover: Mover::CopyEngines { streams }, pieces }
+}
+
+/// Fused, copies on one stream, a kernel of that name.
+pub fn measured(kernel: &str, pieces: u32, us: f64) -> Measured {
+    Measured {
+        gathering: gathering(1, pieces),
+        multiplying: multiplying(kernel, 128, 128),
+        by_model: false,
+        untuned: false,
+        graph: Some(Time::new(us, 0.01, 7)),
+        plain: None,
+    }
+}
+
+pub fn entry(m: u32, n: u32, k: u32, measured: Vec<Measured>) -> Entry {
+    Entry {
+        family: family(),
+        shape: Shape { m, n, k },
+        sms: 132,
+        driver: "580.1".into(),
+        crate_version: "0.1.0".into(),
+        measured,
+    }
+    .sorted()
+}
