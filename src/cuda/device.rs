@@ -92,8 +92,8 @@ pub fn driver_name() -> Result<String> {
 fn release(told: &str) -> Option<String> {
     let is_version = |word: &&str| {
         let parts: Vec<_> = word.split('.').collect();
-        let digits = |part: &&str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
-        parts.len() > 1 && parts.iter().all(|part| digits(&part))
+        let digits = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
+        parts.len() > 1 && parts.iter().all(|part| digits(part))
     };
     told.lines().next()?.split_whitespace().find(is_version).map(String::from)
 }

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::super::strategy::Strategy;
 use super::*;
 use crate::element::ElementType;
 use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape};

@@ -214,6 +214,42 @@ impl Measured {
     fn rounds(&self) -> u32 {
         self.times().iter().flatten().map(|time| time.rounds).min().unwrap_or(0)
     }
+
+    /// Whether it was measured as thoroughly as any of `all`: what was dropped early is no choice, however quick its
+    /// few rounds were.
+    pub fn is_finalist(&self, all: &[Measured]) -> bool {
+        all.iter().all(|other| other.rounds() <= self.rounds())
+    }
+
+    /// How long it takes as a multiple of the fastest finalist of `all`, launched in the way that suits it less.
+    /// Infinity if it was not launched in every way that others were.
+    pub fn ratio(&self, all: &[Measured]) -> f64 {
+        let finalists = || all.iter().filter(|one| one.is_finalist(all));
+        let mut worst = 0.0f64;
+        for (way, time) in self.times().into_iter().enumerate() {
+            let least = finalists().filter_map(|one| one.times()[way]).map(|time| time.us);
+            let least = least.fold(f64::INFINITY, f64::min);
+            match time {
+                Some(time) if least.is_finite() => worst = worst.max(time.us / least),
+                None if least.is_finite() => return f64::INFINITY,
+                _ => {}
+            }
+        }
+        if worst > 0.0 { worst } else { f64::INFINITY }
+    }
+
+    /// The one to take first, then the others in order; those that were dropped early come last.
+    pub fn in_order(all: Vec<Measured>) -> Vec<Measured> {
+        let mut keyed: Vec<_> = (all.iter())
+            .map(|one| (!one.is_finalist(&all), one.ratio(&all)))
+            .zip(all.iter().cloned())
+            .collect();
+        // Stable: among equals the order in which they were tried.
+        keyed.sort_by(|((one_early, one), _), ((other_early, other), _)| {
+            one_early.cmp(other_early).then(one.total_cmp(other))
+        });
+        keyed.into_iter().map(|(_, measured)| measured).collect()
+    }
 }
 
 /// One problem, and all that was tried for it, the one to take first.
@@ -241,22 +277,8 @@ impl Entry {
     /// Puts the one to take first, and the others in order behind it.
     #[must_use]
     pub fn sorted(mut self) -> Entry {
-        let mut keyed: Vec<_> = (self.measured.iter())
-            .map(|one| (self.is_finalist(one), self.ratio(one)))
-            .zip(self.measured.clone())
-            .collect();
-        // Stable: among equals the order in which they were tried.
-        keyed.sort_by(|((one_final, one), _), ((other_final, other), _)| {
-            other_final.cmp(one_final).then(one.total_cmp(other))
-        });
-        self.measured = keyed.into_iter().map(|(_, measured)| measured).collect();
+        self.measured = Measured::in_order(self.measured);
         self
-    }
-
-    /// Whether a candidate was measured as thoroughly as any: what was dropped early is no choice, however
-    /// quick its few rounds were.
-    pub fn is_finalist(&self, one: &Measured) -> bool {
-        self.measured.iter().all(|other| other.rounds() <= one.rounds())
     }
 
     /// The one to take.
@@ -269,21 +291,9 @@ impl Entry {
         self.measured.iter().find(|measured| measured.untuned)
     }
 
-    /// How long a candidate takes as a multiple of the fastest finalist, launched in the way that suits it less.
-    /// Infinity if it was not launched in every way that others were.
+    /// How long a candidate takes as a multiple of the fastest: [`Measured::ratio`].
     pub fn ratio(&self, one: &Measured) -> f64 {
-        let finalists: Vec<_> = self.measured.iter().filter(|all| self.is_finalist(all)).collect();
-        let mut worst = 0.0f64;
-        for (way, time) in one.times().into_iter().enumerate() {
-            let least = finalists.iter().filter_map(|all| all.times()[way]).map(|time| time.us);
-            let least = least.fold(f64::INFINITY, f64::min);
-            match time {
-                Some(time) if least.is_finite() => worst = worst.max(time.us / least),
-                None if least.is_finite() => return f64::INFINITY,
-                _ => {}
-            }
-        }
-        if worst > 0.0 { worst } else { f64::INFINITY }
+        one.ratio(&self.measured)
     }
 
     /// What is wrong with it, if anything is.

@@ -7,15 +7,15 @@
 
 #[cfg(feature = "cuda")]
 mod bars;
-mod cases;
+pub mod cases;
 mod gather;
-mod gemm;
+pub mod gemm;
 #[cfg(feature = "cuda")]
-mod gpu;
+pub mod gpu;
 #[cfg(feature = "cuda")]
 mod results;
 #[cfg(feature = "cuda")]
-mod statistics;
+pub mod statistics;
 #[cfg(feature = "cuda")]
 mod table;
 
