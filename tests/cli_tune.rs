@@ -120,11 +120,17 @@ fn tune_without_a_launcher_or_a_gpu_says_what_is_missing() {
     assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
     assert!(stderr.contains("overlap-gemm launch"), "{stderr}");
     if run(&["doctor", "--require", "gpu"]).0 == 0 {
-        return; // a lone rank could measure here
+        return; // ranks could measure here
     }
-    let place = [("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")];
-    let address = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")];
-    let (code, _, stderr) = outcome(&[place.as_slice(), &address].concat());
+    let started = |ranks: &str| {
+        let place = [("RANK", "0"), ("WORLD_SIZE", ranks), ("LOCAL_RANK", "0")];
+        let address = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")];
+        outcome(&[place.as_slice(), &address].concat())
+    };
+    let (code, _, stderr) = started("1");
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("nothing to gather"), "{stderr}");
+    let (code, _, stderr) = started("2");
     assert_eq!(code, 3, "{stderr}");
 }
 

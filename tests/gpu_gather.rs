@@ -20,3 +20,5 @@ mod nccl;
 mod signal_pad;
 #[path = "gpu_gather/symmetric.rs"]
 mod symmetric;
+#[path = "gpu_gather/tuned.rs"]
+mod tuned;

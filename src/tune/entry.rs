@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{BLayout, ClusterShape, ElementTypes, Problem, Scaling, TileShape};
 
-/// The most streams that rows are pushed on ([`Engine::CopyEngines`](crate::cuda::Engine::CopyEngines)).
+/// The most streams that rows are pushed on (`cuda::Engine::CopyEngines`).
 pub const MOST_STREAMS: u32 = 8;
-/// The most blocks of a kernel that pushes ([`Engine::Kernel`](crate::cuda::Engine::Kernel)).
+/// The most blocks of a kernel that pushes (`cuda::Engine::Kernel`).
 pub const MOST_BLOCKS: u32 = 128;
 
 /// Which problems an entry speaks of, their size apart.
@@ -76,7 +76,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// In which order gathering and multiplying go: [`Strategy`](crate::cuda::Strategy) without `Auto`.
+/// In which order gathering and multiplying go: `cuda::Strategy` without `Auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
@@ -98,7 +98,7 @@ impl fmt::Display for Order {
     }
 }
 
-/// Who moves the rows: an [`Engine`](crate::cuda::Engine) that can be tuned.
+/// Who moves the rows: an `cuda::Engine` that can be tuned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Mover {

@@ -1,6 +1,6 @@
 //! What was measured of the whole operation, kept, and asked before anybody guesses.
 //!
-//! What belongs here: the table ([`Tuning`]) of what [`AllGatherGemm`](crate::cuda::AllGatherGemm) took with one
+//! What belongs here: the table ([`Tuning`]) of what `cuda::AllGatherGemm` took with one
 //! engine, kernel or number of pieces and with another ([`Entry`]), its file, and looking things up in it
 //! ([`Tuning::look_up`]). No device, no clock: `overlap-gemm tune` measures, the `cuda` module obeys.
 //!

@@ -194,6 +194,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let wanted = args.wanted()?;
     // All ranks have the same arguments; one has the table.
     let launch = overlap_gemm::group::Launch::from_env()?;
+    if launch.ranks < 2 {
+        let why = "one rank has nothing to gather: start as many as there are GPUs (overlap-gemm launch -n N -- …)";
+        return Err(Failure::Usage(why.into()));
+    }
     let output = (launch.rank == 0).then_some(output);
     let interrupt = Interrupt::install()?;
     measure(&wanted, output, interrupt)
