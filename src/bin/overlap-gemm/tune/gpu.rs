@@ -20,7 +20,7 @@ use overlap_gemm::tune::{
 };
 use overlap_gemm::{Error, Result};
 
-use super::report::{COLUMNS, Failed, Report, Row};
+use super::results::{Failed, Head, Results, Row};
 use super::search::{Candidate, Found, HEATS, Heat, Known, Outcome, Track, WAYS_TO_LAUNCH, search};
 use super::{Launches, Wanted};
 use crate::bench::cases::{Case, spread};
@@ -86,7 +86,7 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
         format!("{}: {}; {}: {}", failed.problem, failed.gathering, failed.multiplying, failed.why)
     });
     if let Some(output) = output {
-        let report = Report {
+        let results = Results {
             command: command(),
             version: env!("CARGO_PKG_VERSION"),
             file: wanted.file.display().to_string(),
@@ -96,7 +96,7 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
             seconds: tuner.clock.since.elapsed().as_secs_f64(),
             ended_early: stopped.map(|why| why.to_string()),
         };
-        output.write(&report, |stdout| write!(stdout, "{report}"))?;
+        output.write(&results, |stdout| write!(stdout, "{results}"))?;
     }
     match (stopped, wrong) {
         (Some(Stopped::Interrupted), _) => Err(Failure::Interrupted),
@@ -203,8 +203,13 @@ impl Tuner<'_> {
             let entry = self.entry(&problem, found.measured)?;
             if self.group.rank() == 0 {
                 record(&self.wanted.file, std::slice::from_ref(&entry))?;
-                let head = if measured.is_empty() { format!("{COLUMNS}\n") } else { String::new() };
-                self.bar.suspend(|| eprintln!("{head}{}", Row(&entry)));
+                let is_first = measured.is_empty();
+                self.bar.suspend(|| {
+                    if is_first {
+                        eprintln!("{Head}");
+                    }
+                    eprintln!("{}", Row(&entry));
+                });
             }
             measured.push(entry);
         }

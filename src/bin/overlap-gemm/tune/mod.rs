@@ -1,13 +1,15 @@
 //! `overlap-gemm tune`: measures what `AllGatherGemm` plans by, and tells what such a table says.
 //!
-//! What belongs here: the arguments, and what they ask for. [`report`] shows, and works on files alone; with the
-//! feature `cuda`, `search` says what is tried and `gpu` measures. Every rank is a process with the same arguments,
+//! What belongs here: the arguments, and what they ask for. [`report`] works on files alone; with the
+//! feature `cuda`, `search` says what is tried, `gpu` measures, and `results` is what came out. Every rank is a process with the same arguments,
 //! started by a launcher, as in `bench all-gather-gemm`. Invariant: a file that cannot be trusted is never
 //! written over, and each problem is kept as soon as it is measured.
 
 #[cfg(feature = "cuda")]
 mod gpu;
 mod report;
+#[cfg(feature = "cuda")]
+mod results;
 #[cfg(feature = "cuda")]
 mod search;
 

@@ -1,4 +1,4 @@
-//! What was measured, and what tables say: as text and as JSON.
+//! What tables say: as text and as JSON.
 //!
 //! Invariant: the text says nothing that the JSON does not; what is not known is a dash, never a guess.
 
@@ -7,8 +7,8 @@ use std::path::Path;
 
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::tune::{
-    Answer, Anything, Asked, Entry, Family, Gathering, HeldOut, Measured, Multiplying, Shape,
-    Source, Time, Tuning, hold_out,
+    Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Shape, Source, Tuning,
+    hold_out,
 };
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ use crate::exit::Failure;
 use crate::output::Output;
 
 /// A family in a few words: `2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales`.
-fn words(family: &Family) -> String {
+pub fn words(family: &Family) -> String {
     let Family { gpu, ranks, elements, scaling, b_layout } = family;
     let mut text = format!("{ranks} × {gpu}, {} × {} → {}", elements.a, elements.b, elements.d);
     match scaling {
@@ -28,100 +28,6 @@ fn words(family: &Family) -> String {
         text += ", B k×n";
     }
     text
-}
-
-/// Everything that one run of `tune` gave.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU has it"))]
-#[derive(Serialize)]
-pub struct Report {
-    pub command: String,
-    pub version: &'static str,
-    pub file: String,
-    pub measured: Vec<Entry>,
-    /// Problems that were in the table already.
-    pub kept: usize,
-    pub failed: Vec<Failed>,
-    pub seconds: f64,
-    /// Why it ended before the last problem, if it did.
-    pub ended_early: Option<String>,
-}
-
-/// A candidate that was wrong or refused.
-#[derive(Serialize)]
-pub struct Failed {
-    pub problem: String,
-    pub gathering: Gathering,
-    pub multiplying: Multiplying,
-    pub why: String,
-}
-
-/// Microseconds in graphs and one by one.
-struct Both<'a>(Option<&'a Measured>);
-
-impl fmt::Display for Both<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for time in [self.0.and_then(|one| one.graph), self.0.and_then(|one| one.plain)] {
-            match time {
-                Some(time) => write!(f, " {:9.1}", time.us)?,
-                None => write!(f, " {:>9}", "–")?,
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The columns of [`Row`].
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU has it"))]
-pub const COLUMNS: &str = "problem                untuned, µs: graph     plain   tuned: graph     plain   ÷ untuned  chosen";
-
-/// One problem in a line.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU has it"))]
-pub struct Row<'a>(pub &'a Entry);
-
-impl fmt::Display for Row<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row(entry) = self;
-        let (best, untuned) = (entry.best(), entry.untuned());
-        let shape = entry.shape.to_string();
-        write!(f, "{shape:20}           {}     {}", Both(untuned), Both(best))?;
-        let ratio = |time: fn(&Measured) -> Option<Time>| {
-            Some(best.and_then(time)?.us / untuned.and_then(time)?.us)
-        };
-        match ratio(|one| one.graph).or_else(|| ratio(|one| one.plain)) {
-            Some(ratio) => write!(f, "       {ratio:.3}")?,
-            None => write!(f, "           –")?,
-        }
-        match best {
-            Some(one) => write!(f, "  {}; {}", one.gathering, one.multiplying),
-            None => Ok(()),
-        }
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut family = None;
-        for entry in &self.measured {
-            if family != Some(&entry.family) {
-                writeln!(f, "{}, driver {}\n{COLUMNS}", words(&entry.family), entry.driver)?;
-                family = Some(&entry.family);
-            }
-            writeln!(f, "{}", Row(entry))?;
-        }
-        for Failed { problem, gathering, multiplying, why } in &self.failed {
-            writeln!(f, "FAILED: {problem}: {gathering}; {multiplying}: {why}")?;
-        }
-        if self.kept > 0 {
-            writeln!(f, "{} were in the table already (--again measures them again)", self.kept)?;
-        }
-        if let Some(why) = &self.ended_early {
-            writeln!(
-                f,
-                "ended before the last problem: {why}; the same command goes on from there"
-            )?;
-        }
-        writeln!(f, "{} measured in {:.0} s, in {}", self.measured.len(), self.seconds, self.file)
-    }
 }
 
 /// How one problem would have been answered.
