@@ -98,7 +98,7 @@ impl fmt::Display for Order {
     }
 }
 
-/// Who moves the rows: an `cuda::Engine` that can be tuned.
+/// Who moves the rows: a `cuda::Engine` that can be tuned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Mover {

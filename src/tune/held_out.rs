@@ -52,8 +52,7 @@ impl HeldOut<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lookup::tests::synthetic;
-    use super::super::made_up::{entry, measured};
+    use super::super::made_up::{entry, measured, synthetic};
     use super::*;
 
     #[test]

@@ -275,11 +275,12 @@ fn drivers<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Vec<String> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use proptest::prelude::*;
 
-    use super::super::entry::{Mover, Time};
-    use super::super::made_up::{entry, family, gathering, measured, multiplying};
+    use super::super::made_up::{
+        by_model, entry, family, gathering, measured, multiplying, synthetic, ways,
+    };
     use super::*;
 
     fn asked(m: u32, n: u32, k: u32) -> Asked {
@@ -297,10 +298,6 @@ pub(super) mod tests {
         fn multiplying(&self, _: Order, multiplying: &Multiplying) -> bool {
             !self.1.contains(&&*multiplying.kernel)
         }
-    }
-
-    fn by_model(kernel: &str, pieces: u32, us: f64) -> Measured {
-        Measured { by_model: true, ..measured(kernel, pieces, us) }
     }
 
     #[test]
@@ -430,51 +427,6 @@ pub(super) mod tests {
         assert!(!waves(256 * 66, 128).is_like(waves(256 * 66 * 2, 128)));
         let giant = Multiplying { splits: u32::MAX, ..one };
         assert!(Waves::of(&giant, 1, 1, 0).count > 0, "whatever a file says");
-    }
-
-    /// Made-up hardware, where what is best depends on the size: a kernel is quick for small shards, copies for large
-    /// ones, more pieces let the first tiles begin sooner, and each costs.
-    fn truth(shape: Shape, way: &Gathering) -> f64 {
-        let (m, n, k) = (f64::from(shape.m), f64::from(shape.n), f64::from(shape.k));
-        let product = 2.0 * m * n * k / 6.5e8;
-        let bytes = m / 2.0 * k * 2.0;
-        let pieces = f64::from(way.pieces);
-        let travel = match way.mover {
-            Mover::CopyEngines { streams } => {
-                6.0 + 2.5 * pieces / f64::from(streams.min(2)) + bytes / 3.7e5
-            }
-            Mover::Kernel { blocks } => 2.0 + bytes / (9e3 * f64::from(blocks)).min(2.5e5),
-        };
-        match way.order {
-            Order::Fused => product.max(travel) + 4.0 + travel / pieces / 2.0,
-            Order::Pipelined => product * 1.03 + travel / 4.0 + 14.0,
-            Order::Sequential => product + travel + 2.0,
-        }
-    }
-
-    fn ways() -> Vec<Gathering> {
-        let movers = [
-            Mover::CopyEngines { streams: 1 },
-            Mover::CopyEngines { streams: 2 },
-            Mover::Kernel { blocks: 16 },
-            Mover::Kernel { blocks: 64 },
-        ];
-        let mut all = Vec::new();
-        for order in [Order::Fused, Order::Pipelined, Order::Sequential] {
-            for mover in movers {
-                all.extend([1, 2, 4].map(|pieces| Gathering { order, mover, pieces }));
-            }
-        }
-        all
-    }
-
-    pub(in super::super) fn synthetic(shape: Shape) -> Entry {
-        let one = |way: &Gathering| Measured {
-            gathering: *way,
-            graph: Some(Time::new(truth(shape, way), 0.01, 7)),
-            ..by_model("a", 1, 1.0)
-        };
-        entry(shape.m, shape.n, shape.k, ways().iter().map(one).collect())
     }
 
     proptest! {

@@ -12,6 +12,7 @@ use overlap_gemm::tune::{
 };
 use serde::Serialize;
 
+use crate::bench::statistics::{median, quantile};
 use crate::exit::Failure;
 use crate::output::Output;
 
@@ -56,16 +57,10 @@ struct Check {
 impl Check {
     fn of(table: &Tuning) -> Check {
         let problems: Vec<Checked> = hold_out(table).iter().filter_map(Checked::of).collect();
-        let mut ratios: Vec<f64> = problems.iter().filter_map(|one| one.ratio).collect();
-        ratios.sort_by(f64::total_cmp);
+        let ratios: Vec<f64> = problems.iter().filter_map(|one| one.ratio).collect();
         let unknown = problems.len() - ratios.len();
-        let middle = ratios.len() / 2;
-        let median = match ratios.len() {
-            0 => None,
-            even if even.is_multiple_of(2) => Some((ratios[middle - 1] + ratios[middle]) / 2.0),
-            _ => Some(ratios[middle]),
-        };
-        Check { problems, median, worst: ratios.last().copied(), unknown }
+        let (median, worst) = (median(&ratios), quantile(&ratios, 1.0));
+        Check { problems, median, worst, unknown }
     }
 }
 
