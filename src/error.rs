@@ -161,6 +161,16 @@ pub enum Error {
         reason: String,
     },
 
+    /// A file of measurements cannot be used: it is damaged, of another program, or of a later version. Plans are made
+    /// without it.
+    #[error("the tuning file {file} is not used: {reason}")]
+    Tuning {
+        /// Which file.
+        file: String,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
+
     /// A call of the CUDA driver, or a kernel of this crate, failed.
     #[error("{call} failed: {detail}")]
     Cuda {

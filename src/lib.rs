@@ -51,6 +51,7 @@
 //! | [`host`] | carries a plan out on threads; [`host::protocol`] orders one thread's data before another's |
 //! | `cuda` | feature `cuda`: the same operations on Hopper GPUs, and products alone, plain or waiting for chunks |
 //! | `group` | feature `group`: who the ranks are, threads or processes, and how they meet |
+//! | `tune` | feature `tune`: tables of what was measured of all-gather + GEMM, and what they say of other sizes |
 //! | [`reference`](mod@reference) | what a product should be, in `f64`, with a derived error bound |
 //! | [`trace`] | what happened when, and the drawing of it as text |
 //! | [`topology`] | what lies between GPUs: NVSwitch, NVLink, PCIe, nothing |
@@ -63,7 +64,8 @@
 //!
 //! - `cli` (default): the binary `overlap-gemm`. Libraries turn it off with `default-features = false`.
 //! - `group` (part of `cli` and `cuda`): the module `group`, on Unix.
-//! - `serde` (part of `cli`): plans, reports and timelines as JSON; problems and plans read back.
+//! - `tune` (part of `cli` and `cuda`): the module `tune`.
+//! - `serde` (part of `cli` and `cuda`): plans, reports and timelines as JSON; problems and plans read back.
 //! - `cuda`: the module `cuda`. Needs no CUDA to build or start; what is missing is a typed error.
 //!
 //! # Where to read next
@@ -87,6 +89,8 @@ pub mod random;
 pub mod reference;
 pub mod topology;
 pub mod trace;
+#[cfg(feature = "tune")]
+pub mod tune;
 
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};

@@ -22,3 +22,5 @@ mod nccl;
 mod signal_pad;
 #[path = "gpu_gather/symmetric.rs"]
 mod symmetric;
+#[path = "gpu_gather/tuned.rs"]
+mod tuned;

@@ -11,19 +11,23 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::call::Input;
+use super::choice::Choice;
 use super::device::Device;
 use super::gather::{Engine, Follower, GatherOptions, Gatherer, OwnRows, Purpose, Step};
 use super::kernels::Kernel;
 use super::operands::RawOperands;
 use super::options::GemmOptions;
 use super::product::Product;
+use super::reach::obstacle;
 use super::records::TileRecords;
 use super::step_record::StepRecord;
 use super::strategy::{Strategy, choose};
+use super::tuned::{self, Open};
 use super::workspace::is_capturing;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{Plan, Problem, Scaling, TileOrder};
+use crate::tune::Tuning;
 
 /// What one rank brings to a step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -109,7 +113,7 @@ pub struct AllGatherGemm {
     gatherer: Gatherer,
     products: Vec<Product>,
     strategy: Strategy,
-    why: &'static str,
+    why: String,
     latest: Option<u32>,
 }
 
@@ -136,7 +140,28 @@ impl AllGatherGemm {
         gather: &GatherOptions,
         gemm: &GemmOptions,
     ) -> Result<Self> {
+        Self::plan_tuned(group, device, problems, strategy, gather, gemm, Tuning::found())
+    }
+
+    /// [`AllGatherGemm::plan_all`] by a table of one's own, the same on all ranks, in place of [`Tuning::found`].
+    ///
+    /// With [`Strategy::Auto`] the table decides whatever `gather` and `gemm` leave open, if it has anything near
+    /// the problem; what they fix is never replaced. [`AllGatherGemm::explain`] says what it was.
+    pub fn plan_tuned(
+        group: &Arc<Group>,
+        device: &Device,
+        problems: &[Problem],
+        strategy: Strategy,
+        gather: &GatherOptions,
+        gemm: &GemmOptions,
+        tuning: &Tuning,
+    ) -> Result<Self> {
         let first = check_alike(problems)?;
+        let asked = strategy;
+        let in_the_way = obstacle(group, device, gather.first_limit)?;
+        let open = Open { problems, strategy, gather, gemm, in_the_way: in_the_way.is_some() };
+        let advice = tuned::advise(tuning, device.info(), &open);
+        let (strategy, gather, gemm) = (advice.strategy, &advice.gather, &advice.gemm);
         let planned: Result<Vec<_>> = problems
             .iter()
             .map(|problem| Product::plan(device, &part_of(problem, strategy)?, gemm))
@@ -145,13 +170,15 @@ impl AllGatherGemm {
             Ok(products) => Ok(products[0].kernel.tiling(products[0].choice.swizzle)),
             Err(error) => Err(error.clone()),
         };
-        let kind = format!("all-gather + GEMM {strategy:?} {problems:?} {gemm:?}");
+        // What a table has decided is in it, so that ranks with different tables notice.
+        let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {problems:?} {gemm:?}");
         let piecewise = matches!(strategy, Strategy::Fused | Strategy::Pipelined);
         let purpose = Purpose { kind: &kind, tiling, piecewise };
         let gatherer = Gatherer::join(group, device, first, &purpose, gather)?;
         let products = planned?;
         let (strategy, why) = choose(strategy, gatherer.engine());
-        tracing::debug!(rank = group.rank(), problem = %first, ?strategy, "planned all-gather + GEMM");
+        let why = advice.explain(why);
+        tracing::debug!(rank = group.rank(), problem = %first, ?strategy, why, "planned all-gather + GEMM");
         Ok(AllGatherGemm { gatherer, products, strategy, why, latest: None })
     }
 
@@ -178,6 +205,11 @@ impl AllGatherGemm {
     /// The kernel of the first product.
     pub fn kernel(&self) -> &'static Kernel {
         self.products[0].kernel
+    }
+
+    /// How the first product runs it.
+    pub fn choice(&self) -> Choice {
+        self.products[0].choice
     }
 
     /// What was chosen, and why, in words.

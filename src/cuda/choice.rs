@@ -5,8 +5,8 @@
 //! legal for the kernel, and only kernels of the asked types, layout and accumulation are
 //! looked at: there is no silent fallback.
 //!
-//! Two steps, so that measured times can be put before the guess: `candidates` lists everything
-//! that would be right, `cheapest` takes the one that the cost model finds fastest.
+//! Two steps: `candidates` lists everything that would be right, `cheapest` takes the one that the cost
+//! model finds fastest. Measured times go before the guess by way of `options`, which may fix the answer.
 
 use super::kernels::{Kernel, kind};
 use super::options::GemmOptions;
@@ -41,6 +41,26 @@ pub fn choose(
     let all = candidates(kernels, problem, options, sms, sm_count)?;
     let choice = cheapest(kernels, problem, &all, sms);
     choice.ok_or_else(|| none_for(kernels, problem, options))
+}
+
+/// Everything that would compute the problem, with the seconds that the cost model expects: first what [`choose`]
+/// chooses, then the others, the cheapest first. What is measured, where somebody measures, begins with these.
+pub fn ranked(
+    kernels: &[Kernel],
+    problem: &Problem,
+    options: &GemmOptions,
+    sm_count: u32,
+) -> Result<Vec<(Choice, f64)>> {
+    let sms = options.sm_limit.unwrap_or(sm_count);
+    let all = candidates(kernels, problem, options, sms, sm_count)?;
+    let first = cheapest(kernels, problem, &all, sms);
+    let cost = |choice: Choice| cost(&kernels[choice.kernel], problem, choice.splits, sms);
+    let mut ranked: Vec<_> = all.into_iter().map(|choice| (choice, cost(choice))).collect();
+    ranked.sort_by(|(one, a), (other, b)| {
+        let place = |choice: &Choice| Some(*choice) != first;
+        place(one).cmp(&place(other)).then(a.total_cmp(b))
+    });
+    Ok(ranked)
 }
 
 /// Every kernel and number of splits that would compute the problem; never empty.

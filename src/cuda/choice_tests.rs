@@ -155,5 +155,9 @@ proptest! {
         prop_assert!((1..=most_splits(kernel, &problem)).contains(&choice.splits));
         prop_assert!((1..=16).contains(&choice.swizzle));
         prop_assert_eq!(choose(&kernels, &problem, &options, 132).unwrap(), choice);
+
+        let ranked = ranked(&kernels, &problem, &options, 132).unwrap();
+        prop_assert_eq!(ranked[0].0, choice, "the list begins with the choice");
+        prop_assert!(ranked[1..].is_sorted_by(|(_, one), (_, other)| one <= other));
     }
 }

@@ -80,6 +80,24 @@ fn find_driver() -> Result<(u32, u32)> {
     Ok((version / 1000, version % 1000 / 10))
 }
 
+/// Which driver it is, for people and for comparing: its own version (`580.159.04`) where the system tells, else the
+/// CUDA version that it supports (`CUDA 13.0`).
+pub fn driver_name() -> Result<String> {
+    let (major, minor) = driver()?;
+    let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    Ok(release(&told).unwrap_or_else(|| format!("CUDA {major}.{minor}")))
+}
+
+/// The version in `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build …`.
+fn release(told: &str) -> Option<String> {
+    let is_version = |word: &&str| {
+        let parts: Vec<_> = word.split('.').collect();
+        let digits = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
+        parts.len() > 1 && parts.iter().all(|part| digits(part))
+    };
+    told.lines().next()?.split_whitespace().find(is_version).map(String::from)
+}
+
 /// Whether the driver is new enough for the runtime that the kernels are linked with: any version
 /// of the same CUDA major, or of a later one.
 fn check_driver_version() -> Result<()> {
@@ -228,6 +246,17 @@ mod tests {
             let error = gpu(other).check().unwrap_err().to_string();
             assert!(error.contains("GPU 3 (some GPU)") && error.contains("9.0"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_driver_s_version_is_found_in_what_it_says_of_itself() {
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (x)\nGCC \
+                    version:  gcc version 12.2.0";
+        assert_eq!(release(open).as_deref(), Some("580.159.04"));
+        let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024";
+        assert_eq!(release(closed).as_deref(), Some("550.54.15"));
+        assert_eq!(release(""), None);
+        assert_eq!(release("NVRM version: something else\n12.3"), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! first:
 //!
 //! - [`all_gather_gemm`]: every rank brings rows and multiplies those of all, in the order of a
-//!   [`strategy`]; [`all_gather`]: without the product; [`gather`]: what both are asked for, and how rows travel; [`symmetric`]: memory that all
+//!   [`strategy`], by what `tuned` finds in a [table](crate::tune); [`all_gather`]: without the product; [`gather`]: what both are asked for, and how rows travel; [`symmetric`]: memory that all
 //!   ranks reach; [`signal_pad`]: signals between their GPUs, for protocols of one's own;
 //! - [`gemm`]: a product whose input is there; [`async_gemm`]: one whose input arrives chunk by chunk;
 //! - [`signals`]: how chunks are said to be there, and the protocol of it;
@@ -57,6 +57,7 @@ pub mod step_record;
 pub mod strategy;
 mod stream_ops;
 pub mod symmetric;
+mod tuned;
 mod uses;
 mod vmm;
 mod workspace;
@@ -64,7 +65,7 @@ mod workspace;
 pub use all_gather::AllGather;
 pub use all_gather_gemm::{AllGatherGemm, Shard};
 pub use async_gemm::AsyncGemm;
-pub use choice::{Choice, choose};
+pub use choice::{Choice, choose, ranked};
 pub use device::{Device, DeviceInfo, devices};
 pub use gather::{Engine, GatherOptions, SMALL_SHARD};
 pub use gemm::Gemm;

@@ -1,6 +1,6 @@
 //! In which order gathering and multiplying go, and which order is taken.
 //!
-//! What belongs here: the strategies and the rules that choose between them. Invariant: the choice follows
+//! What belongs here: the strategies and the rules that choose between them where no table does (`tuned`). Invariant: the choice follows
 //! from what all ranks have in common, so all ranks make the same; what was asked for is never replaced.
 
 use super::gather::Engine;

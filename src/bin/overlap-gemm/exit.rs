@@ -80,7 +80,8 @@ impl Failure {
                 | Error::Mismatch { .. }
                 | Error::Misaligned { .. }
                 | Error::Unsupported { .. }
-                | Error::NotFinite { .. } => USAGE,
+                | Error::NotFinite { .. }
+                | Error::Tuning { .. } => USAGE,
                 Error::KernelsNotBuilt { .. } | Error::NoDevice { .. } => MISSING,
                 // Timeouts, lost peers, aborts, CUDA, and what later versions may add.
                 _ => RUN_TIME,

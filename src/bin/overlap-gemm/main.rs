@@ -18,6 +18,7 @@ mod output;
 mod plan;
 mod problem_args;
 mod progress;
+mod tune;
 mod verify;
 
 use std::process::ExitCode;
@@ -42,6 +43,7 @@ enum Command {
     Launch(launch::Args),
     Verify(verify::Args),
     Plan(plan::Args),
+    Tune(Box<tune::Args>),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Tune(args) => tune::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::from(exit::SUCCESS),

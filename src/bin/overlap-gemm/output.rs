@@ -72,6 +72,11 @@ pub struct Output {
 }
 
 impl Output {
+    /// To stdout alone.
+    pub fn to_stdout(json: bool) -> Output {
+        Output { json, file: None }
+    }
+
     /// Whether stdout is for a machine.
     pub fn json(&self) -> bool {
         self.json

@@ -191,6 +191,17 @@ impl Case {
     }
 }
 
+/// The problem with its rows over so many ranks.
+pub fn spread(problem: &Problem, ranks: u32) -> Result<Problem, Error> {
+    let types = problem.elements();
+    Problem::builder(problem.m().into(), problem.n().into(), problem.k().into())
+        .elements(types.a, types.b, types.d)
+        .b_layout(problem.b_layout())
+        .scaling(problem.scaling())
+        .ranks(ranks.into())
+        .build()
+}
+
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (problem, ElementTypes { a, b, d }) = (&self.problem, self.problem.elements());

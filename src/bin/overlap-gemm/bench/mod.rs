@@ -1,21 +1,24 @@
 //! `overlap-gemm bench`: how fast it is, against what others ship.
 //!
 //! To add a bench, write its module and add one variant to `What`. What all of them share is beside:
-//! [`cases`] (what is multiplied), and with the feature `cuda` `statistics`, `results` (what was
+//! [`cases`] (what is multiplied), [`statistics`], and with the feature `cuda` `results` (what was
 //! measured, as data), `bars` (what the project wants), `table` (all of it as text) and `gpu` (the
 //! measuring). Invariant: nobody is shown a time for a wrong result.
 
 #[cfg(feature = "cuda")]
 mod bars;
-mod cases;
+pub mod cases;
 mod gather;
-mod gemm;
+pub mod gemm;
 #[cfg(feature = "cuda")]
-mod gpu;
+pub mod gpu;
 #[cfg(feature = "cuda")]
 mod results;
-#[cfg(feature = "cuda")]
-mod statistics;
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "what is measured on GPUs needs all of it")
+)]
+pub mod statistics;
 #[cfg(feature = "cuda")]
 mod table;
 

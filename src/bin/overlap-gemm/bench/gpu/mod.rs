@@ -3,18 +3,18 @@
 //! [`case`] is the course of one case; the rest are its parts: `inputs` (random matrices, rotated),
 //! `check` (right or wrong), `timing` (loops and turns), the contenders `own`, `trickle` and
 //! `cublaslt`, `machine` (where it ran) and `driver` (the few calls that everyone makes). [`ranks`] is
-//! the bench of several GPUs, on the same parts. Invariant:
+//! the bench of several GPUs, on the same parts; so is `tune`. Invariant:
 //! what was measured is shown, also when a later case ends the bench.
 
 mod case;
-mod check;
+pub mod check;
 mod cublaslt;
-mod driver;
-mod inputs;
+pub mod driver;
+pub mod inputs;
 mod machine;
 mod own;
-mod ranks;
-mod timing;
+pub mod ranks;
+pub mod timing;
 mod trickle;
 
 use std::time::Instant;
@@ -104,7 +104,7 @@ fn nobody_ran(results: &Results) -> Option<String> {
 }
 
 /// What was typed, without the folder that the program lies in.
-fn command() -> String {
+pub fn command() -> String {
     let arguments = std::env::args().skip(1);
     ["overlap-gemm".to_owned()].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
 }

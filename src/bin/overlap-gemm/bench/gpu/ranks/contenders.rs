@@ -223,6 +223,12 @@ impl<'a> Gathered<'a> {
     ) -> Result<Self> {
         let Place { gpu, group, problem, .. } = place;
         let layer = AllGatherGemm::plan(group, &gpu.device, problem, strategy, gather, gemm)?;
+        Self::of(place, layer, copied)
+    }
+
+    /// One that is planned; puts this rank's rows into both of their slots.
+    pub fn of(place: Place<'a>, layer: AllGatherGemm, copied: bool) -> Result<Self> {
+        let gpu = place.gpu;
         let mut it = Gathered { place, layer, copied };
         for _ in 0..2 {
             let (slot, bytes) = it.layer.local_shard(None)?;

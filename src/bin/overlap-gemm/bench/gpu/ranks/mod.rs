@@ -4,8 +4,8 @@
 //! order, since whatever gathers is collective. Invariant: a time is that of the slowest rank; nobody is
 //! shown one for a wrong result.
 
-mod contenders;
-mod entrant;
+pub mod contenders;
+pub mod entrant;
 mod peer;
 mod report;
 mod timeline;
@@ -21,7 +21,7 @@ use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
 use overlap_gemm::plan::Problem;
 use overlap_gemm::{Error, Result};
 
-use super::super::cases::Case;
+use super::super::cases::{Case, spread};
 use super::super::gather::{Gatherer, Wanted};
 use super::super::gemm::Launch;
 use super::check::Check;
@@ -29,7 +29,6 @@ use super::cublaslt::{Cublaslt, Suggested};
 use super::driver::Gpu;
 use super::inputs::{Inputs, Pools};
 use super::machine::{self, Gauge};
-use super::own::spread;
 use super::timing::{Product, Watch, estimate_ms, turn};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
@@ -41,11 +40,11 @@ use report::{CaseReport, Report, Row};
 /// Suggestions of cuBLASLt that are tried.
 const SUGGESTIONS: u32 = 16;
 /// Steps in one graph: even, for both buffers, and a multiple of the sets.
-const GRAPH_STEPS: usize = 20;
+pub const GRAPH_STEPS: usize = 20;
 /// Sets of matrices that take turns.
-const SETS: usize = 4;
+pub const SETS: usize = 4;
 /// How long ranks wait for each other between loops.
-const LIMIT: Duration = Duration::from_secs(120);
+pub const LIMIT: Duration = Duration::from_secs(120);
 /// Rounds that are not counted.
 const WARM_UP_ROUNDS: usize = 2;
 /// How long a loop lasts at least, and before it one that is not timed: clocks follow the power of the last

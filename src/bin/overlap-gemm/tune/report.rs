@@ -1,0 +1,231 @@
+//! What tables say: as text and as JSON.
+//!
+//! Invariant: the text says nothing that the JSON does not; what is not known is a dash, never a guess.
+
+use std::fmt;
+use std::path::Path;
+
+use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::tune::{
+    Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Shape, Source, Tuning,
+    hold_out,
+};
+use serde::Serialize;
+
+use crate::bench::statistics::{median, quantile};
+use crate::exit::Failure;
+use crate::output::Output;
+
+/// A family in a few words: `2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales`.
+pub fn words(family: &Family) -> String {
+    let Family { gpu, ranks, elements, scaling, b_layout } = family;
+    let mut text = format!("{ranks} × {gpu}, {} × {} → {}", elements.a, elements.b, elements.d);
+    match scaling {
+        Scaling::None => {}
+        Scaling::Tensor => text += ", tensor scales",
+        Scaling::Rows => text += ", row scales",
+    }
+    if *b_layout == overlap_gemm::plan::BLayout::Kn {
+        text += ", B k×n";
+    }
+    text
+}
+
+/// How one problem would have been answered.
+#[derive(Serialize)]
+struct Checked {
+    family: String,
+    shape: Shape,
+    /// What the answer is made of; none: nothing is near.
+    from: Vec<Shape>,
+    gathering: Option<Gathering>,
+    multiplying: Option<Multiplying>,
+    fastest: Gathering,
+    ratio: Option<f64>,
+}
+
+/// What holding out each problem says of a table.
+#[derive(Serialize)]
+struct Check {
+    problems: Vec<Checked>,
+    median: Option<f64>,
+    worst: Option<f64>,
+    /// Problems whose answer was not measured for them.
+    unknown: usize,
+}
+
+impl Check {
+    fn of(table: &Tuning) -> Check {
+        let problems: Vec<Checked> = hold_out(table).iter().filter_map(Checked::of).collect();
+        let ratios: Vec<f64> = problems.iter().filter_map(|one| one.ratio).collect();
+        let unknown = problems.len() - ratios.len();
+        let (median, worst) = (median(&ratios), quantile(&ratios, 1.0));
+        Check { problems, median, worst, unknown }
+    }
+}
+
+impl Checked {
+    fn of(held: &HeldOut<'_>) -> Option<Checked> {
+        let answer = held.answer.as_ref();
+        Some(Checked {
+            family: words(&held.entry.family),
+            shape: held.shape(),
+            from: match answer.map(|answer| &answer.source) {
+                Some(Source::Interpolated(from)) => from.clone(),
+                _ => Vec::new(),
+            },
+            gathering: answer.map(|answer| answer.gathering),
+            multiplying: answer.and_then(|answer| answer.multiplying.clone()),
+            fastest: held.entry.best()?.gathering,
+            ratio: held.ratio,
+        })
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut family = None;
+        for one in &self.problems {
+            if family != Some(&one.family) {
+                writeln!(f, "{}\nproblem              ÷ fastest  without it", one.family)?;
+                family = Some(&one.family);
+            }
+            write!(f, "{:20} ", one.shape.to_string())?;
+            match one.ratio {
+                Some(ratio) => write!(f, "{ratio:9.3}  ")?,
+                None => write!(f, "{:>9}  ", "–")?,
+            }
+            match &one.gathering {
+                Some(gathering) => write!(f, "{gathering}")?,
+                None => write!(f, "nothing near: as without a table")?,
+            }
+            if let Some(multiplying) = &one.multiplying {
+                write!(f, "; {multiplying}")?;
+            }
+            if one.gathering.is_some_and(|gathering| gathering != one.fastest) {
+                write!(f, " (fastest: {})", one.fastest)?;
+            }
+            writeln!(f)?;
+        }
+        match (self.median, self.worst) {
+            (Some(median), Some(worst)) => {
+                writeln!(
+                    f,
+                    "median {median:.3}, worst {worst:.3}, of {}",
+                    self.problems.len() - self.unknown
+                )?;
+            }
+            _ => writeln!(f, "no answer was measured")?,
+        }
+        match self.unknown {
+            0 => Ok(()),
+            some => writeln!(f, "–: of {some}, what would be chosen was not tried there"),
+        }
+    }
+}
+
+/// Holds out each problem of a table, and tells.
+pub fn check(table: &Tuning, output: Output) -> Result<(), Failure> {
+    let check = Check::of(table);
+    output.write(&check, |stdout| write!(stdout, "{check}"))
+}
+
+/// What a table says of one problem.
+#[derive(Serialize)]
+struct Shown {
+    problem: String,
+    /// `tuned`, `interpolated` or `modelled`.
+    how: &'static str,
+    /// In words.
+    why: String,
+    gathering: Option<Gathering>,
+    multiplying: Option<Multiplying>,
+    from: Vec<Shape>,
+}
+
+/// What a table says.
+#[derive(Serialize)]
+struct Show {
+    sources: Vec<String>,
+    /// What could not be read.
+    notes: Vec<String>,
+    problems: Vec<Shown>,
+}
+
+impl Shown {
+    fn of(problem: &Problem, gpu: &str, table: &Tuning) -> Shown {
+        let asked = Asked {
+            family: Family::of(problem, gpu),
+            shape: Shape::of(problem),
+            most_rows: problem.shards().most_rows(),
+        };
+        let (name, answer) = (problem.to_string(), table.look_up(&asked, &Anything));
+        let Some(answer) = answer else {
+            let why =
+                format!("modelled: nothing like it on {} × {gpu} is in a table", problem.ranks());
+            let (how, from) = ("modelled", Vec::new());
+            return Shown { problem: name, how, why, gathering: None, multiplying: None, from };
+        };
+        let (how, why) =
+            (if answer.is_tuned() { "tuned" } else { "interpolated" }, answer.to_string());
+        let Answer { gathering, multiplying, source, .. } = answer;
+        let from = match source {
+            Source::Interpolated(from) => from,
+            Source::Tuned(_) => Vec::new(),
+        };
+        Shown { problem: name, how, why, gathering: Some(gathering), multiplying, from }
+    }
+}
+
+impl fmt::Display for Show {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Shown { problem, why, gathering, multiplying, .. } in &self.problems {
+            writeln!(f, "{problem}\n  {why}")?;
+            if let Some(gathering) = gathering {
+                writeln!(f, "  {gathering}")?;
+            }
+            if let Some(multiplying) = multiplying {
+                writeln!(f, "  {multiplying}")?;
+            }
+        }
+        match self.sources.as_slice() {
+            [] => writeln!(f, "no table was read")?,
+            sources => writeln!(f, "by the tables of {}", sources.join(", "))?,
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+    }
+}
+
+/// Tells what plans of `problems` would be made by.
+pub fn show(
+    table: &Tuning,
+    problems: &[Problem],
+    gpu: &str,
+    output: Output,
+) -> Result<(), Failure> {
+    let show = Show {
+        sources: table.sources().to_vec(),
+        notes: table.notes().to_vec(),
+        problems: problems.iter().map(|problem| Shown::of(problem, gpu, table)).collect(),
+    };
+    output.write(&show, |stdout| write!(stdout, "{show}"))
+}
+
+/// Tells how much is in a table after others were added to it.
+pub fn merged(file: &Path, tables: &[Tuning], output: Output) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Merged {
+        file: String,
+        added: usize,
+        problems: usize,
+    }
+    let merged = Merged {
+        file: file.display().to_string(),
+        added: tables.iter().map(|table| table.entries().len()).sum(),
+        problems: Tuning::from_file(file)?.entries().len(),
+    };
+    let Merged { file, added, problems } = &merged;
+    output.write(&merged, |stdout| {
+        writeln!(stdout, "{added} problems were added to {file}, which has {problems} now")
+    })
+}

@@ -1,0 +1,396 @@
+//! What is tried for one problem, and in which order.
+//!
+//! What belongs here: arithmetic over candidates and times; who measures is a [`Track`]. Invariant: every rank tries the
+//! same, for all see the same times; whoever was wrong is never tried again; what is chosen ran in the last
+//! heat, beside what is chosen without a table, in loops of the same length.
+//!
+//! All combinations would be thousands. So one thing after the other, each time from the best so far:
+//!
+//! ```text
+//!   ways     how rows travel (order, engine, pieces), with the cost model's kernel         ≤ 11
+//!   kernels  the cost model's next best ones, for the best two ways                         ≤ 9
+//!   sweeps   other swizzles, the best kernel for the next ways                              ≤ 5
+//!   finals   the best five and what is chosen without a table: longer loops, more rounds
+//! ```
+//!
+//! Each heat runs the best so far again, and its times are scaled so that this one's are what they were: clocks
+//! drift from heat to heat.
+
+use overlap_gemm::tune::{Gathering, Measured, Mover, Multiplying, Order, Time};
+
+use crate::bench::statistics::{Summary, median};
+
+/// One that is tried.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    pub gathering: Gathering,
+    pub multiplying: Multiplying,
+    /// The kernel is the cost model's choice.
+    pub by_model: bool,
+    /// All of it is what is chosen without a table.
+    pub untuned: bool,
+}
+
+/// How thoroughly some are measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heat {
+    pub name: &'static str,
+    pub rounds: usize,
+    /// How long a loop lasts, at least.
+    pub loop_ms: f64,
+    /// Who takes so much longer than the fastest after the first loop is not waited for.
+    pub give_up: f64,
+}
+
+/// How loops are launched, in the order in which times are listed: in graphs, one by one.
+pub const WAYS_TO_LAUNCH: usize = 2;
+
+/// How one did in one heat.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Microseconds a step, round by round; empty for a way of launching that is not measured.
+    Timed([Vec<f64>; WAYS_TO_LAUNCH]),
+    /// It was wrong, or refused: why.
+    Failed(String),
+}
+
+/// Who measures. An error ends everything; `None`: it is time to stop.
+pub trait Track<E> {
+    /// Runs all of them by turns.
+    fn run(&mut self, candidates: &[Candidate], heat: Heat) -> Result<Option<Vec<Outcome>>, E>;
+}
+
+/// What is known of a problem before anything is measured.
+pub struct Known {
+    /// What is chosen without a table.
+    pub untuned: Candidate,
+    pub ranks: u32,
+    /// Rows of the largest shard, and their bytes.
+    pub most_rows: u32,
+    pub shard_bytes: u64,
+    /// The kernels of one product of all rows, the cost model's choice first; one for each number of slices.
+    pub whole: Vec<Multiplying>,
+    /// Those of a product of one rank's rows.
+    pub of_rank: Vec<Multiplying>,
+    /// Rows of all ranks.
+    pub m: u32,
+}
+
+/// What came out.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Everybody who was timed.
+    pub measured: Vec<Measured>,
+    /// Who was not, and why.
+    pub failed: Vec<(Candidate, String)>,
+}
+
+const SHORT: Heat = Heat { name: "ways", rounds: 2, loop_ms: 10.0, give_up: 1.3 };
+const FINAL: Heat = Heat { name: "finals", rounds: 7, loop_ms: 40.0, give_up: f64::INFINITY };
+/// How many heats there are.
+pub const HEATS: u64 = 4;
+/// How many go into the finals, besides what is chosen without a table.
+const FINALISTS: usize = 5;
+/// Further kernels for the best way and for the next.
+const KERNELS: [usize; 2] = [6, 3];
+/// The second best way is given kernels if it is no farther behind than this.
+const CLOSE: f64 = 1.06;
+
+/// How rows may travel: what makes sense for shards of this size.
+pub fn ways(known: &Known) -> Vec<Gathering> {
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    let bytes = known.shard_bytes;
+    let mut all = vec![known.untuned.gathering];
+    let mut add = |order, mover, pieces| {
+        let way = Gathering { order, mover, pieces };
+        if pieces <= known.most_rows && !all.contains(&way) {
+            all.push(way);
+        }
+    };
+    let copies = |streams: u32| Mover::CopyEngines { streams };
+    let kernel = |blocks: u32| Mover::Kernel { blocks };
+    if bytes <= 16 * MIB {
+        let blocks: &[u32] = match bytes {
+            0..=0x4_0000 => &[4, 8, 16],
+            0x4_0001..=0x40_0000 => &[16, 32, 64],
+            _ => &[32, 64],
+        };
+        blocks.iter().for_each(|&blocks| add(Order::Fused, kernel(blocks), 1));
+        if bytes >= MIB {
+            add(Order::Fused, kernel(blocks[blocks.len() / 2]), 2);
+        }
+        add(Order::Sequential, kernel(blocks[blocks.len() - 1]), 1);
+    } else {
+        add(Order::Sequential, copies(1), 1);
+    }
+    if bytes >= 512 * KIB {
+        // More streams than peers or pieces have nothing to do.
+        let several = known.ranks > 2;
+        for (streams, pieces) in [(1, 1), (1, 2), (2, 2), (2, 1), (2, 4), (1, 4)] {
+            let useful = streams == 1 || pieces > 1 || several;
+            if useful && (pieces == 1 || bytes / u64::from(pieces) >= MIB) {
+                add(Order::Fused, copies(streams), pieces);
+            }
+        }
+        add(Order::Pipelined, copies(1), 1);
+        if several || bytes >= 8 * MIB {
+            add(Order::Pipelined, copies(2), if several { 1 } else { 2 });
+        }
+    }
+    all.truncate(11);
+    all
+}
+
+/// Finds the best; `None`: it was time to stop before anything was found.
+pub fn search<E>(known: &Known, track: &mut impl Track<E>) -> Result<Option<Found>, E> {
+    let mut search = Search { known, track, found: Found::default() };
+    let first = ways(known).into_iter().map(|way| search.by_model(way)).collect();
+    let done = search.heat(first, SHORT)?
+        && {
+            let next = search.kernels();
+            search.heat(next, Heat { name: "kernels", ..SHORT })?
+        }
+        && {
+            let next = search.sweeps();
+            search.heat(next, Heat { name: "sweeps", ..SHORT })?
+        }
+        && search.finals()?;
+    Ok(done.then_some(search.found))
+}
+
+struct Search<'a, T> {
+    known: &'a Known,
+    track: &'a mut T,
+    found: Found,
+}
+
+impl<T> Search<'_, T> {
+    /// A way with the kernel that the cost model chooses for it.
+    fn by_model(&self, gathering: Gathering) -> Candidate {
+        let untuned = &self.known.untuned;
+        if gathering == untuned.gathering {
+            return untuned.clone();
+        }
+        let multiplying = match self.known.kernels(gathering.order).first() {
+            Some(first) => first.clone(),
+            None => untuned.multiplying.clone(),
+        };
+        Candidate { gathering, multiplying, by_model: true, untuned: false }
+    }
+
+    /// Ways to gather, the best first, that are close to the best.
+    fn close_ways(&self) -> Vec<Gathering> {
+        let all = Measured::in_order(self.found.measured.clone());
+        let mut ways = Vec::new();
+        for one in &all {
+            if one.ratio(&all) <= CLOSE && !ways.contains(&one.gathering) {
+                ways.push(one.gathering);
+            }
+        }
+        ways
+    }
+
+    /// Other kernels, for the best ways.
+    fn kernels(&self) -> Vec<Candidate> {
+        let mut all = Vec::new();
+        for (gathering, most) in self.close_ways().into_iter().zip(KERNELS) {
+            let mut taken: Vec<&Multiplying> = Vec::new();
+            for next in self.known.kernels(gathering.order).iter().skip(1) {
+                // Numbers of slices that differ a little differ little.
+                let same = taken.iter().filter(|taken| taken.kernel == next.kernel).count();
+                if taken.len() < most && same < 2 {
+                    taken.push(next);
+                }
+            }
+            all.extend(taken.into_iter().map(|multiplying| Candidate {
+                gathering,
+                multiplying: multiplying.clone(),
+                by_model: false,
+                untuned: false,
+            }));
+        }
+        all
+    }
+
+    /// Other sweeps of the best so far, and its kernel for the next best ways.
+    fn sweeps(&self) -> Vec<Candidate> {
+        let all = Measured::in_order(self.found.measured.clone());
+        let Some(best) = all.first() else { return Vec::new() };
+        let of = |gathering, multiplying| Candidate {
+            gathering,
+            multiplying,
+            by_model: false,
+            untuned: false,
+        };
+        let Multiplying { tile, cluster, .. } = best.multiplying;
+        let rows = match best.gathering.order {
+            Order::Pipelined => self.known.most_rows,
+            Order::Fused | Order::Sequential => self.known.m,
+        };
+        let units = rows.div_ceil(tile.m.saturating_mul(cluster.m).max(1));
+        // More rows together than there are sweep no differently.
+        let useful =
+            [1, 2, 4, 8].into_iter().filter(|swizzle| *swizzle == 1 || swizzle / 2 < units);
+        let mut next: Vec<_> = useful
+            .map(|swizzle| of(best.gathering, Multiplying { swizzle, ..best.multiplying.clone() }))
+            .collect();
+        let ways = self.close_ways().into_iter();
+        let same_order = ways.filter(|way| way.order == best.gathering.order).skip(1).take(2);
+        next.extend(same_order.map(|way| of(way, best.multiplying.clone())));
+        next
+    }
+
+    fn is_known(&self, candidate: &Candidate) -> bool {
+        let same = |gathering: &Gathering, multiplying: &Multiplying| {
+            *gathering == candidate.gathering && *multiplying == candidate.multiplying
+        };
+        self.found.measured.iter().any(|one| same(&one.gathering, &one.multiplying))
+            || self.found.failed.iter().any(|(one, _)| same(&one.gathering, &one.multiplying))
+    }
+
+    /// Measures what is new among `candidates`, beside the best so far. `false`: it is time to stop.
+    fn heat<E>(&mut self, candidates: Vec<Candidate>, heat: Heat) -> Result<bool, E>
+    where
+        T: Track<E>,
+    {
+        let mut new: Vec<Candidate> = Vec::new();
+        for candidate in candidates {
+            if !self.is_known(&candidate) && !new.contains(&candidate) {
+                new.push(candidate);
+            }
+        }
+        if new.is_empty() {
+            return Ok(true);
+        }
+        let best = Measured::in_order(self.found.measured.clone()).into_iter().next();
+        let beside = best.as_ref().map(candidate_of);
+        let all: Vec<Candidate> = beside.into_iter().chain(new).collect();
+        let Some(outcomes) = self.track.run(&all, heat)? else { return Ok(false) };
+        let mut outcomes = all.into_iter().zip(outcomes);
+        let mut scale = [1.0; WAYS_TO_LAUNCH];
+        if let Some(best) = best
+            && let Some((candidate, outcome)) = outcomes.next()
+        {
+            match times(&outcome) {
+                Ok(now) => scale = scales(&best, &now),
+                Err(why) => self.fails(candidate, why),
+            }
+        }
+        for (candidate, outcome) in outcomes {
+            match times(&outcome) {
+                Ok(times) => self.found.measured.push(measured(candidate, times, scale)),
+                Err(why) => self.fails(candidate, why),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The best and what is chosen without a table, measured once more and for longer.
+    fn finals<E>(&mut self) -> Result<bool, E>
+    where
+        T: Track<E>,
+    {
+        let all = Measured::in_order(self.found.measured.clone());
+        let mut finalists: Vec<Candidate> = all.iter().take(FINALISTS).map(candidate_of).collect();
+        let untuned = all.iter().skip(FINALISTS).find(|one| one.untuned);
+        finalists.extend(untuned.map(candidate_of));
+        if finalists.is_empty() {
+            return Ok(true);
+        }
+        let Some(outcomes) = self.track.run(&finalists, FINAL)? else { return Ok(false) };
+        let mut drift = [Vec::new(), Vec::new()];
+        let mut last = Vec::new();
+        for (candidate, outcome) in finalists.into_iter().zip(outcomes) {
+            match times(&outcome) {
+                Ok(now) => {
+                    let before = all.iter().find(|one| candidate_of(one) == candidate);
+                    for (way, scale) in
+                        before.map(|before| scales(before, &now)).iter().flatten().enumerate()
+                    {
+                        drift[way].push(1.0 / scale);
+                    }
+                    last.push(measured(candidate, now, [1.0; WAYS_TO_LAUNCH]));
+                }
+                Err(why) => self.fails(candidate, why),
+            }
+        }
+        let drift = drift.map(|each| median(&each).unwrap_or(1.0));
+        let is_last =
+            |one: &Measured| last.iter().any(|last| candidate_of(last) == candidate_of(one));
+        self.found.measured.retain(|one| !is_last(one));
+        for one in &mut self.found.measured {
+            for (time, drift) in [&mut one.graph, &mut one.plain].into_iter().zip(drift) {
+                *time = time.map(|time| Time::new(time.us * drift, time.spread, time.rounds));
+            }
+        }
+        self.found.measured.extend(last);
+        self.found.measured = Measured::in_order(std::mem::take(&mut self.found.measured));
+        Ok(true)
+    }
+
+    /// Whoever was wrong once is out, whatever it was before.
+    fn fails(&mut self, candidate: Candidate, why: String) {
+        self.found.measured.retain(|one| candidate_of(one) != candidate);
+        self.found.failed.push((candidate, why));
+    }
+}
+
+impl Known {
+    /// The kernels of one product in that order.
+    fn kernels(&self, order: Order) -> &[Multiplying] {
+        if order == Order::Pipelined { &self.of_rank } else { &self.whole }
+    }
+}
+
+fn candidate_of(measured: &Measured) -> Candidate {
+    Candidate {
+        gathering: measured.gathering,
+        multiplying: measured.multiplying.clone(),
+        by_model: measured.by_model,
+        untuned: measured.untuned,
+    }
+}
+
+type Times = [Option<Time>; WAYS_TO_LAUNCH];
+
+/// Medians, or why there are none.
+fn times(outcome: &Outcome) -> Result<Times, String> {
+    match outcome {
+        Outcome::Failed(why) => Err(why.clone()),
+        Outcome::Timed(rounds) => {
+            let time = |rounds: &Vec<f64>| {
+                let summary = Summary::of(rounds)?;
+                let good = summary.median.is_finite() && summary.median > 0.0;
+                good.then(|| Time::new(summary.median, summary.spread(), rounds.len() as u32))
+            };
+            let times = [time(&rounds[0]), time(&rounds[1])];
+            match times {
+                [None, None] => Err("it was not timed".into()),
+                times => Ok(times),
+            }
+        }
+    }
+}
+
+/// What times of now have to be multiplied by, to be beside what was measured before.
+fn scales(before: &Measured, now: &Times) -> [f64; WAYS_TO_LAUNCH] {
+    let scale = |before: Option<Time>, now: Option<Time>| match (before, now) {
+        (Some(before), Some(now)) => before.us / now.us,
+        _ => 1.0,
+    };
+    [scale(before.graph, now[0]), scale(before.plain, now[1])]
+}
+
+fn measured(candidate: Candidate, times: Times, scale: [f64; WAYS_TO_LAUNCH]) -> Measured {
+    let Candidate { gathering, multiplying, by_model, untuned } = candidate;
+    let scaled = |way: usize| {
+        times[way].map(|time| Time::new(time.us * scale[way], time.spread, time.rounds))
+    };
+    let (graph, plain) = (scaled(0), scaled(1));
+    Measured { gathering, multiplying, by_model, untuned, graph, plain }
+}
+
+#[cfg(test)]
+#[path = "search_tests.rs"]
+mod tests;

@@ -1,0 +1,195 @@
+//! What a table of measurements decides of a plan.
+//!
+//! What belongs here: what was left open, whether what the table has can be carried out here, and how it is put
+//! into options. Pure: the driver's name apart, no device. Invariant: whatever a caller fixed stays as it is, and
+//! what comes out is legal, so that a table never makes a plan fail that would succeed without.
+
+use super::choice::choose;
+use super::chunk_table::check_count;
+use super::device::{DeviceInfo, driver_name};
+use super::gather::{Engine, GatherOptions};
+use super::kernels::{Kernel, kernels};
+use super::options::GemmOptions;
+use super::strategy::Strategy;
+use super::{MAX_PUSHED, shape};
+use crate::plan::{Plan, PlanOptions, Problem, Tiling};
+use crate::tune::{
+    Answer, Asked, Family, Fits, Gathering, Mover, Multiplying, Order, Shape, Tuning,
+};
+
+/// What a caller asks for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Open<'a> {
+    /// Products of one gathered A.
+    pub(super) problems: &'a [Problem],
+    pub(super) strategy: Strategy,
+    pub(super) gather: &'a GatherOptions,
+    pub(super) gemm: &'a GemmOptions,
+    /// GPUs do not reach each other's memory: nothing that was measured holds.
+    pub(super) in_the_way: bool,
+}
+
+/// What is to be planned.
+#[derive(Clone, Debug)]
+pub(super) struct Advice {
+    pub(super) strategy: Strategy,
+    pub(super) gather: GatherOptions,
+    pub(super) gemm: GemmOptions,
+    /// Where it comes from; `None`: the table was not asked.
+    origin: Option<String>,
+    is_tuned: bool,
+}
+
+impl Advice {
+    /// Why it is carried out so; `rule` is what the rules say without a table.
+    pub(super) fn explain(&self, rule: &str) -> String {
+        match &self.origin {
+            None => rule.to_owned(),
+            Some(origin) if self.is_tuned => origin.clone(),
+            Some(origin) => format!("modelled: {rule} ({origin})"),
+        }
+    }
+}
+
+/// What the table says, on a device of this process.
+pub(super) fn advise(tuning: &Tuning, device: &DeviceInfo, open: &Open<'_>) -> Advice {
+    let driver = driver_name().unwrap_or_default();
+    advise_by(tuning, device, &driver, kernels().unwrap_or_default(), open)
+}
+
+fn advise_by(
+    tuning: &Tuning,
+    device: &DeviceInfo,
+    driver: &str,
+    kernels: &[Kernel],
+    open: &Open<'_>,
+) -> Advice {
+    let Open { strategy, gather, gemm, .. } = *open;
+    let mut advice = Advice {
+        strategy,
+        gather: gather.clone(),
+        gemm: gemm.clone(),
+        origin: None,
+        is_tuned: false,
+    };
+    if strategy != Strategy::Auto {
+        return advice;
+    }
+    let answer = look_up(tuning, device, kernels, open);
+    let mut origin = match &answer {
+        Some(answer) => answer.to_string(),
+        None if open.in_the_way => "no table speaks of GPUs that do not reach each other".into(),
+        None => format!("nothing like it on {} is in a table", device.name),
+    };
+    if let Some(answer) = answer {
+        let others: Vec<_> = answer.drivers.iter().filter(|other| *other != driver).collect();
+        if !others.is_empty() {
+            origin += &format!("; with driver {others:?}, here is {driver}");
+        }
+        advice.is_tuned = true;
+        advice.strategy = strategy_of(answer.gathering.order);
+        advice.gather.engine = engine_of(answer.gathering.mover);
+        advice.gather.pieces = Some(answer.gathering.pieces);
+        if let Some(multiplying) = &answer.multiplying {
+            fix(&mut advice.gemm, multiplying);
+        }
+    }
+    for note in tuning.notes() {
+        origin += &format!("; {note}");
+    }
+    advice.origin = Some(origin);
+    advice
+}
+
+fn look_up(
+    tuning: &Tuning,
+    device: &DeviceInfo,
+    kernels: &[Kernel],
+    open: &Open<'_>,
+) -> Option<Answer> {
+    let first = open.problems.first().filter(|_| !open.in_the_way)?;
+    // To the gather, products of one A are one with all of their columns.
+    let columns = open.problems.iter().map(|problem| u64::from(problem.n())).sum();
+    let whole =
+        if open.problems.len() == 1 { first.clone() } else { first.with_n(columns).ok()? };
+    let asked = Asked {
+        family: Family::of(&whole, &device.name),
+        shape: Shape::of(&whole),
+        most_rows: whole.shards().most_rows(),
+    };
+    tuning.look_up(&asked, &Here { kernels, sms: device.sm_count, open, problem: &whole })
+}
+
+/// What can be carried out here, of what was left open.
+struct Here<'a> {
+    kernels: &'a [Kernel],
+    sms: u32,
+    open: &'a Open<'a>,
+    problem: &'a Problem,
+}
+
+impl Fits for Here<'_> {
+    fn gathering(&self, gathering: &Gathering) -> bool {
+        let (asked, engine) = (self.open.gather, engine_of(gathering.mover));
+        let pieces = gathering.pieces;
+        let is_open = (asked.engine == Engine::Auto || asked.engine == engine)
+            && asked.pieces.is_none_or(|asked| asked == pieces);
+        let is_carried = match engine {
+            Engine::Kernel { .. } => pieces <= MAX_PUSHED,
+            _ => true,
+        };
+        // However the output is tiled.
+        let options =
+            PlanOptions { chunks_per_shard: Some(pieces), tiling: Tiling::of_tile(128, 128) };
+        let is_cut = || {
+            Plan::new(self.problem, options).is_ok_and(|plan| check_count(plan.chunks()).is_ok())
+        };
+        is_open && is_carried && is_cut()
+    }
+
+    fn multiplying(&self, order: Order, multiplying: &Multiplying) -> bool {
+        let asked = self.open.gemm;
+        // Several products have a kernel each; and fewer SMs have other waves than those that were measured.
+        if self.open.problems.len() != 1 || asked.sm_limit.is_some_and(|limit| limit != self.sms) {
+            return false;
+        }
+        let is_open = asked.kernel.as_ref().is_none_or(|asked| *asked == multiplying.kernel)
+            && asked.swizzle.is_none_or(|asked| asked == multiplying.swizzle)
+            && asked.splits.is_none_or(|asked| asked == multiplying.splits);
+        let part = match order {
+            Order::Pipelined => self.problem.truncated(self.problem.shards().most_rows()),
+            Order::Fused | Order::Sequential => Ok(self.problem.clone()),
+        };
+        let mut fixed = asked.clone();
+        fix(&mut fixed, multiplying);
+        let can = |part: &Problem| {
+            shape::check(part).is_ok() && choose(self.kernels, part, &fixed, self.sms).is_ok()
+        };
+        is_open && part.is_ok_and(|part| can(&part))
+    }
+}
+
+fn fix(options: &mut GemmOptions, multiplying: &Multiplying) {
+    options.kernel = Some(multiplying.kernel.clone());
+    options.swizzle = Some(multiplying.swizzle);
+    options.splits = Some(multiplying.splits);
+}
+
+fn strategy_of(order: Order) -> Strategy {
+    match order {
+        Order::Fused => Strategy::Fused,
+        Order::Pipelined => Strategy::Pipelined,
+        Order::Sequential => Strategy::Sequential,
+    }
+}
+
+fn engine_of(mover: Mover) -> Engine {
+    match mover {
+        Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
+        Mover::Kernel { blocks } => Engine::Kernel { blocks },
+    }
+}
+
+#[cfg(test)]
+#[path = "tuned_tests.rs"]
+mod tests;

@@ -1,0 +1,258 @@
+//! What tables decide, over kernels and measurements that were made up for it.
+
+use proptest::prelude::*;
+
+use super::super::strategy::Strategy;
+use super::*;
+use crate::element::ElementType;
+use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape};
+use crate::tune::{Entry, Measured, Time};
+
+fn kernel(name: &str, rows: u32, max_splits: u32) -> Kernel {
+    Kernel {
+        name: name.into(),
+        elements: ElementTypes::all(ElementType::Bf16),
+        b_layout: BLayout::Nk,
+        tile: TileShape { m: rows, n: 128 },
+        tile_k: 64,
+        cluster: ClusterShape { m: 1, n: 1 },
+        pingpong: false,
+        transposed: rows < 64,
+        fast_accumulation: false,
+        max_splits,
+    }
+}
+
+fn some() -> Vec<Kernel> {
+    vec![kernel("large", 256, 1), kernel("middle", 128, 1), kernel("small", 16, 8)]
+}
+
+fn device() -> DeviceInfo {
+    DeviceInfo {
+        ordinal: 0,
+        name: "NVIDIA H200".into(),
+        sm_count: 132,
+        compute_capability: (9, 0),
+        memory_bytes: 1 << 37,
+    }
+}
+
+fn measured(order: Order, mover: Mover, pieces: u32, kernel: &str, us: f64) -> Measured {
+    let of = some().into_iter().find(|one| one.name == kernel);
+    let (tile, cluster) = of
+        .map_or((TileShape { m: 64, n: 64 }, ClusterShape { m: 1, n: 1 }), |one| {
+            (one.tile, one.cluster)
+        });
+    let multiplying = Multiplying { kernel: kernel.into(), tile, cluster, swizzle: 4, splits: 1 };
+    Measured {
+        gathering: Gathering { order, mover, pieces },
+        multiplying,
+        by_model: false,
+        untuned: false,
+        graph: Some(Time::new(us, 0.01, 7)),
+        plain: None,
+    }
+}
+
+const COPIES: Mover = Mover::CopyEngines { streams: 1 };
+
+/// 4096 × 3584 × 8192 on two H200; the fastest first.
+fn table(measured: Vec<Measured>) -> Tuning {
+    let problem = problem(4096);
+    Tuning::of_entries(vec![Entry {
+        family: Family::of(&problem, "NVIDIA H200"),
+        shape: Shape::of(&problem),
+        sms: 132,
+        driver: "580.1".into(),
+        crate_version: "0.1.0".into(),
+        measured,
+    }])
+}
+
+fn usual() -> Tuning {
+    table(vec![
+        measured(Order::Pipelined, COPIES, 1, "large", 100.0),
+        measured(Order::Fused, COPIES, 4, "middle", 101.0),
+        measured(Order::Fused, Mover::Kernel { blocks: 16 }, 1, "middle", 120.0),
+    ])
+}
+
+fn problem(m: u64) -> Problem {
+    Problem::builder(m, 3584, 8192).ranks(2).build().unwrap()
+}
+
+struct Call {
+    problems: Vec<Problem>,
+    strategy: Strategy,
+    gather: GatherOptions,
+    gemm: GemmOptions,
+    in_the_way: bool,
+}
+
+impl Call {
+    fn of(problem: Problem) -> Call {
+        Call {
+            problems: vec![problem],
+            strategy: Strategy::Auto,
+            gather: GatherOptions::default(),
+            gemm: GemmOptions::default(),
+            in_the_way: false,
+        }
+    }
+
+    fn advice(&self, table: &Tuning) -> Advice {
+        let Call { problems, strategy, gather, gemm, in_the_way } = self;
+        let (strategy, in_the_way) = (*strategy, *in_the_way);
+        let open = Open { problems, strategy, gather, gemm, in_the_way };
+        advise_by(table, &device(), "580.1", &some(), &open)
+    }
+}
+
+#[test]
+fn what_was_measured_is_planned_and_said() {
+    let advice = Call::of(problem(4096)).advice(&usual());
+    assert_eq!(advice.strategy, Strategy::Pipelined);
+    assert_eq!(advice.gather.engine, Engine::CopyEngines { streams: 1 });
+    assert_eq!(advice.gather.pieces, Some(1));
+    assert_eq!(advice.gemm.kernel.as_deref(), Some("large"));
+    assert_eq!((advice.gemm.swizzle, advice.gemm.splits), (Some(4), Some(1)));
+    assert_eq!(advice.explain("a rule"), "tuned: measured for this problem, 100.0 µs in graphs");
+
+    let advice = Call::of(problem(5000)).advice(&usual());
+    let text = advice.explain("a rule");
+    assert!(text.starts_with("interpolated from 4096×3584×8192"), "{text}");
+
+    let call = Call::of(problem(64));
+    let (advice, gemm) = (call.advice(&usual()), &call.gemm);
+    assert_eq!((advice.strategy, &advice.gemm), (Strategy::Auto, gemm));
+    assert_eq!(advice.gather, call.gather);
+    let text = advice.explain("a rule");
+    assert_eq!(text, "modelled: a rule (nothing like it on NVIDIA H200 is in a table)");
+}
+
+#[test]
+fn what_is_fixed_stays() {
+    let mut call = Call::of(problem(4096));
+    call.strategy = Strategy::Sequential;
+    let advice = call.advice(&usual());
+    assert_eq!((advice.strategy, &advice.gather), (Strategy::Sequential, &call.gather));
+    assert_eq!(advice.explain("asked for"), "asked for");
+
+    let mut call = Call::of(problem(4096));
+    call.gather.engine = Engine::Kernel { blocks: 16 };
+    let advice = call.advice(&usual());
+    assert_eq!((advice.strategy, advice.gather.engine), (Strategy::Fused, call.gather.engine));
+    call.gather.engine = Engine::Nccl;
+    let advice = call.advice(&usual());
+    assert_eq!((advice.strategy, &advice.gather), (Strategy::Auto, &call.gather));
+
+    let mut call = Call::of(problem(4096));
+    call.gather.pieces = Some(4);
+    let advice = call.advice(&usual());
+    assert_eq!((advice.strategy, advice.gemm.kernel.as_deref()), (Strategy::Fused, Some("middle")));
+
+    // A kernel that was measured with the second best way only.
+    let mut call = Call::of(problem(4096));
+    call.gemm.kernel = Some("middle".into());
+    let advice = call.advice(&usual());
+    assert_eq!((advice.strategy, advice.gather.pieces), (Strategy::Fused, Some(4)));
+    // One that was not measured at all: how rows travel is taken, and the kernel stays.
+    call.gemm.kernel = Some("small".into());
+    let advice = call.advice(&usual());
+    assert_eq!(advice.strategy, Strategy::Pipelined);
+    assert_eq!((advice.gemm.kernel.as_deref(), advice.gemm.splits), (Some("small"), None));
+}
+
+#[test]
+fn what_cannot_be_carried_out_here_is_not_planned() {
+    // A kernel that this binary does not have; more slices than its kernel can cut; more pieces than fit.
+    let mut sliced = measured(Order::Fused, COPIES, 1, "small", 99.0);
+    sliced.multiplying.splits = 9;
+    let table = table(vec![
+        measured(Order::Fused, COPIES, 1, "gigantic", 97.0),
+        measured(Order::Fused, COPIES, 200, "middle", 98.0),
+        measured(Order::Fused, Mover::Kernel { blocks: 8 }, 33, "middle", 98.5),
+        sliced,
+        measured(Order::Sequential, COPIES, 2, "middle", 100.0),
+    ]);
+    let advice = Call::of(problem(4096)).advice(&table);
+    assert_eq!((advice.strategy, advice.gather.pieces), (Strategy::Sequential, Some(2)));
+    assert_eq!(advice.gemm.kernel.as_deref(), Some("middle"));
+
+    let mut call = Call::of(problem(4096));
+    call.in_the_way = true;
+    let advice = call.advice(&usual());
+    assert_eq!((advice.strategy, &advice.gather), (Strategy::Auto, &call.gather));
+    assert!(advice.explain("NCCL").contains("do not reach each other"));
+}
+
+#[test]
+fn kernels_are_measured_for_one_product_on_all_sms() {
+    let mut call = Call::of(problem(4096));
+    call.gemm.sm_limit = Some(100);
+    let advice = call.advice(&usual());
+    assert_eq!((advice.strategy, advice.gemm.kernel.clone()), (Strategy::Pipelined, None));
+    assert!(advice.explain("").ends_with("the kernel by the cost model"));
+    // Several products are to the gather one with all of their columns.
+    let mut call = Call::of(problem(4096).with_n(1792).unwrap());
+    call.problems.push(call.problems[0].clone());
+    let advice = call.advice(&usual());
+    assert_eq!((advice.strategy, advice.gemm.kernel.clone()), (Strategy::Pipelined, None));
+    assert!(advice.explain("").starts_with("tuned"));
+}
+
+#[test]
+fn another_driver_and_a_bad_file_are_told_of() {
+    let advice = {
+        let call = Call::of(problem(4096));
+        let Call { problems, strategy, gather, gemm, in_the_way } = &call;
+        let open = Open { problems, strategy: *strategy, gather, gemm, in_the_way: *in_the_way };
+        advise_by(&usual(), &device(), "590.2", &some(), &open)
+    };
+    let text = advice.explain("");
+    assert!(text.ends_with("; with driver [\"580.1\"], here is 590.2"), "{text}");
+}
+
+proptest! {
+    /// Whatever a table has in it, a plan by it passes every check that one without it would.
+    #[test]
+    fn a_table_makes_nothing_illegal(
+        candidates in prop::collection::vec(
+            (0usize..3, 0usize..4, 1u32..10, 1u32..300, 1u32..20, any::<bool>(), 1.0f64..1e4), 1..8,
+        ),
+        m in 1u64..9000, m_factor in 1u32..3,
+    ) {
+        let all = candidates.into_iter().map(|(order, kernel, streams, pieces, splits, pushed, us)| {
+            let order = [Order::Fused, Order::Pipelined, Order::Sequential][order];
+            let mover = match pushed {
+                true => Mover::Kernel { blocks: streams * 14 },
+                false => Mover::CopyEngines { streams: streams.min(8) },
+            };
+            let name = ["large", "middle", "small", "absent"][kernel];
+            let mut one = measured(order, mover, pieces, name, us);
+            one.multiplying.splits = splits;
+            one
+        });
+        let entry = Entry {
+            family: Family::of(&problem(m), "NVIDIA H200"),
+            shape: Shape::of(&problem(m)),
+            sms: 132,
+            driver: "580.1".into(),
+            crate_version: "0.1.0".into(),
+            measured: all.collect(),
+        };
+        let table = Tuning::of_entries(vec![entry]);
+        let asked = problem(m * u64::from(m_factor));
+        let advice = Call::of(asked.clone()).advice(&table);
+        prop_assert!(choose(&some(), &asked, &advice.gemm, 132).is_ok());
+        if let Some(pieces) = advice.gather.pieces {
+            let options =
+                PlanOptions { chunks_per_shard: Some(pieces), tiling: Tiling::of_tile(128, 128) };
+            let plan = Plan::new(&asked, options).unwrap();
+            prop_assert!(check_count(plan.chunks()).is_ok());
+            if let Engine::Kernel { .. } = advice.gather.engine {
+                prop_assert!(pieces <= MAX_PUSHED);
+            }
+        }
+    }
+}

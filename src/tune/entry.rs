@@ -1,0 +1,416 @@
+//! One measured problem: what it was, what was tried, what each took.
+//!
+//! What belongs here: plain values as the file has them, and what makes one valid. Invariant: an [`Entry`] that
+//! [`Entry::check`] has passed has at least one candidate, all of its times are positive, and its first
+//! candidate is the one to take.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{BLayout, ClusterShape, ElementTypes, Problem, Scaling, TileShape};
+
+/// The most streams that rows are pushed on (`cuda::Engine::CopyEngines`).
+pub const MOST_STREAMS: u32 = 8;
+/// The most blocks of a kernel that pushes (`cuda::Engine::Kernel`).
+pub const MOST_BLOCKS: u32 = 128;
+
+/// Which problems an entry speaks of, their size apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Family {
+    /// The GPU of every rank, as the driver calls it.
+    pub gpu: String,
+    /// How many ranks gather.
+    pub ranks: u32,
+    /// The element types.
+    pub elements: ElementTypes,
+    /// Which scales apply.
+    pub scaling: Scaling,
+    /// How B lies in memory.
+    pub b_layout: BLayout,
+}
+
+impl Family {
+    /// Of a problem on GPUs of that name.
+    pub fn of(problem: &Problem, gpu: &str) -> Family {
+        Family {
+            gpu: gpu.into(),
+            ranks: problem.ranks(),
+            elements: problem.elements(),
+            scaling: problem.scaling(),
+            b_layout: problem.b_layout(),
+        }
+    }
+}
+
+/// The size of a problem: M of all ranks together, N of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Rows of A and D.
+    pub m: u32,
+    /// Columns of B and D.
+    pub n: u32,
+    /// Columns of A.
+    pub k: u32,
+}
+
+impl Shape {
+    /// Of a problem.
+    pub fn of(problem: &Problem) -> Shape {
+        Shape { m: problem.m(), n: problem.n(), k: problem.k() }
+    }
+
+    /// How far two are apart: how often a side has to be doubled, all sides together (the Euclidean way).
+    pub fn distance(self, other: Shape) -> f64 {
+        let doublings = |one: u32, other: u32| (f64::from(one) / f64::from(other)).log2();
+        let sides = [(self.m, other.m), (self.n, other.n), (self.k, other.k)];
+        sides.iter().map(|&(one, other)| doublings(one, other).powi(2)).sum::<f64>().sqrt()
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}×{}×{}", self.m, self.n, self.k)
+    }
+}
+
+/// In which order gathering and multiplying go: `cuda::Strategy` without `Auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// One product that waits for its rows.
+    Fused,
+    /// A product for each rank's rows.
+    Pipelined,
+    /// All rows first, then one product.
+    Sequential,
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Order::Fused => "fused",
+            Order::Pipelined => "pipelined",
+            Order::Sequential => "sequential",
+        })
+    }
+}
+
+/// Who moves the rows: a `cuda::Engine` that can be tuned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Mover {
+    /// Copy engines, by so many streams.
+    CopyEngines {
+        /// 1 to [`MOST_STREAMS`].
+        streams: u32,
+    },
+    /// A kernel of so many blocks.
+    Kernel {
+        /// 1 to [`MOST_BLOCKS`].
+        blocks: u32,
+    },
+}
+
+/// How rows travel, and what they meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gathering {
+    /// In which order gathering and multiplying go.
+    #[serde(rename = "strategy")]
+    pub order: Order,
+    /// Who moves the rows.
+    #[serde(rename = "engine")]
+    pub mover: Mover,
+    /// Chunks a shard.
+    pub pieces: u32,
+}
+
+impl fmt::Display for Gathering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, ", self.order)?;
+        match self.mover {
+            Mover::CopyEngines { streams: 1 } => f.write_str("copies on 1 stream, ")?,
+            Mover::CopyEngines { streams } => write!(f, "copies on {streams} streams, ")?,
+            Mover::Kernel { blocks } => write!(f, "a kernel of {blocks} blocks, ")?,
+        }
+        write!(f, "{} {}", self.pieces, if self.pieces == 1 { "piece" } else { "pieces" })
+    }
+}
+
+/// Which kernel multiplies, and how. Its tile stands beside its name, so that a table can be reasoned about where the
+/// kernel is not.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Multiplying {
+    /// Its name.
+    pub kernel: String,
+    /// Rows and columns of one tile.
+    pub tile: TileShape,
+    /// Tiles of one cluster.
+    pub cluster: ClusterShape,
+    /// Unit rows that sweep over the columns together.
+    pub swizzle: u32,
+    /// Slices that K is cut into.
+    pub splits: u32,
+}
+
+impl fmt::Display for Multiplying {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, swizzle {}, K in {}", self.kernel, self.swizzle, self.splits)
+    }
+}
+
+/// What a step took, launched one way.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Time {
+    /// Microseconds a step of the slowest rank: the median over the rounds.
+    pub us: f64,
+    /// How far the quartiles of the rounds are apart, as a fraction of the median.
+    pub spread: f64,
+    /// How many rounds; who was dropped early has fewer.
+    pub rounds: u32,
+}
+
+impl Time {
+    /// To the nanosecond, and the spread to a hundredth of a per cent: what is written is what is read.
+    pub fn new(us: f64, spread: f64, rounds: u32) -> Time {
+        Time { us: (us * 1e3).round() / 1e3, spread: (spread * 1e4).round() / 1e4, rounds }
+    }
+}
+
+/// One candidate, and what it took.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// How rows travelled.
+    pub gathering: Gathering,
+    /// What multiplied.
+    pub multiplying: Multiplying,
+    /// The kernel, and how it ran, are what the cost model chooses for this order.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_model: bool,
+    /// All of it is what is chosen without a table.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub untuned: bool,
+    /// In CUDA graphs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph: Option<Time>,
+    /// Launched one by one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plain: Option<Time>,
+}
+
+impl Measured {
+    /// Both ways of launching.
+    fn times(&self) -> [Option<Time>; 2] {
+        [self.graph, self.plain]
+    }
+
+    /// The rounds of each way that was measured, the fewest of them.
+    fn rounds(&self) -> u32 {
+        self.times().iter().flatten().map(|time| time.rounds).min().unwrap_or(0)
+    }
+
+    /// Whether it was measured as thoroughly as any of `all`: what was dropped early is no choice, however quick its
+    /// few rounds were.
+    pub fn is_finalist(&self, all: &[Measured]) -> bool {
+        all.iter().all(|other| other.rounds() <= self.rounds())
+    }
+
+    /// How long it takes as a multiple of the fastest finalist of `all`, launched in the way that suits it less.
+    /// Infinity if it was not launched in every way that others were.
+    pub fn ratio(&self, all: &[Measured]) -> f64 {
+        let finalists = || all.iter().filter(|one| one.is_finalist(all));
+        let mut worst = 0.0f64;
+        for (way, time) in self.times().into_iter().enumerate() {
+            let least = finalists().filter_map(|one| one.times()[way]).map(|time| time.us);
+            let least = least.fold(f64::INFINITY, f64::min);
+            match time {
+                Some(time) if least.is_finite() => worst = worst.max(time.us / least),
+                None if least.is_finite() => return f64::INFINITY,
+                _ => {}
+            }
+        }
+        if worst > 0.0 { worst } else { f64::INFINITY }
+    }
+
+    /// The one to take first, then the others in order; those that were dropped early come last.
+    pub fn in_order(all: Vec<Measured>) -> Vec<Measured> {
+        let mut keyed: Vec<_> = (all.iter())
+            .map(|one| (!one.is_finalist(&all), one.ratio(&all)))
+            .zip(all.iter().cloned())
+            .collect();
+        // Stable: among equals the order in which they were tried.
+        keyed.sort_by(|((one_early, one), _), ((other_early, other), _)| {
+            one_early.cmp(other_early).then(one.total_cmp(other))
+        });
+        keyed.into_iter().map(|(_, measured)| measured).collect()
+    }
+}
+
+/// One problem, and all that was tried for it, the one to take first.
+///
+/// What is to be launched how, a plan does not know. So where both ways were measured, the one to take is
+/// the one that is least behind the fastest in whichever way suits it less.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Which problems it speaks of.
+    pub family: Family,
+    /// The problem's size. Its rows are spread evenly.
+    pub shape: Shape,
+    /// SMs of the GPU.
+    pub sms: u32,
+    /// The driver that it was measured with.
+    pub driver: String,
+    /// The version of this crate.
+    pub crate_version: String,
+    /// What was tried.
+    pub measured: Vec<Measured>,
+}
+
+impl Entry {
+    /// Puts the one to take first, and the others in order behind it.
+    #[must_use]
+    pub fn sorted(mut self) -> Entry {
+        self.measured = Measured::in_order(self.measured);
+        self
+    }
+
+    /// The one to take.
+    pub fn best(&self) -> Option<&Measured> {
+        self.measured.first()
+    }
+
+    /// What would be taken without a table.
+    pub fn untuned(&self) -> Option<&Measured> {
+        self.measured.iter().find(|measured| measured.untuned)
+    }
+
+    /// How long a candidate takes as a multiple of the fastest: [`Measured::ratio`].
+    pub fn ratio(&self, one: &Measured) -> f64 {
+        one.ratio(&self.measured)
+    }
+
+    /// What is wrong with it, if anything is.
+    pub fn check(&self) -> Result<(), String> {
+        let at_least_one = |what: &str, value: u32| match value {
+            0 => Err(format!("{what} is 0")),
+            _ => Ok(()),
+        };
+        let Entry { family, shape, sms, .. } = self;
+        let numbers = [
+            ("the number of ranks", family.ranks),
+            ("m", shape.m),
+            ("n", shape.n),
+            ("k", shape.k),
+            ("the number of SMs", *sms),
+        ];
+        numbers.iter().try_for_each(|(what, value)| at_least_one(what, *value))?;
+        family.elements.check().map_err(|error| error.to_string())?;
+        if self.measured.is_empty() {
+            return Err("nothing was measured".into());
+        }
+        for Measured { gathering, multiplying, graph, plain, .. } in &self.measured {
+            let Multiplying { kernel, tile, cluster, swizzle, splits } = multiplying;
+            if kernel.is_empty() {
+                return Err("a kernel has no name".into());
+            }
+            at_least_one("the number of splits", *splits)?;
+            let tiling = crate::plan::Tiling { tile: *tile, cluster: *cluster, swizzle: *swizzle };
+            tiling.check().map_err(|error| error.to_string())?;
+            at_least_one("the number of pieces", gathering.pieces)?;
+            let (what, value, most) = match gathering.mover {
+                Mover::CopyEngines { streams } => ("the number of streams", streams, MOST_STREAMS),
+                Mover::Kernel { blocks } => ("the number of blocks", blocks, MOST_BLOCKS),
+            };
+            if !(1..=most).contains(&value) {
+                return Err(format!("{what} is {value}, but must be between 1 and {most}"));
+            }
+            if graph.is_none() && plain.is_none() {
+                return Err("a candidate has no time".into());
+            }
+            for time in [graph, plain].into_iter().flatten() {
+                let good = |value: f64| value.is_finite() && value >= 0.0;
+                if !(good(time.us) && time.us > 0.0 && good(time.spread) && time.rounds > 0) {
+                    return Err(format!("a time is {time:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made_up::{entry, measured};
+    use super::*;
+
+    #[test]
+    fn the_first_is_the_least_behind_in_whichever_way_suits_it_less() {
+        let times = |name: &str, graph: f64, plain: f64, rounds| Measured {
+            graph: Some(Time::new(graph, 0.01, rounds)),
+            plain: Some(Time::new(plain, 0.01, rounds)),
+            ..measured(name, 1, graph)
+        };
+        let all = vec![
+            times("good in graphs", 100.0, 130.0, 7),
+            times("good everywhere", 103.0, 102.0, 7),
+            times("good one by one", 120.0, 100.0, 7),
+            times("dropped early", 90.0, 90.0, 2),
+        ];
+        let entry = Entry { measured: all, ..entry(64, 64, 64, vec![]) }.sorted();
+        let names: Vec<_> = entry.measured.iter().map(|one| &*one.multiplying.kernel).collect();
+        assert_eq!(
+            names,
+            ["good everywhere", "good one by one", "good in graphs", "dropped early"]
+        );
+        assert!((entry.ratio(&entry.measured[0]) - 1.03).abs() < 1e-9);
+        assert!((entry.ratio(&entry.measured[3]) - 0.9).abs() < 1e-9, "told, but not taken");
+        let one_way = Measured { plain: None, ..entry.measured[0].clone() };
+        assert_eq!(entry.ratio(&one_way), f64::INFINITY);
+    }
+
+    #[test]
+    fn what_cannot_be_is_found() {
+        let good = entry(64, 128, 256, vec![measured("a", 1, 10.0)]);
+        assert_eq!(good.check(), Ok(()));
+        let broken = |change: &dyn Fn(&mut Entry), words: &str| {
+            let mut entry = good.clone();
+            change(&mut entry);
+            let why = entry.check().unwrap_err();
+            assert!(why.contains(words), "{why}");
+        };
+        broken(&|entry| entry.measured.clear(), "nothing was measured");
+        broken(&|entry| entry.shape.k = 0, "k is 0");
+        broken(&|entry| entry.family.ranks = 0, "ranks is 0");
+        broken(&|entry| entry.measured[0].gathering.pieces = 0, "pieces is 0");
+        broken(&|entry| entry.measured[0].multiplying.splits = 0, "splits is 0");
+        broken(&|entry| entry.measured[0].multiplying.swizzle = 0, "the swizzle is 0");
+        broken(&|entry| entry.measured[0].multiplying.tile.m = 0, "tile's rows is 0");
+        broken(&|entry| entry.measured[0].multiplying.kernel.clear(), "no name");
+        broken(&|entry| entry.measured[0].graph = None, "no time");
+        for us in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            broken(&|entry| entry.measured[0].graph = Some(Time::new(us, 0.0, 1)), "a time is");
+        }
+        let mover =
+            |mover: Mover| move |entry: &mut Entry| entry.measured[0].gathering.mover = mover;
+        broken(
+            &mover(Mover::CopyEngines { streams: 9 }),
+            "streams is 9, but must be between 1 and 8",
+        );
+        broken(&mover(Mover::Kernel { blocks: 129 }), "between 1 and 128");
+    }
+
+    #[test]
+    fn distances_count_doublings() {
+        let shape = |m, n, k| Shape { m, n, k };
+        assert_eq!(shape(64, 64, 64).distance(shape(64, 64, 64)), 0.0);
+        assert_eq!(shape(64, 64, 64).distance(shape(256, 64, 64)), 2.0);
+        assert_eq!(shape(8, 800, 64).distance(shape(64, 100, 64)), 18f64.sqrt());
+    }
+}

@@ -1,0 +1,367 @@
+//! Tables as files: JSON with a name, a version, and an entry a line.
+//!
+//! What belongs here: reading, which trusts nothing; writing, which never leaves half a file; where the file is.
+//! Invariant: a file that was read is whole and of a version that is known; whoever reads while somebody
+//! writes finds what was there before, or all of the new.
+//!
+//! ```text
+//! {"format": "overlap-gemm tuning", "version": 1, "entries": [
+//! {"family": {"gpu": …, "ranks": …, "elements": …, "scaling": …, "b_layout": …}, "shape": {"m": …, "n": …, "k": …},
+//!  "sms": …, "driver": …, "crate_version": …, "measured": [{"gathering": …, "multiplying": …, "graph": …}, …]},
+//! …
+//! ]}
+//! ```
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::entry::{Entry, Shape};
+use crate::error::{Error, Result};
+
+/// What a table's file says that it is.
+pub const FORMAT: &str = "overlap-gemm tuning";
+/// The version of the file that is written, and the latest that is read.
+pub const VERSION: u32 = 1;
+/// The environment variable that names the file to plan by; `none`: no table at all, not even what ships with the
+/// crate.
+pub const TUNING_VARIABLE: &str = "OVERLAP_GEMM_TUNING";
+
+/// No table is as long as this: a thousand problems take some two megabytes.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// What every version of the file has.
+#[derive(Deserialize)]
+struct Head {
+    format: Option<String>,
+    version: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Whole {
+    #[serde(rename = "format")]
+    _format: String,
+    #[serde(rename = "version")]
+    _version: u32,
+    entries: Vec<Entry>,
+}
+
+/// The entries of a file, or why there are none to be had.
+pub(super) fn parse(text: &str) -> Result<Vec<Entry>, String> {
+    const AGAIN: &str = "move it away, and run `overlap-gemm tune` again";
+    let head: Head =
+        serde_json::from_str(text).map_err(|error| format!("it is damaged ({error}): {AGAIN}"))?;
+    if head.format.as_deref() != Some(FORMAT) {
+        return Err(format!("it is no table of this program (no \"format\": \"{FORMAT}\")"));
+    }
+    match head.version {
+        Some(version) if version == u64::from(VERSION) => {}
+        Some(version) if version > u64::from(VERSION) => {
+            return Err(format!(
+                "it is of version {version}, and this program reads {VERSION}: use the later program, or tune \
+                 again"
+            ));
+        }
+        _ => return Err(format!("it has no version that is known: {AGAIN}")),
+    }
+    let whole: Whole =
+        serde_json::from_str(text).map_err(|error| format!("it is damaged ({error}): {AGAIN}"))?;
+    let mut seen = BTreeSet::new();
+    for entry in &whole.entries {
+        let name = named(entry);
+        entry.check().map_err(|why| format!("it is damaged ({name}: {why}): {AGAIN}"))?;
+        if !seen.insert(name.clone()) {
+            return Err(format!("it is damaged ({name} twice): {AGAIN}"));
+        }
+    }
+    Ok(whole.entries.into_iter().map(Entry::sorted).collect())
+}
+
+/// An entry's problem, for people, and to tell it from all others.
+fn named(entry: &Entry) -> String {
+    format!("{} {:?}", entry.shape, entry.family)
+}
+
+/// The file's text.
+pub(super) fn text(entries: &[Entry]) -> io::Result<String> {
+    let lines: Vec<String> =
+        entries.iter().map(serde_json::to_string).collect::<serde_json::Result<_>>()?;
+    let (head, lines) =
+        (format!("\"format\":\"{FORMAT}\",\"version\":{VERSION}"), lines.join(",\n"));
+    Ok(format!("{{{head},\"entries\":[\n{lines}\n]}}\n"))
+}
+
+/// Reads a file; the error names it.
+pub(super) fn read(path: &Path) -> Result<Vec<Entry>> {
+    let refused = |reason| Error::Tuning { file: path.display().to_string(), reason };
+    let bytes =
+        fs::metadata(path).map_err(|error| refused(format!("it cannot be read: {error}")))?;
+    if !bytes.is_file() || bytes.len() > MOST_BYTES {
+        let most = MOST_BYTES >> 20;
+        return Err(refused(format!("it is no table: not a file of at most {most} MiB")));
+    }
+    let text = fs::read(path).map_err(|error| refused(format!("it cannot be read: {error}")))?;
+    let text =
+        String::from_utf8(text).map_err(|error| refused(format!("it is no text: {error}")))?;
+    parse(&text).map_err(refused)
+}
+
+/// Replaces a file as a whole, and makes the folder that it is in.
+pub(super) fn write(path: &Path, entries: &[Entry]) -> io::Result<()> {
+    // A link stays one.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    fs::create_dir_all(folder)?;
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut beside = OsString::from(".");
+    beside.push(name);
+    beside.push(format!(".{}", std::process::id()));
+    let beside = folder.join(beside);
+    let written = (|| {
+        let mut file = File::create(&beside)?;
+        file.write_all(text(entries)?.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&beside, &path)
+    })();
+    if written.is_err() {
+        // Nothing is lost if it stays.
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+/// Adds entries to a file, in place of what it has of the same problems, and keeps the rest. A file that cannot be
+/// trusted is left as it is.
+pub fn record(path: &Path, new: &[Entry]) -> Result<()> {
+    let mut entries = if path.exists() { read(path)? } else { Vec::new() };
+    put(&mut entries, new.iter().cloned());
+    let refused = |error: io::Error| Error::Tuning {
+        file: path.display().to_string(),
+        reason: format!("it cannot be written: {error}"),
+    };
+    write(path, &entries).map_err(refused)
+}
+
+/// Adds entries in place of those of the same problems, and puts all in order.
+pub(super) fn put(entries: &mut Vec<Entry>, new: impl IntoIterator<Item = Entry>) {
+    for entry in new {
+        entries.retain(|old| old.family != entry.family || old.shape != entry.shape);
+        entries.push(entry.sorted());
+    }
+    let place = |entry: &Entry| -> (String, Shape) {
+        let family = &entry.family;
+        (format!("{} {:4} {:?}", family.gpu, family.ranks, family), entry.shape)
+    };
+    entries.sort_by_cached_key(place);
+}
+
+/// Where a user's table is unless something else is said: `overlap-gemm/tuning.json` in the folder for caches.
+pub fn default_path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(caches.join("overlap-gemm").join("tuning.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::entry::{Gathering, Measured, Mover, Multiplying, Order, Time};
+    use super::super::made_up::{entry, measured, multiplying};
+    use super::*;
+    use crate::element::ElementType;
+    use crate::plan::{ElementTypes, Scaling};
+
+    /// A folder of its own, gone with the test.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let folder =
+                std::env::temp_dir().join(format!("overlap-gemm-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&folder);
+            fs::create_dir_all(&folder).unwrap();
+            Folder(folder)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn one() -> Vec<Entry> {
+        vec![entry(64, 128, 256, vec![measured("a", 1, 10.0)])]
+    }
+
+    fn time() -> impl Strategy<Value = Time> {
+        (0.01f64..1e7, 0.0f64..2.0, 1u32..100)
+            .prop_map(|(us, spread, rounds)| Time::new(us, spread, rounds))
+    }
+
+    fn candidates() -> impl Strategy<Value = Measured> {
+        let mover = prop_oneof![
+            (1u32..=8).prop_map(|streams| Mover::CopyEngines { streams }),
+            (1u32..=128).prop_map(|blocks| Mover::Kernel { blocks }),
+        ];
+        let order =
+            prop_oneof![Just(Order::Fused), Just(Order::Pipelined), Just(Order::Sequential)];
+        let how = (order, mover, 1u32..64, any::<bool>(), any::<bool>());
+        let kernel = ("[a-z0-9_ \"\\\\é]{1,20}", 1u32..9, 1u32..9, 8u32..300, 8u32..300);
+        (how, kernel, time(), prop::option::of(time())).prop_map(
+            |(
+                (order, mover, pieces, by_model, untuned),
+                (name, swizzle, splits, m, n),
+                one,
+                two,
+            )| {
+                Measured {
+                    gathering: Gathering { order, mover, pieces },
+                    multiplying: Multiplying { swizzle, splits, ..multiplying(&name, m, n) },
+                    by_model,
+                    untuned,
+                    graph: Some(one),
+                    plain: two,
+                }
+            },
+        )
+    }
+
+    fn entries() -> impl Strategy<Value = Vec<Entry>> {
+        let shape = (1u32..100_000, 1u32..100_000, 1u32..100_000);
+        let each = (shape, prop::collection::vec(candidates(), 1..6), any::<bool>());
+        prop::collection::vec(each, 0..6).prop_map(|all| {
+            let mut entries = Vec::new();
+            let new = all.into_iter().map(|((m, n, k), measured, fp8)| {
+                let mut entry = entry(m, n, k, measured);
+                if fp8 {
+                    let a = ElementType::E4m3;
+                    entry.family.elements = ElementTypes { a, b: a, d: ElementType::Bf16 };
+                    entry.family.scaling = Scaling::Rows;
+                }
+                entry
+            });
+            put(&mut entries, new);
+            entries
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(entries in entries()) {
+            prop_assert_eq!(parse(&text(&entries).unwrap()), Ok(entries));
+        }
+
+        #[test]
+        fn a_file_that_was_cut_off_is_refused(entries in entries(), part in 0.0f64..1.0) {
+            let whole = text(&entries).unwrap();
+            // The last byte is a line feed.
+            let mut end = (part * (whole.len() - 2) as f64) as usize;
+            while !whole.is_char_boundary(end) {
+                end -= 1;
+            }
+            prop_assert!(parse(&whole[..end]).unwrap_err().contains("damaged"));
+        }
+
+        #[test]
+        fn no_text_whatever_makes_it_panic(text in ".{0,200}") {
+            prop_assert!(parse(&text).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_foreign_later_or_damaged_is_refused_and_says_why() {
+        let good = text(&one()).unwrap();
+        assert!(parse(&good).is_ok());
+        let refused = |from: &str, to: &str, words: &str| {
+            assert!(good.contains(from), "{good}");
+            let why = parse(&good.replacen(from, to, 1)).unwrap_err();
+            assert!(why.contains(words), "{why}");
+        };
+        refused("overlap-gemm tuning", "somebody else's", "no table of this program");
+        refused("\"format\":\"overlap-gemm tuning\",", "", "no table of this program");
+        refused("\"version\":1", "\"version\":2", "version 2, and this program reads 1");
+        refused("\"version\":1", "\"version\":0", "no version that is known");
+        refused("\"version\":1,", "", "no version that is known");
+        refused("\"us\":10.0", "\"us\":-10.0", "64×128×256");
+        refused("\"us\":10.0", "\"us\":1e999", "damaged");
+        refused("\"us\":10.0", "\"us\":10.0,\"else\":1", "unknown field");
+        refused("fused", "entangled", "entangled");
+        refused("copy-engines", "pigeons", "pigeons");
+        let twice = text(&[one(), one()].concat()).unwrap();
+        assert!(parse(&twice).unwrap_err().contains("twice"));
+        assert!(parse("[]").is_err() && parse("").is_err() && parse("{}").is_err());
+    }
+
+    #[test]
+    fn files_name_themselves_when_they_are_refused() {
+        let folder = Folder::new("refused");
+        let path = folder.0.join("table.json");
+        let why = read(&path).unwrap_err().to_string();
+        assert!(why.contains("table.json") && why.contains("cannot be read"), "{why}");
+        fs::write(&path, [0xff, 0xfe]).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("no text"));
+        assert!(read(&folder.0).unwrap_err().to_string().contains("not a file"));
+        // Nothing is written over what is not understood.
+        fs::write(&path, "precious").unwrap();
+        assert!(record(&path, &one()).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn recording_keeps_what_is_there_and_replaces_what_is_the_same() {
+        let folder = Folder::new("record");
+        let path = folder.0.join("deep").join("table.json");
+        record(&path, &one()).unwrap();
+        let other = entry(64, 64, 64, vec![measured("b", 1, 5.0)]);
+        record(&path, std::slice::from_ref(&other)).unwrap();
+        let again = entry(64, 128, 256, vec![measured("c", 2, 9.0)]);
+        record(&path, std::slice::from_ref(&again)).unwrap();
+        assert_eq!(read(&path).unwrap(), [other, again]);
+        let left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_a_table_stays_a_link() {
+        let folder = Folder::new("link");
+        let (path, link) = (folder.0.join("table.json"), folder.0.join("link.json"));
+        record(&path, &one()).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        record(&link, &[entry(1, 2, 3, vec![measured("b", 1, 5.0)])]).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(read(&path).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn the_cache_is_where_caches_are() {
+        let path = |pairs: &'static [(&str, &str)]| {
+            default_path(move |name| {
+                let pair = pairs.iter().find(|(key, _)| *key == name);
+                pair.map(|(_, value)| OsString::from(value))
+            })
+        };
+        let of = |text: &str| Some(PathBuf::from(text));
+        assert_eq!(
+            path(&[("HOME", "/home/u"), ("XDG_CACHE_HOME", "/c")]),
+            of("/c/overlap-gemm/tuning.json")
+        );
+        assert_eq!(path(&[("HOME", "/home/u")]), of("/home/u/.cache/overlap-gemm/tuning.json"));
+        // A relative folder is none, says the specification.
+        assert_eq!(
+            path(&[("HOME", "/home/u"), ("XDG_CACHE_HOME", "c")]),
+            of("/home/u/.cache/overlap-gemm/tuning.json")
+        );
+        assert_eq!(path(&[]), None);
+    }
+}

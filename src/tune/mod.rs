@@ -1,0 +1,36 @@
+//! What was measured of the whole operation, kept, and asked before anybody guesses.
+//!
+//! What belongs here: the table ([`Tuning`]) of what `cuda::AllGatherGemm` took with one
+//! engine, kernel or number of pieces and with another ([`Entry`]), its file, and looking things up in it
+//! ([`Tuning::look_up`]). No device, no clock: `overlap-gemm tune` measures, the `cuda` module obeys.
+//!
+//! Three answers are possible, and whoever asks is told which it was:
+//!
+//! ```text
+//!   the same problem was measured ─────────────► tuned          all of what was fastest
+//!   some like it were, near enough ────────────► interpolated   how rows travel, by vote of the nearest;
+//!                                                               the kernel where its waves are alike
+//!   nothing near ──────────────────────────────► nothing        the caller's own rules: modelled
+//! ```
+//!
+//! Invariants: the same table and question have the same answer on every rank; an answer is never something that
+//! the asker has called impossible ([`Fits`]); a file that is damaged, of another program or of a later version
+//! is refused as a whole, with its name and the reason, and stops nobody from planning.
+
+mod entry;
+mod file;
+mod held_out;
+mod lookup;
+mod table;
+
+#[cfg(test)]
+mod made_up;
+
+pub use entry::{
+    Entry, Family, Gathering, MOST_BLOCKS, MOST_STREAMS, Measured, Mover, Multiplying, Order,
+    Shape, Time,
+};
+pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
+pub use held_out::{HeldOut, hold_out};
+pub use lookup::{Answer, Anything, Asked, Fits, Source};
+pub use table::Tuning;

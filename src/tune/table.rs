@@ -1,0 +1,178 @@
+//! A table of measurements, wherever it comes from.
+//!
+//! Invariant: nothing here fails where a plan is made. What cannot be read is left out, and [`Tuning::notes`] says so.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::entry::Entry;
+use super::file::{self, TUNING_VARIABLE, default_path};
+use super::lookup::{self, Answer, Asked, Fits};
+use crate::error::Result;
+
+/// What was measured, and what to say about it.
+///
+/// ```
+/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::tune::{Anything, Asked, Family, Shape, Tuning};
+///
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
+/// let asked = Asked {
+///     family: Family::of(&problem, "NVIDIA H200"),
+///     shape: Shape::of(&problem),
+///     most_rows: problem.shards().most_rows(),
+/// };
+/// match Tuning::shipped().look_up(&asked, &Anything) {
+///     Some(answer) => println!("{}: {answer}", answer.gathering),
+///     None => println!("nothing like it was measured"),
+/// }
+/// assert_eq!(Tuning::none().look_up(&asked, &Anything), None);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tuning {
+    entries: Vec<Entry>,
+    sources: Vec<String>,
+    notes: Vec<String>,
+}
+
+/// The table that comes with the crate: H200.
+const SHIPPED: &str = include_str!("h200.json");
+
+impl Tuning {
+    /// An empty table: everything is left to the library's rules.
+    pub fn none() -> Tuning {
+        Tuning::default()
+    }
+
+    /// What ships with the crate.
+    pub fn shipped() -> &'static Tuning {
+        static TABLE: OnceLock<Tuning> = OnceLock::new();
+        TABLE.get_or_init(|| match file::parse(SHIPPED) {
+            Ok(entries) => {
+                Tuning { sources: vec!["the crate".into()], ..Tuning::of_entries(entries) }
+            }
+            // A test reads it, so this is never seen.
+            Err(why) => {
+                Tuning { notes: vec![format!("the crate's own table: {why}")], ..Tuning::none() }
+            }
+        })
+    }
+
+    /// A file, and nothing else.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Tuning> {
+        let path = path.as_ref();
+        let entries = file::read(path)?;
+        Ok(Tuning { sources: vec![path.display().to_string()], ..Tuning::of_entries(entries) })
+    }
+
+    /// What plans are made by unless they are given another table: the user's file, before what ships with the
+    /// crate. The file is the one that `OVERLAP_GEMM_TUNING` names, else `overlap-gemm/tuning.json` in
+    /// `$XDG_CACHE_HOME` or `~/.cache`, if it exists. Read once a process.
+    pub fn found() -> &'static Tuning {
+        static TABLE: OnceLock<Tuning> = OnceLock::new();
+        TABLE.get_or_init(|| Tuning::find(|name| std::env::var_os(name)))
+    }
+
+    /// [`Tuning::found`], in any environment.
+    fn find(variable: impl Fn(&str) -> Option<OsString>) -> Tuning {
+        let named = variable(TUNING_VARIABLE).filter(|path| !path.is_empty());
+        let path = match named {
+            Some(none) if none == "none" => return Tuning::none(),
+            Some(path) => Some(PathBuf::from(path)),
+            None => default_path(variable).filter(|path| path.exists()),
+        };
+        let mut table = Tuning::shipped().clone();
+        match path.map(Tuning::from_file) {
+            Some(Ok(file)) => table.add(file),
+            Some(Err(error)) => table.notes.push(error.to_string()),
+            None => {}
+        }
+        table
+    }
+
+    /// Some entries.
+    pub fn of_entries(entries: Vec<Entry>) -> Tuning {
+        let mut table = Tuning::none();
+        file::put(&mut table.entries, entries);
+        table
+    }
+
+    /// Adds another table, which is believed where both speak of the same problem.
+    pub fn add(&mut self, other: Tuning) {
+        file::put(&mut self.entries, other.entries);
+        self.sources.extend(other.sources);
+        self.notes.extend(other.notes);
+    }
+
+    /// All entries, in order.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Where it comes from, in words.
+    pub fn sources(&self) -> &[String] {
+        &self.sources
+    }
+
+    /// What could not be read, and why.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// What it says of a problem; `None`: nothing.
+    pub fn look_up(&self, asked: &Asked, fits: &dyn Fits) -> Option<Answer> {
+        lookup::look_up(&self.entries, asked, fits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made_up::{entry, measured};
+    use super::*;
+
+    #[test]
+    fn what_ships_can_be_read() {
+        assert_eq!(Tuning::shipped().notes(), [""; 0]);
+        // As `tune` writes it, so that writing it again changes nothing else.
+        assert_eq!(file::text(Tuning::shipped().entries()).unwrap(), SHIPPED);
+    }
+
+    #[test]
+    fn a_user_s_file_goes_before_what_ships_and_a_bad_one_is_told_of() {
+        let folder =
+            std::env::temp_dir().join(format!("overlap-gemm-found-{}", std::process::id()));
+        let path = folder.join("overlap-gemm").join("tuning.json");
+        let find = |tuning: Option<&str>, caches: &Path| {
+            let (tuning, caches) = (tuning.map(OsString::from), caches.as_os_str().to_owned());
+            Tuning::find(move |name| match name {
+                TUNING_VARIABLE => tuning.clone(),
+                "XDG_CACHE_HOME" => Some(caches.clone()),
+                _ => None,
+            })
+        };
+        assert_eq!(find(None, &folder), *Tuning::shipped(), "no file is no fault");
+        file::record(&path, &[entry(7, 8, 8, vec![measured("a", 1, 10.0)])]).unwrap();
+        let found = find(None, &folder);
+        assert_eq!(found.entries().len(), Tuning::shipped().entries().len() + 1);
+        assert_eq!(found.sources().last().unwrap(), &path.display().to_string());
+        assert_eq!(find(Some("none"), &folder), Tuning::none());
+        let missing = find(Some("/no/such/file.json"), &folder);
+        assert_eq!(missing.entries(), Tuning::shipped().entries());
+        assert!(missing.notes()[0].contains("/no/such/file.json"), "{:?}", missing.notes());
+        std::fs::write(&path, "{}").unwrap();
+        let bad = find(None, &folder);
+        assert_eq!(bad.entries(), Tuning::shipped().entries());
+        assert!(bad.notes()[0].contains("tuning.json is not used"), "{:?}", bad.notes());
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_later_table_is_believed() {
+        let mut table = Tuning::of_entries(vec![entry(64, 64, 64, vec![measured("old", 1, 10.0)])]);
+        let new = entry(64, 64, 64, vec![measured("new", 1, 11.0)]);
+        table.add(Tuning::of_entries(vec![new.clone()]));
+        assert_eq!(table.entries(), [new]);
+    }
+}

@@ -1,0 +1,242 @@
+//! Drives `overlap-gemm tune`, as far as it goes without a GPU: what it refuses, and what it says of tables.
+//!
+//! What belongs here: arguments, exit codes, files. What it measures needs GPUs to be looked at.
+
+#![cfg(feature = "cli")]
+
+#[path = "common/binary.rs"]
+mod binary;
+
+use std::fs;
+use std::path::PathBuf;
+
+use binary::{command, outcome, refused, run};
+use overlap_gemm::ElementType;
+use overlap_gemm::plan::{BLayout, ClusterShape, ElementTypes, Scaling, TileShape};
+use overlap_gemm::tune::{
+    Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time, Tuning, record,
+};
+use serde_json::Value;
+
+/// A folder of its own, gone with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let name = format!("overlap-gemm-cli-tune-{name}-{}", std::process::id());
+        let folder = Folder(std::env::temp_dir().join(name));
+        fs::create_dir_all(&folder.0).unwrap();
+        folder
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// M × 3584 × 8192 on two H200: what so many pieces took.
+fn entry(m: u32, us_of_pieces: &[(u32, f64)]) -> Entry {
+    let one = |&(pieces, us): &(u32, f64)| Measured {
+        gathering: Gathering {
+            order: Order::Fused,
+            mover: Mover::CopyEngines { streams: 1 },
+            pieces,
+        },
+        multiplying: Multiplying {
+            kernel: "some_kernel".into(),
+            tile: TileShape { m: 128, n: 128 },
+            cluster: ClusterShape { m: 2, n: 1 },
+            swizzle: 2,
+            splits: 1,
+        },
+        by_model: true,
+        untuned: pieces == 1,
+        graph: Some(Time::new(us, 0.01, 7)),
+        plain: None,
+    };
+    Entry {
+        family: Family {
+            gpu: "NVIDIA H200".into(),
+            ranks: 2,
+            elements: ElementTypes::all(ElementType::Bf16),
+            scaling: Scaling::None,
+            b_layout: BLayout::Nk,
+        },
+        shape: Shape { m, n: 3584, k: 8192 },
+        sms: 132,
+        driver: "580.1".into(),
+        crate_version: "0.1.0".into(),
+        measured: us_of_pieces.iter().map(one).collect(),
+    }
+}
+
+fn table(file: &str) {
+    let entries = [
+        entry(2048, &[(1, 210.0), (2, 200.0)]),
+        entry(4096, &[(1, 440.0), (2, 400.0)]),
+        entry(8192, &[(1, 800.0), (2, 812.0)]),
+    ];
+    record(file.as_ref(), &entries).unwrap();
+}
+
+#[test]
+fn tune_refuses_what_makes_no_sense() {
+    let refused = |args: &str, words: &[&str]| {
+        let args: Vec<_> = ["tune"].into_iter().chain(args.split(' ')).collect();
+        refused(&args, 2, words);
+    };
+    refused("--shapes 8x8", &["8x8", "4096x3584x8192"]);
+    refused("--shapes 8x8x0 --output x.json", &["k is 0"]);
+    refused("--launch sometimes", &["sometimes", "graph", "plain", "both"]);
+    refused("--minutes 0", &["above zero"]);
+    refused("--minutes NaN", &["above zero"]);
+    refused("--show", &["--ranks"]);
+    refused("--ranks 2", &["--show"]);
+    refused("--show --ranks 0", &["--ranks"]);
+    refused("--merge a.json", &["--output"]);
+    refused("--check a.json --output b.json", &["--check", "--output"]);
+    refused("--check a.json --show --ranks 2", &["--check", "--show"]);
+    refused("--check /no/such/table.json", &["/no/such/table.json", "cannot be read"]);
+}
+
+#[test]
+fn tune_without_a_launcher_or_a_gpu_says_what_is_missing() {
+    let folder = Folder::new("missing");
+    let args = ["tune", "--output", &folder.file("table.json")];
+    let outcome = |named: &[(&str, &str)]| {
+        let mut command = command(&args);
+        for name in ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"] {
+            command.env_remove(name);
+        }
+        outcome(&args, command.envs(named.iter().copied()).output().unwrap())
+    };
+    let (code, stdout, stderr) = outcome(&[]);
+    assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+    assert!(stderr.contains("overlap-gemm launch"), "{stderr}");
+    if run(&["doctor", "--require", "gpu"]).0 == 0 {
+        return; // ranks could measure here
+    }
+    let started = |ranks: &str| {
+        let place = [("RANK", "0"), ("WORLD_SIZE", ranks), ("LOCAL_RANK", "0")];
+        let address = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")];
+        outcome(&[place.as_slice(), &address].concat())
+    };
+    let (code, _, stderr) = started("1");
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("nothing to gather"), "{stderr}");
+    let (code, _, stderr) = started("2");
+    assert_eq!(code, 3, "{stderr}");
+}
+
+#[test]
+fn check_holds_out_every_problem() {
+    let folder = Folder::new("check");
+    let file = folder.file("table.json");
+    table(&file);
+    let (code, stdout, stderr) = run(&["tune", "--check", &file]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let line = |shape: &str| stdout.lines().find(|line| line.starts_with(shape)).unwrap();
+    assert!(stdout.contains("2 × NVIDIA H200, bf16 × bf16 → bf16"), "{stdout}");
+    assert!(line("4096×3584×8192").contains("1.000"), "{stdout}");
+    // Its neighbour says two pieces.
+    assert!(line("8192×3584×8192").contains("1.015"), "{stdout}");
+    assert!(stdout.contains("median 1.000, worst 1.015, of 3"), "{stdout}");
+
+    let (_, stdout, _) = run(&["tune", "--check", &file, "--json"]);
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(json["worst"], 1.015);
+    assert_eq!(json["unknown"], 0);
+    assert_eq!(json["problems"][2]["gathering"]["pieces"], 2);
+}
+
+#[test]
+fn show_says_tuned_interpolated_or_modelled() {
+    let folder = Folder::new("show");
+    let file = folder.file("table.json");
+    table(&file);
+    let shapes = "4096x3584x8192,5000x3584x8192,64x3584x8192";
+    let args = ["tune", "--show", "--ranks", "2", "--shapes", shapes, "--table", &file];
+    let (code, stdout, stderr) = run(&args);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    for words in [
+        "tuned: measured for this problem, 400.0 µs in graphs",
+        "fused, copies on 1 stream, 2 pieces",
+        "some_kernel, swizzle 2, K in 1",
+        "interpolated from 4096×3584×8192, 8192×3584×8192, 2048×3584×8192",
+        "modelled: nothing like it on 2 × NVIDIA H200 is in a table",
+    ] {
+        assert!(stdout.contains(words), "'{words}' is not in {stdout}");
+    }
+    let (_, stdout, _) = run(&[&args[..], &["--json"]].concat());
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    let how: Vec<_> = (0..3).map(|nth| json["problems"][nth]["how"].as_str().unwrap()).collect();
+    assert_eq!(how, ["tuned", "interpolated", "modelled"]);
+    // Nothing is known of other GPUs and of other numbers of ranks.
+    for other in [["--gpu", "NVIDIA H100 80GB HBM3"], ["--ranks", "4"]] {
+        let mut args = args.to_vec();
+        if other[0] == "--ranks" {
+            args[3] = other[1];
+        } else {
+            args.extend(other);
+        }
+        let (_, stdout, _) = run(&args);
+        assert!(!stdout.contains("tuned:") && !stdout.contains("interpolated"), "{stdout}");
+    }
+}
+
+#[test]
+fn a_table_that_cannot_be_trusted_is_told_of_and_stops_nobody() {
+    let folder = Folder::new("bad");
+    let file = folder.file("table.json");
+    let show = ["tune", "--show", "--ranks", "2", "--shapes", "64x64x64"];
+    for (text, words) in [
+        ("{\"format\"", "damaged"),
+        ("{\"some\": \"thing\"}", "no table of this program"),
+        (
+            "{\"format\":\"overlap-gemm tuning\",\"version\":2,\"new\":[]}",
+            "version 2, and this program reads 1",
+        ),
+    ] {
+        fs::write(&file, text).unwrap();
+        refused(&["tune", "--check", &file], 2, &[&file, words]);
+        refused(&[&show[..], &["--table", &file]].concat(), 2, &[&file, words]);
+        // A plan would go on, and so does this.
+        let output = command(&show).env("OVERLAP_GEMM_TUNING", &file).output().unwrap();
+        let (code, stdout, stderr) = outcome(&show, output);
+        assert_eq!(code, 0, "{stderr}");
+        assert!(stdout.contains(&file) && stdout.contains(words), "{stdout}");
+        assert!(stdout.contains("modelled"), "{stdout}");
+    }
+    let output = command(&show).env("OVERLAP_GEMM_TUNING", "none").output().unwrap();
+    assert!(outcome(&show, output).1.contains("no table was read"));
+}
+
+#[test]
+fn merge_adds_tables_and_the_last_one_counts() {
+    let folder = Folder::new("merge");
+    let [one, two, all] = ["one.json", "two.json", "all.json"].map(|name| folder.file(name));
+    table(&one);
+    record(two.as_ref(), &[entry(4096, &[(4, 390.0)]), entry(64, &[(1, 20.0)])]).unwrap();
+    let tables = format!("{one},{two}");
+    let (code, stdout, stderr) = run(&["tune", "--merge", &tables, "--output", &all]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains("5 problems were added") && stdout.contains("has 4 now"), "{stdout}");
+    let read = Tuning::from_file(&all).unwrap();
+    let pieces = |m| {
+        let entry = read.entries().iter().find(|entry| entry.shape.m == m).unwrap();
+        entry.best().unwrap().gathering.pieces
+    };
+    assert_eq!([pieces(64), pieces(2048), pieces(4096)], [1, 2, 4]);
+
+    // One that is damaged adds nothing, nor do the others.
+    fs::write(&two, "{}").unwrap();
+    let before = fs::read_to_string(&all).unwrap();
+    refused(&["tune", "--merge", &tables, "--output", &all], 2, &[&two]);
+    assert_eq!(fs::read_to_string(&all).unwrap(), before);
+}

@@ -1,0 +1,100 @@
+//! Plans by a table of measurements.
+//!
+//! Invariant: what a table says is planned, on all ranks alike; ranks whose tables say otherwise hear of it, and their
+//! group lives on.
+
+use crate::gpu::case::Case;
+use crate::gpu::ranks::{Rank, on_ranks};
+use crate::gpu::tried_kernels;
+use overlap_gemm::cuda::{AllGatherGemm, Engine, GatherOptions, Strategy};
+use overlap_gemm::plan::Problem;
+use overlap_gemm::tune::{
+    Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time, Tuning,
+};
+use overlap_gemm::{Error, Result};
+
+fn case() -> Case {
+    Case::new(tried_kernels()[0], 512, 256, 512)
+}
+
+/// A table that says that this was fastest for the problem.
+fn table(problem: &Problem, rank: &Rank, order: Order, mover: Mover, pieces: u32) -> Tuning {
+    let (kernel, info) = (case().kernel, rank.gpu.device.info());
+    Tuning::of_entries(vec![Entry {
+        family: Family::of(problem, &info.name),
+        shape: Shape::of(problem),
+        sms: info.sm_count,
+        driver: "some driver".into(),
+        crate_version: "0.1.0".into(),
+        measured: vec![Measured {
+            gathering: Gathering { order, mover, pieces },
+            multiplying: Multiplying {
+                kernel: kernel.name.clone(),
+                tile: kernel.tile,
+                cluster: kernel.cluster,
+                swizzle: 1,
+                splits: 1,
+            },
+            by_model: false,
+            untuned: false,
+            graph: Some(Time::new(12.3, 0.01, 7)),
+            plain: None,
+        }],
+    }])
+}
+
+fn plan(rank: &Rank, problem: &Problem, table: &Tuning) -> Result<AllGatherGemm> {
+    let mut gemm = case().options;
+    (gemm.kernel, gemm.splits) = (None, None);
+    // Ranks may share a GPU. Then kernels are not the table's to choose.
+    gemm.sm_limit = Some(rank.sms);
+    let (group, device) = (&rank.group, &rank.gpu.device);
+    let (gather, problems) = (GatherOptions::default(), std::slice::from_ref(problem));
+    AllGatherGemm::plan_tuned(group, device, problems, Strategy::Auto, &gather, &gemm, table)
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn what_a_table_says_is_planned() {
+    on_ranks(2, |rank| {
+        let problem = case().sharded(&[256, 256]);
+        for (order, mover, pieces) in [
+            (Order::Sequential, Mover::CopyEngines { streams: 2 }, 2),
+            (Order::Pipelined, Mover::CopyEngines { streams: 1 }, 4),
+            (Order::Fused, Mover::Kernel { blocks: 8 }, 2),
+        ] {
+            let table = table(&problem, &rank, order, mover, pieces);
+            let layer = plan(&rank, &problem, &table).unwrap();
+            let expected = match (order, mover) {
+                (Order::Sequential, _) => Strategy::Sequential,
+                (Order::Pipelined, _) => Strategy::Pipelined,
+                (Order::Fused, _) => Strategy::Fused,
+            };
+            let engine = match mover {
+                Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
+                Mover::Kernel { blocks } => Engine::Kernel { blocks },
+            };
+            assert_eq!((layer.strategy(), layer.engine()), (expected, engine));
+            assert_eq!(layer.planned().chunks().most_per_rank(), pieces);
+            let text = layer.explain();
+            assert!(text.contains("tuned: measured for this problem, 12.3 µs in graphs"), "{text}");
+            assert!(text.contains("some driver"), "{text}");
+        }
+        let layer = plan(&rank, &problem, &Tuning::none()).unwrap();
+        assert!(layer.explain().contains("modelled"), "{}", layer.explain());
+    });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn ranks_with_different_tables_hear_of_it() {
+    on_ranks(2, |rank| {
+        let problem = case().sharded(&[256, 256]);
+        let pieces = 1 + rank.rank();
+        let mover = Mover::CopyEngines { streams: 1 };
+        let table = table(&problem, &rank, Order::Fused, mover, pieces);
+        let error = plan(&rank, &problem, &table).map(|_| ()).unwrap_err();
+        assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+        plan(&rank, &problem, &Tuning::none()).unwrap();
+    });
+}
