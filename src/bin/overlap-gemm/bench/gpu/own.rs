@@ -7,6 +7,7 @@ use overlap_gemm::cuda::{AsyncGemm, Gemm, GemmOptions, Kernel, RawOperands, Sign
 use overlap_gemm::plan::{Chunks, Problem};
 use overlap_gemm::{Error, Result};
 
+use super::super::cases::spread;
 use super::super::gemm::{Kernels, Wanted};
 use super::driver::Gpu;
 use super::inputs::Inputs;
@@ -101,17 +102,6 @@ pub fn chunks(problem: &Problem, wanted: u32) -> Result<(Problem, Chunks)> {
     let spread = spread(problem, wanted.min(problem.m()))?;
     let chunks = Chunks::even(spread.shards(), 1)?;
     Ok((spread, chunks))
-}
-
-/// The problem with its rows over so many ranks.
-pub fn spread(problem: &Problem, ranks: u32) -> Result<Problem> {
-    let types = problem.elements();
-    Problem::builder(problem.m().into(), problem.n().into(), problem.k().into())
-        .elements(types.a, types.b, types.d)
-        .b_layout(problem.b_layout())
-        .scaling(problem.scaling())
-        .ranks(ranks.into())
-        .build()
 }
 
 /// Everything that was asked to be tried for one problem; never empty.
