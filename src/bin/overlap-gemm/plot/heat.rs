@@ -203,29 +203,27 @@ impl HeatMap {
     ) {
         let text = shortened(Font::Small, cell.text(), COLUMN_NAME);
         let (style, fill, told) = match cell {
-            Cell::Value { value, best, .. } => {
+            Cell::Value { value, .. } => {
                 let colour = self.ramp.at(*value);
-                let frame = match best {
-                    true => format!(r#" stroke="{}" stroke-width="1.6""#, ink(colour)),
-                    false => String::new(),
-                };
-                (
-                    format!(r#"fill="{}"{frame}"#, hex(colour)),
-                    ink(colour),
-                    format!("{told}: {text}"),
-                )
+                (format!(r#"fill="{}""#, hex(colour)), ink(colour), format!("{told}: {text}"))
             }
             Cell::Note { why, .. } => (r#"class="none""#.into(), "", format!("{told}: {why}")),
             Cell::Nothing => (r#"class="none""#.into(), "", told.to_owned()),
         };
-        canvas.element(&format!(
-            r#"<rect x="{:.1}" y="{:.1}" width="{:.1}" height="{:.1}" {style}><title>{}</title></rect>"#,
-            x + 1.5,
-            y + 1.5,
-            width - 3.0,
-            ROW - 3.0,
-            escape(&told)
-        ));
+        let rect = |inset: f64, style: &str, end: &str| {
+            let (x, y) = (x + inset, y + inset);
+            let (width, height) = (width - 2.0 * inset, ROW - 2.0 * inset);
+            format!(
+                r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" {style}{end}"#
+            )
+        };
+        let told = format!("><title>{}</title></rect>", escape(&told));
+        canvas.element(&rect(1.0, &style, &told));
+        if let Cell::Value { best: true, .. } = cell {
+            // Within the cell, so that it stands out whatever the background.
+            let style = format!(r#"class="best" fill="none" stroke="{fill}" stroke-width="1.4""#);
+            canvas.element(&rect(2.7, &style, "/>"));
+        }
         let middle = (x + width / 2.0, y + ROW / 2.0 + 4.0);
         canvas.text_in(middle, Anchor::Middle, Font::Small, fill, &text);
     }
@@ -275,7 +273,7 @@ mod tests {
         assert_eq!(["95 %", "10 %", "FAILED", "–", "100 %"].map(count), [1, 1, 1, 3, 1]);
         assert_eq!(["graph", "plain", "torch-", "native-", "x"].map(count), [1; 5]);
         assert_eq!(count("too near"), 0);
-        assert_eq!(picture.matches("stroke-width=\"1.6\"").count(), 1, "one is the best");
+        assert_eq!(picture.matches("class=\"best\"").count(), 1, "one is the best");
     }
 
     #[test]

@@ -18,7 +18,10 @@ const NUMBERS: f64 = 58.0;
 const HEAD: f64 = 40.0;
 /// Below: the numbers, and what they count.
 const FOOT: f64 = 40.0;
-const HEIGHT: f64 = 300.0;
+const HEIGHT: f64 = 320.0;
+/// Between the outermost points and the frame, as factors.
+const SIDE: f64 = 1.3;
+const ABOVE: f64 = 1.13;
 /// Between numbers at an axis.
 const APART: f64 = 8.0;
 
@@ -31,6 +34,8 @@ pub struct LineChart {
     pub y: String,
     /// What the floor is; every panel may have one.
     pub floor: String,
+    /// Below the panels; what is to be known of what is not drawn.
+    pub note: String,
     pub series: Vec<Series>,
     pub panels: Vec<Panel>,
 }
@@ -124,6 +129,11 @@ impl LineChart {
             canvas.text((MARGIN, y + 16.0), Anchor::Start, Font::Body, "nothing was measured");
             y += 40.0;
         }
+        if !self.note.is_empty() {
+            let note = shortened(Font::Small, &self.note, room);
+            canvas.text((MARGIN, y + 4.0), Anchor::Start, Font::Small, &note);
+            y += 18.0;
+        }
         canvas.finish((WIDTH, y), &self.title)
     }
 
@@ -150,8 +160,8 @@ impl LineChart {
         let lines: Vec<_> = lines.filter(|(_, points)| !points.is_empty()).collect();
         let floor = drawable(&panel.floor);
         let all = || lines.iter().flat_map(|(_, points)| points).chain(&floor);
-        let x = Log::around(all().map(|&(x, _)| x), left, right);
-        let y = Log::round(all().map(|&(_, y)| y), bottom, top);
+        let x = Log::around(all().map(|&(x, _)| x), SIDE, left, right);
+        let y = Log::with_ticks(all().map(|&(_, y)| y), ABOVE, bottom, top);
         let (Some(x), Some(y)) = (x, y) else {
             let middle = ((left + right) / 2.0, (top + bottom) / 2.0);
             canvas.text(middle, Anchor::Middle, Font::Body, "nothing was measured");
@@ -303,6 +313,7 @@ mod tests {
             x: "M".into(),
             y: "µs a step".into(),
             floor: "T_gemm".into(),
+            note: "without: what is not there".into(),
             series: series.collect(),
             panels,
         }
@@ -332,6 +343,7 @@ mod tests {
         for slot in 0..12 {
             assert!(named(&format!("series <{slot}>")), "{labels:?}");
         }
+        assert!(named("without: what is not there"), "{labels:?}");
         assert!(named("T_gemm") && named("64") && named("16384") && named("20"), "{labels:?}");
     }
 

@@ -15,21 +15,35 @@ pub struct Log {
 const ROUND: [f64; 3] = [1.0, 2.0, 5.0];
 
 impl Log {
-    /// Around all values, ending at round numbers. `None` if none is positive.
-    pub fn round(values: impl IntoIterator<Item = f64>, from: f64, to: f64) -> Option<Log> {
+    /// Around all values, with a margin of that factor. `None` if none is positive.
+    pub fn around(
+        values: impl IntoIterator<Item = f64>,
+        margin: f64,
+        from: f64,
+        to: f64,
+    ) -> Option<Log> {
         let (least, most) = extent(values)?;
-        let low = rounds(least / 10.0, least).pop().unwrap_or(least);
-        let high = rounds(most, most * 10.0).first().copied().unwrap_or(most);
-        // All of them may be one round number.
-        let (low, high) = if low < high { (low, high) } else { (low / 2.0, high * 2.0) };
-        Some(Log { low, high, from, to })
+        Some(Log { low: least / margin, high: most * margin, from, to })
     }
 
-    /// Around all values, with a margin: a part of the span, at least a quarter of the value.
-    pub fn around(values: impl IntoIterator<Item = f64>, from: f64, to: f64) -> Option<Log> {
-        let (least, most) = extent(values)?;
-        let margin = (most / least).powf(0.06).max(1.25);
-        Some(Log { low: least / margin, high: most * margin, from, to })
+    /// The same, but wide enough for two round numbers.
+    pub fn with_ticks(
+        values: impl IntoIterator<Item = f64>,
+        margin: f64,
+        from: f64,
+        to: f64,
+    ) -> Option<Log> {
+        let Log { low, high, .. } = Log::around(values, margin, from, to)?;
+        let (below, above) = (rounds(low / 10.0, low).pop(), rounds(high, high * 10.0));
+        let (below, above) = (below.unwrap_or(low), above.first().copied().unwrap_or(high));
+        let (low, high) = match rounds(low, high).len() {
+            0 => (below, above),
+            // The nearer neighbour will do.
+            1 if low / below < above / high => (below, high),
+            1 => (low, above),
+            _ => (low, high),
+        };
+        Some(Log { low, high, from, to })
     }
 
     /// Where a value is.
@@ -89,19 +103,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_end_at_round_numbers() {
-        let scale = Log::round([18.4, 1554.0], 300.0, 0.0).unwrap();
-        assert_eq!((scale.low, scale.high), (10.0, 2000.0));
-        assert_eq!((scale.place(10.0), scale.place(2000.0)), (300.0, 0.0));
-        assert_eq!(scale.ticks(9), [10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0]);
-        assert_eq!(scale.ticks(4), [10.0, 100.0, 1000.0]);
-        // One number, a round one.
-        let one = Log::round([100.0], 0.0, 1.0).unwrap();
-        assert_eq!((one.low, one.high, one.place(100.0)), (50.0, 200.0, 0.5));
-        assert_eq!(Log::round([300.0, 310.0], 0.0, 1.0).unwrap().ticks(9), [200.0, 500.0]);
+    fn axes_have_two_round_numbers_at_least() {
+        let scale = Log::with_ticks([18.4, 1554.0], 1.1, 300.0, 0.0).unwrap();
+        assert_eq!((scale.place(18.4 / 1.1), scale.place(1554.0 * 1.1)), (300.0, 0.0));
+        assert_eq!(scale.ticks(9), [20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]);
+        assert_eq!(scale.ticks(4), [100.0, 1000.0]);
+        let ticks =
+            |values: &[f64]| Log::with_ticks(values.to_vec(), 1.1, 0.0, 1.0).unwrap().ticks(9);
+        assert_eq!(ticks(&[100.0]), [100.0, 200.0]);
+        assert_eq!(ticks(&[300.0, 310.0]), [200.0, 500.0]);
+        assert_eq!(ticks(&[110.0, 480.0]), [100.0, 200.0, 500.0]);
         for none in [vec![], vec![0.0], vec![-1.0, f64::NAN, f64::INFINITY]] {
-            assert_eq!(Log::round(none.clone(), 0.0, 1.0), None);
-            assert_eq!(Log::around(none, 0.0, 1.0), None);
+            assert_eq!(Log::with_ticks(none.clone(), 1.1, 0.0, 1.0), None);
+            assert_eq!(Log::around(none, 1.1, 0.0, 1.0), None);
         }
     }
 
@@ -114,19 +128,20 @@ mod tests {
     proptest! {
         #[test]
         fn everything_lies_within_and_has_ticks(values in prop::collection::vec(1e-6f64..1e12, 1..9)) {
-            for scale in [Log::round(values.clone(), 10.0, 90.0), Log::around(values.clone(), 10.0, 90.0)] {
+            let (plain, ticked) =
+                (Log::around(values.clone(), 1.2, 10.0, 90.0), Log::with_ticks(values.clone(), 1.2, 10.0, 90.0));
+            for scale in [plain, ticked] {
                 let scale = scale.expect("positive values");
                 prop_assert!(scale.low < scale.high);
                 for &value in &values {
-                    prop_assert!(scale.low <= value * (1.0 + 1e-9) && value <= scale.high * (1.0 + 1e-9));
+                    prop_assert!(scale.low < value && value < scale.high);
                     prop_assert!((10.0..=90.0).contains(&scale.place(value)));
                 }
                 let ticks = scale.ticks(8);
                 prop_assert!(ticks.len() <= 8);
                 prop_assert!(ticks.windows(2).all(|pair| scale.place(pair[0]) < scale.place(pair[1])));
             }
-            let round = Log::round(values, 10.0, 90.0).expect("positive values");
-            prop_assert!(round.ticks(8).len() >= 2);
+            prop_assert!(ticked.expect("positive values").ticks(8).len() >= 2);
         }
     }
 }
