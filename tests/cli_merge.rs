@@ -201,3 +201,30 @@ fn a_name_that_nobody_has_is_refused() {
     assert_eq!(code, 2);
     assert!(stderr.contains("'fsued'; there are cublaslt, nccl-cublaslt, fused"), "{stderr}");
 }
+
+/// A published package has no results.
+#[test]
+fn the_pictures_that_are_kept_are_what_their_commands_draw() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    if !root.join("benches/results").exists() {
+        return;
+    }
+    let folder = Folder::new("kept");
+    let text = fs::read_to_string(root.join("docs/measuring.md")).unwrap();
+    let mut drawn = 0;
+    for line in text.lines().filter(|line| line.starts_with("overlap-gemm bench merge benches/")) {
+        let mut args: Vec<String> = line.split_whitespace().skip(1).map(String::from).collect();
+        for arg in args.iter_mut().filter(|arg| arg.starts_with("benches/")) {
+            *arg = root.join(&*arg).to_str().unwrap().to_owned();
+        }
+        let kept = args.last().cloned().unwrap();
+        *args.last_mut().unwrap() = folder.path("again.svg");
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let (code, _, stderr) = run(&args);
+        assert_eq!(code, 0, "{line}: {stderr}");
+        let same = folder.read("again.svg") == fs::read_to_string(&kept).unwrap();
+        assert!(same, "{kept} is not what '{line}' draws: run it again");
+        drawn += 1;
+    }
+    assert!(drawn >= 2, "only {drawn} commands were found");
+}

@@ -201,10 +201,11 @@ impl LineChart {
             points.iter().map(|&(m, t)| (x.place(m), y.place(t))).collect()
         };
         draw_floor(canvas, &placed(&floor), bottom);
-        for (series, points) in &lines {
+        // The first of the legend lies on top.
+        for (series, points) in lines.iter().rev() {
             draw_line(canvas, series, &placed(points));
         }
-        for (series, points) in &lines {
+        for (series, points) in lines.iter().rev() {
             for (&(at, value), place) in points.iter().zip(placed(points)) {
                 let told =
                     format!("{}, {}: {} {}", series.name, number(at), rounded(value), self.y);

@@ -3,7 +3,7 @@
 //! Invariant: only what ran on one [`Setup`] is compared. T_gemm is the fastest product of an A that is there,
 //! whoever's, launched alike; so is the peer that others are compared with. Ratios within a run are of rounds, so
 //! that what drifts cancels, and so is the overlap efficiency; across runs nothing but the medians can be
-//! compared, and that is said ([`Compared::paired`](Figure)).
+//! compared, and that is said ([`Figure::paired`]).
 
 use std::fmt;
 
