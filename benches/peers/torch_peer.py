@@ -12,11 +12,20 @@ same GPUs. Nothing here compares or judges; a result that is wrong is reported a
   -> {"do": "quit"}
 
 m is that of all ranks together. A graph has `steps` steps; `run` runs as many once untimed, then timed.
+
+With --output FILE it waits for no orders, but times its contenders by itself, in turns and loops like the bench's, and
+writes what `overlap-gemm bench merge` reads (standalone.py). Any launcher that sets those variables will do:
+
+  torchrun --nproc-per-node 2 benches/peers/torch_peer.py --output torch.json --shapes 4096x3584x8192
 """
 
+import argparse
 import json
 import os
+import subprocess
 import sys
+
+import standalone
 
 # NVLink multicast stays off, for all contenders alike.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -162,11 +171,8 @@ def run(contender, order, graph_steps):
     return begin.elapsed_time(end) * 1e3 / order["steps"]
 
 
-def main():
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    group = dist.group.WORLD.group_name
+def serve(device, group):
+    """Does what the bench orders, until it says quit."""
     contenders, graph_steps = {}, 1
     for line in sys.stdin:
         order = json.loads(line)
@@ -181,6 +187,82 @@ def main():
         else:
             answer = {"us": run(contenders[order["name"]], order, graph_steps)}
         print(json.dumps(answer), flush=True)
+
+
+def agree(told):
+    """Who is wrong on one rank, or cannot be captured there, is so on all: ranks have to run the same loops."""
+    everywhere = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, told)
+    for nth, contender in enumerate(told):
+        contender["graph"] = all(ranks[nth]["graph"] for ranks in everywhere)
+        failures = [ranks[nth]["failed"] for ranks in everywhere if ranks[nth]["failed"]]
+        contender["failed"] = failures[0] if failures else None
+    return told
+
+
+def machine(device):
+    """What `bench merge` compares, and some more."""
+    properties = torch.cuda.get_device_properties(device)
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        driver = None
+    return {
+        "gpu": properties.name,
+        "sm_count": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": getattr(properties, "L2_cache_size", 0),
+        "driver": driver,
+        "cores": os.cpu_count() or 1,
+    }
+
+
+def alone(args, device, group):
+    """Times everybody, and writes the file on rank 0."""
+    ranks, first = dist.get_world_size(), dist.get_rank() == 0
+    wanted, _ = standalone.cases(args, ranks), standalone.launches(args)
+    if first:
+        # Before the work begins, so that it is not lost to a typo.
+        open(args.output, "a").close()
+    reports = []
+    for case in wanted:
+        torch.cuda.empty_cache()
+        contenders, told = prepare(case, device, group)
+
+        def slowest(name, graph, steps):
+            order = {"graph": graph, "steps": steps}
+            dist.barrier()
+            torch.cuda.synchronize()
+            time = run(contenders[name], order, case["steps"])
+            time = torch.tensor(time, dtype=torch.float64, device=device)
+            dist.all_reduce(time, dist.ReduceOp.MAX)
+            return time.item()
+
+        reports.append(standalone.report(case, ranks, agree(told), args, slowest))
+        contenders.clear()
+        if first:
+            print(f"{reports[-1]['name']}: measured", file=sys.stderr)
+    if first:
+        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+        content = standalone.document(
+            "PyTorch", torch.__version__, machine(device), nccl, ranks, args, reports
+        )
+        standalone.write(args.output, content)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    standalone.add_arguments(parser)
+    args = parser.parse_args()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    group = dist.group.WORLD.group_name
+    if args.output:
+        alone(args, device, group)
+    else:
+        serve(device, group)
     dist.destroy_process_group()
 
 

@@ -50,6 +50,14 @@ pub enum Failure {
     /// A rank that was launched failed.
     #[error("{0}")]
     Rank(String),
+    /// A file cannot be read.
+    #[error("cannot read {target}")]
+    Read {
+        /// What was read from.
+        target: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// A file or a stream cannot be written.
     #[error("cannot write {target}")]
     Write {
@@ -72,7 +80,10 @@ impl Failure {
             Failure::CheckFailed(_) => CHECK_FAILED,
             Failure::Usage(_) => USAGE,
             Failure::Missing(_) => MISSING,
-            Failure::Rank(_) | Failure::Write { .. } | Failure::Handler(_) => RUN_TIME,
+            Failure::Rank(_)
+            | Failure::Read { .. }
+            | Failure::Write { .. }
+            | Failure::Handler(_) => RUN_TIME,
             Failure::Interrupted => INTERRUPTED,
             Failure::Library(error) => match error {
                 Error::NoGroup { .. }

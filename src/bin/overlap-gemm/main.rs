@@ -1,8 +1,9 @@
 //! The command line: one module a subcommand, and what they share.
 //!
 //! To add a subcommand, write its module with `Args` and `run`, and add one variant to `Command`.
-//! Shared: `problem_args` (what to multiply), `output` (text or JSON, and where to), `progress`,
-//! `interrupt` (Ctrl-C), `installed` (where libraries are) and `exit` (errors and exit codes).
+//! Shared: `problem_args` (what to multiply), `output` (text or JSON, and where to), `plot` (pictures of
+//! numbers), `progress`, `interrupt` (Ctrl-C), `installed` (where libraries are) and `exit` (errors and exit
+//! codes).
 //! Invariant: nothing but `main` ends the process, and whatever goes wrong ends as one message on
 //! stderr and a documented exit code.
 
@@ -16,6 +17,7 @@ mod interrupt;
 mod launch;
 mod output;
 mod plan;
+mod plot;
 mod problem_args;
 mod progress;
 mod tune;

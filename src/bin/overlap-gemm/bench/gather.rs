@@ -10,6 +10,8 @@ use overlap_gemm::plan::Scaling;
 
 use super::cases::{Case, Shape, Types};
 use super::gemm::Launch;
+use super::report::{FormatArgs, Formats};
+use super::sets::LayerSet;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::{Output, OutputArgs};
@@ -31,6 +33,20 @@ pub struct Args {
         default_values = ["4096x3584x8192", "8192x3584x8192", "2048x3584x8192", "4096x1792x4096"]
     )]
     shapes: Vec<Shape>,
+
+    /// Problems by name instead: layers of models, cut by columns among the ranks
+    #[arg(
+        long,
+        value_enum,
+        value_name = "SET,...",
+        value_delimiter = ',',
+        conflicts_with = "shapes"
+    )]
+    set: Vec<LayerSet>,
+
+    /// Rows of all ranks together, for --set [default: 512 to 16384, or 16 to 512, by powers of two]
+    #[arg(long, value_name = "ROWS,...", value_delimiter = ',', requires = "set")]
+    m: Vec<u64>,
 
     /// Types: of A and B, or AxB, or AxB:D; such as bf16,e4m3
     #[arg(long, value_name = "TYPES,...", value_delimiter = ',', default_value = "bf16")]
@@ -111,6 +127,9 @@ pub struct Args {
     seed: u64,
 
     #[command(flatten)]
+    formats: FormatArgs,
+
+    #[command(flatten)]
     output: OutputArgs,
 }
 
@@ -158,7 +177,6 @@ impl Gatherer {
     ];
 
     /// As the command line and the results call it.
-    #[cfg(feature = "cuda")]
     pub const fn name(self) -> &'static str {
         match self {
             Gatherer::Cublaslt => "cublaslt",
@@ -199,11 +217,24 @@ pub struct Wanted {
 }
 
 impl Args {
-    fn wanted(&self) -> Result<Wanted, Failure> {
+    fn shapes(&self, ranks: u32) -> Result<Vec<Shape>, Failure> {
+        if self.set.is_empty() {
+            return Ok(self.shapes.clone());
+        }
+        let mut shapes: Vec<Shape> = Vec::new();
+        for set in &self.set {
+            // Sets may have shapes in common.
+            let new = set.shapes(ranks, &self.m)?.into_iter();
+            shapes.extend(new.filter(|shape| !shapes.contains(shape)).collect::<Vec<_>>());
+        }
+        Ok(shapes)
+    }
+
+    fn wanted(&self, ranks: u32) -> Result<Wanted, Failure> {
         let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let b_layout = overlap_gemm::plan::BLayout::Nk;
         Ok(Wanted {
-            cases: Case::of_shapes(&self.shapes, &self.types, b_layout, self.scaling)?,
+            cases: Case::of_shapes(&self.shapes(ranks)?, &self.types, b_layout, self.scaling)?,
             contenders: self.contenders.clone(),
             steps: self.steps as usize,
             rounds: self.rounds as usize,
@@ -226,24 +257,81 @@ impl Args {
 
 /// Runs the bench and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let wanted = args.wanted()?;
-    // All ranks have the same arguments; one has the results.
     let launch = overlap_gemm::group::Launch::from_env()?;
-    let output = match launch.rank {
-        0 => Some(args.output.open()?),
+    let wanted = args.wanted(launch.ranks)?;
+    // All ranks have the same arguments; one has the results.
+    let shown = match launch.rank {
+        0 => Some(Shown { output: args.output.open()?, formats: args.formats.open()? }),
         _ => None,
     };
     let interrupt = Interrupt::install()?;
-    measure(&wanted, output, interrupt)
+    measure(&wanted, shown, interrupt)
+}
+
+/// Where the results go.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU has results"))]
+pub struct Shown {
+    pub output: Output,
+    pub formats: Formats,
 }
 
 #[cfg(feature = "cuda")]
-fn measure(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Result<(), Failure> {
-    super::gpu::run_ranks(wanted, output, interrupt)
+fn measure(wanted: &Wanted, shown: Option<Shown>, interrupt: Interrupt) -> Result<(), Failure> {
+    super::gpu::run_ranks(wanted, shown, interrupt)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn measure(_: &Wanted, _: Option<Output>, _: Interrupt) -> Result<(), Failure> {
+fn measure(_: &Wanted, _: Option<Shown>, _: Interrupt) -> Result<(), Failure> {
     let reason = "it was built without the feature `cuda`: build with --features cuda";
     Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Typed {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn wanted(line: &str, ranks: u32) -> Result<Wanted, String> {
+        let words = ["all-gather-gemm"].into_iter().chain(line.split_whitespace());
+        let typed = Typed::try_parse_from(words).map_err(|error| error.to_string())?;
+        typed.args.wanted(ranks).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn problems_come_by_shape_or_by_name() {
+        let names = |line: &str, ranks| -> Vec<String> {
+            wanted(line, ranks).unwrap().cases.iter().map(Case::to_string).collect()
+        };
+        assert_eq!(names("", 2).len(), 4);
+        assert_eq!(names("--set headline", 2).len(), 12);
+        assert_eq!(
+            names("--set llama3-70b --m 64,2048 --types e4m3", 4)[1..3],
+            ["2048×2560×8192 e4m3→bf16 tensor", "64×7168×8192 e4m3→bf16 tensor"]
+        );
+        // Together, and nothing twice.
+        assert_eq!(names("--set llama3-8b,decode --m 512,16", 2).len(), 12);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (line, word) in [
+            ("--set llama3-70b --shapes 8x8x8", "cannot be used with"),
+            ("--m 64", "--set"),
+            ("--set llama2", "llama3-405b"),
+            ("--set headline,llama3-8b --m 64", "its own M"),
+            ("--set gpt3", "7 ranks"),
+            ("--heat over-gemm", "--heatmap"),
+            ("--plot-launch plain", "--plot"),
+        ] {
+            let refused = wanted(line, 7).map(|_| ()).unwrap_err();
+            assert!(refused.contains(word), "{line}: {refused}");
+        }
+    }
 }

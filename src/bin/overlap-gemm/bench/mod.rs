@@ -1,9 +1,10 @@
 //! `overlap-gemm bench`: how fast it is, against what others ship.
 //!
 //! To add a bench, write its module and add one variant to `What`. What all of them share is beside:
-//! [`cases`] (what is multiplied), [`statistics`], and with the feature `cuda` `results` (what was
-//! measured, as data), `bars` (what the project wants), `table` (all of it as text) and `gpu` (the
-//! measuring). Invariant: nobody is shown a time for a wrong result.
+//! [`cases`] (what is multiplied), [`sets`] (problems by name), [`machine`] (where it ran), [`statistics`].
+//! `gather` and [`merge`] have their results in [`report`]; `gemm` has, with the feature `cuda`, `results`
+//! (what was measured, as data), `bars` (what the project wants) and `table` (all of it as text). `gpu` is
+//! the measuring. Invariant: nobody is shown a time for a wrong result.
 
 #[cfg(feature = "cuda")]
 mod bars;
@@ -12,8 +13,12 @@ mod gather;
 pub mod gemm;
 #[cfg(feature = "cuda")]
 pub mod gpu;
+mod machine;
+mod merge;
+mod report;
 #[cfg(feature = "cuda")]
 mod results;
+mod sets;
 #[cfg_attr(
     not(feature = "cuda"),
     allow(dead_code, reason = "what is measured on GPUs needs all of it")
@@ -29,6 +34,7 @@ use crate::exit::Failure;
 pub enum What {
     Gemm(Box<gemm::Args>),
     AllGatherGemm(Box<gather::Args>),
+    Merge(Box<merge::Args>),
 }
 
 /// Runs the bench that was asked for.
@@ -36,5 +42,6 @@ pub fn run(what: &What) -> Result<(), Failure> {
     match what {
         What::Gemm(args) => gemm::run(args),
         What::AllGatherGemm(args) => gather::run(args),
+        What::Merge(args) => merge::run(args),
     }
 }

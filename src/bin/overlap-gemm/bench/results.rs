@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::bars::Verdict;
 use super::cases::Group;
 use super::gemm::Who;
+use super::machine::Machine;
 use super::statistics::{Ratio, Summary};
 
 /// All of one run.
@@ -26,26 +27,6 @@ pub struct Results {
     pub seconds: f64,
     /// Why it ended before the last case, if it did.
     pub ended_early: Option<String>,
-}
-
-/// Where it ran.
-#[derive(Serialize)]
-pub struct Machine {
-    pub gpu: String,
-    pub sm_count: u32,
-    pub memory_bytes: u64,
-    pub l2_bytes: u64,
-    /// The driver's own version, if NVML tells.
-    pub driver: Option<String>,
-    /// The CUDA version that the driver supports.
-    pub cuda: String,
-    pub cores: usize,
-    /// What own kernels were built with, and how many there are.
-    pub toolkit: &'static str,
-    pub cutlass: &'static str,
-    pub kernels: Vec<String>,
-    /// Version and file; `None` if it takes no part.
-    pub cublaslt: Option<String>,
 }
 
 /// How it was measured.
@@ -245,19 +226,7 @@ pub mod made_up {
         Results {
             command: "overlap-gemm bench gemm".into(),
             version: "0.0.0",
-            machine: Machine {
-                gpu: "NVIDIA H200".into(),
-                sm_count: 132,
-                memory_bytes: 1 << 37,
-                l2_bytes: 60 << 20,
-                driver: Some("580.1".into()),
-                cuda: "13.0".into(),
-                cores: 16,
-                toolkit: "13.0.88",
-                cutlass: "4.2.0",
-                kernels: vec!["a".into(), "b".into()],
-                cublaslt: Some("13.1.0, libcublasLt.so.13".into()),
-            },
+            machine: super::super::machine::made_up(),
             method: Method {
                 rounds: 3,
                 target_ms: 25.0,

@@ -62,6 +62,10 @@ pub fn geometric_mean(values: &[f64]) -> Option<f64> {
 
 /// How one contender's times compare with another's, measured in the same rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "the bench of one GPU shows all of it")
+)]
 pub struct Ratio {
     /// The middle of the rounds' own ratios: what drifts from round to round cancels.
     pub of_rounds: f64,

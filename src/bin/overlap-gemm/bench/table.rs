@@ -8,7 +8,7 @@ use std::fmt::{self, Formatter, Write as _};
 use super::bars::Verdict;
 use super::cases::Group;
 use super::gemm::Who;
-use super::results::{CaseResult, Machine, Method, Outcome, Results};
+use super::results::{CaseResult, Method, Outcome, Results};
 use super::statistics::{geometric_mean, median};
 
 impl fmt::Display for Results {
@@ -192,24 +192,6 @@ fn write_notes(f: &mut Formatter<'_>, cases: &[CaseResult]) -> fmt::Result {
         writeln!(f, "{line}]")?;
     }
     Ok(())
-}
-
-impl fmt::Display for Machine {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Machine { gpu, sm_count, cuda, cores, toolkit, cutlass, .. } = self;
-        let driver = self.driver.as_deref().unwrap_or("of unknown version");
-        let l2 = self.l2_bytes >> 20;
-        writeln!(
-            f,
-            "{gpu} ({sm_count} SMs, {l2} MiB of L2), driver {driver}, CUDA {cuda}, {cores} cores"
-        )?;
-        let kernels = self.kernels.len();
-        write!(f, "{kernels} own kernels, with CUDA {toolkit} and CUTLASS {cutlass}; ")?;
-        match &self.cublaslt {
-            Some(cublaslt) => write!(f, "cuBLASLt {cublaslt}"),
-            None => f.write_str("no cuBLASLt"),
-        }
-    }
 }
 
 impl fmt::Display for Method {

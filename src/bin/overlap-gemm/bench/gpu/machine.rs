@@ -9,7 +9,8 @@ use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use overlap_gemm::Result;
 use overlap_gemm::cuda::{self, BuildInfo};
 
-use super::super::results::{Condition, Machine};
+use super::super::machine::Machine;
+use super::super::results::Condition;
 use super::cublaslt::Cublaslt;
 use super::driver::{Gpu, call};
 
@@ -64,10 +65,10 @@ pub fn describe(gpu: &Gpu, gauge: &Gauge, cublaslt: Option<&Cublaslt>) -> Result
         memory_bytes: info.memory_bytes,
         l2_bytes: gpu.l2_bytes()?,
         driver: gauge.driver(),
-        cuda: format!("{major}.{minor}"),
+        cuda: Some(format!("{major}.{minor}")),
         cores: std::thread::available_parallelism().map_or(1, NonZero::get),
-        toolkit,
-        cutlass,
+        toolkit: Some(toolkit.to_owned()),
+        cutlass: Some(cutlass.to_owned()),
         kernels: cuda::kernels()?.iter().map(|kernel| kernel.name.clone()).collect(),
         cublaslt: cublaslt.map(Cublaslt::version),
     })

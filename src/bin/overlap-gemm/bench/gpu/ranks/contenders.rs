@@ -16,13 +16,13 @@ use overlap_gemm::cuda::{
 use overlap_gemm::group::Group;
 use overlap_gemm::plan::{Plan, Problem, Scaling};
 
+use super::super::super::report::Kind;
 use super::super::cublaslt::Suggested;
 use super::super::driver::{Gpu, call, record};
 use super::super::inputs::Inputs;
 use super::super::own::operands;
 use super::super::timing::Product;
 use super::LIMIT;
-use super::entrant::Kind;
 
 /// One of them.
 pub trait Step {

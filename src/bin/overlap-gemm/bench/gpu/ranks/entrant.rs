@@ -9,9 +9,9 @@ use std::time::Instant;
 use overlap_gemm::Result;
 use overlap_gemm::cuda::cudarc::driver::CudaGraph;
 use overlap_gemm::group::Group;
-use serde::Serialize;
 
 use super::super::super::gemm::Launch;
+use super::super::super::report::Kind;
 use super::super::driver::{Gpu, call};
 use super::super::timing::{Watch, capture};
 use super::contenders::Step;
@@ -20,20 +20,6 @@ use super::{GRAPH_STEPS, LIMIT};
 
 /// Steps that are enqueued in one go to see how long the host takes: few enough that the driver never waits.
 const HOST_STEPS: usize = 20;
-
-/// What a contender does in a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// A product of an A that is there.
-    Gemm,
-    /// The same, with the link as busy as a gather keeps it.
-    GemmBesideCopies,
-    /// Gathers A.
-    AllGather,
-    /// Both.
-    AllGatherGemm,
-}
 
 /// A contender, and how its loop is launched.
 pub struct Entrant<'a> {

@@ -7,7 +7,6 @@
 pub mod contenders;
 pub mod entrant;
 mod peer;
-mod report;
 mod timeline;
 
 use std::cell::RefCell;
@@ -15,6 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use indicatif::ProgressBar;
 use overlap_gemm::cuda::nccl::{Communicator, Nccl};
 use overlap_gemm::cuda::{Engine, GatherOptions, Gemm, GemmOptions, Strategy, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
@@ -22,8 +22,11 @@ use overlap_gemm::plan::Problem;
 use overlap_gemm::{Error, Result};
 
 use super::super::cases::{Case, spread};
-use super::super::gather::{Gatherer, Wanted};
+use super::super::gather::{Gatherer, Shown, Wanted};
 use super::super::gemm::Launch;
+use super::super::report::{
+    CaseReport, Comparison, Document, Kind, Row, Run, first_failure, own_name,
+};
 use super::check::Check;
 use super::cublaslt::{Cublaslt, Suggested};
 use super::driver::Gpu;
@@ -32,10 +35,9 @@ use super::machine::{self, Gauge};
 use super::timing::{Product, Watch, estimate_ms, turn};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::output::Output;
-use entrant::{Entrant, Kind, Runner, Track};
+use crate::progress;
+use entrant::{Entrant, Runner, Track};
 use peer::Peer;
-use report::{CaseReport, Report, Row};
 
 /// Suggestions of cuBLASLt that are tried.
 const SUGGESTIONS: u32 = 16;
@@ -62,10 +64,12 @@ struct Bench<'a> {
     watch: Watch,
     l2_bytes: u64,
     interrupt: Interrupt,
+    /// One step a contender that is planned, and one a round; hidden but on rank 0.
+    bar: ProgressBar,
 }
 
 /// Runs all cases as one rank; rank 0 shows what they gave.
-pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Result<(), Failure> {
+pub fn run(wanted: &Wanted, shown: Option<Shown>, interrupt: Interrupt) -> Result<(), Failure> {
     let place = Place::from_env()?;
     let count = devices()?.len().max(1);
     let gpu = Gpu::open(place.local_rank as usize % count)?;
@@ -91,22 +95,29 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
     let gauge = Gauge::new(&gpu)?;
     let machine = machine::describe(&gpu, &gauge, cublaslt.as_deref())?;
     let (watch, l2_bytes) = (Watch::new(&gpu)?, machine.l2_bytes);
+    let bar = match &shown {
+        Some(shown) => progress::bar(steps(wanted), "steps", &shown.output),
+        None => ProgressBar::hidden(),
+    };
+    bar.tick();
     let bench =
-        Bench { gpu: &gpu, group, wanted, cublaslt, nccl, peer, watch, l2_bytes, interrupt };
+        Bench { gpu: &gpu, group, wanted, cublaslt, nccl, peer, watch, l2_bytes, interrupt, bar };
     let mut pools = Pools::new(wanted.seed);
     let mut cases = Vec::new();
     for case in &wanted.cases {
         let report = bench.run(case, &mut pools)?;
-        if output.is_some() {
-            eprintln!("{report}");
+        if shown.is_some() {
+            bench.bar.suspend(|| eprintln!("{report}"));
         }
         cases.push(report);
     }
+    bench.bar.finish_and_clear();
     bench.barrier("the end of the bench")?;
-    let Some(output) = output else { return Ok(()) };
-    let report = Report {
+    let Some(Shown { output, formats }) = shown else { return Ok(()) };
+    let run = Run {
         command: super::command(),
-        version: env!("CARGO_PKG_VERSION"),
+        program: own_name(),
+        version: env!("CARGO_PKG_VERSION").into(),
         machine,
         nccl: bench.nccl.as_ref().map(|nccl| {
             let (major, minor, patch) = nccl.version();
@@ -118,9 +129,17 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
         copied: wanted.copied,
         cases,
     };
-    output.write(&report, |stdout| write!(stdout, "{report}"))?;
-    let wrong = report.cases.iter().flat_map(|case| &case.rows).find_map(|row| row.failed.clone());
-    wrong.map_or(Ok(()), |why| Err(Failure::CheckFailed(why)))
+    let runs = [run];
+    let all = Comparison::of(&runs);
+    output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
+    formats.write(&all)?;
+    first_failure(&runs).map_or(Ok(()), |why| Err(Failure::CheckFailed(why)))
+}
+
+/// What the bar counts: for each case the contenders that are planned, and the rounds.
+fn steps(wanted: &Wanted) -> u64 {
+    let planned = wanted.contenders.len() * wanted.launch.len();
+    (wanted.cases.len() * (planned + WARM_UP_ROUNDS + wanted.rounds)) as u64
 }
 
 impl Bench<'_> {
@@ -160,6 +179,7 @@ impl Bench<'_> {
                 let (times, host) = (Vec::new(), Vec::new());
                 let runner = Runner::Here { graph: None, step };
                 entrants.push(Entrant { name, kind, launch, what, failed, times, host, runner });
+                self.bar.inc(1);
             }
         }
         if let Some(peer) = &self.peer {
@@ -175,11 +195,14 @@ impl Bench<'_> {
             let all = timeline::merge(&self.group, &plan, &records)?;
             if self.group.rank() == 0 {
                 timeline::draw(folder, &case.to_string(), &all)?;
-                all.summaries().iter().for_each(|rank| eprintln!("{case}: {rank}"));
+                let summaries = all.summaries();
+                let tell = || summaries.iter().for_each(|rank| eprintln!("{case}: {rank}"));
+                self.bar.suspend(tell);
             }
         }
         let rows = entrants.into_iter().map(|entrant| Row {
             who: entrant.name,
+            peer: matches!(entrant.runner, Runner::Peer(_)),
             kind: entrant.kind,
             graph: entrant.launch == Launch::Graph,
             what: entrant.what,
@@ -188,7 +211,8 @@ impl Bench<'_> {
             host_us: entrant.host,
             failed: entrant.failed,
         });
-        Ok(CaseReport { name: case.to_string(), rows: rows.collect() })
+        let rows = rows.collect();
+        Ok(CaseReport { name: case.to_string(), rows, problem })
     }
 
     /// Adds another program's contenders.
@@ -327,6 +351,7 @@ impl Bench<'_> {
                     entrants[nth].time_host(track)?;
                 }
             }
+            self.bar.inc(1);
         }
         Ok(())
     }

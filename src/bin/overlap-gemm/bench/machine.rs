@@ -1,0 +1,67 @@
+//! Where a bench ran, as it stands in its results.
+//!
+//! Invariant: what is not known is left out, never made up; what was read back is as it was written.
+
+use std::fmt::{self, Formatter};
+
+use serde::{Deserialize, Serialize};
+
+/// One GPU of the machine (all are alike), and what runs on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    pub gpu: String,
+    pub sm_count: u32,
+    pub memory_bytes: u64,
+    pub l2_bytes: u64,
+    /// The driver's own version, if NVML tells.
+    pub driver: Option<String>,
+    /// The CUDA version that the driver supports.
+    pub cuda: Option<String>,
+    pub cores: usize,
+    /// What own kernels were built with, and how many there are; other programs have none.
+    pub toolkit: Option<String>,
+    pub cutlass: Option<String>,
+    #[serde(default)]
+    pub kernels: Vec<String>,
+    /// Version and file; `None` if it takes no part.
+    pub cublaslt: Option<String>,
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let known =
+            |version: &Option<String>| version.clone().unwrap_or("of unknown version".into());
+        let Machine { gpu, sm_count, cores, .. } = self;
+        let (driver, cuda) = (known(&self.driver), known(&self.cuda));
+        let l2 = self.l2_bytes >> 20;
+        writeln!(
+            f,
+            "{gpu} ({sm_count} SMs, {l2} MiB of L2), driver {driver}, CUDA {cuda}, {cores} cores"
+        )?;
+        let (kernels, toolkit) = (self.kernels.len(), known(&self.toolkit));
+        let cutlass = known(&self.cutlass);
+        write!(f, "{kernels} own kernels, with CUDA {toolkit} and CUTLASS {cutlass}; ")?;
+        match &self.cublaslt {
+            Some(cublaslt) => write!(f, "cuBLASLt {cublaslt}"),
+            None => f.write_str("no cuBLASLt"),
+        }
+    }
+}
+
+/// A made-up machine for the tests of whoever reads results.
+#[cfg(test)]
+pub fn made_up() -> Machine {
+    Machine {
+        gpu: "NVIDIA H200".into(),
+        sm_count: 132,
+        memory_bytes: 1 << 37,
+        l2_bytes: 60 << 20,
+        driver: Some("580.1".into()),
+        cuda: Some("13.0".into()),
+        cores: 16,
+        toolkit: Some("13.0.88".into()),
+        cutlass: Some("4.2.0".into()),
+        kernels: vec!["a".into(), "b".into()],
+        cublaslt: Some("13.1.0, libcublasLt.so.13".into()),
+    }
+}

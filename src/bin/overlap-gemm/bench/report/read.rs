@@ -1,0 +1,262 @@
+//! Results from files.
+//!
+//! Invariant: what was read is as sound as what was just measured, or it is refused with a message that names the
+//! file and what is wrong with it. Nothing that a file says is trusted: not its name, its format, nor its numbers.
+
+use std::fs;
+use std::path::Path;
+
+use overlap_gemm::plan::Problem;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::super::cases::{Case, spread};
+use super::{BENCH, CaseReport, FORMAT, Row, Run, own_name};
+use crate::exit::Failure;
+
+/// More is no name of a contender.
+const LONGEST_NAME: usize = 40;
+
+/// All runs of a file.
+pub fn read(path: &Path) -> Result<Vec<Run>, Failure> {
+    let name = path.display().to_string();
+    let bytes = fs::read(path).map_err(|source| Failure::Read { target: name.clone(), source })?;
+    parse(&bytes).map_err(|why| Failure::Usage(format!("{name}: {why}")))
+}
+
+/// All runs of a file's content, or what is wrong with it.
+fn parse(bytes: &[u8]) -> Result<Vec<Run>, String> {
+    let value: Value = serde_json::from_slice(bytes)
+        .map_err(|error| format!("it is no JSON, or cut off: {error}"))?;
+    let foreign = || {
+        let ours = "give files that 'bench all-gather-gemm --output' or a peer's script wrote";
+        format!("it holds no results of bench {BENCH}: {ours}")
+    };
+    let has = |field: &str| value.get(field).is_some();
+    let format = match (value.get("bench"), value.get("format")) {
+        (Some(bench), Some(format)) if bench == BENCH => {
+            format.as_u64().ok_or_else(|| format!("its format is {format}, not a number"))?
+        }
+        (None, None) if has("verdicts") && has("method") => {
+            return Err(format!("it holds results of bench gemm, not of bench {BENCH}"));
+        }
+        (None, None) if has("cases") && has("ranks") && has("machine") => 1,
+        _ => return Err(foreign()),
+    };
+    let runs = match format {
+        1 => vec![typed::<FirstRun>(bytes)?.into_run()?],
+        FORMAT => typed::<Runs>(bytes)?.runs,
+        _ => {
+            return Err(format!(
+                "it has format {format}, but this overlap-gemm ({}) reads formats 1 to {FORMAT}: \
+                 use the overlap-gemm that wrote it, or a newer one",
+                env!("CARGO_PKG_VERSION")
+            ));
+        }
+    };
+    runs.iter().try_for_each(check)?;
+    Ok(runs)
+}
+
+/// From the text, not from the value: so a message says the line and the column.
+fn typed<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(bytes).map_err(|error| format!("it is damaged: {error}"))
+}
+
+/// What a file has beside its head.
+#[derive(Deserialize)]
+struct Runs {
+    runs: Vec<Run>,
+}
+
+/// Format 1: a run, whose cases say by their names alone what was multiplied.
+#[derive(Deserialize)]
+struct FirstRun {
+    command: String,
+    version: String,
+    machine: super::Machine,
+    nccl: Option<String>,
+    ranks: u32,
+    steps: usize,
+    rounds: usize,
+    copied: bool,
+    cases: Vec<FirstCase>,
+}
+
+#[derive(Deserialize)]
+struct FirstCase {
+    name: String,
+    rows: Vec<Row>,
+}
+
+impl FirstRun {
+    fn into_run(self) -> Result<Run, String> {
+        let FirstRun { command, version, machine, nccl, ranks, steps, rounds, copied, cases } =
+            self;
+        let upgraded = |FirstCase { name, mut rows }: FirstCase| {
+            let told = |why: String| format!("case '{name}': {why}");
+            let case: Case = name.parse().map_err(told)?;
+            let problem = spread(&case.problem, ranks).map_err(|error| told(error.to_string()))?;
+            // The only peer there was.
+            rows.iter_mut().for_each(|row| row.peer = row.who.starts_with("torch-"));
+            Ok(CaseReport { name, problem, rows })
+        };
+        let cases = cases.into_iter().map(upgraded).collect::<Result<_, String>>()?;
+        let program = own_name();
+        Ok(Run { command, program, version, machine, nccl, ranks, steps, rounds, copied, cases })
+    }
+}
+
+/// What the types do not hold.
+fn check(run: &Run) -> Result<(), String> {
+    for (what, text) in [("program", &run.program), ("GPU", &run.machine.gpu)] {
+        if text.is_empty() || text.chars().any(char::is_control) {
+            return Err(format!("its {what} is called '{}'", text.escape_debug()));
+        }
+    }
+    for case in &run.cases {
+        let told = |why: String| format!("case '{}': {why}", case.name);
+        let ranks = case.problem.ranks();
+        if ranks != run.ranks {
+            return Err(told(format!("its problem has {ranks} ranks, the run {}", run.ranks)));
+        }
+        let named: Case = case.name.parse().map_err(told)?;
+        let same = |problem: &Problem| {
+            let size = (problem.m(), problem.n(), problem.k());
+            (size, problem.elements(), problem.b_layout(), problem.scaling())
+        };
+        if same(&named.problem) != same(&case.problem) {
+            return Err(told("its problem is another than its name says".into()));
+        }
+        for row in &case.rows {
+            check_row(row)
+                .map_err(|why| told(format!("contender '{}': {why}", row.who.escape_debug())))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_row(row: &Row) -> Result<(), String> {
+    let name = &row.who;
+    if name.is_empty() || name.chars().any(char::is_control) || name.chars().count() > LONGEST_NAME
+    {
+        return Err(format!("give a name of 1 to {LONGEST_NAME} printable characters"));
+    }
+    if let Some(time) =
+        row.rounds_us.iter().chain(&row.host_us).find(|time| !time.is_finite() || **time <= 0.0)
+    {
+        return Err(format!("{time} µs is no time"));
+    }
+    match (&row.failed, row.rounds_us.is_empty()) {
+        (Some(why), false) => Err(format!("it is wrong ({why}), and yet has times")),
+        (None, true) => Err("it has no times, and does not say why".into()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Document, made_up};
+    use super::*;
+
+    fn written(runs: &[Run]) -> Value {
+        serde_json::to_value(Document::of(runs)).unwrap()
+    }
+
+    fn refused(value: &Value) -> String {
+        parse(value.to_string().as_bytes()).map(|_| ()).unwrap_err()
+    }
+
+    #[test]
+    fn what_was_written_is_read_back() {
+        let runs = [made_up::run(vec![made_up::usual_case(1024)]), made_up::run(vec![])];
+        assert_eq!(parse(written(&runs).to_string().as_bytes()).unwrap(), runs);
+        assert_eq!(parse(written(&[]).to_string().as_bytes()).unwrap(), []);
+    }
+
+    #[test]
+    fn the_first_format_is_still_read() {
+        let mut run = made_up::run(vec![made_up::usual_case(1024), made_up::usual_case(64)]);
+        let mut first = written(&[run.clone()])["runs"][0].take();
+        first.as_object_mut().unwrap().remove("program");
+        for case in first["cases"].as_array_mut().unwrap() {
+            case.as_object_mut().unwrap().remove("problem");
+            for row in case["rows"].as_array_mut().unwrap() {
+                row.as_object_mut().unwrap().remove("peer");
+            }
+        }
+        let read = parse(first.to_string().as_bytes()).unwrap();
+        assert_eq!(read, [run.clone()]);
+        run.ranks = 4;
+        first["ranks"] = 4.into();
+        let read = parse(first.to_string().as_bytes()).unwrap();
+        assert_eq!(read[0].cases[0].problem.ranks(), 4);
+    }
+
+    #[test]
+    fn whatever_is_not_sound_is_refused_in_words() {
+        let good = written(&[made_up::run(vec![made_up::usual_case(1024)])]);
+        let text = good.to_string();
+        let cut = parse(&text.as_bytes()[..text.len() - 9]).unwrap_err();
+        assert!(cut.contains("cut off"), "{cut}");
+        for (json, word) in [
+            ("", "no JSON"),
+            ("\u{0}\u{1}", "no JSON"),
+            ("[]", "no results of bench all-gather-gemm"),
+            ("3", "no results of bench all-gather-gemm"),
+            ("{\"bench\":\"gemm\",\"format\":2}", "no results"),
+            ("{\"verdicts\":[],\"method\":{},\"cases\":[]}", "results of bench gemm"),
+            ("{\"bench\":\"all-gather-gemm\",\"format\":2}", "missing field `runs`"),
+            ("{\"bench\":\"all-gather-gemm\",\"format\":\"2\"}", "not a number"),
+            ("{\"bench\":\"all-gather-gemm\",\"format\":0}", "formats 1 to 2"),
+            ("{\"bench\":\"all-gather-gemm\",\"format\":3,\"runs\":7}", "format 3"),
+            ("{\"cases\":[],\"ranks\":2,\"machine\":{}}", "damaged: missing field"),
+        ] {
+            let why = parse(json.as_bytes()).map(|_| ()).unwrap_err();
+            assert!(why.contains(word), "{json}: {why}");
+        }
+        let changed = |path: &str, to: Value, word: &str| {
+            let mut bad = good.clone();
+            *bad.pointer_mut(path).unwrap_or_else(|| panic!("no {path}")) = to;
+            let why = refused(&bad);
+            assert!(why.contains(word), "{path}: {why}");
+        };
+        let case = "/runs/0/cases/0";
+        changed(&format!("{case}/rows/0/rounds_us/1"), (-3.0).into(), "-3 µs is no time");
+        changed(&format!("{case}/rows/0/rounds_us"), Value::Array(vec![]), "has no times");
+        changed(&format!("{case}/rows/0/rounds_us/0"), "fast".into(), "line 1 column");
+        changed(&format!("{case}/rows/5/rounds_us"), vec![1.0].into(), "and yet has times");
+        changed(&format!("{case}/rows/0/who"), "a\nb".into(), "printable");
+        changed(&format!("{case}/rows/0/who"), "x".repeat(41).into(), "1 to 40");
+        changed(&format!("{case}/rows/0/kind"), "magic".into(), "magic");
+        changed(&format!("{case}/name"), "1024×3584 bf16".into(), "M, N and K");
+        changed(&format!("{case}/name"), "512×3584×8192 bf16".into(), "another than its name");
+        changed(&format!("{case}/problem/n"), 0.into(), "n is 0");
+        changed("/runs/0/ranks", 4.into(), "2 ranks, the run 4");
+        changed("/runs/0/machine/gpu", "".into(), "its GPU is called ''");
+    }
+
+    #[test]
+    fn results_that_are_kept_stay_readable() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/results");
+        // A published package has no results.
+        let Ok(entries) = fs::read_dir(folder) else { return };
+        let mut read_in = 0;
+        for entry in entries {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if !name.ends_with(".json") {
+                continue;
+            }
+            match read(&path) {
+                Ok(runs) => read_in += usize::from(runs.iter().any(|run| !run.cases.is_empty())),
+                // The only other bench there is.
+                Err(failure) => {
+                    let why = failure.to_string();
+                    assert!(why.contains(&name) && why.contains("results of bench gemm"), "{why}");
+                }
+            }
+        }
+        assert!(read_in >= 4, "only {read_in} files were read");
+    }
+}

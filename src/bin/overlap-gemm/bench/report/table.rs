@@ -1,0 +1,191 @@
+//! The results as text: a block a case, a line a contender and launch.
+//!
+//! Invariant: the text says nothing that the JSON does not; what was not measured is a dash, a wrong result is
+//! FAILED. Figures across runs, of medians alone, have a ~.
+
+use std::fmt;
+
+use super::super::statistics::{Summary, geometric_mean};
+use super::compare::{Compared, Comparison, Entry, Figure};
+use super::{CaseReport, Kind, launch_name};
+
+/// The columns of ratios.
+const UNDER: [(&str, usize); 3] = [("÷ T_gemm", 9), ("÷ nccl-cublaslt", 16), ("÷ best peer", 12)];
+
+impl fmt::Display for Figure {
+    /// Behind a ~ unless it is of rounds.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let about = if self.paired { "" } else { "~" };
+        f.pad(&format!("{about}{:.3}", self.value))
+    }
+}
+
+impl fmt::Display for CaseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Compared::of(self).fmt(f)
+    }
+}
+
+impl fmt::Display for Compared<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.entries.iter().map(|entry| entry.label.chars().count()).max();
+        let name = name.unwrap_or(0).max(14);
+        writeln!(f, "{}", self.name)?;
+        write!(
+            f,
+            "  {:name$} {:6} {:>9} {:>8} {:>12}",
+            "who", "launch", "µs a step", "spread", "rate"
+        )?;
+        UNDER.iter().try_for_each(|(name, width)| write!(f, " {name:>width$}"))?;
+        writeln!(f, " {:>8} {:>10}", "E", "host µs")?;
+        self.entries.iter().try_for_each(|entry| {
+            write!(f, "  {:name$} {:6} ", entry.label, entry.row.launch())?;
+            self.write_line(f, entry)
+        })?;
+        for graph in [true, false] {
+            if let Some(tax) = self.tax(graph) {
+                writeln!(f, "  own ÷ cublaslt, {}: {tax}", launch_name(graph))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Compared<'_> {
+    fn write_line(&self, f: &mut fmt::Formatter<'_>, entry: &Entry<'_>) -> fmt::Result {
+        let row = entry.row;
+        if let Some(why) = &row.failed {
+            return writeln!(f, "FAILED: {why}");
+        }
+        let Some(times) = entry.times else { return writeln!(f, "–") };
+        write!(f, "{:9.1} {:6.1} %", times.median, 100.0 * times.spread())?;
+        let rate = match row.kind {
+            Kind::AllGather => format!("{:.0} GB/s", self.gigabytes(times.median)),
+            _ => format!("{:.0} TFLOP/s", self.teraflops(times.median)),
+        };
+        write!(f, " {rate:>12}")?;
+        let unders = [self.gemm(row.graph), self.nccl(row.graph), self.peer(row.graph)];
+        for (under, (_, width)) in unders.into_iter().zip(UNDER) {
+            match under.and_then(|under| entry.over(under)) {
+                Some(ratio) => write!(f, " {ratio:>width$}")?,
+                None => write!(f, " {:>width$}", "–")?,
+            }
+        }
+        match self.efficiency(entry) {
+            Some(Figure { value, paired }) => {
+                let about = if paired { "" } else { "~" };
+                write!(f, " {:>6} %", format!("{about}{:.0}", 100.0 * value))?;
+            }
+            None => write!(f, " {:>8}", "–")?,
+        }
+        match Summary::of(&row.host_us) {
+            Some(host) => writeln!(f, " {:10.1}", host.median),
+            None => writeln!(f, " {:>10}", "–"),
+        }
+    }
+}
+
+impl fmt::Display for Comparison<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.setups.iter().try_for_each(|setup| writeln!(f, "{setup}"))?;
+        for (nth, run) in self.runs.iter().enumerate() {
+            if self.runs.len() > 1 {
+                write!(f, "[{}] ", nth + 1)?;
+            }
+            write!(f, "{} {}", run.program, run.version)?;
+            run.nccl.as_ref().map_or(Ok(()), |nccl| write!(f, ", NCCL {nccl}"))?;
+            let copied = if run.copied { ", rows copied" } else { "" };
+            writeln!(f, "; {} steps a loop, {} rounds: medians{copied}", run.steps, run.rounds)?;
+        }
+        for case in &self.cases {
+            writeln!(f)?;
+            if self.setups.len() > 1 {
+                write!(f, "{}: ", self.setups[case.setup])?;
+            }
+            write!(f, "{case}")?;
+        }
+        self.write_means(f)
+    }
+}
+
+impl Comparison<'_> {
+    /// How everybody compares with T_gemm in the mean of all cases, where there are several.
+    fn write_means(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut means: Vec<(&str, bool, Vec<f64>)> = Vec::new();
+        for case in &self.cases {
+            for entry in case.entries.iter().filter(|entry| entry.row.kind == Kind::AllGatherGemm) {
+                let graph = entry.row.graph;
+                let Some(over) = case.gemm(graph).and_then(|gemm| entry.over(gemm)) else {
+                    continue;
+                };
+                let known = means
+                    .iter_mut()
+                    .find(|(label, launch, _)| *label == entry.label && *launch == graph);
+                match known {
+                    Some((.., all)) => all.push(over.value),
+                    None => means.push((&entry.label, graph, vec![over.value])),
+                }
+            }
+        }
+        means.retain(|(.., all)| all.len() > 1);
+        if means.is_empty() {
+            return Ok(());
+        }
+        let name = means.iter().map(|(label, ..)| label.chars().count()).max().unwrap_or(0).max(14);
+        writeln!(f, "\n÷ T_gemm, geometric mean")?;
+        for (label, graph, all) in means {
+            let Some(mean) = geometric_mean(&all) else { continue };
+            let launch = launch_name(graph);
+            writeln!(f, "  {label:name$} {launch:6} {mean:9.3}   of {} cases", all.len())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made_up::{case, row, run, usual_case};
+    use super::*;
+
+    fn words<'a>(text: &'a str, who: &str) -> Vec<&'a str> {
+        let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        lines.find(|words| words.first() == Some(&who)).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_line_compares_with_the_fastest_of_each_kind() {
+        let text = usual_case(1024).to_string();
+        // Name, launch, time, spread, %, rate, unit, ÷ T_gemm, ÷ nccl-cublaslt, ÷ best peer, E, %.
+        let fused = words(&text, "fused");
+        assert_eq!(fused[7..12], ["1.050", "0.700", "0.808", "90", "%"], "{text}");
+        assert_eq!(fused[5..7], ["573", "TFLOP/s"], "{text}");
+        assert_eq!(words(&text, "nccl-cublaslt")[10..12], ["0", "%"], "{text}");
+        assert_eq!(words(&text, "cublaslt")[7..11], ["1.000", "0.667", "0.769", "–"], "{text}");
+        assert_eq!(words(&text, "torch-native")[2..6], ["FAILED:", "off", "by", "1"], "{text}");
+        assert_eq!(words(&text, "gather")[5..7], ["210", "GB/s"], "{text}");
+        assert!(text.contains("own ÷ cublaslt, graph: 1.030\n"), "{text}");
+    }
+
+    #[test]
+    fn runs_are_numbered_and_figures_across_them_marked() {
+        let peers = case(1024, vec![row("torch-new", Kind::AllGatherGemm, &[90.0, 99.0, 120.0])]);
+        let mut second = run(vec![peers]);
+        second.program = "PyTorch".into();
+        let runs = [run(vec![usual_case(1024), usual_case(64)]), second];
+        let text = Comparison::of(&runs).to_string();
+        assert!(
+            text.starts_with("2 × NVIDIA H200, driver 580.1\n[1] overlap-gemm 0.0.0"),
+            "{text}"
+        );
+        assert!(text.contains("[2] PyTorch 0.0.0"), "{text}");
+        assert_eq!(words(&text, "torch-new")[7..9], ["~0.990", "~0.660"], "{text}");
+        assert!(text.contains("fused          graph      1.050   of 2 cases"), "{text}");
+    }
+
+    #[test]
+    fn nothing_measured_is_no_panic() {
+        assert_eq!(Comparison::of(&[]).to_string(), "");
+        let text = Comparison::of(&[run(vec![case(8, vec![])])]).to_string();
+        assert!(text.contains("8×3584×8192 bf16"), "{text}");
+    }
+}

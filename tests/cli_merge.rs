@@ -1,0 +1,230 @@
+//! Drives `overlap-gemm bench merge`: files in, a table, CSV and pictures out, no GPU.
+//!
+//! What belongs here: files, arguments and exit codes, and what peers' scripts write; what is in a table or a picture is
+//! tested beside its code.
+
+#![cfg(feature = "cli")]
+
+#[path = "common/binary.rs"]
+mod binary;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use binary::{refused, run};
+use serde_json::{Value, json};
+
+/// A folder of its own; removed when the test ends.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(test: &str) -> Folder {
+        let name = format!("overlap-gemm-merge-{test}-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    /// A file with that in it.
+    fn file(&self, name: &str, content: &Value) -> String {
+        fs::write(self.0.join(name), content.to_string()).unwrap();
+        self.path(name)
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.0.join(name)).unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A run in the first format, which only `bench all-gather-gemm` of old wrote.
+fn first_format() -> Value {
+    let row = |who: &str, kind: &str, us: f64| {
+        json!({ "who": who, "kind": kind, "graph": true, "what": "", "failed": null,
+                "rounds_us": [us, 1.02 * us, 0.98 * us], "host_us": [] })
+    };
+    let case = |m: u64| {
+        let us = m as f64 / 10.0;
+        json!({ "name": format!("{m}×3584×8192 bf16"), "rows": [
+            row("cublaslt", "gemm", us),
+            row("nccl-cublaslt", "all-gather-gemm", 1.5 * us),
+            row("fused", "all-gather-gemm", 1.1 * us),
+        ]})
+    };
+    json!({
+        "command": "overlap-gemm bench all-gather-gemm", "version": "0.1.0",
+        "machine": { "gpu": "NVIDIA H200", "sm_count": 132, "memory_bytes": 1, "l2_bytes": 1,
+                     "driver": "580.1", "cuda": "13.0", "cores": 32, "toolkit": "13.0.88",
+                     "cutlass": "4.2.0", "kernels": [], "cublaslt": null },
+        "nccl": "2.28.9", "ranks": 2, "steps": 60, "rounds": 3, "copied": false,
+        "cases": [case(1024), case(4096)],
+    })
+}
+
+/// What the script for peers writes, with contenders that are made up.
+fn by_the_script(folder: &Folder, name: &str) -> String {
+    let script = r#"
+import argparse, sys
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv.pop(1))
+import standalone
+parser = argparse.ArgumentParser()
+standalone.add_arguments(parser)
+args = parser.parse_args()
+contenders = [
+    {"name": "torch-mm", "kind": "gemm", "graph": True, "failed": None},
+    {"name": "torch-new", "kind": "all-gather-gemm", "graph": False, "failed": None},
+    {"name": "torch-wrong", "kind": "all-gather-gemm", "graph": True, "failed": "off by 1"},
+]
+loops = []
+def run(name, graph, steps):
+    assert name != "torch-wrong"
+    loops.append(steps)
+    return 100.0 + len(name)
+reports = [standalone.report(case, 2, contenders, args, run) for case in standalone.cases(args, 2)]
+# Forty milliseconds at 108 µs, in graphs of twenty steps.
+assert set(loops) == {20, 380}, set(loops)
+machine = {"gpu": "NVIDIA H200", "sm_count": 132, "memory_bytes": 1, "l2_bytes": 1, "driver": None, "cores": 32}
+standalone.write(args.output, standalone.document("PyTorch", "2.11", machine, "2.28.9", 2, args, reports))
+"#;
+    let (path, peers) =
+        (folder.path(name), Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/peers"));
+    let arguments =
+        ["--shapes", "1024x3584x8192,64x128x256", "--types", "bf16,e4m3", "--rounds", "4"];
+    let output = Command::new("python3")
+        .args(["-c", script, peers.to_str().unwrap(), "--output", &path])
+        .args(arguments)
+        .output()
+        .expect("python3, as everything of this project that is a script");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    path
+}
+
+#[test]
+fn own_results_and_a_peer_s_become_one_table_and_one_picture() {
+    let folder = Folder::new("both");
+    let (own, peer) =
+        (folder.file("own.json", &first_format()), by_the_script(&folder, "peer.json"));
+    let [csv, plot, heat, both] =
+        ["all.csv", "plot.svg", "heat.svg", "both.json"].map(|name| folder.path(name));
+    let (code, table, stderr) = run(&[
+        "bench",
+        "merge",
+        &own,
+        &peer,
+        "--csv",
+        &csv,
+        "--plot",
+        &plot,
+        "--heatmap",
+        &heat,
+        "--output",
+        &both,
+        "--plot-launch",
+        "graph",
+    ]);
+    assert_eq!(code, 0, "{stderr}");
+    for part in [
+        "[1] overlap-gemm 0.1.0",
+        "[2] PyTorch 2.11",
+        "torch-wrong",
+        "FAILED: off by 1",
+        "e4m3→bf16 tensor",
+    ] {
+        assert!(table.contains(part), "no {part} in\n{table}");
+    }
+    let lines = folder.read("all.csv");
+    // Two own cases of three rows, four of the peer's with two launches, but one that has no graph.
+    assert_eq!(lines.lines().count(), 1 + 6 + 4 * 5, "{lines}");
+    for (name, told) in
+        [("plot.svg", "fused, 4096: 450.6 µs"), ("heat.svg", "64×128×256 e4m3→bf16 tensor")]
+    {
+        let picture = folder.read(name);
+        assert!(picture.starts_with("<svg") && picture.contains(told), "no {told} in {picture}");
+    }
+    // What was put together can be read again, and says the same.
+    let (code, again, stderr) = run(&["bench", "merge", &both]);
+    assert_eq!((code, again), (0, table), "{stderr}");
+    let (code, json, _) = run(&["bench", "merge", &both, "--json"]);
+    assert_eq!((code, json), (0, folder.read("both.json")));
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused_unless_asked_for() {
+    let folder = Folder::new("mixed");
+    let mut other = first_format();
+    other["ranks"] = 4.into();
+    let (two, four) = (folder.file("two.json", &first_format()), folder.file("four.json", &other));
+    let merge = ["bench", "merge", &two, &four];
+    refused(&merge, 2, &["four.json", "two.json", "4 ranks, not 2", "--mixed"]);
+    let (code, table, stderr) = run(&[&merge[..], &["--mixed"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    assert!(table.contains("4 × NVIDIA H200, driver 580.1: 1024×3584×8192 bf16"), "{table}");
+}
+
+#[test]
+fn unfit_files_are_named() {
+    let folder = Folder::new("unfit");
+    let good = folder.file("good.json", &first_format());
+    let newer = json!({ "bench": "all-gather-gemm", "format": 99, "runs": [] });
+    let newer = folder.file("newer.json", &newer);
+    refused(&["bench", "merge", &good, &newer], 2, &["newer.json", "format 99", "1 to 2"]);
+    let foreign = folder.file("foreign.json", &json!({ "name": "somebody else's" }));
+    refused(&["bench", "merge", &foreign], 2, &["foreign.json", "no results of bench"]);
+    fs::write(folder.path("cut.json"), &first_format().to_string()[..100]).unwrap();
+    refused(&["bench", "merge", &folder.path("cut.json")], 2, &["cut.json", "cut off"]);
+    refused(&["bench", "merge", &folder.path("none.json")], 4, &["none.json", "No such file"]);
+    refused(&["bench", "merge"], 2, &["FILE"]);
+    // A file that is asked for and cannot be written is noticed before anything is shown.
+    refused(&["bench", "merge", &good, "--plot", "/proc/nope"], 4, &["/proc/nope"]);
+    refused(&["bench", "merge", &good, "--heat", "over-gemm"], 2, &["--heatmap"]);
+}
+
+#[test]
+fn a_name_that_nobody_has_is_refused() {
+    let folder = Folder::new("nobody");
+    let good = folder.file("good.json", &first_format());
+    let plot = folder.path("plot.svg");
+    let (code, _, stderr) =
+        run(&["bench", "merge", &good, "--plot", &plot, "--draw", "fused,fsued"]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("'fsued'; there are cublaslt, nccl-cublaslt, fused"), "{stderr}");
+}
+
+/// A published package has no results.
+#[test]
+fn the_pictures_that_are_kept_are_what_their_commands_draw() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    if !root.join("benches/results").exists() {
+        return;
+    }
+    let folder = Folder::new("kept");
+    let text = fs::read_to_string(root.join("docs/measuring.md")).unwrap();
+    let mut drawn = 0;
+    for line in text.lines().filter(|line| line.starts_with("overlap-gemm bench merge benches/")) {
+        let mut args: Vec<String> = line.split_whitespace().skip(1).map(String::from).collect();
+        for arg in args.iter_mut().filter(|arg| arg.starts_with("benches/")) {
+            *arg = root.join(&*arg).to_str().unwrap().to_owned();
+        }
+        let kept = args.last().cloned().unwrap();
+        *args.last_mut().unwrap() = folder.path("again.svg");
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let (code, _, stderr) = run(&args);
+        assert_eq!(code, 0, "{line}: {stderr}");
+        let same = folder.read("again.svg") == fs::read_to_string(&kept).unwrap();
+        assert!(same, "{kept} is not what '{line}' draws: run it again");
+        drawn += 1;
+    }
+    assert!(drawn >= 2, "only {drawn} commands were found");
+}
