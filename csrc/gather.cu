@@ -219,15 +219,16 @@ __global__ void __launch_bounds__(kBeginThreads)
     Beginning beginning = start(gather, step);
     bool is_told = false;
     if (threadIdx.x < kWarp) {
-        if (beginning.is_again(step)) beginning.reset_toggles(gather);
-        beginning.tell_product(gather, step);
         Finding finding = beginning.await(gather, step, false);
         bool gives_up = beginning.over || finding.is_bad();
         if (gives_up) beginning.give_up(gather, step, finding);
         is_told = gives_up || !beginning.rows_stay(step);
         if (!is_told) beginning.begin(gather, step, false);
     } else {
-        if (step.toggled && !beginning.is_again(step)) beginning.reset_toggles(gather);
+        bool const again = beginning.is_again(step);
+        if (again) beginning.reset_toggles(gather);
+        beginning.tell_product(gather, step);
+        if (step.toggled && !again) beginning.reset_toggles(gather);
         beginning.announce(gather, step.layout);
     }
     __syncthreads();
@@ -285,9 +286,11 @@ __global__ void __launch_bounds__(kPushThreads)
                    __grid_constant__ PushList const list) {
     Beginning beginning = start(gather, step);
     __shared__ bool goes_on;
-    if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) beginning.announce(gather, step.layout);
+    if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) {
+        beginning.tell_product(gather, step);
+        beginning.announce(gather, step.layout);
+    }
     if (threadIdx.x < kWarp) {
-        if (blockIdx.x == 0) beginning.tell_product(gather, step);
         Finding finding = beginning.await(gather, step, true);
         bool gives_up = beginning.over || finding.is_bad();
         if (gives_up) beginning.give_up(gather, step, finding);
