@@ -65,10 +65,10 @@ impl Timeline {
             *time = Duration::from_nanos(nanos as u64);
         };
         for tile in &mut self.tiles {
-            [&mut tile.wait_begin, &mut tile.ready, &mut tile.done].map(shift);
+            [&mut tile.wait_begin, &mut tile.ready, &mut tile.done].into_iter().for_each(shift);
         }
         for sent in &mut self.transfers {
-            [&mut sent.begin, &mut sent.signalled].map(shift);
+            [&mut sent.begin, &mut sent.signalled].into_iter().for_each(shift);
         }
     }
 }

@@ -20,6 +20,7 @@ mod plan;
 mod plot;
 mod problem_args;
 mod progress;
+mod trace;
 mod tune;
 mod verify;
 
@@ -45,6 +46,7 @@ enum Command {
     Launch(launch::Args),
     Verify(verify::Args),
     Plan(plan::Args),
+    Trace(Box<trace::Args>),
     Tune(Box<tune::Args>),
 }
 
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Tune(args) => tune::run(&args),
     };
     match outcome {

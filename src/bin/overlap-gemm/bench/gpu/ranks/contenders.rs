@@ -10,11 +10,12 @@ use overlap_gemm::Result;
 use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaStream};
 use overlap_gemm::cuda::nccl::{Communicator, Parts};
 use overlap_gemm::cuda::{
-    AllGather, AllGatherGemm, GatherOptions, Gemm, GemmOptions, Shard, Strategy, SymmetricMemory,
-    TileRecord,
+    AllGather, AllGatherGemm, GatherOptions, Gemm, GemmOptions, RawOperands, Shard, Strategy,
+    SymmetricMemory,
 };
 use overlap_gemm::group::Group;
 use overlap_gemm::plan::{Plan, Problem, Scaling};
+use overlap_gemm::trace::Timeline;
 
 use super::super::super::report::Kind;
 use super::super::cublaslt::Suggested;
@@ -244,25 +245,35 @@ impl<'a> Gathered<'a> {
 }
 
 impl Gathered<'_> {
-    /// The tiles of one step among many, and what was planned.
-    pub fn record(&mut self) -> Result<(Vec<TileRecord>, Plan)> {
+    /// What happened in one step among many, on this rank's clock.
+    pub fn record(&mut self) -> Result<Timeline> {
         const STEPS: usize = 60;
         let stream = Arc::clone(&self.place.gpu.stream);
-        let records = self.layer.records(0)?;
+        let mut record = self.layer.step_record()?;
         for step in 0..STEPS {
-            let address = if step + 5 == STEPS { records.address(&stream) } else { 0 };
-            self.step(self.place.set, address)?;
+            if step + 5 != STEPS {
+                self.enqueue(self.place.set)?;
+                continue;
+            }
+            let (shard, operands) = self.step(self.place.set);
+            // SAFETY: as large as the problem says; they, and the record, live until the stream is through.
+            unsafe { self.layer.enqueue_recorded(&stream, shard, &[operands], &mut record) }?;
         }
         self.place.gpu.synchronize()?;
         self.layer.check()?;
-        Ok((records.read(&stream)?, self.layer.planned().clone()))
+        record.timeline(&stream)
     }
 
-    /// A step whose tiles are recorded at an address, unless that is 0.
-    fn step(&mut self, set: usize, records: u64) -> Result<()> {
-        let Place { gpu, inputs, problem, .. } = self.place;
+    /// What was planned.
+    pub fn planned(&self) -> &Plan {
+        self.layer.planned()
+    }
+
+    /// What this rank brings to a step whose B and D are those of that set, and its operands.
+    fn step(&self, set: usize) -> (Shard<'static>, RawOperands) {
+        let Place { inputs, problem, .. } = self.place;
         let mut operands = operands(inputs, set);
-        (operands.a, operands.records) = (0, records);
+        operands.a = 0;
         let mut shard = Shard::in_place();
         if self.copied {
             shard = Shard::at(inputs.sets[self.place.set].a.address + self.place.own().0);
@@ -271,14 +282,15 @@ impl Gathered<'_> {
             operands.scale_a = 0;
             shard = shard.scales(self.place.own_scales());
         }
-        // SAFETY: as large as the problem says; they live until the stream is through.
-        unsafe { self.layer.enqueue(&gpu.stream, shard, &[operands]) }
+        (shard, operands)
     }
 }
 
 impl Step for Gathered<'_> {
     fn enqueue(&mut self, set: usize) -> Result<()> {
-        self.step(set, 0)
+        let (shard, operands) = self.step(set);
+        // SAFETY: as large as the problem says; they live until the stream is through.
+        unsafe { self.layer.enqueue(&self.place.gpu.stream, shard, &[operands]) }
     }
 
     fn check(&mut self) -> Result<()> {

@@ -7,7 +7,7 @@
 pub mod contenders;
 pub mod entrant;
 mod peer;
-mod timeline;
+pub mod timeline;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -191,8 +191,8 @@ impl Bench<'_> {
             let (gather, gemm) = (self.gather_options(), self.gemm_options());
             let mut step =
                 contenders::Gathered::plan(place, Strategy::Fused, &gather, &gemm, wanted.copied)?;
-            let (records, plan) = step.record()?;
-            let all = timeline::merge(&self.group, &plan, &records)?;
+            let own = step.record()?;
+            let all = timeline::merge(&self.group, step.planned(), &own)?;
             if self.group.rank() == 0 {
                 timeline::draw(folder, &case.to_string(), &all)?;
                 let summaries = all.summaries();

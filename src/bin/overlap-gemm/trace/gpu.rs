@@ -1,0 +1,77 @@
+//! A step on GPUs, as one rank of several.
+//!
+//! Invariant: all ranks do the same in the same order; the step is one of many in a steady loop.
+
+use std::sync::Arc;
+
+use overlap_gemm::Error;
+use overlap_gemm::cuda::{Engine, GatherOptions, GemmOptions, Strategy, devices};
+use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
+use overlap_gemm::plan::Problem;
+
+use super::{Args, Shown};
+use crate::bench::gpu::check::Check;
+use crate::bench::gpu::driver::Gpu;
+use crate::bench::gpu::inputs::Pools;
+use crate::bench::gpu::ranks::contenders::{self, Gathered, Step as _};
+use crate::bench::gpu::ranks::timeline;
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+
+/// What is shown, on rank 0.
+pub(super) fn run(
+    args: &Args,
+    problem: Problem,
+    interrupt: Interrupt,
+) -> Result<Option<Shown>, Failure> {
+    let place = Place::from_env()?;
+    let gpu = Gpu::open(place.local_rank as usize % devices()?.len().max(1))?;
+    let group = Arc::new(Group::from_env(&GroupOptions::default().shared_devices(true))?);
+    if group.ranks() != problem.ranks() {
+        return Err(Error::Mismatch {
+            what: "the number of ranks".into(),
+            got: problem.ranks().to_string(),
+            expected: group.ranks().to_string(),
+            remedy: "give --ranks as many as were launched",
+        }
+        .into());
+    }
+    let mut pools = Pools::new(args.seed);
+    let inputs = pools.inputs(&gpu, &problem, gpu.l2_bytes()?)?;
+    let mut check = Check::new(&mut pools, &problem, &inputs, true, args.seed);
+    check.set = inputs.sets.len() - 1;
+    let place = contenders::Place {
+        gpu: &gpu,
+        group: &group,
+        problem: &problem,
+        inputs: &inputs,
+        set: check.set,
+    };
+    let mut gather = GatherOptions::default();
+    gather.pieces = args.chunks;
+    if let Some(streams) = args.streams {
+        gather.engine = Engine::CopyEngines { streams };
+    }
+    if let Some(blocks) = args.blocks {
+        gather.engine = Engine::Kernel { blocks };
+    }
+    let mut gemm = GemmOptions::default().with_constant_b(true);
+    gemm.kernel.clone_from(&args.kernel);
+    let strategy = if args.sequential { Strategy::Sequential } else { Strategy::Fused };
+    let mut step = Gathered::plan(place, strategy, &gather, &gemm, false)?;
+    if let Err(wrong) = check.run(&gpu, &inputs, |set| step.enqueue(set))? {
+        return Err(Failure::CheckFailed(wrong));
+    }
+    step.check()?;
+    interrupt.check()?;
+    let own = step.record()?;
+    let timeline = timeline::merge(&group, step.planned(), &own)?;
+    let planned = step.describe().replace("; ", "\n");
+    Ok((group.rank() == 0).then(|| Shown {
+        on: format!("{} × {}", group.ranks(), gpu.device.info().name),
+        planned,
+        summaries: timeline.summaries(),
+        timeline,
+        problem: problem.clone(),
+    }))
+}
