@@ -117,6 +117,7 @@ impl Kernel {
     }
 
     /// What [`Kernel::serves`] looks at, in words.
+    #[cfg(feature = "cuda")]
     pub(crate) fn kind(&self) -> String {
         kind(self.elements, self.b_layout, self.fast_accumulation)
     }

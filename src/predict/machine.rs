@@ -42,8 +42,11 @@ pub struct Machine {
     pub copy_us: f64,
     /// From the end of a copy until its signal is seen, and the stream goes on, in µs.
     pub signal_us: f64,
-    /// Until a step has begun: the ranks have told each other that they may, in µs.
+    /// Until a step has begun, in µs: the ranks have told each other that they may, and the product behind that has
+    /// seen it.
     pub begin_us: f64,
+    /// The same where the kernel that begins the step pushes as well: until its first byte leaves.
+    pub begin_push_us: f64,
     /// What each piece that a kernel pushes costs besides its bytes, in µs.
     pub push_us: f64,
     /// A kernel that waits for rows, from their signals to what comes next, in µs.
@@ -57,19 +60,30 @@ pub struct Machine {
     pub rest_gain_most: f64,
     /// What NCCL's all-gather costs besides its bytes, in µs.
     pub nccl_us: f64,
-    /// The same, for each rank but one.
+    /// What each rank but one adds to that, in µs.
     pub nccl_rank_us: f64,
     /// NCCL's share of the link's rate.
     pub nccl_share: f64,
+    /// The same where NCCL sends little by another protocol: quicker to begin with, in µs, and slower, in GB/s.
+    pub nccl_small_us: f64,
+    /// See `nccl_small_us`.
+    pub nccl_small_gbps: f64,
 }
 
 impl Machine {
-    /// NVIDIA H200 with NVLink through NVSwitch.
+    /// NVIDIA H200 with NVLink through NVSwitch. What each figure was fitted to, of files in `benches/results`:
     ///
-    /// Products: fitted to `own` in `benches/results/2026-11-21-h200-bench-gemm.json` (one GPU, 36 products). The link: to
-    /// gathers of 2 to 32 MiB a rank between eight H200 by copy engines, with one and two streams and one and four
-    /// pieces (the rate, `copy_us`, `signal_us`). Steps: to those shapes of
-    /// `benches/results/2026-11-21-h200x2-all-gather-gemm-*.json` that docs/predicting.md lists as fitted.
+    /// - `product_scale`, `product_scale_fp8`, `memory_gbps`, `launch_us`: `own` in `2026-11-21-h200-bench-gemm.json` (one
+    ///   GPU, 36 products).
+    /// - `link_gbps`, `copy_us`, `signal_us`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to
+    ///   32 MiB a rank, in one and four pieces, on one and two streams, and NCCL's.
+    /// - `begin_us`, `busy_slowdown`: `fused`, `beside` and `own` of the four bf16 cases of
+    ///   `2026-11-21-h200x2-beside.json` that copy engines gather.
+    /// - `begin_push_us`, `push_us`, `await_us`: 64×3584×8192 in `2026-11-21-h200x2-all-gather-gemm-bf16.json`, and the
+    ///   gather of 512 KiB alone (`2026-11-21-h200x2-all-gather-gemm.md`).
+    /// - `rest_gain`, `rest_gain_most`: `sequential` of 8192 and 16384 × 3584 × 8192 in the same JSON, and NCCL with
+    ///   cuBLAS on eight H200.
+    /// - `nccl_us`, `nccl_small_us`, `nccl_small_gbps`: `nccl-cublaslt` of 64, 256 and 2048 × 3584 × 8192 there.
     pub const fn h200() -> Self {
         Machine {
             sms: 132,
@@ -81,15 +95,18 @@ impl Machine {
             peer_gbps: 380.0,
             copy_us: 3.5,
             signal_us: 2.0,
-            begin_us: 8.0,
+            begin_us: 7.0,
+            begin_push_us: 4.0,
             push_us: 1.5,
             await_us: 3.0,
-            busy_slowdown: 0.16,
-            rest_gain: 0.3,
+            busy_slowdown: 0.15,
+            rest_gain: 0.2,
             rest_gain_most: 0.15,
-            nccl_us: 17.0,
+            nccl_us: 24.0,
             nccl_rank_us: 3.0,
             nccl_share: 0.92,
+            nccl_small_us: 4.0,
+            nccl_small_gbps: 110.0,
         }
     }
 
@@ -118,10 +135,13 @@ impl Machine {
             ("the GB/s to one peer", self.peer_gbps),
             ("the memory's GB/s", self.memory_gbps),
             ("NCCL's share of the link", self.nccl_share),
+            ("NCCL's GB/s for little", self.nccl_small_gbps),
             ("the scale of products", self.product_scale),
             ("the scale of fp8 products", self.product_scale_fp8),
         ];
-        if let Some((what, rate)) = rates.iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0)) {
+        if let Some((what, rate)) =
+            rates.iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0))
+        {
             let remedy = "give a figure that could be measured";
             return Err(Error::mismatch(*what, rate, "a finite number above zero", remedy));
         }
@@ -130,14 +150,18 @@ impl Machine {
             ("copy_us", self.copy_us),
             ("signal_us", self.signal_us),
             ("begin_us", self.begin_us),
+            ("begin_push_us", self.begin_push_us),
             ("push_us", self.push_us),
             ("await_us", self.await_us),
             ("busy_slowdown", self.busy_slowdown),
             ("rest_gain", self.rest_gain),
             ("nccl_us", self.nccl_us),
             ("nccl_rank_us", self.nccl_rank_us),
+            ("nccl_small_us", self.nccl_small_us),
         ];
-        if let Some((what, cost)) = costs.iter().find(|(_, cost)| !(cost.is_finite() && *cost >= 0.0)) {
+        if let Some((what, cost)) =
+            costs.iter().find(|(_, cost)| !(cost.is_finite() && *cost >= 0.0))
+        {
             let remedy = "give a figure that could be measured";
             return Err(Error::mismatch(*what, cost, "a finite number, not below zero", remedy));
         }
@@ -149,7 +173,13 @@ impl Machine {
         if self.sms < kernel.cluster_size() {
             let remedy = "give the machine as many SMs as one cluster of the kernel has";
             let (sms, least) = (self.sms.into(), kernel.cluster_size().into());
-            return Err(Error::out_of_range("the number of SMs", sms, least, u32::MAX.into(), remedy));
+            return Err(Error::out_of_range(
+                "the number of SMs",
+                sms,
+                least,
+                u32::MAX.into(),
+                remedy,
+            ));
         }
         Ok(())
     }
@@ -158,13 +188,9 @@ impl Machine {
     pub(super) fn product(&self, work: &Work, fp8: bool) -> ProductTimes {
         let scale = 1e6 * if fp8 { self.product_scale_fp8 } else { self.product_scale };
         let waves = work.waves as f64;
-        // Bytes a µs; a few SMs do not draw all that memory could give.
-        let memory = 1e3 * self.memory_gbps * (work.busy_sms / f64::from(self.sms)).min(1.0);
-        let moving = work.bytes / memory / waves;
-        ProductTimes {
-            unit: (scale * work.unit).max(moving) + scale * work.power / waves,
-            joining: scale * work.joining,
-        }
+        let moving = 1e6 * work.moving(1e9 * self.memory_gbps) / waves;
+        let computing = scale * (work.unit + work.power / waves);
+        ProductTimes { unit: computing.max(moving), joining: scale * work.joining }
     }
 
     /// Until a step's first rows are sent, and its own rows may be read (unless a kernel pushes: then they are when it
@@ -172,7 +198,8 @@ impl Machine {
     pub(super) fn sends_at(&self, engine: Engine) -> f64 {
         match engine {
             Engine::Nccl => 0.0,
-            _ => self.begin_us,
+            Engine::Kernel => self.begin_push_us,
+            Engine::CopyEngines { .. } => self.begin_us,
         }
     }
 

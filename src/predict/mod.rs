@@ -56,7 +56,7 @@ pub use setup::{Engine, Setup, Strategy};
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-use crate::trace::{Timeline, TileEvent, TransferEvent};
+use crate::trace::{TileEvent, Timeline, TransferEvent};
 use step::{Outcome, Step, duration};
 use transfers::Gather;
 
@@ -204,4 +204,4 @@ fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {}
+mod tests;

@@ -52,7 +52,12 @@ fn unit(kernel: &Kernel) -> [u64; 2] {
 
 /// The candidate with the least cost; among equals the one with the larger tile, then with fewer
 /// splits, then the first.
-pub(crate) fn cheapest(kernels: &[Kernel], problem: &Problem, all: &[Choice], sms: u32) -> Option<Choice> {
+pub(crate) fn cheapest(
+    kernels: &[Kernel],
+    problem: &Problem,
+    all: &[Choice],
+    sms: u32,
+) -> Option<Choice> {
     /// Costs that differ by less are equal: the model is not that good.
     const SAME: f64 = 0.999;
     let area = |choice: &Choice| {
@@ -118,8 +123,8 @@ pub(super) struct Work {
     /// What a lone group of warps loses.
     alone: f64,
     /// Bytes from and to memory, and the SMs that are busy with them.
-    pub(super) bytes: f64,
-    pub(super) busy_sms: f64,
+    bytes: f64,
+    busy_sms: f64,
     /// Adding up slices of K.
     pub(super) joining: f64,
     /// What bytes from the cache cost where they are hidden.
@@ -176,11 +181,18 @@ impl Work {
     }
 }
 
+impl Work {
+    /// Seconds that its bytes take from a memory that gives so many a second to all SMs.
+    pub(super) fn moving(&self, memory: f64) -> f64 {
+        self.bytes / memory.min(MEMORY_TO_ONE * self.busy_sms)
+    }
+}
+
 /// Seconds that the product should take, launch apart.
 pub(crate) fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
     let work = Work::new(kernel, problem, splits, sms);
     let computing = work.waves as f64 * work.unit + work.alone;
-    let moving = work.bytes / (MEMORY_TO_ONE * work.busy_sms);
+    let moving = work.moving(f64::INFINITY);
     computing.max(moving) + work.joining + work.power
 }
 
@@ -194,4 +206,3 @@ fn efficiency(outputs: f64, pingpong: bool) -> f64 {
     let share = outputs / if pingpong { 16384.0 } else { 32768.0 };
     steps.iter().find(|(least, _)| share >= *least).map_or(0.0, |(_, efficiency)| *efficiency)
 }
-

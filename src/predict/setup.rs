@@ -143,8 +143,7 @@ impl Setup {
         strategy: Strategy,
     ) -> Result<Self> {
         let part = part_of(problem, strategy)?;
-        let serves =
-            |kernel: &Kernel| kernel.serves(problem.elements(), problem.b_layout(), true);
+        let serves = |kernel: &Kernel| kernel.serves(problem.elements(), problem.b_layout(), true);
         let fits = |kernel: &Kernel| serves(kernel) && kernel.cluster_size() <= machine.sms;
         let choices: Vec<Choice> = (kernels.iter().enumerate())
             .filter(|(_, kernel)| fits(kernel))

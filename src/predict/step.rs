@@ -81,20 +81,13 @@ impl Step<'_> {
         let ready = self.gather.ready(rank);
         let product = self.product(self.plan.problem(), self.gather.busy(rank));
         let launched = self.gather.own_at(rank) + self.machine.launch_us;
-        let at = |chunks: Range<u32>| {
-            chunks.map(|chunk| ready[chunk as usize]).fold(0.0, f64::max)
-        };
+        let at = |chunks: Range<u32>| chunks.map(|chunk| ready[chunk as usize]).fold(0.0, f64::max);
         let event = TileEvent { rank, ..nothing() };
         Ok(product.run(&order, launched, &at, event, record))
     }
 
     /// One product that waits for nothing, from `start` on.
-    fn run_behind(
-        &self,
-        rank: u32,
-        start: f64,
-        record: Record<'_>,
-    ) -> Result<Outcome> {
+    fn run_behind(&self, rank: u32, start: f64, record: Record<'_>) -> Result<Outcome> {
         let order = self.plan.tile_order(rank)?;
         let mut product = self.product(self.plan.problem(), Busy::default());
         let alone = product.times.unit * product.work.waves as f64;

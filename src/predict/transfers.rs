@@ -159,7 +159,10 @@ fn by_nccl(machine: &Machine, plan: &Plan) -> f64 {
     let others = f64::from(ranks - 1);
     let bytes = others * shard;
     let bytes = bytes.min(problem.row_bytes(&(0..problem.m())) as f64);
-    machine.nccl_us + machine.nccl_rank_us * others + bytes / (machine.nccl_share * machine.rate())
+    let much = machine.nccl_us + bytes / (machine.nccl_share * machine.rate());
+    let little =
+        machine.nccl_small_us + bytes / (1e3 * machine.nccl_small_gbps).min(machine.rate());
+    much.min(little) + machine.nccl_rank_us * others
 }
 
 /// One sender's pieces, in order, and where it is with them.
@@ -288,7 +291,14 @@ mod tests {
     fn machine() -> Machine {
         // A byte a nanosecond, so that times can be read.
         let machine = Machine::h200().with_link(1.0);
-        Machine { begin_us: 10.0, copy_us: 3.0, signal_us: 2.0, push_us: 1.0, ..machine }
+        Machine {
+            begin_us: 10.0,
+            begin_push_us: 10.0,
+            copy_us: 3.0,
+            signal_us: 2.0,
+            push_us: 1.0,
+            ..machine
+        }
     }
 
     fn plan(rows: &[u32], pieces: u32) -> Plan {

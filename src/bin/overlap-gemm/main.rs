@@ -16,6 +16,7 @@ mod interrupt;
 mod launch;
 mod output;
 mod plan;
+mod predict;
 mod problem_args;
 mod progress;
 mod verify;
@@ -42,6 +43,7 @@ enum Command {
     Launch(launch::Args),
     Verify(verify::Args),
     Plan(plan::Args),
+    Predict(Box<predict::Args>),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Launch(args) => launch::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Predict(args) => predict::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::from(exit::SUCCESS),
