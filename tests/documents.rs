@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Every document, by its path in the repository.
-const DOCUMENTS: [&str; 8] = [
+const DOCUMENTS: [&str; 9] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
@@ -16,6 +16,7 @@ const DOCUMENTS: [&str; 8] = [
     "docs/protocol.md",
     "docs/building-cuda.md",
     "docs/measuring.md",
+    "docs/predicting.md",
     "third_party/README.md",
 ];
 
@@ -274,7 +275,7 @@ mod command_line {
             let (understood, text) = run(&args);
             assert!(understood, "overlap-gemm {}: {text}", args.join(" "));
         }
-        for subcommand in ["bench", "demo", "doctor", "launch", "verify", "plan"] {
+        for subcommand in ["bench", "demo", "doctor", "launch", "verify", "plan", "predict"] {
             let quoted = commands.iter().any(|args| args[0] == subcommand);
             assert!(quoted, "no document shows how to run '{subcommand}'");
         }

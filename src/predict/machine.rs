@@ -95,7 +95,7 @@ impl Machine {
             peer_gbps: 380.0,
             copy_us: 3.5,
             signal_us: 2.0,
-            begin_us: 7.0,
+            begin_us: 8.0,
             begin_push_us: 4.0,
             push_us: 1.5,
             await_us: 3.0,

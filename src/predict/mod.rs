@@ -81,7 +81,8 @@ pub struct Estimate {
 
 /// How long a step of `plan` takes under `setup`, whose kernel the plan has to be cut for ([`Setup::plan`]).
 ///
-/// Costs some microseconds to some hundred, by the number of tiles.
+/// Costs some microseconds to some hundred, by the number of tiles whose rows are not there from the beginning; with
+/// unequal shards, so much for each rank.
 pub fn estimate(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<Estimate> {
     check(machine, plan, setup)?;
     let gather = Gather::new(machine, plan, setup.engine);
@@ -143,20 +144,27 @@ pub fn timeline(
     Ok(timeline)
 }
 
-/// The ranks that have to be looked at to know the slowest: one, where all do the same at the same time.
-fn to_compute(plan: &Plan, setup: &Setup, gather: &Gather<'_>) -> std::ops::Range<u32> {
+/// The ranks that are looked at to know the slowest: one, where all do the same at the same time.
+fn to_compute(
+    plan: &Plan,
+    setup: &Setup,
+    gather: &Gather<'_>,
+) -> impl Iterator<Item = u32> + use<> {
+    /// Where ranks differ only by how tiles straddle their shards, so many of them tell enough.
+    const ENOUGH: u32 = 8;
     let (problem, tiling) = (plan.problem(), plan.options().tiling);
     let unit_rows = u64::from(tiling.tile.m) * u64::from(tiling.cluster.m);
     let shard = problem.shards().rows(0).len() as u64;
     let equal = u64::from(problem.m()) == shard * u64::from(problem.ranks());
     // Each rank's order of tiles is that of any other, turned round.
     let turned = equal && shard.is_multiple_of(unit_rows);
-    match setup.strategy {
-        Strategy::Plain => 0..1,
-        Strategy::Fused if gather.alike() && turned => 0..1,
-        Strategy::Pipelined | Strategy::Sequential if gather.alike() => 0..1,
-        _ => 0..problem.ranks(),
-    }
+    let (ranks, some) = match (setup.strategy, gather.alike()) {
+        (Strategy::Plain, _) => (1, 1),
+        (Strategy::Fused, true) if !turned => (problem.ranks(), ENOUGH),
+        (_, true) => (1, 1),
+        (_, false) => (problem.ranks(), problem.ranks()),
+    };
+    (0..ranks).step_by(ranks.div_ceil(some) as usize)
 }
 
 fn gathered(gather: &Gather<'_>, setup: &Setup, rank: u32) -> f64 {

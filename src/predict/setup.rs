@@ -64,6 +64,7 @@ pub enum Engine {
 impl fmt::Display for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Engine::CopyEngines { streams: 1 } => f.write_str("copy engines on one stream"),
             Engine::CopyEngines { streams } => write!(f, "copy engines on {streams} streams"),
             Engine::Kernel => f.write_str("a kernel"),
             Engine::Nccl => f.write_str("NCCL"),

@@ -68,34 +68,34 @@ impl Step<'_> {
         }
     }
 
-    fn product(&self, problem: &Problem, busy: Busy) -> Product {
+    /// The product of `problem` after nothing was computed for `rested`.
+    fn product(&self, problem: &Problem, busy: Busy, rested: f64) -> Product {
         let Setup { kernel, splits, .. } = self.setup;
         let work = Work::new(kernel, problem, *splits, self.machine.sms);
-        let times = self.machine.product(&work, problem.elements().a.is_fp8());
+        let mut times = self.machine.product(&work, problem.elements().a.is_fp8());
+        let gained = self.machine.rest_gain * rested / (times.unit * work.waves as f64);
+        times.unit *= 1.0 - gained.min(self.machine.rest_gain_most);
         let slowdown = self.machine.busy_slowdown * busy.share;
         Product { work, times, splits: u64::from(*splits), busy, slowdown }
     }
 
     fn run_fused(&self, rank: u32, record: Record<'_>) -> Result<Outcome> {
         let order = self.plan.tile_order(rank)?;
-        let ready = self.gather.ready(rank);
-        let product = self.product(self.plan.problem(), self.gather.busy(rank));
-        let launched = self.gather.own_at(rank) + self.machine.launch_us;
-        let at = |chunks: Range<u32>| chunks.map(|chunk| ready[chunk as usize]).fold(0.0, f64::max);
+        let ready = Ready::Chunks(self.gather.ready(rank));
+        let own_at = self.gather.own_at(rank);
+        let product = self.product(self.plan.problem(), self.gather.busy(rank), own_at);
+        let launched = own_at + self.machine.launch_us;
         let event = TileEvent { rank, ..nothing() };
-        Ok(product.run(&order, launched, &at, event, record))
+        Ok(product.run(&order, launched, &ready, event, record))
     }
 
     /// One product that waits for nothing, from `start` on.
     fn run_behind(&self, rank: u32, start: f64, record: Record<'_>) -> Result<Outcome> {
         let order = self.plan.tile_order(rank)?;
-        let mut product = self.product(self.plan.problem(), Busy::default());
-        let alone = product.times.unit * product.work.waves as f64;
-        let gained = self.machine.rest_gain * start;
-        product.times.unit *= 1.0 - (gained / alone).min(self.machine.rest_gain_most);
+        let product = self.product(self.plan.problem(), Busy::default(), start);
         let launched = start + self.machine.launch_us;
         let event = TileEvent { rank, ..nothing() };
-        Ok(product.run(&order, launched, &|_| 0.0, event, record))
+        Ok(product.run(&order, launched, &Ready::All, event, record))
     }
 
     fn run_pipelined(&self, rank: u32, mut record: Record<'_>) -> Result<Outcome> {
@@ -117,14 +117,15 @@ impl Step<'_> {
             let awaited = if of == rank { 0.0 } else { self.machine.await_us };
             let start = now.max(there) + awaited;
             let part = whole.truncated(rows)?;
-            let product = self.product(&part, busy);
+            let rested = if now == 0.0 { start } else { 0.0 };
+            let product = self.product(&part, busy, rested);
             let one = Chunks::even(&Shards::even(rows, 1)?, 1)?;
             let tiling = self.plan.options().tiling;
             let order = TileOrder::new(&one, problem.n(), tiling, 0)?;
             let event = TileEvent { rank, product: round, chunk: chunks.end - 1, ..nothing() };
             let launched = start + self.machine.launch_us;
             let again = record.as_deref_mut().map(|record| record as &mut dyn FnMut(TileEvent));
-            let outcome = product.run(&order, launched, &|_| 0.0, event, again);
+            let outcome = product.run(&order, launched, &Ready::All, event, again);
             if all.workers == 0 {
                 all.first_tile = outcome.first_tile;
             }
@@ -144,7 +145,7 @@ impl Product {
         &self,
         order: &TileOrder,
         start: f64,
-        ready: &dyn Fn(Range<u32>) -> f64,
+        ready: &Ready,
         event: TileEvent,
         mut record: Record<'_>,
     ) -> Outcome {
@@ -154,17 +155,18 @@ impl Product {
         let items = units * self.splits;
         let clusters = self.work.clusters.min(items);
         let mut free = vec![start; clusters as usize];
+        let all_there = ready.of(0..order.chunks().len());
         let mut outcome = Outcome { first_tile: f64::INFINITY, ..Outcome::default() };
         outcome.workers = clusters * tiles;
         for item in 0..items {
             let unit = item / self.splits;
-            // The first tile of a unit is inside the output, always.
-            let Some(first) = order.tile_at(unit * tiles) else { continue };
             let worker = (item % clusters) as usize;
-            let rows = order.rows(first).start..order.rows(last_of(first, order)).end;
-            let chunks = order.chunks().touching(rows);
             let wait_begin = free[worker];
-            let begin = wait_begin.max(ready(chunks.clone()));
+            // Once all rows are there, it makes no difference which a unit needs.
+            let begin = match wait_begin >= all_there {
+                true => wait_begin,
+                false => wait_begin.max(ready.of(chunks_of_unit(order, unit * tiles))),
+            };
             let end = self.end(begin);
             free[worker] = end;
             outcome.first_tile = outcome.first_tile.min(begin);
@@ -175,7 +177,7 @@ impl Product {
             let Some(record) = record.as_mut().filter(|_| stores) else { continue };
             for within in 0..tiles {
                 let Some(tile) = order.tile_at(unit * tiles + within) else { continue };
-                let later = |a: &u32, b: &u32| ready(*a..a + 1).total_cmp(&ready(*b..b + 1));
+                let later = |a: &u32, b: &u32| ready.of(*a..a + 1).total_cmp(&ready.of(*b..b + 1));
                 let need = order.chunks_of(tile).max_by(later);
                 record(TileEvent {
                     worker: (worker as u64 * tiles + within) as u32,
@@ -210,10 +212,30 @@ impl Product {
     }
 }
 
-/// The last tile row of the unit that `first` begins.
-fn last_of(first: Tile, order: &TileOrder) -> Tile {
+/// When chunks may be read.
+enum Ready {
+    /// All of them before the product begins.
+    All,
+    /// Each at its time.
+    Chunks(Vec<f64>),
+}
+
+impl Ready {
+    /// When the last of some chunks may be.
+    fn of(&self, chunks: Range<u32>) -> f64 {
+        match self {
+            Ready::All => 0.0,
+            Ready::Chunks(at) => chunks.map(|chunk| at[chunk as usize]).fold(0.0, f64::max),
+        }
+    }
+}
+
+/// The chunks that the rows of a unit touch, by the index of its first tile, which is inside the output always.
+fn chunks_of_unit(order: &TileOrder, index: u64) -> Range<u32> {
+    let Some(first) = order.tile_at(index) else { return 0..0 };
     let (rows, _) = order.grid();
-    Tile { m: (first.m + order.tiling().cluster.m - 1).min(rows - 1), ..first }
+    let last = Tile { m: (first.m + order.tiling().cluster.m - 1).min(rows - 1), ..first };
+    order.chunks().touching(order.rows(first).start..order.rows(last).end)
 }
 
 pub(super) fn duration(us: f64) -> Duration {

@@ -12,7 +12,7 @@ use overlap_gemm::plan::{BLayout, Problem, Scaling};
 use overlap_gemm::predict::{Engine, Kernel, Machine, Setup, Strategy, estimate};
 use serde::{Deserialize, Serialize};
 
-use super::statistics::{median, quantile};
+use crate::bench::statistics::{median, quantile};
 use crate::exit::Failure;
 
 /// What is read of a file of results.

@@ -5,9 +5,6 @@
 //! library's, or the caller's.
 
 mod check;
-#[path = "../bench/statistics.rs"]
-#[allow(dead_code, reason = "the bench uses all of it, this a part")]
-mod statistics;
 mod whatif;
 
 use std::path::PathBuf;
@@ -50,11 +47,11 @@ pub struct Args {
     split_n: bool,
 
     /// What a GPU sends in a second, in GB; it receives as much besides [default: an H200's]
-    #[arg(long, value_name = "GB/s", help_heading = "Machine")]
+    #[arg(long, value_name = "GB/s", help_heading = "Machine", allow_negative_numbers = true)]
     link: Option<f64>,
 
     /// The same to any one other GPU, where GPUs are connected in pairs [default: that of the link]
-    #[arg(long, value_name = "GB/s", help_heading = "Machine")]
+    #[arg(long, value_name = "GB/s", help_heading = "Machine", allow_negative_numbers = true)]
     peer_link: Option<f64>,
 
     /// SMs of a GPU [default: an H200's]
