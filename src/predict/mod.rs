@@ -1,6 +1,6 @@
 //! How long a step takes that nobody has run: a plan and a machine's figures, by discrete events.
 //!
-//! [`estimate`] says when a step would end and what it waited for; [`timeline`] says when every tile and every
+//! [`estimate()`] says when a step would end and what it waited for; [`timeline()`] says when every tile and every
 //! transfer would be, as the [`Timeline`] that executors record, so that both can be drawn side by side.
 //!
 //! ```text
@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Invariant: arithmetic only. No clock, no device, no feature: the same question has the same answer everywhere. The
-//! orders are the plan's own ([`TileOrder`](crate::plan::TileOrder), [`Transfers`](crate::plan::Transfers)); only times are made up here. `docs/predicting.md` says how well they
-//! agree with what was measured.
+//! orders are the plan's own ([`TileOrder`](crate::plan::TileOrder), [`Transfers`](crate::plan::Transfers)); only
+//! times are made up here. `docs/predicting.md` says how well they agree with what was measured.
 //!
 //! What would the fused product take on eight H200, and what with half the link?
 //!

@@ -103,7 +103,7 @@ impl Step<'_> {
         let (shards, ranks) = (problem.shards(), problem.ranks());
         let ready = self.gather.ready(rank);
         let busy = self.gather.busy(rank);
-        let whole = part_of(problem, Strategy::Pipelined)?;
+        let mut last: Option<(Problem, TileOrder)> = None;
         let mut all = Outcome::default();
         let mut now = 0.0f64;
         for round in 0..ranks {
@@ -116,16 +116,18 @@ impl Step<'_> {
             let there = chunks.clone().map(|chunk| ready[chunk as usize]).fold(0.0, f64::max);
             let awaited = if of == rank { 0.0 } else { self.machine.await_us };
             let start = now.max(there) + awaited;
-            let part = whole.truncated(rows)?;
+            // Most shards are as large as the one before.
+            let (part, order) = match last.take() {
+                Some((part, order)) if part.m() == rows => (part, order),
+                _ => self.part(rows)?,
+            };
             let rested = if now == 0.0 { start } else { 0.0 };
             let product = self.product(&part, busy, rested);
-            let one = Chunks::even(&Shards::even(rows, 1)?, 1)?;
-            let tiling = self.plan.options().tiling;
-            let order = TileOrder::new(&one, problem.n(), tiling, 0)?;
             let event = TileEvent { rank, product: round, chunk: chunks.end - 1, ..nothing() };
             let launched = start + self.machine.launch_us;
             let again = record.as_deref_mut().map(|record| record as &mut dyn FnMut(TileEvent));
             let outcome = product.run(&order, launched, &Ready::All, event, again);
+            last = Some((part, order));
             if all.workers == 0 {
                 all.first_tile = outcome.first_tile;
             }
@@ -136,6 +138,15 @@ impl Step<'_> {
         }
         all.end = now;
         Ok(all)
+    }
+
+    /// The product of one rank's rows, and the order of its tiles.
+    fn part(&self, rows: u32) -> Result<(Problem, TileOrder)> {
+        let problem = self.plan.problem();
+        let part = part_of(problem, Strategy::Pipelined)?.truncated(rows)?;
+        let one = Chunks::even(&Shards::even(rows, 1)?, 1)?;
+        let order = TileOrder::new(&one, problem.n(), self.plan.options().tiling, 0)?;
+        Ok((part, order))
     }
 }
 

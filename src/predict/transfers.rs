@@ -37,8 +37,10 @@ pub(super) struct Gather<'a> {
     plan: &'a Plan,
     engine: Engine,
     begin: f64,
-    /// What all ranks sent, or rank 0 alone; nothing where NCCL moves the rows.
-    sent: Vec<Sent>,
+    /// What comes to each rank; where all are alike, what rank 0 sends to any; nothing where NCCL moves the rows.
+    sent: Vec<Vec<Sent>>,
+    /// What each rank's sending amounts to, or rank 0's alone.
+    sending: Vec<Window>,
     /// Rank 0 speaks for all.
     alike: bool,
     /// When all rows are everywhere, where nothing is told before.
@@ -47,14 +49,24 @@ pub(super) struct Gather<'a> {
 
 impl<'a> Gather<'a> {
     pub(super) fn new(machine: &Machine, plan: &'a Plan, engine: Engine) -> Self {
+        Self::of_senders(machine, plan, engine, are_alike(plan))
+    }
+
+    /// Of rank 0 alone where all are `alike`, else of every rank.
+    fn of_senders(machine: &Machine, plan: &'a Plan, engine: Engine, alike: bool) -> Self {
         let begin = machine.sends_at(engine);
-        let alike = are_alike(plan);
         let senders = if alike { 0..1 } else { 0..plan.problem().ranks() };
-        let (sent, all_at) = match engine {
+        let (all, all_at) = match engine {
             Engine::Nccl => (Vec::new(), Some(by_nccl(machine, plan))),
-            _ => (push(machine, plan, engine, senders, begin), None),
+            _ => (push(machine, plan, engine, senders.clone(), begin), None),
         };
-        Gather { plan, engine, begin, sent, alike, all_at }
+        let mut sending = vec![Window::default(); senders.len()];
+        let mut sent = vec![Vec::new(); senders.len()];
+        for piece in all {
+            sending[piece.from as usize].add(&piece);
+            sent[if alike { 0 } else { piece.to as usize }].push(piece);
+        }
+        Gather { plan, engine, begin, sent, sending, alike, all_at }
     }
 
     /// Whether what holds for rank 0 holds for every rank.
@@ -67,10 +79,7 @@ impl<'a> Gather<'a> {
         match self.engine {
             Engine::CopyEngines { .. } => self.begin,
             // It says so when it is through.
-            Engine::Kernel => {
-                let ends = self.of_sender(rank).map(|sent| sent.signalled);
-                ends.fold(self.begin, f64::max)
-            }
+            Engine::Kernel => self.begin.max(self.sending(rank).signalled),
             Engine::Nccl => self.all_at.unwrap_or_default(),
         }
     }
@@ -99,7 +108,7 @@ impl<'a> Gather<'a> {
             return (0..chunks.len()).map(of).filter(|sent| sent.from != rank).collect();
         }
         if !self.alike {
-            return self.sent.iter().filter(|sent| sent.to == rank).copied().collect();
+            return self.sent[rank as usize].clone();
         }
         let here = |sent: &Sent| {
             // What rank 0 sends round-th, the rank `round` beyond this one sends here at that time.
@@ -107,13 +116,12 @@ impl<'a> Gather<'a> {
             let nth = sent.chunk - chunks.of_rank(0).start;
             Sent { from, to: rank, chunk: chunks.of_rank(from).start + nth, ..*sent }
         };
-        self.sent.iter().map(here).collect()
+        self.sent[0].iter().map(here).collect()
     }
 
-    /// What `rank` sends; where all are alike, rank 0's pieces stand for its own.
-    fn of_sender(&self, rank: u32) -> impl Iterator<Item = &Sent> {
-        let from = if self.alike { 0 } else { rank };
-        self.sent.iter().filter(move |sent| sent.from == from)
+    /// What the sending of `rank` amounts to.
+    fn sending(&self, rank: u32) -> Window {
+        self.sending[if self.alike { 0 } else { rank as usize }]
     }
 
     /// When the link of `rank` is busy beside a product: never where a kernel pushes before it.
@@ -121,19 +129,38 @@ impl<'a> Gather<'a> {
         if !matches!(self.engine, Engine::CopyEngines { .. }) {
             return Busy::default();
         }
-        let nothing = Busy { from: f64::INFINITY, to: 0.0, share: 0.0 };
-        let add = |busy: Busy, sent: &Sent| Busy {
-            from: busy.from.min(sent.begin),
-            to: busy.to.max(sent.end),
-            share: busy.share + (sent.end - sent.begin),
-        };
-        let sends = self.of_sender(rank).fold(nothing, add);
-        let receives = self.received(rank).iter().fold(nothing, add);
+        let sends = self.sending(rank);
+        let mut receives = Window::default();
+        self.received(rank).iter().for_each(|sent| receives.add(sent));
         let (from, to) = (sends.from.min(receives.from), sends.to.max(receives.to));
         if to <= from {
             return Busy::default();
         }
-        Busy { from, to, share: (sends.share.max(receives.share) / (to - from)).min(1.0) }
+        Busy { from, to, share: (sends.busy.max(receives.busy) / (to - from)).min(1.0) }
+    }
+}
+
+/// Some pieces together.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    from: f64,
+    to: f64,
+    busy: f64,
+    signalled: f64,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Window { from: f64::INFINITY, to: 0.0, busy: 0.0, signalled: 0.0 }
+    }
+}
+
+impl Window {
+    fn add(&mut self, sent: &Sent) {
+        self.from = self.from.min(sent.begin);
+        self.to = self.to.max(sent.end);
+        self.busy += sent.end - sent.begin;
+        self.signalled = self.signalled.max(sent.signalled);
     }
 }
 
@@ -229,6 +256,9 @@ impl Sender {
     }
 }
 
+/// Events that are so few µs apart are one, so that ranks which do the same are moved on together.
+const SAME_TIME: f64 = 1e-3;
+
 /// Lets `senders` push all that they have to.
 fn push(
     machine: &Machine,
@@ -247,12 +277,12 @@ fn push(
     let mut now = begin;
     loop {
         arriving.fill(0);
-        let moving = |active: &&Active| active.moves_at <= now;
-        for active in senders.iter().filter_map(|sender| sender.active.as_ref()).filter(moving) {
-            arriving[active.piece.to as usize] += 1;
+        let moves = |active: &Active| active.moves_at <= now + SAME_TIME;
+        for active in senders.iter().filter_map(|sender| sender.active.as_ref()) {
+            arriving[active.piece.to as usize] += u32::from(moves(active));
         }
         let rate = |to: u32| (link / f64::from(arriving[to as usize].max(1))).min(peer);
-        let event = |active: &Active| match active.moves_at <= now {
+        let event = |active: &Active| match moves(active) {
             true => now + active.left / rate(active.piece.to),
             false => active.moves_at,
         };
@@ -260,11 +290,11 @@ fn push(
         let Some(next) = events.min_by(f64::total_cmp) else { return sent };
         for sender in &mut senders {
             let Some(active) = &mut sender.active else { continue };
-            if active.moves_at > now {
+            if !moves(active) {
                 continue;
             }
             let rate = rate(active.piece.to);
-            if now + active.left / rate > next {
+            if now + active.left / rate > next + SAME_TIME {
                 active.left -= (next - now) * rate;
                 continue;
             }
@@ -344,8 +374,7 @@ mod tests {
             let plan = plan(&vec![6; ranks], pieces);
             let gather = Gather::new(&machine(), &plan, engine);
             assert!(gather.alike());
-            let all = push(&machine(), &plan, engine, 0..ranks as u32, 10.0);
-            let each = Gather { sent: all, alike: false, ..gather };
+            let each = Gather::of_senders(&machine(), &plan, engine, false);
             let once = Gather::new(&machine(), &plan, engine);
             for rank in 0..ranks as u32 {
                 let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-6;
