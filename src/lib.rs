@@ -52,6 +52,7 @@
 //! | `cuda` | feature `cuda`: the same operations on Hopper GPUs, and products alone, plain or waiting for chunks |
 //! | `group` | feature `group`: who the ranks are, threads or processes, and how they meet |
 //! | `tune` | feature `tune`: tables of what was measured of all-gather + GEMM, and what they say of other sizes |
+//! | [`predict`] | how long a plan would take on which machine, by discrete events, as a timeline |
 //! | [`reference`](mod@reference) | what a product should be, in `f64`, with a derived error bound |
 //! | [`trace`] | what happened when, and the drawing of it as text |
 //! | [`topology`] | what lies between GPUs: NVSwitch, NVLink, PCIe, nothing |
@@ -85,6 +86,7 @@ pub mod group;
 pub mod host;
 pub mod ops;
 pub mod plan;
+pub mod predict;
 pub mod random;
 pub mod reference;
 pub mod topology;

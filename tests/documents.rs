@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Every document, by its path in the repository.
-const DOCUMENTS: [&str; 9] = [
+const DOCUMENTS: [&str; 10] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
@@ -17,6 +17,7 @@ const DOCUMENTS: [&str; 9] = [
     "docs/building-cuda.md",
     "docs/measuring.md",
     "docs/tuning.md",
+    "docs/predicting.md",
     "third_party/README.md",
 ];
 
@@ -275,7 +276,9 @@ mod command_line {
             let (understood, text) = run(&args);
             assert!(understood, "overlap-gemm {}: {text}", args.join(" "));
         }
-        for subcommand in ["bench", "demo", "doctor", "launch", "verify", "plan", "tune"] {
+        for subcommand in
+            ["bench", "demo", "doctor", "launch", "verify", "plan", "tune", "predict", "trace"]
+        {
             let quoted = commands.iter().any(|args| args[0] == subcommand);
             assert!(quoted, "no document shows how to run '{subcommand}'");
         }

@@ -140,7 +140,9 @@ impl Timeline {
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" role="img"><style>{STYLE}</style><rect class="back" width="{WIDTH}" height="{height:.0}"/>"#
         );
         let _ = writeln!(picture, r#"<text class="title" x="8" y="20">{}</text>"#, escape(title));
-        legend(&mut picture, &ranks);
+        // Where only some ranks are drawn, rows come from others, too.
+        let sources = ranks.iter().chain(owners.values()).copied().collect();
+        legend(&mut picture, &sources);
         draw_axis(&mut picture, &axis, y);
         picture + &body + "</svg>\n"
     }
@@ -206,6 +208,7 @@ fn row_name(body: &mut String, baseline: f64, name: &str) {
     );
 }
 
+/// What the colours mean: each once, and short where there are many.
 fn legend(picture: &mut String, ranks: &BTreeSet<u32>) {
     let mut x = 8.0;
     let mut entry = |class: &str, fill: &str, text: &str| {
@@ -216,8 +219,13 @@ fn legend(picture: &mut String, ranks: &BTreeSet<u32>) {
         );
         x += 26.0 + 6.2 * text.chars().count() as f64;
     };
-    for &rank in ranks {
-        entry("", &format!(r#"fill="{}""#, colour(rank)), &format!("rows of rank {rank}"));
+    let few = ranks.len() <= 5;
+    for &rank in ranks.iter().take(PALETTE.len()) {
+        let name = if few { format!("rows of rank {rank}") } else { format!("rank {rank}") };
+        entry("", &format!(r#"fill="{}""#, colour(rank)), &name);
+    }
+    if ranks.len() > PALETTE.len() {
+        entry("", r#"fill="none""#, &format!("and so on, every {} ranks", PALETTE.len()));
     }
     entry(r#"class="wait""#, "", "waits for rows");
 }
@@ -295,6 +303,33 @@ mod tests {
             rest.split('"').next().and_then(|number| number.parse::<f64>().ok())
         });
         assert!(edges.into_iter().all(|x| (0.0..=WIDTH).contains(&x)), "{picture}");
+    }
+
+    #[test]
+    fn the_legend_names_whose_rows_there_are_and_stays_on_the_picture() {
+        let us = Duration::from_micros;
+        for ranks in [2, 5, 8, 72] {
+            let arrival = |from| TransferEvent {
+                from,
+                to: 0,
+                epoch: 1,
+                chunk: from,
+                begin: us(1),
+                signalled: us(2),
+            };
+            let transfers = (1..ranks).map(arrival).collect();
+            let picture = Timeline { transfers, ..timeline() }.to_svg("one of many");
+            let last = format!("rank {}</text>", (ranks - 1).min(PALETTE.len() as u32 - 1));
+            assert!(picture.contains(&last), "{picture}");
+            let entries = picture.lines().filter(|line| line.contains(r#"y="43""#));
+            for entry in entries {
+                let (_, text) = entry.split_once(r#"<text class="small" x=""#).unwrap();
+                let (x, text) = text.split_once('"').unwrap();
+                let (_, text) = text.split_once('>').unwrap();
+                let letters = text.split('<').next().unwrap().chars().count();
+                assert!(x.parse::<f64>().unwrap() + 6.2 * letters as f64 <= WIDTH, "{entry}");
+            }
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod launch;
 mod output;
 mod plan;
 mod plot;
+mod predict;
 mod problem_args;
 mod progress;
 mod trace;
@@ -48,6 +49,7 @@ enum Command {
     Plan(plan::Args),
     Trace(Box<trace::Args>),
     Tune(Box<tune::Args>),
+    Predict(Box<predict::Args>),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Tune(args) => tune::run(&args),
+        Command::Predict(args) => predict::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::from(exit::SUCCESS),

@@ -40,6 +40,25 @@ pub struct ProblemArgs {
     )]
     shards: Option<Vec<u32>>,
 
+    #[command(flatten)]
+    kinds: KindArgs,
+
+    /// Elements from one row of A to the next [default: k]
+    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
+    lda: Option<u64>,
+
+    /// Elements from one row of B, as it lies in memory, to the next [default: packed]
+    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
+    ldb: Option<u64>,
+
+    /// Elements from one row of D to the next [default: n]
+    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
+    ldd: Option<u64>,
+}
+
+/// What the matrices hold, and how B lies.
+#[derive(clap::Args)]
+pub struct KindArgs {
     /// Element type of A: bf16, f16, f32, e4m3 or e5m2
     #[arg(long, value_name = "TYPE", default_value = "bf16")]
     a: ElementType,
@@ -59,18 +78,18 @@ pub struct ProblemArgs {
     /// Scales of fp8 inputs: one a tensor, or one a row of A and a column of D
     #[arg(long, default_value = "none", value_parser = scaling())]
     scaling: Scaling,
+}
 
-    /// Elements from one row of A to the next [default: k]
-    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
-    lda: Option<u64>,
-
-    /// Elements from one row of B, as it lies in memory, to the next [default: packed]
-    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
-    ldb: Option<u64>,
-
-    /// Elements from one row of D to the next [default: n]
-    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
-    ldd: Option<u64>,
+impl KindArgs {
+    /// A problem of that size, of one rank so far.
+    pub fn builder(&self, m: u64, n: u64, k: u64) -> ProblemBuilder {
+        let b = self.b.unwrap_or(self.a);
+        let d = self.d.unwrap_or(if self.a.is_fp8() { ElementType::Bf16 } else { self.a });
+        Problem::builder(m, n, k)
+            .elements(self.a, b, d)
+            .b_layout(self.b_layout)
+            .scaling(self.scaling)
+    }
 }
 
 /// Reads `nk` or `kn`.
@@ -91,12 +110,7 @@ pub fn scaling() -> impl TypedValueParser<Value = Scaling> {
 impl ProblemArgs {
     /// The problem, or what is wrong with it.
     pub fn problem(&self) -> Result<Problem, Error> {
-        let b = self.b.unwrap_or(self.a);
-        let d = self.d.unwrap_or(if self.a.is_fp8() { ElementType::Bf16 } else { self.a });
-        let mut builder = Problem::builder(self.m, self.n, self.k)
-            .elements(self.a, b, d)
-            .b_layout(self.b_layout)
-            .scaling(self.scaling);
+        let mut builder = self.kinds.builder(self.m, self.n, self.k);
         if let Some(ranks) = self.ranks {
             builder = builder.ranks(ranks);
         }

@@ -38,7 +38,7 @@ pub(super) fn run(
     }
     let mut pools = Pools::new(args.seed);
     let inputs = pools.inputs(&gpu, &problem, gpu.l2_bytes()?)?;
-    let mut check = Check::new(&mut pools, &problem, &inputs, true, args.seed);
+    let mut check = Check::new(&pools, &problem, &inputs, true, args.seed);
     check.set = inputs.sets.len() - 1;
     let place = contenders::Place {
         gpu: &gpu,

@@ -1,0 +1,245 @@
+//! `overlap-gemm predict`: what a step would take on machines that are not here.
+//!
+//! What belongs here: the arguments, and what they ask the library for. [`whatif`] is numbers of ranks side by side,
+//! [`check`] is predictions beside what a bench measured. Invariant: no figure of a machine is here; all are the
+//! library's, or the caller's.
+
+mod check;
+mod whatif;
+
+use std::path::PathBuf;
+
+use overlap_gemm::plan::Problem;
+use overlap_gemm::predict::{Engine, Machine, Setup, Strategy, timeline};
+
+use crate::exit::Failure;
+use crate::output::{OutputArgs, Target};
+use crate::problem_args::KindArgs;
+
+/// Predict what all-gather + GEMM would take, by number of ranks and link, without any GPU
+///
+/// A model of NVIDIA H200, with whatever link is named; docs/predicting.md says how far it was off where
+/// it could be compared.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    /// Rows of A and D, over all ranks
+    #[arg(long, required_unless_present = "check")]
+    m: Option<u64>,
+
+    /// Columns of each rank's B and D (of all ranks' together with --split-n)
+    #[arg(long, required_unless_present = "check")]
+    n: Option<u64>,
+
+    /// Columns of A, the summed dimension
+    #[arg(long, required_unless_present = "check")]
+    k: Option<u64>,
+
+    #[command(flatten)]
+    kinds: KindArgs,
+
+    /// Numbers of ranks
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [2, 4, 8])]
+    ranks: Vec<u64>,
+
+    /// Share n among the ranks: each has n ÷ ranks columns, rounded up to a multiple of 16
+    #[arg(long)]
+    split_n: bool,
+
+    /// What a GPU sends in a second, in GB; it receives as much besides [default: an H200's]
+    #[arg(long, value_name = "GB/s", help_heading = "Machine", allow_negative_numbers = true)]
+    link: Option<f64>,
+
+    /// The same to any one other GPU, where GPUs are connected in pairs [default: that of the link]
+    #[arg(long, value_name = "GB/s", help_heading = "Machine", allow_negative_numbers = true)]
+    peer_link: Option<f64>,
+
+    /// SMs of a GPU [default: an H200's]
+    #[arg(long, help_heading = "Machine")]
+    sms: Option<u32>,
+
+    /// Who moves the rows [default: a kernel or copy engines, by their size]
+    #[arg(long, value_enum, help_heading = "How it is carried out")]
+    engine: Option<Mover>,
+
+    /// Streams of copy engines [default: up to 2]
+    #[arg(long, help_heading = "How it is carried out")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
+    streams: Option<u32>,
+
+    /// Into how many pieces a shard is cut [default: by its size]
+    #[arg(long, help_heading = "How it is carried out")]
+    pieces: Option<u32>,
+
+    /// The strategy that --svg and --events draw
+    #[arg(long, value_enum, default_value_t = Drawn::Fused, help_heading = "What to show")]
+    strategy: Drawn,
+
+    /// The rank that --svg and --events draw [default: all of up to 4, else the first]
+    #[arg(long, help_heading = "What to show")]
+    rank: Option<u32>,
+
+    /// Draw the step into this file, as SVG; goes with one number of ranks
+    #[arg(long, value_name = "FILE", help_heading = "What to show")]
+    svg: Option<PathBuf>,
+
+    /// Write the step into this file as trace events, for ui.perfetto.dev
+    #[arg(long, value_name = "FILE", help_heading = "What to show")]
+    events: Option<PathBuf>,
+
+    /// Compare with what `bench all-gather-gemm --output` wrote, case by case
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "What to show")]
+    #[arg(conflicts_with_all = ["m", "n", "k", "split_n", "svg", "events", "engine", "streams", "pieces"])]
+    check: Vec<PathBuf>,
+
+    #[command(flatten)]
+    #[command(next_help_heading = "What to show")]
+    output: OutputArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  overlap-gemm predict --m 4096 --n 3584 --k 8192
+  overlap-gemm predict --m 8192 --n 28672 --k 8192 --split-n --ranks 2,4,8,16,72 --link 750
+  overlap-gemm predict --m 4096 --n 3584 --k 8192 --a e4m3 --scaling rows --link 190
+  overlap-gemm predict --m 4096 --n 1792 --k 4096 --ranks 8 --rank 0 --svg step.svg
+  overlap-gemm predict --check benches/results/2026-11-21-h200x2-all-gather-gemm-bf16.json";
+
+/// Who moves the rows.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Mover {
+    /// Copy engines
+    Copies,
+    /// A kernel before the product
+    Kernel,
+}
+
+/// What can be drawn.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Drawn {
+    /// The product of an A that is there
+    Plain,
+    /// One product that waits for its rows
+    Fused,
+    /// A product for each rank's rows
+    Pipelined,
+    /// All rows first
+    Sequential,
+}
+
+impl Drawn {
+    fn strategy(self) -> Strategy {
+        match self {
+            Drawn::Plain => Strategy::Plain,
+            Drawn::Fused => Strategy::Fused,
+            Drawn::Pipelined => Strategy::Pipelined,
+            Drawn::Sequential => Strategy::Sequential,
+        }
+    }
+}
+
+/// Predicts, and shows it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let machine = args.machine();
+    let output = args.output.open()?;
+    if !args.check.is_empty() {
+        let report = check::run(&machine, &args.check)?;
+        return output.write(&report, |stdout| write!(stdout, "{report}"));
+    }
+    let problems: Vec<Problem> =
+        args.ranks.iter().map(|&ranks| args.problem(ranks)).collect::<Result<_, _>>()?;
+    let drawing = args.drawing(&machine, &problems)?;
+    let shown = whatif::predict(machine, &problems, |setup, problem| args.fix(setup, problem))?;
+    output.write(&shown, |stdout| write!(stdout, "{shown}"))?;
+    drawing.map_or(Ok(()), Drawing::write)
+}
+
+impl Args {
+    fn machine(&self) -> Machine {
+        let mut machine = Machine::h200();
+        if let Some(gbps) = self.link {
+            machine = machine.with_link(gbps);
+        }
+        if let Some(gbps) = self.peer_link {
+            machine = machine.with_peer_link(gbps);
+        }
+        self.sms.map_or(machine, |sms| machine.with_sms(sms))
+    }
+
+    fn problem(&self, ranks: u64) -> Result<Problem, Failure> {
+        /// A row of D has to be a multiple of 16 bytes; so it is for every type.
+        const COLUMNS: u64 = 16;
+        // Clap has seen to it that they are there.
+        let [m, n, k] = [self.m, self.n, self.k].map(Option::unwrap_or_default);
+        let n = match self.split_n && ranks > 0 {
+            true => n.div_ceil(ranks).next_multiple_of(COLUMNS).min(n.max(1)),
+            false => n,
+        };
+        let problem = self.kinds.builder(m, n, k).ranks(ranks).build()?;
+        problem.check_tma_gathered()?;
+        Ok(problem)
+    }
+
+    /// What was asked for in place of what is usual.
+    fn fix(&self, mut setup: Setup, problem: &Problem) -> Setup {
+        setup = match (self.engine, setup.engine, self.streams) {
+            (Some(Mover::Kernel), ..) => setup.with_engine(Engine::Kernel, problem),
+            (Some(Mover::Copies), Engine::Kernel, streams) => {
+                setup.with_engine(Engine::CopyEngines { streams: streams.unwrap_or(1) }, problem)
+            }
+            (_, Engine::CopyEngines { .. }, Some(streams)) => {
+                setup.with_engine(Engine::CopyEngines { streams }, problem)
+            }
+            _ => setup,
+        };
+        setup.pieces = self.pieces.unwrap_or(setup.pieces);
+        setup
+    }
+
+    /// The pictures that were asked for; their files are opened before anything is printed.
+    fn drawing(&self, machine: &Machine, problems: &[Problem]) -> Result<Option<Drawing>, Failure> {
+        if self.svg.is_none() && self.events.is_none() {
+            return Ok(None);
+        }
+        let [problem] = problems else {
+            let message = "--svg and --events draw one step: give one number of --ranks";
+            return Err(Failure::Usage(message.into()));
+        };
+        /// More have no room on a page.
+        const MOST_DRAWN: u32 = 4;
+        let ranks = match self.rank {
+            Some(rank) => rank..rank.saturating_add(1),
+            None if problem.ranks() <= MOST_DRAWN => 0..problem.ranks(),
+            None => 0..1,
+        };
+        let strategy = self.strategy.strategy();
+        let setup = self.fix(Setup::usual(machine, problem, strategy)?, problem);
+        let title = format!("{problem}, {strategy}, predicted: {}", setup.kernel);
+        let timeline = timeline(machine, &setup.plan(problem)?, &setup, ranks)?;
+        let svg = self.svg.as_deref().map(Target::open).transpose()?;
+        let events = self.events.as_deref().map(Target::open).transpose()?;
+        Ok(Some(Drawing { title, timeline, svg, events }))
+    }
+}
+
+/// One step, to be drawn.
+struct Drawing {
+    title: String,
+    timeline: overlap_gemm::trace::Timeline,
+    svg: Option<Target>,
+    events: Option<Target>,
+}
+
+impl Drawing {
+    fn write(self) -> Result<(), Failure> {
+        if let Some(file) = self.svg {
+            let picture = self.timeline.to_svg(&self.title);
+            file.write(|file| file.write_all(picture.as_bytes()))?;
+        }
+        if let Some(file) = self.events {
+            let events = self.timeline.to_trace_events();
+            file.write(|file| file.write_all(events.as_bytes()))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+//! What a kernel is, as facts: for whoever chooses one, lists them, or asks how long it takes.
+//!
+//! What belongs here: the facts, their names, and the list of all kernels that can be compiled
+//! (`csrc/kernels.txt`). Invariant: nothing here needs a compiled kernel or a device; a name says all that a
+//! kernel is.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape, Tiling};
+
+/// The build's own reader of `csrc/kernels.txt`.
+#[path = "../../build/table.rs"]
+#[allow(dead_code, reason = "the build script uses all of it, this a part")]
+mod table;
+
+/// The most slices of K that any kernel works on at a time: `OG_MAX_SPLITS` of `csrc/overlap_gemm.h`.
+const MAX_SPLITS: u32 = 16;
+
+/// What one kernel is. Matrices are as the caller sees them: a kernel that computes the
+/// transposed product has its tile turned back here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Kernel {
+    /// `bf16_bf16_bf16_nk_128x256x64_2x1_cooperative`: what `GemmOptions::kernel` takes.
+    pub name: String,
+    /// The element types of A, B and D (also of C and of the bias).
+    pub elements: ElementTypes,
+    /// How B lies in memory.
+    pub b_layout: BLayout,
+    /// Rows and columns of D in one tile.
+    pub tile: TileShape,
+    /// K in one step.
+    pub tile_k: u32,
+    /// Tiles of one cluster of thread blocks.
+    pub cluster: ClusterShape,
+    /// Whether two groups of warps work on different tiles in turn, or both on one.
+    pub pingpong: bool,
+    /// Whether it computes D transposed, so that few rows fill the tensor cores.
+    pub transposed: bool,
+    /// Whether fp8 sums stay in the tensor cores for all of K, or are added up in f32 every 128.
+    pub fast_accumulation: bool,
+    /// The most slices of K it can work on at a time.
+    pub max_splits: u32,
+}
+
+impl Kernel {
+    /// The kernel of that name; `None` where the name says no kernel.
+    ///
+    /// ```
+    /// use overlap_gemm::predict::Kernel;
+    ///
+    /// let kernel = Kernel::from_name("bf16_bf16_bf16_nk_64x128x64_1x2_cooperative_transposed").unwrap();
+    /// assert_eq!((kernel.tile.m, kernel.cluster.n, kernel.max_splits), (64, 2, 16));
+    /// assert_eq!(Kernel::from_name("bf16"), None);
+    /// ```
+    pub fn from_name(name: &str) -> Option<Self> {
+        let mut words = name.split('_');
+        let mut element = || words.next()?.parse().ok();
+        let elements = ElementTypes { a: element()?, b: element()?, d: element()? };
+        let b_layout = match words.next()? {
+            "nk" => BLayout::Nk,
+            "kn" => BLayout::Kn,
+            _ => return None,
+        };
+        let mut extents = || -> Option<Vec<u32>> {
+            words.next()?.split('x').map(|extent| extent.parse().ok()).collect()
+        };
+        let ([m, n, tile_k], [cluster_m, cluster_n]) =
+            (extents()?.try_into().ok()?, extents()?.try_into().ok()?);
+        let pingpong = match words.next()? {
+            "pingpong" => true,
+            "cooperative" => false,
+            _ => return None,
+        };
+        let [mut transposed, mut fast_accumulation] = [false; 2];
+        for option in words {
+            match option {
+                "transposed" => transposed = true,
+                "fast" => fast_accumulation = true,
+                _ => return None,
+            }
+        }
+        // As `kCanSplit` in csrc/gemm_sm90.cuh.
+        let splits = !pingpong && u64::from(m) * u64::from(n) <= 128 * 128;
+        let kernel = Kernel {
+            name: name.to_owned(),
+            elements,
+            b_layout,
+            tile: TileShape { m, n },
+            tile_k,
+            cluster: ClusterShape { m: cluster_m, n: cluster_n },
+            pingpong,
+            transposed,
+            fast_accumulation,
+            max_splits: if splits { MAX_SPLITS } else { 1 },
+        };
+        let is_one = elements.check().is_ok() && kernel.tiling(1).check().is_ok() && tile_k > 0;
+        is_one.then_some(kernel)
+    }
+
+    /// How it cuts and sweeps the output.
+    pub fn tiling(&self, swizzle: u32) -> Tiling {
+        Tiling { tile: self.tile, cluster: self.cluster, swizzle }
+    }
+
+    /// Thread blocks of one cluster, and so the fewest SMs that it runs on.
+    pub fn cluster_size(&self) -> u32 {
+        self.cluster.m.saturating_mul(self.cluster.n).max(1)
+    }
+
+    /// Whether it computes products of these types and this layout, summed this way. How fp8 sums are
+    /// kept is no question for wider types.
+    pub fn serves(&self, elements: ElementTypes, layout: BLayout, fast_accumulation: bool) -> bool {
+        let sums = !elements.a.is_fp8() || self.fast_accumulation == fast_accumulation;
+        self.elements == elements && self.b_layout == layout && sums
+    }
+
+    /// What [`Kernel::serves`] looks at, in words.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn kind(&self) -> String {
+        kind(self.elements, self.b_layout, self.fast_accumulation)
+    }
+}
+
+/// Types, layout and accumulation in words: `e4m3 × e4m3 → bf16 (B as N×K, fast accumulation)`.
+pub(crate) fn kind(elements: ElementTypes, layout: BLayout, fast_accumulation: bool) -> String {
+    let ElementTypes { a, b, d } = elements;
+    let layout = match layout {
+        BLayout::Nk => "B as N×K",
+        BLayout::Kn => "B as K×N",
+    };
+    let sums = match (a.is_fp8(), fast_accumulation) {
+        (false, _) => "",
+        (true, true) => ", fast accumulation",
+        (true, false) => ", f32 accumulation",
+    };
+    format!("{a} × {b} → {d} ({layout}{sums})")
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.name)
+    }
+}
+
+/// Every kernel that can be compiled (`OVERLAP_GEMM_KERNELS=all`), whatever this binary has.
+///
+/// ```
+/// let all = overlap_gemm::predict::all_kernels();
+/// assert!(all.iter().any(|kernel| kernel.name == "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong"));
+/// ```
+pub fn all_kernels() -> &'static [Kernel] {
+    static ALL: OnceLock<Vec<Kernel>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let rows = table::read(include_str!("../../csrc/kernels.txt"), &table::Selection::All);
+        let rows = rows.unwrap_or_default(); // a test reads the same text
+        rows.iter().filter_map(|row| Kernel::from_name(&row.name)).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_of_the_table_is_a_kernel() {
+        let text = include_str!("../../csrc/kernels.txt");
+        let rows = table::read(text, &table::Selection::All).unwrap();
+        let names: Vec<_> = all_kernels().iter().map(|kernel| kernel.name.as_str()).collect();
+        let rows: Vec<_> = rows.iter().map(|row| row.name.as_str()).collect();
+        assert!(rows.len() > 50, "{rows:?}");
+        assert_eq!(names, rows);
+    }
+
+    #[test]
+    fn the_device_code_has_the_same_limit() {
+        let header = include_str!("../../csrc/overlap_gemm.h");
+        assert!(header.contains(&format!("#define OG_MAX_SPLITS {MAX_SPLITS}\n")));
+        let sources = include_str!("../../csrc/gemm_sm90.cuh");
+        assert!(sources.contains("kCanSplit = !kPingpong && kTileM * kTileN <= 128 * 128;"));
+    }
+
+    #[test]
+    fn what_is_no_kernel_has_no_name() {
+        let good = "e4m3_e4m3_bf16_nk_128x128x128_2x1_pingpong_fast";
+        assert!(Kernel::from_name(good).unwrap().fast_accumulation);
+        for bad in [
+            "",
+            "e4m3_e4m3_f32_nk_128x128x128_2x1_pingpong_fast",
+            "e4m3_e4m3_bf16_nm_128x128x128_2x1_pingpong_fast",
+            "e4m3_e4m3_bf16_nk_128x128_2x1_pingpong_fast",
+            "e4m3_e4m3_bf16_nk_128x128x0_2x1_pingpong_fast",
+            "e4m3_e4m3_bf16_nk_128x128x128_0x1_pingpong_fast",
+            "e4m3_e4m3_bf16_nk_128x128x128_2x1_pingpong_slow",
+            "e4m3_e4m3_bf16_nk_128x128x128_2x1",
+        ] {
+            assert_eq!(Kernel::from_name(bad), None, "{bad}");
+        }
+    }
+}

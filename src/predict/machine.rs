@@ -1,0 +1,219 @@
+//! What a machine can do, in numbers.
+//!
+//! What belongs here: plain figures, each something that could be measured by itself, and what follows from them for
+//! one product. Invariant: no figure is fitted to one shape; each says what it was fitted to, and
+//! docs/predicting.md says which measurements were held out.
+
+use super::kernel::Kernel;
+use super::product::Work;
+use super::setup::Engine;
+use crate::error::{Error, Result};
+
+/// The figures of GPUs that are all alike, and of what lies between them. A GB is 10⁹ bytes; directions of a link
+/// do not share its rate.
+///
+/// ```
+/// use overlap_gemm::predict::Machine;
+///
+/// // Half the link, everything else as it was.
+/// let machine = Machine::h200().with_link(185.0);
+/// assert_eq!(machine.link_gbps, 185.0);
+/// assert_eq!(machine.sms, Machine::h200().sms);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Machine {
+    /// SMs of a GPU.
+    pub sms: u32,
+    /// How long a product takes per second of the cost model that tells kernels apart: 16-bit inputs.
+    pub product_scale: f64,
+    /// The same for fp8.
+    pub product_scale_fp8: f64,
+    /// What memory gives and takes, in GB/s, all SMs together.
+    pub memory_gbps: f64,
+    /// From one kernel to the next on a stream, until tiles are computed, and from the last tile to the end, in µs.
+    pub launch_us: f64,
+    /// What a GPU sends, or receives, at most, in GB/s.
+    pub link_gbps: f64,
+    /// What a GPU sends to any one other, at most, in GB/s: less than the link's where GPUs are connected in pairs.
+    pub peer_gbps: f64,
+    /// What each copy costs the engine besides its bytes, in µs. Copies of two streams do not share it.
+    pub copy_us: f64,
+    /// From the end of a copy until its signal is seen, and the stream goes on, in µs.
+    pub signal_us: f64,
+    /// Until a step has begun, in µs: the ranks have told each other that they may, and the product behind that has
+    /// seen it.
+    pub begin_us: f64,
+    /// The same where the kernel that begins the step pushes as well: until its first byte leaves.
+    pub begin_push_us: f64,
+    /// What each piece that a kernel pushes costs besides its bytes, in µs.
+    pub push_us: f64,
+    /// A kernel that waits for rows, from their signals to what comes next, in µs.
+    pub await_us: f64,
+    /// How much longer a tile takes while the link is busy: its bytes take their part of memory and of the power limit.
+    pub busy_slowdown: f64,
+    /// How much of a time in which nothing is computed the next product gains: at the power limit a GPU that has
+    /// rested runs at a higher clock.
+    pub rest_gain: f64,
+    /// The largest part of its time that a product gains so.
+    pub rest_gain_most: f64,
+    /// What NCCL's all-gather costs besides its bytes, in µs.
+    pub nccl_us: f64,
+    /// What each rank but one adds to that, in µs.
+    pub nccl_rank_us: f64,
+    /// NCCL's share of the link's rate.
+    pub nccl_share: f64,
+    /// The same where NCCL sends little by another protocol: quicker to begin with, in µs, and slower, in GB/s.
+    pub nccl_small_us: f64,
+    /// See `nccl_small_us`.
+    pub nccl_small_gbps: f64,
+}
+
+impl Machine {
+    /// NVIDIA H200 with NVLink through NVSwitch. What each figure was fitted to, of files in `benches/results`:
+    ///
+    /// - `product_scale`, `product_scale_fp8`, `memory_gbps`, `launch_us`: `own` in `2026-11-21-h200-bench-gemm.json` (one
+    ///   GPU, 36 products).
+    /// - `link_gbps`, `copy_us`, `signal_us`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to
+    ///   32 MiB a rank, in one and four pieces, on one and two streams, and NCCL's.
+    /// - `begin_us`, `busy_slowdown`: `fused`, `beside` and `own` of the four bf16 cases of
+    ///   `2026-11-21-h200x2-beside.json` that copy engines gather.
+    /// - `begin_push_us`, `push_us`, `await_us`: 64×3584×8192 in `2026-11-21-h200x2-all-gather-gemm-bf16.json`, and the
+    ///   gather of 512 KiB alone (`2026-11-21-h200x2-all-gather-gemm.md`).
+    /// - `rest_gain`, `rest_gain_most`: `sequential` of 8192 and 16384 × 3584 × 8192 in the same JSON, and NCCL with
+    ///   cuBLAS on eight H200.
+    /// - `nccl_us`, `nccl_small_us`, `nccl_small_gbps`: `nccl-cublaslt` of 64, 256 and 2048 × 3584 × 8192 there.
+    pub const fn h200() -> Self {
+        Machine {
+            sms: 132,
+            product_scale: 0.715,
+            product_scale_fp8: 0.865,
+            memory_gbps: 4500.0,
+            launch_us: 3.5,
+            link_gbps: 380.0,
+            peer_gbps: 380.0,
+            copy_us: 3.5,
+            signal_us: 2.0,
+            begin_us: 8.0,
+            begin_push_us: 4.0,
+            push_us: 1.5,
+            await_us: 3.0,
+            busy_slowdown: 0.15,
+            rest_gain: 0.2,
+            rest_gain_most: 0.15,
+            nccl_us: 24.0,
+            nccl_rank_us: 3.0,
+            nccl_share: 0.92,
+            nccl_small_us: 4.0,
+            nccl_small_gbps: 110.0,
+        }
+    }
+
+    /// With another link, `gbps` in each direction and to each peer.
+    #[must_use]
+    pub const fn with_link(self, gbps: f64) -> Self {
+        Machine { link_gbps: gbps, peer_gbps: gbps, ..self }
+    }
+
+    /// With no more than `gbps` to any one peer.
+    #[must_use]
+    pub const fn with_peer_link(self, gbps: f64) -> Self {
+        Machine { peer_gbps: gbps, ..self }
+    }
+
+    /// With that many SMs, as fast as these each.
+    #[must_use]
+    pub const fn with_sms(self, sms: u32) -> Self {
+        Machine { sms, ..self }
+    }
+
+    /// An error if a figure makes no sense, or `kernel` does not fit on the SMs.
+    pub(super) fn check(&self, kernel: &Kernel) -> Result<()> {
+        let rates = [
+            ("the link's GB/s", self.link_gbps),
+            ("the GB/s to one peer", self.peer_gbps),
+            ("the memory's GB/s", self.memory_gbps),
+            ("NCCL's share of the link", self.nccl_share),
+            ("NCCL's GB/s for little", self.nccl_small_gbps),
+            ("the scale of products", self.product_scale),
+            ("the scale of fp8 products", self.product_scale_fp8),
+        ];
+        if let Some((what, rate)) =
+            rates.iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0))
+        {
+            let remedy = "give a figure that could be measured";
+            return Err(Error::mismatch(*what, rate, "a finite number above zero", remedy));
+        }
+        let costs = [
+            ("launch_us", self.launch_us),
+            ("copy_us", self.copy_us),
+            ("signal_us", self.signal_us),
+            ("begin_us", self.begin_us),
+            ("begin_push_us", self.begin_push_us),
+            ("push_us", self.push_us),
+            ("await_us", self.await_us),
+            ("busy_slowdown", self.busy_slowdown),
+            ("rest_gain", self.rest_gain),
+            ("nccl_us", self.nccl_us),
+            ("nccl_rank_us", self.nccl_rank_us),
+            ("nccl_small_us", self.nccl_small_us),
+        ];
+        if let Some((what, cost)) =
+            costs.iter().find(|(_, cost)| !(cost.is_finite() && *cost >= 0.0))
+        {
+            let remedy = "give a figure that could be measured";
+            return Err(Error::mismatch(*what, cost, "a finite number, not below zero", remedy));
+        }
+        if !(0.0..1.0).contains(&self.rest_gain_most) {
+            let remedy = "a product gains less than all of its time";
+            let what = "rest_gain_most";
+            return Err(Error::mismatch(what, self.rest_gain_most, "0 or more, below 1", remedy));
+        }
+        if self.sms < kernel.cluster_size() {
+            let remedy = "give the machine as many SMs as one cluster of the kernel has";
+            let (sms, least) = (self.sms.into(), kernel.cluster_size().into());
+            return Err(Error::out_of_range(
+                "the number of SMs",
+                sms,
+                least,
+                u32::MAX.into(),
+                remedy,
+            ));
+        }
+        Ok(())
+    }
+
+    /// What a product takes, on this machine.
+    pub(super) fn product(&self, work: &Work, fp8: bool) -> ProductTimes {
+        let scale = 1e6 * if fp8 { self.product_scale_fp8 } else { self.product_scale };
+        let waves = work.waves as f64;
+        let moving = 1e6 * work.moving(1e9 * self.memory_gbps) / waves;
+        let computing = scale * (work.unit + work.power / waves);
+        ProductTimes { unit: computing.max(moving), joining: scale * work.joining }
+    }
+
+    /// Until a step's first rows are sent, and its own rows may be read (unless a kernel pushes: then they are when it
+    /// is through), in µs.
+    pub(super) fn sends_at(&self, engine: Engine) -> f64 {
+        match engine {
+            Engine::Nccl => 0.0,
+            Engine::Kernel => self.begin_push_us,
+            Engine::CopyEngines { .. } => self.begin_us,
+        }
+    }
+
+    /// Bytes a µs from one GPU to one other.
+    pub(super) fn rate(&self) -> f64 {
+        1e3 * self.link_gbps.min(self.peer_gbps)
+    }
+}
+
+/// A product's parts, in µs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ProductTimes {
+    /// One unit of a cluster.
+    pub(super) unit: f64,
+    /// Adding up slices of K, once.
+    pub(super) joining: f64,
+}

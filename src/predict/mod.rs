@@ -1,0 +1,213 @@
+//! How long a step takes that nobody has run: a plan and a machine's figures, by discrete events.
+//!
+//! [`estimate()`] says when a step would end and what it waited for; [`timeline()`] says when every tile and every
+//! transfer would be, as the [`Timeline`] that executors record, so that both can be drawn side by side.
+//!
+//! ```text
+//!  Problem ──► Setup ───────► Plan ──┬──► transfers   which rows are where, and when
+//!  m n k       strategy, kernel      │       │
+//!  ranks       engine, pieces        └──► step        which worker computes what, and when
+//!                                            │
+//!  Machine: link, copies, kernels ───────────┴──► Estimate, Timeline
+//! ```
+//!
+//! Invariant: arithmetic only. No clock, no device, no feature: the same question has the same answer everywhere. The
+//! orders are the plan's own ([`TileOrder`](crate::plan::TileOrder), [`Transfers`](crate::plan::Transfers)); only
+//! times are made up here. `docs/predicting.md` says how well they agree with what was measured.
+//!
+//! What would the fused product take on eight H200, and what with half the link?
+//!
+//! ```
+//! use overlap_gemm::plan::Problem;
+//! use overlap_gemm::predict::{Machine, Setup, Strategy, estimate};
+//!
+//! let problem = Problem::builder(4096, 3584, 8192).ranks(8).build()?;
+//! let took = |machine: &Machine, strategy| -> overlap_gemm::Result<f64> {
+//!     let setup = Setup::usual(machine, &problem, strategy)?;
+//!     Ok(estimate(machine, &setup.plan(&problem)?, &setup)?.total.as_secs_f64() * 1e6)
+//! };
+//! let (whole, half) = (Machine::h200(), Machine::h200().with_link(190.0));
+//! let (plain, fused) = (took(&whole, Strategy::Plain)?, took(&whole, Strategy::Fused)?);
+//! let sequential = took(&whole, Strategy::Sequential)?;
+//! assert!(plain < fused && fused < sequential, "{plain} {fused} {sequential}");
+//! assert!(took(&half, Strategy::Fused)? > fused);
+//! # Ok::<(), overlap_gemm::Error>(())
+//! ```
+
+mod kernel;
+mod machine;
+mod product;
+mod setup;
+mod step;
+mod transfers;
+
+use std::time::Duration;
+
+#[cfg(feature = "cuda")]
+pub(crate) use kernel::kind;
+pub use kernel::{Kernel, all_kernels};
+pub use machine::Machine;
+pub use product::Choice;
+#[cfg(feature = "cuda")]
+pub(crate) use product::{cheapest, cost, most_splits, square_waves};
+pub use setup::{Engine, Setup, Strategy};
+
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::trace::{TileEvent, Timeline, TransferEvent};
+use step::{Outcome, Step, duration};
+use transfers::Gather;
+
+/// A step's time, and what explains it: of the rank that is through last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct Estimate {
+    /// From the end of the step before to the end of this one.
+    pub total: Duration,
+    /// When the first tile could be computed.
+    pub first_tile: Duration,
+    /// When the last rows were there.
+    pub gathered: Duration,
+    /// What a worker waited for rows after the first tile, in the mean.
+    pub waited: Duration,
+    /// What the link's traffic cost a worker, in the mean.
+    pub slowed: Duration,
+    /// From the end of the worker that was through first to that of the last.
+    pub tail: Duration,
+}
+
+/// How long a step of `plan` takes under `setup`, whose kernel the plan has to be cut for ([`Setup::plan`]).
+///
+/// Costs some microseconds to some hundred, by the number of tiles whose rows are not there from the beginning; with
+/// unequal shards, so much for each rank.
+pub fn estimate(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<Estimate> {
+    check(machine, plan, setup)?;
+    let gather = Gather::new(machine, plan, setup.engine);
+    let step = Step { machine, plan, setup, gather: &gather };
+    let mut slowest: Option<(u32, Outcome)> = None;
+    for rank in to_compute(plan, setup, &gather) {
+        let outcome = step.run(rank, None)?;
+        if slowest.is_none_or(|(_, before)| outcome.end > before.end) {
+            slowest = Some((rank, outcome));
+        }
+    }
+    let (rank, outcome) = slowest.unwrap_or_default();
+    Ok(outcome.estimate(gathered(&gather, setup, rank)))
+}
+
+/// When every tile and every transfer of `ranks` would be in a step of `plan` under `setup`.
+///
+/// ```
+/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::predict::{Machine, Setup, Strategy, timeline};
+///
+/// let machine = Machine::h200();
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
+/// let setup = Setup::usual(&machine, &problem, Strategy::Fused)?;
+/// let timeline = timeline(&machine, &setup.plan(&problem)?, &setup, 0..2)?;
+/// println!("{}", timeline.summaries()[0]);
+/// let picture = timeline.to_svg("what should happen");
+/// # assert!(picture.contains("rank 1"));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+pub fn timeline(
+    machine: &Machine,
+    plan: &Plan,
+    setup: &Setup,
+    ranks: std::ops::Range<u32>,
+) -> Result<Timeline> {
+    check(machine, plan, setup)?;
+    if let Some(last) = ranks.clone().last() {
+        plan.problem().shards().check_rank(last)?;
+    }
+    let gather = Gather::new(machine, plan, setup.engine);
+    let step = Step { machine, plan, setup, gather: &gather };
+    let mut timeline = Timeline::default();
+    for rank in ranks {
+        let mut record = |tile: TileEvent| timeline.tiles.push(tile);
+        step.run(rank, Some(&mut record))?;
+        if setup.strategy == Strategy::Plain {
+            continue;
+        }
+        timeline.transfers.extend(gather.received(rank).into_iter().map(|sent| TransferEvent {
+            from: sent.from,
+            to: sent.to,
+            epoch: 0,
+            chunk: sent.chunk,
+            begin: duration(sent.begin),
+            signalled: duration(sent.signalled),
+        }));
+    }
+    Ok(timeline)
+}
+
+/// The ranks that are looked at to know the slowest: one, where all do the same at the same time.
+fn to_compute(
+    plan: &Plan,
+    setup: &Setup,
+    gather: &Gather<'_>,
+) -> impl Iterator<Item = u32> + use<> {
+    /// Where ranks differ only by how tiles straddle their shards, so many of them tell enough.
+    const ENOUGH: u32 = 8;
+    let (problem, tiling) = (plan.problem(), plan.options().tiling);
+    let unit_rows = u64::from(tiling.tile.m) * u64::from(tiling.cluster.m);
+    let shard = problem.shards().rows(0).len() as u64;
+    let equal = u64::from(problem.m()) == shard * u64::from(problem.ranks());
+    // Each rank's order of tiles is that of any other, turned round.
+    let turned = equal && shard.is_multiple_of(unit_rows);
+    let (ranks, some) = match (setup.strategy, gather.alike()) {
+        (Strategy::Plain, _) => (1, 1),
+        (Strategy::Fused, true) if !turned => (problem.ranks(), ENOUGH),
+        (_, true) => (1, 1),
+        (_, false) => (problem.ranks(), problem.ranks()),
+    };
+    (0..ranks).step_by(ranks.div_ceil(some) as usize)
+}
+
+fn gathered(gather: &Gather<'_>, setup: &Setup, rank: u32) -> f64 {
+    match setup.strategy {
+        Strategy::Plain => 0.0,
+        _ => gather.ready(rank).into_iter().fold(0.0, f64::max),
+    }
+}
+
+impl Outcome {
+    fn estimate(&self, gathered: f64) -> Estimate {
+        let mean = |all: f64| duration(all / self.workers.max(1) as f64);
+        Estimate {
+            total: duration(self.end),
+            first_tile: duration(self.first_tile),
+            gathered: duration(gathered),
+            waited: mean(self.waited),
+            slowed: mean(self.slowed),
+            tail: duration(self.tail),
+        }
+    }
+}
+
+fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
+    let (asked, cut) = (setup.kernel.tiling(setup.swizzle), plan.options().tiling);
+    if asked != cut {
+        let remedy = "make the plan with Setup::plan";
+        let text = |tiling| format!("{tiling:?}");
+        return Err(Error::mismatch("the plan's tiling", text(cut), text(asked), remedy));
+    }
+    let piecewise = matches!(setup.strategy, Strategy::Fused | Strategy::Pipelined);
+    if setup.engine == Engine::Nccl && piecewise {
+        return Err(Error::Unsupported {
+            what: "waiting for some of the rows that NCCL gathers".into(),
+            why: "it tells nothing before all of them are there".into(),
+            remedy: "predict Strategy::Sequential, or another engine",
+        });
+    }
+    if setup.splits == 0 || setup.splits > setup.kernel.max_splits {
+        let (splits, most) = (setup.splits.into(), setup.kernel.max_splits.into());
+        let remedy = "cut K into no more slices than the kernel can";
+        return Err(Error::out_of_range("the number of splits", splits, 1, most, remedy));
+    }
+    machine.check(&setup.kernel)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! What one product costs on which kernel, and which kernel is the cheapest.
+//!
+//! What belongs here: arithmetic over a kernel's facts, a problem and a number of SMs. Invariant: the figures
+//! here tell kernels apart, and are the same on every machine; what they are in seconds of one machine,
+//! [`Machine`](super::Machine) says.
+
+use super::kernel::Kernel;
+use crate::element::ElementType;
+use crate::plan::{Problem, Scaling};
+
+/// A kernel and how to run it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Choice {
+    /// The kernel's place in the list.
+    pub kernel: usize,
+    /// Unit rows that sweep over the columns together.
+    pub swizzle: u32,
+    /// Slices that K is cut into.
+    pub splits: u32,
+}
+
+impl Choice {
+    /// That kernel, run that way.
+    pub const fn new(kernel: usize, swizzle: u32, splits: u32) -> Self {
+        Choice { kernel, swizzle, splits }
+    }
+}
+
+/// The most slices that the kernel can cut this K into: each has at least one step.
+pub(crate) fn most_splits(kernel: &Kernel, problem: &Problem) -> u32 {
+    kernel.max_splits.min(problem.k().div_ceil(kernel.tile_k)).max(1)
+}
+
+/// As many unit rows together as make the part of D that is computed at a time about square, so that
+/// A and B are read about equally often; a little flatter, which was seen to be faster.
+pub(crate) fn square_waves(kernel: &Kernel, problem: &Problem, sms: u32) -> u32 {
+    let [rows, columns] = unit(kernel).map(|extent| extent as f64);
+    let clusters = f64::from((sms / kernel.cluster_size()).max(1));
+    let together = (clusters * columns / rows).sqrt() / 1.4;
+    let all = (f64::from(problem.m()) / rows).ceil() as u32;
+    // A power of two below, so that whole sweeps fill the usual, even, shapes.
+    let together = (together as u32).clamp(1, 8).min(all.max(1));
+    1 << together.ilog2()
+}
+
+/// Rows and columns of what one cluster computes at a time.
+fn unit(kernel: &Kernel) -> [u64; 2] {
+    let extent = |tile: u32, cluster: u32| u64::from(tile) * u64::from(cluster);
+    [extent(kernel.tile.m, kernel.cluster.m), extent(kernel.tile.n, kernel.cluster.n)]
+}
+
+/// The candidate with the least cost; among equals the one with the larger tile, then with fewer
+/// splits, then the first.
+pub(crate) fn cheapest(
+    kernels: &[Kernel],
+    problem: &Problem,
+    all: &[Choice],
+    sms: u32,
+) -> Option<Choice> {
+    /// Costs that differ by less are equal: the model is not that good.
+    const SAME: f64 = 0.999;
+    let area = |choice: &Choice| {
+        let tile = kernels[choice.kernel].tile;
+        u64::from(tile.m) * u64::from(tile.n)
+    };
+    let mut best: Option<(f64, Choice)> = None;
+    for choice in all {
+        let cost = cost(&kernels[choice.kernel], problem, choice.splits, sms);
+        let better = match &best {
+            None => true,
+            Some((least, _)) if cost < least * SAME => true,
+            Some((least, _)) if cost * SAME > *least => false,
+            Some((_, old)) => {
+                (area(choice), old.splits, old.kernel) > (area(old), choice.splits, choice.kernel)
+            }
+        };
+        if better {
+            best = Some((cost, *choice));
+        }
+    }
+    best.map(|(_, choice)| choice)
+}
+
+// The figures below are fitted to times of the kernels on one H200: 349 products, M from 1 to 16384, N
+// and K those of transformer layers, in bf16 and fp8, each with every kernel, several sweeps and numbers of
+// slices. What is chosen takes 1.7 % longer than the best of them, in the geometric mean. The figures tell
+// kernels apart; none is a rate of the hardware.
+
+/// Operations a second of one SM's tensor cores on 16-bit inputs, and how much faster fp8 is.
+const SM_FLOPS: f64 = 3.96e12;
+const FP8_SPEEDUP: f64 = 2.37;
+/// Bytes a second from device memory, to one SM.
+const MEMORY_TO_ONE: f64 = 5.8e10;
+/// Bytes a second from the L2 cache, to all SMs together and to one alone.
+const CACHE: f64 = 8.9e12;
+const CACHE_TO_ONE: f64 = 9.2e10;
+/// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
+/// the power limit leaves them, and moving bytes takes power.
+const CACHE_POWER: f64 = 1.7e-14;
+/// Seconds from the last sums of a 128 by 256 tile to the next tile's first; how much more that is with
+/// scales for rows and columns; and the part that shows where the other group computes meanwhile.
+const FINISH: f64 = 1.0e-6;
+const FINISH_ROWS: f64 = 2.0;
+const FINISH_BESIDE_ANOTHER: f64 = 0.14;
+/// What one group of two that take turns loses where it has no other to take turns with.
+const ALONE: f64 = 0.14;
+/// Seconds that slices of K cost: for meeting, for each slice, and for each time that all blocks have to
+/// meet once more.
+const SPLIT: f64 = 1.1e-6;
+const SLICE: f64 = 8.4e-7;
+const SPLIT_WAVE: f64 = 7.6e-6;
+
+/// What a product consists of, in seconds of the figures above.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    /// Clusters that compute at a time.
+    pub(super) clusters: u64,
+    /// How often each of them computes a unit (or a slice of one), at most.
+    pub(super) waves: u64,
+    /// One unit: its sums and what comes after them.
+    pub(super) unit: f64,
+    /// What a lone group of warps loses.
+    alone: f64,
+    /// Bytes from and to memory, and the SMs that are busy with them.
+    bytes: f64,
+    busy_sms: f64,
+    /// Adding up slices of K.
+    pub(super) joining: f64,
+    /// What bytes from the cache cost where they are hidden.
+    pub(super) power: f64,
+}
+
+impl Work {
+    /// The product of `problem` with K in `splits` slices, on `sms` SMs.
+    pub(super) fn new(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> Self {
+        let [unit_m, unit_n] = unit(kernel);
+        let units =
+            u64::from(problem.m()).div_ceil(unit_m) * u64::from(problem.n()).div_ceil(unit_n);
+        // Slices of a tile lie side by side (clusters_in_order in abi.cu).
+        let clusters = sms / kernel.cluster_size();
+        let clusters = u64::from((clusters - clusters % splits).max(1));
+        let work = units * u64::from(splits);
+        let waves = work.div_ceil(clusters);
+        let busy_sms = (work.min(clusters) * u64::from(kernel.cluster_size())) as f64;
+
+        let (m, n) = (f64::from(kernel.tile.m), f64::from(kernel.tile.n));
+        let steps = problem.k().div_ceil(kernel.tile_k).div_ceil(splits);
+        let k = f64::from(steps) * f64::from(kernel.tile_k);
+        let size = |element: ElementType| f64::from(element.size());
+        let (a, b, d) = {
+            let types = problem.elements();
+            (size(types.a), size(types.b), size(types.d))
+        };
+        let rate = SM_FLOPS * if problem.elements().a.is_fp8() { FP8_SPEEDUP } else { 1.0 };
+        let multiply = 2.0 * m * n * k / (rate * efficiency(m * n, kernel.pingpong));
+        // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
+        let rows = m.min(f64::from(problem.m()));
+        let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
+        let loaded = (rows * a / cluster_n + n * b / cluster_m) * k;
+        let load = loaded / CACHE_TO_ONE.min(CACHE / busy_sms);
+        let shown = if kernel.pingpong { FINISH_BESIDE_ANOTHER } else { 1.0 };
+        let scaling = if problem.scaling() == Scaling::Rows { FINISH_ROWS } else { 1.0 };
+        let finish = FINISH * (m * n) / 32768.0 * shown * scaling;
+        let alone = if kernel.pingpong && waves == 1 { ALONE * multiply } else { 0.0 };
+
+        let (all_m, all_n, all_k) =
+            (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
+        let bytes = all_m * all_k * a + all_n * all_k * b + all_m * all_n * d;
+        let blocks = work as f64 * f64::from(kernel.cluster_size());
+        let joining = match splits {
+            1 => 0.0,
+            _ => {
+                let sums = 2.0 * 4.0 * m * n * blocks / CACHE;
+                SPLIT + SLICE * f64::from(splits) + SPLIT_WAVE * (waves - 1) as f64 + sums
+            }
+        };
+        let power = CACHE_POWER * loaded * blocks;
+        let unit = multiply.max(load) + finish;
+        Work { clusters, waves, unit, alone, bytes, busy_sms, joining, power }
+    }
+}
+
+impl Work {
+    /// Seconds that its bytes take from a memory that gives so many a second to all SMs.
+    pub(super) fn moving(&self, memory: f64) -> f64 {
+        self.bytes / memory.min(MEMORY_TO_ONE * self.busy_sms)
+    }
+}
+
+/// Seconds that the product should take, launch apart.
+pub(crate) fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
+    let work = Work::new(kernel, problem, splits, sms);
+    let computing = work.waves as f64 * work.unit + work.alone;
+    let moving = work.moving(f64::INFINITY);
+    computing.max(moving) + work.joining + work.power
+}
+
+/// The share of the peak that tiles of so many outputs reach. Where two groups take turns, the tensor
+/// cores work on one tile while another is finished, so smaller tiles suffice.
+fn efficiency(outputs: f64, pingpong: bool) -> f64 {
+    let steps: &[(f64, f64)] = match pingpong {
+        true => &[(1.4, 1.02), (1.0, 1.0), (0.75, 0.97), (0.5, 0.83), (0.0, 0.88)],
+        false => &[(0.75, 1.0), (0.5, 0.87), (0.4, 0.85), (0.25, 0.88), (0.0, 0.26)],
+    };
+    let share = outputs / if pingpong { 16384.0 } else { 32768.0 };
+    steps.iter().find(|(least, _)| share >= *least).map_or(0.0, |(_, efficiency)| *efficiency)
+}

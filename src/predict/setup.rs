@@ -1,0 +1,236 @@
+//! How a step is carried out: the strategy, who moves the rows, in how many pieces, and which kernel multiplies.
+//!
+//! What belongs here: the values, and what the GPU executor takes where nothing is asked for. Invariant: a setup's
+//! kernel computes what its problem asks for.
+
+use std::fmt;
+
+use super::kernel::{Kernel, kind};
+use super::machine::Machine;
+use super::product::{Choice, cheapest, most_splits, square_waves};
+use crate::error::{Error, Result};
+use crate::plan::{Plan, PlanOptions, Problem};
+
+/// In which order gathering and multiplying go: the names that `cuda::Strategy` has, and the product alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+#[non_exhaustive]
+pub enum Strategy {
+    /// The product of an A that is there: what nothing that gathers is faster than.
+    Plain,
+    /// One product that waits, tile by tile, for the rows that it needs.
+    Fused,
+    /// A product for each rank's rows, one after the other, each behind its rows.
+    Pipelined,
+    /// All rows first, then one product.
+    Sequential,
+}
+
+impl Strategy {
+    /// All of them, the plain product first.
+    pub const ALL: [Strategy; 4] =
+        [Strategy::Plain, Strategy::Fused, Strategy::Pipelined, Strategy::Sequential];
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Strategy::Plain => "plain",
+            Strategy::Fused => "fused",
+            Strategy::Pipelined => "pipelined",
+            Strategy::Sequential => "sequential",
+        })
+    }
+}
+
+/// Who moves the rows: as `cuda::Engine`, which has one more that chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Engine {
+    /// Copy engines, by so many streams.
+    CopyEngines {
+        /// At least one.
+        streams: u32,
+    },
+    /// A kernel before the product.
+    Kernel,
+    /// NCCL, which tells nothing before all rows are there.
+    Nccl,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Engine::CopyEngines { streams: 1 } => f.write_str("copy engines on one stream"),
+            Engine::CopyEngines { streams } => write!(f, "copy engines on {streams} streams"),
+            Engine::Kernel => f.write_str("a kernel"),
+            Engine::Nccl => f.write_str("NCCL"),
+        }
+    }
+}
+
+/// Shards of no more than so many bytes are pushed by a kernel, pieces are no smaller, and no more than so many: the
+/// rules of `src/cuda/gather/engines.rs`. `predict --check` notices where they differ.
+const SMALL_SHARD: u128 = 4 << 20;
+const SMALLEST_PIECE: u128 = 8 << 20;
+const MOST_PIECES: u128 = 2;
+
+impl Engine {
+    /// What the GPU executor takes for `problem` where GPUs reach each other's memory.
+    pub fn usual(problem: &Problem) -> Self {
+        if shard_bytes(problem) <= SMALL_SHARD {
+            Engine::Kernel
+        } else {
+            Engine::CopyEngines { streams: problem.ranks().saturating_sub(1).clamp(1, 2) }
+        }
+    }
+
+    /// Into how many pieces it then cuts a shard.
+    pub fn usual_pieces(self, problem: &Problem) -> u32 {
+        let pieces = match self {
+            Engine::Nccl => 1,
+            _ => (shard_bytes(problem) / SMALLEST_PIECE).clamp(1, MOST_PIECES) as u32,
+        };
+        pieces.min(problem.shards().most_rows())
+    }
+}
+
+fn shard_bytes(problem: &Problem) -> u128 {
+    problem.row_bytes(&(0..problem.shards().most_rows()))
+}
+
+/// Everything that a step's time depends on besides the problem and the machine.
+///
+/// ```
+/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::predict::{Engine, Machine, Setup, Strategy};
+///
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(8).build()?;
+/// let usual = Setup::usual(&Machine::h200(), &problem, Strategy::Fused)?;
+/// assert_eq!(usual.engine, Engine::CopyEngines { streams: 2 });
+/// assert_eq!(usual.plan(&problem)?.chunks().len(), 8);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setup {
+    /// In which order gathering and multiplying go.
+    pub strategy: Strategy,
+    /// Who moves the rows.
+    pub engine: Engine,
+    /// Into how many pieces each shard is cut.
+    pub pieces: u32,
+    /// What multiplies.
+    pub kernel: Kernel,
+    /// Unit rows that sweep over the columns together.
+    pub swizzle: u32,
+    /// Slices that K is cut into.
+    pub splits: u32,
+}
+
+impl Setup {
+    /// What the GPU executor would choose, had it been built with every kernel.
+    pub fn usual(machine: &Machine, problem: &Problem, strategy: Strategy) -> Result<Self> {
+        Self::of_kernels(super::all_kernels(), machine, problem, strategy)
+    }
+
+    /// What it would choose of these kernels.
+    pub fn of_kernels(
+        kernels: &[Kernel],
+        machine: &Machine,
+        problem: &Problem,
+        strategy: Strategy,
+    ) -> Result<Self> {
+        let part = part_of(problem, strategy)?;
+        let serves = |kernel: &Kernel| kernel.serves(problem.elements(), problem.b_layout(), true);
+        let fits = |kernel: &Kernel| serves(kernel) && kernel.cluster_size() <= machine.sms;
+        let choices: Vec<Choice> = (kernels.iter().enumerate())
+            .filter(|(_, kernel)| fits(kernel))
+            .flat_map(|(index, kernel)| {
+                let swizzle = square_waves(kernel, &part, machine.sms);
+                let splits = 1..=most_splits(kernel, &part);
+                splits.map(move |splits| Choice::new(index, swizzle, splits))
+            })
+            .collect();
+        let Some(choice) = cheapest(kernels, &part, &choices, machine.sms) else {
+            return Err(Error::Unsupported {
+                what: format!(
+                    "the product {} on the GPU",
+                    kind(problem.elements(), problem.b_layout(), true)
+                ),
+                why: "no kernel computes it".into(),
+                remedy: "use bf16, f16 or e4m3 inputs with B as N×K",
+            });
+        };
+        let engine = Engine::usual(problem);
+        Ok(Setup {
+            strategy,
+            engine,
+            pieces: engine.usual_pieces(problem),
+            kernel: kernels[choice.kernel].clone(),
+            swizzle: choice.swizzle,
+            splits: choice.splits,
+        })
+    }
+
+    /// With that engine, and the pieces that go with it.
+    #[must_use]
+    pub fn with_engine(mut self, engine: Engine, problem: &Problem) -> Self {
+        (self.engine, self.pieces) = (engine, engine.usual_pieces(problem));
+        self
+    }
+
+    /// The plan of `problem` that is carried out so.
+    pub fn plan(&self, problem: &Problem) -> Result<Plan> {
+        let tiling = self.kernel.tiling(self.swizzle);
+        Plan::new(problem, PlanOptions { chunks_per_shard: Some(self.pieces), tiling })
+    }
+}
+
+/// What one product of a strategy multiplies at most.
+pub(super) fn part_of(problem: &Problem, strategy: Strategy) -> Result<Problem> {
+    match strategy {
+        Strategy::Pipelined => problem.truncated(problem.shards().most_rows()),
+        _ => Ok(problem.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::ElementType;
+
+    fn usual(m: u64, ranks: u64) -> Setup {
+        let problem = Problem::builder(m, 3584, 8192).ranks(ranks).build().unwrap();
+        Setup::usual(&Machine::h200(), &problem, Strategy::Fused).unwrap()
+    }
+
+    #[test]
+    fn the_engine_goes_by_size() {
+        // The same as in src/cuda/gather/engines.rs.
+        let of = |setup: &Setup| (setup.engine, setup.pieces);
+        assert_eq!(of(&usual(64, 4)), (Engine::Kernel, 1));
+        assert_eq!(of(&usual(4096, 4)), (Engine::CopyEngines { streams: 2 }, 2));
+        assert_eq!(of(&usual(4096, 2)), (Engine::CopyEngines { streams: 1 }, 2));
+        assert_eq!(of(&usual(2, 2)), (Engine::Kernel, 1));
+    }
+
+    #[test]
+    fn what_no_kernel_computes_is_refused() {
+        let problem = Problem::builder(64, 64, 64)
+            .elements(ElementType::F32, ElementType::F32, ElementType::F32)
+            .build()
+            .unwrap();
+        let error = Setup::usual(&Machine::h200(), &problem, Strategy::Plain).unwrap_err();
+        assert!(error.to_string().starts_with("the product f32 × f32 → f32"), "{error}");
+    }
+
+    #[test]
+    fn a_pipelined_product_is_that_of_one_shard() {
+        let problem = Problem::builder(128, 3584, 8192).ranks(8).build().unwrap();
+        let setup = Setup::usual(&Machine::h200(), &problem, Strategy::Pipelined).unwrap();
+        assert_eq!(setup.kernel.tile.m, 16);
+    }
+}

@@ -1,0 +1,268 @@
+//! One step of one rank: which worker computes what when.
+//!
+//! Clusters of SMs take units of work as the device's scheduler does (`csrc/async_input_scheduler.cuh`): cluster c
+//! the units c, c + clusters, …; slices of one unit's K lie side by side. A unit waits for the last chunk that its rows
+//! touch. Invariant: times are µs from the end of what was before the step; a worker computes one unit at a time.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::machine::{Machine, ProductTimes};
+use super::product::Work;
+use super::setup::{Setup, Strategy, part_of};
+use super::transfers::{Busy, Gather};
+use crate::error::Result;
+use crate::plan::{Chunks, Plan, Problem, Shards, Tile, TileOrder};
+use crate::trace::TileEvent;
+
+/// Who wants to hear of each tile, if anybody.
+pub(super) type Record<'a> = Option<&'a mut dyn FnMut(TileEvent)>;
+
+/// What became of one rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Outcome {
+    /// The end of its last tile, and of what comes after.
+    pub(super) end: f64,
+    /// When its first tile could be computed.
+    pub(super) first_tile: f64,
+    /// What all workers waited for rows.
+    pub(super) waited: f64,
+    /// How many workers there were.
+    pub(super) workers: u64,
+    /// From the end of the worker that was through first to that of the last.
+    pub(super) tail: f64,
+    /// What the link's traffic cost all workers.
+    pub(super) slowed: f64,
+}
+
+/// One rank's step under a setup.
+pub(super) struct Step<'a> {
+    pub(super) machine: &'a Machine,
+    pub(super) plan: &'a Plan,
+    pub(super) setup: &'a Setup,
+    pub(super) gather: &'a Gather<'a>,
+}
+
+/// How a product runs: its work, the time of a unit, and what the link takes from it.
+struct Product {
+    work: Work,
+    times: ProductTimes,
+    splits: u64,
+    busy: Busy,
+    slowdown: f64,
+}
+
+impl Step<'_> {
+    /// What `rank` does, and each of its tiles to `record`.
+    pub(super) fn run(&self, rank: u32, record: Record<'_>) -> Result<Outcome> {
+        match self.setup.strategy {
+            Strategy::Plain => self.run_behind(rank, 0.0, record),
+            Strategy::Fused => self.run_fused(rank, record),
+            Strategy::Pipelined => self.run_pipelined(rank, record),
+            Strategy::Sequential => {
+                let ready = self.gather.ready(rank).into_iter().fold(0.0, f64::max);
+                let waits = !matches!(self.setup.engine, super::Engine::Nccl);
+                let awaited = if waits { self.machine.await_us } else { 0.0 };
+                self.run_behind(rank, ready + awaited, record)
+            }
+        }
+    }
+
+    /// The product of `problem` after nothing was computed for `rested`.
+    fn product(&self, problem: &Problem, busy: Busy, rested: f64) -> Product {
+        let Setup { kernel, splits, .. } = self.setup;
+        let work = Work::new(kernel, problem, *splits, self.machine.sms);
+        let mut times = self.machine.product(&work, problem.elements().a.is_fp8());
+        let gained = self.machine.rest_gain * rested / (times.unit * work.waves as f64);
+        times.unit *= 1.0 - gained.min(self.machine.rest_gain_most);
+        let slowdown = self.machine.busy_slowdown * busy.share;
+        Product { work, times, splits: u64::from(*splits), busy, slowdown }
+    }
+
+    fn run_fused(&self, rank: u32, record: Record<'_>) -> Result<Outcome> {
+        let order = self.plan.tile_order(rank)?;
+        let ready = Ready::Chunks(self.gather.ready(rank));
+        let own_at = self.gather.own_at(rank);
+        let product = self.product(self.plan.problem(), self.gather.busy(rank), own_at);
+        let launched = own_at + self.machine.launch_us;
+        let event = TileEvent { rank, ..nothing() };
+        Ok(product.run(&order, launched, &ready, event, record))
+    }
+
+    /// One product that waits for nothing, from `start` on.
+    fn run_behind(&self, rank: u32, start: f64, record: Record<'_>) -> Result<Outcome> {
+        let order = self.plan.tile_order(rank)?;
+        let product = self.product(self.plan.problem(), Busy::default(), start);
+        let launched = start + self.machine.launch_us;
+        let event = TileEvent { rank, ..nothing() };
+        Ok(product.run(&order, launched, &Ready::All, event, record))
+    }
+
+    fn run_pipelined(&self, rank: u32, mut record: Record<'_>) -> Result<Outcome> {
+        let problem = self.plan.problem();
+        let (shards, ranks) = (problem.shards(), problem.ranks());
+        let ready = self.gather.ready(rank);
+        let busy = self.gather.busy(rank);
+        let mut last: Option<(Problem, TileOrder)> = None;
+        let mut all = Outcome::default();
+        let mut now = 0.0f64;
+        for round in 0..ranks {
+            let of = (rank + round) % ranks;
+            let rows = shards.rows(of).len() as u32;
+            if rows == 0 {
+                continue;
+            }
+            let chunks = self.plan.chunks().of_rank(of);
+            let there = chunks.clone().map(|chunk| ready[chunk as usize]).fold(0.0, f64::max);
+            let awaited = if of == rank { 0.0 } else { self.machine.await_us };
+            let start = now.max(there) + awaited;
+            // Most shards are as large as the one before.
+            let (part, order) = match last.take() {
+                Some((part, order)) if part.m() == rows => (part, order),
+                _ => self.part(rows)?,
+            };
+            let rested = if now == 0.0 { start } else { 0.0 };
+            let product = self.product(&part, busy, rested);
+            let event = TileEvent { rank, product: round, chunk: chunks.end - 1, ..nothing() };
+            let launched = start + self.machine.launch_us;
+            let again = record.as_deref_mut().map(|record| record as &mut dyn FnMut(TileEvent));
+            let outcome = product.run(&order, launched, &Ready::All, event, again);
+            last = Some((part, order));
+            if all.workers == 0 {
+                all.first_tile = outcome.first_tile;
+            }
+            all.waited += (start - now) * outcome.workers as f64;
+            all.slowed += outcome.slowed;
+            (all.workers, all.tail) = (all.workers.max(outcome.workers), outcome.tail);
+            now = outcome.end;
+        }
+        all.end = now;
+        Ok(all)
+    }
+
+    /// The product of one rank's rows, and the order of its tiles.
+    fn part(&self, rows: u32) -> Result<(Problem, TileOrder)> {
+        let problem = self.plan.problem();
+        let part = part_of(problem, Strategy::Pipelined)?.truncated(rows)?;
+        let one = Chunks::even(&Shards::even(rows, 1)?, 1)?;
+        let order = TileOrder::new(&one, problem.n(), self.plan.options().tiling, 0)?;
+        Ok((part, order))
+    }
+}
+
+impl Product {
+    /// Computes all units of `order` from `start` on; `ready` says when chunks may be read.
+    fn run(
+        &self,
+        order: &TileOrder,
+        start: f64,
+        ready: &Ready,
+        event: TileEvent,
+        mut record: Record<'_>,
+    ) -> Outcome {
+        let cluster = order.tiling().cluster;
+        let tiles = u64::from(cluster.m) * u64::from(cluster.n);
+        let units = order.index_count() / tiles;
+        let items = units * self.splits;
+        let clusters = self.work.clusters.min(items);
+        let mut free = vec![start; clusters as usize];
+        let all_there = ready.of(0..order.chunks().len());
+        let mut outcome = Outcome { first_tile: f64::INFINITY, ..Outcome::default() };
+        outcome.workers = clusters * tiles;
+        for item in 0..items {
+            let unit = item / self.splits;
+            let worker = (item % clusters) as usize;
+            let wait_begin = free[worker];
+            // Once all rows are there, it makes no difference which a unit needs.
+            let begin = match wait_begin >= all_there {
+                true => wait_begin,
+                false => wait_begin.max(ready.of(chunks_of_unit(order, unit * tiles))),
+            };
+            let end = self.end(begin);
+            free[worker] = end;
+            outcome.first_tile = outcome.first_tile.min(begin);
+            outcome.waited += (begin - wait_begin) * tiles as f64;
+            outcome.slowed += (end - begin - self.times.unit) * tiles as f64;
+            // As on the device, the last slice adds up and stores.
+            let stores = item % self.splits + 1 == self.splits;
+            let Some(record) = record.as_mut().filter(|_| stores) else { continue };
+            for within in 0..tiles {
+                let Some(tile) = order.tile_at(unit * tiles + within) else { continue };
+                let later = |a: &u32, b: &u32| ready.of(*a..a + 1).total_cmp(&ready.of(*b..b + 1));
+                let need = order.chunks_of(tile).max_by(later);
+                record(TileEvent {
+                    worker: (worker as u64 * tiles + within) as u32,
+                    tile,
+                    // A part of the rows has one chunk of its own: the event says which that is of all.
+                    chunk: event.chunk.max(need.unwrap_or(0)),
+                    wait_begin: duration(wait_begin),
+                    ready: duration(begin),
+                    done: duration(end + self.times.joining),
+                    ..event
+                });
+            }
+        }
+        let last = free.iter().copied().fold(0.0, f64::max);
+        let through = free.iter().copied().fold(f64::INFINITY, f64::min);
+        outcome.tail = last - through;
+        outcome.end = last + self.times.joining;
+        outcome
+    }
+
+    /// When a unit that begins then has been computed: longer while the link is busy.
+    fn end(&self, begin: f64) -> f64 {
+        let (Busy { from, to, .. }, slow) = (self.busy, 1.0 + self.slowdown);
+        let before = (from - begin).max(0.0);
+        if begin >= to || self.times.unit <= before {
+            return begin + self.times.unit;
+        }
+        let from = begin.max(from);
+        let within = (to - from) / slow;
+        let left = self.times.unit - before;
+        if left <= within { from + left * slow } else { to + left - within }
+    }
+}
+
+/// When chunks may be read.
+enum Ready {
+    /// All of them before the product begins.
+    All,
+    /// Each at its time.
+    Chunks(Vec<f64>),
+}
+
+impl Ready {
+    /// When the last of some chunks may be.
+    fn of(&self, chunks: Range<u32>) -> f64 {
+        match self {
+            Ready::All => 0.0,
+            Ready::Chunks(at) => chunks.map(|chunk| at[chunk as usize]).fold(0.0, f64::max),
+        }
+    }
+}
+
+/// The chunks that the rows of a unit touch, by the index of its first tile, which is inside the output always.
+fn chunks_of_unit(order: &TileOrder, index: u64) -> Range<u32> {
+    let Some(first) = order.tile_at(index) else { return 0..0 };
+    let (rows, _) = order.grid();
+    let last = Tile { m: (first.m + order.tiling().cluster.m - 1).min(rows - 1), ..first };
+    order.chunks().touching(order.rows(first).start..order.rows(last).end)
+}
+
+pub(super) fn duration(us: f64) -> Duration {
+    Duration::from_nanos((us.max(0.0) * 1e3).round() as u64)
+}
+
+fn nothing() -> TileEvent {
+    TileEvent {
+        rank: 0,
+        worker: 0,
+        epoch: 0,
+        product: 0,
+        tile: Tile { m: 0, n: 0 },
+        chunk: 0,
+        wait_begin: Duration::ZERO,
+        ready: Duration::ZERO,
+        done: Duration::ZERO,
+    }
+}

@@ -1,0 +1,216 @@
+//! What has to hold whatever the figures are.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::Strategy as _;
+use proptest::prelude::{TestCaseError, prop_assert, prop_assert_eq, proptest};
+
+use super::{Strategy, *};
+use crate::plan::{Problem, TileOrder};
+
+fn problem(m: u64, ranks: u64) -> Problem {
+    Problem::builder(m, 3584, 8192).ranks(ranks).build().unwrap()
+}
+
+fn took(machine: &Machine, problem: &Problem, strategy: Strategy) -> Estimate {
+    let setup = Setup::usual(machine, problem, strategy).unwrap();
+    estimate(machine, &setup.plan(problem).unwrap(), &setup).unwrap()
+}
+
+#[test]
+fn a_product_of_whole_waves_takes_as_many_units() {
+    let machine = Machine::h200();
+    let kernel = Kernel::from_name("bf16_bf16_bf16_nk_128x128x64_2x1_pingpong").unwrap();
+    // 66 clusters of 256 rows each, twice.
+    let problem = Problem::builder(256 * 66, 256, 4096).build().unwrap();
+    let setup = Setup {
+        strategy: Strategy::Plain,
+        engine: Engine::Kernel,
+        pieces: 1,
+        kernel,
+        swizzle: 1,
+        splits: 1,
+    };
+    let one = estimate(&machine, &setup.plan(&problem).unwrap(), &setup).unwrap();
+    assert_eq!((one.waited, one.tail, one.gathered), Default::default());
+    let more = Problem::builder(256 * 66, 384, 4096).build().unwrap();
+    let three = estimate(&machine, &setup.plan(&more).unwrap(), &setup).unwrap();
+    let launch = duration(machine.launch_us);
+    let waves = (three.total - launch).as_secs_f64() / (one.total - launch).as_secs_f64();
+    assert!((waves - 1.5).abs() < 0.01, "{waves}");
+}
+
+#[test]
+fn a_gather_is_never_free_and_a_worse_link_never_better() {
+    for (m, ranks) in [(64, 2), (512, 4), (4096, 8), (4096, 72), (16384, 16)] {
+        let problem = problem(m, ranks);
+        let plain = took(&Machine::h200(), &problem, Strategy::Plain).total;
+        for strategy in [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential] {
+            let mut before = plain;
+            for link in [2000.0, 380.0, 100.0, 10.0] {
+                let total = took(&Machine::h200().with_link(link), &problem, strategy).total;
+                assert!(total >= before, "{problem}, {strategy}, {link}: {total:?} {before:?}");
+                before = total;
+            }
+        }
+    }
+}
+
+#[test]
+fn where_the_link_is_the_limit_all_strategies_are_as_slow() {
+    let problem = problem(4096, 8);
+    let machine = Machine::h200().with_link(1.0);
+    let bytes = 7.0 / 8.0 * 4096.0 * 8192.0 * 2.0;
+    for strategy in [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential] {
+        let estimate = took(&machine, &problem, strategy);
+        let over = estimate.total.as_secs_f64() * 1e9 / bytes;
+        assert!((1.0..1.02).contains(&over), "{strategy}: {over}");
+        assert!(estimate.gathered <= estimate.total);
+    }
+}
+
+#[test]
+fn a_link_in_pairs_is_limited_by_the_pair() {
+    let problem = problem(4096, 4);
+    let whole = took(&Machine::h200(), &problem, Strategy::Fused).gathered;
+    let pairs = took(&Machine::h200().with_peer_link(95.0), &problem, Strategy::Fused).gathered;
+    assert!(pairs > 3 * whole, "{pairs:?} {whole:?}");
+}
+
+#[test]
+fn one_rank_gathers_nothing() {
+    for strategy in Strategy::ALL {
+        let setup = Setup::usual(&Machine::h200(), &problem(512, 1), strategy).unwrap();
+        let plan = setup.plan(&problem(512, 1)).unwrap();
+        assert!(timeline(&Machine::h200(), &plan, &setup, 0..1).unwrap().transfers.is_empty());
+    }
+}
+
+#[test]
+fn as_many_ranks_as_a_plan_has() {
+    let estimate = took(&Machine::h200(), &problem(8192, 1024), Strategy::Fused);
+    assert!(estimate.total > Duration::from_millis(2), "1023 pieces of a shard");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let machine = Machine::h200();
+    let problem = problem(4096, 4);
+    let setup = Setup::usual(&machine, &problem, Strategy::Fused).unwrap();
+    let plan = setup.plan(&problem).unwrap();
+    let refused =
+        |machine: &Machine, setup: &Setup| estimate(machine, &plan, setup).unwrap_err().to_string();
+    let nccl = setup.clone().with_engine(Engine::Nccl, &problem);
+    assert!(refused(&machine, &nccl).contains("NCCL"));
+    let other = Setup { swizzle: setup.swizzle + 1, ..setup.clone() };
+    assert!(refused(&machine, &other).starts_with("the plan's tiling"));
+    let cut = Setup { splits: 2, ..setup.clone() };
+    assert!(refused(&machine, &cut).starts_with("the number of splits is 2"));
+    for link in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let text = refused(&machine.with_link(link), &setup);
+        assert!(text.starts_with("the link's GB/s"), "{text}");
+    }
+    assert!(refused(&machine.with_sms(1), &setup).starts_with("the number of SMs is 1"));
+    let text = refused(&Machine { copy_us: f64::NAN, ..machine }, &setup);
+    assert!(text.starts_with("copy_us"), "{text}");
+    assert!(timeline(&machine, &plan, &setup, 3..5).is_err());
+}
+
+/// The problem, and how it is carried out.
+fn anything() -> impl proptest::strategy::Strategy<Value = (Problem, Setup)> {
+    let rows = proptest::collection::vec(0u32..700, 1..6);
+    let strategy = 0usize..4;
+    (rows, 1u64..40, 1u64..9, strategy, 0u32..3, 1u32..4).prop_filter_map(
+        "rows, and pieces that they can be cut into",
+        |(rows, n, k, strategy, engine, pieces)| {
+            let m: u32 = rows.iter().sum();
+            let built = Problem::builder(m.into(), 32 * n, 256 * k).shards(&rows).build().ok()?;
+            let mut setup = Setup::usual(&Machine::h200(), &built, Strategy::ALL[strategy]).ok()?;
+            setup.engine = match engine {
+                0 => Engine::Kernel,
+                streams => Engine::CopyEngines { streams },
+            };
+            setup.pieces = pieces.min(built.shards().most_rows());
+            setup.plan(&built).ok().map(|_| (built, setup))
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_tile_is_computed_once_and_never_before_its_rows((problem, setup) in anything()) {
+        let machine = Machine::h200();
+        let plan = setup.plan(&problem).unwrap();
+        let drawn = timeline(&machine, &plan, &setup, 0..problem.ranks()).unwrap();
+        let mut ends = Duration::ZERO;
+        for rank in 0..problem.ranks() {
+            let order = plan.tile_order(rank).unwrap();
+            let tiles: Vec<_> = drawn.tiles.iter().filter(|tile| tile.rank == rank).collect();
+            let mut workers: BTreeMap<u32, Duration> = BTreeMap::new();
+            let mut seen = BTreeSet::new();
+            for tile in &tiles {
+                prop_assert!(tile.wait_begin <= tile.ready && tile.ready < tile.done);
+                let before = workers.insert(tile.worker, tile.done).unwrap_or_default();
+                // Sums of slices are added after the tile, beside the next.
+                if setup.splits == 1 {
+                    prop_assert!(tile.wait_begin >= before, "{tile:?} {before:?}");
+                }
+                prop_assert!(seen.insert((tile.product, tile.tile)));
+                ends = ends.max(tile.done);
+            }
+            if setup.strategy != Strategy::Pipelined {
+                prop_assert_eq!(tiles.len() as u64, order.tile_count());
+            }
+            if setup.strategy == Strategy::Fused {
+                never_early(&order, rank, &drawn)?;
+            }
+        }
+        let estimate = estimate(&machine, &plan, &setup).unwrap();
+        if setup.strategy != Strategy::Plain && problem.m() > 0 {
+            let others = problem.ranks() - 1;
+            prop_assert!(drawn.transfers.len() as u32 == plan.chunks().len() * others);
+        }
+        let near = |a: Duration, b: Duration| a.abs_diff(b) <= Duration::from_nanos(2);
+        prop_assert!(near(estimate.total, ends), "{estimate:?} {ends:?}");
+    }
+
+    #[test]
+    fn equal_ranks_take_equally_long(ranks in 2u32..9, tiles in 1u32..4, n in 1u64..30) {
+        let machine = Machine::h200();
+        let kernel = Kernel::from_name("bf16_bf16_bf16_nk_128x128x64_2x1_pingpong").unwrap();
+        let m = 256 * u64::from(tiles * ranks);
+        let problem = Problem::builder(m, 128 * n, 4096).ranks(ranks.into()).build().unwrap();
+        let engine = Engine::CopyEngines { streams: 1 };
+        let strategy = Strategy::Fused;
+        let setup = Setup { strategy, engine, pieces: 2, kernel, swizzle: 2, splits: 1 };
+        let plan = setup.plan(&problem).unwrap();
+        let each: BTreeSet<Duration> = (0..ranks)
+            .map(|rank| {
+                let drawn = timeline(&machine, &plan, &setup, rank..rank + 1).unwrap();
+                drawn.tiles.iter().map(|tile| tile.done).max().unwrap()
+            })
+            .collect();
+        prop_assert_eq!(each.len(), 1, "{:?}", each);
+        prop_assert_eq!(estimate(&machine, &plan, &setup).unwrap().total, *each.first().unwrap());
+    }
+}
+
+fn never_early(
+    order: &TileOrder,
+    rank: u32,
+    drawn: &Timeline,
+) -> std::result::Result<(), TestCaseError> {
+    let there: BTreeMap<u32, Duration> = drawn
+        .transfers
+        .iter()
+        .filter(|sent| sent.to == rank)
+        .map(|sent| (sent.chunk, sent.signalled))
+        .collect();
+    for tile in drawn.tiles.iter().filter(|tile| tile.rank == rank) {
+        for chunk in order.chunks_of(tile.tile) {
+            let at = there.get(&chunk).copied().unwrap_or_default();
+            prop_assert!(tile.ready >= at, "{:?} before chunk {} at {:?}", tile, chunk, at);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,412 @@
+//! When which rows are where: the all-gather of a plan, as one machine's links carry it.
+//!
+//! A GPU's copies share its engine and its link: they take turns, in the order in which they were enqueued, round by
+//! round as [`Transfers`](crate::plan::Transfers) says; a stream goes on when its signal has followed its data. Where two
+//! sources meet at one destination, each gets half. Invariant: times are µs from the end of what was before the
+//! step; ranks that are all alike are computed once, and that is exact.
+
+use std::ops::Range;
+
+use super::machine::Machine;
+use super::setup::Engine;
+use crate::plan::{Plan, Scaling};
+
+/// One piece on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    pub(super) chunk: u32,
+    pub(super) begin: f64,
+    /// When its last byte is there.
+    pub(super) end: f64,
+    pub(super) signalled: f64,
+}
+
+/// A time in which a rank's link is busy, and which part of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Busy {
+    pub(super) from: f64,
+    pub(super) to: f64,
+    pub(super) share: f64,
+}
+
+/// The gather of one step.
+#[derive(Debug)]
+pub(super) struct Gather<'a> {
+    plan: &'a Plan,
+    engine: Engine,
+    begin: f64,
+    /// What comes to each rank; where all are alike, what rank 0 sends to any; nothing where NCCL moves the rows.
+    sent: Vec<Vec<Sent>>,
+    /// What each rank's sending amounts to, or rank 0's alone.
+    sending: Vec<Window>,
+    /// Rank 0 speaks for all.
+    alike: bool,
+    /// When all rows are everywhere, where nothing is told before.
+    all_at: Option<f64>,
+}
+
+impl<'a> Gather<'a> {
+    pub(super) fn new(machine: &Machine, plan: &'a Plan, engine: Engine) -> Self {
+        Self::of_senders(machine, plan, engine, are_alike(plan))
+    }
+
+    /// Of rank 0 alone where all are `alike`, else of every rank.
+    fn of_senders(machine: &Machine, plan: &'a Plan, engine: Engine, alike: bool) -> Self {
+        let begin = machine.sends_at(engine);
+        let senders = if alike { 0..1 } else { 0..plan.problem().ranks() };
+        let (all, all_at) = match engine {
+            Engine::Nccl => (Vec::new(), Some(by_nccl(machine, plan))),
+            _ => (push(machine, plan, engine, senders.clone(), begin), None),
+        };
+        let mut sending = vec![Window::default(); senders.len()];
+        let mut sent = vec![Vec::new(); senders.len()];
+        for piece in all {
+            sending[piece.from as usize].add(&piece);
+            sent[if alike { 0 } else { piece.to as usize }].push(piece);
+        }
+        Gather { plan, engine, begin, sent, sending, alike, all_at }
+    }
+
+    /// Whether what holds for rank 0 holds for every rank.
+    pub(super) fn alike(&self) -> bool {
+        self.alike
+    }
+
+    /// When `rank` may read its own rows.
+    pub(super) fn own_at(&self, rank: u32) -> f64 {
+        match self.engine {
+            Engine::CopyEngines { .. } => self.begin,
+            // It says so when it is through.
+            Engine::Kernel => self.begin.max(self.sending(rank).signalled),
+            Engine::Nccl => self.all_at.unwrap_or_default(),
+        }
+    }
+
+    /// When each chunk may be read on `rank`.
+    pub(super) fn ready(&self, rank: u32) -> Vec<f64> {
+        let mut ready = vec![self.own_at(rank); self.plan.chunks().len() as usize];
+        for sent in self.received(rank) {
+            ready[sent.chunk as usize] = sent.signalled;
+        }
+        ready
+    }
+
+    /// What comes to `rank`.
+    pub(super) fn received(&self, rank: u32) -> Vec<Sent> {
+        let (ranks, chunks) = (self.plan.problem().ranks(), self.plan.chunks());
+        if let Some(end) = self.all_at {
+            let of = |chunk| Sent {
+                from: chunks.rank_of(chunk),
+                to: rank,
+                chunk,
+                begin: 0.0,
+                end,
+                signalled: end,
+            };
+            return (0..chunks.len()).map(of).filter(|sent| sent.from != rank).collect();
+        }
+        if !self.alike {
+            return self.sent[rank as usize].clone();
+        }
+        let here = |sent: &Sent| {
+            // What rank 0 sends round-th, the rank `round` beyond this one sends here at that time.
+            let from = (rank + ranks - sent.to) % ranks;
+            let nth = sent.chunk - chunks.of_rank(0).start;
+            Sent { from, to: rank, chunk: chunks.of_rank(from).start + nth, ..*sent }
+        };
+        self.sent[0].iter().map(here).collect()
+    }
+
+    /// What the sending of `rank` amounts to.
+    fn sending(&self, rank: u32) -> Window {
+        self.sending[if self.alike { 0 } else { rank as usize }]
+    }
+
+    /// When the link of `rank` is busy beside a product: never where a kernel pushes before it.
+    pub(super) fn busy(&self, rank: u32) -> Busy {
+        if !matches!(self.engine, Engine::CopyEngines { .. }) {
+            return Busy::default();
+        }
+        let sends = self.sending(rank);
+        let mut receives = Window::default();
+        self.received(rank).iter().for_each(|sent| receives.add(sent));
+        let (from, to) = (sends.from.min(receives.from), sends.to.max(receives.to));
+        if to <= from {
+            return Busy::default();
+        }
+        Busy { from, to, share: (sends.busy.max(receives.busy) / (to - from)).min(1.0) }
+    }
+}
+
+/// Some pieces together.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    from: f64,
+    to: f64,
+    busy: f64,
+    signalled: f64,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Window { from: f64::INFINITY, to: 0.0, busy: 0.0, signalled: 0.0 }
+    }
+}
+
+impl Window {
+    fn add(&mut self, sent: &Sent) {
+        self.from = self.from.min(sent.begin);
+        self.to = self.to.max(sent.end);
+        self.busy += sent.end - sent.begin;
+        self.signalled = self.signalled.max(sent.signalled);
+    }
+}
+
+/// Whether every rank has as many chunks as any other, and as many rows but for one.
+fn are_alike(plan: &Plan) -> bool {
+    let (shards, chunks) = (plan.problem().shards(), plan.chunks());
+    let first = chunks.of_rank(0).len();
+    (0..shards.ranks()).all(|rank| {
+        let rows = shards.rows(rank).len() as u32;
+        chunks.of_rank(rank).len() == first && rows > 0 && shards.most_rows() - rows <= 1
+    })
+}
+
+/// When NCCL has brought all rows everywhere.
+fn by_nccl(machine: &Machine, plan: &Plan) -> f64 {
+    let problem = plan.problem();
+    let ranks = problem.ranks();
+    if ranks == 1 {
+        return 0.0;
+    }
+    // The ring moves as much each turn as the largest shard has.
+    let shard = problem.row_bytes(&(0..problem.shards().most_rows())) as f64;
+    let others = f64::from(ranks - 1);
+    let bytes = others * shard;
+    let bytes = bytes.min(problem.row_bytes(&(0..problem.m())) as f64);
+    let much = machine.nccl_us + bytes / (machine.nccl_share * machine.rate());
+    let little =
+        machine.nccl_small_us + bytes / (1e3 * machine.nccl_small_gbps).min(machine.rate());
+    much.min(little) + machine.nccl_rank_us * others
+}
+
+/// One sender's pieces, in order, and where it is with them.
+struct Sender {
+    rank: u32,
+    pieces: Vec<Piece>,
+    next: usize,
+    /// When each stream may go on.
+    streams: Vec<f64>,
+    /// The piece under way: when it began, when its first byte leaves, and what is left of it.
+    active: Option<Active>,
+}
+
+#[derive(Clone, Copy)]
+struct Piece {
+    chunk: u32,
+    to: u32,
+    bytes: f64,
+    /// What it costs besides its bytes.
+    fixed: f64,
+}
+
+#[derive(Clone, Copy)]
+struct Active {
+    piece: Piece,
+    begin: f64,
+    moves_at: f64,
+    left: f64,
+}
+
+impl Sender {
+    fn new(machine: &Machine, plan: &Plan, engine: Engine, rank: u32, begin: f64) -> Self {
+        let (problem, transfers) = (plan.problem(), plan.transfers());
+        let scaled = problem.scaling() == Scaling::Rows;
+        let pieces = (1..problem.ranks()).flat_map(|round| {
+            let to = transfers.peer_in_round(rank, round);
+            plan.chunks().of_rank(rank).map(move |chunk| (chunk, to))
+        });
+        let pieces = pieces.map(|(chunk, to)| {
+            let rows = plan.chunks().rows(chunk);
+            // Scales of rows travel beside them, four bytes each; a copy of their own where copy engines push.
+            let scales = if scaled { 4.0 * rows.len() as f64 } else { 0.0 };
+            let fixed = match engine {
+                Engine::Kernel => machine.push_us,
+                _ if scaled => 2.0 * machine.copy_us,
+                _ => machine.copy_us,
+            };
+            Piece { chunk, to, bytes: problem.row_bytes(&rows) as f64 + scales, fixed }
+        });
+        let streams = match engine {
+            Engine::CopyEngines { streams } => streams.max(1) as usize,
+            _ => 1,
+        };
+        let pieces = pieces.collect();
+        Sender { rank, pieces, next: 0, streams: vec![begin; streams], active: None }
+    }
+
+    /// Begins the next piece, the engine being free at `now`.
+    fn begin_next(&mut self, now: f64) {
+        let Some(&piece) = self.pieces.get(self.next) else { return };
+        let begin = now.max(self.streams[self.next % self.streams.len()]);
+        self.active =
+            Some(Active { piece, begin, moves_at: begin + piece.fixed, left: piece.bytes });
+    }
+}
+
+/// Events that are so few µs apart are one, so that ranks which do the same are moved on together.
+const SAME_TIME: f64 = 1e-3;
+
+/// Lets `senders` push all that they have to.
+fn push(
+    machine: &Machine,
+    plan: &Plan,
+    engine: Engine,
+    senders: Range<u32>,
+    begin: f64,
+) -> Vec<Sent> {
+    let signal = if engine == Engine::Kernel { 0.0 } else { machine.signal_us };
+    let new = |rank| Sender::new(machine, plan, engine, rank, begin);
+    let mut senders: Vec<Sender> = senders.map(new).collect();
+    senders.iter_mut().for_each(|sender| sender.begin_next(begin));
+    let mut sent = Vec::with_capacity(senders.iter().map(|sender| sender.pieces.len()).sum());
+    let mut arriving = vec![0u32; plan.problem().ranks() as usize];
+    let (link, peer) = (1e3 * machine.link_gbps, machine.rate());
+    let mut now = begin;
+    loop {
+        arriving.fill(0);
+        let moves = |active: &Active| active.moves_at <= now + SAME_TIME;
+        for active in senders.iter().filter_map(|sender| sender.active.as_ref()) {
+            arriving[active.piece.to as usize] += u32::from(moves(active));
+        }
+        let rate = |to: u32| (link / f64::from(arriving[to as usize].max(1))).min(peer);
+        let event = |active: &Active| match moves(active) {
+            true => now + active.left / rate(active.piece.to),
+            false => active.moves_at,
+        };
+        let events = senders.iter().filter_map(|sender| sender.active.as_ref().map(event));
+        let Some(next) = events.min_by(f64::total_cmp) else { return sent };
+        for sender in &mut senders {
+            let Some(active) = &mut sender.active else { continue };
+            if !moves(active) {
+                continue;
+            }
+            let rate = rate(active.piece.to);
+            if now + active.left / rate > next + SAME_TIME {
+                active.left -= (next - now) * rate;
+                continue;
+            }
+            let Active { piece: Piece { chunk, to, .. }, begin, .. } = *active;
+            let signalled = next + signal;
+            sent.push(Sent { from: sender.rank, to, chunk, begin, end: next, signalled });
+            let streams = sender.streams.len();
+            sender.streams[sender.next % streams] = signalled;
+            sender.next += 1;
+            sender.active = None;
+            sender.begin_next(next);
+        }
+        now = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{PlanOptions, Problem};
+
+    const ONE: Engine = Engine::CopyEngines { streams: 1 };
+
+    fn machine() -> Machine {
+        // A byte a nanosecond, so that times can be read.
+        let machine = Machine::h200().with_link(1.0);
+        Machine {
+            begin_us: 10.0,
+            begin_push_us: 10.0,
+            copy_us: 3.0,
+            signal_us: 2.0,
+            push_us: 1.0,
+            ..machine
+        }
+    }
+
+    fn plan(rows: &[u32], pieces: u32) -> Plan {
+        let m = rows.iter().sum::<u32>().into();
+        // 1000 bytes a row: a µs each.
+        let problem = Problem::builder(m, 64, 500).shards(rows).build().unwrap();
+        let options = PlanOptions { chunks_per_shard: Some(pieces), ..PlanOptions::default() };
+        Plan::new(&problem, options).unwrap()
+    }
+
+    #[test]
+    fn a_piece_after_the_other_and_a_signal_behind_each() {
+        let plan = plan(&[8, 8], 2);
+        let gather = Gather::new(&machine(), &plan, ONE);
+        // 3 to begin, 4 for the bytes, 2 for the signal.
+        assert_eq!(gather.ready(0), [10.0, 10.0, 19.0, 28.0]);
+        assert_eq!(gather.ready(1), [19.0, 28.0, 10.0, 10.0]);
+        let busy = gather.busy(0);
+        assert_eq!((busy.from, busy.to), (10.0, 26.0));
+        assert!((busy.share - 14.0 / 16.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn with_two_streams_a_signal_holds_nobody_up() {
+        let plan = plan(&[8, 8], 2);
+        let gather = Gather::new(&machine(), &plan, Engine::CopyEngines { streams: 2 });
+        assert_eq!(gather.ready(0), [10.0, 10.0, 19.0, 26.0]);
+    }
+
+    #[test]
+    fn a_kernel_pushes_and_then_says_that_the_step_has_begun() {
+        let plan = plan(&[8, 8, 8], 1);
+        let gather = Gather::new(&machine(), &plan, Engine::Kernel);
+        assert_eq!(gather.ready(0), [28.0, 19.0, 28.0]);
+        assert_eq!(gather.busy(0).to, 0.0);
+    }
+
+    #[test]
+    fn whether_ranks_are_computed_one_by_one_makes_no_difference_where_they_are_alike() {
+        for (ranks, pieces, engine) in
+            [(4, 1, ONE), (8, 2, Engine::CopyEngines { streams: 2 }), (5, 2, Engine::Kernel)]
+        {
+            let plan = plan(&vec![6; ranks], pieces);
+            let gather = Gather::new(&machine(), &plan, engine);
+            assert!(gather.alike());
+            let each = Gather::of_senders(&machine(), &plan, engine, false);
+            let once = Gather::new(&machine(), &plan, engine);
+            for rank in 0..ranks as u32 {
+                let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-6;
+                let (each, once) = (each.ready(rank), once.ready(rank));
+                assert!(each.iter().zip(&once).all(near), "{rank}: {each:?} {once:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_sources_share_one_destination() {
+        // Rank 2 has nothing to send; in round 1 rank 1 sends to 0, in round 2 rank 0 to 1.
+        let plan = plan(&[10, 10, 0], 1);
+        let gather = Gather::new(&machine(), &plan, ONE);
+        assert!(!gather.alike());
+        // Round 1: 0 → 2 and 1 → 0, round 2: 0 → 1 and 1 → 2: nobody meets.
+        assert_eq!(gather.ready(2)[..2], [25.0, 40.0]);
+        // Rank 0 has twice as much, so that in round 2 rank 1 finds rank 2 taken.
+        let plan = super::tests::plan(&[20, 10, 0], 1);
+        let gather = Gather::new(&machine(), &plan, ONE);
+        let ready = gather.ready(2);
+        // 13 → 33 alone; rank 1 from 28 on: 5 µs of both at half the rate take 10, and so on.
+        assert!(ready[0] > 35.0 && ready[1] > 40.0, "{ready:?}");
+        let alone = 28.0 + 10.0 + 2.0;
+        assert!(ready[1] - alone > 4.9, "{ready:?}");
+    }
+
+    #[test]
+    fn nccl_tells_all_at_once() {
+        let plan = plan(&[8, 4, 4], 1);
+        let gather = Gather::new(&machine(), &plan, Engine::Nccl);
+        let ready = gather.ready(1);
+        assert!(ready.iter().all(|at| *at == ready[0]) && ready[0] > 16.0, "{ready:?}");
+    }
+}

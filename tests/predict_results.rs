@@ -1,0 +1,218 @@
+//! Predictions beside the measurements in `benches/results`: how far off they may be, and what the document says.
+//!
+//! What belongs here: files that are read; nothing is timed. A published package has no results; there is nothing to
+//! compare with then.
+
+#![cfg(feature = "cli")]
+
+#[path = "common/binary.rs"]
+mod binary;
+
+use std::path::{Path, PathBuf};
+
+use binary::{refused, run};
+use serde_json::Value;
+
+/// The bench's results that predictions are compared with: everybody by turns, then the floor of overlap.
+const RESULTS: [&str; 4] = [
+    "2026-11-21-h200x2-all-gather-gemm-bf16.json",
+    "2026-11-21-h200x2-all-gather-gemm-fp8-tensor.json",
+    "2026-11-21-h200x2-all-gather-gemm-fp8-rows.json",
+    "2026-11-21-h200x2-beside.json",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What `predict --check` says of all results; `None` in a published package.
+fn checked() -> Option<Value> {
+    if root().join(".cargo_vcs_info.json").exists() {
+        return None;
+    }
+    let files: Vec<PathBuf> =
+        RESULTS.iter().map(|name| root().join("benches/results").join(name)).collect();
+    let mut args = vec!["predict", "--json", "--check"];
+    args.extend(files.iter().map(|file| file.to_str().unwrap()));
+    let (code, stdout, stderr) = run(&args);
+    assert_eq!(code, 0, "{stderr}");
+    Some(serde_json::from_str(&stdout).unwrap())
+}
+
+fn number(value: &Value, name: &str) -> f64 {
+    value[name].as_f64().unwrap_or_else(|| panic!("no '{name}' in {value}"))
+}
+
+#[test]
+fn predictions_are_near_what_was_measured() {
+    let Some(report) = checked() else { return };
+    let summaries = report["summaries"].as_array().unwrap();
+    assert_eq!(summaries.len(), 5, "{summaries:?}");
+    for of in summaries {
+        assert!(number(of, "median_abs_error") <= 0.10, "{of}");
+        assert!(number(of, "worst_abs_error") <= 0.15, "{of}");
+    }
+    let fused = &summaries[1];
+    assert_eq!(fused["who"], "fused");
+    assert!(number(fused, "median_abs_error") <= 0.05, "{fused}");
+    assert!(number(fused, "lines") >= 38.0, "{fused}");
+}
+
+#[test]
+fn what_is_predicted_is_what_was_carried_out() {
+    let Some(report) = checked() else { return };
+    for line in report["lines"].as_array().unwrap() {
+        assert_eq!(
+            line["as_predicted"], true,
+            "another kernel, engine or number of pieces: {line}"
+        );
+    }
+}
+
+#[test]
+fn the_document_has_these_errors() {
+    let Some(report) = checked() else { return };
+    let document = std::fs::read_to_string(root().join("docs/predicting.md")).unwrap();
+    let mut rows = 0;
+    let mut expect = |row: String| {
+        rows += 1;
+        assert!(document.lines().any(|line| line == row), "docs/predicting.md lacks\n{row}");
+    };
+    let percent = |error: f64| format!("{:+.1} %", 100.0 * error);
+    let lines = report["lines"].as_array().unwrap();
+    for fused in lines.iter().filter(|line| line["who"] == "fused") {
+        let same = |line: &&Value| ["file", "case", "graph"].iter().all(|of| line[of] == fused[of]);
+        let error = |who: &str| {
+            let line = lines.iter().filter(same).find(|line| line["who"] == who);
+            line.map_or("–".into(), |line| percent(number(line, "error")))
+        };
+        expect(format!(
+            "| {} | {} | {:.1} | {:.1} | {} | {} | {} | {} | {} |",
+            fused["case"].as_str().unwrap(),
+            if fused["graph"] == true { "graph" } else { "plain" },
+            number(fused, "predicted_us"),
+            number(fused, "measured_us"),
+            error("fused"),
+            error("own"),
+            error("pipelined"),
+            error("sequential"),
+            error("nccl-cublaslt"),
+        ));
+    }
+    for of in report["summaries"].as_array().unwrap() {
+        expect(format!(
+            "| `{}` | {} | {:.1} % | {:.1} % | {} |",
+            of["who"].as_str().unwrap(),
+            of["lines"],
+            100.0 * number(of, "median_abs_error"),
+            100.0 * number(of, "worst_abs_error"),
+            percent(number(of, "median_error")),
+        ));
+    }
+    assert!(rows > 40, "only {rows} rows were compared");
+
+    // What no figure was fitted to.
+    let held_out = |line: &&Value| {
+        let [file, case] = ["file", "case"].map(|of| line[of].as_str().unwrap());
+        line["who"] == "fused" && !file.contains("beside") && !case.starts_with("64×")
+    };
+    let mut errors: Vec<f64> =
+        lines.iter().filter(held_out).map(|line| number(line, "error").abs()).collect();
+    errors.sort_by(f64::total_cmp);
+    let (half, worst) = (errors.len() / 2, errors[errors.len() - 1]);
+    let median = f64::midpoint(errors[(errors.len() - 1) / 2], errors[half]);
+    assert!(median <= 0.10, "{errors:?}");
+    let claim = format!(
+        "the median of the error's size is {:.1} % for `fused` ({} times, all of the first table but 64 rows; worst {:.1} %)",
+        100.0 * median,
+        errors.len(),
+        100.0 * worst
+    );
+    assert!(document.contains(&claim), "docs/predicting.md lacks\n{claim}");
+}
+
+/// A problem small enough for a test.
+const SMALL: [&str; 8] = ["predict", "--m", "1000", "--n", "512", "--k", "256", "--ranks"];
+
+fn predicted(ranks: &str, more: &[&str]) -> Value {
+    let (code, stdout, stderr) = run(&[&SMALL[..], &[ranks, "--json"], more].concat());
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    serde_json::from_str(&stdout).unwrap()
+}
+
+#[test]
+fn any_number_of_ranks_that_a_plan_takes_is_predicted() {
+    let json = predicted("1,2,4,8,16,72,1000", &[]);
+    let cases = json["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 7);
+    for case in cases {
+        let all = case["predictions"].as_array().unwrap();
+        let names: Vec<_> = all.iter().map(|it| it["strategy"].as_str().unwrap()).collect();
+        assert_eq!(names, ["plain", "fused", "pipelined", "sequential", "sequential"]);
+        assert!(all.iter().all(|it| number(it, "over_plain") >= 1.0), "{case}");
+    }
+    let (code, stdout, _) = run(&[&SMALL[..], &["2,72"]].concat());
+    assert_eq!(code, 0);
+    for part in ["on 72 ranks", "fused", "sequential (NCCL)", "exposed", "380 GB/s"] {
+        assert!(stdout.contains(part), "no '{part}' in\n{stdout}");
+    }
+}
+
+#[test]
+fn n_can_be_that_of_all_ranks_and_the_link_another() {
+    let json = predicted("2,8", &["--split-n", "--link", "100", "--peer-link", "50"]);
+    let columns: Vec<_> = json["cases"].as_array().unwrap().iter().map(|case| &case["n"]).collect();
+    assert_eq!(columns, [256, 64]);
+    assert_eq!(
+        (number(&json["machine"], "link_gbps"), number(&json["machine"], "peer_gbps")),
+        (100.0, 50.0)
+    );
+}
+
+#[test]
+fn engine_and_pieces_can_be_named() {
+    let of = |more: &[&str]| {
+        let json = predicted("4", more);
+        let fused = &json["cases"][0]["predictions"][1];
+        (fused["engine"].clone(), fused["pieces"].as_u64().unwrap())
+    };
+    assert_eq!(of(&[]).0, "kernel");
+    let copies = serde_json::json!({"copy_engines": {"streams": 3}});
+    assert_eq!(of(&["--engine", "copies", "--streams", "3", "--pieces", "5"]), (copies, 5));
+}
+
+#[test]
+fn a_predicted_step_is_drawn() {
+    let folder = std::env::temp_dir().join(format!("overlap-gemm-predict-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let [svg, events] = ["step.svg", "step.json"].map(|name| folder.join(name));
+    let [svg_name, events_name] = [&svg, &events].map(|path| path.to_str().unwrap());
+    let drawn = ["2", "--svg", svg_name, "--events", events_name];
+    let (code, _, stderr) = run(&[&SMALL[..], &drawn].concat());
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    assert!(picture.contains("fused, predicted") && picture.contains("rank 1"));
+    let json: Value = serde_json::from_str(&std::fs::read_to_string(&events).unwrap()).unwrap();
+    assert!(json["traceEvents"].as_array().unwrap().len() > 10);
+    let more = ["2,4", "--svg", svg_name];
+    refused(&[&SMALL[..], &more].concat(), 2, &["one number of --ranks"]);
+    let rank = ["2", "--svg", svg_name, "--rank", "2"];
+    refused(&[&SMALL[..], &rank].concat(), 2, &["rank is 2"]);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let refuse = |more: &[&str], words: &[&str]| refused(&[&SMALL[..], more].concat(), 2, words);
+    refuse(&["1025"], &["1025", "between 1 and 1024"]);
+    refuse(&["0"], &["the number of ranks is 0"]);
+    refuse(&["2", "--link", "-1"], &["the link's GB/s", "-1"]);
+    refuse(&["2", "--link", "NaN"], &["the link's GB/s"]);
+    refuse(&["2", "--sms", "0"], &["no kernel"]);
+    refuse(&["2", "--a", "f32"], &["f32 × f32 → f32"]);
+    refuse(&["2", "--pieces", "0"], &["the number of chunks a shard is 0"]);
+    refused(&["predict"], 2, &["--m"]);
+    refused(&["predict", "--check", "no-such-file.json"], 2, &["no-such-file.json"]);
+    let manifest = root().join("Cargo.toml");
+    refused(&["predict", "--check", manifest.to_str().unwrap()], 2, &["bench all-gather-gemm"]);
+}
