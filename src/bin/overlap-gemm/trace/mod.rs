@@ -69,6 +69,9 @@ pub struct Args {
     output: OutputArgs,
 }
 
+/// The most workers of a rank that are drawn as text.
+const MOST_LINES: u32 = 16;
+
 /// What is shown.
 #[derive(Serialize)]
 struct Shown {
@@ -128,7 +131,10 @@ fn on_gpus(_: &Args, _: Problem, _: Interrupt) -> Result<Option<Shown>, Failure>
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}\non {}\n{}\n", self.problem, self.on, self.planned.trim_end())?;
-        writeln!(f, "{}", self.timeline.to_text(72))?;
+        // A GPU's SMs are too many for lines of text: --svg shows them.
+        if self.summaries.iter().all(|rank| rank.workers <= MOST_LINES) {
+            writeln!(f, "{}", self.timeline.to_text(72))?;
+        }
         self.summaries.iter().try_for_each(|rank| writeln!(f, "{rank}"))
     }
 }
