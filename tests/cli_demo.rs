@@ -1,4 +1,4 @@
-//! Drives `overlap-gemm demo` on threads: what it shows, draws and writes, and what it refuses.
+//! Drives `overlap-gemm demo` and `trace` on threads: what they show, draw and write, and what they refuse.
 
 #![cfg(feature = "cli")]
 
@@ -93,4 +93,27 @@ fn demo_on_a_gpu_says_what_is_missing() {
     if code != 0 {
         assert_eq!(code, 3, "{stderr}");
     }
+}
+
+#[test]
+fn trace_shows_one_step_with_pushes_and_signals() {
+    let folder = std::env::temp_dir().join(format!("overlap-gemm-trace-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let svg = folder.join("step.svg");
+    let arguments = ["trace", "--host", "--m", "96", "--n", "40", "--k", "24", "--ranks", "3"];
+    let files = ["--chunks", "2", "--link", "1", "--svg", svg.to_str().unwrap()];
+    let (code, stdout, stderr) = run(&[&arguments[..], &files].concat());
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(
+        stdout.contains("rank 2: 6 tiles on") && stdout.contains("waiting for rows"),
+        "{stdout}"
+    );
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    assert_eq!(picture.matches("class=\"tile\"").count(), 3 * 6);
+    assert!(picture.contains("pushes to 2") && picture.contains(">signals<"), "{picture}");
+    std::fs::remove_dir_all(&folder).unwrap();
+
+    let (code, _, stderr) = run(&[&arguments[..], &["--streams", "2"]].concat());
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("--streams"), "{stderr}");
 }
