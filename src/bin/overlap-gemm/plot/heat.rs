@@ -262,7 +262,7 @@ mod tests {
         let group = |head: &str, columns| Columns { head: head.into(), columns };
         let picture = map(
             &["4096×3584×8192 bf16", "64×3584×8192 bf16"],
-            vec![group("graph", columns), group("plain", vec![("x y".into(), vec![])])],
+            vec![group("graph", columns), group("plain", vec![("x NaN".into(), vec![])])],
         )
         .to_svg();
         read::assert_readable(&picture);
