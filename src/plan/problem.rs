@@ -239,6 +239,19 @@ impl Problem {
         self.with_shards(&rows)
     }
 
+    /// The same product of as many rows as the largest shard has: what one product multiplies at most where each rank's
+    /// rows are a product of their own.
+    ///
+    /// ```
+    /// use overlap_gemm::plan::Problem;
+    /// let problem = Problem::builder(100, 48, 64).shards(&[40, 60]).build()?;
+    /// assert_eq!(problem.of_largest_shard()?.m(), 60);
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
+    pub fn of_largest_shard(&self) -> Result<Self> {
+        self.truncated(self.shards.most_rows())
+    }
+
     /// The same gathered A times a B of `n` columns, packed: one gather may feed several products.
     pub fn with_n(&self, n: u64) -> Result<Self> {
         let n = dimension("n", n)?;
