@@ -1,0 +1,277 @@
+//! All-gather + GEMM between GPUs: every rank brings a shard of A and gets D = A · B of the whole A.
+//!
+//! What belongs here: the operation that users call; gathering is [`gather`](super::gather)'s, multiplying
+//! `product`'s. Here are the calls; beside are `planning` (what comes before the first step), `products` (what a step
+//! multiplies, of which rows, in which order) and `recording` (steps that say when what was done). Invariant:
+//! everything slow or refusable happens in [`AllGatherGemm::plan`]; a step enqueues, never waits, and can be captured
+//! into a graph. There is no silent fallback.
+
+mod planning;
+mod products;
+mod recording;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::choice::Choice;
+use super::gather::{Engine, Follower, Gatherer, OwnRows};
+use super::kernels::Kernel;
+use super::operands::RawOperands;
+use super::product::Product;
+use super::strategy::Strategy;
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::plan::{Plan, Scaling, TileOrder};
+
+/// What one rank brings to a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shard<'a> {
+    rows: Option<&'a [u32]>,
+    at: Option<CUdeviceptr>,
+    scales: CUdeviceptr,
+}
+
+impl<'a> Shard<'a> {
+    /// The rows are in their slot: [`AllGatherGemm::local_shard`].
+    pub fn in_place() -> Self {
+        Shard::default()
+    }
+
+    /// The rows are at `address`, as far apart as the problem's `lda` says, and are copied from there.
+    pub fn at(address: CUdeviceptr) -> Self {
+        Shard { at: Some(address), ..Shard::default() }
+    }
+
+    /// The rows of every rank in this step, the same on all ranks (default: as planned).
+    #[must_use]
+    pub fn rows(mut self, rows: &'a [u32]) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
+    /// The scales of this rank's rows, for [`Scaling::Rows`]: one f32 each.
+    #[must_use]
+    pub fn scales(mut self, address: CUdeviceptr) -> Self {
+        self.scales = address;
+        self
+    }
+}
+
+/// One rank's all-gather + GEMM, planned once and enqueued many times. Collective: all ranks make the same
+/// calls in the same order.
+///
+/// A product that waits keeps its SMs. So where several operations are under way on one GPU, on streams of
+/// their own, each needs a limit ([`GemmOptions::with_sm_limit`]) that leaves the others some: the kernel that
+/// begins another's step could not run else, and both would wait until their limits.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use overlap_gemm::cuda::cudarc::driver::DevicePtr;
+/// use overlap_gemm::cuda::{
+///     AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard, Strategy,
+/// };
+/// use overlap_gemm::element::bf16;
+/// use overlap_gemm::group::{Group, GroupOptions};
+/// use overlap_gemm::plan::Problem;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // One process a rank, started by torchrun, mpirun, srun or `overlap-gemm launch`.
+/// let group = Arc::new(Group::from_env(&GroupOptions::default())?);
+/// let device = Device::open(group.rank() as usize)?;
+/// let stream = device.new_stream()?;
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(group.ranks().into()).build()?;
+/// let gather = GatherOptions::default();
+/// let gemm = GemmOptions::default().with_constant_b(true); // weights, which no kernel writes meanwhile
+/// let mut layer =
+///     AllGatherGemm::plan(&group, &device, &problem, Strategy::Auto, &gather, &gemm)?;
+/// println!("{}", layer.explain());
+///
+/// let rows = 4096 / group.ranks() as usize;
+/// let shard = stream.clone_htod(&vec![bf16::ONE; rows * 8192])?;
+/// let b = stream.clone_htod(&vec![bf16::ONE; 3584 * 8192])?;
+/// let d = stream.alloc_zeros::<bf16>(4096 * 3584)?;
+/// let [shard_at, b_at, d_at] =
+///     [shard.device_ptr(&stream).0, b.device_ptr(&stream).0, d.device_ptr(&stream).0];
+/// for _step in 0..10 {
+///     // SAFETY: this device's memory, as long as the problem says; it outlives the steps.
+///     unsafe {
+///         layer.enqueue(&stream, Shard::at(shard_at), &[RawOperands::of_gathered(b_at, d_at)])?;
+///     }
+/// }
+/// layer.synchronize(&stream)?; // whatever went wrong on any rank is said here
+/// assert_eq!(stream.clone_dtoh(&d)?[0], bf16::from_f32(8192.0));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct AllGatherGemm {
+    gatherer: Gatherer,
+    products: Vec<Product>,
+    strategy: Strategy,
+    why: String,
+    latest: Option<u32>,
+}
+
+impl AllGatherGemm {
+    /// What was planned: chunks, transfers, the largest problem.
+    pub fn planned(&self) -> &Plan {
+        self.gatherer.plan()
+    }
+
+    /// The group whose ranks gather.
+    pub fn group(&self) -> &Arc<Group> {
+        self.gatherer.group()
+    }
+
+    /// How it is carried out: never [`Strategy::Auto`].
+    pub fn strategy(&self) -> Strategy {
+        self.strategy
+    }
+
+    /// Who moves the rows: never [`Engine::Auto`].
+    pub fn engine(&self) -> Engine {
+        self.gatherer.engine()
+    }
+
+    /// The kernel of the first product.
+    pub fn kernel(&self) -> &'static Kernel {
+        self.products[0].kernel
+    }
+
+    /// How the first product runs it.
+    pub fn choice(&self) -> Choice {
+        self.products[0].choice
+    }
+
+    /// What was chosen, and why, in words.
+    pub fn explain(&self) -> String {
+        let mut text = format!("{:?}: {}\n", self.strategy, self.why);
+        let plan = self.gatherer.plan();
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            text,
+            "rows: {} chunks, moved by {}",
+            plan.chunks().len(),
+            match self.gatherer.engine() {
+                Engine::CopyEngines { streams } => format!("copy engines on {streams} streams"),
+                Engine::Kernel { blocks } =>
+                    format!("a kernel of {blocks} blocks before the product"),
+                Engine::Nccl => "NCCL".into(),
+                Engine::Auto => "nobody".into(),
+            }
+        );
+        for product in &self.products {
+            let _ = writeln!(
+                text,
+                "{}: {}, {} SMs, swizzle {}, K in {} slices",
+                product.problem,
+                product.kernel,
+                product.sm_count(),
+                product.choice.swizzle,
+                product.choice.splits
+            );
+        }
+        text
+    }
+
+    /// The order in which the first product computes the tiles of a step as planned.
+    pub fn tile_order(&self) -> Result<TileOrder> {
+        self.gatherer.plan().tile_order(self.gatherer.group().rank())
+    }
+
+    /// Where this rank's rows of the next step belong, and for how many bytes there is room: rows `lda`
+    /// apart. What writes there comes behind the latest step on its stream.
+    pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
+        self.gatherer.local_shard(rows)
+    }
+
+    /// The gathered A of the latest step, rows `lda` apart, and its row scales. In the order of the stream
+    /// it stays until the next step.
+    pub fn gathered(&self) -> Option<(CUdeviceptr, CUdeviceptr)> {
+        self.latest.map(|buffer| self.gatherer.gathered(buffer))
+    }
+
+    /// Enqueues a step on `stream` and returns: gathers this and all other ranks' rows, and computes each
+    /// planned product of them.
+    ///
+    /// The operands name B, D and what goes with them; A and its row scales are the gathered ones
+    /// ([`RawOperands::of_gathered`]). A step that fails ends all the same, with every D undefined:
+    /// [`AllGatherGemm::check`] says so.
+    ///
+    /// In a graph: capture two steps, or an even number, so that both buffers take turns; with one, every
+    /// step waits until all ranks are done with the one before. All ranks have to capture the same. Once a
+    /// step was captured, all are on that stream.
+    ///
+    /// # Safety
+    /// What is named is this device's memory, as long as the problems and the rows of the step say, until the
+    /// step has ended (in a graph: while it may be launched). The outputs overlap nothing else. This value
+    /// outlives every graph that has a step of it, and such graphs are launched on the stream of its
+    /// other steps.
+    pub unsafe fn enqueue(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        shard: Shard<'_>,
+        operands: &[RawOperands],
+    ) -> Result<()> {
+        if operands.len() != self.products.len() {
+            let remedy = "give operands for each planned product";
+            let (got, expected) = (operands.len(), self.products.len());
+            return Err(Error::mismatch("the number of operands", got, expected, remedy));
+        }
+        let shape = self.gatherer.shape(shard.rows)?;
+        let problem = shape.plan.problem();
+        let own_rows = problem.shards().rows(self.gatherer.group().rank()).len();
+        let scaled = problem.scaling() == Scaling::Rows && own_rows > 0;
+        if scaled != (shard.scales != 0) {
+            let remedy = "give scales of the rank's rows exactly if the problem scales by rows";
+            let word = |there: bool| if there { "there" } else { "absent" };
+            let (got, expected) = (word(shard.scales != 0), word(scaled));
+            return Err(Error::mismatch("the scales of the shard", got, expected, remedy));
+        }
+        // Whatever can be refused is refused before any rank hears of the step.
+        let m = problem.m();
+        let buffer = self.gatherer.next_buffer();
+        let operands: Vec<RawOperands> = (self.products.iter().zip(operands))
+            .map(|(product, operands)| self.whole(product, operands, buffer, m))
+            .collect::<Result<_>>()?;
+        self.gatherer.check_stream(stream)?;
+        self.gatherer.check_rows(&shape, shard.at)?;
+        self.products.iter().try_for_each(|product| product.check_stream(stream))?;
+        let own = OwnRows { rows: shard.at, scales: shard.scales };
+        let follower = match self.strategy {
+            Strategy::Fused => {
+                Follower::Product { constant_b: self.products[0].options.constant_b }
+            }
+            _ => Follower::Other,
+        };
+        // SAFETY: the caller's promise.
+        let begun = unsafe { self.gatherer.begin(stream, &shape, own, follower) };
+        let enqueued = begun.and_then(|step| {
+            self.latest = Some(step.buffer);
+            // SAFETY: the caller's promise, and the gathered rows are as long as planned.
+            unsafe { self.multiply(stream, &step, &operands) }?;
+            self.gatherer.end(stream, &step)
+        });
+        // The others count on a step that was begun: they are told.
+        enqueued.inspect_err(|error| self.gatherer.fail(error))
+    }
+
+    /// Waits for `stream`, and says whether all went well: [`AllGatherGemm::check`].
+    pub fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.gatherer.synchronize(stream)
+    }
+
+    /// An error if a step failed, here or elsewhere: ask when the stream is through. After an error every
+    /// output since the last good check is undefined, and the operation is over on all ranks; its group,
+    /// too: form a new one.
+    pub fn check(&mut self) -> Result<()> {
+        self.gatherer.check()
+    }
+
+    /// Ends the operation, here and on all other ranks.
+    pub fn abort(&mut self, reason: &str) {
+        self.gatherer.abort(reason);
+    }
+}

@@ -1,0 +1,111 @@
+//! Planning all-gather + GEMM: what is asked for, what a table decides of it, and the products and the gather that come
+//! of it.
+//!
+//! Invariant: a rank that cannot plan a product says so where all agree on the gather, so that none waits for it.
+
+use std::sync::Arc;
+
+use super::AllGatherGemm;
+use crate::cuda::device::Device;
+use crate::cuda::gather::{GatherOptions, Gatherer, Purpose};
+use crate::cuda::options::GemmOptions;
+use crate::cuda::product::Product;
+use crate::cuda::reach::obstacle;
+use crate::cuda::strategy::{Strategy, choose};
+use crate::cuda::tuned::{self, Open};
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::plan::Problem;
+use crate::tune::Tuning;
+
+impl AllGatherGemm {
+    /// Plans the operation: all ranks call it, with the same. Returns when all have.
+    pub fn plan(
+        group: &Arc<Group>,
+        device: &Device,
+        problem: &Problem,
+        strategy: Strategy,
+        gather: &GatherOptions,
+        gemm: &GemmOptions,
+    ) -> Result<Self> {
+        Self::plan_all(group, device, std::slice::from_ref(problem), strategy, gather, gemm)
+    }
+
+    /// [`AllGatherGemm::plan`] for several products of the same gathered A: problems that differ in N, in
+    /// B's layout and in D, and in nothing else.
+    pub fn plan_all(
+        group: &Arc<Group>,
+        device: &Device,
+        problems: &[Problem],
+        strategy: Strategy,
+        gather: &GatherOptions,
+        gemm: &GemmOptions,
+    ) -> Result<Self> {
+        Self::plan_tuned(group, device, problems, strategy, gather, gemm, Tuning::found())
+    }
+
+    /// [`AllGatherGemm::plan_all`] by a table of one's own, the same on all ranks, in place of [`Tuning::found`].
+    ///
+    /// With [`Strategy::Auto`] the table decides whatever `gather` and `gemm` leave open, if it has anything near
+    /// the problem; what they fix is never replaced. [`AllGatherGemm::explain`] says what it was.
+    pub fn plan_tuned(
+        group: &Arc<Group>,
+        device: &Device,
+        problems: &[Problem],
+        strategy: Strategy,
+        gather: &GatherOptions,
+        gemm: &GemmOptions,
+        tuning: &Tuning,
+    ) -> Result<Self> {
+        let first = check_alike(problems)?;
+        let asked = strategy;
+        let in_the_way = obstacle(group, device, gather.first_limit)?;
+        let open = Open { problems, strategy, gather, gemm, in_the_way: in_the_way.is_some() };
+        let advice = tuned::advise(tuning, device.info(), &open);
+        let (strategy, gather, gemm) = (advice.strategy, &advice.gather, &advice.gemm);
+        let planned: Result<Vec<_>> = problems
+            .iter()
+            .map(|problem| Product::plan(device, &part_of(problem, strategy)?, gemm))
+            .collect();
+        let tiling = match &planned {
+            Ok(products) => Ok(products[0].kernel.tiling(products[0].choice.swizzle)),
+            Err(error) => Err(error.clone()),
+        };
+        // What a table has decided is in it, so that ranks with different tables notice.
+        let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {problems:?} {gemm:?}");
+        let piecewise = matches!(strategy, Strategy::Fused | Strategy::Pipelined);
+        let purpose = Purpose { kind: &kind, tiling, piecewise };
+        let gatherer = Gatherer::join(group, device, first, &purpose, gather)?;
+        let products = planned?;
+        let (strategy, why) = choose(strategy, gatherer.engine());
+        let why = advice.explain(why);
+        tracing::debug!(rank = group.rank(), problem = %first, ?strategy, why, "planned all-gather + GEMM");
+        Ok(AllGatherGemm { gatherer, products, strategy, why, latest: None })
+    }
+}
+
+/// What one product of a strategy has to do at most.
+fn part_of(problem: &Problem, strategy: Strategy) -> Result<Problem> {
+    match strategy {
+        Strategy::Pipelined => problem.of_largest_shard(),
+        _ => Ok(problem.clone()),
+    }
+}
+
+/// The first of problems that are products of one A.
+fn check_alike(problems: &[Problem]) -> Result<&Problem> {
+    let Some(first) = problems.first() else {
+        let remedy = "plan at least one product";
+        return Err(Error::mismatch("the number of problems", 0, "at least 1", remedy));
+    };
+    for (index, problem) in problems.iter().enumerate() {
+        let a =
+            |of: &Problem| (of.shards().clone(), of.k(), of.lda(), of.elements().a, of.scaling());
+        if a(problem) != a(first) {
+            let remedy = "give all problems the same shards, K, lda, element type of A and scaling";
+            let what = format!("the A of problem {index}");
+            return Err(Error::mismatch(what, problem, format!("that of {first}"), remedy));
+        }
+    }
+    Ok(first)
+}

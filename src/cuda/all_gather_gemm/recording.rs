@@ -1,0 +1,72 @@
+//! Steps that say when each tile and each push was.
+//!
+//! What belongs here: the buffers for it, and a step that fills them. Invariant: a recorded step is
+//! [`AllGatherGemm::enqueue`]'s, with nothing left out and nothing in another order.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+
+use super::{AllGatherGemm, Shard};
+use crate::cuda::operands::RawOperands;
+use crate::cuda::product::Product;
+use crate::cuda::records::TileRecords;
+use crate::cuda::step_record::StepRecord;
+use crate::cuda::strategy::Strategy;
+use crate::cuda::workspace::is_capturing;
+use crate::error::{Error, Result};
+
+impl AllGatherGemm {
+    /// A buffer for the records of one step's product: [`RawOperands::records`].
+    pub fn records(&self, product: usize) -> Result<TileRecords> {
+        match self.products.get(product) {
+            Some(product) => product.records(),
+            None => {
+                let most = self.products.len() as u64 - 1;
+                let remedy = "products count from 0";
+                Err(Error::out_of_range("the product", product as u64, 0, most, remedy))
+            }
+        }
+    }
+
+    /// Buffers and events for [`AllGatherGemm::enqueue_recorded`], for one step.
+    pub fn step_record(&self) -> Result<StepRecord> {
+        let tiles = self.products.iter().map(Product::records).collect::<Result<_>>()?;
+        StepRecord::new(self.gatherer.device(), self.gatherer.group().rank(), tiles)
+    }
+
+    /// [`AllGatherGemm::enqueue`], keeping when each tile and each push by a copy engine was: for looking at,
+    /// as it costs the step some microseconds. Not in graphs, nor for [`Strategy::Pipelined`].
+    ///
+    /// # Safety
+    /// As for [`AllGatherGemm::enqueue`]; `record` lives until the step has ended.
+    pub unsafe fn enqueue_recorded(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        shard: Shard<'_>,
+        operands: &[RawOperands],
+        record: &mut StepRecord,
+    ) -> Result<()> {
+        let refused = |what: &str, why: &str, remedy| {
+            Err(Error::Unsupported { what: what.into(), why: why.into(), remedy })
+        };
+        if self.strategy == Strategy::Pipelined {
+            let why = "each rank's rows are a product of their own";
+            return refused("recording a pipelined step", why, "record a fused step");
+        }
+        if is_capturing(stream)? {
+            let why = "a graph's steps have one record between them";
+            return refused("recording a captured step", why, "enqueue it outside of a capture");
+        }
+        let mut recorded = operands.to_vec();
+        for (operands, tiles) in recorded.iter_mut().zip(&record.tiles) {
+            operands.records = tiles.address(stream);
+        }
+        self.gatherer.mark_pushes();
+        // SAFETY: the caller's promise, and records are as long as the products want them.
+        let enqueued = unsafe { self.enqueue(stream, shard, &recorded) };
+        record.marks = self.gatherer.take_marks();
+        enqueued?;
+        record.end(stream)
+    }
+}
