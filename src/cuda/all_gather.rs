@@ -12,6 +12,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::device::Device;
 use super::gather::{Follower, GatherOptions, Gatherer, OwnRows, Purpose, Step};
+use super::reach::obstacle;
 use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -62,7 +63,9 @@ impl AllGather {
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);
         let (problem, tiling) = (problem.build()?, PlanOptions::default().tiling);
         let purpose = Purpose { kind: "all-gather", tiling: Ok(tiling), piecewise: false };
-        let gatherer = Gatherer::join(group, device, &problem, &purpose, options)?;
+        let obstacle = obstacle(group, device, options.first_limit)?;
+        let obstacle = obstacle.as_deref();
+        let gatherer = Gatherer::join(group, device, &problem, &purpose, options, obstacle)?;
         Ok(AllGather { gatherer, open: None })
     }
 

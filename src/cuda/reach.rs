@@ -1,7 +1,8 @@
 //! Which GPUs of a group reach each other's memory.
 //!
 //! What belongs here: asking the driver, telling the other ranks, and whether anything is in the way of memory
-//! that all ranks map. Invariant: all ranks come to the same answer, for each hears what all have found.
+//! that all ranks map. Invariant: all ranks come to the same answer, for each hears what all have found. It takes two
+//! exchanges of the group, so a plan asks once.
 
 use std::ffi::CStr;
 use std::time::Duration;
@@ -13,15 +14,25 @@ use crate::error::Result;
 use crate::group::{Group, Member};
 
 /// What a rank has found of another: that its GPU can be reached, that it cannot, nothing.
-const REACHED: u8 = b'y';
-const OUT_OF_REACH: u8 = b'n';
+pub(super) const REACHED: u8 = b'y';
+pub(super) const OUT_OF_REACH: u8 = b'n';
 const UNKNOWN: u8 = b'?';
 
 /// Why ranks cannot have memory in common; `None`: nothing is known to be in the way.
 pub(super) fn obstacle(group: &Group, device: &Device, limit: Duration) -> Result<Option<String>> {
     let own = device.bus_id().unwrap_or_default();
+    obstacle_by(group, &own, |bus| reach(device, bus), limit)
+}
+
+/// [`obstacle`], from a GPU at the PCI bus id `own` and by whatever `reach` says of another's.
+pub(super) fn obstacle_by(
+    group: &Group,
+    own: &str,
+    reach: impl Fn(&[u8]) -> u8,
+    limit: Duration,
+) -> Result<Option<String>> {
     let buses = group.all_gather("where the GPUs are", own.as_bytes(), limit)?;
-    let seen: Vec<u8> = buses.iter().map(|bus| reach(device, bus)).collect();
+    let seen: Vec<u8> = buses.iter().map(|bus| reach(bus)).collect();
     let rows = group.all_gather("which GPUs are in reach", &seen, limit)?;
     Ok(in_the_way(group.members(), &rows))
 }

@@ -59,8 +59,8 @@ impl AllGatherGemm {
     ) -> Result<Self> {
         let first = check_alike(problems)?;
         let asked = strategy;
-        let in_the_way = obstacle(group, device, gather.first_limit)?;
-        let open = Open { problems, strategy, gather, gemm, in_the_way: in_the_way.is_some() };
+        let obstacle = obstacle(group, device, gather.first_limit)?;
+        let open = Open { problems, strategy, gather, gemm, in_the_way: obstacle.is_some() };
         let advice = tuned::advise(tuning, device.info(), &open);
         let (strategy, gather, gemm) = (advice.strategy, &advice.gather, &advice.gemm);
         let planned: Result<Vec<_>> = problems
@@ -75,7 +75,8 @@ impl AllGatherGemm {
         let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {problems:?} {gemm:?}");
         let piecewise = matches!(strategy, Strategy::Fused | Strategy::Pipelined);
         let purpose = Purpose { kind: &kind, tiling, piecewise };
-        let gatherer = Gatherer::join(group, device, first, &purpose, gather)?;
+        let obstacle = obstacle.as_deref();
+        let gatherer = Gatherer::join(group, device, first, &purpose, gather, obstacle)?;
         let products = planned?;
         let (strategy, why) = choose(strategy, gatherer.engine());
         let why = advice.explain(why);

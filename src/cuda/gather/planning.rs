@@ -1,7 +1,9 @@
 //! Planning a gather: what one rank decides, what all have to agree on, and the memory that they share.
 //!
 //! Invariant: what is wrong with a call is found on every rank before anything is made, and leaves the group
-//! as it was; what goes wrong after that is told to all ranks, for they would wait.
+//! as it was; what goes wrong after that is told to all ranks, for they would wait. Whatever a gather is for, ranks come
+//! to `agree` by the same exchanges, those of [`obstacle`](crate::cuda::reach::obstacle): so ranks that plan different
+//! operations hear of it there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +21,6 @@ use crate::cuda::chunk_table::check_count;
 use crate::cuda::device::Device;
 use crate::cuda::driver_error;
 use crate::cuda::nccl::{Communicator, Nccl};
-use crate::cuda::reach::obstacle;
 use crate::cuda::signals::Signals;
 use crate::cuda::stream_ops::{copy, write};
 use crate::cuda::symmetric::SymmetricMemory;
@@ -38,19 +39,18 @@ pub(in super::super) struct Purpose<'a> {
 }
 
 impl Gatherer {
-    /// Joins the operation: all ranks call it with the same.
+    /// Joins the operation: all ranks call it with the same. `obstacle`: what [`reach`](crate::cuda::reach) has said,
+    /// which each of them has asked once before.
     pub(in super::super) fn join(
         group: &Arc<Group>,
         device: &Device,
         problem: &Problem,
         purpose: &Purpose<'_>,
         options: &GatherOptions,
+        obstacle: Option<&str>,
     ) -> Result<Self> {
         let limit = options.first_limit;
-        let obstacle = obstacle(group, device, limit)?;
-        let planned = plan(group, problem, purpose, options, obstacle.as_deref());
-        agree(group, purpose.kind, problem, options, planned.as_ref().err(), limit)?;
-        let planned = planned?;
+        let planned = settle(group, problem, purpose, options, obstacle)?;
         let layout = Layout::new(problem, planned.plan.chunks().most_per_rank())?;
         let tell = |error: &Error| {
             group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
@@ -177,6 +177,19 @@ struct Planned {
     nccl: Option<Arc<Nccl>>,
 }
 
+/// What this rank plans, once all ranks have agreed to it.
+fn settle(
+    group: &Group,
+    problem: &Problem,
+    purpose: &Purpose<'_>,
+    options: &GatherOptions,
+    obstacle: Option<&str>,
+) -> Result<Planned> {
+    let planned = plan(group, problem, purpose, options, obstacle);
+    agree(group, purpose.kind, problem, options, planned.as_ref().err())?;
+    planned
+}
+
 /// What can be planned without asking the others; `obstacle` says why ranks have no memory in common.
 fn plan(
     group: &Group,
@@ -206,13 +219,12 @@ fn agree(
     problem: &Problem,
     options: &GatherOptions,
     refused: Option<&Error>,
-    limit: Duration,
 ) -> Result<()> {
     let text = match refused {
         Some(error) => format!("!{error}"),
         None => format!("{kind} of {problem}, {problem:?}, {options:?}"),
     };
-    let texts = group.all_gather("the plan of a gather", text.as_bytes(), limit)?;
+    let texts = group.all_gather("the plan of a gather", text.as_bytes(), options.first_limit)?;
     let first = &texts[0];
     let mut others = (0..).zip(texts.iter());
     let Some((peer, other)) = others.find(|(_, other)| other.starts_with(b"!") || *other != first)
@@ -232,6 +244,93 @@ fn agree(
             let expected = format!("rank 0's: {}", words(first));
             let remedy = "plan the same operations in the same order on every rank";
             Err(Error::mismatch(what, words(other), expected, remedy))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::reach::{OUT_OF_REACH, REACHED, obstacle_by};
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// What one rank of two plans, as [`Gatherer::join`] does, and whether its GPU reaches the other's.
+    struct Asks {
+        kind: &'static str,
+        m: u64,
+        tiling: Result<Tiling>,
+        reaches: u8,
+    }
+
+    impl Default for Asks {
+        fn default() -> Self {
+            let tiling = Ok(PlanOptions::default().tiling);
+            Asks { kind: "all-gather", m: 64, tiling, reaches: REACHED }
+        }
+    }
+
+    /// What becomes of it on each rank. The group lives on: else this panics.
+    fn settled(asks: [Asks; 2]) -> [Result<Engine>; 2] {
+        let ask = |group: &Group, asks: &Asks| {
+            let reach = |bus: &[u8]| if bus == b"0" { REACHED } else { asks.reaches };
+            let obstacle = obstacle_by(group, &group.rank().to_string(), reach, LIMIT)?;
+            let problem = Problem::builder(asks.m, 16, 64).ranks(2).build()?;
+            let (kind, tiling) = (asks.kind, asks.tiling.clone());
+            let purpose = Purpose { kind, tiling, piecewise: true };
+            let options = GatherOptions::default();
+            settle(group, &problem, &purpose, &options, obstacle.as_deref()).map(|it| it.engine)
+        };
+        let groups = <[Group; 2]>::try_from(Group::local(2).unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            let mut groups = groups.into_iter();
+            asks.map(|asks| {
+                let group = groups.next().unwrap();
+                scope.spawn(move || {
+                    let settled = ask(&group, &asks);
+                    group.barrier("what comes next", LIMIT).unwrap();
+                    settled
+                })
+            })
+            .map(|rank| rank.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn ranks_that_plan_the_same_agree() {
+        let engines = settled([Asks::default(), Asks::default()]).map(Result::unwrap);
+        assert_eq!(engines, [Engine::Kernel { blocks: 16 }; 2]);
+    }
+
+    #[test]
+    fn ranks_that_plan_different_operations_hear_of_it() {
+        let product = Asks { kind: "all-gather + GEMM", ..Asks::default() };
+        let taller = Asks { m: 128, ..Asks::default() };
+        for other in [product, taller] {
+            let words = format!("{} of {}", other.kind, other.m);
+            for error in settled([Asks::default(), other]).map(Result::unwrap_err) {
+                assert!(matches!(error, Error::Mismatch { .. }), "{words}: {error}");
+                assert!(error.to_string().contains("rank 1"), "{words}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_refused_says_why_and_the_other_hears_it() {
+        let why = Error::out_of_range("the number of stages", 9, 1, 4, "ask for fewer");
+        let refused = Asks { tiling: Err(why.clone()), ..Asks::default() };
+        let [other, own] = settled([Asks::default(), refused]).map(Result::unwrap_err);
+        assert_eq!(own.to_string(), why.to_string());
+        assert!(matches!(other, Error::Aborted { rank: 0, .. }), "{other}");
+        assert!(other.to_string().contains("the number of stages is 9"), "{other}");
+    }
+
+    #[test]
+    fn what_one_rank_does_not_reach_is_refused_on_all() {
+        let apart = Asks { reaches: OUT_OF_REACH, ..Asks::default() };
+        for error in settled([apart, Asks::default()]).map(Result::unwrap_err) {
+            let why = "the GPU of rank 0 does not reach that of rank 1";
+            assert!(error.to_string().contains(why), "{error}");
         }
     }
 }
