@@ -186,14 +186,18 @@ void check_input(og_gemm_input const& input, int64_t rows) {
             "pivot_row is " + std::to_string(input.pivot_row) + ", must be a chunk's first row");
 }
 
-void check_gather(og_gather const* gather) {
-    require_pointer(gather, "gather");
-    require_pointer(gather->words, "words");
-    require_pointer(gather->own, "own");
-    require_pointer(gather->failure, "failure");
-    check_range("ranks", gather->ranks, 1, INT32_MAX);
-    check_range("rank", gather->rank, 0, int64_t(gather->ranks) - 1);
+// What a gather and a signal pad both are: words of all ranks, and a rank among them.
+template <class Shared>
+void check_shared(Shared const* shared, char const* name) {
+    require_pointer(shared, name);
+    require_pointer(shared->words, "words");
+    require_pointer(shared->own, "own");
+    require_pointer(shared->failure, "failure");
+    check_range("ranks", shared->ranks, 1, INT32_MAX);
+    check_range("rank", shared->rank, 0, int64_t(shared->ranks) - 1);
 }
+
+void check_gather(og_gather const* gather) { check_shared(gather, "gather"); }
 
 void check_step(og_gather const& gather, og_gather_step const* step) {
     require_pointer(step, "step");
@@ -212,12 +216,7 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
 }
 
 void check_pad(og_pad const* pad) {
-    require_pointer(pad, "pad");
-    require_pointer(pad->words, "words");
-    require_pointer(pad->own, "own");
-    require_pointer(pad->failure, "failure");
-    check_range("ranks", pad->ranks, 1, INT32_MAX);
-    check_range("rank", pad->rank, 0, int64_t(pad->ranks) - 1);
+    check_shared(pad, "pad");
     check_range("channels", pad->channels, 1, INT32_MAX);
 }
 
@@ -322,7 +321,8 @@ og_status og_gather_await(const og_gather* gather, int32_t slot, int32_t count, 
                           void* stream) {
     return overlap_gemm::guarded([&] {
         overlap_gemm::check_gather(gather);
-        overlap_gemm::check_range("count", count, 1, INT32_MAX);
+        overlap_gemm::check_range("count", count, 1, gather->slots);
+        overlap_gemm::check_range("slot", slot, 0, int64_t(gather->slots) - count);
         overlap_gemm::await_rows(*gather, slot, count, chunk, static_cast<cudaStream_t>(stream));
     });
 }
