@@ -185,6 +185,23 @@ fn modules_use_what_the_architecture_says_and_only_downwards() {
 }
 
 #[test]
+fn the_protocol_names_every_mutant_of_the_device_code_and_which_may_survive() {
+    let (prose, _) = split(&read("docs/protocol.md"));
+    let rows: Vec<&str> = prose.lines().filter(|line| line.starts_with('|')).collect();
+    let table = read("tests/mutants.toml");
+    let mut mutants = 0;
+    for mutant in table.split("[[mutant]]").skip(1) {
+        mutants += 1;
+        let name = between(mutant, "name = \"", '"').next().expect("a mutant has a name");
+        let row = rows.iter().find(|row| row.contains(&format!("`{name}`")));
+        let row = row.unwrap_or_else(|| panic!("docs/protocol.md has no row for '{name}'"));
+        let may_survive = mutant.lines().any(|line| line.starts_with("may_survive"));
+        assert_eq!(row.contains("May survive"), may_survive, "what is said of '{name}'");
+    }
+    assert!(mutants > 10, "only {mutants} mutants were found: is this test reading them?");
+}
+
+#[test]
 fn the_readme_s_example_is_that_of_the_documentation() {
     let source = read("src/ops/all_gather_gemm.rs");
     let documented = source.lines().filter_map(|line| line.strip_prefix("///"));
