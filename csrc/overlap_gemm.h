@@ -413,16 +413,16 @@ og_status og_epoch_advance(uint32_t *epoch, void *stream);
  * goes before the product that waits for it, or that product leaves an SM free. */
 og_status og_signal_post(uint32_t *signals, int32_t count, const uint32_t *epoch, void *stream);
 
-/* Enqueues a kernel that begins this rank's next step:
- *  1. the epoch grows by one, to e; all ranks are told that this one has consumed e - 1, and how it
- *     lays e out;
- *  2. it waits until all ranks have consumed e - 2 and what else was last in that buffer, and what this
+/* Enqueues a kernel that begins this rank's next step, e, when all that is older has ended on the stream:
+ *  1. a product that follows hears of it (`begun`), and this rank's own rows are signalled to itself;
+ *  2. all ranks are told that this one has consumed e - 1, and how it lays e out;
+ *  3. it waits until all ranks have consumed e - 2 and what else was last in that buffer, and what this
  *     rank sent of e - 1 is sent: from here on this rank may push into theirs. So no rank is ever two
  *     steps ahead of another;
- *  3. if this rank lays e out otherwise than e - 2, it waits until all ranks have said how they do, which
+ *  4. if this rank lays e out otherwise than e - 2, it waits until all ranks have said how they do, which
  *     has to be alike, and until its own word is there, before any of its rows can arrive anywhere;
- *  4. this rank's own rows are signalled to itself; `pushes` go out, in the order in which the others need
- *     them, each with its signal after its data.
+ *  5. `pushes` go out, in the order in which the others need them, each with its signal after its data; and the
+ *     epoch grows to e, which streams that push wait for.
  * If a rank is late or lays e out otherwise, or the host has set the abort word, the step counts as given
  * up: products that wait for it end at once, all ranks are told that their rows may be torn, and so it
  * is with every later step. Needs SMs: what waits for it comes after it. */
