@@ -31,7 +31,7 @@ pub struct TileEvent {
     pub product: u32,
     /// Which tile.
     pub tile: Tile,
-    /// The chunk it needed last.
+    /// The chunk it needed last; `u32::MAX` where it waited for none.
     pub chunk: u32,
     /// When the worker began to wait for its chunks.
     pub wait_begin: Duration,

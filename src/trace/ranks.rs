@@ -52,7 +52,7 @@ impl Timeline {
     /// When each chunk was first seen to be there.
     fn first_uses(&self) -> BTreeMap<u32, Duration> {
         let mut uses = BTreeMap::new();
-        for tile in &self.tiles {
+        for tile in self.tiles.iter().filter(|tile| tile.chunk != u32::MAX) {
             let first = uses.entry(tile.chunk).or_insert(tile.ready);
             *first = tile.ready.min(*first);
         }
@@ -134,6 +134,16 @@ mod tests {
         let all = Timeline::of_ranks(vec![zero, one], |chunk| chunk);
         assert_eq!(all.transfers, [sent(0, 0, 10, 50), sent(1, 1, 35, 80)]);
         assert_eq!(all.tiles[3].ready, us(52));
+    }
+
+    #[test]
+    fn tiles_that_wait_for_nothing_are_no_sign_of_a_transfer() {
+        let of = |rank| Timeline {
+            tiles: vec![tile(rank, u32::MAX, [7, 7, 20])],
+            transfers: Vec::new(),
+        };
+        let no_chunk = |chunk| panic!("nobody has chunk {chunk}");
+        assert_eq!(Timeline::of_ranks(vec![of(0), of(1)], no_chunk).transfers, []);
     }
 
     #[test]
