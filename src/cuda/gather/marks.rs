@@ -49,7 +49,8 @@ impl Marks {
     pub(in super::super) fn before(&self, event: &CudaEvent) -> Result<Vec<(&Mark, f64, f64)>> {
         let ms = |from: &CudaEvent| {
             let waited = from.synchronize().and_then(|()| event.synchronize());
-            let elapsed = waited.and_then(|()| from.elapsed_ms(event));
+            waited.map_err(|error| driver_error("cuEventSynchronize", error))?;
+            let elapsed = from.elapsed_ms(event);
             elapsed.map(f64::from).map_err(|error| driver_error("cuEventElapsedTime", error))
         };
         self.0.iter().map(|mark| Ok((mark, ms(&mark.begin)?, ms(&mark.signalled)?))).collect()

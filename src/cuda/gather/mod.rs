@@ -108,6 +108,8 @@ pub(super) struct Step {
     joins: bool,
     /// Toggles say what is here, not signals.
     toggled: bool,
+    /// The beginning tells the product that follows it when it may go on.
+    tells_product: bool,
 }
 
 /// What follows a step's beginning on the stream.
@@ -220,8 +222,8 @@ impl Gatherer {
             self.epoch = self.epoch.wrapping_add(1);
             self.next_buffer = 1 - buffer;
             self.latest = Some(Arc::clone(shape));
-            let (shape, joins, toggled) = (Arc::clone(shape), false, false);
-            return Ok(Step { shape, buffer, joins, toggled });
+            let (shape, joins, toggled, tells_product) = (Arc::clone(shape), false, false, false);
+            return Ok(Step { shape, buffer, joins, toggled, tells_product });
         }
         let pushes = &shape.pushes[buffer as usize][..];
         let by_kernel = matches!(self.engine, Engine::Kernel { .. });
@@ -249,7 +251,7 @@ impl Gatherer {
         // SAFETY: `signals.begin` has made the context current; words and tables live as long as this value,
         // which waits for its streams; every rank has memory where the layout says.
         unsafe { ffi::gather_begin(&words, &begin, handle) }?;
-        let toggled = begin.toggled;
+        let (toggled, tells_product) = (begin.toggled, begin.product_follows);
         self.epoch = self.epoch.wrapping_add(1);
         self.next_buffer = 1 - buffer;
         if !by_kernel {
@@ -257,7 +259,7 @@ impl Gatherer {
         }
         self.latest = Some(Arc::clone(shape));
         let joins = capturing && !by_kernel;
-        Ok(Step { shape: Arc::clone(shape), buffer, joins, toggled })
+        Ok(Step { shape: Arc::clone(shape), buffer, joins, toggled, tells_product })
     }
 
     /// An error if the next step cannot be on `stream`.
@@ -336,7 +338,8 @@ impl Gatherer {
         // `begin` is before it on the stream, and lets it start when all that is older has ended, or when the
         // caller has promised that nothing of that writes B.
         let own = self.memory.own_address();
-        let begun = own + Layout::word(BEGUN_AT);
+        // A word that nobody sets would be awaited for ever.
+        let begun = if step.tells_product { own + Layout::word(BEGUN_AT) } else { 0 };
         let input = self.signals.input(stream, &step.shape.table, &waiter)?;
         let input = Input { b_is_there: true, begun, ..input };
         if !step.toggled {
