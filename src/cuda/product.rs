@@ -61,8 +61,12 @@ impl Product {
 
     /// A buffer for the records of one call.
     pub(super) fn records(&self) -> Result<TileRecords> {
-        let len = self.prepared.tile_count().saturating_mul(self.choice.splits.into());
-        TileRecords::new(&self.device, len)
+        TileRecords::new(&self.device, self.record_count())
+    }
+
+    /// How many records one call writes at most: tiles times splits.
+    pub(super) fn record_count(&self) -> u64 {
+        self.prepared.tile_count().saturating_mul(self.choice.splits.into())
     }
 
     /// An error if a call on `stream` would be refused, whatever its operands.
@@ -82,7 +86,7 @@ impl Product {
         operands.check(&self.problem, self.device.context())?;
         let Operands { a, b, d, c, bias, scales, alpha, beta, rows, records } = operands;
         if let Some(records) = &records {
-            let needed = self.prepared.tile_count().saturating_mul(self.choice.splits.into());
+            let needed = self.record_count();
             crate::fit::check_len("the number of tile records", records.len(), needed)?;
         }
         // The guards record the use of the buffers on the stream when they are dropped, so they

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use super::{AllGatherGemm, Shard};
-use crate::cuda::operands::RawOperands;
+use crate::cuda::operands::{RawOperands, check_context};
 use crate::cuda::product::Product;
 use crate::cuda::records::TileRecords;
 use crate::cuda::step_record::StepRecord;
@@ -58,6 +58,7 @@ impl AllGatherGemm {
             let why = "a graph's steps have one record between them";
             return refused("recording a captured step", why, "enqueue it outside of a capture");
         }
+        self.check_record(record)?;
         let mut recorded = operands.to_vec();
         for (operands, tiles) in recorded.iter_mut().zip(&record.tiles) {
             operands.records = tiles.address(stream);
@@ -68,5 +69,19 @@ impl AllGatherGemm {
         record.marks = self.gatherer.take_marks();
         enqueued?;
         record.end(stream)
+    }
+
+    /// An error if the tiles of a step have no room in the record: the device would write beyond it.
+    fn check_record(&self, record: &StepRecord) -> Result<()> {
+        let room: Vec<_> = record.tiles.iter().map(|tiles| tiles.len() as u64).collect();
+        let needed: Vec<_> = self.products.iter().map(Product::record_count).collect();
+        if room != needed {
+            let (what, remedy) = ("the room of the record", "give one that step_record has made");
+            let (got, expected) = (format!("{room:?} tiles"), format!("{needed:?}"));
+            return Err(Error::mismatch(what, got, expected, remedy));
+        }
+        let context = self.gatherer.device().context();
+        let mut tiles = record.tiles.iter();
+        tiles.try_for_each(|tiles| check_context("the record", tiles.context(), context))
     }
 }
