@@ -64,8 +64,8 @@ impl<'a> Shard<'a> {
 /// calls in the same order.
 ///
 /// A product that waits keeps its SMs. So where several operations are under way on one GPU, on streams of
-/// their own, each needs a limit ([`GemmOptions::with_sm_limit`]) that leaves the others some: the kernel that
-/// begins another's step could not run else, and both would wait until their limits.
+/// their own, each needs a limit ([`with_sm_limit`](super::GemmOptions::with_sm_limit)) that leaves the others
+/// some: the kernel that begins another's step could not run else, and both would wait until their limits.
 ///
 /// ```no_run
 /// use std::sync::Arc;
