@@ -94,6 +94,8 @@ __device__ inline void fence_tma_after_loads() {
 
 // What `og_gather`'s word `begun` is at least, once the step has begun; below are the epoch's bits.
 constexpr uint64_t kBegun = 1ull << 32;
+// Added where the step before was in the same buffer: its signals are this one's, reset right before.
+constexpr uint64_t kAgain = 1ull << 33;
 
 // What `og_stop::given_up` says when step `epoch` was given up: differs from the zero that the word starts
 // with, and from every earlier step's value. (Steps that look at toggles all have one; after one of them
@@ -230,6 +232,8 @@ private:
                 // wrote is there from here on.
                 __threadfence();
                 has_begun_ = true;
+                // Nothing orders the loads of one look, so this one's signals may be from before they were reset.
+                if (__any_sync(kAllLanes, (begun & kAgain) != 0)) continue;
             }
             uint32_t epoch = uint32_t(begun);
             uint32_t missing = __ballot_sync(kAllLanes, !exists || int32_t(value - epoch) < 0);

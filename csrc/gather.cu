@@ -73,7 +73,7 @@ struct Beginning {
     __device__ void tell_product(og_gather const& gather, og_gather_step const& step) const {
         if (step.product_follows && lane_id() == 0) {
             auto* begun = reinterpret_cast<uint64_t*>(own + gather.begun_at);
-            store_release_gpu_64(begun, kBegun | expected(step));
+            store_release_gpu_64(begun, kBegun | (is_again(step) ? kAgain : 0) | expected(step));
         }
         int32_t at = step.toggled ? gather.toggles_at + step.buffer * gather.slots : gather.signals_at;
         for (int32_t slot = lane_id(); slot < step.own_slots; slot += kWarp) {

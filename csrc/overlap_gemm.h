@@ -252,7 +252,8 @@ typedef struct og_gemm_input {
  *
  *   stop         og_stop, this rank's own
  *   begun        64 bits: 1 << 32 | what the product of this step expects of signals, once all that is older than
- *                the step has ended on this rank's stream; 0 before
+ *                the step has ended on this rank's stream, and 1 << 33 if the step before was in the same buffer; 0
+ *                before
  *   epoch        the step that this rank is in, and may push the rows of
  *   over         not 0: this rank gave up, and takes no further part
  *   last_buffer  the buffer of the step that this rank is in
