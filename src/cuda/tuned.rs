@@ -1,4 +1,4 @@
-//! What a table of measurements decides of a plan.
+//! What a table of measurements, or a prediction where it has none, decides of a plan.
 //!
 //! What belongs here: what was left open, whether what the table has can be carried out here, and how it is put
 //! into options. Pure: the driver's name apart, no device. Invariant: whatever a caller fixed stays as it is, and
@@ -13,9 +13,7 @@ use super::options::GemmOptions;
 use super::strategy::Strategy;
 use super::{MAX_PUSHED, shape};
 use crate::plan::{Plan, PlanOptions, Problem, Tiling};
-use crate::tune::{
-    Answer, Asked, Family, Fits, Gathering, Mover, Multiplying, Order, Shape, Tuning,
-};
+use crate::tune::{Answer, Asked, Fits, Gathering, Mover, Multiplying, Order, Tuning};
 
 /// What a caller asks for.
 #[derive(Clone, Copy, Debug)]
@@ -35,9 +33,9 @@ pub(super) struct Advice {
     pub(super) strategy: Strategy,
     pub(super) gather: GatherOptions,
     pub(super) gemm: GemmOptions,
-    /// Where it comes from; `None`: the table was not asked.
+    /// Where it comes from; `None`: nobody was asked.
     origin: Option<String>,
-    is_tuned: bool,
+    is_answered: bool,
 }
 
 impl Advice {
@@ -45,8 +43,8 @@ impl Advice {
     pub(super) fn explain(&self, rule: &str) -> String {
         match &self.origin {
             None => rule.to_owned(),
-            Some(origin) if self.is_tuned => origin.clone(),
-            Some(origin) => format!("modelled: {rule} ({origin})"),
+            Some(origin) if self.is_answered => origin.clone(),
+            Some(origin) => format!("by the rules: {rule} ({origin})"),
         }
     }
 }
@@ -70,7 +68,7 @@ fn advise_by(
         gather: gather.clone(),
         gemm: gemm.clone(),
         origin: None,
-        is_tuned: false,
+        is_answered: false,
     };
     if strategy != Strategy::Auto {
         return advice;
@@ -79,14 +77,14 @@ fn advise_by(
     let mut origin = match &answer {
         Some(answer) => answer.to_string(),
         None if open.in_the_way => "no table speaks of GPUs that do not reach each other".into(),
-        None => format!("nothing like it on {} is in a table", device.name),
+        None => format!("no prediction holds for it on {}", device.name),
     };
     if let Some(answer) = answer {
         let others: Vec<_> = answer.drivers.iter().filter(|other| *other != driver).collect();
         if !others.is_empty() {
             origin += &format!("; with driver {others:?}, here is {driver}");
         }
-        advice.is_tuned = true;
+        advice.is_answered = true;
         advice.strategy = strategy_of(answer.gathering.order);
         advice.gather.engine = engine_of(answer.gathering.mover);
         advice.gather.pieces = Some(answer.gathering.pieces);
@@ -112,11 +110,7 @@ fn look_up(
     let columns = open.problems.iter().map(|problem| u64::from(problem.n())).sum();
     let whole =
         if open.problems.len() == 1 { first.clone() } else { first.with_n(columns).ok()? };
-    let asked = Asked {
-        family: Family::of(&whole, &device.name),
-        shape: Shape::of(&whole),
-        most_rows: whole.shards().most_rows(),
-    };
+    let asked = Asked { gpu: &device.name, sms: device.sm_count, problem: &whole };
     tuning.look_up(&asked, &Here { kernels, sms: device.sm_count, open, problem: &whole })
 }
 
@@ -129,6 +123,10 @@ struct Here<'a> {
 }
 
 impl Fits for Here<'_> {
+    fn kernels(&self) -> &[Kernel] {
+        self.kernels
+    }
+
     fn gathering(&self, gathering: &Gathering) -> bool {
         let (asked, engine) = (self.open.gather, engine_of(gathering.mover));
         let pieces = gathering.pieces;

@@ -6,7 +6,7 @@ use super::super::strategy::Strategy;
 use super::*;
 use crate::element::ElementType;
 use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape};
-use crate::tune::{Entry, Measured, Time};
+use crate::tune::{Entry, Family, Measured, Shape, Time};
 
 fn kernel(name: &str, rows: u32, max_splits: u32) -> Kernel {
     Kernel {
@@ -120,14 +120,24 @@ fn what_was_measured_is_planned_and_said() {
 
     let advice = Call::of(problem(5000)).advice(&usual());
     let text = advice.explain("a rule");
-    assert!(text.starts_with("interpolated from 4096×3584×8192"), "{text}");
+    assert!(text.starts_with("interpolated: ") && text.ends_with("by 4096×3584×8192"), "{text}");
 
-    let call = Call::of(problem(64));
-    let (advice, gemm) = (call.advice(&usual()), &call.gemm);
-    assert_eq!((advice.strategy, &advice.gemm), (Strategy::Auto, gemm));
-    assert_eq!(advice.gather, call.gather);
+    // Nothing is near: what is predicted, in full.
+    let advice = Call::of(problem(64)).advice(&usual());
+    assert_eq!(advice.strategy, Strategy::Fused);
+    assert!(matches!(advice.gather.engine, Engine::Kernel { .. }), "{:?}", advice.gather);
+    assert_eq!(advice.gemm.kernel.as_deref(), Some("small"));
     let text = advice.explain("a rule");
-    assert_eq!(text, "modelled: a rule (nothing like it on NVIDIA H200 is in a table)");
+    assert!(text.starts_with("modelled: predicted to take "), "{text}");
+
+    // What no kernel here computes is left to the rules, and refused where it is planned.
+    let f16 = ElementType::F16;
+    let call =
+        Call::of(Problem::builder(64, 64, 64).ranks(2).elements(f16, f16, f16).build().unwrap());
+    let advice = call.advice(&usual());
+    assert_eq!((advice.strategy, &advice.gather), (Strategy::Auto, &call.gather));
+    let text = advice.explain("a rule");
+    assert_eq!(text, "by the rules: a rule (no prediction holds for it on NVIDIA H200)");
 }
 
 #[test]

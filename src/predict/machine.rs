@@ -42,13 +42,16 @@ pub struct Machine {
     pub copy_us: f64,
     /// From the end of a copy until its signal is seen, and the stream goes on, in µs.
     pub signal_us: f64,
-    /// Until a step has begun, in µs: the ranks have told each other that they may, and the product behind that has
-    /// seen it.
+    /// Until a step has begun, in µs, and the product behind has seen it: from then on it may read this rank's own rows.
+    pub own_us: f64,
+    /// Until the ranks have told each other that they may, and a stream that pushes has seen it, in µs.
     pub begin_us: f64,
     /// The same where the kernel that begins the step pushes as well: until its first byte leaves.
     pub begin_push_us: f64,
     /// What each piece that a kernel pushes costs besides its bytes, in µs.
     pub push_us: f64,
+    /// What one block of such a kernel sends, in GB/s.
+    pub push_block_gbps: f64,
     /// A kernel that waits for rows, from their signals to what comes next, in µs.
     pub await_us: f64,
     /// How much longer a tile takes while the link is busy: its bytes take their part of memory and of the power limit.
@@ -87,19 +90,21 @@ impl Machine {
     pub const fn h200() -> Self {
         Machine {
             sms: 132,
-            product_scale: 0.715,
+            product_scale: 0.722,
             product_scale_fp8: 0.865,
-            memory_gbps: 4500.0,
-            launch_us: 3.5,
+            memory_gbps: 4000.0,
+            launch_us: 2.2,
             link_gbps: 380.0,
             peer_gbps: 380.0,
             copy_us: 3.5,
             signal_us: 2.0,
-            begin_us: 8.0,
-            begin_push_us: 4.0,
-            push_us: 1.5,
-            await_us: 3.0,
-            busy_slowdown: 0.15,
+            own_us: 3.0,
+            begin_us: 10.0,
+            begin_push_us: 7.0,
+            push_us: 0.9,
+            push_block_gbps: 24.0,
+            await_us: 2.2,
+            busy_slowdown: 0.16,
             rest_gain: 0.2,
             rest_gain_most: 0.15,
             nccl_us: 24.0,
@@ -137,6 +142,7 @@ impl Machine {
             ("NCCL's share of the link", self.nccl_share),
             ("NCCL's GB/s for little", self.nccl_small_gbps),
             ("the scale of products", self.product_scale),
+            ("push_block_gbps", self.push_block_gbps),
             ("the scale of fp8 products", self.product_scale_fp8),
         ];
         if let Some((what, rate)) =
@@ -149,6 +155,7 @@ impl Machine {
             ("launch_us", self.launch_us),
             ("copy_us", self.copy_us),
             ("signal_us", self.signal_us),
+            ("own_us", self.own_us),
             ("begin_us", self.begin_us),
             ("begin_push_us", self.begin_push_us),
             ("push_us", self.push_us),
@@ -193,19 +200,22 @@ impl Machine {
         ProductTimes { unit: computing.max(moving), joining: scale * work.joining }
     }
 
-    /// Until a step's first rows are sent, and its own rows may be read (unless a kernel pushes: then they are when it
-    /// is through), in µs.
+    /// Until a step's first rows are sent, in µs.
     pub(super) fn sends_at(&self, engine: Engine) -> f64 {
         match engine {
             Engine::Nccl => 0.0,
-            Engine::Kernel => self.begin_push_us,
+            Engine::Kernel { .. } => self.begin_push_us,
             Engine::CopyEngines { .. } => self.begin_us,
         }
     }
 
     /// Bytes a µs from one GPU to one other.
-    pub(super) fn rate(&self) -> f64 {
-        1e3 * self.link_gbps.min(self.peer_gbps)
+    pub(super) fn rate(&self, engine: Engine) -> f64 {
+        let link = self.link_gbps.min(self.peer_gbps);
+        1e3 * match engine {
+            Engine::Kernel { blocks } => link.min(self.push_block_gbps * f64::from(blocks)),
+            Engine::CopyEngines { .. } | Engine::Nccl => link,
+        }
     }
 }
 

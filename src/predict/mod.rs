@@ -49,8 +49,10 @@ pub use kernel::{Kernel, all_kernels};
 pub use machine::Machine;
 pub use product::Choice;
 #[cfg(feature = "cuda")]
-pub(crate) use product::{cheapest, cost, most_splits, square_waves};
-pub use setup::{Engine, Setup, Strategy};
+pub(crate) use product::{cheapest, most_splits, square_waves};
+#[cfg(feature = "tune")]
+pub(crate) use product::{choices, cost};
+pub use setup::{Engine, SMALL_SHARD, Setup, Strategy};
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;

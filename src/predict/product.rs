@@ -50,6 +50,24 @@ fn unit(kernel: &Kernel) -> [u64; 2] {
     [extent(kernel.tile.m, kernel.cluster.m), extent(kernel.tile.n, kernel.cluster.n)]
 }
 
+/// Every kernel that `serves` and fits on so many SMs, with every number of slices.
+pub(crate) fn choices(
+    kernels: &[Kernel],
+    problem: &Problem,
+    sms: u32,
+    serves: impl Fn(&Kernel) -> bool,
+) -> Vec<Choice> {
+    let fits = |kernel: &Kernel| serves(kernel) && kernel.cluster_size() <= sms;
+    (kernels.iter().enumerate())
+        .filter(|(_, kernel)| fits(kernel))
+        .flat_map(|(index, kernel)| {
+            let swizzle = square_waves(kernel, problem, sms);
+            let splits = 1..=most_splits(kernel, problem);
+            splits.map(move |splits| Choice::new(index, swizzle, splits))
+        })
+        .collect()
+}
+
 /// The candidate with the least cost; among equals the one with the larger tile, then with fewer
 /// splits, then the first.
 pub(crate) fn cheapest(
@@ -91,25 +109,25 @@ pub(crate) fn cheapest(
 const SM_FLOPS: f64 = 3.96e12;
 const FP8_SPEEDUP: f64 = 2.37;
 /// Bytes a second from device memory, to one SM.
-const MEMORY_TO_ONE: f64 = 5.8e10;
+const MEMORY_TO_ONE: f64 = 6.5e10;
 /// Bytes a second from the L2 cache, to all SMs together and to one alone.
-const CACHE: f64 = 8.9e12;
+const CACHE: f64 = 6.6e12;
 const CACHE_TO_ONE: f64 = 9.2e10;
 /// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
 /// the power limit leaves them, and moving bytes takes power.
-const CACHE_POWER: f64 = 1.7e-14;
+const CACHE_POWER: f64 = 2.1e-14;
 /// Seconds from the last sums of a 128 by 256 tile to the next tile's first; how much more that is with
 /// scales for rows and columns; and the part that shows where the other group computes meanwhile.
-const FINISH: f64 = 1.0e-6;
+const FINISH: f64 = 7e-7;
 const FINISH_ROWS: f64 = 2.0;
-const FINISH_BESIDE_ANOTHER: f64 = 0.14;
+const FINISH_BESIDE_ANOTHER: f64 = 0.074;
 /// What one group of two that take turns loses where it has no other to take turns with.
 const ALONE: f64 = 0.14;
 /// Seconds that slices of K cost: for meeting, for each slice, and for each time that all blocks have to
 /// meet once more.
-const SPLIT: f64 = 1.1e-6;
-const SLICE: f64 = 8.4e-7;
-const SPLIT_WAVE: f64 = 7.6e-6;
+const SPLIT: f64 = 2.5e-6;
+const SLICE: f64 = 6.8e-7;
+const SPLIT_WAVE: f64 = 3.0e-6;
 
 /// What a product consists of, in seconds of the figures above.
 #[derive(Clone, Copy, Debug)]
@@ -200,8 +218,8 @@ pub(crate) fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) ->
 /// cores work on one tile while another is finished, so smaller tiles suffice.
 fn efficiency(outputs: f64, pingpong: bool) -> f64 {
     let steps: &[(f64, f64)] = match pingpong {
-        true => &[(1.4, 1.02), (1.0, 1.0), (0.75, 0.97), (0.5, 0.83), (0.0, 0.88)],
-        false => &[(0.75, 1.0), (0.5, 0.87), (0.4, 0.85), (0.25, 0.88), (0.0, 0.26)],
+        true => &[(1.4, 1.0), (1.0, 1.0), (0.75, 0.965), (0.5, 0.83), (0.0, 0.88)],
+        false => &[(0.75, 1.015), (0.5, 0.95), (0.4, 0.98), (0.25, 0.84), (0.0, 0.3)],
     };
     let share = outputs / if pingpong { 16384.0 } else { 32768.0 };
     steps.iter().find(|(least, _)| share >= *least).map_or(0.0, |(_, efficiency)| *efficiency)

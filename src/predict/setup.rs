@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::kernel::{Kernel, kind};
 use super::machine::Machine;
-use super::product::{Choice, cheapest, most_splits, square_waves};
+use super::product::{cheapest, choices};
 use crate::error::{Error, Result};
 use crate::plan::{Plan, PlanOptions, Problem};
 
@@ -31,6 +31,14 @@ impl Strategy {
     /// All of them, the plain product first.
     pub const ALL: [Strategy; 4] =
         [Strategy::Plain, Strategy::Fused, Strategy::Pipelined, Strategy::Sequential];
+
+    /// What one product multiplies at most.
+    pub(crate) fn part_of(self, problem: &Problem) -> Result<Problem> {
+        match self {
+            Strategy::Pipelined => problem.truncated(problem.shards().most_rows()),
+            _ => Ok(problem.clone()),
+        }
+    }
 }
 
 impl fmt::Display for Strategy {
@@ -55,8 +63,11 @@ pub enum Engine {
         /// At least one.
         streams: u32,
     },
-    /// A kernel before the product.
-    Kernel,
+    /// A kernel before the product, of so many blocks. How many, the model does not look at.
+    Kernel {
+        /// At least one.
+        blocks: u32,
+    },
     /// NCCL, which tells nothing before all rows are there.
     Nccl,
 }
@@ -66,29 +77,35 @@ impl fmt::Display for Engine {
         match self {
             Engine::CopyEngines { streams: 1 } => f.write_str("copy engines on one stream"),
             Engine::CopyEngines { streams } => write!(f, "copy engines on {streams} streams"),
-            Engine::Kernel => f.write_str("a kernel"),
+            Engine::Kernel { blocks } => write!(f, "a kernel of {blocks} blocks"),
             Engine::Nccl => f.write_str("NCCL"),
         }
     }
 }
 
-/// Shards of no more than so many bytes are pushed by a kernel, pieces are no smaller, and no more than so many: the
-/// rules of `src/cuda/gather/engines.rs`. `predict --check` notices where they differ.
-const SMALL_SHARD: u128 = 4 << 20;
+/// The most bytes a shard may have to be pushed by a kernel, unless something else is asked for.
+pub const SMALL_SHARD: u64 = 4 << 20;
+/// Pieces of a shard are no smaller by default: each costs a copy engine some microseconds.
 const SMALLEST_PIECE: u128 = 8 << 20;
+/// More pieces than this gain nothing.
 const MOST_PIECES: u128 = 2;
 
 impl Engine {
-    /// What the GPU executor takes for `problem` where GPUs reach each other's memory.
+    /// What the GPU executor takes for `problem` where GPUs reach each other's memory and nothing is asked for.
     pub fn usual(problem: &Problem) -> Self {
-        if shard_bytes(problem) <= SMALL_SHARD {
-            Engine::Kernel
+        if shard_bytes(problem) <= SMALL_SHARD.into() {
+            Engine::pushing(problem)
         } else {
             Engine::CopyEngines { streams: problem.ranks().saturating_sub(1).clamp(1, 2) }
         }
     }
 
-    /// Into how many pieces it then cuts a shard.
+    /// A kernel, of as many blocks as there is work for.
+    pub fn pushing(problem: &Problem) -> Self {
+        Engine::Kernel { blocks: (shard_bytes(problem) >> 16).clamp(16, 64) as u32 }
+    }
+
+    /// Into how many pieces the GPU executor then cuts a shard.
     pub fn usual_pieces(self, problem: &Problem) -> u32 {
         let pieces = match self {
             Engine::Nccl => 1,
@@ -98,6 +115,7 @@ impl Engine {
     }
 }
 
+/// Bytes of the largest shard.
 fn shard_bytes(problem: &Problem) -> u128 {
     problem.row_bytes(&(0..problem.shards().most_rows()))
 }
@@ -143,17 +161,9 @@ impl Setup {
         problem: &Problem,
         strategy: Strategy,
     ) -> Result<Self> {
-        let part = part_of(problem, strategy)?;
+        let part = strategy.part_of(problem)?;
         let serves = |kernel: &Kernel| kernel.serves(problem.elements(), problem.b_layout(), true);
-        let fits = |kernel: &Kernel| serves(kernel) && kernel.cluster_size() <= machine.sms;
-        let choices: Vec<Choice> = (kernels.iter().enumerate())
-            .filter(|(_, kernel)| fits(kernel))
-            .flat_map(|(index, kernel)| {
-                let swizzle = square_waves(kernel, &part, machine.sms);
-                let splits = 1..=most_splits(kernel, &part);
-                splits.map(move |splits| Choice::new(index, swizzle, splits))
-            })
-            .collect();
+        let choices = choices(kernels, &part, machine.sms, serves);
         let Some(choice) = cheapest(kernels, &part, &choices, machine.sms) else {
             return Err(Error::Unsupported {
                 what: format!(
@@ -189,14 +199,6 @@ impl Setup {
     }
 }
 
-/// What one product of a strategy multiplies at most.
-pub(super) fn part_of(problem: &Problem, strategy: Strategy) -> Result<Problem> {
-    match strategy {
-        Strategy::Pipelined => problem.truncated(problem.shards().most_rows()),
-        _ => Ok(problem.clone()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,12 +211,11 @@ mod tests {
 
     #[test]
     fn the_engine_goes_by_size() {
-        // The same as in src/cuda/gather/engines.rs.
         let of = |setup: &Setup| (setup.engine, setup.pieces);
-        assert_eq!(of(&usual(64, 4)), (Engine::Kernel, 1));
+        assert_eq!(of(&usual(64, 4)), (Engine::Kernel { blocks: 16 }, 1));
         assert_eq!(of(&usual(4096, 4)), (Engine::CopyEngines { streams: 2 }, 2));
         assert_eq!(of(&usual(4096, 2)), (Engine::CopyEngines { streams: 1 }, 2));
-        assert_eq!(of(&usual(2, 2)), (Engine::Kernel, 1));
+        assert_eq!(of(&usual(2, 2)), (Engine::Kernel { blocks: 16 }, 1));
     }
 
     #[test]

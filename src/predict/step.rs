@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::machine::{Machine, ProductTimes};
 use super::product::Work;
-use super::setup::{Setup, Strategy, part_of};
+use super::setup::{Setup, Strategy};
 use super::transfers::{Busy, Gather};
 use crate::error::Result;
 use crate::plan::{Chunks, Plan, Problem, Shards, Tile, TileOrder};
@@ -82,11 +82,13 @@ impl Step<'_> {
     fn run_fused(&self, rank: u32, record: Record<'_>) -> Result<Outcome> {
         let order = self.plan.tile_order(rank)?;
         let ready = Ready::Chunks(self.gather.ready(rank));
-        let own_at = self.gather.own_at(rank);
+        let own_at = self.gather.own_at();
         let product = self.product(self.plan.problem(), self.gather.busy(rank), own_at);
         let launched = own_at + self.machine.launch_us;
         let event = TileEvent { rank, ..nothing() };
-        Ok(product.run(&order, launched, &ready, event, record))
+        let (pushing, until) = self.gather.pushing(rank);
+        let late = Late { sms: pushing, of: self.machine.sms, until };
+        Ok(product.run(&order, launched, late, &ready, event, record))
     }
 
     /// One product that waits for nothing, from `start` on.
@@ -95,7 +97,7 @@ impl Step<'_> {
         let product = self.product(self.plan.problem(), Busy::default(), start);
         let launched = start + self.machine.launch_us;
         let event = TileEvent { rank, ..nothing() };
-        Ok(product.run(&order, launched, &Ready::All, event, record))
+        Ok(product.run(&order, launched, Late::default(), &Ready::All, event, record))
     }
 
     fn run_pipelined(&self, rank: u32, mut record: Record<'_>) -> Result<Outcome> {
@@ -115,7 +117,7 @@ impl Step<'_> {
             let chunks = self.plan.chunks().of_rank(of);
             let there = chunks.clone().map(|chunk| ready[chunk as usize]).fold(0.0, f64::max);
             let awaited = if of == rank { 0.0 } else { self.machine.await_us };
-            let start = now.max(there) + awaited;
+            let start = now.max(there).max(self.gather.begun_at(rank)) + awaited;
             // Most shards are as large as the one before.
             let (part, order) = match last.take() {
                 Some((part, order)) if part.m() == rows => (part, order),
@@ -126,7 +128,8 @@ impl Step<'_> {
             let event = TileEvent { rank, product: round, chunk: chunks.end - 1, ..nothing() };
             let launched = start + self.machine.launch_us;
             let again = record.as_deref_mut().map(|record| record as &mut dyn FnMut(TileEvent));
-            let outcome = product.run(&order, launched, &Ready::All, event, again);
+            let late = Late::default();
+            let outcome = product.run(&order, launched, late, &Ready::All, event, again);
             last = Some((part, order));
             if all.workers == 0 {
                 all.first_tile = outcome.first_tile;
@@ -143,7 +146,7 @@ impl Step<'_> {
     /// The product of one rank's rows, and the order of its tiles.
     fn part(&self, rows: u32) -> Result<(Problem, TileOrder)> {
         let problem = self.plan.problem();
-        let part = part_of(problem, Strategy::Pipelined)?.truncated(rows)?;
+        let part = Strategy::Pipelined.part_of(problem)?.truncated(rows)?;
         let one = Chunks::even(&Shards::even(rows, 1)?, 1)?;
         let order = TileOrder::new(&one, problem.n(), self.plan.options().tiling, 0)?;
         Ok((part, order))
@@ -156,6 +159,7 @@ impl Product {
         &self,
         order: &TileOrder,
         start: f64,
+        late: Late,
         ready: &Ready,
         event: TileEvent,
         mut record: Record<'_>,
@@ -166,6 +170,10 @@ impl Product {
         let items = units * self.splits;
         let clusters = self.work.clusters.min(items);
         let mut free = vec![start; clusters as usize];
+        // Blocks that push are spread over the SMs, each in another cluster; clusters begin on free SMs if there are some.
+        let idle = late.of.saturating_sub((clusters * tiles) as u32);
+        let of_late = free.iter_mut().rev().take(late.sms.saturating_sub(idle) as usize);
+        of_late.for_each(|free| *free = free.max(late.until));
         let all_there = ready.of(0..order.chunks().len());
         let mut outcome = Outcome { first_tile: f64::INFINITY, ..Outcome::default() };
         outcome.workers = clusters * tiles;
@@ -221,6 +229,15 @@ impl Product {
         let left = self.times.unit - before;
         if left <= within { from + left * slow } else { to + left - within }
     }
+}
+
+/// SMs that are busy with something else when a product starts, and until when.
+#[derive(Clone, Copy, Debug, Default)]
+struct Late {
+    sms: u32,
+    /// SMs of the GPU.
+    of: u32,
+    until: f64,
 }
 
 /// When chunks may be read.

@@ -36,7 +36,8 @@ pub(super) struct Busy {
 pub(super) struct Gather<'a> {
     plan: &'a Plan,
     engine: Engine,
-    begin: f64,
+    /// When a rank may read its own rows, where they do not come with all others.
+    own_at: f64,
     /// What comes to each rank; where all are alike, what rank 0 sends to any; nothing where NCCL moves the rows.
     sent: Vec<Vec<Sent>>,
     /// What each rank's sending amounts to, or rank 0's alone.
@@ -66,7 +67,7 @@ impl<'a> Gather<'a> {
             sending[piece.from as usize].add(&piece);
             sent[if alike { 0 } else { piece.to as usize }].push(piece);
         }
-        Gather { plan, engine, begin, sent, sending, alike, all_at }
+        Gather { plan, engine, own_at: machine.own_us, sent, sending, alike, all_at }
     }
 
     /// Whether what holds for rank 0 holds for every rank.
@@ -74,19 +75,30 @@ impl<'a> Gather<'a> {
         self.alike
     }
 
-    /// When `rank` may read its own rows.
-    pub(super) fn own_at(&self, rank: u32) -> f64 {
+    /// SMs that push on `rank` before they multiply, and until when.
+    pub(super) fn pushing(&self, rank: u32) -> (u32, f64) {
         match self.engine {
-            Engine::CopyEngines { .. } => self.begin,
-            // It says so when it is through.
-            Engine::Kernel => self.begin.max(self.sending(rank).signalled),
+            Engine::Kernel { blocks } => (blocks, self.sending(rank).signalled),
+            _ => (0, 0.0),
+        }
+    }
+
+    /// When the kernel that begins the step on `rank` has ended: what does not look at rows itself starts then.
+    pub(super) fn begun_at(&self, rank: u32) -> f64 {
+        self.own_at().max(self.pushing(rank).1)
+    }
+
+    /// When a rank may read its own rows.
+    pub(super) fn own_at(&self) -> f64 {
+        match self.engine {
+            Engine::CopyEngines { .. } | Engine::Kernel { .. } => self.own_at,
             Engine::Nccl => self.all_at.unwrap_or_default(),
         }
     }
 
     /// When each chunk may be read on `rank`.
     pub(super) fn ready(&self, rank: u32) -> Vec<f64> {
-        let mut ready = vec![self.own_at(rank); self.plan.chunks().len() as usize];
+        let mut ready = vec![self.own_at(); self.plan.chunks().len() as usize];
         for sent in self.received(rank) {
             ready[sent.chunk as usize] = sent.signalled;
         }
@@ -186,9 +198,9 @@ fn by_nccl(machine: &Machine, plan: &Plan) -> f64 {
     let others = f64::from(ranks - 1);
     let bytes = others * shard;
     let bytes = bytes.min(problem.row_bytes(&(0..problem.m())) as f64);
-    let much = machine.nccl_us + bytes / (machine.nccl_share * machine.rate());
-    let little =
-        machine.nccl_small_us + bytes / (1e3 * machine.nccl_small_gbps).min(machine.rate());
+    let much = machine.nccl_us + bytes / (machine.nccl_share * machine.rate(Engine::Nccl));
+    let little = machine.nccl_small_us
+        + bytes / (1e3 * machine.nccl_small_gbps).min(machine.rate(Engine::Nccl));
     much.min(little) + machine.nccl_rank_us * others
 }
 
@@ -233,7 +245,7 @@ impl Sender {
             // Scales of rows travel beside them, four bytes each; a copy of their own where copy engines push.
             let scales = if scaled { 4.0 * rows.len() as f64 } else { 0.0 };
             let fixed = match engine {
-                Engine::Kernel => machine.push_us,
+                Engine::Kernel { .. } => machine.push_us,
                 _ if scaled => 2.0 * machine.copy_us,
                 _ => machine.copy_us,
             };
@@ -267,13 +279,13 @@ fn push(
     senders: Range<u32>,
     begin: f64,
 ) -> Vec<Sent> {
-    let signal = if engine == Engine::Kernel { 0.0 } else { machine.signal_us };
+    let signal = if matches!(engine, Engine::Kernel { .. }) { 0.0 } else { machine.signal_us };
     let new = |rank| Sender::new(machine, plan, engine, rank, begin);
     let mut senders: Vec<Sender> = senders.map(new).collect();
     senders.iter_mut().for_each(|sender| sender.begin_next(begin));
     let mut sent = Vec::with_capacity(senders.iter().map(|sender| sender.pieces.len()).sum());
     let mut arriving = vec![0u32; plan.problem().ranks() as usize];
-    let (link, peer) = (1e3 * machine.link_gbps, machine.rate());
+    let (link, peer) = (1e3 * machine.link_gbps, machine.rate(engine));
     let mut now = begin;
     loop {
         arriving.fill(0);
@@ -322,6 +334,7 @@ mod tests {
         // A byte a nanosecond, so that times can be read.
         let machine = Machine::h200().with_link(1.0);
         Machine {
+            own_us: 5.0,
             begin_us: 10.0,
             begin_push_us: 10.0,
             copy_us: 3.0,
@@ -344,8 +357,8 @@ mod tests {
         let plan = plan(&[8, 8], 2);
         let gather = Gather::new(&machine(), &plan, ONE);
         // 3 to begin, 4 for the bytes, 2 for the signal.
-        assert_eq!(gather.ready(0), [10.0, 10.0, 19.0, 28.0]);
-        assert_eq!(gather.ready(1), [19.0, 28.0, 10.0, 10.0]);
+        assert_eq!(gather.ready(0), [5.0, 5.0, 19.0, 28.0]);
+        assert_eq!(gather.ready(1), [19.0, 28.0, 5.0, 5.0]);
         let busy = gather.busy(0);
         assert_eq!((busy.from, busy.to), (10.0, 26.0));
         assert!((busy.share - 14.0 / 16.0).abs() < 1e-9);
@@ -355,22 +368,28 @@ mod tests {
     fn with_two_streams_a_signal_holds_nobody_up() {
         let plan = plan(&[8, 8], 2);
         let gather = Gather::new(&machine(), &plan, Engine::CopyEngines { streams: 2 });
-        assert_eq!(gather.ready(0), [10.0, 10.0, 19.0, 26.0]);
+        assert_eq!(gather.ready(0), [5.0, 5.0, 19.0, 26.0]);
     }
 
     #[test]
-    fn a_kernel_pushes_and_then_says_that_the_step_has_begun() {
+    fn blocks_that_push_multiply_later() {
         let plan = plan(&[8, 8, 8], 1);
-        let gather = Gather::new(&machine(), &plan, Engine::Kernel);
-        assert_eq!(gather.ready(0), [28.0, 19.0, 28.0]);
-        assert_eq!(gather.busy(0).to, 0.0);
+        let gather = Gather::new(&machine(), &plan, Engine::Kernel { blocks: 16 });
+        assert_eq!(gather.ready(0), [5.0, 19.0, 28.0]);
+        assert_eq!((gather.pushing(0), gather.busy(0).to), ((16, 28.0), 0.0));
+        // A few blocks do not fill the link.
+        let machine = Machine { push_block_gbps: 0.05, ..machine() };
+        let gather = Gather::new(&machine, &plan, Engine::Kernel { blocks: 4 });
+        assert_eq!(gather.ready(0), [5.0, 51.0, 92.0]);
     }
 
     #[test]
     fn whether_ranks_are_computed_one_by_one_makes_no_difference_where_they_are_alike() {
-        for (ranks, pieces, engine) in
-            [(4, 1, ONE), (8, 2, Engine::CopyEngines { streams: 2 }), (5, 2, Engine::Kernel)]
-        {
+        for (ranks, pieces, engine) in [
+            (4, 1, ONE),
+            (8, 2, Engine::CopyEngines { streams: 2 }),
+            (5, 2, Engine::Kernel { blocks: 16 }),
+        ] {
             let plan = plan(&vec![6; ranks], pieces);
             let gather = Gather::new(&machine(), &plan, engine);
             assert!(gather.alike());

@@ -210,6 +210,16 @@ impl Measured {
         [self.graph, self.plain]
     }
 
+    /// Microseconds, however launched: of both ways the geometric mean.
+    pub(super) fn us(&self) -> f64 {
+        let times = self.times();
+        let (product, count) = times
+            .iter()
+            .flatten()
+            .fold((1.0, 0), |(product, count), time| (product * time.us, count + 1));
+        product.powf(1.0 / f64::from(count.max(1)))
+    }
+
     /// The rounds of each way that was measured, the fewest of them.
     fn rounds(&self) -> u32 {
         self.times().iter().flatten().map(|time| time.rounds).min().unwrap_or(0)
@@ -279,6 +289,15 @@ impl Entry {
     pub fn sorted(mut self) -> Entry {
         self.measured = Measured::in_order(self.measured);
         self
+    }
+
+    /// The problem; `None`: a file may say anything.
+    pub fn problem(&self) -> Option<Problem> {
+        let Entry { family, shape, .. } = self;
+        let ElementTypes { a, b, d } = family.elements;
+        let sides = Problem::builder(shape.m.into(), shape.n.into(), shape.k.into());
+        let gathered = sides.ranks(family.ranks.into()).elements(a, b, d).scaling(family.scaling);
+        gathered.b_layout(family.b_layout).build().ok()
     }
 
     /// The one to take.

@@ -3,8 +3,8 @@
 //! Invariant: nothing of an entry takes part in answering for it; what an answer costs was measured, or is said to
 //! be unknown.
 
-use super::entry::{Entry, Shape};
-use super::lookup::{Answer, Anything, Asked};
+use super::entry::{Entry, Measured, Shape};
+use super::lookup::{self, Answer, Anything, Asked};
 use super::table::Tuning;
 
 /// One entry, and what the rest of the table says of its problem.
@@ -12,7 +12,7 @@ use super::table::Tuning;
 pub struct HeldOut<'a> {
     /// The entry.
     pub entry: &'a Entry,
-    /// What the others say; `None`: nothing, so what is chosen without a table is taken.
+    /// What the others say; `None`: there is no kernel for it.
     pub answer: Option<Answer>,
     /// How long that takes as a multiple of the fastest that was measured; `None`: it was not measured.
     pub ratio: Option<f64>,
@@ -24,23 +24,20 @@ pub fn hold_out(table: &Tuning) -> Vec<HeldOut<'_>> {
 }
 
 fn held_out<'a>(table: &Tuning, entry: &'a Entry) -> HeldOut<'a> {
-    let Entry { family, shape, .. } = entry;
-    let most_rows = shape.m.div_ceil(family.ranks.max(1));
-    let asked = Asked { family: family.clone(), shape: *shape, most_rows };
     let others: Vec<Entry> =
         table.entries().iter().filter(|other| *other != entry).cloned().collect();
-    let answer = super::lookup::look_up(&others, &asked, &Anything);
-    let chosen = match &answer {
-        None => entry.untuned(),
-        Some(Answer { gathering, multiplying, .. }) => entry.measured.iter().find(|one| {
-            one.gathering == *gathering
-                && match multiplying {
-                    Some(multiplying) => one.multiplying == *multiplying,
-                    None => one.by_model,
-                }
-        }),
-    };
-    HeldOut { entry, ratio: chosen.map(|one| entry.ratio(one)), answer }
+    let answer = entry.problem().and_then(|problem| {
+        let asked = Asked { gpu: &entry.family.gpu, sms: entry.sms, problem: &problem };
+        lookup::look_up(&others, &asked, &Anything)
+    });
+    let chosen = answer.as_ref().and_then(|Answer { gathering, multiplying, .. }| {
+        let is_same = |one: &&Measured| {
+            one.gathering == *gathering && Some(&one.multiplying) == multiplying.as_ref()
+        };
+        entry.measured.iter().find(is_same)
+    });
+    let ratio = chosen.map(|one| entry.ratio(one));
+    HeldOut { entry, answer, ratio }
 }
 
 impl HeldOut<'_> {
@@ -57,35 +54,33 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_not_made_up() {
+        let kernel = "bf16_bf16_bf16_nk_16x128x128_1x1_cooperative_transposed";
         let table = Tuning::of_entries(vec![
-            entry(4096, 3584, 8192, vec![measured("a", 1, 100.0), measured("a", 2, 110.0)]),
-            entry(4000, 3584, 8192, vec![measured("a", 2, 100.0), measured("b", 1, 105.0)]),
-            entry(64, 3584, 8192, vec![measured("a", 1, 10.0)]),
+            entry(4096, 3584, 8192, vec![measured(kernel, 1, 100.0)]),
+            entry(64, 3584, 8192, vec![measured("unheard of", 1, 10.0)]),
         ]);
-        let held = hold_out(&table);
-        let ratio = |m| held.iter().find(|held| held.shape().m == m).unwrap().ratio;
-        assert_eq!(ratio(4096), Some(1.1), "two pieces, as next door, with the same kernel");
-        assert_eq!(ratio(4000), None, "one piece with kernel a was not tried there");
-        assert_eq!(ratio(64), None, "nothing is near, and what an untuned plan takes is not there");
+        // Nobody would take that kernel for so many rows, and so it was not tried there.
+        for held in hold_out(&table) {
+            assert!(held.answer.is_some() && held.ratio.is_none(), "{held:?}");
+        }
     }
 
     #[test]
-    fn problems_between_measured_ones_are_answered_well() {
-        let mut shapes = Vec::new();
-        for m in [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384] {
-            for (n, k) in [(3584, 8192), (1792, 4096), (6656, 16384), (5120, 5120)] {
-                shapes.push(Shape { m, n, k });
+    fn problems_between_measured_ones_are_answered_better_than_by_the_model_alone() {
+        let mut entries = Vec::new();
+        for m in [512, 1024, 2048, 4096, 8192] {
+            for (n, k) in [(3584, 8192), (1792, 4096), (7168, 4096), (5120, 8192)] {
+                entries.push(synthetic(Shape { m, n, k }));
             }
         }
-        let table = Tuning::of_entries(shapes.into_iter().map(synthetic).collect());
-        let held = hold_out(&table);
-        assert!(held.iter().all(|held| held.answer.is_some()), "all have neighbours");
-        let mut ratios: Vec<_> = held.iter().map(|held| held.ratio.unwrap()).collect();
-        ratios.sort_by(f64::total_cmp);
-        let (median, worst) = (ratios[ratios.len() / 2], ratios[ratios.len() - 1]);
-        let good = ratios.iter().filter(|ratio| **ratio <= 1.03).count();
-        // The worst lies at the edge of the table, where there are neighbours on one side only.
-        assert!(median < 1.01 && worst < 1.2, "{median} {worst} {ratios:?}");
-        assert!(10 * good >= 9 * ratios.len(), "{good} of {}: {ratios:?}", ratios.len());
+        let mean = |ratios: &[f64]| ratios.iter().sum::<f64>() / ratios.len() as f64;
+        let ratios = |table: &Tuning| -> Vec<f64> {
+            hold_out(table).iter().filter_map(|held| held.ratio).collect()
+        };
+        let known = ratios(&Tuning::of_entries(entries.clone()));
+        assert!(known.len() * 10 >= entries.len() * 8, "{} of {}", known.len(), entries.len());
+        let alone = entries.iter().flat_map(|one| ratios(&Tuning::of_entries(vec![one.clone()])));
+        let (known, alone) = (mean(&known), mean(&alone.collect::<Vec<_>>()));
+        assert!(known < 1.005 && alone > 1.01, "{known} {alone}");
     }
 }

@@ -1,8 +1,12 @@
 //! Made-up measurements for the tests of whoever reads them, and made-up hardware.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::candidates::{Candidate, kernels_for, part_of, predicted_us, ways};
 use super::entry::{Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time};
 use crate::element::ElementType;
-use crate::plan::{BLayout, ClusterShape, ElementTypes, Scaling, TileShape};
+use crate::plan::{BLayout, ClusterShape, ElementTypes, Problem, Scaling, TileShape};
+use crate::predict::{Kernel, Machine, all_kernels};
 
 pub fn family() -> Family {
     Family {
@@ -32,7 +36,10 @@ pub fn gathering(streams: u32, pieces: u32) -> Gathering {
 pub fn measured(kernel: &str, pieces: u32, us: f64) -> Measured {
     Measured {
         gathering: gathering(1, pieces),
-        multiplying: multiplying(kernel, 128, 128),
+        multiplying: match Kernel::from_name(kernel) {
+            Some(_) => of_kernel(kernel),
+            None => multiplying(kernel, 128, 128),
+        },
         by_model: false,
         untuned: false,
         graph: Some(Time::new(us, 0.01, 7)),
@@ -57,48 +64,47 @@ pub fn by_model(kernel: &str, pieces: u32, us: f64) -> Measured {
     Measured { by_model: true, ..measured(kernel, pieces, us) }
 }
 
-/// Made-up hardware, where what is best depends on the size: a kernel is quick for small shards, copies for large
-/// ones, more pieces let the first tiles begin sooner, and each costs.
-fn truth(shape: Shape, way: &Gathering) -> f64 {
-    let (m, n, k) = (f64::from(shape.m), f64::from(shape.n), f64::from(shape.k));
-    let product = 2.0 * m * n * k / 6.5e8;
-    let bytes = m / 2.0 * k * 2.0;
-    let pieces = f64::from(way.pieces);
-    let travel = match way.mover {
-        Mover::CopyEngines { streams } => {
-            6.0 + 2.5 * pieces / f64::from(streams.min(2)) + bytes / 3.7e5
-        }
-        Mover::Kernel { blocks } => 2.0 + bytes / (9e3 * f64::from(blocks)).min(2.5e5),
-    };
-    match way.order {
-        Order::Fused => product.max(travel) + 4.0 + travel / pieces / 2.0,
-        Order::Pipelined => product * 1.03 + travel / 4.0 + 14.0,
-        Order::Sequential => product + travel + 2.0,
-    }
+/// Gathered by two ranks.
+pub fn problem(m: u32, n: u32, k: u32) -> Problem {
+    Problem::builder(m.into(), n.into(), k.into()).ranks(2).build().unwrap()
 }
 
-pub fn ways() -> Vec<Gathering> {
-    let movers = [
-        Mover::CopyEngines { streams: 1 },
-        Mover::CopyEngines { streams: 2 },
-        Mover::Kernel { blocks: 16 },
-        Mover::Kernel { blocks: 64 },
-    ];
-    let mut all = Vec::new();
-    for order in [Order::Fused, Order::Pipelined, Order::Sequential] {
-        for mover in movers {
-            all.extend([1, 2, 4].map(|pieces| Gathering { order, mover, pieces }));
-        }
-    }
-    all
+/// A kernel that can be compiled.
+pub fn of_kernel(name: &str) -> Multiplying {
+    let Kernel { tile, cluster, .. } = Kernel::from_name(name).unwrap();
+    Multiplying { kernel: name.into(), tile, cluster, swizzle: 1, splits: 1 }
 }
 
-/// All ways with one kernel, on that hardware.
+/// How much longer than predicted some things take on made-up hardware, where the model does not know better.
+fn truth(name: &str, most: f64) -> f64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    1.0 + most * (hasher.finish() % 100) as f64 / 100.0
+}
+
+/// Some ways and kernels, on that hardware.
 pub fn synthetic(shape: Shape) -> Entry {
-    let one = |way: &Gathering| Measured {
-        gathering: *way,
-        graph: Some(Time::new(truth(shape, way), 0.01, 7)),
-        ..by_model("a", 1, 1.0)
-    };
-    entry(shape.m, shape.n, shape.k, ways().iter().map(one).collect())
+    let Shape { m, n, k } = shape;
+    let (problem, machine) = (problem(m, n, k), Machine::h200());
+    let mut all = Vec::new();
+    for gathering in ways(&problem) {
+        let part = part_of(&problem, gathering.order).unwrap();
+        let kernels = kernels_for(&part, all_kernels(), machine.sms, &|_| true);
+        for multiplying in kernels.into_iter().take(4) {
+            let kernel = Kernel::from_name(&multiplying.kernel).unwrap();
+            let what = Candidate { gathering, multiplying: &multiplying };
+            let us = predicted_us(&machine, &problem, &kernel, what).unwrap()
+                * truth(&gathering.to_string(), 0.06)
+                * truth(&format!("{} {}", kernel.name, multiplying.splits), 0.25);
+            all.push(Measured {
+                gathering,
+                multiplying,
+                by_model: false,
+                untuned: false,
+                graph: Some(Time::new(us, 0.01, 7)),
+                plain: None,
+            });
+        }
+    }
+    entry(m, n, k, all)
 }

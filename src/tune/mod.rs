@@ -7,16 +7,18 @@
 //! Three answers are possible, and whoever asks is told which it was:
 //!
 //! ```text
-//!   the same problem was measured ─────────────► tuned          all of what was fastest
-//!   some like it were, near enough ────────────► interpolated   how rows travel, by vote of the nearest;
-//!                                                               the kernel where its waves are alike
-//!   nothing near ──────────────────────────────► nothing        the caller's own rules: modelled
+//!   the same problem was measured ──────► tuned          what was fastest
+//!   some like it were, near enough ─────► interpolated   what `predict` expects to be fastest, corrected by how far off
+//!                                                        it was for those
+//!   nothing near ───────────────────────► modelled       what `predict` expects to be fastest
 //! ```
 //!
 //! Invariants: the same table and question have the same answer on every rank; an answer is never something that
 //! the asker has called impossible ([`Fits`]); a file that is damaged, of another program or of a later version
 //! is refused as a whole, with its name and the reason, and stops nobody from planning.
 
+mod candidates;
+mod correction;
 mod entry;
 mod file;
 mod held_out;
@@ -26,6 +28,7 @@ mod table;
 #[cfg(test)]
 mod made_up;
 
+pub use candidates::ways;
 pub use entry::{
     Entry, Family, Gathering, MOST_BLOCKS, MOST_STREAMS, Measured, Mover, Multiplying, Order,
     Shape, Time,

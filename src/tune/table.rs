@@ -6,28 +6,24 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::entry::Entry;
+use super::entry::{Entry, Family, Shape};
 use super::file::{self, TUNING_VARIABLE, default_path};
 use super::lookup::{self, Answer, Asked, Fits};
 use crate::error::Result;
+use crate::plan::Problem;
 
 /// What was measured, and what to say about it.
 ///
 /// ```
 /// use overlap_gemm::plan::Problem;
-/// use overlap_gemm::tune::{Anything, Asked, Family, Shape, Tuning};
+/// use overlap_gemm::tune::{Anything, Asked, Tuning};
 ///
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
-/// let asked = Asked {
-///     family: Family::of(&problem, "NVIDIA H200"),
-///     shape: Shape::of(&problem),
-///     most_rows: problem.shards().most_rows(),
-/// };
-/// match Tuning::shipped().look_up(&asked, &Anything) {
-///     Some(answer) => println!("{}: {answer}", answer.gathering),
-///     None => println!("nothing like it was measured"),
-/// }
-/// assert_eq!(Tuning::none().look_up(&asked, &Anything), None);
+/// let asked = Asked { gpu: "NVIDIA H200", sms: 132, problem: &problem };
+/// let answer = Tuning::shipped().look_up(&asked, &Anything).expect("there is a kernel for it");
+/// assert!(answer.to_string().starts_with("tuned: measured for this problem"));
+/// let answer = Tuning::none().look_up(&asked, &Anything).expect("there is a kernel for it");
+/// assert!(answer.to_string().starts_with("modelled"));
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -106,6 +102,15 @@ impl Tuning {
         self.notes.extend(other.notes);
     }
 
+    /// The same without what it has of that very problem: to see what it would say had that not been measured.
+    #[must_use]
+    pub fn without(&self, problem: &Problem, gpu: &str) -> Tuning {
+        let mut table = self.clone();
+        let measured = (Family::of(problem, gpu), Shape::of(problem));
+        table.entries.retain(|entry| (&entry.family, entry.shape) != (&measured.0, measured.1));
+        table
+    }
+
     /// All entries, in order.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
@@ -121,15 +126,15 @@ impl Tuning {
         &self.notes
     }
 
-    /// What it says of a problem; `None`: nothing.
-    pub fn look_up(&self, asked: &Asked, fits: &dyn Fits) -> Option<Answer> {
+    /// What it says of a problem; `None`: no kernel computes it, or no way fits.
+    pub fn look_up(&self, asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
         lookup::look_up(&self.entries, asked, fits)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::{entry, measured};
+    use super::super::made_up::{entry, measured, problem};
     use super::*;
 
     #[test]
@@ -166,6 +171,15 @@ mod tests {
         assert_eq!(bad.entries(), Tuning::shipped().entries());
         assert!(bad.notes()[0].contains("tuning.json is not used"), "{:?}", bad.notes());
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_problem_can_be_left_out() {
+        let entries = [64, 128].map(|m| entry(m, 64, 64, vec![measured("a", 1, 10.0)]));
+        let table = Tuning::of_entries(entries.to_vec());
+        let problem = problem(64, 64, 64);
+        assert_eq!(table.without(&problem, "NVIDIA H200").entries(), &entries[1..]);
+        assert_eq!(table.without(&problem, "another"), table);
     }
 
     #[test]

@@ -4,21 +4,11 @@
 //! was asked for is carried out or refused, never replaced.
 
 use super::layout::MOST_SENDERS;
-use super::options::{Engine, GatherOptions, SMALL_SHARD};
+use super::options::{Engine, GatherOptions};
 use crate::cuda::MAX_PUSHED;
 use crate::error::{Error, Result};
 use crate::plan::Problem;
-
-/// Pieces of a shard are no smaller than this by default: each costs a copy engine some microseconds.
-const SMALLEST_PIECE: u64 = 8 << 20;
-/// More pieces than this gain nothing.
-const MOST_PIECES: u64 = 2;
-
-/// Bytes of the largest shard.
-fn shard_bytes(problem: &Problem) -> u64 {
-    let bytes = problem.row_bytes(&(0..problem.shards().most_rows()));
-    u64::try_from(bytes).unwrap_or(u64::MAX)
-}
+use crate::predict;
 
 /// The engine, never [`Engine::Auto`], and the pieces of a shard. `piecewise`: somebody waits for rows before all
 /// are there. `obstacle`: why ranks have no memory in common.
@@ -33,7 +23,11 @@ pub(super) fn choose(
             return Err(out_of_reach("waiting for rows", why));
         }
         (Engine::Auto, Some(_)) => Engine::Nccl,
-        (Engine::Auto, None) => by_size(problem),
+        (Engine::Auto, None) => match predict::Engine::usual(problem) {
+            predict::Engine::CopyEngines { streams } => Engine::CopyEngines { streams },
+            predict::Engine::Kernel { blocks } => Engine::Kernel { blocks },
+            predict::Engine::Nccl => Engine::Nccl,
+        },
         (Engine::Nccl, _) if piecewise => {
             return Err(Error::Unsupported {
                 what: "waiting for some of the rows that NCCL gathers".into(),
@@ -66,21 +60,12 @@ pub(super) fn choose(
     Ok((engine, pieces))
 }
 
-fn by_size(problem: &Problem) -> Engine {
-    let bytes = shard_bytes(problem);
-    if bytes <= SMALL_SHARD {
-        Engine::Kernel { blocks: (bytes >> 16).clamp(16, 64) as u32 }
-    } else {
-        Engine::CopyEngines { streams: problem.ranks().saturating_sub(1).clamp(1, 2) }
-    }
-}
-
 fn default_pieces(problem: &Problem, engine: Engine) -> u32 {
-    if engine == Engine::Nccl {
-        return 1;
-    }
-    let pieces = (shard_bytes(problem) / SMALLEST_PIECE).clamp(1, MOST_PIECES);
-    (pieces as u32).min(problem.shards().most_rows())
+    let engine = match engine {
+        Engine::Nccl => predict::Engine::Nccl,
+        _ => predict::Engine::usual(problem),
+    };
+    engine.usual_pieces(problem)
 }
 
 const ANOTHER: &str = "ask for a number in that range";

@@ -34,7 +34,7 @@ pub enum Engine {
 }
 
 /// The most bytes a shard may have for [`Engine::Auto`] to push it by a kernel.
-pub const SMALL_SHARD: u64 = 4 << 20;
+pub use crate::predict::SMALL_SHARD;
 
 /// How rows are to be gathered. All ranks have to ask for the same.
 ///

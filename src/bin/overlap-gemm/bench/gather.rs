@@ -159,6 +159,8 @@ pub enum Gatherer {
     Fused,
     /// What the library chooses
     Auto,
+    /// What it would choose had this very problem not been tuned
+    AutoHeldOut,
 }
 
 impl Gatherer {
@@ -190,6 +192,7 @@ impl Gatherer {
             Gatherer::Pipelined => "pipelined",
             Gatherer::Fused => "fused",
             Gatherer::Auto => "auto",
+            Gatherer::AutoHeldOut => "auto-held-out",
         }
     }
 }

@@ -15,7 +15,7 @@ pub mod gemm;
 pub mod gpu;
 mod machine;
 mod merge;
-mod report;
+pub mod report;
 #[cfg(feature = "cuda")]
 mod results;
 mod sets;

@@ -1,56 +1,28 @@
 //! Predictions beside what `bench all-gather-gemm` measured.
 //!
-//! Invariant: a prediction knows the problem, the number of ranks, the machine's figures and which kernels there were,
-//! and nothing of the times; a strategy that was carried out otherwise than predicted is marked.
+//! Invariant: a prediction knows the problem, the machine's figures and what was carried out, and nothing of the times;
+//! where a file does not say what was carried out, what the library would choose is predicted, and marked.
 
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use overlap_gemm::ElementType;
-use overlap_gemm::plan::{BLayout, Problem, Scaling};
+use overlap_gemm::plan::Problem;
 use overlap_gemm::predict::{Engine, Kernel, Machine, Setup, Strategy, estimate};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
+use crate::bench::report::{self, Run};
 use crate::bench::statistics::{median, quantile};
 use crate::exit::Failure;
 
-/// What is read of a file of results.
-#[derive(Deserialize)]
-struct Results {
-    ranks: u64,
-    machine: MeasuredOn,
-    cases: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-struct MeasuredOn {
-    sm_count: u32,
-    kernels: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    name: String,
-    rows: Vec<Row>,
-}
-
-#[derive(Deserialize)]
-struct Row {
-    who: String,
-    graph: bool,
-    what: String,
-    rounds_us: Vec<f64>,
-}
-
-/// Who is predicted: its name in the results, what it is, and by whom rows are moved if not as usual.
-const WHO: [(&str, Strategy, Option<Engine>); 5] = [
-    ("own", Strategy::Plain, None),
-    ("fused", Strategy::Fused, None),
-    ("pipelined", Strategy::Pipelined, None),
-    ("sequential", Strategy::Sequential, None),
+/// Who is predicted: its name in the results, and what it does where that is no order of gathering and multiplying.
+const WHO: [(&str, Option<Strategy>); 6] = [
+    ("own", Some(Strategy::Plain)),
+    ("fused", None),
+    ("auto", None),
+    ("pipelined", None),
+    ("sequential", None),
     // The product is cuBLASLt's; an own one takes its place.
-    ("nccl-cublaslt", Strategy::Sequential, Some(Engine::Nccl)),
+    ("nccl-cublaslt", Some(Strategy::Sequential)),
 ];
 
 /// All cases of all files, and how far off the predictions are.
@@ -71,8 +43,8 @@ struct Line {
     measured_us: f64,
     /// Predicted over measured, less one.
     error: f64,
-    /// Measured with the kernel, the slices of K and the pieces that were predicted.
-    as_predicted: bool,
+    /// The file says what was carried out, and that is what was predicted.
+    as_told: bool,
 }
 
 /// All lines of one contender.
@@ -97,90 +69,97 @@ pub fn run(machine: &Machine, files: &[PathBuf]) -> Result<Report, Failure> {
 }
 
 fn of_file(machine: &Machine, file: &Path) -> Result<Vec<Line>, Failure> {
-    let name = file.display().to_string();
-    let unreadable = |why: &dyn fmt::Display| {
-        let expected = "what `overlap-gemm bench all-gather-gemm --output` writes";
-        Failure::Usage(format!("cannot read {name} as {expected}: {why}"))
-    };
-    let text = fs::read_to_string(file).map_err(|error| unreadable(&error))?;
-    let results: Results = serde_json::from_str(&text).map_err(|error| unreadable(&error))?;
-    let kernels = results.machine.kernels.iter().map(|name| {
-        Kernel::from_name(name).ok_or_else(|| unreadable(&format!("'{name}' is no kernel")))
+    let mut lines = Vec::new();
+    for run in report::read(file)? {
+        lines.extend(of_run(machine, file, &run)?);
+    }
+    Ok(lines)
+}
+
+fn of_run(machine: &Machine, file: &Path, run: &Run) -> Result<Vec<Line>, Failure> {
+    let kernels = run.machine.kernels.iter().map(|name| {
+        let why = || Failure::Usage(format!("{}: '{name}' is no kernel", file.display()));
+        Kernel::from_name(name).ok_or_else(why)
     });
     let kernels: Vec<Kernel> = kernels.collect::<Result<_, _>>()?;
-    let machine = machine.with_sms(results.machine.sm_count);
+    let machine = machine.with_sms(run.machine.sm_count);
     let mut lines = Vec::new();
-    for case in &results.cases {
-        let problem = problem(&case.name, results.ranks)
-            .ok_or_else(|| unreadable(&format!("'{}' is no problem", case.name)))?;
-        for (who, strategy, engine) in WHO {
-            let rows = case.rows.iter().filter(|row| row.who == who);
-            let timed = rows.filter_map(|row| Some((row, median(&row.rounds_us)?)));
-            let mut timed = timed.peekable();
-            if timed.peek().is_none() {
-                continue;
+    for case in &run.cases {
+        let problem = &case.problem;
+        for (who, does) in WHO {
+            for row in case.rows.iter().filter(|row| row.who == who) {
+                let Some(measured_us) = median(&row.rounds_us) else { continue };
+                let told = carried_out(&row.what, problem.ranks());
+                let as_told = told.is_some();
+                let setup = match (told, does) {
+                    (Some(setup), _) => setup,
+                    (None, None) => continue,
+                    (None, Some(strategy)) => {
+                        usual(&kernels, &machine, problem, strategy, &row.what)?
+                    }
+                };
+                let plan = setup.plan(problem)?;
+                let predicted_us = estimate(&machine, &plan, &setup)?.total.as_secs_f64() * 1e6;
+                lines.push(Line {
+                    file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                    case: case.name.clone(),
+                    who,
+                    graph: row.graph,
+                    predicted_us,
+                    measured_us,
+                    error: predicted_us / measured_us - 1.0,
+                    as_told,
+                });
             }
-            let mut setup = Setup::of_kernels(&kernels, &machine, &problem, strategy)?;
-            if let Some(engine) = engine {
-                setup = setup.with_engine(engine, &problem);
-            }
-            let plan = setup.plan(&problem)?;
-            let predicted_us = estimate(&machine, &plan, &setup)?.total.as_secs_f64() * 1e6;
-            lines.extend(timed.map(|(row, measured_us)| Line {
-                file: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-                case: case.name.clone(),
-                who,
-                graph: row.graph,
-                predicted_us,
-                measured_us,
-                error: predicted_us / measured_us - 1.0,
-                as_predicted: engine.is_some() || says(&row.what, &setup, plan.chunks().len()),
-            }));
         }
     }
     Ok(lines)
 }
 
-/// Whether the bench's words for what was carried out are those of this setup.
-fn says(what: &str, setup: &Setup, chunks: u32) -> bool {
-    let Setup { kernel, swizzle, splits, engine, .. } = setup;
-    if setup.strategy == Strategy::Plain {
-        return what.split(' ').next() == Some(kernel.name.as_str());
-    }
-    let moved = match engine {
-        Engine::CopyEngines { streams } => format!("copy engines on {streams} streams"),
-        _ => "a kernel of".into(),
-    };
-    let words = [
-        format!("rows: {chunks} chunks, moved by {moved}"),
-        format!(": {kernel}, "),
-        format!("swizzle {swizzle}, K in {splits} slices"),
-    ];
-    words.iter().all(|words| what.contains(words))
+/// What the library would choose; the kernel that `what` begins with, if it names one.
+fn usual(
+    kernels: &[Kernel],
+    machine: &Machine,
+    problem: &Problem,
+    strategy: Strategy,
+    what: &str,
+) -> Result<Setup, Failure> {
+    let named = kernels.iter().find(|kernel| kernel.name == what);
+    let kernels = named.map_or(kernels, std::slice::from_ref);
+    let setup = Setup::of_kernels(kernels, machine, problem, strategy)?;
+    Ok(match strategy {
+        Strategy::Sequential => setup.with_engine(Engine::Nccl, problem),
+        _ => setup,
+    })
 }
 
-/// The problem that a bench calls `4096×3584×8192 e4m3→bf16 rows`.
-fn problem(name: &str, ranks: u64) -> Option<Problem> {
-    let mut words = name.split(' ');
-    let extents: Vec<u64> =
-        words.next()?.split('×').map(|extent| extent.parse().ok()).collect::<Option<_>>()?;
-    let [m, n, k] = extents.try_into().ok()?;
-    let types = words.next()?;
-    let (inputs, d) = types.split_once('→').unwrap_or((types, types));
-    let (a, b) = inputs.split_once('×').unwrap_or((inputs, inputs));
-    let element = |name: &str| name.parse::<ElementType>().ok();
-    let d = if types.contains('→') { element(d)? } else { element(a)? };
-    let mut builder = Problem::builder(m, n, k).ranks(ranks).elements(element(a)?, element(b)?, d);
-    for word in words {
-        builder = match word {
-            "tensor" => builder.scaling(Scaling::Tensor),
-            "rows" => builder.scaling(Scaling::Rows),
-            "k×n" => builder.b_layout(BLayout::Kn),
-            "B" => builder,
-            _ => return None,
-        };
-    }
-    builder.build().ok()
+/// What `AllGatherGemm::explain` said, in one line: `Fused: …; rows: 4 chunks, moved by copy engines on 1 streams;
+/// 4096×… on 2 ranks: bf16_…, 132 SMs, swizzle 4, K in 1 slices`.
+fn carried_out(what: &str, ranks: u32) -> Option<Setup> {
+    let strategy = match what.split(':').next()? {
+        "Fused" => Strategy::Fused,
+        "Pipelined" => Strategy::Pipelined,
+        "Sequential" => Strategy::Sequential,
+        _ => return None,
+    };
+    let number = |before: &str, after: &str| -> Option<u32> {
+        let rest = &what[what.rfind(before)? + before.len()..];
+        rest[..rest.find(after)?].parse().ok()
+    };
+    let engine = match number("moved by copy engines on ", " streams") {
+        Some(streams) => Engine::CopyEngines { streams },
+        None => Engine::Kernel { blocks: number("moved by a kernel of ", " blocks")? },
+    };
+    let name =
+        what.split(", ").find_map(|words| words.rsplit(": ").next().and_then(Kernel::from_name));
+    Some(Setup {
+        strategy,
+        engine,
+        pieces: (number("rows: ", " chunks")? / ranks.max(1)).max(1),
+        kernel: name?,
+        swizzle: number("swizzle ", ", K in")?,
+        splits: number("K in ", " slices")?,
+    })
 }
 
 impl Summary {
@@ -198,6 +177,51 @@ impl Summary {
     }
 }
 
+impl Report {
+    /// The tables of a document, in Markdown: all who were predicted, then a row for each problem and way of launching.
+    pub fn markdown(&self) -> String {
+        let mut text = String::from(
+            "| | times | median of the error's size | worst | median |\n| --- | --- | --- | --- | --- |\n",
+        );
+        let percent = |share: f64| format!("{:+.1} %", 100.0 * share);
+        for it in &self.summaries {
+            let (size, worst) = (100.0 * it.median_abs_error, 100.0 * it.worst_abs_error);
+            let median = percent(it.median_error);
+            text += &format!(
+                "| `{}` | {} | {size:.1} % | {worst:.1} % | {median} |\n",
+                it.who, it.lines
+            );
+        }
+        text += "\n| M × N × K | launch | fused, predicted | measured | error | ";
+        let others: Vec<_> =
+            WHO.iter().map(|(who, _)| *who).filter(|who| *who != "fused").collect();
+        text += &others.join(" | ");
+        text += " |\n|";
+        text += &" --- |".repeat(5 + others.len());
+        text += "\n";
+        for line in self.lines.iter().filter(|line| line.who == "fused") {
+            let launch = if line.graph { "graph" } else { "plain" };
+            let same = |other: &&Line| {
+                (&other.file, &other.case, other.graph) == (&line.file, &line.case, line.graph)
+            };
+            let error = |who: &&str| {
+                let other = self.lines.iter().filter(same).find(|other| other.who == *who);
+                other.map_or("–".into(), |other| percent(other.error))
+            };
+            let rest: Vec<String> = others.iter().map(error).collect();
+            text += &format!(
+                "| {} | {launch} | {:.1} | {:.1} | {} | {} |\n",
+                line.case,
+                line.predicted_us,
+                line.measured_us,
+                percent(line.error),
+                rest.join(" | ")
+            );
+        }
+        text
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut case = "";
@@ -212,7 +236,7 @@ impl fmt::Display for Report {
                 )?;
             }
             let launch = if line.graph { "graph" } else { "plain" };
-            let mark = if line.as_predicted { "" } else { "  carried out otherwise" };
+            let mark = if line.as_told { "" } else { "  as the library would choose" };
             writeln!(
                 f,
                 "  {:<14} {launch:<6} {:>12.1} {:>12.1} {:>+7.1}%{mark}",
@@ -247,19 +271,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_cases_are_problems() {
-        let name = |text| problem(text, 2).map(|problem| problem.to_string());
-        assert_eq!(
-            name("4096×3584×8192 bf16").as_deref(),
-            Some("4096×3584×8192 (bf16 × bf16 → bf16) on 2 ranks")
-        );
-        assert_eq!(
-            name("64×32×64 e4m3×e5m2→f16 rows").as_deref(),
-            Some("64×32×64 (e4m3 × e5m2 → f16) on 2 ranks, row scales")
-        );
-        assert_eq!(problem("8×8×8 f16→f32 B k×n", 2).unwrap().b_layout(), BLayout::Kn);
-        for text in ["", "64×32 bf16", "64×32×64", "64×32×64 int8", "64×32×64 bf16 twice"] {
-            assert_eq!(name(text), None, "{text}");
+    fn what_was_carried_out_is_read_from_what_was_said() {
+        let what = "Fused: tuned: measured for this problem, 26.7 µs in graphs; rows: 4 chunks, moved by a kernel of 64 \
+                    blocks before the product; 64×3584×8192 (bf16 × bf16 → bf16) on 2 ranks: \
+                    bf16_bf16_bf16_nk_64x128x64_1x2_cooperative_transposed, 132 SMs, swizzle 1, K in 4 slices";
+        let setup = carried_out(what, 2).unwrap();
+        assert_eq!((setup.strategy, setup.pieces), (Strategy::Fused, 2));
+        assert_eq!(setup.engine, Engine::Kernel { blocks: 64 });
+        assert_eq!((setup.kernel.tile.m, setup.swizzle, setup.splits), (64, 1, 4));
+        let copies =
+            what.replace("a kernel of 64 blocks before the product", "copy engines on 2 streams");
+        let setup = carried_out(&copies, 2).unwrap();
+        assert_eq!(setup.engine, Engine::CopyEngines { streams: 2 });
+        for (old, new) in
+            [("Fused", "Used"), ("blocks", "boxes"), ("bf16_bf16_bf16", "bf16"), ("K in", "in")]
+        {
+            assert!(carried_out(&what.replace(old, new), 2).is_none(), "{new}");
         }
     }
 

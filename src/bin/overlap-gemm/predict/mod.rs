@@ -92,6 +92,10 @@ pub struct Args {
     #[arg(conflicts_with_all = ["m", "n", "k", "split_n", "svg", "events", "engine", "streams", "pieces"])]
     check: Vec<PathBuf>,
 
+    /// With --check: as tables of a document
+    #[arg(long, requires = "check", conflicts_with = "json", help_heading = "What to show")]
+    markdown: bool,
+
     #[command(flatten)]
     #[command(next_help_heading = "What to show")]
     output: OutputArgs,
@@ -144,7 +148,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let output = args.output.open()?;
     if !args.check.is_empty() {
         let report = check::run(&machine, &args.check)?;
-        return output.write(&report, |stdout| write!(stdout, "{report}"));
+        return output.write(&report, |stdout| match args.markdown {
+            true => write!(stdout, "{}", report.markdown()),
+            false => write!(stdout, "{report}"),
+        });
     }
     let problems: Vec<Problem> =
         args.ranks.iter().map(|&ranks| args.problem(ranks)).collect::<Result<_, _>>()?;
@@ -183,8 +190,8 @@ impl Args {
     /// What was asked for in place of what is usual.
     fn fix(&self, mut setup: Setup, problem: &Problem) -> Setup {
         setup = match (self.engine, setup.engine, self.streams) {
-            (Some(Mover::Kernel), ..) => setup.with_engine(Engine::Kernel, problem),
-            (Some(Mover::Copies), Engine::Kernel, streams) => {
+            (Some(Mover::Kernel), ..) => setup.with_engine(Engine::pushing(problem), problem),
+            (Some(Mover::Copies), Engine::Kernel { .. }, streams) => {
                 setup.with_engine(Engine::CopyEngines { streams: streams.unwrap_or(1) }, problem)
             }
             (_, Engine::CopyEngines { .. }, Some(streams)) => {

@@ -16,7 +16,7 @@ use overlap_gemm::cuda::{
 use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
 use overlap_gemm::plan::Problem;
 use overlap_gemm::tune::{
-    Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Tuning, record,
+    Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Tuning, record, ways,
 };
 use overlap_gemm::{Error, Result};
 
@@ -322,19 +322,20 @@ impl<'a> Here<'a> {
             Ok(ranked.into_iter().map(|(choice, _)| multiplying(all, choice)).collect())
         };
         let most_rows = problem.shards().most_rows();
-        let shard_bytes = problem.row_bytes(&(0..most_rows));
+        let chosen = multiplying(all, layer.choice());
+        let (whole, of_rank) = (list(problem)?, list(&problem.truncated(most_rows)?)?);
+        let by_model = if order == Order::Pipelined { &of_rank } else { &whole }.first();
         Ok(Known {
             untuned: Candidate {
                 gathering: Gathering { order, mover, pieces },
-                multiplying: multiplying(all, layer.choice()),
-                by_model: true,
+                by_model: by_model == Some(&chosen),
+                multiplying: chosen,
                 untuned: true,
             },
-            ranks: problem.ranks(),
+            ways: ways(problem),
             most_rows,
-            shard_bytes: u64::try_from(shard_bytes).unwrap_or(u64::MAX),
-            whole: list(problem)?,
-            of_rank: list(&problem.truncated(most_rows)?)?,
+            whole,
+            of_rank,
             m: problem.m(),
         })
     }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::Path;
 
 use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{
     Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Shape, Source, Tuning,
     hold_out,
@@ -36,7 +37,7 @@ pub fn words(family: &Family) -> String {
 struct Checked {
     family: String,
     shape: Shape,
-    /// What the answer is made of; none: nothing is near.
+    /// What the answer was corrected by; none: nothing is near.
     from: Vec<Shape>,
     gathering: Option<Gathering>,
     multiplying: Option<Multiplying>,
@@ -70,15 +71,20 @@ impl Checked {
         Some(Checked {
             family: words(&held.entry.family),
             shape: held.shape(),
-            from: match answer.map(|answer| &answer.source) {
-                Some(Source::Interpolated(from)) => from.clone(),
-                _ => Vec::new(),
-            },
+            from: answer.map(from).unwrap_or_default(),
             gathering: answer.map(|answer| answer.gathering),
             multiplying: answer.and_then(|answer| answer.multiplying.clone()),
             fastest: held.entry.best()?.gathering,
             ratio: held.ratio,
         })
+    }
+}
+
+/// The problems that an answer was corrected by.
+fn from(answer: &Answer) -> Vec<Shape> {
+    match &answer.source {
+        Source::Interpolated { from, .. } => from.clone(),
+        Source::Tuned(_) | Source::Modelled { .. } => Vec::new(),
     }
 }
 
@@ -97,7 +103,7 @@ impl fmt::Display for Check {
             }
             match &one.gathering {
                 Some(gathering) => write!(f, "{gathering}")?,
-                None => write!(f, "nothing near: as without a table")?,
+                None => write!(f, "no kernel computes it")?,
             }
             if let Some(multiplying) = &one.multiplying {
                 write!(f, "; {multiplying}")?;
@@ -134,7 +140,7 @@ pub fn check(table: &Tuning, output: Output) -> Result<(), Failure> {
 #[derive(Serialize)]
 struct Shown {
     problem: String,
-    /// `tuned`, `interpolated` or `modelled`.
+    /// `tuned`, `interpolated`, `modelled` or `by the rules`.
     how: &'static str,
     /// In words.
     why: String,
@@ -154,25 +160,20 @@ struct Show {
 
 impl Shown {
     fn of(problem: &Problem, gpu: &str, table: &Tuning) -> Shown {
-        let asked = Asked {
-            family: Family::of(problem, gpu),
-            shape: Shape::of(problem),
-            most_rows: problem.shards().most_rows(),
-        };
+        let asked = Asked { gpu, sms: Machine::h200().sms, problem };
         let (name, answer) = (problem.to_string(), table.look_up(&asked, &Anything));
         let Some(answer) = answer else {
-            let why =
-                format!("modelled: nothing like it on {} × {gpu} is in a table", problem.ranks());
-            let (how, from) = ("modelled", Vec::new());
+            let why = "by the rules: no kernel computes it".to_owned();
+            let (how, from) = ("by the rules", Vec::new());
             return Shown { problem: name, how, why, gathering: None, multiplying: None, from };
         };
-        let (how, why) =
-            (if answer.is_tuned() { "tuned" } else { "interpolated" }, answer.to_string());
-        let Answer { gathering, multiplying, source, .. } = answer;
-        let from = match source {
-            Source::Interpolated(from) => from,
-            Source::Tuned(_) => Vec::new(),
+        let how = match answer.source {
+            Source::Tuned(_) => "tuned",
+            Source::Interpolated { .. } => "interpolated",
+            Source::Modelled { .. } => "modelled",
         };
+        let (why, from) = (answer.to_string(), from(&answer));
+        let Answer { gathering, multiplying, .. } = answer;
         Shown { problem: name, how, why, gathering: Some(gathering), multiplying, from }
     }
 }

@@ -7,7 +7,7 @@
 //! All combinations would be thousands. So one thing after the other, each time from the best so far:
 //!
 //! ```text
-//!   ways     how rows travel (order, engine, pieces), with the cost model's kernel         ≤ 11
+//!   ways     how rows travel (order, engine, pieces), with the cost model's kernel         ≤ 12
 //!   kernels  the cost model's next best ones, for the best two ways                         ≤ 9
 //!   sweeps   other swizzles, the best kernel for the next ways                              ≤ 5
 //!   finals   the best five and what is chosen without a table: longer loops, more rounds
@@ -16,7 +16,7 @@
 //! Each heat runs the best so far again, and its times are scaled so that this one's are what they were: clocks
 //! drift from heat to heat.
 
-use overlap_gemm::tune::{Gathering, Measured, Mover, Multiplying, Order, Time};
+use overlap_gemm::tune::{Gathering, Measured, Multiplying, Order, Time};
 
 use crate::bench::statistics::{Summary, median};
 
@@ -64,10 +64,10 @@ pub trait Track<E> {
 pub struct Known {
     /// What is chosen without a table.
     pub untuned: Candidate,
-    pub ranks: u32,
-    /// Rows of the largest shard, and their bytes.
+    /// How rows may travel.
+    pub ways: Vec<Gathering>,
+    /// Rows of the largest shard.
     pub most_rows: u32,
-    pub shard_bytes: u64,
     /// The kernels of one product of all rows, the cost model's choice first; one for each number of slices.
     pub whole: Vec<Multiplying>,
     /// Those of a product of one rank's rows.
@@ -85,7 +85,8 @@ pub struct Found {
     pub failed: Vec<(Candidate, String)>,
 }
 
-const SHORT: Heat = Heat { name: "ways", rounds: 2, loop_ms: 10.0, give_up: 1.3 };
+/// Three rounds, for the median of two is no more than their mean, and one loop in some dozens is an outlier.
+const SHORT: Heat = Heat { name: "ways", rounds: 3, loop_ms: 15.0, give_up: 1.3 };
 const FINAL: Heat = Heat { name: "finals", rounds: 7, loop_ms: 40.0, give_up: f64::INFINITY };
 /// How many heats there are.
 pub const HEATS: u64 = 4;
@@ -96,56 +97,12 @@ const KERNELS: [usize; 2] = [6, 3];
 /// The second best way is given kernels if it is no farther behind than this.
 const CLOSE: f64 = 1.06;
 
-/// How rows may travel: what makes sense for shards of this size.
-pub fn ways(known: &Known) -> Vec<Gathering> {
-    const KIB: u64 = 1 << 10;
-    const MIB: u64 = 1 << 20;
-    let bytes = known.shard_bytes;
-    let mut all = vec![known.untuned.gathering];
-    let mut add = |order, mover, pieces| {
-        let way = Gathering { order, mover, pieces };
-        if pieces <= known.most_rows && !all.contains(&way) {
-            all.push(way);
-        }
-    };
-    let copies = |streams: u32| Mover::CopyEngines { streams };
-    let kernel = |blocks: u32| Mover::Kernel { blocks };
-    if bytes <= 16 * MIB {
-        let blocks: &[u32] = match bytes {
-            0..=0x4_0000 => &[4, 8, 16],
-            0x4_0001..=0x40_0000 => &[16, 32, 64],
-            _ => &[32, 64],
-        };
-        blocks.iter().for_each(|&blocks| add(Order::Fused, kernel(blocks), 1));
-        if bytes >= MIB {
-            add(Order::Fused, kernel(blocks[blocks.len() / 2]), 2);
-        }
-        add(Order::Sequential, kernel(blocks[blocks.len() - 1]), 1);
-    } else {
-        add(Order::Sequential, copies(1), 1);
-    }
-    if bytes >= 512 * KIB {
-        // More streams than peers or pieces have nothing to do.
-        let several = known.ranks > 2;
-        for (streams, pieces) in [(1, 1), (1, 2), (2, 2), (2, 1), (2, 4), (1, 4)] {
-            let useful = streams == 1 || pieces > 1 || several;
-            if useful && (pieces == 1 || bytes / u64::from(pieces) >= MIB) {
-                add(Order::Fused, copies(streams), pieces);
-            }
-        }
-        add(Order::Pipelined, copies(1), 1);
-        if several || bytes >= 8 * MIB {
-            add(Order::Pipelined, copies(2), if several { 1 } else { 2 });
-        }
-    }
-    all.truncate(11);
-    all
-}
-
 /// Finds the best; `None`: it was time to stop before anything was found.
 pub fn search<E>(known: &Known, track: &mut impl Track<E>) -> Result<Option<Found>, E> {
     let mut search = Search { known, track, found: Found::default() };
-    let first = ways(known).into_iter().map(|way| search.by_model(way)).collect();
+    // What is chosen without a table, the same way with the cost model's kernel if that is another, and the others.
+    let mut first = vec![known.untuned.clone()];
+    first.extend(known.ways.iter().map(|way| search.by_model(*way)));
     let done = search.heat(first, SHORT)?
         && {
             let next = search.kernels();
@@ -169,9 +126,6 @@ impl<T> Search<'_, T> {
     /// A way with the kernel that the cost model chooses for it.
     fn by_model(&self, gathering: Gathering) -> Candidate {
         let untuned = &self.known.untuned;
-        if gathering == untuned.gathering {
-            return untuned.clone();
-        }
         let multiplying = match self.known.kernels(gathering.order).first() {
             Some(first) => first.clone(),
             None => untuned.multiplying.clone(),
@@ -256,7 +210,11 @@ impl<T> Search<'_, T> {
     {
         let mut new: Vec<Candidate> = Vec::new();
         for candidate in candidates {
-            if !self.is_known(&candidate) && !new.contains(&candidate) {
+            let is_same = |other: &Candidate| {
+                (&other.gathering, &other.multiplying)
+                    == (&candidate.gathering, &candidate.multiplying)
+            };
+            if !self.is_known(&candidate) && !new.iter().any(is_same) {
                 new.push(candidate);
             }
         }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use overlap_gemm::plan::{ClusterShape, TileShape};
+use overlap_gemm::plan::{ClusterShape, Problem, TileShape};
+use overlap_gemm::tune::ways;
 use proptest::prelude::*;
 
 use super::*;
@@ -20,20 +21,22 @@ fn multiplying(kernel: &str, swizzle: u32) -> Multiplying {
 /// Shards of so many KiB, on so many ranks.
 fn known(kib: u64, ranks: u32) -> Known {
     let kernels: Vec<_> = (0..12).map(|nth| multiplying(&format!("kernel {nth}"), 2)).collect();
-    let mover = Mover::CopyEngines { streams: 1 };
+    let rows = (kib / 16).max(1);
+    // 16 KiB a row.
+    let problem = Problem::builder(rows * u64::from(ranks), 3584, 8192).ranks(ranks.into());
+    let ways = ways(&problem.build().unwrap());
     Known {
         untuned: Candidate {
-            gathering: Gathering { order: Order::Fused, mover, pieces: 1 },
+            gathering: ways[0],
             multiplying: kernels[0].clone(),
             by_model: true,
             untuned: true,
         },
-        ranks,
-        most_rows: (kib / 16).max(1) as u32,
-        shard_bytes: kib << 10,
+        ways,
+        most_rows: rows as u32,
         of_rank: kernels[3..].to_vec(),
         whole: kernels,
-        m: (kib / 16).max(1) as u32 * ranks,
+        m: rows as u32 * ranks,
     }
 }
 
@@ -145,19 +148,6 @@ fn a_search_stops_when_it_is_time() {
 }
 
 proptest! {
-    #[test]
-    fn ways_are_few_possible_and_each_is_another(kib in 1u64..1_000_000, ranks in 2u32..9) {
-        let known = known(kib, ranks);
-        let ways = ways(&known);
-        prop_assert!(ways.len() <= 11 && ways.contains(&known.untuned.gathering));
-        for (nth, way) in ways.iter().enumerate() {
-            prop_assert!(!ways[..nth].contains(way));
-            prop_assert!((1..=known.most_rows).contains(&way.pieces) || *way == known.untuned.gathering);
-        }
-        prop_assert!(ways.iter().any(|way| way.order == Order::Fused));
-        prop_assert!(ways.iter().any(|way| way.order == Order::Sequential));
-    }
-
     #[test]
     fn what_is_chosen_was_in_the_finals_and_nobody_is_tried_twice(
         seed in any::<u64>(), kib in 1u64..100_000, ranks in 2u32..9,

@@ -1,0 +1,202 @@
+//! What may be chosen for a problem: ways that rows may travel, kernels that may multiply, and what a step by them
+//! should take.
+//!
+//! Invariant: the same question has the same answer everywhere; what is listed first is what is taken where
+//! nothing else is known.
+
+use super::entry::{Gathering, Mover, Multiplying, Order};
+use crate::plan::Problem;
+use crate::predict::{Engine, Kernel, Machine, Setup, Strategy, choices, cost, estimate};
+
+/// One that may be chosen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate<'a> {
+    pub(super) gathering: Gathering,
+    pub(super) multiplying: &'a Multiplying,
+}
+
+/// How rows may travel: what makes sense for shards of this size, and first what is usual.
+///
+/// ```
+/// use overlap_gemm::plan::Problem;
+/// use overlap_gemm::tune::ways;
+///
+/// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
+/// assert_eq!(ways(&problem)[0].to_string(), "fused, copies on 1 stream, 2 pieces");
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+pub fn ways(problem: &Problem) -> Vec<Gathering> {
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    const MOST: usize = 11;
+    let (ranks, most_rows) = (problem.ranks(), problem.shards().most_rows());
+    let bytes = u64::try_from(problem.row_bytes(&(0..most_rows))).unwrap_or(u64::MAX);
+    let mut all = Vec::new();
+    let mut add = |order, mover, pieces| {
+        let way = Gathering { order, mover, pieces };
+        if pieces <= most_rows && !all.contains(&way) {
+            all.push(way);
+        }
+    };
+    let usual = Engine::usual(problem);
+    if let Some(mover) = Mover::of_engine(usual) {
+        add(Order::Fused, mover, usual.usual_pieces(problem));
+    }
+    let copies = |streams: u32| Mover::CopyEngines { streams };
+    let kernel = |blocks: u32| Mover::Kernel { blocks };
+    if bytes <= 16 * MIB {
+        let blocks: &[u32] = match bytes {
+            0..=0x4_0000 => &[4, 8, 16],
+            0x4_0001..=0x40_0000 => &[16, 32, 64],
+            _ => &[32, 64],
+        };
+        blocks.iter().for_each(|&blocks| add(Order::Fused, kernel(blocks), 1));
+        if bytes >= MIB {
+            add(Order::Fused, kernel(blocks[blocks.len() / 2]), 2);
+        }
+        add(Order::Sequential, kernel(blocks[blocks.len() - 1]), 1);
+    } else {
+        add(Order::Sequential, copies(1), 1);
+    }
+    if bytes >= 512 * KIB {
+        // More streams than peers or pieces have nothing to do.
+        let several = ranks > 2;
+        for (streams, pieces) in [(1, 1), (1, 2), (2, 2), (2, 1), (2, 4), (1, 4)] {
+            let useful = streams == 1 || pieces > 1 || several;
+            if useful && (pieces == 1 || bytes / u64::from(pieces) >= MIB) {
+                add(Order::Fused, copies(streams), pieces);
+            }
+        }
+        add(Order::Pipelined, copies(1), 1);
+        if several || bytes >= 8 * MIB {
+            add(Order::Pipelined, copies(2), if several { 1 } else { 2 });
+        }
+    }
+    all.truncate(MOST);
+    all
+}
+
+/// What one product in that order multiplies at most.
+pub(super) fn part_of(problem: &Problem, order: Order) -> Option<Problem> {
+    order.strategy().part_of(problem).ok()
+}
+
+/// The kernels that should be quickest for `part`, of those that may be taken; the quickest first.
+pub(super) fn kernels_for(
+    part: &Problem,
+    kernels: &[Kernel],
+    sms: u32,
+    may: &dyn Fn(&Multiplying) -> bool,
+) -> Vec<Multiplying> {
+    /// How many, how much slower than the quickest, and with how many numbers of slices each.
+    const MOST: usize = 8;
+    const SLOWER: f64 = 1.25;
+    const SLICINGS: usize = 2;
+    let serves =
+        |kernel: &Kernel| (kernel.elements, kernel.b_layout) == (part.elements(), part.b_layout());
+    let mut ranked: Vec<_> = (choices(kernels, part, sms, serves).into_iter())
+        .map(|choice| (cost(&kernels[choice.kernel], part, choice.splits, sms), choice))
+        .collect();
+    ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    let mut least = None;
+    let mut all: Vec<Multiplying> = Vec::new();
+    for (cost, choice) in ranked {
+        let Kernel { name, tile, cluster, .. } = &kernels[choice.kernel];
+        let same = all.iter().filter(|one| one.kernel == *name).count();
+        if all.len() == MOST || least.is_some_and(|least| cost > SLOWER * least) {
+            break;
+        }
+        let (kernel, tile, cluster) = (name.clone(), *tile, *cluster);
+        let (swizzle, splits) = (choice.swizzle, choice.splits);
+        let one = Multiplying { kernel, tile, cluster, swizzle, splits };
+        if same < SLICINGS && may(&one) {
+            least.get_or_insert(cost);
+            all.push(one);
+        }
+    }
+    all
+}
+
+/// Microseconds that a step should take; `None`: it cannot be carried out so.
+pub(super) fn predicted_us(
+    machine: &Machine,
+    problem: &Problem,
+    kernel: &Kernel,
+    what: Candidate<'_>,
+) -> Option<f64> {
+    let Candidate { gathering, multiplying } = what;
+    let setup = Setup {
+        strategy: gathering.order.strategy(),
+        engine: gathering.mover.engine(),
+        pieces: gathering.pieces,
+        kernel: kernel.clone(),
+        swizzle: multiplying.swizzle,
+        splits: multiplying.splits,
+    };
+    let estimate = estimate(machine, &setup.plan(problem).ok()?, &setup).ok()?;
+    Some(1e6 * estimate.total.as_secs_f64()).filter(|us| *us > 0.0)
+}
+
+impl Order {
+    fn strategy(self) -> Strategy {
+        match self {
+            Order::Fused => Strategy::Fused,
+            Order::Pipelined => Strategy::Pipelined,
+            Order::Sequential => Strategy::Sequential,
+        }
+    }
+}
+
+impl Mover {
+    fn engine(self) -> Engine {
+        match self {
+            Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
+            Mover::Kernel { blocks } => Engine::Kernel { blocks },
+        }
+    }
+
+    fn of_engine(engine: Engine) -> Option<Mover> {
+        match engine {
+            Engine::CopyEngines { streams } => Some(Mover::CopyEngines { streams }),
+            Engine::Kernel { blocks } => Some(Mover::Kernel { blocks }),
+            Engine::Nccl => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{prop_assert, proptest};
+
+    use super::super::made_up::problem;
+    use super::*;
+
+    #[test]
+    fn kernels_come_quickest_first_and_few_of_each() {
+        let problem = problem(4096, 3584, 8192);
+        let all = crate::predict::all_kernels();
+        let found = kernels_for(&problem, all, 132, &|_| true);
+        assert!((3..=8).contains(&found.len()), "{found:?}");
+        let machine = Machine::h200();
+        let usual = Setup::usual(&machine, &problem, Strategy::Fused).unwrap();
+        assert_eq!(found[0].kernel, usual.kernel.name);
+        let without = kernels_for(&problem, all, 132, &|one| one.kernel != found[0].kernel);
+        assert_eq!(without[0].kernel, found[1].kernel);
+        assert_eq!(kernels_for(&problem, all, 132, &|_| false), []);
+    }
+
+    proptest! {
+        #[test]
+        fn ways_are_few_possible_and_each_is_another(m in 1u32..1_000_000, ranks in 2u64..9) {
+            let problem = Problem::builder(m.into(), 3584, 8192).ranks(ranks).build().unwrap();
+            let ways = ways(&problem);
+            prop_assert!((1..=11).contains(&ways.len()));
+            for (nth, way) in ways.iter().enumerate() {
+                prop_assert!(!ways[..nth].contains(way));
+                prop_assert!((1..=problem.shards().most_rows()).contains(&way.pieces));
+            }
+            prop_assert!(ways.iter().any(|way| way.order == Order::Fused));
+            prop_assert!(ways.iter().any(|way| way.order == Order::Sequential));
+        }
+    }
+}
