@@ -3,7 +3,6 @@
 //! Invariant: a figure is computed in `compare` alone, here it is only asked for by name. Names are those of the
 //! results, and `gemm`, `peer` and `strategy` for the fastest of a kind; a name of several runs' rows has to say which.
 
-use std::fmt;
 use std::str::FromStr;
 
 use super::compare::{Compared, Comparison, Entry, Figure};
@@ -26,6 +25,8 @@ enum Who {
 pub struct Column {
     who: Who,
     figure: Wanted,
+    /// What a ratio is hoped not to be above.
+    pub bar: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -52,18 +53,29 @@ impl From<&str> for Who {
 impl FromStr for Column {
     type Err = String;
 
-    /// Reads `auto`, `auto/gemm` and `auto:E`.
+    /// Reads `auto`, `auto/gemm`, `auto/gemm@1.03` and `auto:E`.
     fn from_str(text: &str) -> Result<Column, String> {
-        let (who, figure) = match (text.split_once('/'), text.split_once(':')) {
+        let (name, bar) = match text.split_once('@') {
+            Some((name, bar)) => (name, Some(bar.parse().unwrap_or(f64::NAN))),
+            None => (text, None),
+        };
+        let (who, figure) = match (name.split_once('/'), name.split_once(':')) {
             (Some((over, under)), None) => (over, Wanted::Over(under.into())),
             (None, Some((who, "E"))) => (who, Wanted::Efficiency),
-            (None, None) => (text, Wanted::Time),
+            (None, None) => (name, Wanted::Time),
             _ => ("", Wanted::Time),
         };
-        if who.is_empty() || matches!(&figure, Wanted::Over(Who::Named(name)) if name.is_empty()) {
+        let names = [Some(who), name.split_once('/').map(|(_, under)| under)];
+        if names.into_iter().flatten().any(str::is_empty) {
             return Err("give names, ratios and efficiencies, such as auto,auto/gemm,auto:E".into());
         }
-        Ok(Column { who: who.into(), figure })
+        let column = Column { who: who.into(), figure, bar };
+        match bar {
+            Some(bar) if !(column.is_ratio() && bar.is_finite() && bar > 0.0) => {
+                Err("behind a ratio's @ give what it should not be above: auto/gemm@1.03".into())
+            }
+            _ => Ok(column),
+        }
     }
 }
 
@@ -100,10 +112,15 @@ impl Column {
         }
     }
 
-    /// The figure as text, a ratio with so many decimals: FAILED for the time of a wrong result, – if there is none.
+    /// The figure as text, a ratio with so many decimals, bold if it has a bar and meets it: FAILED for the time of a
+    /// wrong result, – if there is none.
     pub fn text(&self, case: &Compared<'_>, graph: bool, decimals: usize) -> String {
         match (self.figure(case, graph), &self.who, &self.figure) {
-            (Some(figure), ..) => self.written(figure, decimals),
+            (Some(figure), ..) => {
+                let written = self.written(figure, decimals);
+                let met = self.bar.is_some_and(|bar| figure.value <= bar);
+                if met { format!("**{written}**") } else { written }
+            }
             (None, Who::Named(label), Wanted::Time) if case.failed(label, graph) => "FAILED".into(),
             (None, ..) => "–".into(),
         }
@@ -124,17 +141,18 @@ impl Column {
     }
 
     /// What stands above it.
-    pub fn heading(&self, all: &Comparison<'_>) -> impl fmt::Display {
+    pub fn heading(&self, all: &Comparison<'_>) -> String {
         let peers = all.peers();
         let who = self.who.heading(peers);
-        match &self.figure {
+        let heading = match &self.figure {
             Wanted::Time => who,
             Wanted::Over(under) => match under.heading(peers) {
                 under if under.contains('+') => format!("{who} ÷ ({under})"),
                 under => format!("{who} ÷ {under}"),
             },
             Wanted::Efficiency => format!("E of {who}"),
-        }
+        };
+        self.bar.map_or(heading.clone(), |bar| format!("{heading}, bar {bar}"))
     }
 
     /// A contender that it names and nobody is called, and who there is.
@@ -177,11 +195,13 @@ mod tests {
             ("fused/peer", "fused ÷ best PyTorch", "0.81"),
             ("torch-native/gemm", "torch-native ÷ T_gemm", "–"),
             ("fused/strategy", "fused ÷ best strategy", "–"),
+            ("fused/gemm@1.05", "fused ÷ T_gemm, bar 1.05", "**1.05**"),
+            ("fused/gemm@1.04", "fused ÷ T_gemm, bar 1.04", "1.05"),
             ("fused:E", "E of fused", "90 %"),
             ("own:E", "E of own", "–"),
         ] {
             let column = column(name);
-            assert_eq!(column.heading(&all).to_string(), heading);
+            assert_eq!(column.heading(&all), heading);
             assert_eq!(column.text(&all.cases[0], true, 2), text, "{name}");
             assert_eq!(column.text(&all.cases[0], false, 2), "–", "{name}");
             assert_eq!(column.unknown(&all), None, "{name}");
@@ -204,6 +224,10 @@ mod tests {
         for text in ["", "/", "auto/", "/gemm", "auto:", ":E", "auto:F", "a/b:E"] {
             let why = text.parse::<Column>().unwrap_err();
             assert!(why.contains("auto:E"), "{text}: {why}");
+        }
+        for text in ["auto@1", "auto:E@1", "auto/gemm@", "auto/gemm@x", "auto/gemm@0", "a/b@inf"] {
+            let why = text.parse::<Column>().unwrap_err();
+            assert!(why.contains("auto/gemm@1.03"), "{text}: {why}");
         }
     }
 

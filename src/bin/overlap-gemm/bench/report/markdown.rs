@@ -32,7 +32,7 @@ pub struct MarkdownArgs {
         requires = "markdown",
         long_help = "Its figures: contenders by name, or gemm (the fastest product of an A that is there), peer (the \
                      fastest of other programs), strategy (the fastest of sequential, pipelined and fused, where all \
-                     took part); ratios of two, such as auto/gemm; overlap efficiencies, such as auto:E [default: all \
+                     took part); ratios of two, such as auto/gemm, or auto/gemm@1.03 with a bar; overlap efficiencies, such as auto:E [default: all \
                      that there are of the usual ones]"
     )]
     columns: Vec<Column>,
@@ -145,9 +145,15 @@ fn ranges(all: &Comparison<'_>, columns: &[Column], text: &mut String) -> fmt::R
         let [min, max, median] =
             [min, max, median].map(|value| column.written(Figure { value, paired }, 2));
         write!(text, "{min} to {max}, median {median}")?;
-        if column.is_ratio() {
-            let below = values.iter().filter(|value| **value < 1.0).count();
-            write!(text, "; below 1 in {below} of {}", values.len())?;
+        let (all, count) = (values.len(), |met: &dyn Fn(f64) -> bool| {
+            values.iter().filter(|value| met(**value)).count()
+        });
+        match column.bar {
+            Some(bar) => write!(text, "; met in {} of {all}", count(&|value| value <= bar))?,
+            None if column.is_ratio() => {
+                write!(text, "; below 1 in {} of {all}", count(&|value| value < 1.0))?;
+            }
+            None => {}
         }
         text.push('\n');
     }
@@ -206,13 +212,15 @@ mod tests {
         // The fused product of one problem is slower than NCCL and cuBLASLt.
         let fused = runs[0].cases[0].rows.iter_mut().find(|row| row.who == "fused").unwrap();
         fused.rounds_us = vec![165.0, 165.0 * 1.02, 165.0 * 0.98];
-        let columns = "fused/nccl-cublaslt,fused/gemm,fused,torch-native/gemm,fused:E";
+        let columns =
+            "fused/nccl-cublaslt,fused/gemm,fused/gemm@1.1,fused,torch-native/gemm,fused:E";
         let text = shown(Part::Ranges, columns, &runs).unwrap();
         let expected = "\
 2 problems of 64 to 1024 rows, plain and in graphs:
 
 - fused ÷ (NCCL + cuBLASLt): 0.70 to 1.10, median 0.70; below 1 in 2 of 3
 - fused ÷ T_gemm: 1.05 to 1.65, median 1.05; below 1 in 0 of 3
+- fused ÷ T_gemm, bar 1.1: 1.05 to 1.65, median 1.05; met in 2 of 3
 - fused: 3.3 to 165.0, median 6.6
 - torch-native ÷ T_gemm: –
 - E of fused: -30 % to 90 %, median 90 %
