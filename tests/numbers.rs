@@ -199,8 +199,51 @@ fn the_readme_s_demo_is_that_of_the_results() {
     quoted(quote, &results).unwrap_or_else(|why| panic!("README.md quotes {source}: {why}"));
 }
 
+/// The sections that have a time or a rate in their prose, by headings, and no link to a file of results.
+fn nameless(document: &str) -> Vec<&str> {
+    let (mut sections, mut fenced) = (vec![("", String::new())], false);
+    for line in document.lines() {
+        if line.starts_with("```") {
+            fenced = !fenced;
+        } else if line.starts_with('#') && !fenced {
+            sections.push((line, String::new()));
+        } else if let Some((_, text)) = sections.last_mut().filter(|_| !fenced) {
+            text.extend([line, "\n"]);
+        }
+    }
+    let measured = |text: &str| {
+        ["µs", "GB/s", "TFLOP/s"].iter().any(|unit| {
+            let mut before = text.match_indices(unit).map(|(at, _)| text[..at].trim_end());
+            before.any(|before| before.ends_with(|c: char| c.is_ascii_digit()))
+        })
+    };
+    let named = |text: &str| text.contains("benches/results/");
+    let wrong = sections.iter().filter(|(_, text)| measured(text) && !named(text));
+    wrong.map(|(heading, _)| *heading).collect()
+}
+
+#[test]
+fn whoever_tells_a_time_names_a_file() {
+    let results = Path::new("benches/results");
+    for path in documents().iter().filter(|path| !path.starts_with(results)) {
+        let text = fs::read_to_string(root().join(path)).expect("text");
+        let wrong = nameless(&text);
+        assert!(
+            wrong.is_empty(),
+            "{}: a time or a rate, and no link to a file in benches/results beside it, in {wrong:?}",
+            path.display()
+        );
+    }
+}
+
 mod reader {
     use super::*;
+
+    #[test]
+    fn a_time_without_a_file_is_seen() {
+        let text = "5 µs\n# A\nin µs, 7 ms\n```text\n# 9 µs\n```\n## B\n380 GB/s\n## C\n3 µs, [so](../benches/results/a.json)\n";
+        assert_eq!(nameless(text), ["", "## B"]);
+    }
 
     const TABLE: &str = "| a |\n| --- |\n| 1.5 |\n";
 

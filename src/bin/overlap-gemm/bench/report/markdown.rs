@@ -17,6 +17,9 @@ use crate::exit::Failure;
 const USUAL: &str = "gemm,own,nccl-cublaslt,peer,sequential,pipelined,fused,auto,fused/gemm,auto/gemm,\
                      auto/nccl-cublaslt,auto/peer,auto:E";
 
+/// More problems are counted, not named.
+const NAMED: usize = 5;
+
 /// Print a part of a document.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct MarkdownArgs {
@@ -124,15 +127,29 @@ fn table(all: &Comparison<'_>, columns: &[Column], text: &mut String) -> fmt::Re
     Ok(())
 }
 
+/// Of what the ranges are: by name, or how many.
+fn problems(all: &Comparison<'_>, columns: &[Column]) -> Option<String> {
+    let mut shown: Vec<usize> = lines(all)
+        .into_iter()
+        .filter(|&(nth, graph)| {
+            columns.iter().any(|column| column.figure(&all.cases[nth], graph).is_some())
+        })
+        .map(|(nth, _)| nth)
+        .collect();
+    shown.dedup();
+    let cases = || shown.iter().map(|&nth| &all.cases[nth]);
+    let rows = || cases().map(|case| case.problem.m());
+    let (least, most) = (rows().min()?, rows().max()?);
+    Some(match shown.len() {
+        ..=NAMED => cases().map(|case| case.name).collect::<Vec<_>>().join(", "),
+        all if least == most => format!("{all} problems of {least} rows"),
+        all => format!("{all} problems of {least} to {most} rows"),
+    })
+}
+
 fn ranges(all: &Comparison<'_>, columns: &[Column], text: &mut String) -> fmt::Result {
-    let rows = || all.cases.iter().map(|case| case.problem.m());
-    let (Some(least), Some(most)) = (rows().min(), rows().max()) else { return Ok(()) };
-    let problems = match all.cases.len() {
-        1 => "1 problem".into(),
-        several => format!("{several} problems"),
-    };
-    let rows = if least == most { least.to_string() } else { format!("{least} to {most}") };
-    writeln!(text, "{problems} of {rows} rows, {}:\n", launches(all))?;
+    let Some(problems) = problems(all, columns) else { return Ok(()) };
+    writeln!(text, "{problems}, {}:\n", launches(all))?;
     for column in columns {
         let figures = figures(all, column);
         let values: Vec<f64> = figures.iter().map(|figure| figure.value).collect();
@@ -216,7 +233,7 @@ mod tests {
             "fused/nccl-cublaslt,fused/gemm,fused/gemm@1.1,fused,torch-native/gemm,fused:E";
         let text = shown(Part::Ranges, columns, &runs).unwrap();
         let expected = "\
-2 problems of 64 to 1024 rows, plain and in graphs:
+1024×3584×8192 bf16, 64×3584×8192 bf16, plain and in graphs:
 
 - fused ÷ (NCCL + cuBLASLt): 0.70 to 1.10, median 0.70; below 1 in 2 of 3
 - fused ÷ T_gemm: 1.05 to 1.65, median 1.05; below 1 in 0 of 3
@@ -226,8 +243,14 @@ mod tests {
 - E of fused: -30 % to 90 %, median 90 %
 ";
         assert_eq!(text, expected);
-        let text = shown(Part::Ranges, "own", &[run(vec![usual_case(1024)])]).unwrap();
-        assert!(text.starts_with("1 problem of 1024 rows, in graphs:\n"), "{text}");
+        let several = (5..11).map(|power| usual_case(1 << power));
+        let text = shown(Part::Ranges, "own", &[run(several.collect())]).unwrap();
+        assert!(text.starts_with("6 problems of 32 to 1024 rows, in graphs:\n"), "{text}");
+        // Whoever has no figure is not counted.
+        let mut runs = [run(vec![usual_case(1024), usual_case(64)])];
+        runs[0].cases[0].rows.retain(|row| row.who != "own");
+        let text = shown(Part::Ranges, "own", &runs).unwrap();
+        assert!(text.starts_with("64×3584×8192 bf16, in graphs:\n"), "{text}");
     }
 
     #[test]
