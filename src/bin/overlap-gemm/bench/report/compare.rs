@@ -230,7 +230,9 @@ impl<'a> Compared<'a> {
     pub fn strategy(&self, graph: bool) -> Option<&Entry<'a>> {
         let all = [Gatherer::Sequential, Gatherer::Pipelined, Gatherer::Fused].map(Gatherer::name);
         let took_part = |who: &&str| self.best(graph, |row| row.who == **who).is_some();
-        all.iter().all(|who| took_part(&who)).then_some(())?;
+        if !all.iter().all(took_part) {
+            return None;
+        }
         self.best(graph, |row| all.contains(&row.who.as_str()))
     }
 
