@@ -202,6 +202,33 @@ fn a_name_that_nobody_has_is_refused() {
     assert!(stderr.contains("'fsued'; there are cublaslt, nccl-cublaslt, fused"), "{stderr}");
 }
 
+#[test]
+fn a_part_is_shown_and_written_and_printed_for_a_document() {
+    let folder = Folder::new("part");
+    let own = folder.file("own.json", &first_format());
+    let part = folder.path("part.json");
+    let merge = ["bench", "merge", &own, "--from-m", "2048"];
+    let markdown = ["--markdown", "table", "--columns", "gemm,fused/gemm@1.2,fused:E"];
+    let (code, text, stderr) = run(&[&merge[..], &markdown, &["--output", &part]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let expected = "\
+| M × N × K | T_gemm | fused ÷ T_gemm, bar 1.2 | E of fused |
+| --- | ---: | ---: | ---: |
+| 4096×3584×8192 bf16 | 409.6 | **1.100** | 80 % |
+";
+    assert_eq!(text, expected);
+    // The file holds what was shown, and no more.
+    let (_, again, _) = run(&[&["bench", "merge", &part][..], &markdown].concat());
+    assert_eq!(again, expected);
+    let refuse = |more: &[&str], words: &[&str]| refused(&[&merge[..], more].concat(), 2, words);
+    refuse(&["--shapes", "1024x3584x8192"], &["no 1024x3584x8192"]);
+    refuse(&["--launch", "plain"], &["none of these results"]);
+    refuse(&["--columns", "fused"], &["--markdown"]);
+    refuse(&["--markdown", "table", "--json"], &["--json"]);
+    refuse(&["--markdown", "ranges", "--columns", "fsued"], &["'fsued'", "peer", "fused"]);
+    refuse(&["--markdown", "ranges", "--columns", "fused@1"], &["auto/gemm@1.03"]);
+}
+
 /// A published package has no results.
 #[test]
 fn the_pictures_that_are_kept_are_what_their_commands_draw() {

@@ -84,6 +84,13 @@ pub struct Shape {
     pub k: u64,
 }
 
+impl Shape {
+    /// That of a problem.
+    pub fn of(problem: &Problem) -> Shape {
+        Shape { m: problem.m().into(), n: problem.n().into(), k: problem.k().into() }
+    }
+}
+
 impl FromStr for Shape {
     type Err = String;
 
@@ -101,6 +108,13 @@ impl FromStr for Shape {
 /// The element types of A, B and D.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Types(ElementTypes);
+
+impl Types {
+    /// Whether a problem has these.
+    pub fn are_those_of(self, problem: &Problem) -> bool {
+        self.0 == problem.elements()
+    }
+}
 
 impl FromStr for Types {
     type Err = Error;

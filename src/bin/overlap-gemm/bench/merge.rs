@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use super::report::{self, Comparison, Document, FormatArgs};
+use super::report::{self, Comparison, Document, FormatArgs, MarkdownArgs, SelectArgs};
 use crate::exit::Failure;
 use crate::output::OutputArgs;
 
@@ -25,6 +25,12 @@ pub struct Args {
     mixed: bool,
 
     #[command(flatten)]
+    select: SelectArgs,
+
+    #[command(flatten)]
+    markdown: MarkdownArgs,
+
+    #[command(flatten)]
     formats: FormatArgs,
 
     #[command(flatten)]
@@ -39,6 +45,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         files.extend(std::iter::repeat_n(path, read.len()));
         runs.extend(read);
     }
+    // Of all that was read, shown or not.
     let all = Comparison::of(&runs);
     if !args.mixed
         && let Some((nth, why)) = all.stranger()
@@ -49,8 +56,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             files[0].display()
         )));
     }
-    // After the check: files are not opened for what is refused.
+    args.select.apply(&mut runs)?;
+    let mut all = Comparison::of(&runs);
+    args.select.sort(&mut all);
+    let markdown = args.markdown.text(&all)?;
+    // After the checks: files are not opened for what is refused.
     let (output, formats) = (args.output.open()?, args.formats.open()?);
-    output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
+    output.write(&Document::of(&runs), |stdout| match markdown {
+        Some(text) => write!(stdout, "{text}"),
+        None => write!(stdout, "{all}"),
+    })?;
     formats.write(&all)
 }

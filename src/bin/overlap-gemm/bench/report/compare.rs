@@ -141,6 +141,26 @@ impl Comparison<'_> {
         let why = |(nth, run)| Some((nth, first.differs(&Setup::of(run))?));
         self.runs.iter().enumerate().find_map(why)
     }
+
+    /// How everybody is called, in the order in which they first appear.
+    pub fn labels(&self) -> Vec<&str> {
+        let mut labels: Vec<&str> = Vec::new();
+        for entry in self.cases.iter().flat_map(|case| &case.entries) {
+            if !labels.contains(&entry.label.as_str()) {
+                labels.push(&entry.label);
+            }
+        }
+        labels
+    }
+
+    /// Whose the other programs are, as far as their names say it.
+    pub fn peers(&self) -> &'static str {
+        let mut entries = self.cases.iter().flat_map(|case| &case.entries);
+        match entries.all(|entry| !entry.row.peer || entry.row.who.starts_with("torch-")) {
+            true => "PyTorch",
+            false => "peer",
+        }
+    }
 }
 
 /// The names that several runs have in one case.
@@ -204,6 +224,31 @@ impl<'a> Compared<'a> {
     /// The fastest of other programs.
     pub fn peer(&self, graph: bool) -> Option<&Entry<'a>> {
         self.best(graph, |row| row.peer && row.kind == Kind::AllGatherGemm)
+    }
+
+    /// The fastest strategy, the library's choice among them aside, where all of them have times.
+    pub fn strategy(&self, graph: bool) -> Option<&Entry<'a>> {
+        let all = [Gatherer::Sequential, Gatherer::Pipelined, Gatherer::Fused].map(Gatherer::name);
+        let took_part = |who: &&str| self.best(graph, |row| row.who == **who).is_some();
+        if !all.iter().all(took_part) {
+            return None;
+        }
+        self.best(graph, |row| all.contains(&row.who.as_str()))
+    }
+
+    /// Whoever is called so, if it has times.
+    pub fn labelled(&self, label: &str, graph: bool) -> Option<&Entry<'a>> {
+        let mut entries = self.entries.iter();
+        entries
+            .find(|entry| entry.label == label && entry.row.graph == graph && entry.times.is_some())
+    }
+
+    /// Whether a result of whoever is called so was wrong.
+    pub fn failed(&self, label: &str, graph: bool) -> bool {
+        let mut entries = self.entries.iter();
+        entries.any(|entry| {
+            entry.label == label && entry.row.graph == graph && entry.row.failed.is_some()
+        })
     }
 
     /// The own product over cuBLASLt's: what the own kernels cost beside the best.

@@ -1,15 +1,19 @@
 //! What `bench all-gather-gemm` found, as data that is written and read back.
 //!
 //! What belongs here: the data; its neighbours read it from files ([`read`]), compare its rows
-//! ([`compare`]) and show it ([`table`], [`csv`], [`pictures`], chosen by [`formats`]). All of it is there
+//! ([`compare`]) and show it ([`table`], [`csv`], [`pictures`], chosen by [`formats`]), or what of it is wanted
+//! ([`select`]) as parts of a document ([`markdown`], of [`columns`]). All of it is there
 //! without the feature `cuda`, so that results can be merged and drawn anywhere. Invariant: a row has times if and
 //! only if its result was right. Times are microseconds a step, those of the slowest rank.
 
+mod columns;
 mod compare;
 mod csv;
 mod formats;
+mod markdown;
 mod pictures;
 mod read;
+mod select;
 mod table;
 
 use overlap_gemm::plan::Problem;
@@ -17,7 +21,9 @@ use serde::{Deserialize, Serialize};
 
 pub use compare::Comparison;
 pub use formats::{FormatArgs, Formats};
+pub use markdown::MarkdownArgs;
 pub use read::read;
+pub use select::SelectArgs;
 
 use super::machine::Machine;
 

@@ -12,11 +12,23 @@ use super::{CaseReport, Kind, launch_name};
 /// The columns of ratios.
 const UNDER: [(&str, usize); 3] = [("÷ T_gemm", 9), ("÷ nccl-cublaslt", 16), ("÷ best peer", 12)];
 
-impl fmt::Display for Figure {
+impl Figure {
     /// Behind a ~ unless it is of rounds.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    pub fn with_decimals(self, decimals: usize) -> String {
         let about = if self.paired { "" } else { "~" };
-        f.pad(&format!("{about}{:.3}", self.value))
+        format!("{about}{:.decimals$}", self.value)
+    }
+
+    /// The same as a percentage.
+    pub fn percent(self) -> String {
+        let hundredfold = Figure { value: 100.0 * self.value, ..self };
+        format!("{} %", hundredfold.with_decimals(0))
+    }
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.with_decimals(3))
     }
 }
 
@@ -72,10 +84,7 @@ impl Compared<'_> {
             }
         }
         match self.efficiency(entry) {
-            Some(Figure { value, paired }) => {
-                let about = if paired { "" } else { "~" };
-                write!(f, " {:>6} %", format!("{about}{:.0}", 100.0 * value))?;
-            }
+            Some(figure) => write!(f, " {:>8}", figure.percent())?,
             None => write!(f, " {:>8}", "–")?,
         }
         match Summary::of(&row.host_us) {
