@@ -1,23 +1,20 @@
 //! What has to hold of a picture, whatever is drawn: read back from the SVG alone.
 
 use super::*;
-use crate::plan::{Problem, Tile};
-use crate::predict::{Machine, Setup, Strategy};
+use crate::plan::Tile;
 use crate::trace::TileEvent;
 
+fn us(micros: u64) -> Duration {
+    Duration::from_micros(micros)
+}
+
+fn tile(rank: u32, worker: u32, n: u32, chunk: u32, times: [u64; 3]) -> TileEvent {
+    let [wait_begin, ready, done] = times.map(us);
+    let tile = Tile { m: 0, n };
+    TileEvent { rank, worker, epoch: 1, product: 0, tile, chunk, wait_begin, ready, done }
+}
+
 fn timeline() -> Timeline {
-    let us = Duration::from_micros;
-    let tile = |rank, worker, n, chunk, times: [u64; 3]| TileEvent {
-        rank,
-        worker,
-        epoch: 1,
-        product: 0,
-        tile: Tile { m: 0, n },
-        chunk,
-        wait_begin: us(times[0]),
-        ready: us(times[1]),
-        done: us(times[2]),
-    };
     Timeline {
         tiles: vec![tile(0, 3, 0, 0, [100, 100, 140]), tile(0, 7, 1, 1, [100, 130, 170])],
         transfers: vec![TransferEvent {
@@ -51,7 +48,6 @@ fn everything_lies_on_one_axis() {
 
 #[test]
 fn the_legend_names_whose_rows_there_are_and_stays_on_the_picture() {
-    let us = Duration::from_micros;
     for ranks in [2, 5, 8, 72] {
         let arrival = |from| TransferEvent {
             from,
@@ -120,19 +116,31 @@ fn assert_readable(picture: &str) {
     }
 }
 
-/// The step that a machine would take.
-fn predicted(machine: &Machine, ranks: u64, m: u64) -> Timeline {
-    let problem = Problem::builder(m, 1792, 4096).ranks(ranks).build().unwrap();
-    let setup = Setup::usual(machine, &problem, Strategy::Fused).unwrap();
-    let drawn = 0..problem.ranks();
-    crate::predict::timeline(machine, &setup.plan(&problem).unwrap(), &setup, drawn).unwrap()
+/// A step of so many ranks with so many workers each, whose chunks take `each` µs a piece, two from each rank to each.
+fn step(ranks: u32, workers: u32, each: u64) -> Timeline {
+    let mut step = Timeline::default();
+    for (rank, nth) in (0..ranks).flat_map(|rank| (0..2 * ranks).map(move |nth| (rank, nth))) {
+        let chunk = (2 * rank + nth) % (2 * ranks);
+        let [sent, there, done] = [0, 1, 2].map(|later| 5 + u64::from(nth + later) * each);
+        if chunk / 2 != rank {
+            let (from, to, epoch) = (chunk / 2, rank, 1);
+            let (begin, signalled) = (us(sent), us(there));
+            step.transfers.push(TransferEvent { from, to, epoch, chunk, begin, signalled });
+        }
+        for worker in 0..workers {
+            step.tiles.push(tile(rank, worker, nth, chunk, [sent, there, done]));
+        }
+    }
+    step
 }
 
 #[test]
 fn several_timelines_share_an_axis_and_can_be_told_apart() {
-    for (ranks, m) in [(1, 512), (2, 512), (2, 4096), (4, 64), (8, 2048)] {
-        let one = predicted(&Machine::h200().with_link(100.0), ranks, m);
-        let other = predicted(&Machine::h200(), ranks, m);
+    for (ranks, workers, other_workers) in
+        [(1, 4, 4), (2, 1, 132), (2, 132, 132), (4, 3, 1), (8, 132, 112)]
+    {
+        let one = step(ranks, workers, 7);
+        let other = step(ranks, other_workers, 3);
         let both = SideBySide::default()
             .with("slow & steady", &one)
             .with_zero("quick", &other, Duration::ZERO)
