@@ -116,4 +116,6 @@ fn trace_shows_one_step_with_pushes_and_signals() {
     let (code, _, stderr) = run(&[&arguments[..], &["--streams", "2"]].concat());
     assert_eq!(code, 2, "{stderr}");
     assert!(stderr.contains("--streams"), "{stderr}");
+    // Threads have no figures to predict by.
+    refused(&[&arguments[..], &["--predict"]].concat(), 2, &["--predict", "leave out --host"]);
 }

@@ -11,6 +11,7 @@
 //! - [`gemm`]: a product whose input is there; [`async_gemm`]: one whose input arrives chunk by chunk;
 //! - [`signals`]: how chunks are said to be there, and the protocol of it;
 //! - [`operands`], [`options`], [`records`], [`step_record`]: what a call multiplies, how, and when what was done;
+//!   `setup`: the same for [`predict`](crate::predict);
 //! - [`kernels`](mod@kernels), [`choice`]: what was compiled, and which of it serves a problem;
 //! - [`device`]: which GPUs there are, and whether this crate can use them;
 //! - [`nccl`]: NCCL, for GPUs that do not reach each other; `reach`: which do;
@@ -50,6 +51,7 @@ pub mod options;
 mod product;
 mod reach;
 pub mod records;
+mod setup;
 mod shape;
 pub mod signal_pad;
 pub mod signals;

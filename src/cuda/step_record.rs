@@ -1,4 +1,4 @@
-//! What happened in one step of an all-gather + GEMM on one rank: every tile, and every push by a copy engine.
+//! What happened in one step of an all-gather + GEMM on one rank: every tile, and every push.
 //!
 //! What belongs here: keeping it, and turning it into a [`Timeline`]. Invariant: all times are on one clock, this GPU's
 //! global timer, from the step's first event on; `trace::Timeline::of_ranks` lays the ranks side by side.
@@ -38,7 +38,8 @@ impl StepRecord {
     /// What happened, on this rank's clock; waits for `stream`, on which the step was.
     ///
     /// Events and the GPU's timer have no origin in common: the end of the last tile and the end of the last
-    /// product, which comes about a microsecond later, are taken for one.
+    /// product, which comes about a microsecond later, are taken for one. Pushes by a kernel have the time of the whole
+    /// kernel, each of them, up to some microseconds more than it took: another stream looks for its end.
     pub fn timeline(&self, stream: &Arc<CudaStream>) -> Result<Timeline> {
         let products = self.tiles.iter().map(|tiles| tiles.read(stream));
         let products: Vec<Vec<TileRecord>> = products.collect::<Result<_>>()?;

@@ -3,8 +3,10 @@
 //! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer,
 //! all on one clock. Invariant: times are durations since the group's common origin, so that the
 //! records of several ranks can be laid side by side. `text` and `svg` draw them, `chrome` is for
-//! trace viewers, `summary` counts, `ranks` lays records with clocks of their own side by side.
+//! trace viewers, `summary` counts, `ranks` lays records with clocks of their own side by side, `beside` is several
+//! timelines of one step.
 
+mod beside;
 mod chrome;
 mod ranks;
 mod summary;
@@ -13,6 +15,7 @@ mod text;
 
 use std::time::Duration;
 
+pub use beside::SideBySide;
 pub use summary::RankSummary;
 
 use crate::plan::Tile;
@@ -78,9 +81,13 @@ impl Timeline {
 
     /// From the first event to the last.
     pub fn span(&self) -> Duration {
+        self.end().saturating_sub(self.begin())
+    }
+
+    /// The last instant of any event.
+    pub fn end(&self) -> Duration {
         let ends = self.tiles.iter().map(|tile| tile.done);
-        let end = ends.chain(self.transfers.iter().map(|transfer| transfer.signalled)).max();
-        end.unwrap_or_default().saturating_sub(self.begin())
+        ends.chain(self.transfers.iter().map(|sent| sent.signalled)).max().unwrap_or_default()
     }
 
     /// The time that all workers together spent waiting for chunks.

@@ -13,7 +13,8 @@ impl Timeline {
     /// A rank sees rows after they were signalled, and so do the others see its own: between those two bounds its clock
     /// is set, in the middle. Where no transfer tells anything, all steps begin at once.
     ///
-    /// A chunk whose transfer nobody has recorded (a kernel pushed it) gets one that ends when its first tile could be
+    /// A chunk that was used before its signal was noticed was signalled by then: who watches a kernel push knows only when
+    /// all of it is through. One whose transfer nobody has recorded gets one that ends when its first tile could be
     /// computed: no earlier sign of it is kept. `from` says whose rows a chunk has.
     pub fn of_ranks(ranks: Vec<Timeline>, from: impl Fn(u32) -> u32) -> Timeline {
         let mut ranks: Vec<(i128, Timeline)> =
@@ -40,6 +41,13 @@ impl Timeline {
                 signalled,
             }));
             all.merge(timeline);
+        }
+        let first_use: BTreeMap<_, _> =
+            seen.iter().map(|sent| ((sent.to, sent.chunk), sent.signalled)).collect();
+        for sent in &mut all.transfers {
+            if let Some(used) = first_use.get(&(sent.to, sent.chunk)) {
+                sent.signalled = sent.signalled.min(*used).max(sent.begin);
+            }
         }
         let known: BTreeSet<_> = all.transfers.iter().map(|sent| (sent.to, sent.chunk)).collect();
         // A rank needs no sign of its own rows.
@@ -144,6 +152,21 @@ mod tests {
         };
         let no_chunk = |chunk| panic!("nobody has chunk {chunk}");
         assert_eq!(Timeline::of_ranks(vec![of(0), of(1)], no_chunk).transfers, []);
+    }
+
+    #[test]
+    fn what_is_used_was_signalled_whenever_that_was_noticed() {
+        // Kernels push from 0 on; that they are through is noticed at 12, and the rows are used from 9 and 10 on.
+        let of = |rank: u32, used| Timeline {
+            tiles: vec![tile(rank, rank, [0, 1, 8]), tile(rank, 1 - rank, [2, used, 20])],
+            transfers: vec![sent(rank, rank, 0, 12)],
+        };
+        let all = Timeline::of_ranks(vec![of(0, 9), of(1, 10)], |chunk| chunk);
+        // They seem to be used 3 and 2 µs too early: the clocks are set so that it is as much on both.
+        let half = Duration::from_nanos(500);
+        let times = |sent: &TransferEvent| (sent.begin, sent.signalled);
+        assert_eq!(times(&all.transfers[0]), (half, us(10)));
+        assert_eq!(times(&all.transfers[1]), (us(0), us(9) + half));
     }
 
     #[test]

@@ -27,7 +27,9 @@ pub struct RankSummary {
     pub computed: Duration,
     /// Spent waiting for rows while nothing was computed, by all workers together.
     pub waited: Duration,
-    /// The same by whose rows were waited for: the rank's own come with the beginning of the step.
+    /// The part of it that came after the first tile could be computed: not the beginning of the step.
+    pub waited_after_first: Duration,
+    /// All of it by whose rows were waited for: the rank's own come with the beginning of the step.
     pub waited_for: BTreeMap<u32, Duration>,
     /// Neither, by all workers together.
     pub idle: Duration,
@@ -84,6 +86,7 @@ fn summary(rank: u32, workers: BTreeMap<u32, Vec<Tile>>) -> RankSummary {
             let waits_from = wait.max(busy_until).max(waited_until);
             let waited = ready.saturating_sub(waits_from);
             it.waited += waited;
+            it.waited_after_first += ready.saturating_sub(waits_from.max(first));
             if waited > Duration::ZERO {
                 *it.waited_for.entry(owner).or_default() += waited;
             }
@@ -153,9 +156,19 @@ mod tests {
         assert_eq!((it.rank, it.workers, it.tiles, it.span), (4, 2, 3, us(30)));
         assert_eq!((it.first_tile, it.tail), (us(0), us(23)));
         assert_eq!((it.computed, it.waited, it.idle), (us(27), us(10), us(23)));
+        assert_eq!(it.waited_after_first, us(10), "another worker's first tile needed no wait");
         let text = it.to_string();
         let expected = "45 % computing, 17 % waiting for rows (17 its own, that is for the beginning), 38 % idle";
         assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn waits_are_those_of_the_beginning_or_later_ones() {
+        let us = Duration::from_micros;
+        // All wait for the beginning, for 4 µs; one of them for its rows until 9, and again from 15 to 16.
+        let tiles = [(0, [0, 4, 20]), (1, [0, 9, 15]), (1, [15, 16, 22])];
+        let it = &timeline(&tiles).summaries()[0];
+        assert_eq!((it.first_tile, it.waited, it.waited_after_first), (us(4), us(14), us(6)));
     }
 
     #[test]

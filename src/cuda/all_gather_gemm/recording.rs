@@ -35,7 +35,7 @@ impl AllGatherGemm {
         StepRecord::new(self.gatherer.device(), self.gatherer.group().rank(), tiles)
     }
 
-    /// [`AllGatherGemm::enqueue`], keeping when each tile and each push by a copy engine was: for looking at,
+    /// [`AllGatherGemm::enqueue`], keeping when each tile and each push by a copy engine or a kernel was: for looking at,
     /// as it costs the step some microseconds. Not in graphs, nor for [`Strategy::Pipelined`].
     ///
     /// # Safety

@@ -1,4 +1,4 @@
-//! When the pushes of one step began and were signalled: events on the streams that push.
+//! When the pushes of one step began and were signalled: events on the streams that push, or around a kernel that does.
 //!
 //! What belongs here: making, recording and reading them. Invariant: a step that nobody asked about has none, for they
 //! cost time on the stream.
@@ -17,8 +17,8 @@ use crate::error::Result;
 pub(in super::super) struct Mark {
     pub(in super::super) to: u32,
     pub(in super::super) chunk: u32,
-    begin: CudaEvent,
-    signalled: CudaEvent,
+    begin: Arc<CudaEvent>,
+    signalled: Arc<CudaEvent>,
 }
 
 /// The pushes of one step, in the order in which they were enqueued.
@@ -34,10 +34,23 @@ impl Marks {
         to: u32,
         chunk: u32,
     ) -> Result<()> {
-        let begin = event(device)?;
-        record(&begin, stream)?;
-        self.0.push(Mark { to, chunk, begin, signalled: event(device)? });
+        let begin = Arc::new(recorded(device, stream)?);
+        self.0.push(Mark { to, chunk, begin, signalled: Arc::new(event(device)?) });
         Ok(())
+    }
+
+    /// All pushes of a kernel: it tells nobody when it goes from one to the next, so each is somewhere within its time.
+    pub(super) fn by_kernel(
+        &mut self,
+        pushes: impl Iterator<Item = (u32, u32)>,
+        begin: CudaEvent,
+        signalled: CudaEvent,
+    ) {
+        let (begin, signalled) = (Arc::new(begin), Arc::new(signalled));
+        self.0.extend(pushes.map(|(to, chunk)| {
+            let (begin, signalled) = (Arc::clone(&begin), Arc::clone(&signalled));
+            Mark { to, chunk, begin, signalled }
+        }));
     }
 
     /// After its signal.
@@ -61,6 +74,13 @@ impl Marks {
 pub(in super::super) fn event(device: &Device) -> Result<CudaEvent> {
     let event = device.context().new_event(Some(CU_EVENT_DEFAULT));
     event.map_err(|error| driver_error("cuEventCreate", error))
+}
+
+/// One that is recorded.
+pub(super) fn recorded(device: &Device, stream: &Arc<CudaStream>) -> Result<CudaEvent> {
+    let event = event(device)?;
+    record(&event, stream)?;
+    Ok(event)
 }
 
 pub(in super::super) fn record(event: &CudaEvent, stream: &Arc<CudaStream>) -> Result<()> {

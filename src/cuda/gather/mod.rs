@@ -247,6 +247,8 @@ impl Gatherer {
         if begin.toggled {
             words.sent_at = int(SENT_TOGGLES_AT);
         }
+        let marks_kernel = self.marks.is_some() && !begin.pushes.is_empty() && !self.captured;
+        let marked = marks_kernel.then(|| marks::recorded(&self.device, stream)).transpose()?;
         let handle = stream.cu_stream().cast::<c_void>();
         // SAFETY: `signals.begin` has made the context current; words and tables live as long as this value,
         // which waits for its streams; every rank has memory where the layout says.
@@ -256,6 +258,8 @@ impl Gatherer {
         self.next_buffer = 1 - buffer;
         if !by_kernel {
             self.push_by_copies(stream, shape, buffer, capturing)?;
+        } else if let Some(begun) = marked {
+            self.mark_kernel(begun, shape)?;
         }
         self.latest = Some(Arc::clone(shape));
         let joins = capturing && !by_kernel;
@@ -326,7 +330,8 @@ impl Gatherer {
         self.marks = Some(Marks::default());
     }
 
-    /// The pushes of the step that was enqueued since [`Gatherer::mark_pushes`]. Kernels leave none.
+    /// The pushes of the step that was enqueued since [`Gatherer::mark_pushes`]. A kernel's have one time for all; NCCL
+    /// leaves none, nor does a kernel once a step was captured, for then only the device knows the epoch.
     pub(super) fn take_marks(&mut self) -> Marks {
         self.marks.take().unwrap_or_default()
     }

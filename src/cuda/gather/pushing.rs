@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaEvent, CudaStream, result};
 
 use super::layout::{Layout, SENT_AT, SENT_TOGGLES_AT};
+use super::marks::recorded;
 use super::step_shape::StepShape;
 use super::{Gatherer, OwnRows};
 use crate::cuda::call::TOGGLE_SET;
@@ -74,13 +75,13 @@ impl Gatherer {
         capturing: bool,
     ) -> Result<()> {
         let own = self.memory.own_address();
-        let recorded = |event: &CudaEvent, stream: &CudaStream| {
+        let record = |event: &CudaEvent, stream: &CudaStream| {
             event.record(stream).map_err(|error| driver_error("cuEventRecord", error))
         };
         // Not before the step has begun. The stream of the product has nothing between two kernels where it
         // can be helped, so that one starts while the other ends.
         if self.captured {
-            recorded(&self.begun, stream)?;
+            record(&self.begun, stream)?;
         }
         for pusher in &self.pushers {
             if self.captured {
@@ -132,9 +133,32 @@ impl Gatherer {
             // SAFETY: as above.
             unsafe { write(&pusher.stream, own + Layout::word(sent + sender), value) }?;
             if capturing {
-                recorded(&pusher.sent, &pusher.stream)?;
+                record(&pusher.sent, &pusher.stream)?;
             }
         }
+        Ok(())
+    }
+    /// Keeps when the kernel that begins this step, and pushes, was at work: `begun` was recorded before it.
+    ///
+    /// Its last block lets this rank's epoch grow when all is pushed. Another stream looks for that, so that nothing comes
+    /// between the kernel and the product, which starts while the other still pushes. It was told to look a moment after
+    /// the kernel was launched, so what is quicker than that seems to take as long.
+    pub(super) fn mark_kernel(&mut self, begun: CudaEvent, shape: &StepShape) -> Result<()> {
+        let (Some(marks), Some(watcher)) = (&mut self.marks, self.pushers.first()) else {
+            return Ok(());
+        };
+        let epoch = self.memory.own_address() + Layout::word(EPOCH_AT);
+        // SAFETY: a word of the layout, which lives until the stream is through.
+        unsafe { wait_for(&watcher.stream, epoch, self.epoch) }?;
+        let pushed = recorded(&self.device, &watcher.stream)?;
+        let (rank, ranks) = (self.group.rank(), self.group.ranks());
+        let transfers = shape.plan.transfers();
+        let own = shape.plan.chunks().of_rank(rank);
+        let pushes = (1..ranks).flat_map(|round| {
+            let to = transfers.peer_in_round(rank, round);
+            own.clone().map(move |chunk| (to, chunk))
+        });
+        marks.by_kernel(pushes, begun, pushed);
         Ok(())
     }
 }

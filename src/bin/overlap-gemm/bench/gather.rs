@@ -6,16 +6,17 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use overlap_gemm::plan::Scaling;
 
-use super::cases::{Case, Shape, Types};
+use super::cases::Case;
 use super::gemm::Launch;
 use super::report::{FormatArgs, Formats};
-use super::sets::LayerSet;
+use super::shapes::{ShapeArgs, unless};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::{Output, OutputArgs};
-use crate::problem_args;
+
+/// What is measured where nobody names anything.
+const USUAL: [&str; 4] = ["4096x3584x8192", "8192x3584x8192", "2048x3584x8192", "4096x1792x4096"];
 
 /// Time all-gather + GEMM between GPUs, beside NCCL and cuBLASLt; one process a rank
 ///
@@ -24,37 +25,10 @@ use crate::problem_args;
 /// and every result is compared with an f64 reference first. Rank 0 reports, for each contender, the
 /// slowest rank's time of every round.
 #[derive(clap::Args)]
+#[command(mut_arg("shapes", unless("set", &USUAL)))]
 pub struct Args {
-    /// Problems: M of all ranks together, N of one rank, K
-    #[arg(
-        long,
-        value_name = "MxNxK,...",
-        value_delimiter = ',',
-        default_values = ["4096x3584x8192", "8192x3584x8192", "2048x3584x8192", "4096x1792x4096"]
-    )]
-    shapes: Vec<Shape>,
-
-    /// Problems by name instead: layers of models, cut by columns among the ranks
-    #[arg(
-        long,
-        value_enum,
-        value_name = "SET,...",
-        value_delimiter = ',',
-        conflicts_with = "shapes"
-    )]
-    set: Vec<LayerSet>,
-
-    /// Rows of all ranks together, for --set [default: 512 to 16384, or 16 to 512, by powers of two]
-    #[arg(long, value_name = "ROWS,...", value_delimiter = ',', requires = "set")]
-    m: Vec<u64>,
-
-    /// Types: of A and B, or AxB, or AxB:D; such as bf16,e4m3
-    #[arg(long, value_name = "TYPES,...", value_delimiter = ',', default_value = "bf16")]
-    types: Vec<Types>,
-
-    /// Scales for fp8 [default: tensor]
-    #[arg(long, value_parser = problem_args::scaling())]
-    scaling: Option<Scaling>,
+    #[command(flatten)]
+    problems: ShapeArgs,
 
     /// Who takes part
     #[arg(
@@ -220,24 +194,11 @@ pub struct Wanted {
 }
 
 impl Args {
-    fn shapes(&self, ranks: u32) -> Result<Vec<Shape>, Failure> {
-        if self.set.is_empty() {
-            return Ok(self.shapes.clone());
-        }
-        let mut shapes: Vec<Shape> = Vec::new();
-        for set in &self.set {
-            // Sets may have shapes in common.
-            let new = set.shapes(ranks, &self.m)?.into_iter();
-            shapes.extend(new.filter(|shape| !shapes.contains(shape)).collect::<Vec<_>>());
-        }
-        Ok(shapes)
-    }
-
     fn wanted(&self, ranks: u32) -> Result<Wanted, Failure> {
         let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let b_layout = overlap_gemm::plan::BLayout::Nk;
         Ok(Wanted {
-            cases: Case::of_shapes(&self.shapes(ranks)?, &self.types, b_layout, self.scaling)?,
+            cases: self.problems.cases(ranks, b_layout)?,
             contenders: self.contenders.clone(),
             steps: self.steps as usize,
             rounds: self.rounds as usize,

@@ -1,7 +1,7 @@
 //! `overlap-gemm bench`: how fast it is, against what others ship.
 //!
 //! To add a bench, write its module and add one variant to `What`. What all of them share is beside:
-//! [`cases`] (what is multiplied), [`sets`] (problems by name), [`machine`] (where it ran), [`statistics`].
+//! [`cases`] (what is multiplied), [`sets`] and [`shapes`] (problems by name, and the arguments), [`machine`] (where it ran), [`statistics`].
 //! `gather` and [`merge`] have their results in [`report`]; `gemm` has, with the feature `cuda`, `results`
 //! (what was measured, as data), `bars` (what the project wants) and `table` (all of it as text). `gpu` is
 //! the measuring. Invariant: nobody is shown a time for a wrong result.
@@ -19,6 +19,7 @@ pub mod report;
 #[cfg(feature = "cuda")]
 mod results;
 mod sets;
+pub mod shapes;
 #[cfg_attr(
     not(feature = "cuda"),
     allow(dead_code, reason = "what is measured on GPUs needs all of it")

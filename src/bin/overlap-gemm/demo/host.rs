@@ -4,19 +4,15 @@
 //! step with an unlimited link, then it takes a link on which sending lasts about as long. Invariant:
 //! both are the same operation on the same numbers; only the link differs.
 
-use std::num::NonZero;
 use std::time::Duration;
 
-use overlap_gemm::exercise::{Exercise, Outcome};
-use overlap_gemm::host::{GroupOptions, Link, Stream};
-use overlap_gemm::plan::{ClusterShape, PlanOptions, Problem, TileShape, Tiling};
+use overlap_gemm::host::Link;
+use overlap_gemm::plan::Problem;
 
 use super::{Args, Shown};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-
-/// Rows of each rank's output that are compared with the reference.
-const COMPARED_ROWS: u32 = 64;
+use crate::on_threads::{Steps, describe_machine};
 
 /// Steps before the timed ones.
 const WARM_UP: usize = 1;
@@ -24,28 +20,9 @@ const WARM_UP: usize = 1;
 pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
     let (m, n, k) = (args.m.unwrap_or(1024), args.n.unwrap_or(512), args.k.unwrap_or(1024));
     let problem = Problem::builder(m, n, k).ranks(args.ranks).build()?;
-    let chunks = args.chunks(&problem);
-    // A tile of a chunk's height waits for that chunk alone.
-    let rows = problem.shards().most_rows().div_ceil(chunks.max(1)).clamp(16, 256);
-    let tiling = Tiling {
-        tile: TileShape { m: rows, n: 256 },
-        cluster: ClusterShape { m: 1, n: 1 },
-        swizzle: 1,
-    };
-    let options = PlanOptions { chunks_per_shard: Some(chunks), tiling };
-    let exercise = Exercise {
-        steps: vec![problem.shards().to_rows(); WARM_UP + args.steps as usize],
-        fresh_inputs: false,
-        workers: Stream::for_ranks(problem.ranks()).workers(),
-        compared_rows: COMPARED_ROWS,
-        ..Exercise::new(&problem, options, args.seed)
-    };
-    let timed = |link: Option<Link>| -> Result<Outcome, Failure> {
-        let group = GroupOptions { link, record: true, ..GroupOptions::default() };
-        let outcome = Exercise { group, ..exercise.clone() }.run(&|| interrupt.check().is_err());
-        interrupt.check()?;
-        Ok(outcome?)
-    };
+    let count = WARM_UP + args.steps as usize;
+    let steps = Steps::new(&problem, args.chunks(&problem), count, args.seed);
+    let timed = |link: Option<Link>| steps.run(link, interrupt);
 
     let sent = problem.row_bytes(&problem.shards().rows(0)) * u128::from(problem.ranks() - 1);
     let mut report = timed(None)?;
@@ -62,14 +39,9 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
 
     let sum = compute + transfer;
     let ms = |time: Duration| 1e3 * time.as_secs_f64();
-    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     let hidden = sum.saturating_sub(step).as_secs_f64() / transfer.min(compute).as_secs_f64();
-    let last = slowed.timeline.tiles.iter().map(|tile| tile.epoch).max().unwrap_or_default();
     Ok(Shown {
-        on: format!(
-            "threads of this machine, {cores} cores; a link of {:.0} MB/s a rank",
-            rate / 1e6
-        ),
+        on: format!("{}; a link of {:.0} MB/s a rank", describe_machine(), rate / 1e6),
         problem: problem.to_string(),
         times: vec![
             ("compute (the link unlimited)", ms(compute)),
@@ -82,7 +54,7 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
             _ => format!("{:.0} % of what could hide was hidden", 100.0 * hidden.clamp(0.0, 1.0)),
         },
         report: report.report,
-        timeline: slowed.timeline.of_epoch(last),
+        timeline: slowed.timeline,
     })
 }
 

@@ -8,16 +8,17 @@ mod gpu;
 mod host;
 
 use std::fmt;
-use std::path::PathBuf;
 
 use overlap_gemm::plan::Problem;
 use overlap_gemm::reference::Report;
 use overlap_gemm::trace::Timeline;
 use serde::Serialize;
 
+use crate::drawing::DrawingArgs;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::output::{OutputArgs, Target};
+use crate::on_threads::usual_chunks;
+use crate::output::OutputArgs;
 
 /// Run all-gather + GEMM on several ranks, check the result, and show what happened when
 #[derive(clap::Args)]
@@ -55,13 +56,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = On::Auto)]
     on: On,
 
-    /// Draw the last step into this file, as SVG
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
-
-    /// Write the last step into this file as trace events, for ui.perfetto.dev
-    #[arg(long, value_name = "FILE")]
-    events: Option<PathBuf>,
+    #[command(flatten)]
+    drawing: DrawingArgs,
 
     /// Where the random numbers begin
     #[arg(long, default_value_t = 1)]
@@ -74,7 +70,7 @@ pub struct Args {
 impl Args {
     /// The chunks that were asked for, else four, or as many as the largest shard has rows.
     fn chunks(&self, problem: &Problem) -> u32 {
-        self.chunks.unwrap_or(4.min(problem.shards().most_rows()))
+        self.chunks.unwrap_or_else(|| usual_chunks(problem))
     }
 }
 
@@ -107,8 +103,7 @@ struct Shown {
 /// Runs the demo and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let output = args.output.open()?;
-    let svg = args.svg.as_deref().map(Target::open).transpose()?;
-    let events = args.events.as_deref().map(Target::open).transpose()?;
+    let drawing = args.drawing.open()?;
     let interrupt = Interrupt::install()?;
     let shown = match args.on {
         On::Host => host::run(args, interrupt)?,
@@ -120,13 +115,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(complaint) = shown.report.complaint() {
         return Err(Failure::CheckFailed(complaint));
     }
-    if let Some(svg) = svg {
-        let title = format!("{}: one step, on {}", shown.problem, shown.on);
-        svg.write(|file| file.write_all(shown.timeline.to_svg(&title).as_bytes()))?;
-    }
-    if let Some(events) = events {
-        events.write(|file| file.write_all(shown.timeline.to_trace_events().as_bytes()))?;
-    }
+    let title = format!("{}: one step, on {}", shown.problem, shown.on);
+    drawing.write(&title, &shown.timeline)?;
     output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
 

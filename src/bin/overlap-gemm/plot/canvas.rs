@@ -93,6 +93,11 @@ pub fn shortened(font: Font, text: &str, room: f64) -> String {
     kept.into_iter().collect::<String>() + "…"
 }
 
+/// Around everything.
+pub const MARGIN: f64 = 16.0;
+/// Where a heading ends.
+pub const HEADING: f64 = 56.0;
+
 /// The picture so far.
 #[derive(Default)]
 pub struct Canvas {
@@ -104,6 +109,14 @@ impl Canvas {
     pub fn element(&mut self, element: &str) {
         self.body.push_str(element);
         self.body.push('\n');
+    }
+
+    /// What a picture of that width shows, and of whom, above everything else: down to [`HEADING`].
+    pub fn heading(&mut self, width: f64, title: &str, subtitle: &str) {
+        for (font, baseline, text) in [(Font::Title, 28.0, title), (Font::Body, 47.0, subtitle)] {
+            let text = shortened(font, text, width - 2.0 * MARGIN);
+            self.text((MARGIN, baseline), Anchor::Start, font, &text);
+        }
     }
 
     /// Text that begins, is centred or ends at `x`, its baseline at `y`.

@@ -2,10 +2,9 @@
 //!
 //! Invariant: a column is as wide as the widest text in it; a cell without a number has no colour and says why.
 
-use super::canvas::{Anchor, Canvas, Font, escape, shortened};
+use super::canvas::{Anchor, Canvas, Font, HEADING, MARGIN, escape, shortened};
 use super::palette::{Ramp, hex, ink};
 
-const MARGIN: f64 = 16.0;
 const ROW: f64 = 23.0;
 const PAD: f64 = 7.0;
 /// Between groups of columns.
@@ -97,19 +96,8 @@ impl HeatMap {
             self.groups.iter().map(|group| group.columns.iter().map(width_of).sum::<f64>() + GAP);
         let width = (left + columns.sum::<f64>()).max(LEAST) + MARGIN;
         let room = width - 2.0 * MARGIN;
-        canvas.text(
-            (MARGIN, 28.0),
-            Anchor::Start,
-            Font::Title,
-            &shortened(Font::Title, &self.title, room),
-        );
-        canvas.text(
-            (MARGIN, 47.0),
-            Anchor::Start,
-            Font::Body,
-            &shortened(Font::Body, &self.subtitle, room),
-        );
-        let top = self.draw_legend(&mut canvas, 58.0, room);
+        canvas.heading(width, &self.title, &self.subtitle);
+        let top = self.draw_legend(&mut canvas, HEADING + 2.0, room);
 
         let heads = self.groups.iter().flat_map(|group| &group.columns);
         let lines = heads.map(|(name, _)| broken(name).len()).max().unwrap_or(0);

@@ -5,13 +5,12 @@
 
 use std::fmt::Write as _;
 
-use super::canvas::{Anchor, Canvas, Font, escape, shortened};
+use super::canvas::{Anchor, Canvas, Font, HEADING, MARGIN, escape, shortened};
 use super::legend;
 use super::palette::{DASHES, SLOTS};
 use super::scale::{Log, number};
 
 const WIDTH: f64 = 1000.0;
-const MARGIN: f64 = 16.0;
 /// Between a panel's left edge and its axis: the numbers.
 const NUMBERS: f64 = 58.0;
 /// Above a panel's axis: its title and what its axis counts.
@@ -79,24 +78,13 @@ impl LineChart {
     pub fn to_svg(&self) -> String {
         let mut canvas = Canvas::default();
         let room = WIDTH - 2.0 * MARGIN;
-        canvas.text(
-            (MARGIN, 28.0),
-            Anchor::Start,
-            Font::Title,
-            &shortened(Font::Title, &self.title, room),
-        );
-        canvas.text(
-            (MARGIN, 47.0),
-            Anchor::Start,
-            Font::Body,
-            &shortened(Font::Body, &self.subtitle, room),
-        );
+        canvas.heading(WIDTH, &self.title, &self.subtitle);
 
         let with_floor = self.panels.iter().any(|panel| !panel.floor.is_empty());
         let floor = with_floor.then(|| self.floor.clone());
         let names: Vec<String> =
             self.series.iter().map(|series| series.name.clone()).chain(floor).collect();
-        let legend = (MARGIN, WIDTH - MARGIN, 56.0);
+        let legend = (MARGIN, WIDTH - MARGIN, HEADING);
         let mut y = legend::draw(&mut canvas, legend, &names, |canvas, nth, (x, y)| {
             let ends = [(x - 12.0, y), (x + 12.0, y)];
             match self.series.get(nth) {

@@ -11,9 +11,11 @@ use std::path::PathBuf;
 
 use overlap_gemm::plan::Problem;
 use overlap_gemm::predict::{Engine, Machine, Setup, Strategy, timeline};
+use overlap_gemm::trace::Timeline;
 
+use crate::drawing::{Drawing, DrawingArgs};
 use crate::exit::Failure;
-use crate::output::{OutputArgs, Target};
+use crate::output::OutputArgs;
 use crate::problem_args::KindArgs;
 
 /// Predict what all-gather + GEMM would take, by number of ranks and link, without any GPU
@@ -71,7 +73,7 @@ pub struct Args {
     #[arg(long, help_heading = "How it is carried out")]
     pieces: Option<u32>,
 
-    /// The strategy that --svg and --events draw
+    /// The strategy that --svg and --events draw, for one number of ranks
     #[arg(long, value_enum, default_value_t = Drawn::Fused, help_heading = "What to show")]
     strategy: Drawn,
 
@@ -79,13 +81,9 @@ pub struct Args {
     #[arg(long, help_heading = "What to show")]
     rank: Option<u32>,
 
-    /// Draw the step into this file, as SVG; goes with one number of ranks
-    #[arg(long, value_name = "FILE", help_heading = "What to show")]
-    svg: Option<PathBuf>,
-
-    /// Write the step into this file as trace events, for ui.perfetto.dev
-    #[arg(long, value_name = "FILE", help_heading = "What to show")]
-    events: Option<PathBuf>,
+    #[command(flatten)]
+    #[command(next_help_heading = "What to show")]
+    drawing: DrawingArgs,
 
     /// Compare with what `bench all-gather-gemm --output` wrote, case by case
     #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "What to show")]
@@ -158,7 +156,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let drawing = args.drawing(&machine, &problems)?;
     let shown = whatif::predict(machine, &problems, |setup, problem| args.fix(setup, problem))?;
     output.write(&shown, |stdout| write!(stdout, "{shown}"))?;
-    drawing.map_or(Ok(()), Drawing::write)
+    match drawing {
+        Some((files, title, step)) => files.write(&title, &step),
+        None => Ok(()),
+    }
 }
 
 impl Args {
@@ -203,9 +204,13 @@ impl Args {
         setup
     }
 
-    /// The pictures that were asked for; their files are opened before anything is printed.
-    fn drawing(&self, machine: &Machine, problems: &[Problem]) -> Result<Option<Drawing>, Failure> {
-        if self.svg.is_none() && self.events.is_none() {
+    /// The pictures that were asked for, their title, and what they show; files are opened before anything is printed.
+    fn drawing(
+        &self,
+        machine: &Machine,
+        problems: &[Problem],
+    ) -> Result<Option<(Drawing, String, Timeline)>, Failure> {
+        if !self.drawing.is_asked_for() {
             return Ok(None);
         }
         let [problem] = problems else {
@@ -223,30 +228,6 @@ impl Args {
         let setup = self.fix(Setup::usual(machine, problem, strategy)?, problem);
         let title = format!("{problem}, {strategy}, predicted: {}", setup.kernel);
         let timeline = timeline(machine, &setup.plan(problem)?, &setup, ranks)?;
-        let svg = self.svg.as_deref().map(Target::open).transpose()?;
-        let events = self.events.as_deref().map(Target::open).transpose()?;
-        Ok(Some(Drawing { title, timeline, svg, events }))
-    }
-}
-
-/// One step, to be drawn.
-struct Drawing {
-    title: String,
-    timeline: overlap_gemm::trace::Timeline,
-    svg: Option<Target>,
-    events: Option<Target>,
-}
-
-impl Drawing {
-    fn write(self) -> Result<(), Failure> {
-        if let Some(file) = self.svg {
-            let picture = self.timeline.to_svg(&self.title);
-            file.write(|file| file.write_all(picture.as_bytes()))?;
-        }
-        if let Some(file) = self.events {
-            let events = self.timeline.to_trace_events();
-            file.write(|file| file.write_all(events.as_bytes()))?;
-        }
-        Ok(())
+        Ok(Some((self.drawing.open()?, title, timeline)))
     }
 }

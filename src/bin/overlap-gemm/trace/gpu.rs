@@ -8,7 +8,9 @@ use overlap_gemm::Error;
 use overlap_gemm::cuda::{Engine, GatherOptions, GemmOptions, Strategy, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
 use overlap_gemm::plan::Problem;
+use overlap_gemm::predict::Machine;
 
+use super::prediction::Prediction;
 use super::{Args, Shown};
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
@@ -66,12 +68,23 @@ pub(super) fn run(
     interrupt.check()?;
     let own = step.record()?;
     let timeline = timeline::merge(&group, step.planned(), &own)?;
-    let planned = step.describe().replace("; ", "\n");
-    Ok((group.rank() == 0).then(|| Shown {
-        on: format!("{} × {}", group.ranks(), gpu.device.info().name),
-        planned,
+    if group.rank() != 0 {
+        return Ok(None);
+    }
+    let info = gpu.device.info();
+    let prediction = match args.predict {
+        true => {
+            let machine = Machine::h200().with_sms(info.sm_count);
+            Some(Prediction::new(machine, step.planned(), &step.setup(), &timeline)?)
+        }
+        false => None,
+    };
+    Ok(Some(Shown {
+        on: format!("{} × {}", group.ranks(), info.name),
+        planned: step.describe().replace("; ", "\n"),
         summaries: timeline.summaries(),
         timeline,
         problem: problem.clone(),
+        prediction,
     }))
 }

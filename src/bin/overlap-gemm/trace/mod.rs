@@ -1,23 +1,27 @@
 //! `overlap-gemm trace`: one step as a timeline, on GPUs or on threads: as a picture, for trace viewers, and in numbers.
 //!
-//! What belongs here: the arguments, and what is shown. `gpu` and `host` run the step. Invariant: the step that is shown is
+//! What belongs here: the arguments, and what is shown. `gpu` and `host` run the step, `prediction` is what the cost model
+//! says of it. Invariant: the step that is shown is
 //! one of many in a row, and its result was compared with the reference.
 
 #[cfg(feature = "cuda")]
 mod gpu;
 mod host;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a step on GPUs is predicted"))]
+mod prediction;
 
 use std::fmt;
-use std::path::PathBuf;
 
 use overlap_gemm::plan::Problem;
 use overlap_gemm::trace::{RankSummary, Timeline};
 use serde::Serialize;
 
+use crate::drawing::{Drawing, DrawingArgs};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::output::{OutputArgs, Target};
+use crate::output::OutputArgs;
 use crate::problem_args::ProblemArgs;
+use prediction::Prediction;
 
 /// Record one step, tile by tile and chunk by chunk, on GPUs (under `launch`, torchrun, mpirun or srun) or on threads
 #[derive(clap::Args)]
@@ -53,13 +57,12 @@ pub struct Args {
     #[arg(long, conflicts_with = "host")]
     sequential: bool,
 
-    /// Draw the step into this file, as SVG
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    /// Draw what the cost model predicts for this very step beside it, and tell how far off it is
+    #[arg(long)]
+    predict: bool,
 
-    /// Write the step into this file as trace events, for ui.perfetto.dev
-    #[arg(long, value_name = "FILE")]
-    events: Option<PathBuf>,
+    #[command(flatten)]
+    drawing: DrawingArgs,
 
     /// Where the random numbers begin
     #[arg(long, default_value_t = 1)]
@@ -82,31 +85,33 @@ struct Shown {
     planned: String,
     summaries: Vec<RankSummary>,
     timeline: Timeline,
+    /// What should have happened.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prediction: Option<Prediction>,
 }
 
 /// Runs some steps, and shows one.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.predict && args.host {
+        let why = "--predict knows figures of GPUs (NVIDIA H200), none of this machine's threads: leave out --host, or \
+                   --predict";
+        return Err(Failure::Usage(why.into()));
+    }
     let interrupt = Interrupt::install()?;
     let problem = args.problem.problem()?;
     // Only rank 0 writes.
     let writes = args.host || is_first();
     let output = writes.then(|| args.output.open()).transpose()?;
-    let open = |path: &Option<PathBuf>| match path {
-        Some(path) if writes => Target::open(path).map(Some),
-        _ => Ok(None),
-    };
-    let (svg, events) = (open(&args.svg)?, open(&args.events)?);
+    let drawing = if writes { args.drawing.open()? } else { Drawing::default() };
     let shown = match args.host {
         true => Some(host::run(args, problem, interrupt)?),
         false => on_gpus(args, problem, interrupt)?,
     };
     let (Some(shown), Some(output)) = (shown, output) else { return Ok(()) };
-    if let Some(svg) = svg {
-        let title = format!("{}: one step, on {}", shown.problem, shown.on);
-        svg.write(|file| file.write_all(shown.timeline.to_svg(&title).as_bytes()))?;
-    }
-    if let Some(events) = events {
-        events.write(|file| file.write_all(shown.timeline.to_trace_events().as_bytes()))?;
+    let title = format!("{}: one step, on {}", shown.problem, shown.on);
+    match &shown.prediction {
+        Some(prediction) => drawing.write_beside(&title, &prediction.beside(&shown.timeline))?,
+        None => drawing.write(&title, &shown.timeline)?,
     }
     output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
@@ -135,6 +140,7 @@ impl fmt::Display for Shown {
         if self.summaries.iter().all(|rank| rank.workers <= MOST_LINES) {
             writeln!(f, "{}", self.timeline.to_text(72))?;
         }
-        self.summaries.iter().try_for_each(|rank| writeln!(f, "{rank}"))
+        self.summaries.iter().try_for_each(|rank| writeln!(f, "{rank}"))?;
+        self.prediction.as_ref().map_or(Ok(()), |prediction| write!(f, "\n{prediction}"))
     }
 }

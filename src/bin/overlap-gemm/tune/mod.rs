@@ -16,10 +16,11 @@ mod search;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use overlap_gemm::plan::{BLayout, Scaling};
+use overlap_gemm::plan::BLayout;
 use overlap_gemm::tune::{TUNING_VARIABLE, Tuning, default_path, record};
 
-use crate::bench::cases::{Case, Shape, Types, spread};
+use crate::bench::cases::{Case, spread};
+use crate::bench::shapes::{ShapeArgs, unless};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::Output;
@@ -33,27 +34,10 @@ use crate::problem_args;
 /// the table as soon as it is done; what is in it already is not measured again. With --check, --show or --merge
 /// no GPU is needed, and no launcher.
 #[derive(clap::Args)]
+#[command(mut_arg("set", unless("shapes", &["headline"])))]
 pub struct Args {
-    /// Problems: M of all ranks together, N of one rank, K
-    #[arg(
-        long,
-        value_name = "MxNxK,...",
-        value_delimiter = ',',
-        default_values = [
-            "4096x3584x8192", "8192x3584x8192", "16384x3584x8192", "8192x6656x16384", "2048x3584x8192",
-            "4096x1792x4096", "16384x1792x4096", "64x3584x8192", "256x3584x8192", "512x3584x8192",
-            "1024x3584x8192", "512x1792x4096"
-        ]
-    )]
-    shapes: Vec<Shape>,
-
-    /// Types: of A and B, or AxB, or AxB:D; such as bf16,e4m3
-    #[arg(long, value_name = "TYPES,...", value_delimiter = ',', default_value = "bf16")]
-    types: Vec<Types>,
-
-    /// Scales for fp8 [default: tensor]
-    #[arg(long, value_parser = problem_args::scaling())]
-    scaling: Option<Scaling>,
+    #[command(flatten)]
+    problems: ShapeArgs,
 
     /// How B lies in memory: n rows of k elements, or k rows of n
     #[arg(long, default_value = "nk", value_parser = problem_args::b_layout())]
@@ -138,10 +122,6 @@ fn minutes(text: &str) -> Result<f64, String> {
 }
 
 impl Args {
-    fn cases(&self) -> Result<Vec<Case>, Failure> {
-        Ok(Case::of_shapes(&self.shapes, &self.types, self.b_layout, self.scaling)?)
-    }
-
     /// Where the table is that is written.
     fn file(&self) -> Result<PathBuf, Failure> {
         let variable = |name: &str| std::env::var_os(name);
@@ -158,9 +138,9 @@ impl Args {
         })
     }
 
-    fn wanted(&self) -> Result<Wanted, Failure> {
+    fn wanted(&self, ranks: u32) -> Result<Wanted, Failure> {
         Ok(Wanted {
-            cases: self.cases()?,
+            cases: self.problems.cases(ranks, self.b_layout)?,
             launch: self.launch,
             file: self.file()?,
             again: self.again,
@@ -181,7 +161,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let named = args.table.as_ref().map(Tuning::from_file).transpose()?;
         let table = named.as_ref().unwrap_or_else(|| Tuning::found());
         let spread = |case: &Case| spread(&case.problem, ranks);
-        let problems: Vec<_> = args.cases()?.iter().map(spread).collect::<Result<_, _>>()?;
+        let cases = args.problems.cases(ranks, args.b_layout)?;
+        let problems: Vec<_> = cases.iter().map(spread).collect::<Result<_, _>>()?;
         return report::show(table, &problems, &args.gpu, output);
     }
     if !args.merge.is_empty() {
@@ -193,9 +174,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         return report::merged(&file, &tables, output);
     }
-    let wanted = args.wanted()?;
     // All ranks have the same arguments; one has the table.
     let launch = overlap_gemm::group::Launch::from_env()?;
+    let wanted = args.wanted(launch.ranks)?;
     if launch.ranks < 2 {
         let why = "one rank has nothing to gather: start as many as there are GPUs (overlap-gemm launch -n N -- …)";
         return Err(Failure::Usage(why.into()));
@@ -214,4 +195,47 @@ fn measure(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
 fn measure(_: &Wanted, _: Option<Output>, _: Interrupt) -> Result<(), Failure> {
     let reason = "it was built without the feature `cuda`: build with --features cuda";
     Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Typed {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn names(line: &str, ranks: u32) -> Result<Vec<String>, String> {
+        let words = ["tune"].into_iter().chain(line.split_whitespace());
+        let typed = Typed::try_parse_from(words).map_err(|error| error.to_string())?;
+        let cases = typed.args.problems.cases(ranks, typed.args.b_layout);
+        Ok(cases.map_err(|failure| failure.to_string())?.iter().map(Case::to_string).collect())
+    }
+
+    #[test]
+    fn problems_come_by_shape_or_by_name() {
+        let headline = names("", 2).unwrap();
+        assert_eq!((headline.len(), names("--set headline", 2).unwrap()), (12, headline.clone()));
+        assert_eq!(headline[11], "512×1792×4096 bf16");
+        // What is named takes the place of the usual ones.
+        assert_eq!(names("--shapes 8x16x24,8x8x8", 2).unwrap(), ["8×16×24 bf16", "8×8×8 bf16"]);
+        let llama = names("--set llama3-70b --m 64,2048 --types e4m3 --scaling rows", 4).unwrap();
+        assert_eq!((llama.len(), llama[1].as_str()), (4, "2048×2560×8192 e4m3→bf16 rows"));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (line, word) in [
+            ("--set llama3-70b --shapes 8x8x8", "cannot be used with"),
+            ("--m 64", "--set"),
+            ("--set gpt3", "7 ranks"),
+        ] {
+            let refused = names(line, 7).unwrap_err();
+            assert!(refused.contains(word), "{line}: {refused}");
+        }
+    }
 }

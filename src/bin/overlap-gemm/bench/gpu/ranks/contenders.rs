@@ -15,6 +15,7 @@ use overlap_gemm::cuda::{
 };
 use overlap_gemm::group::Group;
 use overlap_gemm::plan::{Plan, Problem, Scaling};
+use overlap_gemm::predict::Setup;
 use overlap_gemm::trace::Timeline;
 
 use super::super::super::report::Kind;
@@ -262,6 +263,11 @@ impl Gathered<'_> {
         self.place.gpu.synchronize()?;
         self.layer.check()?;
         record.timeline(&stream)
+    }
+
+    /// How it is carried out, for predictions.
+    pub fn setup(&self) -> Setup {
+        self.layer.setup()
     }
 
     /// What was planned.
