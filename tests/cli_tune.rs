@@ -96,6 +96,9 @@ fn tune_refuses_what_makes_no_sense() {
     };
     refused("--shapes 8x8", &["8x8", "4096x3584x8192"]);
     refused("--shapes 8x8x0 --output x.json", &["k is 0"]);
+    refused("--set headline --shapes 8x8x8", &["--set", "--shapes"]);
+    refused("--set headline --m 64 --output x.json", &["its own M"]);
+    refused("--show --ranks 7 --set gpt3", &["7 ranks"]);
     refused("--launch sometimes", &["sometimes", "graph", "plain", "both"]);
     refused("--minutes 0", &["above zero"]);
     refused("--minutes NaN", &["above zero"]);

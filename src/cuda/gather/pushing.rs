@@ -138,6 +138,7 @@ impl Gatherer {
         }
         Ok(())
     }
+
     /// Keeps when the kernel that begins this step, and pushes, was at work: `begun` was recorded before it.
     ///
     /// Its last block lets this rank's epoch grow when all is pushed. Another stream looks for that, so that nothing comes

@@ -174,9 +174,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         }
         return report::merged(&file, &tables, output);
     }
+    // What is wrong with a problem is said even where nobody has launched ranks.
+    let launch = overlap_gemm::group::Launch::from_env();
+    let wanted = args.wanted(launch.as_ref().map_or(1, |launch| launch.ranks))?;
     // All ranks have the same arguments; one has the table.
-    let launch = overlap_gemm::group::Launch::from_env()?;
-    let wanted = args.wanted(launch.ranks)?;
+    let launch = launch?;
     if launch.ranks < 2 {
         let why = "one rank has nothing to gather: start as many as there are GPUs (overlap-gemm launch -n N -- …)";
         return Err(Failure::Usage(why.into()));
