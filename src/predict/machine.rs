@@ -74,18 +74,16 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// NVIDIA H200 with NVLink through NVSwitch. What each figure was fitted to, of files in `benches/results`:
+    /// NVIDIA H200 with NVLink through NVSwitch. What each figure was fitted to:
     ///
-    /// - `product_scale`, `product_scale_fp8`, `memory_gbps`, `launch_us`: `own` in `2026-11-21-h200-bench-gemm.json` (one
-    ///   GPU, 36 products).
+    /// - `product_scale`, `memory_gbps`, `launch_us`, `own_us`, `begin_us`, `begin_push_us`, `push_us`, `push_block_gbps`,
+    ///   `await_us`, `busy_slowdown`: the candidates of 43 tuned problems, `src/tune/h200.json` (two GPUs, bf16), by the least
+    ///   absolute error of the logarithm.
+    /// - `product_scale_fp8`: `own` in `benches/results/2026-11-21-h200-bench-gemm.json` (one GPU).
     /// - `link_gbps`, `copy_us`, `signal_us`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to
     ///   32 MiB a rank, in one and four pieces, on one and two streams, and NCCL's.
-    /// - `begin_us`, `busy_slowdown`: `fused`, `beside` and `own` of the four bf16 cases of
-    ///   `2026-11-21-h200x2-beside.json` that copy engines gather.
-    /// - `begin_push_us`, `push_us`, `await_us`: 64×3584×8192 in `2026-11-21-h200x2-all-gather-gemm-bf16.json`, and the
-    ///   gather of 512 KiB alone (`2026-11-21-h200x2-all-gather-gemm.md`).
-    /// - `rest_gain`, `rest_gain_most`: `sequential` of 8192 and 16384 × 3584 × 8192 in the same JSON, and NCCL with
-    ///   cuBLAS on eight H200.
+    /// - `rest_gain`, `rest_gain_most`: `sequential` of 8192 and 16384 × 3584 × 8192 in
+    ///   `benches/results/2026-11-21-h200x2-all-gather-gemm-bf16.json`, and NCCL with cuBLAS on eight H200.
     /// - `nccl_us`, `nccl_small_us`, `nccl_small_gbps`: `nccl-cublaslt` of 64, 256 and 2048 × 3584 × 8192 there.
     pub const fn h200() -> Self {
         Machine {
