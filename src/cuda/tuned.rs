@@ -155,7 +155,7 @@ impl Fits for Here<'_> {
             && asked.swizzle.is_none_or(|asked| asked == multiplying.swizzle)
             && asked.splits.is_none_or(|asked| asked == multiplying.splits);
         let part = match order {
-            Order::Pipelined => self.problem.truncated(self.problem.shards().most_rows()),
+            Order::Pipelined => self.problem.of_largest_shard(),
             Order::Fused | Order::Sequential => Ok(self.problem.clone()),
         };
         let mut fixed = asked.clone();

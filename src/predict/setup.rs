@@ -35,7 +35,7 @@ impl Strategy {
     /// What one product multiplies at most.
     pub(crate) fn part_of(self, problem: &Problem) -> Result<Problem> {
         match self {
-            Strategy::Pipelined => problem.truncated(problem.shards().most_rows()),
+            Strategy::Pipelined => problem.of_largest_shard(),
             _ => Ok(problem.clone()),
         }
     }

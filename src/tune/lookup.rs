@@ -103,7 +103,8 @@ pub struct Answer {
 }
 
 impl fmt::Display for Answer {
-    /// `tuned: measured for this problem, 431.4 µs in graphs`; `interpolated from 4096×3584×8192, …: 402 µs`.
+    /// `tuned: measured for this problem, 431.4 µs in graphs`; `interpolated: predicted to take
+    /// 402.0 µs, corrected by 4096×3584×8192, …`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
             Source::Tuned(measured) => {
@@ -182,13 +183,8 @@ fn expected(
         from.filter(|shape| seen.iter().any(|one| one.shape == *shape)).collect();
     let correction = Correction::of(seen);
 
-    let finalists = |entry: &'_ &Entry| -> Vec<Measured> {
-        let all = &entry.measured;
-        all.iter().filter(|one| one.is_finalist(all)).cloned().collect()
-    };
-    let tried: Vec<Measured> = near.iter().flat_map(finalists).collect();
-    let gatherings: Vec<Gathering> = open_ways(asked.problem, possible, near);
-    let mut best: Option<(f64, Answer)> = None;
+    let gatherings = open_ways(asked.problem, possible, near);
+    let mut best: Option<(f64, f64, Gathering, Option<Multiplying>)> = None;
     for order in [Order::Fused, Order::Pipelined, Order::Sequential] {
         let mut of_order = gatherings.iter().filter(|way| way.order == order).peekable();
         let (Some(_), Some(part)) = (of_order.peek(), part_of(asked.problem, order)) else {
@@ -197,50 +193,51 @@ fn expected(
         let list =
             |may: &dyn Fn(&Multiplying) -> bool| kernels_for(&part, fits.kernels(), asked.sms, may);
         let mut kernels = list(&|one| fits.multiplying(order, one));
-        // Sweeps that were tried near by.
-        for one in
-            tried.iter().filter(|one| one.gathering.order == order).map(|one| &one.multiplying)
-        {
-            let is_like = |other: &Multiplying| {
-                Multiplying { swizzle: one.swizzle, ..other.clone() } == *one
-                    && other.swizzle != one.swizzle
-            };
-            if kernels.iter().any(is_like) && !kernels.contains(one) && fits.multiplying(order, one)
-            {
-                kernels.push(one.clone());
-            }
-        }
         // Where kernels are not the table's to choose, the one that the cost model takes is reckoned with.
         let is_open = !kernels.is_empty();
-        if !is_open {
+        if is_open {
+            add_sweeps(&mut kernels, near, order, fits);
+        } else {
             kernels = list(&|one| Anything.multiplying(order, one));
             kernels.truncate(1);
         }
-        for way in of_order {
-            for multiplying in &kernels {
-                let what = Candidate { gathering: *way, multiplying };
-                let Some(kernel) = facts(&multiplying.kernel) else { continue };
-                let Some(us) = predicted_us(&machine, asked.problem, &kernel, what) else {
-                    continue;
-                };
-                let Corrected { by, doubt } = correction.at(shape, what);
-                let score = us.ln() + by + CAUTION * doubt;
-                // Among equals the first.
-                if best.as_ref().is_some_and(|(least, _)| *least <= score) {
-                    continue;
-                }
-                let us = us * by.exp();
-                let source = match from.is_empty() {
-                    true => Source::Modelled { us },
-                    false => Source::Interpolated { from: from.clone(), us },
-                };
-                let multiplying = is_open.then(|| multiplying.clone());
-                let drivers = drivers(near);
-                best = Some((score, Answer { gathering: *way, multiplying, source, drivers }));
+        for (way, multiplying) in of_order.flat_map(|way| kernels.iter().map(move |one| (way, one)))
+        {
+            let what = Candidate { gathering: *way, multiplying };
+            let kernel = facts(&multiplying.kernel);
+            let us = kernel.and_then(|kernel| predicted_us(&machine, asked.problem, &kernel, what));
+            let Some(us) = us else { continue };
+            let Corrected { by, doubt } = correction.at(shape, what);
+            let score = us.ln() + by + CAUTION * doubt;
+            // Among equals the first.
+            if best.as_ref().is_none_or(|(least, ..)| score < *least) {
+                best = Some((score, us * by.exp(), *way, is_open.then(|| multiplying.clone())));
             }
         }
     }
-    best.map(|(_, answer)| answer)
+    let (_, us, gathering, multiplying) = best?;
+    let source = match from.is_empty() {
+        true => Source::Modelled { us },
+        false => Source::Interpolated { from, us },
+    };
+    Some(Answer { gathering, multiplying, source, drivers: drivers(near) })
+}
+
+/// Adds the sweeps of these kernels that did well near by.
+fn add_sweeps(kernels: &mut Vec<Multiplying>, near: &[&Entry], order: Order, fits: &dyn Fits) {
+    for entry in near {
+        let finalists = entry.measured.iter().filter(|one| one.is_finalist(&entry.measured));
+        for one in finalists.filter(|one| one.gathering.order == order) {
+            let swept = &one.multiplying;
+            let is_like = |other: &Multiplying| {
+                Multiplying { swizzle: swept.swizzle, ..other.clone() } == *swept
+            };
+            let is_new = kernels.iter().any(is_like) && !kernels.contains(swept);
+            if is_new && fits.multiplying(order, swept) {
+                kernels.push(swept.clone());
+            }
+        }
+    }
 }
 
 /// Ways that make sense for this size; where a caller has left none of those, what was tried near by.

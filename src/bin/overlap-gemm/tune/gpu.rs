@@ -323,7 +323,7 @@ impl<'a> Here<'a> {
         };
         let most_rows = problem.shards().most_rows();
         let chosen = multiplying(all, layer.choice());
-        let (whole, of_rank) = (list(problem)?, list(&problem.truncated(most_rows)?)?);
+        let (whole, of_rank) = (list(problem)?, list(&problem.of_largest_shard()?)?);
         let by_model = if order == Order::Pipelined { &of_rank } else { &whole }.first();
         Ok(Known {
             untuned: Candidate {
