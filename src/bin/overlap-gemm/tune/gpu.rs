@@ -361,12 +361,8 @@ impl<'a> Here<'a> {
             let enqueue = |set| step.enqueue(set);
             let checked = self.check.run(self.tuner.gpu, self.inputs, enqueue)?;
             step.check()?;
-            // One rank may be wrong where the others are right.
-            let why = checked.err().unwrap_or_default();
-            let whys = group.all_gather("whether results are right", why.as_bytes(), LIMIT)?;
-            if let Some((rank, why)) = (0..).zip(whys.iter()).find(|(_, why)| !why.is_empty()) {
-                let why = String::from_utf8_lossy(why);
-                return Ok(Err(format!("rank {rank}: {why}")));
+            if let Some(why) = entrant::wrong_anywhere(group, checked.err())? {
+                return Ok(Err(why));
             }
             let (name, kind, what) = (String::new(), step.kind(), String::new());
             let (failed, times, host) = (None, Vec::new(), Vec::new());

@@ -8,6 +8,7 @@
 use overlap_gemm::Result;
 use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaGraph};
+use overlap_gemm::random::Random;
 
 use super::super::gemm::Launch;
 use super::driver::{Gpu, call, elapsed_ms, record};
@@ -138,12 +139,13 @@ pub fn estimate_ms(
     Ok(watch.time(gpu, round)? / inputs.sets.len().max(1) as f64)
 }
 
-/// The order in which `count` contenders run in round `round`: another begins each time, and when all
-/// have begun once it goes backwards, so that nobody always follows the same neighbour.
+/// The order in which `count` contenders run in round `round`: drawn anew each time, so that nobody always follows the same
+/// neighbour, and the same wherever it is asked for.
 pub fn turn(round: usize, count: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..count).map(|i| (i + round) % count).collect();
-    if (round / count.max(1)) % 2 == 1 {
-        order.reverse();
+    let mut random = Random::of_stream(count as u64, round as u64);
+    let mut order: Vec<usize> = (0..count).collect();
+    for last in (1..count).rev() {
+        order.swap(last, random.within(0..=last as u64) as usize);
     }
     order
 }
@@ -166,18 +168,19 @@ mod tests {
     }
 
     #[test]
-    fn everyone_begins_equally_often() {
-        for count in 1..5 {
-            let mut first = vec![0; count];
-            for round in 0..4 * count {
+    fn everyone_has_a_turn_and_neighbours_change() {
+        for count in 0..20 {
+            for round in 0..50 {
                 let mut order = turn(round, count);
-                first[order[0]] += 1;
                 order.sort();
-                assert!(order.into_iter().eq(0..count));
+                assert!(order.into_iter().eq(0..count), "{count} contenders, round {round}");
             }
-            assert_eq!(first, vec![4; count]);
         }
-        assert_eq!(turn(5, 1), [0]);
-        assert!(turn(0, 0).is_empty());
+        let before = |round| {
+            let order = turn(round, 8);
+            order.iter().position(|nth| *nth == 0).map(|at| order[(at + 7) % 8])
+        };
+        let neighbours: std::collections::HashSet<_> = (0..50).map(before).collect();
+        assert_eq!(neighbours.len(), 7, "each of the others comes before the first at times");
     }
 }

@@ -53,6 +53,14 @@ pub struct Track<'a> {
     pub sets: usize,
 }
 
+/// What is wrong on any rank, told to all: one may be wrong where the others are right, and nobody else waits for it then.
+pub fn wrong_anywhere(group: &Group, own: Option<String>) -> Result<Option<String>> {
+    let own = own.unwrap_or_default();
+    let all = group.all_gather("whether results are right", own.as_bytes(), LIMIT)?;
+    let first = all.iter().enumerate().find(|(_, why)| !why.is_empty());
+    Ok(first.map(|(rank, why)| format!("rank {rank}: {}", String::from_utf8_lossy(why))))
+}
+
 impl Track<'_> {
     /// The largest of all ranks' numbers.
     fn slowest(&self, number: f64) -> Result<f64> {

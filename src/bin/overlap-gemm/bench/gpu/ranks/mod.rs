@@ -39,7 +39,7 @@ use super::timing::{Product, Watch, estimate_ms, turn};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::progress;
-use entrant::{Entrant, Runner, Track};
+use entrant::{Entrant, Runner, Track, wrong_anywhere};
 use peer::Peer;
 
 /// Suggestions of cuBLASLt that are tried.
@@ -175,7 +175,7 @@ impl Bench<'_> {
                     Kind::Gemm | Kind::GemmBesideCopies | Kind::AllGatherGemm => {
                         let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
                         step.check()?;
-                        checked.err()
+                        wrong_anywhere(&self.group, checked.err())?
                     }
                 };
                 let (name, what) = (who.name().to_owned(), step.describe());
