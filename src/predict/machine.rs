@@ -38,6 +38,8 @@ pub struct Machine {
     pub link_gbps: f64,
     /// What a GPU sends to any one other, at most, in GB/s: less than the link's where GPUs are connected in pairs.
     pub peer_gbps: f64,
+    /// The part of the link's rate that is left where copies to several peers are under way at once.
+    pub several_share: f64,
     /// What each copy costs the engine besides its bytes, in µs. Copies of two streams do not share it.
     pub copy_us: f64,
     /// From the end of a copy until its signal is seen, and the stream goes on, in µs.
@@ -52,6 +54,8 @@ pub struct Machine {
     pub push_us: f64,
     /// What one block of such a kernel sends, in GB/s.
     pub push_block_gbps: f64,
+    /// The part of the link's rate that all of its blocks reach.
+    pub push_share: f64,
     /// A kernel that waits for rows, from their signals to what comes next, in µs.
     pub await_us: f64,
     /// How much longer a tile takes while the link is busy: its bytes take their part of memory and of the power limit.
@@ -94,6 +98,7 @@ impl Machine {
             launch_us: 2.2,
             link_gbps: 380.0,
             peer_gbps: 380.0,
+            several_share: 0.68,
             copy_us: 3.5,
             signal_us: 2.0,
             own_us: 3.0,
@@ -101,6 +106,7 @@ impl Machine {
             begin_push_us: 7.0,
             push_us: 0.9,
             push_block_gbps: 24.0,
+            push_share: 0.87,
             await_us: 2.2,
             busy_slowdown: 0.16,
             rest_gain: 0.2,
@@ -141,6 +147,8 @@ impl Machine {
             ("NCCL's GB/s for little", self.nccl_small_gbps),
             ("the scale of products", self.product_scale),
             ("push_block_gbps", self.push_block_gbps),
+            ("push_share", self.push_share),
+            ("several_share", self.several_share),
             ("the scale of fp8 products", self.product_scale_fp8),
         ];
         if let Some((what, rate)) =
@@ -211,7 +219,9 @@ impl Machine {
     pub(super) fn rate(&self, engine: Engine) -> f64 {
         let link = self.link_gbps.min(self.peer_gbps);
         1e3 * match engine {
-            Engine::Kernel { blocks } => link.min(self.push_block_gbps * f64::from(blocks)),
+            Engine::Kernel { blocks } => {
+                (self.push_share * link).min(self.push_block_gbps * f64::from(blocks))
+            }
             Engine::CopyEngines { .. } | Engine::Nccl => link,
         }
     }

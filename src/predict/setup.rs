@@ -85,8 +85,9 @@ impl fmt::Display for Engine {
 
 /// The most bytes a shard may have to be pushed by a kernel, unless something else is asked for.
 pub const SMALL_SHARD: u64 = 4 << 20;
-/// Pieces of a shard are no smaller by default: each costs a copy engine some microseconds.
-const SMALLEST_PIECE: u128 = 8 << 20;
+/// Pieces of a shard are no smaller by default, for each rank: each piece costs a copy engine some microseconds for each peer,
+/// and with more ranks there are more pieces as it is.
+const SMALLEST_PIECE: u128 = 4 << 20;
 /// More pieces than this gain nothing.
 const MOST_PIECES: u128 = 2;
 
@@ -96,7 +97,8 @@ impl Engine {
         if shard_bytes(problem) <= SMALL_SHARD.into() {
             Engine::pushing(problem)
         } else {
-            Engine::CopyEngines { streams: problem.ranks().saturating_sub(1).clamp(1, 2) }
+            // Copies to two peers at once take longer than one after the other.
+            Engine::CopyEngines { streams: 1 }
         }
     }
 
@@ -109,7 +111,10 @@ impl Engine {
     pub fn usual_pieces(self, problem: &Problem) -> u32 {
         let pieces = match self {
             Engine::Nccl => 1,
-            _ => (shard_bytes(problem) / SMALLEST_PIECE).clamp(1, MOST_PIECES) as u32,
+            _ => {
+                let smallest = SMALLEST_PIECE * u128::from(problem.ranks().max(2));
+                (shard_bytes(problem) / smallest).clamp(1, MOST_PIECES) as u32
+            }
         };
         pieces.min(problem.shards().most_rows())
     }
@@ -128,7 +133,7 @@ fn shard_bytes(problem: &Problem) -> u128 {
 ///
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(8).build()?;
 /// let usual = Setup::usual(&Machine::h200(), &problem, Strategy::Fused)?;
-/// assert_eq!(usual.engine, Engine::CopyEngines { streams: 2 });
+/// assert_eq!(usual.engine, Engine::CopyEngines { streams: 1 });
 /// assert_eq!(usual.plan(&problem)?.chunks().len(), 8);
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
@@ -213,7 +218,8 @@ mod tests {
     fn the_engine_goes_by_size() {
         let of = |setup: &Setup| (setup.engine, setup.pieces);
         assert_eq!(of(&usual(64, 4)), (Engine::Kernel { blocks: 16 }, 1));
-        assert_eq!(of(&usual(4096, 4)), (Engine::CopyEngines { streams: 2 }, 2));
+        assert_eq!(of(&usual(4096, 4)), (Engine::CopyEngines { streams: 1 }, 1));
+        assert_eq!(of(&usual(8192, 4)), (Engine::CopyEngines { streams: 1 }, 2));
         assert_eq!(of(&usual(4096, 2)), (Engine::CopyEngines { streams: 1 }, 2));
         assert_eq!(of(&usual(2, 2)), (Engine::Kernel { blocks: 16 }, 1));
     }

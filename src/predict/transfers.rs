@@ -271,6 +271,13 @@ impl Sender {
 /// Events that are so few µs apart are one, so that ranks which do the same are moved on together.
 const SAME_TIME: f64 = 1e-3;
 
+/// Whether copies to several peers are under way at once: pieces go round the streams, so that is where there are more of
+/// those than a shard has pieces.
+fn sends_to_several(plan: &Plan, engine: Engine) -> bool {
+    let pieces = plan.chunks().most_per_rank();
+    matches!(engine, Engine::CopyEngines { streams } if streams > pieces && plan.problem().ranks() > 2)
+}
+
 /// Lets `senders` push all that they have to.
 fn push(
     machine: &Machine,
@@ -285,7 +292,8 @@ fn push(
     senders.iter_mut().for_each(|sender| sender.begin_next(begin));
     let mut sent = Vec::with_capacity(senders.iter().map(|sender| sender.pieces.len()).sum());
     let mut arriving = vec![0u32; plan.problem().ranks() as usize];
-    let (link, peer) = (1e3 * machine.link_gbps, machine.rate(engine));
+    let part = if sends_to_several(plan, engine) { machine.several_share } else { 1.0 };
+    let (link, peer) = (part * 1e3 * machine.link_gbps, machine.rate(engine));
     let mut now = begin;
     loop {
         arriving.fill(0);
@@ -340,6 +348,8 @@ mod tests {
             copy_us: 3.0,
             signal_us: 2.0,
             push_us: 1.0,
+            push_share: 1.0,
+            several_share: 0.5,
             ..machine
         }
     }
@@ -369,6 +379,19 @@ mod tests {
         let plan = plan(&[8, 8], 2);
         let gather = Gather::new(&machine(), &plan, Engine::CopyEngines { streams: 2 });
         assert_eq!(gather.ready(0), [5.0, 5.0, 19.0, 26.0]);
+    }
+
+    #[test]
+    fn copies_to_several_peers_at_once_take_longer() {
+        let ready = |pieces, streams| {
+            let plan = plan(&[8, 8, 8], pieces);
+            let gather = Gather::new(&machine(), &plan, Engine::CopyEngines { streams });
+            gather.ready(0).into_iter().fold(0.0, f64::max)
+        };
+        // Begun at 10; each copy costs 3 and its rows, at half the rate by two streams; the last signal 2.
+        assert_eq!((ready(1, 1), ready(1, 2)), (36.0, 50.0));
+        // Two pieces go to the same peer.
+        assert_eq!(ready(2, 2), 40.0);
     }
 
     #[test]

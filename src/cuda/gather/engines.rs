@@ -101,7 +101,7 @@ mod tests {
     fn the_engine_goes_by_size_and_reach() {
         let auto = GatherOptions::default();
         assert_eq!(chosen(&auto, 64, true, None), "Kernel { blocks: 16 }, 1");
-        assert_eq!(chosen(&auto, 4096, true, None), "CopyEngines { streams: 2 }, 2");
+        assert_eq!(chosen(&auto, 4096, true, None), "CopyEngines { streams: 1 }, 1");
         let apart = Some("rank 0 is on a, rank 1 on b");
         assert_eq!(chosen(&auto, 64, false, apart), "Nccl, 1");
         let text = chosen(&auto, 64, true, apart);

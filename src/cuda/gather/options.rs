@@ -14,7 +14,8 @@ pub enum Engine {
     Auto,
     /// Copy engines, by so many streams: they take no SM, and cost some microseconds a piece.
     CopyEngines {
-        /// 1 to 8; with two, one chunk's signal does not hold up the next chunk.
+        /// 1 to 8; with two, one chunk's signal does not hold up the next chunk. Chunks go round the streams, and copies to
+        /// several peers at once take longer than one after the other: more streams than a shard has pieces are slower.
         streams: u32,
     },
     /// A kernel of so many blocks, on the stream of the product and before it: the quickest way for
