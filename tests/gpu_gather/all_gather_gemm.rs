@@ -17,6 +17,7 @@ use overlap_gemm::cuda::{
     AllGatherGemm, Engine, GatherOptions, Gemm, Kernel, RawOperands, Shard, Strategy,
 };
 use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::predict;
 use overlap_gemm::random::Random;
 
 /// Sizes that are drawn are at most this.
@@ -151,6 +152,18 @@ fn some_case(kernel: &'static Kernel, sms: u32, random: &mut Random) -> Case {
     case
 }
 
+/// What this rank may be asked for: blocks that push hold their places until all ranks push, so those of all ranks that
+/// share a GPU have to fit beside their products.
+fn that_fit(rank: &Rank, options: &GatherOptions, problem: &Problem) -> GatherOptions {
+    let fits = rank.pushing_blocks;
+    match (options.engine, predict::Engine::usual(problem)) {
+        (Engine::Auto, predict::Engine::Kernel { blocks }) if blocks > fits => {
+            options.clone().with_engine(Engine::Kernel { blocks: fits })
+        }
+        _ => options.clone(),
+    }
+}
+
 /// Three steps of one operation.
 fn steps(
     rank: &Rank,
@@ -164,8 +177,9 @@ fn steps(
     let mut work = Work::new(rank, case, rows, &mut random);
     let problem = work.problem.clone();
     let (group, device) = (&rank.group, &rank.gpu.device);
+    let options = that_fit(rank, options, &problem);
     let mut layer =
-        AllGatherGemm::plan(group, device, &problem, strategy, options, &case.options).unwrap();
+        AllGatherGemm::plan(group, device, &problem, strategy, &options, &case.options).unwrap();
     for step in 0..3 {
         work.renew(rank, &mut random);
         // In one of three the rows of the step are others than planned.

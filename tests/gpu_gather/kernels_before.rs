@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::gpu::ranks::{Rank, on_ranks};
+use crate::gpu::ranks::{Rank, on_gpus, on_ranks};
 use overlap_gemm::cuda::cudarc::driver::sys::{
     CUdeviceptr, CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
@@ -89,6 +89,20 @@ fn expected(rank: &Rank, gemm: &GemmOptions, a: CUdeviceptr, b: CUdeviceptr) -> 
     rank.gpu.download(&d)
 }
 
+/// What the products of the two A are that a maker of shards makes.
+fn made(rank: &Rank, maker: &Maker, gemm: &GemmOptions, b: CUdeviceptr) -> [Vec<bf16>; 2] {
+    let stream = &rank.gpu.stream;
+    let a = rank.gpu.upload(&vec![bf16::NAN; (M * K) as usize]);
+    let products = [0, 1].map(|which| {
+        for first in (0..M).step_by((M / u64::from(RANKS)) as usize) {
+            maker.make(stream, which, first, at(&a, stream) + first * K * 2);
+        }
+        expected(rank, gemm, at(&a, stream), b)
+    });
+    assert!(products[0] != products[1]);
+    products
+}
+
 /// Where nothing was promised of B, it is not read before it is there.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
@@ -134,26 +148,20 @@ fn b_may_come_from_the_kernel_before() {
 }
 
 /// Rows that a kernel puts in place right before the step are neither read nor sent before they are there, though
-/// the product may start at once, for B is constant; launched one by one, and in graphs.
+/// the product may start at once, for B is constant; launched one by one, and in graphs, whose branches need a GPU to
+/// themselves.
 #[test]
-#[ignore = "needs 1 Hopper GPU"]
+#[ignore = "needs 2 Hopper GPUs"]
 fn rows_may_come_from_the_kernel_before() {
     for engine in ENGINES {
-        on_ranks(RANKS, |rank| {
+        on_gpus(RANKS, |rank| {
             let (stream, mut random) = (&rank.gpu.stream, Random::new(96));
             let b = rank.gpu.upload(&random.elements::<bf16>(N * K));
             let b = at(&b, stream);
             let shard = M / u64::from(RANKS);
             let maker = Maker::new(&rank, shard, M, &mut random);
             let gemm = GemmOptions::default().with_sm_limit(rank.sms).with_constant_b(true);
-            let a = rank.gpu.upload(&vec![bf16::NAN; (M * K) as usize]);
-            let expected = [0, 1].map(|which| {
-                for first in [0, shard] {
-                    maker.make(stream, which, first, at(&a, stream) + first * K * 2);
-                }
-                expected(&rank, &gemm, at(&a, stream), b)
-            });
-            assert!(expected[0] != expected[1]);
+            let expected = made(&rank, &maker, &gemm, b);
             let mut layer = fused(&rank, engine, &gemm);
             let outputs: Vec<_> =
                 (0..STEPS).map(|_| rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize])).collect();
@@ -190,6 +198,51 @@ fn rows_may_come_from_the_kernel_before() {
                 }
                 graph.launch().unwrap();
                 check(&mut layer);
+            }
+        });
+        println!("{engine:?}: right");
+    }
+}
+
+/// A graph of one step, launched again and again: every step has the buffer of the one before, whose signals are still there
+/// when it begins, and other rows in it.
+#[test]
+#[ignore = "needs 2 Hopper GPUs"]
+fn a_graph_of_one_step_reads_the_rows_of_each_launch() {
+    for engine in ENGINES {
+        on_gpus(RANKS, |rank| {
+            let (stream, mut random) = (&rank.gpu.stream, Random::new(97));
+            let b = rank.gpu.upload(&random.elements::<bf16>(N * K));
+            let b = at(&b, stream);
+            let shard = M / u64::from(RANKS);
+            let maker = Maker::new(&rank, shard, M, &mut random);
+            let gemm = GemmOptions::default().with_sm_limit(rank.sms).with_constant_b(true);
+            let expected = made(&rank, &maker, &gemm, b);
+            let mut layer = fused(&rank, engine, &gemm);
+            let bytes = (M * N * 2) as usize;
+            let fresh = || rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize]);
+            let (d, outputs): (_, Vec<_>) = (fresh(), (0..STEPS).map(|_| fresh()).collect());
+            let own = u64::from(problem().shards().rows(rank.rank()).start);
+            // Once as it is, which loads what there is to load.
+            let (slot, _) = layer.local_shard(None).unwrap();
+            maker.make(stream, 0, own, slot);
+            step(&mut layer, stream, b, at(&d, stream));
+            layer.synchronize(stream).unwrap();
+            let (slot, _) = layer.local_shard(None).unwrap();
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            stream.begin_capture(mode).unwrap();
+            step(&mut layer, stream, b, at(&d, stream));
+            let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+            for (number, output) in outputs.iter().enumerate() {
+                maker.make(stream, number % 2, own, slot);
+                graph.launch().unwrap();
+                let (from, to) = (at(&d, stream), at(output, stream));
+                // SAFETY: both are so long, and kept until the stream is through.
+                unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) }.unwrap();
+            }
+            layer.synchronize(stream).unwrap();
+            for (number, output) in outputs.iter().enumerate() {
+                assert!(rank.gpu.download(output) == expected[number % 2], "step {number}");
             }
         });
         println!("{engine:?}: right");

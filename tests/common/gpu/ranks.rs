@@ -1,7 +1,7 @@
 //! Ranks as threads, each on a GPU: several on one where there are fewer GPUs than ranks.
 //!
 //! Invariant: ranks that share a GPU never wait for SMs that another's waiting product holds: each has a
-//! share of them. A rank that fails ends its group, so that no other waits for it.
+//! share of them, and of the places for blocks that push. A rank that fails ends its group, so that no other waits for it.
 
 use std::sync::Arc;
 
@@ -10,17 +10,29 @@ use overlap_gemm::group::Group;
 
 use super::Gpu;
 
-/// One rank: its place in the group, its GPU, how many SMs its products may take.
+/// One rank: its place in the group, its GPU, how many SMs its products may take, and how many blocks may push its rows.
 pub struct Rank {
     pub group: Arc<Group>,
     pub gpu: Gpu,
     pub sms: u32,
+    pub pushing_blocks: u32,
 }
+
+/// SMs that are left for the small kernels that begin steps and push rows, and blocks of such a kernel that fit on one.
+const LEFT: u32 = 16;
+const BLOCKS_AN_SM: u32 = 4;
 
 impl Rank {
     pub fn rank(&self) -> u32 {
         self.group.rank()
     }
+}
+
+/// [`on_ranks`], where no two of them may share a GPU; panics if there are fewer.
+pub fn on_gpus<T: Send>(ranks: u32, each: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+    let found = devices().unwrap().len();
+    assert!(found >= ranks as usize, "this test needs {ranks} GPUs, and there are {found}");
+    on_ranks(ranks, each)
 }
 
 /// Runs `each` on so many ranks and returns what they return, in order; panics if any did.
@@ -36,9 +48,9 @@ pub fn on_ranks<T: Send>(ranks: u32, each: impl Fn(Rank) -> T + Sync) -> Vec<T> 
                 let each = &each;
                 scope.spawn(move || {
                     let gpu = Gpu::of(device);
-                    // Some are left for the small kernels that begin steps and push rows.
-                    let sms = (device.info().sm_count - 16) / share / 2 * 2;
-                    each(Rank { group: Arc::new(group), gpu, sms })
+                    let sms = (device.info().sm_count - LEFT) / share / 2 * 2;
+                    let pushing_blocks = LEFT * BLOCKS_AN_SM / share;
+                    each(Rank { group: Arc::new(group), gpu, sms, pushing_blocks })
                 })
             })
             .collect();
