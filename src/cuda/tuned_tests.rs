@@ -120,7 +120,10 @@ fn what_was_measured_is_planned_and_said() {
 
     let advice = Call::of(problem(5000)).advice(&usual());
     let text = advice.explain("a rule");
-    assert!(text.starts_with("interpolated: ") && text.ends_with("by 4096×3584×8192"), "{text}");
+    assert!(
+        text.starts_with("interpolated: ") && text.ends_with("by 4096×3584×8192 on 2 GPUs"),
+        "{text}"
+    );
 
     // Nothing is near: what is predicted, in full.
     let advice = Call::of(problem(64)).advice(&usual());

@@ -10,7 +10,7 @@
 //! corrected little and known badly, and [`Corrected::doubt`] says so.
 
 use super::candidates::Candidate;
-use super::entry::{Gathering, Mover, Shape};
+use super::entry::{Gathering, Mover, Place};
 
 /// How far the model is off for a kernel, for a number of unit rows that sweep together, for a way of moving rows, and for
 /// its kind: standard deviations, as parts of the time.
@@ -31,7 +31,7 @@ const NOISE_EARLY: f64 = 0.1;
 pub(super) struct Seen<'a> {
     /// Which problem it is of, counted.
     pub(super) problem: usize,
-    pub(super) shape: Shape,
+    pub(super) place: Place,
     pub(super) what: Candidate<'a>,
     /// The logarithm of what was measured over what was predicted.
     pub(super) residual: f64,
@@ -67,18 +67,18 @@ impl<'a> Correction<'a> {
     }
 
     /// For a candidate of a problem that is none of those measured.
-    pub(super) fn at(&self, shape: Shape, what: Candidate<'_>) -> Corrected {
-        let common = |one: &Seen<'_>| in_common((shape, what), (one.shape, one.what));
+    pub(super) fn at(&self, place: Place, what: Candidate<'_>) -> Corrected {
+        let common = |one: &Seen<'_>| in_common((place, what), (one.place, one.what));
         let common: Vec<f64> = self.seen.iter().map(common).collect();
         let by = common.iter().zip(&self.weights).map(|(common, weight)| common * weight).sum();
         let known: f64 = forward(&self.lower, &common).iter().map(|part| part * part).sum();
-        let before = in_common((shape, what), (shape, what));
+        let before = in_common((place, what), (place, what));
         Corrected { by, doubt: (before - known).max(0.0).sqrt() }
     }
 }
 
 /// How the errors of two candidates vary together.
-fn in_common((shape, one): (Shape, Candidate<'_>), (there, other): (Shape, Candidate<'_>)) -> f64 {
+fn in_common((here, one): (Place, Candidate<'_>), (there, other): (Place, Candidate<'_>)) -> f64 {
     let kind = |way: Gathering| (way.order, matches!(way.mover, Mover::Kernel { .. }));
     let (a, b) = (one.multiplying, other.multiplying);
     let mut sum = 0.0;
@@ -94,7 +94,7 @@ fn in_common((shape, one): (Shape, Candidate<'_>), (there, other): (Shape, Candi
             sum += SWEEP * SWEEP;
         }
     }
-    let distance = shape.distance(there) / LENGTH;
+    let distance = here.distance(there) / LENGTH;
     sum * (-0.5 * distance * distance).exp()
 }
 
@@ -104,7 +104,7 @@ fn triangle(seen: &[Seen<'_>]) -> Vec<Vec<f64>> {
     for (i, one) in seen.iter().enumerate() {
         let mut row = Vec::with_capacity(i + 1);
         for (j, other) in seen[..=i].iter().enumerate() {
-            let mut left = in_common((one.shape, one.what), (other.shape, other.what));
+            let mut left = in_common((one.place, one.what), (other.place, other.what));
             if one.problem == other.problem {
                 left += PROBLEM * PROBLEM;
             }
@@ -147,11 +147,12 @@ fn backward(lower: &[Vec<f64>], mut right: Vec<f64>) -> Vec<f64> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::entry::Shape;
     use super::super::made_up::{gathering, multiplying};
     use super::*;
 
-    fn shape(m: u32) -> Shape {
-        Shape { m, n: 3584, k: 8192 }
+    fn place(m: u32) -> Place {
+        Place { shape: Shape { m, n: 3584, k: 8192 }, ranks: 2 }
     }
 
     #[test]
@@ -159,7 +160,7 @@ mod tests {
         let (slow, quick) = (multiplying("slow", 128, 128), multiplying("quick", 128, 128));
         let seen = |problem, m, multiplying, residual| Seen {
             problem,
-            shape: shape(m),
+            place: place(m),
             what: Candidate { gathering: gathering(1, 1), multiplying },
             residual,
             is_final: true,
@@ -171,7 +172,7 @@ mod tests {
             seen(1, 2048, &quick, 0.15),
         ]);
         let at = |m, multiplying| {
-            correction.at(shape(m), Candidate { gathering: gathering(1, 1), multiplying })
+            correction.at(place(m), Candidate { gathering: gathering(1, 1), multiplying })
         };
         // Ten per cent apart at both; what both are off at one of them says nothing.
         let apart = at(3000, &slow).by - at(3000, &quick).by;
@@ -191,14 +192,14 @@ mod tests {
         let by = |is_final| {
             let seen = |multiplying, residual| Seen {
                 problem: 0,
-                shape: shape(4096),
+                place: place(4096),
                 what: Candidate { gathering: gathering(1, 1), multiplying },
                 residual,
                 is_final,
             };
             let correction = Correction::of(vec![seen(&one, 0.1), seen(&other, -0.1)]);
             correction
-                .at(shape(4096), Candidate { gathering: gathering(1, 1), multiplying: &one })
+                .at(place(4096), Candidate { gathering: gathering(1, 1), multiplying: &one })
                 .by
         };
         assert!(by(true) > 0.08 && by(false) < 0.03, "{} {}", by(true), by(false));
@@ -214,11 +215,11 @@ mod tests {
             let kernels = ["a", "b", "c"].map(|name| multiplying(name, 128, 128));
             let all: Vec<_> = seen.iter().map(|&(kernel, m, problem, pieces, residual, is_final)| {
                 let what = Candidate { gathering: gathering(1, pieces), multiplying: &kernels[kernel] };
-                Seen { problem: problem as usize, shape: shape(1 << m), what, residual, is_final }
+                Seen { problem: problem as usize, place: place(1 << m), what, residual, is_final }
             }).collect();
             let correction = Correction::of(all.clone());
             for one in &all {
-                let Corrected { by, doubt } = correction.at(one.shape, one.what);
+                let Corrected { by, doubt } = correction.at(one.place, one.what);
                 prop_assert!(by.is_finite() && by.abs() < 0.5, "{by}");
                 prop_assert!((0.0..0.06).contains(&doubt), "{doubt}");
             }

@@ -42,6 +42,11 @@ impl Family {
             b_layout: problem.b_layout(),
         }
     }
+
+    /// Whether the two are the same on other numbers of ranks.
+    pub fn is_like(&self, other: &Family) -> bool {
+        Family { ranks: other.ranks, ..self.clone() } == *other
+    }
 }
 
 /// The size of a problem: M of all ranks together, N of one.
@@ -73,6 +78,34 @@ impl Shape {
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}×{}×{}", self.m, self.n, self.k)
+    }
+}
+
+/// Where a problem lies among others of its kind: its size, and over how many ranks it is spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Place {
+    /// Its size.
+    pub shape: Shape,
+    /// How many ranks gather.
+    pub ranks: u32,
+}
+
+impl Place {
+    /// Of a problem.
+    pub fn of(problem: &Problem) -> Place {
+        Place { shape: Shape::of(problem), ranks: problem.ranks() }
+    }
+
+    /// How far two are apart: twice as many ranks are as far as a side that is four times as long.
+    pub fn distance(self, other: Place) -> f64 {
+        let doublings = (f64::from(self.ranks) / f64::from(other.ranks)).log2();
+        self.shape.distance(other.shape).hypot(2.0 * doublings)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {} GPUs", self.shape, self.ranks)
     }
 }
 
@@ -284,6 +317,11 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Where its problem lies.
+    pub fn place(&self) -> Place {
+        Place { shape: self.shape, ranks: self.family.ranks }
+    }
+
     /// Puts the one to take first, and the others in order behind it.
     #[must_use]
     pub fn sorted(mut self) -> Entry {
@@ -431,5 +469,8 @@ mod tests {
         assert_eq!(shape(64, 64, 64).distance(shape(64, 64, 64)), 0.0);
         assert_eq!(shape(64, 64, 64).distance(shape(256, 64, 64)), 2.0);
         assert_eq!(shape(8, 800, 64).distance(shape(64, 100, 64)), 18f64.sqrt());
+        let place = |m, ranks| Place { shape: shape(m, 64, 64), ranks };
+        assert_eq!(place(64, 2).distance(place(64, 8)), 4.0);
+        assert_eq!(place(64, 4).distance(place(128, 2)), 5f64.sqrt());
     }
 }

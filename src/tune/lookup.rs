@@ -12,7 +12,7 @@ use std::fmt;
 
 use super::candidates::{Candidate, kernels_for, part_of, predicted_us, ways};
 use super::correction::{Corrected, Correction, Seen};
-use super::entry::{Entry, Family, Gathering, Measured, Multiplying, Order, Shape};
+use super::entry::{Entry, Family, Gathering, Measured, Multiplying, Order, Place};
 use crate::plan::Problem;
 use crate::predict::{Kernel, Machine, all_kernels};
 
@@ -78,7 +78,7 @@ pub enum Source {
     /// Predicted, and corrected by what was measured of others, the nearest first.
     Interpolated {
         /// Which others.
-        from: Vec<Shape>,
+        from: Vec<Place>,
         /// What a step should take, in µs.
         us: f64,
     },
@@ -116,9 +116,14 @@ impl fmt::Display for Answer {
                 }
             }
             Source::Interpolated { from, us } => {
-                let from: Vec<_> = from.iter().map(Shape::to_string).collect();
-                let from = from.join(", ");
-                write!(f, "interpolated: predicted to take {us:.1} µs, corrected by {from}")?;
+                write!(f, "interpolated: predicted to take {us:.1} µs, corrected by ")?;
+                for (nth, place) in from.iter().enumerate() {
+                    let separator = if nth == 0 { "" } else { ", " };
+                    write!(f, "{separator}{}", place.shape)?;
+                    if from.get(nth + 1).is_none_or(|next| next.ranks != place.ranks) {
+                        write!(f, " on {} GPUs", place.ranks)?;
+                    }
+                }
             }
             Source::Modelled { us } => {
                 write!(f, "modelled: predicted to take {us:.1} µs, nothing like it is in a table")?;
@@ -135,17 +140,17 @@ impl fmt::Display for Answer {
 pub(super) fn look_up(entries: &[Entry], asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
     let most_rows = asked.problem.shards().most_rows();
     let possible = |way: &Gathering| way.pieces <= most_rows && fits.gathering(way);
-    let (of, shape) = (Family::of(asked.problem, asked.gpu), Shape::of(asked.problem));
-    let family = || entries.iter().filter(|entry| entry.family == of);
-    let exact = family().find(|entry| entry.shape == shape && asked.is_even());
+    let (of, place) = (Family::of(asked.problem, asked.gpu), Place::of(asked.problem));
+    let alike = || entries.iter().filter(|entry| entry.family.is_like(&of));
+    let exact = alike().find(|entry| entry.place() == place && asked.is_even());
     if let Some(answer) = exact.and_then(|entry| tuned(entry, &possible, fits)) {
         return Some(answer);
     }
     let mut near: Vec<&Entry> =
-        family().filter(|entry| entry.shape.distance(shape) <= FARTHEST).collect();
+        alike().filter(|entry| entry.place().distance(place) <= FARTHEST).collect();
     near.sort_by(|one, other| {
-        let distance = |entry: &Entry| entry.shape.distance(shape);
-        distance(one).total_cmp(&distance(other)).then(one.shape.cmp(&other.shape))
+        let distance = |entry: &Entry| entry.place().distance(place);
+        distance(one).total_cmp(&distance(other)).then(one.place().cmp(&other.place()))
     });
     near.truncate(NEAR);
     expected(&near, asked, &possible, fits)
@@ -172,15 +177,15 @@ fn expected(
     fits: &dyn Fits,
 ) -> Option<Answer> {
     let machine = Machine::h200().with_sms(asked.sms);
-    let shape = Shape::of(asked.problem);
+    let place = Place::of(asked.problem);
     let facts = |name: &str| {
         let here = fits.kernels().iter().find(|kernel| kernel.name == name);
         here.cloned().or_else(|| Kernel::from_name(name))
     };
     let seen = seen(near, &machine, &facts);
-    let from = near.iter().map(|entry| entry.shape);
-    let from: Vec<Shape> =
-        from.filter(|shape| seen.iter().any(|one| one.shape == *shape)).collect();
+    let from = near.iter().map(|entry| entry.place());
+    let from: Vec<Place> =
+        from.filter(|place| seen.iter().any(|one| one.place == *place)).collect();
     let correction = Correction::of(seen);
 
     let gatherings = open_ways(asked.problem, possible, near);
@@ -207,7 +212,7 @@ fn expected(
             let kernel = facts(&multiplying.kernel);
             let us = kernel.and_then(|kernel| predicted_us(&machine, asked.problem, &kernel, what));
             let Some(us) = us else { continue };
-            let Corrected { by, doubt } = correction.at(shape, what);
+            let Corrected { by, doubt } = correction.at(place, what);
             let score = us.ln() + by + CAUTION * doubt;
             // Among equals the first.
             if best.as_ref().is_none_or(|(least, ..)| score < *least) {
@@ -270,9 +275,9 @@ fn seen<'a>(
             let kernel = facts(&one.multiplying.kernel);
             let us = kernel.and_then(|kernel| predicted_us(machine, &problem, &kernel, what));
             let Some(us) = us else { continue };
-            let (residual, shape) = ((one.us() / us).ln(), entry.shape);
+            let (residual, place) = ((one.us() / us).ln(), entry.place());
             let is_final = one.is_finalist(&entry.measured);
-            all.push(Seen { problem: nth, shape, what, residual, is_final });
+            all.push(Seen { problem: nth, place, what, residual, is_final });
         }
         // What all have in common says nothing of who is quickest; so residuals begin around zero.
         let mean = all[first..].iter().map(|one| one.residual).sum::<f64>();

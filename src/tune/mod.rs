@@ -31,7 +31,7 @@ mod made_up;
 pub use candidates::ways;
 pub use entry::{
     Entry, Family, Gathering, MOST_BLOCKS, MOST_STREAMS, Measured, Mover, Multiplying, Order,
-    Shape, Time,
+    Place, Shape, Time,
 };
 pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
 pub use held_out::{HeldOut, hold_out};

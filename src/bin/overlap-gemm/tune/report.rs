@@ -8,7 +8,7 @@ use std::path::Path;
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{
-    Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Shape, Source, Tuning,
+    Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Place, Shape, Source, Tuning,
     hold_out,
 };
 use serde::Serialize;
@@ -38,7 +38,7 @@ struct Checked {
     family: String,
     shape: Shape,
     /// What the answer was corrected by; none: nothing is near.
-    from: Vec<Shape>,
+    from: Vec<Place>,
     gathering: Option<Gathering>,
     multiplying: Option<Multiplying>,
     fastest: Gathering,
@@ -81,7 +81,7 @@ impl Checked {
 }
 
 /// The problems that an answer was corrected by.
-fn from(answer: &Answer) -> Vec<Shape> {
+fn from(answer: &Answer) -> Vec<Place> {
     match &answer.source {
         Source::Interpolated { from, .. } => from.clone(),
         Source::Tuned(_) | Source::Modelled { .. } => Vec::new(),
@@ -146,7 +146,7 @@ struct Shown {
     why: String,
     gathering: Option<Gathering>,
     multiplying: Option<Multiplying>,
-    from: Vec<Shape>,
+    from: Vec<Place>,
 }
 
 /// What a table says.
