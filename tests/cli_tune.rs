@@ -184,17 +184,17 @@ fn show_says_tuned_interpolated_or_modelled() {
     let json: Value = serde_json::from_str(&stdout).unwrap();
     let how: Vec<_> = (0..3).map(|nth| json["problems"][nth]["how"].as_str().unwrap()).collect();
     assert_eq!(how, ["tuned", "interpolated", "modelled"]);
-    // Nothing is known of other GPUs and of other numbers of ranks.
-    for other in [["--gpu", "NVIDIA H100 80GB HBM3"], ["--ranks", "4"]] {
-        let mut args = args.to_vec();
-        if other[0] == "--ranks" {
-            args[3] = other[1];
-        } else {
-            args.extend(other);
-        }
-        let (_, stdout, _) = run(&args);
+    // Nothing is known of other GPUs, nor of far more ranks; of twice as many, what these tell.
+    let shown = |ranks, more: &[&str]| {
+        let mut args = [&args[..], more].concat();
+        args[3] = ranks;
+        run(&args).1
+    };
+    for stdout in [shown("2", &["--gpu", "NVIDIA H100 80GB HBM3"]), shown("16", &[])] {
         assert!(!stdout.contains("tuned:") && !stdout.contains("interpolated"), "{stdout}");
     }
+    let stdout = shown("4", &[]);
+    assert!(!stdout.contains("tuned:") && stdout.contains("8192×3584×8192 on 2 GPUs"), "{stdout}");
 }
 
 #[test]

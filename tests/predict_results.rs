@@ -14,25 +14,26 @@ use std::path::{Path, PathBuf};
 use binary::{refused, run};
 use serde_json::Value;
 
-/// The bench's results that predictions are compared with: everybody by turns.
-const RESULTS: [&str; 4] = [
-    "2026-11-22-h200x2-all-gather-gemm-four.json",
-    "2026-11-22-h200x2-all-gather-gemm-eight.json",
+/// The bench's results that predictions are compared with: everybody by turns, between two GPUs and between four.
+const OF_TWO: [&str; 4] = [
+    "2026-11-22-h200x2-drawn-turns-a.json",
+    "2026-11-22-h200x2-drawn-turns-b.json",
     "2026-11-22-h200x2-all-gather-gemm-fp8-tensor.json",
     "2026-11-22-h200x2-all-gather-gemm-fp8-rows.json",
 ];
+const OF_FOUR: [&str; 2] = ["2026-11-22-h200x4-graphs.json", "2026-11-22-h200x4-two-streams.json"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What `predict --check` says of all results; `None` in a published package.
-fn checked() -> Option<Value> {
+/// What `predict --check` says of these results; `None` in a published package.
+fn checked(results: &[&str]) -> Option<Value> {
     if root().join(".cargo_vcs_info.json").exists() {
         return None;
     }
     let files: Vec<PathBuf> =
-        RESULTS.iter().map(|name| root().join("benches/results").join(name)).collect();
+        results.iter().map(|name| root().join("benches/results").join(name)).collect();
     let mut args = vec!["predict", "--json", "--check"];
     args.extend(files.iter().map(|file| file.to_str().unwrap()));
     let (code, stdout, stderr) = run(&args);
@@ -46,16 +47,19 @@ fn number(value: &Value, name: &str) -> f64 {
 
 #[test]
 fn predictions_are_near_what_was_measured() {
-    let Some(report) = checked() else { return };
-    let summaries = report["summaries"].as_array().unwrap();
-    assert_eq!(summaries.len(), 6, "{summaries:?}");
-    for of in summaries {
-        assert!(number(of, "median_abs_error") <= 0.10, "{of}");
-        // One problem of `auto`'s, 512×1792×4096, is predicted far too slow.
-        let worst = if of["who"] == "auto" { 0.25 } else { 0.15 };
-        assert!(number(of, "worst_abs_error") <= worst, "{of}");
+    for results in [&OF_TWO[..], &OF_FOUR] {
+        let Some(report) = checked(results) else { return };
+        let summaries = report["summaries"].as_array().unwrap();
+        assert_eq!(summaries.len(), 6, "{summaries:?}");
+        for of in summaries {
+            assert!(number(of, "median_abs_error") <= 0.10, "{of}");
+            // One problem of `auto`'s, 512×1792×4096, is predicted far too slow.
+            let worst = if of["who"] == "auto" { 0.25 } else { 0.15 };
+            assert!(number(of, "worst_abs_error") <= worst, "{of}");
+        }
     }
-    let fused = &summaries[1];
+    let Some(report) = checked(&OF_TWO) else { return };
+    let fused = &report["summaries"][1];
     assert_eq!(fused["who"], "fused");
     assert!(number(fused, "median_abs_error") <= 0.05, "{fused}");
     assert!(number(fused, "lines") >= 32.0, "{fused}");
@@ -63,7 +67,7 @@ fn predictions_are_near_what_was_measured() {
 
 #[test]
 fn what_is_predicted_is_what_was_carried_out() {
-    let Some(report) = checked() else { return };
+    let Some(report) = checked(&OF_TWO) else { return };
     for line in report["lines"].as_array().unwrap() {
         // The product alone does not say how it sweeps, and NCCL's is another library's.
         let told = !["own", "nccl-cublaslt"].contains(&line["who"].as_str().unwrap());

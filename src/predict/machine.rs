@@ -54,8 +54,6 @@ pub struct Machine {
     pub push_us: f64,
     /// What one block of such a kernel sends, in GB/s.
     pub push_block_gbps: f64,
-    /// The part of the link's rate that all of its blocks reach.
-    pub push_share: f64,
     /// A kernel that waits for rows, from their signals to what comes next, in µs.
     pub await_us: f64,
     /// How much longer a tile takes while the link is busy: its bytes take their part of memory and of the power limit.
@@ -83,6 +81,8 @@ impl Machine {
     /// - `product_scale`, `memory_gbps`, `launch_us`, `own_us`, `begin_us`, `begin_push_us`, `push_us`, `push_block_gbps`,
     ///   `await_us`, `busy_slowdown`: the candidates of 43 tuned problems, `src/tune/h200.json` (two GPUs, bf16), by the least
     ///   absolute error of the logarithm.
+    ///   `push_us` to those of 19 problems on four GPUs, too.
+    /// - `several_share`: all-gathers alone between four H200, `benches/results/2026-11-22-h200x4-streams.json`.
     /// - `product_scale_fp8`: `own` in `benches/results/2026-11-21-h200-bench-gemm.json` (one GPU).
     /// - `link_gbps`, `copy_us`, `signal_us`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to
     ///   32 MiB a rank, in one and four pieces, on one and two streams, and NCCL's.
@@ -103,10 +103,9 @@ impl Machine {
             signal_us: 2.0,
             own_us: 3.0,
             begin_us: 10.0,
-            begin_push_us: 7.0,
-            push_us: 0.9,
+            begin_push_us: 6.3,
+            push_us: 1.6,
             push_block_gbps: 24.0,
-            push_share: 0.87,
             await_us: 2.2,
             busy_slowdown: 0.16,
             rest_gain: 0.2,
@@ -147,7 +146,6 @@ impl Machine {
             ("NCCL's GB/s for little", self.nccl_small_gbps),
             ("the scale of products", self.product_scale),
             ("push_block_gbps", self.push_block_gbps),
-            ("push_share", self.push_share),
             ("several_share", self.several_share),
             ("the scale of fp8 products", self.product_scale_fp8),
         ];
@@ -219,9 +217,7 @@ impl Machine {
     pub(super) fn rate(&self, engine: Engine) -> f64 {
         let link = self.link_gbps.min(self.peer_gbps);
         1e3 * match engine {
-            Engine::Kernel { blocks } => {
-                (self.push_share * link).min(self.push_block_gbps * f64::from(blocks))
-            }
+            Engine::Kernel { blocks } => link.min(self.push_block_gbps * f64::from(blocks)),
             Engine::CopyEngines { .. } | Engine::Nccl => link,
         }
     }

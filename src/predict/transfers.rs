@@ -348,7 +348,6 @@ mod tests {
             copy_us: 3.0,
             signal_us: 2.0,
             push_us: 1.0,
-            push_share: 1.0,
             several_share: 0.5,
             ..machine
         }
