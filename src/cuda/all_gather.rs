@@ -61,9 +61,10 @@ impl AllGather {
         // Bytes are elements of one byte to the plan; nothing is multiplied.
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);
-        let (problem, tiling) = (problem.build()?, PlanOptions::default().tiling);
-        let purpose = Purpose { kind: "all-gather", tiling: Ok(tiling), piecewise: false };
         let obstacle = obstacle(group, device, options.first_limit)?;
+        let refuse = |error| Gatherer::refuse(group, options, error);
+        let (problem, tiling) = (problem.build().map_err(refuse)?, PlanOptions::default().tiling);
+        let purpose = Purpose { kind: "all-gather", tiling: Ok(tiling), piecewise: false };
         let obstacle = obstacle.as_deref();
         let gatherer = Gatherer::join(group, device, &problem, &purpose, options, obstacle)?;
         Ok(AllGather { gatherer, open: None })

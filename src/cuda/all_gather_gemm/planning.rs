@@ -57,9 +57,10 @@ impl AllGatherGemm {
         gemm: &GemmOptions,
         tuning: &Tuning,
     ) -> Result<Self> {
-        let first = check_alike(problems)?;
         let asked = strategy;
         let obstacle = obstacle(group, device, gather.first_limit)?;
+        let refuse = |error| Gatherer::refuse(group, gather, error);
+        let first = check_alike(problems).map_err(refuse)?;
         let open = Open { problems, strategy, gather, gemm, in_the_way: obstacle.is_some() };
         let advice = tuned::advise(tuning, device.info(), &open);
         let (strategy, gather, gemm) = (advice.strategy, &advice.gather, &advice.gemm);

@@ -69,6 +69,13 @@ impl Gatherer {
         Ok(gatherer)
     }
 
+    /// Instead of joining: tells the others, who would wait, that this rank has no plan, and why; returns that.
+    pub(in super::super) fn refuse(group: &Group, options: &GatherOptions, error: Error) -> Error {
+        // Whether they hear it or not, this is what is wrong here.
+        let _ = agree(group, Err(&error), options.first_limit);
+        error
+    }
+
     fn make(
         group: &Arc<Group>,
         device: &Device,
@@ -186,7 +193,8 @@ fn settle(
     obstacle: Option<&str>,
 ) -> Result<Planned> {
     let planned = plan(group, problem, purpose, options, obstacle);
-    agree(group, purpose.kind, problem, options, planned.as_ref().err())?;
+    let text = || format!("{} of {problem}, {problem:?}, {options:?}", purpose.kind);
+    agree(group, planned.as_ref().map(|_| text()), options.first_limit)?;
     planned
 }
 
@@ -212,19 +220,12 @@ fn plan(
     Ok(Planned { plan, engine, nccl })
 }
 
-/// An error on all ranks unless all plan the same. The group lives on: what is wrong is wrong with a call.
-fn agree(
-    group: &Group,
-    kind: &str,
-    problem: &Problem,
-    options: &GatherOptions,
-    refused: Option<&Error>,
-) -> Result<()> {
-    let text = match refused {
-        Some(error) => format!("!{error}"),
-        None => format!("{kind} of {problem}, {problem:?}, {options:?}"),
-    };
-    let texts = group.all_gather("the plan of a gather", text.as_bytes(), options.first_limit)?;
+/// An error on all ranks unless all plan the same; who is refused says why. The group lives on: what is wrong is wrong with a
+/// call.
+fn agree(group: &Group, own: std::result::Result<String, &Error>, limit: Duration) -> Result<()> {
+    let refused = own.is_err();
+    let text = own.unwrap_or_else(|error| format!("!{error}"));
+    let texts = group.all_gather("the plan of a gather", text.as_bytes(), limit)?;
     let first = &texts[0];
     let mut others = (0..).zip(texts.iter());
     let Some((peer, other)) = others.find(|(_, other)| other.starts_with(b"!") || *other != first)
@@ -234,7 +235,7 @@ fn agree(
     let (rank, words) = (group.rank(), |text: &[u8]| String::from_utf8_lossy(text).into_owned());
     match other.strip_prefix(b"!") {
         // Whose own plan was refused says so itself.
-        Some(_) if refused.is_some() => Ok(()),
+        Some(_) if refused => Ok(()),
         Some(why) => {
             let reason = format!("rank {peer} cannot plan it: {}", words(why));
             Err(Error::Aborted { rank, reason })
@@ -275,10 +276,11 @@ mod tests {
         let ask = |group: &Group, asks: &Asks| {
             let reach = |bus: &[u8]| if bus == b"0" { REACHED } else { asks.reaches };
             let obstacle = obstacle_by(group, &group.rank().to_string(), reach, LIMIT)?;
-            let problem = Problem::builder(asks.m, 16, 64).ranks(2).build()?;
+            let options = GatherOptions::default();
+            let problem = Problem::builder(asks.m, 16, 64).ranks(2).build();
+            let problem = problem.map_err(|error| Gatherer::refuse(group, &options, error))?;
             let (kind, tiling) = (asks.kind, asks.tiling.clone());
             let purpose = Purpose { kind, tiling, piecewise: true };
-            let options = GatherOptions::default();
             settle(group, &problem, &purpose, &options, obstacle.as_deref()).map(|it| it.engine)
         };
         let groups = <[Group; 2]>::try_from(Group::local(2).unwrap()).unwrap();
@@ -323,6 +325,15 @@ mod tests {
         assert_eq!(own.to_string(), why.to_string());
         assert!(matches!(other, Error::Aborted { rank: 0, .. }), "{other}");
         assert!(other.to_string().contains("the number of stages is 9"), "{other}");
+    }
+
+    #[test]
+    fn a_rank_that_has_no_problem_to_plan_keeps_nobody_waiting() {
+        let too_many = Asks { m: 1 << 40, ..Asks::default() };
+        let [own, other] = settled([too_many, Asks::default()]).map(Result::unwrap_err);
+        assert!(matches!(own, Error::OutOfRange { .. }), "{own}");
+        assert!(matches!(other, Error::Aborted { rank: 1, .. }), "{other}");
+        assert!(other.to_string().contains(&own.to_string()), "{other}");
     }
 
     #[test]
