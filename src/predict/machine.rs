@@ -80,8 +80,7 @@ impl Machine {
     ///
     /// - `product_scale`, `memory_gbps`, `launch_us`, `own_us`, `begin_us`, `begin_push_us`, `push_us`, `push_block_gbps`,
     ///   `await_us`, `busy_slowdown`: the candidates of 43 tuned problems, `src/tune/h200.json` (two GPUs, bf16), by the least
-    ///   absolute error of the logarithm.
-    ///   `push_us` to those of 19 problems on four GPUs, too.
+    ///   absolute error of the logarithm; `begin_push_us` and `push_us` to those of 19 problems on four GPUs, too.
     /// - `several_share`: all-gathers alone between four H200, `benches/results/2026-11-22-h200x4-streams.json`.
     /// - `product_scale_fp8`: `own` in `benches/results/2026-11-21-h200-bench-gemm.json` (one GPU).
     /// - `link_gbps`, `copy_us`, `signal_us`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to

@@ -103,12 +103,6 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on {} GPUs", self.shape, self.ranks)
-    }
-}
-
 /// In which order gathering and multiplying go: `cuda::Strategy` without `Auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
