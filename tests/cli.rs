@@ -414,6 +414,12 @@ fn launch_fails_if_a_rank_does_and_leaves_none_behind() {
         stderr.contains("rank 0 ended with signal: 9") && stderr.contains("were ended"),
         "{stderr}"
     );
+    // What this program ended with means the same here.
+    let own = env!("CARGO_BIN_EXE_overlap-gemm");
+    let plan = [
+        "launch", "-n", "2", "--", own, "plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "0",
+    ];
+    refused(&plan, 2, &["rank", "ended with exit status: 2"]);
     let nothing = "cannot start '/nowhere/nothing' as rank 0";
     refused(&["launch", "-n", "2", "--", "/nowhere/nothing"], 2, &[nothing]);
     refused(&["launch", "-n", "0", "--", "true"], 2, &["--ranks"]);

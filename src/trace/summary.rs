@@ -114,7 +114,7 @@ impl fmt::Display for RankSummary {
             share(self.waited),
         )?;
         let causes = self.waited_for.iter().map(|(owner, time)| match *owner == rank {
-            true => format!("{:.0} its own, that is for the beginning", share(*time)),
+            true => format!("{:.0} its own (the beginning)", share(*time)),
             false => format!("{:.0} rank {owner}'s", share(*time)),
         });
         let causes: Vec<_> = causes.collect();
@@ -158,7 +158,8 @@ mod tests {
         assert_eq!((it.computed, it.waited, it.idle), (us(27), us(10), us(23)));
         assert_eq!(it.waited_after_first, us(10), "another worker's first tile needed no wait");
         let text = it.to_string();
-        let expected = "45 % computing, 17 % waiting for rows (17 its own, that is for the beginning), 38 % idle";
+        let expected =
+            "45 % computing, 17 % waiting for rows (17 its own (the beginning)), 38 % idle";
         assert!(text.contains(expected), "{text}");
     }
 

@@ -30,6 +30,7 @@ Exit codes:
     2  bad usage or bad input
     3  something needed is missing here: a GPU, its driver, compiled kernels
     4  a failure at run time: a timeout, an aborted step, a failed rank, input or output
+       (launch: what the rank ended with that failed first, if that is overlap-gemm's)
   130  ended by Ctrl-C";
 
 /// Why a subcommand did not do what it was asked to.
@@ -48,8 +49,13 @@ pub enum Failure {
     #[error("{0}")]
     Missing(String),
     /// A rank that was launched failed.
-    #[error("{0}")]
-    Rank(String),
+    #[error("{what}")]
+    Rank {
+        /// Which, and how.
+        what: String,
+        /// What it ended with, if that is one of the codes above.
+        code: Option<u8>,
+    },
     /// A file cannot be read.
     #[error("cannot read {target}")]
     Read {
@@ -80,10 +86,8 @@ impl Failure {
             Failure::CheckFailed(_) => CHECK_FAILED,
             Failure::Usage(_) => USAGE,
             Failure::Missing(_) => MISSING,
-            Failure::Rank(_)
-            | Failure::Read { .. }
-            | Failure::Write { .. }
-            | Failure::Handler(_) => RUN_TIME,
+            Failure::Rank { code, .. } => code.unwrap_or(RUN_TIME),
+            Failure::Read { .. } | Failure::Write { .. } | Failure::Handler(_) => RUN_TIME,
             Failure::Interrupted => INTERRUPTED,
             Failure::Library(error) => match error {
                 Error::NoGroup { .. }
@@ -105,6 +109,10 @@ impl Failure {
         let mut stderr = anstream::stderr().lock();
         let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
         let _ = writeln!(stderr, "{red}error:{red:#} {self}");
+        if matches!(self, Failure::Library(Error::NoDevice { .. } | Error::KernelsNotBuilt { .. }))
+        {
+            let _ = writeln!(stderr, "  'overlap-gemm doctor' lists what is missing");
+        }
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
             let _ = writeln!(stderr, "  because: {error}");

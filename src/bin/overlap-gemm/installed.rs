@@ -26,6 +26,11 @@ pub fn cublaslt() -> Found {
     find(&["libcublasLt.so.13", "libcublasLt.so.12"], "nvidia/cublas/lib")
 }
 
+/// NCCL.
+pub fn nccl() -> Found {
+    find(&["libnccl.so.2", "libnccl.so"], "nvidia/nccl/lib")
+}
+
 /// `12.3.4` out of what `cublasLtGetVersion` returns: 120304.
 pub fn cublaslt_version(code: usize) -> String {
     format!("{}.{}.{}", code / 10_000, code % 10_000 / 100, code % 100)

@@ -5,6 +5,7 @@
 //! twice; if one fails, the others get a while to notice by themselves, and are ended then.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +19,8 @@ use crate::interrupt::Interrupt;
 /// Start a command once for each rank, on this machine
 ///
 /// Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, and
-/// OVERLAP_GEMM_PORT and OVERLAP_GEMM_SECRET for Group::from_env. Ends with success if every rank does.
+/// OVERLAP_GEMM_PORT and OVERLAP_GEMM_SECRET for Group::from_env. Ends with success if every rank does; else,
+/// where it starts overlap-gemm, with the exit code of the rank that failed first.
 #[derive(clap::Args)]
 pub struct Args {
     /// How many ranks to start
@@ -67,27 +69,31 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         })?;
         ranks.0.push(Started { rank, child, status: None });
     }
-    let mut failed: Option<(String, Instant)> = None;
+    let is_own = is_this_program(&args.command[0]);
+    let failure = |status: &(String, Option<u8>), and: &str| Failure::Rank {
+        what: format!("{}{and}", status.0),
+        code: status.1.filter(|_| is_own),
+    };
+    let mut failed = None;
     while ranks.look()? {
         if let Err(interrupted) = interrupt.check() {
             ranks.interrupt()?;
             return Err(interrupted);
         }
         if failed.is_none() {
-            failed = ranks.first_failure().map(|text| (text, Instant::now()));
+            failed = ranks.first_failure().map(|status| (status, Instant::now()));
         }
-        if let Some((text, since)) = &failed
+        if let Some((status, since)) = &failed
             && since.elapsed() > Duration::from_secs(args.grace.into())
         {
             let seconds = args.grace;
-            return Err(Failure::Rank(format!(
-                "{text}; the others had not ended {seconds} s later, and were ended"
-            )));
+            let and = format!("; the others had not ended {seconds} s later, and were ended");
+            return Err(failure(status, &and));
         }
         thread::sleep(LOOK);
     }
-    let failed = failed.map(|(text, _)| text).or_else(|| ranks.first_failure());
-    failed.map_or(Ok(()), |text| Err(Failure::Rank(text)))
+    let failed = failed.map(|(status, _)| status).or_else(|| ranks.first_failure());
+    failed.map_or(Ok(()), |status| Err(failure(&status, "")))
 }
 
 /// All ranks; those that still run when this is dropped are killed.
@@ -99,8 +105,10 @@ impl Ranks {
         let mut running = false;
         for started in self.0.iter_mut().filter(|started| started.status.is_none()) {
             let waited = started.child.try_wait();
-            started.status =
-                waited.map_err(|error| Failure::Rank(format!("cannot wait: {error}")))?;
+            started.status = waited.map_err(|error| Failure::Rank {
+                what: format!("cannot wait for rank {}: {error}", started.rank),
+                code: None,
+            })?;
             running |= started.status.is_none();
         }
         Ok(running)
@@ -119,10 +127,12 @@ impl Ranks {
         Ok(())
     }
 
-    fn first_failure(&self) -> Option<String> {
+    /// Which rank has failed, and its exit code.
+    fn first_failure(&self) -> Option<(String, Option<u8>)> {
         let failure = |started: &Started| {
             let status = started.status.filter(|status| !status.success())?;
-            Some(format!("rank {} ended with {status}", started.rank))
+            let code = status.code().and_then(|code| u8::try_from(code).ok());
+            Some((format!("rank {} ended with {status}", started.rank), code))
         };
         self.0.iter().find_map(failure)
     }
@@ -135,6 +145,12 @@ impl Drop for Ranks {
             let _ = started.child.wait();
         }
     }
+}
+
+/// Whether a command is this program, so that its exit codes mean the same.
+fn is_this_program(command: &str) -> bool {
+    let own = std::env::current_exe().ok();
+    own.is_some_and(|own| own.file_name() == Path::new(command).file_name())
 }
 
 /// Two ports that nobody listens on. Below those that the system gives to connections, or one of these

@@ -84,7 +84,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     cublaslt: Option<PathBuf>,
 
-    /// NCCL's library file [default: OVERLAP_GEMM_NCCL, else libnccl.so.2 as the loader finds it]
+    /// NCCL's library file [default: OVERLAP_GEMM_NCCL, else where the loader and pip have it]
     #[arg(long, value_name = "FILE")]
     nccl: Option<PathBuf>,
 

@@ -158,7 +158,7 @@ impl Who {
 /// How loops are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Launch {
-    /// Twenty or so products in a CUDA graph
+    /// Twenty or so in a CUDA graph
     Graph,
     /// One by one
     Plain,

@@ -25,8 +25,8 @@ pub fn kernels() -> Finding {
     match overlap_gemm::cuda::build_info() {
         Ok(info) => {
             let (toolkit, cutlass) = (info.toolkit, info.cutlass);
-            let what =
-                format!("{}, with CUDA {toolkit} and CUTLASS {cutlass}", info.instances.len());
+            let (here, all) = (info.instances.len(), overlap_gemm::predict::all_kernels().len());
+            let what = format!("{here} of {all}, with CUDA {toolkit} and CUTLASS {cutlass}");
             Finding::ok("kernels", what)
         }
         Err(Error::KernelsNotBuilt { reason }) => {
@@ -55,7 +55,7 @@ pub fn cuda_major() -> i32 {
 }
 
 fn nccl() -> Finding {
-    let found = installed::find(&["libnccl.so.2", "libnccl.so"], "nvidia/nccl/lib");
+    let found = installed::nccl();
     let version = |library: &Library| {
         let mut version: c_int = 0;
         // SAFETY: the signature is that of nccl.h: `ncclResult_t ncclGetVersion(int *)`; `version`

@@ -10,12 +10,13 @@ mod peer;
 pub mod timeline;
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use overlap_gemm::cuda::nccl::{Communicator, Nccl};
+use overlap_gemm::cuda::nccl::{Communicator, NCCL_VARIABLE, Nccl};
 use overlap_gemm::cuda::{
     AllGatherGemm, Engine, GatherOptions, Gemm, GemmOptions, Strategy, devices,
 };
@@ -37,6 +38,7 @@ use super::inputs::{Inputs, Pools};
 use super::machine::{self, Gauge};
 use super::timing::{Product, Watch, estimate_ms, turn};
 use crate::exit::Failure;
+use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
 use crate::progress;
 use entrant::{Entrant, Runner, Track, wrong_anywhere};
@@ -85,7 +87,7 @@ pub fn run(wanted: &Wanted, shown: Option<Shown>, interrupt: Interrupt) -> Resul
     };
     let nccl = match takes_part(&[Gatherer::Nccl, Gatherer::NcclCublaslt]) {
         true => {
-            let nccl = Nccl::load(wanted.nccl.as_deref())?;
+            let nccl = Nccl::load(wanted.nccl.clone().or_else(packaged_nccl).as_deref())?;
             // As others use it: the quicker way.
             Some(Rc::new(Communicator::join_without_limits(&nccl, &group, &gpu.device)?))
         }
@@ -137,6 +139,14 @@ pub fn run(wanted: &Wanted, shown: Option<Shown>, interrupt: Interrupt) -> Resul
     output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
     formats.write(&all)?;
     first_failure(&runs).map_or(Ok(()), |why| Err(Failure::CheckFailed(why)))
+}
+
+/// NCCL's file where a package has it and the loader does not, unless somebody names one.
+fn packaged_nccl() -> Option<PathBuf> {
+    match installed::nccl() {
+        Found::OffPath(path, _) if std::env::var_os(NCCL_VARIABLE).is_none() => Some(path),
+        _ => None,
+    }
 }
 
 /// What the bar counts: for each case the contenders that are planned, and the rounds.
