@@ -11,7 +11,9 @@ use crate::gpu::ranks::{Rank, on_gpus, on_ranks};
 use overlap_gemm::cuda::cudarc::driver::sys::{
     CUdeviceptr, CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
-use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
+use overlap_gemm::cuda::cudarc::driver::{
+    CudaGraph, CudaSlice, CudaStream, DevicePtr as _, result,
+};
 use overlap_gemm::cuda::{
     AllGatherGemm, Engine, GatherOptions, Gemm, GemmOptions, RawOperands, Shard, Strategy,
 };
@@ -81,7 +83,7 @@ fn step(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, b: CUdeviceptr, d: 
 /// The product of an A that is there, by the same kernel.
 fn expected(rank: &Rank, gemm: &GemmOptions, a: CUdeviceptr, b: CUdeviceptr) -> Vec<bf16> {
     let stream = &rank.gpu.stream;
-    let d = rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize]);
+    let d = blank(rank);
     let plain = Gemm::plan(&rank.gpu.device, &problem(), gemm).unwrap();
     // SAFETY: as long as the problem says, kept until the stream is through.
     unsafe { plain.enqueue_raw(stream, &RawOperands::new(a, b, at(&d, stream))) }.unwrap();
@@ -89,18 +91,48 @@ fn expected(rank: &Rank, gemm: &GemmOptions, a: CUdeviceptr, b: CUdeviceptr) -> 
     rank.gpu.download(&d)
 }
 
-/// What the products of the two A are that a maker of shards makes.
-fn made(rank: &Rank, maker: &Maker, gemm: &GemmOptions, b: CUdeviceptr) -> [Vec<bf16>; 2] {
-    let stream = &rank.gpu.stream;
-    let a = rank.gpu.upload(&vec![bf16::NAN; (M * K) as usize]);
-    let products = [0, 1].map(|which| {
-        for first in (0..M).step_by((M / u64::from(RANKS)) as usize) {
-            maker.make(stream, which, first, at(&a, stream) + first * K * 2);
-        }
-        expected(rank, gemm, at(&a, stream), b)
-    });
-    assert!(products[0] != products[1]);
-    products
+/// An output that nobody has written.
+fn blank(rank: &Rank) -> CudaSlice<bf16> {
+    rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize])
+}
+
+/// A fused operation whose rows a maker makes, and what has to come out of either of them.
+struct MadeRows {
+    maker: Maker,
+    b: CudaSlice<bf16>,
+    expected: [Vec<bf16>; 2],
+    layer: AllGatherGemm,
+    /// The first of this rank's rows.
+    own: u64,
+}
+
+impl MadeRows {
+    fn new(rank: &Rank, engine: Engine, seed: u64) -> MadeRows {
+        let (stream, mut random) = (&rank.gpu.stream, Random::new(seed));
+        let b = rank.gpu.upload(&random.elements::<bf16>(N * K));
+        let shard = M / u64::from(RANKS);
+        let maker = Maker::new(rank, shard, M, &mut random);
+        let gemm = GemmOptions::default().with_sm_limit(rank.sms).with_constant_b(true);
+        let a = rank.gpu.upload(&vec![bf16::NAN; (M * K) as usize]);
+        let expected = [0, 1].map(|which| {
+            for first in [0, shard] {
+                maker.make(stream, which, first, at(&a, stream) + first * K * 2);
+            }
+            expected(rank, &gemm, at(&a, stream), at(&b, stream))
+        });
+        assert!(expected[0] != expected[1]);
+        let layer = fused(rank, engine, &gemm);
+        let own = u64::from(problem().shards().rows(rank.rank()).start);
+        MadeRows { maker, b, expected, layer, own }
+    }
+}
+
+/// The graph of what `enqueue` enqueues on the rank's stream.
+fn captured(rank: &Rank, enqueue: impl FnOnce()) -> CudaGraph {
+    let (stream, mode) = (&rank.gpu.stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    stream.begin_capture(mode).unwrap();
+    enqueue();
+    stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap()
 }
 
 /// Where nothing was promised of B, it is not read before it is there.
@@ -121,8 +153,7 @@ fn b_may_come_from_the_kernel_before() {
             });
             assert!(expected[0] != expected[1]);
             let mut layer = fused(&rank, engine, &gemm);
-            let outputs: Vec<_> =
-                (0..STEPS).map(|_| rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize])).collect();
+            let outputs: Vec<_> = (0..STEPS).map(|_| blank(&rank)).collect();
             let own = problem().shards().rows(rank.rank());
             for (number, d) in outputs.iter().enumerate() {
                 if number < 2 {
@@ -155,19 +186,12 @@ fn b_may_come_from_the_kernel_before() {
 fn rows_may_come_from_the_kernel_before() {
     for engine in ENGINES {
         on_gpus(RANKS, |rank| {
-            let (stream, mut random) = (&rank.gpu.stream, Random::new(96));
-            let b = rank.gpu.upload(&random.elements::<bf16>(N * K));
+            let stream = &rank.gpu.stream;
+            let MadeRows { maker, b, expected, mut layer, own } = MadeRows::new(&rank, engine, 96);
             let b = at(&b, stream);
-            let shard = M / u64::from(RANKS);
-            let maker = Maker::new(&rank, shard, M, &mut random);
-            let gemm = GemmOptions::default().with_sm_limit(rank.sms).with_constant_b(true);
-            let expected = made(&rank, &maker, &gemm, b);
-            let mut layer = fused(&rank, engine, &gemm);
-            let outputs: Vec<_> =
-                (0..STEPS).map(|_| rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize])).collect();
+            let outputs: Vec<_> = (0..STEPS).map(|_| blank(&rank)).collect();
             // Two steps with either: then each buffer has other rows than two steps ago.
             let which = |number: usize| number / 2 % 2;
-            let own = u64::from(problem().shards().rows(rank.rank()).start);
             let enqueue_all = |layer: &mut AllGatherGemm| {
                 for (number, d) in outputs.iter().enumerate() {
                     let (slot, _) = layer.local_shard(None).unwrap();
@@ -183,10 +207,7 @@ fn rows_may_come_from_the_kernel_before() {
             };
             enqueue_all(&mut layer);
             check(&mut layer);
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            stream.begin_capture(mode).unwrap();
-            enqueue_all(&mut layer);
-            let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+            let graph = captured(&rank, || enqueue_all(&mut layer));
             for _ in 0..5 {
                 for d in &outputs {
                     let bytes = (M * N * 2) as usize;
@@ -211,28 +232,18 @@ fn rows_may_come_from_the_kernel_before() {
 fn a_graph_of_one_step_reads_the_rows_of_each_launch() {
     for engine in ENGINES {
         on_gpus(RANKS, |rank| {
-            let (stream, mut random) = (&rank.gpu.stream, Random::new(97));
-            let b = rank.gpu.upload(&random.elements::<bf16>(N * K));
+            let stream = &rank.gpu.stream;
+            let MadeRows { maker, b, expected, mut layer, own } = MadeRows::new(&rank, engine, 97);
             let b = at(&b, stream);
-            let shard = M / u64::from(RANKS);
-            let maker = Maker::new(&rank, shard, M, &mut random);
-            let gemm = GemmOptions::default().with_sm_limit(rank.sms).with_constant_b(true);
-            let expected = made(&rank, &maker, &gemm, b);
-            let mut layer = fused(&rank, engine, &gemm);
-            let bytes = (M * N * 2) as usize;
-            let fresh = || rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize]);
-            let (d, outputs): (_, Vec<_>) = (fresh(), (0..STEPS).map(|_| fresh()).collect());
-            let own = u64::from(problem().shards().rows(rank.rank()).start);
+            let outputs: Vec<_> = (0..STEPS).map(|_| blank(&rank)).collect();
+            let (d, bytes) = (blank(&rank), (M * N * 2) as usize);
             // Once as it is, which loads what there is to load.
             let (slot, _) = layer.local_shard(None).unwrap();
             maker.make(stream, 0, own, slot);
             step(&mut layer, stream, b, at(&d, stream));
             layer.synchronize(stream).unwrap();
             let (slot, _) = layer.local_shard(None).unwrap();
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            stream.begin_capture(mode).unwrap();
-            step(&mut layer, stream, b, at(&d, stream));
-            let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+            let graph = captured(&rank, || step(&mut layer, stream, b, at(&d, stream)));
             for (number, output) in outputs.iter().enumerate() {
                 maker.make(stream, number % 2, own, slot);
                 graph.launch().unwrap();

@@ -53,7 +53,7 @@ pub enum Failure {
     Rank {
         /// Which, and how.
         what: String,
-        /// What it ended with, if that is one of the codes above.
+        /// What it ended with, where that means the same here.
         code: Option<u8>,
     },
     /// A file cannot be read.

@@ -143,8 +143,11 @@ pub fn run(wanted: &Wanted, shown: Option<Shown>, interrupt: Interrupt) -> Resul
 
 /// NCCL's file where a package has it and the loader does not, unless somebody names one.
 fn packaged_nccl() -> Option<PathBuf> {
+    if std::env::var_os(NCCL_VARIABLE).is_some() {
+        return None;
+    }
     match installed::nccl() {
-        Found::OffPath(path, _) if std::env::var_os(NCCL_VARIABLE).is_none() => Some(path),
+        Found::OffPath(path, _) => Some(path),
         _ => None,
     }
 }
