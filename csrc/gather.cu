@@ -217,6 +217,8 @@ __device__ Beginning start(og_gather const& gather, og_gather_step const& step) 
 __global__ void __launch_bounds__(kBeginThreads)
     begin_step(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step) {
     Beginning beginning = start(gather, step);
+    // Each warp has loaded the words of the last step before the other stores this one's.
+    __syncthreads();
     bool is_told = false;
     if (threadIdx.x < kWarp) {
         Finding finding = beginning.await(gather, step, false);
