@@ -6,6 +6,8 @@
 //! written over, and each problem is kept as soon as it is measured.
 
 #[cfg(feature = "cuda")]
+mod advice;
+#[cfg(feature = "cuda")]
 mod gpu;
 mod report;
 #[cfg(feature = "cuda")]
@@ -54,6 +56,10 @@ pub struct Args {
     /// Measure what is in the table already, too
     #[arg(long)]
     again: bool,
+
+    /// Also measure what the rest of the table would choose for each problem, until all of that is known
+    #[arg(long)]
+    refine: bool,
 
     /// Begin no problem that would not be done by then
     #[arg(long, value_name = "MINUTES", value_parser = minutes)]
@@ -110,6 +116,7 @@ pub struct Wanted {
     pub launch: Launches,
     pub file: PathBuf,
     pub again: bool,
+    pub refine: bool,
     pub minutes: Option<f64>,
     pub seed: u64,
 }
@@ -144,6 +151,7 @@ impl Args {
             launch: self.launch,
             file: self.file()?,
             again: self.again,
+            refine: self.refine,
             minutes: self.minutes,
             seed: self.seed,
         })

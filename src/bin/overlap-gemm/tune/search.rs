@@ -92,6 +92,8 @@ const FINAL: Heat = Heat { name: "finals", rounds: 7, loop_ms: 40.0, give_up: f6
 pub const HEATS: u64 = 4;
 /// How many go into the finals, besides what is chosen without a table.
 const FINALISTS: usize = 5;
+/// How many of the best run beside what is refined.
+const BESIDE: usize = 3;
 /// Further kernels for the best way and for the next.
 const KERNELS: [usize; 2] = [6, 3];
 /// The second best way is given kernels if it is no farther behind than this.
@@ -112,8 +114,25 @@ pub fn search<E>(known: &Known, track: &mut impl Track<E>) -> Result<Option<Foun
             let next = search.sweeps();
             search.heat(next, Heat { name: "sweeps", ..SHORT })?
         }
-        && search.finals()?;
+        && {
+            let finalists = search.finalists();
+            search.found.finals(finalists, search.track)?
+        };
     Ok(done.then_some(search.found))
+}
+
+/// Measures `advised` beside the best of what was measured `before`, in loops as long as those of the finals; `None`: it
+/// was time to stop.
+pub fn refine<E>(
+    before: Vec<Measured>,
+    advised: Candidate,
+    track: &mut impl Track<E>,
+) -> Result<Option<Found>, E> {
+    let best = Measured::in_order(before.clone());
+    let others = best.iter().filter(|one| !advised.is(one)).take(BESIDE).map(candidate_of);
+    let finalists = others.chain([advised.clone()]).collect();
+    let mut found = Found { measured: before, failed: Vec::new() };
+    Ok(found.finals(finalists, track)?.then_some(found))
 }
 
 struct Search<'a, T> {
@@ -195,12 +214,16 @@ impl<T> Search<'_, T> {
         next
     }
 
+    /// The best, and what is chosen without a table.
+    fn finalists(&self) -> Vec<Candidate> {
+        let all = Measured::in_order(self.found.measured.clone());
+        let untuned = all.iter().skip(FINALISTS).find(|one| one.untuned);
+        all.iter().take(FINALISTS).chain(untuned).map(candidate_of).collect()
+    }
+
     fn is_known(&self, candidate: &Candidate) -> bool {
-        let same = |gathering: &Gathering, multiplying: &Multiplying| {
-            *gathering == candidate.gathering && *multiplying == candidate.multiplying
-        };
-        self.found.measured.iter().any(|one| same(&one.gathering, &one.multiplying))
-            || self.found.failed.iter().any(|(one, _)| same(&one.gathering, &one.multiplying))
+        self.found.measured.iter().any(|one| candidate.is(one))
+            || self.found.failed.iter().any(|(one, _)| one.is_same(candidate))
     }
 
     /// Measures what is new among `candidates`, beside the best so far. `false`: it is time to stop.
@@ -210,11 +233,7 @@ impl<T> Search<'_, T> {
     {
         let mut new: Vec<Candidate> = Vec::new();
         for candidate in candidates {
-            let is_same = |other: &Candidate| {
-                (&other.gathering, &other.multiplying)
-                    == (&candidate.gathering, &candidate.multiplying)
-            };
-            if !self.is_known(&candidate) && !new.iter().any(is_same) {
+            if !self.is_known(&candidate) && !new.iter().any(|other| other.is_same(&candidate)) {
                 new.push(candidate);
             }
         }
@@ -232,37 +251,36 @@ impl<T> Search<'_, T> {
         {
             match times(&outcome) {
                 Ok(now) => scale = scales(&best, &now),
-                Err(why) => self.fails(candidate, why),
+                Err(why) => self.found.fails(candidate, why),
             }
         }
         for (candidate, outcome) in outcomes {
             match times(&outcome) {
                 Ok(times) => self.found.measured.push(measured(candidate, times, scale)),
-                Err(why) => self.fails(candidate, why),
+                Err(why) => self.found.fails(candidate, why),
             }
         }
         Ok(true)
     }
+}
 
-    /// The best and what is chosen without a table, measured once more and for longer.
-    fn finals<E>(&mut self) -> Result<bool, E>
-    where
-        T: Track<E>,
-    {
-        let all = Measured::in_order(self.found.measured.clone());
-        let mut finalists: Vec<Candidate> = all.iter().take(FINALISTS).map(candidate_of).collect();
-        let untuned = all.iter().skip(FINALISTS).find(|one| one.untuned);
-        finalists.extend(untuned.map(candidate_of));
+impl Found {
+    /// Measures `finalists` once more and for longer. `false`: it is time to stop.
+    fn finals<E>(
+        &mut self,
+        finalists: Vec<Candidate>,
+        track: &mut impl Track<E>,
+    ) -> Result<bool, E> {
         if finalists.is_empty() {
             return Ok(true);
         }
-        let Some(outcomes) = self.track.run(&finalists, FINAL)? else { return Ok(false) };
+        let Some(outcomes) = track.run(&finalists, FINAL)? else { return Ok(false) };
         let mut drift = [Vec::new(), Vec::new()];
         let mut last = Vec::new();
         for (candidate, outcome) in finalists.into_iter().zip(outcomes) {
             match times(&outcome) {
                 Ok(now) => {
-                    let before = all.iter().find(|one| candidate_of(one) == candidate);
+                    let before = self.measured.iter().find(|one| candidate.is(one));
                     for (way, scale) in
                         before.map(|before| scales(before, &now)).iter().flatten().enumerate()
                     {
@@ -274,27 +292,46 @@ impl<T> Search<'_, T> {
             }
         }
         let drift = drift.map(|each| median(&each).unwrap_or(1.0));
-        let is_last =
-            |one: &Measured| last.iter().any(|last| candidate_of(last) == candidate_of(one));
-        self.found.measured.retain(|one| !is_last(one));
-        for one in &mut self.found.measured {
+        let is_last = |one: &Measured| last.iter().any(|last| candidate_of(last).is(one));
+        self.measured.retain(|one| !is_last(one));
+        for one in &mut self.measured {
             for (time, drift) in [&mut one.graph, &mut one.plain].into_iter().zip(drift) {
                 *time = time.map(|time| Time::new(time.us * drift, time.spread, time.rounds));
             }
         }
-        self.found.measured.extend(last);
-        self.found.measured = Measured::in_order(std::mem::take(&mut self.found.measured));
+        self.measured.extend(last);
+        self.measured = Measured::in_order(std::mem::take(&mut self.measured));
         Ok(true)
     }
 
     /// Whoever was wrong once is out, whatever it was before.
     fn fails(&mut self, candidate: Candidate, why: String) {
-        self.found.measured.retain(|one| candidate_of(one) != candidate);
-        self.found.failed.push((candidate, why));
+        self.measured.retain(|one| !candidate.is(one));
+        self.failed.push((candidate, why));
+    }
+}
+
+impl Candidate {
+    /// Whether the two are carried out alike.
+    fn is_same(&self, other: &Candidate) -> bool {
+        (&self.gathering, &self.multiplying) == (&other.gathering, &other.multiplying)
+    }
+
+    /// Whether that is what was measured.
+    fn is(&self, one: &Measured) -> bool {
+        (&self.gathering, &self.multiplying) == (&one.gathering, &one.multiplying)
     }
 }
 
 impl Known {
+    /// What somebody thinks of, who knows the table.
+    pub fn candidate(&self, gathering: Gathering, multiplying: Multiplying) -> Candidate {
+        let by_model = self.kernels(gathering.order).first() == Some(&multiplying);
+        let untuned = &self.untuned;
+        let untuned = (untuned.gathering, &untuned.multiplying) == (gathering, &multiplying);
+        Candidate { gathering, multiplying, by_model, untuned }
+    }
+
     /// The kernels of one product in that order.
     fn kernels(&self, order: Order) -> &[Multiplying] {
         if order == Order::Pipelined { &self.of_rank } else { &self.whole }

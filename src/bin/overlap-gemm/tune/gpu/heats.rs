@@ -1,0 +1,242 @@
+//! One problem on one rank: what is known of it, and how a heat is run.
+//!
+//! What belongs here: plans, checks and loops of candidates. Invariant: as for the course of tuning, all ranks do the same in the
+//! same order; and nothing is timed whose result is wrong on any rank.
+
+use std::time::Duration;
+
+use overlap_gemm::cuda::{
+    AllGatherGemm, Choice, Engine, GatherOptions, GemmOptions, Kernel, Strategy, kernels, ranked,
+};
+use overlap_gemm::plan::Problem;
+use overlap_gemm::tune::{Gathering, Mover, Multiplying, Order, Shape, Tuning, ways};
+use overlap_gemm::{Error, Result};
+
+use super::super::search::{Candidate, Heat, Known, Outcome, Track, WAYS_TO_LAUNCH};
+use super::{Stopped, Tuner};
+use crate::bench::gemm::Launch;
+use crate::bench::gpu::check::Check;
+use crate::bench::gpu::inputs::Inputs;
+use crate::bench::gpu::ranks::GRAPH_STEPS;
+use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step};
+use crate::bench::gpu::ranks::entrant::{self, Entrant, Runner};
+use crate::bench::gpu::timing::turn;
+use crate::exit::Failure;
+
+/// One problem on this rank.
+pub(super) struct Here<'a> {
+    pub(super) tuner: &'a Tuner<'a>,
+    pub(super) problem: &'a Problem,
+    pub(super) inputs: &'a Inputs,
+    pub(super) check: Check<'a>,
+    pub(super) sets: usize,
+    pub(super) stopped: Option<Stopped>,
+}
+
+/// How a reason begins that is no wrong result.
+pub(super) const REFUSED: &str = "refused: ";
+
+impl<'a> Here<'a> {
+    fn place(&self) -> Place<'a> {
+        let Here { tuner, problem, inputs, .. } = self;
+        Place { gpu: tuner.gpu, group: &tuner.group, problem, inputs, set: self.check.set }
+    }
+
+    fn plan(
+        &self,
+        strategy: Strategy,
+        gather: &GatherOptions,
+        gemm: &GemmOptions,
+    ) -> Result<AllGatherGemm> {
+        let Tuner { gpu, group, .. } = self.tuner;
+        let problems = std::slice::from_ref(self.problem);
+        let none = Tuning::none();
+        AllGatherGemm::plan_tuned(group, &gpu.device, problems, strategy, gather, gemm, &none)
+    }
+
+    /// What is chosen without a table, and what else the cost model thinks of.
+    pub(super) fn known(&self) -> Result<Known> {
+        let (problem, gemm) = (self.problem, gemm_options());
+        let layer = self.plan(Strategy::Auto, &GatherOptions::default(), &gemm)?;
+        let order = match layer.strategy() {
+            Strategy::Pipelined => Order::Pipelined,
+            Strategy::Sequential => Order::Sequential,
+            _ => Order::Fused,
+        };
+        let mover = match layer.engine() {
+            Engine::CopyEngines { streams } => Mover::CopyEngines { streams },
+            Engine::Kernel { blocks } => Mover::Kernel { blocks },
+            other => {
+                return Err(Error::Unsupported {
+                    what: format!("tuning with {other:?}"),
+                    why: "these GPUs do not reach each other's memory, and there is one way only"
+                        .into(),
+                    remedy: "tune on GPUs that NVLink connects",
+                });
+            }
+        };
+        let pieces = layer.planned().chunks().most_per_rank();
+        let sms = self.tuner.gpu.device.info().sm_count;
+        let all = kernels()?;
+        let list = |part: &Problem| -> Result<Vec<Multiplying>> {
+            let ranked = ranked(all, part, &gemm, sms)?;
+            Ok(ranked.into_iter().map(|(choice, _)| multiplying(all, choice)).collect())
+        };
+        let most_rows = problem.shards().most_rows();
+        let chosen = multiplying(all, layer.choice());
+        let (whole, of_rank) = (list(problem)?, list(&problem.of_largest_shard()?)?);
+        let by_model = if order == Order::Pipelined { &of_rank } else { &whole }.first();
+        Ok(Known {
+            untuned: Candidate {
+                gathering: Gathering { order, mover, pieces },
+                by_model: by_model == Some(&chosen),
+                multiplying: chosen,
+                untuned: true,
+            },
+            ways: ways(problem),
+            most_rows,
+            whole,
+            of_rank,
+            m: problem.m(),
+        })
+    }
+
+    /// Plans one candidate for each way of launching, and checks its result.
+    fn enter(&self, candidate: &Candidate) -> Result<Result<Vec<Entrant<'a>>, String>> {
+        let (gather, gemm) = options(candidate);
+        let strategy = match candidate.gathering.order {
+            Order::Fused => Strategy::Fused,
+            Order::Pipelined => Strategy::Pipelined,
+            Order::Sequential => Strategy::Sequential,
+        };
+        let group = &self.tuner.group;
+        let mut entrants = Vec::new();
+        for &launch in self.tuner.launches {
+            let layer = match self.plan(strategy, &gather, &gemm) {
+                Ok(layer) => layer,
+                // Refused on all ranks; else the group is over, and so is everything.
+                Err(error) if group.check().is_ok() => return Ok(Err(format!("{REFUSED}{error}"))),
+                Err(error) => return Err(error),
+            };
+            let mut step = Gathered::of(self.place(), layer, false)?;
+            let enqueue = |set| step.enqueue(set);
+            let checked = self.check.run(self.tuner.gpu, self.inputs, enqueue)?;
+            step.check()?;
+            if let Some(why) = entrant::wrong_anywhere(group, checked.err())? {
+                return Ok(Err(why));
+            }
+            let (name, kind, what) = (String::new(), step.kind(), String::new());
+            let (failed, times, host) = (None, Vec::new(), Vec::new());
+            let runner = Runner::Here { graph: None, step: Box::new(step) };
+            entrants.push(Entrant { name, kind, launch, what, failed, times, host, runner });
+        }
+        Ok(Ok(entrants))
+    }
+
+    /// Everyone's loops by turns. `false`: it is time to stop.
+    fn rounds(&mut self, runners: &mut [Entrant<'a>], heat: Heat) -> Result<bool> {
+        let Tuner { gpu, group, watch, .. } = self.tuner;
+        let track = entrant::Track { gpu, group, watch, sets: self.sets };
+        for runner in runners.iter_mut() {
+            runner.capture(&track)?;
+            // Twice: whoever is first finds cold clocks.
+            runner.time(&track, 1)?;
+            let first = runner.time(&track, 1)?;
+            runner.times.push(first);
+        }
+        let fastest = |launch: Launch, runners: &[Entrant<'_>]| {
+            let alike = runners.iter().filter(|runner| runner.launch == launch);
+            alike.map(|runner| runner.times[0]).fold(f64::INFINITY, f64::min)
+        };
+        let least = [Launch::Graph, Launch::Plain].map(|launch| fastest(launch, runners));
+        let goes_on = |runner: &Entrant<'_>| {
+            let least = if runner.launch == Launch::Graph { least[0] } else { least[1] };
+            runner.times[0] <= heat.give_up * least
+        };
+        let mut going: Vec<_> = runners.iter_mut().filter(|runner| goes_on(runner)).collect();
+        // One loop to get warm; then what was only a first look does not count.
+        going.iter_mut().for_each(|runner| runner.times.clear());
+        let us = least[0].min(least[1]).max(1.0);
+        let graphs = ((1e3 * heat.loop_ms / us).ceil() as usize).div_ceil(GRAPH_STEPS).max(1);
+        for round in 0..heat.rounds {
+            self.stopped = self.tuner.stops(Duration::ZERO)?;
+            if self.stopped.is_some() {
+                return Ok(false);
+            }
+            for nth in turn(round, going.len()) {
+                let time = going[nth].time(&track, graphs)?;
+                going[nth].times.push(time);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Track<Failure> for Here<'_> {
+    fn run(
+        &mut self,
+        candidates: &[Candidate],
+        heat: Heat,
+    ) -> Result<Option<Vec<Outcome>>, Failure> {
+        let mut runners = Vec::new();
+        // Whose each of them is, and who has none.
+        let (mut whose, mut failed) = (Vec::new(), vec![None; candidates.len()]);
+        for (nth, candidate) in candidates.iter().enumerate() {
+            self.stopped = self.tuner.stops(Duration::ZERO)?;
+            if self.stopped.is_some() {
+                return Ok(None);
+            }
+            match self.enter(candidate)? {
+                Ok(new) => {
+                    whose.extend(new.iter().map(|_| nth));
+                    runners.extend(new);
+                }
+                Err(why) => failed[nth] = Some(why),
+            }
+        }
+        if !self.rounds(&mut runners, heat)? {
+            return Ok(None);
+        }
+        self.tuner.bar.inc(1);
+        self.tuner.bar.set_message(format!("{}, {}", Shape::of(self.problem), heat.name));
+        let mut times = vec![<[Vec<f64>; WAYS_TO_LAUNCH]>::default(); candidates.len()];
+        for (nth, runner) in whose.into_iter().zip(runners) {
+            times[nth][usize::from(runner.launch == Launch::Plain)] = runner.times;
+        }
+        let outcome = |(why, times): (Option<String>, _)| match why {
+            Some(why) => Outcome::Failed(why),
+            None => Outcome::Timed(times),
+        };
+        Ok(Some(failed.into_iter().zip(times).map(outcome).collect()))
+    }
+}
+
+/// B is written before the first step, as weights are.
+fn gemm_options() -> GemmOptions {
+    GemmOptions::default().with_constant_b(true)
+}
+
+fn options(candidate: &Candidate) -> (GatherOptions, GemmOptions) {
+    let Candidate { gathering, multiplying, .. } = candidate;
+    let engine = match gathering.mover {
+        Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
+        Mover::Kernel { blocks } => Engine::Kernel { blocks },
+    };
+    let gather = GatherOptions::default().with_engine(engine).with_pieces(gathering.pieces);
+    let gemm = gemm_options()
+        .with_kernel(&multiplying.kernel)
+        .with_swizzle(multiplying.swizzle)
+        .with_splits(multiplying.splits);
+    (gather, gemm)
+}
+
+fn multiplying(kernels: &[Kernel], choice: Choice) -> Multiplying {
+    let Kernel { name, tile, cluster, .. } = &kernels[choice.kernel];
+    Multiplying {
+        kernel: name.clone(),
+        tile: *tile,
+        cluster: *cluster,
+        swizzle: choice.swizzle,
+        splits: choice.splits,
+    }
+}

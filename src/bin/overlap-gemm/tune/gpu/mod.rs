@@ -1,0 +1,331 @@
+//! Measuring for a table, as one rank of several.
+//!
+//! What belongs here: the course of it; how one heat is run is in [`heats`], what is tried is [`search`](super::search)'s, how loops
+//! are timed and results checked is the bench's. Invariant: all ranks do the same in the same order, so whatever
+//! one of them notices (a wrong result, a refusal, Ctrl-C, the time) is told to all before anybody acts on it.
+
+mod heats;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use overlap_gemm::Result;
+use overlap_gemm::cuda::device::driver_name;
+use overlap_gemm::cuda::{devices, kernels};
+use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
+use overlap_gemm::plan::Problem;
+use overlap_gemm::tune::{Entry, Family, Measured, Shape, Tuning, record};
+
+use self::heats::{Here, REFUSED};
+use super::advice::Advice;
+use super::results::{Failed, Head, Results, Row};
+use super::search::{Found, HEATS, refine, search};
+use super::{Launches, Wanted};
+use crate::bench::cases::{Case, spread};
+use crate::bench::gemm::Launch;
+use crate::bench::gpu::check::Check;
+use crate::bench::gpu::command;
+use crate::bench::gpu::driver::Gpu;
+use crate::bench::gpu::inputs::Pools;
+use crate::bench::gpu::ranks::{LIMIT, SETS};
+use crate::bench::gpu::timing::Watch;
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::output::Output;
+use crate::progress;
+
+/// Why to stop, as ranks tell each other.
+const GO_ON: u8 = b'-';
+const INTERRUPTED: u8 = b'i';
+const TIME_IS_UP: u8 = b't';
+
+/// What all problems share.
+struct Tuner<'a> {
+    gpu: &'a Gpu,
+    group: Arc<Group>,
+    watch: Watch,
+    l2_bytes: u64,
+    wanted: &'a Wanted,
+    launches: &'a [Launch],
+    clock: Clock,
+    interrupt: Interrupt,
+    bar: ProgressBar,
+}
+
+/// Measures all problems as one rank; rank 0 keeps and shows what came out.
+pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Result<(), Failure> {
+    let seat = Seat::from_env()?;
+    let gpu = Gpu::open(seat.local_rank as usize % devices()?.len().max(1))?;
+    // Ranks that share a GPU would find what is true of no machine.
+    let options = GroupOptions::default().device(&gpu.device.bus_id()?);
+    let group = Arc::new(Group::from_env(&options)?);
+    let todo = todo(wanted, &group, &gpu)?;
+    let bar = match &output {
+        Some(output) => progress::bar(todo.len() as u64 * HEATS, "heats", output),
+        None => ProgressBar::hidden(),
+    };
+    bar.tick();
+    let launches: &[Launch] = match wanted.launch {
+        Launches::Graph => &[Launch::Graph],
+        Launches::Plain => &[Launch::Plain],
+        Launches::Both => &[Launch::Graph, Launch::Plain],
+    };
+    let (watch, l2_bytes) = (Watch::new(&gpu)?, gpu.l2_bytes()?);
+    let clock = Clock::new(wanted.minutes);
+    let tuner =
+        Tuner { gpu: &gpu, group, watch, l2_bytes, wanted, launches, clock, interrupt, bar };
+    let outcome = tuner.run(&todo);
+    tuner.bar.finish_and_clear();
+    let Outcome { measured, failed, stopped, .. } = outcome?;
+    tuner.group.barrier("the end of tuning", LIMIT)?;
+    let wrong = failed.iter().find(|failed| !failed.why.starts_with(REFUSED)).map(|failed| {
+        format!("{}: {}; {}: {}", failed.problem, failed.gathering, failed.multiplying, failed.why)
+    });
+    if let Some(output) = output {
+        let results = Results {
+            command: command(),
+            version: env!("CARGO_PKG_VERSION"),
+            file: wanted.file.display().to_string(),
+            kept: wanted.cases.len() - todo.len(),
+            measured,
+            failed,
+            seconds: tuner.clock.since.elapsed().as_secs_f64(),
+            ended_early: stopped.map(|why| why.to_string()),
+        };
+        output.write(&results, |stdout| write!(stdout, "{results}"))?;
+    }
+    match (stopped, wrong) {
+        (Some(Stopped::Interrupted), _) => Err(Failure::Interrupted),
+        (_, Some(why)) => Err(Failure::CheckFailed(why)),
+        _ => Ok(()),
+    }
+}
+
+/// What is to be measured: what rank 0's table does not have. It is written once before anything is measured, so that
+/// nothing is lost to a path that cannot be.
+fn todo<'w>(wanted: &'w Wanted, group: &Group, gpu: &Gpu) -> Result<Vec<&'w Case>> {
+    let mut missing = vec![1u8; wanted.cases.len()];
+    if group.rank() == 0 {
+        record(&wanted.file, &[])?;
+        let table = Tuning::from_file(&wanted.file)?;
+        let [graph, plain] = match wanted.launch {
+            Launches::Graph => [true, false],
+            Launches::Plain => [false, true],
+            Launches::Both => [true, true],
+        };
+        for (missing, case) in missing.iter_mut().zip(&wanted.cases) {
+            let problem = spread(&case.problem, group.ranks())?;
+            let (family, shape) =
+                (Family::of(&problem, &gpu.device.info().name), Shape::of(&problem));
+            let is_done = |entry: &Entry| {
+                let done = |one: &Measured| {
+                    (one.graph.is_some() || !graph) && (one.plain.is_some() || !plain)
+                };
+                entry.family == family && entry.shape == shape && entry.best().is_some_and(done)
+            };
+            if !wanted.again && table.entries().iter().any(is_done) {
+                *missing = 0;
+            }
+        }
+    }
+    let all = group.all_gather("what is to be measured", &missing, LIMIT)?;
+    let todo = wanted.cases.iter().zip(&all[0]).filter(|(_, missing)| **missing == 1);
+    Ok(todo.map(|(case, _)| case).collect())
+}
+
+/// Why tuning ended before all was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stopped {
+    Interrupted,
+    TimeIsUp,
+}
+
+impl std::fmt::Display for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Stopped::Interrupted => "interrupted",
+            Stopped::TimeIsUp => "the time was up",
+        })
+    }
+}
+
+/// How long it may take, and the longest problem so far.
+struct Clock {
+    since: Instant,
+    limit: Option<Duration>,
+}
+
+impl Clock {
+    fn new(minutes: Option<f64>) -> Clock {
+        let limit = minutes.and_then(|minutes| Duration::try_from_secs_f64(60.0 * minutes).ok());
+        Clock { since: Instant::now(), limit }
+    }
+
+    /// Whether something that takes so long would not be done by the limit.
+    fn is_up(&self, ahead: Duration) -> bool {
+        self.limit.is_some_and(|limit| self.since.elapsed() + ahead > limit)
+    }
+}
+
+/// What came of all problems.
+#[derive(Default)]
+struct Outcome {
+    measured: Vec<Entry>,
+    failed: Vec<Failed>,
+    stopped: Option<Stopped>,
+    /// What the longest took.
+    longest: Duration,
+}
+
+impl Tuner<'_> {
+    fn run(&self, todo: &[&Case]) -> Result<Outcome, Failure> {
+        let mut pools = Pools::new(self.wanted.seed);
+        let mut outcome = Outcome::default();
+        for (nth, case) in (0u64..).zip(todo) {
+            // A heat with nothing new in it is left out.
+            self.bar.set_position(nth * HEATS);
+            self.measure(case, None, &mut pools, &mut outcome)?;
+        }
+        // Each pass may change what others would choose; so until nothing new is chosen.
+        let mut refines = self.wanted.refine;
+        while refines && outcome.stopped.is_none() {
+            refines = false;
+            for case in &self.wanted.cases {
+                let Some(advice) = self.advice(case, &outcome.failed)? else { continue };
+                self.bar.inc_length(1);
+                self.measure(case, Some(advice), &mut pools, &mut outcome)?;
+                refines = true;
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Measures one problem, by search or as advised, and keeps what came out; nothing once it is time to stop.
+    fn measure(
+        &self,
+        case: &Case,
+        advice: Option<Advice>,
+        pools: &mut Pools,
+        outcome: &mut Outcome,
+    ) -> Result<(), Failure> {
+        if outcome.stopped.is_none() {
+            outcome.stopped = self.stops(outcome.longest)?;
+        }
+        if outcome.stopped.is_some() {
+            return Ok(());
+        }
+        let begin = Instant::now();
+        let problem = spread(&case.problem, self.group.ranks())?;
+        let (found, stopped) = self.find(&problem, advice, pools)?;
+        outcome.stopped = stopped;
+        if stopped.is_some() {
+            return Ok(());
+        }
+        outcome.longest = outcome.longest.max(begin.elapsed());
+        outcome.failed.extend(found.failed.into_iter().map(|(candidate, why)| Failed {
+            problem: case.to_string(),
+            gathering: candidate.gathering,
+            multiplying: candidate.multiplying,
+            why,
+        }));
+        if found.measured.is_empty() {
+            return Ok(());
+        }
+        let entry = self.entry(&problem, found.measured)?;
+        if self.group.rank() == 0 {
+            record(&self.wanted.file, std::slice::from_ref(&entry))?;
+            let is_first = outcome.measured.is_empty();
+            self.bar.suspend(|| {
+                if is_first {
+                    eprintln!("{Head}");
+                }
+                eprintln!("{}", Row(&entry));
+            });
+        }
+        outcome.measured.retain(|one| (&one.family, one.shape) != (&entry.family, entry.shape));
+        outcome.measured.push(entry);
+        Ok(())
+    }
+
+    /// What rank 0's table, beneath it what ships, would choose for a problem that it has, if that is to be measured.
+    fn advice(&self, case: &Case, failed: &[Failed]) -> Result<Option<Advice>, Failure> {
+        let mut own = None;
+        if self.group.rank() == 0 {
+            let info = self.gpu.device.info();
+            let problem = spread(&case.problem, self.group.ranks())?;
+            let mut table = Tuning::shipped().clone();
+            table.add(Tuning::from_file(&self.wanted.file)?);
+            let name = case.to_string();
+            let is_out = |advice: &Advice| {
+                let same = |one: &Failed| {
+                    (&one.problem, &one.gathering, &one.multiplying)
+                        == (&name, &advice.gathering, &advice.multiplying)
+                };
+                failed.iter().any(same)
+            };
+            own = Advice::of(&table, &info.name, info.sm_count, &problem, kernels()?)
+                .filter(|advice| !is_out(advice));
+        }
+        let unreadable = |error: serde_json::Error| Failure::Read {
+            target: "what rank 0 advises".into(),
+            source: error.into(),
+        };
+        let own = serde_json::to_vec(&own).map_err(unreadable)?;
+        let part = if self.group.rank() == 0 { own.as_slice() } else { &[] };
+        let all = self.group.all_gather("what is advised", part, LIMIT)?;
+        serde_json::from_slice(&all[0]).map_err(unreadable)
+    }
+
+    fn entry(&self, problem: &Problem, measured: Vec<Measured>) -> Result<Entry> {
+        let info = self.gpu.device.info();
+        let entry = Entry {
+            family: Family::of(problem, &info.name),
+            shape: Shape::of(problem),
+            sms: info.sm_count,
+            driver: driver_name()?,
+            crate_version: env!("CARGO_PKG_VERSION").into(),
+            measured,
+        };
+        Ok(entry.sorted())
+    }
+
+    /// Whether to stop before something that takes as long as `ahead`: what any rank wants, at the same place on all.
+    fn stops(&self, ahead: Duration) -> Result<Option<Stopped>> {
+        let own = match self.interrupt.check() {
+            Err(_) => INTERRUPTED,
+            Ok(()) if self.group.rank() == 0 && self.clock.is_up(ahead) => TIME_IS_UP,
+            Ok(()) => GO_ON,
+        };
+        let all = self.group.all_gather("whether to go on", &[own], LIMIT)?;
+        let any = |what: u8| all.iter().any(|part| part.as_slice() == [what]);
+        Ok(match (any(INTERRUPTED), any(TIME_IS_UP)) {
+            (true, _) => Some(Stopped::Interrupted),
+            (_, true) => Some(Stopped::TimeIsUp),
+            _ => None,
+        })
+    }
+
+    fn find(
+        &self,
+        problem: &Problem,
+        advice: Option<Advice>,
+        pools: &mut Pools,
+    ) -> Result<(Found, Option<Stopped>), Failure> {
+        let inputs = pools.inputs(self.gpu, problem, self.l2_bytes)?;
+        let mut check = Check::new(pools, problem, &inputs, true, self.wanted.seed);
+        // As the bench does: they take turns, and the last one's A is gathered.
+        let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
+        check.set = sets - 1;
+        let mut here = Here { tuner: self, problem, inputs: &inputs, check, sets, stopped: None };
+        let known = here.known()?;
+        let found = match advice {
+            None => search(&known, &mut here)?,
+            Some(Advice { measured, gathering, multiplying }) => {
+                let advised = known.candidate(gathering, multiplying);
+                refine(measured, advised, &mut here)?
+            }
+        };
+        Ok((found.unwrap_or_default(), here.stopped))
+    }
+}
