@@ -75,6 +75,7 @@ fn bytes_come_out_as_they_went_in() {
                     start(&rank, &mut gather, rows, planned, step);
                     finish(&rank, &mut gather, rows.unwrap_or(planned), step);
                 }
+                rank.through();
             });
         }
         println!("{engine:?}: right");

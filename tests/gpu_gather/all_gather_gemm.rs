@@ -195,6 +195,7 @@ fn steps(
         work.check_gathered(rank, &shape, at);
         work.check(rank, shape.m(), &mut random);
     }
+    rank.through();
 }
 
 fn try_every_kernel(strategy: Strategy, rounds: u64, seed: u64) {
@@ -271,6 +272,7 @@ fn many_steps_without_waiting_are_right() {
                 for work in &mut all {
                     work.check(&rank, 512, &mut random);
                 }
+                rank.through();
             });
             println!("{engine:?}, {ranks} ranks: right");
         }
@@ -418,6 +420,7 @@ fn several_products_of_one_gather_are_right() {
                     );
                 }
             }
+            rank.through();
         });
         println!("{strategy:?}: right");
     }

@@ -85,7 +85,9 @@ fn both_executors_compute_the_same() {
                 // SAFETY: as long as the problem says; kept until the stream is through.
                 unsafe { layer.enqueue(stream, Shard::at(at(&shard)), &[operands]) }.unwrap();
                 layer.synchronize(stream).unwrap();
-                rank.gpu.download(&d)
+                let d = rank.gpu.download(&d);
+                rank.through();
+                d
             });
             for (rank, (gpu, host)) in gpus.iter().zip(&host).enumerate() {
                 for (at, (gpu, host)) in gpu.iter().zip(host).enumerate() {

@@ -66,6 +66,7 @@ fn what_was_put_before_a_barrier_is_there_behind_it() {
                 stream.synchronize().unwrap();
                 pad.check().unwrap();
             }
+            rank.through();
         });
     }
 }

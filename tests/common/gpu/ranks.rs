@@ -1,9 +1,11 @@
 //! Ranks as threads, each on a GPU: several on one where there are fewer GPUs than ranks.
 //!
 //! Invariant: ranks that share a GPU never wait for SMs that another's waiting product holds: each has a
-//! share of them, and of the places for blocks that push. A rank that fails ends its group, so that no other waits for it.
+//! share of them, and of the places for blocks that push; nor does one free memory while others are at work
+//! ([`Rank::through`]). A rank that fails ends its group, so that no other waits for it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use overlap_gemm::cuda::{Device, devices};
 use overlap_gemm::group::Group;
@@ -18,6 +20,8 @@ pub struct Rank {
     pub pushing_blocks: u32,
 }
 
+/// How long the others may take to end, which have limits of their own.
+const THROUGH: Duration = Duration::from_secs(60);
 /// SMs that are left for the small kernels that begin steps and push rows, and blocks of such a kernel that fit on one.
 const LEFT: u32 = 16;
 const BLOCKS_AN_SM: u32 = 4;
@@ -25,6 +29,15 @@ const BLOCKS_AN_SM: u32 = 4;
 impl Rank {
     pub fn rank(&self) -> u32 {
         self.group.rank()
+    }
+
+    /// Waits for all ranks, at the end of what more than two do; what they hold is dropped behind it.
+    ///
+    /// Freeing memory waits for all work on the GPU, and holds up the driver's other callers meanwhile. Where ranks share a
+    /// GPU, one that is through would wait for a product that waits for rows, and hold up the rank that has yet to push them.
+    pub fn through(&self) {
+        // A rank that failed has said so.
+        let _ = self.group.barrier("the end of a test", THROUGH);
     }
 }
 
