@@ -78,12 +78,14 @@ pub struct Machine {
 impl Machine {
     /// NVIDIA H200 with NVLink through NVSwitch. What each figure was fitted to:
     ///
-    /// - `product_scale`, `memory_gbps`, `launch_us`, `own_us`, `begin_us`, `begin_push_us`, `push_us`, `push_block_gbps`,
-    ///   `await_us`, `busy_slowdown`: the candidates of 43 tuned problems, `src/tune/h200.json` (two GPUs, bf16), by the least
-    ///   absolute error of the logarithm; `begin_push_us` and `push_us` to those of 19 problems on four GPUs, too.
+    /// - `product_scale`, `memory_gbps`, `launch_us`, `begin_push_us`, `push_us`, `await_us`: the candidates of 43 tuned problems,
+    ///   `src/tune/h200.json` (two GPUs, bf16), by the least absolute error of the logarithm; `begin_push_us` and `push_us` to
+    ///   those of 19 problems on four GPUs, too.
+    /// - `copy_us`, `signal_us`, `own_us`, `begin_us`, `push_block_gbps`, `busy_slowdown`: how far apart candidates of one problem
+    ///   are, of all 62 problems there.
     /// - `several_share`: all-gathers alone between four H200, `benches/results/2026-11-22-h200x4-streams.json`.
     /// - `product_scale_fp8`: `own` in `benches/results/2026-11-21-h200-bench-gemm.json` (one GPU).
-    /// - `link_gbps`, `copy_us`, `signal_us`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to
+    /// - `link_gbps`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to
     ///   32 MiB a rank, in one and four pieces, on one and two streams, and NCCL's.
     /// - `rest_gain`, `rest_gain_most`: `sequential` of 8192 and 16384 × 3584 × 8192 in
     ///   `benches/results/2026-11-21-h200x2-all-gather-gemm-bf16.json`, and NCCL with cuBLAS on eight H200.
@@ -98,15 +100,15 @@ impl Machine {
             link_gbps: 380.0,
             peer_gbps: 380.0,
             several_share: 0.68,
-            copy_us: 3.5,
-            signal_us: 2.0,
-            own_us: 3.0,
-            begin_us: 10.0,
+            copy_us: 5.5,
+            signal_us: 2.2,
+            own_us: 2.8,
+            begin_us: 12.0,
             begin_push_us: 6.3,
             push_us: 1.6,
-            push_block_gbps: 24.0,
+            push_block_gbps: 30.0,
             await_us: 2.2,
-            busy_slowdown: 0.16,
+            busy_slowdown: 0.14,
             rest_gain: 0.2,
             rest_gain_most: 0.15,
             nccl_us: 24.0,

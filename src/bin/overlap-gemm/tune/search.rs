@@ -121,18 +121,26 @@ pub fn search<E>(known: &Known, track: &mut impl Track<E>) -> Result<Option<Foun
     Ok(done.then_some(search.found))
 }
 
-/// Measures `advised` beside the best of what was measured `before`, in loops as long as those of the finals; `None`: it
-/// was time to stop.
+/// Measures what is advised beside the best of what was measured `before`, in loops as long as those of the finals; `None`:
+/// it was time to stop.
 pub fn refine<E>(
+    known: &Known,
     before: Vec<Measured>,
-    advised: Candidate,
+    (gathering, multiplying): (Gathering, Multiplying),
     track: &mut impl Track<E>,
 ) -> Result<Option<Found>, E> {
+    let advised = known.candidate(gathering, multiplying);
     let best = Measured::in_order(before.clone());
     let others = best.iter().filter(|one| !advised.is(one)).take(BESIDE).map(candidate_of);
     let finalists = others.chain([advised.clone()]).collect();
     let mut found = Found { measured: before, failed: Vec::new() };
-    Ok(found.finals(finalists, track)?.then_some(found))
+    let done = found.finals(finalists, track)?;
+    // What is chosen without a table may be something else by now.
+    for one in &mut found.measured {
+        let now = known.candidate(one.gathering, one.multiplying.clone());
+        (one.by_model, one.untuned) = (now.by_model, now.untuned);
+    }
+    Ok(done.then_some(found))
 }
 
 struct Search<'a, T> {
@@ -324,8 +332,8 @@ impl Candidate {
 }
 
 impl Known {
-    /// What somebody thinks of, who knows the table.
-    pub fn candidate(&self, gathering: Gathering, multiplying: Multiplying) -> Candidate {
+    /// What it is beside what is chosen without a table.
+    fn candidate(&self, gathering: Gathering, multiplying: Multiplying) -> Candidate {
         let by_model = self.kernels(gathering.order).first() == Some(&multiplying);
         let untuned = &self.untuned;
         let untuned = (untuned.gathering, &untuned.multiplying) == (gathering, &multiplying);

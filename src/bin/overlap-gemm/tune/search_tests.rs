@@ -144,10 +144,12 @@ fn what_is_advised_runs_beside_the_best_by_the_clocks_of_then() {
     let (before, _) = run(&known, |candidate, _| timed(truth(candidate)));
     let best = candidate_of(&before.measured[0]);
     let advised = known.candidate(best.gathering, multiplying("kernel 11", 8));
+    let what = |one: &Candidate| (one.gathering, one.multiplying.clone());
     let refined = |advised: &Candidate, slower: f64| {
         let time = |candidate: &Candidate, _| timed(truth(candidate) * slower);
         let mut track = MadeUp { time, heats: Vec::new(), stop_after: 1 };
-        let found = refine(before.measured.clone(), advised.clone(), &mut track).unwrap().unwrap();
+        let before = before.measured.clone();
+        let found = refine(&known, before, what(advised), &mut track).unwrap().unwrap();
         assert_eq!((track.heats.len(), track.heats[0].0), (1, FINAL));
         (found, track.heats.remove(0).1)
     };
@@ -173,9 +175,19 @@ fn what_is_advised_runs_beside_the_best_by_the_clocks_of_then() {
         heats: Vec::new(),
         stop_after: 1,
     };
-    let found = refine(before.measured.clone(), advised, &mut track).unwrap().unwrap();
+    let found = refine(&known, before.measured.clone(), what(&advised), &mut track);
+    let found = found.unwrap().unwrap();
     assert_eq!((found.measured.len(), found.failed.len()), (before.measured.len(), 1));
-    assert!(refine(found.measured, best, &mut track).unwrap().is_none(), "it is time to stop");
+    let stopped = refine(&known, found.measured, what(&best), &mut track).unwrap();
+    assert!(stopped.is_none(), "it is time to stop");
+
+    // Once something else is chosen without a table, it is that which is told of.
+    let late = Known { untuned: best.clone(), ..known };
+    let mut track =
+        MadeUp { time: |_: &Candidate, _| timed(100.0), heats: Vec::new(), stop_after: 1 };
+    let found = refine(&late, before.measured, what(&best), &mut track).unwrap().unwrap();
+    let untuned: Vec<_> = found.measured.iter().filter(|one| one.untuned).collect();
+    assert!(untuned.len() == 1 && best.is(untuned[0]), "{untuned:?}");
 }
 
 #[test]

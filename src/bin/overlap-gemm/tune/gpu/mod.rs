@@ -322,8 +322,7 @@ impl Tuner<'_> {
         let found = match advice {
             None => search(&known, &mut here)?,
             Some(Advice { measured, gathering, multiplying }) => {
-                let advised = known.candidate(gathering, multiplying);
-                refine(measured, advised, &mut here)?
+                refine(&known, measured, (gathering, multiplying), &mut here)?
             }
         };
         Ok((found.unwrap_or_default(), here.stopped))
