@@ -266,6 +266,40 @@ __device__ void copy_share(char* to, char const* from, uint64_t bytes) {
     if (blockIdx.x == 0 && tail < bytes) to[tail] = from[tail];
 }
 
+// One piece on its way to one peer: the i-th of all that are pushed. To the rank that needs them soonest first, all of a
+// shard's pieces: plan::Transfers::peer_in_round.
+struct Push {
+    og_push const& piece;
+    uint32_t* there;
+
+    __device__ Push(og_gather const& gather, og_gather_step const& step, PushList const& list, int32_t i)
+        : piece(list.pushes[i % step.push_count]) {
+        int32_t round = 1 + i / step.push_count;
+        there = gather.words[(gather.rank - round + gather.ranks) % gather.ranks];
+    }
+
+    __device__ void copy(og_gather const& gather) const {
+        auto const* from = reinterpret_cast<char const*>(gather.own);
+        auto* to = reinterpret_cast<char*>(there);
+        copy_share<int4>(to + piece.offset[0], from + piece.offset[0], piece.bytes[0]);
+        // Row scales start at any row.
+        copy_share<float>(to + piece.offset[1], from + piece.offset[1], piece.bytes[1]);
+    }
+
+    __device__ void signal(og_gather const& gather, uint32_t epoch) const {
+        store_relaxed_system(there + gather.signals_at + piece.slot, epoch);
+    }
+};
+
+// Whether what each peer is sent is there sooner than its stores are known to have arrived: then all peers' rows are
+// counted once, and told of together, for each count waits as long.
+__device__ bool are_few(og_gather_step const& step, PushList const& list) {
+    constexpr uint64_t kFewBytes = 1 << 20;
+    uint64_t bytes = 0;
+    for (int32_t i = 0; i < step.push_count; ++i) bytes += list.pushes[i].bytes[0] + list.pushes[i].bytes[1];
+    return bytes <= kFewBytes;
+}
+
 // How many blocks have come to a counter, and whether some of them gave up.
 constexpr uint32_t kGaveUp = 1u << 16;
 
@@ -300,31 +334,22 @@ __global__ void __launch_bounds__(kPushThreads)
     }
     __syncthreads();
 
-    auto const* here = reinterpret_cast<char const*>(beginning.own);
     __shared__ bool ends;
     if (threadIdx.x == 0) ends = false;
-    for (int32_t round = 1; round < gather.ranks; ++round) {
-        // The rank that needs this one's rows round-th: plan::Transfers::peer_in_round.
-        int32_t peer = (gather.rank - round + gather.ranks) % gather.ranks;
-        auto* there = reinterpret_cast<char*>(gather.words[peer]);
-        for (int32_t i = 0; i < step.push_count; ++i) {
-            og_push const& piece = list.pushes[i];
-            if (goes_on) {
-                copy_share<int4>(there + piece.offset[0], here + piece.offset[0], piece.bytes[0]);
-                // Row scales start at any row.
-                copy_share<float>(there + piece.offset[1], here + piece.offset[1], piece.bytes[1]);
-            }
-            uint32_t* counter = step.counters + round * step.push_count + i;
-            uint32_t sum = count_block(counter, goes_on ? 1 : 1 + kGaveUp);
-            if (sum == 0) continue;
-            // Where a block gave up, its share is missing, and nobody is told that rows are there.
-            if (sum < kGaveUp) {
-                store_relaxed_system(gather.words[peer] + gather.signals_at + piece.slot, beginning.epoch);
-            }
-            // For the next launch: behind the signal, which nothing holds up.
-            *counter = 0;
-            ends = round + 1 == gather.ranks && i + 1 == step.push_count;
+    int32_t const all = (gather.ranks - 1) * step.push_count;
+    int32_t const at_once = are_few(step, list) ? all : 1;
+    for (int32_t first = 0; first < all; first += at_once) {
+        for (int32_t i = first; i < first + at_once && goes_on; ++i) Push(gather, step, list, i).copy(gather);
+        uint32_t* counter = step.counters + first;
+        uint32_t sum = count_block(counter, goes_on ? 1 : 1 + kGaveUp);
+        if (sum == 0) continue;
+        // Where a block gave up, its share is missing, and nobody is told that rows are there.
+        for (int32_t i = first; i < first + at_once && sum < kGaveUp; ++i) {
+            Push(gather, step, list, i).signal(gather, beginning.epoch);
         }
+        // For the next launch: behind the signals, which nothing holds up.
+        *counter = 0;
+        ends = first + at_once == all;
     }
     __syncthreads();
     if (ends && threadIdx.x < kWarp) beginning.begin(gather, step, false);

@@ -204,9 +204,15 @@ fn by_nccl(machine: &Machine, plan: &Plan) -> f64 {
     much.min(little) + machine.nccl_rank_us * others
 }
 
+/// A kernel that sends no more than so many bytes to each peer tells all of them at once, behind the last
+/// (`kFewBytes` in `csrc/gather.cu`).
+const FEW_BYTES: f64 = (1u64 << 20) as f64;
+
 /// One sender's pieces, in order, and where it is with them.
 struct Sender {
     rank: u32,
+    /// All peers are told at once.
+    together: bool,
     pieces: Vec<Piece>,
     next: usize,
     /// When each stream may go on.
@@ -240,23 +246,31 @@ impl Sender {
             let to = transfers.peer_in_round(rank, round);
             plan.chunks().of_rank(rank).map(move |chunk| (chunk, to))
         });
-        let pieces = pieces.map(|(chunk, to)| {
-            let rows = plan.chunks().rows(chunk);
-            // Scales of rows travel beside them, four bytes each; a copy of their own where copy engines push.
-            let scales = if scaled { 4.0 * rows.len() as f64 } else { 0.0 };
-            let fixed = match engine {
-                Engine::Kernel { .. } => machine.push_us,
-                _ if scaled => 2.0 * machine.copy_us,
-                _ => machine.copy_us,
-            };
-            Piece { chunk, to, bytes: problem.row_bytes(&rows) as f64 + scales, fixed }
-        });
+        let of_kernel = matches!(engine, Engine::Kernel { .. });
+        let mut pieces: Vec<Piece> = pieces
+            .map(|(chunk, to)| {
+                let rows = plan.chunks().rows(chunk);
+                // Scales of rows travel beside them, four bytes each; a copy of their own where copy engines push.
+                let scales = if scaled { 4.0 * rows.len() as f64 } else { 0.0 };
+                let fixed = match engine {
+                    _ if of_kernel => machine.push_us,
+                    _ if scaled => 2.0 * machine.copy_us,
+                    _ => machine.copy_us,
+                };
+                Piece { chunk, to, bytes: problem.row_bytes(&rows) as f64 + scales, fixed }
+            })
+            .collect();
+        let to_one = pieces.iter().map(|piece| piece.bytes).sum::<f64>()
+            / f64::from(problem.ranks() - 1).max(1.0);
+        let together = of_kernel && to_one <= FEW_BYTES;
+        if together {
+            pieces.iter_mut().skip(1).for_each(|piece| piece.fixed = 0.0);
+        }
         let streams = match engine {
             Engine::CopyEngines { streams } => streams.max(1) as usize,
             _ => 1,
         };
-        let pieces = pieces.collect();
-        Sender { rank, pieces, next: 0, streams: vec![begin; streams], active: None }
+        Sender { rank, together, pieces, next: 0, streams: vec![begin; streams], active: None }
     }
 
     /// Begins the next piece, the engine being free at `now`.
@@ -307,7 +321,7 @@ fn push(
             false => active.moves_at,
         };
         let events = senders.iter().filter_map(|sender| sender.active.as_ref().map(event));
-        let Some(next) = events.min_by(f64::total_cmp) else { return sent };
+        let Some(next) = events.min_by(f64::total_cmp) else { break };
         for sender in &mut senders {
             let Some(active) = &mut sender.active else { continue };
             if !moves(active) {
@@ -329,6 +343,13 @@ fn push(
         }
         now = next;
     }
+    for sender in senders.iter().filter(|sender| sender.together) {
+        let of_sender = || sent.iter().filter(|piece| piece.from == sender.rank);
+        let last = of_sender().map(|piece| piece.signalled).fold(0.0, f64::max);
+        let told = sent.iter_mut().filter(|piece| piece.from == sender.rank);
+        told.for_each(|piece| piece.signalled = last);
+    }
+    sent
 }
 
 #[cfg(test)]
@@ -395,14 +416,27 @@ mod tests {
 
     #[test]
     fn blocks_that_push_multiply_later() {
-        let plan = plan(&[8, 8, 8], 1);
+        let plan = plan(&[2000; 3], 1);
         let gather = Gather::new(&machine(), &plan, Engine::Kernel { blocks: 16 });
-        assert_eq!(gather.ready(0), [5.0, 19.0, 28.0]);
-        assert_eq!((gather.pushing(0), gather.busy(0).to), ((16, 28.0), 0.0));
+        assert_eq!(gather.ready(0), [5.0, 2011.0, 4012.0]);
+        assert_eq!((gather.pushing(0), gather.busy(0).to), ((16, 4012.0), 0.0));
         // A few blocks do not fill the link.
         let machine = Machine { push_block_gbps: 0.05, ..machine() };
         let gather = Gather::new(&machine, &plan, Engine::Kernel { blocks: 4 });
-        assert_eq!(gather.ready(0), [5.0, 51.0, 92.0]);
+        assert_eq!(gather.ready(0), [5.0, 10_011.0, 20_012.0]);
+    }
+
+    #[test]
+    fn a_kernel_that_sends_little_tells_all_at_once() {
+        let (few, more) = (plan(&[8; 3], 2), plan(&[1049; 3], 2));
+        let engine = Engine::Kernel { blocks: 16 };
+        // One count for all, and 2 · 8 µs of bytes.
+        assert_eq!(Gather::new(&machine(), &few, engine).ready(0)[2..], [27.0; 4]);
+        let ready = Gather::new(&machine(), &more, engine).ready(0);
+        assert!(ready[2] < ready[3] && ready[3] < ready[5], "{ready:?}");
+        // What is few, the device decides.
+        let device = include_str!("../../csrc/gather.cu");
+        assert!(device.contains("kFewBytes = 1 << 20;"));
     }
 
     #[test]
