@@ -16,12 +16,17 @@ use serde_json::Value;
 
 /// The bench's results that predictions are compared with: everybody by turns, between two GPUs and between four.
 const OF_TWO: [&str; 4] = [
-    "2026-11-22-h200x2-drawn-turns-a.json",
-    "2026-11-22-h200x2-drawn-turns-b.json",
+    "2026-11-22-h200x2-refined-a.json",
+    "2026-11-22-h200x2-refined-b.json",
     "2026-11-22-h200x2-all-gather-gemm-fp8-tensor.json",
     "2026-11-22-h200x2-all-gather-gemm-fp8-rows.json",
 ];
-const OF_FOUR: [&str; 2] = ["2026-11-22-h200x4-graphs.json", "2026-11-22-h200x4-two-streams.json"];
+const OF_FOUR: [&str; 4] = [
+    "2026-11-22-h200x4-one-stream-pytorch.json",
+    "2026-11-22-h200x4-told-together.json",
+    "2026-11-22-h200x4-graphs.json",
+    "2026-11-22-h200x4-two-streams.json",
+];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

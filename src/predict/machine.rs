@@ -69,7 +69,8 @@ pub struct Machine {
     pub nccl_rank_us: f64,
     /// NCCL's share of the link's rate.
     pub nccl_share: f64,
-    /// The same where NCCL sends little by another protocol: quicker to begin with, in µs, and slower, in GB/s.
+    /// The same where NCCL sends little by another protocol: quicker to begin with for any number of ranks, in µs, and slower,
+    /// in GB/s.
     pub nccl_small_us: f64,
     /// See `nccl_small_us`.
     pub nccl_small_gbps: f64,
@@ -89,7 +90,8 @@ impl Machine {
     ///   32 MiB a rank, in one and four pieces, on one and two streams, and NCCL's.
     /// - `rest_gain`, `rest_gain_most`: `sequential` of 8192 and 16384 × 3584 × 8192 in
     ///   `benches/results/2026-11-21-h200x2-all-gather-gemm-bf16.json`, and NCCL with cuBLAS on eight H200.
-    /// - `nccl_us`, `nccl_small_us`, `nccl_small_gbps`: `nccl-cublaslt` of 64, 256 and 2048 × 3584 × 8192 there.
+    /// - `nccl_us`, `nccl_small_us`, `nccl_small_gbps`: `nccl-cublaslt` of 64, 256 and 2048 × 3584 × 8192 there; that ranks add
+    ///   nothing to `nccl_small_us`: the same of 64 and 128 rows in `benches/results/2026-11-22-h200x4-told-together.json`.
     pub const fn h200() -> Self {
         Machine {
             sms: 132,
@@ -114,7 +116,7 @@ impl Machine {
             nccl_us: 24.0,
             nccl_rank_us: 3.0,
             nccl_share: 0.92,
-            nccl_small_us: 4.0,
+            nccl_small_us: 7.0,
             nccl_small_gbps: 110.0,
         }
     }

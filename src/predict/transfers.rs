@@ -198,10 +198,12 @@ fn by_nccl(machine: &Machine, plan: &Plan) -> f64 {
     let others = f64::from(ranks - 1);
     let bytes = others * shard;
     let bytes = bytes.min(problem.row_bytes(&(0..problem.m())) as f64);
-    let much = machine.nccl_us + bytes / (machine.nccl_share * machine.rate(Engine::Nccl));
+    let much = machine.nccl_us
+        + machine.nccl_rank_us * others
+        + bytes / (machine.nccl_share * machine.rate(Engine::Nccl));
     let little = machine.nccl_small_us
         + bytes / (1e3 * machine.nccl_small_gbps).min(machine.rate(Engine::Nccl));
-    much.min(little) + machine.nccl_rank_us * others
+    much.min(little)
 }
 
 /// A kernel that sends no more than so many bytes to each peer tells all of them at once, behind the last

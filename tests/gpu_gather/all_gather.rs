@@ -66,7 +66,8 @@ fn finish(rank: &Rank, gather: &mut AllGather, rows: &[u32], step: u64) {
 #[ignore = "needs 1 Hopper GPU"]
 fn bytes_come_out_as_they_went_in() {
     for engine in [Engine::CopyEngines { streams: 2 }, Engine::Kernel { blocks: 3 }] {
-        for planned in [&[64][..], &[100, 33], &[7, 0, 250, 64, 1]] {
+        // The last has ranks with more than a kernel tells all peers of at once, and one with less.
+        for planned in [&[64][..], &[100, 33], &[7, 0, 250, 64, 1], &[30_000, 100, 23_000]] {
             on_ranks(planned.len() as u32, |rank| {
                 let mut gather = gather(&rank, planned, engine);
                 let reversed: Vec<u32> = planned.iter().rev().copied().collect();
