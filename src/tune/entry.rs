@@ -232,8 +232,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Both ways of launching.
-    fn times(&self) -> [Option<Time>; 2] {
+    /// In graphs, and launched one by one.
+    pub(super) fn times(&self) -> [Option<Time>; 2] {
         [self.graph, self.plain]
     }
 

@@ -3,7 +3,7 @@
 //! Invariant: nothing of an entry takes part in answering for it; what an answer costs was measured, or is said to
 //! be unknown.
 
-use super::entry::{Entry, Measured, Shape};
+use super::entry::{Entry, Measured, Order, Shape};
 use super::lookup::{self, Answer, Anything, Asked};
 use super::table::Tuning;
 
@@ -16,6 +16,9 @@ pub struct HeldOut<'a> {
     pub answer: Option<Answer>,
     /// How long that takes as a multiple of the fastest that was measured; `None`: it was not measured.
     pub ratio: Option<f64>,
+    /// The same beside the best strategy as it is planned without a table, in graphs and launched one by one: what is chosen
+    /// then, and other orders with the cost model's kernel.
+    pub over_strategies: [Option<f64>; 2],
 }
 
 /// Holds out every entry of a table.
@@ -37,7 +40,17 @@ fn held_out<'a>(table: &Tuning, entry: &'a Entry) -> HeldOut<'a> {
         entry.measured.iter().find(is_same)
     });
     let ratio = chosen.map(|one| entry.ratio(one));
-    HeldOut { entry, answer, ratio }
+    let over_strategies = [0, 1].map(|way| {
+        let planned = entry.measured.iter().filter(|one| is_planned(one));
+        let least = planned.filter_map(|one| one.times()[way]).map(|time| time.us);
+        Some(chosen?.times()[way]?.us / least.min_by(f64::total_cmp)?)
+    });
+    HeldOut { entry, answer, ratio, over_strategies }
+}
+
+/// Whether somebody would get it who asks for a strategy, and knows no table.
+fn is_planned(one: &Measured) -> bool {
+    one.untuned || (one.by_model && one.gathering.order != Order::Fused)
 }
 
 impl HeldOut<'_> {
@@ -62,7 +75,33 @@ mod tests {
         // Nobody would take that kernel for so many rows, and so it was not tried there.
         for held in hold_out(&table) {
             assert!(held.answer.is_some() && held.ratio.is_none(), "{held:?}");
+            assert_eq!(held.over_strategies, [None; 2]);
         }
+    }
+
+    #[test]
+    fn answers_stand_beside_strategies_and_beside_all() {
+        let table = Tuning::shipped();
+        for held in hold_out(table) {
+            let (Some(ratio), [Some(graph), Some(plain)]) = (held.ratio, held.over_strategies)
+            else {
+                continue;
+            };
+            // What is best of all is best of the strategies or better, if it was measured as thoroughly.
+            let all = &held.entry.measured;
+            if all.iter().filter(|one| is_planned(one)).all(|one| one.is_finalist(all)) {
+                assert!(graph <= ratio + 1e-9 && plain <= ratio + 1e-9, "{held:?}");
+            }
+        }
+        // Without anything that is planned, there is nothing to compare with.
+        let mut entries = table.entries().to_vec();
+        entries.iter_mut().flat_map(|entry| &mut entry.measured).for_each(|one| {
+            (one.untuned, one.by_model) = (false, false);
+        });
+        let none = hold_out(&Tuning::of_entries(entries.clone()))
+            .iter()
+            .all(|held| held.over_strategies == [None; 2]);
+        assert!(none);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use overlap_gemm::cuda::Kernel;
 use overlap_gemm::plan::Problem;
 use overlap_gemm::tune::{
-    Anything, Asked, Fits, Gathering, Measured, Multiplying, Order, Shape, Tuning,
+    Anything, Asked, Entry, Family, Fits, Gathering, Measured, Multiplying, Order, Shape, Tuning,
 };
 use serde::{Deserialize, Serialize};
 
@@ -27,11 +27,10 @@ impl Advice {
         problem: &Problem,
         kernels: &[Kernel],
     ) -> Option<Advice> {
+        let (family, shape) = (Family::of(problem, gpu), Shape::of(problem));
+        let is_it = |entry: &&Entry| entry.family == family && entry.shape == shape;
+        let entry = table.entries().iter().find(is_it)?;
         let rest = table.without(problem, gpu);
-        let entry = table
-            .entries()
-            .iter()
-            .find(|entry| entry.shape == Shape::of(problem) && !rest.entries().contains(entry))?;
         let answer = rest.look_up(&Asked { gpu, sms, problem }, &Compiled(kernels))?;
         let (gathering, multiplying) = (answer.gathering, answer.multiplying?);
         let is_it =
@@ -94,7 +93,7 @@ mod tests {
             let entry = (table.entries().iter())
                 .find(|entry| entry.shape == shape && entry.family.ranks == 2)
                 .unwrap();
-            let entry = overlap_gemm::tune::Entry { measured, ..entry.clone() };
+            let entry = Entry { measured, ..entry.clone() };
             table.add(Tuning::of_entries(vec![entry]));
         }
         assert_eq!(advice(&table, &problem, all_kernels()), None);

@@ -43,6 +43,8 @@ struct Checked {
     multiplying: Option<Multiplying>,
     fastest: Gathering,
     ratio: Option<f64>,
+    /// The same beside the best strategy that is planned without a table, in graphs and one by one.
+    over_strategies: [Option<f64>; 2],
 }
 
 /// What holding out each problem says of a table.
@@ -53,6 +55,30 @@ struct Check {
     worst: Option<f64>,
     /// Problems whose answer was not measured for them.
     unknown: usize,
+    /// Beside the best strategy that is planned without a table, each way to launch by itself.
+    over_strategies: Option<OverStrategies>,
+}
+
+/// How answers do beside strategies that are planned without a table.
+#[derive(Serialize)]
+struct OverStrategies {
+    count: usize,
+    /// Those within [`BAR`].
+    within_bar: usize,
+    median: f64,
+    worst: f64,
+}
+
+/// How far behind the best strategy an answer may be.
+const BAR: f64 = 1.03;
+
+impl OverStrategies {
+    fn of(problems: &[Checked]) -> Option<OverStrategies> {
+        let all: Vec<f64> = problems.iter().flat_map(|one| one.over_strategies).flatten().collect();
+        let within_bar = all.iter().filter(|ratio| **ratio <= BAR).count();
+        let (median, worst) = (median(&all)?, quantile(&all, 1.0)?);
+        Some(OverStrategies { count: all.len(), within_bar, median, worst })
+    }
 }
 
 impl Check {
@@ -61,7 +87,8 @@ impl Check {
         let ratios: Vec<f64> = problems.iter().filter_map(|one| one.ratio).collect();
         let unknown = problems.len() - ratios.len();
         let (median, worst) = (median(&ratios), quantile(&ratios, 1.0));
-        Check { problems, median, worst, unknown }
+        let over_strategies = OverStrategies::of(&problems);
+        Check { problems, median, worst, unknown, over_strategies }
     }
 }
 
@@ -76,6 +103,7 @@ impl Checked {
             multiplying: answer.and_then(|answer| answer.multiplying.clone()),
             fastest: held.entry.best()?.gathering,
             ratio: held.ratio,
+            over_strategies: held.over_strategies,
         })
     }
 }
@@ -123,10 +151,17 @@ impl fmt::Display for Check {
             }
             _ => writeln!(f, "no answer was measured")?,
         }
-        match self.unknown {
-            0 => Ok(()),
-            some => writeln!(f, "–: of {some}, what would be chosen was not tried there"),
+        if self.unknown > 0 {
+            writeln!(f, "–: of {}, what would be chosen was not tried there", self.unknown)?;
         }
+        if let Some(OverStrategies { count, within_bar, median, worst }) = &self.over_strategies {
+            writeln!(
+                f,
+                "beside the best strategy that is planned without a table, in graphs and one by one: \
+                 median {median:.3}, worst {worst:.3}, within 3 % in {within_bar} of {count}"
+            )?;
+        }
+        Ok(())
     }
 }
 
