@@ -85,8 +85,8 @@ fn advise_by(
             origin += &format!("; with driver {others:?}, here is {driver}");
         }
         advice.is_answered = true;
-        advice.strategy = strategy_of(answer.gathering.order);
-        advice.gather.engine = engine_of(answer.gathering.mover);
+        advice.strategy = answer.gathering.order.into();
+        advice.gather.engine = answer.gathering.mover.into();
         advice.gather.pieces = Some(answer.gathering.pieces);
         if let Some(multiplying) = &answer.multiplying {
             fix(&mut advice.gemm, multiplying);
@@ -128,7 +128,7 @@ impl Fits for Here<'_> {
     }
 
     fn gathering(&self, gathering: &Gathering) -> bool {
-        let (asked, engine) = (self.open.gather, engine_of(gathering.mover));
+        let (asked, engine) = (self.open.gather, Engine::from(gathering.mover));
         let pieces = gathering.pieces;
         let is_open = (asked.engine == Engine::Auto || asked.engine == engine)
             && asked.pieces.is_none_or(|asked| asked == pieces);
@@ -173,18 +173,22 @@ fn fix(options: &mut GemmOptions, multiplying: &Multiplying) {
     options.splits = Some(multiplying.splits);
 }
 
-fn strategy_of(order: Order) -> Strategy {
-    match order {
-        Order::Fused => Strategy::Fused,
-        Order::Pipelined => Strategy::Pipelined,
-        Order::Sequential => Strategy::Sequential,
+impl From<Order> for Strategy {
+    fn from(order: Order) -> Strategy {
+        match order {
+            Order::Fused => Strategy::Fused,
+            Order::Pipelined => Strategy::Pipelined,
+            Order::Sequential => Strategy::Sequential,
+        }
     }
 }
 
-fn engine_of(mover: Mover) -> Engine {
-    match mover {
-        Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
-        Mover::Kernel { blocks } => Engine::Kernel { blocks },
+impl From<Mover> for Engine {
+    fn from(mover: Mover) -> Engine {
+        match mover {
+            Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
+            Mover::Kernel { blocks } => Engine::Kernel { blocks },
+        }
     }
 }
 

@@ -104,11 +104,7 @@ impl<'a> Here<'a> {
     /// Plans one candidate for each way of launching, and checks its result.
     fn enter(&self, candidate: &Candidate) -> Result<Result<Vec<Entrant<'a>>, String>> {
         let (gather, gemm) = options(candidate);
-        let strategy = match candidate.gathering.order {
-            Order::Fused => Strategy::Fused,
-            Order::Pipelined => Strategy::Pipelined,
-            Order::Sequential => Strategy::Sequential,
-        };
+        let strategy = candidate.gathering.order.into();
         let group = &self.tuner.group;
         let mut entrants = Vec::new();
         for &launch in self.tuner.launches {
@@ -218,11 +214,8 @@ fn gemm_options() -> GemmOptions {
 
 fn options(candidate: &Candidate) -> (GatherOptions, GemmOptions) {
     let Candidate { gathering, multiplying, .. } = candidate;
-    let engine = match gathering.mover {
-        Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
-        Mover::Kernel { blocks } => Engine::Kernel { blocks },
-    };
-    let gather = GatherOptions::default().with_engine(engine).with_pieces(gathering.pieces);
+    let gather =
+        GatherOptions::default().with_engine(gathering.mover.into()).with_pieces(gathering.pieces);
     let gemm = gemm_options()
         .with_kernel(&multiplying.kernel)
         .with_swizzle(multiplying.swizzle)
