@@ -345,11 +345,13 @@ fn push(
         }
         now = next;
     }
-    for sender in senders.iter().filter(|sender| sender.together) {
-        let of_sender = || sent.iter().filter(|piece| piece.from == sender.rank);
-        let last = of_sender().map(|piece| piece.signalled).fold(0.0, f64::max);
-        let told = sent.iter_mut().filter(|piece| piece.from == sender.rank);
-        told.for_each(|piece| piece.signalled = last);
+    // Senders are ranks from 0 on.
+    let mut last = vec![0.0f64; senders.len()];
+    for piece in &sent {
+        last[piece.from as usize] = last[piece.from as usize].max(piece.signalled);
+    }
+    for piece in sent.iter_mut().filter(|piece| senders[piece.from as usize].together) {
+        piece.signalled = last[piece.from as usize];
     }
     sent
 }

@@ -76,27 +76,35 @@ mod tests {
 
     #[test]
     fn what_was_measured_as_thoroughly_as_anything_is_not_advised_again() {
-        let mut table = Tuning::shipped().clone();
         let problem = Problem::builder(2048, 3584, 8192).ranks(2).build().unwrap();
-        // Whatever the rest of the table would choose was measured in the finals, or is advised, and then is measured.
-        if let Some(Advice { mut measured, gathering, multiplying }) =
+        let (family, shape) = (Family::of(&problem, GPU), Shape::of(&problem));
+        let all = Tuning::shipped().entries();
+        let entry = all.iter().find(|one| one.family == family && one.shape == shape).unwrap();
+        let asked = Asked { gpu: GPU, sms: Machine::h200().sms, problem: &problem };
+        let rest = Tuning::shipped().without(&problem, GPU);
+        let answer = rest.look_up(&asked, &Anything).unwrap();
+        let (gathering, multiplying) = (answer.gathering, answer.multiplying.unwrap());
+        let is_it = |one: &Measured| (one.gathering, &one.multiplying) == (gathering, &multiplying);
+        let others: Vec<_> = entry.measured.iter().filter(|one| !is_it(one)).cloned().collect();
+        let with = |rounds: Option<u32>| {
+            let mut measured = others.clone();
+            measured.extend(rounds.map(|rounds| {
+                let time = Some(Time::new(1e3, 0.0, rounds));
+                let multiplying = multiplying.clone();
+                let (graph, plain, by_model, untuned) = (time, time, false, false);
+                Measured { gathering, multiplying, by_model, untuned, graph, plain }
+            }));
+            let mut table = rest.clone();
+            table.add(Tuning::of_entries(vec![Entry { measured, ..entry.clone() }]));
             advice(&table, &problem, all_kernels())
-        {
-            let is_it =
-                |one: &Measured| (one.gathering, &one.multiplying) == (gathering, &multiplying);
-            measured.retain(|one| !is_it(one));
-            let time = Some(Time::new(1e3, 0.0, 7));
-            let (graph, plain) = (time, time);
-            let (by_model, untuned) = (false, false);
-            measured.push(Measured { gathering, multiplying, by_model, untuned, graph, plain });
-            let shape = Shape::of(&problem);
-            let entry = (table.entries().iter())
-                .find(|entry| entry.shape == shape && entry.family.ranks == 2)
-                .unwrap();
-            let entry = Entry { measured, ..entry.clone() };
-            table.add(Tuning::of_entries(vec![entry]));
+        };
+        // Never measured, or dropped early.
+        for rounds in [None, Some(3)] {
+            let Advice { measured, gathering: how, multiplying: by } = with(rounds).unwrap();
+            assert_eq!((how, &by), (gathering, &multiplying));
+            assert_eq!(measured.len(), others.len() + usize::from(rounds.is_some()));
         }
-        assert_eq!(advice(&table, &problem, all_kernels()), None);
+        assert_eq!(with(Some(7)), None);
     }
 
     #[test]
