@@ -57,11 +57,11 @@ impl Drawing {
         picture: impl FnOnce() -> String,
         events: impl FnOnce() -> String,
     ) -> Result<(), Failure> {
-        if let Some(file) = self.svg {
+        if let Some(mut file) = self.svg {
             let picture = picture();
             file.write(|file| file.write_all(picture.as_bytes()))?;
         }
-        if let Some(file) = self.events {
+        if let Some(mut file) = self.events {
             let events = events();
             file.write(|file| file.write_all(events.as_bytes()))?;
         }

@@ -2,11 +2,11 @@
 //!
 //! Invariants: with `--json` stdout carries exactly one JSON document and nothing else. A file is
 //! opened before the work begins, so that hours are not lost to a typo in its path, and what it
-//! held is kept until there is something to replace it with. A reader of stdout who leaves early
-//! (`| head`) is no error.
+//! held is kept until there is something to replace it with. Long work may keep there what it has so
+//! far. A reader of stdout who leaves early (`| head`) is no error.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -33,7 +33,7 @@ impl OutputArgs {
     }
 }
 
-/// A file that is written once, when there is something to write.
+/// A file that is written when there is something to write.
 pub struct Target {
     name: String,
     file: File,
@@ -52,16 +52,21 @@ impl Target {
 
     /// Replaces what it holds.
     pub fn write(
-        mut self,
+        &mut self,
         content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), Failure> {
         let write = || {
-            truncate(&mut self.file)?;
+            clear(&mut self.file)?;
             let mut stream = BufWriter::new(&mut self.file);
             content(&mut stream)?;
             stream.flush()
         };
-        write().map_err(|source| Failure::Write { target: self.name, source })
+        write().map_err(|source| Failure::Write { target: self.name.clone(), source })
+    }
+
+    /// Whether it can be written more than once.
+    fn is_file(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.is_file())
     }
 }
 
@@ -87,13 +92,26 @@ impl Output {
         self.json || self.file.is_some()
     }
 
+    /// Keeps what there is so far in the file, for when the process is ended from outside; what comes later replaces
+    /// it. Pipes get the result alone.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(dead_code, reason = "only what measures takes so long")
+    )]
+    pub fn keep(&mut self, value: &impl Serialize) -> Result<(), Failure> {
+        match self.file.as_mut().filter(|file| file.is_file()) {
+            Some(file) => file.write(|stream| write_json(stream, value)),
+            None => Ok(()),
+        }
+    }
+
     /// Writes the result: `value` as JSON, `text` as text, each where it was asked for.
     pub fn write(
         self,
         value: &impl Serialize,
         text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), Failure> {
-        if let Some(file) = self.file {
+        if let Some(mut file) = self.file {
             file.write(|stream| write_json(stream, value))?;
         }
         let written = match self.json {
@@ -111,9 +129,13 @@ impl Output {
     }
 }
 
-/// Pipes and devices have no length to set.
-fn truncate(file: &mut File) -> io::Result<()> {
-    if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
+/// Pipes and devices have no length to set, and nowhere to go back to.
+fn clear(file: &mut File) -> io::Result<()> {
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+        file.rewind()?;
+    }
+    Ok(())
 }
 
 fn write_json(stream: impl Write, value: &impl Serialize) -> io::Result<()> {
@@ -121,4 +143,28 @@ fn write_json(stream: impl Write, value: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut stream, value)?;
     stream.write_all(b"\n")?;
     stream.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_later_replaces_what_was_kept() {
+        let path = std::env::temp_dir().join(format!("overlap-gemm-kept-{}", std::process::id()));
+        fs::write(&path, "of before").unwrap();
+        let arguments = OutputArgs { json: false, output: Some(path.clone()) };
+        let mut output = arguments.open().unwrap();
+        let holds = |content: &str| assert_eq!(fs::read_to_string(&path).unwrap(), content);
+        holds("of before");
+        output.keep(&["the first", "the second"]).unwrap();
+        holds("[\"the first\",\"the second\"]\n");
+        output.keep(&["less"]).unwrap();
+        holds("[\"less\"]\n");
+        output.write(&["all"], |_| Ok(())).unwrap();
+        holds("[\"all\"]\n");
+        fs::remove_file(&path).unwrap();
+    }
 }

@@ -66,14 +66,14 @@ impl Formats {
     /// Writes all that was asked for.
     pub fn write(self, all: &Comparison<'_>) -> Result<(), Failure> {
         let Formats { csv, plot, heatmap, args } = self;
-        if let Some(csv) = csv {
+        if let Some(mut csv) = csv {
             csv.write(|file| csv::write(all, file))?;
         }
         let drawn = Drawn { only: &args.draw };
         if let Some(why) = drawn.unknown(all) {
             return Err(Failure::Usage(format!("--draw: {why}")));
         }
-        if let Some(plot) = plot {
+        if let Some(mut plot) = plot {
             let rows =
                 || all.runs.iter().flat_map(|run: &Run| &run.cases).flat_map(|case| &case.rows);
             let graph = match args.plot_launch {
@@ -83,7 +83,7 @@ impl Formats {
             let picture = time_against_m(all, &drawn, graph);
             plot.write(|file| file.write_all(picture.as_bytes()))?;
         }
-        if let Some(heatmap) = heatmap {
+        if let Some(mut heatmap) = heatmap {
             let picture = heat_map(all, &drawn, args.heat);
             heatmap.write(|file| file.write_all(picture.as_bytes()))?;
         }

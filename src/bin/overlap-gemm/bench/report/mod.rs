@@ -68,6 +68,9 @@ pub struct Run {
     /// Whether rows were copied into their slot in every step.
     pub copied: bool,
     pub cases: Vec<CaseReport>,
+    /// Why it ended before the last case, if it did.
+    #[serde(default)]
+    pub ended_early: Option<String>,
 }
 
 /// As [`Run::program`] calls this one.
@@ -196,6 +199,7 @@ pub mod made_up {
             rounds: 3,
             copied: false,
             cases,
+            ended_early: None,
         }
     }
 

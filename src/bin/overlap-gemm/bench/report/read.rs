@@ -102,8 +102,19 @@ impl FirstRun {
             Ok(CaseReport { name, problem, rows })
         };
         let cases = cases.into_iter().map(upgraded).collect::<Result<_, String>>()?;
-        let program = own_name();
-        Ok(Run { command, program, version, machine, nccl, ranks, steps, rounds, copied, cases })
+        Ok(Run {
+            command,
+            program: own_name(),
+            version,
+            machine,
+            nccl,
+            ranks,
+            steps,
+            rounds,
+            copied,
+            cases,
+            ended_early: None,
+        })
     }
 }
 
@@ -169,7 +180,8 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_back() {
-        let runs = [made_up::run(vec![made_up::usual_case(1024)]), made_up::run(vec![])];
+        let mut runs = [made_up::run(vec![made_up::usual_case(1024)]), made_up::run(vec![])];
+        runs[0].ended_early = Some("interrupted".into());
         assert_eq!(parse(written(&runs).to_string().as_bytes()).unwrap(), runs);
         assert_eq!(parse(written(&[]).to_string().as_bytes()).unwrap(), []);
     }
@@ -185,6 +197,7 @@ mod tests {
                 row.as_object_mut().unwrap().remove("peer");
             }
         }
+        first.as_object_mut().unwrap().remove("ended_early");
         let read = parse(first.to_string().as_bytes()).unwrap();
         assert_eq!(read, [run.clone()]);
         run.ranks = 4;

@@ -105,6 +105,9 @@ impl fmt::Display for Comparison<'_> {
             run.nccl.as_ref().map_or(Ok(()), |nccl| write!(f, ", NCCL {nccl}"))?;
             let copied = if run.copied { ", rows copied" } else { "" };
             writeln!(f, "; {} steps a loop, {} rounds: medians{copied}", run.steps, run.rounds)?;
+            if let Some(why) = &run.ended_early {
+                writeln!(f, "    ended early, after {} of its cases: {why}", run.cases.len())?;
+            }
         }
         for case in &self.cases {
             writeln!(f)?;
@@ -189,6 +192,15 @@ mod tests {
         assert!(text.contains("[2] PyTorch 0.0.0"), "{text}");
         assert_eq!(words(&text, "torch-new")[7..9], ["~0.990", "~0.660"], "{text}");
         assert!(text.contains("fused          graph      1.050   of 2 cases"), "{text}");
+        assert!(!text.contains("early"), "{text}");
+    }
+
+    #[test]
+    fn a_run_that_was_cut_short_says_so() {
+        let mut short = run(vec![usual_case(1024)]);
+        short.ended_early = Some("interrupted".into());
+        let text = Comparison::of(&[short]).to_string();
+        assert!(text.contains("\n    ended early, after 1 of its cases: interrupted\n"), "{text}");
     }
 
     #[test]

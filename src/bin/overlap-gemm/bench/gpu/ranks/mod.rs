@@ -1,8 +1,8 @@
 //! The bench of all-gather + GEMM on several GPUs: this process's part as one rank.
 //!
 //! What belongs here: the course of it; the contenders are beside. Every rank does the same in the same
-//! order, since whatever gathers is collective. Invariant: a time is that of the slowest rank; nobody is
-//! shown one for a wrong result.
+//! order, since whatever gathers is collective. Invariants: a time is that of the slowest rank; nobody is
+//! shown one for a wrong result; what was measured is shown, also when a later case ends the bench.
 
 pub mod contenders;
 pub mod entrant;
@@ -57,6 +57,8 @@ const WARM_UP_ROUNDS: usize = 2;
 /// How long a loop lasts at least, and before it one that is not timed: clocks follow the power of the last
 /// tens of milliseconds.
 const LOOP_MS: f64 = 40.0;
+/// What the file says while there are cases to come.
+const NOT_AT_ITS_END: &str = "still measuring, or ended from outside";
 
 /// What all cases share.
 struct Bench<'a> {
@@ -74,7 +76,7 @@ struct Bench<'a> {
 }
 
 /// Runs all cases as one rank; rank 0 shows what they gave.
-pub fn run(wanted: &Wanted, shown: Option<Shown>, interrupt: Interrupt) -> Result<(), Failure> {
+pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> Result<(), Failure> {
     let place = Place::from_env()?;
     let count = devices()?.len().max(1);
     let gpu = Gpu::open(place.local_rank as usize % count)?;
@@ -107,18 +109,6 @@ pub fn run(wanted: &Wanted, shown: Option<Shown>, interrupt: Interrupt) -> Resul
     bar.tick();
     let bench =
         Bench { gpu: &gpu, group, wanted, cublaslt, nccl, peer, watch, l2_bytes, interrupt, bar };
-    let mut pools = Pools::new(wanted.seed);
-    let mut cases = Vec::new();
-    for case in &wanted.cases {
-        let report = bench.run(case, &mut pools)?;
-        if shown.is_some() {
-            bench.bar.suspend(|| eprintln!("{report}"));
-        }
-        cases.push(report);
-    }
-    bench.bar.finish_and_clear();
-    bench.barrier("the end of the bench")?;
-    let Some(Shown { output, formats }) = shown else { return Ok(()) };
     let run = Run {
         command: super::command(),
         program: own_name(),
@@ -132,13 +122,24 @@ pub fn run(wanted: &Wanted, shown: Option<Shown>, interrupt: Interrupt) -> Resul
         steps: wanted.steps,
         rounds: wanted.rounds,
         copied: wanted.copied,
-        cases,
+        cases: Vec::new(),
+        ended_early: Some(NOT_AT_ITS_END.into()),
     };
-    let runs = [run];
+    let mut runs = [run];
+    let outcome = bench.run_all(&mut runs, shown.as_mut());
+    bench.bar.finish_and_clear();
+    runs[0].ended_early = outcome.as_ref().err().map(Failure::to_string);
+    if runs[0].cases.is_empty() {
+        return outcome;
+    }
+    let Some(Shown { output, formats }) = shown else { return outcome };
     let all = Comparison::of(&runs);
     output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
     formats.write(&all)?;
-    first_failure(&runs).map_or(Ok(()), |why| Err(Failure::CheckFailed(why)))
+    match first_failure(&runs) {
+        Some(why) => Err(Failure::CheckFailed(why)),
+        None => outcome,
+    }
 }
 
 /// NCCL's file where a package has it and the loader does not, unless somebody names one.
@@ -161,6 +162,23 @@ fn steps(wanted: &Wanted) -> u64 {
 impl Bench<'_> {
     fn barrier(&self, what: &str) -> Result<()> {
         self.group.barrier(what, LIMIT)
+    }
+
+    /// Runs all cases, and adds each to the run; where they are shown, each as soon as it is there.
+    fn run_all(&self, runs: &mut [Run; 1], mut shown: Option<&mut Shown>) -> Result<(), Failure> {
+        let mut pools = Pools::new(self.wanted.seed);
+        for case in &self.wanted.cases {
+            let report = self.run(case, &mut pools)?;
+            if shown.is_some() {
+                self.bar.suspend(|| eprintln!("{report}"));
+            }
+            runs[0].cases.push(report);
+            if let Some(shown) = &mut shown {
+                shown.output.keep(&Document::of(runs))?;
+            }
+        }
+        self.barrier("the end of the bench")?;
+        Ok(())
     }
 
     fn run(&self, case: &Case, pools: &mut Pools) -> Result<CaseReport, Failure> {
