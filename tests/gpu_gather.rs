@@ -18,6 +18,8 @@ mod faults;
 mod kernels_before;
 #[path = "gpu_gather/nccl.rs"]
 mod nccl;
+#[path = "gpu_gather/recorded.rs"]
+mod recorded;
 #[path = "gpu_gather/signal_pad.rs"]
 mod signal_pad;
 #[path = "gpu_gather/symmetric.rs"]

@@ -14,7 +14,7 @@ use super::records::{TileRecord, TileRecords};
 use crate::error::{Error, Result};
 use crate::trace::{TileEvent, Timeline, TransferEvent};
 
-/// Buffers and events for the record of one step: [`AllGatherGemm::step_record`](super::AllGatherGemm::step_record).
+/// Buffers and events for the record of one step, the last that was given it: [`AllGatherGemm::step_record`](super::AllGatherGemm::step_record).
 #[derive(Debug)]
 pub struct StepRecord {
     rank: u32,
@@ -23,11 +23,22 @@ pub struct StepRecord {
     pub(super) marks: Marks,
     /// When the last product had ended.
     ended: CudaEvent,
+    /// Whether a step was given it before.
+    used: bool,
 }
 
 impl StepRecord {
     pub(super) fn new(device: &Device, rank: u32, tiles: Vec<TileRecords>) -> Result<Self> {
-        Ok(StepRecord { rank, tiles, marks: Marks::default(), ended: event(device)? })
+        Ok(StepRecord { rank, tiles, marks: Marks::default(), ended: event(device)?, used: false })
+    }
+
+    /// Before a step, on its `stream`: forgets the tiles of the one before, which may have had more of them.
+    pub(super) fn begin(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        // The first finds it empty, and is spared the pause that a memset makes between two kernels.
+        if std::mem::replace(&mut self.used, true) {
+            self.tiles.iter_mut().try_for_each(|tiles| tiles.clear(stream))?;
+        }
+        Ok(())
     }
 
     /// Behind the last product on `stream`.

@@ -23,7 +23,7 @@ use overlap_gemm::random::Random;
 /// Sizes that are drawn are at most this.
 const MOST: u64 = 700;
 /// Far longer than anything here takes, far shorter than anybody watches a test.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The rows of each rank: unequal, some of them none, `m` in all.
 fn shards(m: u64, ranks: u32, random: &mut Random) -> Vec<u32> {
@@ -52,23 +52,23 @@ fn options(most_rows: u32, random: &mut Random) -> GatherOptions {
 }
 
 /// One rank's operands, and what it needs to check them.
-struct Work {
+pub struct Work {
     case: Case,
-    problem: Problem,
-    call: Box<dyn Call>,
+    pub problem: Problem,
+    pub call: Box<dyn Call>,
     plain: Gemm,
 }
 
 impl Work {
     /// The same numbers on every rank, if `random` is.
-    fn new(rank: &Rank, case: &Case, rows: &[u32], random: &mut Random) -> Work {
+    pub fn new(rank: &Rank, case: &Case, rows: &[u32], random: &mut Random) -> Work {
         let problem = case.sharded(rows);
         let plain = Gemm::plan(&rank.gpu.device, &problem, &case.options).unwrap();
         Work { case: case.clone(), problem, call: call(&rank.gpu, case, random), plain }
     }
 
     /// Where this rank's rows of A are, and their scales.
-    fn shard<'a>(&self, rank: &Rank, rows: Option<&'a [u32]>, m: &Problem) -> Shard<'a> {
+    pub fn shard<'a>(&self, rank: &Rank, rows: Option<&'a [u32]>, m: &Problem) -> Shard<'a> {
         let addresses = self.call.addresses(&rank.gpu.stream);
         let own = m.shards().rows(rank.rank());
         let size = u64::from(m.elements().a.size());
@@ -84,7 +84,7 @@ impl Work {
         }
     }
 
-    fn operands(&self, rank: &Rank) -> RawOperands {
+    pub fn operands(&self, rank: &Rank) -> RawOperands {
         let mut operands = self.call.addresses(&rank.gpu.stream);
         operands.a = 0;
         if self.problem.scaling() == Scaling::Rows {
@@ -101,13 +101,13 @@ impl Work {
     }
 
     /// The fused operation that this is a step of.
-    fn fused(&self, rank: &Rank, options: &GatherOptions) -> AllGatherGemm {
+    pub fn fused(&self, rank: &Rank, options: &GatherOptions) -> AllGatherGemm {
         let (group, device, gemm) = (&rank.group, &rank.gpu.device, &self.case.options);
         AllGatherGemm::plan(group, device, &self.problem, Strategy::Fused, options, gemm).unwrap()
     }
 
     /// New rows of A, on both sides; D is as before a product.
-    fn renew(&mut self, rank: &Rank, random: &mut Random) {
+    pub fn renew(&mut self, rank: &Rank, random: &mut Random) {
         self.call.renew_a(random);
         self.call.copy_rows(0..self.problem.m(), &rank.gpu.stream);
         self.call.poison_d(&rank.gpu.stream);
@@ -115,7 +115,7 @@ impl Work {
     }
 
     /// D is what the reference says, and what the same kernel makes of an A that is there.
-    fn check(&mut self, rank: &Rank, m: u32, random: &mut Random) {
+    pub fn check(&mut self, rank: &Rank, m: u32, random: &mut Random) {
         let stream = &rank.gpu.stream;
         self.call.fetch(stream);
         self.call.check_written(m);

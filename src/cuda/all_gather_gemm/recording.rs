@@ -29,7 +29,7 @@ impl AllGatherGemm {
         }
     }
 
-    /// Buffers and events for [`AllGatherGemm::enqueue_recorded`], for one step.
+    /// Buffers and events for [`AllGatherGemm::enqueue_recorded`], for one step at a time.
     pub fn step_record(&self) -> Result<StepRecord> {
         let tiles = self.products.iter().map(Product::records).collect::<Result<_>>()?;
         StepRecord::new(self.gatherer.device(), self.gatherer.group().rank(), tiles)
@@ -59,6 +59,7 @@ impl AllGatherGemm {
             return refused("recording a captured step", why, "enqueue it outside of a capture");
         }
         self.check_record(record)?;
+        record.begin(stream)?;
         let mut recorded = operands.to_vec();
         for (operands, tiles) in recorded.iter_mut().zip(&record.tiles) {
             operands.records = tiles.address(stream);
