@@ -122,7 +122,8 @@ struct Beginning {
             patience, ranks + step.senders, OG_FAILURE_ABSENT,
             [=](int32_t i) { return words + (i < ranks ? consumed_at + i : sent_at + i - ranks); },
             [=](int32_t i) { return i < ranks ? consumed : sent; }, ends, finding);
-        over = ends();
+        // Each lane has looked for itself, and all go one way from here on.
+        over = __any_sync(0xffffffff, ends());
         // What is not sent is this rank's own.
         if (finding.who >= uint32_t(ranks)) finding.who = uint32_t(gather.rank);
         // The streams set it again behind what they push of this step, which they begin later.
@@ -316,7 +317,8 @@ __device__ uint32_t count_block(uint32_t* counter, uint32_t brings) {
 }
 
 // As begin_step, with every block waiting for itself, and pushing its share. The epoch grows when all blocks
-// are through, so that all read the same.
+// are through, so that all read the same. Blocks may run one after the other, but for the first: the others wait for what
+// it announces. It is the first to get an SM.
 __global__ void __launch_bounds__(kPushThreads)
     begin_and_push(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                    __grid_constant__ PushList const list) {

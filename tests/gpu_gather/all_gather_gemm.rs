@@ -279,6 +279,34 @@ fn many_steps_without_waiting_are_right() {
     }
 }
 
+/// Shards of more than a kernel tells all peers of at once, in several pieces: each is counted and signalled by itself.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn pieces_of_large_shards_are_right() {
+    const STEPS: usize = 12;
+    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    for rows in [&[300, 212][..], &[230, 140, 142]] {
+        on_ranks(rows.len() as u32, |rank| {
+            let mut case = Case::new(kernel, 512, 128, 4096);
+            case.options.sm_limit = Some(rank.sms);
+            let mut random = Random::new(65);
+            let engine = Engine::Kernel { blocks: 4 };
+            let options = GatherOptions::default().with_engine(engine).with_poison(true);
+            let options = options.with_limits(PATIENCE, PATIENCE).with_pieces(3);
+            let mut all: Vec<Work> =
+                (0..STEPS).map(|_| Work::new(&rank, &case, rows, &mut random)).collect();
+            let mut layer = all[0].fused(&rank, &options);
+            all.iter_mut().for_each(|work| work.call.poison_d(&rank.gpu.stream));
+            rank.gpu.stream.synchronize().unwrap();
+            all.iter().for_each(|work| work.enqueue(&rank, &mut layer));
+            layer.synchronize(&rank.gpu.stream).unwrap();
+            all.iter_mut().for_each(|work| work.check(&rank, 512, &mut random));
+            rank.through();
+        });
+        println!("rows {rows:?}: right");
+    }
+}
+
 /// Two steps in a graph, replayed with other inputs, and plain steps before and after.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
@@ -332,14 +360,15 @@ fn graphs_replay_with_changing_inputs() {
 }
 
 /// Ten thousand steps in random order of inputs, with random ranks held up at random: after each burst that
-/// nobody waited within, every D is bit for bit what it has to be.
+/// nobody waited within, every D is bit for bit what it has to be. So many blocks push that a count of them which is not
+/// set back reaches its limit.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn ten_thousand_steps_with_delays_are_right() {
     const BURST: usize = 40;
     const BURSTS: usize = 125;
     let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
-    for engine in [Engine::CopyEngines { streams: 2 }, Engine::Kernel { blocks: 4 }] {
+    for engine in [Engine::CopyEngines { streams: 2 }, Engine::Kernel { blocks: 16 }] {
         on_ranks(2, |rank| {
             let mut case = Case::new(kernel, 384, 128, 256);
             case.options.sm_limit = Some(rank.sms);
