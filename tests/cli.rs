@@ -431,3 +431,34 @@ fn launch_fails_if_a_rank_does_and_leaves_none_behind() {
 fn ctrl_c_ends_launched_ranks_cleanly() {
     assert_interruptible(&["launch", "-n", "2", "--", "sleep", "600"]);
 }
+
+/// As a terminal does it: the whole group of the launcher hears of it.
+#[cfg(unix)]
+#[test]
+fn launched_ranks_hear_of_ctrl_c_once() {
+    use std::io::{BufRead as _, BufReader, Read as _};
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Command, Stdio};
+
+    // Each rank tells of every signal, and goes on for a while after the first.
+    let script = "trap 'echo heard' INT; echo ready; sleep 600; sleep 1";
+    let mut child = Command::new(env!("CARGO_BIN_EXE_overlap-gemm"))
+        .args(["launch", "-n", "2", "--", "sh", "-c", script])
+        .process_group(0)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    for _ in 0..2 {
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+    }
+    let group = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
+    let mut heard = String::new();
+    stdout.read_to_string(&mut heard).unwrap();
+    assert_eq!(heard, "heard\nheard\n");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}

@@ -5,13 +5,14 @@
 //! twice; if one fails, the others get a while to notice by themselves, and are ended then.
 
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use overlap_gemm::group::{PORT_VARIABLE, SECRET_VARIABLE, Secret};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
@@ -37,13 +38,21 @@ pub struct Args {
 }
 
 const LOOK: Duration = Duration::from_millis(10);
-const MOMENT: Duration = Duration::from_secs(3);
+/// For ranks that were interrupted: a round of a bench, and showing what was measured.
+const MOMENT: Duration = Duration::from_secs(10);
 
 /// A rank that was started.
 struct Started {
     rank: u32,
     child: Child,
     status: Option<ExitStatus>,
+}
+
+impl Started {
+    /// Sent to the rank and to what it has started, which are a group. One that has ended meanwhile hears nothing.
+    fn signal(&self, signal: Signal) {
+        let _ = kill_process_group(Pid::from_child(&self.child), signal);
+    }
 }
 
 /// Starts the ranks and waits for them.
@@ -54,7 +63,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut ranks = Ranks(Vec::new());
     for rank in 0..args.ranks {
         let mut command = Command::new(&args.command[0]);
-        command.args(&args.command[1..]).envs([
+        // A terminal tells its whole group of Ctrl-C. Ranks, and what they start, hear of it from here alone, or they would
+        // take the second word of it for a second Ctrl-C.
+        command.process_group(0).args(&args.command[1..]).envs([
             ("RANK", rank.to_string()),
             ("LOCAL_RANK", rank.to_string()),
             ("WORLD_SIZE", args.ranks.to_string()),
@@ -117,8 +128,7 @@ impl Ranks {
     /// Passes Ctrl-C on, and gives the ranks a moment to end by themselves.
     fn interrupt(&mut self) -> Result<(), Failure> {
         for started in self.0.iter().filter(|started| started.status.is_none()) {
-            // One that has ended meanwhile hears nothing.
-            let _ = kill_process(Pid::from_child(&started.child), Signal::INT);
+            started.signal(Signal::INT);
         }
         let since = Instant::now();
         while self.look()? && since.elapsed() < MOMENT {
@@ -141,7 +151,7 @@ impl Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         for started in self.0.iter_mut().filter(|started| started.status.is_none()) {
-            let _ = started.child.kill();
+            started.signal(Signal::KILL);
             let _ = started.child.wait();
         }
     }

@@ -16,7 +16,8 @@ use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
 use crate::bench::gpu::ranks::contenders::{self, Gathered, Step as _};
-use crate::bench::gpu::ranks::timeline;
+use crate::bench::gpu::ranks::entrant::wrong_anywhere;
+use crate::bench::gpu::ranks::{timeline, told};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 
@@ -61,11 +62,12 @@ pub(super) fn run(
     gemm.kernel.clone_from(&args.kernel);
     let strategy = if args.sequential { Strategy::Sequential } else { Strategy::Fused };
     let mut step = Gathered::plan(place, strategy, &gather, &gemm, false)?;
-    if let Err(wrong) = check.run(&gpu, &inputs, |set| step.enqueue(set))? {
+    let checked = check.run(&gpu, &inputs, |set| step.enqueue(set))?;
+    step.check()?;
+    if let Some(wrong) = wrong_anywhere(&group, checked.err())? {
         return Err(Failure::CheckFailed(wrong));
     }
-    step.check()?;
-    interrupt.check()?;
+    told(&group, interrupt.check())?;
     let own = step.record()?;
     let timeline = timeline::merge(&group, step.planned(), &own)?;
     if group.rank() != 0 {

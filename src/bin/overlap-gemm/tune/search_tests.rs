@@ -181,6 +181,14 @@ fn what_is_advised_runs_beside_the_best_by_the_clocks_of_then() {
     let stopped = refine(&known, found.measured, what(&best), &mut track).unwrap();
     assert!(stopped.is_none(), "it is time to stop");
 
+    // What is measured in one way of launching keeps its time in the other, and its place.
+    let in_graphs = |candidate: &Candidate, _| Outcome::Timed([vec![truth(candidate); 7], vec![]]);
+    let mut track = MadeUp { time: in_graphs, heats: Vec::new(), stop_after: 1 };
+    let found = refine(&known, before.measured.clone(), what(&best), &mut track).unwrap().unwrap();
+    assert_eq!(candidate_of(&found.measured[0]), best);
+    assert_eq!(found.measured[0].plain, before.measured[0].plain);
+    assert_ne!(found.measured[0].graph, before.measured[0].graph);
+
     // Once something else is chosen without a table, it is that which is told of.
     let late = Known { untuned: best.clone(), ..known };
     let mut track =

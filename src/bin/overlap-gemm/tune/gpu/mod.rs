@@ -28,7 +28,7 @@ use crate::bench::gpu::check::Check;
 use crate::bench::gpu::command;
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
-use crate::bench::gpu::ranks::{LIMIT, SETS};
+use crate::bench::gpu::ranks::{LIMIT, SETS, told};
 use crate::bench::gpu::timing::Watch;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
@@ -75,7 +75,7 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
     let clock = Clock::new(wanted.minutes);
     let tuner =
         Tuner { gpu: &gpu, group, watch, l2_bytes, wanted, launches, clock, interrupt, bar };
-    let outcome = tuner.run(&todo);
+    let outcome = told(&tuner.group, tuner.run(&todo));
     tuner.bar.finish_and_clear();
     let Outcome { measured, failed, stopped, .. } = outcome?;
     tuner.group.barrier("the end of tuning", LIMIT)?;
@@ -174,6 +174,8 @@ struct Outcome {
     measured: Vec<Entry>,
     failed: Vec<Failed>,
     stopped: Option<Stopped>,
+    /// What was measured because it was advised: never twice, however thorough others were.
+    advised: Vec<(String, Advice)>,
     /// What the longest took.
     longest: Duration,
 }
@@ -192,7 +194,8 @@ impl Tuner<'_> {
         while refines && outcome.stopped.is_none() {
             refines = false;
             for case in &self.wanted.cases {
-                let Some(advice) = self.advice(case, &outcome.failed)? else { continue };
+                let Some(advice) = self.advice(case, &outcome)? else { continue };
+                outcome.advised.push((case.to_string(), advice.clone()));
                 self.bar.inc_length(1);
                 self.measure(case, Some(advice), &mut pools, &mut outcome)?;
                 refines = true;
@@ -249,7 +252,7 @@ impl Tuner<'_> {
     }
 
     /// What rank 0's table, beneath it what ships, would choose for a problem that it has, if that is to be measured.
-    fn advice(&self, case: &Case, failed: &[Failed]) -> Result<Option<Advice>, Failure> {
+    fn advice(&self, case: &Case, outcome: &Outcome) -> Result<Option<Advice>, Failure> {
         let mut own = None;
         if self.group.rank() == 0 {
             let info = self.gpu.device.info();
@@ -258,11 +261,12 @@ impl Tuner<'_> {
             table.add(Tuning::from_file(&self.wanted.file)?);
             let name = case.to_string();
             let is_out = |advice: &Advice| {
-                let same = |one: &Failed| {
-                    (&one.problem, &one.gathering, &one.multiplying)
-                        == (&name, &advice.gathering, &advice.multiplying)
-                };
-                failed.iter().any(same)
+                let this = (&name, &advice.gathering, &advice.multiplying);
+                let failed = outcome.failed.iter();
+                let failed = failed.map(|one| (&one.problem, &one.gathering, &one.multiplying));
+                let done = outcome.advised.iter();
+                let done = done.map(|(name, one)| (name, &one.gathering, &one.multiplying));
+                failed.chain(done).any(|other| other == this)
             };
             own = Advice::of(&table, &info.name, info.sm_count, &problem, kernels()?)
                 .filter(|advice| !is_out(advice));

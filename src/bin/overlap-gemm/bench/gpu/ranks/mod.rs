@@ -10,7 +10,7 @@ mod peer;
 pub mod timeline;
 
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,7 +126,7 @@ pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> R
         ended_early: Some(NOT_AT_ITS_END.into()),
     };
     let mut runs = [run];
-    let outcome = bench.run_all(&mut runs, shown.as_mut());
+    let outcome = told(&bench.group, bench.run_all(&mut runs, shown.as_mut()));
     bench.bar.finish_and_clear();
     runs[0].ended_early = outcome.as_ref().err().map(Failure::to_string);
     if runs[0].cases.is_empty() {
@@ -135,11 +135,19 @@ pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> R
     let Some(Shown { output, formats }) = shown else { return outcome };
     let all = Comparison::of(&runs);
     output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
-    formats.write(&all)?;
+    let written = formats.write(&all);
     match first_failure(&runs) {
         Some(why) => Err(Failure::CheckFailed(why)),
-        None => outcome,
+        None => outcome.and(written),
     }
+}
+
+/// What came of something that all ranks do together. If it failed here, the others are told, and wait no longer.
+pub fn told<T>(group: &Group, outcome: Result<T, Failure>) -> Result<T, Failure> {
+    if let Err(failure) = &outcome {
+        group.abort(&failure.to_string());
+    }
+    outcome
 }
 
 /// NCCL's file where a package has it and the loader does not, unless somebody names one.
@@ -168,7 +176,7 @@ impl Bench<'_> {
     fn run_all(&self, runs: &mut [Run; 1], mut shown: Option<&mut Shown>) -> Result<(), Failure> {
         let mut pools = Pools::new(self.wanted.seed);
         for case in &self.wanted.cases {
-            let report = self.run(case, &mut pools)?;
+            let (report, drawn) = self.run(case, &mut pools)?;
             if shown.is_some() {
                 self.bar.suspend(|| eprintln!("{report}"));
             }
@@ -176,12 +184,18 @@ impl Bench<'_> {
             if let Some(shown) = &mut shown {
                 shown.output.keep(&Document::of(runs))?;
             }
+            drawn?;
         }
         self.barrier("the end of the bench")?;
         Ok(())
     }
 
-    fn run(&self, case: &Case, pools: &mut Pools) -> Result<CaseReport, Failure> {
+    /// One case, and whether its picture could be drawn, if one is wanted.
+    fn run(
+        &self,
+        case: &Case,
+        pools: &mut Pools,
+    ) -> Result<(CaseReport, Result<(), Failure>), Failure> {
         let (gpu, wanted) = (self.gpu, self.wanted);
         let problem = spread(&case.problem, self.group.ranks())?;
         let inputs = pools.inputs(gpu, &problem, self.l2_bytes)?;
@@ -221,19 +235,10 @@ impl Bench<'_> {
         }
         let track = Track { gpu, group: &self.group, watch: &self.watch, sets };
         self.rounds(&mut entrants, &track)?;
-        if let Some(folder) = &wanted.timelines {
-            let (gather, gemm) = (self.gather_options(), self.gemm_options());
-            let mut step =
-                contenders::Gathered::plan(place, Strategy::Fused, &gather, &gemm, wanted.copied)?;
-            let own = step.record()?;
-            let all = timeline::merge(&self.group, step.planned(), &own)?;
-            if self.group.rank() == 0 {
-                timeline::draw(folder, &case.to_string(), &all)?;
-                let summaries = all.summaries();
-                let tell = || summaries.iter().for_each(|rank| eprintln!("{case}: {rank}"));
-                self.bar.suspend(tell);
-            }
-        }
+        let drawn = match &wanted.timelines {
+            Some(folder) => self.draw(folder, case, place),
+            None => Ok(()),
+        };
         let rows = entrants.into_iter().map(|entrant| Row {
             who: entrant.name,
             peer: matches!(entrant.runner, Runner::Peer(_)),
@@ -246,7 +251,27 @@ impl Bench<'_> {
             failed: entrant.failed,
         });
         let rows = rows.collect();
-        Ok(CaseReport { name: case.to_string(), rows, problem })
+        Ok((CaseReport { name: case.to_string(), rows, problem }, drawn))
+    }
+
+    /// Draws one step of the fused product.
+    fn draw(
+        &self,
+        folder: &Path,
+        case: &Case,
+        place: contenders::Place<'_>,
+    ) -> Result<(), Failure> {
+        let (gather, gemm) = (self.gather_options(), self.gemm_options());
+        let (strategy, copied) = (Strategy::Fused, self.wanted.copied);
+        let mut step = contenders::Gathered::plan(place, strategy, &gather, &gemm, copied)?;
+        let own = step.record()?;
+        let all = timeline::merge(&self.group, step.planned(), &own)?;
+        if self.group.rank() == 0 {
+            timeline::draw(folder, &case.to_string(), &all)?;
+            let summaries = all.summaries();
+            self.bar.suspend(|| summaries.iter().for_each(|rank| eprintln!("{case}: {rank}")));
+        }
+        Ok(())
     }
 
     /// Adds another program's contenders.
@@ -256,7 +281,7 @@ impl Bench<'_> {
         problem: &Problem,
         entrants: &mut Vec<Entrant<'c>>,
     ) -> Result<()> {
-        for told in peer.borrow_mut().prepare(problem, GRAPH_STEPS)? {
+        for told in peer.borrow_mut().prepare(&self.group, problem, GRAPH_STEPS)? {
             for &launch in &self.wanted.launch {
                 if launch == Launch::Graph && !told.graph {
                     continue;

@@ -2,7 +2,7 @@
 //! of JSON (`benches/peers/torch_peer.py` says what they are).
 //!
 //! Invariant: no answer is waited for longer than the limit; a program that ends, or says what is no answer, is
-//! named with its command.
+//! named with its command; who is wrong or cannot be captured on one rank is so on all, for turns are theirs together.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use overlap_gemm::group::{Group, Launch};
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::{Error, Result};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// Loading a framework takes its time.
@@ -28,7 +28,7 @@ pub struct Peer {
 }
 
 /// What it says of one contender.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Told {
     pub name: String,
     /// `gemm`: A is there; else it is gathered first.
@@ -75,8 +75,13 @@ impl Peer {
         Ok(Peer { command: command.to_owned(), child, orders, answers })
     }
 
-    /// Who can take part in a case; graphs will have so many steps.
-    pub fn prepare(&mut self, problem: &Problem, graph_steps: usize) -> Result<Vec<Told>> {
+    /// Who can take part in a case on all ranks, which all call it; graphs will have so many steps.
+    pub fn prepare(
+        &mut self,
+        group: &Group,
+        problem: &Problem,
+        graph_steps: usize,
+    ) -> Result<Vec<Told>> {
         #[derive(Deserialize)]
         struct Answer {
             contenders: Vec<Told>,
@@ -90,7 +95,12 @@ impl Peer {
             "do": "prepare", "m": problem.m(), "n": problem.n(), "k": problem.k(),
             "type": problem.elements().a.to_string(), "scaling": scaling, "steps": graph_steps,
         });
-        self.ask::<Answer>(&order).map(|answer| answer.contenders)
+        let own = self.ask::<Answer>(&order)?.contenders;
+        let unreadable = |error: serde_json::Error| unfit(&self.command, error.to_string());
+        let own = serde_json::to_vec(&own).map_err(unreadable)?;
+        let all = group.all_gather("what a peer has", &own, LIMIT)?;
+        let ranks = all.iter().map(|told| serde_json::from_slice(told).map_err(unreadable));
+        together(ranks.collect::<Result<_>>()?).map_err(|why| unfit(&self.command, why))
     }
 
     /// Microseconds a step of so many.
@@ -114,6 +124,25 @@ impl Peer {
     }
 }
 
+/// What the programs of all ranks say together: the same on every rank.
+fn together(ranks: Vec<Vec<Told>>) -> Result<Vec<Told>, String> {
+    let names = |told: &[Told]| told.iter().map(|one| one.name.clone()).collect::<Vec<_>>();
+    let mut together = ranks.first().cloned().unwrap_or_default();
+    together.iter_mut().for_each(|one| one.failed = None);
+    for (rank, told) in ranks.into_iter().enumerate() {
+        if names(&told) != names(&together) {
+            let (got, expected) = (names(&told).join(", "), names(&together).join(", "));
+            return Err(format!("it has {got} on rank {rank}, and {expected} on rank 0"));
+        }
+        for (one, told) in together.iter_mut().zip(told) {
+            one.graph &= told.graph;
+            let why = told.failed.map(|why| format!("rank {rank}: {why}"));
+            one.failed = one.failed.take().or(why);
+        }
+    }
+    Ok(together)
+}
+
 fn unfit(command: &str, why: String) -> Error {
     let remedy = "see what it printed; benches/peers/torch_peer.py is one that fits";
     Error::Unsupported { what: format!("the peer '{command}'"), why, remedy }
@@ -131,5 +160,31 @@ impl Drop for Peer {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(name: &str, graph: bool, failed: Option<&str>) -> Told {
+        let failed = failed.map(str::to_owned);
+        Told { name: name.into(), kind: "gemm".into(), graph, failed }
+    }
+
+    #[test]
+    fn what_one_rank_cannot_do_nobody_does() {
+        let ranks = vec![
+            vec![told("a", true, None), told("b", true, None), told("c", false, Some("off by 1"))],
+            vec![told("a", false, None), told("b", true, Some("off by 2")), told("c", false, None)],
+        ];
+        let all = [
+            told("a", false, None),
+            told("b", true, Some("rank 1: off by 2")),
+            told("c", false, Some("rank 0: off by 1")),
+        ];
+        assert_eq!(together(ranks).unwrap(), all);
+        let fewer = vec![vec![told("a", true, None), told("b", true, None)], vec![]];
+        assert_eq!(together(fewer).unwrap_err(), "it has  on rank 1, and a, b on rank 0");
     }
 }
