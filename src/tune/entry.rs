@@ -10,11 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{BLayout, ClusterShape, ElementTypes, Problem, Scaling, TileShape};
 
-/// The most streams that rows are pushed on (`cuda::Engine::CopyEngines`).
-pub const MOST_STREAMS: u32 = 8;
-/// The most blocks of a kernel that pushes (`cuda::Engine::Kernel`).
-pub const MOST_BLOCKS: u32 = 128;
-
 /// Which problems an entry speaks of, their size apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -131,12 +126,12 @@ impl fmt::Display for Order {
 pub enum Mover {
     /// Copy engines, by so many streams.
     CopyEngines {
-        /// 1 to [`MOST_STREAMS`].
+        /// 1 to [`MOST_STREAMS`](super::MOST_STREAMS).
         streams: u32,
     },
     /// A kernel of so many blocks.
     Kernel {
-        /// 1 to [`MOST_BLOCKS`].
+        /// 1 to [`MOST_BLOCKS`](super::MOST_BLOCKS).
         blocks: u32,
     },
 }
@@ -375,13 +370,7 @@ impl Entry {
             let tiling = crate::plan::Tiling { tile: *tile, cluster: *cluster, swizzle: *swizzle };
             tiling.check().map_err(|error| error.to_string())?;
             at_least_one("the number of pieces", gathering.pieces)?;
-            let (what, value, most) = match gathering.mover {
-                Mover::CopyEngines { streams } => ("the number of streams", streams, MOST_STREAMS),
-                Mover::Kernel { blocks } => ("the number of blocks", blocks, MOST_BLOCKS),
-            };
-            if !(1..=most).contains(&value) {
-                return Err(format!("{what} is {value}, but must be between 1 and {most}"));
-            }
+            gathering.mover.engine().check().map_err(|error| error.to_string())?;
             if graph.is_none() && plain.is_none() {
                 return Err("a candidate has no time".into());
             }
