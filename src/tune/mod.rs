@@ -23,6 +23,7 @@ mod entry;
 mod file;
 mod held_out;
 mod lookup;
+mod ranking;
 mod table;
 
 #[cfg(test)]
