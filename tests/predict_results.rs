@@ -157,9 +157,23 @@ fn what_makes_no_sense_is_refused() {
     refuse(&["0"], &["the number of ranks is 0"]);
     refuse(&["2", "--link", "-1"], &["the link's GB/s", "-1"]);
     refuse(&["2", "--link", "NaN"], &["the link's GB/s"]);
-    refuse(&["2", "--sms", "0"], &["no kernel"]);
+    refuse(&["2", "--sms", "0"], &["--sms", "1.."]);
+    refuse(&["2", "--sms", "4294967295"], &["the number of SMs is 4294967295", "65536"]);
+    refuse(&["2", "--streams", "9"], &["--streams", "1..=8"]);
+    // What is asked for is not dropped: a kernel has no streams, and moves so few rows.
+    let words = ["--streams 2", "a kernel moves the rows", "--engine copies"];
+    refuse(&["2", "--streams", "2"], &words);
+    refuse(&["2", "--streams", "2", "--engine", "kernel"], &words);
     refuse(&["2", "--a", "f32"], &["f32 × f32 → f32"]);
     refuse(&["2", "--pieces", "0"], &["the number of chunks a shard is 0"]);
+    let sized = |m: &str, n: &str, more: &[&str], words: &[&str]| {
+        let args = ["predict", "--m", m, "--n", n, "--k", "64", "--ranks"];
+        refused(&[&args[..], more].concat(), 2, words);
+    };
+    sized("64", "18446744073709551615", &["1", "--split-n"], &["n is 18446744073709551615"]);
+    sized("2147483647", "2147483632", &["2"], &["the number of units of work", "134217728"]);
+    let many = ["1024", "--pieces", "64"];
+    sized("65535", "128", &many, &["the number of transfers to predict is 67042305"]);
     refused(&["predict"], 2, &["--m"]);
     refused(&["predict", "--check", "no-such-file.json"], 4, &["no-such-file.json"]);
     let manifest = root().join("Cargo.toml");

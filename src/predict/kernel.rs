@@ -95,8 +95,11 @@ impl Kernel {
             fast_accumulation,
             max_splits: if splits { MAX_SPLITS } else { 1 },
         };
+        // Tensor cores compute 64 rows by some eights of columns at a time; the other way round where D is transposed.
+        let (rows, columns) = if transposed { (n, m) } else { (m, n) };
+        let is_tile = rows.is_multiple_of(64) && columns.is_multiple_of(8);
         let is_one = elements.check().is_ok() && kernel.tiling(1).check().is_ok() && tile_k > 0;
-        is_one.then_some(kernel)
+        (is_tile && is_one).then_some(kernel)
     }
 
     /// How it cuts and sweeps the output.
@@ -192,6 +195,9 @@ mod tests {
             "e4m3_e4m3_bf16_nk_128x128_2x1_pingpong_fast",
             "e4m3_e4m3_bf16_nk_128x128x0_2x1_pingpong_fast",
             "e4m3_e4m3_bf16_nk_128x128x128_0x1_pingpong_fast",
+            "e4m3_e4m3_bf16_nk_1x1x1_1x1_cooperative",
+            "e4m3_e4m3_bf16_nk_128x4x128_1x1_cooperative",
+            "e4m3_e4m3_bf16_nk_64x32x128_1x1_cooperative_transposed",
             "e4m3_e4m3_bf16_nk_128x128x128_2x1_pingpong_slow",
             "e4m3_e4m3_bf16_nk_128x128x128_2x1",
         ] {

@@ -5,6 +5,7 @@
 //! docs/predicting.md says which measurements were held out.
 
 use super::kernel::Kernel;
+use super::limits::MOST_SMS;
 use super::product::Work;
 use super::setup::Engine;
 use crate::error::{Error, Result};
@@ -184,16 +185,12 @@ impl Machine {
             let what = "rest_gain_most";
             return Err(Error::mismatch(what, self.rest_gain_most, "0 or more, below 1", remedy));
         }
-        if self.sms < kernel.cluster_size() {
-            let remedy = "give the machine as many SMs as one cluster of the kernel has";
+        if !(kernel.cluster_size()..=MOST_SMS).contains(&self.sms) {
+            let remedy =
+                "give the machine as many SMs as a GPU has, and one cluster of the kernel needs";
             let (sms, least) = (self.sms.into(), kernel.cluster_size().into());
-            return Err(Error::out_of_range(
-                "the number of SMs",
-                sms,
-                least,
-                u32::MAX.into(),
-                remedy,
-            ));
+            let most = MOST_SMS.into();
+            return Err(Error::out_of_range("the number of SMs", sms, least, most, remedy));
         }
         Ok(())
     }

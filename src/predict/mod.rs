@@ -35,6 +35,7 @@
 //! ```
 
 mod kernel;
+mod limits;
 mod machine;
 mod product;
 mod setup;
@@ -52,7 +53,7 @@ pub use product::Choice;
 pub(crate) use product::{cheapest, most_splits, square_waves};
 #[cfg(feature = "tune")]
 pub(crate) use product::{choices, cost};
-pub use setup::{Engine, SMALL_SHARD, Setup, Strategy};
+pub use setup::{Engine, MOST_BLOCKS, MOST_STREAMS, SMALL_SHARD, Setup, Strategy};
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -82,13 +83,14 @@ pub struct Estimate {
 /// How long a step of `plan` takes under `setup`, whose kernel the plan has to be cut for ([`Setup::plan`]).
 ///
 /// Costs some microseconds to some hundred, by the number of tiles whose rows are not there from the beginning; with
-/// unequal shards, so much for each rank.
+/// unequal shards, so much for each rank. What would take more than a few seconds is refused.
 pub fn estimate(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<Estimate> {
     check(machine, plan, setup)?;
+    limits::check_estimate(plan, setup)?;
     let gather = Gather::new(machine, plan, setup.engine);
     let step = Step { machine, plan, setup, gather: &gather };
     let mut slowest: Option<(u32, Outcome)> = None;
-    for rank in to_compute(plan, setup, &gather) {
+    for rank in to_compute(plan, setup, gather.alike()) {
         let outcome = step.run(rank, None)?;
         if slowest.is_none_or(|(_, before)| outcome.end > before.end) {
             slowest = Some((rank, outcome));
@@ -123,6 +125,7 @@ pub fn timeline(
     if let Some(last) = ranks.clone().last() {
         plan.problem().shards().check_rank(last)?;
     }
+    limits::check_timeline(plan, setup, &ranks)?;
     let gather = Gather::new(machine, plan, setup.engine);
     let step = Step { machine, plan, setup, gather: &gather };
     let mut timeline = Timeline::default();
@@ -145,11 +148,7 @@ pub fn timeline(
 }
 
 /// The ranks that are looked at to know the slowest: one, where all do the same at the same time.
-fn to_compute(
-    plan: &Plan,
-    setup: &Setup,
-    gather: &Gather<'_>,
-) -> impl Iterator<Item = u32> + use<> {
+fn to_compute(plan: &Plan, setup: &Setup, alike: bool) -> impl Iterator<Item = u32> + use<> {
     /// Where ranks differ only by how tiles straddle their shards, so many of them tell enough.
     const ENOUGH: u32 = 8;
     let (problem, tiling) = (plan.problem(), plan.options().tiling);
@@ -158,7 +157,7 @@ fn to_compute(
     let equal = u64::from(problem.m()) == shard * u64::from(problem.ranks());
     // Each rank's order of tiles is that of any other, turned round.
     let turned = equal && shard.is_multiple_of(unit_rows);
-    let (ranks, some) = match (setup.strategy, gather.alike()) {
+    let (ranks, some) = match (setup.strategy, alike) {
         (Strategy::Plain, _) => (1, 1),
         (Strategy::Fused, true) if !turned => (problem.ranks(), ENOUGH),
         (_, true) => (1, 1),
@@ -208,6 +207,7 @@ fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
         let remedy = "cut K into no more slices than the kernel can";
         return Err(Error::out_of_range("the number of splits", splits, 1, most, remedy));
     }
+    setup.engine.check()?;
     machine.check(&setup.kernel)
 }
 

@@ -11,6 +11,11 @@ use super::product::{cheapest, choices};
 use crate::error::{Error, Result};
 use crate::plan::{Plan, PlanOptions, Problem};
 
+/// The most streams that rows are pushed on, by the GPU executor, and so here and in tables.
+pub const MOST_STREAMS: u32 = 8;
+/// The most blocks of its kernel that pushes.
+pub const MOST_BLOCKS: u32 = 128;
+
 /// In which order gathering and multiplying go: the names that `cuda::Strategy` has, and the product alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -60,12 +65,12 @@ impl fmt::Display for Strategy {
 pub enum Engine {
     /// Copy engines, by so many streams.
     CopyEngines {
-        /// At least one.
+        /// 1 to [`MOST_STREAMS`].
         streams: u32,
     },
-    /// A kernel before the product, of so many blocks. How many, the model does not look at.
+    /// A kernel before the product, of so many blocks.
     Kernel {
-        /// At least one.
+        /// 1 to [`MOST_BLOCKS`].
         blocks: u32,
     },
     /// NCCL, which tells nothing before all rows are there.
@@ -92,6 +97,22 @@ const SMALLEST_PIECE: u128 = 4 << 20;
 const MOST_PIECES: u128 = 2;
 
 impl Engine {
+    /// An error unless it has as many streams or blocks as the GPU executor can give it.
+    pub fn check(self) -> Result<()> {
+        let (what, value, most) = match self {
+            Engine::CopyEngines { streams } => ("the number of streams", streams, MOST_STREAMS),
+            Engine::Kernel { blocks } => ("the number of blocks", blocks, MOST_BLOCKS),
+            Engine::Nccl => return Ok(()),
+        };
+        match (1..=most).contains(&value) {
+            true => Ok(()),
+            false => {
+                let remedy = "ask for a number in that range";
+                Err(Error::out_of_range(what, value.into(), 1, most.into(), remedy))
+            }
+        }
+    }
+
     /// What the GPU executor takes for `problem` where GPUs reach each other's memory and nothing is asked for.
     pub fn usual(problem: &Problem) -> Self {
         if shard_bytes(problem) <= SMALL_SHARD.into() {

@@ -122,6 +122,85 @@ fn what_cannot_be_is_refused() {
     assert!(timeline(&machine, &plan, &setup, 3..5).is_err());
 }
 
+#[test]
+fn what_would_take_hours_or_all_memory_is_refused() {
+    let machine = Machine::h200();
+    let setup = |strategy, kernel: &str| Setup {
+        strategy,
+        engine: Engine::CopyEngines { streams: 1 },
+        pieces: 1,
+        kernel: Kernel::from_name(kernel).unwrap(),
+        swizzle: 1,
+        splits: 1,
+    };
+    const USUAL: &str = "bf16_bf16_bf16_nk_128x256x64_2x1_cooperative";
+    const SMALL: &str = "bf16_bf16_bf16_nk_64x128x64_1x1_pingpong";
+    let built = |m: u64, n, ranks| Problem::builder(m, n, 64).ranks(ranks).build().unwrap();
+    let huge = built(2_147_483_647, 2_147_483_632, 2);
+    for strategy in Strategy::ALL {
+        let setup = setup(strategy, USUAL);
+        let why = estimate(&machine, &setup.plan(&huge).unwrap(), &setup).unwrap_err().to_string();
+        assert!(why.starts_with("the number of units of work to predict is"), "{strategy}: {why}");
+    }
+    // Where ranks differ, each has pieces of its own for all others.
+    let apart = setup(Strategy::Plain, USUAL);
+    let apart = Setup { pieces: 64, ..apart };
+    let plan = apart.plan(&built(65_535, 128, 1024)).unwrap();
+    let why = estimate(&machine, &plan, &apart).unwrap_err().to_string();
+    assert!(why.starts_with("the number of transfers to predict is 67042305, but"), "{why}");
+    // All units of a column look at all chunks.
+    let column = setup(Strategy::Fused, USUAL);
+    let column = Setup { pieces: 32_768, ..column };
+    let plan = column.plan(&built(65_536, 2_147_483_632, 2)).unwrap();
+    let why = estimate(&machine, &plan, &column).unwrap_err().to_string();
+    assert!(why.starts_with("the number of units of work"), "{why}");
+
+    let usual = setup(Strategy::Fused, USUAL);
+    let plan = usual.plan(&built(4096, 3584, 4)).unwrap();
+    let refused = |machine: &Machine, engine| {
+        let setup = Setup { engine, ..usual.clone() };
+        estimate(machine, &plan, &setup).unwrap_err().to_string()
+    };
+    let why = refused(&machine.with_sms(u32::MAX), usual.engine);
+    assert!(why.starts_with("the number of SMs is 4294967295"), "{why}");
+    for (engine, words) in [
+        (Engine::CopyEngines { streams: 0 }, "the number of streams is 0"),
+        (Engine::CopyEngines { streams: 4_000_000_000 }, "the number of streams is 4000000000"),
+        (Engine::Kernel { blocks: 129 }, "the number of blocks is 129"),
+    ] {
+        let why = refused(&machine, engine);
+        assert!(why.starts_with(words), "{why}");
+    }
+
+    // What is estimated quickly may still be too much to keep.
+    let all = setup(Strategy::Plain, SMALL);
+    let plan = all.plan(&built(1_000_000, 65_536, 2)).unwrap();
+    let why = timeline(&machine, &plan, &all, 0..1).unwrap_err().to_string();
+    assert!(why.starts_with("the number of tiles of a timeline is 8000000"), "{why}");
+    let pieces = Setup { pieces: 64, ..setup(Strategy::Sequential, USUAL) };
+    let plan = pieces.plan(&built(65_536, 128, 1024)).unwrap();
+    let why = timeline(&machine, &plan, &pieces, 0..1024).unwrap_err().to_string();
+    assert!(why.starts_with("the number of transfers of a timeline is 67108864"), "{why}");
+}
+
+#[test]
+fn what_is_large_and_real_is_within_the_limits() {
+    let kernel = Kernel::from_name("bf16_bf16_bf16_nk_64x128x64_1x1_pingpong").unwrap();
+    for (ranks, strategy) in [72, 8].into_iter().flat_map(|r| Strategy::ALL.map(|s| (r, s))) {
+        let problem = Problem::builder(1_000_000, 65_536, 8192).ranks(ranks).build().unwrap();
+        let setup = Setup {
+            strategy,
+            engine: Engine::CopyEngines { streams: MOST_STREAMS },
+            pieces: 16,
+            kernel: kernel.clone(),
+            swizzle: 1,
+            splits: 1,
+        };
+        let plan = setup.plan(&problem).unwrap();
+        assert_eq!(limits::check_estimate(&plan, &setup), Ok(()), "{ranks} ranks, {strategy}");
+    }
+}
+
 /// The problem, and how it is carried out.
 fn anything() -> impl proptest::strategy::Strategy<Value = (Problem, Setup)> {
     let rows = proptest::collection::vec(0u32..700, 1..6);

@@ -177,7 +177,7 @@ impl Window {
 }
 
 /// Whether every rank has as many chunks as any other, and as many rows but for one.
-fn are_alike(plan: &Plan) -> bool {
+pub(super) fn are_alike(plan: &Plan) -> bool {
     let (shards, chunks) = (plan.problem().shards(), plan.chunks());
     let first = chunks.of_rank(0).len();
     (0..shards.ranks()).all(|rank| {

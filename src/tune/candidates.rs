@@ -148,7 +148,7 @@ impl Order {
 }
 
 impl Mover {
-    fn engine(self) -> Engine {
+    pub(super) fn engine(self) -> Engine {
         match self {
             Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
             Mover::Kernel { blocks } => Engine::Kernel { blocks },

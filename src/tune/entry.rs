@@ -5,15 +5,14 @@
 //! candidate is the one to take.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{BLayout, ClusterShape, ElementTypes, Problem, Scaling, TileShape};
 
-/// The most streams that rows are pushed on (`cuda::Engine::CopyEngines`).
-pub const MOST_STREAMS: u32 = 8;
-/// The most blocks of a kernel that pushes (`cuda::Engine::Kernel`).
-pub const MOST_BLOCKS: u32 = 128;
+/// The most candidates of one problem: `tune` tries some thirty, and looking a problem up takes the third power of it.
+const MOST_MEASURED: usize = 128;
 
 /// Which problems an entry speaks of, their size apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -131,12 +130,12 @@ impl fmt::Display for Order {
 pub enum Mover {
     /// Copy engines, by so many streams.
     CopyEngines {
-        /// 1 to [`MOST_STREAMS`].
+        /// 1 to [`MOST_STREAMS`](super::MOST_STREAMS).
         streams: u32,
     },
     /// A kernel of so many blocks.
     Kernel {
-        /// 1 to [`MOST_BLOCKS`].
+        /// 1 to [`MOST_BLOCKS`](super::MOST_BLOCKS).
         blocks: u32,
     },
 }
@@ -203,6 +202,9 @@ pub struct Time {
 }
 
 impl Time {
+    /// The microseconds that anything may take: a nanosecond to eleven days. Beyond, arithmetic with times is none.
+    pub const RANGE_US: RangeInclusive<f64> = 1e-3..=1e12;
+
     /// To the nanosecond, and the spread to a hundredth of a per cent: what is written is what is read.
     pub fn new(us: f64, spread: f64, rounds: u32) -> Time {
         Time { us: (us * 1e3).round() / 1e3, spread: (spread * 1e4).round() / 1e4, rounds }
@@ -248,44 +250,8 @@ impl Measured {
     }
 
     /// The rounds of each way that was measured, the fewest of them.
-    fn rounds(&self) -> u32 {
+    pub(super) fn rounds(&self) -> u32 {
         self.times().iter().flatten().map(|time| time.rounds).min().unwrap_or(0)
-    }
-
-    /// Whether it was measured as thoroughly as any of `all`: what was dropped early is no choice, however quick its
-    /// few rounds were.
-    pub fn is_finalist(&self, all: &[Measured]) -> bool {
-        all.iter().all(|other| other.rounds() <= self.rounds())
-    }
-
-    /// How long it takes as a multiple of the fastest finalist of `all`, launched in the way that suits it less.
-    /// Infinity if it was not launched in every way that others were.
-    pub fn ratio(&self, all: &[Measured]) -> f64 {
-        let finalists = || all.iter().filter(|one| one.is_finalist(all));
-        let mut worst = 0.0f64;
-        for (way, time) in self.times().into_iter().enumerate() {
-            let least = finalists().filter_map(|one| one.times()[way]).map(|time| time.us);
-            let least = least.fold(f64::INFINITY, f64::min);
-            match time {
-                Some(time) if least.is_finite() => worst = worst.max(time.us / least),
-                None if least.is_finite() => return f64::INFINITY,
-                _ => {}
-            }
-        }
-        if worst > 0.0 { worst } else { f64::INFINITY }
-    }
-
-    /// The one to take first, then the others in order; those that were dropped early come last.
-    pub fn in_order(all: Vec<Measured>) -> Vec<Measured> {
-        let mut keyed: Vec<_> = (all.iter())
-            .map(|one| (!one.is_finalist(&all), one.ratio(&all)))
-            .zip(all.iter().cloned())
-            .collect();
-        // Stable: among equals the order in which they were tried.
-        keyed.sort_by(|((one_early, one), _), ((other_early, other), _)| {
-            one_early.cmp(other_early).then(one.total_cmp(other))
-        });
-        keyed.into_iter().map(|(_, measured)| measured).collect()
     }
 }
 
@@ -366,6 +332,10 @@ impl Entry {
         if self.measured.is_empty() {
             return Err("nothing was measured".into());
         }
+        if self.measured.len() > MOST_MEASURED {
+            let count = self.measured.len();
+            return Err(format!("{count} candidates were measured, more than {MOST_MEASURED}"));
+        }
         for Measured { gathering, multiplying, graph, plain, .. } in &self.measured {
             let Multiplying { kernel, tile, cluster, swizzle, splits } = multiplying;
             if kernel.is_empty() {
@@ -375,19 +345,20 @@ impl Entry {
             let tiling = crate::plan::Tiling { tile: *tile, cluster: *cluster, swizzle: *swizzle };
             tiling.check().map_err(|error| error.to_string())?;
             at_least_one("the number of pieces", gathering.pieces)?;
-            let (what, value, most) = match gathering.mover {
-                Mover::CopyEngines { streams } => ("the number of streams", streams, MOST_STREAMS),
-                Mover::Kernel { blocks } => ("the number of blocks", blocks, MOST_BLOCKS),
-            };
-            if !(1..=most).contains(&value) {
-                return Err(format!("{what} is {value}, but must be between 1 and {most}"));
-            }
+            gathering.mover.engine().check().map_err(|error| error.to_string())?;
             if graph.is_none() && plain.is_none() {
                 return Err("a candidate has no time".into());
             }
             for time in [graph, plain].into_iter().flatten() {
-                let good = |value: f64| value.is_finite() && value >= 0.0;
-                if !(good(time.us) && time.us > 0.0 && good(time.spread) && time.rounds > 0) {
+                let (least, most) = (Time::RANGE_US.start(), Time::RANGE_US.end());
+                if !Time::RANGE_US.contains(&time.us) {
+                    let us = time.us;
+                    return Err(format!(
+                        "a time is {us} µs, but must be between {least} and {most}"
+                    ));
+                }
+                let is_spread = time.spread.is_finite() && time.spread >= 0.0;
+                if !is_spread || time.rounds == 0 {
                     return Err(format!("a time is {time:?}"));
                 }
             }
@@ -400,31 +371,6 @@ impl Entry {
 mod tests {
     use super::super::made_up::{entry, measured};
     use super::*;
-
-    #[test]
-    fn the_first_is_the_least_behind_in_whichever_way_suits_it_less() {
-        let times = |name: &str, graph: f64, plain: f64, rounds| Measured {
-            graph: Some(Time::new(graph, 0.01, rounds)),
-            plain: Some(Time::new(plain, 0.01, rounds)),
-            ..measured(name, 1, graph)
-        };
-        let all = vec![
-            times("good in graphs", 100.0, 130.0, 7),
-            times("good everywhere", 103.0, 102.0, 7),
-            times("good one by one", 120.0, 100.0, 7),
-            times("dropped early", 90.0, 90.0, 2),
-        ];
-        let entry = Entry { measured: all, ..entry(64, 64, 64, vec![]) }.sorted();
-        let names: Vec<_> = entry.measured.iter().map(|one| &*one.multiplying.kernel).collect();
-        assert_eq!(
-            names,
-            ["good everywhere", "good one by one", "good in graphs", "dropped early"]
-        );
-        assert!((entry.ratio(&entry.measured[0]) - 1.03).abs() < 1e-9);
-        assert!((entry.ratio(&entry.measured[3]) - 0.9).abs() < 1e-9, "told, but not taken");
-        let one_way = Measured { plain: None, ..entry.measured[0].clone() };
-        assert_eq!(entry.ratio(&one_way), f64::INFINITY);
-    }
 
     #[test]
     fn what_cannot_be_is_found() {
@@ -445,9 +391,17 @@ mod tests {
         broken(&|entry| entry.measured[0].multiplying.tile.m = 0, "tile's rows is 0");
         broken(&|entry| entry.measured[0].multiplying.kernel.clear(), "no name");
         broken(&|entry| entry.measured[0].graph = None, "no time");
-        for us in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            broken(&|entry| entry.measured[0].graph = Some(Time::new(us, 0.0, 1)), "a time is");
+        let time = |us, spread, rounds| Some(Time { us, spread, rounds });
+        for us in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e200, 5e-324, 9e-4, 1.1e12] {
+            let words = "µs, but must be between 0.001 and 1000000000000";
+            broken(&|entry| entry.measured[0].graph = time(us, 0.0, 1), words);
         }
+        for graph in [time(1.0, f64::NAN, 1), time(1.0, -0.1, 1), time(1.0, 0.0, 0)] {
+            broken(&|entry| entry.measured[0].graph = graph, "a time is");
+        }
+        let many = |count| vec![good.measured[0].clone(); count];
+        broken(&|entry| entry.measured = many(129), "129 candidates were measured, more than 128");
+        assert_eq!(Entry { measured: many(128), ..good.clone() }.check(), Ok(()));
         let mover =
             |mover: Mover| move |entry: &mut Entry| entry.measured[0].gathering.mover = mover;
         broken(

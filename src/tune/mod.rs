@@ -23,15 +23,16 @@ mod entry;
 mod file;
 mod held_out;
 mod lookup;
+mod ranking;
 mod table;
 
 #[cfg(test)]
 mod made_up;
 
+pub use crate::predict::{MOST_BLOCKS, MOST_STREAMS};
 pub use candidates::ways;
 pub use entry::{
-    Entry, Family, Gathering, MOST_BLOCKS, MOST_STREAMS, Measured, Mover, Multiplying, Order,
-    Place, Shape, Time,
+    Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Place, Shape, Time,
 };
 pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
 pub use held_out::{HeldOut, hold_out};

@@ -3,7 +3,6 @@
 //! What belongs here: the rules. Pure. Invariant: the answer follows from what all ranks have in common; what
 //! was asked for is carried out or refused, never replaced.
 
-use super::layout::MOST_SENDERS;
 use super::options::{Engine, GatherOptions};
 use crate::cuda::MAX_PUSHED;
 use crate::error::{Error, Result};
@@ -45,11 +44,9 @@ pub(super) fn choose(
     let pieces = options.pieces.unwrap_or_else(|| default_pieces(problem, engine));
     match engine {
         Engine::Auto => {}
-        Engine::CopyEngines { streams } => {
-            bounded("the number of streams", streams, MOST_SENDERS.into(), ANOTHER)?;
-        }
+        Engine::CopyEngines { streams } => predict::Engine::CopyEngines { streams }.check()?,
         Engine::Kernel { blocks } => {
-            bounded("the number of blocks", blocks, 128, ANOTHER)?;
+            predict::Engine::Kernel { blocks }.check()?;
             let remedy = "push so many pieces by copy engines";
             bounded("the number of pieces a shard", pieces, MAX_PUSHED.into(), remedy)?;
         }
@@ -67,8 +64,6 @@ fn default_pieces(problem: &Problem, engine: Engine) -> u32 {
     };
     engine.usual_pieces(problem)
 }
-
-const ANOTHER: &str = "ask for a number in that range";
 
 fn bounded(what: &str, value: u32, most: u64, remedy: &'static str) -> Result<()> {
     match (1..=most).contains(&value.into()) {
@@ -122,6 +117,8 @@ mod tests {
         assert!(text.starts_with("the number of pieces a shard is 2"), "{text}");
         let text = chosen(&with(Engine::CopyEngines { streams: 9 }), 64, false, None);
         assert!(text.starts_with("the number of streams is 9"), "{text}");
+        let text = chosen(&with(Engine::Kernel { blocks: 129 }), 64, false, None);
+        assert!(text.starts_with("the number of blocks is 129"), "{text}");
         let many = with(Engine::Kernel { blocks: 3 }).with_pieces(33);
         assert!(chosen(&many, 4096, true, None).contains("by copy engines"));
     }

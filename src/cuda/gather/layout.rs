@@ -11,6 +11,7 @@ use crate::cuda::call::{GatherWords, Push, TOGGLE_SET, int};
 use crate::cuda::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
 use crate::error::{Error, Result};
 use crate::plan::{BUFFERS, Plan, Problem, Scaling};
+use crate::predict::MOST_STREAMS;
 
 const WORD: u64 = size_of::<u32>() as u64;
 /// Words that different ranks write are in lines of their own.
@@ -32,7 +33,7 @@ pub(super) const SCRATCH_AT: u32 = 48;
 /// One for each stream that pushes.
 pub(super) const SENT_AT: u32 = 52;
 /// How many streams may push.
-pub(super) const MOST_SENDERS: u32 = 8;
+pub(super) const MOST_SENDERS: u32 = MOST_STREAMS;
 
 /// The layout of one operation's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

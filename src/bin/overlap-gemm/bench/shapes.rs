@@ -3,6 +3,8 @@
 //! Invariant: `bench all-gather-gemm` and `tune` take the same, and differ in what they do by default: each gives either
 //! `shapes` or `set` a default ([`unless`]), so that exactly one of them says something.
 
+use std::collections::BTreeSet;
+
 use clap::Arg;
 use clap::builder::ArgPredicate;
 use overlap_gemm::plan::{BLayout, Scaling};
@@ -54,10 +56,37 @@ impl ShapeArgs {
     pub fn cases(&self, ranks: u32, b_layout: BLayout) -> Result<Vec<Case>, Failure> {
         let mut shapes = self.shapes.clone();
         for set in &self.set {
-            // Sets may have shapes in common.
-            let new = set.shapes(ranks, &self.m)?.into_iter();
-            shapes.extend(new.filter(|shape| !shapes.contains(shape)).collect::<Vec<_>>());
+            shapes.extend(set.shapes(ranks, &self.m)?);
         }
-        Ok(Case::of_shapes(&shapes, &self.types, b_layout, self.scaling)?)
+        let mut cases = Case::of_shapes(&shapes, &self.types, b_layout, self.scaling)?;
+        // Sets may have shapes in common, and lists may say a thing twice. A case's name says all of it.
+        let mut seen = BTreeSet::new();
+        cases.retain(|case| seen.insert(case.to_string()));
+        Ok(cases)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::*;
+
+    fn names(args: &str) -> Vec<String> {
+        let command = ShapeArgs::augment_args(clap::Command::new("test").no_binary_name(true));
+        let matches = command.try_get_matches_from(args.split(' ')).unwrap();
+        let args = ShapeArgs::from_arg_matches(&matches).unwrap();
+        let cases = args.cases(8, BLayout::Nk).unwrap();
+        cases.iter().map(Case::to_string).collect()
+    }
+
+    #[test]
+    fn nothing_is_there_twice_and_the_order_is_kept() {
+        assert_eq!(names("--shapes 64x16x32,8x16x32,64x16x32"), ["64×16×32 bf16", "8×16×32 bf16"]);
+        assert_eq!(names("--shapes 8x16x32 --types f16,bf16,f16xf16:f16").len(), 2);
+        assert_eq!(names("--set gpt3 --m 64,128,64").len(), 4);
+        // Two sets with layers in common.
+        let (one, both) = (names("--set llama3-8b --m 64"), names("--set llama3-8b,decode --m 64"));
+        assert_eq!((one.len(), both.len(), &both[..2]), (2, 6, &one[..]));
     }
 }

@@ -1,6 +1,8 @@
 //! Logarithmic axes: where a number is, and which numbers are written at the axis.
 //!
-//! Invariant: a scale that exists has a span, and all that it was made of lies within.
+//! Invariant: a scale that exists has a span, and all that it was made of and can be drawn lies within.
+
+use std::ops::RangeInclusive;
 
 /// A logarithmic axis from one place to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,7 +17,7 @@ pub struct Log {
 const ROUND: [f64; 3] = [1.0, 2.0, 5.0];
 
 impl Log {
-    /// Around all values, with a margin of that factor. `None` if none is positive.
+    /// Around all values, with a margin of that factor. `None` if none can be drawn.
     pub fn around(
         values: impl IntoIterator<Item = f64>,
         margin: f64,
@@ -70,9 +72,12 @@ fn is_power(tick: f64) -> bool {
     (tick.log10() - tick.log10().round()).abs() < 1e-6
 }
 
+/// What can be drawn: room for margins on both sides, and no more powers of ten than anybody can wait for.
+const DRAWN: RangeInclusive<f64> = 1e-100..=1e100;
+
 /// The least and the largest of what can be drawn.
 fn extent(values: impl IntoIterator<Item = f64>) -> Option<(f64, f64)> {
-    let mut drawn = values.into_iter().filter(|value| value.is_finite() && *value > 0.0);
+    let mut drawn = values.into_iter().filter(|value| DRAWN.contains(value));
     let first = drawn.next()?;
     Some(drawn.fold((first, first), |(least, most), value| (least.min(value), most.max(value))))
 }
@@ -113,7 +118,8 @@ mod tests {
         assert_eq!(ticks(&[100.0]), [100.0, 200.0]);
         assert_eq!(ticks(&[300.0, 310.0]), [200.0, 500.0]);
         assert_eq!(ticks(&[110.0, 480.0]), [100.0, 200.0, 500.0]);
-        for none in [vec![], vec![0.0], vec![-1.0, f64::NAN, f64::INFINITY]] {
+        let beyond = vec![5e-324, f64::MIN_POSITIVE, 1.7e308];
+        for none in [vec![], vec![0.0], vec![-1.0, f64::NAN, f64::INFINITY], beyond] {
             assert_eq!(Log::with_ticks(none.clone(), 1.1, 0.0, 1.0), None);
             assert_eq!(Log::around(none, 1.1, 0.0, 1.0), None);
         }

@@ -10,7 +10,7 @@ mod whatif;
 use std::path::PathBuf;
 
 use overlap_gemm::plan::Problem;
-use overlap_gemm::predict::{Engine, Machine, Setup, Strategy, timeline};
+use overlap_gemm::predict::{Engine, MOST_STREAMS, Machine, Setup, Strategy, timeline};
 use overlap_gemm::trace::Timeline;
 
 use crate::drawing::{Drawing, DrawingArgs};
@@ -58,15 +58,16 @@ pub struct Args {
 
     /// SMs of a GPU [default: an H200's]
     #[arg(long, help_heading = "Machine")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     sms: Option<u32>,
 
     /// Who moves the rows [default: a kernel or copy engines, by their size]
     #[arg(long, value_enum, help_heading = "How it is carried out")]
     engine: Option<Mover>,
 
-    /// Streams of copy engines [default: up to 2]
+    /// Streams of copy engines, where those move the rows [default: 1]
     #[arg(long, help_heading = "How it is carried out")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_STREAMS)))]
     streams: Option<u32>,
 
     /// Into how many pieces a shard is cut [default: by its size]
@@ -153,6 +154,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let problems: Vec<Problem> =
         args.ranks.iter().map(|&ranks| args.problem(ranks)).collect::<Result<_, _>>()?;
+    problems.iter().try_for_each(|problem| args.check_streams(problem))?;
     let drawing = args.drawing(&machine, &problems)?;
     let shown = whatif::predict(machine, &problems, |setup, problem| args.fix(setup, problem))?;
     output.write(&shown, |stdout| write!(stdout, "{shown}"))?;
@@ -180,12 +182,31 @@ impl Args {
         // Clap has seen to it that they are there.
         let [m, n, k] = [self.m, self.n, self.k].map(Option::unwrap_or_default);
         let n = match self.split_n && ranks > 0 {
-            true => n.div_ceil(ranks).next_multiple_of(COLUMNS).min(n.max(1)),
+            // Where there is no such multiple there is no such problem, which is refused below.
+            true => {
+                let share = n.div_ceil(ranks).checked_next_multiple_of(COLUMNS);
+                share.map_or(n, |share| share.min(n.max(1)))
+            }
             false => n,
         };
         let problem = self.kinds.builder(m, n, k).ranks(ranks).build()?;
         problem.check_tma_gathered()?;
         Ok(problem)
+    }
+
+    /// An error if streams were asked for and a kernel moves the rows: it has none.
+    fn check_streams(&self, problem: &Problem) -> Result<(), Failure> {
+        let by_kernel = match self.engine {
+            Some(mover) => mover == Mover::Kernel,
+            None => matches!(Engine::usual(problem), Engine::Kernel { .. }),
+        };
+        match self.streams {
+            Some(streams) if by_kernel => Err(Failure::Usage(format!(
+                "--streams {streams} is for copy engines, but a kernel moves the rows of {problem}: add --engine \
+                 copies, or leave out --streams"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// What was asked for in place of what is usual.

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use overlap_gemm::plan::Problem;
+use overlap_gemm::tune::Time;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -16,11 +17,27 @@ use crate::exit::Failure;
 
 /// More is no name of a contender.
 const LONGEST_NAME: usize = 40;
+/// More is no name of a GPU, or of a program.
+const LONGEST_TITLE: usize = 100;
+/// No results are as long as this: a dozen problems take some fifty kilobytes.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// All runs of a file.
 pub fn read(path: &Path) -> Result<Vec<Run>, Failure> {
     let name = path.display().to_string();
-    let bytes = fs::read(path).map_err(|source| Failure::Read { target: name.clone(), source })?;
+    let unread = |source| Failure::Read { target: name.clone(), source };
+    let file = fs::metadata(path).map_err(unread)?;
+    let refused = |why: String| {
+        let remedy = "give files that 'bench all-gather-gemm --output' wrote";
+        Err(Failure::Usage(format!("{name}: it holds no results: {why}: {remedy}")))
+    };
+    if !file.is_file() {
+        return refused("it is a folder, a pipe or a device".into());
+    }
+    if file.len() > MOST_BYTES {
+        return refused(format!("it has {} bytes, more than {MOST_BYTES}", file.len()));
+    }
+    let bytes = fs::read(path).map_err(unread)?;
     parse(&bytes).map_err(|why| Failure::Usage(format!("{name}: {why}")))
 }
 
@@ -121,8 +138,14 @@ impl FirstRun {
 /// What the types do not hold.
 fn check(run: &Run) -> Result<(), String> {
     for (what, text) in [("program", &run.program), ("GPU", &run.machine.gpu)] {
-        if text.is_empty() || text.chars().any(char::is_control) {
-            return Err(format!("its {what} is called '{}'", text.escape_debug()));
+        if !is_name(text, LONGEST_TITLE) {
+            let (start, length) = (text.chars().take(LONGEST_NAME), text.chars().count());
+            let start = start.collect::<String>();
+            return Err(format!(
+                "its {what} is called '{}' ({length} characters): give a name of 1 to {LONGEST_TITLE} printable \
+                 characters",
+                start.escape_debug()
+            ));
         }
     }
     for case in &run.cases {
@@ -147,16 +170,19 @@ fn check(run: &Run) -> Result<(), String> {
     Ok(())
 }
 
+fn is_name(text: &str, longest: usize) -> bool {
+    (1..=longest).contains(&text.chars().count()) && !text.chars().any(char::is_control)
+}
+
 fn check_row(row: &Row) -> Result<(), String> {
-    let name = &row.who;
-    if name.is_empty() || name.chars().any(char::is_control) || name.chars().count() > LONGEST_NAME
-    {
+    if !is_name(&row.who, LONGEST_NAME) {
         return Err(format!("give a name of 1 to {LONGEST_NAME} printable characters"));
     }
     if let Some(time) =
-        row.rounds_us.iter().chain(&row.host_us).find(|time| !time.is_finite() || **time <= 0.0)
+        row.rounds_us.iter().chain(&row.host_us).find(|time| !Time::RANGE_US.contains(time))
     {
-        return Err(format!("{time} µs is no time"));
+        let (least, most) = (Time::RANGE_US.start(), Time::RANGE_US.end());
+        return Err(format!("{time} µs is no time: it must be between {least} and {most}"));
     }
     match (&row.failed, row.rounds_us.is_empty()) {
         (Some(why), false) => Err(format!("it is wrong ({why}), and yet has times")),
@@ -236,6 +262,11 @@ mod tests {
         };
         let case = "/runs/0/cases/0";
         changed(&format!("{case}/rows/0/rounds_us/1"), (-3.0).into(), "-3 µs is no time");
+        for time in [0.0, 5e-324, 9e-4, 1.1e12, 1.7e308] {
+            let words = "no time: it must be between 0.001 and 1000000000000";
+            changed(&format!("{case}/rows/0/rounds_us/1"), time.into(), words);
+            changed(&format!("{case}/rows/0/host_us"), vec![time].into(), words);
+        }
         changed(&format!("{case}/rows/0/rounds_us"), Value::Array(vec![]), "has no times");
         changed(&format!("{case}/rows/0/rounds_us/0"), "fast".into(), "line 1 column");
         changed(&format!("{case}/rows/5/rounds_us"), vec![1.0].into(), "and yet has times");
@@ -247,6 +278,21 @@ mod tests {
         changed(&format!("{case}/problem/n"), 0.into(), "n is 0");
         changed("/runs/0/ranks", 4.into(), "2 ranks, the run 4");
         changed("/runs/0/machine/gpu", "".into(), "its GPU is called ''");
+        changed("/runs/0/machine/gpu", "x".repeat(101).into(), "(101 characters)");
+        changed("/runs/0/program", "x".repeat(200_000).into(), "a name of 1 to 100 printable");
+    }
+
+    #[test]
+    fn what_is_no_file_or_too_long_is_not_read() {
+        let path =
+            std::env::temp_dir().join(format!("overlap-gemm-long-{}.json", std::process::id()));
+        // It has no contents on the disk.
+        fs::File::create(&path).unwrap().set_len(MOST_BYTES + 1).unwrap();
+        let why = read(&path).unwrap_err().to_string();
+        fs::remove_file(&path).unwrap();
+        assert!(why.contains("it has 67108865 bytes, more than 67108864"), "{why}");
+        let why = read(&std::env::temp_dir()).unwrap_err().to_string();
+        assert!(why.contains("a folder, a pipe or a device"), "{why}");
     }
 
     #[test]

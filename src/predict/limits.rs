@@ -1,0 +1,102 @@
+//! How much a prediction may ask for: it walks over every unit and every piece, and a few digits too many would take
+//! hours, or all of the memory.
+//!
+//! What belongs here: the limits, and counting what would be done before any of it is. Invariant: nothing is counted one
+//! by one but ranks; what is let through takes a few seconds at most, and some hundred megabytes.
+
+use std::ops::Range;
+
+use super::setup::{Setup, Strategy};
+use super::transfers::are_alike;
+use super::{Engine, to_compute};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+
+/// The most SMs of a GPU: each has a clock of its own here. The largest GPU has some two hundred.
+pub(super) const MOST_SMS: u32 = 1 << 16;
+/// Units of all ranks that are looked at: about a second. A million rows by 65536 columns in tiles of 64 by 128, eight ranks
+/// of them, are half of that.
+const MOST_UNITS: u64 = 1 << 27;
+/// Pieces of all senders that are looked at: one each between 1024 ranks that all differ.
+const MOST_TRANSFERS: u64 = 1 << 20;
+/// Tiles, or pieces, of a timeline: each is kept.
+const MOST_DRAWN: u64 = 1 << 22;
+
+/// An error if an estimate of `plan` would take too long.
+pub(super) fn check_estimate(plan: &Plan, setup: &Setup) -> Result<()> {
+    let alike = are_alike(plan);
+    check_transfers(plan, setup, alike)?;
+    check_units(plan, setup, to_compute(plan, setup, alike).count() as u64)
+}
+
+/// An error if a timeline of these ranks would take too long, or too much memory.
+pub(super) fn check_timeline(plan: &Plan, setup: &Setup, ranks: &Range<u32>) -> Result<()> {
+    let count = ranks.len() as u64;
+    check_transfers(plan, setup, are_alike(plan))?;
+    check_units(plan, setup, count)?;
+    let cluster = plan.options().tiling.cluster;
+    let tiles = u64::from(cluster.m) * u64::from(cluster.n);
+    let pieces = match setup.strategy {
+        Strategy::Plain => 0,
+        _ => u64::from(plan.chunks().len()),
+    };
+    for (what, each) in [
+        ("the number of tiles of a timeline", units(plan, setup.strategy).saturating_mul(tiles)),
+        ("the number of transfers of a timeline", pieces),
+    ] {
+        let remedy = "draw fewer ranks, or a smaller problem";
+        at_most(what, each.saturating_mul(count), MOST_DRAWN, remedy)?;
+    }
+    Ok(())
+}
+
+fn check_transfers(plan: &Plan, setup: &Setup, alike: bool) -> Result<()> {
+    let chunks = match alike {
+        _ if setup.engine == Engine::Nccl => 0,
+        true => plan.chunks().most_per_rank(),
+        false => plan.chunks().len(),
+    };
+    let sent = u64::from(chunks) * u64::from(plan.problem().ranks() - 1);
+    let remedy = "cut shards into fewer pieces, or give all ranks as many rows";
+    at_most("the number of transfers to predict", sent, MOST_TRANSFERS, remedy)
+}
+
+fn check_units(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
+    let mut each = units(plan, setup.strategy);
+    if setup.strategy == Strategy::Fused {
+        // Each column of units looks at every chunk once, besides those that two units touch.
+        each = each.saturating_add(columns(plan).saturating_mul(plan.chunks().len().into()));
+    }
+    let all = each.saturating_mul(setup.splits.into()).saturating_mul(ranks);
+    let remedy = "predict a smaller problem, a kernel of larger tiles, or fewer slices or pieces";
+    at_most("the number of units of work to predict", all, MOST_UNITS, remedy)
+}
+
+/// What one rank computes, in units of a cluster.
+fn units(plan: &Plan, strategy: Strategy) -> u64 {
+    let (problem, tiling) = (plan.problem(), plan.options().tiling);
+    let height = u64::from(tiling.tile.m) * u64::from(tiling.cluster.m);
+    let of = |rows: u64| rows.div_ceil(height);
+    let rows = match strategy {
+        Strategy::Pipelined => {
+            let shards = problem.shards();
+            (0..shards.ranks()).map(|rank| of(shards.rows(rank).len() as u64)).sum()
+        }
+        _ => of(problem.m().into()),
+    };
+    columns(plan).saturating_mul(rows)
+}
+
+/// Units beside each other.
+fn columns(plan: &Plan) -> u64 {
+    let tiling = plan.options().tiling;
+    let width = u64::from(tiling.tile.n) * u64::from(tiling.cluster.n);
+    u64::from(plan.problem().n()).div_ceil(width)
+}
+
+fn at_most(what: &str, value: u64, most: u64, remedy: &'static str) -> Result<()> {
+    match value <= most {
+        true => Ok(()),
+        false => Err(Error::out_of_range(what, value, 0, most, remedy)),
+    }
+}
