@@ -64,7 +64,7 @@ pub struct Args {
     #[arg(long, value_enum, help_heading = "How it is carried out")]
     engine: Option<Mover>,
 
-    /// Streams of copy engines [default: up to 2]
+    /// Streams of copy engines [default: 1]
     #[arg(long, help_heading = "How it is carried out")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=8))]
     streams: Option<u32>,
