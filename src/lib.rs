@@ -54,7 +54,7 @@
 //! | `tune` | feature `tune`: tables of what was measured of all-gather + GEMM, and what they say of other sizes |
 //! | [`predict`] | how long a plan would take on which machine, by discrete events, as a timeline |
 //! | [`reference`](mod@reference) | what a product should be, in `f64`, with a derived error bound |
-//! | [`trace`] | what happened when, and the drawing of it as text |
+//! | [`trace`] | what happened when: as text, as SVG, as trace events, and in numbers |
 //! | [`topology`] | what lies between GPUs: NVSwitch, NVLink, PCIe, nothing |
 //! | [`random`] | seeded numbers, the same on every machine |
 //! | [`plan`] | [`Problem`](plan::Problem) → [`Chunks`](plan::Chunks) → [`TileOrder`](plan::TileOrder), [`Transfers`](plan::Transfers); [`plan::model`] |
@@ -66,7 +66,7 @@
 //! - `cli` (default): the binary `overlap-gemm`. Libraries turn it off with `default-features = false`.
 //! - `group` (part of `cli` and `cuda`): the module `group`, on Unix.
 //! - `tune` (part of `cli` and `cuda`): the module `tune`.
-//! - `serde` (part of `cli` and `cuda`): plans, reports and timelines as JSON; problems and plans read back.
+//! - `serde` (part of `cli` and `cuda`): plans, reports and timelines as JSON; problems, plans and timelines read back.
 //! - `cuda`: the module `cuda`. Needs no CUDA to build or start; what is missing is a typed error.
 //!
 //! # Where to read next

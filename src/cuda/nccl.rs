@@ -109,8 +109,8 @@ impl Nccl {
         let name = name.unwrap_or_else(|| PathBuf::from("libnccl.so.2"));
         let missing = |error: libloading::Error| Error::NoDevice {
             reason: format!(
-                "NCCL is not there ({error}): install it (pip install nvidia-nccl-cu13), or name its file by \
-                 {NCCL_VARIABLE}"
+                "NCCL is not there ({error}): install it (pip install nvidia-nccl-cu13) and name its file by \
+                 {NCCL_VARIABLE}, or add its folder to LD_LIBRARY_PATH"
             ),
         };
         // SAFETY: NCCL's initialisers ask for nothing.

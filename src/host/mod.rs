@@ -13,15 +13,15 @@
 //!  └──────────────────────┘   └──────────────────────────┘     └───────────────────────┘
 //! ```
 //!
-//! - [`protocol`]: signals, acknowledgements, epochs: every atomic ordering of the crate.
+//! - [`protocol`]: signals, acknowledgements, epochs: the orderings under which rows travel.
 //! - `control`: deadlines, abort, departures: how a wait ends that should not last.
 //! - `memory`: what several threads write disjoint parts of.
 //! - `product`: the numbers of one tile. `compute`: which worker computes which tile, and when.
 //! - `group`: the ranks of one process. `gather`: a rank's part in the all-gather.
 //! - `input`: an input that a caller's own threads fill chunk by chunk.
 //!
-//! Invariant: ranks share data only under [`protocol`]; the other files hold no atomic that orders
-//! data. Within a rank the standard library orders the rest: the channel to the pusher, the join of
+//! Invariant: ranks share rows only under [`protocol`]; atomics of the other files count or raise a
+//! flag. Within a rank the standard library orders the rest: the channel to the pusher, the join of
 //! the workers, a lock a chunk in an [`AsyncInput`].
 
 mod compute;

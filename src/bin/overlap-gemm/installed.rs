@@ -93,7 +93,8 @@ fn site_packages() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where a toolkit may be, with the reason for looking there; the build looks in the same order.
+/// Where a toolkit may be, with the reason for looking there; the build looks in the same order, and in
+/// `/opt/cuda` as well.
 pub fn toolkit_roots() -> Vec<(&'static str, PathBuf)> {
     let named = ["OVERLAP_GEMM_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"];
     let named =

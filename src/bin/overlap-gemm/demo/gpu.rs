@@ -1,7 +1,8 @@
 //! The demo on a Hopper GPU: all ranks on one device, chunk copies, then the plain kernel.
 //!
-//! What this binary's kernels can do today: gather, then multiply, one after the other. It proves the
-//! road to the GPU (plan, memory, kernel, check) with the plan's own chunks and orders. Invariant:
+//! One device and one stream for all ranks, so it gathers, then multiplies; `trace` runs the fused
+//! product, on ranks that are processes. This proves the road to the GPU (plan, memory, kernel, check)
+//! with the plan's own chunks and orders. Invariant:
 //! everything is enqueued on one stream, so events time exactly what lies between them.
 
 use std::sync::Arc;

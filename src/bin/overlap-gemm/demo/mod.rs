@@ -1,7 +1,8 @@
 //! `overlap-gemm demo`: all-gather + GEMM on several ranks, checked, timed and drawn.
 //!
 //! Picks the GPU if this binary has kernels and a Hopper GPU is there, else threads; `--on` decides
-//! otherwise. Invariant: no time is shown for a result that is wrong.
+//! otherwise. Only threads overlap here: the GPU gathers, then multiplies. Invariant: no time is shown
+//! for a result that is wrong.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -79,9 +80,9 @@ impl Args {
 enum On {
     /// A Hopper GPU if there is one and this binary has kernels, else threads
     Auto,
-    /// Threads of this machine
+    /// Threads of this machine: shows the overlap
     Host,
-    /// A Hopper GPU
+    /// A Hopper GPU, which gathers, then multiplies; `trace` shows the fused step
     Gpu,
 }
 

@@ -68,7 +68,8 @@ fn nccl() -> Finding {
         };
         (code == 0).then(|| nccl_version(version))
     };
-    let lacks = "needed to compare with NCCL, and to fall back to it: pip install nvidia-nccl-cu13";
+    let lacks = "needed to compare with NCCL, and to fall back to it: pip install nvidia-nccl-cu13; to fall back, also \
+                 name its file by OVERLAP_GEMM_NCCL, or add its folder to LD_LIBRARY_PATH";
     report("NCCL", found, version, lacks)
 }
 
