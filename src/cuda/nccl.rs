@@ -265,12 +265,8 @@ impl Communicator {
             shared,
         };
         nccl.outcome("ncclCommInitRankConfig", made)?;
-        let (nccl, shared) = (Arc::clone(nccl), Arc::downgrade(&joined.shared));
-        group.on_end(move |_| {
-            if let Some(shared) = shared.upgrade() {
-                shared.abort(&nccl);
-            }
-        });
+        let nccl = Arc::clone(nccl);
+        group.on_end_tell(&joined.shared, move |shared, _| drop(shared.abort(&nccl)));
         joined.settle("ncclCommInitRankConfig", limit)?;
         Ok(joined)
     }

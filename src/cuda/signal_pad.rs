@@ -122,12 +122,7 @@ impl SignalPad {
         let context = device.context();
         context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
         let host = Arc::new(HostWords::new(device)?);
-        let told = Arc::downgrade(&host);
-        group.on_end(move |_| {
-            if let Some(host) = told.upgrade() {
-                host.set_abort(true);
-            }
-        });
+        group.on_end_tell(&host, |host, _| host.set_abort(true));
         let (group, device) = (Arc::clone(group), device.clone());
         Ok(SignalPad {
             group,

@@ -13,6 +13,8 @@ use super::message::{Ending, Notice};
 
 /// Called once when the group ends before its time.
 pub(super) type Alarm = Box<dyn FnOnce(&Ending) + Send>;
+/// Whether an alarm still has somebody to tell. Called under a lock: it looks, and no more.
+pub(super) type Wanted = Box<dyn Fn() -> bool + Send>;
 
 #[derive(Default)]
 pub(super) struct Inbox {
@@ -28,16 +30,16 @@ struct State {
     /// The store has closed properly.
     closed: bool,
     ended: Option<Ending>,
-    alarms: Vec<Alarm>,
+    alarms: Vec<(Wanted, Alarm)>,
 }
 
 /// Calls the alarms on a thread of their own: whoever tells of the end has others to tell, and may hold locks.
-fn sound(alarms: Vec<Alarm>, ending: Ending) {
+fn sound(alarms: Vec<(Wanted, Alarm)>, ending: Ending) {
     if alarms.is_empty() {
         return;
     }
     let thread = thread::Builder::new().name("overlap-gemm alarm".into());
-    let sounding = thread.spawn(move || alarms.into_iter().for_each(|alarm| alarm(&ending)));
+    let sounding = thread.spawn(move || alarms.into_iter().for_each(|(_, alarm)| alarm(&ending)));
     if let Err(error) = sounding {
         tracing::error!(%error, "no thread for the alarms of a group that has ended");
     }
@@ -95,13 +97,19 @@ impl Inbox {
         self.lock().ended.clone()
     }
 
-    /// Calls `alarm` when the group ends before its time, or soon if it has.
-    pub(super) fn on_end(&self, alarm: Alarm) {
+    /// Calls `alarm` when the group ends before its time, or soon if it has. Those that nobody wants any more are
+    /// forgotten then.
+    pub(super) fn on_end(&self, wanted: Wanted, alarm: Alarm) {
         let mut state = self.lock();
-        match state.ended.clone() {
-            None => state.alarms.push(alarm),
-            Some(ending) => sound(vec![alarm], ending),
+        if let Some(ending) = state.ended.clone() {
+            return sound(vec![(wanted, alarm)], ending);
         }
+        let alarms = std::mem::take(&mut state.alarms).into_iter();
+        let (mut kept, gone): (Vec<_>, Vec<_>) = alarms.partition(|(wanted, _)| wanted());
+        kept.push((wanted, alarm));
+        state.alarms = kept;
+        drop(state);
+        drop(gone); // as in `leave`
     }
 
     pub(super) fn members(&self, until: Instant) -> Result<Vec<Member>, Vain> {

@@ -52,7 +52,7 @@ mod store;
 mod table;
 mod timed;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 #[cfg(target_os = "linux")]
@@ -286,7 +286,24 @@ impl Group {
     /// leave last, after a [`barrier`](Group::barrier) perhaps.
     pub fn on_end(&self, alarm: impl FnOnce(&Error) + Send + 'static) {
         let rank = self.rank;
-        self.inbox.on_end(Box::new(move |ending| alarm(&error_of(ending, rank, WORK))));
+        let alarm = move |ending: &Ending| alarm(&error_of(ending, rank, WORK));
+        self.inbox.on_end(Box::new(|| true), Box::new(alarm));
+    }
+
+    /// [`Group::on_end`] for `whom`, while there is anybody else who holds it; forgotten some time after.
+    pub fn on_end_tell<T: Send + Sync + 'static>(
+        &self,
+        whom: &Arc<T>,
+        alarm: impl FnOnce(&T, &Error) + Send + 'static,
+    ) {
+        let (rank, whom) = (self.rank, Arc::downgrade(whom));
+        let held = Weak::clone(&whom);
+        let alarm = move |ending: &Ending| {
+            if let Some(whom) = whom.upgrade() {
+                alarm(&whom, &error_of(ending, rank, WORK));
+            }
+        };
+        self.inbox.on_end(Box::new(move || held.strong_count() > 0), Box::new(alarm));
     }
 }
 

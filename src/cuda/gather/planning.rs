@@ -97,12 +97,7 @@ impl Gatherer {
         let context = device.context();
         context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
         let signals = Signals::shared(device, &memory, layout.slots(), options.first_epoch)?;
-        let host = Arc::downgrade(signals.host());
-        group.on_end(move |_| {
-            if let Some(host) = host.upgrade() {
-                host.set_abort(true);
-            }
-        });
+        group.on_end_tell(signals.host(), |host, _| host.set_abort(true));
 
         let Planned { plan, engine, nccl } = planned;
         let join = |nccl| Communicator::join(nccl, group, device, options.first_limit);
