@@ -24,7 +24,7 @@ impl AllGatherGemm {
     }
 }
 
-fn strategy(strategy: Strategy) -> predict::Strategy {
+pub(super) fn strategy(strategy: Strategy) -> predict::Strategy {
     match strategy {
         // Undecided, which no layer is: a step would be fused.
         Strategy::Auto | Strategy::Fused => predict::Strategy::Fused,

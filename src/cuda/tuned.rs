@@ -154,10 +154,7 @@ impl Fits for Here<'_> {
         let is_open = asked.kernel.as_ref().is_none_or(|asked| *asked == multiplying.kernel)
             && asked.swizzle.is_none_or(|asked| asked == multiplying.swizzle)
             && asked.splits.is_none_or(|asked| asked == multiplying.splits);
-        let part = match order {
-            Order::Pipelined => self.problem.of_largest_shard(),
-            Order::Fused | Order::Sequential => Ok(self.problem.clone()),
-        };
+        let part = order.strategy().part_of(self.problem);
         let mut fixed = asked.clone();
         fix(&mut fixed, multiplying);
         let can = |part: &Problem| {

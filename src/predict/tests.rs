@@ -57,6 +57,18 @@ fn a_gather_is_never_free_and_a_worse_link_never_better() {
 }
 
 #[test]
+fn what_lies_between_rows_travels_with_them() {
+    let machine = Machine::h200();
+    let gathered = |lda| {
+        let problem = Problem::builder(4096, 3584, 8192).ranks(2).lda(lda).build().unwrap();
+        took(&machine, &problem, Strategy::Fused).gathered.as_secs_f64()
+    };
+    // Two pieces of 1024 rows, of two bytes an element.
+    let more = 2.0 * 1023.0 * 8192.0 * 2.0 / (1e9 * machine.link_gbps);
+    assert!(((gathered(2 * 8192) - gathered(8192)) / more - 1.0).abs() < 0.01);
+}
+
+#[test]
 fn where_the_link_is_the_limit_all_strategies_are_as_slow() {
     let problem = problem(4096, 8);
     let machine = Machine::h200().with_link(1.0);

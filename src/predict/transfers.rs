@@ -244,6 +244,7 @@ impl Sender {
     fn new(machine: &Machine, plan: &Plan, engine: Engine, rank: u32, begin: f64) -> Self {
         let (problem, transfers) = (plan.problem(), plan.transfers());
         let scaled = problem.scaling() == Scaling::Rows;
+        let pad = f64::from(problem.lda() - problem.k()) * f64::from(problem.elements().a.size());
         let pieces = (1..problem.ranks()).flat_map(|round| {
             let to = transfers.peer_in_round(rank, round);
             plan.chunks().of_rank(rank).map(move |chunk| (chunk, to))
@@ -252,14 +253,21 @@ impl Sender {
         let mut pieces: Vec<Piece> = pieces
             .map(|(chunk, to)| {
                 let rows = plan.chunks().rows(chunk);
-                // Scales of rows travel beside them, four bytes each; a copy of their own where copy engines push.
+                // What lies between rows travels with them. Their scales do beside them, four bytes each; a copy of their own
+                // where copy engines push.
+                let between = rows.len().saturating_sub(1) as f64 * pad;
                 let scales = if scaled { 4.0 * rows.len() as f64 } else { 0.0 };
                 let fixed = match engine {
                     _ if of_kernel => machine.push_us,
                     _ if scaled => 2.0 * machine.copy_us,
                     _ => machine.copy_us,
                 };
-                Piece { chunk, to, bytes: problem.row_bytes(&rows) as f64 + scales, fixed }
+                Piece {
+                    chunk,
+                    to,
+                    bytes: problem.row_bytes(&rows) as f64 + between + scales,
+                    fixed,
+                }
             })
             .collect();
         let to_one = pieces.iter().map(|piece| piece.bytes).sum::<f64>()

@@ -6,7 +6,7 @@
 
 use super::entry::{Gathering, Mover, Multiplying, Order};
 use crate::plan::Problem;
-use crate::predict::{Engine, Kernel, Machine, Setup, Strategy, choices, cost, estimate};
+use crate::predict::{Engine, Kernel, Machine, Setup, choices, cost, estimate};
 
 /// One that may be chosen.
 #[derive(Clone, Copy, Debug)]
@@ -101,14 +101,11 @@ pub(super) fn kernels_for(
     let mut least = None;
     let mut all: Vec<Multiplying> = Vec::new();
     for (cost, choice) in ranked {
-        let Kernel { name, tile, cluster, .. } = &kernels[choice.kernel];
-        let same = all.iter().filter(|one| one.kernel == *name).count();
         if all.len() == MOST || least.is_some_and(|least| cost > SLOWER * least) {
             break;
         }
-        let (kernel, tile, cluster) = (name.clone(), *tile, *cluster);
-        let (swizzle, splits) = (choice.swizzle, choice.splits);
-        let one = Multiplying { kernel, tile, cluster, swizzle, splits };
+        let one = Multiplying::of(&kernels[choice.kernel], choice);
+        let same = all.iter().filter(|other| other.kernel == one.kernel).count();
         if same < SLICINGS && may(&one) {
             least.get_or_insert(cost);
             all.push(one);
@@ -137,39 +134,13 @@ pub(super) fn predicted_us(
     Some(1e6 * estimate.total.as_secs_f64()).filter(|us| *us > 0.0)
 }
 
-impl Order {
-    fn strategy(self) -> Strategy {
-        match self {
-            Order::Fused => Strategy::Fused,
-            Order::Pipelined => Strategy::Pipelined,
-            Order::Sequential => Strategy::Sequential,
-        }
-    }
-}
-
-impl Mover {
-    pub(super) fn engine(self) -> Engine {
-        match self {
-            Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
-            Mover::Kernel { blocks } => Engine::Kernel { blocks },
-        }
-    }
-
-    fn of_engine(engine: Engine) -> Option<Mover> {
-        match engine {
-            Engine::CopyEngines { streams } => Some(Mover::CopyEngines { streams }),
-            Engine::Kernel { blocks } => Some(Mover::Kernel { blocks }),
-            Engine::Nccl => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::{prop_assert, proptest};
 
     use super::super::made_up::problem;
     use super::*;
+    use crate::predict::Strategy;
 
     #[test]
     fn kernels_come_quickest_first_and_few_of_each() {

@@ -25,6 +25,7 @@ mod held_out;
 mod lookup;
 mod ranking;
 mod table;
+mod words;
 
 #[cfg(test)]
 mod made_up;

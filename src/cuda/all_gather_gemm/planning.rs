@@ -11,6 +11,7 @@ use crate::cuda::gather::{GatherOptions, Gatherer, Purpose};
 use crate::cuda::options::GemmOptions;
 use crate::cuda::product::Product;
 use crate::cuda::reach::obstacle;
+use crate::cuda::setup;
 use crate::cuda::strategy::{Strategy, choose};
 use crate::cuda::tuned::{self, Open};
 use crate::error::{Error, Result};
@@ -66,7 +67,9 @@ impl AllGatherGemm {
         let (strategy, gather, gemm) = (advice.strategy, &advice.gather, &advice.gemm);
         let planned: Result<Vec<_>> = problems
             .iter()
-            .map(|problem| Product::plan(device, &part_of(problem, strategy)?, gemm))
+            .map(|problem| {
+                Product::plan(device, &setup::strategy(strategy).part_of(problem)?, gemm)
+            })
             .collect();
         let tiling = match &planned {
             Ok(products) => Ok(products[0].kernel.tiling(products[0].choice.swizzle)),
@@ -83,14 +86,6 @@ impl AllGatherGemm {
         let why = advice.explain(why);
         tracing::debug!(rank = group.rank(), problem = %first, ?strategy, why, "planned all-gather + GEMM");
         Ok(AllGatherGemm { gatherer, products, strategy, why, latest: None })
-    }
-}
-
-/// What one product of a strategy has to do at most.
-fn part_of(problem: &Problem, strategy: Strategy) -> Result<Problem> {
-    match strategy {
-        Strategy::Pipelined => problem.of_largest_shard(),
-        _ => Ok(problem.clone()),
     }
 }
 

@@ -196,6 +196,11 @@ pub struct Wanted {
 impl Args {
     fn wanted(&self, ranks: u32) -> Result<Wanted, Failure> {
         let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        // Whom a peer has, it says later.
+        if self.peer.is_none() {
+            let names: Vec<&str> = self.contenders.iter().map(|who| who.name()).collect();
+            self.formats.check_drawn(&names)?;
+        }
         let b_layout = overlap_gemm::plan::BLayout::Nk;
         Ok(Wanted {
             cases: self.problems.cases(ranks, b_layout)?,
@@ -279,6 +284,7 @@ mod tests {
             names("--set llama3-70b --m 64,2048 --types e4m3", 4)[1..3],
             ["2048×2560×8192 e4m3→bf16 tensor", "64×7168×8192 e4m3→bf16 tensor"]
         );
+        assert_eq!(names("--draw torch-fused --peer torch", 2).len(), 4);
         // Together, and nothing twice.
         assert_eq!(names("--set llama3-8b,decode --m 512,16", 2).len(), 12);
     }
@@ -293,6 +299,8 @@ mod tests {
             ("--set gpt3", "7 ranks"),
             ("--heat over-gemm", "--heatmap"),
             ("--plot-launch plain", "--plot"),
+            ("--draw fused,fsued", "'fsued'; there are cublaslt, own"),
+            ("--draw own --contenders fused", "'own'; there are fused"),
         ] {
             let refused = wanted(line, 7).map(|_| ()).unwrap_err();
             assert!(refused.contains(word), "{line}: {refused}");

@@ -50,6 +50,17 @@ pub struct Formats {
 }
 
 impl FormatArgs {
+    /// An error if somebody is to be drawn who is none of these: before hours are spent on the others.
+    pub fn check_drawn(&self, names: &[&str]) -> Result<(), Failure> {
+        match self.draw.iter().find(|name| !names.contains(&name.as_str())) {
+            Some(name) => Err(Failure::Usage(format!(
+                "--draw: nobody is called '{name}'; there are {}",
+                names.join(", ")
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Opens the files that were named.
     pub fn open(&self) -> Result<Formats, Failure> {
         let open = |path: &Option<PathBuf>| path.as_deref().map(Target::open).transpose();

@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use overlap_gemm::cuda::{
-    AllGatherGemm, Choice, Engine, GatherOptions, GemmOptions, Kernel, Strategy, kernels, ranked,
+    AllGatherGemm, Choice, GatherOptions, GemmOptions, Strategy, kernels, ranked,
 };
 use overlap_gemm::plan::Problem;
-use overlap_gemm::tune::{Gathering, Mover, Multiplying, Order, Shape, Tuning, ways};
+use overlap_gemm::tune::{Gathering, Multiplying, Order, Shape, Tuning, ways};
 use overlap_gemm::{Error, Result};
 
 use super::super::search::{Candidate, Heat, Known, Outcome, Track, WAYS_TO_LAUNCH};
@@ -58,37 +58,28 @@ impl<'a> Here<'a> {
     pub(super) fn known(&self) -> Result<Known> {
         let (problem, gemm) = (self.problem, gemm_options());
         let layer = self.plan(Strategy::Auto, &GatherOptions::default(), &gemm)?;
-        let order = match layer.strategy() {
-            Strategy::Pipelined => Order::Pipelined,
-            Strategy::Sequential => Order::Sequential,
-            _ => Order::Fused,
+        let Some(gathering) = Gathering::of_setup(&layer.setup()) else {
+            return Err(Error::Unsupported {
+                what: format!("tuning with {:?}", layer.engine()),
+                why: "these GPUs do not reach each other's memory, and there is one way only"
+                    .into(),
+                remedy: "tune on GPUs that NVLink connects",
+            });
         };
-        let mover = match layer.engine() {
-            Engine::CopyEngines { streams } => Mover::CopyEngines { streams },
-            Engine::Kernel { blocks } => Mover::Kernel { blocks },
-            other => {
-                return Err(Error::Unsupported {
-                    what: format!("tuning with {other:?}"),
-                    why: "these GPUs do not reach each other's memory, and there is one way only"
-                        .into(),
-                    remedy: "tune on GPUs that NVLink connects",
-                });
-            }
-        };
-        let pieces = layer.planned().chunks().most_per_rank();
         let sms = self.tuner.gpu.device.info().sm_count;
         let all = kernels()?;
+        let of = |choice: Choice| Multiplying::of(&all[choice.kernel], choice);
         let list = |part: &Problem| -> Result<Vec<Multiplying>> {
             let ranked = ranked(all, part, &gemm, sms)?;
-            Ok(ranked.into_iter().map(|(choice, _)| multiplying(all, choice)).collect())
+            Ok(ranked.into_iter().map(|(choice, _)| of(choice)).collect())
         };
         let most_rows = problem.shards().most_rows();
-        let chosen = multiplying(all, layer.choice());
+        let chosen = of(layer.choice());
         let (whole, of_rank) = (list(problem)?, list(&problem.of_largest_shard()?)?);
-        let by_model = if order == Order::Pipelined { &of_rank } else { &whole }.first();
+        let by_model = if gathering.order == Order::Pipelined { &of_rank } else { &whole }.first();
         Ok(Known {
             untuned: Candidate {
-                gathering: Gathering { order, mover, pieces },
+                gathering,
                 by_model: by_model == Some(&chosen),
                 multiplying: chosen,
                 untuned: true,
@@ -221,15 +212,4 @@ fn options(candidate: &Candidate) -> (GatherOptions, GemmOptions) {
         .with_swizzle(multiplying.swizzle)
         .with_splits(multiplying.splits);
     (gather, gemm)
-}
-
-fn multiplying(kernels: &[Kernel], choice: Choice) -> Multiplying {
-    let Kernel { name, tile, cluster, .. } = &kernels[choice.kernel];
-    Multiplying {
-        kernel: name.clone(),
-        tile: *tile,
-        cluster: *cluster,
-        swizzle: choice.swizzle,
-        splits: choice.splits,
-    }
 }
