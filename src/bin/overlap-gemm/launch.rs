@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use overlap_gemm::group::{PORT_VARIABLE, SECRET_VARIABLE, Secret};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
@@ -49,9 +49,13 @@ struct Started {
 }
 
 impl Started {
-    /// Sent to the rank and to what it has started, which are a group. One that has ended meanwhile hears nothing.
+    /// Sent to the rank and to what it has started, which are a group, unless it has left that. One that has ended
+    /// meanwhile hears nothing.
     fn signal(&self, signal: Signal) {
-        let _ = kill_process_group(Pid::from_child(&self.child), signal);
+        let rank = Pid::from_child(&self.child);
+        if kill_process_group(rank, signal).is_err() {
+            let _ = kill_process(rank, signal);
+        }
     }
 }
 

@@ -39,17 +39,21 @@ pub(super) fn run(
         }
         .into());
     }
+    told(&group, one_step(args, &problem, &gpu, &group, interrupt))
+}
+
+fn one_step(
+    args: &Args,
+    problem: &Problem,
+    gpu: &Gpu,
+    group: &Arc<Group>,
+    interrupt: Interrupt,
+) -> Result<Option<Shown>, Failure> {
     let mut pools = Pools::new(args.seed);
-    let inputs = pools.inputs(&gpu, &problem, gpu.l2_bytes()?)?;
-    let mut check = Check::new(&pools, &problem, &inputs, true, args.seed);
+    let inputs = pools.inputs(gpu, problem, gpu.l2_bytes()?)?;
+    let mut check = Check::new(&pools, problem, &inputs, true, args.seed);
     check.set = inputs.sets.len() - 1;
-    let place = contenders::Place {
-        gpu: &gpu,
-        group: &group,
-        problem: &problem,
-        inputs: &inputs,
-        set: check.set,
-    };
+    let place = contenders::Place { gpu, group, problem, inputs: &inputs, set: check.set };
     let mut gather = GatherOptions::default();
     gather.pieces = args.chunks;
     if let Some(streams) = args.streams {
@@ -62,14 +66,14 @@ pub(super) fn run(
     gemm.kernel.clone_from(&args.kernel);
     let strategy = if args.sequential { Strategy::Sequential } else { Strategy::Fused };
     let mut step = Gathered::plan(place, strategy, &gather, &gemm, false)?;
-    let checked = check.run(&gpu, &inputs, |set| step.enqueue(set))?;
+    let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
     step.check()?;
-    if let Some(wrong) = wrong_anywhere(&group, checked.err())? {
+    if let Some(wrong) = wrong_anywhere(group, checked.err())? {
         return Err(Failure::CheckFailed(wrong));
     }
-    told(&group, interrupt.check())?;
+    interrupt.check()?;
     let own = step.record()?;
-    let timeline = timeline::merge(&group, step.planned(), &own)?;
+    let timeline = timeline::merge(group, step.planned(), &own)?;
     if group.rank() != 0 {
         return Ok(None);
     }
