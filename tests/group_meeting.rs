@@ -12,7 +12,6 @@ mod port;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -261,33 +260,6 @@ fn an_abort_reaches_everybody_once() {
         group.on_end(move |error| later.send(error.clone()).unwrap());
         assert_eq!(told.iter().count(), 1);
     });
-}
-
-/// Else a process that plans again and again would keep something of every plan.
-#[test]
-fn who_is_gone_is_told_nothing_and_forgotten() {
-    let group = Group::local(1).unwrap().remove(0);
-    let (tell, told) = channel();
-    let held = Arc::new(());
-    let watch = |name: &'static str| {
-        let (whom, held, tell) = (Arc::new(name), Arc::clone(&held), tell.clone());
-        group.on_end_tell(&whom, move |name, _| {
-            let _held = held;
-            tell.send(*name).unwrap();
-        });
-        whom
-    };
-    let stays = watch("stays");
-    for _ in 0..10 {
-        drop(watch("goes"));
-    }
-    // Itself, the one that stays, and the last that went.
-    assert_eq!(Arc::strong_count(&held), 3);
-    group.abort("enough");
-    drop(tell);
-    assert_eq!(told.recv_timeout(LONG).unwrap(), "stays");
-    assert_eq!(told.iter().count(), 0);
-    drop(stays);
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(super) fn strategy(strategy: Strategy) -> predict::Strategy {
     }
 }
 
-fn engine(engine: Engine, problem: &Problem) -> predict::Engine {
+pub(super) fn engine(engine: Engine, problem: &Problem) -> predict::Engine {
     match engine {
         Engine::Auto => predict::Engine::usual(problem),
         Engine::CopyEngines { streams } => predict::Engine::CopyEngines { streams },

@@ -56,7 +56,11 @@ impl Target {
         content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), Failure> {
         let write = || {
-            clear(&mut self.file)?;
+            // Pipes and devices have no length to set, and nowhere to go back to.
+            if self.is_file()? {
+                self.file.set_len(0)?;
+                self.file.rewind()?;
+            }
             let mut stream = BufWriter::new(&mut self.file);
             content(&mut stream)?;
             stream.flush()
@@ -65,8 +69,8 @@ impl Target {
     }
 
     /// Whether it can be written more than once.
-    fn is_file(&self) -> bool {
-        self.file.metadata().is_ok_and(|metadata| metadata.is_file())
+    fn is_file(&self) -> io::Result<bool> {
+        Ok(self.file.metadata()?.is_file())
     }
 }
 
@@ -99,7 +103,7 @@ impl Output {
         allow(dead_code, reason = "only what measures takes so long")
     )]
     pub fn keep(&mut self, value: &impl Serialize) -> Result<(), Failure> {
-        match self.file.as_mut().filter(|file| file.is_file()) {
+        match self.file.as_mut().filter(|file| file.is_file().unwrap_or(false)) {
             Some(file) => file.write(|stream| write_json(stream, value)),
             None => Ok(()),
         }
@@ -127,15 +131,6 @@ impl Output {
             Ok(()) => Ok(()),
         }
     }
-}
-
-/// Pipes and devices have no length to set, and nowhere to go back to.
-fn clear(file: &mut File) -> io::Result<()> {
-    if file.metadata()?.is_file() {
-        file.set_len(0)?;
-        file.rewind()?;
-    }
-    Ok(())
 }
 
 fn write_json(stream: impl Write, value: &impl Serialize) -> io::Result<()> {

@@ -4,7 +4,7 @@
 //! was asked for is carried out or refused, never replaced.
 
 use super::options::{Engine, GatherOptions};
-use crate::cuda::MAX_PUSHED;
+use crate::cuda::{MAX_PUSHED, setup};
 use crate::error::{Error, Result};
 use crate::plan::Problem;
 use crate::predict;
@@ -42,11 +42,10 @@ pub(super) fn choose(
         (asked, None) => asked,
     };
     let pieces = options.pieces.unwrap_or_else(|| default_pieces(problem, engine));
+    setup::engine(engine, problem).check()?;
     match engine {
-        Engine::Auto => {}
-        Engine::CopyEngines { streams } => predict::Engine::CopyEngines { streams }.check()?,
-        Engine::Kernel { blocks } => {
-            predict::Engine::Kernel { blocks }.check()?;
+        Engine::Auto | Engine::CopyEngines { .. } => {}
+        Engine::Kernel { .. } => {
             let remedy = "push so many pieces by copy engines";
             bounded("the number of pieces a shard", pieces, MAX_PUSHED.into(), remedy)?;
         }

@@ -295,11 +295,9 @@ impl Found {
                         drift[way].push(1.0 / scale);
                     }
                     // A way of launching that is not measured now was, maybe, at another time.
-                    let kept = before.map(|before| (before.graph, before.plain));
                     let mut one = measured(candidate, now, [1.0; WAYS_TO_LAUNCH]);
-                    if let Some((graph, plain)) = kept {
-                        (one.graph, one.plain) = (one.graph.or(graph), one.plain.or(plain));
-                    }
+                    one.graph = one.graph.or(before.and_then(|before| before.graph));
+                    one.plain = one.plain.or(before.and_then(|before| before.plain));
                     last.push(one);
                 }
                 Err(why) => self.fails(candidate, why),

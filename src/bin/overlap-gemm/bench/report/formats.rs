@@ -9,7 +9,7 @@ use super::super::gemm::Launch;
 use super::Run;
 use super::compare::Comparison;
 use super::csv;
-use super::pictures::{Drawn, Heat, heat_map, time_against_m};
+use super::pictures::{Drawn, Heat, heat_map, nobody, time_against_m};
 use crate::exit::Failure;
 use crate::output::Target;
 
@@ -53,10 +53,7 @@ impl FormatArgs {
     /// An error if somebody is to be drawn who is none of these: before hours are spent on the others.
     pub fn check_drawn(&self, names: &[&str]) -> Result<(), Failure> {
         match self.draw.iter().find(|name| !names.contains(&name.as_str())) {
-            Some(name) => Err(Failure::Usage(format!(
-                "--draw: nobody is called '{name}'; there are {}",
-                names.join(", ")
-            ))),
+            Some(name) => Err(Failure::Usage(format!("--draw: {}", nobody(name, names)))),
             None => Ok(()),
         }
     }

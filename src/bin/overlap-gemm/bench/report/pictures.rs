@@ -42,6 +42,11 @@ pub struct Drawn<'a> {
     pub only: &'a [String],
 }
 
+/// What is said of a name that nobody has.
+pub fn nobody(name: &str, names: &[&str]) -> String {
+    format!("nobody is called '{name}'; there are {}", names.join(", "))
+}
+
 impl Drawn<'_> {
     fn has(&self, entry: &Entry<'_>) -> bool {
         self.only.is_empty()
@@ -62,7 +67,7 @@ impl Drawn<'_> {
         };
         let unknown =
             self.only.iter().find(|name| !names.contains(&name.as_str()) && !is_label(name))?;
-        Some(format!("nobody is called '{unknown}'; there are {}", names.join(", ")))
+        Some(nobody(unknown, &names))
     }
 
     /// The labels of all that a kind's picture shows, in the order of [`KNOWN`], and how each is drawn.

@@ -28,6 +28,7 @@ use crate::bench::gpu::check::Check;
 use crate::bench::gpu::command;
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
+use crate::bench::gpu::ranks::exchange::all_values;
 use crate::bench::gpu::ranks::{LIMIT, SETS, told};
 use crate::bench::gpu::timing::Watch;
 use crate::exit::Failure;
@@ -271,14 +272,7 @@ impl Tuner<'_> {
             own = Advice::of(&table, &info.name, info.sm_count, &problem, kernels()?)
                 .filter(|advice| !is_out(advice));
         }
-        let unreadable = |error: serde_json::Error| Failure::Read {
-            target: "what rank 0 advises".into(),
-            source: error.into(),
-        };
-        let own = serde_json::to_vec(&own).map_err(unreadable)?;
-        let part = if self.group.rank() == 0 { own.as_slice() } else { &[] };
-        let all = self.group.all_gather("what is advised", part, LIMIT)?;
-        serde_json::from_slice(&all[0]).map_err(unreadable)
+        Ok(all_values(&self.group, "what is advised", &own)?.swap_remove(0))
     }
 
     fn entry(&self, problem: &Problem, measured: Vec<Measured>) -> Result<Entry> {

@@ -6,6 +6,7 @@
 
 pub mod contenders;
 pub mod entrant;
+pub mod exchange;
 mod peer;
 pub mod timeline;
 
@@ -109,7 +110,7 @@ pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> R
     bar.tick();
     let bench =
         Bench { gpu: &gpu, group, wanted, cublaslt, nccl, peer, watch, l2_bytes, interrupt, bar };
-    let run = Run {
+    let mut run = Run {
         command: super::command(),
         program: own_name(),
         version: env!("CARGO_PKG_VERSION").into(),
@@ -125,14 +126,14 @@ pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> R
         cases: Vec::new(),
         ended_early: Some(NOT_AT_ITS_END.into()),
     };
-    let mut runs = [run];
-    let outcome = told(&bench.group, bench.run_all(&mut runs, shown.as_mut()));
+    let outcome = told(&bench.group, bench.run_all(&mut run, shown.as_mut()));
     bench.bar.finish_and_clear();
-    runs[0].ended_early = outcome.as_ref().err().map(Failure::to_string);
-    if runs[0].cases.is_empty() {
+    run.ended_early = outcome.as_ref().err().map(Failure::to_string);
+    if run.cases.is_empty() {
         return outcome;
     }
     let Some(Shown { output, formats }) = shown else { return outcome };
+    let runs = [run];
     let all = Comparison::of(&runs);
     output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
     let written = formats.write(&all);
@@ -173,16 +174,16 @@ impl Bench<'_> {
     }
 
     /// Runs all cases, and adds each to the run; where they are shown, each as soon as it is there.
-    fn run_all(&self, runs: &mut [Run; 1], mut shown: Option<&mut Shown>) -> Result<(), Failure> {
+    fn run_all(&self, run: &mut Run, mut shown: Option<&mut Shown>) -> Result<(), Failure> {
         let mut pools = Pools::new(self.wanted.seed);
         for case in &self.wanted.cases {
             let (report, drawn) = self.run(case, &mut pools)?;
             if shown.is_some() {
                 self.bar.suspend(|| eprintln!("{report}"));
             }
-            runs[0].cases.push(report);
+            run.cases.push(report);
             if let Some(shown) = &mut shown {
-                shown.output.keep(&Document::of(runs))?;
+                shown.output.keep(&Document::of(std::slice::from_ref(run)))?;
             }
             drawn?;
         }

@@ -16,6 +16,8 @@ use overlap_gemm::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::exchange::all_values;
+
 /// Loading a framework takes its time.
 const LIMIT: Duration = Duration::from_secs(300);
 
@@ -96,11 +98,8 @@ impl Peer {
             "type": problem.elements().a.to_string(), "scaling": scaling, "steps": graph_steps,
         });
         let own = self.ask::<Answer>(&order)?.contenders;
-        let unreadable = |error: serde_json::Error| unfit(&self.command, error.to_string());
-        let own = serde_json::to_vec(&own).map_err(unreadable)?;
-        let all = group.all_gather("what a peer has", &own, LIMIT)?;
-        let ranks = all.iter().map(|told| serde_json::from_slice(told).map_err(unreadable));
-        together(ranks.collect::<Result<_>>()?).map_err(|why| unfit(&self.command, why))
+        let ranks = all_values(group, "what a peer has", &own)?;
+        together(ranks).map_err(|why| unfit(&self.command, why))
     }
 
     /// Microseconds a step of so many.

@@ -1,0 +1,66 @@
+//! What each rank has, as a value, on all ranks.
+//!
+//! Invariant: all ranks call it in the same order, and find the same values, by rank; how long a value is does not
+//! matter.
+
+use overlap_gemm::group::Group;
+use overlap_gemm::{Error, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::LIMIT;
+
+/// All ranks' values.
+pub fn all_values<T: Serialize + DeserializeOwned>(
+    group: &Group,
+    what: &str,
+    own: &T,
+) -> Result<Vec<T>> {
+    let unreadable = |error: serde_json::Error| Error::Mismatch {
+        what: what.into(),
+        got: error.to_string(),
+        expected: "what this program exchanges".into(),
+        remedy: "run the same version of this program on every rank",
+    };
+    let own = serde_json::to_vec(own).map_err(unreadable)?;
+    let all = all_bytes(group, what, &own)?;
+    all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(unreadable)).collect()
+}
+
+/// All ranks' bytes, however many: in parts that an exchange has room for.
+fn all_bytes(group: &Group, what: &str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    /// Of all ranks together: half of what an exchange has room for.
+    const ROOM: usize = 8 << 20;
+    let lengths = group.all_gather(what, &(own.len() as u64).to_le_bytes(), LIMIT)?;
+    let lengths = lengths.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());
+    let longest = lengths.map(u64::from_le_bytes).max().unwrap_or(0) as usize;
+    let mut all = vec![Vec::new(); group.ranks() as usize];
+    let room = (ROOM / all.len()).max(1);
+    for part in (0..longest).step_by(room) {
+        let own = &own[part.min(own.len())..(part + room).min(own.len())];
+        for (all, part) in all.iter_mut().zip(group.all_gather(what, own, LIMIT)?.iter()) {
+            all.extend_from_slice(part);
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_any_length_come_to_all() {
+        // The second alone is more than an exchange has room for.
+        let values = ["short".to_owned(), "long ".repeat(4 << 20), String::new()];
+        std::thread::scope(|scope| {
+            for group in Group::local(3).unwrap() {
+                let values = &values;
+                scope.spawn(move || {
+                    let own = &values[group.rank() as usize];
+                    assert!(all_values(&group, "a value", own).unwrap() == values);
+                });
+            }
+        });
+    }
+}
