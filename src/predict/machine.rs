@@ -6,7 +6,7 @@
 
 use super::kernel::Kernel;
 use super::limits::MOST_SMS;
-use super::product::Work;
+use super::product::{Work, beside};
 use super::setup::Engine;
 use crate::error::{Error, Result};
 
@@ -96,22 +96,22 @@ impl Machine {
     pub const fn h200() -> Self {
         Machine {
             sms: 132,
-            product_scale: 0.722,
-            product_scale_fp8: 0.865,
-            memory_gbps: 4000.0,
-            launch_us: 2.2,
+            product_scale: 0.691,
+            product_scale_fp8: 0.845,
+            memory_gbps: 4030.0,
+            launch_us: 1.7,
             link_gbps: 380.0,
             peer_gbps: 380.0,
             several_share: 0.68,
-            copy_us: 5.5,
+            copy_us: 8.3,
             signal_us: 2.2,
-            own_us: 2.8,
-            begin_us: 12.0,
-            begin_push_us: 6.3,
-            push_us: 1.6,
-            push_block_gbps: 30.0,
+            own_us: 3.6,
+            begin_us: 7.1,
+            begin_push_us: 5.5,
+            push_us: 1.75,
+            push_block_gbps: 37.0,
             await_us: 2.2,
-            busy_slowdown: 0.14,
+            busy_slowdown: 0.138,
             rest_gain: 0.2,
             rest_gain_most: 0.15,
             nccl_us: 24.0,
@@ -201,7 +201,7 @@ impl Machine {
         let waves = work.waves as f64;
         let moving = 1e6 * work.moving(1e9 * self.memory_gbps) / waves;
         let computing = scale * (work.unit + work.power / waves);
-        ProductTimes { unit: computing.max(moving), joining: scale * work.joining }
+        ProductTimes { unit: beside(computing, moving), joining: scale * work.joining }
     }
 
     /// Until a step's first rows are sent, in µs.

@@ -53,7 +53,7 @@ pub use product::Choice;
 pub(crate) use product::{cheapest, most_splits, square_waves};
 #[cfg(feature = "tune")]
 pub(crate) use product::{choices, cost};
-pub use setup::{Engine, MOST_BLOCKS, MOST_STREAMS, SMALL_SHARD, Setup, Strategy};
+pub use setup::{Engine, MOST_BLOCKS, MOST_STREAMS, PUSHING_BLOCKS, SMALL_SHARD, Setup, Strategy};
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;

@@ -88,6 +88,9 @@ impl fmt::Display for Engine {
     }
 }
 
+/// The blocks of a kernel that pushes, unless something else is asked for. As few as fill the link: each keeps an SM from the
+/// product as long as it pushes, and clusters that come late have fewer tiles often, so that a few are no loss.
+pub const PUSHING_BLOCKS: u32 = 16;
 /// The most bytes a shard may have to be pushed by a kernel, unless something else is asked for.
 pub const SMALL_SHARD: u64 = 4 << 20;
 /// Pieces of a shard are no smaller by default, for each rank: each piece costs a copy engine some microseconds for each peer,
@@ -116,16 +119,11 @@ impl Engine {
     /// What the GPU executor takes for `problem` where GPUs reach each other's memory and nothing is asked for.
     pub fn usual(problem: &Problem) -> Self {
         if shard_bytes(problem) <= SMALL_SHARD.into() {
-            Engine::pushing(problem)
+            Engine::Kernel { blocks: PUSHING_BLOCKS }
         } else {
             // Copies to two peers at once take longer than one after the other.
             Engine::CopyEngines { streams: 1 }
         }
-    }
-
-    /// A kernel, of as many blocks as there is work for.
-    pub fn pushing(problem: &Problem) -> Self {
-        Engine::Kernel { blocks: (shard_bytes(problem) >> 16).clamp(16, 64) as u32 }
     }
 
     /// Into how many pieces the GPU executor then cuts a shard.

@@ -170,10 +170,12 @@ impl Product {
         let items = units * self.splits;
         let clusters = self.work.clusters.min(items);
         let mut free = vec![start; clusters as usize];
-        // Blocks that push are spread over the SMs, each in another cluster; clusters begin on free SMs if there are some.
+        // Clusters begin on free SMs as long as there are some, the first ones first. An even number of blocks that push lies
+        // two by two on SMs side by side (launch_early in csrc/gather.cu), and so keeps half as many clusters waiting.
         let idle = late.of.saturating_sub((clusters * tiles) as u32);
-        let of_late = free.iter_mut().rev().take(late.sms.saturating_sub(idle) as usize);
-        of_late.for_each(|free| *free = free.max(late.until));
+        let together = if late.sms.is_multiple_of(2) { tiles.min(2) as u32 } else { 1 };
+        let waiting = late.sms.saturating_sub(idle).div_ceil(together) as usize;
+        free.iter_mut().rev().take(waiting).for_each(|free| *free = free.max(late.until));
         let all_there = ready.of(0..order.chunks().len());
         let mut outcome = Outcome { first_tile: f64::INFINITY, ..Outcome::default() };
         outcome.workers = clusters * tiles;

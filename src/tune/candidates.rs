@@ -48,7 +48,7 @@ pub fn ways(problem: &Problem) -> Vec<Gathering> {
         let blocks: &[u32] = match bytes {
             0..=0x4_0000 => &[4, 8, 16],
             0x4_0001..=0x40_0000 => &[16, 32, 64],
-            _ => &[32, 64],
+            _ => &[16, 32],
         };
         blocks.iter().for_each(|&blocks| add(Order::Fused, kernel(blocks), 1));
         if bytes >= MIB {

@@ -14,14 +14,14 @@ use super::entry::{Gathering, Mover, Place};
 
 /// How far the model is off for a kernel, for a number of unit rows that sweep together, for a way of moving rows, and for
 /// its kind: standard deviations, as parts of the time.
-const KERNEL: f64 = 0.03;
+const KERNEL: f64 = 0.05;
 const SWEEP: f64 = 0.01;
-const WAY: f64 = 0.012;
-const KIND: f64 = 0.015;
+const WAY: f64 = 0.02;
+const KIND: f64 = 0.025;
 /// What all candidates of one problem have in common, clocks say: it says nothing of other problems.
 const PROBLEM: f64 = 0.1;
 /// Doublings of a side after which an error is another one.
-const LENGTH: f64 = 1.2;
+const LENGTH: f64 = 1.0;
 /// How far measurements are off: those of all rounds, and those of who was dropped early.
 const NOISE: f64 = 0.015;
 const NOISE_EARLY: f64 = 0.1;

@@ -3,9 +3,11 @@
 //! Invariant: nothing of an entry takes part in answering for it; what an answer costs was measured, or is said to
 //! be unknown.
 
-use super::entry::{Entry, Measured, Order, Shape};
+use super::entry::{Entry, Gathering, Measured, Multiplying, Shape};
 use super::lookup::{self, Answer, Anything, Asked};
 use super::table::Tuning;
+use crate::plan::Problem;
+use crate::predict::{Choice, Machine, Setup, Strategy};
 
 /// One entry, and what the rest of the table says of its problem.
 #[derive(Clone, Debug)]
@@ -40,17 +42,36 @@ fn held_out<'a>(table: &Tuning, entry: &'a Entry) -> HeldOut<'a> {
         entry.measured.iter().find(is_same)
     });
     let ratio = chosen.map(|one| entry.ratio(one));
+    let usual = usual(entry);
+    let is_planned = |one: &&Measured| usual.iter().any(|usual| is_planned(one, usual));
     let over_strategies = [0, 1].map(|way| {
-        let planned = entry.measured.iter().filter(|one| is_planned(one));
+        let planned = entry.measured.iter().filter(is_planned);
         let least = planned.filter_map(|one| one.times()[way]).map(|time| time.us);
         Some(chosen?.times()[way]?.us / least.min_by(f64::total_cmp)?)
     });
     HeldOut { entry, answer, ratio, over_strategies }
 }
 
-/// Whether somebody would get it who asks for a strategy, and knows no table.
-fn is_planned(one: &Measured) -> bool {
-    one.untuned || (one.by_model && one.gathering.order != Order::Fused)
+/// What is planned without a table, for each strategy.
+fn usual(entry: &Entry) -> Vec<Setup> {
+    let machine = Machine::h200().with_sms(entry.sms);
+    let of = |problem: &Problem| {
+        let setup = |strategy| Setup::usual(&machine, problem, strategy).ok();
+        [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential]
+            .into_iter()
+            .filter_map(setup)
+            .collect()
+    };
+    entry.problem().as_ref().map(of).unwrap_or_default()
+}
+
+/// Whether somebody who asks for that strategy, and knows no table, gets it; how rows travel counts for fused products alone,
+/// for in other orders few ways are tried.
+fn is_planned(one: &Measured, usual: &Setup) -> bool {
+    let choice = Choice::new(0, usual.swizzle, usual.splits);
+    one.gathering.order.strategy() == usual.strategy
+        && one.multiplying == Multiplying::of(&usual.kernel, choice)
+        && (usual.strategy != Strategy::Fused || Gathering::of_setup(usual) == Some(one.gathering))
 }
 
 impl HeldOut<'_> {
@@ -88,16 +109,18 @@ mod tests {
                 continue;
             };
             // What is best of all is best of the strategies or better, if it was measured as thoroughly.
-            let all = &held.entry.measured;
-            if all.iter().filter(|one| is_planned(one)).all(|one| one.is_finalist(all)) {
+            let (all, usual) = (&held.entry.measured, usual(held.entry));
+            let is_any = |one: &&Measured| usual.iter().any(|usual| is_planned(one, usual));
+            if all.iter().filter(is_any).all(|one| one.is_finalist(all)) {
                 assert!(graph <= ratio + 1e-9 && plain <= ratio + 1e-9, "{held:?}");
             }
         }
         // Without anything that is planned, there is nothing to compare with.
         let mut entries = table.entries().to_vec();
-        entries.iter_mut().flat_map(|entry| &mut entry.measured).for_each(|one| {
-            (one.untuned, one.by_model) = (false, false);
-        });
+        for entry in &mut entries {
+            let usual = usual(entry);
+            entry.measured.retain(|one| !usual.iter().any(|usual| is_planned(one, usual)));
+        }
         let none = hold_out(&Tuning::of_entries(entries.clone()))
             .iter()
             .all(|held| held.over_strategies == [None; 2]);

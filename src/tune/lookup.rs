@@ -6,7 +6,7 @@
 //! What was measured is taken as it was found. For another problem, every way that rows may travel and every promising
 //! kernel has a prediction (`predict`), which is corrected by how far off predictions were at the nearest entries
 //! ([`correction`](super::correction)). The quickest is taken; one that is little known has to be quicker by as much as
-//! is not known of it.
+//! is not known of it, and whoever is to take the place of what is usual, by more than two predictions are off.
 
 use std::fmt;
 
@@ -22,6 +22,9 @@ const FARTHEST: f64 = 3.0;
 const NEAR: usize = 8;
 /// How much of what is not known of a candidate counts against it.
 const CAUTION: f64 = 1.0;
+/// How much quicker than what is usual another has to be: of many candidates that are as quick, the one that is predicted best is
+/// the one that the prediction flatters most.
+const LEAD: f64 = 0.05;
 
 /// A question.
 #[derive(Clone, Copy, Debug)]
@@ -188,6 +191,7 @@ fn expected(
         from.filter(|place| seen.iter().any(|one| one.place == *place)).collect();
     let correction = Correction::of(seen);
 
+    let usual = ways(asked.problem).first().copied();
     let gatherings = open_ways(asked.problem, possible, near);
     let mut best: Option<(f64, f64, Gathering, Option<Multiplying>)> = None;
     for order in [Order::Fused, Order::Pipelined, Order::Sequential] {
@@ -213,7 +217,10 @@ fn expected(
             let us = kernel.and_then(|kernel| predicted_us(&machine, asked.problem, &kernel, what));
             let Some(us) = us else { continue };
             let Corrected { by, doubt } = correction.at(place, what);
-            let score = us.ln() + by + CAUTION * doubt;
+            // The first kernel is the one that the rules take.
+            let is_usual = Some(*way) == usual && Some(multiplying) == kernels.first();
+            let lead = if is_usual { LEAD } else { 0.0 };
+            let score = us.ln() + by + CAUTION * doubt - lead;
             // Among equals the first.
             if best.as_ref().is_none_or(|(least, ..)| score < *least) {
                 best = Some((score, us * by.exp(), *way, is_open.then(|| multiplying.clone())));

@@ -121,8 +121,8 @@ pub fn search<E>(known: &Known, track: &mut impl Track<E>) -> Result<Option<Foun
     Ok(done.then_some(search.found))
 }
 
-/// Measures what is advised beside the best of what was measured `before`, in loops as long as those of the finals; `None`:
-/// it was time to stop.
+/// Measures what is advised, and what is chosen without a table if that is another by now, beside the best of what was measured
+/// `before`, in loops as long as those of the finals; `None`: it was time to stop.
 pub fn refine<E>(
     known: &Known,
     before: Vec<Measured>,
@@ -132,7 +132,11 @@ pub fn refine<E>(
     let advised = known.candidate(gathering, multiplying);
     let best = Measured::in_order(before.clone());
     let others = best.iter().filter(|one| !advised.is(one)).take(BESIDE).map(candidate_of);
-    let finalists = others.chain([advised.clone()]).collect();
+    let mut finalists: Vec<_> = others.chain([advised.clone()]).collect();
+    let is_known = |one: &Measured| known.untuned.is(one) && one.is_finalist(&before);
+    if !before.iter().any(is_known) && known.untuned != advised {
+        finalists.push(known.untuned.clone());
+    }
     let mut found = Found { measured: before, failed: Vec::new() };
     let done = found.finals(finalists, track)?;
     // What is chosen without a table may be something else by now.
