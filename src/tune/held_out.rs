@@ -143,6 +143,7 @@ mod tests {
         assert!(known.len() * 10 >= entries.len() * 8, "{} of {}", known.len(), entries.len());
         let alone = entries.iter().flat_map(|one| ratios(&Tuning::of_entries(vec![one.clone()])));
         let (known, alone) = (mean(&known), mean(&alone.collect::<Vec<_>>()));
-        assert!(known < 1.005 && alone > 1.01, "{known} {alone}");
+        // What is usual keeps its place unless another leads, which costs some per cent here and there.
+        assert!(known < 1.02 && alone > 1.04, "{known} {alone}");
     }
 }

@@ -7,6 +7,7 @@ use super::super::made_up::{by_model, entry, gathering, measured, of_kernel, pro
 use super::*;
 use crate::element::ElementType;
 use crate::plan::{BLayout, ElementTypes, Scaling};
+use crate::predict::{Setup, Strategy};
 
 const PINGPONG: &str = "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong";
 const COOPERATIVE: &str = "bf16_bf16_bf16_nk_128x256x64_2x1_cooperative";
@@ -124,8 +125,13 @@ fn the_kernel_and_the_way_that_were_quicker_next_door_are_taken_here() {
         })
     };
     let kernel = |table: &[Entry]| answer(table, 8192).multiplying.unwrap().kernel;
-    assert_eq!(kernel(&table(380.0, 440.0)), PINGPONG);
-    assert_eq!(kernel(&table(440.0, 380.0)), COOPERATIVE);
+    assert_eq!(kernel(&table(340.0, 440.0)), PINGPONG);
+    assert_eq!(kernel(&table(440.0, 340.0)), COOPERATIVE);
+    // As long as neither is much quicker, it is what is usual.
+    let usual = Setup::usual(&Machine::h200(), &problem(8192, 3584, 8192), Strategy::Fused);
+    let usual = usual.unwrap().kernel.name;
+    assert_eq!(kernel(&table(400.0, 410.0)), usual);
+    assert_eq!(kernel(&table(410.0, 400.0)), usual);
     // Few pieces or many, all else alike.
     let table = |few: f64, many: f64| {
         [4096, 16384].map(|m| {
