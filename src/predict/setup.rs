@@ -98,6 +98,9 @@ pub const SMALL_SHARD: u64 = 4 << 20;
 const SMALLEST_PIECE: u128 = 4 << 20;
 /// More pieces than this gain nothing.
 const MOST_PIECES: u128 = 2;
+/// Nor do any where one rank has more columns: its own rows take longer to multiply than the next rank's take to come, and pieces
+/// only part rows that would sweep over B together.
+const MOST_COLUMNS_IN_PIECES: u32 = 4096;
 
 impl Engine {
     /// An error unless it has as many streams or blocks as the GPU executor can give it.
@@ -130,6 +133,7 @@ impl Engine {
     pub fn usual_pieces(self, problem: &Problem) -> u32 {
         let pieces = match self {
             Engine::Nccl => 1,
+            _ if problem.n() > MOST_COLUMNS_IN_PIECES => 1,
             _ => {
                 let smallest = SMALLEST_PIECE * u128::from(problem.ranks().max(2));
                 (shard_bytes(problem) / smallest).clamp(1, MOST_PIECES) as u32
@@ -241,6 +245,9 @@ mod tests {
         assert_eq!(of(&usual(8192, 4)), (Engine::CopyEngines { streams: 1 }, 2));
         assert_eq!(of(&usual(4096, 2)), (Engine::CopyEngines { streams: 1 }, 2));
         assert_eq!(of(&usual(2, 2)), (Engine::Kernel { blocks: 16 }, 1));
+        let wide = Problem::builder(8192, 5120, 8192).ranks(2).build().unwrap();
+        let wide = Setup::usual(&Machine::h200(), &wide, Strategy::Fused).unwrap();
+        assert_eq!(of(&wide), (Engine::CopyEngines { streams: 1 }, 1));
     }
 
     #[test]
