@@ -80,13 +80,11 @@ pub struct Machine {
 impl Machine {
     /// NVIDIA H200 with NVLink through NVSwitch. What each figure was fitted to:
     ///
-    /// - `product_scale`, `memory_gbps`, `launch_us`, `begin_push_us`, `push_us`, `await_us`: the candidates of 43 tuned problems,
-    ///   `src/tune/h200.json` (two GPUs, bf16), by the least absolute error of the logarithm; `begin_push_us` and `push_us` to
-    ///   those of 19 problems on four GPUs, too.
-    /// - `copy_us`, `signal_us`, `own_us`, `begin_us`, `push_block_gbps`, `busy_slowdown`: how far apart candidates of one problem
-    ///   are, of all 62 problems there.
+    /// - `product_scale`, `product_scale_fp8`, `memory_gbps`, `launch_us`, `copy_us`, `signal_us`, `own_us`, `begin_us`,
+    ///   `begin_push_us`, `push_us`, `push_block_gbps`, `await_us`, `busy_slowdown`: how far apart candidates of one problem are,
+    ///   and a little how long they take, of all 115 tuned problems, `src/tune/h200.json`: 72 in bf16 and 24 in fp8 on two GPUs, 19
+    ///   in bf16 on four. Those count that were among the quickest, and those that should have been.
     /// - `several_share`: all-gathers alone between four H200, `benches/results/2026-11-22-h200x4-streams.json`.
-    /// - `product_scale_fp8`: `own` in `benches/results/2026-11-21-h200-bench-gemm.json` (one GPU).
     /// - `link_gbps`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to
     ///   32 MiB a rank, in one and four pieces, on one and two streams, and NCCL's.
     /// - `rest_gain`, `rest_gain_most`: `sequential` of 8192 and 16384 × 3584 × 8192 in
