@@ -40,6 +40,10 @@ pub trait Step {
     }
     /// What it is, in words.
     fn describe(&self) -> String;
+    /// How it is carried out, where that says all: two that say the same are the same.
+    fn carried_out(&self) -> Option<Setup> {
+        None
+    }
 }
 
 /// A case on one rank.
@@ -305,6 +309,10 @@ impl Step for Gathered<'_> {
 
     fn describe(&self) -> String {
         self.layer.explain().trim_end().replace('\n', "; ")
+    }
+
+    fn carried_out(&self) -> Option<Setup> {
+        Some(self.setup())
     }
 }
 

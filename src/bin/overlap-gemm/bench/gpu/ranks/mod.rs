@@ -42,7 +42,7 @@ use crate::exit::Failure;
 use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
 use crate::progress;
-use entrant::{Entrant, Runner, Track, wrong_anywhere};
+use entrant::{Entrant, Runner, Track, Twin, with_twins, wrong_anywhere};
 use peer::Peer;
 
 /// Suggestions of cuBLASLt that are tried.
@@ -210,11 +210,21 @@ impl Bench<'_> {
             inputs: &inputs,
             set: check.set,
         };
-        let mut entrants = Vec::new();
+        let mut entrants: Vec<Entrant<'_>> = Vec::new();
+        let (mut carried_out, mut twins) = (Vec::new(), Vec::new());
         for &who in &wanted.contenders {
             for &launch in &wanted.launch {
                 self.interrupt.check()?;
                 let mut step = self.plan(who, place)?;
+                let (name, what) = (who.name().to_owned(), step.describe());
+                // Ranks have agreed on plans, so they find the same.
+                let so = step.carried_out().map(|setup| (launch, setup));
+                self.bar.inc(1);
+                if let Some(of) = carried_out.iter().position(|other| so.is_some() && *other == so)
+                {
+                    twins.push(Twin { name, what, of, place: entrants.len() + twins.len() });
+                    continue;
+                }
                 let kind = step.kind();
                 let failed = match kind {
                     Kind::AllGather => None,
@@ -224,11 +234,10 @@ impl Bench<'_> {
                         wrong_anywhere(&self.group, checked.err())?
                     }
                 };
-                let (name, what) = (who.name().to_owned(), step.describe());
                 let (times, host) = (Vec::new(), Vec::new());
                 let runner = Runner::Here { graph: None, step };
                 entrants.push(Entrant { name, kind, launch, what, failed, times, host, runner });
-                self.bar.inc(1);
+                carried_out.push(so);
             }
         }
         if let Some(peer) = &self.peer {
@@ -251,7 +260,7 @@ impl Bench<'_> {
             host_us: entrant.host,
             failed: entrant.failed,
         });
-        let rows = rows.collect();
+        let rows = with_twins(rows.collect(), twins);
         Ok((CaseReport { name: case.to_string(), rows, problem }, drawn))
     }
 
