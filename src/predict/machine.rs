@@ -105,7 +105,7 @@ impl Machine {
             signal_us: 2.2,
             own_us: 3.6,
             begin_us: 7.1,
-            begin_push_us: 5.5,
+            begin_push_us: 5.25,
             push_us: 1.75,
             push_block_gbps: 37.0,
             await_us: 2.2,

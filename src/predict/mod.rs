@@ -49,10 +49,12 @@ pub(crate) use kernel::kind;
 pub use kernel::{Kernel, all_kernels};
 pub use machine::Machine;
 pub use product::Choice;
-#[cfg(feature = "cuda")]
-pub(crate) use product::{cheapest, most_splits, square_waves};
+#[cfg(any(feature = "cuda", feature = "tune"))]
+pub(crate) use product::cheapest;
 #[cfg(feature = "tune")]
 pub(crate) use product::{choices, cost};
+#[cfg(feature = "cuda")]
+pub(crate) use product::{most_splits, square_waves};
 pub use setup::{Engine, MOST_BLOCKS, MOST_STREAMS, PUSHING_BLOCKS, SMALL_SHARD, Setup, Strategy};
 
 use crate::error::{Error, Result};

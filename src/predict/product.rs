@@ -125,7 +125,7 @@ const FINISH_BESIDE_ANOTHER: f64 = 0.074;
 const ALONE: f64 = 0.14;
 /// Seconds that slices of K cost: for meeting, for each slice, and for each time that all blocks have to
 /// meet once more. And bytes a second of others' sums that a block adds to its own: always the same blocks do, wave by wave.
-const SPLIT: f64 = 3.6e-6;
+const SPLIT: f64 = 4.0e-6;
 const SLICE: f64 = 3.8e-7;
 const SPLIT_WAVE: f64 = 2.9e-6;
 const SUMS_TO_ONE: f64 = 4.0e10;

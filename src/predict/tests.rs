@@ -57,6 +57,25 @@ fn a_gather_is_never_free_and_a_worse_link_never_better() {
 }
 
 #[test]
+fn blocks_that_push_keep_pairs_of_sms_waiting() {
+    // 256 units for 66 clusters of two: all but the last eight compute four.
+    let machine = Machine::h200();
+    let problem = Problem::builder(1024, 7168, 4096).ranks(2).build().unwrap();
+    let name = "bf16_bf16_bf16_nk_128x112x64_2x1_pingpong";
+    let took = |blocks| {
+        let mut setup = Setup::usual(&machine, &problem, Strategy::Fused).unwrap();
+        (setup.kernel, setup.engine) =
+            (Kernel::from_name(name).unwrap(), Engine::Kernel { blocks });
+        (setup.swizzle, setup.splits) = (1, 1);
+        estimate(&machine, &setup.plan(&problem).unwrap(), &setup).unwrap().total
+    };
+    assert_eq!((took(12), took(14)), (took(16), took(16)), "those have the time");
+    assert!(took(18) > took(16) + Duration::from_micros(5), "a cluster with four units waits");
+    // An odd number lies apart, and so in as many clusters.
+    assert_eq!((took(32), took(15)), (took(18), took(18)));
+}
+
+#[test]
 fn what_lies_between_rows_travels_with_them() {
     let machine = Machine::h200();
     let gathered = |lda| {

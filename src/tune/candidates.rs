@@ -6,7 +6,7 @@
 
 use super::entry::{Gathering, Mover, Multiplying, Order};
 use crate::plan::Problem;
-use crate::predict::{Engine, Kernel, Machine, Setup, choices, cost, estimate};
+use crate::predict::{Choice, Engine, Kernel, Machine, Setup, cheapest, choices, cost, estimate};
 
 /// One that may be chosen.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,8 @@ pub(super) fn part_of(problem: &Problem, order: Order) -> Option<Problem> {
     order.strategy().part_of(problem).ok()
 }
 
-/// The kernels that should be quickest for `part`, of those that may be taken; the quickest first.
+/// The kernels that should be quickest for `part`, of those that may be taken: first what is chosen where nobody asks
+/// for one, then the quickest first.
 pub(super) fn kernels_for(
     part: &Problem,
     kernels: &[Kernel],
@@ -94,20 +95,19 @@ pub(super) fn kernels_for(
     const SLICINGS: usize = 2;
     let serves =
         |kernel: &Kernel| (kernel.elements, kernel.b_layout) == (part.elements(), part.b_layout());
-    let mut ranked: Vec<_> = (choices(kernels, part, sms, serves).into_iter())
-        .map(|choice| (cost(&kernels[choice.kernel], part, choice.splits, sms), choice))
-        .collect();
+    let mut open = choices(kernels, part, sms, serves);
+    open.retain(|choice| may(&Multiplying::of(&kernels[choice.kernel], *choice)));
+    let Some(first) = cheapest(kernels, part, &open, sms) else { return Vec::new() };
+    let cost = |choice: &Choice| cost(&kernels[choice.kernel], part, choice.splits, sms);
+    let mut ranked: Vec<_> = open.iter().map(|choice| (cost(choice), *choice)).collect();
     ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    let mut least = None;
+    let most = SLOWER * cost(&first);
+    let rest = ranked.into_iter().take_while(|(cost, _)| *cost <= most).map(|(_, choice)| choice);
     let mut all: Vec<Multiplying> = Vec::new();
-    for (cost, choice) in ranked {
-        if all.len() == MOST || least.is_some_and(|least| cost > SLOWER * least) {
-            break;
-        }
+    for choice in std::iter::once(first).chain(rest) {
         let one = Multiplying::of(&kernels[choice.kernel], choice);
         let same = all.iter().filter(|other| other.kernel == one.kernel).count();
-        if same < SLICINGS && may(&one) {
-            least.get_or_insert(cost);
+        if all.len() < MOST && same < SLICINGS && !all.contains(&one) {
             all.push(one);
         }
     }

@@ -1,7 +1,6 @@
 //! How far off the cost model is near some problem: what was measured there, over what it had predicted.
 //!
-//! What belongs here: arithmetic over residuals. Invariant: nothing measured, no correction; and a correction never
-//! grows beyond what was seen.
+//! What belongs here: arithmetic over residuals. Invariant: nothing measured, no correction.
 //!
 //! The model's error is not noise: it is much the same for the same kernel, or the same way of moving rows, at sizes that
 //! are near one another. So it is taken for a smooth function, of which each measurement is one value (a Gaussian

@@ -6,7 +6,7 @@
 //! What was measured is taken as it was found. For another problem, every way that rows may travel and every promising
 //! kernel has a prediction (`predict`), which is corrected by how far off predictions were at the nearest entries
 //! ([`correction`](super::correction)). The quickest is taken; one that is little known has to be quicker by as much as
-//! is not known of it, and whoever is to take the place of what is usual, by more than two predictions are off.
+//! is not known of it, and the fused step of the rules keeps its place unless another leads by [`LEAD`].
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ const FARTHEST: f64 = 3.0;
 const NEAR: usize = 8;
 /// How much of what is not known of a candidate counts against it.
 const CAUTION: f64 = 1.0;
-/// How much quicker than what is usual another has to be: of many candidates that are as quick, the one that is predicted best is
+/// How much quicker another has to be, doubts included, than what the rules plan for a fused step: of many candidates that are as quick, the one that is predicted best is
 /// the one that the prediction flatters most.
 const LEAD: f64 = 0.05;
 
@@ -191,8 +191,9 @@ fn expected(
         from.filter(|place| seen.iter().any(|one| one.place == *place)).collect();
     let correction = Correction::of(seen);
 
-    let usual = ways(asked.problem).first().copied();
     let gatherings = open_ways(asked.problem, possible, near);
+    // What the rules plan for a fused step, as far as that was left open: its way and its kernel come first.
+    let usual = gatherings.iter().find(|way| way.order == Order::Fused).copied();
     let mut best: Option<(f64, f64, Gathering, Option<Multiplying>)> = None;
     for order in [Order::Fused, Order::Pipelined, Order::Sequential] {
         let mut of_order = gatherings.iter().filter(|way| way.order == order).peekable();
@@ -217,7 +218,6 @@ fn expected(
             let us = kernel.and_then(|kernel| predicted_us(&machine, asked.problem, &kernel, what));
             let Some(us) = us else { continue };
             let Corrected { by, doubt } = correction.at(place, what);
-            // The first kernel is the one that the rules take.
             let is_usual = Some(*way) == usual && Some(multiplying) == kernels.first();
             let lead = if is_usual { LEAD } else { 0.0 };
             let score = us.ln() + by + CAUTION * doubt - lead;

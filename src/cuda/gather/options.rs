@@ -49,7 +49,7 @@ pub use crate::predict::SMALL_SHARD;
 pub struct GatherOptions {
     /// Who moves the rows.
     pub engine: Engine,
-    /// Chunks a shard (default: by its size).
+    /// Chunks a shard (default: by its size and the columns of the first product).
     pub pieces: Option<u32>,
     /// Fills the other ranks' rows of a step with NaN when the next one begins, so that rows which are read too
     /// early, or too late, are seen in the result. For finding faults; costs two memsets a step.

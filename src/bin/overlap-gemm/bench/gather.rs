@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Launch::Graph, Launch::Plain])]
     launch: Vec<Launch>,
 
-    /// Chunks a shard [default: by its size]
+    /// Chunks a shard [default: by its size, and N]
     #[arg(long)]
     pieces: Option<u32>,
 

@@ -72,7 +72,7 @@ pub struct Args {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_STREAMS)))]
     streams: Option<u32>,
 
-    /// Into how many pieces a shard is cut [default: by its size]
+    /// Into how many pieces a shard is cut [default: by its size, and N]
     #[arg(long, help_heading = "How it is carried out")]
     pieces: Option<u32>,
 

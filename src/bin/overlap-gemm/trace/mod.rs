@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["host", "blocks"])]
     streams: Option<u32>,
 
-    /// Blocks of a kernel that pushes [default: by size]
+    /// Blocks of a kernel that pushes [default: 16, where one pushes]
     #[arg(long, conflicts_with = "host")]
     blocks: Option<u32>,
 

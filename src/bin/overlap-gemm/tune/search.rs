@@ -134,7 +134,8 @@ pub fn refine<E>(
     let others = best.iter().filter(|one| !advised.is(one)).take(BESIDE).map(candidate_of);
     let mut finalists: Vec<_> = others.chain([advised.clone()]).collect();
     let is_known = |one: &Measured| known.untuned.is(one) && one.is_finalist(&before);
-    if !before.iter().any(is_known) && known.untuned != advised {
+    let takes_part = finalists.iter().any(|one| one.is_same(&known.untuned));
+    if !takes_part && !before.iter().any(is_known) {
         finalists.push(known.untuned.clone());
     }
     let mut found = Found { measured: before, failed: Vec::new() };
