@@ -13,7 +13,7 @@ use super::options::GemmOptions;
 use crate::error::{Error, Result};
 use crate::plan::Problem;
 pub use crate::predict::Choice;
-use crate::predict::{cheapest, cost, kind, most_splits, square_waves};
+use crate::predict::{self, cheapest, kind, most_splits, square_waves};
 
 /// SMs of an H100 or H200: what is assumed where no device was asked.
 pub const TYPICAL_SMS: u32 = 132;
@@ -42,14 +42,7 @@ pub fn ranked(
 ) -> Result<Vec<(Choice, f64)>> {
     let sms = options.sm_limit.unwrap_or(sm_count);
     let all = candidates(kernels, problem, options, sms, sm_count)?;
-    let first = cheapest(kernels, problem, &all, sms);
-    let cost = |choice: Choice| cost(&kernels[choice.kernel], problem, choice.splits, sms);
-    let mut ranked: Vec<_> = all.into_iter().map(|choice| (choice, cost(choice))).collect();
-    ranked.sort_by(|(one, a), (other, b)| {
-        let place = |choice: &Choice| Some(*choice) != first;
-        place(one).cmp(&place(other)).then(a.total_cmp(b))
-    });
-    Ok(ranked)
+    Ok(predict::ranked(kernels, problem, all, sms))
 }
 
 /// Every kernel and number of splits that would compute the problem; never empty.

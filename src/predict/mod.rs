@@ -49,13 +49,15 @@ pub(crate) use kernel::kind;
 pub use kernel::{Kernel, all_kernels};
 pub use machine::Machine;
 pub use product::Choice;
-#[cfg(any(feature = "cuda", feature = "tune"))]
-pub(crate) use product::cheapest;
 #[cfg(feature = "tune")]
-pub(crate) use product::{choices, cost};
+pub(crate) use product::choices;
+#[cfg(all(feature = "cuda", test))]
+pub(crate) use product::cost;
+#[cfg(any(feature = "cuda", feature = "tune"))]
+pub(crate) use product::ranked;
 #[cfg(feature = "cuda")]
-pub(crate) use product::{most_splits, square_waves};
-pub use setup::{Engine, MOST_BLOCKS, MOST_STREAMS, PUSHING_BLOCKS, SMALL_SHARD, Setup, Strategy};
+pub(crate) use product::{cheapest, most_splits, square_waves};
+pub use setup::{Engine, MOST_BLOCKS, MOST_STREAMS, SMALL_SHARD, Setup, Strategy};
 
 use crate::error::{Error, Result};
 use crate::plan::Plan;

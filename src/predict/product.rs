@@ -100,6 +100,24 @@ pub(crate) fn cheapest(
     best.map(|(_, choice)| choice)
 }
 
+/// All of them with their costs: the [`cheapest`] first, then the others by cost.
+#[cfg(any(feature = "cuda", feature = "tune"))]
+pub(crate) fn ranked(
+    kernels: &[Kernel],
+    problem: &Problem,
+    all: Vec<Choice>,
+    sms: u32,
+) -> Vec<(Choice, f64)> {
+    let first = cheapest(kernels, problem, &all, sms);
+    let cost = |choice: Choice| cost(&kernels[choice.kernel], problem, choice.splits, sms);
+    let mut ranked: Vec<_> = all.into_iter().map(|choice| (choice, cost(choice))).collect();
+    ranked.sort_by(|(one, a), (other, b)| {
+        let place = |choice: &Choice| Some(*choice) != first;
+        place(one).cmp(&place(other)).then(a.total_cmp(b))
+    });
+    ranked
+}
+
 // The figures below were first fitted to times of the kernels on one H200 (349 products, M from 1 to 16384, N and K those of
 // transformer layers, in bf16 and fp8, each with every kernel, several sweeps and numbers of slices); then those of tiles,
 // of memory, of the cache and of slices again, to what steps took in the table of tuned problems (src/tune/h200.json): those
@@ -194,8 +212,8 @@ impl Work {
             1 => 0.0,
             _ => {
                 let sums = 4.0 * m * n * f64::from(splits - 1) / SUMS_TO_ONE;
-                let (waves, again) = (waves as f64, (waves - 1) as f64);
-                SPLIT + SLICE * f64::from(splits) + SPLIT_WAVE * again + sums * waves
+                let waves = waves as f64;
+                SPLIT + SLICE * f64::from(splits) + SPLIT_WAVE * (waves - 1.0) + sums * waves
             }
         };
         let power = CACHE_POWER * loaded * blocks;

@@ -88,9 +88,6 @@ impl fmt::Display for Engine {
     }
 }
 
-/// The blocks of a kernel that pushes, unless something else is asked for. As few as fill the link: each keeps an SM from the
-/// product as long as it pushes, and clusters that come late have fewer tiles often, so that a few are no loss.
-pub const PUSHING_BLOCKS: u32 = 16;
 /// The most bytes a shard may have to be pushed by a kernel, unless something else is asked for.
 pub const SMALL_SHARD: u64 = 4 << 20;
 /// Pieces of a shard are no smaller by default, for each rank: each piece costs a copy engine some microseconds for each peer,
@@ -103,6 +100,10 @@ const MOST_PIECES: u128 = 2;
 const MOST_COLUMNS_IN_PIECES: u32 = 4096;
 
 impl Engine {
+    /// A kernel that pushes, of as few blocks as fill the link, unless something else is asked for: each keeps an SM from the
+    /// product as long as it pushes, and clusters that come late have fewer tiles often, so that a few are no loss.
+    pub const PUSHING: Engine = Engine::Kernel { blocks: 16 };
+
     /// An error unless it has as many streams or blocks as the GPU executor can give it.
     pub fn check(self) -> Result<()> {
         let (what, value, most) = match self {
@@ -122,7 +123,7 @@ impl Engine {
     /// What the GPU executor takes for `problem` where GPUs reach each other's memory and nothing is asked for.
     pub fn usual(problem: &Problem) -> Self {
         if shard_bytes(problem) <= SMALL_SHARD.into() {
-            Engine::Kernel { blocks: PUSHING_BLOCKS }
+            Engine::PUSHING
         } else {
             // Copies to two peers at once take longer than one after the other.
             Engine::CopyEngines { streams: 1 }

@@ -6,7 +6,7 @@
 
 use super::entry::{Gathering, Mover, Multiplying, Order};
 use crate::plan::Problem;
-use crate::predict::{Choice, Engine, Kernel, Machine, Setup, cheapest, choices, cost, estimate};
+use crate::predict::{Engine, Kernel, Machine, Setup, choices, estimate, ranked};
 
 /// One that may be chosen.
 #[derive(Clone, Copy, Debug)]
@@ -97,17 +97,15 @@ pub(super) fn kernels_for(
         |kernel: &Kernel| (kernel.elements, kernel.b_layout) == (part.elements(), part.b_layout());
     let mut open = choices(kernels, part, sms, serves);
     open.retain(|choice| may(&Multiplying::of(&kernels[choice.kernel], *choice)));
-    let Some(first) = cheapest(kernels, part, &open, sms) else { return Vec::new() };
-    let cost = |choice: &Choice| cost(&kernels[choice.kernel], part, choice.splits, sms);
-    let mut ranked: Vec<_> = open.iter().map(|choice| (cost(choice), *choice)).collect();
-    ranked.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    let most = SLOWER * cost(&first);
-    let rest = ranked.into_iter().take_while(|(cost, _)| *cost <= most).map(|(_, choice)| choice);
+    let mut least = None;
     let mut all: Vec<Multiplying> = Vec::new();
-    for choice in std::iter::once(first).chain(rest) {
+    for (choice, cost) in ranked(kernels, part, open, sms) {
+        if all.len() == MOST || cost > SLOWER * *least.get_or_insert(cost) {
+            break;
+        }
         let one = Multiplying::of(&kernels[choice.kernel], choice);
         let same = all.iter().filter(|other| other.kernel == one.kernel).count();
-        if all.len() < MOST && same < SLICINGS && !all.contains(&one) {
+        if same < SLICINGS {
             all.push(one);
         }
     }

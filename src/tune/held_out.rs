@@ -6,8 +6,7 @@
 use super::entry::{Entry, Gathering, Measured, Multiplying, Shape};
 use super::lookup::{self, Answer, Anything, Asked};
 use super::table::Tuning;
-use crate::plan::Problem;
-use crate::predict::{Choice, Machine, Setup, Strategy};
+use crate::predict::{Machine, Setup, Strategy};
 
 /// One entry, and what the rest of the table says of its problem.
 #[derive(Clone, Debug)]
@@ -42,36 +41,29 @@ fn held_out<'a>(table: &Tuning, entry: &'a Entry) -> HeldOut<'a> {
         entry.measured.iter().find(is_same)
     });
     let ratio = chosen.map(|one| entry.ratio(one));
-    let usual = usual(entry);
-    let is_planned = |one: &&Measured| usual.iter().any(|usual| is_planned(one, usual));
     let over_strategies = [0, 1].map(|way| {
-        let planned = entry.measured.iter().filter(is_planned);
+        let planned = planned(entry).into_iter();
         let least = planned.filter_map(|one| one.times()[way]).map(|time| time.us);
         Some(chosen?.times()[way]?.us / least.min_by(f64::total_cmp)?)
     });
     HeldOut { entry, answer, ratio, over_strategies }
 }
 
-/// What is planned without a table, for each strategy.
-fn usual(entry: &Entry) -> Vec<Setup> {
+/// What was measured of what somebody gets who asks for a strategy, and knows no table. How rows travel counts for fused
+/// products alone, for in other orders few ways are tried.
+fn planned(entry: &Entry) -> Vec<&Measured> {
+    let Some(problem) = entry.problem() else { return Vec::new() };
     let machine = Machine::h200().with_sms(entry.sms);
-    let of = |problem: &Problem| {
-        let setup = |strategy| Setup::usual(&machine, problem, strategy).ok();
-        [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential]
-            .into_iter()
-            .filter_map(setup)
-            .collect()
+    let orders = [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential];
+    let usual = orders.map(|order| Setup::usual(&machine, &problem, order).ok());
+    let is = |one: &Measured, usual: &Setup| {
+        one.gathering.order.strategy() == usual.strategy
+            && one.multiplying == Multiplying::of_setup(usual)
+            && (usual.strategy != Strategy::Fused
+                || Gathering::of_setup(usual) == Some(one.gathering))
     };
-    entry.problem().as_ref().map(of).unwrap_or_default()
-}
-
-/// Whether somebody who asks for that strategy, and knows no table, gets it; how rows travel counts for fused products alone,
-/// for in other orders few ways are tried.
-fn is_planned(one: &Measured, usual: &Setup) -> bool {
-    let choice = Choice::new(0, usual.swizzle, usual.splits);
-    one.gathering.order.strategy() == usual.strategy
-        && one.multiplying == Multiplying::of(&usual.kernel, choice)
-        && (usual.strategy != Strategy::Fused || Gathering::of_setup(usual) == Some(one.gathering))
+    let is_any = |one: &&Measured| usual.iter().flatten().any(|usual| is(one, usual));
+    entry.measured.iter().filter(is_any).collect()
 }
 
 impl HeldOut<'_> {
@@ -109,17 +101,16 @@ mod tests {
                 continue;
             };
             // What is best of all is best of the strategies or better, if it was measured as thoroughly.
-            let (all, usual) = (&held.entry.measured, usual(held.entry));
-            let is_any = |one: &&Measured| usual.iter().any(|usual| is_planned(one, usual));
-            if all.iter().filter(is_any).all(|one| one.is_finalist(all)) {
+            let all = &held.entry.measured;
+            if planned(held.entry).iter().all(|one| one.is_finalist(all)) {
                 assert!(graph <= ratio + 1e-9 && plain <= ratio + 1e-9, "{held:?}");
             }
         }
         // Without anything that is planned, there is nothing to compare with.
         let mut entries = table.entries().to_vec();
         for entry in &mut entries {
-            let usual = usual(entry);
-            entry.measured.retain(|one| !usual.iter().any(|usual| is_planned(one, usual)));
+            let planned: Vec<Measured> = planned(entry).into_iter().cloned().collect();
+            entry.measured.retain(|one| !planned.contains(one));
         }
         let none = hold_out(&Tuning::of_entries(entries.clone()))
             .iter()

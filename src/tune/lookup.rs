@@ -22,8 +22,8 @@ const FARTHEST: f64 = 3.0;
 const NEAR: usize = 8;
 /// How much of what is not known of a candidate counts against it.
 const CAUTION: f64 = 1.0;
-/// How much quicker another has to be, doubts included, than what the rules plan for a fused step: of many candidates that are as quick, the one that is predicted best is
-/// the one that the prediction flatters most.
+/// How much quicker another has to be, doubts included, than what the rules plan for a fused step: of many candidates that
+/// are as quick, the one that is predicted best is the one that the prediction flatters most.
 const LEAD: f64 = 0.05;
 
 /// A question.

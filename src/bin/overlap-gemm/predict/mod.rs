@@ -10,9 +10,7 @@ mod whatif;
 use std::path::PathBuf;
 
 use overlap_gemm::plan::Problem;
-use overlap_gemm::predict::{
-    Engine, MOST_STREAMS, Machine, PUSHING_BLOCKS, Setup, Strategy, timeline,
-};
+use overlap_gemm::predict::{Engine, MOST_STREAMS, Machine, Setup, Strategy, timeline};
 use overlap_gemm::trace::Timeline;
 
 use crate::drawing::{Drawing, DrawingArgs};
@@ -214,9 +212,7 @@ impl Args {
     /// What was asked for in place of what is usual.
     fn fix(&self, mut setup: Setup, problem: &Problem) -> Setup {
         setup = match (self.engine, setup.engine, self.streams) {
-            (Some(Mover::Kernel), ..) => {
-                setup.with_engine(Engine::Kernel { blocks: PUSHING_BLOCKS }, problem)
-            }
+            (Some(Mover::Kernel), ..) => setup.with_engine(Engine::PUSHING, problem),
             (Some(Mover::Copies), Engine::Kernel { .. }, streams) => {
                 setup.with_engine(Engine::CopyEngines { streams: streams.unwrap_or(1) }, problem)
             }

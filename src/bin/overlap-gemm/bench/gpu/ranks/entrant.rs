@@ -9,6 +9,7 @@ use std::time::Instant;
 use overlap_gemm::Result;
 use overlap_gemm::cuda::cudarc::driver::CudaGraph;
 use overlap_gemm::group::Group;
+use overlap_gemm::predict::Setup;
 
 use super::super::super::gemm::Launch;
 use super::super::super::report::{Kind, Row};
@@ -93,6 +94,14 @@ impl Track<'_> {
 }
 
 impl Entrant<'_> {
+    /// [`Step::carried_out`], of what this process carries out.
+    pub fn carried_out(&self) -> Option<Setup> {
+        match &self.runner {
+            Runner::Here { step, .. } => step.carried_out(),
+            Runner::Peer(_) => None,
+        }
+    }
+
     /// Captures the graph, if there is to be one.
     pub fn capture(&mut self, track: &Track<'_>) -> Result<()> {
         if let (Launch::Graph, Runner::Here { step, graph }) = (self.launch, &mut self.runner) {

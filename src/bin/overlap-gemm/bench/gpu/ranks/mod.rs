@@ -211,16 +211,19 @@ impl Bench<'_> {
             set: check.set,
         };
         let mut entrants: Vec<Entrant<'_>> = Vec::new();
-        let (mut carried_out, mut twins) = (Vec::new(), Vec::new());
+        let mut twins = Vec::new();
         for &who in &wanted.contenders {
             for &launch in &wanted.launch {
                 self.interrupt.check()?;
                 let mut step = self.plan(who, place)?;
                 let (name, what) = (who.name().to_owned(), step.describe());
                 // Ranks have agreed on plans, so they find the same.
-                let so = step.carried_out().map(|setup| (launch, setup));
+                let so = step.carried_out();
+                let is_so =
+                    |other: &Entrant<'_>| other.launch == launch && other.carried_out() == so;
                 self.bar.inc(1);
-                if let Some(of) = carried_out.iter().position(|other| so.is_some() && *other == so)
+                if so.is_some()
+                    && let Some(of) = entrants.iter().position(is_so)
                 {
                     twins.push(Twin { name, what, of, place: entrants.len() + twins.len() });
                     continue;
@@ -237,7 +240,6 @@ impl Bench<'_> {
                 let (times, host) = (Vec::new(), Vec::new());
                 let runner = Runner::Here { graph: None, step };
                 entrants.push(Entrant { name, kind, launch, what, failed, times, host, runner });
-                carried_out.push(so);
             }
         }
         if let Some(peer) = &self.peer {
