@@ -51,7 +51,7 @@ impl Gathering {
 
 impl Multiplying {
     /// What multiplies where a step is carried out so.
-    pub(super) fn of_setup(setup: &Setup) -> Multiplying {
+    pub fn of_setup(setup: &Setup) -> Multiplying {
         // Which of some list the kernel is, does not matter.
         Multiplying::of(&setup.kernel, Choice::new(0, setup.swizzle, setup.splits))
     }

@@ -1,45 +1,77 @@
-//! What a table would choose for a problem that it has, had that not been measured.
+//! What is still to be measured of a problem that a table has: whatever would be chosen for it, had it not been measured.
 //!
-//! What belongs here: the question, and the answer as ranks tell each other. Invariant: what is advised can be carried
+//! What belongs here: the questions, and the answers as ranks tell each other. Invariant: what is advised can be carried
 //! out with the kernels that were compiled, and has not been measured in all rounds.
 
 use overlap_gemm::cuda::Kernel;
 use overlap_gemm::plan::Problem;
+use overlap_gemm::predict::{Machine, Setup, Strategy};
 use overlap_gemm::tune::{
     Anything, Asked, Entry, Family, Fits, Gathering, Measured, Multiplying, Order, Shape, Tuning,
 };
 use serde::{Deserialize, Serialize};
 
-/// What would be chosen, and what was measured.
+/// One way to carry out a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Advice {
-    pub measured: Vec<Measured>,
+pub struct Advised {
     pub gathering: Gathering,
     pub multiplying: Multiplying,
 }
 
+/// What would be chosen, and what was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Advice {
+    pub measured: Vec<Measured>,
+    /// At least one.
+    pub advised: Vec<Advised>,
+}
+
 impl Advice {
-    /// Of `table`. `None`: it does not have the problem, or how good the rest of it is there is known.
+    /// Of `table`, but for what is said to be out. `None`: it does not have the problem, or how good all that would be chosen
+    /// for it is known: by the rest of the table, without a table, and by the rules for a fused step.
     pub fn of(
         table: &Tuning,
         gpu: &str,
         sms: u32,
         problem: &Problem,
         kernels: &[Kernel],
+        is_out: &dyn Fn(&Advised) -> bool,
     ) -> Option<Advice> {
         let (family, shape) = (Family::of(problem, gpu), Shape::of(problem));
         let is_it = |entry: &&Entry| entry.family == family && entry.shape == shape;
-        let entry = table.entries().iter().find(is_it)?;
-        let rest = table.without(problem, gpu);
-        let answer = rest.look_up(&Asked { gpu, sms, problem }, &Compiled(kernels))?;
-        let (gathering, multiplying) = (answer.gathering, answer.multiplying?);
-        let is_it =
-            |one: &&Measured| (&one.gathering, &one.multiplying) == (&gathering, &multiplying);
-        let is_known = entry.measured.iter().find(is_it);
-        if is_known.is_some_and(|one| one.is_finalist(&entry.measured)) {
-            return None;
+        let Entry { measured, .. } = table.entries().iter().find(is_it)?;
+        let (rest, none, fits) = (table.without(problem, gpu), Tuning::none(), Compiled(kernels));
+        let ask = |table: &Tuning| {
+            let answer = table.look_up(&Asked { gpu, sms, problem }, &fits)?;
+            let (gathering, multiplying) = (answer.gathering, answer.multiplying?);
+            Some(Advised { gathering, multiplying })
+        };
+        let rules = || {
+            let machine = Machine::h200().with_sms(sms);
+            let usual = Setup::usual(&machine, problem, Strategy::Fused).ok()?;
+            let (gathering, multiplying) =
+                (Gathering::of_setup(&usual)?, Multiplying::of_setup(&usual));
+            Some(Advised { gathering, multiplying })
+                .filter(|one| fits.multiplying(gathering.order, &one.multiplying))
+        };
+        let is_known = |new: &Advised| {
+            let same = measured.iter().find(|one| new.is(one));
+            same.is_some_and(|one| one.is_finalist(measured))
+        };
+        let mut advised: Vec<Advised> = Vec::new();
+        for new in [ask(&rest), ask(&none), rules()].into_iter().flatten() {
+            if !is_known(&new) && !is_out(&new) && !advised.contains(&new) {
+                advised.push(new);
+            }
         }
-        Some(Advice { measured: entry.measured.clone(), gathering, multiplying })
+        (!advised.is_empty()).then(|| Advice { measured: measured.clone(), advised })
+    }
+}
+
+impl Advised {
+    /// Whether that is what was measured.
+    fn is(&self, one: &Measured) -> bool {
+        (&self.gathering, &self.multiplying) == (&one.gathering, &one.multiplying)
     }
 }
 
@@ -70,8 +102,9 @@ mod tests {
 
     const GPU: &str = "NVIDIA H200";
 
-    fn advice(table: &Tuning, problem: &Problem, kernels: &[Kernel]) -> Option<Advice> {
-        Advice::of(table, GPU, Machine::h200().sms, problem, kernels)
+    fn advice(table: &Tuning, problem: &Problem, kernels: &[Kernel]) -> Vec<Advised> {
+        let advice = Advice::of(table, GPU, Machine::h200().sms, problem, kernels, &|_| false);
+        advice.map(|advice| advice.advised).unwrap_or_default()
     }
 
     #[test]
@@ -80,48 +113,53 @@ mod tests {
         let (family, shape) = (Family::of(&problem, GPU), Shape::of(&problem));
         let all = Tuning::shipped().entries();
         let entry = all.iter().find(|one| one.family == family && one.shape == shape).unwrap();
-        let asked = Asked { gpu: GPU, sms: Machine::h200().sms, problem: &problem };
         let rest = Tuning::shipped().without(&problem, GPU);
-        let answer = rest.look_up(&asked, &Anything).unwrap();
-        let (gathering, multiplying) = (answer.gathering, answer.multiplying.unwrap());
-        let is_it = |one: &Measured| (one.gathering, &one.multiplying) == (gathering, &multiplying);
-        let others: Vec<_> = entry.measured.iter().filter(|one| !is_it(one)).cloned().collect();
-        let with = |rounds: Option<u32>| {
-            let mut measured = others.clone();
-            measured.extend(rounds.map(|rounds| {
-                let time = Some(Time::new(1e3, 0.0, rounds));
-                let multiplying = multiplying.clone();
-                let (graph, plain, by_model, untuned) = (time, time, false, false);
-                Measured { gathering, multiplying, by_model, untuned, graph, plain }
-            }));
+        let with = |measured: Vec<Measured>| {
             let mut table = rest.clone();
             table.add(Tuning::of_entries(vec![Entry { measured, ..entry.clone() }]));
-            advice(&table, &problem, all_kernels())
+            table
         };
-        // Never measured, or dropped early.
-        for rounds in [None, Some(3)] {
-            let Advice { measured, gathering: how, multiplying: by } = with(rounds).unwrap();
-            assert_eq!((how, &by), (gathering, &multiplying));
-            assert_eq!(measured.len(), others.len() + usize::from(rounds.is_some()));
+        // All that would be chosen is not measured.
+        let time = |rounds| Some(Time::new(1e3, 0.0, rounds));
+        let mut of = vec![entry.measured[0].clone()];
+        of[0].multiplying.kernel = "another".into();
+        let all = advice(&with(of.clone()), &problem, all_kernels());
+        assert!((1..=3).contains(&all.len()), "{all:?}");
+        for new in &all {
+            let measured = |rounds| {
+                let Advised { gathering, multiplying } = new.clone();
+                let (graph, plain, by_model, untuned) = (time(rounds), time(rounds), false, false);
+                Measured { gathering, multiplying, by_model, untuned, graph, plain }
+            };
+            let now = |rounds| {
+                let table = with([&of[..], &[measured(rounds)]].concat());
+                advice(&table, &problem, all_kernels())
+            };
+            // Dropped early, and not.
+            assert_eq!(now(3), all);
+            let left: Vec<_> = all.iter().filter(|one| *one != new).cloned().collect();
+            assert_eq!(now(7), left);
+            let sms = Machine::h200().sms;
+            let is_out = |one: &Advised| one == new;
+            let advice = Advice::of(&with(of.clone()), GPU, sms, &problem, all_kernels(), &is_out);
+            assert_eq!(advice.map(|advice| advice.advised).unwrap_or_default(), left);
         }
-        assert_eq!(with(Some(7)), None);
     }
 
     #[test]
     fn what_is_not_in_the_table_or_not_compiled_is_not_advised() {
         let other = Problem::builder(2049, 3584, 8192).ranks(2).build().unwrap();
-        assert_eq!(advice(Tuning::shipped(), &other, all_kernels()), None);
+        assert_eq!(advice(Tuning::shipped(), &other, all_kernels()), []);
         let sms = Machine::h200().sms;
         for entry in Tuning::shipped().entries().iter().filter(|one| one.family.ranks == 2) {
             let problem = entry.problem().unwrap();
-            assert_eq!(advice(Tuning::shipped(), &problem, &[]), None);
-            assert_eq!(
-                Advice::of(Tuning::shipped(), "another", sms, &problem, all_kernels()),
-                None
-            );
+            assert_eq!(advice(Tuning::shipped(), &problem, &[]), []);
+            let another =
+                Advice::of(Tuning::shipped(), "another", sms, &problem, all_kernels(), &|_| false);
+            assert_eq!(another, None);
             let few = &all_kernels()[..8];
-            if let Some(advice) = advice(Tuning::shipped(), &problem, few) {
-                assert!(few.iter().any(|kernel| kernel.name == advice.multiplying.kernel));
+            for new in advice(Tuning::shipped(), &problem, few) {
+                assert!(few.iter().any(|kernel| kernel.name == new.multiplying.kernel));
             }
         }
     }

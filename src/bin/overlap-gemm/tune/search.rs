@@ -18,6 +18,7 @@
 
 use overlap_gemm::tune::{Gathering, Measured, Multiplying, Order, Time};
 
+use super::advice::Advised;
 use crate::bench::statistics::{Summary, median};
 
 /// One that is tried.
@@ -121,23 +122,20 @@ pub fn search<E>(known: &Known, track: &mut impl Track<E>) -> Result<Option<Foun
     Ok(done.then_some(search.found))
 }
 
-/// Measures what is advised, and what is chosen without a table if that is another by now, beside the best of what was measured
-/// `before`, in loops as long as those of the finals; `None`: it was time to stop.
+/// Measures what is advised beside the best of what was measured `before`, in loops as long as those of the finals; `None`:
+/// it was time to stop.
 pub fn refine<E>(
     known: &Known,
     before: Vec<Measured>,
-    (gathering, multiplying): (Gathering, Multiplying),
+    advised: Vec<Advised>,
     track: &mut impl Track<E>,
 ) -> Result<Option<Found>, E> {
-    let advised = known.candidate(gathering, multiplying);
+    let new = |one: Advised| known.candidate(one.gathering, one.multiplying);
+    let advised: Vec<Candidate> = advised.into_iter().map(new).collect();
     let best = Measured::in_order(before.clone());
-    let others = best.iter().filter(|one| !advised.is(one)).take(BESIDE).map(candidate_of);
-    let mut finalists: Vec<_> = others.chain([advised.clone()]).collect();
-    let is_known = |one: &Measured| known.untuned.is(one) && one.is_finalist(&before);
-    let takes_part = finalists.iter().any(|one| one.is_same(&known.untuned));
-    if !takes_part && !before.iter().any(is_known) {
-        finalists.push(known.untuned.clone());
-    }
+    let others = best.iter().filter(|one| !advised.iter().any(|new| new.is(one)));
+    let mut finalists: Vec<_> = others.take(BESIDE).map(candidate_of).collect();
+    finalists.extend(advised);
     let mut found = Found { measured: before, failed: Vec::new() };
     let done = found.finals(finalists, track)?;
     // What is chosen without a table may be something else by now.

@@ -18,7 +18,7 @@ use overlap_gemm::plan::Problem;
 use overlap_gemm::tune::{Entry, Family, Measured, Shape, Tuning, record};
 
 use self::heats::{Here, REFUSED};
-use super::advice::Advice;
+use super::advice::{Advice, Advised};
 use super::results::{Failed, Head, Results, Row};
 use super::search::{Found, HEATS, refine, search};
 use super::{Launches, Wanted};
@@ -175,8 +175,8 @@ struct Outcome {
     measured: Vec<Entry>,
     failed: Vec<Failed>,
     stopped: Option<Stopped>,
-    /// What was measured because it was advised: never twice, however thorough others were.
-    advised: Vec<(String, Advice)>,
+    /// What was measured of which problem because it was advised: never twice, however thorough others were.
+    advised: Vec<(String, Advised)>,
     /// What the longest took.
     longest: Duration,
 }
@@ -196,7 +196,8 @@ impl Tuner<'_> {
             refines = false;
             for case in &self.wanted.cases {
                 let Some(advice) = self.advice(case, &outcome)? else { continue };
-                outcome.advised.push((case.to_string(), advice.clone()));
+                let new = advice.advised.iter().map(|one| (case.to_string(), one.clone()));
+                outcome.advised.extend(new);
                 self.bar.inc_length(1);
                 self.measure(case, Some(advice), &mut pools, &mut outcome)?;
                 refines = true;
@@ -252,7 +253,7 @@ impl Tuner<'_> {
         Ok(())
     }
 
-    /// What rank 0's table, beneath it what ships, would choose for a problem that it has, if that is to be measured.
+    /// What would be chosen for a problem of rank 0's table, beneath it what ships, and is to be measured.
     fn advice(&self, case: &Case, outcome: &Outcome) -> Result<Option<Advice>, Failure> {
         let mut own = None;
         if self.group.rank() == 0 {
@@ -261,16 +262,15 @@ impl Tuner<'_> {
             let mut table = Tuning::shipped().clone();
             table.add(Tuning::from_file(&self.wanted.file)?);
             let name = case.to_string();
-            let is_out = |advice: &Advice| {
-                let this = (&name, &advice.gathering, &advice.multiplying);
+            let is_out = |new: &Advised| {
+                let this = (&name, &new.gathering, &new.multiplying);
                 let failed = outcome.failed.iter();
                 let failed = failed.map(|one| (&one.problem, &one.gathering, &one.multiplying));
                 let done = outcome.advised.iter();
                 let done = done.map(|(name, one)| (name, &one.gathering, &one.multiplying));
                 failed.chain(done).any(|other| other == this)
             };
-            own = Advice::of(&table, &info.name, info.sm_count, &problem, kernels()?)
-                .filter(|advice| !is_out(advice));
+            own = Advice::of(&table, &info.name, info.sm_count, &problem, kernels()?, &is_out);
         }
         Ok(all_values(&self.group, "what is advised", &own)?.swap_remove(0))
     }
@@ -319,9 +319,7 @@ impl Tuner<'_> {
         let known = here.known()?;
         let found = match advice {
             None => search(&known, &mut here)?,
-            Some(Advice { measured, gathering, multiplying }) => {
-                refine(&known, measured, (gathering, multiplying), &mut here)?
-            }
+            Some(Advice { measured, advised }) => refine(&known, measured, advised, &mut here)?,
         };
         Ok((found.unwrap_or_default(), here.stopped))
     }
