@@ -35,7 +35,8 @@ pub struct GemmOptions {
     pub splits: Option<u32>,
     /// A promise: nothing that may still run when the product starts writes B, on its stream or elsewhere (default: no
     /// promise). So it is with weights that were written before the first step. The product then fetches B while
-    /// what is before it is still running, and for small M is quicker by some microseconds.
+    /// what is before it is still running, and for small M is quicker by some microseconds. Not so behind a kernel that
+    /// pushes rows ([`Engine::Kernel`](crate::cuda::Engine::Kernel)), where that would be slower.
     pub constant_b: bool,
 }
 

@@ -231,13 +231,17 @@ impl Gatherer {
             Engine::Kernel { blocks } if self.group.ranks() > 1 => (pushes, blocks),
             _ => (&pushes[..0], 1),
         };
+        // Behind a kernel that pushes, a product gains nothing by starting before older kernels have ended: rows are there
+        // later than B can be. And the B that it would fetch is in the way of the last product's sums of slices: few
+        // rows took up to a fifth longer.
+        let may_start = follower == Follower::Product { constant_b: true } && pushed.is_empty();
         let begin = GatherStep {
             buffer,
             layout: shape.tags[buffer as usize],
             slots: Self::own_slots(shape, &self.layout, rank),
             toggled: self.captured && !by_kernel,
             product_follows: follower != Follower::Other,
-            product_may_start: follower == Follower::Product { constant_b: true },
+            product_may_start: may_start,
             senders: if by_kernel { 0 } else { self.pushers.len() as u32 },
             pushes: pushed,
             blocks,
