@@ -259,6 +259,18 @@ impl TileOrder {
         self.chunks.touching(self.rows(tile))
     }
 
+    /// How often the order goes through all columns: once for each band, or more often where a band has more unit rows
+    /// than sweep together.
+    pub fn sweeps(&self) -> u64 {
+        let (mut sweeps, mut position) = (0, 0);
+        while position < self.unit_grid.m {
+            let Band { first, rows } = self.band_at(position);
+            sweeps += rows.div_ceil(self.tiling.swizzle.into());
+            position = first + rows;
+        }
+        sweeps
+    }
+
     /// The tiles of `unit` inside the output, rows fastest. Padding is clipped, not visited and
     /// skipped: a cluster may be far larger than the output.
     fn tiles_of(&self, unit: Unit) -> impl Iterator<Item = Tile> + use<> {

@@ -147,6 +147,8 @@ const SPLIT: f64 = 4.0e-6;
 const SLICE: f64 = 3.8e-7;
 const SPLIT_WAVE: f64 = 2.9e-6;
 const SUMS_TO_ONE: f64 = 4.0e10;
+/// Bytes of B that the cache keeps from one sweep over the columns to the next.
+const KEPT: f64 = 3.0e7;
 /// How far computing hides what memory gives meanwhile, and the other way round: the exponent of a mean that is no less than
 /// the longer of both, and nineteen per cent more where they are alike.
 const HIDING: f64 = 4.0;
@@ -162,8 +164,9 @@ pub(super) struct Work {
     pub(super) unit: f64,
     /// What a lone group of warps loses.
     alone: f64,
-    /// Bytes from and to memory, and the SMs that are busy with them.
+    /// Bytes from and to memory, those of B among them, and the SMs that are busy with them.
     bytes: f64,
+    b_bytes: f64,
     busy_sms: f64,
     /// Adding up slices of K.
     pub(super) joining: f64,
@@ -206,7 +209,8 @@ impl Work {
 
         let (all_m, all_n, all_k) =
             (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
-        let bytes = all_m * all_k * a + all_n * all_k * b + all_m * all_n * d;
+        let b_bytes = all_n * all_k * b;
+        let bytes = all_m * all_k * a + b_bytes + all_m * all_n * d;
         let blocks = work as f64 * f64::from(kernel.cluster_size());
         let joining = match splits {
             1 => 0.0,
@@ -218,11 +222,18 @@ impl Work {
         };
         let power = CACHE_POWER * loaded * blocks;
         let unit = multiply.max(load) + finish;
-        Work { clusters, waves, unit, alone, bytes, busy_sms, joining, power }
+        Work { clusters, waves, unit, alone, bytes, b_bytes, busy_sms, joining, power }
     }
 }
 
 impl Work {
+    /// The same where B is gone through so often: what the cache does not keep of it is read again each time.
+    pub(super) fn swept(mut self, sweeps: u64) -> Self {
+        let again = (self.b_bytes - KEPT).max(0.0);
+        self.bytes += again * (sweeps.max(1) - 1) as f64;
+        self
+    }
+
     /// Seconds that its bytes take from a memory that gives so many a second to all SMs.
     pub(super) fn moving(&self, memory: f64) -> f64 {
         self.bytes / memory.min(MEMORY_TO_ONE * self.busy_sms)

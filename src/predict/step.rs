@@ -69,9 +69,9 @@ impl Step<'_> {
     }
 
     /// The product of `problem` after nothing was computed for `rested`.
-    fn product(&self, problem: &Problem, busy: Busy, rested: f64) -> Product {
+    fn product(&self, problem: &Problem, order: &TileOrder, busy: Busy, rested: f64) -> Product {
         let Setup { kernel, splits, .. } = self.setup;
-        let work = Work::new(kernel, problem, *splits, self.machine.sms);
+        let work = Work::new(kernel, problem, *splits, self.machine.sms).swept(order.sweeps());
         let mut times = self.machine.product(&work, problem.elements().a.is_fp8());
         let gained = self.machine.rest_gain * rested / (times.unit * work.waves as f64);
         times.unit *= 1.0 - gained.min(self.machine.rest_gain_most);
@@ -83,7 +83,7 @@ impl Step<'_> {
         let order = self.plan.tile_order(rank)?;
         let ready = Ready::Chunks(self.gather.ready(rank));
         let own_at = self.gather.own_at();
-        let product = self.product(self.plan.problem(), self.gather.busy(rank), own_at);
+        let product = self.product(self.plan.problem(), &order, self.gather.busy(rank), own_at);
         let launched = own_at + self.machine.launch_us;
         let event = TileEvent { rank, ..nothing() };
         let (pushing, until) = self.gather.pushing(rank);
@@ -94,7 +94,7 @@ impl Step<'_> {
     /// One product that waits for nothing, from `start` on.
     fn run_behind(&self, rank: u32, start: f64, record: Record<'_>) -> Result<Outcome> {
         let order = self.plan.tile_order(rank)?;
-        let product = self.product(self.plan.problem(), Busy::default(), start);
+        let product = self.product(self.plan.problem(), &order, Busy::default(), start);
         let launched = start + self.machine.launch_us;
         let event = TileEvent { rank, ..nothing() };
         Ok(product.run(&order, launched, Late::default(), &Ready::All, event, record))
@@ -124,7 +124,7 @@ impl Step<'_> {
                 _ => self.part(rows)?,
             };
             let rested = if now == 0.0 { start } else { 0.0 };
-            let product = self.product(&part, busy, rested);
+            let product = self.product(&part, &order, busy, rested);
             let event = TileEvent { rank, product: round, chunk: chunks.end - 1, ..nothing() };
             let launched = start + self.machine.launch_us;
             let again = record.as_deref_mut().map(|record| record as &mut dyn FnMut(TileEvent));
