@@ -167,6 +167,7 @@ proptest! {
         let chunks = Chunks::even(&Shards::of_rows(&rows).unwrap(), per_shard).unwrap();
         let rank = rank % chunks.shards().ranks();
         let order = TileOrder::new(&chunks, n, tiling, rank).unwrap();
+        prop_assert!(order.sweeps() > 0);
         for probe in probes {
             if let Some(tile) = order.tile_at(probe % order.index_count()) {
                 prop_assert_eq!(order.index_of(tile), Some(probe % order.index_count()));
