@@ -196,8 +196,9 @@ struct Beginning {
     }
 };
 
-// Loads what there is to know, waits for the kernels before, and lets the product that follows start: at once where it
-// has nothing to fear from them, else when they have ended, so that what it reads first is theirs no more.
+// Loads what there is to know, waits for the kernels before, and lets the product that follows start: at once where the
+// host says that it may (B is constant, and no kernel pushes), else when they have ended, so that what it reads first is
+// theirs no more.
 //
 // A product looks at `begun` as soon as it has started, so that word says no before. Nobody needs the last step's any more:
 // this kernel starts when all blocks of the product before, if one comes between, have waited for the end of their

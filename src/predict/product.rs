@@ -147,7 +147,8 @@ const SPLIT: f64 = 4.0e-6;
 const SLICE: f64 = 3.8e-7;
 const SPLIT_WAVE: f64 = 2.9e-6;
 const SUMS_TO_ONE: f64 = 4.0e10;
-/// Bytes of B that the cache keeps from one sweep over the columns to the next.
+/// Bytes of B that the cache keeps from one sweep over the columns to the next; the rest is read again. The cache of an H200
+/// has 60 MB.
 const KEPT: f64 = 3.0e7;
 /// How far computing hides what memory gives meanwhile, and the other way round: the exponent of a mean that is no less than
 /// the longer of both, and nineteen per cent more where they are alike.
@@ -164,9 +165,8 @@ pub(super) struct Work {
     pub(super) unit: f64,
     /// What a lone group of warps loses.
     alone: f64,
-    /// Bytes from and to memory, those of B among them, and the SMs that are busy with them.
+    /// Bytes from and to memory, and the SMs that are busy with them.
     bytes: f64,
-    b_bytes: f64,
     busy_sms: f64,
     /// Adding up slices of K.
     pub(super) joining: f64,
@@ -175,8 +175,14 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// The product of `problem` with K in `splits` slices, on `sms` SMs.
-    pub(super) fn new(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> Self {
+    /// The product of `problem` with K in `splits` slices, on `sms` SMs, which goes through all columns `sweeps` times.
+    pub(super) fn new(
+        kernel: &Kernel,
+        problem: &Problem,
+        splits: u32,
+        sweeps: u64,
+        sms: u32,
+    ) -> Self {
         let [unit_m, unit_n] = unit(kernel);
         let units =
             u64::from(problem.m()).div_ceil(unit_m) * u64::from(problem.n()).div_ceil(unit_n);
@@ -210,7 +216,8 @@ impl Work {
         let (all_m, all_n, all_k) =
             (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
         let b_bytes = all_n * all_k * b;
-        let bytes = all_m * all_k * a + b_bytes + all_m * all_n * d;
+        let again = (b_bytes - KEPT).max(0.0) * (sweeps.max(1) - 1) as f64;
+        let bytes = all_m * all_k * a + b_bytes + again + all_m * all_n * d;
         let blocks = work as f64 * f64::from(kernel.cluster_size());
         let joining = match splits {
             1 => 0.0,
@@ -222,16 +229,7 @@ impl Work {
         };
         let power = CACHE_POWER * loaded * blocks;
         let unit = multiply.max(load) + finish;
-        Work { clusters, waves, unit, alone, bytes, b_bytes, busy_sms, joining, power }
-    }
-}
-
-impl Work {
-    /// The same where B is gone through so often: what the cache does not keep of it is read again each time.
-    pub(super) fn swept(mut self, sweeps: u64) -> Self {
-        let again = (self.b_bytes - KEPT).max(0.0);
-        self.bytes += again * (sweeps.max(1) - 1) as f64;
-        self
+        Work { clusters, waves, unit, alone, bytes, busy_sms, joining, power }
     }
 
     /// Seconds that its bytes take from a memory that gives so many a second to all SMs.
@@ -248,7 +246,8 @@ pub(super) fn beside(computing: f64, moving: f64) -> f64 {
 
 /// Seconds that the product should take, launch apart.
 pub(crate) fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
-    let work = Work::new(kernel, problem, splits, sms);
+    // Whoever chooses a kernel does not know the order of its tiles yet.
+    let work = Work::new(kernel, problem, splits, 1, sms);
     let computing = work.waves as f64 * work.unit + work.alone;
     let moving = work.moving(f64::INFINITY);
     beside(computing, moving) + work.joining + work.power

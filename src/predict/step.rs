@@ -68,10 +68,10 @@ impl Step<'_> {
         }
     }
 
-    /// The product of `problem` after nothing was computed for `rested`.
-    fn product(&self, problem: &Problem, order: &TileOrder, busy: Busy, rested: f64) -> Product {
+    /// The product of `problem`, which goes through all columns `sweeps` times, after nothing was computed for `rested`.
+    fn product(&self, problem: &Problem, sweeps: u64, busy: Busy, rested: f64) -> Product {
         let Setup { kernel, splits, .. } = self.setup;
-        let work = Work::new(kernel, problem, *splits, self.machine.sms).swept(order.sweeps());
+        let work = Work::new(kernel, problem, *splits, sweeps, self.machine.sms);
         let mut times = self.machine.product(&work, problem.elements().a.is_fp8());
         let gained = self.machine.rest_gain * rested / (times.unit * work.waves as f64);
         times.unit *= 1.0 - gained.min(self.machine.rest_gain_most);
@@ -83,7 +83,8 @@ impl Step<'_> {
         let order = self.plan.tile_order(rank)?;
         let ready = Ready::Chunks(self.gather.ready(rank));
         let own_at = self.gather.own_at();
-        let product = self.product(self.plan.problem(), &order, self.gather.busy(rank), own_at);
+        let (problem, busy) = (self.plan.problem(), self.gather.busy(rank));
+        let product = self.product(problem, order.sweeps(), busy, own_at);
         let launched = own_at + self.machine.launch_us;
         let event = TileEvent { rank, ..nothing() };
         let (pushing, until) = self.gather.pushing(rank);
@@ -94,7 +95,9 @@ impl Step<'_> {
     /// One product that waits for nothing, from `start` on.
     fn run_behind(&self, rank: u32, start: f64, record: Record<'_>) -> Result<Outcome> {
         let order = self.plan.tile_order(rank)?;
-        let product = self.product(self.plan.problem(), &order, Busy::default(), start);
+        let problem = self.plan.problem();
+        let sweeps = self.order_of(problem.m())?.sweeps();
+        let product = self.product(problem, sweeps, Busy::default(), start);
         let launched = start + self.machine.launch_us;
         let event = TileEvent { rank, ..nothing() };
         Ok(product.run(&order, launched, Late::default(), &Ready::All, event, record))
@@ -124,7 +127,7 @@ impl Step<'_> {
                 _ => self.part(rows)?,
             };
             let rested = if now == 0.0 { start } else { 0.0 };
-            let product = self.product(&part, &order, busy, rested);
+            let product = self.product(&part, order.sweeps(), busy, rested);
             let event = TileEvent { rank, product: round, chunk: chunks.end - 1, ..nothing() };
             let launched = start + self.machine.launch_us;
             let again = record.as_deref_mut().map(|record| record as &mut dyn FnMut(TileEvent));
@@ -147,9 +150,13 @@ impl Step<'_> {
     fn part(&self, rows: u32) -> Result<(Problem, TileOrder)> {
         let problem = self.plan.problem();
         let part = Strategy::Pipelined.part_of(problem)?.truncated(rows)?;
+        Ok((part, self.order_of(rows)?))
+    }
+
+    /// How a product of so many rows goes through its tiles that waits for none of them.
+    fn order_of(&self, rows: u32) -> Result<TileOrder> {
         let one = Chunks::even(&Shards::even(rows, 1)?, 1)?;
-        let order = TileOrder::new(&one, problem.n(), self.plan.options().tiling, 0)?;
-        Ok((part, order))
+        TileOrder::new(&one, self.plan.problem().n(), self.plan.options().tiling, 0)
     }
 }
 

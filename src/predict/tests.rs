@@ -76,6 +76,25 @@ fn blocks_that_push_keep_pairs_of_sms_waiting() {
 }
 
 #[test]
+fn b_is_read_again_by_each_sweep_unless_the_cache_keeps_it() {
+    let machine = Machine::h200();
+    let took = |n, swizzle| {
+        let problem = Problem::builder(512, n, 8192).build().unwrap();
+        let mut setup = Setup::usual(&machine, &problem, Strategy::Plain).unwrap();
+        let name = "bf16_bf16_bf16_nk_128x128x64_1x2_cooperative";
+        setup.kernel = Kernel::from_name(name).unwrap();
+        (setup.swizzle, setup.splits) = (swizzle, 1);
+        estimate(&machine, &setup.plan(&problem).unwrap(), &setup).unwrap().total
+    };
+    // 17 MB, four times or once.
+    assert_eq!(took(1024, 1), took(1024, 4));
+    // 235 MB: reading that alone takes a quarter of the product's time.
+    let (often, twice, once) = (took(14336, 1), took(14336, 2), took(14336, 4));
+    assert!(often > twice + Duration::from_micros(20), "{often:?} {twice:?}");
+    assert!(twice > once, "{twice:?} {once:?}");
+}
+
+#[test]
 fn what_lies_between_rows_travels_with_them() {
     let machine = Machine::h200();
     let gathered = |lda| {

@@ -24,7 +24,7 @@ const NEAR: usize = 8;
 const CAUTION: f64 = 1.0;
 /// How much quicker another has to be, doubts included, than what the rules plan for a fused step: of many candidates that
 /// are as quick, the one that is predicted best is the one that the prediction flatters most.
-const LEAD: f64 = 0.05;
+const LEAD: f64 = 0.06;
 
 /// A question.
 #[derive(Clone, Copy, Debug)]

@@ -231,10 +231,11 @@ impl Gatherer {
             Engine::Kernel { blocks } if self.group.ranks() > 1 => (pushes, blocks),
             _ => (&pushes[..0], 1),
         };
-        // Behind a kernel that pushes, a product gains nothing by starting before older kernels have ended: rows are there
-        // later than B can be. And the B that it would fetch is in the way of the last product's sums of slices: few
-        // rows took up to a fifth longer.
-        let may_start = follower == Follower::Product { constant_b: true } && pushed.is_empty();
+        // Kernels push rows only when older kernels have ended, and B can be fetched meanwhile. A product that starts before
+        // gains nothing, and what it fetches slows the last product, which is adding up slices of K: steps of 16 rows
+        // took up to 23 % longer (benches/results/2026-11-22-h200x2-later-start.md).
+        let may_start = follower == Follower::Product { constant_b: true }
+            && !(by_kernel && self.group.ranks() > 1);
         let begin = GatherStep {
             buffer,
             layout: shape.tags[buffer as usize],
@@ -344,8 +345,8 @@ impl Gatherer {
     /// product wait for its end: [`Input::after_another`].
     pub(super) fn input<'a>(&self, stream: &Arc<CudaStream>, step: &'a Step) -> Result<Input<'a>> {
         let waiter = self.waiter(&step.shape, is_capturing(stream)?);
-        // `begin` is before it on the stream, and lets it start when all that is older has ended, or when the
-        // caller has promised that nothing of that writes B.
+        // `begin` is before it on the stream, and lets it start when all that is older has ended, or at once where the
+        // caller has promised that nothing of that writes B, and no kernel pushes.
         let own = self.memory.own_address();
         // A word that nobody sets would be awaited for ever.
         let begun = if step.tells_product { own + Layout::word(BEGUN_AT) } else { 0 };

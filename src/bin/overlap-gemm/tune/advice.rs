@@ -48,11 +48,10 @@ impl Advice {
         };
         let rules = || {
             let machine = Machine::h200().with_sms(sms);
-            let usual = Setup::usual(&machine, problem, Strategy::Fused).ok()?;
+            let usual = Setup::of_kernels(kernels, &machine, problem, Strategy::Fused).ok()?;
             let (gathering, multiplying) =
                 (Gathering::of_setup(&usual)?, Multiplying::of_setup(&usual));
             Some(Advised { gathering, multiplying })
-                .filter(|one| fits.multiplying(gathering.order, &one.multiplying))
         };
         let is_known = |new: &Advised| {
             let same = measured.iter().find(|one| new.is(one));
@@ -144,6 +143,38 @@ mod tests {
             let advice = Advice::of(&with(of.clone()), GPU, sms, &problem, all_kernels(), &is_out);
             assert_eq!(advice.map(|advice| advice.advised).unwrap_or_default(), left);
         }
+    }
+
+    #[test]
+    fn whatever_would_be_chosen_is_advised() {
+        let sms = Machine::h200().sms;
+        let is_in = |all: &[Advised], gathering, multiplying: &Multiplying| {
+            all.iter().any(|one| (one.gathering, &one.multiplying) == (gathering, multiplying))
+        };
+        // How often what is chosen without a table, and what the rules plan, is no other's answer.
+        let mut alone = [0; 2];
+        for entry in Tuning::shipped().entries() {
+            let problem = entry.problem().unwrap();
+            // Nothing that would be chosen was measured.
+            let mut one = entry.measured[0].clone();
+            one.multiplying.kernel = "another".into();
+            let mut table = Tuning::shipped().without(&problem, GPU);
+            let asked = Asked { gpu: GPU, sms, problem: &problem };
+            let [by_rest, by_none] = [&table, &Tuning::none()].map(|table| {
+                let answer = table.look_up(&asked, &Anything).unwrap();
+                (answer.gathering, answer.multiplying.unwrap())
+            });
+            let usual = Setup::usual(&Machine::h200(), &problem, Strategy::Fused).unwrap();
+            let usual = (Gathering::of_setup(&usual).unwrap(), Multiplying::of_setup(&usual));
+            table.add(Tuning::of_entries(vec![Entry { measured: vec![one], ..entry.clone() }]));
+            let all = advice(&table, &problem, all_kernels());
+            for (gathering, multiplying) in [&by_rest, &by_none, &usual] {
+                assert!(is_in(&all, *gathering, multiplying), "{problem}: {all:?}");
+            }
+            alone[0] += usize::from(by_none != by_rest && by_none != usual);
+            alone[1] += usize::from(usual != by_rest && usual != by_none);
+        }
+        assert!(alone.iter().all(|count| *count > 0), "{alone:?}");
     }
 
     #[test]

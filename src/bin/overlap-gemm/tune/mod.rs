@@ -57,7 +57,8 @@ pub struct Args {
     #[arg(long)]
     again: bool,
 
-    /// Also measure what the rest of the table would choose for each problem, until all of that is known
+    /// Also measure whatever would be chosen for each problem, had it not been measured: by the rest of the table, without
+    /// one, and by the rules for a fused step; until all of that is known
     #[arg(long)]
     refine: bool,
 
