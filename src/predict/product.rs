@@ -216,7 +216,7 @@ impl Work {
         let (all_m, all_n, all_k) =
             (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
         let b_bytes = all_n * all_k * b;
-        let again = (b_bytes - KEPT).max(0.0) * (sweeps.max(1) - 1) as f64;
+        let again = (b_bytes - KEPT).max(0.0) * sweeps.saturating_sub(1) as f64;
         let bytes = all_m * all_k * a + b_bytes + again + all_m * all_n * d;
         let blocks = work as f64 * f64::from(kernel.cluster_size());
         let joining = match splits {

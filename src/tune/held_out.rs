@@ -41,9 +41,9 @@ fn held_out<'a>(table: &Tuning, entry: &'a Entry) -> HeldOut<'a> {
         entry.measured.iter().find(is_same)
     });
     let ratio = chosen.map(|one| entry.ratio(one));
+    let planned = planned(entry);
     let over_strategies = [0, 1].map(|way| {
-        let planned = planned(entry).into_iter();
-        let least = planned.filter_map(|one| one.times()[way]).map(|time| time.us);
+        let least = planned.iter().filter_map(|one| one.times()[way]).map(|time| time.us);
         Some(chosen?.times()[way]?.us / least.min_by(f64::total_cmp)?)
     });
     HeldOut { entry, answer, ratio, over_strategies }
