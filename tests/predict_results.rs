@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use binary::{refused, run};
 use serde_json::Value;
 
-/// The bench's results that predictions are compared with: everybody by turns, between two GPUs and between four.
+/// The bench's results that predictions are compared with: everybody by turns, between two GPUs and between four,
 const OF_TWO: [&str; 4] = [
     "2026-11-22-h200x2-refined-a.json",
     "2026-11-22-h200x2-refined-b.json",
@@ -26,6 +26,12 @@ const OF_FOUR: [&str; 4] = [
     "2026-11-22-h200x4-told-together.json",
     "2026-11-22-h200x4-graphs.json",
     "2026-11-22-h200x4-two-streams.json",
+];
+/// and strategies alone, of more problems, between two.
+const OF_STRATEGIES: [&str; 3] = [
+    "2026-11-22-h200x2-later-start-headline.json",
+    "2026-11-22-h200x2-later-start-others.json",
+    "2026-11-22-h200x2-later-start-third.json",
 ];
 
 fn root() -> &'static Path {
@@ -68,6 +74,14 @@ fn predictions_are_near_what_was_measured() {
     assert_eq!(fused["who"], "fused");
     assert!(number(fused, "median_abs_error") <= 0.05, "{fused}");
     assert!(number(fused, "lines") >= 32.0, "{fused}");
+    let Some(report) = checked(&OF_STRATEGIES) else { return };
+    let summaries = report["summaries"].as_array().unwrap();
+    assert_eq!(summaries.len(), 4, "{summaries:?}");
+    for of in summaries {
+        assert_eq!(number(of, "lines"), 72.0, "{of}");
+        assert!(number(of, "median_abs_error") <= 0.05, "{of}");
+        assert!(number(of, "worst_abs_error") <= 0.20, "{of}");
+    }
 }
 
 #[test]
