@@ -13,11 +13,12 @@ use std::fmt;
 use super::candidates::{Candidate, kernels_for, part_of, predicted_us, ways};
 use super::correction::{Corrected, Correction, Seen};
 use super::entry::{Entry, Family, Gathering, Measured, Multiplying, Order, Place};
+use super::threads::THREADS;
 use crate::plan::Problem;
 use crate::predict::{Kernel, Machine, all_kernels};
 
 /// Entries farther away than this say nothing: a side that is eight times as long.
-const FARTHEST: f64 = 3.0;
+pub(super) const FARTHEST: f64 = 3.0;
 /// How many of the nearest are looked at.
 const NEAR: usize = 8;
 /// How much of what is not known of a candidate counts against it.
@@ -37,11 +38,9 @@ pub struct Asked<'a> {
     pub problem: &'a Problem,
 }
 
-impl Asked<'_> {
-    /// Whether every rank has as many rows as any, but for the last.
-    fn is_even(&self) -> bool {
-        self.problem.shards().most_rows() == self.problem.m().div_ceil(self.problem.ranks().max(1))
-    }
+/// Whether every rank has as many rows as any, but for the last.
+pub(super) fn is_even(problem: &Problem) -> bool {
+    problem.shards().most_rows() == problem.m().div_ceil(problem.ranks().max(1))
 }
 
 /// What whoever asks can do, and has left open.
@@ -139,13 +138,17 @@ impl fmt::Display for Answer {
     }
 }
 
-/// What `entries` say. `None`: there is no kernel for it, or no way that fits.
+/// What `entries` say. `None`: there is no kernel for it (and none for threads, which nothing here predicts), or no way that
+/// fits.
 pub(super) fn look_up(entries: &[Entry], asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
+    if asked.gpu == THREADS {
+        return None;
+    }
     let most_rows = asked.problem.shards().most_rows();
     let possible = |way: &Gathering| way.pieces <= most_rows && fits.gathering(way);
     let (of, place) = (Family::of(asked.problem, asked.gpu), Place::of(asked.problem));
     let alike = || entries.iter().filter(|entry| entry.family.is_like(&of));
-    let exact = alike().find(|entry| entry.place() == place && asked.is_even());
+    let exact = alike().find(|entry| entry.place() == place && is_even(asked.problem));
     if let Some(answer) = exact.and_then(|entry| tuned(entry, &possible, fits)) {
         return Some(answer);
     }

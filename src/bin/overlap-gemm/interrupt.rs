@@ -26,6 +26,12 @@ impl Interrupt {
         Ok(Interrupt(()))
     }
 
+    /// For tests, which nobody interrupts.
+    #[cfg(test)]
+    pub fn none() -> Self {
+        Interrupt(())
+    }
+
     /// `Err(Failure::Interrupted)` from the first Ctrl-C on.
     pub fn check(self) -> Result<(), Failure> {
         if RAISED.load(Ordering::Relaxed) { Err(Failure::Interrupted) } else { Ok(()) }

@@ -1,14 +1,16 @@
-//! Steps on threads of this machine, recorded: for whoever times or draws one.
+//! Steps on threads of this machine: for whoever times or draws one.
 //!
 //! Invariant: a tile is as high as a chunk where it can be, so that it waits for that chunk alone; results were compared
 //! with the reference when steps are handed out, and who was wrong is in the outcome.
 
+use std::fs;
 use std::num::NonZero;
 
 use overlap_gemm::exercise::{Exercise, Outcome};
 use overlap_gemm::host::{GroupOptions, Link, Stream};
-use overlap_gemm::plan::{ClusterShape, PlanOptions, Problem, TileShape, Tiling};
+use overlap_gemm::plan::{Plan, PlanOptions, Problem, TileShape, Tiling};
 
+use crate::bench::statistics::median;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 
@@ -20,20 +22,26 @@ pub fn usual_chunks(problem: &Problem) -> u32 {
     4.min(problem.shards().most_rows())
 }
 
+/// How a step of so many chunks a rank is cut where nobody asks for anything else.
+pub fn usual_options(problem: &Problem, chunks: u32) -> PlanOptions {
+    let rows = problem.shards().most_rows().div_ceil(chunks.max(1)).clamp(16, 256);
+    PlanOptions { chunks_per_shard: Some(chunks), tiling: Tiling::of_tile(rows, 256) }
+}
+
+/// How the library cuts a step where it is not told, with its number of chunks.
+pub fn default_options(problem: &Problem) -> Result<PlanOptions, Failure> {
+    let plan = Plan::new(problem, PlanOptions::default())?;
+    Ok(PlanOptions { chunks_per_shard: Some(plan.chunks().most_per_rank()), ..plan.options() })
+}
+
 /// Steps that can be run, over links of any rate.
 pub struct Steps {
     exercise: Exercise,
-    tile: TileShape,
-    chunks: u32,
 }
 
 impl Steps {
-    /// So many steps of a problem, with so many chunks a rank.
-    pub fn new(problem: &Problem, chunks: u32, count: usize, seed: u64) -> Steps {
-        let rows = problem.shards().most_rows().div_ceil(chunks.max(1)).clamp(16, 256);
-        let tile = TileShape { m: rows, n: 256 };
-        let tiling = Tiling { tile, cluster: ClusterShape { m: 1, n: 1 }, swizzle: 1 };
-        let options = PlanOptions { chunks_per_shard: Some(chunks), tiling };
+    /// So many steps of a problem, planned so.
+    pub fn new(problem: &Problem, options: PlanOptions, count: usize, seed: u64) -> Steps {
         let exercise = Exercise {
             steps: vec![problem.shards().to_rows(); count],
             fresh_inputs: false,
@@ -41,29 +49,84 @@ impl Steps {
             compared_rows: COMPARED_ROWS,
             ..Exercise::new(problem, options, seed)
         };
-        Steps { exercise, tile, chunks }
+        Steps { exercise }
     }
 
-    /// Runs them; of the timeline only the last step is kept.
-    pub fn run(&self, link: Option<Link>, interrupt: Interrupt) -> Result<Outcome, Failure> {
-        let group = GroupOptions { link, record: true, ..GroupOptions::default() };
-        let exercise = Exercise { group, ..self.exercise.clone() };
-        let outcome = exercise.run(&|| interrupt.check().is_err());
-        interrupt.check()?;
-        let outcome = outcome?;
+    /// The same with so many threads that compute a rank's tiles.
+    pub fn with_workers(mut self, workers: u32) -> Steps {
+        self.exercise.workers = workers;
+        self
+    }
+
+    /// Runs them, recorded; of the timeline only the last step is kept.
+    pub fn record(&self, link: Option<Link>, interrupt: Interrupt) -> Result<Outcome, Failure> {
+        let outcome =
+            self.run(GroupOptions { link, record: true, ..GroupOptions::default() }, interrupt)?;
         let last = outcome.timeline.tiles.iter().map(|tile| tile.epoch).max().unwrap_or_default();
         Ok(Outcome { timeline: outcome.timeline.of_epoch(last), ..outcome })
     }
 
+    /// Runs them, and records nothing but how long each took.
+    fn time(&self, link: Option<Link>, interrupt: Interrupt) -> Result<Outcome, Failure> {
+        self.run(GroupOptions { link, ..GroupOptions::default() }, interrupt)
+    }
+
+    fn run(&self, group: GroupOptions, interrupt: Interrupt) -> Result<Outcome, Failure> {
+        let exercise = Exercise { group, ..self.exercise.clone() };
+        let outcome = exercise.run(&|| interrupt.check().is_err());
+        interrupt.check()?;
+        Ok(outcome?)
+    }
+
     /// How they are cut, in words.
     pub fn describe(&self) -> String {
-        let (TileShape { m, n }, workers) = (self.tile, self.exercise.workers);
-        format!("{} chunks a rank, tiles of {m} × {n}, {workers} workers a rank", self.chunks)
+        let PlanOptions { chunks_per_shard, tiling } = self.exercise.options;
+        let chunks = chunks_per_shard.map_or("the plan's".into(), |chunks| chunks.to_string());
+        let (TileShape { m, n }, workers) = (tiling.tile, self.exercise.workers);
+        format!("{chunks} chunks a rank, tiles of {m} × {n}, {workers} workers a rank")
     }
+}
+
+/// Runs some side by side, each over a link of its own. Microseconds a step: the median over all but the first, which finds cold
+/// caches; of the slowest. Or what was wrong with a result.
+pub fn time_together(
+    all: &[Steps],
+    link: Option<Link>,
+    interrupt: Interrupt,
+) -> Result<Result<f64, String>, Failure> {
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let start = |steps| scope.spawn(move || Steps::time(steps, link, interrupt));
+        let threads: Vec<_> = all.iter().map(start).collect();
+        let unwind = |panic| std::panic::resume_unwind(panic);
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(unwind)).collect()
+    });
+    let mut slowest: Vec<f64> = Vec::new();
+    for outcome in outcomes {
+        let outcome = outcome?;
+        if let Some(complaint) = outcome.report.complaint() {
+            return Ok(Err(complaint));
+        }
+        slowest.resize(outcome.step_times.len(), 0.0);
+        for (slowest, time) in slowest.iter_mut().zip(outcome.step_times) {
+            *slowest = slowest.max(1e6 * time.as_secs_f64());
+        }
+    }
+    Ok(median(slowest.get(1..).unwrap_or_default()).ok_or("it took no steps".into()))
+}
+
+/// How many threads may run at once.
+pub fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, NonZero::get) as u32
+}
+
+/// The processor, as it calls itself, where the system says it.
+pub fn processor() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_string())
 }
 
 /// Where they run, in words.
 pub fn describe_machine() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    format!("threads of this machine, {cores} cores")
+    format!("threads of this machine, {} cores", cores())
 }

@@ -1,16 +1,19 @@
-//! `overlap-gemm bench all-gather-gemm`: all-gather + GEMM between GPUs, beside NCCL and cuBLASLt.
+//! `overlap-gemm bench all-gather-gemm`: all-gather + GEMM between GPUs, beside NCCL and cuBLASLt; or on threads.
 //!
-//! What belongs here: the arguments, and what they ask for. Every rank is a process with the same
+//! What belongs here: the arguments, and what they ask for. On GPUs every rank is a process with the same
 //! arguments, started by a launcher. Invariant: as in `bench gemm`.
 
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use overlap_gemm::host::Link;
+use overlap_gemm::plan::BLayout;
 
 use super::cases::Case;
 use super::gemm::Launch;
+use super::host;
 use super::report::{FormatArgs, Formats};
-use super::shapes::{ShapeArgs, unless};
+use super::shapes::{SMALL, ShapeArgs, on_threads, unless};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::{Output, OutputArgs};
@@ -18,17 +21,50 @@ use crate::output::{Output, OutputArgs};
 /// What is measured where nobody names anything.
 const USUAL: [&str; 4] = ["4096x3584x8192", "8192x3584x8192", "2048x3584x8192", "4096x1792x4096"];
 
-/// Time all-gather + GEMM between GPUs, beside NCCL and cuBLASLt; one process a rank
+/// Steps of a loop on threads, where a step takes milliseconds.
+const FEW_STEPS: &str = "9";
+
+/// Options that say something of GPUs alone.
+const OF_GPUS: [&str; 11] = [
+    "launch",
+    "streams",
+    "blocks",
+    "kernel",
+    "splits",
+    "swizzle",
+    "copied",
+    "cublaslt",
+    "nccl",
+    "timelines",
+    "peer",
+];
+
+/// Time all-gather + GEMM between GPUs, beside NCCL and cuBLASLt, one process a rank; or on threads of this machine
 ///
 /// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm bench all-gather-gemm. All
 /// contenders take turns in the same processes, in steady loops of the same length, on random data,
 /// and every result is compared with an f64 reference first. Rank 0 reports, for each contender, the
-/// slowest rank's time of every round.
+/// slowest rank's time of every round. With --host all ranks are threads of this process, without a launcher: then
+/// own, sequential, fused and auto take part.
 #[derive(clap::Args)]
-#[command(mut_arg("shapes", unless("set", &USUAL)))]
+#[command(mut_arg("shapes", |arg| on_threads(&SMALL)(unless("set", &USUAL)(arg))))]
+#[command(mut_arg("contenders", on_threads(&["own", "sequential", "fused", "auto"])))]
+#[command(mut_arg("steps", on_threads(&[FEW_STEPS])))]
 pub struct Args {
     #[command(flatten)]
     problems: ShapeArgs,
+
+    /// Run on threads of this machine, not on GPUs
+    #[arg(long, conflicts_with_all = OF_GPUS)]
+    host: bool,
+
+    /// How many ranks, on threads [default: 2]
+    #[arg(long, value_name = "N", requires = "host", value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: Option<u32>,
+
+    /// What a rank sends in a second, in MB, on threads [default: as fast as memory is]
+    #[arg(long, value_name = "MB", requires = "host")]
+    link: Option<f64>,
 
     /// Who takes part
     #[arg(
@@ -201,9 +237,8 @@ impl Args {
             let names: Vec<&str> = self.contenders.iter().map(|who| who.name()).collect();
             self.formats.check_drawn(&names)?;
         }
-        let b_layout = overlap_gemm::plan::BLayout::Nk;
         Ok(Wanted {
-            cases: self.problems.cases(ranks, b_layout)?,
+            cases: self.problems.cases(ranks, BLayout::Nk)?,
             contenders: self.contenders.clone(),
             steps: self.steps as usize,
             rounds: self.rounds as usize,
@@ -222,10 +257,50 @@ impl Args {
             seed: self.seed,
         })
     }
+
+    /// The same for threads.
+    fn wanted_on_threads(&self) -> Result<host::Wanted, Failure> {
+        let ranks = self.ranks.unwrap_or(2);
+        if let Some(who) = self.contenders.iter().find(|who| !host::CONTENDERS.contains(who)) {
+            return Err(Failure::Usage(format!(
+                "--host: '{}' needs GPUs; on threads there are {}",
+                who.name(),
+                host::CONTENDERS.map(Gatherer::name).join(", ")
+            )));
+        }
+        let link = match self.link {
+            Some(megabytes) if megabytes.is_finite() && megabytes > 0.0 => {
+                Some(Link::of_rate(1e6 * megabytes))
+            }
+            Some(megabytes) => {
+                let why =
+                    format!("--link: {megabytes} MB a second is no rate: give a number above zero");
+                return Err(Failure::Usage(why));
+            }
+            None => None,
+        };
+        Ok(host::Wanted {
+            cases: self.problems.cases(ranks, BLayout::Nk)?,
+            ranks,
+            contenders: self.contenders.clone(),
+            steps: self.steps as usize,
+            rounds: self.rounds as usize,
+            chunks: self.pieces,
+            link,
+            seed: self.seed,
+        })
+    }
 }
 
 /// Runs the bench and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    if args.host {
+        let wanted = args.wanted_on_threads()?;
+        let names: Vec<&str> = wanted.contenders.iter().map(|who| who.name()).collect();
+        args.formats.check_drawn(&names)?;
+        let shown = Shown { output: args.output.open()?, formats: args.formats.open()? };
+        return host::run(&wanted, shown, Interrupt::install()?);
+    }
     let launch = overlap_gemm::group::Launch::from_env()?;
     let wanted = args.wanted(launch.ranks)?;
     // All ranks have the same arguments; one has the results.
@@ -238,7 +313,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Where the results go.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU has results"))]
 pub struct Shown {
     pub output: Output,
     pub formats: Formats,

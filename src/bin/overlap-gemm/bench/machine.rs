@@ -6,6 +6,8 @@ use std::fmt::{self, Formatter};
 
 use serde::{Deserialize, Serialize};
 
+use crate::on_threads;
+
 /// One GPU of the machine (all are alike), and what runs on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
@@ -25,6 +27,27 @@ pub struct Machine {
     pub kernels: Vec<String>,
     /// Version and file; `None` if it takes no part.
     pub cublaslt: Option<String>,
+}
+
+impl Machine {
+    /// A machine whose ranks are threads, under a name that says so; it has no GPU.
+    pub fn of_threads() -> Machine {
+        let cores = on_threads::cores();
+        let processor = on_threads::processor().unwrap_or("a processor without a name".into());
+        Machine {
+            gpu: format!("rank on threads ({processor}, {cores} cores)"),
+            sm_count: 0,
+            memory_bytes: 0,
+            l2_bytes: 0,
+            driver: None,
+            cuda: None,
+            cores: cores as usize,
+            toolkit: None,
+            cutlass: None,
+            kernels: Vec::new(),
+            cublaslt: None,
+        }
+    }
 }
 
 impl fmt::Display for Machine {

@@ -1,8 +1,8 @@
 //! `overlap-gemm bench`: how fast it is, against what others ship.
 //!
 //! To add a bench, write its module and add one variant to `What`. What all of them share is beside:
-//! [`cases`] (what is multiplied), [`sets`] and [`shapes`] (problems by name, and the arguments), [`machine`] (where it ran), [`statistics`].
-//! `gather` and [`merge`] have their results in [`report`]; `gemm` has, with the feature `cuda`, `results`
+//! [`cases`] (what is multiplied), [`sets`] and [`shapes`] (problems by name, and the arguments), [`machine`] (where it ran), [`statistics`], [`turns`].
+//! `gather` (and its part on threads, [`host`]) and [`merge`] have their results in [`report`]; `gemm` has, with the feature `cuda`, `results`
 //! (what was measured, as data), `bars` (what the project wants) and `table` (all of it as text). `gpu` is
 //! the measuring. Invariant: nobody is shown a time for a wrong result.
 
@@ -13,7 +13,8 @@ mod gather;
 pub mod gemm;
 #[cfg(feature = "cuda")]
 pub mod gpu;
-mod machine;
+mod host;
+pub mod machine;
 mod merge;
 pub mod report;
 #[cfg(feature = "cuda")]
@@ -27,8 +28,12 @@ pub mod shapes;
 pub mod statistics;
 #[cfg(feature = "cuda")]
 mod table;
+pub mod turns;
 
 use crate::exit::Failure;
+
+/// What a file says while there are cases to come.
+const NOT_AT_ITS_END: &str = "still measuring, or ended from outside";
 
 /// Measure how fast it is, beside what others ship
 #[derive(clap::Subcommand)]
@@ -45,4 +50,10 @@ pub fn run(what: &What) -> Result<(), Failure> {
         What::AllGatherGemm(args) => gather::run(args),
         What::Merge(args) => merge::run(args),
     }
+}
+
+/// What was typed, without the folder that the program lies in.
+pub fn command() -> String {
+    let arguments = std::env::args().skip(1);
+    ["overlap-gemm".to_owned()].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
 }

@@ -51,6 +51,18 @@ pub fn unless(other: &'static str, values: &'static [&'static str]) -> impl Fn(A
     }
 }
 
+/// What is measured on threads where nobody names anything.
+pub const SMALL: [&str; 3] = ["512x256x512", "1024x512x1024", "2048x512x1024"];
+
+/// For `mut_arg`: `values` are the default where `--host` is given.
+pub fn on_threads(values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
+    let given = || ArgPredicate::Equals("true".into());
+    move |arg| match values {
+        [] => arg.default_value_if("host", given(), None::<&str>),
+        _ => arg.default_values_if("host", given(), values.iter().copied()),
+    }
+}
+
 impl ShapeArgs {
     /// What was asked for, nothing twice, as one rank of so many multiplies it.
     pub fn cases(&self, ranks: u32, b_layout: BLayout) -> Result<Vec<Case>, Failure> {

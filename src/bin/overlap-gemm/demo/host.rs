@@ -12,7 +12,7 @@ use overlap_gemm::plan::Problem;
 use super::{Args, Shown};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, describe_machine};
+use crate::on_threads::{Steps, describe_machine, usual_options};
 
 /// Steps before the timed ones.
 const WARM_UP: usize = 1;
@@ -21,8 +21,9 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
     let (m, n, k) = (args.m.unwrap_or(1024), args.n.unwrap_or(512), args.k.unwrap_or(1024));
     let problem = Problem::builder(m, n, k).ranks(args.ranks).build()?;
     let count = WARM_UP + args.steps as usize;
-    let steps = Steps::new(&problem, args.chunks(&problem), count, args.seed);
-    let timed = |link: Option<Link>| steps.run(link, interrupt);
+    let options = usual_options(&problem, args.chunks(&problem));
+    let steps = Steps::new(&problem, options, count, args.seed);
+    let timed = |link: Option<Link>| steps.record(link, interrupt);
 
     let sent = problem.row_bytes(&problem.shards().rows(0)) * u128::from(problem.ranks() - 1);
     let mut report = timed(None)?;

@@ -15,10 +15,7 @@ pub fn look() -> Vec<Finding> {
 }
 
 fn processor() -> Finding {
-    let model = fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("model name"))?;
-        Some(line.split_once(':')?.1.trim().to_string())
-    });
+    let model = crate::on_threads::processor();
     let cores = match std::thread::available_parallelism() {
         Ok(cores) => format!("{cores} hardware threads to use"),
         Err(_) => "an unknown number of hardware threads".into(),

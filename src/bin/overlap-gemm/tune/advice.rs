@@ -3,9 +3,8 @@
 //! What belongs here: the questions, and the answers as ranks tell each other. Invariant: what is advised can be carried
 //! out with the kernels that were compiled, and has not been measured in all rounds.
 
-use overlap_gemm::cuda::Kernel;
 use overlap_gemm::plan::Problem;
-use overlap_gemm::predict::{Machine, Setup, Strategy};
+use overlap_gemm::predict::{Kernel, Machine, Setup, Strategy};
 use overlap_gemm::tune::{
     Anything, Asked, Entry, Family, Fits, Gathering, Measured, Multiplying, Order, Shape, Tuning,
 };

@@ -1,28 +1,30 @@
 //! `overlap-gemm tune`: measures what `AllGatherGemm` plans by, and tells what such a table says.
 //!
-//! What belongs here: the arguments, and what they ask for. [`report`] works on files alone; with the
-//! feature `cuda`, `search` says what is tried, `gpu` measures, and `results` is what came out. Every rank is a process with the same arguments,
-//! started by a launcher, as in `bench all-gather-gemm`. Invariant: a file that cannot be trusted is never
+//! What belongs here: the arguments, and what they ask for. [`report`] works on files alone; [`search`] says what is tried, `gpu`
+//! or [`threads`] measures it, [`course`] is what these have in common, and [`results`] is what came out. On GPUs every rank is a process with
+//! the same arguments, started by a launcher, as in `bench all-gather-gemm`. Invariant: a file that cannot be trusted is never
 //! written over, and each problem is kept as soon as it is measured.
 
-#[cfg(feature = "cuda")]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only on GPUs tables are refined"))]
 mod advice;
+mod course;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod report;
-#[cfg(feature = "cuda")]
 mod results;
-#[cfg(feature = "cuda")]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only on GPUs tables are refined"))]
 mod search;
+mod threads;
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
+use clap::builder::ArgPredicate;
+use clap::{ArgGroup, ValueEnum};
 use overlap_gemm::plan::BLayout;
 use overlap_gemm::tune::{TUNING_VARIABLE, Tuning, default_path, record};
 
 use crate::bench::cases::{Case, spread};
-use crate::bench::shapes::{ShapeArgs, unless};
+use crate::bench::shapes::{SMALL, ShapeArgs, on_threads, unless};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::Output;
@@ -33,10 +35,15 @@ use crate::problem_args;
 /// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm tune. For each problem, the promising
 /// strategies, engines, numbers of pieces, kernels and sweeps are planned, checked against an f64 reference and
 /// timed by turns as in `bench all-gather-gemm`, the good ones again and for longer. Each problem is written into
-/// the table as soon as it is done; what is in it already is not measured again. With --check, --show or --merge
-/// no GPU is needed, and no launcher.
+/// the table as soon as it is done; what is in it already is not measured again. With --host all ranks are threads of this
+/// process, and chunks, tiles and sweeps are tried. With --check, --show, --merge or --host no GPU is needed, and no
+/// launcher.
 #[derive(clap::Args)]
-#[command(mut_arg("set", unless("shapes", &["headline"])))]
+#[command(mut_arg("shapes", |arg| {
+    on_threads(&SMALL)(arg.default_value_if("set", ArgPredicate::IsPresent, None::<&str>))
+}))]
+#[command(mut_arg("set", |arg| unless("shapes", &["headline"])(on_threads(&[])(arg))))]
+#[command(group(ArgGroup::new("of-ranks").args(["show", "host"])))]
 pub struct Args {
     #[command(flatten)]
     problems: ShapeArgs,
@@ -44,6 +51,10 @@ pub struct Args {
     /// How B lies in memory: n rows of k elements, or k rows of n
     #[arg(long, default_value = "nk", value_parser = problem_args::b_layout())]
     b_layout: BLayout,
+
+    /// Measure on threads of this machine, not on GPUs
+    #[arg(long, conflicts_with_all = ["launch", "refine", "check", "merge"])]
+    host: bool,
 
     /// How steps will be launched; both: what is least behind in either
     #[arg(long, value_enum, default_value_t = Launches::Both)]
@@ -78,11 +89,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "show")]
     table: Option<PathBuf>,
 
-    /// How many ranks, for --show
-    #[arg(long, value_name = "N", requires = "show", value_parser = clap::value_parser!(u32).range(1..))]
+    /// How many ranks, for --show, or for --host [default: 2]
+    #[arg(long, value_name = "N", requires = "of-ranks", value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Option<u32>,
 
-    /// The GPU, for --show, as the driver calls it
+    /// The GPU, for --show, as the driver calls it; 'threads': threads of this machine
     #[arg(long, value_name = "NAME", requires = "show", default_value = "NVIDIA H200")]
     gpu: String,
 
@@ -182,6 +193,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             record(&file, table.entries())?;
         }
         return report::merged(&file, &tables, output);
+    }
+    if args.host {
+        let ranks = args.ranks.unwrap_or(2);
+        if ranks < 2 {
+            let why = "--ranks: one rank has nothing to gather: give two or more";
+            return Err(Failure::Usage(why.into()));
+        }
+        return threads::run(&args.wanted(ranks)?, ranks, output, Interrupt::install()?);
     }
     // What is wrong with a problem is said even where nobody has launched ranks.
     let launch = overlap_gemm::group::Launch::from_env();

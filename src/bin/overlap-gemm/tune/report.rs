@@ -8,13 +8,14 @@ use std::path::Path;
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{
-    Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Place, Shape, Source, Tuning,
-    hold_out,
+    Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Place, Shape, Source,
+    THREADS, Tuning, hold_out,
 };
 use serde::Serialize;
 
 use crate::bench::statistics::{median, quantile};
 use crate::exit::Failure;
+use crate::on_threads::cores;
 use crate::output::Output;
 
 /// A family in a few words: `2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales`.
@@ -196,6 +197,9 @@ struct Show {
 impl Shown {
     fn of(problem: &Problem, gpu: &str, table: &Tuning) -> Shown {
         let asked = Asked { gpu, sms: Machine::h200().sms, problem };
+        if gpu == THREADS {
+            return Shown::on_threads(problem, table);
+        }
         let (name, answer) = (problem.to_string(), table.look_up(&asked, &Anything));
         let Some(answer) = answer else {
             let why = "by the rules: no kernel computes it".to_owned();
@@ -210,6 +214,21 @@ impl Shown {
         let (why, from) = (answer.to_string(), from(&answer));
         let Answer { gathering, multiplying, .. } = answer;
         Shown { problem: name, how, why, gathering: Some(gathering), multiplying, from }
+    }
+}
+
+impl Shown {
+    fn on_threads(problem: &Problem, table: &Tuning) -> Shown {
+        let answer = table.on_threads(problem, cores());
+        let (how, why) = match &answer {
+            Some(answer) if answer.from.is_none() => ("tuned", answer.to_string()),
+            Some(answer) => ("interpolated", answer.to_string()),
+            None => ("by the rules", "by the rules: nothing near it was measured here".to_owned()),
+        };
+        let gathering = answer.map(|answer| answer.gathering);
+        let multiplying = answer.as_ref().map(|answer| answer.multiplying());
+        let from = answer.and_then(|answer| answer.from).into_iter().collect();
+        Shown { problem: problem.to_string(), how, why, gathering, multiplying, from }
     }
 }
 

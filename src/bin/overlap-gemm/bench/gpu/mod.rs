@@ -20,6 +20,7 @@ mod trickle;
 use std::time::Instant;
 
 use super::bars;
+use super::command;
 use super::gemm::{Launch, Wanted, Who};
 use super::results::{Method, Outcome, Results};
 use crate::exit::Failure;
@@ -101,12 +102,6 @@ fn nobody_ran(results: &Results) -> Option<String> {
         }
     }
     why
-}
-
-/// What was typed, without the folder that the program lies in.
-pub fn command() -> String {
-    let arguments = std::env::args().skip(1);
-    ["overlap-gemm".to_owned()].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
 fn method(wanted: &Wanted) -> Method {

@@ -8,7 +8,6 @@
 use overlap_gemm::Result;
 use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaGraph};
-use overlap_gemm::random::Random;
 
 use super::super::gemm::Launch;
 use super::driver::{Gpu, call, elapsed_ms, record};
@@ -139,17 +138,6 @@ pub fn estimate_ms(
     Ok(watch.time(gpu, round)? / inputs.sets.len().max(1) as f64)
 }
 
-/// The order in which `count` contenders run in round `round`: drawn anew each time, so that nobody always follows the same
-/// neighbour, and the same wherever it is asked for.
-pub fn turn(round: usize, count: usize) -> Vec<usize> {
-    let mut random = Random::of_stream(count as u64, round as u64);
-    let mut order: Vec<usize> = (0..count).collect();
-    for last in (1..count).rev() {
-        order.swap(last, random.within(0..=last as u64) as usize);
-    }
-    order
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,22 +153,5 @@ mod tests {
         assert_eq!(Length::new(0.3, 3, 25.0), Length { launches: 21, replays: 4 });
         assert_eq!(Length::new(2.6, 3, 25.0), Length { launches: 9, replays: 2 });
         assert_eq!(Length::new(40.0, 2, 25.0), Length { launches: 2, replays: 1 });
-    }
-
-    #[test]
-    fn everyone_has_a_turn_and_neighbours_change() {
-        for count in 0..20 {
-            for round in 0..50 {
-                let mut order = turn(round, count);
-                order.sort();
-                assert!(order.into_iter().eq(0..count), "{count} contenders, round {round}");
-            }
-        }
-        let before = |round| {
-            let order = turn(round, 8);
-            order.iter().position(|nth| *nth == 0).map(|at| order[(at + 7) % 8])
-        };
-        let neighbours: std::collections::HashSet<_> = (0..50).map(before).collect();
-        assert_eq!(neighbours.len(), 7, "each of the others comes before the first at times");
     }
 }

@@ -147,7 +147,6 @@ pub fn launch_name(graph: bool) -> &'static str {
 }
 
 /// For whoever measures: the first contender whose result was wrong, and why.
-#[cfg(feature = "cuda")]
 pub fn first_failure(runs: &[Run]) -> Option<String> {
     let cases = runs.iter().flat_map(|run| &run.cases);
     let rows = cases.flat_map(|case| case.rows.iter().map(move |row| (case, row)));

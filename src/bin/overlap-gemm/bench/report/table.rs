@@ -73,7 +73,11 @@ impl Compared<'_> {
         write!(f, "{:9.1} {:6.1} %", times.median, 100.0 * times.spread())?;
         let rate = match row.kind {
             Kind::AllGather => format!("{:.0} GB/s", self.gigabytes(times.median)),
-            _ => format!("{:.0} TFLOP/s", self.teraflops(times.median)),
+            _ => match self.teraflops(times.median) {
+                // Threads are not GPUs.
+                few if few < 10.0 => format!("{:.0} GFLOP/s", 1e3 * few),
+                many => format!("{many:.0} TFLOP/s"),
+            },
         };
         write!(f, " {rate:>12}")?;
         let unders = [self.gemm(row.graph), self.nccl(row.graph), self.peer(row.graph)];

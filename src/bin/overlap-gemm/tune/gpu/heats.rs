@@ -12,15 +12,16 @@ use overlap_gemm::plan::Problem;
 use overlap_gemm::tune::{Gathering, Multiplying, Order, Shape, Tuning, ways};
 use overlap_gemm::{Error, Result};
 
+use super::super::course::{REFUSED, Stopped};
 use super::super::search::{Candidate, Heat, Known, Outcome, Track, WAYS_TO_LAUNCH};
-use super::{Stopped, Tuner};
+use super::Tuner;
 use crate::bench::gemm::Launch;
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::inputs::Inputs;
 use crate::bench::gpu::ranks::GRAPH_STEPS;
 use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step};
 use crate::bench::gpu::ranks::entrant::{self, Entrant, Runner};
-use crate::bench::gpu::timing::turn;
+use crate::bench::turns::turn;
 use crate::exit::Failure;
 
 /// One problem on this rank.
@@ -32,9 +33,6 @@ pub(super) struct Here<'a> {
     pub(super) sets: usize,
     pub(super) stopped: Option<Stopped>,
 }
-
-/// How a reason begins that is no wrong result.
-pub(super) const REFUSED: &str = "refused: ";
 
 impl<'a> Here<'a> {
     fn place(&self) -> Place<'a> {

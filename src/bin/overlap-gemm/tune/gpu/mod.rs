@@ -17,15 +17,14 @@ use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
 use overlap_gemm::plan::Problem;
 use overlap_gemm::tune::{Entry, Family, Measured, Shape, Tuning, record};
 
-use self::heats::{Here, REFUSED};
+use self::heats::Here;
 use super::advice::{Advice, Advised};
-use super::results::{Failed, Head, Results, Row};
+use super::course::{Clock, Outcome, Stopped, is_done};
 use super::search::{Found, HEATS, refine, search};
 use super::{Launches, Wanted};
 use crate::bench::cases::{Case, spread};
 use crate::bench::gemm::Launch;
 use crate::bench::gpu::check::Check;
-use crate::bench::gpu::command;
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
 use crate::bench::gpu::ranks::exchange::all_values;
@@ -78,29 +77,9 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
         Tuner { gpu: &gpu, group, watch, l2_bytes, wanted, launches, clock, interrupt, bar };
     let outcome = told(&tuner.group, tuner.run(&todo));
     tuner.bar.finish_and_clear();
-    let Outcome { measured, failed, stopped, .. } = outcome?;
+    let outcome = outcome?;
     tuner.group.barrier("the end of tuning", LIMIT)?;
-    let wrong = failed.iter().find(|failed| !failed.why.starts_with(REFUSED)).map(|failed| {
-        format!("{}: {}; {}: {}", failed.problem, failed.gathering, failed.multiplying, failed.why)
-    });
-    if let Some(output) = output {
-        let results = Results {
-            command: command(),
-            version: env!("CARGO_PKG_VERSION"),
-            file: wanted.file.display().to_string(),
-            kept: wanted.cases.len() - todo.len(),
-            measured,
-            failed,
-            seconds: tuner.clock.since.elapsed().as_secs_f64(),
-            ended_early: stopped.map(|why| why.to_string()),
-        };
-        output.write(&results, |stdout| write!(stdout, "{results}"))?;
-    }
-    match (stopped, wrong) {
-        (Some(Stopped::Interrupted), _) => Err(Failure::Interrupted),
-        (_, Some(why)) => Err(Failure::CheckFailed(why)),
-        _ => Ok(()),
-    }
+    outcome.end(wanted, wanted.cases.len() - todo.len(), &tuner.clock, output)
 }
 
 /// What is to be measured: what rank 0's table does not have. It is written once before anything is measured, so that
@@ -110,22 +89,11 @@ fn todo<'w>(wanted: &'w Wanted, group: &Group, gpu: &Gpu) -> Result<Vec<&'w Case
     if group.rank() == 0 {
         record(&wanted.file, &[])?;
         let table = Tuning::from_file(&wanted.file)?;
-        let [graph, plain] = match wanted.launch {
-            Launches::Graph => [true, false],
-            Launches::Plain => [false, true],
-            Launches::Both => [true, true],
-        };
         for (missing, case) in missing.iter_mut().zip(&wanted.cases) {
             let problem = spread(&case.problem, group.ranks())?;
-            let (family, shape) =
-                (Family::of(&problem, &gpu.device.info().name), Shape::of(&problem));
-            let is_done = |entry: &Entry| {
-                let done = |one: &Measured| {
-                    (one.graph.is_some() || !graph) && (one.plain.is_some() || !plain)
-                };
-                entry.family == family && entry.shape == shape && entry.best().is_some_and(done)
-            };
-            if !wanted.again && table.entries().iter().any(is_done) {
+            let info = gpu.device.info();
+            let done = is_done(&table, &problem, &info.name, info.sm_count, wanted.launch);
+            if done && !wanted.again {
                 *missing = 0;
             }
         }
@@ -135,56 +103,12 @@ fn todo<'w>(wanted: &'w Wanted, group: &Group, gpu: &Gpu) -> Result<Vec<&'w Case
     Ok(todo.map(|(case, _)| case).collect())
 }
 
-/// Why tuning ended before all was done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stopped {
-    Interrupted,
-    TimeIsUp,
-}
-
-impl std::fmt::Display for Stopped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Stopped::Interrupted => "interrupted",
-            Stopped::TimeIsUp => "the time was up",
-        })
-    }
-}
-
-/// How long it may take, and the longest problem so far.
-struct Clock {
-    since: Instant,
-    limit: Option<Duration>,
-}
-
-impl Clock {
-    fn new(minutes: Option<f64>) -> Clock {
-        let limit = minutes.and_then(|minutes| Duration::try_from_secs_f64(60.0 * minutes).ok());
-        Clock { since: Instant::now(), limit }
-    }
-
-    /// Whether something that takes so long would not be done by the limit.
-    fn is_up(&self, ahead: Duration) -> bool {
-        self.limit.is_some_and(|limit| self.since.elapsed() + ahead > limit)
-    }
-}
-
-/// What came of all problems.
-#[derive(Default)]
-struct Outcome {
-    measured: Vec<Entry>,
-    failed: Vec<Failed>,
-    stopped: Option<Stopped>,
-    /// What was measured of which problem because it was advised: never twice, however thorough others were.
-    advised: Vec<(String, Advised)>,
-    /// What the longest took.
-    longest: Duration,
-}
-
 impl Tuner<'_> {
     fn run(&self, todo: &[&Case]) -> Result<Outcome, Failure> {
         let mut pools = Pools::new(self.wanted.seed);
         let mut outcome = Outcome::default();
+        // What was measured of which problem because it was advised: never twice, however thorough others were.
+        let mut advised = Vec::new();
         for (nth, case) in (0u64..).zip(todo) {
             // A heat with nothing new in it is left out.
             self.bar.set_position(nth * HEATS);
@@ -195,9 +119,9 @@ impl Tuner<'_> {
         while refines && outcome.stopped.is_none() {
             refines = false;
             for case in &self.wanted.cases {
-                let Some(advice) = self.advice(case, &outcome)? else { continue };
+                let Some(advice) = self.advice(case, &outcome, &advised)? else { continue };
                 let new = advice.advised.iter().map(|one| (case.to_string(), one.clone()));
-                outcome.advised.extend(new);
+                advised.extend(new);
                 self.bar.inc_length(1);
                 self.measure(case, Some(advice), &mut pools, &mut outcome)?;
                 refines = true;
@@ -228,33 +152,22 @@ impl Tuner<'_> {
             return Ok(());
         }
         outcome.longest = outcome.longest.max(begin.elapsed());
-        outcome.failed.extend(found.failed.into_iter().map(|(candidate, why)| Failed {
-            problem: case.to_string(),
-            gathering: candidate.gathering,
-            multiplying: candidate.multiplying,
-            why,
-        }));
+        outcome.fail(case, found.failed);
         if found.measured.is_empty() {
             return Ok(());
         }
         let entry = self.entry(&problem, found.measured)?;
-        if self.group.rank() == 0 {
-            record(&self.wanted.file, std::slice::from_ref(&entry))?;
-            let is_first = outcome.measured.is_empty();
-            self.bar.suspend(|| {
-                if is_first {
-                    eprintln!("{Head}");
-                }
-                eprintln!("{}", Row(&entry));
-            });
-        }
-        outcome.measured.retain(|one| (&one.family, one.shape) != (&entry.family, entry.shape));
-        outcome.measured.push(entry);
-        Ok(())
+        let file = (self.group.rank() == 0).then_some(self.wanted.file.as_path());
+        Ok(outcome.add(entry, file, &self.bar)?)
     }
 
     /// What would be chosen for a problem of rank 0's table, beneath it what ships, and is to be measured.
-    fn advice(&self, case: &Case, outcome: &Outcome) -> Result<Option<Advice>, Failure> {
+    fn advice(
+        &self,
+        case: &Case,
+        outcome: &Outcome,
+        advised: &[(String, Advised)],
+    ) -> Result<Option<Advice>, Failure> {
         let mut own = None;
         if self.group.rank() == 0 {
             let info = self.gpu.device.info();
@@ -266,7 +179,7 @@ impl Tuner<'_> {
                 let this = (&name, &new.gathering, &new.multiplying);
                 let failed = outcome.failed.iter();
                 let failed = failed.map(|one| (&one.problem, &one.gathering, &one.multiplying));
-                let done = outcome.advised.iter();
+                let done = advised.iter();
                 let done = done.map(|(name, one)| (name, &one.gathering, &one.multiplying));
                 failed.chain(done).any(|other| other == this)
             };

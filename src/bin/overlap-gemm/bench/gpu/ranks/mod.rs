@@ -32,12 +32,14 @@ use super::super::gemm::Launch;
 use super::super::report::{
     CaseReport, Comparison, Document, Kind, Row, Run, first_failure, own_name,
 };
+use super::super::turns::turn;
+use super::super::{NOT_AT_ITS_END, command};
 use super::check::Check;
 use super::cublaslt::{Cublaslt, Suggested};
 use super::driver::Gpu;
 use super::inputs::{Inputs, Pools};
 use super::machine::{self, Gauge};
-use super::timing::{Product, Watch, estimate_ms, turn};
+use super::timing::{Product, Watch, estimate_ms};
 use crate::exit::Failure;
 use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
@@ -58,8 +60,6 @@ const WARM_UP_ROUNDS: usize = 2;
 /// How long a loop lasts at least, and before it one that is not timed: clocks follow the power of the last
 /// tens of milliseconds.
 const LOOP_MS: f64 = 40.0;
-/// What the file says while there are cases to come.
-const NOT_AT_ITS_END: &str = "still measuring, or ended from outside";
 
 /// What all cases share.
 struct Bench<'a> {
@@ -111,7 +111,7 @@ pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> R
     let bench =
         Bench { gpu: &gpu, group, wanted, cublaslt, nccl, peer, watch, l2_bytes, interrupt, bar };
     let mut run = Run {
-        command: super::command(),
+        command: command(),
         program: own_name(),
         version: env!("CARGO_PKG_VERSION").into(),
         machine,

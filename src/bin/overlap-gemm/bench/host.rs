@@ -1,0 +1,217 @@
+//! `overlap-gemm bench all-gather-gemm --host`: the same on threads of this machine, in one process.
+//!
+//! What belongs here: who takes part on threads, and the course of it. Invariant: as between GPUs, everybody has a turn in
+//! each round, in loops of the same length, and nobody is shown a time for a wrong result.
+
+use indicatif::ProgressBar;
+use overlap_gemm::host::{Link, Stream};
+use overlap_gemm::plan::{PlanOptions, Problem};
+use overlap_gemm::tune::{Gathering, Multiplying, Order, Tuning, thread_options};
+
+use super::cases::{Case, spread};
+use super::gather::{Gatherer, Shown};
+use super::machine::Machine;
+use super::report::{CaseReport, Comparison, Document, Kind, Row, Run, first_failure, own_name};
+use super::turns::turn;
+use super::{NOT_AT_ITS_END, command};
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::on_threads::{Steps, cores, default_options, time_together};
+use crate::progress;
+
+/// Who can take part.
+pub const CONTENDERS: [Gatherer; 4] =
+    [Gatherer::Own, Gatherer::Sequential, Gatherer::Fused, Gatherer::Auto];
+
+/// Rounds that are not counted.
+const WARM_UP_ROUNDS: usize = 1;
+
+/// What was asked for.
+pub struct Wanted {
+    pub cases: Vec<Case>,
+    pub ranks: u32,
+    pub contenders: Vec<Gatherer>,
+    /// Steps in one loop; one more runs before them.
+    pub steps: usize,
+    pub rounds: usize,
+    /// Chunks a shard.
+    pub chunks: Option<u32>,
+    pub link: Option<Link>,
+    pub seed: u64,
+}
+
+/// One that takes part in one case.
+struct Entrant {
+    who: Gatherer,
+    what: String,
+    /// One for all ranks, or one for each where they have nothing to do with one another.
+    groups: Vec<Steps>,
+    times: Vec<f64>,
+    failed: Option<String>,
+}
+
+/// Runs all cases, and shows what they gave.
+pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<(), Failure> {
+    let loops = wanted.contenders.len() * (WARM_UP_ROUNDS + wanted.rounds);
+    let bar = progress::bar((wanted.cases.len() * loops) as u64, "loops", &shown.output);
+    bar.tick();
+    let mut run = Run {
+        command: command(),
+        program: own_name(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        machine: Machine::of_threads(),
+        nccl: None,
+        ranks: wanted.ranks,
+        steps: wanted.steps,
+        rounds: wanted.rounds,
+        copied: true,
+        cases: Vec::new(),
+        ended_early: Some(NOT_AT_ITS_END.into()),
+    };
+    let outcome = wanted.cases.iter().try_for_each(|case| {
+        let report = measure(wanted, case, &bar, interrupt)?;
+        bar.suspend(|| eprintln!("{report}"));
+        run.cases.push(report);
+        shown.output.keep(&Document::of(std::slice::from_ref(&run)))
+    });
+    bar.finish_and_clear();
+    run.ended_early = outcome.as_ref().err().map(Failure::to_string);
+    if run.cases.is_empty() {
+        return outcome;
+    }
+    let runs = [run];
+    let all = Comparison::of(&runs);
+    shown.output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
+    let written = shown.formats.write(&all);
+    match first_failure(&runs) {
+        Some(why) => Err(Failure::CheckFailed(why)),
+        None => outcome.and(written),
+    }
+}
+
+/// One case.
+fn measure(
+    wanted: &Wanted,
+    case: &Case,
+    bar: &ProgressBar,
+    interrupt: Interrupt,
+) -> Result<CaseReport, Failure> {
+    let problem = spread(&case.problem, wanted.ranks)?;
+    let enter = |who: &Gatherer| Entrant::new(*who, &problem, wanted);
+    let mut entrants = wanted.contenders.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
+    for round in 0..WARM_UP_ROUNDS + wanted.rounds {
+        for nth in turn(round, entrants.len()) {
+            let entrant = &mut entrants[nth];
+            bar.inc(1);
+            if entrant.failed.is_some() {
+                continue;
+            }
+            match time_together(&entrant.groups, wanted.link, interrupt)? {
+                Ok(us) if round >= WARM_UP_ROUNDS => entrant.times.push(us),
+                Ok(_) => {}
+                Err(why) => (entrant.failed, entrant.times) = (Some(why), Vec::new()),
+            }
+        }
+    }
+    let rows = entrants.into_iter().map(|Entrant { who, what, times, failed, .. }| Row {
+        who: who.name().into(),
+        peer: false,
+        kind: if who == Gatherer::Own { Kind::Gemm } else { Kind::AllGatherGemm },
+        graph: false,
+        what,
+        failed,
+        rounds_us: times,
+        host_us: Vec::new(),
+    });
+    Ok(CaseReport { name: case.to_string(), rows: rows.collect(), problem })
+}
+
+impl Entrant {
+    fn new(who: Gatherer, problem: &Problem, wanted: &Wanted) -> Result<Entrant, Failure> {
+        let usual = default_options(problem)?;
+        let usual =
+            PlanOptions { chunks_per_shard: wanted.chunks.or(usual.chunks_per_shard), ..usual };
+        let tuned = Tuning::found().on_threads(problem, cores());
+        let (options, why) = match (who, tuned) {
+            (Gatherer::Own, _) => {
+                let alone = spread(problem, 1)?;
+                return Ok(Entrant::alone(&alone, default_options(&alone)?, wanted));
+            }
+            (Gatherer::Sequential, _) => (after_all_rows(problem, usual)?, String::new()),
+            (Gatherer::Auto, Some(tuned)) => (tuned.options, format!("; {tuned}")),
+            (Gatherer::Auto, None) => (usual, "; by the rules: no table has one like it".into()),
+            _ => (usual, String::new()),
+        };
+        let steps = Steps::new(problem, options, 1 + wanted.steps, wanted.seed);
+        let what = steps.describe() + &why;
+        Ok(Entrant { who, what, groups: vec![steps], times: Vec::new(), failed: None })
+    }
+
+    /// The product of an A that is there, on as many threads as it has beside the others'; all ranks at once.
+    fn alone(problem: &Problem, options: PlanOptions, wanted: &Wanted) -> Entrant {
+        let workers = Stream::for_ranks(wanted.ranks).workers();
+        let of_rank = |rank: u64| {
+            let seed = wanted.seed.wrapping_add(rank);
+            Steps::new(problem, options, 1 + wanted.steps, seed).with_workers(workers)
+        };
+        let groups: Vec<Steps> = (0..u64::from(wanted.ranks)).map(of_rank).collect();
+        let what = groups.first().map(Steps::describe).unwrap_or_default();
+        Entrant { who: Gatherer::Own, what, groups, times: Vec::new(), failed: None }
+    }
+}
+
+/// How a step is planned whose product waits for all rows.
+fn after_all_rows(problem: &Problem, usual: PlanOptions) -> Result<PlanOptions, Failure> {
+    let tiles = Multiplying::on_threads(usual.tiling.tile, usual.tiling.swizzle);
+    let one_chunk = Gathering::on_threads(Order::Sequential, 1);
+    thread_options(&one_chunk, &tiles, problem).ok_or_else(|| {
+        let most = overlap_gemm::plan::MAX_TILE_EXTENT;
+        let m = problem.m();
+        Failure::Usage(format!(
+            "m is {m}, but on threads nothing waits for more than {most} rows: leave out 'sequential', or give fewer rows"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(contenders: &[Gatherer]) -> Wanted {
+        let shapes = ["40x24x32".parse().unwrap()];
+        let types = ["bf16".parse().unwrap()];
+        let layout = overlap_gemm::plan::BLayout::Nk;
+        Wanted {
+            cases: Case::of_shapes(&shapes, &types, layout, None).unwrap(),
+            ranks: 3,
+            contenders: contenders.to_vec(),
+            steps: 2,
+            rounds: 3,
+            chunks: None,
+            link: None,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn everybody_has_a_time_a_round() {
+        let wanted = wanted(&CONTENDERS);
+        let interrupt = Interrupt::none();
+        let report = measure(&wanted, &wanted.cases[0], &ProgressBar::hidden(), interrupt).unwrap();
+        let names: Vec<&str> = report.rows.iter().map(|row| row.who.as_str()).collect();
+        assert_eq!(names, ["own", "sequential", "fused", "auto"]);
+        assert_eq!(report.problem.ranks(), 3);
+        for row in &report.rows {
+            assert_eq!((row.rounds_us.len(), &row.failed), (3, &None), "{row:?}");
+            assert!(row.rounds_us.iter().all(|us| *us > 0.0), "{row:?}");
+        }
+        assert!(report.rows[1].what.contains("1 chunks a rank, tiles of 40 × "), "{report}");
+    }
+
+    #[test]
+    fn what_no_tile_is_high_enough_for_is_refused() {
+        let problem = Problem::builder(20_000, 8, 8).ranks(2).build().unwrap();
+        let refused = after_all_rows(&problem, PlanOptions::default()).unwrap_err();
+        assert!(refused.to_string().contains("m is 20000"), "{refused}");
+    }
+}

@@ -1,0 +1,143 @@
+//! What tuning has in common wherever it runs: what is done already, when to stop, what is kept, and how it ends.
+//!
+//! Invariant: each problem is in the file as soon as it was measured; a result that was wrong fails the command.
+
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use overlap_gemm::Result;
+use overlap_gemm::plan::Problem;
+use overlap_gemm::tune::{Entry, Family, Measured, Shape, Tuning, record};
+
+use super::results::{Failed, Head, Results, Row};
+use super::search::Candidate;
+use super::{Launches, Wanted};
+use crate::bench::cases::Case;
+use crate::bench::command;
+use crate::exit::Failure;
+use crate::output::Output;
+
+/// How a reason begins that is no wrong result.
+pub const REFUSED: &str = "refused: ";
+
+/// Why tuning ended before all was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    Interrupted,
+    TimeIsUp,
+}
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stopped::Interrupted => "interrupted",
+            Stopped::TimeIsUp => "the time was up",
+        })
+    }
+}
+
+/// How long it may take.
+pub struct Clock {
+    since: Instant,
+    limit: Option<Duration>,
+}
+
+impl Clock {
+    pub fn new(minutes: Option<f64>) -> Clock {
+        let limit = minutes.and_then(|minutes| Duration::try_from_secs_f64(60.0 * minutes).ok());
+        Clock { since: Instant::now(), limit }
+    }
+
+    /// Whether something that takes so long would not be done by the limit.
+    pub fn is_up(&self, ahead: Duration) -> bool {
+        self.limit.is_some_and(|limit| self.since.elapsed() + ahead > limit)
+    }
+}
+
+/// Whether a table has a problem, measured here in every way of launching that is asked for.
+pub fn is_done(table: &Tuning, problem: &Problem, gpu: &str, sms: u32, launches: Launches) -> bool {
+    let (family, shape) = (Family::of(problem, gpu), Shape::of(problem));
+    let [graph, plain] = match launches {
+        Launches::Graph => [true, false],
+        Launches::Plain => [false, true],
+        Launches::Both => [true, true],
+    };
+    let done = |one: &Measured| (one.graph.is_some() || !graph) && (one.plain.is_some() || !plain);
+    table.entries().iter().any(|entry| {
+        let here = entry.family == family && entry.shape == shape && entry.sms == sms;
+        here && entry.best().is_some_and(done)
+    })
+}
+
+/// What came of all problems.
+#[derive(Default)]
+pub struct Outcome {
+    pub measured: Vec<Entry>,
+    pub failed: Vec<Failed>,
+    pub stopped: Option<Stopped>,
+    /// What the longest took.
+    pub longest: Duration,
+}
+
+impl Outcome {
+    /// Adds those whose result was wrong, or who were refused.
+    pub fn fail(&mut self, case: &Case, failed: Vec<(Candidate, String)>) {
+        self.failed.extend(failed.into_iter().map(|(candidate, why)| Failed {
+            problem: case.to_string(),
+            gathering: candidate.gathering,
+            multiplying: candidate.multiplying,
+            why,
+        }));
+    }
+
+    /// Adds a problem in place of what it had of it, writes it into the file, if there is one here, and tells.
+    pub fn add(&mut self, entry: Entry, file: Option<&Path>, bar: &ProgressBar) -> Result<()> {
+        if let Some(file) = file {
+            record(file, std::slice::from_ref(&entry))?;
+            bar.suspend(|| {
+                if self.measured.is_empty() {
+                    eprintln!("{Head}");
+                }
+                eprintln!("{}", Row(&entry));
+            });
+        }
+        self.measured.retain(|one| (&one.family, one.shape) != (&entry.family, entry.shape));
+        self.measured.push(entry);
+        Ok(())
+    }
+
+    /// Shows all of it where there is an output, and says how the command ends. `kept` problems were in the table already.
+    pub fn end(
+        self,
+        wanted: &Wanted,
+        kept: usize,
+        clock: &Clock,
+        output: Option<Output>,
+    ) -> Result<(), Failure> {
+        let Outcome { measured, failed, stopped, .. } = self;
+        let wrong = failed.iter().find(|failed| !failed.why.starts_with(REFUSED)).map(|failed| {
+            let Failed { problem, gathering, multiplying, why } = failed;
+            format!("{problem}: {gathering}; {multiplying}: {why}")
+        });
+        if let Some(output) = output {
+            let results = Results {
+                command: command(),
+                version: env!("CARGO_PKG_VERSION"),
+                file: wanted.file.display().to_string(),
+                kept,
+                measured,
+                failed,
+                seconds: clock.since.elapsed().as_secs_f64(),
+                ended_early: stopped.map(|why| why.to_string()),
+            };
+            output.write(&results, |stdout| write!(stdout, "{results}"))?;
+        }
+        match (stopped, wrong) {
+            (Some(Stopped::Interrupted), _) => Err(Failure::Interrupted),
+            (_, Some(why)) => Err(Failure::CheckFailed(why)),
+            _ => Ok(()),
+        }
+    }
+}

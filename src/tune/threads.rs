@@ -1,0 +1,210 @@
+//! What a table says of steps on threads of this machine.
+//!
+//! What belongs here: the table's words for such steps, and the answers. A machine's threads are kept as a GPU called
+//! [`THREADS`] whose SMs are the machine's cores; a rank's rows travel by the one thread that pushes them, which is what copies
+//! on one stream are; a kernel is a tile. Nothing predicts such steps, so nothing is corrected either: an answer is what was
+//! measured for the problem, or for the nearest one. Invariant: what is answered can be carried out for the problem that was
+//! asked for.
+
+use std::fmt;
+
+use super::entry::{Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Place};
+use super::lookup::{FARTHEST, is_even};
+use super::table::Tuning;
+use crate::plan::{ClusterShape, MAX_TILE_EXTENT, PlanOptions, Problem, TileShape, Tiling};
+
+/// What a table calls the GPU of ranks that are threads.
+pub const THREADS: &str = "threads";
+
+/// No tile has fewer columns, however high it is.
+const LEAST_COLUMNS: u32 = 16;
+
+/// What a table says of a step on threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnThreads {
+    /// How to plan it.
+    pub options: PlanOptions,
+    /// In which order gathering and multiplying go by that, and in how many pieces rows travel.
+    pub gathering: Gathering,
+    /// The problem that was measured, if it was another.
+    pub from: Option<Place>,
+}
+
+impl OnThreads {
+    /// Which tiles, in a table's words.
+    pub fn multiplying(&self) -> Multiplying {
+        Multiplying::on_threads(self.options.tiling.tile, self.options.tiling.swizzle)
+    }
+}
+
+impl fmt::Display for OnThreads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.from {
+            None => f.write_str("tuned: measured for this problem"),
+            Some(Place { shape, ranks }) => {
+                write!(f, "as was measured for {shape} on {ranks} ranks, the nearest")
+            }
+        }
+    }
+}
+
+impl Gathering {
+    /// How rows travel between threads.
+    pub fn on_threads(order: Order, pieces: u32) -> Gathering {
+        Gathering { order, mover: Mover::CopyEngines { streams: 1 }, pieces }
+    }
+}
+
+impl Multiplying {
+    /// Tiles on threads.
+    pub fn on_threads(tile: TileShape, swizzle: u32) -> Multiplying {
+        Multiplying {
+            kernel: format!("{THREADS}_{}x{}", tile.m, tile.n),
+            tile,
+            cluster: ClusterShape { m: 1, n: 1 },
+            swizzle,
+            splits: 1,
+        }
+    }
+}
+
+/// How a step on threads is planned that is carried out so; `None`: it cannot be.
+///
+/// All rows come first where each tile needs the last of them: where it is as high as A. It then has as many results as the tile
+/// that it stands for.
+///
+/// ```
+/// use overlap_gemm::plan::{Problem, TileShape};
+/// use overlap_gemm::tune::{Gathering, Multiplying, Order, thread_options};
+///
+/// let problem = Problem::builder(1024, 512, 256).ranks(4).build()?;
+/// let tiles = Multiplying::on_threads(TileShape { m: 256, n: 128 }, 4);
+/// let fused = thread_options(&Gathering::on_threads(Order::Fused, 2), &tiles, &problem).unwrap();
+/// assert_eq!((fused.chunks_per_shard, fused.tiling.tile.m), (Some(2), 256));
+/// let after = Gathering::on_threads(Order::Sequential, 1);
+/// let after = thread_options(&after, &tiles, &problem).unwrap();
+/// assert_eq!((after.tiling.tile.m, after.tiling.tile.n), (1024, 32));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+pub fn thread_options(
+    gathering: &Gathering,
+    multiplying: &Multiplying,
+    problem: &Problem,
+) -> Option<PlanOptions> {
+    let Multiplying { tile, cluster, swizzle, .. } = *multiplying;
+    let tile = match gathering.order {
+        Order::Fused => tile,
+        Order::Sequential if problem.m() <= MAX_TILE_EXTENT => {
+            let results = u64::from(tile.m) * u64::from(tile.n);
+            let n = (results / u64::from(problem.m())) as u32;
+            TileShape { m: problem.m(), n: n.clamp(LEAST_COLUMNS, MAX_TILE_EXTENT) }
+        }
+        Order::Sequential | Order::Pipelined => return None,
+    };
+    let tiling = Tiling { tile, cluster, swizzle };
+    tiling.check().ok()?;
+    let chunks = gathering.pieces.min(problem.shards().most_rows());
+    Some(PlanOptions { chunks_per_shard: Some(chunks), tiling })
+}
+
+impl Tuning {
+    /// What it says of a step on threads of a machine with so many cores. `None`: no problem near it was measured there.
+    pub fn on_threads(&self, problem: &Problem, cores: u32) -> Option<OnThreads> {
+        let (of, place) = (Family::of(problem, THREADS), Place::of(problem));
+        let near = |entry: &&Entry| {
+            let alike = entry.family.is_like(&of) && entry.sms == cores;
+            alike && entry.place().distance(place) <= FARTHEST
+        };
+        let mut all: Vec<&Entry> = self.entries().iter().filter(near).collect();
+        all.sort_by(|one, other| {
+            let distance = |entry: &Entry| entry.place().distance(place);
+            distance(one).total_cmp(&distance(other))
+        });
+        all.into_iter().find_map(|entry| {
+            let is_it = entry.place() == place && is_even(problem);
+            let from = (!is_it).then(|| entry.place());
+            let possible = |one: &Measured| {
+                let options = thread_options(&one.gathering, &one.multiplying, problem)?;
+                let pieces = options.chunks_per_shard?;
+                Some(OnThreads { options, gathering: Gathering { pieces, ..one.gathering }, from })
+            };
+            entry.measured.iter().find_map(possible)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entry::Time;
+    use super::super::made_up::entry;
+    use super::*;
+    use crate::plan::Plan;
+
+    fn measured(order: Order, pieces: u32, tile: (u32, u32), us: f64) -> Measured {
+        Measured {
+            gathering: Gathering::on_threads(order, pieces),
+            multiplying: Multiplying::on_threads(TileShape { m: tile.0, n: tile.1 }, 2),
+            by_model: false,
+            untuned: false,
+            graph: None,
+            plain: Some(Time::new(us, 0.01, 7)),
+        }
+    }
+
+    fn on_threads(m: u32, measured: Vec<Measured>) -> Entry {
+        let mut entry = entry(m, 512, 256, measured);
+        (entry.family.gpu, entry.sms) = (THREADS.into(), 2);
+        assert_eq!(entry.check(), Ok(()));
+        entry
+    }
+
+    fn problem(m: u64) -> Problem {
+        Problem::builder(m, 512, 256).ranks(2).build().unwrap()
+    }
+
+    #[test]
+    fn the_problem_itself_counts_and_else_the_nearest() {
+        let of = |m, tile| on_threads(m, vec![measured(Order::Fused, 4, tile, 10.0)]);
+        let table = Tuning::of_entries(vec![of(1024, (64, 256)), of(256, (32, 512))]);
+        let tile = |m| table.on_threads(&problem(m), 2).map(|it| it.options.tiling.tile.m);
+        let from = |m| table.on_threads(&problem(m), 2).unwrap().from.map(|from| from.shape.m);
+        assert_eq!((tile(1024), from(1024)), (Some(64), None));
+        assert_eq!((tile(300), from(300)), (Some(32), Some(256)));
+        assert_eq!((tile(4096), from(4096)), (Some(64), Some(1024)));
+        assert_eq!(tile(16384), None, "nothing is near");
+        assert_eq!(table.on_threads(&problem(1024), 64), None, "another machine");
+        assert!(table.on_threads(&problem(300), 2).unwrap().to_string().contains("256×512×256"));
+        // Fewer rows than pieces.
+        let few = table.on_threads(&problem(40), 2).unwrap().options.chunks_per_shard;
+        assert_eq!(few, Some(4));
+        let one_row = Problem::builder(2, 512, 256).ranks(2).build().unwrap();
+        assert_eq!(table.on_threads(&one_row, 2), None);
+    }
+
+    #[test]
+    fn what_cannot_be_is_passed_over() {
+        let mut pipelined = measured(Order::Fused, 1, (8, 8), 9.0);
+        pipelined.gathering.order = Order::Pipelined;
+        let all = vec![
+            pipelined,
+            measured(Order::Sequential, 1, (256, 128), 10.0),
+            measured(Order::Fused, 2, (128, 128), 11.0),
+        ];
+        let table = Tuning::of_entries(vec![on_threads(16384, all)]);
+        let order = |m| table.on_threads(&problem(m), 2).unwrap().gathering.order;
+        assert_eq!(order(16384), Order::Sequential);
+        assert_eq!(order(16386), Order::Fused, "no tile is so high");
+    }
+
+    #[test]
+    fn all_rows_come_first_where_every_tile_needs_all() {
+        let tile = Multiplying::on_threads(TileShape { m: 256, n: 128 }, 1);
+        let gathering = Gathering::on_threads(Order::Sequential, 1);
+        let problem = problem(1000);
+        let options = thread_options(&gathering, &tile, &problem).unwrap();
+        let plan = Plan::new(&problem, options).unwrap();
+        let order = plan.tile_order(0).unwrap();
+        assert_eq!(order.sweeps(), 1);
+        assert_eq!(options.tiling.tile, TileShape { m: 1000, n: 32 });
+    }
+}

@@ -1,0 +1,143 @@
+//! Drives `bench all-gather-gemm` and `tune` on threads, where nothing is missing: what they measure, keep, show and refuse.
+//!
+//! What belongs here: files, exit codes, and that times are there; nothing asks how long anything took.
+
+#![cfg(feature = "cli")]
+
+#[path = "common/binary.rs"]
+mod binary;
+
+use std::fs;
+use std::path::PathBuf;
+
+use binary::{command, outcome, refused, run};
+use overlap_gemm::tune::{Order, THREADS, Tuning};
+use serde_json::Value;
+
+/// A folder of its own, gone with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let name = format!("overlap-gemm-on-threads-{name}-{}", std::process::id());
+        let folder = Folder(std::env::temp_dir().join(name));
+        fs::create_dir_all(&folder.0).unwrap();
+        folder
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const BENCH: [&str; 7] = ["bench", "all-gather-gemm", "--host", "--steps", "2", "--rounds", "2"];
+
+#[test]
+fn a_bench_has_times_of_everybody_and_can_be_read_and_drawn_again() {
+    let folder = Folder::new("bench");
+    let (json, plot) = (folder.file("host.json"), folder.file("host.svg"));
+    let shapes = ["--ranks", "3", "--shapes", "40x24x32,80x24x32", "--types", "bf16,e4m3"];
+    let files = ["--link", "400", "--output", &json, "--plot", &plot];
+    let (code, stdout, stderr) = run(&[&BENCH[..], &shapes, &files].concat());
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.starts_with("3 × rank on threads ("), "{stdout}");
+    let written: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let cases = written["runs"][0]["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 4);
+    for case in cases {
+        let rows = case["rows"].as_array().unwrap();
+        let names: Vec<_> = rows.iter().map(|row| row["who"].as_str().unwrap()).collect();
+        assert_eq!(names, ["own", "sequential", "fused", "auto"]);
+        for row in rows {
+            assert_eq!(
+                (row["failed"].is_null(), &row["graph"]),
+                (true, &Value::from(false)),
+                "{row}"
+            );
+            assert_eq!(row["rounds_us"].as_array().unwrap().len(), 2, "{row}");
+        }
+    }
+    let picture = fs::read_to_string(&plot).unwrap();
+    assert!(picture.contains("3 × rank on threads") && picture.contains("sequential"), "{picture}");
+    let (code, merged, stderr) = run(&["bench", "merge", &json, "--from-m", "80"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(
+        merged.contains("80×24×32 e4m3→bf16 tensor") && !merged.contains("40×24×32"),
+        "{merged}"
+    );
+}
+
+#[test]
+fn what_was_tuned_is_kept_shown_and_planned_by() {
+    let folder = Folder::new("tune");
+    let file = folder.file("table.json");
+    let tune = ["tune", "--host", "--ranks", "3", "--shapes", "96x24x32", "--output", &file];
+    let (code, stdout, stderr) = run(&tune);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.contains("3 × threads, bf16") && stdout.contains("1 measured"), "{stdout}");
+
+    let table = Tuning::from_file(&file).unwrap();
+    let [entry] = table.entries() else { panic!("{:?}", table.entries()) };
+    assert_eq!((entry.family.gpu.as_str(), entry.family.ranks), (THREADS, 3));
+    assert!(entry.untuned().is_some(), "what is planned without a table is in the finals");
+    let orders = |order| entry.measured.iter().any(|one| one.gathering.order == order);
+    assert!(orders(Order::Fused) && orders(Order::Sequential));
+    assert!(entry.measured.iter().all(|one| one.plain.is_some() && one.graph.is_none()));
+
+    let (_, again, _) = run(&tune);
+    assert!(
+        again.contains("1 were in the table already") && again.contains("0 measured"),
+        "{again}"
+    );
+    let show = |shapes: &str| {
+        let asked = ["tune", "--show", "--gpu", THREADS, "--ranks", "3", "--shapes", shapes];
+        run(&[&asked[..], &["--table", &file]].concat()).1
+    };
+    assert!(show("96x24x32").contains("tuned: measured for this problem"), "{}", show("96x24x32"));
+    assert!(show("90x24x32").contains("96×24×32 on 3 ranks, the nearest"));
+    assert!(show("9600x2400x320").contains("by the rules"));
+    // Nothing is predicted of threads, so nothing is held out.
+    assert_eq!(run(&["tune", "--check", &file]).1, "no answer was measured\n");
+
+    let bench = [&BENCH[..], &["--ranks", "3", "--shapes", "96x24x32", "--json"]].concat();
+    let bench =
+        outcome(&bench, command(&bench).env("OVERLAP_GEMM_TUNING", &file).output().unwrap());
+    let json: Value = serde_json::from_str(&bench.1).unwrap();
+    let auto = &json["runs"][0]["cases"][0]["rows"][3];
+    assert_eq!(auto["who"], "auto");
+    assert!(auto["what"].as_str().unwrap().contains("tuned: measured for this problem"), "{auto}");
+}
+
+#[test]
+fn what_threads_cannot_do_is_refused() {
+    let bench = |args: &str, words: &[&str]| {
+        let args: Vec<_> = BENCH.into_iter().chain(args.split(' ')).collect();
+        refused(&args, 2, words);
+    };
+    bench("--contenders own,nccl", &["'nccl' needs GPUs", "own, sequential, fused, auto"]);
+    bench("--blocks 16", &["--blocks", "--host"]);
+    bench("--launch graph", &["--launch", "--host"]);
+    bench("--ranks 1", &["--ranks"]);
+    bench("--link 0", &["--link", "above zero"]);
+    bench("--link=-3", &["--link", "above zero"]);
+    bench("--shapes 40x24x32 --pieces 41", &["chunks", "41"]);
+    bench("--shapes 20000x8x8", &["m is 20000", "16384"]);
+    bench("--draw gather --plot x.svg", &["'gather'; there are own"]);
+    refused(&["bench", "all-gather-gemm", "--ranks", "2"], 2, &["--host"]);
+    refused(&["bench", "all-gather-gemm", "--link", "2"], 2, &["--host"]);
+    let tune = |args: &str, words: &[&str]| {
+        let args: Vec<_> = ["tune", "--host"].into_iter().chain(args.split(' ')).collect();
+        refused(&args, 2, words);
+    };
+    tune("--ranks 1", &["nothing to gather"]);
+    tune("--refine", &["--refine", "--host"]);
+    tune("--launch graph", &["--launch", "--host"]);
+    tune("--show --ranks 2", &["--show", "--host"]);
+    tune("--shapes 8x8x0 --output x.json", &["k is 0"]);
+}
