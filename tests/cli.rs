@@ -440,8 +440,9 @@ fn launched_ranks_hear_of_ctrl_c_once() {
     use std::os::unix::process::CommandExt as _;
     use std::process::{Command, Stdio};
 
-    // Each rank tells of every signal, and goes on for a while after the first.
-    let script = "trap 'echo heard' INT; echo ready; sleep 600; sleep 1";
+    // Each rank tells of every signal, and goes on for a while after the first. It waits already when it says that it is ready: a
+    // signal between the two would be another test.
+    let script = "trap 'echo heard' INT; (echo ready; exec sleep 600); sleep 1";
     let mut child = Command::new(env!("CARGO_BIN_EXE_overlap-gemm"))
         .args(["launch", "-n", "2", "--", "sh", "-c", script])
         .process_group(0)

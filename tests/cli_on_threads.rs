@@ -11,7 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use binary::{command, outcome, refused, run};
-use overlap_gemm::tune::{Order, THREADS, Tuning};
+use overlap_gemm::tune::{Order, Tuning, threads_name};
 use serde_json::Value;
 
 /// A folder of its own, gone with the test.
@@ -84,7 +84,7 @@ fn what_was_tuned_is_kept_shown_and_planned_by() {
 
     let table = Tuning::from_file(&file).unwrap();
     let [entry] = table.entries() else { panic!("{:?}", table.entries()) };
-    assert_eq!((entry.family.gpu.as_str(), entry.family.ranks), (THREADS, 3));
+    assert_eq!((entry.family.gpu.as_str(), entry.family.ranks), ("threads", 3));
     assert!(entry.untuned().is_some(), "what is planned without a table is in the finals");
     let orders = |order| entry.measured.iter().any(|one| one.gathering.order == order);
     assert!(orders(Order::Fused) && orders(Order::Sequential));
@@ -96,12 +96,22 @@ fn what_was_tuned_is_kept_shown_and_planned_by() {
         "{again}"
     );
     let show = |shapes: &str| {
-        let asked = ["tune", "--show", "--gpu", THREADS, "--ranks", "3", "--shapes", shapes];
+        let asked = ["tune", "--show", "--gpu", "threads", "--ranks", "3", "--shapes", shapes];
         run(&[&asked[..], &["--table", &file]].concat()).1
     };
     assert!(show("96x24x32").contains("tuned: measured for this problem"), "{}", show("96x24x32"));
     assert!(show("90x24x32").contains("96×24×32 on 3 ranks, the nearest"));
     assert!(show("9600x2400x320").contains("by the rules"));
+    // What is best over another link is another question.
+    let slow = [&tune[..], &["--link", "500"]].concat();
+    assert!(run(&slow).1.contains("3 × threads, 500 MB/s, bf16"), "{}", run(&slow).1);
+    let names: Vec<_> = Tuning::from_file(&file)
+        .unwrap()
+        .entries()
+        .iter()
+        .map(|entry| entry.family.gpu.clone())
+        .collect();
+    assert_eq!(names, [threads_name(None), threads_name(Some(5e8))]);
     // Nothing is predicted of threads, so nothing is held out.
     assert_eq!(run(&["tune", "--check", &file]).1, "no answer was measured\n");
 
@@ -136,6 +146,7 @@ fn what_threads_cannot_do_is_refused() {
         refused(&args, 2, words);
     };
     tune("--ranks 1", &["nothing to gather"]);
+    tune("--link 0 --output x.json", &["--link", "above zero"]);
     tune("--refine", &["--refine", "--host"]);
     tune("--launch graph", &["--launch", "--host"]);
     tune("--show --ranks 2", &["--show", "--host"]);

@@ -6,7 +6,7 @@
 use super::entry::{Entry, Gathering, Measured, Multiplying, Shape};
 use super::lookup::{self, Answer, Anything, Asked};
 use super::table::Tuning;
-use super::threads::THREADS;
+use super::threads::is_threads;
 use crate::predict::{Machine, Setup, Strategy};
 
 /// One entry, and what the rest of the table says of its problem.
@@ -25,7 +25,7 @@ pub struct HeldOut<'a> {
 
 /// Holds out every entry of a table; but for those of threads, where an answer is no more than the nearest entry.
 pub fn hold_out(table: &Tuning) -> Vec<HeldOut<'_>> {
-    let on_gpus = table.entries().iter().filter(|entry| entry.family.gpu != THREADS);
+    let on_gpus = table.entries().iter().filter(|entry| !is_threads(&entry.family.gpu));
     on_gpus.map(|entry| held_out(table, entry)).collect()
 }
 

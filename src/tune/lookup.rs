@@ -13,7 +13,7 @@ use std::fmt;
 use super::candidates::{Candidate, kernels_for, part_of, predicted_us, ways};
 use super::correction::{Corrected, Correction, Seen};
 use super::entry::{Entry, Family, Gathering, Measured, Multiplying, Order, Place};
-use super::threads::THREADS;
+use super::threads::is_threads;
 use crate::plan::Problem;
 use crate::predict::{Kernel, Machine, all_kernels};
 
@@ -141,7 +141,7 @@ impl fmt::Display for Answer {
 /// What `entries` say. `None`: there is no kernel for it (and none for threads, which nothing here predicts), or no way that
 /// fits.
 pub(super) fn look_up(entries: &[Entry], asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
-    if asked.gpu == THREADS {
+    if is_threads(asked.gpu) {
         return None;
     }
     let most_rows = asked.problem.shards().most_rows();

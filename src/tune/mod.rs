@@ -40,4 +40,4 @@ pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
 pub use held_out::{HeldOut, hold_out};
 pub use lookup::{Answer, Anything, Asked, Fits, Source};
 pub use table::Tuning;
-pub use threads::{OnThreads, THREADS, thread_options};
+pub use threads::{OnThreads, is_threads, thread_options, threads_name};

@@ -1,7 +1,7 @@
 //! What a table says of steps on threads of this machine.
 //!
-//! What belongs here: the table's words for such steps, and the answers. A machine's threads are kept as a GPU called
-//! [`THREADS`] whose SMs are the machine's cores; a rank's rows travel by the one thread that pushes them, which is what copies
+//! What belongs here: the table's words for such steps, and the answers. A machine's threads are kept as a GPU of a name that
+//! says so ([`threads_name`]), whose SMs are the machine's cores; a rank's rows travel by the one thread that pushes them, which is what copies
 //! on one stream are; a kernel is a tile. Nothing predicts such steps, so nothing is corrected either: an answer is what was
 //! measured for the problem, or for the nearest one. Invariant: what is answered can be carried out for the problem that was
 //! asked for.
@@ -13,11 +13,29 @@ use super::lookup::{FARTHEST, is_even};
 use super::table::Tuning;
 use crate::plan::{ClusterShape, MAX_TILE_EXTENT, PlanOptions, Problem, TileShape, Tiling};
 
-/// What a table calls the GPU of ranks that are threads.
-pub const THREADS: &str = "threads";
+/// How the names of threads begin, and those of no GPU.
+const THREADS: &str = "threads";
 
-/// No tile has fewer columns, however high it is.
-const LEAST_COLUMNS: u32 = 16;
+/// What a table calls the GPU of ranks that are threads, where each sends so many bytes in a second, or as many as memory takes:
+/// what is best differs with that.
+///
+/// ```
+/// use overlap_gemm::tune::threads_name;
+///
+/// assert_eq!(threads_name(None), "threads");
+/// assert_eq!(threads_name(Some(60e6)), "threads, 60 MB/s");
+/// ```
+pub fn threads_name(bytes_per_second: Option<f64>) -> String {
+    match bytes_per_second {
+        None => THREADS.into(),
+        Some(rate) => format!("{THREADS}, {} MB/s", rate / 1e6),
+    }
+}
+
+/// Whether that is the name of threads.
+pub fn is_threads(gpu: &str) -> bool {
+    gpu.strip_prefix(THREADS).is_some_and(|rest| rest.is_empty() || rest.starts_with(','))
+}
 
 /// What a table says of a step on threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,8 +88,7 @@ impl Multiplying {
 
 /// How a step on threads is planned that is carried out so; `None`: it cannot be.
 ///
-/// All rows come first where each tile needs the last of them: where it is as high as A. It then has as many results as the tile
-/// that it stands for.
+/// All rows come first where each tile needs the last of them: where it is as high as A.
 ///
 /// ```
 /// use overlap_gemm::plan::{Problem, TileShape};
@@ -83,7 +100,7 @@ impl Multiplying {
 /// assert_eq!((fused.chunks_per_shard, fused.tiling.tile.m), (Some(2), 256));
 /// let after = Gathering::on_threads(Order::Sequential, 1);
 /// let after = thread_options(&after, &tiles, &problem).unwrap();
-/// assert_eq!((after.tiling.tile.m, after.tiling.tile.n), (1024, 32));
+/// assert_eq!((after.tiling.tile.m, after.tiling.tile.n), (1024, 128));
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
 pub fn thread_options(
@@ -94,11 +111,7 @@ pub fn thread_options(
     let Multiplying { tile, cluster, swizzle, .. } = *multiplying;
     let tile = match gathering.order {
         Order::Fused => tile,
-        Order::Sequential if problem.m() <= MAX_TILE_EXTENT => {
-            let results = u64::from(tile.m) * u64::from(tile.n);
-            let n = (results / u64::from(problem.m())) as u32;
-            TileShape { m: problem.m(), n: n.clamp(LEAST_COLUMNS, MAX_TILE_EXTENT) }
-        }
+        Order::Sequential if problem.m() <= MAX_TILE_EXTENT => TileShape { m: problem.m(), ..tile },
         Order::Sequential | Order::Pipelined => return None,
     };
     let tiling = Tiling { tile, cluster, swizzle };
@@ -108,9 +121,10 @@ pub fn thread_options(
 }
 
 impl Tuning {
-    /// What it says of a step on threads of a machine with so many cores. `None`: no problem near it was measured there.
-    pub fn on_threads(&self, problem: &Problem, cores: u32) -> Option<OnThreads> {
-        let (of, place) = (Family::of(problem, THREADS), Place::of(problem));
+    /// What it says of a step on threads of that [name](threads_name), on a machine with so many cores. `None`: no problem near
+    /// it was measured there.
+    pub fn on_threads(&self, problem: &Problem, threads: &str, cores: u32) -> Option<OnThreads> {
+        let (of, place) = (Family::of(problem, threads), Place::of(problem));
         let near = |entry: &&Entry| {
             let alike = entry.family.is_like(&of) && entry.sms == cores;
             alike && entry.place().distance(place) <= FARTHEST
@@ -166,19 +180,36 @@ mod tests {
     fn the_problem_itself_counts_and_else_the_nearest() {
         let of = |m, tile| on_threads(m, vec![measured(Order::Fused, 4, tile, 10.0)]);
         let table = Tuning::of_entries(vec![of(1024, (64, 256)), of(256, (32, 512))]);
-        let tile = |m| table.on_threads(&problem(m), 2).map(|it| it.options.tiling.tile.m);
-        let from = |m| table.on_threads(&problem(m), 2).unwrap().from.map(|from| from.shape.m);
+        let tile = |m| table.on_threads(&problem(m), THREADS, 2).map(|it| it.options.tiling.tile.m);
+        let from =
+            |m| table.on_threads(&problem(m), THREADS, 2).unwrap().from.map(|from| from.shape.m);
         assert_eq!((tile(1024), from(1024)), (Some(64), None));
         assert_eq!((tile(300), from(300)), (Some(32), Some(256)));
         assert_eq!((tile(4096), from(4096)), (Some(64), Some(1024)));
         assert_eq!(tile(16384), None, "nothing is near");
-        assert_eq!(table.on_threads(&problem(1024), 64), None, "another machine");
-        assert!(table.on_threads(&problem(300), 2).unwrap().to_string().contains("256×512×256"));
+        assert_eq!(table.on_threads(&problem(1024), THREADS, 64), None, "another machine");
+        let slow = threads_name(Some(1e6));
+        assert_eq!(table.on_threads(&problem(1024), &slow, 2), None, "another link");
+        assert!(
+            table
+                .on_threads(&problem(300), THREADS, 2)
+                .unwrap()
+                .to_string()
+                .contains("256×512×256")
+        );
         // Fewer rows than pieces.
-        let few = table.on_threads(&problem(40), 2).unwrap().options.chunks_per_shard;
+        let few = table.on_threads(&problem(40), THREADS, 2).unwrap().options.chunks_per_shard;
         assert_eq!(few, Some(4));
         let one_row = Problem::builder(2, 512, 256).ranks(2).build().unwrap();
-        assert_eq!(table.on_threads(&one_row, 2), None);
+        assert_eq!(table.on_threads(&one_row, THREADS, 2), None);
+    }
+
+    #[test]
+    fn names_of_threads_are_no_gpu_s() {
+        for name in [threads_name(None), threads_name(Some(5e8)), threads_name(Some(0.3e6))] {
+            assert!(is_threads(&name), "{name}");
+        }
+        assert!(!["NVIDIA H200", "threadsafe", ""].into_iter().any(is_threads));
     }
 
     #[test]
@@ -191,7 +222,7 @@ mod tests {
             measured(Order::Fused, 2, (128, 128), 11.0),
         ];
         let table = Tuning::of_entries(vec![on_threads(16384, all)]);
-        let order = |m| table.on_threads(&problem(m), 2).unwrap().gathering.order;
+        let order = |m| table.on_threads(&problem(m), THREADS, 2).unwrap().gathering.order;
         assert_eq!(order(16384), Order::Sequential);
         assert_eq!(order(16386), Order::Fused, "no tile is so high");
     }
@@ -205,6 +236,6 @@ mod tests {
         let plan = Plan::new(&problem, options).unwrap();
         let order = plan.tile_order(0).unwrap();
         assert_eq!(order.sweeps(), 1);
-        assert_eq!(options.tiling.tile, TileShape { m: 1000, n: 32 });
+        assert_eq!(options.tiling.tile, TileShape { m: 1000, n: 128 });
     }
 }

@@ -114,6 +114,22 @@ pub fn time_together(
     Ok(median(slowest.get(1..).unwrap_or_default()).ok_or("it took no steps".into()))
 }
 
+/// A link of so many MB a second, if any; or what is wrong with the number.
+pub fn link(megabytes: Option<f64>) -> Result<Option<Link>, Failure> {
+    match megabytes {
+        Some(rate) if !(rate.is_finite() && rate > 0.0) => {
+            let why = format!("--link: {rate} MB a second is no rate: give a number above zero");
+            Err(Failure::Usage(why))
+        }
+        rate => Ok(rate.map(|rate| Link::of_rate(1e6 * rate))),
+    }
+}
+
+/// Bytes a second of a link, if it is not as fast as memory.
+pub fn rate_of(link: Option<Link>) -> Option<f64> {
+    link.map(|link| link.bytes_per_second)
+}
+
 /// How many threads may run at once.
 pub fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, NonZero::get) as u32

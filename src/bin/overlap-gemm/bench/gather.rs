@@ -6,16 +6,16 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use overlap_gemm::host::Link;
 use overlap_gemm::plan::BLayout;
 
 use super::cases::Case;
 use super::gemm::Launch;
 use super::host;
 use super::report::{FormatArgs, Formats};
-use super::shapes::{SMALL, ShapeArgs, on_threads, unless};
+use super::shapes::{SMALL, ShapeArgs, unless, where_host};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
+use crate::on_threads;
 use crate::output::{Output, OutputArgs};
 
 /// What is measured where nobody names anything.
@@ -47,9 +47,9 @@ const OF_GPUS: [&str; 11] = [
 /// slowest rank's time of every round. With --host all ranks are threads of this process, without a launcher: then
 /// own, sequential, fused and auto take part.
 #[derive(clap::Args)]
-#[command(mut_arg("shapes", |arg| on_threads(&SMALL)(unless("set", &USUAL)(arg))))]
-#[command(mut_arg("contenders", on_threads(&["own", "sequential", "fused", "auto"])))]
-#[command(mut_arg("steps", on_threads(&[FEW_STEPS])))]
+#[command(mut_arg("shapes", |arg| where_host(&SMALL)(unless("set", &USUAL)(arg))))]
+#[command(mut_arg("contenders", where_host(&["own", "sequential", "fused", "auto"])))]
+#[command(mut_arg("steps", where_host(&[FEW_STEPS])))]
 pub struct Args {
     #[command(flatten)]
     problems: ShapeArgs,
@@ -268,17 +268,6 @@ impl Args {
                 host::CONTENDERS.map(Gatherer::name).join(", ")
             )));
         }
-        let link = match self.link {
-            Some(megabytes) if megabytes.is_finite() && megabytes > 0.0 => {
-                Some(Link::of_rate(1e6 * megabytes))
-            }
-            Some(megabytes) => {
-                let why =
-                    format!("--link: {megabytes} MB a second is no rate: give a number above zero");
-                return Err(Failure::Usage(why));
-            }
-            None => None,
-        };
         Ok(host::Wanted {
             cases: self.problems.cases(ranks, BLayout::Nk)?,
             ranks,
@@ -286,7 +275,7 @@ impl Args {
             steps: self.steps as usize,
             rounds: self.rounds as usize,
             chunks: self.pieces,
-            link,
+            link: on_threads::link(self.link)?,
             seed: self.seed,
         })
     }

@@ -6,7 +6,7 @@
 use indicatif::ProgressBar;
 use overlap_gemm::host::{Link, Stream};
 use overlap_gemm::plan::{PlanOptions, Problem};
-use overlap_gemm::tune::{Gathering, Multiplying, Order, Tuning, thread_options};
+use overlap_gemm::tune::{Gathering, Multiplying, Order, Tuning, thread_options, threads_name};
 
 use super::cases::{Case, spread};
 use super::gather::{Gatherer, Shown};
@@ -16,7 +16,7 @@ use super::turns::turn;
 use super::{NOT_AT_ITS_END, command};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, cores, default_options, time_together};
+use crate::on_threads::{Steps, cores, default_options, rate_of, time_together};
 use crate::progress;
 
 /// Who can take part.
@@ -131,7 +131,8 @@ impl Entrant {
         let usual = default_options(problem)?;
         let usual =
             PlanOptions { chunks_per_shard: wanted.chunks.or(usual.chunks_per_shard), ..usual };
-        let tuned = Tuning::found().on_threads(problem, cores());
+        let tuned =
+            Tuning::found().on_threads(problem, &threads_name(rate_of(wanted.link)), cores());
         let (options, why) = match (who, tuned) {
             (Gatherer::Own, _) => {
                 let alone = spread(problem, 1)?;

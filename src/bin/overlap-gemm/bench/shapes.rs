@@ -55,7 +55,7 @@ pub fn unless(other: &'static str, values: &'static [&'static str]) -> impl Fn(A
 pub const SMALL: [&str; 3] = ["512x256x512", "1024x512x1024", "2048x512x1024"];
 
 /// For `mut_arg`: `values` are the default where `--host` is given.
-pub fn on_threads(values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
+pub fn where_host(values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
     let given = || ArgPredicate::Equals("true".into());
     move |arg| match values {
         [] => arg.default_value_if("host", given(), None::<&str>),

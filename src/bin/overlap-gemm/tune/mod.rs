@@ -24,9 +24,10 @@ use overlap_gemm::plan::BLayout;
 use overlap_gemm::tune::{TUNING_VARIABLE, Tuning, default_path, record};
 
 use crate::bench::cases::{Case, spread};
-use crate::bench::shapes::{SMALL, ShapeArgs, on_threads, unless};
+use crate::bench::shapes::{SMALL, ShapeArgs, unless, where_host};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
+use crate::on_threads;
 use crate::output::Output;
 use crate::problem_args;
 
@@ -40,9 +41,9 @@ use crate::problem_args;
 /// launcher.
 #[derive(clap::Args)]
 #[command(mut_arg("shapes", |arg| {
-    on_threads(&SMALL)(arg.default_value_if("set", ArgPredicate::IsPresent, None::<&str>))
+    where_host(&SMALL)(arg.default_value_if("set", ArgPredicate::IsPresent, None::<&str>))
 }))]
-#[command(mut_arg("set", |arg| unless("shapes", &["headline"])(on_threads(&[])(arg))))]
+#[command(mut_arg("set", |arg| unless("shapes", &["headline"])(where_host(&[])(arg))))]
 #[command(group(ArgGroup::new("of-ranks").args(["show", "host"])))]
 pub struct Args {
     #[command(flatten)]
@@ -55,6 +56,10 @@ pub struct Args {
     /// Measure on threads of this machine, not on GPUs
     #[arg(long, conflicts_with_all = ["launch", "refine", "check", "merge"])]
     host: bool,
+
+    /// What a rank sends in a second, in MB, for --host [default: as fast as memory is]
+    #[arg(long, value_name = "MB", requires = "host")]
+    link: Option<f64>,
 
     /// How steps will be launched; both: what is least behind in either
     #[arg(long, value_enum, default_value_t = Launches::Both)]
@@ -93,7 +98,7 @@ pub struct Args {
     #[arg(long, value_name = "N", requires = "of-ranks", value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Option<u32>,
 
-    /// The GPU, for --show, as the driver calls it; 'threads': threads of this machine
+    /// The GPU, for --show, as the driver calls it; 'threads', or 'threads, 60 MB/s': threads of this machine
     #[arg(long, value_name = "NAME", requires = "show", default_value = "NVIDIA H200")]
     gpu: String,
 
@@ -200,7 +205,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             let why = "--ranks: one rank has nothing to gather: give two or more";
             return Err(Failure::Usage(why.into()));
         }
-        return threads::run(&args.wanted(ranks)?, ranks, output, Interrupt::install()?);
+        let place = threads::Place { ranks, link: on_threads::link(args.link)? };
+        return threads::run(&args.wanted(ranks)?, place, output, Interrupt::install()?);
     }
     // What is wrong with a problem is said even where nobody has launched ranks.
     let launch = overlap_gemm::group::Launch::from_env();

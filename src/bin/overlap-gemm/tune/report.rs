@@ -8,8 +8,8 @@ use std::path::Path;
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{
-    Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Place, Shape, Source,
-    THREADS, Tuning, hold_out,
+    Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Place, Shape, Source, Tuning,
+    hold_out, is_threads,
 };
 use serde::Serialize;
 
@@ -197,8 +197,8 @@ struct Show {
 impl Shown {
     fn of(problem: &Problem, gpu: &str, table: &Tuning) -> Shown {
         let asked = Asked { gpu, sms: Machine::h200().sms, problem };
-        if gpu == THREADS {
-            return Shown::on_threads(problem, table);
+        if is_threads(gpu) {
+            return Shown::on_threads(problem, gpu, table);
         }
         let (name, answer) = (problem.to_string(), table.look_up(&asked, &Anything));
         let Some(answer) = answer else {
@@ -218,8 +218,8 @@ impl Shown {
 }
 
 impl Shown {
-    fn on_threads(problem: &Problem, table: &Tuning) -> Shown {
-        let answer = table.on_threads(problem, cores());
+    fn on_threads(problem: &Problem, threads: &str, table: &Tuning) -> Shown {
+        let answer = table.on_threads(problem, threads, cores());
         let (how, why) = match &answer {
             Some(answer) if answer.from.is_none() => ("tuned", answer.to_string()),
             Some(answer) => ("interpolated", answer.to_string()),

@@ -6,9 +6,11 @@
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
+use overlap_gemm::host::Link;
 use overlap_gemm::plan::{MAX_TILE_EXTENT, Problem, TileShape};
 use overlap_gemm::tune::{
-    Entry, Family, Gathering, Multiplying, Order, Shape, THREADS, Tuning, record, thread_options,
+    Entry, Family, Gathering, Multiplying, Order, Shape, Tuning, record, thread_options,
+    threads_name,
 };
 
 use super::course::{Clock, Outcome, REFUSED, Stopped, is_done};
@@ -18,7 +20,7 @@ use crate::bench::cases::{Case, spread};
 use crate::bench::turns::turn;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, cores, default_options, processor, time_together};
+use crate::on_threads::{Steps, cores, default_options, processor, rate_of, time_together};
 use crate::output::Output;
 use crate::progress;
 
@@ -27,13 +29,28 @@ const TILES: [(u32, u32); 8] =
     [(64, 256), (128, 128), (128, 256), (256, 256), (64, 128), (32, 512), (512, 64), (16, 512)];
 /// Numbers of chunks a rank.
 const CHUNKS: [u32; 4] = [1, 2, 4, 8];
+/// How much longer loops are than on GPUs: other programs share the cores, and take them for milliseconds.
+const LONGER: f64 = 4.0;
 /// Steps of a loop, at least and at most.
 const STEPS: [usize; 2] = [3, 200];
 
-/// Measures all problems, spread over so many ranks.
+/// Where it is measured: on so many ranks, with that link between them.
+#[derive(Clone, Copy)]
+pub struct Place {
+    pub ranks: u32,
+    pub link: Option<Link>,
+}
+
+impl Place {
+    fn name(self) -> String {
+        threads_name(rate_of(self.link))
+    }
+}
+
+/// Measures all problems.
 pub fn run(
     wanted: &Wanted,
-    ranks: u32,
+    place: Place,
     output: Output,
     interrupt: Interrupt,
 ) -> Result<(), Failure> {
@@ -42,8 +59,8 @@ pub fn run(
     let table = Tuning::from_file(&wanted.file)?;
     let mut todo = Vec::new();
     for case in &wanted.cases {
-        let problem = spread(&case.problem, ranks)?;
-        if wanted.again || !is_done(&table, &problem, THREADS, cores(), Launches::Plain) {
+        let problem = spread(&case.problem, place.ranks)?;
+        if wanted.again || !is_done(&table, &problem, &place.name(), cores(), Launches::Plain) {
             todo.push((case, problem));
         }
     }
@@ -55,13 +72,20 @@ pub fn run(
         // A heat with nothing new in it is left out.
         bar.set_position(nth * HEATS);
         let ahead = outcome.longest;
-        let mut here =
-            Here { problem, seed: wanted.seed, clock: &clock, interrupt, bar: &bar, stopped: None };
-        outcome.stopped = here.stops(ahead);
+        let mut one = OneProblem {
+            place,
+            problem,
+            seed: wanted.seed,
+            clock: &clock,
+            interrupt,
+            bar: &bar,
+            stopped: None,
+        };
+        outcome.stopped = one.stops(ahead);
         if outcome.stopped.is_some() {
             break;
         }
-        measure(&mut here, case, wanted, &mut outcome)?;
+        measure(&mut one, case, wanted, &mut outcome)?;
     }
     bar.finish_and_clear();
     outcome.end(wanted, wanted.cases.len() - todo.len(), &clock, Some(output))
@@ -69,15 +93,23 @@ pub fn run(
 
 /// Measures one problem, and keeps what came out.
 fn measure(
-    here: &mut Here<'_>,
+    one: &mut OneProblem<'_>,
     case: &Case,
     wanted: &Wanted,
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
     let begin = Instant::now();
-    let problem = here.problem;
-    let found = search(&known(problem)?, here)?;
-    outcome.stopped = here.stopped;
+    let problem = one.problem;
+    let found = match search(&known(problem)?, one) {
+        Err(Failure::Interrupted) => {
+            outcome.stopped = Some(Stopped::Interrupted);
+            None
+        }
+        found => {
+            outcome.stopped = one.stopped;
+            found?
+        }
+    };
     let Some(found) = found else { return Ok(()) };
     outcome.longest = outcome.longest.max(begin.elapsed());
     outcome.fail(case, found.failed);
@@ -85,7 +117,7 @@ fn measure(
         return Ok(());
     }
     let entry = Entry {
-        family: Family::of(problem, THREADS),
+        family: Family::of(problem, &one.place.name()),
         shape: Shape::of(problem),
         sms: cores(),
         // Nothing lies between threads and the processor.
@@ -93,7 +125,7 @@ fn measure(
         crate_version: env!("CARGO_PKG_VERSION").into(),
         measured: found.measured,
     };
-    Ok(outcome.add(entry.sorted(), Some(&wanted.file), here.bar)?)
+    Ok(outcome.add(entry.sorted(), Some(&wanted.file), one.bar)?)
 }
 
 /// What is chosen without a table, and what else may be.
@@ -121,7 +153,8 @@ fn known(problem: &Problem) -> Result<Known, Failure> {
 }
 
 /// One problem.
-struct Here<'a> {
+struct OneProblem<'a> {
+    place: Place,
     problem: &'a Problem,
     seed: u64,
     clock: &'a Clock,
@@ -130,7 +163,7 @@ struct Here<'a> {
     stopped: Option<Stopped>,
 }
 
-impl Here<'_> {
+impl OneProblem<'_> {
     /// Whether to stop before something that takes as long as `ahead`.
     fn stops(&self, ahead: Duration) -> Option<Stopped> {
         match self.interrupt.check() {
@@ -146,11 +179,11 @@ impl Here<'_> {
             return Ok(Err(format!("{REFUSED}threads cannot carry it out")));
         };
         let steps = Steps::new(self.problem, options, 1 + steps, self.seed);
-        time_together(&[steps], None, self.interrupt)
+        time_together(&[steps], self.place.link, self.interrupt)
     }
 }
 
-impl Track<Failure> for Here<'_> {
+impl Track<Failure> for OneProblem<'_> {
     fn run(
         &mut self,
         candidates: &[Candidate],
@@ -165,7 +198,8 @@ impl Track<Failure> for Here<'_> {
             first.push(self.time(candidate, STEPS[0])?);
         }
         let least = first.iter().flatten().copied().fold(f64::INFINITY, f64::min).max(1.0);
-        let steps = ((1e3 * heat.loop_ms / least).ceil() as usize).clamp(STEPS[0], STEPS[1]);
+        let steps =
+            ((1e3 * LONGER * heat.loop_ms / least).ceil() as usize).clamp(STEPS[0], STEPS[1]);
         let is_far = |us: &f64| *us > heat.give_up * least;
         let going: Vec<usize> = (0..candidates.len())
             .filter(|nth| first[*nth].as_ref().is_ok_and(|us| !is_far(us)))
