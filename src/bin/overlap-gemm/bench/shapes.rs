@@ -52,7 +52,7 @@ pub fn unless(other: &'static str, values: &'static [&'static str]) -> impl Fn(A
 }
 
 /// What is measured on threads where nobody names anything.
-pub const SMALL: [&str; 3] = ["512x256x512", "1024x512x1024", "2048x512x1024"];
+pub const SMALL: [&str; 4] = ["256x512x1024", "512x512x1024", "1024x512x1024", "2048x512x1024"];
 
 /// For `mut_arg`: `values` are the default where `--host` is given.
 pub fn where_host(values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
