@@ -193,6 +193,8 @@ fn check_row(row: &Row) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use overlap_gemm::tune::Tuning;
+
     use super::super::{Document, made_up};
     use super::*;
 
@@ -306,6 +308,11 @@ mod tests {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             // Traces are no bench's.
             if !name.ends_with(".json") || name.contains("-trace-") {
+                continue;
+            }
+            // What `tune` found is no bench's either.
+            if name.ends_with("-tuning.json") {
+                assert!(!Tuning::from_file(&path).unwrap().entries().is_empty(), "{name}");
                 continue;
             }
             match read(&path) {
