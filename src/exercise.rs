@@ -50,7 +50,7 @@ pub struct Outcome {
     pub report: Report,
     /// What happened when, if the group records.
     pub timeline: Timeline,
-    /// How long the slowest rank took, step by step.
+    /// How long the slowest rank took, step by step; where rows are written in place, without that.
     pub step_times: Vec<Duration>,
 }
 
@@ -229,6 +229,9 @@ impl Exercise {
             let kept = numbers.take().filter(|_| !self.fresh_inputs);
             let mut now = kept
                 .unwrap_or_else(|| Numbers::<A, B, D>::draw(&shape, self.seed, drawn, rank.rank()));
+            if self.in_place {
+                fill_slot(&mut op, rows, &shape, rank.rank(), &now)?;
+            }
             let begin = Instant::now();
             self.step(&mut op, &stream, rows, &shape, rank.rank(), &mut now)?;
             outcome.step_times.push(begin.elapsed());
@@ -254,20 +257,13 @@ impl Exercise {
         numbers: &mut Numbers<A, B, D>,
     ) -> Result<()> {
         let own = shape.shards().rows(rank);
-        let (k, lda) = (shape.k() as usize, shape.lda() as usize);
-        let shard = if own.is_empty() { &[] } else { &numbers.a[own.start as usize * lda..] };
         let scales = match shape.scaling() {
             Scaling::Rows => &numbers.a_scales[own.start as usize..own.end as usize],
             Scaling::None | Scaling::Tensor => &numbers.a_scales[..],
         };
-        let input = if self.in_place {
-            let slot = op.local_shard(Some(rows))?;
-            for (row, slot) in slot.chunks_exact_mut(k).enumerate() {
-                slot.copy_from_slice(&shard[row * lda..row * lda + k]);
-            }
-            Input::in_place()
-        } else {
-            Input::copied(shard)
+        let input = match self.in_place {
+            true => Input::in_place(),
+            false => Input::copied(shard_of(&numbers.a, shape, rank)),
         };
         let product = Product::new(&numbers.b, &mut numbers.d).scales(&numbers.b_scales);
         op.enqueue_all(stream, input.rows(rows).scales(scales), &mut [product])
@@ -313,6 +309,28 @@ struct Numbers<A, B, D> {
     b: Vec<B>,
     b_scales: Vec<f32>,
     d: Vec<D>,
+}
+
+/// The whole A from a rank's first row on; nothing, if it has none.
+fn shard_of<'a, A>(a: &'a [A], shape: &Problem, rank: u32) -> &'a [A] {
+    let own = shape.shards().rows(rank);
+    if own.is_empty() { &[] } else { &a[own.start as usize * shape.lda() as usize..] }
+}
+
+/// Writes a rank's rows where the next step expects them, as a producer would before the step.
+fn fill_slot<A: Element, B: Element, D: Element>(
+    op: &mut AllGatherGemm<A, B, D>,
+    rows: &[u32],
+    shape: &Problem,
+    rank: u32,
+    numbers: &Numbers<A, B, D>,
+) -> Result<()> {
+    let (k, lda) = (shape.k() as usize, shape.lda() as usize);
+    let shard = shard_of(&numbers.a, shape, rank);
+    for (row, slot) in op.local_shard(Some(rows))?.chunks_exact_mut(k).enumerate() {
+        slot.copy_from_slice(&shard[row * lda..row * lda + k]);
+    }
+    Ok(())
 }
 
 impl<A: Element, B: Element, D: Element> Numbers<A, B, D> {

@@ -77,14 +77,20 @@ fn a_bench_has_times_of_everybody_and_can_be_read_and_drawn_again() {
 fn what_was_tuned_is_kept_shown_and_planned_by() {
     let folder = Folder::new("tune");
     let file = folder.file("table.json");
-    let tune = ["tune", "--host", "--ranks", "3", "--shapes", "96x24x32", "--output", &file];
+    let tune = ["tune", "--host", "--ranks", "3", "--shapes", "300x24x32", "--output", &file];
     let (code, stdout, stderr) = run(&tune);
     assert_eq!(code, 0, "{stderr}");
-    assert!(stdout.contains("3 × threads, bf16") && stdout.contains("1 measured"), "{stdout}");
+    assert!(
+        stdout.contains("3 × threads (")
+            && stdout.contains("cores), bf16")
+            && stdout.contains("1 measured"),
+        "{stdout}"
+    );
 
     let table = Tuning::from_file(&file).unwrap();
     let [entry] = table.entries() else { panic!("{:?}", table.entries()) };
-    assert_eq!((entry.family.gpu.as_str(), entry.family.ranks), ("threads", 3));
+    let cores = std::thread::available_parallelism().unwrap().get() as u32;
+    assert_eq!((entry.family.gpu.clone(), entry.family.ranks), (threads_name(cores, None), 3));
     assert!(entry.untuned().is_some(), "what is planned without a table is in the finals");
     let orders = |order| entry.measured.iter().any(|one| one.gathering.order == order);
     assert!(orders(Order::Fused) && orders(Order::Sequential));
@@ -96,32 +102,69 @@ fn what_was_tuned_is_kept_shown_and_planned_by() {
         "{again}"
     );
     let show = |shapes: &str| {
-        let asked = ["tune", "--show", "--gpu", "threads", "--ranks", "3", "--shapes", shapes];
+        let asked = ["tune", "--show", "--host", "--ranks", "3", "--shapes", shapes];
         run(&[&asked[..], &["--table", &file]].concat()).1
     };
-    assert!(show("96x24x32").contains("tuned: measured for this problem"), "{}", show("96x24x32"));
-    assert!(show("90x24x32").contains("96×24×32 on 3 ranks, the nearest"));
+    assert!(
+        show("300x24x32").contains("tuned: measured for this problem"),
+        "{}",
+        show("300x24x32")
+    );
+    assert!(show("290x24x32").contains("300×24×32 on 3 ranks, the nearest"));
     assert!(show("9600x2400x320").contains("by the rules"));
     // What is best over another link is another question.
     let slow = [&tune[..], &["--link", "500"]].concat();
-    assert!(run(&slow).1.contains("3 × threads, 500 MB/s, bf16"), "{}", run(&slow).1);
+    assert!(run(&slow).1.contains("cores), 500 MB/s, bf16"), "{}", run(&slow).1);
     let names: Vec<_> = Tuning::from_file(&file)
         .unwrap()
         .entries()
         .iter()
         .map(|entry| entry.family.gpu.clone())
         .collect();
-    assert_eq!(names, [threads_name(None), threads_name(Some(5e8))]);
+    assert_eq!(names, [None, Some(5e8)].map(|rate| threads_name(cores, rate)));
     // Nothing is predicted of threads, so nothing is held out.
     assert_eq!(run(&["tune", "--check", &file]).1, "no answer was measured\n");
 
-    let bench = [&BENCH[..], &["--ranks", "3", "--shapes", "96x24x32", "--json"]].concat();
-    let bench =
-        outcome(&bench, command(&bench).env("OVERLAP_GEMM_TUNING", &file).output().unwrap());
-    let json: Value = serde_json::from_str(&bench.1).unwrap();
-    let auto = &json["runs"][0]["cases"][0]["rows"][3];
-    assert_eq!(auto["who"], "auto");
-    assert!(auto["what"].as_str().unwrap().contains("tuned: measured for this problem"), "{auto}");
+    let asked = [&BENCH[..], &["--ranks", "3", "--shapes", "300x24x32", "--json"]].concat();
+    let auto = |more: &[&str]| {
+        let args = [&asked[..], more].concat();
+        let output = command(&args).env("OVERLAP_GEMM_TUNING", &file).output().unwrap();
+        let json: Value = serde_json::from_str(&outcome(&args, output).1).unwrap();
+        let row = &json["runs"][0]["cases"][0]["rows"][3];
+        assert_eq!(row["who"], "auto");
+        row["what"].as_str().unwrap().to_owned()
+    };
+    let told = auto(&[]);
+    assert!(told.contains("tuned: measured for this problem"), "{told}");
+    let told = auto(&["--pieces", "3"]);
+    assert!(told.starts_with("3 chunks a rank"), "{told}");
+}
+
+#[test]
+fn times_over_two_links_are_not_compared() {
+    let folder = Folder::new("links");
+    let files = ["memory.json", "slow.json"].map(|name| folder.file(name));
+    for (file, link) in files.iter().zip([&[][..], &["--link", "300"]]) {
+        let args = [&BENCH[..], &["--shapes", "40x24x32", "--output", file], link].concat();
+        assert_eq!(run(&args).0, 0);
+    }
+    refused(&["bench", "merge", &files[0], &files[1]], 2, &["300 MB/s", "--mixed"]);
+}
+
+#[test]
+fn a_table_that_cannot_be_read_is_told_of() {
+    let bench = [&BENCH[..], &["--shapes", "40x24x32", "--json"]].concat();
+    let missing =
+        command(&bench).env("OVERLAP_GEMM_TUNING", "/no/such/table.json").output().unwrap();
+    let json: Value = serde_json::from_str(&outcome(&bench, missing).1).unwrap();
+    let rows = json["runs"][0]["cases"][0]["rows"].as_array().unwrap();
+    let told = rows[3]["what"].as_str().unwrap();
+    assert!(told.contains("by the rules") && told.contains("/no/such/table.json"), "{told}");
+    // So it has the plan of what is fused without a table, and the same times.
+    assert!(
+        told.contains("timed as fused") && rows[3]["rounds_us"] == rows[2]["rounds_us"],
+        "{told}"
+    );
 }
 
 #[test]
@@ -141,6 +184,18 @@ fn what_threads_cannot_do_is_refused() {
     bench("--draw gather --plot x.svg", &["'gather'; there are own"]);
     refused(&["bench", "all-gather-gemm", "--ranks", "2"], 2, &["--host"]);
     refused(&["bench", "all-gather-gemm", "--link", "2"], 2, &["--host"]);
+    let launched = command(&BENCH)
+        .envs([
+            ("RANK", "0"),
+            ("WORLD_SIZE", "2"),
+            ("LOCAL_RANK", "0"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "29500"),
+        ])
+        .output()
+        .unwrap();
+    let (code, _, stderr) = outcome(&BENCH, launched);
+    assert!(code == 2 && stderr.contains("one of 2 that were launched"), "{code}: {stderr}");
     let tune = |args: &str, words: &[&str]| {
         let args: Vec<_> = ["tune", "--host"].into_iter().chain(args.split(' ')).collect();
         refused(&args, 2, words);
@@ -149,6 +204,5 @@ fn what_threads_cannot_do_is_refused() {
     tune("--link 0 --output x.json", &["--link", "above zero"]);
     tune("--refine", &["--refine", "--host"]);
     tune("--launch graph", &["--launch", "--host"]);
-    tune("--show --ranks 2", &["--show", "--host"]);
     tune("--shapes 8x8x0 --output x.json", &["k is 0"]);
 }

@@ -126,7 +126,8 @@ impl Tuning {
         &self.notes
     }
 
-    /// What it says of a problem; `None`: no kernel computes it, or no way fits.
+    /// What it says of a problem; `None`: no kernel computes it, or no way fits; or it is asked of threads
+    /// ([`Tuning::on_threads`]).
     pub fn look_up(&self, asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
         lookup::look_up(&self.entries, asked, fits)
     }

@@ -1,7 +1,6 @@
 //! Steps on threads of this machine: for whoever times or draws one.
 //!
-//! Invariant: a tile is as high as a chunk where it can be, so that it waits for that chunk alone; results were compared
-//! with the reference when steps are handed out, and who was wrong is in the outcome.
+//! Invariant: results were compared with the reference when steps are handed out, and who was wrong is in the outcome.
 
 use std::fs;
 use std::num::NonZero;
@@ -22,7 +21,8 @@ pub fn usual_chunks(problem: &Problem) -> u32 {
     4.min(problem.shards().most_rows())
 }
 
-/// How a step of so many chunks a rank is cut where nobody asks for anything else.
+/// How a step of so many chunks a rank is cut that is to be looked at: a tile is as high as a chunk where it can be, so that it
+/// waits for that chunk alone.
 pub fn usual_options(problem: &Problem, chunks: u32) -> PlanOptions {
     let rows = problem.shards().most_rows().div_ceil(chunks.max(1)).clamp(16, 256);
     PlanOptions { chunks_per_shard: Some(chunks), tiling: Tiling::of_tile(rows, 256) }
@@ -58,6 +58,12 @@ impl Steps {
         self
     }
 
+    /// The same with rows that are where they are sent from before a step begins.
+    pub fn in_place(mut self) -> Steps {
+        self.exercise.in_place = true;
+        self
+    }
+
     /// Runs them, recorded; of the timeline only the last step is kept.
     pub fn record(&self, link: Option<Link>, interrupt: Interrupt) -> Result<Outcome, Failure> {
         let outcome =
@@ -81,9 +87,13 @@ impl Steps {
     /// How they are cut, in words.
     pub fn describe(&self) -> String {
         let PlanOptions { chunks_per_shard, tiling } = self.exercise.options;
-        let chunks = chunks_per_shard.map_or("the plan's".into(), |chunks| chunks.to_string());
+        let chunks = chunks_per_shard.unwrap_or(1);
         let (TileShape { m, n }, workers) = (tiling.tile, self.exercise.workers);
-        format!("{chunks} chunks a rank, tiles of {m} × {n}, {workers} workers a rank")
+        let mut text = format!("{chunks} chunks a rank, tiles of {m} × {n}, ");
+        if tiling.swizzle > 1 {
+            text += &format!("swizzle {}, ", tiling.swizzle);
+        }
+        text + &format!("{workers} workers a rank")
     }
 }
 
@@ -112,6 +122,17 @@ pub fn time_together(
         }
     }
     Ok(median(slowest.get(1..).unwrap_or_default()).ok_or("it took no steps".into()))
+}
+
+/// An error where this process is one of several that a launcher has started: each would take the cores for itself.
+pub fn check_place() -> Result<(), Failure> {
+    match overlap_gemm::group::Launch::from_env() {
+        Ok(place) if place.ranks > 1 => Err(Failure::Usage(format!(
+            "--host: all ranks are threads of one process, but this is one of {} that were launched: start it alone",
+            place.ranks
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// A link of so many MB a second, if any; or what is wrong with the number.

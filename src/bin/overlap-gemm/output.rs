@@ -98,10 +98,6 @@ impl Output {
 
     /// Keeps what there is so far in the file, for when the process is ended from outside; what comes later replaces
     /// it. Pipes get the result alone.
-    #[cfg_attr(
-        not(feature = "cuda"),
-        allow(dead_code, reason = "only what measures takes so long")
-    )]
     pub fn keep(&mut self, value: &impl Serialize) -> Result<(), Failure> {
         match self.file.as_mut().filter(|file| file.is_file().unwrap_or(false)) {
             Some(file) => file.write(|stream| write_json(stream, value)),

@@ -45,7 +45,7 @@ const OF_GPUS: [&str; 11] = [
 /// contenders take turns in the same processes, in steady loops of the same length, on random data,
 /// and every result is compared with an f64 reference first. Rank 0 reports, for each contender, the
 /// slowest rank's time of every round. With --host all ranks are threads of this process, without a launcher: then
-/// own, sequential, fused and auto take part.
+/// own, sequential, fused and auto take part, in loops of nine steps of four small problems, unless others are named.
 #[derive(clap::Args)]
 #[command(mut_arg("shapes", |arg| where_host(&SMALL)(unless("set", &USUAL)(arg))))]
 #[command(mut_arg("contenders", where_host(&["own", "sequential", "fused", "auto"])))]
@@ -260,6 +260,7 @@ impl Args {
 
     /// The same for threads.
     fn wanted_on_threads(&self) -> Result<host::Wanted, Failure> {
+        on_threads::check_place()?;
         let ranks = self.ranks.unwrap_or(2);
         if let Some(who) = self.contenders.iter().find(|who| !host::CONTENDERS.contains(who)) {
             return Err(Failure::Usage(format!(

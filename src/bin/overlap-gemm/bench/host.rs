@@ -5,8 +5,8 @@
 
 use indicatif::ProgressBar;
 use overlap_gemm::host::{Link, Stream};
-use overlap_gemm::plan::{PlanOptions, Problem};
-use overlap_gemm::tune::{Gathering, Multiplying, Order, Tuning, thread_options, threads_name};
+use overlap_gemm::plan::{Plan, PlanOptions, Problem};
+use overlap_gemm::tune::{Gathering, Multiplying, Order, Tuning, thread_options};
 
 use super::cases::{Case, spread};
 use super::gather::{Gatherer, Shown};
@@ -44,10 +44,20 @@ pub struct Wanted {
 struct Entrant {
     who: Gatherer,
     what: String,
+    options: PlanOptions,
     /// One for all ranks, or one for each where they have nothing to do with one another.
     groups: Vec<Steps>,
     times: Vec<f64>,
     failed: Option<String>,
+    /// The place of one before it with the same plan, which has the times of both.
+    twin: Option<usize>,
+}
+
+/// One problem, and all who take part.
+struct Field<'a> {
+    case: &'a Case,
+    problem: Problem,
+    entrants: Vec<Entrant>,
 }
 
 /// Runs all cases, and shows what they gave.
@@ -59,17 +69,20 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
         command: command(),
         program: own_name(),
         version: env!("CARGO_PKG_VERSION").into(),
-        machine: Machine::of_threads(),
+        machine: Machine::of_threads(wanted.link),
         nccl: None,
         ranks: wanted.ranks,
         steps: wanted.steps,
         rounds: wanted.rounds,
-        copied: true,
+        copied: false,
         cases: Vec::new(),
         ended_early: Some(NOT_AT_ITS_END.into()),
     };
-    let outcome = wanted.cases.iter().try_for_each(|case| {
-        let report = measure(wanted, case, &bar, interrupt)?;
+    // Whatever cannot be planned is refused before anything is measured.
+    let enter = |case| Field::enter(case, wanted);
+    let fields = wanted.cases.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
+    let outcome = fields.into_iter().try_for_each(|field| {
+        let report = field.measure(wanted, &bar, interrupt)?;
         bar.suspend(|| eprintln!("{report}"));
         run.cases.push(report);
         shown.output.keep(&Document::of(std::slice::from_ref(&run)))
@@ -89,75 +102,107 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
     }
 }
 
-/// One case.
-fn measure(
-    wanted: &Wanted,
-    case: &Case,
-    bar: &ProgressBar,
-    interrupt: Interrupt,
-) -> Result<CaseReport, Failure> {
-    let problem = spread(&case.problem, wanted.ranks)?;
-    let enter = |who: &Gatherer| Entrant::new(*who, &problem, wanted);
-    let mut entrants = wanted.contenders.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
-    for round in 0..WARM_UP_ROUNDS + wanted.rounds {
-        for nth in turn(round, entrants.len()) {
-            let entrant = &mut entrants[nth];
-            bar.inc(1);
-            if entrant.failed.is_some() {
-                continue;
-            }
-            match time_together(&entrant.groups, wanted.link, interrupt)? {
-                Ok(us) if round >= WARM_UP_ROUNDS => entrant.times.push(us),
-                Ok(_) => {}
-                Err(why) => (entrant.failed, entrant.times) = (Some(why), Vec::new()),
+impl<'a> Field<'a> {
+    fn enter(case: &'a Case, wanted: &Wanted) -> Result<Field<'a>, Failure> {
+        let problem = spread(&case.problem, wanted.ranks)?;
+        let mut entrants: Vec<Entrant> = Vec::new();
+        for &who in &wanted.contenders {
+            let mut new = Entrant::new(who, &problem, wanted)?;
+            let is_same =
+                |one: &Entrant| one.options == new.options && one.groups.len() == new.groups.len();
+            new.twin = entrants.iter().position(is_same);
+            entrants.push(new);
+        }
+        Ok(Field { case, problem, entrants })
+    }
+
+    fn measure(
+        self,
+        wanted: &Wanted,
+        bar: &ProgressBar,
+        interrupt: Interrupt,
+    ) -> Result<CaseReport, Failure> {
+        let Field { case, problem, mut entrants } = self;
+        for round in 0..WARM_UP_ROUNDS + wanted.rounds {
+            for nth in turn(round, entrants.len()) {
+                let entrant = &mut entrants[nth];
+                bar.inc(1);
+                if entrant.failed.is_some() || entrant.twin.is_some() {
+                    continue;
+                }
+                match time_together(&entrant.groups, wanted.link, interrupt)? {
+                    Ok(us) if round >= WARM_UP_ROUNDS => entrant.times.push(us),
+                    Ok(_) => {}
+                    Err(why) => (entrant.failed, entrant.times) = (Some(why), Vec::new()),
+                }
             }
         }
+        let mut rows: Vec<Row> = Vec::new();
+        for Entrant { who, mut what, mut times, mut failed, twin, .. } in entrants {
+            if let Some(twin) = twin.and_then(|place| rows.get(place)) {
+                what += &format!("; timed as {}", twin.who);
+                (times, failed) = (twin.rounds_us.clone(), twin.failed.clone());
+            }
+            rows.push(Row {
+                who: who.name().into(),
+                peer: false,
+                kind: if who == Gatherer::Own { Kind::Gemm } else { Kind::AllGatherGemm },
+                graph: false,
+                what,
+                failed,
+                rounds_us: times,
+                host_us: Vec::new(),
+            });
+        }
+        Ok(CaseReport { name: case.to_string(), rows, problem })
     }
-    let rows = entrants.into_iter().map(|Entrant { who, what, times, failed, .. }| Row {
-        who: who.name().into(),
-        peer: false,
-        kind: if who == Gatherer::Own { Kind::Gemm } else { Kind::AllGatherGemm },
-        graph: false,
-        what,
-        failed,
-        rounds_us: times,
-        host_us: Vec::new(),
-    });
-    Ok(CaseReport { name: case.to_string(), rows: rows.collect(), problem })
 }
 
 impl Entrant {
     fn new(who: Gatherer, problem: &Problem, wanted: &Wanted) -> Result<Entrant, Failure> {
+        if who == Gatherer::Own {
+            return Entrant::alone(problem, wanted);
+        }
+        let table = Tuning::found();
+        let tuned = table.on_threads(problem, cores(), rate_of(wanted.link));
         let usual = default_options(problem)?;
-        let usual =
-            PlanOptions { chunks_per_shard: wanted.chunks.or(usual.chunks_per_shard), ..usual };
-        let tuned =
-            Tuning::found().on_threads(problem, &threads_name(rate_of(wanted.link)), cores());
         let (options, why) = match (who, tuned) {
-            (Gatherer::Own, _) => {
-                let alone = spread(problem, 1)?;
-                return Ok(Entrant::alone(&alone, default_options(&alone)?, wanted));
-            }
             (Gatherer::Sequential, _) => (after_all_rows(problem, usual)?, String::new()),
             (Gatherer::Auto, Some(tuned)) => (tuned.options, format!("; {tuned}")),
-            (Gatherer::Auto, None) => (usual, "; by the rules: no table has one like it".into()),
+            (Gatherer::Auto, None) => {
+                let notes: String = table.notes().iter().map(|note| format!("; {note}")).collect();
+                (usual, format!("; by the rules: no table has one like it{notes}"))
+            }
             _ => (usual, String::new()),
         };
-        let steps = Steps::new(problem, options, 1 + wanted.steps, wanted.seed);
+        // What is asked for is what is carried out.
+        let chunks_per_shard = match who {
+            Gatherer::Sequential => options.chunks_per_shard,
+            _ => wanted.chunks.or(options.chunks_per_shard),
+        };
+        let options = Plan::new(problem, PlanOptions { chunks_per_shard, ..options })?.options();
+        let steps = Steps::new(problem, options, 1 + wanted.steps, wanted.seed).in_place();
         let what = steps.describe() + &why;
-        Ok(Entrant { who, what, groups: vec![steps], times: Vec::new(), failed: None })
+        Ok(Entrant::of(who, what, options, vec![steps]))
     }
 
     /// The product of an A that is there, on as many threads as it has beside the others'; all ranks at once.
-    fn alone(problem: &Problem, options: PlanOptions, wanted: &Wanted) -> Entrant {
+    fn alone(problem: &Problem, wanted: &Wanted) -> Result<Entrant, Failure> {
+        let alone = spread(problem, 1)?;
+        let options = default_options(&alone)?;
         let workers = Stream::for_ranks(wanted.ranks).workers();
         let of_rank = |rank: u64| {
             let seed = wanted.seed.wrapping_add(rank);
-            Steps::new(problem, options, 1 + wanted.steps, seed).with_workers(workers)
+            let steps = Steps::new(&alone, options, 1 + wanted.steps, seed);
+            steps.in_place().with_workers(workers)
         };
         let groups: Vec<Steps> = (0..u64::from(wanted.ranks)).map(of_rank).collect();
         let what = groups.first().map(Steps::describe).unwrap_or_default();
-        Entrant { who: Gatherer::Own, what, groups, times: Vec::new(), failed: None }
+        Ok(Entrant::of(Gatherer::Own, what, options, groups))
+    }
+
+    fn of(who: Gatherer, what: String, options: PlanOptions, groups: Vec<Steps>) -> Entrant {
+        Entrant { who, what, options, groups, times: Vec::new(), failed: None, twin: None }
     }
 }
 
@@ -165,9 +210,8 @@ impl Entrant {
 fn after_all_rows(problem: &Problem, usual: PlanOptions) -> Result<PlanOptions, Failure> {
     let tiles = Multiplying::on_threads(usual.tiling.tile, usual.tiling.swizzle);
     let one_chunk = Gathering::on_threads(Order::Sequential, 1);
-    thread_options(&one_chunk, &tiles, problem).ok_or_else(|| {
-        let most = overlap_gemm::plan::MAX_TILE_EXTENT;
-        let m = problem.m();
+    thread_options(&one_chunk, &tiles, problem, cores()).ok_or_else(|| {
+        let (m, most) = (problem.m(), overlap_gemm::plan::MAX_TILE_EXTENT);
         Failure::Usage(format!(
             "m is {m}, but on threads nothing waits for more than {most} rows: leave out 'sequential', or give fewer rows"
         ))
@@ -198,7 +242,8 @@ mod tests {
     fn everybody_has_a_time_a_round() {
         let wanted = wanted(&CONTENDERS);
         let interrupt = Interrupt::none();
-        let report = measure(&wanted, &wanted.cases[0], &ProgressBar::hidden(), interrupt).unwrap();
+        let field = Field::enter(&wanted.cases[0], &wanted).unwrap();
+        let report = field.measure(&wanted, &ProgressBar::hidden(), interrupt).unwrap();
         let names: Vec<&str> = report.rows.iter().map(|row| row.who.as_str()).collect();
         assert_eq!(names, ["own", "sequential", "fused", "auto"]);
         assert_eq!(report.problem.ranks(), 3);

@@ -4,6 +4,7 @@
 
 use std::fmt::{self, Formatter};
 
+use overlap_gemm::host::Link;
 use serde::{Deserialize, Serialize};
 
 use crate::on_threads;
@@ -30,12 +31,20 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine whose ranks are threads, under a name that says so; it has no GPU.
-    pub fn of_threads() -> Machine {
+    /// A machine whose ranks are threads, under a name that says so, and how fast the link is, for nothing is compared between two
+    /// links; it has no GPU.
+    pub fn of_threads(link: Option<Link>) -> Machine {
+        /// A name has to be short enough to be read again.
+        const LONGEST: usize = 48;
         let cores = on_threads::cores();
         let processor = on_threads::processor().unwrap_or("a processor without a name".into());
+        let processor: String = processor.chars().take(LONGEST).collect();
+        let mut gpu = format!("rank on threads ({processor}, {cores} cores)");
+        if let Some(rate) = on_threads::rate_of(link) {
+            gpu += &format!(", {} MB/s", rate / 1e6);
+        }
         Machine {
-            gpu: format!("rank on threads ({processor}, {cores} cores)"),
+            gpu,
             sm_count: 0,
             memory_bytes: 0,
             l2_bytes: 0,

@@ -1,12 +1,11 @@
 //! A step on threads.
 
-use overlap_gemm::host::Link;
 use overlap_gemm::plan::Problem;
 
 use super::{Args, Shown};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, describe_machine, usual_chunks, usual_options};
+use crate::on_threads::{Steps, describe_machine, link, usual_chunks, usual_options};
 
 /// The last of them is shown.
 const STEPS: usize = 3;
@@ -14,7 +13,7 @@ const STEPS: usize = 3;
 pub(super) fn run(args: &Args, problem: Problem, interrupt: Interrupt) -> Result<Shown, Failure> {
     let chunks = args.chunks.unwrap_or_else(|| usual_chunks(&problem));
     let steps = Steps::new(&problem, usual_options(&problem, chunks), STEPS, args.seed);
-    let link = args.link.map(|megabytes| Link::of_rate(1e6 * megabytes));
+    let link = link(args.link)?;
     let outcome = steps.record(link, interrupt)?;
     if let Some(complaint) = outcome.report.complaint() {
         return Err(Failure::CheckFailed(complaint));

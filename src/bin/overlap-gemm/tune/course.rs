@@ -57,7 +57,7 @@ impl Clock {
 }
 
 /// Whether a table has a problem, measured here in every way of launching that is asked for.
-pub fn is_done(table: &Tuning, problem: &Problem, gpu: &str, sms: u32, launches: Launches) -> bool {
+pub fn is_done(table: &Tuning, problem: &Problem, gpu: &str, launches: Launches) -> bool {
     let (family, shape) = (Family::of(problem, gpu), Shape::of(problem));
     let [graph, plain] = match launches {
         Launches::Graph => [true, false],
@@ -66,8 +66,8 @@ pub fn is_done(table: &Tuning, problem: &Problem, gpu: &str, sms: u32, launches:
     };
     let done = |one: &Measured| (one.graph.is_some() || !graph) && (one.plain.is_some() || !plain);
     table.entries().iter().any(|entry| {
-        let here = entry.family == family && entry.shape == shape && entry.sms == sms;
-        here && entry.best().is_some_and(done)
+        let is_it = entry.family == family && entry.shape == shape;
+        is_it && entry.best().is_some_and(done)
     })
 }
 

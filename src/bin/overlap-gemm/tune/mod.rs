@@ -23,6 +23,7 @@ use clap::{ArgGroup, ValueEnum};
 use overlap_gemm::plan::BLayout;
 use overlap_gemm::tune::{TUNING_VARIABLE, Tuning, default_path, record};
 
+use self::report::On;
 use crate::bench::cases::{Case, spread};
 use crate::bench::shapes::{SMALL, ShapeArgs, unless, where_host};
 use crate::exit::Failure;
@@ -37,14 +38,14 @@ use crate::problem_args;
 /// strategies, engines, numbers of pieces, kernels and sweeps are planned, checked against an f64 reference and
 /// timed by turns as in `bench all-gather-gemm`, the good ones again and for longer. Each problem is written into
 /// the table as soon as it is done; what is in it already is not measured again. With --host all ranks are threads of this
-/// process, and chunks, tiles and sweeps are tried. With --check, --show, --merge or --host no GPU is needed, and no
+/// process, four small problems unless others are named, and chunks, tiles and sweeps are tried. With --check, --show, --merge or --host no GPU is needed, and no
 /// launcher.
 #[derive(clap::Args)]
 #[command(mut_arg("shapes", |arg| {
     where_host(&SMALL)(arg.default_value_if("set", ArgPredicate::IsPresent, None::<&str>))
 }))]
 #[command(mut_arg("set", |arg| unless("shapes", &["headline"])(where_host(&[])(arg))))]
-#[command(group(ArgGroup::new("of-ranks").args(["show", "host"])))]
+#[command(group(ArgGroup::new("of-ranks").args(["show", "host"]).multiple(true)))]
 pub struct Args {
     #[command(flatten)]
     problems: ShapeArgs,
@@ -53,7 +54,7 @@ pub struct Args {
     #[arg(long, default_value = "nk", value_parser = problem_args::b_layout())]
     b_layout: BLayout,
 
-    /// Measure on threads of this machine, not on GPUs
+    /// On threads of this machine, not on GPUs
     #[arg(long, conflicts_with_all = ["launch", "refine", "check", "merge"])]
     host: bool,
 
@@ -98,7 +99,7 @@ pub struct Args {
     #[arg(long, value_name = "N", requires = "of-ranks", value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Option<u32>,
 
-    /// The GPU, for --show, as the driver calls it; 'threads', or 'threads, 60 MB/s': threads of this machine
+    /// The GPU, for --show, as the driver calls it
     #[arg(long, value_name = "NAME", requires = "show", default_value = "NVIDIA H200")]
     gpu: String,
 
@@ -127,7 +128,10 @@ pub enum Launches {
 }
 
 /// What was asked to be measured.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+#[cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "threads are launched one way, and not refined")
+)]
 pub struct Wanted {
     pub cases: Vec<Case>,
     pub launch: Launches,
@@ -188,7 +192,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let spread = |case: &Case| spread(&case.problem, ranks);
         let cases = args.problems.cases(ranks, args.b_layout)?;
         let problems: Vec<_> = cases.iter().map(spread).collect::<Result<_, _>>()?;
-        return report::show(table, &problems, &args.gpu, output);
+        let on = match args.host {
+            true => On::Threads(on_threads::link(args.link)?),
+            false => On::Gpus(&args.gpu),
+        };
+        return report::show(table, &problems, &on, output);
     }
     if !args.merge.is_empty() {
         // All are read before anything is written.
@@ -200,6 +208,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return report::merged(&file, &tables, output);
     }
     if args.host {
+        on_threads::check_place()?;
         let ranks = args.ranks.unwrap_or(2);
         if ranks < 2 {
             let why = "--ranks: one rank has nothing to gather: give two or more";

@@ -5,17 +5,18 @@
 use std::fmt;
 use std::path::Path;
 
+use overlap_gemm::host::Link;
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{
     Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Place, Shape, Source, Tuning,
-    hold_out, is_threads,
+    hold_out,
 };
 use serde::Serialize;
 
 use crate::bench::statistics::{median, quantile};
 use crate::exit::Failure;
-use crate::on_threads::cores;
+use crate::on_threads::{cores, rate_of};
 use crate::output::Output;
 
 /// A family in a few words: `2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales`.
@@ -197,9 +198,6 @@ struct Show {
 impl Shown {
     fn of(problem: &Problem, gpu: &str, table: &Tuning) -> Shown {
         let asked = Asked { gpu, sms: Machine::h200().sms, problem };
-        if is_threads(gpu) {
-            return Shown::on_threads(problem, gpu, table);
-        }
         let (name, answer) = (problem.to_string(), table.look_up(&asked, &Anything));
         let Some(answer) = answer else {
             let why = "by the rules: no kernel computes it".to_owned();
@@ -218,16 +216,16 @@ impl Shown {
 }
 
 impl Shown {
-    fn on_threads(problem: &Problem, threads: &str, table: &Tuning) -> Shown {
-        let answer = table.on_threads(problem, threads, cores());
+    fn on_threads(problem: &Problem, link: Option<Link>, table: &Tuning) -> Shown {
+        let answer = table.on_threads(problem, cores(), rate_of(link));
         let (how, why) = match &answer {
             Some(answer) if answer.from.is_none() => ("tuned", answer.to_string()),
             Some(answer) => ("interpolated", answer.to_string()),
             None => ("by the rules", "by the rules: nothing near it was measured here".to_owned()),
         };
-        let gathering = answer.map(|answer| answer.gathering);
-        let multiplying = answer.as_ref().map(|answer| answer.multiplying());
-        let from = answer.and_then(|answer| answer.from).into_iter().collect();
+        let from = answer.iter().filter_map(|answer| answer.from).collect();
+        let parts = answer.map(|answer| (answer.gathering, answer.multiplying));
+        let (gathering, multiplying) = parts.unzip();
         Shown { problem: problem.to_string(), how, why, gathering, multiplying, from }
     }
 }
@@ -251,17 +249,29 @@ impl fmt::Display for Show {
     }
 }
 
+/// What problems would run on.
+pub enum On<'a> {
+    /// GPUs, as the driver calls them.
+    Gpus(&'a str),
+    /// Threads of this machine.
+    Threads(Option<Link>),
+}
+
 /// Tells what plans of `problems` would be made by.
 pub fn show(
     table: &Tuning,
     problems: &[Problem],
-    gpu: &str,
+    on: &On<'_>,
     output: Output,
 ) -> Result<(), Failure> {
+    let shown = |problem| match on {
+        On::Gpus(gpu) => Shown::of(problem, gpu, table),
+        On::Threads(link) => Shown::on_threads(problem, *link, table),
+    };
     let show = Show {
         sources: table.sources().to_vec(),
         notes: table.notes().to_vec(),
-        problems: problems.iter().map(|problem| Shown::of(problem, gpu, table)).collect(),
+        problems: problems.iter().map(shown).collect(),
     };
     output.write(&show, |stdout| write!(stdout, "{show}"))
 }

@@ -25,8 +25,8 @@ use crate::output::Output;
 use crate::progress;
 
 /// Tiles that are tried, beside the default.
-const TILES: [(u32, u32); 8] =
-    [(64, 256), (128, 128), (128, 256), (256, 256), (64, 128), (32, 512), (512, 64), (16, 512)];
+const TILES: [(u32, u32); 6] =
+    [(64, 256), (128, 128), (128, 256), (256, 256), (64, 128), (32, 512)];
 /// Numbers of chunks a rank.
 const CHUNKS: [u32; 4] = [1, 2, 4, 8];
 /// How much longer loops are than on GPUs: other programs share the cores, and take them for milliseconds.
@@ -43,7 +43,7 @@ pub struct Place {
 
 impl Place {
     fn name(self) -> String {
-        threads_name(rate_of(self.link))
+        threads_name(cores(), rate_of(self.link))
     }
 }
 
@@ -60,7 +60,7 @@ pub fn run(
     let mut todo = Vec::new();
     for case in &wanted.cases {
         let problem = spread(&case.problem, place.ranks)?;
-        if wanted.again || !is_done(&table, &problem, &place.name(), cores(), Launches::Plain) {
+        if wanted.again || !is_done(&table, &problem, &place.name(), Launches::Plain) {
             todo.push((case, problem));
         }
     }
@@ -137,7 +137,8 @@ fn known(problem: &Problem) -> Result<Known, Failure> {
     let fused = |pieces| Gathering::on_threads(Order::Fused, pieces);
     let mut ways: Vec<Gathering> =
         CHUNKS.into_iter().filter(|pieces| *pieces <= most_rows).map(fused).collect();
-    if problem.m() <= MAX_TILE_EXTENT {
+    // Where a tile has all rows, every step waits for all.
+    if (tile.m + 1..=MAX_TILE_EXTENT).contains(&problem.m()) {
         ways.push(Gathering::on_threads(Order::Sequential, 1));
     }
     let others = TILES.map(|(m, n)| TileShape { m, n });
@@ -175,10 +176,10 @@ impl OneProblem<'_> {
     /// Microseconds a step, in a loop of so many; or what is wrong.
     fn time(&self, candidate: &Candidate, steps: usize) -> Result<Result<f64, String>, Failure> {
         let Candidate { gathering, multiplying, .. } = candidate;
-        let Some(options) = thread_options(gathering, multiplying, self.problem) else {
+        let Some(options) = thread_options(gathering, multiplying, self.problem, cores()) else {
             return Ok(Err(format!("{REFUSED}threads cannot carry it out")));
         };
-        let steps = Steps::new(self.problem, options, 1 + steps, self.seed);
+        let steps = Steps::new(self.problem, options, 1 + steps, self.seed).in_place();
         time_together(&[steps], self.place.link, self.interrupt)
     }
 }
@@ -244,11 +245,12 @@ mod tests {
             let Known { untuned, ways, whole, .. } = known(&problem).unwrap();
             assert_eq!(untuned.multiplying, whole[0]);
             assert!(ways.iter().any(|way| way.order == Order::Fused));
-            assert_eq!(ways.iter().any(|way| way.order == Order::Sequential), m < 50_000);
+            let after_all = ways.iter().any(|way| way.order == Order::Sequential);
+            assert_eq!(after_all, (257..16_385).contains(&m));
             for (nth, tile) in whole.iter().enumerate() {
                 assert!(!whole[..nth].contains(tile), "{tile}");
                 for way in &ways {
-                    let options = thread_options(way, tile, &problem);
+                    let options = thread_options(way, tile, &problem, 8);
                     let chunks = options.and_then(|options| options.chunks_per_shard);
                     assert_eq!(chunks, Some(way.pieces), "{m}: {way}; {tile}");
                 }

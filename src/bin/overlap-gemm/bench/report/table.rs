@@ -74,7 +74,7 @@ impl Compared<'_> {
         let rate = match row.kind {
             Kind::AllGather => format!("{:.0} GB/s", self.gigabytes(times.median)),
             _ => match self.teraflops(times.median) {
-                // Threads are not GPUs.
+                // Threads, or a few rows.
                 few if few < 10.0 => format!("{:.0} GFLOP/s", 1e3 * few),
                 many => format!("{many:.0} TFLOP/s"),
             },

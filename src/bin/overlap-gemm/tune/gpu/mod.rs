@@ -91,8 +91,7 @@ fn todo<'w>(wanted: &'w Wanted, group: &Group, gpu: &Gpu) -> Result<Vec<&'w Case
         let table = Tuning::from_file(&wanted.file)?;
         for (missing, case) in missing.iter_mut().zip(&wanted.cases) {
             let problem = spread(&case.problem, group.ranks())?;
-            let info = gpu.device.info();
-            let done = is_done(&table, &problem, &info.name, info.sm_count, wanted.launch);
+            let done = is_done(&table, &problem, &gpu.device.info().name, wanted.launch);
             if done && !wanted.again {
                 *missing = 0;
             }
