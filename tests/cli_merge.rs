@@ -7,46 +7,16 @@
 
 #[path = "common/binary.rs"]
 mod binary;
+#[path = "common/folder.rs"]
+mod folder;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use binary::{refused, run};
+use folder::Folder;
 use serde_json::{Value, json};
-
-/// A folder of its own; removed when the test ends.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(test: &str) -> Folder {
-        let name = format!("overlap-gemm-merge-{test}-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
-        Folder(folder)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-
-    /// A file with that in it.
-    fn file(&self, name: &str, content: &Value) -> String {
-        fs::write(self.0.join(name), content.to_string()).unwrap();
-        self.path(name)
-    }
-
-    fn read(&self, name: &str) -> String {
-        fs::read_to_string(self.0.join(name)).unwrap()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A run in the first format, which only `bench all-gather-gemm` of old wrote.
 fn first_format() -> Value {

@@ -6,42 +6,22 @@
 
 #[path = "common/binary.rs"]
 mod binary;
+#[path = "common/folder.rs"]
+mod folder;
 
 use std::fs;
-use std::path::PathBuf;
 
 use binary::{command, outcome, refused, run};
+use folder::Folder;
 use overlap_gemm::tune::{Order, Tuning, threads_name};
 use serde_json::Value;
-
-/// A folder of its own, gone with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let name = format!("overlap-gemm-on-threads-{name}-{}", std::process::id());
-        let folder = Folder(std::env::temp_dir().join(name));
-        fs::create_dir_all(&folder.0).unwrap();
-        folder
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 const BENCH: [&str; 7] = ["bench", "all-gather-gemm", "--host", "--steps", "2", "--rounds", "2"];
 
 #[test]
 fn a_bench_has_times_of_everybody_and_can_be_read_and_drawn_again() {
     let folder = Folder::new("bench");
-    let (json, plot) = (folder.file("host.json"), folder.file("host.svg"));
+    let (json, plot) = (folder.path("host.json"), folder.path("host.svg"));
     let shapes = ["--ranks", "3", "--shapes", "40x24x32,80x24x32", "--types", "bf16,e4m3"];
     let files = ["--link", "400", "--output", &json, "--plot", &plot];
     let (code, stdout, stderr) = run(&[&BENCH[..], &shapes, &files].concat());
@@ -76,7 +56,7 @@ fn a_bench_has_times_of_everybody_and_can_be_read_and_drawn_again() {
 #[test]
 fn what_was_tuned_is_kept_shown_and_planned_by() {
     let folder = Folder::new("tune");
-    let file = folder.file("table.json");
+    let file = folder.path("table.json");
     let tune = ["tune", "--host", "--ranks", "3", "--shapes", "300x24x32", "--output", &file];
     let (code, stdout, stderr) = run(&tune);
     assert_eq!(code, 0, "{stderr}");
@@ -143,7 +123,7 @@ fn what_was_tuned_is_kept_shown_and_planned_by() {
 #[test]
 fn times_over_two_links_are_not_compared() {
     let folder = Folder::new("links");
-    let files = ["memory.json", "slow.json"].map(|name| folder.file(name));
+    let files = ["memory.json", "slow.json"].map(|name| folder.path(name));
     for (file, link) in files.iter().zip([&[][..], &["--link", "300"]]) {
         let args = [&BENCH[..], &["--shapes", "40x24x32", "--output", file], link].concat();
         assert_eq!(run(&args).0, 0);

@@ -6,39 +6,19 @@
 
 #[path = "common/binary.rs"]
 mod binary;
+#[path = "common/folder.rs"]
+mod folder;
 
 use std::fs;
-use std::path::PathBuf;
 
 use binary::{command, outcome, refused, run};
+use folder::Folder;
 use overlap_gemm::ElementType;
 use overlap_gemm::plan::{BLayout, ClusterShape, ElementTypes, Scaling, TileShape};
 use overlap_gemm::tune::{
     Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time, Tuning, record,
 };
 use serde_json::Value;
-
-/// A folder of its own, gone with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let name = format!("overlap-gemm-cli-tune-{name}-{}", std::process::id());
-        let folder = Folder(std::env::temp_dir().join(name));
-        fs::create_dir_all(&folder.0).unwrap();
-        folder
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// What the cost model likes for 4096 rows.
 const KERNEL: &str = "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong";
@@ -114,7 +94,7 @@ fn tune_refuses_what_makes_no_sense() {
 #[test]
 fn tune_without_a_launcher_or_a_gpu_says_what_is_missing() {
     let folder = Folder::new("missing");
-    let args = ["tune", "--output", &folder.file("table.json")];
+    let args = ["tune", "--output", &folder.path("table.json")];
     let outcome = |named: &[(&str, &str)]| {
         let mut command = command(&args);
         for name in ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"] {
@@ -143,7 +123,7 @@ fn tune_without_a_launcher_or_a_gpu_says_what_is_missing() {
 #[test]
 fn check_holds_out_every_problem() {
     let folder = Folder::new("check");
-    let file = folder.file("table.json");
+    let file = folder.path("table.json");
     table(&file);
     let (code, stdout, stderr) = run(&["tune", "--check", &file]);
     assert_eq!((code, stderr.as_str()), (0, ""));
@@ -163,7 +143,7 @@ fn check_holds_out_every_problem() {
 #[test]
 fn show_says_tuned_interpolated_or_modelled() {
     let folder = Folder::new("show");
-    let file = folder.file("table.json");
+    let file = folder.path("table.json");
     table(&file);
     let shapes = "4096x3584x8192,5000x3584x8192,64x3584x8192";
     let args = ["tune", "--show", "--ranks", "2", "--shapes", shapes, "--table", &file];
@@ -200,7 +180,7 @@ fn show_says_tuned_interpolated_or_modelled() {
 #[test]
 fn a_table_that_cannot_be_trusted_is_told_of_and_stops_nobody() {
     let folder = Folder::new("bad");
-    let file = folder.file("table.json");
+    let file = folder.path("table.json");
     let show = ["tune", "--show", "--ranks", "2", "--shapes", "64x64x64"];
     for (text, words) in [
         ("{\"format\"", "damaged"),
@@ -227,7 +207,7 @@ fn a_table_that_cannot_be_trusted_is_told_of_and_stops_nobody() {
 #[test]
 fn merge_adds_tables_and_the_last_one_counts() {
     let folder = Folder::new("merge");
-    let [one, two, all] = ["one.json", "two.json", "all.json"].map(|name| folder.file(name));
+    let [one, two, all] = ["one.json", "two.json", "all.json"].map(|name| folder.path(name));
     table(&one);
     record(two.as_ref(), &[entry(4096, &[(4, 390.0)]), entry(64, &[(1, 20.0)])]).unwrap();
     let tables = format!("{one},{two}");
