@@ -18,7 +18,7 @@ use crate::plan::Problem;
 use crate::predict::{Kernel, Machine, all_kernels};
 
 /// Entries farther away than this say nothing: a side that is eight times as long.
-pub(super) const FARTHEST: f64 = 3.0;
+const FARTHEST: f64 = 3.0;
 /// How many of the nearest are looked at.
 const NEAR: usize = 8;
 /// How much of what is not known of a candidate counts against it.
@@ -147,19 +147,25 @@ pub(super) fn look_up(entries: &[Entry], asked: &Asked<'_>, fits: &dyn Fits) -> 
     let most_rows = asked.problem.shards().most_rows();
     let possible = |way: &Gathering| way.pieces <= most_rows && fits.gathering(way);
     let (of, place) = (Family::of(asked.problem, asked.gpu), Place::of(asked.problem));
-    let alike = || entries.iter().filter(|entry| entry.family.is_like(&of));
-    let exact = alike().find(|entry| entry.place() == place && is_even(asked.problem));
+    let mut alike = entries.iter().filter(|entry| entry.family.is_like(&of));
+    let exact = alike.find(|entry| entry.place() == place && is_even(asked.problem));
     if let Some(answer) = exact.and_then(|entry| tuned(entry, &possible, fits)) {
         return Some(answer);
     }
-    let mut near: Vec<&Entry> =
-        alike().filter(|entry| entry.place().distance(place) <= FARTHEST).collect();
-    near.sort_by(|one, other| {
-        let distance = |entry: &Entry| entry.place().distance(place);
-        distance(one).total_cmp(&distance(other)).then(one.place().cmp(&other.place()))
-    });
+    let mut near = nearest(entries, &of, place);
     near.truncate(NEAR);
     expected(&near, asked, &possible, fits)
+}
+
+/// Those of that kind, on whatever number of ranks, that are near enough to say something, the nearest first.
+pub(super) fn nearest<'a>(entries: &'a [Entry], of: &Family, place: Place) -> Vec<&'a Entry> {
+    let distance = |entry: &Entry| entry.place().distance(place);
+    let is_near = |entry: &&Entry| entry.family.is_like(of) && distance(entry) <= FARTHEST;
+    let mut near: Vec<&Entry> = entries.iter().filter(is_near).collect();
+    near.sort_by(|one, other| {
+        distance(one).total_cmp(&distance(other)).then(one.place().cmp(&other.place()))
+    });
+    near
 }
 
 /// The best of what was measured that fits; if no kernel does, the best way to gather.

@@ -8,8 +8,8 @@
 
 use std::fmt;
 
-use super::entry::{Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Place};
-use super::lookup::{FARTHEST, is_even};
+use super::entry::{Family, Gathering, Measured, Mover, Multiplying, Order, Place};
+use super::lookup::{is_even, nearest};
 use super::table::Tuning;
 use crate::plan::{ClusterShape, MAX_TILE_EXTENT, Plan, PlanOptions, Problem, TileShape, Tiling};
 
@@ -140,14 +140,7 @@ impl Tuning {
     ) -> Option<OnThreads> {
         let threads = threads_name(cores, bytes_per_second);
         let (of, place) = (Family::of(problem, &threads), Place::of(problem));
-        let near =
-            |entry: &&Entry| entry.family.is_like(&of) && entry.place().distance(place) <= FARTHEST;
-        let mut all: Vec<&Entry> = self.entries().iter().filter(near).collect();
-        all.sort_by(|one, other| {
-            let distance = |entry: &Entry| entry.place().distance(place);
-            distance(one).total_cmp(&distance(other))
-        });
-        all.into_iter().find_map(|entry| {
+        nearest(self.entries(), &of, place).into_iter().find_map(|entry| {
             let is_it = entry.place() == place && is_even(problem);
             let from = (!is_it).then(|| entry.place());
             entry.measured.iter().find_map(|one| {
@@ -163,7 +156,7 @@ impl Tuning {
 
 #[cfg(test)]
 mod tests {
-    use super::super::entry::Time;
+    use super::super::entry::{Entry, Time};
     use super::super::made_up::entry;
     use super::*;
 

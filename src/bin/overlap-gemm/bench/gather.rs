@@ -11,7 +11,7 @@ use overlap_gemm::plan::BLayout;
 use super::cases::Case;
 use super::gemm::Launch;
 use super::host;
-use super::report::{FormatArgs, Formats};
+use super::report::{Comparison, Document, FormatArgs, Formats, Run, first_failure};
 use super::shapes::{SMALL, ShapeArgs, unless, where_host};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
@@ -234,8 +234,7 @@ impl Args {
         let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
         // Whom a peer has, it says later.
         if self.peer.is_none() {
-            let names: Vec<&str> = self.contenders.iter().map(|who| who.name()).collect();
-            self.formats.check_drawn(&names)?;
+            self.check_drawn()?;
         }
         Ok(Wanted {
             cases: self.problems.cases(ranks, BLayout::Nk)?,
@@ -256,6 +255,12 @@ impl Args {
             timelines: self.timelines.clone(),
             seed: self.seed,
         })
+    }
+
+    /// An error if somebody is to be drawn who does not take part.
+    fn check_drawn(&self) -> Result<(), Failure> {
+        let names: Vec<&str> = self.contenders.iter().map(|who| who.name()).collect();
+        self.formats.check_drawn(&names)
     }
 
     /// The same for threads.
@@ -286,8 +291,7 @@ impl Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     if args.host {
         let wanted = args.wanted_on_threads()?;
-        let names: Vec<&str> = wanted.contenders.iter().map(|who| who.name()).collect();
-        args.formats.check_drawn(&names)?;
+        args.check_drawn()?;
         let shown = Shown { output: args.output.open()?, formats: args.formats.open()? };
         return host::run(&wanted, shown, Interrupt::install()?);
     }
@@ -306,6 +310,23 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 pub struct Shown {
     pub output: Output,
     pub formats: Formats,
+}
+
+impl Shown {
+    /// Writes all that a run gave, if it gave anything, and says how the command ends.
+    pub fn end(self, run: Run, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        if run.cases.is_empty() {
+            return outcome;
+        }
+        let runs = [run];
+        let all = Comparison::of(&runs);
+        self.output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
+        let written = self.formats.write(&all);
+        match first_failure(&runs) {
+            Some(why) => Err(Failure::CheckFailed(why)),
+            None => outcome.and(written),
+        }
+    }
 }
 
 #[cfg(feature = "cuda")]

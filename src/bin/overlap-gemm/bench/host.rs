@@ -11,7 +11,7 @@ use overlap_gemm::tune::{Gathering, Multiplying, Order, Tuning, thread_options};
 use super::cases::{Case, spread};
 use super::gather::{Gatherer, Shown};
 use super::machine::Machine;
-use super::report::{CaseReport, Comparison, Document, Kind, Row, Run, first_failure, own_name};
+use super::report::{CaseReport, Document, Kind, Row, Run, own_name};
 use super::turns::turn;
 use super::{NOT_AT_ITS_END, command};
 use crate::exit::Failure;
@@ -62,6 +62,9 @@ struct Field<'a> {
 
 /// Runs all cases, and shows what they gave.
 pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<(), Failure> {
+    // Whatever cannot be planned is refused before anything is measured.
+    let enter = |case| Field::enter(case, wanted);
+    let fields = wanted.cases.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
     let loops = wanted.contenders.len() * (WARM_UP_ROUNDS + wanted.rounds);
     let bar = progress::bar((wanted.cases.len() * loops) as u64, "loops", &shown.output);
     bar.tick();
@@ -78,9 +81,6 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
         cases: Vec::new(),
         ended_early: Some(NOT_AT_ITS_END.into()),
     };
-    // Whatever cannot be planned is refused before anything is measured.
-    let enter = |case| Field::enter(case, wanted);
-    let fields = wanted.cases.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
     let outcome = fields.into_iter().try_for_each(|field| {
         let report = field.measure(wanted, &bar, interrupt)?;
         bar.suspend(|| eprintln!("{report}"));
@@ -89,17 +89,7 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
     });
     bar.finish_and_clear();
     run.ended_early = outcome.as_ref().err().map(Failure::to_string);
-    if run.cases.is_empty() {
-        return outcome;
-    }
-    let runs = [run];
-    let all = Comparison::of(&runs);
-    shown.output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
-    let written = shown.formats.write(&all);
-    match first_failure(&runs) {
-        Some(why) => Err(Failure::CheckFailed(why)),
-        None => outcome.and(written),
-    }
+    shown.end(run, outcome)
 }
 
 impl<'a> Field<'a> {

@@ -213,9 +213,7 @@ impl Shown {
         let Answer { gathering, multiplying, .. } = answer;
         Shown { problem: name, how, why, gathering: Some(gathering), multiplying, from }
     }
-}
 
-impl Shown {
     fn on_threads(problem: &Problem, link: Option<Link>, table: &Tuning) -> Shown {
         let answer = table.on_threads(problem, cores(), rate_of(link));
         let (how, why) = match &answer {

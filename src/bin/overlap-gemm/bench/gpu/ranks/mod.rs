@@ -29,9 +29,7 @@ use overlap_gemm::{Error, Result};
 use super::super::cases::{Case, spread};
 use super::super::gather::{Gatherer, Shown, Wanted};
 use super::super::gemm::Launch;
-use super::super::report::{
-    CaseReport, Comparison, Document, Kind, Row, Run, first_failure, own_name,
-};
+use super::super::report::{CaseReport, Document, Kind, Row, Run, own_name};
 use super::super::turns::turn;
 use super::super::{NOT_AT_ITS_END, command};
 use super::check::Check;
@@ -129,17 +127,9 @@ pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> R
     let outcome = told(&bench.group, bench.run_all(&mut run, shown.as_mut()));
     bench.bar.finish_and_clear();
     run.ended_early = outcome.as_ref().err().map(Failure::to_string);
-    if run.cases.is_empty() {
-        return outcome;
-    }
-    let Some(Shown { output, formats }) = shown else { return outcome };
-    let runs = [run];
-    let all = Comparison::of(&runs);
-    output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
-    let written = formats.write(&all);
-    match first_failure(&runs) {
-        Some(why) => Err(Failure::CheckFailed(why)),
-        None => outcome.and(written),
+    match shown {
+        Some(shown) => shown.end(run, outcome),
+        None => outcome,
     }
 }
 
