@@ -10,6 +10,7 @@ use overlap_gemm::tune::{Gathering, Multiplying, Order, Tuning, thread_options};
 
 use super::cases::{Case, spread};
 use super::gather::{Gatherer, Shown};
+use super::lineup::Lineup;
 use super::machine::Machine;
 use super::report::{CaseReport, Document, Kind, Row, Run, own_name};
 use super::turns::turn;
@@ -49,15 +50,13 @@ struct Entrant {
     groups: Vec<Steps>,
     times: Vec<f64>,
     failed: Option<String>,
-    /// The place of one before it with the same plan, which has the times of both.
-    twin: Option<usize>,
 }
 
 /// One problem, and all who take part.
 struct Field<'a> {
     case: &'a Case,
     problem: Problem,
-    entrants: Vec<Entrant>,
+    lineup: Lineup<Entrant>,
 }
 
 /// Runs all cases, and shows what they gave.
@@ -65,8 +64,9 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
     // Whatever cannot be planned is refused before anything is measured.
     let enter = |case| Field::enter(case, wanted);
     let fields = wanted.cases.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
-    let loops = wanted.contenders.len() * (WARM_UP_ROUNDS + wanted.rounds);
-    let bar = progress::bar((wanted.cases.len() * loops) as u64, "loops", &shown.output);
+    let running: usize = fields.iter().map(|field| field.lineup.entrants.len()).sum();
+    let loops = running * (WARM_UP_ROUNDS + wanted.rounds);
+    let bar = progress::bar(loops as u64, "loops", &shown.output);
     bar.tick();
     let mut run = Run {
         command: command(),
@@ -95,15 +95,16 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
 impl<'a> Field<'a> {
     fn enter(case: &'a Case, wanted: &Wanted) -> Result<Field<'a>, Failure> {
         let problem = spread(&case.problem, wanted.ranks)?;
-        let mut entrants: Vec<Entrant> = Vec::new();
+        let mut lineup: Lineup<Entrant> = Lineup::new();
         for &who in &wanted.contenders {
-            let mut new = Entrant::new(who, &problem, wanted)?;
+            let new = Entrant::new(who, &problem, wanted)?;
             let is_same =
                 |one: &Entrant| one.options == new.options && one.groups.len() == new.groups.len();
-            new.twin = entrants.iter().position(is_same);
-            entrants.push(new);
+            if !lineup.add_twin(who.name(), &new.what, is_same) {
+                lineup.entrants.push(new);
+            }
         }
-        Ok(Field { case, problem, entrants })
+        Ok(Field { case, problem, lineup })
     }
 
     fn measure(
@@ -112,12 +113,12 @@ impl<'a> Field<'a> {
         bar: &ProgressBar,
         interrupt: Interrupt,
     ) -> Result<CaseReport, Failure> {
-        let Field { case, problem, mut entrants } = self;
+        let Field { case, problem, mut lineup } = self;
         for round in 0..WARM_UP_ROUNDS + wanted.rounds {
-            for nth in turn(round, entrants.len()) {
-                let entrant = &mut entrants[nth];
+            for nth in turn(round, lineup.entrants.len()) {
+                let entrant = &mut lineup.entrants[nth];
                 bar.inc(1);
-                if entrant.failed.is_some() || entrant.twin.is_some() {
+                if entrant.failed.is_some() {
                     continue;
                 }
                 match time_together(&entrant.groups, wanted.link, interrupt)? {
@@ -127,28 +128,26 @@ impl<'a> Field<'a> {
                 }
             }
         }
-        let mut rows: Vec<Row> = Vec::new();
-        for Entrant { who, mut what, mut times, mut failed, twin, .. } in entrants {
-            if let Some(twin) = twin.and_then(|place| rows.get(place)) {
-                what += &format!("; timed as {}", twin.who);
-                (times, failed) = (twin.rounds_us.clone(), twin.failed.clone());
-            }
-            rows.push(Row {
-                who: who.name().into(),
-                peer: false,
-                kind: if who == Gatherer::Own { Kind::Gemm } else { Kind::AllGatherGemm },
-                graph: false,
-                what,
-                failed,
-                rounds_us: times,
-                host_us: Vec::new(),
-            });
-        }
+        let rows = lineup.into_rows(Entrant::into_row);
         Ok(CaseReport { name: case.to_string(), rows, problem })
     }
 }
 
 impl Entrant {
+    fn into_row(self) -> Row {
+        let Entrant { who, what, times, failed, .. } = self;
+        Row {
+            who: who.name().into(),
+            peer: false,
+            kind: if who == Gatherer::Own { Kind::Gemm } else { Kind::AllGatherGemm },
+            graph: false,
+            what,
+            failed,
+            rounds_us: times,
+            host_us: Vec::new(),
+        }
+    }
+
     fn new(who: Gatherer, problem: &Problem, wanted: &Wanted) -> Result<Entrant, Failure> {
         if who == Gatherer::Own {
             return Entrant::alone(problem, wanted);
@@ -192,7 +191,7 @@ impl Entrant {
     }
 
     fn of(who: Gatherer, what: String, options: PlanOptions, groups: Vec<Steps>) -> Entrant {
-        Entrant { who, what, options, groups, times: Vec::new(), failed: None, twin: None }
+        Entrant { who, what, options, groups, times: Vec::new(), failed: None }
     }
 }
 

@@ -1,7 +1,8 @@
 //! `overlap-gemm bench`: how fast it is, against what others ship.
 //!
 //! To add a bench, write its module and add one variant to `What`. What all of them share is beside:
-//! [`cases`] (what is multiplied), [`sets`] and [`shapes`] (problems by name, and the arguments), [`machine`] (where it ran), [`statistics`], [`turns`].
+//! [`cases`] (what is multiplied), [`sets`] and [`shapes`] (problems by name, and the arguments), [`machine`] (where it ran), [`statistics`], [`lineup`]
+//! (who runs), [`turns`] (when).
 //! `gather` (and its part on threads, [`host`]) and [`merge`] have their results in [`report`]; `gemm` has, with the feature `cuda`, `results`
 //! (what was measured, as data), `bars` (what the project wants) and `table` (all of it as text). `gpu` is
 //! the measuring. Invariant: nobody is shown a time for a wrong result.
@@ -14,6 +15,7 @@ pub mod gemm;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod host;
+mod lineup;
 pub mod machine;
 mod merge;
 pub mod report;

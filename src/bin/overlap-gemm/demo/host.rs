@@ -12,12 +12,13 @@ use overlap_gemm::plan::Problem;
 use super::{Args, Shown};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, describe_machine, usual_options};
+use crate::on_threads::{Steps, describe_machine, link, usual_options};
 
 /// Steps before the timed ones.
 const WARM_UP: usize = 1;
 
 pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
+    let wanted = link(args.link)?;
     let (m, n, k) = (args.m.unwrap_or(1024), args.n.unwrap_or(512), args.k.unwrap_or(1024));
     let problem = Problem::builder(m, n, k).ranks(args.ranks).build()?;
     let count = WARM_UP + args.steps as usize;
@@ -28,12 +29,11 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
     let sent = problem.row_bytes(&problem.shards().rows(0)) * u128::from(problem.ranks() - 1);
     let mut report = timed(None)?;
     let compute = median(&report.step_times);
-    let rate = match args.link {
-        Some(megabytes) => 1e6 * megabytes,
-        // One rank sends nothing; any rate will do.
-        None => (sent as f64 / compute.as_secs_f64()).max(1.0),
-    };
-    let slowed = timed(Some(Link::of_rate(rate)))?;
+    // One rank sends nothing; any rate will do.
+    let as_long_as_computing = || Link::of_rate((sent as f64 / compute.as_secs_f64()).max(1.0));
+    let link = wanted.unwrap_or_else(as_long_as_computing);
+    let slowed = timed(Some(link))?;
+    let rate = link.bytes_per_second;
     let step = median(&slowed.step_times);
     let transfer = Duration::try_from_secs_f64(sent as f64 / rate).unwrap_or(Duration::MAX);
     report.report.merge(&slowed.report);

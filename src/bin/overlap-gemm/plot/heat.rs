@@ -15,8 +15,11 @@ const LINE: f64 = 14.0;
 const ROW_NAME: f64 = 330.0;
 const COLUMN_NAME: f64 = 110.0;
 const BAR: f64 = 260.0;
-/// The least width, so that titles have room.
+/// The least width, and the most that the words above widen a picture of few columns to.
 const LEAST: f64 = 560.0;
+const WORDS: f64 = 820.0;
+/// The most that its head widens a group of few columns to.
+const GROUP_NAME: f64 = 220.0;
 
 /// A table of rows by groups of columns.
 pub struct HeatMap {
@@ -92,9 +95,14 @@ impl HeatMap {
             let cells = cells.iter().map(|cell| shortened(Font::Small, cell.text(), COLUMN_NAME));
             widest(&mut broken(name).into_iter().chain(cells)).max(30.0) + 2.0 * PAD
         };
-        let columns =
-            self.groups.iter().map(|group| group.columns.iter().map(width_of).sum::<f64>() + GAP);
-        let width = (left + columns.sum::<f64>()).max(LEAST) + MARGIN;
+        let width_of_group = |group: &Columns| {
+            let columns: f64 = group.columns.iter().map(width_of).sum();
+            columns.max(Font::Head.width(&group.head).min(GROUP_NAME))
+        };
+        let groups: f64 = self.groups.iter().map(|group| width_of_group(group) + GAP).sum();
+        let words = Font::Small.width(&self.legend).max(Font::Body.width(&self.subtitle));
+        let least = LEAST.max(MARGIN + words.min(WORDS));
+        let width = (left + groups).max(least) + MARGIN;
         let room = width - 2.0 * MARGIN;
         canvas.heading(width, &self.title, &self.subtitle);
         let top = self.draw_legend(&mut canvas, HEADING + 2.0, room);
@@ -108,13 +116,10 @@ impl HeatMap {
         }
         let mut x = left;
         for group in &self.groups {
-            let all: f64 = group.columns.iter().map(width_of).sum();
-            canvas.text(
-                (x, top + 16.0),
-                Anchor::Start,
-                Font::Head,
-                &shortened(Font::Head, &group.head, all),
-            );
+            let all = width_of_group(group);
+            let head = shortened(Font::Head, &group.head, all);
+            canvas.text((x, top + 16.0), Anchor::Start, Font::Head, &head);
+            let beyond = x + all + GAP;
             for column in &group.columns {
                 let width = width_of(column);
                 let (name, cells) = column;
@@ -137,7 +142,7 @@ impl HeatMap {
                 }
                 x += width;
             }
-            x += GAP;
+            x = beyond;
         }
         let mut bottom = first + ROW * self.rows.len() as f64;
         if self.rows.is_empty() || self.groups.is_empty() {

@@ -29,7 +29,7 @@ const GAIN: [(f64, [u8; 3]); 3] =
 /// What a heat map shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Heat {
-    /// The overlap efficiency E, in per cent of NCCL's gather that was hidden
+    /// The overlap efficiency E, in per cent of the gather's cost that was hidden: of NCCL's, on threads of the library's own
     #[default]
     Efficiency,
     /// The time as a multiple of T_gemm
@@ -235,30 +235,45 @@ pub fn heat_map(all: &Comparison<'_>, drawn: &Drawn<'_>, heat: Heat) -> String {
             all.setups[case.setup].ranks, all.setups[case.setup].gpu, case.name
         ),
     };
-    let (title, legend, ticks): (_, _, Vec<(f64, String)>) = match heat {
+    let (title, legend, ticks): (_, String, Vec<(f64, String)>) = match heat {
         Heat::Efficiency => (
             "All-gather + GEMM: how much of the gather was hidden",
-            "E = 1 − (T − T_gemm) ÷ (T of nccl-cublaslt − T_gemm); 100 %: the gather costs nothing; framed: the best of its row",
+            format!(
+                "E = 1 − (T − T_gemm) ÷ (T of {} − T_gemm); 100 %: the gather costs nothing; framed: the best of its row",
+                behind(all).join(" or ")
+            ),
             [-50, 0, 50, 100]
                 .map(|e| (f64::from(e) / 100.0, format!("{} %", whole(f64::from(e)))))
                 .to_vec(),
         ),
         Heat::OverGemm => (
             "All-gather + GEMM: time as a multiple of the product's alone",
-            "T ÷ T_gemm; 1: the gather costs nothing; framed: the best of its row",
+            "T ÷ T_gemm; 1: the gather costs nothing; framed: the best of its row".into(),
             [2.83, 2.0, 1.41, 1.0].map(|over| (gain_of(over), number(over))).to_vec(),
         ),
     };
     let map = HeatMap {
         title: title.into(),
         subtitle: subtitle(all, "M×N×K, N of one GPU"),
-        legend: legend.into(),
+        legend,
         ramp: Ramp::of(&GAIN),
         ticks,
         rows: cases.iter().map(name).collect(),
         groups,
     };
     map.to_svg()
+}
+
+/// What efficiencies are told beside, by name.
+fn behind<'a>(all: &'a Comparison<'_>) -> Vec<&'a str> {
+    let mut names: Vec<&str> = Vec::new();
+    let launches = all.cases.iter().flat_map(|case| [true, false].map(|graph| (case, graph)));
+    for entry in launches.filter_map(|(case, graph)| case.one_after_the_other(graph)) {
+        if !names.contains(&entry.row.who.as_str()) {
+            names.push(&entry.row.who);
+        }
+    }
+    names
 }
 
 /// Where a multiple of T_gemm is on the colours: 1 at the best, 2 where the colours turn.
@@ -332,6 +347,16 @@ mod tests {
         let only = ["fsued".to_owned()];
         let why = Drawn { only: &only }.unknown(&all).unwrap();
         assert!(why.contains("'fsued'; there are cublaslt, torch-mm, own"), "{why}");
+    }
+
+    #[test]
+    fn the_legend_says_what_efficiency_is_told_beside() {
+        let mut on_threads = usual_case(64);
+        on_threads.rows.retain(|row| row.who != "nccl-cublaslt");
+        on_threads.rows.push(row("sequential", Kind::AllGatherGemm, &[9.0]));
+        let runs = [run(vec![usual_case(1024), on_threads])];
+        let picture = heat_map(&Comparison::of(&runs), &EVERYBODY, Heat::Efficiency);
+        assert!(picture.contains("T of nccl-cublaslt or sequential − T_gemm"), "{picture}");
     }
 
     #[test]

@@ -58,6 +58,10 @@ impl fmt::Display for Compared<'_> {
             if let Some(tax) = self.tax(graph) {
                 writeln!(f, "  own ÷ cublaslt, {}: {tax}", launch_name(graph))?;
             }
+            let seq = self.one_after_the_other(graph).filter(|_| self.nccl(graph).is_none());
+            if let Some(Entry { label, .. }) = seq {
+                writeln!(f, "  E, {}: beside {label}", launch_name(graph))?;
+            }
         }
         Ok(())
     }
@@ -180,6 +184,17 @@ mod tests {
         assert_eq!(words(&text, "torch-native")[2..6], ["FAILED:", "off", "by", "1"], "{text}");
         assert_eq!(words(&text, "gather")[5..7], ["210", "GB/s"], "{text}");
         assert!(text.contains("own ÷ cublaslt, graph: 1.030\n"), "{text}");
+    }
+
+    #[test]
+    fn without_nccl_efficiency_is_told_beside_the_librarys_own() {
+        let mut case = usual_case(1024);
+        case.rows.retain(|row| row.who != "nccl-cublaslt");
+        assert_eq!(words(&case.to_string(), "fused")[10], "–", "{case}");
+        case.rows.push(row("sequential", Kind::AllGatherGemm, &[120.0, 122.4, 117.6]));
+        let text = case.to_string();
+        assert_eq!(words(&text, "fused")[10..12], ["75", "%"], "{text}");
+        assert!(text.contains("\n  E, graph: beside sequential\n"), "{text}");
     }
 
     #[test]

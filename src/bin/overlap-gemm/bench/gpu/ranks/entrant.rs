@@ -37,28 +37,6 @@ pub struct Entrant<'a> {
     pub runner: Runner<'a>,
 }
 
-/// A contender that would be carried out just as one that takes part already, and has the times of that: what two of the
-/// same differ by says nothing of either.
-pub struct Twin {
-    pub name: String,
-    pub what: String,
-    /// Whose, counted among those that take part.
-    pub of: usize,
-    /// Its place among all.
-    pub place: usize,
-}
-
-/// Adds those that have the times of others, in their places.
-pub fn with_twins(mut rows: Vec<Row>, twins: Vec<Twin>) -> Vec<Row> {
-    let row = |Twin { name, what, of, place }| {
-        let what = format!("{what}; timed as {}", rows[of].who);
-        (place, Row { who: name, what, ..rows[of].clone() })
-    };
-    let twins: Vec<_> = twins.into_iter().map(row).collect();
-    twins.into_iter().for_each(|(place, row)| rows.insert(place, row));
-    rows
-}
-
 /// Who carries out its steps.
 pub enum Runner<'a> {
     /// This process. The graph goes first, for what is in it has to outlive it.
@@ -94,6 +72,20 @@ impl Track<'_> {
 }
 
 impl Entrant<'_> {
+    /// What is shown of it: no time for a wrong result.
+    pub fn into_row(self) -> Row {
+        Row {
+            who: self.name,
+            peer: matches!(self.runner, Runner::Peer(_)),
+            kind: self.kind,
+            graph: self.launch == Launch::Graph,
+            what: self.what,
+            rounds_us: if self.failed.is_some() { Vec::new() } else { self.times },
+            host_us: self.host,
+            failed: self.failed,
+        }
+    }
+
     /// [`Step::carried_out`], of what this process carries out.
     pub fn carried_out(&self) -> Option<Setup> {
         match &self.runner {
@@ -150,29 +142,5 @@ impl Entrant<'_> {
         step.check()?;
         self.host.push(track.slowest(us)?);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::super::super::report::made_up::row;
-    use super::*;
-
-    #[test]
-    fn twins_stand_in_their_places_with_the_times_of_others() {
-        let rows = ["fused", "nccl"].map(|who| row(who, Kind::AllGatherGemm, &[who.len() as f64]));
-        let twin =
-            |name: &str, of, place| Twin { name: name.into(), what: "Fused".into(), of, place };
-        let all = with_twins(rows.to_vec(), vec![twin("auto", 0, 1), twin("held out", 0, 3)]);
-        let told: Vec<_> =
-            all.iter().map(|row| (&*row.who, row.rounds_us[0], &*row.what)).collect();
-        let so = "Fused; timed as fused";
-        let expected = [
-            ("fused", 5.0, "fused_kernel"),
-            ("auto", 5.0, so),
-            ("nccl", 4.0, "nccl_kernel"),
-            ("held out", 5.0, so),
-        ];
-        assert_eq!(told, expected);
     }
 }

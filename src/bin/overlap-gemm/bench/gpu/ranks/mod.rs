@@ -29,7 +29,8 @@ use overlap_gemm::{Error, Result};
 use super::super::cases::{Case, spread};
 use super::super::gather::{Gatherer, Shown, Wanted};
 use super::super::gemm::Launch;
-use super::super::report::{CaseReport, Document, Kind, Row, Run, own_name};
+use super::super::lineup::Lineup;
+use super::super::report::{CaseReport, Document, Kind, Run, own_name};
 use super::super::turns::turn;
 use super::super::{NOT_AT_ITS_END, command};
 use super::check::Check;
@@ -42,7 +43,7 @@ use crate::exit::Failure;
 use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
 use crate::progress;
-use entrant::{Entrant, Runner, Track, Twin, with_twins, wrong_anywhere};
+use entrant::{Entrant, Runner, Track, wrong_anywhere};
 use peer::Peer;
 
 /// Suggestions of cuBLASLt that are tried.
@@ -200,8 +201,7 @@ impl Bench<'_> {
             inputs: &inputs,
             set: check.set,
         };
-        let mut entrants: Vec<Entrant<'_>> = Vec::new();
-        let mut twins = Vec::new();
+        let mut lineup: Lineup<Entrant<'_>> = Lineup::new();
         for &who in &wanted.contenders {
             for &launch in &wanted.launch {
                 self.interrupt.check()?;
@@ -212,10 +212,7 @@ impl Bench<'_> {
                 let is_so =
                     |other: &Entrant<'_>| other.launch == launch && other.carried_out() == so;
                 self.bar.inc(1);
-                if so.is_some()
-                    && let Some(of) = entrants.iter().position(is_so)
-                {
-                    twins.push(Twin { name, what, of, place: entrants.len() + twins.len() });
+                if so.is_some() && lineup.add_twin(&name, &what, is_so) {
                     continue;
                 }
                 let kind = step.kind();
@@ -229,30 +226,20 @@ impl Bench<'_> {
                 };
                 let (times, host) = (Vec::new(), Vec::new());
                 let runner = Runner::Here { graph: None, step };
-                entrants.push(Entrant { name, kind, launch, what, failed, times, host, runner });
+                let new = Entrant { name, kind, launch, what, failed, times, host, runner };
+                lineup.entrants.push(new);
             }
         }
         if let Some(peer) = &self.peer {
-            self.invite(peer, &problem, &mut entrants)?;
+            self.invite(peer, &problem, &mut lineup.entrants)?;
         }
         let track = Track { gpu, group: &self.group, watch: &self.watch, sets };
-        self.rounds(&mut entrants, &track)?;
+        self.rounds(&mut lineup.entrants, &track)?;
         let drawn = match &wanted.timelines {
             Some(folder) => self.draw(folder, case, place),
             None => Ok(()),
         };
-        let rows = entrants.into_iter().map(|entrant| Row {
-            who: entrant.name,
-            peer: matches!(entrant.runner, Runner::Peer(_)),
-            kind: entrant.kind,
-            graph: entrant.launch == Launch::Graph,
-            what: entrant.what,
-            // No time is shown for a wrong result.
-            rounds_us: if entrant.failed.is_some() { Vec::new() } else { entrant.times },
-            host_us: entrant.host,
-            failed: entrant.failed,
-        });
-        let rows = with_twins(rows.collect(), twins);
+        let rows = lineup.into_rows(Entrant::into_row);
         Ok((CaseReport { name: case.to_string(), rows, problem }, drawn))
     }
 
