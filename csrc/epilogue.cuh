@@ -122,20 +122,20 @@ struct EpilogueNode {
 
         CUTLASS_DEVICE void begin() {
             alpha = params.alpha;
-            if (params.scale_a && !params.scale_a_per_row) alpha *= __ldg(params.scale_a);
-            if (params.scale_b && !params.scale_b_per_column) alpha *= __ldg(params.scale_b);
+            // Scales may be written while this kernel runs: by older ones, before whose end it may start, and rows'
+            // with their chunks. So not through the read-only cache, which may hold an older line.
+            if (params.scale_a && !params.scale_a_per_row) alpha *= __ldcg(params.scale_a);
+            if (params.scale_b && !params.scale_b_per_column) alpha *= __ldcg(params.scale_b);
             if (params.can_stop && block_waits().stopped) alpha = __int_as_float(0x7fffffff);
             if (!has_vectors()) return;
             for (int i = thread; i < kRows; i += threads) {
                 bool given = params.scale_a_per_row && row0 + i < rows;
-                // Row scales arrive with their chunks, while the kernel runs: not through the read-only
-                // cache, which may hold an older line.
                 storage.row_scale[i] = given ? __ldcg(params.scale_a + row0 + i) : 1.0f;
             }
             for (int i = thread; i < kColumns; i += threads) {
                 bool inside = column0 + i < columns;
                 bool given = params.scale_b_per_column && inside;
-                storage.column_scale[i] = given ? __ldg(params.scale_b + column0 + i) : 1.0f;
+                storage.column_scale[i] = given ? __ldcg(params.scale_b + column0 + i) : 1.0f;
                 storage.bias[i] =
                     params.bias && inside ? float(params.bias[column0 + i]) : 0.0f;
             }

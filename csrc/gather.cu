@@ -201,8 +201,8 @@ struct Beginning {
 // theirs no more.
 //
 // A product looks at `begun` as soon as it has started, so that word says no before. Nobody needs the last step's any more:
-// this kernel starts when all blocks of the product before, if one comes between, have waited for the end of their
-// step's beginning (GatheringMainloop::load_tail), and else when that beginning has ended.
+// this kernel starts when all blocks of the product before have waited for the end of their step's beginning
+// (GatheringMainloop::load_tail), and else when kernels that wait for rows, of which there is one between then, have ended.
 __device__ Beginning start(og_gather const& gather, og_gather_step const& step) {
     bool const lets_start = step.product_follows && threadIdx.x == 0;
     if (lets_start && blockIdx.x == 0) {

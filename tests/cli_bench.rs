@@ -28,8 +28,10 @@ fn bench_refuses_what_makes_no_sense() {
     refused("--kernels all,auto", &["--kernels has 'all'"]);
     refused("--splits 0", &["0 is no swizzle and no number of slices"]);
     refused("--rounds 0", &["--rounds"]);
-    refused("--target-ms NaN", &["NaN", "above zero"]);
-    refused("--trickle-gbps=-1", &["above zero"]);
+    refused("--target-ms NaN", &["NaN", "from 1 to 60000"]);
+    refused("--target-ms 1e300", &["from 1 to 60000"]);
+    refused("--trickle-gbps=-1", &["from 0.1 to 10000"]);
+    refused("--trickle-gbps 1e-300", &["from 0.1 to 10000"]);
     refused("--chunks 257", &["257"]);
     let (code, _, stderr) = run(&["bench"]);
     assert_eq!(code, 2);

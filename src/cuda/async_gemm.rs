@@ -248,12 +248,15 @@ impl AsyncGemm {
         let most = slots.max().unwrap_or(0);
         signals.signal_address(most)?;
         self.product.device.check_stream(stream)?;
+        let captured = signals.note_capture(stream)?;
         let mut waiter = self.waiter.clone();
         // Relaxed: calls at the same time may both be patient.
-        if !self.begun.load(Ordering::Relaxed) && !is_capturing(stream)? {
+        if !self.begun.load(Ordering::Relaxed) && !captured {
             waiter.limit = self.first_limit;
         }
-        signals.input(stream, &self.table, &waiter)
+        let limit = waiter.limit;
+        signals.note_waiter(signals.epoch(), captured, waiter);
+        signals.input(stream, &self.table, limit)
     }
 
     /// From now on a wait is a steady one; a capture is no call yet.

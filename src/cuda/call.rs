@@ -55,7 +55,8 @@ pub(super) struct Input<'a> {
 }
 
 impl Input<'_> {
-    /// The same for a product that comes behind another one of the step, and may read what that writes.
+    /// The same for a product that comes behind another one of the step, and may read what that writes as anything but
+    /// A and B.
     pub(super) fn after_another(self) -> Self {
         Input { begun: 0, ..self }
     }

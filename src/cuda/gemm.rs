@@ -95,7 +95,8 @@ impl Gemm {
     ///
     /// Any thread and any stream may call; products that cut K into slices share a workspace, and
     /// follow one another even on several streams. Once such a call was captured into a graph, the
-    /// plan stays with the stream it was captured on, and the graph is launched there.
+    /// plan stays with the stream it was captured on, and the graph is launched there; what memory the plan has is never
+    /// given back then.
     pub fn enqueue<A: Element, B: Element, D: Element>(
         &self,
         stream: &Arc<CudaStream>,

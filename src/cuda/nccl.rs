@@ -197,6 +197,7 @@ impl Shared {
 
     /// Ends the communicator, once, on a thread of its own: NCCL waits there until its kernels have ended and all
     /// graphs with its work are gone, which may be those of whoever calls this.
+    /// Where there is no thread to be had, the communicator stays.
     fn abort(&self, nccl: &Arc<Nccl>) -> Option<std::thread::JoinHandle<()>> {
         // The lock may be held for as long as NCCL's calls take, which are short where they do not block.
         let handle = std::mem::replace(&mut *self.lock(), SendHandle(std::ptr::null_mut()));
@@ -204,11 +205,12 @@ impl Shared {
             return None;
         }
         let nccl = Arc::clone(nccl);
-        Some(std::thread::spawn(move || {
+        let end = move || {
             let SendHandle(handle) = { handle };
             // SAFETY: a live communicator that nobody else has any more.
             unsafe { (nccl.abort)(handle) };
-        }))
+        };
+        std::thread::Builder::new().name("overlap-gemm ends NCCL".into()).spawn(end).ok()
     }
 }
 

@@ -7,7 +7,6 @@
 //! limit.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,7 +19,6 @@ use super::host_words::{Cause, HostWords};
 use super::signals::timeout_ns;
 use super::symmetric::SymmetricMemory;
 use super::uses::Uses;
-use super::workspace::is_capturing;
 use super::{driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -68,8 +66,6 @@ pub struct SignalPad {
     channels: u32,
     limit: Duration,
     uses: Uses,
-    /// There may be graphs, of which nobody knows when they are launched.
-    captured: AtomicBool,
     failed: Mutex<Option<Error>>,
 }
 
@@ -134,7 +130,6 @@ impl SignalPad {
             channels,
             limit,
             uses: Uses::default(),
-            captured: AtomicBool::new(false),
             failed: Mutex::default(),
         })
     }
@@ -205,10 +200,7 @@ impl SignalPad {
             return Err(Error::out_of_range(what, channel.into(), 0, most, remedy));
         }
         let stream = self.uses.begin(&self.device, stream)?;
-        if is_capturing(stream)? {
-            // Relaxed: read when nobody else has this value any more.
-            self.captured.store(true, Ordering::Relaxed);
-        }
+        self.uses.note_capture(stream)?;
         let pad = PadWords {
             words: self.table_at,
             own: self.memory.own_address(),
@@ -234,7 +226,7 @@ impl Drop for SignalPad {
         let context = Arc::clone(self.device.context());
         context.record_err(context.bind_to_thread());
         let over = self.uses.wait();
-        if over.is_err() || *self.captured.get_mut() {
+        if over.is_err() || self.uses.are_in_graphs() {
             let (host, memory) = (Arc::clone(&self.host), Arc::clone(&self.memory));
             std::mem::forget((host, memory, Arc::clone(&self.table)));
         }

@@ -27,6 +27,7 @@
 //! Invariant: whatever a kernel may still touch is alive: a value dropped too early waits for its
 //! streams first.
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,12 +68,16 @@ pub struct Signals {
     host: Arc<HostWords>,
     epoch: AtomicU32,
     uses: Uses,
-    /// Who waited last.
-    waiter: Mutex<Option<Waiter>>,
+    /// Who waits, from which epoch on.
+    waiters: Mutex<Waiters>,
 }
 
+/// Who waits, from which epoch on, the latest last: steps are enqueued ahead, and a failure is of one of them.
+#[derive(Debug, Default)]
+struct Waiters(VecDeque<(u32, Waiter)>);
+
 /// What a failure needs to be told in words.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Waiter {
     pub(super) rank: u32,
     pub(super) limit: Duration,
@@ -110,8 +115,8 @@ impl Signals {
         let memory = unsafe { result::malloc_sync(size_of_val(words.as_slice())) }
             .map_err(|error| driver_error("cuMemAlloc", error))?;
         let (device, epoch) = (device.clone(), AtomicU32::new(start));
-        let (shared, uses, waiter) = (None, Uses::default(), Mutex::default());
-        let signals = Signals { device, start: memory, shared, slots, host, epoch, uses, waiter };
+        let (shared, uses, waiters) = (None, Uses::default(), Mutex::default());
+        let signals = Signals { device, start: memory, shared, slots, host, epoch, uses, waiters };
         // SAFETY: the memory is as long as the words, and nobody else knows of it.
         unsafe { result::memcpy_htod_sync(memory, &words) }
             .map_err(|error| driver_error("cuMemcpyHtoD", error))?;
@@ -137,7 +142,7 @@ impl Signals {
             host: Arc::new(HostWords::new(device)?),
             epoch: AtomicU32::new(start),
             uses: Uses::default(),
-            waiter: Mutex::default(),
+            waiters: Mutex::default(),
         })
     }
 
@@ -169,7 +174,7 @@ impl Signals {
     /// thread. Goes into a graph.
     pub fn advance(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let stream = self.begin(stream)?;
-        let captured = is_capturing(stream)?;
+        let captured = self.uses.note_capture(stream)?;
         let handle = stream.cu_stream().cast::<c_void>();
         // SAFETY: `begin` has made the context current; the word lives until the stream is through.
         unsafe { ffi::epoch_advance(self.epoch_address(), handle) }?;
@@ -191,7 +196,9 @@ impl Signals {
     }
 
     fn post_some(&self, stream: &Arc<CudaStream>, first: CUdeviceptr, count: u32) -> Result<()> {
-        let handle = self.begin(stream)?.cu_stream().cast::<c_void>();
+        let stream = self.begin(stream)?;
+        self.uses.note_capture(stream)?;
+        let handle = stream.cu_stream().cast::<c_void>();
         // SAFETY: `begin` has made the context current; the words live until the stream is through.
         unsafe { ffi::signal_post(first, count, self.epoch_address(), handle) }
     }
@@ -235,32 +242,30 @@ impl Signals {
     /// An error if a product gave up since the last look. Ask when its stream is through; what it
     /// computed is undefined then.
     pub fn check(&self) -> Result<()> {
-        let waiter = self.lock().clone();
-        match (self.host.take_failure(), waiter) {
-            (Some(failure), Some(waiter)) => Err(in_words(failure, &waiter, &waiter.chunks)),
-            _ => Ok(()),
-        }
+        self.found(None)
     }
 
     /// [`Signals::check`] with the chunks of the product that is asked about, where products with
     /// other chunks wait for the same signals.
     pub fn take_failure(&self, chunks: &Chunks) -> Result<()> {
-        let waiter = self.lock().clone();
-        match (self.host.take_failure(), waiter) {
-            (Some(failure), Some(waiter)) => Err(in_words(failure, &waiter, chunks)),
-            _ => Ok(()),
-        }
+        self.found(Some(chunks))
     }
 
-    /// How a product on `stream` is to wait; to be asked before it is enqueued.
+    fn found(&self, chunks: Option<&Chunks>) -> Result<()> {
+        let waiters = self.lock();
+        let Some(failure) = self.host.take_failure() else { return Ok(()) };
+        let Some(waiter) = waiters.of(failure.epoch) else { return Ok(()) };
+        Err(in_words(failure, waiter, chunks.unwrap_or(&waiter.chunks)))
+    }
+
+    /// How a product on `stream` is to wait; to be asked before it is enqueued, behind [`Signals::note_waiter`].
     pub(super) fn input<'a>(
         &self,
         stream: &Arc<CudaStream>,
         table: &'a ChunkTable,
-        waiter: &Waiter,
+        limit: Duration,
     ) -> Result<Input<'a>> {
         self.begin(stream)?;
-        self.note_waiter(waiter);
         Ok(Input {
             chunks: &table.chunks,
             pivot_row: table.pivot_row,
@@ -271,13 +276,18 @@ impl Signals {
             stop: self.word_address(STOP_AT),
             abort: self.host.abort_address(),
             failure: self.host.failure_address(),
-            timeout_ns: timeout_ns(waiter.limit),
+            timeout_ns: timeout_ns(limit),
         })
     }
 
-    /// Whose failure the next one is.
-    pub(super) fn note_waiter(&self, waiter: &Waiter) {
-        *self.lock() = Some(waiter.clone());
+    /// Notes who waits in `epoch` and later ones; in a graph, whose steps nobody here counts, in all that come.
+    pub(super) fn note_waiter(&self, epoch: u32, captured: bool, waiter: Waiter) {
+        self.lock().note(epoch, captured, waiter);
+    }
+
+    /// Whether `stream` is being captured; if so, this memory stays as long as the process.
+    pub(super) fn note_capture(&self, stream: &CudaStream) -> Result<bool> {
+        self.uses.note_capture(stream)
     }
 
     /// Waits for every stream that has used this.
@@ -295,8 +305,8 @@ impl Signals {
         self.uses.begin(&self.device, stream)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Waiter>> {
-        self.waiter.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Waiters> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn word_address(&self, word: u32) -> CUdeviceptr {
@@ -304,11 +314,38 @@ impl Signals {
     }
 }
 
+impl Waiters {
+    /// The most that are kept: only who is another one is added, and few are.
+    const KEPT: usize = 64;
+
+    fn note(&mut self, epoch: u32, captured: bool, waiter: Waiter) {
+        if captured {
+            self.0.clear();
+        }
+        if self.0.back().is_some_and(|(_, last)| *last == waiter) {
+            return;
+        }
+        if self.0.len() == Self::KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back((epoch, waiter));
+    }
+
+    /// Who waited in `epoch`. Epochs wrap; one that is older than all that is kept, or of a graph, is the latest's.
+    fn of(&self, epoch: u32) -> Option<&Waiter> {
+        let began = |first: u32| epoch.wrapping_sub(first) as i32 >= 0;
+        let own = self.0.iter().rev().find(|(first, _)| began(*first));
+        own.or(self.0.back()).map(|(_, waiter)| waiter)
+    }
+}
+
 impl Drop for Signals {
-    /// Waits for every stream that may still touch the memory: products end within their limits.
+    /// Waits for every stream that may still touch the memory: products end within their limits. Where graphs may,
+    /// too, memory of its own is left where it is; whose memory it shares says what becomes of that.
     fn drop(&mut self) {
         let context = Arc::clone(self.device.context());
-        if self.uses.wait().is_err() {
+        let in_graphs = self.shared.is_none() && self.uses.are_in_graphs();
+        if self.uses.wait().is_err() || in_graphs {
             // Nothing is freed under a kernel that may still run.
             std::mem::forget((Arc::clone(&self.host), self.shared.clone()));
             return;
@@ -409,5 +446,27 @@ mod tests {
         // A record from nowhere names no rank that exists, and nothing panics.
         let error = in_words(Failure { chunk: u32::MAX, ..failure }, &waiter, &chunks);
         assert!(matches!(error, Error::PeerTimeout { peer: 4, .. }), "{error:?}");
+    }
+    #[test]
+    fn a_failure_is_of_who_waited_in_its_epoch() {
+        let waiter = |seconds| {
+            let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
+            Waiter { rank: 1, limit: Duration::from_secs(seconds), chunks }
+        };
+        let mut waiters = Waiters::default();
+        let start = u32::MAX - 1;
+        for (step, seconds) in [60, 10, 10, 10, 20].into_iter().enumerate() {
+            waiters.note(start.wrapping_add(step as u32), false, waiter(seconds));
+        }
+        assert_eq!(waiters.0.len(), 3, "the same is noted once");
+        let limit = |waiters: &Waiters, step: u32| {
+            waiters.of(start.wrapping_add(step)).map(|waiter| waiter.limit.as_secs())
+        };
+        let limits: Vec<_> = (0..6).filter_map(|step| limit(&waiters, step)).collect();
+        assert_eq!(limits, [60, 10, 10, 10, 20, 20]);
+        // Nobody knows the epochs of a graph.
+        waiters.note(7, true, waiter(30));
+        assert_eq!(limit(&waiters, 0), Some(30));
+        assert_eq!(Waiters::default().of(0), None);
     }
 }

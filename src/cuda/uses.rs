@@ -1,18 +1,24 @@
 //! Streams that may still touch some memory.
 //!
-//! Invariant: a stream that was noted is waited for before the memory goes.
+//! Invariant: a stream that was noted is waited for before the memory goes, or was seen to be through; what is in a graph may
+//! be used at any later time.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaStream, sys};
 
 use super::device::Device;
 use super::driver_error;
+use super::workspace::is_capturing;
 use crate::error::Result;
 
 /// The streams that have used something.
 #[derive(Debug, Default)]
-pub(super) struct Uses(Mutex<Vec<Arc<CudaStream>>>);
+pub(super) struct Uses {
+    streams: Mutex<Vec<Arc<CudaStream>>>,
+    captured: AtomicBool,
+}
 
 impl Uses {
     /// Notes that `stream` of `device` will touch the memory, and makes the context current.
@@ -23,20 +29,43 @@ impl Uses {
     ) -> Result<&'a Arc<CudaStream>> {
         device.check_stream(stream)?;
         device.bind()?;
-        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.contains(stream) {
+            // Of a stream for each request none stays that nobody else has, and that is through.
+            streams.retain(|old| Arc::strong_count(old) > 1 || !is_through(old));
             streams.push(Arc::clone(stream));
         }
         Ok(stream)
     }
 
+    /// Whether what comes next on `stream` is recorded into a graph; if so, that is kept in mind.
+    pub(super) fn note_capture(&self, stream: &CudaStream) -> Result<bool> {
+        let capturing = is_capturing(stream)?;
+        if capturing {
+            // Relaxed: read when nobody else has this value any more.
+            self.captured.store(true, Ordering::Relaxed);
+        }
+        Ok(capturing)
+    }
+
+    /// Whether a graph may use the memory, of which nobody knows when it is launched.
+    pub(super) fn are_in_graphs(&self) -> bool {
+        self.captured.load(Ordering::Relaxed)
+    }
+
     /// Waits for all of them. Fails where one is being captured, or the context is lost: then nobody can say when
     /// the last kernel has ended.
     pub(super) fn wait(&self) -> Result<()> {
-        let streams = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // All of them, whatever becomes of one.
         let waited: Vec<_> = streams.iter().map(|stream| stream.synchronize()).collect();
         let waited = waited.into_iter().collect::<std::result::Result<(), _>>();
         waited.map_err(|error| driver_error("cuStreamSynchronize", error))
     }
+}
+
+/// Whether a stream has done all that it was given. A stream that is being captured has not, nor has one that cannot say.
+fn is_through(stream: &CudaStream) -> bool {
+    // SAFETY: a live stream.
+    unsafe { sys::cuStreamQuery(stream.cu_stream()) }.result().is_ok()
 }

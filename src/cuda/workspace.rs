@@ -3,8 +3,9 @@
 //! What belongs here: who may use the memory when. Invariant: any two uses are ordered. Calls are
 //! ordered by a lock; work on one stream by the stream; a change of stream by an event. A graph may
 //! be launched at any later time on the stream it was captured on, with nobody to ask: so a captured
-//! use keeps the workspace on its stream for good.
+//! use keeps the workspace on its stream, and the memory where it is, for good.
 
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -17,7 +18,7 @@ use crate::error::{Error, Result};
 /// The memory and who used it last.
 #[derive(Debug)]
 pub(super) struct Workspace {
-    memory: CudaSlice<u8>,
+    memory: ManuallyDrop<CudaSlice<u8>>,
     address: u64,
     uses: Mutex<Uses>,
 }
@@ -59,7 +60,7 @@ impl Workspace {
         stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
         let address = memory.device_ptr(&stream).0;
         let uses = Mutex::new(Uses { last: None, captured: false, handover });
-        Ok(Some(Workspace { memory, address, uses }))
+        Ok(Some(Workspace { memory: ManuallyDrop::new(memory), address, uses }))
     }
 
     /// Waits, on `stream` and not here, until the last use on another stream is over.
@@ -67,10 +68,7 @@ impl Workspace {
         let mut uses = self.lock();
         let capturing = uses.check(stream)?;
         if let Some(last) = uses.last.as_ref().filter(|last| *last != stream) {
-            uses.handover.record(last).map_err(|error| driver_error("cuEventRecord", error))?;
-            stream
-                .wait(&uses.handover)
-                .map_err(|error| driver_error("cuStreamWaitEvent", error))?;
+            uses.hand_over(last, stream)?;
         }
         if uses.last.as_ref() != Some(stream) {
             uses.last = Some(Arc::clone(stream));
@@ -93,8 +91,10 @@ impl Uses {
     /// An error if `stream` cannot be the next one; else whether it is captured.
     fn check(&self, stream: &Arc<CudaStream>) -> Result<bool> {
         let capturing = is_capturing(stream)?;
-        let changes = self.last.as_ref().is_some_and(|last| last != stream);
-        if changes && (self.captured || capturing) {
+        let Some(last) = self.last.as_ref().filter(|last| *last != stream) else {
+            return Ok(capturing);
+        };
+        if self.captured || capturing || is_capturing(last)? {
             return Err(Error::Unsupported {
                 what: "a product that cuts K into slices, in a graph and on another stream,".into(),
                 why: "its workspace is used by one stream at a time, and nobody can tell when a \
@@ -105,18 +105,37 @@ impl Uses {
         }
         Ok(capturing)
     }
+
+    /// Lets what comes next on `to` come after what is on `from`.
+    fn hand_over(&self, from: &CudaStream, to: &CudaStream) -> Result<()> {
+        self.handover.record(from).map_err(|error| driver_error("cuEventRecord", error))?;
+        to.wait(&self.handover).map_err(|error| driver_error("cuStreamWaitEvent", error))
+    }
+
+    /// Whether memory that is freed on `stream` from now on is freed after the last use.
+    fn end_before(&self, stream: &CudaStream) -> Result<bool> {
+        let Some(last) = &self.last else { return Ok(true) };
+        if self.captured || is_capturing(last)? {
+            return Ok(false);
+        }
+        self.hand_over(last, stream).map(|()| true)
+    }
 }
 
 impl Drop for Workspace {
-    /// The memory is freed in the order of its own stream: behind the last use.
+    /// The memory is freed in the order of its own stream: behind the last use. It stays where nobody knows when
+    /// that is: in a graph, or where the driver refuses to say.
     fn drop(&mut self) {
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(last) = &uses.last {
-            // An error is kept by the context and told to whoever asks it next.
-            let context = self.memory.context();
-            context.record_err(uses.handover.record(last));
-            context.record_err(self.memory.stream().wait(&uses.handover));
+        let context = Arc::clone(self.memory.context());
+        // `cudarc` keeps an error of an earlier drop for the next call, which then does nothing. That shall be another
+        // one than these.
+        let kept = context.check_err();
+        if uses.end_before(self.memory.stream()).unwrap_or(false) {
+            // SAFETY: nobody uses the memory or this field any more.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
         }
+        context.record_err(kept);
     }
 }
 

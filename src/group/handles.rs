@@ -92,13 +92,14 @@ impl Group {
         })?;
 
         // Both at once: more ranks may be at a door than it has room for in front of it.
-        let (sent, taken) = thread::scope(|scope| {
-            let taking = scope.spawn(|| self.take(&listener, &own, &doors, until));
+        let both = thread::scope(|scope| {
+            let take = || self.take(&listener, &own, &doors, until);
+            let taking = thread::Builder::new().spawn_scoped(scope, take)?;
             let sent = self.send(&doors, handles, until);
-            (sent, taking.join().expect("taking handles does not panic"))
+            let taken = taking.join().expect("taking handles does not panic");
+            sent.map(|()| taken)
         });
-        let failed = |error: io::Error| self.give_up(what, "send handles", &error);
-        sent.map_err(failed)?;
+        let taken = both.map_err(|error| self.give_up(what, "send handles", &error))?;
         let absent = |(rank, taken): (u32, &Option<_>)| taken.is_none().then_some(rank);
         let absent: Vec<u32> = (0..).zip(&taken).filter_map(absent).collect();
         if !absent.is_empty() {

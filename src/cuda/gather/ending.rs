@@ -81,9 +81,11 @@ impl Gatherer {
             let at = (layouts + 2 * peer) as usize;
             (words[at + 1], words[at])
         };
+        // While a step is under way, the epoch may be there before this rank's own word is.
+        let (own_epoch, own_tag) = of(rank);
         let other = |peer: &u32| {
             let (announced, tag) = of(*peer);
-            announced == epoch && tag != of(rank).1
+            (announced, own_epoch) == (epoch, epoch) && tag != own_tag
         };
         if let Some(peer) = ranks.clone().find(other) {
             return Err(other_layout(rank, peer, epoch));
@@ -106,6 +108,8 @@ impl Drop for Gatherer {
     /// by its mappings here.
     fn drop(&mut self) {
         let context = Arc::clone(self.device.context());
+        // An error that an earlier drop has left is not this one's, and would keep the next call from being made.
+        let kept = context.check_err();
         context.record_err(context.bind_to_thread());
         if let (Some(nccl), Some(stream)) = (&self.nccl, &self.last_stream)
             && nccl.wait(stream, self.patience.max(self.options.limit)).is_err()
@@ -117,6 +121,7 @@ impl Drop for Gatherer {
             // A stream that is being captured, or a context that is lost: nothing is freed under it.
             let table = std::mem::take(&mut self.table);
             std::mem::forget((Arc::clone(&self.memory), table));
+            context.record_err(kept);
             return;
         }
         if !self.captured {
@@ -128,5 +133,6 @@ impl Drop for Gatherer {
         for pusher in &self.pushers {
             context.record_err(pusher.stream.synchronize());
         }
+        context.record_err(kept);
     }
 }

@@ -201,7 +201,8 @@ impl Gatherer {
         self.signals.begin(stream)?;
         let capturing = is_capturing(stream)?;
         self.follow(stream)?;
-        self.signals.note_waiter(&self.waiter(shape, capturing));
+        let waiter = self.waiter(shape, capturing);
+        self.signals.note_waiter(self.epoch.wrapping_add(1), capturing, waiter);
         if capturing && !self.captured {
             // From now on no step waits for what plain steps have sent.
             for pusher in &self.pushers {
@@ -274,8 +275,10 @@ impl Gatherer {
     /// An error if the next step cannot be on `stream`.
     pub(super) fn check_stream(&self, stream: &Arc<CudaStream>) -> Result<()> {
         self.device.check_stream(stream)?;
-        let changes = self.last_stream.as_ref().is_some_and(|last| last != stream);
-        if changes && (self.captured || is_capturing(stream)?) {
+        let Some(last) = self.last_stream.as_ref().filter(|last| *last != stream) else {
+            return Ok(());
+        };
+        if self.captured || is_capturing(stream)? || is_capturing(last)? {
             return Err(Error::Unsupported {
                 what: "a gather in a graph and on another stream".into(),
                 why: "its steps have one order, and nobody can tell when a graph is launched"
@@ -344,13 +347,13 @@ impl Gatherer {
     /// How the product that follows the step's beginning on the stream waits for the rows. Those that follow this
     /// product wait for its end: [`Input::after_another`].
     pub(super) fn input<'a>(&self, stream: &Arc<CudaStream>, step: &'a Step) -> Result<Input<'a>> {
-        let waiter = self.waiter(&step.shape, is_capturing(stream)?);
+        let limit = self.limit(is_capturing(stream)?);
         // `begin` is before it on the stream, and lets it start when all that is older has ended, or at once where the
         // caller has promised that nothing of that writes B, and no kernel pushes.
         let own = self.memory.own_address();
         // A word that nobody sets would be awaited for ever.
         let begun = if step.tells_product { own + Layout::word(BEGUN_AT) } else { 0 };
-        let input = self.signals.input(stream, &step.shape.table, &waiter)?;
+        let input = self.signals.input(stream, &step.shape.table, limit)?;
         let input = Input { b_is_there: true, begun, ..input };
         if !step.toggled {
             return Ok(input);
@@ -408,7 +411,14 @@ impl Gatherer {
             // The slots lie side by side, as the chunks do.
             return self.await_slots(stream, step, 0..chunks.len(), 0);
         }
-        let mut others = ranks.filter(|rank| *rank != self.group.rank());
+        let own = self.group.rank();
+        let mut others =
+            ranks.filter(|rank| *rank != own && !chunks.of_rank(*rank).is_empty()).peekable();
+        if others.peek().is_none() {
+            // The next step's beginning reads what this one's has written, and may start before that is seen unless a
+            // kernel that has waited for it lies between.
+            return self.await_rank(stream, step, own);
+        }
         others.try_for_each(|rank| self.await_rank(stream, step, rank))
     }
 

@@ -97,7 +97,7 @@ pub struct Args {
     rounds: u32,
 
     /// How long a loop lasts at least
-    #[arg(long, value_name = "MS", default_value_t = 25.0, value_parser = positive)]
+    #[arg(long, value_name = "MS", default_value_t = 25.0, value_parser = |text: &str| within(text, 1.0, 60_000.0))]
     target_ms: f64,
 
     /// How the loops are launched
@@ -109,7 +109,7 @@ pub struct Args {
     chunks: u32,
 
     /// How fast chunks arrive for own-trickle; the first is there from the beginning
-    #[arg(long, value_name = "GB/s", default_value_t = 370.0, value_parser = positive)]
+    #[arg(long, value_name = "GB/s", default_value_t = 370.0, value_parser = |text: &str| within(text, 0.1, 10_000.0))]
     trickle_gbps: f64,
 
     /// Compare no results: for profilers only
@@ -254,11 +254,11 @@ impl Args {
     }
 }
 
-/// Reads a number above zero.
-fn positive(text: &str) -> Result<f64, String> {
+/// Reads a number between two others: outside, a bench would last for ever.
+fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
     match text.parse() {
-        Ok(number) if f64::is_finite(number) && number > 0.0 => Ok(number),
-        _ => Err("give a number above zero".into()),
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("give a number from {least} to {most}")),
     }
 }
 
