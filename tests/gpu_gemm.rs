@@ -251,6 +251,15 @@ fn a_captured_product_replays_on_new_inputs() {
             let error = unsafe { gemm.enqueue_raw(&other, &operands) }.unwrap_err();
             assert!(error.to_string().contains("plan another product for the graph"), "{error}");
         }
+        // The plan goes, its workspace stays: what is allocated now lies elsewhere.
+        drop(gemm);
+        let _others: Vec<_> = (0..16).map(|_| stream.clone_htod(&vec![0xffu8; 1 << 18])).collect();
+        call.poison_d(stream);
+        graph.launch().unwrap();
+        call.fetch(stream);
+        call.check_written(300);
+        let report = call.report(&[0, 127, 128, 255, 256, 299]);
+        assert_eq!(report.wrong, 0, "without its plan, {case:?}: {report:?}");
     });
 }
 

@@ -107,7 +107,9 @@ fn report(
             let folder = path.parent().unwrap_or(Path::new("")).display();
             let what =
                 format!("{}, in {folder}, where the loader does not look", describe(&library));
-            Finding::note(topic, what).or(format!("add {folder} to LD_LIBRARY_PATH"))
+            let remedy =
+                format!("the benches find it there; for others add {folder} to LD_LIBRARY_PATH");
+            Finding::note(topic, what).or(remedy)
         }
         Found::Broken(path, reason) => {
             let what = format!("{} is here but cannot be loaded", path.display());
