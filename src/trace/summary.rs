@@ -123,11 +123,19 @@ impl fmt::Display for RankSummary {
             share(self.computed),
             share(self.waited),
         )?;
-        let causes = self.waited_for.iter().map(|(owner, time)| match *owner == rank {
-            true => format!("{:.0} its own (the beginning)", share(*time)),
-            false => format!("{:.0} rank {owner}'s", share(*time)),
-        });
-        let causes: Vec<_> = causes.collect();
+        // Of hundreds of ranks most are waited for too little to be told one by one.
+        let is_told = |time: Duration| share(time) > 0.5;
+        let told = self.waited_for.iter().filter(|(_, time)| is_told(**time));
+        let mut causes: Vec<_> = told
+            .map(|(owner, time)| match *owner == rank {
+                true => format!("{:.0} its own (the beginning)", share(*time)),
+                false => format!("{:.0} rank {owner}'s", share(*time)),
+            })
+            .collect();
+        let rest = self.waited_for.values().copied().filter(|time| !is_told(*time)).sum();
+        if is_told(rest) {
+            causes.push(format!("{:.0} others'", share(rest)));
+        }
         if !causes.is_empty() {
             write!(f, " ({})", causes.join(", "))?;
         }
@@ -179,6 +187,21 @@ mod tests {
         let tiles = [(0, [0, 4, 20]), (1, [0, 9, 15]), (1, [15, 16, 22])];
         let it = &timeline(&tiles).summaries()[0];
         assert_eq!((it.first_tile, it.waited, it.waited_after_first), (us(4), us(14), us(6)));
+    }
+
+    #[test]
+    fn whose_rows_were_hardly_waited_for_is_not_told() {
+        let us = Duration::from_micros;
+        let told = |waited: &[(u32, u64)]| {
+            let waited_for = waited.iter().map(|&(owner, time)| (owner, us(time))).collect();
+            let rank = RankSummary { workers: 1, span: us(1000), waited_for, ..Default::default() };
+            let text = rank.to_string();
+            let (_, causes) = text.split_once("waiting for rows").unwrap();
+            causes.split_once(", 0 % idle").unwrap().0.to_owned()
+        };
+        assert_eq!(told(&[(0, 4), (1, 0), (7, 4)]), " (1 others')");
+        assert_eq!(told(&[(0, 40), (1, 3), (7, 52)]), " (4 its own (the beginning), 5 rank 7's)");
+        assert_eq!(told(&[(0, 0), (1, 4)]), "");
     }
 
     #[test]
