@@ -358,15 +358,15 @@ fn why_no_cell(all: &Comparison<'_>, drawn: &Drawn<'_>, heat: Heat) -> Vec<Strin
     const GEMM: &str = "a product alone for T_gemm: --contenders own or cublaslt";
     const SEQ: &str =
         "one who gathers first and multiplies then: --contenders sequential or nccl-cublaslt";
-    const OVER: &str = "--heat over-gemm needs T_gemm alone";
+    const OVER: &str = "or give --heat over-gemm, which needs T_gemm alone";
     let lines: &[&str] = match (heat, has_gemm, behind(all).is_empty()) {
-        (Heat::Efficiency, true, true) => &["E needs", SEQ, OVER],
-        (Heat::Efficiency, false, true) => &["E needs", GEMM, SEQ],
-        (Heat::Efficiency, false, false) => &["E needs", GEMM],
+        (Heat::Efficiency, true, true) => &["no cell has a number: E needs", SEQ, OVER],
+        (Heat::Efficiency, false, true) => &["no cell has a number: E needs", GEMM, SEQ],
+        (Heat::Efficiency, false, false) => &["no cell has a number: E needs", GEMM],
         (Heat::Efficiency, true, false) => {
             &["T_seq is not above T_gemm anywhere, or they are of other problems or launches", OVER]
         }
-        (Heat::OverGemm, false, _) => &["T ÷ T_gemm needs", GEMM],
+        (Heat::OverGemm, false, _) => &["no cell has a number: T ÷ T_gemm needs", GEMM],
         (Heat::OverGemm, true, _) => &["T_gemm is of other problems or launches"],
     };
     lines.iter().map(|line| line.to_string()).collect()
