@@ -156,6 +156,12 @@ fn unfit_files_are_named() {
     refused(&["bench", "merge", &folder.path("cut.json")], 2, &["cut.json", "cut off"]);
     refused(&["bench", "merge", &folder.path("none.json")], 4, &["none.json", "No such file"]);
     refused(&["bench", "merge"], 2, &["FILE"]);
+    let empty = json!({ "bench": "all-gather-gemm", "format": 2, "runs": [] });
+    let empty = folder.file("empty.json", &empty);
+    refused(&["bench", "merge", &good, &empty], 2, &["empty.json", "no measured problem"]);
+    let both = folder.path("both.svg");
+    let same = ["bench", "merge", &good, "--plot", &both, "--heatmap", &both];
+    refused(&same, 2, &["--plot and --heatmap", "both.svg"]);
     // A file that is asked for and cannot be written is noticed before anything is shown.
     refused(&["bench", "merge", &good, "--plot", "/proc/nope"], 4, &["/proc/nope"]);
     refused(&["bench", "merge", &good, "--heat", "over-gemm"], 2, &["--heatmap"]);

@@ -1,6 +1,7 @@
 //! A timeline in numbers: what each rank's workers did with their time.
 //!
-//! Invariant: computed, waited and idle times add up to what the workers had: the span of their rank, each.
+//! Invariant: all ranks count from the start of the step, and times not begun, computed, waited and idle add up to what the
+//! workers had: the span of their rank, each. So a rank that starts late shows it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,10 +20,12 @@ pub struct RankSummary {
     pub workers: u32,
     /// How many tiles.
     pub tiles: u32,
-    /// From the first wait to the end of the last tile.
+    /// From the start of the step, of whichever rank was first, to the end of this rank's last tile.
     pub span: Duration,
-    /// From the first wait until a tile could be computed.
+    /// From the start of the step until a tile of this rank could be computed.
     pub first_tile: Duration,
+    /// From the start of the step until a worker first looked for rows, by all workers together.
+    pub not_begun: Duration,
     /// Spent computing, by all workers together.
     pub computed: Duration,
     /// Spent waiting for rows while nothing was computed, by all workers together.
@@ -31,15 +34,21 @@ pub struct RankSummary {
     pub waited_after_first: Duration,
     /// All of it by whose rows were waited for: the rank's own come with the beginning of the step.
     pub waited_for: BTreeMap<u32, Duration>,
-    /// Neither, by all workers together.
+    /// None of these, by all workers together.
     pub idle: Duration,
     /// From the end of the worker that was through first to that of the last.
     pub tail: Duration,
 }
 
 impl Timeline {
-    /// What each rank's workers did with their time, by rank.
+    /// What each rank's workers did with their time, by rank, from the first event of any rank on: a look for rows, a push,
+    /// or a signal.
     pub fn summaries(&self) -> Vec<RankSummary> {
+        self.summaries_since(self.begin())
+    }
+
+    /// The same of a step that began at `zero`, before anything of it is recorded, say. What was before does not count.
+    pub fn summaries_since(&self, zero: Duration) -> Vec<RankSummary> {
         let owners: BTreeMap<(u32, u32), u32> =
             self.transfers.iter().map(|sent| ((sent.to, sent.chunk), sent.from)).collect();
         let mut ranks: BTreeMap<u32, BTreeMap<u32, Vec<Tile>>> = BTreeMap::new();
@@ -49,7 +58,7 @@ impl Timeline {
             let owner = owners.get(&(tile.rank, tile.chunk)).copied().unwrap_or(tile.rank);
             workers.entry(tile.worker).or_default().push(Tile { times, owner });
         }
-        ranks.into_iter().map(|(rank, workers)| summary(rank, workers)).collect()
+        ranks.into_iter().map(|(rank, workers)| summary(rank, workers, zero)).collect()
     }
 }
 
@@ -60,9 +69,8 @@ struct Tile {
     owner: u32,
 }
 
-fn summary(rank: u32, workers: BTreeMap<u32, Vec<Tile>>) -> RankSummary {
+fn summary(rank: u32, workers: BTreeMap<u32, Vec<Tile>>, begin: Duration) -> RankSummary {
     let all = || workers.values().flatten().map(|tile| tile.times);
-    let begin = all().map(|times| times[0]).min().unwrap_or_default();
     let end = all().map(|times| times[2]).max().unwrap_or_default();
     let first = all().map(|times| times[1]).min().unwrap_or_default();
     let through = workers.values().filter_map(|tiles| tiles.iter().map(|tile| tile.times[2]).max());
@@ -78,6 +86,7 @@ fn summary(rank: u32, workers: BTreeMap<u32, Vec<Tile>>) -> RankSummary {
     };
     for mut tiles in workers.into_values() {
         tiles.sort();
+        it.not_begun += tiles.first().map_or(span, |tile| tile.times[0].saturating_sub(begin));
         // A worker may look for a tile's rows while it computes another: what is computed counts once, and
         // hides the waits beneath it.
         let mut busy_until = begin;
@@ -96,7 +105,7 @@ fn summary(rank: u32, workers: BTreeMap<u32, Vec<Tile>>) -> RankSummary {
         }
     }
     let had = span * it.workers;
-    it.idle = had.saturating_sub(it.computed + it.waited);
+    it.idle = had.saturating_sub(it.not_begun + it.computed + it.waited);
     it
 }
 
@@ -109,15 +118,24 @@ impl fmt::Display for RankSummary {
         write!(
             f,
             "rank {rank}: {tiles} tiles on {workers} worker{s} in {span:.1?}; the first after {first_tile:.1?}, the tail \
-             {tail:.1?}; {:.0} % computing, {:.0} % waiting for rows",
+             {tail:.1?}; {:.0} % not begun yet, {:.0} % computing, {:.0} % waiting for rows",
+            share(self.not_begun),
             share(self.computed),
             share(self.waited),
         )?;
-        let causes = self.waited_for.iter().map(|(owner, time)| match *owner == rank {
-            true => format!("{:.0} its own (the beginning)", share(*time)),
-            false => format!("{:.0} rank {owner}'s", share(*time)),
-        });
-        let causes: Vec<_> = causes.collect();
+        // Of hundreds of ranks most are waited for too little to be told one by one.
+        let is_told = |time: Duration| share(time) > 0.5;
+        let told = self.waited_for.iter().filter(|(_, time)| is_told(**time));
+        let mut causes: Vec<_> = told
+            .map(|(owner, time)| match *owner == rank {
+                true => format!("{:.0} its own (the beginning)", share(*time)),
+                false => format!("{:.0} rank {owner}'s", share(*time)),
+            })
+            .collect();
+        let rest = self.waited_for.values().copied().filter(|time| !is_told(*time)).sum();
+        if is_told(rest) {
+            causes.push(format!("{:.0} others'", share(rest)));
+        }
         if !causes.is_empty() {
             write!(f, " ({})", causes.join(", "))?;
         }
@@ -129,7 +147,7 @@ impl fmt::Display for RankSummary {
 mod tests {
     use super::*;
     use crate::plan::Tile;
-    use crate::trace::TileEvent;
+    use crate::trace::{TileEvent, TransferEvent};
 
     fn timeline(tiles: &[(u32, [u64; 3])]) -> Timeline {
         let us = Duration::from_micros;
@@ -158,8 +176,7 @@ mod tests {
         assert_eq!((it.computed, it.waited, it.idle), (us(27), us(10), us(23)));
         assert_eq!(it.waited_after_first, us(10), "another worker's first tile needed no wait");
         let text = it.to_string();
-        let expected =
-            "45 % computing, 17 % waiting for rows (17 its own (the beginning)), 38 % idle";
+        let expected = "0 % not begun yet, 45 % computing, 17 % waiting for rows (17 its own (the beginning)), 38 % idle";
         assert!(text.contains(expected), "{text}");
     }
 
@@ -170,6 +187,40 @@ mod tests {
         let tiles = [(0, [0, 4, 20]), (1, [0, 9, 15]), (1, [15, 16, 22])];
         let it = &timeline(&tiles).summaries()[0];
         assert_eq!((it.first_tile, it.waited, it.waited_after_first), (us(4), us(14), us(6)));
+    }
+
+    #[test]
+    fn whose_rows_were_hardly_waited_for_is_not_told() {
+        let us = Duration::from_micros;
+        let told = |waited: &[(u32, u64)]| {
+            let waited_for = waited.iter().map(|&(owner, time)| (owner, us(time))).collect();
+            let rank = RankSummary { workers: 1, span: us(1000), waited_for, ..Default::default() };
+            let text = rank.to_string();
+            let (_, causes) = text.split_once("waiting for rows").unwrap();
+            causes.split_once(", 0 % idle").unwrap().0.to_owned()
+        };
+        assert_eq!(told(&[(0, 4), (1, 0), (7, 4)]), " (1 others')");
+        assert_eq!(told(&[(0, 40), (1, 3), (7, 52)]), " (4 its own (the beginning), 5 rank 7's)");
+        assert_eq!(told(&[(0, 0), (1, 4)]), "");
+    }
+
+    #[test]
+    fn who_begins_late_shows_it() {
+        let us = Duration::from_micros;
+        // Another rank's push begins the step, at 2; the workers look for rows at 7 and at 12.
+        let mut late = timeline(&[(0, [7, 8, 22]), (1, [12, 12, 20])]);
+        let (begin, signalled) = (us(2), us(3));
+        let sent = TransferEvent { from: 0, to: 1, epoch: 1, chunk: 0, begin, signalled };
+        late.transfers.push(sent);
+        let it = &late.summaries()[0];
+        assert_eq!((it.span, it.first_tile, it.not_begun), (us(20), us(6), us(5 + 10)));
+        assert_eq!((it.computed, it.waited, it.idle), (us(14 + 8), us(1), us(2)));
+        assert!(it.to_string().contains("38 % not begun yet, 55 % computing"), "{it}");
+        // What began before anything was recorded, and what is cut off.
+        let it = &late.summaries_since(us(0))[0];
+        assert_eq!((it.span, it.first_tile, it.not_begun, it.idle), (us(22), us(8), us(19), us(2)));
+        let it = &late.summaries_since(us(10))[0];
+        assert_eq!((it.span, it.computed, it.not_begun, it.idle), (us(12), us(20), us(2), us(2)));
     }
 
     #[test]

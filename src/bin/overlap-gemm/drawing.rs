@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use overlap_gemm::trace::{SideBySide, Timeline};
 
 use crate::exit::Failure;
-use crate::output::Target;
+use crate::output::{Named, Target};
 
 /// The arguments that say where a step is drawn.
 #[derive(clap::Args)]
@@ -25,6 +25,11 @@ impl DrawingArgs {
     /// Whether anything is to be drawn.
     pub fn is_asked_for(&self) -> bool {
         self.svg.is_some() || self.events.is_some()
+    }
+
+    /// The files by their options.
+    pub fn named(&self) -> [Named<'_>; 2] {
+        [("--svg", self.svg.as_deref()), ("--events", self.events.as_deref())]
     }
 
     /// Opens the files that were named.

@@ -26,11 +26,46 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
+    /// The file by its option, for [`check_apart`].
+    pub fn named(&self) -> Named<'_> {
+        ("--output", self.output.as_deref())
+    }
+
     /// Opens the file, if one was named.
     pub fn open(&self) -> Result<Output, Failure> {
         let file = self.output.as_deref().map(Target::open).transpose()?;
         Ok(Output { json: self.json, file })
     }
+}
+
+/// An option that names a file, and the file.
+pub type Named<'a> = (&'static str, Option<&'a Path>);
+
+/// An error if two options name one file: the second would replace what the first wrote. Devices take everything.
+pub fn check_apart<'a>(named: impl IntoIterator<Item = Named<'a>>) -> Result<(), Failure> {
+    let mut known: Vec<(&str, PathBuf)> = Vec::new();
+    for (option, path) in named {
+        let Some(path) = path.filter(|path| path.is_file() || !path.exists()) else { continue };
+        let place = place(path);
+        if let Some((other, _)) = known.iter().find(|(_, known)| *known == place) {
+            return Err(Failure::Usage(format!(
+                "{other} and {option} both name {}: give each a file of its own",
+                path.display()
+            )));
+        }
+        known.push((option, place));
+    }
+    Ok(())
+}
+
+/// One path for one file, however it is written, whether it is there yet or not.
+fn place(path: &Path) -> PathBuf {
+    let absolute = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    path.canonicalize().unwrap_or_else(|_| {
+        let path = absolute();
+        let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+        folder.zip(path.file_name()).map_or(path.clone(), |(folder, name)| folder.join(name))
+    })
 }
 
 /// A file that is written when there is something to write.
@@ -141,6 +176,19 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn one_file_of_two_options_is_refused() {
+        let path = |text: &'static str| Some(Path::new(text));
+        let (one, same, other) = (path("none/a.svg"), path("./none/a.svg"), path("none/b.svg"));
+        let none = ("--csv", None);
+        assert!(check_apart([none, ("--plot", one), ("--heatmap", other), none]).is_ok());
+        let refused = check_apart([none, ("--plot", one), ("--heatmap", same)]).unwrap_err();
+        let why = refused.to_string();
+        assert!(why.contains("--plot and --heatmap both name ./none/a.svg"), "{why}");
+        let device = path("/dev/null");
+        assert!(check_apart([("--plot", device), ("--heatmap", device)]).is_ok());
+    }
 
     #[test]
     fn what_comes_later_replaces_what_was_kept() {

@@ -16,7 +16,7 @@ use super::shapes::{SMALL, ShapeArgs, unless, where_host};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads;
-use crate::output::{Output, OutputArgs};
+use crate::output::{Output, OutputArgs, check_apart};
 
 /// What is measured where nobody names anything.
 const USUAL: [&str; 4] = ["4096x3584x8192", "8192x3584x8192", "2048x3584x8192", "4096x1792x4096"];
@@ -238,7 +238,7 @@ impl Args {
         }
         Ok(Wanted {
             cases: self.problems.cases(ranks, BLayout::Nk)?,
-            contenders: self.contenders.clone(),
+            contenders: self.contenders(),
             steps: self.steps as usize,
             rounds: self.rounds as usize,
             launch: self.launch.clone(),
@@ -255,6 +255,17 @@ impl Args {
             timelines: self.timelines.clone(),
             seed: self.seed,
         })
+    }
+
+    /// Who takes part, each once, in the order in which they were first named.
+    fn contenders(&self) -> Vec<Gatherer> {
+        let mut all: Vec<Gatherer> = Vec::new();
+        for &who in &self.contenders {
+            if !all.contains(&who) {
+                all.push(who);
+            }
+        }
+        all
     }
 
     /// An error if somebody is to be drawn who does not take part.
@@ -277,7 +288,7 @@ impl Args {
         Ok(host::Wanted {
             cases: self.problems.cases(ranks, BLayout::Nk)?,
             ranks,
-            contenders: self.contenders.clone(),
+            contenders: self.contenders(),
             steps: self.steps as usize,
             rounds: self.rounds as usize,
             chunks: self.pieces,
@@ -289,6 +300,7 @@ impl Args {
 
 /// Runs the bench and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    check_apart(args.formats.named().into_iter().chain([args.output.named()]))?;
     if args.host {
         let wanted = args.wanted_on_threads()?;
         args.check_drawn()?;
@@ -369,6 +381,8 @@ mod tests {
             names("--set llama3-70b --m 64,2048 --types e4m3", 4)[1..3],
             ["2048×2560×8192 e4m3→bf16 tensor", "64×7168×8192 e4m3→bf16 tensor"]
         );
+        let contenders = wanted("--contenders fused,own,fused,own", 2).unwrap().contenders;
+        assert_eq!(contenders, [Gatherer::Fused, Gatherer::Own], "each once");
         assert_eq!(names("--draw torch-fused --peer torch", 2).len(), 4);
         // Together, and nothing twice.
         assert_eq!(names("--set llama3-8b,decode --m 512,16", 2).len(), 12);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::report::{self, Comparison, Document, FormatArgs, MarkdownArgs, SelectArgs};
 use crate::exit::Failure;
-use crate::output::OutputArgs;
+use crate::output::{OutputArgs, check_apart};
 
 /// Show results of bench all-gather-gemm again: several in one table, as CSV, or drawn
 ///
@@ -39,9 +39,16 @@ pub struct Args {
 
 /// Reads them and shows them.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    check_apart(args.formats.named().into_iter().chain([args.output.named()]))?;
     let (mut runs, mut files) = (Vec::new(), Vec::new());
     for path in &args.files {
         let read = report::read(path)?;
+        if read.iter().all(|run| run.cases.is_empty()) {
+            return Err(Failure::Usage(format!(
+                "{}: it holds no measured problem: leave it out, or measure again",
+                path.display()
+            )));
+        }
         files.extend(std::iter::repeat_n(path, read.len()));
         runs.extend(read);
     }

@@ -19,7 +19,7 @@ use crate::drawing::DrawingArgs;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads::usual_chunks;
-use crate::output::OutputArgs;
+use crate::output::{OutputArgs, check_apart};
 
 /// Run all-gather + GEMM on several ranks, check the result, and show what happened when
 #[derive(clap::Args)]
@@ -103,6 +103,7 @@ struct Shown {
 
 /// Runs the demo and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    check_apart(args.drawing.named().into_iter().chain([args.output.named()]))?;
     let output = args.output.open()?;
     let drawing = args.drawing.open()?;
     let interrupt = Interrupt::install()?;

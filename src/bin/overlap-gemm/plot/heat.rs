@@ -32,6 +32,10 @@ pub struct HeatMap {
     pub ticks: Vec<(f64, String)>,
     pub rows: Vec<String>,
     pub groups: Vec<Columns>,
+    /// Below the cells, a line each.
+    pub notes: Vec<String>,
+    /// What stands in place of the cells where there are none, a line each.
+    pub nothing: Vec<String>,
 }
 
 /// Columns under one head.
@@ -100,7 +104,12 @@ impl HeatMap {
             columns.max(Font::Head.width(&group.head).min(GROUP_NAME))
         };
         let groups: f64 = self.groups.iter().map(|group| width_of_group(group) + GAP).sum();
+        let is_empty = self.rows.is_empty() || self.groups.is_empty();
         let words = Font::Small.width(&self.legend).max(Font::Body.width(&self.subtitle));
+        let words = words.max(widest(&mut self.notes.iter().cloned()));
+        let words = words.max(Font::Title.width(&self.title));
+        let nothing = self.nothing.iter().filter(|_| is_empty);
+        let words = nothing.clone().map(|line| Font::Body.width(line)).fold(words, f64::max);
         let least = LEAST.max(MARGIN + words.min(WORDS));
         let width = (left + groups).max(least) + MARGIN;
         let room = width - 2.0 * MARGIN;
@@ -145,9 +154,15 @@ impl HeatMap {
             x = beyond;
         }
         let mut bottom = first + ROW * self.rows.len() as f64;
-        if self.rows.is_empty() || self.groups.is_empty() {
-            canvas.text((MARGIN, bottom + 16.0), Anchor::Start, Font::Body, "nothing was measured");
-            bottom += 24.0;
+        for line in nothing {
+            let line = shortened(Font::Body, line, room);
+            canvas.text((MARGIN, bottom + 16.0), Anchor::Start, Font::Body, &line);
+            bottom += 20.0;
+        }
+        for note in &self.notes {
+            let note = shortened(Font::Small, note, room);
+            bottom += 18.0;
+            canvas.text((MARGIN, bottom), Anchor::Start, Font::Small, &note);
         }
         canvas.finish((width, bottom + MARGIN), &self.title)
     }
@@ -238,6 +253,8 @@ mod tests {
             ticks: vec![(0.0, "0 %".into()), (0.02, "too near".into()), (1.0, "100 %".into())],
             rows: rows.iter().map(|row| row.to_string()).collect(),
             groups,
+            notes: vec!["a note".into(), "a long one ".repeat(30)],
+            nothing: vec!["nothing was measured".into(), "and why".into()],
         }
     }
 

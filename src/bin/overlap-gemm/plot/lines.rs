@@ -33,8 +33,10 @@ pub struct LineChart {
     pub y: String,
     /// What the floor is; every panel may have one.
     pub floor: String,
-    /// Below the panels; what is to be known of what is not drawn.
-    pub note: String,
+    /// Below the panels, a line each; what is to be known of what is not drawn.
+    pub notes: Vec<String>,
+    /// What stands in place of the panels where there are none.
+    pub nothing: String,
     pub series: Vec<Series>,
     pub panels: Vec<Panel>,
 }
@@ -114,11 +116,12 @@ impl LineChart {
             y += HEAD + HEIGHT + FOOT + MARGIN;
         }
         if self.panels.is_empty() {
-            canvas.text((MARGIN, y + 16.0), Anchor::Start, Font::Body, "nothing was measured");
+            let nothing = shortened(Font::Body, &self.nothing, room);
+            canvas.text((MARGIN, y + 16.0), Anchor::Start, Font::Body, &nothing);
             y += 40.0;
         }
-        if !self.note.is_empty() {
-            let note = shortened(Font::Small, &self.note, room);
+        for note in &self.notes {
+            let note = shortened(Font::Small, note, room);
             canvas.text((MARGIN, y + 4.0), Anchor::Start, Font::Small, &note);
             y += 18.0;
         }
@@ -302,7 +305,8 @@ mod tests {
             x: "M".into(),
             y: "µs a step".into(),
             floor: "T_gemm".into(),
-            note: "without: what is not there".into(),
+            notes: vec!["without: what is not there".into(), "nor this".into()],
+            nothing: "nothing was measured".into(),
             series: series.collect(),
             panels,
         }
@@ -332,7 +336,7 @@ mod tests {
         for slot in 0..12 {
             assert!(named(&format!("series <{slot}>")), "{labels:?}");
         }
-        assert!(named("without: what is not there"), "{labels:?}");
+        assert!(named("without: what is not there") && named("nor this"), "{labels:?}");
         assert!(named("T_gemm") && named("64") && named("16384") && named("20"), "{labels:?}");
     }
 

@@ -15,7 +15,7 @@ use overlap_gemm::trace::Timeline;
 
 use crate::drawing::{Drawing, DrawingArgs};
 use crate::exit::Failure;
-use crate::output::OutputArgs;
+use crate::output::{OutputArgs, check_apart};
 use crate::problem_args::KindArgs;
 
 /// Predict what all-gather + GEMM would take, by number of ranks and link, without any GPU
@@ -144,6 +144,7 @@ impl Drawn {
 /// Predicts, and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let machine = args.machine();
+    check_apart(args.drawing.named().into_iter().chain([args.output.named()]))?;
     let output = args.output.open()?;
     if !args.check.is_empty() {
         let report = check::run(&machine, &args.check)?;

@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::drawing::{Drawing, DrawingArgs};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::output::OutputArgs;
+use crate::output::{OutputArgs, check_apart};
 use crate::problem_args::ProblemArgs;
 use prediction::Prediction;
 
@@ -97,6 +97,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                    --predict";
         return Err(Failure::Usage(why.into()));
     }
+    check_apart(args.drawing.named().into_iter().chain([args.output.named()]))?;
     let interrupt = Interrupt::install()?;
     let problem = args.problem.problem()?;
     // Only rank 0 writes.

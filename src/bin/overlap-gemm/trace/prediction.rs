@@ -1,9 +1,9 @@
 //! What the cost model predicts for the very step that was measured, beside it: drawn, and in numbers.
 //!
 //! What belongs here: the comparison; who measured, and how it was carried out, the caller says. Invariant: a number is taken
-//! from both timelines in the same way, but for its zero. A prediction begins where the step before has ended. What was
-//! measured begins with the first event of a rank (in a picture: of the rank that is ahead), for nothing older is recorded:
-//! the first look for rows, or the first push.
+//! from both timelines in the same way ([`RankSummary`]), but for its zero. A prediction begins where the step before has ended. What was
+//! measured begins with the first event of any rank, as in the picture, for nothing older is recorded: the first look for
+//! rows, or the first push.
 
 use std::fmt;
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub struct Prediction {
     timeline: Timeline,
 }
 
-/// One rank's numbers, from its zero on.
+/// One rank's numbers, from the zero of the step on.
 #[derive(Serialize)]
 struct Compared {
     rank: u32,
@@ -91,13 +91,11 @@ impl Prediction {
 
 /// The ranks that are in both.
 fn compare(measured: &Timeline, predicted: &Timeline) -> Vec<Compared> {
-    let summaries = predicted.summaries();
+    let summaries = predicted.summaries_since(Duration::ZERO);
     let of_rank = |rank: u32| summaries.iter().find(|summary| summary.rank == rank);
     let both = measured.summaries().into_iter().filter_map(|summary| {
         let other = of_rank(summary.rank)?;
-        let zero = first_event(measured, summary.rank);
-        let [one, other] =
-            [figures(measured, &summary, zero), figures(predicted, other, Duration::ZERO)];
+        let [one, other] = [figures(&summary), figures(other)];
         let [total, first_tile, waited, tail] =
             std::array::from_fn(|nth| Figure::new(one[nth], other[nth]));
         Some(Compared { rank: summary.rank, total, first_tile, waited, tail })
@@ -105,25 +103,10 @@ fn compare(measured: &Timeline, predicted: &Timeline) -> Vec<Compared> {
     both.collect()
 }
 
-/// When a rank looked for rows or pushed any for the first time.
-fn first_event(timeline: &Timeline, rank: u32) -> Duration {
-    let tiles = timeline.tiles.iter().filter(|tile| tile.rank == rank).map(|tile| tile.wait_begin);
-    let sent = timeline.transfers.iter().filter(|sent| sent.from == rank);
-    tiles.chain(sent.map(|sent| sent.begin)).min().unwrap_or_default()
-}
-
-/// Total, first tile, waited and tail of a rank, counted from `zero`, in µs.
-fn figures(timeline: &Timeline, summary: &RankSummary, zero: Duration) -> [f64; 4] {
-    let tiles = || timeline.tiles.iter().filter(|tile| tile.rank == summary.rank);
-    let since = |time: Option<Duration>| time.unwrap_or_default().saturating_sub(zero);
-    let workers = summary.workers.max(1);
-    [
-        since(tiles().map(|tile| tile.done).max()),
-        since(tiles().map(|tile| tile.ready).min()),
-        summary.waited_after_first / workers,
-        summary.tail,
-    ]
-    .map(|time| time.as_secs_f64() * 1e6)
+/// Total, first tile, waited and tail of a rank, in µs.
+fn figures(summary: &RankSummary) -> [f64; 4] {
+    let waited = summary.waited_after_first / summary.workers.max(1);
+    [summary.span, summary.first_tile, waited, summary.tail].map(|time| time.as_secs_f64() * 1e6)
 }
 
 impl Figure {
@@ -161,7 +144,7 @@ impl fmt::Display for Prediction {
         }
         writeln!(
             f,
-            "times from the rank's first event on, predicted ones from the end of the step before; waited: for rows, after \
+            "times from the step's first event on, predicted ones from the end of the step before; waited: for rows, after \
              the first tile, in the mean; error: predicted ÷ measured − 1"
         )
     }

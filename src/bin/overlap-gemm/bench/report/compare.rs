@@ -41,14 +41,24 @@ impl<'a> Setup<'a> {
             return Some(format!("{} ranks, not {}", other.ranks, self.ranks));
         }
         if (self.gpu, self.sm_count) != (other.gpu, other.sm_count) {
-            return Some(format!(
-                "{} with {} SMs, not {} with {}",
-                other.gpu, other.sm_count, self.gpu, self.sm_count
-            ));
+            return Some(format!("{}, not {}", other.with_sms(), self.with_sms()));
         }
         match (self.driver, other.driver) {
             (Some(this), Some(that)) if this != that => Some(format!("driver {that}, not {this}")),
             _ => None,
+        }
+    }
+
+    /// Whether its ranks are threads, not GPUs.
+    pub fn is_of_threads(&self) -> bool {
+        self.sm_count == 0
+    }
+
+    /// Threads have no SMs; what they differ by is in their names.
+    fn with_sms(&self) -> String {
+        match self.sm_count {
+            0 => self.gpu.to_owned(),
+            sms => format!("{} with {sms} SMs", self.gpu),
         }
     }
 }
@@ -392,5 +402,15 @@ mod tests {
             assert!(all.cases.iter().all(|case| case.entries.len() == 8));
         }
         assert_eq!(Setup::of(&first).differs(&Setup::of(&first)), None);
+        let threads = |link: &str| {
+            let mut run = first.clone();
+            (run.machine.gpu, run.machine.sm_count) = (format!("rank on threads, {link}"), 0);
+            run
+        };
+        let (slow, fast) = (threads("9 MB/s"), threads("80 MB/s"));
+        let differs = |one, other| Setup::of(one).differs(&Setup::of(other)).unwrap();
+        let expected = "rank on threads, 80 MB/s, not rank on threads, 9 MB/s";
+        assert_eq!(differs(&slow, &fast), expected);
+        assert!(differs(&slow, &first).contains("SMs, not rank on threads, 9 MB/s"));
     }
 }

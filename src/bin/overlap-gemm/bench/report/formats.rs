@@ -11,7 +11,7 @@ use super::compare::Comparison;
 use super::csv;
 use super::pictures::{Drawn, Heat, heat_map, nobody, time_against_m};
 use crate::exit::Failure;
-use crate::output::Target;
+use crate::output::{Named, Target};
 
 /// Which of them, and where to.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -56,6 +56,13 @@ impl FormatArgs {
             Some(name) => Err(Failure::Usage(format!("--draw: {}", nobody(name, names)))),
             None => Ok(()),
         }
+    }
+
+    /// The files by their options.
+    pub fn named(&self) -> [Named<'_>; 3] {
+        let Self { csv, plot, heatmap, .. } = self;
+        [("--csv", csv), ("--plot", plot), ("--heatmap", heatmap)]
+            .map(|(option, path)| (option, path.as_deref()))
     }
 
     /// Opens the files that were named.

@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 
 use super::super::gather::Gatherer;
-use super::compare::{Compared, Comparison, Entry};
+use super::compare::{Compared, Comparison, Entry, Setup};
 use super::{Kind, launch_name};
 use crate::plot::{Cell, Columns, HeatMap, Line, LineChart, Panel, Ramp, SLOTS, Series};
 
@@ -98,11 +98,20 @@ impl Drawn<'_> {
     }
 }
 
+/// Where something ran, in a few words.
+fn place(all: &Comparison<'_>, setup: usize) -> String {
+    format!("{} × {}", all.setups[setup].ranks, all.setups[setup].gpu)
+}
+
 /// Where it ran, in a line.
-fn subtitle(all: &Comparison<'_>, what: &str) -> String {
-    let setups: Vec<_> =
-        all.setups.iter().map(|setup| format!("{} × {}", setup.ranks, setup.gpu)).collect();
-    format!("{}; {what}", setups.join(", "))
+fn subtitle(all: &Comparison<'_>, setups: impl Iterator<Item = usize>, what: &str) -> String {
+    let mut places: Vec<String> = setups.map(|setup| place(all, setup)).collect();
+    // Those of two drivers have one name.
+    places.dedup();
+    match places[..] {
+        [] => what.to_owned(),
+        _ => format!("{}; {what}", places.join(", ")),
+    }
 }
 
 /// A case without its M: what a panel shows. The name begins with `M×`.
@@ -135,8 +144,7 @@ pub fn time_against_m(all: &Comparison<'_>, drawn: &Drawn<'_>, graph: bool) -> S
     let panel = |&(setup, rest): &(usize, &str)| {
         let mut panel = Panel { title: format!("N×K = {rest}"), ..Panel::default() };
         if all.setups.len() > 1 {
-            let setup = &all.setups[setup];
-            panel.title += &format!(" on {} × {}", setup.ranks, setup.gpu);
+            panel.title += &format!(" on {}", place(all, setup));
         }
         panel.lines = (0..series.len()).map(|series| Line { series, points: Vec::new() }).collect();
         for case in all.cases.iter().filter(|case| (case.setup, beyond_m(case)) == (setup, rest)) {
@@ -149,32 +157,82 @@ pub fn time_against_m(all: &Comparison<'_>, drawn: &Drawn<'_>, graph: bool) -> S
                 }
             }
         }
-        panel
+        (setup, panel)
     };
-    let mut panels: Vec<Panel> = kinds.iter().map(panel).collect();
-    panels.retain(|panel| panel.lines.iter().any(|line| !line.points.is_empty()));
+    let mut panels: Vec<(usize, Panel)> = kinds.iter().map(panel).collect();
+    let is_empty = |panel: &Panel| panel.lines.iter().all(|line| line.points.is_empty());
+    let empty: Vec<_> = panels.extract_if(.., |(_, panel)| is_empty(panel)).collect();
+    // A setup of which nothing is drawn is one name, not one for each of its panels.
+    let mut names: Vec<String> = empty
+        .into_iter()
+        .map(|(setup, panel)| match panels.iter().any(|(drawn, _)| *drawn == setup) {
+            true => panel.title,
+            false => place(all, setup),
+        })
+        .collect();
+    names.dedup();
+    let mut notes = Vec::new();
+    let why_empty = why_no_line(all, drawn, graph);
+    if !panels.is_empty() && !names.is_empty() {
+        notes.extend([format!("Not drawn, for {why_empty}:"), names.join("; ")]);
+    }
     // One M is no curve; where there is no other there is nothing better.
     let is_curve = |panel: &Panel| panel.lines.iter().any(|line| line.points.len() > 1);
-    let mut note = String::new();
-    if panels.iter().any(is_curve) {
-        let left_out = panels.extract_if(.., |panel| !is_curve(panel));
-        let names: Vec<String> = left_out.map(|panel| panel.title).collect();
+    if panels.iter().any(|(_, panel)| is_curve(panel)) {
+        let left_out = panels.extract_if(.., |(_, panel)| !is_curve(panel));
+        let names: Vec<String> = left_out.map(|(_, panel)| panel.title).collect();
         if !names.is_empty() {
-            note = format!("Not drawn, for it was measured at one M only: {}", names.join("; "));
+            notes.push(format!(
+                "Not drawn, for it was measured at one M only: {}",
+                names.join("; ")
+            ));
         }
     }
-    let how = if graph { "in CUDA graphs" } else { "launched one by one" };
+    let mut setups: Vec<usize> = panels.iter().map(|(setup, _)| *setup).collect();
+    setups.sort_unstable();
+    setups.dedup();
+    let what = format!("steady loops {}, medians of the slowest rank", launched(graph));
     let chart = LineChart {
         title: "All-gather + GEMM: time against M".into(),
-        subtitle: subtitle(all, &format!("steady loops {how}, medians of the slowest rank")),
+        subtitle: subtitle(all, setups.into_iter(), &what),
         x: "M: rows of all ranks together".into(),
         y: "µs a step".into(),
         floor: "T_gemm: the fastest product alone, all of A there".into(),
-        note,
+        notes,
+        nothing: format!("nothing is drawn: {why_empty}"),
         series,
-        panels,
+        panels: panels.into_iter().map(|(_, panel)| panel).collect(),
     };
     chart.to_svg()
+}
+
+/// As sentences have it.
+fn launched(graph: bool) -> &'static str {
+    if graph { "in CUDA graphs" } else { "launched one by one" }
+}
+
+/// Why there are problems without a line: of nobody who is drawn is a time.
+fn why_no_line(all: &Comparison<'_>, drawn: &Drawn<'_>, graph: bool) -> String {
+    let mut entries = all.cases.iter().flat_map(|case| &case.entries);
+    let elsewhere = entries.any(|entry| {
+        let does_both = entry.row.kind == Kind::AllGatherGemm && entry.times.is_some();
+        does_both && entry.row.graph != graph && drawn.has(entry)
+    });
+    let (other, how) = if graph { ("plain", launched(graph)) } else { ("graph", launched(graph)) };
+    match elsewhere {
+        true => {
+            format!("nobody gathers and multiplies {how} (--plot-launch {other} draws the others)")
+        }
+        false => format!("nobody gathers and multiplies {how}{}", who_would(drawn)),
+    }
+}
+
+/// What helps where nobody who is drawn gathers and multiplies.
+fn who_would(drawn: &Drawn<'_>) -> &'static str {
+    match drawn.only {
+        [] => ": --contenders fused or auto, say, does",
+        _ => " of those that --draw names",
+    }
 }
 
 /// All problems by all who gather and multiply, in both launches.
@@ -221,8 +279,7 @@ pub fn heat_map(all: &Comparison<'_>, drawn: &Drawn<'_>, heat: Heat) -> String {
             (series.name.clone(), cells)
         };
         let columns: Vec<(String, Vec<Cell>)> = series.iter().map(column).collect();
-        let how = if graph { "in CUDA graphs" } else { "launched one by one" };
-        Columns { head: format!("{}: {how}", launch_name(graph)), columns }
+        Columns { head: format!("{}: {}", launch_name(graph), launched(graph)), columns }
     };
     let mut groups = vec![group(true), group(false)];
     groups.retain(|group| {
@@ -230,17 +287,27 @@ pub fn heat_map(all: &Comparison<'_>, drawn: &Drawn<'_>, heat: Heat) -> String {
     });
     let name = |case: &&Compared<'_>| match all.setups.len() {
         0 | 1 => case.name.to_owned(),
-        _ => format!(
-            "{} × {}: {}",
-            all.setups[case.setup].ranks, all.setups[case.setup].gpu, case.name
-        ),
+        // A setup's name is long, and would take the place of the problem's.
+        _ => format!("{} ({})", case.name, letter(case.setup)),
     };
+    let rows = match groups[..] {
+        [] => Vec::new(),
+        _ => cases.iter().map(name).collect(),
+    };
+    let mut notes = Vec::new();
+    if all.setups.len() > 1 && !rows.is_empty() {
+        let setups = all.setups.iter().enumerate();
+        notes.extend(setups.map(|(nth, setup)| format!("({}): {setup}", letter(nth))));
+    }
     let (title, legend, ticks): (_, String, Vec<(f64, String)>) = match heat {
         Heat::Efficiency => (
             "All-gather + GEMM: how much of the gather was hidden",
             format!(
-                "E = 1 − (T − T_gemm) ÷ (T of {} − T_gemm); 100 %: the gather costs nothing; framed: the best of its row",
-                behind(all).join(" or ")
+                "E = 1 − (T − T_gemm) ÷ ({} − T_gemm); 100 %: the gather costs nothing; framed: the best of its row",
+                match &behind(all)[..] {
+                    [] => "T_seq".into(),
+                    names => format!("T of {}", names.join(" or ")),
+                }
             ),
             [-50, 0, 50, 100]
                 .map(|e| (f64::from(e) / 100.0, format!("{} %", whole(f64::from(e)))))
@@ -252,16 +319,57 @@ pub fn heat_map(all: &Comparison<'_>, drawn: &Drawn<'_>, heat: Heat) -> String {
             [2.83, 2.0, 1.41, 1.0].map(|over| (gain_of(over), number(over))).to_vec(),
         ),
     };
+    let one = match all.setups.iter().any(Setup::is_of_threads) {
+        true => "M×N×K, N of one rank",
+        false => "M×N×K, N of one GPU",
+    };
+    let setups = if notes.is_empty() { 0..all.setups.len() } else { 0..0 };
     let map = HeatMap {
         title: title.into(),
-        subtitle: subtitle(all, "M×N×K, N of one GPU"),
+        subtitle: subtitle(all, setups, one),
         legend,
         ramp: Ramp::of(&GAIN),
         ticks,
-        rows: cases.iter().map(name).collect(),
+        rows,
         groups,
+        notes,
+        nothing: why_no_cell(all, drawn, heat),
     };
     map.to_svg()
+}
+
+/// What a setup is called in a row; numbers are those of runs.
+fn letter(setup: usize) -> String {
+    match u8::try_from(setup) {
+        Ok(nth @ 0..26) => char::from(b'A' + nth).into(),
+        _ => format!("setup {}", setup + 1),
+    }
+}
+
+/// Why no cell has a number or a failure, and what helps: in lines.
+fn why_no_cell(all: &Comparison<'_>, drawn: &Drawn<'_>, heat: Heat) -> Vec<String> {
+    let mut entries = all.cases.iter().flat_map(|case| &case.entries);
+    let does_both = |entry: &Entry<'_>| entry.row.kind == Kind::AllGatherGemm && drawn.has(entry);
+    if !entries.any(|entry| does_both(entry) && entry.times.is_some()) {
+        return vec![format!("nobody gathers and multiplies{}", who_would(drawn))];
+    }
+    let mut launches = all.cases.iter().flat_map(|case| [true, false].map(|graph| (case, graph)));
+    let has_gemm = launches.any(|(case, graph)| case.gemm(graph).is_some());
+    const GEMM: &str = "a product alone for T_gemm: --contenders own or cublaslt";
+    const SEQ: &str =
+        "one who gathers first and multiplies then: --contenders sequential or nccl-cublaslt";
+    const OVER: &str = "or give --heat over-gemm, which needs T_gemm alone";
+    let lines: &[&str] = match (heat, has_gemm, behind(all).is_empty()) {
+        (Heat::Efficiency, true, true) => &["no cell has a number: E needs", SEQ, OVER],
+        (Heat::Efficiency, false, true) => &["no cell has a number: E needs", GEMM, SEQ],
+        (Heat::Efficiency, false, false) => &["no cell has a number: E needs", GEMM],
+        (Heat::Efficiency, true, false) => {
+            &["T_seq is not above T_gemm anywhere, or they are of other problems or launches", OVER]
+        }
+        (Heat::OverGemm, false, _) => &["no cell has a number: T ÷ T_gemm needs", GEMM],
+        (Heat::OverGemm, true, _) => &["T_gemm is of other problems or launches"],
+    };
+    lines.iter().map(|line| line.to_string()).collect()
 }
 
 /// What efficiencies are told beside, by name.
@@ -293,118 +401,5 @@ fn number(over: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::made_up::{case, row, run, usual_case, wrong};
-    use super::*;
-
-    const EVERYBODY: Drawn<'static> = Drawn { only: &[] };
-
-    #[test]
-    fn who_gathers_and_multiplies_is_drawn_over_the_floor() {
-        let mut other = usual_case(64);
-        other.rows.iter_mut().for_each(|row| row.graph = false);
-        let runs = [run(vec![usual_case(1024), usual_case(4096), other])];
-        let all = Comparison::of(&runs);
-        let picture = time_against_m(&all, &EVERYBODY, true);
-        assert_eq!(picture.matches("</title></").count(), 3 * 2, "three contenders, two cases");
-        for told in
-            ["fused, 1024: 105.0 µs", "torch-fused, 4096: 520.0 µs", "T_gemm", "3584×8192 bf16"]
-        {
-            assert!(picture.contains(told), "no {told} in {picture}");
-        }
-        assert!(!picture.contains("torch-native") && !picture.contains("gather, "), "{picture}");
-        let plain = time_against_m(&all, &EVERYBODY, false);
-        assert!(plain.contains("fused, 64: 6.6 µs") && plain.contains("one by one"), "{plain}");
-    }
-
-    #[test]
-    fn what_is_no_curve_is_named_and_not_drawn() {
-        let mut single = usual_case(512);
-        single.name = "512×64×8192 bf16".into();
-        let runs = [run(vec![single, usual_case(1024), usual_case(4096)])];
-        let all = Comparison::of(&runs);
-        let picture = time_against_m(&all, &EVERYBODY, true);
-        assert!(picture.contains("one M only: N×K = 64×8192 bf16"), "{picture}");
-        assert!(!picture.contains("fused, 512:") && picture.contains("fused, 1024:"), "{picture}");
-        // Alone it is drawn.
-        let runs = [run(vec![usual_case(512)])];
-        let picture = time_against_m(&Comparison::of(&runs), &EVERYBODY, true);
-        assert!(picture.contains("fused, 512:") && !picture.contains("Not drawn"), "{picture}");
-    }
-
-    #[test]
-    fn some_can_be_left_out_but_nobody_who_is_not_there_asked_for() {
-        let runs = [run(vec![usual_case(1024)])];
-        let all = Comparison::of(&runs);
-        let only = ["fused".to_owned(), "nccl-cublaslt".into()];
-        let drawn = Drawn { only: &only };
-        assert_eq!(drawn.unknown(&all), None);
-        for picture in
-            [time_against_m(&all, &drawn, true), heat_map(&all, &drawn, Heat::Efficiency)]
-        {
-            assert!(picture.contains("fused") && !picture.contains("torch-"), "{picture}");
-        }
-        let only = ["fsued".to_owned()];
-        let why = Drawn { only: &only }.unknown(&all).unwrap();
-        assert!(why.contains("'fsued'; there are cublaslt, torch-mm, own"), "{why}");
-    }
-
-    #[test]
-    fn the_legend_says_what_efficiency_is_told_beside() {
-        let mut on_threads = usual_case(64);
-        on_threads.rows.retain(|row| row.who != "nccl-cublaslt");
-        on_threads.rows.push(row("sequential", Kind::AllGatherGemm, &[9.0]));
-        let runs = [run(vec![usual_case(1024), on_threads])];
-        let picture = heat_map(&Comparison::of(&runs), &EVERYBODY, Heat::Efficiency);
-        assert!(picture.contains("T of nccl-cublaslt or sequential − T_gemm"), "{picture}");
-    }
-
-    #[test]
-    fn cells_say_what_was_won() {
-        let runs = [run(vec![usual_case(1024), case(64, vec![wrong("fused")])])];
-        let all = Comparison::of(&runs);
-        let picture = heat_map(&all, &EVERYBODY, Heat::Efficiency);
-        for told in
-            ["fused: 90 %", "nccl-cublaslt: 0 %", "64×3584×8192 bf16, fused: off by 1", "FAILED"]
-        {
-            assert!(picture.contains(told), "no {told} in {picture}");
-        }
-        assert!(!picture.contains("plain"), "nobody was launched so");
-        let picture = heat_map(&all, &EVERYBODY, Heat::OverGemm);
-        for told in ["fused: 1.05", "torch-fused: 1.30", "nccl-cublaslt: 1.50"] {
-            assert!(picture.contains(told), "no {told} in {picture}");
-        }
-        assert_eq!(picture.matches("class=\"best\"").count(), 1, "one is the best");
-    }
-
-    #[test]
-    fn runs_and_machines_are_told_apart() {
-        let mut other = run(vec![usual_case(1024)]);
-        other.ranks = 4;
-        let runs = [run(vec![usual_case(1024)]), run(vec![usual_case(1024)]), other];
-        let all = Comparison::of(&runs);
-        let picture = time_against_m(&all, &EVERYBODY, true);
-        for told in
-            ["fused [1]", "fused [2]", "fused [3]", "on 4 × NVIDIA H200", "on 2 × NVIDIA H200"]
-        {
-            assert!(picture.contains(told), "no {told} in {picture}");
-        }
-        assert!(heat_map(&all, &EVERYBODY, Heat::OverGemm).contains("4 × NVIDIA H200: 1024×"));
-    }
-
-    #[test]
-    fn nothing_measured_is_no_panic() {
-        for runs in [
-            vec![],
-            vec![run(vec![])],
-            vec![run(vec![case(8, vec![row("x", Kind::Gemm, &[1.0])])])],
-        ] {
-            let all = Comparison::of(&runs);
-            for picture in
-                [time_against_m(&all, &EVERYBODY, true), heat_map(&all, &EVERYBODY, Heat::OverGemm)]
-            {
-                assert!(picture.contains("nothing was measured"), "{picture}");
-            }
-        }
-    }
-}
+#[path = "pictures_tests.rs"]
+mod tests;

@@ -129,10 +129,14 @@ impl fmt::Display for Comparison<'_> {
 }
 
 impl Comparison<'_> {
-    /// How everybody compares with T_gemm in the mean of all cases, where there are several.
+    /// How everybody compares with T_gemm in the mean of all cases of a setup, where there are several.
     fn write_means(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (0..self.setups.len()).try_for_each(|setup| self.write_means_of(f, setup))
+    }
+
+    fn write_means_of(&self, f: &mut fmt::Formatter<'_>, setup: usize) -> fmt::Result {
         let mut means: Vec<(&str, bool, Vec<f64>)> = Vec::new();
-        for case in &self.cases {
+        for case in self.cases.iter().filter(|case| case.setup == setup) {
             for entry in case.entries.iter().filter(|entry| entry.row.kind == Kind::AllGatherGemm) {
                 let graph = entry.row.graph;
                 let Some(over) = case.gemm(graph).and_then(|gemm| entry.over(gemm)) else {
@@ -152,7 +156,11 @@ impl Comparison<'_> {
             return Ok(());
         }
         let name = means.iter().map(|(label, ..)| label.chars().count()).max().unwrap_or(0).max(14);
-        writeln!(f, "\n÷ T_gemm, geometric mean")?;
+        write!(f, "\n÷ T_gemm, geometric mean")?;
+        if self.setups.len() > 1 {
+            write!(f, ", {}", self.setups[setup])?;
+        }
+        writeln!(f)?;
         for (label, graph, all) in means {
             let Some(mean) = geometric_mean(&all) else { continue };
             let launch = launch_name(graph);
@@ -212,6 +220,25 @@ mod tests {
         assert_eq!(words(&text, "torch-new")[7..9], ["~0.990", "~0.660"], "{text}");
         assert!(text.contains("fused          graph      1.050   of 2 cases"), "{text}");
         assert!(!text.contains("early"), "{text}");
+    }
+
+    #[test]
+    fn means_are_of_one_setup() {
+        let faster = |m: u64| {
+            let mut case = usual_case(m);
+            let rows = case.rows.iter_mut().filter(|row| row.kind == Kind::AllGatherGemm);
+            rows.flat_map(|row| &mut row.rounds_us).for_each(|time| *time /= 2.0);
+            case
+        };
+        let mut other = run(vec![faster(1024), faster(64)]);
+        other.machine.gpu = "NVIDIA H100".into();
+        let runs = [run(vec![usual_case(1024), usual_case(64)]), other];
+        let text = Comparison::of(&runs).to_string();
+        for (gpu, mean) in [("H200", "1.050"), ("H100", "0.525")] {
+            let head = format!("÷ T_gemm, geometric mean, 2 × NVIDIA {gpu}, driver 580.1\n");
+            let (_, means) = text.split_once(&head).expect(&head);
+            assert_eq!(words(means, "fused")[2..], [mean, "of", "2", "cases"], "{text}");
+        }
     }
 
     #[test]
