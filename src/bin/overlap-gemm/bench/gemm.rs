@@ -332,8 +332,8 @@ mod tests {
             ("--kernels=", "--kernels has ''"),
             ("--swizzles 0", "0 is no swizzle"),
             ("--contenders cublaslt --no-cublaslt", "nobody is left"),
-            ("--target-ms 0", "above zero"),
-            ("--trickle-gbps NaN", "above zero"),
+            ("--target-ms 0", "from 1 to 60000"),
+            ("--trickle-gbps NaN", "from 0.1 to 10000"),
             ("--rounds 0", "--rounds"),
             ("--set none", "small-m"),
         ] {
