@@ -13,7 +13,7 @@ use std::fs;
 
 use binary::{command, outcome, refused, run};
 use folder::Folder;
-use overlap_gemm::tune::{Order, Tuning, threads_name};
+use overlap_gemm::tune::{Entry, Order, Tuning, record, threads_name};
 use serde_json::Value;
 
 const BENCH: [&str; 7] = ["bench", "all-gather-gemm", "--host", "--steps", "2", "--rounds", "2"];
@@ -81,6 +81,28 @@ fn what_was_tuned_is_kept_shown_and_planned_by() {
         again.contains("1 were in the table already") && again.contains("0 measured"),
         "{again}"
     );
+    // What another processor took says nothing of this one.
+    let elsewhere = Entry { driver: "Another CPU".into(), ..entry.clone() };
+    record(file.as_ref(), &[elsewhere]).unwrap();
+    let shown = run(&[
+        "tune",
+        "--show",
+        "--host",
+        "--ranks",
+        "3",
+        "--shapes",
+        "300x24x32",
+        "--table",
+        &file,
+    ])
+    .1;
+    assert!(shown.contains("on Another CPU, and here is "), "{shown}");
+    let (_, again, told) = run(&tune);
+    assert!(told.contains("1 was measured on another processor, and is measured again"), "{told}");
+    assert!(again.contains("1 measured") && !again.contains("already"), "{again}");
+    let renewed = Tuning::from_file(&file).unwrap();
+    assert_eq!(renewed.entries()[0].driver, entry.driver);
+
     let show = |shapes: &str| {
         let asked = ["tune", "--show", "--host", "--ranks", "3", "--shapes", shapes];
         run(&[&asked[..], &["--table", &file]].concat()).1
