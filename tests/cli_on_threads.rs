@@ -158,7 +158,15 @@ fn a_table_that_cannot_be_read_is_told_of() {
     let bench = [&BENCH[..], &["--shapes", "40x24x32", "--json"]].concat();
     let missing =
         command(&bench).env("OVERLAP_GEMM_TUNING", "/no/such/table.json").output().unwrap();
-    let json: Value = serde_json::from_str(&outcome(&bench, missing).1).unwrap();
+    let (_, stdout, stderr) = outcome(&bench, missing);
+    // Once of the table, and once of what was planned without it.
+    assert_eq!(
+        stderr.lines().filter(|line| line.starts_with("the tuning file ")).count(),
+        1,
+        "{stderr}"
+    );
+    assert!(stderr.contains("\n  auto: ") && stderr.contains("timed as fused\n"), "{stderr}");
+    let json: Value = serde_json::from_str(&stdout).unwrap();
     let rows = json["runs"][0]["cases"][0]["rows"].as_array().unwrap();
     let told = rows[3]["what"].as_str().unwrap();
     assert!(told.contains("by the rules") && told.contains("/no/such/table.json"), "{told}");
