@@ -45,6 +45,7 @@ fn a_bench_has_times_of_everybody_and_can_be_read_and_drawn_again() {
     }
     let picture = fs::read_to_string(&plot).unwrap();
     assert!(picture.contains("3 × rank on threads") && picture.contains("sequential"), "{picture}");
+    refused(&["predict", "--check", &json], 2, &["host.json", "times of threads", "of GPUs"]);
     let (code, merged, stderr) = run(&["bench", "merge", &json, "--from-m", "80"]);
     assert_eq!(code, 0, "{stderr}");
     assert!(
