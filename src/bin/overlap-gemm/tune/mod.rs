@@ -142,6 +142,18 @@ pub struct Wanted {
     pub seed: u64,
 }
 
+/// An error unless that is a GPU that the kernels run on.
+fn check_gpu(name: &str) -> Result<(), Failure> {
+    const HOPPER: [&str; 5] = ["H100", "H200", "H800", "H20", "GH200"];
+    match HOPPER.iter().any(|known| name.contains(known)) {
+        true => Ok(()),
+        false => Err(Failure::Usage(format!(
+            "--gpu: the kernels run on Hopper GPUs alone, and '{name}' names none: give one of {}, as the driver calls it",
+            HOPPER.join(", ")
+        ))),
+    }
+}
+
 fn minutes(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(minutes) if minutes.is_finite() && minutes > 0.0 => Ok(minutes),
@@ -194,7 +206,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let problems: Vec<_> = cases.iter().map(spread).collect::<Result<_, _>>()?;
         let on = match args.host {
             true => On::Threads(on_threads::link(args.link)?),
-            false => On::Gpus(&args.gpu),
+            false => {
+                check_gpu(&args.gpu)?;
+                On::Gpus(&args.gpu)
+            }
         };
         return report::show(table, &problems, &on, output);
     }

@@ -190,7 +190,7 @@ struct Shown {
 #[derive(Serialize)]
 struct Show {
     sources: Vec<String>,
-    /// What could not be read.
+    /// What could not be read, and whose figures took the place of others.
     notes: Vec<String>,
     problems: Vec<Shown>,
 }
@@ -283,6 +283,9 @@ pub enum On<'a> {
     Threads(Option<Link>),
 }
 
+/// The GPU whose figures predictions are made by.
+const FIGURES: &str = "NVIDIA H200";
+
 /// Tells what plans of `problems` would be made by.
 pub fn show(
     table: &Tuning,
@@ -295,9 +298,15 @@ pub fn show(
         On::Gpus(gpu) => Shown::of(problem, gpu, driver.as_deref(), table),
         On::Threads(link) => Shown::on_threads(problem, *link, table),
     };
+    let mut notes = table.notes().to_vec();
+    if let On::Gpus(gpu) = on
+        && *gpu != FIGURES
+    {
+        notes.push(format!("no figures of {gpu} are known: by those of {FIGURES}"));
+    }
     let show = Show {
         sources: table.sources().to_vec(),
-        notes: table.notes().to_vec(),
+        notes,
         problems: problems.iter().map(shown).collect(),
     };
     output.write(&show, |stdout| write!(stdout, "{show}"))
