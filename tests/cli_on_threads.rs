@@ -13,7 +13,7 @@ use std::fs;
 
 use binary::{command, outcome, refused, run};
 use folder::Folder;
-use overlap_gemm::tune::{Order, Tuning, threads_name};
+use overlap_gemm::tune::{Entry, Order, Tuning, record, threads_name};
 use serde_json::Value;
 
 const BENCH: [&str; 7] = ["bench", "all-gather-gemm", "--host", "--steps", "2", "--rounds", "2"];
@@ -45,6 +45,7 @@ fn a_bench_has_times_of_everybody_and_can_be_read_and_drawn_again() {
     }
     let picture = fs::read_to_string(&plot).unwrap();
     assert!(picture.contains("3 × rank on threads") && picture.contains("sequential"), "{picture}");
+    refused(&["predict", "--check", &json], 2, &["host.json", "times of threads", "of GPUs"]);
     let (code, merged, stderr) = run(&["bench", "merge", &json, "--from-m", "80"]);
     assert_eq!(code, 0, "{stderr}");
     assert!(
@@ -81,6 +82,28 @@ fn what_was_tuned_is_kept_shown_and_planned_by() {
         again.contains("1 were in the table already") && again.contains("0 measured"),
         "{again}"
     );
+    // What another processor took says nothing of this one.
+    let elsewhere = Entry { driver: "Another CPU".into(), ..entry.clone() };
+    record(file.as_ref(), &[elsewhere]).unwrap();
+    let shown = run(&[
+        "tune",
+        "--show",
+        "--host",
+        "--ranks",
+        "3",
+        "--shapes",
+        "300x24x32",
+        "--table",
+        &file,
+    ])
+    .1;
+    assert!(shown.contains("on Another CPU, and here is "), "{shown}");
+    let (_, again, told) = run(&tune);
+    assert!(told.contains("1 was measured on another processor, and is measured again"), "{told}");
+    assert!(again.contains("1 measured") && !again.contains("already"), "{again}");
+    let renewed = Tuning::from_file(&file).unwrap();
+    assert_eq!(renewed.entries()[0].driver, entry.driver);
+
     let show = |shapes: &str| {
         let asked = ["tune", "--show", "--host", "--ranks", "3", "--shapes", shapes];
         run(&[&asked[..], &["--table", &file]].concat()).1
@@ -136,7 +159,15 @@ fn a_table_that_cannot_be_read_is_told_of() {
     let bench = [&BENCH[..], &["--shapes", "40x24x32", "--json"]].concat();
     let missing =
         command(&bench).env("OVERLAP_GEMM_TUNING", "/no/such/table.json").output().unwrap();
-    let json: Value = serde_json::from_str(&outcome(&bench, missing).1).unwrap();
+    let (_, stdout, stderr) = outcome(&bench, missing);
+    // Once of the table, and once of what was planned without it.
+    assert_eq!(
+        stderr.lines().filter(|line| line.starts_with("the tuning file ")).count(),
+        1,
+        "{stderr}"
+    );
+    assert!(stderr.contains("\n  auto: ") && stderr.contains("timed as fused\n"), "{stderr}");
+    let json: Value = serde_json::from_str(&stdout).unwrap();
     let rows = json["runs"][0]["cases"][0]["rows"].as_array().unwrap();
     let told = rows[3]["what"].as_str().unwrap();
     assert!(told.contains("by the rules") && told.contains("/no/such/table.json"), "{told}");

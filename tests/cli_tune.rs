@@ -86,6 +86,7 @@ fn tune_refuses_what_makes_no_sense() {
     refused("--ranks 2", &["--show"]);
     refused("--show --ranks 0", &["--ranks"]);
     refused("--merge a.json", &["--output"]);
+    refused("--show --ranks 2 --gpu RTX-4090", &["Hopper", "RTX-4090", "H100, H200"]);
     refused("--check a.json --output b.json", &["--check", "--output"]);
     refused("--check a.json --show --ranks 2", &["--check", "--show"]);
     refused("--check /no/such/table.json", &["/no/such/table.json", "cannot be read"]);
@@ -170,7 +171,10 @@ fn show_says_tuned_interpolated_or_modelled() {
         args[3] = ranks;
         run(&args).1
     };
-    for stdout in [shown("2", &["--gpu", "NVIDIA H100 80GB HBM3"]), shown("16", &[])] {
+    let other = shown("2", &["--gpu", "NVIDIA H100 80GB HBM3"]);
+    let words = "no figures of NVIDIA H100 80GB HBM3 are known: by those of NVIDIA H200\n";
+    assert!(other.contains(words) && !stdout.contains("no figures"), "{other}");
+    for stdout in [other, shown("16", &[])] {
         assert!(!stdout.contains("tuned:") && !stdout.contains("interpolated"), "{stdout}");
     }
     let stdout = shown("4", &[]);
@@ -214,12 +218,22 @@ fn merge_adds_tables_and_the_last_one_counts() {
     let (code, stdout, stderr) = run(&["tune", "--merge", &tables, "--output", &all]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert!(stdout.contains("5 problems were added") && stdout.contains("has 4 now"), "{stdout}");
+    assert!(!stdout.contains("driver"), "{stdout}");
     let read = Tuning::from_file(&all).unwrap();
     let pieces = |m| {
         let entry = read.entries().iter().find(|entry| entry.shape.m == m).unwrap();
         entry.best().unwrap().gathering.pieces
     };
     assert_eq!([pieces(64), pieces(2048), pieces(4096)], [1, 2, 4]);
+
+    // Whoever replaces the times of another driver is told.
+    let newer = Entry { driver: "590.1".into(), ..entry(64, &[(1, 19.0)]) };
+    record(two.as_ref(), &[newer]).unwrap();
+    let (_, stdout, _) = run(&["tune", "--merge", &two, "--output", &all]);
+    assert!(
+        stdout.contains("1 of them replaced what was measured with another driver"),
+        "{stdout}"
+    );
 
     // One that is damaged adds nothing, nor do the others.
     fs::write(&two, "{}").unwrap();

@@ -11,7 +11,7 @@ mod binary;
 
 use std::path::{Path, PathBuf};
 
-use binary::{refused, run};
+use binary::{command, outcome, refused, run};
 use serde_json::Value;
 
 /// The bench's results that predictions are compared with: everybody by turns, between two GPUs and between four,
@@ -109,7 +109,10 @@ fn any_number_of_ranks_that_a_plan_takes_is_predicted() {
     let cases = json["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 7);
     for case in cases {
+        // Last of all what the library would choose, where there is a choice.
         let all = case["predictions"].as_array().unwrap();
+        let (auto, all): (Vec<_>, Vec<_>) = all.iter().partition(|it| it["auto"] == true);
+        assert_eq!(auto.len(), usize::from(case["ranks"] != 1), "{case}");
         let names: Vec<_> = all.iter().map(|it| it["strategy"].as_str().unwrap()).collect();
         assert_eq!(names, ["plain", "fused", "pipelined", "sequential", "sequential"]);
         assert!(all.iter().all(|it| number(it, "over_plain") >= 1.0), "{case}");
@@ -130,6 +133,36 @@ fn n_can_be_that_of_all_ranks_and_the_link_another() {
         (number(&json["machine"], "link_gbps"), number(&json["machine"], "peer_gbps")),
         (100.0, 50.0)
     );
+}
+
+#[test]
+fn what_the_library_would_choose_is_what_an_empty_table_says() {
+    let auto = |more: &[&str]| {
+        let args =
+            ["predict", "--m", "4096", "--n", "3584", "--k", "8192", "--a", "e4m3", "--ranks", "8"];
+        let (_, stdout, _) = run(&[&args[..], &["--json"], more].concat());
+        let json: Value = serde_json::from_str(&stdout).unwrap();
+        json["cases"][0]["predictions"].as_array().unwrap().last().unwrap().clone()
+    };
+    let args = [
+        "tune",
+        "--show",
+        "--ranks",
+        "8",
+        "--shapes",
+        "4096x3584x8192",
+        "--types",
+        "e4m3",
+        "--json",
+    ];
+    let shown = command(&args).env("OVERLAP_GEMM_TUNING", "none").output().unwrap();
+    let shown: Value = serde_json::from_str(&outcome(&args, shown).1).unwrap();
+    let (shown, chosen) = (&shown["problems"][0], auto(&[]));
+    let words = format!("predicted to take {:.1} µs", number(&chosen, "total_us"));
+    assert!(shown["why"].as_str().unwrap().contains(&words), "{shown}, not {words}");
+    assert_eq!(chosen["kernel"], shown["multiplying"]["kernel"]);
+    // Who fixes something has less to choose from.
+    assert_eq!((&chosen["auto"], &auto(&["--pieces", "2"])["auto"]), (&true.into(), &false.into()));
 }
 
 #[test]

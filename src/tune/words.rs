@@ -3,6 +3,7 @@
 //! Invariant: there and back is the same; what a table has no words for (NCCL, a product alone) is `None`.
 
 use super::entry::{Gathering, Mover, Multiplying, Order};
+use super::lookup::Answer;
 use crate::predict::{Choice, Engine, Kernel, Setup, Strategy};
 
 impl Order {
@@ -61,6 +62,22 @@ impl Multiplying {
         let Kernel { name, tile, cluster, .. } = kernel;
         let Choice { swizzle, splits, .. } = choice;
         Multiplying { kernel: name.clone(), tile: *tile, cluster: *cluster, swizzle, splits }
+    }
+}
+
+impl Answer {
+    /// How a step is carried out by it; `None`: whoever asks chooses the kernel, or nobody knows it.
+    pub fn setup(&self) -> Option<Setup> {
+        let Gathering { order, mover, pieces } = self.gathering;
+        let multiplying = self.multiplying.as_ref()?;
+        Some(Setup {
+            strategy: order.strategy(),
+            engine: mover.engine(),
+            pieces,
+            kernel: Kernel::from_name(&multiplying.kernel)?,
+            swizzle: multiplying.swizzle,
+            splits: multiplying.splits,
+        })
     }
 }
 

@@ -14,7 +14,7 @@ use super::lineup::Lineup;
 use super::machine::Machine;
 use super::report::{CaseReport, Document, Kind, Row, Run, own_name};
 use super::turns::turn;
-use super::{NOT_AT_ITS_END, command};
+use super::{NOT_AT_ITS_END, asides, command};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads::{Steps, cores, default_options, rate_of, time_together};
@@ -64,6 +64,7 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
     // Whatever cannot be planned is refused before anything is measured.
     let enter = |case| Field::enter(case, wanted);
     let fields = wanted.cases.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
+    asides::tell_of_tables(&wanted.contenders);
     let running: usize = fields.iter().map(|field| field.lineup.entrants.len()).sum();
     let loops = running * (WARM_UP_ROUNDS + wanted.rounds);
     let bar = progress::bar(loops as u64, "loops", &shown.output);
@@ -83,7 +84,11 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
     };
     let outcome = fields.into_iter().try_for_each(|field| {
         let report = field.measure(wanted, &bar, interrupt)?;
-        bar.suspend(|| eprintln!("{report}"));
+        bar.suspend(|| {
+            eprint!("{report}");
+            asides::plans(&report).iter().for_each(|line| eprintln!("{line}"));
+            eprintln!();
+        });
         run.cases.push(report);
         shown.output.keep(&Document::of(std::slice::from_ref(&run)))
     });
@@ -158,12 +163,12 @@ impl Entrant {
         let (options, why) = match (who, tuned) {
             (Gatherer::Sequential, _) => (after_all_rows(problem, usual)?, String::new()),
             (Gatherer::Auto, Some(tuned)) => (tuned.options, format!("; {tuned}")),
-            (Gatherer::Auto, None) => {
-                let notes: String = table.notes().iter().map(|note| format!("; {note}")).collect();
-                (usual, format!("; by the rules: no table has one like it{notes}"))
-            }
+            (Gatherer::Auto, None) => (usual, "; by the rules: no table has one like it".into()),
             _ => (usual, String::new()),
         };
+        // A table that cannot be read may have had a better answer.
+        let notes = table.notes().iter().filter(|_| who == Gatherer::Auto);
+        let why = why + &notes.map(|note| format!("; {note}")).collect::<String>();
         // What is asked for is what is carried out.
         let chunks_per_shard = match who {
             Gatherer::Sequential => options.chunks_per_shard,

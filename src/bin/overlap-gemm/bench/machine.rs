@@ -30,6 +30,9 @@ pub struct Machine {
     pub cublaslt: Option<String>,
 }
 
+/// How the name of a machine begins whose ranks are threads.
+const ON_THREADS: &str = "rank on threads (";
+
 impl Machine {
     /// A machine whose ranks are threads, under a name that says so, and how fast the link is, for nothing is compared between two
     /// links; it has no GPU.
@@ -39,7 +42,7 @@ impl Machine {
         let cores = on_threads::cores();
         let processor = on_threads::processor().unwrap_or("a processor without a name".into());
         let processor: String = processor.chars().take(LONGEST).collect();
-        let mut gpu = format!("rank on threads ({processor}, {cores} cores)");
+        let mut gpu = format!("{ON_THREADS}{processor}, {cores} cores)");
         if let Some(rate) = on_threads::rate_of(link) {
             gpu += &format!(", {} MB/s", rate / 1e6);
         }
@@ -56,6 +59,11 @@ impl Machine {
             kernels: Vec::new(),
             cublaslt: None,
         }
+    }
+
+    /// Whether its ranks were threads, without a GPU.
+    pub fn is_of_threads(&self) -> bool {
+        self.gpu.starts_with(ON_THREADS)
     }
 }
 

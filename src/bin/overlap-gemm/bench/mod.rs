@@ -2,11 +2,12 @@
 //!
 //! To add a bench, write its module and add one variant to `What`. What all of them share is beside:
 //! [`cases`] (what is multiplied), [`sets`] and [`shapes`] (problems by name, and the arguments), [`machine`] (where it ran), [`statistics`], [`lineup`]
-//! (who runs), [`turns`] (when).
+//! (who runs), [`turns`] (when), [`asides`] (how `auto` was planned).
 //! `gather` (and its part on threads, [`host`]) and [`merge`] have their results in [`report`]; `gemm` has, with the feature `cuda`, `results`
 //! (what was measured, as data), `bars` (what the project wants) and `table` (all of it as text). `gpu` is
 //! the measuring. Invariant: nobody is shown a time for a wrong result.
 
+mod asides;
 #[cfg(feature = "cuda")]
 mod bars;
 pub mod cases;

@@ -77,6 +77,13 @@ fn of_file(machine: &Machine, file: &Path) -> Result<Vec<Line>, Failure> {
 }
 
 fn of_run(machine: &Machine, file: &Path, run: &Run) -> Result<Vec<Line>, Failure> {
+    if run.machine.is_of_threads() {
+        return Err(Failure::Usage(format!(
+            "{}: these are times of threads ({}), but predictions are of GPUs: give what a bench on GPUs wrote",
+            file.display(),
+            run.machine.gpu
+        )));
+    }
     let kernels = run.machine.kernels.iter().map(|name| {
         let why = || Failure::Usage(format!("{}: '{name}' is no kernel", file.display()));
         Kernel::from_name(name).ok_or_else(why)

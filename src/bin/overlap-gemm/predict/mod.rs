@@ -157,7 +157,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         args.ranks.iter().map(|&ranks| args.problem(ranks)).collect::<Result<_, _>>()?;
     problems.iter().try_for_each(|problem| args.check_streams(problem))?;
     let drawing = args.drawing(&machine, &problems)?;
-    let shown = whatif::predict(machine, &problems, |setup, problem| args.fix(setup, problem))?;
+    // Who fixes something leaves the library less to choose from than `auto` has.
+    let is_fixed = args.engine.is_some() || args.streams.is_some() || args.pieces.is_some();
+    let fix = |setup, problem: &Problem| args.fix(setup, problem);
+    let shown = whatif::predict(machine, &problems, fix, !is_fixed)?;
     output.write(&shown, |stdout| write!(stdout, "{shown}"))?;
     match drawing {
         Some((files, title, step)) => files.write(&title, &step),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use overlap_gemm::Result;
 use overlap_gemm::plan::Problem;
 use overlap_gemm::predict::{Engine, Estimate, Machine, Setup, Strategy, estimate};
+use overlap_gemm::tune::{Anything, Asked, Tuning};
 use serde::Serialize;
 
 /// Everything that was asked.
@@ -31,9 +32,11 @@ struct Case {
     predictions: Vec<Prediction>,
 }
 
-/// One strategy.
+/// One strategy, or what the library would choose of all.
 #[derive(Serialize)]
 struct Prediction {
+    /// It is what `Strategy::Auto` takes where no table speaks of the problem.
+    auto: bool,
     strategy: Strategy,
     engine: Engine,
     pieces: u32,
@@ -51,25 +54,30 @@ struct Prediction {
     tail_us: f64,
 }
 
-/// Predicts every strategy for every problem; `fix` changes what is usual.
+/// Predicts every strategy for every problem, each as the rules plan it; `fix` changes that. `with_auto` adds what the library
+/// would choose of all.
 pub fn predict(
     machine: Machine,
     problems: &[Problem],
     fix: impl Fn(Setup, &Problem) -> Setup,
+    with_auto: bool,
 ) -> Result<Shown> {
     let case = |problem: &Problem| -> Result<Case> {
         let mut predictions: Vec<Prediction> = Vec::new();
-        let mut add = |setup: &Setup| -> Result<()> {
+        let mut add = |setup: &Setup, auto: bool| -> Result<()> {
             let estimate = estimate(&machine, &setup.plan(problem)?, setup)?;
             let plain = predictions.first().map_or(us(estimate.total), |plain| plain.total_us);
-            predictions.push(Prediction::new(setup, &estimate, plain));
+            predictions.push(Prediction { auto, ..Prediction::new(setup, &estimate, plain) });
             Ok(())
         };
         for strategy in Strategy::ALL {
-            add(&fix(Setup::usual(&machine, problem, strategy)?, problem))?;
+            add(&fix(Setup::usual(&machine, problem, strategy)?, problem), false)?;
         }
         let sequential = Setup::usual(&machine, problem, Strategy::Sequential)?;
-        add(&sequential.with_engine(Engine::Nccl, problem))?;
+        add(&sequential.with_engine(Engine::Nccl, problem), false)?;
+        if let Some(setup) = with_auto.then(|| auto(&machine, problem)).flatten() {
+            add(&setup, true)?;
+        }
         let received = problem.row_bytes(&(0..problem.m() - problem.shards().rows(0).end));
         Ok(Case {
             problem: problem.to_string(),
@@ -84,6 +92,13 @@ pub fn predict(
     Ok(Shown { machine, cases: problems.iter().map(case).collect::<Result<_>>()? })
 }
 
+/// What the library chooses by its model alone, which knows the SMs and takes every link for an H200's. One rank has no choice.
+fn auto(machine: &Machine, problem: &Problem) -> Option<Setup> {
+    let asked = Asked { gpu: "NVIDIA H200", sms: machine.sms, problem };
+    let several = problem.ranks() > 1;
+    several.then(|| Tuning::none().look_up(&asked, &Anything)).flatten()?.setup()
+}
+
 fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
@@ -92,6 +107,7 @@ impl Prediction {
     fn new(setup: &Setup, estimate: &Estimate, plain: f64) -> Self {
         let total_us = us(estimate.total);
         Prediction {
+            auto: false,
             strategy: setup.strategy,
             engine: setup.engine,
             pieces: setup.pieces,
@@ -129,6 +145,7 @@ impl fmt::Display for Shown {
             writeln!(f, "  kernel, moved by")?;
             for it in &case.predictions {
                 let name = match it.engine {
+                    _ if it.auto => format!("auto ({})", it.strategy),
                     Engine::Nccl => format!("{} (NCCL)", it.strategy),
                     _ => it.strategy.to_string(),
                 };
@@ -153,6 +170,13 @@ impl fmt::Display for Shown {
             "exposed: over the plain product; rows there: from the step's start to the last rows; waited, slowed: what a \
              worker\nwaited for rows after its first tile and lost to the link's traffic, in the mean; tail: from the \
              first worker's end to the last's"
-        )
+        )?;
+        if self.cases.iter().flat_map(|case| &case.predictions).any(|it| it.auto) {
+            writeln!(
+                f,
+                "auto: what the library chooses by such predictions where no table speaks of the problem"
+            )?;
+        }
+        Ok(())
     }
 }

@@ -56,8 +56,19 @@ impl Clock {
     }
 }
 
-/// Whether a table has a problem, measured here in every way of launching that is asked for.
-pub fn is_done(table: &Tuning, problem: &Problem, gpu: &str, launches: Launches) -> bool {
+/// What a table has of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Had {
+    /// Nothing, or not every way of launching that is asked for.
+    Nothing,
+    /// All that is asked for, but measured with another driver, or on another processor: those times are not this machine's.
+    Elsewhere,
+    /// All that is asked for.
+    All,
+}
+
+/// What a table has of a problem where the driver is so called; on threads, the processor.
+pub fn had(table: &Tuning, problem: &Problem, gpu: &str, driver: &str, launches: Launches) -> Had {
     let (family, shape) = (Family::of(problem, gpu), Shape::of(problem));
     let [graph, plain] = match launches {
         Launches::Graph => [true, false],
@@ -65,10 +76,22 @@ pub fn is_done(table: &Tuning, problem: &Problem, gpu: &str, launches: Launches)
         Launches::Both => [true, true],
     };
     let done = |one: &Measured| (one.graph.is_some() || !graph) && (one.plain.is_some() || !plain);
-    table.entries().iter().any(|entry| {
-        let is_it = entry.family == family && entry.shape == shape;
-        is_it && entry.best().is_some_and(done)
-    })
+    let mut entries = table.entries().iter();
+    let entry = entries.find(|entry| entry.family == family && entry.shape == shape);
+    match entry.filter(|entry| entry.best().is_some_and(done)) {
+        None => Had::Nothing,
+        Some(entry) if entry.driver != driver => Had::Elsewhere,
+        Some(_) => Had::All,
+    }
+}
+
+/// Says that so many problems of the table were measured with another one of `what`, if any were.
+pub fn tell_elsewhere(count: usize, what: &str) {
+    match count {
+        0 => {}
+        1 => eprintln!("1 was measured {what}, and is measured again"),
+        _ => eprintln!("{count} were measured {what}, and are measured again"),
+    }
 }
 
 /// What came of all problems.

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use clap::builder::ArgPredicate;
 use clap::{ArgGroup, ValueEnum};
 use overlap_gemm::plan::BLayout;
-use overlap_gemm::tune::{TUNING_VARIABLE, Tuning, default_path, record};
+use overlap_gemm::tune::{TUNING_VARIABLE, Tuning, default_path};
 
 use self::report::On;
 use crate::bench::cases::{Case, spread};
@@ -37,7 +37,7 @@ use crate::problem_args;
 /// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm tune. For each problem, the promising
 /// strategies, engines, numbers of pieces, kernels and sweeps are planned, checked against an f64 reference and
 /// timed by turns as in `bench all-gather-gemm`, the good ones again and for longer. Each problem is written into
-/// the table as soon as it is done; what is in it already is not measured again. With --host all ranks are threads of this
+/// the table as soon as it is done; what is in it already is not measured again, unless it was with another driver. With --host all ranks are threads of this
 /// process, four small problems unless others are named, and chunks, tiles and sweeps are tried. With --check, --show, --merge or --host no GPU is needed, and no
 /// launcher.
 #[derive(clap::Args)]
@@ -142,6 +142,18 @@ pub struct Wanted {
     pub seed: u64,
 }
 
+/// An error unless that is a GPU that the kernels run on.
+fn check_gpu(name: &str) -> Result<(), Failure> {
+    const HOPPER: [&str; 5] = ["H100", "H200", "H800", "H20", "GH200"];
+    match HOPPER.iter().any(|known| name.contains(known)) {
+        true => Ok(()),
+        false => Err(Failure::Usage(format!(
+            "--gpu: the kernels run on Hopper GPUs alone, and '{name}' names none: give one of {}, as the driver calls it",
+            HOPPER.join(", ")
+        ))),
+    }
+}
+
 fn minutes(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(minutes) if minutes.is_finite() && minutes > 0.0 => Ok(minutes),
@@ -194,18 +206,17 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let problems: Vec<_> = cases.iter().map(spread).collect::<Result<_, _>>()?;
         let on = match args.host {
             true => On::Threads(on_threads::link(args.link)?),
-            false => On::Gpus(&args.gpu),
+            false => {
+                check_gpu(&args.gpu)?;
+                On::Gpus(&args.gpu)
+            }
         };
         return report::show(table, &problems, &on, output);
     }
     if !args.merge.is_empty() {
         // All are read before anything is written.
         let tables: Vec<_> = args.merge.iter().map(Tuning::from_file).collect::<Result<_, _>>()?;
-        let file = args.file()?;
-        for table in &tables {
-            record(&file, table.entries())?;
-        }
-        return report::merged(&file, &tables, output);
+        return report::merge(&args.file()?, tables, output);
     }
     if args.host {
         on_threads::check_place()?;

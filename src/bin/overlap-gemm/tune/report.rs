@@ -9,14 +9,14 @@ use overlap_gemm::host::Link;
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{
-    Answer, Anything, Asked, Family, Gathering, HeldOut, Multiplying, Place, Shape, Source, Tuning,
-    hold_out,
+    Answer, Anything, Asked, Entry, Family, Gathering, HeldOut, Multiplying, Place, Shape, Source,
+    Tuning, hold_out, record,
 };
 use serde::Serialize;
 
 use crate::bench::statistics::{median, quantile};
 use crate::exit::Failure;
-use crate::on_threads::{cores, rate_of};
+use crate::on_threads::{cores, processor, rate_of};
 use crate::output::Output;
 
 /// A family in a few words: `2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales`.
@@ -190,13 +190,13 @@ struct Shown {
 #[derive(Serialize)]
 struct Show {
     sources: Vec<String>,
-    /// What could not be read.
+    /// What could not be read, and whose figures took the place of others.
     notes: Vec<String>,
     problems: Vec<Shown>,
 }
 
 impl Shown {
-    fn of(problem: &Problem, gpu: &str, table: &Tuning) -> Shown {
+    fn of(problem: &Problem, gpu: &str, driver: Option<&str>, table: &Tuning) -> Shown {
         let asked = Asked { gpu, sms: Machine::h200().sms, problem };
         let (name, answer) = (problem.to_string(), table.look_up(&asked, &Anything));
         let Some(answer) = answer else {
@@ -209,7 +209,12 @@ impl Shown {
             Source::Interpolated { .. } => "interpolated",
             Source::Modelled { .. } => "modelled",
         };
-        let (why, from) = (answer.to_string(), from(&answer));
+        let (mut why, from) = (answer.to_string(), from(&answer));
+        let others = answer.drivers.iter().filter(|other| is_another(other, driver));
+        let others: Vec<&str> = others.map(String::as_str).collect();
+        if let (false, Some(driver)) = (others.is_empty(), driver) {
+            why += &format!("; measured with driver {}, and here is {driver}", others.join(", "));
+        }
         let Answer { gathering, multiplying, .. } = answer;
         Shown { problem: name, how, why, gathering: Some(gathering), multiplying, from }
     }
@@ -217,8 +222,15 @@ impl Shown {
     fn on_threads(problem: &Problem, link: Option<Link>, table: &Tuning) -> Shown {
         let answer = table.on_threads(problem, cores(), rate_of(link));
         let (how, why) = match &answer {
-            Some(answer) if answer.from.is_none() => ("tuned", answer.to_string()),
-            Some(answer) => ("interpolated", answer.to_string()),
+            Some(answer) => {
+                let how = if answer.from.is_none() { "tuned" } else { "interpolated" };
+                let here = processor();
+                let mut why = answer.to_string();
+                if let (true, Some(here)) = (is_another(&answer.processor, here.as_deref()), here) {
+                    why += &format!(", and here is {here}");
+                }
+                (how, why)
+            }
             None => ("by the rules", "by the rules: nothing near it was measured here".to_owned()),
         };
         let from = answer.iter().filter_map(|answer| answer.from).collect();
@@ -226,6 +238,22 @@ impl Shown {
         let (gathering, multiplying) = parts.unzip();
         Shown { problem: problem.to_string(), how, why, gathering, multiplying, from }
     }
+}
+
+/// Whether that is another driver, or processor, than what is here, as far as that is known.
+fn is_another(measured: &str, here: Option<&str>) -> bool {
+    here.is_some_and(|here| here != measured)
+}
+
+/// This machine's driver, where there is one.
+#[cfg(feature = "cuda")]
+fn driver() -> Option<String> {
+    overlap_gemm::cuda::device::driver_name().ok()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn driver() -> Option<String> {
+    None
 }
 
 impl fmt::Display for Show {
@@ -255,6 +283,9 @@ pub enum On<'a> {
     Threads(Option<Link>),
 }
 
+/// The GPU whose figures predictions are made by.
+const FIGURES: &str = "NVIDIA H200";
+
 /// Tells what plans of `problems` would be made by.
 pub fn show(
     table: &Tuning,
@@ -262,33 +293,58 @@ pub fn show(
     on: &On<'_>,
     output: Output,
 ) -> Result<(), Failure> {
+    let driver = matches!(on, On::Gpus(_)).then(driver).flatten();
     let shown = |problem| match on {
-        On::Gpus(gpu) => Shown::of(problem, gpu, table),
+        On::Gpus(gpu) => Shown::of(problem, gpu, driver.as_deref(), table),
         On::Threads(link) => Shown::on_threads(problem, *link, table),
     };
+    let mut notes = table.notes().to_vec();
+    if let On::Gpus(gpu) = on
+        && *gpu != FIGURES
+    {
+        notes.push(format!("no figures of {gpu} are known: by those of {FIGURES}"));
+    }
     let show = Show {
         sources: table.sources().to_vec(),
-        notes: table.notes().to_vec(),
+        notes,
         problems: problems.iter().map(shown).collect(),
     };
     output.write(&show, |stdout| write!(stdout, "{show}"))
 }
 
-/// Tells how much is in a table after others were added to it.
-pub fn merged(file: &Path, tables: &[Tuning], output: Output) -> Result<(), Failure> {
+/// Adds tables to a file, and tells how much is in it then. Of the same problem the last one counts, whatever it was measured with.
+pub fn merge(file: &Path, tables: Vec<Tuning>, output: Output) -> Result<(), Failure> {
     #[derive(Serialize)]
     struct Merged {
         file: String,
         added: usize,
+        /// Those that came in place of one of another driver, or processor.
+        of_another_driver: usize,
         problems: usize,
     }
-    let merged = Merged {
-        file: file.display().to_string(),
-        added: tables.iter().map(|table| table.entries().len()).sum(),
-        problems: Tuning::from_file(file)?.entries().len(),
-    };
-    let Merged { file, added, problems } = &merged;
+    let mut all = if file.exists() { Tuning::from_file(file)? } else { Tuning::none() };
+    let (mut added, mut of_another_driver) = (0, 0);
+    for table in tables {
+        let is_replaced = |new: &&Entry| {
+            let same = |old: &&Entry| (&old.family, old.shape) == (&new.family, new.shape);
+            all.entries().iter().find(same).is_some_and(|old| old.driver != new.driver)
+        };
+        of_another_driver += table.entries().iter().filter(is_replaced).count();
+        added += table.entries().len();
+        all.add(table);
+    }
+    record(file, all.entries())?;
+    let (problems, file) = (all.entries().len(), file.display().to_string());
+    let merged = Merged { file, added, of_another_driver, problems };
+    let Merged { file, .. } = &merged;
     output.write(&merged, |stdout| {
-        writeln!(stdout, "{added} problems were added to {file}, which has {problems} now")
+        writeln!(stdout, "{added} problems were added to {file}, which has {problems} now")?;
+        match of_another_driver {
+            0 => Ok(()),
+            count => writeln!(
+                stdout,
+                "{count} of them replaced what was measured with another driver, or on another processor"
+            ),
+        }
     })
 }

@@ -13,14 +13,14 @@ use overlap_gemm::tune::{
     threads_name,
 };
 
-use super::course::{Clock, Outcome, REFUSED, Stopped, is_done};
+use super::course::{Clock, Had, Outcome, REFUSED, Stopped, had, tell_elsewhere};
 use super::search::{self, Candidate, HEATS, Heat, Known, Track, search};
 use super::{Launches, Wanted};
 use crate::bench::cases::{Case, spread};
 use crate::bench::turns::turn;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, cores, default_options, processor, rate_of, time_together};
+use crate::on_threads::{Steps, cores, default_options, processor_name, rate_of, time_together};
 use crate::output::Output;
 use crate::progress;
 
@@ -57,13 +57,17 @@ pub fn run(
     // Nothing is lost to a path that cannot be.
     record(&wanted.file, &[])?;
     let table = Tuning::from_file(&wanted.file)?;
-    let mut todo = Vec::new();
+    let (threads, processor) = (place.name(), processor_name());
+    let (mut todo, mut elsewhere) = (Vec::new(), 0);
     for case in &wanted.cases {
         let problem = spread(&case.problem, place.ranks)?;
-        if wanted.again || !is_done(&table, &problem, &place.name(), Launches::Plain) {
+        let had = had(&table, &problem, &threads, &processor, Launches::Plain);
+        elsewhere += usize::from(had == Had::Elsewhere);
+        if wanted.again || had != Had::All {
             todo.push((case, problem));
         }
     }
+    tell_elsewhere(elsewhere, "on another processor");
     let bar = progress::bar(todo.len() as u64 * HEATS, "heats", &output);
     bar.tick();
     let clock = Clock::new(wanted.minutes);
@@ -121,7 +125,7 @@ fn measure(
         shape: Shape::of(problem),
         sms: cores(),
         // Nothing lies between threads and the processor.
-        driver: processor().unwrap_or_else(|| "unknown".into()),
+        driver: processor_name(),
         crate_version: env!("CARGO_PKG_VERSION").into(),
         measured: found.measured,
     };

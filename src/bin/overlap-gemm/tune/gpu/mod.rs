@@ -19,7 +19,7 @@ use overlap_gemm::tune::{Entry, Family, Measured, Shape, Tuning, record};
 
 use self::heats::Here;
 use super::advice::{Advice, Advised};
-use super::course::{Clock, Outcome, Stopped, is_done};
+use super::course::{Clock, Had, Outcome, Stopped, had, tell_elsewhere};
 use super::search::{Found, HEATS, refine, search};
 use super::{Launches, Wanted};
 use crate::bench::cases::{Case, spread};
@@ -82,20 +82,24 @@ pub fn run(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
     outcome.end(wanted, wanted.cases.len() - todo.len(), &tuner.clock, output)
 }
 
-/// What is to be measured: what rank 0's table does not have. It is written once before anything is measured, so that
+/// What is to be measured: what rank 0's table does not have, or has with another driver. It is written once before anything is measured, so that
 /// nothing is lost to a path that cannot be.
 fn todo<'w>(wanted: &'w Wanted, group: &Group, gpu: &Gpu) -> Result<Vec<&'w Case>> {
     let mut missing = vec![1u8; wanted.cases.len()];
     if group.rank() == 0 {
         record(&wanted.file, &[])?;
         let table = Tuning::from_file(&wanted.file)?;
+        let (gpu, driver) = (&gpu.device.info().name, driver_name()?);
+        let mut elsewhere = 0;
         for (missing, case) in missing.iter_mut().zip(&wanted.cases) {
             let problem = spread(&case.problem, group.ranks())?;
-            let done = is_done(&table, &problem, &gpu.device.info().name, wanted.launch);
-            if done && !wanted.again {
+            let had = had(&table, &problem, gpu, &driver, wanted.launch);
+            elsewhere += usize::from(had == Had::Elsewhere);
+            if had == Had::All && !wanted.again {
                 *missing = 0;
             }
         }
+        tell_elsewhere(elsewhere, "with another driver");
     }
     let all = group.all_gather("what is to be measured", &missing, LIMIT)?;
     let todo = wanted.cases.iter().zip(&all[0]).filter(|(_, missing)| **missing == 1);

@@ -32,7 +32,7 @@ use super::super::gemm::Launch;
 use super::super::lineup::Lineup;
 use super::super::report::{CaseReport, Document, Kind, Run, own_name};
 use super::super::turns::turn;
-use super::super::{NOT_AT_ITS_END, command};
+use super::super::{NOT_AT_ITS_END, asides, command};
 use super::check::Check;
 use super::cublaslt::{Cublaslt, Suggested};
 use super::driver::Gpu;
@@ -102,6 +102,9 @@ pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> R
     let gauge = Gauge::new(&gpu)?;
     let machine = machine::describe(&gpu, &gauge, cublaslt.as_deref())?;
     let (watch, l2_bytes) = (Watch::new(&gpu)?, machine.l2_bytes);
+    if shown.is_some() {
+        asides::tell_of_tables(&wanted.contenders);
+    }
     let bar = match &shown {
         Some(shown) => progress::bar(steps(wanted), "steps", &shown.output),
         None => ProgressBar::hidden(),
@@ -170,7 +173,11 @@ impl Bench<'_> {
         for case in &self.wanted.cases {
             let (report, drawn) = self.run(case, &mut pools)?;
             if shown.is_some() {
-                self.bar.suspend(|| eprintln!("{report}"));
+                self.bar.suspend(|| {
+                    eprint!("{report}");
+                    asides::plans(&report).iter().for_each(|line| eprintln!("{line}"));
+                    eprintln!();
+                });
             }
             run.cases.push(report);
             if let Some(shown) = &mut shown {
