@@ -76,7 +76,7 @@ fn demo_refuses_what_cannot_be() {
         &["--steps", "0"],
         &["--link", "0"],
         &["--link", "NaN"],
-        &["--link=-5"],
+        &["--link", "-5"],
         &["--m", "2147483647", "--k", "2147483647"], // more memory than there is
         &["--n", "2147483647", "--k", "100000"],
         &["--on=mars"],

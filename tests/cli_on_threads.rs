@@ -126,7 +126,8 @@ fn what_was_tuned_is_kept_shown_and_planned_by() {
         .collect();
     assert_eq!(names, [None, Some(5e8)].map(|rate| threads_name(cores, rate)));
     // Nothing is predicted of threads, so nothing is held out.
-    assert_eq!(run(&["tune", "--check", &file]).1, "no answer was measured\n");
+    let checked = "no answer was measured\n2 entries of threads are left out: nothing predicts steps on threads\n";
+    assert_eq!(run(&["tune", "--check", &file]).1, checked);
 
     let asked = [&BENCH[..], &["--ranks", "3", "--shapes", "300x24x32", "--json"]].concat();
     let auto = |more: &[&str]| {
@@ -189,7 +190,9 @@ fn what_threads_cannot_do_is_refused() {
     bench("--launch graph", &["--launch", "--host"]);
     bench("--ranks 1", &["--ranks"]);
     bench("--link 0", &["--link", "above zero"]);
-    bench("--link=-3", &["--link", "above zero"]);
+    bench("--link -3", &["--link", "above zero"]);
+    let slow = ["a rank sends 1280 bytes", "0.0001 MB a second", "10 s", "at least 0.000128"];
+    bench("--link 0.0001 --shapes 40x24x32 --contenders sequential", &slow);
     bench("--shapes 40x24x32 --pieces 41", &["chunks", "41"]);
     bench("--shapes 20000x8x8", &["m is 20000", "16384"]);
     bench("--draw gather --plot x.svg", &["'gather'; there are own"]);
@@ -213,6 +216,14 @@ fn what_threads_cannot_do_is_refused() {
     };
     tune("--ranks 1", &["nothing to gather"]);
     tune("--link 0 --output x.json", &["--link", "above zero"]);
+    let slow = ["a rank sends 1280 bytes", "at least 0.000128"];
+    tune("--link 1e-4 --shapes 40x24x32 --output x.json", &slow);
+    let trace = ["trace", "--host", "--m", "40", "--n", "24", "--k", "32", "--ranks", "2"];
+    refused(
+        &[&trace[..], &["--link", "0.00001"]].concat(),
+        2,
+        &["in 4 chunks", "at least 0.000032"],
+    );
     tune("--refine", &["--refine", "--host"]);
     tune("--launch graph", &["--launch", "--host"]);
     tune("--shapes 8x8x0 --output x.json", &["k is 0"]);

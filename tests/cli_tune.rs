@@ -81,8 +81,8 @@ fn tune_refuses_what_makes_no_sense() {
     refused("--show --ranks 7 --set gpt3", &["7 ranks"]);
     refused("--launch sometimes", &["sometimes", "graph", "plain", "both"]);
     refused("--minutes 0", &["above zero"]);
+    refused("--minutes -1", &["above zero"]);
     refused("--minutes NaN", &["above zero"]);
-    refused("--show", &["--ranks"]);
     refused("--ranks 2", &["--show"]);
     refused("--show --ranks 0", &["--ranks"]);
     refused("--merge a.json", &["--output"]);

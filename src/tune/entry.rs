@@ -48,6 +48,23 @@ impl Family {
     }
 }
 
+impl fmt::Display for Family {
+    /// `2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Family { gpu, ranks, elements, scaling, b_layout } = self;
+        write!(f, "{ranks} × {gpu}, {} × {} → {}", elements.a, elements.b, elements.d)?;
+        f.write_str(match scaling {
+            Scaling::None => "",
+            Scaling::Tensor => ", tensor scales",
+            Scaling::Rows => ", row scales",
+        })?;
+        f.write_str(match b_layout {
+            BLayout::Nk => "",
+            BLayout::Kn => ", B k×n",
+        })
+    }
+}
+
 /// The size of a problem: M of all ranks together, N of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -357,10 +374,11 @@ impl Entry {
                         "a time is {us} µs, but must be between {least} and {most}"
                     ));
                 }
-                let is_spread = time.spread.is_finite() && time.spread >= 0.0;
-                if !is_spread || time.rounds == 0 {
-                    return Err(format!("a time is {time:?}"));
+                if !(time.spread.is_finite() && time.spread >= 0.0) {
+                    let spread = time.spread;
+                    return Err(format!("the spread of a time is {spread}, but must be 0 or more"));
                 }
+                at_least_one("the number of a time's rounds", time.rounds)?;
             }
         }
         Ok(())
@@ -396,9 +414,10 @@ mod tests {
             let words = "µs, but must be between 0.001 and 1000000000000";
             broken(&|entry| entry.measured[0].graph = time(us, 0.0, 1), words);
         }
-        for graph in [time(1.0, f64::NAN, 1), time(1.0, -0.1, 1), time(1.0, 0.0, 0)] {
-            broken(&|entry| entry.measured[0].graph = graph, "a time is");
+        for spread in [f64::NAN, -0.1] {
+            broken(&|entry| entry.measured[0].graph = time(1.0, spread, 1), "0 or more");
         }
+        broken(&|entry| entry.measured[0].graph = time(1.0, 0.0, 0), "rounds is 0");
         let many = |count| vec![good.measured[0].clone(); count];
         broken(&|entry| entry.measured = many(129), "129 candidates were measured, more than 128");
         assert_eq!(Entry { measured: many(128), ..good.clone() }.check(), Ok(()));

@@ -12,7 +12,7 @@
 //! ]}
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -71,20 +71,20 @@ pub(super) fn parse(text: &str) -> Result<Vec<Entry>, String> {
     }
     let whole: Whole =
         serde_json::from_str(text).map_err(|error| format!("it is damaged ({error}): {AGAIN}"))?;
-    let mut seen = BTreeSet::new();
+    let mut seen = HashSet::new();
     for entry in &whole.entries {
         let name = named(entry);
         entry.check().map_err(|why| format!("it is damaged ({name}: {why}): {AGAIN}"))?;
-        if !seen.insert(name.clone()) {
+        if !seen.insert((&entry.family, entry.shape)) {
             return Err(format!("it is damaged ({name} twice): {AGAIN}"));
         }
     }
     Ok(whole.entries.into_iter().map(Entry::sorted).collect())
 }
 
-/// An entry's problem, for people, and to tell it from all others.
+/// An entry's problem, for people.
 fn named(entry: &Entry) -> String {
-    format!("{} {:?}", entry.shape, entry.family)
+    format!("{} on {}", entry.shape, entry.family)
 }
 
 /// The file's text.
@@ -139,8 +139,18 @@ pub(super) fn write(path: &Path, entries: &[Entry]) -> io::Result<()> {
 }
 
 /// Adds entries to a file, in place of what it has of the same problems, and keeps the rest. A file that cannot be
-/// trusted is left as it is.
+/// trusted is left as it is; so is any where a new entry is none that could be read again. Of two processes that do this at
+/// once, one may lose what the other adds.
 pub fn record(path: &Path, new: &[Entry]) -> Result<()> {
+    for entry in new {
+        entry.check().map_err(|why| Error::Tuning {
+            file: path.display().to_string(),
+            reason: format!(
+                "an entry for it makes no sense ({}: {why}): measure it again",
+                named(entry)
+            ),
+        })?;
+    }
     let mut entries = if path.exists() { read(path)? } else { Vec::new() };
     put(&mut entries, new.iter().cloned());
     let refused = |error: io::Error| Error::Tuning {
@@ -292,7 +302,8 @@ mod tests {
         refused("\"version\":1", "\"version\":2", "version 2, and this program reads 1");
         refused("\"version\":1", "\"version\":0", "no version that is known");
         refused("\"version\":1,", "", "no version that is known");
-        refused("\"us\":10.0", "\"us\":-10.0", "64×128×256");
+        let words = "(64×128×256 on 2 × NVIDIA H200, bf16 × bf16 → bf16: a time is -10 µs";
+        refused("\"us\":10.0", "\"us\":-10.0", words);
         refused("\"us\":10.0", "\"us\":1e999", "damaged");
         refused("\"us\":10.0", "\"us\":10.0,\"else\":1", "unknown field");
         refused("fused", "entangled", "entangled");
@@ -329,6 +340,23 @@ mod tests {
         assert_eq!(read(&path).unwrap(), [other, again]);
         let left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().collect();
         assert_eq!(left.len(), 1, "{left:?}");
+    }
+
+    #[test]
+    fn what_could_not_be_read_again_is_not_written() {
+        let folder = Folder::new("unreadable");
+        let path = folder.0.join("table.json");
+        record(&path, &one()).unwrap();
+        let refused = |all: Vec<Measured>, words: &str| {
+            let new = [entry(8, 8, 8, vec![measured("b", 1, 5.0)]), entry(64, 64, 64, all)];
+            let why = record(&path, &new).unwrap_err().to_string();
+            assert!(why.contains(words) && why.contains("table.json"), "{why}");
+            assert!(why.contains("64×64×64 on 2 × NVIDIA H200, bf16 × bf16 → bf16"), "{why}");
+            assert_eq!(read(&path).unwrap(), one());
+        };
+        refused(vec![measured("b", 1, f64::NAN)], "a time is NaN µs");
+        refused(vec![measured("b", 1, 5.0); 129], "129 candidates");
+        refused(Vec::new(), "nothing was measured");
     }
 
     #[cfg(unix)]

@@ -6,7 +6,7 @@ use std::fs;
 use std::num::NonZero;
 
 use overlap_gemm::exercise::{Exercise, Outcome};
-use overlap_gemm::host::{GroupOptions, Link, Stream};
+use overlap_gemm::host::{Deadlines, GroupOptions, Link, Stream};
 use overlap_gemm::plan::{Plan, PlanOptions, Problem, TileShape, Tiling};
 
 use crate::bench::statistics::median;
@@ -144,6 +144,24 @@ pub fn link(megabytes: Option<f64>) -> Result<Option<Link>, Failure> {
         }
         rate => Ok(rate.map(|rate| Link::of_rate(1e6 * rate))),
     }
+}
+
+/// An error where a link is so slow that one chunk takes longer than ranks wait for one: no step but the first would end.
+pub fn check_link(problem: &Problem, chunks: u32, link: Option<Link>) -> Result<(), Failure> {
+    let Some(rate) = rate_of(link) else { return Ok(()) };
+    let limit = Deadlines::default().steady.as_secs_f64();
+    let rows = problem.shards().most_rows();
+    let bytes = |rows: u32| problem.row_bytes(&(0..rows));
+    let least = bytes(rows.div_ceil(chunks.max(1))) as f64 / limit;
+    if rate >= least {
+        return Ok(());
+    }
+    let sent = bytes(rows) * u128::from(problem.ranks().saturating_sub(1));
+    let (rate, least) = (rate / 1e6, least.ceil() / 1e6);
+    Err(Failure::Usage(format!(
+        "--link: a rank sends {sent} bytes a step of {problem} in {chunks} chunks, and at {rate} MB a second one of them takes \
+         longer than the {limit} s that ranks wait for one: give at least {least}, or a smaller problem"
+    )))
 }
 
 /// Bytes a second of a link, if it is not as fast as memory.

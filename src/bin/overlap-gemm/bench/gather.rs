@@ -63,7 +63,7 @@ pub struct Args {
     ranks: Option<u32>,
 
     /// What a rank sends in a second, in MB, on threads [default: as fast as memory is]
-    #[arg(long, value_name = "MB", requires = "host")]
+    #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
     link: Option<f64>,
 
     /// Who takes part

@@ -17,7 +17,7 @@ use super::turns::turn;
 use super::{NOT_AT_ITS_END, asides, command};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, cores, default_options, rate_of, time_together};
+use crate::on_threads::{Steps, check_link, cores, default_options, rate_of, time_together};
 use crate::progress;
 
 /// Who can take part.
@@ -175,6 +175,7 @@ impl Entrant {
             _ => wanted.chunks.or(options.chunks_per_shard),
         };
         let options = Plan::new(problem, PlanOptions { chunks_per_shard, ..options })?.options();
+        check_link(problem, options.chunks_per_shard.unwrap_or(1), wanted.link)?;
         let steps = Steps::new(problem, options, 1 + wanted.steps, wanted.seed).in_place();
         let what = steps.describe() + &why;
         Ok(Entrant::of(who, what, options, vec![steps]))

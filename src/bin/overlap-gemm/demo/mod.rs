@@ -46,7 +46,7 @@ pub struct Args {
 
     /// What a rank sends in a second, in MB [default: on threads, such that sending takes about as
     /// long as computing; a GPU has its own link]
-    #[arg(long, value_name = "MB")]
+    #[arg(long, value_name = "MB", allow_negative_numbers = true)]
     link: Option<f64>,
 
     /// Steps to time

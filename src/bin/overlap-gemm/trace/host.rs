@@ -5,7 +5,7 @@ use overlap_gemm::plan::Problem;
 use super::{Args, Shown};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, describe_machine, link, usual_chunks, usual_options};
+use crate::on_threads::{Steps, check_link, describe_machine, link, usual_chunks, usual_options};
 
 /// The last of them is shown.
 const STEPS: usize = 3;
@@ -14,6 +14,7 @@ pub(super) fn run(args: &Args, problem: Problem, interrupt: Interrupt) -> Result
     let chunks = args.chunks.unwrap_or_else(|| usual_chunks(&problem));
     let steps = Steps::new(&problem, usual_options(&problem, chunks), STEPS, args.seed);
     let link = link(args.link)?;
+    check_link(&problem, chunks, link)?;
     let outcome = steps.record(link, interrupt)?;
     if let Some(complaint) = outcome.report.complaint() {
         return Err(Failure::CheckFailed(complaint));

@@ -38,7 +38,7 @@ pub struct Args {
     host: bool,
 
     /// What a rank sends in a second, in MB [default: as fast as memory is]
-    #[arg(long, value_name = "MB", requires = "host")]
+    #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
     link: Option<f64>,
 
     /// Streams that push by copy engines [default: by size]

@@ -59,7 +59,7 @@ pub struct Args {
     host: bool,
 
     /// What a rank sends in a second, in MB, for --host [default: as fast as memory is]
-    #[arg(long, value_name = "MB", requires = "host")]
+    #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
     link: Option<f64>,
 
     /// How steps will be launched; both: what is least behind in either
@@ -80,7 +80,7 @@ pub struct Args {
     refine: bool,
 
     /// Begin no problem that would not be done by then
-    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
+    #[arg(long, value_name = "MINUTES", value_parser = minutes, allow_negative_numbers = true)]
     minutes: Option<f64>,
 
     /// Hold out each problem of a table, and tell what the rest of it would have chosen
@@ -88,7 +88,7 @@ pub struct Args {
     check: Option<PathBuf>,
 
     /// Tell what a plan of these problems would be made by: the table named by --table, else what plans find
-    #[arg(long, requires = "ranks", conflicts_with_all = ["merge", "output"])]
+    #[arg(long, conflicts_with_all = ["merge", "output"])]
     show: bool,
 
     /// The table to show
@@ -198,7 +198,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let table = Tuning::from_file(file)?;
         return report::check(&table, output);
     }
-    if let Some(ranks) = args.ranks.filter(|_| args.show) {
+    let ranks = args.ranks.unwrap_or(2);
+    if args.show {
         let named = args.table.as_ref().map(Tuning::from_file).transpose()?;
         let table = named.as_ref().unwrap_or_else(|| Tuning::found());
         let spread = |case: &Case| spread(&case.problem, ranks);
@@ -220,7 +221,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     if args.host {
         on_threads::check_place()?;
-        let ranks = args.ranks.unwrap_or(2);
         if ranks < 2 {
             let why = "--ranks: one rank has nothing to gather: give two or more";
             return Err(Failure::Usage(why.into()));

@@ -6,11 +6,11 @@ use std::fmt;
 use std::path::Path;
 
 use overlap_gemm::host::Link;
-use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::plan::Problem;
 use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{
-    Answer, Anything, Asked, Entry, Family, Gathering, HeldOut, Multiplying, Place, Shape, Source,
-    Tuning, hold_out, record,
+    Answer, Anything, Asked, Entry, Gathering, HeldOut, Multiplying, Place, Shape, Source, Tuning,
+    hold_out, is_threads, record,
 };
 use serde::Serialize;
 
@@ -18,21 +18,6 @@ use crate::bench::statistics::{median, quantile};
 use crate::exit::Failure;
 use crate::on_threads::{cores, processor, rate_of};
 use crate::output::Output;
-
-/// A family in a few words: `2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales`.
-pub fn words(family: &Family) -> String {
-    let Family { gpu, ranks, elements, scaling, b_layout } = family;
-    let mut text = format!("{ranks} × {gpu}, {} × {} → {}", elements.a, elements.b, elements.d);
-    match scaling {
-        Scaling::None => {}
-        Scaling::Tensor => text += ", tensor scales",
-        Scaling::Rows => text += ", row scales",
-    }
-    if *b_layout == overlap_gemm::plan::BLayout::Kn {
-        text += ", B k×n";
-    }
-    text
-}
 
 /// How one problem would have been answered.
 #[derive(Serialize)]
@@ -59,6 +44,8 @@ struct Check {
     unknown: usize,
     /// Beside the best strategy that is planned without a table, each way to launch by itself.
     over_strategies: Option<OverStrategies>,
+    /// Entries of threads, which are not held out.
+    of_threads: usize,
 }
 
 /// How answers do beside strategies that are planned without a table.
@@ -90,7 +77,9 @@ impl Check {
         let unknown = problems.len() - ratios.len();
         let (median, worst) = (median(&ratios), quantile(&ratios, 1.0));
         let over_strategies = OverStrategies::of(&problems);
-        Check { problems, median, worst, unknown, over_strategies }
+        let is_of_threads = |entry: &&Entry| is_threads(&entry.family.gpu);
+        let of_threads = table.entries().iter().filter(is_of_threads).count();
+        Check { problems, median, worst, unknown, over_strategies, of_threads }
     }
 }
 
@@ -98,7 +87,7 @@ impl Checked {
     fn of(held: &HeldOut<'_>) -> Option<Checked> {
         let answer = held.answer.as_ref();
         Some(Checked {
-            family: words(&held.entry.family),
+            family: held.entry.family.to_string(),
             shape: held.shape(),
             from: answer.map(from).unwrap_or_default(),
             gathering: answer.map(|answer| answer.gathering),
@@ -163,7 +152,14 @@ impl fmt::Display for Check {
                  median {median:.3}, worst {worst:.3}, within 3 % in {within_bar} of {count}"
             )?;
         }
-        Ok(())
+        let (it, are) = if self.of_threads == 1 { ("entry", "is") } else { ("entries", "are") };
+        match self.of_threads {
+            0 => Ok(()),
+            count => writeln!(
+                f,
+                "{count} {it} of threads {are} left out: nothing predicts steps on threads"
+            ),
+        }
     }
 }
 

@@ -7,8 +7,6 @@ use std::fmt;
 use overlap_gemm::tune::{Entry, Gathering, Measured, Multiplying};
 use serde::Serialize;
 
-use super::report::words;
-
 /// Everything that one run of `tune` gave.
 #[derive(Serialize)]
 pub struct Results {
@@ -90,7 +88,7 @@ impl fmt::Display for Results {
         let mut family = None;
         for entry in &self.measured {
             if family != Some(&entry.family) {
-                writeln!(f, "{}, driver {}\n{Head}", words(&entry.family), entry.driver)?;
+                writeln!(f, "{}, driver {}\n{Head}", entry.family, entry.driver)?;
                 family = Some(&entry.family);
             }
             writeln!(f, "{}", Row(entry))?;

@@ -20,7 +20,9 @@ use crate::bench::cases::{Case, spread};
 use crate::bench::turns::turn;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, cores, default_options, processor_name, rate_of, time_together};
+use crate::on_threads::{
+    Steps, check_link, cores, default_options, processor_name, rate_of, time_together,
+};
 use crate::output::Output;
 use crate::progress;
 
@@ -54,6 +56,11 @@ pub fn run(
     output: Output,
     interrupt: Interrupt,
 ) -> Result<(), Failure> {
+    // Whatever cannot be is refused before anything is written.
+    for case in &wanted.cases {
+        // Among all that is tried are shards in one piece.
+        check_link(&spread(&case.problem, place.ranks)?, 1, place.link)?;
+    }
     // Nothing is lost to a path that cannot be.
     record(&wanted.file, &[])?;
     let table = Tuning::from_file(&wanted.file)?;
