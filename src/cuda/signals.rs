@@ -120,6 +120,9 @@ impl Signals {
         // SAFETY: the memory is as long as the words, and nobody else knows of it.
         unsafe { result::memcpy_htod_sync(memory, &words) }
             .map_err(|error| driver_error("cuMemcpyHtoD", error))?;
+        // The call does not promise that the memory has been written when it returns.
+        let context = signals.device.context();
+        context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
         Ok(signals)
     }
 

@@ -39,7 +39,8 @@ fn start(rank: &Rank, gather: &mut AllGather, rows: Option<&[u32]>, planned: &[u
         assert_eq!(room, bytes.len() as u64);
         stream.synchronize().unwrap();
         // SAFETY: the slot is so long, and free once the step before is through.
-        unsafe { result::memcpy_htod_sync(slot, &bytes) }.unwrap();
+        unsafe { result::memcpy_htod_async(slot, &bytes, stream.cu_stream()) }.unwrap();
+        stream.synchronize().unwrap();
         // SAFETY: the rows are in their slot.
         unsafe { gather.start(stream, rows, None) }.unwrap();
         return;

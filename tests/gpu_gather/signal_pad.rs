@@ -98,8 +98,11 @@ fn a_ring_goes_round_in_a_graph() {
         round();
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
         for launch in 0..30 {
-            // SAFETY: the stream is through, and so long.
-            unsafe { result::memcpy_htod_sync(from, &bytes(me, launch)) }.unwrap();
+            let bytes_of_launch = bytes(me, launch);
+            // SAFETY: the stream is through, and the memory so long.
+            unsafe { result::memcpy_htod_async(from, &bytes_of_launch, stream.cu_stream()) }
+                .unwrap();
+            stream.synchronize().unwrap();
             graph.launch().unwrap();
             stream.synchronize().unwrap();
             pad.check().unwrap();

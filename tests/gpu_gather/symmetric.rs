@@ -36,6 +36,7 @@ fn what_one_rank_writes_the_others_read() {
                 // SAFETY: each rank has a part of everybody's memory to itself.
                 unsafe { result::memcpy_htod_sync(at, &bytes(me, to, PART)) }.unwrap();
             }
+            rank.gpu.device.context().synchronize().unwrap();
             rank.group.barrier("written", LIMIT).unwrap();
             let mut all = vec![0u8; ranks as usize * PART];
             // SAFETY: the own part is so long, and nobody writes to it any more.

@@ -63,9 +63,13 @@ impl Gpu {
     /// Memory that holds a copy of `values`.
     pub fn upload(&self, values: &[u8]) -> Result<Block> {
         let block = self.allocate(values.len() as u64)?;
-        // SAFETY: the block is as long as the slice, and the call returns when the slice has been read.
-        let copied = unsafe { result::memcpy_htod_sync(block.address, values) };
-        call("cuMemcpyHtoD", copied)?;
+        // On the stream that everything runs on: a call without one returns when the slice has been read, and other streams
+        // may then find that its end has not arrived yet.
+        // SAFETY: the block is as long as the slice, which stays until the stream is through.
+        let copied =
+            unsafe { result::memcpy_htod_async(block.address, values, self.stream.cu_stream()) };
+        call("cuMemcpyHtoDAsync", copied)?;
+        self.synchronize()?;
         Ok(block)
     }
 
