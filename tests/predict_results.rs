@@ -29,10 +29,14 @@ const OF_FOUR: [&str; 4] = [
 ];
 /// and strategies alone, of more problems, between two.
 const OF_STRATEGIES: [&str; 3] = [
-    "2026-11-22-h200x2-later-start-headline.json",
-    "2026-11-22-h200x2-later-start-others.json",
-    "2026-11-22-h200x2-later-start-third.json",
+    "2026-11-23-h200x2-held-out-headline.json",
+    "2026-11-23-h200x2-held-out-others.json",
+    "2026-11-23-h200x2-held-out-third.json",
 ];
+/// The rest of what the table has between two; the smallest of these wait for the host when they are launched one by one,
+/// of which predictions know nothing.
+const OF_THE_REST: [&str; 2] =
+    ["2026-11-23-h200x2-held-out-fourth.json", "2026-11-23-h200x2-held-out-fifth.json"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -74,13 +78,15 @@ fn predictions_are_near_what_was_measured() {
     assert_eq!(fused["who"], "fused");
     assert!(number(fused, "median_abs_error") <= 0.05, "{fused}");
     assert!(number(fused, "lines") >= 32.0, "{fused}");
-    let Some(report) = checked(&OF_STRATEGIES) else { return };
-    let summaries = report["summaries"].as_array().unwrap();
-    assert_eq!(summaries.len(), 4, "{summaries:?}");
-    for of in summaries {
-        assert_eq!(number(of, "lines"), 72.0, "{of}");
-        assert!(number(of, "median_abs_error") <= 0.05, "{of}");
-        assert!(number(of, "worst_abs_error") <= 0.20, "{of}");
+    for (results, worst) in [(&OF_STRATEGIES[..], 0.20), (&OF_THE_REST, 0.30)] {
+        let Some(report) = checked(results) else { return };
+        let summaries = report["summaries"].as_array().unwrap();
+        assert_eq!(summaries.len(), 4, "{summaries:?}");
+        for of in summaries {
+            assert_eq!(number(of, "lines"), 72.0, "{of}");
+            assert!(number(of, "median_abs_error") <= 0.05, "{of}");
+            assert!(number(of, "worst_abs_error") <= worst, "{of}");
+        }
     }
 }
 
