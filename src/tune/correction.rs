@@ -220,10 +220,16 @@ mod tests {
                 Seen { problem: problem as usize, place: place(1 << m), what, residual, is_final }
             }).collect();
             let correction = Correction::of(all.clone());
+            let weights = correction.weights.iter();
+            let carried: f64 = all.iter().zip(weights).map(|(one, weight)| one.residual * weight).sum();
+            prop_assert!(carried >= -1e-9, "{carried}");
+            let carried = carried.max(0.0);
             for one in &all {
                 let Corrected { by, doubt } = correction.at(one.place, one.what);
-                // No farther than residuals are apart, and known no worse than before.
-                prop_assert!(by.is_finite() && by.abs() < 0.6, "{by}");
+                // No farther than what was seen can carry it (Cauchy and Schwarz), and known no worse than before.
+                let own = in_common((one.place, one.what), (one.place, one.what));
+                let most = (own * carried).sqrt();
+                prop_assert!(by.abs() <= most + 1e-9, "{by}, at most {most}");
                 prop_assert!((0.0..0.061).contains(&doubt), "{doubt}");
             }
             // L · Lᵀ · weights are the residuals.
