@@ -450,6 +450,7 @@ mod tests {
         let error = in_words(Failure { chunk: u32::MAX, ..failure }, &waiter, &chunks);
         assert!(matches!(error, Error::PeerTimeout { peer: 4, .. }), "{error:?}");
     }
+
     #[test]
     fn a_failure_is_of_who_waited_in_its_epoch() {
         let waiter = |seconds| {

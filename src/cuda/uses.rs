@@ -1,12 +1,11 @@
 //! Streams that may still touch some memory.
 //!
-//! Invariant: a stream that was noted is waited for before the memory goes, or was seen to be through; what is in a graph may
-//! be used at any later time.
+//! Invariant: a stream that was noted is waited for before the memory goes; what is in a graph may be used at any later time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaStream, sys};
+use cudarc::driver::CudaStream;
 
 use super::device::Device;
 use super::driver_error;
@@ -31,8 +30,6 @@ impl Uses {
         device.bind()?;
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.contains(stream) {
-            // Of a stream for each request none stays that nobody else has, and that is through.
-            streams.retain(|old| Arc::strong_count(old) > 1 || !is_through(old));
             streams.push(Arc::clone(stream));
         }
         Ok(stream)
@@ -62,10 +59,4 @@ impl Uses {
         let waited = waited.into_iter().collect::<std::result::Result<(), _>>();
         waited.map_err(|error| driver_error("cuStreamSynchronize", error))
     }
-}
-
-/// Whether a stream has done all that it was given. A stream that is being captured has not, nor has one that cannot say.
-fn is_through(stream: &CudaStream) -> bool {
-    // SAFETY: a live stream.
-    unsafe { sys::cuStreamQuery(stream.cu_stream()) }.result().is_ok()
 }

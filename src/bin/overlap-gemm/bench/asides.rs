@@ -17,8 +17,15 @@ pub fn tell_of_tables(contenders: &[Gatherer]) {
     }
 }
 
+/// Shows a case as soon as it is measured, and how `auto` was planned.
+pub fn tell_of(case: &CaseReport) {
+    eprint!("{case}");
+    plans(case).iter().for_each(|line| eprintln!("{line}"));
+    eprintln!();
+}
+
 /// Who was planned by a table or without one, and whose times those are; however launched, once.
-pub fn plans(case: &CaseReport) -> Vec<String> {
+fn plans(case: &CaseReport) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for row in &case.rows {
         let line = format!("  {}: {}", row.who, row.what.replace('\n', "; "));

@@ -84,11 +84,7 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
     };
     let outcome = fields.into_iter().try_for_each(|field| {
         let report = field.measure(wanted, &bar, interrupt)?;
-        bar.suspend(|| {
-            eprint!("{report}");
-            asides::plans(&report).iter().for_each(|line| eprintln!("{line}"));
-            eprintln!();
-        });
+        bar.suspend(|| asides::tell_of(&report));
         run.cases.push(report);
         shown.output.keep(&Document::of(std::slice::from_ref(&run)))
     });

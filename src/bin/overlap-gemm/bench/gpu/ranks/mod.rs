@@ -173,11 +173,7 @@ impl Bench<'_> {
         for case in &self.wanted.cases {
             let (report, drawn) = self.run(case, &mut pools)?;
             if shown.is_some() {
-                self.bar.suspend(|| {
-                    eprint!("{report}");
-                    asides::plans(&report).iter().for_each(|line| eprintln!("{line}"));
-                    eprintln!();
-                });
+                self.bar.suspend(|| asides::tell_of(&report));
             }
             run.cases.push(report);
             if let Some(shown) = &mut shown {
