@@ -64,7 +64,7 @@ fn one_rank(rank: &Rank, problem: &Problem, options: PlanOptions) -> Result<Time
     let stream = Stream::for_ranks(RANKS);
     let weight: Vec<bf16> =
         Random::of_stream(SEED, 100 + u64::from(rank.rank())).elements(problem.b_len());
-    let mut output = vec![bf16::NAN; problem.d_len() as usize];
+    let mut outputs = vec![bf16::NAN; problem.d_len() as usize];
 
     for (step, rows) in (0..).zip(&STEPS) {
         // Every rank draws all of A, to have something to check with; it brings its own rows only.
@@ -73,11 +73,13 @@ fn one_rank(rank: &Rank, problem: &Problem, options: PlanOptions) -> Result<Time
         let own = shape.shards().rows(rank.rank());
         let shard = &a[(own.start * shape.k()) as usize..(own.end * shape.k()) as usize];
 
+        // The output is as long as this step's rows, which may be fewer than planned.
+        let output = &mut outputs[..shape.d_len() as usize];
         let input = Input::copied(shard).rows(rows);
-        layer.enqueue_all(&stream, input, &mut [Product::new(&weight, &mut output)])?;
+        layer.enqueue_all(&stream, input, &mut [Product::new(&weight, output)])?;
 
         let report = Reference::new(&shape, &a, &weight, &[], &[])?;
-        let report = report.compare(&output, 0..shape.m())?;
+        let report = report.compare(output, 0..shape.m())?;
         let Report { compared, wrong, worst_fraction, .. } = report;
         let (rank, percent) = (rank.rank(), 100.0 * worst_fraction);
         println!(

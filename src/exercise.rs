@@ -311,10 +311,11 @@ struct Numbers<A, B, D> {
     d: Vec<D>,
 }
 
-/// The whole A from a rank's first row on; nothing, if it has none.
+/// A rank's rows of A, without the padding of the last one.
 fn shard_of<'a, A>(a: &'a [A], shape: &Problem, rank: u32) -> &'a [A] {
     let own = shape.shards().rows(rank);
-    if own.is_empty() { &[] } else { &a[own.start as usize * shape.lda() as usize..] }
+    let begin = own.start as usize * shape.lda() as usize;
+    if own.is_empty() { &[] } else { &a[begin..begin + shape.a_len(own.len() as u32) as usize] }
 }
 
 /// Writes a rank's rows where the next step expects them, as a producer would before the step.

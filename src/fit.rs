@@ -1,11 +1,37 @@
 //! Whether a caller's slices fit a problem.
 //!
-//! Invariant: after these checks no slice index in an executor can be out of bounds, and no scale
-//! is NaN or infinite.
+//! Invariant: after these checks no slice index in an executor can be out of bounds, no slice holds a
+//! row more than the step has, and no scale is NaN or infinite.
+//!
+//! **The rule for lengths.** A slice holds the rows of its matrix in this step, no row less and no row
+//! more. Where rows are packed (row stride = columns) there is one right length. Where the row stride is
+//! larger, the slice ends between the last element of the last row and the end of that row's padding.
+//! A longer slice is refused because it is usually another matrix: all of A where the rank's rows are
+//! meant, a whole weight where a rank's part of it is meant, or an output of more rows than the step
+//! computes. Vectors (bias, scales) have one right length.
+//!
+//! Three places differ, and say why beside the check: a chunk that is published to an `AsyncInput` may
+//! be shorter than planned, device buffers may have any length between the rows of the call and the
+//! rows that were planned, and raw device addresses have no length.
+
+use std::ops::RangeInclusive;
 
 use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
-use crate::plan::Scaling;
+use crate::plan::{Problem, Scaling};
+
+/// The remedy for a matrix of which a rank gives a part.
+pub(crate) const OWN_ROWS: &str = "pass this rank's rows only, and all of them";
+
+/// The remedy for every other matrix.
+pub(crate) const ALL_ROWS: &str = "pass all rows that this step has, and no others";
+
+/// The remedy for a vector.
+pub(crate) const ALL_ELEMENTS: &str = "pass one element a column";
+
+/// The remedy for scales.
+pub(crate) const ALL_SCALES: &str =
+    "give no scales, one, or one a row or column, as the plan's Scaling says";
 
 /// How many scales a matrix with `lines` scaled lines has.
 pub(crate) fn scale_count(scaling: Scaling, lines: u32) -> usize {
@@ -19,13 +45,8 @@ pub(crate) fn scale_count(scaling: Scaling, lines: u32) -> usize {
 /// An error unless there are `expected` scales, all finite.
 pub(crate) fn check_scales(what: &str, scales: &[f32], expected: usize) -> Result<()> {
     if scales.len() != expected {
-        let remedy = "give no scales, one, or one a row or column, as the plan's Scaling says";
-        return Err(Error::mismatch(
-            format!("the number of {what}"),
-            scales.len(),
-            expected,
-            remedy,
-        ));
+        let what = format!("the number of {what}");
+        return Err(Error::mismatch(what, scales.len(), expected, ALL_SCALES));
     }
     match scales.iter().position(|scale| !scale.is_finite()) {
         None => Ok(()),
@@ -37,13 +58,40 @@ pub(crate) fn check_scales(what: &str, scales: &[f32], expected: usize) -> Resul
     }
 }
 
-/// An error unless a slice holds at least `needed` elements.
-pub(crate) fn check_len(what: &str, len: usize, needed: u64) -> Result<()> {
-    if len as u64 >= needed {
+/// How long a slice of `rows` rows of A may be.
+pub(crate) fn a_lens(problem: &Problem, rows: u32) -> RangeInclusive<u64> {
+    problem.a_len(rows)..=whole_rows(rows, problem.lda())
+}
+
+/// How long a slice of B may be.
+pub(crate) fn b_lens(problem: &Problem) -> RangeInclusive<u64> {
+    problem.b_len()..=whole_rows(problem.b_extent().0, problem.ldb())
+}
+
+/// How long a slice of `rows` rows of C or D may be.
+pub(crate) fn d_lens(problem: &Problem, rows: u32) -> RangeInclusive<u64> {
+    problem.d_len_of(rows)..=whole_rows(rows, problem.ldd())
+}
+
+fn whole_rows(rows: u32, stride: u32) -> u64 {
+    u64::from(rows) * u64::from(stride)
+}
+
+/// An error unless a slice has one of the `admitted` lengths.
+pub(crate) fn check_len(
+    what: &str,
+    len: usize,
+    admitted: RangeInclusive<u64>,
+    remedy: &'static str,
+) -> Result<()> {
+    if admitted.contains(&(len as u64)) {
         return Ok(());
     }
-    let remedy = "give a slice that reaches to the last element of the last row";
-    Err(Error::mismatch(what, len, format!("at least {needed}"), remedy))
+    let expected = match admitted.into_inner() {
+        (least, most) if least == most => least.to_string(),
+        (least, most) => format!("between {least} and {most}"),
+    };
+    Err(Error::mismatch(format!("the length of {what}"), len, expected, remedy))
 }
 
 /// An error unless the Rust type is the one that was planned.

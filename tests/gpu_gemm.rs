@@ -265,13 +265,19 @@ fn buffers_that_do_not_fit_are_refused() {
     let gpu = Gpu::open();
     let (stream, problem) = (&gpu.stream, Problem::builder(64, 64, 64).build().unwrap());
     let gemm = Gemm::plan(&gpu.device, &problem, &GemmOptions::default()).unwrap();
-    let full = gpu.upload(&vec![bf16::ZERO; 64 * 64 + 8]);
+    let longer = gpu.upload(&vec![bf16::ZERO; 64 * 64 + 8]);
+    let full = longer.slice(..64 * 64);
     let mut d = gpu.upload(&vec![bf16::from_f32(7.0); 64 * 64]);
 
     let short = full.slice(..64 * 64 - 1);
     let error = gemm.enqueue(stream, Operands::new(&short, &full, &mut d)).unwrap_err();
     assert!(error.to_string().starts_with("the length of A is 4095"), "{error}");
-    let odd = full.slice(1..64 * 64 + 1);
+    for (a, b, named) in [(&longer.slice(..), &full, "A"), (&full, &longer.slice(..), "B")] {
+        let error = gemm.enqueue(stream, Operands::new(a, b, &mut d)).unwrap_err();
+        let text = format!("the length of {named} is 4104, but must be 4096");
+        assert!(error.to_string().starts_with(&text), "{error}");
+    }
+    let odd = longer.slice(1..64 * 64 + 1);
     let error = gemm.enqueue(stream, Operands::new(&full, &odd, &mut d)).unwrap_err();
     assert!(matches!(error, Error::Misaligned { multiple_of: 16, .. }), "{error}");
     let bias = full.slice(..64);

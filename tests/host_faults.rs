@@ -43,7 +43,8 @@ impl Party {
     fn new(rank: &Rank) -> Self {
         let op = AllGatherGemm::plan(rank, &problem(rank.ranks().into()), options()).unwrap();
         let ones = |len| vec![bf16::ONE; len];
-        Party { op, a: ones(M * K), b: ones(N * K), d: ones(M * N) }
+        let own = op.planned().problem().shards().rows(rank.rank()).len();
+        Party { op, a: ones(own * K), b: ones(N * K), d: ones(M * N) }
     }
 
     fn step(&mut self) -> Result<(), Error> {
@@ -186,7 +187,8 @@ fn another_shape_is_refused_with_both_shapes() {
     let errors = on_ranks(&ranks, |rank| {
         let mut party = Party::new(rank);
         let rows = if rank.rank() == 0 { [24, 24] } else { [23, 25] };
-        let input = Input::copied(&party.a).rows(&rows);
+        let own = vec![bf16::ONE; rows[rank.rank() as usize] as usize * K];
+        let input = Input::copied(&own).rows(&rows);
         let products = &mut [Product::new(&party.b, &mut party.d)];
         party.op.enqueue_all(&Stream::new(1).unwrap(), input, products).unwrap_err()
     });
@@ -216,10 +218,9 @@ fn a_refused_call_leaves_the_operation_as_it_was() {
         let stream = Stream::new(1).unwrap();
         for _ in 0..3 {
             let Party { op, a, b, d } = &mut party;
-            let half = M / 2 * K;
-            assert!(op.enqueue(&stream, &a[..half - 1], b, d).is_err(), "a short shard");
-            assert!(op.enqueue(&stream, &a[..half], &b[1..], d).is_err(), "a short B");
-            assert!(op.enqueue(&stream, &a[..half], b, &mut d[1..]).is_err(), "a short D");
+            assert!(op.enqueue(&stream, &a[1..], b, d).is_err(), "a short shard");
+            assert!(op.enqueue(&stream, &a[..], &b[1..], d).is_err(), "a short B");
+            assert!(op.enqueue(&stream, &a[..], b, &mut d[1..]).is_err(), "a short D");
             assert!(op.enqueue_all(&stream, &a[..], &mut []).is_err(), "no products");
             let zero = Product::new(b, d).n(0);
             assert!(op.enqueue_all(&stream, &a[..], &mut [zero]).is_err(), "no columns");
@@ -339,7 +340,10 @@ fn async_inputs_refuse_what_would_go_wrong_silently() {
     writer.publish(2, 2, &rows[..K]).unwrap();
     writer.publish(2, 3, &[]).unwrap();
     d.fill(bf16::ZERO);
-    gemm.enqueue_all(&stream, &mut input, 25, &[], &mut [Product::new(&b, &mut d)]).unwrap();
+    let whole = &mut [Product::new(&b, &mut d)];
+    assert!(gemm.enqueue_all(&stream, &mut input, 25, &[], whole).is_err(), "a D of 48 rows");
+    let part = &mut [Product::new(&b, &mut d[..25 * N])];
+    gemm.enqueue_all(&stream, &mut input, 25, &[], part).unwrap();
     assert!(d[..25 * N].iter().all(|d| d.to_f32() == K as f32));
     assert!(d[25 * N..].iter().all(|d| d.to_f32() == 0.0), "rows beyond the step are left alone");
 
@@ -370,14 +374,15 @@ fn a_laggard_s_other_shape_is_refused_however_late() {
     let options = PlanOptions { chunks_per_shard: Some(1), tiling: Tiling::of_tile(16, 16) };
     let ranks = Group::local_with(RANKS, patient(Duration::from_secs(600))).unwrap();
     let (ahead, steps_ahead) = std::sync::mpsc::channel();
-    let step = |op: &mut AllGatherGemm<bf16>, rows: &[u32]| {
-        let (a, b) = (vec![bf16::ONE; M * K], vec![bf16::ONE; N * K]);
+    let step = |op: &mut AllGatherGemm<bf16>, rank: u32, owner: u32| {
+        let (rows, b) = (&rows_of(owner)[..], vec![bf16::ONE; N * K]);
+        let a = vec![bf16::ONE; rows[rank as usize] as usize * K];
         let mut d = vec![bf16::ZERO; M * N];
         let products = &mut [Product::new(&b, &mut d)];
         op.enqueue_all(&Stream::new(1).unwrap(), Input::copied(&a).rows(rows), products)
     };
     let plan = |rank| AllGatherGemm::<bf16>::plan(rank, &problem, options).unwrap();
-    let (step, plan, rows_of) = (&step, &plan, &rows_of);
+    let (step, plan) = (&step, &plan);
     thread::scope(|scope| {
         for rank in &ranks[1..] {
             let ahead = ahead.clone();
@@ -386,7 +391,7 @@ fn a_laggard_s_other_shape_is_refused_however_late() {
                 // Each owner serves all others before rank 0's full buffers stop it, and only it.
                 let owners = [RANKS - 1].into_iter().chain((1..RANKS).rev());
                 for (nth, owner) in owners.enumerate() {
-                    if step(&mut op, &rows_of(owner)).is_err() {
+                    if step(&mut op, rank.rank(), owner).is_err() {
                         return;
                     }
                     // The receiver may be gone already.
@@ -396,7 +401,7 @@ fn a_laggard_s_other_shape_is_refused_however_late() {
         }
         let mut laggard = plan(&ranks[0]);
         while steps_ahead.recv_timeout(Duration::from_secs(60)).expect("the others go on") < 18 {}
-        let error = step(&mut laggard, &rows_of(0)).unwrap_err();
+        let error = step(&mut laggard, 0, 0).unwrap_err();
         assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
     });
 }

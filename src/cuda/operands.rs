@@ -4,6 +4,7 @@
 //! was named fits a plan. Invariant: `RawOperands::check` is the one list of rules for both ways;
 //! lengths and types, which an address does not have, are checked on the slices by `fit`'s rules.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -14,7 +15,9 @@ use super::options::GemmOptions;
 use super::records::TileRecords;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{check_len, check_type, scale_count};
+use crate::fit::{
+    ALL_ELEMENTS, ALL_ROWS, ALL_SCALES, a_lens, b_lens, check_len, check_type, d_lens, scale_count,
+};
 use crate::plan::{Problem, Scaling, check_aligned};
 
 /// The operands of one call in memory of `cudarc`: slices or views.
@@ -52,6 +55,9 @@ pub struct Operands<'a, A, B, D> {
 
 impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     /// A, B and D; `alpha` is 1, `beta` is 0.
+    ///
+    /// Each has all rows of its matrix and no others; the padding of the last row may be left out
+    /// where rows are not packed. Pass a view of a larger allocation.
     pub fn new(
         a: &'a impl DevicePtr<A>,
         b: &'a impl DevicePtr<B>,
@@ -87,7 +93,8 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         self
     }
 
-    /// Only the first `rows` rows: no more than planned. A, C, D and the row scales may be as short.
+    /// Only the first `rows` rows: no more than planned. A, C, D and the row scales may be as short, or
+    /// as long as planned, so that the buffers of the largest M serve every call.
     pub fn rows(mut self, rows: u32) -> Self {
         self.rows = Some(rows);
         self
@@ -106,24 +113,28 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         check_type::<B>("B", types.b)?;
         check_type::<D>("D", types.d)?;
         let rows = rows_of(problem, self.rows)?;
-        let fits = |what: &str, len: usize, of: &Arc<CudaContext>, needed: u64| {
+        let fits = |what: &str, len: usize, of: &Arc<CudaContext>, admitted, remedy| {
             check_context(what, of, context)?;
-            check_len(&format!("the length of {what}"), len, needed)
+            check_len(what, len, admitted, remedy)
         };
-        let d_len = problem.d_len_of(rows);
-        fits("A", self.a.len(), self.a.stream().context(), problem.a_len(rows))?;
-        fits("B", self.b.len(), self.b.stream().context(), problem.b_len())?;
-        fits("D", self.d.len(), self.d.stream().context(), d_len)?;
+        let (inputs, outputs) =
+            (up_to_planned(a_lens, problem, rows), up_to_planned(d_lens, problem, rows));
+        fits("A", self.a.len(), self.a.stream().context(), inputs, ALL_ROWS)?;
+        fits("B", self.b.len(), self.b.stream().context(), b_lens(problem), ALL_ROWS)?;
+        fits("D", self.d.len(), self.d.stream().context(), outputs.clone(), ALL_ROWS)?;
         if let Some(c) = self.c {
-            fits("C", c.len(), c.stream().context(), d_len)?;
+            fits("C", c.len(), c.stream().context(), outputs, ALL_ROWS)?;
         }
         if let Some(bias) = self.bias {
-            fits("the bias", bias.len(), bias.stream().context(), problem.n().into())?;
+            let n = problem.n().into();
+            fits("the bias", bias.len(), bias.stream().context(), n..=n, ALL_ELEMENTS)?;
         }
         if let Some([a, b]) = self.scales {
-            let needed = |lines| scale_count(problem.scaling(), lines) as u64;
-            fits("the scales of A", a.len(), a.stream().context(), needed(rows))?;
-            fits("the scales of B", b.len(), b.stream().context(), needed(problem.n()))?;
+            let scales = |lines| scale_count(problem.scaling(), lines) as u64;
+            let (of_rows, of_columns) = (scales(rows)..=scales(problem.m()), scales(problem.n()));
+            let of_columns = of_columns..=of_columns;
+            fits("the scales of A", a.len(), a.stream().context(), of_rows, ALL_SCALES)?;
+            fits("the scales of B", b.len(), b.stream().context(), of_columns, ALL_SCALES)?;
         }
         if let Some(records) = &self.records {
             check_context("the records", records.context(), context)?;
@@ -313,6 +324,16 @@ fn rows_of(problem: &Problem, rows: Option<u32>) -> Result<u32> {
     Err(Error::out_of_range("the number of rows", rows.into(), 1, problem.m().into(), remedy))
 }
 
+/// How long a buffer may be in a call of `rows` rows: as these rows, up to as all that were planned.
+/// Device memory is allocated once, for the largest M, and graphs keep its addresses.
+fn up_to_planned(
+    lens: fn(&Problem, u32) -> RangeInclusive<u64>,
+    problem: &Problem,
+    rows: u32,
+) -> RangeInclusive<u64> {
+    *lens(problem, rows).start()..=*lens(problem, problem.m()).end()
+}
+
 /// An error unless an operand is there exactly if the plan has one.
 fn check_present(what: &str, planned: bool, address: CUdeviceptr) -> Result<()> {
     let word = |there: bool| if there { "there" } else { "absent" };
@@ -331,6 +352,15 @@ mod tests {
     fn planned() -> Problem {
         let problem = Problem::builder(64, 32, 16).elements(E4m3, E4m3, Bf16);
         problem.scaling(Scaling::Rows).build().unwrap()
+    }
+
+    #[test]
+    fn buffers_of_the_planned_rows_serve_fewer() {
+        let problem = Problem::builder(64, 32, 16).lda(24).build().unwrap();
+        assert_eq!(up_to_planned(a_lens, &problem, 64), 63 * 24 + 16..=64 * 24);
+        assert_eq!(up_to_planned(a_lens, &problem, 7), 6 * 24 + 16..=64 * 24);
+        assert_eq!(up_to_planned(d_lens, &problem, 64), 64 * 32..=64 * 32);
+        assert_eq!(up_to_planned(d_lens, &problem, 7), 7 * 32..=64 * 32);
     }
 
     #[test]

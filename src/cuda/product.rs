@@ -21,6 +21,7 @@ use super::shape::{self, Shape};
 use super::workspace::Workspace;
 use crate::element::Element;
 use crate::error::Result;
+use crate::fit::check_len;
 use crate::plan::Problem;
 
 /// Everything about a product that does not change from call to call.
@@ -86,8 +87,8 @@ impl Product {
         operands.check(&self.problem, self.device.context())?;
         let Operands { a, b, d, c, bias, scales, alpha, beta, rows, records } = operands;
         if let Some(records) = &records {
-            let needed = self.record_count();
-            crate::fit::check_len("the number of tile records", records.len(), needed)?;
+            let (needed, remedy) = (self.record_count(), "make them with this plan's `records`");
+            check_len("the tile records", records.len(), needed..=needed, remedy)?;
         }
         // The guards record the use of the buffers on the stream when they are dropped, so they
         // have to outlive the launch.

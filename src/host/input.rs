@@ -173,6 +173,8 @@ impl<A: Element> AsyncInput<A> {
             let needed = rows.end.min(m).saturating_sub(rows.start);
             // SAFETY: acquired with the chunk's signal.
             let given = unsafe { self.shared.given[buffer(self.epoch)].rows(chunk..chunk + 1) }[0];
+            // A producer need not know how many rows the step reads, so it may give more. They lie
+            // where the plan puts them; nobody reads them.
             if given >= needed {
                 return Ok(());
             }
@@ -190,16 +192,17 @@ impl<A: Element> ChunkWriter<A> {
         &self.shared.plan
     }
 
-    /// Publishes the first rows of `chunk` for `step` (from 0), packed; waits until the buffer they
-    /// go to is free, which it is once step − 2 has been consumed.
+    /// Publishes the first rows of `chunk` for `step` (from 0), packed: whole rows, and at most as many
+    /// as the chunk has. Waits until the buffer they go to is free, which it is once step − 2 has been
+    /// consumed.
     ///
     /// Every chunk is published in every step: where a step is shorter than the plan, with fewer
-    /// rows or none.
+    /// rows or none. A step that reads more rows of a chunk than were published fails.
     pub fn publish(&self, step: u32, chunk: u32, rows: &[A]) -> Result<()> {
         self.publish_scaled(step, chunk, rows, &[])
     }
 
-    /// The same with a scale a row, for plans that have them.
+    /// The same with a scale a row, for plans that have them: exactly as many scales as rows.
     pub fn publish_scaled(&self, step: u32, chunk: u32, rows: &[A], scales: &[f32]) -> Result<()> {
         let (shared, chunks) = (&*self.shared, self.shared.plan.chunks());
         let Some(published) = shared.published.get(chunk as usize) else {

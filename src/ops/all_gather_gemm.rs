@@ -7,7 +7,7 @@ use super::io::{Input, Product};
 use super::products::{self, StepInput};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{check_len, check_scales, check_type, scale_count};
+use crate::fit::{OWN_ROWS, a_lens, check_len, check_scales, check_type, scale_count};
 use crate::host::{Aborter, Gatherer, Operand, OwnRows, Rank, StepShape, Stream};
 use crate::plan::{Plan, PlanOptions, Problem, Scaling};
 use crate::trace::{TileEvent, Timeline};
@@ -195,7 +195,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         let problem = shape.problem();
         let own = problem.shards().rows(self.gatherer.rank()).len() as u32;
         match input.shard {
-            Some(shard) => check_len("the length of the shard", shard.len(), problem.a_len(own))?,
+            Some(shard) => check_len("the shard", shard.len(), a_lens(problem, own), OWN_ROWS)?,
             None if self.gatherer.is_lent() => {}
             None => {
                 let remedy = "write the shard through `local_shard` before each step in place";

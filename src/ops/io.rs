@@ -3,7 +3,7 @@
 //! Invariant: these only borrow; whether they fit the plan is checked when the step is enqueued.
 
 use crate::error::Result;
-use crate::fit::{check_len, check_scales, scale_count};
+use crate::fit::{ALL_ROWS, b_lens, check_len, check_scales, d_lens, scale_count};
 use crate::plan::Problem;
 
 /// One rank's input to a step.
@@ -15,7 +15,12 @@ pub struct Input<'a, A> {
 }
 
 impl<'a, A> Input<'a, A> {
-    /// The rank's shard, to be copied into its slot of the gathered input.
+    /// The rank's shard, to be copied into its slot of the gathered input: this rank's rows of this
+    /// step, no fewer and no more, [`lda`](crate::plan::Problem::lda) apart.
+    ///
+    /// Where rows are packed (`lda` = K), the length is exactly rows × K. Where they are not, the slice
+    /// may end anywhere between the last element of its last row and that row's padding. A rank without
+    /// rows passes an empty slice. Any other length is refused; all of A is no shard.
     pub fn copied(shard: &'a [A]) -> Self {
         Input { shard: Some(shard), rows: None, scales: &[] }
     }
@@ -33,7 +38,8 @@ impl<'a, A> Input<'a, A> {
         self
     }
 
-    /// The scale of A for [`Scaling::Tensor`](crate::plan::Scaling::Tensor), the scales of this rank's rows for [`Scaling::Rows`](crate::plan::Scaling::Rows).
+    /// The scale of A for [`Scaling::Tensor`](crate::plan::Scaling::Tensor), the scales of this rank's rows for
+    /// [`Scaling::Rows`](crate::plan::Scaling::Rows); exactly as many.
     #[must_use]
     pub fn scales(mut self, scales: &'a [f32]) -> Self {
         self.scales = scales;
@@ -63,7 +69,11 @@ pub struct Product<'a, B, D> {
 }
 
 impl<'a, B, D> Product<'a, B, D> {
-    /// `d` = A · `b`, both as planned.
+    /// `d` = A · `b`, both as planned: all rows of `b`, and as many rows of `d` as this step has.
+    ///
+    /// Where rows are packed, the lengths are exactly rows × columns. Where the row stride
+    /// ([`ldb`](Problem::ldb), [`ldd`](Problem::ldd)) is larger, the last row's padding may be left out.
+    /// Any other length is refused: for a step of fewer rows than planned, pass a part of `d`.
     pub fn new(b: &'a [B], d: &'a mut [D]) -> Self {
         Product { b, d, n: None, scales: &[] }
     }
@@ -88,8 +98,8 @@ impl<'a, B, D> Product<'a, B, D> {
             Some(n) => problem.with_n(n)?,
             None => problem.clone(),
         };
-        check_len("the length of B", self.b.len(), problem.b_len())?;
-        check_len("the length of D", self.d.len(), problem.d_len())?;
+        check_len("B", self.b.len(), b_lens(&problem), ALL_ROWS)?;
+        check_len("D", self.d.len(), d_lens(&problem, problem.m()), ALL_ROWS)?;
         let scales = scale_count(problem.scaling(), problem.n());
         check_scales("the scales of B", self.scales, scales)?;
         Ok(problem)

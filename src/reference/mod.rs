@@ -18,7 +18,9 @@ use bound::{Finish, expected};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{check_len, check_scales, scale_count};
+use crate::fit::{
+    ALL_ELEMENTS, ALL_ROWS, a_lens, b_lens, check_len, check_scales, d_lens, scale_count,
+};
 use crate::plan::{Activation, BLayout, Problem};
 
 /// The longest sum with a bound: (K + 3)·u stays below one half.
@@ -92,6 +94,9 @@ pub struct Report {
 
 impl<'a, A: Element, B: Element> Reference<'a, A, B> {
     /// A reference for `a` (rows `lda` apart) times `b`, with the scales of the problem's scaling.
+    ///
+    /// Every slice holds the problem's rows, no fewer and no more; the padding of its last row may be
+    /// left out.
     pub fn new(
         problem: &'a Problem,
         a: &'a [A],
@@ -99,8 +104,8 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         a_scales: &'a [f32],
         b_scales: &'a [f32],
     ) -> Result<Self> {
-        check_len("the length of A", a.len(), problem.a_len(problem.m()))?;
-        check_len("the length of B", b.len(), problem.b_len())?;
+        check_len("A", a.len(), a_lens(problem, problem.m()), ALL_ROWS)?;
+        check_len("B", b.len(), b_lens(problem), ALL_ROWS)?;
         check_scales("the scales of A", a_scales, scale_count(problem.scaling(), problem.m()))?;
         check_scales("the scales of B", b_scales, scale_count(problem.scaling(), problem.n()))?;
         if problem.k() > MAX_K {
@@ -118,7 +123,7 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         self
     }
 
-    /// Compares the given rows of `d` (rows `ldd` apart); rows beyond M are passed over.
+    /// Compares the given rows of `d` (M rows, `ldd` apart); rows beyond M are passed over.
     ///
     /// ```
     /// use overlap_gemm::ElementType;
@@ -149,12 +154,13 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         rows: impl IntoIterator<Item = u32>,
         epilogue: Epilogue<'_, D>,
     ) -> Result<Report> {
-        check_len("the length of D", d.len(), self.problem.d_len())?;
+        let (outputs, n) = (d_lens(self.problem, self.problem.m()), self.problem.n().into());
+        check_len("D", d.len(), outputs.clone(), ALL_ROWS)?;
         if let Some(c) = epilogue.c {
-            check_len("the length of C", c.len(), self.problem.d_len())?;
+            check_len("C", c.len(), outputs, ALL_ROWS)?;
         }
         if let Some(bias) = epilogue.bias {
-            check_len("the length of the bias", bias.len(), self.problem.n().into())?;
+            check_len("the bias", bias.len(), n..=n, ALL_ELEMENTS)?;
         }
         let b = self.wide_b();
         let mut report = Report::default();
