@@ -236,6 +236,30 @@ fn a_refused_call_leaves_the_operation_as_it_was() {
     });
 }
 
+/// A slot is lent for one step, which uses it or not; the step after it has another buffer.
+#[test]
+fn a_lent_slot_serves_one_step() {
+    let ranks = Group::local_with(2, patient(Duration::from_secs(60))).unwrap();
+    on_ranks(&ranks, |rank| {
+        let Party { mut op, a, b, mut d } = Party::new(rank);
+        let stream = Stream::new(1).unwrap();
+        for step in 0..3 {
+            let number = bf16::from_f32(step as f32 + 1.0);
+            op.local_shard(None).unwrap().fill(number);
+            assert!(op.enqueue(&stream, Input::in_place(), &b[1..], &mut d).is_err(), "a short B");
+            op.enqueue(&stream, Input::in_place(), &b, &mut d).unwrap();
+            assert!(d.iter().all(|d| d.to_f32() == number.to_f32() * K as f32));
+            let error = op.enqueue(&stream, Input::in_place(), &b, &mut d).unwrap_err();
+            assert!(error.to_string().starts_with("the local shard is not taken"), "{error}");
+
+            op.local_shard(None).unwrap().fill(bf16::NAN);
+            op.enqueue(&stream, &a, &b, &mut d).unwrap();
+            assert!(d.iter().all(|d| d.to_f32() == K as f32));
+            assert!(op.enqueue(&stream, Input::in_place(), &b, &mut d).is_err());
+        }
+    });
+}
+
 #[test]
 fn scales_that_are_not_finite_are_named() {
     let problem = Problem::builder(8, 8, 8)

@@ -205,3 +205,41 @@ fn describe(awaited: Awaited, tile: Option<Tile>) -> String {
         (Awaited::Sent, _) => "the end of the own sends".into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::super::protocol::{Mailbox, Word};
+    use super::*;
+
+    /// A word whose writer posts epoch 1 right after the first look at it, and leaves.
+    struct PostedAfterTheFirstLook(AtomicU32);
+
+    impl Word for PostedAfterTheFirstLook {
+        fn new(_: u32) -> Self {
+            PostedAfterTheFirstLook(AtomicU32::new(0))
+        }
+
+        fn load(&self, _: Ordering) -> u32 {
+            // Relaxed: one thread.
+            self.0.fetch_add(1, Ordering::Relaxed).min(1)
+        }
+
+        fn store(&self, _: u32, _: Ordering) {
+            unreachable!("the word posts itself");
+        }
+    }
+
+    #[test]
+    fn what_was_posted_before_its_rank_left_is_seen() {
+        let control = Control::new(2, Deadlines::default());
+        control.set_departed(1, true);
+        let mailbox = Mailbox::<PostedAfterTheFirstLook>::new(1, 2, 0);
+        let (awaited, mut watch) =
+            (Awaited::Chunk { chunk: 0, from: 1 }, control.patience(0, true));
+        mailbox.await_signal(0, 1, awaited, &mut watch).unwrap();
+        let lost = mailbox.await_signal(0, 2, awaited, &mut watch).unwrap_err();
+        assert!(matches!(lost, Error::PeerLost { rank: 0, peer: 1, .. }), "{lost:?}");
+    }
+}
