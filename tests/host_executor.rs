@@ -3,9 +3,14 @@
 
 use std::time::Duration;
 
+use overlap_gemm::ElementType::{Bf16, E4m3};
+use overlap_gemm::element::{F8E4M3, bf16};
 use overlap_gemm::exercise::Exercise;
-use overlap_gemm::host::{GroupOptions, Link};
-use overlap_gemm::plan::{PlanOptions, Problem, Tiling};
+use overlap_gemm::host::{GroupOptions, Link, Stream};
+use overlap_gemm::ops::{AsyncGemm, Product};
+use overlap_gemm::plan::{PlanOptions, Problem, Scaling, Tiling};
+use overlap_gemm::random::Random;
+use overlap_gemm::reference::Reference;
 use proptest::prelude::*;
 
 fn assert_right(exercise: &Exercise) {
@@ -48,5 +53,50 @@ fn two_hundred_steps_with_stragglers() {
         steps,
         in_place: true,
         ..Exercise::new(&problem, options, 11)
+    });
+}
+
+/// Two writers, chunks of scaled rows, steps of varying M: every result is of this step's rows and scales.
+#[test]
+fn what_writers_publish_is_what_is_multiplied() {
+    const M: u32 = 96;
+    const K: usize = 48;
+    const STEPS: usize = 40;
+    let builder = Problem::builder(M.into(), 24, K as u64).shards(&[50, 46]);
+    let problem = builder.elements(E4m3, E4m3, Bf16).scaling(Scaling::Rows).build().unwrap();
+    let options = PlanOptions { tiling: Tiling::of_tile(16, 16), chunks_per_shard: Some(3) };
+    let mut gemm = AsyncGemm::<F8E4M3, F8E4M3, bf16>::plan(&problem, options, 1).unwrap();
+    let mut input = gemm.input().unwrap();
+    let mut random = Random::new(17);
+    let mut draw = |_| (random.elements(problem.a_len(M)), random.scales(M as usize));
+    let inputs: Vec<(Vec<F8E4M3>, Vec<f32>)> = (0..STEPS).map(&mut draw).collect();
+    let (b, b_scales): (Vec<F8E4M3>, _) = (random.elements(problem.b_len()), random.scales(24));
+    let steps: Vec<u32> = (0..STEPS).map(|_| random.within(1..=M.into()) as u32).collect();
+
+    std::thread::scope(|scope| {
+        for source in [0, 1] {
+            let (writer, inputs, steps) = (input.writer(), &inputs, &steps);
+            scope.spawn(move || {
+                for (step, (a, scales)) in inputs.iter().enumerate() {
+                    for chunk in writer.plan().chunks().of_rank(source) {
+                        let rows = writer.plan().chunks().rows(chunk);
+                        let end = rows.end.min(steps[step]).max(rows.start) as usize;
+                        let rows = rows.start as usize..end;
+                        let part = &a[rows.start * K..rows.end * K];
+                        writer.publish_scaled(step as u32, chunk, part, &scales[rows]).unwrap();
+                    }
+                }
+            });
+        }
+        for ((a, scales), &m) in inputs.iter().zip(&steps) {
+            let shape = problem.truncated(m).unwrap();
+            let mut d = vec![bf16::NAN; shape.d_len() as usize];
+            let product = Product::new(&b, &mut d).scales(&b_scales);
+            let stream = Stream::new(1).unwrap();
+            gemm.enqueue_all(&stream, &mut input, m, &[], &mut [product]).unwrap();
+            let (a, scales) = (&a[..m as usize * K], &scales[..m as usize]);
+            let reference = Reference::new(&shape, a, &b, scales, &b_scales).unwrap();
+            assert_eq!(reference.compare(&d, 0..m).unwrap().wrong, 0);
+        }
     });
 }

@@ -179,6 +179,51 @@ fn caller_and_pusher<const FORGETS: u8>(tamper: fn(&World<FORGETS>)) {
     });
 }
 
+/// What an `AsyncInput` and its writer do for three steps, with one chunk whose rows and scales are
+/// `rows[0]` and `rows[1]`: `publish` delivers them, the consumer begins each step and reads them.
+fn one_writes_one_reads<const FORGETS: u8>(
+    publish: fn(&World<FORGETS>, u32),
+    tamper: fn(&World<FORGETS>),
+) {
+    model(move || {
+        let world = Arc::new(World::<FORGETS>::new());
+        tamper(&world);
+        let writer = {
+            let world = Arc::clone(&world);
+            loom::thread::spawn(move || epochs(3).for_each(|epoch| publish(&world, epoch)))
+        };
+        let mailbox = &world.mailboxes[0];
+        for epoch in epochs(3) {
+            mailbox.post_consumed(0, epoch.wrapping_sub(1));
+            let awaited = Awaited::Chunk { chunk: 0, from: 0 };
+            mailbox.await_signal(0, epoch, awaited, &mut Yield).unwrap();
+            world.read(0, epoch);
+            world.read(1, epoch);
+        }
+        writer.join().unwrap();
+        assert!(!world.wrong.load(Ordering::Relaxed), "rows of another epoch were read");
+    });
+}
+
+/// Delivers the one chunk of an `AsyncInput`.
+fn deliver<const FORGETS: u8>(world: &World<FORGETS>, epoch: u32, write: impl FnOnce()) {
+    let awaited = Awaited::Consumed { by: 1 };
+    world.mailboxes[0].deliver(0, 0, epoch, awaited, &mut Yield, write).unwrap();
+}
+
+/// As `ChunkWriter::publish_scaled` does: rows and scales, then the signal.
+fn publish_scaled<const FORGETS: u8>(world: &World<FORGETS>, epoch: u32) {
+    deliver(world, epoch, || {
+        world.write(0, epoch);
+        world.write(1, epoch);
+    });
+}
+
+#[test]
+fn rows_of_an_async_input_are_read_after_they_are_written_and_before_they_are_overwritten() {
+    one_writes_one_reads::<NOTHING>(publish_scaled, |_| ());
+}
+
 #[test]
 fn a_chunk_is_read_after_it_is_written_and_before_it_is_overwritten() {
     one_sends_one_receives::<NOTHING>(|_| ());
@@ -223,4 +268,49 @@ fn mutant_missing_wait_for_the_pusher_is_caught() {
     caller_and_pusher::<NOTHING>(|world| {
         world.mailboxes[0].post_sent(BEFORE.wrapping_add(100));
     });
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_signal_before_rows_of_async_input_is_caught() {
+    one_writes_one_reads::<NOTHING>(
+        |world, epoch| {
+            deliver(world, epoch, || ());
+            world.write(0, epoch);
+            world.write(1, epoch);
+        },
+        |_| (),
+    );
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_signal_before_scales_of_async_input_is_caught() {
+    one_writes_one_reads::<NOTHING>(
+        |world, epoch| {
+            deliver(world, epoch, || world.write(0, epoch));
+            world.write(1, epoch);
+        },
+        |_| (),
+    );
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_missing_ack_of_async_input_is_caught() {
+    one_writes_one_reads::<NOTHING>(publish_scaled, |world| {
+        world.mailboxes[0].post_consumed(0, BEFORE.wrapping_add(100));
+    });
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_async_input_without_release_is_caught() {
+    one_writes_one_reads::<RELEASE>(publish_scaled, |_| ());
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_async_input_without_acquire_is_caught() {
+    one_writes_one_reads::<ACQUIRE>(publish_scaled, |_| ());
 }

@@ -149,9 +149,6 @@ fn run_rank(world: &Arc<World>, rank: u32) {
 }
 
 fn run_world(rows: &'static [u32], per_shard: u32, iterations: usize, tamper: fn(&World)) {
-    let mut config = shuttle::Config::default();
-    config.max_steps = shuttle::MaxSteps::FailAfter(2_000_000);
-    config.stack_size = 0x10000;
     let run = move || {
         let world = Arc::new(World::new(rows, per_shard));
         tamper(&world);
@@ -163,11 +160,58 @@ fn run_world(rows: &'static [u32], per_shard: u32, iterations: usize, tamper: fn
             .collect();
         ranks.into_iter().for_each(|rank| rank.join().unwrap());
     };
-    // Uniformly random orders, and orders that let some threads fall far behind.
+    explore(run, iterations);
+}
+
+/// Runs in uniformly random orders, and in orders that let some threads fall far behind.
+fn explore(run: impl Fn() + Copy + Send + Sync + 'static, iterations: usize) {
+    let mut config = shuttle::Config::default();
+    config.max_steps = shuttle::MaxSteps::FailAfter(2_000_000);
+    config.stack_size = 0x10000;
     let random = shuttle::scheduler::RandomScheduler::new_from_seed(SEED, iterations);
     shuttle::Runner::new(random, config.clone()).run(run);
     let starving = shuttle::scheduler::PctScheduler::new_from_seed(SEED, 5, iterations);
     shuttle::Runner::new(starving, config).run(run);
+}
+
+/// An `AsyncInput`: mailbox 0 and the buffers of rank 0 are filled by a writer a chunk and read by two
+/// workers, which begin every step together.
+fn run_input(chunks: u32, iterations: usize, tamper: fn(&World)) {
+    let run = move || {
+        let world = Arc::new(World::new(&[chunks], chunks));
+        tamper(&world);
+        let write = |chunk: u32| {
+            let world = Arc::clone(&world);
+            shuttle::thread::spawn(move || {
+                for epoch in (1..=EPOCHS).map(|step| BEFORE.wrapping_add(step)) {
+                    let (awaited, mut looks) = (Awaited::Consumed { by: 1 }, Looks::default());
+                    let write = || world.write(0, epoch, chunk);
+                    let mailbox = &world.mailboxes[0];
+                    mailbox.deliver(chunk, 0, epoch, awaited, &mut looks, write).unwrap();
+                }
+            })
+        };
+        let writers: Vec<_> = (0..chunks).map(write).collect();
+        for epoch in (1..=EPOCHS).map(|step| BEFORE.wrapping_add(step)) {
+            world.mailboxes[0].post_consumed(0, epoch.wrapping_sub(1));
+            let work = |worker: u32| {
+                let world = Arc::clone(&world);
+                shuttle::thread::spawn(move || {
+                    for chunk in (worker..chunks).step_by(WORKERS as usize) {
+                        let endpoint = world.endpoint(0, epoch);
+                        endpoint.await_chunks(chunk..chunk + 1, &mut Looks::default()).unwrap();
+                        world.check(0, epoch, chunk);
+                        shuttle::thread::yield_now();
+                        world.check(0, epoch, chunk);
+                    }
+                })
+            };
+            let workers: Vec<_> = (0..WORKERS).map(work).collect();
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
+        }
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+    };
+    explore(run, iterations);
 }
 
 /// `PROPTEST_CASES` over proptest's default of 256 scales these too: one switch, one long mode.
@@ -189,6 +233,23 @@ fn eight_ranks() {
 #[test]
 fn unequal_and_empty_shards() {
     run_world(&[5, 0, 3], 3, iterations(100), |_| ());
+}
+
+#[test]
+fn an_async_input_with_three_writers() {
+    run_input(3, iterations(100), |_| ());
+}
+
+#[test]
+#[should_panic(expected = "of another epoch")]
+fn mutant_signal_before_rows_of_async_input_is_caught() {
+    run_input(3, 1000, |world| world.mailboxes[0].post_signal(1, FOREVER));
+}
+
+#[test]
+#[should_panic(expected = "of another epoch")]
+fn mutant_missing_ack_of_async_input_is_caught() {
+    run_input(3, 1000, |world| world.mailboxes[0].post_consumed(0, FOREVER));
 }
 
 #[test]

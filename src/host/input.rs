@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::control::{Aborter, Control, Deadlines, Watch};
 use super::memory::{RowBuffer, check_memory};
-use super::protocol::{Awaited, Mailbox};
+use super::protocol::{Awaited, Mailbox, Word};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::check_scales;
@@ -23,14 +23,15 @@ const BEFORE_FIRST: u32 = 0;
 /// The only consumer's place in the mailbox.
 const CONSUMER: u32 = 0;
 
+/// What the consumer and the producers share; `W` is a word that tests look into.
 #[derive(Debug)]
-struct Shared<A> {
+struct Shared<A, W = AtomicU32> {
     plan: Plan,
     rows: [RowBuffer<A>; BUFFERS as usize],
     scales: Option<[RowBuffer<f32>; BUFFERS as usize]>,
     /// How many rows of each chunk the producer gave; travels with the rows.
     given: [RowBuffer<u32>; BUFFERS as usize],
-    mailbox: Mailbox<AtomicU32>,
+    mailbox: Mailbox<W>,
     /// The epoch that each chunk was last published for.
     published: Box<[Mutex<u32>]>,
     control: Arc<Control>,
@@ -38,7 +39,7 @@ struct Shared<A> {
     writers: Mutex<u32>,
 }
 
-impl<A> Shared<A> {
+impl<A, W> Shared<A, W> {
     /// The consumer's number in errors: the sources are ranks, and it counts as the one after them.
     fn consumer(&self) -> u32 {
         self.plan.problem().ranks()
@@ -51,6 +52,76 @@ impl<A> Shared<A> {
         for source in 0..self.consumer() {
             self.control.set_departed(source, *writers == 0);
         }
+    }
+}
+
+impl<A: Element, W: Word> Shared<A, W> {
+    fn new(plan: &Plan, deadlines: Deadlines) -> Result<Self> {
+        let problem = plan.problem();
+        let bytes = u128::from(BUFFERS) * problem.row_bytes(&(0..problem.m()));
+        check_memory("the input, twice,", bytes)?;
+        let (m, k, chunks) = (problem.m() as usize, problem.k() as usize, plan.chunks().len());
+        let scaled = problem.scaling() == Scaling::Rows;
+        Ok(Shared {
+            plan: plan.clone(),
+            rows: std::array::from_fn(|_| RowBuffer::new(m, k, A::POISON)),
+            scales: scaled.then(|| std::array::from_fn(|_| RowBuffer::new(m, 1, f32::NAN))),
+            given: std::array::from_fn(|_| RowBuffer::new(chunks as usize, 1, 0)),
+            mailbox: Mailbox::new(chunks, CONSUMER + 1, BEFORE_FIRST),
+            published: (0..chunks).map(|_| Mutex::new(BEFORE_FIRST)).collect(),
+            control: Arc::new(Control::new(problem.ranks() + 1, deadlines)),
+            writers: Mutex::new(0),
+        })
+    }
+
+    /// Waits until the buffer is free, writes the rows of `chunk` and all that travels with them, signals.
+    fn publish(&self, step: u32, chunk: u32, rows: &[A], scales: &[f32]) -> Result<()> {
+        let chunks = self.plan.chunks();
+        let Some(published) = self.published.get(chunk as usize) else {
+            let (value, max) = (chunk.into(), u64::from(chunks.len()) - 1);
+            return Err(Error::out_of_range("chunk", value, 0, max, "see the plan for its chunks"));
+        };
+        let place = chunks.rows(chunk);
+        let given = self.check_rows(place.len(), rows, scales)?;
+        let place = place.start..place.start + given;
+
+        let epoch = BEFORE_FIRST.wrapping_add(1).wrapping_add(step);
+        let mut published = published.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = published.wrapping_sub(BEFORE_FIRST);
+        if step != next {
+            let what = format!("the step that chunk {chunk} is published for");
+            let remedy = "publish every chunk once in every step, in the order of the steps";
+            return Err(Error::mismatch(what, step, next, remedy));
+        }
+        let consumed = Awaited::Consumed { by: self.consumer() };
+        let mut watch = self.control.patience(chunks.rank_of(chunk), step == 0);
+        self.mailbox.deliver(chunk, CONSUMER, epoch, consumed, &mut watch, || {
+            // SAFETY: the lock makes this the chunk's only writer; its last reader has consumed it; the
+            // next reads it after the signal.
+            unsafe {
+                self.rows[buffer(epoch)].rows_mut(place.clone()).copy_from_slice(rows);
+                self.given[buffer(epoch)].rows_mut(chunk..chunk + 1)[0] = given;
+                if let Some(all) = &self.scales {
+                    all[buffer(epoch)].rows_mut(place).copy_from_slice(scales);
+                }
+            }
+        })?;
+        *published = epoch;
+        Ok(())
+    }
+
+    /// How many rows there are; an error if they are not whole, too many, or not scaled as planned.
+    fn check_rows(&self, most: usize, rows: &[A], scales: &[f32]) -> Result<u32> {
+        let k = self.plan.problem().k() as usize;
+        let given = rows.len() / k;
+        if !rows.len().is_multiple_of(k) || given > most {
+            let remedy = "give whole rows, packed, and no more than the chunk has";
+            let expected = format!("a multiple of {k}, at most {}", most * k);
+            return Err(Error::mismatch("the number of elements", rows.len(), expected, remedy));
+        }
+        let scaled = if self.scales.is_some() { given } else { 0 };
+        check_scales("the row scales of a chunk", scales, scaled)?;
+        Ok(given as u32)
     }
 }
 
@@ -93,21 +164,7 @@ impl<A> Drop for AsyncInput<A> {
 
 impl<A: Element> AsyncInput<A> {
     pub(crate) fn new(plan: &Plan, deadlines: Deadlines) -> Result<Self> {
-        let problem = plan.problem();
-        let bytes = u128::from(BUFFERS) * problem.row_bytes(&(0..problem.m()));
-        check_memory("the input, twice,", bytes)?;
-        let (m, k, chunks) = (problem.m() as usize, problem.k() as usize, plan.chunks().len());
-        let scaled = problem.scaling() == Scaling::Rows;
-        let shared = Arc::new(Shared {
-            plan: plan.clone(),
-            rows: std::array::from_fn(|_| RowBuffer::new(m, k, A::POISON)),
-            scales: scaled.then(|| std::array::from_fn(|_| RowBuffer::new(m, 1, f32::NAN))),
-            given: std::array::from_fn(|_| RowBuffer::new(chunks as usize, 1, 0)),
-            mailbox: Mailbox::new(chunks, CONSUMER + 1, BEFORE_FIRST),
-            published: (0..chunks).map(|_| Mutex::new(BEFORE_FIRST)).collect(),
-            control: Arc::new(Control::new(problem.ranks() + 1, deadlines)),
-            writers: Mutex::new(0),
-        });
+        let shared = Arc::new(Shared::new(plan, deadlines)?);
         Ok(AsyncInput { shared, epoch: BEFORE_FIRST })
     }
 
@@ -204,57 +261,82 @@ impl<A: Element> ChunkWriter<A> {
 
     /// The same with a scale a row, for plans that have them: exactly as many scales as rows.
     pub fn publish_scaled(&self, step: u32, chunk: u32, rows: &[A], scales: &[f32]) -> Result<()> {
-        let (shared, chunks) = (&*self.shared, self.shared.plan.chunks());
-        let Some(published) = shared.published.get(chunk as usize) else {
-            let (value, max) = (chunk.into(), u64::from(chunks.len()) - 1);
-            return Err(Error::out_of_range("chunk", value, 0, max, "see the plan for its chunks"));
-        };
-        let place = chunks.rows(chunk);
-        let given = self.check_rows(place.len(), rows, scales)?;
-        let place = place.start..place.start + given;
-
-        let epoch = BEFORE_FIRST.wrapping_add(1).wrapping_add(step);
-        let mut published = published.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = published.wrapping_sub(BEFORE_FIRST);
-        if step != next {
-            let what = format!("the step that chunk {chunk} is published for");
-            let remedy = "publish every chunk once in every step, in the order of the steps";
-            return Err(Error::mismatch(what, step, next, remedy));
-        }
-        let consumed = Awaited::Consumed { by: shared.consumer() };
-        let mut watch = shared.control.patience(chunks.rank_of(chunk), step == 0);
-        let reused = epoch.wrapping_sub(BUFFERS);
-        shared.mailbox.await_consumed(CONSUMER, reused, consumed, &mut watch)?;
-        // SAFETY: the lock makes this the chunk's only writer; its last reader has consumed it; the
-        // next reads it after the signal.
-        unsafe {
-            shared.rows[buffer(epoch)].rows_mut(place.clone()).copy_from_slice(rows);
-            shared.given[buffer(epoch)].rows_mut(chunk..chunk + 1)[0] = given;
-            if let Some(all) = &shared.scales {
-                all[buffer(epoch)].rows_mut(place).copy_from_slice(scales);
-            }
-        }
-        shared.mailbox.post_signal(chunk, epoch);
-        *published = epoch;
-        Ok(())
-    }
-
-    /// How many rows there are; an error if they are not whole, too many, or not scaled as planned.
-    fn check_rows(&self, most: usize, rows: &[A], scales: &[f32]) -> Result<u32> {
-        let k = self.shared.plan.problem().k() as usize;
-        let given = rows.len() / k;
-        if !rows.len().is_multiple_of(k) || given > most {
-            let remedy = "give whole rows, packed, and no more than the chunk has";
-            let expected = format!("a multiple of {k}, at most {}", most * k);
-            return Err(Error::mismatch("the number of elements", rows.len(), expected, remedy));
-        }
-        let scaled = if self.shared.scales.is_some() { given } else { 0 };
-        check_scales("the row scales of a chunk", scales, scaled)?;
-        Ok(given as u32)
+        self.shared.publish(step, chunk, rows, scales)
     }
 }
 
 /// Which of the buffers `epoch` lives in.
 fn buffer(epoch: u32) -> usize {
     (epoch % BUFFERS) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::element::ElementType::{Bf16, E4m3};
+    use crate::element::F8E4M3;
+    use crate::plan::{PlanOptions, Problem, Tiling};
+    use crate::random::Random;
+
+    type Look = Box<dyn Fn(u32)>;
+
+    thread_local! {
+        /// Called with the epoch of every signal, before it is stored.
+        static AT_SIGNAL: RefCell<Option<Look>> = const { RefCell::new(None) };
+        static SIGNALS: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// A word that lets the test look at the buffers right before it is stored.
+    struct Looking(AtomicU32);
+
+    impl Word for Looking {
+        fn new(value: u32) -> Self {
+            Looking(AtomicU32::new(value))
+        }
+
+        fn load(&self, ordering: Ordering) -> u32 {
+            self.0.load(ordering)
+        }
+
+        fn store(&self, value: u32, ordering: Ordering) {
+            AT_SIGNAL.with_borrow(|look| look.iter().for_each(|look| look(value)));
+            self.0.store(value, ordering);
+        }
+    }
+
+    /// Whoever sees the signal may read rows, scales and their number, so they come first.
+    #[test]
+    fn all_of_a_chunk_is_written_when_it_is_signalled() {
+        let builder = Problem::builder(7, 4, 5).elements(E4m3, E4m3, Bf16).scaling(Scaling::Rows);
+        let options = PlanOptions { chunks_per_shard: Some(1), tiling: Tiling::of_tile(8, 8) };
+        let plan = Plan::new(&builder.build().unwrap(), options).unwrap();
+        let shared = Arc::new(Shared::<F8E4M3, Looking>::new(&plan, Deadlines::default()).unwrap());
+        let mut random = Random::new(3);
+        for step in 0..2 {
+            let given = 7 - step;
+            let rows: Vec<F8E4M3> = random.elements(u64::from(given) * 5);
+            let scales = random.scales(given as usize);
+            let (written, all, all_scales) = (Arc::clone(&shared), rows.clone(), scales.clone());
+            let look = move |epoch| {
+                let at = buffer(epoch);
+                // SAFETY: one thread, which writes nothing while it looks.
+                unsafe {
+                    let bits = |rows: &[F8E4M3]| -> Vec<u32> {
+                        rows.iter().map(|element| element.widen().to_bits()).collect()
+                    };
+                    assert_eq!(bits(written.rows[at].rows(0..given)), bits(&all));
+                    assert_eq!(written.scales.as_ref().unwrap()[at].rows(0..given), all_scales);
+                    assert_eq!(written.given[at].rows(0..1), [given]);
+                }
+                SIGNALS.set(SIGNALS.get() + 1);
+            };
+            AT_SIGNAL.set(Some(Box::new(look)));
+            shared.publish(step, 0, &rows, &scales).unwrap();
+            AT_SIGNAL.set(None);
+        }
+        assert_eq!(SIGNALS.get(), 2);
+    }
 }

@@ -6,7 +6,7 @@
 //!
 //! | word | written by | when | read by, before |
 //! |---|---|---|---|
-//! | `signals[slot]` | the pusher of the slot's rank; the owner's slots: its caller | the chunk's rows are in the buffer | the owner's workers, reading the rows |
+//! | `signals[slot]` | the pusher of the slot's rank; the owner's slots: its caller; in an `AsyncInput` a writer, under the chunk's lock | the chunk's rows are in the buffer | the owner's workers, reading the rows |
 //! | `consumed[p]` | rank p's caller | p reads its buffer of that epoch no more | the owner's pusher, overwriting p's buffer |
 //! | `sent` | the owner's pusher | all sends of the epoch are done | the owner's caller, overwriting its own slot |
 //!
@@ -144,6 +144,24 @@ impl<W: Word> Mailbox<W> {
     ) -> Result<(), P::Error> {
         // Acquires the consumer's last reads. Partner: `post_consumed`.
         wait_for(&self.consumed[consumer as usize], epoch, awaited, patience)
+    }
+
+    /// A producer that writes into the owner's buffer itself: waits until `consumer` reads the buffer
+    /// that `epoch` takes over no more, lets `write` fill in the chunk's rows and all that travels with
+    /// them, and signals the chunk.
+    pub fn deliver<P: Patience>(
+        &self,
+        slot: u32,
+        consumer: u32,
+        epoch: u32,
+        awaited: Awaited,
+        patience: &mut P,
+        write: impl FnOnce(),
+    ) -> Result<(), P::Error> {
+        self.await_consumed(consumer, epoch.wrapping_sub(BUFFERS), awaited, patience)?;
+        write();
+        self.post_signal(slot, epoch);
+        Ok(())
     }
 
     /// The owner's pusher reads the own slot of `epoch` no more.
