@@ -193,7 +193,7 @@ impl<A: Element> Gatherer<A> {
             let (got, expected) = (plan.problem().ranks(), rank.ranks());
             return Err(Error::mismatch("the number of ranks in the plan", got, expected, remedy));
         }
-        let world = rank.join(|| World::<A>::new(plan, rank))?;
+        let world = rank.join(|world: &World<A>| &world.control, || World::new(plan, rank))?;
         let me = rank.rank();
         if world.plan != *plan {
             let remedy = "plan the same operations in the same order on every rank";

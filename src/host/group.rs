@@ -2,16 +2,16 @@
 //!
 //! Operations are planned collectively: the n-th plan of one rank and the n-th of another are the
 //! same operation, and must be equal. The first rank to plan it makes the shared memory, the
-//! others find it; nobody waits for anybody here. Invariant: ranks that hold one operation hold
-//! equal plans.
+//! others find it; nobody waits for anybody here. A rank that is dropped has left every operation that
+//! it did not join, and those are told. Invariant: ranks that hold one operation hold equal plans.
 
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::control::Deadlines;
+use super::control::{Control, Deadlines};
 use crate::error::{Error, Result};
 use crate::plan::Shards;
 use crate::random::Random;
@@ -87,7 +87,10 @@ impl Group {
             ranks,
             options,
             origin: Instant::now(),
-            operations: Mutex::new(HashMap::new()),
+            operations: Mutex::new(Operations {
+                planned: HashMap::new(),
+                left: vec![false; ranks as usize],
+            }),
         });
         let rank = |rank| Rank { rank, meeting: Arc::clone(&meeting), planned: AtomicU64::new(0) };
         Ok((0..ranks).map(rank).collect())
@@ -123,28 +126,54 @@ impl Rank {
         self.meeting.origin
     }
 
-    /// Joins this rank's next operation: finds what another rank made for it, or makes it.
+    /// Joins this rank's next operation: finds what another rank made for it, or makes it; `control`
+    /// is how the operation ends.
     pub(crate) fn join<T: Any + Send + Sync>(
         &self,
+        control: impl FnOnce(&T) -> &Arc<Control>,
         make: impl FnOnce() -> Result<T>,
     ) -> Result<Arc<T>> {
         // Relaxed: a counter of this rank alone.
         let nth = self.planned.fetch_add(1, Ordering::Relaxed);
-        let mut operations = self.meeting.operations.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut operation = match operations.remove(&nth) {
+        let mut operations = self.meeting.lock();
+        let Operations { planned, left } = &mut *operations;
+        let mut operation = match planned.remove(&nth) {
             Some(operation) => operation,
-            None => Operation { shared: Arc::new(make()?), joined: 0 },
+            None => {
+                let shared = Arc::new(make()?);
+                let control = Arc::clone(control(&shared));
+                let gone = (0..).zip(left.iter()).filter(|(_, left)| **left);
+                gone.for_each(|(rank, _)| control.set_departed(rank, true));
+                Operation { shared, control, joined: vec![false; left.len()] }
+            }
         };
-        operation.joined += 1;
-        let shared = Arc::clone(&operation.shared);
-        if operation.joined < self.meeting.ranks {
-            operations.insert(nth, operation);
+        operation.joined[self.rank as usize] = true;
+        let (shared, control) = (Arc::clone(&operation.shared), Arc::clone(&operation.control));
+        if operation.is_expected(left) {
+            planned.insert(nth, operation);
         }
         shared.downcast().map_err(|_| {
             let remedy = "plan the same operations in the same order, with the same types";
             let what = format!("operation {nth} of rank {}", self.rank);
-            Error::mismatch(what, "of other types", "that of the other ranks", remedy)
+            let error = Error::mismatch(what, "of other types", "that of the other ranks", remedy);
+            control.fail(Some(self.rank), error.clone());
+            error
         })
+    }
+}
+
+impl Drop for Rank {
+    /// Whoever waits for this rank in an operation that it has not joined learns that it never will.
+    fn drop(&mut self) {
+        let mut operations = self.meeting.lock();
+        let Operations { planned, left } = &mut *operations;
+        left[self.rank as usize] = true;
+        planned.retain(|_, operation| {
+            if !operation.joined[self.rank as usize] {
+                operation.control.set_departed(self.rank, true);
+            }
+            operation.is_expected(left)
+        });
     }
 }
 
@@ -154,12 +183,34 @@ struct Meeting {
     ranks: u32,
     options: GroupOptions,
     origin: Instant,
-    /// Operations that some rank has planned and some has not.
-    operations: Mutex<HashMap<u64, Operation>>,
+    operations: Mutex<Operations>,
+}
+
+impl Meeting {
+    fn lock(&self) -> MutexGuard<'_, Operations> {
+        self.operations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Debug)]
+struct Operations {
+    /// Those that some rank has planned and some other still may.
+    planned: HashMap<u64, Operation>,
+    /// Which ranks were dropped: they plan nothing more.
+    left: Vec<bool>,
 }
 
 #[derive(Debug)]
 struct Operation {
     shared: Arc<dyn Any + Send + Sync>,
-    joined: u32,
+    control: Arc<Control>,
+    /// Which ranks have planned it.
+    joined: Vec<bool>,
+}
+
+impl Operation {
+    /// Whether some rank may still plan it.
+    fn is_expected(&self, left: &[bool]) -> bool {
+        self.joined.iter().zip(left).any(|(joined, left)| !joined && !left)
+    }
 }
