@@ -155,3 +155,21 @@ fn ranks_that_leave_after_their_last_step_fail_nobody() {
         }
     }
 }
+
+/// Rank 0's large shard comes to rank 1 last. Meanwhile rank 3 has left, and rank 2 has noticed it in
+/// the step after. Rank 1's step gets all of its rows, so it is right; its next one is over.
+#[test]
+fn a_step_that_gets_its_rows_outlives_a_failure_in_a_later_one() {
+    let rows = [64, 8, 8, 8];
+    // Each of rank 0's three sends takes a fifth of a second.
+    let bytes_per_second = 5.0 * 64.0 * K as f64 * 2.0;
+    let results = on_ranks(group(4, Some(bytes_per_second)), |rank| {
+        let number = rank.rank();
+        let mut op = plan(&rank, &rows);
+        let first = step(&mut op, number, &rows, 0);
+        (first, (number != 3).then(|| step(&mut op, number, &rows, 1).unwrap_err()))
+    });
+    let (first, second): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    assert_eq!(first, [Ok(()), Ok(()), Ok(()), Ok(())]);
+    assert_lost(&second.into_iter().flatten().collect::<Vec<_>>(), 3);
+}

@@ -1,14 +1,16 @@
 //! How a wait ends that should not last: deadlines, abort, departures.
 //!
 //! Invariant: whoever waits looks here between two looks at its word, so no wait outlives its
-//! deadline, an abort, or the departure of the rank it waits for. The first failure of an
-//! operation is kept and told to every rank; after it the operation is over on all of them.
+//! deadline, an abort, or the departure of the rank it waits for. A failure ends the step in which it
+//! happened, and every later one, on all ranks. A rank that is still in an earlier step completes it,
+//! since all that it needs is there or on its way. Of several failures the one of the earliest step is
+//! kept; of those, the first.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::protocol::{Awaited, Patience};
+use super::protocol::{Awaited, Patience, reached};
 use crate::error::{Error, Result};
 use crate::plan::Tile;
 
@@ -35,9 +37,32 @@ impl Default for Deadlines {
 pub(crate) struct Control {
     deadlines: Deadlines,
     failed: AtomicBool,
-    /// The first failure and the rank it happened on (`None`: somebody asked).
-    failure: Mutex<Option<(Option<u32>, Error)>>,
+    failure: Mutex<Option<Failure>>,
     departed: Box<[AtomicBool]>,
+}
+
+/// What ended an operation.
+#[derive(Debug)]
+struct Failure {
+    /// The rank it happened on; `None`: somebody asked.
+    rank: Option<u32>,
+    /// The first epoch that it ends; `None`: all, also those in progress.
+    from: Option<u32>,
+    error: Error,
+}
+
+impl Failure {
+    fn ends(&self, epoch: u32) -> bool {
+        self.from.is_none_or(|from| reached(epoch, from))
+    }
+
+    /// Whether this ends steps that `known` does not.
+    fn ends_more_than(&self, known: &Failure) -> bool {
+        match self.from {
+            Some(from) => !known.ends(from),
+            None => known.from.is_some(),
+        }
+    }
 }
 
 impl Control {
@@ -50,25 +75,30 @@ impl Control {
         }
     }
 
-    /// Ends the operation on all ranks, unless it has ended already.
-    pub(crate) fn fail(&self, rank: Option<u32>, error: Error) {
+    /// Ends the operation on all ranks from an epoch on, or at once, unless it has ended there already.
+    pub(crate) fn fail(&self, rank: Option<u32>, from: Option<u32>, error: Error) {
+        let new = Failure { rank, from, error };
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        failure.get_or_insert((rank, error));
+        if failure.as_ref().is_none_or(|known| new.ends_more_than(known)) {
+            *failure = Some(new);
+        }
         // Release: the failure is there before the flag. Partner: `check`.
         self.failed.store(true, Ordering::Release);
     }
 
-    /// An error once the operation has ended: the failure itself on the rank where it happened,
-    /// `Aborted` on all others.
-    pub(crate) fn check(&self, rank: u32) -> Result<()> {
+    /// An error once the operation has ended for `epoch`: the failure itself on the rank where it
+    /// happened, `Aborted` on all others.
+    pub(crate) fn check(&self, rank: u32, epoch: u32) -> Result<()> {
         // Acquire: see `fail`.
         if !self.failed.load(Ordering::Acquire) {
             return Ok(());
         }
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*failure {
-            Some((Some(failed), error)) if *failed == rank => Err(error.clone()),
-            Some((_, error)) => Err(Error::Aborted { rank, reason: reason_of(error) }),
+        match failure.as_ref().filter(|failure| failure.ends(epoch)) {
+            Some(Failure { rank: Some(failed), error, .. }) if *failed == rank => {
+                Err(error.clone())
+            }
+            Some(failure) => Err(Error::Aborted { rank, reason: reason_of(&failure.error) }),
             None => Ok(()),
         }
     }
@@ -79,10 +109,10 @@ impl Control {
         self.departed[rank as usize].store(departed, Ordering::Release);
     }
 
-    /// How `rank` waits in one step.
-    pub(crate) fn patience(&self, rank: u32, first_step: bool) -> Watch<'_> {
+    /// How `rank` waits in the step of `epoch`.
+    pub(crate) fn patience(&self, rank: u32, epoch: u32, first_step: bool) -> Watch<'_> {
         let limit = if first_step { self.deadlines.first } else { self.deadlines.steady };
-        Watch { control: self, rank, limit, tile: None, wait: None }
+        Watch { control: self, rank, epoch, limit, tile: None, wait: None }
     }
 
     /// Sleeps, but no longer than until the operation ends.
@@ -117,7 +147,7 @@ impl Aborter {
     /// Every rank's current and later step returns [`Error::Aborted`] with this reason.
     pub fn abort(&self, reason: &str) {
         let reason = reason.to_owned();
-        self.control.fail(None, Error::Aborted { rank: 0, reason });
+        self.control.fail(None, None, Error::Aborted { rank: 0, reason });
     }
 }
 
@@ -126,6 +156,8 @@ impl Aborter {
 pub(crate) struct Watch<'a> {
     control: &'a Control,
     rank: u32,
+    /// The step's; a word's may be an earlier one.
+    epoch: u32,
     limit: Duration,
     /// The tile that this thread waits for, to be named if it waits in vain.
     pub(crate) tile: Option<Tile>,
@@ -153,7 +185,7 @@ impl Patience for Watch<'_> {
     type Error = Error;
 
     fn pause(&mut self, awaited: Awaited, epoch: u32, seen: u32) -> Result<()> {
-        self.control.check(self.rank)?;
+        self.control.check(self.rank, self.epoch)?;
         let peer = match awaited {
             Awaited::Chunk { from, .. } => from,
             Awaited::Consumed { by } => by,
@@ -237,9 +269,34 @@ mod tests {
         control.set_departed(1, true);
         let mailbox = Mailbox::<PostedAfterTheFirstLook>::new(1, 2, 0);
         let (awaited, mut watch) =
-            (Awaited::Chunk { chunk: 0, from: 1 }, control.patience(0, true));
+            (Awaited::Chunk { chunk: 0, from: 1 }, control.patience(0, 1, true));
         mailbox.await_signal(0, 1, awaited, &mut watch).unwrap();
         let lost = mailbox.await_signal(0, 2, awaited, &mut watch).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 0, peer: 1, .. }), "{lost:?}");
+    }
+
+    #[test]
+    fn a_failure_ends_its_step_and_later_ones() {
+        let control = Control::new(3, Deadlines::default());
+        let fail = |rank, from, reason: &str| {
+            control.fail(rank, from, Error::Aborted { rank: 0, reason: reason.into() });
+        };
+        let reason = |rank, epoch| match control.check(rank, epoch) {
+            Err(Error::Aborted { reason, .. }) => Some(reason),
+            _ => None,
+        };
+        // Across the wrap: epoch 1 comes after u32::MAX.
+        fail(Some(0), Some(1), "late");
+        fail(Some(1), Some(1), "second");
+        let ended = [u32::MAX, 0, 1, 2].map(|epoch| reason(2, epoch).is_some());
+        assert_eq!(ended, [false, false, true, true]);
+        assert_eq!(reason(2, 1).unwrap(), "late");
+        fail(Some(1), Some(u32::MAX), "early");
+        fail(Some(0), Some(0), "too late");
+        assert_eq!(reason(2, u32::MAX).unwrap(), "early");
+        assert_eq!(reason(2, u32::MAX - 1), None);
+        fail(None, None, "asked for");
+        fail(Some(0), Some(7), "behind that");
+        assert_eq!(reason(2, u32::MAX - 1).unwrap(), "asked for");
     }
 }

@@ -199,7 +199,7 @@ impl<A: Element> Gatherer<A> {
             let remedy = "plan the same operations in the same order on every rank";
             let what = format!("the plan of rank {me}");
             let error = Error::mismatch(what, plan.problem(), world.plan.problem(), remedy);
-            world.control.fail(Some(me), error.clone());
+            world.control.fail(Some(me), None, error.clone());
             return Err(error);
         }
         let transfers = Arc::default();
@@ -330,12 +330,18 @@ impl<A: Element> Gatherer<A> {
         watch: &mut Watch<'_>,
     ) -> Result<()> {
         let endpoint = self.world.endpoint(self.rank, self.epoch, shape);
-        endpoint.await_chunks(chunks, watch).inspect_err(|error| self.fail(error.clone()))
+        endpoint
+            .await_chunks(chunks, watch)
+            .inspect_err(|error| self.fail(self.epoch, error.clone()))
     }
 
     /// How one of this rank's threads waits in the latest step.
     pub(crate) fn watch(&self) -> Watch<'_> {
-        self.world.control.patience(self.rank, self.steps_begun <= 1)
+        self.watch_in(self.epoch)
+    }
+
+    fn watch_in(&self, epoch: u32) -> Watch<'_> {
+        self.world.control.patience(self.rank, epoch, self.steps_begun <= 1)
     }
 
     /// The step is complete: its gathered input may be read until the next.
@@ -343,15 +349,16 @@ impl<A: Element> Gatherer<A> {
         self.readable = Some(Arc::clone(shape));
     }
 
-    /// Ends the operation for every rank, whenever it is called.
+    /// Ends the operation for every rank from the next step on, whenever it is called.
     pub(crate) fn ender(&self) -> impl FnOnce(Error) + use<A> {
         let (control, rank) = (Arc::clone(&self.world.control), self.rank);
-        move |error| control.fail(Some(rank), error)
+        let next = self.epoch.wrapping_add(1);
+        move |error| control.fail(Some(rank), Some(next), error)
     }
 
-    /// The operation ends here, for every rank.
-    fn fail(&self, error: Error) {
-        self.world.control.fail(Some(self.rank), error);
+    /// The operation ends in the step of `epoch`, for every rank.
+    fn fail(&self, epoch: u32, error: Error) {
+        self.world.control.fail(Some(self.rank), Some(epoch), error);
     }
 
     /// The gathered A of the latest step, and how many rows of it there are.
@@ -377,16 +384,17 @@ impl<A: Element> Gatherer<A> {
     /// What comes before the own slot of the next step is written; may be repeated.
     fn prepare(&mut self, shape: &StepShape) -> Result<()> {
         let latest = self.readable.take();
-        self.world.control.check(self.rank)?;
         let next = self.epoch.wrapping_add(1);
-        self.world.agree(self.rank, next, shape).inspect_err(|e| self.fail(e.clone()))?;
+        self.world.control.check(self.rank, next)?;
+        self.world.agree(self.rank, next, shape).inspect_err(|e| self.fail(next, e.clone()))?;
         if let Some(latest) = latest
             && self.world.options.poison_consumed
         {
             self.poison(&latest);
         }
         let endpoint = self.world.endpoint(self.rank, next, shape);
-        endpoint.begin(&mut self.watch()).inspect_err(|error| self.fail(error.clone()))
+        let begun = endpoint.begin(&mut self.watch_in(next));
+        begun.inspect_err(|error| self.fail(next, error.clone()))
     }
 }
 
@@ -423,15 +431,15 @@ impl<A: Element> Pusher<A> {
         let mut sent = 0;
         for step in steps {
             if let Err(error) = self.push(&step, &mut sent) {
-                self.world.control.fail(Some(self.rank), error);
+                self.world.control.fail(Some(self.rank), Some(step.epoch), error);
             }
         }
     }
 
     fn push(&self, step: &Push, sent: &mut u64) -> Result<()> {
         let world = &*self.world;
-        world.control.check(self.rank)?;
-        let mut watch = world.control.patience(self.rank, step.first_step);
+        world.control.check(self.rank, step.epoch)?;
+        let mut watch = world.control.patience(self.rank, step.epoch, step.first_step);
         let endpoint = world.endpoint(self.rank, step.epoch, &step.shape);
         let mut link_free = Instant::now();
         endpoint.push(&mut watch, |chunk, to| {

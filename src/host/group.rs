@@ -156,7 +156,7 @@ impl Rank {
             let remedy = "plan the same operations in the same order, with the same types";
             let what = format!("operation {nth} of rank {}", self.rank);
             let error = Error::mismatch(what, "of other types", "that of the other ranks", remedy);
-            control.fail(Some(self.rank), error.clone());
+            control.fail(Some(self.rank), None, error.clone());
             error
         })
     }

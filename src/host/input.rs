@@ -94,7 +94,7 @@ impl<A: Element, W: Word> Shared<A, W> {
             return Err(Error::mismatch(what, step, next, remedy));
         }
         let consumed = Awaited::Consumed { by: self.consumer() };
-        let mut watch = self.control.patience(chunks.rank_of(chunk), step == 0);
+        let mut watch = self.control.patience(chunks.rank_of(chunk), epoch, step == 0);
         self.mailbox.deliver(chunk, CONSUMER, epoch, consumed, &mut watch, || {
             // SAFETY: the lock makes this the chunk's only writer; its last reader has consumed it; the
             // next reads it after the signal.
@@ -185,7 +185,7 @@ impl<A: Element> AsyncInput<A> {
 
     /// Begins the next step: the previous one's buffer may be filled again.
     pub(crate) fn begin(&mut self) -> Result<u32> {
-        self.shared.control.check(self.shared.consumer())?;
+        self.shared.control.check(self.shared.consumer(), self.epoch.wrapping_add(1))?;
         self.shared.mailbox.post_consumed(CONSUMER, self.epoch);
         self.epoch = self.epoch.wrapping_add(1);
         Ok(self.epoch)
@@ -200,19 +200,18 @@ impl<A: Element> AsyncInput<A> {
     }
 
     pub(crate) fn watch(&self) -> Watch<'_> {
-        self.shared
-            .control
-            .patience(self.shared.consumer(), self.epoch == BEFORE_FIRST.wrapping_add(1))
+        let first_step = self.epoch == BEFORE_FIRST.wrapping_add(1);
+        self.shared.control.patience(self.shared.consumer(), self.epoch, first_step)
     }
 
     /// Ends the operation, whenever it is called.
     pub(crate) fn ender(&self) -> impl FnOnce(Error) + use<A> {
         let (control, consumer) = (Arc::clone(&self.shared.control), self.shared.consumer());
-        move |error| control.fail(Some(consumer), error)
+        move |error| control.fail(Some(consumer), None, error)
     }
 
     fn fail(&self, error: Error) {
-        self.shared.control.fail(Some(self.shared.consumer()), error);
+        self.shared.control.fail(Some(self.shared.consumer()), None, error);
     }
 
     /// Waits for `chunks`, and checks that the producers gave all rows before `m`.

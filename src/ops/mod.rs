@@ -8,8 +8,8 @@
 //! - [`AsyncGemm`]: D = A · B where somebody else delivers A, chunk by chunk.
 //!
 //! Invariant: what is wrong with a call is found before anything is sent, so that a refused call
-//! leaves the operation as it was. What fails later fails on every rank, and outputs are filled
-//! with NaN.
+//! leaves the operation as it was. A failure after that ends the step and all later ones on every
+//! rank, and fills the outputs of the ended step with NaN.
 
 mod all_gather_gemm;
 mod async_gemm;
