@@ -3,20 +3,27 @@
 //! What belongs here: unix sockets that carry file descriptors. Each rank opens one of its own, tells its
 //! name and a key by an exchange of the group, and sends its handles to every other's. Invariant: handles
 //! are only taken from a process of the same user that knows the key, which only ranks of the group were
-//! told; a handle is owned, and so closed, by whoever holds it; every wait ends with the limit.
+//! told; a handle is owned, and so closed, by whoever holds it; every wait ends with the limit, and none before it
+//! because one rank, or a stranger, is slow; all ranks are given all handles, or all ranks fail.
 
+use std::collections::VecDeque;
+use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, recvmsg, sendmsg, socket_with, sockopt,
 };
+use rustix::process::{Resource, getrlimit};
 
 use super::identity::this_user;
 use super::secret::random_bytes;
@@ -27,9 +34,14 @@ use crate::error::{Error, Result};
 /// The most handles that a rank may give at a time; the system takes 253 in one message.
 pub const MAX_HANDLES: usize = 64;
 
-/// How long a connection may take to say who it is, and how often to look for the next one.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How often to look for connections and messages.
 const LOOK: Duration = Duration::from_millis(1);
+
+/// How long a door may refuse connections: its rank has failed, and the group's end says why, or it is elsewhere.
+const REFUSED: Duration = Duration::from_secs(1);
+
+/// Connections of this user's other processes that a rank keeps while they say nothing.
+const STRANGERS: usize = 16;
 
 /// What a rank tells the others: where it listens, and what to say there.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,8 +67,36 @@ impl Door {
     }
 
     /// A name without a file: it is gone with the socket.
-    fn address(&self) -> io::Result<SocketAddr> {
-        SocketAddr::from_abstract_name([b"overlap-gemm-", &self.name[..]].concat())
+    fn name(&self) -> Vec<u8> {
+        [b"overlap-gemm-", &self.name[..]].concat()
+    }
+
+    /// Opens it.
+    fn listen(&self) -> io::Result<UnixListener> {
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(self.name())?)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    }
+
+    /// Brings `handles` of `rank` there. Does not wait: [`io::ErrorKind::WouldBlock`] if there is no room.
+    fn send(&self, rank: u32, handles: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new_abstract_name(&self.name())?)?;
+        if sockopt::socket_peercred(&socket)?.uid.as_raw() != this_user() {
+            return Err(io::Error::other("another user listens there"));
+        }
+        let greeting = [&self.key[..], &rank.to_le_bytes()].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_HANDLES))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !handles.is_empty() && !control.push(SendAncillaryMessage::ScmRights(handles)) {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        // Small enough for the socket's buffer: all of it goes, or nothing.
+        match sendmsg(&socket, &[IoSlice::new(&greeting)], &mut control, SendFlags::NOSIGNAL)? {
+            GREETING => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
     }
 }
 
@@ -77,115 +117,187 @@ impl Group {
             return Err(Error::out_of_range("the number of handles", value, 0, most, remedy));
         }
         let until = after(limit);
-        let own =
-            Door { name: random_bytes()?, key: random_bytes()?, handles: handles.len() as u8 };
-        let listener = own.address().and_then(|address| {
-            let listener = UnixListener::bind_addr(&address)?;
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        });
-        let listener = listener.map_err(|error| self.give_up(what, "listen", &error))?;
+        let failed = |act: &'static str| move |error: io::Error| self.give_up(what, act, &error);
+        let random = || {
+            random_bytes().map_err(|error| {
+                let why = File::open("/dev/urandom").err().unwrap_or(io::Error::other(error));
+                failed("make a key")(why)
+            })
+        };
+        let own = Door { name: random()?, key: random()?, handles: handles.len() as u8 };
+        let listener = own.listen().map_err(failed("listen"))?;
+        let duplicates: io::Result<_> =
+            handles.iter().map(BorrowedFd::try_clone_to_owned).collect();
+        let duplicates = duplicates.map_err(failed("duplicate handles"))?;
         let parts = self.all_gather(what, &own.encode(), limit)?;
         let doors: Option<Vec<_>> = parts.iter().map(|part| Door::decode(part)).collect();
-        let doors = doors.ok_or_else(|| {
-            self.give_up(what, "understand the others", &io::ErrorKind::InvalidData.into())
-        })?;
+        let doors = doors
+            .ok_or_else(|| failed("understand the others")(io::ErrorKind::InvalidData.into()))?;
 
-        // Both at once: more ranks may be at a door than it has room for in front of it.
-        let both = thread::scope(|scope| {
-            let take = || self.take(&listener, &own, &doors, until);
-            let taking = thread::Builder::new().spawn_scoped(scope, take)?;
-            let sent = self.send(&doors, handles, until);
-            let taken = taking.join().expect("taking handles does not panic");
-            sent.map(|()| taken)
-        });
-        let taken = both.map_err(|error| self.give_up(what, "send handles", &error))?;
-        let absent = |(rank, taken): (u32, &Option<_>)| taken.is_none().then_some(rank);
-        let absent: Vec<u32> = (0..).zip(&taken).filter_map(absent).collect();
-        if !absent.is_empty() {
+        let (rank, ranks) = (self.rank(), doors.len());
+        let mut taken: Vec<_> = doors.iter().map(|_| None).collect();
+        taken[rank as usize] = Some(duplicates);
+        // The next one first, so that not all are at one door.
+        let unsent = (1..ranks).map(|step| (rank as usize + step) % ranks).collect();
+        let (newcomers, refused_since) = (VecDeque::new(), None);
+        let mut visits =
+            Visits { rank, own, listener, doors, handles, unsent, taken, newcomers, refused_since };
+        loop {
+            let came = visits.take().map_err(failed("take handles"))?;
+            let (gone, full) = visits.send().map_err(failed("send handles"))?;
+            let absent = visits.absent();
+            if absent.is_empty() {
+                break;
+            }
             self.check()?;
-            return Err(self.waiting(limit).give_up(absent, &named(what)));
+            if Instant::now() >= until {
+                return Err(match full {
+                    Some(error) => failed("send handles")(error),
+                    None => self.waiting(limit).give_up(absent, &named(what)),
+                });
+            }
+            if !came && !gone {
+                thread::sleep(LOOK);
+            }
         }
-        let mut all: Vec<_> = taken.into_iter().flatten().collect();
-        let own: io::Result<Vec<_>> = handles.iter().map(BorrowedFd::try_clone_to_owned).collect();
-        all[self.rank() as usize] =
-            own.map_err(|error| self.give_up(what, "duplicate handles", &error))?;
-        Ok(all)
+        // So that nobody goes on where a rank has failed.
+        let left = until.saturating_duration_since(Instant::now());
+        self.barrier(what, left).map_err(|error| match error {
+            Error::Absent { rank, absent, what, .. } => Error::Absent { rank, absent, what, limit },
+            other => other,
+        })?;
+        Ok(visits.taken.into_iter().flatten().collect())
     }
 
     /// Ends the group, for the others wait for what this rank cannot do.
     fn give_up(&self, what: &str, act: &str, error: &io::Error) -> Error {
-        let reason = format!("rank {} cannot {act} for '{what}': {error}", self.rank());
+        let mut reason = format!("rank {} cannot {act} for '{what}': {error}", self.rank());
+        let mut remedy = "see whether all ranks are on one machine, in one network namespace";
+        if is_out_of_files(error) {
+            remedy = "raise the limit of open files (ulimit -n) on every rank, or exchange fewer at a time";
+            let limit = getrlimit(Resource::Nofile).current;
+            let limit = limit.map_or_else(|| "unlimited".into(), |limit| limit.to_string());
+            // Other ranks are given the reason alone.
+            reason += &format!("; its limit of open files (ulimit -n) is {limit}");
+        }
         self.abort(&reason);
-        let remedy = "see whether all ranks are on one machine, in one network namespace, below their limit \
-                      of open files";
         Error::NoGroup { reason, remedy }
     }
+}
 
-    /// Sends the handles to every other rank, the next one first, so that not all are at one door.
-    fn send(&self, doors: &[Door], handles: &[BorrowedFd<'_>], until: Instant) -> io::Result<()> {
-        let ranks = doors.len() as u32;
-        for step in 1..ranks {
-            let door = &doors[((self.rank() + step) % ranks) as usize];
-            let socket = UnixStream::connect_addr(&door.address()?)?;
-            let left = until.saturating_duration_since(Instant::now());
-            socket.set_write_timeout(Some(left.max(LOOK)))?;
-            if sockopt::socket_peercred(&socket)?.uid.as_raw() != this_user() {
-                return Err(io::Error::other("another user listens there"));
-            }
-            let greeting = [&door.key[..], &self.rank().to_le_bytes()].concat();
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_HANDLES))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !handles.is_empty() && !control.push(SendAncillaryMessage::ScmRights(handles)) {
-                return Err(io::ErrorKind::OutOfMemory.into());
-            }
-            // Small enough for the socket's buffer: all of it goes, or nothing.
-            let sent =
-                sendmsg(&socket, &[IoSlice::new(&greeting)], &mut control, SendFlags::NOSIGNAL)?;
-            if sent != GREETING {
-                return Err(io::ErrorKind::WriteZero.into());
-            }
-        }
-        Ok(())
+/// Whether the process, or what its user has sent and nobody has taken, is at the limit of open files.
+fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::TOOMANYREFS))
+}
+
+/// A rank's way to all doors, and what happens at its own, in the meantime. Nothing in it waits.
+struct Visits<'a> {
+    rank: u32,
+    own: Door,
+    listener: UnixListener,
+    doors: Vec<Door>,
+    handles: &'a [BorrowedFd<'a>],
+    /// Ranks that this one has not sent its handles to.
+    unsent: Vec<usize>,
+    /// Each rank's handles.
+    taken: Vec<Option<Vec<OwnedFd>>>,
+    /// Connections that have said nothing yet.
+    newcomers: VecDeque<UnixStream>,
+    /// Since when a door has refused connections.
+    refused_since: Option<Instant>,
+}
+
+impl Visits<'_> {
+    /// Ranks that have not sent, or cannot be sent to.
+    fn absent(&self) -> Vec<u32> {
+        let is_absent = |rank: &usize| self.taken[*rank].is_none() || self.unsent.contains(rank);
+        (0..self.doors.len()).filter(is_absent).map(|rank| rank as u32).collect()
     }
 
-    /// Takes handles at this rank's door until all have come, the group is over, or the time is; what
-    /// strangers bring is closed again. This rank's own place is filled with nothing.
-    fn take(
-        &self,
-        listener: &UnixListener,
-        own: &Door,
-        doors: &[Door],
-        until: Instant,
-    ) -> Vec<Option<Vec<OwnedFd>>> {
-        let mut taken: Vec<_> = doors.iter().map(|_| None).collect();
-        taken[self.rank() as usize] = Some(Vec::new());
-        while taken.iter().any(Option::is_none) && Instant::now() < until && self.check().is_ok() {
-            let Ok((socket, _)) = listener.accept() else {
-                thread::sleep(LOOK);
+    /// Sends to all doors with room. Whether any had, and why one had none, if this user's limit is the reason.
+    fn send(&mut self) -> io::Result<(bool, Option<io::Error>)> {
+        let (mut gone, mut full) = (false, None);
+        for rank in mem::take(&mut self.unsent) {
+            let Err(error) = self.doors[rank].send(self.rank, self.handles) else {
+                gone = true;
                 continue;
             };
-            match greet(&socket, own) {
-                Ok((rank, handles)) => {
-                    let expected = doors.get(rank as usize).map(|door| usize::from(door.handles));
-                    if expected == Some(handles.len()) {
-                        taken[rank as usize].get_or_insert(handles);
-                    }
-                }
-                Err(error) => tracing::debug!(%error, "somebody at the door who is no rank"),
+            self.unsent.push(rank);
+            match Errno::from_io_error(&error) {
+                // No room in front of the door, or it was closed for want of descriptors.
+                Some(Errno::AGAIN | Errno::PIPE | Errno::CONNRESET) => {}
+                // Others take what is on its way.
+                Some(Errno::TOOMANYREFS) => full = Some(error),
+                Some(Errno::CONNREFUSED)
+                    if self.refused_since.get_or_insert_with(Instant::now).elapsed() < REFUSED => {}
+                _ => return Err(error),
             }
         }
-        taken
+        Ok((gone, full))
+    }
+
+    /// Takes what has been brought to this rank's door; what strangers bring is closed again. Whether anybody came.
+    fn take(&mut self) -> io::Result<bool> {
+        let room = self.doors.len() + STRANGERS;
+        let mut came = false;
+        // Not for ever: others may come as quickly as they are let go.
+        for _ in 0..room {
+            match self.listener.accept() {
+                Ok((socket, _)) => {
+                    came = true;
+                    if sockopt::socket_peercred(&socket)?.uid.as_raw() != this_user() {
+                        continue;
+                    }
+                    socket.set_nonblocking(true)?;
+                    self.newcomers.push_back(socket);
+                    if self.newcomers.len() > room {
+                        self.dismiss()?;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_out_of_files(&error) && !self.newcomers.is_empty() => {
+                    self.dismiss()?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        for socket in mem::take(&mut self.newcomers) {
+            match self.hear(&socket)? {
+                true => came = true,
+                false => self.newcomers.push_back(socket),
+            }
+        }
+        Ok(came)
+    }
+
+    /// Lets the newcomer go that has been here longest. A rank finds that it cannot send, and comes again.
+    fn dismiss(&mut self) -> io::Result<()> {
+        let Some(socket) = self.newcomers.pop_front() else { return Ok(()) };
+        let _ = socket.shutdown(Shutdown::Read);
+        // What was sent before.
+        self.hear(&socket).map(drop)
+    }
+
+    /// Whether somebody has said who it is; a rank's handles are kept.
+    fn hear(&mut self, socket: &UnixStream) -> io::Result<bool> {
+        match greet(socket, &self.own) {
+            Ok((rank, handles)) => {
+                let expected = self.doors.get(rank as usize).map(|door| usize::from(door.handles));
+                if expected == Some(handles.len()) {
+                    self.taken[rank as usize].get_or_insert(handles);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if is_out_of_files(&error) => return Err(error),
+            Err(error) => tracing::debug!(%error, "somebody at the door who is no rank"),
+        }
+        Ok(true)
     }
 }
 
 /// Who is at the door, and what it brings.
 fn greet(socket: &UnixStream, own: &Door) -> io::Result<(u32, Vec<OwnedFd>)> {
-    socket.set_nonblocking(false)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    if sockopt::socket_peercred(socket)?.uid.as_raw() != this_user() {
-        return Err(io::Error::other("another user"));
-    }
     let mut greeting = [0; GREETING];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_HANDLES))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -205,6 +317,14 @@ fn greet(socket: &UnixStream, own: &Door) -> io::Result<(u32, Vec<OwnedFd>)> {
     if got.bytes != GREETING || key != own.key {
         return Err(io::Error::other("it does not know the key"));
     }
+    // There is room for all that a rank may send, so it was this process that had none.
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Errno::MFILE.into());
+    }
     let rank = rank.try_into().map(u32::from_le_bytes).map_err(io::Error::other)?;
     Ok((rank, handles))
 }
+
+#[cfg(test)]
+#[path = "handles_tests.rs"]
+mod tests;
