@@ -5,13 +5,19 @@ The bench starts one of these for each rank, with RANK, LOCAL_RANK, WORLD_SIZE, 
 talks to it by lines of JSON: so PyTorch runs by turns with everybody else, in loops of the same length, on the
 same GPUs. Nothing here compares or judges; a result that is wrong is reported as failed.
 
+  <- {"ready": true}
   -> {"do": "prepare", "m": 4096, "n": 3584, "k": 8192, "type": "bf16", "scaling": "none", "steps": 20}
-  <- {"contenders": [{"name": "torch-fused", "kind": "all-gather-gemm", "graph": true, "failed": null}, ...]}
+  <- {"contenders": [{"name": "torch-fused", "kind": "all-gather-gemm"}, ...]}
+  -> {"do": "try", "name": "torch-fused"}
+  <- {"graph": true, "failed": null}
   -> {"do": "run", "name": "torch-fused", "graph": true, "steps": 120}
   <- {"us": 412.3}
   -> {"do": "quit"}
 
-m is that of all ranks together. A graph has `steps` steps; `run` runs as many once untimed, then timed.
+m is that of all ranks together. `prepare` makes the matrices and runs no contender, so that the bench knows which one
+hangs. `try` checks a result and captures a graph of `steps` steps; `run` runs as many steps once untimed, then timed. If
+an answer takes too long on one rank, the bench kills these processes on all ranks, and starts new ones: they prepare the
+case again, and are not asked for the contender that hung.
 
 With --output FILE it waits for no orders, but times its contenders by itself, in turns and loops like the bench's, and
 writes what `overlap-gemm bench merge` reads (standalone.py). Any launcher that sets those variables will do:
@@ -130,33 +136,43 @@ def fp8_contenders(case, device, group):
 
 
 def prepare(case, device, group):
-    """The contenders of a case; which of them are right, and which can be captured."""
+    """The contenders of a case, as kinds and steps by name, and the first set's product."""
     make = fp8_contenders if case["type"] == "e4m3" else bf16_contenders
-    steps, expected = make(case, device, group)
-    largest = expected.abs().max().item()
+    return make(case, device, group)
+
+
+def attempt(case, name, kind, step, expected):
+    """A contender that is right, else None; whether it can be captured, and what is wrong."""
+    tried = {"graph": False, "failed": None}
+    try:
+        got = step(0)
+        torch.cuda.synchronize()
+        worst = ((got.double() - expected).abs().max() / expected.abs().max()).item()
+        if not worst <= TOLERANCE[case["type"]]:
+            tried["failed"] = f"off by {worst:.3g} of the largest value"
+            return None, tried
+    except Exception as error:
+        tried["failed"] = repr(error)[:200]
+        return None, tried
+    contender = Contender(kind, step)
+    try:
+        contender.capture(case["steps"])
+        torch.cuda.synchronize()
+        tried["graph"] = True
+    except Exception as error:
+        contender.graph = None
+        torch.cuda.synchronize()
+        print(f"{name} cannot be captured: {error!r}"[:300], file=sys.stderr)
+    return contender, tried
+
+
+def attempt_all(case, device, group):
+    """All contenders of a case by name, and what is told of them."""
+    steps, expected = prepare(case, device, group)
     contenders, told = {}, []
     for name, (kind, step) in steps.items():
-        entry = {"name": name, "kind": kind, "graph": False, "failed": None}
-        told.append(entry)
-        try:
-            got = step(0)
-            torch.cuda.synchronize()
-            worst = (got.double() - expected).abs().max().item() / largest
-            if not worst <= TOLERANCE[case["type"]]:
-                entry["failed"] = f"off by {worst:.3g} of the largest value"
-                continue
-        except Exception as error:
-            entry["failed"] = repr(error)[:200]
-            continue
-        contenders[name] = Contender(kind, step)
-        try:
-            contenders[name].capture(case["steps"])
-            torch.cuda.synchronize()
-            entry["graph"] = True
-        except Exception as error:
-            contenders[name].graph = None
-            torch.cuda.synchronize()
-            print(f"{name} cannot be captured: {error!r}"[:300], file=sys.stderr)
+        contenders[name], tried = attempt(case, name, kind, step, expected)
+        told.append({"name": name, "kind": kind, **tried})
     return contenders, told
 
 
@@ -171,22 +187,30 @@ def run(contender, order, graph_steps):
     return begin.elapsed_time(end) * 1e3 / order["steps"]
 
 
+def answer(content):
+    print(json.dumps(content), flush=True)
+
+
 def serve(device, group):
     """Does what the bench orders, until it says quit."""
-    contenders, graph_steps = {}, 1
+    contenders, steps, case, expected = {}, {}, None, None
+    answer({"ready": True})
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "quit":
             break
         if order["do"] == "prepare":
             contenders.clear()
+            steps, expected, case = {}, None, order
             torch.cuda.empty_cache()
-            graph_steps = order["steps"]
-            contenders, told = prepare(order, device, group)
-            answer = {"contenders": told}
+            steps, expected = prepare(case, device, group)
+            answer({"contenders": [{"name": name, "kind": kind} for name, (kind, _) in steps.items()]})
+        elif order["do"] == "try":
+            name = order["name"]
+            contenders[name], tried = attempt(case, name, *steps[name], expected)
+            answer(tried)
         else:
-            answer = {"us": run(contenders[order["name"]], order, graph_steps)}
-        print(json.dumps(answer), flush=True)
+            answer({"us": run(contenders[order["name"]], order, case["steps"])})
 
 
 def agree(told):
@@ -228,7 +252,7 @@ def alone(args, device, group):
     reports = []
     for case in wanted:
         torch.cuda.empty_cache()
-        contenders, told = prepare(case, device, group)
+        contenders, told = attempt_all(case, device, group)
 
         def slowest(name, graph, steps):
             order = {"graph": graph, "steps": steps}

@@ -127,7 +127,7 @@ impl<'a> Here<'a> {
             // Twice: whoever is first finds cold clocks.
             runner.time(&track, 1)?;
             let first = runner.time(&track, 1)?;
-            runner.times.push(first);
+            runner.times.extend(first);
         }
         let fastest = |launch: Launch, runners: &[Entrant<'_>]| {
             let alike = runners.iter().filter(|runner| runner.launch == launch);
@@ -150,7 +150,7 @@ impl<'a> Here<'a> {
             }
             for nth in turn(round, going.len()) {
                 let time = going[nth].time(&track, graphs)?;
-                going[nth].times.push(time);
+                going[nth].times.extend(time);
             }
         }
         Ok(true)

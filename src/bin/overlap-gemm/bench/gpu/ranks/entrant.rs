@@ -41,8 +41,8 @@ pub struct Entrant<'a> {
 pub enum Runner<'a> {
     /// This process. The graph goes first, for what is in it has to outlive it.
     Here { graph: Option<CudaGraph>, step: Box<dyn Step + 'a> },
-    /// Another program.
-    Peer(&'a RefCell<Peer>),
+    /// Another program; what a step took in the loop before, in microseconds.
+    Peer { peer: &'a RefCell<Peer>, before: Option<f64> },
 }
 
 /// What loops are run on.
@@ -76,7 +76,7 @@ impl Entrant<'_> {
     pub fn into_row(self) -> Row {
         Row {
             who: self.name,
-            peer: matches!(self.runner, Runner::Peer(_)),
+            peer: matches!(self.runner, Runner::Peer { .. }),
             kind: self.kind,
             graph: self.launch == Launch::Graph,
             what: self.what,
@@ -90,7 +90,7 @@ impl Entrant<'_> {
     pub fn carried_out(&self) -> Option<Setup> {
         match &self.runner {
             Runner::Here { step, .. } => step.carried_out(),
-            Runner::Peer(_) => None,
+            Runner::Peer { .. } => None,
         }
     }
 
@@ -103,13 +103,24 @@ impl Entrant<'_> {
         Ok(())
     }
 
-    /// One loop of `graphs` times [`GRAPH_STEPS`] steps: microseconds a step.
-    pub fn time(&mut self, track: &Track<'_>, graphs: usize) -> Result<f64> {
+    /// One loop of `graphs` times [`GRAPH_STEPS`] steps: microseconds a step; none if it has failed, on all ranks
+    /// alike.
+    pub fn time(&mut self, track: &Track<'_>, graphs: usize) -> Result<Option<f64>> {
+        if self.failed.is_some() {
+            return Ok(None);
+        }
         let steps = graphs * GRAPH_STEPS;
         track.group.barrier("a loop", LIMIT)?;
         let us = match &mut self.runner {
-            Runner::Peer(peer) => {
-                peer.borrow_mut().run(&self.name, self.launch == Launch::Graph, steps)?
+            Runner::Peer { peer, before } => {
+                let (graph, mut peer) = (self.launch == Launch::Graph, peer.borrow_mut());
+                match peer.run(track.group, &self.name, graph, steps, *before)? {
+                    Ok(us) => *before.insert(us),
+                    Err(why) => {
+                        self.failed = Some(why);
+                        return Ok(None);
+                    }
+                }
             }
             Runner::Here { step, graph } => {
                 let mut run = || match graph {
@@ -123,10 +134,10 @@ impl Entrant<'_> {
                 let ms = track.watch.time(track.gpu, run)?;
                 track.gpu.synchronize()?;
                 step.check()?;
-                1e3 * ms / steps as f64
+                track.slowest(1e3 * ms / steps as f64)?
             }
         };
-        track.slowest(us)
+        Ok(Some(us))
     }
 
     /// The host's microseconds for one enqueue, where it is the host that enqueues steps.

@@ -8,6 +8,7 @@ pub mod contenders;
 pub mod entrant;
 pub mod exchange;
 mod peer;
+mod process;
 pub mod timeline;
 
 use std::cell::RefCell;
@@ -44,7 +45,7 @@ use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
 use crate::progress;
 use entrant::{Entrant, Runner, Track, wrong_anywhere};
-use peer::Peer;
+use peer::{Limits, Peer};
 
 /// Suggestions of cuBLASLt that are tried.
 const SUGGESTIONS: u32 = 16;
@@ -96,7 +97,9 @@ pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> R
         false => None,
     };
     let peer = match &wanted.peer {
-        Some(command) => Some(RefCell::new(Peer::start(command, &place, &group)?)),
+        Some(command) => {
+            Some(RefCell::new(Peer::start(command, &place, &group, Limits::default())?))
+        }
         None => None,
     };
     let gauge = Gauge::new(&gpu)?;
@@ -227,8 +230,8 @@ impl Bench<'_> {
                         wrong_anywhere(&self.group, checked.err())?
                     }
                 };
-                let (times, host) = (Vec::new(), Vec::new());
                 let runner = Runner::Here { graph: None, step };
+                let (times, host) = (Vec::new(), Vec::new());
                 let new = Entrant { name, kind, launch, what, failed, times, host, runner };
                 lineup.entrants.push(new);
             }
@@ -286,7 +289,7 @@ impl Bench<'_> {
                     failed: told.failed.clone(),
                     times: Vec::new(),
                     host: Vec::new(),
-                    runner: Runner::Peer(peer),
+                    runner: Runner::Peer { peer, before: None },
                 });
             }
         }
@@ -391,14 +394,14 @@ impl Bench<'_> {
         best.map(|(_, suggested)| Rc::new(suggested)).ok_or_else(none)
     }
 
-    /// Everyone's loops, by turns; every rank takes the same turns. Who is wrong does not run.
+    /// All loops, in turns that are the same on every rank. A contender that is wrong, or hangs, does not run.
     fn rounds(&self, entrants: &mut [Entrant<'_>], track: &Track<'_>) -> Result<(), Failure> {
         let mut entrants: Vec<_> =
             entrants.iter_mut().filter(|entrant| entrant.failed.is_none()).collect();
         let mut fastest = f64::INFINITY;
         for entrant in &mut entrants {
             entrant.capture(track)?;
-            fastest = fastest.min(entrant.time(track, 1)?);
+            fastest = fastest.min(entrant.time(track, 1)?.unwrap_or(f64::INFINITY));
         }
         // Long enough for the fastest; the same for all.
         let wanted = (1e3 * LOOP_MS / fastest.max(1.0)).ceil() as usize;
@@ -406,7 +409,7 @@ impl Bench<'_> {
         for round in 0..WARM_UP_ROUNDS + self.wanted.rounds {
             self.interrupt.check()?;
             for nth in turn(round, entrants.len()) {
-                let time = entrants[nth].time(track, graphs)?;
+                let Some(time) = entrants[nth].time(track, graphs)? else { continue };
                 if round >= WARM_UP_ROUNDS {
                     entrants[nth].times.push(time);
                     entrants[nth].time_host(track)?;
