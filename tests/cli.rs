@@ -1,6 +1,6 @@
 //! Drives the built binary: what it prints, how it refuses, and with which exit code it ends.
 //!
-//! What belongs here: every subcommand but `bench` and `demo`, which have `cli_bench.rs` and `cli_demo.rs`. Runs go through
+//! What belongs here: every subcommand but those that have a file of their own (`cli_bench.rs`, `cli_launch.rs`, …). Runs go through
 //! `common/binary.rs`, which checks of each that no panic reaches stderr.
 
 #![cfg(feature = "cli")]
@@ -376,90 +376,8 @@ fn verify_runs_cases_and_one_case_again() {
     }
 }
 
-/// A shell command on three ranks.
-#[cfg(unix)]
-fn launch(more: &[&str], script: &str) -> (i32, String, String) {
-    let all = [&["launch", "-n", "3"], more, &["--", "sh", "-c", script]].concat();
-    run(&all)
-}
-
-#[cfg(unix)]
-#[test]
-fn launch_tells_every_rank_who_it_is() {
-    let (code, stdout, stderr) = launch(
-        &[],
-        "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $OVERLAP_GEMM_SECRET",
-    );
-    assert_eq!((code, stderr.as_str()), (0, ""));
-    let mut lines: Vec<_> = stdout.lines().collect();
-    lines.sort_unstable();
-    let secret = lines[0].split(' ').nth(3).unwrap();
-    assert_eq!(secret.len(), 64);
-    let expected = [0, 1, 2].map(|rank| format!("{rank}/3 {rank}/3 127.0.0.1 {secret}"));
-    assert_eq!(lines, expected);
-    // Another group has another secret.
-    assert!(!launch(&[], "echo $OVERLAP_GEMM_SECRET").1.contains(secret));
-}
-
-#[cfg(unix)]
-#[test]
-fn launch_fails_if_a_rank_does_and_leaves_none_behind() {
-    let (code, _, stderr) = launch(&[], "test $RANK != 1");
-    assert_eq!(code, 4);
-    assert!(stderr.contains("rank 1 ended with exit status: 1"), "{stderr}");
-    let (code, _, stderr) =
-        launch(&["--grace", "0"], "test $RANK = 0 && kill -9 $$; exec sleep 600");
-    assert_eq!(code, 4);
-    assert!(
-        stderr.contains("rank 0 ended with signal: 9") && stderr.contains("were ended"),
-        "{stderr}"
-    );
-    // What this program ended with means the same here.
-    let own = env!("CARGO_BIN_EXE_overlap-gemm");
-    let plan = [
-        "launch", "-n", "2", "--", own, "plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "0",
-    ];
-    refused(&plan, 2, &["rank", "ended with exit status: 2"]);
-    let nothing = "cannot start '/nowhere/nothing' as rank 0";
-    refused(&["launch", "-n", "2", "--", "/nowhere/nothing"], 2, &[nothing]);
-    refused(&["launch", "-n", "0", "--", "true"], 2, &["--ranks"]);
-    refused(&["launch", "-n", "2"], 2, &["COMMAND"]);
-}
-
 #[cfg(unix)]
 #[test]
 fn ctrl_c_ends_launched_ranks_cleanly() {
     assert_interruptible(&["launch", "-n", "2", "--", "sleep", "600"]);
-}
-
-/// As a terminal does it: the whole group of the launcher hears of it.
-#[cfg(unix)]
-#[test]
-fn launched_ranks_hear_of_ctrl_c_once() {
-    use std::io::{BufRead as _, BufReader, Read as _};
-    use std::os::unix::process::CommandExt as _;
-    use std::process::{Command, Stdio};
-
-    // Each rank tells of every signal, and goes on for a while after the first. It waits already when it says that it is ready: a
-    // signal between the two would be another test.
-    let script = "trap 'echo heard' INT; (echo ready; exec sleep 600); sleep 1";
-    let mut child = Command::new(env!("CARGO_BIN_EXE_overlap-gemm"))
-        .args(["launch", "-n", "2", "--", "sh", "-c", script])
-        .process_group(0)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut stdout = BufReader::new(child.stdout.take().unwrap());
-    for _ in 0..2 {
-        let mut line = String::new();
-        stdout.read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n");
-    }
-    let group = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
-    let mut heard = String::new();
-    stdout.read_to_string(&mut heard).unwrap();
-    assert_eq!(heard, "heard\nheard\n");
-    assert_eq!(child.wait().unwrap().code(), Some(130));
 }

@@ -1,8 +1,12 @@
 //! `overlap-gemm launch`: starts a command once for each rank, on this machine.
 //!
 //! For those without torchrun, mpirun or srun. It sets the variables that torchrun sets, and a secret that
-//! only these ranks know. Invariant: when it ends, all ranks have ended, unless it is killed or told to end
-//! twice; if one fails, the others get a while to notice by themselves, and are ended then.
+//! only these ranks know. Invariant: when it ends, all ranks have ended and so has everything in their process groups,
+//! also when it is told to end a second time or is killed (`groups`). If one rank fails, the others get a while to notice by
+//! themselves, and are killed then. What a rank leaves in its group gets a moment after the last rank: the
+//! program that writes its log, perhaps.
+
+mod groups;
 
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
@@ -12,8 +16,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use overlap_gemm::group::{PORT_VARIABLE, SECRET_VARIABLE, Secret};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal};
 
+use self::groups::Groups;
+pub use self::groups::{KEEPER, keep};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 
@@ -21,7 +27,9 @@ use crate::interrupt::Interrupt;
 ///
 /// Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, and
 /// OVERLAP_GEMM_PORT and OVERLAP_GEMM_SECRET for Group::from_env. Ends with success if every rank does; else,
-/// where it starts overlap-gemm, with the exit code of the rank that failed first.
+/// where it starts overlap-gemm, with the exit code of the rank that failed first. Ctrl-C, SIGTERM and SIGHUP interrupt
+/// the ranks; another one, a second or more later, kills them. Each rank leads a process group; what is still in it
+/// a second after the last rank has ended is killed.
 #[derive(clap::Args)]
 pub struct Args {
     /// How many ranks to start
@@ -41,6 +49,9 @@ const LOOK: Duration = Duration::from_millis(10);
 /// For ranks that were interrupted: a round of a bench, and showing what was measured.
 const MOMENT: Duration = Duration::from_secs(10);
 
+/// For what ranks leave in their groups.
+const LEFT: Duration = Duration::from_secs(1);
+
 /// A rank that was started.
 struct Started {
     rank: u32,
@@ -48,27 +59,17 @@ struct Started {
     status: Option<ExitStatus>,
 }
 
-impl Started {
-    /// Sent to the rank and to what it has started, which are a group, unless it has left that. One that has ended
-    /// meanwhile hears nothing.
-    fn signal(&self, signal: Signal) {
-        let rank = Pid::from_child(&self.child);
-        if kill_process_group(rank, signal).is_err() {
-            let _ = kill_process(rank, signal);
-        }
-    }
-}
-
 /// Starts the ranks and waits for them.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let interrupt = Interrupt::install()?;
+    let groups = Groups::begin()?;
+    let mut ranks = Ranks { started: Vec::new(), groups: groups.clone() };
+    let interrupt = Interrupt::install_with(move || groups.signal(Signal::KILL))?;
     let (master, store) = free_ports()?;
     let secret = Secret::random_text()?;
-    let mut ranks = Ranks(Vec::new());
     for rank in 0..args.ranks {
         let mut command = Command::new(&args.command[0]);
-        // A terminal tells its whole group of Ctrl-C. Ranks, and what they start, hear of it from here alone, or they would
-        // take the second word of it for a second Ctrl-C.
+        // A terminal sends Ctrl-C to its whole foreground group. Ranks, and what they start, receive it from this process
+        // alone, or they would receive it twice.
         command.process_group(0).args(&args.command[1..]).envs([
             ("RANK", rank.to_string()),
             ("LOCAL_RANK", rank.to_string()),
@@ -79,10 +80,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             (PORT_VARIABLE, store.to_string()),
             (SECRET_VARIABLE, secret.clone()),
         ]);
+        ranks.groups.before_start(&mut command)?;
         let child = command.spawn().map_err(|error| {
-            Failure::Usage(format!("cannot start '{}' as rank {rank}: {error}", args.command[0]))
+            let program = &args.command[0];
+            Failure::Usage(format!("cannot start '{program}' as rank {rank}: {error}"))
         })?;
-        ranks.0.push(Started { rank, child, status: None });
+        ranks.groups.add(Pid::from_child(&child));
+        ranks.started.push(Started { rank, child, status: None });
     }
     let is_own = is_this_program(&args.command[0]);
     let failure = |status: &(String, Option<u8>), and: &str| Failure::Rank {
@@ -111,29 +115,35 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     failed.map_or(Ok(()), |status| Err(failure(&status, "")))
 }
 
-/// All ranks; those that still run when this is dropped are killed.
-struct Ranks(Vec<Started>);
+/// All ranks; what still runs when this is dropped is killed.
+struct Ranks {
+    started: Vec<Started>,
+    groups: Groups,
+}
 
 impl Ranks {
     /// Whether any still runs.
     fn look(&mut self) -> Result<bool, Failure> {
-        let mut running = false;
-        for started in self.0.iter_mut().filter(|started| started.status.is_none()) {
-            let waited = started.child.try_wait();
-            started.status = waited.map_err(|error| Failure::Rank {
-                what: format!("cannot wait for rank {}: {error}", started.rank),
-                code: None,
-            })?;
-            running |= started.status.is_none();
-        }
-        Ok(running)
+        let started = &mut self.started;
+        self.groups.forget_empty(|| {
+            let mut running = Vec::new();
+            for started in started.iter_mut().filter(|started| started.status.is_none()) {
+                let waited = started.child.try_wait();
+                started.status = waited.map_err(|error| Failure::Rank {
+                    what: format!("cannot wait for rank {}: {error}", started.rank),
+                    code: None,
+                })?;
+                if started.status.is_none() {
+                    running.push(Pid::from_child(&started.child));
+                }
+            }
+            Ok(running)
+        })
     }
 
     /// Passes Ctrl-C on, and gives the ranks a moment to end by themselves.
     fn interrupt(&mut self) -> Result<(), Failure> {
-        for started in self.0.iter().filter(|started| started.status.is_none()) {
-            started.signal(Signal::INT);
-        }
+        self.groups.signal(Signal::INT);
         let since = Instant::now();
         while self.look()? && since.elapsed() < MOMENT {
             thread::sleep(LOOK);
@@ -148,14 +158,23 @@ impl Ranks {
             let code = status.code().and_then(|code| u8::try_from(code).ok());
             Some((format!("rank {} ended with {status}", started.rank), code))
         };
-        self.0.iter().find_map(failure)
+        self.started.iter().find_map(failure)
     }
 }
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        for started in self.0.iter_mut().filter(|started| started.status.is_none()) {
-            started.signal(Signal::KILL);
+        let since = Instant::now();
+        // A rank that runs is killed with its group at once; so is a rank that cannot be waited for.
+        while self.look().is_ok_and(|running| !running)
+            && !self.groups.is_empty()
+            && since.elapsed() < LEFT
+        {
+            thread::sleep(LOOK);
+        }
+        self.groups.signal(Signal::KILL);
+        self.groups.dismiss_keeper();
+        for started in self.started.iter_mut().filter(|started| started.status.is_none()) {
             let _ = started.child.wait();
         }
     }
