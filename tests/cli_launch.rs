@@ -8,6 +8,7 @@
 mod binary;
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -175,6 +176,22 @@ fn what_ranks_leave_may_finish_its_writing() {
         launched.seen.clear();
         assert_eq!(launched.ended().0.code(), Some(4));
     }
+}
+
+#[test]
+fn arguments_are_passed_on_byte_by_byte() {
+    let bytes = b"\xff\xfe=\x80 \xc3";
+    let output = command(&["launch", "-n", "1", "--", "printf", "%s"])
+        .arg(std::ffi::OsStr::from_bytes(bytes))
+        .output()
+        .unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &bytes[..]), "{output:?}");
+    // A program's name too.
+    let name = std::ffi::OsStr::from_bytes(b"/nowhere/\xff");
+    let output = command(&["launch", "-n", "1", "--"]).arg(name).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("cannot start '/nowhere/\u{fffd}' as rank 0"), "{stderr}");
 }
 
 /// A shell command on three ranks.

@@ -8,6 +8,7 @@
 
 mod groups;
 
+use std::ffi::{OsStr, OsString};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -42,7 +43,7 @@ pub struct Args {
 
     /// What to start, with its arguments
     #[arg(last = true, required = true)]
-    command: Vec<String>,
+    command: Vec<OsString>,
 }
 
 const LOOK: Duration = Duration::from_millis(10);
@@ -82,7 +83,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         ]);
         ranks.groups.before_start(&mut command)?;
         let child = command.spawn().map_err(|error| {
-            let program = &args.command[0];
+            let program = args.command[0].display();
             Failure::Usage(format!("cannot start '{program}' as rank {rank}: {error}"))
         })?;
         ranks.groups.add(Pid::from_child(&child));
@@ -181,7 +182,7 @@ impl Drop for Ranks {
 }
 
 /// Whether a command is this program, so that its exit codes mean the same.
-fn is_this_program(command: &str) -> bool {
+fn is_this_program(command: &OsStr) -> bool {
     let own = std::env::current_exe().ok();
     own.is_some_and(|own| own.file_name() == Path::new(command).file_name())
 }
