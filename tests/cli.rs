@@ -244,9 +244,22 @@ fn a_full_disk_is_a_run_time_failure() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn help_and_version_that_cannot_be_written_are_failures() {
+    for args in [&["--help"][..], &["--version"], &["bench", "gemm", "--help"], &["help", "plan"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let (code, _, stderr) = outcome(args, command(args).stdout(full).output().unwrap());
+        assert_eq!(code, 4, "{args:?}");
+        assert!(stderr.contains("cannot write to stdout"), "{stderr}");
+    }
+    // What is wrong with arguments is told by the exit code, even where nothing can be printed.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    assert_eq!(command(&["--bogus"]).stderr(full).status().unwrap().code(), Some(2));
+}
+
+#[test]
 fn a_reader_that_leaves_early_is_no_error() {
-    for more in [&[][..], &["--json"]] {
-        let args = [SMALL, more].concat();
+    for args in [SMALL.to_vec(), [SMALL, &["--json"]].concat(), vec!["plan", "--help"]] {
         let mut child =
             command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());

@@ -27,6 +27,7 @@ mod trace;
 mod tune;
 mod verify;
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -58,8 +59,21 @@ enum Command {
     Predict(Box<predict::Args>),
 }
 
+/// Prints help, the version, or what is wrong with the arguments.
+fn unparsed(said: &clap::Error) -> ExitCode {
+    let printed = said.print().and_then(|()| io::stdout().flush());
+    match output::to_stdout(printed) {
+        Err(failure) if !said.use_stderr() => failure.report(),
+        _ => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(exit::SUCCESS)),
+    }
+}
+
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let command = match Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(said) => return unparsed(&said),
+    };
+    let outcome = match command {
         Command::Bench(what) => bench::run(&what),
         Command::Demo(args) => demo::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -156,11 +156,16 @@ impl Output {
                 text(&mut stdout).and_then(|()| stdout.flush())
             }
         };
-        match written {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            Err(source) => Err(Failure::Write { target: "to stdout".into(), source }),
-            Ok(()) => Ok(()),
-        }
+        to_stdout(written)
+    }
+}
+
+/// What it means that something was written to stdout, or not.
+pub fn to_stdout(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(source) => Err(Failure::Write { target: "to stdout".into(), source }),
+        Ok(()) => Ok(()),
     }
 }
 
