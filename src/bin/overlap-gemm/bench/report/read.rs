@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::super::cases::{Case, spread};
+use super::super::machine::Machine;
 use super::{BENCH, CaseReport, FORMAT, Row, Run, own_name};
 use crate::exit::Failure;
 
@@ -38,7 +39,7 @@ pub fn read(path: &Path) -> Result<Vec<Run>, Failure> {
         return refused(format!("it has {} bytes, more than {MOST_BYTES}", file.len()));
     }
     let bytes = fs::read(path).map_err(unread)?;
-    parse(&bytes).map_err(|why| Failure::Usage(format!("{name}: {why}")))
+    parse(&bytes).map_err(|why| Failure::Usage(format!("{name}: {}", printable(&why))))
 }
 
 /// All runs of a file's content, or what is wrong with it.
@@ -60,7 +61,7 @@ fn parse(bytes: &[u8]) -> Result<Vec<Run>, String> {
         (None, None) if has("cases") && has("ranks") && has("machine") => 1,
         _ => return Err(foreign()),
     };
-    let runs = match format {
+    let mut runs = match format {
         1 => vec![typed::<FirstRun>(bytes)?.into_run()?],
         FORMAT => typed::<Runs>(bytes)?.runs,
         _ => {
@@ -72,7 +73,30 @@ fn parse(bytes: &[u8]) -> Result<Vec<Run>, String> {
         }
     };
     runs.iter().try_for_each(check)?;
+    runs.iter_mut().flat_map(free_texts).for_each(|text| *text = printable(text));
     Ok(runs)
+}
+
+/// Text with control characters escaped: one from a file could make a terminal do anything. Lines may end.
+fn printable(text: &str) -> String {
+    let mut shown = String::new();
+    for c in text.chars() {
+        match c.is_control() && c != '\n' {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
+}
+
+/// The texts of a run that [`check`] takes as they are.
+fn free_texts(run: &mut Run) -> impl Iterator<Item = &mut String> {
+    let Machine { driver, cuda, toolkit, cutlass, cublaslt, kernels, .. } = &mut run.machine;
+    let optional = [driver, cuda, toolkit, cutlass, cublaslt, &mut run.nccl, &mut run.ended_early];
+    let rows = run.cases.iter_mut().flat_map(|case| &mut case.rows);
+    let of_rows = rows.flat_map(|row| std::iter::once(&mut row.what).chain(&mut row.failed));
+    let named = [&mut run.command, &mut run.version].into_iter();
+    named.chain(optional.into_iter().flatten()).chain(kernels).chain(of_rows)
 }
 
 /// From the text, not from the value: so a message says the line and the column.
@@ -282,6 +306,45 @@ mod tests {
         changed("/runs/0/machine/gpu", "".into(), "its GPU is called ''");
         changed("/runs/0/machine/gpu", "x".repeat(101).into(), "(101 characters)");
         changed("/runs/0/program", "x".repeat(200_000).into(), "a name of 1 to 100 printable");
+    }
+
+    /// A terminal obeys ESC; whatever prints what was read passes none on.
+    #[test]
+    fn control_characters_are_escaped() {
+        let mut value = written(&[made_up::run(vec![made_up::usual_case(1024)])]);
+        value["runs"][0]["ended_early"] = "why".into();
+        let (evil, shown) =
+            ("a\u{1b}]0;x\u{7}\r\n\u{9b}b\u{7f}", "a\\u{1b}]0;x\\u{7}\\r\n\\u{9b}b\\u{7f}");
+        let mut run = value["runs"][0].take();
+        let texts = [
+            "/command",
+            "/version",
+            "/nccl",
+            "/ended_early",
+            "/machine/driver",
+            "/machine/cuda",
+            "/machine/toolkit",
+            "/machine/cutlass",
+            "/machine/cublaslt",
+            "/cases/0/rows/0/what",
+            "/cases/0/rows/5/failed",
+        ];
+        for text in texts {
+            *run.pointer_mut(text).unwrap_or_else(|| panic!("no {text}")) = evil.into();
+        }
+        run["machine"]["kernels"] = vec![evil].into();
+        value["runs"][0] = run.clone();
+        let read = parse(value.to_string().as_bytes()).unwrap();
+        let mut expected = written(&read)["runs"][0].take();
+        for text in texts.into_iter().chain(["/machine/kernels/0"]) {
+            assert_eq!(expected.pointer(text).unwrap(), shown, "{text}");
+        }
+        // In all that is read there is no other.
+        expected.as_object_mut().unwrap().values_mut().for_each(|value| {
+            let text = value.to_string();
+            assert!(!text.contains("\\u00") && !text.contains('\u{9b}'), "{text}");
+        });
+        assert_eq!(printable("case '\u{1b}[2J'"), "case '\\u{1b}[2J'");
     }
 
     #[test]
