@@ -171,6 +171,15 @@ pub enum Error {
         reason: String,
     },
 
+    /// A file of measurements cannot be written.
+    #[error("the tuning file {file} cannot be written: {reason}; name another with --output")]
+    TuningNotWritten {
+        /// Which file.
+        file: String,
+        /// What the system said.
+        reason: String,
+    },
+
     /// A call of the CUDA driver, or a kernel of this crate, failed.
     #[error("{call} failed: {detail}")]
     Cuda {

@@ -235,6 +235,10 @@ fn merge_adds_tables_and_the_last_one_counts() {
         "{stdout}"
     );
 
+    // A table that cannot be written is no bad input.
+    let nowhere = ["tune", "--merge", &two, "--output", "/proc/nope.json"];
+    refused(&nowhere, 4, &["/proc/nope.json cannot be written", "--output"]);
+
     // One that is damaged adds nothing, nor do the others.
     fs::write(&two, "{}").unwrap();
     let before = fs::read_to_string(&all).unwrap();
