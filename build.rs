@@ -1,7 +1,7 @@
 //! Builds the device code, under feature `cuda` only; otherwise it does nothing.
 //!
 //! What belongs here: the order of the steps, and what becomes of a missing piece. The steps are in
-//! `build/`: finding the tools (`probe`, `toolkit`), compiling (`table`, `kernels`, `jobs`, `ptxas`),
+//! `build/`: finding the tools (`probe`, `toolkit`), compiling (`table`, `kernels`, `compiler`, `jobs`, `ptxas`),
 //! bindings (`bindings`), what the library is told (`report`). Invariant: with everything there,
 //! the kernels are in the library; with anything missing, the library still builds, one warning
 //! says what was looked for and what to run, and the run time returns `Error::KernelsNotBuilt` with
@@ -10,6 +10,9 @@
 #[cfg(feature = "cuda")]
 #[path = "build/bindings.rs"]
 mod bindings;
+#[cfg(feature = "cuda")]
+#[path = "build/compiler.rs"]
+mod compiler;
 #[cfg(feature = "cuda")]
 #[path = "build/jobs.rs"]
 mod jobs;

@@ -15,9 +15,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 
+use super::compiler::Source;
 use super::probe::Context;
 use super::toolkit::Tools;
-use super::{jobs, ptxas, table};
+use super::{compiler, jobs, ptxas, table};
 
 /// The one architecture there is; not asked of a GPU, which the build machine need not have.
 const FLAGS: &[&str] = &[
@@ -202,35 +203,13 @@ fn compile(context: &Context, tools: &Tools, csrc: &Path, units: &[Unit]) -> Res
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n")) }
 }
 
-/// One nvcc. The object is renamed into place last, so that a cached object is a whole one.
+/// One nvcc.
 fn compile_one(tools: &Tools, csrc: &Path, unit: &Unit) -> Result<(), String> {
-    let scratch = unit.object.with_extension(format!("{}.o", std::process::id()));
-    let output = Command::new(&tools.toolkit.nvcc)
-        .args(FLAGS)
-        .arg("-I")
-        .arg(csrc)
-        .arg("-isystem")
-        .arg(&tools.cutlass.include)
-        .arg("-c")
-        .arg(&unit.source)
-        .arg("-o")
-        .arg(&scratch)
-        .output()
-        .map_err(|error| format!("{} does not run: {error}", tools.toolkit.nvcc.display()))?;
-    let mut said = output.stdout;
-    said.extend(output.stderr);
-    if !output.status.success() {
-        return Err(format!(
-            "nvcc {} could not compile csrc/{} ({}); another toolkit can be named in \
-             OVERLAP_GEMM_CUDA_HOME, another host compiler in NVCC_CCBIN\n{}",
-            tools.toolkit.version,
-            unit.name,
-            output.status,
-            String::from_utf8_lossy(&said)
-        ));
-    }
-    fs::write(&unit.log, &said).map_err(|e| format!("{}: {e}", unit.log.display()))?;
-    fs::rename(&scratch, &unit.object).map_err(|e| format!("{}: {e}", unit.object.display()))
+    let mut nvcc = Command::new(&tools.toolkit.nvcc);
+    nvcc.args(FLAGS).arg("-I").arg(csrc).arg("-isystem").arg(&tools.cutlass.include);
+    nvcc.arg("-c").arg(&unit.source);
+    let source = Source { version: &tools.toolkit.version, name: &unit.name };
+    compiler::run(&mut nvcc, &source, &unit.object, &unit.log)
 }
 
 /// The archive, and what it needs: the runtime statically, and what that needs. Never `-lcuda`.

@@ -1,10 +1,12 @@
-//! The pure parts of the build script: versions, places, the ptxas log, the number of jobs.
+//! The parts of the build script that need no crate: versions, places, the ptxas log, the number of jobs, what nvcc's end means.
 //!
 //! What belongs here: tests of `build/*.rs` that need no compiler. The modules are included by path,
 //! since a build script cannot be linked against.
 
 #![cfg(unix)]
 
+#[path = "../build/compiler.rs"]
+mod compiler;
 #[path = "../build/jobs.rs"]
 mod jobs;
 #[path = "../build/probe.rs"]
@@ -171,6 +173,58 @@ fn flags_of_the_environment() {
     let folder = Folder::new("flags");
     let context = folder.context(&[("A", "1".into()), ("B", "0".into()), ("C", "".into())]);
     assert_eq!(["A", "B", "C", "D"].map(|name| context.flag(name)), [true, false, false, false]);
+}
+
+/// What a build says of an nvcc that is this shell script.
+fn compiled(folder: &Folder, script: &str) -> Result<(), String> {
+    let mut nvcc = std::process::Command::new("sh");
+    nvcc.args(["-c", script, "nvcc"]);
+    let source = compiler::Source { version: "13.0.88", name: "abi.cu" };
+    compiler::run(&mut nvcc, &source, &folder.0.join("abi.o"), &folder.0.join("abi.log"))
+}
+
+#[test]
+fn an_nvcc_that_is_killed_is_told_from_one_that_refuses() {
+    let folder = Folder::new("killed");
+    let by_child = "nvcc error   : 'cicc' died due to signal 9 (Kill signal)";
+    let by_host = "g++: fatal error: Killed signal terminated program cc1plus";
+    for script in [
+        "kill -9 $$",
+        "echo half > $2; kill -9 $$",
+        "exit 137",
+        &format!("echo \"{by_child}\" >&2; exit 9"),
+        &format!("echo '{by_host}' >&2; exit 1"),
+    ] {
+        let why = compiled(&folder, script).unwrap_err();
+        assert!(why.starts_with("nvcc 13.0.88 was killed while it compiled csrc/abi.cu"), "{why}");
+        assert!(why.contains("memory") && why.contains("cargo build -j 1"), "{why}");
+        assert!(!why.contains("toolkit"), "{why}");
+    }
+    assert!(compiled(&folder, by_host).unwrap_err().contains("could not compile"));
+    for script in ["echo 'abi.cu(9): error' >&2; exit 1", "echo 'abi.cu(9): error'; kill -11 $$"] {
+        let why = compiled(&folder, script).unwrap_err();
+        assert!(why.contains("could not compile csrc/abi.cu"), "{why}");
+        assert!(
+            why.contains("OVERLAP_GEMM_CUDA_HOME") && why.ends_with("abi.cu(9): error\n"),
+            "{why}"
+        );
+    }
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0, "nothing half done stays");
+}
+
+#[test]
+fn an_nvcc_that_writes_nothing_is_named() {
+    let folder = Folder::new("silent");
+    for script in ["echo said", ": > $2; echo said"] {
+        let why = compiled(&folder, script).unwrap_err();
+        assert!(why.contains("ended with success and wrote no object for csrc/abi.cu"), "{why}");
+        for word in ["whether sh is the compiler", "NVCC_APPEND_FLAGS", "said"] {
+            assert!(why.contains(word), "'{word}' is not in {why}");
+        }
+    }
+    compiled(&folder, "test $1 = -o && echo object > $2; echo said; echo more >&2").unwrap();
+    let read = |name: &str| fs::read_to_string(folder.0.join(name)).unwrap();
+    assert_eq!((read("abi.o"), read("abi.log")), ("object\n".into(), "said\nmore\n".into()));
 }
 
 const LOG: &str = "\
