@@ -205,13 +205,9 @@ fn a_part_is_shown_and_written_and_printed_for_a_document() {
     refuse(&["--markdown", "ranges", "--columns", "fused@1"], &["auto/gemm@1.03"]);
 }
 
-/// A published package has no results.
 #[test]
 fn the_pictures_that_are_kept_are_what_their_commands_draw() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    if !root.join("benches/results").exists() {
-        return;
-    }
     let folder = Folder::new("kept");
     let text = fs::read_to_string(root.join("docs/measuring.md")).unwrap();
     let mut drawn = 0;
