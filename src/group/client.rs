@@ -1,18 +1,21 @@
 //! How a rank of another process comes to rank 0's table.
 //!
-//! What belongs here: connecting, proving, and the thread that listens afterwards. Invariant: whatever
+//! What belongs here: connecting, and the thread that listens afterwards. Invariant: whatever
 //! the other side does, or does not, connecting ends within the deadline.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::address::addresses;
+use super::channel::{Channel, Fault, Sealer, to_store};
 use super::identity::Member;
 use super::inbox::Inbox;
-use super::message::{Hello, MAX_FRAME, MAX_UNPROVED, PROTOCOL_VERSION, Request, receive, send};
-use super::secret::{Secret, Side, random_bytes};
+use super::launch::Launch;
+use super::message::{MAX_FRAME, PROTOCOL_VERSION, Request, receive, send};
+use super::secret::Secret;
 use super::timed::{Timed, after};
 use crate::error::{Error, Result};
 
@@ -23,9 +26,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// The longest that a message may wait for the store to take it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A proved connection to the store.
+/// An authenticated connection to the store.
 pub(super) struct Connection {
-    to: Mutex<TcpStream>,
+    to: Mutex<(TcpStream, Sealer)>,
     listener: Option<JoinHandle<()>>,
 }
 
@@ -38,10 +41,9 @@ enum Attempt {
 }
 
 impl Connection {
-    /// Comes to the store at `address` (a host and a port) as `member`, one of `ranks`.
+    /// Comes to the store that `launch` names as `member`.
     pub(super) fn open(
-        address: &str,
-        ranks: u32,
+        launch: &Launch,
         member: &Member,
         secret: &Secret,
         inbox: &Arc<Inbox>,
@@ -49,8 +51,10 @@ impl Connection {
     ) -> Result<Connection> {
         let begin = Instant::now();
         loop {
-            let why = match attempt(address, member, secret, until) {
-                Ok(socket) => return Connection::new(socket, ranks, member, inbox),
+            let why = match attempt(launch, secret, until) {
+                Ok((socket, channel)) => {
+                    return Connection::new(socket, channel, launch.ranks, member, inbox);
+                }
                 Err(Attempt::Hopeless(error)) => return Err(error),
                 Err(Attempt::Again(why)) => why,
             };
@@ -58,7 +62,8 @@ impl Connection {
                 let rank = member.rank;
                 return Err(Error::NoGroup {
                     reason: format!(
-                        "rank {rank} found no store at {address} within {:.1?}: {why}",
+                        "rank {rank} found no store at {} within {:.1?}: {why}",
+                        launch.store(),
                         begin.elapsed()
                     ),
                     remedy: "see whether rank 0 runs, and whether address and port are the same on all ranks",
@@ -70,6 +75,7 @@ impl Connection {
 
     fn new(
         socket: TcpStream,
+        (mut sealer, mut opener): Channel,
         ranks: u32,
         member: &Member,
         inbox: &Arc<Inbox>,
@@ -83,24 +89,33 @@ impl Connection {
         socket.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
         let from = socket.try_clone().map_err(broken)?;
         let join = Request::Join { ranks, member: member.clone() };
-        send(&mut &socket, &join).map_err(broken)?;
+        send(&mut sealer.onto(&socket), &join).map_err(broken)?;
         let listener = thread::Builder::new().name(format!("overlap-gemm rank {rank}"));
         let listener = listener.spawn({
             let inbox = Arc::clone(inbox);
             move || {
-                while let Ok(notice) = receive(&mut &from, MAX_FRAME) {
-                    inbox.take(notice);
-                }
-                inbox.cut();
+                let error = loop {
+                    match receive(&mut opener.from(&from), MAX_FRAME) {
+                        Ok(notice) => inbox.take(notice),
+                        Err(error) => break error,
+                    }
+                };
+                inbox.cut(&error);
+                // What cannot be understood is no connection: the store notices.
+                let _ = from.shutdown(Shutdown::Both);
             }
         });
-        Ok(Connection { to: Mutex::new(socket), listener: Some(listener.map_err(broken)?) })
+        Ok(Connection {
+            to: Mutex::new((socket, sealer)),
+            listener: Some(listener.map_err(broken)?),
+        })
     }
 
     /// Tells the store something. A connection that is broken is noticed by the listener.
     pub(super) fn request(&self, request: &Request) {
-        let socket = self.to.lock().unwrap_or_else(PoisonError::into_inner);
-        if send(&mut &*socket, request).is_err() {
+        let mut to = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        let (socket, sealer) = &mut *to;
+        if send(&mut sealer.onto(&*socket), request).is_err() {
             // Half a message may be on its way: nothing can follow it.
             let _ = socket.shutdown(Shutdown::Both);
         }
@@ -110,7 +125,7 @@ impl Connection {
 impl Drop for Connection {
     /// Breaks the connection off: whoever leaves properly has said so before.
     fn drop(&mut self) {
-        let socket = self.to.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let (socket, _) = self.to.get_mut().unwrap_or_else(PoisonError::into_inner);
         let _ = socket.shutdown(Shutdown::Both);
         if let Some(listener) = self.listener.take() {
             let _ = listener.join();
@@ -118,18 +133,16 @@ impl Drop for Connection {
     }
 }
 
-/// Connects once and proves both sides to each other.
+/// Connects once, and makes sure that both sides know the secret.
 fn attempt(
-    address: &str,
-    member: &Member,
+    launch: &Launch,
     secret: &Secret,
     until: Instant,
-) -> std::result::Result<TcpStream, Attempt> {
+) -> std::result::Result<(TcpStream, Channel), Attempt> {
     let again = |error: io::Error| Attempt::Again(error.to_string());
     let left = || until.saturating_duration_since(Instant::now()).clamp(PAUSE, ATTEMPT);
-    let places: Vec<SocketAddr> = address.to_socket_addrs().map_err(again)?.collect();
     let mut connected = Err(io::Error::other("the name has no address"));
-    for place in places {
+    for place in addresses(&launch.host, launch.port).map_err(again)? {
         connected = TcpStream::connect_timeout(&place, left());
         if connected.is_ok() {
             break;
@@ -143,27 +156,24 @@ fn attempt(
     }
     socket.set_nodelay(true).map_err(again)?;
     let mut stream = Timed { socket: &socket, until: after(left()) };
-    let nonce = random_bytes().map_err(Attempt::Hopeless)?;
-    let rank = Hello { version: PROTOCOL_VERSION, rank: member.rank, nonce };
-    send(&mut stream, &rank).map_err(again)?;
-    let store: Hello = receive(&mut stream, MAX_UNPROVED).map_err(again)?;
-    if store.version != rank.version {
-        return Err(Attempt::Hopeless(Error::NoGroup {
-            reason: format!(
-                "rank {} speaks version {} of the protocol, rank 0 version {}",
-                rank.rank, rank.version, store.version
+    let (reason, remedy) = match to_store(&mut stream, launch.rank, secret) {
+        Ok(channel) => return Ok((socket, channel)),
+        Err(Fault::Broken(error)) => return Err(again(error)),
+        Err(Fault::Version(version)) => (
+            format!(
+                "rank {} speaks version {PROTOCOL_VERSION} of the protocol, rank 0 version {version}",
+                launch.rank
             ),
-            remedy: "run the same program on all ranks",
-        }));
-    }
-    let proof: [u8; 32] = receive(&mut stream, MAX_UNPROVED).map_err(again)?;
-    if !secret.proves(&proof, Side::Store, &rank, &store) {
-        return Err(Attempt::Hopeless(Error::NoGroup {
-            reason: format!("the store at {address} does not know this rank's secret"),
-            remedy: "run all ranks as one user with one home, or give all the same OVERLAP_GEMM_SECRET; if \
-                     it is another group's store, choose another port (OVERLAP_GEMM_PORT)",
-        }));
-    }
-    send(&mut stream, &secret.prove(Side::Rank, &rank, &store)).map_err(again)?;
-    Ok(socket)
+            "run the same program on all ranks",
+        ),
+        Err(Fault::Stranger) => (
+            format!(
+                "the store at {} does not know this rank's secret, or somebody between changes what it sends",
+                launch.store()
+            ),
+            "run all ranks as one user with one home, or give all the same OVERLAP_GEMM_SECRET; if it is another \
+             group's store, choose another port (OVERLAP_GEMM_PORT)",
+        ),
+    };
+    Err(Attempt::Hopeless(Error::NoGroup { reason, remedy }))
 }

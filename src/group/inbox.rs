@@ -4,12 +4,13 @@
 //! by what was awaited, by the end of the group, or by its deadline; and whoever has asked to be told of
 //! the group's end is told exactly once, even if it asks afterwards.
 
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Instant;
 
 use super::identity::Member;
-use super::message::{Ending, Notice};
+use super::message::{Ending, Notice, nonsense};
 
 /// Called once when the group ends before its time.
 pub(super) type Alarm = Box<dyn FnOnce(&Ending) + Send>;
@@ -73,10 +74,14 @@ impl Inbox {
 
     /// The connection to the store is gone. If it had closed properly, that is no end: only what needs
     /// the store fails.
-    pub(super) fn cut(&self) {
-        if !self.is_closed() {
-            self.take(Notice::Ended(Ending::Lost { rank: 0 }));
+    pub(super) fn cut(&self, error: &io::Error) {
+        if self.is_closed() {
+            return;
         }
+        self.take(Notice::Ended(match error.kind() {
+            io::ErrorKind::InvalidData => Ending::Refused { reason: nonsense(0, error) },
+            _ => Ending::Lost { rank: 0 },
+        }));
     }
 
     /// Whether the store has closed.

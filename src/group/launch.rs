@@ -78,6 +78,12 @@ impl Launch {
         Launch { rank, ranks, local_rank: rank, host: host.into(), port }
     }
 
+    /// Where rank 0's store listens, for people.
+    pub(super) fn store(&self) -> String {
+        let Launch { host, port, .. } = self;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+
     /// What this process's environment says.
     pub fn from_env() -> Result<Launch> {
         Launch::read(|name| std::env::var(name).ok())

@@ -1,21 +1,22 @@
 //! What ranks and the store say to each other, as bytes.
 //!
 //! What belongs here: frames (a length, a kind, a body), the messages in them, and their limits. No
-//! socket is opened here. Invariant: whatever bytes come in, reading them allocates no more than the
+//! socket is opened here, and nothing is encrypted: that is `channel.rs`. Invariant: whatever bytes come in, reading them allocates no more than the
 //! limit that the reader sets, and ends in a message or in an error; it never panics.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
+use super::channel::HANDSHAKE;
 use super::identity::Member;
 
 /// The first bytes of every connection: anything else is no rank of ours.
 pub const MAGIC: [u8; 8] = *b"ovrlpgm\n";
 
 /// What both sides have to speak. A change of any message, or of what follows on memory, raises it.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
-/// The longest frame before both sides have proved that they know the secret.
+/// The longest frame before both sides have shown that they know the secret.
 pub const MAX_UNPROVED: usize = 512;
 
 /// The longest frame afterwards, and the most that a rank may bring to an exchange.
@@ -62,12 +63,18 @@ pub enum Ending {
     Aborted { by: u32, reason: String },
 }
 
-/// The first frame of either side, unproved: who speaks, and a number to be signed by the other.
+/// The first frame of either side, in clear text: who speaks, and a number for this connection alone. It is the
+/// same in all versions of the protocol.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hello {
     pub version: u32,
     pub rank: u32,
     pub nonce: [u8; 32],
+}
+
+/// What is wrong with what `rank` sent, for people.
+pub fn nonsense(rank: u32, error: &io::Error) -> String {
+    format!("rank {rank} sent what cannot be understood: {error}")
 }
 
 /// A message that can be a frame's kind and body.
@@ -78,6 +85,12 @@ pub trait Message: Sized {
 
 /// Writes one frame.
 pub fn send(to: &mut impl Write, message: &impl Message) -> io::Result<()> {
+    to.write_all(&frame(message)?)?;
+    to.flush()
+}
+
+/// A message as a frame.
+pub fn frame(message: &impl Message) -> io::Result<Vec<u8>> {
     let mut body = Body(vec![0; 5]);
     let kind = message.encode(&mut body);
     let Body(mut bytes) = body;
@@ -88,8 +101,7 @@ pub fn send(to: &mut impl Write, message: &impl Message) -> io::Result<()> {
     }
     bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
     bytes[4] = kind;
-    to.write_all(&bytes)?;
-    to.flush()
+    Ok(bytes)
 }
 
 /// Reads one frame of at most `limit` bytes.
@@ -204,14 +216,14 @@ impl Message for Hello {
     }
 }
 
-/// A proof that the secret is known.
-impl Message for [u8; 32] {
+/// A message of the handshake.
+impl Message for [u8; HANDSHAKE] {
     fn encode(&self, body: &mut Body) -> u8 {
         body.0.extend(self);
-        b'P'
+        b'N'
     }
     fn decode(kind: u8, body: &mut Cursor<'_>) -> Option<Self> {
-        if kind == b'P' { body.array() } else { None }
+        if kind == b'N' { body.array() } else { None }
     }
 }
 
@@ -332,7 +344,7 @@ mod tests {
         let member = Member { device: "0000:1a:00.0".into(), ..Member::this_process(3) };
         let parts = Arc::new(vec![vec![], vec![1, 2, 3], vec![0; 1000]]);
         round_trip(Hello { version: 7, rank: 5, nonce: [9; 32] });
-        round_trip([3u8; 32]);
+        round_trip([3u8; HANDSHAKE]);
         round_trip(Request::Join { ranks: 8, member: member.clone() });
         round_trip(Request::Bring { exchange: 1 << 40, what: "a plan".into(), part: vec![5; 99] });
         round_trip(Request::Ask { exchange: Some(7) });
@@ -364,7 +376,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_end_in_a_message_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..300),
-                                                  kind in prop::sample::select(b"HPjb?alCGMZRXA".to_vec()),
+                                                  kind in prop::sample::select(b"HNjb?alCGMZRXA".to_vec()),
                                                   framed in any::<bool>()) {
             if framed && bytes.len() > 5 {
                 let length = (bytes.len() - 4) as u32;
@@ -372,7 +384,7 @@ mod tests {
                 bytes[4] = kind;
             }
             let _ = receive::<Hello>(&mut &bytes[..], MAX_UNPROVED);
-            let _ = receive::<[u8; 32]>(&mut &bytes[..], MAX_UNPROVED);
+            let _ = receive::<[u8; HANDSHAKE]>(&mut &bytes[..], MAX_UNPROVED);
             let _ = receive::<Request>(&mut &bytes[..], MAX_FRAME);
             let _ = receive::<Notice>(&mut &bytes[..], MAX_FRAME);
         }

@@ -7,16 +7,18 @@
 //! ```text
 //!   rank 0                       rank 1                     rank 2
 //!   Group ── table ◄── store ◄── Group (TCP)      ◄──────── Group (TCP)
-//!            │         listens   proves the secret,         …
+//!            │         listens   knows the secret,          …
 //!            │                   sits down, asks, brings
 //!            └── who is here, what each has brought, how it ended
 //! ```
 //!
 //! - Ranks of one process sit at the table directly ([`Group::local`]); those of other processes come to
 //!   rank 0's store ([`Group::from_env`], [`Group::meet`]).
-//! - **Only the same user's processes get in**: both sides prove that they know a secret, without telling
+//! - **Only the same user's processes get in**: both sides show that they know a secret, without telling
 //!   it. It is in the environment (`OVERLAP_GEMM_SECRET`), or in a file that only the user can read.
-//!   What is said afterwards is not encrypted: use it on a network that you trust, or on one machine.
+//!   All that ranks and store say afterwards is encrypted and authenticated with keys of that connection
+//!   (Noise `NNpsk0`): who changes, repeats or leaves out a byte on its way ends the group, and is not
+//!   believed. `SECURITY.md` says what that covers, and what not.
 //! - **Nobody waits for ever.** Every call has a limit. A rank whose process ends is noticed at once, by
 //!   its connection; then the group is over for all, and whoever wants to know is told ([`Group::on_end`]).
 //! - **A group that does not fit is refused** on all ranks, with both ranks' names and values: other
@@ -40,6 +42,8 @@
 //! # Ok::<(), overlap_gemm::Error>(())
 //! ```
 
+mod address;
+mod channel;
 mod client;
 #[cfg(target_os = "linux")]
 mod handles;
@@ -193,14 +197,12 @@ impl Group {
         let member = options.member(launch.rank);
         if launch.rank == 0 {
             let table = Arc::new(Table::new(launch.ranks, options.rules));
-            let store = Store::open(&launch.host, launch.port, &table, secret)?;
+            let store = Store::open(launch, &table, secret)?;
             let seated = Seated::at(&table, launch.ranks, member, options.limit, Some(store))?;
             return seated.complete(until);
         }
         let inbox = Arc::new(Inbox::default());
-        let address = format!("{}:{}", launch.host, launch.port);
-        let way = Connection::open(&address, launch.ranks, &member, secret, &inbox, until)
-            .map(Way::Away)?;
+        let way = Connection::open(launch, &member, secret, &inbox, until).map(Way::Away)?;
         Seated { rank: launch.rank, limit: options.limit, inbox, way }.complete(until)
     }
 

@@ -1,17 +1,14 @@
-//! How two processes show each other that they belong to one user, without telling the secret.
+//! What the processes of one user know, and nobody else.
 //!
-//! What belongs here: the secret and where it comes from, and proofs. A proof is an HMAC-SHA256 over both
-//! sides' first messages and over who proves, so it serves for one connection and in one direction.
-//! Invariant: the secret itself never leaves the process, and nothing is believed before it was proved.
+//! What belongs here: the secret and where it comes from. What it protects is in `channel.rs`. Invariants:
+//! the secret itself never leaves the process; a file that others could have read or written is refused.
 
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use super::message::Hello;
 use crate::error::{Error, Result};
 
 /// The environment variable with a secret that all ranks have been given.
@@ -31,17 +28,12 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Who proves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
-    Rank,
-    Store,
-}
-
 impl Secret {
     /// A secret that everybody has been told.
     pub fn of(text: &str) -> Secret {
-        Secret(Sha256::digest(text.as_bytes()).into())
+        // With a name, so that no other use of the same text has the same key.
+        let key = Sha256::new_with_prefix(b"overlap-gemm group\n").chain_update(text);
+        Secret(key.finalize().into())
     }
 
     /// Text for [`Secret::of`] that nobody else can know, to be handed to other processes.
@@ -62,38 +54,18 @@ impl Secret {
         }
     }
 
-    pub(super) fn prove(&self, by: Side, rank: &Hello, store: &Hello) -> [u8; 32] {
-        self.proof(by, rank, store).finalize().into_bytes().into()
-    }
-
-    /// Whether `proof` is what `by` has to send; takes the same time for every wrong one.
-    pub(super) fn proves(&self, proof: &[u8; 32], by: Side, rank: &Hello, store: &Hello) -> bool {
-        self.proof(by, rank, store).verify_slice(proof).is_ok()
-    }
-
-    fn proof(&self, by: Side, rank: &Hello, store: &Hello) -> Hmac<Sha256> {
-        let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&self.0)
-            .expect("HMAC takes keys of any length");
-        mac.update(match by {
-            Side::Rank => b"rank ",
-            Side::Store => b"store",
-        });
-        for hello in [rank, store] {
-            mac.update(&hello.version.to_le_bytes());
-            mac.update(&hello.rank.to_le_bytes());
-            mac.update(&hello.nonce);
-        }
-        mac
+    /// The key of handshakes.
+    pub(super) fn key(&self) -> &[u8; 32] {
+        &self.0
     }
 }
 
 /// Bytes from the system's generator.
 pub(super) fn random_bytes() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
-    let read = fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    read.map_err(|error| Error::NoGroup {
-        reason: format!("no random numbers from /dev/urandom: {error}"),
-        remedy: "make it readable",
+    getrandom::fill(&mut bytes).map_err(|error| Error::NoGroup {
+        reason: format!("the system gives no random numbers: {error}"),
+        remedy: "see whether the system's generator has been started, or is forbidden to this process",
     })?;
     Ok(bytes)
 }
@@ -174,28 +146,12 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn hello(rank: u32, nonce: u8) -> Hello {
-        Hello { version: 1, rank, nonce: [nonce; 32] }
-    }
-
-    #[test]
-    fn a_proof_serves_one_side_of_one_connection() {
-        let (secret, rank, store) = (Secret::of("a text that is long"), hello(1, 7), hello(0, 9));
-        let proof = secret.prove(Side::Rank, &rank, &store);
-        assert!(secret.proves(&proof, Side::Rank, &rank, &store));
-        assert!(!secret.proves(&proof, Side::Store, &rank, &store));
-        assert!(!secret.proves(&proof, Side::Rank, &store, &rank));
-        assert!(!secret.proves(&proof, Side::Rank, &hello(2, 7), &store));
-        assert!(!secret.proves(&proof, Side::Rank, &rank, &hello(0, 8)));
-        assert!(!Secret::of("another").proves(&proof, Side::Rank, &rank, &store));
-        assert_eq!(format!("{secret:?}"), "Secret(..)");
-    }
-
     #[test]
     fn the_environment_comes_first_and_must_be_long() {
         let with = |text: &'static str| {
             Secret::find(move |name| (name == SECRET_VARIABLE).then(|| text.to_owned()))
         };
+        assert_eq!(format!("{:?}", Secret::of("a text that is long")), "Secret(..)");
         assert_eq!(with("0123456789abcdef").unwrap().0, Secret::of("0123456789abcdef").0);
         let error = with("short").unwrap_err().to_string();
         assert!(error.contains("5 characters, fewer than 16"), "{error}");

@@ -1,30 +1,29 @@
 //! The store: rank 0's listener, where ranks of other processes come to the table.
 //!
 //! What belongs here: sockets and threads, one to read and one to write for each connection. Invariants:
-//! nobody sits down at the table before it has proved that it knows the secret; an unproved connection
+//! nobody sits down at the table before it has shown that it knows the secret; a connection that has not
 //! costs at most one thread, 512 bytes and a few seconds, and there are few of them; a connection that
 //! breaks is a lost rank; and nothing here waits for a peer longer than `PATIENCE`.
 
 use std::io;
-use std::net::{
-    IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs,
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::address::{addresses, is_only_here};
+use super::channel::{Channel, Fault, Opener, Sealer, to_rank};
 use super::identity::Member;
-use super::message::{
-    Ending, Hello, MAX_FRAME, MAX_UNPROVED, Notice, PROTOCOL_VERSION, Request, receive, send,
-};
-use super::secret::{Secret, Side, random_bytes};
+use super::launch::Launch;
+use super::message::{Ending, MAX_FRAME, Notice, Request, receive, send};
+use super::secret::Secret;
 use super::table::Table;
 use super::timed::{Timed, after};
 use crate::error::{Error, Result};
 
-/// How long a newcomer may take to prove itself, and how long a message may wait to be taken.
+/// How long a newcomer may take to say who it is, and how long a message may wait to be taken.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How many newcomers are listened to at once; more are turned away, and come again.
@@ -52,27 +51,18 @@ struct Connection {
 }
 
 impl Store {
-    /// Listens for the ranks that come to `table`: on this machine only, if `host` is a name of it that
-    /// nobody else can use.
-    pub(super) fn open(
-        host: &str,
-        port: u16,
-        table: &Arc<Table>,
-        secret: &Secret,
-    ) -> Result<Store> {
+    /// Listens where `launch` says for the ranks that come to `table`: on this machine only, if that is
+    /// a name of it that nobody else can use.
+    pub(super) fn open(launch: &Launch, table: &Arc<Table>, secret: &Secret) -> Result<Store> {
         let failed = |error: io::Error| Error::NoGroup {
-            reason: format!("rank 0 cannot listen at {host}:{port}: {error}"),
+            reason: format!("rank 0 cannot listen at {}: {error}", launch.store()),
             remedy: "choose another port (OVERLAP_GEMM_PORT), the same on all ranks",
         };
-        let place = (host, port).to_socket_addrs().map_err(failed)?.next();
-        let place = place.unwrap_or(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)));
-        // A name can lead to the loopback device here and to the network elsewhere: Debian's own host name.
-        let only_here =
-            host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+        let place = addresses(&launch.host, launch.port).map_err(failed)?[0];
         let place = match place.ip() {
-            _ if only_here => place,
-            IpAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
-            IpAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
+            _ if is_only_here(&launch.host) => place,
+            IpAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, launch.port)),
+            IpAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, launch.port)),
         };
         let listener = bind(place).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
@@ -173,33 +163,27 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 /// From the first byte of a connection to a seat at the table.
-fn welcome(socket: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
+fn welcome(socket: TcpStream, shared: &Arc<Shared>) -> std::result::Result<(), Fault> {
     socket.set_nodelay(true)?;
     let mut stream = Timed { socket: &socket, until: after(PATIENCE) };
-    let rank: Hello = receive(&mut stream, MAX_UNPROVED)?;
-    let nonce = random_bytes().map_err(io::Error::other)?;
-    let own = Hello { version: PROTOCOL_VERSION, rank: 0, nonce };
-    send(&mut stream, &own)?;
-    // One of another version learns ours, and knows what to say.
-    if rank.version != own.version {
-        return Err(io::Error::other(format!("it speaks version {}", rank.version)));
-    }
-    send(&mut stream, &shared.secret.prove(Side::Store, &rank, &own))?;
-    let proof: [u8; 32] = receive(&mut stream, MAX_UNPROVED)?;
-    if !shared.secret.proves(&proof, Side::Rank, &rank, &own) {
-        return Err(io::Error::other("it does not know the secret"));
-    }
-    let Request::Join { ranks, member } = receive(&mut stream, MAX_FRAME)? else {
-        return Err(io::Error::other("it did not begin with its name"));
+    let (rank, (sealer, mut opener)) = to_rank(&mut stream, &shared.secret)?;
+    let Request::Join { ranks, member } = receive(&mut opener.from(&mut stream), MAX_FRAME)? else {
+        return Err(io::Error::other("it did not begin with its name").into());
     };
-    if member.rank != rank.rank {
-        return Err(io::Error::other("it has two names"));
+    if member.rank != rank {
+        return Err(io::Error::other("it has two names").into());
     }
-    seat(socket, shared, ranks, member)
+    Ok(seat(socket, (sealer, opener), shared, ranks, member)?)
 }
 
-/// Gives a proved rank its threads and its seat.
-fn seat(socket: TcpStream, shared: &Arc<Shared>, ranks: u32, member: Member) -> io::Result<()> {
+/// Gives a rank that knows the secret its threads and its seat.
+fn seat(
+    socket: TcpStream,
+    (mut sealer, opener): Channel,
+    shared: &Arc<Shared>,
+    ranks: u32,
+    member: Member,
+) -> io::Result<()> {
     let rank = member.rank;
     socket.set_read_timeout(None)?;
     socket.set_write_timeout(Some(PATIENCE))?;
@@ -210,24 +194,31 @@ fn seat(socket: TcpStream, shared: &Arc<Shared>, ranks: u32, member: Member) -> 
     let mut all = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
     if let Err(reason) = shared.table.join(ranks, member, deliver) {
         drop(all);
-        return send(&mut &socket, &Notice::Ended(Ending::Refused { reason }));
+        let refused = Notice::Ended(Ending::Refused { reason });
+        return send(&mut sealer.onto(&socket), &refused);
     }
     let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
         let thread = thread::Builder::new().name(format!("overlap-gemm {name} {rank}")).spawn(work);
         thread.inspect_err(|_| shared.table.lost(rank))
     };
     let table = Arc::clone(&shared.table);
-    let writer = spawn("to", Box::new(move || write(&to, &queue, &table, rank)))?;
+    let writer = spawn("to", Box::new(move || write(&to, sealer, &queue, &table, rank)))?;
     let table = Arc::clone(&shared.table);
-    let reader = spawn("from", Box::new(move || read(&from, &table, rank)))?;
+    let reader = spawn("from", Box::new(move || read(&from, opener, &table, rank)))?;
     all.push(Connection { socket, writer, reader });
     Ok(())
 }
 
 /// Writes what the rank is told, until its seat is free.
-fn write(socket: &TcpStream, queue: &Receiver<Notice>, table: &Table, rank: u32) {
+fn write(
+    socket: &TcpStream,
+    mut sealer: Sealer,
+    queue: &Receiver<Notice>,
+    table: &Table,
+    rank: u32,
+) {
     for notice in queue {
-        if send(&mut &*socket, &notice).is_err() {
+        if send(&mut sealer.onto(socket), &notice).is_err() {
             table.lost(rank);
             // The reader need not wait for more.
             let _ = socket.shutdown(Shutdown::Both);
@@ -238,9 +229,9 @@ fn write(socket: &TcpStream, queue: &Receiver<Notice>, table: &Table, rank: u32)
 }
 
 /// Reads what the rank says, until it leaves or breaks off.
-fn read(socket: &TcpStream, table: &Table, rank: u32) {
+fn read(socket: &TcpStream, mut opener: Opener, table: &Table, rank: u32) {
     loop {
-        match receive(&mut &*socket, MAX_FRAME) {
+        match receive(&mut opener.from(socket), MAX_FRAME) {
             Ok(Request::Leave) => return table.request(rank, Request::Leave),
             Ok(request) => table.request(rank, request),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {

@@ -10,7 +10,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::identity::{Member, Rules, misfit};
-use super::message::{Ending, MAX_FRAME, Notice, Request};
+use super::message::{Ending, MAX_FRAME, Notice, Request, nonsense};
 
 /// Tells a rank something.
 pub(super) type Deliver = Arc<dyn Fn(Notice) + Send + Sync>;
@@ -141,8 +141,7 @@ impl Table {
 
     /// A rank said what makes no sense.
     pub(super) fn nonsense(&self, rank: u32, error: &std::io::Error) {
-        let reason = format!("rank {rank} sent what cannot be understood: {error}");
-        self.lock().end(Ending::Refused { reason });
+        self.lock().end(Ending::Refused { reason: nonsense(rank, error) });
         self.lost(rank);
     }
 
