@@ -4,6 +4,7 @@
 //! environment. Invariant: a number that makes no sense, or a variable that is missing, is named; nothing
 //! is guessed but what the documentation of [`Launch::read`] says.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -86,7 +87,7 @@ impl Launch {
 
     /// What this process's environment says.
     pub fn from_env() -> Result<Launch> {
-        Launch::read(|name| std::env::var(name).ok())
+        Launch::read(|name| std::env::var_os(name))
     }
 
     /// Reads `RANK`, `WORLD_SIZE` and `LOCAL_RANK` as torchrun and `overlap-gemm launch` set them, else
@@ -95,8 +96,17 @@ impl Launch {
     /// The store's host is `MASTER_ADDR`; without it, this machine, if all ranks are on it. Its port is
     /// `OVERLAP_GEMM_PORT`; else `MASTER_PORT + 1`, for torchrun itself listens on `MASTER_PORT`; else one
     /// that follows from the job's number.
-    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Launch> {
-        let found = LAUNCHERS.iter().find(|names| variable(names.rank).is_some());
+    ///
+    /// `look_up` finds a variable, as [`std::env::var_os`] does; one that is not UTF-8 is refused.
+    pub fn read(look_up: impl Fn(&str) -> Option<OsString>) -> Result<Launch> {
+        let variable = |name: &str| {
+            let text = look_up(name).map(OsString::into_string).transpose();
+            text.map_err(|value| Error::NoGroup {
+                reason: format!("{name} is {value:?}, which is not UTF-8"),
+                remedy: "start the ranks with a launcher, or set its variables as it would",
+            })
+        };
+        let found = LAUNCHERS.iter().find(|names| look_up(names.rank).is_some());
         let Some(names) = found else {
             let name = |names: &Names| format!("{} ({})", names.rank, names.launcher);
             let all: Vec<_> = LAUNCHERS.iter().map(name).collect();
@@ -109,7 +119,7 @@ impl Launch {
             });
         };
         let number = |name: &'static str, least: u64, most: u64| -> Result<Option<u32>> {
-            let Some(text) = variable(name) else { return Ok(None) };
+            let Some(text) = variable(name)? else { return Ok(None) };
             match text.trim().parse::<u64>() {
                 Ok(value) if (least..=most).contains(&value) => Ok(Some(value as u32)),
                 _ => Err(Error::NoGroup {
@@ -137,7 +147,7 @@ impl Launch {
             }
             (local, _) => number(local, 1, ranks.into())? == Some(ranks),
         };
-        let host = match variable("MASTER_ADDR").filter(|host| !host.is_empty()) {
+        let host = match variable("MASTER_ADDR")?.filter(|host| !host.is_empty()) {
             Some(host) => host,
             None if one_machine => "127.0.0.1".into(),
             None => {
@@ -157,7 +167,11 @@ impl Launch {
         let port = match port {
             Some(port) => port as u16,
             None => {
-                let job: Vec<_> = names.job.iter().filter_map(|name| variable(name)).collect();
+                let job: Vec<_> = names
+                    .job
+                    .iter()
+                    .filter_map(|name| variable(name).transpose())
+                    .collect::<Result<_>>()?;
                 if job.is_empty() {
                     return Err(Error::NoGroup {
                         reason: "neither OVERLAP_GEMM_PORT nor MASTER_PORT is set".into(),
@@ -189,7 +203,7 @@ mod tests {
     fn read(set: &[(&str, &str)]) -> Result<Launch> {
         Launch::read(|name| {
             let found = set.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| (*value).to_owned())
+            found.map(|(_, value)| OsString::from(value))
         })
     }
 
@@ -272,6 +286,23 @@ mod tests {
             set.iter_mut().filter(|(known, _)| *known == name).for_each(|pair| pair.1 = value);
             let text = read(&set).unwrap_err().to_string();
             assert!(text.contains(&format!("{name} is '{value}', must be a number")), "{text}");
+        }
+    }
+
+    #[test]
+    fn variables_that_are_not_utf8_are_refused_by_name() {
+        use std::os::unix::ffi::OsStringExt;
+        for odd in TORCHRUN.map(|(name, _)| name).into_iter().chain([PORT_VARIABLE]) {
+            let result = Launch::read(|name| {
+                let found = TORCHRUN.iter().find(|(known, _)| *known == name);
+                if name == odd {
+                    Some(OsString::from_vec(vec![b'1', 0xff]))
+                } else {
+                    found.map(|(_, value)| value.into())
+                }
+            });
+            let text = result.unwrap_err().to_string();
+            assert!(text.contains(&format!("{odd} is \"1\\xFF\", which is not UTF-8")), "{text}");
         }
     }
 }

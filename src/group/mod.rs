@@ -180,7 +180,7 @@ impl Group {
     /// `overlap-gemm launch` ([`Launch::read`]).
     pub fn from_env(options: &GroupOptions) -> Result<Group> {
         let launch = Launch::from_env()?;
-        let secret = Secret::find(|name| std::env::var(name).ok())?;
+        let secret = Secret::find(|name| std::env::var_os(name))?;
         Group::meet(&launch, &secret, options)
     }
 

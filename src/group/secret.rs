@@ -3,8 +3,10 @@
 //! What belongs here: the secret and where it comes from. What it protects is in `channel.rs`. Invariants:
 //! the secret itself never leaves the process; a file that others could have read or written is refused.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -29,8 +31,8 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// A secret that everybody has been told.
-    pub fn of(text: &str) -> Secret {
+    /// A secret that all ranks have been given: text, or any bytes.
+    pub fn of(text: impl AsRef<[u8]>) -> Secret {
         // With a name, so that no other use of the same text has the same key.
         let key = Sha256::new_with_prefix(b"overlap-gemm group\n").chain_update(text);
         Secret(key.finalize().into())
@@ -42,12 +44,13 @@ impl Secret {
     }
 
     /// The secret of the environment; without one, that of this user: a file that only the user can read,
-    /// made when it is first needed. `variable` looks an environment variable up.
-    pub fn find(variable: impl Fn(&str) -> Option<String>) -> Result<Secret> {
-        match variable(SECRET_VARIABLE) {
-            Some(text) if text.len() >= 16 => Ok(Secret::of(&text)),
-            Some(text) => Err(Error::NoGroup {
-                reason: format!("{SECRET_VARIABLE} has {} characters, fewer than 16", text.len()),
+    /// made when it is first needed. `variable` looks an environment variable up, as [`std::env::var_os`]
+    /// does: a secret that is not UTF-8 is a secret too.
+    pub fn find(variable: impl Fn(&str) -> Option<OsString>) -> Result<Secret> {
+        match variable(SECRET_VARIABLE).map(OsString::into_vec) {
+            Some(bytes) if bytes.len() >= 16 => Ok(Secret::of(bytes)),
+            Some(bytes) => Err(Error::NoGroup {
+                reason: format!("{SECRET_VARIABLE} has {} bytes, fewer than 16", bytes.len()),
                 remedy: REMEDY,
             }),
             None => of_user(&state_folder(variable)?),
@@ -75,7 +78,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// `$XDG_STATE_HOME/overlap-gemm`, or the default place of it.
-fn state_folder(variable: impl Fn(&str) -> Option<String>) -> Result<PathBuf> {
+fn state_folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
     let given = |name: &str| variable(name).filter(|path| Path::new(path).is_absolute());
     let state = given("XDG_STATE_HOME").map(PathBuf::from);
     let state = state.or_else(|| Some(Path::new(&given("HOME")?).join(".local/state")));
@@ -148,13 +151,18 @@ mod tests {
 
     #[test]
     fn the_environment_comes_first_and_must_be_long() {
-        let with = |text: &'static str| {
-            Secret::find(move |name| (name == SECRET_VARIABLE).then(|| text.to_owned()))
+        let with = |text: &'static [u8]| {
+            let secret = OsString::from_vec(text.to_vec());
+            Secret::find(move |name| (name == SECRET_VARIABLE).then(|| secret.clone()))
         };
         assert_eq!(format!("{:?}", Secret::of("a text that is long")), "Secret(..)");
-        assert_eq!(with("0123456789abcdef").unwrap().0, Secret::of("0123456789abcdef").0);
-        let error = with("short").unwrap_err().to_string();
-        assert!(error.contains("5 characters, fewer than 16"), "{error}");
+        assert_eq!(with(b"0123456789abcdef").unwrap().0, Secret::of("0123456789abcdef").0);
+        let error = with(b"short").unwrap_err().to_string();
+        assert!(error.contains("5 bytes, fewer than 16"), "{error}");
+        // Secrets that are not UTF-8 differ too.
+        let [first, second] = [&b"0123456789abcde\xfe"[..], b"0123456789abcde\xff"];
+        assert_eq!(with(first).unwrap().0, Secret::of(first).0);
+        assert_ne!(with(first).unwrap().0, with(second).unwrap().0);
         let error = Secret::find(|_| None).unwrap_err().to_string();
         assert!(error.contains("neither XDG_STATE_HOME nor HOME"), "{error}");
     }
@@ -164,7 +172,7 @@ mod tests {
         let folder =
             std::env::temp_dir().join(format!("overlap-gemm-secret-{}", std::process::id()));
         let find = || {
-            let folder = folder.display().to_string();
+            let folder = folder.clone().into_os_string();
             Secret::find(move |name| (name == "XDG_STATE_HOME").then(|| folder.clone()))
         };
         let all: Vec<_> = std::thread::scope(|scope| {

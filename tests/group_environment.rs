@@ -1,0 +1,93 @@
+//! Ranks that are told who they are by their environment, as a launcher leaves it or a user spoils it.
+//!
+//! What belongs here: [`Group::from_env`](overlap_gemm::group::Group::from_env) in processes: this test's own
+//! binary, started again as `a_rank`. Invariant: what cannot be used is refused with its name; nothing is
+//! ignored in silence; and no process outlives its test.
+#![cfg(all(feature = "group", unix))]
+
+#[path = "common/port.rs"]
+mod port;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStringExt;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use overlap_gemm::group::{Group, GroupOptions};
+use port::free_port;
+
+/// For waits that should end by themselves.
+const LONG: Duration = Duration::from_secs(60);
+/// For ranks whose others do not come.
+const SHORT: Duration = Duration::from_secs(5);
+
+const SECRET: &str = "a secret of these tests";
+
+/// A rank that says what became of it. Run by the tests below; by itself there is nothing to do.
+#[test]
+fn a_rank() {
+    let Some(limit) = std::env::var_os("OVERLAP_GEMM_TEST_LIMIT") else { return };
+    let limit = Duration::from_secs(limit.to_str().unwrap().parse().unwrap());
+    let met = Group::from_env(&GroupOptions::default().limit(limit));
+    println!(
+        "result: {:?}",
+        met.and_then(|group| group.barrier("here", LONG)).map_err(|error| error.to_string())
+    );
+}
+
+/// Starts this process as rank `rank` of `ranks`, with other variables besides.
+fn start(rank: u32, ranks: u32, limit: Duration, others: &[(&str, &OsStr)]) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_rank", "--nocapture"])
+        .env_remove("MASTER_PORT")
+        .env("RANK", rank.to_string())
+        .env("LOCAL_RANK", rank.to_string())
+        .env("WORLD_SIZE", ranks.to_string())
+        .env("MASTER_ADDR", "localhost")
+        .env("OVERLAP_GEMM_SECRET", SECRET)
+        .env("OVERLAP_GEMM_TEST_LIMIT", limit.as_secs().to_string())
+        .envs(others.iter().copied())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// What became of it.
+fn result(child: Child) -> String {
+    let Output { stdout, stderr, .. } = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&stdout);
+    let found = text.lines().find_map(|line| line.split_once("result: "));
+    found.unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&stderr))).1.to_owned()
+}
+
+fn bytes(bytes: &[u8]) -> OsString {
+    OsString::from_vec(bytes.to_vec())
+}
+
+#[test]
+fn secrets_that_are_not_utf8_count() {
+    let (one, other) = (bytes(b"0123456789abcde\xfe"), bytes(b"0123456789abcde\xff"));
+    let ranks = |secrets: [&OsString; 2], limit| {
+        let port = OsString::from(free_port().to_string());
+        let start = |(rank, secret): (u32, &OsString)| {
+            start(rank, 2, limit, &[("OVERLAP_GEMM_SECRET", secret), ("OVERLAP_GEMM_PORT", &port)])
+        };
+        let children: Vec<_> = (0..).zip(secrets).map(start).collect();
+        children.into_iter().map(result).collect::<Vec<_>>()
+    };
+    assert_eq!(ranks([&one, &one], LONG), ["Ok(())", "Ok(())"]);
+    let texts = ranks([&one, &other], SHORT);
+    assert!(texts[0].contains("rank 1 did not come to the group"), "{texts:?}");
+    assert!(texts[1].contains("does not know this rank's secret"), "{texts:?}");
+}
+
+#[test]
+fn variables_that_are_not_utf8_are_named() {
+    let odd = bytes(b"0\xff");
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "OVERLAP_GEMM_PORT"] {
+        let port = OsString::from(free_port().to_string());
+        let text = result(start(0, 1, SHORT, &[("OVERLAP_GEMM_PORT", &port), (name, &odd)]));
+        assert!(text.contains(name) && text.contains("is not UTF-8"), "{name}: {text}");
+    }
+}
