@@ -91,3 +91,36 @@ fn variables_that_are_not_utf8_are_named() {
         assert!(text.contains(name) && text.contains("is not UTF-8"), "{name}: {text}");
     }
 }
+
+/// Two jobs whose ports collide: rank 1 of the second comes to rank 0 of the first.
+#[test]
+fn jobs_with_one_secret_on_one_port_do_not_mix() {
+    for (variable, other) in [("TORCHELASTIC_RUN_ID", "b"), ("MASTER_PORT", "102")] {
+        let port = OsString::from(free_port().to_string());
+        let job = |rank, change: bool, limit| {
+            let mut variables = [
+                ("TORCHELASTIC_RUN_ID", OsStr::new("a")),
+                ("MASTER_PORT", OsStr::new("101")),
+                ("OVERLAP_GEMM_PORT", &port),
+            ];
+            if change {
+                variables
+                    .iter_mut()
+                    .filter(|(name, _)| *name == variable)
+                    .for_each(|set| set.1 = OsStr::new(other));
+            }
+            start(rank, 2, limit, &variables)
+        };
+        let first = job(0, false, LONG);
+        let text = result(job(1, true, LONG));
+        let (theirs, own) =
+            (format!("{variable}={other}"), "'TORCHELASTIC_RUN_ID=a MASTER_PORT=101'");
+        assert!(text.contains("rank 1 is of a job 'TORCHELASTIC_RUN_ID="), "{text}");
+        assert!(
+            text.contains(&theirs) && text.contains(own) && text.contains("OVERLAP_GEMM_PORT"),
+            "{text}"
+        );
+        // The seat is still free for the rank of this job.
+        assert_eq!([job(1, false, LONG), first].map(result), ["Ok(())", "Ok(())"]);
+    }
+}

@@ -53,7 +53,7 @@ impl Connection {
         loop {
             let why = match attempt(launch, secret, until) {
                 Ok((socket, channel)) => {
-                    return Connection::new(socket, channel, launch.ranks, member, inbox);
+                    return Connection::new(socket, channel, launch, member, inbox);
                 }
                 Err(Attempt::Hopeless(error)) => return Err(error),
                 Err(Attempt::Again(why)) => why,
@@ -76,7 +76,7 @@ impl Connection {
     fn new(
         socket: TcpStream,
         (mut sealer, mut opener): Channel,
-        ranks: u32,
+        launch: &Launch,
         member: &Member,
         inbox: &Arc<Inbox>,
     ) -> Result<Connection> {
@@ -88,7 +88,8 @@ impl Connection {
         socket.set_read_timeout(None).map_err(broken)?;
         socket.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
         let from = socket.try_clone().map_err(broken)?;
-        let join = Request::Join { ranks, member: member.clone() };
+        let (job, ranks) = (launch.job.clone(), launch.ranks);
+        let join = Request::Join { job, ranks, member: member.clone() };
         send(&mut sealer.onto(&socket), &join).map_err(broken)?;
         let listener = thread::Builder::new().name(format!("overlap-gemm rank {rank}"));
         let listener = listener.spawn({

@@ -27,6 +27,9 @@ pub struct Launch {
     pub host: String,
     /// The port there.
     pub port: u16,
+    /// The job, as its launcher names it; empty if it does not. Ranks of different jobs form no group, even
+    /// if they meet at one port with one secret.
+    pub job: String,
 }
 
 /// A launcher's names for what it tells.
@@ -51,7 +54,7 @@ const LAUNCHERS: [Names; 3] = [
         local_rank: "LOCAL_RANK",
         local_ranks: "LOCAL_WORLD_SIZE",
         machines: "",
-        job: &[],
+        job: &["TORCHELASTIC_RUN_ID"],
     },
     Names {
         launcher: "mpirun",
@@ -74,9 +77,9 @@ const LAUNCHERS: [Names; 3] = [
 ];
 
 impl Launch {
-    /// One of `ranks` ranks of one machine, whose store is at `host` and `port`.
+    /// One of `ranks` ranks of one machine, whose store is at `host` and `port`; of a job without a name.
     pub fn at(rank: u32, ranks: u32, host: &str, port: u16) -> Launch {
-        Launch { rank, ranks, local_rank: rank, host: host.into(), port }
+        Launch { rank, ranks, local_rank: rank, host: host.into(), port, job: String::new() }
     }
 
     /// Where rank 0's store listens, for people.
@@ -96,6 +99,10 @@ impl Launch {
     /// The store's host is `MASTER_ADDR`; without it, this machine, if all ranks are on it. Its port is
     /// `OVERLAP_GEMM_PORT`; else `MASTER_PORT + 1`, for torchrun itself listens on `MASTER_PORT`; else one
     /// that follows from the job's number.
+    ///
+    /// The job's name is what the launcher calls it (`TORCHELASTIC_RUN_ID`, `PMIX_NAMESPACE`,
+    /// `OMPI_MCA_ess_base_jobid`, `SLURM_JOB_ID` and `SLURM_STEP_ID`), with `MASTER_PORT`. A launcher that sets
+    /// none of them starts jobs without a name: only port and secret keep those apart.
     ///
     /// `look_up` finds a variable, as [`std::env::var_os`] does; one that is not UTF-8 is refused.
     pub fn read(look_up: impl Fn(&str) -> Option<OsString>) -> Result<Launch> {
@@ -164,24 +171,25 @@ impl Launch {
             Some(port) => Some(port),
             None => number("MASTER_PORT", 1, 65534)?.map(|port| port + 1),
         };
+        let jobs = |names: &[&'static str]| -> Result<Vec<(&'static str, String)>> {
+            let named = |name| Ok(variable(name)?.map(|value| (name, value)));
+            names.iter().filter_map(|&name| named(name).transpose()).collect()
+        };
+        let ids = jobs(names.job)?;
         let port = match port {
             Some(port) => port as u16,
-            None => {
-                let job: Vec<_> = names
-                    .job
-                    .iter()
-                    .filter_map(|name| variable(name).transpose())
-                    .collect::<Result<_>>()?;
-                if job.is_empty() {
-                    return Err(Error::NoGroup {
-                        reason: "neither OVERLAP_GEMM_PORT nor MASTER_PORT is set".into(),
-                        remedy: "set OVERLAP_GEMM_PORT to a free port of rank 0's host, the same on all ranks",
-                    });
-                }
-                port_of(&job.join("."))
+            None if ids.is_empty() => {
+                return Err(Error::NoGroup {
+                    reason: "neither OVERLAP_GEMM_PORT nor MASTER_PORT is set".into(),
+                    remedy: "set OVERLAP_GEMM_PORT to a free port of rank 0's host, the same on all ranks",
+                });
             }
+            None => port_of(&ids.iter().map(|(_, id)| id.as_str()).collect::<Vec<_>>().join(".")),
         };
-        Ok(Launch { rank, ranks, local_rank, host, port })
+        // Many torchruns have the id 'none'; those of one machine differ in MASTER_PORT.
+        let job = ids.into_iter().chain(jobs(&["MASTER_PORT"])?);
+        let job: Vec<_> = job.map(|(name, value)| format!("{name}={value}")).collect();
+        Ok(Launch { rank, ranks, local_rank, host, port, job: job.join(" ") })
     }
 }
 
@@ -218,9 +226,11 @@ mod tests {
     #[test]
     fn torchrun_s_variables_are_enough() {
         let launch = read(&TORCHRUN).unwrap();
-        let expected =
-            Launch { rank: 5, ranks: 8, local_rank: 1, host: "node-7".into(), port: 29501 };
-        assert_eq!(launch, expected);
+        let (host, job) = ("node-7".into(), "MASTER_PORT=29500".into());
+        assert_eq!(launch, Launch { rank: 5, ranks: 8, local_rank: 1, host, port: 29501, job });
+        let mut with_id = TORCHRUN.to_vec();
+        with_id.push(("TORCHELASTIC_RUN_ID", "none"));
+        assert_eq!(read(&with_id).unwrap().job, "TORCHELASTIC_RUN_ID=none MASTER_PORT=29500");
         let mut with_port = TORCHRUN.to_vec();
         with_port.push((PORT_VARIABLE, "4000"));
         assert_eq!(read(&with_port).unwrap().port, 4000);
@@ -242,6 +252,7 @@ mod tests {
         assert_eq!((launch.rank, launch.ranks, launch.local_rank), (3, 4, 3));
         assert_eq!(launch.host, "127.0.0.1");
         assert!((20_000..30_000).contains(&launch.port));
+        assert_eq!(launch.job, "PMIX_NAMESPACE=prterun-host-123@1");
         let apart: Vec<_> =
             mpi.iter().filter(|(name, _)| !name.ends_with("LOCAL_SIZE")).copied().collect();
         assert!(read(&apart).unwrap_err().to_string().contains("MASTER_ADDR"));
@@ -258,7 +269,9 @@ mod tests {
         assert_eq!((launch.ranks, launch.host.as_str()), (2, "127.0.0.1"));
         let mut other = slurm;
         other[5].1 = "1";
-        assert_ne!(read(&other).unwrap().port, launch.port, "steps of a job do not meet");
+        let step = read(&other).unwrap();
+        assert_ne!(step.port, launch.port, "steps of a job do not meet");
+        assert_ne!(step.job, launch.job);
         other[3].1 = "2";
         assert!(read(&other).unwrap_err().to_string().contains("MASTER_ADDR"));
     }

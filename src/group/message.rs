@@ -25,8 +25,8 @@ pub const MAX_FRAME: usize = 16 << 20;
 /// What a rank tells the store.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
-    /// Who comes, and how many it expects.
-    Join { ranks: u32, member: Member },
+    /// Who comes, of which job, and how many it expects.
+    Join { job: String, ranks: u32, member: Member },
     /// This rank's part of an exchange. Exchanges are numbered; `what` names it for people.
     Bring { exchange: u64, what: String, part: Vec<u8> },
     /// Who has not come to the exchange? Without one: to the group?
@@ -230,7 +230,8 @@ impl Message for [u8; HANDSHAKE] {
 impl Message for Request {
     fn encode(&self, body: &mut Body) -> u8 {
         match self {
-            Request::Join { ranks, member } => {
+            Request::Join { job, ranks, member } => {
+                body.bytes(job.as_bytes());
                 body.u32(*ranks);
                 body.member(member);
                 b'j'
@@ -254,7 +255,10 @@ impl Message for Request {
     }
     fn decode(kind: u8, body: &mut Cursor<'_>) -> Option<Self> {
         Some(match kind {
-            b'j' => Request::Join { ranks: body.u32()?, member: body.member()? },
+            b'j' => {
+                let job = body.text()?;
+                Request::Join { job, ranks: body.u32()?, member: body.member()? }
+            }
             b'b' => {
                 let exchange = body.u64()?;
                 Request::Bring { exchange, what: body.text()?, part: body.bytes()? }
@@ -345,7 +349,8 @@ mod tests {
         let parts = Arc::new(vec![vec![], vec![1, 2, 3], vec![0; 1000]]);
         round_trip(Hello { version: 7, rank: 5, nonce: [9; 32] });
         round_trip([3u8; HANDSHAKE]);
-        round_trip(Request::Join { ranks: 8, member: member.clone() });
+        let job = "SLURM_JOB_ID=7".into();
+        round_trip(Request::Join { job, ranks: 8, member: member.clone() });
         round_trip(Request::Bring { exchange: 1 << 40, what: "a plan".into(), part: vec![5; 99] });
         round_trip(Request::Ask { exchange: Some(7) });
         round_trip(Request::Abort { reason: "ä reason".into() });

@@ -19,6 +19,8 @@
 //!   All that ranks and store say afterwards is encrypted and authenticated with keys of that connection
 //!   (Noise `NNpsk0`): who changes, repeats or leaves out a byte on its way ends the group, and is not
 //!   believed. `SECURITY.md` says what that covers, and what not.
+//! - **Jobs do not mix.** A rank that comes to the store of another job of the same user is refused, if their
+//!   launchers name them ([`Launch::job`]); jobs without a name are told apart by port and secret alone.
 //! - **Nobody waits for ever.** Every call has a limit. A rank whose process ends is noticed at once, by
 //!   its connection; then the group is over for all, and whoever wants to know is told ([`Group::on_end`]).
 //! - **A group that does not fit is refused** on all ranks, with both ranks' names and values: other
@@ -193,6 +195,7 @@ impl Group {
             return Err(Error::out_of_range("the rank", launch.rank.into(), 0, most, remedy));
         }
         check_length("the device's name", &options.device)?;
+        check_length("the job's name", &launch.job)?;
         let until = after(options.limit);
         let member = options.member(launch.rank);
         if launch.rank == 0 {

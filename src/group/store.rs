@@ -39,6 +39,7 @@ pub(super) struct Store {
 struct Shared {
     table: Arc<Table>,
     secret: Secret,
+    job: String,
     closing: AtomicBool,
     newcomers: AtomicUsize,
     connections: Mutex<Vec<Connection>>,
@@ -69,6 +70,7 @@ impl Store {
         let shared = Arc::new(Shared {
             table: Arc::clone(table),
             secret: secret.clone(),
+            job: launch.job.clone(),
             closing: AtomicBool::new(false),
             newcomers: AtomicUsize::new(0),
             connections: Mutex::new(Vec::new()),
@@ -166,14 +168,30 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 fn welcome(socket: TcpStream, shared: &Arc<Shared>) -> std::result::Result<(), Fault> {
     socket.set_nodelay(true)?;
     let mut stream = Timed { socket: &socket, until: after(PATIENCE) };
-    let (rank, (sealer, mut opener)) = to_rank(&mut stream, &shared.secret)?;
-    let Request::Join { ranks, member } = receive(&mut opener.from(&mut stream), MAX_FRAME)? else {
+    let (rank, (mut sealer, mut opener)) = to_rank(&mut stream, &shared.secret)?;
+    let join = receive(&mut opener.from(&mut stream), MAX_FRAME)?;
+    let Request::Join { job, ranks, member } = join else {
         return Err(io::Error::other("it did not begin with its name").into());
     };
     if member.rank != rank {
         return Err(io::Error::other("it has two names").into());
     }
+    if job != shared.job {
+        let refused = Notice::Ended(Ending::Refused { reason: other_job(rank, &job, &shared.job) });
+        return Ok(send(&mut sealer.onto(&mut stream), &refused)?);
+    }
     Ok(seat(socket, (sealer, opener), shared, ranks, member)?)
+}
+
+fn other_job(rank: u32, job: &str, own: &str) -> String {
+    let named =
+        |job: &str| if job.is_empty() { "without a name".into() } else { format!("'{job}'") };
+    format!(
+        "rank {rank} is of a job {}, and came to rank 0 of a job {}: give each job a port of its own \
+         (OVERLAP_GEMM_PORT)",
+        named(job),
+        named(own)
+    )
 }
 
 /// Gives a rank that knows the secret its threads and its seat.

@@ -249,7 +249,7 @@ impl State {
 fn other_count(rank: u32, ranks: u32, count: usize) -> String {
     format!(
         "rank {rank} came for a group of {ranks} ranks, rank 0 has one of {count}: start all with the same \
-         number of ranks"
+         number of ranks, and give each job a port of its own (OVERLAP_GEMM_PORT)"
     )
 }
 
@@ -388,7 +388,10 @@ mod tests {
         table.request(0, Request::Bring { exchange: 0, what: "x".into(), part });
         assert!(words(&ending(&told[1])).contains("brought"));
         let (table, told) = meet(2);
-        table.request(1, Request::Join { ranks: 2, member: Member::this_process(1) });
+        table.request(
+            1,
+            Request::Join { job: String::new(), ranks: 2, member: Member::this_process(1) },
+        );
         assert!(words(&ending(&told[0])).contains("joined twice"));
     }
 
