@@ -2,7 +2,7 @@
 //!
 //! What belongs here: the one place where a rank's threads wait for the group. Invariant: every wait ends:
 //! by what was awaited, by the end of the group, or by its deadline; and whoever has asked to be told of
-//! the group's end is told exactly once, even if it asks afterwards.
+//! the group's end is told exactly once, even if it asks afterwards. (Who is told of leaves: `leaving.rs`.)
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::identity::Member;
+use super::leaving::{Leaving, Watcher};
 use super::message::{Ending, Notice, nonsense};
 
 /// Called once when the group ends before its time.
@@ -28,6 +29,7 @@ struct State {
     members: Option<Vec<Member>>,
     gathered: Option<(u64, Arc<Vec<Vec<u8>>>)>,
     missing: Option<Vec<u32>>,
+    leaving: Leaving,
     /// The store has closed properly.
     closed: bool,
     ended: Option<Ending>,
@@ -61,7 +63,11 @@ impl Inbox {
             Notice::Complete { members } => state.members = Some(members),
             Notice::Gathered { exchange, parts } => state.gathered = Some((exchange, parts)),
             Notice::Missing { ranks } => state.missing = Some(ranks),
-            Notice::Closed => state.closed = true,
+            Notice::Left { rank } => state.leaving.left(rank),
+            Notice::Closed => {
+                state.closed = true;
+                state.leaving.left(0);
+            }
             Notice::Ended(ending) if state.ended.is_none() => {
                 state.ended = Some(ending.clone());
                 sound(std::mem::take(&mut state.alarms), ending);
@@ -93,6 +99,7 @@ impl Inbox {
     pub(super) fn leave(&self) {
         let mut state = self.lock();
         state.closed = true;
+        state.leaving.stop();
         let alarms = std::mem::take(&mut state.alarms);
         drop(state);
         drop(alarms); // what they hold may come back here
@@ -115,6 +122,11 @@ impl Inbox {
         state.alarms = kept;
         drop(state);
         drop(gone); // as in `leave`
+    }
+
+    /// Tells `watcher` of every rank that has left or leaves.
+    pub(super) fn on_leave(&self, watcher: Watcher) {
+        self.lock().leaving.watch(watcher);
     }
 
     pub(super) fn members(&self, until: Instant) -> Result<Vec<Member>, Vain> {

@@ -46,6 +46,8 @@ pub enum Notice {
     Gathered { exchange: u64, parts: Arc<Vec<Vec<u8>>> },
     /// These ranks have not come.
     Missing { ranks: Vec<u32> },
+    /// A rank has left properly.
+    Left { rank: u32 },
     /// The store's own rank has left properly, and the store with it.
     Closed,
     /// The group is over.
@@ -288,6 +290,10 @@ impl Message for Notice {
                 body.list(ranks, |body, rank| body.u32(*rank));
                 b'M'
             }
+            Notice::Left { rank } => {
+                body.u32(*rank);
+                b'L'
+            }
             Notice::Closed => b'Z',
             Notice::Ended(Ending::Refused { reason }) => {
                 body.bytes(reason.as_bytes());
@@ -312,6 +318,7 @@ impl Message for Notice {
                 Notice::Gathered { exchange, parts: Arc::new(body.list(Cursor::bytes)?) }
             }
             b'M' => Notice::Missing { ranks: body.list(Cursor::u32)? },
+            b'L' => Notice::Left { rank: body.u32()? },
             b'Z' => Notice::Closed,
             b'R' => Notice::Ended(Ending::Refused { reason: body.text()? }),
             b'X' => Notice::Ended(Ending::Lost { rank: body.u32()? }),
@@ -358,6 +365,7 @@ mod tests {
         round_trip(Notice::Complete { members: vec![member.clone(), member] });
         round_trip(Notice::Gathered { exchange: 0, parts });
         round_trip(Notice::Missing { ranks: vec![1, 7] });
+        round_trip(Notice::Left { rank: 3 });
         round_trip(Notice::Closed);
         round_trip(Notice::Ended(Ending::Refused { reason: String::new() }));
         round_trip(Notice::Ended(Ending::Lost { rank: 4 }));
@@ -381,7 +389,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_end_in_a_message_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..300),
-                                                  kind in prop::sample::select(b"HNjb?alCGMZRXA".to_vec()),
+                                                  kind in prop::sample::select(b"HNjb?alCGMLZRXA".to_vec()),
                                                   framed in any::<bool>()) {
             if framed && bytes.len() > 5 {
                 let length = (bytes.len() - 4) as u32;

@@ -23,6 +23,7 @@
 //!   launchers name them ([`Launch::job`]); jobs without a name are told apart by port and secret alone.
 //! - **Nobody waits for ever.** Every call has a limit. A rank whose process ends is noticed at once, by
 //!   its connection; then the group is over for all, and whoever wants to know is told ([`Group::on_end`]).
+//!   A rank that leaves properly ends nothing; the others can be told ([`Group::on_leave_tell`]).
 //! - **A group that does not fit is refused** on all ranks, with both ranks' names and values: other
 //!   versions, users, hosts, topologies, two ranks with one GPU.
 //!
@@ -52,6 +53,7 @@ mod handles;
 mod identity;
 mod inbox;
 mod launch;
+mod leaving;
 mod message;
 mod secret;
 mod store;
@@ -75,6 +77,7 @@ use client::Connection;
 use identity::Rules;
 use inbox::{Inbox, Vain};
 use launch::FIRST_LIMIT;
+use leaving::Watcher;
 use message::{Ending, Notice, Request};
 use store::Store;
 use table::{Table, most_bytes};
@@ -134,7 +137,8 @@ impl GroupOptions {
     }
 }
 
-/// One rank's place in a group. Dropping it leaves the group: the others go on until they need this rank.
+/// One rank's place in a group. Dropping it leaves the group: the others are told, and go on until they need this
+/// rank.
 pub struct Group {
     rank: u32,
     members: Vec<Member>,
@@ -309,6 +313,27 @@ impl Group {
             }
         };
         self.inbox.on_end(Box::new(move || held.strong_count() > 0), Box::new(alarm));
+    }
+
+    /// Calls `alarm` for every other rank that leaves properly, with its number, on a thread of its own; also for
+    /// those that have left already. `whom` is forgotten some time after nobody else holds it.
+    ///
+    /// A leave does not end the group: only what needs that rank fails. Leaves after the group's end are not
+    /// told, nor those after rank 0's, whose store is gone. One alarm is called at a time, so it should be quick.
+    pub fn on_leave_tell<T: Send + Sync + 'static>(
+        &self,
+        whom: &Arc<T>,
+        alarm: impl Fn(&T, u32) + Send + 'static,
+    ) {
+        let whom = Arc::downgrade(whom);
+        let held = Weak::clone(&whom);
+        let alarm = move |rank| {
+            if let Some(whom) = whom.upgrade() {
+                alarm(&whom, rank);
+            }
+        };
+        let wanted = Box::new(move || held.strong_count() > 0);
+        self.inbox.on_leave(Watcher { wanted, alarm: Box::new(alarm) });
     }
 }
 

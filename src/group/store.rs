@@ -219,26 +219,18 @@ fn seat(
         let thread = thread::Builder::new().name(format!("overlap-gemm {name} {rank}")).spawn(work);
         thread.inspect_err(|_| shared.table.lost(rank))
     };
-    let table = Arc::clone(&shared.table);
-    let writer = spawn("to", Box::new(move || write(&to, sealer, &queue, &table, rank)))?;
+    let writer = spawn("to", Box::new(move || write(&to, sealer, &queue)))?;
     let table = Arc::clone(&shared.table);
     let reader = spawn("from", Box::new(move || read(&from, opener, &table, rank)))?;
     all.push(Connection { socket, writer, reader });
     Ok(())
 }
 
-/// Writes what the rank is told, until its seat is free.
-fn write(
-    socket: &TcpStream,
-    mut sealer: Sealer,
-    queue: &Receiver<Notice>,
-    table: &Table,
-    rank: u32,
-) {
+/// Writes what the rank is told, until its seat is free. If that fails, the reader ends too: it may still read
+/// that the rank has left, and else the rank is lost.
+fn write(socket: &TcpStream, mut sealer: Sealer, queue: &Receiver<Notice>) {
     for notice in queue {
         if send(&mut sealer.onto(socket), &notice).is_err() {
-            table.lost(rank);
-            // The reader need not wait for more.
             let _ = socket.shutdown(Shutdown::Both);
             return;
         }

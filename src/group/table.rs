@@ -194,11 +194,15 @@ impl State {
         }
     }
 
-    /// A rank leaves properly. Only those that need it are the worse for it.
+    /// A rank leaves properly. All are told; only those that need it are the worse for it. Once the group has ended, a
+    /// leave is no news.
     fn go(&mut self, rank: u32) {
         self.seats[rank as usize].deliver = None;
         if !self.complete {
             return self.end(Ending::Lost { rank });
+        }
+        if self.ended.is_none() {
+            self.tell_all(&Notice::Left { rank });
         }
         self.end_if_in_vain();
     }
@@ -408,7 +412,11 @@ mod tests {
         let (table, told) = meet(3);
         table.request(1, Request::Leave);
         table.lost(1);
-        assert!(told.iter().all(|told| told.try_iter().count() == 1), "nobody needed it");
+        // Nobody needed it; the others are told that it has left, after all were here.
+        for (rank, told) in told.iter().enumerate() {
+            let left = if rank == 1 { vec![] } else { vec![Notice::Left { rank: 1 }] };
+            assert_eq!(told.try_iter().skip(1).collect::<Vec<_>>(), left);
+        }
         bring(&table, 0, 0, "x");
         assert_eq!(ending(&told[2]), Ending::Lost { rank: 1 });
 
@@ -417,7 +425,7 @@ mod tests {
         bring(&table, 1, 0, "x");
         table.request(1, Request::Leave);
         bring(&table, 0, 0, "x");
-        assert!(matches!(told[0].try_iter().nth(1), Some(Notice::Gathered { exchange: 0, .. })));
+        assert!(matches!(told[0].try_iter().nth(2), Some(Notice::Gathered { exchange: 0, .. })));
 
         let table = Table::new(2, Rules::default());
         let told = sit(&table, 0);
