@@ -1,20 +1,22 @@
 //! How a rank of another process comes to rank 0's table.
 //!
-//! What belongs here: connecting, and the thread that listens afterwards. Invariant: whatever
+//! What belongs here: connecting, and what a rank makes of what it is told. Invariant: whatever
 //! the other side does, or does not, connecting ends within the deadline.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::address::addresses;
-use super::channel::{Channel, Fault, Sealer, to_store};
+use super::channel::{Channel, Fault, to_store};
 use super::identity::Member;
 use super::inbox::Inbox;
 use super::launch::Launch;
-use super::message::{MAX_FRAME, PROTOCOL_VERSION, Request, receive, send};
+use super::line::{CLOSING, Line, out_of_files};
+use super::message::{MAX_FRAME, PROTOCOL_VERSION, Request, receive};
 use super::secret::Secret;
 use super::timed::{Timed, after};
 use crate::error::{Error, Result};
@@ -23,13 +25,10 @@ use crate::error::{Error, Result};
 const ATTEMPT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The longest that a message may wait for the store to take it.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// An authenticated connection to the store.
+/// An authenticated connection to the store. Both fields are set until it is dropped.
 pub(super) struct Connection {
-    to: Mutex<(TcpStream, Sealer)>,
-    listener: Option<JoinHandle<()>>,
+    queue: Option<Sender<Request>>,
+    line: Option<Line>,
 }
 
 /// Why one attempt failed.
@@ -75,7 +74,7 @@ impl Connection {
 
     fn new(
         socket: TcpStream,
-        (mut sealer, mut opener): Channel,
+        (sealer, mut opener): Channel,
         launch: &Launch,
         member: &Member,
         inbox: &Arc<Inbox>,
@@ -85,51 +84,39 @@ impl Connection {
             reason: format!("rank {rank} lost the connection to rank 0's store: {error}"),
             remedy: "see what ended rank 0",
         };
-        socket.set_read_timeout(None).map_err(broken)?;
-        socket.set_write_timeout(Some(PATIENCE)).map_err(broken)?;
-        let from = socket.try_clone().map_err(broken)?;
+        let (queue, queued) = channel();
         let (job, ranks) = (launch.job.clone(), launch.ranks);
-        let join = Request::Join { job, ranks, member: member.clone() };
-        send(&mut sealer.onto(&socket), &join).map_err(broken)?;
-        let listener = thread::Builder::new().name(format!("overlap-gemm rank {rank}"));
-        let listener = listener.spawn({
-            let inbox = Arc::clone(inbox);
-            move || {
-                let error = loop {
-                    match receive(&mut opener.from(&from), MAX_FRAME) {
-                        Ok(notice) => inbox.take(notice),
-                        Err(error) => break error,
-                    }
-                };
-                inbox.cut(&error);
-                // What cannot be understood is no connection: the store notices.
-                let _ = from.shutdown(Shutdown::Both);
-            }
-        });
-        Ok(Connection {
-            to: Mutex::new((socket, sealer)),
-            listener: Some(listener.map_err(broken)?),
-        })
+        let _ = queue.send(Request::Join { job, ranks, member: member.clone() });
+        let inbox = Arc::clone(inbox);
+        let read = move |from: &TcpStream| {
+            let error = loop {
+                match receive(&mut opener.from(from), MAX_FRAME) {
+                    Ok(notice) => inbox.take(notice),
+                    Err(error) => break error,
+                }
+            };
+            inbox.cut(&error);
+            // What cannot be understood is no connection: the store notices.
+            let _ = from.shutdown(Shutdown::Both);
+        };
+        let line = Line::start("the store", socket, sealer, queued, read).map_err(broken)?;
+        Ok(Connection { queue: Some(queue), line: Some(line) })
     }
 
-    /// Tells the store something. A connection that is broken is noticed by the listener.
-    pub(super) fn request(&self, request: &Request) {
-        let mut to = self.to.lock().unwrap_or_else(PoisonError::into_inner);
-        let (socket, sealer) = &mut *to;
-        if send(&mut sealer.onto(&*socket), request).is_err() {
-            // Half a message may be on its way: nothing can follow it.
-            let _ = socket.shutdown(Shutdown::Both);
+    /// Tells the store something, without waiting for it. A connection that is broken is noticed by the reader.
+    pub(super) fn request(&self, request: Request) {
+        if let Some(queue) = &self.queue {
+            let _ = queue.send(request);
         }
     }
 }
 
 impl Drop for Connection {
-    /// Breaks the connection off: whoever leaves properly has said so before.
+    /// Breaks the connection off when all is said: whoever leaves properly has said so.
     fn drop(&mut self) {
-        let (socket, _) = self.to.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let _ = socket.shutdown(Shutdown::Both);
-        if let Some(listener) = self.listener.take() {
-            let _ = listener.join();
+        self.queue = None;
+        if let Some(line) = self.line.take() {
+            line.end(after(CLOSING));
         }
     }
 }
@@ -140,7 +127,13 @@ fn attempt(
     secret: &Secret,
     until: Instant,
 ) -> std::result::Result<(TcpStream, Channel), Attempt> {
-    let again = |error: io::Error| Attempt::Again(error.to_string());
+    let again = |error: io::Error| match out_of_files(&error) {
+        None => Attempt::Again(error.to_string()),
+        Some(why) => Attempt::Hopeless(Error::NoGroup {
+            reason: format!("rank {} cannot connect to rank 0: {why}", launch.rank),
+            remedy: "put that right and start all ranks again",
+        }),
+    };
     let left = || until.saturating_duration_since(Instant::now()).clamp(PAUSE, ATTEMPT);
     let mut connected = Err(io::Error::other("the name has no address"));
     for place in addresses(&launch.host, launch.port).map_err(again)? {

@@ -54,6 +54,7 @@ mod identity;
 mod inbox;
 mod launch;
 mod leaving;
+mod line;
 mod message;
 mod secret;
 mod store;
@@ -160,7 +161,7 @@ impl Way {
     fn request(&self, rank: u32, request: Request) {
         match self {
             Way::Here { table, .. } => table.request(rank, request),
-            Way::Away(connection) => connection.request(&request),
+            Way::Away(connection) => connection.request(request),
         }
     }
 }

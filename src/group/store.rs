@@ -1,29 +1,30 @@
 //! The store: rank 0's listener, where ranks of other processes come to the table.
 //!
-//! What belongs here: sockets and threads, one to read and one to write for each connection. Invariants:
+//! What belongs here: listening, and the way of a connection to a seat. Invariants:
 //! nobody sits down at the table before it has shown that it knows the secret; a connection that has not
 //! costs at most one thread, 512 bytes and a few seconds, and there are few of them; a connection that
-//! breaks is a lost rank; and nothing here waits for a peer longer than `PATIENCE`.
+//! breaks is a lost rank; a rank that only takes its time is not: the limits of those who wait for it count.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::address::{addresses, is_only_here};
-use super::channel::{Channel, Fault, Opener, Sealer, to_rank};
+use super::channel::{Channel, Fault, Opener, to_rank};
 use super::identity::Member;
 use super::launch::Launch;
+use super::line::{CLOSING, Line, out_of_files};
 use super::message::{Ending, MAX_FRAME, Notice, Request, receive, send};
 use super::secret::Secret;
 use super::table::Table;
 use super::timed::{Timed, after};
 use crate::error::{Error, Result};
 
-/// How long a newcomer may take to say who it is, and how long a message may wait to be taken.
+/// How long a newcomer may take to say who it is.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How many newcomers are listened to at once; more are turned away, and come again.
@@ -31,7 +32,7 @@ const MAX_NEWCOMERS: usize = 64;
 
 /// A running store. Dropping it tells the ranks that it closes, and ends its threads.
 pub(super) struct Store {
-    address: SocketAddr,
+    listener: Option<Arc<TcpListener>>,
     shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
 }
@@ -42,13 +43,7 @@ struct Shared {
     job: String,
     closing: AtomicBool,
     newcomers: AtomicUsize,
-    connections: Mutex<Vec<Connection>>,
-}
-
-struct Connection {
-    socket: TcpStream,
-    writer: JoinHandle<()>,
-    reader: JoinHandle<()>,
+    lines: Mutex<Vec<Line>>,
 }
 
 impl Store {
@@ -65,22 +60,22 @@ impl Store {
             IpAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, launch.port)),
             IpAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, launch.port)),
         };
-        let listener = bind(place).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let listener = Arc::new(bind(place).map_err(failed)?);
         let shared = Arc::new(Shared {
             table: Arc::clone(table),
             secret: secret.clone(),
             job: launch.job.clone(),
             closing: AtomicBool::new(false),
             newcomers: AtomicUsize::new(0),
-            connections: Mutex::new(Vec::new()),
+            lines: Mutex::new(Vec::new()),
         });
         let acceptor = thread::Builder::new().name("overlap-gemm store".into());
         let acceptor = acceptor.spawn({
-            let shared = Arc::clone(&shared);
+            let (listener, shared) = (Arc::clone(&listener), Arc::clone(&shared));
             move || accept(&listener, &shared)
         });
-        Ok(Store { address, shared, acceptor: Some(acceptor.map_err(failed)?) })
+        let acceptor = Some(acceptor.map_err(failed)?);
+        Ok(Store { listener: Some(listener), shared, acceptor })
     }
 }
 
@@ -100,28 +95,33 @@ fn bind(place: SocketAddr) -> io::Result<TcpListener> {
 impl Drop for Store {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
-        // Wakes the acceptor, which then sees the flag.
-        let mut own = self.address;
-        match own.ip() {
-            IpAddr::V4(ip) if ip.is_unspecified() => own.set_ip(Ipv4Addr::LOCALHOST.into()),
-            IpAddr::V6(ip) if ip.is_unspecified() => own.set_ip(Ipv6Addr::LOCALHOST.into()),
-            _ => {}
-        }
-        let woken = TcpStream::connect_timeout(&own, PATIENCE);
-        if let Some(acceptor) = self.acceptor.take().filter(|_| woken.is_ok()) {
+        let woken = self.listener.take().is_some_and(|listener| wake(&listener).is_ok());
+        if let Some(acceptor) = self.acceptor.take().filter(|_| woken) {
             let _ = acceptor.join();
         }
-        // Lets go of the writers' queues: each writes what is in its own, and ends.
+        // Lets go of the lines' queues: what is in them is written, if the ranks take it in time.
         self.shared.table.close();
-        let mut all = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        let connections = std::mem::take(&mut *all);
-        drop(all);
-        for Connection { socket, writer, reader } in connections {
-            let _ = writer.join();
-            let _ = socket.shutdown(Shutdown::Both);
-            let _ = reader.join();
-        }
+        let lines = {
+            let mut lines = self.shared.lines.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *lines)
+        };
+        let until = after(CLOSING);
+        lines.into_iter().for_each(|line| line.end(until));
     }
+}
+
+/// Wakes the acceptor, which then sees that the store closes. Takes no open file, where the system lets it.
+fn wake(listener: &TcpListener) -> io::Result<()> {
+    if rustix::net::shutdown(listener, rustix::net::Shutdown::Both).is_ok() {
+        return Ok(());
+    }
+    let mut own = listener.local_addr()?;
+    match own.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => own.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => own.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    TcpStream::connect_timeout(&own, PATIENCE).map(drop)
 }
 
 /// A newcomer's place among those that are listened to; free again however that ends.
@@ -144,14 +144,22 @@ impl Drop for Place {
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     for socket in listener.incoming() {
-        // Acquire: pairs with the release in `drop`, which then connects.
+        // Acquire: pairs with the release in `drop`, which then wakes this thread.
         if shared.closing.load(Ordering::Acquire) {
             return;
         }
-        let Ok(socket) = socket else {
-            // Too many open files, say: wait for better times instead of spinning.
-            thread::sleep(Duration::from_millis(20));
-            continue;
+        let socket = match socket {
+            Ok(socket) => socket,
+            Err(error) => {
+                if let Some(reason) = out_of_files(&error) {
+                    shared
+                        .table
+                        .cannot_be_complete(&format!("rank 0 cannot take in all ranks: {reason}"));
+                }
+                // Better times may come: no spinning until then.
+                thread::sleep(Duration::from_millis(20));
+                continue;
+            }
         };
         let Some(place) = Place::take(shared) else { continue };
         let newcomer = thread::Builder::new().name("overlap-gemm newcomer".into());
@@ -203,39 +211,19 @@ fn seat(
     member: Member,
 ) -> io::Result<()> {
     let rank = member.rank;
-    socket.set_read_timeout(None)?;
-    socket.set_write_timeout(Some(PATIENCE))?;
-    let (to, from) = (socket.try_clone()?, socket.try_clone()?);
     let (sender, queue) = channel();
-    let deliver = Arc::new(move |notice| drop(sender.send(notice)));
-    // Held until the connection is in the list, so that whoever closes the store waits for its writer.
-    let mut all = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+    let deliver = Arc::new(move |notice: Notice| drop(sender.send(notice)));
+    // Held until the line is in the list, so that whoever closes the store ends it.
+    let mut lines = shared.lines.lock().unwrap_or_else(PoisonError::into_inner);
     if let Err(reason) = shared.table.join(ranks, member, deliver) {
-        drop(all);
-        let refused = Notice::Ended(Ending::Refused { reason });
-        return send(&mut sealer.onto(&socket), &refused);
+        drop(lines);
+        return send(&mut sealer.onto(&socket), &Notice::Ended(Ending::Refused { reason }));
     }
-    let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
-        let thread = thread::Builder::new().name(format!("overlap-gemm {name} {rank}")).spawn(work);
-        thread.inspect_err(|_| shared.table.lost(rank))
-    };
-    let writer = spawn("to", Box::new(move || write(&to, sealer, &queue)))?;
     let table = Arc::clone(&shared.table);
-    let reader = spawn("from", Box::new(move || read(&from, opener, &table, rank)))?;
-    all.push(Connection { socket, writer, reader });
+    let read = move |from: &TcpStream| read(from, opener, &table, rank);
+    let line = Line::start(&rank.to_string(), socket, sealer, queue, read);
+    lines.push(line.inspect_err(|_| shared.table.lost(rank))?);
     Ok(())
-}
-
-/// Writes what the rank is told, until its seat is free. If that fails, the reader ends too: it may still read
-/// that the rank has left, and else the rank is lost.
-fn write(socket: &TcpStream, mut sealer: Sealer, queue: &Receiver<Notice>) {
-    for notice in queue {
-        if send(&mut sealer.onto(socket), &notice).is_err() {
-            let _ = socket.shutdown(Shutdown::Both);
-            return;
-        }
-    }
-    let _ = socket.shutdown(Shutdown::Write);
 }
 
 /// Reads what the rank says, until it leaves or breaks off.

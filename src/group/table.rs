@@ -145,6 +145,14 @@ impl Table {
         self.lost(rank);
     }
 
+    /// Not all ranks can come: a group that is not complete ends.
+    pub(super) fn cannot_be_complete(&self, reason: &str) {
+        let mut state = self.lock();
+        if !state.complete {
+            state.end(Ending::Refused { reason: reason.into() });
+        }
+    }
+
     /// Nobody meets here any more: whoever is still here is told, and let go of.
     pub(super) fn close(&self) {
         let mut state = self.lock();
