@@ -229,3 +229,24 @@ fn a_stopped_rank_0_is_waited_for_as_long_as_the_limit_says() {
     drop(group);
     assert!(begin.elapsed() < LONG / 2, "leaving took {:?}", begin.elapsed());
 }
+
+#[test]
+fn a_name_without_an_address_is_named() {
+    let limit = Duration::from_secs(3);
+    for rank in 0..2 {
+        let launch = Launch::at(rank, 2, "no-such-host.invalid", free_port());
+        let begin = Instant::now();
+        let options = GroupOptions::default().limit(limit);
+        let text = Group::meet(&launch, &Secret::of("a secret of these tests"), &options)
+            .unwrap_err()
+            .to_string();
+        assert!(begin.elapsed() < LONG / 2, "{:?}", begin.elapsed());
+        assert!(text.contains("no-such-host.invalid"), "{text}");
+        if rank == 0 {
+            assert!(
+                text.contains("MASTER_ADDR") && !text.contains("choose another port"),
+                "{text}"
+            );
+        }
+    }
+}

@@ -136,7 +136,7 @@ fn attempt(
     };
     let left = || until.saturating_duration_since(Instant::now()).clamp(PAUSE, ATTEMPT);
     let mut connected = Err(io::Error::other("the name has no address"));
-    for place in addresses(&launch.host, launch.port).map_err(again)? {
+    for place in addresses(&launch.host, launch.port, until).map_err(again)? {
         connected = TcpStream::connect_timeout(&place, left());
         if connected.is_ok() {
             break;

@@ -205,7 +205,7 @@ impl Group {
         let member = options.member(launch.rank);
         if launch.rank == 0 {
             let table = Arc::new(Table::new(launch.ranks, options.rules));
-            let store = Store::open(launch, &table, secret)?;
+            let store = Store::open(launch, &table, secret, until)?;
             let seated = Seated::at(&table, launch.ranks, member, options.limit, Some(store))?;
             return seated.complete(until);
         }

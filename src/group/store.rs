@@ -49,18 +49,27 @@ struct Shared {
 impl Store {
     /// Listens where `launch` says for the ranks that come to `table`: on this machine only, if that is
     /// a name of it that nobody else can use.
-    pub(super) fn open(launch: &Launch, table: &Arc<Table>, secret: &Secret) -> Result<Store> {
+    pub(super) fn open(
+        launch: &Launch,
+        table: &Arc<Table>,
+        secret: &Secret,
+        until: Instant,
+    ) -> Result<Store> {
         let failed = |error: io::Error| Error::NoGroup {
             reason: format!("rank 0 cannot listen at {}: {error}", launch.store()),
             remedy: "choose another port (OVERLAP_GEMM_PORT), the same on all ranks",
         };
-        let place = addresses(&launch.host, launch.port).map_err(failed)?[0];
+        let places = addresses(&launch.host, launch.port, until).map_err(|error| Error::NoGroup {
+            reason: format!("rank 0 does not know where to listen: no address of '{}': {error}", launch.host),
+            remedy: "set MASTER_ADDR to a name or an address of rank 0's host, the same on all ranks",
+        });
+        let place = places?[0];
         let place = match place.ip() {
             _ if is_only_here(&launch.host) => place,
             IpAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, launch.port)),
             IpAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, launch.port)),
         };
-        let listener = Arc::new(bind(place).map_err(failed)?);
+        let listener = Arc::new(bind(place, until).map_err(failed)?);
         let shared = Arc::new(Shared {
             table: Arc::clone(table),
             secret: secret.clone(),
@@ -80,8 +89,8 @@ impl Store {
 }
 
 /// Takes a port that may still be somebody's for a moment: that of the group before, or of a connection.
-fn bind(place: SocketAddr) -> io::Result<TcpListener> {
-    let until = after(PATIENCE);
+fn bind(place: SocketAddr, until: Instant) -> io::Result<TcpListener> {
+    let until = after(PATIENCE).min(until);
     loop {
         match TcpListener::bind(place) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < until => {
