@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -79,14 +80,17 @@ fn hex(bytes: &[u8]) -> String {
 
 /// `$XDG_STATE_HOME/overlap-gemm`, or the default place of it.
 fn state_folder(variable: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
-    let given = |name: &str| variable(name).filter(|path| Path::new(path).is_absolute());
-    let state = given("XDG_STATE_HOME").map(PathBuf::from);
-    let state = state.or_else(|| Some(Path::new(&given("HOME")?).join(".local/state")));
-    state.map(|folder| folder.join("overlap-gemm")).ok_or(Error::NoGroup {
-        reason: "there is no place for this user's secret: neither XDG_STATE_HOME nor HOME is set"
-            .into(),
-        remedy: REMEDY,
-    })
+    const PLACES: [(&str, &str); 2] = [("XDG_STATE_HOME", ""), ("HOME", ".local/state")];
+    let mut why = Vec::new();
+    for (name, below) in PLACES {
+        match variable(name).map(PathBuf::from) {
+            Some(path) if path.is_absolute() => return Ok(path.join(below).join("overlap-gemm")),
+            Some(path) => why.push(format!("{name} is {path:?}, which is not an absolute path")),
+            None => why.push(format!("{name} is not set")),
+        }
+    }
+    let reason = format!("there is no place for this user's secret: {}", why.join(", "));
+    Err(Error::NoGroup { reason, remedy: REMEDY })
 }
 
 /// The secret in this user's folder; makes it if it is not there.
@@ -99,8 +103,17 @@ fn of_user(folder: &Path) -> Result<Secret> {
     if !path.exists() {
         make(folder, &path, &Secret::random_text()?).map_err(|error| failed("making", error))?;
     }
-    let mut file = fs::File::open(&path).map_err(|error| failed("opening", error))?;
+    // Not to wait for a pipe's other end.
+    let at_once = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let opened = fs::OpenOptions::new().read(true).custom_flags(at_once).open(&path);
+    let mut file = opened.map_err(|error| failed("opening", error))?;
     let facts = file.metadata().map_err(|error| failed("looking at", error))?;
+    if !facts.is_file() {
+        return Err(Error::NoGroup {
+            reason: format!("{} is no file", path.display()),
+            remedy: "remove it; a new one is made",
+        });
+    }
     {
         use std::os::unix::fs::MetadataExt;
         if facts.uid() != super::identity::this_user() || facts.mode() & 0o077 != 0 {
@@ -128,7 +141,7 @@ fn of_user(folder: &Path) -> Result<Secret> {
 
 /// Makes the file whole or not at all; whoever comes first makes it.
 fn make(folder: &Path, path: &Path, text: &str) -> io::Result<()> {
-    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+    use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     // A name that nobody else has, another thread of this process included.
     let unique = random_bytes().map_err(io::Error::other)?;
@@ -164,7 +177,10 @@ mod tests {
         assert_eq!(with(first).unwrap().0, Secret::of(first).0);
         assert_ne!(with(first).unwrap().0, with(second).unwrap().0);
         let error = Secret::find(|_| None).unwrap_err().to_string();
-        assert!(error.contains("neither XDG_STATE_HOME nor HOME"), "{error}");
+        assert!(error.contains("XDG_STATE_HOME is not set, HOME is not set"), "{error}");
+        let relative = |name: &str| (name == "HOME").then(|| "relative".into());
+        let error = Secret::find(relative).unwrap_err().to_string();
+        assert!(error.contains("HOME is \"relative\", which is not an absolute path"), "{error}");
     }
 
     #[test]
@@ -189,6 +205,14 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         fs::write(&path, "x").unwrap();
         assert!(find().unwrap_err().to_string().contains("too short"));
+        // A pipe that nobody writes to, or a folder.
+        fs::remove_file(&path).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        assert!(find().unwrap_err().to_string().contains("is no file"));
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(find().unwrap_err().to_string().contains("is no file"));
         fs::remove_dir_all(&folder).unwrap();
     }
 }
