@@ -40,9 +40,9 @@ fn both(ranks: u32) -> [Vec<Group>; 2] {
 }
 
 /// Whom a rank is told of; while the first is held.
-fn watch(group: &Group) -> (Arc<&'static str>, Receiver<u32>) {
+fn watch(group: &Group) -> (Arc<String>, Receiver<u32>) {
     let (tell, told) = channel();
-    let whom = Arc::new("whoever watches");
+    let whom = Arc::new("whoever watches".to_owned());
     group.on_leave_tell(&whom, move |whom, rank| {
         assert_eq!(*whom, "whoever watches");
         tell.send(rank).unwrap();
