@@ -8,3 +8,5 @@ mod gpu;
 mod arriving;
 #[path = "gpu_async/faults.rs"]
 mod faults;
+#[path = "gpu_async/streams.rs"]
+mod streams;
