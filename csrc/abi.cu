@@ -132,8 +132,6 @@ int clusters_in_order(int clusters, int splits) {
 void prepare(og_gemm_shape const* shape, og_gemm_plan* plan) {
     og_kernel_facts const& k = check_shape(shape, false);
     require_pointer(plan, "plan");
-    // An error that an earlier call left on this thread is not this call's.
-    (void)cudaGetLastError();
     int device = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
     int major = device_attribute(cudaDevAttrComputeCapabilityMajor, device);
@@ -171,6 +169,7 @@ void check_input(og_gemm_input const& input, int64_t rows) {
     require_pointer(input.epoch, "epoch");
     require_pointer(input.stop, "stop");
     require_pointer(input.failure, "failure");
+    check_range("slots_per_rank", input.slots_per_rank, 0, UINT16_MAX);
     check_range("chunk_count", input.chunk_count, 1, OG_MAX_CHUNKS);
     bool pivot_found = false;
     for (int32_t c = 0; c < input.chunk_count; ++c) {
@@ -238,7 +237,6 @@ void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* ope
             "workspace is null, the plan needs " + std::to_string(plan->workspace_bytes) +
                 " bytes");
     if (input) check_input(*input, rows);
-    (void)cudaGetLastError();
     kernel_of(plan->shape.kernel)
         .enqueue(Launch{*plan, rows, o, input, records, workspace,
                         static_cast<cudaStream_t>(stream)});

@@ -16,6 +16,7 @@
 #include "cutlass/arch/barrier.h"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 
+#include "chunk_signal.cuh"
 #include "tile_bands.h"
 
 namespace overlap_gemm {
@@ -37,6 +38,8 @@ struct alignas(64) OrderParams {
     // One counter a slice-sharing tile and warp group, zero between launches; then partial sums.
     uint32_t* counters;
     float* partials;
+    // For the collector of slices; all null where the product waits for nothing.
+    StepWords step;
 };
 
 struct Unit {
@@ -180,7 +183,8 @@ public:
     // Hands this slice's sums over, or collects the others'. They are added in the order of the
     // slices, so that the result is the same every time. The collector may spin: the slices before
     // it are those of earlier clusters and its own (clusters_in_order in abi.cu), and blocks start in
-    // the order of their numbers, so theirs run or have run.
+    // the order of their numbers, so theirs run or have run. CUDA does not promise that order; where it does not
+    // hold, the collector of a product that waits for chunks gives up.
     template <class Accumulators>
     CUTLASS_DEVICE static void fixup(Params const& params, WorkTileInfo const& work,
                                      Accumulators& sums, uint32_t warp_groups,
@@ -226,17 +230,8 @@ private:
                 asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
             }
         } else {
-            if (thread == 0) {
-                uint32_t arrived;
-                do {
-                    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                                 : "=r"(arrived)
-                                 : "l"(counter)
-                                 : "memory");
-                } while (arrived < handed_over);
-                // Zero again for the next launch, which begins after this one has ended.
-                *counter = 0;
-            }
+            // Zero again for the next launch, which begins after this one has ended.
+            if (thread == 0) *counter = collect(params.step, counter, handed_over) ? 0 : kAbandoned;
             barrier.sync();
             for (uint32_t slice = 0; slice < handed_over; ++slice) {
                 float4 const* theirs = partial + size_t(slice) * kVectors * kThreads;
@@ -249,6 +244,41 @@ private:
                     sums(4 * i + 3) += part.w;
                 }
             }
+        }
+    }
+
+    // In a counter of slices: a collector has given up, and slices may be counted at any time since. So no sum
+    // in this workspace is right any more.
+    static constexpr uint32_t kAbandoned = 1u << 31;
+    // How much longer than for a chunk a collector waits: slices wait for the same chunks, and have to be computed.
+    // As long it waits once everybody was asked to give up: blocks that do still hand over what they have.
+    static constexpr uint64_t kSliceNs = 2'000'000'000;
+
+    // Waits until so many slices have been handed over. False if that is hopeless; then this block's results are none.
+    CUTLASS_DEVICE static bool collect(StepWords const& step, uint32_t const* counter, uint32_t slices) {
+        uint64_t begin = 0, limit = step.timeout_ns + kSliceNs;
+        for (uint32_t looks = 1;; ++looks) {
+            uint32_t arrived;
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(arrived) : "l"(counter) : "memory");
+            if (arrived >= slices && arrived < kAbandoned) return true;
+            bool is_late = false;
+            // A product that waits for no chunks has no limit, and nobody to tell. The others look rarely: the
+            // abort word is across the bus.
+            if (step.stop && looks % 16384 == 0) {
+                uint64_t now = global_timer();
+                bool is_asked = step.abort && (load_acquire_system(step.abort) & OG_ABORT_ASKED) != 0;
+                if (begin == 0 || (is_asked && limit != kSliceNs)) begin = now;
+                if (is_asked) limit = kSliceNs;
+                is_late = now - begin > limit;
+            }
+            if (arrived < slices && !is_late) continue;
+            TileGate::stop();
+            if (!step.stop) return false;
+            uint32_t epoch = step.begun ? uint32_t(load_relaxed_gpu(step.begun)) : load_relaxed_system(step.epoch);
+            if (is_first_to_give_up(step.stop, epoch)) {
+                record_failure(step.failure, OG_FAILURE_SLICE, epoch, 0, arrived, UINT32_MAX, UINT32_MAX);
+            }
+            return false;
         }
     }
 

@@ -11,9 +11,10 @@
 // Invariant: after `TileGate::is_open` has returned true, TMA loads of that thread see the data of the
 // tile's chunks. A lane's acquire load pairs with the producer's release (a copy engine's ordered
 // write, or st.release.sys after the data); its proxy fence then carries that order over from ordinary
-// loads to TMA, which reads memory by another path; the warp's barrier, then release and acquire of
-// `tiles_ready` within the block, hand it on to the loading thread. A block that gives up never traps:
-// it says so once, tells the others through `stop`, and goes on without waiting.
+// loads to TMA, which reads memory by another path; the warp's barrier, then release and acquire of the
+// gate within the block, hand it on to the loading thread, and that thread's arrival at a stage's barrier
+// to the warps that multiply and store. A block that gives up never traps: it says so once, tells the
+// others through `stop`, and goes on without waiting.
 #pragma once
 
 #include <cstdint>
@@ -27,18 +28,24 @@
 
 namespace overlap_gemm {
 
-// How the input arrives, as kernel parameters. `signals` is null where all of A is there already, and
-// then nothing else is looked at. Aligned, like OrderParams, so that eight chunks fill one line.
-struct alignas(64) ChunkTable {
-    uint32_t const* signals = nullptr;
+// What all waits of a step have in common: see og_gemm_input. All null where nothing is waited for.
+struct StepWords {
     uint32_t const* epoch = nullptr;
     uint64_t const* begun = nullptr;
     og_stop* stop = nullptr;
     uint32_t const* abort = nullptr;
     og_failure* failure = nullptr;
     uint64_t timeout_ns = 0;
+};
+
+// How the input arrives, as kernel parameters. `signals` is null where all of A is there already, and
+// then nothing else is looked at. Aligned, like OrderParams, so that eight chunks fill one line.
+struct alignas(64) ChunkTable {
+    uint32_t const* signals = nullptr;
+    StepWords step;
     int32_t count = 0;
-    int32_t padding = 0;
+    // Signal s is written by rank s / slots_per_rank; 0: by nobody whose departure is announced.
+    int32_t slots_per_rank = 0;
     // Chunk c has the rows chunks[c].first_row ..< chunks[c + 1].first_row (the last: to the end of A).
     og_chunk chunks[OG_MAX_CHUNKS];
 
@@ -50,6 +57,10 @@ struct alignas(64) ChunkTable {
 
     __device__ uint32_t const* signal_of(int32_t chunk) const {
         return signals + chunks[chunk].signal;
+    }
+
+    __device__ uint32_t rank_of(int32_t chunk) const {
+        return uint32_t(chunks[chunk].signal / slots_per_rank);
     }
 #endif
 };
@@ -63,7 +74,7 @@ __device__ inline uint32_t load_acquire_system(uint32_t const* word) {
     return value;
 }
 
-// For words whose neighbours are not looked at: the abort word, the epoch, `stop`.
+// For words whose neighbours are not looked at: the epoch, `stop`.
 __device__ inline uint32_t load_relaxed_system(uint32_t const* word) {
     uint32_t value;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -85,6 +96,12 @@ __device__ inline unsigned long long global_timer() {
     unsigned long long now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     return now;
+}
+
+// Whether the host's words at `abort` say that `rank` has left. Acquire: pairs with the host's release, so
+// that whoever looks at a word of that rank's next sees the last that it will ever hold.
+__device__ inline bool has_left(uint32_t const* abort, uint32_t rank) {
+    return rank < OG_MAX_RANKS && (load_acquire_system(abort + 1 + rank / 32) >> rank % 32 & 1) != 0;
 }
 
 // From here on TMA loads of this thread see what its ordinary loads have seen.
@@ -122,21 +139,27 @@ __device__ inline void record_failure(og_failure* record, og_failure_kind kind, 
     store_release_system(&record->kind, kind);
 }
 
-// What the threads of a block tell each other about its chunks during one launch, in shared memory.
+// The most blocks of a cluster that load rows together.
+constexpr int kMostSharers = 4;
+
+// What the threads of a block, and blocks of a cluster, tell each other about chunks during one launch, in
+// shared memory.
 struct BlockWaits {
-    // How many of this block's tiles have all their chunks. Written by the watcher.
-    uint32_t tiles_ready;
-    // Whether this block has given up. Written by the watcher before the `tiles_ready` that it
-    // concerns. The warps that store D look at it too, after the loads of that tile have reached
-    // them through a stage's mbarrier.
-    uint32_t stopped;
+    // An mbarrier for each of the blocks that load rows together with this one: its first phase is over when
+    // that block has given up.
+    uint64_t stopped_by[kMostSharers];
+    // How many of this block's tiles have all their chunks, and kStopped. Only atomic operations touch it.
+    uint32_t gate;
     // How many tiles the loading thread has begun.
     uint32_t tiles_begun;
 };
 
+// In the gate: this block has given up. It stays, so what it computes from now on is no result.
+constexpr uint32_t kStopped = 1u << 31;
+
 // At the end of the launch's dynamic shared memory, behind all that CUTLASS lays out there. (A static
 // variable would come first, and shift the tiles off the alignment that TMA needs.)
-constexpr int kBlockWaitsBytes = 16;
+constexpr int kBlockWaitsBytes = 48;
 static_assert(sizeof(BlockWaits) <= kBlockWaitsBytes);
 
 __device__ inline BlockWaits& block_waits() {
@@ -146,43 +169,102 @@ __device__ inline BlockWaits& block_waits() {
     return *reinterpret_cast<BlockWaits*>(smem + size - kBlockWaitsBytes);
 }
 
-// Before any other thread of the block looks; whoever calls it also starts the block's first barrier.
+template <class T>
+__device__ inline uint32_t shared_address(T const& variable) {
+    return uint32_t(__cvta_generic_to_shared(&variable));
+}
+
+// Before any other thread of the cluster looks; whoever calls it also starts the block's first barrier.
 __device__ inline void begin_block_waits() {
-    block_waits() = BlockWaits{0, 0, 0};
+    BlockWaits& waits = block_waits();
+    waits.gate = 0;
+    waits.tiles_begun = 0;
+    for (uint64_t const& barrier : waits.stopped_by) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __threadfence_block();
 }
 
-// The loading thread's side.
+// The gate of a block's tiles.
 struct TileGate {
-    // Whether tile `tile` of this block (counted from 0) may be loaded. Pairs with `publish`.
-    static __device__ bool is_open(uint32_t tile) {
-        uint32_t ready;
-        uint32_t address = uint32_t(__cvta_generic_to_shared(&block_waits().tiles_ready));
-        asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(ready) : "r"(address) : "memory");
-        return ready > tile;
+    // What it holds. Pairs with `open` and `stop`.
+    static __device__ uint32_t look() {
+        uint32_t gate;
+        asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;"
+                     : "=r"(gate)
+                     : "r"(shared_address(block_waits().gate))
+                     : "memory");
+        return gate;
     }
 
-    static __device__ void publish(uint32_t tiles) {
-        uint32_t address = uint32_t(__cvta_generic_to_shared(&block_waits().tiles_ready));
-        asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(address), "r"(tiles) : "memory");
+    // Whether tile `tile` of this block (counted from 0) may be loaded.
+    static __device__ bool is_open(uint32_t gate, uint32_t tile) { return gate % kStopped > tile; }
+
+    // The next tile may be loaded.
+    static __device__ void open() {
+        asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(shared_address(block_waits().gate))
+                     : "memory");
+    }
+
+    static __device__ void stop() {
+        asm volatile("red.release.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(block_waits().gate)),
+                     "r"(kStopped)
+                     : "memory");
+    }
+
+    // Tells block `mate` of the cluster, which must not have ended, that this one has given up: the
+    // `own`-th of those that load rows together. Once. Pairs with `is_stopped`.
+    static __device__ void tell(uint32_t mate, int own) {
+        uint32_t there;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                     : "=r"(there)
+                     : "r"(shared_address(block_waits().stopped_by[own])), "r"(mate));
+        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
     }
 };
+
+// Whether this block, or one of the `kSharers` that load rows together, has given up, for a whole warp: one
+// lane asks. Whoever has waited for a stage that was loaded behind a gate sees what came before that gate opened.
+template <int kSharers>
+__device__ inline bool is_stopped() {
+    static_assert(kSharers <= kMostSharers);
+    bool stopped = false;
+    if (threadIdx.x % 32 == 0) {
+        stopped = (TileGate::look() & kStopped) != 0;
+        for (int i = 0; i < kSharers && kSharers > 1; ++i) {
+            uint32_t is_over;
+            asm volatile(
+                "{\n.reg .pred over;\n"
+                "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 over, [%1], 0;\n"
+                "selp.u32 %0, 1, 0, over;\n}"
+                : "=r"(is_over)
+                : "r"(shared_address(block_waits().stopped_by[i]))
+                : "memory");
+            stopped |= is_over != 0;
+        }
+    }
+    return __shfl_sync(0xffffffff, int(stopped), 0) != 0;
+}
 
 // The watching warp's side: all its lanes call it together. It lives as long as the kernel.
 class ChunkWatcher {
 public:
     // Waits until chunks first ..= last are there, or this block or another gives up; then opens the
-    // gate of the next tile. `last` below `first` waits for nothing.
+    // gate of the next tile. `last` below `first` waits for nothing. A block that gives up, `own` of the cluster,
+    // tells all others in the mask `sharers`: those that it loads rows for. They have not ended, for they need
+    // its share of this tile.
     __device__ void open_next(ChunkTable const& table, int32_t first, int32_t last, uint32_t tile_m,
-                              uint32_t tile_n) {
+                              uint32_t tile_n, uint32_t own, uint32_t sharers) {
         if (!stopped_ && !wait(table, first, last, tile_m, tile_n)) {
             stopped_ = true;
-            if (lane() == 0) block_waits().stopped = 1;
+            if (lane() == 0) TileGate::stop();
+            bool is_mate = lane() != own && (sharers >> lane() & 1) != 0;
+            if (is_mate) TileGate::tell(lane(), __popc(sharers & ((1u << own) - 1)));
         }
-        ++tiles_;
-        // Every lane's loads and fences come before the gate opens.
+        // Every lane's loads, fences and stops come before the gate opens.
         __syncwarp();
-        if (lane() == 0) TileGate::publish(tiles_);
+        if (lane() == 0) TileGate::open();
     }
 
 private:
@@ -213,17 +295,19 @@ private:
             int32_t chunk = first + int32_t(lane());
             bool exists = chunk < table.count;
             uint32_t const* signal = table.signal_of(exists ? chunk : first);
-            if (!table.begun) wait_for_kernels_before();
-            uint64_t begun = table.begun ? load_relaxed_gpu(table.begun)
-                                         : load_relaxed_system(table.epoch) | kBegun;
-            uint64_t given_up = load_relaxed_gpu(&table.stop->given_up);
-            uint64_t next_look = load_relaxed_gpu(&table.stop->next_look_ns);
+            StepWords const& step = table.step;
+            if (!step.begun) wait_for_kernels_before();
+            uint64_t begun =
+                step.begun ? load_relaxed_gpu(step.begun) : load_relaxed_system(step.epoch) | kBegun;
+            uint64_t given_up = load_relaxed_gpu(&step.stop->given_up);
+            uint64_t next_look = load_relaxed_gpu(&step.stop->next_look_ns);
             uint32_t value = load_acquire_system(signal);
             if (__any_sync(kAllLanes, begun < kBegun)) {
                 // Without limit, as for the end of a kernel: it comes when what is older has ended. The host may
                 // end it all the same; every block looks for itself, about once a millisecond.
-                bool looks_up = looks % 1024 == 1023 && table.abort;
-                if (__any_sync(kAllLanes, looks_up && load_relaxed_system(table.abort) != 0)) return false;
+                bool looks_up = looks % 1024 == 1023 && step.abort;
+                uint32_t told = looks_up ? load_acquire_system(step.abort) : 0;
+                if (__any_sync(kAllLanes, (told & OG_ABORT_ASKED) != 0)) return false;
                 if (looks > 8) __nanosleep(20);
                 continue;
             }
@@ -248,11 +332,17 @@ private:
             if (__any_sync(kAllLanes, given_up == given_up_at(epoch))) return false;
             uint64_t now = global_timer();
             if (begin == 0) begin = now;
-            if (__any_sync(kAllLanes, is_aborted(table, now, next_look))) {
+            uint32_t told = __shfl_sync(kAllLanes, look_at_host(step, begin, now, next_look), 0);
+            if ((told & OG_ABORT_ASKED) != 0) {
                 give_up(table, OG_FAILURE_ABORTED, epoch, first, tile_m, tile_n);
                 return false;
             }
-            if (__any_sync(kAllLanes, now - begin > table.timeout_ns)) {
+            int32_t lost = (told & OG_ABORT_LEFT) != 0 ? lost_chunk(table, epoch) : -1;
+            if (lost >= 0) {
+                give_up(table, OG_FAILURE_LEFT, epoch, lost, tile_m, tile_n);
+                return false;
+            }
+            if (__any_sync(kAllLanes, now - begin > step.timeout_ns)) {
                 give_up(table, OG_FAILURE_TIMEOUT, epoch, first, tile_m, tile_n);
                 return false;
             }
@@ -260,28 +350,44 @@ private:
         }
     }
 
-    // One lane of one block looks every now and then; the others hear of it by `given_up`.
-    static __device__ bool is_aborted(ChunkTable const& table, uint64_t now, uint64_t next_look) {
-        if (!table.abort || lane() != 0) return false;
+    // The abort word, in one lane of one block every now and then, else 0; the other blocks hear of it by
+    // `given_up`. Not at the first miss: the word is across the bus, and most waits are short.
+    static __device__ uint32_t look_at_host(StepWords const& step, uint64_t begin, uint64_t now,
+                                            uint64_t next_look) {
+        if (!step.abort || lane() != 0 || now - begin < kAbortLookNs) return 0;
         // Unsigned: a time that is over, or that no block has ever set.
-        if (next_look - now <= kAbortLookNs) return false;
-        auto* word = reinterpret_cast<unsigned long long*>(&table.stop->next_look_ns);
-        if (atomicCAS(word, next_look, now + kAbortLookNs) != next_look) return false;
-        return load_relaxed_system(table.abort) != 0;
+        if (next_look - now <= kAbortLookNs) return 0;
+        auto* word = reinterpret_cast<unsigned long long*>(&step.stop->next_look_ns);
+        if (atomicCAS(word, next_look, now + kAbortLookNs) != next_look) return 0;
+        return load_acquire_system(step.abort);
+    }
+
+    // A chunk that is missing though its rank has left, or -1: not of this tile alone, for other blocks look
+    // at the host less often.
+    static __device__ int32_t lost_chunk(ChunkTable const& table, uint32_t epoch) {
+        if (table.slots_per_rank == 0) return -1;
+        int32_t lost = -1;
+        for (int32_t chunk = int32_t(lane()); chunk < table.count && lost < 0; chunk += kLanes) {
+            // The signal is looked at behind the departure: what it does not hold now it never will.
+            if (!has_left(table.step.abort, table.rank_of(chunk))) continue;
+            if (int32_t(load_acquire_system(table.signal_of(chunk)) - epoch) < 0) lost = chunk;
+        }
+        uint32_t found = __ballot_sync(kAllLanes, lost >= 0);
+        return found ? __shfl_sync(kAllLanes, lost, __ffs(int(found)) - 1) : -1;
     }
 
     // The first block to get here in this epoch writes the record.
     static __device__ void give_up(ChunkTable const& table, og_failure_kind kind, uint32_t epoch,
                                    int32_t chunk, uint32_t tile_m, uint32_t tile_n) {
         if (lane() != 0) return;
-        if (!is_first_to_give_up(table.stop, epoch)) return;
+        if (!is_first_to_give_up(table.step.stop, epoch)) return;
         uint32_t signal = load_relaxed_system(table.signal_of(chunk));
-        record_failure(table.failure, kind, epoch, uint32_t(chunk), signal, tile_m, tile_n);
+        uint32_t at_fault = kind == OG_FAILURE_LEFT ? table.rank_of(chunk) : uint32_t(chunk);
+        record_failure(table.step.failure, kind, epoch, at_fault, signal, tile_m, tile_n);
     }
 
     bool stopped_ = false;
     bool has_begun_ = false;
-    uint32_t tiles_ = 0;
     // The run of chunks that have been seen ready.
     int32_t ready_begin_ = 0;
     int32_t ready_end_ = 0;

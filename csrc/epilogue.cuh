@@ -5,7 +5,8 @@
 // uniform branch.
 // Invariant: per-row and per-column values are in shared memory before the first use in a tile;
 // elements of C and entries of vectors are only read inside the matrix; a block that has given up
-// waiting stores NaN.
+// waiting stores NaN. C, bias and scales are read from L2: this kernel may start before the one that writes them
+// has ended, and the SM's own cache may still hold lines from before they were written.
 #pragma once
 
 #include "cutlass/cutlass.h"
@@ -31,11 +32,25 @@ struct EpilogueParams {
     int32_t activation = OG_ACTIVATION_NONE;
     bool scale_a_per_row = false;
     bool scale_b_per_column = false;
-    // Whether this launch waits for chunks, and so can give up.
+    // Whether this launch waits for chunks or slices of K, and so can give up.
     bool can_stop = false;
     // Whether D is alpha times the sums and nothing else.
     bool plain = true;
     RecordTable records;
+};
+
+// Past the SM's own cache. (`__ldcg` knows CUDA's types alone.)
+template <class T>
+CUTLASS_DEVICE T load_from_l2(T const* from) {
+    using Bits = cute::uint_bit_t<8 * int(sizeof(T))>;
+    Bits bits = __ldcg(reinterpret_cast<Bits const*>(from));
+    return reinterpret_cast<T const&>(bits);
+}
+
+// Two neighbours in a row, as one load.
+template <class Element>
+struct alignas(2 * sizeof(Element)) Pair {
+    Element first, second;
 };
 
 struct Relu {
@@ -57,7 +72,8 @@ struct Silu {
     CUTLASS_DEVICE float operator()(float x) const { return times_sigmoid(x, x); }
 };
 
-template <class Element, class KernelTile, bool kTransposed>
+// `kSharers` blocks of a cluster load rows together.
+template <class Element, class KernelTile, bool kTransposed, int kSharers>
 struct EpilogueNode {
     static constexpr int kRows = cute::size<kTransposed ? 1 : 0>(KernelTile{});
     static constexpr int kColumns = cute::size<kTransposed ? 0 : 1>(KernelTile{});
@@ -122,22 +138,20 @@ struct EpilogueNode {
 
         CUTLASS_DEVICE void begin() {
             alpha = params.alpha;
-            // Scales may be written while this kernel runs: by older ones, before whose end it may start, and rows'
-            // with their chunks. So not through the read-only cache, which may hold an older line.
-            if (params.scale_a && !params.scale_a_per_row) alpha *= __ldcg(params.scale_a);
-            if (params.scale_b && !params.scale_b_per_column) alpha *= __ldcg(params.scale_b);
-            if (params.can_stop && block_waits().stopped) alpha = __int_as_float(0x7fffffff);
+            if (params.scale_a && !params.scale_a_per_row) alpha *= load_from_l2(params.scale_a);
+            if (params.scale_b && !params.scale_b_per_column) alpha *= load_from_l2(params.scale_b);
+            if (params.can_stop && is_stopped<kSharers>()) alpha = __int_as_float(0x7fffffff);
             if (!has_vectors()) return;
             for (int i = thread; i < kRows; i += threads) {
                 bool given = params.scale_a_per_row && row0 + i < rows;
-                storage.row_scale[i] = given ? __ldcg(params.scale_a + row0 + i) : 1.0f;
+                storage.row_scale[i] = given ? load_from_l2(params.scale_a + row0 + i) : 1.0f;
             }
             for (int i = thread; i < kColumns; i += threads) {
                 bool inside = column0 + i < columns;
                 bool given = params.scale_b_per_column && inside;
-                storage.column_scale[i] = given ? __ldcg(params.scale_b + column0 + i) : 1.0f;
+                storage.column_scale[i] = given ? load_from_l2(params.scale_b + column0 + i) : 1.0f;
                 storage.bias[i] =
-                    params.bias && inside ? float(params.bias[column0 + i]) : 0.0f;
+                    params.bias && inside ? float(load_from_l2(params.bias + column0 + i)) : 0.0f;
             }
         }
 
@@ -173,11 +187,26 @@ struct EpilogueNode {
                 }
             }
             if (params.c) {
+                auto c_at = [&](int i) {
+                    return params.c + int64_t(row0 + row_of(i)) * params.ldc + column0 + column_of(i);
+                };
+                auto add_one = [&](int i) {
+                    if (row0 + row_of(i) >= rows || column0 + column_of(i) >= columns) return;
+                    values[i] += params.beta * float(load_from_l2(c_at(i)));
+                };
                 CUTLASS_PRAGMA_UNROLL
-                for (int i = 0; i < kCount; ++i) {
-                    int m = row0 + row_of(i), n = column0 + column_of(i);
-                    if (m < rows && n < columns) {
-                        values[i] += params.beta * float(params.c[int64_t(m) * params.ldc + n]);
+                for (int i = 0; i < kCount; i += 2) {
+                    // The compiler knows this: all of a kernel's pairs lie in a row, or none does.
+                    bool in_a_row = row_of(i + 1) == row_of(i) && column_of(i + 1) == column_of(i) + 1;
+                    bool inside = row0 + row_of(i) < rows && column0 + column_of(i) + 1 < columns;
+                    auto const* both = reinterpret_cast<Pair<Element> const*>(c_at(i));
+                    if (in_a_row && inside && reinterpret_cast<uintptr_t>(both) % sizeof(*both) == 0) {
+                        auto pair = load_from_l2(both);
+                        values[i] += params.beta * float(pair.first);
+                        values[i + 1] += params.beta * float(pair.second);
+                    } else {
+                        add_one(i);
+                        add_one(i + 1);
                     }
                 }
             }

@@ -121,7 +121,8 @@ struct Beginning {
         await_words(
             patience, ranks + step.senders, OG_FAILURE_ABSENT,
             [=](int32_t i) { return words + (i < ranks ? consumed_at + i : sent_at + i - ranks); },
-            [=](int32_t i) { return i < ranks ? consumed : sent; }, ends, finding);
+            [=](int32_t i) { return i < ranks ? consumed : sent; },
+            [=](int32_t i) { return i < ranks ? uint32_t(i) : kNobody; }, ends, finding);
         // Each lane has looked for itself, and all go one way from here on.
         over = __any_sync(0xffffffff, ends());
         // What is not sent is this rank's own.
@@ -139,7 +140,8 @@ struct Beginning {
             [&](int32_t i) {
                 return reinterpret_cast<uint32_t*>(layout_word(gather, words, epoch, i)) + 1;
             },
-            [&](int32_t) { return epoch; }, [] { return false; }, finding);
+            [&](int32_t) { return epoch; }, [](int32_t i) { return uint32_t(i); }, [] { return false; },
+            finding);
         for (int32_t peer = lane_id(); peer < ranks && !finding.is_bad(); peer += kWarp) {
             uint32_t theirs = uint32_t(load_relaxed_system_64(layout_word(gather, words, epoch, peer)));
             if (theirs != step.layout) finding = {OG_FAILURE_LAYOUT, uint32_t(peer), theirs, epoch};
@@ -366,13 +368,14 @@ __global__ void __launch_bounds__(kWarp)
     og_stop* stop = stop_of(gather, own);
     uint32_t epoch = load_relaxed_system(own + gather.epoch_at);
     uint32_t const* signals = own + gather.signals_at + slot;
+    auto writer_of = [&](int32_t i) { return uint32_t((slot + i) / (gather.slots / gather.ranks)); };
     Finding finding;
     await_words(
         Patience(gather.abort, gather.timeout_ns), count, OG_FAILURE_TIMEOUT,
-        [=](int32_t i) { return signals + i; }, [=](int32_t) { return epoch; },
+        [=](int32_t i) { return signals + i; }, [=](int32_t) { return epoch; }, writer_of,
         [=] { return load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); }, finding);
     // What is read after this kernel has ended is ordered by that end.
-    finding.who += uint32_t(chunk);
+    finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who)) : finding.who + uint32_t(chunk);
     if (lane_id() == 0 && finding.is_bad() && is_first_to_give_up(stop, epoch)) {
         finding.record(gather.failure);
     }
@@ -386,7 +389,6 @@ __global__ void __launch_bounds__(kWarp)
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream,
                   char const* what, Arguments const&... arguments) {
-    (void)cudaGetLastError();
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -422,7 +424,6 @@ void await_rows(og_gather const& gather, int32_t slot, int32_t count, int32_t ch
 }
 
 void load_gather_kernels() {
-    (void)cudaGetLastError();
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, begin_step), "cudaFuncGetAttributes(begin_step)");
     check(cudaFuncGetAttributes(&attributes, begin_and_push), "cudaFuncGetAttributes(begin_and_push)");

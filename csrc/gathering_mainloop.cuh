@@ -4,9 +4,11 @@
 // issued. The multiplications are CUTLASS's, untouched. Looking at signals is the work of a second warp
 // (CUTLASS's auxiliary loading warp), tile after tile in the same order.
 // Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
-// been seen ready. While a chunk is missing, the loads of B fill the free stages, and the warps that
-// multiply work on what is there. A block that has given up still hands over every stage (zeros, by
-// coordinates outside the matrices), so that its cluster and its own warps run to the end.
+// been seen ready, and no thread arrives at the barrier of a tile's stage before that, so that whoever
+// waits for the stage comes behind the chunks, too. While a chunk is missing, the loads of B fill the free
+// stages, and the warps that multiply work on what is there. A block that has given up still hands over every
+// stage (the gathered operand as zeros, by coordinates outside it; the other one whole, for blocks of its
+// cluster that go on), so that its cluster and its own warps run to the end.
 #pragma once
 
 #include "cutlass/cutlass.h"
@@ -59,6 +61,9 @@ public:
     static constexpr int32_t kTileRows =
         kTransposed ? cute::size<1>(typename Base::TileShape{}) : cute::size<0>(typename Base::TileShape{});
 
+    // How many blocks of a cluster load the same rows.
+    static constexpr int32_t kSharers = cute::size<kTransposed ? 0 : 1>(KernelCluster{});
+
     struct Arguments {
         typename Base::Arguments base;
         GatherParams gather;
@@ -100,18 +105,8 @@ public:
         auto to_a = slice_a.partition_D(shared_a);
         auto to_b = slice_b.partition_D(shared_b);
 
-        // Blocks of one cluster row share a tile of A, those of one column a tile of B.
-        uint16_t share_a = 0;
-        uint16_t share_b = 0;
-        auto rank_of = Layout<KernelCluster>{};
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < size<1>(KernelCluster{}); ++i) {
-            share_a |= uint16_t(1u << rank_of(int(x), i, 0));
-        }
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < size<0>(KernelCluster{}); ++i) {
-            share_b |= uint16_t(1u << rank_of(i, int(y), 0));
-        }
+        uint16_t share_a = sharers_of_a(x);
+        uint16_t share_b = sharers_of_b(y);
 
         auto load_a = [&](auto k, PipelineState const& to) {
             auto* barrier = pipeline.producer_get_barrier(to);
@@ -134,7 +129,8 @@ public:
         int32_t tile_m = kTransposed ? n_tile : m_tile;
         int32_t tile_n = kTransposed ? m_tile : n_tile;
         int32_t k = *k_tiles;
-        bool zeros = false;
+        // A K tile beyond the last reads as zeros, and fetches nothing.
+        int32_t outside = 0;
         uint32_t tile = block_waits().tiles_begun++;
         uint64_t begin = gather.records.records ? global_timer() : 0;
         bool const is_first = tile == 0;
@@ -142,11 +138,15 @@ public:
         bool const awaits_chunks = gather.chunks.signals;
         if (awaits_chunks || (is_first && gather.b_is_there)) {
             // While rows of A are missing, the other operand, into as many stages as come free.
-            auto is_open = [&] { return awaits_chunks && TileGate::is_open(tile); };
+            uint32_t gate = 0;
+            auto is_open = [&] {
+                if (awaits_chunks) gate = TileGate::look();
+                return TileGate::is_open(gate, tile);
+            };
             PipelineState ahead = stage;
             int loaded = 0;
             while (loaded < min(k_count, int(DispatchPolicy::Stages)) && !is_open()) {
-                pipeline.producer_acquire(ahead);
+                await_free(pipeline, ahead);
                 load_other(k + loaded, ahead);
                 ++ahead;
                 ++loaded;
@@ -154,11 +154,11 @@ public:
             // Ends: the watcher opens every gate, in time or when it gives up.
             while (awaits_chunks && !is_open()) {
             }
-            if (is_first && !gather.chunks.begun) wait_for_kernels_before();
-            zeros = awaits_chunks && block_waits().stopped;
-            int32_t outside = zeros ? int32_t(size<3>(from_a)) : 0;
+            if (is_first && !gather.chunks.step.begun) wait_for_kernels_before();
+            if ((gate & kStopped) != 0) outside = int32_t(size<3>(from_a));
             k_count -= loaded;
             for (; loaded > 0; --loaded) {
+                pipeline.producer_acquire(stage, {cutlass::BarrierStatus::WaitDone});
                 load_gathered(k + outside, stage);
                 ++stage;
                 ++k;
@@ -166,13 +166,11 @@ public:
         }
         if (gather.records.records) record(gather, tile_m, tile_n, tile, begin);
 
-        // A K tile beyond the last reads as zeros, and fetches nothing.
-        if (zeros) k += size<3>(from_a);
         CUTLASS_PRAGMA_NO_UNROLL
         for (; k_count > 0; --k_count) {
             pipeline.producer_acquire(stage);
-            load_a(k, stage);
-            load_b(k, stage);
+            load_gathered(k + outside, stage);
+            load_other(k, stage);
             ++stage;
             ++k;
         }
@@ -196,7 +194,7 @@ public:
     template <class TensorA, class TensorB, class BlockCoord, class KTiles>
     CUTLASS_DEVICE void load_auxiliary(Params const& params, MainloopPipeline, PipelineState,
                                        cute::tuple<TensorA, TensorB> const&, BlockCoord const& block,
-                                       KTiles, int, int, uint32_t, TensorStorage&) {
+                                       KTiles, int, int, uint32_t rank_in_cluster, TensorStorage&) {
         GatherParams const& gather = params.gather;
         if (!gather.chunks.signals) return;
         auto [m_tile, n_tile, k_all, l_tile] = block;
@@ -210,7 +208,14 @@ public:
             first = gather.chunks.of_row(first_row);
             last = gather.chunks.of_row(min(first_row + kTileRows, gather.m) - 1);
         }
-        watcher_.open_next(gather.chunks, first, last, uint32_t(tile_m), uint32_t(tile_n));
+        // Nobody, where no rows are shared: registers are few.
+        uint32_t own = 0, sharers = 0;
+        if constexpr (kSharers > 1) {
+            constexpr uint32_t cluster_x = cute::size<0>(KernelCluster{});
+            own = rank_in_cluster;
+            sharers = kTransposed ? sharers_of_b(own / cluster_x) : sharers_of_a(own % cluster_x);
+        }
+        watcher_.open_next(gather.chunks, first, last, uint32_t(tile_m), uint32_t(tile_n), own, sharers);
     }
 
     // Called by one thread of a block before the block's first barrier.
@@ -220,6 +225,31 @@ public:
     }
 
 private:
+    // The blocks of a cluster that load a tile of A together, those of its row, and a tile of B, those of its
+    // column; each as a mask.
+    CUTLASS_DEVICE static uint16_t sharers_of_a(uint32_t x) {
+        uint16_t mask = 0;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < cute::size<1>(KernelCluster{}); ++i) {
+            mask |= uint16_t(1u << cute::Layout<KernelCluster>{}(int(x), i, 0));
+        }
+        return mask;
+    }
+    CUTLASS_DEVICE static uint16_t sharers_of_b(uint32_t y) {
+        uint16_t mask = 0;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < cute::size<0>(KernelCluster{}); ++i) {
+            mask |= uint16_t(1u << cute::Layout<KernelCluster>{}(i, int(y), 0));
+        }
+        return mask;
+    }
+
+    // Waits until a stage may be filled, without arriving at its barrier.
+    CUTLASS_DEVICE static void await_free(MainloopPipeline& pipeline, PipelineState const& stage) {
+        while (pipeline.producer_try_acquire(stage) != cutlass::BarrierStatus::WaitDone) {
+        }
+    }
+
     // Which slice of K tile `tile` of this block is: the work of index cluster + tile * clusters.
     CUTLASS_DEVICE static uint64_t work_index(uint32_t tile) {
         constexpr uint32_t cluster_x = cute::size<0>(KernelCluster{});

@@ -75,7 +75,7 @@ struct GemmSm90 {
     template <class T>
     static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(T));
 
-    using Node = EpilogueNode<ElementD, Tile, kTransposed>;
+    using Node = EpilogueNode<ElementD, Tile, kTransposed, kClusterN>;
     using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
         cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, LayoutD,
@@ -138,9 +138,14 @@ struct GemmSm90 {
         // with more rows looks for counters that are zero.
         SplitWorkspace workspace(facts(""), UnitGrid(facts(""), shape.m, shape.n), shape.splits);
         auto* bytes = static_cast<char*>(launch.workspace);
+        if (launch.input) order.step = step(*launch.input);
         order.counters = reinterpret_cast<uint32_t*>(bytes);
         order.partials = reinterpret_cast<float*>(bytes + workspace.counter_bytes);
         return order;
+    }
+
+    static StepWords step(og_gemm_input const& input) {
+        return {input.epoch, input.begun, input.stop, input.abort, input.failure, input.timeout_ns};
     }
 
     static GatherParams gather(Launch const& launch, RecordTable const& records) {
@@ -151,13 +156,9 @@ struct GemmSm90 {
         if (og_gemm_input const* input = launch.input) {
             ChunkTable& table = gather.chunks;
             table.signals = input->signals;
-            table.epoch = input->epoch;
-            table.begun = input->begun;
-            table.stop = input->stop;
-            table.abort = input->abort;
-            table.failure = input->failure;
-            table.timeout_ns = input->timeout_ns;
+            table.step = step(*input);
             table.count = input->chunk_count;
+            table.slots_per_rank = input->slots_per_rank;
             std::copy_n(input->chunks, table.count, table.chunks);
         }
         return gather;
@@ -176,7 +177,7 @@ struct GemmSm90 {
         p.activation = o.activation;
         p.scale_a_per_row = o.scale_a && o.scale_a_per_row;
         p.scale_b_per_column = o.scale_b && o.scale_b_per_column;
-        p.can_stop = launch.input != nullptr;
+        p.can_stop = launch.input != nullptr || launch.plan.shape.splits > 1;
         p.plain = !p.scale_a_per_row && !p.scale_b_per_column && !p.bias && !p.c &&
                   p.activation == OG_ACTIVATION_NONE;
         p.records = records;

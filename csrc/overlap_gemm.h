@@ -7,6 +7,8 @@
  *  - it returns a status (or a plain fact); no exception, abort or print leaves it, and arguments
  *    that the kernels cannot carry out are refused before anything is enqueued;
  *  - `og_last_error_message` says on the calling thread what the last non-zero status meant;
+ *  - an error that the caller's own calls have left for `cudaGetLastError` stays there, but for
+ *    `og_gemm_prepare`, in which CUDA's own `cudaFuncSetAttribute` forgets it;
  *  - the caller has made the CUDA context current (driver or runtime API: both mean the primary
  *    context of the device), and the stream belongs to it.
  *
@@ -25,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 7
+#define OG_ABI_VERSION 8
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -42,6 +44,9 @@ extern "C" {
 
 /* The most parts that a rank's shard can be pushed in by a kernel, for the same reason. */
 #define OG_MAX_PUSHED 32
+
+/* The most ranks. */
+#define OG_MAX_RANKS 1024
 
 /* The most slices that K can be cut into. */
 #define OG_MAX_SPLITS 16
@@ -178,6 +183,11 @@ typedef enum og_failure_kind {
     OG_FAILURE_ABSENT = 3,
     /* A rank laid the step out by other rows. */
     OG_FAILURE_LAYOUT = 4,
+    /* A rank left the group, and what it still owes will not come. */
+    OG_FAILURE_LEFT = 5,
+    /* A slice of K was not handed over: the blocks of a product did not start in order. The workspace of that
+     * product is of no more use. */
+    OG_FAILURE_SLICE = 6,
 } og_failure_kind;
 
 /* Written once by the first thread block that gives up: `kind` last, with release at system scope. */
@@ -220,6 +230,13 @@ typedef struct og_stop {
     uint64_t next_look_ns;
 } og_stop;
 
+/* What the host tells kernels that wait, in words of its memory that they look at now and then: first a word of
+ * these bits, then OG_MAX_RANKS bits, rank r's in word 1 + r / 32. Bits are set with release, the first word last. */
+/* Everybody gives up. */
+#define OG_ABORT_ASKED 1
+/* A rank has left properly: all that it will ever write is there. Who waits for more from it gives up. */
+#define OG_ABORT_LEFT 2
+
 /* How the input arrives. A chunk is there when its signal has reached the epoch, that is when
  * `(int32_t)(signals[chunk.signal] - *epoch) >= 0`. A kernel that gives up computes on whatever is
  * in memory, without waiting, writes NaN where it can, and ends: D is then undefined. */
@@ -239,11 +256,15 @@ typedef struct og_gemm_input {
     const uint64_t *begun;
     /* Device memory, 8-byte aligned. */
     og_stop *stop;
-    /* Memory of the host that the device can read and write (null `abort`: cannot be aborted). */
+    /* Memory of the host that the device can read and write: OG_ABORT_ASKED (null: cannot be aborted), and the
+     * record. */
     const uint32_t *abort;
     og_failure *failure;
     /* How long a block waits for one tile's chunks before it gives up. */
     uint64_t timeout_ns;
+    /* Signal s is written by rank s / slots_per_rank; 0: by nobody whose departure the host tells. */
+    int32_t slots_per_rank;
+    int32_t reserved;
 } og_gemm_input;
 
 /* What the ranks of a gather tell each other: words in memory that all of them reach, laid out alike on

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kWarp)
     await_words(
         Patience(pad.abort, pad.timeout_ns), count, OG_FAILURE_ABSENT,
         [=](int32_t i) { return received + i; }, [=](int32_t i) { return awaited[i]; },
-        [] { return false; }, finding);
+        [=](int32_t i) { return uint32_t(first + i); }, [] { return false; }, finding);
     if (lane_id() != 0 || !finding.is_bad()) return;
     finding.who += uint32_t(first);
     finding.record(pad.failure);
@@ -40,15 +40,12 @@ __global__ void __launch_bounds__(kWarp)
 
 void meet_on_pad(og_pad const& pad, int32_t channel, int32_t peer, bool puts, bool waits,
                  cudaStream_t stream) {
-    (void)cudaGetLastError();
     int32_t first = peer < 0 ? 0 : peer;
     int32_t count = peer < 0 ? pad.ranks : 1;
-    meet<<<1, kWarp, 0, stream>>>(pad, channel, first, count, puts, waits);
-    check(cudaGetLastError(), "launch of meet");
+    launch(meet, kWarp, stream, "launch of meet", pad, channel, first, count, puts, waits);
 }
 
 void load_pad_kernels() {
-    (void)cudaGetLastError();
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, meet), "cudaFuncGetAttributes(meet)");
 }

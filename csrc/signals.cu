@@ -20,19 +20,14 @@ __global__ void post(uint32_t* signals, int32_t count, uint32_t const* epoch) {
 }  // namespace
 
 void advance_epoch(uint32_t* epoch, cudaStream_t stream) {
-    (void)cudaGetLastError();
-    advance<<<1, 1, 0, stream>>>(epoch);
-    check(cudaGetLastError(), "launch of advance");
+    launch(advance, 1, stream, "launch of advance", epoch);
 }
 
 void post_signals(uint32_t* signals, int32_t count, uint32_t const* epoch, cudaStream_t stream) {
-    (void)cudaGetLastError();
-    post<<<1, 1, 0, stream>>>(signals, count, epoch);
-    check(cudaGetLastError(), "launch of post");
+    launch(post, 1, stream, "launch of post", signals, count, epoch);
 }
 
 void load_signal_kernels() {
-    (void)cudaGetLastError();
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, advance), "cudaFuncGetAttributes(advance)");
     check(cudaFuncGetAttributes(&attributes, post), "cudaFuncGetAttributes(post)");

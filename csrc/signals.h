@@ -5,9 +5,24 @@
 
 #include <cstdint>
 
+#include "instance.h"
 #include "overlap_gemm.h"
 
 namespace overlap_gemm {
+
+#if defined(__CUDACC__)
+// Launches one block. What the launch itself returns says whether it failed: the runtime's last error may be one
+// that the caller has yet to look at, and stays.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), int threads, cudaStream_t stream, char const* what,
+            Arguments const&... arguments) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(1);
+    config.blockDim = dim3(unsigned(threads));
+    config.stream = stream;
+    check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), what);
+}
+#endif
 
 // Each throws Failure if CUDA refuses the launch.
 void advance_epoch(uint32_t* epoch, cudaStream_t stream);

@@ -1,10 +1,11 @@
 // Waiting for words that other ranks write, by the lanes of a warp, never for ever.
 //
-// What belongs here: looks at words, the limit, the abort word, and what is found out when a wait ends badly.
-// Whose words they are is up to gather.cu and signal_pad.cu. Products wait by chunk_signal.cuh.
+// What belongs here: looks at words, the limit, the host's words, and what is found out when a wait ends badly.
+// Whose words they are is up to gather.cu and signal_pad.cu. Products wait for chunks by chunk_signal.cuh.
 //
-// Invariant: every wait ends with its word, the limit, or the abort word; after it has ended well, the lane
-// sees what was written before the word (acquire; pairs with the writers' release, or their fences).
+// Invariant: every wait ends with its word, the limit, the abort word, or the departure of the rank that would
+// write the word; after it has ended well, the lane sees what was written before the word (acquire; pairs with
+// the writers' release, or their fences).
 #pragma once
 
 #include <cstdint>
@@ -36,28 +37,31 @@ __device__ inline void store_relaxed_system(uint32_t* word, uint32_t value) {
 // Epochs and counts wrap.
 __device__ inline bool has_reached(uint32_t word, uint32_t value) { return int32_t(word - value) >= 0; }
 
-// How long a lane waits: the time, and the abort word now and then.
+// No rank: a word that this rank writes itself.
+constexpr uint32_t kNobody = UINT32_MAX;
+
+// How long a lane waits: the time, and the host's words now and then. Clocks start at the first miss, and the
+// host's words, which are across the bus, are not looked at before a wait has become a long one.
 class Patience {
 public:
     // A null `abort`: cannot be aborted.
     __device__ Patience(uint32_t const* abort, uint64_t timeout_ns)
         : abort_(abort), timeout_ns_(timeout_ns) {}
 
-    // False when the wait has to end; `kind` says why.
-    __device__ bool goes_on(og_failure_kind late, og_failure_kind& kind) {
+    // False when the wait for a word has to end; `kind` says why. `writer`: the rank that would write it.
+    __device__ bool goes_on(uint32_t writer, og_failure_kind late, og_failure_kind& kind) {
         uint64_t now = global_timer();
-        if (begin_ == 0) begin_ = now;
-        if (now - looked_ > kAbortLookNs) {
+        if (begin_ == 0) begin_ = looked_ = now;
+        // The word was looked at once more behind the departure.
+        bool is_gone = writer != kNobody && writer == gone_;
+        kind = is_gone ? OG_FAILURE_LEFT : now - begin_ > timeout_ns_ ? late : OG_FAILURE_NONE;
+        if (abort_ && now - looked_ > kAbortLookNs) {
             looked_ = now;
-            if (abort_ && load_relaxed_system(abort_) != 0) {
-                kind = OG_FAILURE_ABORTED;
-                return false;
-            }
+            uint32_t told = load_acquire_system(abort_);
+            if ((told & OG_ABORT_ASKED) != 0) kind = OG_FAILURE_ABORTED;
+            if ((told & OG_ABORT_LEFT) != 0 && has_left(abort_, writer)) gone_ = writer;
         }
-        if (now - begin_ > timeout_ns_) {
-            kind = late;
-            return false;
-        }
+        if (kind != OG_FAILURE_NONE) return false;
         __nanosleep(50);
         return true;
     }
@@ -69,6 +73,8 @@ private:
     uint64_t timeout_ns_;
     uint64_t begin_ = 0;
     uint64_t looked_ = 0;
+    // A rank that has been found to have left.
+    uint32_t gone_ = kNobody;
 };
 
 // Why a warp gives up: what the first lane that found something has found.
@@ -96,15 +102,16 @@ struct Finding {
     }
 };
 
-// Waits until each of `count` words has reached its value, the lanes by turns; all lanes call it. A word that
-// does not is a failure of kind `late`. `ends` may end the wait early, without a failure.
-template <class Word, class Value, class Ends>
+// Waits until each of `count` words has reached its value; every lane takes each 32nd, and all lanes call it. A
+// word that does not is a failure of kind `late`, or of its writer if that has left. `ends` may end the wait early,
+// without a failure.
+template <class Word, class Value, class Writer, class Ends>
 __device__ void await_words(Patience patience, int32_t count, og_failure_kind late, Word word_of,
-                            Value value_of, Ends ends, Finding& finding) {
+                            Value value_of, Writer writer_of, Ends ends, Finding& finding) {
     for (int32_t i = lane_id(); i < count && !finding.is_bad(); i += kWarp) {
         while (!has_reached(finding.seen = load_acquire_system(word_of(i)), value_of(i))) {
             if (ends()) break;
-            if (patience.goes_on(late, finding.kind)) continue;
+            if (patience.goes_on(writer_of(i), late, finding.kind)) continue;
             finding.who = uint32_t(i);
             finding.expected = value_of(i);
             break;

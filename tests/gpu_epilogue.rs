@@ -8,10 +8,12 @@
 #[path = "common/gpu/mod.rs"]
 mod gpu;
 
+use gpu::call::call;
 use gpu::case::Case;
 use gpu::inputs::factor;
 use gpu::plain::run_cases;
-use overlap_gemm::cuda::{Activation, GemmOptions};
+use gpu::{Gpu, tried_kernels};
+use overlap_gemm::cuda::{Activation, Gemm, GemmOptions, RawOperands};
 use overlap_gemm::plan::Scaling;
 use overlap_gemm::random::Random;
 
@@ -93,4 +95,37 @@ fn every_scaling() {
         let fewer_rows = Case { rows: Some(case.size[0].div_ceil(2) as u32), ..scaled[1].clone() };
         scaled.into_iter().chain(finished).chain([fewer_rows]).collect()
     });
+}
+
+/// A chain of products, each of which adds to the D of the one before: that reads C next to where it then writes D, and
+/// lets the next product start meanwhile. Whoever finds C in its SM's own cache finds what it was before.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn c_may_come_from_the_kernel_before() {
+    const PRODUCTS: usize = 50;
+    let gpu = Gpu::untracked();
+    for kernel in tried_kernels() {
+        let (rows, columns) = (kernel.tile.m * kernel.cluster.m, kernel.tile.n * kernel.cluster.n);
+        let case = Case::new(kernel, (4 * rows).into(), (8 * columns).into(), kernel.tile_k.into());
+        let case = case.with(|options| options.with_c(true).with_constant_b(true));
+        let gemm = Gemm::plan(&gpu.device, &case.problem(), &case.options).unwrap();
+        let mut call = call(&gpu, &case, &mut Random::new(31));
+        let first = call.addresses(&gpu.stream);
+        let in_place = RawOperands::new(first.a, first.b, first.d).c(first.d, 0.5);
+        for waits in [false, true] {
+            let enqueue = |operands: &RawOperands| {
+                // SAFETY: the call's own memory, which stays until the stream is through.
+                unsafe { gemm.enqueue_raw(&gpu.stream, operands) }.unwrap();
+                if waits {
+                    gpu.stream.synchronize().unwrap();
+                }
+            };
+            enqueue(&first);
+            (1..PRODUCTS).for_each(|_| enqueue(&in_place));
+            call.fetch(&gpu.stream);
+            call.check_written(gemm.problem().m());
+        }
+        assert_eq!(call.difference(), None, "{kernel}: as if one waited for the other");
+        println!("{kernel}: right");
+    }
 }

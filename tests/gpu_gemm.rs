@@ -399,3 +399,34 @@ fn impossible_products_are_refused_without_a_device() {
         assert!(nowhere.to_string().starts_with("the kernel 'none such' is not supported"));
     }
 }
+
+/// An error that the caller's own call has left for `cudaGetLastError` is still there after a step, and is not taken for the
+/// step's.
+#[cfg(overlap_gemm_kernels)]
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn an_error_that_the_caller_has_yet_to_see_stays() {
+    unsafe extern "C" {
+        fn cudaSetDevice(device: i32) -> i32;
+        fn cudaPeekAtLastError() -> i32;
+    }
+    let gpu = Gpu::open();
+    let case = Case::new(tried_kernels()[0], 128, 128, 128);
+    let gemm = Gemm::plan(&gpu.device, &case.problem(), &case.options).unwrap();
+    let mut call = call(&gpu, &case, &mut Random::new(1));
+    let signals = cuda::Signals::new(&gpu.device, 1).unwrap();
+    // SAFETY: refused, for there are not so many devices; what is current stays so.
+    let pending = unsafe { cudaSetDevice(1 << 20) };
+    assert_ne!(pending, 0);
+    let check = |what: &str| {
+        // SAFETY: it has no requirements.
+        assert_eq!(unsafe { cudaPeekAtLastError() }, pending, "{what}");
+    };
+    call.enqueue(&gemm, &gpu.stream);
+    check("behind a product");
+    signals.advance(&gpu.stream).unwrap();
+    check("behind a new epoch");
+    signals.post_all(&gpu.stream).unwrap();
+    check("behind signals");
+    gpu.stream.synchronize().unwrap();
+}

@@ -166,6 +166,16 @@ fn a_mutant_is_killed_by_a_test_that_fails_or_hangs() {
 }
 
 #[test]
+fn a_test_that_has_to_end_on_a_mutant_may_not_hang() {
+    let table = "control passes gpu one\nno_limit ends gpu one\n";
+    for (line, passes) in [(FAILS, true), (HANGS, false), (PASSES, false)] {
+        let binaries = [("control/gpu", PASSES), ("no_limit/gpu", line)];
+        let (code, text) = with_mutants("ends", table, &binaries);
+        assert_eq!(code == 0, passes, "{line}: {text}");
+    }
+}
+
+#[test]
 fn a_mutant_that_survives_or_does_not_run_is_a_failure() {
     for (line, said) in
         [(PASSES, "no_wait: SURVIVED one\n"), (RUNS_NONE, "no_wait: one DID NOT RUN")]

@@ -52,6 +52,8 @@ pub(super) struct Input<'a> {
     pub(super) abort: u64,
     pub(super) failure: u64,
     pub(super) timeout_ns: u64,
+    /// Signal s is written by rank s / slots_per_rank; 0: by nobody whose departure is announced.
+    pub(super) slots_per_rank: i32,
 }
 
 impl Input<'_> {
@@ -81,6 +83,8 @@ impl FailureRecord {
     pub(super) const ABORTED: u32 = 2;
     pub(super) const ABSENT: u32 = 3;
     pub(super) const LAYOUT: u32 = 4;
+    pub(super) const LEFT: u32 = 5;
+    pub(super) const SLICE: u32 = 6;
 }
 
 /// Where the words of a gather are, and how this rank waits: `og_gather`.

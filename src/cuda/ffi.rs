@@ -11,13 +11,14 @@ use super::call::{
     Addresses, Chunk, FailureRecord, GatherStep, GatherWords, Input, PadWords, Push, TOGGLE_SET,
     int,
 };
+use super::host_words;
 use super::kernels::Kernel;
 use super::options::Activation;
 use super::records::TileRecord;
 use super::shape::{MAX_EXTENT, MAX_SPLITS, Shape};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::plan::{BLayout, ClusterShape, ElementTypes, TMA_ALIGNMENT, TileShape};
+use crate::plan::{BLayout, ClusterShape, ElementTypes, MAX_RANKS, TMA_ALIGNMENT, TileShape};
 
 mod bindings {
     #![allow(
@@ -42,6 +43,7 @@ const _: () = assert!(MAX_EXTENT as u64 == bindings::OG_MAX_EXTENT as u64);
 const _: () = assert!(MAX_SPLITS as u64 == bindings::OG_MAX_SPLITS as u64);
 const _: () = assert!(super::MAX_CHUNKS as u64 == bindings::OG_MAX_CHUNKS as u64);
 const _: () = assert!(super::MAX_PUSHED as u64 == bindings::OG_MAX_PUSHED as u64);
+const _: () = assert!(MAX_RANKS == bindings::OG_MAX_RANKS);
 const _: () = assert!(TMA_ALIGNMENT == bindings::OG_ALIGNMENT_BYTES as u64);
 
 // So have the structs that the device writes or that are passed on as they are.
@@ -90,6 +92,10 @@ const _: () = {
     assert!(FailureRecord::ABORTED == og_failure_kind::OG_FAILURE_ABORTED.0);
     assert!(FailureRecord::ABSENT == og_failure_kind::OG_FAILURE_ABSENT.0);
     assert!(FailureRecord::LAYOUT == og_failure_kind::OG_FAILURE_LAYOUT.0);
+    assert!(FailureRecord::LEFT == og_failure_kind::OG_FAILURE_LEFT.0);
+    assert!(FailureRecord::SLICE == og_failure_kind::OG_FAILURE_SLICE.0);
+    assert!(host_words::ASKED == bindings::OG_ABORT_ASKED);
+    assert!(host_words::LEFT == bindings::OG_ABORT_LEFT);
 };
 
 /// What `og_gemm_prepare` found out; only [`prepare`] makes one.
@@ -164,6 +170,8 @@ fn input_of(input: &Input<'_>) -> og_gemm_input {
         abort: input.abort as *const u32,
         failure: input.failure as *mut og_failure,
         timeout_ns: input.timeout_ns,
+        slots_per_rank: input.slots_per_rank,
+        reserved: 0,
     }
 }
 

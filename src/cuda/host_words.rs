@@ -1,7 +1,7 @@
 //! A few words of host memory that the device reads and writes while a kernel runs.
 //!
-//! What belongs here: the abort word and the failure record, pinned and mapped, and the atomics that
-//! order them. Invariant: the memory is freed once, when nobody on this side holds it; whoever hands
+//! What belongs here: the abort word with the ranks that have left, and the failure record, pinned and
+//! mapped, and the atomics that order them. Invariant: the memory is freed once, when nobody on this side holds it; whoever hands
 //! its address to a kernel holds it until that kernel has ended.
 
 use std::ptr::NonNull;
@@ -14,11 +14,17 @@ use super::call::FailureRecord;
 use super::device::Device;
 use super::driver_error;
 use crate::error::{Error, Result};
-use crate::plan::Tile;
+use crate::plan::{MAX_RANKS, Tile};
 
-/// Where the failure record starts: in a line of its own, away from the word that is polled.
-const RECORD_AT: usize = 128;
-const BYTES: usize = 256;
+/// Bits of the first word, `OG_ABORT_ASKED` and `OG_ABORT_LEFT`: everybody gives up; ranks have left.
+pub(super) const ASKED: u32 = 1;
+pub(super) const LEFT: u32 = 2;
+
+/// Where the ranks that have left are, a bit each.
+const LEFT_AT: usize = 4;
+/// Where the failure record starts: in a line apart from the words that are polled.
+const RECORD_AT: usize = (LEFT_AT + MAX_RANKS as usize / 8).next_multiple_of(128);
+const BYTES: usize = RECORD_AT + 128;
 
 /// The words, on the host and as the device sees them.
 #[derive(Debug)]
@@ -55,6 +61,10 @@ pub(super) enum Cause {
     Absent,
     /// A rank laid its step out by other rows.
     Layout,
+    /// A rank left that still owed something.
+    Left,
+    /// A slice of K was not handed over.
+    Slice,
 }
 
 impl HostWords {
@@ -82,7 +92,7 @@ impl HostWords {
         Ok(words)
     }
 
-    /// The abort word, for the device.
+    /// The abort word and the ranks that have left, for the device.
     pub(super) fn abort_address(&self) -> u64 {
         self.device_start
     }
@@ -95,11 +105,27 @@ impl HostWords {
     /// Raises or lowers the abort word.
     pub(super) fn set_abort(&self, abort: bool) {
         // Release, for what the caller did before; the device polls it with system scope.
-        self.word(0).store(abort.into(), Ordering::Release);
+        if abort {
+            self.word(0).fetch_or(ASKED, Ordering::Release);
+        } else {
+            self.word(0).fetch_and(!ASKED, Ordering::Release);
+        }
     }
 
     pub(super) fn is_aborted(&self) -> bool {
-        self.word(0).load(Ordering::Relaxed) != 0
+        self.word(0).load(Ordering::Relaxed) & ASKED != 0
+    }
+
+    /// Says that `rank` has left properly, and that all that it wrote is there.
+    pub(super) fn set_left(&self, rank: u32) {
+        if rank >= MAX_RANKS {
+            return;
+        }
+        // Release, both: pair with the acquires of the kernels' looks at these words, behind which they look at
+        // that rank's words once more.
+        let word = self.word(LEFT_AT + 4 * (rank / 32) as usize);
+        word.fetch_or(1 << (rank % 32), Ordering::Release);
+        self.word(0).fetch_or(LEFT, Ordering::Release);
     }
 
     /// What a kernel wrote since the last look.
@@ -116,6 +142,8 @@ impl HostWords {
                 FailureRecord::ABORTED => Cause::Aborted,
                 FailureRecord::ABSENT => Cause::Absent,
                 FailureRecord::LAYOUT => Cause::Layout,
+                FailureRecord::LEFT => Cause::Left,
+                FailureRecord::SLICE => Cause::Slice,
                 _ => Cause::Late,
             },
             chunk: load(std::mem::offset_of!(FailureRecord, chunk)),

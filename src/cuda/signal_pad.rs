@@ -119,6 +119,7 @@ impl SignalPad {
         context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
         let host = Arc::new(HostWords::new(device)?);
         group.on_end_tell(&host, |host, _| host.set_abort(true));
+        group.on_leave_tell(&host, HostWords::set_left);
         let (group, device) = (Arc::clone(group), device.clone());
         Ok(SignalPad {
             group,
@@ -171,6 +172,9 @@ impl SignalPad {
             (Cause::Aborted, Ok(())) => {
                 let reason = format!("asked to while it waited for rank {}", found.chunk);
                 Error::Aborted { rank, reason }
+            }
+            (Cause::Left, _) => {
+                Error::PeerLost { rank, peer: found.chunk, before: "a wait for its signal".into() }
             }
             _ => Error::PeerTimeout {
                 rank,

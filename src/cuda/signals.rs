@@ -280,6 +280,7 @@ impl Signals {
             abort: self.host.abort_address(),
             failure: self.host.failure_address(),
             timeout_ns: timeout_ns(limit),
+            slots_per_rank: 0,
         })
     }
 
@@ -409,6 +410,14 @@ fn in_words(failure: Failure, waiter: &Waiter, chunks: &Chunks) -> Error {
             Error::PeerTimeout { rank, peer: chunk, awaited, epoch, epoch_seen: signal, limit }
         }
         Cause::Layout => other_layout(rank, chunk, epoch),
+        Cause::Left => Error::PeerLost { rank, peer: chunk, before: format!("epoch {epoch}") },
+        Cause::Slice => Error::Cuda {
+            call: "og_gemm_enqueue",
+            detail: format!(
+                "a slice of K of epoch {epoch} was not handed over on rank {rank}: blocks did not start in order; \
+                 plan the product again with 1 split"
+            ),
+        },
     }
 }
 

@@ -10,7 +10,7 @@ use crate::gpu::arrival::{Arrival, PATIENCE, shuffled};
 use crate::gpu::case::Case;
 use crate::gpu::on_every_kernel;
 use overlap_gemm::Error;
-use overlap_gemm::plan::Tile;
+use overlap_gemm::plan::{Chunks, Shards, Tile};
 use overlap_gemm::random::Random;
 
 /// Sizes that are drawn are at most this.
@@ -83,6 +83,48 @@ fn a_chunk_that_never_comes_ends_the_product_and_is_named() {
             // The chunk that did not come is a step behind now, and catches up.
             good_step(&mut arrival, random);
         }
+    });
+}
+
+/// Blocks of a cluster fetch tiles for each other. One that gives up still hands over what the others need, and where it
+/// cannot, they say that their results are none: in the first step of each round some chunks never come, in the
+/// others they come about when the limit is over.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn outputs_of_a_failed_product_are_right_or_nan() {
+    on_every_kernel(25, |gpu, kernel, random| {
+        let (rows, columns) = (kernel.tile.m * kernel.cluster.m, kernel.tile.n * kernel.cluster.n);
+        // More of K than fits into the stages that are filled while a chunk is missing.
+        let size = [2 * rows, 2 * columns, 20 * kernel.tile_k].map(u64::from);
+        let mut case = Case::new(kernel, size[0], size[1], size[2]);
+        case.options.splits = Some(random.within(1..=case.most_splits().min(2).into()) as u32);
+        let shards = Shards::even(size[0] as u32, 1).unwrap();
+        let chunks = Chunks::even(&shards, (2 * kernel.cluster.m).max(2)).unwrap();
+        let mut arrival = Arrival::with_chunks(gpu, &case, &chunks, 0, 0, random);
+        let mut failures = 0;
+        for step in 0..24 {
+            let limit = Duration::from_micros(random.within(1000..=3000));
+            arrival = arrival.with_limit(limit);
+            arrival.begin_step(random);
+            let mut missing = shuffled(&chunks, random);
+            // At least one comes, and one does not.
+            let early = missing.split_off(random.within(1..=u64::from(chunks.len()) - 1) as usize);
+            early.into_iter().for_each(|chunk| arrival.deliver(chunk));
+            arrival.copies.synchronize().unwrap();
+            arrival.enqueue();
+            if step % 4 > 0 {
+                std::thread::sleep(
+                    limit.mul_f64(0.9) - Duration::from_micros(random.within(0..=200)),
+                );
+                missing.into_iter().for_each(|chunk| arrival.deliver(chunk));
+            }
+            gpu.stream.synchronize().unwrap();
+            failures += u32::from(arrival.signals.check().is_err());
+            arrival.check_right_or_nan();
+        }
+        assert!(failures >= 6, "{failures}");
+        arrival = arrival.with_limit(PATIENCE);
+        good_step(&mut arrival, random);
     });
 }
 

@@ -129,7 +129,9 @@ fn a_rank() {
     let device = Device::open(rank as usize % devices().unwrap().len()).unwrap();
     let gpu = Gpu::of(&device);
     let group = Group::from_env(&GroupOptions::default()).unwrap();
-    let limit = if scene == "patient" { Duration::from_secs(10) } else { LIMIT };
+    // Who is told of a departure does not wait for the limit.
+    let is_long = scene == "patient" || scene.starts_with("leaves");
+    let limit = if is_long { Duration::from_secs(10) } else { LIMIT };
     let mut player = Player::join(group, gpu.clone(), limit);
     (0..3).for_each(|_| player.good_step());
     player.group.barrier("the fault", LONG).unwrap();
@@ -181,6 +183,16 @@ fn play(scene: &str, player: &mut Player, odd: bool) -> Result<()> {
         ("killed after", false) => {
             player.good_step();
             sleep(3 * pause);
+            player.step()
+        }
+        ("leaves during", true) => {
+            sleep(pause);
+            Ok(())
+        }
+        ("leaves after", true) => player.step().inspect(|()| player.check()),
+        ("leaves after", false) => {
+            // All that it needs of the rank that leaves is there.
+            player.good_step();
             player.step()
         }
         ("late" | "patient", true) => {
@@ -295,6 +307,32 @@ fn a_rank_killed_after_a_step_is_noticed_and_the_step_is_right() {
     for (what, after) in stage("killed after") {
         assert!(what.contains("PeerLost") && after < 900 + MOST, "{what} after {after} ms");
     }
+}
+
+/// The last rank leaves; the others hear of it at once, and of whom.
+fn check_departure(scene: &str) {
+    let mut told = stage(scene);
+    let (left, _) = told.pop().unwrap();
+    assert_eq!(left, "Ok(())");
+    let who = format!("peer: {}", told.len());
+    for (what, after) in &told {
+        let is_first = what.contains("PeerLost") && what.contains(&who);
+        assert!(is_first || what.contains("Aborted"), "{what}");
+        assert!(*after < 900 + MOST, "{what} after {after} ms");
+    }
+    assert!(told.iter().any(|(what, _)| what.contains("PeerLost")), "{told:?}");
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_rank_that_leaves_during_a_step_is_noticed_at_once() {
+    check_departure("leaves during");
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_rank_that_leaves_after_a_step_spoils_the_next_one_alone() {
+    check_departure("leaves after");
 }
 
 #[test]

@@ -354,7 +354,8 @@ impl Gatherer {
         // A word that nobody sets would be awaited for ever.
         let begun = if step.tells_product { own + Layout::word(BEGUN_AT) } else { 0 };
         let input = self.signals.input(stream, &step.shape.table, limit)?;
-        let input = Input { b_is_there: true, begun, ..input };
+        let slots_per_rank = int(self.layout.slots_per_rank());
+        let input = Input { b_is_there: true, begun, slots_per_rank, ..input };
         if !step.toggled {
             return Ok(input);
         }

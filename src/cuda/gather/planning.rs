@@ -20,6 +20,7 @@ use super::{Gatherer, Table};
 use crate::cuda::chunk_table::check_count;
 use crate::cuda::device::Device;
 use crate::cuda::driver_error;
+use crate::cuda::host_words::HostWords;
 use crate::cuda::nccl::{Communicator, Nccl};
 use crate::cuda::signals::Signals;
 use crate::cuda::stream_ops::{copy, write};
@@ -98,6 +99,7 @@ impl Gatherer {
         context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
         let signals = Signals::shared(device, &memory, layout.slots(), options.first_epoch)?;
         group.on_end_tell(signals.host(), |host, _| host.set_abort(true));
+        group.on_leave_tell(signals.host(), HostWords::set_left);
 
         let Planned { plan, engine, nccl } = planned;
         let join = |nccl| Communicator::join(nccl, group, device, options.first_limit);

@@ -169,6 +169,20 @@ impl Arrival {
         assert_eq!(self.call.difference(), None, "{:?}, {:?}", self.case, self.chunks);
     }
 
+    /// Of a step that failed: an output is what it would be if all chunks had come, or NaN.
+    pub fn check_right_or_nan(&mut self) {
+        let stream = &self.gpu.stream;
+        stream.synchronize().unwrap();
+        self.call.fetch(stream);
+        self.call.copy_rows(0..self.problem.m(), &self.copies);
+        self.copies.synchronize().unwrap();
+        self.call.poison_d(stream);
+        // SAFETY: as for `enqueue`.
+        unsafe { self.plain.enqueue_raw(stream, &self.operands()) }.unwrap();
+        self.call.fetch(stream);
+        assert_eq!(self.call.wrong_numbers(), 0, "{:?}, {:?}", self.case, self.chunks);
+    }
+
     /// [`Arrival::check_exact`], and the reference agrees.
     pub fn check(&mut self, random: &mut Random) {
         self.check_exact();

@@ -61,6 +61,8 @@ pub trait Call: Send {
     fn numbers_in(&self, rows: Range<u32>) -> usize;
     /// Where the last two looks are not the same, bit for bit.
     fn difference(&self) -> Option<String>;
+    /// How many numbers of the look before the last are others in the last one.
+    fn wrong_numbers(&self) -> usize;
     /// How these rows compare with the reference.
     fn report(&self, rows: &[u32]) -> Report;
 }
@@ -300,6 +302,14 @@ impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
         let (row, column) = (place / ldd, place % ldd);
         let (was, is) = (before[at].widen(), last[at].widen());
         Some(format!("D[{row}, {column}] was {was} before, and is {is} now"))
+    }
+
+    fn wrong_numbers(&self) -> usize {
+        let [last, before] = &self.looks;
+        let is_wrong = |(right, number): &(&D, &D)| {
+            !number.widen().is_nan() && number.widen().to_bits() != right.widen().to_bits()
+        };
+        last.iter().zip(before).filter(is_wrong).count()
     }
 
     fn report(&self, rows: &[u32]) -> Report {
