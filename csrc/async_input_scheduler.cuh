@@ -211,11 +211,8 @@ private:
         uint32_t* counter = params.counters + group;
         float4* partial = reinterpret_cast<float4*>(params.partials) +
                           size_t(group) * handed_over * kVectors * kThreads + thread;
-        auto barrier =
-            cutlass::arch::NamedBarrier(kThreads, cutlass::arch::ReservedNamedBarriers(
-                                                      int(cutlass::arch::ReservedNamedBarriers::
-                                                              StreamkBarrier0) +
-                                                      int(warp_group)));
+        uint32_t const barrier_id =
+            uint32_t(cutlass::arch::ReservedNamedBarriers::StreamkBarrier0) + warp_group;
         if (uint32_t(work.slice) < handed_over) {
             float4* mine = partial + size_t(work.slice) * kVectors * kThreads;
             CUTLASS_PRAGMA_UNROLL
@@ -225,14 +222,20 @@ private:
             }
             // All threads' stores, then one release at GPU scope: pairs with the acquire below.
             __threadfence();
-            barrier.sync();
+            sync_any(barrier_id, kThreads, false);
             if (thread == 0) {
                 asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
             }
         } else {
             // Zero again for the next launch, which begins after this one has ended.
-            if (thread == 0) *counter = collect(params.step, counter, handed_over) ? 0 : kAbandoned;
-            barrier.sync();
+            bool is_abandoned = thread == 0 && !collect(params.step, counter, handed_over);
+            if (thread == 0) *counter = is_abandoned ? kAbandoned : 0;
+            is_abandoned = sync_any(barrier_id, kThreads, is_abandoned);
+            // Added, not chosen: a branch that threads may take differently would cost the main loop its uniform
+            // registers.
+            float const nothing_or_nan = is_abandoned ? __int_as_float(0x7fffffff) : 0.0f;
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < 4 * kVectors; ++i) sums(i) += nothing_or_nan;
             for (uint32_t slice = 0; slice < handed_over; ++slice) {
                 float4 const* theirs = partial + size_t(slice) * kVectors * kThreads;
                 CUTLASS_PRAGMA_UNROLL
@@ -254,7 +257,22 @@ private:
     // As long it waits once everybody was asked to give up: blocks that do still hand over what they have.
     static constexpr uint64_t kSliceNs = 2'000'000'000;
 
-    // Waits until so many slices have been handed over. False if that is hopeless; then this block's results are none.
+    // The threads of a named barrier meet; whether any of them says so. `bar`, not `barrier`: whole warps come here,
+    // and where the compiler does not know that, the main loop loses its uniform registers.
+    CUTLASS_DEVICE static bool sync_any(uint32_t barrier, uint32_t threads, bool says) {
+        uint32_t any;
+        asm volatile(
+            "{\n.reg .pred says, any;\n"
+            "setp.ne.u32 says, %3, 0;\n"
+            "bar.red.or.pred any, %1, %2, says;\n"
+            "selp.u32 %0, 1, 0, any;\n}"
+            : "=r"(any)
+            : "r"(barrier), "r"(threads), "r"(uint32_t(says))
+            : "memory");
+        return any != 0;
+    }
+
+    // Waits until so many slices have been handed over. False if that is hopeless; then the sum is none.
     CUTLASS_DEVICE static bool collect(StepWords const& step, uint32_t const* counter, uint32_t slices) {
         uint64_t begin = 0, limit = step.timeout_ns + kSliceNs;
         for (uint32_t looks = 1;; ++looks) {
@@ -272,7 +290,6 @@ private:
                 is_late = now - begin > limit;
             }
             if (arrived < slices && !is_late) continue;
-            TileGate::stop();
             if (!step.stop) return false;
             uint32_t epoch = step.begun ? uint32_t(load_relaxed_gpu(step.begun)) : load_relaxed_system(step.epoch);
             if (is_first_to_give_up(step.stop, epoch)) {

@@ -145,10 +145,13 @@ constexpr int kMostSharers = 4;
 // What the threads of a block, and blocks of a cluster, tell each other about chunks during one launch, in
 // shared memory.
 struct BlockWaits {
-    // An mbarrier for each of the blocks that load rows together with this one: its first phase is over when
-    // that block has given up.
+    // An mbarrier for each of the blocks that load rows together, this one among them: its first phase is over
+    // when that block has given up. For the warps that store: a whole warp can look at it without a branch that
+    // the lanes may take differently, behind which the compiler would not keep the tensor cores' descriptors in
+    // uniform registers.
     uint64_t stopped_by[kMostSharers];
     // How many of this block's tiles have all their chunks, and kStopped. Only atomic operations touch it.
+    // For the loading thread.
     uint32_t gate;
     // How many tiles the loading thread has begun.
     uint32_t tiles_begun;
@@ -175,12 +178,16 @@ __device__ inline uint32_t shared_address(T const& variable) {
 }
 
 // Before any other thread of the cluster looks; whoever calls it also starts the block's first barrier.
+// `kSharers` blocks of a cluster load rows together.
+template <int kSharers>
 __device__ inline void begin_block_waits() {
+    static_assert(kSharers <= kMostSharers);
     BlockWaits& waits = block_waits();
     waits.gate = 0;
     waits.tiles_begun = 0;
-    for (uint64_t const& barrier : waits.stopped_by) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+    for (int i = 0; i < kSharers; ++i) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(waits.stopped_by[i]))
+                     : "memory");
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __threadfence_block();
@@ -207,14 +214,17 @@ struct TileGate {
                      : "memory");
     }
 
-    static __device__ void stop() {
+    // This block, the `own`-th of those that load rows together, has given up. Once.
+    static __device__ void stop(int own) {
         asm volatile("red.release.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(block_waits().gate)),
                      "r"(kStopped)
                      : "memory");
+        asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(
+                         shared_address(block_waits().stopped_by[own]))
+                     : "memory");
     }
 
-    // Tells block `mate` of the cluster, which must not have ended, that this one has given up: the
-    // `own`-th of those that load rows together. Once. Pairs with `is_stopped`.
+    // Tells block `mate` of the cluster, which must not have ended.
     static __device__ void tell(uint32_t mate, int own) {
         uint32_t there;
         asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -224,27 +234,23 @@ struct TileGate {
     }
 };
 
-// Whether this block, or one of the `kSharers` that load rows together, has given up, for a whole warp: one
-// lane asks. Whoever has waited for a stage that was loaded behind a gate sees what came before that gate opened.
+// Whether this block, or another of the `kSharers` that load rows together, has given up. Pairs with `stop` and
+// `tell`. Whoever has waited for a stage that was loaded behind a gate sees what came before that gate opened.
 template <int kSharers>
 __device__ inline bool is_stopped() {
-    static_assert(kSharers <= kMostSharers);
-    bool stopped = false;
-    if (threadIdx.x % 32 == 0) {
-        stopped = (TileGate::look() & kStopped) != 0;
-        for (int i = 0; i < kSharers && kSharers > 1; ++i) {
-            uint32_t is_over;
-            asm volatile(
-                "{\n.reg .pred over;\n"
-                "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 over, [%1], 0;\n"
-                "selp.u32 %0, 1, 0, over;\n}"
-                : "=r"(is_over)
-                : "r"(shared_address(block_waits().stopped_by[i]))
-                : "memory");
-            stopped |= is_over != 0;
-        }
+    uint32_t stopped = 0;
+    for (int i = 0; i < kSharers; ++i) {
+        uint32_t is_over;
+        asm volatile(
+            "{\n.reg .pred over;\n"
+            "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64 over, [%1], 0;\n"
+            "selp.u32 %0, 1, 0, over;\n}"
+            : "=r"(is_over)
+            : "r"(shared_address(block_waits().stopped_by[i]))
+            : "memory");
+        stopped |= is_over;
     }
-    return __shfl_sync(0xffffffff, int(stopped), 0) != 0;
+    return stopped != 0;
 }
 
 // The watching warp's side: all its lanes call it together. It lives as long as the kernel.
@@ -258,9 +264,10 @@ public:
                               uint32_t tile_n, uint32_t own, uint32_t sharers) {
         if (!stopped_ && !wait(table, first, last, tile_m, tile_n)) {
             stopped_ = true;
-            if (lane() == 0) TileGate::stop();
+            int place = __popc(sharers & ((1u << own) - 1));
+            if (lane() == 0) TileGate::stop(place);
             bool is_mate = lane() != own && (sharers >> lane() & 1) != 0;
-            if (is_mate) TileGate::tell(lane(), __popc(sharers & ((1u << own) - 1)));
+            if (is_mate) TileGate::tell(lane(), place);
         }
         // Every lane's loads, fences and stops come before the gate opens.
         __syncwarp();

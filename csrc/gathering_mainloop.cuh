@@ -220,7 +220,7 @@ public:
 
     // Called by one thread of a block before the block's first barrier.
     CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
-        begin_block_waits();
+        begin_block_waits<kSharers>();
         Base::prefetch_tma_descriptors(params);
     }
 

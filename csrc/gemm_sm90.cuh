@@ -177,7 +177,7 @@ struct GemmSm90 {
         p.activation = o.activation;
         p.scale_a_per_row = o.scale_a && o.scale_a_per_row;
         p.scale_b_per_column = o.scale_b && o.scale_b_per_column;
-        p.can_stop = launch.input != nullptr || launch.plan.shape.splits > 1;
+        p.can_stop = launch.input != nullptr;
         p.plain = !p.scale_a_per_row && !p.scale_b_per_column && !p.bias && !p.c &&
                   p.activation == OG_ACTIVATION_NONE;
         p.records = records;
