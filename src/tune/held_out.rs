@@ -6,7 +6,6 @@
 use super::entry::{Entry, Gathering, Measured, Multiplying, Shape};
 use super::lookup::{self, Answer, Anything, Asked};
 use super::table::Tuning;
-use super::threads::is_threads;
 use crate::predict::{Machine, Setup, Strategy};
 
 /// One entry, and what the rest of the table says of its problem.
@@ -23,10 +22,9 @@ pub struct HeldOut<'a> {
     pub over_strategies: [Option<f64>; 2],
 }
 
-/// Holds out every entry of a table; but for those of threads, where an answer is no more than the nearest entry.
+/// Holds out every entry of a table.
 pub fn hold_out(table: &Tuning) -> Vec<HeldOut<'_>> {
-    let on_gpus = table.entries().iter().filter(|entry| !is_threads(&entry.family.gpu));
-    on_gpus.map(|entry| held_out(table, entry)).collect()
+    table.entries().iter().map(|entry| held_out(table, entry)).collect()
 }
 
 fn held_out<'a>(table: &Tuning, entry: &'a Entry) -> HeldOut<'a> {

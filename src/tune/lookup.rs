@@ -13,7 +13,6 @@ use std::fmt;
 use super::candidates::{Candidate, kernels_for, part_of, predicted_us, ways};
 use super::correction::{Corrected, Correction, Seen};
 use super::entry::{Entry, Family, Gathering, Measured, Multiplying, Order, Place};
-use super::threads::is_threads;
 use crate::plan::Problem;
 use crate::predict::{Kernel, Machine, all_kernels};
 
@@ -138,12 +137,9 @@ impl fmt::Display for Answer {
     }
 }
 
-/// What `entries` say. `None`: there is no kernel for it (and none for threads, which nothing here predicts), or no way that
+/// What `entries` say. `None`: there is no kernel for it, or no way that
 /// fits.
 pub(super) fn look_up(entries: &[Entry], asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
-    if is_threads(asked.gpu) {
-        return None;
-    }
     let most_rows = asked.problem.shards().most_rows();
     let possible = |way: &Gathering| way.pieces <= most_rows && fits.gathering(way);
     let (of, place) = (Family::of(asked.problem, asked.gpu), Place::of(asked.problem));

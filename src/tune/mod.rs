@@ -2,7 +2,7 @@
 //!
 //! What belongs here: the table ([`Tuning`]) of what `cuda::AllGatherGemm` took with one
 //! engine, kernel or number of pieces and with another ([`Entry`]), its file, and looking things up in it
-//! ([`Tuning::look_up`]; of steps on threads, [`Tuning::on_threads`]). No device, no clock: `overlap-gemm tune` measures, the `cuda` module obeys.
+//! ([`Tuning::look_up`]). No device, no clock: `overlap-gemm tune` measures, the `cuda` module obeys.
 //!
 //! Three answers are possible, and whoever asks is told which it was:
 //!
@@ -25,7 +25,6 @@ mod held_out;
 mod lookup;
 mod ranking;
 mod table;
-mod threads;
 mod words;
 
 #[cfg(test)]
@@ -40,4 +39,3 @@ pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
 pub use held_out::{HeldOut, hold_out};
 pub use lookup::{Answer, Anything, Asked, Fits, Source};
 pub use table::Tuning;
-pub use threads::{OnThreads, is_threads, thread_options, threads_name};

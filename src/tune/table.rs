@@ -126,8 +126,7 @@ impl Tuning {
         &self.notes
     }
 
-    /// What it says of a problem; `None`: no kernel computes it, or no way fits; or it is asked of threads
-    /// ([`Tuning::on_threads`]).
+    /// What it says of a problem; `None`: no kernel computes it, or no way fits.
     pub fn look_up(&self, asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
         lookup::look_up(&self.entries, asked, fits)
     }

@@ -181,11 +181,6 @@ pub fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
-/// The same for a table, which has to say something.
-pub fn processor_name() -> String {
-    processor().unwrap_or_else(|| "unknown".into())
-}
-
 /// Where they run, in words.
 pub fn describe_machine() -> String {
     format!("threads of this machine, {} cores", cores())

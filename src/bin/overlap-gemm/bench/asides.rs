@@ -1,6 +1,6 @@
 //! What is said of `auto` beside the results, on stderr: tables that were refused, and by what each case was planned.
 //!
-//! Invariant: all of it stands in the results, too, where a table was looked into; a line each, the same on threads and on GPUs.
+//! Invariant: all of it stands in the results, too, where a table was looked into; a line each.
 
 use overlap_gemm::tune::Tuning;
 
@@ -10,6 +10,7 @@ use super::report::CaseReport;
 /// Those that look into tables.
 const TABLED: [Gatherer; 2] = [Gatherer::Auto, Gatherer::AutoHeldOut];
 
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "threads have no tables"))]
 /// Says which tables are not used, and why, if anybody takes part who would look into them.
 pub fn tell_of_tables(contenders: &[Gatherer]) {
     if TABLED.iter().any(|who| contenders.contains(who)) {

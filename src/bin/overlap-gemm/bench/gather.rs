@@ -45,10 +45,10 @@ const OF_GPUS: [&str; 11] = [
 /// contenders take turns in the same processes, in steady loops of the same length, on random data,
 /// and every result is compared with an f64 reference first. Rank 0 reports, for each contender, the
 /// slowest rank's time of every round. With --host all ranks are threads of this process, without a launcher: then
-/// own, sequential, fused and auto take part, in loops of nine steps of four small problems, unless others are named.
+/// own, sequential and fused take part, in loops of nine steps of four small problems, unless others are named.
 #[derive(clap::Args)]
 #[command(mut_arg("shapes", |arg| where_host(&SMALL)(unless("set", &USUAL)(arg))))]
-#[command(mut_arg("contenders", where_host(&["own", "sequential", "fused", "auto"])))]
+#[command(mut_arg("contenders", where_host(&["own", "sequential", "fused"])))]
 #[command(mut_arg("steps", where_host(&[FEW_STEPS])))]
 pub struct Args {
     #[command(flatten)]

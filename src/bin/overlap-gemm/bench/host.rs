@@ -5,8 +5,7 @@
 
 use indicatif::ProgressBar;
 use overlap_gemm::host::{Link, Stream};
-use overlap_gemm::plan::{Plan, PlanOptions, Problem};
-use overlap_gemm::tune::{Gathering, Multiplying, Order, Tuning, thread_options};
+use overlap_gemm::plan::{MAX_TILE_EXTENT, Plan, PlanOptions, Problem, TileShape, Tiling};
 
 use super::cases::{Case, spread};
 use super::gather::{Gatherer, Shown};
@@ -17,12 +16,15 @@ use super::turns::turn;
 use super::{NOT_AT_ITS_END, asides, command};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, check_link, cores, default_options, rate_of, time_together};
+use crate::on_threads::{Steps, check_link, cores, default_options, time_together};
 use crate::progress;
 
 /// Who can take part.
-pub const CONTENDERS: [Gatherer; 4] =
-    [Gatherer::Own, Gatherer::Sequential, Gatherer::Fused, Gatherer::Auto];
+pub const CONTENDERS: [Gatherer; 3] = [Gatherer::Own, Gatherer::Sequential, Gatherer::Fused];
+
+/// How many tiles a thread has at least where they are as high as A, and how many columns they have all the same.
+const TILES_A_WORKER: u32 = 4;
+const LEAST_COLUMNS: u32 = 16;
 
 /// Rounds that are not counted.
 const WARM_UP_ROUNDS: usize = 1;
@@ -64,7 +66,6 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
     // Whatever cannot be planned is refused before anything is measured.
     let enter = |case| Field::enter(case, wanted);
     let fields = wanted.cases.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
-    asides::tell_of_tables(&wanted.contenders);
     let running: usize = fields.iter().map(|field| field.lineup.entrants.len()).sum();
     let loops = running * (WARM_UP_ROUNDS + wanted.rounds);
     let bar = progress::bar(loops as u64, "loops", &shown.output);
@@ -153,28 +154,18 @@ impl Entrant {
         if who == Gatherer::Own {
             return Entrant::alone(problem, wanted);
         }
-        let table = Tuning::found();
-        let tuned = table.on_threads(problem, cores(), rate_of(wanted.link));
         let usual = default_options(problem)?;
-        let (options, why) = match (who, tuned) {
-            (Gatherer::Sequential, _) => (after_all_rows(problem, usual)?, String::new()),
-            (Gatherer::Auto, Some(tuned)) => (tuned.options, format!("; {tuned}")),
-            (Gatherer::Auto, None) => (usual, "; by the rules: no table has one like it".into()),
-            _ => (usual, String::new()),
+        let options = match who {
+            Gatherer::Sequential => after_all_rows(problem, usual, cores())?,
+            // What is asked for is what is carried out.
+            _ => {
+                PlanOptions { chunks_per_shard: wanted.chunks.or(usual.chunks_per_shard), ..usual }
+            }
         };
-        // A table that cannot be read may have had a better answer.
-        let notes = table.notes().iter().filter(|_| who == Gatherer::Auto);
-        let why = why + &notes.map(|note| format!("; {note}")).collect::<String>();
-        // What is asked for is what is carried out.
-        let chunks_per_shard = match who {
-            Gatherer::Sequential => options.chunks_per_shard,
-            _ => wanted.chunks.or(options.chunks_per_shard),
-        };
-        let options = Plan::new(problem, PlanOptions { chunks_per_shard, ..options })?.options();
+        let options = Plan::new(problem, options)?.options();
         check_link(problem, options.chunks_per_shard.unwrap_or(1), wanted.link)?;
         let steps = Steps::new(problem, options, 1 + wanted.steps, wanted.seed).in_place();
-        let what = steps.describe() + &why;
-        Ok(Entrant::of(who, what, options, vec![steps]))
+        Ok(Entrant::of(who, steps.describe(), options, vec![steps]))
     }
 
     /// The product of an A that is there, on as many threads as it has beside the others'; all ranks at once.
@@ -197,16 +188,24 @@ impl Entrant {
     }
 }
 
-/// How a step is planned whose product waits for all rows.
-fn after_all_rows(problem: &Problem, usual: PlanOptions) -> Result<PlanOptions, Failure> {
-    let tiles = Multiplying::on_threads(usual.tiling.tile, usual.tiling.swizzle);
-    let one_chunk = Gathering::on_threads(Order::Sequential, 1);
-    thread_options(&one_chunk, &tiles, problem, cores()).ok_or_else(|| {
-        let (m, most) = (problem.m(), overlap_gemm::plan::MAX_TILE_EXTENT);
-        Failure::Usage(format!(
+/// How a step is planned whose product waits for all rows: each tile is as high as A, and so needs the last row. Tiles are narrow,
+/// so that each thread of a rank has some.
+fn after_all_rows(
+    problem: &Problem,
+    usual: PlanOptions,
+    cores: u32,
+) -> Result<PlanOptions, Failure> {
+    let (m, most) = (problem.m(), MAX_TILE_EXTENT);
+    if m > most {
+        return Err(Failure::Usage(format!(
             "m is {m}, but on threads nothing waits for more than {most} rows: leave out 'sequential', or give fewer rows"
-        ))
-    })
+        )));
+    }
+    let workers = (cores / problem.ranks()).max(1);
+    let narrow = problem.n() / workers.saturating_mul(TILES_A_WORKER);
+    let tile = TileShape { m, n: usual.tiling.tile.n.min(narrow.max(LEAST_COLUMNS)) };
+    let tiling = Tiling { tile, ..usual.tiling };
+    Ok(PlanOptions { chunks_per_shard: Some(1), tiling })
 }
 
 #[cfg(test)]
@@ -236,7 +235,7 @@ mod tests {
         let field = Field::enter(&wanted.cases[0], &wanted).unwrap();
         let report = field.measure(&wanted, &ProgressBar::hidden(), interrupt).unwrap();
         let names: Vec<&str> = report.rows.iter().map(|row| row.who.as_str()).collect();
-        assert_eq!(names, ["own", "sequential", "fused", "auto"]);
+        assert_eq!(names, ["own", "sequential", "fused"]);
         assert_eq!(report.problem.ranks(), 3);
         for row in &report.rows {
             assert_eq!((row.rounds_us.len(), &row.failed), (3, &None), "{row:?}");
@@ -246,9 +245,20 @@ mod tests {
     }
 
     #[test]
+    fn all_rows_come_first_where_every_tile_needs_all() {
+        let problem = Problem::builder(1000, 512, 256).ranks(2).build().unwrap();
+        let usual = PlanOptions { tiling: Tiling::of_tile(256, 128), ..PlanOptions::default() };
+        let of = |cores| after_all_rows(&problem, usual, cores).unwrap().tiling.tile;
+        assert_eq!(of(2), TileShape { m: 1000, n: 128 });
+        assert_eq!(of(8), TileShape { m: 1000, n: 32 }, "four threads a rank");
+        assert_eq!(of(1 << 20), TileShape { m: 1000, n: 16 });
+        assert_eq!(of(1), of(2), "fewer cores than ranks");
+    }
+
+    #[test]
     fn what_no_tile_is_high_enough_for_is_refused() {
         let problem = Problem::builder(20_000, 8, 8).ranks(2).build().unwrap();
-        let refused = after_all_rows(&problem, PlanOptions::default()).unwrap_err();
+        let refused = after_all_rows(&problem, PlanOptions::default(), 2).unwrap_err();
         assert!(refused.to_string().contains("m is 20000"), "{refused}");
     }
 }

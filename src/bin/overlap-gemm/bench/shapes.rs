@@ -56,10 +56,9 @@ pub const SMALL: [&str; 4] = ["256x512x1024", "512x512x1024", "1024x512x1024", "
 
 /// For `mut_arg`: `values` are the default where `--host` is given.
 pub fn where_host(values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
-    let given = || ArgPredicate::Equals("true".into());
-    move |arg| match values {
-        [] => arg.default_value_if("host", given(), None::<&str>),
-        _ => arg.default_values_if("host", given(), values.iter().copied()),
+    move |arg| {
+        let given = ArgPredicate::Equals("true".into());
+        arg.default_values_if("host", given, values.iter().copied())
     }
 }
 

@@ -1,4 +1,4 @@
-//! What tuning has in common wherever it runs: what is done already, when to stop, what is kept, and how it ends.
+//! The course of tuning: what is done already, when to stop, what is kept, and how it ends.
 //!
 //! Invariant: each problem is in the file as soon as it was measured; a result that was wrong fails the command.
 
@@ -61,13 +61,13 @@ impl Clock {
 pub enum Had {
     /// Nothing, or not every way of launching that is asked for.
     Nothing,
-    /// All that is asked for, but measured with another driver, or on another processor: those times are not this machine's.
+    /// All that is asked for, but measured with another driver: those times are not this machine's.
     Elsewhere,
     /// All that is asked for.
     All,
 }
 
-/// What a table has of a problem where the driver is so called; on threads, the processor.
+/// What a table has of a problem where the driver is so called.
 pub fn had(table: &Tuning, problem: &Problem, gpu: &str, driver: &str, launches: Launches) -> Had {
     let (family, shape) = (Family::of(problem, gpu), Shape::of(problem));
     let [graph, plain] = match launches {
@@ -85,12 +85,12 @@ pub fn had(table: &Tuning, problem: &Problem, gpu: &str, driver: &str, launches:
     }
 }
 
-/// Says that so many problems of the table were measured with another one of `what`, if any were.
-pub fn tell_elsewhere(count: usize, what: &str) {
+/// Says that so many problems of the table were measured with another driver, if any were.
+pub fn tell_elsewhere(count: usize) {
     match count {
         0 => {}
-        1 => eprintln!("1 was measured {what}, and is measured again"),
-        _ => eprintln!("{count} were measured {what}, and are measured again"),
+        1 => eprintln!("1 was measured with another driver, and is measured again"),
+        _ => eprintln!("{count} were measured with another driver, and are measured again"),
     }
 }
 

@@ -1,34 +1,33 @@
 //! `overlap-gemm tune`: measures what `AllGatherGemm` plans by, and tells what such a table says.
 //!
 //! What belongs here: the arguments, and what they ask for. [`report`] works on files alone; [`search`] says what is tried, `gpu`
-//! or [`threads`] measures it, [`course`] is what these have in common, and [`results`] is what came out. On GPUs every rank is a process with
-//! the same arguments, started by a launcher, as in `bench all-gather-gemm`. Invariant: a file that cannot be trusted is never
+//! measures it, [`course`] keeps it, and [`results`] shows it. Every rank is a process with the same arguments, started by a launcher,
+//! as in `bench all-gather-gemm`. Invariant: a file that cannot be trusted is never
 //! written over, and each problem is kept as soon as it is measured.
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only on GPUs tables are refined"))]
 mod advice;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs are measured"))]
 mod course;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod report;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs are measured"))]
 mod results;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only on GPUs tables are refined"))]
 mod search;
-mod threads;
 
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use clap::builder::ArgPredicate;
-use clap::{ArgGroup, ValueEnum};
 use overlap_gemm::plan::BLayout;
 use overlap_gemm::tune::{TUNING_VARIABLE, Tuning, default_path};
 
-use self::report::On;
 use crate::bench::cases::{Case, spread};
-use crate::bench::shapes::{SMALL, ShapeArgs, unless, where_host};
+use crate::bench::shapes::{ShapeArgs, unless};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads;
 use crate::output::Output;
 use crate::problem_args;
 
@@ -37,15 +36,13 @@ use crate::problem_args;
 /// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm tune. For each problem, the promising
 /// strategies, engines, numbers of pieces, kernels and sweeps are planned, checked against an f64 reference and
 /// timed by turns as in `bench all-gather-gemm`, the good ones again and for longer. Each problem is written into
-/// the table as soon as it is done; what is in it already is not measured again, unless it was with another driver. With --host all ranks are threads of this
-/// process, four small problems unless others are named, and chunks, tiles and sweeps are tried. With --check, --show, --merge or --host no GPU is needed, and no
-/// launcher.
+/// the table as soon as it is done; what is in it already is not measured again, unless it was with another driver. With
+/// --check, --show or --merge no GPU is needed, and no launcher.
 #[derive(clap::Args)]
 #[command(mut_arg("shapes", |arg| {
-    where_host(&SMALL)(arg.default_value_if("set", ArgPredicate::IsPresent, None::<&str>))
+    arg.default_value_if("set", ArgPredicate::IsPresent, None::<&str>)
 }))]
-#[command(mut_arg("set", |arg| unless("shapes", &["headline"])(where_host(&[])(arg))))]
-#[command(group(ArgGroup::new("of-ranks").args(["show", "host"]).multiple(true)))]
+#[command(mut_arg("set", |arg| unless("shapes", &["headline"])(arg)))]
 pub struct Args {
     #[command(flatten)]
     problems: ShapeArgs,
@@ -53,14 +50,6 @@ pub struct Args {
     /// How B lies in memory: n rows of k elements, or k rows of n
     #[arg(long, default_value = "nk", value_parser = problem_args::b_layout())]
     b_layout: BLayout,
-
-    /// On threads of this machine, not on GPUs
-    #[arg(long, conflicts_with_all = ["launch", "refine", "check", "merge"])]
-    host: bool,
-
-    /// What a rank sends in a second, in MB, for --host [default: as fast as memory is]
-    #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
-    link: Option<f64>,
 
     /// How steps will be launched; both: what is least behind in either
     #[arg(long, value_enum, default_value_t = Launches::Both)]
@@ -95,8 +84,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "show")]
     table: Option<PathBuf>,
 
-    /// How many ranks, for --show, or for --host [default: 2]
-    #[arg(long, value_name = "N", requires = "of-ranks", value_parser = clap::value_parser!(u32).range(1..))]
+    /// How many ranks, for --show [default: 2]
+    #[arg(long, value_name = "N", requires = "show", value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Option<u32>,
 
     /// The GPU, for --show, as the driver calls it
@@ -128,10 +117,7 @@ pub enum Launches {
 }
 
 /// What was asked to be measured.
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "threads are launched one way, and not refined")
-)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs are measured"))]
 pub struct Wanted {
     pub cases: Vec<Case>,
     pub launch: Launches,
@@ -198,35 +184,20 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let table = Tuning::from_file(file)?;
         return report::check(&table, output);
     }
-    let ranks = args.ranks.unwrap_or(2);
     if args.show {
+        let ranks = args.ranks.unwrap_or(2);
+        check_gpu(&args.gpu)?;
         let named = args.table.as_ref().map(Tuning::from_file).transpose()?;
         let table = named.as_ref().unwrap_or_else(|| Tuning::found());
         let spread = |case: &Case| spread(&case.problem, ranks);
         let cases = args.problems.cases(ranks, args.b_layout)?;
         let problems: Vec<_> = cases.iter().map(spread).collect::<Result<_, _>>()?;
-        let on = match args.host {
-            true => On::Threads(on_threads::link(args.link)?),
-            false => {
-                check_gpu(&args.gpu)?;
-                On::Gpus(&args.gpu)
-            }
-        };
-        return report::show(table, &problems, &on, output);
+        return report::show(table, &problems, &args.gpu, output);
     }
     if !args.merge.is_empty() {
         // All are read before anything is written.
         let tables: Vec<_> = args.merge.iter().map(Tuning::from_file).collect::<Result<_, _>>()?;
         return report::merge(&args.file()?, tables, output);
-    }
-    if args.host {
-        on_threads::check_place()?;
-        if ranks < 2 {
-            let why = "--ranks: one rank has nothing to gather: give two or more";
-            return Err(Failure::Usage(why.into()));
-        }
-        let place = threads::Place { ranks, link: on_threads::link(args.link)? };
-        return threads::run(&args.wanted(ranks)?, place, output, Interrupt::install()?);
     }
     // What is wrong with a problem is said even where nobody has launched ranks.
     let launch = overlap_gemm::group::Launch::from_env();

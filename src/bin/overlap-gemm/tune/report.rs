@@ -5,18 +5,16 @@
 use std::fmt;
 use std::path::Path;
 
-use overlap_gemm::host::Link;
 use overlap_gemm::plan::Problem;
 use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{
     Answer, Anything, Asked, Entry, Gathering, HeldOut, Multiplying, Place, Shape, Source, Tuning,
-    hold_out, is_threads, record,
+    hold_out, record,
 };
 use serde::Serialize;
 
 use crate::bench::statistics::{median, quantile};
 use crate::exit::Failure;
-use crate::on_threads::{cores, processor, rate_of};
 use crate::output::Output;
 
 /// How one problem would have been answered.
@@ -44,8 +42,6 @@ struct Check {
     unknown: usize,
     /// Beside the best strategy that is planned without a table, each way to launch by itself.
     over_strategies: Option<OverStrategies>,
-    /// Entries of threads, which are not held out.
-    of_threads: usize,
 }
 
 /// How answers do beside strategies that are planned without a table.
@@ -77,9 +73,7 @@ impl Check {
         let unknown = problems.len() - ratios.len();
         let (median, worst) = (median(&ratios), quantile(&ratios, 1.0));
         let over_strategies = OverStrategies::of(&problems);
-        let is_of_threads = |entry: &&Entry| is_threads(&entry.family.gpu);
-        let of_threads = table.entries().iter().filter(is_of_threads).count();
-        Check { problems, median, worst, unknown, over_strategies, of_threads }
+        Check { problems, median, worst, unknown, over_strategies }
     }
 }
 
@@ -152,14 +146,7 @@ impl fmt::Display for Check {
                  median {median:.3}, worst {worst:.3}, within 3 % in {within_bar} of {count}"
             )?;
         }
-        let (it, are) = if self.of_threads == 1 { ("entry", "is") } else { ("entries", "are") };
-        match self.of_threads {
-            0 => Ok(()),
-            count => writeln!(
-                f,
-                "{count} {it} of threads {are} left out: nothing predicts steps on threads"
-            ),
-        }
+        Ok(())
     }
 }
 
@@ -206,7 +193,8 @@ impl Shown {
             Source::Modelled { .. } => "modelled",
         };
         let (mut why, from) = (answer.to_string(), from(&answer));
-        let others = answer.drivers.iter().filter(|other| is_another(other, driver));
+        let is_another = |other: &&String| driver.is_some_and(|here| here != *other);
+        let others = answer.drivers.iter().filter(is_another);
         let others: Vec<&str> = others.map(String::as_str).collect();
         if let (false, Some(driver)) = (others.is_empty(), driver) {
             why += &format!("; measured with driver {}, and here is {driver}", others.join(", "));
@@ -214,31 +202,6 @@ impl Shown {
         let Answer { gathering, multiplying, .. } = answer;
         Shown { problem: name, how, why, gathering: Some(gathering), multiplying, from }
     }
-
-    fn on_threads(problem: &Problem, link: Option<Link>, table: &Tuning) -> Shown {
-        let answer = table.on_threads(problem, cores(), rate_of(link));
-        let (how, why) = match &answer {
-            Some(answer) => {
-                let how = if answer.from.is_none() { "tuned" } else { "interpolated" };
-                let here = processor();
-                let mut why = answer.to_string();
-                if let (true, Some(here)) = (is_another(&answer.processor, here.as_deref()), here) {
-                    why += &format!(", and here is {here}");
-                }
-                (how, why)
-            }
-            None => ("by the rules", "by the rules: nothing near it was measured here".to_owned()),
-        };
-        let from = answer.iter().filter_map(|answer| answer.from).collect();
-        let parts = answer.map(|answer| (answer.gathering, answer.multiplying));
-        let (gathering, multiplying) = parts.unzip();
-        Shown { problem: problem.to_string(), how, why, gathering, multiplying, from }
-    }
-}
-
-/// Whether that is another driver, or processor, than what is here, as far as that is known.
-fn is_another(measured: &str, here: Option<&str>) -> bool {
-    here.is_some_and(|here| here != measured)
 }
 
 /// This machine's driver, where there is one.
@@ -271,33 +234,20 @@ impl fmt::Display for Show {
     }
 }
 
-/// What problems would run on.
-pub enum On<'a> {
-    /// GPUs, as the driver calls them.
-    Gpus(&'a str),
-    /// Threads of this machine.
-    Threads(Option<Link>),
-}
-
 /// The GPU whose figures predictions are made by.
 const FIGURES: &str = "NVIDIA H200";
 
-/// Tells what plans of `problems` would be made by.
+/// Tells what plans of `problems` on GPUs of that name would be made by.
 pub fn show(
     table: &Tuning,
     problems: &[Problem],
-    on: &On<'_>,
+    gpu: &str,
     output: Output,
 ) -> Result<(), Failure> {
-    let driver = matches!(on, On::Gpus(_)).then(driver).flatten();
-    let shown = |problem| match on {
-        On::Gpus(gpu) => Shown::of(problem, gpu, driver.as_deref(), table),
-        On::Threads(link) => Shown::on_threads(problem, *link, table),
-    };
+    let driver = driver();
+    let shown = |problem| Shown::of(problem, gpu, driver.as_deref(), table);
     let mut notes = table.notes().to_vec();
-    if let On::Gpus(gpu) = on
-        && *gpu != FIGURES
-    {
+    if gpu != FIGURES {
         notes.push(format!("no figures of {gpu} are known: by those of {FIGURES}"));
     }
     let show = Show {
@@ -314,7 +264,7 @@ pub fn merge(file: &Path, tables: Vec<Tuning>, output: Output) -> Result<(), Fai
     struct Merged {
         file: String,
         added: usize,
-        /// Those that came in place of one of another driver, or processor.
+        /// Those that came in place of one of another driver.
         of_another_driver: usize,
         problems: usize,
     }
@@ -337,10 +287,9 @@ pub fn merge(file: &Path, tables: Vec<Tuning>, output: Output) -> Result<(), Fai
         writeln!(stdout, "{added} problems were added to {file}, which has {problems} now")?;
         match of_another_driver {
             0 => Ok(()),
-            count => writeln!(
-                stdout,
-                "{count} of them replaced what was measured with another driver, or on another processor"
-            ),
+            count => {
+                writeln!(stdout, "{count} of them replaced what was measured with another driver")
+            }
         }
     })
 }

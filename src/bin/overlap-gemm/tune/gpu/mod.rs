@@ -99,7 +99,7 @@ fn todo<'w>(wanted: &'w Wanted, group: &Group, gpu: &Gpu) -> Result<Vec<&'w Case
                 *missing = 0;
             }
         }
-        tell_elsewhere(elsewhere, "with another driver");
+        tell_elsewhere(elsewhere);
     }
     let all = group.all_gather("what is to be measured", &missing, LIMIT)?;
     let todo = wanted.cases.iter().zip(&all[0]).filter(|(_, missing)| **missing == 1);
