@@ -80,9 +80,8 @@ fn advise_by(
         None => format!("no prediction holds for it on {}", device.name),
     };
     if let Some(answer) = answer {
-        let others: Vec<_> = answer.drivers.iter().filter(|other| *other != driver).collect();
-        if !others.is_empty() {
-            origin += &format!("; with driver {others:?}, here is {driver}");
+        if let Some(other) = answer.driver.filter(|other| other != driver) {
+            origin += &format!("; with driver {other}, here is {driver}");
         }
         advice.is_answered = true;
         advice.strategy = answer.gathering.order.into();

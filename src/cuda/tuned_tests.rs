@@ -118,12 +118,12 @@ fn what_was_measured_is_planned_and_said() {
     assert_eq!((advice.gemm.swizzle, advice.gemm.splits), (Some(4), Some(1)));
     assert_eq!(advice.explain("a rule"), "tuned: measured for this problem, 100.0 µs in graphs");
 
-    let advice = Call::of(problem(5000)).advice(&usual());
-    let text = advice.explain("a rule");
-    assert!(
-        text.starts_with("interpolated: ") && text.ends_with("by 4096×3584×8192 on 2 GPUs"),
-        "{text}"
-    );
+    // 15 % more rows: as it was measured for the other.
+    let near = Call::of(problem(4710)).advice(&usual());
+    let text = near.explain("a rule");
+    assert_eq!(text, "nearest: measured for 4096×3584×8192, 100.0 µs in graphs");
+    let same = (advice.strategy, advice.gather, advice.gemm);
+    assert_eq!((near.strategy, near.gather, near.gemm), same);
 
     // Nothing is near: what is predicted, in full.
     let advice = Call::of(problem(64)).advice(&usual());
@@ -223,7 +223,7 @@ fn another_driver_and_a_bad_file_are_told_of() {
         advise_by(&usual(), &device(), "590.2", &some(), &open)
     };
     let text = advice.explain("");
-    assert!(text.ends_with("; with driver [\"580.1\"], here is 590.2"), "{text}");
+    assert!(text.ends_with("; with driver 580.1, here is 590.2"), "{text}");
 }
 
 proptest! {

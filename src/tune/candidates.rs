@@ -8,13 +8,6 @@ use super::entry::{Gathering, Mover, Multiplying, Order};
 use crate::plan::Problem;
 use crate::predict::{Engine, Kernel, Machine, Setup, choices, estimate, ranked};
 
-/// One that may be chosen.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Candidate<'a> {
-    pub(super) gathering: Gathering,
-    pub(super) multiplying: &'a Multiplying,
-}
-
 /// How rows may travel: what makes sense for shards of this size, and first what is usual.
 ///
 /// ```
@@ -117,9 +110,9 @@ pub(super) fn predicted_us(
     machine: &Machine,
     problem: &Problem,
     kernel: &Kernel,
-    what: Candidate<'_>,
+    gathering: Gathering,
+    multiplying: &Multiplying,
 ) -> Option<f64> {
-    let Candidate { gathering, multiplying } = what;
     let setup = Setup {
         strategy: gathering.order.strategy(),
         engine: gathering.mover.engine(),

@@ -41,11 +41,6 @@ impl Family {
             b_layout: problem.b_layout(),
         }
     }
-
-    /// Whether the two are the same on other numbers of ranks.
-    pub fn is_like(&self, other: &Family) -> bool {
-        Family { ranks: other.ranks, ..self.clone() } == *other
-    }
 }
 
 impl fmt::Display for Family {
@@ -83,39 +78,16 @@ impl Shape {
         Shape { m: problem.m(), n: problem.n(), k: problem.k() }
     }
 
-    /// How far two are apart: how often a side has to be doubled, all sides together (the Euclidean way).
+    /// How far two are apart: how often a side has to be doubled or halved, all sides together.
     pub fn distance(self, other: Shape) -> f64 {
-        let doublings = |one: u32, other: u32| (f64::from(one) / f64::from(other)).log2();
-        let sides = [(self.m, other.m), (self.n, other.n), (self.k, other.k)];
-        sides.iter().map(|&(one, other)| doublings(one, other).powi(2)).sum::<f64>().sqrt()
+        let doublings = |one: u32, other: u32| (f64::from(one) / f64::from(other)).log2().abs();
+        doublings(self.m, other.m) + doublings(self.n, other.n) + doublings(self.k, other.k)
     }
 }
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}×{}×{}", self.m, self.n, self.k)
-    }
-}
-
-/// Where a problem lies among others of its kind: its size, and over how many ranks it is spread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub struct Place {
-    /// Its size.
-    pub shape: Shape,
-    /// How many ranks gather.
-    pub ranks: u32,
-}
-
-impl Place {
-    /// Of a problem.
-    pub fn of(problem: &Problem) -> Place {
-        Place { shape: Shape::of(problem), ranks: problem.ranks() }
-    }
-
-    /// How far two are apart: twice as many ranks are as far as a side that is four times as long.
-    pub fn distance(self, other: Place) -> f64 {
-        let doublings = (f64::from(self.ranks) / f64::from(other.ranks)).log2();
-        self.shape.distance(other.shape).hypot(2.0 * doublings)
     }
 }
 
@@ -256,16 +228,6 @@ impl Measured {
         [self.graph, self.plain]
     }
 
-    /// Microseconds, however launched: of both ways the geometric mean.
-    pub(super) fn us(&self) -> f64 {
-        let times = self.times();
-        let (product, count) = times
-            .iter()
-            .flatten()
-            .fold((1.0, 0), |(product, count), time| (product * time.us, count + 1));
-        product.powf(1.0 / f64::from(count.max(1)))
-    }
-
     /// The rounds of each way that was measured, the fewest of them.
     pub(super) fn rounds(&self) -> u32 {
         self.times().iter().flatten().map(|time| time.rounds).min().unwrap_or(0)
@@ -294,11 +256,6 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Where its problem lies.
-    pub fn place(&self) -> Place {
-        Place { shape: self.shape, ranks: self.family.ranks }
-    }
-
     /// Puts the one to take first, and the others in order behind it.
     #[must_use]
     pub fn sorted(mut self) -> Entry {
@@ -323,11 +280,6 @@ impl Entry {
     /// What would be taken without a table.
     pub fn untuned(&self) -> Option<&Measured> {
         self.measured.iter().find(|measured| measured.untuned)
-    }
-
-    /// How long a candidate takes as a multiple of the fastest: [`Measured::ratio`].
-    pub fn ratio(&self, one: &Measured) -> f64 {
-        one.ratio(&self.measured)
     }
 
     /// What is wrong with it, if anything is.
@@ -435,9 +387,6 @@ mod tests {
         let shape = |m, n, k| Shape { m, n, k };
         assert_eq!(shape(64, 64, 64).distance(shape(64, 64, 64)), 0.0);
         assert_eq!(shape(64, 64, 64).distance(shape(256, 64, 64)), 2.0);
-        assert_eq!(shape(8, 800, 64).distance(shape(64, 100, 64)), 18f64.sqrt());
-        let place = |m, ranks| Place { shape: shape(m, 64, 64), ranks };
-        assert_eq!(place(64, 2).distance(place(64, 8)), 4.0);
-        assert_eq!(place(64, 4).distance(place(128, 2)), 5f64.sqrt());
+        assert_eq!(shape(8, 800, 64).distance(shape(64, 100, 64)), 6.0);
     }
 }

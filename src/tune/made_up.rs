@@ -1,12 +1,9 @@
-//! Made-up measurements for the tests of whoever reads them, and made-up hardware.
+//! Made-up measurements for the tests of whoever reads them.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
-use super::candidates::{Candidate, kernels_for, part_of, predicted_us, ways};
 use super::entry::{Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time};
 use crate::element::ElementType;
 use crate::plan::{BLayout, ClusterShape, ElementTypes, Problem, Scaling, TileShape};
-use crate::predict::{Kernel, Machine, all_kernels};
+use crate::predict::Kernel;
 
 pub fn family() -> Family {
     Family {
@@ -73,38 +70,4 @@ pub fn problem(m: u32, n: u32, k: u32) -> Problem {
 pub fn of_kernel(name: &str) -> Multiplying {
     let Kernel { tile, cluster, .. } = Kernel::from_name(name).unwrap();
     Multiplying { kernel: name.into(), tile, cluster, swizzle: 1, splits: 1 }
-}
-
-/// How much longer than predicted some things take on made-up hardware, where the model does not know better.
-fn truth(name: &str, most: f64) -> f64 {
-    let mut hasher = DefaultHasher::new();
-    name.hash(&mut hasher);
-    1.0 + most * (hasher.finish() % 100) as f64 / 100.0
-}
-
-/// Some ways and kernels, on that hardware.
-pub fn synthetic(shape: Shape) -> Entry {
-    let Shape { m, n, k } = shape;
-    let (problem, machine) = (problem(m, n, k), Machine::h200());
-    let mut all = Vec::new();
-    for gathering in ways(&problem) {
-        let part = part_of(&problem, gathering.order).unwrap();
-        let kernels = kernels_for(&part, all_kernels(), machine.sms, &|_| true);
-        for multiplying in kernels.into_iter().take(4) {
-            let kernel = Kernel::from_name(&multiplying.kernel).unwrap();
-            let what = Candidate { gathering, multiplying: &multiplying };
-            let us = predicted_us(&machine, &problem, &kernel, what).unwrap()
-                * truth(&gathering.to_string(), 0.06)
-                * truth(&format!("{} {}", kernel.name, multiplying.splits), 0.25);
-            all.push(Measured {
-                gathering,
-                multiplying,
-                by_model: false,
-                untuned: false,
-                graph: Some(Time::new(us, 0.01, 7)),
-                plain: None,
-            });
-        }
-    }
-    entry(m, n, k, all)
 }

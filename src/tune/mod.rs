@@ -7,10 +7,9 @@
 //! Three answers are possible, and whoever asks is told which it was:
 //!
 //! ```text
-//!   the same problem was measured ──────► tuned          what was fastest
-//!   some like it were, near enough ─────► interpolated   what `predict` expects to be fastest, corrected by how far off
-//!                                                        it was for those
-//!   nothing near ───────────────────────► modelled       what `predict` expects to be fastest
+//!   the same problem was measured ──────► tuned      what was fastest
+//!   one was that is near enough ────────► nearest    what was fastest for that one
+//!   nothing near ───────────────────────► modelled   what `predict` expects to be fastest
 //! ```
 //!
 //! Invariants: the same table and question have the same answer on every rank; an answer is never something that
@@ -18,10 +17,8 @@
 //! is refused as a whole, with its name and the reason, and stops nobody from planning.
 
 mod candidates;
-mod correction;
 mod entry;
 mod file;
-mod held_out;
 mod lookup;
 mod ranking;
 mod table;
@@ -32,10 +29,7 @@ mod made_up;
 
 pub use crate::predict::{MOST_BLOCKS, MOST_STREAMS};
 pub use candidates::ways;
-pub use entry::{
-    Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Place, Shape, Time,
-};
+pub use entry::{Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time};
 pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
-pub use held_out::{HeldOut, hold_out};
-pub use lookup::{Answer, Anything, Asked, Fits, Source};
+pub use lookup::{Answer, Anything, Asked, FARTHEST, Fits, Source};
 pub use table::Tuning;

@@ -6,11 +6,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::entry::{Entry, Family, Shape};
+use super::entry::Entry;
 use super::file::{self, TUNING_VARIABLE, default_path};
 use super::lookup::{self, Answer, Asked, Fits};
 use crate::error::Result;
-use crate::plan::Problem;
 
 /// What was measured, and what to say about it.
 ///
@@ -102,15 +101,6 @@ impl Tuning {
         self.notes.extend(other.notes);
     }
 
-    /// The same without what it has of that very problem: to see what it would say had that not been measured.
-    #[must_use]
-    pub fn without(&self, problem: &Problem, gpu: &str) -> Tuning {
-        let mut table = self.clone();
-        let measured = (Family::of(problem, gpu), Shape::of(problem));
-        table.entries.retain(|entry| (&entry.family, entry.shape) != (&measured.0, measured.1));
-        table
-    }
-
     /// All entries, in order.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
@@ -134,7 +124,7 @@ impl Tuning {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::{entry, measured, problem};
+    use super::super::made_up::{entry, measured};
     use super::*;
 
     #[test]
@@ -171,15 +161,6 @@ mod tests {
         assert_eq!(bad.entries(), Tuning::shipped().entries());
         assert!(bad.notes()[0].contains("tuning.json is not used"), "{:?}", bad.notes());
         std::fs::remove_dir_all(&folder).unwrap();
-    }
-
-    #[test]
-    fn a_problem_can_be_left_out() {
-        let entries = [64, 128].map(|m| entry(m, 64, 64, vec![measured("a", 1, 10.0)]));
-        let table = Tuning::of_entries(entries.to_vec());
-        let problem = problem(64, 64, 64);
-        assert_eq!(table.without(&problem, "NVIDIA H200").entries(), &entries[1..]);
-        assert_eq!(table.without(&problem, "another"), table);
     }
 
     #[test]

@@ -7,13 +7,10 @@ use overlap_gemm::tune::Tuning;
 use super::gather::Gatherer;
 use super::report::CaseReport;
 
-/// Those that look into tables.
-const TABLED: [Gatherer; 2] = [Gatherer::Auto, Gatherer::AutoHeldOut];
-
+/// Says which tables are not used, and why, if `auto` takes part, which looks into them.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "threads have no tables"))]
-/// Says which tables are not used, and why, if anybody takes part who would look into them.
 pub fn tell_of_tables(contenders: &[Gatherer]) {
-    if TABLED.iter().any(|who| contenders.contains(who)) {
+    if contenders.contains(&Gatherer::Auto) {
         Tuning::found().notes().iter().for_each(|note| eprintln!("{note}"));
     }
 }
@@ -25,12 +22,12 @@ pub fn tell_of(case: &CaseReport) {
     eprintln!();
 }
 
-/// Who was planned by a table or without one, and whose times those are; however launched, once.
+/// How `auto` was planned, and whose times those are; however launched, once.
 fn plans(case: &CaseReport) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for row in &case.rows {
         let line = format!("  {}: {}", row.who, row.what.replace('\n', "; "));
-        if TABLED.iter().any(|who| who.name() == row.who) && !lines.contains(&line) {
+        if row.who == Gatherer::Auto.name() && !lines.contains(&line) {
             lines.push(line);
         }
     }
@@ -47,12 +44,12 @@ mod tests {
     #[test]
     fn each_plan_by_a_table_is_told_once_in_a_line() {
         let row = |who: &str| made_up::row(who, Kind::AllGatherGemm, &[1.0]);
-        let mut held_out = row("auto-held-out");
-        held_out.what = "Fused\nmodelled; timed as fused".into();
-        let rows = vec![row("fused"), row("auto"), row("auto"), held_out];
+        let mut twin = row("auto");
+        twin.what = "Fused\nmodelled; timed as fused".into();
+        let rows = vec![row("fused"), row("auto"), row("auto"), twin];
         let problem = Problem::builder(64, 64, 64).ranks(2).build().unwrap();
         let told = plans(&CaseReport { name: "one".into(), rows, problem });
-        let held_out = "  auto-held-out: Fused; modelled; timed as fused";
-        assert_eq!(told, ["  auto: auto_kernel", held_out]);
+        let twin = "  auto: Fused; modelled; timed as fused";
+        assert_eq!(told, ["  auto: auto_kernel", twin]);
     }
 }

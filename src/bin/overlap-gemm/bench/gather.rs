@@ -169,8 +169,6 @@ pub enum Gatherer {
     Fused,
     /// What the library chooses
     Auto,
-    /// What it would choose had this very problem not been tuned
-    AutoHeldOut,
 }
 
 impl Gatherer {
@@ -202,7 +200,6 @@ impl Gatherer {
             Gatherer::Pipelined => "pipelined",
             Gatherer::Fused => "fused",
             Gatherer::Auto => "auto",
-            Gatherer::AutoHeldOut => "auto-held-out",
         }
     }
 }

@@ -115,7 +115,7 @@ impl Outcome {
         }));
     }
 
-    /// Adds a problem in place of what it had of it, writes it into the file, if there is one here, and tells.
+    /// Adds a problem, writes it into the file, if there is one here, and tells.
     pub fn add(&mut self, entry: Entry, file: Option<&Path>, bar: &ProgressBar) -> Result<()> {
         if let Some(file) = file {
             record(file, std::slice::from_ref(&entry))?;
@@ -126,7 +126,6 @@ impl Outcome {
                 eprintln!("{}", Row(&entry));
             });
         }
-        self.measured.retain(|one| (&one.family, one.shape) != (&entry.family, entry.shape));
         self.measured.push(entry);
         Ok(())
     }

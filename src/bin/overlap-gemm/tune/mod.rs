@@ -5,8 +5,6 @@
 //! as in `bench all-gather-gemm`. Invariant: a file that cannot be trusted is never
 //! written over, and each problem is kept as soon as it is measured.
 
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only on GPUs tables are refined"))]
-mod advice;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs are measured"))]
 mod course;
 #[cfg(feature = "cuda")]
@@ -14,7 +12,7 @@ mod gpu;
 mod report;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs are measured"))]
 mod results;
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only on GPUs tables are refined"))]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs are measured"))]
 mod search;
 
 use std::path::PathBuf;
@@ -37,7 +35,7 @@ use crate::problem_args;
 /// strategies, engines, numbers of pieces, kernels and sweeps are planned, checked against an f64 reference and
 /// timed by turns as in `bench all-gather-gemm`, the good ones again and for longer. Each problem is written into
 /// the table as soon as it is done; what is in it already is not measured again, unless it was with another driver. With
-/// --check, --show or --merge no GPU is needed, and no launcher.
+/// --show or --merge no GPU is needed, and no launcher.
 #[derive(clap::Args)]
 #[command(mut_arg("shapes", |arg| {
     arg.default_value_if("set", ArgPredicate::IsPresent, None::<&str>)
@@ -63,18 +61,9 @@ pub struct Args {
     #[arg(long)]
     again: bool,
 
-    /// Also measure whatever would be chosen for each problem, had it not been measured: by the rest of the table, without
-    /// one, and by the rules for a fused step; until all of that is known
-    #[arg(long)]
-    refine: bool,
-
     /// Begin no problem that would not be done by then
     #[arg(long, value_name = "MINUTES", value_parser = minutes, allow_negative_numbers = true)]
     minutes: Option<f64>,
-
-    /// Hold out each problem of a table, and tell what the rest of it would have chosen
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["show", "merge", "output"])]
-    check: Option<PathBuf>,
 
     /// Tell what a plan of these problems would be made by: the table named by --table, else what plans find
     #[arg(long, conflicts_with_all = ["merge", "output"])]
@@ -123,7 +112,6 @@ pub struct Wanted {
     pub launch: Launches,
     pub file: PathBuf,
     pub again: bool,
-    pub refine: bool,
     pub minutes: Option<f64>,
     pub seed: u64,
 }
@@ -170,7 +158,6 @@ impl Args {
             launch: self.launch,
             file: self.file()?,
             again: self.again,
-            refine: self.refine,
             minutes: self.minutes,
             seed: self.seed,
         })
@@ -180,10 +167,6 @@ impl Args {
 /// Measures, or tells.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let output = Output::to_stdout(args.json);
-    if let Some(file) = &args.check {
-        let table = Tuning::from_file(file)?;
-        return report::check(&table, output);
-    }
     if args.show {
         let ranks = args.ranks.unwrap_or(2);
         check_gpu(&args.gpu)?;

@@ -18,7 +18,6 @@
 
 use overlap_gemm::tune::{Gathering, Measured, Multiplying, Order, Time};
 
-use super::advice::Advised;
 use crate::bench::statistics::{Summary, median};
 
 /// One that is tried.
@@ -93,8 +92,6 @@ const FINAL: Heat = Heat { name: "finals", rounds: 7, loop_ms: 40.0, give_up: f6
 pub const HEATS: u64 = 4;
 /// How many go into the finals, besides what is chosen without a table.
 const FINALISTS: usize = 5;
-/// How many of the best run beside what is refined.
-const BESIDE: usize = 3;
 /// Further kernels for the best way and for the next.
 const KERNELS: [usize; 2] = [6, 3];
 /// The second best way is given kernels if it is no farther behind than this.
@@ -117,33 +114,9 @@ pub fn search<E>(known: &Known, track: &mut impl Track<E>) -> Result<Option<Foun
         }
         && {
             let finalists = search.finalists();
-            search.found.finals(finalists, search.track)?
+            search.finals(finalists)?
         };
     Ok(done.then_some(search.found))
-}
-
-/// Measures what is advised beside the best of what was measured `before`, in loops as long as those of the finals; `None`:
-/// it was time to stop.
-pub fn refine<E>(
-    known: &Known,
-    before: Vec<Measured>,
-    advised: Vec<Advised>,
-    track: &mut impl Track<E>,
-) -> Result<Option<Found>, E> {
-    let new = |one: Advised| known.candidate(one.gathering, one.multiplying);
-    let advised: Vec<Candidate> = advised.into_iter().map(new).collect();
-    let best = Measured::in_order(before.clone());
-    let others = best.iter().filter(|one| !advised.iter().any(|new| new.is(one)));
-    let mut finalists: Vec<_> = others.take(BESIDE).map(candidate_of).collect();
-    finalists.extend(advised);
-    let mut found = Found { measured: before, failed: Vec::new() };
-    let done = found.finals(finalists, track)?;
-    // What is chosen without a table may be something else by now.
-    for one in &mut found.measured {
-        let now = known.candidate(one.gathering, one.multiplying.clone());
-        (one.by_model, one.untuned) = (now.by_model, now.untuned);
-    }
-    Ok(done.then_some(found))
 }
 
 struct Search<'a, T> {
@@ -273,52 +246,48 @@ impl<T> Search<'_, T> {
         }
         Ok(true)
     }
-}
 
-impl Found {
     /// Measures `finalists` once more and for longer. `false`: it is time to stop.
-    fn finals<E>(
-        &mut self,
-        finalists: Vec<Candidate>,
-        track: &mut impl Track<E>,
-    ) -> Result<bool, E> {
+    fn finals<E>(&mut self, finalists: Vec<Candidate>) -> Result<bool, E>
+    where
+        T: Track<E>,
+    {
         if finalists.is_empty() {
             return Ok(true);
         }
-        let Some(outcomes) = track.run(&finalists, FINAL)? else { return Ok(false) };
+        let Some(outcomes) = self.track.run(&finalists, FINAL)? else { return Ok(false) };
+        let found = &mut self.found;
         let mut drift = [Vec::new(), Vec::new()];
         let mut last = Vec::new();
         for (candidate, outcome) in finalists.into_iter().zip(outcomes) {
             match times(&outcome) {
                 Ok(now) => {
-                    let before = self.measured.iter().find(|one| candidate.is(one));
+                    let before = found.measured.iter().find(|one| candidate.is(one));
                     for (way, scale) in
                         before.map(|before| scales(before, &now)).iter().flatten().enumerate()
                     {
                         drift[way].push(1.0 / scale);
                     }
-                    // A way of launching that is not measured now was, maybe, at another time.
-                    let mut one = measured(candidate, now, [1.0; WAYS_TO_LAUNCH]);
-                    one.graph = one.graph.or(before.and_then(|before| before.graph));
-                    one.plain = one.plain.or(before.and_then(|before| before.plain));
-                    last.push(one);
+                    last.push(measured(candidate, now, [1.0; WAYS_TO_LAUNCH]));
                 }
-                Err(why) => self.fails(candidate, why),
+                Err(why) => found.fails(candidate, why),
             }
         }
         let drift = drift.map(|each| median(&each).unwrap_or(1.0));
         let is_last = |one: &Measured| last.iter().any(|last| candidate_of(last).is(one));
-        self.measured.retain(|one| !is_last(one));
-        for one in &mut self.measured {
+        found.measured.retain(|one| !is_last(one));
+        for one in &mut found.measured {
             for (time, drift) in [&mut one.graph, &mut one.plain].into_iter().zip(drift) {
                 *time = time.map(|time| Time::new(time.us * drift, time.spread, time.rounds));
             }
         }
-        self.measured.extend(last);
-        self.measured = Measured::in_order(std::mem::take(&mut self.measured));
+        found.measured.extend(last);
+        found.measured = Measured::in_order(std::mem::take(&mut found.measured));
         Ok(true)
     }
+}
 
+impl Found {
     /// Whoever was wrong once is out, whatever it was before.
     fn fails(&mut self, candidate: Candidate, why: String) {
         self.measured.retain(|one| !candidate.is(one));
@@ -339,14 +308,6 @@ impl Candidate {
 }
 
 impl Known {
-    /// What it is beside what is chosen without a table.
-    fn candidate(&self, gathering: Gathering, multiplying: Multiplying) -> Candidate {
-        let by_model = self.kernels(gathering.order).first() == Some(&multiplying);
-        let untuned = &self.untuned;
-        let untuned = (untuned.gathering, &untuned.multiplying) == (gathering, &multiplying);
-        Candidate { gathering, multiplying, by_model, untuned }
-    }
-
     /// The kernels of one product in that order.
     fn kernels(&self, order: Order) -> &[Multiplying] {
         if order == Order::Pipelined { &self.of_rank } else { &self.whole }

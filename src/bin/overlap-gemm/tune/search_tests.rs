@@ -139,69 +139,6 @@ fn who_is_wrong_is_told_of_and_never_chosen() {
 }
 
 #[test]
-fn what_is_advised_runs_beside_the_best_by_the_clocks_of_then() {
-    let known = known(32 << 10, 2);
-    let (before, _) = run(&known, |candidate, _| timed(truth(candidate)));
-    let best = candidate_of(&before.measured[0]);
-    let advised = known.candidate(best.gathering, multiplying("kernel 11", 8));
-    let what = |one: &Candidate| {
-        let (gathering, multiplying) = (one.gathering, one.multiplying.clone());
-        vec![Advised { gathering, multiplying }]
-    };
-    let refined = |advised: &Candidate, slower: f64| {
-        let time = |candidate: &Candidate, _| timed(truth(candidate) * slower);
-        let mut track = MadeUp { time, heats: Vec::new(), stop_after: 1 };
-        let before = before.measured.clone();
-        let found = refine(&known, before, what(advised), &mut track).unwrap().unwrap();
-        assert_eq!((track.heats.len(), track.heats[0].0), (1, FINAL));
-        (found, track.heats.remove(0).1)
-    };
-    let (found, ran) = refined(&advised, 1.5);
-    assert_eq!((ran.len(), &ran[0], &ran[BESIDE]), (1 + BESIDE, &best, &advised));
-    assert_eq!(found.measured.len(), before.measured.len() + 1);
-    assert_eq!(candidate_of(&found.measured[0]), best);
-    for one in &found.measured {
-        let ratio = one.graph.unwrap().us / truth(&candidate_of(one)) / 1.5;
-        assert!((ratio - 1.0).abs() < 0.01, "{one:?}");
-    }
-    // Who had been measured already is measured again, once.
-    let known_one = candidate_of(before.measured.last().unwrap());
-    let (found, ran) = refined(&known_one, 1.0);
-    assert_eq!(found.measured.len(), before.measured.len());
-    assert_eq!(ran.iter().filter(|one| one.is_same(&known_one)).count(), 1);
-    // Who is wrong is out.
-    let mut track = MadeUp {
-        time: |candidate: &Candidate, _| match candidate.multiplying.kernel.as_str() {
-            "kernel 11" => Outcome::Failed("D[0, 0] is NaN".into()),
-            _ => timed(truth(candidate)),
-        },
-        heats: Vec::new(),
-        stop_after: 1,
-    };
-    let found = refine(&known, before.measured.clone(), what(&advised), &mut track);
-    let found = found.unwrap().unwrap();
-    assert_eq!((found.measured.len(), found.failed.len()), (before.measured.len(), 1));
-    let stopped = refine(&known, found.measured, what(&best), &mut track).unwrap();
-    assert!(stopped.is_none(), "it is time to stop");
-
-    // What is measured in one way of launching keeps its time in the other, and its place.
-    let in_graphs = |candidate: &Candidate, _| Outcome::Timed([vec![truth(candidate); 7], vec![]]);
-    let mut track = MadeUp { time: in_graphs, heats: Vec::new(), stop_after: 1 };
-    let found = refine(&known, before.measured.clone(), what(&best), &mut track).unwrap().unwrap();
-    assert_eq!(candidate_of(&found.measured[0]), best);
-    assert_eq!(found.measured[0].plain, before.measured[0].plain);
-    assert_ne!(found.measured[0].graph, before.measured[0].graph);
-
-    // Once something else is chosen without a table, it is that which is told of.
-    let late = Known { untuned: best.clone(), ..known };
-    let mut track =
-        MadeUp { time: |_: &Candidate, _| timed(100.0), heats: Vec::new(), stop_after: 1 };
-    let found = refine(&late, before.measured, what(&best), &mut track).unwrap().unwrap();
-    let untuned: Vec<_> = found.measured.iter().filter(|one| one.untuned).collect();
-    assert!(untuned.len() == 1 && best.is(untuned[0]), "{untuned:?}");
-}
-
-#[test]
 fn a_search_stops_when_it_is_time() {
     for stop_after in 0..4 {
         let time = |candidate: &Candidate, _| timed(truth(candidate));

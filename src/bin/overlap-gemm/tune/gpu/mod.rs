@@ -12,22 +12,20 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use overlap_gemm::Result;
 use overlap_gemm::cuda::device::driver_name;
-use overlap_gemm::cuda::{devices, kernels};
+use overlap_gemm::cuda::devices;
 use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
 use overlap_gemm::plan::Problem;
 use overlap_gemm::tune::{Entry, Family, Measured, Shape, Tuning, record};
 
 use self::heats::Here;
-use super::advice::{Advice, Advised};
 use super::course::{Clock, Had, Outcome, Stopped, had, tell_elsewhere};
-use super::search::{Found, HEATS, refine, search};
+use super::search::{Found, HEATS, search};
 use super::{Launches, Wanted};
 use crate::bench::cases::{Case, spread};
 use crate::bench::gemm::Launch;
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
-use crate::bench::gpu::ranks::exchange::all_values;
 use crate::bench::gpu::ranks::{LIMIT, SETS, told};
 use crate::bench::gpu::timing::Watch;
 use crate::exit::Failure;
@@ -110,34 +108,18 @@ impl Tuner<'_> {
     fn run(&self, todo: &[&Case]) -> Result<Outcome, Failure> {
         let mut pools = Pools::new(self.wanted.seed);
         let mut outcome = Outcome::default();
-        // What was measured of which problem because it was advised: never twice, however thorough others were.
-        let mut advised = Vec::new();
         for (nth, case) in (0u64..).zip(todo) {
             // A heat with nothing new in it is left out.
             self.bar.set_position(nth * HEATS);
-            self.measure(case, None, &mut pools, &mut outcome)?;
-        }
-        // Each pass may change what others would choose; so until nothing new is chosen.
-        let mut refines = self.wanted.refine;
-        while refines && outcome.stopped.is_none() {
-            refines = false;
-            for case in &self.wanted.cases {
-                let Some(advice) = self.advice(case, &outcome, &advised)? else { continue };
-                let new = advice.advised.iter().map(|one| (case.to_string(), one.clone()));
-                advised.extend(new);
-                self.bar.inc_length(1);
-                self.measure(case, Some(advice), &mut pools, &mut outcome)?;
-                refines = true;
-            }
+            self.measure(case, &mut pools, &mut outcome)?;
         }
         Ok(outcome)
     }
 
-    /// Measures one problem, by search or as advised, and keeps what came out; nothing once it is time to stop.
+    /// Measures one problem, and keeps what came out; nothing once it is time to stop.
     fn measure(
         &self,
         case: &Case,
-        advice: Option<Advice>,
         pools: &mut Pools,
         outcome: &mut Outcome,
     ) -> Result<(), Failure> {
@@ -149,7 +131,7 @@ impl Tuner<'_> {
         }
         let begin = Instant::now();
         let problem = spread(&case.problem, self.group.ranks())?;
-        let (found, stopped) = self.find(&problem, advice, pools)?;
+        let (found, stopped) = self.find(&problem, pools)?;
         outcome.stopped = stopped;
         if stopped.is_some() {
             return Ok(());
@@ -162,33 +144,6 @@ impl Tuner<'_> {
         let entry = self.entry(&problem, found.measured)?;
         let file = (self.group.rank() == 0).then_some(self.wanted.file.as_path());
         Ok(outcome.add(entry, file, &self.bar)?)
-    }
-
-    /// What would be chosen for a problem of rank 0's table, beneath it what ships, and is to be measured.
-    fn advice(
-        &self,
-        case: &Case,
-        outcome: &Outcome,
-        advised: &[(String, Advised)],
-    ) -> Result<Option<Advice>, Failure> {
-        let mut own = None;
-        if self.group.rank() == 0 {
-            let info = self.gpu.device.info();
-            let problem = spread(&case.problem, self.group.ranks())?;
-            let mut table = Tuning::shipped().clone();
-            table.add(Tuning::from_file(&self.wanted.file)?);
-            let name = case.to_string();
-            let is_out = |new: &Advised| {
-                let this = (&name, &new.gathering, &new.multiplying);
-                let failed = outcome.failed.iter();
-                let failed = failed.map(|one| (&one.problem, &one.gathering, &one.multiplying));
-                let done = advised.iter();
-                let done = done.map(|(name, one)| (name, &one.gathering, &one.multiplying));
-                failed.chain(done).any(|other| other == this)
-            };
-            own = Advice::of(&table, &info.name, info.sm_count, &problem, kernels()?, &is_out);
-        }
-        Ok(all_values(&self.group, "what is advised", &own)?.swap_remove(0))
     }
 
     fn entry(&self, problem: &Problem, measured: Vec<Measured>) -> Result<Entry> {
@@ -223,7 +178,6 @@ impl Tuner<'_> {
     fn find(
         &self,
         problem: &Problem,
-        advice: Option<Advice>,
         pools: &mut Pools,
     ) -> Result<(Found, Option<Stopped>), Failure> {
         let inputs = pools.inputs(self.gpu, problem, self.l2_bytes)?;
@@ -233,10 +187,7 @@ impl Tuner<'_> {
         check.set = sets - 1;
         let mut here = Here { tuner: self, problem, inputs: &inputs, check, sets, stopped: None };
         let known = here.known()?;
-        let found = match advice {
-            None => search(&known, &mut here)?,
-            Some(Advice { measured, advised }) => refine(&known, measured, advised, &mut here)?,
-        };
+        let found = search(&known, &mut here)?;
         Ok((found.unwrap_or_default(), here.stopped))
     }
 }

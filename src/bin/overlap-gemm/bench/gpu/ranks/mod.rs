@@ -19,12 +19,9 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use overlap_gemm::cuda::nccl::{Communicator, NCCL_VARIABLE, Nccl};
-use overlap_gemm::cuda::{
-    AllGatherGemm, Engine, GatherOptions, Gemm, GemmOptions, Strategy, devices,
-};
+use overlap_gemm::cuda::{Engine, GatherOptions, Gemm, GemmOptions, Strategy, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
 use overlap_gemm::plan::Problem;
-use overlap_gemm::tune::Tuning;
 use overlap_gemm::{Error, Result};
 
 use super::super::cases::{Case, spread};
@@ -337,16 +334,6 @@ impl Bench<'_> {
             Gatherer::Pipelined => gathered(Strategy::Pipelined)?,
             Gatherer::Fused => gathered(Strategy::Fused)?,
             Gatherer::Auto => gathered(Strategy::Auto)?,
-            Gatherer::AutoHeldOut => {
-                let device = &self.gpu.device;
-                let rest = Tuning::found().without(place.problem, &device.info().name);
-                let (group, problems) = (place.group, std::slice::from_ref(place.problem));
-                let auto = Strategy::Auto;
-                let layer = AllGatherGemm::plan_tuned(
-                    group, device, problems, auto, &gather, &gemm, &rest,
-                )?;
-                Box::new(contenders::Gathered::of(place, layer, self.wanted.copied)?)
-            }
         })
     }
 
