@@ -16,33 +16,15 @@ use folder::Folder;
 use overlap_gemm::ElementType;
 use overlap_gemm::plan::{BLayout, ClusterShape, ElementTypes, Scaling, TileShape};
 use overlap_gemm::tune::{
-    Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time, Tuning, record,
+    Entry, Family, Gathering, Mover, Multiplying, Order, Shape, Times, Tuning, record,
 };
 use serde_json::Value;
 
 /// What the cost model likes for 4096 rows.
 const KERNEL: &str = "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong";
 
-/// M × 3584 × 8192 on two H200: what so many pieces took.
-fn entry(m: u32, us_of_pieces: &[(u32, f64)]) -> Entry {
-    let one = |&(pieces, us): &(u32, f64)| Measured {
-        gathering: Gathering {
-            order: Order::Fused,
-            mover: Mover::CopyEngines { streams: 1 },
-            pieces,
-        },
-        multiplying: Multiplying {
-            kernel: KERNEL.into(),
-            tile: TileShape { m: 128, n: 128 },
-            cluster: ClusterShape { m: 2, n: 1 },
-            swizzle: 4,
-            splits: 1,
-        },
-        by_model: true,
-        untuned: pieces == 1,
-        graph: Some(Time::new(us, 0.01, 7)),
-        plain: None,
-    };
+/// M × 3584 × 8192 on two H200: fastest in so many pieces.
+fn entry(m: u32, pieces: u32, us: f64) -> Entry {
     Entry {
         family: Family {
             gpu: "NVIDIA H200".into(),
@@ -55,16 +37,24 @@ fn entry(m: u32, us_of_pieces: &[(u32, f64)]) -> Entry {
         sms: 132,
         driver: "580.1".into(),
         crate_version: "0.1.0".into(),
-        measured: us_of_pieces.iter().map(one).collect(),
+        gathering: Gathering {
+            order: Order::Fused,
+            mover: Mover::CopyEngines { streams: 1 },
+            pieces,
+        },
+        multiplying: Multiplying {
+            kernel: KERNEL.into(),
+            tile: TileShape { m: 128, n: 128 },
+            cluster: ClusterShape { m: 2, n: 1 },
+            swizzle: 4,
+            splits: 1,
+        },
+        us: Times { graph: Some(us), plain: None },
     }
 }
 
 fn table(file: &str) {
-    let entries = [
-        entry(2048, &[(1, 210.0), (2, 200.0)]),
-        entry(4096, &[(1, 440.0), (2, 400.0)]),
-        entry(8192, &[(1, 800.0), (2, 812.0)]),
-    ];
+    let entries = [entry(2048, 2, 200.0), entry(4096, 2, 400.0), entry(8192, 1, 800.0)];
     record(file.as_ref(), &entries).unwrap();
 }
 
@@ -167,8 +157,12 @@ fn a_table_that_cannot_be_trusted_is_told_of_and_stops_nobody() {
         ("{\"format\"", "damaged"),
         ("{\"some\": \"thing\"}", "no table of this program"),
         (
-            "{\"format\":\"overlap-gemm tuning\",\"version\":2,\"new\":[]}",
-            "version 2, and this program reads 1",
+            "{\"format\":\"overlap-gemm tuning\",\"version\":3,\"new\":[]}",
+            "version 3, and this program reads 2",
+        ),
+        (
+            "{\"format\":\"overlap-gemm tuning\",\"version\":1,\"entries\":[]}",
+            "version 1, and this program reads 2: move it away",
         ),
     ] {
         fs::write(&file, text).unwrap();
@@ -189,7 +183,7 @@ fn merge_adds_tables_and_the_last_one_counts() {
     let folder = Folder::new("merge");
     let [one, two, all] = ["one.json", "two.json", "all.json"].map(|name| folder.path(name));
     table(&one);
-    record(two.as_ref(), &[entry(4096, &[(4, 390.0)]), entry(64, &[(1, 20.0)])]).unwrap();
+    record(two.as_ref(), &[entry(4096, 4, 390.0), entry(64, 1, 20.0)]).unwrap();
     let tables = format!("{one},{two}");
     let (code, stdout, stderr) = run(&["tune", "--merge", &tables, "--output", &all]);
     assert_eq!((code, stderr.as_str()), (0, ""));
@@ -198,12 +192,12 @@ fn merge_adds_tables_and_the_last_one_counts() {
     let read = Tuning::from_file(&all).unwrap();
     let pieces = |m| {
         let entry = read.entries().iter().find(|entry| entry.shape.m == m).unwrap();
-        entry.best().unwrap().gathering.pieces
+        entry.gathering.pieces
     };
     assert_eq!([pieces(64), pieces(2048), pieces(4096)], [1, 2, 4]);
 
     // Whoever replaces the times of another driver is told.
-    let newer = Entry { driver: "590.1".into(), ..entry(64, &[(1, 19.0)]) };
+    let newer = Entry { driver: "590.1".into(), ..entry(64, 1, 19.0) };
     record(two.as_ref(), &[newer]).unwrap();
     let (_, stdout, _) = run(&["tune", "--merge", &two, "--output", &all]);
     assert!(

@@ -82,7 +82,8 @@ impl Machine {
     ///
     /// - `product_scale`, `product_scale_fp8`, `memory_gbps`, `launch_us`, `copy_us`, `signal_us`, `own_us`, `begin_us`,
     ///   `begin_push_us`, `push_us`, `push_block_gbps`, `await_us`, `busy_slowdown`: how far apart candidates of one problem are,
-    ///   and a little how long they take, of all 115 tuned problems, `src/tune/h200.json`: 72 in bf16 and 24 in fp8 on two GPUs, 19
+    ///   and a little how long they take, of the 115 problems of `src/tune/h200.json` (all that was tried, as version 1 of that file
+    ///   in the repository's history has it): 72 in bf16 and 24 in fp8 on two GPUs, 19
     ///   in bf16 on four. Those count that were among the quickest, and those that should have been.
     /// - `several_share`: all-gathers alone between four H200, `benches/results/2026-11-22-h200x4-streams.json`.
     /// - `link_gbps`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to

@@ -120,7 +120,8 @@ pub(crate) fn ranked(
 
 // The figures below were first fitted to times of the kernels on one H200 (349 products, M from 1 to 16384, N and K those of
 // transformer layers, in bf16 and fp8, each with every kernel, several sweeps and numbers of slices); then those of tiles,
-// of memory, of the cache and of slices again, to what steps took in the table of tuned problems (src/tune/h200.json): those
+// of memory, of the cache and of slices again, to what steps took that were tried for the problems of src/tune/h200.json (version 1
+// of that file, in the repository's history, has all of them): those
 // that were among the quickest, and those that should have been. The figures tell kernels apart; none is a rate of the hardware.
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs, and how much faster fp8 is.

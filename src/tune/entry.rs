@@ -1,8 +1,7 @@
-//! One measured problem: what it was, what was tried, what each took.
+//! One measured problem: what it was, how the fastest step was carried out, what that took.
 //!
 //! What belongs here: plain values as the file has them, and what makes one valid. Invariant: an [`Entry`] that
-//! [`Entry::check`] has passed has at least one candidate, all of its times are positive, and its first
-//! candidate is the one to take.
+//! [`Entry::check`] has passed names a kernel, can be planned, and has at least one time; all times are positive.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -10,9 +9,6 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{BLayout, ClusterShape, ElementTypes, Problem, Scaling, TileShape};
-
-/// The most candidates of one problem: `tune` tries some thirty, and looking a problem up takes the third power of it.
-const MOST_MEASURED: usize = 128;
 
 /// Which problems an entry speaks of, their size apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -178,66 +174,27 @@ impl fmt::Display for Multiplying {
     }
 }
 
-/// What a step took, launched one way.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// What a step took, in microseconds: that of the slowest rank, the median over the rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Time {
-    /// Microseconds a step of the slowest rank: the median over the rounds.
-    pub us: f64,
-    /// How far the quartiles of the rounds are apart, as a fraction of the median.
-    pub spread: f64,
-    /// How many rounds; who was dropped early has fewer.
-    pub rounds: u32,
-}
-
-impl Time {
-    /// The microseconds that anything may take: a nanosecond to eleven days. Beyond, arithmetic with times is none.
-    pub const RANGE_US: RangeInclusive<f64> = 1e-3..=1e12;
-
-    /// To the nanosecond, and the spread to a hundredth of a per cent: what is written is what is read.
-    pub fn new(us: f64, spread: f64, rounds: u32) -> Time {
-        Time { us: (us * 1e3).round() / 1e3, spread: (spread * 1e4).round() / 1e4, rounds }
-    }
-}
-
-/// One candidate, and what it took.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Measured {
-    /// How rows travelled.
-    pub gathering: Gathering,
-    /// What multiplied.
-    pub multiplying: Multiplying,
-    /// The kernel, and how it ran, are what the cost model chooses for this order.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub by_model: bool,
-    /// All of it is what is chosen without a table.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub untuned: bool,
+pub struct Times {
     /// In CUDA graphs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub graph: Option<Time>,
+    pub graph: Option<f64>,
     /// Launched one by one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub plain: Option<Time>,
+    pub plain: Option<f64>,
 }
 
-impl Measured {
-    /// In graphs, and launched one by one.
-    pub(super) fn times(&self) -> [Option<Time>; 2] {
-        [self.graph, self.plain]
-    }
-
-    /// The rounds of each way that was measured, the fewest of them.
-    pub(super) fn rounds(&self) -> u32 {
-        self.times().iter().flatten().map(|time| time.rounds).min().unwrap_or(0)
-    }
+impl Times {
+    /// The microseconds that anything may take: a nanosecond to eleven days. Beyond, arithmetic with times is none.
+    pub const RANGE_US: RangeInclusive<f64> = 1e-3..=1e12;
 }
 
-/// One problem, and all that was tried for it, the one to take first.
+/// One problem, and how the fastest step that was measured for it was carried out.
 ///
-/// What is to be launched how, a plan does not know. So where both ways were measured, the one to take is
-/// the one that is least behind the fastest in whichever way suits it less.
+/// What is to be launched how, a plan does not know. So there is one such step: where both ways were measured, the one that is
+/// least behind the fastest in whichever way suits it less.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
@@ -251,37 +208,15 @@ pub struct Entry {
     pub driver: String,
     /// The version of this crate.
     pub crate_version: String,
-    /// What was tried.
-    pub measured: Vec<Measured>,
+    /// How rows travelled.
+    pub gathering: Gathering,
+    /// What multiplied.
+    pub multiplying: Multiplying,
+    /// What it took, launched in each way that was measured.
+    pub us: Times,
 }
 
 impl Entry {
-    /// Puts the one to take first, and the others in order behind it.
-    #[must_use]
-    pub fn sorted(mut self) -> Entry {
-        self.measured = Measured::in_order(self.measured);
-        self
-    }
-
-    /// The problem; `None`: a file may say anything.
-    pub fn problem(&self) -> Option<Problem> {
-        let Entry { family, shape, .. } = self;
-        let ElementTypes { a, b, d } = family.elements;
-        let sides = Problem::builder(shape.m.into(), shape.n.into(), shape.k.into());
-        let gathered = sides.ranks(family.ranks.into()).elements(a, b, d).scaling(family.scaling);
-        gathered.b_layout(family.b_layout).build().ok()
-    }
-
-    /// The one to take.
-    pub fn best(&self) -> Option<&Measured> {
-        self.measured.first()
-    }
-
-    /// What would be taken without a table.
-    pub fn untuned(&self) -> Option<&Measured> {
-        self.measured.iter().find(|measured| measured.untuned)
-    }
-
     /// What is wrong with it, if anything is.
     pub fn check(&self) -> Result<(), String> {
         let at_least_one = |what: &str, value: u32| match value {
@@ -298,53 +233,35 @@ impl Entry {
         ];
         numbers.iter().try_for_each(|(what, value)| at_least_one(what, *value))?;
         family.elements.check().map_err(|error| error.to_string())?;
-        if self.measured.is_empty() {
-            return Err("nothing was measured".into());
+        let Multiplying { kernel, tile, cluster, swizzle, splits } = &self.multiplying;
+        if kernel.is_empty() {
+            return Err("a kernel has no name".into());
         }
-        if self.measured.len() > MOST_MEASURED {
-            let count = self.measured.len();
-            return Err(format!("{count} candidates were measured, more than {MOST_MEASURED}"));
+        at_least_one("the number of splits", *splits)?;
+        let tiling = crate::plan::Tiling { tile: *tile, cluster: *cluster, swizzle: *swizzle };
+        tiling.check().map_err(|error| error.to_string())?;
+        at_least_one("the number of pieces", self.gathering.pieces)?;
+        self.gathering.mover.engine().check().map_err(|error| error.to_string())?;
+        if self.us == Times::default() {
+            return Err("it has no time".into());
         }
-        for Measured { gathering, multiplying, graph, plain, .. } in &self.measured {
-            let Multiplying { kernel, tile, cluster, swizzle, splits } = multiplying;
-            if kernel.is_empty() {
-                return Err("a kernel has no name".into());
-            }
-            at_least_one("the number of splits", *splits)?;
-            let tiling = crate::plan::Tiling { tile: *tile, cluster: *cluster, swizzle: *swizzle };
-            tiling.check().map_err(|error| error.to_string())?;
-            at_least_one("the number of pieces", gathering.pieces)?;
-            gathering.mover.engine().check().map_err(|error| error.to_string())?;
-            if graph.is_none() && plain.is_none() {
-                return Err("a candidate has no time".into());
-            }
-            for time in [graph, plain].into_iter().flatten() {
-                let (least, most) = (Time::RANGE_US.start(), Time::RANGE_US.end());
-                if !Time::RANGE_US.contains(&time.us) {
-                    let us = time.us;
-                    return Err(format!(
-                        "a time is {us} µs, but must be between {least} and {most}"
-                    ));
-                }
-                if !(time.spread.is_finite() && time.spread >= 0.0) {
-                    let spread = time.spread;
-                    return Err(format!("the spread of a time is {spread}, but must be 0 or more"));
-                }
-                at_least_one("the number of a time's rounds", time.rounds)?;
-            }
+        let (least, most) = (Times::RANGE_US.start(), Times::RANGE_US.end());
+        let mut times = [self.us.graph, self.us.plain].into_iter().flatten();
+        match times.find(|us| !Times::RANGE_US.contains(us)) {
+            Some(us) => Err(format!("a time is {us} µs, but must be between {least} and {most}")),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::{entry, measured};
+    use super::super::made_up::entry;
     use super::*;
 
     #[test]
     fn what_cannot_be_is_found() {
-        let good = entry(64, 128, 256, vec![measured("a", 1, 10.0)]);
+        let good = entry([64, 128, 256], "a", 1, 10.0);
         assert_eq!(good.check(), Ok(()));
         let broken = |change: &dyn Fn(&mut Entry), words: &str| {
             let mut entry = good.clone();
@@ -352,29 +269,20 @@ mod tests {
             let why = entry.check().unwrap_err();
             assert!(why.contains(words), "{why}");
         };
-        broken(&|entry| entry.measured.clear(), "nothing was measured");
         broken(&|entry| entry.shape.k = 0, "k is 0");
         broken(&|entry| entry.family.ranks = 0, "ranks is 0");
-        broken(&|entry| entry.measured[0].gathering.pieces = 0, "pieces is 0");
-        broken(&|entry| entry.measured[0].multiplying.splits = 0, "splits is 0");
-        broken(&|entry| entry.measured[0].multiplying.swizzle = 0, "the swizzle is 0");
-        broken(&|entry| entry.measured[0].multiplying.tile.m = 0, "tile's rows is 0");
-        broken(&|entry| entry.measured[0].multiplying.kernel.clear(), "no name");
-        broken(&|entry| entry.measured[0].graph = None, "no time");
-        let time = |us, spread, rounds| Some(Time { us, spread, rounds });
+        broken(&|entry| entry.gathering.pieces = 0, "pieces is 0");
+        broken(&|entry| entry.multiplying.splits = 0, "splits is 0");
+        broken(&|entry| entry.multiplying.swizzle = 0, "the swizzle is 0");
+        broken(&|entry| entry.multiplying.tile.m = 0, "tile's rows is 0");
+        broken(&|entry| entry.multiplying.kernel.clear(), "no name");
+        broken(&|entry| entry.us.graph = None, "no time");
         for us in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e200, 5e-324, 9e-4, 1.1e12] {
             let words = "µs, but must be between 0.001 and 1000000000000";
-            broken(&|entry| entry.measured[0].graph = time(us, 0.0, 1), words);
+            broken(&|entry| entry.us.graph = Some(us), words);
+            broken(&|entry| entry.us.plain = Some(us), words);
         }
-        for spread in [f64::NAN, -0.1] {
-            broken(&|entry| entry.measured[0].graph = time(1.0, spread, 1), "0 or more");
-        }
-        broken(&|entry| entry.measured[0].graph = time(1.0, 0.0, 0), "rounds is 0");
-        let many = |count| vec![good.measured[0].clone(); count];
-        broken(&|entry| entry.measured = many(129), "129 candidates were measured, more than 128");
-        assert_eq!(Entry { measured: many(128), ..good.clone() }.check(), Ok(()));
-        let mover =
-            |mover: Mover| move |entry: &mut Entry| entry.measured[0].gathering.mover = mover;
+        let mover = |mover: Mover| move |entry: &mut Entry| entry.gathering.mover = mover;
         broken(
             &mover(Mover::CopyEngines { streams: 9 }),
             "streams is 9, but must be between 1 and 8",

@@ -10,7 +10,7 @@
 use std::fmt;
 
 use super::candidates::{kernels_for, part_of, predicted_us, ways};
-use super::entry::{Entry, Family, Gathering, Measured, Multiplying, Order, Shape};
+use super::entry::{Entry, Family, Gathering, Multiplying, Order, Shape, Times};
 use crate::plan::Problem;
 use crate::predict::{Kernel, Machine, all_kernels};
 
@@ -65,9 +65,9 @@ impl Fits for Anything {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// This very problem was measured.
-    Tuned(Box<Measured>),
+    Tuned(Times),
     /// This one was, and is near.
-    Nearest(Shape, Box<Measured>),
+    Nearest(Shape, Times),
     /// The cost model's choice: neither the problem nor one near it was measured.
     Modelled {
         /// What a step should take, in µs.
@@ -93,24 +93,22 @@ impl fmt::Display for Answer {
     /// `modelled: predicted to take 402.0 µs, nothing like it is in a table`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let measured = match &self.source {
-            Source::Tuned(measured) => {
+            Source::Tuned(us) => {
                 f.write_str("tuned: measured for this problem")?;
-                Some(measured)
+                *us
             }
-            Source::Nearest(shape, measured) => {
+            Source::Nearest(shape, us) => {
                 write!(f, "nearest: measured for {shape}")?;
-                Some(measured)
+                *us
             }
             Source::Modelled { us } => {
                 write!(f, "modelled: predicted to take {us:.1} µs, nothing like it is in a table")?;
-                None
+                Times::default()
             }
         };
-        if let Some(measured) = measured {
-            for (time, how) in [(measured.graph, "in graphs"), (measured.plain, "one by one")] {
-                if let Some(time) = time {
-                    write!(f, ", {:.1} µs {how}", time.us)?;
-                }
+        for (us, how) in [(measured.graph, "in graphs"), (measured.plain, "one by one")] {
+            if let Some(us) = us {
+                write!(f, ", {us:.1} µs {how}")?;
             }
         }
         if self.multiplying.is_none() {
@@ -145,25 +143,21 @@ fn is_even(problem: &Problem) -> bool {
     problem.shards().most_rows() == problem.m().div_ceil(problem.ranks().max(1))
 }
 
-/// The best of what was measured that fits; if no kernel does, the best way to gather.
+/// What was measured, if rows can travel so; without its kernel where that does not fit.
 fn measured(
     entry: &Entry,
     asked: &Asked<'_>,
     possible: &dyn Fn(&Gathering) -> bool,
     fits: &dyn Fits,
 ) -> Option<Answer> {
-    let ways = || entry.measured.iter().filter(|one| possible(&one.gathering));
-    let whole = ways().find(|one| fits.multiplying(one.gathering.order, &one.multiplying));
-    let one = whole.or_else(|| ways().find(|one| one.by_model)).or_else(|| ways().next())?;
-    let is_it = entry.shape == Shape::of(asked.problem) && is_even(asked.problem);
-    Some(Answer {
-        gathering: one.gathering,
-        multiplying: whole.map(|one| one.multiplying.clone()),
-        source: match is_it {
-            true => Source::Tuned(Box::new(one.clone())),
-            false => Source::Nearest(entry.shape, Box::new(one.clone())),
-        },
-        driver: Some(entry.driver.clone()),
+    let Entry { shape, driver, gathering, multiplying, us, .. } = entry;
+    let is_it = *shape == Shape::of(asked.problem) && is_even(asked.problem);
+    possible(gathering).then(|| Answer {
+        gathering: *gathering,
+        multiplying: Some(multiplying.clone())
+            .filter(|multiplying| fits.multiplying(gathering.order, multiplying)),
+        source: if is_it { Source::Tuned(*us) } else { Source::Nearest(*shape, *us) },
+        driver: Some(driver.clone()),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::super::made_up::{by_model, entry, gathering, measured, of_kernel, problem};
+use super::super::made_up::{entry, gathering, of_kernel, problem};
 use super::*;
 use crate::element::ElementType;
 use crate::plan::{BLayout, ElementTypes, Scaling};
@@ -13,10 +13,6 @@ const COOPERATIVE: &str = "bf16_bf16_bf16_nk_128x256x64_2x1_cooperative";
 
 fn ask(entries: &[Entry], problem: &Problem, fits: &dyn Fits) -> Option<Answer> {
     look_up(entries, &Asked { gpu: "NVIDIA H200", sms: 132, problem }, fits)
-}
-
-fn answer(entries: &[Entry], m: u32) -> Answer {
-    ask(entries, &problem(m, 3584, 8192), &Anything).unwrap()
 }
 
 /// All but what is said not to fit.
@@ -38,36 +34,23 @@ impl Fits for Without<'_> {
 
 #[test]
 fn what_was_measured_is_taken_as_it_was() {
-    let table = [entry(
-        4096,
-        3584,
-        8192,
-        vec![
-            by_model("model's", 1, 104.0),
-            measured("best", 2, 100.0),
-            measured("third", 4, 109.0),
-        ],
-    )];
-    let found = answer(&table, 4096);
-    assert_eq!(found.gathering, gathering(1, 2));
-    assert_eq!(found.multiplying.as_ref().unwrap().kernel, "best");
-    assert_eq!(found.to_string(), "tuned: measured for this problem, 100.0 µs in graphs");
-    // The next best where the best is not to be had.
+    let table = [entry([4096, 3584, 8192], PINGPONG, 2, 100.0)];
     let asked = problem(4096, 3584, 8192);
-    let found = ask(&table, &asked, &Without(&[], &["best"])).unwrap();
-    let kernel = found.multiplying.unwrap().kernel;
-    assert_eq!((found.gathering.pieces, &*kernel), (1, "model's"));
-    let found = ask(&table, &asked, &Without(&[gathering(1, 2), gathering(1, 1)], &[])).unwrap();
-    assert_eq!(found.gathering, gathering(1, 4));
-    // No kernel of these: how rows travel is known all the same, for the model's kernel.
-    let found = ask(&table, &asked, &Without(&[], &["best", "model's", "third"])).unwrap();
-    assert_eq!((found.gathering.pieces, &found.multiplying), (1, &None));
-    assert!(found.to_string().ends_with("the kernel by the cost model"));
+    let found = ask(&table, &asked, &Anything).unwrap();
+    assert_eq!(found.to_string(), "tuned: measured for this problem, 100.0 µs in graphs");
+    assert_eq!((found.gathering, found.multiplying), (gathering(1, 2), Some(of_kernel(PINGPONG))));
+    // Without its kernel: how rows travel is known all the same, for the cost model's kernel.
+    let found = ask(&table, &asked, &Without(&[], &[PINGPONG])).unwrap();
+    assert_eq!((found.gathering.pieces, &found.multiplying), (2, &None));
+    assert!(found.to_string().ends_with("; the kernel by the cost model"));
+    // Rows that cannot travel so: nothing that was measured helps.
+    let found = ask(&table, &asked, &Without(&[gathering(1, 2)], &[])).unwrap();
+    assert!(matches!(found.source, Source::Modelled { .. }), "{found}");
 }
 
 #[test]
 fn other_kinds_of_problems_say_nothing() {
-    let table = [entry(4096, 3584, 8192, vec![measured(PINGPONG, 1, 10.0)])];
+    let table = [entry([4096, 3584, 8192], PINGPONG, 1, 10.0)];
     let from = |problem: Problem, gpu: &str| {
         let asked = Asked { gpu, sms: 132, problem: &problem };
         look_up(&table, &asked, &Anything).unwrap().source
@@ -93,8 +76,8 @@ fn other_kinds_of_problems_say_nothing() {
 #[test]
 fn the_nearest_is_taken_as_it_is_and_what_is_far_says_nothing() {
     let table = [
-        entry(4096, 3584, 8192, vec![measured(PINGPONG, 2, 400.0)]),
-        entry(5120, 3584, 8192, vec![measured(COOPERATIVE, 4, 500.0)]),
+        entry([4096, 3584, 8192], PINGPONG, 2, 400.0),
+        entry([5120, 3584, 8192], COOPERATIVE, 4, 500.0),
     ];
     let from = |asked: &Problem| {
         let found = ask(&table, asked, &Anything).unwrap();
@@ -135,8 +118,7 @@ fn what_is_usual_is_modelled_unless_another_leads() {
             let found = ask(&[], &problem, &Anything).unwrap();
             assert!(found.to_string().starts_with("modelled: predicted to take "), "{found}");
             let rules = Setup::usual(&Machine::h200(), &problem, Strategy::Fused).unwrap();
-            let is_usual = Gathering::of_setup(&rules) == Some(found.gathering)
-                && found.multiplying == Some(Multiplying::of_setup(&rules));
+            let is_usual = found.setup().unwrap() == rules;
             let Source::Modelled { us } = found.source else { panic!("{found}") };
             let ruled = estimate(&Machine::h200(), &rules.plan(&problem).unwrap(), &rules);
             let ruled = 1e6 * ruled.unwrap().total.as_secs_f64();
@@ -144,7 +126,7 @@ fn what_is_usual_is_modelled_unless_another_leads() {
                 true => usual += 1,
                 false => {
                     other += 1;
-                    assert!(us < ruled * (-LEAD).exp(), "{problem}: {us} µs, usual {ruled} µs");
+                    assert!(us < 0.942 * ruled, "{problem}: {us} µs, usual {ruled} µs");
                 }
             }
         }
@@ -181,7 +163,7 @@ proptest! {
         let one = |&(part, pieces, is_pingpong): &(f64, u32, bool)| {
             let kernel = if is_pingpong { PINGPONG } else { COOPERATIVE };
             let m = (f64::from(m) * part).ceil() as u32;
-            entry(m, 16 * n, 64 * k, vec![measured(kernel, pieces, 10.0)])
+            entry([m, 16 * n, 64 * k], kernel, pieces, 10.0)
         };
         let mut table: Vec<_> = near.iter().map(one).collect();
         table.sort_by_key(|one| one.shape);

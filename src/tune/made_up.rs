@@ -1,6 +1,6 @@
 //! Made-up measurements for the tests of whoever reads them.
 
-use super::entry::{Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time};
+use super::entry::{Entry, Family, Gathering, Mover, Multiplying, Order, Shape, Times};
 use crate::element::ElementType;
 use crate::plan::{BLayout, ClusterShape, ElementTypes, Problem, Scaling, TileShape};
 use crate::predict::Kernel;
@@ -29,36 +29,21 @@ pub fn gathering(streams: u32, pieces: u32) -> Gathering {
     Gathering { order: Order::Fused, mover: Mover::CopyEngines { streams }, pieces }
 }
 
-/// Fused, copies on one stream, a kernel of that name.
-pub fn measured(kernel: &str, pieces: u32, us: f64) -> Measured {
-    Measured {
-        gathering: gathering(1, pieces),
-        multiplying: match Kernel::from_name(kernel) {
-            Some(_) => of_kernel(kernel),
-            None => multiplying(kernel, 128, 128),
-        },
-        by_model: false,
-        untuned: false,
-        graph: Some(Time::new(us, 0.01, 7)),
-        plain: None,
-    }
-}
-
-pub fn entry(m: u32, n: u32, k: u32, measured: Vec<Measured>) -> Entry {
+/// M × N × K on two ranks; fused, copies on one stream, a kernel of that name.
+pub fn entry([m, n, k]: [u32; 3], kernel: &str, pieces: u32, us: f64) -> Entry {
     Entry {
         family: family(),
         shape: Shape { m, n, k },
         sms: 132,
         driver: "580.1".into(),
         crate_version: "0.1.0".into(),
-        measured,
+        gathering: gathering(1, pieces),
+        multiplying: match Kernel::from_name(kernel) {
+            Some(_) => of_kernel(kernel),
+            None => multiplying(kernel, 128, 128),
+        },
+        us: Times { graph: Some(us), plain: None },
     }
-    .sorted()
-}
-
-/// The same, with the kernel that the cost model chooses.
-pub fn by_model(kernel: &str, pieces: u32, us: f64) -> Measured {
-    Measured { by_model: true, ..measured(kernel, pieces, us) }
 }
 
 /// Gathered by two ranks.

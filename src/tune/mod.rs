@@ -1,8 +1,7 @@
 //! What was measured of the whole operation, kept, and asked before anybody guesses.
 //!
-//! What belongs here: the table ([`Tuning`]) of what `cuda::AllGatherGemm` took with one
-//! engine, kernel or number of pieces and with another ([`Entry`]), its file, and looking things up in it
-//! ([`Tuning::look_up`]). No device, no clock: `overlap-gemm tune` measures, the `cuda` module obeys.
+//! What belongs here: the table ([`Tuning`]) of how `cuda::AllGatherGemm` was fastest for which problem ([`Entry`]), its file,
+//! and looking things up in it ([`Tuning::look_up`]). No device, no clock: `overlap-gemm tune` measures, the `cuda` module obeys.
 //!
 //! Three answers are possible, and whoever asks is told which it was:
 //!
@@ -13,14 +12,13 @@
 //! ```
 //!
 //! Invariants: the same table and question have the same answer on every rank; an answer is never something that
-//! the asker has called impossible ([`Fits`]); a file that is damaged, of another program or of a later version
+//! the asker has called impossible ([`Fits`]); a file that is damaged, of another program or of another version
 //! is refused as a whole, with its name and the reason, and stops nobody from planning.
 
 mod candidates;
 mod entry;
 mod file;
 mod lookup;
-mod ranking;
 mod table;
 mod words;
 
@@ -29,7 +27,7 @@ mod made_up;
 
 pub use crate::predict::{MOST_BLOCKS, MOST_STREAMS};
 pub use candidates::ways;
-pub use entry::{Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time};
+pub use entry::{Entry, Family, Gathering, Mover, Multiplying, Order, Shape, Times};
 pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
 pub use lookup::{Answer, Anything, Asked, FARTHEST, Fits, Source};
 pub use table::Tuning;

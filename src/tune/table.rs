@@ -124,14 +124,36 @@ impl Tuning {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::{entry, measured};
+    use super::super::lookup::{Anything, Source};
+    use super::super::made_up::entry;
     use super::*;
+    use crate::plan::{ElementTypes, Problem};
 
     #[test]
     fn what_ships_can_be_read() {
         assert_eq!(Tuning::shipped().notes(), [""; 0]);
         // As `tune` writes it, so that writing it again changes nothing else.
         assert_eq!(file::text(Tuning::shipped().entries()).unwrap(), SHIPPED);
+    }
+
+    #[test]
+    fn what_ships_is_one_winner_a_problem_and_is_planned() {
+        for Entry { family, shape, gathering, multiplying, .. } in Tuning::shipped().entries() {
+            let ElementTypes { a, b, d } = family.elements;
+            let problem = Problem::builder(shape.m.into(), shape.n.into(), shape.k.into())
+                .ranks(family.ranks.into())
+                .elements(a, b, d)
+                .scaling(family.scaling)
+                .b_layout(family.b_layout)
+                .build()
+                .unwrap();
+            let asked = Asked { gpu: &family.gpu, sms: 132, problem: &problem };
+            let answer = Tuning::shipped().look_up(&asked, &Anything).unwrap();
+            assert!(matches!(answer.source, Source::Tuned(_)), "{problem}: {answer}");
+            let planned = (&answer.gathering, answer.multiplying.as_ref());
+            assert_eq!(planned, (gathering, Some(multiplying)));
+        }
+        assert!(SHIPPED.len() < 100_000, "{} bytes are more than winners", SHIPPED.len());
     }
 
     #[test]
@@ -148,7 +170,7 @@ mod tests {
             })
         };
         assert_eq!(find(None, &folder), *Tuning::shipped(), "no file is no fault");
-        file::record(&path, &[entry(7, 8, 8, vec![measured("a", 1, 10.0)])]).unwrap();
+        file::record(&path, &[entry([7, 8, 8], "a", 1, 10.0)]).unwrap();
         let found = find(None, &folder);
         assert_eq!(found.entries().len(), Tuning::shipped().entries().len() + 1);
         assert_eq!(found.sources().last().unwrap(), &path.display().to_string());
@@ -165,8 +187,8 @@ mod tests {
 
     #[test]
     fn the_later_table_is_believed() {
-        let mut table = Tuning::of_entries(vec![entry(64, 64, 64, vec![measured("old", 1, 10.0)])]);
-        let new = entry(64, 64, 64, vec![measured("new", 1, 11.0)]);
+        let mut table = Tuning::of_entries(vec![entry([64, 64, 64], "old", 1, 10.0)]);
+        let new = entry([64, 64, 64], "new", 1, 11.0);
         table.add(Tuning::of_entries(vec![new.clone()]));
         assert_eq!(table.entries(), [new]);
     }

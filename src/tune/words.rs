@@ -51,12 +51,6 @@ impl Gathering {
 }
 
 impl Multiplying {
-    /// What multiplies where a step is carried out so.
-    pub fn of_setup(setup: &Setup) -> Multiplying {
-        // Which of some list the kernel is, does not matter.
-        Multiplying::of(&setup.kernel, Choice::new(0, setup.swizzle, setup.splits))
-    }
-
     /// That kernel, run that way.
     pub fn of(kernel: &Kernel, choice: Choice) -> Multiplying {
         let Kernel { name, tile, cluster, .. } = kernel;

@@ -9,7 +9,7 @@ use crate::gpu::tried_kernels;
 use overlap_gemm::cuda::{AllGatherGemm, Engine, GatherOptions, Strategy};
 use overlap_gemm::plan::Problem;
 use overlap_gemm::tune::{
-    Entry, Family, Gathering, Measured, Mover, Multiplying, Order, Shape, Time, Tuning,
+    Entry, Family, Gathering, Mover, Multiplying, Order, Shape, Times, Tuning,
 };
 use overlap_gemm::{Error, Result};
 
@@ -26,20 +26,15 @@ fn table(problem: &Problem, rank: &Rank, order: Order, mover: Mover, pieces: u32
         sms: info.sm_count,
         driver: "some driver".into(),
         crate_version: "0.1.0".into(),
-        measured: vec![Measured {
-            gathering: Gathering { order, mover, pieces },
-            multiplying: Multiplying {
-                kernel: kernel.name.clone(),
-                tile: kernel.tile,
-                cluster: kernel.cluster,
-                swizzle: 1,
-                splits: 1,
-            },
-            by_model: false,
-            untuned: false,
-            graph: Some(Time::new(12.3, 0.01, 7)),
-            plain: None,
-        }],
+        gathering: Gathering { order, mover, pieces },
+        multiplying: Multiplying {
+            kernel: kernel.name.clone(),
+            tile: kernel.tile,
+            cluster: kernel.cluster,
+            swizzle: 1,
+            splits: 1,
+        },
+        us: Times { graph: Some(12.3), plain: None },
     }])
 }
 

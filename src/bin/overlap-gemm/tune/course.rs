@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use overlap_gemm::Result;
 use overlap_gemm::plan::Problem;
-use overlap_gemm::tune::{Entry, Family, Measured, Shape, Tuning, record};
+use overlap_gemm::tune::{Entry, Family, Shape, Tuning, record};
 
-use super::results::{Failed, Head, Results, Row};
+use super::results::{Failed, Head, Results, Row, Tuned};
 use super::search::Candidate;
 use super::{Launches, Wanted};
 use crate::bench::cases::Case;
@@ -75,10 +75,11 @@ pub fn had(table: &Tuning, problem: &Problem, gpu: &str, driver: &str, launches:
         Launches::Plain => [false, true],
         Launches::Both => [true, true],
     };
-    let done = |one: &Measured| (one.graph.is_some() || !graph) && (one.plain.is_some() || !plain);
+    let done =
+        |one: &&Entry| (one.us.graph.is_some() || !graph) && (one.us.plain.is_some() || !plain);
     let mut entries = table.entries().iter();
     let entry = entries.find(|entry| entry.family == family && entry.shape == shape);
-    match entry.filter(|entry| entry.best().is_some_and(done)) {
+    match entry.filter(done) {
         None => Had::Nothing,
         Some(entry) if entry.driver != driver => Had::Elsewhere,
         Some(_) => Had::All,
@@ -97,7 +98,7 @@ pub fn tell_elsewhere(count: usize) {
 /// What came of all problems.
 #[derive(Default)]
 pub struct Outcome {
-    pub measured: Vec<Entry>,
+    pub measured: Vec<Tuned>,
     pub failed: Vec<Failed>,
     pub stopped: Option<Stopped>,
     /// What the longest took.
@@ -116,17 +117,17 @@ impl Outcome {
     }
 
     /// Adds a problem, writes it into the file, if there is one here, and tells.
-    pub fn add(&mut self, entry: Entry, file: Option<&Path>, bar: &ProgressBar) -> Result<()> {
+    pub fn add(&mut self, tuned: Tuned, file: Option<&Path>, bar: &ProgressBar) -> Result<()> {
         if let Some(file) = file {
-            record(file, std::slice::from_ref(&entry))?;
+            record(file, std::slice::from_ref(&tuned.entry))?;
             bar.suspend(|| {
                 if self.measured.is_empty() {
                     eprintln!("{Head}");
                 }
-                eprintln!("{}", Row(&entry));
+                eprintln!("{}", Row(&tuned));
             });
         }
-        self.measured.push(entry);
+        self.measured.push(tuned);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! `overlap-gemm tune`: measures what `AllGatherGemm` plans by, and tells what such a table says.
 //!
 //! What belongs here: the arguments, and what they ask for. [`report`] works on files alone; [`search`] says what is tried, `gpu`
-//! measures it, [`course`] keeps it, and [`results`] shows it. Every rank is a process with the same arguments, started by a launcher,
+//! measures it, [`ranking`] says what is taken, [`course`] keeps it, and [`results`] shows it. Every rank is a process with the same arguments, started by a launcher,
 //! as in `bench all-gather-gemm`. Invariant: a file that cannot be trusted is never
 //! written over, and each problem is kept as soon as it is measured.
 
@@ -9,6 +9,8 @@
 mod course;
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs are measured"))]
+mod ranking;
 mod report;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs are measured"))]
 mod results;

@@ -4,8 +4,10 @@
 
 use std::fmt;
 
-use overlap_gemm::tune::{Entry, Gathering, Measured, Multiplying};
+use overlap_gemm::tune::{Entry, Gathering, Multiplying, Times};
 use serde::Serialize;
+
+use super::ranking::Measured;
 
 /// Everything that one run of `tune` gave.
 #[derive(Serialize)]
@@ -13,13 +15,22 @@ pub struct Results {
     pub command: String,
     pub version: &'static str,
     pub file: String,
-    pub measured: Vec<Entry>,
+    pub measured: Vec<Tuned>,
     /// Problems that were in the table already.
     pub kept: usize,
     pub failed: Vec<Failed>,
     pub seconds: f64,
     /// Why it ended before the last problem, if it did.
     pub ended_early: Option<String>,
+}
+
+/// One problem.
+#[derive(Serialize)]
+pub struct Tuned {
+    /// As it is in the table.
+    pub entry: Entry,
+    /// All that was tried: the one to take first, then the others in order.
+    pub tried: Vec<Measured>,
 }
 
 /// A candidate that was wrong or refused.
@@ -46,16 +57,13 @@ impl fmt::Display for Head {
 }
 
 /// One problem in a line.
-pub struct Row<'a>(pub &'a Entry);
+pub struct Row<'a>(pub &'a Tuned);
 
 impl fmt::Display for Row<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row(entry) = self;
-        let times = |one: Option<&Measured>| {
-            let each = |one: &Measured| [one.graph, one.plain].map(|time| Some(time?.us));
-            one.map_or([None, None], each)
-        };
-        let (untuned, tuned) = (times(entry.untuned()), times(entry.best()));
+        let Row(Tuned { entry, tried }) = self;
+        let untuned = tried.iter().find(|one| one.untuned).map(Measured::us).unwrap_or_default();
+        let [untuned, tuned] = [untuned, entry.us].map(|Times { graph, plain }| [graph, plain]);
         write!(f, "{:20} {:10}", entry.shape.to_string(), "")?;
         untuned.iter().try_for_each(|time| column(f, *time, 8, 1))?;
         write!(f, "   {:8}", "")?;
@@ -64,10 +72,7 @@ impl fmt::Display for Row<'_> {
         for (tuned, untuned) in tuned.into_iter().zip(untuned) {
             column(f, tuned.zip(untuned).map(|(tuned, untuned)| tuned / untuned), 6, 3)?;
         }
-        match entry.best() {
-            Some(one) => write!(f, "   {}; {}", one.gathering, one.multiplying),
-            None => Ok(()),
-        }
+        write!(f, "   {}; {}", entry.gathering, entry.multiplying)
     }
 }
 
@@ -86,12 +91,13 @@ fn column(
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut family = None;
-        for entry in &self.measured {
+        for tuned in &self.measured {
+            let entry = &tuned.entry;
             if family != Some(&entry.family) {
                 writeln!(f, "{}, driver {}\n{Head}", entry.family, entry.driver)?;
                 family = Some(&entry.family);
             }
-            writeln!(f, "{}", Row(entry))?;
+            writeln!(f, "{}", Row(tuned))?;
         }
         for Failed { problem, gathering, multiplying, why } in &self.failed {
             writeln!(f, "FAILED: {problem}: {gathering}; {multiplying}: {why}")?;
@@ -112,32 +118,21 @@ impl fmt::Display for Results {
 #[cfg(test)]
 mod tests {
     use overlap_gemm::ElementType;
-    use overlap_gemm::plan::{BLayout, ClusterShape, ElementTypes, Scaling, TileShape};
-    use overlap_gemm::tune::{Family, Mover, Order, Shape, Time};
+    use overlap_gemm::plan::{BLayout, ElementTypes, Scaling};
+    use overlap_gemm::tune::{Family, Shape};
 
+    use super::super::ranking::{Time, made_up};
     use super::*;
 
     fn measured(pieces: u32, graph: f64, plain: Option<f64>) -> Measured {
-        let mover = Mover::CopyEngines { streams: 1 };
-        Measured {
-            gathering: Gathering { order: Order::Fused, mover, pieces },
-            multiplying: Multiplying {
-                kernel: "some".into(),
-                tile: TileShape { m: 128, n: 128 },
-                cluster: ClusterShape { m: 1, n: 1 },
-                swizzle: 2,
-                splits: 1,
-            },
-            by_model: true,
-            untuned: pieces == 1,
-            graph: Some(Time::new(graph, 0.0, 7)),
-            plain: plain.map(|plain| Time::new(plain, 0.0, 7)),
-        }
+        let time = |us| Time::new(us, 0.0, 7);
+        made_up::measured("some", pieces, Some(time(graph)), plain.map(time))
     }
 
-    fn entry(measured: Vec<Measured>) -> Entry {
+    fn tuned(tried: Vec<Measured>) -> Tuned {
         let (a, d) = (ElementType::E4m3, ElementType::Bf16);
-        Entry {
+        let tried = Measured::in_order(tried);
+        let entry = Entry {
             family: Family {
                 gpu: "NVIDIA H200".into(),
                 ranks: 2,
@@ -149,16 +144,18 @@ mod tests {
             sms: 132,
             driver: "580.1".into(),
             crate_version: "0.1.0".into(),
-            measured,
-        }
-        .sorted()
+            gathering: tried[0].gathering,
+            multiplying: tried[0].multiplying.clone(),
+            us: tried[0].us(),
+        };
+        Tuned { entry, tried }
     }
 
     #[test]
     fn rows_stand_below_their_heads() {
         let both =
-            entry(vec![measured(1, 1553.9, Some(1539.2)), measured(2, 1476.2, Some(1539.2))]);
-        let one = entry(vec![measured(2, 1476.2, None)]);
+            tuned(vec![measured(1, 1553.9, Some(1539.2)), measured(2, 1476.2, Some(1539.2))]);
+        let one = tuned(vec![measured(2, 1476.2, None)]);
         let results = Results {
             command: String::new(),
             version: "0.1.0",

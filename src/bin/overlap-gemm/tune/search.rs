@@ -16,8 +16,9 @@
 //! Each heat runs the best so far again, and its times are scaled so that this one's are what they were: clocks
 //! drift from heat to heat.
 
-use overlap_gemm::tune::{Gathering, Measured, Multiplying, Order, Time};
+use overlap_gemm::tune::{Gathering, Multiplying, Order};
 
+use super::ranking::{Measured, Time};
 use crate::bench::statistics::{Summary, median};
 
 /// One that is tried.
@@ -79,7 +80,7 @@ pub struct Known {
 /// What came out.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Everybody who was timed.
+    /// Everybody who was timed: the one to take first, then the others in order.
     pub measured: Vec<Measured>,
     /// Who was not, and why.
     pub failed: Vec<(Candidate, String)>,

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use overlap_gemm::plan::Problem;
-use overlap_gemm::tune::Time;
+use overlap_gemm::tune::Times;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -203,9 +203,9 @@ fn check_row(row: &Row) -> Result<(), String> {
         return Err(format!("give a name of 1 to {LONGEST_NAME} printable characters"));
     }
     if let Some(time) =
-        row.rounds_us.iter().chain(&row.host_us).find(|time| !Time::RANGE_US.contains(time))
+        row.rounds_us.iter().chain(&row.host_us).find(|time| !Times::RANGE_US.contains(time))
     {
-        let (least, most) = (Time::RANGE_US.start(), Time::RANGE_US.end());
+        let (least, most) = (Times::RANGE_US.start(), Times::RANGE_US.end());
         return Err(format!("{time} µs is no time: it must be between {least} and {most}"));
     }
     match (&row.failed, row.rounds_us.is_empty()) {
@@ -371,9 +371,10 @@ mod tests {
             if !name.ends_with(".json") || name.contains("-trace-") {
                 continue;
             }
-            // What `tune` found is no bench's either.
+            // What `tune` found is no bench's either, and of a version that is no longer read.
             if name.ends_with("-tuning.json") {
-                assert!(!Tuning::from_file(&path).unwrap().entries().is_empty(), "{name}");
+                let why = Tuning::from_file(&path).unwrap_err().to_string();
+                assert!(why.contains("it is of version 1"), "{name}: {why}");
                 continue;
             }
             match read(&path) {

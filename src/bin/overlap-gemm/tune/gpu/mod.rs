@@ -15,10 +15,12 @@ use overlap_gemm::cuda::device::driver_name;
 use overlap_gemm::cuda::devices;
 use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
 use overlap_gemm::plan::Problem;
-use overlap_gemm::tune::{Entry, Family, Measured, Shape, Tuning, record};
+use overlap_gemm::tune::{Entry, Family, Shape, Tuning, record};
 
 use self::heats::Here;
 use super::course::{Clock, Had, Outcome, Stopped, had, tell_elsewhere};
+use super::ranking::Measured;
+use super::results::Tuned;
 use super::search::{Found, HEATS, search};
 use super::{Launches, Wanted};
 use crate::bench::cases::{Case, spread};
@@ -138,25 +140,25 @@ impl Tuner<'_> {
         }
         outcome.longest = outcome.longest.max(begin.elapsed());
         outcome.fail(case, found.failed);
-        if found.measured.is_empty() {
-            return Ok(());
-        }
-        let entry = self.entry(&problem, found.measured)?;
+        let tried = found.measured;
+        let Some(best) = tried.first() else { return Ok(()) };
+        let entry = self.entry(&problem, best)?;
         let file = (self.group.rank() == 0).then_some(self.wanted.file.as_path());
-        Ok(outcome.add(entry, file, &self.bar)?)
+        Ok(outcome.add(Tuned { entry, tried }, file, &self.bar)?)
     }
 
-    fn entry(&self, problem: &Problem, measured: Vec<Measured>) -> Result<Entry> {
+    fn entry(&self, problem: &Problem, best: &Measured) -> Result<Entry> {
         let info = self.gpu.device.info();
-        let entry = Entry {
+        Ok(Entry {
             family: Family::of(problem, &info.name),
             shape: Shape::of(problem),
             sms: info.sm_count,
             driver: driver_name()?,
             crate_version: env!("CARGO_PKG_VERSION").into(),
-            measured,
-        };
-        Ok(entry.sorted())
+            gathering: best.gathering,
+            multiplying: best.multiplying.clone(),
+            us: best.us(),
+        })
     }
 
     /// Whether to stop before something that takes as long as `ahead`: what any rank wants, at the same place on all.
