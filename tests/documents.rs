@@ -8,10 +8,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Every document, by its path in the repository.
-const DOCUMENTS: [&str; 10] = [
+const DOCUMENTS: [&str; 13] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
+    "docs/results.md",
+    "docs/command-line.md",
     "docs/architecture.md",
     "docs/protocol.md",
     "docs/building-cuda.md",
@@ -201,21 +204,41 @@ fn the_protocol_names_every_mutant_of_the_device_code_and_which_may_survive() {
     assert!(mutants > 10, "only {mutants} mutants were found: is this test reading them?");
 }
 
+/// What the first example of a source file shows: its lines, trimmed, without empty and hidden ones.
+fn documented(path: &str, fence: &str) -> Vec<String> {
+    let source = read(path);
+    let lines = source.lines().filter_map(|line| line.strip_prefix("///")).map(str::trim);
+    let lines = lines.skip_while(|line| *line != fence).skip(1).take_while(|line| *line != "```");
+    lines.filter(|line| !line.is_empty() && !line.starts_with("# ")).map(String::from).collect()
+}
+
+/// The lines of the README's examples in this language, trimmed, without empty ones.
+fn readme_example(language: &str) -> Vec<String> {
+    let (_, fenced) = split(&read("README.md"));
+    let lines = fenced.iter().filter(|(of, _)| of == language).map(|(_, line)| line.trim());
+    lines.filter(|line| !line.is_empty()).map(String::from).collect()
+}
+
+/// Fails unless all of `part` stands in `whole`, in the same order, and is longer than `least`.
+fn assert_part_of(part: &[String], whole: &[String], least: usize) {
+    let mut rest = whole.iter();
+    for line in part {
+        assert!(rest.any(|other| other == line), "not on the other side, or later there: {line}");
+    }
+    assert!(part.len() > least, "only {} lines were compared", part.len());
+}
+
 #[test]
 fn the_readme_s_example_is_that_of_the_documentation() {
-    let source = read("src/ops/all_gather_gemm.rs");
-    let documented = source.lines().filter_map(|line| line.strip_prefix("///"));
-    let documented = documented.skip_while(|line| line.trim() != "```").skip(1);
-    let documented = documented.take_while(|line| line.trim() != "```").map(str::trim);
+    let documented = documented("src/ops/all_gather_gemm.rs", "```");
+    assert_part_of(&documented, &readme_example("rust"), 20);
+}
 
-    let (_, fenced) = split(&read("README.md"));
-    let mut quoted = fenced.iter().filter(|(language, _)| language == "rust").map(|(_, line)| line);
-    let mut lines = 0;
-    for line in documented.filter(|line| !line.is_empty() && !line.starts_with("# ")) {
-        lines += 1;
-        assert!(quoted.any(|quoted| quoted.trim() == line), "not in the README, or later: {line}");
-    }
-    assert!(lines > 20, "only {lines} lines were compared");
+#[test]
+fn the_readme_s_example_for_gpus_is_a_part_of_the_documentation() {
+    // The documentation's example compiles where the feature `cuda` is on; the README's cannot.
+    let documented = documented("src/cuda/all_gather_gemm/mod.rs", "```no_run");
+    assert_part_of(&readme_example("rust,ignore"), &documented, 10);
 }
 
 #[test]
@@ -308,14 +331,14 @@ mod command_line {
     }
 
     #[test]
-    fn the_readme_s_exit_codes_are_those_of_help() {
+    fn the_documented_exit_codes_are_those_of_help() {
         let (_, help) = run(&["--help".into()]);
-        let readme = read("README.md");
+        let document = read("docs/command-line.md");
         let codes = help.lines().skip_while(|line| *line != "Exit codes:").skip(1);
         let codes: Vec<_> = codes.filter(|line| !line.trim().is_empty()).collect();
         assert!(codes.len() > 5, "{help}");
         for code in codes {
-            assert!(readme.contains(code), "the README lacks '{code}'");
+            assert!(document.contains(code), "docs/command-line.md lacks '{code}'");
         }
     }
 }
