@@ -39,14 +39,14 @@ use crate::trace::{TileEvent, Timeline};
 ///     let weight = vec![bf16::from_f32(0.5); N * K];
 ///     let mut output = vec![bf16::ZERO; M * N];
 ///
-///     // Enqueue many times, with whatever the shard holds by then.
+///     // Enqueue many times, with the shard's current contents.
 ///     for _step in 0..3 {
 ///         layer.enqueue(&stream, &shard, &weight, &mut output)?;
 ///     }
 ///
 ///     // Row 200 is one of rank 3's: 64 products of 4.0 and 0.5.
 ///     assert_eq!(output[200 * N].to_f32(), 64.0 * 4.0 * 0.5);
-///     // The gathered A is there for whoever needs it, until the next step.
+///     // The gathered A can be read until the next step.
 ///     let gathered = layer.gathered().expect("a step has completed");
 ///     assert_eq!(gathered.row(64)[0].to_f32(), 2.0);
 ///     Ok(())

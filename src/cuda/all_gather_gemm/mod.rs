@@ -100,7 +100,7 @@ impl<'a> Shard<'a> {
 ///         layer.enqueue(&stream, Shard::at(shard_at), &[RawOperands::of_gathered(b_at, d_at)])?;
 ///     }
 /// }
-/// layer.synchronize(&stream)?; // whatever went wrong on any rank is said here
+/// layer.synchronize(&stream)?; // errors of all ranks surface here
 /// assert_eq!(stream.clone_dtoh(&d)?[0], bf16::from_f32(8192.0));
 /// # Ok(())
 /// # }
