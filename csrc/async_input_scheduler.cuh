@@ -215,10 +215,15 @@ private:
             uint32_t(cutlass::arch::ReservedNamedBarriers::StreamkBarrier0) + warp_group;
         if (uint32_t(work.slice) < handed_over) {
             float4* mine = partial + size_t(work.slice) * kVectors * kThreads;
+            // A block that has given up has multiplied zeros, and the one that collects may not know.
+            constexpr int kSharers = int(cute::size<kTransposed ? 0 : 1>(KernelCluster{}));
+            float const nothing_or_nan =
+                params.step.stop && is_stopped<kSharers>() ? __int_as_float(0x7fffffff) : 0.0f;
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < kVectors; ++i) {
-                mine[i * kThreads] = make_float4(sums(4 * i), sums(4 * i + 1), sums(4 * i + 2),
-                                                 sums(4 * i + 3));
+                mine[i * kThreads] =
+                    make_float4(sums(4 * i) + nothing_or_nan, sums(4 * i + 1) + nothing_or_nan,
+                                sums(4 * i + 2) + nothing_or_nan, sums(4 * i + 3) + nothing_or_nan);
             }
             // All threads' stores, then one release at GPU scope: pairs with the acquire below.
             __threadfence();
@@ -291,7 +296,9 @@ private:
             }
             if (arrived < slices && !is_late) continue;
             if (!step.stop) return false;
-            uint32_t epoch = step.begun ? uint32_t(load_relaxed_gpu(step.begun)) : load_relaxed_system(step.epoch);
+            // The beginning of the next step may have reset `begun`; then this one's has ended, and has said the epoch.
+            uint64_t begun = step.begun ? load_relaxed_gpu(step.begun) : 0;
+            uint32_t epoch = begun >= kBegun ? uint32_t(begun) : load_relaxed_system(step.epoch);
             if (is_first_to_give_up(step.stop, epoch)) {
                 record_failure(step.failure, OG_FAILURE_SLICE, epoch, 0, arrived, UINT32_MAX, UINT32_MAX);
             }

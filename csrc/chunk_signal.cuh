@@ -195,7 +195,7 @@ __device__ inline void begin_block_waits() {
 
 // The gate of a block's tiles.
 struct TileGate {
-    // What it holds. Pairs with `open` and `stop`.
+    // What it holds. Pairs with `open`.
     static __device__ uint32_t look() {
         uint32_t gate;
         asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;"
@@ -208,17 +208,17 @@ struct TileGate {
     // Whether tile `tile` of this block (counted from 0) may be loaded.
     static __device__ bool is_open(uint32_t gate, uint32_t tile) { return gate % kStopped > tile; }
 
-    // The next tile may be loaded.
-    static __device__ void open() {
-        asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(shared_address(block_waits().gate))
+    // The next tile may be loaded; `gives_up`: as zeros, it and all later ones. Once with `gives_up`, behind
+    // `stop` and `tell`: whoever loads zeros does so behind them.
+    static __device__ void open(bool gives_up) {
+        uint32_t step = gives_up ? 1 + kStopped : 1;
+        asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(block_waits().gate)),
+                     "r"(step)
                      : "memory");
     }
 
     // This block, the `own`-th of those that load rows together, has given up. Once.
     static __device__ void stop(int own) {
-        asm volatile("red.release.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(block_waits().gate)),
-                     "r"(kStopped)
-                     : "memory");
         asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(
                          shared_address(block_waits().stopped_by[own]))
                      : "memory");
@@ -262,16 +262,19 @@ public:
     // its share of this tile.
     __device__ void open_next(ChunkTable const& table, int32_t first, int32_t last, uint32_t tile_m,
                               uint32_t tile_n, uint32_t own, uint32_t sharers) {
-        if (!stopped_ && !wait(table, first, last, tile_m, tile_n)) {
+        bool gives_up = !stopped_ && !wait(table, first, last, tile_m, tile_n);
+        if (gives_up) {
             stopped_ = true;
             int place = __popc(sharers & ((1u << own) - 1));
             if (lane() == 0) TileGate::stop(place);
             bool is_mate = lane() != own && (sharers >> lane() & 1) != 0;
             if (is_mate) TileGate::tell(lane(), place);
+            // The mates' barriers are there before anything of this tile is.
+            asm volatile("fence.acq_rel.cluster;" ::: "memory");
         }
         // Every lane's loads, fences and stops come before the gate opens.
         __syncwarp();
-        if (lane() == 0) TileGate::open();
+        if (lane() == 0) TileGate::open(gives_up);
     }
 
 private:

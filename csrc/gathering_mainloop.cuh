@@ -201,13 +201,10 @@ public:
         int32_t tile_m = kTransposed ? n_tile : m_tile;
         int32_t tile_n = kTransposed ? m_tile : n_tile;
         int32_t first_row = tile_m * kTileRows;
-        // Padding has no rows; the cluster's other blocks still count on its share of B.
-        int32_t first = 0;
-        int32_t last = -1;
-        if (first_row < gather.m) {
-            first = gather.chunks.of_row(first_row);
-            last = gather.chunks.of_row(min(first_row + kTileRows, gather.m) - 1);
-        }
+        // Padding has no rows, and waits for the last chunk all the same: its slices of K are counted, which must not
+        // begin before the launch before has counted its own.
+        int32_t first = gather.chunks.of_row(min(first_row, gather.m - 1));
+        int32_t last = gather.chunks.of_row(min(first_row + kTileRows, gather.m) - 1);
         // Nobody, where no rows are shared: registers are few.
         uint32_t own = 0, sharers = 0;
         if constexpr (kSharers > 1) {

@@ -185,8 +185,8 @@ typedef enum og_failure_kind {
     OG_FAILURE_LAYOUT = 4,
     /* A rank left the group, and what it still owes will not come. */
     OG_FAILURE_LEFT = 5,
-    /* A slice of K was not handed over: the blocks of a product did not start in order. The workspace of that
-     * product is of no more use. */
+    /* A slice of K was not handed over, as if the blocks of a product had not started in order. The workspace of
+     * that product is of no more use. */
     OG_FAILURE_SLICE = 6,
 } og_failure_kind;
 

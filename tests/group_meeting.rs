@@ -250,6 +250,8 @@ fn an_abort_reaches_everybody_once() {
         group.on_end(move |error| tell.send(error.clone()).unwrap());
         if rank == 1 {
             group.abort("enough");
+            // Its own rank need not wait for the store to say so.
+            assert!(group.check().is_err());
         }
         let error = told.recv_timeout(LONG).unwrap();
         let expected = Error::Aborted { rank, reason: "enough (rank 1 asked for it)".into() };

@@ -1,8 +1,9 @@
 //! Streams that may still touch some memory.
 //!
-//! Invariant: what was enqueued on a stream that was noted is waited for before the memory goes; what is in a graph may
-//! be used at any later time. However many streams come and go, few are kept: behind the work of an older one comes
-//! one stream that nobody else has (`Tail`). No stream is queried, which would end a capture elsewhere.
+//! Invariant: what was enqueued on a stream that was noted is waited for before the memory goes, unless sixteen other
+//! streams are noted between a call's note and its enqueue; what is in a graph may be used at any later time. However
+//! many streams come and go, few are kept: behind the work of an older one comes one stream that nobody else has
+//! (`Tail`). No stream is queried, which would end a capture elsewhere.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +28,7 @@ pub(super) struct Uses {
 
 #[derive(Debug, Default)]
 struct Streams {
-    /// The oldest first.
+    /// The one that was not used for longest first.
     kept: VecDeque<Arc<CudaStream>>,
     tail: Option<Tail>,
 }
@@ -49,11 +50,18 @@ impl Uses {
         device.check_stream(stream)?;
         device.bind()?;
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if !streams.kept.contains(stream) {
-            if streams.kept.len() >= KEPT {
-                streams.retire_one(device)?;
+        match streams.kept.iter().position(|known| known == stream) {
+            Some(at) => {
+                // To the back: what this call enqueues comes later than what is here now.
+                let known = streams.kept.remove(at);
+                streams.kept.extend(known);
             }
-            streams.kept.push_back(Arc::clone(stream));
+            None => {
+                if streams.kept.len() >= KEPT {
+                    streams.retire_one(device)?;
+                }
+                streams.kept.push_back(Arc::clone(stream));
+            }
         }
         Ok(stream)
     }

@@ -278,9 +278,8 @@ impl Group {
         // What one frame holds, at most, and people read.
         let reason: String = reason.chars().take(4096).collect();
         self.way.request(self.rank, Request::Abort { reason: reason.clone() });
-        if self.inbox.is_closed() {
-            self.inbox.take(Notice::Ended(Ending::Aborted { by: self.rank, reason }));
-        }
+        // Here it is over at once: a step that begins after this call fails, before the others know.
+        self.inbox.take(Notice::Ended(Ending::Aborted { by: self.rank, reason }));
     }
 
     /// An error if the group is over.
