@@ -60,7 +60,7 @@ fn step_time(problem: &Problem, options: PlanOptions, link: Option<Link>) -> Dur
 fn main() {
     let problem = Problem::builder(1024, 512, 1024).ranks(RANKS.into()).build().expect("valid");
     // A tile as high as a chunk waits for that chunk alone; a higher one would wait for several.
-    let options = PlanOptions { chunks_per_shard: Some(4), tiling: Tiling::of_tile(64, 256) };
+    let options = PlanOptions::new().with_pieces(4).with_tiling(Tiling::of_tile(64, 256));
     let sent = u128::from(RANKS - 1) * problem.row_bytes(&problem.shards().rows(0));
     println!("{problem}, {} chunks a shard; each rank sends {sent} bytes a step", 4);
     println!(

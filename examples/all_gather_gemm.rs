@@ -37,7 +37,7 @@ const STEPS: [[u32; RANKS as usize]; 3] = [[64, 64, 64, 64], [64, 0, 29, 45], [6
 fn main() -> Result<()> {
     let problem = Problem::builder(256, N, K).ranks(RANKS.into()).build()?;
     // Two chunks a shard, and tiles as high as a chunk: each tile waits for one chunk alone.
-    let options = PlanOptions { chunks_per_shard: Some(2), tiling: Tiling::of_tile(32, 48) };
+    let options = PlanOptions::new().with_pieces(2).with_tiling(Tiling::of_tile(32, 48));
     let link = Some(Link::of_rate(4e6));
     let group = GroupOptions { link, record: true, ..GroupOptions::default() };
 

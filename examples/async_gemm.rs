@@ -31,7 +31,7 @@ const SEED: u64 = 11;
 fn main() -> Result<()> {
     // Two sources of 128 rows, four chunks each: chunks 0 to 3, then 4 to 7.
     let problem = Problem::builder(256, 160, 96).ranks(2).build()?;
-    let options = PlanOptions { chunks_per_shard: Some(4), tiling: Tiling::of_tile(32, 80) };
+    let options = PlanOptions::new().with_pieces(4).with_tiling(Tiling::of_tile(32, 80));
 
     // Source 1 is expected first, so the planned order is 4 5 6 7 0 1 2 3.
     let patience = Duration::from_secs(5);

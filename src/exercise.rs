@@ -14,7 +14,7 @@ use crate::fit::scale_count;
 use crate::host::{Aborter, Group, GroupOptions, Link, Rank, Stream, check_memory};
 use crate::ops::{AllGatherGemm, Input, Product};
 use crate::plan::{
-    BLayout, ClusterShape, ElementTypes, PlanOptions, Problem, Scaling, TileShape, Tiling,
+    BLayout, ClusterShape, ElementTypes, PlanOptions, Problem, Scaling, Strategy, TileShape, Tiling,
 };
 use crate::random::Random;
 use crate::reference::{Reference, Report};
@@ -112,7 +112,9 @@ impl Exercise {
             cluster: ClusterShape { m: extent(3), n: extent(3) },
             swizzle: extent(8),
         };
-        let options = PlanOptions { chunks_per_shard: Some(extent(most.min(6))), tiling };
+        let pieces = Some(extent(most.min(6)));
+        let strategy = random.choose(&Strategy::ALL);
+        let options = PlanOptions { strategy, pieces, tiling, ..PlanOptions::default() };
         let jitter = Duration::from_micros(random.within(0..=200));
         let link = Link { bytes_per_second: 1e12, jitter, seed };
         let group = GroupOptions {

@@ -84,6 +84,7 @@ mod fit;
 #[cfg(all(feature = "group", unix))]
 pub mod group;
 pub mod host;
+pub mod kernels;
 pub mod ops;
 pub mod plan;
 pub mod predict;

@@ -7,11 +7,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use overlap_gemm::plan::model::{Schedule, run};
+use overlap_gemm::plan::model::{Schedules, run};
 use overlap_gemm::plan::{
-    BLayout, Chunks, ClusterShape, ConsumerStep, ElementTypes, MAX_CHUNKS, MAX_DIMENSION,
-    MAX_RANKS, Partition, Plan, PlanOptions, Problem, Scaling, SenderStep, Shards, Tile, TileOrder,
-    TileShape, Tiling, Transfers,
+    BLayout, Chunks, ClusterShape, ElementTypes, Lane, MAX_CHUNKS, MAX_DIMENSION, MAX_RANKS,
+    Partition, Plan, PlanOptions, Problem, Scaling, Shards, Step, Tile, TileOrder, TileShape,
+    Tiling, Word,
 };
 use overlap_gemm::{ElementType, Error};
 use proptest::prelude::*;
@@ -262,7 +262,7 @@ proptest! {
     #[test]
     fn accessors_answer_for_what_does_not_exist(
         chunks in chunks(), (rank, chunk, row) in (number32(), number32(), number32()), end in number32(),
-        (round, row_bytes, per_rank) in (number32(), number(), number32()),
+        per_rank in number32(),
     ) {
         let len = chunks.len();
         prop_assert_eq!(chunks.rows(chunk).is_empty(), chunk >= len);
@@ -276,15 +276,6 @@ proptest! {
         chunks.signal_slot(chunk, per_rank);
         prop_assert!(chunks.most_per_rank() >= 1);
 
-        let transfers = Transfers::new(&chunks);
-        prop_assert!(transfers.peer_in_round(rank, round) < transfers.ranks());
-        prop_assert_eq!(transfers.consumer(rank).count() as u32, len + transfers.ranks());
-        prop_assert!(transfers.told_consumed(rank).all(|to| to < transfers.ranks()));
-        let own = chunks.of_rank(rank).len();
-        prop_assert_eq!(transfers.round(rank, round).count(), if own == 0 { 0 } else { 1 + 2 * own });
-        let sent = transfers.sender(rank).take(1000).count();
-        prop_assert_eq!(sent == 0, own == 0);
-        transfers.bytes_sent(rank, row_bytes);
         assert_memory_is_bounded();
     }
 
@@ -331,11 +322,11 @@ proptest! {
     #[test]
     fn plans_are_valid_or_refused(
         (m, n, k) in (1..=u64::from(MAX_DIMENSION), number(), number()), ranks in 1u64..1100,
-        chunks_per_shard in prop::option::of(number32()), tiling in tiling(),
+        pieces in prop::option::of(number32()), tiling in tiling(),
         (rank, probe) in (number32(), any::<u64>()), step in rows(),
     ) {
         let Ok(problem) = Problem::builder(m, n, k).ranks(ranks).build() else { return Ok(()) };
-        match Plan::new(&problem, PlanOptions { chunks_per_shard, tiling }) {
+        match Plan::new(&problem, PlanOptions { pieces, tiling, ..PlanOptions::new() }) {
             Ok(plan) => {
                 assert_plan_holds(&plan, probe);
                 let (part, order) = (plan.of_rank(rank), plan.tile_order(rank));
@@ -372,35 +363,37 @@ proptest! {
         picks in prop::collection::vec(any::<usize>(), 16),
         huge_epochs in number32(),
     ) {
-        let Ok(shards) = Shards::of_rows(&rows) else { return Ok(()) };
-        let mut schedule = Schedule::new(&Transfers::new(&Chunks::even(&shards, 1).unwrap()));
+        let m = rows.iter().map(|&rows| u64::from(rows)).sum();
+        let Ok(problem) = Problem::builder(m, 16, 16).shards(&rows).build() else { return Ok(()) };
+        let options = PlanOptions { pieces: Some(1), ..PlanOptions::default() };
+        let mut schedules = Schedules::new(&Plan::new(&problem, options).unwrap());
         for (list, place, kind, x, y) in changes {
-            if schedule.senders.is_empty() || schedule.consumers.is_empty() { continue }
-            let (senders, consumers) = (schedule.senders.len(), schedule.consumers.len());
-            let sender = &mut schedule.senders[list.index(senders)];
-            let consumer = &mut schedule.consumers[list.index(consumers)];
-            let at = place.index(sender.len() + 1);
+            if schedules.of_ranks.is_empty() { continue }
+            let ranks = schedules.of_ranks.len();
+            let steps = &mut schedules.of_ranks[list.index(ranks)].steps;
+            let at = place.index(steps.len() + 1);
+            let word = [Word::Landed { chunk: x }, Word::Consumed { by: x }, Word::Begun][y as usize % 3];
+            let lane = [Lane::Compute, Lane::Begin, Lane::Push(x)][y as usize % 3];
             match kind {
-                0 => sender.insert(at, SenderStep::Send { round: x, chunk: y, to: x % 5 }),
-                1 => sender.insert(at, SenderStep::Signal { round: x, chunk: y % 5, to: x }),
-                2 => sender.insert(at, SenderStep::AwaitConsumed { round: y, peer: x }),
-                3 => consumer.push(ConsumerStep::AwaitChunk { chunk: x }),
-                4 => consumer.push(ConsumerStep::PostConsumed { to: x }),
-                5 => sender.truncate(at),
-                6 => consumer.clear(),
-                _ => { schedule.senders.pop(); }
+                0 => steps.insert(at, (lane, Step::Move { chunk: y, to: x % 5 })),
+                1 => steps.insert(at, (lane, Step::Post { word, to: x % 5, age: y })),
+                2 => steps.insert(at, (lane, Step::Await { word, age: y })),
+                3 => steps.insert(at, (lane, Step::Multiply { rows: x..y, pivot: x % 5, awaits: vec![y % 5] })),
+                4 => steps.insert(at, (Lane::Push(x), Step::Multiply { rows: 0..0, pivot: 0, awaits: vec![] })),
+                5 => steps.truncate(at),
+                6 => steps.clear(),
+                _ => { schedules.of_ranks.pop(); }
             }
         }
         let mut next = picks.iter().cycle();
         let violation = |found: Result<(), overlap_gemm::plan::model::Violation>| {
             found.err().is_none_or(|violation| !violation.to_string().is_empty())
         };
-        prop_assert!(violation(schedule.check_order()));
-        prop_assert!(violation(run(&schedule, 3, |_| *next.next().unwrap())));
+        prop_assert!(violation(schedules.check_order()));
+        prop_assert!(violation(run(&schedules, 3, |_| *next.next().unwrap())));
         // With nothing to do, any number of epochs is over at once.
-        schedule.senders.iter_mut().for_each(Vec::clear);
-        schedule.consumers.iter_mut().for_each(Vec::clear);
-        prop_assert!(violation(run(&schedule, huge_epochs, |_| 0)));
+        schedules.of_ranks.iter_mut().for_each(|schedule| schedule.steps.clear());
+        prop_assert!(violation(run(&schedules, huge_epochs, |_| 0)));
     }
 }
 
@@ -445,8 +438,8 @@ mod json {
             field in prop::sample::select(vec![
                 "/problem/m", "/problem/n", "/problem/k", "/problem/lda", "/problem/ldb",
                 "/problem/ldd", "/problem/shard_rows", "/problem/shard_rows/1", "/problem/elements/a",
-                "/problem/b_layout", "/problem/scaling", "/problem", "/chunks_per_shard", "/tiling",
-                "/tiling/tile/m", "/tiling/cluster/n", "/tiling/swizzle", "/chunks", "/transfers",
+                "/problem/b_layout", "/problem/scaling", "/problem", "/pieces", "/tiling",
+                "/tiling/tile/m", "/tiling/cluster/n", "/tiling/swizzle", "/chunks", "/schedules", "/operation", "/strategy", "/engine",
             ]),
             (first, second) in (value(), value()), sizes in any::<bool>(),
         ) {

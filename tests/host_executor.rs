@@ -32,7 +32,7 @@ proptest! {
 #[test]
 fn epochs_wrap_without_a_trace() {
     let problem = Problem::builder(24, 16, 8).ranks(3).build().unwrap();
-    let options = PlanOptions { tiling: Tiling::of_tile(8, 8), chunks_per_shard: Some(2) };
+    let options = PlanOptions::new().with_pieces(2).with_tiling(Tiling::of_tile(8, 8));
     for first_epoch in [u32::MAX - 5, i32::MAX as u32 - 5] {
         let group = GroupOptions { first_epoch, poison_consumed: true, ..GroupOptions::default() };
         let steps = vec![vec![8; 3]; 12];
@@ -43,7 +43,7 @@ fn epochs_wrap_without_a_trace() {
 #[test]
 fn two_hundred_steps_with_stragglers() {
     let problem = Problem::builder(64, 32, 32).ranks(4).build().unwrap();
-    let options = PlanOptions { tiling: Tiling::of_tile(16, 16), chunks_per_shard: Some(4) };
+    let options = PlanOptions::new().with_pieces(4).with_tiling(Tiling::of_tile(16, 16));
     let jitter = Duration::from_micros(300);
     let link = Some(Link { bytes_per_second: 1e12, jitter, seed: 3 });
     let group = GroupOptions { link, poison_consumed: true, ..GroupOptions::default() };
@@ -64,7 +64,7 @@ fn what_writers_publish_is_what_is_multiplied() {
     const STEPS: usize = 40;
     let builder = Problem::builder(M.into(), 24, K as u64).shards(&[50, 46]);
     let problem = builder.elements(E4m3, E4m3, Bf16).scaling(Scaling::Rows).build().unwrap();
-    let options = PlanOptions { tiling: Tiling::of_tile(16, 16), chunks_per_shard: Some(3) };
+    let options = PlanOptions::new().with_pieces(3).with_tiling(Tiling::of_tile(16, 16));
     let mut gemm = AsyncGemm::<F8E4M3, F8E4M3, bf16>::plan(&problem, options, 1).unwrap();
     let mut input = gemm.input().unwrap();
     let mut random = Random::new(17);

@@ -20,7 +20,7 @@ fn problem(ranks: u64) -> Problem {
 }
 
 fn options() -> PlanOptions {
-    PlanOptions { chunks_per_shard: Some(2), tiling: Tiling::of_tile(8, 8) }
+    PlanOptions::new().with_pieces(2).with_tiling(Tiling::of_tile(8, 8))
 }
 
 /// Long enough for a loaded machine to do a small step in, short enough to wait for.
@@ -395,7 +395,7 @@ fn a_laggard_s_other_shape_is_refused_however_late() {
         rows
     };
     let problem = problem(RANKS.into());
-    let options = PlanOptions { chunks_per_shard: Some(1), tiling: Tiling::of_tile(16, 16) };
+    let options = PlanOptions::new().with_pieces(1).with_tiling(Tiling::of_tile(16, 16));
     let ranks = Group::local_with(RANKS, patient(Duration::from_secs(600))).unwrap();
     let (ahead, steps_ahead) = std::sync::mpsc::channel();
     let step = |op: &mut AllGatherGemm<bf16>, rank: u32, owner: u32| {
@@ -434,7 +434,7 @@ fn a_laggard_s_other_shape_is_refused_however_late() {
 fn too_many_columns_are_refused_before_anything_is_sent() {
     let problem = Problem::builder(8, 1, 1).build().unwrap();
     let ranks = Group::local(1).unwrap();
-    let options = PlanOptions { chunks_per_shard: None, tiling: Tiling::of_tile(8, 1 << 14) };
+    let options = PlanOptions::new().with_tiling(Tiling::of_tile(8, 1 << 14));
     let mut op = AllGatherGemm::<bf16>::plan(&ranks[0], &problem, options).unwrap();
     let (a, b, stream) = (vec![bf16::ONE; 8], [bf16::ONE], Stream::new(1).unwrap());
     let mut d = vec![bf16::ZERO; 8 * ((1 << 18) + 1)];
@@ -471,7 +471,7 @@ fn nobody_waits_for_an_input_or_a_writer_that_is_gone() {
 #[test]
 fn a_step_may_move_rows_to_ranks_that_had_none() {
     let problem = Problem::builder(70_000, 1, 1).shards(&[70_000, 0]).build().unwrap();
-    let options = PlanOptions { chunks_per_shard: Some(1 << 16), tiling: Tiling::of_tile(64, 8) };
+    let options = PlanOptions::new().with_pieces(1 << 16).with_tiling(Tiling::of_tile(64, 8));
     let plan = overlap_gemm::plan::Plan::new(&problem, options).unwrap();
     assert_eq!(plan.for_rows(&[35_000, 35_000]).unwrap().chunks().len(), 1 << 16);
 }

@@ -16,8 +16,7 @@ use overlap_gemm::{Error, Result};
 
 const N: u64 = 8;
 const K: u64 = 16;
-const OPTIONS: PlanOptions =
-    PlanOptions { chunks_per_shard: Some(1), tiling: Tiling::of_tile(8, 8) };
+const OPTIONS: PlanOptions = PlanOptions::new().with_pieces(1).with_tiling(Tiling::of_tile(8, 8));
 
 /// A group whose ranks wait for hours, with links that send as many bytes a second.
 fn group(ranks: usize, bytes_per_second: Option<f64>) -> Vec<Rank> {

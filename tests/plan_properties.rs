@@ -2,10 +2,12 @@
 
 mod common;
 
-use common::{chunks, shards, tiling};
-use overlap_gemm::plan::model::{Schedule, explore, run};
+use common::mutants::{Caught, MUTANTS};
+use common::{chunks, plan, plan_of, shards, tiling};
+use overlap_gemm::plan::model::{Schedules, Violation, explore, run};
 use overlap_gemm::plan::{
-    Chunks, Partition, SenderStep, Shards, Tile, TileOrder, Tiling, Transfers,
+    Chunks, Engine, Partition, PlanOptions, Shards, Step, Strategy as Order, Tile, TileOrder,
+    Tiling,
 };
 use proptest::prelude::*;
 
@@ -178,31 +180,22 @@ proptest! {
     }
 
     #[test]
-    fn every_chunk_arrives_once_in_need_order_one_to_one(chunks in chunks()) {
-        let transfers = Transfers::new(&chunks);
-        prop_assert_eq!(Schedule::new(&transfers).check_order(), Ok(()));
+    fn every_chunk_arrives_once_and_in_need_order(plan in plan()) {
+        prop_assert_eq!(Schedules::new(&plan).check_order(), Ok(()));
     }
 
     #[test]
-    fn a_signal_follows_its_data(chunks in chunks()) {
-        let transfers = Transfers::new(&chunks);
-        for rank in 0..transfers.ranks() {
-            let steps: Vec<_> = transfers.sender(rank).collect();
-            for pair in steps.windows(2) {
-                if let SenderStep::Signal { round, chunk, to } = pair[1] {
-                    prop_assert_eq!(pair[0], SenderStep::Send { round, chunk, to });
-                }
-                let sends = matches!(pair[0], SenderStep::Send { .. });
-                prop_assert_eq!(sends, matches!(pair[1], SenderStep::Signal { .. }));
-            }
-        }
+    fn in_every_round_each_rank_is_sent_to_by_one(plan in plan(), round in 0u32..9) {
+        let ranks = plan.problem().ranks();
+        let mut peers: Vec<_> = (0..ranks).map(|rank| plan.peer_in_round(rank, round)).collect();
+        peers.sort_unstable();
+        prop_assert_eq!(peers, (0..ranks).collect::<Vec<_>>());
     }
 
     #[test]
-    fn any_order_of_enabled_steps_completes(chunks in chunks(), picks in prop::collection::vec(any::<usize>(), 64)) {
+    fn any_order_of_enabled_steps_completes(plan in plan(), picks in prop::collection::vec(any::<usize>(), 64)) {
         let mut next = picks.iter().cycle();
-        let schedule = Schedule::new(&Transfers::new(&chunks));
-        prop_assert_eq!(run(&schedule, 4, |_| *next.next().unwrap()), Ok(()));
+        prop_assert_eq!(run(&Schedules::new(&plan), 4, |_| *next.next().unwrap()), Ok(()));
     }
 
     #[test]
@@ -219,14 +212,14 @@ proptest! {
     fn problems_and_plans_round_trip_through_json(
         shards in shards(), n in 1u64..5000, k in 1u64..5000, pad in 0u64..9, tiling in tiling(),
     ) {
-        use overlap_gemm::plan::{Plan, PlanOptions, Problem, Scaling};
+        use overlap_gemm::plan::{Plan, Problem, Scaling};
         let problem = Problem::builder(shards.m().into(), n, k)
             .shards(&shards.to_rows())
             .lda(k + pad)
             .scaling(Scaling::None)
             .build()
             .unwrap();
-        let plan = Plan::new(&problem, PlanOptions { chunks_per_shard: None, tiling }).unwrap();
+        let plan = Plan::new(&problem, PlanOptions { tiling, ..PlanOptions::default() }).unwrap();
         let json = serde_json::to_string(&plan).unwrap();
         prop_assert_eq!(&serde_json::from_str::<Plan>(&json).unwrap(), &plan);
         prop_assert!(plan.to_string().contains("chunk by chunk"));
@@ -241,138 +234,97 @@ fn follows_arrival(order: &TileOrder, rank: u32) -> bool {
     order.tiles().map(|tile| order.chunks_of(tile).map(position).max()).is_sorted()
 }
 
-/// Small worlds are checked in every order there is, not only in random ones: all worlds of one
-/// and two ranks with up to two chunks each, all of three with up to one. Chunks are all that the
-/// schedule knows of rows, so this is every such world, with every buffer used again.
+/// Small worlds are checked in every order there is, not only in random ones: all worlds of one and two ranks with up to
+/// two chunks each, in every way; all of three ranks with up to one on threads. Chunks are all that a schedule knows of
+/// rows, so this is every such world, with every buffer used again.
 #[test]
 fn small_worlds_have_no_bad_order() {
     let one_or_two = (0..=2u32).flat_map(|a| [vec![a], vec![a, 0], vec![a, 1], vec![a, 2]]);
     let three = (0..8u32).map(|bits| vec![bits & 1, bits >> 1 & 1, bits >> 2 & 1]);
+    let copies = |streams| Engine::CopyEngines { streams };
+    let engines = [Engine::Thread, copies(1), copies(2), Engine::PUSHING, Engine::Nccl];
     for rows in one_or_two.chain(three).filter(|rows| rows.iter().sum::<u32>() > 0) {
-        let epochs = if rows.len() == 3 { 3 } else { 5 };
-        let most = *rows.iter().max().unwrap();
-        let chunks = Chunks::even(&Shards::of_rows(&rows).unwrap(), most).unwrap();
-        let states = explore(&Schedule::new(&Transfers::new(&chunks)), epochs).unwrap();
-        println!("{rows:?} chunks, {epochs} epochs: {states} states");
+        let few = rows.iter().sum::<u32>() <= 2 && rows.len() < 3;
+        for engine in if few { &engines[..] } else { &engines[..1] } {
+            let pieces = if *engine == Engine::Nccl { 1 } else { *rows.iter().max().unwrap() };
+            let strategies =
+                if *engine == Engine::Nccl { &Order::ALL[2..] } else { &Order::ALL[..] };
+            for &strategy in strategies {
+                let epochs = if rows.len() == 3 || *engine != Engine::Thread { 3 } else { 5 };
+                let (engine, pieces) = (*engine, Some(pieces));
+                let options = PlanOptions { strategy, engine, pieces, ..PlanOptions::default() };
+                let states = explore(&Schedules::new(&plan_of(&rows, options)), epochs).unwrap();
+                println!("{rows:?} chunks, {strategy}, {engine}, {epochs} epochs: {states} states");
+            }
+        }
     }
 }
 
-fn four_ranks() -> Schedule {
-    Schedule::new(&Transfers::new(&Chunks::even(&Shards::even(16, 4).unwrap(), 2).unwrap()))
-}
-
 /// Runs in many pseudo-random orders; a correct schedule survives all of them.
-fn run_many(schedule: &Schedule) -> Result<(), overlap_gemm::plan::model::Violation> {
-    (0..200u64).try_for_each(|seed| {
+fn run_many(schedules: &Schedules) -> Result<(), Violation> {
+    (0..300u64).try_for_each(|seed| {
         let mut state = seed;
-        run(schedule, 5, |_| {
+        run(schedules, 5, |_| {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state >> 33) as usize
         })
     })
 }
 
-mod mutants {
-    use super::*;
-    use overlap_gemm::plan::ConsumerStep;
-    use overlap_gemm::plan::model::Violation;
-
-    #[test]
-    fn the_unbroken_schedule_passes() {
-        assert_eq!(four_ranks().check_order(), Ok(()));
-        assert_eq!(run_many(&four_ranks()), Ok(()));
-    }
-
-    #[test]
-    fn signal_before_data_is_caught() {
-        let mut broken = four_ranks();
-        let steps = &mut broken.senders[2];
-        let send =
-            steps.iter().position(|s| matches!(s, SenderStep::Send { round: 1, .. })).unwrap();
-        steps.swap(send, send + 1);
-        let caught = run_many(&broken);
-        assert!(matches!(caught, Err(Violation::ReadTooEarly { consumer: 1, .. })), "{caught:?}");
-    }
-
-    #[test]
-    fn wrong_need_order_is_caught() {
-        // Pushing to (i + d) instead of (i − d): complete and safe, but against the need.
-        let mut broken = four_ranks();
-        for steps in &mut broken.senders {
-            for step in steps {
-                let (SenderStep::AwaitConsumed { round, .. }
-                | SenderStep::Send { round, .. }
-                | SenderStep::Signal { round, .. }) = step;
-                *round = (4 - *round) % 4;
+/// The decisive test, on the model: whoever breaks one step of the value breaks what runs by it, as predicted.
+#[test]
+fn every_mutant_of_a_schedule_is_caught_as_predicted() {
+    for engine in
+        [Engine::Thread, Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 16 }]
+    {
+        for mutant in MUTANTS {
+            let options = PlanOptions { engine, pieces: Some(1), ..PlanOptions::default() };
+            let plan = plan_of(mutant.rows, options);
+            let mut schedules = Schedules::new(&plan);
+            assert_eq!(schedules.check_order(), Ok(()));
+            assert_eq!(run_many(&schedules), Ok(()));
+            if !mutant.change(&mut schedules.of_ranks) {
+                assert_ne!(engine, Engine::Thread, "{} finds no step to change", mutant.name);
+                continue;
             }
+            let ordered = schedules.check_order();
+            assert_eq!(
+                ordered.is_err(),
+                mutant.is_out_of_order,
+                "{engine}, {}: {ordered:?}",
+                mutant.name
+            );
+            let ran = run_many(&schedules);
+            let as_predicted = match mutant.run {
+                Caught::WrongRows => matches!(
+                    ran,
+                    Err(Violation::ReadTooEarly { .. } | Violation::Overwritten { .. })
+                ),
+                Caught::Hang => matches!(ran, Err(Violation::Deadlock { .. })),
+                Caught::Nothing => ran.is_ok(),
+            };
+            assert!(as_predicted, "{engine}, {}: {ran:?}", mutant.name);
         }
-        assert_eq!(run_many(&broken), Ok(()));
-        assert!(matches!(broken.check_order(), Err(Violation::OutOfNeedOrder { .. })));
     }
+}
 
-    #[test]
-    fn chunks_of_a_shard_in_the_wrong_order_are_caught() {
-        let mut broken = four_ranks();
-        let steps = &mut broken.senders[0];
-        let first =
-            steps.iter().position(|s| matches!(s, SenderStep::Send { round: 3, .. })).unwrap();
-        steps.swap(first, first + 2);
-        assert!(matches!(broken.check_order(), Err(Violation::OutOfNeedOrder { consumer: 1, .. })));
-    }
-
-    #[test]
-    fn missing_ack_is_caught() {
-        let mut broken = four_ranks();
-        broken.consumers[3].retain(|step| *step != ConsumerStep::PostConsumed { to: 0 });
-        assert!(matches!(run_many(&broken), Err(Violation::Deadlock { .. })));
-    }
-
-    #[test]
-    fn missing_wait_for_the_ack_is_caught() {
-        let mut broken = four_ranks();
-        broken.senders[1].retain(|s| !matches!(s, SenderStep::AwaitConsumed { peer: 0, .. }));
-        let caught = run_many(&broken);
-        assert!(matches!(caught, Err(Violation::Overwritten { consumer: 0, .. })), "{caught:?}");
-    }
-
-    #[test]
-    fn ack_before_the_last_read_is_caught() {
-        let mut broken = four_ranks();
-        let steps = &mut broken.consumers[0];
-        let ack =
-            steps.iter().position(|s| matches!(s, ConsumerStep::PostConsumed { .. })).unwrap();
-        let early = steps.remove(ack + 1);
-        steps.insert(2, early);
-        assert!(matches!(run_many(&broken), Err(Violation::Overwritten { consumer: 0, .. })));
-    }
-
-    #[test]
-    fn a_lost_and_a_doubled_chunk_are_caught() {
-        let mut lost = four_ranks();
-        lost.senders[1].retain(|s| !matches!(s, SenderStep::Send { round: 2, chunk: 2, .. }));
-        assert!(matches!(lost.check_order(), Err(Violation::NotOnce { times: 0, .. })));
-        let mut doubled = four_ranks();
-        doubled.senders[1].push(SenderStep::Send { round: 3, chunk: 2, to: 2 });
-        assert!(matches!(doubled.check_order(), Err(Violation::NotOnce { times: 2, .. })));
-    }
-
-    #[test]
-    fn two_senders_to_one_peer_in_a_round_are_caught() {
-        let mut broken = four_ranks();
-        for step in &mut broken.senders[1] {
-            if let SenderStep::Send { round, .. } = step {
-                *round = (*round).max(1) % 3 + 1;
-            }
+#[test]
+fn a_lost_row_of_the_product_is_caught() {
+    let mut schedules = Schedules::new(&plan_of(&[2, 2], PlanOptions::default()));
+    for (_, step) in &mut schedules.of_ranks[1].steps {
+        if let Step::Multiply { rows, .. } = step {
+            rows.end -= 1;
         }
-        assert!(matches!(broken.check_order(), Err(Violation::CrowdedRound { .. })));
     }
+    let caught = schedules.check_order();
+    assert_eq!(caught, Err(Violation::NotAllRows { rank: 1, multiplied: 3, rows: 4 }));
+}
 
-    #[test]
-    fn off_by_one_pivot_is_caught() {
-        let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
-        let order = |pivot| TileOrder::new(&chunks, 32, Tiling::of_tile(8, 8), pivot).unwrap();
-        assert!(follows_arrival(&order(2), 2));
-        assert!(!follows_arrival(&order(3), 2), "a pivot one rank too far");
-        assert!(!follows_arrival(&order(1), 2), "a pivot one rank too early");
-    }
+#[test]
+fn off_by_one_pivot_is_caught() {
+    let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
+    let order = |pivot| TileOrder::new(&chunks, 32, Tiling::of_tile(8, 8), pivot).unwrap();
+    assert!(follows_arrival(&order(2), 2));
+    assert!(!follows_arrival(&order(3), 2), "a pivot one rank too far");
+    assert!(!follows_arrival(&order(1), 2), "a pivot one rank too early");
 }

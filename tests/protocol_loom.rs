@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU32;
-use overlap_gemm::host::protocol::{Awaited, Endpoint, Mailbox, Patience, Word};
-use overlap_gemm::plan::{BUFFERS, Chunks, Shards, Transfers};
+use overlap_gemm::host::protocol::{AtomicWord, Awaited, Endpoint, Mailbox, Patience};
+use overlap_gemm::plan::{BUFFERS, Plan, PlanOptions, Problem, Schedule};
 
 /// Which orderings a mutant forgets.
 const NOTHING: u8 = 0;
@@ -19,7 +19,7 @@ const ACQUIRE: u8 = 2;
 
 struct LoomWord<const FORGETS: u8>(AtomicU32);
 
-impl<const FORGETS: u8> Word for LoomWord<FORGETS> {
+impl<const FORGETS: u8> AtomicWord for LoomWord<FORGETS> {
     fn new(value: u32) -> Self {
         LoomWord(AtomicU32::new(value))
     }
@@ -47,7 +47,8 @@ impl Patience for Yield {
 
 /// Two ranks; only rank 0 has a row, in one chunk. Epochs count from just before the wrap.
 struct World<const FORGETS: u8> {
-    transfers: Transfers,
+    plan: Plan,
+    schedules: [Schedule; 2],
     mailboxes: Vec<Mailbox<LoomWord<FORGETS>>>,
     /// `rows[rank][buffer]`: the epoch that the row was written for.
     rows: [[UnsafeCell<u32>; BUFFERS as usize]; 2],
@@ -69,9 +70,11 @@ fn epochs(count: u32) -> impl Iterator<Item = u32> {
 
 impl<const FORGETS: u8> World<FORGETS> {
     fn new() -> Self {
-        let chunks = Chunks::even(&Shards::of_rows(&[1, 0]).unwrap(), 1).unwrap();
+        let problem = Problem::builder(1, 1, 1).shards(&[1, 0]).build().unwrap();
+        let plan = Plan::new(&problem, PlanOptions::default()).unwrap();
         World {
-            transfers: Transfers::new(&chunks),
+            schedules: [0, 1].map(|rank| plan.schedule(rank)),
+            plan,
             mailboxes: (0..2).map(|_| Mailbox::new(2, 2, BEFORE)).collect(),
             rows: [0, 1].map(|_| [0, 1].map(|_| UnsafeCell::new(0))),
             wrong: AtomicBool::new(false),
@@ -79,8 +82,9 @@ impl<const FORGETS: u8> World<FORGETS> {
     }
 
     fn endpoint(&self, rank: u32, epoch: u32) -> Endpoint<'_, LoomWord<FORGETS>> {
-        let (transfers, mailboxes) = (&self.transfers, &self.mailboxes[..]);
-        Endpoint { rank, epoch, transfers, slots_per_rank: 1, mailboxes }
+        let (chunks, mailboxes) = (self.plan.chunks(), &self.mailboxes[..]);
+        let schedule = &self.schedules[rank as usize];
+        Endpoint { epoch, schedule, chunks, slots_per_rank: 1, mailboxes }
     }
 
     fn write(&self, rank: u32, epoch: u32) {

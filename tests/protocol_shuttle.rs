@@ -2,11 +2,16 @@
 //! interleavings: deadlock, reuse, epoch wrap, several workers a rank. What loom cannot reach in
 //! size. (Shuttle is sequentially consistent: weak orderings are loom's business.)
 
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use overlap_gemm::host::protocol::{Awaited, Endpoint, Mailbox, Patience, Word};
-use overlap_gemm::plan::{BUFFERS, Chunks, Shards, TileOrder, Tiling, Transfers};
+use common::mutants::{Caught, MUTANTS};
+use common::plan_of;
+use overlap_gemm::host::protocol::{AtomicWord, Awaited, Endpoint, Mailbox, Patience};
+use overlap_gemm::plan::{BUFFERS, Lane, Plan, PlanOptions, Schedule, Step, Tiling, Word};
 
 /// A word that once held [`FOREVER`] keeps it: a wait that a mutant does not have.
 struct ShuttleWord(shuttle::sync::atomic::AtomicU32);
@@ -14,7 +19,7 @@ struct ShuttleWord(shuttle::sync::atomic::AtomicU32);
 /// An epoch that none of these worlds gets to.
 const FOREVER: u32 = BEFORE.wrapping_add(1000);
 
-impl Word for ShuttleWord {
+impl AtomicWord for ShuttleWord {
     fn new(value: u32) -> Self {
         ShuttleWord(shuttle::sync::atomic::AtomicU32::new(value))
     }
@@ -57,35 +62,50 @@ const SEED: u64 = 0x6f76_6572_6c61_7021;
 /// All ranks' signals and, for every row, the epoch it was written for. The rows are ordinary
 /// atomics that shuttle does not see, so they add no interleavings and hide none.
 struct World {
-    transfers: Transfers,
+    plan: Plan,
+    schedules: Vec<Schedule>,
     slots_per_rank: u32,
     mailboxes: Vec<Mailbox<ShuttleWord>>,
     rows: Vec<[Vec<AtomicU32>; BUFFERS as usize]>,
 }
 
 impl World {
-    fn new(rows: &[u32], per_shard: u32) -> Self {
-        let chunks = Chunks::even(&Shards::of_rows(rows).unwrap(), per_shard).unwrap();
-        let (ranks, slots_per_rank) = (rows.len() as u32, chunks.most_per_rank());
-        let buffer = || (0..chunks.len()).map(|_| AtomicU32::new(0)).collect();
+    fn new(rows: &[u32], pieces: u32, change: &dyn Fn(&mut [Schedule])) -> Self {
+        let (pieces, tiling) = (Some(pieces), Tiling::of_tile(2, 8));
+        let plan = plan_of(rows, PlanOptions { pieces, tiling, ..PlanOptions::default() });
+        let (ranks, slots_per_rank) = (rows.len() as u32, plan.chunks().most_per_rank());
+        let buffer = || (0..plan.chunks().len()).map(|_| AtomicU32::new(0)).collect();
+        let mut schedules: Vec<_> = (0..ranks).map(|rank| plan.schedule(rank)).collect();
+        change(&mut schedules);
         World {
-            transfers: Transfers::new(&chunks),
+            schedules,
             slots_per_rank,
             mailboxes: (0..ranks)
                 .map(|_| Mailbox::new(slots_per_rank * ranks, ranks, BEFORE))
                 .collect(),
             rows: (0..ranks).map(|_| [buffer(), buffer()]).collect(),
+            plan,
         }
     }
 
     fn endpoint(&self, rank: u32, epoch: u32) -> Endpoint<'_, ShuttleWord> {
         Endpoint {
-            rank,
             epoch,
-            transfers: &self.transfers,
+            schedule: &self.schedules[rank as usize],
+            chunks: self.plan.chunks(),
             slots_per_rank: self.slots_per_rank,
             mailboxes: &self.mailboxes,
         }
+    }
+
+    /// The chunks that tiles of `rank` wait for.
+    fn awaited(&self, rank: u32) -> Vec<u32> {
+        let mut steps = self.schedules[rank as usize].lane(Lane::Compute);
+        let awaits = |step: &Step| match step {
+            Step::Multiply { awaits, .. } => Some(awaits.clone()),
+            _ => None,
+        };
+        steps.find_map(awaits).unwrap_or_default()
     }
 
     fn row(&self, rank: u32, epoch: u32, chunk: u32) -> &AtomicU32 {
@@ -116,8 +136,8 @@ fn run_rank(world: &Arc<World>, rank: u32) {
             }
         })
     };
-    let chunks = world.transfers.chunks();
-    let order = TileOrder::new(chunks, 2, Tiling::of_tile(2, 1), rank).unwrap();
+    let order = world.plan.tile_order(rank).unwrap();
+    let awaited = Arc::new(world.awaited(rank));
     for step in 1..=EPOCHS {
         let epoch = BEFORE.wrapping_add(step);
         let endpoint = world.endpoint(rank, epoch);
@@ -127,13 +147,15 @@ fn run_rank(world: &Arc<World>, rank: u32) {
         steps.send(epoch).unwrap();
         let workers: Vec<_> = (0..WORKERS)
             .map(|worker| {
-                let (world, order) = (Arc::clone(world), order.clone());
+                let (world, order, awaited) =
+                    (Arc::clone(world), order.clone(), Arc::clone(&awaited));
                 shuttle::thread::spawn(move || {
                     let endpoint = world.endpoint(rank, epoch);
                     let mine = |index: &u64| index % u64::from(WORKERS) == u64::from(worker);
                     for tile in (0..order.index_count()).filter(mine) {
                         let touched = order.chunks_of(order.tile_at(tile).unwrap());
-                        endpoint.await_chunks(touched.clone(), &mut Looks::default()).unwrap();
+                        let waits = touched.clone().filter(|chunk| awaited.contains(chunk));
+                        endpoint.await_chunks(waits, &mut Looks::default()).unwrap();
                         // Reading takes time: twice, with others running in between.
                         touched.clone().for_each(|chunk| world.check(rank, epoch, chunk));
                         shuttle::thread::yield_now();
@@ -148,10 +170,9 @@ fn run_rank(world: &Arc<World>, rank: u32) {
     pusher.join().unwrap();
 }
 
-fn run_world(rows: &'static [u32], per_shard: u32, iterations: usize, tamper: fn(&World)) {
+fn run_world(rows: &'static [u32], pieces: u32, iterations: usize, change: fn(&mut [Schedule])) {
     let run = move || {
-        let world = Arc::new(World::new(rows, per_shard));
-        tamper(&world);
+        let world = Arc::new(World::new(rows, pieces, &change));
         let ranks: Vec<_> = (0..rows.len() as u32)
             .map(|rank| {
                 let world = Arc::clone(&world);
@@ -178,7 +199,7 @@ fn explore(run: impl Fn() + Copy + Send + Sync + 'static, iterations: usize) {
 /// workers, which begin every step together.
 fn run_input(chunks: u32, iterations: usize, tamper: fn(&World)) {
     let run = move || {
-        let world = Arc::new(World::new(&[chunks], chunks));
+        let world = Arc::new(World::new(&[chunks], chunks, &|_| ()));
         tamper(&world);
         let write = |chunk: u32| {
             let world = Arc::clone(&world);
@@ -252,26 +273,39 @@ fn mutant_missing_ack_of_async_input_is_caught() {
     run_input(3, 1000, |world| world.mailboxes[0].post_consumed(0, FOREVER));
 }
 
+/// The decisive test, on threads: whoever breaks one step of the schedule breaks what runs by it, as predicted.
 #[test]
-#[should_panic(expected = "of another epoch")]
-fn mutant_signal_before_data_is_caught() {
-    run_world(&[2, 2, 2], 1, 1000, |world| world.mailboxes[2].post_signal(0, FOREVER));
+fn every_mutant_of_a_schedule_is_caught_as_predicted() {
+    for (nth, mutant) in MUTANTS.iter().enumerate() {
+        let ran = catch_unwind(AssertUnwindSafe(|| run_mutant(nth)));
+        let why = ran.err().map(|panic| match panic.downcast::<String>() {
+            Ok(text) => *text,
+            Err(panic) => {
+                panic.downcast::<&str>().map_or_else(|_| String::new(), |text| (*text).into())
+            }
+        });
+        let as_predicted = match (mutant.run, &why) {
+            (Caught::WrongRows, Some(why)) => why.contains("of another epoch"),
+            (Caught::Hang, Some(why)) => why.contains("InVain"),
+            (Caught::Nothing, why) => why.is_none(),
+            _ => false,
+        };
+        assert!(as_predicted, "{}: {why:?}", mutant.name);
+    }
 }
 
-// Ranks that wait for each other's chunks cannot drift apart by two steps. Rank 1, from which
-// nobody needs anything, can fall behind: it is the one that acknowledgements protect.
-
-#[test]
-#[should_panic(expected = "of another epoch")]
-fn mutant_missing_ack_is_caught() {
-    run_world(&[2, 0, 2], 1, 1000, |world| {
-        world.mailboxes[0].post_consumed(1, FOREVER);
-        world.mailboxes[0].post_sent(FOREVER);
-    });
-}
-
-#[test]
-#[should_panic(expected = "of another epoch")]
-fn mutant_missing_wait_for_the_pusher_is_caught() {
-    run_world(&[2, 0], 1, 1000, |world| world.mailboxes[0].post_sent(FOREVER));
+fn run_mutant(nth: usize) {
+    let mutant = &MUTANTS[nth];
+    let run = move || {
+        let world = World::new(mutant.rows, 1, &|schedules| assert!(mutant.change(schedules)));
+        let world = Arc::new(world);
+        let ranks: Vec<_> = (0..mutant.rows.len() as u32)
+            .map(|rank| {
+                let world = Arc::clone(&world);
+                shuttle::thread::spawn(move || run_rank(&world, rank))
+            })
+            .collect();
+        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    };
+    explore(run, if mutant.run == Caught::Nothing { 50 } else { 1000 });
 }

@@ -14,8 +14,7 @@ use overlap_gemm::reference::{Epilogue, Reference};
 use overlap_gemm::{Error, Result};
 use proptest::prelude::*;
 
-const OPTIONS: PlanOptions =
-    PlanOptions { chunks_per_shard: Some(1), tiling: Tiling::of_tile(16, 16) };
+const OPTIONS: PlanOptions = PlanOptions::new().with_pieces(1).with_tiling(Tiling::of_tile(16, 16));
 
 /// The lengths that hold `rows` rows: up to the last element of the last row, up to its padding.
 fn admitted(rows: u32, columns: u32, stride: u32) -> (usize, usize) {

@@ -5,7 +5,7 @@ use overlap_gemm::element::bf16;
 use overlap_gemm::exercise::Exercise;
 use overlap_gemm::host::{Aborter, AsyncInput, ChunkWriter, Rank, Stream};
 use overlap_gemm::ops::{AllGatherGemm, AsyncGemm, Input, Product};
-use overlap_gemm::plan::{Plan, Problem, TileOrder, Transfers};
+use overlap_gemm::plan::{Plan, Problem, Schedule, TileOrder};
 
 fn send<T: Send>() {}
 fn send_and_sync<T: Send + Sync>() {}
@@ -21,7 +21,7 @@ fn operations_move_and_plans_are_shared() {
     send_and_sync::<Problem>();
     send_and_sync::<Plan>();
     send_and_sync::<TileOrder>();
-    send_and_sync::<Transfers>();
+    send_and_sync::<Schedule>();
     send_and_sync::<Rank>();
     send_and_sync::<Stream>();
     send_and_sync::<Aborter>();

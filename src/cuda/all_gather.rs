@@ -16,7 +16,7 @@ use super::reach::obstacle;
 use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{PlanOptions, Problem};
+use crate::plan::{Operation, PlanOptions, Problem, Strategy};
 
 /// One rank's all-gather, planned once and enqueued many times. Collective: all ranks make the same calls.
 ///
@@ -64,7 +64,8 @@ impl AllGather {
         let obstacle = obstacle(group, device, options.first_limit)?;
         let refuse = |error| Gatherer::refuse(group, options, error);
         let (problem, tiling) = (problem.build().map_err(refuse)?, PlanOptions::default().tiling);
-        let purpose = Purpose { kind: "all-gather", tiling: Ok(tiling), piecewise: false };
+        let (operation, strategy) = (Operation::AllGather, Some(Strategy::Sequential));
+        let purpose = Purpose { kind: "all-gather", tiling: Ok(tiling), operation, strategy };
         let obstacle = obstacle.as_deref();
         let gatherer = Gatherer::join(group, device, &problem, &purpose, options, obstacle)?;
         Ok(AllGather { gatherer, open: None })
@@ -117,7 +118,7 @@ impl AllGather {
             let remedy = "finish a step on the stream that it was started on";
             return Err(Error::mismatch("the stream", "another", "that of the start", remedy));
         }
-        let awaited = self.gatherer.await_all(stream, step);
+        let awaited = self.gatherer.await_scheduled(stream, step);
         let ended = awaited.and_then(|()| self.gatherer.end(stream, step));
         let buffer = step.buffer;
         self.open = None;

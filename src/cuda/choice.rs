@@ -6,14 +6,14 @@
 //! looked at: there is no silent fallback.
 //!
 //! Two steps: `candidates` lists everything that would be right, `cheapest` takes the one that the cost model
-//! (`predict::product`) finds fastest. Measured times go before the guess by way of `options`, which may fix the answer.
+//! ([`kernels`](crate::kernels)) finds fastest. Measured times go before the guess by way of `options`, which may fix the answer.
 
 use super::kernels::Kernel;
 use super::options::GemmOptions;
 use crate::error::{Error, Result};
+pub use crate::kernels::Choice;
+use crate::kernels::{self, cheapest, kind, most_splits, square_waves};
 use crate::plan::Problem;
-pub use crate::predict::Choice;
-use crate::predict::{self, cheapest, kind, most_splits, square_waves};
 
 /// SMs of an H100 or H200: what is assumed where no device was asked.
 pub const TYPICAL_SMS: u32 = 132;
@@ -42,7 +42,7 @@ pub fn ranked(
 ) -> Result<Vec<(Choice, f64)>> {
     let sms = options.sm_limit.unwrap_or(sm_count);
     let all = candidates(kernels, problem, options, sms, sm_count)?;
-    Ok(predict::ranked(kernels, problem, all, sms))
+    Ok(kernels::ranked(kernels, problem, all, sms))
 }
 
 /// Every kernel and number of splits that would compute the problem; never empty.

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::element::ElementType;
+use crate::kernels::cost;
 use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape};
-use crate::predict::cost;
 
 fn kernel(name: &str, tile: [u32; 2], cluster: [u32; 2], max_splits: u32) -> Kernel {
     Kernel {

@@ -1,13 +1,13 @@
 //! The compiled kernels, as facts.
 //!
-//! What belongs here: the list; what a kernel is, `predict` says. Invariant: the list is what
+//! What belongs here: the list; what a kernel is, [`kernels`](crate::kernels) says. Invariant: the list is what
 //! is in this binary, in the order in which the C side numbers it; nothing here needs a device.
 
 use std::sync::OnceLock;
 
 use super::ffi;
 use crate::error::Result;
-pub use crate::predict::Kernel;
+pub use crate::kernels::Kernel;
 
 /// The kernels in this binary, or why there are none.
 ///

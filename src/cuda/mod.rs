@@ -5,13 +5,12 @@
 //! stream, enqueue, and return; those of `ops` take slices and compute. The modules, what a user calls
 //! first:
 //!
-//! - [`all_gather_gemm`]: every rank brings rows and multiplies those of all, in the order of a
-//!   [`strategy`], by what `tuned` finds in a [table](crate::tune); [`all_gather`]: without the product; [`gather`]: what both are asked for, and how rows travel; [`symmetric`]: memory that all
+//! - [`all_gather_gemm`]: every rank brings rows and multiplies those of all, by the [`Schedule`](crate::plan::Schedule) of a
+//!   strategy and by what `tuned` finds in a [table](crate::tune); [`all_gather`]: without the product; [`gather`]: what both are asked for, and how rows travel; [`symmetric`]: memory that all
 //!   ranks reach; [`signal_pad`]: signals between their GPUs, for protocols of one's own;
 //! - [`gemm`]: a product whose input is there; [`async_gemm`]: one whose input arrives chunk by chunk;
 //! - [`signals`]: how chunks are said to be there, and the protocol of it;
-//! - [`operands`], [`options`], [`records`], [`step_record`]: what a call multiplies, how, and when what was done;
-//!   `setup`: the same for [`predict`](crate::predict);
+//! - [`operands`], [`options`], [`records`], [`step_record`]: operands, options and timing records;
 //! - [`kernels`](mod@kernels), [`choice`]: what was compiled, and which of it serves a problem;
 //! - [`device`]: which GPUs there are, and whether this crate can use them;
 //! - [`nccl`]: NCCL, for GPUs that do not reach each other; `reach`: which do;
@@ -51,12 +50,10 @@ pub mod options;
 mod product;
 mod reach;
 pub mod records;
-mod setup;
 mod shape;
 pub mod signal_pad;
 pub mod signals;
 pub mod step_record;
-pub mod strategy;
 mod stream_ops;
 pub mod symmetric;
 mod tuned;
@@ -69,7 +66,7 @@ pub use all_gather_gemm::{AllGatherGemm, Shard};
 pub use async_gemm::AsyncGemm;
 pub use choice::{Choice, choose, ranked};
 pub use device::{Device, DeviceInfo, devices};
-pub use gather::{Engine, GatherOptions, SMALL_SHARD};
+pub use gather::GatherOptions;
 pub use gemm::Gemm;
 pub use kernels::{Kernel, kernels};
 pub use operands::{Operands, RawOperands};
@@ -79,7 +76,6 @@ pub use shape::{MAX_EXTENT, MAX_SPLITS};
 pub use signal_pad::{MAX_CHANNELS, SignalPad};
 pub use signals::{Aborter, Signals};
 pub use step_record::StepRecord;
-pub use strategy::Strategy;
 pub use symmetric::SymmetricMemory;
 
 use crate::error::{Error, Result};

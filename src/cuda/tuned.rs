@@ -7,20 +7,19 @@
 use super::choice::choose;
 use super::chunk_table::check_count;
 use super::device::{DeviceInfo, driver_name};
-use super::gather::{Engine, GatherOptions};
+use super::gather::GatherOptions;
 use super::kernels::{Kernel, kernels};
 use super::options::GemmOptions;
-use super::strategy::Strategy;
 use super::{MAX_PUSHED, shape};
-use crate::plan::{Plan, PlanOptions, Problem, Tiling};
-use crate::tune::{Answer, Asked, Fits, Gathering, Mover, Multiplying, Order, Tuning};
+use crate::plan::{Engine, Plan, PlanOptions, Problem, Strategy, Way};
+use crate::tune::{Answer, Asked, Fits, Multiplying, Tuning};
 
 /// What a caller asks for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Open<'a> {
     /// Products of one gathered A.
     pub(super) problems: &'a [Problem],
-    pub(super) strategy: Strategy,
+    pub(super) strategy: Option<Strategy>,
     pub(super) gather: &'a GatherOptions,
     pub(super) gemm: &'a GemmOptions,
     /// GPUs do not reach each other's memory: nothing that was measured holds.
@@ -30,7 +29,7 @@ pub(super) struct Open<'a> {
 /// What is to be planned.
 #[derive(Clone, Debug)]
 pub(super) struct Advice {
-    pub(super) strategy: Strategy,
+    pub(super) strategy: Option<Strategy>,
     pub(super) gather: GatherOptions,
     pub(super) gemm: GemmOptions,
     /// Where it comes from; `None`: nobody was asked.
@@ -70,7 +69,7 @@ fn advise_by(
         origin: None,
         is_answered: false,
     };
-    if strategy != Strategy::Auto {
+    if strategy.is_some() {
         return advice;
     }
     let answer = look_up(tuning, device, kernels, open);
@@ -84,9 +83,9 @@ fn advise_by(
             origin += &format!("; with driver {other}, here is {driver}");
         }
         advice.is_answered = true;
-        advice.strategy = answer.gathering.order.into();
-        advice.gather.engine = answer.gathering.mover.into();
-        advice.gather.pieces = Some(answer.gathering.pieces);
+        advice.strategy = Some(answer.way.strategy);
+        advice.gather.engine = Some(answer.way.engine);
+        advice.gather.pieces = Some(answer.way.pieces);
         if let Some(multiplying) = &answer.multiplying {
             fix(&mut advice.gemm, multiplying);
         }
@@ -126,25 +125,23 @@ impl Fits for Here<'_> {
         self.kernels
     }
 
-    fn gathering(&self, gathering: &Gathering) -> bool {
-        let (asked, engine) = (self.open.gather, Engine::from(gathering.mover));
-        let pieces = gathering.pieces;
-        let is_open = (asked.engine == Engine::Auto || asked.engine == engine)
+    fn way(&self, way: &Way) -> bool {
+        let (asked, Way { engine, pieces, .. }) = (self.open.gather, *way);
+        let is_open = asked.engine.is_none_or(|asked| asked == engine)
             && asked.pieces.is_none_or(|asked| asked == pieces);
         let is_carried = match engine {
             Engine::Kernel { .. } => pieces <= MAX_PUSHED,
-            _ => true,
+            Engine::CopyEngines { .. } | Engine::Nccl | Engine::Thread => true,
         };
         // However the output is tiled.
-        let options =
-            PlanOptions { chunks_per_shard: Some(pieces), tiling: Tiling::of_tile(128, 128) };
+        let options = PlanOptions::new().with_pieces(pieces);
         let is_cut = || {
             Plan::new(self.problem, options).is_ok_and(|plan| check_count(plan.chunks()).is_ok())
         };
         is_open && is_carried && is_cut()
     }
 
-    fn multiplying(&self, order: Order, multiplying: &Multiplying) -> bool {
+    fn multiplying(&self, strategy: Strategy, multiplying: &Multiplying) -> bool {
         let asked = self.open.gemm;
         // Several products have a kernel each; and fewer SMs have other waves than those that were measured.
         if self.open.problems.len() != 1 || asked.sm_limit.is_some_and(|limit| limit != self.sms) {
@@ -153,7 +150,7 @@ impl Fits for Here<'_> {
         let is_open = asked.kernel.as_ref().is_none_or(|asked| *asked == multiplying.kernel)
             && asked.swizzle.is_none_or(|asked| asked == multiplying.swizzle)
             && asked.splits.is_none_or(|asked| asked == multiplying.splits);
-        let part = order.strategy().part_of(self.problem);
+        let part = strategy.part_of(self.problem);
         let mut fixed = asked.clone();
         fix(&mut fixed, multiplying);
         let can = |part: &Problem| {
@@ -167,25 +164,6 @@ fn fix(options: &mut GemmOptions, multiplying: &Multiplying) {
     options.kernel = Some(multiplying.kernel.clone());
     options.swizzle = Some(multiplying.swizzle);
     options.splits = Some(multiplying.splits);
-}
-
-impl From<Order> for Strategy {
-    fn from(order: Order) -> Strategy {
-        match order {
-            Order::Fused => Strategy::Fused,
-            Order::Pipelined => Strategy::Pipelined,
-            Order::Sequential => Strategy::Sequential,
-        }
-    }
-}
-
-impl From<Mover> for Engine {
-    fn from(mover: Mover) -> Engine {
-        match mover {
-            Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
-            Mover::Kernel { blocks } => Engine::Kernel { blocks },
-        }
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use proptest::prelude::*;
 
-use super::super::strategy::Strategy;
 use super::*;
 use crate::element::ElementType;
 use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape};
@@ -38,7 +37,7 @@ fn device() -> DeviceInfo {
 }
 
 /// 4096 × 3584 × 8192 on two H200: what was fastest.
-fn entry(order: Order, mover: Mover, pieces: u32, kernel: &str) -> Entry {
+fn entry(strategy: Strategy, engine: Engine, pieces: u32, kernel: &str) -> Entry {
     let of = some().into_iter().find(|one| one.name == kernel);
     let (tile, cluster) = of
         .map_or((TileShape { m: 64, n: 64 }, ClusterShape { m: 1, n: 1 }), |one| {
@@ -51,16 +50,16 @@ fn entry(order: Order, mover: Mover, pieces: u32, kernel: &str) -> Entry {
         sms: 132,
         driver: "580.1".into(),
         crate_version: "0.1.0".into(),
-        gathering: Gathering { order, mover, pieces },
+        way: Way { strategy, engine, pieces },
         multiplying: Multiplying { kernel: kernel.into(), tile, cluster, swizzle: 4, splits: 1 },
         us: Times { graph: Some(100.0), plain: None },
     }
 }
 
-const COPIES: Mover = Mover::CopyEngines { streams: 1 };
+const COPIES: Engine = Engine::CopyEngines { streams: 1 };
 
 fn usual() -> Tuning {
-    Tuning::of_entries(vec![entry(Order::Pipelined, COPIES, 1, "large")])
+    Tuning::of_entries(vec![entry(Strategy::Pipelined, COPIES, 1, "large")])
 }
 
 fn problem(m: u64) -> Problem {
@@ -69,7 +68,7 @@ fn problem(m: u64) -> Problem {
 
 struct Call {
     problems: Vec<Problem>,
-    strategy: Strategy,
+    strategy: Option<Strategy>,
     gather: GatherOptions,
     gemm: GemmOptions,
     in_the_way: bool,
@@ -79,7 +78,7 @@ impl Call {
     fn of(problem: Problem) -> Call {
         Call {
             problems: vec![problem],
-            strategy: Strategy::Auto,
+            strategy: None,
             gather: GatherOptions::default(),
             gemm: GemmOptions::default(),
             in_the_way: false,
@@ -97,8 +96,8 @@ impl Call {
 #[test]
 fn what_was_measured_is_planned_and_said() {
     let advice = Call::of(problem(4096)).advice(&usual());
-    assert_eq!(advice.strategy, Strategy::Pipelined);
-    assert_eq!(advice.gather.engine, Engine::CopyEngines { streams: 1 });
+    assert_eq!(advice.strategy, Some(Strategy::Pipelined));
+    assert_eq!(advice.gather.engine, Some(Engine::CopyEngines { streams: 1 }));
     assert_eq!(advice.gather.pieces, Some(1));
     assert_eq!(advice.gemm.kernel.as_deref(), Some("large"));
     assert_eq!((advice.gemm.swizzle, advice.gemm.splits), (Some(4), Some(1)));
@@ -113,8 +112,8 @@ fn what_was_measured_is_planned_and_said() {
 
     // Nothing is near: what is predicted, in full.
     let advice = Call::of(problem(64)).advice(&usual());
-    assert_eq!(advice.strategy, Strategy::Fused);
-    assert!(matches!(advice.gather.engine, Engine::Kernel { .. }), "{:?}", advice.gather);
+    assert_eq!(advice.strategy, Some(Strategy::Fused));
+    assert!(matches!(advice.gather.engine, Some(Engine::Kernel { .. })), "{:?}", advice.gather);
     assert_eq!(advice.gemm.kernel.as_deref(), Some("small"));
     let text = advice.explain("a rule");
     assert!(text.starts_with("modelled: predicted to take "), "{text}");
@@ -124,7 +123,7 @@ fn what_was_measured_is_planned_and_said() {
     let call =
         Call::of(Problem::builder(64, 64, 64).ranks(2).elements(f16, f16, f16).build().unwrap());
     let advice = call.advice(&usual());
-    assert_eq!((advice.strategy, &advice.gather), (Strategy::Auto, &call.gather));
+    assert_eq!((advice.strategy, &advice.gather), (None, &call.gather));
     let text = advice.explain("a rule");
     assert_eq!(text, "by the rules: a rule (no prediction holds for it on NVIDIA H200)");
 }
@@ -132,9 +131,9 @@ fn what_was_measured_is_planned_and_said() {
 #[test]
 fn what_is_fixed_stays() {
     let mut call = Call::of(problem(4096));
-    call.strategy = Strategy::Sequential;
+    call.strategy = Some(Strategy::Sequential);
     let advice = call.advice(&usual());
-    assert_eq!((advice.strategy, &advice.gather), (Strategy::Sequential, &call.gather));
+    assert_eq!((advice.strategy, &advice.gather), (Some(Strategy::Sequential), &call.gather));
     assert_eq!(advice.explain("asked for"), "asked for");
 
     // What was measured is not what was fixed: the cost model decides the rest.
@@ -143,13 +142,13 @@ fn what_is_fixed_stays() {
         assert!(text.starts_with("modelled: "), "{text}");
     };
     let mut call = Call::of(problem(4096));
-    call.gather.engine = Engine::CopyEngines { streams: 2 };
+    call.gather.engine = Some(Engine::CopyEngines { streams: 2 });
     let advice = call.advice(&usual());
     assert_eq!(advice.gather.engine, call.gather.engine);
     modelled(&advice);
-    call.gather.engine = Engine::Nccl;
+    call.gather.engine = Some(Engine::Nccl);
     let advice = call.advice(&usual());
-    assert_eq!((advice.strategy, &advice.gather), (Strategy::Auto, &call.gather));
+    assert_eq!((advice.strategy, &advice.gather), (None, &call.gather));
 
     let mut call = Call::of(problem(4096));
     call.gather.pieces = Some(4);
@@ -161,7 +160,7 @@ fn what_is_fixed_stays() {
     let mut call = Call::of(problem(4096));
     call.gemm.kernel = Some("small".into());
     let advice = call.advice(&usual());
-    assert_eq!(advice.strategy, Strategy::Pipelined);
+    assert_eq!(advice.strategy, Some(Strategy::Pipelined));
     assert_eq!((advice.gemm.kernel.as_deref(), advice.gemm.splits), (Some("small"), None));
 }
 
@@ -169,19 +168,20 @@ fn what_is_fixed_stays() {
 fn what_cannot_be_carried_out_here_is_not_planned() {
     let advice = |entry: Entry| Call::of(problem(4096)).advice(&Tuning::of_entries(vec![entry]));
     // A kernel that this binary does not have; more slices than its kernel can cut: the way without the kernel.
-    let mut sliced = entry(Order::Sequential, COPIES, 2, "small");
+    let mut sliced = entry(Strategy::Sequential, COPIES, 2, "small");
     sliced.multiplying.splits = 9;
-    for entry in [entry(Order::Sequential, COPIES, 2, "gigantic"), sliced] {
+    for entry in [entry(Strategy::Sequential, COPIES, 2, "gigantic"), sliced] {
         let advice = advice(entry);
-        assert_eq!((advice.strategy, advice.gather.pieces), (Strategy::Sequential, Some(2)));
+        assert_eq!((advice.strategy, advice.gather.pieces), (Some(Strategy::Sequential), Some(2)));
         assert_eq!((&advice.gemm.kernel, advice.gemm.splits), (&None, None));
         assert!(advice.explain("").ends_with("; the kernel by the cost model"));
     }
     // More pieces than fit: nothing of it.
-    let blocks = Mover::Kernel { blocks: 8 };
-    for entry in
-        [entry(Order::Fused, COPIES, 200, "middle"), entry(Order::Fused, blocks, 33, "middle")]
-    {
+    let blocks = Engine::Kernel { blocks: 8 };
+    for entry in [
+        entry(Strategy::Fused, COPIES, 200, "middle"),
+        entry(Strategy::Fused, blocks, 33, "middle"),
+    ] {
         let text = advice(entry).explain("");
         assert!(text.starts_with("modelled"), "{text}");
     }
@@ -189,7 +189,7 @@ fn what_cannot_be_carried_out_here_is_not_planned() {
     let mut call = Call::of(problem(4096));
     call.in_the_way = true;
     let advice = call.advice(&usual());
-    assert_eq!((advice.strategy, &advice.gather), (Strategy::Auto, &call.gather));
+    assert_eq!((advice.strategy, &advice.gather), (None, &call.gather));
     assert!(advice.explain("NCCL").contains("do not reach each other"));
 }
 
@@ -198,13 +198,13 @@ fn kernels_are_measured_for_one_product_on_all_sms() {
     let mut call = Call::of(problem(4096));
     call.gemm.sm_limit = Some(100);
     let advice = call.advice(&usual());
-    assert_eq!((advice.strategy, advice.gemm.kernel.clone()), (Strategy::Pipelined, None));
+    assert_eq!((advice.strategy, advice.gemm.kernel.clone()), (Some(Strategy::Pipelined), None));
     assert!(advice.explain("").ends_with("the kernel by the cost model"));
     // Several products are to the gather one with all of their columns.
     let mut call = Call::of(problem(4096).with_n(1792).unwrap());
     call.problems.push(call.problems[0].clone());
     let advice = call.advice(&usual());
-    assert_eq!((advice.strategy, advice.gemm.kernel.clone()), (Strategy::Pipelined, None));
+    assert_eq!((advice.strategy, advice.gemm.kernel.clone()), (Some(Strategy::Pipelined), None));
     assert!(advice.explain("").starts_with("tuned"));
 }
 
@@ -224,15 +224,15 @@ proptest! {
     /// Whatever a table has in it, a plan by it passes every check that one without it would.
     #[test]
     fn a_table_makes_nothing_illegal(
-        (order, kernel) in (0usize..3, 0usize..4), (streams, pieces) in (1u32..10, 1u32..300),
+        (strategy, kernel) in (0usize..3, 0usize..4), (streams, pieces) in (1u32..10, 1u32..300),
         splits in 1u32..20, is_pushed in any::<bool>(), m in 1u64..9000, more in 0u64..3,
     ) {
-        let order = [Order::Fused, Order::Pipelined, Order::Sequential][order];
-        let mover = match is_pushed {
-            true => Mover::Kernel { blocks: streams * 14 },
-            false => Mover::CopyEngines { streams: streams.min(8) },
+        let strategy = Strategy::ALL[strategy];
+        let engine = match is_pushed {
+            true => Engine::Kernel { blocks: streams * 14 },
+            false => Engine::CopyEngines { streams: streams.min(8) },
         };
-        let mut entry = entry(order, mover, pieces, ["large", "middle", "small", "absent"][kernel]);
+        let mut entry = entry(strategy, engine, pieces, ["large", "middle", "small", "absent"][kernel]);
         entry.shape = Shape::of(&problem(m));
         entry.multiplying.splits = splits;
         let table = Tuning::of_entries(vec![entry]);
@@ -241,11 +241,10 @@ proptest! {
         let advice = Call::of(asked.clone()).advice(&table);
         prop_assert!(choose(&some(), &asked, &advice.gemm, 132).is_ok());
         if let Some(pieces) = advice.gather.pieces {
-            let options =
-                PlanOptions { chunks_per_shard: Some(pieces), tiling: Tiling::of_tile(128, 128) };
+            let options = PlanOptions::new().with_pieces(pieces);
             let plan = Plan::new(&asked, options).unwrap();
             prop_assert!(check_count(plan.chunks()).is_ok());
-            if let Engine::Kernel { .. } = advice.gather.engine {
+            if let Some(Engine::Kernel { .. }) = advice.gather.engine {
                 prop_assert!(pieces <= MAX_PUSHED);
             }
         }

@@ -68,31 +68,17 @@ pub(crate) struct TileJob<'a, A, B, D> {
     pub(crate) products: &'a [ProductView<'a, B, D>],
     pub(crate) rank: u32,
     pub(crate) epoch: u32,
-    /// How many rows to compute, where the step has fewer than the plan.
-    pub(crate) m: u32,
-    order: TileOrder,
+    /// Which rows to compute.
+    pub(crate) rows: Range<u32>,
+    /// The order in which tiles are visited, of all products side by side.
+    pub(crate) order: TileOrder,
     /// `first_columns[p]` is the first tile column of product p.
-    first_columns: Vec<u32>,
+    pub(crate) first_columns: Vec<u32>,
     /// The clock's origin, if tiles are to be recorded.
-    record: Option<Instant>,
+    pub(crate) record: Option<Instant>,
 }
 
-impl<'a, A, B, D> TileJob<'a, A, B, D> {
-    pub(crate) fn new(
-        a: Operand<'a, A>,
-        products: &'a [ProductView<'a, B, D>],
-        chunks: &Chunks,
-        tiling: Tiling,
-        (rank, epoch): (u32, u32),
-        m: u32,
-        record: Option<Instant>,
-    ) -> Result<Self> {
-        let widths = products.iter().map(|product| product.n);
-        let (first_columns, all) = lay_side_by_side(widths, tiling)?;
-        let order = TileOrder::new(chunks, all, tiling, rank)?;
-        Ok(TileJob { a, products, rank, epoch, m, order, first_columns, record })
-    }
-
+impl<A, B, D> TileJob<'_, A, B, D> {
     /// The product that a tile of the common grid belongs to, and the tile in its own grid.
     fn locate(&self, tile: Tile) -> (usize, Tile) {
         let product = self.first_columns.partition_point(|&first| first <= tile.n) - 1;
@@ -199,7 +185,7 @@ fn run_worker<A: Element, B: Element, D: Element>(
         }
         let Some(place) = job.order.tile_at(index) else { continue };
         let rows = job.order.rows(place);
-        let rows = rows.start..rows.end.min(job.m);
+        let rows = rows.start.max(job.rows.start)..rows.end.min(job.rows.end);
         let (product, tile) = job.locate(place);
         let width = job.order.tiling().tile.n;
         let view = &job.products[product];
@@ -229,7 +215,7 @@ fn run_worker<A: Element, B: Element, D: Element>(
                 epoch: job.epoch,
                 product: product as u32,
                 tile,
-                chunk: last_needed(job.order.chunks(), chunks, job.rank),
+                chunk: last_needed(job.order.chunks(), chunks, job.order.pivot_rank()),
                 wait_begin,
                 ready,
                 done: origin.elapsed(),

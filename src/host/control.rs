@@ -242,13 +242,13 @@ fn describe(awaited: Awaited, tile: Option<Tile>) -> String {
 mod tests {
     use std::sync::atomic::AtomicU32;
 
-    use super::super::protocol::{Mailbox, Word};
+    use super::super::protocol::{AtomicWord, Mailbox};
     use super::*;
 
     /// A word whose writer posts epoch 1 right after the first look at it, and leaves.
     struct PostedAfterTheFirstLook(AtomicU32);
 
-    impl Word for PostedAfterTheFirstLook {
+    impl AtomicWord for PostedAfterTheFirstLook {
         fn new(_: u32) -> Self {
             PostedAfterTheFirstLook(AtomicU32::new(0))
         }

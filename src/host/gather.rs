@@ -18,11 +18,22 @@ use super::memory::{RowBuffer, check_memory};
 use super::protocol::{Endpoint, Mailbox, reached};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::plan::{BUFFERS, Plan, Scaling};
+use crate::plan::{BUFFERS, Engine, Plan, Scaling, Schedule};
 use crate::trace::TransferEvent;
 
-/// The plan of one step: M and the shards may vary.
-pub(crate) type StepShape = Arc<Plan>;
+/// One rank's part in a step: M and the shards may vary.
+#[derive(Debug)]
+pub(crate) struct StepShape {
+    pub(crate) plan: Plan,
+    pub(crate) schedule: Schedule,
+}
+
+impl StepShape {
+    pub(crate) fn new(plan: Plan, rank: u32) -> Arc<Self> {
+        let schedule = plan.schedule(rank);
+        Arc::new(StepShape { plan, schedule })
+    }
+}
 
 /// What the ranks of one operation share.
 #[derive(Debug)]
@@ -59,7 +70,7 @@ struct Agreement {
 #[derive(Debug)]
 struct AgreedStep {
     epoch: u32,
-    shape: StepShape,
+    shape: Arc<StepShape>,
     first: u32,
 }
 
@@ -93,7 +104,7 @@ impl<A: Element> World<A> {
     }
 
     /// An error unless every rank lays `epoch` out by the same shards.
-    fn agree(&self, rank: u32, epoch: u32, shape: &StepShape) -> Result<()> {
+    fn agree(&self, rank: u32, epoch: u32, shape: &Arc<StepShape>) -> Result<()> {
         let mut agreed = lock(&self.agreed);
         let Agreement { begun, steps } = &mut *agreed;
         begun[rank as usize] = epoch;
@@ -102,13 +113,13 @@ impl<A: Element> World<A> {
         };
         steps.retain(|step| !passed(step));
         match steps.iter().find(|step| step.epoch == epoch) {
-            Some(step) if step.shape == *shape => Ok(()),
+            Some(step) if step.shape.plan == shape.plan => Ok(()),
             Some(step) => Err(Error::mismatch(
                 format!("the shards that rank {rank} gives"),
-                format!("{:?}", shape.problem().shards().to_rows()),
+                format!("{:?}", shape.plan.problem().shards().to_rows()),
                 format!(
                     "{:?}, as rank {} gave",
-                    step.shape.problem().shards().to_rows(),
+                    step.shape.plan.problem().shards().to_rows(),
                     step.first
                 ),
                 "give every rank the rows of all ranks, the same on each",
@@ -120,11 +131,11 @@ impl<A: Element> World<A> {
         }
     }
 
-    fn endpoint<'a>(&'a self, rank: u32, epoch: u32, shape: &'a Plan) -> Endpoint<'a, AtomicU32> {
+    fn endpoint<'a>(&'a self, epoch: u32, shape: &'a StepShape) -> Endpoint<'a, AtomicU32> {
         Endpoint {
-            rank,
             epoch,
-            transfers: shape.transfers(),
+            schedule: &shape.schedule,
+            chunks: shape.plan.chunks(),
             slots_per_rank: self.slots_per_rank,
             mailboxes: &self.mailboxes,
         }
@@ -155,7 +166,7 @@ impl<A: Element> World<A> {
 /// A step that the pusher is to send.
 struct Push {
     epoch: u32,
-    shape: StepShape,
+    shape: Arc<StepShape>,
     first_step: bool,
 }
 
@@ -176,7 +187,7 @@ pub(crate) struct Gatherer<A> {
     /// The epoch of the latest step.
     epoch: u32,
     /// The latest step's shape, while its gathered input may be read.
-    readable: Option<StepShape>,
+    readable: Option<Arc<StepShape>>,
     /// The own slot of the next step has been lent out to be written in place.
     lent: bool,
     steps_begun: u64,
@@ -192,6 +203,13 @@ impl<A: Element> Gatherer<A> {
             let remedy = "plan for as many ranks as the group has";
             let (got, expected) = (plan.problem().ranks(), rank.ranks());
             return Err(Error::mismatch("the number of ranks in the plan", got, expected, remedy));
+        }
+        if plan.options().engine != Engine::Thread {
+            return Err(Error::Unsupported {
+                what: format!("moving rows between threads by {}", plan.options().engine),
+                why: "GPUs have it".into(),
+                remedy: "plan with Engine::Thread",
+            });
         }
         let world = rank.join(|world: &World<A>| &world.control, || World::new(plan, rank))?;
         let me = rank.rank();
@@ -259,7 +277,7 @@ impl<A: Element> Gatherer<A> {
     }
 
     /// Begins the next step: the previous step's input is released, the own slot is free.
-    pub(crate) fn begin(&mut self, shape: &StepShape) -> Result<()> {
+    pub(crate) fn begin(&mut self, shape: &Arc<StepShape>) -> Result<()> {
         self.prepare(shape)?;
         self.epoch = self.epoch.wrapping_add(1);
         self.steps_begun += 1;
@@ -268,18 +286,18 @@ impl<A: Element> Gatherer<A> {
     }
 
     /// Publishes the own chunks to the own workers and starts the pushes to the others.
-    pub(crate) fn send(&mut self, shape: &StepShape, own: OwnRows<'_, A>) -> Result<()> {
-        let problem = shape.problem();
+    pub(crate) fn send(&mut self, shape: &Arc<StepShape>, own: OwnRows<'_, A>) -> Result<()> {
+        let problem = shape.plan.problem();
         let shard = problem.shards().rows(self.rank);
         let (k, lda) = (problem.k() as usize, problem.lda() as usize);
         let memory = &self.world.memory[self.rank as usize];
         let buffer = World::<A>::buffer(self.epoch);
         let origin = self.recording();
         let mut events = Vec::new();
-        let endpoint = self.world.endpoint(self.rank, self.epoch, shape);
+        let endpoint = self.world.endpoint(self.epoch, shape);
         endpoint.publish(&mut self.watch(), |chunk, to| {
             let begin = origin.map(|origin| origin.elapsed());
-            let rows = shape.chunks().rows(chunk);
+            let rows = shape.plan.chunks().rows(chunk);
             let local = (rows.start - shard.start) as usize..(rows.end - shard.start) as usize;
             if let Some(from) = own.rows {
                 // SAFETY: the own slot: workers read it after its signal, which comes after this;
@@ -325,11 +343,11 @@ impl<A: Element> Gatherer<A> {
     /// How a worker waits for the chunks of a tile; its failure ends the operation everywhere.
     pub(crate) fn await_chunks(
         &self,
-        shape: &Plan,
-        chunks: Range<u32>,
+        shape: &StepShape,
+        chunks: impl Iterator<Item = u32>,
         watch: &mut Watch<'_>,
     ) -> Result<()> {
-        let endpoint = self.world.endpoint(self.rank, self.epoch, shape);
+        let endpoint = self.world.endpoint(self.epoch, shape);
         endpoint
             .await_chunks(chunks, watch)
             .inspect_err(|error| self.fail(self.epoch, error.clone()))
@@ -345,7 +363,7 @@ impl<A: Element> Gatherer<A> {
     }
 
     /// The step is complete: its gathered input may be read until the next.
-    pub(crate) fn complete(&mut self, shape: &StepShape) {
+    pub(crate) fn complete(&mut self, shape: &Arc<StepShape>) {
         self.readable = Some(Arc::clone(shape));
     }
 
@@ -363,18 +381,18 @@ impl<A: Element> Gatherer<A> {
 
     /// The gathered A of the latest step, and how many rows of it there are.
     pub(crate) fn gathered(&self) -> Option<(&[A], u32)> {
-        let m = self.readable.as_ref()?.problem().m();
+        let m = self.readable.as_ref()?.plan.problem().m();
         // SAFETY: the step is complete, so all rows were acquired by a worker of this rank that the
         // caller has joined; they are overwritten only after the next `begin`, which takes `&mut`.
         Some((unsafe { self.rows().rows(0..m) }, m))
     }
 
     /// The own slot of the next step, to be written in place.
-    pub(crate) fn local_shard(&mut self, shape: &StepShape) -> Result<&mut [A]> {
+    pub(crate) fn local_shard(&mut self, shape: &Arc<StepShape>) -> Result<&mut [A]> {
         self.prepare(shape)?;
         self.lent = true;
         let next = World::<A>::buffer(self.epoch.wrapping_add(1));
-        let rows = shape.problem().shards().rows(self.rank);
+        let rows = shape.plan.problem().shards().rows(self.rank);
         let buffer = &self.world.memory[self.rank as usize].gathered[next];
         // SAFETY: `prepare` awaited the end of this slot's last use; peers write other rows of the
         // buffer, by the shards that all ranks agreed on; own workers run only in a later call.
@@ -382,7 +400,7 @@ impl<A: Element> Gatherer<A> {
     }
 
     /// What comes before the own slot of the next step is written; may be repeated.
-    fn prepare(&mut self, shape: &StepShape) -> Result<()> {
+    fn prepare(&mut self, shape: &Arc<StepShape>) -> Result<()> {
         let latest = self.readable.take();
         let next = self.epoch.wrapping_add(1);
         self.world.control.check(self.rank, next)?;
@@ -390,9 +408,9 @@ impl<A: Element> Gatherer<A> {
         if let Some(latest) = latest
             && self.world.options.poison_consumed
         {
-            self.poison(&latest);
+            self.poison(&latest.plan);
         }
-        let endpoint = self.world.endpoint(self.rank, next, shape);
+        let endpoint = self.world.endpoint(next, shape);
         let begun = endpoint.begin(&mut self.watch_in(next));
         begun.inspect_err(|error| self.fail(next, error.clone()))
     }
@@ -440,12 +458,12 @@ impl<A: Element> Pusher<A> {
         let world = &*self.world;
         world.control.check(self.rank, step.epoch)?;
         let mut watch = world.control.patience(self.rank, step.epoch, step.first_step);
-        let endpoint = world.endpoint(self.rank, step.epoch, &step.shape);
+        let endpoint = world.endpoint(step.epoch, &step.shape);
         let mut link_free = Instant::now();
         endpoint.push(&mut watch, |chunk, to| {
             let begin = Instant::now();
-            let rows = step.shape.chunks().rows(chunk);
-            let bytes = step.shape.problem().row_bytes(&rows) as u64;
+            let rows = step.shape.plan.chunks().rows(chunk);
+            let bytes = step.shape.plan.problem().row_bytes(&rows) as u64;
             world.copy_rows(self.rank, to, step.epoch, rows);
             if let Some(link) = world.options.link {
                 let forgiven = begin.checked_sub(FORGIVEN_LATENESS).unwrap_or(begin);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::control::{Aborter, Control, Deadlines, Watch};
 use super::memory::{RowBuffer, check_memory};
-use super::protocol::{Awaited, Mailbox, Word};
+use super::protocol::{AtomicWord, Awaited, Mailbox};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::check_scales;
@@ -55,7 +55,7 @@ impl<A, W> Shared<A, W> {
     }
 }
 
-impl<A: Element, W: Word> Shared<A, W> {
+impl<A: Element, W: AtomicWord> Shared<A, W> {
     fn new(plan: &Plan, deadlines: Deadlines) -> Result<Self> {
         let problem = plan.problem();
         let bytes = u128::from(BUFFERS) * problem.row_bytes(&(0..problem.m()));
@@ -291,7 +291,7 @@ mod tests {
     /// A word that lets the test look at the buffers right before it is stored.
     struct Looking(AtomicU32);
 
-    impl Word for Looking {
+    impl AtomicWord for Looking {
         fn new(value: u32) -> Self {
             Looking(AtomicU32::new(value))
         }
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn all_of_a_chunk_is_written_when_it_is_signalled() {
         let builder = Problem::builder(7, 4, 5).elements(E4m3, E4m3, Bf16).scaling(Scaling::Rows);
-        let options = PlanOptions { chunks_per_shard: Some(1), tiling: Tiling::of_tile(8, 8) };
+        let options = PlanOptions::new().with_pieces(1).with_tiling(Tiling::of_tile(8, 8));
         let plan = Plan::new(&builder.build().unwrap(), options).unwrap();
         let shared = Arc::new(Shared::<F8E4M3, Looking>::new(&plan, Deadlines::default()).unwrap());
         let mut random = Random::new(3);

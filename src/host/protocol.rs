@@ -16,8 +16,8 @@
 //! that buffer. *No torn source*: a pusher's last read of the own slot precedes `sent = e`
 //! (release); the caller loads it (acquire) before writing the slot for e+2. *No wait in a
 //! circle*: a wait for epoch e is owed by a step of epoch e that no computation precedes, or by
-//! one of epoch e−2. (`plan::model` tries every order of the schedule; this code, which announces
-//! later and also waits for `sent`, is argued in `docs/protocol.md` and tried under shuttle.)
+//! one of epoch e−2. (`plan::model` tries every order of the schedule that this code carries out; the orderings are argued in
+//! `docs/protocol.md` and tried under loom and shuttle.)
 //!
 //! What callers owe: every chunk of e is awaited before `begin` of e+1, or else the operation is
 //! ended. The announcement of e says that nobody has anything left to write for it.
@@ -26,18 +26,17 @@
 //! can use it at the earliest when pushing e+2, for which it mostly needs this rank's chunks of e+1
 //! anyway; and the gathered input of e stays readable until the next step.
 //!
-//! The code is generic over [`Word`] and [`Patience`], so that what runs in production also runs
+//! The code is generic over [`AtomicWord`] and [`Patience`], so that what runs in production also runs
 //! under loom and shuttle (`tests/protocol_loom.rs`, `tests/protocol_shuttle.rs`).
 //!
 //! Limit: a slot that is left unused for 2³¹ consecutive steps would count as signalled.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::plan::{BUFFERS, Chunks, SenderStep, Transfers};
+use crate::plan::{BUFFERS, Chunks, Lane, Schedule, Step, Word};
 
 /// A 32-bit atomic word: the seam between this protocol and the threads that run it.
-pub trait Word: Send + Sync {
+pub trait AtomicWord: Send + Sync {
     /// A word that holds `value`.
     fn new(value: u32) -> Self;
     /// Reads the word.
@@ -46,7 +45,7 @@ pub trait Word: Send + Sync {
     fn store(&self, value: u32, ordering: Ordering);
 }
 
-impl Word for AtomicU32 {
+impl AtomicWord for AtomicU32 {
     fn new(value: u32) -> Self {
         AtomicU32::new(value)
     }
@@ -103,7 +102,7 @@ pub struct Mailbox<W> {
     sent: W,
 }
 
-impl<W: Word> Mailbox<W> {
+impl<W: AtomicWord> Mailbox<W> {
     /// A mailbox in which everything up to and including `epoch` counts as done.
     pub fn new(slots: u32, ranks: u32, epoch: u32) -> Self {
         let words = |count: u32| (0..count).map(|_| W::new(epoch)).collect();
@@ -177,107 +176,123 @@ impl<W: Word> Mailbox<W> {
     }
 }
 
-/// One rank's view of the protocol in one step: whose chunks are whose, and all mailboxes.
+/// One rank's part in one step: its schedule, and all mailboxes.
 #[derive(Debug)]
 pub struct Endpoint<'a, W> {
-    /// This rank.
-    pub rank: u32,
     /// The epoch of the step.
     pub epoch: u32,
-    /// What this step sends.
-    pub transfers: &'a Transfers,
+    /// What this rank does.
+    pub schedule: &'a Schedule,
+    /// Whose chunks are whose.
+    pub chunks: &'a Chunks,
     /// Signal slots a rank.
     pub slots_per_rank: u32,
     /// The mailboxes of all ranks.
     pub mailboxes: &'a [Mailbox<W>],
 }
 
-impl<W: Word> Endpoint<'_, W> {
-    /// Caller: announces that the previous epoch's buffer is no longer read, then waits until the
-    /// own slot of this epoch's buffer may be written.
+impl<W: AtomicWord> Endpoint<'_, W> {
+    /// Caller: what comes before the own rows: announces that the previous epoch's buffer is no longer read, then waits
+    /// until the own slot of this epoch's buffer may be written. May be repeated.
     pub fn begin<P: Patience>(&self, patience: &mut P) -> Result<(), P::Error> {
-        for peer in self.transfers.told_consumed(self.rank) {
-            self.mailboxes[peer as usize].post_consumed(self.rank, self.epoch.wrapping_sub(1));
-        }
-        self.own().await_sent(self.reused_epoch(), patience)
+        let before = self.opening().take_while(|step| !matches!(step, Step::Move { .. }));
+        self.carry_out(before, patience, |_, _| ())
     }
 
-    /// Caller: round 0. Writes the own chunks into the own buffer (`copy(chunk, rank)`) and
-    /// signals them to the own workers.
+    /// Caller: writes the own chunks into the own buffer (`copy(chunk, rank)`) and signals them to the own workers.
     pub fn publish<P: Patience>(
         &self,
         patience: &mut P,
         copy: impl FnMut(u32, u32),
     ) -> Result<(), P::Error> {
-        self.send_round(0, patience, copy)
+        let own = self.opening().skip_while(|step| !matches!(step, Step::Move { .. }));
+        self.carry_out(own, patience, copy)
     }
 
-    /// Pusher: the rounds to the other ranks; `copy(chunk, to)` moves the rows.
+    /// Pusher: sends to the other ranks; `copy(chunk, to)` moves the rows.
     pub fn push<P: Patience>(
         &self,
         patience: &mut P,
-        mut copy: impl FnMut(u32, u32),
+        copy: impl FnMut(u32, u32),
     ) -> Result<(), P::Error> {
-        for round in 1..self.transfers.ranks() {
-            self.send_round(round, patience, &mut copy)?;
-        }
-        self.own().post_sent(self.epoch);
-        Ok(())
+        self.carry_out(self.schedule.lane(Lane::Push(0)), patience, copy)
     }
 
     /// Worker: waits until all of `chunks` are in the own buffer.
     pub fn await_chunks<P: Patience>(
         &self,
-        mut chunks: Range<u32>,
+        mut chunks: impl Iterator<Item = u32>,
         patience: &mut P,
     ) -> Result<(), P::Error> {
-        chunks.try_for_each(|chunk| {
-            let awaited = Awaited::Chunk { chunk, from: self.chunks().rank_of(chunk) };
-            self.own().await_signal(self.slot(chunk), self.epoch, awaited, patience)
-        })
+        chunks.try_for_each(|chunk| self.await_word(Word::Landed { chunk }, 0, patience))
     }
 
-    fn send_round<P: Patience>(
+    /// The steps of the caller's lane that come before it computes anything.
+    fn opening(&self) -> impl Iterator<Item = &Step> {
+        let computes = |step: &&Step| match step {
+            Step::Multiply { .. } | Step::Await { word: Word::Landed { .. }, .. } => true,
+            Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => false,
+        };
+        self.schedule.lane(Lane::Compute).take_while(move |step| !computes(step))
+    }
+
+    fn carry_out<'s, P: Patience>(
         &self,
-        round: u32,
+        steps: impl Iterator<Item = &'s Step>,
         patience: &mut P,
         mut copy: impl FnMut(u32, u32),
     ) -> Result<(), P::Error> {
-        for step in self.transfers.round(self.rank, round) {
-            match step {
-                SenderStep::AwaitConsumed { peer, .. } => {
-                    let awaited = Awaited::Consumed { by: peer };
-                    self.own().await_consumed(peer, self.reused_epoch(), awaited, patience)?;
-                }
-                SenderStep::Send { chunk, to, .. } => copy(chunk, to),
-                SenderStep::Signal { chunk, to, .. } => {
-                    self.mailboxes[to as usize].post_signal(self.slot(chunk), self.epoch);
-                }
+        for step in steps {
+            match *step {
+                Step::Await { word, age } => self.await_word(word, age, patience)?,
+                Step::Move { chunk, to } => copy(chunk, to),
+                Step::Post { word, to, age } => self.post(word, to, self.epoch.wrapping_sub(age)),
+                // The workers': `opening` ends before it, and nothing else has any.
+                Step::Multiply { .. } => {}
             }
         }
         Ok(())
     }
 
-    /// The epoch whose buffer this one takes over.
-    fn reused_epoch(&self) -> u32 {
-        self.epoch.wrapping_sub(BUFFERS)
+    fn await_word<P: Patience>(
+        &self,
+        word: Word,
+        age: u32,
+        patience: &mut P,
+    ) -> Result<(), P::Error> {
+        let (own, epoch) =
+            (&self.mailboxes[self.schedule.rank as usize], self.epoch.wrapping_sub(age));
+        match word {
+            Word::Landed { chunk } => {
+                let awaited = Awaited::Chunk { chunk, from: self.chunks.rank_of(chunk) };
+                own.await_signal(self.slot(chunk), epoch, awaited, patience)
+            }
+            Word::Consumed { by } => {
+                own.await_consumed(by, epoch, Awaited::Consumed { by }, patience)
+            }
+            Word::Sent { .. } => own.await_sent(epoch, patience),
+            // A GPU's; no thread has such a step.
+            Word::Begun => Ok(()),
+        }
+    }
+
+    fn post(&self, word: Word, to: u32, epoch: u32) {
+        let mailbox = &self.mailboxes[to as usize];
+        match word {
+            Word::Landed { chunk } => mailbox.post_signal(self.slot(chunk), epoch),
+            Word::Consumed { by } => mailbox.post_consumed(by, epoch),
+            Word::Sent { .. } => mailbox.post_sent(epoch),
+            Word::Begun => {}
+        }
     }
 
     fn slot(&self, chunk: u32) -> u32 {
-        self.chunks().signal_slot(chunk, self.slots_per_rank)
-    }
-
-    fn own(&self) -> &Mailbox<W> {
-        &self.mailboxes[self.rank as usize]
-    }
-
-    fn chunks(&self) -> &Chunks {
-        self.transfers.chunks()
+        self.chunks.signal_slot(chunk, self.slots_per_rank)
     }
 }
 
 /// Looks at `word` until it has reached `epoch`. The load that saw it is an acquire.
-fn wait_for<W: Word, P: Patience>(
+fn wait_for<W: AtomicWord, P: Patience>(
     word: &W,
     epoch: u32,
     awaited: Awaited,

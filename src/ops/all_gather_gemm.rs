@@ -1,6 +1,7 @@
 //! All-gather + GEMM: every rank brings a shard of A and gets D = A · B of the whole A.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::io::{Input, Product};
@@ -9,7 +10,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{OWN_ROWS, a_lens, check_len, check_scales, check_type, scale_count};
 use crate::host::{Aborter, Gatherer, Operand, OwnRows, Rank, StepShape, Stream};
-use crate::plan::{Plan, PlanOptions, Problem, Scaling};
+use crate::plan::{Lane, Plan, PlanOptions, Problem, Scaling, Step, Word};
 use crate::trace::{TileEvent, Timeline};
 
 /// One rank's all-gather + GEMM, planned once and enqueued many times.
@@ -64,7 +65,7 @@ use crate::trace::{TileEvent, Timeline};
 #[derive(Debug)]
 pub struct AllGatherGemm<A, B = A, D = A> {
     gatherer: Gatherer<A>,
-    planned: StepShape,
+    planned: Arc<StepShape>,
     tiles: Vec<TileEvent>,
     types: PhantomData<fn(B) -> D>,
 }
@@ -101,15 +102,15 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         check_type::<A>("A", problem.elements().a)?;
         check_type::<B>("B", problem.elements().b)?;
         check_type::<D>("D", problem.elements().d)?;
-        let planned = Arc::new(Plan::new(problem, options)?);
-        let gatherer = Gatherer::join(rank, &planned)?;
+        let planned = StepShape::new(Plan::new(problem, options)?, rank.rank());
+        let gatherer = Gatherer::join(rank, &planned.plan)?;
         tracing::debug!(rank = rank.rank(), %problem, "planned all-gather + GEMM");
         Ok(AllGatherGemm { gatherer, planned, tiles: Vec::new(), types: PhantomData })
     }
 
     /// What was planned.
     pub fn planned(&self) -> &Plan {
-        &self.planned
+        &self.planned.plan
     }
 
     /// One step with one product: gathers this and all other ranks' `input`, and sets `d` to the
@@ -133,9 +134,9 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     ) -> Result<()> {
         let input = input.into();
         let shape = self.shape(input.rows)?;
-        self.check_input(&shape, &input)?;
-        let tiling = shape.options().tiling;
-        let problems = products::check_products(shape.problem(), tiling, products)?;
+        self.check_input(&shape.plan, &input)?;
+        let tiling = shape.plan.options().tiling;
+        let problems = products::check_products(shape.plan.problem(), tiling, products)?;
 
         let end = self.gatherer.ender();
         products::settle(
@@ -158,7 +159,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     /// The gathered A of the latest step; `None` before the first and after one that failed.
     pub fn gathered(&self) -> Option<Gathered<'_, A>> {
         let (elements, m) = self.gatherer.gathered()?;
-        Some(Gathered { elements, m, k: self.planned.problem().k() })
+        Some(Gathered { elements, m, k: self.planned.plan.problem().k() })
     }
 
     /// A handle that ends the operation from any thread.
@@ -182,10 +183,11 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     }
 
     /// The plan of a step with these rows.
-    fn shape(&self, rows: Option<&[u32]>) -> Result<StepShape> {
+    fn shape(&self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
+        let planned = &self.planned.plan;
         match rows {
-            Some(rows) if rows != self.planned.problem().shards().to_rows() => {
-                Ok(Arc::new(self.planned.for_rows(rows)?))
+            Some(rows) if rows != planned.problem().shards().to_rows() => {
+                Ok(StepShape::new(planned.for_rows(rows)?, self.gatherer.rank()))
             }
             _ => Ok(Arc::clone(&self.planned)),
         }
@@ -209,7 +211,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     fn step(
         &mut self,
         stream: &Stream,
-        shape: &StepShape,
+        shape: &Arc<StepShape>,
         input: &Input<'_, A>,
         problems: &[Problem],
         products: &mut [Product<'_, B, D>],
@@ -217,27 +219,41 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         self.gatherer.begin(shape)?;
         self.gatherer.send(shape, OwnRows { rows: input.shard, scales: input.scales })?;
         let gatherer = &self.gatherer;
-        let tensor_scale = match shape.problem().scaling() {
+        let tensor_scale = match shape.plan.problem().scaling() {
             Scaling::Tensor => input.scales.first(),
             Scaling::None | Scaling::Rows => None,
         };
         let row_scales = gatherer.row_scales();
-        let step = StepInput {
-            plan: shape,
-            a: Operand { rows: gatherer.rows(), row_scales, tensor_scale },
-            pivot: gatherer.rank(),
-            epoch: gatherer.epoch(),
-            m: shape.problem().m(),
-            record: gatherer.recording(),
-        };
-        let events = products::compute(*stream, step, problems, products, || {
-            let mut watch = gatherer.watch();
-            move |tile, chunks| {
-                watch.tile = Some(tile);
-                gatherer.await_chunks(shape, chunks, &mut watch)
+        for step in shape.schedule.lane(Lane::Compute) {
+            match step {
+                Step::Await { word: Word::Landed { chunk }, .. } => {
+                    let mut watch = gatherer.watch();
+                    gatherer.await_chunks(shape, std::iter::once(*chunk), &mut watch)?;
+                }
+                Step::Multiply { rows, pivot, awaits } => {
+                    let step = StepInput {
+                        plan: &shape.plan,
+                        a: Operand { rows: gatherer.rows(), row_scales, tensor_scale },
+                        rank: gatherer.rank(),
+                        pivot: *pivot,
+                        epoch: gatherer.epoch(),
+                        rows: rows.clone(),
+                        record: gatherer.recording(),
+                    };
+                    let events = products::compute(*stream, step, problems, products, || {
+                        let mut watch = gatherer.watch();
+                        move |tile, chunks: Range<u32>| {
+                            watch.tile = Some(tile);
+                            let awaited = chunks.filter(|chunk| awaits.contains(chunk));
+                            gatherer.await_chunks(shape, awaited, &mut watch)
+                        }
+                    })?;
+                    self.tiles.extend(events);
+                }
+                // `begin` and `send` have carried these out.
+                Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => {}
             }
-        })?;
-        self.tiles.extend(events);
+        }
         self.gatherer.complete(shape);
         Ok(())
     }

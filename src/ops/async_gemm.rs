@@ -159,9 +159,10 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
         let step = StepInput {
             plan: &self.plan,
             a: Operand { rows: input.rows(), row_scales, tensor_scale },
+            rank: self.pivot,
             pivot: self.pivot,
             epoch,
-            m,
+            rows: 0..m,
             record: self.record,
         };
         let events = products::compute(stream, step, problems, products, || {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::host::{
     Operand, OutputCells, ProductView, Stream, TileJob, lay_side_by_side, run_tiles,
 };
-use crate::plan::{Plan, Problem, Tile, Tiling};
+use crate::plan::{Plan, Problem, Tile, TileOrder, Tiling};
 use crate::trace::TileEvent;
 
 /// The problem of each product, once all of them fit the step.
@@ -35,11 +35,12 @@ pub(crate) fn check_products<B, D>(
 pub(crate) struct StepInput<'a, A> {
     pub(crate) plan: &'a Plan,
     pub(crate) a: Operand<'a, A>,
+    pub(crate) rank: u32,
     /// The rank whose chunks come first.
     pub(crate) pivot: u32,
     pub(crate) epoch: u32,
-    /// How many rows of the plan the step has.
-    pub(crate) m: u32,
+    /// Which rows are computed.
+    pub(crate) rows: Range<u32>,
     pub(crate) record: Option<Instant>,
 }
 
@@ -67,9 +68,18 @@ where
             scales: product.scales,
         })
         .collect();
-    let (chunks, tiling) = (step.plan.chunks(), step.plan.options().tiling);
-    let place = (step.pivot, step.epoch);
-    let job = TileJob::new(step.a, &views, chunks, tiling, place, step.m, step.record)?;
+    let columns = problems.iter().map(Problem::n);
+    let (first_columns, all) = lay_side_by_side(columns, step.plan.options().tiling)?;
+    let job = TileJob {
+        a: step.a,
+        products: &views,
+        rank: step.rank,
+        epoch: step.epoch,
+        rows: step.rows,
+        order: TileOrder::new(step.plan.chunks(), all, step.plan.options().tiling, step.pivot)?,
+        first_columns,
+        record: step.record,
+    };
     run_tiles(stream, &job, waiter)
 }
 

@@ -12,7 +12,6 @@ use super::problem::{BLayout, Problem, Scaling};
 use super::table::Align::{Left, Right};
 use super::table::Table;
 use super::tiles::{ClusterShape, Tile, TileOrder};
-use super::transfers::{ConsumerStep, SenderStep, Transfers};
 use super::whole::{Plan, RankPlan};
 
 /// Lists longer than this are cut.
@@ -43,36 +42,10 @@ impl fmt::Display for Chunks {
     }
 }
 
-impl fmt::Display for Transfers {
-    /// One line a rank: whom it sends to, round by round.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        round_table(self).fmt(f)
-    }
-}
-
 impl fmt::Display for TileOrder {
     /// How the output is cut, and which tiles the pivot's rank visits first.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; rank {} visits {}", Cut(self), self.pivot_rank(), FirstTiles(self))
-    }
-}
-
-impl fmt::Display for SenderStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SenderStep::AwaitConsumed { peer, .. } => write!(f, "await consumed by {peer}"),
-            SenderStep::Send { chunk, to, .. } => write!(f, "send {chunk} → {to}"),
-            SenderStep::Signal { chunk, to, .. } => write!(f, "signal {chunk} → {to}"),
-        }
-    }
-}
-
-impl fmt::Display for ConsumerStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ConsumerStep::AwaitChunk { chunk } => write!(f, "await chunk {chunk}"),
-            ConsumerStep::PostConsumed { to } => write!(f, "post consumed → {to}"),
-        }
     }
 }
 
@@ -89,7 +62,7 @@ impl fmt::Display for Plan {
         write!(f, "{}", shard_table(self.chunks(), 0..ranks, Some(self.problem())))?;
 
         writeln!(f, "\nTransfers: whom each rank sends its chunks to, round by round")?;
-        write!(f, "{}", self.transfers())?;
+        write!(f, "{}", round_table(self))?;
         writeln!(
             f,
             "  · is the rank's own slot, which needs no link. Down a column no rank stands"
@@ -138,7 +111,7 @@ impl fmt::Display for RankPlan<'_> {
         if plan.chunks().of_rank(rank).is_empty() {
             line("sends", &|_| "–".into());
         } else {
-            line("sends to", &|round| or_dot(plan.transfers().peer_in_round(rank, round), rank));
+            line("sends to", &|round| or_dot(plan.peer_in_round(rank, round), rank));
         }
         line("hears from", &|round| or_dot((rank + round) % ranks, rank));
         write!(f, "{table}")?;
@@ -200,17 +173,17 @@ fn shard_table(chunks: &Chunks, ranks: Range<u32>, problem: Option<&Problem>) ->
 }
 
 /// One line a rank, one column a round: whom it sends to.
-fn round_table(transfers: &Transfers) -> impl fmt::Display {
-    let ranks = transfers.ranks();
+fn round_table(plan: &Plan) -> impl fmt::Display {
+    let ranks = plan.problem().ranks();
     let rounds = 0..ranks.min(SHOWN_ACROSS);
     let mut table = Table::new(&[Right, Left, Right]);
     let head = ["round".to_string(), String::new()].into_iter();
     table.line(head.chain(rounds.clone().map(|round| round.to_string())).chain(ellipsis(ranks)));
     for rank in 0..ranks.min(SHOWN) {
         let name = [format!("rank {rank}"), "→".into()].into_iter();
-        let sends = !transfers.chunks().of_rank(rank).is_empty();
+        let sends = !plan.chunks().of_rank(rank).is_empty();
         let peers = rounds.clone().map(|round| match sends {
-            true => or_dot(transfers.peer_in_round(rank, round), rank),
+            true => or_dot(plan.peer_in_round(rank, round), rank),
             false => "–".into(),
         });
         table.line(name.chain(peers).chain(ellipsis(ranks)));
@@ -376,7 +349,7 @@ mod tests {
         let problem = Problem::builder(m, 40, 1024).shards(rows).build().unwrap();
         let options = PlanOptions::default();
         let tiling = Tiling { tile: TileShape { m: tile_rows, n: 16 }, ..options.tiling };
-        Plan::new(&problem, PlanOptions { chunks_per_shard: Some(chunks), tiling }).unwrap()
+        Plan::new(&problem, PlanOptions { pieces: Some(chunks), tiling, ..options }).unwrap()
     }
 
     #[test]
@@ -398,7 +371,8 @@ mod tests {
     #[test]
     fn text_is_bounded_and_says_what_it_leaves_out() {
         let problem = Problem::builder(i32::MAX as u64, 1 << 20, 1 << 20).ranks(1024).build();
-        let options = PlanOptions { chunks_per_shard: Some(64), tiling: Tiling::of_tile(1, 1) };
+        let tiling = Tiling::of_tile(1, 1);
+        let options = PlanOptions { pieces: Some(64), tiling, ..PlanOptions::default() };
         let plan = Plan::new(&problem.unwrap(), options).unwrap();
         let text = plan.to_string();
         assert!(text.len() < 20_000, "{} bytes", text.len());

@@ -1,18 +1,19 @@
 //! What happens in which order, as values that need no device.
 //!
-//! A [`Problem`] says what is multiplied and how the rows of A are spread over ranks. From it
-//! follow [`Chunks`] (the pieces that travel and are signalled), [`TileOrder`] (the order in which
-//! a rank computes its output) and [`Transfers`] (the order in which a rank sends). A [`Plan`]
-//! holds them together. Executors carry plans out; nothing in here knows one, and nothing in here
-//! does I/O or looks at a clock.
+//! A [`Problem`] says what is multiplied and how the rows of A are spread over ranks; [`PlanOptions`] say how: strategy,
+//! engine, pieces, tiling. From both follow [`Chunks`] (the pieces that travel and are signalled), [`TileOrder`] (the
+//! order in which a rank computes its output) and [`Schedule`] (what a rank does, lane by lane). A [`Plan`] holds them
+//! together. The model, the cost model, threads and GPUs carry schedules out; nothing in here knows one of them but the
+//! model, and nothing does I/O or looks at a clock.
 //!
-//! Invariant: every query is arithmetic over a handful of integers (O(1), or O(log W) where shards
+//! Invariant: what a kernel asks for each tile is arithmetic over a handful of integers (O(1), or O(log W) where shards
 //! are unequal), so a kernel can do the same, and a plan for 2³¹ rows costs what one for 8 does.
 //!
 //! ```text
 //!  Problem ──► Shards ──► Chunks ──┬──► TileOrder   (what a rank computes, and when)
-//!  m n k       rows of    pieces   └──► Transfers   (what a rank sends, and when)
-//!  types       each rank  of shards         │
+//!  m n k       rows of    pieces   │
+//!  types       each rank  of shards└──► Schedule    (what a rank awaits, moves, posts, multiplies)
+//!  PlanOptions ── strategy, engine ─────┘   │
 //!                                           └──► model (runs it, looking for trouble)
 //! ```
 
@@ -22,12 +23,14 @@ mod epilogue;
 pub mod model;
 mod partition;
 mod problem;
+mod schedule;
 #[cfg(feature = "serde")]
 mod serial;
 mod shards;
+mod strategies;
 mod table;
 mod tiles;
-mod transfers;
+mod way;
 mod whole;
 
 pub use chunks::{Chunks, MAX_CHUNKS};
@@ -38,9 +41,10 @@ pub(crate) use problem::check_aligned;
 pub use problem::{
     BLayout, ElementTypes, MAX_DIMENSION, Problem, ProblemBuilder, Scaling, TMA_ALIGNMENT,
 };
+pub use schedule::{BUFFERS, Lane, Schedule, Step, Word};
 pub use shards::{MAX_RANKS, Shards};
 pub use tiles::{
     ClusterShape, MAX_CLUSTER_EXTENT, MAX_TILE_EXTENT, Tile, TileOrder, TileShape, Tiling,
 };
-pub use transfers::{BUFFERS, ConsumerStep, SenderStep, Transfers};
+pub use way::{Engine, MAX_BLOCKS, MAX_STREAMS, Operation, SMALL_SHARD, Strategy, Way};
 pub use whole::{Plan, PlanOptions, RankPlan};

@@ -1,54 +1,51 @@
-//! Runs a schedule on an abstract machine, looking for trouble: reads too early, overwrites,
-//! deadlocks, arrivals out of order.
+//! Runs schedules on an abstract machine, looking for trouble: reads too early, overwrites, deadlocks, rows that do not
+//! arrive or arrive in another order than they are needed.
 //!
-//! The machine has two threads a rank, a sender and a consumer, each with the list of steps that
-//! [`Transfers`] gives it, repeated for some epochs. A thread is enabled unless its next step is a
-//! wait that does not hold yet. Any enabled thread may go next; [`run`] picks by the caller's
-//! choice (say, at random), [`explore`] tries every order there is.
+//! The machine has one thread for each lane of each rank, with the steps that the [`Schedule`] gives it, repeated for
+//! some epochs. A thread is enabled unless its next step is a wait that does not hold yet. Any enabled thread may go next;
+//! [`run`] picks by the caller's choice (at random, for example), [`explore`] tries every order there is.
 //!
-//! The state is nothing but how far each thread has come: every flag and every chunk has a single
-//! writer, so how often it was written follows from that writer's position. Every step moves a
-//! position forwards, so every run ends; a run that cannot go on before all threads have finished
-//! is a deadlock, and if no reachable state is one, the schedule is live.
+//! The state is nothing but how far each thread has come: how often a word was posted and rows were moved follows from
+//! the positions of their writers. Every step moves a position forwards, so every run ends; a run that cannot go on before
+//! all threads have finished is a deadlock, and if no reachable state is one, the schedules are live.
 //!
-//! Two simplifications, both on the careful side. The consumer announces an epoch when it has read
-//! it, where the host executor does so a little later, at its next step: whoever waits waits longer,
-//! for a step that waits for nothing. And a rank's two threads run apart, where the executor lets the
-//! sender run ahead of its own consumer by two epochs at most: fewer orders, all of them among these.
+//! One simplification, on the careful side: lanes that share a stream of a GPU run apart here, except where a word orders
+//! them. So the machine has all orders that a GPU has, and more.
 //!
-//! Schedules are data, so a test can take one, break it, and see that it is caught.
+//! Schedules are data, so a test can take some, break them, and see that it is caught.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::chunks::Chunks;
-use super::transfers::{BUFFERS, ConsumerStep, SenderStep, Transfers};
+use super::schedule::{BUFFERS, Lane, Schedule, Step, Word};
+use super::whole::Plan;
 
-/// What is wrong with a schedule.
+/// What is wrong with schedules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A consumer saw the signal of a chunk whose rows were not there yet.
-    #[error("rank {consumer} reads chunk {chunk} of epoch {epoch} before its rows are there")]
+    /// A rank reads a chunk whose rows have not landed.
+    #[error("rank {reader} reads chunk {chunk} of epoch {epoch} before its rows have landed")]
     ReadTooEarly {
-        /// The rank that reads.
-        consumer: u32,
+        /// The rank that multiplies the rows, or sends them on.
+        reader: u32,
         /// The chunk.
         chunk: u32,
         /// The epoch.
         epoch: u32,
     },
-    /// A sender wrote into a buffer that its consumer was still reading.
-    #[error("chunk {chunk} of epoch {epoch} overwrites what rank {consumer} still reads")]
+    /// Rows are written over others that are still read.
+    #[error("chunk {chunk} of epoch {epoch} overwrites what rank {owner} still reads")]
     Overwritten {
         /// The rank whose buffer it is.
-        consumer: u32,
+        owner: u32,
         /// The chunk that was written.
         chunk: u32,
         /// The epoch that it was written for.
         epoch: u32,
     },
     /// Nothing can go on, and not all threads have finished.
-    #[error("deadlock: {waiting:?} wait for steps that nobody will take")]
+    #[error("deadlock: {waiting:?} wait for words that no rank will post")]
     Deadlock {
         /// The threads that wait.
         waiting: Vec<Thread>,
@@ -60,163 +57,239 @@ pub enum Violation {
         consumer: u32,
         /// The chunk.
         chunk: u32,
-        /// How often it is sent there.
+        /// How often it is moved there.
         times: u32,
     },
-    /// Two ranks send to one, or one rank to two, in the same round.
-    #[error("in round {round} rank {rank} is not sent to by exactly one rank")]
-    CrowdedRound {
-        /// The round.
-        round: u32,
-        /// The receiver.
-        rank: u32,
+    /// A word is posted more than once an epoch.
+    #[error("'{word}' of rank {owner} is posted {times} times an epoch, not once")]
+    PostedTwice {
+        /// The rank whose word it is.
+        owner: u32,
+        /// The word.
+        word: Word,
+        /// How often it is posted.
+        times: u32,
     },
-    /// Chunks are sent to a consumer in another order than its tiles need them.
-    #[error("rank {consumer} needs chunk {needed} next, but chunk {arriving} is sent first")]
+    /// A lane sends to a rank before one that needs its rows sooner, or chunks of a shard out of order.
+    #[error(
+        "rank {sender} sends chunk {chunk} to rank {to} after it has sent rows that are needed later"
+    )]
     OutOfNeedOrder {
-        /// The rank.
-        consumer: u32,
-        /// The chunk it needs next.
-        needed: u32,
-        /// The chunk that comes instead.
-        arriving: u32,
+        /// The rank that sends.
+        sender: u32,
+        /// The chunk that comes too late.
+        chunk: u32,
+        /// Its consumer.
+        to: u32,
     },
-    /// A rank has no list of steps, or there are lists for ranks that do not exist.
-    #[error("there are {senders} senders and {consumers} consumers for {ranks} ranks")]
-    MissingList {
-        /// The ranks there are.
+    /// Tiles await chunks in another order than they arrive.
+    #[error("rank {consumer} awaits chunk {chunk} after one that arrives later")]
+    AwaitedLate {
+        /// The rank that multiplies.
+        consumer: u32,
+        /// The chunk that is awaited too late.
+        chunk: u32,
+    },
+    /// The product does not cover every row once.
+    #[error("rank {rank} multiplies {multiplied} of {rows} rows")]
+    NotAllRows {
+        /// The rank.
+        rank: u32,
+        /// Rows that its products have, one after the other from the first.
+        multiplied: u32,
+        /// Rows of the problem.
+        rows: u32,
+    },
+    /// There are not as many schedules as ranks, in their order.
+    #[error("the schedules are those of ranks {found:?}, not of {ranks} ranks in order")]
+    WrongRanks {
+        /// How many ranks there are.
         ranks: u32,
-        /// The senders' lists.
-        senders: usize,
-        /// The consumers' lists.
-        consumers: usize,
+        /// The ranks of the schedules.
+        found: Vec<u32>,
     },
     /// A step names a rank or a chunk that does not exist.
-    #[error("'{step}' names a rank or a chunk that does not exist")]
+    #[error("'{step}' names a rank, a chunk or rows that do not exist")]
     NoSuchName {
         /// The step.
         step: String,
     },
 }
 
-/// A thread of the abstract machine.
+/// A thread of the abstract machine: a lane of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Thread {
-    /// The sender of a rank.
-    Sender(u32),
-    /// The consumer of a rank.
-    Consumer(u32),
+pub struct Thread {
+    /// The rank.
+    pub rank: u32,
+    /// Which of its lanes.
+    pub lane: Lane,
 }
 
-/// The lists of steps that the machine runs; public so that tests can break them.
+/// The schedules of all ranks; public, so that tests can break them.
 #[derive(Clone, Debug)]
-pub struct Schedule {
+pub struct Schedules {
     chunks: Chunks,
-    /// One list a rank.
-    pub senders: Vec<Vec<SenderStep>>,
-    /// One list a rank.
-    pub consumers: Vec<Vec<ConsumerStep>>,
+    /// One of each rank, in order.
+    pub of_ranks: Vec<Schedule>,
 }
 
-impl Schedule {
-    /// The lists of `transfers`.
-    pub fn new(transfers: &Transfers) -> Self {
-        let ranks = 0..transfers.ranks();
-        Schedule {
-            chunks: transfers.chunks().clone(),
-            senders: ranks.clone().map(|rank| transfers.sender(rank).collect()).collect(),
-            consumers: ranks.map(|rank| transfers.consumer(rank).collect()).collect(),
+impl Schedules {
+    /// Those of `plan`.
+    pub fn new(plan: &Plan) -> Self {
+        let ranks = 0..plan.problem().ranks();
+        Schedules {
+            chunks: plan.chunks().clone(),
+            of_ranks: ranks.map(|rank| plan.schedule(rank)).collect(),
         }
     }
 
-    /// Checks what needs no run: every chunk reaches every rank exactly once; in every round each
-    /// rank is sent to by one rank; and chunks arrive in the order in which they are needed.
+    /// How many threads run them.
+    pub fn thread_count(&self) -> usize {
+        self.of_ranks.iter().map(|schedule| schedule.lanes().len()).sum()
+    }
+
+    /// How many steps an epoch has.
+    pub fn step_count(&self) -> usize {
+        self.of_ranks.iter().map(|schedule| schedule.steps.len()).sum()
+    }
+
+    /// Checks what needs no run: every chunk reaches every rank exactly once, every word has one writer, rows are sent in
+    /// the order in which they are needed and awaited in that order, and all rows are multiplied.
     pub fn check_order(&self) -> Result<(), Violation> {
         self.check_names()?;
-        let ranks = self.senders.len();
-        // For each consumer: (round, sender, chunk), each sender's in sending order.
-        let mut arrivals: Vec<Vec<(u32, u32, u32)>> = vec![Vec::new(); ranks];
-        for (sender, steps) in self.senders.iter().enumerate() {
-            for step in steps {
-                if let SenderStep::Send { round, chunk, to } = *step {
-                    arrivals[to as usize].push((round, sender as u32, chunk));
-                }
-            }
-        }
-        for (consumer, mut arrivals) in (0..).zip(arrivals) {
-            arrivals.sort_by_key(|&(round, _, _)| round); // stable: sending order within a round
-            let crowded =
-                |pair: &&[(u32, u32, u32)]| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1;
-            if let Some(pair) = arrivals.windows(2).find(crowded) {
-                return Err(Violation::CrowdedRound { round: pair[0].0, rank: consumer });
-            }
-            let mut times = vec![0; self.chunks.len() as usize];
-            arrivals.iter().for_each(|&(_, _, chunk)| times[chunk as usize] += 1);
-            if let Some((chunk, &times)) = (0..).zip(&times).find(|&(_, &times)| times != 1) {
-                return Err(Violation::NotOnce { consumer, chunk, times });
-            }
-            for (needed, (_, _, arriving)) in self.chunks.need_order(consumer).zip(arrivals) {
-                if needed != arriving {
-                    return Err(Violation::OutOfNeedOrder { consumer, needed, arriving });
-                }
-            }
-        }
-        Ok(())
+        self.check_once()?;
+        self.of_ranks.iter().try_for_each(|schedule| self.check_need_order(schedule))
     }
 
-    /// Checks that every rank has two lists and that no step names a rank or a chunk that does not
-    /// exist: without that the machine's tables could not be drawn up.
-    fn check_names(&self) -> Result<(), Violation> {
-        let ranks = self.chunks.shards().ranks();
-        let (senders, consumers) = (self.senders.len(), self.consumers.len());
-        if senders != ranks as usize || consumers != ranks as usize {
-            return Err(Violation::MissingList { ranks, senders, consumers });
-        }
-        let check = |rank: u32, chunk: u32, step: &dyn std::fmt::Display| match rank < ranks
-            && chunk < self.chunks.len()
-        {
-            true => Ok(()),
-            false => Err(Violation::NoSuchName { step: step.to_string() }),
-        };
-        for step in self.senders.iter().flatten() {
+    fn check_once(&self) -> Result<(), Violation> {
+        let mut moved: HashMap<(u32, u32), u32> = HashMap::new();
+        let mut posted: HashMap<(u32, Word), u32> = HashMap::new();
+        let mut gathers = false;
+        for (_, step) in self.of_ranks.iter().flat_map(|schedule| &schedule.steps) {
             match *step {
-                SenderStep::AwaitConsumed { peer, .. } => check(peer, 0, step)?,
-                SenderStep::Send { chunk, to, .. } | SenderStep::Signal { chunk, to, .. } => {
-                    check(to, chunk, step)?;
+                Step::Move { chunk, to } => {
+                    gathers = true;
+                    *moved.entry((to, chunk)).or_default() += 1;
                 }
+                Step::Post { word, to, .. } => *posted.entry((to, word)).or_default() += 1,
+                Step::Await { .. } | Step::Multiply { .. } => {}
             }
         }
-        for step in self.consumers.iter().flatten() {
-            match *step {
-                ConsumerStep::AwaitChunk { chunk } => check(0, chunk, step)?,
-                ConsumerStep::PostConsumed { to } => check(to, 0, step)?,
+        let mut consumers = 0..self.of_ranks.len() as u32;
+        let not_once = |consumer: u32| {
+            let mut chunks = 0..self.chunks.len();
+            chunks.find_map(|chunk| {
+                let times = moved.get(&(consumer, chunk)).copied().unwrap_or(0);
+                (times != 1).then_some(Violation::NotOnce { consumer, chunk, times })
+            })
+        };
+        if let Some(violation) = consumers.find_map(not_once).filter(|_| gathers) {
+            return Err(violation);
+        }
+        match posted.into_iter().find(|(_, times)| *times > 1) {
+            Some(((owner, word), times)) => Err(Violation::PostedTwice { owner, word, times }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_need_order(&self, schedule: &Schedule) -> Result<(), Violation> {
+        let (rank, ranks, len) = (schedule.rank, self.of_ranks.len() as u32, self.chunks.len());
+        let mut latest: HashMap<Lane, (u32, u32)> = HashMap::new();
+        let own_first = self.chunks.of_rank(rank).start;
+        let (mut awaited, mut multiplied) = (0, Vec::new());
+        for (lane, step) in &schedule.steps {
+            match step {
+                Step::Move { chunk, to } => {
+                    // What rank `to` needs d-th comes in round d.
+                    let turn = ((rank + ranks - to) % ranks, *chunk);
+                    let before = latest.insert(*lane, turn);
+                    if before.is_some_and(|before| before >= turn) {
+                        let (sender, chunk, to) = (rank, *chunk, *to);
+                        return Err(Violation::OutOfNeedOrder { sender, chunk, to });
+                    }
+                }
+                Step::Multiply { rows, awaits, .. } => {
+                    multiplied.push(rows.clone());
+                    for &chunk in awaits {
+                        let need = (chunk + len - own_first % len) % len + 1;
+                        if need <= awaited {
+                            return Err(Violation::AwaitedLate { consumer: rank, chunk });
+                        }
+                        awaited = need;
+                    }
+                }
+                Step::Await { .. } | Step::Post { .. } => {}
             }
         }
-        Ok(())
+        if multiplied.is_empty() {
+            return Ok(()); // Gathering alone.
+        }
+        multiplied.sort_unstable_by_key(|rows| rows.start);
+        let joined =
+            |end, rows: std::ops::Range<u32>| if rows.start == end { rows.end } else { end };
+        let (rows, multiplied) = (self.chunks.shards().m(), multiplied.into_iter().fold(0, joined));
+        match multiplied == rows {
+            true => Ok(()),
+            false => Err(Violation::NotAllRows { rank, multiplied, rows }),
+        }
+    }
+
+    /// Checks that there is a schedule for each rank, and that no step names what does not exist: without that the
+    /// machine's tables could not be drawn up.
+    fn check_names(&self) -> Result<(), Violation> {
+        let (ranks, chunks) = (self.chunks.shards().ranks(), self.chunks.len());
+        let found: Vec<u32> = self.of_ranks.iter().map(|schedule| schedule.rank).collect();
+        if !found.iter().copied().eq(0..ranks) {
+            return Err(Violation::WrongRanks { ranks, found });
+        }
+        let is_word = |word: &Word| match *word {
+            Word::Landed { chunk } => chunk < chunks,
+            Word::Consumed { by } => by < ranks,
+            Word::Sent { .. } | Word::Begun => true,
+        };
+        let exists = |step: &Step| match step {
+            Step::Await { word, .. } => is_word(word),
+            Step::Post { word, to, .. } => *to < ranks && is_word(word),
+            Step::Move { chunk, to } => *to < ranks && *chunk < chunks,
+            Step::Multiply { rows, pivot, awaits } => {
+                rows.start <= rows.end
+                    && rows.end <= self.chunks.shards().m()
+                    && *pivot < ranks
+                    && awaits.iter().all(|chunk| *chunk < chunks)
+            }
+        };
+        let mut steps = self.of_ranks.iter().flat_map(|schedule| &schedule.steps);
+        match steps.find(|(_, step)| !exists(step)) {
+            Some((_, step)) => Err(Violation::NoSuchName { step: step.to_string() }),
+            None => Ok(()),
+        }
     }
 }
 
-/// Runs `schedule` for `epochs` epochs; `choose(n)` picks one of n enabled threads.
+/// Runs `schedules` for `epochs` epochs; `choose(n)` picks one of n enabled threads.
 ///
 /// ```
-/// use overlap_gemm::plan::model::{Schedule, run};
-/// use overlap_gemm::plan::{Chunks, Shards, Transfers};
+/// use overlap_gemm::plan::model::{Schedules, run};
+/// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
 ///
-/// let transfers = Transfers::new(&Chunks::even(&Shards::even(12, 3)?, 2)?);
-/// run(&Schedule::new(&transfers), 5, |enabled| enabled - 1)?;
+/// let problem = Problem::builder(4096, 512, 256).ranks(4).build()?;
+/// let schedules = Schedules::new(&Plan::new(&problem, PlanOptions::default())?);
+/// schedules.check_order()?;
+/// run(&schedules, 5, |enabled| enabled - 1)?;
 ///
-/// let mut broken = Schedule::new(&transfers);
-/// broken.senders[0].swap(1, 2); // the signal before its data
-/// assert!(run(&broken, 5, |enabled| enabled - 1).is_err());
+/// let mut broken = schedules.clone();
+/// let last = broken.of_ranks[0].steps.len() - 2;
+/// broken.of_ranks[0].steps.remove(last - 1); // rows that are signalled, but never sent
+/// assert!(broken.check_order().is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn run(
-    schedule: &Schedule,
+    schedules: &Schedules,
     epochs: u32,
     mut choose: impl FnMut(usize) -> usize,
 ) -> Result<(), Violation> {
-    schedule.check_names()?;
-    let machine = Machine::new(schedule, epochs);
+    schedules.check_names()?;
+    let machine = Machine::new(schedules, epochs);
     let mut state = machine.start();
     loop {
         let enabled = machine.enabled(&state);
@@ -228,10 +301,10 @@ pub fn run(
     }
 }
 
-/// Runs `schedule` for `epochs` epochs in every possible order; returns the number of states.
-pub fn explore(schedule: &Schedule, epochs: u32) -> Result<usize, Violation> {
-    schedule.check_names()?;
-    let machine = Machine::new(schedule, epochs);
+/// Runs `schedules` for `epochs` epochs in every possible order; returns the number of states.
+pub fn explore(schedules: &Schedules, epochs: u32) -> Result<usize, Violation> {
+    schedules.check_names()?;
+    let machine = Machine::new(schedules, epochs);
     let mut seen = HashSet::from([machine.start()]);
     let mut frontier = VecDeque::from([machine.start()]);
     while let Some(state) = frontier.pop_front() {
@@ -250,167 +323,192 @@ pub fn explore(schedule: &Schedule, epochs: u32) -> Result<usize, Violation> {
     Ok(seen.len())
 }
 
-/// How many steps each thread has taken: senders first, then consumers.
+/// How many operations each thread has done.
 type State = Box<[u64]>;
 
-/// The machine: the schedule and where in it each flag is written.
-struct Machine<'a> {
-    schedule: &'a Schedule,
-    epochs: u32,
-    /// `signals[consumer][chunk]`: the position of the signal in its sender's list.
-    signals: Vec<Vec<Option<u32>>>,
-    /// `sends[consumer][chunk]`: the position of the data in its sender's list.
-    sends: Vec<Vec<Option<u32>>>,
-    /// `consumed[consumer][sender]`: the position of the announcement in the consumer's list.
-    consumed: Vec<Vec<Option<u32>>>,
-    /// `reads_done[consumer]`: the position after the last read in the consumer's list.
-    reads_done: Vec<u32>,
+/// An operation in the list of a thread.
+#[derive(Clone, Copy)]
+struct Place {
+    thread: usize,
+    position: u32,
+    /// The epoch that it posts is so many steps ago.
+    age: u32,
 }
 
-impl<'a> Machine<'a> {
-    fn new(schedule: &'a Schedule, epochs: u32) -> Self {
-        let ranks = schedule.senders.len();
-        let nowhere = vec![vec![None; schedule.chunks.len() as usize]; ranks];
-        let (mut signals, mut sends) = (nowhere.clone(), nowhere);
-        for steps in &schedule.senders {
-            for (position, step) in steps.iter().enumerate() {
-                let (table, chunk, to) = match *step {
-                    SenderStep::Signal { chunk, to, .. } => (&mut signals, chunk, to),
-                    SenderStep::Send { chunk, to, .. } => (&mut sends, chunk, to),
-                    SenderStep::AwaitConsumed { .. } => continue,
+/// What a thread does: a step, taken apart where it reads several chunks one after the other.
+enum Operation {
+    /// Goes on when a word has reached the epoch.
+    Await {
+        posts: Vec<Place>,
+        age: u32,
+    },
+    /// Reads a chunk of its rank's buffer.
+    Read {
+        chunk: u32,
+    },
+    /// Reads a chunk, unless the caller brings it, and writes it to rank `to`.
+    Move {
+        chunk: u32,
+        to: u32,
+    },
+    Post,
+}
+
+/// The schedules, and where in them each word and each chunk is written and read.
+struct Machine {
+    epochs: u32,
+    threads: Vec<Thread>,
+    lists: Vec<Vec<Operation>>,
+    /// Moves of a chunk to a rank.
+    moves: HashMap<(u32, u32), Vec<Place>>,
+    /// Reads of a chunk by a rank.
+    reads: HashMap<(u32, u32), Vec<Place>>,
+}
+
+impl Machine {
+    fn new(schedules: &Schedules, epochs: u32) -> Self {
+        let mut machine = Machine {
+            epochs,
+            threads: Vec::new(),
+            lists: Vec::new(),
+            moves: HashMap::new(),
+            reads: HashMap::new(),
+        };
+        let mut posts: HashMap<(u32, Word), Vec<Place>> = HashMap::new();
+        let mut awaits = Vec::new();
+        for schedule in &schedules.of_ranks {
+            let rank = schedule.rank;
+            for lane in schedule.lanes() {
+                let thread = machine.lists.len();
+                let mut list = Vec::new();
+                let mut await_word = |list: &mut Vec<Operation>, word, age| {
+                    awaits.push((thread, list.len(), (rank, word)));
+                    list.push(Operation::Await { posts: Vec::new(), age });
                 };
-                table[to as usize][chunk as usize] = Some(position as u32);
-            }
-        }
-        let mut consumed = vec![vec![None; ranks]; ranks];
-        let mut reads_done = vec![0; ranks];
-        for (consumer, steps) in schedule.consumers.iter().enumerate() {
-            for (position, step) in steps.iter().enumerate() {
-                match *step {
-                    ConsumerStep::AwaitChunk { .. } => reads_done[consumer] = position as u32 + 1,
-                    ConsumerStep::PostConsumed { to } => {
-                        consumed[consumer][to as usize] = Some(position as u32);
+                for step in schedule.lane(lane) {
+                    let place = Place { thread, position: list.len() as u32, age: 0 };
+                    match step {
+                        Step::Await { word, age } => await_word(&mut list, *word, *age),
+                        Step::Post { word, to, age } => {
+                            posts
+                                .entry((*to, *word))
+                                .or_default()
+                                .push(Place { age: *age, ..place });
+                            list.push(Operation::Post);
+                        }
+                        Step::Move { chunk, to } => {
+                            machine.moves.entry((*to, *chunk)).or_default().push(place);
+                            if *to != rank {
+                                machine.reads.entry((rank, *chunk)).or_default().push(place);
+                            }
+                            list.push(Operation::Move { chunk: *chunk, to: *to });
+                        }
+                        Step::Multiply { rows, awaits, .. } => {
+                            let touched = schedules.chunks.touching(rows.clone());
+                            // What is not awaited may be read as soon as the product starts.
+                            let at_once = touched.filter(|chunk| !awaits.contains(chunk));
+                            let mut read = |list: &mut Vec<Operation>, chunk| {
+                                let place = Place { position: list.len() as u32, ..place };
+                                machine.reads.entry((rank, chunk)).or_default().push(place);
+                                list.push(Operation::Read { chunk });
+                            };
+                            at_once.for_each(|chunk| read(&mut list, chunk));
+                            for &chunk in awaits {
+                                await_word(&mut list, Word::Landed { chunk }, 0);
+                                read(&mut list, chunk);
+                            }
+                        }
                     }
                 }
+                if list.is_empty() {
+                    list.push(Operation::Post); // a product of no rows
+                }
+                machine.threads.push(Thread { rank, lane });
+                machine.lists.push(list);
             }
         }
-        Machine { schedule, epochs, signals, sends, consumed, reads_done }
+        for (thread, position, word) in awaits {
+            if let Operation::Await { posts: found, .. } = &mut machine.lists[thread][position] {
+                *found = posts.get(&word).cloned().unwrap_or_default();
+            }
+        }
+        machine
     }
 
     fn start(&self) -> State {
-        vec![0; 2 * self.schedule.senders.len()].into()
-    }
-
-    fn threads(&self) -> impl Iterator<Item = Thread> {
-        let ranks = self.schedule.senders.len() as u32;
-        (0..ranks).map(Thread::Sender).chain((0..ranks).map(Thread::Consumer))
-    }
-
-    fn slot(&self, thread: Thread) -> usize {
-        match thread {
-            Thread::Sender(rank) => rank as usize,
-            Thread::Consumer(rank) => self.schedule.senders.len() + rank as usize,
-        }
-    }
-
-    fn len(&self, thread: Thread) -> u32 {
-        match thread {
-            Thread::Sender(rank) => self.schedule.senders[rank as usize].len() as u32,
-            Thread::Consumer(rank) => self.schedule.consumers[rank as usize].len() as u32,
-        }
+        vec![0; self.lists.len()].into()
     }
 
     /// Epochs count from 1; the position is within the thread's list.
-    fn epoch_and_position(&self, state: &State, thread: Thread) -> (u32, u32) {
-        let (taken, len) = (state[self.slot(thread)], u64::from(self.len(thread).max(1)));
+    fn epoch_and_position(&self, state: &State, thread: usize) -> (u32, u32) {
+        let (taken, len) = (state[thread], self.lists[thread].len() as u64);
         ((taken / len) as u32 + 1, (taken % len) as u32)
     }
 
-    /// How often `thread` has passed `position` of its list: the epoch last written there.
-    fn times_passed(&self, state: &State, thread: Thread, position: Option<u32>) -> u32 {
-        let (epoch, at) = self.epoch_and_position(state, thread);
-        position.map_or(0, |position| epoch - 1 + u32::from(at > position))
+    /// How often a place was passed: the epoch last written or read there.
+    fn times_passed(&self, state: &State, place: Place) -> u32 {
+        let (epoch, at) = self.epoch_and_position(state, place.thread);
+        epoch - 1 + u32::from(at > place.position)
     }
 
-    fn finished(&self, state: &State, thread: Thread) -> bool {
-        state[self.slot(thread)] == u64::from(self.len(thread)) * u64::from(self.epochs)
+    fn is_finished(&self, state: &State, thread: usize) -> bool {
+        state[thread] == self.lists[thread].len() as u64 * u64::from(self.epochs)
     }
 
-    fn signalled(&self, state: &State, consumer: u32, chunk: u32) -> u32 {
-        let position = self.signals[consumer as usize][chunk as usize];
-        self.times_passed(state, self.sender_of(chunk), position)
+    fn enabled(&self, state: &State) -> Vec<usize> {
+        (0..self.lists.len()).filter(|&thread| self.is_enabled(state, thread)).collect()
     }
 
-    fn landed(&self, state: &State, consumer: u32, chunk: u32) -> u32 {
-        let position = self.sends[consumer as usize][chunk as usize];
-        self.times_passed(state, self.sender_of(chunk), position)
-    }
-
-    fn sender_of(&self, chunk: u32) -> Thread {
-        Thread::Sender(self.schedule.chunks.rank_of(chunk))
-    }
-
-    fn enabled(&self, state: &State) -> Vec<Thread> {
-        self.threads().filter(|&thread| self.is_enabled(state, thread)).collect()
-    }
-
-    fn is_enabled(&self, state: &State, thread: Thread) -> bool {
-        if self.finished(state, thread) {
+    fn is_enabled(&self, state: &State, thread: usize) -> bool {
+        if self.is_finished(state, thread) {
             return false;
         }
         let (epoch, position) = self.epoch_and_position(state, thread);
-        match thread {
-            Thread::Sender(rank) => match self.schedule.senders[rank as usize][position as usize] {
-                SenderStep::AwaitConsumed { peer, .. } => {
-                    let announced = self.consumed[peer as usize][rank as usize];
-                    let consumed = self.times_passed(state, Thread::Consumer(peer), announced);
-                    consumed >= epoch.saturating_sub(BUFFERS)
-                }
-                SenderStep::Send { .. } | SenderStep::Signal { .. } => true,
-            },
-            Thread::Consumer(rank) => {
-                match self.schedule.consumers[rank as usize][position as usize] {
-                    ConsumerStep::AwaitChunk { chunk } => {
-                        self.signalled(state, rank, chunk) >= epoch
-                    }
-                    ConsumerStep::PostConsumed { .. } => true,
-                }
-            }
-        }
+        let Operation::Await { posts, age } = &self.lists[thread][position as usize] else {
+            return true;
+        };
+        let posted = |post: &Place| self.times_passed(state, *post).saturating_sub(post.age);
+        posts.iter().map(posted).max().unwrap_or(0) >= epoch.saturating_sub(*age)
     }
 
-    /// Takes the next step of an enabled thread, checking what it touches.
-    fn step(&self, state: &mut State, thread: Thread) -> Result<(), Violation> {
+    /// The epoch of the rows of a chunk in a rank's buffers.
+    fn landed(&self, state: &State, rank: u32, chunk: u32) -> u32 {
+        let moves = self.moves.get(&(rank, chunk)).into_iter().flatten();
+        moves.map(|place| self.times_passed(state, *place)).max().unwrap_or(0)
+    }
+
+    /// Whether all reads of a chunk in a rank's buffer of `epoch` are over.
+    fn is_read(&self, state: &State, rank: u32, chunk: u32, epoch: u32) -> bool {
+        let mut reads = self.reads.get(&(rank, chunk)).into_iter().flatten();
+        reads.all(|place| self.times_passed(state, *place) >= epoch)
+    }
+
+    /// Does the next operation of an enabled thread, checking what it touches.
+    fn step(&self, state: &mut State, thread: usize) -> Result<(), Violation> {
         let (epoch, position) = self.epoch_and_position(state, thread);
-        match thread {
-            Thread::Sender(rank) => {
-                if let SenderStep::Send { chunk, to, .. } =
-                    self.schedule.senders[rank as usize][position as usize]
-                {
-                    let last_read = self.reads_done[to as usize].checked_sub(1);
-                    let read = self.times_passed(state, Thread::Consumer(to), last_read);
-                    if read < epoch.saturating_sub(BUFFERS) {
-                        return Err(Violation::Overwritten { consumer: to, chunk, epoch });
-                    }
+        let rank = self.threads[thread].rank;
+        // An A that nothing gathers is there before.
+        let is_there = |chunk| self.moves.is_empty() || self.landed(state, rank, chunk) >= epoch;
+        let too_early = |chunk| Err(Violation::ReadTooEarly { reader: rank, chunk, epoch });
+        match self.lists[thread][position as usize] {
+            Operation::Read { chunk } if !is_there(chunk) => return too_early(chunk),
+            Operation::Move { chunk, to } if to != rank && !is_there(chunk) => {
+                return too_early(chunk);
+            }
+            Operation::Move { chunk, to } => {
+                if !self.is_read(state, to, chunk, epoch.saturating_sub(BUFFERS)) {
+                    return Err(Violation::Overwritten { owner: to, chunk, epoch });
                 }
             }
-            Thread::Consumer(consumer) => {
-                if let ConsumerStep::AwaitChunk { chunk } =
-                    self.schedule.consumers[consumer as usize][position as usize]
-                {
-                    let landed = self.landed(state, consumer, chunk);
-                    if landed < epoch {
-                        return Err(Violation::ReadTooEarly { consumer, chunk, epoch });
-                    }
-                }
-            }
+            Operation::Await { .. } | Operation::Read { .. } | Operation::Post => {}
         }
-        state[self.slot(thread)] += 1;
+        state[thread] += 1;
         Ok(())
     }
 
     fn check_finished(&self, state: &State) -> Result<(), Violation> {
-        let waiting: Vec<_> = self.threads().filter(|&t| !self.finished(state, t)).collect();
+        let unfinished = (0..self.lists.len()).filter(|&thread| !self.is_finished(state, thread));
+        let waiting: Vec<_> = unfinished.map(|thread| self.threads[thread]).collect();
         if waiting.is_empty() { Ok(()) } else { Err(Violation::Deadlock { waiting }) }
     }
 }

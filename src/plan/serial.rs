@@ -1,7 +1,7 @@
 //! Plans as serde values (feature `serde`).
 //!
 //! Invariant: reading validates. A [`Problem`] or a [`Plan`] that was read went through the same
-//! checks as one that was built; what is derived (chunk rows, tile order, transfers) is written
+//! checks as one that was built; what is derived (chunk rows, tile order, schedules) is written
 //! for other tools and recomputed when read.
 
 use std::ops::Range;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::chunks::Chunks;
 use super::problem::{BLayout, ElementTypes, Problem, Scaling};
 use super::tiles::{TileOrder, Tiling};
-use super::transfers::Transfers;
+use super::way::{Engine, Operation, Strategy};
 use super::whole::{Plan, PlanOptions, RankPlan};
 
 /// A problem's decisions, as they are written.
@@ -101,48 +101,14 @@ impl Serialize for Visits<'_> {
     }
 }
 
-impl Serialize for Transfers {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        TransfersOf { transfers: self, ranks: 0..self.ranks() }.serialize(serializer)
-    }
-}
-
-/// The transfers of some of the ranks.
-struct TransfersOf<'a> {
-    transfers: &'a Transfers,
-    ranks: Range<u32>,
-}
-
-impl Serialize for TransfersOf<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let transfers = self.transfers;
-        serializer.collect_seq(self.ranks.clone().map(|rank| RankTransfers { transfers, rank }))
-    }
-}
-
-/// One rank's two lists of steps, written one by one.
-struct RankTransfers<'a> {
-    transfers: &'a Transfers,
-    rank: u32,
-}
-
-impl Serialize for RankTransfers<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut fields = serializer.serialize_struct("RankTransfers", 3)?;
-        fields.serialize_field("rank", &self.rank)?;
-        let sender: Vec<_> = self.transfers.sender(self.rank).collect();
-        fields.serialize_field("sender", &sender)?;
-        let consumer: Vec<_> = self.transfers.consumer(self.rank).collect();
-        fields.serialize_field("consumer", &consumer)?;
-        fields.end()
-    }
-}
-
 /// What a plan is read back from.
 #[derive(Deserialize)]
 struct PlanFields {
     problem: Problem,
-    chunks_per_shard: Option<u32>,
+    operation: Operation,
+    strategy: Strategy,
+    engine: Engine,
+    pieces: Option<u32>,
     tiling: Tiling,
 }
 
@@ -165,22 +131,37 @@ fn serialize_plan<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     let orders: Result<Vec<_>, _> = ranks.clone().map(|rank| plan.tile_order(rank)).collect();
-    let transfers = TransfersOf { transfers: plan.transfers(), ranks };
-    let mut fields = serializer.serialize_struct("Plan", 6)?;
+    let PlanOptions { operation, strategy, engine, pieces, tiling } = plan.options();
+    let mut fields = serializer.serialize_struct("Plan", 9)?;
     fields.serialize_field("problem", plan.problem())?;
-    fields.serialize_field("chunks_per_shard", &plan.options().chunks_per_shard)?;
-    fields.serialize_field("tiling", &plan.options().tiling)?;
+    fields.serialize_field("operation", &operation)?;
+    fields.serialize_field("strategy", &strategy)?;
+    fields.serialize_field("engine", &engine)?;
+    fields.serialize_field("pieces", &pieces)?;
+    fields.serialize_field("tiling", &tiling)?;
     fields.serialize_field("chunks", plan.chunks())?;
-    fields.serialize_field("transfers", &transfers)?;
+    fields.serialize_field("schedules", &Schedules { plan, ranks })?;
     fields.serialize_field("tile_orders", &orders.map_err(serde::ser::Error::custom)?)?;
     fields.end()
 }
 
+/// The schedules of some of the ranks, written one by one.
+struct Schedules<'a> {
+    plan: &'a Plan,
+    ranks: Range<u32>,
+}
+
+impl Serialize for Schedules<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.ranks.clone().map(|rank| self.plan.schedule(rank)))
+    }
+}
+
 impl<'de> Deserialize<'de> for Plan {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let PlanFields { problem, chunks_per_shard, tiling } =
+        let PlanFields { problem, operation, strategy, engine, pieces, tiling } =
             PlanFields::deserialize(deserializer)?;
-        let options = PlanOptions { chunks_per_shard, tiling };
+        let options = PlanOptions { operation, strategy, engine, pieces, tiling };
         Plan::new(&problem, options).map_err(D::Error::custom)
     }
 }

@@ -1,36 +1,80 @@
 //! A problem with everything decided: the value that executors carry out.
 //!
 //! Invariant: a `Plan` is immutable and complete. Two ranks that hold equal plans agree on every
-//! chunk, every transfer and every wait.
+//! chunk, every word and every wait: [`Plan::schedule`] follows from it.
 
 use super::chunks::{Chunks, MAX_CHUNKS};
 use super::problem::Problem;
+use super::schedule::Schedule;
+use super::strategies;
 use super::tiles::{ClusterShape, TileOrder, TileShape, Tiling};
-use super::transfers::Transfers;
+use super::way::{Engine, Operation, Strategy, Way};
 use crate::error::{Error, Result};
 
 /// What may be chosen when a plan is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// Chunks a shard. `None`: up to four, none smaller than a tile is high.
-    pub chunks_per_shard: Option<u32>,
+    /// What is computed.
+    pub operation: Operation,
+    /// In which order gathering and multiplying go.
+    pub strategy: Strategy,
+    /// What moves the rows.
+    pub engine: Engine,
+    /// Chunks a shard. `None`: up to four, none smaller than a tile is high; one where NCCL gathers.
+    pub pieces: Option<u32>,
     /// How the output is cut and swept.
     pub tiling: Tiling,
 }
 
-impl Default for PlanOptions {
-    /// 256×128 tiles, four unit rows swept together: good on host threads, sane anywhere.
-    fn default() -> Self {
-        let tiling = Tiling {
-            tile: TileShape { m: 256, n: 128 },
-            cluster: ClusterShape { m: 1, n: 1 },
-            swizzle: 4,
-        };
-        PlanOptions { chunks_per_shard: None, tiling }
+impl PlanOptions {
+    /// On threads, fused: 256×128 tiles, four unit rows swept together.
+    pub const fn new() -> Self {
+        PlanOptions {
+            operation: Operation::AllGatherGemm,
+            strategy: Strategy::Fused,
+            engine: Engine::Thread,
+            pieces: None,
+            tiling: Tiling {
+                tile: TileShape { m: 256, n: 128 },
+                cluster: ClusterShape { m: 1, n: 1 },
+                swizzle: 4,
+            },
+        }
+    }
+
+    /// In which order gathering and multiplying go.
+    #[must_use]
+    pub const fn with_strategy(self, strategy: Strategy) -> Self {
+        PlanOptions { strategy, ..self }
+    }
+
+    /// What moves the rows.
+    #[must_use]
+    pub const fn with_engine(self, engine: Engine) -> Self {
+        PlanOptions { engine, ..self }
+    }
+
+    /// Chunks a shard.
+    #[must_use]
+    pub const fn with_pieces(self, pieces: u32) -> Self {
+        PlanOptions { pieces: Some(pieces), ..self }
+    }
+
+    /// How the output is cut and swept.
+    #[must_use]
+    pub const fn with_tiling(self, tiling: Tiling) -> Self {
+        PlanOptions { tiling, ..self }
     }
 }
 
-/// A problem, its chunks, its transfers and each rank's tile order.
+impl Default for PlanOptions {
+    /// [`PlanOptions::new`].
+    fn default() -> Self {
+        PlanOptions::new()
+    }
+}
+
+/// A problem, its chunks, and each rank's schedule and tile order.
 ///
 /// ```
 /// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
@@ -45,22 +89,26 @@ impl Default for PlanOptions {
 pub struct Plan {
     problem: Problem,
     options: PlanOptions,
-    transfers: Transfers,
+    chunks: Chunks,
 }
 
 impl Plan {
     /// Decides.
     pub fn new(problem: &Problem, options: PlanOptions) -> Result<Self> {
         options.tiling.check()?;
-        let chunks = match options.chunks_per_shard {
-            Some(count) => Chunks::even(problem.shards(), count)?,
-            None => Chunks::even(
-                problem.shards(),
-                default_chunks(problem.shards().most_rows(), options.tiling),
-            )?,
+        let pieces = match (options.pieces, options.engine) {
+            (Some(pieces), _) => pieces,
+            (None, Engine::Nccl) => 1,
+            (None, _) => default_pieces(problem.shards().most_rows(), options.tiling),
         };
-        let transfers = Transfers::new(&chunks);
-        Ok(Plan { problem: problem.clone(), options, transfers })
+        // What does not multiply as rows arrive has all of them first.
+        let strategy = match options.operation {
+            Operation::AllGatherGemm => options.strategy,
+            Operation::AllGather | Operation::Gemm => Strategy::Sequential,
+        };
+        Way { strategy, engine: options.engine, pieces }.check()?;
+        let chunks = Chunks::even(problem.shards(), pieces)?;
+        Ok(Plan { problem: problem.clone(), options, chunks })
     }
 
     /// The same plan for a step with other rows a rank, no more in all than this one's M.
@@ -78,9 +126,9 @@ impl Plan {
         let per_shard = self.chunks().most_per_rank().min(problem.shards().most_rows());
         // Rows that were one rank's may now be many ranks', each with as many chunks.
         let per_shard = per_shard.min((MAX_CHUNKS / with_rows).max(1));
-        let transfers = Transfers::new(&Chunks::even(problem.shards(), per_shard)?);
-        let options = PlanOptions { chunks_per_shard: Some(per_shard), ..self.options };
-        Ok(Plan { problem, options, transfers })
+        let chunks = Chunks::even(problem.shards(), per_shard)?;
+        let options = PlanOptions { pieces: Some(per_shard), ..self.options };
+        Ok(Plan { problem, options, chunks })
     }
 
     /// What is computed.
@@ -95,12 +143,24 @@ impl Plan {
 
     /// The pieces that travel.
     pub fn chunks(&self) -> &Chunks {
-        self.transfers.chunks()
+        &self.chunks
     }
 
-    /// Who sends what to whom, in which order.
-    pub fn transfers(&self) -> &Transfers {
-        &self.transfers
+    /// How it is carried out.
+    pub fn way(&self) -> Way {
+        let PlanOptions { strategy, engine, .. } = self.options;
+        Way { strategy, engine, pieces: self.chunks.most_per_rank() }
+    }
+
+    /// What `rank` does in one step, as large as its chunks times the ranks; for a rank that does not exist, the
+    /// schedule of one without rows.
+    pub fn schedule(&self, rank: u32) -> Schedule {
+        strategies::schedule(self, rank)
+    }
+
+    /// The rank that `rank` sends to in `round`; round 0 is itself.
+    pub fn peer_in_round(&self, rank: u32, round: u32) -> u32 {
+        strategies::peer_in_round(rank, round, self.problem.ranks())
     }
 
     /// What one rank needs to know of it.
@@ -146,6 +206,6 @@ impl<'a> RankPlan<'a> {
 
 /// Enough pieces that the first tiles need not wait for a whole shard, none smaller than a tile is
 /// high: a piece costs a signal and a transfer, and one that completes no tile buys nothing.
-fn default_chunks(most_rows: u32, tiling: Tiling) -> u32 {
+fn default_pieces(most_rows: u32, tiling: Tiling) -> u32 {
     (most_rows / tiling.tile.m.max(64)).clamp(1, 4)
 }

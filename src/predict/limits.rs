@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
-use super::setup::{Setup, Strategy};
+use super::setup::Setup;
+use super::to_compute;
 use super::transfers::are_alike;
-use super::{Engine, to_compute};
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{Engine, Operation, Plan, Strategy};
 
 /// The most SMs of a GPU: each has a clock of its own here. The largest GPU has some two hundred.
 pub(super) const MOST_SMS: u32 = 1 << 16;
@@ -26,7 +26,7 @@ const MOST_DRAWN: u64 = 1 << 22;
 pub(super) fn check_estimate(plan: &Plan, setup: &Setup) -> Result<()> {
     let alike = are_alike(plan);
     check_transfers(plan, setup, alike)?;
-    check_units(plan, setup, to_compute(plan, setup, alike).count() as u64)
+    check_units(plan, setup, to_compute(plan, alike).count() as u64)
 }
 
 /// An error if a timeline of these ranks would take too long, or too much memory.
@@ -36,12 +36,12 @@ pub(super) fn check_timeline(plan: &Plan, setup: &Setup, ranks: &Range<u32>) -> 
     check_units(plan, setup, count)?;
     let cluster = plan.options().tiling.cluster;
     let tiles = u64::from(cluster.m) * u64::from(cluster.n);
-    let pieces = match setup.strategy {
-        Strategy::Plain => 0,
+    let pieces = match setup.operation {
+        Operation::Gemm => 0,
         _ => u64::from(plan.chunks().len()),
     };
     for (what, each) in [
-        ("the number of tiles of a timeline", units(plan, setup.strategy).saturating_mul(tiles)),
+        ("the number of tiles of a timeline", units(plan).saturating_mul(tiles)),
         ("the number of transfers of a timeline", pieces),
     ] {
         let remedy = "draw fewer ranks, or a smaller problem";
@@ -52,7 +52,7 @@ pub(super) fn check_timeline(plan: &Plan, setup: &Setup, ranks: &Range<u32>) -> 
 
 fn check_transfers(plan: &Plan, setup: &Setup, alike: bool) -> Result<()> {
     let chunks = match alike {
-        _ if setup.engine == Engine::Nccl => 0,
+        _ if setup.operation == Operation::Gemm || setup.way.engine == Engine::Nccl => 0,
         true => plan.chunks().most_per_rank(),
         false => plan.chunks().len(),
     };
@@ -62,8 +62,8 @@ fn check_transfers(plan: &Plan, setup: &Setup, alike: bool) -> Result<()> {
 }
 
 fn check_units(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
-    let mut each = units(plan, setup.strategy);
-    if setup.strategy == Strategy::Fused {
+    let mut each = units(plan);
+    if is(plan, Strategy::Fused) {
         // Each column of units looks at every chunk once, besides those that two units touch.
         each = each.saturating_add(columns(plan).saturating_mul(plan.chunks().len().into()));
     }
@@ -73,18 +73,23 @@ fn check_units(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
 }
 
 /// What one rank computes, in units of a cluster.
-fn units(plan: &Plan, strategy: Strategy) -> u64 {
+fn units(plan: &Plan) -> u64 {
     let (problem, tiling) = (plan.problem(), plan.options().tiling);
     let height = u64::from(tiling.tile.m) * u64::from(tiling.cluster.m);
     let of = |rows: u64| rows.div_ceil(height);
-    let rows = match strategy {
-        Strategy::Pipelined => {
+    let rows = match is(plan, Strategy::Pipelined) {
+        true => {
             let shards = problem.shards();
             (0..shards.ranks()).map(|rank| of(shards.rows(rank).len() as u64)).sum()
         }
-        _ => of(problem.m().into()),
+        false => of(problem.m().into()),
     };
     columns(plan).saturating_mul(rows)
+}
+
+fn is(plan: &Plan, strategy: Strategy) -> bool {
+    let options = plan.options();
+    options.operation == Operation::AllGatherGemm && options.strategy == strategy
 }
 
 /// Units beside each other.

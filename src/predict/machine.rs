@@ -4,11 +4,10 @@
 //! one product. Invariant: no figure is fitted to one shape; each says what it was fitted to, and
 //! docs/predicting.md says which measurements were held out.
 
-use super::kernel::Kernel;
 use super::limits::MOST_SMS;
-use super::product::{Work, beside};
-use super::setup::Engine;
 use crate::error::{Error, Result};
+use crate::kernels::{Kernel, Work, beside};
+use crate::plan::Engine;
 
 /// The figures of GPUs that are all alike, and of what lies between them. A GB is 10⁹ bytes; directions of a link
 /// do not share its rate.
@@ -208,7 +207,7 @@ impl Machine {
         match engine {
             Engine::Nccl => 0.0,
             Engine::Kernel { .. } => self.begin_push_us,
-            Engine::CopyEngines { .. } => self.begin_us,
+            Engine::CopyEngines { .. } | Engine::Thread => self.begin_us,
         }
     }
 
@@ -217,7 +216,7 @@ impl Machine {
         let link = self.link_gbps.min(self.peer_gbps);
         1e3 * match engine {
             Engine::Kernel { blocks } => link.min(self.push_block_gbps * f64::from(blocks)),
-            Engine::CopyEngines { .. } | Engine::Nccl => link,
+            Engine::CopyEngines { .. } | Engine::Nccl | Engine::Thread => link,
         }
     }
 }

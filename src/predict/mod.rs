@@ -4,63 +4,50 @@
 //! transfer would be, as the [`Timeline`] that executors record, so that both can be drawn side by side.
 //!
 //! ```text
-//!  Problem ──► Setup ───────► Plan ──┬──► transfers   which rows are where, and when
-//!  m n k       strategy, kernel      │       │
-//!  ranks       engine, pieces        └──► step        which worker computes what, and when
-//!                                            │
-//!  Machine: link, copies, kernels ───────────┴──► Estimate, Timeline
+//!  Problem ──► Setup ───────► Plan, Schedule ──┬──► transfers   which rows are where, and when
+//!  m n k       strategy, kernel                │       │
+//!  ranks       engine, pieces                  └──► step        which worker computes what, and when
+//!                                                      │
+//!  Machine: link, copies, kernels ─────────────────────┴──► Estimate, Timeline
 //! ```
 //!
 //! Invariant: arithmetic only. No clock, no device, no feature: the same question has the same answer everywhere. The
-//! orders are the plan's own ([`TileOrder`](crate::plan::TileOrder), [`Transfers`](crate::plan::Transfers)); only
+//! orders are the plan's own ([`TileOrder`](crate::plan::TileOrder), [`Schedule`](crate::plan::Schedule)); only
 //! times are made up here. `docs/predicting.md` says how well they agree with what was measured.
 //!
 //! What would the fused product take on eight H200, and what with half the link?
 //!
 //! ```
-//! use overlap_gemm::plan::Problem;
-//! use overlap_gemm::predict::{Machine, Setup, Strategy, estimate};
+//! use overlap_gemm::plan::{Problem, Strategy};
+//! use overlap_gemm::predict::{Machine, Setup, estimate};
 //!
 //! let problem = Problem::builder(4096, 3584, 8192).ranks(8).build()?;
-//! let took = |machine: &Machine, strategy| -> overlap_gemm::Result<f64> {
-//!     let setup = Setup::usual(machine, &problem, strategy)?;
+//! let took = |machine: &Machine, setup: Setup| -> overlap_gemm::Result<f64> {
 //!     Ok(estimate(machine, &setup.plan(&problem)?, &setup)?.total.as_secs_f64() * 1e6)
 //! };
+//! let usual = |machine: &Machine, strategy| Setup::usual(machine, &problem, strategy);
 //! let (whole, half) = (Machine::h200(), Machine::h200().with_link(190.0));
-//! let (plain, fused) = (took(&whole, Strategy::Plain)?, took(&whole, Strategy::Fused)?);
-//! let sequential = took(&whole, Strategy::Sequential)?;
+//! let plain = took(&whole, Setup::gemm(&whole, &problem)?)?;
+//! let fused = took(&whole, usual(&whole, Strategy::Fused)?)?;
+//! let sequential = took(&whole, usual(&whole, Strategy::Sequential)?)?;
 //! assert!(plain < fused && fused < sequential, "{plain} {fused} {sequential}");
-//! assert!(took(&half, Strategy::Fused)? > fused);
+//! assert!(took(&half, usual(&half, Strategy::Fused)?)? > fused);
 //! # Ok::<(), overlap_gemm::Error>(())
 //! ```
 
-mod kernel;
 mod limits;
 mod machine;
-mod product;
 mod setup;
 mod step;
 mod transfers;
 
 use std::time::Duration;
 
-#[cfg(feature = "cuda")]
-pub(crate) use kernel::kind;
-pub use kernel::{Kernel, all_kernels};
 pub use machine::Machine;
-pub use product::Choice;
-#[cfg(feature = "tune")]
-pub(crate) use product::choices;
-#[cfg(all(feature = "cuda", test))]
-pub(crate) use product::cost;
-#[cfg(any(feature = "cuda", feature = "tune"))]
-pub(crate) use product::ranked;
-#[cfg(feature = "cuda")]
-pub(crate) use product::{cheapest, most_splits, square_waves};
-pub use setup::{Engine, MOST_BLOCKS, MOST_STREAMS, SMALL_SHARD, Setup, Strategy};
+pub use setup::Setup;
 
 use crate::error::{Error, Result};
-use crate::plan::Plan;
+use crate::plan::{Engine, Operation, Plan, Strategy};
 use crate::trace::{TileEvent, Timeline, TransferEvent};
 use step::{Outcome, Step, duration};
 use transfers::Gather;
@@ -91,24 +78,24 @@ pub struct Estimate {
 pub fn estimate(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<Estimate> {
     check(machine, plan, setup)?;
     limits::check_estimate(plan, setup)?;
-    let gather = Gather::new(machine, plan, setup.engine);
+    let gather = Gather::new(machine, plan);
     let step = Step { machine, plan, setup, gather: &gather };
     let mut slowest: Option<(u32, Outcome)> = None;
-    for rank in to_compute(plan, setup, gather.alike()) {
+    for rank in to_compute(plan, gather.alike()) {
         let outcome = step.run(rank, None)?;
         if slowest.is_none_or(|(_, before)| outcome.end > before.end) {
             slowest = Some((rank, outcome));
         }
     }
     let (rank, outcome) = slowest.unwrap_or_default();
-    Ok(outcome.estimate(gathered(&gather, setup, rank)))
+    Ok(outcome.estimate(gathered(&gather, plan, rank)))
 }
 
 /// When every tile and every transfer of `ranks` would be in a step of `plan` under `setup`.
 ///
 /// ```
-/// use overlap_gemm::plan::Problem;
-/// use overlap_gemm::predict::{Machine, Setup, Strategy, timeline};
+/// use overlap_gemm::plan::{Problem, Strategy};
+/// use overlap_gemm::predict::{Machine, Setup, timeline};
 ///
 /// let machine = Machine::h200();
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
@@ -130,13 +117,13 @@ pub fn timeline(
         plan.problem().shards().check_rank(last)?;
     }
     limits::check_timeline(plan, setup, &ranks)?;
-    let gather = Gather::new(machine, plan, setup.engine);
+    let gather = Gather::new(machine, plan);
     let step = Step { machine, plan, setup, gather: &gather };
     let mut timeline = Timeline::default();
     for rank in ranks {
         let mut record = |tile: TileEvent| timeline.tiles.push(tile);
         step.run(rank, Some(&mut record))?;
-        if setup.strategy == Strategy::Plain {
+        if setup.operation == Operation::Gemm {
             continue;
         }
         timeline.transfers.extend(gather.received(rank).into_iter().map(|sent| TransferEvent {
@@ -152,17 +139,18 @@ pub fn timeline(
 }
 
 /// The ranks that are looked at to know the slowest: one, where all do the same at the same time.
-fn to_compute(plan: &Plan, setup: &Setup, alike: bool) -> impl Iterator<Item = u32> + use<> {
+fn to_compute(plan: &Plan, alike: bool) -> impl Iterator<Item = u32> + use<> {
     /// Where ranks differ only by how tiles straddle their shards, so many of them tell enough.
     const ENOUGH: u32 = 8;
-    let (problem, tiling) = (plan.problem(), plan.options().tiling);
+    let (problem, options) = (plan.problem(), plan.options());
+    let tiling = options.tiling;
     let unit_rows = u64::from(tiling.tile.m) * u64::from(tiling.cluster.m);
     let shard = problem.shards().rows(0).len() as u64;
     let equal = u64::from(problem.m()) == shard * u64::from(problem.ranks());
     // Each rank's order of tiles is that of any other, turned round.
     let turned = equal && shard.is_multiple_of(unit_rows);
-    let (ranks, some) = match (setup.strategy, alike) {
-        (Strategy::Plain, _) => (1, 1),
+    let (ranks, some) = match (options.strategy, alike) {
+        _ if options.operation == Operation::Gemm => (1, 1),
         (Strategy::Fused, true) if !turned => (problem.ranks(), ENOUGH),
         (_, true) => (1, 1),
         (_, false) => (problem.ranks(), problem.ranks()),
@@ -170,9 +158,9 @@ fn to_compute(plan: &Plan, setup: &Setup, alike: bool) -> impl Iterator<Item = u
     (0..ranks).step_by(ranks.div_ceil(some) as usize)
 }
 
-fn gathered(gather: &Gather<'_>, setup: &Setup, rank: u32) -> f64 {
-    match setup.strategy {
-        Strategy::Plain => 0.0,
+fn gathered(gather: &Gather<'_>, plan: &Plan, rank: u32) -> f64 {
+    match plan.options().operation {
+        Operation::Gemm => 0.0,
         _ => gather.ready(rank).into_iter().fold(0.0, f64::max),
     }
 }
@@ -192,18 +180,17 @@ impl Outcome {
 }
 
 fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
-    let (asked, cut) = (setup.kernel.tiling(setup.swizzle), plan.options().tiling);
-    if asked != cut {
+    let made = setup.plan(plan.problem())?;
+    if made.options() != plan.options() {
         let remedy = "make the plan with Setup::plan";
-        let text = |tiling| format!("{tiling:?}");
-        return Err(Error::mismatch("the plan's tiling", text(cut), text(asked), remedy));
+        let text = |plan: &Plan| format!("{:?}", plan.options());
+        return Err(Error::mismatch("the plan's options", text(plan), text(&made), remedy));
     }
-    let piecewise = matches!(setup.strategy, Strategy::Fused | Strategy::Pipelined);
-    if setup.engine == Engine::Nccl && piecewise {
+    if setup.way.engine == Engine::Thread {
         return Err(Error::Unsupported {
-            what: "waiting for some of the rows that NCCL gathers".into(),
-            why: "it tells nothing before all of them are there".into(),
-            remedy: "predict Strategy::Sequential, or another engine",
+            what: "predicting threads".into(),
+            why: "the cost model knows GPUs".into(),
+            remedy: "predict copy engines, a kernel or NCCL",
         });
     }
     if setup.splits == 0 || setup.splits > setup.kernel.max_splits {
@@ -211,7 +198,6 @@ fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
         let remedy = "cut K into no more slices than the kernel can";
         return Err(Error::out_of_range("the number of splits", splits, 1, most, remedy));
     }
-    setup.engine.check()?;
     machine.check(&setup.kernel)
 }
 

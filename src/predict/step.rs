@@ -8,11 +8,13 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::machine::{Machine, ProductTimes};
-use super::product::Work;
-use super::setup::{Setup, Strategy};
+use super::setup::Setup;
 use super::transfers::{Busy, Gather};
 use crate::error::Result;
-use crate::plan::{Chunks, Plan, Problem, Shards, Tile, TileOrder};
+use crate::kernels::Work;
+use crate::plan::{
+    Chunks, Engine, Lane, Plan, Problem, Shards, Step as Does, Tile, TileOrder, Word,
+};
 use crate::trace::TileEvent;
 
 /// Who wants to hear of each tile, if anybody.
@@ -43,6 +45,12 @@ pub(super) struct Step<'a> {
     pub(super) gather: &'a Gather<'a>,
 }
 
+/// A product of some of the rows.
+struct Part {
+    problem: Problem,
+    order: TileOrder,
+}
+
 /// How a product runs: its work, the time of a unit, and what the link takes from it.
 struct Product {
     work: Work,
@@ -53,19 +61,59 @@ struct Product {
 }
 
 impl Step<'_> {
-    /// What `rank` does, and each of its tiles to `record`.
-    pub(super) fn run(&self, rank: u32, record: Record<'_>) -> Result<Outcome> {
-        match self.setup.strategy {
-            Strategy::Plain => self.run_behind(rank, 0.0, record),
-            Strategy::Fused => self.run_fused(rank, record),
-            Strategy::Pipelined => self.run_pipelined(rank, record),
-            Strategy::Sequential => {
-                let ready = self.gather.ready(rank).into_iter().fold(0.0, f64::max);
-                let waits = !matches!(self.setup.engine, super::Engine::Nccl);
-                let awaited = if waits { self.machine.await_us } else { 0.0 };
-                self.run_behind(rank, ready + awaited, record)
+    /// What `rank` does by its schedule, and each of its tiles to `record`.
+    pub(super) fn run(&self, rank: u32, mut record: Record<'_>) -> Result<Outcome> {
+        let ready = self.gather.ready(rank);
+        let m = self.plan.problem().m();
+        let mut all = Outcome::default();
+        let mut last: Option<Part> = None;
+        let (mut now, mut products) = (0.0f64, 0);
+        let (mut there, mut awaited) = (0.0f64, None);
+        for step in self.plan.schedule(rank).lane(Lane::Compute) {
+            let (rows, awaits) = match step {
+                Does::Await { word: Word::Landed { chunk }, .. } => {
+                    there = there.max(ready[*chunk as usize]);
+                    awaited = Some(*chunk);
+                    continue;
+                }
+                Does::Await { .. } | Does::Post { .. } | Does::Move { .. } => continue,
+                Does::Multiply { rows, awaits, .. } => (rows, awaits),
+            };
+            let again = record.as_deref_mut().map(|record| record as &mut dyn FnMut(TileEvent));
+            if !awaits.is_empty() {
+                return self.run_fused(rank, again);
             }
+            let looks = awaited.is_some() && self.plan.options().engine != Engine::Nccl;
+            let looking = if looks { self.machine.await_us } else { 0.0 };
+            let start = now.max(there).max(self.gather.begun_at(rank)) + looking;
+            // Most shards are as large as the one before.
+            let part = match last.take() {
+                Some(part) if part.problem.m() == rows.len() as u32 => part,
+                _ => self.part(rows.len() as u32)?,
+            };
+            let rested = if products == 0 { start } else { 0.0 };
+            let busy = self.gather.busy(rank);
+            let product = self.product(&part.problem, part.order.sweeps(), busy, rested);
+            let chunk = awaited.take().unwrap_or_default();
+            let event = TileEvent { rank, product: products, chunk, ..nothing() };
+            let launched = start + self.machine.launch_us;
+            let (late, whole) = (Late::default(), self.plan.tile_order(rank)?);
+            let order = if rows.len() as u32 == m { &whole } else { &part.order };
+            let outcome = product.run(order, launched, late, &Ready::All, event, again);
+            last = Some(part);
+            if products == 0 {
+                all.first_tile = outcome.first_tile;
+            }
+            if rows.len() as u32 != m {
+                all.waited += (start - now) * outcome.workers as f64;
+            }
+            all.slowed += outcome.slowed;
+            (all.workers, all.tail) = (all.workers.max(outcome.workers), outcome.tail);
+            now = outcome.end;
+            products += 1;
         }
+        all.end = now.max(there);
+        Ok(all)
     }
 
     /// The product of `problem`, which goes through all columns `sweeps` times, after nothing was computed for `rested`.
@@ -92,65 +140,14 @@ impl Step<'_> {
         Ok(product.run(&order, launched, late, &ready, event, record))
     }
 
-    /// One product that waits for nothing, from `start` on.
-    fn run_behind(&self, rank: u32, start: f64, record: Record<'_>) -> Result<Outcome> {
-        let order = self.plan.tile_order(rank)?;
+    /// The product of some rows alone, and the order of its tiles.
+    fn part(&self, rows: u32) -> Result<Part> {
         let problem = self.plan.problem();
-        let sweeps = self.order_of(problem.m())?.sweeps();
-        let product = self.product(problem, sweeps, Busy::default(), start);
-        let launched = start + self.machine.launch_us;
-        let event = TileEvent { rank, ..nothing() };
-        Ok(product.run(&order, launched, Late::default(), &Ready::All, event, record))
-    }
-
-    fn run_pipelined(&self, rank: u32, mut record: Record<'_>) -> Result<Outcome> {
-        let problem = self.plan.problem();
-        let (shards, ranks) = (problem.shards(), problem.ranks());
-        let ready = self.gather.ready(rank);
-        let busy = self.gather.busy(rank);
-        let mut last: Option<(Problem, TileOrder)> = None;
-        let mut all = Outcome::default();
-        let mut now = 0.0f64;
-        for round in 0..ranks {
-            let of = (rank + round) % ranks;
-            let rows = shards.rows(of).len() as u32;
-            if rows == 0 {
-                continue;
-            }
-            let chunks = self.plan.chunks().of_rank(of);
-            let there = chunks.clone().map(|chunk| ready[chunk as usize]).fold(0.0, f64::max);
-            let awaited = if of == rank { 0.0 } else { self.machine.await_us };
-            let start = now.max(there).max(self.gather.begun_at(rank)) + awaited;
-            // Most shards are as large as the one before.
-            let (part, order) = match last.take() {
-                Some((part, order)) if part.m() == rows => (part, order),
-                _ => self.part(rows)?,
-            };
-            let rested = if now == 0.0 { start } else { 0.0 };
-            let product = self.product(&part, order.sweeps(), busy, rested);
-            let event = TileEvent { rank, product: round, chunk: chunks.end - 1, ..nothing() };
-            let launched = start + self.machine.launch_us;
-            let again = record.as_deref_mut().map(|record| record as &mut dyn FnMut(TileEvent));
-            let late = Late::default();
-            let outcome = product.run(&order, launched, late, &Ready::All, event, again);
-            last = Some((part, order));
-            if all.workers == 0 {
-                all.first_tile = outcome.first_tile;
-            }
-            all.waited += (start - now) * outcome.workers as f64;
-            all.slowed += outcome.slowed;
-            (all.workers, all.tail) = (all.workers.max(outcome.workers), outcome.tail);
-            now = outcome.end;
-        }
-        all.end = now;
-        Ok(all)
-    }
-
-    /// The product of one rank's rows, and the order of its tiles.
-    fn part(&self, rows: u32) -> Result<(Problem, TileOrder)> {
-        let problem = self.plan.problem();
-        let part = Strategy::Pipelined.part_of(problem)?.truncated(rows)?;
-        Ok((part, self.order_of(rows)?))
+        let problem = match rows == problem.m() {
+            true => problem.clone(),
+            false => problem.of_largest_shard()?.truncated(rows)?,
+        };
+        Ok(Part { problem, order: self.order_of(rows)? })
     }
 
     /// How a product of so many rows goes through its tiles that waits for none of them.

@@ -1,15 +1,14 @@
 //! When which rows are where: the all-gather of a plan, as one machine's links carry it.
 //!
-//! A GPU's copies share its engine and its link: they take turns, in the order in which they were enqueued, round by
-//! round as [`Transfers`](crate::plan::Transfers) says; a stream goes on when its signal has followed its data. Where two
+//! A GPU's copies share its engine and its link: they take turns, in the order of the [`Schedule`](crate::plan::Schedule);
+//! a stream goes on when its signal has followed its data. Where two
 //! sources meet at one destination, each gets half. Invariant: times are µs from the end of what was before the
 //! step; ranks that are all alike are computed once, and that is exact.
 
 use std::ops::Range;
 
 use super::machine::Machine;
-use super::setup::Engine;
-use crate::plan::{Plan, Scaling};
+use crate::plan::{Engine, Lane, Operation, Plan, Scaling, Step, Word};
 
 /// One piece on its way.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +34,6 @@ pub(super) struct Busy {
 #[derive(Debug)]
 pub(super) struct Gather<'a> {
     plan: &'a Plan,
-    engine: Engine,
     /// When a rank may read its own rows, where they do not come with all others.
     own_at: f64,
     /// What comes to each rank; where all are alike, what rank 0 sends to any; nothing where NCCL moves the rows.
@@ -49,17 +47,17 @@ pub(super) struct Gather<'a> {
 }
 
 impl<'a> Gather<'a> {
-    pub(super) fn new(machine: &Machine, plan: &'a Plan, engine: Engine) -> Self {
-        Self::of_senders(machine, plan, engine, are_alike(plan))
+    pub(super) fn new(machine: &Machine, plan: &'a Plan) -> Self {
+        Self::of_senders(machine, plan, are_alike(plan))
     }
 
     /// Of rank 0 alone where all are `alike`, else of every rank.
-    fn of_senders(machine: &Machine, plan: &'a Plan, engine: Engine, alike: bool) -> Self {
-        let begin = machine.sends_at(engine);
+    fn of_senders(machine: &Machine, plan: &'a Plan, alike: bool) -> Self {
+        let engine = plan.options().engine;
         let senders = if alike { 0..1 } else { 0..plan.problem().ranks() };
         let (all, all_at) = match engine {
             Engine::Nccl => (Vec::new(), Some(by_nccl(machine, plan))),
-            _ => (push(machine, plan, engine, senders.clone(), begin), None),
+            _ => (push(machine, plan, senders.clone()), None),
         };
         let mut sending = vec![Window::default(); senders.len()];
         let mut sent = vec![Vec::new(); senders.len()];
@@ -67,7 +65,9 @@ impl<'a> Gather<'a> {
             sending[piece.from as usize].add(&piece);
             sent[if alike { 0 } else { piece.to as usize }].push(piece);
         }
-        Gather { plan, engine, own_at: machine.own_us, sent, sending, alike, all_at }
+        let gathers = plan.options().operation != Operation::Gemm;
+        let own_at = if gathers { machine.own_us } else { 0.0 };
+        Gather { plan, own_at, sent, sending, alike, all_at }
     }
 
     /// Whether what holds for rank 0 holds for every rank.
@@ -77,7 +77,7 @@ impl<'a> Gather<'a> {
 
     /// SMs that push on `rank` before they multiply, and until when.
     pub(super) fn pushing(&self, rank: u32) -> (u32, f64) {
-        match self.engine {
+        match self.plan.options().engine {
             Engine::Kernel { blocks } => (blocks, self.sending(rank).signalled),
             _ => (0, 0.0),
         }
@@ -90,10 +90,7 @@ impl<'a> Gather<'a> {
 
     /// When a rank may read its own rows.
     pub(super) fn own_at(&self) -> f64 {
-        match self.engine {
-            Engine::CopyEngines { .. } | Engine::Kernel { .. } => self.own_at,
-            Engine::Nccl => self.all_at.unwrap_or_default(),
-        }
+        self.all_at.unwrap_or(self.own_at)
     }
 
     /// When each chunk may be read on `rank`.
@@ -138,7 +135,7 @@ impl<'a> Gather<'a> {
 
     /// When the link of `rank` is busy beside a product: never where a kernel pushes before it.
     pub(super) fn busy(&self, rank: u32) -> Busy {
-        if !matches!(self.engine, Engine::CopyEngines { .. }) {
+        if !matches!(self.plan.options().engine, Engine::CopyEngines { .. }) {
             return Busy::default();
         }
         let sends = self.sending(rank);
@@ -206,15 +203,9 @@ fn by_nccl(machine: &Machine, plan: &Plan) -> f64 {
     much.min(little)
 }
 
-/// A kernel that sends no more than so many bytes to each peer tells all of them at once, behind the last
-/// (`kFewBytes` in `csrc/gather.cu`).
-const FEW_BYTES: f64 = (1u64 << 20) as f64;
-
 /// One sender's pieces, in order, and where it is with them.
 struct Sender {
     rank: u32,
-    /// All peers are told at once.
-    together: bool,
     pieces: Vec<Piece>,
     next: usize,
     /// When each stream may go on.
@@ -230,6 +221,10 @@ struct Piece {
     bytes: f64,
     /// What it costs besides its bytes.
     fixed: f64,
+    /// Which stream sends it.
+    stream: usize,
+    /// The piece after which it is signalled: itself, or a later one of the same stream.
+    signalled_after: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -241,52 +236,58 @@ struct Active {
 }
 
 impl Sender {
-    fn new(machine: &Machine, plan: &Plan, engine: Engine, rank: u32, begin: f64) -> Self {
-        let (problem, transfers) = (plan.problem(), plan.transfers());
+    fn new(machine: &Machine, plan: &Plan, rank: u32, begin: f64) -> Self {
+        let problem = plan.problem();
         let scaled = problem.scaling() == Scaling::Rows;
         let pad = f64::from(problem.lda() - problem.k()) * f64::from(problem.elements().a.size());
-        let pieces = (1..problem.ranks()).flat_map(|round| {
-            let to = transfers.peer_in_round(rank, round);
-            plan.chunks().of_rank(rank).map(move |chunk| (chunk, to))
-        });
-        let of_kernel = matches!(engine, Engine::Kernel { .. });
-        let mut pieces: Vec<Piece> = pieces
-            .map(|(chunk, to)| {
-                let rows = plan.chunks().rows(chunk);
-                // What lies between rows travels with them. Their scales do beside them, four bytes each; a copy of their own
-                // where copy engines push.
-                let between = rows.len().saturating_sub(1) as f64 * pad;
-                let scales = if scaled { 4.0 * rows.len() as f64 } else { 0.0 };
-                let fixed = match engine {
-                    _ if of_kernel => machine.push_us,
-                    _ if scaled => 2.0 * machine.copy_us,
-                    _ => machine.copy_us,
-                };
-                Piece {
-                    chunk,
-                    to,
-                    bytes: problem.row_bytes(&rows) as f64 + between + scales,
-                    fixed,
-                }
-            })
-            .collect();
-        let to_one = pieces.iter().map(|piece| piece.bytes).sum::<f64>()
-            / f64::from(problem.ranks() - 1).max(1.0);
-        let together = of_kernel && to_one <= FEW_BYTES;
-        if together {
-            pieces.iter_mut().skip(1).for_each(|piece| piece.fixed = 0.0);
-        }
-        let streams = match engine {
-            Engine::CopyEngines { streams } => streams.max(1) as usize,
-            _ => 1,
+        let bytes = |chunk| {
+            let rows = plan.chunks().rows(chunk);
+            // What lies between rows travels with them. Their scales do beside them, four bytes each; a copy of their own
+            // where copy engines push.
+            let between = rows.len().saturating_sub(1) as f64 * pad;
+            let scales = if scaled { 4.0 * rows.len() as f64 } else { 0.0 };
+            problem.row_bytes(&rows) as f64 + between + scales
         };
-        Sender { rank, together, pieces, next: 0, streams: vec![begin; streams], active: None }
+        let of_kernel = matches!(plan.options().engine, Engine::Kernel { .. });
+        let mut pieces: Vec<Piece> = Vec::new();
+        // Pieces of a stream that were moved and not signalled yet.
+        let mut streams: Vec<Vec<usize>> = vec![Vec::new()];
+        for (lane, step) in plan.schedule(rank).steps {
+            let Lane::Push(stream) = lane else { continue };
+            let stream = stream as usize;
+            if streams.len() <= stream {
+                streams.resize(stream + 1, Vec::new());
+            }
+            match step {
+                Step::Move { chunk, to } => {
+                    // A kernel counts its blocks once for all that it signals together.
+                    let fixed = match streams[stream].is_empty() {
+                        _ if !of_kernel && scaled => 2.0 * machine.copy_us,
+                        _ if !of_kernel => machine.copy_us,
+                        true => machine.push_us,
+                        false => 0.0,
+                    };
+                    let (bytes, signalled_after) = (bytes(chunk), pieces.len());
+                    streams[stream].push(pieces.len());
+                    pieces.push(Piece { chunk, to, bytes, fixed, stream, signalled_after });
+                }
+                Step::Post { word: Word::Landed { .. }, .. } => {
+                    if let Some(&last) = streams[stream].last() {
+                        for piece in streams[stream].drain(..) {
+                            pieces[piece].signalled_after = last;
+                        }
+                    }
+                }
+                Step::Await { .. } | Step::Post { .. } | Step::Multiply { .. } => {}
+            }
+        }
+        Sender { rank, pieces, next: 0, streams: vec![begin; streams.len()], active: None }
     }
 
     /// Begins the next piece, the engine being free at `now`.
     fn begin_next(&mut self, now: f64) {
         let Some(&piece) = self.pieces.get(self.next) else { return };
-        let begin = now.max(self.streams[self.next % self.streams.len()]);
+        let begin = now.max(self.streams[piece.stream]);
         self.active =
             Some(Active { piece, begin, moves_at: begin + piece.fixed, left: piece.bytes });
     }
@@ -303,15 +304,11 @@ fn sends_to_several(plan: &Plan, engine: Engine) -> bool {
 }
 
 /// Lets `senders` push all that they have to.
-fn push(
-    machine: &Machine,
-    plan: &Plan,
-    engine: Engine,
-    senders: Range<u32>,
-    begin: f64,
-) -> Vec<Sent> {
+fn push(machine: &Machine, plan: &Plan, senders: Range<u32>) -> Vec<Sent> {
+    let engine = plan.options().engine;
+    let begin = machine.sends_at(engine);
     let signal = if matches!(engine, Engine::Kernel { .. }) { 0.0 } else { machine.signal_us };
-    let new = |rank| Sender::new(machine, plan, engine, rank, begin);
+    let new = |rank| Sender::new(machine, plan, rank, begin);
     let mut senders: Vec<Sender> = senders.map(new).collect();
     senders.iter_mut().for_each(|sender| sender.begin_next(begin));
     let mut sent = Vec::with_capacity(senders.iter().map(|sender| sender.pieces.len()).sum());
@@ -342,24 +339,24 @@ fn push(
                 active.left -= (next - now) * rate;
                 continue;
             }
-            let Active { piece: Piece { chunk, to, .. }, begin, .. } = *active;
+            let Active { piece: Piece { chunk, to, stream, .. }, begin, .. } = *active;
             let signalled = next + signal;
             sent.push(Sent { from: sender.rank, to, chunk, begin, end: next, signalled });
-            let streams = sender.streams.len();
-            sender.streams[sender.next % streams] = signalled;
+            sender.streams[stream] = signalled;
             sender.next += 1;
             sender.active = None;
             sender.begin_next(next);
         }
         now = next;
     }
-    // Senders are ranks from 0 on.
-    let mut last = vec![0.0f64; senders.len()];
-    for piece in &sent {
-        last[piece.from as usize] = last[piece.from as usize].max(piece.signalled);
-    }
-    for piece in sent.iter_mut().filter(|piece| senders[piece.from as usize].together) {
-        piece.signalled = last[piece.from as usize];
+    // Each sender's pieces are in order among all.
+    let mut signalled = vec![Vec::new(); senders.len()];
+    sent.iter().for_each(|piece| signalled[piece.from as usize].push(piece.signalled));
+    let mut next = vec![0; senders.len()];
+    for piece in &mut sent {
+        let from = piece.from as usize;
+        piece.signalled = signalled[from][senders[from].pieces[next[from]].signalled_after];
+        next[from] += 1;
     }
     sent
 }
@@ -367,7 +364,7 @@ fn push(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{PlanOptions, Problem};
+    use crate::plan::{PlanOptions, Problem, Strategy};
 
     const ONE: Engine = Engine::CopyEngines { streams: 1 };
 
@@ -386,18 +383,19 @@ mod tests {
         }
     }
 
-    fn plan(rows: &[u32], pieces: u32) -> Plan {
+    fn plan(rows: &[u32], pieces: u32, engine: Engine) -> Plan {
         let m = rows.iter().sum::<u32>().into();
         // 1000 bytes a row: a µs each.
         let problem = Problem::builder(m, 64, 500).shards(rows).build().unwrap();
-        let options = PlanOptions { chunks_per_shard: Some(pieces), ..PlanOptions::default() };
+        let (pieces, strategy) = (Some(pieces), Strategy::Sequential);
+        let options = PlanOptions { strategy, engine, pieces, ..PlanOptions::default() };
         Plan::new(&problem, options).unwrap()
     }
 
     #[test]
     fn a_piece_after_the_other_and_a_signal_behind_each() {
-        let plan = plan(&[8, 8], 2);
-        let gather = Gather::new(&machine(), &plan, ONE);
+        let plan = plan(&[8, 8], 2, ONE);
+        let gather = Gather::new(&machine(), &plan);
         // 3 to begin, 4 for the bytes, 2 for the signal.
         assert_eq!(gather.ready(0), [5.0, 5.0, 19.0, 28.0]);
         assert_eq!(gather.ready(1), [19.0, 28.0, 5.0, 5.0]);
@@ -408,16 +406,16 @@ mod tests {
 
     #[test]
     fn with_two_streams_a_signal_holds_nobody_up() {
-        let plan = plan(&[8, 8], 2);
-        let gather = Gather::new(&machine(), &plan, Engine::CopyEngines { streams: 2 });
+        let plan = plan(&[8, 8], 2, Engine::CopyEngines { streams: 2 });
+        let gather = Gather::new(&machine(), &plan);
         assert_eq!(gather.ready(0), [5.0, 5.0, 19.0, 26.0]);
     }
 
     #[test]
     fn copies_to_several_peers_at_once_take_longer() {
         let ready = |pieces, streams| {
-            let plan = plan(&[8, 8, 8], pieces);
-            let gather = Gather::new(&machine(), &plan, Engine::CopyEngines { streams });
+            let plan = plan(&[8, 8, 8], pieces, Engine::CopyEngines { streams });
+            let gather = Gather::new(&machine(), &plan);
             gather.ready(0).into_iter().fold(0.0, f64::max)
         };
         // Begun at 10; each copy costs 3 and its rows, at half the rate by two streams; the last signal 2.
@@ -428,27 +426,25 @@ mod tests {
 
     #[test]
     fn blocks_that_push_multiply_later() {
-        let plan = plan(&[2000; 3], 1);
-        let gather = Gather::new(&machine(), &plan, Engine::Kernel { blocks: 16 });
+        let of = |blocks| plan(&[2000; 3], 1, Engine::Kernel { blocks });
+        let (many, few) = (of(16), of(4));
+        let gather = Gather::new(&machine(), &many);
         assert_eq!(gather.ready(0), [5.0, 2011.0, 4012.0]);
         assert_eq!((gather.pushing(0), gather.busy(0).to), ((16, 4012.0), 0.0));
         // A few blocks do not fill the link.
         let machine = Machine { push_block_gbps: 0.05, ..machine() };
-        let gather = Gather::new(&machine, &plan, Engine::Kernel { blocks: 4 });
+        let gather = Gather::new(&machine, &few);
         assert_eq!(gather.ready(0), [5.0, 10_011.0, 20_012.0]);
     }
 
     #[test]
     fn a_kernel_that_sends_little_tells_all_at_once() {
-        let (few, more) = (plan(&[8; 3], 2), plan(&[1049; 3], 2));
         let engine = Engine::Kernel { blocks: 16 };
+        let (few, more) = (plan(&[8; 3], 2, engine), plan(&[1049; 3], 2, engine));
         // One count for all, and 2 · 8 µs of bytes.
-        assert_eq!(Gather::new(&machine(), &few, engine).ready(0)[2..], [27.0; 4]);
-        let ready = Gather::new(&machine(), &more, engine).ready(0);
+        assert_eq!(Gather::new(&machine(), &few).ready(0)[2..], [27.0; 4]);
+        let ready = Gather::new(&machine(), &more).ready(0);
         assert!(ready[2] < ready[3] && ready[3] < ready[5], "{ready:?}");
-        // What is few, the device decides.
-        let device = include_str!("../../csrc/gather.cu");
-        assert!(device.contains("kFewBytes = 1 << 20;"));
     }
 
     #[test]
@@ -458,11 +454,10 @@ mod tests {
             (8, 2, Engine::CopyEngines { streams: 2 }),
             (5, 2, Engine::Kernel { blocks: 16 }),
         ] {
-            let plan = plan(&vec![6; ranks], pieces);
-            let gather = Gather::new(&machine(), &plan, engine);
-            assert!(gather.alike());
-            let each = Gather::of_senders(&machine(), &plan, engine, false);
-            let once = Gather::new(&machine(), &plan, engine);
+            let plan = plan(&vec![6; ranks], pieces, engine);
+            assert!(are_alike(&plan));
+            let each = Gather::of_senders(&machine(), &plan, false);
+            let once = Gather::new(&machine(), &plan);
             for rank in 0..ranks as u32 {
                 let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-6;
                 let (each, once) = (each.ready(rank), once.ready(rank));
@@ -474,14 +469,14 @@ mod tests {
     #[test]
     fn two_sources_share_one_destination() {
         // Rank 2 has nothing to send; in round 1 rank 1 sends to 0, in round 2 rank 0 to 1.
-        let plan = plan(&[10, 10, 0], 1);
-        let gather = Gather::new(&machine(), &plan, ONE);
+        let plan = plan(&[10, 10, 0], 1, ONE);
+        let gather = Gather::new(&machine(), &plan);
         assert!(!gather.alike());
         // Round 1: 0 → 2 and 1 → 0, round 2: 0 → 1 and 1 → 2: nobody meets.
         assert_eq!(gather.ready(2)[..2], [25.0, 40.0]);
         // Rank 0 has twice as much, so that in round 2 rank 1 finds rank 2 taken.
-        let plan = super::tests::plan(&[20, 10, 0], 1);
-        let gather = Gather::new(&machine(), &plan, ONE);
+        let plan = super::tests::plan(&[20, 10, 0], 1, ONE);
+        let gather = Gather::new(&machine(), &plan);
         let ready = gather.ready(2);
         // 13 → 33 alone; rank 1 from 28 on: 5 µs of both at half the rate take 10, and so on.
         assert!(ready[0] > 35.0 && ready[1] > 40.0, "{ready:?}");
@@ -491,8 +486,8 @@ mod tests {
 
     #[test]
     fn nccl_tells_all_at_once() {
-        let plan = plan(&[8, 4, 4], 1);
-        let gather = Gather::new(&machine(), &plan, Engine::Nccl);
+        let plan = plan(&[8, 4, 4], 1, Engine::Nccl);
+        let gather = Gather::new(&machine(), &plan);
         let ready = gather.ready(1);
         assert!(ready.iter().all(|at| *at == ready[0]) && ready[0] > 16.0, "{ready:?}");
     }

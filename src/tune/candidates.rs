@@ -4,9 +4,10 @@
 //! Invariant: the same question has the same answer everywhere; what is listed first is what is taken where
 //! nothing else is known.
 
-use super::entry::{Gathering, Mover, Multiplying, Order};
-use crate::plan::Problem;
-use crate::predict::{Engine, Kernel, Machine, Setup, choices, estimate, ranked};
+use super::entry::Multiplying;
+use crate::kernels::{Kernel, choices, ranked};
+use crate::plan::{Engine, Operation, Problem, Strategy, Way};
+use crate::predict::{Machine, Setup, estimate};
 
 /// How rows may travel: what makes sense for shards of this size, and first what is usual.
 ///
@@ -15,41 +16,39 @@ use crate::predict::{Engine, Kernel, Machine, Setup, choices, estimate, ranked};
 /// use overlap_gemm::tune::ways;
 ///
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(2).build()?;
-/// assert_eq!(ways(&problem)[0].to_string(), "fused, copies on 1 stream, 2 pieces");
+/// assert_eq!(ways(&problem)[0].to_string(), "fused, copy engines on one stream, 2 pieces");
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
-pub fn ways(problem: &Problem) -> Vec<Gathering> {
+pub fn ways(problem: &Problem) -> Vec<Way> {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
     const MOST: usize = 11;
     let (ranks, most_rows) = (problem.ranks(), problem.shards().most_rows());
     let bytes = u64::try_from(problem.row_bytes(&(0..most_rows))).unwrap_or(u64::MAX);
     let mut all = Vec::new();
-    let mut add = |order, mover, pieces| {
-        let way = Gathering { order, mover, pieces };
+    let mut add = |strategy, engine, pieces| {
+        let way = Way { strategy, engine, pieces };
         if pieces <= most_rows && !all.contains(&way) {
             all.push(way);
         }
     };
     let usual = Engine::usual(problem);
-    if let Some(mover) = Mover::of_engine(usual) {
-        add(Order::Fused, mover, usual.usual_pieces(problem));
-    }
-    let copies = |streams: u32| Mover::CopyEngines { streams };
-    let kernel = |blocks: u32| Mover::Kernel { blocks };
+    add(Strategy::Fused, usual, usual.usual_pieces(problem));
+    let copies = |streams: u32| Engine::CopyEngines { streams };
+    let kernel = |blocks: u32| Engine::Kernel { blocks };
     if bytes <= 16 * MIB {
         let blocks: &[u32] = match bytes {
             0..=0x4_0000 => &[4, 8, 16],
             0x4_0001..=0x40_0000 => &[16, 32, 64],
             _ => &[16, 32],
         };
-        blocks.iter().for_each(|&blocks| add(Order::Fused, kernel(blocks), 1));
+        blocks.iter().for_each(|&blocks| add(Strategy::Fused, kernel(blocks), 1));
         if bytes >= MIB {
-            add(Order::Fused, kernel(blocks[blocks.len() / 2]), 2);
+            add(Strategy::Fused, kernel(blocks[blocks.len() / 2]), 2);
         }
-        add(Order::Sequential, kernel(blocks[blocks.len() - 1]), 1);
+        add(Strategy::Sequential, kernel(blocks[blocks.len() - 1]), 1);
     } else {
-        add(Order::Sequential, copies(1), 1);
+        add(Strategy::Sequential, copies(1), 1);
     }
     if bytes >= 512 * KIB {
         // More streams than peers or pieces have nothing to do.
@@ -57,21 +56,16 @@ pub fn ways(problem: &Problem) -> Vec<Gathering> {
         for (streams, pieces) in [(1, 1), (1, 2), (2, 2), (2, 1), (2, 4), (1, 4)] {
             let useful = streams == 1 || pieces > 1 || several;
             if useful && (pieces == 1 || bytes / u64::from(pieces) >= MIB) {
-                add(Order::Fused, copies(streams), pieces);
+                add(Strategy::Fused, copies(streams), pieces);
             }
         }
-        add(Order::Pipelined, copies(1), 1);
+        add(Strategy::Pipelined, copies(1), 1);
         if several || bytes >= 8 * MIB {
-            add(Order::Pipelined, copies(2), if several { 1 } else { 2 });
+            add(Strategy::Pipelined, copies(2), if several { 1 } else { 2 });
         }
     }
     all.truncate(MOST);
     all
-}
-
-/// What one product in that order multiplies at most.
-pub(super) fn part_of(problem: &Problem, order: Order) -> Option<Problem> {
-    order.strategy().part_of(problem).ok()
 }
 
 /// The kernels that should be quickest for `part`, of those that may be taken: first what is chosen where nobody asks
@@ -110,13 +104,12 @@ pub(super) fn predicted_us(
     machine: &Machine,
     problem: &Problem,
     kernel: &Kernel,
-    gathering: Gathering,
+    way: Way,
     multiplying: &Multiplying,
 ) -> Option<f64> {
     let setup = Setup {
-        strategy: gathering.order.strategy(),
-        engine: gathering.mover.engine(),
-        pieces: gathering.pieces,
+        operation: Operation::AllGatherGemm,
+        way,
         kernel: kernel.clone(),
         swizzle: multiplying.swizzle,
         splits: multiplying.splits,
@@ -131,12 +124,11 @@ mod tests {
 
     use super::super::made_up::problem;
     use super::*;
-    use crate::predict::Strategy;
 
     #[test]
     fn kernels_come_quickest_first_and_few_of_each() {
         let problem = problem(4096, 3584, 8192);
-        let all = crate::predict::all_kernels();
+        let all = crate::kernels::all_kernels();
         let found = kernels_for(&problem, all, 132, &|_| true);
         assert!((3..=8).contains(&found.len()), "{found:?}");
         let machine = Machine::h200();
@@ -157,8 +149,8 @@ mod tests {
                 prop_assert!(!ways[..nth].contains(way));
                 prop_assert!((1..=problem.shards().most_rows()).contains(&way.pieces));
             }
-            prop_assert!(ways.iter().any(|way| way.order == Order::Fused));
-            prop_assert!(ways.iter().any(|way| way.order == Order::Sequential));
+            prop_assert!(ways.iter().any(|way| way.strategy == Strategy::Fused));
+            prop_assert!(ways.iter().any(|way| way.strategy == Strategy::Sequential));
         }
     }
 }

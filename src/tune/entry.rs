@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{BLayout, ClusterShape, ElementTypes, Problem, Scaling, TileShape};
+use crate::plan::{BLayout, ClusterShape, ElementTypes, Engine, Problem, Scaling, TileShape, Way};
 
 /// Which problems an entry speaks of, their size apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -87,70 +87,6 @@ impl fmt::Display for Shape {
     }
 }
 
-/// In which order gathering and multiplying go: `cuda::Strategy` without `Auto`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Order {
-    /// One product that waits for its rows.
-    Fused,
-    /// A product for each rank's rows.
-    Pipelined,
-    /// All rows first, then one product.
-    Sequential,
-}
-
-impl fmt::Display for Order {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Order::Fused => "fused",
-            Order::Pipelined => "pipelined",
-            Order::Sequential => "sequential",
-        })
-    }
-}
-
-/// Who moves the rows: a `cuda::Engine` that can be tuned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Mover {
-    /// Copy engines, by so many streams.
-    CopyEngines {
-        /// 1 to [`MOST_STREAMS`](super::MOST_STREAMS).
-        streams: u32,
-    },
-    /// A kernel of so many blocks.
-    Kernel {
-        /// 1 to [`MOST_BLOCKS`](super::MOST_BLOCKS).
-        blocks: u32,
-    },
-}
-
-/// How rows travel, and what they meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Gathering {
-    /// In which order gathering and multiplying go.
-    #[serde(rename = "strategy")]
-    pub order: Order,
-    /// Who moves the rows.
-    #[serde(rename = "engine")]
-    pub mover: Mover,
-    /// Chunks a shard.
-    pub pieces: u32,
-}
-
-impl fmt::Display for Gathering {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, ", self.order)?;
-        match self.mover {
-            Mover::CopyEngines { streams: 1 } => f.write_str("copies on 1 stream, ")?,
-            Mover::CopyEngines { streams } => write!(f, "copies on {streams} streams, ")?,
-            Mover::Kernel { blocks } => write!(f, "a kernel of {blocks} blocks, ")?,
-        }
-        write!(f, "{} {}", self.pieces, if self.pieces == 1 { "piece" } else { "pieces" })
-    }
-}
-
 /// Which kernel multiplies, and how. Its tile stands beside its name, so that a table can be reasoned about where the
 /// kernel is not.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -193,8 +129,8 @@ impl Times {
 
 /// One problem, and how the fastest step that was measured for it was carried out.
 ///
-/// What is to be launched how, a plan does not know. So there is one such step: where both ways were measured, the one that is
-/// least behind the fastest in whichever way suits it less.
+/// A plan does not know whether its steps will be captured into graphs. So there is one such step: where both launch modes
+/// were measured, the one with the smallest worst-case slowdown over both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
@@ -209,7 +145,7 @@ pub struct Entry {
     /// The version of this crate.
     pub crate_version: String,
     /// How rows travelled.
-    pub gathering: Gathering,
+    pub way: Way,
     /// What multiplied.
     pub multiplying: Multiplying,
     /// What it took, launched in each way that was measured.
@@ -240,8 +176,11 @@ impl Entry {
         at_least_one("the number of splits", *splits)?;
         let tiling = crate::plan::Tiling { tile: *tile, cluster: *cluster, swizzle: *swizzle };
         tiling.check().map_err(|error| error.to_string())?;
-        at_least_one("the number of pieces", self.gathering.pieces)?;
-        self.gathering.mover.engine().check().map_err(|error| error.to_string())?;
+        at_least_one("the number of pieces", self.way.pieces)?;
+        self.way.check().map_err(|error| error.to_string())?;
+        if matches!(self.way.engine, Engine::Thread | Engine::Nccl) {
+            return Err(format!("rows travel by {}, which is not tuned", self.way.engine));
+        }
         if self.us == Times::default() {
             return Err("it has no time".into());
         }
@@ -271,7 +210,7 @@ mod tests {
         };
         broken(&|entry| entry.shape.k = 0, "k is 0");
         broken(&|entry| entry.family.ranks = 0, "ranks is 0");
-        broken(&|entry| entry.gathering.pieces = 0, "pieces is 0");
+        broken(&|entry| entry.way.pieces = 0, "pieces is 0");
         broken(&|entry| entry.multiplying.splits = 0, "splits is 0");
         broken(&|entry| entry.multiplying.swizzle = 0, "the swizzle is 0");
         broken(&|entry| entry.multiplying.tile.m = 0, "tile's rows is 0");
@@ -282,12 +221,13 @@ mod tests {
             broken(&|entry| entry.us.graph = Some(us), words);
             broken(&|entry| entry.us.plain = Some(us), words);
         }
-        let mover = |mover: Mover| move |entry: &mut Entry| entry.gathering.mover = mover;
+        let engine = |engine: Engine| move |entry: &mut Entry| entry.way.engine = engine;
         broken(
-            &mover(Mover::CopyEngines { streams: 9 }),
+            &engine(Engine::CopyEngines { streams: 9 }),
             "streams is 9, but must be between 1 and 8",
         );
-        broken(&mover(Mover::Kernel { blocks: 129 }), "between 1 and 128");
+        broken(&engine(Engine::Kernel { blocks: 129 }), "between 1 and 128");
+        broken(&engine(Engine::Thread), "a thread, which is not tuned");
     }
 
     #[test]

@@ -5,9 +5,9 @@
 //! writes finds what was there before, or all of the new.
 //!
 //! ```text
-//! {"format": "overlap-gemm tuning", "version": 2, "entries": [
+//! {"format": "overlap-gemm tuning", "version": 3, "entries": [
 //! {"family": {"gpu": …, "ranks": …, "elements": …, "scaling": …, "b_layout": …}, "shape": {"m": …, "n": …, "k": …},
-//!  "sms": …, "driver": …, "crate_version": …, "gathering": …, "multiplying": …, "us": {"graph": …, "plain": …}},
+//!  "sms": …, "driver": …, "crate_version": …, "way": …, "multiplying": …, "us": {"graph": …, "plain": …}},
 //! …
 //! ]}
 //! ```
@@ -25,8 +25,8 @@ use crate::error::{Error, Result};
 
 /// What a table's file says that it is.
 pub const FORMAT: &str = "overlap-gemm tuning";
-/// The version of the file that is written, and the only one that is read: entries of version 1 had all that had been tried.
-pub const VERSION: u32 = 2;
+/// The version of the file that is written, and the only one that is read.
+pub const VERSION: u32 = 3;
 /// The environment variable that names the file to plan by; `none`: no table at all, not even what ships with the
 /// crate.
 pub const TUNING_VARIABLE: &str = "OVERLAP_GEMM_TUNING";
@@ -202,11 +202,12 @@ pub fn default_path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathB
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::entry::{Gathering, Mover, Multiplying, Order, Times};
+    use super::super::entry::{Multiplying, Times};
     use super::super::made_up::{entry, multiplying};
     use super::*;
     use crate::element::ElementType;
     use crate::plan::{ElementTypes, Scaling};
+    use crate::plan::{Engine, Strategy as Order, Way};
 
     /// A folder of its own, gone with the test.
     struct Folder(PathBuf);
@@ -237,20 +238,20 @@ mod tests {
     }
 
     fn one_entry() -> impl Strategy<Value = Entry> {
-        let mover = prop_oneof![
-            (1u32..=8).prop_map(|streams| Mover::CopyEngines { streams }),
-            (1u32..=128).prop_map(|blocks| Mover::Kernel { blocks }),
+        let engine = prop_oneof![
+            (1u32..=8).prop_map(|streams| Engine::CopyEngines { streams }),
+            (1u32..=128).prop_map(|blocks| Engine::Kernel { blocks }),
         ];
-        let order =
-            prop_oneof![Just(Order::Fused), Just(Order::Pipelined), Just(Order::Sequential)];
+        let strategy = prop::sample::select(&Order::ALL[..]);
         let kernel = ("[a-z0-9_ \"\\\\é]{1,20}", 1u32..9, 1u32..9, 8u32..300, 8u32..300);
         let shape = (1u32..100_000, 1u32..100_000, 1u32..100_000);
-        let how = (order, mover, 1u32..64, kernel, time(), prop::option::of(time()));
+        let how = (strategy, engine, 1u32..64, kernel, time(), prop::option::of(time()));
         (shape, how, any::<bool>()).prop_map(|((m, n, k), how, fp8)| {
-            let (order, mover, pieces, (name, swizzle, splits, rows, columns), graph, plain) = how;
+            let (strategy, engine, pieces, (name, swizzle, splits, rows, columns), graph, plain) =
+                how;
             let multiplying = multiplying(&name, rows, columns);
             let mut entry = Entry {
-                gathering: Gathering { order, mover, pieces },
+                way: Way { strategy, engine, pieces },
                 multiplying: Multiplying { swizzle, splits, ..multiplying },
                 us: Times { graph: Some(graph), plain },
                 ..entry([m, n, k], "", 1, 1.0)
@@ -307,13 +308,13 @@ mod tests {
         refused("overlap-gemm tuning", "somebody else's", "no table of this program");
         refused("\"format\":\"overlap-gemm tuning\",", "", "no table of this program");
         refused(
-            "\"version\":2",
             "\"version\":3",
-            "version 3, and this program reads 2: use the later",
+            "\"version\":4",
+            "version 4, and this program reads 3: use the later",
         );
-        refused("\"version\":2", "\"version\":1", "version 1, and this program reads 2: move it");
-        refused("\"version\":2", "\"version\":0", "no version that is known");
-        refused("\"version\":2,", "", "no version that is known");
+        refused("\"version\":3", "\"version\":2", "version 2, and this program reads 3: move it");
+        refused("\"version\":3", "\"version\":0", "no version that is known");
+        refused("\"version\":3,", "", "no version that is known");
         let words = "(64×128×256 on 2 × NVIDIA H200, bf16 × bf16 → bf16: a time is -10 µs";
         refused("\"graph\":10.0", "\"graph\":-10.0", words);
         refused("\"graph\":10.0", "\"graph\":1e999", "damaged");

@@ -9,10 +9,11 @@
 
 use std::fmt;
 
-use super::candidates::{kernels_for, part_of, predicted_us, ways};
-use super::entry::{Entry, Family, Gathering, Multiplying, Order, Shape, Times};
-use crate::plan::Problem;
-use crate::predict::{Kernel, Machine, all_kernels};
+use super::candidates::{kernels_for, predicted_us, ways};
+use super::entry::{Entry, Family, Multiplying, Shape, Times};
+use crate::kernels::{Kernel, all_kernels};
+use crate::plan::{Problem, Strategy, Way};
+use crate::predict::Machine;
 
 /// How far the nearest entry may be, in doublings ([`Shape::distance`]): M, N and K together differ by 19 %. Among the problems of
 /// the table that ships, which are farther apart than that, a neighbour's winner was slower than what the cost model chooses.
@@ -37,9 +38,9 @@ pub trait Fits {
     /// The kernels there are.
     fn kernels(&self) -> &[Kernel];
     /// Whether rows can travel so.
-    fn gathering(&self, gathering: &Gathering) -> bool;
+    fn way(&self, way: &Way) -> bool;
     /// Whether this kernel can multiply so, in that order.
-    fn multiplying(&self, order: Order, multiplying: &Multiplying) -> bool;
+    fn multiplying(&self, strategy: Strategy, multiplying: &Multiplying) -> bool;
 }
 
 /// Whatever can be compiled, and is what is usually asked for: to look at a table where no kernels are.
@@ -51,11 +52,11 @@ impl Fits for Anything {
         all_kernels()
     }
 
-    fn gathering(&self, _: &Gathering) -> bool {
+    fn way(&self, _: &Way) -> bool {
         true
     }
 
-    fn multiplying(&self, _: Order, multiplying: &Multiplying) -> bool {
+    fn multiplying(&self, _: Strategy, multiplying: &Multiplying) -> bool {
         let kernel = Kernel::from_name(&multiplying.kernel);
         kernel.is_none_or(|kernel| kernel.fast_accumulation || !kernel.elements.a.is_fp8())
     }
@@ -79,7 +80,7 @@ pub enum Source {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// How rows should travel.
-    pub gathering: Gathering,
+    pub way: Way,
     /// What should multiply; `None`: whoever asks has to choose.
     pub multiplying: Option<Multiplying>,
     /// Where it comes from.
@@ -121,7 +122,7 @@ impl fmt::Display for Answer {
 /// What `entries` say. `None`: there is no kernel for it, or no way that fits.
 pub(super) fn look_up(entries: &[Entry], asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
     let most_rows = asked.problem.shards().most_rows();
-    let possible = |way: &Gathering| way.pieces <= most_rows && fits.gathering(way);
+    let possible = |way: &Way| way.pieces <= most_rows && fits.way(way);
     let near = nearest(entries, &Family::of(asked.problem, asked.gpu), Shape::of(asked.problem));
     let measured = near.into_iter().find_map(|entry| measured(entry, asked, &possible, fits));
     measured.or_else(|| modelled(asked, &possible, fits))
@@ -147,44 +148,40 @@ fn is_even(problem: &Problem) -> bool {
 fn measured(
     entry: &Entry,
     asked: &Asked<'_>,
-    possible: &dyn Fn(&Gathering) -> bool,
+    possible: &dyn Fn(&Way) -> bool,
     fits: &dyn Fits,
 ) -> Option<Answer> {
-    let Entry { shape, driver, gathering, multiplying, us, .. } = entry;
+    let Entry { shape, driver, way, multiplying, us, .. } = entry;
     let is_it = *shape == Shape::of(asked.problem) && is_even(asked.problem);
-    possible(gathering).then(|| Answer {
-        gathering: *gathering,
+    possible(way).then(|| Answer {
+        way: *way,
         multiplying: Some(multiplying.clone())
-            .filter(|multiplying| fits.multiplying(gathering.order, multiplying)),
+            .filter(|multiplying| fits.multiplying(way.strategy, multiplying)),
         source: if is_it { Source::Tuned(*us) } else { Source::Nearest(*shape, *us) },
         driver: Some(driver.clone()),
     })
 }
 
 /// The one that should be quickest, by predictions alone.
-fn modelled(
-    asked: &Asked<'_>,
-    possible: &dyn Fn(&Gathering) -> bool,
-    fits: &dyn Fits,
-) -> Option<Answer> {
+fn modelled(asked: &Asked<'_>, possible: &dyn Fn(&Way) -> bool, fits: &dyn Fits) -> Option<Answer> {
     let machine = Machine::h200().with_sms(asked.sms);
-    let mut gatherings = ways(asked.problem);
-    gatherings.retain(possible);
+    let mut all = ways(asked.problem);
+    all.retain(possible);
     // What the rules plan for a fused step, as far as that was left open: its way and its kernel come first.
-    let usual = gatherings.iter().find(|way| way.order == Order::Fused).copied();
-    let mut best: Option<(f64, f64, Gathering, Option<Multiplying>)> = None;
-    for order in [Order::Fused, Order::Pipelined, Order::Sequential] {
-        let mut of_order = gatherings.iter().filter(|way| way.order == order).peekable();
-        let (Some(_), Some(part)) = (of_order.peek(), part_of(asked.problem, order)) else {
+    let usual = all.iter().find(|way| way.strategy == Strategy::Fused).copied();
+    let mut best: Option<(f64, f64, Way, Option<Multiplying>)> = None;
+    for strategy in Strategy::ALL {
+        let mut of_order = all.iter().filter(|way| way.strategy == strategy).peekable();
+        let (Some(_), Ok(part)) = (of_order.peek(), strategy.part_of(asked.problem)) else {
             continue;
         };
         let list =
             |may: &dyn Fn(&Multiplying) -> bool| kernels_for(&part, fits.kernels(), asked.sms, may);
-        let mut kernels = list(&|one| fits.multiplying(order, one));
+        let mut kernels = list(&|one| fits.multiplying(strategy, one));
         // Where kernels are not the table's to choose, the one that the cost model takes is reckoned with.
         let is_open = !kernels.is_empty();
         if !is_open {
-            kernels = list(&|one| Anything.multiplying(order, one));
+            kernels = list(&|one| Anything.multiplying(strategy, one));
             kernels.truncate(1);
         }
         for (way, multiplying) in of_order.flat_map(|way| kernels.iter().map(move |one| (way, one)))
@@ -202,8 +199,8 @@ fn modelled(
             }
         }
     }
-    let (_, us, gathering, multiplying) = best?;
-    Some(Answer { gathering, multiplying, source: Source::Modelled { us }, driver: None })
+    let (_, us, way, multiplying) = best?;
+    Some(Answer { way, multiplying, source: Source::Modelled { us }, driver: None })
 }
 
 #[cfg(test)]

@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 
-use super::super::made_up::{entry, gathering, of_kernel, problem};
+use super::super::made_up::{entry, of_kernel, problem, way};
 use super::*;
 use crate::element::ElementType;
 use crate::plan::{BLayout, ElementTypes, Scaling};
-use crate::predict::{Setup, Strategy, estimate};
+use crate::predict::{Setup, estimate};
 
 const PINGPONG: &str = "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong";
 const COOPERATIVE: &str = "bf16_bf16_bf16_nk_128x256x64_2x1_cooperative";
@@ -16,18 +16,18 @@ fn ask(entries: &[Entry], problem: &Problem, fits: &dyn Fits) -> Option<Answer> 
 }
 
 /// All but what is said not to fit.
-struct Without<'a>(&'a [Gathering], &'a [&'a str]);
+struct Without<'a>(&'a [Way], &'a [&'a str]);
 
 impl Fits for Without<'_> {
     fn kernels(&self) -> &[Kernel] {
         all_kernels()
     }
 
-    fn gathering(&self, gathering: &Gathering) -> bool {
-        !self.0.contains(gathering)
+    fn way(&self, way: &Way) -> bool {
+        !self.0.contains(way)
     }
 
-    fn multiplying(&self, _: Order, multiplying: &Multiplying) -> bool {
+    fn multiplying(&self, _: Strategy, multiplying: &Multiplying) -> bool {
         !self.1.contains(&&*multiplying.kernel)
     }
 }
@@ -38,13 +38,13 @@ fn what_was_measured_is_taken_as_it_was() {
     let asked = problem(4096, 3584, 8192);
     let found = ask(&table, &asked, &Anything).unwrap();
     assert_eq!(found.to_string(), "tuned: measured for this problem, 100.0 µs in graphs");
-    assert_eq!((found.gathering, found.multiplying), (gathering(1, 2), Some(of_kernel(PINGPONG))));
+    assert_eq!((found.way, found.multiplying), (way(1, 2), Some(of_kernel(PINGPONG))));
     // Without its kernel: how rows travel is known all the same, for the cost model's kernel.
     let found = ask(&table, &asked, &Without(&[], &[PINGPONG])).unwrap();
-    assert_eq!((found.gathering.pieces, &found.multiplying), (2, &None));
+    assert_eq!((found.way.pieces, &found.multiplying), (2, &None));
     assert!(found.to_string().ends_with("; the kernel by the cost model"));
     // Rows that cannot travel so: nothing that was measured helps.
-    let found = ask(&table, &asked, &Without(&[gathering(1, 2)], &[])).unwrap();
+    let found = ask(&table, &asked, &Without(&[way(1, 2)], &[])).unwrap();
     assert!(matches!(found.source, Source::Modelled { .. }), "{found}");
 }
 
@@ -84,7 +84,7 @@ fn the_nearest_is_taken_as_it_is_and_what_is_far_says_nothing() {
         match found.source {
             Source::Nearest(shape, _) => {
                 let of = found.multiplying.unwrap().kernel;
-                Some((shape.m, found.gathering.pieces, if of == PINGPONG { 'p' } else { 'c' }))
+                Some((shape.m, found.way.pieces, if of == PINGPONG { 'p' } else { 'c' }))
             }
             Source::Modelled { .. } => None,
             Source::Tuned(_) => panic!("it was not measured"),
@@ -104,7 +104,7 @@ fn the_nearest_is_taken_as_it_is_and_what_is_far_says_nothing() {
     let text = ask(&table, &problem(4100, 3584, 8192), &Anything).unwrap().to_string();
     assert_eq!(text, "nearest: measured for 4096×3584×8192, 400.0 µs in graphs");
     // Where its way does not fit, the next one's does.
-    let few = Without(&[gathering(1, 2)], &[]);
+    let few = Without(&[way(1, 2)], &[]);
     let found = ask(&table, &problem(4400, 3584, 8192), &few).unwrap();
     assert!(matches!(found.source, Source::Nearest(shape, _) if shape.m == 5120), "{found}");
 }
@@ -141,15 +141,15 @@ fn where_kernels_are_not_the_table_s_to_choose_rows_still_travel() {
         fn kernels(&self) -> &[Kernel] {
             all_kernels()
         }
-        fn gathering(&self, _: &Gathering) -> bool {
+        fn way(&self, _: &Way) -> bool {
             true
         }
-        fn multiplying(&self, _: Order, _: &Multiplying) -> bool {
+        fn multiplying(&self, _: Strategy, _: &Multiplying) -> bool {
             false
         }
     }
     let found = ask(&[], &problem(4096, 3584, 8192), &NoKernel).unwrap();
-    assert_eq!((found.gathering.order, found.multiplying.as_ref()), (Order::Fused, None));
+    assert_eq!((found.way.strategy, found.multiplying.as_ref()), (Strategy::Fused, None));
     assert!(found.to_string().ends_with("; the kernel by the cost model"), "{found}");
 }
 
@@ -175,8 +175,8 @@ proptest! {
         let mut turned = table.clone();
         turned.reverse();
         prop_assert_eq!(&ask(&turned, &problem, &fits).unwrap(), &found, "the order of entries");
-        prop_assert!(fits.gathering(&found.gathering));
-        prop_assert!(found.gathering.pieces <= problem.shards().most_rows());
+        prop_assert!(fits.way(&found.way));
+        prop_assert!(found.way.pieces <= problem.shards().most_rows());
         if let Some(multiplying) = found.multiplying {
             prop_assert!(multiplying.kernel != PINGPONG);
             prop_assert_eq!(&multiplying, &Multiplying {

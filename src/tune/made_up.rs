@@ -1,9 +1,11 @@
 //! Made-up measurements for the tests of whoever reads them.
 
-use super::entry::{Entry, Family, Gathering, Mover, Multiplying, Order, Shape, Times};
+use super::entry::{Entry, Family, Multiplying, Shape, Times};
 use crate::element::ElementType;
-use crate::plan::{BLayout, ClusterShape, ElementTypes, Problem, Scaling, TileShape};
-use crate::predict::Kernel;
+use crate::kernels::Kernel;
+use crate::plan::{
+    BLayout, ClusterShape, ElementTypes, Engine, Problem, Scaling, Strategy, TileShape, Way,
+};
 
 pub fn family() -> Family {
     Family {
@@ -25,8 +27,8 @@ pub fn multiplying(kernel: &str, rows: u32, columns: u32) -> Multiplying {
     }
 }
 
-pub fn gathering(streams: u32, pieces: u32) -> Gathering {
-    Gathering { order: Order::Fused, mover: Mover::CopyEngines { streams }, pieces }
+pub fn way(streams: u32, pieces: u32) -> Way {
+    Way { strategy: Strategy::Fused, engine: Engine::CopyEngines { streams }, pieces }
 }
 
 /// M × N × K on two ranks; fused, copies on one stream, a kernel of that name.
@@ -37,7 +39,7 @@ pub fn entry([m, n, k]: [u32; 3], kernel: &str, pieces: u32, us: f64) -> Entry {
         sms: 132,
         driver: "580.1".into(),
         crate_version: "0.1.0".into(),
-        gathering: gathering(1, pieces),
+        way: way(1, pieces),
         multiplying: match Kernel::from_name(kernel) {
             Some(_) => of_kernel(kernel),
             None => multiplying(kernel, 128, 128),

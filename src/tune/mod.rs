@@ -25,9 +25,8 @@ mod words;
 #[cfg(test)]
 mod made_up;
 
-pub use crate::predict::{MOST_BLOCKS, MOST_STREAMS};
 pub use candidates::ways;
-pub use entry::{Entry, Family, Gathering, Mover, Multiplying, Order, Shape, Times};
+pub use entry::{Entry, Family, Multiplying, Shape, Times};
 pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
 pub use lookup::{Answer, Anything, Asked, FARTHEST, Fits, Source};
 pub use table::Tuning;

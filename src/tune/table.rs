@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn what_ships_is_one_winner_a_problem_and_is_planned() {
-        for Entry { family, shape, gathering, multiplying, .. } in Tuning::shipped().entries() {
+        for Entry { family, shape, way, multiplying, .. } in Tuning::shipped().entries() {
             let ElementTypes { a, b, d } = family.elements;
             let problem = Problem::builder(shape.m.into(), shape.n.into(), shape.k.into())
                 .ranks(family.ranks.into())
@@ -150,8 +150,8 @@ mod tests {
             let asked = Asked { gpu: &family.gpu, sms: 132, problem: &problem };
             let answer = Tuning::shipped().look_up(&asked, &Anything).unwrap();
             assert!(matches!(answer.source, Source::Tuned(_)), "{problem}: {answer}");
-            let planned = (&answer.gathering, answer.multiplying.as_ref());
-            assert_eq!(planned, (gathering, Some(multiplying)));
+            let planned = (&answer.way, answer.multiplying.as_ref());
+            assert_eq!(planned, (way, Some(multiplying)));
         }
         assert!(SHIPPED.len() < 100_000, "{} bytes are more than winners", SHIPPED.len());
     }

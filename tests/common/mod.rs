@@ -2,7 +2,12 @@
 
 #![allow(dead_code)] // each test file uses its share
 
-use overlap_gemm::plan::{Chunks, ClusterShape, Shards, TileShape, Tiling};
+pub mod mutants;
+
+use overlap_gemm::plan::{
+    Chunks, ClusterShape, Engine, Plan, PlanOptions, Problem, Shards, Strategy as Order, TileShape,
+    Tiling,
+};
 use proptest::prelude::*;
 
 /// Shards of 1 to 9 ranks, unequal, some empty, at least one row in all.
@@ -29,4 +34,32 @@ pub fn tiling() -> impl Strategy<Value = Tiling> {
         cluster: ClusterShape { m: cm, n: cn },
         swizzle,
     })
+}
+
+/// Plans of such shards in every way that there is.
+pub fn plan() -> impl Strategy<Value = Plan> {
+    let engine = prop_oneof![
+        Just(Engine::Thread),
+        (1u32..4).prop_map(|streams| Engine::CopyEngines { streams }),
+        Just(Engine::Kernel { blocks: 16 }),
+        Just(Engine::Nccl),
+    ];
+    (shards(), engine, 0usize..3, 1u32..5).prop_map(|(shards, engine, strategy, pieces)| {
+        let pieces = pieces.min(shards.most_rows());
+        let (strategy, pieces) = match engine {
+            Engine::Nccl => (Order::Sequential, 1),
+            _ => (Order::ALL[strategy], pieces),
+        };
+        plan_of(
+            &shards.to_rows(),
+            PlanOptions { strategy, engine, pieces: Some(pieces), ..PlanOptions::default() },
+        )
+    })
+}
+
+/// The plan of shards with so many rows.
+pub fn plan_of(rows: &[u32], options: PlanOptions) -> Plan {
+    let m = rows.iter().map(|&rows| u64::from(rows)).sum();
+    let problem = Problem::builder(m, 16, 16).shards(rows).build().unwrap();
+    Plan::new(&problem, options).unwrap()
 }

@@ -25,13 +25,13 @@ pub fn usual_chunks(problem: &Problem) -> u32 {
 /// waits for that chunk alone.
 pub fn usual_options(problem: &Problem, chunks: u32) -> PlanOptions {
     let rows = problem.shards().most_rows().div_ceil(chunks.max(1)).clamp(16, 256);
-    PlanOptions { chunks_per_shard: Some(chunks), tiling: Tiling::of_tile(rows, 256) }
+    PlanOptions { pieces: Some(chunks), tiling: Tiling::of_tile(rows, 256) }
 }
 
 /// How the library cuts a step where it is not told, with its number of chunks.
 pub fn default_options(problem: &Problem) -> Result<PlanOptions, Failure> {
     let plan = Plan::new(problem, PlanOptions::default())?;
-    Ok(PlanOptions { chunks_per_shard: Some(plan.chunks().most_per_rank()), ..plan.options() })
+    Ok(PlanOptions { pieces: Some(plan.chunks().most_per_rank()), ..plan.options() })
 }
 
 /// Steps that can be run, over links of any rate.
@@ -86,8 +86,8 @@ impl Steps {
 
     /// How they are cut, in words.
     pub fn describe(&self) -> String {
-        let PlanOptions { chunks_per_shard, tiling } = self.exercise.options;
-        let chunks = chunks_per_shard.unwrap_or(1);
+        let PlanOptions { pieces, tiling } = self.exercise.options;
+        let chunks = pieces.unwrap_or(1);
         let (TileShape { m, n }, workers) = (tiling.tile, self.exercise.workers);
         let mut text = format!("{chunks} chunks a rank, tiles of {m} × {n}, ");
         if tiling.swizzle > 1 {

@@ -17,14 +17,14 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::choice::Choice;
-use super::gather::{Engine, Follower, Gatherer, OwnRows};
+use super::gather::{Follower, Gatherer, OwnRows};
 use super::kernels::Kernel;
 use super::operands::RawOperands;
 use super::product::Product;
-use super::strategy::Strategy;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Plan, Scaling, TileOrder};
+use crate::plan::{Plan, Scaling, TileOrder, Way};
+use crate::predict::Setup;
 
 /// What one rank brings to a step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,7 +71,7 @@ impl<'a> Shard<'a> {
 /// use std::sync::Arc;
 /// use overlap_gemm::cuda::cudarc::driver::DevicePtr;
 /// use overlap_gemm::cuda::{
-///     AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard, Strategy,
+///     AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard,
 /// };
 /// use overlap_gemm::element::bf16;
 /// use overlap_gemm::group::{Group, GroupOptions};
@@ -84,8 +84,7 @@ impl<'a> Shard<'a> {
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(group.ranks().into()).build()?;
 /// let gather = GatherOptions::default();
 /// let gemm = GemmOptions::default().with_constant_b(true); // weights, which no kernel writes meanwhile
-/// let mut layer =
-///     AllGatherGemm::plan(&group, &device, &problem, Strategy::Auto, &gather, &gemm)?;
+/// let mut layer = AllGatherGemm::plan(&group, &device, &problem, None, &gather, &gemm)?;
 /// println!("{}", layer.explain());
 ///
 /// let rows = 4096 / group.ranks() as usize;
@@ -109,7 +108,6 @@ impl<'a> Shard<'a> {
 pub struct AllGatherGemm {
     gatherer: Gatherer,
     products: Vec<Product>,
-    strategy: Strategy,
     why: String,
     latest: Option<u32>,
 }
@@ -125,14 +123,17 @@ impl AllGatherGemm {
         self.gatherer.group()
     }
 
-    /// How it is carried out: never [`Strategy::Auto`].
-    pub fn strategy(&self) -> Strategy {
-        self.strategy
+    /// How it is carried out.
+    pub fn way(&self) -> Way {
+        self.planned().way()
     }
 
-    /// Who moves the rows: never [`Engine::Auto`].
-    pub fn engine(&self) -> Engine {
-        self.gatherer.engine()
+    /// The same with the first product's kernel, for [`predict::estimate`](crate::predict::estimate()) and
+    /// [`predict::timeline`](crate::predict::timeline()) of [`AllGatherGemm::planned`].
+    pub fn setup(&self) -> Setup {
+        let Choice { swizzle, splits, .. } = self.choice();
+        let (operation, kernel) = (self.planned().options().operation, self.kernel().clone());
+        Setup { operation, way: self.way(), kernel, swizzle, splits }
     }
 
     /// The kernel of the first product.
@@ -147,21 +148,11 @@ impl AllGatherGemm {
 
     /// What was chosen, and why, in words.
     pub fn explain(&self) -> String {
-        let mut text = format!("{:?}: {}\n", self.strategy, self.why);
+        let mut text = format!("{}: {}\n", self.way().strategy, self.why);
         let plan = self.gatherer.plan();
         // Writing to a String does not fail.
-        let _ = writeln!(
-            text,
-            "rows: {} chunks, moved by {}",
-            plan.chunks().len(),
-            match self.gatherer.engine() {
-                Engine::CopyEngines { streams } => format!("copy engines on {streams} streams"),
-                Engine::Kernel { blocks } =>
-                    format!("a kernel of {blocks} blocks before the product"),
-                Engine::Nccl => "NCCL".into(),
-                Engine::Auto => "nobody".into(),
-            }
-        );
+        let _ =
+            writeln!(text, "rows: {} chunks, moved by {}", plan.chunks().len(), self.way().engine);
         for product in &self.products {
             let _ = writeln!(
                 text,
@@ -240,11 +231,9 @@ impl AllGatherGemm {
         self.gatherer.check_rows(&shape, shard.at)?;
         self.products.iter().try_for_each(|product| product.check_stream(stream))?;
         let own = OwnRows { rows: shard.at, scales: shard.scales };
-        let follower = match self.strategy {
-            Strategy::Fused => {
-                Follower::Product { constant_b: self.products[0].options.constant_b }
-            }
-            _ => Follower::Other,
+        let follower = match shape.waits_by_itself() {
+            true => Follower::Product { constant_b: self.products[0].options.constant_b },
+            false => Follower::Other,
         };
         // SAFETY: the caller's promise.
         let begun = unsafe { self.gatherer.begin(stream, &shape, own, follower) };

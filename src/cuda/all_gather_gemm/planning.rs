@@ -11,12 +11,10 @@ use crate::cuda::gather::{GatherOptions, Gatherer, Purpose};
 use crate::cuda::options::GemmOptions;
 use crate::cuda::product::Product;
 use crate::cuda::reach::obstacle;
-use crate::cuda::setup;
-use crate::cuda::strategy::{Strategy, choose};
 use crate::cuda::tuned::{self, Open};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::Problem;
+use crate::plan::{Operation, Problem, Strategy};
 use crate::tune::Tuning;
 
 impl AllGatherGemm {
@@ -25,7 +23,7 @@ impl AllGatherGemm {
         group: &Arc<Group>,
         device: &Device,
         problem: &Problem,
-        strategy: Strategy,
+        strategy: Option<Strategy>,
         gather: &GatherOptions,
         gemm: &GemmOptions,
     ) -> Result<Self> {
@@ -38,7 +36,7 @@ impl AllGatherGemm {
         group: &Arc<Group>,
         device: &Device,
         problems: &[Problem],
-        strategy: Strategy,
+        strategy: Option<Strategy>,
         gather: &GatherOptions,
         gemm: &GemmOptions,
     ) -> Result<Self> {
@@ -47,13 +45,13 @@ impl AllGatherGemm {
 
     /// [`AllGatherGemm::plan_all`] by a table of one's own, the same on all ranks, in place of [`Tuning::found`].
     ///
-    /// With [`Strategy::Auto`] the table decides whatever `gather` and `gemm` leave open, if it has anything near
+    /// Without a strategy the table decides whatever `gather` and `gemm` leave open, if it has anything near
     /// the problem; what they fix is never replaced. [`AllGatherGemm::explain`] says what it was.
     pub fn plan_tuned(
         group: &Arc<Group>,
         device: &Device,
         problems: &[Problem],
-        strategy: Strategy,
+        strategy: Option<Strategy>,
         gather: &GatherOptions,
         gemm: &GemmOptions,
         tuning: &Tuning,
@@ -68,7 +66,8 @@ impl AllGatherGemm {
         let planned: Result<Vec<_>> = problems
             .iter()
             .map(|problem| {
-                Product::plan(device, &setup::strategy(strategy).part_of(problem)?, gemm)
+                // Undecided, a step would be fused.
+                Product::plan(device, &strategy.unwrap_or_default().part_of(problem)?, gemm)
             })
             .collect();
         let tiling = match &planned {
@@ -77,15 +76,14 @@ impl AllGatherGemm {
         };
         // What a table has decided is in it, so that ranks with different tables notice.
         let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {problems:?} {gemm:?}");
-        let piecewise = matches!(strategy, Strategy::Fused | Strategy::Pipelined);
-        let purpose = Purpose { kind: &kind, tiling, piecewise };
+        let operation = Operation::AllGatherGemm;
+        let purpose = Purpose { kind: &kind, tiling, operation, strategy };
         let obstacle = obstacle.as_deref();
         let gatherer = Gatherer::join(group, device, first, &purpose, gather, obstacle)?;
         let products = planned?;
-        let (strategy, why) = choose(strategy, gatherer.engine());
-        let why = advice.explain(why);
-        tracing::debug!(rank = group.rank(), problem = %first, ?strategy, why, "planned all-gather + GEMM");
-        Ok(AllGatherGemm { gatherer, products, strategy, why, latest: None })
+        let (why, way) = (advice.explain(gatherer.why()), gatherer.plan().way());
+        tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned all-gather + GEMM");
+        Ok(AllGatherGemm { gatherer, products, why, latest: None })
     }
 }
 

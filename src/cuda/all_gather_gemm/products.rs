@@ -1,6 +1,6 @@
 //! The products of a step: of which operands, in which order.
 //!
-//! What belongs here: the gathered A in place of the caller's, and what each strategy enqueues behind which wait.
+//! What belongs here: the gathered A in place of the caller's, and what is enqueued behind which wait.
 //! Invariant: no product reads a row before something on its stream, or the product itself, has waited for it.
 
 use std::sync::Arc;
@@ -13,9 +13,8 @@ use crate::cuda::call::Input;
 use crate::cuda::gather::Step;
 use crate::cuda::operands::RawOperands;
 use crate::cuda::product::Product;
-use crate::cuda::strategy::Strategy;
 use crate::error::{Error, Result};
-use crate::plan::{Problem, Scaling};
+use crate::plan::{Lane, Problem, Scaling, Step as Does, Word};
 
 impl AllGatherGemm {
     /// The operands with the gathered A of a step of `m` rows.
@@ -38,11 +37,12 @@ impl AllGatherGemm {
         let (rows, scales) = self.gatherer.gathered(buffer);
         let scale_a = if by_rows { scales } else { operands.scale_a };
         let whole = RawOperands { a: rows, scale_a, ..*operands };
-        let checked = if self.strategy == Strategy::Pipelined { whole } else { whole.rows(m) };
-        checked.check(&product.problem, &product.options)?;
+        whole.rows(m.min(product.problem.m())).check(&product.problem, &product.options)?;
         Ok(whole)
     }
 
+    /// What the schedule multiplies, behind what it awaits.
+    ///
     /// # Safety
     /// As for [`AllGatherGemm::enqueue`].
     pub(super) unsafe fn multiply(
@@ -51,55 +51,29 @@ impl AllGatherGemm {
         step: &Step,
         operands: &[RawOperands],
     ) -> Result<()> {
-        let m = step.shape.plan.problem().m();
-        match self.strategy {
-            Strategy::Pipelined => {
-                // SAFETY: the caller's promise.
-                return unsafe { self.multiply_by_rank(stream, step, operands) };
-            }
-            Strategy::Sequential => self.gatherer.await_all(stream, step)?,
-            Strategy::Auto | Strategy::Fused => {}
-        }
-        let mut input = match self.strategy {
-            Strategy::Sequential => None,
-            _ => Some(self.gatherer.input(stream, step)?),
-        };
-        for (product, operands) in self.products.iter().zip(operands) {
-            // SAFETY: the caller's promise.
-            unsafe { product.enqueue_raw(stream, &operands.rows(m), input.as_ref()) }?;
-            input = input.map(Input::after_another);
-        }
-        Ok(())
-    }
-
-    /// The rows of each rank in turn, its own first.
-    ///
-    /// # Safety
-    /// As for [`AllGatherGemm::enqueue`].
-    unsafe fn multiply_by_rank(
-        &self,
-        stream: &Arc<CudaStream>,
-        step: &Step,
-        operands: &[RawOperands],
-    ) -> Result<()> {
-        let (own, ranks) = (self.gatherer.group().rank(), self.gatherer.group().ranks());
-        let shards = step.shape.plan.problem().shards();
-        for rank in (0..ranks).map(|round| (own + round) % ranks) {
-            let rows = shards.rows(rank);
-            if rows.is_empty() {
-                continue;
-            }
-            if rank != own {
-                self.gatherer.await_rank(stream, step, rank)?;
-            }
-            for (product, operands) in self.products.iter().zip(operands) {
-                // As many at a time as were planned for one rank: in this step it may have more.
-                let most = product.problem.m();
-                for first in rows.clone().step_by(most as usize) {
-                    let count = (rows.end - first).min(most);
-                    let part = rows_of(&product.problem, operands, first).rows(count);
-                    // SAFETY: the caller's promise, for some of the rows.
-                    unsafe { product.enqueue_raw(stream, &part, None) }?;
+        let mut awaited = Vec::new();
+        for does in step.shape.schedule.lane(Lane::Compute) {
+            match does {
+                Does::Await { word: Word::Landed { chunk }, .. } => awaited.push(*chunk),
+                // The step's beginning has done these.
+                Does::Await { .. } | Does::Post { .. } | Does::Move { .. } => {}
+                Does::Multiply { rows, awaits, .. } => {
+                    self.gatherer.await_chunks(stream, step, &std::mem::take(&mut awaited))?;
+                    let mut input = match awaits.is_empty() {
+                        true => None,
+                        false => Some(self.gatherer.input(stream, step)?),
+                    };
+                    for (product, operands) in self.products.iter().zip(operands) {
+                        // As many at a time as were planned for: in this step a rank may have more.
+                        let most = product.problem.m();
+                        for first in rows.clone().step_by(most as usize) {
+                            let count = (rows.end - first).min(most);
+                            let part = rows_of(&product.problem, operands, first).rows(count);
+                            // SAFETY: the caller's promise, for some of the rows.
+                            unsafe { product.enqueue_raw(stream, &part, input.as_ref()) }?;
+                        }
+                        input = input.map(Input::after_another);
+                    }
                 }
             }
         }

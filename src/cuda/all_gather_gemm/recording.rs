@@ -12,9 +12,9 @@ use crate::cuda::operands::{RawOperands, check_context};
 use crate::cuda::product::Product;
 use crate::cuda::records::TileRecords;
 use crate::cuda::step_record::StepRecord;
-use crate::cuda::strategy::Strategy;
 use crate::cuda::workspace::is_capturing;
 use crate::error::{Error, Result};
+use crate::plan::Strategy;
 
 impl AllGatherGemm {
     /// A buffer for the records of one step's product: [`RawOperands::records`].
@@ -50,7 +50,7 @@ impl AllGatherGemm {
         let refused = |what: &str, why: &str, remedy| {
             Err(Error::Unsupported { what: what.into(), why: why.into(), remedy })
         };
-        if self.strategy == Strategy::Pipelined {
+        if self.way().strategy == Strategy::Pipelined {
             let why = "each rank's rows are a product of their own";
             return refused("recording a pipelined step", why, "record a fused step");
         }

@@ -1,74 +1,61 @@
-//! Who moves the rows, and in how many pieces.
+//! What moves the rows between GPUs, in how many pieces, and in which order rows and product go.
 //!
-//! What belongs here: the rules. Pure. Invariant: the answer follows from what all ranks have in common; what
-//! was asked for is carried out or refused, never replaced.
+//! What belongs here: the choice of what was left open. Pure. Invariant: the answer follows from what all ranks have in
+//! common; what was asked for is carried out or refused, never replaced.
 
-use super::options::{Engine, GatherOptions};
-use crate::cuda::{MAX_PUSHED, setup};
+use super::options::GatherOptions;
+use crate::cuda::MAX_PUSHED;
 use crate::error::{Error, Result};
-use crate::plan::Problem;
-use crate::predict;
+use crate::plan::{Engine, Problem, Strategy, Way};
 
-/// The engine, never [`Engine::Auto`], and the pieces of a shard. `piecewise`: somebody waits for rows before all
-/// are there. `obstacle`: why ranks have no memory in common.
+/// The way of a gather, and why that strategy. `strategy`: what was asked for. `obstacle`: why ranks have no memory in
+/// common.
 pub(super) fn choose(
     options: &GatherOptions,
     problem: &Problem,
-    piecewise: bool,
+    strategy: Option<Strategy>,
     obstacle: Option<&str>,
-) -> Result<(Engine, u32)> {
+) -> Result<(Way, &'static str)> {
     let engine = match (options.engine, obstacle) {
-        (Engine::Auto, Some(why)) if piecewise => {
-            return Err(out_of_reach("waiting for rows", why));
-        }
-        (Engine::Auto, Some(_)) => Engine::Nccl,
-        (Engine::Auto, None) => match predict::Engine::usual(problem) {
-            predict::Engine::CopyEngines { streams } => Engine::CopyEngines { streams },
-            predict::Engine::Kernel { blocks } => Engine::Kernel { blocks },
-            predict::Engine::Nccl => Engine::Nccl,
+        (None, None) => Engine::usual(problem),
+        (None, Some(why)) => match strategy {
+            Some(Strategy::Fused | Strategy::Pipelined) => {
+                return Err(out_of_reach("waiting for rows", why));
+            }
+            None | Some(Strategy::Sequential) => Engine::Nccl,
         },
-        (Engine::Nccl, _) if piecewise => {
+        (Some(Engine::Thread), _) => {
             return Err(Error::Unsupported {
-                what: "waiting for some of the rows that NCCL gathers".into(),
-                why: "it tells nothing before all of them are there".into(),
-                remedy: "use Strategy::Sequential, or another engine",
+                what: "moving rows between GPUs by threads".into(),
+                why: "threads move rows of the host executor".into(),
+                remedy: "ask for copy engines, a kernel or NCCL, or for nothing",
             });
         }
-        (Engine::Nccl, _) => Engine::Nccl,
-        (Engine::CopyEngines { .. }, Some(why)) => return Err(out_of_reach("copy engines", why)),
-        (Engine::Kernel { .. }, Some(why)) => {
-            return Err(out_of_reach("a kernel that pushes", why));
+        (Some(engine @ (Engine::CopyEngines { .. } | Engine::Kernel { .. })), Some(why)) => {
+            return Err(out_of_reach(&engine.to_string(), why));
         }
-        (asked, None) => asked,
+        (Some(asked), _) => asked,
     };
-    let pieces = options.pieces.unwrap_or_else(|| default_pieces(problem, engine));
-    setup::engine(engine, problem).check()?;
-    match engine {
-        Engine::Auto | Engine::CopyEngines { .. } => {}
-        Engine::Kernel { .. } => {
-            let remedy = "push so many pieces by copy engines";
-            bounded("the number of pieces a shard", pieces, MAX_PUSHED.into(), remedy)?;
+    let (strategy, why) = match (strategy, engine) {
+        (Some(asked), _) => (asked, "asked for"),
+        (None, Engine::Nccl) => {
+            (Strategy::Sequential, "NCCL signals nothing before all rows have arrived")
         }
-        Engine::Nccl => {
-            bounded("the number of pieces a shard", pieces, 1, "NCCL gathers all at once")?;
-        }
-    }
-    Ok((engine, pieces))
-}
-
-fn default_pieces(problem: &Problem, engine: Engine) -> u32 {
-    let engine = match engine {
-        Engine::Nccl => predict::Engine::Nccl,
-        _ => predict::Engine::usual(problem),
+        (None, _) => (
+            Strategy::Fused,
+            "it waits for no more than the rows of the next tile, and nothing measured so far is quicker by more \
+             than measurements differ",
+        ),
     };
-    engine.usual_pieces(problem)
-}
-
-fn bounded(what: &str, value: u32, most: u64, remedy: &'static str) -> Result<()> {
-    match (1..=most).contains(&value.into()) {
-        true => Ok(()),
-        false => Err(Error::out_of_range(what, value.into(), 1, most, remedy)),
+    let pieces = options.pieces.unwrap_or_else(|| engine.usual_pieces(problem));
+    let way = Way { strategy, engine, pieces };
+    way.check()?;
+    if matches!(engine, Engine::Kernel { .. }) && pieces > MAX_PUSHED {
+        let (what, most) = ("the number of pieces a shard", MAX_PUSHED.into());
+        let remedy = "push as many pieces by copy engines";
+        return Err(Error::out_of_range(what, pieces.into(), 1, most, remedy));
     }
+    Ok((way, why))
 }
 
 fn out_of_reach(what: &str, why: &str) -> Error {
@@ -83,22 +70,30 @@ fn out_of_reach(what: &str, why: &str) -> Error {
 mod tests {
     use super::*;
 
-    fn chosen(options: &GatherOptions, m: u64, piecewise: bool, obstacle: Option<&str>) -> String {
+    const FUSED: Option<Strategy> = Some(Strategy::Fused);
+
+    fn chosen(
+        options: &GatherOptions,
+        m: u64,
+        strategy: Option<Strategy>,
+        obstacle: Option<&str>,
+    ) -> String {
         let problem = Problem::builder(m, 3584, 8192).ranks(4).build().unwrap();
-        match choose(options, &problem, piecewise, obstacle) {
-            Ok((engine, pieces)) => format!("{engine:?}, {pieces}"),
+        match choose(options, &problem, strategy, obstacle) {
+            Ok((way, _)) => way.to_string(),
             Err(error) => error.to_string(),
         }
     }
 
     #[test]
-    fn the_engine_goes_by_size_and_reach() {
-        let auto = GatherOptions::default();
-        assert_eq!(chosen(&auto, 64, true, None), "Kernel { blocks: 16 }, 1");
-        assert_eq!(chosen(&auto, 4096, true, None), "CopyEngines { streams: 1 }, 1");
+    fn the_engine_goes_by_size_and_reach_and_the_strategy_by_the_engine() {
+        let open = GatherOptions::default();
+        assert_eq!(chosen(&open, 64, None, None), "fused, a kernel of 16 blocks, 1 piece");
+        let copies = chosen(&open, 4096, Some(Strategy::Pipelined), None);
+        assert_eq!(copies, "pipelined, copy engines on one stream, 1 piece");
         let apart = Some("rank 0 is on a, rank 1 on b");
-        assert_eq!(chosen(&auto, 64, false, apart), "Nccl, 1");
-        let text = chosen(&auto, 64, true, apart);
+        assert_eq!(chosen(&open, 64, None, apart), "sequential, NCCL, 1 piece");
+        let text = chosen(&open, 64, FUSED, apart);
         assert!(text.contains("rank 0 is on a") && text.contains("Engine::Nccl"), "{text}");
     }
 
@@ -107,18 +102,16 @@ mod tests {
         let with = |engine| GatherOptions::default().with_engine(engine);
         let apart = Some("the GPU of rank 1 does not reach that of rank 2");
         for engine in [Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 1 }] {
-            let text = chosen(&with(engine), 64, false, apart);
+            let text = chosen(&with(engine), 64, None, apart);
             assert!(text.contains("rank 1 does not reach"), "{text}");
         }
-        let text = chosen(&with(Engine::Nccl), 64, true, None);
+        let text = chosen(&with(Engine::Nccl), 64, FUSED, None);
         assert!(text.contains("Strategy::Sequential"), "{text}");
-        let text = chosen(&with(Engine::Nccl).with_pieces(2), 64, false, None);
+        let text = chosen(&with(Engine::Nccl).with_pieces(2), 64, None, None);
         assert!(text.starts_with("the number of pieces a shard is 2"), "{text}");
-        let text = chosen(&with(Engine::CopyEngines { streams: 9 }), 64, false, None);
-        assert!(text.starts_with("the number of streams is 9"), "{text}");
-        let text = chosen(&with(Engine::Kernel { blocks: 129 }), 64, false, None);
-        assert!(text.starts_with("the number of blocks is 129"), "{text}");
+        let text = chosen(&with(Engine::Thread), 64, None, None);
+        assert!(text.starts_with("moving rows between GPUs by threads"), "{text}");
         let many = with(Engine::Kernel { blocks: 3 }).with_pieces(33);
-        assert!(chosen(&many, 4096, true, None).contains("by copy engines"));
+        assert!(chosen(&many, 4096, None, None).contains("by copy engines"));
     }
 }

@@ -10,8 +10,7 @@ use std::ops::Range;
 use crate::cuda::call::{GatherWords, Push, TOGGLE_SET, int};
 use crate::cuda::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
 use crate::error::{Error, Result};
-use crate::plan::{BUFFERS, Plan, Problem, Scaling};
-use crate::predict::MOST_STREAMS;
+use crate::plan::{BUFFERS, MAX_STREAMS, Plan, Problem, Scaling};
 
 const WORD: u64 = size_of::<u32>() as u64;
 /// Words that different ranks write are in lines of their own.
@@ -33,7 +32,7 @@ pub(super) const SCRATCH_AT: u32 = 48;
 /// One for each stream that pushes.
 pub(super) const SENT_AT: u32 = 52;
 /// How many streams may push.
-pub(super) const MOST_SENDERS: u32 = MOST_STREAMS;
+pub(super) const MOST_SENDERS: u32 = MAX_STREAMS;
 
 /// The layout of one operation's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,8 +204,8 @@ impl Layout {
         if self.scaled { u64::from(rows) * WORD } else { 0 }
     }
 
-    /// What `rank` sends of a step in `buffer`, chunk by chunk.
-    pub(super) fn pushes(&self, plan: &Plan, rank: u32, buffer: u32) -> Vec<Push> {
+    /// Where each chunk of a step in `buffer` lies, at every rank.
+    pub(super) fn pieces(&self, plan: &Plan, buffer: u32) -> Vec<Push> {
         let push = |chunk| {
             let rows = plan.chunks().rows(chunk);
             let count = rows.len() as u32;
@@ -218,7 +217,7 @@ impl Layout {
                 reserved: 0,
             }
         };
-        plan.chunks().of_rank(rank).map(push).collect()
+        (0..plan.chunks().len()).map(push).collect()
     }
 }
 
@@ -235,7 +234,7 @@ mod tests {
         };
         let problem = Problem::builder(100, 48, 64).shards(&[40, 0, 60]).elements(a, a, d);
         let problem = problem.scaling(scaling).lda(80).build().unwrap();
-        let options = PlanOptions { chunks_per_shard: Some(4), ..PlanOptions::default() };
+        let options = PlanOptions { pieces: Some(4), ..PlanOptions::default() };
         let plan = Plan::new(&problem, options).unwrap();
         let layout = Layout::new(&problem, plan.chunks().most_per_rank()).unwrap();
         (plan, layout)
@@ -279,10 +278,9 @@ mod tests {
     }
 
     #[test]
-    fn pushes_are_the_own_chunks_and_end_with_their_last_row() {
+    fn pieces_end_with_their_last_row() {
         let (plan, layout) = layout(Scaling::Rows);
-        assert!(layout.pushes(&plan, 1, 0).is_empty(), "a rank without rows sends nothing");
-        let pushes = layout.pushes(&plan, 2, 1);
+        let pushes = &layout.pieces(&plan, 1)[4..];
         assert_eq!(pushes.len(), 4);
         assert_eq!(pushes[0].offset, [layout.row(1, 40), layout.scale(1, 40)]);
         assert_eq!(pushes[3].offset[0] + pushes[3].bytes[0], layout.row(1, 99) + 64);

@@ -1,6 +1,6 @@
 //! A rank's part in an all-gather between GPUs: its memory, its pushes, its steps.
 //!
-//! What belongs here: carrying out [`plan::Transfers`](crate::plan::Transfers) with copy engines and
+//! What belongs here: carrying out the [`Schedule`](crate::plan::Schedule)'s moves and words with copy engines and
 //! kernels. What is multiplied is none of its business. Here are the steps; beside are `planning` (what
 //! comes before), `engines` (who moves the rows), `pushing` and `by_nccl` (how), `marks` (when), `ending` (failures, and the end), `layout` (where everything
 //! lies), `step_shape` and `options`. A step is, on the caller's stream:
@@ -41,7 +41,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr as _};
 
 pub(super) use marks::{Marks, event, record};
-pub use options::{Engine, GatherOptions, SMALL_SHARD};
+pub use options::GatherOptions;
 pub(super) use planning::Purpose;
 pub(super) use step_shape::StepShape;
 
@@ -54,7 +54,7 @@ use super::workspace::is_capturing;
 use super::{MAX_PUSHED, driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::Plan;
+use crate::plan::{Engine, Lane, Plan, Step as Does, Word};
 use layout::{BEGUN_AT, Layout, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
 use pushing::Pusher;
 
@@ -66,7 +66,8 @@ pub(super) struct Gatherer {
     device: Device,
     plan: Arc<Plan>,
     options: GatherOptions,
-    engine: Engine,
+    /// Why the plan has its strategy.
+    why: &'static str,
     /// Gathers, if that is the engine.
     nccl: Option<Communicator>,
     /// How long NCCL may take for the steps that were begun since somebody last waited for them here.
@@ -145,9 +146,9 @@ impl Gatherer {
         &self.device
     }
 
-    /// Who moves the rows: never [`Engine::Auto`].
-    pub(super) fn engine(&self) -> Engine {
-        self.engine
+    /// Why the plan has its strategy.
+    pub(super) fn why(&self) -> &'static str {
+        self.why
     }
 
     /// The shape of a step with these rows (default: as planned).
@@ -226,11 +227,13 @@ impl Gatherer {
             let (shape, joins, toggled, tells_product) = (Arc::clone(shape), false, false, false);
             return Ok(Step { shape, buffer, joins, toggled, tells_product });
         }
-        let pushes = &shape.pushes[buffer as usize][..];
-        let by_kernel = matches!(self.engine, Engine::Kernel { .. });
-        let (pushed, blocks) = match self.engine {
-            Engine::Kernel { blocks } if self.group.ranks() > 1 => (pushes, blocks),
-            _ => (&pushes[..0], 1),
+        let engine = self.plan.options().engine;
+        let by_kernel = matches!(engine, Engine::Kernel { .. });
+        let (pushed, blocks): (&[_], _) = match engine {
+            Engine::Kernel { blocks } if self.group.ranks() > 1 => {
+                (shape.own_pieces(buffer), blocks)
+            }
+            _ => (&[], 1),
         };
         // Kernels push rows only when older kernels have ended, and B can be fetched meanwhile. A product that starts before
         // gains nothing, and what it fetches slows the last product, which is adding up slices of K: steps of 16 rows
@@ -244,7 +247,7 @@ impl Gatherer {
             toggled: self.captured && !by_kernel,
             product_follows: follower != Follower::Other,
             product_may_start: may_start,
-            senders: if by_kernel { 0 } else { self.pushers.len() as u32 },
+            senders: shape.senders,
             pushes: pushed,
             blocks,
             counters: self.table.counters,
@@ -366,20 +369,20 @@ impl Gatherer {
         })
     }
 
-    /// Lets `stream` wait for the chunks of `rank`, with a kernel of one warp.
-    pub(super) fn await_rank(
+    /// Lets `stream` wait for some chunks of a step, with a kernel of one warp for each run of them.
+    pub(super) fn await_chunks(
         &self,
         stream: &Arc<CudaStream>,
         step: &Step,
-        rank: u32,
+        chunks: &[u32],
     ) -> Result<()> {
-        let chunks = step.shape.plan.chunks().of_rank(rank);
-        if chunks.is_empty() || self.nccl.is_some() {
+        if self.nccl.is_some() {
+            // Its kernel is before on the stream.
             return Ok(());
         }
-        let first = chunks.start;
-        let slot = step.shape.plan.chunks().signal_slot(first, self.layout.slots_per_rank());
-        self.await_slots(stream, step, slot..slot + chunks.len() as u32, first)
+        let runs = step.shape.runs(chunks, self.layout.slots_per_rank());
+        let mut runs = runs.into_iter();
+        runs.try_for_each(|(slots, first)| self.await_slots(stream, step, slots, first))
     }
 
     fn await_slots(
@@ -400,27 +403,15 @@ impl Gatherer {
         unsafe { ffi::gather_await(&words, slots, chunk, stream.cu_stream().cast::<c_void>()) }
     }
 
-    /// Lets `stream` wait for all chunks of a step.
-    pub(super) fn await_all(&self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
-        if self.nccl.is_some() {
-            return Ok(());
-        }
-        let chunks = step.shape.plan.chunks();
-        let ranks = 0..self.group.ranks();
-        let full = |rank| chunks.of_rank(rank).len() as u32 == self.layout.slots_per_rank();
-        if ranks.clone().all(full) {
-            // The slots lie side by side, as the chunks do.
-            return self.await_slots(stream, step, 0..chunks.len(), 0);
-        }
-        let own = self.group.rank();
-        let mut others =
-            ranks.filter(|rank| *rank != own && !chunks.of_rank(*rank).is_empty()).peekable();
-        if others.peek().is_none() {
-            // The next step's beginning reads what this one's has written, and may start before that is seen unless a
-            // kernel that has waited for it lies between.
-            return self.await_rank(stream, step, own);
-        }
-        others.try_for_each(|rank| self.await_rank(stream, step, rank))
+    /// Lets `stream` wait for what the step's schedule awaits: of a gather alone, all rows.
+    pub(super) fn await_scheduled(&self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
+        let awaited = step.shape.schedule.lane(Lane::Compute).filter_map(|step| match *step {
+            Does::Await { word: Word::Landed { chunk }, .. } => Some(chunk),
+            Does::Await { .. } | Does::Post { .. } | Does::Move { .. } | Does::Multiply { .. } => {
+                None
+            }
+        });
+        self.await_chunks(stream, step, &awaited.collect::<Vec<_>>())
     }
 
     /// The buffer of the next step.

@@ -13,7 +13,7 @@ use cudarc::driver::sys::CUevent_flags;
 
 use super::engines::choose;
 use super::layout::{Layout, SCRATCH_AT};
-use super::options::{Engine, GatherOptions};
+use super::options::GatherOptions;
 use super::pushing::Pusher;
 use super::step_shape::StepShape;
 use super::{Gatherer, Table};
@@ -27,7 +27,7 @@ use crate::cuda::stream_ops::{copy, write};
 use crate::cuda::symmetric::SymmetricMemory;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Plan, PlanOptions, Problem, Tiling};
+use crate::plan::{Engine, Operation, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
 
 /// What a gather is for.
 pub(in super::super) struct Purpose<'a> {
@@ -35,8 +35,9 @@ pub(in super::super) struct Purpose<'a> {
     pub(in super::super) kind: &'a str,
     /// How the rows will be read, or why they cannot be.
     pub(in super::super) tiling: Result<Tiling>,
-    /// Somebody waits for some of the rows before all are there.
-    pub(in super::super) piecewise: bool,
+    pub(in super::super) operation: Operation,
+    /// In which order gathering and multiplying go (`None`: by the engine).
+    pub(in super::super) strategy: Option<Strategy>,
 }
 
 impl Gatherer {
@@ -101,7 +102,7 @@ impl Gatherer {
         group.on_end_tell(signals.host(), |host, _| host.set_abort(true));
         group.on_leave_tell(signals.host(), HostWords::set_left);
 
-        let Planned { plan, engine, nccl } = planned;
+        let Planned { plan, why, nccl } = planned;
         let join = |nccl| Communicator::join(nccl, group, device, options.first_limit);
         let nccl = nccl.as_ref().map(join).transpose()?;
         let table = match nccl {
@@ -116,11 +117,11 @@ impl Gatherer {
             let event = device.context().new_event(Some(untimed));
             event.map_err(|error| driver_error("cuEventCreate", error))
         };
-        let pushers = match engine {
+        let pushers = match plan.options().engine {
             Engine::CopyEngines { streams } => streams,
             // One, to try the way.
             Engine::Kernel { .. } => 1,
-            Engine::Nccl | Engine::Auto => 0,
+            Engine::Nccl | Engine::Thread => 0,
         };
         let pusher = |_| Ok(Pusher { stream: device.new_stream()?, sent: event()? });
         let pushers = (0..pushers).map(pusher).collect::<Result<_>>()?;
@@ -132,7 +133,7 @@ impl Gatherer {
             device: device.clone(),
             plan: Arc::new(plan),
             options: options.clone(),
-            engine,
+            why,
             nccl,
             patience: Duration::ZERO,
             layout,
@@ -177,7 +178,7 @@ impl Gatherer {
 /// What one rank has found out by itself.
 struct Planned {
     plan: Plan,
-    engine: Engine,
+    why: &'static str,
     nccl: Option<Arc<Nccl>>,
 }
 
@@ -210,11 +211,13 @@ fn plan(
         return Err(Error::mismatch("the number of ranks in the plan", got, expected, remedy));
     }
     problem.check_tma()?;
-    let (engine, pieces) = choose(options, problem, purpose.piecewise, obstacle)?;
+    let (way, why) = choose(options, problem, purpose.strategy, obstacle)?;
+    let Way { strategy, engine, pieces } = way;
     let nccl = if engine == Engine::Nccl { Some(Nccl::load(None)?) } else { None };
-    let plan = Plan::new(problem, PlanOptions { chunks_per_shard: Some(pieces), tiling })?;
+    let (operation, pieces) = (purpose.operation, Some(pieces));
+    let plan = Plan::new(problem, PlanOptions { operation, strategy, engine, pieces, tiling })?;
     check_count(plan.chunks())?;
-    Ok(Planned { plan, engine, nccl })
+    Ok(Planned { plan, why, nccl })
 }
 
 /// A text, or where there is no room for it (shards of a thousand ranks) its start, and a number that is another one for
@@ -291,8 +294,10 @@ mod tests {
             let problem = Problem::builder(asks.m, 16, 64).ranks(2).build();
             let problem = problem.map_err(|error| Gatherer::refuse(group, &options, error))?;
             let (kind, tiling) = (asks.kind, asks.tiling.clone());
-            let purpose = Purpose { kind, tiling, piecewise: true };
-            settle(group, &problem, &purpose, &options, obstacle.as_deref()).map(|it| it.engine)
+            let (operation, strategy) = (Operation::AllGatherGemm, Some(Strategy::Fused));
+            let purpose = Purpose { kind, tiling, operation, strategy };
+            let settled = settle(group, &problem, &purpose, &options, obstacle.as_deref());
+            settled.map(|planned| planned.plan.options().engine)
         };
         let groups = <[Group; 2]>::try_from(Group::local(2).unwrap()).unwrap();
         std::thread::scope(|scope| {

@@ -15,6 +15,7 @@ use crate::cuda::driver_error;
 use crate::cuda::signals::{EPOCH_AT, SIGNALS_AT};
 use crate::cuda::stream_ops::{copy, wait_for, write};
 use crate::error::Result;
+use crate::plan::{Lane, Step, Word};
 
 /// A stream that pushes, and the event at the end of its pushes.
 #[derive(Debug)]
@@ -65,8 +66,7 @@ impl Gatherer {
         Ok(())
     }
 
-    /// [`Transfers`](crate::plan::Transfers), round by round: the rank that needs this one's rows soonest
-    /// comes first. Pieces go round the streams; a signal follows its data.
+    /// The pushing lanes of the schedule, a stream each.
     pub(super) fn push_by_copies(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -78,64 +78,65 @@ impl Gatherer {
         let record = |event: &CudaEvent, stream: &CudaStream| {
             event.record(stream).map_err(|error| driver_error("cuEventRecord", error))
         };
-        // Not before the step has begun. The stream of the product has nothing between two kernels where it
-        // can be helped, so that one starts while the other ends.
+        // The stream of the product has nothing between two kernels where it can be helped, so that one starts while
+        // the other ends.
         if self.captured {
             record(&self.begun, stream)?;
         }
-        for pusher in &self.pushers {
-            if self.captured {
-                let waited = pusher.stream.wait(&self.begun);
-                waited.map_err(|error| driver_error("cuStreamWaitEvent", error))?;
-            } else {
-                let epoch = own + Layout::word(EPOCH_AT);
-                // SAFETY: a word of the layout, which lives until the streams are through.
-                unsafe { wait_for(&pusher.stream, epoch, self.epoch) }?;
-            }
-        }
-        let (signals_at, value) = match self.captured {
-            // A graph cannot know the epoch.
-            true => (self.layout.toggles_of(buffer), TOGGLE_SET),
-            false => (SIGNALS_AT, self.epoch),
+        // A graph cannot know the epoch.
+        let (signals_at, sent_at, value) = match self.captured {
+            true => (self.layout.toggles_of(buffer), SENT_TOGGLES_AT, TOGGLE_SET),
+            false => (SIGNALS_AT, SENT_AT, self.epoch),
         };
-        let transfers = shape.plan.transfers();
-        let mut pushers = self.pushers.iter().cycle();
         let mut marks = self.marks.take();
-        let first = shape.plan.chunks().of_rank(self.group.rank()).start;
-        for round in 1..self.group.ranks() {
-            let to = transfers.peer_in_round(self.group.rank(), round);
-            let peer = self.memory.address(to)?;
-            let pushes = (first..).zip(shape.pushes[buffer as usize].iter());
-            for ((chunk, push), pusher) in pushes.zip(&mut pushers) {
-                if let Some(marks) = &mut marks {
-                    marks.begin(&self.device, &pusher.stream, to, chunk)?;
+        for (lane, step) in &shape.schedule.steps {
+            let Lane::Push(push) = lane else { continue };
+            let pusher = &self.pushers[*push as usize];
+            match *step {
+                // Begun: nothing else is awaited by a stream of copies.
+                Step::Await { .. } if self.captured => {
+                    let waited = pusher.stream.wait(&self.begun);
+                    waited.map_err(|error| driver_error("cuStreamWaitEvent", error))?;
                 }
-                for (offset, bytes) in push.offset.into_iter().zip(push.bytes) {
-                    if bytes > 0 {
-                        // SAFETY: on both sides memory of the layout.
-                        unsafe { copy(&pusher.stream, peer + offset, own + offset, bytes) }?;
+                Step::Await { .. } => {
+                    let epoch = own + Layout::word(EPOCH_AT);
+                    // SAFETY: a word of the layout, which lives until the streams are through.
+                    unsafe { wait_for(&pusher.stream, epoch, self.epoch) }?;
+                }
+                Step::Move { chunk, to } => {
+                    let (peer, piece) =
+                        (self.memory.address(to)?, &shape.pieces[buffer as usize][chunk as usize]);
+                    if let Some(marks) = &mut marks {
+                        marks.begin(&self.device, &pusher.stream, to, chunk)?;
+                    }
+                    for (offset, bytes) in piece.offset.into_iter().zip(piece.bytes) {
+                        if bytes > 0 {
+                            // SAFETY: on both sides memory of the layout.
+                            unsafe { copy(&pusher.stream, peer + offset, own + offset, bytes) }?;
+                        }
                     }
                 }
-                let signal = peer + Layout::word(signals_at + push.slot.unsigned_abs());
-                // SAFETY: as above.
-                unsafe { write(&pusher.stream, signal, value) }?;
-                if let Some(marks) = &marks {
-                    marks.end(&pusher.stream)?;
+                Step::Post { word: Word::Landed { chunk }, to, .. } => {
+                    let slot = shape.pieces[buffer as usize][chunk as usize].slot.unsigned_abs();
+                    let signal = self.memory.address(to)? + Layout::word(signals_at + slot);
+                    // SAFETY: as above.
+                    unsafe { write(&pusher.stream, signal, value) }?;
+                    if let Some(marks) = &marks {
+                        marks.end(&pusher.stream)?;
+                    }
                 }
+                Step::Post { .. } => {
+                    // Sent: nothing else is posted by a stream of copies but signals.
+                    // SAFETY: as above.
+                    unsafe { write(&pusher.stream, own + Layout::word(sent_at + push), value) }?;
+                    if capturing {
+                        record(&pusher.sent, &pusher.stream)?;
+                    }
+                }
+                Step::Multiply { .. } => {}
             }
         }
         self.marks = marks;
-        for (sender, pusher) in (0..).zip(&self.pushers) {
-            let (sent, value) = match self.captured {
-                true => (SENT_TOGGLES_AT, TOGGLE_SET),
-                false => (SENT_AT, self.epoch),
-            };
-            // SAFETY: as above.
-            unsafe { write(&pusher.stream, own + Layout::word(sent + sender), value) }?;
-            if capturing {
-                record(&pusher.sent, &pusher.stream)?;
-            }
-        }
         Ok(())
     }
 
@@ -152,12 +153,9 @@ impl Gatherer {
         // SAFETY: a word of the layout, which lives until the stream is through.
         unsafe { wait_for(&watcher.stream, epoch, self.epoch) }?;
         let pushed = recorded(&self.device, &watcher.stream)?;
-        let (rank, ranks) = (self.group.rank(), self.group.ranks());
-        let transfers = shape.plan.transfers();
-        let own = shape.plan.chunks().of_rank(rank);
-        let pushes = (1..ranks).flat_map(|round| {
-            let to = transfers.peer_in_round(rank, round);
-            own.clone().map(move |chunk| (to, chunk))
+        let pushes = shape.schedule.lane(Lane::Push(0)).filter_map(|step| match *step {
+            Step::Move { chunk, to } => Some((to, chunk)),
+            Step::Await { .. } | Step::Post { .. } | Step::Multiply { .. } => None,
         });
         marks.by_kernel(pushes, begun, pushed);
         Ok(())

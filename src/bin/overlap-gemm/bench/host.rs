@@ -158,12 +158,10 @@ impl Entrant {
         let options = match who {
             Gatherer::Sequential => after_all_rows(problem, usual, cores())?,
             // What is asked for is what is carried out.
-            _ => {
-                PlanOptions { chunks_per_shard: wanted.chunks.or(usual.chunks_per_shard), ..usual }
-            }
+            _ => PlanOptions { pieces: wanted.chunks.or(usual.pieces), ..usual },
         };
         let options = Plan::new(problem, options)?.options();
-        check_link(problem, options.chunks_per_shard.unwrap_or(1), wanted.link)?;
+        check_link(problem, options.pieces.unwrap_or(1), wanted.link)?;
         let steps = Steps::new(problem, options, 1 + wanted.steps, wanted.seed).in_place();
         Ok(Entrant::of(who, steps.describe(), options, vec![steps]))
     }
@@ -205,7 +203,7 @@ fn after_all_rows(
     let narrow = problem.n() / workers.saturating_mul(TILES_A_WORKER);
     let tile = TileShape { m, n: usual.tiling.tile.n.min(narrow.max(LEAST_COLUMNS)) };
     let tiling = Tiling { tile, ..usual.tiling };
-    Ok(PlanOptions { chunks_per_shard: Some(1), tiling })
+    Ok(PlanOptions { pieces: Some(1), tiling })
 }
 
 #[cfg(test)]

@@ -35,8 +35,7 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
     }
     let (m, n, k) = (args.m.unwrap_or(4096), args.n.unwrap_or(3584), args.k.unwrap_or(8192));
     let problem = Problem::builder(m, n, k).ranks(args.ranks).build()?;
-    let options =
-        PlanOptions { chunks_per_shard: Some(args.chunks(&problem)), ..PlanOptions::default() };
+    let options = PlanOptions { pieces: Some(args.chunks(&problem)), ..PlanOptions::default() };
     let plan = Plan::new(&problem, options)?;
     let device = Device::open(0)?;
     let gemm = Gemm::plan(&device, &problem, &GemmOptions::default())?;

@@ -48,7 +48,7 @@ impl Kernel {
     /// The kernel of that name; `None` where the name says no kernel.
     ///
     /// ```
-    /// use overlap_gemm::predict::Kernel;
+    /// use overlap_gemm::kernels::Kernel;
     ///
     /// let kernel = Kernel::from_name("bf16_bf16_bf16_nk_64x128x64_1x2_cooperative_transposed").unwrap();
     /// assert_eq!((kernel.tile.m, kernel.cluster.n, kernel.max_splits), (64, 2, 16));
@@ -150,7 +150,7 @@ impl fmt::Display for Kernel {
 /// Every kernel that can be compiled (`OVERLAP_GEMM_KERNELS=all`), whatever this binary has.
 ///
 /// ```
-/// let all = overlap_gemm::predict::all_kernels();
+/// let all = overlap_gemm::kernels::all_kernels();
 /// assert!(all.iter().any(|kernel| kernel.name == "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong"));
 /// ```
 pub fn all_kernels() -> &'static [Kernel] {

@@ -2,7 +2,7 @@
 //!
 //! What belongs here: arithmetic over a kernel's facts, a problem and a number of SMs. Invariant: the figures
 //! here tell kernels apart, and are the same on every machine; what they are in seconds of one machine,
-//! [`Machine`](super::Machine) says.
+//! [`Machine`](crate::predict::Machine) says.
 
 use super::kernel::Kernel;
 use crate::element::ElementType;
@@ -157,27 +157,27 @@ const HIDING: f64 = 4.0;
 
 /// What a product consists of, in seconds of the figures above.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Work {
+pub(crate) struct Work {
     /// Clusters that compute at a time.
-    pub(super) clusters: u64,
+    pub(crate) clusters: u64,
     /// How often each of them computes a unit (or a slice of one), at most.
-    pub(super) waves: u64,
+    pub(crate) waves: u64,
     /// One unit: its sums and what comes after them.
-    pub(super) unit: f64,
+    pub(crate) unit: f64,
     /// What a lone group of warps loses.
     alone: f64,
     /// Bytes from and to memory, and the SMs that are busy with them.
     bytes: f64,
     busy_sms: f64,
     /// Adding up slices of K.
-    pub(super) joining: f64,
+    pub(crate) joining: f64,
     /// What bytes from the cache cost where they are hidden.
-    pub(super) power: f64,
+    pub(crate) power: f64,
 }
 
 impl Work {
     /// The product of `problem` with K in `splits` slices, on `sms` SMs, which goes through all columns `sweeps` times.
-    pub(super) fn new(
+    pub(crate) fn new(
         kernel: &Kernel,
         problem: &Problem,
         splits: u32,
@@ -234,13 +234,13 @@ impl Work {
     }
 
     /// Seconds that its bytes take from a memory that gives so many a second to all SMs.
-    pub(super) fn moving(&self, memory: f64) -> f64 {
+    pub(crate) fn moving(&self, memory: f64) -> f64 {
         self.bytes / memory.min(MEMORY_TO_ONE * self.busy_sms)
     }
 }
 
 /// How long computing and moving take that go on at the same time.
-pub(super) fn beside(computing: f64, moving: f64) -> f64 {
+pub(crate) fn beside(computing: f64, moving: f64) -> f64 {
     let (most, least) = (computing.max(moving), computing.min(moving));
     if most > 0.0 { most * (1.0 + (least / most).powf(HIDING)).powf(1.0 / HIDING) } else { 0.0 }
 }

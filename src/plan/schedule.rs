@@ -1,0 +1,171 @@
+//! The schedule: what one rank does in one step of an operation. The model, the cost model, threads and GPUs carry it out.
+//!
+//! What belongs here: the few kinds of steps, and the words between them. A [`Lane`] is what one actor does in order: the
+//! caller's stream, a stream of copies, a kernel that pushes. Lanes run side by side; they meet in [`Word`]s only. The list
+//! of all steps is the order in which a host enqueues them.
+//!
+//! ```text
+//!   rank 0, two ranks, one chunk each, pushed by one stream of copies        rank 1
+//!   compute  await begun of e−1 · move 0→0 · post landed 0 · post consumed of e−1 → 0, 1 · multiply 0, then 1
+//!   begin    await landed 0 · await consumed by 0, 1 of e−2 · await sent of e−1 · post begun       ▲
+//!   push 0   await begun · move 0→1 · post landed 0 → 1 · post sent                                │
+//!                                       └──────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! Invariants: every rank's schedule follows from the plan, so two ranks that hold equal plans agree on every word and
+//! byte; a word has one writer; a schedule's length grows with chunks and ranks, never with tiles.
+
+use std::fmt;
+use std::ops::Range;
+
+/// How often the gathered buffer exists: epoch e lives in buffer e mod 2.
+///
+/// Two let a rank be filled for the next step while it computes this one; with one, the senders
+/// would stand still during every product. A third would only let ranks drift further apart.
+pub const BUFFERS: u32 = 2;
+
+/// A 32-bit word in a rank's memory. It holds the epoch of the latest step for which it was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Word {
+    /// The rows of a chunk are in the rank's gathered buffer: the chunk's signal.
+    Landed {
+        /// Which chunk.
+        chunk: u32,
+    },
+    /// Rank `by` reads its gathered buffer no more: whoever sends there may overwrite it.
+    Consumed {
+        /// The rank that has read.
+        by: u32,
+    },
+    /// One of the rank's own pushing lanes has sent everything, and reads the own slot no more.
+    Sent {
+        /// Which lane.
+        push: u32,
+    },
+    /// The rank may send: what GPUs post when a step's beginning is over.
+    Begun,
+}
+
+/// One step of a lane. Epochs are those of the schedule's step, minus `age`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Step {
+    /// Waits until a word of this rank has reached the epoch.
+    Await {
+        /// Which word.
+        word: Word,
+        /// Of how many steps ago.
+        age: u32,
+    },
+    /// Sets a word of rank `to` to the epoch.
+    Post {
+        /// Which word.
+        word: Word,
+        /// Whose.
+        to: u32,
+        /// Of how many steps ago.
+        age: u32,
+    },
+    /// Copies the rows of a chunk from this rank's gathered buffer to that of rank `to`. To itself: puts the rows that
+    /// the caller brings into their slot, if they are not there already.
+    Move {
+        /// Which chunk.
+        chunk: u32,
+        /// Whose buffer.
+        to: u32,
+    },
+    /// Computes the tiles of `rows`, as a [`TileOrder`](super::TileOrder) with that pivot visits them. A tile waits for
+    /// those of its chunks that are in `awaits`; all others are read at once.
+    Multiply {
+        /// Rows of D, and of the gathered A.
+        rows: Range<u32>,
+        /// The rank whose rows come first.
+        pivot: u32,
+        /// Chunks, in the order in which tiles need them.
+        awaits: Vec<u32>,
+    },
+}
+
+/// Which actor carries out a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+pub enum Lane {
+    /// The caller's stream, or thread, with the workers that multiply.
+    Compute,
+    /// The kernel that begins a step: waits until this rank may send.
+    Begin,
+    /// The n-th stream, thread or kernel that sends rows.
+    Push(u32),
+}
+
+/// What one rank does in one step: public, so that tests can break it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct Schedule {
+    /// Which rank.
+    pub rank: u32,
+    /// All steps in the order in which a host enqueues them, each with its lane.
+    pub steps: Vec<(Lane, Step)>,
+}
+
+impl Schedule {
+    /// The steps of one lane, in order.
+    pub fn lane(&self, lane: Lane) -> impl Iterator<Item = &Step> + Clone {
+        self.steps.iter().filter(move |(of, _)| *of == lane).map(|(_, step)| step)
+    }
+
+    /// The lanes that have steps, in order.
+    pub fn lanes(&self) -> Vec<Lane> {
+        let mut lanes: Vec<Lane> = self.steps.iter().map(|(lane, _)| *lane).collect();
+        lanes.sort_unstable();
+        lanes.dedup();
+        lanes
+    }
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Word::Landed { chunk } => write!(f, "landed {chunk}"),
+            Word::Consumed { by } => write!(f, "consumed by {by}"),
+            Word::Sent { push } => write!(f, "sent {push}"),
+            Word::Begun => f.write_str("begun"),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = |f: &mut fmt::Formatter<'_>, age: &u32| match age {
+            0 => Ok(()),
+            age => write!(f, " of e−{age}"),
+        };
+        match self {
+            Step::Await { word, age } => write!(f, "await {word}").and_then(|()| of(f, age)),
+            Step::Post { word, to, age } => {
+                write!(f, "post {word}")?;
+                of(f, age)?;
+                write!(f, " → {to}")
+            }
+            Step::Move { chunk, to } => write!(f, "move {chunk} → {to}"),
+            Step::Multiply { rows, awaits, .. } => {
+                write!(f, "multiply rows {}..{}", rows.start, rows.end)?;
+                if awaits.is_empty() { Ok(()) } else { write!(f, " as {awaits:?} land") }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lane::Compute => f.write_str("compute"),
+            Lane::Begin => f.write_str("begin"),
+            Lane::Push(nth) => write!(f, "push {nth}"),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! How an operation is carried out: in which order gathering and multiplying go, what moves the rows, in how many pieces.
+//!
+//! What belongs here: the one set of types for it, and the rules for what nobody asked for. Plan, cost model, tables,
+//! executors and JSON all use these. Invariant: arithmetic on the problem alone, so all ranks choose the same.
+
+use std::fmt;
+
+use super::problem::Problem;
+use crate::error::{Error, Result};
+
+/// The most streams that copy engines push on.
+pub const MAX_STREAMS: u32 = 8;
+/// The most blocks of a kernel that pushes.
+pub const MAX_BLOCKS: u32 = 128;
+/// The most bytes of a shard that a kernel pushes, unless something else is asked for.
+pub const SMALL_SHARD: u64 = 4 << 20;
+
+/// What is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
+pub enum Operation {
+    /// Every rank gets all ranks' rows of A, and multiplies them by its own B.
+    #[default]
+    AllGatherGemm,
+    /// Every rank gets all ranks' rows.
+    AllGather,
+    /// Every rank multiplies an A that is already gathered: the time that nothing which gathers can beat.
+    Gemm,
+}
+
+/// In which order gathering and multiplying go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
+pub enum Strategy {
+    /// One product that waits, tile by tile, for the rows that it needs.
+    #[default]
+    Fused,
+    /// A product for each rank's rows, one after the other, each after its rows: what others call decomposition.
+    Pipelined,
+    /// All rows first, then one product. With [`Engine::Nccl`]: the baseline.
+    Sequential,
+}
+
+impl Strategy {
+    /// All of them.
+    pub const ALL: [Strategy; 3] = [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential];
+
+    /// What one product multiplies at most.
+    pub fn part_of(self, problem: &Problem) -> Result<Problem> {
+        match self {
+            Strategy::Pipelined => problem.of_largest_shard(),
+            Strategy::Fused | Strategy::Sequential => Ok(problem.clone()),
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Strategy::Fused => "fused",
+            Strategy::Pipelined => "pipelined",
+            Strategy::Sequential => "sequential",
+        })
+    }
+}
+
+/// What moves the rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
+#[non_exhaustive]
+pub enum Engine {
+    /// A thread of each rank: the host executor.
+    Thread,
+    /// Copy engines of a GPU. They take no SM, and a piece costs them some microseconds.
+    CopyEngines {
+        /// 1 to [`MAX_STREAMS`]. Chunks go round the streams; with two, one chunk's signal does not hold up the next
+        /// chunk. Copies to several peers at once take longer than one after the other, so more streams than a shard
+        /// has pieces are slower.
+        streams: u32,
+    },
+    /// A kernel before the product, on its stream: the quickest way for small shards, as nothing is handed from
+    /// stream to stream.
+    Kernel {
+        /// 1 to [`MAX_BLOCKS`].
+        blocks: u32,
+    },
+    /// NCCL, loaded at run time: the way between GPUs that do not reach each other's memory, on several machines, for
+    /// example. It signals nothing before all rows have arrived, so it goes with [`Strategy::Sequential`] only.
+    ///
+    /// Its kernels know no timeout: timeouts apply where the operation's `synchronize` waits, once for each step begun
+    /// since the last call. Any other wait on the stream can hang as long as a rank is stuck. Beginning a step takes
+    /// some 50 µs of the host's time (not in graphs). A step with other rows than the step before makes the ranks agree
+    /// on the host, so its beginning waits for the others.
+    Nccl,
+}
+
+/// Pieces of a shard are no smaller by default, for each rank: each piece costs a copy engine some microseconds for each
+/// peer, and with more ranks there are more pieces already.
+const SMALLEST_PIECE: u128 = 4 << 20;
+/// More pieces than this gain nothing.
+const MOST_PIECES: u128 = 2;
+/// Nor do any where one rank has more columns: its own rows take longer to multiply than the next rank's take to arrive,
+/// and pieces only part rows that would sweep over B together.
+const MOST_COLUMNS_IN_PIECES: u32 = 4096;
+
+impl Engine {
+    /// A kernel of as few blocks as fill the link: each keeps an SM from the product while it pushes.
+    pub const PUSHING: Engine = Engine::Kernel { blocks: 16 };
+
+    /// An error unless its number of streams or blocks is one that GPUs are given.
+    pub fn check(self) -> Result<()> {
+        let (what, value, most) = match self {
+            Engine::CopyEngines { streams } => ("the number of streams", streams, MAX_STREAMS),
+            Engine::Kernel { blocks } => ("the number of blocks", blocks, MAX_BLOCKS),
+            Engine::Thread | Engine::Nccl => return Ok(()),
+        };
+        match (1..=most).contains(&value) {
+            true => Ok(()),
+            false => {
+                let remedy = "ask for a number in that range";
+                Err(Error::out_of_range(what, value.into(), 1, most.into(), remedy))
+            }
+        }
+    }
+
+    /// What GPUs take for `problem` where they reach each other's memory and nothing is asked for.
+    pub fn usual(problem: &Problem) -> Self {
+        if shard_bytes(problem) <= SMALL_SHARD.into() {
+            Engine::PUSHING
+        } else {
+            // Copies to two peers at once take longer than one after the other.
+            Engine::CopyEngines { streams: 1 }
+        }
+    }
+
+    /// Into how many pieces a shard is then cut.
+    pub fn usual_pieces(self, problem: &Problem) -> u32 {
+        let pieces = match self {
+            Engine::Nccl => 1,
+            _ if problem.n() > MOST_COLUMNS_IN_PIECES => 1,
+            _ => {
+                let smallest = SMALLEST_PIECE * u128::from(problem.ranks().max(2));
+                (shard_bytes(problem) / smallest).clamp(1, MOST_PIECES) as u32
+            }
+        };
+        pieces.min(problem.shards().most_rows())
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Engine::Thread => f.write_str("a thread"),
+            Engine::CopyEngines { streams: 1 } => f.write_str("copy engines on one stream"),
+            Engine::CopyEngines { streams } => write!(f, "copy engines on {streams} streams"),
+            Engine::Kernel { blocks } => write!(f, "a kernel of {blocks} blocks"),
+            Engine::Nccl => f.write_str("NCCL"),
+        }
+    }
+}
+
+/// Bytes of the largest shard.
+fn shard_bytes(problem: &Problem) -> u128 {
+    problem.row_bytes(&(0..problem.shards().most_rows()))
+}
+
+/// How rows travel, and what they meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+pub struct Way {
+    /// In which order gathering and multiplying go.
+    pub strategy: Strategy,
+    /// What moves the rows.
+    pub engine: Engine,
+    /// Chunks a shard.
+    pub pieces: u32,
+}
+
+impl Way {
+    /// An error if this engine cannot do that.
+    pub fn check(self) -> Result<()> {
+        self.engine.check()?;
+        if self.engine != Engine::Nccl {
+            return Ok(());
+        }
+        if self.strategy != Strategy::Sequential {
+            return Err(Error::Unsupported {
+                what: "waiting for some of the rows that NCCL gathers".into(),
+                why: "it signals nothing before all of them have arrived".into(),
+                remedy: "use Strategy::Sequential, or another engine",
+            });
+        }
+        if self.pieces != 1 {
+            let (what, remedy) = ("the number of pieces a shard", "NCCL gathers all at once");
+            return Err(Error::out_of_range(what, self.pieces.into(), 1, 1, remedy));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Way {
+    /// `fused, copy engines on one stream, 2 pieces`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pieces = if self.pieces == 1 { "piece" } else { "pieces" };
+        write!(f, "{}, {}, {} {pieces}", self.strategy, self.engine, self.pieces)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_engine_goes_by_size() {
+        let usual = |m: u64, n: u64, ranks: u64| {
+            let problem = Problem::builder(m, n, 8192).ranks(ranks).build().unwrap();
+            let engine = Engine::usual(&problem);
+            (engine, engine.usual_pieces(&problem))
+        };
+        let copies = Engine::CopyEngines { streams: 1 };
+        assert_eq!(usual(64, 3584, 4), (Engine::Kernel { blocks: 16 }, 1));
+        assert_eq!(usual(4096, 3584, 4), (copies, 1));
+        assert_eq!(usual(8192, 3584, 4), (copies, 2));
+        assert_eq!(usual(4096, 3584, 2), (copies, 2));
+        assert_eq!(usual(2, 3584, 2), (Engine::Kernel { blocks: 16 }, 1));
+        assert_eq!(usual(8192, 5120, 2), (copies, 1));
+    }
+
+    #[test]
+    fn what_an_engine_cannot_do_is_refused() {
+        let refused = |strategy, engine, pieces| {
+            Way { strategy, engine, pieces }.check().unwrap_err().to_string()
+        };
+        let text = refused(Strategy::Fused, Engine::Nccl, 1);
+        assert!(text.contains("Strategy::Sequential"), "{text}");
+        let text = refused(Strategy::Sequential, Engine::Nccl, 2);
+        assert!(text.starts_with("the number of pieces a shard is 2"), "{text}");
+        let text = refused(Strategy::Fused, Engine::CopyEngines { streams: 9 }, 1);
+        assert!(text.starts_with("the number of streams is 9"), "{text}");
+        let text = refused(Strategy::Fused, Engine::Kernel { blocks: 129 }, 1);
+        assert!(text.starts_with("the number of blocks is 129"), "{text}");
+    }
+}

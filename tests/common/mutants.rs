@@ -1,0 +1,217 @@
+//! Mutants of the schedule: one step of one rank changed, and what becomes of it wherever the schedule is carried out.
+//!
+//! Invariant: each applies to any engine whose schedules have such a step; what is predicted holds for all of them.
+
+use overlap_gemm::plan::{Lane, Schedule, Step, Word};
+
+/// What becomes of a mutant when it is carried out, in some order at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caught {
+    /// A rank reads rows of another step, or rows that are not there.
+    WrongRows,
+    /// A rank waits for a word that nobody posts.
+    Hang,
+    /// Every result is right: only the order is worse, or work is done twice.
+    Nothing,
+}
+
+/// A change of one step.
+pub struct Mutant {
+    pub name: &'static str,
+    /// The rows of each rank in a world where it can be seen.
+    pub rows: &'static [u32],
+    change: fn(&mut Vec<(Lane, Step)>) -> bool,
+    /// Whose schedule is changed.
+    rank: usize,
+    /// Whether a look at the schedules, without a run, tells.
+    pub is_out_of_order: bool,
+    /// What a run tells.
+    pub run: Caught,
+}
+
+impl Mutant {
+    /// Changes the schedules; `false` where they have no such step.
+    pub fn change(&self, of_ranks: &mut [Schedule]) -> bool {
+        (self.change)(&mut of_ranks[self.rank].steps)
+    }
+}
+
+// Ranks that wait for each other's chunks cannot drift apart by two steps. A rank without rows, from which nobody needs
+// anything, can fall behind: it is the one that acknowledgements protect.
+const EQUAL: &[u32] = &[1, 1, 1];
+const ONE_BEHIND: &[u32] = &[1, 0, 1];
+
+/// What is changed, where, and what becomes of it.
+pub const MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "drops a move",
+        rows: EQUAL,
+        change: |steps| remove(steps, |step| moves_to(step, 0)),
+        rank: 2,
+        is_out_of_order: true,
+        run: Caught::WrongRows,
+    },
+    Mutant {
+        name: "signals before it moves",
+        rows: EQUAL,
+        change: |steps| {
+            let at = |steps: &[(Lane, Step)], is: fn(&Step) -> bool| {
+                steps.iter().position(|(_, step)| is(step))
+            };
+            let places = (at(steps, |step| moves_to(step, 0)), at(steps, |step| signals(step, 0)));
+            let (Some(moved), Some(signalled)) = places else { return false };
+            steps.swap(moved, signalled);
+            true
+        },
+        rank: 2,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+    },
+    Mutant {
+        name: "drops the wait of a tile",
+        rows: EQUAL,
+        change: |steps| {
+            let mut changed = false;
+            for (_, step) in steps {
+                if let Step::Multiply { awaits, .. } = step {
+                    changed = awaits.pop().is_some();
+                }
+            }
+            changed
+        },
+        rank: 1,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+    },
+    Mutant {
+        name: "drops the wait for a consumer",
+        rows: ONE_BEHIND,
+        change: |steps| {
+            remove(steps, |step| matches!(step, Step::Await { word: Word::Consumed { by: 1 }, .. }))
+        },
+        rank: 0,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+    },
+    Mutant {
+        name: "drops the wait for its own sends",
+        rows: ONE_BEHIND,
+        change: |steps| {
+            remove(steps, |step| matches!(step, Step::Await { word: Word::Sent { .. }, .. }))
+        },
+        rank: 0,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+    },
+    Mutant {
+        name: "drops an acknowledgement",
+        rows: EQUAL,
+        change: |steps| {
+            remove(steps, |step| {
+                matches!(step, Step::Post { word: Word::Consumed { .. }, to: 0, .. })
+            })
+        },
+        rank: 1,
+        is_out_of_order: false,
+        run: Caught::Hang,
+    },
+    Mutant {
+        name: "acknowledges before it reads",
+        rows: ONE_BEHIND,
+        change: |steps| {
+            let mut changed = false;
+            for (_, step) in steps {
+                if let Step::Post { word: Word::Consumed { .. }, age, .. } = step {
+                    (*age, changed) = (0, true);
+                }
+            }
+            changed
+        },
+        rank: 1,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+    },
+    Mutant {
+        name: "sends to the wrong peer",
+        rows: EQUAL,
+        change: |steps| {
+            let mut changed = false;
+            for (_, step) in steps {
+                if moves_to(step, 0) || signals(step, 0) {
+                    let (Step::Move { to, .. } | Step::Post { to, .. }) = step else { continue };
+                    (*to, changed) = (1, true);
+                }
+            }
+            changed
+        },
+        rank: 2,
+        is_out_of_order: true,
+        run: Caught::Hang,
+    },
+    Mutant {
+        name: "sends the wrong rows",
+        rows: EQUAL,
+        change: |steps| {
+            let mut changed = false;
+            for (_, step) in steps {
+                if moves_to(step, 0) {
+                    *step = Step::Move { chunk: 1, to: 0 };
+                    changed = true;
+                }
+            }
+            changed
+        },
+        rank: 2,
+        is_out_of_order: true,
+        run: Caught::WrongRows,
+    },
+    Mutant {
+        name: "sends twice",
+        rows: EQUAL,
+        change: |steps| {
+            let Some(at) = steps.iter().position(|(_, step)| moves_to(step, 0)) else {
+                return false;
+            };
+            steps.insert(at, steps[at].clone());
+            true
+        },
+        rank: 2,
+        is_out_of_order: true,
+        run: Caught::Nothing,
+    },
+    Mutant {
+        name: "sends in another order",
+        rows: EQUAL,
+        change: |steps| {
+            let mut changed = false;
+            for (_, step) in steps.iter_mut().filter(|(lane, _)| matches!(lane, Lane::Push(_))) {
+                match step {
+                    Step::Move { to, .. } | Step::Post { word: Word::Landed { .. }, to, .. } => {
+                        (*to, changed) = (1 - *to, true);
+                    }
+                    // A thread waits for each peer before its round.
+                    Step::Await { word: Word::Consumed { by }, .. } if *by < 2 => *by = 1 - *by,
+                    _ => {}
+                }
+            }
+            changed
+        },
+        rank: 2,
+        is_out_of_order: true,
+        run: Caught::Nothing,
+    },
+];
+
+fn remove(steps: &mut Vec<(Lane, Step)>, is: impl Fn(&Step) -> bool) -> bool {
+    let before = steps.len();
+    steps.retain(|(_, step)| !is(step));
+    steps.len() < before
+}
+
+fn moves_to(step: &Step, rank: u32) -> bool {
+    matches!(step, Step::Move { to, .. } if *to == rank)
+}
+
+fn signals(step: &Step, rank: u32) -> bool {
+    matches!(step, Step::Post { word: Word::Landed { .. }, to, .. } if *to == rank)
+}
