@@ -63,10 +63,11 @@
 //!
 //! # Features
 //!
-//! - `cli` (default): the binary `overlap-gemm`. Libraries turn it off with `default-features = false`.
-//! - `group` (part of `cli` and `cuda`): the module `group`, on Unix.
-//! - `tune` (part of `cli` and `cuda`): the module `tune`.
-//! - `serde` (part of `cli` and `cuda`): plans, reports and timelines as JSON; problems, plans and timelines read back.
+//! None is on by default. The command line `overlap-gemm` is a package of its own, `overlap-gemm-cli`.
+//!
+//! - `group` (part of `cuda`): the module `group`, on Unix.
+//! - `tune` (part of `cuda`): the module `tune`.
+//! - `serde` (part of `tune` and `cuda`): plans, reports and timelines as JSON; problems, plans and timelines read back.
 //! - `cuda`: the module `cuda`. Needs no CUDA to build or start; what is missing is a typed error.
 //!
 //! # Where to read next

@@ -1,28 +1,17 @@
-//! What the documents say, held against the repository: links, quoted commands, quoted code, names.
+//! What the documents say, held against the repository: links, quoted code, names.
 //!
-//! Invariant: a document may say less than the code, but no name, path or command in it is made up.
-//! What a sentence claims is for its reader to judge; the example in the README runs as a doctest.
+//! Invariant: a document may say less than the code, but no name or path in it is made up. What a sentence
+//! claims is for its reader to judge; the example in the README runs as a doctest, and what is quoted of the
+//! command line is held in `cli/tests/documents.rs`.
+
+#[path = "common/documents.rs"]
+mod documents;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Every document, by its path in the repository.
-const DOCUMENTS: [&str; 13] = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "SECURITY.md",
-    "docs/results.md",
-    "docs/command-line.md",
-    "docs/architecture.md",
-    "docs/protocol.md",
-    "docs/building-cuda.md",
-    "docs/measuring.md",
-    "docs/tuning.md",
-    "docs/predicting.md",
-    "third_party/README.md",
-];
+use documents::{DOCUMENTS, code_spans, split};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -32,30 +21,9 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The text of `document` outside its fenced blocks, and the lines inside them with the language.
-fn split(document: &str) -> (String, Vec<(String, String)>) {
-    let (mut prose, mut fenced, mut language) = (String::new(), Vec::new(), None);
-    for line in document.lines() {
-        match (line.trim_start().strip_prefix("```"), &language) {
-            (Some(name), None) => language = Some(name.to_owned()),
-            (Some(_), Some(_)) => language = None,
-            (None, Some(name)) => fenced.push((name.clone(), line.to_owned())),
-            (None, None) => prose.extend([line, "\n"]),
-        }
-    }
-    assert_eq!(language, None, "a fenced block has no end");
-    (prose, fenced)
-}
-
 /// What stands between `open` and the next `close`, each time.
 fn between<'a>(text: &'a str, open: &'a str, close: char) -> impl Iterator<Item = &'a str> {
     text.split(open).skip(1).filter_map(move |rest| rest.split_once(close)).map(|(inner, _)| inner)
-}
-
-/// The names in code marks: `like_this`.
-fn code_spans(prose: &str) -> Vec<&str> {
-    let spans = prose.split("\n\n").flat_map(|paragraph| paragraph.split('`').skip(1).step_by(2));
-    spans.collect()
 }
 
 /// A heading as the end of a link writes it.
@@ -105,7 +73,7 @@ fn sources(folder: &Path, all: &mut Vec<PathBuf>) {
 #[test]
 fn every_path_and_every_test_that_is_named_exists() {
     let mut files = Vec::new();
-    for folder in ["src", "tests", "csrc", "build", "benches", "examples"] {
+    for folder in ["src", "tests", "csrc", "build", "benches", "examples", "cli/src", "cli/tests"] {
         sources(&root().join(folder), &mut files);
     }
     let code: String = files
@@ -119,7 +87,7 @@ fn every_path_and_every_test_that_is_named_exists() {
         .collect();
 
     let folders =
-        ["src/", "tests/", "csrc/", "build/", "benches/", "examples/", "docs/", "scripts/"];
+        ["src/", "tests/", "csrc/", "build/", "benches/", "examples/", "docs/", "scripts/", "cli/"];
     let (mut paths, mut names) = (0, 0);
     for document in DOCUMENTS {
         let (prose, _) = split(&read(document));
@@ -268,77 +236,5 @@ fn the_readme_lists_the_features_there_are() {
     assert!(features.len() > 2, "{features:?}");
     for feature in features {
         assert!(readme.contains(&format!("| `{feature}` |")), "the README lacks '{feature}'");
-    }
-}
-
-#[cfg(feature = "cli")]
-mod command_line {
-    use std::process::Command;
-
-    use super::*;
-
-    /// What the documents quote after `overlap-gemm` or `cargo run --release --`.
-    fn quoted_commands() -> Vec<Vec<String>> {
-        let mut commands = Vec::new();
-        for document in DOCUMENTS {
-            let (prose, fenced) = split(&read(document));
-            let spans = code_spans(&prose);
-            let shell = fenced.iter().filter(|(language, _)| language == "sh");
-            let lines = shell.map(|(_, line)| line.as_str()).chain(spans);
-            for line in lines {
-                let line = line.split('#').next().unwrap_or(line).trim();
-                let quoted = ["overlap-gemm ", "cargo run --release -- "]
-                    .into_iter()
-                    .find_map(|prefix| line.strip_prefix(prefix));
-                commands
-                    .extend(quoted.map(|args| args.split_whitespace().map(Into::into).collect()));
-            }
-        }
-        commands
-    }
-
-    fn run(args: &[String]) -> (bool, String) {
-        let output = Command::new(env!("CARGO_BIN_EXE_overlap-gemm")).args(args).output().unwrap();
-        let text = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8(text).unwrap())
-    }
-
-    #[test]
-    fn every_quoted_command_is_understood() {
-        let commands = quoted_commands();
-        for args in &commands {
-            // Some take long or want a GPU: with --help at the end, all before it is still read. What
-            // another program is given comes after it.
-            let cheap = ["plan", "doctor"].contains(&args[0].as_str());
-            let end = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
-            let mut args = args.clone();
-            args.splice(end..end, (!cheap).then(|| "--help".to_owned()));
-            let (understood, text) = run(&args);
-            assert!(understood, "overlap-gemm {}: {text}", args.join(" "));
-        }
-        for subcommand in
-            ["bench", "demo", "doctor", "launch", "verify", "plan", "tune", "predict", "trace"]
-        {
-            let quoted = commands.iter().any(|args| args[0] == subcommand);
-            assert!(quoted, "no document shows how to run '{subcommand}'");
-        }
-    }
-
-    #[test]
-    fn an_unknown_flag_before_help_is_noticed() {
-        let args = ["demo", "--no-such-flag", "--help"].map(String::from);
-        assert!(!run(&args).0, "or the test above would prove nothing");
-    }
-
-    #[test]
-    fn the_documented_exit_codes_are_those_of_help() {
-        let (_, help) = run(&["--help".into()]);
-        let document = read("docs/command-line.md");
-        let codes = help.lines().skip_while(|line| *line != "Exit codes:").skip(1);
-        let codes: Vec<_> = codes.filter(|line| !line.trim().is_empty()).collect();
-        assert!(codes.len() > 5, "{help}");
-        for code in codes {
-            assert!(document.contains(code), "docs/command-line.md lacks '{code}'");
-        }
     }
 }

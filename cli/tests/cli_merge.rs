@@ -3,8 +3,6 @@
 //! What belongs here: files, arguments and exit codes, and what peers' scripts write; what is in a table or a picture is
 //! tested beside its code.
 
-#![cfg(feature = "cli")]
-
 #[path = "common/binary.rs"]
 mod binary;
 #[path = "common/folder.rs"]
@@ -17,6 +15,11 @@ use std::process::Command;
 use binary::{refused, run};
 use folder::Folder;
 use serde_json::{Value, json};
+
+/// The repository: documents, results and peers are the library's.
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
 
 /// A run in the first format, which only `bench all-gather-gemm` of old wrote.
 fn first_format() -> Value {
@@ -68,8 +71,7 @@ assert set(loops) == {20, 380}, set(loops)
 machine = {"gpu": "NVIDIA H200", "sm_count": 132, "memory_bytes": 1, "l2_bytes": 1, "driver": None, "cores": 32}
 standalone.write(args.output, standalone.document("PyTorch", "2.11", machine, "2.28.9", 2, args, reports))
 "#;
-    let (path, peers) =
-        (folder.path(name), Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/peers"));
+    let (path, peers) = (folder.path(name), root().join("benches/peers"));
     let arguments =
         ["--shapes", "1024x3584x8192,64x128x256", "--types", "bf16,e4m3", "--rounds", "4"];
     let output = Command::new("python3")
@@ -207,14 +209,13 @@ fn a_part_is_shown_and_written_and_printed_for_a_document() {
 
 #[test]
 fn the_pictures_that_are_kept_are_what_their_commands_draw() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = Folder::new("kept");
-    let text = fs::read_to_string(root.join("docs/measuring.md")).unwrap();
+    let text = fs::read_to_string(root().join("docs/measuring.md")).unwrap();
     let mut drawn = 0;
     for line in text.lines().filter(|line| line.starts_with("overlap-gemm bench merge benches/")) {
         let mut args: Vec<String> = line.split_whitespace().skip(1).map(String::from).collect();
         for arg in args.iter_mut().filter(|arg| arg.starts_with("benches/")) {
-            *arg = root.join(&*arg).to_str().unwrap().to_owned();
+            *arg = root().join(&*arg).to_str().unwrap().to_owned();
         }
         let kept = args.last().cloned().unwrap();
         *args.last_mut().unwrap() = folder.path("again.svg");

@@ -2,8 +2,6 @@
 //!
 //! What belongs here: files, exit codes, and that times are there; nothing asks how long anything took.
 
-#![cfg(feature = "cli")]
-
 #[path = "common/binary.rs"]
 mod binary;
 #[path = "common/folder.rs"]

@@ -1,7 +1,5 @@
 //! Drives `overlap-gemm demo` and `trace` on threads: what they show, draw and write, and what they refuse.
 
-#![cfg(feature = "cli")]
-
 #[path = "common/binary.rs"]
 mod binary;
 

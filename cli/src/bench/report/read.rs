@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn results_that_are_kept_stay_readable() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/results");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/results");
         let mut read_in = 0;
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();

@@ -1,7 +1,7 @@
 //! The results as parts of a Markdown document: a table with the columns that are wanted, or the ranges of figures.
 //!
 //! Invariant: as in `table`: what was not measured is a dash, a wrong result is FAILED, figures across runs have a ~. The
-//! same files and arguments give the same text, for documents hold it (`tests/numbers.rs`).
+//! same files and arguments give the same text, for documents hold it (`cli/tests/numbers.rs`).
 
 use std::fmt::{self, Write as _};
 

@@ -2,7 +2,7 @@
 //!
 //! What belongs here: ranks that are shells. Invariant of the tests about ends: launcher, ranks and everything they start
 //! write to one pipe, and a test waits for the end of the pipe, which comes when the last of them has ended.
-#![cfg(all(feature = "cli", unix))]
+#![cfg(unix)]
 
 #[path = "common/binary.rs"]
 mod binary;

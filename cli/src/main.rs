@@ -34,7 +34,7 @@ use clap::{Parser, Subcommand};
 
 /// GEMMs that start before their inputs arrive
 #[derive(Parser)]
-#[command(version, after_help = exit::HELP, max_term_width = 100)]
+#[command(name = "overlap-gemm", version, after_help = exit::HELP, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -3,8 +3,6 @@
 //! What belongs here: every subcommand but those that have a file of their own (`cli_bench.rs`, `cli_launch.rs`, …). Runs go through
 //! `common/binary.rs`, which checks of each that no panic reaches stderr.
 
-#![cfg(feature = "cli")]
-
 #[path = "common/binary.rs"]
 mod binary;
 

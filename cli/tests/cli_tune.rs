@@ -2,8 +2,6 @@
 //!
 //! What belongs here: arguments, exit codes, files. What it measures needs GPUs to be looked at.
 
-#![cfg(feature = "cli")]
-
 #[path = "common/binary.rs"]
 mod binary;
 #[path = "common/folder.rs"]

@@ -2,8 +2,6 @@
 //!
 //! What belongs here: arguments and exit codes. What a bench measures needs a GPU to be looked at.
 
-#![cfg(feature = "cli")]
-
 #[path = "common/binary.rs"]
 mod binary;
 

@@ -6,8 +6,6 @@
 //! comments name and run this test with `OVERLAP_GEMM_RENEW=1`. Invariant: nothing that looks like such a comment is passed
 //! over.
 
-#![cfg(feature = "cli")]
-
 #[path = "common/binary.rs"]
 mod binary;
 
@@ -119,8 +117,9 @@ fn renewed(
     Ok((text, differences))
 }
 
+/// The repository: documents and results are the library's.
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 /// Runs the built command line in the repository's root.
