@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use overlap_gemm::cuda::cudarc::driver::DevicePtr;
 use overlap_gemm::cuda::{
-    AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard, Strategy, devices,
+    AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard, devices,
 };
 use overlap_gemm::element::bf16;
 use overlap_gemm::group::{Group, GroupOptions, Launch};
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Problem, Strategy};
 
 const M: usize = 4096;
 const N: usize = 3584;
@@ -29,7 +29,7 @@ fn one_rank(group: Group, device: &Device) -> Outcome {
     let gather = GatherOptions::default();
     // A promise: B is a weight, which no kernel writes while steps are under way.
     let gemm = GemmOptions::default().with_constant_b(true);
-    let mut layer = AllGatherGemm::plan(&group, device, &problem, Strategy::Auto, &gather, &gemm)?;
+    let mut layer = AllGatherGemm::plan(&group, device, &problem, None, &gather, &gemm)?;
     if rank == 0 {
         print!("{}", layer.explain());
     }

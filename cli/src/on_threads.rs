@@ -25,7 +25,7 @@ pub fn usual_chunks(problem: &Problem) -> u32 {
 /// waits for that chunk alone.
 pub fn usual_options(problem: &Problem, chunks: u32) -> PlanOptions {
     let rows = problem.shards().most_rows().div_ceil(chunks.max(1)).clamp(16, 256);
-    PlanOptions { pieces: Some(chunks), tiling: Tiling::of_tile(rows, 256) }
+    PlanOptions::new().with_pieces(chunks).with_tiling(Tiling::of_tile(rows, 256))
 }
 
 /// How the library cuts a step where it is not told, with its number of chunks.
@@ -86,7 +86,7 @@ impl Steps {
 
     /// How they are cut, in words.
     pub fn describe(&self) -> String {
-        let PlanOptions { pieces, tiling } = self.exercise.options;
+        let PlanOptions { pieces, tiling, .. } = self.exercise.options;
         let chunks = pieces.unwrap_or(1);
         let (TileShape { m, n }, workers) = (tiling.tile, self.exercise.workers);
         let mut text = format!("{chunks} chunks a rank, tiles of {m} × {n}, ");

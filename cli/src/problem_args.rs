@@ -169,7 +169,7 @@ impl CutArgs {
             cluster: self.cluster.map_or(cluster, |(m, n)| ClusterShape { m, n }),
             swizzle: self.swizzle.unwrap_or(swizzle),
         };
-        PlanOptions { pieces: self.chunks, tiling }
+        PlanOptions { pieces: self.chunks, tiling, ..PlanOptions::new() }
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use overlap_gemm::exercise::Exercise;
 use overlap_gemm::plan::Plan;
-use overlap_gemm::plan::model::{self, Schedule};
+use overlap_gemm::plan::model::{self, Schedules};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Report;
 use serde::Serialize;
@@ -156,10 +156,12 @@ impl fmt::Display for Summary {
 fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String> {
     let mut random = Random::of_stream(exercise.seed, 1);
     let plan = Plan::new(&exercise.problem, exercise.options).map_err(|error| error.to_string())?;
-    let schedule = Schedule::new(plan.transfers());
-    let ordered = schedule.check_order();
+    let schedules = Schedules::new(&plan);
+    let ordered = schedules.check_order();
     let ran = ordered.and_then(|()| {
-        model::run(&schedule, MODEL_EPOCHS, |enabled| (random.next_u64() % enabled as u64) as usize)
+        model::run(&schedules, MODEL_EPOCHS, |enabled| {
+            (random.next_u64() % enabled as u64) as usize
+        })
     });
     ran.map_err(|violation| format!("on the model: {violation}"))?;
 

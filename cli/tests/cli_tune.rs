@@ -12,10 +12,10 @@ use std::fs;
 use binary::{command, outcome, refused, run};
 use folder::Folder;
 use overlap_gemm::ElementType;
-use overlap_gemm::plan::{BLayout, ClusterShape, ElementTypes, Scaling, TileShape};
-use overlap_gemm::tune::{
-    Entry, Family, Gathering, Mover, Multiplying, Order, Shape, Times, Tuning, record,
+use overlap_gemm::plan::{
+    BLayout, ClusterShape, ElementTypes, Engine, Scaling, Strategy, TileShape, Way,
 };
+use overlap_gemm::tune::{Entry, Family, Multiplying, Shape, Times, Tuning, record};
 use serde_json::Value;
 
 /// What the cost model likes for 4096 rows.
@@ -35,11 +35,7 @@ fn entry(m: u32, pieces: u32, us: f64) -> Entry {
         sms: 132,
         driver: "580.1".into(),
         crate_version: "0.1.0".into(),
-        gathering: Gathering {
-            order: Order::Fused,
-            mover: Mover::CopyEngines { streams: 1 },
-            pieces,
-        },
+        way: Way { strategy: Strategy::Fused, engine: Engine::CopyEngines { streams: 1 }, pieces },
         multiplying: Multiplying {
             kernel: KERNEL.into(),
             tile: TileShape { m: 128, n: 128 },
@@ -190,7 +186,7 @@ fn merge_adds_tables_and_the_last_one_counts() {
     let read = Tuning::from_file(&all).unwrap();
     let pieces = |m| {
         let entry = read.entries().iter().find(|entry| entry.shape.m == m).unwrap();
-        entry.gathering.pieces
+        entry.way.pieces
     };
     assert_eq!([pieces(64), pieces(2048), pieces(4096)], [1, 2, 4]);
 

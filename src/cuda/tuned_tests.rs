@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{Strategy, *};
 use crate::element::ElementType;
 use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape};
 use crate::tune::{Entry, Family, Shape, Times};

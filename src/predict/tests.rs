@@ -6,14 +6,26 @@ use proptest::prelude::Strategy as _;
 use proptest::prelude::{TestCaseError, prop_assert, prop_assert_eq, proptest};
 
 use super::{Strategy, *};
-use crate::plan::{Problem, TileOrder};
+use crate::kernels::Kernel;
+use crate::plan::{MAX_STREAMS, Problem, TileOrder, Way};
 
 fn problem(m: u64, ranks: u64) -> Problem {
     Problem::builder(m, 3584, 8192).ranks(ranks).build().unwrap()
 }
 
-fn took(machine: &Machine, problem: &Problem, strategy: Strategy) -> Estimate {
-    let setup = Setup::usual(machine, problem, strategy).unwrap();
+/// Every strategy, and the product alone.
+const EACH: [Option<Strategy>; 4] =
+    [None, Some(Strategy::Fused), Some(Strategy::Pipelined), Some(Strategy::Sequential)];
+
+fn usual(machine: &Machine, problem: &Problem, strategy: Option<Strategy>) -> Result<Setup> {
+    match strategy {
+        Some(strategy) => Setup::usual(machine, problem, strategy),
+        None => Setup::gemm(machine, problem),
+    }
+}
+
+fn took(machine: &Machine, problem: &Problem, strategy: impl Into<Option<Strategy>>) -> Estimate {
+    let setup = usual(machine, problem, strategy.into()).unwrap();
     estimate(machine, &setup.plan(problem).unwrap(), &setup).unwrap()
 }
 
@@ -23,14 +35,9 @@ fn a_product_of_whole_waves_takes_as_many_units() {
     let kernel = Kernel::from_name("bf16_bf16_bf16_nk_128x128x64_2x1_pingpong").unwrap();
     // 66 clusters of 256 rows and 128 columns each, twice; so square that memory hardly counts.
     let problem = Problem::builder(256 * 6, 2 * 128 * 11, 4096).build().unwrap();
-    let setup = Setup {
-        strategy: Strategy::Plain,
-        engine: Engine::Kernel { blocks: 16 },
-        pieces: 1,
-        kernel,
-        swizzle: 1,
-        splits: 1,
-    };
+    let way =
+        Way { strategy: Strategy::Sequential, engine: Engine::Kernel { blocks: 16 }, pieces: 1 };
+    let setup = Setup { operation: Operation::Gemm, way, kernel, swizzle: 1, splits: 1 };
     let one = estimate(&machine, &setup.plan(&problem).unwrap(), &setup).unwrap();
     assert_eq!((one.waited, one.tail, one.gathered), Default::default());
     let more = Problem::builder(256 * 6, 3 * 128 * 11, 4096).build().unwrap();
@@ -44,7 +51,7 @@ fn a_product_of_whole_waves_takes_as_many_units() {
 fn a_gather_is_never_free_and_a_worse_link_never_better() {
     for (m, ranks) in [(64, 2), (512, 4), (4096, 8), (4096, 72), (16384, 16)] {
         let problem = problem(m, ranks);
-        let plain = took(&Machine::h200(), &problem, Strategy::Plain).total;
+        let plain = took(&Machine::h200(), &problem, None).total;
         for strategy in [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential] {
             let mut before = plain;
             for link in [2000.0, 380.0, 100.0, 10.0] {
@@ -64,7 +71,7 @@ fn blocks_that_push_keep_pairs_of_sms_waiting() {
     let name = "bf16_bf16_bf16_nk_128x112x64_2x1_pingpong";
     let took = |blocks| {
         let mut setup = Setup::usual(&machine, &problem, Strategy::Fused).unwrap();
-        (setup.kernel, setup.engine) =
+        (setup.kernel, setup.way.engine) =
             (Kernel::from_name(name).unwrap(), Engine::Kernel { blocks });
         (setup.swizzle, setup.splits) = (1, 1);
         estimate(&machine, &setup.plan(&problem).unwrap(), &setup).unwrap().total
@@ -80,7 +87,7 @@ fn b_is_read_again_by_each_sweep_unless_the_cache_keeps_it() {
     let machine = Machine::h200();
     let took = |n, swizzle| {
         let problem = Problem::builder(512, n, 8192).build().unwrap();
-        let mut setup = Setup::usual(&machine, &problem, Strategy::Plain).unwrap();
+        let mut setup = Setup::gemm(&machine, &problem).unwrap();
         let name = "bf16_bf16_bf16_nk_128x128x64_1x2_cooperative";
         setup.kernel = Kernel::from_name(name).unwrap();
         (setup.swizzle, setup.splits) = (swizzle, 1);
@@ -159,7 +166,7 @@ fn what_cannot_be_is_refused() {
     let nccl = setup.clone().with_engine(Engine::Nccl, &problem);
     assert!(refused(&machine, &nccl).contains("NCCL"));
     let other = Setup { swizzle: setup.swizzle + 1, ..setup.clone() };
-    assert!(refused(&machine, &other).starts_with("the plan's tiling"));
+    assert!(refused(&machine, &other).starts_with("the plan's options"));
     let cut = Setup { splits: 2, ..setup.clone() };
     assert!(refused(&machine, &cut).starts_with("the number of splits is 2"));
     for link in [0.0, -1.0, f64::NAN, f64::INFINITY] {
@@ -175,43 +182,47 @@ fn what_cannot_be_is_refused() {
 #[test]
 fn what_would_take_hours_or_all_memory_is_refused() {
     let machine = Machine::h200();
-    let setup = |strategy, kernel: &str| Setup {
-        strategy,
-        engine: Engine::CopyEngines { streams: 1 },
-        pieces: 1,
-        kernel: Kernel::from_name(kernel).unwrap(),
-        swizzle: 1,
-        splits: 1,
+    let setup = |strategy: Option<Strategy>, kernel: &str| {
+        let engine = Engine::CopyEngines { streams: 1 };
+        Setup {
+            operation: if strategy.is_some() { Operation::AllGatherGemm } else { Operation::Gemm },
+            way: Way { strategy: strategy.unwrap_or_default(), engine, pieces: 1 },
+            kernel: Kernel::from_name(kernel).unwrap(),
+            swizzle: 1,
+            splits: 1,
+        }
     };
+    let in_pieces = |setup: Setup, pieces| Setup { way: Way { pieces, ..setup.way }, ..setup };
     const USUAL: &str = "bf16_bf16_bf16_nk_128x256x64_2x1_cooperative";
     const SMALL: &str = "bf16_bf16_bf16_nk_64x128x64_1x1_pingpong";
     let built = |m: u64, n, ranks| Problem::builder(m, n, 64).ranks(ranks).build().unwrap();
     let huge = built(2_147_483_647, 2_147_483_632, 2);
-    for strategy in Strategy::ALL {
+    for strategy in EACH {
         let setup = setup(strategy, USUAL);
         let why = estimate(&machine, &setup.plan(&huge).unwrap(), &setup).unwrap_err().to_string();
-        assert!(why.starts_with("the number of units of work to predict is"), "{strategy}: {why}");
+        assert!(
+            why.starts_with("the number of units of work to predict is"),
+            "{strategy:?}: {why}"
+        );
     }
     // Where ranks differ, each has pieces of its own for all others.
-    let apart = setup(Strategy::Plain, USUAL);
-    let apart = Setup { pieces: 64, ..apart };
+    let apart = in_pieces(setup(Some(Strategy::Sequential), USUAL), 64);
     let plan = apart.plan(&built(65_535, 128, 1024)).unwrap();
     let why = estimate(&machine, &plan, &apart).unwrap_err().to_string();
     assert!(why.starts_with("the number of transfers to predict is 67042305, but"), "{why}");
     // All units of a column look at all chunks.
-    let column = setup(Strategy::Fused, USUAL);
-    let column = Setup { pieces: 32_768, ..column };
+    let column = in_pieces(setup(Some(Strategy::Fused), USUAL), 32_768);
     let plan = column.plan(&built(65_536, 2_147_483_632, 2)).unwrap();
     let why = estimate(&machine, &plan, &column).unwrap_err().to_string();
     assert!(why.starts_with("the number of units of work"), "{why}");
 
-    let usual = setup(Strategy::Fused, USUAL);
+    let usual = setup(Some(Strategy::Fused), USUAL);
     let plan = usual.plan(&built(4096, 3584, 4)).unwrap();
     let refused = |machine: &Machine, engine| {
-        let setup = Setup { engine, ..usual.clone() };
+        let setup = Setup { way: Way { engine, ..usual.way }, ..usual.clone() };
         estimate(machine, &plan, &setup).unwrap_err().to_string()
     };
-    let why = refused(&machine.with_sms(u32::MAX), usual.engine);
+    let why = refused(&machine.with_sms(u32::MAX), usual.way.engine);
     assert!(why.starts_with("the number of SMs is 4294967295"), "{why}");
     for (engine, words) in [
         (Engine::CopyEngines { streams: 0 }, "the number of streams is 0"),
@@ -223,11 +234,11 @@ fn what_would_take_hours_or_all_memory_is_refused() {
     }
 
     // What is estimated quickly may still be too much to keep.
-    let all = setup(Strategy::Plain, SMALL);
+    let all = setup(None, SMALL);
     let plan = all.plan(&built(1_000_000, 65_536, 2)).unwrap();
     let why = timeline(&machine, &plan, &all, 0..1).unwrap_err().to_string();
     assert!(why.starts_with("the number of tiles of a timeline is 8000000"), "{why}");
-    let pieces = Setup { pieces: 64, ..setup(Strategy::Sequential, USUAL) };
+    let pieces = in_pieces(setup(Some(Strategy::Sequential), USUAL), 64);
     let plan = pieces.plan(&built(65_536, 128, 1024)).unwrap();
     let why = timeline(&machine, &plan, &pieces, 0..1024).unwrap_err().to_string();
     assert!(why.starts_with("the number of transfers of a timeline is 67108864"), "{why}");
@@ -238,10 +249,10 @@ fn what_is_large_and_real_is_within_the_limits() {
     let kernel = Kernel::from_name("bf16_bf16_bf16_nk_64x128x64_1x1_pingpong").unwrap();
     for (ranks, strategy) in [72, 8].into_iter().flat_map(|r| Strategy::ALL.map(|s| (r, s))) {
         let problem = Problem::builder(1_000_000, 65_536, 8192).ranks(ranks).build().unwrap();
+        let engine = Engine::CopyEngines { streams: MAX_STREAMS };
         let setup = Setup {
-            strategy,
-            engine: Engine::CopyEngines { streams: MOST_STREAMS },
-            pieces: 16,
+            operation: Operation::AllGatherGemm,
+            way: Way { strategy, engine, pieces: 16 },
             kernel: kernel.clone(),
             swizzle: 1,
             splits: 1,
@@ -260,12 +271,12 @@ fn anything() -> impl proptest::strategy::Strategy<Value = (Problem, Setup)> {
         |(rows, n, k, strategy, engine, pieces)| {
             let m: u32 = rows.iter().sum();
             let built = Problem::builder(m.into(), 32 * n, 256 * k).shards(&rows).build().ok()?;
-            let mut setup = Setup::usual(&Machine::h200(), &built, Strategy::ALL[strategy]).ok()?;
-            setup.engine = match engine {
+            let mut setup = self::usual(&Machine::h200(), &built, EACH[strategy]).ok()?;
+            setup.way.engine = match engine {
                 0 => Engine::Kernel { blocks: 16 },
                 streams => Engine::CopyEngines { streams },
             };
-            setup.pieces = pieces.min(built.shards().most_rows());
+            setup.way.pieces = pieces.min(built.shards().most_rows());
             setup.plan(&built).ok().map(|_| (built, setup))
         },
     )
@@ -293,15 +304,16 @@ proptest! {
                 prop_assert!(seen.insert((tile.product, tile.tile)));
                 ends = ends.max(tile.done);
             }
-            if setup.strategy != Strategy::Pipelined {
+            let gathers = setup.operation != Operation::Gemm;
+            if !gathers || setup.way.strategy != Strategy::Pipelined {
                 prop_assert_eq!(tiles.len() as u64, order.tile_count());
             }
-            if setup.strategy == Strategy::Fused {
+            if gathers && setup.way.strategy == Strategy::Fused {
                 never_early(&order, rank, &drawn)?;
             }
         }
         let estimate = estimate(&machine, &plan, &setup).unwrap();
-        if setup.strategy != Strategy::Plain && problem.m() > 0 {
+        if setup.operation != Operation::Gemm && problem.m() > 0 {
             let others = problem.ranks() - 1;
             prop_assert!(drawn.transfers.len() as u32 == plan.chunks().len() * others);
         }
@@ -315,9 +327,9 @@ proptest! {
         let kernel = Kernel::from_name("bf16_bf16_bf16_nk_128x128x64_2x1_pingpong").unwrap();
         let m = 256 * u64::from(tiles * ranks);
         let problem = Problem::builder(m, 128 * n, 4096).ranks(ranks.into()).build().unwrap();
-        let engine = Engine::CopyEngines { streams: 1 };
-        let strategy = Strategy::Fused;
-        let setup = Setup { strategy, engine, pieces: 2, kernel, swizzle: 2, splits: 1 };
+        let (strategy, engine) = (Strategy::Fused, Engine::CopyEngines { streams: 1 });
+        let (operation, way) = (Operation::AllGatherGemm, Way { strategy, engine, pieces: 2 });
+        let setup = Setup { operation, way, kernel, swizzle: 2, splits: 1 };
         let plan = setup.plan(&problem).unwrap();
         let each: BTreeSet<Duration> = (0..ranks)
             .map(|rank| {

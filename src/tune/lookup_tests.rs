@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::made_up::{entry, of_kernel, problem, way};
-use super::*;
+use super::{Strategy, *};
 use crate::element::ElementType;
 use crate::plan::{BLayout, ElementTypes, Scaling};
 use crate::predict::{Setup, estimate};

@@ -11,7 +11,8 @@ use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result};
-use overlap_gemm::cuda::{AllGather, Engine, GatherOptions, Gemm};
+use overlap_gemm::cuda::{AllGather, GatherOptions, Gemm};
+use overlap_gemm::plan::Engine;
 use overlap_gemm::random::Random;
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -13,11 +13,8 @@ use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
 use overlap_gemm::cuda::cudarc::driver::result;
 use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
-use overlap_gemm::cuda::{
-    AllGatherGemm, Engine, GatherOptions, Gemm, Kernel, RawOperands, Shard, Strategy,
-};
-use overlap_gemm::plan::{Problem, Scaling};
-use overlap_gemm::predict;
+use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, Gemm, Kernel, RawOperands, Shard};
+use overlap_gemm::plan::{Engine, Problem, Scaling, Strategy};
 use overlap_gemm::random::Random;
 
 /// Sizes that are drawn are at most this.
@@ -36,15 +33,16 @@ fn shards(m: u64, ranks: u32, random: &mut Random) -> Vec<u32> {
 /// Anything that a gather may be asked for.
 fn options(most_rows: u32, random: &mut Random) -> GatherOptions {
     let engine = random.choose(&[
-        Engine::Auto,
-        Engine::CopyEngines { streams: 1 },
-        Engine::CopyEngines { streams: 3 },
-        Engine::Kernel { blocks: 1 },
-        Engine::Kernel { blocks: 5 },
+        None,
+        Some(Engine::CopyEngines { streams: 1 }),
+        Some(Engine::CopyEngines { streams: 3 }),
+        Some(Engine::Kernel { blocks: 1 }),
+        Some(Engine::Kernel { blocks: 5 }),
     ]);
     let epoch = random.choose(&[0, 1, u32::MAX - 2, i32::MAX as u32 - 1]);
-    let options = GatherOptions::default().with_engine(engine).with_poison(true);
-    let options = options.with_limits(PATIENCE, PATIENCE).with_first_epoch(epoch);
+    let options = GatherOptions::default().with_poison(true);
+    let mut options = options.with_limits(PATIENCE, PATIENCE).with_first_epoch(epoch);
+    options.engine = engine;
     match random.within(0..=2) {
         0 => options,
         _ => options.with_pieces(random.within(1..=u64::from(most_rows.min(6))) as u32),
@@ -103,7 +101,8 @@ impl Work {
     /// The fused operation that this is a step of.
     pub fn fused(&self, rank: &Rank, options: &GatherOptions) -> AllGatherGemm {
         let (group, device, gemm) = (&rank.group, &rank.gpu.device, &self.case.options);
-        AllGatherGemm::plan(group, device, &self.problem, Strategy::Fused, options, gemm).unwrap()
+        AllGatherGemm::plan(group, device, &self.problem, Some(Strategy::Fused), options, gemm)
+            .unwrap()
     }
 
     /// New rows of A, on both sides; D is as before a product.
@@ -156,8 +155,8 @@ fn some_case(kernel: &'static Kernel, sms: u32, random: &mut Random) -> Case {
 /// share a GPU have to fit beside their products.
 fn that_fit(rank: &Rank, options: &GatherOptions, problem: &Problem) -> GatherOptions {
     let fits = rank.pushing_blocks;
-    match (options.engine, predict::Engine::usual(problem)) {
-        (Engine::Auto, predict::Engine::Kernel { blocks }) if blocks > fits => {
+    match (options.engine, Engine::usual(problem)) {
+        (None, Engine::Kernel { blocks }) if blocks > fits => {
             options.clone().with_engine(Engine::Kernel { blocks: fits })
         }
         _ => options.clone(),
@@ -179,7 +178,8 @@ fn steps(
     let (group, device) = (&rank.group, &rank.gpu.device);
     let options = that_fit(rank, options, &problem);
     let mut layer =
-        AllGatherGemm::plan(group, device, &problem, strategy, &options, &case.options).unwrap();
+        AllGatherGemm::plan(group, device, &problem, Some(strategy), &options, &case.options)
+            .unwrap();
     for step in 0..3 {
         work.renew(rank, &mut random);
         // In one of three the rows of the step are others than planned.
@@ -412,7 +412,7 @@ fn ten_thousand_steps_with_delays_are_right() {
 #[ignore = "needs 1 Hopper GPU"]
 fn several_products_of_one_gather_are_right() {
     let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
-    for strategy in [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential] {
+    for strategy in Strategy::ALL {
         on_ranks(3, |rank| {
             let mut random = Random::new(91);
             let rows = shards(500, 3, &mut random);
@@ -427,7 +427,7 @@ fn several_products_of_one_gather_are_right() {
                 GatherOptions::default().with_poison(true).with_limits(PATIENCE, PATIENCE);
             let (group, device, gemm) = (&rank.group, &rank.gpu.device, &both[0].case.options);
             let mut layer =
-                AllGatherGemm::plan_all(group, device, &problems, strategy, &options, gemm)
+                AllGatherGemm::plan_all(group, device, &problems, Some(strategy), &options, gemm)
                     .unwrap();
             for step in 0..4 {
                 // The same A for both: drawn from the same numbers.

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use crate::gpu::ranks::on_ranks;
 use overlap_gemm::cuda::cudarc::driver::DevicePtr as _;
-use overlap_gemm::cuda::{self, GatherOptions, GemmOptions, RawOperands, Shard, Strategy};
+use overlap_gemm::cuda::{self, GatherOptions, GemmOptions, RawOperands, Shard};
 use overlap_gemm::element::bf16;
 use overlap_gemm::host::{Group, Stream};
 use overlap_gemm::ops;
-use overlap_gemm::plan::{PlanOptions, Problem};
+use overlap_gemm::plan::{PlanOptions, Problem, Strategy};
 use overlap_gemm::random::Random;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -71,7 +71,7 @@ fn both_executors_compute_the_same() {
                     &rank.group,
                     device,
                     &problem,
-                    strategy,
+                    Some(strategy),
                     &options,
                     &gemm,
                 )

@@ -16,11 +16,9 @@ use crate::gpu::call::{Call, call};
 use crate::gpu::case::Case;
 use crate::gpu::tried_kernels;
 use crate::port::free_port;
-use overlap_gemm::cuda::{
-    AllGatherGemm, Device, GatherOptions, RawOperands, Shard, Strategy, devices,
-};
+use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, RawOperands, Shard, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Problem, Strategy};
 use overlap_gemm::random::Random;
 use overlap_gemm::{Error, Result};
 
@@ -59,7 +57,7 @@ impl Player {
             &group,
             &gpu.device,
             &problem,
-            Strategy::Fused,
+            Some(Strategy::Fused),
             &options,
             &case.options,
         )

@@ -14,11 +14,9 @@ use overlap_gemm::cuda::cudarc::driver::sys::{
 use overlap_gemm::cuda::cudarc::driver::{
     CudaGraph, CudaSlice, CudaStream, DevicePtr as _, result,
 };
-use overlap_gemm::cuda::{
-    AllGatherGemm, Engine, GatherOptions, Gemm, GemmOptions, RawOperands, Shard, Strategy,
-};
+use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, Gemm, GemmOptions, RawOperands, Shard};
 use overlap_gemm::element::bf16;
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Engine, Problem, Strategy};
 use overlap_gemm::random::Random;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -71,7 +69,7 @@ fn problem() -> Problem {
 fn fused(rank: &Rank, engine: Engine, gemm: &GemmOptions) -> AllGatherGemm {
     let options = GatherOptions::default().with_engine(engine).with_limits(PATIENCE, PATIENCE);
     let (group, device) = (&rank.group, &rank.gpu.device);
-    AllGatherGemm::plan(group, device, &problem(), Strategy::Fused, &options, gemm).unwrap()
+    AllGatherGemm::plan(group, device, &problem(), Some(Strategy::Fused), &options, gemm).unwrap()
 }
 
 fn step(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, b: CUdeviceptr, d: CUdeviceptr) {

@@ -13,8 +13,8 @@ use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use overlap_gemm::cuda::{AllGatherGemm, Engine, GatherOptions, Shard, Strategy, devices};
-use overlap_gemm::plan::Scaling;
+use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, Shard, devices};
+use overlap_gemm::plan::{Engine, Scaling, Strategy};
 use overlap_gemm::random::Random;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -31,7 +31,7 @@ fn options(limit: Duration) -> GatherOptions {
 fn plan(rank: &Rank, case: &Case, rows: &[u32], limit: Duration) -> AllGatherGemm {
     let (problem, gather) = (case.sharded(rows), options(limit));
     let (group, device) = (&rank.group, &rank.gpu.device);
-    AllGatherGemm::plan(group, device, &problem, Strategy::Auto, &gather, &case.options).unwrap()
+    AllGatherGemm::plan(group, device, &problem, None, &gather, &case.options).unwrap()
 }
 
 #[test]
@@ -52,7 +52,8 @@ fn gathered_products_are_right() {
             let mut other = even.clone();
             other[0] -= 96;
             let mut layer = plan(&rank, &case, &even, PATIENCE);
-            assert_eq!((layer.engine(), layer.strategy()), (Engine::Nccl, Strategy::Sequential));
+            let way = layer.way();
+            assert_eq!((way.engine, way.strategy), (Engine::Nccl, Strategy::Sequential));
             let mut call = call(&rank.gpu, &case, &mut random);
             let stream = &rank.gpu.stream;
             // Alike, others, alike, twice the same.
@@ -137,8 +138,14 @@ fn waiting_for_rows_is_refused() {
         let (problem, gather) = (case.sharded(&rows), options(PATIENCE));
         let (group, device) = (&rank.group, &rank.gpu.device);
         for strategy in [Strategy::Fused, Strategy::Pipelined] {
-            let planned =
-                AllGatherGemm::plan(group, device, &problem, strategy, &gather, &case.options);
+            let planned = AllGatherGemm::plan(
+                group,
+                device,
+                &problem,
+                Some(strategy),
+                &gather,
+                &case.options,
+            );
             let error = planned.map(drop).unwrap_err();
             assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
         }

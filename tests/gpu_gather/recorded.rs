@@ -6,8 +6,8 @@ use crate::all_gather_gemm::{PATIENCE, Work};
 use crate::gpu::case::Case;
 use crate::gpu::ranks::on_ranks;
 use crate::gpu::tried_kernels;
-use overlap_gemm::cuda::{Engine, GatherOptions};
-use overlap_gemm::plan::Tile;
+use overlap_gemm::cuda::GatherOptions;
+use overlap_gemm::plan::{Engine, Tile};
 use overlap_gemm::random::Random;
 
 /// The second step has fewer rows than the first, whose record it takes over; the third has all of them again.

@@ -6,11 +6,9 @@
 use crate::gpu::case::Case;
 use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
-use overlap_gemm::cuda::{AllGatherGemm, Engine, GatherOptions, Strategy};
-use overlap_gemm::plan::Problem;
-use overlap_gemm::tune::{
-    Entry, Family, Gathering, Mover, Multiplying, Order, Shape, Times, Tuning,
-};
+use overlap_gemm::cuda::{AllGatherGemm, GatherOptions};
+use overlap_gemm::plan::{Engine, Problem, Strategy, Way};
+use overlap_gemm::tune::{Entry, Family, Multiplying, Shape, Times, Tuning};
 use overlap_gemm::{Error, Result};
 
 fn case() -> Case {
@@ -18,7 +16,7 @@ fn case() -> Case {
 }
 
 /// A table that says that this was fastest for the problem.
-fn table(problem: &Problem, rank: &Rank, order: Order, mover: Mover, pieces: u32) -> Tuning {
+fn table(problem: &Problem, rank: &Rank, way: Way) -> Tuning {
     let (kernel, info) = (case().kernel, rank.gpu.device.info());
     Tuning::of_entries(vec![Entry {
         family: Family::of(problem, &info.name),
@@ -26,7 +24,7 @@ fn table(problem: &Problem, rank: &Rank, order: Order, mover: Mover, pieces: u32
         sms: info.sm_count,
         driver: "some driver".into(),
         crate_version: "0.1.0".into(),
-        gathering: Gathering { order, mover, pieces },
+        way,
         multiplying: Multiplying {
             kernel: kernel.name.clone(),
             tile: kernel.tile,
@@ -45,7 +43,7 @@ fn plan(rank: &Rank, problem: &Problem, table: &Tuning) -> Result<AllGatherGemm>
     gemm.sm_limit = Some(rank.sms);
     let (group, device) = (&rank.group, &rank.gpu.device);
     let (gather, problems) = (GatherOptions::default(), std::slice::from_ref(problem));
-    AllGatherGemm::plan_tuned(group, device, problems, Strategy::Auto, &gather, &gemm, table)
+    AllGatherGemm::plan_tuned(group, device, problems, None, &gather, &gemm, table)
 }
 
 #[test]
@@ -53,24 +51,14 @@ fn plan(rank: &Rank, problem: &Problem, table: &Tuning) -> Result<AllGatherGemm>
 fn what_a_table_says_is_planned() {
     on_ranks(2, |rank| {
         let problem = case().sharded(&[256, 256]);
-        for (order, mover, pieces) in [
-            (Order::Sequential, Mover::CopyEngines { streams: 2 }, 2),
-            (Order::Pipelined, Mover::CopyEngines { streams: 1 }, 4),
-            (Order::Fused, Mover::Kernel { blocks: 8 }, 2),
+        for (strategy, engine, pieces) in [
+            (Strategy::Sequential, Engine::CopyEngines { streams: 2 }, 2),
+            (Strategy::Pipelined, Engine::CopyEngines { streams: 1 }, 4),
+            (Strategy::Fused, Engine::Kernel { blocks: 8 }, 2),
         ] {
-            let table = table(&problem, &rank, order, mover, pieces);
-            let layer = plan(&rank, &problem, &table).unwrap();
-            let expected = match (order, mover) {
-                (Order::Sequential, _) => Strategy::Sequential,
-                (Order::Pipelined, _) => Strategy::Pipelined,
-                (Order::Fused, _) => Strategy::Fused,
-            };
-            let engine = match mover {
-                Mover::CopyEngines { streams } => Engine::CopyEngines { streams },
-                Mover::Kernel { blocks } => Engine::Kernel { blocks },
-            };
-            assert_eq!((layer.strategy(), layer.engine()), (expected, engine));
-            assert_eq!(layer.planned().chunks().most_per_rank(), pieces);
+            let way = Way { strategy, engine, pieces };
+            let layer = plan(&rank, &problem, &table(&problem, &rank, way)).unwrap();
+            assert_eq!(layer.way(), way);
             let text = layer.explain();
             assert!(text.contains("tuned: measured for this problem, 12.3 µs in graphs"), "{text}");
             assert!(text.contains("some driver"), "{text}");
@@ -86,8 +74,8 @@ fn ranks_with_different_tables_hear_of_it() {
     on_ranks(2, |rank| {
         let problem = case().sharded(&[256, 256]);
         let pieces = 1 + rank.rank();
-        let mover = Mover::CopyEngines { streams: 1 };
-        let table = table(&problem, &rank, Order::Fused, mover, pieces);
+        let (strategy, engine) = (Strategy::Fused, Engine::CopyEngines { streams: 1 });
+        let table = table(&problem, &rank, Way { strategy, engine, pieces });
         let error = plan(&rank, &problem, &table).map(|_| ()).unwrap_err();
         assert!(matches!(error, Error::Mismatch { .. }), "{error}");
         plan(&rank, &problem, &Tuning::none()).unwrap();

@@ -203,7 +203,7 @@ fn after_all_rows(
     let narrow = problem.n() / workers.saturating_mul(TILES_A_WORKER);
     let tile = TileShape { m, n: usual.tiling.tile.n.min(narrow.max(LEAST_COLUMNS)) };
     let tiling = Tiling { tile, ..usual.tiling };
-    Ok(PlanOptions { pieces: Some(1), tiling })
+    Ok(PlanOptions::new().with_pieces(1).with_tiling(tiling))
 }
 
 #[cfg(test)]

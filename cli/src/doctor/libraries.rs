@@ -25,7 +25,7 @@ pub fn kernels() -> Finding {
     match overlap_gemm::cuda::build_info() {
         Ok(info) => {
             let (toolkit, cutlass) = (info.toolkit, info.cutlass);
-            let (here, all) = (info.instances.len(), overlap_gemm::predict::all_kernels().len());
+            let (here, all) = (info.instances.len(), overlap_gemm::kernels::all_kernels().len());
             let what = format!("{here} of {all}, with CUDA {toolkit} and CUTLASS {cutlass}");
             Finding::ok("kernels", what)
         }

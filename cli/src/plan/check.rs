@@ -6,7 +6,7 @@
 use std::fmt;
 
 use overlap_gemm::plan::Plan;
-use overlap_gemm::plan::model::{self, Schedule, Violation};
+use overlap_gemm::plan::model::{self, Schedules, Violation};
 use overlap_gemm::random::Random;
 use serde::Serialize;
 
@@ -58,15 +58,15 @@ impl Verdict {
 pub fn run(plan: &Plan, orders: u32, seed: u64, output: &Output) -> Result<Verdict, Failure> {
     refuse_too_much(plan, orders)?;
     let interrupt = Interrupt::install()?;
-    let schedule = Schedule::new(plan.transfers());
+    let schedules = Schedules::new(plan);
     let bar = progress::bar(orders.into(), "checking orders", output);
-    let mut found = schedule.check_order();
+    let mut found = schedules.check_order();
     for order in 0..u64::from(orders) {
         interrupt.check()?;
         if found.is_err() {
             break;
         }
-        found = run_order(&schedule, seed.wrapping_add(order));
+        found = run_order(&schedules, seed.wrapping_add(order));
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -74,9 +74,9 @@ pub fn run(plan: &Plan, orders: u32, seed: u64, output: &Output) -> Result<Verdi
     Ok(Verdict { orders, epochs: EPOCHS, seed, violation })
 }
 
-fn run_order(schedule: &Schedule, seed: u64) -> Result<(), Violation> {
+fn run_order(schedules: &Schedules, seed: u64) -> Result<(), Violation> {
     let mut random = Random::new(seed);
-    model::run(schedule, EPOCHS, |enabled| (random.next_u64() % enabled as u64) as usize)
+    model::run(schedules, EPOCHS, |enabled| (random.next_u64() % enabled as u64) as usize)
 }
 
 fn refuse_too_much(plan: &Plan, orders: u32) -> Result<(), Failure> {
@@ -104,28 +104,33 @@ fn refuse_too_much(plan: &Plan, orders: u32) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use overlap_gemm::plan::{PlanOptions, Problem};
+    use overlap_gemm::plan::{Lane, PlanOptions, Problem, Step};
 
-    fn schedule() -> Schedule {
+    fn schedules() -> Schedules {
         let problem = Problem::builder(1024, 128, 64).ranks(4).build().unwrap();
-        Schedule::new(Plan::new(&problem, PlanOptions::default()).unwrap().transfers())
+        Schedules::new(&Plan::new(&problem, PlanOptions::default()).unwrap())
     }
 
     #[test]
     fn a_broken_schedule_is_found_and_fails_the_command() {
-        let mut broken = schedule();
-        broken.senders[0].swap(1, 2); // the signal before its data
+        let mut broken = schedules();
+        let steps = &mut broken.of_ranks[0].steps;
+        let sent = |(lane, step): &(Lane, Step)| {
+            matches!((lane, step), (Lane::Push(_), Step::Move { .. }))
+        };
+        let at = steps.iter().position(sent).unwrap();
+        steps.swap(at, at + 1); // the signal before its data
         let violation = (0..100).find_map(|seed| run_order(&broken, seed).err()).unwrap();
         let verdict =
             Verdict { orders: 1, epochs: 5, seed: 0, violation: Some(violation.to_string()) };
-        assert!(verdict.to_string().contains("before its rows are there"), "{verdict}");
+        assert!(verdict.to_string().contains("before its rows have landed"), "{verdict}");
         assert!(matches!(verdict.into_result(), Err(Failure::CheckFailed(_))));
     }
 
     #[test]
     fn the_same_seed_finds_the_same() {
-        let mut broken = schedule();
-        broken.consumers[1].pop();
+        let mut broken = schedules();
+        broken.of_ranks[1].steps.remove(0);
         assert_eq!(run_order(&broken, 7), run_order(&broken, 7));
     }
 }

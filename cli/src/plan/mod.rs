@@ -59,7 +59,7 @@ Examples:
   overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8
   overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8 --rank 3
   overlap-gemm plan --m 1000 --n 512 --k 512 --shards 600,0,400 --chunks 3 --check 1000
-  overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8 --json | jq .transfers[0].sender";
+  overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8 --json | jq .schedules[0].steps";
 
 /// The plan, and the verdict on it if one was asked for, in one JSON object.
 #[derive(Serialize)]

@@ -6,8 +6,9 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use overlap_gemm::plan::Problem;
-use overlap_gemm::predict::{Engine, Kernel, Machine, Setup, Strategy, estimate};
+use overlap_gemm::kernels::Kernel;
+use overlap_gemm::plan::{Engine, Operation, Problem, Strategy, Way};
+use overlap_gemm::predict::{Machine, Setup, estimate};
 use serde::Serialize;
 
 use crate::bench::report::{self, Run};
@@ -15,14 +16,14 @@ use crate::bench::statistics::{median, quantile};
 use crate::exit::Failure;
 
 /// Who is predicted: its name in the results, and what it does where that is no order of gathering and multiplying.
-const WHO: [(&str, Option<Strategy>); 6] = [
-    ("own", Some(Strategy::Plain)),
+const WHO: [(&str, Option<Operation>); 6] = [
+    ("own", Some(Operation::Gemm)),
     ("fused", None),
     ("auto", None),
     ("pipelined", None),
     ("sequential", None),
     // The product is cuBLASLt's; an own one takes its place.
-    ("nccl-cublaslt", Some(Strategy::Sequential)),
+    ("nccl-cublaslt", Some(Operation::AllGatherGemm)),
 ];
 
 /// All cases of all files, and how far off the predictions are.
@@ -101,8 +102,8 @@ fn of_run(machine: &Machine, file: &Path, run: &Run) -> Result<Vec<Line>, Failur
                 let setup = match (told, does) {
                     (Some(setup), _) => setup,
                     (None, None) => continue,
-                    (None, Some(strategy)) => {
-                        usual(&kernels, &machine, problem, strategy, &row.what)?
+                    (None, Some(operation)) => {
+                        usual(&kernels, &machine, problem, operation, &row.what)?
                     }
                 };
                 let plan = setup.plan(problem)?;
@@ -128,41 +129,39 @@ fn usual(
     kernels: &[Kernel],
     machine: &Machine,
     problem: &Problem,
-    strategy: Strategy,
+    operation: Operation,
     what: &str,
 ) -> Result<Setup, Failure> {
     let named = kernels.iter().find(|kernel| kernel.name == what);
     let kernels = named.map_or(kernels, std::slice::from_ref);
-    let setup = Setup::of_kernels(kernels, machine, problem, strategy)?;
-    Ok(match strategy {
-        Strategy::Sequential => setup.with_engine(Engine::Nccl, problem),
-        _ => setup,
+    let setup = Setup::of_kernels(kernels, machine, problem, Strategy::Sequential)?;
+    Ok(match operation {
+        Operation::Gemm => Setup { operation, ..setup },
+        _ => setup.with_engine(Engine::Nccl, problem),
     })
 }
 
-/// What `AllGatherGemm::explain` said, in one line: `Fused: …; rows: 4 chunks, moved by copy engines on 1 streams;
+/// What `AllGatherGemm::explain` said, in one line: `fused: …; rows: 4 chunks, moved by copy engines on 2 streams;
 /// 4096×… on 2 ranks: bf16_…, 132 SMs, swizzle 4, K in 1 slices`.
 fn carried_out(what: &str, ranks: u32) -> Option<Setup> {
-    let strategy = match what.split(':').next()? {
-        "Fused" => Strategy::Fused,
-        "Pipelined" => Strategy::Pipelined,
-        "Sequential" => Strategy::Sequential,
-        _ => return None,
-    };
+    let named = what.split(':').next()?.to_lowercase();
+    let strategy = Strategy::ALL.into_iter().find(|strategy| strategy.to_string() == named)?;
     let number = |before: &str, after: &str| -> Option<u32> {
         let rest = &what[what.rfind(before)? + before.len()..];
         rest[..rest.find(after)?].parse().ok()
     };
     let engine = match number("moved by copy engines on ", " streams") {
         Some(streams) => Engine::CopyEngines { streams },
+        None if what.contains("moved by copy engines on one stream") => {
+            Engine::CopyEngines { streams: 1 }
+        }
         None => Engine::Kernel { blocks: number("moved by a kernel of ", " blocks")? },
     };
     let name =
         what.split(", ").find_map(|words| words.rsplit(": ").next().and_then(Kernel::from_name));
     Some(Setup {
-        strategy,
-        engine,
-        pieces: (number("rows: ", " chunks")? / ranks.max(1)).max(1),
+        operation: Operation::AllGatherGemm,
+        way: Way { strategy, engine, pieces: (number("rows: ", " chunks")? / ranks.max(1)).max(1) },
         kernel: name?,
         swizzle: number("swizzle ", ", K in")?,
         splits: number("K in ", " slices")?,
@@ -283,13 +282,13 @@ mod tests {
                     blocks before the product; 64×3584×8192 (bf16 × bf16 → bf16) on 2 ranks: \
                     bf16_bf16_bf16_nk_64x128x64_1x2_cooperative_transposed, 132 SMs, swizzle 1, K in 4 slices";
         let setup = carried_out(what, 2).unwrap();
-        assert_eq!((setup.strategy, setup.pieces), (Strategy::Fused, 2));
-        assert_eq!(setup.engine, Engine::Kernel { blocks: 64 });
+        let engine = Engine::Kernel { blocks: 64 };
+        assert_eq!(setup.way, Way { strategy: Strategy::Fused, engine, pieces: 2 });
         assert_eq!((setup.kernel.tile.m, setup.swizzle, setup.splits), (64, 1, 4));
         let copies =
             what.replace("a kernel of 64 blocks before the product", "copy engines on 2 streams");
         let setup = carried_out(&copies, 2).unwrap();
-        assert_eq!(setup.engine, Engine::CopyEngines { streams: 2 });
+        assert_eq!(setup.way.engine, Engine::CopyEngines { streams: 2 });
         for (old, new) in
             [("Fused", "Used"), ("blocks", "boxes"), ("bf16_bf16_bf16", "bf16"), ("K in", "in")]
         {

@@ -9,8 +9,8 @@ mod whatif;
 
 use std::path::PathBuf;
 
-use overlap_gemm::plan::Problem;
-use overlap_gemm::predict::{Engine, MOST_STREAMS, Machine, Setup, Strategy, timeline};
+use overlap_gemm::plan::{Engine, MAX_STREAMS, Operation, Problem, Strategy};
+use overlap_gemm::predict::{Machine, Setup, timeline};
 use overlap_gemm::trace::Timeline;
 
 use crate::drawing::{Drawing, DrawingArgs};
@@ -67,7 +67,7 @@ pub struct Args {
 
     /// Streams of copy engines, where those move the rows [default: 1]
     #[arg(long, help_heading = "How it is carried out")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_STREAMS)))]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STREAMS)))]
     streams: Option<u32>,
 
     /// Into how many pieces a shard is cut [default: by its size, and N]
@@ -117,6 +117,14 @@ enum Mover {
     Kernel,
 }
 
+/// What a step is called: its strategy, or the product alone.
+fn name(setup: &Setup) -> String {
+    match setup.operation {
+        Operation::Gemm => "plain".into(),
+        _ => setup.way.strategy.to_string(),
+    }
+}
+
 /// What can be drawn.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Drawn {
@@ -131,13 +139,14 @@ enum Drawn {
 }
 
 impl Drawn {
-    fn strategy(self) -> Strategy {
-        match self {
-            Drawn::Plain => Strategy::Plain,
+    fn setup(self, machine: &Machine, problem: &Problem) -> overlap_gemm::Result<Setup> {
+        let strategy = match self {
+            Drawn::Plain => return Setup::gemm(machine, problem),
             Drawn::Fused => Strategy::Fused,
             Drawn::Pipelined => Strategy::Pipelined,
             Drawn::Sequential => Strategy::Sequential,
-        }
+        };
+        Setup::usual(machine, problem, strategy)
     }
 }
 
@@ -215,7 +224,7 @@ impl Args {
 
     /// What was asked for in place of what is usual.
     fn fix(&self, mut setup: Setup, problem: &Problem) -> Setup {
-        setup = match (self.engine, setup.engine, self.streams) {
+        setup = match (self.engine, setup.way.engine, self.streams) {
             (Some(Mover::Kernel), ..) => setup.with_engine(Engine::PUSHING, problem),
             (Some(Mover::Copies), Engine::Kernel { .. }, streams) => {
                 setup.with_engine(Engine::CopyEngines { streams: streams.unwrap_or(1) }, problem)
@@ -225,7 +234,7 @@ impl Args {
             }
             _ => setup,
         };
-        setup.pieces = self.pieces.unwrap_or(setup.pieces);
+        setup.way.pieces = self.pieces.unwrap_or(setup.way.pieces);
         setup
     }
 
@@ -249,9 +258,8 @@ impl Args {
             None if problem.ranks() <= MOST_DRAWN => 0..problem.ranks(),
             None => 0..1,
         };
-        let strategy = self.strategy.strategy();
-        let setup = self.fix(Setup::usual(machine, problem, strategy)?, problem);
-        let title = format!("{problem}, {strategy}, predicted: {}", setup.kernel);
+        let setup = self.fix(self.strategy.setup(machine, problem)?, problem);
+        let title = format!("{problem}, {}, predicted: {}", name(&setup), setup.kernel);
         let timeline = timeline(machine, &setup.plan(problem)?, &setup, ranks)?;
         Ok(Some((self.drawing.open()?, title, timeline)))
     }

@@ -7,8 +7,8 @@ use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::Result;
-use overlap_gemm::plan::Problem;
-use overlap_gemm::predict::{Engine, Estimate, Machine, Setup, Strategy, estimate};
+use overlap_gemm::plan::{Engine, Problem, Strategy};
+use overlap_gemm::predict::{Estimate, Machine, Setup, estimate};
 use overlap_gemm::tune::{Anything, Asked, Tuning};
 use serde::Serialize;
 
@@ -35,9 +35,9 @@ struct Case {
 /// One strategy, or what the library would choose of all.
 #[derive(Serialize)]
 struct Prediction {
-    /// It is what `Strategy::Auto` takes where no table speaks of the problem.
+    /// It is what `auto` takes where no table speaks of the problem.
     auto: bool,
-    strategy: Strategy,
+    strategy: String,
     engine: Engine,
     pieces: u32,
     kernel: String,
@@ -70,6 +70,7 @@ pub fn predict(
             predictions.push(Prediction { auto, ..Prediction::new(setup, &estimate, plain) });
             Ok(())
         };
+        add(&fix(Setup::gemm(&machine, problem)?, problem), false)?;
         for strategy in Strategy::ALL {
             add(&fix(Setup::usual(&machine, problem, strategy)?, problem), false)?;
         }
@@ -108,9 +109,9 @@ impl Prediction {
         let total_us = us(estimate.total);
         Prediction {
             auto: false,
-            strategy: setup.strategy,
-            engine: setup.engine,
-            pieces: setup.pieces,
+            strategy: super::name(setup),
+            engine: setup.way.engine,
+            pieces: setup.way.pieces,
             kernel: setup.kernel.name.clone(),
             swizzle: setup.swizzle,
             splits: setup.splits,
@@ -147,7 +148,7 @@ impl fmt::Display for Shown {
                 let name = match it.engine {
                     _ if it.auto => format!("auto ({})", it.strategy),
                     Engine::Nccl => format!("{} (NCCL)", it.strategy),
-                    _ => it.strategy.to_string(),
+                    _ => it.strategy.clone(),
                 };
                 write!(f, "  {name:<18} {:>10.1} {:>10.3}", it.total_us, it.over_plain)?;
                 for time in [it.exposed_us, it.gathered_us, it.waited_us, it.slowed_us, it.tail_us]
@@ -155,8 +156,8 @@ impl fmt::Display for Shown {
                     write!(f, " {time:>10.1}")?;
                 }
                 write!(f, "  {}", it.kernel)?;
-                match it.strategy {
-                    Strategy::Plain => writeln!(f)?,
+                match &*it.strategy {
+                    "plain" => writeln!(f)?,
                     _ => {
                         let s = if it.pieces == 1 { "" } else { "s" };
                         writeln!(f, ", {} in {} piece{s}", it.engine, it.pieces)?;

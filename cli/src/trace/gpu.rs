@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use overlap_gemm::Error;
-use overlap_gemm::cuda::{Engine, GatherOptions, GemmOptions, Strategy, devices};
+use overlap_gemm::cuda::{GatherOptions, GemmOptions, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Engine, Problem, Strategy};
 use overlap_gemm::predict::Machine;
 
 use super::prediction::Prediction;
@@ -57,15 +57,15 @@ fn one_step(
     let mut gather = GatherOptions::default();
     gather.pieces = args.chunks;
     if let Some(streams) = args.streams {
-        gather.engine = Engine::CopyEngines { streams };
+        gather.engine = Some(Engine::CopyEngines { streams });
     }
     if let Some(blocks) = args.blocks {
-        gather.engine = Engine::Kernel { blocks };
+        gather.engine = Some(Engine::Kernel { blocks });
     }
     let mut gemm = GemmOptions::default().with_constant_b(true);
     gemm.kernel.clone_from(&args.kernel);
     let strategy = if args.sequential { Strategy::Sequential } else { Strategy::Fused };
-    let mut step = Gathered::plan(place, strategy, &gather, &gemm, false)?;
+    let mut step = Gathered::plan(place, Some(strategy), &gather, &gemm, false)?;
     let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
     step.check()?;
     if let Some(wrong) = wrong_anywhere(group, checked.err())? {

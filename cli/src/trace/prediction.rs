@@ -9,8 +9,8 @@ use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::Result;
-use overlap_gemm::plan::Plan;
-use overlap_gemm::predict::{Engine, Machine, Setup, Strategy, timeline};
+use overlap_gemm::plan::{Engine, Plan, Strategy, Way};
+use overlap_gemm::predict::{Machine, Setup, timeline};
 use overlap_gemm::trace::{RankSummary, SideBySide, Timeline};
 use serde::Serialize;
 
@@ -64,7 +64,8 @@ impl Prediction {
         measured: &Timeline,
     ) -> Result<Prediction> {
         let predicted = timeline(&machine, plan, setup, 0..plan.problem().ranks())?;
-        let Setup { strategy, engine, pieces, kernel, swizzle, splits } = setup.clone();
+        let Setup { way, kernel, swizzle, splits, .. } = setup.clone();
+        let Way { strategy, engine, pieces } = way;
         let ranks = compare(measured, &predicted);
         let (kernel, timeline) = (kernel.name, predicted);
         Ok(Prediction {

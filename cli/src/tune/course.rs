@@ -110,7 +110,7 @@ impl Outcome {
     pub fn fail(&mut self, case: &Case, failed: Vec<(Candidate, String)>) {
         self.failed.extend(failed.into_iter().map(|(candidate, why)| Failed {
             problem: case.to_string(),
-            gathering: candidate.gathering,
+            way: candidate.way,
             multiplying: candidate.multiplying,
             why,
         }));
@@ -141,8 +141,8 @@ impl Outcome {
     ) -> Result<(), Failure> {
         let Outcome { measured, failed, stopped, .. } = self;
         let wrong = failed.iter().find(|failed| !failed.why.starts_with(REFUSED)).map(|failed| {
-            let Failed { problem, gathering, multiplying, why } = failed;
-            format!("{problem}: {gathering}; {multiplying}: {why}")
+            let Failed { problem, way, multiplying, why } = failed;
+            format!("{problem}: {way}; {multiplying}: {why}")
         });
         if let Some(output) = output {
             let results = Results {

@@ -2,7 +2,8 @@
 //!
 //! What belongs here: arithmetic over times. Invariant: what was dropped early is never the first, however quick its few rounds were.
 
-use overlap_gemm::tune::{Gathering, Multiplying, Times};
+use overlap_gemm::plan::Way;
+use overlap_gemm::tune::{Multiplying, Times};
 use serde::Serialize;
 
 /// What a step took, launched one way.
@@ -26,7 +27,7 @@ impl Time {
 /// One candidate, and what it took.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    pub gathering: Gathering,
+    pub way: Way,
     pub multiplying: Multiplying,
     /// The kernel, and how it ran, are what the cost model chooses for this order.
     pub by_model: bool,
@@ -114,7 +115,7 @@ impl Field {
 #[cfg(test)]
 pub mod made_up {
     use overlap_gemm::plan::{ClusterShape, TileShape};
-    use overlap_gemm::tune::{Mover, Order};
+    use overlap_gemm::plan::{Engine, Strategy};
 
     use super::*;
 
@@ -125,9 +126,9 @@ pub mod made_up {
         graph: Option<Time>,
         plain: Option<Time>,
     ) -> Measured {
-        let mover = Mover::CopyEngines { streams: 1 };
+        let engine = Engine::CopyEngines { streams: 1 };
         Measured {
-            gathering: Gathering { order: Order::Fused, mover, pieces },
+            way: Way { strategy: Strategy::Fused, engine, pieces },
             multiplying: Multiplying {
                 kernel: kernel.into(),
                 tile: TileShape { m: 128, n: 128 },

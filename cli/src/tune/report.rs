@@ -5,10 +5,10 @@
 use std::fmt;
 use std::path::Path;
 
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Problem, Way};
 use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{
-    Answer, Anything, Asked, Entry, Gathering, Multiplying, Shape, Source, Tuning, record,
+    Answer, Anything, Asked, Entry, Multiplying, Shape, Source, Tuning, record,
 };
 use serde::Serialize;
 
@@ -23,7 +23,7 @@ struct Shown {
     how: &'static str,
     /// In words.
     why: String,
-    gathering: Option<Gathering>,
+    way: Option<Way>,
     multiplying: Option<Multiplying>,
     /// Which problem was measured instead, if one was.
     from: Option<Shape>,
@@ -45,7 +45,7 @@ impl Shown {
         let Some(answer) = answer else {
             let why = "by the rules: no kernel computes it".to_owned();
             let (how, from) = ("by the rules", None);
-            return Shown { problem: name, how, why, gathering: None, multiplying: None, from };
+            return Shown { problem: name, how, why, way: None, multiplying: None, from };
         };
         let mut why = answer.to_string();
         let (how, from) = match answer.source {
@@ -58,8 +58,8 @@ impl Shown {
         {
             why += &format!("; measured with driver {other}, and here is {here}");
         }
-        let Answer { gathering, multiplying, .. } = answer;
-        Shown { problem: name, how, why, gathering: Some(gathering), multiplying, from }
+        let Answer { way, multiplying, .. } = answer;
+        Shown { problem: name, how, why, way: Some(way), multiplying, from }
     }
 }
 
@@ -76,10 +76,10 @@ fn driver() -> Option<String> {
 
 impl fmt::Display for Show {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Shown { problem, why, gathering, multiplying, .. } in &self.problems {
+        for Shown { problem, why, way, multiplying, .. } in &self.problems {
             writeln!(f, "{problem}\n  {why}")?;
-            if let Some(gathering) = gathering {
-                writeln!(f, "  {gathering}")?;
+            if let Some(way) = way {
+                writeln!(f, "  {way}")?;
             }
             if let Some(multiplying) = multiplying {
                 writeln!(f, "  {multiplying}")?;

@@ -4,7 +4,8 @@
 
 use std::fmt;
 
-use overlap_gemm::tune::{Entry, Gathering, Multiplying, Times};
+use overlap_gemm::plan::Way;
+use overlap_gemm::tune::{Entry, Multiplying, Times};
 use serde::Serialize;
 
 use super::ranking::Measured;
@@ -37,7 +38,7 @@ pub struct Tuned {
 #[derive(Serialize)]
 pub struct Failed {
     pub problem: String,
-    pub gathering: Gathering,
+    pub way: Way,
     pub multiplying: Multiplying,
     pub why: String,
 }
@@ -72,7 +73,7 @@ impl fmt::Display for Row<'_> {
         for (tuned, untuned) in tuned.into_iter().zip(untuned) {
             column(f, tuned.zip(untuned).map(|(tuned, untuned)| tuned / untuned), 6, 3)?;
         }
-        write!(f, "   {}; {}", entry.gathering, entry.multiplying)
+        write!(f, "   {}; {}", entry.way, entry.multiplying)
     }
 }
 
@@ -99,8 +100,8 @@ impl fmt::Display for Results {
             }
             writeln!(f, "{}", Row(tuned))?;
         }
-        for Failed { problem, gathering, multiplying, why } in &self.failed {
-            writeln!(f, "FAILED: {problem}: {gathering}; {multiplying}: {why}")?;
+        for Failed { problem, way, multiplying, why } in &self.failed {
+            writeln!(f, "FAILED: {problem}: {way}; {multiplying}: {why}")?;
         }
         if self.kept > 0 {
             writeln!(f, "{} were in the table already (--again measures them again)", self.kept)?;
@@ -144,7 +145,7 @@ mod tests {
             sms: 132,
             driver: "580.1".into(),
             crate_version: "0.1.0".into(),
-            gathering: tried[0].gathering,
+            way: tried[0].way,
             multiplying: tried[0].multiplying.clone(),
             us: tried[0].us(),
         };

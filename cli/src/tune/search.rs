@@ -7,7 +7,7 @@
 //! All combinations would be thousands. So one thing after the other, each time from the best so far:
 //!
 //! ```text
-//!   ways     how rows travel (order, engine, pieces), with the cost model's kernel         ≤ 12
+//!   ways     how rows travel (strategy, engine, pieces), with the cost model's kernel         ≤ 12
 //!   kernels  the cost model's next best ones, for the best two ways                         ≤ 9
 //!   sweeps   other swizzles, the best kernel for the next ways                              ≤ 5
 //!   finals   the best five and what is chosen without a table: longer loops, more rounds
@@ -16,7 +16,8 @@
 //! Each heat runs the best so far again, and its times are scaled so that this one's are what they were: clocks
 //! drift from heat to heat.
 
-use overlap_gemm::tune::{Gathering, Multiplying, Order};
+use overlap_gemm::plan::{Strategy, Way};
+use overlap_gemm::tune::Multiplying;
 
 use super::ranking::{Measured, Time};
 use crate::bench::statistics::{Summary, median};
@@ -24,7 +25,7 @@ use crate::bench::statistics::{Summary, median};
 /// One that is tried.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    pub gathering: Gathering,
+    pub way: Way,
     pub multiplying: Multiplying,
     /// The kernel is the cost model's choice.
     pub by_model: bool,
@@ -66,7 +67,7 @@ pub struct Known {
     /// What is chosen without a table.
     pub untuned: Candidate,
     /// How rows may travel.
-    pub ways: Vec<Gathering>,
+    pub ways: Vec<Way>,
     /// Rows of the largest shard.
     pub most_rows: u32,
     /// The kernels of one product of all rows, the cost model's choice first; one for each number of slices.
@@ -128,22 +129,22 @@ struct Search<'a, T> {
 
 impl<T> Search<'_, T> {
     /// A way with the kernel that the cost model chooses for it.
-    fn by_model(&self, gathering: Gathering) -> Candidate {
+    fn by_model(&self, way: Way) -> Candidate {
         let untuned = &self.known.untuned;
-        let multiplying = match self.known.kernels(gathering.order).first() {
+        let multiplying = match self.known.kernels(way.strategy).first() {
             Some(first) => first.clone(),
             None => untuned.multiplying.clone(),
         };
-        Candidate { gathering, multiplying, by_model: true, untuned: false }
+        Candidate { way, multiplying, by_model: true, untuned: false }
     }
 
     /// Ways to gather, the best first, that are close to the best.
-    fn close_ways(&self) -> Vec<Gathering> {
+    fn close_ways(&self) -> Vec<Way> {
         let all = Measured::in_order(self.found.measured.clone());
         let mut ways = Vec::new();
         for one in &all {
-            if one.ratio(&all) <= CLOSE && !ways.contains(&one.gathering) {
-                ways.push(one.gathering);
+            if one.ratio(&all) <= CLOSE && !ways.contains(&one.way) {
+                ways.push(one.way);
             }
         }
         ways
@@ -152,9 +153,9 @@ impl<T> Search<'_, T> {
     /// Other kernels, for the best ways.
     fn kernels(&self) -> Vec<Candidate> {
         let mut all = Vec::new();
-        for (gathering, most) in self.close_ways().into_iter().zip(KERNELS) {
+        for (way, most) in self.close_ways().into_iter().zip(KERNELS) {
             let mut taken: Vec<&Multiplying> = Vec::new();
-            for next in self.known.kernels(gathering.order).iter().skip(1) {
+            for next in self.known.kernels(way.strategy).iter().skip(1) {
                 // Numbers of slices that differ a little differ little.
                 let same = taken.iter().filter(|taken| taken.kernel == next.kernel).count();
                 if taken.len() < most && same < 2 {
@@ -162,7 +163,7 @@ impl<T> Search<'_, T> {
                 }
             }
             all.extend(taken.into_iter().map(|multiplying| Candidate {
-                gathering,
+                way,
                 multiplying: multiplying.clone(),
                 by_model: false,
                 untuned: false,
@@ -175,26 +176,21 @@ impl<T> Search<'_, T> {
     fn sweeps(&self) -> Vec<Candidate> {
         let all = Measured::in_order(self.found.measured.clone());
         let Some(best) = all.first() else { return Vec::new() };
-        let of = |gathering, multiplying| Candidate {
-            gathering,
-            multiplying,
-            by_model: false,
-            untuned: false,
-        };
+        let of = |way, multiplying| Candidate { way, multiplying, by_model: false, untuned: false };
         let Multiplying { tile, cluster, .. } = best.multiplying;
-        let rows = match best.gathering.order {
-            Order::Pipelined => self.known.most_rows,
-            Order::Fused | Order::Sequential => self.known.m,
+        let rows = match best.way.strategy {
+            Strategy::Pipelined => self.known.most_rows,
+            _ => self.known.m,
         };
         let units = rows.div_ceil(tile.m.saturating_mul(cluster.m).max(1));
         // More rows together than there are sweep no differently.
         let useful =
             [1, 2, 4, 8].into_iter().filter(|swizzle| *swizzle == 1 || swizzle / 2 < units);
         let mut next: Vec<_> = useful
-            .map(|swizzle| of(best.gathering, Multiplying { swizzle, ..best.multiplying.clone() }))
+            .map(|swizzle| of(best.way, Multiplying { swizzle, ..best.multiplying.clone() }))
             .collect();
         let ways = self.close_ways().into_iter();
-        let same_order = ways.filter(|way| way.order == best.gathering.order).skip(1).take(2);
+        let same_order = ways.filter(|way| way.strategy == best.way.strategy).skip(1).take(2);
         next.extend(same_order.map(|way| of(way, best.multiplying.clone())));
         next
     }
@@ -299,25 +295,25 @@ impl Found {
 impl Candidate {
     /// Whether the two are carried out alike.
     fn is_same(&self, other: &Candidate) -> bool {
-        (&self.gathering, &self.multiplying) == (&other.gathering, &other.multiplying)
+        (&self.way, &self.multiplying) == (&other.way, &other.multiplying)
     }
 
     /// Whether that is what was measured.
     fn is(&self, one: &Measured) -> bool {
-        (&self.gathering, &self.multiplying) == (&one.gathering, &one.multiplying)
+        (&self.way, &self.multiplying) == (&one.way, &one.multiplying)
     }
 }
 
 impl Known {
     /// The kernels of one product in that order.
-    fn kernels(&self, order: Order) -> &[Multiplying] {
-        if order == Order::Pipelined { &self.of_rank } else { &self.whole }
+    fn kernels(&self, strategy: Strategy) -> &[Multiplying] {
+        if strategy == Strategy::Pipelined { &self.of_rank } else { &self.whole }
     }
 }
 
 fn candidate_of(measured: &Measured) -> Candidate {
     Candidate {
-        gathering: measured.gathering,
+        way: measured.way,
         multiplying: measured.multiplying.clone(),
         by_model: measured.by_model,
         untuned: measured.untuned,
@@ -355,12 +351,12 @@ fn scales(before: &Measured, now: &Times) -> [f64; WAYS_TO_LAUNCH] {
 }
 
 fn measured(candidate: Candidate, times: Times, scale: [f64; WAYS_TO_LAUNCH]) -> Measured {
-    let Candidate { gathering, multiplying, by_model, untuned } = candidate;
+    let Candidate { way, multiplying, by_model, untuned } = candidate;
     let scaled = |way: usize| {
         times[way].map(|time| Time::new(time.us * scale[way], time.spread, time.rounds))
     };
     let (graph, plain) = (scaled(0), scaled(1));
-    Measured { gathering, multiplying, by_model, untuned, graph, plain }
+    Measured { way, multiplying, by_model, untuned, graph, plain }
 }
 
 #[cfg(test)]

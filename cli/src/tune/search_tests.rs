@@ -6,7 +6,7 @@ use overlap_gemm::plan::{ClusterShape, Problem, TileShape};
 use overlap_gemm::tune::ways;
 use proptest::prelude::*;
 
-use super::*;
+use super::{Strategy, *};
 
 fn multiplying(kernel: &str, swizzle: u32) -> Multiplying {
     Multiplying {
@@ -27,7 +27,7 @@ fn known(kib: u64, ranks: u32) -> Known {
     let ways = ways(&problem.build().unwrap());
     Known {
         untuned: Candidate {
-            gathering: ways[0],
+            way: ways[0],
             multiplying: kernels[0].clone(),
             by_model: true,
             untuned: true,
@@ -72,11 +72,11 @@ fn timed(us: f64) -> Outcome {
 
 /// The best has two pieces, kernel 4 and a swizzle of 8.
 fn truth(candidate: &Candidate) -> f64 {
-    let Candidate { gathering, multiplying, .. } = candidate;
-    let way = match gathering.order {
-        Order::Fused => 100.0 + 5.0 * f64::from(gathering.pieces.abs_diff(2)),
-        Order::Pipelined => 108.0,
-        Order::Sequential => 140.0,
+    let Candidate { way, multiplying, .. } = candidate;
+    let way = match way.strategy {
+        Strategy::Fused => 100.0 + 5.0 * f64::from(way.pieces.abs_diff(2)),
+        Strategy::Pipelined => 108.0,
+        _ => 140.0,
     };
     let kernel: i32 = multiplying.kernel["kernel ".len()..].parse().unwrap();
     let sweep = f64::from(multiplying.swizzle.abs_diff(8)) / 4.0;
@@ -90,7 +90,7 @@ fn the_best_is_found_though_clocks_drift_and_few_are_tried() {
         |candidate: &Candidate, nth: usize| timed(truth(candidate) * (1.0 + 0.2 * nth as f64));
     let (found, track) = run(&known(32 << 10, 2), drifting);
     let best = &found.measured[0];
-    assert_eq!((best.gathering.pieces, best.gathering.order), (2, Order::Fused));
+    assert_eq!((best.way.pieces, best.way.strategy), (2, Strategy::Fused));
     assert_eq!((&*best.multiplying.kernel, best.multiplying.swizzle), ("kernel 4", 8));
     assert!(found.failed.is_empty());
     let names: Vec<_> = track.heats.iter().map(|(heat, _)| heat.name).collect();
@@ -155,7 +155,7 @@ proptest! {
         let noise = |candidate: &Candidate| {
             use std::hash::{DefaultHasher, Hash, Hasher};
             let mut hasher = DefaultHasher::new();
-            (seed, format!("{:?}", (&candidate.gathering, &candidate.multiplying))).hash(&mut hasher);
+            (seed, format!("{:?}", (&candidate.way, &candidate.multiplying))).hash(&mut hasher);
             50.0 + (hasher.finish() % 1000) as f64 / 10.0
         };
         let known = known(kib, ranks);

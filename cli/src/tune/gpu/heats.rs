@@ -5,11 +5,9 @@
 
 use std::time::Duration;
 
-use overlap_gemm::cuda::{
-    AllGatherGemm, Choice, GatherOptions, GemmOptions, Strategy, kernels, ranked,
-};
-use overlap_gemm::plan::Problem;
-use overlap_gemm::tune::{Gathering, Multiplying, Order, Shape, Tuning, ways};
+use overlap_gemm::cuda::{AllGatherGemm, Choice, GatherOptions, GemmOptions, kernels, ranked};
+use overlap_gemm::plan::{Engine, Problem, Strategy};
+use overlap_gemm::tune::{Multiplying, Shape, Tuning, ways};
 use overlap_gemm::{Error, Result};
 
 use super::super::course::{REFUSED, Stopped};
@@ -42,7 +40,7 @@ impl<'a> Here<'a> {
 
     fn plan(
         &self,
-        strategy: Strategy,
+        strategy: Option<Strategy>,
         gather: &GatherOptions,
         gemm: &GemmOptions,
     ) -> Result<AllGatherGemm> {
@@ -55,15 +53,16 @@ impl<'a> Here<'a> {
     /// What is chosen without a table, and what else the cost model thinks of.
     pub(super) fn known(&self) -> Result<Known> {
         let (problem, gemm) = (self.problem, gemm_options());
-        let layer = self.plan(Strategy::Auto, &GatherOptions::default(), &gemm)?;
-        let Some(gathering) = Gathering::of_setup(&layer.setup()) else {
+        let layer = self.plan(None, &GatherOptions::default(), &gemm)?;
+        let way = layer.way();
+        if way.engine == Engine::Nccl {
             return Err(Error::Unsupported {
-                what: format!("tuning with {:?}", layer.engine()),
+                what: format!("tuning with {}", way.engine),
                 why: "these GPUs do not reach each other's memory, and there is one way only"
                     .into(),
                 remedy: "tune on GPUs that NVLink connects",
             });
-        };
+        }
         let sms = self.tuner.gpu.device.info().sm_count;
         let all = kernels()?;
         let of = |choice: Choice| Multiplying::of(&all[choice.kernel], choice);
@@ -74,10 +73,10 @@ impl<'a> Here<'a> {
         let most_rows = problem.shards().most_rows();
         let chosen = of(layer.choice());
         let (whole, of_rank) = (list(problem)?, list(&problem.of_largest_shard()?)?);
-        let by_model = if gathering.order == Order::Pipelined { &of_rank } else { &whole }.first();
+        let by_model = if way.strategy == Strategy::Pipelined { &of_rank } else { &whole }.first();
         Ok(Known {
             untuned: Candidate {
-                gathering,
+                way,
                 by_model: by_model == Some(&chosen),
                 multiplying: chosen,
                 untuned: true,
@@ -93,7 +92,7 @@ impl<'a> Here<'a> {
     /// Plans one candidate for each way of launching, and checks its result.
     fn enter(&self, candidate: &Candidate) -> Result<Result<Vec<Entrant<'a>>, String>> {
         let (gather, gemm) = options(candidate);
-        let strategy = candidate.gathering.order.into();
+        let strategy = Some(candidate.way.strategy);
         let group = &self.tuner.group;
         let mut entrants = Vec::new();
         for &launch in self.tuner.launches {
@@ -202,9 +201,8 @@ fn gemm_options() -> GemmOptions {
 }
 
 fn options(candidate: &Candidate) -> (GatherOptions, GemmOptions) {
-    let Candidate { gathering, multiplying, .. } = candidate;
-    let gather =
-        GatherOptions::default().with_engine(gathering.mover.into()).with_pieces(gathering.pieces);
+    let Candidate { way, multiplying, .. } = candidate;
+    let gather = GatherOptions::default().with_engine(way.engine).with_pieces(way.pieces);
     let gemm = gemm_options()
         .with_kernel(&multiplying.kernel)
         .with_swizzle(multiplying.swizzle)

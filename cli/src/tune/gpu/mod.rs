@@ -155,7 +155,7 @@ impl Tuner<'_> {
             sms: info.sm_count,
             driver: driver_name()?,
             crate_version: env!("CARGO_PKG_VERSION").into(),
-            gathering: best.gathering,
+            way: best.way,
             multiplying: best.multiplying.clone(),
             us: best.us(),
         })

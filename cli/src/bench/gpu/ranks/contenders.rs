@@ -10,11 +10,10 @@ use overlap_gemm::Result;
 use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaStream};
 use overlap_gemm::cuda::nccl::{Communicator, Parts};
 use overlap_gemm::cuda::{
-    AllGather, AllGatherGemm, GatherOptions, Gemm, GemmOptions, RawOperands, Shard, Strategy,
-    SymmetricMemory,
+    AllGather, AllGatherGemm, GatherOptions, Gemm, GemmOptions, RawOperands, Shard, SymmetricMemory,
 };
 use overlap_gemm::group::Group;
-use overlap_gemm::plan::{Plan, Problem, Scaling};
+use overlap_gemm::plan::{Plan, Problem, Scaling, Strategy};
 use overlap_gemm::predict::Setup;
 use overlap_gemm::trace::Timeline;
 
@@ -222,7 +221,7 @@ impl<'a> Gathered<'a> {
     /// Plans it, and puts this rank's rows into both of their slots.
     pub fn plan(
         place: Place<'a>,
-        strategy: Strategy,
+        strategy: Option<Strategy>,
         gather: &GatherOptions,
         gemm: &GemmOptions,
         copied: bool,

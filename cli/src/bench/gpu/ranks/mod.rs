@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use overlap_gemm::cuda::nccl::{Communicator, NCCL_VARIABLE, Nccl};
-use overlap_gemm::cuda::{Engine, GatherOptions, Gemm, GemmOptions, Strategy, devices};
+use overlap_gemm::cuda::{GatherOptions, Gemm, GemmOptions, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Engine, Problem, Strategy};
 use overlap_gemm::{Error, Result};
 
 use super::super::cases::{Case, spread};
@@ -254,7 +254,7 @@ impl Bench<'_> {
         place: contenders::Place<'_>,
     ) -> Result<(), Failure> {
         let (gather, gemm) = (self.gather_options(), self.gemm_options());
-        let (strategy, copied) = (Strategy::Fused, self.wanted.copied);
+        let (strategy, copied) = (Some(Strategy::Fused), self.wanted.copied);
         let mut step = contenders::Gathered::plan(place, strategy, &gather, &gemm, copied)?;
         let own = step.record()?;
         let all = timeline::merge(&self.group, step.planned(), &own)?;
@@ -328,12 +328,12 @@ impl Bench<'_> {
             Gatherer::Gather => Box::new(contenders::GatherAlone::plan(place, &gather)?),
             Gatherer::NcclOwn => {
                 let by_nccl = GatherOptions::default().with_engine(Engine::Nccl);
-                gathered_by(&by_nccl, Strategy::Sequential)?
+                gathered_by(&by_nccl, Some(Strategy::Sequential))?
             }
-            Gatherer::Sequential => gathered(Strategy::Sequential)?,
-            Gatherer::Pipelined => gathered(Strategy::Pipelined)?,
-            Gatherer::Fused => gathered(Strategy::Fused)?,
-            Gatherer::Auto => gathered(Strategy::Auto)?,
+            Gatherer::Sequential => gathered(Some(Strategy::Sequential))?,
+            Gatherer::Pipelined => gathered(Some(Strategy::Pipelined))?,
+            Gatherer::Fused => gathered(Some(Strategy::Fused))?,
+            Gatherer::Auto => gathered(None)?,
         })
     }
 
@@ -350,10 +350,10 @@ impl Bench<'_> {
         let mut options = GatherOptions::default();
         options.pieces = wanted.pieces;
         if let Some(streams) = wanted.streams {
-            options.engine = Engine::CopyEngines { streams };
+            options.engine = Some(Engine::CopyEngines { streams });
         }
         if let Some(blocks) = wanted.blocks {
-            options.engine = Engine::Kernel { blocks };
+            options.engine = Some(Engine::Kernel { blocks });
         }
         options
     }
