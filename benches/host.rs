@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use overlap_gemm::element::{Element, bf16};
-use overlap_gemm::host::{Group, Stream};
-use overlap_gemm::ops::AllGatherGemm;
+use overlap_gemm::host::{AllGatherGemm, Group, Stream};
 use overlap_gemm::plan::{PlanOptions, Problem};
 use overlap_gemm::random::Random;
 

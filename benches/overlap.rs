@@ -8,8 +8,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use overlap_gemm::element::bf16;
-use overlap_gemm::host::{Group, GroupOptions, Link, Stream};
-use overlap_gemm::ops::AllGatherGemm;
+use overlap_gemm::host::{AllGatherGemm, Group, GroupOptions, Link, Stream};
 use overlap_gemm::plan::{PlanOptions, Problem, Tiling};
 use overlap_gemm::random::Random;
 

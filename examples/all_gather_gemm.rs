@@ -17,8 +17,7 @@
 use std::thread;
 
 use overlap_gemm::element::bf16;
-use overlap_gemm::host::{Group, GroupOptions, Link, Rank, Stream};
-use overlap_gemm::ops::{AllGatherGemm, Input, Product};
+use overlap_gemm::host::{AllGatherGemm, Group, GroupOptions, Link, Product, Rank, Shard, Stream};
 use overlap_gemm::plan::{PlanOptions, Problem, Tiling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Reference, Report};
@@ -75,7 +74,7 @@ fn one_rank(rank: &Rank, problem: &Problem, options: PlanOptions) -> Result<Time
 
         // The output is as long as this step's rows, which may be fewer than planned.
         let output = &mut outputs[..shape.d_len() as usize];
-        let input = Input::copied(shard).rows(rows);
+        let input = Shard::at(shard).rows(rows);
         layer.enqueue_all(&stream, input, &mut [Product::new(&weight, output)])?;
 
         let report = Reference::new(&shape, &a, &weight, &[], &[])?;

@@ -19,8 +19,7 @@ use std::time::Duration;
 
 use overlap_gemm::Result;
 use overlap_gemm::element::bf16;
-use overlap_gemm::host::{ChunkWriter, Deadlines, Stream};
-use overlap_gemm::ops::AsyncGemm;
+use overlap_gemm::host::{AsyncGemm, ChunkWriter, Stream};
 use overlap_gemm::plan::{PlanOptions, Problem, Tiling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Reference;
@@ -35,9 +34,8 @@ fn main() -> Result<()> {
 
     // Source 1 is expected first, so the planned order is 4 5 6 7 0 1 2 3.
     let patience = Duration::from_secs(5);
-    let mut gemm = AsyncGemm::<bf16>::plan(&problem, options, 1)?
-        .with_deadlines(Deadlines { first: patience, steady: patience })
-        .recorded();
+    let mut gemm =
+        AsyncGemm::<bf16>::plan(&problem, options, 1)?.with_timeouts(patience, patience).recorded();
     let planned: Vec<u32> = gemm.planned().chunks().need_order(1).collect();
     println!("chunks are needed in the order {planned:?}");
 

@@ -12,7 +12,7 @@ use overlap_gemm::cuda::{
 };
 use overlap_gemm::element::bf16;
 use overlap_gemm::group::{Group, GroupOptions, Launch};
-use overlap_gemm::plan::{Problem, Strategy};
+use overlap_gemm::plan::Problem;
 
 const M: usize = 4096;
 const N: usize = 3584;

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use crate::element::{Element, ElementType, F8E4M3, F8E5M2, bf16, f16};
 use crate::error::{Error, Result};
 use crate::fit::scale_count;
-use crate::host::{Aborter, Group, GroupOptions, Link, Rank, Stream, check_memory};
-use crate::ops::{AllGatherGemm, Input, Product};
+use crate::host::{
+    Aborter, AllGatherGemm, Group, GroupOptions, Link, Product, Rank, Shard, Stream, check_memory,
+};
 use crate::plan::{
     BLayout, ClusterShape, ElementTypes, PlanOptions, Problem, Scaling, Strategy, TileShape, Tiling,
 };
@@ -119,7 +120,7 @@ impl Exercise {
         let link = Link { bytes_per_second: 1e12, jitter, seed };
         let group = GroupOptions {
             link: random.choose(&[None, Some(link)]),
-            poison_consumed: random.choose(&[true, false]),
+            poison: random.choose(&[true, false]),
             // Often so close to the wrap that the steps cross it.
             first_epoch: random.choose(&[0, u32::MAX - 2, i32::MAX as u32 - 2, seed as u32]),
             ..GroupOptions::default()
@@ -264,8 +265,8 @@ impl Exercise {
             Scaling::None | Scaling::Tensor => &numbers.a_scales[..],
         };
         let input = match self.in_place {
-            true => Input::in_place(),
-            false => Input::copied(shard_of(&numbers.a, shape, rank)),
+            true => Shard::in_place(),
+            false => Shard::at(shard_of(&numbers.a, shape, rank)),
         };
         let product = Product::new(&numbers.b, &mut numbers.d).scales(&numbers.b_scales);
         op.enqueue_all(stream, input.rows(rows).scales(scales), &mut [product])

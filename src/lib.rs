@@ -23,8 +23,7 @@
 //!
 //! ```
 //! use overlap_gemm::element::bf16;
-//! use overlap_gemm::host::{Group, Stream};
-//! use overlap_gemm::ops::AllGatherGemm;
+//! use overlap_gemm::host::{AllGatherGemm, Group, Stream};
 //! use overlap_gemm::plan::{PlanOptions, Problem};
 //!
 //! // One rank: nothing to gather, all else as with many. A is 2×3, B holds 1×3 (N rows of K).
@@ -47,8 +46,7 @@
 //! | module | what is in it |
 //! |---|---|
 //! | [`exercise`] | all ranks, random numbers, checked against the reference: what tests and the command line run |
-//! | [`ops`] | [`AllGatherGemm`](ops::AllGatherGemm), [`AsyncGemm`](ops::AsyncGemm): plan once, enqueue many times |
-//! | [`host`] | carries a plan out on threads; [`host::protocol`] orders one thread's data before another's |
+//! | [`host`] | [`AllGatherGemm`](host::AllGatherGemm), [`AsyncGemm`](host::AsyncGemm) on threads: plan once, enqueue many times; [`host::protocol`] orders one thread's data before another's |
 //! | `cuda` | feature `cuda`: the same operations on Hopper GPUs, and products alone, plain or waiting for chunks |
 //! | `group` | feature `group`: who the ranks are, threads or processes, and how they meet |
 //! | `tune` | feature `tune`: tables of what was measured of all-gather + GEMM, and what they say of other sizes |
@@ -72,7 +70,7 @@
 //!
 //! # Where to read next
 //!
-//! To use it: [`ops::AllGatherGemm`] and its example. To understand it: [`plan`], then
+//! To use it: [`host::AllGatherGemm`] and its example. To understand it: [`plan`], then
 //! [`host::protocol`]; the repository's `docs/architecture.md` and `docs/protocol.md` are the long
 //! form. To check a kernel of your own: [`reference`](mod@reference) and [`plan::TileOrder`].
 
@@ -86,7 +84,6 @@ mod fit;
 pub mod group;
 pub mod host;
 pub mod kernels;
-pub mod ops;
 pub mod plan;
 pub mod predict;
 pub mod random;

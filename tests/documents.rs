@@ -198,7 +198,7 @@ fn assert_part_of(part: &[String], whole: &[String], least: usize) {
 
 #[test]
 fn the_readme_s_example_is_that_of_the_documentation() {
-    let documented = documented("src/ops/all_gather_gemm.rs", "```");
+    let documented = documented("src/host/all_gather_gemm.rs", "```");
     assert_part_of(&documented, &readme_example("rust"), 20);
 }
 

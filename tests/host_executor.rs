@@ -6,8 +6,7 @@ use std::time::Duration;
 use overlap_gemm::ElementType::{Bf16, E4m3};
 use overlap_gemm::element::{F8E4M3, bf16};
 use overlap_gemm::exercise::Exercise;
-use overlap_gemm::host::{GroupOptions, Link, Stream};
-use overlap_gemm::ops::{AsyncGemm, Product};
+use overlap_gemm::host::{AsyncGemm, GroupOptions, Link, Product, Stream};
 use overlap_gemm::plan::{PlanOptions, Problem, Scaling, Tiling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Reference;
@@ -34,7 +33,7 @@ fn epochs_wrap_without_a_trace() {
     let problem = Problem::builder(24, 16, 8).ranks(3).build().unwrap();
     let options = PlanOptions::new().with_pieces(2).with_tiling(Tiling::of_tile(8, 8));
     for first_epoch in [u32::MAX - 5, i32::MAX as u32 - 5] {
-        let group = GroupOptions { first_epoch, poison_consumed: true, ..GroupOptions::default() };
+        let group = GroupOptions { first_epoch, poison: true, ..GroupOptions::default() };
         let steps = vec![vec![8; 3]; 12];
         assert_right(&Exercise { group, steps, ..Exercise::new(&problem, options, 7) });
     }
@@ -46,7 +45,7 @@ fn two_hundred_steps_with_stragglers() {
     let options = PlanOptions::new().with_pieces(4).with_tiling(Tiling::of_tile(16, 16));
     let jitter = Duration::from_micros(300);
     let link = Some(Link { bytes_per_second: 1e12, jitter, seed: 3 });
-    let group = GroupOptions { link, poison_consumed: true, ..GroupOptions::default() };
+    let group = GroupOptions { link, poison: true, ..GroupOptions::default() };
     let steps = vec![vec![16; 4]; 200];
     assert_right(&Exercise {
         group,

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use overlap_gemm::Error;
 use overlap_gemm::element::{F8E4M3, bf16};
-use overlap_gemm::host::{Deadlines, Group, GroupOptions, Rank, Stream};
-use overlap_gemm::ops::{AllGatherGemm, AsyncGemm, Input, Product};
-use overlap_gemm::plan::{PlanOptions, Problem, Scaling, Tiling};
+use overlap_gemm::host::{
+    AllGatherGemm, AsyncGemm, Group, GroupOptions, Product, Rank, Shard, Stream,
+};
+use overlap_gemm::plan::{PlanOptions, Problem, Scaling, Tiling, Timeouts};
 
 const M: usize = 48;
 const N: usize = 16;
@@ -27,8 +28,8 @@ fn options() -> PlanOptions {
 const SHORT: Duration = Duration::from_millis(1500);
 
 fn patient(limit: Duration) -> GroupOptions {
-    let deadlines = Deadlines { first: limit, steady: limit };
-    GroupOptions { deadlines, ..GroupOptions::default() }
+    let timeouts = Timeouts::new(limit, limit);
+    GroupOptions { timeouts, ..GroupOptions::default() }
 }
 
 /// One rank's operation with ones for input, so that every output is K.
@@ -188,7 +189,7 @@ fn another_shape_is_refused_with_both_shapes() {
         let mut party = Party::new(rank);
         let rows = if rank.rank() == 0 { [24, 24] } else { [23, 25] };
         let own = vec![bf16::ONE; rows[rank.rank() as usize] as usize * K];
-        let input = Input::copied(&own).rows(&rows);
+        let input = Shard::at(&own).rows(&rows);
         let products = &mut [Product::new(&party.b, &mut party.d)];
         party.op.enqueue_all(&Stream::new(1).unwrap(), input, products).unwrap_err()
     });
@@ -224,10 +225,10 @@ fn a_refused_call_leaves_the_operation_as_it_was() {
             assert!(op.enqueue_all(&stream, &a[..], &mut []).is_err(), "no products");
             let zero = Product::new(b, d).n(0);
             assert!(op.enqueue_all(&stream, &a[..], &mut [zero]).is_err(), "no columns");
-            let in_place = Input::in_place();
+            let in_place = Shard::in_place();
             assert!(op.enqueue(&stream, in_place, b, d).is_err(), "nothing was written in place");
             for rows in [&[24u32][..], &[24, 25], &[0, 0], &[u32::MAX, 24]] {
-                let input = Input::copied(&a[..]).rows(rows);
+                let input = Shard::at(&a[..]).rows(rows);
                 assert!(op.enqueue(&stream, input, b, d).is_err(), "{rows:?}");
             }
             party.step().unwrap();
@@ -246,16 +247,16 @@ fn a_lent_slot_serves_one_step() {
         for step in 0..3 {
             let number = bf16::from_f32(step as f32 + 1.0);
             op.local_shard(None).unwrap().fill(number);
-            assert!(op.enqueue(&stream, Input::in_place(), &b[1..], &mut d).is_err(), "a short B");
-            op.enqueue(&stream, Input::in_place(), &b, &mut d).unwrap();
+            assert!(op.enqueue(&stream, Shard::in_place(), &b[1..], &mut d).is_err(), "a short B");
+            op.enqueue(&stream, Shard::in_place(), &b, &mut d).unwrap();
             assert!(d.iter().all(|d| d.to_f32() == number.to_f32() * K as f32));
-            let error = op.enqueue(&stream, Input::in_place(), &b, &mut d).unwrap_err();
+            let error = op.enqueue(&stream, Shard::in_place(), &b, &mut d).unwrap_err();
             assert!(error.to_string().starts_with("the local shard is not taken"), "{error}");
 
             op.local_shard(None).unwrap().fill(bf16::NAN);
             op.enqueue(&stream, &a, &b, &mut d).unwrap();
             assert!(d.iter().all(|d| d.to_f32() == K as f32));
-            assert!(op.enqueue(&stream, Input::in_place(), &b, &mut d).is_err());
+            assert!(op.enqueue(&stream, Shard::in_place(), &b, &mut d).is_err());
         }
     });
 }
@@ -282,17 +283,17 @@ fn scales_that_are_not_finite_are_named() {
         let mut scales = [1.0; 8];
         scales[5] = bad;
         let product = Product::new(&b, &mut d).scales(&[1.0; 8]);
-        let input = Input::copied(&a).scales(&scales);
+        let input = Shard::at(&a).scales(&scales);
         let error = op.enqueue_all(&stream, input, &mut [product]).unwrap_err();
         assert!(matches!(error, Error::NotFinite { .. }), "{error:?}");
         assert!(error.to_string().contains("index 5"), "{error}");
         let product = Product::new(&b, &mut d).scales(&scales);
-        let input = Input::copied(&a).scales(&[1.0; 8]);
+        let input = Shard::at(&a).scales(&[1.0; 8]);
         let error = op.enqueue_all(&stream, input, &mut [product]).unwrap_err();
         assert!(matches!(error, Error::NotFinite { .. }), "{error:?}");
     }
     let product = Product::new(&b, &mut d).scales(&[2.0; 8]);
-    op.enqueue_all(&stream, Input::copied(&a).scales(&[0.5; 8]), &mut [product]).unwrap();
+    op.enqueue_all(&stream, Shard::at(&a).scales(&[0.5; 8]), &mut [product]).unwrap();
     assert!(d.iter().all(|d| d.to_f32() == 8.0));
 }
 
@@ -333,9 +334,8 @@ fn several_products_of_different_widths_share_a_gather() {
 #[test]
 fn async_inputs_refuse_what_would_go_wrong_silently() {
     let limit = Duration::from_millis(200);
-    let mut gemm = AsyncGemm::<bf16>::plan(&problem(2), options(), 1)
-        .unwrap()
-        .with_deadlines(Deadlines { first: limit, steady: limit });
+    let mut gemm =
+        AsyncGemm::<bf16>::plan(&problem(2), options(), 1).unwrap().with_timeouts(limit, limit);
     let mut input = gemm.input().unwrap();
     let writer = input.writer();
     let rows = vec![bf16::ONE; 12 * K];
@@ -403,7 +403,7 @@ fn a_laggard_s_other_shape_is_refused_however_late() {
         let a = vec![bf16::ONE; rows[rank as usize] as usize * K];
         let mut d = vec![bf16::ZERO; M * N];
         let products = &mut [Product::new(&b, &mut d)];
-        op.enqueue_all(&Stream::new(1).unwrap(), Input::copied(&a).rows(rows), products)
+        op.enqueue_all(&Stream::new(1).unwrap(), Shard::at(&a).rows(rows), products)
     };
     let plan = |rank| AllGatherGemm::<bf16>::plan(rank, &problem, options).unwrap();
     let (step, plan) = (&step, &plan);
@@ -447,9 +447,8 @@ fn too_many_columns_are_refused_before_anything_is_sent() {
 #[test]
 fn nobody_waits_for_an_input_or_a_writer_that_is_gone() {
     let long = Duration::from_secs(600);
-    let mut gemm = AsyncGemm::<bf16>::plan(&problem(1), options(), 0)
-        .unwrap()
-        .with_deadlines(Deadlines { first: long, steady: long });
+    let mut gemm =
+        AsyncGemm::<bf16>::plan(&problem(1), options(), 0).unwrap().with_timeouts(long, long);
     let (rows, b) = (vec![bf16::ONE; 24 * K], vec![bf16::ONE; N * K]);
     let mut d = vec![bf16::ZERO; M * N];
     let mut input = gemm.input().unwrap();

@@ -7,9 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use overlap_gemm::element::bf16;
-use overlap_gemm::host::{Deadlines, Group, GroupOptions, Link, Rank, Stream};
-use overlap_gemm::ops::{AllGatherGemm, Input, Product};
-use overlap_gemm::plan::{PlanOptions, Problem, Tiling};
+use overlap_gemm::host::{AllGatherGemm, Group, GroupOptions, Link, Product, Rank, Shard, Stream};
+use overlap_gemm::plan::{PlanOptions, Problem, Tiling, Timeouts};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Reference;
 use overlap_gemm::{Error, Result};
@@ -21,10 +20,9 @@ const OPTIONS: PlanOptions = PlanOptions::new().with_pieces(1).with_tiling(Tilin
 /// A group whose ranks wait for hours, with links that send as many bytes a second.
 fn group(ranks: usize, bytes_per_second: Option<f64>) -> Vec<Rank> {
     let hours = Duration::from_secs(36_000);
-    let deadlines = Deadlines { first: hours, steady: hours };
+    let timeouts = Timeouts::new(hours, hours);
     let link = bytes_per_second.map(Link::of_rate);
-    let options =
-        GroupOptions { deadlines, link, poison_consumed: true, ..GroupOptions::default() };
+    let options = GroupOptions { timeouts, link, poison: true, ..GroupOptions::default() };
     Group::local_with(ranks as u32, options).unwrap()
 }
 
@@ -46,7 +44,7 @@ fn step(op: &mut AllGatherGemm<bf16>, rank: u32, rows: &[u32], number: u64) -> R
     let own = &a[own.start as usize * K as usize..own.end as usize * K as usize];
     let products = &mut [Product::new(&b, &mut d)];
     let stream = Stream::new(1).unwrap();
-    let result = op.enqueue_all(&stream, Input::copied(own).rows(rows), products);
+    let result = op.enqueue_all(&stream, Shard::at(own).rows(rows), products);
     match result {
         Ok(()) => {
             let reference = Reference::new(&shape, &a, &b, &[], &[]).unwrap();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use common::mutants::{Caught, MUTANTS};
 use common::plan_of;
 use overlap_gemm::host::protocol::{AtomicWord, Awaited, Endpoint, Mailbox, Patience};
-use overlap_gemm::plan::{BUFFERS, Lane, Plan, PlanOptions, Schedule, Step, Tiling, Word};
+use overlap_gemm::plan::{BUFFERS, Lane, Plan, PlanOptions, Schedule, Step, Tiling};
 
 /// A word that once held [`FOREVER`] keeps it: a wait that a mutant does not have.
 struct ShuttleWord(shuttle::sync::atomic::AtomicU32);
@@ -130,6 +130,8 @@ fn run_rank(world: &Arc<World>, rank: u32) {
             for epoch in to_send {
                 let copy = |chunk, to| {
                     world.check(rank, epoch, chunk);
+                    // Moving takes time.
+                    shuttle::thread::yield_now();
                     world.write(to, epoch, chunk);
                 };
                 world.endpoint(rank, epoch).push(&mut Looks::default(), copy).unwrap();

@@ -6,8 +6,7 @@
 use std::thread;
 
 use overlap_gemm::element::{F8E4M3 as E, bf16};
-use overlap_gemm::host::{Group, Rank, Stream};
-use overlap_gemm::ops::{AllGatherGemm, AsyncGemm, Input, Product};
+use overlap_gemm::host::{AllGatherGemm, AsyncGemm, Group, Product, Rank, Shard, Stream};
 use overlap_gemm::plan::{BLayout, PlanOptions, Problem, Scaling, Tiling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Epilogue, Reference};
@@ -83,7 +82,7 @@ fn steps_of_one_rank(rank: &Rank, planned: &Problem, steps: &[Vec<u32>], seed: u
         let mut d = vec![bf16::NAN; 3 * (d_lens.1 + 40)];
 
         let mut enqueue = |shard: &[bf16], b: &[bf16], d: &mut [bf16]| {
-            op.enqueue_all(&stream, Input::copied(shard).rows(rows), &mut [Product::new(b, d)])
+            op.enqueue_all(&stream, Shard::at(shard).rows(rows), &mut [Product::new(b, d)])
         };
         let (right_a, right_b) = (&shard[..own_lens.0], &b[..b_lens.0]);
         for len in wrong(own_lens, lda) {

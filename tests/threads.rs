@@ -3,8 +3,9 @@
 use overlap_gemm::Error;
 use overlap_gemm::element::bf16;
 use overlap_gemm::exercise::Exercise;
-use overlap_gemm::host::{Aborter, AsyncInput, ChunkWriter, Rank, Stream};
-use overlap_gemm::ops::{AllGatherGemm, AsyncGemm, Input, Product};
+use overlap_gemm::host::{
+    Aborter, AllGatherGemm, AsyncGemm, AsyncInput, ChunkWriter, Product, Rank, Shard, Stream,
+};
 use overlap_gemm::plan::{Plan, Problem, Schedule, TileOrder};
 
 fn send<T: Send>() {}
@@ -26,7 +27,7 @@ fn operations_move_and_plans_are_shared() {
     send_and_sync::<Stream>();
     send_and_sync::<Aborter>();
     send_and_sync::<ChunkWriter<bf16>>();
-    send_and_sync::<Input<'_, bf16>>();
+    send_and_sync::<Shard<'_, bf16>>();
     send_and_sync::<Exercise>();
     send_and_sync::<Error>();
 }

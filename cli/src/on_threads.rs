@@ -6,8 +6,8 @@ use std::fs;
 use std::num::NonZero;
 
 use overlap_gemm::exercise::{Exercise, Outcome};
-use overlap_gemm::host::{Deadlines, GroupOptions, Link, Stream};
-use overlap_gemm::plan::{Plan, PlanOptions, Problem, TileShape, Tiling};
+use overlap_gemm::host::{GroupOptions, Link, Stream};
+use overlap_gemm::plan::{Plan, PlanOptions, Problem, TileShape, Tiling, Timeouts};
 
 use crate::bench::statistics::median;
 use crate::exit::Failure;
@@ -149,7 +149,7 @@ pub fn link(megabytes: Option<f64>) -> Result<Option<Link>, Failure> {
 /// An error where a link is so slow that one chunk takes longer than ranks wait for one: no step but the first would end.
 pub fn check_link(problem: &Problem, chunks: u32, link: Option<Link>) -> Result<(), Failure> {
     let Some(rate) = rate_of(link) else { return Ok(()) };
-    let limit = Deadlines::default().steady.as_secs_f64();
+    let limit = Timeouts::default().steady.as_secs_f64();
     let rows = problem.shards().most_rows();
     let bytes = |rows: u32| problem.row_bytes(&(0..rows));
     let least = bytes(rows.div_ceil(chunks.max(1))) as f64 / limit;

@@ -61,7 +61,7 @@ impl AllGather {
         // Bytes are elements of one byte to the plan; nothing is multiplied.
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);
-        let obstacle = obstacle(group, device, options.first_limit)?;
+        let obstacle = obstacle(group, device, options.timeouts.first)?;
         let refuse = |error| Gatherer::refuse(group, options, error);
         let (problem, tiling) = (problem.build().map_err(refuse)?, PlanOptions::default().tiling);
         let (operation, strategy) = (Operation::AllGather, Some(Strategy::Sequential));

@@ -2,7 +2,7 @@
 //!
 //! What belongs here: everything that needs a CUDA driver or the compiled kernels. Below it, `plan`
 //! says what happens in which order and knows no executor. The operations take device memory and a
-//! stream, enqueue, and return; those of `ops` take slices and compute. The modules, what a user calls
+//! stream, enqueue, and return; those of [`host`](crate::host) have the same names, take slices and compute. The modules, what a user calls
 //! first:
 //!
 //! - [`all_gather_gemm`]: every rank brings rows and multiplies those of all, by the [`Schedule`](crate::plan::Schedule) of a

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::memory::RowBuffer;
-use super::product::{ProductView, RowsOfA, Scratch};
+use super::tile::{ProductView, RowsOfA, Scratch};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::plan::{Chunks, Tile, TileOrder, Tiling};

@@ -1,4 +1,4 @@
-//! How a wait ends that should not last: deadlines, abort, departures.
+//! How a wait ends that should not last: timeouts, abort, departures.
 //!
 //! Invariant: whoever waits looks here between two looks at its word, so no wait outlives its
 //! deadline, an abort, or the departure of the rank it waits for. A failure ends the step in which it
@@ -12,30 +12,12 @@ use std::time::{Duration, Instant};
 
 use super::protocol::{Awaited, Patience, reached};
 use crate::error::{Error, Result};
-use crate::plan::Tile;
-
-/// How long a rank waits for one chunk, or for one buffer, before it gives the step up.
-///
-/// Progress counts: a step of many chunks may take longer, as long as no single one does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
-    /// In an operation's first step, when peers may still be starting.
-    pub first: Duration,
-    /// In every later step.
-    pub steady: Duration,
-}
-
-impl Default for Deadlines {
-    /// A minute for the first step, ten seconds from then on.
-    fn default() -> Self {
-        Deadlines { first: Duration::from_secs(60), steady: Duration::from_secs(10) }
-    }
-}
+use crate::plan::{Tile, Timeouts};
 
 /// The shared end of an operation: who failed, who left.
 #[derive(Debug)]
 pub(crate) struct Control {
-    deadlines: Deadlines,
+    timeouts: Timeouts,
     failed: AtomicBool,
     failure: Mutex<Option<Failure>>,
     departed: Box<[AtomicBool]>,
@@ -66,9 +48,9 @@ impl Failure {
 }
 
 impl Control {
-    pub(crate) fn new(ranks: u32, deadlines: Deadlines) -> Self {
+    pub(crate) fn new(ranks: u32, timeouts: Timeouts) -> Self {
         Control {
-            deadlines,
+            timeouts,
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             departed: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
@@ -111,7 +93,7 @@ impl Control {
 
     /// How `rank` waits in the step of `epoch`.
     pub(crate) fn patience(&self, rank: u32, epoch: u32, first_step: bool) -> Watch<'_> {
-        let limit = if first_step { self.deadlines.first } else { self.deadlines.steady };
+        let limit = if first_step { self.timeouts.first } else { self.timeouts.steady };
         Watch { control: self, rank, epoch, limit, tile: None, wait: None }
     }
 
@@ -265,7 +247,7 @@ mod tests {
 
     #[test]
     fn what_was_posted_before_its_rank_left_is_seen() {
-        let control = Control::new(2, Deadlines::default());
+        let control = Control::new(2, Timeouts::default());
         control.set_departed(1, true);
         let mailbox = Mailbox::<PostedAfterTheFirstLook>::new(1, 2, 0);
         let (awaited, mut watch) =
@@ -277,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_failure_ends_its_step_and_later_ones() {
-        let control = Control::new(3, Deadlines::default());
+        let control = Control::new(3, Timeouts::default());
         let fail = |rank, from, reason: &str| {
             control.fail(rank, from, Error::Aborted { rank: 0, reason: reason.into() });
         };

@@ -95,7 +95,7 @@ impl<A: Element> World<A> {
             slots_per_rank,
             mailboxes: (0..ranks).map(|_| mailbox()).collect(),
             memory: (0..ranks).map(|_| memory()).collect(),
-            control: Arc::new(Control::new(ranks, options.deadlines)),
+            control: Arc::new(Control::new(ranks, options.timeouts)),
             agreed: Mutex::new(Agreement {
                 begun: vec![options.first_epoch; ranks as usize],
                 steps: Vec::new(),
@@ -406,7 +406,7 @@ impl<A: Element> Gatherer<A> {
         self.world.control.check(self.rank, next)?;
         self.world.agree(self.rank, next, shape).inspect_err(|e| self.fail(next, e.clone()))?;
         if let Some(latest) = latest
-            && self.world.options.poison_consumed
+            && self.world.options.poison
         {
             self.poison(&latest.plan);
         }

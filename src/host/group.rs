@@ -11,21 +11,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::control::{Control, Deadlines};
+use super::control::Control;
 use crate::error::{Error, Result};
-use crate::plan::Shards;
+use crate::plan::{Shards, Timeouts};
 use crate::random::Random;
 
 /// What may be chosen for a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GroupOptions {
     /// How long ranks wait for each other.
-    pub deadlines: Deadlines,
+    pub timeouts: Timeouts,
     /// A model of the link between ranks; `None` copies as fast as memory goes.
     pub link: Option<Link>,
     /// Fills a consumed buffer with NaN before it may be filled again, so that a read of stale
     /// rows shows. For tests; it costs a pass over the buffer each step.
-    pub poison_consumed: bool,
+    pub poison: bool,
     /// Records a timeline of every step.
     pub record: bool,
     /// The epoch before an operation's first step: any value will do, epochs wrap.

@@ -9,13 +9,13 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::control::{Aborter, Control, Deadlines, Watch};
+use super::control::{Aborter, Control, Watch};
 use super::memory::{RowBuffer, check_memory};
 use super::protocol::{AtomicWord, Awaited, Mailbox};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::check_scales;
-use crate::plan::{BUFFERS, Plan, Scaling};
+use crate::plan::{BUFFERS, Plan, Scaling, Timeouts};
 
 /// The epoch before step 0.
 const BEFORE_FIRST: u32 = 0;
@@ -56,7 +56,7 @@ impl<A, W> Shared<A, W> {
 }
 
 impl<A: Element, W: AtomicWord> Shared<A, W> {
-    fn new(plan: &Plan, deadlines: Deadlines) -> Result<Self> {
+    fn new(plan: &Plan, timeouts: Timeouts) -> Result<Self> {
         let problem = plan.problem();
         let bytes = u128::from(BUFFERS) * problem.row_bytes(&(0..problem.m()));
         check_memory("the input, twice,", bytes)?;
@@ -69,7 +69,7 @@ impl<A: Element, W: AtomicWord> Shared<A, W> {
             given: std::array::from_fn(|_| RowBuffer::new(chunks as usize, 1, 0)),
             mailbox: Mailbox::new(chunks, CONSUMER + 1, BEFORE_FIRST),
             published: (0..chunks).map(|_| Mutex::new(BEFORE_FIRST)).collect(),
-            control: Arc::new(Control::new(problem.ranks() + 1, deadlines)),
+            control: Arc::new(Control::new(problem.ranks() + 1, timeouts)),
             writers: Mutex::new(0),
         })
     }
@@ -163,8 +163,8 @@ impl<A> Drop for AsyncInput<A> {
 }
 
 impl<A: Element> AsyncInput<A> {
-    pub(crate) fn new(plan: &Plan, deadlines: Deadlines) -> Result<Self> {
-        let shared = Arc::new(Shared::new(plan, deadlines)?);
+    pub(crate) fn new(plan: &Plan, timeouts: Timeouts) -> Result<Self> {
+        let shared = Arc::new(Shared::new(plan, timeouts)?);
         Ok(AsyncInput { shared, epoch: BEFORE_FIRST })
     }
 
@@ -312,7 +312,7 @@ mod tests {
         let builder = Problem::builder(7, 4, 5).elements(E4m3, E4m3, Bf16).scaling(Scaling::Rows);
         let options = PlanOptions::new().with_pieces(1).with_tiling(Tiling::of_tile(8, 8));
         let plan = Plan::new(&builder.build().unwrap(), options).unwrap();
-        let shared = Arc::new(Shared::<F8E4M3, Looking>::new(&plan, Deadlines::default()).unwrap());
+        let shared = Arc::new(Shared::<F8E4M3, Looking>::new(&plan, Timeouts::default()).unwrap());
         let mut random = Random::new(3);
         for step in 0..2 {
             let given = 7 - step;

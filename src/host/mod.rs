@@ -14,31 +14,37 @@
 //! ```
 //!
 //! - [`protocol`]: signals, acknowledgements, epochs: the orderings under which rows travel.
-//! - `control`: deadlines, abort, departures: how a wait ends that should not last.
+//! - `control`: timeouts, abort, departures: how a wait ends that should not last.
 //! - `memory`: what several threads write disjoint parts of.
-//! - `product`: the numbers of one tile. `compute`: which worker computes which tile, and when.
-//! - `group`: the ranks of one process. `gather`: a rank's part in the all-gather.
-//! - `input`: an input that a caller's own threads fill chunk by chunk.
+//! - `all_gather_gemm`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: what goes into a
+//!   step and comes out of it; `products`: what both operations share.
+//! - `gather`: a rank's part in the all-gather; `input`: an input that a caller's own threads fill chunk by chunk.
+//! - `compute`: which worker computes which tile, and when. `tile`: the numbers of one tile.
+//! - `group`: the ranks of one process.
 //!
 //! Invariant: ranks share rows only under [`protocol`]; atomics of the other files count or raise a
 //! flag. Within a rank the standard library orders the rest: the channel to the pusher, the join of
 //! the workers, a lock a chunk in an [`AsyncInput`].
 
+mod all_gather_gemm;
+mod async_gemm;
 mod compute;
 mod control;
 mod gather;
 mod group;
 mod input;
 mod memory;
-mod product;
+mod operands;
+mod products;
 pub mod protocol;
+mod tile;
 
+pub use all_gather_gemm::{AllGatherGemm, Gathered};
+pub use async_gemm::AsyncGemm;
 pub use compute::Stream;
-pub use control::{Aborter, Deadlines};
+pub use control::Aborter;
 pub use group::{Group, GroupOptions, Link, Rank};
 pub use input::{AsyncInput, ChunkWriter};
+pub use operands::{Product, Shard};
 
-pub(crate) use compute::{Operand, TileJob, lay_side_by_side, run_tiles};
-pub(crate) use gather::{Gatherer, OwnRows, StepShape};
-pub(crate) use memory::{OutputCells, check_memory};
-pub(crate) use product::ProductView;
+pub(crate) use memory::check_memory;

@@ -30,6 +30,7 @@ mod shards;
 mod strategies;
 mod table;
 mod tiles;
+mod timeouts;
 mod way;
 mod whole;
 
@@ -46,5 +47,6 @@ pub use shards::{MAX_RANKS, Shards};
 pub use tiles::{
     ClusterShape, MAX_CLUSTER_EXTENT, MAX_TILE_EXTENT, Tile, TileOrder, TileShape, Tiling,
 };
+pub use timeouts::Timeouts;
 pub use way::{Engine, MAX_BLOCKS, MAX_STREAMS, Operation, SMALL_SHARD, Strategy, Way};
 pub use whole::{Plan, PlanOptions, RankPlan};

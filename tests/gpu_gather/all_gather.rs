@@ -26,7 +26,7 @@ fn rows_of(rank: u32, step: u64, rows: u32) -> Vec<u8> {
 
 fn gather(rank: &Rank, rows: &[u32], engine: Engine) -> AllGather {
     let options = GatherOptions::default().with_engine(engine).with_poison(true);
-    let options = options.with_limits(PATIENCE, PATIENCE);
+    let options = options.with_timeouts(PATIENCE, PATIENCE);
     AllGather::plan(&rank.group, &rank.gpu.device, rows, ROW, &options).unwrap()
 }
 
@@ -118,7 +118,7 @@ fn two_gathers_beside_a_product() {
 fn what_does_not_fit_is_refused_on_every_rank() {
     on_ranks(2, |rank| {
         let (group, device) = (&rank.group, &rank.gpu.device);
-        let options = GatherOptions::default().with_limits(PATIENCE, PATIENCE);
+        let options = GatherOptions::default().with_timeouts(PATIENCE, PATIENCE);
         let plan = |rows: &[u32], row| AllGather::plan(group, device, rows, row, &options);
         let ranks = plan(&[1, 2, 3], 48).unwrap_err();
         assert!(ranks.to_string().contains("the number of ranks in the plan is 3"), "{ranks}");

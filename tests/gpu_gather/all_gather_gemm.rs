@@ -41,7 +41,7 @@ fn options(most_rows: u32, random: &mut Random) -> GatherOptions {
     ]);
     let epoch = random.choose(&[0, 1, u32::MAX - 2, i32::MAX as u32 - 1]);
     let options = GatherOptions::default().with_poison(true);
-    let mut options = options.with_limits(PATIENCE, PATIENCE).with_first_epoch(epoch);
+    let mut options = options.with_timeouts(PATIENCE, PATIENCE).with_first_epoch(epoch);
     options.engine = engine;
     match random.within(0..=2) {
         0 => options,
@@ -255,7 +255,7 @@ fn many_steps_without_waiting_are_right() {
                 let mut random = Random::new(61);
                 let rows = shards(512, ranks, &mut random);
                 let options = GatherOptions::default().with_engine(engine).with_poison(true);
-                let options = options.with_limits(PATIENCE, PATIENCE).with_pieces(3);
+                let options = options.with_timeouts(PATIENCE, PATIENCE).with_pieces(3);
                 let mut all: Vec<Work> =
                     (0..STEPS).map(|_| Work::new(&rank, &case, &rows, &mut random)).collect();
                 let mut layer = all[0].fused(&rank, &options);
@@ -292,7 +292,7 @@ fn pieces_of_large_shards_are_right() {
             let mut random = Random::new(65);
             let engine = Engine::Kernel { blocks: 4 };
             let options = GatherOptions::default().with_engine(engine).with_poison(true);
-            let options = options.with_limits(PATIENCE, PATIENCE).with_pieces(3);
+            let options = options.with_timeouts(PATIENCE, PATIENCE).with_pieces(3);
             let mut all: Vec<Work> =
                 (0..STEPS).map(|_| Work::new(&rank, &case, rows, &mut random)).collect();
             let mut layer = all[0].fused(&rank, &options);
@@ -321,7 +321,7 @@ fn graphs_replay_with_changing_inputs() {
                 case.options.sm_limit = Some(rank.sms);
                 let mut random = Random::new(71);
                 let options = GatherOptions::default().with_engine(engine).with_poison(true);
-                let options = options.with_limits(PATIENCE, PATIENCE);
+                let options = options.with_timeouts(PATIENCE, PATIENCE);
                 let mut all: Vec<Work> =
                     (0..steps).map(|_| Work::new(&rank, &case, &[140, 160], &mut random)).collect();
                 let mut layer = all[0].fused(&rank, &options);
@@ -374,7 +374,7 @@ fn ten_thousand_steps_with_delays_are_right() {
             case.options.sm_limit = Some(rank.sms);
             let (mut random, stream) = (Random::new(81), &rank.gpu.stream);
             let options = GatherOptions::default().with_engine(engine).with_poison(true);
-            let options = options.with_limits(PATIENCE, PATIENCE).with_pieces(2);
+            let options = options.with_timeouts(PATIENCE, PATIENCE).with_pieces(2);
             let mut all: Vec<Work> =
                 (0..BURST).map(|_| Work::new(&rank, &case, &[200, 184], &mut random)).collect();
             for work in &mut all {
@@ -424,7 +424,7 @@ fn several_products_of_one_gather_are_right() {
             });
             let problems: Vec<Problem> = both.iter().map(|work| work.problem.clone()).collect();
             let options =
-                GatherOptions::default().with_poison(true).with_limits(PATIENCE, PATIENCE);
+                GatherOptions::default().with_poison(true).with_timeouts(PATIENCE, PATIENCE);
             let (group, device, gemm) = (&rank.group, &rank.gpu.device, &both[0].case.options);
             let mut layer =
                 AllGatherGemm::plan_all(group, device, &problems, Some(strategy), &options, gemm)

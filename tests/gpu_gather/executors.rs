@@ -9,8 +9,7 @@ use crate::gpu::ranks::on_ranks;
 use overlap_gemm::cuda::cudarc::driver::DevicePtr as _;
 use overlap_gemm::cuda::{self, GatherOptions, GemmOptions, RawOperands, Shard};
 use overlap_gemm::element::bf16;
-use overlap_gemm::host::{Group, Stream};
-use overlap_gemm::ops;
+use overlap_gemm::host::{self, Group, Stream};
 use overlap_gemm::plan::{PlanOptions, Problem, Strategy};
 use overlap_gemm::random::Random;
 
@@ -51,7 +50,7 @@ fn both_executors_compute_the_same() {
                         let mut d = vec![bf16::NAN; (m * n) as usize];
                         let options = PlanOptions::default();
                         let mut layer =
-                            ops::AllGatherGemm::<bf16>::plan(&rank, problem, options).unwrap();
+                            host::AllGatherGemm::<bf16>::plan(&rank, problem, options).unwrap();
                         let stream = Stream::for_ranks(ranks);
                         layer.enqueue(&stream, own(number), &b[number as usize], &mut d).unwrap();
                         d
@@ -64,7 +63,7 @@ fn both_executors_compute_the_same() {
         for strategy in [Strategy::Fused, Strategy::Sequential] {
             let gpus = on_ranks(ranks, |rank| {
                 let (number, stream) = (rank.rank(), &rank.gpu.stream);
-                let options = GatherOptions::default().with_limits(PATIENCE, PATIENCE);
+                let options = GatherOptions::default().with_timeouts(PATIENCE, PATIENCE);
                 let gemm = GemmOptions::default().with_sm_limit(rank.sms);
                 let device = &rank.gpu.device;
                 let mut layer = cuda::AllGatherGemm::plan(

@@ -52,7 +52,7 @@ impl Player {
         let problem = case.sharded(&rows(ranks));
         let call = call(&gpu, &case, &mut random);
         let group = Arc::new(group);
-        let options = GatherOptions::default().with_limits(LONG, limit).with_poison(true);
+        let options = GatherOptions::default().with_timeouts(LONG, limit).with_poison(true);
         let layer = AllGatherGemm::plan(
             &group,
             &gpu.device,

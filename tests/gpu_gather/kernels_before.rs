@@ -67,7 +67,7 @@ fn problem() -> Problem {
 }
 
 fn fused(rank: &Rank, engine: Engine, gemm: &GemmOptions) -> AllGatherGemm {
-    let options = GatherOptions::default().with_engine(engine).with_limits(PATIENCE, PATIENCE);
+    let options = GatherOptions::default().with_engine(engine).with_timeouts(PATIENCE, PATIENCE);
     let (group, device) = (&rank.group, &rank.gpu.device);
     AllGatherGemm::plan(group, device, &problem(), Some(Strategy::Fused), &options, gemm).unwrap()
 }

@@ -25,7 +25,7 @@ fn ranks() -> u32 {
 
 fn options(limit: Duration) -> GatherOptions {
     let options = GatherOptions::default().with_engine(Engine::Nccl).with_poison(true);
-    options.with_limits(PATIENCE, limit)
+    options.with_timeouts(PATIENCE, limit)
 }
 
 fn plan(rank: &Rank, case: &Case, rows: &[u32], limit: Duration) -> AllGatherGemm {

@@ -24,7 +24,7 @@ fn a_record_is_of_the_last_step_that_was_given_it() {
             case.options.sm_limit = Some(rank.sms);
             let mut work = Work::new(&rank, &case, &[300, 400], &mut random);
             let options = GatherOptions::default().with_engine(engine).with_pieces(PIECES);
-            let options = options.with_poison(true).with_limits(PATIENCE, PATIENCE);
+            let options = options.with_poison(true).with_timeouts(PATIENCE, PATIENCE);
             let (mut layer, stream) = (work.fused(&rank, &options), &rank.gpu.stream);
             let mut record = layer.step_record().unwrap();
             for rows in [None, Some(&[60, 80][..]), None] {

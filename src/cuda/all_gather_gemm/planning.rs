@@ -57,7 +57,7 @@ impl AllGatherGemm {
         tuning: &Tuning,
     ) -> Result<Self> {
         let asked = strategy;
-        let obstacle = obstacle(group, device, gather.first_limit)?;
+        let obstacle = obstacle(group, device, gather.timeouts.first)?;
         let refuse = |error| Gatherer::refuse(group, gather, error);
         let first = check_alike(problems).map_err(refuse)?;
         let open = Open { problems, strategy, gather, gemm, in_the_way: obstacle.is_some() };

@@ -18,7 +18,7 @@ impl Gatherer {
     /// Waits for `stream`, and says whether all went well.
     pub(in super::super) fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         let waited = match &self.nccl {
-            Some(nccl) => nccl.wait(stream, self.patience.max(self.options.limit)),
+            Some(nccl) => nccl.wait(stream, self.patience.max(self.options.timeouts.steady)),
             None => stream.synchronize().map_err(|e| driver_error("cuStreamSynchronize", e)),
         };
         self.patience = Duration::ZERO;
@@ -112,7 +112,7 @@ impl Drop for Gatherer {
         let kept = context.check_err();
         context.record_err(context.bind_to_thread());
         if let (Some(nccl), Some(stream)) = (&self.nccl, &self.last_stream)
-            && nccl.wait(stream, self.patience.max(self.options.limit)).is_err()
+            && nccl.wait(stream, self.patience.max(self.options.timeouts.steady)).is_err()
         {
             // Else what comes next would wait without a limit.
             nccl.abort();

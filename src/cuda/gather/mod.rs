@@ -444,7 +444,7 @@ impl Gatherer {
 
     fn limit(&self, capturing: bool) -> Duration {
         let patient = !self.first_is_over && !capturing;
-        if patient { self.options.first_limit } else { self.options.limit }
+        if patient { self.options.timeouts.first } else { self.options.timeouts.steady }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::plan::Engine;
+use crate::plan::{Engine, Timeouts};
 
 /// How rows are to be gathered. All ranks have to ask for the same.
 ///
@@ -24,10 +24,8 @@ pub struct GatherOptions {
     /// Fills the other ranks' rows of a step with NaN when the next one begins, so that rows which are read too
     /// early, or too late, are seen in the result. For finding faults; costs two memsets a step.
     pub poison: bool,
-    /// How long to wait for others when the operation is planned, and in its first step.
-    pub first_limit: Duration,
-    /// How long to wait for any chunk in later steps, and in graphs.
-    pub limit: Duration,
+    /// How long to wait for others: the first also when the operation is planned.
+    pub timeouts: Timeouts,
     /// The epoch before the first.
     pub first_epoch: u32,
 }
@@ -39,8 +37,7 @@ impl Default for GatherOptions {
             engine: None,
             pieces: None,
             poison: false,
-            first_limit: Duration::from_secs(60),
-            limit: Duration::from_secs(10),
+            timeouts: Timeouts::default(),
             first_epoch: 0,
         }
     }
@@ -70,8 +67,8 @@ impl GatherOptions {
 
     /// How long to wait: in the first step, and later.
     #[must_use]
-    pub fn with_limits(mut self, first: Duration, steady: Duration) -> Self {
-        (self.first_limit, self.limit) = (first, steady);
+    pub fn with_timeouts(mut self, first: Duration, steady: Duration) -> Self {
+        self.timeouts = Timeouts::new(first, steady);
         self
     }
 

@@ -51,7 +51,7 @@ impl Gatherer {
         options: &GatherOptions,
         obstacle: Option<&str>,
     ) -> Result<Self> {
-        let limit = options.first_limit;
+        let limit = options.timeouts.first;
         let planned = settle(group, problem, purpose, options, obstacle)?;
         let layout = Layout::new(problem, planned.plan.chunks().most_per_rank())?;
         let tell = |error: &Error| {
@@ -74,7 +74,7 @@ impl Gatherer {
     /// Instead of joining: tells the others, who would wait, that this rank has no plan, and why; returns that.
     pub(in super::super) fn refuse(group: &Group, options: &GatherOptions, error: Error) -> Error {
         // Whether they hear it or not, this is what is wrong here.
-        let _ = agree(group, Err(&error), options.first_limit);
+        let _ = agree(group, Err(&error), options.timeouts.first);
         error
     }
 
@@ -103,7 +103,7 @@ impl Gatherer {
         group.on_leave_tell(signals.host(), HostWords::set_left);
 
         let Planned { plan, why, nccl } = planned;
-        let join = |nccl| Communicator::join(nccl, group, device, options.first_limit);
+        let join = |nccl| Communicator::join(nccl, group, device, options.timeouts.first);
         let nccl = nccl.as_ref().map(join).transpose()?;
         let table = match nccl {
             Some(_) => Table::default(),
@@ -192,7 +192,7 @@ fn settle(
 ) -> Result<Planned> {
     let planned = plan(group, problem, purpose, options, obstacle);
     let text = || format!("{} of {problem}, {problem:?}, {options:?}", purpose.kind);
-    agree(group, planned.as_ref().map(|_| comparable(text())), options.first_limit)?;
+    agree(group, planned.as_ref().map(|_| comparable(text())), options.timeouts.first)?;
     planned
 }
 

@@ -61,6 +61,9 @@ impl Sender<'_> {
         for chunk in self.own() {
             self.move_and_signal(Lane::Compute, chunk, self.rank);
         }
+        for chunk in self.own() {
+            self.add(Lane::Push(0), Step::Await { word: Word::Landed { chunk }, age: 0 });
+        }
         for to in self.peers() {
             if !self.own().is_empty() {
                 self.await_consumed(Lane::Push(0), to, BUFFERS);

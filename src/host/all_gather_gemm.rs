@@ -4,12 +4,15 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::io::{Input, Product};
+use super::compute::{Operand, Stream};
+use super::control::Aborter;
+use super::gather::{Gatherer, OwnRows, StepShape};
+use super::group::Rank;
+use super::operands::{Product, Shard};
 use super::products::{self, StepInput};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{OWN_ROWS, a_lens, check_len, check_scales, check_type, scale_count};
-use crate::host::{Aborter, Gatherer, Operand, OwnRows, Rank, StepShape, Stream};
 use crate::plan::{Lane, Plan, PlanOptions, Problem, Scaling, Step, Word};
 use crate::trace::{TileEvent, Timeline};
 
@@ -22,7 +25,7 @@ use crate::trace::{TileEvent, Timeline};
 /// use overlap_gemm::Result;
 /// use overlap_gemm::element::bf16;
 /// use overlap_gemm::host::{Group, Rank, Stream};
-/// use overlap_gemm::ops::AllGatherGemm;
+/// use overlap_gemm::host::AllGatherGemm;
 /// use overlap_gemm::plan::{PlanOptions, Problem};
 ///
 /// const RANKS: u32 = 4;
@@ -113,28 +116,28 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         &self.planned.plan
     }
 
-    /// One step with one product: gathers this and all other ranks' `input`, and sets `d` to the
+    /// One step with one product: gathers this and all other ranks' rows, and sets `d` to the
     /// gathered A times `b`.
     pub fn enqueue<'a>(
         &mut self,
         stream: &Stream,
-        input: impl Into<Input<'a, A>>,
+        shard: impl Into<Shard<'a, A>>,
         b: &[B],
         d: &mut [D],
     ) -> Result<()> {
-        self.enqueue_all(stream, input, &mut [Product::new(b, d)])
+        self.enqueue_all(stream, shard, &mut [Product::new(b, d)])
     }
 
     /// One step with several products of the same gathered A.
     pub fn enqueue_all<'a>(
         &mut self,
         stream: &Stream,
-        input: impl Into<Input<'a, A>>,
+        shard: impl Into<Shard<'a, A>>,
         products: &mut [Product<'_, B, D>],
     ) -> Result<()> {
-        let input = input.into();
-        let shape = self.shape(input.rows)?;
-        self.check_input(&shape.plan, &input)?;
+        let shard = shard.into();
+        let shape = self.shape(shard.rows)?;
+        self.check_shard(&shape.plan, &shard)?;
         let tiling = shape.plan.options().tiling;
         let problems = products::check_products(shape.plan.problem(), tiling, products)?;
 
@@ -142,7 +145,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         products::settle(
             &problems,
             products,
-            |products| self.step(stream, &shape, &input, &problems, products),
+            |products| self.step(stream, &shape, &shard, &problems, products),
             end,
         )
     }
@@ -150,7 +153,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     /// The slot of this rank's shard in the next step's gathered A: rows packed, K elements each.
     ///
     /// A producer that writes here saves the copy; the step is then enqueued with
-    /// [`Input::in_place`] and the same `rows`. What the slot holds before is unspecified.
+    /// [`Shard::in_place`] and the same `rows`. What the slot holds before is unspecified.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<&mut [A]> {
         let shape = self.shape(rows)?;
         self.gatherer.local_shard(&shape)
@@ -193,11 +196,11 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         }
     }
 
-    fn check_input(&self, shape: &Plan, input: &Input<'_, A>) -> Result<()> {
+    fn check_shard(&self, shape: &Plan, shard: &Shard<'_, A>) -> Result<()> {
         let problem = shape.problem();
         let own = problem.shards().rows(self.gatherer.rank()).len() as u32;
-        match input.shard {
-            Some(shard) => check_len("the shard", shard.len(), a_lens(problem, own), OWN_ROWS)?,
+        match shard.at {
+            Some(rows) => check_len("the shard", rows.len(), a_lens(problem, own), OWN_ROWS)?,
             None if self.gatherer.is_lent() => {}
             None => {
                 let remedy = "write the shard through `local_shard` before each step in place";
@@ -205,22 +208,22 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
                 return Err(Error::mismatch("the local shard", got, expected, remedy));
             }
         }
-        check_scales("the scales of A", input.scales, scale_count(problem.scaling(), own))
+        check_scales("the scales of A", shard.scales, scale_count(problem.scaling(), own))
     }
 
     fn step(
         &mut self,
         stream: &Stream,
         shape: &Arc<StepShape>,
-        input: &Input<'_, A>,
+        shard: &Shard<'_, A>,
         problems: &[Problem],
         products: &mut [Product<'_, B, D>],
     ) -> Result<()> {
         self.gatherer.begin(shape)?;
-        self.gatherer.send(shape, OwnRows { rows: input.shard, scales: input.scales })?;
+        self.gatherer.send(shape, OwnRows { rows: shard.at, scales: shard.scales })?;
         let gatherer = &self.gatherer;
         let tensor_scale = match shape.plan.problem().scaling() {
-            Scaling::Tensor => input.scales.first(),
+            Scaling::Tensor => shard.scales.first(),
             Scaling::None | Scaling::Rows => None,
         };
         let row_scales = gatherer.row_scales();

@@ -6,29 +6,29 @@ use crate::error::Result;
 use crate::fit::{ALL_ROWS, b_lens, check_len, check_scales, d_lens, scale_count};
 use crate::plan::Problem;
 
-/// One rank's input to a step.
+/// What one rank brings to a step.
 #[derive(Clone, Copy, Debug)]
-pub struct Input<'a, A> {
-    pub(crate) shard: Option<&'a [A]>,
+pub struct Shard<'a, A> {
+    pub(crate) at: Option<&'a [A]>,
     pub(crate) rows: Option<&'a [u32]>,
     pub(crate) scales: &'a [f32],
 }
 
-impl<'a, A> Input<'a, A> {
+impl<'a, A> Shard<'a, A> {
     /// The rank's shard, to be copied into its slot of the gathered input: this rank's rows of this
     /// step, no fewer and no more, [`lda`](crate::plan::Problem::lda) apart.
     ///
     /// Where rows are packed (`lda` = K), the length is exactly rows × K. Where they are not, the slice
     /// may end anywhere between the last element of its last row and that row's padding. A rank without
     /// rows passes an empty slice. Any other length is refused; all of A is no shard.
-    pub fn copied(shard: &'a [A]) -> Self {
-        Input { shard: Some(shard), rows: None, scales: &[] }
+    pub fn at(shard: &'a [A]) -> Self {
+        Shard { at: Some(shard), rows: None, scales: &[] }
     }
 
     /// The shard is in its slot already: the producer wrote it through
     /// [`AllGatherGemm::local_shard`](super::AllGatherGemm::local_shard).
     pub fn in_place() -> Self {
-        Input { shard: None, rows: None, scales: &[] }
+        Shard { at: None, rows: None, scales: &[] }
     }
 
     /// The rows of every rank in this step, the same on all ranks (default: as planned).
@@ -47,15 +47,15 @@ impl<'a, A> Input<'a, A> {
     }
 }
 
-impl<'a, A> From<&'a [A]> for Input<'a, A> {
+impl<'a, A> From<&'a [A]> for Shard<'a, A> {
     fn from(shard: &'a [A]) -> Self {
-        Input::copied(shard)
+        Shard::at(shard)
     }
 }
 
-impl<'a, A> From<&'a Vec<A>> for Input<'a, A> {
+impl<'a, A> From<&'a Vec<A>> for Shard<'a, A> {
     fn from(shard: &'a Vec<A>) -> Self {
-        Input::copied(shard)
+        Shard::at(shard)
     }
 }
 

@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
-use super::io::Product;
+use super::compute::{Operand, Stream, TileJob, lay_side_by_side, run_tiles};
+use super::memory::OutputCells;
+use super::operands::Product;
+use super::tile::ProductView;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::host::{
-    Operand, OutputCells, ProductView, Stream, TileJob, lay_side_by_side, run_tiles,
-};
 use crate::plan::{Plan, Problem, Tile, TileOrder, Tiling};
 use crate::trace::TileEvent;
 

@@ -1,15 +1,16 @@
 //! GEMM on an input that somebody else delivers, chunk by chunk.
 
 use std::marker::PhantomData;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::io::Product;
+use super::compute::{Operand, Stream};
+use super::input::AsyncInput;
+use super::operands::Product;
 use super::products::{self, StepInput};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{check_scales, check_type, scale_count};
-use crate::host::{AsyncInput, Deadlines, Operand, Stream};
-use crate::plan::{Plan, PlanOptions, Problem, Scaling};
+use crate::plan::{Plan, PlanOptions, Problem, Scaling, Timeouts};
 use crate::trace::{TileEvent, Timeline};
 
 /// D = A · B where A arrives while it is multiplied.
@@ -21,7 +22,7 @@ use crate::trace::{TileEvent, Timeline};
 /// ```
 /// use overlap_gemm::element::bf16;
 /// use overlap_gemm::host::Stream;
-/// use overlap_gemm::ops::AsyncGemm;
+/// use overlap_gemm::host::AsyncGemm;
 /// use overlap_gemm::plan::{PlanOptions, Problem};
 ///
 /// let problem = Problem::builder(128, 32, 16).ranks(2).build()?;
@@ -49,7 +50,7 @@ use crate::trace::{TileEvent, Timeline};
 pub struct AsyncGemm<A, B = A, D = A> {
     plan: Plan,
     pivot: u32,
-    deadlines: Deadlines,
+    timeouts: Timeouts,
     record: Option<Instant>,
     tiles: Vec<TileEvent>,
     types: PhantomData<fn(A, B) -> D>,
@@ -63,14 +64,14 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
         check_type::<D>("D", problem.elements().d)?;
         problem.shards().check_rank(pivot)?;
         let plan = Plan::new(problem, options)?;
-        let (deadlines, tiles) = (Deadlines::default(), Vec::new());
-        Ok(AsyncGemm { plan, pivot, deadlines, record: None, tiles, types: PhantomData })
+        let (timeouts, tiles) = (Timeouts::default(), Vec::new());
+        Ok(AsyncGemm { plan, pivot, timeouts, record: None, tiles, types: PhantomData })
     }
 
     /// How long a step waits for a chunk, and a producer for a buffer; for inputs made after this.
     #[must_use]
-    pub fn with_deadlines(mut self, deadlines: Deadlines) -> Self {
-        self.deadlines = deadlines;
+    pub fn with_timeouts(mut self, first: Duration, steady: Duration) -> Self {
+        self.timeouts = Timeouts::new(first, steady);
         self
     }
 
@@ -88,7 +89,7 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
 
     /// An input for this product: two buffers, so that one is filled while the other is read.
     pub fn input(&self) -> Result<AsyncInput<A>> {
-        AsyncInput::new(&self.plan, self.deadlines)
+        AsyncInput::new(&self.plan, self.timeouts)
     }
 
     /// One step: `d` = the input's next A times `b`.
