@@ -2,12 +2,13 @@
 //!
 //! What belongs here: the order of the steps, and what becomes of a missing piece. The steps are in
 //! `build/`: finding the tools (`probe`, `toolkit`), compiling (`table`, `kernels`, `compiler`, `jobs`, `ptxas`),
-//! bindings (`bindings`), what the library is told (`report`). Invariant: with everything there,
-//! the kernels are in the library; with anything missing, the library still builds, one warning
-//! says what was looked for and what to run, and the run time returns `Error::KernelsNotBuilt` with
-//! the same words. `OVERLAP_GEMM_REQUIRE_KERNELS=1` makes a missing piece an error.
+//! what the library is told (`report`); under feature `bindings`, comparing the committed declarations with
+//! the header (`bindings`). Invariant: with everything there, the kernels are in the library; with anything
+//! missing, the library still builds, one warning says what was looked for and what to run, and the run time
+//! returns `Error::KernelsNotBuilt` with the same words. `OVERLAP_GEMM_REQUIRE_KERNELS=1` makes a missing
+//! piece an error.
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "bindings")]
 #[path = "build/bindings.rs"]
 mod bindings;
 #[cfg(feature = "cuda")]
@@ -50,11 +51,14 @@ fn cuda() {
     context.print_rerun_rules();
     let required = context.flag("OVERLAP_GEMM_REQUIRE_KERNELS");
 
-    let outcome = toolkit::Tools::find(&context).and_then(|tools| {
-        bindings::generate(&context, &tools)?;
-        Ok(tools)
-    });
-    match outcome {
+    #[cfg(feature = "bindings")]
+    if !context.flag("DOCS_RS")
+        && let Err(missing) = bindings::compare(&context)
+    {
+        without("src/cuda/bindings.rs is not compared", &missing, required);
+    }
+
+    match toolkit::Tools::find(&context) {
         Ok(tools) => match kernels::build(&context, &tools, required) {
             Ok(built) => {
                 println!("cargo::rustc-cfg=overlap_gemm_kernels");
@@ -63,15 +67,21 @@ fn cuda() {
             // The tools are there and the code does not compile: never a stub.
             Err(reason) => fail(&reason),
         },
-        Err(missing) if required => {
-            fail(&format!("OVERLAP_GEMM_REQUIRE_KERNELS is set, but {missing}"));
-        }
         Err(missing) => {
-            let text = format!("building without the CUDA kernels: {missing}");
-            text.lines().for_each(|line| println!("cargo::warning={line}"));
+            without("building without the CUDA kernels", &missing, required);
             report::not_built(&context, &missing.to_string());
         }
     }
+}
+
+/// What becomes of a missing piece: a warning that names the consequence, or an error if it is required.
+#[cfg(feature = "cuda")]
+fn without(consequence: &str, missing: &probe::Missing, required: bool) {
+    if required {
+        fail(&format!("OVERLAP_GEMM_REQUIRE_KERNELS is set, but {missing}"));
+    }
+    let text = format!("{consequence}: {missing}");
+    text.lines().for_each(|line| println!("cargo::warning={line}"));
 }
 
 #[cfg(feature = "cuda")]

@@ -1,22 +1,57 @@
-//! Rust declarations for `csrc/overlap_gemm.h`.
+//! Rust declarations for `csrc/overlap_gemm.h`: `src/cuda/bindings.rs` compared with bindgen's output.
 //!
-//! What belongs here: one run of bindgen over that one header. Invariant: names are the same in C
-//! and in Rust, and a status is a number with names (a new one from a newer library stays
-//! representable), never a Rust enum.
+//! What belongs here: runs of bindgen over that one header, under feature `bindings` only. Invariants:
+//! names are the same in C and in Rust; a status is a number with names (a new one from a newer library
+//! stays representable), never a Rust enum; the committed file is right on every one of `TARGETS`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
+use super::fail;
 use super::probe::{Context, Missing, Rejected};
-use super::toolkit::Tools;
 
-/// Writes `bindings.rs` into OUT_DIR.
-pub fn generate(context: &Context, tools: &Tools) -> Result<(), Missing> {
-    // SAFETY: the build script has no other thread yet.
-    unsafe { std::env::set_var("LIBCLANG_PATH", &tools.libclang) };
+const HEADER: &str = "csrc/overlap_gemm.h";
+const COMMITTED: &str = "src/cuda/bindings.rs";
+const FIRST_LINES: [&str; 2] = [
+    "//! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,",
+    "//! `cargo check --features bindings` prints the command that renews this file.",
+];
 
-    let header = context.manifest_dir.join("csrc/overlap_gemm.h");
+/// Where kernels can be built (`toolkit::Tools::find`).
+const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
+
+/// Fails the build, with the remedy, unless the committed file is what bindgen makes of the header.
+pub fn compare(context: &Context) -> Result<(), Missing> {
+    println!("cargo::rerun-if-changed={COMMITTED}");
+    let [text, other] = TARGETS.map(|target| generate(context, target));
+    let (text, other) = (text?, other?);
+    if text != other {
+        let [one, another] = TARGETS;
+        fail(&format!(
+            "{HEADER} has other layouts on {one} than on {another}: use types of one size, as in stdint.h"
+        ));
+    }
+    let committed = context.manifest_dir.join(COMMITTED);
+    if std::fs::read_to_string(&committed).is_ok_and(|committed| committed == text) {
+        return Ok(());
+    }
+    let fresh = context.out_dir.join("bindings.rs");
+    if let Err(error) = std::fs::write(&fresh, text) {
+        fail(&format!("{}: {error}", fresh.display()));
+    }
+    fail(&format!(
+        "{COMMITTED} is not what bindgen makes of {HEADER}; to renew it:\n  cp {} {}",
+        fresh.display(),
+        committed.display()
+    ))
+}
+
+/// The declarations for one platform, as rustfmt writes them.
+fn generate(context: &Context, target: &str) -> Result<String, Missing> {
     let mut builder = bindgen::Builder::default()
-        .header(header.display().to_string())
+        .header(context.manifest_dir.join(HEADER).display().to_string())
+        // Types of the compiler alone: no header of this machine's C library.
+        .clang_args([&format!("--target={target}"), "-ffreestanding"])
         .allowlist_item("(og|OG)_.*")
         .default_enum_style(bindgen::EnumVariation::NewType {
             is_bitfield: false,
@@ -26,29 +61,37 @@ pub fn generate(context: &Context, tools: &Tools) -> Result<(), Missing> {
         .derive_default(true)
         .use_core()
         .rust_edition(bindgen::RustEdition::Edition2024)
-        .formatter(bindgen::Formatter::None);
-    // A libclang without clang beside it (the pip package) has no <stddef.h> of its own.
+        .rustfmt_configuration_file(Some(context.manifest_dir.join("rustfmt.toml")))
+        .disable_header_comment()
+        .raw_line(FIRST_LINES.join("\n"));
+    // A libclang without clang beside it (the pip package) has no <stdint.h> of its own.
     if let Some(include) = compiler_headers() {
         builder = builder.clang_args(["-isystem", &include]);
     }
-    // bindgen panics where libclang cannot be loaded (another libc, a broken link).
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()));
-    let reason = match result {
-        Ok(Ok(bindings)) => match bindings.write_to_file(context.out_dir.join("bindings.rs")) {
-            Ok(()) => return Ok(()),
-            Err(error) => format!("bindings.rs could not be written: {error}"),
-        },
+    let fetched = context.fetched().map(|dir| dir.join("libclang")).ok();
+    if let (None, Some(dir)) = (context.var("LIBCLANG_PATH"), fetched.filter(|dir| dir.is_dir())) {
+        // SAFETY: the build script has no other thread.
+        unsafe { std::env::set_var("LIBCLANG_PATH", dir) };
+    }
+    // bindgen panics where it can load no libclang.
+    let reason = match catch_unwind(AssertUnwindSafe(|| builder.generate())) {
+        Ok(Ok(bindings)) => return Ok(bindings.to_string()),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => "bindgen could not load it".to_owned(),
+        Err(panic) => match panic.downcast::<String>() {
+            Ok(message) => *message,
+            Err(_) => "bindgen panicked".to_owned(),
+        },
     };
-    let fetched = context.fetched_dir().join("libclang");
+    let place = match context.var("LIBCLANG_PATH") {
+        Some(path) => format!("LIBCLANG_PATH={}", path.display()),
+        None => "what was fetched, else the system's library folders".to_owned(),
+    };
     Err(Missing {
-        why: "found no libclang that reads csrc/overlap_gemm.h".into(),
-        probed: vec![Rejected::new(tools.libclang.display().to_string(), reason)],
-        remedy: format!(
-            "set LIBCLANG_PATH to another one ({} after third_party/fetch), then build again",
-            fetched.display()
-        ),
+        why: format!("found no libclang that reads {HEADER}"),
+        probed: vec![Rejected::new(place, reason)],
+        remedy: "run third_party/fetch --libclang or set LIBCLANG_PATH, or build without feature \
+                 `bindings`"
+            .into(),
     })
 }
 

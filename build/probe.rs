@@ -80,8 +80,9 @@ impl Context {
 
     /// Tells cargo when to run the build script again.
     ///
-    /// A path that does not exist would make cargo run it every time, so the fetched folder is
-    /// watched through its stamp if it is there, and through its parent if it is not. PATH is not
+    /// A path that does not exist makes cargo run it every time, so the fetched folder is watched
+    /// through its stamp if it is there, and through `third_party` if it is not. Not so where a variable
+    /// names the folder: cargo would read all that is beside it, the whole disk for `/nowhere`. PATH is not
     /// here: it differs between a shell and an editor, and would rebuild at every change of window;
     /// `toolkit` adds it where it decided something.
     pub fn print_rerun_rules(&self) {
@@ -91,12 +92,11 @@ impl Context {
         for path in ["csrc", "third_party/requirements.txt"] {
             println!("cargo::rerun-if-changed={path}");
         }
-        let fetched = self.fetched_dir();
-        let stamp = fetched.join("requirements.txt");
-        if stamp.is_file() {
+        let stamp = self.fetched_dir().join("requirements.txt");
+        if stamp.is_file() || self.var("OVERLAP_GEMM_THIRD_PARTY").is_some() {
             println!("cargo::rerun-if-changed={}", stamp.display());
-        } else if let Some(parent) = fetched.parent().filter(|parent| parent.is_dir()) {
-            println!("cargo::rerun-if-changed={}", parent.display());
+        } else {
+            println!("cargo::rerun-if-changed=third_party");
         }
     }
 }

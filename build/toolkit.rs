@@ -1,4 +1,4 @@
-//! Finding the tools: a CUDA toolkit, CUTLASS, libclang.
+//! Finding the tools: a CUDA toolkit and CUTLASS.
 //!
 //! What belongs here: where to look, in which order, and what makes a place unfit. Invariant: a
 //! place named by one of this crate's own variables is the only one considered (asked for means
@@ -50,12 +50,10 @@ pub struct Tools {
     pub toolkit: Toolkit,
     /// The CUTLASS headers.
     pub cutlass: Cutlass,
-    /// The libclang that bindgen loads: a file.
-    pub libclang: PathBuf,
 }
 
 impl Tools {
-    /// Finds all of them, or says which one is missing.
+    /// Finds both, or says which one is missing.
     pub fn find(context: &Context) -> Result<Tools, Missing> {
         if context.flag("DOCS_RS") {
             return Err(Missing {
@@ -76,7 +74,6 @@ impl Tools {
         Ok(Tools {
             toolkit: find_toolkit(context, &["/usr/local/cuda", "/opt/cuda"].map(Path::new))?,
             cutlass: find_cutlass(context)?,
-            libclang: find_libclang(context)?,
         })
     }
 }
@@ -247,60 +244,4 @@ pub fn parse_define(text: &str, name: &str) -> Option<u32> {
             .then(|| words.next()?.parse().ok())
             .flatten()
     })
-}
-
-/// Looks for libclang: LIBCLANG_PATH (a file or a folder), the system's folders, what was fetched.
-pub fn find_libclang(context: &Context) -> Result<PathBuf, Missing> {
-    let mut probed = Vec::new();
-    match context.var("LIBCLANG_PATH").map(PathBuf::from) {
-        Some(path) if path.is_file() => return Ok(path),
-        Some(path) => match libclang_in(&path) {
-            Some(file) => return Ok(file),
-            None => {
-                let place = format!("LIBCLANG_PATH={}", path.display());
-                probed.push(Rejected::new(place, "is no file and has no libclang.so"));
-            }
-        },
-        None => probed.push(Rejected::new("LIBCLANG_PATH", "not set")),
-    }
-    let mut folders: Vec<PathBuf> = std::fs::read_dir("/usr/lib")
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("llvm-")))
-        .map(|path| path.join("lib"))
-        .collect();
-    // Newest last by name; numbers of two digits compare well enough as text.
-    folders.sort();
-    folders.reverse();
-    let usual =
-        ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
-    folders.extend(usual.map(PathBuf::from));
-    if let Some(file) = folders.iter().find_map(|folder| libclang_in(folder)) {
-        return Ok(file);
-    }
-    probed.push(Rejected::new("/usr/lib*, /usr/lib/llvm-*/lib", "no libclang.so"));
-    let fetched = context.fetched().and_then(|dir| {
-        libclang_in(&dir.join("libclang")).ok_or_else(|| "has no libclang".to_owned())
-    });
-    fetched.map_err(|reason| {
-        probed.push(Rejected::new(context.fetched_dir().display().to_string(), reason));
-        Missing::fetchable("libclang", probed, &context.manifest_dir, "LIBCLANG_PATH")
-    })
-}
-
-/// `libclang.so`, `libclang.so.14`, `libclang-14.so.1`, but not `libclang-cpp.so`, in a folder.
-fn libclang_in(folder: &Path) -> Option<PathBuf> {
-    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
-        .ok()?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            name.starts_with("libclang") && !name.starts_with("libclang-cpp") && {
-                name.contains(".so") && path.is_file()
-            }
-        })
-        .collect();
-    files.sort();
-    files.into_iter().next()
 }

@@ -20,17 +20,16 @@ use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::plan::{BLayout, ClusterShape, ElementTypes, MAX_RANKS, TMA_ALIGNMENT, TileShape};
 
-mod bindings {
-    #![allow(
-        clippy::undocumented_unsafe_blocks,
-        dead_code,
-        missing_docs,
-        non_camel_case_types,
-        unreachable_pub,
-        reason = "generated from csrc/overlap_gemm.h, which documents and keeps the C names"
-    )]
-    include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
-}
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    unreachable_pub,
+    reason = "generated from csrc/overlap_gemm.h, which documents and keeps the C names"
+)]
+#[path = "bindings.rs"]
+mod bindings;
 
 use bindings::{
     og_activation, og_chunk, og_failure, og_failure_kind, og_gather, og_gather_step, og_gemm_input,
@@ -184,8 +183,9 @@ pub(super) fn check_abi() -> Result<()> {
     }
     Err(Error::KernelsNotBuilt {
         reason: format!(
-            "the objects have ABI version {compiled}, this crate needs {}: run cargo clean and \
-             build again",
+            "the objects have ABI version {compiled}, src/cuda/bindings.rs has {}: run cargo clean \
+             and build again; if csrc/overlap_gemm.h has changed, cargo check --features bindings \
+             says how to renew the declarations",
             bindings::OG_ABI_VERSION
         ),
     })
