@@ -66,7 +66,9 @@ fn plan_json_is_the_plan() {
     assert_eq!(json["problem"]["b_layout"], "kn");
     assert_eq!(json["problem"]["shard_rows"], serde_json::json!([256, 256, 256, 256]));
     assert_eq!(json["chunks"].as_array().unwrap().len(), 8);
-    assert_eq!(json["transfers"][1]["sender"][1]["step"], "send");
+    let first = &json["schedules"][1]["steps"][0];
+    let posts = serde_json::json!({"post": {"word": {"consumed": {"by": 1}}, "to": 1, "age": 1}});
+    assert_eq!(*first, serde_json::json!(["compute", posts]));
     assert_eq!(json["tile_orders"][2]["visits"][0], serde_json::json!([2, 0]));
     assert_eq!(json.get("check"), None);
     let read: Plan = serde_json::from_str(&stdout).unwrap();
@@ -79,7 +81,7 @@ fn plan_json_of_one_rank_has_that_rank_s_lists() {
     let (_, one, _) = plan(&["--json", "--rank", "2"]);
     let (whole, one): (Value, Value) =
         (serde_json::from_str(&whole).unwrap(), serde_json::from_str(&one).unwrap());
-    for list in ["transfers", "tile_orders"] {
+    for list in ["schedules", "tile_orders"] {
         assert_eq!(one[list].as_array().unwrap().len(), 1);
         assert_eq!(one[list][0], whole[list][2]);
     }

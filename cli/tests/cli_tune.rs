@@ -115,7 +115,7 @@ fn show_says_tuned_nearest_or_modelled() {
     assert_eq!((code, stderr.as_str()), (0, ""));
     for words in [
         "tuned: measured for this problem, 400.0 µs in graphs",
-        "fused, copies on 1 stream, 2 pieces",
+        "fused, copy engines on one stream, 2 pieces",
         "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong, swizzle 4, K in 1",
         "nearest: measured for 4096×3584×8192, 400.0 µs in graphs",
         "modelled: predicted to take ",
@@ -151,12 +151,12 @@ fn a_table_that_cannot_be_trusted_is_told_of_and_stops_nobody() {
         ("{\"format\"", "damaged"),
         ("{\"some\": \"thing\"}", "no table of this program"),
         (
-            "{\"format\":\"overlap-gemm tuning\",\"version\":3,\"new\":[]}",
-            "version 3, and this program reads 2",
+            "{\"format\":\"overlap-gemm tuning\",\"version\":4,\"new\":[]}",
+            "version 4, and this program reads 3",
         ),
         (
             "{\"format\":\"overlap-gemm tuning\",\"version\":1,\"entries\":[]}",
-            "version 1, and this program reads 2: move it away",
+            "version 1, and this program reads 3: move it away",
         ),
     ] {
         fs::write(&file, text).unwrap();

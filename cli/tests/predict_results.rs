@@ -174,7 +174,7 @@ fn engine_and_pieces_can_be_named() {
         (fused["engine"].clone(), fused["pieces"].as_u64().unwrap())
     };
     assert_eq!(of(&[]).0, serde_json::json!({"kernel": {"blocks": 16}}));
-    let copies = serde_json::json!({"copy_engines": {"streams": 3}});
+    let copies = serde_json::json!({"copy-engines": {"streams": 3}});
     assert_eq!(of(&["--engine", "copies", "--streams", "3", "--pieces", "5"]), (copies, 5));
 }
 

@@ -24,8 +24,7 @@ use crate::trace::{TileEvent, Timeline};
 /// ```
 /// use overlap_gemm::Result;
 /// use overlap_gemm::element::bf16;
-/// use overlap_gemm::host::{Group, Rank, Stream};
-/// use overlap_gemm::host::AllGatherGemm;
+/// use overlap_gemm::host::{AllGatherGemm, Group, Rank, Stream};
 /// use overlap_gemm::plan::{PlanOptions, Problem};
 ///
 /// const RANKS: u32 = 4;
@@ -34,7 +33,7 @@ use crate::trace::{TileEvent, Timeline};
 /// const K: usize = 64;
 ///
 /// fn one_rank(rank: Rank, problem: &Problem) -> Result<()> {
-///     // Plan once: memory, signals, the order of tiles and of transfers.
+///     // Plan once: memory, signals, the schedule.
 ///     let mut layer = AllGatherGemm::<bf16>::plan(&rank, problem, PlanOptions::default())?;
 ///     let stream = Stream::for_ranks(RANKS);
 ///

@@ -77,6 +77,14 @@ impl Setup {
         })
     }
 
+    /// How `plan` is carried out by that kernel, K cut into so many slices: of an operation on GPUs what its `planned`,
+    /// `kernel` and `choice` say.
+    pub fn of_plan(plan: &Plan, kernel: &Kernel, splits: u32) -> Self {
+        let options = plan.options();
+        let (operation, swizzle) = (options.operation, options.tiling.swizzle);
+        Setup { operation, way: plan.way(), kernel: kernel.clone(), swizzle, splits }
+    }
+
     /// With that engine, and the pieces that go with it.
     #[must_use]
     pub fn with_engine(mut self, engine: Engine, problem: &Problem) -> Self {

@@ -10,8 +10,8 @@ use super::Timeline;
 /// Timelines with names, to be drawn rank by rank on one time axis.
 ///
 /// ```
-/// use overlap_gemm::plan::Problem;
-/// use overlap_gemm::predict::{Machine, Setup, Strategy, timeline};
+/// use overlap_gemm::plan::{Problem, Strategy};
+/// use overlap_gemm::predict::{Machine, Setup, timeline};
 /// use overlap_gemm::trace::SideBySide;
 /// use std::time::Duration;
 ///

@@ -24,7 +24,6 @@ use super::product::Product;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{Plan, Scaling, TileOrder, Way};
-use crate::predict::Setup;
 
 /// What one rank brings to a step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -128,13 +127,6 @@ impl AllGatherGemm {
         self.planned().way()
     }
 
-    /// The same with the first product's kernel, for [`predict::estimate`](crate::predict::estimate()) and
-    /// [`predict::timeline`](crate::predict::timeline()) of [`AllGatherGemm::planned`].
-    pub fn setup(&self) -> Setup {
-        let Choice { swizzle, splits, .. } = self.choice();
-        let (operation, kernel) = (self.planned().options().operation, self.kernel().clone());
-        Setup { operation, way: self.way(), kernel, swizzle, splits }
-    }
 
     /// The kernel of the first product.
     pub fn kernel(&self) -> &'static Kernel {

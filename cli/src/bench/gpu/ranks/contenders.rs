@@ -270,7 +270,7 @@ impl Gathered<'_> {
 
     /// How it is carried out, for predictions.
     pub fn setup(&self) -> Setup {
-        self.layer.setup()
+        Setup::of_plan(self.layer.planned(), self.layer.kernel(), self.layer.choice().splits)
     }
 
     /// What was planned.
