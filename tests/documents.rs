@@ -108,6 +108,66 @@ fn every_path_and_every_test_that_is_named_exists() {
     assert!(paths > 10 && names > 5, "{paths} paths, {names} names: is this test reading them?");
 }
 
+/// The files in the second column of the index of results, row by row.
+fn indexed(index: &str) -> Vec<Vec<&str>> {
+    let rows = index.lines().filter(|line| line.starts_with('|')).skip(2);
+    let cells = rows.map(|row| row.split('|').nth(2).unwrap_or_default());
+    cells.map(|cell| between(cell, "](", ')').collect()).collect()
+}
+
+/// What is wrong with an index, where the folder has these files besides it.
+fn misindexed(index: &str, files: &BTreeSet<String>) -> Vec<String> {
+    let (mut wrong, mut rest) = (Vec::new(), files.clone());
+    for (row, named) in indexed(index).into_iter().enumerate() {
+        if named.is_empty() {
+            wrong.push(format!("row {} names no file", row + 1));
+        }
+        for name in named.into_iter().filter(|name| !rest.remove(*name)) {
+            wrong.push(format!("'{name}' is not there, or in another row, too"));
+        }
+    }
+    wrong.extend(rest.into_iter().map(|name| format!("no row has '{name}'")));
+    wrong
+}
+
+#[test]
+fn every_result_has_a_row_in_the_index_and_every_row_a_result() {
+    let folder = root().join("benches/results");
+    let entries = fs::read_dir(folder).expect("a folder of results");
+    let names = entries.map(|entry| entry.expect("an entry").file_name().into_string().unwrap());
+    let files: BTreeSet<_> = names.filter(|name| name != "README.md").collect();
+    let wrong = misindexed(&read("benches/results/README.md"), &files);
+    assert!(wrong.is_empty(), "benches/results/README.md: {wrong:#?}");
+    assert!(files.len() > 10, "only {files:?}: is this test reading them?");
+
+    // Comments name results, too.
+    let mut sources_of = Vec::new();
+    for folder in ["src", "csrc", "build", "examples", "cli/src"] {
+        sources(&root().join(folder), &mut sources_of);
+    }
+    for path in sources_of {
+        let text = fs::read_to_string(&path).expect("text");
+        for name in text.split("benches/results/20").skip(1) {
+            let end = name.find(|c: char| !c.is_alphanumeric() && !"-._".contains(c));
+            let name = format!("20{}", &name[..end.unwrap_or(name.len())]);
+            assert!(files.contains(&name), "{} names '{name}': not there", path.display());
+        }
+    }
+}
+
+#[test]
+fn an_index_that_differs_from_its_folder_is_noticed() {
+    let index = "| Claim | File |\n| --- | --- |\n| one | [a](a), [b](b) |\n| two | [c](c) |\n";
+    let files = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+    assert_eq!(misindexed(index, &files(&["a", "b", "c"])), [""; 0]);
+    assert_eq!(misindexed(index, &files(&["a", "b", "c", "d"])), ["no row has 'd'"]);
+    let gone = "'c' is not there, or in another row, too";
+    assert_eq!(misindexed(index, &files(&["a", "b"])), [gone]);
+    let nameless = index.replace("[c](c)", "[c]");
+    let told = ["row 2 names no file", "no row has 'c'"];
+    assert_eq!(misindexed(&nameless, &files(&["a", "b", "c"])), told);
+}
+
 /// The rows of the table in `docs/architecture.md` that says which module uses which.
 fn promised_uses() -> Vec<(String, BTreeSet<String>)> {
     let text = read("docs/architecture.md");
