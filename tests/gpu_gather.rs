@@ -3,6 +3,8 @@
 
 #[path = "common/gpu/mod.rs"]
 mod gpu;
+#[path = "common/mutants.rs"]
+mod mutants;
 #[path = "common/port.rs"]
 mod port;
 
@@ -20,6 +22,8 @@ mod kernels_before;
 mod nccl;
 #[path = "gpu_gather/recorded.rs"]
 mod recorded;
+#[path = "gpu_gather/schedule_mutants.rs"]
+mod schedule_mutants;
 #[path = "gpu_gather/signal_pad.rs"]
 mod signal_pad;
 #[path = "gpu_gather/symmetric.rs"]

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use super::chunks::Chunks;
 use super::problem::{BLayout, Problem, Scaling};
+use super::schedule::Schedule;
 use super::table::Align::{Left, Right};
 use super::table::Table;
 use super::tiles::{ClusterShape, Tile, TileOrder};
@@ -116,6 +117,9 @@ impl fmt::Display for RankPlan<'_> {
         line("hears from", &|round| or_dot((rank + round) % ranks, rank));
         write!(f, "{table}")?;
 
+        writeln!(f, "\nSchedule of rank {rank}, lane by lane: {}", plan.way())?;
+        write_schedule(f, &plan.schedule(rank))?;
+
         writeln!(f, "\nTiles: {}", Cut(&order))?;
         writeln!(f, "  rank {rank} visits (row, column) {}", FirstTiles(&order))?;
 
@@ -141,6 +145,22 @@ fn write_product(f: &mut fmt::Formatter<'_>, problem: &Problem) -> fmt::Result {
     )?;
     let bytes = Bytes(problem.row_bytes(&(0..m)));
     writeln!(f, "  {} a rank; the gathered A is {bytes}", Flops(problem.flops()))
+}
+
+/// One line a step, the lanes one after the other.
+fn write_schedule(f: &mut fmt::Formatter<'_>, schedule: &Schedule) -> fmt::Result {
+    for lane in schedule.lanes() {
+        let mut steps = schedule.lane(lane);
+        for (shown, step) in steps.by_ref().take(SHOWN as usize).enumerate() {
+            let name = if shown == 0 { lane.to_string() } else { String::new() };
+            writeln!(f, "  {name:<9} {step}")?;
+        }
+        match steps.count() as u32 {
+            0 => {}
+            hidden => writeln!(f, "  {:<9} … {hidden} more step{}", "", plural(hidden))?,
+        }
+    }
+    Ok(())
 }
 
 /// One line a rank: its rows and its chunks; with a problem, what they weigh as well.

@@ -154,7 +154,13 @@ impl fmt::Display for Step {
             Step::Move { chunk, to } => write!(f, "move {chunk} → {to}"),
             Step::Multiply { rows, awaits, .. } => {
                 write!(f, "multiply rows {}..{}", rows.start, rows.end)?;
-                if awaits.is_empty() { Ok(()) } else { write!(f, " as {awaits:?} land") }
+                match awaits[..] {
+                    [] => Ok(()),
+                    [only] => write!(f, " as chunk {only} lands"),
+                    [first, .., last] => {
+                        write!(f, " as {} chunks land, {first} first, {last} last", awaits.len())
+                    }
+                }
             }
         }
     }

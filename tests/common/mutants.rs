@@ -2,6 +2,8 @@
 //!
 //! Invariant: each applies to any engine whose schedules have such a step; what is predicted holds for all of them.
 
+#![allow(dead_code)] // each test file uses its share
+
 use overlap_gemm::plan::{Lane, Schedule, Step, Word};
 
 /// What becomes of a mutant when it is carried out, in some order at least.
@@ -22,17 +24,24 @@ pub struct Mutant {
     pub rows: &'static [u32],
     change: fn(&mut Vec<(Lane, Step)>) -> bool,
     /// Whose schedule is changed.
-    rank: usize,
+    pub rank: usize,
     /// Whether a look at the schedules, without a run, tells.
     pub is_out_of_order: bool,
     /// What a run tells.
     pub run: Caught,
+    /// Whether GPUs that copy rows can carry it out.
+    pub on_gpus: bool,
 }
 
 impl Mutant {
     /// Changes the schedules; `false` where they have no such step.
     pub fn change(&self, of_ranks: &mut [Schedule]) -> bool {
-        (self.change)(&mut of_ranks[self.rank].steps)
+        self.change_one(&mut of_ranks[self.rank])
+    }
+
+    /// Changes the schedule of the mutant's rank.
+    pub fn change_one(&self, schedule: &mut Schedule) -> bool {
+        (self.change)(&mut schedule.steps)
     }
 }
 
@@ -50,6 +59,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: true,
         run: Caught::WrongRows,
+        on_gpus: true,
     },
     Mutant {
         name: "signals before it moves",
@@ -66,6 +76,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: false,
         run: Caught::WrongRows,
+        on_gpus: true,
     },
     Mutant {
         name: "drops the wait of a tile",
@@ -82,6 +93,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 1,
         is_out_of_order: false,
         run: Caught::WrongRows,
+        on_gpus: true,
     },
     Mutant {
         name: "drops the wait for a consumer",
@@ -92,6 +104,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 0,
         is_out_of_order: false,
         run: Caught::WrongRows,
+        on_gpus: false,
     },
     Mutant {
         name: "drops the wait for its own sends",
@@ -102,6 +115,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 0,
         is_out_of_order: false,
         run: Caught::WrongRows,
+        on_gpus: false,
     },
     Mutant {
         name: "drops an acknowledgement",
@@ -114,6 +128,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 1,
         is_out_of_order: false,
         run: Caught::Hang,
+        on_gpus: true,
     },
     Mutant {
         name: "acknowledges before it reads",
@@ -130,6 +145,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 1,
         is_out_of_order: false,
         run: Caught::WrongRows,
+        on_gpus: false,
     },
     Mutant {
         name: "sends to the wrong peer",
@@ -147,6 +163,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: true,
         run: Caught::Hang,
+        on_gpus: true,
     },
     Mutant {
         name: "sends the wrong rows",
@@ -164,6 +181,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: true,
         run: Caught::WrongRows,
+        on_gpus: true,
     },
     Mutant {
         name: "sends twice",
@@ -178,6 +196,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: true,
         run: Caught::Nothing,
+        on_gpus: true,
     },
     Mutant {
         name: "sends in another order",
@@ -199,6 +218,7 @@ pub const MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: true,
         run: Caught::Nothing,
+        on_gpus: true,
     },
 ];
 

@@ -92,7 +92,7 @@ impl Work {
     }
 
     /// One step of this rank, not awaited.
-    fn enqueue(&self, rank: &Rank, layer: &mut AllGatherGemm) {
+    pub fn enqueue(&self, rank: &Rank, layer: &mut AllGatherGemm) {
         let (shard, operands) = (self.shard(rank, None, &self.problem), self.operands(rank));
         // SAFETY: the call's own memory; tests await the stream before they drop or look at it.
         unsafe { layer.enqueue(&rank.gpu.stream, shard, &[operands]) }.unwrap();
@@ -111,6 +111,19 @@ impl Work {
         self.call.copy_rows(0..self.problem.m(), &rank.gpu.stream);
         self.call.poison_d(&rank.gpu.stream);
         rank.gpu.stream.synchronize().unwrap();
+    }
+
+    /// Whether D is what the reference says, in some rows of each shard.
+    pub fn is_right(&mut self, rank: &Rank, random: &mut Random) -> bool {
+        self.call.fetch(&rank.gpu.stream);
+        let shards = self.problem.shards();
+        let firsts =
+            (0..shards.ranks()).map(|rank| shards.rows(rank)).filter(|rows| !rows.is_empty());
+        let mut rows = some_rows(self.problem.m(), random);
+        rows.extend(firsts.flat_map(|rows| [rows.start, rows.end - 1]));
+        rows.sort_unstable();
+        rows.dedup();
+        self.call.report(&rows).wrong == 0
     }
 
     /// D is what the reference says, and what the same kernel makes of an A that is there.

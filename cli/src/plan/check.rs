@@ -82,8 +82,9 @@ fn run_order(schedules: &Schedules, seed: u64) -> Result<(), Violation> {
 fn refuse_too_much(plan: &Plan, orders: u32) -> Result<(), Failure> {
     let ranks = plan.problem().ranks();
     let steps = steps(plan, &(0..ranks));
-    // The model looks at two threads a rank before every step.
-    let looks = steps * u128::from(EPOCHS) * u128::from(2 * ranks);
+    // The model looks at every lane of every rank before every step.
+    let lanes = plan.schedule(0).lanes().len() as u128;
+    let looks = steps * u128::from(EPOCHS) * lanes * u128::from(ranks);
     let possible = if steps > MOST_ENTRIES { 0 } else { MOST_LOOKS / looks };
     if u128::from(orders) <= possible {
         return Ok(());

@@ -8,7 +8,7 @@ mod check;
 
 use std::ops::Range;
 
-use overlap_gemm::plan::Plan;
+use overlap_gemm::plan::{Engine, MAX_STREAMS, Plan, PlanOptions, Strategy};
 use serde::Serialize;
 
 use crate::exit::Failure;
@@ -29,6 +29,19 @@ pub struct Args {
 
     #[command(flatten)]
     cut: CutArgs,
+
+    /// In which order gathering and multiplying go
+    #[arg(long, value_enum, default_value_t = Order::Fused, help_heading = "How it is carried out")]
+    strategy: Order,
+
+    /// What moves the rows
+    #[arg(long, value_enum, default_value_t = Mover::Thread, help_heading = "How it is carried out")]
+    engine: Mover,
+
+    /// Streams of copy engines
+    #[arg(long, default_value_t = 1, help_heading = "How it is carried out")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STREAMS)))]
+    streams: u32,
 
     /// Show this rank's part only
     #[arg(long, help_heading = "What to show", allow_negative_numbers = true)]
@@ -54,11 +67,53 @@ pub struct Args {
     output: OutputArgs,
 }
 
+/// In which order gathering and multiplying go.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Order {
+    /// One product that waits for its rows, tile by tile
+    Fused,
+    /// A product for each rank's rows
+    Pipelined,
+    /// All rows first
+    Sequential,
+}
+
+/// What moves the rows.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Mover {
+    /// A thread of each rank
+    Thread,
+    /// Copy engines of GPUs
+    Copies,
+    /// A kernel before the product
+    Kernel,
+    /// NCCL, with --strategy sequential and one chunk a rank
+    Nccl,
+}
+
+impl Args {
+    fn options(&self) -> PlanOptions {
+        let strategy = match self.strategy {
+            Order::Fused => Strategy::Fused,
+            Order::Pipelined => Strategy::Pipelined,
+            Order::Sequential => Strategy::Sequential,
+        };
+        let engine = match self.engine {
+            Mover::Thread => Engine::Thread,
+            Mover::Copies => Engine::CopyEngines { streams: self.streams },
+            Mover::Kernel => Engine::PUSHING,
+            Mover::Nccl => Engine::Nccl,
+        };
+        self.cut.options().with_strategy(strategy).with_engine(engine)
+    }
+}
+
 const EXAMPLES: &str = "\
 Examples:
   overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8
   overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8 --rank 3
   overlap-gemm plan --m 1000 --n 512 --k 512 --shards 600,0,400 --chunks 3 --check 1000
+  overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 4 --engine copies --streams 2 --rank 0 --check 1000
   overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8 --json | jq .schedules[0].steps";
 
 /// The plan, and the verdict on it if one was asked for, in one JSON object.
@@ -72,7 +127,7 @@ struct Document<'a, P> {
 
 /// Plans, checks if asked to, and shows the outcome.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let plan = Plan::new(&args.problem.problem()?, args.cut.options())?;
+    let plan = Plan::new(&args.problem.problem()?, args.options())?;
     let one = args.rank.map(|rank| plan.of_rank(rank)).transpose()?;
     let output = args.output.open()?;
     if output.writes_json() {
@@ -116,10 +171,17 @@ fn refuse_too_many(plan: &Plan, rank: Option<u32>) -> Result<(), Failure> {
     )))
 }
 
-/// How many steps the lists of `ranks` have.
+/// How many steps the schedules of `ranks` have, at most.
 fn steps(plan: &Plan, ranks: &Range<u32>) -> u128 {
     let (all, chunks) = (u128::from(plan.problem().ranks()), u128::from(plan.chunks().len()));
-    let sent: u128 =
-        ranks.clone().map(|rank| all * (2 * plan.chunks().of_rank(rank).len() as u128 + 1)).sum();
-    sent + ranks.len() as u128 * (chunks + all)
+    let sent: u128 = ranks
+        .clone()
+        .map(|rank| {
+            let own = plan.chunks().of_rank(rank).len() as u128;
+            own + all * (2 * own + 1)
+        })
+        .sum();
+    // Words between lanes, and for each chunk a wait and a read.
+    let between = 4 + 3 * u128::from(MAX_STREAMS);
+    sent + ranks.len() as u128 * (2 * chunks + all + between)
 }

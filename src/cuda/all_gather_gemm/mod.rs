@@ -127,7 +127,6 @@ impl AllGatherGemm {
         self.planned().way()
     }
 
-
     /// The kernel of the first product.
     pub fn kernel(&self) -> &'static Kernel {
         self.products[0].kernel

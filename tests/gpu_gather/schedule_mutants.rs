@@ -1,0 +1,81 @@
+//! The decisive test, on GPUs: whoever breaks one step of the schedule breaks what runs by it, as predicted.
+//!
+//! What belongs here: the mutants that streams of copies, the product's table of chunks and the beginning's table of
+//! ranks can carry out. Two of the list are the device code's own: it waits for all consumers at once, and acknowledges
+//! the step before (`begin_step` in `csrc/gather.cu`); their mutants are in `tests/mutants.toml`. One depends on how long a
+//! copy takes. Invariant: a mutant that is to go wrong does so within some steps, in which the rank that is waited for is late.
+
+use std::time::Duration;
+
+use super::all_gather_gemm::{PATIENCE, Work};
+use crate::gpu::case::Case;
+use crate::gpu::ranks::{Rank, on_ranks};
+use crate::gpu::tried_kernels;
+use crate::mutants::{Caught, MUTANTS, Mutant};
+use overlap_gemm::cuda::GatherOptions;
+use overlap_gemm::plan::Engine;
+use overlap_gemm::random::Random;
+
+/// Rows of D for each row of a mutant's world: several tiles.
+const ROWS: u32 = 256;
+/// Steps in which a mutant may go wrong.
+const STEPS: usize = 20;
+/// How long a mutant that hangs is waited for.
+const LIMIT: Duration = Duration::from_secs(2);
+/// How late rank 0 is: longer than any step takes.
+const LATE: Duration = Duration::from_millis(3);
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn every_mutant_of_a_schedule_is_caught_as_predicted() {
+    let on_gpus = |mutant: &&Mutant| mutant.on_gpus;
+    assert!(MUTANTS.iter().filter(on_gpus).count() >= 8);
+    for mutant in MUTANTS.iter().filter(on_gpus) {
+        let seen = on_ranks(mutant.rows.len() as u32, |rank| run(&rank, mutant));
+        let is = |what: Caught| seen.contains(&what);
+        let found = match (is(Caught::WrongRows), is(Caught::Hang)) {
+            // What one rank waits for in vain, the others hear of: no rank's result counts then.
+            (_, true) => Caught::Hang,
+            (true, false) => Caught::WrongRows,
+            (false, false) => Caught::Nothing,
+        };
+        assert_eq!(found, mutant.run, "{}: {seen:?}", mutant.name);
+        println!("{}: {found:?}, as predicted", mutant.name);
+    }
+}
+
+/// What becomes of this rank.
+fn run(rank: &Rank, mutant: &Mutant) -> Caught {
+    let rows: Vec<u32> = mutant.rows.iter().map(|rows| rows * ROWS).collect();
+    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    let mut case = Case::new(kernel, rows.iter().sum(), 256, 2048);
+    case.options.sm_limit = Some(rank.sms);
+    let mut random = Random::new(97);
+    let mut work = Work::new(rank, &case, &rows, &mut random);
+    let options = GatherOptions::default().with_engine(Engine::CopyEngines { streams: 1 });
+    let options = options.with_poison(true).with_pieces(1).with_timeouts(PATIENCE, LIMIT);
+    let mut layer = work.fused(rank, &options);
+    let mut seen = Caught::Nothing;
+    for step in 0..=STEPS {
+        if step == 1 && mutant.rank == rank.rank() as usize {
+            // SAFETY: the test's ranks expect wrong rows, and their memory outlives the steps.
+            let changed = unsafe { layer.change_schedule(|schedule| mutant.change_one(schedule)) };
+            assert!(changed.unwrap(), "{} finds no step to change", mutant.name);
+        }
+        work.renew(rank, &mut random);
+        if step > 0 && rank.rank() == 0 {
+            std::thread::sleep(LATE);
+        }
+        work.enqueue(rank, &mut layer);
+        if layer.synchronize(&rank.gpu.stream).is_err() {
+            seen = Caught::Hang;
+            break;
+        }
+        if !work.is_right(rank, &mut random) {
+            assert!(step > 0, "wrong before anything was changed");
+            seen = Caught::WrongRows;
+        }
+    }
+    rank.through();
+    seen
+}
