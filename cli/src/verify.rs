@@ -7,8 +7,8 @@ use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use overlap_gemm::exercise::Exercise;
-use overlap_gemm::plan::Plan;
 use overlap_gemm::plan::model::{self, Schedules};
+use overlap_gemm::plan::{Engine, Plan};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Report;
 use serde::Serialize;
@@ -21,7 +21,7 @@ use crate::progress;
 /// Run random problems on all ranks and compare every result with an f64 reference
 ///
 /// Types, sizes, layouts, shards (some empty), chunks, tiles, scales, delays, steps of varying m, and
-/// epochs near their wrap are all drawn from the seed. Each case's schedule is also run on the model.
+/// epochs near their wrap are all drawn from the seed. Each case's schedule, or that of GPUs, is also run on the model.
 #[derive(clap::Args)]
 pub struct Args {
     /// How many cases to run [default: 500, or as many as --seconds allow]
@@ -155,7 +155,10 @@ impl fmt::Display for Summary {
 /// One case, on the model and for real; what was wrong with it, if anything was.
 fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String> {
     let mut random = Random::of_stream(exercise.seed, 1);
-    let plan = Plan::new(&exercise.problem, exercise.options).map_err(|error| error.to_string())?;
+    let copies = |streams| Engine::CopyEngines { streams };
+    let engine = random.choose(&[Engine::Thread, copies(1), copies(2), Engine::PUSHING]);
+    let options = exercise.options.with_engine(engine);
+    let plan = Plan::new(&exercise.problem, options).map_err(|error| error.to_string())?;
     let schedules = Schedules::new(&plan);
     let ordered = schedules.check_order();
     let ran = ordered.and_then(|()| {
@@ -163,7 +166,7 @@ fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String>
             (random.next_u64() % enabled as u64) as usize
         })
     });
-    ran.map_err(|violation| format!("on the model: {violation}"))?;
+    ran.map_err(|violation| format!("on the model, moved by {engine}: {violation}"))?;
 
     let outcome =
         exercise.run(&|| interrupt.check().is_err()).map_err(|error| error.to_string())?;

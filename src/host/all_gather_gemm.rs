@@ -13,7 +13,7 @@ use super::products::{self, StepInput};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{OWN_ROWS, a_lens, check_len, check_scales, check_type, scale_count};
-use crate::plan::{Lane, Plan, PlanOptions, Problem, Scaling, Step, Word};
+use crate::plan::{Lane, Operation, Plan, PlanOptions, Problem, Scaling, Step, Word};
 use crate::trace::{TileEvent, Timeline};
 
 /// One rank's all-gather + GEMM, planned once and enqueued many times.
@@ -104,6 +104,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         check_type::<A>("A", problem.elements().a)?;
         check_type::<B>("B", problem.elements().b)?;
         check_type::<D>("D", problem.elements().d)?;
+        let options = PlanOptions { operation: Operation::AllGatherGemm, ..options };
         let planned = StepShape::new(Plan::new(problem, options)?, rank.rank());
         let gatherer = Gatherer::join(rank, &planned.plan)?;
         tracing::debug!(rank = rank.rank(), %problem, "planned all-gather + GEMM");

@@ -1,6 +1,6 @@
 //! Kernels as a table has them, and as the cost model does.
 //!
-//! Invariant: there and back is the same.
+//! Invariant: a table's entry names a kernel and how it runs; all else about it follows from the name.
 
 use super::entry::Multiplying;
 use super::lookup::Answer;

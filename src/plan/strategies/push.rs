@@ -14,9 +14,9 @@
 //!   so rank 0 hears from  0 (itself),  1,          2,          3
 //! ```
 //!
-//! The engines differ in who waits for what. A thread waits for each peer before that peer's round. A GPU waits for
-//! all peers at once, in the kernel that begins the step, for streams wait by polling from the host's point of view
-//! and a kernel does not. NCCL's ranks wait for each other to arrive, so one buffer would do.
+//! The engines differ in when they wait. A thread waits for each peer before that peer's round. A GPU waits for all peers
+//! at once, in the kernel that begins the step, so that no stream of copies has a wait between two copies. NCCL's ranks
+//! wait until all have come to the gather, so one buffer would do.
 //!
 //! Invariants: a signal follows its data in the same lane; a move into a buffer follows the wait for its consumer to
 //! have finished the epoch that used the buffer before; a move out of the own slot precedes the word that lets the
