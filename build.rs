@@ -55,7 +55,7 @@ fn cuda() {
     if !context.flag("DOCS_RS")
         && let Err(missing) = bindings::compare(&context)
     {
-        without("src/cuda/bindings.rs is not compared", &missing, required);
+        without("src/cuda/sys/bindings.rs is not compared", &missing, required);
     }
 
     match toolkit::Tools::find(&context) {

@@ -1,4 +1,4 @@
-//! Rust declarations for `csrc/overlap_gemm.h`: `src/cuda/bindings.rs` compared with bindgen's output.
+//! Rust declarations for `csrc/overlap_gemm.h`: `src/cuda/sys/bindings.rs` compared with bindgen's output.
 //!
 //! What belongs here: runs of bindgen over that one header, under feature `bindings` only. Invariants:
 //! names are the same in C and in Rust; a status is a number with names (a new one from a newer library
@@ -11,7 +11,7 @@ use super::fail;
 use super::probe::{Context, Missing, Rejected};
 
 const HEADER: &str = "csrc/overlap_gemm.h";
-const COMMITTED: &str = "src/cuda/bindings.rs";
+const COMMITTED: &str = "src/cuda/sys/bindings.rs";
 const FIRST_LINES: [&str; 2] = [
     "//! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,",
     "//! `cargo check --features bindings` prints the command that renews this file.",

@@ -168,10 +168,10 @@ fn an_index_that_differs_from_its_folder_is_noticed() {
     assert_eq!(misindexed(&nameless, &files(&["a", "b", "c"])), told);
 }
 
-/// The rows of the table in `docs/architecture.md` that says which module uses which.
-fn promised_uses() -> Vec<(String, BTreeSet<String>)> {
+/// The rows of the table in `docs/architecture.md` under `heading`: which module uses which.
+fn promised_uses(heading: &str) -> Vec<(String, BTreeSet<String>)> {
     let text = read("docs/architecture.md");
-    let table = text.lines().skip_while(|line| *line != "| Module | uses |").skip(2);
+    let table = text.lines().skip_while(|line| *line != heading).skip(2);
     let rows = table.take_while(|line| line.starts_with('|')).map(|line| {
         let mut names = line.split('`').skip(1).step_by(2).map(String::from);
         (names.next().expect("a row names its module"), names.collect())
@@ -179,19 +179,23 @@ fn promised_uses() -> Vec<(String, BTreeSet<String>)> {
     rows.collect()
 }
 
-#[test]
-fn modules_use_what_the_architecture_says_and_only_downwards() {
-    let rows = promised_uses();
+/// Holds the table under `heading` against the modules that `root_file` declares, which lie in `folder` and name each
+/// other as `prefix` and the module's name.
+fn check_uses(heading: &str, root_file: &str, folder: &str, prefix: &str) {
+    let rows = promised_uses(heading);
     let modules: Vec<&str> = rows.iter().map(|(module, _)| module.as_str()).collect();
-    assert!(modules.len() > 8, "{modules:?}");
+    assert!(modules.len() > 7, "{heading}: {modules:?}");
 
-    for line in read("src/lib.rs").lines() {
-        let declared = line.trim_end_matches(';').rsplit_once("mod ").map(|(_, name)| name);
-        if let Some(module) = declared.filter(|_| !line.starts_with("//")) {
-            assert!(modules.contains(&module), "the table has no row for '{module}'");
-        }
+    let mut declared = BTreeSet::new();
+    for line in read(root_file).lines() {
+        let name = line.trim_end_matches(';').rsplit_once("mod ").map(|(_, name)| name);
+        declared.extend(name.filter(|_| !line.starts_with("//")).map(String::from));
+    }
+    for module in &declared {
+        assert!(modules.contains(&module.as_str()), "{heading}: no row for '{module}'");
     }
     for (place, (module, promised)) in rows.iter().enumerate() {
+        assert!(declared.contains(module), "{root_file} has no '{module}'");
         for used in promised {
             assert!(
                 modules[..place].contains(&used.as_str()),
@@ -199,19 +203,40 @@ fn modules_use_what_the_architecture_says_and_only_downwards() {
             );
         }
         let mut files = Vec::new();
-        match root().join("src").join(module) {
+        match root().join(folder).join(module) {
             folder if folder.is_dir() => sources(&folder, &mut files),
             folder => files.push(folder.with_extension("rs")),
         }
         let mut found = BTreeSet::new();
+        let other = |c: char| !c.is_alphanumeric() && c != '_';
         for file in files {
             let text = fs::read_to_string(file).expect("text");
             for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
-                found.extend(between(line, "crate::", ':').map(String::from));
+                let rests = line.split(prefix).skip(1);
+                found.extend(rests.map(|rest| rest.split(other).next().unwrap_or("").to_owned()));
             }
         }
         found.remove(module);
         assert_eq!(found, *promised, "what '{module}' uses, and what the table says");
+    }
+}
+
+#[test]
+fn modules_use_what_the_architecture_says_and_only_downwards() {
+    check_uses("| Module | uses |", "src/lib.rs", "src", "crate::");
+    check_uses("| Module of `cuda` | uses |", "src/cuda/mod.rs", "src/cuda", "crate::cuda::");
+}
+
+/// [`check_uses`] sees whole paths only, so inside `cuda` none climbs out of its folder.
+#[test]
+fn no_path_in_cuda_climbs_out_of_its_folder() {
+    let (mut files, cuda) = (Vec::new(), root().join("src/cuda"));
+    sources(&cuda, &mut files);
+    for file in files {
+        let top = file.parent() == Some(&cuda) || file.ends_with("mod.rs");
+        let out = if top { "super::" } else { "super::super::" };
+        let text = fs::read_to_string(&file).expect("text").replace("super::*", "");
+        assert!(!text.contains(out), "{} has a path with '{out}'", file.display());
     }
 }
 

@@ -1,7 +1,7 @@
 //! All-gather between GPUs: every rank brings rows, and has all ranks' rows afterwards.
 //!
 //! What belongs here: the gather for its own sake, beside whatever the caller computes meanwhile. With a
-//! product of the rows it is [`AllGatherGemm`](super::AllGatherGemm). Invariant: between
+//! product of the rows it is [`AllGatherGemm`](crate::cuda::AllGatherGemm). Invariant: between
 //! [`AllGather::start`] and [`AllGather::finish`] no rows are promised; after `finish`, in the order of its
 //! stream, all are there, unless [`AllGather::check`] says otherwise.
 
@@ -10,9 +10,11 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::device::Device;
-use super::gather::{Follower, GatherOptions, Gatherer, OwnRows, Purpose, Step};
-use super::reach::obstacle;
+use crate::cuda::exchange::reach::obstacle;
+use crate::cuda::movers::gather::joining::Purpose;
+use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
+use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::sys::device::Device;
 use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -57,7 +59,7 @@ impl AllGather {
         row_bytes: u64,
         options: &GatherOptions,
     ) -> Result<Self> {
-        super::kernels_built()?;
+        crate::cuda::sys::build_info::kernels_built()?;
         // Bytes are elements of one byte to the plan; nothing is multiplied.
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);

@@ -11,19 +11,19 @@ use std::time::Duration;
 
 use cudarc::driver::CudaStream;
 
-use super::call::{Input, int};
-use super::choice::Choice;
-use super::chunk_table::{ChunkTable, check_count};
-use super::device::Device;
-use super::kernels::Kernel;
-use super::operands::{Operands, RawOperands};
-use super::options::GemmOptions;
-use super::product::Product;
-use super::records::TileRecords;
-use super::signals::{Signals, Waiter};
-use super::workspace::is_capturing;
+use crate::cuda::exchange::chunk_table::{ChunkTable, check_count};
+use crate::cuda::exchange::signals::{Signals, Waiter};
+use crate::cuda::product::Product;
+use crate::cuda::product::operands::{Operands, RawOperands};
+use crate::cuda::product::options::GemmOptions;
+use crate::cuda::sys::call::{Input, int};
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::records::TileRecords;
+use crate::cuda::sys::workspace::is_capturing;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::kernels::Choice;
+use crate::kernels::Kernel;
 use crate::plan::{Chunks, Problem, TileOrder};
 
 /// How long a tile of the first call waits, when peers may still be starting.
@@ -35,7 +35,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 ///
 /// The product walks its tiles in the order in which chunks are expected, the shard of `pivot_rank`
 /// first, and each tile waits for the chunks that its rows touch. Whoever delivers A says so with
-/// [`Signals`]; the protocol is described [there](super::signals).
+/// [`Signals`]; the protocol is described [there](crate::cuda::signals).
 ///
 /// ```no_run
 /// use overlap_gemm::cuda::{AsyncGemm, Device, GemmOptions, RawOperands, Signals};
@@ -216,7 +216,7 @@ impl AsyncGemm {
     /// [`AsyncGemm::enqueue`] for memory that is not `cudarc`'s, or that nobody tracks.
     ///
     /// # Safety
-    /// As for [`Gemm::enqueue_raw`](super::Gemm::enqueue_raw), except that the chunks of A (and their
+    /// As for [`Gemm::enqueue_raw`](crate::cuda::Gemm::enqueue_raw), except that the chunks of A (and their
     /// row scales) may be written until their signals are.
     pub unsafe fn enqueue_raw(
         &self,

@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use super::choice::Choice;
-use super::device::Device;
-use super::kernels::Kernel;
-use super::operands::{Operands, RawOperands};
-use super::options::GemmOptions;
-use super::product::Product;
-use super::records::TileRecords;
+use crate::cuda::product::Product;
+use crate::cuda::product::operands::{Operands, RawOperands};
+use crate::cuda::product::options::GemmOptions;
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::records::TileRecords;
 use crate::element::Element;
 use crate::error::Result;
+use crate::kernels::Choice;
+use crate::kernels::Kernel;
 use crate::plan::Problem;
 
 /// A planned product D = activation(alpha · scales · A·B + beta · C + bias), with sums in f32 and one

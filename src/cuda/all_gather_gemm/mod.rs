@@ -1,6 +1,6 @@
 //! All-gather + GEMM between GPUs: every rank brings a shard of A and gets D = A · B of the whole A.
 //!
-//! What belongs here: the operation that users call; gathering is [`gather`](super::gather)'s, multiplying
+//! What belongs here: the operation that users call; gathering is `movers`'s, multiplying
 //! `product`'s. Here are the calls; beside are `planning` (what comes before the first step), `products` (what a step
 //! multiplies, of which rows, in which order) and `recording` (steps that say when what was done). Invariant:
 //! everything slow or refusable happens in [`AllGatherGemm::plan`]; a step enqueues, never waits, and can be captured
@@ -9,6 +9,8 @@
 mod planning;
 mod products;
 mod recording;
+pub(crate) mod step_record;
+mod tuned;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -16,13 +18,13 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::choice::Choice;
-use super::gather::{Follower, Gatherer, OwnRows};
-use super::kernels::Kernel;
-use super::operands::RawOperands;
-use super::product::Product;
+use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows};
+use crate::cuda::product::Product;
+use crate::cuda::product::operands::RawOperands;
 use crate::error::{Error, Result};
 use crate::group::Group;
+use crate::kernels::Choice;
+use crate::kernels::Kernel;
 use crate::plan::{Plan, Scaling, TileOrder, Way};
 
 /// What one rank brings to a step.
@@ -63,7 +65,7 @@ impl<'a> Shard<'a> {
 /// calls in the same order.
 ///
 /// A product that waits keeps its SMs. So where several operations are under way on one GPU, on streams of
-/// their own, each needs a limit ([`with_sm_limit`](super::GemmOptions::with_sm_limit)) that leaves the others
+/// their own, each needs a limit ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) that leaves the others
 /// some: the kernel that begins another's step could not run else, and both would wait until their limits.
 ///
 /// ```no_run

@@ -6,12 +6,14 @@
 use std::sync::Arc;
 
 use super::AllGatherGemm;
-use crate::cuda::device::Device;
-use crate::cuda::gather::{GatherOptions, Gatherer, Purpose};
-use crate::cuda::options::GemmOptions;
+use super::tuned::{self, Open};
+use crate::cuda::exchange::reach::obstacle;
+use crate::cuda::movers::gather::Gatherer;
+use crate::cuda::movers::gather::joining::Purpose;
+use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::product::Product;
-use crate::cuda::reach::obstacle;
-use crate::cuda::tuned::{self, Open};
+use crate::cuda::product::options::GemmOptions;
+use crate::cuda::sys::device::Device;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{Operation, Problem, Strategy};

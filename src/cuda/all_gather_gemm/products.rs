@@ -9,16 +9,16 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::AllGatherGemm;
-use crate::cuda::call::Input;
-use crate::cuda::gather::Step;
-use crate::cuda::operands::RawOperands;
+use crate::cuda::movers::gather::Step;
 use crate::cuda::product::Product;
+use crate::cuda::product::operands::RawOperands;
+use crate::cuda::sys::call::Input;
 use crate::error::{Error, Result};
 use crate::plan::{Lane, Problem, Scaling, Step as Does, Word};
 
 impl AllGatherGemm {
     /// The operands with the gathered A of a step of `m` rows.
-    pub(super) fn whole(
+    pub(crate) fn whole(
         &self,
         product: &Product,
         operands: &RawOperands,
@@ -45,7 +45,7 @@ impl AllGatherGemm {
     ///
     /// # Safety
     /// As for [`AllGatherGemm::enqueue`].
-    pub(super) unsafe fn multiply(
+    pub(crate) unsafe fn multiply(
         &self,
         stream: &Arc<CudaStream>,
         step: &Step,

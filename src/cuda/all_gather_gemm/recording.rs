@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
+use super::step_record::StepRecord;
 use super::{AllGatherGemm, Shard};
-use crate::cuda::operands::{RawOperands, check_context};
 use crate::cuda::product::Product;
-use crate::cuda::records::TileRecords;
-use crate::cuda::step_record::StepRecord;
-use crate::cuda::workspace::is_capturing;
+use crate::cuda::product::operands::RawOperands;
+use crate::cuda::sys::device::check_context;
+use crate::cuda::sys::records::TileRecords;
+use crate::cuda::sys::workspace::is_capturing;
 use crate::error::{Error, Result};
 use crate::plan::Strategy;
 

@@ -1,0 +1,173 @@
+//! What a table of measurements, or a prediction where it has none, decides of a plan.
+//!
+//! What belongs here: what was left open, whether what the table has can be carried out here, and how it is put
+//! into options. Pure: the driver's name apart, no device. Invariant: whatever a caller fixed stays as it is, and
+//! what comes out is legal, so that a table never makes a plan fail that would succeed without.
+
+use crate::cuda::exchange::chunk_table::check_count;
+use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::product::choice::choose;
+use crate::cuda::product::kernels::kernels;
+use crate::cuda::product::options::GemmOptions;
+use crate::cuda::sys::call::MAX_PUSHED;
+use crate::cuda::sys::device::{DeviceInfo, driver_name};
+use crate::cuda::sys::shape;
+use crate::kernels::Kernel;
+use crate::plan::{Engine, Plan, PlanOptions, Problem, Strategy, Way};
+use crate::tune::{Answer, Asked, Fits, Multiplying, Tuning};
+
+/// What a caller asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Open<'a> {
+    /// Products of one gathered A.
+    pub(crate) problems: &'a [Problem],
+    pub(crate) strategy: Option<Strategy>,
+    pub(crate) gather: &'a GatherOptions,
+    pub(crate) gemm: &'a GemmOptions,
+    /// GPUs do not reach each other's memory: nothing that was measured holds.
+    pub(crate) in_the_way: bool,
+}
+
+/// What is to be planned.
+#[derive(Clone, Debug)]
+pub(crate) struct Advice {
+    pub(crate) strategy: Option<Strategy>,
+    pub(crate) gather: GatherOptions,
+    pub(crate) gemm: GemmOptions,
+    /// Where it comes from; `None`: nobody was asked.
+    origin: Option<String>,
+    is_answered: bool,
+}
+
+impl Advice {
+    /// Why it is carried out so; `rule` is what the rules say without a table.
+    pub(crate) fn explain(&self, rule: &str) -> String {
+        match &self.origin {
+            None => rule.to_owned(),
+            Some(origin) if self.is_answered => origin.clone(),
+            Some(origin) => format!("by the rules: {rule} ({origin})"),
+        }
+    }
+}
+
+/// What the table says, on a device of this process.
+pub(crate) fn advise(tuning: &Tuning, device: &DeviceInfo, open: &Open<'_>) -> Advice {
+    let driver = driver_name().unwrap_or_default();
+    advise_by(tuning, device, &driver, kernels().unwrap_or_default(), open)
+}
+
+fn advise_by(
+    tuning: &Tuning,
+    device: &DeviceInfo,
+    driver: &str,
+    kernels: &[Kernel],
+    open: &Open<'_>,
+) -> Advice {
+    let Open { strategy, gather, gemm, .. } = *open;
+    let mut advice = Advice {
+        strategy,
+        gather: gather.clone(),
+        gemm: gemm.clone(),
+        origin: None,
+        is_answered: false,
+    };
+    if strategy.is_some() {
+        return advice;
+    }
+    let answer = look_up(tuning, device, kernels, open);
+    let mut origin = match &answer {
+        Some(answer) => answer.to_string(),
+        None if open.in_the_way => "no table speaks of GPUs that do not reach each other".into(),
+        None => format!("no prediction holds for it on {}", device.name),
+    };
+    if let Some(answer) = answer {
+        if let Some(other) = answer.driver.filter(|other| other != driver) {
+            origin += &format!("; with driver {other}, here is {driver}");
+        }
+        advice.is_answered = true;
+        advice.strategy = Some(answer.way.strategy);
+        advice.gather.engine = Some(answer.way.engine);
+        advice.gather.pieces = Some(answer.way.pieces);
+        if let Some(multiplying) = &answer.multiplying {
+            fix(&mut advice.gemm, multiplying);
+        }
+    }
+    for note in tuning.notes() {
+        origin += &format!("; {note}");
+    }
+    advice.origin = Some(origin);
+    advice
+}
+
+fn look_up(
+    tuning: &Tuning,
+    device: &DeviceInfo,
+    kernels: &[Kernel],
+    open: &Open<'_>,
+) -> Option<Answer> {
+    let first = open.problems.first().filter(|_| !open.in_the_way)?;
+    // To the gather, products of one A are one with all of their columns.
+    let columns = open.problems.iter().map(|problem| u64::from(problem.n())).sum();
+    let whole =
+        if open.problems.len() == 1 { first.clone() } else { first.with_n(columns).ok()? };
+    let asked = Asked { gpu: &device.name, sms: device.sm_count, problem: &whole };
+    tuning.look_up(&asked, &Here { kernels, sms: device.sm_count, open, problem: &whole })
+}
+
+/// What can be carried out here, of what was left open.
+struct Here<'a> {
+    kernels: &'a [Kernel],
+    sms: u32,
+    open: &'a Open<'a>,
+    problem: &'a Problem,
+}
+
+impl Fits for Here<'_> {
+    fn kernels(&self) -> &[Kernel] {
+        self.kernels
+    }
+
+    fn way(&self, way: &Way) -> bool {
+        let (asked, Way { engine, pieces, .. }) = (self.open.gather, *way);
+        let is_open = asked.engine.is_none_or(|asked| asked == engine)
+            && asked.pieces.is_none_or(|asked| asked == pieces);
+        let is_carried = match engine {
+            Engine::Kernel { .. } => pieces <= MAX_PUSHED,
+            Engine::CopyEngines { .. } | Engine::Nccl | Engine::Thread => true,
+        };
+        // However the output is tiled.
+        let options = PlanOptions::new().with_pieces(pieces);
+        let is_cut = || {
+            Plan::new(self.problem, options).is_ok_and(|plan| check_count(plan.chunks()).is_ok())
+        };
+        is_open && is_carried && is_cut()
+    }
+
+    fn multiplying(&self, strategy: Strategy, multiplying: &Multiplying) -> bool {
+        let asked = self.open.gemm;
+        // Several products have a kernel each; and fewer SMs have other waves than those that were measured.
+        if self.open.problems.len() != 1 || asked.sm_limit.is_some_and(|limit| limit != self.sms) {
+            return false;
+        }
+        let is_open = asked.kernel.as_ref().is_none_or(|asked| *asked == multiplying.kernel)
+            && asked.swizzle.is_none_or(|asked| asked == multiplying.swizzle)
+            && asked.splits.is_none_or(|asked| asked == multiplying.splits);
+        let part = strategy.part_of(self.problem);
+        let mut fixed = asked.clone();
+        fix(&mut fixed, multiplying);
+        let can = |part: &Problem| {
+            shape::check(part).is_ok() && choose(self.kernels, part, &fixed, self.sms).is_ok()
+        };
+        is_open && part.is_ok_and(|part| can(&part))
+    }
+}
+
+fn fix(options: &mut GemmOptions, multiplying: &Multiplying) {
+    options.kernel = Some(multiplying.kernel.clone());
+    options.swizzle = Some(multiplying.swizzle);
+    options.splits = Some(multiplying.splits);
+}
+
+#[cfg(test)]
+#[path = "tuned_tests.rs"]
+mod tests;

@@ -1,0 +1,307 @@
+//! Where everything of a gather lies in the symmetric memory of a rank: words first, then the gathered
+//! rows, twice, then their scales.
+//!
+//! What belongs here: offsets, and nothing that does something. Invariant: the same numbers on every rank;
+//! rows start at multiples of 16 bytes (as do all of them, if pitches do), words of 64 bits at multiples
+//! of 8, and nothing overlaps.
+
+use std::ops::Range;
+
+use super::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
+use crate::cuda::sys::call::{GatherWords, Push, TOGGLE_SET, int};
+use crate::error::{Error, Result};
+use crate::plan::{BUFFERS, MAX_STREAMS, Plan, Problem, Scaling};
+
+const WORD: u64 = size_of::<u32>() as u64;
+/// Words that different ranks write are in lines of their own.
+const LINE: u32 = 32;
+const PAGE: u64 = 4096;
+
+/// 64 bits, looked at together with the stop words.
+pub(crate) const BEGUN_AT: u32 = 4;
+/// [`SENT_AT`] for steps with toggles.
+pub(crate) const SENT_TOGGLES_AT: u32 = 8;
+/// Words between the epoch and the signals.
+const OVER_AT: u32 = 40;
+const LAST_BUFFER_AT: u32 = 41;
+const LAST_USE_AT: u32 = 42;
+/// Holds what a toggle is set to: the epoch of those who look at toggles.
+pub(crate) const TOGGLE_EPOCH_AT: u32 = 44;
+/// Where anybody may write anything: to try the way.
+pub(crate) const SCRATCH_AT: u32 = 48;
+/// One for each stream that pushes.
+pub(crate) const SENT_AT: u32 = 52;
+/// How many streams may push.
+pub(crate) const MOST_SENDERS: u32 = MAX_STREAMS;
+
+/// The layout of one operation's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    ranks: u32,
+    slots_per_rank: u32,
+    /// Bytes from one row to the next, and in one row.
+    pitch: u64,
+    row: u64,
+    scaled: bool,
+    rows_at: [u64; BUFFERS as usize],
+    scales_at: [u64; BUFFERS as usize],
+    bytes: u64,
+}
+
+impl Layout {
+    pub(crate) fn new(problem: &Problem, slots_per_rank: u32) -> Result<Self> {
+        let size = u64::from(problem.elements().a.size());
+        let (m, scaled) = (u64::from(problem.m()), problem.scaling() == Scaling::Rows);
+        let (pitch, row) = (u64::from(problem.lda()) * size, u64::from(problem.k()) * size);
+        let mut layout = Layout {
+            ranks: problem.ranks(),
+            slots_per_rank,
+            pitch,
+            row,
+            scaled,
+            rows_at: [0; BUFFERS as usize],
+            scales_at: [0; BUFFERS as usize],
+            bytes: 0,
+        };
+        let mut end = u128::from(layout.word_count()) * u128::from(WORD);
+        let mut place = |bytes: u128| {
+            let start = end.next_multiple_of(PAGE.into());
+            end = start + bytes;
+            u64::try_from(start).unwrap_or(u64::MAX)
+        };
+        for buffer in 0..BUFFERS as usize {
+            layout.rows_at[buffer] = place(u128::from(pitch) * u128::from(m));
+            layout.scales_at[buffer] = place(if scaled { u128::from(m) * 4 } else { 0 });
+        }
+        layout.bytes = match i64::try_from(end) {
+            Ok(bytes) => bytes.unsigned_abs(),
+            Err(_) => {
+                let what = "the gathered input of a rank, twice, in bytes";
+                let value = u64::try_from(end).unwrap_or(u64::MAX);
+                let remedy = "gather fewer rows at a time";
+                return Err(Error::out_of_range(what, value, 1, i64::MAX as u64, remedy));
+            }
+        };
+        Ok(layout)
+    }
+
+    /// How much memory a rank needs.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How many signals there are.
+    pub(crate) fn slots(&self) -> u32 {
+        self.ranks * self.slots_per_rank
+    }
+
+    pub(crate) fn slots_per_rank(&self) -> u32 {
+        self.slots_per_rank
+    }
+
+    fn toggles_at(&self) -> u32 {
+        (SIGNALS_AT + self.slots()).next_multiple_of(LINE)
+    }
+
+    /// The toggles of a buffer.
+    pub(crate) fn toggles_of(&self, buffer: u32) -> u32 {
+        self.toggles_at() + buffer * self.slots()
+    }
+
+    fn consumed_at(&self) -> u32 {
+        self.toggles_of(BUFFERS).next_multiple_of(LINE)
+    }
+
+    /// The words by which ranks say that rows may be torn, one for each.
+    pub(crate) fn torn_at(&self) -> u32 {
+        (self.consumed_at() + self.ranks).next_multiple_of(LINE)
+    }
+
+    fn layouts_at(&self) -> u32 {
+        (self.torn_at() + self.ranks).next_multiple_of(LINE)
+    }
+
+    /// Where the layouts of `epoch` are, 64 bits for each rank.
+    pub(crate) fn layouts_of(&self, epoch: u32) -> u32 {
+        self.layouts_at() + 2 * (epoch % 4) * self.ranks
+    }
+
+    /// How many words there are in all.
+    pub(crate) fn word_count(&self) -> u32 {
+        self.layouts_at() + 2 * 4 * self.ranks
+    }
+
+    /// The words before the first step, as if `epoch` had been the last one.
+    pub(crate) fn first_words(&self, epoch: u32) -> Vec<u32> {
+        let mut words = vec![0; self.word_count() as usize];
+        let mut set = |range: Range<u32>| {
+            words[range.start as usize..range.end as usize].fill(epoch);
+        };
+        set(EPOCH_AT..EPOCH_AT + 1);
+        set(SENT_AT..SENT_AT + MOST_SENDERS);
+        set(LAST_USE_AT..LAST_USE_AT + BUFFERS);
+        set(SIGNALS_AT..SIGNALS_AT + self.slots());
+        set(self.consumed_at()..self.consumed_at() + self.ranks);
+        // The epochs of layouts, the upper halves of 64 bits: that no later one is announced.
+        let epochs = self.layouts_at() + 1..self.word_count();
+        epochs.step_by(2).for_each(|word| set(word..word + 1));
+        words[TOGGLE_EPOCH_AT as usize] = TOGGLE_SET;
+        words[SENT_TOGGLES_AT as usize..][..MOST_SENDERS as usize].fill(TOGGLE_SET);
+        words
+    }
+
+    /// What the device code has to know; addresses and the limit are the caller's.
+    pub(crate) fn words(&self, rank: u32) -> GatherWords {
+        GatherWords {
+            words: 0,
+            own: 0,
+            ranks: int(self.ranks),
+            rank: int(rank),
+            slots: int(self.slots()),
+            stop_at: int(STOP_AT),
+            begun_at: int(BEGUN_AT),
+            epoch_at: int(EPOCH_AT),
+            over_at: int(OVER_AT),
+            last_buffer_at: int(LAST_BUFFER_AT),
+            last_use_at: int(LAST_USE_AT),
+            sent_at: int(SENT_AT),
+            signals_at: int(SIGNALS_AT),
+            toggles_at: int(self.toggles_at()),
+            consumed_at: int(self.consumed_at()),
+            torn_at: int(self.torn_at()),
+            layouts_at: int(self.layouts_at()),
+            abort: 0,
+            failure: 0,
+            timeout_ns: 0,
+        }
+    }
+
+    /// Where a word is, in bytes from the start.
+    pub(crate) fn word(word: u32) -> u64 {
+        u64::from(word) * WORD
+    }
+
+    /// Where `row` of a buffer starts.
+    pub(crate) fn row(&self, buffer: u32, row: u32) -> u64 {
+        self.rows_at[buffer as usize] + u64::from(row) * self.pitch
+    }
+
+    /// Where the scale of `row` is.
+    pub(crate) fn scale(&self, buffer: u32, row: u32) -> u64 {
+        self.scales_at[buffer as usize] + u64::from(row) * WORD
+    }
+
+    /// Bytes of so many rows: from the start of the first to the end of the last.
+    pub(crate) fn rows_bytes(&self, rows: u32) -> u64 {
+        match rows {
+            0 => 0,
+            _ => u64::from(rows - 1) * self.pitch + self.row,
+        }
+    }
+
+    /// Bytes of the scales of so many rows; none where there are no row scales.
+    pub(crate) fn scales_bytes(&self, rows: u32) -> u64 {
+        if self.scaled { u64::from(rows) * WORD } else { 0 }
+    }
+
+    /// Where each chunk of a step in `buffer` lies, at every rank.
+    pub(crate) fn pieces(&self, plan: &Plan, buffer: u32) -> Vec<Push> {
+        let push = |chunk| {
+            let rows = plan.chunks().rows(chunk);
+            let count = rows.len() as u32;
+            let slot = plan.chunks().signal_slot(chunk, self.slots_per_rank);
+            Push {
+                offset: [self.row(buffer, rows.start), self.scale(buffer, rows.start)],
+                bytes: [self.rows_bytes(count), self.scales_bytes(count)],
+                slot: int(slot),
+                reserved: 0,
+            }
+        };
+        (0..plan.chunks().len()).map(push).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::ElementType;
+    use crate::plan::PlanOptions;
+
+    fn layout(scaling: Scaling) -> (Plan, Layout) {
+        let (a, d) = match scaling {
+            Scaling::None => (ElementType::Bf16, ElementType::Bf16),
+            _ => (ElementType::E4m3, ElementType::Bf16),
+        };
+        let problem = Problem::builder(100, 48, 64).shards(&[40, 0, 60]).elements(a, a, d);
+        let problem = problem.scaling(scaling).lda(80).build().unwrap();
+        let options = PlanOptions { pieces: Some(4), ..PlanOptions::default() };
+        let plan = Plan::new(&problem, options).unwrap();
+        let layout = Layout::new(&problem, plan.chunks().most_per_rank()).unwrap();
+        (plan, layout)
+    }
+
+    #[test]
+    fn nothing_overlaps() {
+        for scaling in [Scaling::None, Scaling::Rows] {
+            let (_, layout) = layout(scaling);
+            let words = layout.words(1);
+            let ranks = 3;
+            let mut parts = vec![
+                (words.stop_at, 4),
+                (words.begun_at, 2),
+                (SENT_TOGGLES_AT as i32, MOST_SENDERS as i32),
+                (words.epoch_at, 1),
+                (words.over_at, 1),
+                (words.last_buffer_at, 1),
+                (words.last_use_at, 2),
+                (TOGGLE_EPOCH_AT as i32, 1),
+                (SCRATCH_AT as i32, 4),
+                (words.sent_at, MOST_SENDERS as i32),
+                (words.signals_at, 12),
+                (words.toggles_at, 24),
+                (words.consumed_at, ranks),
+                (words.torn_at, ranks),
+                (words.layouts_at, 8 * ranks),
+            ];
+            parts.sort_unstable();
+            assert!(parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{parts:?}");
+            assert_eq!([words.layouts_at % 2, words.begun_at % 2], [0; 2]);
+            let mut at = Layout::word(layout.word_count());
+            for buffer in 0..BUFFERS {
+                assert!(layout.row(buffer, 0) >= at && layout.row(buffer, 0).is_multiple_of(4096));
+                at = layout.row(buffer, 100);
+                assert!(layout.scale(buffer, 0) >= at);
+                at = layout.scale(buffer, 0) + layout.scales_bytes(100);
+            }
+            assert!(layout.bytes() >= at);
+        }
+    }
+
+    #[test]
+    fn pieces_end_with_their_last_row() {
+        let (plan, layout) = layout(Scaling::Rows);
+        let pushes = &layout.pieces(&plan, 1)[4..];
+        assert_eq!(pushes.len(), 4);
+        assert_eq!(pushes[0].offset, [layout.row(1, 40), layout.scale(1, 40)]);
+        assert_eq!(pushes[3].offset[0] + pushes[3].bytes[0], layout.row(1, 99) + 64);
+        assert_eq!((pushes[3].bytes, pushes[3].slot), ([14 * 80 + 64, 15 * 4], 11));
+    }
+
+    #[test]
+    fn the_first_words_say_that_the_epoch_before_was_the_last() {
+        let (_, layout) = layout(Scaling::None);
+        let words = layout.first_words(7);
+        let at = layout.words(0);
+        let value = |word: i32| words[word as usize];
+        assert_eq!(
+            [value(at.epoch_at), value(at.signals_at + 11), value(at.consumed_at + 2)],
+            [7; 3]
+        );
+        assert_eq!([value(at.last_use_at), value(at.last_use_at + 1)], [7; 2]);
+        assert_eq!([value(at.layouts_at + 1), value(at.layouts_at + 23)], [7; 2]);
+        assert_eq!(
+            [at.over_at, at.torn_at, at.stop_at, at.begun_at + 1, at.layouts_at].map(value),
+            [0; 5]
+        );
+    }
+}

@@ -1,0 +1,238 @@
+//! Signals between ranks' GPUs, at points that the caller chooses: for protocols of one's own on
+//! [`SymmetricMemory`].
+//!
+//! What belongs here: put, wait, barrier, as kernels of one warp. What is said by them is the caller's affair.
+//! Invariants: what a stream did before it put a signal is seen by whoever has waited for it; counts only grow, so
+//! nothing is reset, and graphs may be launched again and again; every wait ends, at the latest with the
+//! limit.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
+
+use super::signals::timeout_ns;
+use super::symmetric::SymmetricMemory;
+use crate::cuda::sys::call::PadWords;
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::host_words::{Cause, HostWords};
+use crate::cuda::sys::uses::Uses;
+use crate::cuda::sys::{driver_error, ffi};
+use crate::error::{Error, Result};
+use crate::group::Group;
+
+/// The most channels that a pad has.
+pub const MAX_CHANNELS: u32 = 1024;
+
+/// One rank's part in signalling. Collective: all ranks make it, and put as often as others wait. What one rank
+/// does on one channel has an order: all of it on one stream, or on streams that the caller has put in order.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use overlap_gemm::cuda::{Device, SignalPad, SymmetricMemory};
+/// use overlap_gemm::group::{Group, GroupOptions};
+///
+/// let group = Arc::new(Group::from_env(&GroupOptions::default())?);
+/// let device = Device::open(group.rank() as usize)?;
+/// let stream = device.new_stream()?;
+/// let limit = Duration::from_secs(30);
+/// let memory = SymmetricMemory::new(&group, &device, 1 << 20, limit)?;
+/// let pad = SignalPad::new(&group, &device, 1, limit)?;
+///
+/// // This rank's first KiB to the second KiB of the next one.
+/// let next = (group.rank() + 1) % group.ranks();
+/// let before = (group.rank() + group.ranks() - 1) % group.ranks();
+/// // SAFETY: the memory outlives the copy.
+/// unsafe { memory.put(&stream, next, 1024, memory.own_address(), 1024)? };
+/// pad.put(&stream, next, 0)?;
+/// pad.wait(&stream, before, 0)?;
+/// // ... whatever reads the second KiB ...
+/// stream.synchronize().expect("the stream is through");
+/// pad.check()?; // whether all came in time
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct SignalPad {
+    group: Arc<Group>,
+    device: Device,
+    memory: Arc<SymmetricMemory>,
+    /// Where each rank's words are, and where that is.
+    table: Arc<CudaSlice<u64>>,
+    table_at: CUdeviceptr,
+    host: Arc<HostWords>,
+    channels: u32,
+    limit: Duration,
+    uses: Uses,
+    failed: Mutex<Option<Error>>,
+}
+
+impl SignalPad {
+    /// Makes `channels` channels, on which ranks signal each other independently. No wait lasts longer than
+    /// `limit`, here or later.
+    pub fn new(
+        group: &Arc<Group>,
+        device: &Device,
+        channels: u32,
+        limit: Duration,
+    ) -> Result<Self> {
+        crate::cuda::sys::build_info::kernels_built()?;
+        if !(1..=MAX_CHANNELS).contains(&channels) {
+            let (what, most) = ("the number of channels", MAX_CHANNELS.into());
+            let remedy = "use few channels: each is as good for many signals, one after the other";
+            return Err(Error::out_of_range(what, channels.into(), 1, most, remedy));
+        }
+        let words = PadWords::HEADER + 3 * channels * group.ranks();
+        let bytes = u64::from(words) * size_of::<u32>() as u64;
+        let memory = SymmetricMemory::new(group, device, bytes, limit)?;
+        let made = Self::make(group, device, memory, channels, limit);
+        let pad = made.inspect_err(|error| group.abort(&format!("no signal pad: {error}")))?;
+        // Nobody may signal before the words are zero.
+        group.barrier("a signal pad is there", limit)?;
+        Ok(pad)
+    }
+
+    fn make(
+        group: &Arc<Group>,
+        device: &Device,
+        memory: SymmetricMemory,
+        channels: u32,
+        limit: Duration,
+    ) -> Result<Self> {
+        device.bind()?;
+        // SAFETY: `bind` has made the device's context current.
+        unsafe { ffi::signals_prepare() }?;
+        // SAFETY: this rank's part is so long, and nobody else uses it before the barrier.
+        unsafe { result::memset_d8_sync(memory.own_address(), 0, memory.bytes() as usize) }
+            .map_err(|error| driver_error("cuMemsetD8", error))?;
+        let addresses = (0..group.ranks()).map(|rank| memory.address(rank));
+        let addresses = addresses.collect::<Result<Vec<u64>>>()?;
+        let stream = device.new_stream()?;
+        let table = stream.clone_htod(&addresses);
+        let table = table.map_err(|error| driver_error("cuMemcpyHtoD", error))?;
+        // Asked once: with each question `cudarc` lets the stream wait for the copy, which no capture survives.
+        let table_at = table.device_ptr(&stream).0;
+        // Neither call promises that the memory has been written when it returns.
+        let context = device.context();
+        context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
+        let host = Arc::new(HostWords::new(device)?);
+        group.on_end_tell(&host, |host, _| host.set_abort(true));
+        group.on_leave_tell(&host, HostWords::set_left);
+        let (group, device) = (Arc::clone(group), device.clone());
+        Ok(SignalPad {
+            group,
+            device,
+            memory: Arc::new(memory),
+            table: Arc::new(table),
+            table_at,
+            host,
+            channels,
+            limit,
+            uses: Uses::default(),
+            failed: Mutex::default(),
+        })
+    }
+
+    /// How many channels there are.
+    pub fn channels(&self) -> u32 {
+        self.channels
+    }
+
+    /// Signals `peer`, after everything that `stream` did before.
+    pub fn put(&self, stream: &Arc<CudaStream>, peer: u32, channel: u32) -> Result<()> {
+        self.memory.address(peer)?;
+        self.meet(stream, Some(peer), channel, true, false)
+    }
+
+    /// Lets `stream` wait for the next signal of `peer`: for the n-th put, if it is the n-th wait.
+    pub fn wait(&self, stream: &Arc<CudaStream>, peer: u32, channel: u32) -> Result<()> {
+        self.memory.address(peer)?;
+        self.meet(stream, Some(peer), channel, false, true)
+    }
+
+    /// Lets `stream` wait until all ranks' streams have come here. What they did before is then seen.
+    pub fn barrier(&self, stream: &Arc<CudaStream>, channel: u32) -> Result<()> {
+        self.meet(stream, None, channel, true, true)
+    }
+
+    /// An error if a wait ended without its signal: ask when the stream is through. From then on no wait of this pad
+    /// waits, and all ranks are told: form a new group.
+    pub fn check(&self) -> Result<()> {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = &*failed {
+            return Err(error.clone());
+        }
+        let (rank, limit) = (self.group.rank(), self.limit);
+        let Some(found) = self.host.take_failure() else { return self.group.check() };
+        let error = match (found.cause, self.group.check()) {
+            // A rank that is gone explains more than that somebody asked to stop.
+            (Cause::Aborted, Err(ended)) => ended,
+            (Cause::Aborted, Ok(())) => {
+                let reason = format!("asked to while it waited for rank {}", found.chunk);
+                Error::Aborted { rank, reason }
+            }
+            (Cause::Left, _) => {
+                Error::PeerLost { rank, peer: found.chunk, before: "a wait for its signal".into() }
+            }
+            _ => Error::PeerTimeout {
+                rank,
+                peer: found.chunk,
+                awaited: "a signal".into(),
+                epoch: found.epoch,
+                epoch_seen: found.signal,
+                limit,
+            },
+        };
+        self.group.abort(&error.to_string());
+        *failed = Some(error.clone());
+        Err(error)
+    }
+
+    fn meet(
+        &self,
+        stream: &Arc<CudaStream>,
+        peer: Option<u32>,
+        channel: u32,
+        puts: bool,
+        waits: bool,
+    ) -> Result<()> {
+        if channel >= self.channels {
+            let (what, most) = ("the channel", u64::from(self.channels) - 1);
+            let remedy = "make the pad with more channels";
+            return Err(Error::out_of_range(what, channel.into(), 0, most, remedy));
+        }
+        let stream = self.uses.begin(&self.device, stream)?;
+        self.uses.note_capture(stream)?;
+        let pad = PadWords {
+            words: self.table_at,
+            own: self.memory.own_address(),
+            ranks: self.group.ranks() as i32,
+            rank: self.group.rank() as i32,
+            channels: self.channels as i32,
+            reserved: 0,
+            abort: self.host.abort_address(),
+            failure: self.host.failure_address(),
+            timeout_ns: timeout_ns(self.limit),
+        };
+        let handle = stream.cu_stream().cast::<c_void>();
+        // SAFETY: `begin` has made the context current; all ranks have such words, which live until the streams
+        // that use them are through.
+        unsafe { ffi::pad_meet(&pad, channel, peer, puts, waits, handle) }
+    }
+}
+
+impl Drop for SignalPad {
+    /// Waits for every stream that may still touch the words: waits end within their limit. Where graphs may, too, or
+    /// a context is lost, the words (a page and a little) are left where they are.
+    fn drop(&mut self) {
+        let context = Arc::clone(self.device.context());
+        context.record_err(context.bind_to_thread());
+        let over = self.uses.wait();
+        if over.is_err() || self.uses.are_in_graphs() {
+            let (host, memory) = (Arc::clone(&self.host), Arc::clone(&self.memory));
+            std::mem::forget((host, memory, Arc::clone(&self.table)));
+        }
+    }
+}

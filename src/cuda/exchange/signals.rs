@@ -1,0 +1,485 @@
+//! The signals that a product waits for: one word for each chunk, on the device.
+//!
+//! What belongs here: the memory of the chunk protocol on one GPU, and the ways to write it.
+//!
+//! # The protocol
+//!
+//! A **step** has an **epoch**: a number in device memory that grows by one a step and may wrap. A
+//! signal is *ready* when `signal − epoch ≥ 0` in wrapping arithmetic (`(i32)(signal - epoch) >= 0`), so
+//! nothing is ever reset. A step is:
+//!
+//! 1. [`Signals::advance`] on the stream of the products, when the products of the step before are
+//!    done (they are, in the order of that stream): the epoch is constant while a product runs;
+//! 2. producers write chunks and then the chunks' signals, in any order and on any stream, but after
+//!    the step before has read the buffer that they write to;
+//! 3. products that wait ([`AsyncGemm`](crate::cuda::AsyncGemm)), enqueued before or after the producers'
+//!    work.
+//!
+//! A signal is written *after* its data by [`Signals::post`] (a kernel of one thread: for graphs; it
+//! needs an SM, so enqueue it before the product, or keep SMs free with a limit), by
+//! [`Signals::write`] (the stream itself writes: no SM, but not for graphs), or by anyone else who has
+//! [`Signals::signal_address`] and [`Signals::epoch_address`] and stores the epoch with release at system
+//! scope. Never by a memset: it orders nothing.
+//!
+//! What must come before something else but was enqueued behind it on a stream that waits for it never
+//! comes: transfers go on other streams than the product.
+//!
+//! Invariant: whatever a kernel may still touch is alive: a value dropped too early waits for its
+//! streams first.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, result};
+
+use super::chunk_table::ChunkTable;
+use super::symmetric::SymmetricMemory;
+use crate::cuda::sys::call::Input;
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::host_words::{Cause, Failure, HostWords};
+use crate::cuda::sys::uses::Uses;
+use crate::cuda::sys::workspace::is_capturing;
+use crate::cuda::sys::{driver_error, ffi, stream_ops};
+use crate::error::{Error, Result};
+use crate::plan::{Chunks, MAX_CHUNKS};
+
+/// Words before the signals: the two stop words (64 bits each), then the epoch, in lines of their own. A
+/// gather has more words between the epoch and the signals (`layout`).
+pub(crate) const STOP_AT: u32 = 0;
+pub(crate) const EPOCH_AT: u32 = 32;
+pub(crate) const SIGNALS_AT: u32 = 64;
+const WORD: u64 = size_of::<u32>() as u64;
+
+/// The signals of the chunks that arrive on one GPU, and the epoch that its steps expect.
+///
+/// See the [module](self) for the protocol. A step that failed leaves this usable: later epochs are not
+/// disturbed. Dropping waits for the work that was enqueued with it.
+#[derive(Debug)]
+pub struct Signals {
+    device: Device,
+    start: CUdeviceptr,
+    /// Whose memory it is, if not this value's own.
+    shared: Option<Arc<SymmetricMemory>>,
+    slots: u32,
+    host: Arc<HostWords>,
+    epoch: AtomicU32,
+    uses: Uses,
+    /// Who waits, from which epoch on.
+    waiters: Mutex<Waiters>,
+}
+
+/// Who waits, from which epoch on, the latest last: steps are enqueued ahead, and a failure is of one of them.
+#[derive(Debug, Default)]
+struct Waiters(VecDeque<(u32, Waiter)>);
+
+/// What a failure needs to be told in words.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Waiter {
+    pub(crate) rank: u32,
+    pub(crate) limit: Duration,
+    pub(crate) chunks: Chunks,
+}
+
+/// A limit, as the device takes it.
+pub(crate) fn timeout_ns(limit: Duration) -> u64 {
+    /// Far from overflowing the timer, and longer than anybody waits.
+    const FOREVER: u64 = 1 << 62;
+    u64::try_from(limit.as_nanos()).unwrap_or(FOREVER).min(FOREVER)
+}
+
+impl Signals {
+    /// `slots` signals; the first step has epoch 1.
+    pub fn new(device: &Device, slots: u32) -> Result<Self> {
+        Signals::with_epoch(device, slots, 0)
+    }
+
+    /// As if epoch `start` had been the last step: the first one has `start + 1`, which may wrap.
+    pub fn with_epoch(device: &Device, slots: u32, start: u32) -> Result<Self> {
+        if !(1..=MAX_CHUNKS).contains(&slots) {
+            let remedy = "give a slot for each chunk";
+            let (what, max) = ("the number of signal slots", MAX_CHUNKS.into());
+            return Err(Error::out_of_range(what, slots.into(), 1, max, remedy));
+        }
+        crate::cuda::sys::build_info::kernels_built()?;
+        device.bind()?;
+        // SAFETY: `bind` has made the device's context current.
+        unsafe { ffi::signals_prepare() }?;
+        let host = Arc::new(HostWords::new(device)?);
+        let mut words = vec![0u32; (SIGNALS_AT + slots) as usize];
+        words[EPOCH_AT as usize..].fill(start);
+        // SAFETY: the context is current.
+        let memory = unsafe { result::malloc_sync(size_of_val(words.as_slice())) }
+            .map_err(|error| driver_error("cuMemAlloc", error))?;
+        let (device, epoch) = (device.clone(), AtomicU32::new(start));
+        let (shared, uses, waiters) = (None, Uses::default(), Mutex::default());
+        let signals = Signals { device, start: memory, shared, slots, host, epoch, uses, waiters };
+        // SAFETY: the memory is as long as the words, and nobody else knows of it.
+        unsafe { result::memcpy_htod_sync(memory, &words) }
+            .map_err(|error| driver_error("cuMemcpyHtoD", error))?;
+        // The call does not promise that the memory has been written when it returns.
+        let context = signals.device.context();
+        context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
+        Ok(signals)
+    }
+
+    /// Signals at the start of this rank's part of `memory`, which holds zeros and, from the epoch on, the
+    /// epoch before the first.
+    pub(crate) fn shared(
+        device: &Device,
+        memory: &Arc<SymmetricMemory>,
+        slots: u32,
+        start: u32,
+    ) -> Result<Self> {
+        device.bind()?;
+        // SAFETY: `bind` has made the device's context current.
+        unsafe { ffi::signals_prepare() }?;
+        Ok(Signals {
+            device: device.clone(),
+            start: memory.own_address(),
+            shared: Some(Arc::clone(memory)),
+            slots,
+            host: Arc::new(HostWords::new(device)?),
+            epoch: AtomicU32::new(start),
+            uses: Uses::default(),
+            waiters: Mutex::default(),
+        })
+    }
+
+    /// How many signals there are.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// The epoch of the current step, as far as this side has counted: graphs advance it unseen.
+    pub fn epoch(&self) -> u32 {
+        // Relaxed: a count; what it is used for is enqueued on streams that the caller orders.
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// The epoch in device memory, in the order of `stream`; waits for it. What was counted here
+    /// ([`Signals::epoch`]) is set to it.
+    pub fn read_epoch(&self, stream: &Arc<CudaStream>) -> Result<u32> {
+        let stream = self.begin(stream)?;
+        stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        let mut epoch = [0u32];
+        // SAFETY: one word of this value's memory; the copy is over when the call returns.
+        unsafe { result::memcpy_dtoh_sync(&mut epoch, self.epoch_address()) }
+            .map_err(|error| driver_error("cuMemcpyDtoH", error))?;
+        self.epoch.store(epoch[0], Ordering::Relaxed);
+        Ok(epoch[0])
+    }
+
+    /// Begins a step, in the order of `stream`: adds 1 to the epoch on the device, with a kernel of one
+    /// thread. Goes into a graph.
+    pub fn advance(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        let stream = self.begin(stream)?;
+        let captured = self.uses.note_capture(stream)?;
+        let handle = stream.cu_stream().cast::<c_void>();
+        // SAFETY: `begin` has made the context current; the word lives until the stream is through.
+        unsafe { ffi::epoch_advance(self.epoch_address(), handle) }?;
+        if !captured {
+            self.epoch.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Says that what `stream` did so far is there: sets the signal in `slot` to the epoch in device
+    /// memory, with a kernel of one thread. Goes into a graph.
+    pub fn post(&self, stream: &Arc<CudaStream>, slot: u32) -> Result<()> {
+        self.post_some(stream, self.signal_address(slot)?, 1)
+    }
+
+    /// [`Signals::post`] for all slots at once.
+    pub fn post_all(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.post_some(stream, self.word_address(SIGNALS_AT), self.slots)
+    }
+
+    fn post_some(&self, stream: &Arc<CudaStream>, first: CUdeviceptr, count: u32) -> Result<()> {
+        let stream = self.begin(stream)?;
+        self.uses.note_capture(stream)?;
+        let handle = stream.cu_stream().cast::<c_void>();
+        // SAFETY: `begin` has made the context current; the words live until the stream is through.
+        unsafe { ffi::signal_post(first, count, self.epoch_address(), handle) }
+    }
+
+    /// [`Signals::post`] without a kernel: the stream itself writes the epoch that this side has
+    /// counted, after what it did so far. Needs no SM. Not for graphs: a replay would write an old
+    /// epoch, so a capture is refused.
+    pub fn write(&self, stream: &Arc<CudaStream>, slot: u32) -> Result<()> {
+        let address = self.signal_address(slot)?;
+        let stream = self.begin(stream)?;
+        if is_capturing(stream)? {
+            return Err(Error::Unsupported {
+                what: "writing a signal by the stream, in a graph,".into(),
+                why: "each replay would write the epoch of the capture".into(),
+                remedy: "use Signals::post",
+            });
+        }
+        // SAFETY: a word of this value's memory, which lives until the stream is through.
+        unsafe { stream_ops::write(stream, address, self.epoch()) }
+    }
+
+    /// Where the signal in `slot` is, for other producers: device memory of this value.
+    pub fn signal_address(&self, slot: u32) -> Result<CUdeviceptr> {
+        if slot < self.slots {
+            return Ok(self.word_address(SIGNALS_AT + slot));
+        }
+        let remedy = "make the Signals with a slot for each chunk";
+        Err(Error::out_of_range("the slot", slot.into(), 0, u64::from(self.slots) - 1, remedy))
+    }
+
+    /// Where the epoch is, for other producers: read it, do not write it.
+    pub fn epoch_address(&self) -> CUdeviceptr {
+        self.word_address(EPOCH_AT)
+    }
+
+    /// Ends waiting products from any thread.
+    pub fn aborter(&self) -> Aborter {
+        Aborter { host: Arc::clone(&self.host) }
+    }
+
+    /// An error if a product gave up since the last look. Ask when its stream is through; what it
+    /// computed is undefined then.
+    pub fn check(&self) -> Result<()> {
+        self.found(None)
+    }
+
+    /// [`Signals::check`] with the chunks of the product that is asked about, where products with
+    /// other chunks wait for the same signals.
+    pub fn take_failure(&self, chunks: &Chunks) -> Result<()> {
+        self.found(Some(chunks))
+    }
+
+    fn found(&self, chunks: Option<&Chunks>) -> Result<()> {
+        let waiters = self.lock();
+        let Some(failure) = self.host.take_failure() else { return Ok(()) };
+        let Some(waiter) = waiters.of(failure.epoch) else { return Ok(()) };
+        Err(in_words(failure, waiter, chunks.unwrap_or(&waiter.chunks)))
+    }
+
+    /// How a product on `stream` is to wait; to be asked before it is enqueued, behind [`Signals::note_waiter`].
+    pub(crate) fn input<'a>(
+        &self,
+        stream: &Arc<CudaStream>,
+        table: &'a ChunkTable,
+        limit: Duration,
+    ) -> Result<Input<'a>> {
+        self.begin(stream)?;
+        Ok(Input {
+            chunks: &table.chunks,
+            pivot_row: table.pivot_row,
+            b_is_there: false,
+            signals: self.word_address(SIGNALS_AT),
+            epoch: self.epoch_address(),
+            begun: 0,
+            stop: self.word_address(STOP_AT),
+            abort: self.host.abort_address(),
+            failure: self.host.failure_address(),
+            timeout_ns: timeout_ns(limit),
+            slots_per_rank: 0,
+        })
+    }
+
+    /// Notes who waits in `epoch` and later ones; in a graph, whose steps nobody here counts, in all that come.
+    pub(crate) fn note_waiter(&self, epoch: u32, captured: bool, waiter: Waiter) {
+        self.lock().note(epoch, captured, waiter);
+    }
+
+    /// Whether `stream` is being captured; if so, this memory stays as long as the process.
+    pub(crate) fn note_capture(&self, stream: &CudaStream) -> Result<bool> {
+        self.uses.note_capture(stream)
+    }
+
+    /// Waits for every stream that has used this.
+    pub(crate) fn wait_for_uses(&self) -> Result<()> {
+        self.uses.wait()
+    }
+
+    /// The words on the host that kernels look at and write to.
+    pub(crate) fn host(&self) -> &Arc<HostWords> {
+        &self.host
+    }
+
+    /// Notes that `stream` will touch this memory, and makes the context current.
+    pub(crate) fn begin<'a>(&self, stream: &'a Arc<CudaStream>) -> Result<&'a Arc<CudaStream>> {
+        self.uses.begin(&self.device, stream)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiters> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn word_address(&self, word: u32) -> CUdeviceptr {
+        self.start + u64::from(word) * WORD
+    }
+}
+
+impl Waiters {
+    /// The most that are kept: only who is another one is added, and few are.
+    const KEPT: usize = 64;
+
+    fn note(&mut self, epoch: u32, captured: bool, waiter: Waiter) {
+        if captured {
+            self.0.clear();
+        }
+        if self.0.back().is_some_and(|(_, last)| *last == waiter) {
+            return;
+        }
+        if self.0.len() == Self::KEPT {
+            self.0.pop_front();
+        }
+        self.0.push_back((epoch, waiter));
+    }
+
+    /// Who waited in `epoch`. Epochs wrap; one that is older than all that is kept, or of a graph, is the latest's.
+    fn of(&self, epoch: u32) -> Option<&Waiter> {
+        let began = |first: u32| epoch.wrapping_sub(first) as i32 >= 0;
+        let own = self.0.iter().rev().find(|(first, _)| began(*first));
+        own.or(self.0.back()).map(|(_, waiter)| waiter)
+    }
+}
+
+impl Drop for Signals {
+    /// Waits for every stream that may still touch the memory: products end within their limits. Where graphs may,
+    /// too, memory of its own is left where it is; whose memory it shares says what becomes of that.
+    fn drop(&mut self) {
+        let context = Arc::clone(self.device.context());
+        let in_graphs = self.shared.is_none() && self.uses.are_in_graphs();
+        if self.uses.wait().is_err() || in_graphs {
+            // Nothing is freed under a kernel that may still run.
+            std::mem::forget((Arc::clone(&self.host), self.shared.clone()));
+            return;
+        }
+        if self.shared.is_some() {
+            return;
+        }
+        context.record_err(context.bind_to_thread());
+        // SAFETY: allocated by `malloc_sync`, freed nowhere else, and all uses are over.
+        context.record_err(unsafe { result::free_sync(self.start) });
+    }
+}
+
+/// Ends waiting products from any thread: see [`Signals::aborter`].
+#[derive(Clone, Debug)]
+pub struct Aborter {
+    host: Arc<HostWords>,
+}
+
+impl Aborter {
+    /// Products that wait give up, those of later steps too, until [`Aborter::clear`].
+    pub fn abort(&self) {
+        self.host.set_abort(true);
+    }
+
+    /// Lets products wait again. Clear it once the aborted ones have ended: one that did not look in
+    /// between goes on waiting.
+    pub fn clear(&self) {
+        self.host.set_abort(false);
+    }
+
+    /// Whether products that wait give up.
+    pub fn is_set(&self) -> bool {
+        self.host.is_aborted()
+    }
+}
+
+/// The error that a failure is.
+fn in_words(failure: Failure, waiter: &Waiter, chunks: &Chunks) -> Error {
+    let Failure { cause, chunk, signal, epoch, tile } = failure;
+    let (rank, limit) = (waiter.rank, waiter.limit);
+    let awaited = match tile.m {
+        u32::MAX => format!("chunk {chunk}"),
+        _ => format!("chunk {chunk} (for tile ({}, {}))", tile.m, tile.n),
+    };
+    match cause {
+        Cause::Aborted => {
+            let reason = format!("asked to while it waited for {awaited} of epoch {epoch}");
+            Error::Aborted { rank, reason }
+        }
+        Cause::Late => {
+            let known = chunk < chunks.len();
+            let peer = if known { chunks.rank_of(chunk) } else { chunks.shards().ranks() };
+            Error::PeerTimeout { rank, peer, awaited, epoch, epoch_seen: signal, limit }
+        }
+        Cause::Absent => {
+            let awaited = "word that it has read its rows".into();
+            Error::PeerTimeout { rank, peer: chunk, awaited, epoch, epoch_seen: signal, limit }
+        }
+        Cause::Layout => other_layout(rank, chunk, epoch),
+        Cause::Left => Error::PeerLost { rank, peer: chunk, before: format!("epoch {epoch}") },
+        Cause::Slice => Error::Cuda {
+            call: "og_gemm_enqueue",
+            detail: format!(
+                "a slice of K of epoch {epoch} was not handed over on rank {rank}: blocks did not start in order; \
+                 plan the product again with 1 split"
+            ),
+        },
+    }
+}
+
+/// Two ranks began one step with different rows.
+pub(crate) fn other_layout(rank: u32, peer: u32, epoch: u32) -> Error {
+    let what = format!("the rows of epoch {epoch} on rank {peer}");
+    let expected = format!("those that rank {rank} gave, in the same buffer");
+    let remedy = "give every rank the rows of all ranks, and make the same calls on each";
+    Error::mismatch(what, "laid out otherwise", expected, remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Shards, Tile};
+
+    #[test]
+    fn signals_and_aborters_may_move_between_threads() {
+        fn check<T: Send + Sync>() {}
+        check::<Signals>();
+        check::<Aborter>();
+    }
+
+    #[test]
+    fn a_failure_names_rank_peer_chunk_epoch_and_tile() {
+        let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
+        let limit = Duration::from_millis(250);
+        let waiter = Waiter { rank: 1, limit, chunks: chunks.clone() };
+        let tile = Tile { m: 3, n: 2 };
+        let failure = Failure { cause: Cause::Late, chunk: 5, signal: 6, epoch: 7, tile };
+        let text = in_words(failure, &waiter, &chunks).to_string();
+        let expected = "rank 1: chunk 5 (for tile (3, 2)) from rank 2 did not come within 250ms \
+                        (epoch 7 expected, 6 seen)";
+        assert!(text.starts_with(expected), "{text}");
+        let error = in_words(Failure { cause: Cause::Aborted, ..failure }, &waiter, &chunks);
+        assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error:?}");
+        assert!(error.to_string().contains("chunk 5 (for tile (3, 2)) of epoch 7"), "{error}");
+        // A record from nowhere names no rank that exists, and nothing panics.
+        let error = in_words(Failure { chunk: u32::MAX, ..failure }, &waiter, &chunks);
+        assert!(matches!(error, Error::PeerTimeout { peer: 4, .. }), "{error:?}");
+    }
+
+    #[test]
+    fn a_failure_is_of_who_waited_in_its_epoch() {
+        let waiter = |seconds| {
+            let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
+            Waiter { rank: 1, limit: Duration::from_secs(seconds), chunks }
+        };
+        let mut waiters = Waiters::default();
+        let start = u32::MAX - 1;
+        for (step, seconds) in [60, 10, 10, 10, 20].into_iter().enumerate() {
+            waiters.note(start.wrapping_add(step as u32), false, waiter(seconds));
+        }
+        assert_eq!(waiters.0.len(), 3, "the same is noted once");
+        let limit = |waiters: &Waiters, step: u32| {
+            waiters.of(start.wrapping_add(step)).map(|waiter| waiter.limit.as_secs())
+        };
+        let limits: Vec<_> = (0..6).filter_map(|step| limit(&waiters, step)).collect();
+        assert_eq!(limits, [60, 10, 10, 10, 20, 20]);
+        // Nobody knows the epochs of a graph.
+        waiters.note(7, true, waiter(30));
+        assert_eq!(limit(&waiters, 0), Some(30));
+        assert_eq!(Waiters::default().of(0), None);
+    }
+}

@@ -1,0 +1,229 @@
+//! Memory that every rank has on its own GPU, and that all others reach: of the same size everywhere, at
+//! the same offsets.
+//!
+//! What belongs here: making it together, where each rank's part is, and moving bytes between parts. What is
+//! written there, and in which order, is up to whoever uses it. Invariant: when [`SymmetricMemory::new`] returns, all ranks have
+//! mapped all parts; a part lives as long as any rank has it mapped, so nobody writes into nothing, and
+//! dropping waits for no other rank.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::CudaStream;
+use cudarc::driver::sys::CUdeviceptr;
+
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::stream_ops;
+use crate::cuda::sys::vmm::{Mapping, Physical};
+use crate::error::{Error, Result};
+use crate::group::Group;
+
+/// One rank's view of memory that all ranks of a group have.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use overlap_gemm::cuda::{Device, SymmetricMemory};
+/// use overlap_gemm::group::{Group, GroupOptions};
+///
+/// let group = Group::from_env(&GroupOptions::default())?;
+/// let device = Device::open(group.rank() as usize)?;
+/// let memory = SymmetricMemory::new(&group, &device, 1 << 20, Duration::from_secs(30))?;
+/// let next = (group.rank() + 1) % group.ranks();
+/// println!("the next rank's part is at {:#x}", memory.address(next)?);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct SymmetricMemory {
+    rank: u32,
+    device: Device,
+    /// Every rank's part, its own among them; or the own one alone.
+    parts: Vec<Option<Mapping>>,
+}
+
+impl SymmetricMemory {
+    /// Allocates `bytes` bytes on `device` and maps all other ranks' parts. All ranks call it, with the same
+    /// number of bytes; what the memory holds is unspecified.
+    pub fn new(group: &Group, device: &Device, bytes: u64, limit: Duration) -> Result<Self> {
+        const WHAT: &str = "symmetric memory";
+        let own = Physical::new(device, bytes).and_then(|memory| {
+            let file = memory.export()?;
+            Ok((memory.map()?, file))
+        });
+        // Whoever fails tells the others, for they would wait for it.
+        let tell = |error: Error| {
+            group.abort(&format!("rank {} has no {WHAT}: {error}", group.rank()));
+            error
+        };
+        let (own, file) = own.map_err(tell)?;
+        let size = own.memory().bytes();
+        let sizes =
+            group.all_gather("the size of symmetric memory", &bytes.to_le_bytes(), limit)?;
+        for (rank, theirs) in (0..).zip(sizes.iter()) {
+            if *theirs != bytes.to_le_bytes() {
+                let theirs = <[u8; 8]>::try_from(theirs.as_slice()).map_or(0, u64::from_le_bytes);
+                let what = format!("the bytes of {WHAT} on rank {rank}");
+                let expected = format!("{bytes}, as on rank {}", group.rank());
+                let remedy = "ask for the same on every rank";
+                return Err(Error::mismatch(what, theirs, expected, remedy));
+            }
+        }
+        let files = group.exchange_handles(WHAT, &[file.as_fd()], limit)?;
+        let mut own = Some(own);
+        let part = |(rank, files): (u32, &Vec<OwnedFd>)| match (
+            own.take_if(|_| rank == group.rank()),
+            files.first(),
+        ) {
+            (Some(own), _) => Ok(Some(own)),
+            (None, Some(file)) => Physical::import(device, file, size)?.map().map(Some),
+            (None, None) => Err(Error::Cuda {
+                call: "cuMemImportFromShareableHandle",
+                detail: format!("rank {rank} has sent no handle"),
+            }),
+        };
+        let parts = (0..).zip(&files).map(part).collect::<Result<Vec<_>>>().map_err(tell)?;
+        group.barrier("symmetric memory is mapped", limit)?;
+        Ok(SymmetricMemory { rank: group.rank(), device: device.clone(), parts })
+    }
+
+    /// The part of `rank` alone, which no other rank reaches.
+    pub(crate) fn alone(group: &Group, device: &Device, bytes: u64) -> Result<Self> {
+        let own = Physical::new(device, bytes)?.map()?;
+        let mut parts: Vec<_> = (0..group.ranks()).map(|_| None).collect();
+        parts[group.rank() as usize] = Some(own);
+        Ok(SymmetricMemory { rank: group.rank(), device: device.clone(), parts })
+    }
+
+    /// This rank's number.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks have a part.
+    pub fn ranks(&self) -> u32 {
+        self.parts.len() as u32
+    }
+
+    /// How many bytes each part has: what was asked for, rounded up to whole pages.
+    pub fn bytes(&self) -> u64 {
+        self.own().memory().bytes()
+    }
+
+    /// Where the part of `rank` starts, for this rank's GPU.
+    pub fn address(&self, rank: u32) -> Result<CUdeviceptr> {
+        let part = self.parts.get(rank as usize).and_then(Option::as_ref);
+        part.map(Mapping::address).ok_or_else(|| {
+            let most = u64::from(self.ranks()) - 1;
+            Error::out_of_range("the rank", rank.into(), 0, most, "ranks count from 0")
+        })
+    }
+
+    /// Enqueues a copy of this GPU's memory into the part of `peer`, `offset` bytes from its start.
+    ///
+    /// # Safety
+    /// `from` is memory of this GPU of so many bytes; it and this value stay until the stream is through. Who reads
+    /// there, or writes to the same place, does so in an order that the caller has seen to.
+    pub unsafe fn put(
+        &self,
+        stream: &Arc<CudaStream>,
+        peer: u32,
+        offset: u64,
+        from: CUdeviceptr,
+        bytes: u64,
+    ) -> Result<()> {
+        let to = self.place(stream, peer, offset, bytes)?;
+        // SAFETY: the caller's promise, and the place is inside the part.
+        unsafe { stream_ops::copy(stream, to, from, bytes) }
+    }
+
+    /// Enqueues a copy out of the part of `peer`. Pushing is the quicker way: of several readers of one part
+    /// each waits for answers.
+    ///
+    /// # Safety
+    /// As for [`SymmetricMemory::put`], with `to` in place of `from`.
+    pub unsafe fn get(
+        &self,
+        stream: &Arc<CudaStream>,
+        peer: u32,
+        offset: u64,
+        to: CUdeviceptr,
+        bytes: u64,
+    ) -> Result<()> {
+        let from = self.place(stream, peer, offset, bytes)?;
+        // SAFETY: the caller's promise, and the place is inside the part.
+        unsafe { stream_ops::copy(stream, to, from, bytes) }
+    }
+
+    /// Lets the stream itself write a word of the part of `peer`: needs no SM, and is seen after everything that the
+    /// stream did before.
+    ///
+    /// # Safety
+    /// This value lives until the stream is through, and who else uses the word expects it.
+    pub unsafe fn write_word(
+        &self,
+        stream: &Arc<CudaStream>,
+        peer: u32,
+        offset: u64,
+        value: u32,
+    ) -> Result<()> {
+        let word = self.word(stream, peer, offset)?;
+        // SAFETY: a word of the part, which the caller keeps mapped.
+        unsafe { stream_ops::write(stream, word, value) }
+    }
+
+    /// Lets the stream itself wait until a word of this rank's part has reached `value` (the comparison wraps):
+    /// needs no SM, and **knows no limit**. Where a rank may fail, use a
+    /// [`SignalPad`](crate::cuda::SignalPad).
+    ///
+    /// # Safety
+    /// This value lives until the stream is through.
+    pub unsafe fn wait_word(
+        &self,
+        stream: &Arc<CudaStream>,
+        offset: u64,
+        value: u32,
+    ) -> Result<()> {
+        let word = self.word(stream, self.rank, offset)?;
+        // SAFETY: as for `write_word`.
+        unsafe { stream_ops::wait_for(stream, word, value) }
+    }
+
+    /// Where `bytes` bytes of a part are, for work on `stream`.
+    fn place(
+        &self,
+        stream: &CudaStream,
+        peer: u32,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<CUdeviceptr> {
+        let start = self.address(peer)?;
+        if bytes > self.bytes() || offset > self.bytes() - bytes {
+            let (what, most) = ("the offset in symmetric memory", self.bytes());
+            let (most, remedy) = (most.saturating_sub(bytes), "stay inside the part of a rank");
+            return Err(Error::out_of_range(what, offset, 0, most, remedy));
+        }
+        self.device.check_stream(stream)?;
+        self.device.bind()?;
+        Ok(start + offset)
+    }
+
+    fn word(&self, stream: &CudaStream, peer: u32, offset: u64) -> Result<CUdeviceptr> {
+        const WORD: u64 = size_of::<u32>() as u64;
+        if !offset.is_multiple_of(WORD) {
+            let what = "the offset of a word in symmetric memory";
+            let remedy = "words are at multiples of their size";
+            return Err(Error::Misaligned { what, bytes: offset, multiple_of: WORD, remedy });
+        }
+        self.place(stream, peer, offset, WORD)
+    }
+
+    /// Where this rank's own part starts.
+    pub fn own_address(&self) -> CUdeviceptr {
+        self.own().address()
+    }
+
+    fn own(&self) -> &Mapping {
+        // Both constructors put it there.
+        self.parts[self.rank as usize].as_ref().expect("a rank has its own part")
+    }
+}

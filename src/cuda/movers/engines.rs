@@ -1,0 +1,117 @@
+//! What moves the rows between GPUs, in how many pieces, and in which order rows and product go.
+//!
+//! What belongs here: the choice of what was left open. Pure. Invariant: the answer follows from what all ranks have in
+//! common; what was asked for is carried out or refused, never replaced.
+
+use super::options::GatherOptions;
+use crate::cuda::sys::call::MAX_PUSHED;
+use crate::error::{Error, Result};
+use crate::plan::{Engine, Problem, Strategy, Way};
+
+/// The way of a gather, and why that strategy. `strategy`: what was asked for. `obstacle`: why ranks have no memory in
+/// common.
+pub(crate) fn choose(
+    options: &GatherOptions,
+    problem: &Problem,
+    strategy: Option<Strategy>,
+    obstacle: Option<&str>,
+) -> Result<(Way, &'static str)> {
+    let engine = match (options.engine, obstacle) {
+        (None, None) => Engine::usual(problem),
+        (None, Some(why)) => match strategy {
+            Some(Strategy::Fused | Strategy::Pipelined) => {
+                return Err(out_of_reach("waiting for rows", why));
+            }
+            None | Some(Strategy::Sequential) => Engine::Nccl,
+        },
+        (Some(Engine::Thread), _) => {
+            return Err(Error::Unsupported {
+                what: "moving rows between GPUs by threads".into(),
+                why: "threads move rows of the host executor".into(),
+                remedy: "ask for copy engines, a kernel or NCCL, or for nothing",
+            });
+        }
+        (Some(engine @ (Engine::CopyEngines { .. } | Engine::Kernel { .. })), Some(why)) => {
+            return Err(out_of_reach(&engine.to_string(), why));
+        }
+        (Some(asked), _) => asked,
+    };
+    let (strategy, why) = match (strategy, engine) {
+        (Some(asked), _) => (asked, "asked for"),
+        (None, Engine::Nccl) => {
+            (Strategy::Sequential, "NCCL signals nothing before all rows have arrived")
+        }
+        (None, _) => (
+            Strategy::Fused,
+            "it waits for no more than the rows of the next tile, and nothing measured so far is quicker by more \
+             than measurements differ",
+        ),
+    };
+    let pieces = options.pieces.unwrap_or_else(|| engine.usual_pieces(problem));
+    let way = Way { strategy, engine, pieces };
+    way.check()?;
+    if matches!(engine, Engine::Kernel { .. }) && pieces > MAX_PUSHED {
+        let (what, most) = ("the number of pieces a shard", MAX_PUSHED.into());
+        let remedy = "push as many pieces by copy engines";
+        return Err(Error::out_of_range(what, pieces.into(), 1, most, remedy));
+    }
+    Ok((way, why))
+}
+
+fn out_of_reach(what: &str, why: &str) -> Error {
+    Error::Unsupported {
+        what: format!("{what} between GPUs that do not reach each other's memory"),
+        why: why.to_owned(),
+        remedy: "use Engine::Nccl with Strategy::Sequential, or GPUs that NVLink connects",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FUSED: Option<Strategy> = Some(Strategy::Fused);
+
+    fn chosen(
+        options: &GatherOptions,
+        m: u64,
+        strategy: Option<Strategy>,
+        obstacle: Option<&str>,
+    ) -> String {
+        let problem = Problem::builder(m, 3584, 8192).ranks(4).build().unwrap();
+        match choose(options, &problem, strategy, obstacle) {
+            Ok((way, _)) => way.to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn the_engine_goes_by_size_and_reach_and_the_strategy_by_the_engine() {
+        let open = GatherOptions::default();
+        assert_eq!(chosen(&open, 64, None, None), "fused, a kernel of 16 blocks, 1 piece");
+        let copies = chosen(&open, 4096, Some(Strategy::Pipelined), None);
+        assert_eq!(copies, "pipelined, copy engines on one stream, 1 piece");
+        let apart = Some("rank 0 is on a, rank 1 on b");
+        assert_eq!(chosen(&open, 64, None, apart), "sequential, NCCL, 1 piece");
+        let text = chosen(&open, 64, FUSED, apart);
+        assert!(text.contains("rank 0 is on a") && text.contains("Engine::Nccl"), "{text}");
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let with = |engine| GatherOptions::default().with_engine(engine);
+        let apart = Some("the GPU of rank 1 does not reach that of rank 2");
+        for engine in [Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 1 }] {
+            let text = chosen(&with(engine), 64, None, apart);
+            assert!(text.contains("rank 1 does not reach"), "{text}");
+        }
+        let text = chosen(&with(Engine::Nccl), 64, FUSED, None);
+        assert!(text.contains("Strategy::Sequential"), "{text}");
+        let text = chosen(&with(Engine::Nccl).with_pieces(2), 64, None, None);
+        assert!(text.starts_with("the number of pieces a shard is 2"), "{text}");
+        let text = chosen(&with(Engine::Thread), 64, None, None);
+        assert!(text.starts_with("moving rows between GPUs by threads"), "{text}");
+        let many = with(Engine::Kernel { blocks: 3 }).with_pieces(33);
+        assert!(chosen(&many, 4096, None, None).contains("by copy engines"));
+    }
+}

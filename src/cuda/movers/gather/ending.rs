@@ -1,0 +1,138 @@
+//! How a gather ends: what went wrong, who is told, and what is left when it is dropped.
+//!
+//! Invariant: a failure is found by `check` or not at all, is kept, and is told to all ranks; nothing is freed
+//! that a stream may still use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::{CudaStream, result};
+
+use super::Gatherer;
+use crate::cuda::exchange::layout::Layout;
+use crate::cuda::exchange::signals::{EPOCH_AT, other_layout};
+use crate::cuda::sys::driver_error;
+use crate::error::{Error, Result};
+
+impl Gatherer {
+    /// Waits for `stream`, and says whether all went well.
+    pub(crate) fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        let waited = match &self.nccl {
+            Some(nccl) => nccl.wait(stream, self.patience.max(self.options.timeouts.steady)),
+            None => stream.synchronize().map_err(|e| driver_error("cuStreamSynchronize", e)),
+        };
+        self.patience = Duration::ZERO;
+        if let Err(error) = &waited {
+            self.fail(error);
+        }
+        self.check()
+    }
+
+    /// Ends the operation because somebody asked for it.
+    pub(crate) fn abort(&mut self, reason: &str) {
+        self.fail(&Error::Aborted { rank: self.group.rank(), reason: reason.to_owned() });
+    }
+
+    /// An error if anything went wrong so far. Ask when the streams are through. After an error the
+    /// operation is over, on all ranks.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let found = self.look();
+        if let Err(error) = &found {
+            self.fail(error);
+        }
+        found
+    }
+
+    /// Ends the operation, here and on all other ranks.
+    pub(crate) fn fail(&mut self, error: &Error) {
+        if self.failed.is_none() {
+            self.failed = Some(error.clone());
+            self.signals.host().set_abort(true);
+            self.group.abort(&error.to_string());
+            if let Some(nccl) = &self.nccl {
+                nccl.abort();
+            }
+        }
+    }
+
+    fn look(&self) -> Result<()> {
+        let record = self.signals.check();
+        // A rank that is gone explains more than that somebody asked to stop.
+        match (record, self.group.check()) {
+            (Ok(()) | Err(Error::Aborted { .. }), Err(ended)) => return Err(ended),
+            (Err(error), _) => return Err(error),
+            (Ok(()), Ok(())) => {}
+        }
+        if self.latest.is_none() {
+            return Ok(());
+        }
+        let mut words = vec![0u32; self.layout.word_count() as usize];
+        self.device.bind()?;
+        // SAFETY: so many words are at the start of this rank's part.
+        unsafe { result::memcpy_dtoh_sync(&mut words, self.memory.own_address()) }
+            .map_err(|error| driver_error("cuMemcpyDtoH", error))?;
+        let (rank, mut ranks) = (self.group.rank(), 0..self.group.ranks());
+        let epoch = words[EPOCH_AT as usize];
+        let layouts = self.layout.layouts_of(epoch);
+        let of = |peer: u32| {
+            let at = (layouts + 2 * peer) as usize;
+            (words[at + 1], words[at])
+        };
+        // While a step is under way, the epoch may be there before this rank's own word is.
+        let (own_epoch, own_tag) = of(rank);
+        let other = |peer: &u32| {
+            let (announced, tag) = of(*peer);
+            (announced, own_epoch) == (epoch, epoch) && tag != own_tag
+        };
+        if let Some(peer) = ranks.clone().find(other) {
+            return Err(other_layout(rank, peer, epoch));
+        }
+        let torn = |peer: &u32| words[(self.layout.torn_at() + peer) as usize] != 0;
+        match ranks.find(torn) {
+            Some(peer) => Err(Error::Aborted {
+                rank,
+                reason: format!(
+                    "rank {peer} gave up, and may have written where this rank still read"
+                ),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Gatherer {
+    /// What was begun is over within its limits, and so are the pushes: the memory that they write to is held
+    /// by its mappings here.
+    fn drop(&mut self) {
+        let context = Arc::clone(self.device.context());
+        // An error that an earlier drop has left is not this one's, and would keep the next call from being made.
+        let kept = context.check_err();
+        context.record_err(context.bind_to_thread());
+        if let (Some(nccl), Some(stream)) = (&self.nccl, &self.last_stream)
+            && nccl.wait(stream, self.patience.max(self.options.timeouts.steady)).is_err()
+        {
+            // Else what comes next would wait without a limit.
+            nccl.abort();
+        }
+        if self.signals.wait_for_uses().is_err() {
+            // A stream that is being captured, or a context that is lost: nothing is freed under it.
+            let table = std::mem::take(&mut self.table);
+            std::mem::forget((Arc::clone(&self.memory), table));
+            context.record_err(kept);
+            return;
+        }
+        if !self.captured {
+            // A step that failed half way may have left streams waiting for an epoch that nobody begins.
+            let epoch = self.memory.own_address() + Layout::word(EPOCH_AT);
+            // SAFETY: a word of this rank's own, which no kernel uses any more.
+            context.record_err(unsafe { result::memcpy_htod_sync(epoch, &[self.epoch]) });
+        }
+        for pusher in &self.pushers {
+            context.record_err(pusher.stream.synchronize());
+        }
+        context.record_err(kept);
+    }
+}

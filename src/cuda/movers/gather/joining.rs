@@ -1,0 +1,321 @@
+//! Planning a gather: what one rank decides, what all have to agree on, and the memory that they share.
+//!
+//! Invariant: what is wrong with a call is found on every rank before anything is made, and leaves the group
+//! as it was; what goes wrong after that is told to all ranks, for they would wait. Whatever a gather is for, ranks come
+//! to `agree` by the same exchanges, those of [`obstacle`](crate::cuda::exchange::reach::obstacle): so ranks that plan different
+//! operations hear of it there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::result;
+use cudarc::driver::sys::CUevent_flags;
+
+use super::copy_engines::Pusher;
+use super::{Gatherer, Table};
+use crate::cuda::exchange::agreement::{agree, comparable};
+use crate::cuda::exchange::chunk_table::check_count;
+use crate::cuda::exchange::layout::{Layout, SCRATCH_AT};
+use crate::cuda::exchange::signals::Signals;
+use crate::cuda::exchange::step_shape::StepShape;
+use crate::cuda::exchange::symmetric::SymmetricMemory;
+use crate::cuda::movers::engines::choose;
+use crate::cuda::movers::nccl::{Communicator, Nccl};
+use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::driver_error;
+use crate::cuda::sys::host_words::HostWords;
+use crate::cuda::sys::stream_ops::{copy, write};
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::plan::{Engine, Operation, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
+
+/// What a gather is for.
+pub(crate) struct Purpose<'a> {
+    /// In words, the same on all ranks.
+    pub(crate) kind: &'a str,
+    /// How the rows will be read, or why they cannot be.
+    pub(crate) tiling: Result<Tiling>,
+    pub(crate) operation: Operation,
+    /// In which order gathering and multiplying go (`None`: by the engine).
+    pub(crate) strategy: Option<Strategy>,
+}
+
+impl Gatherer {
+    /// Joins the operation: all ranks call it with the same. `obstacle`: what [`reach`](crate::cuda::exchange::reach) has said,
+    /// which each of them has asked once before.
+    pub(crate) fn join(
+        group: &Arc<Group>,
+        device: &Device,
+        problem: &Problem,
+        purpose: &Purpose<'_>,
+        options: &GatherOptions,
+        obstacle: Option<&str>,
+    ) -> Result<Self> {
+        let limit = options.timeouts.first;
+        let planned = settle(group, problem, purpose, options, obstacle)?;
+        let layout = Layout::new(problem, planned.plan.chunks().most_per_rank())?;
+        let tell = |error: &Error| {
+            group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
+        };
+        let memory = match planned.nccl {
+            Some(_) => SymmetricMemory::alone(group, device, layout.bytes()).inspect_err(tell)?,
+            // Tells by itself, where that is the way.
+            None => SymmetricMemory::new(group, device, layout.bytes(), limit)?,
+        };
+        let made = Self::make(group, device, planned, options, layout, Arc::new(memory));
+        let gatherer = made.inspect_err(tell)?;
+        // Nobody may write here before the words are there.
+        group.barrier("a gather is planned", limit)?;
+        gatherer.try_the_way().inspect_err(tell)?;
+        group.barrier("a gather can begin", limit)?;
+        Ok(gatherer)
+    }
+
+    /// Instead of joining: tells the others, who would wait, that this rank has no plan, and why; returns that.
+    pub(crate) fn refuse(group: &Group, options: &GatherOptions, error: Error) -> Error {
+        // Whether they hear it or not, this is what is wrong here.
+        let _ = agree(group, Err(&error), options.timeouts.first);
+        error
+    }
+
+    fn make(
+        group: &Arc<Group>,
+        device: &Device,
+        planned: Planned,
+        options: &GatherOptions,
+        layout: Layout,
+        memory: Arc<SymmetricMemory>,
+    ) -> Result<Self> {
+        device.bind()?;
+        let words = layout.first_words(options.first_epoch);
+        let bytes = layout.bytes() as usize;
+        // SAFETY: this rank's part is so long, and nobody writes to it before the barrier.
+        unsafe {
+            result::memset_d8_sync(memory.own_address(), 0xff, bytes)
+                .and_then(|()| result::memcpy_htod_sync(memory.own_address(), &words))
+        }
+        .map_err(|error| driver_error("cuMemcpyHtoD", error))?;
+        // Neither call promises that the memory has been written when it returns.
+        let context = device.context();
+        context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
+        let signals = Signals::shared(device, &memory, layout.slots(), options.first_epoch)?;
+        group.on_end_tell(signals.host(), |host, _| host.set_abort(true));
+        group.on_leave_tell(signals.host(), HostWords::set_left);
+
+        let Planned { plan, why, nccl } = planned;
+        let join = |nccl| Communicator::join(nccl, group, device, options.timeouts.first);
+        let nccl = nccl.as_ref().map(join).transpose()?;
+        let table = match nccl {
+            Some(_) => Table::default(),
+            None => {
+                let addresses = (0..group.ranks()).map(|rank| memory.address(rank));
+                Table::new(&device.new_stream()?, &addresses.collect::<Result<Vec<u64>>>()?)?
+            }
+        };
+        let event = || {
+            let untimed = CUevent_flags::CU_EVENT_DISABLE_TIMING;
+            let event = device.context().new_event(Some(untimed));
+            event.map_err(|error| driver_error("cuEventCreate", error))
+        };
+        let pushers = match plan.options().engine {
+            Engine::CopyEngines { streams } => streams,
+            // One, to try the way.
+            Engine::Kernel { .. } => 1,
+            Engine::Nccl | Engine::Thread => 0,
+        };
+        let pusher = |_| Ok(Pusher { stream: device.new_stream()?, sent: event()? });
+        let pushers = (0..pushers).map(pusher).collect::<Result<_>>()?;
+        let begun = event()?;
+        let first = StepShape::new(&plan, &layout, group.rank())?;
+        Ok(Gatherer {
+            signals,
+            group: Arc::clone(group),
+            device: device.clone(),
+            plan: Arc::new(plan),
+            options: options.clone(),
+            why,
+            nccl,
+            patience: Duration::ZERO,
+            layout,
+            memory,
+            table,
+            pushers,
+            begun,
+            shapes: vec![Arc::new(first)],
+            next_buffer: 0,
+            epoch: options.first_epoch,
+            captured: false,
+            first_is_over: false,
+            latest: None,
+            last_stream: None,
+            failed: None,
+            marks: None,
+        })
+    }
+
+    /// First uses of a way to a peer take milliseconds, and may wait for what waits for them.
+    fn try_the_way(&self) -> Result<()> {
+        let scratch = Layout::word(SCRATCH_AT);
+        for pusher in &self.pushers {
+            for peer in (0..self.group.ranks()).filter(|peer| *peer != self.group.rank()) {
+                let to = self.memory.address(peer)? + scratch;
+                let from = self.memory.own_address() + scratch;
+                // SAFETY: memory of the layout, in which anybody may write anything.
+                unsafe {
+                    copy(&pusher.stream, to, from, 16)?;
+                    write(&pusher.stream, to, 0)?;
+                }
+            }
+            pusher
+                .stream
+                .synchronize()
+                .map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        }
+        Ok(())
+    }
+}
+
+/// What one rank has found out by itself.
+struct Planned {
+    plan: Plan,
+    why: &'static str,
+    nccl: Option<Arc<Nccl>>,
+}
+
+/// What this rank plans, once all ranks have agreed to it.
+fn settle(
+    group: &Group,
+    problem: &Problem,
+    purpose: &Purpose<'_>,
+    options: &GatherOptions,
+    obstacle: Option<&str>,
+) -> Result<Planned> {
+    let planned = plan(group, problem, purpose, options, obstacle);
+    let text = || format!("{} of {problem}, {problem:?}, {options:?}", purpose.kind);
+    agree(group, planned.as_ref().map(|_| comparable(text())), options.timeouts.first)?;
+    planned
+}
+
+/// What can be planned without asking the others; `obstacle` says why ranks have no memory in common.
+fn plan(
+    group: &Group,
+    problem: &Problem,
+    purpose: &Purpose<'_>,
+    options: &GatherOptions,
+    obstacle: Option<&str>,
+) -> Result<Planned> {
+    let tiling = purpose.tiling.clone()?;
+    if problem.ranks() != group.ranks() {
+        let remedy = "plan for as many ranks as the group has";
+        let (got, expected) = (problem.ranks(), group.ranks());
+        return Err(Error::mismatch("the number of ranks in the plan", got, expected, remedy));
+    }
+    problem.check_tma()?;
+    let (way, why) = choose(options, problem, purpose.strategy, obstacle)?;
+    let Way { strategy, engine, pieces } = way;
+    let nccl = if engine == Engine::Nccl { Some(Nccl::load(None)?) } else { None };
+    let (operation, pieces) = (purpose.operation, Some(pieces));
+    let plan = Plan::new(problem, PlanOptions { operation, strategy, engine, pieces, tiling })?;
+    check_count(plan.chunks())?;
+    Ok(Planned { plan, why, nccl })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::exchange::reach::{OUT_OF_REACH, REACHED, obstacle_by};
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// What one rank of two plans, as [`Gatherer::join`] does, and whether its GPU reaches the other's.
+    struct Asks {
+        kind: &'static str,
+        m: u64,
+        tiling: Result<Tiling>,
+        reaches: u8,
+    }
+
+    impl Default for Asks {
+        fn default() -> Self {
+            let tiling = Ok(PlanOptions::default().tiling);
+            Asks { kind: "all-gather", m: 64, tiling, reaches: REACHED }
+        }
+    }
+
+    /// What becomes of it on each rank. The group lives on: else this panics.
+    fn settled(asks: [Asks; 2]) -> [Result<Engine>; 2] {
+        let ask = |group: &Group, asks: &Asks| {
+            let reach = |bus: &[u8]| if bus == b"0" { REACHED } else { asks.reaches };
+            let obstacle = obstacle_by(group, &group.rank().to_string(), reach, LIMIT)?;
+            let options = GatherOptions::default();
+            let problem = Problem::builder(asks.m, 16, 64).ranks(2).build();
+            let problem = problem.map_err(|error| Gatherer::refuse(group, &options, error))?;
+            let (kind, tiling) = (asks.kind, asks.tiling.clone());
+            let (operation, strategy) = (Operation::AllGatherGemm, Some(Strategy::Fused));
+            let purpose = Purpose { kind, tiling, operation, strategy };
+            let settled = settle(group, &problem, &purpose, &options, obstacle.as_deref());
+            settled.map(|planned| planned.plan.options().engine)
+        };
+        let groups = <[Group; 2]>::try_from(Group::local(2).unwrap()).unwrap();
+        std::thread::scope(|scope| {
+            let mut groups = groups.into_iter();
+            asks.map(|asks| {
+                let group = groups.next().unwrap();
+                scope.spawn(move || {
+                    let settled = ask(&group, &asks);
+                    group.barrier("what comes next", LIMIT).unwrap();
+                    settled
+                })
+            })
+            .map(|rank| rank.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn ranks_that_plan_the_same_agree() {
+        let engines = settled([Asks::default(), Asks::default()]).map(Result::unwrap);
+        assert_eq!(engines, [Engine::Kernel { blocks: 16 }; 2]);
+    }
+
+    #[test]
+    fn ranks_that_plan_different_operations_hear_of_it() {
+        let product = Asks { kind: "all-gather + GEMM", ..Asks::default() };
+        let taller = Asks { m: 128, ..Asks::default() };
+        for other in [product, taller] {
+            let words = format!("{} of {}", other.kind, other.m);
+            for error in settled([Asks::default(), other]).map(Result::unwrap_err) {
+                assert!(matches!(error, Error::Mismatch { .. }), "{words}: {error}");
+                assert!(error.to_string().contains("rank 1"), "{words}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_refused_says_why_and_the_other_hears_it() {
+        let why = Error::out_of_range("the number of stages", 9, 1, 4, "ask for fewer");
+        let refused = Asks { tiling: Err(why.clone()), ..Asks::default() };
+        let [other, own] = settled([Asks::default(), refused]).map(Result::unwrap_err);
+        assert_eq!(own.to_string(), why.to_string());
+        assert!(matches!(other, Error::Aborted { rank: 0, .. }), "{other}");
+        assert!(other.to_string().contains("the number of stages is 9"), "{other}");
+    }
+
+    #[test]
+    fn a_rank_that_has_no_problem_to_plan_keeps_nobody_waiting() {
+        let too_many = Asks { m: 1 << 40, ..Asks::default() };
+        let [own, other] = settled([too_many, Asks::default()]).map(Result::unwrap_err);
+        assert!(matches!(own, Error::OutOfRange { .. }), "{own}");
+        assert!(matches!(other, Error::Aborted { rank: 1, .. }), "{other}");
+        assert!(other.to_string().contains(&own.to_string()), "{other}");
+    }
+
+    #[test]
+    fn what_one_rank_does_not_reach_is_refused_on_all() {
+        let apart = Asks { reaches: OUT_OF_REACH, ..Asks::default() };
+        for error in settled([apart, Asks::default()]).map(Result::unwrap_err) {
+            let why = "the GPU of rank 0 does not reach that of rank 1";
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! A rank's part in an all-gather between GPUs: its memory, its pushes, its steps.
+//!
+//! What belongs here: carrying out the [`Schedule`](crate::plan::Schedule)'s moves and words with copy engines and
+//! kernels. What is multiplied is none of its business. Here are the steps; beside are `planning` (what
+//! comes before), `engines` (who moves the rows), `pushing` and `by_nccl` (how), `marks` (when), `ending` (failures, and the end), `layout` (where everything
+//! lies), `step_shape` and `options`. A step is, on the caller's stream:
+//!
+//! ```text
+//!   copy the shard into its slot (unless it is there) ── begin ──┬── whatever reads the rows ── next begin
+//!                                                                └── pushes, other streams ──┘
+//! ```
+//!
+//! `begin` is a kernel (`csrc/gather.cu`): it announces the step, and waits until this rank may push, and until
+//! what it sent before is sent. Small shards it pushes itself. So the order of the stream alone says when
+//! the own slot of the next but one step may be written.
+//!
+//! In a graph the epoch is known to the device alone, so streams set toggles in place of epochs, and they are
+//! joined at the end of each captured step. How often a graph is launched nobody says here; so from then on toggles
+//! are used outside of graphs, too, and the stream stays the same.
+//!
+//! Invariants: nothing that needs an SM comes behind what waits for it on its stream; a step enqueues and
+//! never allocates, nor waits (but the first one that is captured, for what was sent before); after a
+//! failure every rank is told, and nothing more is called right.
+
+mod by_nccl;
+mod copy_engines;
+mod ending;
+pub(crate) mod joining;
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr as _};
+
+use crate::cuda::exchange::layout::{BEGUN_AT, Layout, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
+use crate::cuda::exchange::signals::{Signals, Waiter, timeout_ns};
+use crate::cuda::exchange::step_shape::StepShape;
+use crate::cuda::exchange::symmetric::SymmetricMemory;
+use crate::cuda::movers::marks::{self, Marks};
+use crate::cuda::movers::nccl::Communicator;
+use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::sys::call::{GatherStep, GatherWords, Input, MAX_PUSHED, int};
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::workspace::is_capturing;
+use crate::cuda::sys::{driver_error, ffi};
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::plan::{Engine, Lane, Plan, Step as Does, Word};
+use copy_engines::Pusher;
+
+/// One rank's handle on the operation.
+#[derive(Debug)]
+pub(crate) struct Gatherer {
+    signals: Signals,
+    group: Arc<Group>,
+    device: Device,
+    plan: Arc<Plan>,
+    options: GatherOptions,
+    /// Why the plan has its strategy.
+    why: &'static str,
+    /// Gathers, if that is the engine.
+    nccl: Option<Communicator>,
+    /// How long NCCL may take for the steps that were begun since somebody last waited for them here.
+    patience: Duration,
+    layout: Layout,
+    memory: Arc<SymmetricMemory>,
+    table: Table,
+    pushers: Vec<Pusher>,
+    begun: CudaEvent,
+    shapes: Vec<Arc<StepShape>>,
+    /// The buffer of the next step, and the epoch of the latest one as far as this side has counted.
+    next_buffer: u32,
+    epoch: u32,
+    /// A step was captured: from then on only the device knows the epoch.
+    captured: bool,
+    first_is_over: bool,
+    latest: Option<Arc<StepShape>>,
+    /// The stream of the latest step.
+    last_stream: Option<Arc<CudaStream>>,
+    failed: Option<Error>,
+    /// The pushes of the next step, if somebody wants to know when they were.
+    marks: Option<Marks>,
+}
+
+/// Device memory that the gather's kernels need: where the ranks' words are, and counters.
+#[derive(Debug, Default)]
+struct Table {
+    _memory: Option<(CudaSlice<u64>, CudaSlice<u32>)>,
+    words: CUdeviceptr,
+    counters: CUdeviceptr,
+}
+
+/// A step that has begun.
+#[derive(Debug)]
+pub(crate) struct Step {
+    pub(crate) shape: Arc<StepShape>,
+    pub(crate) buffer: u32,
+    /// Streams push, and have to be joined: in a graph.
+    joins: bool,
+    /// Toggles say what is here, not signals.
+    toggled: bool,
+    /// The beginning tells the product that follows it when it may go on.
+    tells_product: bool,
+}
+
+/// What follows a step's beginning on the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Follower {
+    /// Something that starts when the beginning has ended.
+    Other,
+    /// A product that waits for the rows by itself: [`Gatherer::input`].
+    Product {
+        /// It may read B at once.
+        constant_b: bool,
+    },
+}
+
+/// What one rank brings: its rows, and their scales where the plan has row scales.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwnRows {
+    /// `None`: they are in their slot already.
+    pub(crate) rows: Option<CUdeviceptr>,
+    pub(crate) scales: CUdeviceptr,
+}
+
+impl Gatherer {
+    pub(crate) fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Why the plan has its strategy.
+    pub(crate) fn why(&self) -> &'static str {
+        self.why
+    }
+
+    /// The shape of a step with these rows (default: as planned).
+    pub(crate) fn shape(&mut self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
+        /// Few: a caller alternates between some shapes, at most.
+        const KEPT: usize = 16;
+        let Some(rows) = rows else { return Ok(Arc::clone(&self.shapes[0])) };
+        let same = |shape: &&Arc<StepShape>| {
+            let shards = shape.plan.problem().shards();
+            shards.to_rows() == rows
+        };
+        if let Some(known) = self.shapes.iter().find(same) {
+            return Ok(Arc::clone(known));
+        }
+        let plan = self.plan.for_rows(rows)?;
+        let shape = Arc::new(StepShape::new(&plan, &self.layout, self.group.rank())?);
+        if self.shapes.len() == KEPT {
+            self.shapes.remove(1);
+        }
+        self.shapes.push(Arc::clone(&shape));
+        Ok(shape)
+    }
+
+    /// Where this rank's rows of the next step belong, if that has these rows: how much room there is, too.
+    pub(crate) fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
+        let shape = self.shape(rows)?;
+        let own = shape.plan.problem().shards().rows(self.group.rank());
+        let at = self.memory.own_address() + self.layout.row(self.next_buffer, own.start);
+        Ok((at, self.layout.rows_bytes(own.len() as u32)))
+    }
+
+    /// Begins the next step on `stream`, and pushes this rank's rows.
+    ///
+    /// # Safety
+    /// What `own` names is this device's memory, as long as the shape says, written before in the order of
+    /// `stream` and left alone until the step has ended.
+    pub(crate) unsafe fn begin(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        shape: &Arc<StepShape>,
+        own: OwnRows,
+        follower: Follower,
+    ) -> Result<Step> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        self.group.check().inspect_err(|error| self.failed = Some(error.clone()))?;
+        if self.nccl.is_some() {
+            self.agree_on_rows(shape)?;
+        }
+        self.signals.begin(stream)?;
+        let capturing = is_capturing(stream)?;
+        self.follow(stream)?;
+        let waiter = self.waiter(shape, capturing);
+        self.signals.note_waiter(self.epoch.wrapping_add(1), capturing, waiter);
+        if capturing && !self.captured {
+            // From now on no step waits for what plain steps have sent.
+            for pusher in &self.pushers {
+                let waited = pusher.stream.synchronize();
+                waited.map_err(|error| driver_error("cuStreamSynchronize", error))?;
+            }
+            self.captured = true;
+        }
+        let buffer = self.next_buffer;
+        let rank = self.group.rank();
+        if self.options.poison {
+            self.poison(stream)?;
+        }
+        self.bring(stream, shape, buffer, own)?;
+        if let Some(nccl) = &self.nccl {
+            self.patience = self.patience.saturating_add(self.limit(capturing));
+            self.gather_by_nccl(nccl, stream, shape, buffer)?;
+            self.epoch = self.epoch.wrapping_add(1);
+            self.next_buffer = 1 - buffer;
+            self.latest = Some(Arc::clone(shape));
+            let (shape, joins, toggled, tells_product) = (Arc::clone(shape), false, false, false);
+            return Ok(Step { shape, buffer, joins, toggled, tells_product });
+        }
+        let engine = self.plan.options().engine;
+        let by_kernel = matches!(engine, Engine::Kernel { .. });
+        let (pushed, blocks): (&[_], _) = match engine {
+            Engine::Kernel { blocks } if self.group.ranks() > 1 => {
+                (shape.own_pieces(buffer), blocks)
+            }
+            _ => (&[], 1),
+        };
+        // Kernels push rows only when older kernels have ended, and B can be fetched meanwhile. A product that starts before
+        // gains nothing, and what it fetches slows the last product, which is adding up slices of K: steps of 16 rows
+        // took up to 23 % longer (benches/results/2026-11-22-h200x2-later-start.md).
+        let may_start = follower == Follower::Product { constant_b: true }
+            && !(by_kernel && self.group.ranks() > 1);
+        let begin = GatherStep {
+            buffer,
+            layout: shape.tags[buffer as usize],
+            slots: Self::own_slots(shape, &self.layout, rank),
+            toggled: self.captured && !by_kernel,
+            product_follows: follower != Follower::Other,
+            product_may_start: may_start,
+            senders: shape.senders,
+            pushes: pushed,
+            blocks,
+            counters: self.table.counters,
+        };
+        let mut words = self.words(capturing);
+        if begin.toggled {
+            words.sent_at = int(SENT_TOGGLES_AT);
+        }
+        let marks_kernel = self.marks.is_some() && !begin.pushes.is_empty() && !self.captured;
+        let marked = marks_kernel.then(|| marks::recorded(&self.device, stream)).transpose()?;
+        let handle = stream.cu_stream().cast::<c_void>();
+        // SAFETY: `signals.begin` has made the context current; words and tables live as long as this value,
+        // which waits for its streams; every rank has memory where the layout says.
+        unsafe { ffi::gather_begin(&words, &begin, handle) }?;
+        let (toggled, tells_product) = (begin.toggled, begin.product_follows);
+        self.epoch = self.epoch.wrapping_add(1);
+        self.next_buffer = 1 - buffer;
+        if !by_kernel {
+            self.push_by_copies(stream, shape, buffer, capturing)?;
+        } else if let Some(begun) = marked {
+            self.mark_kernel(begun, shape)?;
+        }
+        self.latest = Some(Arc::clone(shape));
+        let joins = capturing && !by_kernel;
+        Ok(Step { shape: Arc::clone(shape), buffer, joins, toggled, tells_product })
+    }
+
+    /// An error if the next step cannot be on `stream`.
+    pub(crate) fn check_stream(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.device.check_stream(stream)?;
+        let Some(last) = self.last_stream.as_ref().filter(|last| *last != stream) else {
+            return Ok(());
+        };
+        if self.captured || is_capturing(stream)? || is_capturing(last)? {
+            return Err(Error::Unsupported {
+                what: "a gather in a graph and on another stream".into(),
+                why: "its steps have one order, and nobody can tell when a graph is launched"
+                    .into(),
+                remedy: "capture on the stream of the steps before, or plan another operation",
+            });
+        }
+        Ok(())
+    }
+
+    /// Steps have one order: a step on another stream comes behind the one before.
+    fn follow(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.check_stream(stream)?;
+        if let Some(last) = self.last_stream.as_ref().filter(|last| *last != stream) {
+            self.begun.record(last).map_err(|error| driver_error("cuEventRecord", error))?;
+            let waited = stream.wait(&self.begun);
+            waited.map_err(|error| driver_error("cuStreamWaitEvent", error))?;
+        }
+        self.last_stream = Some(Arc::clone(stream));
+        Ok(())
+    }
+
+    /// Ends a step. In a graph, what comes next on `stream` comes after this rank's pushes; else the next
+    /// step waits for them by itself.
+    pub(crate) fn end(&mut self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
+        if step.joins {
+            for pusher in &self.pushers {
+                stream
+                    .wait(&pusher.sent)
+                    .map_err(|error| driver_error("cuStreamWaitEvent", error))?;
+            }
+        }
+        if !is_capturing(stream)? {
+            self.first_is_over = true;
+        }
+        Ok(())
+    }
+
+    /// An error if rows that there are have no address.
+    pub(crate) fn check_rows(&self, shape: &StepShape, rows: Option<CUdeviceptr>) -> Result<()> {
+        let own = shape.plan.problem().shards().rows(self.group.rank());
+        if rows != Some(0) || own.is_empty() {
+            return Ok(());
+        }
+        let remedy = "give their address, or say that they are in place";
+        Err(Error::mismatch("the address of the shard", 0, "not 0", remedy))
+    }
+
+    /// The start of the gathered rows of a step, and of their scales.
+    pub(crate) fn gathered(&self, buffer: u32) -> (CUdeviceptr, CUdeviceptr) {
+        let start = self.memory.own_address();
+        (start + self.layout.row(buffer, 0), start + self.layout.scale(buffer, 0))
+    }
+
+    /// Keeps when the pushes of the next step begin and are signalled: [`Gatherer::take_marks`] has them.
+    pub(crate) fn mark_pushes(&mut self) {
+        self.marks = Some(Marks::default());
+    }
+
+    /// The pushes of the step that was enqueued since [`Gatherer::mark_pushes`]. A kernel's have one time for all; NCCL
+    /// leaves none, nor does a kernel once a step was captured, for then only the device knows the epoch.
+    pub(crate) fn take_marks(&mut self) -> Marks {
+        self.marks.take().unwrap_or_default()
+    }
+
+    /// How the product that follows the step's beginning on the stream waits for the rows. Those that follow this
+    /// product wait for its end: [`Input::after_another`].
+    pub(crate) fn input<'a>(&self, stream: &Arc<CudaStream>, step: &'a Step) -> Result<Input<'a>> {
+        let limit = self.limit(is_capturing(stream)?);
+        // `begin` is before it on the stream, and lets it start when all that is older has ended, or at once where the
+        // caller has promised that nothing of that writes B, and no kernel pushes.
+        let own = self.memory.own_address();
+        // A word that nobody sets would be awaited for ever.
+        let begun = if step.tells_product { own + Layout::word(BEGUN_AT) } else { 0 };
+        let input = self.signals.input(stream, &step.shape.table, limit)?;
+        let slots_per_rank = int(self.layout.slots_per_rank());
+        let input = Input { b_is_there: true, begun, slots_per_rank, ..input };
+        if !step.toggled {
+            return Ok(input);
+        }
+        Ok(Input {
+            signals: own + Layout::word(self.layout.toggles_of(step.buffer)),
+            epoch: own + Layout::word(TOGGLE_EPOCH_AT),
+            ..input
+        })
+    }
+
+    /// Lets `stream` wait for some chunks of a step, with a kernel of one warp for each run of them.
+    pub(crate) fn await_chunks(
+        &self,
+        stream: &Arc<CudaStream>,
+        step: &Step,
+        chunks: &[u32],
+    ) -> Result<()> {
+        if self.nccl.is_some() {
+            // Its kernel is before on the stream.
+            return Ok(());
+        }
+        let runs = step.shape.runs(chunks, self.layout.slots_per_rank());
+        let mut runs = runs.into_iter();
+        runs.try_for_each(|(slots, first)| self.await_slots(stream, step, slots, first))
+    }
+
+    fn await_slots(
+        &self,
+        stream: &Arc<CudaStream>,
+        step: &Step,
+        slots: Range<u32>,
+        chunk: u32,
+    ) -> Result<()> {
+        // Perhaps from another thread than the step began on: makes the context current.
+        self.signals.begin(stream)?;
+        let mut words = self.words(is_capturing(stream)?);
+        if step.toggled {
+            words.signals_at = int(self.layout.toggles_of(step.buffer));
+            words.epoch_at = int(TOGGLE_EPOCH_AT);
+        }
+        // SAFETY: as in `begin`.
+        unsafe { ffi::gather_await(&words, slots, chunk, stream.cu_stream().cast::<c_void>()) }
+    }
+
+    /// Lets `stream` wait for what the step's schedule awaits: of a gather alone, all rows.
+    pub(crate) fn await_scheduled(&self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
+        let awaited = step.shape.schedule.lane(Lane::Compute).filter_map(|step| match *step {
+            Does::Await { word: Word::Landed { chunk }, .. } => Some(chunk),
+            Does::Await { .. } | Does::Post { .. } | Does::Move { .. } | Does::Multiply { .. } => {
+                None
+            }
+        });
+        self.await_chunks(stream, step, &awaited.collect::<Vec<_>>())
+    }
+
+    /// The buffer of the next step.
+    pub(crate) fn next_buffer(&self) -> u32 {
+        self.next_buffer
+    }
+
+    fn own_slots(shape: &StepShape, layout: &Layout, rank: u32) -> Range<u32> {
+        let chunks = shape.plan.chunks().of_rank(rank);
+        let first = rank * layout.slots_per_rank();
+        first..first + chunks.len() as u32
+    }
+
+    fn words(&self, capturing: bool) -> GatherWords {
+        let host = self.signals.host();
+        GatherWords {
+            words: self.table.words,
+            own: self.memory.own_address(),
+            abort: host.abort_address(),
+            failure: host.failure_address(),
+            timeout_ns: timeout_ns(self.limit(capturing)),
+            ..self.layout.words(self.group.rank())
+        }
+    }
+
+    fn waiter(&self, shape: &StepShape, capturing: bool) -> Waiter {
+        let (rank, limit) = (self.group.rank(), self.limit(capturing));
+        Waiter { rank, limit, chunks: shape.plan.chunks().clone() }
+    }
+
+    fn limit(&self, capturing: bool) -> Duration {
+        let patient = !self.first_is_over && !capturing;
+        if patient { self.options.timeouts.first } else { self.options.timeouts.steady }
+    }
+}
+
+impl Table {
+    fn new(stream: &Arc<CudaStream>, addresses: &[u64]) -> Result<Self> {
+        let words = stream.clone_htod(addresses).map_err(|e| driver_error("cuMemcpyHtoD", e))?;
+        let counters = addresses.len() * MAX_PUSHED as usize + 1;
+        let counters =
+            stream.alloc_zeros::<u32>(counters).map_err(|e| driver_error("cuMemAllocAsync", e))?;
+        // Other streams will use them.
+        stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        let (word_start, counter_start) =
+            (words.device_ptr(stream).0, counters.device_ptr(stream).0);
+        let _memory = Some((words, counters));
+        Ok(Table { _memory, words: word_start, counters: counter_start })
+    }
+}

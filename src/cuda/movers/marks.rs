@@ -1,0 +1,88 @@
+//! When the pushes of one step began and were signalled: events on the streams that push, or around a kernel that does.
+//!
+//! What belongs here: making, recording and reading them. Invariant: a step that nobody asked about has none, for they
+//! cost time on the stream.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+use cudarc::driver::{CudaEvent, CudaStream};
+
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::driver_error;
+use crate::error::Result;
+
+/// One push to one rank.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    pub(crate) to: u32,
+    pub(crate) chunk: u32,
+    begin: Arc<CudaEvent>,
+    signalled: Arc<CudaEvent>,
+}
+
+/// The pushes of one step, in the order in which they were enqueued.
+#[derive(Debug, Default)]
+pub(crate) struct Marks(Vec<Mark>);
+
+impl Marks {
+    /// Before a push's data, on its stream.
+    pub(crate) fn begin(
+        &mut self,
+        device: &Device,
+        stream: &Arc<CudaStream>,
+        to: u32,
+        chunk: u32,
+    ) -> Result<()> {
+        let begin = Arc::new(recorded(device, stream)?);
+        self.0.push(Mark { to, chunk, begin, signalled: Arc::new(event(device)?) });
+        Ok(())
+    }
+
+    /// All pushes of a kernel: it tells nobody when it goes from one to the next, so each is somewhere within its time.
+    pub(crate) fn by_kernel(
+        &mut self,
+        pushes: impl Iterator<Item = (u32, u32)>,
+        begin: CudaEvent,
+        signalled: CudaEvent,
+    ) {
+        let (begin, signalled) = (Arc::new(begin), Arc::new(signalled));
+        self.0.extend(pushes.map(|(to, chunk)| {
+            let (begin, signalled) = (Arc::clone(&begin), Arc::clone(&signalled));
+            Mark { to, chunk, begin, signalled }
+        }));
+    }
+
+    /// After its signal.
+    pub(crate) fn end(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.0.last().map_or(Ok(()), |mark| record(&mark.signalled, stream))
+    }
+
+    /// Each push, and how many milliseconds before `event` it began and was signalled. Waits for all of them.
+    pub(crate) fn before(&self, event: &CudaEvent) -> Result<Vec<(&Mark, f64, f64)>> {
+        let ms = |from: &CudaEvent| {
+            let waited = from.synchronize().and_then(|()| event.synchronize());
+            waited.map_err(|error| driver_error("cuEventSynchronize", error))?;
+            let elapsed = from.elapsed_ms(event);
+            elapsed.map(f64::from).map_err(|error| driver_error("cuEventElapsedTime", error))
+        };
+        self.0.iter().map(|mark| Ok((mark, ms(&mark.begin)?, ms(&mark.signalled)?))).collect()
+    }
+}
+
+/// An event that knows its time.
+pub(crate) fn event(device: &Device) -> Result<CudaEvent> {
+    let event = device.context().new_event(Some(CU_EVENT_DEFAULT));
+    event.map_err(|error| driver_error("cuEventCreate", error))
+}
+
+/// One that is recorded.
+pub(crate) fn recorded(device: &Device, stream: &Arc<CudaStream>) -> Result<CudaEvent> {
+    let event = event(device)?;
+    record(&event, stream)?;
+    Ok(event)
+}
+
+pub(crate) fn record(event: &CudaEvent, stream: &Arc<CudaStream>) -> Result<()> {
+    event.record(stream).map_err(|error| driver_error("cuEventRecord", error))
+}

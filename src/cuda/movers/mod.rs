@@ -1,0 +1,15 @@
+//! How rows travel between GPUs: copy engines, a kernel that pushes, NCCL.
+//!
+//! What belongs here: carrying out the moves and words of a [`Schedule`](crate::plan::Schedule). What is multiplied is
+//! none of its business. Invariant: nothing that needs an SM comes behind what waits for it on its stream.
+//!
+//! - `gatherer`: a rank's part in an all-gather and its steps; `joining`: what comes before the first; `ending`:
+//!   failures, and the end;
+//! - `options`: what may be asked for; `engines`: the choice of what was left open;
+//! - `copy_engines`, `by_nccl`, [`nccl`]: the ways; `marks`: when the pushes of a step were.
+
+mod engines;
+pub(crate) mod gather;
+pub(crate) mod marks;
+pub mod nccl;
+pub(crate) mod options;

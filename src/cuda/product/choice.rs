@@ -1,0 +1,131 @@
+//! Which kernel carries out which product, and how.
+//!
+//! What belongs here: arithmetic over the kernels' facts, the problem and the number of SMs: no
+//! device, no clock. Invariant: the same question has the same answer everywhere, what is chosen is
+//! legal for the kernel, and only kernels of the asked types, layout and accumulation are
+//! looked at: there is no silent fallback.
+//!
+//! Two steps: `candidates` lists everything that would be right, `cheapest` takes the one that the cost model
+//! ([`kernels`](crate::kernels)) finds fastest. Measured times go before the guess by way of `options`, which may fix the answer.
+
+use super::options::GemmOptions;
+use crate::error::{Error, Result};
+use crate::kernels::{self, Choice, Kernel, cheapest, kind, most_splits, square_waves};
+use crate::plan::Problem;
+
+/// SMs of an H100 or H200: what is assumed where no device was asked.
+pub const TYPICAL_SMS: u32 = 132;
+
+/// The kernel for `problem` on `sm_count` SMs, of `kernels` as [`kernels`](super::kernels::kernels()) lists
+/// them; `options` may fix any part of the answer.
+pub fn choose(
+    kernels: &[Kernel],
+    problem: &Problem,
+    options: &GemmOptions,
+    sm_count: u32,
+) -> Result<Choice> {
+    let sms = options.sm_limit.unwrap_or(sm_count);
+    let all = candidates(kernels, problem, options, sms, sm_count)?;
+    let choice = cheapest(kernels, problem, &all, sms);
+    choice.ok_or_else(|| none_for(kernels, problem, options))
+}
+
+/// Everything that would compute the problem, with the seconds that the cost model expects: first what [`choose`]
+/// chooses, then the others, the cheapest first. What is measured, where somebody measures, begins with these.
+pub fn ranked(
+    kernels: &[Kernel],
+    problem: &Problem,
+    options: &GemmOptions,
+    sm_count: u32,
+) -> Result<Vec<(Choice, f64)>> {
+    let sms = options.sm_limit.unwrap_or(sm_count);
+    let all = candidates(kernels, problem, options, sms, sm_count)?;
+    Ok(kernels::ranked(kernels, problem, all, sms))
+}
+
+/// Every kernel and number of splits that would compute the problem; never empty.
+fn candidates(
+    kernels: &[Kernel],
+    problem: &Problem,
+    options: &GemmOptions,
+    sms: u32,
+    sm_count: u32,
+) -> Result<Vec<Choice>> {
+    let mut serving = serving(kernels, problem, options)?;
+    let least = serving.iter().map(|&index| kernels[index].cluster_size()).min().unwrap_or(1);
+    if !(least..=sm_count).contains(&sms) {
+        let remedy = "leave the limit out to use the whole GPU";
+        let (min, max) = (least.into(), sm_count.into());
+        return Err(Error::out_of_range("the SM limit", sms.into(), min, max, remedy));
+    }
+    serving.retain(|&index| kernels[index].cluster_size() <= sms);
+    let most =
+        serving.iter().map(|&index| most_splits(&kernels[index], problem)).max().unwrap_or(1);
+    if let Some(splits) = options.splits.filter(|splits| !(1..=most).contains(splits)) {
+        let remedy = "cut K into no more slices than a kernel can, nor than K has steps";
+        let what = "the number of splits";
+        return Err(Error::out_of_range(what, splits.into(), 1, most.into(), remedy));
+    }
+    let mut all = Vec::new();
+    for index in serving {
+        let kernel = &kernels[index];
+        let swizzle = options.swizzle.unwrap_or_else(|| square_waves(kernel, problem, sms));
+        kernel.tiling(swizzle).check()?;
+        let most = most_splits(kernel, problem);
+        let splits = match options.splits {
+            Some(splits) => splits..=splits.min(most),
+            None => 1..=most,
+        };
+        all.extend(splits.map(|splits| Choice { kernel: index, swizzle, splits }));
+    }
+    Ok(all)
+}
+
+/// The kernels of the right types, or the named one.
+fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Result<Vec<usize>> {
+    let fast = options.fast_accumulation;
+    let serves = |kernel: &Kernel| kernel.serves(problem.elements(), problem.b_layout(), fast);
+    if let Some(name) = &options.kernel {
+        let Some(index) = kernels.iter().position(|kernel| kernel.name == *name) else {
+            let names: Vec<_> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+            return Err(Error::Unsupported {
+                what: format!("the kernel '{name}'"),
+                why: format!("this binary has {}", names.join(", ")),
+                remedy: "name one of these, or build with OVERLAP_GEMM_KERNELS=all for the full set",
+            });
+        };
+        if !serves(&kernels[index]) {
+            return Err(Error::Unsupported {
+                what: format!("the kernel '{name}' for {}", asked(problem, options)),
+                why: format!("it computes {}", kernels[index].kind()),
+                remedy: "name a kernel of these types, or none to have one chosen",
+            });
+        }
+        return Ok(vec![index]);
+    }
+    let all: Vec<_> = (0..kernels.len()).filter(|&index| serves(&kernels[index])).collect();
+    if all.is_empty() { Err(none_for(kernels, problem, options)) } else { Ok(all) }
+}
+
+fn asked(problem: &Problem, options: &GemmOptions) -> String {
+    kind(problem.elements(), problem.b_layout(), options.fast_accumulation)
+}
+
+fn none_for(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Error {
+    let mut kinds: Vec<_> = kernels.iter().map(Kernel::kind).collect();
+    kinds.sort();
+    kinds.dedup();
+    Error::Unsupported {
+        what: format!("the product {} on the GPU", asked(problem, options)),
+        why: match kinds.is_empty() {
+            true => "this binary has no kernels at all".into(),
+            false => format!("this binary has kernels for {}", kinds.join("; ")),
+        },
+        remedy: "use one of these, or build with the environment variable OVERLAP_GEMM_KERNELS=all: \
+                 the full set of kernels is not compiled by default",
+    }
+}
+
+#[cfg(test)]
+#[path = "choice_tests.rs"]
+mod tests;

@@ -1,0 +1,172 @@
+//! A planned product: what `Gemm`, `AsyncGemm` and `AllGatherGemm` have in common.
+//!
+//! What belongs here: planning, and one call of the kernel; beside are `kernels` (what was compiled), `choice` (which of
+//! it serves a problem), `options` and `operands`. Nothing here knows signals or gathers. Invariant: whatever may
+//! allocate, load a module, ask the device or fail for the shape's sake happens in [`Product::plan`]; a call checks
+//! its operands and enqueues.
+
+pub(crate) mod choice;
+pub(crate) mod kernels;
+pub(crate) mod operands;
+pub(crate) mod options;
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DevicePtrMut as _};
+
+use self::choice::{TYPICAL_SMS, choose};
+use self::kernels::kernels;
+use self::operands::{Operands, RawOperands};
+use self::options::GemmOptions;
+use crate::cuda::sys::call::Input;
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::ffi;
+use crate::cuda::sys::records::TileRecords;
+use crate::cuda::sys::shape::{self, Shape};
+use crate::cuda::sys::workspace::Workspace;
+use crate::element::Element;
+use crate::error::Result;
+use crate::fit::check_len;
+use crate::kernels::Choice;
+use crate::kernels::Kernel;
+use crate::plan::Problem;
+
+/// Everything about a product that does not change from call to call.
+#[derive(Debug)]
+pub(crate) struct Product {
+    pub(crate) device: Device,
+    pub(crate) problem: Problem,
+    pub(crate) options: GemmOptions,
+    pub(crate) kernel: &'static Kernel,
+    pub(crate) choice: Choice,
+    prepared: ffi::Prepared,
+    workspace: Option<Workspace>,
+}
+
+impl Product {
+    /// Chooses a kernel, loads it, and allocates what it needs.
+    pub(crate) fn plan(device: &Device, problem: &Problem, options: &GemmOptions) -> Result<Self> {
+        let (kernel, choice) = select(problem, options, device.info().sm_count)?;
+        device.bind()?;
+        // SAFETY: `bind` has made the device's context current.
+        let prepared =
+            unsafe { ffi::prepare(&Shape::new(problem, choice, options.sm_limit, options.c)) }?;
+        let workspace = Workspace::new(device, prepared.workspace_bytes())?;
+        let (device, problem, options) = (device.clone(), problem.clone(), options.clone());
+        Ok(Product { device, problem, options, kernel, choice, prepared, workspace })
+    }
+
+    /// The part of planning that needs no device.
+    pub(crate) fn check(problem: &Problem, options: &GemmOptions) -> Result<()> {
+        let sms = TYPICAL_SMS.max(options.sm_limit.unwrap_or(0));
+        let (_, choice) = select(problem, options, sms)?;
+        ffi::check(&Shape::new(problem, choice, options.sm_limit, options.c))
+    }
+
+    /// How many SMs the kernel may occupy.
+    pub(crate) fn sm_count(&self) -> u32 {
+        self.prepared.sm_count()
+    }
+
+    /// A buffer for the records of one call.
+    pub(crate) fn records(&self) -> Result<TileRecords> {
+        TileRecords::new(&self.device, self.record_count())
+    }
+
+    /// How many records one call writes at most: tiles times splits.
+    pub(crate) fn record_count(&self) -> u64 {
+        self.prepared.tile_count().saturating_mul(self.choice.splits.into())
+    }
+
+    /// An error if a call on `stream` would be refused, whatever its operands.
+    pub(crate) fn check_stream(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        self.device.check_stream(stream)?;
+        self.workspace.as_ref().map_or(Ok(()), |workspace| workspace.check(stream))
+    }
+
+    /// One call with memory of `cudarc`.
+    pub(crate) fn enqueue<A: Element, B: Element, D: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        operands: Operands<'_, A, B, D>,
+        input: Option<&Input<'_>>,
+    ) -> Result<()> {
+        self.device.check_stream(stream)?;
+        operands.check(&self.problem, self.device.context())?;
+        let Operands { a, b, d, c, bias, scales, alpha, beta, rows, records } = operands;
+        if let Some(records) = &records {
+            let (needed, remedy) = (self.record_count(), "make them with this plan's `records`");
+            check_len("the tile records", records.len(), needed..=needed, remedy)?;
+        }
+        // The guards record the use of the buffers on the stream when they are dropped, so they
+        // have to outlive the launch.
+        let (a, _a) = a.device_ptr(stream);
+        let (b, _b) = b.device_ptr(stream);
+        let (d, _d) = d.device_ptr_mut(stream);
+        let c = c.map(|c| c.device_ptr(stream));
+        let bias = bias.map(|bias| bias.device_ptr(stream));
+        let scales = scales.map(|both| both.map(|scale| scale.device_ptr(stream)));
+        let records = records.map(|records| records.memory_mut().device_ptr_mut(stream));
+        let [scale_a, scale_b] = match &scales {
+            Some([a, b]) => [a.0, b.0],
+            None => [0, 0],
+        };
+        let raw = RawOperands {
+            a,
+            b,
+            d,
+            c: c.as_ref().map_or(0, |c| c.0),
+            bias: bias.as_ref().map_or(0, |bias| bias.0),
+            scale_a,
+            scale_b,
+            alpha,
+            beta,
+            rows,
+            records: records.as_ref().map_or(0, |records| records.0),
+        };
+        // SAFETY: the buffers belong to this device, are as long as the problem and the rows say, and
+        // stay allocated until the work that their events record is done.
+        unsafe { self.enqueue_raw(stream, &raw, input) }
+    }
+
+    /// One call.
+    ///
+    /// # Safety
+    /// The addresses are of this device's memory as long as the problem, the rows and
+    /// [`Product::records`] say, and those of `input` are as `csrc/overlap_gemm.h` says, until the
+    /// work is done; D and the records overlap nothing else, and nothing else writes to what is read
+    /// (A apart, whose chunks are written before their signals).
+    pub(crate) unsafe fn enqueue_raw(
+        &self,
+        stream: &Arc<CudaStream>,
+        operands: &RawOperands,
+        input: Option<&Input<'_>>,
+    ) -> Result<()> {
+        let (rows, mut addresses) = operands.check(&self.problem, &self.options)?;
+        addresses.b_is_there |= input.is_some_and(|input| input.b_is_there);
+        self.device.check_stream(stream)?;
+        self.device.bind()?;
+        let lease = self.workspace.as_ref().map(|workspace| workspace.lease(stream)).transpose()?;
+        let workspace = lease.as_ref().map_or(0, |lease| lease.address);
+        let (records, stream) = (operands.records, stream.cu_stream().cast::<c_void>());
+        // SAFETY: the context is current, the stream is its, the plan was prepared in it; addresses and
+        // their lengths are the caller's promise; the lease orders the uses of the workspace.
+        unsafe { ffi::enqueue(&self.prepared, rows, &addresses, input, records, workspace, stream) }
+    }
+}
+
+/// The kernel for a problem, after everything that can be refused without asking a device.
+fn select(
+    problem: &Problem,
+    options: &GemmOptions,
+    sm_count: u32,
+) -> Result<(&'static Kernel, Choice)> {
+    shape::check(problem)?;
+    let kernels = kernels()?;
+    let choice = choose(kernels, problem, options, sm_count)?;
+    Ok((&kernels[choice.kernel], choice))
+}
+
+#[cfg(all(test, overlap_gemm_kernels))]
+mod tests;

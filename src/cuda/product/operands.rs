@@ -1,0 +1,378 @@
+//! What one call multiplies: the matrices, and what goes with them.
+//!
+//! What belongs here: the two ways of naming memory (`cudarc` slices, raw addresses) and whether what
+//! was named fits a plan. Invariant: `RawOperands::check` is the one list of rules for both ways;
+//! lengths and types, which an address does not have, are checked on the slices by `fit`'s rules.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
+
+use super::options::GemmOptions;
+use crate::cuda::sys::call::Addresses;
+use crate::cuda::sys::device::check_context;
+use crate::cuda::sys::records::TileRecords;
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::fit::{
+    ALL_ELEMENTS, ALL_ROWS, ALL_SCALES, a_lens, b_lens, check_len, check_type, d_lens, scale_count,
+};
+use crate::plan::{Problem, Scaling, check_aligned};
+
+/// The operands of one call in memory of `cudarc`: slices or views.
+///
+/// ```no_run
+/// # use overlap_gemm::cuda::{Device, Gemm, GemmOptions, Operands};
+/// # use overlap_gemm::element::bf16;
+/// # use overlap_gemm::plan::Problem;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let device = Device::open(0)?;
+/// # let stream = device.new_stream()?;
+/// # let problem = Problem::builder(8, 8, 8).build()?;
+/// let gemm = Gemm::plan(&device, &problem, &GemmOptions::default().with_bias(true))?;
+/// let a = stream.alloc_zeros::<bf16>(64)?;
+/// let b = stream.alloc_zeros::<bf16>(64)?;
+/// let bias = stream.alloc_zeros::<bf16>(8)?;
+/// let mut d = stream.alloc_zeros::<bf16>(64)?;
+/// gemm.enqueue(&stream, Operands::new(&a, &b, &mut d).bias(&bias).alpha(0.5))?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub struct Operands<'a, A, B, D> {
+    pub(crate) a: &'a dyn DevicePtr<A>,
+    pub(crate) b: &'a dyn DevicePtr<B>,
+    pub(crate) d: &'a mut dyn DevicePtrMut<D>,
+    pub(crate) c: Option<&'a dyn DevicePtr<D>>,
+    pub(crate) bias: Option<&'a dyn DevicePtr<D>>,
+    pub(crate) scales: Option<[&'a dyn DevicePtr<f32>; 2]>,
+    pub(crate) alpha: f32,
+    pub(crate) beta: f32,
+    pub(crate) rows: Option<u32>,
+    pub(crate) records: Option<&'a mut TileRecords>,
+}
+
+impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
+    /// A, B and D; `alpha` is 1, `beta` is 0.
+    ///
+    /// Each has all rows of its matrix and no others; the padding of the last row may be left out
+    /// where rows are not packed. Pass a view of a larger allocation.
+    pub fn new(
+        a: &'a impl DevicePtr<A>,
+        b: &'a impl DevicePtr<B>,
+        d: &'a mut impl DevicePtrMut<D>,
+    ) -> Self {
+        let (c, bias, scales, rows, records) = (None, None, None, None, None);
+        Operands { a, b, d, c, bias, scales, alpha: 1.0, beta: 0.0, rows, records }
+    }
+
+    /// A matrix that lies as D does, and the factor it is added with.
+    pub fn c(mut self, c: &'a impl DevicePtr<D>, beta: f32) -> Self {
+        self.c = Some(c);
+        self.beta = beta;
+        self
+    }
+
+    /// N elements, one added to each column.
+    pub fn bias(mut self, bias: &'a impl DevicePtr<D>) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+
+    /// The scales of A and of B, as the problem's [`Scaling`] says: one each, or one for each row of
+    /// A and one for each column of D.
+    pub fn scales(mut self, a: &'a impl DevicePtr<f32>, b: &'a impl DevicePtr<f32>) -> Self {
+        self.scales = Some([a, b]);
+        self
+    }
+
+    /// The factor of the product.
+    pub fn alpha(mut self, alpha: f32) -> Self {
+        self.alpha = alpha;
+        self
+    }
+
+    /// Only the first `rows` rows: no more than planned. A, C, D and the row scales may be as short, or
+    /// as long as planned, so that the buffers of the largest M serve every call.
+    pub fn rows(mut self, rows: u32) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
+    /// Records when each tile was computed.
+    pub fn records(mut self, records: &'a mut TileRecords) -> Self {
+        self.records = Some(records);
+        self
+    }
+
+    /// Whether element types, devices and lengths are those of the plan.
+    pub(crate) fn check(&self, problem: &Problem, context: &Arc<CudaContext>) -> Result<()> {
+        let types = problem.elements();
+        check_type::<A>("A", types.a)?;
+        check_type::<B>("B", types.b)?;
+        check_type::<D>("D", types.d)?;
+        let rows = rows_of(problem, self.rows)?;
+        let fits = |what: &str, len: usize, of: &Arc<CudaContext>, admitted, remedy| {
+            check_context(what, of, context)?;
+            check_len(what, len, admitted, remedy)
+        };
+        let (inputs, outputs) =
+            (up_to_planned(a_lens, problem, rows), up_to_planned(d_lens, problem, rows));
+        fits("A", self.a.len(), self.a.stream().context(), inputs, ALL_ROWS)?;
+        fits("B", self.b.len(), self.b.stream().context(), b_lens(problem), ALL_ROWS)?;
+        fits("D", self.d.len(), self.d.stream().context(), outputs.clone(), ALL_ROWS)?;
+        if let Some(c) = self.c {
+            fits("C", c.len(), c.stream().context(), outputs, ALL_ROWS)?;
+        }
+        if let Some(bias) = self.bias {
+            let n = problem.n().into();
+            fits("the bias", bias.len(), bias.stream().context(), n..=n, ALL_ELEMENTS)?;
+        }
+        if let Some([a, b]) = self.scales {
+            let scales = |lines| scale_count(problem.scaling(), lines) as u64;
+            let (of_rows, of_columns) = (scales(rows)..=scales(problem.m()), scales(problem.n()));
+            let of_columns = of_columns..=of_columns;
+            fits("the scales of A", a.len(), a.stream().context(), of_rows, ALL_SCALES)?;
+            fits("the scales of B", b.len(), b.stream().context(), of_columns, ALL_SCALES)?;
+        }
+        if let Some(records) = &self.records {
+            check_context("the records", records.context(), context)?;
+        }
+        Ok(())
+    }
+}
+
+impl<A, B, D> std::fmt::Debug for Operands<'_, A, B, D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Operands")
+            .field("a", &self.a.len())
+            .field("b", &self.b.len())
+            .field("d", &self.d.len())
+            .field("alpha", &self.alpha)
+            .field("beta", &self.beta)
+            .field("rows", &self.rows)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The operands of one call as device addresses: another library's memory, or a peer's.
+///
+/// What is 0 is absent.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct RawOperands {
+    /// Rows of A, `lda` apart.
+    pub a: CUdeviceptr,
+    /// B, as the problem's layout says.
+    pub b: CUdeviceptr,
+    /// Rows of D, `ldd` apart.
+    pub d: CUdeviceptr,
+    /// Rows of C, `ldd` apart.
+    pub c: CUdeviceptr,
+    /// N elements of D's type.
+    pub bias: CUdeviceptr,
+    /// One f32, or one for each row of A.
+    pub scale_a: CUdeviceptr,
+    /// One f32, or one for each column of D.
+    pub scale_b: CUdeviceptr,
+    /// The factor of the product.
+    pub alpha: f32,
+    /// The factor of C.
+    pub beta: f32,
+    /// How many rows there are in this call; `None`: as many as planned.
+    pub rows: Option<u32>,
+    /// Where the records of the tiles go: see [`TileRecords::address`].
+    pub records: CUdeviceptr,
+}
+
+impl RawOperands {
+    /// A, B and D; nothing else, `alpha` is 1, `beta` is 0, all rows.
+    pub fn new(a: CUdeviceptr, b: CUdeviceptr, d: CUdeviceptr) -> Self {
+        RawOperands {
+            a,
+            b,
+            d,
+            c: 0,
+            bias: 0,
+            scale_a: 0,
+            scale_b: 0,
+            alpha: 1.0,
+            beta: 0.0,
+            rows: None,
+            records: 0,
+        }
+    }
+
+    /// B and D, where A is what is gathered.
+    pub fn of_gathered(b: CUdeviceptr, d: CUdeviceptr) -> Self {
+        RawOperands::new(0, b, d)
+    }
+
+    /// A matrix that lies as D does, and the factor it is added with.
+    #[must_use]
+    pub fn c(mut self, c: CUdeviceptr, beta: f32) -> Self {
+        (self.c, self.beta) = (c, beta);
+        self
+    }
+
+    /// N elements, one added to each column.
+    #[must_use]
+    pub fn bias(mut self, bias: CUdeviceptr) -> Self {
+        self.bias = bias;
+        self
+    }
+
+    /// The scales of A and of B.
+    #[must_use]
+    pub fn scales(mut self, a: CUdeviceptr, b: CUdeviceptr) -> Self {
+        (self.scale_a, self.scale_b) = (a, b);
+        self
+    }
+
+    /// The factor of the product.
+    #[must_use]
+    pub fn alpha(mut self, alpha: f32) -> Self {
+        self.alpha = alpha;
+        self
+    }
+
+    /// Only the first `rows` rows.
+    #[must_use]
+    pub fn rows(mut self, rows: u32) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
+    /// Whether what is there is what was planned, and where a kernel can reach it: the rows and the
+    /// addresses to hand over.
+    pub(crate) fn check(
+        &self,
+        problem: &Problem,
+        options: &GemmOptions,
+    ) -> Result<(u32, Addresses)> {
+        let rows = rows_of(problem, self.rows)?;
+        let required = [("A", self.a), ("B", self.b), ("D", self.d)];
+        for (what, address) in required {
+            check_present(what, true, address)?;
+        }
+        let scaled = problem.scaling() != Scaling::None;
+        let optional = [
+            ("C", options.c, self.c),
+            ("the bias", options.bias, self.bias),
+            ("the scale of A", scaled, self.scale_a),
+            ("the scale of B", scaled, self.scale_b),
+        ];
+        for (what, planned, address) in optional {
+            check_present(what, planned, address)?;
+        }
+        let aligned = [
+            ("the address of A", self.a),
+            ("the address of B", self.b),
+            ("the address of C", self.c),
+            ("the address of D", self.d),
+            ("the address of the bias", self.bias),
+        ];
+        for (what, address) in aligned {
+            check_aligned(what, address, "start it at a multiple of 16 bytes")?;
+        }
+        for (what, value) in [("alpha", self.alpha), ("beta", self.beta)] {
+            if !value.is_finite() {
+                let (what, value) = (what.to_owned(), value.to_string());
+                return Err(Error::NotFinite { what, value, remedy: "give a finite factor" });
+            }
+        }
+        let addresses = Addresses {
+            a: self.a,
+            b: self.b,
+            c: self.c,
+            d: self.d,
+            bias: self.bias,
+            scale_a: self.scale_a,
+            scale_b: self.scale_b,
+            scales_per_line: problem.scaling() == Scaling::Rows,
+            alpha: self.alpha,
+            beta: self.beta,
+            activation: options.activation,
+            b_is_there: options.constant_b,
+        };
+        Ok((rows, addresses))
+    }
+}
+
+/// The rows of a call: those asked for, or all that were planned.
+fn rows_of(problem: &Problem, rows: Option<u32>) -> Result<u32> {
+    let rows = rows.unwrap_or(problem.m());
+    if (1..=problem.m()).contains(&rows) {
+        return Ok(rows);
+    }
+    let remedy = "plan for the largest M that any step will have";
+    Err(Error::out_of_range("the number of rows", rows.into(), 1, problem.m().into(), remedy))
+}
+
+/// How long a buffer may be in a call of `rows` rows: as these rows, up to as all that were planned.
+/// Device memory is allocated once, for the largest M, and graphs keep its addresses.
+fn up_to_planned(
+    lens: fn(&Problem, u32) -> RangeInclusive<u64>,
+    problem: &Problem,
+    rows: u32,
+) -> RangeInclusive<u64> {
+    *lens(problem, rows).start()..=*lens(problem, problem.m()).end()
+}
+
+/// An error unless an operand is there exactly if the plan has one.
+fn check_present(what: &str, planned: bool, address: CUdeviceptr) -> Result<()> {
+    let word = |there: bool| if there { "there" } else { "absent" };
+    if planned == (address != 0) {
+        return Ok(());
+    }
+    let remedy = "give what the problem's scaling and the plan's options say, no more and no less";
+    Err(Error::mismatch(what, word(address != 0), word(planned), remedy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::ElementType::{Bf16, E4m3};
+
+    fn planned() -> Problem {
+        let problem = Problem::builder(64, 32, 16).elements(E4m3, E4m3, Bf16);
+        problem.scaling(Scaling::Rows).build().unwrap()
+    }
+
+    #[test]
+    fn buffers_of_the_planned_rows_serve_fewer() {
+        let problem = Problem::builder(64, 32, 16).lda(24).build().unwrap();
+        assert_eq!(up_to_planned(a_lens, &problem, 64), 63 * 24 + 16..=64 * 24);
+        assert_eq!(up_to_planned(a_lens, &problem, 7), 6 * 24 + 16..=64 * 24);
+        assert_eq!(up_to_planned(d_lens, &problem, 64), 64 * 32..=64 * 32);
+        assert_eq!(up_to_planned(d_lens, &problem, 7), 7 * 32..=64 * 32);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_plan_is_named() {
+        let (problem, options) = (planned(), GemmOptions::default().with_bias(true));
+        let good = RawOperands::new(16, 32, 48).bias(64).scales(4, 8);
+        let refused = |operands: RawOperands| operands.check(&problem, &options).unwrap_err();
+        let (rows, addresses) = good.check(&problem, &options).unwrap();
+        assert_eq!((rows, addresses.scales_per_line, addresses.alpha), (64, true, 1.0));
+        assert_eq!(good.rows(7).check(&problem, &options).unwrap().0, 7);
+
+        let texts = [
+            (good.rows(0), "the number of rows is 0"),
+            (good.rows(65), "the number of rows is 65, but must be between 1 and 64"),
+            (good.bias(0), "the bias is absent, but must be there"),
+            (good.c(16, 1.0), "C is there, but must be absent"),
+            (good.scales(4, 0), "the scale of B is absent"),
+            (good.bias(72), "the address of the bias is 72 bytes"),
+            (RawOperands { a: 0, ..good }, "A is absent"),
+            (RawOperands { d: 24, ..good }, "the address of D is 24 bytes"),
+            (good.alpha(f32::NAN), "alpha is NaN"),
+        ];
+        for (operands, text) in texts {
+            let error = refused(operands).to_string();
+            assert!(error.starts_with(text), "{error}");
+        }
+    }
+}

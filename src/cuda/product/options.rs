@@ -1,0 +1,123 @@
+//! What may be asked of a product beside its problem.
+//!
+//! What belongs here: plain values, no rule about which go together: that is `choice`'s and
+//! `shape`'s. Invariant: the default is the plain product on the whole GPU.
+
+use crate::plan::Activation;
+
+/// How a product is to be computed. `D = activation(alpha · scales · A·B + beta · C + bias)`.
+///
+/// ```
+/// use overlap_gemm::cuda::{Activation, GemmOptions};
+/// let options = GemmOptions::default().with_activation(Activation::Silu).with_bias(true);
+/// assert_eq!(options.sm_limit, None);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GemmOptions {
+    /// How many SMs the product may occupy (default: all), so that others can run beside it.
+    pub sm_limit: Option<u32>,
+    /// What is done to each output.
+    pub activation: Activation,
+    /// Whether there is a bias: N elements of D's type, one added to each column.
+    pub bias: bool,
+    /// Whether there is a C: a matrix that lies as D does, times `beta`.
+    pub c: bool,
+    /// Whether fp8 sums may stay in the tensor cores for all of K (default), which keep about 13
+    /// fractional bits of them; if not, they are added up in f32 every 128 products. Wider types do
+    /// not look at it.
+    pub fast_accumulation: bool,
+    /// Which kernel, by its name (default: the one that should be fastest).
+    pub kernel: Option<String>,
+    /// Unit rows that sweep over the columns together (default: by the cost model).
+    pub swizzle: Option<u32>,
+    /// Slices that K is cut into (default: by the cost model).
+    pub splits: Option<u32>,
+    /// A promise: nothing that may still run when the product starts writes B, on its stream or elsewhere (default: no
+    /// promise). So it is with weights that were written before the first step. The product then fetches B while
+    /// what is before it is still running, which for small M saves some microseconds. In an all-gather's step it changes nothing where
+    /// a kernel pushes the rows ([`Engine::Kernel`](crate::cuda::Engine::Kernel), which `Engine::Auto` takes for small shards): there
+    /// the product starts when older kernels have ended, and fetches B from then on.
+    pub constant_b: bool,
+}
+
+impl Default for GemmOptions {
+    fn default() -> Self {
+        GemmOptions {
+            sm_limit: None,
+            activation: Activation::None,
+            bias: false,
+            c: false,
+            fast_accumulation: true,
+            kernel: None,
+            swizzle: None,
+            splits: None,
+            constant_b: false,
+        }
+    }
+}
+
+impl GemmOptions {
+    /// Keeps SMs free: the product occupies no more than `sms`.
+    #[must_use]
+    pub fn with_sm_limit(mut self, sms: u32) -> Self {
+        self.sm_limit = Some(sms);
+        self
+    }
+
+    /// What is done to each output.
+    #[must_use]
+    pub fn with_activation(mut self, activation: Activation) -> Self {
+        self.activation = activation;
+        self
+    }
+
+    /// Whether there is a bias.
+    #[must_use]
+    pub fn with_bias(mut self, bias: bool) -> Self {
+        self.bias = bias;
+        self
+    }
+
+    /// Whether there is a C.
+    #[must_use]
+    pub fn with_c(mut self, c: bool) -> Self {
+        self.c = c;
+        self
+    }
+
+    /// Whether fp8 sums may stay in the tensor cores for all of K.
+    #[must_use]
+    pub fn with_fast_accumulation(mut self, fast: bool) -> Self {
+        self.fast_accumulation = fast;
+        self
+    }
+
+    /// Which kernel.
+    #[must_use]
+    pub fn with_kernel(mut self, name: impl Into<String>) -> Self {
+        self.kernel = Some(name.into());
+        self
+    }
+
+    /// How many unit rows sweep over the columns together.
+    #[must_use]
+    pub fn with_swizzle(mut self, swizzle: u32) -> Self {
+        self.swizzle = Some(swizzle);
+        self
+    }
+
+    /// How many slices K is cut into.
+    #[must_use]
+    pub fn with_splits(mut self, splits: u32) -> Self {
+        self.splits = Some(splits);
+        self
+    }
+
+    /// Promises that nothing under way writes B.
+    #[must_use]
+    pub fn with_constant_b(mut self, constant: bool) -> Self {
+        self.constant_b = constant;
+        self
+    }
+}

@@ -1,0 +1,126 @@
+//! The border itself: that both sides mean the same, and that C refuses what Rust cannot even say.
+
+use super::*;
+
+#[test]
+fn the_objects_are_of_this_header() {
+    assert_eq!(check_abi(), Ok(()));
+}
+
+/// A shape that kernel 0 takes, whatever kernel that is.
+fn good() -> Shape {
+    let kernel = kernel_info(0).unwrap();
+    let (m, n, k) = (64, 64, 64);
+    let ldb = if kernel.b_layout == BLayout::Nk { k } else { n };
+    let (kernel, sm_limit, swizzle, splits, with_c) = (0, 0, 1, 1, true);
+    Shape { m, n, k, lda: k, ldb, ldd: n, kernel, sm_limit, swizzle, splits, with_c }
+}
+
+fn addresses(address: u64) -> Addresses {
+    Addresses {
+        a: address,
+        b: address,
+        c: 0,
+        d: address,
+        bias: 0,
+        scale_a: 0,
+        scale_b: 0,
+        scales_per_line: false,
+        alpha: 1.0,
+        beta: 0.0,
+        activation: Activation::None,
+        b_is_there: false,
+    }
+}
+
+#[test]
+fn null_pointers_and_empty_plans_are_refused() {
+    let (nowhere, somewhere) = (operands_of(&addresses(0)), operands_of(&addresses(16)));
+    let (shape, plan) = (shape_of(&good()), og_gemm_plan::default());
+    let none: *mut c_void = std::ptr::null_mut();
+    let enqueue = |plan: *const og_gemm_plan, operands: *const og_gemm_operands| {
+        let (input, records) = (std::ptr::null(), std::ptr::null_mut());
+        // SAFETY: every null is one that the header promises to refuse, and a plan that no prepare
+        // has filled in is refused before any address is used.
+        unsafe { bindings::og_gemm_enqueue(plan, 1, operands, input, records, none, none) }
+    };
+    // SAFETY: as above.
+    let statuses = unsafe {
+        [
+            bindings::og_kernel_info(0, std::ptr::null_mut()),
+            bindings::og_gemm_check(std::ptr::null(), 0),
+            bindings::og_gemm_prepare(std::ptr::null(), std::ptr::null_mut()),
+            bindings::og_gemm_prepare(&shape, std::ptr::null_mut()),
+            bindings::og_epoch_advance(std::ptr::null_mut(), none),
+            bindings::og_signal_post(std::ptr::null_mut(), 1, std::ptr::null(), none),
+            enqueue(std::ptr::null(), &somewhere),
+            enqueue(&plan, std::ptr::null()),
+        ]
+    };
+    assert_eq!(statuses, [og_status::OG_STATUS_NULL_POINTER; 8]);
+    assert_eq!(enqueue(&plan, &somewhere), og_status::OG_STATUS_BAD_PLAN);
+    // Which of its two faults is named first is not promised.
+    assert_ne!(enqueue(&plan, &nowhere), og_status::OG_STATUS_OK);
+}
+
+#[test]
+fn the_border_refuses_what_rust_types_cannot_even_say() {
+    let refused = |change: fn(&mut og_gemm_shape)| {
+        let mut shape = shape_of(&good());
+        change(&mut shape);
+        // SAFETY: needs no device and follows no address.
+        unsafe { bindings::og_gemm_check(&shape, 1) }
+    };
+    let out_of_range: [fn(&mut og_gemm_shape); 11] = [
+        |s| s.m = 0,
+        |s| s.n = -1,
+        |s| s.k = i64::MAX,
+        |s| s.sm_count = -1,
+        |s| s.kernel = -1,
+        |s| s.kernel = i32::MAX,
+        |s| s.swizzle = 0,
+        |s| s.swizzle = -1,
+        |s| s.splits = 0,
+        |s| s.splits = i32::MIN,
+        |s| s.splits = OG_MAX_SPLITS_AND_ONE,
+    ];
+    const OG_MAX_SPLITS_AND_ONE: i32 = bindings::OG_MAX_SPLITS as i32 + 1;
+    assert_eq!(refused(|_| ()), og_status::OG_STATUS_OK);
+    for (index, change) in out_of_range.into_iter().enumerate() {
+        assert_eq!(refused(change), og_status::OG_STATUS_OUT_OF_RANGE, "change {index}");
+    }
+    let pitches: [fn(&mut og_gemm_shape); 4] =
+        [|s| s.lda = i64::MAX, |s| s.ldb = i64::MIN, |s| s.ldd = 7, |s| s.ldc = 1];
+    for (index, change) in pitches.into_iter().enumerate() {
+        assert_eq!(refused(change), og_status::OG_STATUS_BAD_PITCH, "pitch {index}");
+    }
+    assert_eq!(refused(|s| s.ldd = 65), og_status::OG_STATUS_MISALIGNED);
+}
+
+#[test]
+fn every_status_has_a_name() {
+    for number in 0..=og_status::OG_STATUS_INTERNAL.0 + 1 {
+        // SAFETY: any number is allowed, and the answer is never null.
+        let name = unsafe { CStr::from_ptr(bindings::og_status_string(og_status(number))) };
+        let known = number <= og_status::OG_STATUS_INTERNAL.0;
+        assert_eq!(name.to_str() != Ok("unknown status"), known, "{number}");
+    }
+}
+
+#[test]
+fn kernels_beyond_the_last_are_refused() {
+    assert!(kernel_info(kernel_count()).is_err());
+    assert!(kernel_info(u32::MAX).is_err());
+}
+
+#[test]
+fn without_a_driver_prepare_says_so() {
+    if crate::cuda::sys::device::devices().is_ok() {
+        return; // The GPU tests prepare for real.
+    }
+    // SAFETY: without a driver there is no context, and the runtime's first call fails.
+    let errors = unsafe { [prepare(&good()).map(|_| ()), signals_prepare()] };
+    for error in errors {
+        assert!(matches!(error, Err(Error::Cuda { .. })), "{error:?}");
+    }
+}

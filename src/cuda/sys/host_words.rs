@@ -1,0 +1,176 @@
+//! A few words of host memory that the device reads and writes while a kernel runs.
+//!
+//! What belongs here: the abort word with the ranks that have left, and the failure record, pinned and
+//! mapped, and the atomics that order them. Invariant: the memory is freed once, when nobody on this side holds it; whoever hands
+//! its address to a kernel holds it until that kernel has ended.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::{CudaContext, result, sys};
+
+use super::call::FailureRecord;
+use super::device::Device;
+use super::driver_error;
+use crate::error::{Error, Result};
+use crate::plan::{MAX_RANKS, Tile};
+
+/// Bits of the first word, `OG_ABORT_ASKED` and `OG_ABORT_LEFT`: everybody gives up; ranks have left.
+pub(crate) const ASKED: u32 = 1;
+pub(crate) const LEFT: u32 = 2;
+
+/// Where the ranks that have left are, a bit each.
+const LEFT_AT: usize = 4;
+/// Where the failure record starts: in a line apart from the words that are polled.
+const RECORD_AT: usize = (LEFT_AT + MAX_RANKS as usize / 8).next_multiple_of(128);
+const BYTES: usize = RECORD_AT + 128;
+
+/// The words, on the host and as the device sees them.
+#[derive(Debug)]
+pub(crate) struct HostWords {
+    start: NonNull<u8>,
+    device_start: u64,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: the memory belongs to the process, not to a thread; all access is through atomics.
+unsafe impl Send for HostWords {}
+// SAFETY: as above.
+unsafe impl Sync for HostWords {}
+
+/// What a kernel said when it gave up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) cause: Cause,
+    /// The chunk, or the rank, at fault.
+    pub(crate) chunk: u32,
+    pub(crate) signal: u32,
+    pub(crate) epoch: u32,
+    pub(crate) tile: Tile,
+}
+
+/// Why it gave up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A chunk did not come in time.
+    Late,
+    /// The abort word was set.
+    Aborted,
+    /// A rank did not begin its step in time.
+    Absent,
+    /// A rank laid its step out by other rows.
+    Layout,
+    /// A rank left that still owed something.
+    Left,
+    /// A slice of K was not handed over.
+    Slice,
+}
+
+impl HostWords {
+    pub(crate) fn new(device: &Device) -> Result<Self> {
+        device.bind()?;
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: the context is current.
+        let start = unsafe { result::malloc_host(BYTES, flags) }
+            .map_err(|error| driver_error("cuMemHostAlloc", error))?;
+        let Some(start) = NonNull::new(start.cast::<u8>()) else {
+            let detail = "it returned no address".into();
+            return Err(Error::Cuda { call: "cuMemHostAlloc", detail });
+        };
+        // From here on an early return frees it.
+        let context = Arc::clone(device.context());
+        let mut words = HostWords { start, device_start: 0, context };
+        // SAFETY: the memory is this long, and nobody else knows of it.
+        unsafe { start.as_ptr().write_bytes(0, BYTES) };
+        // SAFETY: the address is that of mapped host memory, and the other of a live integer.
+        unsafe {
+            sys::cuMemHostGetDevicePointer_v2(&mut words.device_start, start.as_ptr().cast(), 0)
+        }
+        .result()
+        .map_err(|error| driver_error("cuMemHostGetDevicePointer", error))?;
+        Ok(words)
+    }
+
+    /// The abort word and the ranks that have left, for the device.
+    pub(crate) fn abort_address(&self) -> u64 {
+        self.device_start
+    }
+
+    /// The failure record, for the device.
+    pub(crate) fn failure_address(&self) -> u64 {
+        self.device_start + RECORD_AT as u64
+    }
+
+    /// Raises or lowers the abort word.
+    pub(crate) fn set_abort(&self, abort: bool) {
+        // Release, for what the caller did before; the device polls it with system scope.
+        if abort {
+            self.word(0).fetch_or(ASKED, Ordering::Release);
+        } else {
+            self.word(0).fetch_and(!ASKED, Ordering::Release);
+        }
+    }
+
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.word(0).load(Ordering::Relaxed) & ASKED != 0
+    }
+
+    /// Says that `rank` has left properly, and that all that it wrote is there.
+    pub(crate) fn set_left(&self, rank: u32) {
+        if rank >= MAX_RANKS {
+            return;
+        }
+        // Release, both: pair with the acquires of the kernels' looks at these words, behind which they look at
+        // that rank's words once more.
+        let word = self.word(LEFT_AT + 4 * (rank / 32) as usize);
+        word.fetch_or(1 << (rank % 32), Ordering::Release);
+        self.word(0).fetch_or(LEFT, Ordering::Release);
+    }
+
+    /// What a kernel wrote since the last look.
+    pub(crate) fn take_failure(&self) -> Option<Failure> {
+        let word = |offset: usize| self.word(RECORD_AT + offset);
+        // Acquire: `kind` is written last, with release at system scope.
+        let kind = word(std::mem::offset_of!(FailureRecord, kind)).load(Ordering::Acquire);
+        if kind == FailureRecord::NONE {
+            return None;
+        }
+        let load = |offset| word(offset).load(Ordering::Relaxed);
+        let failure = Failure {
+            cause: match kind {
+                FailureRecord::ABORTED => Cause::Aborted,
+                FailureRecord::ABSENT => Cause::Absent,
+                FailureRecord::LAYOUT => Cause::Layout,
+                FailureRecord::LEFT => Cause::Left,
+                FailureRecord::SLICE => Cause::Slice,
+                _ => Cause::Late,
+            },
+            chunk: load(std::mem::offset_of!(FailureRecord, chunk)),
+            signal: load(std::mem::offset_of!(FailureRecord, signal)),
+            epoch: load(std::mem::offset_of!(FailureRecord, epoch)),
+            tile: Tile {
+                m: load(std::mem::offset_of!(FailureRecord, tile_m)),
+                n: load(std::mem::offset_of!(FailureRecord, tile_n)),
+            },
+        };
+        let none = FailureRecord::NONE;
+        word(std::mem::offset_of!(FailureRecord, kind)).store(none, Ordering::Release);
+        Some(failure)
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset + 4 <= BYTES && offset.is_multiple_of(4));
+        // SAFETY: inside the allocation and aligned, since pages are; it lives as long as `self`, and
+        // this process touches it through atomics only.
+        unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(offset).cast()) }
+    }
+}
+
+impl Drop for HostWords {
+    fn drop(&mut self) {
+        self.context.record_err(self.context.bind_to_thread());
+        // SAFETY: from `malloc_host`, freed nowhere else.
+        self.context.record_err(unsafe { result::free_host(self.start.as_ptr().cast()) });
+    }
+}

@@ -1,0 +1,44 @@
+//! What binds to CUDA: the driver, device memory, and the C functions of `csrc/overlap_gemm.h`.
+//!
+//! What belongs here: what neither signals nor gathers nor multiplies by itself. Invariant: nothing here uses another
+//! folder of `cuda`; a status of the driver or of the C side becomes an [`Error`] before it leaves.
+//!
+//! - `ffi`, `call`, `shape`: the whole border to the device code, and the plain values that cross it (`bindings` is
+//!   generated, `ffi_missing` the twin without kernels); `build_info`: what the kernels were built with;
+//! - `device`: which GPUs there are; `vmm`: memory that processes can hand each other; `host_words`: memory that the
+//!   device reads and writes while a kernel runs; `workspace`: memory that a product needs for itself; `records`:
+//!   when each tile was computed, as the device writes it down;
+//! - `stream_ops`: what streams do without a kernel; `uses`: streams that may still touch some memory.
+
+use crate::error::Error;
+
+pub(crate) mod build_info;
+pub(crate) mod call;
+pub mod device;
+#[cfg_attr(not(overlap_gemm_kernels), path = "ffi_missing.rs")]
+pub(crate) mod ffi;
+pub(crate) mod host_words;
+pub(crate) mod records;
+pub(crate) mod shape;
+pub(crate) mod stream_ops;
+pub(crate) mod uses;
+pub(crate) mod vmm;
+pub(crate) mod workspace;
+
+#[cfg_attr(
+    overlap_gemm_kernels,
+    expect(dead_code, reason = "REASON is for a binary without kernels")
+)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/build_info.rs"));
+
+    /// The toolkit, CUTLASS and the kernels.
+    pub(super) const BUILT_WITH: (&str, &str, &[&str]) = (TOOLKIT, CUTLASS, INSTANCES);
+    /// Why there are no kernels.
+    pub(super) const REASON: &str = NOT_BUILT;
+}
+
+/// A failed driver call. Only for errors that the driver itself returned: their text comes from it.
+pub(crate) fn driver_error(call: &'static str, error: cudarc::driver::DriverError) -> Error {
+    Error::Cuda { call, detail: error.to_string() }
+}
