@@ -120,7 +120,9 @@ impl AllGather {
             let remedy = "finish a step on the stream that it was started on";
             return Err(Error::mismatch("the stream", "another", "that of the start", remedy));
         }
-        let awaited = self.gatherer.await_scheduled(stream, step);
+        let mut computes = step.shape.computes.iter();
+        let awaited =
+            computes.try_for_each(|compute| self.gatherer.await_rows(stream, step, compute));
         let ended = awaited.and_then(|()| self.gatherer.end(stream, step));
         let buffer = step.buffer;
         self.open = None;

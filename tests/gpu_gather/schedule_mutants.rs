@@ -48,7 +48,7 @@ fn every_mutant_of_a_schedule_is_caught_as_predicted() {
 fn run(rank: &Rank, mutant: &Mutant) -> Caught {
     let rows: Vec<u32> = mutant.rows.iter().map(|rows| rows * ROWS).collect();
     let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
-    let mut case = Case::new(kernel, rows.iter().sum(), 256, 2048);
+    let mut case = Case::new(kernel, rows.iter().map(|rows| u64::from(*rows)).sum(), 256, 2048);
     case.options.sm_limit = Some(rank.sms);
     let mut random = Random::new(97);
     let mut work = Work::new(rank, &case, &rows, &mut random);

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::kernels::Choice;
 use crate::kernels::Kernel;
-use crate::plan::{Plan, Scaling, TileOrder, Way};
+use crate::plan::{Plan, Scaling, Schedule, TileOrder, Way};
 
 /// What one rank brings to a step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -250,6 +250,18 @@ impl AllGatherGemm {
     /// too: form a new one.
     pub fn check(&mut self) -> Result<()> {
         self.gatherer.check()
+    }
+
+    /// Changes this rank's schedule of steps that have the planned rows, so that a test sees what becomes of it.
+    ///
+    /// # Safety
+    /// No step is under way, and nothing that a later step computes is relied on.
+    #[doc(hidden)]
+    pub unsafe fn change_schedule(
+        &mut self,
+        change: impl FnOnce(&mut Schedule) -> bool,
+    ) -> Result<bool> {
+        self.gatherer.change_schedule(change)
     }
 
     /// Ends the operation, here and on all other ranks.

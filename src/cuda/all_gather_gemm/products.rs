@@ -14,7 +14,7 @@ use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
 use crate::cuda::sys::call::Input;
 use crate::error::{Error, Result};
-use crate::plan::{Lane, Problem, Scaling, Step as Does, Word};
+use crate::plan::{Problem, Scaling};
 
 impl AllGatherGemm {
     /// The operands with the gathered A of a step of `m` rows.
@@ -51,30 +51,22 @@ impl AllGatherGemm {
         step: &Step,
         operands: &[RawOperands],
     ) -> Result<()> {
-        let mut awaited = Vec::new();
-        for does in step.shape.schedule.lane(Lane::Compute) {
-            match does {
-                Does::Await { word: Word::Landed { chunk }, .. } => awaited.push(*chunk),
-                // The step's beginning has done these.
-                Does::Await { .. } | Does::Post { .. } | Does::Move { .. } => {}
-                Does::Multiply { rows, awaits, .. } => {
-                    self.gatherer.await_chunks(stream, step, &std::mem::take(&mut awaited))?;
-                    let mut input = match awaits.is_empty() {
-                        true => None,
-                        false => Some(self.gatherer.input(stream, step)?),
-                    };
-                    for (product, operands) in self.products.iter().zip(operands) {
-                        // As many at a time as were planned for: in this step a rank may have more.
-                        let most = product.problem.m();
-                        for first in rows.clone().step_by(most as usize) {
-                            let count = (rows.end - first).min(most);
-                            let part = rows_of(&product.problem, operands, first).rows(count);
-                            // SAFETY: the caller's promise, for some of the rows.
-                            unsafe { product.enqueue_raw(stream, &part, input.as_ref()) }?;
-                        }
-                        input = input.map(Input::after_another);
-                    }
+        for compute in &step.shape.computes {
+            self.gatherer.await_rows(stream, step, compute)?;
+            let mut input = match compute.by_tile {
+                true => Some(self.gatherer.input(stream, step)?),
+                false => None,
+            };
+            for (product, operands) in self.products.iter().zip(operands) {
+                // As many at a time as were planned for: in this step a rank may have more.
+                let most = product.problem.m();
+                for first in compute.rows.clone().step_by(most as usize) {
+                    let count = (compute.rows.end - first).min(most);
+                    let part = rows_of(&product.problem, operands, first).rows(count);
+                    // SAFETY: the caller's promise, for some of the rows.
+                    unsafe { product.enqueue_raw(stream, &part, input.as_ref()) }?;
                 }
+                input = input.map(Input::after_another);
             }
         }
         Ok(())

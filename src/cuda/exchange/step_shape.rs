@@ -25,25 +25,49 @@ pub(crate) struct StepShape {
     pub(crate) tags: [u32; BUFFERS as usize],
     /// Lanes whose sends the beginning waits for.
     pub(crate) senders: u32,
+    /// What comes after the beginning, in order.
+    pub(crate) computes: Vec<Compute>,
+}
+
+/// Rows that are multiplied, and what is awaited before.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Compute {
+    /// Slots that lie side by side, so that one kernel can wait for them, and the chunk of the first.
+    pub(crate) awaits: Vec<(Range<u32>, u32)>,
+    /// Which rows; none in a gather alone.
+    pub(crate) rows: Range<u32>,
+    /// The product waits for its rows by itself, tile by tile.
+    pub(crate) by_tile: bool,
 }
 
 impl StepShape {
     pub(crate) fn new(plan: &Plan, layout: &Layout, rank: u32) -> Result<Self> {
+        Self::by(plan.schedule(rank), plan, layout)
+    }
+
+    /// That schedule in place of the plan's own.
+    pub(crate) fn by(schedule: Schedule, plan: &Plan, layout: &Layout) -> Result<Self> {
         let chunks = plan.chunks();
         check_count(chunks)?;
-        let schedule = plan.schedule(rank);
-        let slot_of = |chunk| chunks.signal_slot(chunk, layout.slots_per_rank());
         let rows = plan.problem().shards().to_rows();
-        let pivot = schedule.steps.iter().find_map(|(_, step)| match step {
-            Step::Multiply { pivot, .. } => Some(*pivot),
+        let product = schedule.steps.iter().find_map(|(_, step)| match step {
+            Step::Multiply { pivot, awaits, .. } => Some((*pivot, &awaits[..])),
             Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => None,
         });
+        let (pivot, awaited) = product.unwrap_or((schedule.rank, &[]));
+        let slot_of = |chunk| {
+            // A chunk that is not awaited has the signal of one that is there from the beginning.
+            let own = chunks.of_rank(schedule.rank).start;
+            let is_awaited = awaited.is_empty() || awaited.contains(&chunk);
+            chunks.signal_slot(if is_awaited { chunk } else { own }, layout.slots_per_rank())
+        };
         let is_sent = |step: &&Step| matches!(step, Step::Await { word: Word::Sent { .. }, .. });
         Ok(StepShape {
-            table: ChunkTable::new(chunks, pivot.unwrap_or(rank), slot_of),
+            table: ChunkTable::new(chunks, pivot, slot_of),
             pieces: [layout.pieces(plan, 0), layout.pieces(plan, 1)],
             tags: [tag(&rows, 0), tag(&rows, 1)],
             senders: schedule.lane(Lane::Begin).filter(is_sent).count() as u32,
+            computes: computes(&schedule, plan, layout.slots_per_rank()),
             plan: plan.clone(),
             schedule,
         })
@@ -57,30 +81,45 @@ impl StepShape {
 
     /// Whether the first thing after the step's beginning is a product that waits for rows by itself.
     pub(crate) fn waits_by_itself(&self) -> bool {
-        let first = self.schedule.lane(Lane::Compute).find_map(|step| match step {
-            Step::Await { word: Word::Landed { .. }, .. } => Some(false),
-            Step::Multiply { awaits, .. } => Some(!awaits.is_empty()),
-            Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => None,
-        });
-        first.unwrap_or(false)
+        self.computes.first().is_some_and(|first| first.by_tile && first.awaits.is_empty())
     }
 
-    /// Runs of chunks whose slots lie side by side: what one kernel can wait for.
-    pub(crate) fn runs(&self, chunks: &[u32], slots_per_rank: u32) -> Vec<(Range<u32>, u32)> {
-        let mut runs: Vec<(Range<u32>, u32)> = Vec::new();
-        for &chunk in chunks {
-            let slot = self.plan.chunks().signal_slot(chunk, slots_per_rank);
-            match runs.last_mut() {
-                Some((slots, first))
-                    if slots.end == slot && *first + slots.len() as u32 == chunk =>
-                {
-                    slots.end += 1;
-                }
-                _ => runs.push((slot..slot + 1, chunk)),
-            }
-        }
-        runs
+    /// Whether this rank says to `peer` that it has consumed the step before.
+    pub(crate) fn announces_to(&self, peer: u32) -> bool {
+        self.schedule.lane(Lane::Compute).any(
+            |step| matches!(step, Step::Post { word: Word::Consumed { .. }, to, .. } if *to == peer),
+        )
     }
+}
+
+fn computes(schedule: &Schedule, plan: &Plan, slots_per_rank: u32) -> Vec<Compute> {
+    let mut computes = Vec::new();
+    let mut runs: Vec<(Range<u32>, u32)> = Vec::new();
+    for step in schedule.lane(Lane::Compute) {
+        match step {
+            Step::Await { word: Word::Landed { chunk }, .. } => {
+                let slot = plan.chunks().signal_slot(*chunk, slots_per_rank);
+                match runs.last_mut() {
+                    Some((slots, first))
+                        if slots.end == slot && *first + slots.len() as u32 == *chunk =>
+                    {
+                        slots.end += 1;
+                    }
+                    _ => runs.push((slot..slot + 1, *chunk)),
+                }
+            }
+            Step::Multiply { rows, awaits, .. } => {
+                let (awaited, by_tile) = (std::mem::take(&mut runs), !awaits.is_empty());
+                computes.push(Compute { awaits: awaited, rows: rows.clone(), by_tile });
+            }
+            // The step's beginning does these.
+            Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => {}
+        }
+    }
+    if !runs.is_empty() {
+        computes.push(Compute { awaits: runs, rows: 0..0, by_tile: false });
+    }
+    computes
 }
 
 /// Differs for other rows or another buffer, up to one chance in four thousand million: FNV-1a.
@@ -135,10 +174,32 @@ mod tests {
 
     #[test]
     fn chunks_side_by_side_are_awaited_by_one_kernel() {
-        let even = shape(&[8, 8, 8], Strategy::Sequential, COPIES, 2);
-        assert_eq!(even.runs(&[0, 1, 2, 3, 4, 5], 2), [(0..6, 0)]);
-        assert_eq!(even.runs(&[4, 5, 0], 2), [(4..6, 4), (0..1, 0)]);
-        let uneven = shape(&[1, 8, 8], Strategy::Sequential, COPIES, 2);
-        assert_eq!(uneven.runs(&[0, 1, 2, 3, 4], 2), [(0..1, 0), (2..6, 1)]);
+        let awaits = |rows: &[u32], strategy| {
+            let computes = shape(rows, strategy, COPIES, 2).computes;
+            computes.into_iter().map(|compute| compute.awaits).collect::<Vec<_>>()
+        };
+        assert_eq!(awaits(&[8, 8, 8], Strategy::Sequential), [vec![(0..6, 0)]]);
+        assert_eq!(awaits(&[1, 8, 8], Strategy::Sequential), [vec![(0..1, 0), (2..6, 1)]]);
+        // Rank 1: its own rows, those of rank 2, those of rank 0.
+        let pipelined = awaits(&[8, 8, 8], Strategy::Pipelined);
+        assert_eq!(pipelined, [vec![], vec![(4..6, 4)], vec![(0..2, 0)]]);
+    }
+
+    #[test]
+    fn a_chunk_that_is_not_awaited_is_never_waited_for() {
+        let whole = shape(&[8, 8, 8], Strategy::Fused, COPIES, 1);
+        let layout = Layout::new(whole.plan.problem(), 1).unwrap();
+        let mut schedule = whole.schedule.clone();
+        for (_, step) in &mut schedule.steps {
+            if let Step::Multiply { awaits, .. } = step {
+                assert_eq!(*awaits, [1, 2, 0]);
+                awaits.pop();
+            }
+        }
+        let part = StepShape::by(schedule, &whole.plan, &layout).unwrap();
+        let slots = |shape: &StepShape| -> Vec<i32> {
+            shape.table.chunks.iter().map(|chunk| chunk.signal).collect()
+        };
+        assert_eq!((slots(&whole), slots(&part)), (vec![0, 1, 2], vec![1, 1, 2]));
     }
 }

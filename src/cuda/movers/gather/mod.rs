@@ -37,7 +37,7 @@ use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr as _};
 
 use crate::cuda::exchange::layout::{BEGUN_AT, Layout, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
 use crate::cuda::exchange::signals::{Signals, Waiter, timeout_ns};
-use crate::cuda::exchange::step_shape::StepShape;
+use crate::cuda::exchange::step_shape::{Compute, StepShape};
 use crate::cuda::exchange::symmetric::SymmetricMemory;
 use crate::cuda::movers::marks::{self, Marks};
 use crate::cuda::movers::nccl::Communicator;
@@ -48,7 +48,7 @@ use crate::cuda::sys::workspace::is_capturing;
 use crate::cuda::sys::{driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Engine, Lane, Plan, Step as Does, Word};
+use crate::plan::{Engine, Plan, Schedule};
 use copy_engines::Pusher;
 
 /// One rank's handle on the operation.
@@ -362,20 +362,20 @@ impl Gatherer {
         })
     }
 
-    /// Lets `stream` wait for some chunks of a step, with a kernel of one warp for each run of them.
-    pub(crate) fn await_chunks(
+    /// Lets `stream` wait for what one of a step's products awaits, or a gather alone: a kernel of one warp for each run
+    /// of slots.
+    pub(crate) fn await_rows(
         &self,
         stream: &Arc<CudaStream>,
         step: &Step,
-        chunks: &[u32],
+        compute: &Compute,
     ) -> Result<()> {
         if self.nccl.is_some() {
             // Its kernel is before on the stream.
             return Ok(());
         }
-        let runs = step.shape.runs(chunks, self.layout.slots_per_rank());
-        let mut runs = runs.into_iter();
-        runs.try_for_each(|(slots, first)| self.await_slots(stream, step, slots, first))
+        let mut runs = compute.awaits.iter();
+        runs.try_for_each(|(slots, first)| self.await_slots(stream, step, slots.clone(), *first))
     }
 
     fn await_slots(
@@ -396,15 +396,24 @@ impl Gatherer {
         unsafe { ffi::gather_await(&words, slots, chunk, stream.cu_stream().cast::<c_void>()) }
     }
 
-    /// Lets `stream` wait for what the step's schedule awaits: of a gather alone, all rows.
-    pub(crate) fn await_scheduled(&self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
-        let awaited = step.shape.schedule.lane(Lane::Compute).filter_map(|step| match *step {
-            Does::Await { word: Word::Landed { chunk }, .. } => Some(chunk),
-            Does::Await { .. } | Does::Post { .. } | Does::Move { .. } | Does::Multiply { .. } => {
-                None
-            }
-        });
-        self.await_chunks(stream, step, &awaited.collect::<Vec<_>>())
+    /// Changes this rank's schedule of steps that have the planned rows, so that a test sees what becomes of it. No step is
+    /// under way. Returns what `change` returns.
+    pub(crate) fn change_schedule(
+        &mut self,
+        change: impl FnOnce(&mut Schedule) -> bool,
+    ) -> Result<bool> {
+        let planned = &self.shapes[0];
+        let mut schedule = planned.schedule.clone();
+        let is_changed = change(&mut schedule);
+        let changed = StepShape::by(schedule, &planned.plan, &self.layout)?;
+        // A rank that is not to hear of this one: the word goes to this rank's own memory.
+        let rank = self.group.rank();
+        let heard = |peer| if changed.announces_to(peer) { peer } else { rank };
+        let addresses = (0..self.group.ranks()).map(|peer| self.memory.address(heard(peer)));
+        let addresses = addresses.collect::<Result<Vec<u64>>>()?;
+        self.table = Table::new(&self.device.new_stream()?, &addresses)?;
+        self.shapes[0] = Arc::new(changed);
+        Ok(is_changed)
     }
 
     /// The buffer of the next step.
