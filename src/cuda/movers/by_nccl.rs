@@ -62,7 +62,7 @@ impl ByNccl {
         unsafe { self.communicator.all_gather(&buffers, stream) }
     }
 
-    /// Waits for `stream`, for as long as all that was begun may take, and for `least`.
+    /// Waits for `stream`, for as long as all that was begun may take, and no less than `least`.
     pub(crate) fn wait(&self, stream: &Arc<CudaStream>, least: Duration) -> Result<()> {
         self.communicator.wait(stream, self.patience.max(least))
     }

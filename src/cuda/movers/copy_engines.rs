@@ -78,11 +78,9 @@ impl CopyEngines {
     }
 
     /// The pushing lanes of the schedule, a stream each.
-    #[expect(clippy::too_many_arguments, reason = "one step, as it is")]
     pub(crate) fn push(
         &self,
         device: &Device,
-        stream: &Arc<CudaStream>,
         part: &Part,
         course: &Course,
         shape: &StepShape,
@@ -93,11 +91,6 @@ impl CopyEngines {
         let record = |event: &CudaEvent, stream: &CudaStream| {
             event.record(stream).map_err(|error| driver_error("cuEventRecord", error))
         };
-        // The stream of the product has nothing between two kernels where it can be helped, so that one starts while
-        // the other ends.
-        if course.captured {
-            record(&course.begun, stream)?;
-        }
         // A graph cannot know the epoch.
         let (signals_at, sent_at, value) = match course.captured {
             true => (part.layout.toggles_of(buffer), SENT_TOGGLES_AT, TOGGLE_SET),

@@ -74,6 +74,16 @@ impl Course {
         Ok(())
     }
 
+    /// Behind a step's beginning on `stream`: in a graph, streams that push wait for [`Course::begun`].
+    pub(crate) fn note_begun(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        // The stream of the product has nothing between two kernels where it can be helped, so that one starts while
+        // the other ends.
+        if !self.captured {
+            return Ok(());
+        }
+        self.begun.record(stream).map_err(|error| driver_error("cuEventRecord", error))
+    }
+
     /// The next step has been told to begin: another epoch, and the other buffer.
     pub(crate) fn advance(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);

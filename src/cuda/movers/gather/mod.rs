@@ -244,8 +244,9 @@ impl Gatherer {
         self.course.advance();
         let (device, part, copies) = (&self.device, &self.part, &self.copies);
         if !by_kernel {
+            self.course.note_begun(stream)?;
             let now = (buffer, capturing);
-            copies.push(device, stream, part, &self.course, shape, now, &mut self.marks)?;
+            copies.push(device, part, &self.course, shape, now, &mut self.marks)?;
         } else if let (Some(begun), Some(marks)) = (marked, &mut self.marks) {
             copies.mark_kernel(device, part, self.course.epoch, begun, shape, marks)?;
         }
