@@ -36,7 +36,7 @@ pub struct GemmOptions {
     /// A promise: nothing that may still run when the product starts writes B, on its stream or elsewhere (default: no
     /// promise). So it is with weights that were written before the first step. The product then fetches B while
     /// what is before it is still running, which for small M saves some microseconds. In an all-gather's step it changes nothing where
-    /// a kernel pushes the rows ([`Engine::Kernel`](crate::cuda::Engine::Kernel), which `Engine::Auto` takes for small shards): there
+    /// a kernel pushes the rows ([`Engine::Kernel`](crate::plan::Engine::Kernel), which is the usual one for small shards): there
     /// the product starts when older kernels have ended, and fetches B from then on.
     pub constant_b: bool,
 }

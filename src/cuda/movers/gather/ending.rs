@@ -4,7 +4,6 @@
 //! that a stream may still use.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use cudarc::driver::{CudaStream, result};
 
@@ -18,10 +17,12 @@ impl Gatherer {
     /// Waits for `stream`, and says whether all went well.
     pub(crate) fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         let waited = match &self.nccl {
-            Some(nccl) => nccl.wait(stream, self.patience.max(self.options.timeouts.steady)),
+            Some(nccl) => nccl.wait(stream, self.options.timeouts.steady),
             None => stream.synchronize().map_err(|e| driver_error("cuStreamSynchronize", e)),
         };
-        self.patience = Duration::ZERO;
+        if let Some(nccl) = &mut self.nccl {
+            nccl.waited();
+        }
         if let Err(error) = &waited {
             self.fail(error);
         }
@@ -66,17 +67,17 @@ impl Gatherer {
             (Err(error), _) => return Err(error),
             (Ok(()), Ok(())) => {}
         }
-        if self.latest.is_none() {
+        if self.course.latest.is_none() {
             return Ok(());
         }
-        let mut words = vec![0u32; self.layout.word_count() as usize];
+        let mut words = vec![0u32; self.part.layout.word_count() as usize];
         self.device.bind()?;
         // SAFETY: so many words are at the start of this rank's part.
-        unsafe { result::memcpy_dtoh_sync(&mut words, self.memory.own_address()) }
+        unsafe { result::memcpy_dtoh_sync(&mut words, self.part.memory.own_address()) }
             .map_err(|error| driver_error("cuMemcpyDtoH", error))?;
         let (rank, mut ranks) = (self.group.rank(), 0..self.group.ranks());
         let epoch = words[EPOCH_AT as usize];
-        let layouts = self.layout.layouts_of(epoch);
+        let layouts = self.part.layout.layouts_of(epoch);
         let of = |peer: u32| {
             let at = (layouts + 2 * peer) as usize;
             (words[at + 1], words[at])
@@ -90,7 +91,7 @@ impl Gatherer {
         if let Some(peer) = ranks.clone().find(other) {
             return Err(other_layout(rank, peer, epoch));
         }
-        let torn = |peer: &u32| words[(self.layout.torn_at() + peer) as usize] != 0;
+        let torn = |peer: &u32| words[(self.part.layout.torn_at() + peer) as usize] != 0;
         match ranks.find(torn) {
             Some(peer) => Err(Error::Aborted {
                 rank,
@@ -111,8 +112,8 @@ impl Drop for Gatherer {
         // An error that an earlier drop has left is not this one's, and would keep the next call from being made.
         let kept = context.check_err();
         context.record_err(context.bind_to_thread());
-        if let (Some(nccl), Some(stream)) = (&self.nccl, &self.last_stream)
-            && nccl.wait(stream, self.patience.max(self.options.timeouts.steady)).is_err()
+        if let (Some(nccl), Some(stream)) = (&self.nccl, &self.course.last_stream)
+            && nccl.wait(stream, self.options.timeouts.steady).is_err()
         {
             // Else what comes next would wait without a limit.
             nccl.abort();
@@ -120,18 +121,18 @@ impl Drop for Gatherer {
         if self.signals.wait_for_uses().is_err() {
             // A stream that is being captured, or a context that is lost: nothing is freed under it.
             let table = std::mem::take(&mut self.table);
-            std::mem::forget((Arc::clone(&self.memory), table));
+            std::mem::forget((Arc::clone(&self.part.memory), table));
             context.record_err(kept);
             return;
         }
-        if !self.captured {
+        if !self.course.captured {
             // A step that failed half way may have left streams waiting for an epoch that nobody begins.
-            let epoch = self.memory.own_address() + Layout::word(EPOCH_AT);
+            let epoch = self.part.memory.own_address() + Layout::word(EPOCH_AT);
             // SAFETY: a word of this rank's own, which no kernel uses any more.
-            context.record_err(unsafe { result::memcpy_htod_sync(epoch, &[self.epoch]) });
+            context.record_err(unsafe { result::memcpy_htod_sync(epoch, &[self.course.epoch]) });
         }
-        for pusher in &self.pushers {
-            context.record_err(pusher.stream.synchronize());
+        for stream in self.copies.streams() {
+            context.record_err(stream.synchronize());
         }
         context.record_err(kept);
     }

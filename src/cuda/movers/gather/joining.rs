@@ -6,26 +6,26 @@
 //! operations hear of it there.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use cudarc::driver::result;
-use cudarc::driver::sys::CUevent_flags;
 
-use super::copy_engines::Pusher;
 use super::{Gatherer, Table};
 use crate::cuda::exchange::agreement::{agree, comparable};
 use crate::cuda::exchange::chunk_table::check_count;
-use crate::cuda::exchange::layout::{Layout, SCRATCH_AT};
+use crate::cuda::exchange::layout::Layout;
+use crate::cuda::exchange::part::Part;
 use crate::cuda::exchange::signals::Signals;
 use crate::cuda::exchange::step_shape::StepShape;
 use crate::cuda::exchange::symmetric::SymmetricMemory;
+use crate::cuda::movers::by_nccl::ByNccl;
+use crate::cuda::movers::copy_engines::{CopyEngines, untimed_event};
+use crate::cuda::movers::course::Course;
 use crate::cuda::movers::engines::choose;
 use crate::cuda::movers::nccl::{Communicator, Nccl};
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::driver_error;
 use crate::cuda::sys::host_words::HostWords;
-use crate::cuda::sys::stream_ops::{copy, write};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{Engine, Operation, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
@@ -67,7 +67,10 @@ impl Gatherer {
         let gatherer = made.inspect_err(tell)?;
         // Nobody may write here before the words are there.
         group.barrier("a gather is planned", limit)?;
-        gatherer.try_the_way().inspect_err(tell)?;
+        gatherer
+            .copies
+            .try_the_way(&gatherer.part, group.rank(), group.ranks())
+            .inspect_err(tell)?;
         group.barrier("a gather can begin", limit)?;
         Ok(gatherer)
     }
@@ -113,20 +116,14 @@ impl Gatherer {
                 Table::new(&device.new_stream()?, &addresses.collect::<Result<Vec<u64>>>()?)?
             }
         };
-        let event = || {
-            let untimed = CUevent_flags::CU_EVENT_DISABLE_TIMING;
-            let event = device.context().new_event(Some(untimed));
-            event.map_err(|error| driver_error("cuEventCreate", error))
-        };
-        let pushers = match plan.options().engine {
+        let streams = match plan.options().engine {
             Engine::CopyEngines { streams } => streams,
             // One, to try the way.
             Engine::Kernel { .. } => 1,
             Engine::Nccl | Engine::Thread => 0,
         };
-        let pusher = |_| Ok(Pusher { stream: device.new_stream()?, sent: event()? });
-        let pushers = (0..pushers).map(pusher).collect::<Result<_>>()?;
-        let begun = event()?;
+        let copies = CopyEngines::new(device, streams)?;
+        let course = Course::new(untimed_event(device)?, options.first_epoch);
         let first = StepShape::new(&plan, &layout, group.rank())?;
         Ok(Gatherer {
             signals,
@@ -135,44 +132,15 @@ impl Gatherer {
             plan: Arc::new(plan),
             options: options.clone(),
             why,
-            nccl,
-            patience: Duration::ZERO,
-            layout,
-            memory,
+            nccl: nccl.map(ByNccl::new),
+            part: Part { layout, memory },
             table,
-            pushers,
-            begun,
+            copies,
             shapes: vec![Arc::new(first)],
-            next_buffer: 0,
-            epoch: options.first_epoch,
-            captured: false,
-            first_is_over: false,
-            latest: None,
-            last_stream: None,
+            course,
             failed: None,
             marks: None,
         })
-    }
-
-    /// First uses of a way to a peer take milliseconds, and may wait for what waits for them.
-    fn try_the_way(&self) -> Result<()> {
-        let scratch = Layout::word(SCRATCH_AT);
-        for pusher in &self.pushers {
-            for peer in (0..self.group.ranks()).filter(|peer| *peer != self.group.rank()) {
-                let to = self.memory.address(peer)? + scratch;
-                let from = self.memory.own_address() + scratch;
-                // SAFETY: memory of the layout, in which anybody may write anything.
-                unsafe {
-                    copy(&pusher.stream, to, from, 16)?;
-                    write(&pusher.stream, to, 0)?;
-                }
-            }
-            pusher
-                .stream
-                .synchronize()
-                .map_err(|error| driver_error("cuStreamSynchronize", error))?;
-        }
-        Ok(())
     }
 }
 
@@ -223,6 +191,8 @@ fn plan(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::cuda::exchange::reach::{OUT_OF_REACH, REACHED, obstacle_by};
 

@@ -1,9 +1,8 @@
 //! A rank's part in an all-gather between GPUs: its memory, its pushes, its steps.
 //!
 //! What belongs here: carrying out the [`Schedule`](crate::plan::Schedule)'s moves and words with copy engines and
-//! kernels. What is multiplied is none of its business. Here are the steps; beside are `planning` (what
-//! comes before), `engines` (who moves the rows), `pushing` and `by_nccl` (how), `marks` (when), `ending` (failures, and the end), `layout` (where everything
-//! lies), `step_shape` and `options`. A step is, on the caller's stream:
+//! kernels. What is multiplied is none of its business. Here are the steps; below are `joining` (what comes before),
+//! `own_rows` (this rank's rows into their slot) and `ending` (failures, and the end). A step is, on the caller's stream:
 //!
 //! ```text
 //!   copy the shard into its slot (unless it is there) ── begin ──┬── whatever reads the rows ── next begin
@@ -22,10 +21,9 @@
 //! never allocates, nor waits (but the first one that is captured, for what was sent before); after a
 //! failure every rank is told, and nothing more is called right.
 
-mod by_nccl;
-mod copy_engines;
 mod ending;
 pub(crate) mod joining;
+mod own_rows;
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -33,14 +31,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr as _};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
 use crate::cuda::exchange::layout::{BEGUN_AT, Layout, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
+use crate::cuda::exchange::part::Part;
 use crate::cuda::exchange::signals::{Signals, Waiter, timeout_ns};
 use crate::cuda::exchange::step_shape::{Compute, StepShape};
-use crate::cuda::exchange::symmetric::SymmetricMemory;
+use crate::cuda::movers::by_nccl::{ByNccl, agree_on_rows};
+use crate::cuda::movers::copy_engines::CopyEngines;
+use crate::cuda::movers::course::Course;
 use crate::cuda::movers::marks::{self, Marks};
-use crate::cuda::movers::nccl::Communicator;
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::sys::call::{GatherStep, GatherWords, Input, MAX_PUSHED, int};
 use crate::cuda::sys::device::Device;
@@ -49,7 +49,6 @@ use crate::cuda::sys::{driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{Engine, Plan, Schedule};
-use copy_engines::Pusher;
 
 /// One rank's handle on the operation.
 #[derive(Debug)]
@@ -62,24 +61,12 @@ pub(crate) struct Gatherer {
     /// Why the plan has its strategy.
     why: &'static str,
     /// Gathers, if that is the engine.
-    nccl: Option<Communicator>,
-    /// How long NCCL may take for the steps that were begun since somebody last waited for them here.
-    patience: Duration,
-    layout: Layout,
-    memory: Arc<SymmetricMemory>,
+    nccl: Option<ByNccl>,
+    part: Part,
     table: Table,
-    pushers: Vec<Pusher>,
-    begun: CudaEvent,
+    copies: CopyEngines,
     shapes: Vec<Arc<StepShape>>,
-    /// The buffer of the next step, and the epoch of the latest one as far as this side has counted.
-    next_buffer: u32,
-    epoch: u32,
-    /// A step was captured: from then on only the device knows the epoch.
-    captured: bool,
-    first_is_over: bool,
-    latest: Option<Arc<StepShape>>,
-    /// The stream of the latest step.
-    last_stream: Option<Arc<CudaStream>>,
+    course: Course,
     failed: Option<Error>,
     /// The pushes of the next step, if somebody wants to know when they were.
     marks: Option<Marks>,
@@ -157,7 +144,7 @@ impl Gatherer {
             return Ok(Arc::clone(known));
         }
         let plan = self.plan.for_rows(rows)?;
-        let shape = Arc::new(StepShape::new(&plan, &self.layout, self.group.rank())?);
+        let shape = Arc::new(StepShape::new(&plan, &self.part.layout, self.group.rank())?);
         if self.shapes.len() == KEPT {
             self.shapes.remove(1);
         }
@@ -169,8 +156,8 @@ impl Gatherer {
     pub(crate) fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         let shape = self.shape(rows)?;
         let own = shape.plan.problem().shards().rows(self.group.rank());
-        let at = self.memory.own_address() + self.layout.row(self.next_buffer, own.start);
-        Ok((at, self.layout.rows_bytes(own.len() as u32)))
+        let at = self.part.start() + self.part.layout.row(self.course.next_buffer, own.start);
+        Ok((at, self.part.layout.rows_bytes(own.len() as u32)))
     }
 
     /// Begins the next step on `stream`, and pushes this rank's rows.
@@ -190,33 +177,30 @@ impl Gatherer {
         }
         self.group.check().inspect_err(|error| self.failed = Some(error.clone()))?;
         if self.nccl.is_some() {
-            self.agree_on_rows(shape)?;
+            let before = self.course.latest.as_ref().unwrap_or(&self.shapes[0]);
+            agree_on_rows(&self.group, before, shape, self.course.epoch, self.limit(false))?;
         }
         self.signals.begin(stream)?;
         let capturing = is_capturing(stream)?;
-        self.follow(stream)?;
+        self.course.follow(&self.device, stream)?;
         let waiter = self.waiter(shape, capturing);
-        self.signals.note_waiter(self.epoch.wrapping_add(1), capturing, waiter);
-        if capturing && !self.captured {
+        self.signals.note_waiter(self.course.epoch.wrapping_add(1), capturing, waiter);
+        if capturing && !self.course.captured {
             // From now on no step waits for what plain steps have sent.
-            for pusher in &self.pushers {
-                let waited = pusher.stream.synchronize();
-                waited.map_err(|error| driver_error("cuStreamSynchronize", error))?;
-            }
-            self.captured = true;
+            self.copies.synchronize()?;
+            self.course.captured = true;
         }
-        let buffer = self.next_buffer;
+        let buffer = self.course.next_buffer;
         let rank = self.group.rank();
         if self.options.poison {
             self.poison(stream)?;
         }
         self.bring(stream, shape, buffer, own)?;
-        if let Some(nccl) = &self.nccl {
-            self.patience = self.patience.saturating_add(self.limit(capturing));
-            self.gather_by_nccl(nccl, stream, shape, buffer)?;
-            self.epoch = self.epoch.wrapping_add(1);
-            self.next_buffer = 1 - buffer;
-            self.latest = Some(Arc::clone(shape));
+        let limit = self.limit(capturing);
+        if let Some(nccl) = &mut self.nccl {
+            nccl.gather(stream, &self.part, shape, buffer, limit)?;
+            self.course.advance();
+            self.course.latest = Some(Arc::clone(shape));
             let (shape, joins, toggled, tells_product) = (Arc::clone(shape), false, false, false);
             return Ok(Step { shape, buffer, joins, toggled, tells_product });
         }
@@ -236,8 +220,8 @@ impl Gatherer {
         let begin = GatherStep {
             buffer,
             layout: shape.tags[buffer as usize],
-            slots: Self::own_slots(shape, &self.layout, rank),
-            toggled: self.captured && !by_kernel,
+            slots: Self::own_slots(shape, &self.part.layout, rank),
+            toggled: self.course.captured && !by_kernel,
             product_follows: follower != Follower::Other,
             product_may_start: may_start,
             senders: shape.senders,
@@ -249,66 +233,41 @@ impl Gatherer {
         if begin.toggled {
             words.sent_at = int(SENT_TOGGLES_AT);
         }
-        let marks_kernel = self.marks.is_some() && !begin.pushes.is_empty() && !self.captured;
+        let marks_kernel =
+            self.marks.is_some() && !begin.pushes.is_empty() && !self.course.captured;
         let marked = marks_kernel.then(|| marks::recorded(&self.device, stream)).transpose()?;
         let handle = stream.cu_stream().cast::<c_void>();
         // SAFETY: `signals.begin` has made the context current; words and tables live as long as this value,
         // which waits for its streams; every rank has memory where the layout says.
         unsafe { ffi::gather_begin(&words, &begin, handle) }?;
         let (toggled, tells_product) = (begin.toggled, begin.product_follows);
-        self.epoch = self.epoch.wrapping_add(1);
-        self.next_buffer = 1 - buffer;
+        self.course.advance();
+        let (device, part, copies) = (&self.device, &self.part, &self.copies);
         if !by_kernel {
-            self.push_by_copies(stream, shape, buffer, capturing)?;
-        } else if let Some(begun) = marked {
-            self.mark_kernel(begun, shape)?;
+            self.course.note_begun(stream)?;
+            let now = (buffer, capturing);
+            copies.push(device, part, &self.course, shape, now, &mut self.marks)?;
+        } else if let (Some(begun), Some(marks)) = (marked, &mut self.marks) {
+            copies.mark_kernel(device, part, self.course.epoch, begun, shape, marks)?;
         }
-        self.latest = Some(Arc::clone(shape));
+        self.course.latest = Some(Arc::clone(shape));
         let joins = capturing && !by_kernel;
         Ok(Step { shape: Arc::clone(shape), buffer, joins, toggled, tells_product })
     }
 
     /// An error if the next step cannot be on `stream`.
     pub(crate) fn check_stream(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.device.check_stream(stream)?;
-        let Some(last) = self.last_stream.as_ref().filter(|last| *last != stream) else {
-            return Ok(());
-        };
-        if self.captured || is_capturing(stream)? || is_capturing(last)? {
-            return Err(Error::Unsupported {
-                what: "a gather in a graph and on another stream".into(),
-                why: "its steps have one order, and nobody can tell when a graph is launched"
-                    .into(),
-                remedy: "capture on the stream of the steps before, or plan another operation",
-            });
-        }
-        Ok(())
-    }
-
-    /// Steps have one order: a step on another stream comes behind the one before.
-    fn follow(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.check_stream(stream)?;
-        if let Some(last) = self.last_stream.as_ref().filter(|last| *last != stream) {
-            self.begun.record(last).map_err(|error| driver_error("cuEventRecord", error))?;
-            let waited = stream.wait(&self.begun);
-            waited.map_err(|error| driver_error("cuStreamWaitEvent", error))?;
-        }
-        self.last_stream = Some(Arc::clone(stream));
-        Ok(())
+        self.course.check_stream(&self.device, stream)
     }
 
     /// Ends a step. In a graph, what comes next on `stream` comes after this rank's pushes; else the next
     /// step waits for them by itself.
     pub(crate) fn end(&mut self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
         if step.joins {
-            for pusher in &self.pushers {
-                stream
-                    .wait(&pusher.sent)
-                    .map_err(|error| driver_error("cuStreamWaitEvent", error))?;
-            }
+            self.copies.join(stream)?;
         }
         if !is_capturing(stream)? {
-            self.first_is_over = true;
+            self.course.first_is_over = true;
         }
         Ok(())
     }
@@ -325,8 +284,8 @@ impl Gatherer {
 
     /// The start of the gathered rows of a step, and of their scales.
     pub(crate) fn gathered(&self, buffer: u32) -> (CUdeviceptr, CUdeviceptr) {
-        let start = self.memory.own_address();
-        (start + self.layout.row(buffer, 0), start + self.layout.scale(buffer, 0))
+        let start = self.part.start();
+        (start + self.part.layout.row(buffer, 0), start + self.part.layout.scale(buffer, 0))
     }
 
     /// Keeps when the pushes of the next step begin and are signalled: [`Gatherer::take_marks`] has them.
@@ -346,18 +305,17 @@ impl Gatherer {
         let limit = self.limit(is_capturing(stream)?);
         // `begin` is before it on the stream, and lets it start when all that is older has ended, or at once where the
         // caller has promised that nothing of that writes B, and no kernel pushes.
-        let own = self.memory.own_address();
         // A word that nobody sets would be awaited for ever.
-        let begun = if step.tells_product { own + Layout::word(BEGUN_AT) } else { 0 };
+        let begun = if step.tells_product { self.part.word(BEGUN_AT) } else { 0 };
         let input = self.signals.input(stream, &step.shape.table, limit)?;
-        let slots_per_rank = int(self.layout.slots_per_rank());
+        let slots_per_rank = int(self.part.layout.slots_per_rank());
         let input = Input { b_is_there: true, begun, slots_per_rank, ..input };
         if !step.toggled {
             return Ok(input);
         }
         Ok(Input {
-            signals: own + Layout::word(self.layout.toggles_of(step.buffer)),
-            epoch: own + Layout::word(TOGGLE_EPOCH_AT),
+            signals: self.part.word(self.part.layout.toggles_of(step.buffer)),
+            epoch: self.part.word(TOGGLE_EPOCH_AT),
             ..input
         })
     }
@@ -389,7 +347,7 @@ impl Gatherer {
         self.signals.begin(stream)?;
         let mut words = self.words(is_capturing(stream)?);
         if step.toggled {
-            words.signals_at = int(self.layout.toggles_of(step.buffer));
+            words.signals_at = int(self.part.layout.toggles_of(step.buffer));
             words.epoch_at = int(TOGGLE_EPOCH_AT);
         }
         // SAFETY: as in `begin`.
@@ -405,11 +363,11 @@ impl Gatherer {
         let planned = &self.shapes[0];
         let mut schedule = planned.schedule.clone();
         let is_changed = change(&mut schedule);
-        let changed = StepShape::by(schedule, &planned.plan, &self.layout)?;
+        let changed = StepShape::by(schedule, &planned.plan, &self.part.layout)?;
         // A rank that is not to hear of this one: the word goes to this rank's own memory.
         let rank = self.group.rank();
         let heard = |peer| if changed.announces_to(peer) { peer } else { rank };
-        let addresses = (0..self.group.ranks()).map(|peer| self.memory.address(heard(peer)));
+        let addresses = (0..self.group.ranks()).map(|peer| self.part.memory.address(heard(peer)));
         let addresses = addresses.collect::<Result<Vec<u64>>>()?;
         self.table = Table::new(&self.device.new_stream()?, &addresses)?;
         self.shapes[0] = Arc::new(changed);
@@ -418,7 +376,7 @@ impl Gatherer {
 
     /// The buffer of the next step.
     pub(crate) fn next_buffer(&self) -> u32 {
-        self.next_buffer
+        self.course.next_buffer
     }
 
     fn own_slots(shape: &StepShape, layout: &Layout, rank: u32) -> Range<u32> {
@@ -431,11 +389,11 @@ impl Gatherer {
         let host = self.signals.host();
         GatherWords {
             words: self.table.words,
-            own: self.memory.own_address(),
+            own: self.part.start(),
             abort: host.abort_address(),
             failure: host.failure_address(),
             timeout_ns: timeout_ns(self.limit(capturing)),
-            ..self.layout.words(self.group.rank())
+            ..self.part.layout.words(self.group.rank())
         }
     }
 
@@ -445,8 +403,7 @@ impl Gatherer {
     }
 
     fn limit(&self, capturing: bool) -> Duration {
-        let patient = !self.first_is_over && !capturing;
-        if patient { self.options.timeouts.first } else { self.options.timeouts.steady }
+        self.course.limit(self.options.timeouts, capturing)
     }
 }
 

@@ -1,0 +1,100 @@
+//! Steps whose rows NCCL gathers.
+//!
+//! Invariant: everything is in the order of one stream, so nothing is signalled; ranks agree on their rows before
+//! NCCL hears of other ones, for it would wait for ever where they differ.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::CudaStream;
+
+use super::nccl::{Communicator, Parts};
+use crate::cuda::exchange::part::Part;
+use crate::cuda::exchange::signals::other_layout;
+use crate::cuda::exchange::step_shape::StepShape;
+use crate::error::Result;
+use crate::group::Group;
+
+/// The communicator of a gather.
+#[derive(Debug)]
+pub(crate) struct ByNccl {
+    communicator: Communicator,
+    /// How long NCCL may take for the steps that were begun since somebody last waited for them here.
+    patience: Duration,
+}
+
+impl ByNccl {
+    pub(crate) fn new(communicator: Communicator) -> Self {
+        ByNccl { communicator, patience: Duration::ZERO }
+    }
+
+    /// Enqueues the gathering of a step, which may take as long as `limit`; this rank's rows are in their slot.
+    pub(crate) fn gather(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        part: &Part,
+        shape: &StepShape,
+        buffer: u32,
+        limit: Duration,
+    ) -> Result<()> {
+        self.patience = self.patience.saturating_add(limit);
+        let (start, shards) = (part.start(), shape.plan.problem().shards());
+        let parts = |start_of: &dyn Fn(u32) -> u64, bytes_of: &dyn Fn(u32) -> u64| {
+            let of_rank = |rank| {
+                let rows = shards.rows(rank);
+                (start_of(rows.start), bytes_of(rows.len() as u32))
+            };
+            Parts {
+                address: start,
+                of_ranks: (0..shape.plan.problem().ranks()).map(of_rank).collect(),
+            }
+        };
+        let layout = &part.layout;
+        let mut buffers = vec![parts(&|row| layout.row(buffer, row), &|rows| {
+            // To the end of the last row: what lies between rows goes along.
+            layout.rows_bytes(rows)
+        })];
+        if layout.scales_bytes(1) > 0 {
+            buffers
+                .push(parts(&|row| layout.scale(buffer, row), &|rows| layout.scales_bytes(rows)));
+        }
+        // SAFETY: each part lies in this rank's memory, which lives until its streams are through.
+        unsafe { self.communicator.all_gather(&buffers, stream) }
+    }
+
+    /// Waits for `stream`, for as long as all that was begun may take, and no less than `least`.
+    pub(crate) fn wait(&self, stream: &Arc<CudaStream>, least: Duration) -> Result<()> {
+        self.communicator.wait(stream, self.patience.max(least))
+    }
+
+    /// Somebody has waited.
+    pub(crate) fn waited(&mut self) {
+        self.patience = Duration::ZERO;
+    }
+
+    /// Ends the communicator: whatever waits for it goes on.
+    pub(crate) fn abort(&self) {
+        self.communicator.abort();
+    }
+}
+
+/// An error unless all ranks have gone over from the rows `before` to these; nothing to do where they stay.
+pub(crate) fn agree_on_rows(
+    group: &Group,
+    before: &StepShape,
+    shape: &StepShape,
+    epoch: u32,
+    limit: Duration,
+) -> Result<()> {
+    if before.tags == shape.tags {
+        return Ok(());
+    }
+    // The step, too: a rank that goes over later is not with those that do now.
+    let own = [epoch.to_le_bytes(), shape.tags[0].to_le_bytes()].concat();
+    let tags = group.all_gather("the rows of a step", &own, limit)?;
+    let differs = |tag: &Vec<u8>| *tag != own;
+    match tags.iter().position(differs) {
+        Some(peer) => Err(other_layout(group.rank(), peer as u32, epoch)),
+        None => Ok(()),
+    }
+}

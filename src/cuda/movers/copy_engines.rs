@@ -1,0 +1,179 @@
+//! Pushing by copy engines: a stream for each pushing lane of the schedule.
+//!
+//! Invariant: a signal follows its data on the same stream; no stream begins before the step has.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+use cudarc::driver::{CudaEvent, CudaStream};
+
+use super::course::Course;
+use super::marks::{Marks, recorded};
+use crate::cuda::exchange::layout::{SCRATCH_AT, SENT_AT, SENT_TOGGLES_AT};
+use crate::cuda::exchange::part::Part;
+use crate::cuda::exchange::signals::{EPOCH_AT, SIGNALS_AT};
+use crate::cuda::exchange::step_shape::StepShape;
+use crate::cuda::sys::call::TOGGLE_SET;
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::driver_error;
+use crate::cuda::sys::stream_ops::{copy, wait_for, write};
+use crate::error::Result;
+use crate::plan::{Lane, Step, Word};
+
+/// A stream that pushes, and the event at the end of its pushes.
+#[derive(Debug)]
+struct Pusher {
+    stream: Arc<CudaStream>,
+    sent: CudaEvent,
+}
+
+/// The streams that push, as many as the engine says.
+#[derive(Debug)]
+pub(crate) struct CopyEngines(Vec<Pusher>);
+
+/// An event that knows no time, and is cheaper for it.
+pub(crate) fn untimed_event(device: &Device) -> Result<CudaEvent> {
+    let event = device.context().new_event(Some(CU_EVENT_DISABLE_TIMING));
+    event.map_err(|error| driver_error("cuEventCreate", error))
+}
+
+impl CopyEngines {
+    pub(crate) fn new(device: &Device, streams: u32) -> Result<Self> {
+        let pusher = |_| Ok(Pusher { stream: device.new_stream()?, sent: untimed_event(device)? });
+        Ok(CopyEngines((0..streams).map(pusher).collect::<Result<_>>()?))
+    }
+
+    /// First uses of a way to a peer take milliseconds, and may wait for what waits for them.
+    pub(crate) fn try_the_way(&self, part: &Part, rank: u32, ranks: u32) -> Result<()> {
+        for pusher in &self.0 {
+            for peer in (0..ranks).filter(|peer| *peer != rank) {
+                let (to, from) = (part.word_of(peer, SCRATCH_AT)?, part.word(SCRATCH_AT));
+                // SAFETY: memory of the layout, in which anybody may write anything.
+                unsafe {
+                    copy(&pusher.stream, to, from, 16)?;
+                    write(&pusher.stream, to, 0)?;
+                }
+            }
+            wait_until_through(pusher)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all that was enqueued here is done.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.0.iter().try_for_each(wait_until_through)
+    }
+
+    /// What comes next on `stream` comes after the pushes of the latest captured step.
+    pub(crate) fn join(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        for pusher in &self.0 {
+            stream.wait(&pusher.sent).map_err(|error| driver_error("cuStreamWaitEvent", error))?;
+        }
+        Ok(())
+    }
+
+    /// The streams.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = &Arc<CudaStream>> {
+        self.0.iter().map(|pusher| &pusher.stream)
+    }
+
+    /// The pushing lanes of the schedule, a stream each.
+    pub(crate) fn push(
+        &self,
+        device: &Device,
+        part: &Part,
+        course: &Course,
+        shape: &StepShape,
+        (buffer, capturing): (u32, bool),
+        marks: &mut Option<Marks>,
+    ) -> Result<()> {
+        let own = part.start();
+        let record = |event: &CudaEvent, stream: &CudaStream| {
+            event.record(stream).map_err(|error| driver_error("cuEventRecord", error))
+        };
+        // A graph cannot know the epoch.
+        let (signals_at, sent_at, value) = match course.captured {
+            true => (part.layout.toggles_of(buffer), SENT_TOGGLES_AT, TOGGLE_SET),
+            false => (SIGNALS_AT, SENT_AT, course.epoch),
+        };
+        for (lane, step) in &shape.schedule.steps {
+            let Lane::Push(push) = lane else { continue };
+            let pusher = &self.0[*push as usize];
+            match *step {
+                // Begun: nothing else is awaited by a stream of copies.
+                Step::Await { .. } if course.captured => {
+                    let waited = pusher.stream.wait(&course.begun);
+                    waited.map_err(|error| driver_error("cuStreamWaitEvent", error))?;
+                }
+                Step::Await { .. } => {
+                    let epoch = part.word(EPOCH_AT);
+                    // SAFETY: a word of the layout, which lives until the streams are through.
+                    unsafe { wait_for(&pusher.stream, epoch, course.epoch) }?;
+                }
+                Step::Move { chunk, to } => {
+                    let (peer, piece) =
+                        (part.memory.address(to)?, &shape.pieces[buffer as usize][chunk as usize]);
+                    if let Some(marks) = marks.as_mut() {
+                        marks.begin(device, &pusher.stream, to, chunk)?;
+                    }
+                    for (offset, bytes) in piece.offset.into_iter().zip(piece.bytes) {
+                        if bytes > 0 {
+                            // SAFETY: on both sides memory of the layout.
+                            unsafe { copy(&pusher.stream, peer + offset, own + offset, bytes) }?;
+                        }
+                    }
+                }
+                Step::Post { word: Word::Landed { chunk }, to, .. } => {
+                    let slot = shape.pieces[buffer as usize][chunk as usize].slot.unsigned_abs();
+                    let signal = part.word_of(to, signals_at + slot)?;
+                    // SAFETY: as above.
+                    unsafe { write(&pusher.stream, signal, value) }?;
+                    if let Some(marks) = marks.as_ref() {
+                        marks.end(&pusher.stream)?;
+                    }
+                }
+                Step::Post { .. } => {
+                    // Sent: nothing else is posted by a stream of copies but signals.
+                    // SAFETY: as above.
+                    unsafe { write(&pusher.stream, part.word(sent_at + push), value) }?;
+                    if capturing {
+                        record(&pusher.sent, &pusher.stream)?;
+                    }
+                }
+                Step::Multiply { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps when the kernel that begins this step, and pushes, was at work: `begun` was recorded before it.
+    ///
+    /// Its last block lets this rank's epoch grow when all is pushed. Another stream looks for that, so that nothing comes
+    /// between the kernel and the product, which starts while the other still pushes. It was told to look a moment after
+    /// the kernel was launched, so what is quicker than that seems to take as long.
+    pub(crate) fn mark_kernel(
+        &self,
+        device: &Device,
+        part: &Part,
+        epoch: u32,
+        begun: CudaEvent,
+        shape: &StepShape,
+        marks: &mut Marks,
+    ) -> Result<()> {
+        let Some(watcher) = self.0.first() else { return Ok(()) };
+        let word = part.word(EPOCH_AT);
+        // SAFETY: a word of the layout, which lives until the stream is through.
+        unsafe { wait_for(&watcher.stream, word, epoch) }?;
+        let pushed = recorded(device, &watcher.stream)?;
+        let pushes = shape.schedule.lane(Lane::Push(0)).filter_map(|step| match *step {
+            Step::Move { chunk, to } => Some((to, chunk)),
+            Step::Await { .. } | Step::Post { .. } | Step::Multiply { .. } => None,
+        });
+        marks.by_kernel(pushes, begun, pushed);
+        Ok(())
+    }
+}
+
+fn wait_until_through(pusher: &Pusher) -> Result<()> {
+    pusher.stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))
+}
