@@ -184,7 +184,9 @@ mod tests {
         let row = ends(lines[2], &["1553.9", "1539.2", "1476.2", "1539.2", "0.950", "1.000"]);
         assert_eq!(head, row, "{text}");
         assert!(
-            lines[2].ends_with("   fused, copy engines on one stream, 2 pieces; some, swizzle 2, K in 1")
+            lines[2].ends_with(
+                "   fused, copy engines on one stream, 2 pieces; some, swizzle 2, K in 1"
+            )
         );
         assert_eq!(head, ends(lines[3], &["–", "–", "1476.2", "–", "–", "–"]), "{text}");
         assert!(text.contains("3 were in the table already") && text.contains("the time was up"));
