@@ -1,19 +1,20 @@
 //! All-gather + GEMM on four ranks: several steps of varying M, each checked, the last one drawn.
 //!
-//! This is a tensor-parallel layer in small. Every rank has some rows of the activations A and its
-//! own columns of the weight B, and wants D = A · B of *all* rows. The ranks are threads here, and the
-//! link between them is slowed so much that sending a step takes longer than computing it; so what
-//! the last step's timeline shows is tiles that run as soon as their chunk is there.
+//! A small tensor-parallel layer. Every rank has some rows of the activations A and its own columns of
+//! the weight B, and needs D = A · B of *all* rows. The ranks are threads. The link between them is slowed
+//! until sending a step takes longer than computing it, so the last step's timeline shows tiles that run
+//! as soon as their chunk has arrived.
 //!
-//! What to look at, in the order in which it happens:
+//! In the order of execution:
 //!
 //! 1. `Problem` and `PlanOptions` say what is multiplied and how it is cut. Both are plain values.
-//! 2. `Group::local_with` gives one `Rank` a thread.
+//! 2. `Group::local_with` makes one `Rank` for each thread.
 //! 3. `AllGatherGemm::plan` allocates and agrees; `enqueue_all` gathers and multiplies, step by step.
-//! 4. `Reference` says what every result should be, and how far rounding may move it.
+//! 4. `Reference` computes every result in `f64`, with a bound for the rounding error.
 //!
 //! Run it: `cargo run --release --example all_gather_gemm`
 
+use std::process::ExitCode;
 use std::thread;
 
 use overlap_gemm::element::bf16;
@@ -29,11 +30,21 @@ const N: u64 = 96;
 const K: u64 = 128;
 const SEED: u64 = 7;
 
-/// The rows of every rank, step by step. A rank may sit a step out, and M may shrink and grow again
-/// up to what was planned.
+/// The rows of every rank, step by step. A rank may have no rows in a step, and M may be any number up to
+/// the planned one.
 const STEPS: [[u32; RANKS as usize]; 3] = [[64, 64, 64, 64], [64, 0, 29, 45], [64; 4]];
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match all_ranks() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn all_ranks() -> Result<()> {
     let problem = Problem::builder(256, N, K).ranks(RANKS.into()).build()?;
     // Two chunks a shard, and tiles as high as a chunk: each tile waits for one chunk alone.
     let options = PlanOptions::new().with_pieces(2).with_tiling(Tiling::of_tile(32, 48));
@@ -66,7 +77,7 @@ fn one_rank(rank: &Rank, problem: &Problem, options: PlanOptions) -> Result<Time
     let mut outputs = vec![bf16::NAN; problem.d_len() as usize];
 
     for (step, rows) in (0..).zip(&STEPS) {
-        // Every rank draws all of A, to have something to check with; it brings its own rows only.
+        // Every rank draws all of A for the check, and passes its own rows only.
         let shape = problem.with_shards(rows)?;
         let a: Vec<bf16> = Random::of_stream(SEED, step).elements(shape.a_len(shape.m()));
         let own = shape.shards().rows(rank.rank());
@@ -87,7 +98,7 @@ fn one_rank(rank: &Rank, problem: &Problem, options: PlanOptions) -> Result<Time
         );
         assert_eq!(wrong, 0, "{report:?}");
     }
-    // The last transfers go on behind the last step.
+    // The last transfers go on after the last `enqueue_all` has returned.
     layer.flush()?;
     Ok(layer.take_timeline())
 }

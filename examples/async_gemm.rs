@@ -1,19 +1,20 @@
 //! A product whose input another thread delivers, chunk by chunk and out of order.
 //!
-//! `AsyncGemm` is the other half of the crate on its own: no ranks, no gather, only the product that
-//! starts before its input is there. The producer here is a thread that pretends to be the layer
-//! before (it takes a moment for every chunk); in earnest it could be a network, a decoder or a disk.
+//! `AsyncGemm` is the product alone, without ranks and without a gather: it starts before its input has
+//! arrived. The producer here is a thread that stands for the previous layer and takes a millisecond for
+//! every chunk; it could be a network, a decoder or a disk.
 //!
-//! Two things to see:
+//! Two properties to look at:
 //!
-//! - *Order.* The product visits its tiles in the order it was planned for. Chunks may come in any
-//!   other; one that comes early waits in its buffer, and the tile that is next waits for its own.
-//!   So the closer the producer keeps to the planned order, the less the product waits.
-//! - *Two buffers.* The producer is free to run ahead by a step. `publish` waits when it would
-//!   overwrite what the step before last still reads; nobody has to be told.
+//! - *Order.* The product computes its tiles in the planned order. Chunks may arrive in any order; an early
+//!   chunk stays in its buffer, and the next tile waits for its own chunks. The product waits least when
+//!   the producer keeps to the planned order.
+//! - *Two buffers.* The producer may be one step ahead. `publish` waits before it would overwrite rows that
+//!   the step before last still reads; no other synchronisation is needed.
 //!
 //! Run it: `cargo run --release --example async_gemm`
 
+use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
@@ -27,7 +28,17 @@ use overlap_gemm::reference::Reference;
 const STEPS: u32 = 3;
 const SEED: u64 = 11;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match deliver_and_multiply() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn deliver_and_multiply() -> Result<()> {
     // Two sources of 128 rows, four chunks each: chunks 0 to 3, then 4 to 7.
     let problem = Problem::builder(256, 160, 96).ranks(2).build()?;
     let options = PlanOptions::new().with_pieces(4).with_tiling(Tiling::of_tile(32, 80));

@@ -1,7 +1,7 @@
 //! All-gather + GEMM on GPUs, one process a rank: `overlap-gemm launch -n 2 -- target/…/examples/gpu_all_gather_gemm`,
 //! or torchrun, mpirun, srun. With the argument `threads` all ranks are threads of one process, a GPU each.
 //!
-//! Every rank brings its rows of A, multiplies all rows by its own B, and checks an output.
+//! Every rank passes its rows of A, multiplies all rows by its own B, and checks rows of its output.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn one_rank(group: Group, device: &Device) -> Outcome {
 
     // Collective: every rank plans the same. From here on the ranks reach each other's memory.
     let gather = GatherOptions::default();
-    // A promise: B is a weight, which no kernel writes while steps are under way.
+    // A promise: no kernel writes B, a weight, while steps are under way.
     let gemm = GemmOptions::default().with_constant_b(true);
     let mut layer = AllGatherGemm::plan(&group, device, &problem, None, &gather, &gemm)?;
     if rank == 0 {
@@ -51,7 +51,7 @@ fn one_rank(group: Group, device: &Device) -> Outcome {
             layer.enqueue(&stream, Shard::at(shard_at), &[RawOperands::of_gathered(b_at, d_at)])?;
         }
     }
-    // Whatever went wrong on any rank is said here.
+    // Returns the errors of all ranks.
     layer.synchronize(&stream)?;
 
     let d = stream.clone_dtoh(&d)?;
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
+            eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }

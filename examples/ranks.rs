@@ -1,19 +1,19 @@
-//! Ranks that are processes: how they meet, agree, and part, without a GPU.
+//! Ranks that are processes: how they form a group, agree on a plan, and leave, without a GPU.
 //!
-//! What a layer of a tensor-parallel model does before its first step: every process finds out which rank
-//! it is, comes to the others, and exchanges what they have to know of each other, here how many rows each
-//! has. From that all make the same plan.
+//! A layer of a tensor-parallel model does this before its first step: every process learns its rank, joins
+//! the group, and exchanges its number of rows. All ranks then make the same plan.
 //!
-//! What to look at, in the order in which it happens:
+//! In the order of execution:
 //!
-//! 1. `Group::from_env` reads what the launcher has set, and comes to rank 0's store.
-//! 2. `on_end` says what to do when a rank dies: here, nothing but a line; with a GPU, the abort word.
-//! 3. `all_gather` gives everybody everybody's rows; `Problem` and `Plan` follow from them.
-//! 4. `barrier`, so that nobody leaves before all have read.
+//! 1. `Group::from_env` reads the launcher's environment variables and connects to rank 0's store.
+//! 2. `on_end` registers what happens when a rank dies: here one line on stderr; with a GPU, the abort word.
+//! 3. `all_gather` gives every rank the rows of all ranks; `Problem` and `Plan` follow from them.
+//! 4. `barrier` keeps every rank in the group until all have read.
 //!
 //! Run it: `cargo build --release --example ranks`, then
 //! `overlap-gemm launch -n 4 -- target/release/examples/ranks`
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use overlap_gemm::Result;
@@ -22,7 +22,17 @@ use overlap_gemm::plan::{Plan, PlanOptions, Problem};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match one_rank() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn one_rank() -> Result<()> {
     let group = Group::from_env(&GroupOptions::default())?;
     let (rank, ranks) = (group.rank(), group.ranks());
     group.on_end(move |error| eprintln!("rank {rank}: the group is over: {error}"));

@@ -1,8 +1,8 @@
 //! The one error type of the crate.
 //!
-//! Every message names the value, the limit and the remedy. Variants are grouped by when they
-//! occur: while a plan is made (the caller's numbers are at fault; nothing has run), while a step
-//! runs (a peer or the caller's timing is at fault; the output is poisoned), and where the
+//! Every message names the value, the limit and the remedy. Variants are grouped by the time at which they
+//! occur: while a plan is made (a number of the caller is wrong; nothing has run), while a step
+//! runs (a peer failed or was late; the output is poisoned), and where the
 //! environment lacks something (a driver, a device, compiled kernels).
 
 use std::time::Duration;
@@ -10,22 +10,22 @@ use std::time::Duration;
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong, each with what to do about it.
+/// All errors, each with its remedy.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A number lies outside what is possible.
     #[error("{what} is {value}, but must be between {min} and {max}: {remedy}")]
     OutOfRange {
-        /// Which number.
+        /// The name of the number.
         what: String,
-        /// What it was.
+        /// Its value.
         value: u64,
         /// The least value allowed.
         min: u64,
         /// The greatest value allowed.
         max: u64,
-        /// What to do instead.
+        /// The remedy.
         remedy: &'static str,
     },
 
@@ -34,16 +34,16 @@ pub enum Error {
     Mismatch {
         /// Which quantity.
         what: String,
-        /// What it was.
+        /// Its value.
         got: String,
-        /// What it has to be.
+        /// The expected value.
         expected: String,
-        /// What to do instead.
+        /// The remedy.
         remedy: &'static str,
     },
 
     /// A pitch or an address does not meet the 16-byte rule of TMA.
-    #[error("{what} is {bytes} bytes, which is no multiple of {multiple_of}: {remedy}")]
+    #[error("{what} is {bytes} bytes, which is not a multiple of {multiple_of}: {remedy}")]
     Misaligned {
         /// Which pitch or address.
         what: &'static str,
@@ -51,7 +51,7 @@ pub enum Error {
         bytes: u64,
         /// The multiple it has to be.
         multiple_of: u64,
-        /// What to do instead.
+        /// The remedy.
         remedy: &'static str,
     },
 
@@ -62,7 +62,7 @@ pub enum Error {
         what: String,
         /// Why not.
         why: String,
-        /// What to do instead.
+        /// The remedy.
         remedy: &'static str,
     },
 
@@ -71,23 +71,23 @@ pub enum Error {
     NotFinite {
         /// Which scale, with its index where it is one of many.
         what: String,
-        /// What it was.
+        /// Its value.
         value: String,
-        /// What to do instead.
+        /// The remedy.
         remedy: &'static str,
     },
 
-    /// A chunk, or the acknowledgement of a buffer, did not come within the limit.
+    /// A chunk, or the acknowledgement of a buffer, did not arrive within the limit.
     #[error(
         "rank {rank}: {awaited} from rank {peer} did not come within {limit:?} (epoch {epoch} \
-         expected, {epoch_seen} seen): see whether rank {peer} is stuck or slow, or raise the deadline"
+         expected, {epoch_seen} seen): see whether rank {peer} is stuck or slow, or raise the timeout"
     )]
     PeerTimeout {
         /// The rank that waited.
         rank: u32,
-        /// The rank that owed the signal.
+        /// The rank that should have posted the signal.
         peer: u32,
-        /// What was awaited: `chunk 3 (for tile (0, 2))`, `consumption`.
+        /// The awaited signal: `chunk 3 (for tile (0, 2))`, `consumption`.
         awaited: String,
         /// The epoch that was awaited.
         epoch: u32,
@@ -97,7 +97,7 @@ pub enum Error {
         limit: Duration,
     },
 
-    /// A peer left the group while it still owed something, or its process ended.
+    /// A peer left the group, or its process ended, before it had sent all that others wait for.
     #[error(
         "rank {rank}: rank {peer} left the group before {before} was complete: form a new group"
     )]
@@ -106,7 +106,7 @@ pub enum Error {
         rank: u32,
         /// The rank that is gone.
         peer: u32,
-        /// What can no longer complete: `epoch 3`, `the exchange 'a plan'`.
+        /// The step or exchange that cannot complete: `epoch 3`, `the exchange 'a plan'`.
         before: String,
     },
 
@@ -120,44 +120,53 @@ pub enum Error {
         rank: u32,
         /// The ranks that it waited for.
         absent: Vec<u32>,
-        /// Where they should have come: `the group`, `the exchange 'a plan'`.
+        /// The meeting that they missed: `the group`, `the exchange 'a plan'`.
         what: String,
         /// The limit.
         limit: Duration,
     },
 
-    /// The ranks are no group: they cannot find each other, do not fit together, or do not do the same.
+    /// The ranks form no group: they cannot connect, do not match, or do not make the same calls.
     #[error("no group: {reason}; {remedy}")]
     NoGroup {
-        /// What was found, with the ranks' names.
+        /// The difference, with the ranks' names.
         reason: String,
-        /// What to do instead.
+        /// The remedy.
         remedy: &'static str,
     },
 
-    /// The step was given up because somebody asked for it or another rank failed.
+    /// The step ended early because of an abort, or because another rank failed.
     #[error(
         "rank {rank}: the step was aborted: {reason}; to go on, plan the operation again (on a GPU: \
          clear the abort)"
     )]
     Aborted {
-        /// The rank that was told to stop.
+        /// The rank whose step ended.
         rank: u32,
-        /// Who asked, and why.
+        /// The reason of the abort, or the other rank's error.
         reason: String,
+    },
+
+    /// A call of an operation that an earlier error has ended.
+    #[error("rank {rank}: this operation is over; plan again (it ended with: {cause})")]
+    Over {
+        /// The rank that called.
+        rank: u32,
+        /// The text of the error that ended the operation.
+        cause: String,
     },
 
     /// The compute kernels are not part of this binary.
     #[error("the CUDA kernels are not in this binary: {reason}")]
     KernelsNotBuilt {
-        /// Why they were not built, and what to do.
+        /// Why they were not built, and the remedy.
         reason: String,
     },
 
     /// No usable GPU, driver or GPU library was found.
     #[error("no usable GPU: {reason}")]
     NoDevice {
-        /// What was looked for, and what to do.
+        /// The missing part, and the remedy.
         reason: String,
     },
 
@@ -167,7 +176,7 @@ pub enum Error {
     Tuning {
         /// Which file.
         file: String,
-        /// What is wrong with it, and what to do.
+        /// The fault, and the remedy.
         reason: String,
     },
 
@@ -176,7 +185,7 @@ pub enum Error {
     TuningNotWritten {
         /// Which file.
         file: String,
-        /// What the system said.
+        /// The system's message.
         reason: String,
     },
 
@@ -196,6 +205,15 @@ fn list(numbers: &[u32]) -> String {
 }
 
 impl Error {
+    /// What a call returns after `cause` has ended the operation on this rank.
+    pub(crate) fn over(rank: u32, cause: &Error) -> Self {
+        let cause = match cause {
+            Error::Aborted { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        };
+        Error::Over { rank, cause }
+    }
+
     /// `OutOfRange`, shorter to write.
     pub(crate) fn out_of_range(
         what: impl Into<String>,

@@ -187,9 +187,9 @@ impl Exercise {
             let unwind = |panic| std::panic::resume_unwind(panic);
             ended.into_iter().map(|outcome| outcome.unwrap_or_else(unwind)).collect()
         });
-        // The rank that failed says why; others only that it left or that they were told to stop.
+        // The rank that failed returns the reason; the others return that it left or that their step was aborted.
         let consequence = |error: &&Error| match error {
-            Error::Aborted { .. } => 2,
+            Error::Aborted { .. } | Error::Over { .. } => 2,
             Error::PeerLost { .. } => 1,
             _ => 0,
         };

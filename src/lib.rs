@@ -1,25 +1,12 @@
 //! GEMMs that start before their inputs arrive.
 //!
-//! All-gather + GEMM gathers a matrix A, whose rows are spread over ranks, and multiplies it by each
-//! rank's own B. This crate does both at once: A travels in **chunks** of whole rows, each chunk has a
-//! **signal**, and each output tile waits for the chunks that its rows touch and for nothing else.
-//!
-//! # The one idea: the plan is data
-//!
-//! ```text
-//!  plan::Problem ──► plan::Plan ─────────────► executor ──────────► D, gathered A
-//!  m n k, types,     chunks                    host: threads        trace::Timeline
-//!  rows a rank       order of tiles a rank     cuda: GPUs
-//!                    order of transfers
-//!                         │
-//!                         └──► plan::model: runs it in other orders, looking for trouble
-//! ```
-//!
-//! What happens in which order is decided before anything runs, by pure functions over a handful of
-//! integers. A plan can be printed, compared, written as JSON, and run on a model; an executor only
-//! carries it out.
+//! All-gather + GEMM gathers a matrix A, whose rows are distributed over ranks, and multiplies it by each
+//! rank's own B. This crate overlaps both: A travels in **chunks** of whole rows, each chunk has a
+//! **signal**, and each output tile waits only for the chunks that hold its rows.
 //!
 //! # The smallest example
+//!
+//! On threads; [`cuda`] has the same operations for GPUs.
 //!
 //! ```
 //! use overlap_gemm::element::bf16;
@@ -39,40 +26,65 @@
 //! # Ok::<(), overlap_gemm::Error>(())
 //! ```
 //!
-//! # The modules
+//! # Modules
 //!
-//! What a user calls comes first; each uses only what comes below it.
+//! First the modules that a program calls, then those that check, time and draw, then their foundations.
 //!
-//! | module | what is in it |
+//! | module | contents |
 //! |---|---|
-//! | [`exercise`] | all ranks, random numbers, checked against the reference: what tests and the command line run |
-//! | [`host`] | [`AllGatherGemm`](host::AllGatherGemm), [`AsyncGemm`](host::AsyncGemm) on threads: plan once, enqueue many times; [`host::protocol`] orders one thread's data before another's |
-//! | `cuda` | feature `cuda`: the same operations on Hopper GPUs, and products alone, plain or waiting for chunks |
-//! | `group` | feature `group`: who the ranks are, threads or processes, and how they meet |
-//! | `tune` | feature `tune`: tables of what was measured of all-gather + GEMM, and what they say of other sizes |
-//! | [`predict`] | how long a plan would take on which machine, by discrete events, as a timeline |
-//! | [`reference`](mod@reference) | what a product should be, in `f64`, with a derived error bound |
-//! | [`trace`] | what happened when: as text, as SVG, as trace events, and in numbers |
-//! | [`topology`] | what lies between GPUs: NVSwitch, NVLink, PCIe, nothing |
+//! | [`host`] | [`AllGatherGemm`](host::AllGatherGemm) and [`AsyncGemm`](host::AsyncGemm) on threads: plan once, enqueue many times; [`host::protocol`]: the chunk protocol |
+//! | [`cuda`] | feature `cuda`: the same operations on Hopper GPUs; a plain GEMM, a gather alone |
+//! | [`group`] | feature `group`: the ranks of a GPU operation, as processes or threads, and how they connect |
+//! | [`plan`] | [`Problem`](plan::Problem), [`PlanOptions`](plan::PlanOptions) → [`Plan`](plan::Plan): [`Chunks`](plan::Chunks), [`TileOrder`](plan::TileOrder), [`Schedule`](plan::Schedule); [`plan::model`] runs a schedule in other orders and looks for deadlocks and early reads |
+//! | [`tune`] | feature `tune`: tables of measured plans, used by plans on GPUs |
+//! | [`reference`](mod@reference) | the exact product, in `f64`, with a derived error bound |
+//! | [`exercise`] | runs all ranks on random numbers and checks the results: for tests and the command line |
+//! | [`trace`] | timelines of a step: as text, as SVG, as trace events, and in numbers |
+//! | [`predict`] | the predicted time of a plan on a machine, by discrete events |
+//! | [`kernels`] | the GPU kernels that can be compiled, and a cost model of each |
+//! | [`topology`] | the links between GPUs: NVSwitch, NVLink, PCIe, none |
 //! | [`random`] | seeded numbers, the same on every machine |
-//! | [`plan`] | [`Problem`](plan::Problem) → [`Chunks`](plan::Chunks) → [`TileOrder`](plan::TileOrder), [`Transfers`](plan::Transfers); [`plan::model`] |
 //! | [`element`] | bf16, f16, f32, fp8: [`Element`] the Rust type, [`ElementType`] its name |
 //! | [`error`] | one [`Error`] whose messages name the value, the limit and the remedy |
+//!
+//! # The plan is data
+//!
+//! ```text
+//!  plan::Problem ──► plan::Plan ─────────────► executor ──────────► D, gathered A
+//!  m n k, types,     chunks                    host: threads        trace::Timeline
+//!  rows a rank       order of tiles a rank     cuda: GPUs
+//!                    schedule of a rank
+//!                         │
+//!                         ├──► plan::model: runs it in other orders, looking for faults
+//!                         └──► predict: its time on a machine
+//! ```
+//!
+//! Pure functions over a handful of integers decide the order of all steps before anything runs. A plan can be
+//! printed, compared, written as JSON, and run on a model; an executor only carries it out.
 //!
 //! # Features
 //!
 //! None is on by default. The command line `overlap-gemm` is a package of its own, `overlap-gemm-cli`.
 //!
+//! - `cuda`: the module `cuda`. It builds and starts without CUDA; a missing part is a typed error.
 //! - `group` (part of `cuda`): the module `group`, on Unix.
 //! - `tune` (part of `cuda`): the module `tune`.
 //! - `serde` (part of `tune` and `cuda`): plans, reports and timelines as JSON; problems, plans and timelines read back.
-//! - `cuda`: the module `cuda`. Needs no CUDA to build or start; what is missing is a typed error.
 //!
 //! # Where to read next
 //!
-//! To use it: [`host::AllGatherGemm`] and its example. To understand it: [`plan`], then
-//! [`host::protocol`]; the repository's `docs/architecture.md` and `docs/protocol.md` are the long
-//! form. To check a kernel of your own: [`reference`](mod@reference) and [`plan::TileOrder`].
+//! To use it: [`host::AllGatherGemm`] and its example; then [`cuda`], and the table "From threads to GPUs" in the
+//! repository's `docs/architecture.md`. To understand it: [`plan`], [`host::protocol`], and `docs/protocol.md`. To
+//! check your own kernel: [`reference`](mod@reference) and [`plan::TileOrder`].
+//!
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// A link to a module leads to the list of features where its feature is off.
+#![cfg_attr(feature = "cuda", doc = "[`cuda`]: crate::cuda")]
+#![cfg_attr(not(feature = "cuda"), doc = "[`cuda`]: #features")]
+#![cfg_attr(all(feature = "group", unix), doc = "[`group`]: crate::group")]
+#![cfg_attr(not(all(feature = "group", unix)), doc = "[`group`]: #features")]
+#![cfg_attr(feature = "tune", doc = "[`tune`]: crate::tune")]
+#![cfg_attr(not(feature = "tune"), doc = "[`tune`]: #features")]
 
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -1,7 +1,7 @@
-//! Seeded pseudo-random numbers, so that a seed says everything about a run.
+//! Seeded pseudo-random numbers, so that a seed determines a run.
 //!
 //! Invariant: the same seed gives the same numbers on every machine and in every version of this
-//! crate: a failing case that somebody reported can be run again.
+//! crate: a reported failing case can be run again.
 
 use crate::element::Element;
 
@@ -22,7 +22,7 @@ impl Random {
         Random { state: seed }
     }
 
-    /// Independent numbers for part `stream` of whatever `seed` describes.
+    /// Independent numbers for part `stream` of the run of `seed`.
     pub fn of_stream(seed: u64, stream: u64) -> Self {
         Random::new(Random::new(seed ^ Random::new(stream).next_u64()).next_u64())
     }

@@ -120,7 +120,7 @@ impl fmt::Display for Topology {
 mod tests {
     use super::*;
 
-    /// A machine whose pairs are what `between` says.
+    /// A machine whose pairs have the links of `between`.
     fn machine(count: usize, between: impl Fn(usize, usize) -> Link) -> Topology {
         let link = |from, to| if from == to { Link::Itself } else { between(from, to) };
         let row = |from| (0..count).map(|to| link(from, to)).collect();

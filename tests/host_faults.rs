@@ -175,6 +175,11 @@ fn an_abort_from_another_thread_ends_the_wait() {
             "{error:?}"
         );
         party.assert_poisoned();
+        for later in [party.op.local_shard(None).unwrap_err(), party.step().unwrap_err()] {
+            let over =
+                "rank 0: this operation is over; plan again (it ended with: the user went home)";
+            assert_eq!(later.to_string(), over);
+        }
     });
     // Rank 1 plans its half of the operation only now, and learns that it is over.
     let error = Party::new(&ranks[1]).step().unwrap_err();
@@ -377,7 +382,9 @@ fn async_inputs_refuse_what_would_go_wrong_silently() {
     let error = gemm.enqueue(&stream, &mut input, &b, &mut d).unwrap_err();
     assert!(error.to_string().contains("the rows published of chunk 2"), "{error}");
     assert!(d.iter().all(|d| d.is_nan()));
-    assert!(gemm.enqueue(&stream, &mut input, &b, &mut d).is_err(), "this input is finished");
+    let error = gemm.enqueue(&stream, &mut input, &b, &mut d).unwrap_err().to_string();
+    assert!(error.contains("this operation is over; plan again"), "{error}");
+    assert!(error.contains("the rows published of chunk 2"), "{error}");
     let mut fresh = gemm.input().unwrap();
     let error = gemm.enqueue(&stream, &mut fresh, &b, &mut d).unwrap_err();
     assert!(matches!(error, Error::PeerTimeout { peer: 1, .. }), "{error:?}");

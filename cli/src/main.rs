@@ -4,7 +4,7 @@
 //! Shared: `problem_args` (what to multiply), `output` (text or JSON, and where to), `drawing` (where a step is drawn),
 //! `plot` (pictures of numbers), `on_threads` (steps without a GPU), `progress`, `interrupt` (Ctrl-C), `installed` (where
 //! libraries are) and `exit` (errors and exit codes).
-//! Invariant: nothing but `main` ends the process, and whatever goes wrong ends as one message on
+//! Invariant: only `main` ends the process, and every failure ends as one message on
 //! stderr and a documented exit code.
 
 mod bench;
@@ -59,7 +59,7 @@ enum Command {
     Predict(Box<predict::Args>),
 }
 
-/// Prints help, the version, or what is wrong with the arguments.
+/// Prints help, the version, or the error in the arguments.
 fn unparsed(said: &clap::Error) -> ExitCode {
     let printed = said.print().and_then(|()| io::stdout().flush());
     match output::to_stdout(printed) {

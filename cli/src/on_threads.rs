@@ -1,6 +1,6 @@
-//! Steps on threads of this machine: for whoever times or draws one.
+//! Steps on threads of this machine, to be timed or drawn.
 //!
-//! Invariant: results were compared with the reference when steps are handed out, and who was wrong is in the outcome.
+//! Invariant: results were compared with the reference when steps are returned, and the outcome names wrong ranks.
 
 use std::fs;
 use std::num::NonZero;
@@ -128,7 +128,7 @@ pub fn time_together(
 pub fn check_place() -> Result<(), Failure> {
     match overlap_gemm::group::Launch::from_env() {
         Ok(place) if place.ranks > 1 => Err(Failure::Usage(format!(
-            "--host: all ranks are threads of one process, but this is one of {} that were launched: start it alone",
+            "--host: all ranks are threads of one process, but this is one of {} that were launched: start one process",
             place.ranks
         ))),
         _ => Ok(()),
@@ -139,7 +139,7 @@ pub fn check_place() -> Result<(), Failure> {
 pub fn link(megabytes: Option<f64>) -> Result<Option<Link>, Failure> {
     match megabytes {
         Some(rate) if !(rate.is_finite() && rate > 0.0) => {
-            let why = format!("--link: {rate} MB a second is no rate: give a number above zero");
+            let why = format!("--link: {rate} MB a second is not a rate: give a number above zero");
             Err(Failure::Usage(why))
         }
         rate => Ok(rate.map(|rate| Link::of_rate(1e6 * rate))),

@@ -12,7 +12,7 @@ use overlap_gemm::{ElementType, Error};
 /// What is multiplied, and how its rows are spread.
 #[derive(clap::Args)]
 #[command(
-    next_help_heading = "Problem: D (m×n) = A (m×k) · B (k×n), the rows of A spread over ranks"
+    next_help_heading = "Problem: D (m×n) = A (m×k) · B (k×n), the rows of A distributed over ranks"
 )]
 pub struct ProblemArgs {
     /// Rows of A and D, over all ranks
@@ -31,7 +31,7 @@ pub struct ProblemArgs {
     #[arg(long, allow_negative_numbers = true, required_unless_present = "shards")]
     ranks: Option<u64>,
 
-    /// Rows of A that each rank has, where shares are unequal; some may be 0
+    /// Rows of A of each rank, for unequal shards; some may be 0
     #[arg(
         long,
         value_name = "ROWS,ROWS,...",
@@ -71,11 +71,11 @@ pub struct KindArgs {
     #[arg(long, value_name = "TYPE")]
     d: Option<ElementType>,
 
-    /// How B lies in memory: n rows of k elements, or k rows of n
+    /// Layout of B in memory: n rows of k elements, or k rows of n
     #[arg(long, default_value = "nk", value_parser = b_layout())]
     b_layout: BLayout,
 
-    /// Scales of fp8 inputs: one a tensor, or one a row of A and a column of D
+    /// Scales of fp8 inputs: one for each tensor, or one for each row of A and each column of D
     #[arg(long, default_value = "none", value_parser = scaling())]
     scaling: Scaling,
 }
@@ -141,9 +141,9 @@ impl ProblemArgs {
 
 /// How the product is cut.
 #[derive(clap::Args)]
-#[command(next_help_heading = "How it is cut")]
+#[command(next_help_heading = "Tiling")]
 pub struct CutArgs {
-    /// Chunks a rank: the pieces of A that travel one by one [default: up to 4, as high as a tile]
+    /// Chunks of each rank's rows, which travel one by one [default: up to 4, none smaller than a tile]
     #[arg(long, allow_negative_numbers = true)]
     chunks: Option<u32>,
 

@@ -20,19 +20,19 @@ use crate::progress;
 
 /// Run random problems on all ranks and compare every result with an f64 reference
 ///
-/// Types, sizes, layouts, shards (some empty), chunks, tiles, scales, delays, steps of varying m, and
-/// epochs near their wrap are all drawn from the seed. Each case's schedule, or that of GPUs, is also run on the model.
+/// The seed determines types, sizes, layouts, shards (some empty), chunks, tiles, scales, delays, steps of varying m, and
+/// epochs near their wrap. Each case's schedule, or that of GPUs, also runs on the model.
 #[derive(clap::Args)]
 pub struct Args {
-    /// How many cases to run [default: 500, or as many as --seconds allow]
+    /// Number of cases [default: 500, or as many as --seconds allow]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
-    /// For how long to run cases
+    /// Time limit
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     seconds: Option<u32>,
 
-    /// Where the cases begin [default: from the clock; printed]
+    /// Seed of the cases [default: from the clock; printed]
     #[arg(long)]
     seed: Option<u64>,
 

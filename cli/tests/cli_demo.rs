@@ -17,7 +17,7 @@ fn demo_shows_times_a_verdict_and_a_timeline() {
     let (code, stdout, stderr) = run(&SMALL_DEMO);
     assert_eq!((code, stderr.as_str()), (0, ""));
     for part in
-        ["96×40×24", "3 ranks", "one after the other", "overlapped", "all right", "rank 2", "█"]
+        ["96×40×24", "3 ranks", "set equal to compute", "overlapped", "all right", "rank 2", "█"]
     {
         assert!(stdout.contains(part), "no '{part}' in\n{stdout}");
     }
@@ -32,7 +32,14 @@ fn demo_json_has_every_tile_and_transfer_of_a_step() {
     // Three ranks, each with two tiles of 16 rows for each of its 32-row shards' two chunks.
     assert_eq!(json["timeline"]["tiles"].as_array().unwrap().len(), 3 * 6);
     assert_eq!(json["timeline"]["transfers"].as_array().unwrap().len(), 3 * 3 * 2);
-    assert_eq!(json["times"].as_array().unwrap().len(), 4);
+    // Names, not sentences; and the transfer is set, not measured.
+    let times = json["times"].as_array().unwrap();
+    let of = |key: &str| times.iter().map(|time| time[key].as_str().unwrap()).collect::<Vec<_>>();
+    assert_eq!(of("name"), ["compute", "transfer", "sequential", "overlapped"]);
+    assert_eq!(of("source"), ["measured", "set-equal", "sum", "measured"]);
+    assert_eq!(times[0]["ms"], times[1]["ms"]);
+    assert_eq!((&json["on"], &json["problem"]["m"]), (&"host".into(), &96.into()));
+    assert!((0.0..=1.0).contains(&json["hidden"].as_f64().unwrap()), "{}", json["hidden"]);
 }
 
 #[test]

@@ -226,7 +226,7 @@ fn launch_fails_if_a_rank_does_and_leaves_none_behind() {
         launch(&["--grace", "0"], "test $RANK = 0 && kill -9 $$; exec sleep 600");
     assert_eq!(code, 4);
     assert!(
-        stderr.contains("rank 0 ended with signal: 9") && stderr.contains("were ended"),
+        stderr.contains("rank 0 ended with signal: 9") && stderr.contains("were killed"),
         "{stderr}"
     );
     // What this program ended with means the same here.

@@ -1,9 +1,9 @@
-//! Which address a host's name means.
+//! The addresses of a host's name.
 //!
-//! What belongs here: the one way from a name to addresses, for the store that listens there and for the
-//! ranks that come. Invariant: both sides take the same addresses for one name; `localhost` is 127.0.0.1
-//! for both, so that nobody else can listen at another address of it. Looking a name up ends within the
-//! caller's limit, whatever the system's resolver does.
+//! What belongs here: the one look-up of a name, for the store that listens there and for the
+//! ranks that connect. Invariant: both sides use the same addresses for one name; `localhost` is 127.0.0.1
+//! for both, so that no other process can listen at another address of it. A look-up ends within the
+//! caller's limit, even if the system's resolver does not.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};

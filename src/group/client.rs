@@ -1,7 +1,7 @@
-//! How a rank of another process comes to rank 0's table.
+//! The connection of another process's rank to rank 0's store.
 //!
-//! What belongs here: connecting, and what a rank makes of what it is told. Invariant: whatever
-//! the other side does, or does not, connecting ends within the deadline.
+//! What belongs here: connecting, and reading the store's answer. Invariant: connecting ends within the
+//! deadline, independent of the other side.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -112,7 +112,7 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// Breaks the connection off when all is said: whoever leaves properly has said so.
+    /// Ends the connection after the last message; a rank that leaves properly has sent its leave.
     fn drop(&mut self) {
         self.queue = None;
         if let Some(line) = self.line.take() {

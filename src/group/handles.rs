@@ -1,10 +1,10 @@
-//! Giving every rank of one machine handles of files: memory that others are to map, above all.
+//! Exchange of file handles between the ranks of one machine, mainly for memory that others map.
 //!
-//! What belongs here: unix sockets that carry file descriptors. Each rank opens one of its own, tells its
-//! name and a key by an exchange of the group, and sends its handles to every other's. Invariant: handles
-//! are only taken from a process of the same user that knows the key, which only ranks of the group were
-//! told; a handle is owned, and so closed, by whoever holds it; every wait ends with the limit, and none before it
-//! because one rank, or a stranger, is slow; all ranks are given all handles, or all ranks fail.
+//! What belongs here: unix sockets that carry file descriptors. Each rank opens its own socket, sends its
+//! name and a key to the group by an exchange, and sends its handles to every other socket. Invariant: handles
+//! are accepted only from a process of the same user with the key, which only ranks of the group received;
+//! the holder of a handle owns and closes it; every wait ends with the limit, and none before it
+//! because one rank, or a stranger, is slow; all ranks receive all handles, or all ranks fail.
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -1,8 +1,8 @@
-//! Who a rank is, and whether ranks fit together.
+//! The identity of a rank, and the rules that the ranks of a group have to meet.
 //!
-//! What belongs here: facts about a process that the others have to know, and the rules that a set of
-//! ranks has to meet. Pure but for reading the facts of this process. Invariant: every refusal names the
-//! ranks and both values, so that whoever reads it on any rank knows where to look.
+//! What belongs here: facts about a process that the others have to know, and those rules.
+//! Pure, except for reading the facts of this process. Invariant: every refusal names the
+//! ranks and both values, so that its reader on any rank knows where to look.
 
 use std::collections::HashMap;
 

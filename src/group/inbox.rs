@@ -1,8 +1,8 @@
-//! What a rank has been told, and waiting for it.
+//! The messages that a rank has received, and waits for them.
 //!
 //! What belongs here: the one place where a rank's threads wait for the group. Invariant: every wait ends:
-//! by what was awaited, by the end of the group, or by its deadline; and whoever has asked to be told of
-//! the group's end is told exactly once, even if it asks afterwards. (Who is told of leaves: `leaving.rs`.)
+//! by the awaited message, by the end of the group, or by its deadline; every callback for
+//! the group's end runs exactly once, even if it is registered afterwards. (Callbacks for leaves: `leaving.rs`.)
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -36,7 +36,7 @@ struct State {
     alarms: Vec<(Wanted, Alarm)>,
 }
 
-/// Calls the alarms on a thread of their own: whoever tells of the end has others to tell, and may hold locks.
+/// Calls the alarms on their own thread: the caller has other ranks to notify, and may hold locks.
 fn sound(alarms: Vec<(Wanted, Alarm)>, ending: Ending) {
     if alarms.is_empty() {
         return;
@@ -95,7 +95,7 @@ impl Inbox {
         self.lock().closed
     }
 
-    /// This rank leaves: whatever ends from now on is no alarm.
+    /// This rank leaves: later ends raise no alarm.
     pub(super) fn leave(&self) {
         let mut state = self.lock();
         state.closed = true;

@@ -1,8 +1,8 @@
-//! What the environment says about the ranks: torchrun's variables, mpirun's and srun's.
+//! The environment variables of launchers: torchrun's, mpirun's and srun's.
 //!
 //! What belongs here: reading variables, nothing else; a function of a lookup, so that tests need no
-//! environment. Invariant: a number that makes no sense, or a variable that is missing, is named; nothing
-//! is guessed but what the documentation of [`Launch::read`] says.
+//! environment. Invariant: an error names an invalid number or a missing variable; nothing
+//! is guessed beyond the documentation of [`Launch::read`].
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -193,7 +193,7 @@ impl Launch {
     }
 }
 
-/// How long ranks wait for each other to come, unless told otherwise.
+/// The default limit for ranks to join.
 pub(super) const FIRST_LIMIT: Duration = Duration::from_secs(60);
 
 /// A port below those that systems hand out on their own, by FNV-1a: the same on all ranks of a job.

@@ -1,8 +1,8 @@
-//! Who has left the group, and who wants to know.
+//! Ranks that have left the group, and the callbacks for them.
 //!
-//! What belongs here: the list of ranks that have left properly, and the thread that tells of them.
-//! Invariant: whoever watches is told of every rank that leaves once, in the order in which they left, even
-//! of those that left before it asked; on a thread that nothing else of the group waits for.
+//! What belongs here: the list of ranks that have left properly, and the thread that runs the callbacks.
+//! Invariant: every callback runs once for every rank that leaves, in the order in which they left, also
+//! for those that left before it was registered; on a thread that nothing else of the group waits for.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -15,7 +15,7 @@ pub(super) struct Watcher {
     pub(super) alarm: Box<dyn Fn(u32) + Send>,
 }
 
-/// What the thread is told.
+/// A message to the thread.
 enum News {
     Watch(Watcher),
     Left(u32),
@@ -58,7 +58,7 @@ impl Leaving {
         }
     }
 
-    /// Nobody is told of later ones: the thread ends.
+    /// Later leaves run no callback: the thread ends.
     pub(super) fn stop(&mut self) {
         self.thread = None;
     }

@@ -1,8 +1,8 @@
 //! A connection between a rank and the store, once both know each other: one thread writes, one reads.
 //!
 //! What belongs here: a queue of messages on its way into a socket, and the end of both threads. Invariants:
-//! a connection takes one open file; whoever queues a message does not wait, so that a stopped process on
-//! the other side holds up nobody, and only the limits of those who wait for an answer count; a connection
+//! a connection takes one open file; queueing a message does not wait, so that a stopped process on
+//! the other side delays no other rank, and only the limits of ranks that wait for an answer count; a connection
 //! ends within the time that it is given.
 
 use std::convert::Infallible;

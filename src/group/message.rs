@@ -1,7 +1,7 @@
-//! What ranks and the store say to each other, as bytes.
+//! The messages between ranks and the store, as bytes.
 //!
 //! What belongs here: frames (a length, a kind, a body), the messages in them, and their limits. No
-//! socket is opened here, and nothing is encrypted: that is `channel.rs`. Invariant: whatever bytes come in, reading them allocates no more than the
+//! socket is opened here, and nothing is encrypted: that is `channel.rs`. Invariant: reading any bytes allocates no more than the
 //! limit that the reader sets, and ends in a message or in an error; it never panics.
 
 use std::io::{self, Read, Write};

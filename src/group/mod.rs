@@ -1,30 +1,30 @@
-//! Who the ranks are, and how they meet: threads of one process, or processes.
+//! Groups of ranks (feature `group`): threads of one process, or processes.
 //!
-//! A [`Group`] is one rank's place among the others. Before anything is planned on GPUs the ranks have to
-//! agree: on who they are, on what they plan, on where each other's memory is. For that they **exchange**
-//! small parts (`all_gather`); nothing of a step goes this way.
+//! A [`Group`] is one rank's handle on the group. Before a plan on GPUs the ranks have to agree on their members, on the
+//! plan, and on the location of each other's memory. For that they **exchange** small messages (`all_gather`); no data of a
+//! step goes this way.
 //!
 //! ```text
 //!   rank 0                       rank 1                     rank 2
 //!   Group ── table ◄── store ◄── Group (TCP)      ◄──────── Group (TCP)
 //!            │         listens   knows the secret,          …
-//!            │                   sits down, asks, brings
-//!            └── who is here, what each has brought, how it ended
+//!            │                   joins, exchanges
+//!            └── members, their parts of an exchange, the group's end
 //! ```
 //!
-//! - Ranks of one process sit at the table directly ([`Group::local`]); those of other processes come to
+//! - Ranks of one process use the table directly ([`Group::local`]); those of other processes connect to
 //!   rank 0's store ([`Group::from_env`], [`Group::meet`]).
-//! - **Only the same user's processes get in**: both sides show that they know a secret, without telling
+//! - **Only processes of the same user can join**: both sides prove that they know a secret, without sending
 //!   it. It is in the environment (`OVERLAP_GEMM_SECRET`), or in a file that only the user can read.
-//!   All that ranks and store say afterwards is encrypted and authenticated with keys of that connection
-//!   (Noise `NNpsk0`): who changes, repeats or leaves out a byte on its way ends the group, and is not
-//!   believed. `SECURITY.md` says what that covers, and what not.
-//! - **Jobs do not mix.** A rank that comes to the store of another job of the same user is refused, if their
-//!   launchers name them ([`Launch::job`]); jobs without a name are told apart by port and secret alone.
-//! - **Nobody waits for ever.** Every call has a limit. A rank whose process ends is noticed at once, by
-//!   its connection; then the group is over for all, and whoever wants to know is told ([`Group::on_end`]).
-//!   A rank that leaves properly ends nothing; the others can be told ([`Group::on_leave_tell`]).
-//! - **A group that does not fit is refused** on all ranks, with both ranks' names and values: other
+//!   All later messages are encrypted and authenticated with keys of that connection
+//!   (Noise `NNpsk0`): a changed, repeated or omitted byte ends the group, and is never
+//!   delivered. `SECURITY.md` lists what that covers, and what not.
+//! - **Jobs do not mix.** A rank that connects to the store of another job of the same user is refused, if their
+//!   launchers name them ([`Launch::job`]); only port and secret distinguish jobs without a name.
+//! - **Every call has a limit.** The connection of a process that ends shows it at once; then the group is over for all,
+//!   and callbacks run ([`Group::on_end`]). A rank that leaves properly ends nothing; callbacks can report it
+//!   ([`Group::on_leave_tell`]).
+//! - **A group whose ranks do not match is refused** on all ranks, with both ranks' names and values: other
 //!   versions, users, hosts, topologies, two ranks with one GPU.
 //!
 //! ```
@@ -84,7 +84,7 @@ use store::Store;
 use table::{Table, most_bytes};
 use timed::after;
 
-/// How a rank comes to its group.
+/// The options of a rank that joins a group.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
     limit: Duration,
@@ -94,7 +94,7 @@ pub struct GroupOptions {
 }
 
 impl Default for GroupOptions {
-    /// A minute for all to come; no GPU; one machine, and a GPU for each rank that has one.
+    /// A minute for all to join; no GPU; one machine, and no GPU shared by ranks.
     fn default() -> Self {
         let (device, topology) = (String::new(), String::new());
         GroupOptions { limit: FIRST_LIMIT, device, topology, rules: Rules::default() }
@@ -102,7 +102,7 @@ impl Default for GroupOptions {
 }
 
 impl GroupOptions {
-    /// How long to wait for all ranks to come.
+    /// The time limit for all ranks to join.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
@@ -114,19 +114,19 @@ impl GroupOptions {
         self
     }
 
-    /// What connects the GPUs here; has to be the same on all ranks.
+    /// The links between the GPUs of this machine; equal on all ranks.
     pub fn topology(mut self, topology: Topology) -> Self {
         self.topology = topology.to_string();
         self
     }
 
-    /// Lets several ranks use one GPU. What rank 0 says counts.
+    /// Allows several ranks on one GPU. Rank 0's value counts.
     pub fn shared_devices(mut self, allowed: bool) -> Self {
         self.rules.shared_devices = allowed;
         self
     }
 
-    /// Lets ranks be on several machines. What rank 0 says counts.
+    /// Allows ranks on several machines. Rank 0's value counts.
     pub fn several_hosts(mut self, allowed: bool) -> Self {
         self.rules.several_hosts = allowed;
         self
@@ -138,7 +138,7 @@ impl GroupOptions {
     }
 }
 
-/// One rank's place in a group. Dropping it leaves the group: the others are told, and go on until they need this
+/// One rank's handle on its group. Dropping it leaves the group: the others learn of it, and continue until they need this
 /// rank.
 pub struct Group {
     rank: u32,
@@ -173,7 +173,7 @@ impl std::fmt::Debug for Group {
 }
 
 impl Group {
-    /// `ranks` ranks in this process, to be handed to a thread each.
+    /// `ranks` ranks in this process, one for each thread.
     pub fn local(ranks: u32) -> Result<Vec<Group>> {
         let shared = GroupOptions::default().shared_devices(true);
         check_ranks(ranks)?;
@@ -183,7 +183,7 @@ impl Group {
         seated.into_iter().map(|seated| seated.complete(Instant::now())).collect()
     }
 
-    /// This process as a rank of the group that its launcher has begun: torchrun, mpirun, srun or
+    /// This process as a rank of its launcher's group: torchrun, mpirun, srun or
     /// `overlap-gemm launch` ([`Launch::read`]).
     pub fn from_env(options: &GroupOptions) -> Result<Group> {
         let launch = Launch::from_env()?;
@@ -191,7 +191,7 @@ impl Group {
         Group::meet(&launch, &secret, options)
     }
 
-    /// This process as a rank of any group: `launch` says which, and where its ranks meet.
+    /// This process as a rank of the group of `launch`, which has its number and the address of rank 0.
     pub fn meet(launch: &Launch, secret: &Secret, options: &GroupOptions) -> Result<Group> {
         check_ranks(launch.ranks)?;
         if launch.rank >= launch.ranks {
@@ -219,7 +219,7 @@ impl Group {
         self.rank
     }
 
-    /// How many ranks the group has.
+    /// The number of ranks.
     pub fn ranks(&self) -> u32 {
         self.members.len() as u32
     }
@@ -229,7 +229,7 @@ impl Group {
         &self.members
     }
 
-    /// Gives every rank what each has brought, in the order of the ranks.
+    /// Gives every rank the parts of all ranks, in the order of the ranks.
     ///
     /// All ranks call it, in the same order with the same `what`; if several threads of a rank do, one
     /// waits for the other. After a failure the group is over: a rank that gives up waiting ends it for all.
@@ -267,13 +267,13 @@ impl Group {
         Waiting { rank: self.rank, inbox: &self.inbox, way: &self.way, limit }
     }
 
-    /// Returns when all ranks have come here.
+    /// Returns when all ranks have called it.
     pub fn barrier(&self, what: &str, limit: Duration) -> Result<()> {
         self.all_gather(what, &[], limit).map(drop)
     }
 
-    /// Ends the group on all ranks: what they wait for, and whatever they exchange later, fails. (If rank 0
-    /// has left, and the store with it, this rank alone hears of it.)
+    /// Ends the group on all ranks: their current waits and later exchanges fail. (If rank 0
+    /// has left, and the store with it, only this rank learns of it.)
     pub fn abort(&self, reason: &str) {
         // What one frame holds, at most, and people read.
         let reason: String = reason.chars().take(4096).collect();
@@ -299,7 +299,7 @@ impl Group {
         self.inbox.on_end(Box::new(|| true), Box::new(alarm));
     }
 
-    /// [`Group::on_end`] for `whom`, while there is anybody else who holds it; forgotten some time after.
+    /// [`Group::on_end`] for `whom`, as long as another holder of it exists; dropped some time after.
     pub fn on_end_tell<T: Send + Sync + 'static>(
         &self,
         whom: &Arc<T>,
@@ -316,10 +316,10 @@ impl Group {
     }
 
     /// Calls `alarm` for every other rank that leaves properly, with its number, on a thread of its own; also for
-    /// those that have left already. `whom` is forgotten some time after nobody else holds it.
+    /// those that have left already. `whom` is dropped some time after its last other holder.
     ///
     /// A leave does not end the group: only what needs that rank fails. Leaves after the group's end are not
-    /// told, nor those after rank 0's, whose store is gone. One alarm is called at a time, so it should be quick.
+    /// reported, nor those after rank 0's, whose store is gone. One alarm is called at a time, so it should be quick.
     pub fn on_leave_tell<T: Send + Sync + 'static>(
         &self,
         whom: &Arc<T>,
@@ -453,7 +453,7 @@ fn refused(reason: String) -> Error {
     Error::NoGroup { reason, remedy: "put that right and start all ranks again" }
 }
 
-/// Names are told in every frame, and shown to people.
+/// Names travel in every frame, and are shown to people.
 fn check_length(what: &str, text: &str) -> Result<()> {
     const MOST: usize = 1024;
     if text.len() <= MOST {

@@ -1,6 +1,6 @@
-//! What the processes of one user know, and nobody else.
+//! The secret that only the processes of one user know.
 //!
-//! What belongs here: the secret and where it comes from. What it protects is in `channel.rs`. Invariants:
+//! What belongs here: the secret and its sources. `channel.rs` uses it. Invariants:
 //! the secret itself never leaves the process; a file that others could have read or written is refused.
 
 use std::ffi::OsString;
@@ -139,7 +139,7 @@ fn of_user(folder: &Path) -> Result<Secret> {
     Ok(Secret::of(text.trim()))
 }
 
-/// Makes the file whole or not at all; whoever comes first makes it.
+/// Creates the file completely or not at all; the first process creates it.
 fn make(folder: &Path, path: &Path, text: &str) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;

@@ -1,9 +1,9 @@
-//! The store: rank 0's listener, where ranks of other processes come to the table.
+//! The store: rank 0's listener, to which ranks of other processes connect.
 //!
-//! What belongs here: listening, and the way of a connection to a seat. Invariants:
-//! nobody sits down at the table before it has shown that it knows the secret; a connection that has not
-//! costs at most one thread, 512 bytes and a few seconds, and there are few of them; a connection that
-//! breaks is a lost rank; a rank that only takes its time is not: the limits of those who wait for it count.
+//! What belongs here: listening, and the way from a connection to a member. Invariants:
+//! no connection becomes a member before it has proved that it knows the secret; until then it
+//! costs at most one thread, 512 bytes and a few seconds, and the number of such connections is limited; a connection that
+//! breaks is a lost rank; a slow rank is not lost: the limits of the ranks that wait for it count.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};

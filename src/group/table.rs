@@ -1,11 +1,11 @@
-//! Where the ranks of a group meet: who is here, what each has brought, and whether it is over.
+//! The state of a group: its members, their parts of the current exchange, and its end.
 //!
-//! What belongs here: the rules of a meeting, as one value under one lock. Whether a rank is a thread of
-//! this process or a connection does not matter here: each has a way to be told things (`Deliver`).
-//! Invariant: an exchange is complete when every rank has brought its part, and then all are given the
-//! same parts; a group ends once, all that are still here are told why, and nothing completes afterwards.
-//! Whoever is told things is told them in the order in which they happened: under the lock, so `Deliver` may
-//! neither wait nor come back to the table.
+//! What belongs here: the rules of exchanges, as one value under one lock. A rank may be a thread of
+//! this process or a connection: each receives messages through `Deliver`.
+//! Invariant: an exchange is complete when every rank has sent its part, and then all receive the
+//! same parts; a group ends once, all remaining ranks receive the reason, and nothing completes afterwards.
+//! Messages are delivered in the order of their events: under the lock, so `Deliver` may
+//! neither wait nor call the table.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -76,8 +76,8 @@ impl Table {
         }
     }
 
-    /// A rank comes, one of `ranks` as it believes. An error is for the newcomer alone; whatever concerns
-    /// all is told to all.
+    /// A rank joins, one of `ranks` by its own count. An error is for the new rank alone; all ranks receive what
+    /// concerns all.
     pub(super) fn join(&self, ranks: u32, member: Member, deliver: Deliver) -> Result<(), String> {
         let mut state = self.lock();
         let (rank, count) = (member.rank, state.seats.len());
@@ -153,7 +153,7 @@ impl Table {
         }
     }
 
-    /// Nobody meets here any more: whoever is still here is told, and let go of.
+    /// Closes the table: the remaining ranks receive the end, and are released.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -202,7 +202,7 @@ impl State {
         }
     }
 
-    /// A rank leaves properly. All are told; only those that need it are the worse for it. Once the group has ended, a
+    /// A rank leaves properly. All others receive it; only waits for this rank fail. Once the group has ended, a
     /// leave is no news.
     fn go(&mut self, rank: u32) {
         self.seats[rank as usize].deliver = None;
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, channel};
 
-    /// A meeting of `count` ranks, and what each is told.
+    /// A table of `count` ranks, and the messages to each.
     fn meet(count: u32) -> (Table, Vec<Receiver<Notice>>) {
         let table = Table::new(count, Rules::default());
         let told = (0..count).map(|rank| sit(&table, rank)).collect();

@@ -1,7 +1,7 @@
 //! A socket that is read and written within a time.
 //!
 //! What belongs here: a time limit for a whole conversation, where a socket's own limits start anew with
-//! every byte. Invariant: whatever comes, and however slowly, nothing goes on after the time.
+//! every byte. Invariant: nothing continues after the time, even if bytes arrive slowly.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

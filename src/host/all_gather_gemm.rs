@@ -1,4 +1,4 @@
-//! All-gather + GEMM: every rank brings a shard of A and gets D = A · B of the whole A.
+//! All-gather + GEMM: every rank passes a shard of A and gets D = A · B of the whole A.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::trace::{TileEvent, Timeline};
 /// One rank's all-gather + GEMM, planned once and enqueued many times.
 ///
 /// Collective: the ranks of a group plan the same operations in the same order, and enqueue the
-/// same steps. Each rank has a thread of its own.
+/// same steps. Each rank runs on its own thread. After an error, later calls return [`Error::Over`]: plan again.
 ///
 /// ```
 /// use overlap_gemm::Result;
@@ -86,7 +86,7 @@ impl<'a, A> Gathered<'a, A> {
         self.elements
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     pub fn m(&self) -> u32 {
         self.m
     }
@@ -99,7 +99,7 @@ impl<'a, A> Gathered<'a, A> {
 }
 
 impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
-    /// Plans the operation on one rank. All ranks plan it; none waits for another here.
+    /// Plans the operation on one rank. Every rank calls this; no rank waits for another here.
     pub fn plan(rank: &Rank, problem: &Problem, options: PlanOptions) -> Result<Self> {
         check_type::<A>("A", problem.elements().a)?;
         check_type::<B>("B", problem.elements().b)?;
@@ -111,7 +111,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         Ok(AllGatherGemm { gatherer, planned, tiles: Vec::new(), types: PhantomData })
     }
 
-    /// What was planned.
+    /// The plan.
     pub fn planned(&self) -> &Plan {
         &self.planned.plan
     }
@@ -142,18 +142,19 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         let problems = products::check_products(shape.plan.problem(), tiling, products)?;
 
         let end = self.gatherer.ender();
-        products::settle(
+        let settled = products::settle(
             &problems,
             products,
             |products| self.step(stream, &shape, &shard, &problems, products),
             end,
-        )
+        );
+        settled.inspect_err(|error| self.gatherer.end_with(error))
     }
 
     /// The slot of this rank's shard in the next step's gathered A: rows packed, K elements each.
     ///
     /// A producer that writes here saves the copy; the step is then enqueued with
-    /// [`Shard::in_place`] and the same `rows`. What the slot holds before is unspecified.
+    /// [`Shard::in_place`] and the same `rows`. The previous contents of the slot are unspecified.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<&mut [A]> {
         let shape = self.shape(rows)?;
         self.gatherer.local_shard(&shape)
@@ -177,7 +178,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
 
     /// Takes this rank's record of the steps so far, if the group records.
     ///
-    /// [`AllGatherGemm::flush`] first, for the last transfers to be in it.
+    /// Call [`AllGatherGemm::flush`] first, so that the record includes the last transfers.
     pub fn take_timeline(&mut self) -> Timeline {
         Timeline {
             tiles: std::mem::take(&mut self.tiles),

@@ -1,4 +1,4 @@
-//! GEMM on an input that somebody else delivers, chunk by chunk.
+//! GEMM on an input that producers deliver chunk by chunk.
 
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::trace::{TileEvent, Timeline};
 
 /// D = A · B where A arrives while it is multiplied.
 ///
-/// The problem's shards say which source delivers which rows; `pivot` names the source expected
+/// The problem's shards give the rows of each source; `pivot` is the source that is expected
 /// first. Producers publish chunks through [`ChunkWriter`](crate::host::ChunkWriter)s from any
 /// threads, in any order; the product follows the order it was planned for and waits, tile by tile.
 ///
@@ -40,7 +40,7 @@ use crate::trace::{TileEvent, Timeline};
 ///     }
 ///     Ok::<(), overlap_gemm::Error>(())
 /// });
-/// // Begins at once, and computes each tile as soon as the chunks it touches are there.
+/// // Begins at once, and computes each tile as soon as its chunks have arrived.
 /// gemm.enqueue(&Stream::new(1)?, &mut input, &weight, &mut output)?;
 /// producer.join().expect("no panic")?;
 /// assert_eq!(output[127 * 32].to_f32(), 16.0); // chunk 1, 16 products of 1
@@ -132,12 +132,13 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
         let problems = products::check_products(&problem.truncated(m)?, tiling, products)?;
 
         let end = input.ender();
-        products::settle(
+        let settled = products::settle(
             &problems,
             products,
             |products| self.step(*stream, input, m, scales, &problems, products),
             end,
-        )
+        );
+        settled.inspect_err(|error| input.end_with(error))
     }
 
     /// Takes the record of the steps so far.

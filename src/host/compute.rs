@@ -107,7 +107,7 @@ pub(crate) fn lay_side_by_side(
 }
 
 /// Computes all tiles of `job` on the workers of `stream`. Each worker makes itself a `waiter`,
-/// which returns once the chunks that a tile needs are there.
+/// which returns once the chunks of a tile have arrived.
 pub(crate) fn run_tiles<A, B, D, W>(
     stream: Stream,
     job: &TileJob<'_, A, B, D>,
@@ -203,7 +203,7 @@ fn run_worker<A: Element, B: Element, D: Element>(
             (None, Some(one)) => std::slice::from_ref(one),
             (None, None) => &[],
         };
-        // SAFETY: `wait` returned, so the chunks of these rows are here, and nobody overwrites them
+        // SAFETY: `wait` returned, so the chunks of these rows have arrived, and no thread overwrites them
         // before this step's consumption is posted (the protocol).
         let a = RowsOfA { elements: unsafe { job.a.rows.rows(rows.clone()) }, scales };
         // SAFETY: the counter gives each tile to one worker.

@@ -1,9 +1,9 @@
-//! How a wait ends that should not last: timeouts, abort, departures.
+//! The ends of waits that fail: timeouts, abort, departures.
 //!
-//! Invariant: whoever waits looks here between two looks at its word, so no wait outlives its
+//! Invariant: every wait looks here between two looks at its word, so no wait outlives its
 //! deadline, an abort, or the departure of the rank it waits for. A failure ends the step in which it
 //! happened, and every later one, on all ranks. A rank that is still in an earlier step completes it,
-//! since all that it needs is there or on its way. Of several failures the one of the earliest step is
+//! since all that it needs has arrived or is being sent. Of several failures the one of the earliest step is
 //! kept; of those, the first.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use super::protocol::{Awaited, Patience, reached};
 use crate::error::{Error, Result};
 use crate::plan::{Tile, Timeouts};
 
-/// The shared end of an operation: who failed, who left.
+/// The shared end of an operation: failures and departures.
 #[derive(Debug)]
 pub(crate) struct Control {
     timeouts: Timeouts,
@@ -23,10 +23,10 @@ pub(crate) struct Control {
     departed: Box<[AtomicBool]>,
 }
 
-/// What ended an operation.
+/// The failure that ended an operation.
 #[derive(Debug)]
 struct Failure {
-    /// The rank it happened on; `None`: somebody asked.
+    /// The rank it happened on; `None`: an abort.
     rank: Option<u32>,
     /// The first epoch that it ends; `None`: all, also those in progress.
     from: Option<u32>,
@@ -64,7 +64,7 @@ impl Control {
         if failure.as_ref().is_none_or(|known| new.ends_more_than(known)) {
             *failure = Some(new);
         }
-        // Release: the failure is there before the flag. Partner: `check`.
+        // Release: the failure is visible before the flag. Partner: `check`.
         self.failed.store(true, Ordering::Release);
     }
 
@@ -85,9 +85,9 @@ impl Control {
         }
     }
 
-    /// Whether nobody is left to act for `rank`: it will post nothing more.
+    /// Whether `rank` has left, and will post nothing more.
     pub(crate) fn set_departed(&self, rank: u32, departed: bool) {
-        // Release: what it posted is there before the flag. Partner: `Watch::pause`.
+        // Release: its posts are visible before the flag. Partner: `Watch::pause`.
         self.departed[rank as usize].store(departed, Ordering::Release);
     }
 
@@ -141,7 +141,7 @@ pub(crate) struct Watch<'a> {
     /// The step's; a word's may be an earlier one.
     epoch: u32,
     limit: Duration,
-    /// The tile that this thread waits for, to be named if it waits in vain.
+    /// The tile that this thread waits for, to be named if the wait fails.
     pub(crate) tile: Option<Tile>,
     wait: Option<Wait>,
 }

@@ -35,7 +35,7 @@ impl StepShape {
     }
 }
 
-/// What the ranks of one operation share.
+/// The state that the ranks of one operation share.
 #[derive(Debug)]
 pub(crate) struct World<A> {
     plan: Plan,
@@ -55,11 +55,11 @@ struct RankMemory<A> {
     scales: Option<[RowBuffer<f32>; BUFFERS as usize]>,
 }
 
-/// How the steps that some rank may still begin are laid out.
+/// The layouts of the steps that some rank may still begin.
 ///
-/// An entry lives until every rank has gone on to a later step. Ranks that bring rows in every step
-/// are at most a step or two apart; but where shards vary and are empty, one that nobody waits for
-/// can be behind by more steps than there are ranks, so no fixed number of entries would do.
+/// An entry lives until every rank has begun a later step. Ranks with rows in every step
+/// are at most a step or two apart; but where shards vary and are empty, a rank whose rows no other needs
+/// can be behind by more steps than the number of ranks, so no fixed number of entries suffices.
 #[derive(Debug)]
 struct Agreement {
     /// The latest epoch that each rank has begun.
@@ -150,7 +150,7 @@ impl<A: Element> World<A> {
     fn copy_rows(&self, from: u32, to: u32, epoch: u32, rows: Range<u32>) {
         fn copy<T: Copy>(from: &RowBuffer<T>, to: &RowBuffer<T>, rows: Range<u32>) {
             // SAFETY: source: the own slot, written before this step was handed to the pusher and
-            // not again before `sent`. Target: rows of this rank's chunk, which nobody reads before
+            // not again before `sent`. Target: rows of this rank's chunk, which no thread reads before
             // their signal, and whose earlier readers have posted `consumed` (both awaited).
             unsafe { to.rows_mut(rows.clone()).copy_from_slice(from.rows(rows)) }
         }
@@ -190,6 +190,8 @@ pub(crate) struct Gatherer<A> {
     readable: Option<Arc<StepShape>>,
     /// The own slot of the next step has been lent out to be written in place.
     lent: bool,
+    /// The error that ended the operation, once a call of this rank has returned it.
+    over: Option<Error>,
     steps_begun: u64,
     /// Dropped with this handle, which lets the pusher end.
     pusher: mpsc::Sender<Push>,
@@ -197,7 +199,7 @@ pub(crate) struct Gatherer<A> {
 }
 
 impl<A: Element> Gatherer<A> {
-    /// Joins the operation; collective, but waits for nobody.
+    /// Joins the operation; collective, but without a wait.
     pub(crate) fn join(rank: &Rank, plan: &Plan) -> Result<Self> {
         if plan.problem().ranks() != rank.ranks() {
             let remedy = "plan for as many ranks as the group has";
@@ -236,6 +238,7 @@ impl<A: Element> Gatherer<A> {
             epoch,
             readable: None,
             lent: false,
+            over: None,
             steps_begun: 0,
             pusher,
             transfers,
@@ -389,7 +392,10 @@ impl<A: Element> Gatherer<A> {
 
     /// The own slot of the next step, to be written in place.
     pub(crate) fn local_shard(&mut self, shape: &Arc<StepShape>) -> Result<&mut [A]> {
-        self.prepare(shape)?;
+        if let Err(error) = self.prepare(shape) {
+            self.end_with(&error);
+            return Err(error);
+        }
         self.lent = true;
         let next = World::<A>::buffer(self.epoch.wrapping_add(1));
         let rows = shape.plan.problem().shards().rows(self.rank);
@@ -399,8 +405,16 @@ impl<A: Element> Gatherer<A> {
         Ok(unsafe { buffer.rows_mut(rows) })
     }
 
-    /// What comes before the own slot of the next step is written; may be repeated.
+    /// A call of this rank returned `error`: later ones report that the operation is over.
+    pub(crate) fn end_with(&mut self, error: &Error) {
+        self.over.get_or_insert_with(|| error.clone());
+    }
+
+    /// The waits and posts before the own slot of the next step is written; may be repeated.
     fn prepare(&mut self, shape: &Arc<StepShape>) -> Result<()> {
+        if let Some(cause) = &self.over {
+            return Err(Error::over(self.rank, cause));
+        }
         let latest = self.readable.take();
         let next = self.epoch.wrapping_add(1);
         self.world.control.check(self.rank, next)?;
@@ -422,7 +436,7 @@ impl<A: Element> Gatherer<A> {
     fn poison(&self, latest: &Plan) {
         let own = latest.problem().shards().rows(self.rank);
         for rows in [0..own.start, own.end..self.world.plan.problem().m()] {
-            // SAFETY: this rank's workers are done with the buffer, and nobody may fill it again
+            // SAFETY: this rank's workers are done with the buffer, and no rank may fill it again
             // before its consumption is posted.
             unsafe { self.rows().rows_mut(rows.clone()) }.fill(A::POISON);
             if let Some(scales) = self.row_scales() {

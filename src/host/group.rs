@@ -2,8 +2,9 @@
 //!
 //! Operations are planned collectively: the n-th plan of one rank and the n-th of another are the
 //! same operation, and must be equal. The first rank to plan it makes the shared memory, the
-//! others find it; nobody waits for anybody here. A rank that is dropped has left every operation that
-//! it did not join, and those are told. Invariant: ranks that hold one operation hold equal plans.
+//! others find it; no rank waits here. A rank that is dropped has left every operation that
+//! it did not join; the operation's other ranks see it as departed. Invariant: ranks that hold one operation hold equal
+//! plans.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -16,12 +17,12 @@ use crate::error::{Error, Result};
 use crate::plan::{Shards, Timeouts};
 use crate::random::Random;
 
-/// What may be chosen for a group.
+/// The options of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GroupOptions {
     /// How long ranks wait for each other.
     pub timeouts: Timeouts,
-    /// A model of the link between ranks; `None` copies as fast as memory goes.
+    /// A model of the link between ranks; `None`: copies at the speed of memory.
     pub link: Option<Link>,
     /// Fills a consumed buffer with NaN before it may be filled again, so that a read of stale
     /// rows shows. For tests; it costs a pass over the buffer each step.
@@ -65,7 +66,7 @@ impl Link {
 pub struct Group;
 
 impl Group {
-    /// `ranks` ranks in this process, to be handed to a thread each.
+    /// `ranks` ranks in this process, one for each thread.
     pub fn local(ranks: u32) -> Result<Vec<Rank>> {
         Group::local_with(ranks, GroupOptions::default())
     }
@@ -97,7 +98,7 @@ impl Group {
     }
 }
 
-/// One rank of a group: what operations are planned on.
+/// One rank of a group; operations are planned on it.
 #[derive(Debug)]
 pub struct Rank {
     rank: u32,
@@ -116,7 +117,7 @@ impl Rank {
         self.meeting.ranks
     }
 
-    /// What was chosen for the group.
+    /// The options of the group.
     pub fn options(&self) -> GroupOptions {
         self.meeting.options
     }
@@ -163,7 +164,7 @@ impl Rank {
 }
 
 impl Drop for Rank {
-    /// Whoever waits for this rank in an operation that it has not joined learns that it never will.
+    /// Ranks that wait for this rank in an operation that it has not joined learn that it never will.
     fn drop(&mut self) {
         let mut operations = self.meeting.lock();
         let Operations { planned, left } = &mut *operations;

@@ -45,7 +45,7 @@ impl<A, W> Shared<A, W> {
         self.plan.problem().ranks()
     }
 
-    /// Counts a writer more or less, and tells the consumer whether anybody is left to deliver.
+    /// Counts a writer more or less, and posts to the consumer whether any writer is left.
     fn count_writers(&self, change: i32) {
         let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
         *writers = writers.saturating_add_signed(change);
@@ -133,6 +133,8 @@ pub struct AsyncInput<A> {
     shared: Arc<Shared<A>>,
     /// The epoch of the latest step.
     epoch: u32,
+    /// The error that ended the operation, once a step has returned it.
+    over: Option<Error>,
 }
 
 /// Fills an [`AsyncInput`]; clone it for every thread that does.
@@ -149,14 +151,14 @@ impl<A> Clone for ChunkWriter<A> {
 }
 
 impl<A> Drop for ChunkWriter<A> {
-    /// A step that waits for a chunk ends once nobody is left to deliver it.
+    /// A step that waits for a chunk ends once no writer is left.
     fn drop(&mut self) {
         self.shared.count_writers(-1);
     }
 }
 
 impl<A> Drop for AsyncInput<A> {
-    /// A writer that waits for a buffer ends once nobody is left to read it.
+    /// A writer that waits for a buffer ends once no consumer is left.
     fn drop(&mut self) {
         self.shared.control.set_departed(self.shared.consumer(), true);
     }
@@ -165,7 +167,7 @@ impl<A> Drop for AsyncInput<A> {
 impl<A: Element> AsyncInput<A> {
     pub(crate) fn new(plan: &Plan, timeouts: Timeouts) -> Result<Self> {
         let shared = Arc::new(Shared::new(plan, timeouts)?);
-        Ok(AsyncInput { shared, epoch: BEFORE_FIRST })
+        Ok(AsyncInput { shared, epoch: BEFORE_FIRST, over: None })
     }
 
     /// A handle for a producer.
@@ -185,6 +187,9 @@ impl<A: Element> AsyncInput<A> {
 
     /// Begins the next step: the previous one's buffer may be filled again.
     pub(crate) fn begin(&mut self) -> Result<u32> {
+        if let Some(cause) = &self.over {
+            return Err(Error::over(self.shared.consumer(), cause));
+        }
         self.shared.control.check(self.shared.consumer(), self.epoch.wrapping_add(1))?;
         self.shared.mailbox.post_consumed(CONSUMER, self.epoch);
         self.epoch = self.epoch.wrapping_add(1);
@@ -202,6 +207,11 @@ impl<A: Element> AsyncInput<A> {
     pub(crate) fn watch(&self) -> Watch<'_> {
         let first_step = self.epoch == BEFORE_FIRST.wrapping_add(1);
         self.shared.control.patience(self.shared.consumer(), self.epoch, first_step)
+    }
+
+    /// A step returned `error`: later ones report that the operation is over.
+    pub(crate) fn end_with(&mut self, error: &Error) {
+        self.over.get_or_insert_with(|| error.clone());
     }
 
     /// Ends the operation, whenever it is called.
@@ -230,7 +240,7 @@ impl<A: Element> AsyncInput<A> {
             // SAFETY: acquired with the chunk's signal.
             let given = unsafe { self.shared.given[buffer(self.epoch)].rows(chunk..chunk + 1) }[0];
             // A producer need not know how many rows the step reads, so it may give more. They lie
-            // where the plan puts them; nobody reads them.
+            // where the plan puts them, and are not read.
             if given >= needed {
                 return Ok(());
             }
@@ -306,7 +316,7 @@ mod tests {
         }
     }
 
-    /// Whoever sees the signal may read rows, scales and their number, so they come first.
+    /// A thread that sees the signal may read rows, scales and their number, so they are written first.
     #[test]
     fn all_of_a_chunk_is_written_when_it_is_signalled() {
         let builder = Problem::builder(7, 4, 5).elements(E4m3, E4m3, Bf16).scaling(Scaling::Rows);

@@ -1,7 +1,7 @@
-//! The host executor: carries a plan out on threads, with real numbers.
+//! The host executor: carries a plan out on threads.
 //!
-//! It is the default backend, the reference for the GPU, and the place where the chunk protocol is
-//! checked in every way there is. Each rank is a caller's thread, a pusher thread that sends its
+//! It is the default backend, the reference for the GPU, and the executor on which loom, shuttle and fault tests check
+//! the chunk protocol. Each rank is a caller's thread, a pusher thread that sends its
 //! shard to the others, and the workers of a [`Stream`] that compute tiles as chunks arrive.
 //!
 //! ```text
@@ -14,12 +14,12 @@
 //! ```
 //!
 //! - [`protocol`]: signals, acknowledgements, epochs: the orderings under which rows travel.
-//! - `control`: timeouts, abort, departures: how a wait ends that should not last.
-//! - `memory`: what several threads write disjoint parts of.
-//! - `all_gather_gemm`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: what goes into a
-//!   step and comes out of it; `products`: what both operations share.
-//! - `gather`: a rank's part in the all-gather; `input`: an input that a caller's own threads fill chunk by chunk.
-//! - `compute`: which worker computes which tile, and when. `tile`: the numbers of one tile.
+//! - `control`: timeouts, abort, departures: the ends of waits that fail.
+//! - `memory`: buffers of which several threads write disjoint parts.
+//! - `all_gather_gemm`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: the inputs
+//!   and outputs of a step; `products`: the code that both operations share.
+//! - `gather`: a rank's part in the all-gather; `input`: an input that the caller's threads fill chunk by chunk.
+//! - `compute`: distribution of tiles to workers. `tile`: the arithmetic of one tile.
 //! - `group`: the ranks of one process.
 //!
 //! Invariant: ranks share rows only under [`protocol`]; atomics of the other files count or raise a

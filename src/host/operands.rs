@@ -1,4 +1,4 @@
-//! What goes into a step and comes out of it.
+//! Inputs and outputs of a step.
 //!
 //! Invariant: these only borrow; whether they fit the plan is checked when the step is enqueued.
 
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::fit::{ALL_ROWS, b_lens, check_len, check_scales, d_lens, scale_count};
 use crate::plan::Problem;
 
-/// What one rank brings to a step.
+/// One rank's input of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Shard<'a, A> {
     pub(crate) at: Option<&'a [A]>,
@@ -25,7 +25,7 @@ impl<'a, A> Shard<'a, A> {
         Shard { at: Some(shard), rows: None, scales: &[] }
     }
 
-    /// The shard is in its slot already: the producer wrote it through
+    /// The shard is already in its slot: the producer wrote it through
     /// [`AllGatherGemm::local_shard`](super::AllGatherGemm::local_shard).
     pub fn in_place() -> Self {
         Shard { at: None, rows: None, scales: &[] }
@@ -59,7 +59,7 @@ impl<'a, A> From<&'a Vec<A>> for Shard<'a, A> {
     }
 }
 
-/// One of the products of a step: a B and the D it gives.
+/// One of the products of a step: its B and its D.
 #[derive(Debug)]
 pub struct Product<'a, B, D> {
     pub(crate) b: &'a [B],

@@ -112,7 +112,7 @@ pub(crate) fn settle<B, D: Element>(
     }
 }
 
-/// Fills every output with NaN: the step failed, and nobody shall take it for a result.
+/// Fills every output with NaN: the step failed, and its output must not pass for a result.
 fn poison<B, D: Element>(problems: &[Problem], products: &mut [Product<'_, B, D>]) {
     for (problem, product) in problems.iter().zip(products) {
         let rows = product.d.chunks_mut(problem.ldd() as usize).take(problem.m() as usize);

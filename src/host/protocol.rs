@@ -2,25 +2,25 @@
 //! another's.
 //!
 //! Each rank owns a [`Mailbox`] that others write. Every word of it has one writer and carries an
-//! **epoch**: it is there when `word − epoch ≥ 0` in wrapping arithmetic, and nothing is ever reset.
+//! **epoch**: it has reached an epoch when `word − epoch ≥ 0` in wrapping arithmetic, and nothing is ever reset.
 //!
 //! | word | written by | when | read by, before |
 //! |---|---|---|---|
 //! | `signals[slot]` | the pusher of the slot's rank; the owner's slots: its caller; in an `AsyncInput` a writer, under the chunk's lock | the chunk's rows are in the buffer | the owner's workers, reading the rows |
-//! | `consumed[p]` | rank p's caller | p reads its buffer of that epoch no more | the owner's pusher, overwriting p's buffer |
+//! | `consumed[p]` | rank p's caller | p no longer reads its buffer of that epoch | the owner's pusher, overwriting p's buffer |
 //! | `sent` | the owner's pusher | all sends of the epoch are done | the owner's caller, overwriting its own slot |
 //!
-//! Why it is right. *No early read*: a row is written, then its signal is stored (release); a
+//! Why it is correct. *No early read*: a row is written, then its signal is stored (release); a
 //! worker loads the signal (acquire) and then reads the row. *No overwrite*: a consumer's last read
 //! precedes `consumed = e` (release); a pusher loads it (acquire) before it writes epoch e+2 into
 //! that buffer. *No torn source*: a pusher's last read of the own slot precedes `sent = e`
 //! (release); the caller loads it (acquire) before writing the slot for e+2. *No wait in a
-//! circle*: a wait for epoch e is owed by a step of epoch e that no computation precedes, or by
+//! circle*: a wait for epoch e depends on a step of epoch e that no computation precedes, or on
 //! one of epoch e−2. (`plan::model` tries every order of the schedule that this code carries out; the orderings are argued in
 //! `docs/protocol.md` and tried under loom and shuttle.)
 //!
-//! What callers owe: every chunk of e is awaited before `begin` of e+1, or else the operation is
-//! ended. The announcement of e says that nobody has anything left to write for it.
+//! Callers await every chunk of e before `begin` of e+1, or end the operation. So the announcement of e implies that no
+//! rank has anything left to write for it.
 //!
 //! `consumed = e` is posted when the caller *begins* epoch e+1, not when it ends epoch e. A peer
 //! can use it at the earliest when pushing e+2, for which it mostly needs this rank's chunks of e+1
@@ -59,10 +59,10 @@ impl AtomicWord for AtomicU32 {
     }
 }
 
-/// What a thread waits for, so that a wait that fails can say it.
+/// The awaited word, for the error of a wait that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// The signal of a chunk, owed by rank `from`.
+    /// The signal of a chunk, posted by rank `from`.
     Chunk {
         /// The chunk.
         chunk: u32,
@@ -78,9 +78,9 @@ pub enum Awaited {
     Sent,
 }
 
-/// What a thread does between two looks at a word that is not there yet.
+/// The action between two looks at a word that has not reached its epoch.
 pub trait Patience {
-    /// Why the wait was given up.
+    /// The reason why the wait ended.
     type Error;
 
     /// Returns to look again, or gives up.
@@ -127,7 +127,7 @@ impl<W: AtomicWord> Mailbox<W> {
         wait_for(&self.signals[slot as usize], epoch, awaited, patience)
     }
 
-    /// Rank `consumer` reads its buffer of `epoch` no more; told to the owner of this mailbox.
+    /// Posts to the owner of this mailbox that rank `consumer` no longer reads its buffer of `epoch`.
     pub fn post_consumed(&self, consumer: u32, epoch: u32) {
         // Release: the reads come first. Partner: `await_consumed`.
         self.consumed[consumer as usize].store(epoch, Ordering::Release);

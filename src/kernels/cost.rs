@@ -1,8 +1,8 @@
-//! What one product costs on which kernel, and which kernel is the cheapest.
+//! The cost of one product on a kernel, and the choice of the cheapest kernel.
 //!
-//! What belongs here: arithmetic over a kernel's facts, a problem and a number of SMs. Invariant: the figures
-//! here tell kernels apart, and are the same on every machine; what they are in seconds of one machine,
-//! [`Machine`](crate::predict::Machine) says.
+//! What belongs here: arithmetic over a kernel's properties, a problem and a number of SMs. Invariant: the figures
+//! here compare kernels, and are the same on every machine; [`Machine`](crate::predict::Machine) converts them into seconds
+//! of one machine.
 
 use super::kernel::Kernel;
 use crate::element::ElementType;
@@ -50,7 +50,7 @@ fn unit(kernel: &Kernel) -> [u64; 2] {
     [extent(kernel.tile.m, kernel.cluster.m), extent(kernel.tile.n, kernel.cluster.n)]
 }
 
-/// Every kernel that `serves` and fits on so many SMs, with every number of slices.
+/// Every kernel that `serves` and fits on these SMs, with every number of slices.
 pub(crate) fn choices(
     kernels: &[Kernel],
     problem: &Problem,
@@ -122,7 +122,7 @@ pub(crate) fn ranked(
 // transformer layers, in bf16 and fp8, each with every kernel, several sweeps and numbers of slices); then those of tiles,
 // of memory, of the cache and of slices again, to what steps took that were tried for the problems of src/tune/h200.json (version 1
 // of that file, in the repository's history, has all of them): those
-// that were among the quickest, and those that should have been. The figures tell kernels apart; none is a rate of the hardware.
+// that were among the fastest, and those that should have been. The figures compare kernels; none is a rate of the hardware.
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs, and how much faster fp8 is.
 const SM_FLOPS: f64 = 3.96e12;
@@ -155,7 +155,7 @@ const KEPT: f64 = 3.0e7;
 /// the longer of both, and nineteen per cent more where they are alike.
 const HIDING: f64 = 4.0;
 
-/// What a product consists of, in seconds of the figures above.
+/// The parts of a product's cost, in seconds of the figures above.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
     /// Clusters that compute at a time.
@@ -233,7 +233,7 @@ impl Work {
         Work { clusters, waves, unit, alone, bytes, busy_sms, joining, power }
     }
 
-    /// Seconds that its bytes take from a memory that gives so many a second to all SMs.
+    /// Seconds that its bytes take from a memory with this rate for all SMs.
     pub(crate) fn moving(&self, memory: f64) -> f64 {
         self.bytes / memory.min(MEMORY_TO_ONE * self.busy_sms)
     }
@@ -247,14 +247,14 @@ pub(crate) fn beside(computing: f64, moving: f64) -> f64 {
 
 /// Seconds that the product should take, launch apart.
 pub(crate) fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
-    // Whoever chooses a kernel does not know the order of its tiles yet.
+    // The order of tiles is not known yet when a kernel is chosen.
     let work = Work::new(kernel, problem, splits, 1, sms);
     let computing = work.waves as f64 * work.unit + work.alone;
     let moving = work.moving(f64::INFINITY);
     beside(computing, moving) + work.joining + work.power
 }
 
-/// The share of the peak that tiles of so many outputs reach. Where two groups take turns, the tensor
+/// The share of the peak that tiles with this number of outputs reach. Where two groups take turns, the tensor
 /// cores work on one tile while another is finished, so smaller tiles suffice.
 fn efficiency(outputs: f64, pingpong: bool) -> f64 {
     let steps: &[(f64, f64)] = match pingpong {

@@ -1,8 +1,8 @@
-//! What a kernel is, as facts: for whoever chooses one, lists them, or asks how long it takes.
+//! The properties of a kernel: to choose one, to list them, and to predict its time.
 //!
-//! What belongs here: the facts, their names, and the list of all kernels that can be compiled
-//! (`csrc/kernels.txt`). Invariant: nothing here needs a compiled kernel or a device; a name says all that a
-//! kernel is.
+//! What belongs here: the properties, their names, and the list of all kernels that can be compiled
+//! (`csrc/kernels.txt`). Invariant: nothing here needs a compiled kernel or a device; a name determines all properties of a
+//! kernel.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -17,12 +17,12 @@ mod table;
 /// The most slices of K that any kernel works on at a time: `OG_MAX_SPLITS` of `csrc/overlap_gemm.h`.
 const MAX_SPLITS: u32 = 16;
 
-/// What one kernel is. Matrices are as the caller sees them: a kernel that computes the
+/// The properties of one kernel. Matrices are as the caller sees them: a kernel that computes the
 /// transposed product has its tile turned back here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Kernel {
-    /// `bf16_bf16_bf16_nk_128x256x64_2x1_cooperative`: what `GemmOptions::kernel` takes.
+    /// `bf16_bf16_bf16_nk_128x256x64_2x1_cooperative`: a name for `GemmOptions::kernel`.
     pub name: String,
     /// The element types of A, B and D (also of C and of the bias).
     pub elements: ElementTypes,
@@ -45,7 +45,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel of that name; `None` where the name says no kernel.
+    /// The kernel of that name; `None` if no kernel has it.
     ///
     /// ```
     /// use overlap_gemm::kernels::Kernel;
@@ -147,7 +147,7 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// Every kernel that can be compiled (`OVERLAP_GEMM_KERNELS=all`), whatever this binary has.
+/// Every kernel that can be compiled (`OVERLAP_GEMM_KERNELS=all`), including those not in this binary.
 ///
 /// ```
 /// let all = overlap_gemm::kernels::all_kernels();

@@ -1,8 +1,8 @@
-//! The kernels that can be compiled, what each should cost, and which is the cheapest.
+//! The kernels that can be compiled, a cost model of each, and the choice of the cheapest.
 //!
-//! What belongs here: facts and arithmetic over them. `cuda` asks here which kernel to take, `predict` how long it takes,
-//! `tune` which are worth trying. Invariant: nothing here needs a compiled kernel, a device or a clock; the same question
-//! has the same answer everywhere.
+//! What belongs here: properties of kernels and arithmetic over them. `cuda` uses it to choose a kernel, `predict` to
+//! predict its time, `tune` to list candidates. Invariant: nothing here needs a compiled kernel, a device or a clock; equal
+//! arguments give equal results everywhere.
 
 mod cost;
 mod kernel;

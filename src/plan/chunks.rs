@@ -35,7 +35,7 @@ pub struct Chunks {
 impl Chunks {
     /// `per_shard` chunks a shard; a shard with fewer rows gets a chunk a row.
     ///
-    /// More chunks than the largest shard has rows is an error: nobody would get what was asked.
+    /// More chunks than the largest shard has rows is an error: the request cannot be met.
     pub fn even(shards: &Shards, per_shard: u32) -> Result<Self> {
         let most = shards.most_rows();
         if !(1..=most).contains(&per_shard) {

@@ -1,8 +1,7 @@
-//! Plans as text that a person reads.
+//! Plans as text for people.
 //!
-//! Invariant: what is printed is derived from the plan at hand, never stored beside it, and its
-//! length is bounded: long lists are cut and say by how much. Serde and the iterators have all of
-//! it. Columns are lined up next door, in `table`.
+//! Invariant: the text is derived from the plan, never stored beside it, and its length is bounded: a cut list ends
+//! with the number of omitted entries. Serde and the iterators have all of them. `table` aligns columns.
 
 use std::fmt;
 use std::ops::Range;
@@ -192,7 +191,7 @@ fn shard_table(chunks: &Chunks, ranks: Range<u32>, problem: Option<&Problem>) ->
     WithHidden { table, all: ranks.len() as u32, what: "rank" }
 }
 
-/// One line a rank, one column a round: whom it sends to.
+/// One line a rank, one column a round: the receiver.
 fn round_table(plan: &Plan) -> impl fmt::Display {
     let ranks = plan.problem().ranks();
     let rounds = 0..ranks.min(SHOWN_ACROSS);

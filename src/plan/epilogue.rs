@@ -1,9 +1,9 @@
-//! What is done to an output between its sum and its rounding.
+//! Activations: the function of an output between its sum and its rounding.
 //!
-//! What belongs here: names for it that plans, kernels and the reference share. Invariant: the formulas
+//! What belongs here: their names and formulas, shared by plans, kernels and the reference. Invariant: the formulas
 //! are those of `csrc/overlap_gemm.h`.
 
-/// What is done to each output before it is rounded.
+/// The function of each output before it is rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -41,7 +41,7 @@ impl Activation {
         }
     }
 
-    /// How much faster than its argument it changes at most.
+    /// The largest slope, in absolute value.
     pub fn steepest(self) -> f64 {
         match self {
             Activation::None | Activation::Relu => 1.0,
@@ -51,7 +51,7 @@ impl Activation {
     }
 }
 
-/// What GELU takes the hyperbolic tangent of.
+/// The argument of the hyperbolic tangent in GELU.
 fn tanh_argument(x: f64) -> f64 {
     (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)
 }

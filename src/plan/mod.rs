@@ -1,20 +1,20 @@
-//! What happens in which order, as values that need no device.
+//! The order of all steps of an operation, as values that need no device.
 //!
-//! A [`Problem`] says what is multiplied and how the rows of A are spread over ranks; [`PlanOptions`] say how: strategy,
-//! engine, pieces, tiling. From both follow [`Chunks`] (the pieces that travel and are signalled), [`TileOrder`] (the
-//! order in which a rank computes its output) and [`Schedule`] (what a rank does, lane by lane). A [`Plan`] holds them
-//! together. The model, the cost model, threads and GPUs carry schedules out; nothing in here knows one of them but the
-//! model, and nothing does I/O or looks at a clock.
+//! A [`Problem`] has the sizes, the types and the rows of each rank; [`PlanOptions`] have the strategy, the
+//! engine, the pieces and the tiling. From both follow [`Chunks`] (the pieces that travel and are signalled), [`TileOrder`]
+//! (the order in which a rank computes its output) and [`Schedule`] (the steps of a rank, lane by lane). A [`Plan`] holds
+//! them together. The model, the cost model, threads and GPUs carry schedules out; this module uses none of them but the
+//! model, does no I/O and reads no clock.
 //!
-//! Invariant: what a kernel asks for each tile is arithmetic over a handful of integers (O(1), or O(log W) where shards
-//! are unequal), so a kernel can do the same, and a plan for 2³¹ rows costs what one for 8 does.
+//! Invariant: a query for one tile is arithmetic over a handful of integers (O(1), or O(log W) where shards
+//! are unequal), so a kernel can do the same, and a plan for 2³¹ rows costs as much as one for 8.
 //!
 //! ```text
-//!  Problem ──► Shards ──► Chunks ──┬──► TileOrder   (what a rank computes, and when)
+//!  Problem ──► Shards ──► Chunks ──┬──► TileOrder   (a rank's tiles, in order)
 //!  m n k       rows of    pieces   │
-//!  types       each rank  of shards└──► Schedule    (what a rank awaits, moves, posts, multiplies)
+//!  types       each rank  of shards└──► Schedule    (a rank's steps: await, move, post, multiply)
 //!  PlanOptions ── strategy, engine ─────┘   │
-//!                                           └──► model (runs it, looking for trouble)
+//!                                           └──► model (runs it, looking for faults)
 //! ```
 
 mod chunks;

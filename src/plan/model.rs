@@ -331,7 +331,7 @@ type State = Box<[u64]>;
 struct Place {
     thread: usize,
     position: u32,
-    /// The epoch that it posts is so many steps ago.
+    /// The epoch that it posts is this many steps older.
     age: u32,
 }
 
@@ -487,7 +487,7 @@ impl Machine {
     fn step(&self, state: &mut State, thread: usize) -> Result<(), Violation> {
         let (epoch, position) = self.epoch_and_position(state, thread);
         let rank = self.threads[thread].rank;
-        // An A that nothing gathers is there before.
+        // Without a gather, A is available before the step.
         let is_there = |chunk| self.moves.is_empty() || self.landed(state, rank, chunk) >= epoch;
         let too_early = |chunk| Err(Violation::ReadTooEarly { reader: rank, chunk, epoch });
         match self.lists[thread][position as usize] {

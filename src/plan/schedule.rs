@@ -1,8 +1,8 @@
-//! The schedule: what one rank does in one step of an operation. The model, the cost model, threads and GPUs carry it out.
+//! The schedule: the steps of one rank in one step of an operation. The model, the cost model, threads and GPUs carry it out.
 //!
-//! What belongs here: the few kinds of steps, and the words between them. A [`Lane`] is what one actor does in order: the
-//! caller's stream, a stream of copies, a kernel that pushes. Lanes run side by side; they meet in [`Word`]s only. The list
-//! of all steps is the order in which a host enqueues them.
+//! What belongs here: the few kinds of steps, and the words between them. A [`Lane`] is the ordered list of one actor's
+//! steps: the caller's stream, a stream of copies, a kernel that pushes. Lanes run concurrently and synchronise through
+//! [`Word`]s only. A host enqueues the steps in the order of the whole list.
 //!
 //! ```text
 //!   rank 0, two ranks, one chunk each, pushed by one stream of copies        rank 1
@@ -18,10 +18,10 @@
 use std::fmt;
 use std::ops::Range;
 
-/// How often the gathered buffer exists: epoch e lives in buffer e mod 2.
+/// The number of gathered buffers: epoch e uses buffer e mod 2.
 ///
-/// Two let a rank be filled for the next step while it computes this one; with one, the senders
-/// would stand still during every product. A third would only let ranks drift further apart.
+/// With two, rows of the next step arrive while a rank computes this one; with one, the senders
+/// would wait during every product. A third would only let ranks drift further apart.
 pub const BUFFERS: u32 = 2;
 
 /// A 32-bit word in a rank's memory. It holds the epoch of the latest step for which it was posted.
@@ -31,20 +31,20 @@ pub const BUFFERS: u32 = 2;
 pub enum Word {
     /// The rows of a chunk are in the rank's gathered buffer: the chunk's signal.
     Landed {
-        /// Which chunk.
+        /// The chunk.
         chunk: u32,
     },
-    /// Rank `by` reads its gathered buffer no more: whoever sends there may overwrite it.
+    /// Rank `by` no longer reads its gathered buffer: senders may overwrite it.
     Consumed {
         /// The rank that has read.
         by: u32,
     },
-    /// One of the rank's own pushing lanes has sent everything, and reads the own slot no more.
+    /// One of the rank's own pushing lanes has sent everything, and no longer reads the own slot.
     Sent {
-        /// Which lane.
+        /// The lane.
         push: u32,
     },
-    /// The rank may send: what GPUs post when a step's beginning is over.
+    /// The rank may send: GPUs post this at the end of a step's beginning.
     Begun,
 }
 
@@ -55,30 +55,30 @@ pub enum Word {
 pub enum Step {
     /// Waits until a word of this rank has reached the epoch.
     Await {
-        /// Which word.
+        /// The word.
         word: Word,
-        /// Of how many steps ago.
+        /// The epoch is this many steps older.
         age: u32,
     },
     /// Sets a word of rank `to` to the epoch.
     Post {
-        /// Which word.
+        /// The word.
         word: Word,
-        /// Whose.
+        /// The rank that owns the word.
         to: u32,
-        /// Of how many steps ago.
+        /// The epoch is this many steps older.
         age: u32,
     },
-    /// Copies the rows of a chunk from this rank's gathered buffer to that of rank `to`. To itself: puts the rows that
-    /// the caller brings into their slot, if they are not there already.
+    /// Copies the rows of a chunk from this rank's gathered buffer to that of rank `to`. To itself: copies the
+    /// caller's rows into their slot, unless the caller wrote them there.
     Move {
-        /// Which chunk.
+        /// The chunk.
         chunk: u32,
-        /// Whose buffer.
+        /// The receiving rank.
         to: u32,
     },
     /// Computes the tiles of `rows`, as a [`TileOrder`](super::TileOrder) with that pivot visits them. A tile waits for
-    /// those of its chunks that are in `awaits`; all others are read at once.
+    /// those of its chunks that are in `awaits`; it reads all others without a wait.
     Multiply {
         /// Rows of D, and of the gathered A.
         rows: Range<u32>,
@@ -89,7 +89,7 @@ pub enum Step {
     },
 }
 
-/// Which actor carries out a step.
+/// The actor that carries out a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -102,11 +102,11 @@ pub enum Lane {
     Push(u32),
 }
 
-/// What one rank does in one step: public, so that tests can break it.
+/// The steps of one rank in one step of the operation: public, so that tests can break it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Schedule {
-    /// Which rank.
+    /// The rank.
     pub rank: u32,
     /// All steps in the order in which a host enqueues them, each with its lane.
     pub steps: Vec<(Lane, Step)>,

@@ -89,7 +89,7 @@ impl Shards {
     }
 }
 
-/// The number of ranks, if a plan can have so many.
+/// The number of ranks, if a plan can have that many.
 pub(super) fn check_ranks(ranks: u64) -> Result<u32> {
     if (1..=u64::from(MAX_RANKS)).contains(&ranks) {
         return Ok(ranks as u32);

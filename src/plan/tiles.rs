@@ -2,7 +2,7 @@
 //!
 //! Output tiles are grouped into **units**: what one thread-block cluster computes together. A unit
 //! row is the tiles of one cluster height; it needs the A rows it covers. Unit rows form a ring that
-//! starts at the rank's own shard (the **pivot**), because own chunks are there first and the
+//! starts at the rank's own shard (the **pivot**), because own chunks are available first and the
 //! others' arrive in that order. Unit rows whose last needed chunk is the same form a **band**;
 //! a band's units, all columns of them, come before the next band's: chunk-major.
 //!

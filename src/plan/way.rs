@@ -1,7 +1,7 @@
-//! How an operation is carried out: in which order gathering and multiplying go, what moves the rows, in how many pieces.
+//! How an operation is carried out: the order of gathering and multiplying, the engine that moves the rows, the pieces.
 //!
-//! What belongs here: the one set of types for it, and the rules for what nobody asked for. Plan, cost model, tables,
-//! executors and JSON all use these. Invariant: arithmetic on the problem alone, so all ranks choose the same.
+//! What belongs here: the one set of types for these choices, and the rules for their defaults. Plan, cost model, tables,
+//! executors and JSON all use these types. Invariant: a default follows from the problem alone, so all ranks choose the same.
 
 use std::fmt;
 
@@ -12,10 +12,10 @@ use crate::error::{Error, Result};
 pub const MAX_STREAMS: u32 = 8;
 /// The most blocks of a kernel that pushes.
 pub const MAX_BLOCKS: u32 = 128;
-/// The most bytes of a shard that a kernel pushes, unless something else is asked for.
+/// The most bytes of a shard that a kernel pushes by default.
 pub const SMALL_SHARD: u64 = 4 << 20;
 
-/// What is computed.
+/// The operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
@@ -26,11 +26,11 @@ pub enum Operation {
     AllGatherGemm,
     /// Every rank gets all ranks' rows.
     AllGather,
-    /// Every rank multiplies an A that is already gathered: the time that nothing which gathers can beat.
+    /// Every rank multiplies an A that is already gathered: the lower bound of every step with a gather.
     Gemm,
 }
 
-/// In which order gathering and multiplying go.
+/// The order of gathering and multiplying.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
@@ -39,7 +39,7 @@ pub enum Strategy {
     /// One product that waits, tile by tile, for the rows that it needs.
     #[default]
     Fused,
-    /// A product for each rank's rows, one after the other, each after its rows: what others call decomposition.
+    /// A product for each rank's rows, one after the other, each after its rows have arrived; also called decomposition.
     Pipelined,
     /// All rows first, then one product. With [`Engine::Nccl`]: the baseline.
     Sequential,
@@ -49,7 +49,7 @@ impl Strategy {
     /// All of them.
     pub const ALL: [Strategy; 3] = [Strategy::Fused, Strategy::Pipelined, Strategy::Sequential];
 
-    /// What one product multiplies at most.
+    /// The largest product of a step.
     pub fn part_of(self, problem: &Problem) -> Result<Problem> {
         match self {
             Strategy::Pipelined => problem.of_largest_shard(),
@@ -68,7 +68,7 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// What moves the rows.
+/// The engine that moves the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
@@ -83,14 +83,14 @@ pub enum Engine {
         /// has pieces are slower.
         streams: u32,
     },
-    /// A kernel before the product, on its stream: the quickest way for small shards, as nothing is handed from
-    /// stream to stream.
+    /// A kernel before the product, on the same stream: the fastest engine for small shards, as no stream waits for
+    /// another.
     Kernel {
         /// 1 to [`MAX_BLOCKS`].
         blocks: u32,
     },
-    /// NCCL, loaded at run time: the way between GPUs that do not reach each other's memory, on several machines, for
-    /// example. It signals nothing before all rows have arrived, so it goes with [`Strategy::Sequential`] only.
+    /// NCCL, loaded at run time: the engine between GPUs that do not reach each other's memory, on several machines, for
+    /// example. It signals nothing before all rows have arrived, so it works with [`Strategy::Sequential`] only.
     ///
     /// Its kernels know no timeout: timeouts apply where the operation's `synchronize` waits, once for each step begun
     /// since the last call. Any other wait on the stream can hang as long as a rank is stuck. Beginning a step takes
@@ -99,20 +99,20 @@ pub enum Engine {
     Nccl,
 }
 
-/// Pieces of a shard are no smaller by default, for each rank: each piece costs a copy engine some microseconds for each
-/// peer, and with more ranks there are more pieces already.
+/// The smallest default piece of a shard, per rank: each piece costs a copy engine some microseconds for each
+/// peer, and more ranks mean more pieces.
 const SMALLEST_PIECE: u128 = 4 << 20;
 /// More pieces than this gain nothing.
 const MOST_PIECES: u128 = 2;
-/// Nor do any where one rank has more columns: its own rows take longer to multiply than the next rank's take to arrive,
-/// and pieces only part rows that would sweep over B together.
+/// With more columns on one rank, one piece is enough: its own rows take longer to multiply than the next rank's take to
+/// arrive, and more pieces only separate rows that would sweep over B together.
 const MOST_COLUMNS_IN_PIECES: u32 = 4096;
 
 impl Engine {
-    /// A kernel of as few blocks as fill the link: each keeps an SM from the product while it pushes.
+    /// A kernel with as few blocks as fill the link: each occupies an SM while it pushes.
     pub const PUSHING: Engine = Engine::Kernel { blocks: 16 };
 
-    /// An error unless its number of streams or blocks is one that GPUs are given.
+    /// An error if its number of streams or blocks is out of range.
     pub fn check(self) -> Result<()> {
         let (what, value, most) = match self {
             Engine::CopyEngines { streams } => ("the number of streams", streams, MAX_STREAMS),
@@ -122,13 +122,13 @@ impl Engine {
         match (1..=most).contains(&value) {
             true => Ok(()),
             false => {
-                let remedy = "ask for a number in that range";
+                let remedy = "choose a number in that range";
                 Err(Error::out_of_range(what, value.into(), 1, most.into(), remedy))
             }
         }
     }
 
-    /// What GPUs take for `problem` where they reach each other's memory and nothing is asked for.
+    /// The default on GPUs that reach each other's memory.
     pub fn usual(problem: &Problem) -> Self {
         if shard_bytes(problem) <= SMALL_SHARD.into() {
             Engine::PUSHING
@@ -138,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// Into how many pieces a shard is then cut.
+    /// The default number of pieces of a shard.
     pub fn usual_pieces(self, problem: &Problem) -> u32 {
         let pieces = match self {
             Engine::Nccl => 1,
@@ -169,21 +169,21 @@ fn shard_bytes(problem: &Problem) -> u128 {
     problem.row_bytes(&(0..problem.shards().most_rows()))
 }
 
-/// How rows travel, and what they meet.
+/// Strategy, engine and pieces: how an operation is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Way {
-    /// In which order gathering and multiplying go.
+    /// The order of gathering and multiplying.
     pub strategy: Strategy,
-    /// What moves the rows.
+    /// The engine that moves the rows.
     pub engine: Engine,
     /// Chunks a shard.
     pub pieces: u32,
 }
 
 impl Way {
-    /// An error if this engine cannot do that.
+    /// An error if this engine cannot carry out this strategy, or this number of pieces.
     pub fn check(self) -> Result<()> {
         self.engine.check()?;
         if self.engine != Engine::Nccl {

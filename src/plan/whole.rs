@@ -1,4 +1,4 @@
-//! A problem with everything decided: the value that executors carry out.
+//! A problem with all choices made: the value that executors carry out.
 //!
 //! Invariant: a `Plan` is immutable and complete. Two ranks that hold equal plans agree on every
 //! chunk, every word and every wait: [`Plan::schedule`] follows from it.
@@ -11,16 +11,16 @@ use super::tiles::{ClusterShape, TileOrder, TileShape, Tiling};
 use super::way::{Engine, Operation, Strategy, Way};
 use crate::error::{Error, Result};
 
-/// What may be chosen when a plan is made.
+/// The choices of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// What is computed.
+    /// The operation.
     pub operation: Operation,
-    /// In which order gathering and multiplying go.
+    /// The order of gathering and multiplying.
     pub strategy: Strategy,
-    /// What moves the rows.
+    /// The engine that moves the rows.
     pub engine: Engine,
-    /// Chunks a shard. `None`: up to four, none smaller than a tile is high; one where NCCL gathers.
+    /// Chunks of a shard. `None`: up to four, none smaller than the height of a tile; one with NCCL.
     pub pieces: Option<u32>,
     /// How the output is cut and swept.
     pub tiling: Tiling,
@@ -42,13 +42,13 @@ impl PlanOptions {
         }
     }
 
-    /// In which order gathering and multiplying go.
+    /// Sets the order of gathering and multiplying.
     #[must_use]
     pub const fn with_strategy(self, strategy: Strategy) -> Self {
         PlanOptions { strategy, ..self }
     }
 
-    /// What moves the rows.
+    /// Sets the engine that moves the rows.
     #[must_use]
     pub const fn with_engine(self, engine: Engine) -> Self {
         PlanOptions { engine, ..self }
@@ -93,7 +93,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Decides.
+    /// Makes all choices; an error if they do not fit the problem or each other.
     pub fn new(problem: &Problem, options: PlanOptions) -> Result<Self> {
         options.tiling.check()?;
         let pieces = match (options.pieces, options.engine) {
@@ -101,7 +101,7 @@ impl Plan {
             (None, Engine::Nccl) => 1,
             (None, _) => default_pieces(problem.shards().most_rows(), options.tiling),
         };
-        // What does not multiply as rows arrive has all of them first.
+        // A gather alone and a plain product have no fused form.
         let strategy = match options.operation {
             Operation::AllGatherGemm => options.strategy,
             Operation::AllGather | Operation::Gemm => Strategy::Sequential,
@@ -111,9 +111,9 @@ impl Plan {
         Ok(Plan { problem: problem.clone(), options, chunks })
     }
 
-    /// The same plan for a step with other rows a rank, no more in all than this one's M.
+    /// The same plan for a step with other rows of each rank, with at most this plan's M in total.
     ///
-    /// A rank keeps at most as many chunks as the most that a rank has here.
+    /// No rank gets more chunks than the largest number of chunks of a rank in this plan.
     pub fn for_rows(&self, rows: &[u32]) -> Result<Self> {
         let problem = self.problem.with_shards(rows)?;
         if problem.m() > self.problem.m() {
@@ -124,19 +124,19 @@ impl Plan {
         let shards = problem.shards().to_rows();
         let with_rows = shards.iter().filter(|&&rows| rows > 0).count() as u32;
         let per_shard = self.chunks().most_per_rank().min(problem.shards().most_rows());
-        // Rows that were one rank's may now be many ranks', each with as many chunks.
+        // Rows of one rank may now belong to many ranks, each with as many chunks.
         let per_shard = per_shard.min((MAX_CHUNKS / with_rows).max(1));
         let chunks = Chunks::even(problem.shards(), per_shard)?;
         let options = PlanOptions { pieces: Some(per_shard), ..self.options };
         Ok(Plan { problem, options, chunks })
     }
 
-    /// What is computed.
+    /// The problem.
     pub fn problem(&self) -> &Problem {
         &self.problem
     }
 
-    /// What was chosen.
+    /// The options.
     pub fn options(&self) -> PlanOptions {
         self.options
     }
@@ -146,14 +146,14 @@ impl Plan {
         &self.chunks
     }
 
-    /// How it is carried out.
+    /// Strategy, engine and pieces.
     pub fn way(&self) -> Way {
         let PlanOptions { strategy, engine, .. } = self.options;
         Way { strategy, engine, pieces: self.chunks.most_per_rank() }
     }
 
-    /// What `rank` does in one step, as large as its chunks times the ranks; for a rank that does not exist, the
-    /// schedule of one without rows.
+    /// The schedule of `rank` in one step; its length grows with the chunks of a rank times the ranks. For a rank that does
+    /// not exist, it is the schedule of a rank without rows.
     pub fn schedule(&self, rank: u32) -> Schedule {
         strategies::schedule(self, rank)
     }
@@ -163,7 +163,7 @@ impl Plan {
         strategies::peer_in_round(rank, round, self.problem.ranks())
     }
 
-    /// What one rank needs to know of it.
+    /// The part of one rank, to print and to write.
     pub fn of_rank(&self, rank: u32) -> Result<RankPlan<'_>> {
         self.problem.shards().check_rank(rank)?;
         Ok(RankPlan { plan: self, rank })
@@ -175,7 +175,7 @@ impl Plan {
     }
 }
 
-/// A [`Plan`] as one rank sees it: to print and to write, where all ranks would be too much.
+/// One rank's part of a [`Plan`]: to print and to write, where all ranks would be too much.
 ///
 /// ```
 /// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
@@ -198,14 +198,14 @@ impl<'a> RankPlan<'a> {
         self.plan
     }
 
-    /// Which rank.
+    /// The rank.
     pub fn rank(self) -> u32 {
         self.rank
     }
 }
 
-/// Enough pieces that the first tiles need not wait for a whole shard, none smaller than a tile is
-/// high: a piece costs a signal and a transfer, and one that completes no tile buys nothing.
+/// Enough pieces that the first tiles need not wait for a whole shard, none smaller than the height of a
+/// tile: a piece costs a signal and a transfer, and one that completes no tile gains nothing.
 fn default_pieces(most_rows: u32, tiling: Tiling) -> u32 {
     (most_rows / tiling.tile.m.max(64)).clamp(1, 4)
 }

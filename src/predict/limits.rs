@@ -1,4 +1,4 @@
-//! How much a prediction may ask for: it walks over every unit and every piece, and a few digits too many would take
+//! Limits of a prediction: it walks over every unit and every piece, so a few digits too many would take
 //! hours, or all of the memory.
 //!
 //! What belongs here: the limits, and counting what would be done before any of it is. Invariant: nothing is counted one

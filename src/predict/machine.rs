@@ -1,21 +1,21 @@
-//! What a machine can do, in numbers.
+//! The figures of a machine.
 //!
-//! What belongs here: plain figures, each something that could be measured by itself, and what follows from them for
-//! one product. Invariant: no figure is fitted to one shape; each says what it was fitted to, and
-//! docs/predicting.md says which measurements were held out.
+//! What belongs here: plain figures, each measurable by itself, and the cost of one product by them.
+//! Invariant: no figure is fitted to one shape; each names its source, and
+//! docs/predicting.md names the measurements that were held out.
 
 use super::limits::MOST_SMS;
 use crate::error::{Error, Result};
 use crate::kernels::{Kernel, Work, beside};
 use crate::plan::Engine;
 
-/// The figures of GPUs that are all alike, and of what lies between them. A GB is 10⁹ bytes; directions of a link
+/// The figures of equal GPUs and of the links between them. A GB is 10⁹ bytes; directions of a link
 /// do not share its rate.
 ///
 /// ```
 /// use overlap_gemm::predict::Machine;
 ///
-/// // Half the link, everything else as it was.
+/// // Half the link, all else unchanged.
 /// let machine = Machine::h200().with_link(185.0);
 /// assert_eq!(machine.link_gbps, 185.0);
 /// assert_eq!(machine.sms, Machine::h200().sms);
@@ -26,7 +26,7 @@ use crate::plan::Engine;
 pub struct Machine {
     /// SMs of a GPU.
     pub sms: u32,
-    /// How long a product takes per second of the cost model that tells kernels apart: 16-bit inputs.
+    /// Seconds of a product per second of the kernels' cost model, for 16-bit inputs.
     pub product_scale: f64,
     /// The same for fp8.
     pub product_scale_fp8: f64,
@@ -46,7 +46,7 @@ pub struct Machine {
     pub signal_us: f64,
     /// Until a step has begun, in µs, and the product behind has seen it: from then on it may read this rank's own rows.
     pub own_us: f64,
-    /// Until the ranks have told each other that they may, and a stream that pushes has seen it, in µs.
+    /// Until the ranks have allowed each other to send, and a pushing stream has seen it, in µs.
     pub begin_us: f64,
     /// The same where the kernel that begins the step pushes as well: until its first byte leaves.
     pub begin_push_us: f64,

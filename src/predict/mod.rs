@@ -1,21 +1,21 @@
-//! How long a step takes that nobody has run: a plan and a machine's figures, by discrete events.
+//! The predicted time of a step, from a plan and a machine's figures, by discrete events.
 //!
-//! [`estimate()`] says when a step would end and what it waited for; [`timeline()`] says when every tile and every
-//! transfer would be, as the [`Timeline`] that executors record, so that both can be drawn side by side.
+//! [`estimate()`] predicts the end of a step and its waits; [`timeline()`] predicts the time of every tile and every
+//! transfer, as the [`Timeline`] that executors record, so that both can be drawn side by side.
 //!
 //! ```text
-//!  Problem ──► Setup ───────► Plan, Schedule ──┬──► transfers   which rows are where, and when
+//!  Problem ──► Setup ───────► Plan, Schedule ──┬──► transfers   arrival of the rows
 //!  m n k       strategy, kernel                │       │
-//!  ranks       engine, pieces                  └──► step        which worker computes what, and when
+//!  ranks       engine, pieces                  └──► step        tiles of each worker
 //!                                                      │
 //!  Machine: link, copies, kernels ─────────────────────┴──► Estimate, Timeline
 //! ```
 //!
-//! Invariant: arithmetic only. No clock, no device, no feature: the same question has the same answer everywhere. The
+//! Invariant: arithmetic only. No clock, no device, no feature: equal arguments give equal results everywhere. The
 //! orders are the plan's own ([`TileOrder`](crate::plan::TileOrder), [`Schedule`](crate::plan::Schedule)); only
-//! times are made up here. `docs/predicting.md` says how well they agree with what was measured.
+//! times are predicted here. `docs/predicting.md` compares them with measurements.
 //!
-//! What would the fused product take on eight H200, and what with half the link?
+//! The fused step on eight H200, with the whole link and with half of it:
 //!
 //! ```
 //! use overlap_gemm::plan::{Problem, Strategy};
@@ -52,22 +52,22 @@ use crate::trace::{TileEvent, Timeline, TransferEvent};
 use step::{Outcome, Step, duration};
 use transfers::Gather;
 
-/// A step's time, and what explains it: of the rank that is through last.
+/// A step's time and its parts, on the rank that ends last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Estimate {
-    /// From the end of the step before to the end of this one.
+    /// From the end of the previous step to the end of this one.
     pub total: Duration,
     /// When the first tile could be computed.
     pub first_tile: Duration,
-    /// When the last rows were there.
+    /// When the last rows arrived.
     pub gathered: Duration,
-    /// What a worker waited for rows after the first tile, in the mean.
+    /// The mean time that a worker waited for rows after the first tile.
     pub waited: Duration,
-    /// What the link's traffic cost a worker, in the mean.
+    /// The mean time that the link's traffic cost a worker.
     pub slowed: Duration,
-    /// From the end of the worker that was through first to that of the last.
+    /// From the end of the first worker to that of the last.
     pub tail: Duration,
 }
 
@@ -140,7 +140,7 @@ pub fn timeline(
 
 /// The ranks that are looked at to know the slowest: one, where all do the same at the same time.
 fn to_compute(plan: &Plan, alike: bool) -> impl Iterator<Item = u32> + use<> {
-    /// Where ranks differ only by how tiles straddle their shards, so many of them tell enough.
+    /// Where ranks differ only in how tiles straddle their shards, this number of them is enough.
     const ENOUGH: u32 = 8;
     let (problem, options) = (plan.problem(), plan.options());
     let tiling = options.tiling;

@@ -1,8 +1,8 @@
-//! One step of one rank: which worker computes what when.
+//! One step of one rank: the tiles of each worker and their times.
 //!
 //! Clusters of SMs take units of work as the device's scheduler does (`csrc/async_input_scheduler.cuh`): cluster c
 //! the units c, c + clusters, …; slices of one unit's K lie side by side. A unit waits for the last chunk that its rows
-//! touch. Invariant: times are µs from the end of what was before the step; a worker computes one unit at a time.
+//! touch. Invariant: times are µs from the end of the previous step; a worker computes one unit at a time.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -17,23 +17,23 @@ use crate::plan::{
 };
 use crate::trace::TileEvent;
 
-/// Who wants to hear of each tile, if anybody.
+/// An optional callback for each tile.
 pub(super) type Record<'a> = Option<&'a mut dyn FnMut(TileEvent)>;
 
-/// What became of one rank.
+/// The outcome of one rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Outcome {
     /// The end of its last tile, and of what comes after.
     pub(super) end: f64,
     /// When its first tile could be computed.
     pub(super) first_tile: f64,
-    /// What all workers waited for rows.
+    /// The time that all workers waited for rows.
     pub(super) waited: f64,
-    /// How many workers there were.
+    /// The number of workers.
     pub(super) workers: u64,
-    /// From the end of the worker that was through first to that of the last.
+    /// From the end of the first worker to that of the last.
     pub(super) tail: f64,
-    /// What the link's traffic cost all workers.
+    /// The time that the link's traffic cost all workers.
     pub(super) slowed: f64,
 }
 
@@ -150,7 +150,7 @@ impl Step<'_> {
         Ok(Part { problem, order: self.order_of(rows)? })
     }
 
-    /// How a product of so many rows goes through its tiles that waits for none of them.
+    /// The order of tiles of a product of this number of rows that waits for none of them.
     fn order_of(&self, rows: u32) -> Result<TileOrder> {
         let one = Chunks::even(&Shards::even(rows, 1)?, 1)?;
         TileOrder::new(&one, self.plan.problem().n(), self.plan.options().tiling, 0)

@@ -1,4 +1,4 @@
-//! What has to hold whatever the figures are.
+//! Properties that hold for all figures.
 
 use std::collections::{BTreeMap, BTreeSet};
 

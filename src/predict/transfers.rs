@@ -1,9 +1,9 @@
-//! When which rows are where: the all-gather of a plan, as one machine's links carry it.
+//! The arrival of all rows: the all-gather of a plan over one machine's links.
 //!
 //! A GPU's copies share its engine and its link: they take turns, in the order of the [`Schedule`](crate::plan::Schedule);
 //! a stream goes on when its signal has followed its data. Where two
-//! sources meet at one destination, each gets half. Invariant: times are µs from the end of what was before the
-//! step; ranks that are all alike are computed once, and that is exact.
+//! sources meet at one destination, each gets half. Invariant: times are µs from the end of the previous
+//! step; equal ranks are computed once, which is exact.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(super) struct Sent {
     pub(super) to: u32,
     pub(super) chunk: u32,
     pub(super) begin: f64,
-    /// When its last byte is there.
+    /// When its last byte arrives.
     pub(super) end: f64,
     pub(super) signalled: f64,
 }
@@ -42,7 +42,7 @@ pub(super) struct Gather<'a> {
     sending: Vec<Window>,
     /// Rank 0 speaks for all.
     alike: bool,
-    /// When all rows are everywhere, where nothing is told before.
+    /// When all rows have arrived everywhere, if no chunk is signalled before.
     all_at: Option<f64>,
 }
 

@@ -1,7 +1,7 @@
 //! A timeline as trace events, as Perfetto (ui.perfetto.dev) and Chrome's tracing page read them.
 //!
 //! Invariant: a process for each rank of each timeline, a thread a worker, a receiver of pushes, or a signal (from when it is
-//! set); times in microseconds from the first event on, or from the zero that somebody named.
+//! set); times in microseconds from the first event on, or from a given zero.
 
 use std::time::Duration;
 

@@ -11,11 +11,11 @@ impl Timeline {
     /// Lays the records of ranks, each on a clock of its own that begins with the step, on one: rank 0's.
     ///
     /// A rank sees rows after they were signalled, and so do the others see its own: between those two bounds its clock
-    /// is set, in the middle. Where no transfer tells anything, all steps begin at once.
+    /// is set, in the middle. Where no transfer gives a hint, all steps begin at once.
     ///
     /// A chunk that was used before its signal was noticed was signalled by then: who watches a kernel push knows only when
-    /// all of it is through. One whose transfer nobody has recorded gets one that ends when its first tile could be
-    /// computed: no earlier sign of it is kept. `from` says whose rows a chunk has.
+    /// all of it is through. A chunk without a recorded transfer gets one that ends when its first tile could be
+    /// computed: no earlier sign of it is kept. `from` maps a chunk to its rank.
     pub fn of_ranks(ranks: Vec<Timeline>, from: impl Fn(u32) -> u32) -> Timeline {
         let mut ranks: Vec<(i128, Timeline)> =
             ranks.into_iter().map(|timeline| (0, timeline)).collect();

@@ -123,7 +123,7 @@ impl fmt::Display for RankSummary {
             share(self.computed),
             share(self.waited),
         )?;
-        // Of hundreds of ranks most are waited for too little to be told one by one.
+        // Of hundreds of ranks most cause too short a wait to be listed one by one.
         let is_told = |time: Duration| share(time) > 0.5;
         let told = self.waited_for.iter().filter(|(_, time)| is_told(**time));
         let mut causes: Vec<_> = told

@@ -1,6 +1,6 @@
 //! A timeline as a picture: a self-contained SVG that a person can read, on light and dark background.
 //!
-//! Invariant: all ranks share one time axis, from the first event (or the zero that somebody named) to the last; nothing
+//! Invariant: all ranks share one time axis, from the first event (or a given zero) to the last; nothing
 //! is drawn outside of it; text that comes from the caller is escaped, and cut off where the picture ends.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +30,7 @@ const LETTER: f64 = 6.2;
 const HEAD_LETTER: f64 = 6.8;
 const TITLE_LETTER: f64 = 8.2;
 
-/// Told apart by people who see colours otherwise, too (Okabe and Ito).
+/// Distinguishable with colour blindness, too (Okabe and Ito).
 const PALETTE: [&str; 8] =
     ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#a89f00", "#8c8c8c"];
 

@@ -1,4 +1,4 @@
-//! What has to hold of a picture, whatever is drawn: read back from the SVG alone.
+//! Properties of every picture, read back from the SVG alone.
 
 use super::*;
 use crate::plan::Tile;

@@ -1,15 +1,13 @@
-//! What may be chosen for a problem: ways that rows may travel, kernels that may multiply, and what a step by them
-//! should take.
+//! The candidates for a problem: ways to carry the operation out, kernels, and the predicted time of a step.
 //!
-//! Invariant: the same question has the same answer everywhere; what is listed first is what is taken where
-//! nothing else is known.
+//! Invariant: equal problems have equal candidates everywhere; the first of a list is the default.
 
 use super::entry::Multiplying;
 use crate::kernels::{Kernel, choices, ranked};
 use crate::plan::{Engine, Operation, Problem, Strategy, Way};
 use crate::predict::{Machine, Setup, estimate};
 
-/// How rows may travel: what makes sense for shards of this size, and first what is usual.
+/// The ways that make sense for shards of this size, the default first.
 ///
 /// ```
 /// use overlap_gemm::plan::Problem;
@@ -68,8 +66,7 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
     all
 }
 
-/// The kernels that should be quickest for `part`, of those that may be taken: first what is chosen where nobody asks
-/// for one, then the quickest first.
+/// The kernels that should be fastest for `part`: first the default, then the others by speed.
 pub(super) fn kernels_for(
     part: &Problem,
     kernels: &[Kernel],
@@ -99,7 +96,7 @@ pub(super) fn kernels_for(
     all
 }
 
-/// Microseconds that a step should take; `None`: it cannot be carried out so.
+/// The predicted microseconds of a step; `None`: this plan is not possible.
 pub(super) fn predicted_us(
     machine: &Machine,
     problem: &Problem,

@@ -1,6 +1,6 @@
-//! One measured problem: what it was, how the fastest step was carried out, what that took.
+//! One measured problem: the problem, its fastest plan, and the plan's time.
 //!
-//! What belongs here: plain values as the file has them, and what makes one valid. Invariant: an [`Entry`] that
+//! What belongs here: the plain values of the file, and their validation. Invariant: an [`Entry`] that
 //! [`Entry::check`] has passed names a kernel, can be planned, and has at least one time; all times are positive.
 
 use std::fmt;
@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{BLayout, ClusterShape, ElementTypes, Engine, Problem, Scaling, TileShape, Way};
 
-/// Which problems an entry speaks of, their size apart.
+/// The properties that the problems of an entry share, except the size.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Family {
     /// The GPU of every rank, as the driver calls it.
     pub gpu: String,
-    /// How many ranks gather.
+    /// The number of ranks.
     pub ranks: u32,
     /// The element types.
     pub elements: ElementTypes,
-    /// Which scales apply.
+    /// The scales of fp8.
     pub scaling: Scaling,
     /// How B lies in memory.
     pub b_layout: BLayout,
@@ -74,7 +74,7 @@ impl Shape {
         Shape { m: problem.m(), n: problem.n(), k: problem.k() }
     }
 
-    /// How far two are apart: how often a side has to be doubled or halved, all sides together.
+    /// The distance of two sizes, in doublings: the sum of |log2| of the ratios of their M, N and K.
     pub fn distance(self, other: Shape) -> f64 {
         let doublings = |one: u32, other: u32| (f64::from(one) / f64::from(other)).log2().abs();
         doublings(self.m, other.m) + doublings(self.n, other.n) + doublings(self.k, other.k)
@@ -87,8 +87,8 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Which kernel multiplies, and how. Its tile stands beside its name, so that a table can be reasoned about where the
-/// kernel is not.
+/// The kernel and its parameters. The tile stands beside the name, so that a table can be used without
+/// the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Multiplying {
@@ -110,7 +110,7 @@ impl fmt::Display for Multiplying {
     }
 }
 
-/// What a step took, in microseconds: that of the slowest rank, the median over the rounds.
+/// Microseconds of a step on the slowest rank, the median over the rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Times {
@@ -123,37 +123,37 @@ pub struct Times {
 }
 
 impl Times {
-    /// The microseconds that anything may take: a nanosecond to eleven days. Beyond, arithmetic with times is none.
+    /// The valid range of a time in microseconds: a nanosecond to eleven days. Arithmetic with times fails beyond it.
     pub const RANGE_US: RangeInclusive<f64> = 1e-3..=1e12;
 }
 
-/// One problem, and how the fastest step that was measured for it was carried out.
+/// One problem and its fastest measured plan.
 ///
-/// A plan does not know whether its steps will be captured into graphs. So there is one such step: where both launch modes
+/// A plan does not know whether its steps will be captured into graphs. So an entry has one plan: if both launch modes
 /// were measured, the one with the smallest worst-case slowdown over both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// Which problems it speaks of.
+    /// The kind of problem.
     pub family: Family,
-    /// The problem's size. Its rows are spread evenly.
+    /// The problem's size. Its rows are distributed evenly.
     pub shape: Shape,
     /// SMs of the GPU.
     pub sms: u32,
-    /// The driver that it was measured with.
+    /// The driver of the measurement.
     pub driver: String,
     /// The version of this crate.
     pub crate_version: String,
-    /// How rows travelled.
+    /// Strategy, engine and pieces.
     pub way: Way,
-    /// What multiplied.
+    /// The kernel.
     pub multiplying: Multiplying,
-    /// What it took, launched in each way that was measured.
+    /// The times in each measured launch mode.
     pub us: Times,
 }
 
 impl Entry {
-    /// What is wrong with it, if anything is.
+    /// An error if a value is invalid.
     pub fn check(&self) -> Result<(), String> {
         let at_least_one = |what: &str, value: u32| match value {
             0 => Err(format!("{what} is 0")),

@@ -1,8 +1,8 @@
 //! Tables as files: JSON with a name, a version, and an entry a line.
 //!
-//! What belongs here: reading, which trusts nothing; writing, which never leaves half a file; where the file is.
-//! Invariant: a file that was read is whole and of a version that is known; whoever reads while somebody
-//! writes finds what was there before, or all of the new.
+//! What belongs here: reading with full validation, atomic writing, and the location of the file.
+//! Invariant: a file that was read is complete and of a known version; a read during a write returns the old
+//! contents or all of the new.
 //!
 //! ```text
 //! {"format": "overlap-gemm tuning", "version": 3, "entries": [
@@ -23,11 +23,11 @@ use serde::Deserialize;
 use super::entry::{Entry, Shape};
 use crate::error::{Error, Result};
 
-/// What a table's file says that it is.
+/// The name of the format, in every file.
 pub const FORMAT: &str = "overlap-gemm tuning";
 /// The version of the file that is written, and the only one that is read.
 pub const VERSION: u32 = 3;
-/// The environment variable that names the file to plan by; `none`: no table at all, not even what ships with the
+/// The environment variable with the file for plans; `none`: no table at all, not even the one that ships with the
 /// crate.
 pub const TUNING_VARIABLE: &str = "OVERLAP_GEMM_TUNING";
 
@@ -51,7 +51,7 @@ struct Whole {
     entries: Vec<Entry>,
 }
 
-/// The entries of a file, or why there are none to be had.
+/// The entries of a file, or why it is refused.
 pub(super) fn parse(text: &str) -> Result<Vec<Entry>, String> {
     const AGAIN: &str = "move it away, and run `overlap-gemm tune` again";
     let head: Head =
@@ -157,9 +157,9 @@ fn linked(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other(format!("more than {MOST_LINKS} links lead on from it")))
 }
 
-/// Adds entries to a file, in place of what it has of the same problems, and keeps the rest. A file that cannot be
-/// trusted is left as it is; so is any where a new entry is none that could be read again. Of two processes that do this at
-/// once, one may lose what the other adds.
+/// Adds entries to a file, replaces those of the same problems, and keeps the rest. An invalid file stays
+/// unchanged; so does a file when a new entry is invalid. If two processes do this at
+/// once, one may lose the entries of the other.
 pub fn record(path: &Path, new: &[Entry]) -> Result<()> {
     for entry in new {
         entry.check().map_err(|why| Error::Tuning {
@@ -191,7 +191,7 @@ pub(super) fn put(entries: &mut Vec<Entry>, new: impl IntoIterator<Item = Entry>
     entries.sort_by_cached_key(place);
 }
 
-/// Where a user's table is unless something else is said: `overlap-gemm/tuning.json` in the folder for caches.
+/// The default location of a user's table: `overlap-gemm/tuning.json` in the folder for caches.
 pub fn default_path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;

@@ -1,11 +1,11 @@
-//! What the table says of a problem that may not be in it.
+//! The look-up of a problem, which need not be in the table.
 //!
-//! What belongs here: which of the three answers a problem has. Invariant: the answer follows from the table and the question alone;
-//! nothing in it was refused by [`Fits`].
+//! What belongs here: the choice between the three kinds of answers. Invariant: the answer follows from the table and the
+//! problem alone; no part of it was refused by [`Fits`].
 //!
-//! An entry for the very problem is taken as it is; so is the nearest entry of the same kind of problem, if it is within
-//! [`FARTHEST`]. Else the cost model decides: every way that rows may travel has a prediction (`predict`) with every promising
-//! kernel. The quickest is taken, but the fused step of the rules keeps its place unless another leads by [`LEAD`].
+//! An entry for the same problem is used unchanged; so is the nearest entry of the same kind of problem, if it is within
+//! [`FARTHEST`]. Otherwise the cost model decides: every way has a prediction (`predict`) with every promising
+//! kernel. The fastest is used, but the fused step of the rules keeps its place unless another leads by [`LEAD`].
 
 use std::fmt;
 
@@ -15,11 +15,11 @@ use crate::kernels::{Kernel, all_kernels};
 use crate::plan::{Problem, Strategy, Way};
 use crate::predict::Machine;
 
-/// How far the nearest entry may be, in doublings ([`Shape::distance`]): M, N and K together differ by 19 %. Among the problems of
-/// the table that ships, which are farther apart than that, a neighbour's winner was slower than what the cost model chooses.
+/// The largest distance of the nearest entry, in doublings ([`Shape::distance`]): M, N and K together differ by 19 %. Problems of
+/// the shipped table are farther apart; there a neighbour's winner was slower than the choice of the cost model.
 pub const FARTHEST: f64 = 0.25;
-/// How much quicker another has to be than what the rules plan for a fused step: of many candidates that are as quick, the one that
-/// is predicted best is the one that the prediction flatters most.
+/// The lead that another plan needs over the rules' fused step: of many similar candidates, the best prediction belongs to the
+/// one that its prediction flatters most.
 const LEAD: f64 = 0.06;
 
 /// A question.
@@ -29,21 +29,21 @@ pub struct Asked<'a> {
     pub gpu: &'a str,
     /// Its SMs.
     pub sms: u32,
-    /// What is to be gathered and multiplied.
+    /// The problem.
     pub problem: &'a Problem,
 }
 
-/// What whoever asks can do, and has left open.
+/// The choices that the caller can carry out and has left open.
 pub trait Fits {
-    /// The kernels there are.
+    /// The available kernels.
     fn kernels(&self) -> &[Kernel];
-    /// Whether rows can travel so.
+    /// Whether the rows can travel this way.
     fn way(&self, way: &Way) -> bool;
-    /// Whether this kernel can multiply so, in that order.
+    /// Whether this kernel can multiply with these parameters, in the order of this strategy.
     fn multiplying(&self, strategy: Strategy, multiplying: &Multiplying) -> bool;
 }
 
-/// Whatever can be compiled, and is what is usually asked for: to look at a table where no kernels are.
+/// All kernels that can be compiled, with the default options: to look at a table without kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Anything;
 
@@ -62,16 +62,16 @@ impl Fits for Anything {
     }
 }
 
-/// Where an answer comes from.
+/// The source of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// This very problem was measured.
+    /// This problem was measured.
     Tuned(Times),
-    /// This one was, and is near.
+    /// This near problem was measured.
     Nearest(Shape, Times),
     /// The cost model's choice: neither the problem nor one near it was measured.
     Modelled {
-        /// What a step should take, in µs.
+        /// The predicted time of a step, in µs.
         us: f64,
     },
 }
@@ -79,13 +79,13 @@ pub enum Source {
 /// An answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// How rows should travel.
+    /// Strategy, engine and pieces.
     pub way: Way,
-    /// What should multiply; `None`: whoever asks has to choose.
+    /// The kernel; `None`: the caller has to choose.
     pub multiplying: Option<Multiplying>,
-    /// Where it comes from.
+    /// The source.
     pub source: Source,
-    /// The driver that it was measured with, if it was.
+    /// The driver of the measurement, if any.
     pub driver: Option<String>,
 }
 
@@ -119,7 +119,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// What `entries` say. `None`: there is no kernel for it, or no way that fits.
+/// The answer of `entries`. `None`: no kernel computes the problem, or no way fits.
 pub(super) fn look_up(entries: &[Entry], asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
     let most_rows = asked.problem.shards().most_rows();
     let possible = |way: &Way| way.pieces <= most_rows && fits.way(way);
@@ -144,7 +144,7 @@ fn is_even(problem: &Problem) -> bool {
     problem.shards().most_rows() == problem.m().div_ceil(problem.ranks().max(1))
 }
 
-/// What was measured, if rows can travel so; without its kernel where that does not fit.
+/// The measured plan, if its rows can travel so; without its kernel if that does not fit.
 fn measured(
     entry: &Entry,
     asked: &Asked<'_>,
@@ -162,7 +162,7 @@ fn measured(
     })
 }
 
-/// The one that should be quickest, by predictions alone.
+/// The fastest plan, by predictions alone.
 fn modelled(asked: &Asked<'_>, possible: &dyn Fn(&Way) -> bool, fits: &dyn Fits) -> Option<Answer> {
     let machine = Machine::h200().with_sms(asked.sms);
     let mut all = ways(asked.problem);

@@ -67,7 +67,7 @@ fn other_kinds_of_problems_say_nothing() {
     assert!(is_modelled(built(builder(2).elements(f16.a, f16.b, f16.d))));
     let fp8 = builder(2).elements(ElementType::E4m3, ElementType::E4m3, ElementType::Bf16);
     assert!(is_modelled(built(fp8.scaling(Scaling::Rows))));
-    // What no kernel computes is answered by nobody.
+    // Without a kernel for the problem, no answer.
     let f32 = ElementTypes::all(ElementType::F32);
     let problem = builder(2).elements(f32.a, f32.b, f32.d).build().unwrap();
     assert_eq!(ask(&table, &problem, &Anything), None);

@@ -1,4 +1,4 @@
-//! Made-up measurements for the tests of whoever reads them.
+//! Made-up measurements for tests.
 
 use super::entry::{Entry, Family, Multiplying, Shape, Times};
 use crate::element::ElementType;

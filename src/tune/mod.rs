@@ -1,19 +1,19 @@
-//! What was measured of the whole operation, kept, and asked before anybody guesses.
+//! Tables of measured plans (feature `tune`): plans on GPUs look a problem up before they use a prediction.
 //!
-//! What belongs here: the table ([`Tuning`]) of how `cuda::AllGatherGemm` was fastest for which problem ([`Entry`]), its file,
-//! and looking things up in it ([`Tuning::look_up`]). No device, no clock: `overlap-gemm tune` measures, the `cuda` module obeys.
+//! What belongs here: the table ([`Tuning`]) of the fastest measured plan of each problem ([`Entry`]), its file,
+//! and the look-up ([`Tuning::look_up`]). No device, no clock: `overlap-gemm tune` measures, the `cuda` module uses the table.
 //!
-//! Three answers are possible, and whoever asks is told which it was:
+//! An answer is of one of three kinds, and names it:
 //!
 //! ```text
-//!   the same problem was measured ──────► tuned      what was fastest
-//!   one was that is near enough ────────► nearest    what was fastest for that one
-//!   nothing near ───────────────────────► modelled   what `predict` expects to be fastest
+//!   the problem was measured ───────────► tuned      its fastest plan
+//!   a near problem was measured ────────► nearest    the fastest plan of that problem
+//!   no near entry ──────────────────────► modelled   the fastest plan by `predict`
 //! ```
 //!
-//! Invariants: the same table and question have the same answer on every rank; an answer is never something that
-//! the asker has called impossible ([`Fits`]); a file that is damaged, of another program or of another version
-//! is refused as a whole, with its name and the reason, and stops nobody from planning.
+//! Invariants: equal tables and problems give equal answers on every rank; an answer never contains a choice that the caller
+//! excludes ([`Fits`]); a file that is damaged, of another program or of another version is refused as a whole, with its name
+//! and the reason, and plans continue without it.
 
 mod candidates;
 mod entry;

@@ -1,6 +1,6 @@
-//! A table of measurements, wherever it comes from.
+//! A table of measurements, from a file or from the crate.
 //!
-//! Invariant: nothing here fails where a plan is made. What cannot be read is left out, and [`Tuning::notes`] says so.
+//! Invariant: nothing here fails while a plan is made. Unreadable files are left out, and [`Tuning::notes`] lists them.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::file::{self, TUNING_VARIABLE, default_path};
 use super::lookup::{self, Answer, Asked, Fits};
 use crate::error::Result;
 
-/// What was measured, and what to say about it.
+/// A table of measured plans, with its sources and notes.
 ///
 /// ```
 /// use overlap_gemm::plan::Problem;
@@ -36,12 +36,12 @@ pub struct Tuning {
 const SHIPPED: &str = include_str!("h200.json");
 
 impl Tuning {
-    /// An empty table: everything is left to the library's rules.
+    /// An empty table: predictions and rules decide everything.
     pub fn none() -> Tuning {
         Tuning::default()
     }
 
-    /// What ships with the crate.
+    /// The table that ships with the crate.
     pub fn shipped() -> &'static Tuning {
         static TABLE: OnceLock<Tuning> = OnceLock::new();
         TABLE.get_or_init(|| match file::parse(SHIPPED) {
@@ -55,7 +55,7 @@ impl Tuning {
         })
     }
 
-    /// A file, and nothing else.
+    /// The table of one file.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Tuning> {
         let path = path.as_ref();
         let entries = file::read(path)?;
@@ -111,12 +111,12 @@ impl Tuning {
         &self.sources
     }
 
-    /// What could not be read, and why.
+    /// The files that could not be read, with the reasons.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// What it says of a problem; `None`: no kernel computes it, or no way fits.
+    /// The plan for a problem; `None`: no kernel computes it, or no way fits.
     pub fn look_up(&self, asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
         lookup::look_up(&self.entries, asked, fits)
     }

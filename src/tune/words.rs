@@ -1,6 +1,6 @@
-//! Kernels as a table has them, and as the cost model does.
+//! Conversion between the kernels of a table and those of the cost model.
 //!
-//! Invariant: a table's entry names a kernel and how it runs; all else about it follows from the name.
+//! Invariant: a conversion and its inverse give the original.
 
 use super::entry::Multiplying;
 use super::lookup::Answer;
@@ -18,7 +18,7 @@ impl Multiplying {
 }
 
 impl Answer {
-    /// How a step is carried out by it; `None`: whoever asks chooses the kernel, or nobody knows it.
+    /// The setup of a step by this answer; `None`: the caller chooses the kernel, or the kernel is unknown.
     pub fn setup(&self) -> Option<Setup> {
         let multiplying = self.multiplying.as_ref()?;
         Some(Setup {

@@ -1,9 +1,9 @@
 //! The demo on a Hopper GPU: all ranks on one device, chunk copies, then the plain kernel.
 //!
-//! One device and one stream for all ranks, so it gathers, then multiplies; `trace` runs the fused
-//! product, on ranks that are processes. This proves the road to the GPU (plan, memory, kernel, check)
-//! with the plan's own chunks and orders. Invariant:
-//! everything is enqueued on one stream, so events time exactly what lies between them.
+//! All ranks share one device and one stream, so the demo gathers, then multiplies; `trace` runs the fused
+//! product, on ranks that are processes. The demo exercises plan, memory, kernel and check with the plan's own
+//! chunks and orders. Invariant: everything is enqueued on one stream, so two events time exactly the work between
+//! them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use overlap_gemm::reference::{Reference, Report};
 use overlap_gemm::trace::{TileEvent, Timeline, TransferEvent};
 use overlap_gemm::{Error, Result};
 
-use super::{Args, Shown};
+use super::{Args, Shown, Source, Time};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 
@@ -64,18 +64,20 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
         None => Timeline::default(),
     };
     let report = world.compare(&plan, interrupt)?;
-    let (info, tera) = (device.info(), 1e-9 * problem.flops() as f64 / product);
+    let tflops = 1e-9 * problem.flops() as f64 / product;
+    let time = |name, what, ms, source| Time { name, ms, source, what };
     Ok(Shown {
-        on: format!("GPU 0 ({}), all ranks on it, one after the other", info.name),
-        problem: problem.to_string(),
+        on: "gpu",
+        device: format!("GPU 0 ({}), which runs all ranks in turn", device.info().name),
+        problem,
+        link_bytes_per_second: None,
         times: vec![
-            ("gather (copies within the GPU), a rank", gather),
-            ("product, a rank", product),
-            ("one after the other", gather + product),
+            time("gather", "gather of a rank (copies within the GPU)", gather, Source::Measured),
+            time("product", "product of a rank", product, Source::Measured),
+            time("sequential", "one after the other", gather + product, Source::Sum),
         ],
-        verdict: format!(
-            "the product runs at {tera:.0} TFLOP/s; here it follows the gather, it does not overlap it"
-        ),
+        hidden: None,
+        product_tflops: Some(tflops),
         report,
         timeline,
     })

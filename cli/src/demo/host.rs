@@ -1,15 +1,15 @@
 //! The demo on threads.
 //!
-//! Memory is too fast a link for anybody to see an overlap, so the demo slows it: first it times the
-//! step with an unlimited link, then it takes a link on which sending lasts about as long. Invariant:
-//! both are the same operation on the same numbers; only the link differs.
+//! A copy in memory is too fast to show an overlap, so the demo slows it: it times the step with an unlimited
+//! link, then sets the rate of the link so that the transfer takes as long as that step. Invariant: both are the
+//! same operation on the same numbers; only the link differs.
 
 use std::time::Duration;
 
 use overlap_gemm::host::Link;
 use overlap_gemm::plan::Problem;
 
-use super::{Args, Shown};
+use super::{Args, Shown, Source, Time};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads::{Steps, describe_machine, link, usual_options};
@@ -29,8 +29,9 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
     let sent = problem.row_bytes(&problem.shards().rows(0)) * u128::from(problem.ranks() - 1);
     let mut report = timed(None)?;
     let compute = median(&report.step_times);
-    // One rank sends nothing; any rate will do.
+    // One rank sends nothing; any rate is right.
     let as_long_as_computing = || Link::of_rate((sent as f64 / compute.as_secs_f64()).max(1.0));
+    let set = if wanted.is_some() { Source::SetByRate } else { Source::SetEqual };
     let link = wanted.unwrap_or_else(as_long_as_computing);
     let slowed = timed(Some(link))?;
     let rate = link.bytes_per_second;
@@ -41,19 +42,20 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
     let sum = compute + transfer;
     let ms = |time: Duration| 1e3 * time.as_secs_f64();
     let hidden = sum.saturating_sub(step).as_secs_f64() / transfer.min(compute).as_secs_f64();
+    let time = |name, what, time, source| Time { name, ms: ms(time), source, what };
     Ok(Shown {
-        on: format!("{}; a link of {:.0} MB/s a rank", describe_machine(), rate / 1e6),
-        problem: problem.to_string(),
+        on: "host",
+        device: describe_machine(),
+        link_bytes_per_second: Some(rate),
         times: vec![
-            ("compute (the link unlimited)", ms(compute)),
-            ("transfer (the link alone)", ms(transfer)),
-            ("one after the other", ms(sum)),
-            ("overlapped, as measured", ms(step)),
+            time("compute", "compute (link unlimited)", compute, Source::Measured),
+            time("transfer", "transfer (rows of a rank over the link)", transfer, set),
+            time("sequential", "one after the other", sum, Source::Sum),
+            time("overlapped", "overlapped", step, Source::Measured),
         ],
-        verdict: match problem.ranks() {
-            1 => "one rank alone: there is nothing to gather".into(),
-            _ => format!("{:.0} % of what could hide was hidden", 100.0 * hidden.clamp(0.0, 1.0)),
-        },
+        hidden: (problem.ranks() > 1).then(|| hidden.clamp(0.0, 1.0)),
+        product_tflops: None,
+        problem,
         report: report.report,
         timeline: slowed.timeline,
     })

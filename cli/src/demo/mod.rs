@@ -1,8 +1,8 @@
 //! `overlap-gemm demo`: all-gather + GEMM on several ranks, checked, timed and drawn.
 //!
-//! Picks the GPU if this binary has kernels and a Hopper GPU is there, else threads; `--on` decides
-//! otherwise. Only threads overlap here: the GPU gathers, then multiplies. Invariant: no time is shown
-//! for a result that is wrong.
+//! Uses the GPU if this binary has kernels and the machine a Hopper GPU, else threads; `--on` overrides
+//! that. Only threads overlap here: the GPU gathers, then multiplies. Invariants: no time is shown
+//! for a wrong result; every time is marked as measured, set or computed.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -21,7 +21,10 @@ use crate::interrupt::Interrupt;
 use crate::on_threads::usual_chunks;
 use crate::output::{OutputArgs, check_apart};
 
-/// Run all-gather + GEMM on several ranks, check the result, and show what happened when
+/// Run all-gather + GEMM on several ranks, check the results, and draw one step
+///
+/// On threads the demo sets the rate of the link so that the transfer takes as long as the measured computation, and
+/// measures how much of it the overlapped step hides.
 #[derive(clap::Args)]
 pub struct Args {
     /// Rows of A, over all ranks [default: 1024 on threads, 4096 on a GPU]
@@ -40,12 +43,12 @@ pub struct Args {
     #[arg(long, default_value_t = 4)]
     ranks: u64,
 
-    /// Chunks a rank, the pieces of A that travel one by one [default: up to 4]
+    /// Chunks of each rank's rows, which travel one by one [default: up to 4]
     #[arg(long)]
     chunks: Option<u32>,
 
-    /// What a rank sends in a second, in MB [default: on threads, such that sending takes about as
-    /// long as computing; a GPU has its own link]
+    /// Rate of the link on threads: MB that a rank sends in a second [default: set so that the transfer takes as long
+    /// as the computation]
     #[arg(long, value_name = "MB", allow_negative_numbers = true)]
     link: Option<f64>,
 
@@ -60,7 +63,7 @@ pub struct Args {
     #[command(flatten)]
     drawing: DrawingArgs,
 
-    /// Where the random numbers begin
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
@@ -86,19 +89,58 @@ enum On {
     Gpu,
 }
 
-/// What is shown.
+/// The result of a demo.
 #[derive(Serialize)]
 struct Shown {
-    /// Where it ran.
-    on: String,
-    /// What ran.
-    problem: String,
-    /// Name and milliseconds, in the order in which they are shown.
-    times: Vec<(&'static str, f64)>,
-    /// What the times mean, in a sentence.
-    verdict: String,
+    /// `host` or `gpu`.
+    on: &'static str,
+    /// The machine, in words.
+    device: String,
+    problem: Problem,
+    /// The rate of the link between ranks, where the demo or `--link` sets it.
+    link_bytes_per_second: Option<f64>,
+    /// In the order in which they are shown.
+    times: Vec<Time>,
+    /// The hidden part of the time that could be hidden, 0 to 1, where the step overlaps.
+    hidden: Option<f64>,
+    /// TFLOP/s of the product alone, where it was timed alone.
+    product_tflops: Option<f64>,
     report: Report,
     timeline: Timeline,
+}
+
+/// A time of a step.
+#[derive(Serialize)]
+struct Time {
+    name: &'static str,
+    ms: f64,
+    source: Source,
+    /// Its meaning, for the text.
+    #[serde(skip)]
+    what: &'static str,
+}
+
+/// How a time came about.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Source {
+    Measured,
+    /// By the rate of the link, which the demo sets so that the transfer takes as long as the computation.
+    SetEqual,
+    /// By the rate of the link in `--link`.
+    SetByRate,
+    Sum,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Source::Measured => "measured",
+            Source::SetEqual => "set equal to compute, by the rate of the link",
+            Source::SetByRate => "set by --link",
+            Source::Sum => "sum of the two",
+        })
+    }
 }
 
 /// Runs the demo and shows it.
@@ -117,7 +159,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(complaint) = shown.report.complaint() {
         return Err(Failure::CheckFailed(complaint));
     }
-    let title = format!("{}: one step, on {}", shown.problem, shown.on);
+    let title = format!("{}: one step, on {}", shown.problem, shown.device);
     drawing.write(&title, &shown.timeline)?;
     output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
@@ -146,13 +188,30 @@ fn on_gpu(_: &Args, _: Interrupt) -> Result<Shown, Failure> {
 
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}\non {}\n", self.problem, self.on)?;
-        for (name, ms) in &self.times {
-            writeln!(f, "  {name:<36} {ms:>10.3} ms")?;
+        write!(f, "{}\non {}", self.problem, self.device)?;
+        if let Some(rate) = self.link_bytes_per_second {
+            write!(f, "; a link of {:.0} MB/s a rank", rate / 1e6)?;
+        }
+        writeln!(f, "\n")?;
+        for Time { what, ms, source, .. } in &self.times {
+            writeln!(f, "  {what:<40} {ms:>10.3} ms  {source}")?;
         }
         let Report { compared, worst_fraction, relative_error, .. } = self.report;
         let percent = 100.0 * worst_fraction;
-        writeln!(f, "\n{}", self.verdict)?;
+        match (self.problem.ranks(), self.hidden, self.product_tflops) {
+            (1, _, None) => writeln!(f, "\none rank alone: nothing to gather")?,
+            (_, hidden, tflops) => {
+                if let Some(hidden) = hidden {
+                    writeln!(f, "\n{:.0} % of what could hide was hidden", 100.0 * hidden)?;
+                }
+                if let Some(tflops) = tflops {
+                    writeln!(
+                        f,
+                        "\nthe product runs at {tflops:.0} TFLOP/s, after the gather; nothing overlaps here"
+                    )?;
+                }
+            }
+        }
         writeln!(
             f,
             "checked: {compared} results against f64, all right \

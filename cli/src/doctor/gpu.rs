@@ -104,7 +104,7 @@ pub fn look() -> Seen {
         Err(_) => vec![],
     };
     if devices.is_empty() {
-        let remedy = "see that the machine has one and that the container was given it";
+        let remedy = "check that the machine has one and that the container may use it";
         seen.findings.push(Finding::blocking("GPU", "NVML names no GPU", remedy));
     }
     seen.gpus = (0..).zip(&devices).map(|(index, device)| ask(index, device)).collect();
@@ -112,7 +112,7 @@ pub fn look() -> Seen {
     seen.links = links::between(&devices);
     if let Some(visible) = std::env::var_os("CUDA_VISIBLE_DEVICES") {
         let what = format!("CUDA_VISIBLE_DEVICES={}", visible.display());
-        let why = "programs see these GPUs only, in this order; the list above has all of them";
+        let why = "programs see only these GPUs, in this order; the list above has all GPUs";
         seen.findings.push(Finding::note("GPU", what).or(why));
     }
     seen
@@ -136,15 +136,15 @@ fn ask(index: u32, device: &Device) -> Gpu {
 fn nvml_missing(error: &NvmlError) -> Finding {
     let (what, remedy) = match error {
         NvmlError::LibloadingError(error) if is_absent("libnvidia-ml.so.1", error) => {
-            ("libnvidia-ml.so.1 is not here".into(), NVML_REMEDY)
+            ("libnvidia-ml.so.1 was not found".into(), NVML_REMEDY)
         }
         NvmlError::DriverNotLoaded => (
-            "NVML is here, but the driver's kernel module is not loaded".into(),
+            "NVML was found, but the driver's kernel module is not loaded".into(),
             "load it (modprobe nvidia) or reboot; in a container, run it with --gpus all",
         ),
         NvmlError::LibRmVersionMismatch => (
             "NVML and the loaded kernel module are of different versions".into(),
-            "reboot after a driver update, or mend the container's driver mount",
+            "reboot after a driver update, or repair the container's driver mount",
         ),
         other => (format!("NVML does not start: {other}"), NVML_REMEDY),
     };
@@ -158,10 +158,13 @@ fn driver() -> (Finding, bool) {
     let library = match unsafe { libloading::Library::new("libcuda.so.1") } {
         Ok(library) => library,
         Err(error) if is_absent("libcuda.so.1", &error) => {
-            return (Finding::blocking("driver", "libcuda.so.1 is not here", DRIVER_REMEDY), false);
+            return (
+                Finding::blocking("driver", "libcuda.so.1 was not found", DRIVER_REMEDY),
+                false,
+            );
         }
         Err(error) => {
-            let what = format!("libcuda.so.1 is here but cannot be loaded: {error}");
+            let what = format!("libcuda.so.1 was found but cannot be loaded: {error}");
             return (Finding::blocking("driver", what, DRIVER_REMEDY), false);
         }
     };
@@ -212,13 +215,13 @@ fn cannot_start(code: c_int) -> Option<(&'static str, &'static str)> {
         ),
         803 => (
             "libcuda.so.1 and the kernel module are of different versions",
-            "reboot after a driver update, or mend the container's driver mount",
+            "reboot after a driver update, or repair the container's driver mount",
         ),
         804 => (
             "a compatibility libcuda.so.1 that this GPU does not support is in use",
             "take the cuda-compat folder out of LD_LIBRARY_PATH",
         ),
-        _ => ("for a reason that only the driver knows", "look for NVRM lines in dmesg"),
+        _ => ("for an unknown reason", "look for NVRM lines in dmesg"),
     })
 }
 

@@ -112,10 +112,10 @@ fn report(
             Finding::note(topic, what).or(remedy)
         }
         Found::Broken(path, reason) => {
-            let what = format!("{} is here but cannot be loaded", path.display());
+            let what = format!("{} exists but cannot be loaded", path.display());
             Finding::note(topic, what).or(reason)
         }
-        Found::Nowhere => Finding::note(topic, "not here").or(lacks),
+        Found::Nowhere => Finding::note(topic, "not found").or(lacks),
     }
 }
 
@@ -135,7 +135,7 @@ fn toolkit() -> Finding {
         let what = format!("{} --version names no release", nvcc.display());
         return Finding::note("CUDA toolkit", what).or(lacks);
     }
-    Finding::note("CUDA toolkit", "not here").or(lacks)
+    Finding::note("CUDA toolkit", "not found").or(lacks)
 }
 
 /// `13.0` out of what nvcc prints: `Cuda compilation tools, release 13.0, V13.0.88`.

@@ -143,7 +143,10 @@ pub fn write_matrix(stdout: &mut dyn Write, links: &[Vec<Link>]) -> io::Result<(
             "PCIe: reachable, but several times slower than NVLink",
             entries().any(|l| *l == Link::Pcie),
         ),
-        ("none: cannot read each other's memory", entries().any(|l| *l == Link::Unreachable)),
+        (
+            "none: these GPUs cannot read each other's memory",
+            entries().any(|l| *l == Link::Unreachable),
+        ),
         ("?: NVML does not say", entries().any(|l| *l == Link::Unknown)),
     ];
     for (meaning, _) in meanings.into_iter().filter(|(_, occurs)| *occurs) {

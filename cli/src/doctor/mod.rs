@@ -22,10 +22,10 @@ use crate::output::OutputArgs;
 use finding::{Finding, State};
 use gpu::Gpu;
 
-/// Say what is here (GPUs, driver, NVLink, NCCL, ...), what is missing, and what to do
+/// List what this machine has (GPUs, driver, NVLink, NCCL, ...), what is missing, and the remedies
 #[derive(clap::Args)]
 pub struct Args {
-    /// Fail with exit code 3 if this is not here
+    /// Fail with exit code 3 if this is missing
     #[arg(long, value_name = "WHAT")]
     require: Option<Requirement>,
 

@@ -1,10 +1,10 @@
 //! `overlap-gemm launch`: starts a command once for each rank, on this machine.
 //!
-//! For those without torchrun, mpirun or srun. It sets the variables that torchrun sets, and a secret that
-//! only these ranks know. Invariant: when it ends, all ranks have ended and so has everything in their process groups,
-//! also when it is told to end a second time or is killed (`groups`). If one rank fails, the others get a while to notice by
-//! themselves, and are killed then. What a rank leaves in its group gets a moment after the last rank: the
-//! program that writes its log, perhaps.
+//! A replacement for torchrun, mpirun and srun on one machine. It sets the variables that torchrun sets, and a secret that
+//! only these ranks know. Invariant: when it ends, all ranks and all processes in their process groups have ended,
+//! also after a second signal or a SIGKILL (`groups`). If one rank fails, the others get `--grace` seconds to notice
+//! by themselves, and are killed then. Other processes in a rank's group, such as one that writes its log, get a second
+//! after the last rank.
 
 mod groups;
 
@@ -27,21 +27,21 @@ use crate::interrupt::Interrupt;
 /// Start a command once for each rank, on this machine
 ///
 /// Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun does, and
-/// OVERLAP_GEMM_PORT and OVERLAP_GEMM_SECRET for Group::from_env. Ends with success if every rank does; else,
-/// where it starts overlap-gemm, with the exit code of the rank that failed first. Ctrl-C, SIGTERM and SIGHUP interrupt
-/// the ranks; another one, a second or more later, kills them. Each rank leads a process group; what is still in it
-/// a second after the last rank has ended is killed.
+/// OVERLAP_GEMM_PORT and OVERLAP_GEMM_SECRET for Group::from_env. Succeeds if every rank does. If the command is
+/// overlap-gemm, a failure has the exit code of the rank that failed first. Ctrl-C, SIGTERM and SIGHUP interrupt
+/// the ranks; another signal, a second or more later, kills them. Each rank leads a process group; processes that remain
+/// in it are killed a second after the last rank has ended.
 #[derive(clap::Args)]
 pub struct Args {
-    /// How many ranks to start
+    /// Number of ranks to start
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
 
-    /// How long the other ranks may go on after one has failed
+    /// Seconds that the other ranks may continue after one has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u32,
 
-    /// What to start, with its arguments
+    /// Command to start, with its arguments
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             && since.elapsed() > Duration::from_secs(args.grace.into())
         {
             let seconds = args.grace;
-            let and = format!("; the others had not ended {seconds} s later, and were ended");
+            let and = format!("; the others had not ended {seconds} s later, and were killed");
             return Err(failure(status, &and));
         }
         thread::sleep(LOOK);

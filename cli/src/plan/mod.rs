@@ -1,8 +1,7 @@
-//! `overlap-gemm plan`: what would happen in which order, without doing it.
+//! `overlap-gemm plan`: prints the order of all steps without running them.
 //!
-//! The text and the JSON are the library's own; here is only the choice between them and the refusal
-//! to write more than anybody can read. Invariant: how much a plan lists is computed before any of
-//! it is listed.
+//! The library makes the text and the JSON; this module chooses between them, and refuses output of more than some
+//! 200 MB. Invariant: the length of the lists is computed before any of them is written.
 
 mod check;
 
@@ -18,9 +17,9 @@ use crate::problem_args::{CutArgs, ProblemArgs};
 /// The most list entries (steps, tiles, chunks) that JSON is written for: some 200 MB of it.
 const MOST_ENTRIES: u128 = 4_000_000;
 
-/// Show which chunks travel when, and in which order tiles are computed
+/// Print a plan: chunks, the order of their transfers, and the order of tiles
 ///
-/// The text is an overview and cuts long lists; --json has all of it.
+/// The text cuts long lists; --json has all of them.
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
@@ -44,26 +43,21 @@ pub struct Args {
     streams: u32,
 
     /// Show this rank's part only
-    #[arg(long, help_heading = "What to show", allow_negative_numbers = true)]
+    #[arg(long, help_heading = "Output", allow_negative_numbers = true)]
     rank: Option<u32>,
 
-    /// Run the plan in so many random orders on a model that looks for deadlocks, reads too early
-    /// and overwrites
-    #[arg(
-        long,
-        help_heading = "What to show",
-        value_name = "ORDERS",
-        allow_negative_numbers = true
-    )]
+    /// Run the plan in this many random orders on a model that finds deadlocks, early reads and
+    /// overwrites
+    #[arg(long, help_heading = "Output", value_name = "ORDERS", allow_negative_numbers = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     check: Option<u32>,
 
-    /// Where --check's random orders begin
-    #[arg(long, help_heading = "What to show", default_value_t = 0, requires = "check")]
+    /// Seed of the random orders of --check
+    #[arg(long, help_heading = "Output", default_value_t = 0, requires = "check")]
     seed: u64,
 
     #[command(flatten)]
-    #[command(next_help_heading = "What to show")]
+    #[command(next_help_heading = "Output")]
     output: OutputArgs,
 }
 

@@ -1,8 +1,8 @@
-//! `overlap-gemm predict`: what a step would take on machines that are not here.
+//! `overlap-gemm predict`: the predicted time of a step on other machines.
 //!
-//! What belongs here: the arguments, and what they ask the library for. [`whatif`] is numbers of ranks side by side,
-//! [`check`] is predictions beside what a bench measured. Invariant: no figure of a machine is here; all are the
-//! library's, or the caller's.
+//! What belongs here: the arguments and the calls of the library. [`whatif`] compares numbers of ranks,
+//! [`check`] compares predictions with the results of a bench. Invariant: all figures of a machine are the
+//! library's or the caller's.
 
 mod check;
 mod whatif;
@@ -18,10 +18,10 @@ use crate::exit::Failure;
 use crate::output::{OutputArgs, check_apart};
 use crate::problem_args::KindArgs;
 
-/// Predict what all-gather + GEMM would take, by number of ranks and link, without any GPU
+/// Predict the time of all-gather + GEMM by number of ranks and link, without a GPU
 ///
-/// A model of NVIDIA H200, with whatever link is named; docs/predicting.md says how far it was off where
-/// it could be compared.
+/// The model is of NVIDIA H200s, with the link of --link; docs/predicting.md lists its errors beside
+/// measurements.
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
@@ -44,15 +44,15 @@ pub struct Args {
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [2, 4, 8])]
     ranks: Vec<u64>,
 
-    /// Share n among the ranks: each has n ÷ ranks columns, rounded up to a multiple of 16
+    /// Divide n among the ranks: each has n ÷ ranks columns, rounded up to a multiple of 16
     #[arg(long)]
     split_n: bool,
 
-    /// What a GPU sends in a second, in GB; it receives as much besides [default: an H200's]
+    /// Rate of a GPU's link in each direction, in GB/s [default: an H200's]
     #[arg(long, value_name = "GB/s", help_heading = "Machine", allow_negative_numbers = true)]
     link: Option<f64>,
 
-    /// The same to any one other GPU, where GPUs are connected in pairs [default: that of the link]
+    /// Rate to any one other GPU, for GPUs connected in pairs [default: the rate of the link]
     #[arg(long, value_name = "GB/s", help_heading = "Machine", allow_negative_numbers = true)]
     peer_link: Option<f64>,
 
@@ -61,42 +61,42 @@ pub struct Args {
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     sms: Option<u32>,
 
-    /// Who moves the rows [default: a kernel or copy engines, by their size]
-    #[arg(long, value_enum, help_heading = "How it is carried out")]
+    /// Engine that moves the rows [default: a kernel or copy engines, by their size]
+    #[arg(long, value_enum, help_heading = "Plan")]
     engine: Option<Mover>,
 
-    /// Streams of copy engines, where those move the rows [default: 1]
-    #[arg(long, help_heading = "How it is carried out")]
+    /// Streams of copy engines [default: 1]
+    #[arg(long, help_heading = "Plan")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STREAMS)))]
     streams: Option<u32>,
 
-    /// Into how many pieces a shard is cut [default: by its size, and N]
-    #[arg(long, help_heading = "How it is carried out")]
+    /// Pieces of a shard [default: by its size, and n]
+    #[arg(long, help_heading = "Plan")]
     pieces: Option<u32>,
 
     /// The strategy that --svg and --events draw, for one number of ranks
-    #[arg(long, value_enum, default_value_t = Drawn::Fused, help_heading = "What to show")]
+    #[arg(long, value_enum, default_value_t = Drawn::Fused, help_heading = "Output")]
     strategy: Drawn,
 
     /// The rank that --svg and --events draw [default: all of up to 4, else the first]
-    #[arg(long, help_heading = "What to show")]
+    #[arg(long, help_heading = "Output")]
     rank: Option<u32>,
 
     #[command(flatten)]
-    #[command(next_help_heading = "What to show")]
+    #[command(next_help_heading = "Output")]
     drawing: DrawingArgs,
 
-    /// Compare with what `bench all-gather-gemm --output` wrote, case by case
-    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "What to show")]
+    /// Compare predictions with results of `bench all-gather-gemm --output`, case by case
+    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Output")]
     #[arg(conflicts_with_all = ["m", "n", "k", "split_n", "svg", "events", "engine", "streams", "pieces"])]
     check: Vec<PathBuf>,
 
-    /// With --check: as tables of a document
-    #[arg(long, requires = "check", conflicts_with = "json", help_heading = "What to show")]
+    /// Print the tables of --check as Markdown
+    #[arg(long, requires = "check", conflicts_with = "json", help_heading = "Output")]
     markdown: bool,
 
     #[command(flatten)]
-    #[command(next_help_heading = "What to show")]
+    #[command(next_help_heading = "Output")]
     output: OutputArgs,
 }
 
@@ -128,9 +128,9 @@ fn name(setup: &Setup) -> String {
 /// What can be drawn.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Drawn {
-    /// The product of an A that is there
+    /// The plain product, with A already gathered
     Plain,
-    /// One product that waits for its rows
+    /// One product that waits for its rows, tile by tile
     Fused,
     /// A product for each rank's rows
     Pipelined,

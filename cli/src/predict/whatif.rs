@@ -1,7 +1,7 @@
-//! Numbers of ranks side by side: every strategy's time, and what of the gather shows.
+//! Numbers of ranks side by side: every strategy's time, and the exposed part of the gather.
 //!
-//! Invariant: what is compared has the same problem and the same machine; a ratio is to the plain product, the
-//! fastest that nothing which gathers can be faster than.
+//! Invariant: compared steps have the same problem and the same machine; a ratio is to the plain product, a lower bound of
+//! every step with a gather.
 
 use std::fmt;
 use std::time::Duration;
@@ -138,7 +138,7 @@ impl fmt::Display for Shown {
         for case in &self.cases {
             let megabytes = case.received_bytes as f64 / 1e6;
             writeln!(f, "{}: {megabytes:.1} MB to each", case.problem)?;
-            let titles = ["µs", "÷ plain", "exposed", "rows there", "waited", "slowed", "tail"];
+            let titles = ["µs", "÷ plain", "exposed", "all rows", "waited", "slowed", "tail"];
             write!(f, "  {:<18}", "")?;
             for title in titles {
                 write!(f, " {title:>10}")?;
@@ -168,14 +168,14 @@ impl fmt::Display for Shown {
         }
         writeln!(
             f,
-            "exposed: over the plain product; rows there: from the step's start to the last rows; waited, slowed: what a \
-             worker\nwaited for rows after its first tile and lost to the link's traffic, in the mean; tail: from the \
-             first worker's end to the last's"
+            "exposed: time minus that of the plain product; all rows: from the step's start to the last rows; waited: \
+             mean time of a worker\nwaiting for rows after its first tile; slowed: its mean loss to the link's traffic; \
+             tail: from the first worker's end to the last's"
         )?;
         if self.cases.iter().flat_map(|case| &case.predictions).any(|it| it.auto) {
             writeln!(
                 f,
-                "auto: what the library chooses by such predictions where no table speaks of the problem"
+                "auto: the library's choice by these predictions, for a problem without a table entry nearby"
             )?;
         }
         Ok(())

@@ -1,8 +1,7 @@
 //! `overlap-gemm trace`: one step as a timeline, on GPUs or on threads: as a picture, for trace viewers, and in numbers.
 //!
-//! What belongs here: the arguments, and what is shown. `gpu` and `host` run the step, `prediction` is what the cost model
-//! says of it. Invariant: the step that is shown is
-//! one of many in a row, and its result was compared with the reference.
+//! What belongs here: the arguments and the output. `gpu` and `host` run the step, `prediction` compares it with the cost
+//! model. Invariant: the shown step is one of many in a row, and its result was compared with the reference.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -29,7 +28,7 @@ pub struct Args {
     #[command(flatten)]
     problem: ProblemArgs,
 
-    /// Chunks a rank [default: as an operation chooses]
+    /// Chunks of each rank's rows [default: the operation's choice]
     #[arg(long)]
     chunks: Option<u32>,
 
@@ -37,7 +36,7 @@ pub struct Args {
     #[arg(long)]
     host: bool,
 
-    /// What a rank sends in a second, in MB [default: as fast as memory is]
+    /// Rate of the link on threads: MB that a rank sends in a second [default: unlimited]
     #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
     link: Option<f64>,
 
@@ -45,26 +44,26 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["host", "blocks"])]
     streams: Option<u32>,
 
-    /// Blocks of a kernel that pushes [default: 16, where one pushes]
+    /// Blocks of a kernel that pushes [default: 16, if a kernel pushes]
     #[arg(long, conflicts_with = "host")]
     blocks: Option<u32>,
 
-    /// The kernel, by name [default: as an operation chooses]
+    /// The kernel, by name [default: the operation's choice]
     #[arg(long, value_name = "NAME", conflicts_with = "host")]
     kernel: Option<String>,
 
-    /// All rows first, then the product
+    /// Gather all rows first, then multiply
     #[arg(long, conflicts_with = "host")]
     sequential: bool,
 
-    /// Draw what the cost model predicts for this very step beside it, and tell how far off it is
+    /// Draw the cost model's prediction of this step beside it, and print its error
     #[arg(long)]
     predict: bool,
 
     #[command(flatten)]
     drawing: DrawingArgs,
 
-    /// Where the random numbers begin
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
 

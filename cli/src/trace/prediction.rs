@@ -1,9 +1,9 @@
-//! What the cost model predicts for the very step that was measured, beside it: drawn, and in numbers.
+//! The cost model's prediction of the measured step, beside it: drawn, and in numbers.
 //!
-//! What belongs here: the comparison; who measured, and how it was carried out, the caller says. Invariant: a number is taken
-//! from both timelines in the same way ([`RankSummary`]), but for its zero. A prediction begins where the step before has ended. What was
-//! measured begins with the first event of any rank, as in the picture, for nothing older is recorded: the first look for
-//! rows, or the first push.
+//! What belongs here: the comparison; the caller passes the measured step and its plan. Invariant: a number comes
+//! from both timelines in the same way ([`RankSummary`]), except its zero. A prediction begins at the end of the previous
+//! step. A measurement begins with the first event of any rank, as in the picture, since nothing older is recorded: the
+//! first look for rows, or the first push.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use overlap_gemm::trace::{RankSummary, SideBySide, Timeline};
 use serde::Serialize;
 
 /// What the zeros are, for below the legend.
-const ZEROS: &str = "0 is the first event of the measured step; of the predicted one it is the end of the step before, on NVIDIA H200s";
+const ZEROS: &str = "0 is the first event of the measured step, and the end of the previous step in the prediction, on NVIDIA H200s";
 
 /// A prediction, and how far off it is.
 #[derive(Serialize)]
@@ -131,7 +131,7 @@ impl fmt::Display for Prediction {
             let all = [
                 ("total", it.total),
                 ("first tile", it.first_tile),
-                ("waited, a worker", it.waited),
+                ("waited, per worker", it.waited),
                 ("tail", it.tail),
             ];
             writeln!(f, "rank {}", it.rank)?;

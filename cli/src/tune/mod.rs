@@ -31,13 +31,13 @@ use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::problem_args;
 
-/// Find the fastest way to carry out all-gather + GEMM here, and keep it for plans; one process a rank
+/// Measure the fastest plans of all-gather + GEMM on these GPUs, and keep them in a table; one process a rank
 ///
-/// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm tune. For each problem, the promising
-/// strategies, engines, numbers of pieces, kernels and sweeps are planned, checked against an f64 reference and
-/// timed by turns as in `bench all-gather-gemm`, the good ones again and for longer. Each problem is written into
-/// the table as soon as it is done; what is in it already is not measured again, unless it was with another driver. With
-/// --show or --merge no GPU is needed, and no launcher.
+/// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm tune. For each problem it plans the promising
+/// strategies, engines, numbers of pieces, kernels and sweeps, checks them against an f64 reference and times them
+/// interleaved as in `bench all-gather-gemm`, the best ones again and for longer. Each problem is written into
+/// the table as soon as it is measured; problems in the table are not measured again, unless their entry is from another
+/// driver. --show and --merge need no GPU and no launcher.
 #[derive(clap::Args)]
 #[command(mut_arg("shapes", |arg| {
     arg.default_value_if("set", ArgPredicate::IsPresent, None::<&str>)
@@ -47,11 +47,11 @@ pub struct Args {
     #[command(flatten)]
     problems: ShapeArgs,
 
-    /// How B lies in memory: n rows of k elements, or k rows of n
+    /// Layout of B in memory: n rows of k elements, or k rows of n
     #[arg(long, default_value = "nk", value_parser = problem_args::b_layout())]
     b_layout: BLayout,
 
-    /// How steps will be launched; both: what is least behind in either
+    /// Launch mode; both: the plan with the smallest worst-case slowdown over the two modes
     #[arg(long, value_enum, default_value_t = Launches::Both)]
     launch: Launches,
 
@@ -59,15 +59,15 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Measure what is in the table already, too
+    /// Measure problems that are in the table again, too
     #[arg(long)]
     again: bool,
 
-    /// Begin no problem that would not be done by then
+    /// Time limit: begin no problem that would not be done by then
     #[arg(long, value_name = "MINUTES", value_parser = minutes, allow_negative_numbers = true)]
     minutes: Option<f64>,
 
-    /// Tell what a plan of these problems would be made by: the table named by --table, else what plans find
+    /// Print the table entries that plans of these problems use: from --table, else from the tables that plans find
     #[arg(long, conflicts_with_all = ["merge", "output"])]
     show: bool,
 
@@ -75,15 +75,15 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "show")]
     table: Option<PathBuf>,
 
-    /// How many ranks, for --show [default: 2]
+    /// Number of ranks for --show [default: 2]
     #[arg(long, value_name = "N", requires = "show", value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Option<u32>,
 
-    /// The GPU, for --show, as the driver calls it
+    /// Name of the GPU for --show, as the driver reports it
     #[arg(long, value_name = "NAME", requires = "show", default_value = "NVIDIA H200")]
     gpu: String,
 
-    /// Add these tables to the one that --output names; of the same problem the last one counts
+    /// Merge these tables into the one of --output; the last entry for a problem counts
     #[arg(long, value_name = "FILE,...", value_delimiter = ',', requires = "output")]
     merge: Vec<PathBuf>,
 
@@ -91,7 +91,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Where the random numbers begin
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

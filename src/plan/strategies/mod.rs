@@ -1,8 +1,8 @@
 //! Strategies: functions that build schedules.
 //!
-//! What belongs here: how a plan becomes a [`Schedule`]. Two parts meet: `push` brings rows to the ranks, one function for
-//! each engine; the strategies multiply, a file each. A new strategy is a function here; it touches no executor unless
-//! it needs a new kind of step. Invariant: nothing outside of here chooses an order.
+//! What belongs here: making a [`Schedule`] of a plan. `push` moves rows to the ranks, with one function for
+//! each engine; the strategies multiply, with one file each. A new strategy is a function here; it changes no executor
+//! unless it needs a new kind of step. Invariant: no other module chooses an order.
 
 mod fused;
 mod pipelined;
@@ -15,7 +15,7 @@ use super::schedule::{Lane, Schedule, Step};
 use super::way::{Operation, Strategy};
 use super::whole::Plan;
 
-/// What `rank` does in one step of `plan`.
+/// The schedule of `rank` in one step of `plan`.
 pub(super) fn schedule(plan: &Plan, rank: u32) -> Schedule {
     let mut steps = Vec::new();
     let options = plan.options();

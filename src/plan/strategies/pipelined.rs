@@ -11,7 +11,7 @@ pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<Step> {
         if rows.is_empty() {
             continue;
         }
-        // The own rows were put into their slot by this very lane.
+        // This lane itself put the own rows into their slot.
         let awaited = if of == rank { 0..0 } else { chunks.of_rank(of) };
         steps.extend(awaited.map(|chunk| Step::Await { word: Word::Landed { chunk }, age: 0 }));
         steps.push(Step::Multiply { rows, pivot: of, awaits: Vec::new() });

@@ -11,12 +11,12 @@
 //!   rank 1     → 1         → 0         → 3         → 2
 //!   rank 2     → 2         → 1         → 0         → 3
 //!   rank 3     → 3         → 2         → 1         → 0
-//!   so rank 0 hears from  0 (itself),  1,          2,          3
+//!   rank 0 receives from  0 (itself),  1,          2,          3
 //! ```
 //!
-//! The engines differ in when they wait. A thread waits for each peer before that peer's round. A GPU waits for all peers
-//! at once, in the kernel that begins the step, so that no stream of copies has a wait between two copies. NCCL's ranks
-//! wait until all have come to the gather, so one buffer would do.
+//! The engines differ in their waits. A thread waits for each peer before that peer's round. A GPU waits for all peers at
+//! once, in the kernel that begins the step, so no stream of copies waits between two copies. NCCL's ranks wait until all
+//! have come to the gather, so one buffer would suffice.
 //!
 //! Invariants: a signal follows its data in the same lane; a move into a buffer follows the wait for its consumer to
 //! have finished the epoch that used the buffer before; a move out of the own slot precedes the word that lets the
@@ -28,7 +28,7 @@ use super::super::way::Engine;
 use super::super::whole::Plan;
 
 /// A kernel that sends no more than this many bytes to each peer signals all of them at once, after the last
-/// (`kFewBytes` in `csrc/gather.cu`): what each is sent arrives sooner than its stores are known to have arrived.
+/// (`kFewBytes` in `csrc/gather.cu`): the rows arrive sooner than the kernel can know that its stores have arrived.
 const FEW_BYTES: u64 = 1 << 20;
 
 /// The rank that `rank` of `ranks` sends to in `round`.
@@ -132,7 +132,7 @@ impl Sender<'_> {
         self.post_here(push, Word::Begun);
     }
 
-    /// What GPUs do first: the beginning of the step before is over; the own rows enter their slot.
+    /// The first steps of a GPU: wait for the end of the previous step's beginning; put the own rows into their slot.
     fn bring_own_rows(&mut self) {
         self.add(Lane::Compute, Step::Await { word: Word::Begun, age: 1 });
         for chunk in self.own() {
@@ -144,7 +144,7 @@ impl Sender<'_> {
         self.announce();
     }
 
-    /// This rank has consumed the step before. The rank that sends here first hears of it first.
+    /// Posts that this rank has consumed the previous step, first to the rank that sends here first.
     fn announce(&mut self) {
         for round in 0..self.ranks {
             let (word, to) = (Word::Consumed { by: self.rank }, (self.rank + round) % self.ranks);
@@ -183,7 +183,7 @@ impl Sender<'_> {
         (1..ranks).map(move |round| peer_in_round(rank, round, ranks))
     }
 
-    /// Every piece and whom it goes to, in the order in which they are sent.
+    /// Every piece and its receiver, in the order in which they are sent.
     fn pieces(&self) -> Vec<(u32, u32)> {
         self.peers().flat_map(|to| self.own().map(move |chunk| (chunk, to))).collect()
     }

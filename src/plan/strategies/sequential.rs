@@ -1,4 +1,4 @@
-//! Sequential: all rows first, then one product. Gathering alone is its first half, the plain product its second.
+//! Sequential: all rows first, then one product. The gather alone is its first half, the plain product its second.
 
 use super::super::schedule::{Step, Word};
 use super::super::whole::Plan;
