@@ -42,7 +42,7 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
     let ms = |time: Duration| 1e3 * time.as_secs_f64();
     let hidden = sum.saturating_sub(step).as_secs_f64() / transfer.min(compute).as_secs_f64();
     Ok(Shown {
-        on: format!("{}; a link of {:.0} MB/s a rank", describe_machine(), rate / 1e6),
+        on: describe_machine(Some(link)),
         problem: problem.to_string(),
         times: vec![
             ("compute (the link unlimited)", ms(compute)),
