@@ -39,6 +39,9 @@ pub enum Failure {
     /// The library refused or failed.
     #[error(transparent)]
     Library(#[from] Error),
+    /// The library refused or failed on GPUs, where `--host` would do without them.
+    #[error(transparent)]
+    OnGpus(Error),
     /// The arguments ask for something that makes no sense.
     #[error("{0}")]
     Usage(String),
@@ -81,6 +84,18 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// The same, and if it is about what is missing here, with a word on `--host`.
+    pub fn or_host(self) -> Failure {
+        match self {
+            Failure::Library(
+                error @ (Error::NoDevice { .. }
+                | Error::KernelsNotBuilt { .. }
+                | Error::NoGroup { .. }),
+            ) => Failure::OnGpus(error),
+            other => other,
+        }
+    }
+
     fn code(&self) -> u8 {
         match self {
             Failure::CheckFailed(_) => CHECK_FAILED,
@@ -89,7 +104,7 @@ impl Failure {
             Failure::Rank { code, .. } => code.unwrap_or(RUN_TIME),
             Failure::Read { .. } | Failure::Write { .. } | Failure::Handler(_) => RUN_TIME,
             Failure::Interrupted => INTERRUPTED,
-            Failure::Library(error) => match error {
+            Failure::Library(error) | Failure::OnGpus(error) => match error {
                 Error::NoGroup { .. }
                 | Error::OutOfRange { .. }
                 | Error::Mismatch { .. }
@@ -109,9 +124,16 @@ impl Failure {
         let mut stderr = anstream::stderr().lock();
         let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));
         let _ = writeln!(stderr, "{red}error:{red:#} {self}");
-        if matches!(self, Failure::Library(Error::NoDevice { .. } | Error::KernelsNotBuilt { .. }))
+        if let Failure::Library(Error::NoDevice { .. } | Error::KernelsNotBuilt { .. })
+        | Failure::OnGpus(Error::NoDevice { .. } | Error::KernelsNotBuilt { .. }) = self
         {
             let _ = writeln!(stderr, "  'overlap-gemm doctor' lists what is missing");
+        }
+        if let Failure::OnGpus(_) = self {
+            let _ = writeln!(
+                stderr,
+                "  --host does the same on threads of this machine, without a GPU"
+            );
         }
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
@@ -137,7 +159,9 @@ mod tests {
     #[test]
     fn library_errors_have_the_code_of_their_kind() {
         let missing = Error::NoDevice { reason: "none".into() };
-        assert_eq!(Failure::from(missing).code(), MISSING);
+        assert_eq!(Failure::from(missing.clone()).code(), MISSING);
+        assert!(matches!(Failure::from(missing.clone()).or_host(), Failure::OnGpus(_)));
+        assert_eq!(Failure::from(missing).or_host().code(), MISSING);
         let aborted = Error::Aborted { rank: 0, reason: "asked to".into() };
         assert_eq!(Failure::from(aborted).code(), RUN_TIME);
     }

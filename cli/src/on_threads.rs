@@ -89,11 +89,12 @@ impl Steps {
         let PlanOptions { pieces, tiling, .. } = self.exercise.options;
         let chunks = pieces.unwrap_or(1);
         let (TileShape { m, n }, workers) = (tiling.tile, self.exercise.workers);
-        let mut text = format!("{chunks} chunks a rank, tiles of {m} × {n}, ");
+        let s = |count| if count == 1 { "" } else { "s" };
+        let mut text = format!("{chunks} chunk{} a rank, tiles of {m} × {n}, ", s(chunks));
         if tiling.swizzle > 1 {
             text += &format!("swizzle {}, ", tiling.swizzle);
         }
-        text + &format!("{workers} workers a rank")
+        text + &format!("{workers} worker{} a rank", s(workers))
     }
 }
 
@@ -181,7 +182,11 @@ pub fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
-/// Where they run, in words.
-pub fn describe_machine() -> String {
-    format!("threads of this machine, {} cores", cores())
+/// Where they run, and over which link, in words.
+pub fn describe_machine(link: Option<Link>) -> String {
+    let link = match rate_of(link) {
+        Some(rate) => format!("a link of {:.0} MB/s a rank", rate / 1e6),
+        None => "a link as fast as memory".into(),
+    };
+    format!("threads of this machine, {} cores; {link}", cores())
 }

@@ -186,13 +186,13 @@ mod tests {
     fn one_file_of_two_options_is_refused() {
         let path = |text: &'static str| Some(Path::new(text));
         let (one, same, other) = (path("none/a.svg"), path("./none/a.svg"), path("none/b.svg"));
-        let none = ("--csv", None);
-        assert!(check_apart([none, ("--plot", one), ("--heatmap", other), none]).is_ok());
-        let refused = check_apart([none, ("--plot", one), ("--heatmap", same)]).unwrap_err();
+        let none = ("--output", None);
+        assert!(check_apart([none, ("--plot", one), ("--csv", other), none]).is_ok());
+        let refused = check_apart([none, ("--plot", one), ("--csv", same)]).unwrap_err();
         let why = refused.to_string();
-        assert!(why.contains("--plot and --heatmap both name ./none/a.svg"), "{why}");
+        assert!(why.contains("--plot and --csv both name ./none/a.svg"), "{why}");
         let device = path("/dev/null");
-        assert!(check_apart([("--plot", device), ("--heatmap", device)]).is_ok());
+        assert!(check_apart([("--plot", device), ("--csv", device)]).is_ok());
     }
 
     #[test]

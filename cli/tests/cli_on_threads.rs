@@ -23,7 +23,7 @@ fn a_bench_has_times_of_everybody_and_can_be_read_and_drawn_again() {
     let files = ["--link", "400", "--output", &json, "--plot", &plot];
     let (code, stdout, stderr) = run(&[&BENCH[..], &shapes, &files].concat());
     assert_eq!(code, 0, "{stderr}");
-    assert!(stdout.starts_with("3 × rank on threads ("), "{stdout}");
+    assert!(stdout.starts_with("3 ranks on threads ("), "{stdout}");
     let written: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
     let cases = written["runs"][0]["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 4);
@@ -41,7 +41,7 @@ fn a_bench_has_times_of_everybody_and_can_be_read_and_drawn_again() {
         }
     }
     let picture = fs::read_to_string(&plot).unwrap();
-    assert!(picture.contains("3 × rank on threads") && picture.contains("sequential"), "{picture}");
+    assert!(picture.contains("3 ranks on threads") && picture.contains("sequential"), "{picture}");
     refused(&["predict", "--check", &json], 2, &["host.json", "times of threads", "of GPUs"]);
     let (code, merged, stderr) = run(&["bench", "merge", &json, "--from-m", "80"]);
     assert_eq!(code, 0, "{stderr}");

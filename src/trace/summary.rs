@@ -115,10 +115,14 @@ impl fmt::Display for RankSummary {
         let had = span.as_secs_f64() * f64::from(workers);
         let share = |time: Duration| 100.0 * time.as_secs_f64() / had.max(f64::MIN_POSITIVE);
         let s = if workers == 1 { "" } else { "s" };
+        let [first_tile, tail] = [first_tile, tail].map(|time| match time.is_zero() {
+            true => "0".to_owned(),
+            false => format!("{time:.1?}"),
+        });
         write!(
             f,
-            "rank {rank}: {tiles} tiles on {workers} worker{s} in {span:.1?}; the first after {first_tile:.1?}, the tail \
-             {tail:.1?}; {:.0} % not begun yet, {:.0} % computing, {:.0} % waiting for rows",
+            "rank {rank}: {tiles} tiles on {workers} worker{s} in {span:.1?}; the first after {first_tile}, the tail \
+             {tail}; {:.0} % not begun yet, {:.0} % computing, {:.0} % waiting for rows",
             share(self.not_begun),
             share(self.computed),
             share(self.waited),

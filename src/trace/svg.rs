@@ -35,7 +35,7 @@ const PALETTE: [&str; 8] =
     ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#a89f00", "#8c8c8c"];
 
 const STYLE: &str = "\
-text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font-size:15px;font-weight:600}\
+text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font-size:13px;font-weight:600}\
 .axis{stroke:#999;stroke-width:1}.grid{stroke:#999;stroke-opacity:.25}.wait{fill:#888;fill-opacity:.35}.push{fill-opacity:.55}\
 .lanes{fill:#888;fill-opacity:.08}.tile{stroke:#fff;stroke-opacity:.5;stroke-width:.4}\
 @media(prefers-color-scheme:dark){text{fill:#ddd}.tile{stroke:#000}.back{fill:#16181c}}.back{fill:#fff}\

@@ -82,7 +82,7 @@ fn labels(picture: &str) -> Vec<(String, [f64; 4])> {
         let (element, rest) = part.split_once('>').unwrap();
         let text = rest.split_once("</text>").unwrap().0.to_owned();
         let (letter, size) = match attribute(element, "class").as_deref() {
-            Some("title") => (TITLE_LETTER, 15.0),
+            Some("title") => (TITLE_LETTER, 13.0),
             Some("small") => (LETTER, 11.0),
             _ => (HEAD_LETTER, 12.0),
         };

@@ -1,4 +1,4 @@
-//! What a bench multiplies: shapes, element types, and the sets that the project's bars speak of.
+//! What a bench multiplies: shapes, element types, and sets of them for products on one GPU.
 //!
 //! Invariant: a [`Case`] is a valid problem; what the library refuses is refused here, before any
 //! work begins, and in the library's words.
@@ -9,9 +9,8 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use overlap_gemm::plan::{BLayout, ElementTypes, Problem, Scaling};
 use overlap_gemm::{ElementType, Error};
-use serde::Serialize;
 
-/// The shapes of the bars for bf16 and fp8.
+/// Layers, for bf16 and fp8.
 const LAYERS: [Shape; 10] = [
     Shape { m: 1024, n: 3584, k: 8192 },
     Shape { m: 2048, n: 3584, k: 8192 },
@@ -25,55 +24,21 @@ const LAYERS: [Shape; 10] = [
     Shape { m: 8192, n: 5120, k: 5120 },
 ];
 
-/// The M of the bar for few rows, with N = 3584 and K = 8192.
+/// Few rows, with N = 3584 and K = 8192.
 const SMALL_M: [u64; 6] = [1, 16, 64, 128, 256, 512];
 
 /// Sets of problems by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Set {
     /// All of the sets below
-    Bars,
+    #[value(alias = "bars")]
+    All,
     /// Ten layers in bf16
     Bf16,
     /// The same layers in e4m3, with scales a tensor and with scales a row
     Fp8,
     /// Few rows, in bf16
     SmallM,
-}
-
-/// Which bar a case counts for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Group {
-    /// Ten layers in bf16.
-    Bf16,
-    /// Ten layers in e4m3, one scale a tensor.
-    Fp8Tensor,
-    /// Ten layers in e4m3, one scale a row of A and a column of D.
-    Fp8Rows,
-    /// Few rows, in bf16.
-    SmallM,
-    /// Shapes from the command line: no bar is set for them.
-    Own,
-}
-
-impl Group {
-    /// All that have bars, in the order of the report.
-    #[cfg(feature = "cuda")]
-    pub const WITH_BARS: [Group; 4] =
-        [Group::Bf16, Group::Fp8Tensor, Group::Fp8Rows, Group::SmallM];
-
-    /// What a person calls it.
-    #[cfg(feature = "cuda")]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Group::Bf16 => "bf16",
-            Group::Fp8Tensor => "fp8, tensor-wise",
-            Group::Fp8Rows => "fp8, row-wise",
-            Group::SmallM => "small M, bf16",
-            Group::Own => "shapes of the command line",
-        }
-    }
 }
 
 /// M, N and K.
@@ -137,12 +102,9 @@ impl FromStr for Types {
 
 /// One problem of a bench.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
 pub struct Case {
     /// What is multiplied.
     pub problem: Problem,
-    /// Which bar it counts for.
-    pub group: Group,
 }
 
 impl Case {
@@ -151,14 +113,13 @@ impl Case {
         Types(types): Types,
         b_layout: BLayout,
         scaling: Scaling,
-        group: Group,
     ) -> Result<Self, Error> {
         let problem = Problem::builder(shape.m, shape.n, shape.k)
             .elements(types.a, types.b, types.d)
             .b_layout(b_layout)
             .scaling(scaling)
             .build()?;
-        Ok(Case { problem, group })
+        Ok(Case { problem })
     }
 
     /// The cases of a set.
@@ -166,20 +127,20 @@ impl Case {
         use ElementType::{Bf16, E4m3};
         let bf16 = Types(ElementTypes::all(Bf16));
         let fp8 = Types(ElementTypes { a: E4m3, b: E4m3, d: Bf16 });
-        let all = |shapes: &[Shape], types, scaling, group| -> Result<Vec<Case>, Error> {
-            let case = |&shape| Case::new(shape, types, BLayout::Nk, scaling, group);
+        let all = |shapes: &[Shape], types, scaling| -> Result<Vec<Case>, Error> {
+            let case = |&shape| Case::new(shape, types, BLayout::Nk, scaling);
             shapes.iter().map(case).collect()
         };
         let small = SMALL_M.map(|m| Shape { m, n: 3584, k: 8192 });
         Ok(match set {
-            Set::Bf16 => all(&LAYERS, bf16, Scaling::None, Group::Bf16)?,
+            Set::Bf16 => all(&LAYERS, bf16, Scaling::None)?,
             Set::Fp8 => {
-                let tensor = all(&LAYERS, fp8, Scaling::Tensor, Group::Fp8Tensor)?;
-                let rows = all(&LAYERS, fp8, Scaling::Rows, Group::Fp8Rows)?;
+                let tensor = all(&LAYERS, fp8, Scaling::Tensor)?;
+                let rows = all(&LAYERS, fp8, Scaling::Rows)?;
                 [tensor, rows].concat()
             }
-            Set::SmallM => all(&small, bf16, Scaling::None, Group::SmallM)?,
-            Set::Bars => {
+            Set::SmallM => all(&small, bf16, Scaling::None)?,
+            Set::All => {
                 let sets = [Set::Bf16, Set::Fp8, Set::SmallM].map(Case::of_set);
                 sets.into_iter().collect::<Result<Vec<_>, _>>()?.concat()
             }
@@ -198,7 +159,7 @@ impl Case {
             let usual = if types.0.a.is_fp8() { Scaling::Tensor } else { Scaling::None };
             for &shape in shapes {
                 let scaling = scaling.unwrap_or(usual);
-                cases.push(Case::new(shape, types, b_layout, scaling, Group::Own)?);
+                cases.push(Case::new(shape, types, b_layout, scaling)?);
             }
         }
         Ok(cases)
@@ -259,7 +220,7 @@ impl FromStr for Case {
             ["B", "k×n", "rows"] => (BLayout::Kn, Scaling::Rows),
             ref words => return Err(format!("'{}' says nothing of a problem", words.join(" "))),
         };
-        let case = Case::new(shape, types, b_layout, scaling, Group::Own);
+        let case = Case::new(shape, types, b_layout, scaling);
         case.map_err(|error| error.to_string())
     }
 }
@@ -307,14 +268,13 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_the_bars() {
+    fn sets_have_names() {
         let count = |set| Case::of_set(set).unwrap().len();
-        assert_eq!([Set::Bf16, Set::Fp8, Set::SmallM, Set::Bars].map(count), [10, 20, 6, 36]);
+        assert_eq!([Set::Bf16, Set::Fp8, Set::SmallM, Set::All].map(count), [10, 20, 6, 36]);
         let small = Case::of_set(Set::SmallM).unwrap();
         assert_eq!(small[0].to_string(), "1×3584×8192 bf16");
         let fp8 = Case::of_set(Set::Fp8).unwrap();
         assert_eq!(fp8[19].to_string(), "8192×5120×5120 e4m3→bf16 rows");
-        assert_eq!(fp8[19].group, Group::Fp8Rows);
     }
 
     #[test]

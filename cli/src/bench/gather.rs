@@ -5,18 +5,16 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
 use overlap_gemm::plan::BLayout;
 
-use super::cases::Case;
-use super::gemm::Launch;
 use super::host;
-use super::report::{Comparison, Document, FormatArgs, Formats, Run, first_failure};
+use super::report::{FormatArgs, Shown};
 use super::shapes::{SMALL, ShapeArgs, unless, where_host};
+use super::wanted::{Gatherer, Gathers, Launch, OnThreads};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads;
-use crate::output::{Output, OutputArgs, check_apart};
+use crate::output::{OutputArgs, check_apart};
 
 /// What is measured where nobody names anything.
 const USUAL: [&str; 4] = ["4096x3584x8192", "8192x3584x8192", "2048x3584x8192", "4096x1792x4096"];
@@ -143,97 +141,14 @@ pub struct Args {
     output: OutputArgs,
 }
 
-/// Who takes part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Gatherer {
-    /// cuBLASLt's best product of an A that is there
-    Cublaslt,
-    /// This crate's
-    Own,
-    /// This crate's, while copies as large as the gather's are under way that nobody waits for
-    Beside,
-    /// NCCL's all-gather, then cuBLASLt's product
-    NcclCublaslt,
-    /// NCCL's all-gather, then this crate's product
-    NcclOwn,
-    /// NCCL's all-gather alone
-    Nccl,
-    /// This crate's all-gather alone
-    Gather,
-    /// This crate's all-gather, then its product
-    Sequential,
-    /// A product for each rank's rows
-    Pipelined,
-    /// One product that waits for its rows
-    Fused,
-    /// What the library chooses
-    Auto,
-}
-
-impl Gatherer {
-    const ALL: [Gatherer; 11] = [
-        Gatherer::Cublaslt,
-        Gatherer::Own,
-        Gatherer::Beside,
-        Gatherer::NcclCublaslt,
-        Gatherer::NcclOwn,
-        Gatherer::Nccl,
-        Gatherer::Gather,
-        Gatherer::Sequential,
-        Gatherer::Pipelined,
-        Gatherer::Fused,
-        Gatherer::Auto,
-    ];
-
-    /// As the command line and the results call it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Gatherer::Cublaslt => "cublaslt",
-            Gatherer::Own => "own",
-            Gatherer::Beside => "beside",
-            Gatherer::NcclCublaslt => "nccl-cublaslt",
-            Gatherer::NcclOwn => "nccl-own",
-            Gatherer::Nccl => "nccl",
-            Gatherer::Gather => "gather",
-            Gatherer::Sequential => "sequential",
-            Gatherer::Pipelined => "pipelined",
-            Gatherer::Fused => "fused",
-            Gatherer::Auto => "auto",
-        }
-    }
-}
-
-/// What was asked for.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
-pub struct Wanted {
-    pub cases: Vec<Case>,
-    pub contenders: Vec<Gatherer>,
-    pub steps: usize,
-    pub rounds: usize,
-    pub launch: Vec<Launch>,
-    pub pieces: Option<u32>,
-    pub streams: Option<u32>,
-    pub blocks: Option<u32>,
-    pub kernel: Option<String>,
-    pub splits: Option<u32>,
-    pub swizzle: Option<u32>,
-    pub copied: bool,
-    pub cublaslt: Option<PathBuf>,
-    pub nccl: Option<PathBuf>,
-    pub peer: Option<String>,
-    pub timelines: Option<PathBuf>,
-    pub seed: u64,
-}
-
 impl Args {
-    fn wanted(&self, ranks: u32) -> Result<Wanted, Failure> {
+    fn wanted(&self, ranks: u32) -> Result<Gathers, Failure> {
         let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
         // Whom a peer has, it says later.
         if self.peer.is_none() {
             self.check_drawn()?;
         }
-        Ok(Wanted {
+        Ok(Gathers {
             cases: self.problems.cases(ranks, BLayout::Nk)?,
             contenders: self.contenders(),
             steps: self.steps as usize,
@@ -272,17 +187,17 @@ impl Args {
     }
 
     /// The same for threads.
-    fn wanted_on_threads(&self) -> Result<host::Wanted, Failure> {
+    fn wanted_on_threads(&self) -> Result<OnThreads, Failure> {
         on_threads::check_place()?;
         let ranks = self.ranks.unwrap_or(2);
-        if let Some(who) = self.contenders.iter().find(|who| !host::CONTENDERS.contains(who)) {
+        if let Some(who) = self.contenders.iter().find(|who| !Gatherer::ON_THREADS.contains(who)) {
             return Err(Failure::Usage(format!(
                 "--host: '{}' needs GPUs; on threads there are {}",
                 who.name(),
-                host::CONTENDERS.map(Gatherer::name).join(", ")
+                Gatherer::ON_THREADS.map(Gatherer::name).join(", ")
             )));
         }
-        Ok(host::Wanted {
+        Ok(OnThreads {
             cases: self.problems.cases(ranks, BLayout::Nk)?,
             ranks,
             contenders: self.contenders(),
@@ -301,50 +216,28 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if args.host {
         let wanted = args.wanted_on_threads()?;
         args.check_drawn()?;
-        let shown = Shown { output: args.output.open()?, formats: args.formats.open()? };
+        let shown = Shown::open(&args.output, &args.formats)?;
         return host::run(&wanted, shown, Interrupt::install()?);
     }
-    let launch = overlap_gemm::group::Launch::from_env()?;
+    let launch = overlap_gemm::group::Launch::from_env();
+    let launch = launch.map_err(|error| Failure::from(error).or_host())?;
     let wanted = args.wanted(launch.ranks)?;
     // All ranks have the same arguments; one has the results.
     let shown = match launch.rank {
-        0 => Some(Shown { output: args.output.open()?, formats: args.formats.open()? }),
+        0 => Some(Shown::open(&args.output, &args.formats)?),
         _ => None,
     };
     let interrupt = Interrupt::install()?;
-    measure(&wanted, shown, interrupt)
-}
-
-/// Where the results go.
-pub struct Shown {
-    pub output: Output,
-    pub formats: Formats,
-}
-
-impl Shown {
-    /// Writes all that a run gave, if it gave anything, and says how the command ends.
-    pub fn end(self, run: Run, outcome: Result<(), Failure>) -> Result<(), Failure> {
-        if run.cases.is_empty() {
-            return outcome;
-        }
-        let runs = [run];
-        let all = Comparison::of(&runs);
-        self.output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
-        let written = self.formats.write(&all);
-        match first_failure(&runs) {
-            Some(why) => Err(Failure::CheckFailed(why)),
-            None => outcome.and(written),
-        }
-    }
+    measure(&wanted, shown, interrupt).map_err(Failure::or_host)
 }
 
 #[cfg(feature = "cuda")]
-fn measure(wanted: &Wanted, shown: Option<Shown>, interrupt: Interrupt) -> Result<(), Failure> {
+fn measure(wanted: &Gathers, shown: Option<Shown>, interrupt: Interrupt) -> Result<(), Failure> {
     super::gpu::run_ranks(wanted, shown, interrupt)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn measure(_: &Wanted, _: Option<Shown>, _: Interrupt) -> Result<(), Failure> {
+fn measure(_: &Gathers, _: Option<Shown>, _: Interrupt) -> Result<(), Failure> {
     let reason = "it was built without the feature `cuda`: build with --features cuda";
     Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
 }
@@ -353,6 +246,7 @@ fn measure(_: &Wanted, _: Option<Shown>, _: Interrupt) -> Result<(), Failure> {
 mod tests {
     use clap::Parser;
 
+    use super::super::cases::Case;
     use super::*;
 
     #[derive(Parser)]
@@ -361,7 +255,7 @@ mod tests {
         args: Args,
     }
 
-    fn wanted(line: &str, ranks: u32) -> Result<Wanted, String> {
+    fn wanted(line: &str, ranks: u32) -> Result<Gathers, String> {
         let words = ["all-gather-gemm"].into_iter().chain(line.split_whitespace());
         let typed = Typed::try_parse_from(words).map_err(|error| error.to_string())?;
         typed.args.wanted(ranks).map_err(|failure| failure.to_string())
@@ -393,7 +287,6 @@ mod tests {
             ("--set llama2", "llama3-405b"),
             ("--set headline,llama3-8b --m 64", "its own M"),
             ("--set gpt3", "7 ranks"),
-            ("--heat over-gemm", "--heatmap"),
             ("--plot-launch plain", "--plot"),
             ("--draw fused,fsued", "'fsued'; there are cublaslt, own"),
             ("--draw own --contenders fused", "'own'; there are fused"),

@@ -1,17 +1,18 @@
 //! `overlap-gemm bench gemm`: this crate's products on one GPU beside cuBLASLt's.
 //!
-//! What belongs here: the arguments, and what they ask for. Invariant: what makes no sense is refused
+//! What belongs here: the arguments. Invariant: what makes no sense is refused
 //! before the GPU is looked for, and the output file is open before the first measurement.
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
 use overlap_gemm::plan::{BLayout, Scaling};
 
 use super::cases::{Case, Set, Shape, Types};
+use super::report::{FormatArgs, Shown};
+use super::wanted::{Kernels, Launch, Multiplier, Products};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::output::{Output, OutputArgs};
+use crate::output::OutputArgs;
 use crate::problem_args;
 
 /// Time this crate's products on one GPU: alone, with signals, and beside cuBLASLt
@@ -20,7 +21,7 @@ use crate::problem_args;
 /// every result is compared with an f64 reference first. docs/measuring.md says how and why.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Problems by name [default: bars]
+    /// Problems by name [default: all]
     #[arg(long, value_enum, conflicts_with = "shapes")]
     set: Option<Set>,
 
@@ -52,9 +53,9 @@ pub struct Args {
         value_enum,
         value_name = "NAME,...",
         value_delimiter = ',',
-        default_values_t = [Who::Own, Who::OwnSet, Who::OwnTrickle, Who::Cublaslt]
+        default_values_t = [Multiplier::Own, Multiplier::OwnSet, Multiplier::OwnTrickle, Multiplier::Cublaslt]
     )]
-    contenders: Vec<Who>,
+    contenders: Vec<Multiplier>,
 
     /// Leave cuBLASLt out
     #[arg(long)]
@@ -128,88 +129,18 @@ pub struct Args {
     output: OutputArgs,
 }
 
-/// Who takes part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Who {
-    /// The product, all of A there
-    Own,
-    /// The product that waits for signals, all of them set
-    OwnSet,
-    /// The product that waits for signals, which come while it runs
-    OwnTrickle,
-    /// cuBLASLt's best
-    Cublaslt,
-}
-
-impl Who {
-    /// As the command line and the results call it.
-    #[cfg(feature = "cuda")]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Who::Own => "own",
-            Who::OwnSet => "own-set",
-            Who::OwnTrickle => "own-trickle",
-            Who::Cublaslt => "cublaslt",
-        }
-    }
-}
-
-/// How loops are launched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Launch {
-    /// Twenty or so in a CUDA graph
-    Graph,
-    /// One by one
-    Plain,
-}
-
-/// Which own kernels run, and how.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kernels {
-    /// The library chooses.
-    Auto,
-    /// Every one that fits.
-    All,
-    /// These.
-    Named(Vec<String>),
-}
-
-/// What was asked for.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
-pub struct Wanted {
-    pub cases: Vec<Case>,
-    pub contenders: Vec<Who>,
-    pub cublaslt: Option<PathBuf>,
-    pub suggestions: u32,
-    pub kernels: Kernels,
-    pub swizzles: Vec<u32>,
-    pub splits: Vec<u32>,
-    pub sm_limit: Option<u32>,
-    pub fast_accumulation: bool,
-    pub keep: usize,
-    pub rounds: usize,
-    pub target_ms: f64,
-    pub launch: Launch,
-    pub chunks: u32,
-    pub trickle_bytes_per_second: f64,
-    pub check: bool,
-    pub device: usize,
-    pub seed: u64,
-}
-
 impl Args {
-    fn wanted(&self) -> Result<Wanted, Failure> {
+    fn wanted(&self) -> Result<Products, Failure> {
         let cases = match self.set {
             None if !self.shapes.is_empty() => {
                 let b_layout = self.b_layout.unwrap_or_default();
                 Case::of_shapes(&self.shapes, &self.types, b_layout, self.scaling)?
             }
-            set => Case::of_set(set.unwrap_or(Set::Bars))?,
+            set => Case::of_set(set.unwrap_or(Set::All))?,
         };
         let mut contenders = self.contenders.clone();
         if self.no_cublaslt {
-            contenders.retain(|who| *who != Who::Cublaslt);
+            contenders.retain(|who| *who != Multiplier::Cublaslt);
         }
         if contenders.is_empty() {
             return Err(Failure::Usage("nobody is left to take part: see --contenders".into()));
@@ -231,7 +162,7 @@ impl Args {
             return Err(Failure::Usage(why));
         }
         let named = std::env::var_os("OVERLAP_GEMM_CUBLASLT").map(PathBuf::from);
-        Ok(Wanted {
+        Ok(Products {
             cases,
             contenders,
             cublaslt: self.cublaslt.clone().or(named),
@@ -265,18 +196,18 @@ fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
 /// Runs the bench and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let wanted = args.wanted()?;
-    let output = args.output.open()?;
+    let shown = Shown::open(&args.output, &FormatArgs::default())?;
     let interrupt = Interrupt::install()?;
-    measure(&wanted, output, interrupt)
+    measure(&wanted, shown, interrupt)
 }
 
 #[cfg(feature = "cuda")]
-fn measure(wanted: &Wanted, output: Output, interrupt: Interrupt) -> Result<(), Failure> {
-    super::gpu::run(wanted, output, interrupt)
+fn measure(wanted: &Products, shown: Shown, interrupt: Interrupt) -> Result<(), Failure> {
+    super::gpu::run(wanted, shown, interrupt)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn measure(_: &Wanted, _: Output, _: Interrupt) -> Result<(), Failure> {
+fn measure(_: &Products, _: Shown, _: Interrupt) -> Result<(), Failure> {
     let reason = "it was built without the feature `cuda`: build with --features cuda";
     Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
 }
@@ -293,14 +224,14 @@ mod tests {
         args: Args,
     }
 
-    fn wanted(line: &str) -> Result<Wanted, String> {
+    fn wanted(line: &str) -> Result<Products, String> {
         let words = ["gemm"].into_iter().chain(line.split_whitespace());
         let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
         line.args.wanted().map_err(|failure| failure.to_string())
     }
 
     #[test]
-    fn by_default_all_bars_are_measured() {
+    fn by_default_all_sets_are_measured() {
         let wanted = wanted("").unwrap();
         assert_eq!(wanted.cases.len(), 36);
         assert_eq!((wanted.contenders.len(), &wanted.kernels), (4, &Kernels::Auto));
@@ -315,7 +246,7 @@ mod tests {
         assert_eq!(wanted.cases[1].to_string(), "1×8×8 f16→f32 B k×n");
         assert_eq!(wanted.kernels, Kernels::Named(vec!["a".into(), "b".into()]));
         assert_eq!((&wanted.swizzles[..], &wanted.splits[..]), (&[1, 4][..], &[2][..]));
-        assert!(!wanted.contenders.contains(&Who::Cublaslt));
+        assert!(!wanted.contenders.contains(&Multiplier::Cublaslt));
         assert_eq!(wanted.trickle_bytes_per_second, 1e11);
     }
 

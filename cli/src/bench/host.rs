@@ -4,23 +4,19 @@
 //! each round, in loops of the same length, and nobody is shown a time for a wrong result.
 
 use indicatif::ProgressBar;
-use overlap_gemm::host::{Link, Stream};
+use overlap_gemm::host::Stream;
 use overlap_gemm::plan::{MAX_TILE_EXTENT, Plan, PlanOptions, Problem, TileShape, Tiling};
 
 use super::cases::{Case, spread};
-use super::gather::{Gatherer, Shown};
 use super::lineup::Lineup;
 use super::machine::Machine;
-use super::report::{CaseReport, Document, Kind, Row, Run, own_name};
+use super::report::{CaseReport, Kind, Row, Run, Shown};
 use super::turns::turn;
-use super::{NOT_AT_ITS_END, asides, command};
+use super::wanted::{Gatherer, OnThreads};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads::{Steps, check_link, cores, default_options, time_together};
 use crate::progress;
-
-/// Who can take part.
-pub const CONTENDERS: [Gatherer; 3] = [Gatherer::Own, Gatherer::Sequential, Gatherer::Fused];
 
 /// How many tiles a thread has at least where they are as high as A, and how many columns they have all the same.
 const TILES_A_WORKER: u32 = 4;
@@ -28,20 +24,6 @@ const LEAST_COLUMNS: u32 = 16;
 
 /// Rounds that are not counted.
 const WARM_UP_ROUNDS: usize = 1;
-
-/// What was asked for.
-pub struct Wanted {
-    pub cases: Vec<Case>,
-    pub ranks: u32,
-    pub contenders: Vec<Gatherer>,
-    /// Steps in one loop; one more runs before them.
-    pub steps: usize,
-    pub rounds: usize,
-    /// Chunks a shard.
-    pub chunks: Option<u32>,
-    pub link: Option<Link>,
-    pub seed: u64,
-}
 
 /// One that takes part in one case.
 struct Entrant {
@@ -62,7 +44,7 @@ struct Field<'a> {
 }
 
 /// Runs all cases, and shows what they gave.
-pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<(), Failure> {
+pub fn run(wanted: &OnThreads, mut shown: Shown, interrupt: Interrupt) -> Result<(), Failure> {
     // Whatever cannot be planned is refused before anything is measured.
     let enter = |case| Field::enter(case, wanted);
     let fields = wanted.cases.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
@@ -70,32 +52,18 @@ pub fn run(wanted: &Wanted, mut shown: Shown, interrupt: Interrupt) -> Result<()
     let loops = running * (WARM_UP_ROUNDS + wanted.rounds);
     let bar = progress::bar(loops as u64, "loops", &shown.output);
     bar.tick();
-    let mut run = Run {
-        command: command(),
-        program: own_name(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        machine: Machine::of_threads(wanted.link),
-        nccl: None,
-        ranks: wanted.ranks,
-        steps: wanted.steps,
-        rounds: wanted.rounds,
-        copied: false,
-        cases: Vec::new(),
-        ended_early: Some(NOT_AT_ITS_END.into()),
-    };
+    let machine = Machine::of_threads(wanted.link);
+    let mut run = Run::begin(machine, wanted.ranks, wanted.steps, wanted.rounds);
     let outcome = fields.into_iter().try_for_each(|field| {
-        let report = field.measure(wanted, &bar, interrupt)?;
-        bar.suspend(|| asides::tell_of(&report));
-        run.cases.push(report);
-        shown.output.keep(&Document::of(std::slice::from_ref(&run)))
+        run.cases.push(field.measure(wanted, &bar, interrupt)?);
+        shown.keep(&run)
     });
     bar.finish_and_clear();
-    run.ended_early = outcome.as_ref().err().map(Failure::to_string);
     shown.end(run, outcome)
 }
 
 impl<'a> Field<'a> {
-    fn enter(case: &'a Case, wanted: &Wanted) -> Result<Field<'a>, Failure> {
+    fn enter(case: &'a Case, wanted: &OnThreads) -> Result<Field<'a>, Failure> {
         let problem = spread(&case.problem, wanted.ranks)?;
         let mut lineup: Lineup<Entrant> = Lineup::new();
         for &who in &wanted.contenders {
@@ -111,7 +79,7 @@ impl<'a> Field<'a> {
 
     fn measure(
         self,
-        wanted: &Wanted,
+        wanted: &OnThreads,
         bar: &ProgressBar,
         interrupt: Interrupt,
     ) -> Result<CaseReport, Failure> {
@@ -138,19 +106,11 @@ impl<'a> Field<'a> {
 impl Entrant {
     fn into_row(self) -> Row {
         let Entrant { who, what, times, failed, .. } = self;
-        Row {
-            who: who.name().into(),
-            peer: false,
-            kind: if who == Gatherer::Own { Kind::Gemm } else { Kind::AllGatherGemm },
-            graph: false,
-            what,
-            failed,
-            rounds_us: times,
-            host_us: Vec::new(),
-        }
+        let kind = if who == Gatherer::Own { Kind::Gemm } else { Kind::AllGatherGemm };
+        Row { failed, rounds_us: times, ..Row::new(who.name(), kind, false, what) }
     }
 
-    fn new(who: Gatherer, problem: &Problem, wanted: &Wanted) -> Result<Entrant, Failure> {
+    fn new(who: Gatherer, problem: &Problem, wanted: &OnThreads) -> Result<Entrant, Failure> {
         if who == Gatherer::Own {
             return Entrant::alone(problem, wanted);
         }
@@ -166,8 +126,8 @@ impl Entrant {
         Ok(Entrant::of(who, steps.describe(), options, vec![steps]))
     }
 
-    /// The product of an A that is there, on as many threads as it has beside the others'; all ranks at once.
-    fn alone(problem: &Problem, wanted: &Wanted) -> Result<Entrant, Failure> {
+    /// The plain GEMM, on as many threads as it has beside the others'; all ranks at once.
+    fn alone(problem: &Problem, wanted: &OnThreads) -> Result<Entrant, Failure> {
         let alone = spread(problem, 1)?;
         let options = default_options(&alone)?;
         let workers = Stream::for_ranks(wanted.ranks).workers();
@@ -210,11 +170,11 @@ fn after_all_rows(
 mod tests {
     use super::*;
 
-    fn wanted(contenders: &[Gatherer]) -> Wanted {
+    fn wanted(contenders: &[Gatherer]) -> OnThreads {
         let shapes = ["40x24x32".parse().unwrap()];
         let types = ["bf16".parse().unwrap()];
         let layout = overlap_gemm::plan::BLayout::Nk;
-        Wanted {
+        OnThreads {
             cases: Case::of_shapes(&shapes, &types, layout, None).unwrap(),
             ranks: 3,
             contenders: contenders.to_vec(),
@@ -228,7 +188,7 @@ mod tests {
 
     #[test]
     fn everybody_has_a_time_a_round() {
-        let wanted = wanted(&CONTENDERS);
+        let wanted = wanted(&Gatherer::ON_THREADS);
         let interrupt = Interrupt::none();
         let field = Field::enter(&wanted.cases[0], &wanted).unwrap();
         let report = field.measure(&wanted, &ProgressBar::hidden(), interrupt).unwrap();
@@ -239,7 +199,7 @@ mod tests {
             assert_eq!((row.rounds_us.len(), &row.failed), (3, &None), "{row:?}");
             assert!(row.rounds_us.iter().all(|us| *us > 0.0), "{row:?}");
         }
-        assert!(report.rows[1].what.contains("1 chunks a rank, tiles of 40 × "), "{report}");
+        assert!(report.rows[1].what.contains("1 chunk a rank, tiles of 40 × "), "{report}");
     }
 
     #[test]

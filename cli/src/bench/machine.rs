@@ -2,8 +2,6 @@
 //!
 //! Invariant: what is not known is left out, never made up; what was read back is as it was written.
 
-use std::fmt::{self, Formatter};
-
 use overlap_gemm::host::Link;
 use serde::{Deserialize, Serialize};
 
@@ -64,27 +62,6 @@ impl Machine {
     /// Whether its ranks were threads, without a GPU.
     pub fn is_of_threads(&self) -> bool {
         self.gpu.starts_with(ON_THREADS)
-    }
-}
-
-impl fmt::Display for Machine {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let known =
-            |version: &Option<String>| version.clone().unwrap_or("of unknown version".into());
-        let Machine { gpu, sm_count, cores, .. } = self;
-        let (driver, cuda) = (known(&self.driver), known(&self.cuda));
-        let l2 = self.l2_bytes >> 20;
-        writeln!(
-            f,
-            "{gpu} ({sm_count} SMs, {l2} MiB of L2), driver {driver}, CUDA {cuda}, {cores} cores"
-        )?;
-        let (kernels, toolkit) = (self.kernels.len(), known(&self.toolkit));
-        let cutlass = known(&self.cutlass);
-        write!(f, "{kernels} own kernels, with CUDA {toolkit} and CUTLASS {cutlass}; ")?;
-        match &self.cublaslt {
-            Some(cublaslt) => write!(f, "cuBLASLt {cublaslt}"),
-            None => f.write_str("no cuBLASLt"),
-        }
     }
 }
 

@@ -1,18 +1,15 @@
 //! `overlap-gemm bench`: how fast it is, against what others ship.
 //!
-//! To add a bench, write its module and add one variant to `What`. What all of them share is beside:
-//! [`cases`] (what is multiplied), [`sets`] and [`shapes`] (problems by name, and the arguments), [`machine`] (where it ran), [`statistics`], [`lineup`]
-//! (who runs), [`turns`] (when), [`asides`] (how `auto` was planned).
-//! `gather` (and its part on threads, [`host`]) and [`merge`] have their results in [`report`]; `gemm` has, with the feature `cuda`, `results`
-//! (what was measured, as data), `bars` (what the project wants) and `table` (all of it as text). `gpu` is
-//! the measuring. Invariant: nobody is shown a time for a wrong result.
+//! Arguments ([`gemm`], [`gather`], [`merge`]) become values ([`wanted`]), which are measured (`gpu`, [`host`]) and become a
+//! [`report`], the one shape of results. What they share: [`cases`] (a problem), [`sets`] and [`shapes`] (problems by name, and
+//! their arguments), [`machine`] (where it ran), [`command`] (what was typed), [`statistics`], [`lineup`] (contenders that
+//! run, and those with the same plan), [`turns`] (their order in a round). Each uses those behind it, none those before.
+//! Invariant: no time is shown for a wrong result.
 
-mod asides;
-#[cfg(feature = "cuda")]
-mod bars;
 pub mod cases;
+pub mod command;
 mod gather;
-pub mod gemm;
+mod gemm;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod host;
@@ -20,23 +17,13 @@ mod lineup;
 pub mod machine;
 mod merge;
 pub mod report;
-#[cfg(feature = "cuda")]
-mod results;
 mod sets;
 pub mod shapes;
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "what is measured on GPUs needs all of it")
-)]
 pub mod statistics;
-#[cfg(feature = "cuda")]
-mod table;
 pub mod turns;
+pub mod wanted;
 
 use crate::exit::Failure;
-
-/// What a file says while there are cases to come.
-const NOT_AT_ITS_END: &str = "still measuring, or ended from outside";
 
 /// Measure how fast it is, beside what others ship
 #[derive(clap::Subcommand)]
@@ -53,10 +40,4 @@ pub fn run(what: &What) -> Result<(), Failure> {
         What::AllGatherGemm(args) => gather::run(args),
         What::Merge(args) => merge::run(args),
     }
-}
-
-/// What was typed, without the folder that the program lies in.
-pub fn command() -> String {
-    let arguments = std::env::args().skip(1);
-    ["overlap-gemm".to_owned()].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
 }

@@ -60,34 +60,9 @@ pub fn geometric_mean(values: &[f64]) -> Option<f64> {
     Some((values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp())
 }
 
-/// How one contender's times compare with another's, measured in the same rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[cfg_attr(
-    not(feature = "cuda"),
-    allow(dead_code, reason = "the bench of one GPU shows all of it")
-)]
-pub struct Ratio {
-    /// The middle of the rounds' own ratios: what drifts from round to round cancels.
-    pub of_rounds: f64,
-    /// The one's median over the other's.
-    pub of_medians: f64,
-    /// The least and the largest of the rounds' ratios.
-    pub min: f64,
-    /// See `min`.
-    pub max: f64,
-}
-
-impl Ratio {
-    /// `over[i] / under[i]` for every round i.
-    pub fn paired(over: &[f64], under: &[f64]) -> Option<Ratio> {
-        let rounds: Vec<f64> = over.iter().zip(under).map(|(over, under)| over / under).collect();
-        Some(Ratio {
-            of_rounds: median(&rounds)?,
-            of_medians: median(over)? / median(under)?,
-            min: quantile(&rounds, 0.0)?,
-            max: quantile(&rounds, 1.0)?,
-        })
-    }
+/// `over[i] / under[i]` for every round i: what drifts from round to round cancels.
+pub fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
+    over.iter().zip(under).map(|(over, under)| over / under).collect()
 }
 
 #[cfg(test)]
@@ -118,13 +93,11 @@ mod tests {
     fn drift_cancels_in_paired_ratios() {
         // Both slow down by half on the way; the one is always 10 % slower.
         let under = [10.0, 12.0, 15.0];
-        let ratio = Ratio::paired(&under.map(|time| 1.1 * time), &under).unwrap();
-        for value in [ratio.of_rounds, ratio.of_medians, ratio.min, ratio.max] {
-            assert!((value - 1.1).abs() < 1e-12, "{ratio:?}");
+        for ratio in ratios(&under.map(|time| 1.1 * time), &under) {
+            assert!((ratio - 1.1).abs() < 1e-12, "{ratio}");
         }
-        // One outlier in one round moves neither.
-        let ratio = Ratio::paired(&[11.0, 99.0, 11.0], &[10.0; 3]).unwrap();
-        assert_eq!((ratio.of_rounds, ratio.max), (1.1, 9.9));
-        assert_eq!(Ratio::paired(&[], &[]), None);
+        // One outlier in one round moves no median.
+        assert_eq!(median(&ratios(&[11.0, 99.0, 11.0], &[10.0; 3])), Some(1.1));
+        assert!(ratios(&[], &[]).is_empty());
     }
 }

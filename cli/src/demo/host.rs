@@ -45,7 +45,7 @@ pub(super) fn run(args: &Args, interrupt: Interrupt) -> Result<Shown, Failure> {
     let time = |name, what, time, source| Time { name, ms: ms(time), source, what };
     Ok(Shown {
         on: "host",
-        device: describe_machine(),
+        device: describe_machine(Some(link)),
         link_bytes_per_second: Some(rate),
         times: vec![
             time("compute", "compute (link unlimited)", compute, Source::Measured),

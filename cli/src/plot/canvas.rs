@@ -125,28 +125,15 @@ impl Canvas {
 
     /// Text that begins, is centred or ends at `x`, its baseline at `y`.
     pub fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, font: Font, text: &str) {
-        self.text_in((x, y), anchor, font, "", text);
-    }
-
-    /// The same in a colour of its own.
-    pub fn text_in(
-        &mut self,
-        (x, y): (f64, f64),
-        anchor: Anchor,
-        font: Font,
-        fill: &str,
-        text: &str,
-    ) {
         let class = font.class();
         let anchor = match anchor {
             Anchor::Start => "",
             Anchor::Middle => r#" text-anchor="middle""#,
             Anchor::End => r#" text-anchor="end""#,
         };
-        let fill = if fill.is_empty() { String::new() } else { format!(r#" style="fill:{fill}""#) };
         let text = escape(text);
         self.element(&format!(
-            r#"<text class="{class}" x="{x:.1}" y="{y:.1}"{anchor}{fill}>{text}</text>"#
+            r#"<text class="{class}" x="{x:.1}" y="{y:.1}"{anchor}>{text}</text>"#
         ));
     }
 
@@ -180,8 +167,7 @@ fn style() -> String {
          .body{font-size:12px}.small{font-size:11px}.back{fill:#fff}\
          .grid{stroke:#888;stroke-opacity:.28}.frame{fill:none;stroke:#888}\
          .line{fill:none;stroke-width:2;stroke-linejoin:round}.floor{fill:#888;fill-opacity:.2}\
-         .floorline{fill:none;stroke:#6a6a6a;stroke-width:2}.mark{stroke-width:1;stroke:#fff}\
-         .none{fill:#888;fill-opacity:.15}",
+         .floorline{fill:none;stroke:#6a6a6a;stroke-width:2}.mark{stroke-width:1;stroke:#fff}",
     );
     let mut dark = String::from(
         "text{fill:#e4e7eb}.back{fill:#16181c}.mark{stroke:#16181c}.floorline{stroke:#a8a8a8}",

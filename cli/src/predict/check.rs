@@ -7,11 +7,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use overlap_gemm::kernels::Kernel;
-use overlap_gemm::plan::{Engine, Operation, Problem, Strategy, Way};
+use overlap_gemm::plan::{Engine, Operation, Problem, Strategy};
 use overlap_gemm::predict::{Machine, Setup, estimate};
 use serde::Serialize;
 
-use crate::bench::report::{self, Run};
+use crate::bench::report::{self, CarriedOut, Run};
 use crate::bench::statistics::{median, quantile};
 use crate::exit::Failure;
 
@@ -97,7 +97,7 @@ fn of_run(machine: &Machine, file: &Path, run: &Run) -> Result<Vec<Line>, Failur
         for (who, does) in WHO {
             for row in case.rows.iter().filter(|row| row.who == who) {
                 let Some(measured_us) = median(&row.rounds_us) else { continue };
-                let told = carried_out(&row.what, problem.ranks());
+                let told = row.plan.as_ref().and_then(carried_out);
                 let as_told = told.is_some();
                 let setup = match (told, does) {
                     (Some(setup), _) => setup,
@@ -141,30 +141,15 @@ fn usual(
     })
 }
 
-/// What `AllGatherGemm::explain` said, in one line: `fused: …; rows: 4 chunks, moved by copy engines on 2 streams;
-/// 4096×… on 2 ranks: bf16_…, 132 SMs, swizzle 4, K in 1 slices`.
-fn carried_out(what: &str, ranks: u32) -> Option<Setup> {
-    let named = what.split(':').next()?.to_lowercase();
-    let strategy = Strategy::ALL.into_iter().find(|strategy| strategy.to_string() == named)?;
-    let number = |before: &str, after: &str| -> Option<u32> {
-        let rest = &what[what.rfind(before)? + before.len()..];
-        rest[..rest.find(after)?].parse().ok()
-    };
-    let engine = match number("moved by copy engines on ", " streams") {
-        Some(streams) => Engine::CopyEngines { streams },
-        None if what.contains("moved by copy engines on one stream") => {
-            Engine::CopyEngines { streams: 1 }
-        }
-        None => Engine::Kernel { blocks: number("moved by a kernel of ", " blocks")? },
-    };
-    let name =
-        what.split(", ").find_map(|words| words.rsplit(": ").next().and_then(Kernel::from_name));
+/// What a row says that was carried out; `None` if its kernel is not one that can be predicted.
+fn carried_out(plan: &CarriedOut) -> Option<Setup> {
+    let CarriedOut { way, kernel, swizzle, splits } = plan;
     Some(Setup {
         operation: Operation::AllGatherGemm,
-        way: Way { strategy, engine, pieces: (number("rows: ", " chunks")? / ranks.max(1)).max(1) },
-        kernel: name?,
-        swizzle: number("swizzle ", ", K in")?,
-        splits: number("K in ", " slices")?,
+        way: *way,
+        kernel: Kernel::from_name(kernel)?,
+        swizzle: *swizzle,
+        splits: *splits,
     })
 }
 
@@ -275,26 +260,6 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_was_carried_out_is_read_from_what_was_said() {
-        let what = "Fused: tuned: measured for this problem, 26.7 µs in graphs; rows: 4 chunks, moved by a kernel of 64 \
-                    blocks before the product; 64×3584×8192 (bf16 × bf16 → bf16) on 2 ranks: \
-                    bf16_bf16_bf16_nk_64x128x64_1x2_cooperative_transposed, 132 SMs, swizzle 1, K in 4 slices";
-        let setup = carried_out(what, 2).unwrap();
-        let engine = Engine::Kernel { blocks: 64 };
-        assert_eq!(setup.way, Way { strategy: Strategy::Fused, engine, pieces: 2 });
-        assert_eq!((setup.kernel.tile.m, setup.swizzle, setup.splits), (64, 1, 4));
-        let copies =
-            what.replace("a kernel of 64 blocks before the product", "copy engines on 2 streams");
-        let setup = carried_out(&copies, 2).unwrap();
-        assert_eq!(setup.way.engine, Engine::CopyEngines { streams: 2 });
-        for (old, new) in
-            [("Fused", "Used"), ("blocks", "boxes"), ("bf16_bf16_bf16", "bf16"), ("K in", "in")]
-        {
-            assert!(carried_out(&what.replace(old, new), 2).is_none(), "{new}");
-        }
-    }
 
     #[test]
     fn nothing_is_summed_up_of_nothing() {

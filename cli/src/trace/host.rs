@@ -20,7 +20,7 @@ pub(super) fn run(args: &Args, problem: Problem, interrupt: Interrupt) -> Result
         return Err(Failure::CheckFailed(complaint));
     }
     Ok(Shown {
-        on: describe_machine(),
+        on: describe_machine(link),
         planned: steps.describe(),
         problem,
         summaries: outcome.timeline.summaries(),

@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let drawing = if writes { args.drawing.open()? } else { Drawing::default() };
     let shown = match args.host {
         true => Some(host::run(args, problem, interrupt)?),
-        false => on_gpus(args, problem, interrupt)?,
+        false => on_gpus(args, problem, interrupt).map_err(Failure::or_host)?,
     };
     let (Some(shown), Some(output)) = (shown, output) else { return Ok(()) };
     let title = format!("{}: one step, on {}", shown.problem, shown.on);
@@ -128,8 +128,7 @@ fn on_gpus(args: &Args, problem: Problem, interrupt: Interrupt) -> Result<Option
 
 #[cfg(not(feature = "cuda"))]
 fn on_gpus(_: &Args, _: Problem, _: Interrupt) -> Result<Option<Shown>, Failure> {
-    let reason =
-        "it was built without the feature `cuda`: build with --features cuda, or use --host";
+    let reason = "it was built without the feature `cuda`: build with --features cuda";
     Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
 }
 

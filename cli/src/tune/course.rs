@@ -6,16 +6,15 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use indicatif::ProgressBar;
 use overlap_gemm::Result;
 use overlap_gemm::plan::Problem;
 use overlap_gemm::tune::{Entry, Family, Shape, Tuning, record};
 
-use super::results::{Failed, Head, Results, Row, Tuned};
+use super::results::{Failed, Results, Tuned};
 use super::search::Candidate;
 use super::{Launches, Wanted};
 use crate::bench::cases::Case;
-use crate::bench::command;
+use crate::bench::command::command;
 use crate::exit::Failure;
 use crate::output::Output;
 
@@ -116,16 +115,10 @@ impl Outcome {
         }));
     }
 
-    /// Adds a problem, writes it into the file, if there is one here, and tells.
-    pub fn add(&mut self, tuned: Tuned, file: Option<&Path>, bar: &ProgressBar) -> Result<()> {
+    /// Adds a problem, and writes it into the file, if there is one here.
+    pub fn add(&mut self, tuned: Tuned, file: Option<&Path>) -> Result<()> {
         if let Some(file) = file {
             record(file, std::slice::from_ref(&tuned.entry))?;
-            bar.suspend(|| {
-                if self.measured.is_empty() {
-                    eprintln!("{Head}");
-                }
-                eprintln!("{}", Row(&tuned));
-            });
         }
         self.measured.push(tuned);
         Ok(())

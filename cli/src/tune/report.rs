@@ -32,6 +32,8 @@ struct Shown {
 /// What a table says.
 #[derive(Serialize)]
 struct Show {
+    /// The GPUs that it answers for.
+    gpu: String,
     sources: Vec<String>,
     /// What could not be read, and whose figures took the place of others.
     notes: Vec<String>,
@@ -76,6 +78,7 @@ fn driver() -> Option<String> {
 
 impl fmt::Display for Show {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "on {}", self.gpu)?;
         for Shown { problem, why, way, multiplying, .. } in &self.problems {
             writeln!(f, "{problem}\n  {why}")?;
             if let Some(way) = way {
@@ -110,6 +113,7 @@ pub fn show(
         notes.push(format!("no figures of {gpu} are known: by those of {FIGURES}"));
     }
     let show = Show {
+        gpu: gpu.to_owned(),
         sources: table.sources().to_vec(),
         notes,
         problems: problems.iter().map(shown).collect(),

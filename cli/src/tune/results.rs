@@ -53,11 +53,11 @@ impl fmt::Display for Head {
             f,
             "{problem:20} untuned µs {graph:>8} {plain:>8}   tuned µs {graph:>8} {plain:>8}"
         )?;
-        write!(f, "   ratio {graph:>6} {plain:>6}   chosen")
+        write!(f, "   ratio {graph:>6} {plain:>6}")
     }
 }
 
-/// One problem in a line.
+/// One problem in a line, and below it what was chosen.
 pub struct Row<'a>(pub &'a Tuned);
 
 impl fmt::Display for Row<'_> {
@@ -73,7 +73,7 @@ impl fmt::Display for Row<'_> {
         for (tuned, untuned) in tuned.into_iter().zip(untuned) {
             column(f, tuned.zip(untuned).map(|(tuned, untuned)| tuned / untuned), 6, 3)?;
         }
-        write!(f, "   {}; {}", entry.way, entry.multiplying)
+        write!(f, "\n    {}; {}", entry.way, entry.multiplying)
     }
 }
 
@@ -183,12 +183,11 @@ mod tests {
         let head = ends(lines[1], &["graph", "plain", "graph", "plain", "graph", "plain"]);
         let row = ends(lines[2], &["1553.9", "1539.2", "1476.2", "1539.2", "0.950", "1.000"]);
         assert_eq!(head, row, "{text}");
-        assert!(
-            lines[2].ends_with(
-                "   fused, copy engines on one stream, 2 pieces; some, swizzle 2, K in 1"
-            )
+        assert_eq!(
+            lines[3],
+            "    fused, copy engines on one stream, 2 pieces; some, swizzle 2, K in 1"
         );
-        assert_eq!(head, ends(lines[3], &["–", "–", "1476.2", "–", "–", "–"]), "{text}");
+        assert_eq!(head, ends(lines[4], &["–", "–", "1476.2", "–", "–", "–"]), "{text}");
         assert!(text.contains("3 were in the table already") && text.contains("the time was up"));
     }
 }

@@ -11,15 +11,14 @@ use overlap_gemm::plan::Problem;
 use overlap_gemm::{Error, Result};
 
 use super::super::cases::Case;
-use super::super::gemm::{Wanted, Who};
-use super::super::results::{CaseResult, Checked, Contender, Dropped, Outcome};
-use super::super::statistics::{Summary, median};
+use super::super::report::{CaseReport, Kind, Row};
+use super::super::statistics::median;
 use super::super::turns::turn;
+use super::super::wanted::{Launch, Multiplier, Products};
 use super::check::Check;
 use super::cublaslt::{Cublaslt, Suggested};
 use super::driver::Gpu;
 use super::inputs::{Inputs, Pools};
-use super::machine::Gauge;
 use super::own::{self, Own, OwnSet};
 use super::timing::{Length, Loop, Product, Watch, estimate_ms};
 use super::trickle::Trickle;
@@ -36,20 +35,18 @@ const WARM_UP_MS: f64 = 200.0;
 /// What all cases share.
 pub struct Bench<'a> {
     pub gpu: &'a Gpu,
-    pub wanted: &'a Wanted,
+    pub wanted: &'a Products,
     pub cublaslt: Option<Rc<Cublaslt>>,
     pub l2_bytes: u64,
     pub watch: Watch,
-    pub gauge: Gauge,
     pub interrupt: Interrupt,
 }
 
 /// Somebody who can be timed.
 struct Entrant {
-    who: Who,
+    who: Multiplier,
     what: String,
     product: Box<dyn Product>,
-    checked: Option<Checked>,
 }
 
 /// One case, while it runs.
@@ -60,13 +57,12 @@ struct Course<'a> {
     check: &'a Check<'a>,
     entrants: Vec<Entrant>,
     /// Those without times.
-    others: Vec<Contender>,
-    dropped: Vec<Dropped>,
+    others: Vec<(Multiplier, Row)>,
 }
 
 impl Bench<'_> {
-    /// Runs one case.
-    pub fn run(&self, case: &Case, pools: &mut Pools) -> Result<CaseResult, Failure> {
+    /// Runs one case: its report, and how many products a loop had.
+    pub fn run(&self, case: &Case, pools: &mut Pools) -> Result<(CaseReport, usize), Failure> {
         let (gpu, wanted, problem) = (self.gpu, self.wanted, &case.problem);
         let inputs = pools.inputs(gpu, problem, self.l2_bytes)?;
         let check = Check::new(pools, problem, &inputs, wanted.fast_accumulation, wanted.seed);
@@ -77,15 +73,17 @@ impl Bench<'_> {
             check: &check,
             entrants: vec![],
             others: vec![],
-            dropped: vec![],
         };
         let takes_part = |who| wanted.contenders.contains(&who);
         // Products that wait run with the kernel of the one that does not, so that one is needed too.
-        let chosen = match [Who::Own, Who::OwnSet, Who::OwnTrickle].into_iter().any(takes_part) {
+        let chosen = match [Multiplier::Own, Multiplier::OwnSet, Multiplier::OwnTrickle]
+            .into_iter()
+            .any(takes_part)
+        {
             true => course.own()?,
             false => None,
         };
-        if takes_part(Who::OwnSet)
+        if takes_part(Multiplier::OwnSet)
             && let Some(options) = &chosen
         {
             course.own_set(options)?;
@@ -94,32 +92,19 @@ impl Bench<'_> {
             course.cublaslt(library)?;
         }
         let length = course.rounds_length()?;
-        let mut contenders = course.rounds(length)?;
-        let mut trickle = None;
-        if takes_part(Who::OwnTrickle)
+        let mut rows = course.rounds(length)?;
+        if takes_part(Multiplier::OwnTrickle)
             && let Some(options) = &chosen
         {
-            trickle = course.trickle(options)?;
+            rows.extend(course.trickle(options)?);
         }
-        let afterwards = self.gauge.read();
-        contenders.append(&mut course.others);
+        rows.append(&mut course.others);
         // A stable sort: the variants of a kind stay as they are, the fastest first.
-        contenders.sort_by_key(|contender| contender.who as u8);
-        contenders.retain(|contender| takes_part(contender.who));
-        let set = inputs.sets.first();
-        let bytes = set.map_or(0, |set| set.a.bytes + set.b.bytes + set.d.bytes);
-        Ok(CaseResult {
-            name: case.to_string(),
-            problem: problem.clone(),
-            group: case.group,
-            sets: inputs.sets.len(),
-            bytes: bytes * inputs.sets.len() as u64,
-            launches: length.products(),
-            contenders,
-            dropped: course.dropped,
-            trickle,
-            afterwards,
-        })
+        rows.sort_by_key(|(who, _)| *who);
+        rows.retain(|(who, _)| takes_part(*who));
+        let rows = rows.into_iter().map(|(_, row)| row).collect();
+        let report = CaseReport { name: case.to_string(), problem: problem.clone(), rows };
+        Ok((report, length.products()))
     }
 }
 
@@ -130,7 +115,7 @@ impl Course<'_> {
         let sm_count = gpu.device.info().sm_count;
         let variants = match own::variants(wanted, self.problem, sm_count) {
             Ok(variants) => variants,
-            Err(error) => return self.absent(Who::Own, error).map(|()| None),
+            Err(error) => return self.absent(Multiplier::Own, error).map(|()| None),
         };
         let alone = variants.len() == 1;
         let mut entrants = Vec::new();
@@ -139,17 +124,16 @@ impl Course<'_> {
             self.bench.interrupt.check()?;
             let planned = match Own::plan(gpu, self.problem, options) {
                 Ok(planned) => planned,
-                Err(error) if alone => return self.absent(Who::Own, error).map(|()| None),
+                Err(error) if alone => return self.absent(Multiplier::Own, error).map(|()| None),
                 Err(error) => {
                     let why = refusal(error)?.to_string();
-                    let what = own::describe(options);
-                    self.dropped.push(Dropped { what, first_heat_us: None, why: Some(why) });
+                    self.leave_out(Multiplier::Own, own::describe(options), why);
                     continue;
                 }
             };
             let options = planned.chosen();
             let what = own::describe(&options);
-            if let Some(entrant) = self.admit(Who::Own, what, Box::new(planned))? {
+            if let Some(entrant) = self.admit(Multiplier::Own, what, Box::new(planned))? {
                 entrants.push(entrant);
                 chosen = alone.then_some(options);
             }
@@ -165,21 +149,21 @@ impl Course<'_> {
         match planned {
             Ok(planned) => {
                 let what = own::describe(options);
-                let entrant = self.admit(Who::OwnSet, what, Box::new(planned))?;
+                let entrant = self.admit(Multiplier::OwnSet, what, Box::new(planned))?;
                 self.entrants.extend(entrant);
                 Ok(())
             }
-            Err(error) => self.absent(Who::OwnSet, error),
+            Err(error) => self.absent(Multiplier::OwnSet, error),
         }
     }
 
     /// Keeps the fastest of cuBLASLt's suggestions.
     fn cublaslt(&mut self, library: &Rc<Cublaslt>) -> Result<(), Failure> {
-        let Wanted { suggestions, fast_accumulation, .. } = *self.bench.wanted;
+        let Products { suggestions, fast_accumulation, .. } = *self.bench.wanted;
         let (problem, inputs) = (self.problem, self.inputs);
         let all = match Suggested::all(library, problem, inputs, fast_accumulation, suggestions) {
             Ok(all) => all,
-            Err(error) => return self.absent(Who::Cublaslt, error),
+            Err(error) => return self.absent(Multiplier::Cublaslt, error),
         };
         let mut entrants = Vec::new();
         for suggested in all {
@@ -187,13 +171,13 @@ impl Course<'_> {
             // A suggestion that the library itself then refuses is no contender.
             if suggested.enqueue(self.bench.gpu, inputs, 0).is_ok() {
                 let product = Box::new(suggested);
-                entrants.push(Entrant { who: Who::Cublaslt, what, product, checked: None });
+                entrants.push(Entrant { who: Multiplier::Cublaslt, what, product });
             }
         }
         self.bench.gpu.synchronize()?;
-        let known = self.dropped.len();
+        let known = self.others.len();
         let mut kept = self.heat(entrants, 1)?;
-        self.dropped.truncate(known);
+        self.others.truncate(known);
         if let Some(Entrant { who, what, product, .. }) = kept.pop() {
             let entrant = self.admit(who, what, product)?;
             self.entrants.extend(entrant);
@@ -204,7 +188,7 @@ impl Course<'_> {
     /// Checks the product, and with it loads whatever a first use loads; nobody, if it is wrong.
     fn admit(
         &mut self,
-        who: Who,
+        who: Multiplier,
         what: String,
         product: Box<dyn Product>,
     ) -> Result<Option<Entrant>, Failure> {
@@ -213,13 +197,13 @@ impl Course<'_> {
         if !wanted.check {
             enqueue(0)?;
             gpu.synchronize()?;
-            return Ok(Some(Entrant { who, what, product, checked: None }));
+            return Ok(Some(Entrant { who, what, product }));
         }
         match self.check.run(gpu, self.inputs, enqueue)? {
-            Ok(checked) => Ok(Some(Entrant { who, what, product, checked: Some(checked) })),
+            Ok(()) => Ok(Some(Entrant { who, what, product })),
             Err(why) => {
-                let outcome = Outcome::Failed(why);
-                self.others.push(Contender { who, what, outcome });
+                let failed = Row { failed: Some(why), ..self.row(who, what) };
+                self.others.push((who, failed));
                 Ok(None)
             }
         }
@@ -246,11 +230,9 @@ impl Course<'_> {
             .collect();
         ranked.sort_by(|one, other| one.0.total_cmp(&other.0));
         let slower = ranked.split_off(keep.min(ranked.len()));
-        self.dropped.extend(slower.into_iter().map(|(time, entrant)| Dropped {
-            what: entrant.what,
-            first_heat_us: Some(time),
-            why: None,
-        }));
+        for (time, Entrant { who, what, .. }) in slower {
+            self.leave_out(who, what, format!("slower in the first heat, some {time:.1} µs"));
+        }
         Ok(ranked.into_iter().map(|(_, entrant)| entrant).collect())
     }
 
@@ -269,8 +251,8 @@ impl Course<'_> {
         self.length(&self.entrants, self.bench.wanted.target_ms)
     }
 
-    /// The rounds: everyone's times, by turns.
-    fn rounds(&mut self, length: Length) -> Result<Vec<Contender>, Failure> {
+    /// The rounds: everyone's times, by turns; the fastest first.
+    fn rounds(&mut self, length: Length) -> Result<Vec<(Multiplier, Row)>, Failure> {
         let Bench { gpu, wanted, watch, .. } = self.bench;
         let times = self.timed(
             &self.entrants,
@@ -279,20 +261,16 @@ impl Course<'_> {
             |entrant| Loop::new(gpu, entrant.product.as_ref(), self.inputs, length, wanted.launch),
             watch,
         )?;
-        let mut contenders = Vec::new();
-        for (entrant, rounds) in self.entrants.iter().zip(times) {
-            let Entrant { who, what, checked, .. } = entrant;
-            let outcome = match Summary::of(&rounds) {
-                Some(summary) => Outcome::Timed { rounds, summary, checked: *checked },
-                None => Outcome::Absent("there was no round".into()),
-            };
-            contenders.push(Contender { who: *who, what: what.clone(), outcome });
-        }
-        contenders.sort_by(|one, other| {
-            let time = |contender: &Contender| contender.outcome.median().unwrap_or(f64::INFINITY);
+        let timed =
+            self.entrants.iter().zip(times).map(|(Entrant { who, what, .. }, rounds_us)| {
+                (*who, Row { rounds_us, ..self.row(*who, what.clone()) })
+            });
+        let mut rows: Vec<_> = timed.collect();
+        rows.sort_by(|(_, one), (_, other)| {
+            let time = |row: &Row| median(&row.rounds_us).unwrap_or(f64::INFINITY);
             time(one).total_cmp(&time(other))
         });
-        Ok(contenders)
+        Ok(rows)
     }
 
     /// Times everyone's loop in every round.
@@ -321,12 +299,9 @@ impl Course<'_> {
     }
 
     /// The product with arriving chunks; nothing if it is wrong or cannot be.
-    fn trickle(
-        &mut self,
-        options: &GemmOptions,
-    ) -> Result<Option<super::super::results::Trickle>, Failure> {
+    fn trickle(&mut self, options: &GemmOptions) -> Result<Option<(Multiplier, Row)>, Failure> {
         let Bench { gpu, wanted, .. } = *self.bench;
-        let Some(own) = self.entrants.iter().find(|entrant| entrant.who == Who::Own) else {
+        let Some(own) = self.entrants.iter().find(|entrant| entrant.who == Multiplier::Own) else {
             return Ok(None);
         };
         let planned = own::chunks(self.problem, wanted.chunks).and_then(|(problem, chunks)| {
@@ -336,15 +311,14 @@ impl Course<'_> {
         });
         let trickle = match planned {
             Ok(trickle) => trickle,
-            Err(error) => return self.absent(Who::OwnTrickle, error).map(|()| None),
+            Err(error) => return self.absent(Multiplier::OwnTrickle, error).map(|()| None),
         };
         if wanted.check {
             let checked = self.check.run(gpu, self.inputs, |set| trickle.enqueue(set))?;
             trickle.check()?;
             if let Err(why) = checked {
-                let (who, what) = (Who::OwnTrickle, own::describe(options));
-                self.others.push(Contender { who, what, outcome: Outcome::Failed(why) });
-                return Ok(None);
+                let row = self.row(Multiplier::OwnTrickle, own::describe(options));
+                return Ok(Some((Multiplier::OwnTrickle, Row { failed: Some(why), ..row })));
             }
         }
         let product_ms = estimate_ms(gpu, own.product.as_ref(), self.inputs, &self.bench.watch)?;
@@ -353,14 +327,30 @@ impl Course<'_> {
             self.bench.interrupt.check()?;
             rounds.push(trickle.round(nth, product_ms, wanted.target_ms)?);
         }
-        Ok(Some(trickle.results(&rounds)))
+        let (rounds_us, arrivals) = trickle.results(&rounds);
+        let row = self.row(Multiplier::OwnTrickle, own::describe(options));
+        Ok(Some((Multiplier::OwnTrickle, Row { rounds_us, arrivals: Some(arrivals), ..row })))
     }
 
     /// Notes who takes no part, if the error is about that; others are the bench's.
-    fn absent(&mut self, who: Who, error: Error) -> Result<(), Failure> {
-        let outcome = Outcome::Absent(refusal(error)?.to_string());
-        self.others.push(Contender { who, what: "–".into(), outcome });
+    fn absent(&mut self, who: Multiplier, error: Error) -> Result<(), Failure> {
+        let why = refusal(error)?.to_string();
+        self.leave_out(who, "–".into(), why);
         Ok(())
+    }
+
+    fn leave_out(&mut self, who: Multiplier, what: String, why: String) {
+        let row = Row { absent: Some(why), ..self.row(who, what) };
+        self.others.push((who, row));
+    }
+
+    fn row(&self, who: Multiplier, what: String) -> Row {
+        let kind = match who {
+            Multiplier::Own | Multiplier::Cublaslt => Kind::Gemm,
+            Multiplier::OwnSet => Kind::GemmAllSignalled,
+            Multiplier::OwnTrickle => Kind::GemmAsChunksArrive,
+        };
+        Row::new(who.name(), kind, self.bench.wanted.launch == Launch::Graph, what)
     }
 }
 

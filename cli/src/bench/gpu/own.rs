@@ -8,7 +8,7 @@ use overlap_gemm::plan::{Chunks, Problem};
 use overlap_gemm::{Error, Result};
 
 use super::super::cases::spread;
-use super::super::gemm::{Kernels, Wanted};
+use super::super::wanted::{Kernels, Products};
 use super::driver::Gpu;
 use super::inputs::Inputs;
 use super::timing::Product;
@@ -105,13 +105,13 @@ pub fn chunks(problem: &Problem, wanted: u32) -> Result<(Problem, Chunks)> {
 }
 
 /// Everything that was asked to be tried for one problem; never empty.
-pub fn variants(wanted: &Wanted, problem: &Problem, sm_count: u32) -> Result<Vec<GemmOptions>> {
+pub fn variants(wanted: &Products, problem: &Problem, sm_count: u32) -> Result<Vec<GemmOptions>> {
     variants_of(kernels()?, wanted, problem, sm_count)
 }
 
 fn variants_of(
     kernels: &[Kernel],
-    wanted: &Wanted,
+    wanted: &Products,
     problem: &Problem,
     sm_count: u32,
 ) -> Result<Vec<GemmOptions>> {

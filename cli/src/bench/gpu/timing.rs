@@ -9,7 +9,7 @@ use overlap_gemm::Result;
 use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaGraph};
 
-use super::super::gemm::Launch;
+use super::super::wanted::Launch;
 use super::driver::{Gpu, call, elapsed_ms, record};
 use super::inputs::Inputs;
 

@@ -15,7 +15,7 @@ use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaStream, PinnedHostSlice,
 use overlap_gemm::cuda::{AsyncGemm, GemmOptions, Signals};
 use overlap_gemm::plan::{Chunks, Problem};
 
-use super::super::results;
+use super::super::report::Arrivals;
 use super::super::statistics::median;
 use super::driver::{Block, Gpu, call, elapsed_ms, record, status};
 use super::inputs::Inputs;
@@ -272,20 +272,19 @@ impl<'a> Trickle<'a> {
         })
     }
 
-    /// All rounds, for the report.
-    pub fn results(&self, rounds: &[Round]) -> results::Trickle {
+    /// All rounds, for the report: microseconds a step, and how its chunks arrived.
+    pub fn results(&self, rounds: &[Round]) -> (Vec<f64>, Arrivals) {
         let each = |of: fn(&Round) -> f64| rounds.iter().map(of).collect();
-        results::Trickle {
+        let arrivals = Arrivals {
             chunks: self.chunks.len(),
             bytes_per_chunk: self.bytes_per_chunk,
-            total_us: each(|round| 1e3 * round.total),
-            last_arrival_us: each(|round| 1e3 * round.last_arrival),
+            last_us: each(|round| 1e3 * round.last_arrival),
             product_us: each(|round| 1e3 * round.product),
             gated_share: self.gated_share,
-            gated_share_in_waves: self.gated_share_in_waves,
             over_ideal: each(|round| round.over_ideal),
             over_ideal_in_waves: each(|round| round.over_ideal_in_waves),
-        }
+        };
+        (each(|round| 1e3 * round.total), arrivals)
     }
 }
 

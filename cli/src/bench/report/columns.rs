@@ -10,7 +10,7 @@ use super::compare::{Compared, Comparison, Entry, Figure};
 /// Whose time it is.
 #[derive(Clone, Debug, PartialEq)]
 enum Who {
-    /// The fastest product of an A that is there.
+    /// The fastest plain GEMM with A already gathered.
     Gemm,
     /// The fastest of other programs.
     Peer,
@@ -106,7 +106,7 @@ impl Column {
     pub fn figure(&self, case: &Compared<'_>, graph: bool) -> Option<Figure> {
         let entry = self.who.of(case, graph)?;
         match &self.figure {
-            Wanted::Time => Some(Figure { value: entry.median()?, paired: true }),
+            Wanted::Time => Some(Figure { value: entry.median()?, paired: true, range: None }),
             Wanted::Over(under) => entry.over(under.of(case, graph)?),
             Wanted::Efficiency => case.efficiency(entry),
         }

@@ -1,7 +1,7 @@
 //! Rows beside each other: which belong together, and how one compares with another.
 //!
-//! Invariant: only what ran on one [`Setup`] is compared. T_gemm is the fastest product of an A that is there,
-//! whoever's, launched alike; so is the peer that others are compared with. Ratios within a run are of rounds, so
+//! Invariant: only what ran on one [`Setup`] is compared. T_gemm is the fastest plain GEMM with A already
+//! gathered, whoever's, launched alike; so is the peer that others are compared with. Ratios within a run are of rounds, so
 //! that what drifts cancels, and so is the overlap efficiency; across runs nothing but the medians can be
 //! compared, and that is said ([`Figure::paired`]).
 
@@ -9,8 +9,8 @@ use std::fmt;
 
 use overlap_gemm::plan::Problem;
 
-use super::super::gather::Gatherer;
-use super::super::statistics::{Ratio, Summary, median};
+use super::super::statistics::{Summary, ratios};
+use super::super::wanted::Gatherer;
 use super::{CaseReport, Kind, Row, Run};
 
 /// What has to be alike for times to be comparable.
@@ -49,9 +49,12 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Whether its ranks are threads, not GPUs.
-    pub fn is_of_threads(&self) -> bool {
-        self.sm_count == 0
+    /// How many of which.
+    pub fn place(&self) -> String {
+        match self.gpu.strip_prefix("rank on threads") {
+            Some(which) => format!("{} ranks on threads{which}", self.ranks),
+            None => format!("{} × {}", self.ranks, self.gpu),
+        }
     }
 
     /// Threads have no SMs; what they differ by is in their names.
@@ -65,7 +68,7 @@ impl<'a> Setup<'a> {
 
 impl fmt::Display for Setup<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} × {}", self.ranks, self.gpu)?;
+        f.write_str(&self.place())?;
         self.driver.map_or(Ok(()), |driver| write!(f, ", driver {driver}"))
     }
 }
@@ -105,6 +108,16 @@ pub struct Figure {
     pub value: f64,
     /// Whether the rows are of one run, and so of the same rounds.
     pub paired: bool,
+    /// The least and the largest of the rounds' figures, where that is what it is the median of.
+    pub range: Option<(f64, f64)>,
+}
+
+impl Figure {
+    /// The median of the rounds' figures.
+    pub fn of_rounds(rounds: &[f64]) -> Option<Figure> {
+        let Summary { median, min, max, .. } = Summary::of(rounds)?;
+        Some(Figure { value: median, paired: true, range: Some((min, max)) })
+    }
 }
 
 impl<'a> Comparison<'a> {
@@ -200,9 +213,11 @@ impl<'a> Entry<'a> {
 
     /// How long it takes, as a multiple of another.
     pub fn over(&self, under: &Entry<'_>) -> Option<Figure> {
-        let ratio = Ratio::paired(&self.row.rounds_us, &under.row.rounds_us)?;
-        let paired = self.run == under.run;
-        Some(Figure { value: if paired { ratio.of_rounds } else { ratio.of_medians }, paired })
+        if self.run == under.run {
+            return Figure::of_rounds(&ratios(&self.row.rounds_us, &under.row.rounds_us));
+        }
+        let value = self.median()? / under.median()?;
+        Some(Figure { value, paired: false, range: None })
     }
 }
 
@@ -221,7 +236,7 @@ impl<'a> Compared<'a> {
         timed.min_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(entry, _)| entry)
     }
 
-    /// The fastest product of an A that is there: T_gemm.
+    /// The fastest plain GEMM with A already gathered: T_gemm.
     pub fn gemm(&self, graph: bool) -> Option<&Entry<'a>> {
         self.best(graph, |row| row.kind == Kind::Gemm)
     }
@@ -261,15 +276,15 @@ impl<'a> Compared<'a> {
         })
     }
 
-    /// The own product over cuBLASLt's: what the own kernels cost beside the best.
-    pub fn tax(&self, graph: bool) -> Option<Figure> {
-        let of = |who: Gatherer| self.best(graph, |row| row.who == who.name());
-        of(Gatherer::Own)?.over(of(Gatherer::Cublaslt)?)
+    /// One contender's time over another's; the fastest variant of each.
+    pub fn pair(&self, over: &str, under: &str, graph: bool) -> Option<Figure> {
+        let of = |who: &str| self.best(graph, |row| row.who == who);
+        of(over)?.over(of(under)?)
     }
 
-    /// What gathers first and multiplies then: NCCL and cuBLASLt, or, where they take no part (threads have none), the
-    /// library's own. T_seq.
-    pub fn one_after_the_other(&self, graph: bool) -> Option<&Entry<'a>> {
+    /// The baseline of E, which gathers first and multiplies then: NCCL and cuBLASLt, or, where they are no contender (on
+    /// threads), the library's own.
+    pub fn baseline(&self, graph: bool) -> Option<&Entry<'a>> {
         let names = [Gatherer::NcclCublaslt, Gatherer::Sequential].map(Gatherer::name);
         let takes_part = |name: &&str| {
             let mut entries = self.entries.iter();
@@ -279,12 +294,12 @@ impl<'a> Compared<'a> {
         self.best(graph, |row| row.who == name)
     }
 
-    /// The overlap efficiency, E = 1 − (T − T_gemm) / (T_seq − T_gemm): 1 where the gather costs nothing, 0 where it
-    /// costs what it does [one after the other](Compared::one_after_the_other). `None` for what does not do both, and
+    /// The overlap efficiency, E = 1 − (T − T_gemm) / (T_baseline − T_gemm): 1 where the gather costs nothing, 0 where it
+    /// costs what it does in the [baseline](Compared::baseline). `None` for what does not do both, and
     /// where the gather costs nothing there in half of the rounds.
     pub fn efficiency(&self, entry: &Entry<'_>) -> Option<Figure> {
         let graph = entry.row.graph;
-        let (gemm, seq) = (self.gemm(graph)?, self.one_after_the_other(graph)?);
+        let (gemm, seq) = (self.gemm(graph)?, self.baseline(graph)?);
         if entry.row.kind != Kind::AllGatherGemm {
             return None;
         }
@@ -292,7 +307,7 @@ impl<'a> Compared<'a> {
             (seq > gemm).then(|| 1.0 - (time - gemm) / (seq - gemm))
         };
         let paired = entry.run == gemm.run && entry.run == seq.run;
-        let value = match paired {
+        match paired {
             true => {
                 let [times, gemm, seq] = [entry, gemm, seq].map(|entry| &entry.row.rounds_us);
                 let rounds = times.iter().zip(gemm).zip(seq);
@@ -302,11 +317,13 @@ impl<'a> Compared<'a> {
                 if 2 * told.len() <= rounds.len() {
                     return None;
                 }
-                median(&told)?
+                Figure::of_rounds(&told)
             }
-            false => of(entry.median()?, gemm.median()?, seq.median()?)?,
-        };
-        Some(Figure { value, paired })
+            false => {
+                let value = of(entry.median()?, gemm.median()?, seq.median()?)?;
+                Some(Figure { value, paired, range: None })
+            }
+        }
     }
 
     /// Operations a second at `microseconds` a product, in units of 10¹².
@@ -346,7 +363,7 @@ mod tests {
         close(of("fused").over(of("cublaslt")), 1.05, true);
         close(case.efficiency(of("fused")), 0.9, true);
         close(case.efficiency(of("nccl-cublaslt")), 0.0, true);
-        close(case.tax(true), 1.03, true);
+        close(case.pair("own", "cublaslt", true), 1.03, true);
         assert_eq!(case.efficiency(of("own")), None);
         for (disturbed, efficiency) in [(1, Some(0.9)), (2, None)] {
             let mut report = report.clone();

@@ -11,7 +11,7 @@ use super::super::statistics::Summary;
 use super::Kind;
 use super::compare::Comparison;
 
-const COLUMNS: [&str; 32] = [
+const COLUMNS: [&str; 33] = [
     "run",
     "program",
     "version",
@@ -32,6 +32,7 @@ const COLUMNS: [&str; 32] = [
     "kind",
     "launch",
     "failed",
+    "absent",
     "rounds",
     "median_us",
     "min_us",
@@ -91,6 +92,7 @@ pub fn write(all: &Comparison<'_>, stream: &mut dyn Write) -> io::Result<()> {
                     row.kind.name().into(),
                     row.launch().into(),
                     row.failed.clone().unwrap_or_default(),
+                    row.absent.clone().unwrap_or_default(),
                     row.rounds_us.len().to_string(),
                     of(|times| times.median),
                     of(|times| times.min),
@@ -134,7 +136,7 @@ mod tests {
         let lines: Vec<_> = text.split("\r\n").collect();
         assert_eq!(lines.len(), 1 + 16 + 1, "a head, the rows, and the end of the last");
         assert!(lines[0].starts_with("run,program,") && lines[0].ends_with(",host_us"));
-        assert!(text.contains(",\"off, by \"\"1\"\"\",0,,,,,,,,,,,"), "{text}");
+        assert!(text.contains(",\"off, by \"\"1\"\"\",,0,,,,,,,,,,,"), "{text}");
         for line in lines[1..17].iter().filter(|line| !line.contains("off, by")) {
             assert_eq!(line.split(',').count(), COLUMNS.len(), "{line}");
         }

@@ -1,15 +1,15 @@
-//! What results can be written as, beside the table and the JSON document: CSV and pictures.
+//! What results can be written as, beside the table and the JSON document: CSV and a picture.
 //!
 //! Invariant: as in `output`, every file is open before the work begins, and keeps what it holds until there is
 //! something to replace it with.
 
 use std::path::PathBuf;
 
-use super::super::gemm::Launch;
+use super::super::wanted::Launch;
 use super::Run;
 use super::compare::Comparison;
 use super::csv;
-use super::pictures::{Drawn, Heat, heat_map, nobody, time_against_m};
+use super::pictures::{Drawn, nobody, time_against_m};
 use crate::exit::Failure;
 use crate::output::{Named, Target};
 
@@ -24,14 +24,6 @@ pub struct FormatArgs {
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 
-    /// Draw a heat map of all cases and contenders into this file, as SVG
-    #[arg(long, value_name = "FILE")]
-    heatmap: Option<PathBuf>,
-
-    /// What the heat map shows
-    #[arg(long, value_enum, default_value_t, requires = "heatmap")]
-    heat: Heat,
-
     /// Which loops --plot shows [default: graph, if there are any]
     #[arg(long, value_enum, value_name = "LAUNCH", requires = "plot")]
     plot_launch: Option<Launch>,
@@ -45,7 +37,6 @@ pub struct FormatArgs {
 pub struct Formats {
     csv: Option<Target>,
     plot: Option<Target>,
-    heatmap: Option<Target>,
     args: FormatArgs,
 }
 
@@ -59,28 +50,22 @@ impl FormatArgs {
     }
 
     /// The files by their options.
-    pub fn named(&self) -> [Named<'_>; 3] {
-        let Self { csv, plot, heatmap, .. } = self;
-        [("--csv", csv), ("--plot", plot), ("--heatmap", heatmap)]
+    pub fn named(&self) -> [Named<'_>; 2] {
+        [("--csv", &self.csv), ("--plot", &self.plot)]
             .map(|(option, path)| (option, path.as_deref()))
     }
 
     /// Opens the files that were named.
     pub fn open(&self) -> Result<Formats, Failure> {
         let open = |path: &Option<PathBuf>| path.as_deref().map(Target::open).transpose();
-        Ok(Formats {
-            csv: open(&self.csv)?,
-            plot: open(&self.plot)?,
-            heatmap: open(&self.heatmap)?,
-            args: self.clone(),
-        })
+        Ok(Formats { csv: open(&self.csv)?, plot: open(&self.plot)?, args: self.clone() })
     }
 }
 
 impl Formats {
     /// Writes all that was asked for.
     pub fn write(self, all: &Comparison<'_>) -> Result<(), Failure> {
-        let Formats { csv, plot, heatmap, args } = self;
+        let Formats { csv, plot, args } = self;
         if let Some(mut csv) = csv {
             csv.write(|file| csv::write(all, file))?;
         }
@@ -97,10 +82,6 @@ impl Formats {
             };
             let picture = time_against_m(all, &drawn, graph);
             plot.write(|file| file.write_all(picture.as_bytes()))?;
-        }
-        if let Some(mut heatmap) = heatmap {
-            let picture = heat_map(all, &drawn, args.heat);
-            heatmap.write(|file| file.write_all(picture.as_bytes()))?;
         }
         Ok(())
     }

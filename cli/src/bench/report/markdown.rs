@@ -33,7 +33,7 @@ pub struct MarkdownArgs {
         value_name = "FIGURE,...",
         value_delimiter = ',',
         requires = "markdown",
-        long_help = "Its figures: contenders by name, or gemm (the fastest product of an A that is there), peer (the \
+        long_help = "Its figures: contenders by name, or gemm (the fastest plain GEMM with A already gathered), peer (the \
                      fastest of other programs), strategy (the fastest of sequential, pipelined and fused, where all \
                      took part); ratios of two, such as auto/gemm, or auto/gemm@1.03 with a bar; overlap efficiencies, such as auto:E [default: all \
                      that there are of the usual ones]"
@@ -124,7 +124,29 @@ fn table(all: &Comparison<'_>, columns: &[Column], text: &mut String) -> fmt::Re
         }
         text.push('\n');
     }
-    Ok(())
+    caption(all, columns, text)
+}
+
+/// What the numbers of a table are, where ratios stand beside times, and how far from them rounds were.
+fn caption(all: &Comparison<'_>, columns: &[Column], text: &mut String) -> fmt::Result {
+    let ratios = columns.iter().filter(|column| column.is_ratio());
+    let figures: Vec<Figure> = ratios.flat_map(|column| figures(all, column)).collect();
+    if figures.is_empty() || columns.iter().all(Column::is_ratio) {
+        return Ok(());
+    }
+    let far = figures.iter().filter_map(|&Figure { value, range, .. }| {
+        let (least, most) = range?;
+        Some(100.0 * (most - value).max(value - least) / value)
+    });
+    write!(text, "\nTimes in µs, medians of the rounds; ")?;
+    match far.reduce(f64::max) {
+        Some(far) => writeln!(
+            text,
+            "a ratio is the median of the rounds' ratios, not the quotient of the times beside it: no round's is more than \
+             {far:.0} % from it."
+        ),
+        None => writeln!(text, "~: a ratio of medians, between runs."),
+    }
 }
 
 /// Of what the ranges are: by name, or how many.
@@ -159,8 +181,8 @@ fn ranges(all: &Comparison<'_>, columns: &[Column], text: &mut String) -> fmt::R
             continue;
         };
         let paired = figures.iter().all(|figure| figure.paired);
-        let [min, max, median] =
-            [min, max, median].map(|value| column.written(Figure { value, paired }, 2));
+        let [min, max, median] = [min, max, median]
+            .map(|value| column.written(Figure { value, paired, range: None }, 2));
         write!(text, "{min} to {max}, median {median}")?;
         let (all, count) = (values.len(), |met: &dyn Fn(f64) -> bool| {
             values.iter().filter(|value| met(**value)).count()
@@ -210,6 +232,8 @@ mod tests {
 | 1024×3584×8192 bf16 | graph | 100.0 | FAILED | 1.050 | 90 % |
 | 64×3584×8192 bf16 | plain | 3.1 | FAILED | 1.050 | 90 % |
 | 64×3584×8192 bf16 | graph | 6.2 | FAILED | 1.050 | 90 % |
+
+Times in µs, medians of the rounds; a ratio is the median of the rounds' ratios, not the quotient of the times beside it: no round's is more than 0 % from it.
 ";
         assert_eq!(text, expected);
         let text = shown(Part::Table, "own", &[run(vec![usual_case(1024)])]).unwrap();

@@ -1,10 +1,10 @@
-//! What `bench all-gather-gemm` found, as data that is written and read back.
+//! What a bench measured: one shape of data for every bench, written, read back, compared and shown.
 //!
-//! What belongs here: the data; its neighbours read it from files ([`read`]), compare its rows
-//! ([`compare`]) and show it ([`table`], [`csv`], [`pictures`], chosen by [`formats`]), or what of it is wanted
-//! ([`select`]) as parts of a document ([`markdown`], of [`columns`]). All of it is there
-//! without the feature `cuda`, so that results can be merged and drawn anywhere. Invariant: a row has times if and
-//! only if its result was right. Times are microseconds a step, those of the slowest rank.
+//! What belongs here: the data. Its neighbours read it from files ([`read`]), compare its rows ([`compare`]), show it
+//! ([`table`], [`csv`], [`pictures`], chosen by [`formats`]; [`shown`] ends a run), and select parts of it ([`select`])
+//! for documents ([`markdown`], of [`columns`]). Nothing here needs the feature `cuda`. Invariant: a row either has
+//! times, or says why not: its result was wrong (`failed`), or it did not run (`absent`). Times are microseconds a
+//! step, those of the slowest rank.
 
 mod columns;
 mod compare;
@@ -14,23 +14,26 @@ mod markdown;
 mod pictures;
 mod read;
 mod select;
+mod shown;
 mod table;
 
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Problem, Way};
 use serde::{Deserialize, Serialize};
 
 pub use compare::Comparison;
-pub use formats::{FormatArgs, Formats};
+pub use formats::FormatArgs;
 pub use markdown::MarkdownArgs;
 pub use read::read;
 pub use select::SelectArgs;
+pub use shown::Shown;
 
+use super::command::command;
 use super::machine::Machine;
 
-/// The name of the bench in the file.
-const BENCH: &str = "all-gather-gemm";
+/// The names of the benches in a file: of several ranks, and of one.
+const BENCHES: [&str; 2] = ["all-gather-gemm", "gemm"];
 
-/// The format that is written. 1 was a single run's fields, without `bench`, `format`, and the cases' `problem`.
+/// The format that is written, and read.
 const FORMAT: u64 = 2;
 
 /// A file: one run, or several that were put together.
@@ -44,7 +47,8 @@ pub struct Document<'a> {
 impl<'a> Document<'a> {
     /// Of these runs.
     pub fn of(runs: &'a [Run]) -> Document<'a> {
-        Document { bench: BENCH, format: FORMAT, runs }
+        let of_one = !runs.is_empty() && runs.iter().all(|run| run.ranks == 1);
+        Document { bench: BENCHES[usize::from(of_one)], format: FORMAT, runs }
     }
 }
 
@@ -67,10 +71,39 @@ pub struct Run {
     pub rounds: usize,
     /// Whether rows were copied into their slot in every step.
     pub copied: bool,
+    /// Whether results were not compared with the reference.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unchecked: bool,
     pub cases: Vec<CaseReport>,
     /// Why it ended before the last case, if it did.
     #[serde(default)]
     pub ended_early: Option<String>,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+impl Run {
+    /// One of this program, on so many ranks, before its first case.
+    pub fn begin(machine: Machine, ranks: u32, steps: usize, rounds: usize) -> Run {
+        /// What a file says while there are cases to come.
+        const NOT_AT_ITS_END: &str = "still measuring, or ended from outside";
+        Run {
+            command: command(),
+            program: own_name(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            machine,
+            nccl: None,
+            ranks,
+            steps,
+            rounds,
+            copied: false,
+            unchecked: false,
+            cases: Vec::new(),
+            ended_early: Some(NOT_AT_ITS_END.into()),
+        }
+    }
 }
 
 /// As [`Run::program`] calls this one.
@@ -98,22 +131,64 @@ pub struct Row {
     pub kind: Kind,
     /// Launched by CUDA graphs, not step by step.
     pub graph: bool,
-    /// Which kernel, run how.
+    /// Which kernel, run how, in words.
     pub what: String,
+    /// The same as data, where the library planned a step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<CarriedOut>,
+    /// Its result was wrong: how.
     pub failed: Option<String>,
-    /// A time a round; nothing is said of a wrong result.
+    /// It was not timed in the rounds: why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub absent: Option<String>,
+    /// A time a round.
     pub rounds_us: Vec<f64>,
     /// The same of the host's time of one enqueue, of steps that are launched one by one.
     #[serde(default)]
     pub host_us: Vec<f64>,
+    /// Of a product whose chunks arrive while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrivals: Option<Arrivals>,
+}
+
+/// A product while its chunks arrive. Lists have an entry a round: the median of its steps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Arrivals {
+    pub chunks: u32,
+    pub bytes_per_chunk: u64,
+    /// From the start of a step until the last chunk was signalled.
+    pub last_us: Vec<f64>,
+    /// The same product in the same steps, all signals set before.
+    pub product_us: Vec<f64>,
+    /// The part of the tiles that the last chunk gates.
+    pub gated_share: f64,
+    /// The time over max(product, last arrival + gated share of the product).
+    pub over_ideal: Vec<f64>,
+    /// The same with the gated tiles rounded up to whole waves.
+    pub over_ideal_in_waves: Vec<f64>,
+}
+
+/// How a step was carried out: all that a prediction of it has to know.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CarriedOut {
+    pub way: Way,
+    /// The kernel's name.
+    pub kernel: String,
+    pub swizzle: u32,
+    /// Slices of K.
+    pub splits: u32,
 }
 
 /// What a contender does in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A product of an A that is there.
+    /// A product of an A that is already gathered.
     Gemm,
+    /// The same through signals that are all set.
+    GemmAllSignalled,
+    /// The same while chunks of A are signalled at a given rate.
+    GemmAsChunksArrive,
     /// The same, with the link as busy as a gather keeps it.
     GemmBesideCopies,
     /// Gathers A.
@@ -127,6 +202,8 @@ impl Kind {
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Gemm => "gemm",
+            Kind::GemmAllSignalled => "gemm-all-signalled",
+            Kind::GemmAsChunksArrive => "gemm-as-chunks-arrive",
             Kind::GemmBesideCopies => "gemm-beside-copies",
             Kind::AllGather => "all-gather",
             Kind::AllGatherGemm => "all-gather-gemm",
@@ -135,6 +212,23 @@ impl Kind {
 }
 
 impl Row {
+    /// One that was not timed yet.
+    pub fn new(who: &str, kind: Kind, graph: bool, what: String) -> Row {
+        Row {
+            who: who.into(),
+            peer: false,
+            kind,
+            graph,
+            what,
+            plan: None,
+            failed: None,
+            absent: None,
+            rounds_us: Vec::new(),
+            host_us: Vec::new(),
+            arrivals: None,
+        }
+    }
+
     /// How it is launched, as tables and pictures call it.
     pub fn launch(&self) -> &'static str {
         launch_name(self.graph)
@@ -146,33 +240,23 @@ pub fn launch_name(graph: bool) -> &'static str {
     if graph { "graph" } else { "plain" }
 }
 
-/// For whoever measures: the first contender whose result was wrong, and why.
-pub fn first_failure(runs: &[Run]) -> Option<String> {
-    let cases = runs.iter().flat_map(|run| &run.cases);
-    let rows = cases.flat_map(|case| case.rows.iter().map(move |row| (case, row)));
-    let failure = |(case, row): (&CaseReport, &Row)| {
-        let why = row.failed.as_ref()?;
-        Some(format!("{}: {} ({}): {why}", case.name, row.who, row.launch()))
-    };
-    rows.into_iter().find_map(failure)
-}
-
 /// Made-up results for the tests of whoever shows them.
 #[cfg(test)]
 pub mod made_up {
     use super::*;
 
     pub fn row(who: &str, kind: Kind, rounds_us: &[f64]) -> Row {
-        Row {
-            who: who.into(),
-            peer: who.starts_with("torch"),
-            kind,
-            graph: true,
-            what: format!("{who}_kernel"),
-            failed: None,
-            rounds_us: rounds_us.to_vec(),
-            host_us: Vec::new(),
-        }
+        let mut row = Row::new(who, kind, true, format!("{who}_kernel"));
+        row.peer = who.starts_with("torch");
+        row.rounds_us = rounds_us.to_vec();
+        row
+    }
+
+    fn planned(mut row: Row) -> Row {
+        let engine = overlap_gemm::plan::Engine::Kernel { blocks: 16 };
+        let way = Way { strategy: overlap_gemm::plan::Strategy::Fused, engine, pieces: 2 };
+        row.plan = Some(CarriedOut { way, kernel: "some".into(), swizzle: 1, splits: 1 });
+        row
     }
 
     pub fn wrong(who: &str) -> Row {
@@ -188,17 +272,11 @@ pub mod made_up {
 
     pub fn run(cases: Vec<CaseReport>) -> Run {
         Run {
-            command: "overlap-gemm bench all-gather-gemm".into(),
-            program: own_name(),
             version: "0.0.0".into(),
-            machine: crate::bench::machine::made_up(),
             nccl: Some("2.28.9".into()),
-            ranks: 2,
-            steps: 60,
-            rounds: 3,
-            copied: false,
             cases,
             ended_early: None,
+            ..Run::begin(crate::bench::machine::made_up(), 2, 60, 3)
         }
     }
 
@@ -212,7 +290,7 @@ pub mod made_up {
             row("nccl-cublaslt", Kind::AllGatherGemm, &times(150.0)),
             row("torch-fused", Kind::AllGatherGemm, &times(130.0)),
             wrong("torch-native"),
-            row("fused", Kind::AllGatherGemm, &times(105.0)),
+            planned(row("fused", Kind::AllGatherGemm, &times(105.0))),
             row("gather", Kind::AllGather, &times(40.0)),
         ];
         case(m, rows)

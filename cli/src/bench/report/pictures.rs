@@ -1,13 +1,13 @@
-//! The results as pictures: time against M, and a heat map of what overlapping gained.
+//! The results as a picture: time against M.
 //!
-//! Invariant: a contender has the same colour in every picture; nothing is drawn for a wrong result.
+//! Invariant: a contender has the same colour in every panel and picture; nothing is drawn for a wrong result.
 
 use std::cmp::Reverse;
 
-use super::super::gather::Gatherer;
-use super::compare::{Compared, Comparison, Entry, Setup};
-use super::{Kind, launch_name};
-use crate::plot::{Cell, Columns, HeatMap, Line, LineChart, Panel, Ramp, SLOTS, Series};
+use super::super::wanted::Gatherer;
+use super::Kind;
+use super::compare::{Compared, Comparison, Entry};
+use crate::plot::{Line, LineChart, Panel, SLOTS, Series};
 
 /// Who has which colour and mark, the first first in the legend; others have what these leave over.
 const KNOWN: [&str; SLOTS] = [
@@ -21,20 +21,6 @@ const KNOWN: [&str; SLOTS] = [
     "torch-native",
     "torch-nccl-mm",
 ];
-
-/// The colours of what was won: 1 where the gather is free, 0 where nothing was, and below.
-const GAIN: [(f64, [u8; 3]); 3] =
-    [(-0.5, [179, 88, 6]), (0.0, [247, 244, 238]), (1.0, [33, 102, 172])];
-
-/// What a heat map shows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Heat {
-    /// The overlap efficiency E, in per cent of the gather's cost that was hidden: of NCCL's, on threads of the library's own
-    #[default]
-    Efficiency,
-    /// The time as a multiple of T_gemm
-    OverGemm,
-}
 
 /// Who is drawn.
 pub struct Drawn<'a> {
@@ -100,7 +86,7 @@ impl Drawn<'_> {
 
 /// Where something ran, in a few words.
 fn place(all: &Comparison<'_>, setup: usize) -> String {
-    format!("{} × {}", all.setups[setup].ranks, all.setups[setup].gpu)
+    all.setups[setup].place()
 }
 
 /// Where it ran, in a line.
@@ -233,171 +219,6 @@ fn who_would(drawn: &Drawn<'_>) -> &'static str {
         [] => ": --contenders fused or auto, say, does",
         _ => " of those that --draw names",
     }
-}
-
-/// All problems by all who gather and multiply, in both launches.
-pub fn heat_map(all: &Comparison<'_>, drawn: &Drawn<'_>, heat: Heat) -> String {
-    let does_both = |entry: &Entry<'_>| entry.row.kind == Kind::AllGatherGemm;
-    // Who was always wrong is not in it: there is no number to show.
-    let series = drawn.series(all, does_both);
-    let value = |case: &Compared<'_>, entry: &Entry<'_>| match heat {
-        Heat::Efficiency => case.efficiency(entry),
-        Heat::OverGemm => entry.over(case.gemm(entry.row.graph)?),
-    };
-    // What is best has the largest number in the one, and the least in the other.
-    let sign = if heat == Heat::Efficiency { 1.0 } else { -1.0 };
-    let cell = |case: &Compared<'_>, label: &str, graph: bool| {
-        let mut entries = case.entries.iter().filter(|entry| entry.row.graph == graph);
-        let Some(entry) = entries.find(|entry| entry.label == label) else { return Cell::Nothing };
-        if let Some(why) = &entry.row.failed {
-            return Cell::Note { text: "FAILED".into(), why: why.clone() };
-        }
-        let Some(figure) = value(case, entry) else { return Cell::Nothing };
-        let all = case.entries.iter().filter(|other| other.row.graph == graph && drawn.has(other));
-        let all = all.filter(|other| does_both(other)).filter_map(|other| value(case, other));
-        let best = all.map(|figure| sign * figure.value).fold(f64::NEG_INFINITY, f64::max);
-        let about = if figure.paired { "" } else { "~" };
-        let text = match heat {
-            Heat::Efficiency => format!("{about}{} %", whole(100.0 * figure.value)),
-            Heat::OverGemm => format!("{about}{:.2}", figure.value),
-        };
-        let best = sign * figure.value >= best;
-        let value = match heat {
-            Heat::Efficiency => figure.value,
-            Heat::OverGemm => gain_of(figure.value),
-        };
-        Cell::Value { value, text, best }
-    };
-    let kinds = kinds(all);
-    let kind_of =
-        |case: &Compared<'_>| kinds.iter().position(|kind| *kind == (case.setup, beyond_m(case)));
-    let mut cases: Vec<&Compared<'_>> = all.cases.iter().collect();
-    cases.sort_by_key(|case| (kind_of(case), case.problem.m()));
-    let group = |graph: bool| {
-        let column = |series: &Series| {
-            let cells = cases.iter().map(|case| cell(case, &series.name, graph)).collect();
-            (series.name.clone(), cells)
-        };
-        let columns: Vec<(String, Vec<Cell>)> = series.iter().map(column).collect();
-        Columns { head: format!("{}: {}", launch_name(graph), launched(graph)), columns }
-    };
-    let mut groups = vec![group(true), group(false)];
-    groups.retain(|group| {
-        group.columns.iter().flat_map(|(_, cells)| cells).any(|cell| *cell != Cell::Nothing)
-    });
-    let name = |case: &&Compared<'_>| match all.setups.len() {
-        0 | 1 => case.name.to_owned(),
-        // A setup's name is long, and would take the place of the problem's.
-        _ => format!("{} ({})", case.name, letter(case.setup)),
-    };
-    let rows = match groups[..] {
-        [] => Vec::new(),
-        _ => cases.iter().map(name).collect(),
-    };
-    let mut notes = Vec::new();
-    if all.setups.len() > 1 && !rows.is_empty() {
-        let setups = all.setups.iter().enumerate();
-        notes.extend(setups.map(|(nth, setup)| format!("({}): {setup}", letter(nth))));
-    }
-    let (title, legend, ticks): (_, String, Vec<(f64, String)>) = match heat {
-        Heat::Efficiency => (
-            "All-gather + GEMM: how much of the gather was hidden",
-            format!(
-                "E = 1 − (T − T_gemm) ÷ ({} − T_gemm); 100 %: the gather costs nothing; framed: the best of its row",
-                match &behind(all)[..] {
-                    [] => "T_seq".into(),
-                    names => format!("T of {}", names.join(" or ")),
-                }
-            ),
-            [-50, 0, 50, 100]
-                .map(|e| (f64::from(e) / 100.0, format!("{} %", whole(f64::from(e)))))
-                .to_vec(),
-        ),
-        Heat::OverGemm => (
-            "All-gather + GEMM: time as a multiple of the product's alone",
-            "T ÷ T_gemm; 1: the gather costs nothing; framed: the best of its row".into(),
-            [2.83, 2.0, 1.41, 1.0].map(|over| (gain_of(over), number(over))).to_vec(),
-        ),
-    };
-    let one = match all.setups.iter().any(Setup::is_of_threads) {
-        true => "M×N×K, N of one rank",
-        false => "M×N×K, N of one GPU",
-    };
-    let setups = if notes.is_empty() { 0..all.setups.len() } else { 0..0 };
-    let map = HeatMap {
-        title: title.into(),
-        subtitle: subtitle(all, setups, one),
-        legend,
-        ramp: Ramp::of(&GAIN),
-        ticks,
-        rows,
-        groups,
-        notes,
-        nothing: why_no_cell(all, drawn, heat),
-    };
-    map.to_svg()
-}
-
-/// What a setup is called in a row; numbers are those of runs.
-fn letter(setup: usize) -> String {
-    match u8::try_from(setup) {
-        Ok(nth @ 0..26) => char::from(b'A' + nth).into(),
-        _ => format!("setup {}", setup + 1),
-    }
-}
-
-/// Why no cell has a number or a failure, and what helps: in lines.
-fn why_no_cell(all: &Comparison<'_>, drawn: &Drawn<'_>, heat: Heat) -> Vec<String> {
-    let mut entries = all.cases.iter().flat_map(|case| &case.entries);
-    let does_both = |entry: &Entry<'_>| entry.row.kind == Kind::AllGatherGemm && drawn.has(entry);
-    if !entries.any(|entry| does_both(entry) && entry.times.is_some()) {
-        return vec![format!("nobody gathers and multiplies{}", who_would(drawn))];
-    }
-    let mut launches = all.cases.iter().flat_map(|case| [true, false].map(|graph| (case, graph)));
-    let has_gemm = launches.any(|(case, graph)| case.gemm(graph).is_some());
-    const GEMM: &str = "a product alone for T_gemm: --contenders own or cublaslt";
-    const SEQ: &str =
-        "one who gathers first and multiplies then: --contenders sequential or nccl-cublaslt";
-    const OVER: &str = "or give --heat over-gemm, which needs T_gemm alone";
-    let lines: &[&str] = match (heat, has_gemm, behind(all).is_empty()) {
-        (Heat::Efficiency, true, true) => &["no cell has a number: E needs", SEQ, OVER],
-        (Heat::Efficiency, false, true) => &["no cell has a number: E needs", GEMM, SEQ],
-        (Heat::Efficiency, false, false) => &["no cell has a number: E needs", GEMM],
-        (Heat::Efficiency, true, false) => {
-            &["T_seq is not above T_gemm anywhere, or they are of other problems or launches", OVER]
-        }
-        (Heat::OverGemm, false, _) => &["no cell has a number: T ÷ T_gemm needs", GEMM],
-        (Heat::OverGemm, true, _) => &["T_gemm is of other problems or launches"],
-    };
-    lines.iter().map(|line| line.to_string()).collect()
-}
-
-/// What efficiencies are told beside, by name.
-fn behind<'a>(all: &'a Comparison<'_>) -> Vec<&'a str> {
-    let mut names: Vec<&str> = Vec::new();
-    let launches = all.cases.iter().flat_map(|case| [true, false].map(|graph| (case, graph)));
-    for entry in launches.filter_map(|(case, graph)| case.one_after_the_other(graph)) {
-        if !names.contains(&entry.row.who.as_str()) {
-            names.push(&entry.row.who);
-        }
-    }
-    names
-}
-
-/// Where a multiple of T_gemm is on the colours: 1 at the best, 2 where the colours turn.
-fn gain_of(over: f64) -> f64 {
-    1.0 - over.log2()
-}
-
-/// Without digits behind the point, with a real minus, and never a zero below zero.
-fn whole(number: f64) -> String {
-    let rounded = number.round();
-    let sign = if rounded < 0.0 { "−" } else { "" };
-    format!("{sign}{:.0}", rounded.abs())
-}
-
-fn number(over: f64) -> String {
-    if over.fract() == 0.0 { format!("{over:.0}") } else { format!("{over:.1}") }
 }
 
 #[cfg(test)]

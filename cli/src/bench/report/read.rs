@@ -11,9 +11,9 @@ use overlap_gemm::tune::Times;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::super::cases::{Case, spread};
+use super::super::cases::Case;
 use super::super::machine::Machine;
-use super::{BENCH, CaseReport, FORMAT, Row, Run, own_name};
+use super::{BENCHES, FORMAT, Row, Run};
 use crate::exit::Failure;
 
 /// More is no name of a contender.
@@ -29,7 +29,7 @@ pub fn read(path: &Path) -> Result<Vec<Run>, Failure> {
     let unread = |source| Failure::Read { target: name.clone(), source };
     let file = fs::metadata(path).map_err(unread)?;
     let refused = |why: String| {
-        let remedy = "give files that 'bench all-gather-gemm --output' wrote";
+        let remedy = "give files that 'bench --output' wrote";
         Err(Failure::Usage(format!("{name}: it holds no results: {why}: {remedy}")))
     };
     if !file.is_file() {
@@ -47,27 +47,21 @@ fn parse(bytes: &[u8]) -> Result<Vec<Run>, String> {
     let value: Value = serde_json::from_slice(bytes)
         .map_err(|error| format!("it is no JSON, or cut off: {error}"))?;
     let foreign = || {
-        let ours = "give files that 'bench all-gather-gemm --output' or a peer's script wrote";
-        format!("it holds no results of bench {BENCH}: {ours}")
+        "it holds no results of a bench: give files that 'bench --output' or a peer's script wrote"
+            .to_owned()
     };
-    let has = |field: &str| value.get(field).is_some();
     let format = match (value.get("bench"), value.get("format")) {
-        (Some(bench), Some(format)) if bench == BENCH => {
+        (Some(bench), Some(format)) if BENCHES.iter().any(|known| bench == known) => {
             format.as_u64().ok_or_else(|| format!("its format is {format}, not a number"))?
         }
-        (None, None) if has("verdicts") && has("method") => {
-            return Err(format!("it holds results of bench gemm, not of bench {BENCH}"));
-        }
-        (None, None) if has("cases") && has("ranks") && has("machine") => 1,
         _ => return Err(foreign()),
     };
     let mut runs = match format {
-        1 => vec![typed::<FirstRun>(bytes)?.into_run()?],
         FORMAT => typed::<Runs>(bytes)?.runs,
         _ => {
             return Err(format!(
-                "it has format {format}, but this overlap-gemm ({}) reads formats 1 to {FORMAT}: \
-                 use the overlap-gemm that wrote it, or a newer one",
+                "it has format {format}, but this overlap-gemm ({}) reads format {FORMAT}: \
+                 use the overlap-gemm that wrote it",
                 env!("CARGO_PKG_VERSION")
             ));
         }
@@ -94,7 +88,9 @@ fn free_texts(run: &mut Run) -> impl Iterator<Item = &mut String> {
     let Machine { driver, cuda, toolkit, cutlass, cublaslt, kernels, .. } = &mut run.machine;
     let optional = [driver, cuda, toolkit, cutlass, cublaslt, &mut run.nccl, &mut run.ended_early];
     let rows = run.cases.iter_mut().flat_map(|case| &mut case.rows);
-    let of_rows = rows.flat_map(|row| std::iter::once(&mut row.what).chain(&mut row.failed));
+    let of_rows = rows.flat_map(|row| {
+        std::iter::once(&mut row.what).chain(&mut row.failed).chain(&mut row.absent)
+    });
     let named = [&mut run.command, &mut run.version].into_iter();
     named.chain(optional.into_iter().flatten()).chain(kernels).chain(of_rows)
 }
@@ -108,55 +104,6 @@ fn typed<T: for<'a> Deserialize<'a>>(bytes: &[u8]) -> Result<T, String> {
 #[derive(Deserialize)]
 struct Runs {
     runs: Vec<Run>,
-}
-
-/// Format 1: a run, whose cases say by their names alone what was multiplied.
-#[derive(Deserialize)]
-struct FirstRun {
-    command: String,
-    version: String,
-    machine: super::Machine,
-    nccl: Option<String>,
-    ranks: u32,
-    steps: usize,
-    rounds: usize,
-    copied: bool,
-    cases: Vec<FirstCase>,
-}
-
-#[derive(Deserialize)]
-struct FirstCase {
-    name: String,
-    rows: Vec<Row>,
-}
-
-impl FirstRun {
-    fn into_run(self) -> Result<Run, String> {
-        let FirstRun { command, version, machine, nccl, ranks, steps, rounds, copied, cases } =
-            self;
-        let upgraded = |FirstCase { name, mut rows }: FirstCase| {
-            let told = |why: String| format!("case '{name}': {why}");
-            let case: Case = name.parse().map_err(told)?;
-            let problem = spread(&case.problem, ranks).map_err(|error| told(error.to_string()))?;
-            // The only peer there was.
-            rows.iter_mut().for_each(|row| row.peer = row.who.starts_with("torch-"));
-            Ok(CaseReport { name, problem, rows })
-        };
-        let cases = cases.into_iter().map(upgraded).collect::<Result<_, String>>()?;
-        Ok(Run {
-            command,
-            program: own_name(),
-            version,
-            machine,
-            nccl,
-            ranks,
-            steps,
-            rounds,
-            copied,
-            cases,
-            ended_early: None,
-        })
-    }
 }
 
 /// What the types do not hold.
@@ -208,8 +155,14 @@ fn check_row(row: &Row) -> Result<(), String> {
         let (least, most) = (Times::RANGE_US.start(), Times::RANGE_US.end());
         return Err(format!("{time} µs is no time: it must be between {least} and {most}"));
     }
-    match (&row.failed, row.rounds_us.is_empty()) {
-        (Some(why), false) => Err(format!("it is wrong ({why}), and yet has times")),
+    if let Some(plan) = &row.plan {
+        plan.way.check().map_err(|error| error.to_string())?;
+        if !is_name(&plan.kernel, LONGEST_TITLE) {
+            return Err(format!("its kernel has no name of 1 to {LONGEST_TITLE} characters"));
+        }
+    }
+    match (row.failed.as_ref().or(row.absent.as_ref()), row.rounds_us.is_empty()) {
+        (Some(why), false) => Err(format!("it has no times ({why}), and yet there are some")),
         (None, true) => Err("it has no times, and does not say why".into()),
         _ => Ok(()),
     }
@@ -237,26 +190,6 @@ mod tests {
     }
 
     #[test]
-    fn the_first_format_is_still_read() {
-        let mut run = made_up::run(vec![made_up::usual_case(1024), made_up::usual_case(64)]);
-        let mut first = written(&[run.clone()])["runs"][0].take();
-        first.as_object_mut().unwrap().remove("program");
-        for case in first["cases"].as_array_mut().unwrap() {
-            case.as_object_mut().unwrap().remove("problem");
-            for row in case["rows"].as_array_mut().unwrap() {
-                row.as_object_mut().unwrap().remove("peer");
-            }
-        }
-        first.as_object_mut().unwrap().remove("ended_early");
-        let read = parse(first.to_string().as_bytes()).unwrap();
-        assert_eq!(read, [run.clone()]);
-        run.ranks = 4;
-        first["ranks"] = 4.into();
-        let read = parse(first.to_string().as_bytes()).unwrap();
-        assert_eq!(read[0].cases[0].problem.ranks(), 4);
-    }
-
-    #[test]
     fn whatever_is_not_sound_is_refused_in_words() {
         let good = written(&[made_up::run(vec![made_up::usual_case(1024)])]);
         let text = good.to_string();
@@ -265,15 +198,17 @@ mod tests {
         for (json, word) in [
             ("", "no JSON"),
             ("\u{0}\u{1}", "no JSON"),
-            ("[]", "no results of bench all-gather-gemm"),
-            ("3", "no results of bench all-gather-gemm"),
-            ("{\"bench\":\"gemm\",\"format\":2}", "no results"),
-            ("{\"verdicts\":[],\"method\":{},\"cases\":[]}", "results of bench gemm"),
+            ("[]", "no results of a bench"),
+            ("3", "no results of a bench"),
+            ("{\"bench\":\"host\",\"format\":2}", "no results"),
+            ("{\"verdicts\":[],\"method\":{},\"cases\":[]}", "no results"),
+            ("{\"bench\":\"gemm\",\"format\":2}", "missing field `runs`"),
             ("{\"bench\":\"all-gather-gemm\",\"format\":2}", "missing field `runs`"),
             ("{\"bench\":\"all-gather-gemm\",\"format\":\"2\"}", "not a number"),
-            ("{\"bench\":\"all-gather-gemm\",\"format\":0}", "formats 1 to 2"),
+            ("{\"bench\":\"all-gather-gemm\",\"format\":0}", "reads format 2"),
             ("{\"bench\":\"all-gather-gemm\",\"format\":3,\"runs\":7}", "format 3"),
-            ("{\"cases\":[],\"ranks\":2,\"machine\":{}}", "damaged: missing field"),
+            ("{\"bench\":\"gemm\",\"format\":1,\"runs\":[]}", "has format 1"),
+            ("{\"cases\":[],\"ranks\":2,\"machine\":{}}", "no results"),
         ] {
             let why = parse(json.as_bytes()).map(|_| ()).unwrap_err();
             assert!(why.contains(word), "{json}: {why}");
@@ -293,7 +228,10 @@ mod tests {
         }
         changed(&format!("{case}/rows/0/rounds_us"), Value::Array(vec![]), "has no times");
         changed(&format!("{case}/rows/0/rounds_us/0"), "fast".into(), "line 1 column");
-        changed(&format!("{case}/rows/5/rounds_us"), vec![1.0].into(), "and yet has times");
+        changed(&format!("{case}/rows/5/rounds_us"), vec![1.0].into(), "and yet there are some");
+        let plan = serde_json::json!({ "kernel": "k", "swizzle": 1, "splits": 1,
+            "way": { "strategy": "fused", "engine": { "copy-engines": { "streams": 0 } }, "pieces": 1 }});
+        changed(&format!("{case}/rows/6/plan"), plan, "streams");
         changed(&format!("{case}/rows/0/who"), "a\nb".into(), "printable");
         changed(&format!("{case}/rows/0/who"), "x".repeat(41).into(), "1 to 40");
         changed(&format!("{case}/rows/0/kind"), "magic".into(), "magic");

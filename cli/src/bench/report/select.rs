@@ -6,7 +6,7 @@
 use overlap_gemm::plan::Problem;
 
 use super::super::cases::{Shape, Types};
-use super::super::gemm::Launch;
+use super::super::wanted::Launch;
 use super::{Comparison, Run};
 use crate::exit::Failure;
 

@@ -1,16 +1,31 @@
 //! The results as text: a block a case, a line a contender and launch.
 //!
-//! Invariant: the text says nothing that the JSON does not; what was not measured is a dash, a wrong result is
-//! FAILED. Figures across runs, of medians alone, have a ~.
+//! Invariant: the text says nothing that the JSON does not. A ratio is the median of the rounds' ratios, with the least and
+//! the largest of them, and the lines below the table say so; figures across runs, of medians alone, have a ~. A column
+//! that nobody has a figure in is left out.
 
 use std::fmt;
 
 use super::super::statistics::{Summary, geometric_mean};
+use super::super::wanted::{Gatherer, Multiplier};
 use super::compare::{Compared, Comparison, Entry, Figure};
 use super::{CaseReport, Kind, launch_name};
 
-/// The columns of ratios.
-const UNDER: [(&str, usize); 3] = [("÷ T_gemm", 9), ("÷ nccl-cublaslt", 16), ("÷ best peer", 12)];
+/// What is not there.
+const NONE: &str = "–";
+
+/// A spread from which on times are called noisy: quiet GPUs are below one per cent.
+const NOISY: f64 = 0.05;
+
+/// Ratios that are told of a case, besides those over T_gemm: what own kernels cost, and what waiting for signals costs.
+const PAIRS: [(&str, &str); 2] = [
+    (Gatherer::Own.name(), Gatherer::Cublaslt.name()),
+    (Multiplier::OwnSet.name(), Multiplier::Own.name()),
+];
+
+const LEGEND: &str = "\
+T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's) with A already gathered. spread: distance of the quartiles ÷ median.
+÷: median of the rounds' ratios (least–largest), not the quotient of two medians. E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm).";
 
 impl Figure {
     /// Behind a ~ unless it is of rounds.
@@ -28,7 +43,11 @@ impl Figure {
 
 impl fmt::Display for Figure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.with_decimals(3))
+        let mut text = self.with_decimals(3);
+        if let Some((least, most)) = self.range {
+            text += &format!(" ({least:.3}–{most:.3})");
+        }
+        f.pad(&text)
     }
 }
 
@@ -38,44 +57,72 @@ impl fmt::Display for CaseReport {
     }
 }
 
+/// The headings of a case's columns.
+const HEADS: [&str; 10] = [
+    "contender",
+    "launch",
+    "µs a step",
+    "spread",
+    "rate",
+    "÷ T_gemm",
+    "÷ nccl-cublaslt",
+    "÷ best peer",
+    "E",
+    "host µs",
+];
+/// Those of words, which begin at the left.
+const OF_WORDS: usize = 2;
+
 impl fmt::Display for Compared<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.entries.iter().map(|entry| entry.label.chars().count()).max();
-        let name = name.unwrap_or(0).max(14);
         writeln!(f, "{}", self.name)?;
-        write!(
-            f,
-            "  {:name$} {:6} {:>9} {:>8} {:>12}",
-            "who", "launch", "µs a step", "spread", "rate"
-        )?;
-        UNDER.iter().try_for_each(|(name, width)| write!(f, " {name:>width$}"))?;
-        writeln!(f, " {:>8} {:>10}", "E", "host µs")?;
-        self.entries.iter().try_for_each(|entry| {
-            write!(f, "  {:name$} {:6} ", entry.label, entry.row.launch())?;
-            self.write_line(f, entry)
-        })?;
-        for graph in [true, false] {
-            if let Some(tax) = self.tax(graph) {
-                writeln!(f, "  own ÷ cublaslt, {}: {tax}", launch_name(graph))?;
+        let lines: Vec<[String; HEADS.len()]> =
+            self.entries.iter().map(|entry| self.cells(entry)).collect();
+        let widths: [usize; HEADS.len()] = std::array::from_fn(|nth| {
+            let widest = lines.iter().map(|line| line[nth].chars().count()).max();
+            match nth < OF_WORDS || lines.iter().any(|line| !["", NONE].contains(&&*line[nth])) {
+                true => widest.unwrap_or(0).max(HEADS[nth].chars().count()),
+                false => 0,
             }
-            let seq = self.one_after_the_other(graph).filter(|_| self.nccl(graph).is_none());
-            if let Some(Entry { label, .. }) = seq {
-                writeln!(f, "  E, {}: beside {label}", launch_name(graph))?;
+        });
+        let line = |cells: [&str; HEADS.len()]| {
+            let mut text = String::new();
+            for (nth, (cell, width)) in cells.into_iter().zip(widths).enumerate() {
+                match nth {
+                    _ if width == 0 => {}
+                    ..OF_WORDS => text += &format!("  {cell:width$}"),
+                    _ => text += &format!("  {cell:>width$}"),
+                }
+            }
+            text
+        };
+        writeln!(f, "{}", line(HEADS).trim_end())?;
+        // Of one rank, each variant of a contender is a line, which says its kernel.
+        let kernels = self.problem.ranks() == 1;
+        for (cells, Entry { row, times, .. }) in lines.iter().zip(&self.entries) {
+            let text = line(std::array::from_fn(|nth| cells[nth].as_str()));
+            let text = text.trim_end();
+            match (&row.failed, &row.absent) {
+                (Some(why), _) => writeln!(f, "{text}  FAILED: {why}")?,
+                (None, Some(why)) if kernels => writeln!(f, "{text}  {}: {why}", row.what)?,
+                (None, Some(why)) => writeln!(f, "{text}  not timed: {why}")?,
+                _ if kernels && times.is_some() => writeln!(f, "{text}  {}", row.what)?,
+                _ => writeln!(f, "{text}")?,
             }
         }
-        Ok(())
+        self.write_notes(f)
     }
 }
 
 impl Compared<'_> {
-    fn write_line(&self, f: &mut fmt::Formatter<'_>, entry: &Entry<'_>) -> fmt::Result {
+    fn cells(&self, entry: &Entry<'_>) -> [String; HEADS.len()] {
         let row = entry.row;
-        if let Some(why) = &row.failed {
-            return writeln!(f, "FAILED: {why}");
-        }
-        let Some(times) = entry.times else { return writeln!(f, "–") };
-        write!(f, "{:9.1} {:6.1} %", times.median, 100.0 * times.spread())?;
-        let rate = match row.kind {
+        let mut cells = <[String; HEADS.len()]>::default();
+        (cells[0], cells[1]) = (entry.label.clone(), row.launch().into());
+        let Some(times) = entry.times else { return cells };
+        cells[2] = format!("{:.1}", times.median);
+        cells[3] = format!("{:.1} %", 100.0 * times.spread());
+        cells[4] = match row.kind {
             Kind::AllGather => format!("{:.0} GB/s", self.gigabytes(times.median)),
             _ => match self.teraflops(times.median) {
                 // Threads, or a few rows.
@@ -83,22 +130,45 @@ impl Compared<'_> {
                 many => format!("{many:.0} TFLOP/s"),
             },
         };
-        write!(f, " {rate:>12}")?;
         let unders = [self.gemm(row.graph), self.nccl(row.graph), self.peer(row.graph)];
-        for (under, (_, width)) in unders.into_iter().zip(UNDER) {
-            match under.and_then(|under| entry.over(under)) {
-                Some(ratio) => write!(f, " {ratio:>width$}")?,
-                None => write!(f, " {:>width$}", "–")?,
+        for (cell, under) in cells[5..].iter_mut().zip(unders) {
+            *cell =
+                under.and_then(|under| entry.over(under)).map_or(NONE.into(), |it| it.to_string());
+        }
+        cells[8] = self.efficiency(entry).map_or(NONE.into(), Figure::percent);
+        let host = Summary::of(&row.host_us);
+        cells[9] = host.map_or(NONE.into(), |host| format!("{:.1}", host.median));
+        cells
+    }
+
+    /// What is said below a case.
+    fn write_notes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for graph in [true, false] {
+            let launch = launch_name(graph);
+            for (over, under) in PAIRS {
+                if let Some(ratio) = self.pair(over, under, graph) {
+                    writeln!(f, "  {over} ÷ {under}, {launch}: {ratio}")?;
+                }
+            }
+            let baseline = self.baseline(graph).filter(|_| self.nccl(graph).is_none());
+            if let Some(Entry { label, .. }) = baseline {
+                writeln!(f, "  E, {launch}: the baseline is {label}")?;
             }
         }
-        match self.efficiency(entry) {
-            Some(figure) => write!(f, " {:>8}", figure.percent())?,
-            None => write!(f, " {:>8}", "–")?,
+        let mut plans: Vec<String> = Vec::new();
+        for row in self.entries.iter().map(|entry| entry.row) {
+            if let Some(arrivals) = &row.arrivals
+                && let Some(ratio) = Figure::of_rounds(&arrivals.over_ideal)
+            {
+                writeln!(f, "  {} ÷ ideal, {}: {ratio}", row.who, row.launch())?;
+            }
+            // How `auto` was planned; however launched, once.
+            let plan = format!("  {}: {}", row.who, row.what.replace('\n', "; "));
+            if row.who == Gatherer::Auto.name() && !plans.contains(&plan) {
+                plans.push(plan);
+            }
         }
-        match Summary::of(&row.host_us) {
-            Some(host) => writeln!(f, " {:10.1}", host.median),
-            None => writeln!(f, " {:>10}", "–"),
-        }
+        plans.iter().try_for_each(|plan| writeln!(f, "{plan}"))
     }
 }
 
@@ -112,7 +182,12 @@ impl fmt::Display for Comparison<'_> {
             write!(f, "{} {}", run.program, run.version)?;
             run.nccl.as_ref().map_or(Ok(()), |nccl| write!(f, ", NCCL {nccl}"))?;
             let copied = if run.copied { ", rows copied" } else { "" };
-            writeln!(f, "; {} steps a loop, {} rounds: medians{copied}", run.steps, run.rounds)?;
+            let unchecked = if run.unchecked { ", results NOT checked" } else { "" };
+            writeln!(
+                f,
+                "; {} steps a loop or more, {} rounds{copied}{unchecked}",
+                run.steps, run.rounds
+            )?;
             if let Some(why) = &run.ended_early {
                 writeln!(f, "    ended early, after {} of its cases: {why}", run.cases.len())?;
             }
@@ -124,47 +199,74 @@ impl fmt::Display for Comparison<'_> {
             }
             write!(f, "{case}")?;
         }
-        self.write_means(f)
+        (0..self.setups.len()).try_for_each(|setup| self.write_means(f, setup))?;
+        if !self.cases.is_empty() {
+            writeln!(f, "\n{LEGEND}")?;
+        }
+        if self.runs.len() > 1 {
+            writeln!(f, "~: between runs, the quotient of two medians.")?;
+        }
+        self.noise().map_or(Ok(()), |warning| writeln!(f, "{warning}"))
     }
 }
 
 impl Comparison<'_> {
-    /// How everybody compares with T_gemm in the mean of all cases of a setup, where there are several.
-    fn write_means(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (0..self.setups.len()).try_for_each(|setup| self.write_means_of(f, setup))
+    /// A warning, where times are spread so far that they say little.
+    fn noise(&self) -> Option<String> {
+        let timed = self.cases.iter().flat_map(|case| {
+            let spread =
+                |entry: &Entry<'_>| Some((entry.times?.spread(), case.name, entry.label.clone()));
+            case.entries.iter().filter_map(spread).collect::<Vec<_>>()
+        });
+        let timed: Vec<_> = timed.collect();
+        let noisy = timed.iter().filter(|(spread, ..)| *spread > NOISY).count();
+        let (worst, case, label) = timed.iter().max_by(|one, other| one.0.total_cmp(&other.0))?;
+        (noisy > 0).then(|| {
+            format!(
+                "noise: the spread of {noisy} of {} times is above {:.0} %, at worst {:.0} % ({label}, {case}): measure again \
+                 on a quieter machine, or with more --rounds",
+                timed.len(),
+                100.0 * NOISY,
+                100.0 * worst
+            )
+        })
     }
 
-    fn write_means_of(&self, f: &mut fmt::Formatter<'_>, setup: usize) -> fmt::Result {
-        let mut means: Vec<(&str, bool, Vec<f64>)> = Vec::new();
+    /// Geometric means of ratios over all cases of a setup, where there are several.
+    fn write_means(&self, f: &mut fmt::Formatter<'_>, setup: usize) -> fmt::Result {
+        let mut means: Vec<(String, bool, Vec<f64>)> = Vec::new();
+        let mut add = |name: String, graph: bool, ratio: Option<Figure>| {
+            let Some(Figure { value, .. }) = ratio else { return };
+            match means.iter_mut().find(|(known, launch, _)| *known == name && *launch == graph) {
+                Some((.., all)) => all.push(value),
+                None => means.push((name, graph, vec![value])),
+            }
+        };
         for case in self.cases.iter().filter(|case| case.setup == setup) {
             for entry in case.entries.iter().filter(|entry| entry.row.kind == Kind::AllGatherGemm) {
                 let graph = entry.row.graph;
-                let Some(over) = case.gemm(graph).and_then(|gemm| entry.over(gemm)) else {
-                    continue;
-                };
-                let known = means
-                    .iter_mut()
-                    .find(|(label, launch, _)| *label == entry.label && *launch == graph);
-                match known {
-                    Some((.., all)) => all.push(over.value),
-                    None => means.push((&entry.label, graph, vec![over.value])),
+                let ratio = case.gemm(graph).and_then(|gemm| entry.over(gemm));
+                add(format!("{} ÷ T_gemm", entry.label), graph, ratio);
+            }
+            for graph in [true, false] {
+                for (over, under) in PAIRS {
+                    add(format!("{over} ÷ {under}"), graph, case.pair(over, under, graph));
                 }
             }
         }
         means.retain(|(.., all)| all.len() > 1);
-        if means.is_empty() {
+        let Some(width) = means.iter().map(|(name, ..)| name.chars().count()).max() else {
             return Ok(());
-        }
-        let name = means.iter().map(|(label, ..)| label.chars().count()).max().unwrap_or(0).max(14);
-        write!(f, "\n÷ T_gemm, geometric mean")?;
+        };
+        write!(f, "\ngeometric means")?;
         if self.setups.len() > 1 {
             write!(f, ", {}", self.setups[setup])?;
         }
         writeln!(f)?;
-        for (label, graph, all) in means {
+        for (name, graph, all) in means {
             let Some(mean) = geometric_mean(&all) else { continue };
             let launch = launch_name(graph);
-            writeln!(f, "  {label:name$} {launch:6} {mean:9.3}   of {} cases", all.len())?;
+            writeln!(f, "  {name:width$}  {launch:6}  {mean:.3}  of {} cases", all.len())?;
         }
         Ok(())
     }
@@ -172,7 +274,7 @@ impl Comparison<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::{case, row, run, usual_case};
+    use super::super::made_up::{case, row, run, usual_case, wrong};
     use super::*;
 
     fn words<'a>(text: &'a str, who: &str) -> Vec<&'a str> {
@@ -183,26 +285,45 @@ mod tests {
     #[test]
     fn a_line_compares_with_the_fastest_of_each_kind() {
         let text = usual_case(1024).to_string();
-        // Name, launch, time, spread, %, rate, unit, ÷ T_gemm, ÷ nccl-cublaslt, ÷ best peer, E, %.
+        // Name, launch, time, spread, %, rate, unit, ÷ T_gemm, ÷ nccl-cublaslt, ÷ best peer (each with its range), E, %.
         let fused = words(&text, "fused");
-        assert_eq!(fused[7..12], ["1.050", "0.700", "0.808", "90", "%"], "{text}");
+        assert_eq!(
+            fused[7..15],
+            [
+                "1.050",
+                "(1.050–1.050)",
+                "0.700",
+                "(0.700–0.700)",
+                "0.808",
+                "(0.808–0.808)",
+                "90",
+                "%"
+            ],
+            "{text}"
+        );
         assert_eq!(fused[5..7], ["573", "TFLOP/s"], "{text}");
-        assert_eq!(words(&text, "nccl-cublaslt")[10..12], ["0", "%"], "{text}");
-        assert_eq!(words(&text, "cublaslt")[7..11], ["1.000", "0.667", "0.769", "–"], "{text}");
+        assert_eq!(words(&text, "nccl-cublaslt")[13..15], ["0", "%"], "{text}");
+        let cublaslt = words(&text, "cublaslt");
+        assert_eq!(
+            [7, 9, 11, 13].map(|nth| cublaslt[nth]),
+            ["1.000", "0.667", "0.769", "–"],
+            "{text}"
+        );
+        assert!(!text.contains("host µs"), "nobody has such a time: {text}");
         assert_eq!(words(&text, "torch-native")[2..6], ["FAILED:", "off", "by", "1"], "{text}");
         assert_eq!(words(&text, "gather")[5..7], ["210", "GB/s"], "{text}");
-        assert!(text.contains("own ÷ cublaslt, graph: 1.030\n"), "{text}");
+        assert!(text.contains("own ÷ cublaslt, graph: 1.030 (1.030–1.030)\n"), "{text}");
     }
 
     #[test]
     fn without_nccl_efficiency_is_told_beside_the_librarys_own() {
         let mut case = usual_case(1024);
         case.rows.retain(|row| row.who != "nccl-cublaslt");
-        assert_eq!(words(&case.to_string(), "fused")[10], "–", "{case}");
+        assert!(!case.to_string().contains(" E"), "{case}");
         case.rows.push(row("sequential", Kind::AllGatherGemm, &[120.0, 122.4, 117.6]));
         let text = case.to_string();
-        assert_eq!(words(&text, "fused")[10..12], ["75", "%"], "{text}");
-        assert!(text.contains("\n  E, graph: beside sequential\n"), "{text}");
+        assert_eq!(words(&text, "fused")[11..13], ["75", "%"], "{text}");
+        assert!(text.contains("\n  E, graph: the baseline is sequential\n"), "{text}");
     }
 
     #[test]
@@ -218,8 +339,8 @@ mod tests {
         );
         assert!(text.contains("[2] PyTorch 0.0.0"), "{text}");
         assert_eq!(words(&text, "torch-new")[7..9], ["~0.990", "~0.660"], "{text}");
-        assert!(text.contains("fused          graph      1.050   of 2 cases"), "{text}");
-        assert!(!text.contains("early"), "{text}");
+        assert!(text.contains("  fused ÷ T_gemm          graph   1.050  of 2 cases\n"), "{text}");
+        assert!(text.contains("\n~: between runs") && !text.contains("early"), "{text}");
     }
 
     #[test]
@@ -235,9 +356,9 @@ mod tests {
         let runs = [run(vec![usual_case(1024), usual_case(64)]), other];
         let text = Comparison::of(&runs).to_string();
         for (gpu, mean) in [("H200", "1.050"), ("H100", "0.525")] {
-            let head = format!("÷ T_gemm, geometric mean, 2 × NVIDIA {gpu}, driver 580.1\n");
+            let head = format!("geometric means, 2 × NVIDIA {gpu}, driver 580.1\n");
             let (_, means) = text.split_once(&head).expect(&head);
-            assert_eq!(words(means, "fused")[2..], [mean, "of", "2", "cases"], "{text}");
+            assert_eq!(words(means, "fused")[4..], [mean, "of", "2", "cases"], "{text}");
         }
     }
 
@@ -254,5 +375,71 @@ mod tests {
         assert_eq!(Comparison::of(&[]).to_string(), "");
         let text = Comparison::of(&[run(vec![case(8, vec![])])]).to_string();
         assert!(text.contains("8×3584×8192 bf16"), "{text}");
+    }
+
+    #[test]
+    fn each_plan_of_auto_is_told_once() {
+        let mut auto = row("auto", Kind::AllGatherGemm, &[1.0]);
+        auto.what = "Fused\nmodelled; timed as fused".into();
+        let mut plain = auto.clone();
+        plain.graph = false;
+        let text =
+            case(64, vec![row("fused", Kind::AllGatherGemm, &[1.0]), auto, plain]).to_string();
+        assert_eq!(text.matches("  auto: Fused; modelled; timed as fused\n").count(), 1, "{text}");
+        assert!(!text.contains("fused_kernel"), "{text}");
+    }
+
+    #[test]
+    fn products_of_one_rank_say_their_kernels_and_who_was_not_timed_why() {
+        let problem = overlap_gemm::plan::Problem::builder(1024, 3584, 8192).build().unwrap();
+        let absent = |what: &str, why: &str| {
+            let row = super::super::Row::new("own", Kind::Gemm, true, what.into());
+            super::super::Row { absent: Some(why.into()), ..row }
+        };
+        let mut set = row("own-set", Kind::GemmAllSignalled, &[91.8; 3]);
+        set.what = "waiting_kernel".into();
+        let mut trickle = row("own-trickle", Kind::GemmAsChunksArrive, &[120.0; 3]);
+        trickle.arrivals = Some(super::super::Arrivals {
+            chunks: 8,
+            bytes_per_chunk: 1 << 21,
+            last_us: vec![80.0; 3],
+            product_us: vec![90.0; 3],
+            gated_share: 0.125,
+            over_ideal: vec![1.02, 1.03, 1.04],
+            over_ideal_in_waves: vec![1.0; 3],
+        });
+        let rows = vec![
+            row("own", Kind::Gemm, &[90.0; 3]),
+            absent("second", "slower in the first heat, some 99.0 µs"),
+            set,
+            trickle,
+            row("cublaslt", Kind::Gemm, &[100.0; 3]),
+            wrong("other"),
+        ];
+        let text = CaseReport { name: "1024×3584×8192 bf16".into(), problem, rows }.to_string();
+        for part in [
+            "668 TFLOP/s  1.000 (1.000–1.000)  own_kernel\n",
+            "  own          graph  second: slower in the first heat, some 99.0 µs\n",
+            "waiting_kernel\n",
+            "FAILED: off by 1\n",
+            "  own ÷ cublaslt, graph: 0.900 (0.900–0.900)\n",
+            "  own-set ÷ own, graph: 1.020 (1.020–1.020)\n",
+            "  own-trickle ÷ ideal, graph: 1.030 (1.020–1.040)\n",
+        ] {
+            assert!(text.contains(part), "no {part} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn noise_is_warned_of() {
+        let quiet = run(vec![usual_case(1024)]);
+        let text = Comparison::of(std::slice::from_ref(&quiet)).to_string();
+        assert!(!text.contains("noise"), "{text}");
+        let noisy = row("auto", Kind::AllGatherGemm, &[50.0, 100.0, 250.0]);
+        let text = Comparison::of(&[run(vec![case(64, vec![noisy])])]).to_string();
+        assert!(
+            text.contains("noise: the spread of 1 of 1 times is above 5 %, at worst 100 %"),
+            "{text}"
+        );
     }
 }

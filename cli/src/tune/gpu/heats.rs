@@ -13,13 +13,13 @@ use overlap_gemm::{Error, Result};
 use super::super::course::{REFUSED, Stopped};
 use super::super::search::{Candidate, Heat, Known, Outcome, Track, WAYS_TO_LAUNCH};
 use super::Tuner;
-use crate::bench::gemm::Launch;
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::inputs::Inputs;
 use crate::bench::gpu::ranks::GRAPH_STEPS;
 use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step};
 use crate::bench::gpu::ranks::entrant::{self, Entrant, Runner};
 use crate::bench::turns::turn;
+use crate::bench::wanted::Launch;
 use crate::exit::Failure;
 
 /// One problem on this rank.

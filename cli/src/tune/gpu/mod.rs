@@ -24,12 +24,12 @@ use super::results::Tuned;
 use super::search::{Found, HEATS, search};
 use super::{Launches, Wanted};
 use crate::bench::cases::{Case, spread};
-use crate::bench::gemm::Launch;
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
 use crate::bench::gpu::ranks::{LIMIT, SETS, told};
 use crate::bench::gpu::timing::Watch;
+use crate::bench::wanted::Launch;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::Output;
@@ -144,7 +144,7 @@ impl Tuner<'_> {
         let Some(best) = tried.first() else { return Ok(()) };
         let entry = self.entry(&problem, best)?;
         let file = (self.group.rank() == 0).then_some(self.wanted.file.as_path());
-        Ok(outcome.add(Tuned { entry, tried }, file, &self.bar)?)
+        Ok(outcome.add(Tuned { entry, tried }, file)?)
     }
 
     fn entry(&self, problem: &Problem, best: &Measured) -> Result<Entry> {

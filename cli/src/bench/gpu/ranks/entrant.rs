@@ -11,8 +11,8 @@ use overlap_gemm::cuda::cudarc::driver::CudaGraph;
 use overlap_gemm::group::Group;
 use overlap_gemm::predict::Setup;
 
-use super::super::super::gemm::Launch;
-use super::super::super::report::{Kind, Row};
+use super::super::super::report::{CarriedOut, Kind, Row};
+use super::super::super::wanted::Launch;
 use super::super::driver::{Gpu, call};
 use super::super::timing::{Watch, capture};
 use super::contenders::Step;
@@ -74,15 +74,16 @@ impl Track<'_> {
 impl Entrant<'_> {
     /// What is shown of it: no time for a wrong result.
     pub fn into_row(self) -> Row {
+        let plan = self.carried_out().map(|Setup { way, kernel, swizzle, splits, .. }| {
+            CarriedOut { way, kernel: kernel.name, swizzle, splits }
+        });
         Row {
-            who: self.name,
+            plan,
             peer: matches!(self.runner, Runner::Peer { .. }),
-            kind: self.kind,
-            graph: self.launch == Launch::Graph,
-            what: self.what,
             rounds_us: if self.failed.is_some() { Vec::new() } else { self.times },
             host_us: self.host,
             failed: self.failed,
+            ..Row::new(&self.name, self.kind, self.launch == Launch::Graph, self.what)
         }
     }
 

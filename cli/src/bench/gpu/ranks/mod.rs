@@ -22,20 +22,19 @@ use overlap_gemm::cuda::nccl::{Communicator, NCCL_VARIABLE, Nccl};
 use overlap_gemm::cuda::{GatherOptions, Gemm, GemmOptions, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
 use overlap_gemm::plan::{Engine, Problem, Strategy};
+use overlap_gemm::tune::Tuning;
 use overlap_gemm::{Error, Result};
 
 use super::super::cases::{Case, spread};
-use super::super::gather::{Gatherer, Shown, Wanted};
-use super::super::gemm::Launch;
 use super::super::lineup::Lineup;
-use super::super::report::{CaseReport, Document, Kind, Run, own_name};
+use super::super::report::{CaseReport, Kind, Run, Shown};
 use super::super::turns::turn;
-use super::super::{NOT_AT_ITS_END, asides, command};
+use super::super::wanted::{Gatherer, Gathers, Launch};
 use super::check::Check;
 use super::cublaslt::{Cublaslt, Suggested};
 use super::driver::Gpu;
 use super::inputs::{Inputs, Pools};
-use super::machine::{self, Gauge};
+use super::machine;
 use super::timing::{Product, Watch, estimate_ms};
 use crate::exit::Failure;
 use crate::installed::{self, Found};
@@ -62,7 +61,7 @@ const LOOP_MS: f64 = 40.0;
 struct Bench<'a> {
     gpu: &'a Gpu,
     group: Arc<Group>,
-    wanted: &'a Wanted,
+    wanted: &'a Gathers,
     cublaslt: Option<Rc<Cublaslt>>,
     nccl: Option<Rc<Communicator>>,
     peer: Option<RefCell<Peer>>,
@@ -74,7 +73,11 @@ struct Bench<'a> {
 }
 
 /// Runs all cases as one rank; rank 0 shows what they gave.
-pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> Result<(), Failure> {
+pub fn run(
+    wanted: &Gathers,
+    mut shown: Option<Shown>,
+    interrupt: Interrupt,
+) -> Result<(), Failure> {
     let place = Place::from_env()?;
     let count = devices()?.len().max(1);
     let gpu = Gpu::open(place.local_rank as usize % count)?;
@@ -99,11 +102,11 @@ pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> R
         }
         None => None,
     };
-    let gauge = Gauge::new(&gpu)?;
-    let machine = machine::describe(&gpu, &gauge, cublaslt.as_deref())?;
+    let machine = machine::describe(&gpu, cublaslt.as_deref())?;
     let (watch, l2_bytes) = (Watch::new(&gpu)?, machine.l2_bytes);
-    if shown.is_some() {
-        asides::tell_of_tables(&wanted.contenders);
+    if shown.is_some() && takes_part(&[Gatherer::Auto]) {
+        // Tables that are not used, and why.
+        Tuning::found().notes().iter().for_each(|note| eprintln!("{note}"));
     }
     let bar = match &shown {
         Some(shown) => progress::bar(steps(wanted), "steps", &shown.output),
@@ -113,24 +116,15 @@ pub fn run(wanted: &Wanted, mut shown: Option<Shown>, interrupt: Interrupt) -> R
     let bench =
         Bench { gpu: &gpu, group, wanted, cublaslt, nccl, peer, watch, l2_bytes, interrupt, bar };
     let mut run = Run {
-        command: command(),
-        program: own_name(),
-        version: env!("CARGO_PKG_VERSION").into(),
-        machine,
         nccl: bench.nccl.as_ref().map(|nccl| {
             let (major, minor, patch) = nccl.version();
             format!("{major}.{minor}.{patch}")
         }),
-        ranks: bench.group.ranks(),
-        steps: wanted.steps,
-        rounds: wanted.rounds,
         copied: wanted.copied,
-        cases: Vec::new(),
-        ended_early: Some(NOT_AT_ITS_END.into()),
+        ..Run::begin(machine, bench.group.ranks(), wanted.steps, wanted.rounds)
     };
     let outcome = told(&bench.group, bench.run_all(&mut run, shown.as_mut()));
     bench.bar.finish_and_clear();
-    run.ended_early = outcome.as_ref().err().map(Failure::to_string);
     match shown {
         Some(shown) => shown.end(run, outcome),
         None => outcome,
@@ -157,7 +151,7 @@ fn packaged_nccl() -> Option<PathBuf> {
 }
 
 /// What the bar counts: for each case the contenders that are planned, and the rounds.
-fn steps(wanted: &Wanted) -> u64 {
+fn steps(wanted: &Gathers) -> u64 {
     let planned = wanted.contenders.len() * wanted.launch.len();
     (wanted.cases.len() * (planned + WARM_UP_ROUNDS + wanted.rounds)) as u64
 }
@@ -172,12 +166,9 @@ impl Bench<'_> {
         let mut pools = Pools::new(self.wanted.seed);
         for case in &self.wanted.cases {
             let (report, drawn) = self.run(case, &mut pools)?;
-            if shown.is_some() {
-                self.bar.suspend(|| asides::tell_of(&report));
-            }
             run.cases.push(report);
             if let Some(shown) = &mut shown {
-                shown.output.keep(&Document::of(std::slice::from_ref(run)))?;
+                shown.keep(run)?;
             }
             drawn?;
         }
@@ -221,7 +212,7 @@ impl Bench<'_> {
                 let kind = step.kind();
                 let failed = match kind {
                     Kind::AllGather => None,
-                    Kind::Gemm | Kind::GemmBesideCopies | Kind::AllGatherGemm => {
+                    _ => {
                         let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
                         step.check()?;
                         wrong_anywhere(&self.group, checked.err())?

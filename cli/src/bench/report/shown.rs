@@ -1,0 +1,53 @@
+//! Where the results of a bench go, while it runs and at its end.
+//!
+//! Invariant: what was measured is shown, also when a later case ended the bench; a wrong result fails the command.
+
+use super::formats::{FormatArgs, Formats};
+use super::{CaseReport, Comparison, Document, Row, Run};
+use crate::exit::Failure;
+use crate::output::{Output, OutputArgs};
+
+/// The files, open, and stdout.
+pub struct Shown {
+    pub output: Output,
+    formats: Formats,
+}
+
+impl Shown {
+    /// Opens the files that were named.
+    pub fn open(output: &OutputArgs, formats: &FormatArgs) -> Result<Shown, Failure> {
+        Ok(Shown { output: output.open()?, formats: formats.open()? })
+    }
+
+    /// Keeps what was measured so far.
+    pub fn keep(&mut self, run: &Run) -> Result<(), Failure> {
+        self.output.keep(&Document::of(std::slice::from_ref(run)))
+    }
+
+    /// Writes all that a run measured, if it measured anything, and says how the command ends.
+    pub fn end(self, mut run: Run, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        run.ended_early = outcome.as_ref().err().map(Failure::to_string);
+        if run.cases.is_empty() {
+            return outcome;
+        }
+        let runs = [run];
+        let all = Comparison::of(&runs);
+        self.output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
+        let written = self.formats.write(&all);
+        match first_failure(&runs) {
+            Some(why) => Err(Failure::CheckFailed(why)),
+            None => outcome.and(written),
+        }
+    }
+}
+
+/// The first contender whose result was wrong, and how.
+fn first_failure(runs: &[Run]) -> Option<String> {
+    let cases = runs.iter().flat_map(|run| &run.cases);
+    let rows = cases.flat_map(|case| case.rows.iter().map(move |row| (case, row)));
+    let failure = |(case, row): (&CaseReport, &Row)| {
+        let why = row.failed.as_ref()?;
+        Some(format!("{}: {} ({}): {why}", case.name, row.who, row.launch()))
+    };
+    rows.into_iter().find_map(failure)
+}

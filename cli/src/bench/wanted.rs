@@ -1,0 +1,179 @@
+//! What a bench is asked for, as values: arguments ([`gemm`](super::gemm), [`gather`](super::gather)) make them,
+//! measuring (`gpu`, [`host`](super::host)) takes them, and reports know contenders by their names.
+//!
+//! Invariant: nothing here knows how it was typed, or how it is measured.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use overlap_gemm::host::Link;
+
+use super::cases::Case;
+
+/// How loops are launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Launch {
+    /// Twenty or so in a CUDA graph
+    Graph,
+    /// One by one
+    Plain,
+}
+
+/// A contender of all-gather + GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Gatherer {
+    /// cuBLASLt's best plain GEMM, A already gathered
+    Cublaslt,
+    /// This crate's plain GEMM, A already gathered
+    Own,
+    /// This crate's plain GEMM beside copies as large as the gather's, which nobody waits for
+    Beside,
+    /// NCCL's all-gather, then cuBLASLt's product
+    NcclCublaslt,
+    /// NCCL's all-gather, then this crate's product
+    NcclOwn,
+    /// NCCL's all-gather alone
+    Nccl,
+    /// This crate's all-gather alone
+    Gather,
+    /// This crate's all-gather, then its product
+    Sequential,
+    /// A product for each rank's rows
+    Pipelined,
+    /// One product that waits for its rows
+    Fused,
+    /// What the library chooses
+    Auto,
+}
+
+impl Gatherer {
+    /// Those that there are on threads.
+    pub const ON_THREADS: [Gatherer; 3] = [Gatherer::Own, Gatherer::Sequential, Gatherer::Fused];
+
+    /// All of them, in the order of tables.
+    pub const ALL: [Gatherer; 11] = [
+        Gatherer::Cublaslt,
+        Gatherer::Own,
+        Gatherer::Beside,
+        Gatherer::NcclCublaslt,
+        Gatherer::NcclOwn,
+        Gatherer::Nccl,
+        Gatherer::Gather,
+        Gatherer::Sequential,
+        Gatherer::Pipelined,
+        Gatherer::Fused,
+        Gatherer::Auto,
+    ];
+
+    /// As the command line and the results call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Gatherer::Cublaslt => "cublaslt",
+            Gatherer::Own => "own",
+            Gatherer::Beside => "beside",
+            Gatherer::NcclCublaslt => "nccl-cublaslt",
+            Gatherer::NcclOwn => "nccl-own",
+            Gatherer::Nccl => "nccl",
+            Gatherer::Gather => "gather",
+            Gatherer::Sequential => "sequential",
+            Gatherer::Pipelined => "pipelined",
+            Gatherer::Fused => "fused",
+            Gatherer::Auto => "auto",
+        }
+    }
+}
+
+/// A contender of the product on one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Multiplier {
+    /// The plain GEMM, all of A there
+    Own,
+    /// The product that waits for signals, all of them set
+    OwnSet,
+    /// The product that waits for signals, which come while it runs
+    OwnTrickle,
+    /// cuBLASLt's best
+    Cublaslt,
+}
+
+impl Multiplier {
+    /// As the command line and the results call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Multiplier::Own => "own",
+            Multiplier::OwnSet => "own-set",
+            Multiplier::OwnTrickle => "own-trickle",
+            Multiplier::Cublaslt => "cublaslt",
+        }
+    }
+}
+
+/// Which own kernels run, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// The library chooses.
+    Auto,
+    /// Every one that fits.
+    All,
+    /// These.
+    Named(Vec<String>),
+}
+
+/// Products on one GPU.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+pub struct Products {
+    pub cases: Vec<Case>,
+    pub contenders: Vec<Multiplier>,
+    pub cublaslt: Option<PathBuf>,
+    pub suggestions: u32,
+    pub kernels: Kernels,
+    pub swizzles: Vec<u32>,
+    pub splits: Vec<u32>,
+    pub sm_limit: Option<u32>,
+    pub fast_accumulation: bool,
+    pub keep: usize,
+    pub rounds: usize,
+    pub target_ms: f64,
+    pub launch: Launch,
+    pub chunks: u32,
+    pub trickle_bytes_per_second: f64,
+    pub check: bool,
+    pub device: usize,
+    pub seed: u64,
+}
+
+/// All-gather + GEMM on GPUs.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+pub struct Gathers {
+    pub cases: Vec<Case>,
+    pub contenders: Vec<Gatherer>,
+    pub steps: usize,
+    pub rounds: usize,
+    pub launch: Vec<Launch>,
+    pub pieces: Option<u32>,
+    pub streams: Option<u32>,
+    pub blocks: Option<u32>,
+    pub kernel: Option<String>,
+    pub splits: Option<u32>,
+    pub swizzle: Option<u32>,
+    pub copied: bool,
+    pub cublaslt: Option<PathBuf>,
+    pub nccl: Option<PathBuf>,
+    pub peer: Option<String>,
+    pub timelines: Option<PathBuf>,
+    pub seed: u64,
+}
+
+/// The same on threads.
+pub struct OnThreads {
+    pub cases: Vec<Case>,
+    pub ranks: u32,
+    pub contenders: Vec<Gatherer>,
+    /// Steps in one loop; one more runs before them.
+    pub steps: usize,
+    pub rounds: usize,
+    /// Chunks a shard.
+    pub chunks: Option<u32>,
+    pub link: Option<Link>,
+    pub seed: u64,
+}
