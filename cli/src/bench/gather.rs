@@ -1,6 +1,6 @@
 //! `overlap-gemm bench all-gather-gemm`: all-gather + GEMM between GPUs, beside NCCL and cuBLASLt; or on threads.
 //!
-//! What belongs here: the arguments, and what they ask for. On GPUs every rank is a process with the same
+//! What belongs here: the arguments. On GPUs every rank is a process with the same
 //! arguments, started by a launcher. Invariant: as in `bench gemm`.
 
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ pub struct Args {
     #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
     link: Option<f64>,
 
-    /// Who takes part
+    /// Contenders
     #[arg(
         long,
         value_enum,
@@ -169,7 +169,7 @@ impl Args {
         })
     }
 
-    /// Who takes part, each once, in the order in which they were first named.
+    /// The contenders, each once, in the order in which they were first named.
     fn contenders(&self) -> Vec<Gatherer> {
         let mut all: Vec<Gatherer> = Vec::new();
         for &who in &self.contenders {

@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_parser = problem_args::b_layout(), requires = "shapes")]
     b_layout: Option<BLayout>,
 
-    /// Who takes part
+    /// Contenders
     #[arg(
         long,
         value_enum,

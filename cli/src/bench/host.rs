@@ -1,6 +1,6 @@
 //! `overlap-gemm bench all-gather-gemm --host`: the same on threads of this machine, in one process.
 //!
-//! What belongs here: who takes part on threads, and the course of it. Invariant: as between GPUs, everybody has a turn in
+//! What belongs here: the contenders on threads, and how they are measured. Invariant: as between GPUs, each has a turn in
 //! each round, in loops of the same length, and nobody is shown a time for a wrong result.
 
 use indicatif::ProgressBar;

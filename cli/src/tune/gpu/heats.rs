@@ -15,9 +15,9 @@ use super::super::search::{Candidate, Heat, Known, Outcome, Track, WAYS_TO_LAUNC
 use super::Tuner;
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::inputs::Inputs;
-use crate::bench::gpu::ranks::GRAPH_STEPS;
 use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step};
 use crate::bench::gpu::ranks::entrant::{self, Entrant, Runner};
+use crate::bench::gpu::ranks::loops::GRAPH_STEPS;
 use crate::bench::turns::turn;
 use crate::bench::wanted::Launch;
 use crate::exit::Failure;

@@ -23,7 +23,7 @@ use super::super::driver::{Gpu, call, record};
 use super::super::inputs::Inputs;
 use super::super::own::operands;
 use super::super::timing::Product;
-use super::LIMIT;
+use super::loops::LIMIT;
 
 /// One of them.
 pub trait Step {
@@ -138,7 +138,7 @@ impl Step for NcclAlone<'_> {
     }
 }
 
-/// This crate's product of an A that is there.
+/// This crate's plain GEMM, A already gathered.
 pub struct Own<'a> {
     pub place: Place<'a>,
     pub gemm: Gemm,
@@ -159,7 +159,7 @@ impl Step for Own<'_> {
     }
 }
 
-/// This crate's product of an A that is there, while as many bytes as a gather moves are pushed beside it, which nobody
+/// This crate's plain GEMM, A already gathered, while as many bytes as a gather moves are pushed beside it, which nobody
 /// waits for but the next step: what an overlap costs that waits for nothing.
 pub struct Beside<'a> {
     place: Place<'a>,

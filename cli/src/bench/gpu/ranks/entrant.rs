@@ -16,8 +16,8 @@ use super::super::super::wanted::Launch;
 use super::super::driver::{Gpu, call};
 use super::super::timing::{Watch, capture};
 use super::contenders::Step;
+use super::loops::{GRAPH_STEPS, LIMIT};
 use super::peer::Peer;
-use super::{GRAPH_STEPS, LIMIT};
 
 /// Steps that are enqueued in one go to see how long the host takes: few enough that the driver never waits.
 const HOST_STEPS: usize = 20;

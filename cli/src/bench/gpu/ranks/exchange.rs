@@ -10,7 +10,7 @@ use overlap_gemm::{Error, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::LIMIT;
+use super::loops::LIMIT;
 
 /// All ranks' values.
 pub fn all_values<T: Serialize + DeserializeOwned>(

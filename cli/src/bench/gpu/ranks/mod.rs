@@ -7,6 +7,7 @@
 pub mod contenders;
 pub mod entrant;
 pub mod exchange;
+pub mod loops;
 mod peer;
 mod process;
 pub mod timeline;
@@ -15,7 +16,6 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use indicatif::ProgressBar;
 use overlap_gemm::cuda::nccl::{Communicator, NCCL_VARIABLE, Nccl};
@@ -41,16 +41,11 @@ use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
 use crate::progress;
 use entrant::{Entrant, Runner, Track, wrong_anywhere};
+use loops::{GRAPH_STEPS, LIMIT, SETS};
 use peer::{Limits, Peer};
 
 /// Suggestions of cuBLASLt that are tried.
 const SUGGESTIONS: u32 = 16;
-/// Steps in one graph: even, for both buffers, and a multiple of the sets.
-pub const GRAPH_STEPS: usize = 20;
-/// Sets of matrices that take turns.
-pub const SETS: usize = 4;
-/// How long ranks wait for each other between loops.
-pub const LIMIT: Duration = Duration::from_secs(120);
 /// Rounds that are not counted.
 const WARM_UP_ROUNDS: usize = 2;
 /// How long a loop lasts at least, and before it one that is not timed: clocks follow the power of the last

@@ -20,8 +20,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::LIMIT;
 use super::exchange::all_values_within;
+use super::loops::LIMIT;
 use super::process::{Process, Vain};
 
 /// How often the program is started again in a run.
