@@ -370,7 +370,7 @@ fn doctor_survives_files_that_are_no_libraries() {
     std::fs::remove_dir_all(&folder).unwrap();
     let (code, stdout, _) = outcome(&args, output);
     assert_eq!(code, 0);
-    assert_eq!(stdout.matches("here but cannot be loaded").count(), 3, "{stdout}");
+    assert_eq!(stdout.matches("found but cannot be loaded").count(), 3, "{stdout}");
     assert!(stdout.contains("NVML does not start"), "{stdout}");
 }
 

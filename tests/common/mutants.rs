@@ -82,13 +82,10 @@ pub const MUTANTS: &[Mutant] = &[
         name: "drops the wait of a tile",
         rows: EQUAL,
         change: |steps| {
-            let mut changed = false;
-            for (_, step) in steps {
-                if let Step::Multiply { awaits, .. } = step {
-                    changed = awaits.pop().is_some();
-                }
-            }
-            changed
+            each(steps, |_, step| match step {
+                Step::Multiply { awaits, .. } => awaits.pop().is_some(),
+                _ => false,
+            })
         },
         rank: 1,
         is_out_of_order: false,
@@ -134,13 +131,10 @@ pub const MUTANTS: &[Mutant] = &[
         name: "acknowledges before it reads",
         rows: ONE_SENDS,
         change: |steps| {
-            let mut changed = false;
-            for (_, step) in steps {
-                if let Step::Post { word: Word::Consumed { .. }, age, .. } = step {
-                    (*age, changed) = (0, true);
-                }
-            }
-            changed
+            each(steps, |_, step| match step {
+                Step::Post { word: Word::Consumed { .. }, age, .. } => set(age, 0),
+                _ => false,
+            })
         },
         rank: 1,
         is_out_of_order: false,
@@ -151,14 +145,14 @@ pub const MUTANTS: &[Mutant] = &[
         name: "sends to the wrong peer",
         rows: EQUAL,
         change: |steps| {
-            let mut changed = false;
-            for (_, step) in steps {
-                if moves_to(step, 0) || signals(step, 0) {
-                    let (Step::Move { to, .. } | Step::Post { to, .. }) = step else { continue };
-                    (*to, changed) = (1, true);
+            each(steps, |_, step| match step {
+                Step::Move { to, .. } | Step::Post { word: Word::Landed { .. }, to, .. }
+                    if *to == 0 =>
+                {
+                    set(to, 1)
                 }
-            }
-            changed
+                _ => false,
+            })
         },
         rank: 2,
         is_out_of_order: true,
@@ -169,14 +163,10 @@ pub const MUTANTS: &[Mutant] = &[
         name: "sends the wrong rows",
         rows: EQUAL,
         change: |steps| {
-            let mut changed = false;
-            for (_, step) in steps {
-                if moves_to(step, 0) {
-                    *step = Step::Move { chunk: 1, to: 0 };
-                    changed = true;
-                }
-            }
-            changed
+            each(steps, |_, step| match step {
+                Step::Move { chunk, to: 0 } => set(chunk, 1),
+                _ => false,
+            })
         },
         rank: 2,
         is_out_of_order: true,
@@ -202,18 +192,17 @@ pub const MUTANTS: &[Mutant] = &[
         name: "sends in another order",
         rows: EQUAL,
         change: |steps| {
-            let mut changed = false;
-            for (_, step) in steps.iter_mut().filter(|(lane, _)| matches!(lane, Lane::Push(_))) {
-                match step {
-                    Step::Move { to, .. } | Step::Post { word: Word::Landed { .. }, to, .. } => {
-                        (*to, changed) = (1 - *to, true);
-                    }
-                    // A thread waits for each peer before its round.
-                    Step::Await { word: Word::Consumed { by }, .. } if *by < 2 => *by = 1 - *by,
-                    _ => {}
+            each(steps, |lane, step| match (lane, step) {
+                (
+                    Lane::Push(_),
+                    Step::Move { to, .. } | Step::Post { word: Word::Landed { .. }, to, .. },
+                ) => set(to, 1 - *to),
+                // A thread waits for each peer before its round.
+                (Lane::Push(_), Step::Await { word: Word::Consumed { by }, .. }) if *by < 2 => {
+                    set(by, 1 - *by)
                 }
-            }
-            changed
+                _ => false,
+            })
         },
         rank: 2,
         is_out_of_order: true,
@@ -221,6 +210,16 @@ pub const MUTANTS: &[Mutant] = &[
         on_gpus: true,
     },
 ];
+
+/// Changes each step that `change` knows; whether there was any.
+fn each(steps: &mut [(Lane, Step)], mut change: impl FnMut(Lane, &mut Step) -> bool) -> bool {
+    steps.iter_mut().fold(false, |changed, (lane, step)| change(*lane, step) | changed)
+}
+
+fn set(number: &mut u32, to: u32) -> bool {
+    *number = to;
+    true
+}
 
 fn remove(steps: &mut Vec<(Lane, Step)>, is: impl Fn(&Step) -> bool) -> bool {
     let before = steps.len();

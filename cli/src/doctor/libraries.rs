@@ -112,7 +112,7 @@ fn report(
             Finding::note(topic, what).or(remedy)
         }
         Found::Broken(path, reason) => {
-            let what = format!("{} exists but cannot be loaded", path.display());
+            let what = format!("{} was found but cannot be loaded", path.display());
             Finding::note(topic, what).or(reason)
         }
         Found::Nowhere => Finding::note(topic, "not found").or(lacks),
