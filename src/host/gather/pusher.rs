@@ -1,0 +1,77 @@
+//! The thread that sends a rank's chunks to the other ranks, step by step.
+//!
+//! Invariant: it carries out the pushing lane of the schedule, and nothing else; however it ends, its peers learn of it.
+
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use super::{StepShape, World, lock};
+use crate::element::Element;
+use crate::error::Result;
+use crate::trace::TransferEvent;
+
+/// A step that the pusher is to send.
+pub(super) struct Push {
+    pub(super) epoch: u32,
+    pub(super) shape: Arc<StepShape>,
+    pub(super) first_step: bool,
+}
+
+/// A slowed link does not slow down further because this thread was woken late (all cores compute):
+/// the next chunk counts as begun when the link was free, if that was no longer ago than this.
+const FORGIVEN_LATENESS: Duration = Duration::from_millis(10);
+
+/// The thread that sends a rank's chunks to the other ranks.
+pub(super) struct Pusher<A> {
+    pub(super) world: Arc<World<A>>,
+    pub(super) rank: u32,
+    pub(super) log: Arc<Mutex<Vec<TransferEvent>>>,
+}
+
+impl<A: Element> Pusher<A> {
+    pub(super) fn run(self, steps: mpsc::Receiver<Push>) {
+        let mut sent = 0;
+        for step in steps {
+            if let Err(error) = self.push(&step, &mut sent) {
+                self.world.control.fail(Some(self.rank), Some(step.epoch), error);
+            }
+        }
+    }
+
+    fn push(&self, step: &Push, sent: &mut u64) -> Result<()> {
+        let world = &*self.world;
+        world.control.check(self.rank, step.epoch)?;
+        let mut watch = world.control.patience(self.rank, step.epoch, step.first_step);
+        let endpoint = world.endpoint(step.epoch, &step.shape);
+        let mut link_free = Instant::now();
+        endpoint.push(&mut watch, |chunk, to| {
+            let begin = Instant::now();
+            let rows = step.shape.plan.chunks().rows(chunk);
+            let bytes = step.shape.plan.problem().row_bytes(&rows) as u64;
+            world.copy_rows(self.rank, to, step.epoch, rows);
+            if let Some(link) = world.options.link {
+                let forgiven = begin.checked_sub(FORGIVEN_LATENESS).unwrap_or(begin);
+                link_free = link_free.max(forgiven) + link.transfer_time(bytes, self.rank, *sent);
+                world.control.sleep(link_free.saturating_duration_since(Instant::now()));
+            }
+            *sent += 1;
+            if world.options.record {
+                lock(&self.log).push(TransferEvent {
+                    from: self.rank,
+                    to,
+                    epoch: step.epoch,
+                    chunk,
+                    begin: begin.duration_since(world.origin),
+                    signalled: world.origin.elapsed(),
+                });
+            }
+        })
+    }
+}
+
+impl<A> Drop for Pusher<A> {
+    /// However the thread ends, by a panic too, its peers learn that nothing more will come.
+    fn drop(&mut self) {
+        self.world.control.set_departed(self.rank, true);
+    }
+}
