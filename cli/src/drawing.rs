@@ -47,7 +47,7 @@ pub struct Drawing {
 }
 
 impl Drawing {
-    /// Draws a step into whatever was named.
+    /// Draws a step into the named files.
     pub fn write(self, title: &str, step: &Timeline) -> Result<(), Failure> {
         self.write_all(|| step.to_svg(title), || step.to_trace_events())
     }

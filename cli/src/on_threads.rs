@@ -52,7 +52,7 @@ impl Steps {
         Steps { exercise }
     }
 
-    /// The same with so many threads that compute a rank's tiles.
+    /// The same with that many worker threads a rank.
     pub fn with_workers(mut self, workers: u32) -> Steps {
         self.exercise.workers = workers;
         self
@@ -136,7 +136,7 @@ pub fn check_place() -> Result<(), Failure> {
     }
 }
 
-/// A link of so many MB a second, if any; or what is wrong with the number.
+/// A link of that many MB a second, if any; or what is wrong with the number.
 pub fn link(megabytes: Option<f64>) -> Result<Option<Link>, Failure> {
     match megabytes {
         Some(rate) if !(rate.is_finite() && rate > 0.0) => {

@@ -1,6 +1,6 @@
 //! All-gather between GPUs: every rank brings rows, and has all ranks' rows afterwards.
 //!
-//! What belongs here: the gather for its own sake, beside whatever the caller computes meanwhile. With a
+//! What belongs here: the gather for its own sake, beside other work of the caller. With a
 //! product of the rows it is [`AllGatherGemm`](crate::cuda::AllGatherGemm). Invariant: between
 //! [`AllGather::start`] and [`AllGather::finish`] no rows are promised; after `finish`, in the order of its
 //! stream, all are there, unless [`AllGather::check`] says otherwise.
@@ -39,7 +39,7 @@ use crate::plan::{Operation, PlanOptions, Problem, Strategy};
 /// unsafe { gather.start(&stream, None, None)? };
 /// // ... any product that does not need them ...
 /// let _rows_of_all = gather.finish(&stream)?;
-/// // ... whatever needs them ...
+/// // ... work that needs them ...
 /// gather.synchronize(&stream)?;
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
@@ -74,7 +74,7 @@ impl AllGather {
     }
 
     /// Where this rank's rows of the next step belong, and how many bytes there is room for. What writes
-    /// there comes behind the latest step on its stream.
+    /// there comes after the latest step on its stream.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         self.gatherer.local_shard(rows)
     }
@@ -103,7 +103,7 @@ impl AllGather {
         let own = OwnRows { rows: shard, scales: 0 };
         // SAFETY: the caller's promise; there are no scales.
         let begun = unsafe { self.gatherer.begin(stream, &shape, own, Follower::Other) };
-        // The others count on a step that was begun: they are told.
+        // The others wait for a step that was begun: they learn of the failure.
         let step = begun.inspect_err(|error| self.gatherer.fail(error))?;
         self.open = Some((step, Arc::clone(stream)));
         Ok(())

@@ -1,6 +1,6 @@
 //! A plain matrix product on one GPU: planned once, enqueued many times.
 //!
-//! What belongs here: the product whose whole input is there. Invariant: whatever may allocate, load a
+//! What belongs here: the product whose whole input is there. Invariant: all that may allocate, load a
 //! module, ask the device or fail for the shape's sake happens in [`Gemm::plan`]; [`Gemm::enqueue`]
 //! checks its operands and enqueues, and neither allocates nor waits.
 

@@ -77,8 +77,8 @@ impl Setup {
         })
     }
 
-    /// How `plan` is carried out by that kernel, K cut into so many slices: of an operation on GPUs what its `planned`,
-    /// `kernel` and `choice` say.
+    /// How `plan` is carried out by that kernel, with K cut into `splits` slices: for an operation on GPUs, of its
+    /// `planned`, `kernel` and `choice`.
     pub fn of_plan(plan: &Plan, kernel: &Kernel, splits: u32) -> Self {
         let options = plan.options();
         let (operation, swizzle) = (options.operation, options.tiling.swizzle);

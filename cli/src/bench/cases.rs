@@ -166,7 +166,7 @@ impl Case {
     }
 }
 
-/// The problem with its rows over so many ranks.
+/// The problem with its rows spread over that many ranks.
 pub fn spread(problem: &Problem, ranks: u32) -> Result<Problem, Error> {
     let types = problem.elements();
     Problem::builder(problem.m().into(), problem.n().into(), problem.k().into())

@@ -90,11 +90,11 @@ pub struct Args {
     #[arg(long)]
     pieces: Option<u32>,
 
-    /// Push by copy engines, on so many streams [default: by the size of a shard]
+    /// Push by copy engines, on this number of streams [default: by the size of a shard]
     #[arg(long, value_name = "STREAMS", conflicts_with = "blocks")]
     streams: Option<u32>,
 
-    /// Push by a kernel of so many blocks
+    /// Push by a kernel of this number of blocks
     #[arg(long)]
     blocks: Option<u32>,
 
@@ -126,7 +126,7 @@ pub struct Args {
     #[arg(long, value_name = "FOLDER")]
     timelines: Option<PathBuf>,
 
-    /// Another program that takes part, by turns: python3 benches/peers/torch_peer.py
+    /// Another program as a contender, interleaved: python3 benches/peers/torch_peer.py
     #[arg(long, value_name = "COMMAND")]
     peer: Option<String>,
 

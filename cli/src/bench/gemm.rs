@@ -17,7 +17,7 @@ use crate::problem_args;
 
 /// Time this crate's products on one GPU: alone, with signals, and beside cuBLASLt
 ///
-/// Everything runs in one process on random normal data, by turns, in loops of the same length, and
+/// All contenders run in one process on random normal data, interleaved, in loops of the same length, and
 /// every result is compared with an f64 reference first. docs/measuring.md says how and why.
 #[derive(clap::Args)]
 pub struct Args {

@@ -72,7 +72,7 @@ const HEADLINE: [Shape; 12] = [
 ];
 
 impl LayerSet {
-    /// What each of so many ranks multiplies; M from the list, or as usual for the set if it is empty.
+    /// The product of each of that many ranks; M from the list, or as usual for the set if it is empty.
     pub fn shapes(self, ranks: u32, m: &[u64]) -> Result<Vec<Shape>, Failure> {
         let (models, usual): (&[Model], _) = match self {
             LayerSet::Headline if m.is_empty() => return Ok(HEADLINE.to_vec()),

@@ -85,7 +85,7 @@ pub fn had(table: &Tuning, problem: &Problem, gpu: &str, driver: &str, launches:
     }
 }
 
-/// Says that so many problems of the table were measured with another driver, if any were.
+/// Reports how many problems of the table were measured with another driver, if any.
 pub fn tell_elsewhere(count: usize) {
     match count {
         0 => {}

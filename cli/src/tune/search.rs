@@ -58,7 +58,7 @@ pub enum Outcome {
 
 /// Who measures. An error ends everything; `None`: it is time to stop.
 pub trait Track<E> {
-    /// Runs all of them by turns.
+    /// Runs all of them, interleaved.
     fn run(&mut self, candidates: &[Candidate], heat: Heat) -> Result<Option<Vec<Outcome>>, E>;
 }
 

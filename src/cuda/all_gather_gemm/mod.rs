@@ -166,7 +166,7 @@ impl AllGatherGemm {
     }
 
     /// Where this rank's rows of the next step belong, and for how many bytes there is room: rows `lda`
-    /// apart. What writes there comes behind the latest step on its stream.
+    /// apart. A kernel that writes there comes after the latest step on its stream.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         self.gatherer.local_shard(rows)
     }
@@ -236,7 +236,7 @@ impl AllGatherGemm {
             unsafe { self.multiply(stream, &step, &operands) }?;
             self.gatherer.end(stream, &step)
         });
-        // The others count on a step that was begun: they are told.
+        // The others wait for a step that was begun: they learn of the failure.
         enqueued.inspect_err(|error| self.gatherer.fail(error))
     }
 

@@ -45,9 +45,9 @@ impl AllGatherGemm {
         Self::plan_tuned(group, device, problems, strategy, gather, gemm, Tuning::found())
     }
 
-    /// [`AllGatherGemm::plan_all`] by a table of one's own, the same on all ranks, in place of [`Tuning::found`].
+    /// [`AllGatherGemm::plan_all`] by the caller's table, the same on all ranks, instead of [`Tuning::found`].
     ///
-    /// Without a strategy the table decides whatever `gather` and `gemm` leave open, if it has anything near
+    /// Without a strategy the table decides all that `gather` and `gemm` leave open, if it has anything near
     /// the problem; what they fix is never replaced. [`AllGatherGemm::explain`] says what it was.
     pub fn plan_tuned(
         group: &Arc<Group>,

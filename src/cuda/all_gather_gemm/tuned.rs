@@ -1,7 +1,7 @@
 //! What a table of measurements, or a prediction where it has none, decides of a plan.
 //!
 //! What belongs here: what was left open, whether what the table has can be carried out here, and how it is put
-//! into options. Pure: the driver's name apart, no device. Invariant: whatever a caller fixed stays as it is, and
+//! into options. Pure: the driver's name apart, no device. Invariant: all that a caller fixed stays as it is, and
 //! what comes out is legal, so that a table never makes a plan fail that would succeed without.
 
 use crate::cuda::exchange::chunk_table::check_count;

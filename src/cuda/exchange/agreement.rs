@@ -22,7 +22,7 @@ pub(crate) fn comparable(text: String) -> String {
     format!("{start} … ({} bytes, number {number:016x})", text.len())
 }
 
-/// An error on all ranks unless all plan the same; who is refused says why. The group lives on: what is wrong is wrong with a
+/// An error on all ranks unless all plan the same; a refused rank says why. The group lives on: what is wrong is wrong with a
 /// call.
 pub(crate) fn agree(
     group: &Group,

@@ -1,4 +1,4 @@
-//! Chunks as a kernel is told of them.
+//! Chunks as a kernel gets them.
 //!
 //! What belongs here: the table that travels with a launch, and how long it may be. Invariant: chunks are in
 //! the order of their rows, and the pivot row is the first of some chunk.

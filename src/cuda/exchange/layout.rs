@@ -191,7 +191,7 @@ impl Layout {
         self.scales_at[buffer as usize] + u64::from(row) * WORD
     }
 
-    /// Bytes of so many rows: from the start of the first to the end of the last.
+    /// Bytes of that many rows: from the start of the first to the end of the last.
     pub(crate) fn rows_bytes(&self, rows: u32) -> u64 {
         match rows {
             0 => 0,
@@ -199,7 +199,7 @@ impl Layout {
         }
     }
 
-    /// Bytes of the scales of so many rows; none where there are no row scales.
+    /// Bytes of the scales of that many rows; none where there are no row scales.
     pub(crate) fn scales_bytes(&self, rows: u32) -> u64 {
         if self.scaled { u64::from(rows) * WORD } else { 0 }
     }

@@ -1,4 +1,4 @@
-//! Signals between ranks' GPUs, at points that the caller chooses: for protocols of one's own on
+//! Signals between ranks' GPUs, at points that the caller chooses: for the caller's protocols on
 //! [`SymmetricMemory`].
 //!
 //! What belongs here: put, wait, barrier, as kernels of one warp. What is said by them is the caller's affair.
@@ -49,7 +49,7 @@ pub const MAX_CHANNELS: u32 = 1024;
 /// unsafe { memory.put(&stream, next, 1024, memory.own_address(), 1024)? };
 /// pad.put(&stream, next, 0)?;
 /// pad.wait(&stream, before, 0)?;
-/// // ... whatever reads the second KiB ...
+/// // ... work that reads the second KiB ...
 /// stream.synchronize().expect("the stream is through");
 /// pad.check()?; // whether all came in time
 /// # Ok::<(), overlap_gemm::Error>(())
@@ -158,7 +158,7 @@ impl SignalPad {
     }
 
     /// An error if a wait ended without its signal: ask when the stream is through. From then on no wait of this pad
-    /// waits, and all ranks are told: form a new group.
+    /// waits, and all ranks learn of it: form a new group.
     pub fn check(&self) -> Result<()> {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = &*failed {

@@ -24,7 +24,7 @@
 //! What must come before something else but was enqueued behind it on a stream that waits for it never
 //! comes: transfers go on other streams than the product.
 //!
-//! Invariant: whatever a kernel may still touch is alive: a value dropped too early waits for its
+//! Invariant: all that a kernel may still touch is alive: a value dropped too early waits for its
 //! streams first.
 
 use std::collections::VecDeque;
@@ -319,7 +319,7 @@ impl Signals {
 }
 
 impl Waiters {
-    /// The most that are kept: only who is another one is added, and few are.
+    /// The most that are kept: only a different one is added, and few are.
     const KEPT: usize = 64;
 
     fn note(&mut self, epoch: u32, captured: bool, waiter: Waiter) {

@@ -72,7 +72,7 @@ impl ByNccl {
         self.patience = Duration::ZERO;
     }
 
-    /// Ends the communicator: whatever waits for it goes on.
+    /// Ends the communicator: streams that wait for it go on.
     pub(crate) fn abort(&self) {
         self.communicator.abort();
     }

@@ -79,7 +79,7 @@ impl Product {
         self.prepared.tile_count().saturating_mul(self.choice.splits.into())
     }
 
-    /// An error if a call on `stream` would be refused, whatever its operands.
+    /// An error if a call on `stream` would be refused for any operands.
     pub(crate) fn check_stream(&self, stream: &Arc<CudaStream>) -> Result<()> {
         self.device.check_stream(stream)?;
         self.workspace.as_ref().map_or(Ok(()), |workspace| workspace.check(stream))

@@ -11,7 +11,7 @@ use crate::error::Result;
 /// Enqueues a copy between any two places that this GPU reaches.
 ///
 /// # Safety
-/// Both are memory of so many bytes, and stay until the stream is through.
+/// Both are memory of that many bytes, and stay until the stream is through.
 pub(crate) unsafe fn copy(
     stream: &CudaStream,
     to: CUdeviceptr,

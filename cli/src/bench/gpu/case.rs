@@ -1,4 +1,4 @@
-//! The course of one case: everyone is checked, the many are thinned out, the few run by turns.
+//! The course of one case: all contenders are checked, the slow ones drop out, the rest run interleaved.
 //!
 //! Invariant: what is compared was timed in the same rounds, in loops of the same length, on the same
 //! matrices. Who cannot take part says why, and the others go on; what breaks the GPU's context ends
@@ -251,7 +251,7 @@ impl Course<'_> {
         self.length(&self.entrants, self.bench.wanted.target_ms)
     }
 
-    /// The rounds: everyone's times, by turns; the fastest first.
+    /// The rounds: the times of all contenders, interleaved; the fastest first.
     fn rounds(&mut self, length: Length) -> Result<Vec<(Multiplier, Row)>, Failure> {
         let Bench { gpu, wanted, watch, .. } = self.bench;
         let times = self.timed(
@@ -332,7 +332,7 @@ impl Course<'_> {
         Ok(Some((Multiplier::OwnTrickle, Row { rounds_us, arrivals: Some(arrivals), ..row })))
     }
 
-    /// Notes who takes no part, if the error is about that; others are the bench's.
+    /// Notes an absent contender, if the error is about that; other errors end the bench.
     fn absent(&mut self, who: Multiplier, error: Error) -> Result<(), Failure> {
         let why = refusal(error)?.to_string();
         self.leave_out(who, "–".into(), why);

@@ -85,7 +85,7 @@ impl Gpu {
     /// Enqueues a copy within the device.
     ///
     /// # Safety
-    /// Both addresses are of live device memory of so many bytes, which do not overlap.
+    /// Both addresses are of live device memory of that many bytes, which do not overlap.
     pub unsafe fn copy(&self, to: CUdeviceptr, from: CUdeviceptr, bytes: u64) -> Result<()> {
         let stream = self.stream.cu_stream();
         // SAFETY: the caller's promise.

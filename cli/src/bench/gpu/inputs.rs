@@ -1,4 +1,4 @@
-//! Random inputs, in so many copies that no launch finds its own in the cache.
+//! Random inputs, in enough copies that no launch finds its own in the cache.
 //!
 //! Matrices are cut from two pools of random normal numbers, repeated: element i of A in set s is
 //! `pool[(start + i) mod LEN]`. The pools' length is a prime, so no two rows begin alike, and host

@@ -41,7 +41,7 @@ pub struct Formats {
 }
 
 impl FormatArgs {
-    /// An error if somebody is to be drawn who is none of these: before hours are spent on the others.
+    /// An error if a contender to be drawn is none of these: before hours are spent on the others.
     pub fn check_drawn(&self, names: &[&str]) -> Result<(), Failure> {
         match self.draw.iter().find(|name| !names.contains(&name.as_str())) {
             Some(name) => Err(Failure::Usage(format!("--draw: {}", nobody(name, names)))),

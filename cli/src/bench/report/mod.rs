@@ -52,7 +52,7 @@ impl<'a> Document<'a> {
     }
 }
 
-/// What was measured in one go: all ranks, all cases, everybody by turns.
+/// The measurements of one run: all ranks, all cases, contenders interleaved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// What was typed.
@@ -85,7 +85,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl Run {
-    /// One of this program, on so many ranks, before its first case.
+    /// One of this program, on that many ranks, before its first case.
     pub fn begin(machine: Machine, ranks: u32, steps: usize, rounds: usize) -> Run {
         /// What a file says while there are cases to come.
         const NOT_AT_ITS_END: &str = "still measuring, or ended from outside";

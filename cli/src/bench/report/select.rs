@@ -21,7 +21,7 @@ pub struct SelectArgs {
     #[arg(long, value_name = "TYPES,...", value_delimiter = ',')]
     types: Vec<Types>,
 
-    /// Only problems with so many rows or more
+    /// Only problems with at least this many rows
     #[arg(long, value_name = "ROWS")]
     from_m: Option<u32>,
 

@@ -117,7 +117,7 @@ impl<'a> Here<'a> {
         Ok(Ok(entrants))
     }
 
-    /// Everyone's loops by turns. `false`: it is time to stop.
+    /// The loops of all candidates, interleaved. `false`: it is time to stop.
     fn rounds(&mut self, runners: &mut [Entrant<'a>], heat: Heat) -> Result<bool> {
         let Tuner { gpu, group, watch, .. } = self.tuner;
         let track = entrant::Track { gpu, group, watch, sets: self.sets };

@@ -1,4 +1,4 @@
-//! How a gather ends: what went wrong, who is told, and what is left when it is dropped.
+//! How a gather ends: failures, their reports to all ranks, and the drop.
 //!
 //! Invariant: a failure is found by `check` or not at all, is kept, and is told to all ranks; nothing is freed
 //! that a stream may still use.
@@ -72,7 +72,7 @@ impl Gatherer {
         }
         let mut words = vec![0u32; self.part.layout.word_count() as usize];
         self.device.bind()?;
-        // SAFETY: so many words are at the start of this rank's part.
+        // SAFETY: that many words are at the start of this rank's part.
         unsafe { result::memcpy_dtoh_sync(&mut words, self.part.memory.own_address()) }
             .map_err(|error| driver_error("cuMemcpyDtoH", error))?;
         let (rank, mut ranks) = (self.group.rank(), 0..self.group.ranks());

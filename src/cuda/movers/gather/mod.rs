@@ -5,7 +5,7 @@
 //! `own_rows` (this rank's rows into their slot) and `ending` (failures, and the end). A step is, on the caller's stream:
 //!
 //! ```text
-//!   copy the shard into its slot (unless it is there) ── begin ──┬── whatever reads the rows ── next begin
+//!   copy the shard into its slot (unless it is there) ── begin ──┬── work that reads the rows ─ next begin
 //!                                                                └── pushes, other streams ──┘
 //! ```
 //!

@@ -124,7 +124,7 @@ impl Description {
 
     fn set<T>(&self, name: &str, attribute: c_int, value: &T) -> Result<()> {
         let (value, bytes) = (std::ptr::from_ref(value).cast::<c_void>(), size_of::<T>());
-        // SAFETY: the description exists, and the value is of so many bytes.
+        // SAFETY: the description exists, and the value has that many bytes.
         let set = unsafe { (self.library.api.desc_set)(self.product, attribute, value, bytes) };
         named(&format!("cublasLtMatmulDescSetAttribute({name})"), set)
     }
@@ -139,7 +139,7 @@ impl Description {
         let bytes = WORKSPACE_BYTES;
         let value = std::ptr::from_ref(&bytes).cast();
         let which = api::PREFERENCE_WORKSPACE_BYTES;
-        // SAFETY: the preference exists, and the value is of so many bytes.
+        // SAFETY: the preference exists, and the value has that many bytes.
         let set = unsafe { (api.preference_set)(preference, which, value, size_of::<u64>()) };
         let mut all = vec![Suggestion::default(); most as usize];
         let mut found: c_int = 0;

@@ -1,4 +1,4 @@
-//! Everybody who takes part, as things that can be enqueued step by step on every rank alike.
+//! The contenders, as values that every rank enqueues step by step.
 //!
 //! Invariant: all contenders of a case read the same A and multiply by the same Bs, whose sets take
 //! turns; who gathers, gathers in place unless rows are to be copied.

@@ -126,7 +126,7 @@ pub fn run(
     }
 }
 
-/// What came of something that all ranks do together. If it failed here, the others are told, and wait no longer.
+/// What came of something that all ranks do together. If it failed here, the others learn of it, and stop waiting.
 pub fn told<T>(group: &Group, outcome: Result<T, Failure>) -> Result<T, Failure> {
     if let Err(failure) = &outcome {
         group.abort(&failure.to_string());
