@@ -65,15 +65,16 @@ impl Step<'_> {
     pub(super) fn run(&self, rank: u32, mut record: Record<'_>) -> Result<Outcome> {
         let ready = self.gather.ready(rank);
         let m = self.plan.problem().m();
+        let (busy, whole) = (self.gather.busy(rank), self.plan.tile_order(rank)?);
         let mut all = Outcome::default();
         let mut last: Option<Part> = None;
         let (mut now, mut products) = (0.0f64, 0);
-        let (mut there, mut awaited) = (0.0f64, None);
+        let (mut there, mut awaited) = (0.0f64, false);
         for step in self.plan.schedule(rank).lane(Lane::Compute) {
             let (rows, awaits) = match step {
                 Does::Await { word: Word::Landed { chunk }, .. } => {
                     there = there.max(ready[*chunk as usize]);
-                    awaited = Some(*chunk);
+                    awaited = true;
                     continue;
                 }
                 Does::Await { .. } | Does::Post { .. } | Does::Move { .. } => continue,
@@ -83,7 +84,7 @@ impl Step<'_> {
             if !awaits.is_empty() {
                 return self.run_fused(rank, again);
             }
-            let looks = awaited.is_some() && self.plan.options().engine != Engine::Nccl;
+            let looks = std::mem::take(&mut awaited) && self.plan.options().engine != Engine::Nccl;
             let looking = if looks { self.machine.await_us } else { 0.0 };
             let start = now.max(there).max(self.gather.begun_at(rank)) + looking;
             // Most shards are as large as the one before.
@@ -92,19 +93,21 @@ impl Step<'_> {
                 _ => self.part(rows.len() as u32)?,
             };
             let rested = if products == 0 { start } else { 0.0 };
-            let busy = self.gather.busy(rank);
             let product = self.product(&part.problem, part.order.sweeps(), busy, rested);
-            let chunk = awaited.take().unwrap_or_default();
+            // Of a part, all tiles need the last chunk; of the whole, each its own.
+            let is_whole = rows.len() as u32 == m;
+            let touched = self.plan.chunks().touching(rows.clone());
+            let chunk = if is_whole { 0 } else { touched.end.saturating_sub(1) };
             let event = TileEvent { rank, product: products, chunk, ..nothing() };
             let launched = start + self.machine.launch_us;
-            let (late, whole) = (Late::default(), self.plan.tile_order(rank)?);
-            let order = if rows.len() as u32 == m { &whole } else { &part.order };
+            let late = Late::default();
+            let order = if is_whole { &whole } else { &part.order };
             let outcome = product.run(order, launched, late, &Ready::All, event, again);
             last = Some(part);
             if products == 0 {
                 all.first_tile = outcome.first_tile;
             }
-            if rows.len() as u32 != m {
+            if !is_whole {
                 all.waited += (start - now) * outcome.workers as f64;
             }
             all.slowed += outcome.slowed;

@@ -147,16 +147,6 @@ impl Schedules {
         }
     }
 
-    /// How many threads run them.
-    pub fn thread_count(&self) -> usize {
-        self.of_ranks.iter().map(|schedule| schedule.lanes().len()).sum()
-    }
-
-    /// How many steps an epoch has.
-    pub fn step_count(&self) -> usize {
-        self.of_ranks.iter().map(|schedule| schedule.steps.len()).sum()
-    }
-
     /// Checks what needs no run: every chunk reaches every rank exactly once, every word has one writer, rows are sent in
     /// the order in which they are needed and awaited in that order, and all rows are multiplied.
     pub fn check_order(&self) -> Result<(), Violation> {

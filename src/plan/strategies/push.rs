@@ -61,9 +61,7 @@ impl Sender<'_> {
         for chunk in self.own() {
             self.move_and_signal(Lane::Compute, chunk, self.rank);
         }
-        for chunk in self.own() {
-            self.add(Lane::Push(0), Step::Await { word: Word::Landed { chunk }, age: 0 });
-        }
+        self.await_own_rows(Lane::Push(0));
         for to in self.peers() {
             if !self.own().is_empty() {
                 self.await_consumed(Lane::Push(0), to, BUFFERS);
@@ -77,9 +75,7 @@ impl Sender<'_> {
 
     fn by_copy_engines(mut self, streams: u32) {
         self.bring_own_rows();
-        for chunk in self.own() {
-            self.add(Lane::Begin, Step::Await { word: Word::Landed { chunk }, age: 0 });
-        }
+        self.await_own_rows(Lane::Begin);
         (0..self.ranks).for_each(|by| self.await_consumed(Lane::Begin, by, BUFFERS));
         // Of the step before, not of the one before that: then the order of the caller's stream alone says when the
         // own slot of the next step may be written.
@@ -100,9 +96,7 @@ impl Sender<'_> {
     fn by_kernel(mut self) {
         self.bring_own_rows();
         let push = Lane::Push(0);
-        for chunk in self.own() {
-            self.add(push, Step::Await { word: Word::Landed { chunk }, age: 0 });
-        }
+        self.await_own_rows(push);
         (0..self.ranks).for_each(|by| self.await_consumed(push, by, BUFFERS));
         let pieces = self.pieces();
         let at_once = if self.sends_little() { pieces.len().max(1) } else { 1 };
@@ -119,9 +113,7 @@ impl Sender<'_> {
     fn by_nccl(mut self) {
         self.bring_own_rows();
         let push = Lane::Push(0);
-        for chunk in self.own() {
-            self.add(push, Step::Await { word: Word::Landed { chunk }, age: 0 });
-        }
+        self.await_own_rows(push);
         // It begins when all ranks have come to it, each behind the step before on its stream.
         (0..self.ranks).for_each(|by| self.await_consumed(push, by, 1));
         for to in self.peers() {
@@ -149,6 +141,12 @@ impl Sender<'_> {
         for round in 0..self.ranks {
             let (word, to) = (Word::Consumed { by: self.rank }, (self.rank + round) % self.ranks);
             self.add(Lane::Compute, Step::Post { word, to, age: 1 });
+        }
+    }
+
+    fn await_own_rows(&mut self, lane: Lane) {
+        for chunk in self.own() {
+            self.add(lane, Step::Await { word: Word::Landed { chunk }, age: 0 });
         }
     }
 
