@@ -84,6 +84,13 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// What needs GPUs was asked of a binary that knows none.
+    #[cfg(not(feature = "cuda"))]
+    pub fn without_cuda() -> Failure {
+        let reason = "it was built without the feature `cuda`: build with --features cuda";
+        Error::KernelsNotBuilt { reason: reason.into() }.into()
+    }
+
     /// The same, and if it is about what is missing here, with a word on `--host`.
     pub fn or_host(self) -> Failure {
         match self {

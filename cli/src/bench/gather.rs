@@ -238,8 +238,7 @@ fn measure(wanted: &Gathers, shown: Option<Shown>, interrupt: Interrupt) -> Resu
 
 #[cfg(not(feature = "cuda"))]
 fn measure(_: &Gathers, _: Option<Shown>, _: Interrupt) -> Result<(), Failure> {
-    let reason = "it was built without the feature `cuda`: build with --features cuda";
-    Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
+    Err(Failure::without_cuda())
 }
 
 #[cfg(test)]

@@ -208,8 +208,7 @@ fn measure(wanted: &Products, shown: Shown, interrupt: Interrupt) -> Result<(), 
 
 #[cfg(not(feature = "cuda"))]
 fn measure(_: &Products, _: Shown, _: Interrupt) -> Result<(), Failure> {
-    let reason = "it was built without the feature `cuda`: build with --features cuda";
-    Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
+    Err(Failure::without_cuda())
 }
 
 #[cfg(test)]

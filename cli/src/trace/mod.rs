@@ -128,8 +128,7 @@ fn on_gpus(args: &Args, problem: Problem, interrupt: Interrupt) -> Result<Option
 
 #[cfg(not(feature = "cuda"))]
 fn on_gpus(_: &Args, _: Problem, _: Interrupt) -> Result<Option<Shown>, Failure> {
-    let reason = "it was built without the feature `cuda`: build with --features cuda";
-    Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
+    Err(Failure::without_cuda())
 }
 
 impl fmt::Display for Shown {

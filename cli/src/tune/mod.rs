@@ -205,8 +205,7 @@ fn measure(wanted: &Wanted, output: Option<Output>, interrupt: Interrupt) -> Res
 
 #[cfg(not(feature = "cuda"))]
 fn measure(_: &Wanted, _: Option<Output>, _: Interrupt) -> Result<(), Failure> {
-    let reason = "it was built without the feature `cuda`: build with --features cuda";
-    Err(overlap_gemm::Error::KernelsNotBuilt { reason: reason.into() }.into())
+    Err(Failure::without_cuda())
 }
 
 #[cfg(test)]
