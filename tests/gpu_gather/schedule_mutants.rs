@@ -3,7 +3,8 @@
 //! What belongs here: the mutants that streams of copies, the product's table of chunks and the beginning's table of
 //! ranks can carry out. Two of the list are the device code's own: it waits for all consumers at once, and acknowledges
 //! the step before (`begin_step` in `csrc/gather.cu`); their mutants are in `tests/mutants.toml`. One depends on how long a
-//! copy takes. Invariant: a mutant that is to go wrong does so within some steps, in which the rank that is waited for is late.
+//! copy takes. Invariant: a mutant that is to go wrong does so within some steps; in each, another rank is late, so that each
+//! rank's faults meet ranks that already wait for it.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ const ROWS: u32 = 256;
 const STEPS: usize = 20;
 /// How long a mutant that hangs is waited for.
 const LIMIT: Duration = Duration::from_secs(2);
-/// How late rank 0 is: longer than any step takes.
+/// How late one rank is: longer than any step takes.
 const LATE: Duration = Duration::from_millis(3);
 
 #[test]
@@ -48,7 +49,7 @@ fn every_mutant_of_a_schedule_is_caught_as_predicted() {
 fn run(rank: &Rank, mutant: &Mutant) -> Caught {
     let rows: Vec<u32> = mutant.rows.iter().map(|rows| rows * ROWS).collect();
     let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
-    let mut case = Case::new(kernel, rows.iter().map(|rows| u64::from(*rows)).sum(), 256, 2048);
+    let mut case = Case::new(kernel, rows.iter().map(|rows| u64::from(*rows)).sum(), 256, 8192);
     case.options.sm_limit = Some(rank.sms);
     let mut random = Random::new(97);
     let mut work = Work::new(rank, &case, &rows, &mut random);
@@ -63,7 +64,7 @@ fn run(rank: &Rank, mutant: &Mutant) -> Caught {
             assert!(changed.unwrap(), "{} finds no step to change", mutant.name);
         }
         work.renew(rank, &mut random);
-        if step > 0 && rank.rank() == 0 {
+        if step > 0 && rank.rank() as usize == step % mutant.rows.len() {
             std::thread::sleep(LATE);
         }
         work.enqueue(rank, &mut layer);
