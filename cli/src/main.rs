@@ -2,7 +2,7 @@
 //!
 //! To add a subcommand, write its module with `Args` and `run`, and add one variant to `Command`.
 //! Shared: `problem_args` (what to multiply), `output` (text or JSON, and where to), `drawing` (where a step is drawn),
-//! `plot` (pictures of numbers), `on_threads` (steps without a GPU), `progress`, `interrupt` (Ctrl-C), `installed` (where
+//! `on_threads` (steps without a GPU), `progress`, `interrupt` (Ctrl-C), `installed` (where
 //! libraries are) and `exit` (errors and exit codes).
 //! Invariant: only `main` ends the process, and every failure ends as one message on
 //! stderr and a documented exit code.
@@ -19,7 +19,6 @@ mod launch;
 mod on_threads;
 mod output;
 mod plan;
-mod plot;
 mod predict;
 mod problem_args;
 mod progress;

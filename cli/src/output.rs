@@ -187,12 +187,12 @@ mod tests {
         let path = |text: &'static str| Some(Path::new(text));
         let (one, same, other) = (path("none/a.svg"), path("./none/a.svg"), path("none/b.svg"));
         let none = ("--output", None);
-        assert!(check_apart([none, ("--plot", one), ("--csv", other), none]).is_ok());
-        let refused = check_apart([none, ("--plot", one), ("--csv", same)]).unwrap_err();
+        assert!(check_apart([none, ("--svg", one), ("--events", other), none]).is_ok());
+        let refused = check_apart([none, ("--svg", one), ("--events", same)]).unwrap_err();
         let why = refused.to_string();
-        assert!(why.contains("--plot and --csv both name ./none/a.svg"), "{why}");
+        assert!(why.contains("--svg and --events both name ./none/a.svg"), "{why}");
         let device = path("/dev/null");
-        assert!(check_apart([("--plot", device), ("--csv", device)]).is_ok());
+        assert!(check_apart([("--svg", device), ("--events", device)]).is_ok());
     }
 
     #[test]

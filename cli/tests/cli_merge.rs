@@ -1,7 +1,7 @@
-//! Drives `overlap-gemm bench merge`: files in, a table, CSV and a picture out, no GPU.
+//! Drives `overlap-gemm bench merge`: files in, a table out, no GPU.
 //!
-//! What belongs here: files, arguments and exit codes, and what peers' scripts write; what is in a table or a picture is
-//! tested beside its code.
+//! What belongs here: files, arguments and exit codes, and what peers' scripts write; what is in a table is tested
+//! beside its code.
 
 #[path = "common/binary.rs"]
 mod binary;
@@ -89,24 +89,11 @@ standalone.write(args.output, standalone.document("PyTorch", "2.11", machine, "2
 }
 
 #[test]
-fn own_results_and_a_peer_s_become_one_table_and_one_picture() {
+fn own_results_and_a_peer_s_become_one_table() {
     let folder = Folder::new("both");
     let (own, peer) = (folder.file("own.json", &own()), by_the_script(&folder, "peer.json"));
-    let [csv, plot, both] = ["all.csv", "plot.svg", "both.json"].map(|name| folder.path(name));
-    let (code, table, stderr) = run(&[
-        "bench",
-        "merge",
-        &own,
-        &peer,
-        "--csv",
-        &csv,
-        "--plot",
-        &plot,
-        "--output",
-        &both,
-        "--plot-launch",
-        "graph",
-    ]);
+    let both = folder.path("both.json");
+    let (code, table, stderr) = run(&["bench", "merge", &own, &peer, "--output", &both]);
     assert_eq!(code, 0, "{stderr}");
     for part in [
         "[1] overlap-gemm 0.1.0",
@@ -117,11 +104,6 @@ fn own_results_and_a_peer_s_become_one_table_and_one_picture() {
     ] {
         assert!(table.contains(part), "no {part} in\n{table}");
     }
-    let lines = folder.read("all.csv");
-    // Two own cases of three rows, four of the peer's with two launches, but one that has no graph.
-    assert_eq!(lines.lines().count(), 1 + 6 + 4 * 5, "{lines}");
-    let (picture, told) = (folder.read("plot.svg"), "fused, 4096: 450.6 µs");
-    assert!(picture.starts_with("<svg") && picture.contains(told), "no {told} in {picture}");
     // What was put together can be read again, and says the same.
     let (code, again, stderr) = run(&["bench", "merge", &both]);
     assert_eq!((code, again), (0, table), "{stderr}");
@@ -162,23 +144,8 @@ fn unfit_files_are_named() {
     let empty = json!({ "bench": "all-gather-gemm", "format": 2, "runs": [] });
     let empty = folder.file("empty.json", &empty);
     refused(&["bench", "merge", &good, &empty], 2, &["empty.json", "no measured problem"]);
-    let both = folder.path("both.svg");
-    let same = ["bench", "merge", &good, "--plot", &both, "--csv", &both];
-    refused(&same, 2, &["--csv and --plot", "both.svg"]);
     // A file that is asked for and cannot be written is noticed before anything is shown.
-    refused(&["bench", "merge", &good, "--plot", "/proc/nope"], 4, &["/proc/nope"]);
-    refused(&["bench", "merge", &good, "--plot-launch", "graph"], 2, &["--plot"]);
-}
-
-#[test]
-fn a_name_that_nobody_has_is_refused() {
-    let folder = Folder::new("nobody");
-    let good = folder.file("good.json", &own());
-    let plot = folder.path("plot.svg");
-    let (code, _, stderr) =
-        run(&["bench", "merge", &good, "--plot", &plot, "--draw", "fused,fsued"]);
-    assert_eq!(code, 2);
-    assert!(stderr.contains("'fsued'; there are cublaslt, nccl-cublaslt, fused"), "{stderr}");
+    refused(&["bench", "merge", &good, "--output", "/proc/nope"], 4, &["/proc/nope"]);
 }
 
 #[test]
@@ -208,26 +175,4 @@ Times in µs, medians of the rounds; a ratio is the median of the rounds' ratios
     refuse(&["--markdown", "table", "--json"], &["--json"]);
     refuse(&["--markdown", "ranges", "--columns", "fsued"], &["'fsued'", "peer", "fused"]);
     refuse(&["--markdown", "ranges", "--columns", "fused@1"], &["auto/gemm@1.03"]);
-}
-
-#[test]
-fn the_pictures_that_are_kept_are_what_their_commands_draw() {
-    let folder = Folder::new("kept");
-    let text = fs::read_to_string(root().join("docs/measuring.md")).unwrap();
-    let mut drawn = 0;
-    for line in text.lines().filter(|line| line.starts_with("overlap-gemm bench merge benches/")) {
-        let mut args: Vec<String> = line.split_whitespace().skip(1).map(String::from).collect();
-        for arg in args.iter_mut().filter(|arg| arg.starts_with("benches/")) {
-            *arg = root().join(&*arg).to_str().unwrap().to_owned();
-        }
-        let kept = args.last().cloned().unwrap();
-        *args.last_mut().unwrap() = folder.path("again.svg");
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let (code, _, stderr) = run(&args);
-        assert_eq!(code, 0, "{line}: {stderr}");
-        let same = folder.read("again.svg") == fs::read_to_string(&kept).unwrap();
-        assert!(same, "{kept} is not what '{line}' draws: run it again");
-        drawn += 1;
-    }
-    assert!(drawn >= 1, "no command was found");
 }

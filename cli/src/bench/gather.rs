@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use overlap_gemm::plan::BLayout;
 
 use super::host;
-use super::report::{FormatArgs, Shown};
+use super::report::Shown;
 use super::shapes::{SMALL, ShapeArgs, unless, where_host};
 use super::wanted::{Gatherer, Gathers, Launch, OnThreads};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads;
-use crate::output::{OutputArgs, check_apart};
+use crate::output::OutputArgs;
 
 /// What is measured where nobody names anything.
 const USUAL: [&str; 4] = ["4096x3584x8192", "8192x3584x8192", "2048x3584x8192", "4096x1792x4096"];
@@ -135,19 +135,12 @@ pub struct Args {
     seed: u64,
 
     #[command(flatten)]
-    formats: FormatArgs,
-
-    #[command(flatten)]
     output: OutputArgs,
 }
 
 impl Args {
     fn wanted(&self, ranks: u32) -> Result<Gathers, Failure> {
         let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
-        // Whom a peer has, it says later.
-        if self.peer.is_none() {
-            self.check_drawn()?;
-        }
         Ok(Gathers {
             cases: self.problems.cases(ranks, BLayout::Nk)?,
             contenders: self.contenders(),
@@ -180,12 +173,6 @@ impl Args {
         all
     }
 
-    /// An error if somebody is to be drawn who does not take part.
-    fn check_drawn(&self) -> Result<(), Failure> {
-        let names: Vec<&str> = self.contenders.iter().map(|who| who.name()).collect();
-        self.formats.check_drawn(&names)
-    }
-
     /// The same for threads.
     fn wanted_on_threads(&self) -> Result<OnThreads, Failure> {
         on_threads::check_place()?;
@@ -212,11 +199,9 @@ impl Args {
 
 /// Runs the bench and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    check_apart(args.formats.named().into_iter().chain([args.output.named()]))?;
     if args.host {
         let wanted = args.wanted_on_threads()?;
-        args.check_drawn()?;
-        let shown = Shown::open(&args.output, &args.formats)?;
+        let shown = Shown::open(&args.output)?;
         return host::run(&wanted, shown, Interrupt::install()?);
     }
     let launch = overlap_gemm::group::Launch::from_env();
@@ -224,7 +209,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let wanted = args.wanted(launch.ranks)?;
     // All ranks have the same arguments; one has the results.
     let shown = match launch.rank {
-        0 => Some(Shown::open(&args.output, &args.formats)?),
+        0 => Some(Shown::open(&args.output)?),
         _ => None,
     };
     let interrupt = Interrupt::install()?;
@@ -273,7 +258,6 @@ mod tests {
         );
         let contenders = wanted("--contenders fused,own,fused,own", 2).unwrap().contenders;
         assert_eq!(contenders, [Gatherer::Fused, Gatherer::Own], "each once");
-        assert_eq!(names("--draw torch-fused --peer torch", 2).len(), 4);
         // Together, and nothing twice.
         assert_eq!(names("--set llama3-8b,decode --m 512,16", 2).len(), 12);
     }
@@ -286,9 +270,6 @@ mod tests {
             ("--set llama2", "llama3-405b"),
             ("--set headline,llama3-8b --m 64", "its own M"),
             ("--set gpt3", "7 ranks"),
-            ("--plot-launch plain", "--plot"),
-            ("--draw fused,fsued", "'fsued'; there are cublaslt, own"),
-            ("--draw own --contenders fused", "'own'; there are fused"),
         ] {
             let refused = wanted(line, 7).map(|_| ()).unwrap_err();
             assert!(refused.contains(word), "{line}: {refused}");

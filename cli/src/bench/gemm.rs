@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use overlap_gemm::plan::{BLayout, Scaling};
 
 use super::cases::{Case, Set, Shape, Types};
-use super::report::{FormatArgs, Shown};
+use super::report::Shown;
 use super::wanted::{Kernels, Launch, Multiplier, Products};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
@@ -196,7 +196,7 @@ fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
 /// Runs the bench and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let wanted = args.wanted()?;
-    let shown = Shown::open(&args.output, &FormatArgs::default())?;
+    let shown = Shown::open(&args.output)?;
     let interrupt = Interrupt::install()?;
     measure(&wanted, shown, interrupt)
 }

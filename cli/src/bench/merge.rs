@@ -1,15 +1,15 @@
-//! `overlap-gemm bench merge`: results of several runs, and of other programs, in one table and one picture.
+//! `overlap-gemm bench merge`: results of several runs, and of other programs, in one table.
 //!
 //! Invariant: nothing is measured here, and nothing is compared that cannot be: rows of another machine or of another
 //! number of ranks are refused, or with `--mixed` shown side by side without a ratio between them.
 
 use std::path::PathBuf;
 
-use super::report::{self, Comparison, Document, FormatArgs, MarkdownArgs, SelectArgs};
+use super::report::{self, Comparison, Document, MarkdownArgs, SelectArgs};
 use crate::exit::Failure;
-use crate::output::{OutputArgs, check_apart};
+use crate::output::OutputArgs;
 
-/// Show results of bench all-gather-gemm again: several in one table, as CSV, or drawn
+/// Show results of bench all-gather-gemm again, several in one table
 ///
 /// Takes files that --output of bench all-gather-gemm or this command wrote, or benches/peers/torch_peer.py. Ratios
 /// between rows of one run are medians of its rounds' ratios; between runs they are those of the medians, and have
@@ -31,15 +31,11 @@ pub struct Args {
     markdown: MarkdownArgs,
 
     #[command(flatten)]
-    formats: FormatArgs,
-
-    #[command(flatten)]
     output: OutputArgs,
 }
 
 /// Reads them and shows them.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    check_apart(args.formats.named().into_iter().chain([args.output.named()]))?;
     let (mut runs, mut files) = (Vec::new(), Vec::new());
     for path in &args.files {
         let read = report::read(path)?;
@@ -67,11 +63,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut all = Comparison::of(&runs);
     args.select.sort(&mut all);
     let markdown = args.markdown.text(&all)?;
-    // After the checks: files are not opened for what is refused.
-    let (output, formats) = (args.output.open()?, args.formats.open()?);
-    output.write(&Document::of(&runs), |stdout| match markdown {
+    // After the checks: no file is opened for what is refused.
+    args.output.open()?.write(&Document::of(&runs), |stdout| match markdown {
         Some(text) => write!(stdout, "{text}"),
         None => write!(stdout, "{all}"),
-    })?;
-    formats.write(&all)
+    })
 }

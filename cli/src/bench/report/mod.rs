@@ -1,17 +1,13 @@
 //! What a bench measured: one shape of data for every bench, written, read back, compared and shown.
 //!
 //! What belongs here: the data. Its neighbours read it from files ([`read`]), compare its rows ([`compare`]), show it
-//! ([`table`], [`csv`], [`pictures`], chosen by [`formats`]; [`shown`] ends a run), and select parts of it ([`select`])
-//! for documents ([`markdown`], of [`columns`]). Nothing here needs the feature `cuda`. Invariant: a row either has
+//! ([`table`]; [`shown`] ends a run), and select parts of it ([`select`]) for documents ([`markdown`], of [`columns`]). Nothing here needs the feature `cuda`. Invariant: a row either has
 //! times, or says why not: its result was wrong (`failed`), or it did not run (`absent`). Times are microseconds a
 //! step, those of the slowest rank.
 
 mod columns;
 mod compare;
-mod csv;
-mod formats;
 mod markdown;
-mod pictures;
 mod read;
 mod select;
 mod shown;
@@ -21,7 +17,6 @@ use overlap_gemm::plan::{Problem, Way};
 use serde::{Deserialize, Serialize};
 
 pub use compare::Comparison;
-pub use formats::FormatArgs;
 pub use markdown::MarkdownArgs;
 pub use read::read;
 pub use select::SelectArgs;
@@ -197,20 +192,6 @@ pub enum Kind {
     AllGatherGemm,
 }
 
-impl Kind {
-    /// As the results call it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Kind::Gemm => "gemm",
-            Kind::GemmAllSignalled => "gemm-all-signalled",
-            Kind::GemmAsChunksArrive => "gemm-as-chunks-arrive",
-            Kind::GemmBesideCopies => "gemm-beside-copies",
-            Kind::AllGather => "all-gather",
-            Kind::AllGatherGemm => "all-gather-gemm",
-        }
-    }
-}
-
 impl Row {
     /// One that was not timed yet.
     pub fn new(who: &str, kind: Kind, graph: bool, what: String) -> Row {
@@ -229,7 +210,7 @@ impl Row {
         }
     }
 
-    /// How it is launched, as tables and pictures call it.
+    /// How it is launched, as tables call it.
     pub fn launch(&self) -> &'static str {
         launch_name(self.graph)
     }

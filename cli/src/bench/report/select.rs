@@ -1,6 +1,6 @@
 //! Which of the results are shown.
 //!
-//! Invariant: what is left is as it was read; nothing else is shown, drawn or written. A problem that is asked for and
+//! Invariant: what is left is as it was read; nothing else is shown or written. A problem that is asked for and
 //! not there is refused, never left out in silence.
 
 use overlap_gemm::plan::Problem;

@@ -2,21 +2,19 @@
 //!
 //! Invariant: what was measured is shown, also when a later case ended the bench; a wrong result fails the command.
 
-use super::formats::{FormatArgs, Formats};
 use super::{CaseReport, Comparison, Document, Row, Run};
 use crate::exit::Failure;
 use crate::output::{Output, OutputArgs};
 
-/// The files, open, and stdout.
+/// Stdout, and the file of `--output`.
 pub struct Shown {
     pub output: Output,
-    formats: Formats,
 }
 
 impl Shown {
-    /// Opens the files that were named.
-    pub fn open(output: &OutputArgs, formats: &FormatArgs) -> Result<Shown, Failure> {
-        Ok(Shown { output: output.open()?, formats: formats.open()? })
+    /// Opens the file, if one was named.
+    pub fn open(output: &OutputArgs) -> Result<Shown, Failure> {
+        Ok(Shown { output: output.open()? })
     }
 
     /// Keeps what was measured so far.
@@ -33,10 +31,9 @@ impl Shown {
         let runs = [run];
         let all = Comparison::of(&runs);
         self.output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
-        let written = self.formats.write(&all);
         match first_failure(&runs) {
             Some(why) => Err(Failure::CheckFailed(why)),
-            None => outcome.and(written),
+            None => outcome,
         }
     }
 }
