@@ -2,8 +2,8 @@
 """PyTorch's all-gather + matmul as contenders of `overlap-gemm bench all-gather-gemm --peer`.
 
 The bench starts one of these for each rank, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, and
-talks to it by lines of JSON: so PyTorch runs by turns with everybody else, in loops of the same length, on the
-same GPUs. Nothing here compares or judges; a result that is wrong is reported as failed.
+talks to it by lines of JSON: so PyTorch's loops are interleaved with all others, of the same length, on the same
+GPUs. Nothing here compares or judges; a result that is wrong is reported as failed.
 
   <- {"ready": true}
   -> {"do": "prepare", "m": 4096, "n": 3584, "k": 8192, "type": "bf16", "scaling": "none", "steps": 20}
@@ -18,20 +18,11 @@ m is that of all ranks together. `prepare` makes the matrices and runs no conten
 hangs. `try` checks a result and captures a graph of `steps` steps; `run` runs as many steps once untimed, then timed. If
 an answer takes too long on one rank, the bench kills these processes on all ranks, and starts new ones: they prepare the
 case again, and are not asked for the contender that hung.
-
-With --output FILE it waits for no orders, but times its contenders by itself, in turns and loops like the bench's, and
-writes what `overlap-gemm bench merge` reads (standalone.py). Any launcher that sets those variables will do:
-
-  torchrun --nproc-per-node 2 benches/peers/torch_peer.py --output torch.json --shapes 4096x3584x8192
 """
 
-import argparse
 import json
 import os
-import subprocess
 import sys
-
-import standalone
 
 # NVLink multicast stays off, for all contenders alike.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -166,16 +157,6 @@ def attempt(case, name, kind, step, expected):
     return contender, tried
 
 
-def attempt_all(case, device, group):
-    """All contenders of a case by name, and what is told of them."""
-    steps, expected = prepare(case, device, group)
-    contenders, told = {}, []
-    for name, (kind, step) in steps.items():
-        contenders[name], tried = attempt(case, name, kind, step, expected)
-        told.append({"name": name, "kind": kind, **tried})
-    return contenders, told
-
-
 def run(contender, order, graph_steps):
     """Microseconds a step, behind as many that are not timed."""
     contender.loop(order["graph"], order["steps"], graph_steps)
@@ -213,80 +194,12 @@ def serve(device, group):
             answer({"us": run(contenders[order["name"]], order, case["steps"])})
 
 
-def agree(told):
-    """Who is wrong on one rank, or cannot be captured there, is so on all: ranks have to run the same loops."""
-    everywhere = [None] * dist.get_world_size()
-    dist.all_gather_object(everywhere, told)
-    for nth, contender in enumerate(told):
-        contender["graph"] = all(ranks[nth]["graph"] for ranks in everywhere)
-        failures = [ranks[nth]["failed"] for ranks in everywhere if ranks[nth]["failed"]]
-        contender["failed"] = failures[0] if failures else None
-    return told
-
-
-def machine(device):
-    """What `bench merge` compares, and some more."""
-    properties = torch.cuda.get_device_properties(device)
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        driver = None
-    return {
-        "gpu": properties.name,
-        "sm_count": properties.multi_processor_count,
-        "memory_bytes": properties.total_memory,
-        "l2_bytes": getattr(properties, "L2_cache_size", 0),
-        "driver": driver,
-        "cores": os.cpu_count() or 1,
-    }
-
-
-def alone(args, device, group):
-    """Times everybody, and writes the file on rank 0."""
-    ranks, first = dist.get_world_size(), dist.get_rank() == 0
-    wanted, _ = standalone.cases(args, ranks), standalone.launches(args)
-    if first:
-        # Before the work begins, so that it is not lost to a typo.
-        open(args.output, "a").close()
-    reports = []
-    for case in wanted:
-        torch.cuda.empty_cache()
-        contenders, told = attempt_all(case, device, group)
-
-        def slowest(name, graph, steps):
-            order = {"graph": graph, "steps": steps}
-            dist.barrier()
-            torch.cuda.synchronize()
-            time = run(contenders[name], order, case["steps"])
-            time = torch.tensor(time, dtype=torch.float64, device=device)
-            dist.all_reduce(time, dist.ReduceOp.MAX)
-            return time.item()
-
-        reports.append(standalone.report(case, ranks, agree(told), args, slowest))
-        contenders.clear()
-        if first:
-            print(f"{reports[-1]['name']}: measured", file=sys.stderr)
-    if first:
-        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
-        content = standalone.document(
-            "PyTorch", torch.__version__, machine(device), nccl, ranks, args, reports
-        )
-        standalone.write(args.output, content)
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    standalone.add_arguments(parser)
-    args = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     group = dist.group.WORLD.group_name
-    if args.output:
-        alone(args, device, group)
-    else:
-        serve(device, group)
+    serve(device, group)
     dist.destroy_process_group()
 
 

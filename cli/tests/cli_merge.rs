@@ -1,7 +1,6 @@
 //! Drives `overlap-gemm bench merge`: files in, a table out, no GPU.
 //!
-//! What belongs here: files, arguments and exit codes, and what peers' scripts write; what is in a table is tested
-//! beside its code.
+//! What belongs here: files, arguments and exit codes; what is in a table is tested beside its code.
 
 #[path = "common/binary.rs"]
 mod binary;
@@ -9,17 +8,10 @@ mod binary;
 mod folder;
 
 use std::fs;
-use std::path::Path;
-use std::process::Command;
 
 use binary::{refused, run};
 use folder::Folder;
 use serde_json::{Value, json};
-
-/// The repository: documents, results and peers are the library's.
-fn root() -> &'static Path {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-}
 
 /// A document of one run.
 fn own() -> Value {
@@ -50,61 +42,20 @@ fn own() -> Value {
     }]})
 }
 
-/// What the script for peers writes, with contenders that are made up.
-fn by_the_script(folder: &Folder, name: &str) -> String {
-    let script = r#"
-import argparse, sys
-sys.dont_write_bytecode = True
-sys.path.insert(0, sys.argv.pop(1))
-import standalone
-parser = argparse.ArgumentParser()
-standalone.add_arguments(parser)
-args = parser.parse_args()
-contenders = [
-    {"name": "torch-mm", "kind": "gemm", "graph": True, "failed": None},
-    {"name": "torch-new", "kind": "all-gather-gemm", "graph": False, "failed": None},
-    {"name": "torch-wrong", "kind": "all-gather-gemm", "graph": True, "failed": "off by 1"},
-]
-loops = []
-def run(name, graph, steps):
-    assert name != "torch-wrong"
-    loops.append(steps)
-    return 100.0 + len(name)
-reports = [standalone.report(case, 2, contenders, args, run) for case in standalone.cases(args, 2)]
-# Forty milliseconds at 108 µs, in graphs of twenty steps.
-assert set(loops) == {20, 380}, set(loops)
-machine = {"gpu": "NVIDIA H200", "sm_count": 132, "memory_bytes": 1, "l2_bytes": 1, "driver": None, "cores": 32}
-standalone.write(args.output, standalone.document("PyTorch", "2.11", machine, "2.28.9", 2, args, reports))
-"#;
-    let (path, peers) = (folder.path(name), root().join("benches/peers"));
-    let arguments =
-        ["--shapes", "1024x3584x8192,64x128x256", "--types", "bf16,e4m3", "--rounds", "4"];
-    let output = Command::new("python3")
-        .args(["-c", script, peers.to_str().unwrap(), "--output", &path])
-        .args(arguments)
-        .output()
-        .expect("python3, as everything of this project that is a script");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    path
-}
-
 #[test]
-fn own_results_and_a_peer_s_become_one_table() {
+fn several_files_become_one_table_and_one_file() {
     let folder = Folder::new("both");
-    let (own, peer) = (folder.file("own.json", &own()), by_the_script(&folder, "peer.json"));
+    let mut other = own();
+    other["runs"][0]["nccl"] = "2.28.3".into();
+    let (own, other) = (folder.file("own.json", &own()), folder.file("other.json", &other));
     let both = folder.path("both.json");
-    let (code, table, stderr) = run(&["bench", "merge", &own, &peer, "--output", &both]);
+    let (code, table, stderr) = run(&["bench", "merge", &own, &other, "--output", &both]);
     assert_eq!(code, 0, "{stderr}");
-    for part in [
-        "[1] overlap-gemm 0.1.0",
-        "[2] PyTorch 2.11",
-        "torch-wrong",
-        "FAILED: off by 1",
-        "e4m3→bf16 tensor",
-    ] {
+    for part in ["NCCL 2.28.9", "NCCL 2.28.3"] {
         assert!(table.contains(part), "no {part} in\n{table}");
     }
-    // What was put together can be read again, and says the same.
+    assert_eq!(table.matches("1024×3584×8192 bf16").count(), 2, "{table}");
+    // The written file can be read again, and holds the same.
     let (code, again, stderr) = run(&["bench", "merge", &both]);
     assert_eq!((code, again), (0, table), "{stderr}");
     let (code, json, _) = run(&["bench", "merge", &both, "--json"]);
@@ -112,20 +63,31 @@ fn own_results_and_a_peer_s_become_one_table() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused_unless_asked_for() {
-    let folder = Folder::new("mixed");
-    let mut other = own();
-    other["runs"][0]["ranks"] = 4.into();
-    for case in other["runs"][0]["cases"].as_array_mut().unwrap() {
-        let quarter = case["problem"]["m"].as_u64().unwrap() / 4;
-        case["problem"]["shard_rows"] = json!(vec![quarter; 4]);
+fn results_of_several_places_are_refused() {
+    let folder = Folder::new("places");
+    let changed = |name: &str, path: &str, to: Value| {
+        let mut other = own();
+        *other.pointer_mut(path).unwrap() = to;
+        folder.file(name, &other)
+    };
+    let own = folder.file("own.json", &own());
+    for (path, to, words) in [
+        (
+            "/runs/0/ranks",
+            4.into(),
+            "4 × NVIDIA H200, driver 580.1, not 2 × NVIDIA H200, driver 580.1",
+        ),
+        ("/runs/0/machine/gpu", "NVIDIA H100".into(), "2 × NVIDIA H100"),
+        ("/runs/0/machine/driver", "1".into(), "driver 1, not"),
+        // A terminal obeys ESC: no text of a file brings one.
+        ("/runs/0/machine/gpu", "\u{1b}[2J".into(), "2 × \\u{1b}[2J"),
+    ] {
+        let other = changed("other.json", path, to);
+        refused(&["bench", "merge", &own, &other], 2, &["other.json", words, "one by one"]);
     }
-    let (two, four) = (folder.file("two.json", &own()), folder.file("four.json", &other));
-    let merge = ["bench", "merge", &two, &four];
-    refused(&merge, 2, &["four.json", "two.json", "4 ranks, not 2", "--mixed"]);
-    let (code, table, stderr) = run(&[&merge[..], &["--mixed"]].concat());
-    assert_eq!(code, 0, "{stderr}");
-    assert!(table.contains("4 × NVIDIA H200, driver 580.1: 1024×3584×8192 bf16"), "{table}");
+    let shown = changed("shown.json", "/runs/0/cases/0/rows/0/who", "\u{1b}[2J".into());
+    let (code, table, _) = run(&["bench", "merge", &shown]);
+    assert!(code == 0 && table.contains("\\u{1b}[2J") && !table.contains('\u{1b}'), "{table}");
 }
 
 #[test]
@@ -160,7 +122,7 @@ fn a_part_is_shown_and_written_and_printed_for_a_document() {
     let expected = "\
 | M × N × K | T_gemm | fused ÷ T_gemm, bar 1.2 | E of fused |
 | --- | ---: | ---: | ---: |
-| 4096×3584×8192 bf16 | 409.6 | **1.100** | 80 % |
+| 4096×3584×8192 bf16 | 409.6 | 1.100 | 80 % |
 
 Times in µs, medians of the rounds; a ratio is the median of the rounds' ratios, not the quotient of the times beside it: no round's is more than 0 % from it.
 ";
@@ -173,6 +135,7 @@ Times in µs, medians of the rounds; a ratio is the median of the rounds' ratios
     refuse(&["--launch", "plain"], &["none of these results"]);
     refuse(&["--columns", "fused"], &["--markdown"]);
     refuse(&["--markdown", "table", "--json"], &["--json"]);
+    refuse(&["--markdown", "table"], &["--columns"]);
     refuse(&["--markdown", "ranges", "--columns", "fsued"], &["'fsued'", "peer", "fused"]);
     refuse(&["--markdown", "ranges", "--columns", "fused@1"], &["auto/gemm@1.03"]);
 }

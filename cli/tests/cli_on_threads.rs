@@ -57,7 +57,7 @@ fn times_over_two_links_are_not_compared() {
         let args = [&BENCH[..], &["--shapes", "40x24x32", "--output", file], link].concat();
         assert_eq!(run(&args).0, 0);
     }
-    refused(&["bench", "merge", &files[0], &files[1]], 2, &["300 MB/s", "--mixed"]);
+    refused(&["bench", "merge", &files[0], &files[1]], 2, &["300 MB/s", "one by one"]);
 }
 
 #[test]

@@ -74,13 +74,6 @@ impl FromStr for Shape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Types(ElementTypes);
 
-impl Types {
-    /// Whether a problem has these.
-    pub fn are_those_of(self, problem: &Problem) -> bool {
-        self.0 == problem.elements()
-    }
-}
-
 impl FromStr for Types {
     type Err = Error;
 
@@ -198,52 +191,9 @@ impl fmt::Display for Case {
     }
 }
 
-impl FromStr for Case {
-    type Err = String;
-
-    /// Reads what `Display` writes.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut words = text.split(' ');
-        let shape: Shape = words.next().unwrap_or_default().parse()?;
-        let types = words.next().ok_or("it names no element types")?;
-        // D is named where it differs from A.
-        let (inputs, d) = types.split_once('→').map_or((types, None), |(ab, d)| (ab, Some(d)));
-        let (a, b) = inputs.split_once('×').unwrap_or((inputs, inputs));
-        let types = format!("{a}x{b}:{}", d.unwrap_or(a));
-        let types: Types = types.parse().map_err(|error: Error| error.to_string())?;
-        let (b_layout, scaling) = match words.collect::<Vec<_>>()[..] {
-            [] => (BLayout::Nk, Scaling::None),
-            ["B", "k×n"] => (BLayout::Kn, Scaling::None),
-            ["tensor"] => (BLayout::Nk, Scaling::Tensor),
-            ["rows"] => (BLayout::Nk, Scaling::Rows),
-            ["B", "k×n", "tensor"] => (BLayout::Kn, Scaling::Tensor),
-            ["B", "k×n", "rows"] => (BLayout::Kn, Scaling::Rows),
-            ref words => return Err(format!("'{}' says nothing of a problem", words.join(" "))),
-        };
-        let case = Case::new(shape, types, b_layout, scaling);
-        case.map_err(|error| error.to_string())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_of_cases_can_be_read_back() {
-        let types = ["bf16", "f16:f32", "e4m3", "e4m3xe5m2:f16"].map(|text| text.parse().unwrap());
-        let layouts = [BLayout::Nk, BLayout::Kn];
-        let cases = layouts.map(|layout| Case::of_shapes(&LAYERS, &types, layout, None).unwrap());
-        let rows = Case::of_set(Set::Fp8).unwrap();
-        for case in cases.into_iter().flatten().chain(rows) {
-            let read: Case = case.to_string().parse().unwrap();
-            assert_eq!(read.problem, case.problem);
-        }
-        for text in ["", "8×8×8", "8×8 bf16", "8×8×8 bf17", "8×8×8 bf16 rows", "8×8×8 bf16 B n×k"]
-        {
-            assert!(text.parse::<Case>().is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn shapes_are_three_numbers() {

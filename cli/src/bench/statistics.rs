@@ -52,14 +52,6 @@ pub fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
-/// The mean of factors: what a set of ratios is summed up by. `None` if one is not positive.
-pub fn geometric_mean(values: &[f64]) -> Option<f64> {
-    if values.is_empty() || !values.iter().all(|&value| value > 0.0) {
-        return None;
-    }
-    Some((values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp())
-}
-
 /// `over[i] / under[i]` for every round i: what drifts from round to round cancels.
 pub fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
     over.iter().zip(under).map(|(over, under)| over / under).collect()
@@ -78,15 +70,6 @@ mod tests {
         assert_eq!((five.median, five.lower_quartile, five.upper_quartile), (3.0, 2.0, 4.0));
         assert_eq!(median(&[1.0, 2.0]), Some(1.5));
         assert_eq!(quantile(&[0.0, 10.0], 0.25), Some(2.5));
-    }
-
-    #[test]
-    fn factors_have_a_geometric_mean() {
-        let mean = geometric_mean(&[0.5, 2.0]).unwrap();
-        assert!((mean - 1.0).abs() < 1e-12, "{mean}");
-        assert_eq!(geometric_mean(&[]), None);
-        assert_eq!(geometric_mean(&[1.0, 0.0]), None);
-        assert_eq!(geometric_mean(&[1.0, f64::NAN]), None);
     }
 
     #[test]

@@ -98,6 +98,7 @@ pub enum Multiplier {
 
 impl Multiplier {
     /// As the command line and the results call it.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
     pub const fn name(self) -> &'static str {
         match self {
             Multiplier::Own => "own",

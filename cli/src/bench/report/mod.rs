@@ -1,26 +1,24 @@
 //! What a bench measured: one shape of data for every bench, written, read back, compared and shown.
 //!
-//! What belongs here: the data. Its neighbours read it from files ([`read`]), compare its rows ([`compare`]), show it
-//! ([`table`]; [`shown`] ends a run), and select parts of it ([`select`]) for documents ([`markdown`], of [`columns`]). Nothing here needs the feature `cuda`. Invariant: a row either has
-//! times, or says why not: its result was wrong (`failed`), or it did not run (`absent`). Times are microseconds a
-//! step, those of the slowest rank.
+//! What belongs here: the data. Its neighbours read it from files ([`read`]), compare its rows ([`compare`]), and show it
+//! ([`table`]; for documents [`markdown`], of [`columns`]); [`shown`] ends a run. Nothing here needs the feature `cuda`.
+//! Invariant: a row either has times, or says why not: its result was wrong (`failed`), or it did not run (`absent`). Times
+//! are microseconds a step, those of the slowest rank.
 
 mod columns;
 mod compare;
 mod markdown;
 mod read;
-mod select;
 mod shown;
 mod table;
 
 use overlap_gemm::plan::{Problem, Way};
 use serde::{Deserialize, Serialize};
 
-pub use compare::Comparison;
 pub use markdown::MarkdownArgs;
-pub use read::read;
-pub use select::SelectArgs;
+pub use read::{printable, read};
 pub use shown::Shown;
+pub use table::Table;
 
 use super::command::command;
 use super::machine::Machine;
@@ -52,10 +50,7 @@ impl<'a> Document<'a> {
 pub struct Run {
     /// What was typed.
     pub command: String,
-    /// Who measured.
-    #[serde(default = "own_name")]
-    pub program: String,
-    /// Its version.
+    /// The version of this program.
     pub version: String,
     pub machine: Machine,
     /// NCCL's version, where it took part.
@@ -86,7 +81,6 @@ impl Run {
         const NOT_AT_ITS_END: &str = "still measuring, or ended from outside";
         Run {
             command: command(),
-            program: own_name(),
             version: env!("CARGO_PKG_VERSION").into(),
             machine,
             nccl: None,
@@ -99,11 +93,6 @@ impl Run {
             ended_early: Some(NOT_AT_ITS_END.into()),
         }
     }
-}
-
-/// As [`Run::program`] calls this one.
-pub fn own_name() -> String {
-    "overlap-gemm".into()
 }
 
 /// One problem.
@@ -221,7 +210,7 @@ pub fn launch_name(graph: bool) -> &'static str {
     if graph { "graph" } else { "plain" }
 }
 
-/// Made-up results for the tests of whoever shows them.
+/// Made-up results for the tests.
 #[cfg(test)]
 pub mod made_up {
     use super::*;
@@ -230,13 +219,6 @@ pub mod made_up {
         let mut row = Row::new(who, kind, true, format!("{who}_kernel"));
         row.peer = who.starts_with("torch");
         row.rounds_us = rounds_us.to_vec();
-        row
-    }
-
-    fn planned(mut row: Row) -> Row {
-        let engine = overlap_gemm::plan::Engine::Kernel { blocks: 16 };
-        let way = Way { strategy: overlap_gemm::plan::Strategy::Fused, engine, pieces: 2 };
-        row.plan = Some(CarriedOut { way, kernel: "some".into(), swizzle: 1, splits: 1 });
         row
     }
 
@@ -261,7 +243,7 @@ pub mod made_up {
         }
     }
 
-    /// A case as the bench finds them, with one contender that is wrong.
+    /// A case as benches measure it, with one contender that is wrong.
     pub fn usual_case(m: u64) -> CaseReport {
         let times = |us: f64| [us, 1.02 * us, 0.98 * us].map(|time| time * m as f64 / 1024.0);
         let rows = vec![
@@ -271,7 +253,7 @@ pub mod made_up {
             row("nccl-cublaslt", Kind::AllGatherGemm, &times(150.0)),
             row("torch-fused", Kind::AllGatherGemm, &times(130.0)),
             wrong("torch-native"),
-            planned(row("fused", Kind::AllGatherGemm, &times(105.0))),
+            row("fused", Kind::AllGatherGemm, &times(105.0)),
             row("gather", Kind::AllGather, &times(40.0)),
         ];
         case(m, rows)

@@ -2,7 +2,7 @@
 //!
 //! Invariant: what was measured is shown, also when a later case ended the bench; a wrong result fails the command.
 
-use super::{CaseReport, Comparison, Document, Row, Run};
+use super::{CaseReport, Document, Row, Run, Table};
 use crate::exit::Failure;
 use crate::output::{Output, OutputArgs};
 
@@ -29,9 +29,8 @@ impl Shown {
             return outcome;
         }
         let runs = [run];
-        let all = Comparison::of(&runs);
-        self.output.write(&Document::of(&runs), |stdout| write!(stdout, "{all}"))?;
-        match first_failure(&runs) {
+        self.output.write(&Document::of(&runs), |stdout| write!(stdout, "{}", Table(&runs)))?;
+        match first_failure(&runs[0]) {
             Some(why) => Err(Failure::CheckFailed(why)),
             None => outcome,
         }
@@ -39,9 +38,8 @@ impl Shown {
 }
 
 /// The first contender whose result was wrong, and how.
-fn first_failure(runs: &[Run]) -> Option<String> {
-    let cases = runs.iter().flat_map(|run| &run.cases);
-    let rows = cases.flat_map(|case| case.rows.iter().map(move |row| (case, row)));
+fn first_failure(run: &Run) -> Option<String> {
+    let rows = run.cases.iter().flat_map(|case| case.rows.iter().map(move |row| (case, row)));
     let failure = |(case, row): (&CaseReport, &Row)| {
         let why = row.failed.as_ref()?;
         Some(format!("{}: {} ({}): {why}", case.name, row.who, row.launch()))
