@@ -68,24 +68,11 @@ type Begun = (Option<(usize, String)>, Option<Block>);
 /// A block whose text begins at `start`, once its comment is closed.
 fn begin(line: usize, words: String, start: usize) -> Result<Begun, String> {
     let Some(command) = words.strip_suffix("-->") else { return Ok((Some((line, words)), None)) };
-    let mut args = words_of(command).into_iter();
+    let mut args = command.split_whitespace().map(String::from);
     if args.next().as_deref() != Some(PROGRAM) {
         return Err(format!("line {line}: a block is printed by {PROGRAM}, not by '{command}'"));
     }
     Ok((None, Some(Block { line, args: args.collect(), text: start..start })))
-}
-
-/// The words of a command; what stands in quotes is one.
-fn words_of(command: &str) -> Vec<String> {
-    let mut words = Vec::new();
-    for (nth, part) in command.split('"').enumerate() {
-        // Every other part lies between two quotes.
-        match nth % 2 {
-            0 => words.extend(part.split_whitespace().map(String::from)),
-            _ => words.push(part.into()),
-        }
-    }
-    words
 }
 
 /// The document with every block as `print` has it, and how each that differs does.
@@ -268,11 +255,6 @@ mod reader {
 
     fn refusal(document: &str) -> String {
         renewed(document, print).map(|_| ()).unwrap_err()
-    }
-
-    #[test]
-    fn words_in_quotes_are_one() {
-        assert_eq!(words_of(" a  --of \"b [1],c [2]\" d\n"), ["a", "--of", "b [1],c [2]", "d"]);
     }
 
     #[test]

@@ -58,11 +58,6 @@ impl Machine {
             cublaslt: None,
         }
     }
-
-    /// Whether its ranks were threads, without a GPU.
-    pub fn is_of_threads(&self) -> bool {
-        self.gpu.starts_with(ON_THREADS)
-    }
 }
 
 /// A made-up machine for the tests of whoever reads results.

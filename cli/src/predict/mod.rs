@@ -1,15 +1,11 @@
 //! `overlap-gemm predict`: the predicted time of a step on other machines.
 //!
-//! What belongs here: the arguments and the calls of the library. [`whatif`] compares numbers of ranks,
-//! [`check`] compares predictions with the results of a bench. Invariant: all figures of a machine are the
-//! library's or the caller's.
+//! What belongs here: the arguments and the drawing of a step; [`whatif`] compares numbers of ranks. Invariant: all
+//! figures of a machine are the library's or the caller's.
 
-mod check;
 mod whatif;
 
-use std::path::PathBuf;
-
-use overlap_gemm::plan::{Engine, MAX_STREAMS, Operation, Problem, Strategy};
+use overlap_gemm::plan::{Operation, Problem, Strategy};
 use overlap_gemm::predict::{Machine, Setup, timeline};
 use overlap_gemm::trace::Timeline;
 
@@ -20,22 +16,21 @@ use crate::problem_args::KindArgs;
 
 /// Predict the time of all-gather + GEMM by number of ranks and link, without a GPU
 ///
-/// The model is of NVIDIA H200s, with the link of --link; docs/predicting.md lists its errors beside
-/// measurements.
+/// The model is of NVIDIA H200s, with the link of --link; docs/predicting.md lists its errors.
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
     /// Rows of A and D, over all ranks
-    #[arg(long, required_unless_present = "check")]
-    m: Option<u64>,
+    #[arg(long)]
+    m: u64,
 
     /// Columns of each rank's B and D (of all ranks' together with --split-n)
-    #[arg(long, required_unless_present = "check")]
-    n: Option<u64>,
+    #[arg(long)]
+    n: u64,
 
     /// Columns of A, the summed dimension
-    #[arg(long, required_unless_present = "check")]
-    k: Option<u64>,
+    #[arg(long)]
+    k: u64,
 
     #[command(flatten)]
     kinds: KindArgs,
@@ -61,19 +56,6 @@ pub struct Args {
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     sms: Option<u32>,
 
-    /// Engine that moves the rows [default: a kernel or copy engines, by their size]
-    #[arg(long, value_enum, help_heading = "Plan")]
-    engine: Option<Mover>,
-
-    /// Streams of copy engines [default: 1]
-    #[arg(long, help_heading = "Plan")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STREAMS)))]
-    streams: Option<u32>,
-
-    /// Pieces of a shard [default: by its size, and n]
-    #[arg(long, help_heading = "Plan")]
-    pieces: Option<u32>,
-
     /// The strategy that --svg and --events draw, for one number of ranks
     #[arg(long, value_enum, default_value_t = Drawn::Fused, help_heading = "Output")]
     strategy: Drawn,
@@ -86,15 +68,6 @@ pub struct Args {
     #[command(next_help_heading = "Output")]
     drawing: DrawingArgs,
 
-    /// Compare predictions with results of `bench all-gather-gemm --output`, case by case
-    #[arg(long, value_name = "FILE", num_args = 1.., help_heading = "Output")]
-    #[arg(conflicts_with_all = ["m", "n", "k", "split_n", "svg", "events", "engine", "streams", "pieces"])]
-    check: Vec<PathBuf>,
-
-    /// Print the tables of --check as Markdown
-    #[arg(long, requires = "check", conflicts_with = "json", help_heading = "Output")]
-    markdown: bool,
-
     #[command(flatten)]
     #[command(next_help_heading = "Output")]
     output: OutputArgs,
@@ -105,19 +78,9 @@ Examples:
   overlap-gemm predict --m 4096 --n 3584 --k 8192
   overlap-gemm predict --m 8192 --n 28672 --k 8192 --split-n --ranks 2,4,8,16,72 --link 750
   overlap-gemm predict --m 4096 --n 3584 --k 8192 --a e4m3 --scaling rows --link 190
-  overlap-gemm predict --m 4096 --n 1792 --k 4096 --ranks 8 --rank 0 --svg step.svg
-  overlap-gemm predict --check benches/results/2026-11-21-h200x2-all-gather-gemm-bf16.json";
+  overlap-gemm predict --m 4096 --n 1792 --k 4096 --ranks 8 --rank 0 --svg step.svg";
 
-/// Who moves the rows.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Mover {
-    /// Copy engines
-    Copies,
-    /// A kernel before the product
-    Kernel,
-}
-
-/// What a step is called: its strategy, or the product alone.
+/// The name of a step: its strategy, or `plain`.
 fn name(setup: &Setup) -> String {
     match setup.operation {
         Operation::Gemm => "plain".into(),
@@ -128,11 +91,11 @@ fn name(setup: &Setup) -> String {
 /// What can be drawn.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Drawn {
-    /// The plain product, with A already gathered
+    /// The plain GEMM, with A already gathered
     Plain,
-    /// One product that waits for its rows, tile by tile
+    /// One GEMM that waits for its rows, tile by tile
     Fused,
-    /// A product for each rank's rows
+    /// A GEMM for each rank's rows
     Pipelined,
     /// All rows first
     Sequential,
@@ -155,21 +118,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let machine = args.machine();
     check_apart(args.drawing.named().into_iter().chain([args.output.named()]))?;
     let output = args.output.open()?;
-    if !args.check.is_empty() {
-        let report = check::run(&machine, &args.check)?;
-        return output.write(&report, |stdout| match args.markdown {
-            true => write!(stdout, "{}", report.markdown()),
-            false => write!(stdout, "{report}"),
-        });
-    }
     let problems: Vec<Problem> =
         args.ranks.iter().map(|&ranks| args.problem(ranks)).collect::<Result<_, _>>()?;
-    problems.iter().try_for_each(|problem| args.check_streams(problem))?;
     let drawing = args.drawing(&machine, &problems)?;
-    // Who fixes something leaves the library less to choose from than `auto` has.
-    let is_fixed = args.engine.is_some() || args.streams.is_some() || args.pieces.is_some();
-    let fix = |setup, problem: &Problem| args.fix(setup, problem);
-    let shown = whatif::predict(machine, &problems, fix, !is_fixed)?;
+    let shown = whatif::predict(machine, &problems)?;
     output.write(&shown, |stdout| write!(stdout, "{shown}"))?;
     match drawing {
         Some((files, title, step)) => files.write(&title, &step),
@@ -192,8 +144,7 @@ impl Args {
     fn problem(&self, ranks: u64) -> Result<Problem, Failure> {
         /// A row of D has to be a multiple of 16 bytes; so it is for every type.
         const COLUMNS: u64 = 16;
-        // Clap has seen to it that they are there.
-        let [m, n, k] = [self.m, self.n, self.k].map(Option::unwrap_or_default);
+        let Args { m, n, k, .. } = *self;
         let n = match self.split_n && ranks > 0 {
             // Where there is no such multiple there is no such problem, which is refused below.
             true => {
@@ -205,37 +156,6 @@ impl Args {
         let problem = self.kinds.builder(m, n, k).ranks(ranks).build()?;
         problem.check_tma_gathered()?;
         Ok(problem)
-    }
-
-    /// An error if streams were asked for and a kernel moves the rows: it has none.
-    fn check_streams(&self, problem: &Problem) -> Result<(), Failure> {
-        let by_kernel = match self.engine {
-            Some(mover) => mover == Mover::Kernel,
-            None => matches!(Engine::usual(problem), Engine::Kernel { .. }),
-        };
-        match self.streams {
-            Some(streams) if by_kernel => Err(Failure::Usage(format!(
-                "--streams {streams} is for copy engines, but a kernel moves the rows of {problem}: add --engine \
-                 copies, or leave out --streams"
-            ))),
-            _ => Ok(()),
-        }
-    }
-
-    /// What was asked for in place of what is usual.
-    fn fix(&self, mut setup: Setup, problem: &Problem) -> Setup {
-        setup = match (self.engine, setup.way.engine, self.streams) {
-            (Some(Mover::Kernel), ..) => setup.with_engine(Engine::PUSHING, problem),
-            (Some(Mover::Copies), Engine::Kernel { .. }, streams) => {
-                setup.with_engine(Engine::CopyEngines { streams: streams.unwrap_or(1) }, problem)
-            }
-            (_, Engine::CopyEngines { .. }, Some(streams)) => {
-                setup.with_engine(Engine::CopyEngines { streams }, problem)
-            }
-            _ => setup,
-        };
-        setup.way.pieces = self.pieces.unwrap_or(setup.way.pieces);
-        setup
     }
 
     /// The pictures that were asked for, their title, and what they show; files are opened before anything is printed.
@@ -258,7 +178,7 @@ impl Args {
             None if problem.ranks() <= MOST_DRAWN => 0..problem.ranks(),
             None => 0..1,
         };
-        let setup = self.fix(self.strategy.setup(machine, problem)?, problem);
+        let setup = self.strategy.setup(machine, problem)?;
         let title = format!("{problem}, {}, predicted: {}", name(&setup), setup.kernel);
         let timeline = timeline(machine, &setup.plan(problem)?, &setup, ranks)?;
         Ok(Some((self.drawing.open()?, title, timeline)))

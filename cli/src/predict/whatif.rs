@@ -1,18 +1,18 @@
-//! Numbers of ranks side by side: every strategy's time, and the exposed part of the gather.
+//! Numbers of ranks one below the other: every strategy's time, and that of the plain GEMM.
 //!
-//! Invariant: compared steps have the same problem and the same machine; a ratio is to the plain product, a lower bound of
-//! every step with a gather.
+//! Invariant: all times are of the same machine. The plain GEMM is the first prediction of a case and a lower bound of the
+//! others, because they also gather.
 
 use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::Result;
 use overlap_gemm::plan::{Engine, Problem, Strategy};
-use overlap_gemm::predict::{Estimate, Machine, Setup, estimate};
+use overlap_gemm::predict::{Machine, Setup, estimate};
 use overlap_gemm::tune::{Anything, Asked, Tuning};
 use serde::Serialize;
 
-/// Everything that was asked.
+/// All numbers of ranks.
 #[derive(Serialize)]
 pub struct Shown {
     machine: Machine,
@@ -32,10 +32,10 @@ struct Case {
     predictions: Vec<Prediction>,
 }
 
-/// One strategy, or what the library would choose of all.
+/// One strategy.
 #[derive(Serialize)]
 struct Prediction {
-    /// It is what `auto` takes where no table speaks of the problem.
+    /// The library's choice by these predictions, for a problem without a table entry nearby.
     auto: bool,
     strategy: String,
     engine: Engine,
@@ -44,9 +44,6 @@ struct Prediction {
     swizzle: u32,
     splits: u32,
     total_us: f64,
-    over_plain: f64,
-    /// What of the gather shows: the time over that of the plain product.
-    exposed_us: f64,
     first_tile_us: f64,
     gathered_us: f64,
     waited_us: f64,
@@ -54,31 +51,20 @@ struct Prediction {
     tail_us: f64,
 }
 
-/// Predicts every strategy for every problem, each as the rules plan it; `fix` changes that. `with_auto` adds what the library
-/// would choose of all.
-pub fn predict(
-    machine: Machine,
-    problems: &[Problem],
-    fix: impl Fn(Setup, &Problem) -> Setup,
-    with_auto: bool,
-) -> Result<Shown> {
+/// Predicts every strategy for every problem, each as the rules plan it, and the library's choice.
+pub fn predict(machine: Machine, problems: &[Problem]) -> Result<Shown> {
     let case = |problem: &Problem| -> Result<Case> {
-        let mut predictions: Vec<Prediction> = Vec::new();
-        let mut add = |setup: &Setup, auto: bool| -> Result<()> {
-            let estimate = estimate(&machine, &setup.plan(problem)?, setup)?;
-            let plain = predictions.first().map_or(us(estimate.total), |plain| plain.total_us);
-            predictions.push(Prediction { auto, ..Prediction::new(setup, &estimate, plain) });
-            Ok(())
-        };
-        add(&fix(Setup::gemm(&machine, problem)?, problem), false)?;
+        let mut setups = vec![Setup::gemm(&machine, problem)?];
         for strategy in Strategy::ALL {
-            add(&fix(Setup::usual(&machine, problem, strategy)?, problem), false)?;
+            setups.push(Setup::usual(&machine, problem, strategy)?);
         }
         let sequential = Setup::usual(&machine, problem, Strategy::Sequential)?;
-        add(&sequential.with_engine(Engine::Nccl, problem), false)?;
-        if let Some(setup) = with_auto.then(|| auto(&machine, problem)).flatten() {
-            add(&setup, true)?;
-        }
+        setups.push(sequential.with_engine(Engine::Nccl, problem));
+        let predictions = setups.iter().map(|setup| (setup, false));
+        let auto = auto(&machine, problem);
+        let predictions = predictions.chain(auto.iter().map(|setup| (setup, true)));
+        let predictions =
+            predictions.map(|(setup, auto)| Prediction::new(&machine, problem, setup, auto));
         let received = problem.row_bytes(&(0..problem.m() - problem.shards().rows(0).end));
         Ok(Case {
             problem: problem.to_string(),
@@ -87,42 +73,45 @@ pub fn predict(
             n: problem.n(),
             k: problem.k(),
             received_bytes: u64::try_from(received).unwrap_or(u64::MAX),
-            predictions,
+            predictions: predictions.collect::<Result<_>>()?,
         })
     };
     Ok(Shown { machine, cases: problems.iter().map(case).collect::<Result<_>>()? })
 }
 
-/// What the library chooses by its model alone, which knows the SMs and takes every link for an H200's. One rank has no choice.
+/// The library's choice by its model alone, which knows the SMs and assumes an H200's link. One rank has no choice.
 fn auto(machine: &Machine, problem: &Problem) -> Option<Setup> {
     let asked = Asked { gpu: "NVIDIA H200", sms: machine.sms, problem };
     let several = problem.ranks() > 1;
     several.then(|| Tuning::none().look_up(&asked, &Anything)).flatten()?.setup()
 }
 
-fn us(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e6
-}
-
 impl Prediction {
-    fn new(setup: &Setup, estimate: &Estimate, plain: f64) -> Self {
-        let total_us = us(estimate.total);
-        Prediction {
-            auto: false,
+    fn new(machine: &Machine, problem: &Problem, setup: &Setup, auto: bool) -> Result<Self> {
+        let estimate = estimate(machine, &setup.plan(problem)?, setup)?;
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        Ok(Prediction {
+            auto,
             strategy: super::name(setup),
             engine: setup.way.engine,
             pieces: setup.way.pieces,
             kernel: setup.kernel.name.clone(),
             swizzle: setup.swizzle,
             splits: setup.splits,
-            total_us,
-            over_plain: total_us / plain,
-            exposed_us: total_us - plain,
+            total_us: us(estimate.total),
             first_tile_us: us(estimate.first_tile),
             gathered_us: us(estimate.gathered),
             waited_us: us(estimate.waited),
             slowed_us: us(estimate.slowed),
             tail_us: us(estimate.tail),
+        })
+    }
+
+    fn heading(&self) -> &str {
+        match self.engine {
+            _ if self.auto => "auto",
+            Engine::Nccl => "NCCL first",
+            _ => &self.strategy,
         }
     }
 }
@@ -135,49 +124,24 @@ impl fmt::Display for Shown {
             write!(f, ", {peer_gbps} GB/s to each other one")?;
         }
         writeln!(f, "; µs a step in a steady loop\n")?;
+        let problems = self.cases.iter().map(|case| case.problem.chars().count());
+        let width = problems.max().unwrap_or(0);
+        // All cases have the same predictions; one of a single rank lacks the last.
+        let longest = self.cases.iter().max_by_key(|case| case.predictions.len());
+        let headings = longest.iter().flat_map(|case| &case.predictions).map(Prediction::heading);
+        write!(f, "{:width$} {:>11}", "", "MB to each")?;
+        headings.clone().try_for_each(|heading| write!(f, " {heading:>10}"))?;
+        writeln!(f)?;
         for case in &self.cases {
-            let megabytes = case.received_bytes as f64 / 1e6;
-            writeln!(f, "{}: {megabytes:.1} MB to each", case.problem)?;
-            let titles = ["µs", "÷ plain", "exposed", "all rows", "waited", "slowed", "tail"];
-            write!(f, "  {:<18}", "")?;
-            for title in titles {
-                write!(f, " {title:>10}")?;
-            }
-            writeln!(f, "  kernel, moved by")?;
+            write!(f, "{:width$} {:>11.1}", case.problem, case.received_bytes as f64 / 1e6)?;
             for it in &case.predictions {
-                let name = match it.engine {
-                    _ if it.auto => format!("auto ({})", it.strategy),
-                    Engine::Nccl => format!("{} (NCCL)", it.strategy),
-                    _ => it.strategy.clone(),
-                };
-                write!(f, "  {name:<18} {:>10.1} {:>10.3}", it.total_us, it.over_plain)?;
-                for time in [it.exposed_us, it.gathered_us, it.waited_us, it.slowed_us, it.tail_us]
-                {
-                    write!(f, " {time:>10.1}")?;
-                }
-                write!(f, "  {}", it.kernel)?;
-                match &*it.strategy {
-                    "plain" => writeln!(f)?,
-                    _ => {
-                        let s = if it.pieces == 1 { "" } else { "s" };
-                        writeln!(f, ", {} in {} piece{s}", it.engine, it.pieces)?;
-                    }
-                }
+                write!(f, " {:>10.1}", it.total_us)?;
             }
             writeln!(f)?;
         }
         writeln!(
             f,
-            "exposed: time minus that of the plain product; all rows: from the step's start to the last rows; waited: \
-             mean time of a worker\nwaiting for rows after its first tile; slowed: its mean loss to the link's traffic; \
-             tail: from the first worker's end to the last's"
-        )?;
-        if self.cases.iter().flat_map(|case| &case.predictions).any(|it| it.auto) {
-            writeln!(
-                f,
-                "auto: the library's choice by these predictions, for a problem without a table entry nearby"
-            )?;
-        }
-        Ok(())
+            "\nplain: the GEMM alone, with A already gathered; auto: the library's choice by these predictions"
+        )
     }
 }
