@@ -44,7 +44,7 @@ impl Interrupt {
         Ok(Interrupt(()))
     }
 
-    /// For tests, which nobody interrupts.
+    /// For tests.
     #[cfg(test)]
     pub fn none() -> Self {
         Interrupt(())

@@ -1,6 +1,6 @@
-//! Steps on threads of this machine, to be timed or drawn.
+//! Steps on threads of this machine, for timing and drawing.
 //!
-//! Invariant: results were compared with the reference when steps are returned, and the outcome names wrong ranks.
+//! Invariant: all results are compared with the reference, and the outcome names wrong ranks.
 
 use std::fs;
 use std::num::NonZero;
@@ -16,19 +16,18 @@ use crate::interrupt::Interrupt;
 /// Rows of each rank's output that are compared with the reference.
 const COMPARED_ROWS: u32 = 64;
 
-/// Chunks a rank where nobody asks for another number: four, or as many as the largest shard has rows.
+/// The default number of chunks of a rank: four, or the rows of the largest shard.
 pub fn usual_chunks(problem: &Problem) -> u32 {
     4.min(problem.shards().most_rows())
 }
 
-/// How a step of so many chunks a rank is cut that is to be looked at: a tile is as high as a chunk where it can be, so that it
-/// waits for that chunk alone.
+/// The options of a step to draw: a tile is as high as a chunk where possible, so that it waits for that chunk alone.
 pub fn usual_options(problem: &Problem, chunks: u32) -> PlanOptions {
     let rows = problem.shards().most_rows().div_ceil(chunks.max(1)).clamp(16, 256);
     PlanOptions::new().with_pieces(chunks).with_tiling(Tiling::of_tile(rows, 256))
 }
 
-/// How the library cuts a step where it is not told, with its number of chunks.
+/// The library's options for a problem, with the number of chunks.
 pub fn default_options(problem: &Problem) -> Result<PlanOptions, Failure> {
     let plan = Plan::new(problem, PlanOptions::default())?;
     Ok(PlanOptions { pieces: Some(plan.chunks().most_per_rank()), ..plan.options() })
@@ -40,7 +39,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// So many steps of a problem, planned so.
+    /// `count` steps of a problem with these options.
     pub fn new(problem: &Problem, options: PlanOptions, count: usize, seed: u64) -> Steps {
         let exercise = Exercise {
             steps: vec![problem.shards().to_rows(); count],
@@ -58,13 +57,13 @@ impl Steps {
         self
     }
 
-    /// The same with rows that are where they are sent from before a step begins.
+    /// The same with rows that lie in their slot before a step begins.
     pub fn in_place(mut self) -> Steps {
         self.exercise.in_place = true;
         self
     }
 
-    /// Runs them, recorded; of the timeline only the last step is kept.
+    /// Runs them and records the last step.
     pub fn record(&self, link: Option<Link>, interrupt: Interrupt) -> Result<Outcome, Failure> {
         let outcome =
             self.run(GroupOptions { link, record: true, ..GroupOptions::default() }, interrupt)?;
@@ -72,7 +71,7 @@ impl Steps {
         Ok(Outcome { timeline: outcome.timeline.of_epoch(last), ..outcome })
     }
 
-    /// Runs them, and records nothing but how long each took.
+    /// Runs them without recording.
     fn time(&self, link: Option<Link>, interrupt: Interrupt) -> Result<Outcome, Failure> {
         self.run(GroupOptions { link, ..GroupOptions::default() }, interrupt)
     }
@@ -84,7 +83,7 @@ impl Steps {
         Ok(outcome?)
     }
 
-    /// How they are cut, in words.
+    /// The options in words.
     pub fn describe(&self) -> String {
         let PlanOptions { pieces, tiling, .. } = self.exercise.options;
         let chunks = pieces.unwrap_or(1);
@@ -98,8 +97,8 @@ impl Steps {
     }
 }
 
-/// Runs some side by side, each over a link of its own. Microseconds a step: the median over all but the first, which finds cold
-/// caches; of the slowest. Or what was wrong with a result.
+/// Runs all at once, each over its own link. The time of a step in microseconds, that of the slowest: the median over all steps
+/// but the first, which finds cold caches. Or what was wrong with a result.
 pub fn time_together(
     all: &[Steps],
     link: Option<Link>,
@@ -125,7 +124,7 @@ pub fn time_together(
     Ok(median(slowest.get(1..).unwrap_or_default()).ok_or("it took no steps".into()))
 }
 
-/// An error where this process is one of several that a launcher has started: each would take the cores for itself.
+/// Refuses a process that a launcher started as one of several: each would take all cores.
 pub fn check_place() -> Result<(), Failure> {
     match overlap_gemm::group::Launch::from_env() {
         Ok(place) if place.ranks > 1 => Err(Failure::Usage(format!(
@@ -136,7 +135,7 @@ pub fn check_place() -> Result<(), Failure> {
     }
 }
 
-/// A link of that many MB a second, if any; or what is wrong with the number.
+/// A link of that many MB a second.
 pub fn link(megabytes: Option<f64>) -> Result<Option<Link>, Failure> {
     match megabytes {
         Some(rate) if !(rate.is_finite() && rate > 0.0) => {
@@ -147,7 +146,7 @@ pub fn link(megabytes: Option<f64>) -> Result<Option<Link>, Failure> {
     }
 }
 
-/// An error where a link is so slow that one chunk takes longer than ranks wait for one: no step but the first would end.
+/// Refuses a link on which one chunk takes longer than the timeout of a rank that waits for it.
 pub fn check_link(problem: &Problem, chunks: u32, link: Option<Link>) -> Result<(), Failure> {
     let Some(rate) = rate_of(link) else { return Ok(()) };
     let limit = Timeouts::default().steady.as_secs_f64();
@@ -170,19 +169,19 @@ pub fn rate_of(link: Option<Link>) -> Option<f64> {
     link.map(|link| link.bytes_per_second)
 }
 
-/// How many threads may run at once.
+/// The number of threads that can run at once.
 pub fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, NonZero::get) as u32
 }
 
-/// The processor, as it calls itself, where the system says it.
+/// The name of the processor, if the system has it.
 pub fn processor() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
-/// Where they run, and over which link, in words.
+/// The machine and the link in words.
 pub fn describe_machine(link: Option<Link>) -> String {
     let link = match rate_of(link) {
         Some(rate) => format!("a link of {:.0} MB/s a rank", rate / 1e6),

@@ -126,7 +126,7 @@ impl Output {
         self.json
     }
 
-    /// Whether anybody asked for JSON.
+    /// Whether JSON was asked for.
     pub fn writes_json(&self) -> bool {
         self.json || self.file.is_some()
     }

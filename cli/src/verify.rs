@@ -1,7 +1,7 @@
 //! `overlap-gemm verify`: random problems on the host executor against the f64 reference.
 //!
-//! Invariant: a case follows from the seed and its number alone, so what failed is run again by the
-//! one command that is printed.
+//! Invariant: a case follows from the seed and its number alone, so the printed command
+//! repeats a case that failed.
 
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     };
     let limit = args.seconds.map(|seconds| Duration::from_secs(seconds.into()));
     let bar = match limit {
-        // Bounded by time: count seconds, since nobody knows how many cases fit.
+        // With a time limit the bar counts seconds: the number of cases is unknown.
         Some(limit) if args.count.is_none() => progress::bar(limit.as_secs(), "seconds", &output),
         _ => progress::bar(count, "cases", &output),
     };

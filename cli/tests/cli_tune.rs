@@ -190,7 +190,7 @@ fn merge_adds_tables_and_the_last_one_counts() {
     };
     assert_eq!([pieces(64), pieces(2048), pieces(4096)], [1, 2, 4]);
 
-    // Whoever replaces the times of another driver is told.
+    // The output says that times of another driver were replaced.
     let newer = Entry { driver: "590.1".into(), ..entry(64, 1, 19.0) };
     record(two.as_ref(), &[newer]).unwrap();
     let (_, stdout, _) = run(&["tune", "--merge", &two, "--output", &all]);

@@ -1,10 +1,8 @@
-//! Numbers in documents, and where they come from: what a command prints of the files in `benches/results`, and what is
-//! quoted from one of them.
+//! Numbers in documents, compared with the files in `benches/results`.
 //!
-//! In a document, between the comments `from: overlap-gemm …` and `end`, stands exactly what that command prints in the
-//! repository's root; if a fence is around all of it, the fence is the document's. New results: change the files that the
-//! comments name and run this test with `OVERLAP_GEMM_RENEW=1`. Invariant: nothing that looks like such a comment is passed
-//! over.
+//! Between the comments `from: overlap-gemm …` and `end` of a document stands exactly the output of that command in the
+//! repository's root, perhaps in a fence. For new results, change the file names in the comments and run this test with
+//! `OVERLAP_GEMM_RENEW=1`. Invariant: a comment that is neither of the two is refused.
 
 #[path = "common/binary.rs"]
 mod binary;
@@ -216,7 +214,7 @@ fn nameless(document: &str) -> Vec<&str> {
 }
 
 #[test]
-fn whoever_tells_a_time_names_a_file() {
+fn every_section_with_a_time_names_a_file() {
     let results = Path::new("benches/results");
     for path in documents().iter().filter(|path| !path.starts_with(results)) {
         let text = fs::read_to_string(root().join(path)).expect("text");

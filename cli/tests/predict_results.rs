@@ -48,7 +48,7 @@ const OF_STRATEGIES: [&str; 3] = [
 const OF_THE_REST: [&str; 2] =
     ["2026-11-23-h200x2-held-out-fourth.json", "2026-11-23-h200x2-held-out-fifth.json"];
 
-/// Who is predicted. `own` and `nccl-cublaslt` do not say what they ran: the library's choice stands for them.
+/// The predicted contenders. The files lack the plan of `own` and `nccl-cublaslt`: the library's choice is predicted.
 const WHO: [&str; 6] = ["own", "fused", "auto", "pipelined", "sequential", "nccl-cublaslt"];
 
 /// The repository: documents and results are the library's.

@@ -1,7 +1,7 @@
 //! `overlap-gemm bench all-gather-gemm --host`: the same on threads of this machine, in one process.
 //!
-//! What belongs here: the contenders on threads, and how they are measured. Invariant: as between GPUs, each has a turn in
-//! each round, in loops of the same length, and nobody is shown a time for a wrong result.
+//! What belongs here: the contenders on threads, and their measurement. Invariant: as between GPUs, each contender runs one
+//! loop in each round, all loops have the same length, and a wrong result has no time.
 
 use indicatif::ProgressBar;
 use overlap_gemm::host::Stream;
@@ -18,34 +18,34 @@ use crate::interrupt::Interrupt;
 use crate::on_threads::{Steps, check_link, cores, default_options, time_together};
 use crate::progress;
 
-/// How many tiles a thread has at least where they are as high as A, and how many columns they have all the same.
+/// The least number of tiles for each thread where tiles are as high as A, and their least number of columns.
 const TILES_A_WORKER: u32 = 4;
 const LEAST_COLUMNS: u32 = 16;
 
 /// Rounds that are not counted.
 const WARM_UP_ROUNDS: usize = 1;
 
-/// One that takes part in one case.
+/// A contender in one case.
 struct Entrant {
     who: Gatherer,
     what: String,
     options: PlanOptions,
-    /// One for all ranks, or one for each where they have nothing to do with one another.
+    /// One for all ranks, or one for each where ranks are independent.
     groups: Vec<Steps>,
     times: Vec<f64>,
     failed: Option<String>,
 }
 
-/// One problem, and all who take part.
+/// One problem and its contenders.
 struct Field<'a> {
     case: &'a Case,
     problem: Problem,
     lineup: Lineup<Entrant>,
 }
 
-/// Runs all cases, and shows what they gave.
+/// Runs all cases and shows the results.
 pub fn run(wanted: &OnThreads, mut shown: Shown, interrupt: Interrupt) -> Result<(), Failure> {
-    // Whatever cannot be planned is refused before anything is measured.
+    // A contender that cannot be planned is refused before anything is measured.
     let enter = |case| Field::enter(case, wanted);
     let fields = wanted.cases.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
     let running: usize = fields.iter().map(|field| field.lineup.entrants.len()).sum();
@@ -117,7 +117,6 @@ impl Entrant {
         let usual = default_options(problem)?;
         let options = match who {
             Gatherer::Sequential => after_all_rows(problem, usual, cores())?,
-            // What is asked for is what is carried out.
             _ => PlanOptions { pieces: wanted.chunks.or(usual.pieces), ..usual },
         };
         let options = Plan::new(problem, options)?.options();
@@ -126,7 +125,7 @@ impl Entrant {
         Ok(Entrant::of(who, steps.describe(), options, vec![steps]))
     }
 
-    /// The plain GEMM, on as many threads as it has beside the others'; all ranks at once.
+    /// The plain GEMM, all ranks at once, each on as many threads as in a step.
     fn alone(problem: &Problem, wanted: &OnThreads) -> Result<Entrant, Failure> {
         let alone = spread(problem, 1)?;
         let options = default_options(&alone)?;
@@ -146,8 +145,8 @@ impl Entrant {
     }
 }
 
-/// How a step is planned whose product waits for all rows: each tile is as high as A, and so needs the last row. Tiles are narrow,
-/// so that each thread of a rank has some.
+/// The plan of `sequential`, whose GEMM waits for all rows: each tile is as high as A, and so needs the last row. Tiles are
+/// narrow, so that each thread of a rank has some.
 fn after_all_rows(
     problem: &Problem,
     usual: PlanOptions,
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_has_a_time_a_round() {
+    fn every_contender_has_a_time_a_round() {
         let wanted = wanted(&Gatherer::ON_THREADS);
         let interrupt = Interrupt::none();
         let field = Field::enter(&wanted.cases[0], &wanted).unwrap();

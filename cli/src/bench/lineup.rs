@@ -1,34 +1,34 @@
-//! Who takes part in a case, and who only has the times of another.
+//! The contenders of a case: those that run, and those with the plan of another.
 //!
-//! Invariant: nothing is timed twice that is carried out in the same way, for what two of the same differ by says nothing
-//! of either; rows stand in the order in which contenders were named.
+//! Invariant: equal plans are timed once, because a difference between their times would be noise. Rows stand in the order
+//! in which contenders were named.
 
 use super::report::Row;
 
-/// Those who run, and those who would run just as one of them does.
+/// The contenders that run, and those with the plan of one of them.
 pub struct Lineup<E> {
-    /// Who runs.
+    /// The contenders that run.
     pub entrants: Vec<E>,
     twins: Vec<Twin>,
 }
 
-/// One that has the times of another.
+/// A contender with the times of another.
 struct Twin {
     name: String,
     what: String,
-    /// Whose, counted among those that run.
+    /// The other, as its place in `entrants`.
     of: usize,
     /// Its place among all.
     place: usize,
 }
 
 impl<E> Lineup<E> {
-    /// Nobody yet.
+    /// Without contenders.
     pub fn new() -> Lineup<E> {
         Lineup { entrants: Vec::new(), twins: Vec::new() }
     }
 
-    /// Takes a contender as the twin of the first entrant that is the same; `false` if none is, and it has to run.
+    /// Adds a contender as the twin of the first entrant with the same plan; `false` if there is none, and it has to run.
     pub fn add_twin(&mut self, name: &str, what: &str, is_same: impl Fn(&E) -> bool) -> bool {
         let Some(of) = self.entrants.iter().position(is_same) else { return false };
         let place = self.entrants.len() + self.twins.len();
@@ -36,7 +36,7 @@ impl<E> Lineup<E> {
         true
     }
 
-    /// Everybody's row.
+    /// The rows of all contenders.
     pub fn into_rows(self, row: impl FnMut(E) -> Row) -> Vec<Row> {
         let mut rows: Vec<Row> = self.entrants.into_iter().map(row).collect();
         let row_of = |Twin { name, what, of, place }| {

@@ -1,6 +1,6 @@
-//! Where a bench ran, as it stands in its results.
+//! The machine of a bench, as its results have it.
 //!
-//! Invariant: what is not known is left out, never made up; what was read back is as it was written.
+//! Invariant: an unknown value is left out, never made up.
 
 use overlap_gemm::host::Link;
 use serde::{Deserialize, Serialize};
@@ -28,18 +28,15 @@ pub struct Machine {
     pub cublaslt: Option<String>,
 }
 
-/// How the name of a machine begins whose ranks are threads.
+/// The beginning of the name of a machine whose ranks are threads.
 const ON_THREADS: &str = "rank on threads (";
 
 impl Machine {
-    /// A machine whose ranks are threads, under a name that says so, and how fast the link is, for nothing is compared between two
-    /// links; it has no GPU.
+    /// This machine with threads as ranks. The name includes the rate of the link, so that times over two links are not
+    /// compared.
     pub fn of_threads(link: Option<Link>) -> Machine {
-        /// A name has to be short enough to be read again.
-        const LONGEST: usize = 48;
         let cores = on_threads::cores();
         let processor = on_threads::processor().unwrap_or("a processor without a name".into());
-        let processor: String = processor.chars().take(LONGEST).collect();
         let mut gpu = format!("{ON_THREADS}{processor}, {cores} cores)");
         if let Some(rate) = on_threads::rate_of(link) {
             gpu += &format!(", {} MB/s", rate / 1e6);
@@ -60,7 +57,7 @@ impl Machine {
     }
 }
 
-/// A made-up machine for the tests of whoever reads results.
+/// A made-up machine for tests.
 #[cfg(test)]
 pub fn made_up() -> Machine {
     Machine {

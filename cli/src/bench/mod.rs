@@ -1,13 +1,11 @@
-//! `overlap-gemm bench`: how fast it is, against what others ship.
+//! `overlap-gemm bench`: measures this library beside other programs.
 //!
-//! Arguments ([`gemm`], [`gather`], [`merge`]) become values ([`wanted`]), which are measured (`gpu`, [`host`]) and become a
-//! [`report`], the one shape of results. What they share: [`cases`] (a problem), [`sets`] and [`shapes`] (problems by name, and
-//! their arguments), [`machine`] (where it ran), [`command`] (what was typed), [`statistics`], [`lineup`] (contenders that
-//! run, and those with the same plan), [`turns`] (their order in a round). Each uses those behind it, none those before.
+//! Arguments ([`gemm`], [`gather`], [`merge`]) become values ([`wanted`]), which `gpu` and [`host`] measure into a
+//! [`report`]. Shared: [`cases`] (a problem), [`sets`] and [`shapes`] (problems by name, and their arguments), [`machine`],
+//! [`statistics`], [`lineup`] (the contenders of a case), [`turns`] (their order in a round).
 //! Invariant: no time is shown for a wrong result.
 
 pub mod cases;
-pub mod command;
 mod gather;
 mod gemm;
 #[cfg(feature = "cuda")]
@@ -25,7 +23,7 @@ pub mod wanted;
 
 use crate::exit::Failure;
 
-/// Measure how fast it is, beside what others ship
+/// Measure this library beside cuBLASLt, NCCL and other programs
 #[derive(clap::Subcommand)]
 pub enum What {
     Gemm(Box<gemm::Args>),

@@ -1,6 +1,6 @@
 //! One line of the report: a state, what it is about, what was found, and what to do.
 //!
-//! Invariant: whatever is missing has a remedy.
+//! Invariant: every missing thing has a remedy.
 
 use std::io::{self, Write};
 

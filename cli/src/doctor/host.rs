@@ -1,7 +1,7 @@
 //! The processor and the memory, which the host executor uses.
 //!
-//! Linux says more about itself than other systems do; what is not said is left out. Invariant: none
-//! of this can keep the host executor from running, so nothing here is ever missing.
+//! Other systems than Linux report less, and unreported values are left out. Invariant: none of this keeps the host executor
+//! from running, so nothing here is ever missing.
 
 use std::fs;
 

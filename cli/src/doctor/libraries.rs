@@ -1,7 +1,6 @@
-//! What is loaded or run by name: NCCL, cuBLASLt, the CUDA compiler, and this binary's own kernels.
+//! NCCL, cuBLASLt, the CUDA compiler, and the kernels of this binary.
 //!
-//! Invariant: a library that is found off the loader's path is reported with what would put it there,
-//! for most programs would not find it otherwise.
+//! Invariant: a library that the loader does not find is reported with the setting that makes the loader find it.
 
 use std::ffi::c_int;
 use std::path::Path;

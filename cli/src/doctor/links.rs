@@ -1,7 +1,7 @@
-//! What lies between this machine's GPUs, as NVML knows it.
+//! The links between this machine's GPUs, by NVML.
 //!
 //! NVML knows the far end of each NVLink by its PCI address and its kind. Invariant: the matrix is
-//! square, and what NVML does not say is `Unknown`, never guessed.
+//! square, and a link that NVML does not report is `Unknown`.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::io::{self, Write};

@@ -1,9 +1,8 @@
 //! `overlap-gemm doctor`: what is here, what is missing, and what to do about it.
 //!
-//! Looks only, changes nothing. Each neighbour looks at one thing: `host` (processor, memory),
-//! `gpu` (driver and devices), `links` (what lies between devices), `libraries` (what is loaded or
-//! run by name). Invariant: nothing being there is an answer, never an error; whatever a library or
-//! a file says is reported, not trusted to make sense.
+//! It changes nothing. The modules: `host` (processor, memory), `gpu` (driver and devices), `links` (between devices),
+//! `libraries` (loaded or run by name). Invariant: an absent thing is an answer, never an error; the answer of a library or a
+//! file is reported, not trusted to make sense.
 
 mod finding;
 mod gpu;

@@ -91,7 +91,7 @@ impl Groups {
     }
 
     /// Runs `reap`, which waits for ranks that have ended and returns those that have not, and forgets the groups that are
-    /// empty then. Both happen under one lock, so that nobody signals a group whose number is free already.
+    /// empty then. Both happen under one lock, so that no signal reaches a group whose number is free already.
     /// Returns whether any rank still runs.
     pub fn forget_empty(
         &self,

@@ -187,7 +187,7 @@ fn is_this_program(command: &OsStr) -> bool {
     own.is_some_and(|own| own.file_name() == Path::new(command).file_name())
 }
 
-/// Two ports that nobody listens on. Below those that the system gives to connections, or one of these
+/// Two ports without a listener. Below those that the system gives to connections, or one of these
 /// could take a port before its listener does.
 fn free_ports() -> Result<(u16, u16), Failure> {
     const LEAST: u16 = 10_000;

@@ -1,7 +1,7 @@
 //! `plan --check`: runs the plan on the library's model in many random orders.
 //!
-//! Invariant: the orders follow from the seed alone, so a violation is found again by the command
-//! that found it; and the work is estimated first, so that nobody waits for hours unasked.
+//! Invariant: the orders follow from the seed alone, so the same command finds a violation again. The work is estimated
+//! first, and hours of it are refused.
 
 use std::fmt;
 

@@ -20,7 +20,7 @@ const ZEROS: &str = "0 is the first event of the measured step, and the end of t
 /// A prediction, and how far off it is.
 #[derive(Serialize)]
 pub struct Prediction {
-    /// By whose figures.
+    /// The GPU that the figures are of.
     machine: Machine,
     strategy: Strategy,
     engine: Engine,
@@ -205,7 +205,7 @@ mod tests {
         // The same machine: all that differs is what lies before the first event.
         let (now, _) = beside(&Machine::h200(), 0, Strategy::Fused);
         let (late, _) = beside(&Machine::h200(), 7_000, Strategy::Fused);
-        // The first who is there is a block that waits for its rows.
+        // The first event is a block that begins to wait for its rows.
         let begin = Machine::h200().own_us + Machine::h200().launch_us;
         for (one, other) in now.ranks.iter().zip(&late.ranks) {
             assert_eq!(one.total, other.total, "whenever the clock began");

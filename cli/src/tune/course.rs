@@ -1,6 +1,6 @@
-//! The course of tuning: what is done already, when to stop, what is kept, and how it ends.
+//! The course of tuning: problems that the table already has, the time limit, the file, and the end.
 //!
-//! Invariant: each problem is in the file as soon as it was measured; a result that was wrong fails the command.
+//! Invariant: each problem is in the file as soon as it was measured; a wrong result fails the command.
 
 use std::fmt;
 use std::path::Path;
@@ -14,11 +14,11 @@ use super::results::{Failed, Results, Tuned};
 use super::search::Candidate;
 use super::{Launches, Wanted};
 use crate::bench::cases::Case;
-use crate::bench::command::command;
+use crate::bench::report::command;
 use crate::exit::Failure;
 use crate::output::Output;
 
-/// How a reason begins that is no wrong result.
+/// The beginning of a reason that is not a wrong result.
 pub const REFUSED: &str = "refused: ";
 
 /// Why tuning ended before all was done.
@@ -49,7 +49,7 @@ impl Clock {
         Clock { since: Instant::now(), limit }
     }
 
-    /// Whether something that takes so long would not be done by the limit.
+    /// Whether work that takes `ahead` would end after the limit.
     pub fn is_up(&self, ahead: Duration) -> bool {
         self.limit.is_some_and(|limit| self.since.elapsed() + ahead > limit)
     }
@@ -66,7 +66,7 @@ pub enum Had {
     All,
 }
 
-/// What a table has of a problem where the driver is so called.
+/// What a table has of a problem, with this driver.
 pub fn had(table: &Tuning, problem: &Problem, gpu: &str, driver: &str, launches: Launches) -> Had {
     let (family, shape) = (Family::of(problem, gpu), Shape::of(problem));
     let [graph, plain] = match launches {
@@ -94,18 +94,18 @@ pub fn tell_elsewhere(count: usize) {
     }
 }
 
-/// What came of all problems.
+/// The outcome of all problems.
 #[derive(Default)]
 pub struct Outcome {
     pub measured: Vec<Tuned>,
     pub failed: Vec<Failed>,
     pub stopped: Option<Stopped>,
-    /// What the longest took.
+    /// The longest time of one problem.
     pub longest: Duration,
 }
 
 impl Outcome {
-    /// Adds those whose result was wrong, or who were refused.
+    /// Adds candidates with wrong results, and refused ones.
     pub fn fail(&mut self, case: &Case, failed: Vec<(Candidate, String)>) {
         self.failed.extend(failed.into_iter().map(|(candidate, why)| Failed {
             problem: case.to_string(),

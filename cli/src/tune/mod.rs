@@ -1,9 +1,9 @@
-//! `overlap-gemm tune`: measures what `AllGatherGemm` plans by, and tells what such a table says.
+//! `overlap-gemm tune`: measures plans, and keeps the fastest in the table that `AllGatherGemm` plans by.
 //!
-//! What belongs here: the arguments, and what they ask for. [`report`] works on files alone; [`search`] says what is tried, `gpu`
-//! measures it, [`ranking`] says what is taken, [`course`] keeps it, and [`results`] shows it. Every rank is a process with the same arguments, started by a launcher,
-//! as in `bench all-gather-gemm`. Invariant: a file that cannot be trusted is never
-//! written over, and each problem is kept as soon as it is measured.
+//! What belongs here: the arguments. [`report`] shows and merges tables without a GPU. [`search`] lists the candidates, `gpu`
+//! measures them, [`ranking`] orders them, [`course`] keeps the first and [`results`] shows all. Every rank is a process with
+//! the same arguments, started by a launcher, as in `bench all-gather-gemm`. Invariant: a file that cannot be trusted is
+//! never replaced, and each problem is kept as soon as it is measured.
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only GPUs are measured"))]
 mod course;
@@ -184,7 +184,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let tables: Vec<_> = args.merge.iter().map(Tuning::from_file).collect::<Result<_, _>>()?;
         return report::merge(&args.file()?, tables, output);
     }
-    // What is wrong with a problem is said even where nobody has launched ranks.
+    // A wrong problem is reported even without a launcher.
     let launch = overlap_gemm::group::Launch::from_env();
     let wanted = args.wanted(launch.as_ref().map_or(1, |launch| launch.ranks))?;
     // All ranks have the same arguments; one has the table.

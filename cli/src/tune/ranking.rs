@@ -1,19 +1,20 @@
-//! What each candidate of one problem took, and which is the one to take: who was measured thoroughly, and is least behind.
+//! The times of the candidates of one problem, and their order: the first is the one to take.
 //!
-//! What belongs here: arithmetic over times. Invariant: what was dropped early is never the first, however quick its few rounds were.
+//! What belongs here: arithmetic over times. Invariant: a candidate that was dropped early is never the first, however short
+//! its few times were.
 
 use overlap_gemm::plan::Way;
 use overlap_gemm::tune::{Multiplying, Times};
 use serde::Serialize;
 
-/// What a step took, launched one way.
+/// The time of a step, launched in one way.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Time {
     /// Microseconds a step of the slowest rank: the median over the rounds.
     pub us: f64,
     /// How far the quartiles of the rounds are apart, as a fraction of the median.
     pub spread: f64,
-    /// How many rounds; who was dropped early has fewer.
+    /// The number of rounds; fewer for a candidate that was dropped early.
     pub rounds: u32,
 }
 
@@ -24,14 +25,14 @@ impl Time {
     }
 }
 
-/// One candidate, and what it took.
+/// One candidate and its times.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
     pub way: Way,
     pub multiplying: Multiplying,
-    /// The kernel, and how it ran, are what the cost model chooses for this order.
+    /// The kernel and its options are the cost model's choice for this order.
     pub by_model: bool,
-    /// All of it is what is chosen without a table.
+    /// This is the plan without a table.
     pub untuned: bool,
     /// In CUDA graphs.
     pub graph: Option<Time>,
@@ -75,11 +76,11 @@ impl Measured {
     }
 }
 
-/// What each of some candidates is compared with, worked out once for all of them.
+/// The times that candidates are compared with.
 struct Field {
-    /// The rounds of who was measured most thoroughly.
+    /// The most rounds of any candidate.
     rounds: u32,
-    /// The least time of those who were measured so, launched each way; infinity if none was.
+    /// The least time of the candidates with these rounds, by launch mode; infinity if there is none.
     least: [f64; 2],
 }
 

@@ -1,6 +1,6 @@
-//! What tables say: as text and as JSON.
+//! `tune --show` and `tune --merge`: what tables hold, as text and as JSON.
 //!
-//! Invariant: the text says nothing that the JSON does not; what is not known is a dash, never a guess.
+//! Invariant: the text holds nothing that the JSON does not.
 
 use std::fmt;
 use std::path::Path;
@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::exit::Failure;
 use crate::output::Output;
 
-/// What a table says of one problem.
+/// The answer of a table for one problem.
 #[derive(Serialize)]
 struct Shown {
     problem: String,
@@ -29,13 +29,13 @@ struct Shown {
     from: Option<Shape>,
 }
 
-/// What a table says.
+/// The answers of a table.
 #[derive(Serialize)]
 struct Show {
     /// The GPUs that it answers for.
     gpu: String,
     sources: Vec<String>,
-    /// What could not be read, and whose figures took the place of others.
+    /// Tables that could not be read, and the figures that replaced unknown ones.
     notes: Vec<String>,
     problems: Vec<Shown>,
 }
@@ -96,10 +96,10 @@ impl fmt::Display for Show {
     }
 }
 
-/// The GPU whose figures predictions are made by.
+/// The GPU that predictions are for.
 const FIGURES: &str = "NVIDIA H200";
 
-/// Tells what plans of `problems` on GPUs of that name would be made by.
+/// Shows the plans of `problems` on GPUs of that name.
 pub fn show(
     table: &Tuning,
     problems: &[Problem],
@@ -121,13 +121,13 @@ pub fn show(
     output.write(&show, |stdout| write!(stdout, "{show}"))
 }
 
-/// Adds tables to a file, and tells how much is in it then. Of the same problem the last one counts, whatever it was measured with.
+/// Adds tables to a file, and shows the number of its problems. Of equal problems the last one counts.
 pub fn merge(file: &Path, tables: Vec<Tuning>, output: Output) -> Result<(), Failure> {
     #[derive(Serialize)]
     struct Merged {
         file: String,
         added: usize,
-        /// Those that came in place of one of another driver.
+        /// Problems that replaced one of another driver.
         of_another_driver: usize,
         problems: usize,
     }

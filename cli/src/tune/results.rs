@@ -1,6 +1,6 @@
-//! What one run measured: as text and as JSON.
+//! The measurements of one run of `tune`, as text and as JSON.
 //!
-//! Invariant: the text says nothing that the JSON does not; what was not measured is a dash.
+//! Invariant: the text holds nothing that the JSON does not; a dash stands for a time that was not measured.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::ranking::Measured;
 
-/// Everything that one run of `tune` gave.
+/// All measurements of one run.
 #[derive(Serialize)]
 pub struct Results {
     pub command: String,

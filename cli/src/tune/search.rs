@@ -1,20 +1,20 @@
-//! What is tried for one problem, and in which order.
+//! The candidates for one problem, and the order in which they are tried.
 //!
-//! What belongs here: arithmetic over candidates and times; who measures is a [`Track`]. Invariant: every rank tries the
-//! same, for all see the same times; whoever was wrong is never tried again; what is chosen ran in the last
-//! heat, beside what is chosen without a table, in loops of the same length.
+//! What belongs here: arithmetic over candidates and times; a [`Track`] measures. Invariant: all ranks try the same
+//! candidates, because all see the same times. A candidate with a wrong result is never tried again. The chosen candidate
+//! ran in the last heat, beside the plan without a table, in loops of the same length.
 //!
-//! All combinations would be thousands. So one thing after the other, each time from the best so far:
+//! There are thousands of combinations. So the search varies one part after the other, each time from the best so far:
 //!
 //! ```text
 //!   ways     how rows travel (strategy, engine, pieces), with the cost model's kernel         ≤ 12
 //!   kernels  the cost model's next best ones, for the best two ways                         ≤ 9
 //!   sweeps   other swizzles, the best kernel for the next ways                              ≤ 5
-//!   finals   the best five and what is chosen without a table: longer loops, more rounds
+//!   finals   the best five and the plan without a table: longer loops, more rounds
 //! ```
 //!
-//! Each heat runs the best so far again, and its times are scaled so that this one's are what they were: clocks
-//! drift from heat to heat.
+//! Each heat runs the best so far again. Its times are scaled so that the best has its former time, because clocks drift
+//! from heat to heat.
 
 use overlap_gemm::plan::{Strategy, Way};
 use overlap_gemm::tune::Multiplying;
@@ -22,32 +22,32 @@ use overlap_gemm::tune::Multiplying;
 use super::ranking::{Measured, Time};
 use crate::bench::statistics::{Summary, median};
 
-/// One that is tried.
+/// A plan and a kernel to try.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     pub way: Way,
     pub multiplying: Multiplying,
     /// The kernel is the cost model's choice.
     pub by_model: bool,
-    /// All of it is what is chosen without a table.
+    /// This is the plan without a table.
     pub untuned: bool,
 }
 
-/// How thoroughly some are measured.
+/// How thoroughly candidates are measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Heat {
     pub name: &'static str,
     pub rounds: usize,
     /// How long a loop lasts, at least.
     pub loop_ms: f64,
-    /// Who takes so much longer than the fastest after the first loop is not waited for.
+    /// A candidate that takes this many times as long as the fastest in the first loop is dropped.
     pub give_up: f64,
 }
 
 /// How loops are launched, in the order in which times are listed: in graphs, one by one.
 pub const WAYS_TO_LAUNCH: usize = 2;
 
-/// How one did in one heat.
+/// The outcome of one candidate in one heat.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// Microseconds a step, round by round; empty for a way of launching that is not measured.
@@ -56,7 +56,7 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// Who measures. An error ends everything; `None`: it is time to stop.
+/// Measures candidates. An error ends the search; `None`: it is time to stop.
 pub trait Track<E> {
     /// Runs all of them, interleaved.
     fn run(&mut self, candidates: &[Candidate], heat: Heat) -> Result<Option<Vec<Outcome>>, E>;
@@ -64,7 +64,7 @@ pub trait Track<E> {
 
 /// What is known of a problem before anything is measured.
 pub struct Known {
-    /// What is chosen without a table.
+    /// The plan without a table.
     pub untuned: Candidate,
     /// How rows may travel.
     pub ways: Vec<Way>,
@@ -78,12 +78,12 @@ pub struct Known {
     pub m: u32,
 }
 
-/// What came out.
+/// The outcome of the search.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Everybody who was timed: the one to take first, then the others in order.
+    /// The timed candidates: the one to take first, then the others in order.
     pub measured: Vec<Measured>,
-    /// Who was not, and why.
+    /// The others, and why they have no times.
     pub failed: Vec<(Candidate, String)>,
 }
 
@@ -92,7 +92,7 @@ const SHORT: Heat = Heat { name: "ways", rounds: 3, loop_ms: 15.0, give_up: 1.3 
 const FINAL: Heat = Heat { name: "finals", rounds: 7, loop_ms: 40.0, give_up: f64::INFINITY };
 /// How many heats there are.
 pub const HEATS: u64 = 4;
-/// How many go into the finals, besides what is chosen without a table.
+/// Candidates in the finals, besides the plan without a table.
 const FINALISTS: usize = 5;
 /// Further kernels for the best way and for the next.
 const KERNELS: [usize; 2] = [6, 3];
@@ -102,7 +102,7 @@ const CLOSE: f64 = 1.06;
 /// Finds the best; `None`: it was time to stop before anything was found.
 pub fn search<E>(known: &Known, track: &mut impl Track<E>) -> Result<Option<Found>, E> {
     let mut search = Search { known, track, found: Found::default() };
-    // What is chosen without a table, the same way with the cost model's kernel if that is another, and the others.
+    // The plan without a table, the same way with the cost model's kernel if that is another, and the others.
     let mut first = vec![known.untuned.clone()];
     first.extend(known.ways.iter().map(|way| search.by_model(*way)));
     let done = search.heat(first, SHORT)?
@@ -195,7 +195,7 @@ impl<T> Search<'_, T> {
         next
     }
 
-    /// The best, and what is chosen without a table.
+    /// The best, and the plan without a table.
     fn finalists(&self) -> Vec<Candidate> {
         let all = Measured::in_order(self.found.measured.clone());
         let untuned = all.iter().skip(FINALISTS).find(|one| one.untuned);
@@ -285,7 +285,7 @@ impl<T> Search<'_, T> {
 }
 
 impl Found {
-    /// Whoever was wrong once is out, whatever it was before.
+    /// Removes a candidate with a wrong result, also if an earlier heat timed it.
     fn fails(&mut self, candidate: Candidate, why: String) {
         self.measured.retain(|one| !candidate.is(one));
         self.failed.push((candidate, why));
@@ -341,7 +341,7 @@ fn times(outcome: &Outcome) -> Result<Times, String> {
     }
 }
 
-/// What times of now have to be multiplied by, to be beside what was measured before.
+/// The factors that make times of now comparable with those before.
 fn scales(before: &Measured, now: &Times) -> [f64; WAYS_TO_LAUNCH] {
     let scale = |before: Option<Time>, now: Option<Time>| match (before, now) {
         (Some(before), Some(now)) => before.us / now.us,

@@ -40,10 +40,10 @@ fn known(kib: u64, ranks: u32) -> Known {
     }
 }
 
-/// A track where `time` says what everybody takes.
+/// A track where `time` is the time of a candidate.
 struct MadeUp<F> {
     time: F,
-    /// Everybody who ran, heat by heat.
+    /// The candidates that ran, heat by heat.
     heats: Vec<(Heat, Vec<Candidate>)>,
     /// After how many heats it is time to stop.
     stop_after: usize,

@@ -20,7 +20,6 @@ pub use read::{printable, read};
 pub use shown::Shown;
 pub use table::Table;
 
-use super::command::command;
 use super::machine::Machine;
 
 /// The names of the benches in a file: of several ranks, and of one.
@@ -48,7 +47,7 @@ impl<'a> Document<'a> {
 /// The measurements of one run: all ranks, all cases, contenders interleaved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// What was typed.
+    /// The command line.
     pub command: String,
     /// The version of this program.
     pub version: String,
@@ -72,6 +71,12 @@ pub struct Run {
 
 fn is_false(value: &bool) -> bool {
     !value
+}
+
+/// The command line, without the folder of the program.
+pub fn command() -> String {
+    let arguments = std::env::args().skip(1);
+    ["overlap-gemm".to_owned()].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
 impl Run {

@@ -1,7 +1,6 @@
-//! One problem on one rank: what is known of it, and how a heat is run.
+//! One problem on one rank: its candidates are planned, checked and timed, heat by heat.
 //!
-//! What belongs here: plans, checks and loops of candidates. Invariant: as for the course of tuning, all ranks do the same in the
-//! same order; and nothing is timed whose result is wrong on any rank.
+//! Invariant: all ranks do the same in the same order, and no candidate is timed with a wrong result on any rank.
 
 use std::time::Duration;
 
@@ -123,7 +122,7 @@ impl<'a> Here<'a> {
         let track = entrant::Track { gpu, group, watch, sets: self.sets };
         for runner in runners.iter_mut() {
             runner.capture(&track)?;
-            // Twice: whoever is first finds cold clocks.
+            // Twice: the first loop finds cold clocks.
             runner.time(&track, 1)?;
             let first = runner.time(&track, 1)?;
             runner.times.extend(first);
@@ -163,7 +162,7 @@ impl Track<Failure> for Here<'_> {
         heat: Heat,
     ) -> Result<Option<Vec<Outcome>>, Failure> {
         let mut runners = Vec::new();
-        // Whose each of them is, and who has none.
+        // The candidate of each loop; some candidates have none.
         let (mut whose, mut failed) = (Vec::new(), vec![None; candidates.len()]);
         for (nth, candidate) in candidates.iter().enumerate() {
             self.stopped = self.tuner.stops(Duration::ZERO)?;

@@ -1,8 +1,8 @@
 //! Measuring for a table, as one rank of several.
 //!
-//! What belongs here: the course of it; how one heat is run is in [`heats`], what is tried is [`search`](super::search)'s, how loops
-//! are timed and results checked is the bench's. Invariant: all ranks do the same in the same order, so whatever
-//! one of them notices (a wrong result, a refusal, Ctrl-C, the time) is told to all before anybody acts on it.
+//! What belongs here: the problems one after the other; [`heats`] runs one heat, [`search`](super::search) lists the
+//! candidates, the bench has the loops and the checks. Invariant: all ranks do the same in the same order. An event on one
+//! rank (a wrong result, a refusal, Ctrl-C, the time limit) reaches all ranks before any rank acts on it.
 
 mod heats;
 
