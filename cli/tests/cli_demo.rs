@@ -7,9 +7,8 @@ use binary::{refused, run};
 use serde_json::Value;
 
 /// A demo small enough for a test.
-const SMALL_DEMO: [&str; 15] = [
-    "demo", "--on", "host", "--m", "96", "--n", "40", "--k", "24", "--ranks", "3", "--chunks", "2",
-    "--steps", "2",
+const SMALL_DEMO: [&str; 13] = [
+    "demo", "--m", "96", "--n", "40", "--k", "24", "--ranks", "3", "--chunks", "2", "--steps", "2",
 ];
 
 #[test]
@@ -38,7 +37,7 @@ fn demo_json_has_every_tile_and_transfer_of_a_step() {
     assert_eq!(of("name"), ["compute", "transfer", "sequential", "overlapped"]);
     assert_eq!(of("source"), ["measured", "set-equal", "sum", "measured"]);
     assert_eq!(times[0]["ms"], times[1]["ms"]);
-    assert_eq!((&json["on"], &json["problem"]["m"]), (&"host".into(), &96.into()));
+    assert_eq!(json["problem"]["m"], 96);
     assert!((0.0..=1.0).contains(&json["hidden"].as_f64().unwrap()), "{}", json["hidden"]);
 }
 
@@ -63,9 +62,8 @@ fn demo_draws_a_step_and_writes_its_events() {
 
 #[test]
 fn demo_of_one_rank_has_nothing_to_gather() {
-    let (code, stdout, _) = run(&[
-        "demo", "--on", "host", "--m", "8", "--n", "8", "--k", "8", "--ranks", "1", "--chunks", "1",
-    ]);
+    let args = ["demo", "--m", "8", "--n", "8", "--k", "8", "--ranks", "1", "--chunks", "1"];
+    let (code, stdout, _) = run(&args);
     assert_eq!(code, 0);
     assert!(stdout.contains("nothing to gather"), "{stdout}");
 }
@@ -79,25 +77,12 @@ fn demo_refuses_what_cannot_be() {
         &["--chunks", "1000"],
         &["--chunks", "0"],
         &["--steps", "0"],
-        &["--link", "0"],
-        &["--link", "NaN"],
-        &["--link", "-5"],
         &["--m", "2147483647", "--k", "2147483647"], // more memory than there is
         &["--n", "2147483647", "--k", "100000"],
-        &["--on=mars"],
     ] {
-        let on_host = if bad == ["--on=mars"] { &[][..] } else { &["--on=host"] };
-        refused(&[&["demo"], on_host, bad].concat(), 2, &["error:"]);
+        refused(&[&["demo"], bad].concat(), 2, &["error:"]);
     }
-    refused(&["demo", "--on=host", "--output", "/proc/nope"], 4, &["/proc/nope"]);
-}
-
-#[test]
-fn demo_on_a_gpu_says_what_is_missing() {
-    let (code, _, stderr) = run(&["demo", "--on", "gpu"]);
-    if code != 0 {
-        assert_eq!(code, 3, "{stderr}");
-    }
+    refused(&["demo", "--output", "/proc/nope"], 4, &["/proc/nope"]);
 }
 
 #[test]

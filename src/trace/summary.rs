@@ -1,7 +1,7 @@
-//! A timeline in numbers: what each rank's workers did with their time.
+//! A timeline in numbers: how each rank's workers spent their time.
 //!
-//! Invariant: all ranks count from the start of the step, and times not begun, computed, waited and idle add up to what the
-//! workers had: the span of their rank, each. So a rank that starts late shows it.
+//! Invariant: all ranks count from the start of the step. The times not begun, computed, waited and idle add up to the span of
+//! the rank times its workers, so a late start of a rank is visible.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,11 +16,11 @@ use super::Timeline;
 pub struct RankSummary {
     /// The rank.
     pub rank: u32,
-    /// How many workers computed.
+    /// The number of workers that computed.
     pub workers: u32,
-    /// How many tiles.
+    /// The number of tiles.
     pub tiles: u32,
-    /// From the start of the step, of whichever rank was first, to the end of this rank's last tile.
+    /// From the start of the step, that of the first rank, to the end of this rank's last tile.
     pub span: Duration,
     /// From the start of the step until a tile of this rank could be computed.
     pub first_tile: Duration,
@@ -30,24 +30,24 @@ pub struct RankSummary {
     pub computed: Duration,
     /// Spent waiting for rows while nothing was computed, by all workers together.
     pub waited: Duration,
-    /// The part of it that came after the first tile could be computed: not the beginning of the step.
+    /// The part of it after the first tile could be computed: without the start-up.
     pub waited_after_first: Duration,
-    /// All of it by whose rows were waited for: the rank's own come with the beginning of the step.
+    /// All of it by the rank of the rows; the wait for the rank's own rows is the start-up.
     pub waited_for: BTreeMap<u32, Duration>,
     /// None of these, by all workers together.
     pub idle: Duration,
-    /// From the end of the worker that was through first to that of the last.
+    /// From the end of the first worker to the end of the last.
     pub tail: Duration,
 }
 
 impl Timeline {
-    /// What each rank's workers did with their time, by rank, from the first event of any rank on: a look for rows, a push,
-    /// or a signal.
+    /// How the workers of each rank spent their time, from the first event of any rank on: a look for rows, a push, or a
+    /// signal.
     pub fn summaries(&self) -> Vec<RankSummary> {
         self.summaries_since(self.begin())
     }
 
-    /// The same of a step that began at `zero`, before anything of it is recorded, say. What was before does not count.
+    /// The same of a step that began at `zero`, which can be before its first event. Earlier times do not count.
     pub fn summaries_since(&self, zero: Duration) -> Vec<RankSummary> {
         let owners: BTreeMap<(u32, u32), u32> =
             self.transfers.iter().map(|sent| ((sent.to, sent.chunk), sent.from)).collect();
@@ -62,7 +62,7 @@ impl Timeline {
     }
 }
 
-/// When a tile began to wait, could be computed and was done; whose rows it needed last.
+/// The times when a tile began to wait, could be computed and was done; the rank of the rows that it needed last.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Tile {
     times: [Duration; 3],
@@ -127,19 +127,14 @@ impl fmt::Display for RankSummary {
             share(self.computed),
             share(self.waited),
         )?;
-        // Of hundreds of ranks most cause too short a wait to be listed one by one.
-        let is_told = |time: Duration| share(time) > 0.5;
-        let told = self.waited_for.iter().filter(|(_, time)| is_told(**time));
-        let mut causes: Vec<_> = told
+        // Most of hundreds of ranks cause too short a wait to be listed.
+        let listed = self.waited_for.iter().filter(|(_, time)| share(**time) > 0.5);
+        let causes: Vec<_> = listed
             .map(|(owner, time)| match *owner == rank {
-                true => format!("{:.0} its own (the beginning)", share(*time)),
-                false => format!("{:.0} rank {owner}'s", share(*time)),
+                true => format!("{:.0} % start-up", share(*time)),
+                false => format!("{:.0} % rank {owner}", share(*time)),
             })
             .collect();
-        let rest = self.waited_for.values().copied().filter(|time| !is_told(*time)).sum();
-        if is_told(rest) {
-            causes.push(format!("{:.0} others'", share(rest)));
-        }
         if !causes.is_empty() {
             write!(f, " ({})", causes.join(", "))?;
         }
@@ -180,7 +175,8 @@ mod tests {
         assert_eq!((it.computed, it.waited, it.idle), (us(27), us(10), us(23)));
         assert_eq!(it.waited_after_first, us(10), "another worker's first tile needed no wait");
         let text = it.to_string();
-        let expected = "0 % not begun yet, 45 % computing, 17 % waiting for rows (17 its own (the beginning)), 38 % idle";
+        let expected =
+            "0 % not begun yet, 45 % computing, 17 % waiting for rows (17 % start-up), 38 % idle";
         assert!(text.contains(expected), "{text}");
     }
 
@@ -194,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_rows_were_hardly_waited_for_is_not_told() {
+    fn ranks_that_caused_a_short_wait_are_not_listed() {
         let us = Duration::from_micros;
         let told = |waited: &[(u32, u64)]| {
             let waited_for = waited.iter().map(|&(owner, time)| (owner, us(time))).collect();
@@ -203,8 +199,7 @@ mod tests {
             let (_, causes) = text.split_once("waiting for rows").unwrap();
             causes.split_once(", 0 % idle").unwrap().0.to_owned()
         };
-        assert_eq!(told(&[(0, 4), (1, 0), (7, 4)]), " (1 others')");
-        assert_eq!(told(&[(0, 40), (1, 3), (7, 52)]), " (4 its own (the beginning), 5 rank 7's)");
+        assert_eq!(told(&[(0, 40), (1, 3), (7, 52)]), " (4 % start-up, 5 % rank 7)");
         assert_eq!(told(&[(0, 0), (1, 4)]), "");
     }
 

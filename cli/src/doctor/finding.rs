@@ -1,4 +1,4 @@
-//! One line of the report: a state, what it is about, what was found, and what to do.
+//! One line of the report: a state, a topic, the finding and the remedy.
 //!
 //! Invariant: every missing thing has a remedy.
 
@@ -7,27 +7,27 @@ use std::io::{self, Write};
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
-/// How things stand.
+/// The state of a thing.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Here, and fit for use.
+    /// Here and usable.
     Ok,
-    /// Not here, or not fit for use. Something cannot be done.
+    /// Not here, or not usable: something cannot be done.
     Missing,
     /// Worth knowing; everything can be done all the same.
     Note,
 }
 
-/// One thing that was looked at.
+/// One thing that the doctor examined.
 #[derive(Serialize)]
 pub struct Finding {
-    state: State,
-    topic: &'static str,
-    what: String,
+    pub state: State,
+    pub topic: &'static str,
+    pub what: String,
     remedy: Option<String>,
     /// Whether this alone keeps GPUs from being used.
-    keeps_gpus_out: bool,
+    pub keeps_gpus_out: bool,
 }
 
 impl Finding {
@@ -36,7 +36,7 @@ impl Finding {
         Finding { state: State::Ok, topic, what: what.into(), remedy: None, keeps_gpus_out: false }
     }
 
-    /// It is not, which `remedy` would change.
+    /// It is missing, which `remedy` would change.
     pub fn missing(
         topic: &'static str,
         what: impl Into<String>,
@@ -45,7 +45,7 @@ impl Finding {
         Finding { state: State::Missing, remedy: Some(remedy.into()), ..Finding::ok(topic, what) }
     }
 
-    /// Like `missing`, and no GPU can be used before it is mended.
+    /// Like `missing`, and no GPU can be used before it is repaired.
     pub fn blocking(
         topic: &'static str,
         what: impl Into<String>,
@@ -59,29 +59,9 @@ impl Finding {
         Finding { state: State::Note, ..Finding::ok(topic, what) }
     }
 
-    /// What could be done about a note.
+    /// The remedy of a note.
     pub fn or(self, remedy: impl Into<String>) -> Self {
         Finding { remedy: Some(remedy.into()), ..self }
-    }
-
-    /// How things stand.
-    pub fn state(&self) -> State {
-        self.state
-    }
-
-    /// What it is about.
-    pub fn topic(&self) -> &'static str {
-        self.topic
-    }
-
-    /// What was found.
-    pub fn what(&self) -> &str {
-        &self.what
-    }
-
-    /// Whether this alone keeps GPUs from being used.
-    pub fn keeps_gpus_out(&self) -> bool {
-        self.keeps_gpus_out
     }
 
     /// One line, and one for the remedy; topics are `width` wide.

@@ -1,8 +1,7 @@
 //! The driver and the GPUs, through NVML and the driver's own library.
 //!
-//! Both are asked, because each can be absent without the other: containers may be given NVML but
-//! not the driver API, and NVML answers happily where the driver API cannot start. Invariant: a GPU
-//! counts as suitable only if nothing that can be asked from here speaks against it.
+//! Both are asked, because each can be absent without the other: a container may have NVML without the driver API, and NVML
+//! answers where the driver API cannot start. Invariant: a GPU is suitable only if it is a whole Hopper GPU.
 
 use std::ffi::c_int;
 
@@ -32,8 +31,6 @@ pub struct Gpu {
     compute_capability: Option<(i32, i32)>,
     memory_bytes: Option<u64>,
     free_bytes: Option<u64>,
-    bus_id: Option<String>,
-    uuid: Option<String>,
     mig: bool,
 }
 
@@ -73,7 +70,7 @@ impl Gpu {
     }
 }
 
-/// What was seen of driver and GPUs.
+/// The driver and the GPUs.
 pub struct Seen {
     /// Driver and GPUs, one each.
     pub findings: Vec<Finding>,
@@ -81,7 +78,7 @@ pub struct Seen {
     pub driver_works: bool,
     /// The GPUs that NVML names.
     pub gpus: Vec<Gpu>,
-    /// What lies between them.
+    /// The links between them.
     pub links: Vec<Vec<Link>>,
 }
 
@@ -126,8 +123,6 @@ fn ask(index: u32, device: &Device) -> Gpu {
         compute_capability: device.cuda_compute_capability().ok().map(|cc| (cc.major, cc.minor)),
         memory_bytes: memory.as_ref().map(|memory| memory.total),
         free_bytes: memory.as_ref().map(|memory| memory.free),
-        bus_id: device.pci_info().ok().map(|pci| pci.bus_id),
-        uuid: device.uuid().ok(),
         // An error means that the GPU knows no MIG.
         mig: device.mig_mode().is_ok_and(|mode| mode.current == 1),
     }
@@ -236,8 +231,6 @@ mod tests {
             compute_capability,
             memory_bytes: Some(1 << 34),
             free_bytes: None,
-            bus_id: None,
-            uuid: None,
             mig,
         }
     }
@@ -249,7 +242,7 @@ mod tests {
             [(Some((9, 0)), true), (Some((10, 0)), false), (None, false)]
         {
             let gpu = gpu(compute_capability, mig);
-            assert!(!gpu.suits() && gpu.finding().keeps_gpus_out(), "{}", gpu.describe());
+            assert!(!gpu.suits() && gpu.finding().keeps_gpus_out, "{}", gpu.describe());
         }
     }
 }

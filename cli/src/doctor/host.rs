@@ -9,9 +9,9 @@ use indicatif::BinaryBytes;
 
 use super::finding::Finding;
 
-/// Looks at the processor, the memory and the shared memory.
+/// Examines the processor and the memory.
 pub fn look() -> Vec<Finding> {
-    [Some(processor()), memory(), shared_memory()].into_iter().flatten().collect()
+    [Some(processor()), memory()].into_iter().flatten().collect()
 }
 
 fn processor() -> Finding {
@@ -21,7 +21,7 @@ fn processor() -> Finding {
         Err(_) => "an unknown number of hardware threads".into(),
     };
     let (vectors, fast) = vector_units();
-    let parts = model.into_iter().chain([cores, vectors]).chain(caches());
+    let parts = model.into_iter().chain([cores, vectors]);
     let what = parts.collect::<Vec<_>>().join(", ");
     match fast {
         true => Finding::ok("processor", what),
@@ -56,19 +56,6 @@ fn vector_units() -> (String, bool) {
     }
 }
 
-/// `caches 48K 1M 32M`, first level first, as the kernel writes them.
-fn caches() -> Option<String> {
-    let read = |index: u32, file: &str| {
-        let path = format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{file}");
-        Some(fs::read_to_string(path).ok()?.trim().to_string())
-    };
-    let sizes: Vec<String> = (0..8)
-        .filter(|&index| read(index, "type").is_some_and(|kind| kind != "Instruction"))
-        .filter_map(|index| read(index, "size"))
-        .collect();
-    (!sizes.is_empty()).then(|| format!("caches {}", sizes.join(" ")))
-}
-
 fn memory() -> Option<Finding> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let bytes = |name: &str| {
@@ -86,26 +73,4 @@ fn memory() -> Option<Finding> {
         )),
         _ => Some(Finding::ok("memory", what)),
     }
-}
-
-/// NCCL's ranks on one machine meet in /dev/shm; containers get 64 MiB of it by default. This crate
-/// itself passes file descriptors and needs none.
-#[cfg(target_os = "linux")]
-fn shared_memory() -> Option<Finding> {
-    const ENOUGH: u64 = 1 << 30;
-    let stat = rustix::fs::statvfs("/dev/shm").ok()?;
-    let size = stat.f_blocks.saturating_mul(stat.f_frsize);
-    let what = format!("/dev/shm has {}", BinaryBytes(size));
-    Some(match size >= ENOUGH {
-        true => Finding::ok("shared memory", what),
-        false => {
-            Finding::note("shared memory", format!("{what}, which can be too little for NCCL"))
-                .or("start the container with --shm-size=1g or --ipc=host")
-        }
-    })
-}
-
-#[cfg(not(target_os = "linux"))]
-fn shared_memory() -> Option<Finding> {
-    None
 }

@@ -1,4 +1,4 @@
-//! `overlap-gemm doctor`: what is here, what is missing, and what to do about it.
+//! `overlap-gemm doctor`: what this machine has and lacks, with remedies.
 //!
 //! It changes nothing. The modules: `host` (processor, memory), `gpu` (driver and devices), `links` (between devices),
 //! `libraries` (loaded or run by name). Invariant: an absent thing is an answer, never an error; the answer of a library or a
@@ -45,22 +45,26 @@ struct Report {
     platform: String,
     findings: Vec<Finding>,
     gpus: Vec<Gpu>,
-    /// `links[i][j]`: what lies between GPU i and GPU j.
+    /// `links[i][j]`: the link between GPU i and GPU j.
     links: Vec<Vec<Link>>,
-    /// What they amount to.
+    /// The links summed up.
     topology: Topology,
     usable_gpus: usize,
 }
 
-/// Looks at everything and shows what it saw.
+/// Examines everything and shows the findings.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let output = args.output.open()?;
     let report = Report::gather();
     output.write(&report, |stdout| report.write_text(stdout))?;
     match args.require {
         Some(Requirement::Gpu) if report.usable_gpus == 0 => {
-            let reasons: Vec<&str> =
-                report.findings.iter().filter(|f| f.keeps_gpus_out()).map(Finding::what).collect();
+            let reasons: Vec<&str> = report
+                .findings
+                .iter()
+                .filter(|f| f.keeps_gpus_out)
+                .map(|f| f.what.as_str())
+                .collect();
             Err(Failure::Missing(format!("no usable GPU: {}", reasons.join("; "))))
         }
         _ => Ok(()),
@@ -72,7 +76,7 @@ impl Report {
         let kernels = libraries::kernels();
         let seen = gpu::look();
         let mut findings = host::look();
-        let usable_gpus = match seen.driver_works && kernels.state() == State::Ok {
+        let usable_gpus = match seen.driver_works && kernels.state == State::Ok {
             true => seen.gpus.iter().filter(|gpu| gpu.suits()).count(),
             false => 0,
         };
@@ -92,7 +96,7 @@ impl Report {
 
     fn write_text(&self, stdout: &mut dyn Write) -> io::Result<()> {
         writeln!(stdout, "overlap-gemm {} on {}\n", self.version, self.platform)?;
-        let width = self.findings.iter().map(|finding| finding.topic().len()).max().unwrap_or(0);
+        let width = self.findings.iter().map(|finding| finding.topic.len()).max().unwrap_or(0);
         for finding in &self.findings {
             finding.write_text(stdout, width)?;
         }

@@ -11,7 +11,7 @@ use overlap_gemm::plan::{Engine, Problem, Strategy};
 use overlap_gemm::predict::Machine;
 
 use super::prediction::Prediction;
-use super::{Args, Shown};
+use super::{Args, SEED, Shown};
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
@@ -49,9 +49,9 @@ fn one_step(
     group: &Arc<Group>,
     interrupt: Interrupt,
 ) -> Result<Option<Shown>, Failure> {
-    let mut pools = Pools::new(args.seed);
+    let mut pools = Pools::new(SEED);
     let inputs = pools.inputs(gpu, problem, gpu.l2_bytes()?)?;
-    let mut check = Check::new(&pools, problem, &inputs, true, args.seed);
+    let mut check = Check::new(&pools, problem, &inputs, true, SEED);
     check.set = inputs.sets.len() - 1;
     let place = contenders::Place { gpu, group, problem, inputs: &inputs, set: check.set };
     let mut gather = GatherOptions::default();

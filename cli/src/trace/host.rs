@@ -1,8 +1,8 @@
-//! A step on threads.
+//! A step on threads: the last of [`STEPS`].
 
 use overlap_gemm::plan::Problem;
 
-use super::{Args, Shown};
+use super::{Args, SEED, Shown};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads::{Steps, check_link, describe_machine, link, usual_chunks, usual_options};
@@ -12,7 +12,7 @@ const STEPS: usize = 3;
 
 pub(super) fn run(args: &Args, problem: Problem, interrupt: Interrupt) -> Result<Shown, Failure> {
     let chunks = args.chunks.unwrap_or_else(|| usual_chunks(&problem));
-    let steps = Steps::new(&problem, usual_options(&problem, chunks), STEPS, args.seed);
+    let steps = Steps::new(&problem, usual_options(&problem, chunks), STEPS, SEED);
     let link = link(args.link)?;
     check_link(&problem, chunks, link)?;
     let outcome = steps.record(link, interrupt)?;

@@ -63,13 +63,12 @@ pub struct Args {
     #[command(flatten)]
     drawing: DrawingArgs,
 
-    /// Seed of the random numbers
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-
     #[command(flatten)]
     output: OutputArgs,
 }
+
+/// The seed of the random numbers.
+const SEED: u64 = 1;
 
 /// The most workers of a rank that are drawn as text.
 const MOST_LINES: u32 = 16;

@@ -1,0 +1,198 @@
+//! `overlap-gemm demo`: all-gather + GEMM on threads, checked, timed and drawn.
+//!
+//! A copy in memory is too fast to show an overlap, so the demo slows it: it times the step with an unlimited link, then
+//! sets the rate of the link so that the transfer takes as long as that step. Invariants: both are the same operation on the
+//! same numbers; no time is shown for a wrong result; every time is marked as measured, set or computed.
+
+use std::fmt;
+use std::time::Duration;
+
+use overlap_gemm::host::Link;
+use overlap_gemm::plan::Problem;
+use overlap_gemm::reference::Report;
+use overlap_gemm::trace::Timeline;
+use serde::Serialize;
+
+use crate::drawing::DrawingArgs;
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::on_threads::{Steps, describe_machine, usual_chunks, usual_options};
+use crate::output::{OutputArgs, check_apart};
+
+/// Run all-gather + GEMM on threads, check the results, and draw one step
+///
+/// The demo sets the rate of the link between ranks so that the transfer takes as long as the measured computation, and
+/// measures how much of it the overlapped step hides. On GPUs, trace shows a step.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Rows of A, over all ranks
+    #[arg(long, default_value_t = 1024)]
+    m: u64,
+
+    /// Columns of each rank's B and D
+    #[arg(long, default_value_t = 512)]
+    n: u64,
+
+    /// Columns of A
+    #[arg(long, default_value_t = 1024)]
+    k: u64,
+
+    /// Number of ranks
+    #[arg(long, default_value_t = 4)]
+    ranks: u64,
+
+    /// Chunks of each rank's rows, which travel one by one [default: up to 4]
+    #[arg(long)]
+    chunks: Option<u32>,
+
+    /// Steps to time
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    steps: u32,
+
+    #[command(flatten)]
+    drawing: DrawingArgs,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Steps before the timed ones.
+const WARM_UP: usize = 1;
+
+/// The result of a demo.
+#[derive(Serialize)]
+struct Shown {
+    /// The machine, in words.
+    device: String,
+    problem: Problem,
+    /// The rate of the link between ranks, which the demo sets.
+    link_bytes_per_second: f64,
+    /// In the order in which they are shown.
+    times: [Time; 4],
+    /// The hidden part of the time that could be hidden, 0 to 1; nothing for one rank.
+    hidden: Option<f64>,
+    report: Report,
+    timeline: Timeline,
+}
+
+/// A time of a step.
+#[derive(Serialize)]
+struct Time {
+    name: &'static str,
+    ms: f64,
+    source: Source,
+    /// Its meaning, for the text.
+    #[serde(skip)]
+    what: &'static str,
+}
+
+/// How a time came about.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Source {
+    Measured,
+    SetEqual,
+    Sum,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Source::Measured => "measured",
+            Source::SetEqual => "set equal to compute, by the rate of the link",
+            Source::Sum => "sum of the two",
+        })
+    }
+}
+
+/// Runs the demo and shows it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    check_apart(args.drawing.named().into_iter().chain([args.output.named()]))?;
+    let output = args.output.open()?;
+    let drawing = args.drawing.open()?;
+    let interrupt = Interrupt::install()?;
+    let shown = args.measure(interrupt)?;
+    interrupt.check()?;
+    if let Some(complaint) = shown.report.complaint() {
+        return Err(Failure::CheckFailed(complaint));
+    }
+    let title = format!("{}: one step, on {}", shown.problem, shown.device);
+    drawing.write(&title, &shown.timeline)?;
+    output.write(&shown, |stdout| write!(stdout, "{shown}"))
+}
+
+impl Args {
+    fn measure(&self, interrupt: Interrupt) -> Result<Shown, Failure> {
+        let problem = Problem::builder(self.m, self.n, self.k).ranks(self.ranks).build()?;
+        let chunks = self.chunks.unwrap_or_else(|| usual_chunks(&problem));
+        let options = usual_options(&problem, chunks);
+        let steps = Steps::new(&problem, options, WARM_UP + self.steps as usize, 1);
+
+        let unlimited = steps.record(None, interrupt)?;
+        let compute = median(&unlimited.step_times);
+        let sent = problem.row_bytes(&problem.shards().rows(0)) * u128::from(problem.ranks() - 1);
+        // One rank sends nothing; any rate is right.
+        let rate = (sent as f64 / compute.as_secs_f64()).max(1.0);
+        let slowed = steps.record(Some(Link::of_rate(rate)), interrupt)?;
+        let step = median(&slowed.step_times);
+        let transfer = Duration::try_from_secs_f64(sent as f64 / rate).unwrap_or(Duration::MAX);
+        let mut report = unlimited.report;
+        report.merge(&slowed.report);
+
+        let sum = compute + transfer;
+        let hidden = sum.saturating_sub(step).as_secs_f64() / transfer.min(compute).as_secs_f64();
+        let time = |name, what, time: Duration, source| Time {
+            name,
+            ms: 1e3 * time.as_secs_f64(),
+            source,
+            what,
+        };
+        Ok(Shown {
+            device: describe_machine(Some(Link::of_rate(rate))),
+            link_bytes_per_second: rate,
+            times: [
+                time("compute", "compute (link unlimited)", compute, Source::Measured),
+                time(
+                    "transfer",
+                    "transfer (rows of a rank over the link)",
+                    transfer,
+                    Source::SetEqual,
+                ),
+                time("sequential", "one after the other", sum, Source::Sum),
+                time("overlapped", "overlapped", step, Source::Measured),
+            ],
+            hidden: (problem.ranks() > 1).then(|| hidden.clamp(0.0, 1.0)),
+            problem,
+            report,
+            timeline: slowed.timeline,
+        })
+    }
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut timed: Vec<_> = times.iter().skip(WARM_UP).copied().collect();
+    timed.sort();
+    timed.get(timed.len() / 2).copied().unwrap_or_default()
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}\non {}\n", self.problem, self.device)?;
+        for Time { what, ms, source, .. } in &self.times {
+            writeln!(f, "  {what:<40} {ms:>10.3} ms  {source}")?;
+        }
+        match self.hidden {
+            Some(hidden) => writeln!(f, "\n{:.0} % of what could hide was hidden", 100.0 * hidden)?,
+            None => writeln!(f, "\none rank alone: nothing to gather")?,
+        }
+        let Report { compared, worst_fraction, relative_error, .. } = self.report;
+        let percent = 100.0 * worst_fraction;
+        writeln!(
+            f,
+            "checked: {compared} results against f64, all right \
+             (worst error {percent:.0} % of its bound, relative error {relative_error:.1e})\n"
+        )?;
+        writeln!(f, "one step:\n{}", self.timeline.to_text(72))?;
+        self.timeline.summaries().iter().try_for_each(|rank| writeln!(f, "{rank}"))
+    }
+}
