@@ -1,6 +1,6 @@
-//! Where a step is drawn: a picture, and trace events.
+//! The files that a step is drawn into: an SVG and trace events.
 //!
-//! Invariant: files are opened before the work begins, and replaced when there is something to replace them with.
+//! Invariant: as in `output`, a file is opened before the work begins, and keeps its content until it is written.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use overlap_gemm::trace::{SideBySide, Timeline};
 use crate::exit::Failure;
 use crate::output::{Named, Target};
 
-/// The arguments that say where a step is drawn.
+/// The arguments of the drawing.
 #[derive(clap::Args)]
 pub struct DrawingArgs {
     /// Draw a step into this file, as SVG

@@ -1,7 +1,6 @@
-//! How the process ends: the failures of all subcommands, and the exit code of each.
+//! The failures of all subcommands, and the exit code of each.
 //!
-//! Invariant: every failure is one message on stderr that says what was wrong and, by its causes,
-//! why; scripts tell failures apart by the code alone.
+//! Invariant: every failure is one message on stderr with its causes; scripts distinguish failures by the code alone.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -9,17 +8,17 @@ use std::process::ExitCode;
 use anstyle::{AnsiColor, Style};
 use overlap_gemm::Error;
 
-/// The command did what it was asked to.
+/// The command succeeded.
 pub const SUCCESS: u8 = 0;
 /// A check ran and found a wrong result.
 const CHECK_FAILED: u8 = 1;
-/// Arguments or input make no sense; clap uses the same for what it refuses.
+/// Arguments or input are refused; clap uses the same code.
 const USAGE: u8 = 2;
 /// Something needed is missing here: a GPU, a driver, compiled kernels.
 const MISSING: u8 = 3;
-/// It failed on the way: a timeout, an aborted step, input or output.
+/// It failed at run time: a timeout, an aborted step, input or output.
 const RUN_TIME: u8 = 4;
-/// Ctrl-C. What shells report for a process that SIGINT ended.
+/// Ctrl-C. Shells report this code for a process that SIGINT ended.
 pub const INTERRUPTED: u8 = 130;
 
 /// The exit codes, as `--help` tells them.
@@ -33,7 +32,7 @@ Exit codes:
        (launch: what the rank ended with that failed first, if that is overlap-gemm's)
   130  ended by Ctrl-C";
 
-/// Why a subcommand did not do what it was asked to.
+/// The failure of a subcommand.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The library refused or failed.
@@ -42,37 +41,37 @@ pub enum Failure {
     /// The library refused or failed on GPUs, where `--host` would do without them.
     #[error(transparent)]
     OnGpus(Error),
-    /// The arguments ask for something that makes no sense.
+    /// The arguments are refused.
     #[error("{0}")]
     Usage(String),
     /// A check found something wrong.
     #[error("{0}")]
     CheckFailed(String),
-    /// Something needed is not here.
+    /// Something needed is missing.
     #[error("{0}")]
     Missing(String),
     /// A rank that was launched failed.
     #[error("{what}")]
     Rank {
-        /// Which, and how.
+        /// The rank and its end.
         what: String,
-        /// What it ended with, where that means the same here.
+        /// Its exit code, if it has the same meaning here.
         code: Option<u8>,
     },
     /// A file cannot be read.
     #[error("cannot read {target}")]
     Read {
-        /// What was read from.
+        /// The file.
         target: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file or a stream cannot be written.
     #[error("cannot write {target}")]
     Write {
-        /// What was written to.
+        /// The file or stream.
         target: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The handler for Ctrl-C cannot be installed.
@@ -84,14 +83,14 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// What needs GPUs was asked of a binary that knows none.
+    /// A command that needs GPUs, in a binary without the feature `cuda`.
     #[cfg(not(feature = "cuda"))]
     pub fn without_cuda() -> Failure {
         let reason = "it was built without the feature `cuda`: build with --features cuda";
         Error::KernelsNotBuilt { reason: reason.into() }.into()
     }
 
-    /// The same, and if it is about what is missing here, with a word on `--host`.
+    /// The same, with a hint at `--host` if a GPU, kernels or a group are missing.
     pub fn or_host(self) -> Failure {
         match self {
             Failure::Library(
@@ -126,7 +125,7 @@ impl Failure {
         }
     }
 
-    /// Tells the person and returns the code. A stderr that cannot be written is no further error.
+    /// Prints the failure and returns the code. A stderr that cannot be written is no further error.
     pub fn report(&self) -> ExitCode {
         let mut stderr = anstream::stderr().lock();
         let red = Style::new().bold().fg_color(Some(AnsiColor::Red.into()));

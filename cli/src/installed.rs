@@ -1,7 +1,7 @@
-//! Where libraries and toolkits are, for the subcommands that load or report them.
+//! The places of libraries and toolkits, for the subcommands that load or report them.
 //!
-//! Libraries are looked for as the loader would, then in the places that packages put them without
-//! telling the loader. Invariant: nothing being there is an answer ([`Found::Nowhere`]), never an error.
+//! A library is searched for by the loader first, then in the folders of toolkits and of pip. Invariant: an absent library is
+//! an answer ([`Found::Nowhere`]), never an error.
 
 use std::env;
 use std::fs;
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use libloading::Library;
 
-/// Where a library was found.
+/// The outcome of a search.
 pub enum Found {
     /// By its bare name.
     ByLoader(&'static str, Library),
     /// Only by its full path.
     OffPath(PathBuf, Library),
-    /// In these places there is a file, which cannot be loaded for this reason.
+    /// A file that cannot be loaded, and the reason.
     Broken(PathBuf, String),
     /// No such file anywhere.
     Nowhere,
@@ -36,7 +36,7 @@ pub fn cublaslt_version(code: usize) -> String {
     format!("{}.{}.{}", code / 10_000, code % 10_000 / 100, code % 100)
 }
 
-/// Loads the first of `names` that there is; `package` is where pip puts it, in site-packages.
+/// Loads the first of `names` that exists; `package` is its folder in site-packages.
 pub fn find(names: &[&'static str], package: &str) -> Found {
     // SAFETY: these are well-known libraries, or what the machine's owner put in their place;
     // loading runs their initialisers, as it does in every program that uses them.
@@ -78,7 +78,7 @@ fn folders(package: &str) -> Vec<PathBuf> {
     toolkits.chain(pip).collect()
 }
 
-/// The site-packages of the environments that a person is likely to have used pip in.
+/// The site-packages of the usual Python environments.
 fn site_packages() -> Vec<PathBuf> {
     let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os);
     let home = env::var_os("HOME").map(|home| Path::new(&home).join(".local"));
@@ -93,8 +93,7 @@ fn site_packages() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where a toolkit may be, with the reason for looking there; the build looks in the same order, and in
-/// `/opt/cuda` as well.
+/// The possible folders of a toolkit, each with the reason; the build searches in the same order, and in `/opt/cuda` as well.
 pub fn toolkit_roots() -> Vec<(&'static str, PathBuf)> {
     let named = ["OVERLAP_GEMM_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"];
     let named =

@@ -1,9 +1,8 @@
-//! Where results go: text for a person or JSON for a machine on stdout, and JSON into a file.
+//! The output of a command: text or JSON on stdout, and JSON into a file.
 //!
-//! Invariants: with `--json` stdout carries exactly one JSON document and nothing else. A file is
-//! opened before the work begins, so that hours are not lost to a typo in its path, and what it
-//! held is kept until there is something to replace it with. Long work may keep there what it has so
-//! far. A reader of stdout who leaves early (`| head`) is no error.
+//! Invariants: with `--json` stdout holds exactly one JSON document. A file is opened before the work begins, so that a typo
+//! in its path costs no hours of work, and keeps its content until the first result replaces it. Long work writes partial
+//! results there. A reader of stdout that stops early (`| head`) is no error.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Seek, Write};
@@ -13,7 +12,7 @@ use serde::Serialize;
 
 use crate::exit::Failure;
 
-/// The arguments that say where results go.
+/// The arguments of the output.
 #[derive(clap::Args)]
 pub struct OutputArgs {
     /// Print one JSON document instead of text
@@ -58,7 +57,7 @@ pub fn check_apart<'a>(named: impl IntoIterator<Item = Named<'a>>) -> Result<(),
     Ok(())
 }
 
-/// One path for one file, however it is written, whether it is there yet or not.
+/// One path for one file, however it is spelled, also before the file exists.
 fn place(path: &Path) -> PathBuf {
     let absolute = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     path.canonicalize().unwrap_or_else(|_| {
@@ -68,14 +67,14 @@ fn place(path: &Path) -> PathBuf {
     })
 }
 
-/// A file that is written when there is something to write.
+/// An open file that keeps its content until it is written.
 pub struct Target {
     name: String,
     file: File,
 }
 
 impl Target {
-    /// Opens it, and leaves what it holds.
+    /// Opens it and leaves its content.
     pub fn open(path: &Path) -> Result<Target, Failure> {
         let name = path.display().to_string();
         // Truncated when it is written, not before.
@@ -85,7 +84,7 @@ impl Target {
         }
     }
 
-    /// Replaces what it holds.
+    /// Replaces its content.
     pub fn write(
         &mut self,
         content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -109,7 +108,7 @@ impl Target {
     }
 }
 
-/// Where the results of one command go.
+/// The output of one command.
 pub struct Output {
     json: bool,
     file: Option<Target>,
@@ -131,8 +130,8 @@ impl Output {
         self.json || self.file.is_some()
     }
 
-    /// Keeps what there is so far in the file, for when the process is ended from outside; what comes later replaces
-    /// it. Pipes get the result alone.
+    /// Writes a partial result into the file, in case the process is killed; the next one replaces it. Pipes get the final
+    /// result alone.
     pub fn keep(&mut self, value: &impl Serialize) -> Result<(), Failure> {
         match self.file.as_mut().filter(|file| file.is_file().unwrap_or(false)) {
             Some(file) => file.write(|stream| write_json(stream, value)),
@@ -160,7 +159,7 @@ impl Output {
     }
 }
 
-/// What it means that something was written to stdout, or not.
+/// The outcome of writing to stdout.
 pub fn to_stdout(written: io::Result<()>) -> Result<(), Failure> {
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

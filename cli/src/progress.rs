@@ -1,7 +1,6 @@
-//! Progress bars, where a person waits.
+//! Progress bars.
 //!
-//! Invariant: a bar is drawn on stderr, only if that is a terminal (indicatif sees to it) and no
-//! machine reads the output; the result on stdout never depends on it.
+//! Invariant: a bar appears on stderr, only if that is a terminal (indicatif checks it) and without `--json`.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 

@@ -1,7 +1,7 @@
-//! Timelines of the same step beside each other: what was measured, and what was predicted, say.
+//! Several timelines of one step, for example the measured one and the predicted one.
 //!
-//! What belongs here: which timelines, what they are called, and where each one's time begins; `svg` and `chrome` draw
-//! them. Invariant: all share one time axis, on which every timeline's zero is the same place.
+//! What belongs here: the timelines, their names and their zeros; `svg` and `chrome` draw them. Invariant: all share one
+//! time axis, and all zeros are at the same place on it.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use super::Timeline;
 /// let both = SideBySide::default()
 ///     .with_zero("the whole link", &whole, Duration::ZERO)
 ///     .with_zero("half of it", &half, Duration::ZERO);
-/// let picture = both.to_svg("what the link is for");
+/// let picture = both.to_svg("two links");
 /// assert!(picture.contains(">rank 1: half of it<"));
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
@@ -37,10 +37,10 @@ pub struct SideBySide<'a> {
 /// One of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Named<'a> {
-    /// Nothing, if it is alone.
+    /// Empty for a single timeline.
     pub(super) name: &'a str,
     pub(super) timeline: &'a Timeline,
-    /// The instant of its clock that all have in common.
+    /// The instant of its clock that is the common zero.
     pub(super) zero: Duration,
 }
 
@@ -56,14 +56,14 @@ impl<'a> SideBySide<'a> {
         self.with_zero(name, timeline, timeline.begin())
     }
 
-    /// With another one, whose time begins at `zero` of its own clock; what was before is not drawn.
+    /// With another one, whose time begins at `zero` of its clock; earlier times are not drawn.
     #[must_use]
     pub fn with_zero(mut self, name: &'a str, timeline: &'a Timeline, zero: Duration) -> Self {
         self.all.push(Named { name, timeline, zero });
         self
     }
 
-    /// With a line of words below the legend of a picture: what the zeros are, say.
+    /// With a line of text below the legend of a picture, for example about the zeros.
     #[must_use]
     pub fn noting(self, note: &'a str) -> Self {
         SideBySide { note: Some(note), ..self }
@@ -81,7 +81,7 @@ impl Named<'_> {
         time.saturating_sub(self.zero)
     }
 
-    /// What a rank is called in it.
+    /// The name of a rank in it.
     pub(super) fn rank(&self, rank: u32) -> String {
         match self.name {
             "" => format!("rank {rank}"),

@@ -1,7 +1,7 @@
-//! A timeline as trace events, as Perfetto (ui.perfetto.dev) and Chrome's tracing page read them.
+//! A timeline as trace events for Perfetto (ui.perfetto.dev) and Chrome's tracing page.
 //!
-//! Invariant: a process for each rank of each timeline, a thread a worker, a receiver of pushes, or a signal (from when it is
-//! set); times in microseconds from the first event on, or from a given zero.
+//! Invariant: each rank of each timeline is a process; each worker, receiver of pushes and signal is a thread. Times are
+//! microseconds from the first event on, or from a given zero.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ impl SideBySide<'_> {
     }
 }
 
-/// What a process is called, and its place among the others.
+/// The name of a process and its place among the others.
 fn naming(process: u32, name: &str) -> [String; 2] {
     let name: String = name.chars().flat_map(escaped).collect();
     [
@@ -50,7 +50,7 @@ fn naming(process: u32, name: &str) -> [String; 2] {
     ]
 }
 
-/// A character as JSON has it in a text.
+/// A character as part of a JSON string.
 fn escaped(c: char) -> impl Iterator<Item = char> {
     let before = matches!(c, '"' | '\\').then_some('\\');
     before.into_iter().chain([if c.is_control() { ' ' } else { c }])
@@ -124,8 +124,9 @@ mod tests {
         assert_eq!((&events[2]["pid"], &events[3]["pid"]), (&0.into(), &1.into()));
         assert_eq!(events[3]["dur"].as_f64(), Some(9.0));
     }
+
     #[test]
-    fn timelines_of_one_step_are_processes_of_their_own() {
+    fn each_rank_of_each_timeline_is_a_process() {
         let us = Duration::from_micros;
         let sent = |from, begin, signalled| {
             let (begin, signalled) = (us(begin), us(signalled));

@@ -1,10 +1,9 @@
-//! What happened when: the record of one or more steps, as executors write it.
+//! Timelines: the record of one or more steps, as executors write it.
 //!
-//! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer,
-//! all on one clock. Invariant: times are durations since the group's common origin, so that the
-//! records of several ranks can be laid side by side. `text` and `svg` draw them, `chrome` is for
-//! trace viewers, `summary` counts, `ranks` lays records with clocks of their own side by side, `beside` is several
-//! timelines of one step.
+//! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer, all on one clock.
+//! Invariant: times are durations since the group's common origin, so records of several ranks can be merged. `text` and
+//! `svg` draw a timeline, `chrome` writes trace events, `summary` adds up, `ranks` merges records of different clocks,
+//! `beside` holds several timelines of one step.
 
 mod beside;
 mod chrome;
@@ -26,19 +25,19 @@ use crate::plan::Tile;
 pub struct TileEvent {
     /// The rank that computed it.
     pub rank: u32,
-    /// Which of the rank's workers (a thread, an SM).
+    /// The worker of the rank (a thread, an SM).
     pub worker: u32,
     /// The epoch of the step.
     pub epoch: u32,
-    /// Which of the products that share the gather.
+    /// The product, of those that share the gather.
     pub product: u32,
-    /// Which tile.
+    /// The tile.
     pub tile: Tile,
     /// The chunk it needed last; `u32::MAX` where it waited for none.
     pub chunk: u32,
     /// When the worker began to wait for its chunks.
     pub wait_begin: Duration,
-    /// When all of them were there.
+    /// When all of them had arrived.
     pub ready: Duration,
     /// When the tile was written.
     pub done: Duration,
@@ -54,7 +53,7 @@ pub struct TransferEvent {
     pub to: u32,
     /// The epoch of the step.
     pub epoch: u32,
-    /// Which chunk.
+    /// The chunk.
     pub chunk: u32,
     /// When the copy began.
     pub begin: Duration,
@@ -73,7 +72,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Lays another record beside this one.
+    /// Adds another record on the same clock.
     pub fn merge(&mut self, other: Timeline) {
         self.tiles.extend(other.tiles);
         self.transfers.extend(other.transfers);

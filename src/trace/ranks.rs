@@ -1,6 +1,6 @@
-//! The records of ranks whose clocks have nothing in common, side by side.
+//! Records of ranks with different clocks, merged on one clock.
 //!
-//! Invariant: on the common clock no rank uses rows before they were signalled, if there is such a clock.
+//! Invariant: on the common clock no rank uses rows before they were signalled, if such a clock exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,14 +8,15 @@ use std::time::Duration;
 use super::{Timeline, TransferEvent};
 
 impl Timeline {
-    /// Lays the records of ranks, each on a clock of its own that begins with the step, on one: rank 0's.
+    /// Merges the records of ranks on rank 0's clock. Each record has its own clock, which begins with the step.
     ///
-    /// A rank sees rows after they were signalled, and so do the others see its own: between those two bounds its clock
-    /// is set, in the middle. Where no transfer gives a hint, all steps begin at once.
+    /// A rank uses rows only after they were signalled, and the others use this rank's rows only after theirs were. These
+    /// two bounds limit the offset of its clock; the middle is taken. Without a transfer between two ranks, their steps
+    /// begin at once.
     ///
-    /// A chunk that was used before its signal was noticed was signalled by then: who watches a kernel push knows only when
-    /// all of it is through. A chunk without a recorded transfer gets one that ends when its first tile could be
-    /// computed: no earlier sign of it is kept. `from` maps a chunk to its rank.
+    /// The recorded end of a push by a kernel is that of the whole kernel. A chunk that was used earlier was signalled by
+    /// then. A chunk without a recorded transfer gets one that ends when its first tile could be computed. `from` maps a
+    /// chunk to its rank.
     pub fn of_ranks(ranks: Vec<Timeline>, from: impl Fn(u32) -> u32) -> Timeline {
         let mut ranks: Vec<(i128, Timeline)> =
             ranks.into_iter().map(|timeline| (0, timeline)).collect();
@@ -50,14 +51,14 @@ impl Timeline {
             }
         }
         let known: BTreeSet<_> = all.transfers.iter().map(|sent| (sent.to, sent.chunk)).collect();
-        // A rank needs no sign of its own rows.
+        // Own rows need no transfer.
         let is_news =
             |sent: &TransferEvent| sent.from != sent.to && !known.contains(&(sent.to, sent.chunk));
         all.transfers.extend(seen.into_iter().filter(is_news));
         all
     }
 
-    /// When each chunk was first seen to be there.
+    /// The first use of each chunk.
     fn first_uses(&self) -> BTreeMap<u32, Duration> {
         let mut uses = BTreeMap::new();
         for tile in self.tiles.iter().filter(|tile| tile.chunk != u32::MAX) {
@@ -81,7 +82,7 @@ impl Timeline {
     }
 }
 
-/// What to add to the times of `rank` for rank 0's clock.
+/// The offset from the clock of `rank` to that of rank 0.
 fn offset_of(
     rank: u32,
     timeline: &Timeline,
@@ -93,7 +94,7 @@ fn offset_of(
         let uses = &first_uses[to as usize];
         sent.filter_map(|sent| Some(nanos(*uses.get(&sent.chunk)?) - nanos(sent.signalled))).min()
     };
-    // Rows of this rank are used there behind their signal; and rank 0's here.
+    // Rank 0 uses this rank's rows after their signal, and this rank uses rank 0's.
     let most = bound(timeline, 0);
     let least = bound(zero, rank).map(|late| -late);
     match (least, most) {

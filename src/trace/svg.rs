@@ -1,7 +1,7 @@
 //! A timeline as a picture: a self-contained SVG that a person can read, on light and dark background.
 //!
-//! Invariant: all ranks share one time axis, from the first event (or a given zero) to the last; nothing
-//! is drawn outside of it; text that comes from the caller is escaped, and cut off where the picture ends.
+//! Invariant: all ranks share one time axis, from the first event (or a given zero) to the last, and nothing is drawn outside
+//! of it. The caller's text is escaped, and cut off where the picture ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -13,17 +13,17 @@ use super::{Timeline, TransferEvent};
 const WIDTH: f64 = 1000.0;
 const LEFT: f64 = 130.0;
 const RIGHT: f64 = 20.0;
-/// Between a block and the next, with its name.
+/// The space between two blocks, for a name.
 const HEAD: f64 = 22.0;
 /// High enough for its name.
 const PUSH_ROW: f64 = 13.0;
 const SIGNAL_ROW: f64 = 5.0;
-/// What all lanes together are drawn in, as far as lanes stay visible.
+/// The height of all lanes together, as far as lanes stay visible.
 const LANES: f64 = 560.0;
 const TOP: f64 = 64.0;
 /// A line below the legend.
 const NOTE: f64 = 18.0;
-/// What a block of lanes takes at least, so that its name has room.
+/// The least height of a block of lanes, for its name.
 const LEAST: f64 = 9.0;
 /// The widths of a letter, rather too wide than too narrow: of small text, of heads, and of the title.
 const LETTER: f64 = 6.2;
@@ -41,7 +41,7 @@ text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font-size:13px;
 @media(prefers-color-scheme:dark){text{fill:#ddd}.tile{stroke:#000}.back{fill:#16181c}}.back{fill:#fff}\
 @media(prefers-color-scheme:dark){.back{fill:#16181c}}";
 
-/// Where times are on the picture.
+/// The time axis of the picture.
 struct Axis {
     span: Duration,
 }
@@ -89,7 +89,7 @@ impl Timeline {
         SideBySide::alone(self).to_svg(title)
     }
 
-    /// All that have computed, sent or received anything.
+    /// All ranks that have computed, sent or received anything.
     pub(super) fn ranks(&self) -> BTreeSet<u32> {
         let tiles = self.tiles.iter().map(|tile| tile.rank);
         tiles.chain(self.transfers.iter().flat_map(|sent| [sent.from, sent.to])).collect()
@@ -145,11 +145,11 @@ impl SideBySide<'_> {
     }
 }
 
-/// What one timeline has to show of any rank.
+/// The parts of one timeline, to be drawn rank by rank.
 struct Block<'a> {
     named: &'a Named<'a>,
     axis: &'a Axis,
-    /// Whose rows a chunk has.
+    /// The rank of each chunk's rows.
     owners: BTreeMap<u32, u32>,
 }
 
@@ -163,7 +163,7 @@ impl<'a> Block<'a> {
         self.axis.x(self.named.since_zero(time))
     }
 
-    /// Draws what a rank did, from `y` on. Returns where the next one begins.
+    /// Draws a rank from `y` on. Returns the end.
     fn draw(&self, body: &mut String, rank: u32, lane: f64, y: f64) -> f64 {
         let lanes = self.named.timeline.workers_of(rank);
         let head = line(&self.named.rank(rank), HEAD_LETTER);
@@ -206,7 +206,7 @@ impl<'a> Block<'a> {
         first + if lanes.is_empty() { 0.0 } else { height.max(LEAST) } + 10.0
     }
 
-    /// What a rank sent, a row for each that it sent to, from `y` on. Returns where the rows end.
+    /// Draws the pushes of a rank, a row for each receiver, from `y` on. Returns the end.
     fn draw_pushes(&self, body: &mut String, rank: u32, y: f64) -> f64 {
         let mut y = y;
         let transfers = &self.named.timeline.transfers;
@@ -231,8 +231,7 @@ impl<'a> Block<'a> {
         y
     }
 
-    /// The signals of what arrived at a rank, a row each from the moment on at which it was set, from `y` on. Returns
-    /// where the rows end.
+    /// Draws the signals of a rank, a row for each chunk from the time on at which its signal was set. Returns the end.
     fn draw_signals(&self, body: &mut String, rank: u32, y: f64) -> f64 {
         let transfers = self.named.timeline.transfers.iter();
         let mut arrived: Vec<_> = transfers.filter(|sent| sent.to == rank).collect();
@@ -260,7 +259,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The beginning of a text, as much as there is room for on a line of the picture, escaped.
+/// A text, escaped, cut to the width of the picture.
 fn line(text: &str, letter: f64) -> String {
     let most = ((WIDTH - 16.0) / letter) as usize;
     if text.chars().count() <= most {
@@ -270,7 +269,7 @@ fn line(text: &str, letter: f64) -> String {
     escape(&kept) + "…"
 }
 
-/// The name of a row, left of it.
+/// Writes the name of a row to its left.
 fn row_name(body: &mut String, baseline: f64, name: &str) {
     let _ = writeln!(
         body,
@@ -279,7 +278,7 @@ fn row_name(body: &mut String, baseline: f64, name: &str) {
     );
 }
 
-/// What the colours mean: each once, and short where there are many.
+/// The meaning of the colours, in short form for many ranks.
 fn legend(picture: &mut String, ranks: &BTreeSet<u32>) {
     let mut x = 8.0;
     let mut entry = |class: &str, fill: &str, text: &str| {

@@ -1,7 +1,7 @@
 //! A timeline as text: chunks arriving and tiles running, a block a rank.
 //!
-//! Invariant: every lane of a block shares one time axis, and a column shows what its instant shows
-//! most of: the transfer that ended in it, the tile that ran in it.
+//! Invariant: all lanes of a block share one time axis. A column shows the last transfer that ended in it, or the tile that
+//! ran in it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ const RUNS: char = '█';
 const WAITS: char = '·';
 const IDLE: char = ' ';
 
-/// What the marks mean.
+/// The meaning of the marks.
 const LEGEND: &str = "chunks: the rank a chunk came from, where it arrived; \
                       workers: █ computes a tile, · waits for a chunk";
 
