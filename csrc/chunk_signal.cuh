@@ -262,9 +262,9 @@ public:
     // its share of this tile.
     __device__ void open_next(ChunkTable const& table, int32_t first, int32_t last, uint32_t tile_m,
                               uint32_t tile_n, uint32_t own, uint32_t sharers) {
-        bool gives_up = !stopped_ && !wait(table, first, last, tile_m, tile_n);
+        bool gives_up = !wait(table, first, last, tile_m, tile_n);
         if (gives_up) {
-            stopped_ = true;
+            wait_no_more();
             int place = __popc(sharers & ((1u << own) - 1));
             if (lane() == 0) TileGate::stop(place);
             bool is_mate = lane() != own && (sharers >> lane() & 1) != 0;
@@ -310,7 +310,6 @@ private:
             uint64_t begun =
                 step.begun ? load_relaxed_gpu(step.begun) : load_relaxed_system(step.epoch) | kBegun;
             uint64_t given_up = load_relaxed_gpu(&step.stop->given_up);
-            uint64_t next_look = load_relaxed_gpu(&step.stop->next_look_ns);
             uint32_t value = load_acquire_system(signal);
             if (__any_sync(kAllLanes, begun < kBegun)) {
                 // Without limit, as for the end of a kernel: it comes when what is older has ended. The host may
@@ -321,11 +320,11 @@ private:
                 if (looks > 8) __nanosleep(20);
                 continue;
             }
-            if (!has_begun_) {
+            if (!has_begun()) {
                 // With the load of `begun`, an acquire: pairs with gather.cu's release. What older kernels
                 // wrote is there from here on.
                 __threadfence();
-                has_begun_ = true;
+                ready_begin_ = 0;
                 // Nothing orders the loads of one look, so this one's signals may be from before they were reset.
                 if (__any_sync(kAllLanes, (begun & kAgain) != 0)) continue;
             }
@@ -342,7 +341,7 @@ private:
             if (__any_sync(kAllLanes, given_up == given_up_at(epoch))) return false;
             uint64_t now = global_timer();
             if (begin == 0) begin = now;
-            uint32_t told = __shfl_sync(kAllLanes, look_at_host(step, begin, now, next_look), 0);
+            uint32_t told = __shfl_sync(kAllLanes, look_at_host(step, begin, now), 0);
             if ((told & OG_ABORT_ASKED) != 0) {
                 give_up(table, OG_FAILURE_ABORTED, epoch, first, tile_m, tile_n);
                 return false;
@@ -362,9 +361,9 @@ private:
 
     // The abort word, in one lane of one block every now and then, else 0; the other blocks hear of it by
     // `given_up`. Not at the first miss: the word is across the bus, and most waits are short.
-    static __device__ uint32_t look_at_host(StepWords const& step, uint64_t begin, uint64_t now,
-                                            uint64_t next_look) {
+    static __device__ uint32_t look_at_host(StepWords const& step, uint64_t begin, uint64_t now) {
         if (!step.abort || lane() != 0 || now - begin < kAbortLookNs) return 0;
+        uint64_t next_look = load_relaxed_gpu(&step.stop->next_look_ns);
         // Unsigned: a time that is over, or that no block has ever set.
         if (next_look - now <= kAbortLookNs) return 0;
         auto* word = reinterpret_cast<unsigned long long*>(&step.stop->next_look_ns);
@@ -396,10 +395,14 @@ private:
         record_failure(table.step.failure, kind, epoch, at_fault, signal, tile_m, tile_n);
     }
 
-    bool stopped_ = false;
-    bool has_begun_ = false;
-    // The run of chunks that have been seen ready.
-    int32_t ready_begin_ = 0;
+    // The run of chunks that have been seen ready; -1 ..< 0 before the step was seen to have begun, and everything
+    // after this block has given up. No flags beside: registers are few.
+    __device__ bool has_begun() const { return ready_begin_ >= 0; }
+    __device__ void wait_no_more() {
+        ready_begin_ = 0;
+        ready_end_ = INT32_MAX;
+    }
+    int32_t ready_begin_ = -1;
     int32_t ready_end_ = 0;
 };
 

@@ -93,9 +93,8 @@ public:
         auto [m_tile, n_tile, k_all, l_tile] = block;
 
         // This block's place in its cluster says which part of a shared tile it fetches.
-        constexpr uint32_t cluster_x = size<0>(KernelCluster{});
-        uint32_t x = rank_in_cluster % cluster_x;
-        uint32_t y = rank_in_cluster / cluster_x;
+        uint32_t x = column_of(rank_in_cluster);
+        uint32_t y = row_of(rank_in_cluster);
         auto slice_a = params.tma_load_a.get_slice(y);
         auto slice_b = params.tma_load_b.get_slice(x);
         auto shared_a = make_tensor(make_smem_ptr(storage.smem_A.data()), typename Base::SmemLayoutA{});
@@ -132,7 +131,7 @@ public:
         // A K tile beyond the last reads as zeros, and fetches nothing.
         int32_t outside = 0;
         uint32_t tile = block_waits().tiles_begun++;
-        uint64_t begin = gather.records.records ? global_timer() : 0;
+        if (gather.records.records) record_begin(gather, tile_m, tile_n, tile);
         bool const is_first = tile == 0;
         if (is_first && !gather.b_is_there) wait_for_kernels_before();
         bool const awaits_chunks = gather.chunks.signals;
@@ -164,7 +163,7 @@ public:
                 ++k;
             }
         }
-        if (gather.records.records) record(gather, tile_m, tile_n, tile, begin);
+        if (gather.records.records) record_ready(gather, tile_m, tile_n, block_waits().tiles_begun - 1);
 
         CUTLASS_PRAGMA_NO_UNROLL
         for (; k_count > 0; --k_count) {
@@ -194,7 +193,7 @@ public:
     template <class TensorA, class TensorB, class BlockCoord, class KTiles>
     CUTLASS_DEVICE void load_auxiliary(Params const& params, MainloopPipeline, PipelineState,
                                        cute::tuple<TensorA, TensorB> const&, BlockCoord const& block,
-                                       KTiles, int, int, uint32_t rank_in_cluster, TensorStorage&) {
+                                       KTiles, int, int, uint32_t, TensorStorage&) {
         GatherParams const& gather = params.gather;
         if (!gather.chunks.signals) return;
         auto [m_tile, n_tile, k_all, l_tile] = block;
@@ -205,12 +204,12 @@ public:
         // begin before the launch before has counted its own.
         int32_t first = gather.chunks.of_row(min(first_row, gather.m - 1));
         int32_t last = gather.chunks.of_row(min(first_row + kTileRows, gather.m) - 1);
-        // Nobody, where no rows are shared: registers are few.
+        // None, where no rows are shared.
         uint32_t own = 0, sharers = 0;
         if constexpr (kSharers > 1) {
-            constexpr uint32_t cluster_x = cute::size<0>(KernelCluster{});
-            own = rank_in_cluster;
-            sharers = kTransposed ? sharers_of_b(own / cluster_x) : sharers_of_a(own % cluster_x);
+            // Read again, not kept: registers are few.
+            own = cute::block_rank_in_cluster();
+            sharers = kTransposed ? sharers_of_b(row_of(own)) : sharers_of_a(column_of(own));
         }
         watcher_.open_next(gather.chunks, first, last, uint32_t(tile_m), uint32_t(tile_n), own, sharers);
     }
@@ -222,6 +221,14 @@ public:
     }
 
 private:
+    // A block's place in its cluster. Constants where there is one place: that saves registers.
+    CUTLASS_DEVICE static uint32_t column_of(uint32_t rank_in_cluster) {
+        return rank_in_cluster % uint32_t(cute::size<0>(KernelCluster{}));
+    }
+    CUTLASS_DEVICE static uint32_t row_of(uint32_t rank_in_cluster) {
+        constexpr uint32_t rows = cute::size<1>(KernelCluster{});
+        return rows == 1 ? 0 : rank_in_cluster / uint32_t(cute::size<0>(KernelCluster{}));
+    }
     // The blocks of a cluster that load a tile of A together, those of its row, and a tile of B, those of its
     // column; each as a mask.
     CUTLASS_DEVICE static uint16_t sharers_of_a(uint32_t x) {
@@ -253,14 +260,26 @@ private:
         return uint64_t(blockIdx.x / cluster_x) + uint64_t(tile) * (gridDim.x / cluster_x);
     }
 
-    // That the tile began to wait at `begin`, and has all that it waited for now.
-    CUTLASS_DEVICE static void record(GatherParams const& gather, int32_t tile_m, int32_t tile_n,
-                                      uint32_t tile, uint64_t begin) {
+    // Where the tile is recorded; null: nowhere.
+    CUTLASS_DEVICE static og_tile_record* record_of(GatherParams const& gather, int32_t tile_m,
+                                                    int32_t tile_n, uint64_t index) {
+        return gather.records.at(tile_m, tile_n, int32_t(index % uint64_t(gather.records.splits)));
+    }
+
+    // That the tile begins to wait. Stored at once, not kept: registers are few.
+    CUTLASS_DEVICE static void record_begin(GatherParams const& gather, int32_t tile_m, int32_t tile_n,
+                                            uint32_t tile) {
+        auto* record = record_of(gather, tile_m, tile_n, work_index(tile));
+        if (record) record->wait_begin = global_timer();
+    }
+
+    // That the tile has all that it waited for.
+    CUTLASS_DEVICE static void record_ready(GatherParams const& gather, int32_t tile_m, int32_t tile_n,
+                                            uint32_t tile) {
         uint64_t splits = uint64_t(gather.records.splits);
         uint64_t index = work_index(tile);
-        auto* record = gather.records.at(tile_m, tile_n, int32_t(index % splits));
+        auto* record = record_of(gather, tile_m, tile_n, index);
         if (!record) return;
-        record->wait_begin = begin;
         record->ready = global_timer();
         // Linear indices of plan::TileOrder count the tiles of a unit, rows fastest.
         constexpr uint32_t rows = cute::size<kTransposed ? 1 : 0>(KernelCluster{});

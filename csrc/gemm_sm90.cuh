@@ -25,7 +25,7 @@
 #include "epilogue.cuh"
 #include "gathering_mainloop.cuh"
 #include "instance.h"
-#include "wgmma_64x112.cuh"
+#include "wgmma_widths.cuh"
 
 namespace overlap_gemm {
 
@@ -89,9 +89,7 @@ struct GemmSm90 {
         cutlass::gemm::collective::StageCountAutoCarveout<
             int(sizeof(typename Epilogue::SharedStorage)) + kBlockWaitsBytes>,
         Schedule>::CollectiveOp;
-    // CUTLASS has instructions for widths that divide 256 and a few more; 112 columns are ours.
-    static constexpr bool kWide112 = cute::size<1>(Tile{}) == 112;
-    using BaseMainloop = typename MainloopWith112<BuiltMainloop, kWide112>::Type;
+    using BaseMainloop = typename MainloopOfWidth<BuiltMainloop, cute::size<1>(Tile{})>::Type;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed>;
 
     // Ping-pong kernels know no slices of K, and large outputs need none.

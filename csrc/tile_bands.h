@@ -18,11 +18,10 @@ struct BandTable {
     int32_t first[OG_MAX_CHUNKS + 1];
 };
 
-// A band, as ring positions of unit rows, and the step to the next one. Tiles come in the order of the
-// bands, so a thread block that keeps its place reads the table only where a band ends: a look-up in
-// kernel parameters takes a quarter of a microsecond, and the loads of a tile wait for it.
+// A band, as ring positions of unit rows. Tiles come in the order of the bands, so a thread block that keeps its
+// place reads the table only where a band ends: a look-up in kernel parameters takes a quarter of a microsecond, and
+// the loads of a tile wait for it. Its number is not kept: registers are few.
 struct BandCursor {
-    int32_t band;
     int32_t first;
     int32_t end;
 
@@ -30,16 +29,12 @@ struct BandCursor {
     static OG_HOST_DEVICE BandCursor at(BandTable const& table, int32_t position) {
         int32_t band =
             last_at_most(position, 0, table.count, [&](int32_t b) { return table.first[b]; });
-        return {band, table.first[band], table.first[band + 1]};
+        return {table.first[band], table.first[band + 1]};
     }
 
-    // On to the band of `position`, which is not before this one.
+    // On to the band of `position`.
     OG_HOST_DEVICE void advance(BandTable const& table, int32_t position) {
-        while (position >= end) {
-            ++band;
-            first = end;
-            end = table.first[band + 1];
-        }
+        if (position >= end) *this = at(table, position);
     }
 };
 
