@@ -36,7 +36,7 @@ pub(crate) fn most_splits(kernel: &Kernel, problem: &Problem) -> u32 {
 /// A and B are read about equally often; a little flatter, which was seen to be faster.
 pub(crate) fn square_waves(kernel: &Kernel, problem: &Problem, sms: u32) -> u32 {
     let [rows, columns] = unit(kernel).map(|extent| extent as f64);
-    let clusters = f64::from((sms / kernel.cluster_size()).max(1));
+    let clusters = f64::from(clusters(kernel, sms));
     let together = (clusters * columns / rows).sqrt() / 1.4;
     let all = (f64::from(problem.m()) / rows).ceil() as u32;
     // A power of two below, so that whole sweeps fill the usual, even, shapes.
@@ -118,39 +118,40 @@ pub(crate) fn ranked(
     ranked
 }
 
-// The figures below were first fitted to times of the kernels on one H200 (349 products, M from 1 to 16384, N and K those of
-// transformer layers, in bf16 and fp8, each with every kernel, several sweeps and numbers of slices); then those of tiles,
-// of memory, of the cache and of slices again, to what steps took that were tried for the problems of src/tune/h200.json (version 1
-// of that file, in the repository's history, has all of them): those
-// that were among the fastest, and those that should have been. The figures compare kernels; none is a rate of the hardware.
+// The figures below were fitted to 266 products on one H200, most of random sizes (bf16, M from 4 to 16384, N and K from 1024
+// to 16384, in steps of 128 and of 8), each with 20 to 83 kernels and several numbers of slices: to how far a product's
+// kernels are apart, and a little to how long they take. `benches/results/README.md` names the file.
 
-/// Operations a second of one SM's tensor cores on 16-bit inputs, and how much faster fp8 is.
-const SM_FLOPS: f64 = 3.96e12;
-const FP8_SPEEDUP: f64 = 2.39;
-/// Bytes a second from device memory, to one SM.
-const MEMORY_TO_ONE: f64 = 8.0e10;
-/// Bytes a second from the L2 cache, to all SMs together and to one alone.
-const CACHE: f64 = 9.6e12;
-const CACHE_TO_ONE: f64 = 9.3e10;
+/// Operations a second of one SM's tensor cores on 16-bit inputs; twice as many on fp8.
+const SM_FLOPS: f64 = 7.68e12;
+/// Seconds that 128 bytes of K take at least, however small the tile: the way from one step of the loop to the next.
+const STEP: f64 = 1.13e-7;
+/// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
+/// of the cache, so that each of them has a line more.
+const CACHE: f64 = 2.24e13;
+const ACROSS_LINES: f64 = 1.8;
 /// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
 /// the power limit leaves them, and moving bytes takes power.
-const CACHE_POWER: f64 = 3.0e-14;
-/// Seconds from the last sums of a 128 by 256 tile to the next tile's first; how much more that is with
-/// scales for rows and columns; and the part that shows where the other group computes meanwhile.
-const FINISH: f64 = 8.6e-7;
-const FINISH_ROWS: f64 = 2.7;
-const FINISH_BESIDE_ANOTHER: f64 = 0.074;
-/// What one group of two that take turns loses where it has no other to take turns with.
-const ALONE: f64 = 0.14;
-/// Seconds that slices of K cost: for meeting, for each slice, and for each time that all blocks have to
-/// meet once more. And bytes a second of others' sums that a block adds to its own: always the same blocks do, wave by wave.
-const SPLIT: f64 = 4.0e-6;
-const SLICE: f64 = 3.8e-7;
-const SPLIT_WAVE: f64 = 2.9e-6;
-const SUMS_TO_ONE: f64 = 4.0e10;
+const CACHE_POWER: f64 = 4.54e-14;
+/// Bytes a second from and to device memory.
+const MEMORY: f64 = 5.13e12;
+/// Seconds from a tile's last sums to the next tile's first; and how much more that is for 128 by 256 sums which no other
+/// group of warps hides, without and with scales for rows and columns.
+const FINISH: f64 = 7.9e-7;
+const FINISH_SUMS: f64 = 1.75e-6;
+const FINISH_SCALED_SUMS: f64 = 3.2e-6;
+/// Seconds that slices of K cost: for meeting, and for each time that all blocks have to meet once more. And bytes a
+/// second of others' sums that a block adds to its own: always the same blocks do, wave by wave.
+const SPLIT: f64 = 1.2e-6;
+const SPLIT_WAVE: f64 = 9.5e-7;
+const SUMS_TO_ONE: f64 = 6.9e10;
 /// Bytes of B that the cache keeps from one sweep over the columns to the next; the rest is read again. The cache of an H200
 /// has 60 MB.
 const KEPT: f64 = 3.0e7;
+/// The SMs that clusters of more than two blocks do not reach: a cluster lies in one GPC, whose number of SMs is
+/// rarely a multiple of the cluster's. On the H200s that were seen, 30 clusters of four fit, and 15 of eight: of 132 SMs
+/// every eleventh is left over.
+const LEFT_OVER: u32 = 11;
 /// How far computing hides what memory gives meanwhile, and the other way round: the exponent of a mean that is no less than
 /// the longer of both, and nineteen per cent more where they are alike.
 const HIDING: f64 = 4.0;
@@ -164,11 +165,8 @@ pub(crate) struct Work {
     pub(crate) waves: u64,
     /// One unit: its sums and what comes after them.
     pub(crate) unit: f64,
-    /// What a lone group of warps loses.
-    alone: f64,
-    /// Bytes from and to memory, and the SMs that are busy with them.
+    /// Bytes from and to memory.
     bytes: f64,
-    busy_sms: f64,
     /// Adding up slices of K.
     pub(crate) joining: f64,
     /// What bytes from the cache cost where they are hidden.
@@ -188,7 +186,7 @@ impl Work {
         let units =
             u64::from(problem.m()).div_ceil(unit_m) * u64::from(problem.n()).div_ceil(unit_n);
         // Slices of a tile lie side by side (clusters_in_order in abi.cu).
-        let clusters = sms / kernel.cluster_size();
+        let clusters = clusters(kernel, sms);
         let clusters = u64::from((clusters - clusters % splits).max(1));
         let work = units * u64::from(splits);
         let waves = work.div_ceil(clusters);
@@ -197,22 +195,27 @@ impl Work {
         let (m, n) = (f64::from(kernel.tile.m), f64::from(kernel.tile.n));
         let steps = problem.k().div_ceil(kernel.tile_k).div_ceil(splits);
         let k = f64::from(steps) * f64::from(kernel.tile_k);
+        let types = problem.elements();
         let size = |element: ElementType| f64::from(element.size());
-        let (a, b, d) = {
-            let types = problem.elements();
-            (size(types.a), size(types.b), size(types.d))
-        };
-        let rate = SM_FLOPS * if problem.elements().a.is_fp8() { FP8_SPEEDUP } else { 1.0 };
-        let multiply = 2.0 * m * n * k / (rate * efficiency(m * n, kernel.pingpong));
+        let (a, b, d) = (size(types.a), size(types.b), size(types.d));
+        let multiply = 2.0 * m * n * k / (SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 });
+        let multiply = beside(multiply, STEP * k * a / 128.0);
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
         let rows = m.min(f64::from(problem.m()));
         let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
-        let loaded = (rows * a / cluster_n + n * b / cluster_m) * k;
-        let load = loaded / CACHE_TO_ONE.min(CACHE / busy_sms);
-        let shown = if kernel.pingpong { FINISH_BESIDE_ANOTHER } else { 1.0 };
-        let scaling = if problem.scaling() == Scaling::Rows { FINISH_ROWS } else { 1.0 };
-        let finish = FINISH * (m * n) / 32768.0 * shown * scaling;
-        let alone = if kernel.pingpong && waves == 1 { ALONE * multiply } else { 0.0 };
+        let (loaded_a, loaded_b) = (rows * a / cluster_n * k, n * b / cluster_m * k);
+        let lines = |stride: u32, size: f64| match (f64::from(stride) * size) % 128.0 == 0.0 {
+            true => 1.0,
+            false => ACROSS_LINES,
+        };
+        let loaded = loaded_a * lines(problem.lda(), a) + loaded_b * lines(problem.ldb(), b);
+        let load = loaded * busy_sms / CACHE;
+        let sums = match (kernel.pingpong, problem.scaling()) {
+            (true, _) => 0.0,
+            (false, Scaling::Rows) => FINISH_SCALED_SUMS,
+            (false, _) => FINISH_SUMS,
+        };
+        let unit = beside(multiply, load) + FINISH + sums * (m * n) / 32768.0;
 
         let (all_m, all_n, all_k) =
             (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
@@ -225,18 +228,24 @@ impl Work {
             _ => {
                 let sums = 4.0 * m * n * f64::from(splits - 1) / SUMS_TO_ONE;
                 let waves = waves as f64;
-                SPLIT + SLICE * f64::from(splits) + SPLIT_WAVE * (waves - 1.0) + sums * waves
+                SPLIT + SPLIT_WAVE * (waves - 1.0) + sums * waves
             }
         };
-        let power = CACHE_POWER * loaded * blocks;
-        let unit = multiply.max(load) + finish;
-        Work { clusters, waves, unit, alone, bytes, busy_sms, joining, power }
+        let power = CACHE_POWER * (loaded_a + loaded_b) * blocks;
+        Work { clusters, waves, unit, bytes, joining, power }
     }
 
     /// Seconds that its bytes take from a memory with this rate for all SMs.
     pub(crate) fn moving(&self, memory: f64) -> f64 {
-        self.bytes / memory.min(MEMORY_TO_ONE * self.busy_sms)
+        self.bytes / memory
     }
+}
+
+/// Clusters that compute at a time.
+fn clusters(kernel: &Kernel, sms: u32) -> u32 {
+    let size = kernel.cluster_size();
+    let reached = if size > 2 { sms - sms / LEFT_OVER } else { sms };
+    (reached / size).max(1)
 }
 
 /// How long computing and moving take that go on at the same time.
@@ -249,18 +258,6 @@ pub(crate) fn beside(computing: f64, moving: f64) -> f64 {
 pub(crate) fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) -> f64 {
     // The order of tiles is not known yet when a kernel is chosen.
     let work = Work::new(kernel, problem, splits, 1, sms);
-    let computing = work.waves as f64 * work.unit + work.alone;
-    let moving = work.moving(f64::INFINITY);
-    beside(computing, moving) + work.joining + work.power
-}
-
-/// The share of the peak that tiles with this number of outputs reach. Where two groups take turns, the tensor
-/// cores work on one tile while another is finished, so smaller tiles suffice.
-fn efficiency(outputs: f64, pingpong: bool) -> f64 {
-    let steps: &[(f64, f64)] = match pingpong {
-        true => &[(1.4, 1.01), (1.0, 0.995), (0.75, 0.97), (0.5, 0.83), (0.0, 0.88)],
-        false => &[(0.75, 1.01), (0.5, 0.965), (0.4, 0.965), (0.25, 0.855), (0.0, 0.335)],
-    };
-    let share = outputs / if pingpong { 16384.0 } else { 32768.0 };
-    steps.iter().find(|(least, _)| share >= *least).map_or(0.0, |(_, efficiency)| *efficiency)
+    let computing = work.waves as f64 * work.unit;
+    beside(computing, work.moving(MEMORY)) + work.joining + work.power
 }

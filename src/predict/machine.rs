@@ -80,42 +80,42 @@ impl Machine {
     /// NVIDIA H200 with NVLink through NVSwitch. What each figure was fitted to:
     ///
     /// - `product_scale`, `product_scale_fp8`, `memory_gbps`, `launch_us`, `copy_us`, `signal_us`, `own_us`, `begin_us`,
-    ///   `begin_push_us`, `push_us`, `push_block_gbps`, `await_us`, `busy_slowdown`: how far apart candidates of one problem are,
-    ///   and a little how long they take, of the 115 problems of `src/tune/h200.json` (all that was tried, as version 1 of that file
-    ///   in the repository's history has it): 72 in bf16 and 24 in fp8 on two GPUs, 19
-    ///   in bf16 on four. Those count that were among the quickest, and those that should have been.
+    ///   `begin_push_us`, `push_us`, `await_us`, `busy_slowdown`, `nccl_us`, `nccl_small_us`: all results that
+    ///   `docs/predicting.md` compares with predictions, together, when the kernels' figures were fitted anew. They started
+    ///   from figures of 115 tuned problems, and none moved by more than half.
+    /// - `push_block_gbps`: those 115 problems (version 1 of `src/tune/h200.json`, in the repository's history).
     /// - `several_share`: all-gathers alone between four H200, `benches/results/2026-11-22-h200x4-streams.json`.
     /// - `link_gbps`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to
     ///   32 MiB a rank, in one and four pieces, on one and two streams, and NCCL's.
     /// - `rest_gain`, `rest_gain_most`: `sequential` of 8192 and 16384 × 3584 × 8192 in
     ///   `benches/results/2026-11-21-h200x2-all-gather-gemm-bf16.json`, and NCCL with cuBLAS on eight H200.
-    /// - `nccl_us`, `nccl_small_us`, `nccl_small_gbps`: `nccl-cublaslt` of 64, 256 and 2048 × 3584 × 8192 there; that ranks add
+    /// - `nccl_small_gbps`: `nccl-cublaslt` of 64, 256 and 2048 × 3584 × 8192 there; that ranks add
     ///   nothing to `nccl_small_us`: the same of 64 and 128 rows in `benches/results/2026-11-22-h200x4-told-together.json`.
     pub const fn h200() -> Self {
         Machine {
             sms: 132,
-            product_scale: 0.691,
-            product_scale_fp8: 0.845,
-            memory_gbps: 4030.0,
-            launch_us: 1.7,
+            product_scale: 1.025,
+            product_scale_fp8: 1.08,
+            memory_gbps: 3550.0,
+            launch_us: 0.9,
             link_gbps: 380.0,
             peer_gbps: 380.0,
             several_share: 0.68,
-            copy_us: 8.3,
-            signal_us: 2.2,
-            own_us: 3.6,
-            begin_us: 7.1,
-            begin_push_us: 5.25,
-            push_us: 1.75,
+            copy_us: 8.95,
+            signal_us: 1.33,
+            own_us: 5.2,
+            begin_us: 4.3,
+            begin_push_us: 4.2,
+            push_us: 1.8,
             push_block_gbps: 37.0,
-            await_us: 2.2,
-            busy_slowdown: 0.138,
+            await_us: 3.2,
+            busy_slowdown: 0.134,
             rest_gain: 0.2,
             rest_gain_most: 0.15,
-            nccl_us: 24.0,
+            nccl_us: 25.3,
             nccl_rank_us: 3.0,
             nccl_share: 0.92,
-            nccl_small_us: 7.0,
+            nccl_small_us: 6.5,
             nccl_small_gbps: 110.0,
         }
     }
