@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use overlap_gemm::plan::BLayout;
 
+use super::drawn::Drawn;
 use super::host;
 use super::report::Shown;
 use super::shapes::{SMALL, ShapeArgs, unless, where_host};
@@ -51,6 +52,9 @@ const OF_GPUS: [&str; 11] = [
 pub struct Args {
     #[command(flatten)]
     problems: ShapeArgs,
+
+    #[command(flatten)]
+    drawn: Drawn,
 
     /// Run on threads of this machine, not on GPUs
     #[arg(long, conflicts_with_all = OF_GPUS)]
@@ -142,7 +146,7 @@ impl Args {
     fn wanted(&self, ranks: u32) -> Result<Gathers, Failure> {
         let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
         Ok(Gathers {
-            cases: self.problems.cases(ranks, BLayout::Nk)?,
+            cases: self.problems.cases(self.drawn.shapes(self.seed), ranks, BLayout::Nk)?,
             contenders: self.contenders(),
             steps: self.steps as usize,
             rounds: self.rounds as usize,
@@ -185,7 +189,7 @@ impl Args {
             )));
         }
         Ok(OnThreads {
-            cases: self.problems.cases(ranks, BLayout::Nk)?,
+            cases: self.problems.cases(self.drawn.shapes(self.seed), ranks, BLayout::Nk)?,
             ranks,
             contenders: self.contenders(),
             steps: self.steps as usize,

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use overlap_gemm::plan::{BLayout, Scaling};
 
 use super::cases::{Case, Set, Shape, Types};
+use super::drawn::Drawn;
 use super::report::Shown;
 use super::wanted::{Kernels, Launch, Multiplier, Products};
 use crate::exit::Failure;
@@ -20,6 +21,7 @@ use crate::problem_args;
 /// All contenders run in one process on random normal data, interleaved, in loops of the same length, and
 /// every result is compared with an f64 reference first. docs/measuring.md says how and why.
 #[derive(clap::Args)]
+#[command(group(clap::ArgGroup::new("given").args(["shapes", "random"])))]
 pub struct Args {
     /// Problems by name [default: all]
     #[arg(long, value_enum, conflicts_with = "shapes")]
@@ -29,22 +31,25 @@ pub struct Args {
     #[arg(long, value_name = "MxNxK,...", value_delimiter = ',')]
     shapes: Vec<Shape>,
 
-    /// Types for --shapes: of A and B, or AxB, or AxB:D; such as bf16,e4m3xe5m2,f16:f32
+    #[command(flatten)]
+    drawn: Drawn,
+
+    /// Types for --shapes and --random: of A and B, or AxB, or AxB:D; such as bf16,e4m3xe5m2,f16:f32
     #[arg(
         long,
         value_name = "TYPES,...",
         value_delimiter = ',',
         default_value = "bf16",
-        requires = "shapes"
+        requires = "given"
     )]
     types: Vec<Types>,
 
-    /// Scales for --shapes in fp8 [default: tensor]
-    #[arg(long, value_parser = problem_args::scaling(), requires = "shapes")]
+    /// Scales for --shapes and --random in fp8 [default: tensor]
+    #[arg(long, value_parser = problem_args::scaling(), requires = "given")]
     scaling: Option<Scaling>,
 
-    /// How B lies in memory, for --shapes: n rows of k elements, or k rows of n
-    #[arg(long, value_parser = problem_args::b_layout(), requires = "shapes")]
+    /// How B lies in memory, for --shapes and --random: n rows of k elements, or k rows of n
+    #[arg(long, value_parser = problem_args::b_layout(), requires = "given")]
     b_layout: Option<BLayout>,
 
     /// Contenders
@@ -131,10 +136,12 @@ pub struct Args {
 
 impl Args {
     fn wanted(&self) -> Result<Products, Failure> {
+        let drawn = self.drawn.shapes(self.seed);
+        let shapes = drawn.as_deref().unwrap_or(&self.shapes);
         let cases = match self.set {
-            None if !self.shapes.is_empty() => {
+            None if !shapes.is_empty() => {
                 let b_layout = self.b_layout.unwrap_or_default();
-                Case::of_shapes(&self.shapes, &self.types, b_layout, self.scaling)?
+                Case::of_shapes(shapes, &self.types, b_layout, self.scaling)?
             }
             set => Case::of_set(set.unwrap_or(Set::All))?,
         };
@@ -250,10 +257,21 @@ mod tests {
     }
 
     #[test]
+    fn problems_are_drawn() {
+        let wanted = wanted("--random 5 --random-rows 1-511 --types e4m3 --seed 9").unwrap();
+        assert_eq!(wanted.cases.len(), 5);
+        assert!(wanted.cases.iter().all(|case| case.problem.m() < 512));
+        assert!(wanted.cases.iter().all(|case| case.problem.elements().a.is_fp8()));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
         for (line, word) in [
             ("--set bf16 --shapes 1x1x1", "cannot be used with"),
             ("--types f16", "--shapes"),
+            ("--random 3 --set bf16", "cannot be used with"),
+            ("--random 0", "1..=10000"),
+            ("--random-step 8", "--random"),
             ("--shapes 0x8x8", "m is 0"),
             ("--shapes 8x8", "4096x3584x8192"),
             ("--shapes 8x8x8 --types f16xbf16", "f16 × bf16"),

@@ -6,6 +6,7 @@
 //! Invariant: no time is shown for a wrong result.
 
 pub mod cases;
+mod drawn;
 mod gather;
 mod gemm;
 #[cfg(feature = "cuda")]

@@ -63,12 +63,23 @@ pub fn where_host(values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
 }
 
 impl ShapeArgs {
-    /// What was asked for, nothing twice, as one rank of so many multiplies it.
-    pub fn cases(&self, ranks: u32, b_layout: BLayout) -> Result<Vec<Case>, Failure> {
-        let mut shapes = self.shapes.clone();
-        for set in &self.set {
-            shapes.extend(set.shapes(ranks, &self.m)?);
-        }
+    /// What was drawn, else what was asked for, nothing twice, as one rank of so many multiplies it.
+    pub fn cases(
+        &self,
+        drawn: Option<Vec<Shape>>,
+        ranks: u32,
+        b_layout: BLayout,
+    ) -> Result<Vec<Case>, Failure> {
+        let shapes = match drawn {
+            Some(shapes) => shapes,
+            None => {
+                let mut shapes = self.shapes.clone();
+                for set in &self.set {
+                    shapes.extend(set.shapes(ranks, &self.m)?);
+                }
+                shapes
+            }
+        };
         let mut cases = Case::of_shapes(&shapes, &self.types, b_layout, self.scaling)?;
         // Sets may have shapes in common, and lists may say a thing twice. A case's name says all of it.
         let mut seen = BTreeSet::new();
@@ -87,7 +98,7 @@ mod tests {
         let command = ShapeArgs::augment_args(clap::Command::new("test").no_binary_name(true));
         let matches = command.try_get_matches_from(args.split(' ')).unwrap();
         let args = ShapeArgs::from_arg_matches(&matches).unwrap();
-        let cases = args.cases(8, BLayout::Nk).unwrap();
+        let cases = args.cases(None, 8, BLayout::Nk).unwrap();
         cases.iter().map(Case::to_string).collect()
     }
 
