@@ -120,31 +120,33 @@ pub(crate) fn ranked(
 
 // The figures below were fitted to 266 products on one H200, most of random sizes (bf16, M from 4 to 16384, N and K from 1024
 // to 16384, in steps of 128 and of 8), each with 20 to 83 kernels and several numbers of slices: to how far a product's
-// kernels are apart, and a little to how long they take. `benches/results/README.md` names the file.
+// kernels are apart, and a little to how long they take. See `benches/results/2026-11-23-h200-kernel-family.md`.
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs; twice as many on fp8.
-const SM_FLOPS: f64 = 7.68e12;
+const SM_FLOPS: f64 = 7.86e12;
+/// How much longer two groups of warps take that share a tile: both wait for the same step.
+const TOGETHER: f64 = 1.06;
 /// Seconds that 128 bytes of K take at least, however small the tile: the way from one step of the loop to the next.
-const STEP: f64 = 1.13e-7;
+const STEP: f64 = 1.11e-7;
 /// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
 /// of the cache, so that each of them has a line more.
-const CACHE: f64 = 2.24e13;
-const ACROSS_LINES: f64 = 1.8;
+const CACHE: f64 = 2.42e13;
+const ACROSS_LINES: f64 = 1.9;
 /// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
 /// the power limit leaves them, and moving bytes takes power.
-const CACHE_POWER: f64 = 4.54e-14;
+const CACHE_POWER: f64 = 4.73e-14;
 /// Bytes a second from and to device memory.
-const MEMORY: f64 = 5.13e12;
+const MEMORY: f64 = 5.24e12;
 /// Seconds from a tile's last sums to the next tile's first; and how much more that is for 128 by 256 sums which no other
 /// group of warps hides, without and with scales for rows and columns.
-const FINISH: f64 = 7.9e-7;
-const FINISH_SUMS: f64 = 1.75e-6;
-const FINISH_SCALED_SUMS: f64 = 3.2e-6;
+const FINISH: f64 = 8.4e-7;
+const FINISH_SUMS: f64 = 9.6e-7;
+const FINISH_SCALED_SUMS: f64 = 2.4e-6;
 /// Seconds that slices of K cost: for meeting, and for each time that all blocks have to meet once more. And bytes a
 /// second of others' sums that a block adds to its own: always the same blocks do, wave by wave.
 const SPLIT: f64 = 1.2e-6;
-const SPLIT_WAVE: f64 = 9.5e-7;
-const SUMS_TO_ONE: f64 = 6.9e10;
+const SPLIT_WAVE: f64 = 9.8e-7;
+const SUMS_TO_ONE: f64 = 6.7e10;
 /// Bytes of B that the cache keeps from one sweep over the columns to the next; the rest is read again. The cache of an H200
 /// has 60 MB.
 const KEPT: f64 = 3.0e7;
@@ -198,7 +200,9 @@ impl Work {
         let types = problem.elements();
         let size = |element: ElementType| f64::from(element.size());
         let (a, b, d) = (size(types.a), size(types.b), size(types.d));
-        let multiply = 2.0 * m * n * k / (SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 });
+        let together = if kernel.pingpong { 1.0 } else { TOGETHER };
+        let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
+        let multiply = together * 2.0 * m * n * k / rate;
         let multiply = beside(multiply, STEP * k * a / 128.0);
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
         let rows = m.min(f64::from(problem.m()));

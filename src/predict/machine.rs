@@ -94,7 +94,7 @@ impl Machine {
     pub const fn h200() -> Self {
         Machine {
             sms: 132,
-            product_scale: 1.025,
+            product_scale: 1.01,
             product_scale_fp8: 1.08,
             memory_gbps: 3550.0,
             launch_us: 0.9,
