@@ -12,7 +12,7 @@
  *  - the caller has made the CUDA context current (driver or runtime API: both mean the primary
  *    context of the device), and the stream belongs to it.
  *
- * Which kernel serves which problem is decided in Rust (src/cuda/choice.rs), from the facts that
+ * Which kernel serves which problem is decided in Rust (src/cuda/product/choice.rs), from the facts that
  * `og_kernel_info` gives. Matrices here are always as the caller sees them: A is M x K, gathered
  * along M; D is M x N. That some kernels compute the transposed product is their own affair.
  */

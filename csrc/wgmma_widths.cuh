@@ -78,7 +78,7 @@ struct Wgmma;
                  : "l"(a), "l"(b), "r"(accumulate), ##__VA_ARGS__)
 
 // The names are those of the operands behind the sums: the descriptors of A and B, whether to add to the sums, and
-// (16-bit types only) which of A and B lie with K along their rows.
+// (16-bit types only) whether neighbours in A, and in B, are neighbours along the rows and columns of D, not along K.
 #define OG_WGMMA_WIDTH(width, a_name, b_name, p_name, major_a_name, major_b_name)                    \
     template <>                                                                                      \
     struct Wgmma<width> {                                                                            \
@@ -102,20 +102,16 @@ struct Wgmma;
         }                                                                                            \
     };
 
-OG_WGMMA_WIDTH(48, "%24", "%25", "%26", "%27", "%28")
 OG_WGMMA_WIDTH(80, "%40", "%41", "%42", "%43", "%44")
 OG_WGMMA_WIDTH(112, "%56", "%57", "%58", "%59", "%60")
 OG_WGMMA_WIDTH(144, "%72", "%73", "%74", "%75", "%76")
 OG_WGMMA_WIDTH(160, "%80", "%81", "%82", "%83", "%84")
 OG_WGMMA_WIDTH(176, "%88", "%89", "%90", "%91", "%92")
-OG_WGMMA_WIDTH(208, "%104", "%105", "%106", "%107", "%108")
-OG_WGMMA_WIDTH(224, "%112", "%113", "%114", "%115", "%116")
-OG_WGMMA_WIDTH(240, "%120", "%121", "%122", "%123", "%124")
 
-// Whether a width is one of the above; the others are CUTLASS's.
+// Whether a width is not one of CUTLASS's.
 template <int kWidth>
-inline constexpr bool kIsOwnWidth = kWidth % 16 == 0 && kWidth > 32 && kWidth != 64 && kWidth != 96 &&
-                                    kWidth != 128 && kWidth != 192 && kWidth != 256;
+inline constexpr bool kIsOwnWidth = kWidth > 32 && kWidth != 64 && kWidth != 96 && kWidth != 128 && kWidth != 192 &&
+                                    kWidth != 256;
 
 // Called by CuTe's MMA_Atom, found by the namespace of the instruction.
 template <int kWidth, class ElementA, class ElementB, cute::GMMA::Major kMajorA, cute::GMMA::Major kMajorB,
