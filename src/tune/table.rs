@@ -6,10 +6,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::entry::Entry;
+use super::entry::{Entry, Family, Multiplying, Shape};
 use super::file::{self, TUNING_VARIABLE, default_path};
 use super::lookup::{self, Answer, Asked, Fits};
 use crate::error::Result;
+use crate::plan::{Engine, Problem, Strategy, Way};
 
 /// A table of measured plans, with its sources and notes.
 ///
@@ -114,6 +115,20 @@ impl Tuning {
     /// The files that could not be read, with the reasons.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// The kernel of the fused step of this size that was measured, whatever its number of ranks, where copy engines
+    /// sent the rows: there the product had the whole GPU, so this kernel is among the fastest for the product alone.
+    pub fn kernel_of_size(&self, gpu: &str, problem: &Problem) -> Option<&Multiplying> {
+        let (shape, family) = (Shape::of(problem), Family::of(problem, gpu));
+        let is_it = |entry: &&Entry| {
+            let Way { strategy, engine, .. } = entry.way;
+            strategy == Strategy::Fused
+                && matches!(engine, Engine::CopyEngines { .. })
+                && entry.shape == shape
+                && entry.family == Family { ranks: entry.family.ranks, ..family.clone() }
+        };
+        self.entries.iter().find(is_it).map(|entry| &entry.multiplying)
     }
 
     /// The plan for a problem; `None`: no kernel computes it, or no way fits.

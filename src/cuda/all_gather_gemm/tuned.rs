@@ -89,7 +89,7 @@ fn advise_by(
         advice.gather.engine = Some(answer.way.engine);
         advice.gather.pieces = Some(answer.way.pieces);
         if let Some(multiplying) = &answer.multiplying {
-            fix(&mut advice.gemm, multiplying);
+            advice.gemm.fix(multiplying);
         }
     }
     for note in tuning.notes() {
@@ -154,18 +154,12 @@ impl Fits for Here<'_> {
             && asked.splits.is_none_or(|asked| asked == multiplying.splits);
         let part = strategy.part_of(self.problem);
         let mut fixed = asked.clone();
-        fix(&mut fixed, multiplying);
+        fixed.fix(multiplying);
         let can = |part: &Problem| {
             shape::check(part).is_ok() && choose(self.kernels, part, &fixed, self.sms).is_ok()
         };
         is_open && part.is_ok_and(|part| can(&part))
     }
-}
-
-fn fix(options: &mut GemmOptions, multiplying: &Multiplying) {
-    options.kernel = Some(multiplying.kernel.clone());
-    options.swizzle = Some(multiplying.swizzle);
-    options.splits = Some(multiplying.splits);
 }
 
 #[cfg(test)]

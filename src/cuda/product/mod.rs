@@ -7,6 +7,7 @@
 
 pub(crate) mod choice;
 pub(crate) mod kernels;
+mod measured;
 pub(crate) mod operands;
 pub(crate) mod options;
 
@@ -17,6 +18,7 @@ use cudarc::driver::{CudaStream, DevicePtrMut as _};
 
 use self::choice::{TYPICAL_SMS, choose};
 use self::kernels::kernels;
+use self::measured::with_measured_kernel;
 use self::operands::{Operands, RawOperands};
 use self::options::GemmOptions;
 use crate::cuda::sys::call::Input;
@@ -31,6 +33,7 @@ use crate::fit::check_len;
 use crate::kernels::Choice;
 use crate::kernels::Kernel;
 use crate::plan::Problem;
+use crate::tune::Tuning;
 
 /// Everything about a product that does not change from call to call.
 #[derive(Debug)]
@@ -55,6 +58,18 @@ impl Product {
         let workspace = Workspace::new(device, prepared.workspace_bytes())?;
         let (device, problem, options) = (device.clone(), problem.clone(), options.clone());
         Ok(Product { device, problem, options, kernel, choice, prepared, workspace })
+    }
+
+    /// [`Product::plan`] of a product on its own: by the kernel of its size, if that was measured.
+    pub(crate) fn plan_alone(
+        device: &Device,
+        problem: &Problem,
+        options: &GemmOptions,
+    ) -> Result<Self> {
+        let kernels = kernels().unwrap_or_default();
+        let tuning = Tuning::found();
+        let by = with_measured_kernel(options, tuning, device.info(), kernels, problem);
+        Ok(Product { options: options.clone(), ..Product::plan(device, problem, &by)? })
     }
 
     /// The part of planning that needs no device.

@@ -1,0 +1,86 @@
+//! The kernel of a product whose size was measured as a step.
+//!
+//! What belongs here: whether a table's kernel holds for a product alone. Pure: no device. Invariant: what the caller fixed
+//! stays as it is, and what comes out is legal, so that a table never makes a plan fail that would succeed without.
+
+use super::choice::choose;
+use super::options::GemmOptions;
+use crate::cuda::sys::device::DeviceInfo;
+use crate::kernels::Kernel;
+use crate::plan::Problem;
+use crate::tune::Tuning;
+
+/// `options` with the measured kernel, if there is one and the caller left the kernel open.
+pub(crate) fn with_measured_kernel(
+    options: &GemmOptions,
+    tuning: &Tuning,
+    device: &DeviceInfo,
+    kernels: &[Kernel],
+    problem: &Problem,
+) -> GemmOptions {
+    let mut fixed = options.clone();
+    let GemmOptions { kernel, swizzle, splits, sm_limit, .. } = options;
+    // Fewer SMs have other waves than those that were measured.
+    let is_open = kernel.is_none()
+        && swizzle.is_none()
+        && splits.is_none()
+        && sm_limit.is_none_or(|limit| limit == device.sm_count);
+    if let Some(measured) = tuning.kernel_of_size(&device.name, problem).filter(|_| is_open) {
+        fixed.fix(measured);
+    }
+    // The kernel may not have been compiled, or sum fp8 in another way.
+    match choose(kernels, problem, &fixed, device.sm_count) {
+        Ok(_) => fixed,
+        Err(_) => options.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::ElementType;
+    use crate::kernels::all_kernels;
+
+    fn device() -> DeviceInfo {
+        DeviceInfo {
+            ordinal: 0,
+            name: "NVIDIA H200".into(),
+            sm_count: 132,
+            compute_capability: (9, 0),
+            memory_bytes: 1 << 37,
+        }
+    }
+
+    fn kernel(options: &GemmOptions, problem: &Problem, kernels: &[Kernel]) -> Option<String> {
+        let tuning = Tuning::shipped();
+        with_measured_kernel(options, tuning, &device(), kernels, problem).kernel
+    }
+
+    #[test]
+    fn a_measured_size_has_its_kernel_and_all_else_stays_open() {
+        let size = |m| Problem::builder(m, 3584, 8192).build().unwrap();
+        let (plain, all) = (GemmOptions::default(), all_kernels());
+        let measured = kernel(&plain, &size(2048), all);
+        assert_eq!(measured.unwrap(), "bf16_bf16_bf16_nk_128x112x64_2x1_pingpong");
+        // Not measured; and measured where a kernel that takes SMs sent the rows.
+        assert_eq!(kernel(&plain, &size(2049), all), None);
+        assert_eq!(kernel(&plain, &size(64), all), None);
+        // Other types, and what the caller fixed.
+        let f16 = Problem::builder(2048, 3584, 8192);
+        let f16 = f16.elements(ElementType::F16, ElementType::F16, ElementType::F16);
+        assert_eq!(kernel(&plain, &f16.build().unwrap(), all), None);
+        for fixed in [
+            plain.clone().with_swizzle(1),
+            plain.clone().with_splits(1),
+            plain.clone().with_sm_limit(100),
+        ] {
+            assert_eq!(kernel(&fixed, &size(2048), all), None);
+        }
+        let named = plain.clone().with_kernel("bf16_bf16_bf16_nk_128x128x64_2x1_pingpong");
+        assert_eq!(kernel(&named, &size(2048), all), named.kernel);
+        // Not compiled.
+        let others: Vec<Kernel> =
+            all.iter().filter(|one| !one.name.contains("128x112")).cloned().collect();
+        assert_eq!(kernel(&plain, &size(2048), &others), None);
+    }
+}
