@@ -15,7 +15,7 @@ const COLUMNS: (u64, u64) = (1024, 16384);
 /// How many problems are drawn, and from which.
 #[derive(clap::Args)]
 pub struct Drawn {
-    /// Draw so many problems at random instead (by --seed): sizes are as often twice as large as half as large
+    /// Draw this number of problems at random, by --seed, evenly over the logarithms of their sizes
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["shapes", "set"],
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     random: Option<u32>,
