@@ -6,12 +6,11 @@
 
 use crate::cuda::exchange::chunk_table::check_count;
 use crate::cuda::movers::options::GatherOptions;
-use crate::cuda::product::choice::choose;
 use crate::cuda::product::kernels::kernels;
+use crate::cuda::product::measured::fixed;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::call::MAX_PUSHED;
 use crate::cuda::sys::device::{DeviceInfo, driver_name};
-use crate::cuda::sys::shape;
 use crate::kernels::Kernel;
 use crate::plan::{Engine, Plan, PlanOptions, Problem, Strategy, Way};
 use crate::tune::{Answer, Asked, Fits, Multiplying, Tuning};
@@ -144,21 +143,14 @@ impl Fits for Here<'_> {
     }
 
     fn multiplying(&self, strategy: Strategy, multiplying: &Multiplying) -> bool {
-        let asked = self.open.gemm;
-        // Several products have a kernel each; and fewer SMs have other waves than those that were measured.
-        if self.open.problems.len() != 1 || asked.sm_limit.is_some_and(|limit| limit != self.sms) {
+        // Several products have a kernel each.
+        if self.open.problems.len() != 1 {
             return false;
         }
-        let is_open = asked.kernel.as_ref().is_none_or(|asked| *asked == multiplying.kernel)
-            && asked.swizzle.is_none_or(|asked| asked == multiplying.swizzle)
-            && asked.splits.is_none_or(|asked| asked == multiplying.splits);
         let part = strategy.part_of(self.problem);
-        let mut fixed = asked.clone();
-        fixed.fix(multiplying);
-        let can = |part: &Problem| {
-            shape::check(part).is_ok() && choose(self.kernels, part, &fixed, self.sms).is_ok()
-        };
-        is_open && part.is_ok_and(|part| can(&part))
+        let can =
+            |part| fixed(self.open.gemm, multiplying, self.kernels, &part, self.sms).is_some();
+        part.is_ok_and(can)
     }
 }
 

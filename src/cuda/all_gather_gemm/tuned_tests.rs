@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::{Strategy, *};
+use crate::cuda::product::choice::choose;
 use crate::element::ElementType;
 use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape};
 use crate::tune::{Entry, Family, Shape, Times};
@@ -24,16 +25,6 @@ fn kernel(name: &str, rows: u32, max_splits: u32) -> Kernel {
 
 fn some() -> Vec<Kernel> {
     vec![kernel("large", 256, 1), kernel("middle", 128, 1), kernel("small", 16, 8)]
-}
-
-fn device() -> DeviceInfo {
-    DeviceInfo {
-        ordinal: 0,
-        name: "NVIDIA H200".into(),
-        sm_count: 132,
-        compute_capability: (9, 0),
-        memory_bytes: 1 << 37,
-    }
 }
 
 /// 4096 × 3584 × 8192 on two H200: what was fastest.
@@ -89,7 +80,7 @@ impl Call {
         let Call { problems, strategy, gather, gemm, in_the_way } = self;
         let (strategy, in_the_way) = (*strategy, *in_the_way);
         let open = Open { problems, strategy, gather, gemm, in_the_way };
-        advise_by(table, &device(), "580.1", &some(), &open)
+        advise_by(table, &DeviceInfo::made_up(), "580.1", &some(), &open)
     }
 }
 
@@ -214,7 +205,7 @@ fn another_driver_and_a_bad_file_are_told_of() {
         let call = Call::of(problem(4096));
         let Call { problems, strategy, gather, gemm, in_the_way } = &call;
         let open = Open { problems, strategy: *strategy, gather, gemm, in_the_way: *in_the_way };
-        advise_by(&usual(), &device(), "590.2", &some(), &open)
+        advise_by(&usual(), &DeviceInfo::made_up(), "590.2", &some(), &open)
     };
     let text = advice.explain("");
     assert!(text.ends_with("; with driver 580.1, here is 590.2"), "{text}");

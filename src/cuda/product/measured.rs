@@ -1,14 +1,15 @@
 //! The kernel of a product whose size was measured as a step.
 //!
-//! What belongs here: whether a table's kernel holds for a product alone. Pure: no device. Invariant: what the caller fixed
+//! What belongs here: whether a table's kernel can be taken for a product. Pure: no device. Invariant: what the caller fixed
 //! stays as it is, and what comes out is legal, so that a table never makes a plan fail that would succeed without.
 
 use super::choice::choose;
 use super::options::GemmOptions;
 use crate::cuda::sys::device::DeviceInfo;
+use crate::cuda::sys::shape;
 use crate::kernels::Kernel;
 use crate::plan::Problem;
-use crate::tune::Tuning;
+use crate::tune::{Multiplying, Tuning};
 
 /// `options` with the measured kernel, if there is one and the caller left the kernel open.
 pub(crate) fn with_measured_kernel(
@@ -18,21 +19,32 @@ pub(crate) fn with_measured_kernel(
     kernels: &[Kernel],
     problem: &Problem,
 ) -> GemmOptions {
-    let mut fixed = options.clone();
-    let GemmOptions { kernel, swizzle, splits, sm_limit, .. } = options;
+    let GemmOptions { kernel, swizzle, splits, .. } = options;
+    let is_open = kernel.is_none() && swizzle.is_none() && splits.is_none();
+    let measured = tuning.kernel_of_size(&device.name, problem).filter(|_| is_open);
+    measured
+        .and_then(|measured| fixed(options, measured, kernels, problem, device.sm_count))
+        .unwrap_or_else(|| options.clone())
+}
+
+/// `asked` with that kernel, run that way; `None` if the caller asked for another, or it cannot compute the problem on
+/// `sms` SMs: it may not have been compiled, or sum fp8 in another way.
+pub(crate) fn fixed(
+    asked: &GemmOptions,
+    multiplying: &Multiplying,
+    kernels: &[Kernel],
+    problem: &Problem,
+    sms: u32,
+) -> Option<GemmOptions> {
     // Fewer SMs have other waves than those that were measured.
-    let is_open = kernel.is_none()
-        && swizzle.is_none()
-        && splits.is_none()
-        && sm_limit.is_none_or(|limit| limit == device.sm_count);
-    if let Some(measured) = tuning.kernel_of_size(&device.name, problem).filter(|_| is_open) {
-        fixed.fix(measured);
-    }
-    // The kernel may not have been compiled, or sum fp8 in another way.
-    match choose(kernels, problem, &fixed, device.sm_count) {
-        Ok(_) => fixed,
-        Err(_) => options.clone(),
-    }
+    let is_open = asked.sm_limit.is_none_or(|limit| limit == sms)
+        && asked.kernel.as_ref().is_none_or(|asked| *asked == multiplying.kernel)
+        && asked.swizzle.is_none_or(|asked| asked == multiplying.swizzle)
+        && asked.splits.is_none_or(|asked| asked == multiplying.splits);
+    let mut fixed = asked.clone();
+    fixed.fix(multiplying);
+    let can = || shape::check(problem).is_ok() && choose(kernels, problem, &fixed, sms).is_ok();
+    (is_open && can()).then_some(fixed)
 }
 
 #[cfg(test)]
@@ -41,19 +53,9 @@ mod tests {
     use crate::element::ElementType;
     use crate::kernels::all_kernels;
 
-    fn device() -> DeviceInfo {
-        DeviceInfo {
-            ordinal: 0,
-            name: "NVIDIA H200".into(),
-            sm_count: 132,
-            compute_capability: (9, 0),
-            memory_bytes: 1 << 37,
-        }
-    }
-
     fn kernel(options: &GemmOptions, problem: &Problem, kernels: &[Kernel]) -> Option<String> {
         let tuning = Tuning::shipped();
-        with_measured_kernel(options, tuning, &device(), kernels, problem).kernel
+        with_measured_kernel(options, tuning, &DeviceInfo::made_up(), kernels, problem).kernel
     }
 
     #[test]

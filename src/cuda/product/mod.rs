@@ -7,7 +7,7 @@
 
 pub(crate) mod choice;
 pub(crate) mod kernels;
-mod measured;
+pub(crate) mod measured;
 pub(crate) mod operands;
 pub(crate) mod options;
 

@@ -31,6 +31,18 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
+    /// An H200, for tests without one.
+    #[cfg(test)]
+    pub(crate) fn made_up() -> Self {
+        DeviceInfo {
+            ordinal: 0,
+            name: "NVIDIA H200".into(),
+            sm_count: 132,
+            compute_capability: (9, 0),
+            memory_bytes: 1 << 37,
+        }
+    }
+
     /// Whether the kernels run on this GPU: compute capability 9.0, nothing older and nothing newer,
     /// for they use instructions that exist there alone.
     pub fn check(&self) -> Result<()> {

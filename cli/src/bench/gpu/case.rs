@@ -185,7 +185,7 @@ impl Course<'_> {
         Ok(())
     }
 
-    /// Checks the product, and with it loads whatever a first use loads; nobody, if it is wrong.
+    /// Checks the product, and so loads what its first use loads; `None` if its result is wrong.
     fn admit(
         &mut self,
         who: Multiplier,

@@ -62,7 +62,7 @@ pub struct Inputs {
 pub trait InMemory: Element {
     /// Appends its bytes.
     fn put(self, bytes: &mut Vec<u8>);
-    /// Reads it from so many bytes as its type has; NaN from fewer.
+    /// Reads a number from as many bytes as its type has; NaN from fewer.
     fn get(bytes: &[u8]) -> Self;
 }
 
@@ -227,7 +227,7 @@ struct Copy {
 }
 
 /// How a pool of `period` bytes is repeated over `total`, beginning at `start` of it: the first
-/// period from the pool, then what is there again and again, each time twice as much.
+/// period from the pool, then copies of all that was written so far, each as long as all before it.
 fn copies(total: u64, start: u64, period: u64) -> Vec<Copy> {
     let first = total.min(period - start);
     let rest = (total - first).min(start);

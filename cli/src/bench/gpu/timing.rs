@@ -57,7 +57,7 @@ impl Length {
     pub fn new(product_ms: f64, sets: usize, target_ms: f64) -> Length {
         let sets = sets.max(1);
         let product_ms = product_ms.max(1e-4);
-        // Not so many launches that a graph alone lasts longer than a loop should.
+        // Few enough launches that one graph is no longer than a loop.
         let most = ((target_ms / product_ms) as usize).max(1);
         let launches = sets * LAUNCHES.min(most).div_ceil(sets);
         let replays = (target_ms / (product_ms * launches as f64)).ceil().max(1.0) as usize;

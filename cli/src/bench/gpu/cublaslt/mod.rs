@@ -79,7 +79,7 @@ impl Description {
     ) -> Result<Description> {
         let null = std::ptr::null_mut();
         let library = library.clone();
-        // Filled in step by step, so that an error on the way frees what is there.
+        // Filled in step by step: an error on the way frees what was created before it.
         let mut it = Description { library, product: null, a: null, b: null, d: null };
         let api = &it.library.api;
         // SAFETY: the pointer is to a live field.

@@ -335,7 +335,7 @@ impl<'a> GatherAlone<'a> {
 impl Step for GatherAlone<'_> {
     fn enqueue(&mut self, _: usize) -> Result<()> {
         let stream = &self.place.gpu.stream;
-        // SAFETY: the rows are in their slots, whatever they are.
+        // SAFETY: the rows are in their slots; any rows will do.
         unsafe { self.gather.start(stream, None, None) }?;
         self.gather.finish(stream).map(drop)
     }

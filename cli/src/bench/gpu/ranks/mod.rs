@@ -1,8 +1,8 @@
 //! The bench of all-gather + GEMM on several GPUs: this process's part as one rank.
 //!
 //! What belongs here: the course of it; the contenders are beside. Every rank does the same in the same
-//! order, since whatever gathers is collective. Invariants: a time is that of the slowest rank; nobody is
-//! shown one for a wrong result; what was measured is shown, also when a later case ends the bench.
+//! order, because gathers are collective. Invariants: a time is that of the slowest rank; a wrong result has no
+//! time; measured times are shown even if a later case ends the bench.
 
 pub mod contenders;
 pub mod entrant;

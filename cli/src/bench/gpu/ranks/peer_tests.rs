@@ -125,7 +125,7 @@ fn problem(m: u64) -> Problem {
 /// Who failed and how; what ran is given as its time.
 fn rounds(peer: &mut Peer, group: &Group, m: u64) -> Vec<(String, Result<f64, String>)> {
     let told = peer.prepare(group, &problem(m), 20).unwrap();
-    // As the bench does it: all that are told of by graphs, and in two rounds.
+    // As in the bench: every contender that the peer names, in graphs, in two rounds.
     assert!(told.iter().all(|one| one.graph));
     let mut all: Vec<_> =
         told.into_iter().map(|one| (one.name, one.failed.map_or(Ok(0.0), Err))).collect();
