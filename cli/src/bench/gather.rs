@@ -11,7 +11,7 @@ use super::drawn::Drawn;
 use super::host;
 use super::report::Shown;
 use super::shapes::{SMALL, ShapeArgs, unless, where_host};
-use super::wanted::{Gatherer, Gathers, Launch, OnThreads};
+use super::wanted::{Gatherer, Gathers, Launch, Loops, OnThreads};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads;
@@ -24,7 +24,8 @@ const USUAL: [&str; 4] = ["4096x3584x8192", "8192x3584x8192", "2048x3584x8192", 
 const FEW_STEPS: &str = "9";
 
 /// Options that say something of GPUs alone.
-const OF_GPUS: [&str; 11] = [
+const OF_GPUS: [&str; 12] = [
+    "loops",
     "launch",
     "streams",
     "blocks",
@@ -40,11 +41,10 @@ const OF_GPUS: [&str; 11] = [
 
 /// Time all-gather + GEMM between GPUs, beside NCCL and cuBLASLt, one process a rank; or on threads of this machine
 ///
-/// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm bench all-gather-gemm. All
-/// contenders take turns in the same processes, in steady loops of the same length, on random data,
-/// and every result is compared with an f64 reference first. Rank 0 reports, for each contender, the
-/// slowest rank's time of every round. With --host all ranks are threads of this process, without a launcher: then
-/// own, sequential and fused take part, in loops of nine steps of four small problems, unless others are named.
+/// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm bench all-gather-gemm. All contenders run interleaved in
+/// the same processes, in loops of equal length, on random data. Every result is first compared with an f64 reference. Rank 0
+/// reports the slowest rank's time of every round. With --host all ranks are threads of this process, without a launcher; the
+/// defaults are then the contenders own, sequential and fused, nine steps per loop, and four small problems.
 #[derive(clap::Args)]
 #[command(mut_arg("shapes", |arg| where_host(&SMALL)(unless("set", &USUAL)(arg))))]
 #[command(mut_arg("contenders", where_host(&["own", "sequential", "fused"])))]
@@ -60,11 +60,11 @@ pub struct Args {
     #[arg(long, conflicts_with_all = OF_GPUS)]
     host: bool,
 
-    /// How many ranks, on threads [default: 2]
+    /// Number of ranks, with --host [default: 2]
     #[arg(long, value_name = "N", requires = "host", value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: Option<u32>,
 
-    /// What a rank sends in a second, in MB, on threads [default: as fast as memory is]
+    /// Rate of the link with --host, in MB/s per rank [default: unlimited]
     #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
     link: Option<f64>,
 
@@ -78,15 +78,19 @@ pub struct Args {
     )]
     contenders: Vec<Gatherer>,
 
-    /// Steps in one loop, at least
+    /// Minimum number of steps in a loop
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: u32,
 
-    /// Rounds; in each, every contender runs one loop
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: u32,
+    /// Duration of the loops
+    #[arg(long, value_enum, default_value_t = Loops::Sustained)]
+    loops: Loops,
 
-    /// How the loops are launched
+    /// Rounds; in each, every contender runs one loop [default: 3, with --loops burst or --host 9]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: Option<u32>,
+
+    /// Launch modes of the loops
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Launch::Graph, Launch::Plain])]
     launch: Vec<Launch>,
 
@@ -114,7 +118,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     swizzle: Option<u32>,
 
-    /// Rows are copied into their slot in every step, rather than being there
+    /// Copy the rank's rows into the gathered buffer in every step [default: they are written in place once]
     #[arg(long)]
     copied: bool,
 
@@ -126,15 +130,15 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     nccl: Option<PathBuf>,
 
-    /// Draw one step of the fused product of each case into this folder: every tile, and how long it waited
+    /// Draw one step of the fused product of each case into this folder: every tile, with the time that it waited
     #[arg(long, value_name = "FOLDER")]
     timelines: Option<PathBuf>,
 
-    /// Another program as a contender, interleaved: python3 benches/peers/torch_peer.py
+    /// Command of another program to measure, interleaved with all contenders: python3 benches/peers/torch_peer.py
     #[arg(long, value_name = "COMMAND")]
     peer: Option<String>,
 
-    /// Where the random numbers begin
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
@@ -149,7 +153,8 @@ impl Args {
             cases: self.problems.cases(self.drawn.shapes(self.seed), ranks, BLayout::Nk)?,
             contenders: self.contenders(),
             steps: self.steps as usize,
-            rounds: self.rounds as usize,
+            loops: self.loops.times(),
+            rounds: self.rounds.unwrap_or(self.loops.rounds()) as usize,
             launch: self.launch.clone(),
             pieces: self.pieces,
             streams: self.streams,
@@ -193,7 +198,7 @@ impl Args {
             ranks,
             contenders: self.contenders(),
             steps: self.steps as usize,
-            rounds: self.rounds as usize,
+            rounds: self.rounds.unwrap_or(Loops::Burst.rounds()) as usize,
             chunks: self.pieces,
             link: on_threads::link(self.link)?,
             seed: self.seed,

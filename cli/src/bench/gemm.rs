@@ -10,7 +10,7 @@ use overlap_gemm::plan::{BLayout, Scaling};
 use super::cases::{Case, Set, Shape, Types};
 use super::drawn::Drawn;
 use super::report::Shown;
-use super::wanted::{Kernels, Launch, Multiplier, Products};
+use super::wanted::{Kernels, Launch, LoopTimes, Loops, Multiplier, Products};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::OutputArgs;
@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, value_enum, conflicts_with = "shapes")]
     set: Option<Set>,
 
-    /// Problems of your own, such as 4096x3584x8192,1x3584x8192
+    /// Problems as MxNxK, such as 4096x3584x8192,1x3584x8192
     #[arg(long, value_name = "MxNxK,...", value_delimiter = ',')]
     shapes: Vec<Shape>,
 
@@ -58,7 +58,7 @@ pub struct Args {
         value_enum,
         value_name = "NAME,...",
         value_delimiter = ',',
-        default_values_t = [Multiplier::Own, Multiplier::OwnSet, Multiplier::OwnTrickle, Multiplier::Cublaslt]
+        default_values_t = [Multiplier::Own, Multiplier::OwnSet, Multiplier::Cublaslt]
     )]
     contenders: Vec<Multiplier>,
 
@@ -94,29 +94,29 @@ pub struct Args {
     #[arg(long)]
     no_fast_accumulation: bool,
 
-    /// Of many own variants, how many go from the short first heat into the rounds
+    /// Number of own variants that are kept after the short first heat
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     keep: u32,
 
-    /// Rounds; in each, every contender runs one loop
-    #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    rounds: u32,
+    /// Duration of the loops
+    #[arg(long, value_enum, default_value_t = Loops::Sustained)]
+    loops: Loops,
 
-    /// How long a loop lasts at least
-    #[arg(long, value_name = "MS", default_value_t = 25.0, value_parser = |text: &str| within(text, 1.0, 60_000.0))]
-    target_ms: f64,
+    /// Rounds; in each, every contender runs one loop [default: 3, with --loops burst 9]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: Option<u32>,
 
-    /// How the loops are launched
+    /// Minimum duration of a loop, untimed and timed, instead of that of --loops
+    #[arg(long, value_name = "MS", value_parser = |text: &str| within(text, 1.0, 60_000.0))]
+    target_ms: Option<f64>,
+
+    /// Launch mode of the loops
     #[arg(long, value_enum, default_value_t = Launch::Graph)]
     launch: Launch,
 
-    /// Chunks that A arrives in, for own-set and own-trickle
+    /// Number of chunks of A, for own-set
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
     chunks: u32,
-
-    /// How fast chunks arrive for own-trickle; the first is there from the beginning
-    #[arg(long, value_name = "GB/s", default_value_t = 370.0, value_parser = |text: &str| within(text, 0.1, 10_000.0))]
-    trickle_gbps: f64,
 
     /// Compare no results: for profilers only
     #[arg(long)]
@@ -126,7 +126,7 @@ pub struct Args {
     #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
     device: usize,
 
-    /// Where the random numbers begin
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
@@ -150,7 +150,7 @@ impl Args {
             contenders.retain(|who| *who != Multiplier::Cublaslt);
         }
         if contenders.is_empty() {
-            return Err(Failure::Usage("nobody is left to take part: see --contenders".into()));
+            return Err(Failure::Usage("no contender is left: see --contenders".into()));
         }
         let kernels = match self.kernels.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             ["auto"] => Kernels::Auto,
@@ -180,11 +180,13 @@ impl Args {
             sm_limit: self.sm_limit,
             fast_accumulation: !self.no_fast_accumulation,
             keep: self.keep as usize,
-            rounds: self.rounds as usize,
-            target_ms: self.target_ms,
+            rounds: self.rounds.unwrap_or(self.loops.rounds()) as usize,
+            loops: match self.target_ms {
+                None => self.loops.times(),
+                Some(ms) => LoopTimes { warm_ms: ms, timed_ms: ms },
+            },
             launch: self.launch,
             chunks: self.chunks,
-            trickle_bytes_per_second: 1e9 * self.trickle_gbps,
             check: !self.no_check,
             device: self.device,
             seed: self.seed,
@@ -240,20 +242,27 @@ mod tests {
     fn by_default_all_sets_are_measured() {
         let wanted = wanted("").unwrap();
         assert_eq!(wanted.cases.len(), 36);
-        assert_eq!((wanted.contenders.len(), &wanted.kernels), (4, &Kernels::Auto));
+        assert_eq!((wanted.contenders.len(), &wanted.kernels), (3, &Kernels::Auto));
         assert!(wanted.check && wanted.fast_accumulation);
     }
 
     #[test]
     fn sweeps_are_understood() {
         let line = "--shapes 64x64x64,1x8x8 --types f16:f32 --b-layout kn --kernels a,b \
-                    --swizzles 1,4 --splits 2 --no-cublaslt --trickle-gbps 100";
+                    --swizzles 1,4 --splits 2 --no-cublaslt";
         let wanted = wanted(line).unwrap();
         assert_eq!(wanted.cases[1].to_string(), "1×8×8 f16→f32 B k×n");
         assert_eq!(wanted.kernels, Kernels::Named(vec!["a".into(), "b".into()]));
         assert_eq!((&wanted.swizzles[..], &wanted.splits[..]), (&[1, 4][..], &[2][..]));
         assert!(!wanted.contenders.contains(&Multiplier::Cublaslt));
-        assert_eq!(wanted.trickle_bytes_per_second, 1e11);
+    }
+
+    #[test]
+    fn loops_are_long_unless_asked_for_short_ones() {
+        let loops = |line| wanted(line).map(|it| (it.rounds, it.loops.warm_ms, it.loops.timed_ms));
+        assert_eq!(loops(""), Ok((3, 150.0, 300.0)));
+        assert_eq!(loops("--loops burst"), Ok((9, 40.0, 40.0)));
+        assert_eq!(loops("--loops burst --rounds 5 --target-ms 4"), Ok((5, 4.0, 4.0)));
     }
 
     #[test]
@@ -279,9 +288,8 @@ mod tests {
             ("--kernels all,some", "--kernels has 'all'"),
             ("--kernels=", "--kernels has ''"),
             ("--swizzles 0", "0 is no swizzle"),
-            ("--contenders cublaslt --no-cublaslt", "nobody is left"),
+            ("--contenders cublaslt --no-cublaslt", "no contender is left"),
             ("--target-ms 0", "from 1 to 60000"),
-            ("--trickle-gbps NaN", "from 0.1 to 10000"),
             ("--rounds 0", "--rounds"),
             ("--set none", "small-m"),
         ] {

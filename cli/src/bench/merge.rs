@@ -11,7 +11,7 @@ use super::wanted::Launch;
 use crate::exit::Failure;
 use crate::output::OutputArgs;
 
-/// Show results of bench again: several runs in one table, or a part of them for a document
+/// Merge result files of bench into one table, or print a part of them for a document
 ///
 /// Takes files that --output of bench or of this command wrote. Needs no GPU.
 #[derive(clap::Args)]
@@ -41,7 +41,7 @@ struct Select {
     #[arg(long, value_name = "ROWS")]
     from_m: Option<u32>,
 
-    /// Only loops that were launched like this
+    /// Only this launch mode
     #[arg(long, value_enum)]
     launch: Option<Launch>,
 }

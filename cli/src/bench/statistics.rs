@@ -52,6 +52,12 @@ pub fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
+/// The geometric mean: of ratios, it does not depend on which side is above.
+pub fn geometric_mean(values: &[f64]) -> Option<f64> {
+    let sum: f64 = values.iter().map(|value| value.ln()).sum();
+    (!values.is_empty()).then(|| (sum / values.len() as f64).exp())
+}
+
 /// `over[i] / under[i]` for every round i: what drifts from round to round cancels.
 pub fn ratios(over: &[f64], under: &[f64]) -> Vec<f64> {
     over.iter().zip(under).map(|(over, under)| over / under).collect()
@@ -70,6 +76,8 @@ mod tests {
         assert_eq!((five.median, five.lower_quartile, five.upper_quartile), (3.0, 2.0, 4.0));
         assert_eq!(median(&[1.0, 2.0]), Some(1.5));
         assert_eq!(quantile(&[0.0, 10.0], 0.25), Some(2.5));
+        assert_eq!(geometric_mean(&[]), None);
+        assert!((geometric_mean(&[2.0, 0.5, 1.0, 8.0]).unwrap() - 8f64.powf(0.25)).abs() < 1e-12);
     }
 
     #[test]

@@ -19,6 +19,42 @@ pub enum Launch {
     Plain,
 }
 
+/// How long a contender runs before another has its turn. A GPU's clock follows the power of the last tens of milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Loops {
+    /// At least 0.15 s untimed, then 0.3 s timed: each contender at the clock that its own power allows
+    #[default]
+    Sustained,
+    /// At least 40 ms untimed, then 40 ms timed: all contenders at about the same clock
+    Burst,
+}
+
+/// The least durations of a loop.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoopTimes {
+    /// Before the timed part.
+    pub warm_ms: f64,
+    pub timed_ms: f64,
+}
+
+impl Loops {
+    /// The durations.
+    pub const fn times(self) -> LoopTimes {
+        match self {
+            Loops::Sustained => LoopTimes { warm_ms: 150.0, timed_ms: 300.0 },
+            Loops::Burst => LoopTimes { warm_ms: 40.0, timed_ms: 40.0 },
+        }
+    }
+
+    /// Rounds, if nobody says how many.
+    pub const fn rounds(self) -> u32 {
+        match self {
+            Loops::Sustained => 3,
+            Loops::Burst => 9,
+        }
+    }
+}
+
 /// A contender of all-gather + GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Gatherer {
@@ -26,7 +62,7 @@ pub enum Gatherer {
     Cublaslt,
     /// This crate's plain GEMM, A already gathered
     Own,
-    /// This crate's plain GEMM beside copies as large as the gather's, which nobody waits for
+    /// This crate's plain GEMM while copies of the same size run; the GEMM does not wait for them
     Beside,
     /// NCCL's all-gather, then cuBLASLt's product
     NcclCublaslt,
@@ -47,7 +83,7 @@ pub enum Gatherer {
 }
 
 impl Gatherer {
-    /// Those that there are on threads.
+    /// Those on threads.
     pub const ON_THREADS: [Gatherer; 3] = [Gatherer::Own, Gatherer::Sequential, Gatherer::Fused];
 
     /// All of them, in the order of tables.
@@ -86,12 +122,10 @@ impl Gatherer {
 /// A contender of the product on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Multiplier {
-    /// The plain GEMM, all of A there
+    /// The plain GEMM, all of A available
     Own,
     /// The product that waits for signals, all of them set
     OwnSet,
-    /// The product that waits for signals, which come while it runs
-    OwnTrickle,
     /// cuBLASLt's best
     Cublaslt,
 }
@@ -103,7 +137,6 @@ impl Multiplier {
         match self {
             Multiplier::Own => "own",
             Multiplier::OwnSet => "own-set",
-            Multiplier::OwnTrickle => "own-trickle",
             Multiplier::Cublaslt => "cublaslt",
         }
     }
@@ -134,10 +167,9 @@ pub struct Products {
     pub fast_accumulation: bool,
     pub keep: usize,
     pub rounds: usize,
-    pub target_ms: f64,
+    pub loops: LoopTimes,
     pub launch: Launch,
     pub chunks: u32,
-    pub trickle_bytes_per_second: f64,
     pub check: bool,
     pub device: usize,
     pub seed: u64,
@@ -149,6 +181,7 @@ pub struct Gathers {
     pub cases: Vec<Case>,
     pub contenders: Vec<Gatherer>,
     pub steps: usize,
+    pub loops: LoopTimes,
     pub rounds: usize,
     pub launch: Vec<Launch>,
     pub pieces: Option<u32>,

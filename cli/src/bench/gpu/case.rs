@@ -5,29 +5,30 @@
 //! the bench.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use overlap_gemm::cuda::GemmOptions;
 use overlap_gemm::plan::Problem;
 use overlap_gemm::{Error, Result};
 
 use super::super::cases::Case;
-use super::super::report::{CaseReport, Kind, Row};
+use super::super::report::{CaseReport, Kind, Power, Row};
 use super::super::statistics::median;
 use super::super::turns::turn;
-use super::super::wanted::{Launch, Multiplier, Products};
+use super::super::wanted::{Launch, LoopTimes, Multiplier, Products};
 use super::check::Check;
 use super::cublaslt::{Cublaslt, Suggested};
 use super::driver::Gpu;
 use super::inputs::{Inputs, Pools};
 use super::own::{self, Own, OwnSet};
+use super::power::Meter;
 use super::timing::{Length, Loop, Product, Watch, estimate_ms};
-use super::trickle::Trickle;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 
-/// Rounds of the first heat, and the part of a loop's length that it has.
+/// Rounds of the first heat, and its longest loops.
 const HEAT_ROUNDS: usize = 3;
-const HEAT_PART: f64 = 0.25;
+const HEAT_MS: f64 = 6.0;
 
 /// How long the GPU works before the rounds, so that its clocks are those of steady work.
 const WARM_UP_MS: f64 = 200.0;
@@ -39,6 +40,7 @@ pub struct Bench<'a> {
     pub cublaslt: Option<Rc<Cublaslt>>,
     pub l2_bytes: u64,
     pub watch: Watch,
+    pub meter: Meter,
     pub interrupt: Interrupt,
 }
 
@@ -47,6 +49,13 @@ struct Entrant {
     who: Multiplier,
     what: String,
     product: Box<dyn Product>,
+}
+
+/// What the rounds of a contender gave.
+#[derive(Clone, Default)]
+struct Timed {
+    rounds_us: Vec<f64>,
+    power: Vec<Power>,
 }
 
 /// One case, while it runs.
@@ -76,10 +85,7 @@ impl Bench<'_> {
         };
         let takes_part = |who| wanted.contenders.contains(&who);
         // Products that wait run with the kernel of the one that does not, so that one is needed too.
-        let chosen = match [Multiplier::Own, Multiplier::OwnSet, Multiplier::OwnTrickle]
-            .into_iter()
-            .any(takes_part)
-        {
+        let chosen = match takes_part(Multiplier::Own) || takes_part(Multiplier::OwnSet) {
             true => course.own()?,
             false => None,
         };
@@ -93,11 +99,6 @@ impl Bench<'_> {
         }
         let length = course.rounds_length()?;
         let mut rows = course.rounds(length)?;
-        if takes_part(Multiplier::OwnTrickle)
-            && let Some(options) = &chosen
-        {
-            rows.extend(course.trickle(options)?);
-        }
         rows.append(&mut course.others);
         // A stable sort: the variants of a kind stay as they are, the fastest first.
         rows.sort_by_key(|(who, _)| *who);
@@ -215,7 +216,9 @@ impl Course<'_> {
             return Ok(entrants);
         }
         let Bench { gpu, wanted, watch, .. } = self.bench;
-        let length = self.length(&entrants, wanted.target_ms * HEAT_PART)?;
+        let heat_ms = HEAT_MS.min(wanted.loops.timed_ms);
+        let short = LoopTimes { warm_ms: heat_ms, timed_ms: heat_ms };
+        let length = self.length(&entrants, short)?;
         let times = self.timed(
             &entrants,
             length,
@@ -225,7 +228,7 @@ impl Course<'_> {
         )?;
         let mut ranked: Vec<(f64, Entrant)> = times
             .iter()
-            .map(|times| median(times).unwrap_or(f64::INFINITY))
+            .map(|timed| median(&timed.rounds_us).unwrap_or(f64::INFINITY))
             .zip(entrants)
             .collect();
         ranked.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -236,19 +239,19 @@ impl Course<'_> {
         Ok(ranked.into_iter().map(|(_, entrant)| entrant).collect())
     }
 
-    /// How long a loop is that nobody ends before `target_ms`.
-    fn length(&self, entrants: &[Entrant], target_ms: f64) -> Result<Length> {
+    /// How long a loop is that nobody ends before `times`.
+    fn length(&self, entrants: &[Entrant], times: LoopTimes) -> Result<Length> {
         let Bench { gpu, watch, .. } = self.bench;
         let mut fastest = f64::INFINITY;
         for entrant in entrants {
             let ms = estimate_ms(gpu, entrant.product.as_ref(), self.inputs, watch)?;
             fastest = fastest.min(ms);
         }
-        Ok(Length::new(fastest, self.inputs.sets.len(), target_ms))
+        Ok(Length::new(fastest, self.inputs.sets.len(), times))
     }
 
     fn rounds_length(&self) -> Result<Length> {
-        self.length(&self.entrants, self.bench.wanted.target_ms)
+        self.length(&self.entrants, self.bench.wanted.loops)
     }
 
     /// The rounds: the times of all contenders, interleaved; the fastest first.
@@ -261,11 +264,11 @@ impl Course<'_> {
             |entrant| Loop::new(gpu, entrant.product.as_ref(), self.inputs, length, wanted.launch),
             watch,
         )?;
-        let timed =
-            self.entrants.iter().zip(times).map(|(Entrant { who, what, .. }, rounds_us)| {
-                (*who, Row { rounds_us, ..self.row(*who, what.clone()) })
-            });
-        let mut rows: Vec<_> = timed.collect();
+        let row = |(Entrant { who, what, .. }, timed): (&Entrant, Timed)| {
+            let Timed { rounds_us, power } = timed;
+            (*who, Row { rounds_us, power, ..self.row(*who, what.clone()) })
+        };
+        let mut rows: Vec<_> = self.entrants.iter().zip(times).map(row).collect();
         rows.sort_by(|(_, one), (_, other)| {
             let time = |row: &Row| median(&row.rounds_us).unwrap_or(f64::INFINITY);
             time(one).total_cmp(&time(other))
@@ -273,7 +276,7 @@ impl Course<'_> {
         Ok(rows)
     }
 
-    /// Times everyone's loop in every round.
+    /// Times everyone's loop in every round, and measures its power.
     fn timed<'l>(
         &self,
         entrants: &'l [Entrant],
@@ -281,55 +284,27 @@ impl Course<'_> {
         rounds: usize,
         prepare: impl Fn(&'l Entrant) -> Result<Loop<'l>>,
         watch: &Watch,
-    ) -> Result<Vec<Vec<f64>>, Failure> {
+    ) -> Result<Vec<Timed>, Failure> {
         let gpu = self.bench.gpu;
         let loops = entrants.iter().map(prepare).collect::<Result<Vec<_>>>()?;
         let mut warm_ms = 0.0;
         while let Some(first) = loops.first().filter(|_| warm_ms < WARM_UP_MS) {
             warm_ms += (1e-3 * first.time(gpu, watch)? * length.products() as f64).max(1.0);
         }
-        let mut times = vec![Vec::new(); loops.len()];
+        let mut measured = vec![Timed::default(); loops.len()];
         for round in 0..rounds {
             self.bench.interrupt.check()?;
             for nth in turn(round, loops.len()) {
-                times[nth].push(loops[nth].time(gpu, watch)?);
+                let mut us = 0.0;
+                let (_, power) = self.bench.meter.around(|| -> Result<Duration> {
+                    us = loops[nth].time(gpu, watch)?;
+                    Ok(Duration::from_secs_f64(1e-6 * us * length.products() as f64))
+                })?;
+                measured[nth].rounds_us.push(us);
+                measured[nth].power.extend(power);
             }
         }
-        Ok(times)
-    }
-
-    /// The product with arriving chunks; nothing if it is wrong or cannot be.
-    fn trickle(&mut self, options: &GemmOptions) -> Result<Option<(Multiplier, Row)>, Failure> {
-        let Bench { gpu, wanted, .. } = *self.bench;
-        let Some(own) = self.entrants.iter().find(|entrant| entrant.who == Multiplier::Own) else {
-            return Ok(None);
-        };
-        let planned = own::chunks(self.problem, wanted.chunks).and_then(|(problem, chunks)| {
-            let rate = wanted.trickle_bytes_per_second;
-            let product = own.product.as_ref();
-            Trickle::plan(gpu, self.inputs, product, (&problem, chunks), options, rate)
-        });
-        let trickle = match planned {
-            Ok(trickle) => trickle,
-            Err(error) => return self.absent(Multiplier::OwnTrickle, error).map(|()| None),
-        };
-        if wanted.check {
-            let checked = self.check.run(gpu, self.inputs, |set| trickle.enqueue(set))?;
-            trickle.check()?;
-            if let Err(why) = checked {
-                let row = self.row(Multiplier::OwnTrickle, own::describe(options));
-                return Ok(Some((Multiplier::OwnTrickle, Row { failed: Some(why), ..row })));
-            }
-        }
-        let product_ms = estimate_ms(gpu, own.product.as_ref(), self.inputs, &self.bench.watch)?;
-        let mut rounds = Vec::new();
-        for nth in 0..wanted.rounds {
-            self.bench.interrupt.check()?;
-            rounds.push(trickle.round(nth, product_ms, wanted.target_ms)?);
-        }
-        let (rounds_us, arrivals) = trickle.results(&rounds);
-        let row = self.row(Multiplier::OwnTrickle, own::describe(options));
-        Ok(Some((Multiplier::OwnTrickle, Row { rounds_us, arrivals: Some(arrivals), ..row })))
+        Ok(measured)
     }
 
     /// Notes an absent contender, if the error is about that; other errors end the bench.
@@ -348,7 +323,6 @@ impl Course<'_> {
         let kind = match who {
             Multiplier::Own | Multiplier::Cublaslt => Kind::Gemm,
             Multiplier::OwnSet => Kind::GemmAllSignalled,
-            Multiplier::OwnTrickle => Kind::GemmAsChunksArrive,
         };
         Row::new(who.name(), kind, self.bench.wanted.launch == Launch::Graph, what)
     }

@@ -1,15 +1,12 @@
 //! The few driver calls that a bench makes, with errors that name the call.
 //!
-//! Invariant: one thread and, but for [`super::trickle`], one stream use this memory; whoever uses
-//! another stream orders it with events. So `cudarc`'s own tracking is off ([`Gpu::open`]): its waits
+//! Invariant: one thread and one stream use this memory. So `cudarc`'s own tracking is off ([`Gpu::open`]): its waits
 //! would be captured into graphs and timed.
 
 use std::sync::Arc;
 
 use overlap_gemm::cuda::Device;
-use overlap_gemm::cuda::cudarc::driver::sys::{
-    self, CUdevice_attribute, CUdeviceptr, CUevent_flags,
-};
+use overlap_gemm::cuda::cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr, CUevent_flags};
 use overlap_gemm::cuda::cudarc::driver::{
     CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, result,
 };
@@ -25,8 +22,7 @@ impl Gpu {
     /// Opens a GPU by its number.
     pub fn open(ordinal: usize) -> Result<Gpu> {
         let device = Device::open(ordinal)?;
-        // SAFETY: the bench uses one stream, waits for it before memory is freed or read, and orders
-        // the second stream of the trickling chunks by events of its own.
+        // SAFETY: the bench uses one stream, and waits for it before memory is freed or read.
         unsafe { device.context().disable_event_tracking() };
         let stream = device.new_stream()?;
         Ok(Gpu { device, stream })
@@ -129,9 +125,4 @@ pub fn record(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
 /// Names the call that failed.
 pub fn call<T>(call: &'static str, result: Result<T, DriverError>) -> Result<T> {
     result.map_err(|error| Error::Cuda { call, detail: error.to_string() })
-}
-
-/// Names the call that failed, for calls that `cudarc` does not wrap.
-pub fn status(name: &'static str, result: sys::CUresult) -> Result<()> {
-    call(name, result.result())
 }

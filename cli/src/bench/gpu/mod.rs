@@ -1,8 +1,8 @@
 //! The measuring, on one GPU.
 //!
 //! [`case`] is the course of one case; the rest are its parts: `inputs` (random matrices, rotated),
-//! `check` (right or wrong), `timing` (loops and turns), the contenders `own`, `trickle` and
-//! `cublaslt`, `machine` (where it ran) and `driver` (the few calls that everyone makes). [`ranks`] is
+//! `check` (right or wrong), `timing` (loops and turns), the contenders `own` and `cublaslt`,
+//! `power` (watts and clocks), `machine` (where it ran) and `driver` (the few calls that everyone makes). [`ranks`] is
 //! the bench of several GPUs, on the same parts; so is `tune`. Invariant:
 //! what was measured is shown, also when a later case ends the bench.
 
@@ -13,9 +13,9 @@ pub mod driver;
 pub mod inputs;
 mod machine;
 mod own;
+mod power;
 pub mod ranks;
 pub mod timing;
-mod trickle;
 
 use super::report::{Row, Run, Shown};
 use super::wanted::{Multiplier, Products};
@@ -26,6 +26,7 @@ use case::Bench;
 use cublaslt::Cublaslt;
 use driver::Gpu;
 use inputs::Pools;
+use power::Meter;
 pub use ranks::run as run_ranks;
 use timing::Watch;
 
@@ -39,7 +40,8 @@ pub fn run(wanted: &Products, mut shown: Shown, interrupt: Interrupt) -> Result<
     };
     let machine = machine::describe(&gpu, cublaslt.as_deref())?;
     let (l2_bytes, watch) = (machine.l2_bytes, Watch::new(&gpu)?);
-    let bench = Bench { gpu: &gpu, wanted, cublaslt, l2_bytes, watch, interrupt };
+    let meter = Meter::open(&gpu);
+    let bench = Bench { gpu: &gpu, wanted, cublaslt, l2_bytes, watch, meter, interrupt };
 
     let mut pools = Pools::new(wanted.seed);
     let bar = progress::bar(wanted.cases.len() as u64, "cases", &shown.output);

@@ -9,7 +9,7 @@ use overlap_gemm::Result;
 use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaGraph};
 
-use super::super::wanted::Launch;
+use super::super::wanted::{Launch, LoopTimes};
 use super::driver::{Gpu, call, elapsed_ms, record};
 use super::inputs::Inputs;
 
@@ -48,23 +48,25 @@ impl Watch {
 pub struct Length {
     /// Products in one graph: a multiple of the sets.
     pub launches: usize,
-    /// Graphs in one loop.
+    /// Graphs in one loop that are not timed, before those that are.
+    pub warm: usize,
+    /// Graphs in one loop that are timed.
     pub replays: usize,
 }
 
 impl Length {
-    /// Long enough that `target_ms` pass when a product takes `product_ms`.
-    pub fn new(product_ms: f64, sets: usize, target_ms: f64) -> Length {
+    /// Long enough for `times` when a product takes `product_ms`.
+    pub fn new(product_ms: f64, sets: usize, times: LoopTimes) -> Length {
         let sets = sets.max(1);
         let product_ms = product_ms.max(1e-4);
         // Few enough launches that one graph is no longer than a loop.
-        let most = ((target_ms / product_ms) as usize).max(1);
+        let most = ((times.timed_ms / product_ms) as usize).max(1);
         let launches = sets * LAUNCHES.min(most).div_ceil(sets);
-        let replays = (target_ms / (product_ms * launches as f64)).ceil().max(1.0) as usize;
-        Length { launches, replays }
+        let replays = |ms: f64| (ms / (product_ms * launches as f64)).ceil().max(1.0) as usize;
+        Length { launches, warm: replays(times.warm_ms), replays: replays(times.timed_ms) }
     }
 
-    /// Products in one loop.
+    /// Products that are timed in one loop.
     pub fn products(self) -> usize {
         self.launches * self.replays
     }
@@ -97,7 +99,7 @@ impl<'a> Loop<'a> {
 
     /// One loop: microseconds a product.
     pub fn time(&self, gpu: &Gpu, watch: &Watch) -> Result<f64> {
-        self.launch(gpu)?;
+        (0..self.length.warm).try_for_each(|_| self.launch(gpu))?;
         let ms = watch.time(gpu, || (0..self.length.replays).try_for_each(|_| self.launch(gpu)))?;
         Ok(1e3 * ms / self.length.products() as f64)
     }
@@ -140,18 +142,26 @@ pub fn estimate_ms(
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::wanted::Loops;
     use super::*;
+
+    const BURST: LoopTimes = Loops::Burst.times();
 
     #[test]
     fn loops_are_long_enough_and_go_round_the_sets() {
         for (product_ms, sets) in [(0.015, 4), (0.3, 3), (2.6, 3), (40.0, 2), (1e-9, 64)] {
-            let length = Length::new(product_ms, sets, 25.0);
+            let length = Length::new(product_ms, sets, BURST);
             assert_eq!(length.launches % sets, 0, "{length:?}");
             let least = if product_ms < 1e-4 { 0.0 } else { 25.0 };
             assert!(length.products() as f64 * product_ms >= least, "{length:?}");
         }
-        assert_eq!(Length::new(0.3, 3, 25.0), Length { launches: 21, replays: 4 });
-        assert_eq!(Length::new(2.6, 3, 25.0), Length { launches: 9, replays: 2 });
-        assert_eq!(Length::new(40.0, 2, 25.0), Length { launches: 2, replays: 1 });
+        let length = |product_ms, sets, times| {
+            let Length { launches, warm, replays } = Length::new(product_ms, sets, times);
+            (launches, warm, replays)
+        };
+        assert_eq!(length(0.3, 3, BURST), (21, 4, 4));
+        assert_eq!(length(2.6, 3, BURST), (9, 2, 2));
+        assert_eq!(length(40.0, 2, BURST), (2, 1, 1));
+        assert_eq!(length(0.3, 3, Loops::Sustained.times()), (21, 24, 48));
     }
 }

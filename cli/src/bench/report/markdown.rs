@@ -7,7 +7,7 @@ use std::fmt::{self, Write as _};
 
 use clap::ValueEnum;
 
-use super::super::statistics::{Summary, median};
+use super::super::statistics::{Summary, geometric_mean, median};
 use super::columns::Column;
 use super::{CaseReport, launch_name};
 use crate::exit::Failure;
@@ -18,17 +18,17 @@ const NAMED: usize = 5;
 /// Print a part of a document.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct MarkdownArgs {
-    /// Print this as Markdown instead, for a document
+    /// Print Markdown: a table, or ranges
     #[arg(long, value_enum, value_name = "WHAT", conflicts_with = "json", requires = "columns")]
     markdown: Option<Part>,
 
-    /// Its figures: times, ratios and overlap efficiencies of contenders, such as auto,auto/gemm,auto:E
+    /// Columns of the Markdown output: times, ratios and overlap efficiencies, such as auto,auto/gemm,auto:E
     #[arg(
         long,
         value_name = "FIGURE,...",
         value_delimiter = ',',
         requires = "markdown",
-        long_help = "Its figures: times of contenders (auto), ratios of two times (auto/gemm; with a bar: auto/gemm@1.03) and \
+        long_help = "Columns of the Markdown output: times of contenders (auto), ratios of two times (auto/gemm; with a bar: auto/gemm@1.03) and \
                      overlap efficiencies (auto:E). Beside the contenders' names there are gemm (the fastest plain GEMM \
                      with A already gathered), peer (the fastest of other programs) and strategy (the fastest of \
                      sequential, pipelined and fused, where all have times)"
@@ -114,7 +114,7 @@ impl Shown<'_> {
             Some(far) if !self.columns.iter().all(Column::is_ratio) => writeln!(
                 text,
                 "\nTimes in µs, medians of the rounds; a ratio is the median of the rounds' ratios, not the quotient of the \
-                 times beside it: no round's is more than {far:.0} % from it."
+                 times beside it; every round is within {far:.0} % of it."
             ),
             _ => Ok(()),
         }
@@ -158,6 +158,9 @@ impl Shown<'_> {
             };
             let [min, max, median] = [min, max, median].map(|value| column.written(value, 2));
             write!(text, "{min} to {max}, median {median}")?;
+            if let Some(mean) = geometric_mean(&figures).filter(|_| column.is_ratio()) {
+                write!(text, ", geometric mean {}", column.written(mean, 2))?;
+            }
             let count = |fits: &dyn Fn(&&f64) -> bool| figures.iter().filter(fits).count();
             let all = figures.len();
             match column.bar {
@@ -207,7 +210,7 @@ mod tests {
 | 64×3584×8192 bf16 | plain | 3.1 | FAILED | 1.050 | 90 % |
 | 64×3584×8192 bf16 | graph | 6.2 | FAILED | 1.050 | 90 % |
 
-Times in µs, medians of the rounds; a ratio is the median of the rounds' ratios, not the quotient of the times beside it: no round's is more than 0 % from it.
+Times in µs, medians of the rounds; a ratio is the median of the rounds' ratios, not the quotient of the times beside it; every round is within 0 % of it.
 ";
         assert_eq!(text, expected);
         let text = shown(Part::Table, "own", &[usual_case(1024)]).unwrap();
@@ -226,9 +229,9 @@ Times in µs, medians of the rounds; a ratio is the median of the rounds' ratios
         let expected = "\
 1024×3584×8192 bf16, 64×3584×8192 bf16, plain and in graphs:
 
-- fused ÷ (NCCL + cuBLASLt): 0.70 to 1.10, median 0.70; below 1 in 2 of 3
-- fused ÷ T_gemm: 1.05 to 1.65, median 1.05; below 1 in 0 of 3
-- fused ÷ T_gemm, bar 1.1: 1.05 to 1.65, median 1.05; met in 2 of 3
+- fused ÷ (NCCL + cuBLASLt): 0.70 to 1.10, median 0.70, geometric mean 0.81; below 1 in 2 of 3
+- fused ÷ T_gemm: 1.05 to 1.65, median 1.05, geometric mean 1.22; below 1 in 0 of 3
+- fused ÷ T_gemm, bar 1.1: 1.05 to 1.65, median 1.05, geometric mean 1.22; met in 2 of 3
 - fused: 3.3 to 165.0, median 6.6
 - torch-native ÷ T_gemm: –
 - E of fused: -30 % to 90 %, median 90 %

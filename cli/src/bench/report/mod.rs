@@ -135,26 +135,17 @@ pub struct Row {
     /// The same of the host's time of one enqueue, of steps that are launched one by one.
     #[serde(default)]
     pub host_us: Vec<f64>,
-    /// Of a product whose chunks arrive while it runs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub arrivals: Option<Arrivals>,
+    /// What the GPU drew and how fast it ran in each round, where NVML tells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub power: Vec<Power>,
 }
 
-/// A product while its chunks arrive. Lists have an entry a round: the median of its steps.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Arrivals {
-    pub chunks: u32,
-    pub bytes_per_chunk: u64,
-    /// From the start of a step until the last chunk was signalled.
-    pub last_us: Vec<f64>,
-    /// The same product in the same steps, all signals set before.
-    pub product_us: Vec<f64>,
-    /// The part of the tiles that the last chunk gates.
-    pub gated_share: f64,
-    /// The time over max(product, last arrival + gated share of the product).
-    pub over_ideal: Vec<f64>,
-    /// The same with the gated tiles rounded up to whole waves.
-    pub over_ideal_in_waves: Vec<f64>,
+/// Means over the timed part of a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Power {
+    pub watts: f64,
+    /// Of the multiprocessors.
+    pub mhz: f64,
 }
 
 /// How a step was carried out: all that a prediction of it has to know.
@@ -176,8 +167,6 @@ pub enum Kind {
     Gemm,
     /// The same through signals that are all set.
     GemmAllSignalled,
-    /// The same while chunks of A are signalled at a given rate.
-    GemmAsChunksArrive,
     /// The same, with the link as busy as a gather keeps it.
     GemmBesideCopies,
     /// Gathers A.
@@ -200,7 +189,7 @@ impl Row {
             absent: None,
             rounds_us: Vec::new(),
             host_us: Vec::new(),
-            arrivals: None,
+            power: Vec::new(),
         }
     }
 

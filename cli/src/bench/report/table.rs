@@ -5,17 +5,25 @@
 
 use std::fmt;
 
-use super::super::statistics::{Summary, median};
+use super::super::statistics::{Summary, geometric_mean, median};
 use super::super::wanted::Gatherer;
-use super::{CaseReport, Kind, Row, Run};
+use super::columns::Column;
+use super::{CaseReport, Kind, Power, Row, Run};
 
 const LEGEND: &str = "\
 T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's) with A already gathered. ÷: median of the rounds' ratios.
 E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublaslt, without that contender sequential.
 spread: distance of the quartiles ÷ median; above 5 % the machine was disturbed: measure again, or with more --rounds.";
 
+/// The same, where power was measured.
+const LEGEND_OF_POWER: &str = "mJ: energy of one step; MHz: clock of the multiprocessors; means of the timed loops, from NVML.";
+
+/// Ratios that are summed up over all cases, where they were measured.
+const SUMMED_UP: [&str; 5] =
+    ["own/cublaslt", "own-set/own", "auto/gemm", "auto/nccl-cublaslt", "auto/peer"];
+
 /// The headings of a case's columns.
-const HEADS: [&str; 10] = [
+const HEADS: [&str; 12] = [
     "contender",
     "launch",
     "µs a step",
@@ -26,6 +34,8 @@ const HEADS: [&str; 10] = [
     "÷ best peer",
     "E",
     "host µs",
+    "mJ",
+    "MHz",
 ];
 /// The first columns hold words, aligned at the left.
 const OF_WORDS: usize = 2;
@@ -42,7 +52,40 @@ impl fmt::Display for Table<'_> {
             }
             run.cases.iter().try_for_each(|case| writeln!(f, "\n{case}"))?;
         }
-        if self.0.iter().all(|run| run.cases.is_empty()) { Ok(()) } else { writeln!(f, "{LEGEND}") }
+        let cases: Vec<&CaseReport> = self.0.iter().flat_map(|run| &run.cases).collect();
+        if cases.is_empty() {
+            return Ok(());
+        }
+        for ratio in SUMMED_UP {
+            sum_up(f, ratio, &cases)?;
+        }
+        writeln!(f, "{LEGEND}")?;
+        match cases.iter().flat_map(|case| &case.rows).any(|row| !row.power.is_empty()) {
+            true => writeln!(f, "{LEGEND_OF_POWER}"),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A line with the geometric mean of a ratio over all cases, and the largest, if there are several.
+fn sum_up(f: &mut fmt::Formatter<'_>, ratio: &str, cases: &[&CaseReport]) -> fmt::Result {
+    let Ok(column) = ratio.parse::<Column>() else { return Ok(()) };
+    let ratio_of = |case, graph| median(&column.rounds(case, graph));
+    let mut ratios: Vec<(f64, &CaseReport)> = Vec::new();
+    for &case in cases {
+        ratios
+            .extend([true, false].iter().filter_map(|&graph| Some((ratio_of(case, graph)?, case))));
+    }
+    let values: Vec<f64> = ratios.iter().map(|(value, _)| *value).collect();
+    match (geometric_mean(&values), ratios.iter().max_by(|one, other| one.0.total_cmp(&other.0))) {
+        (Some(mean), Some((most, case))) if ratios.len() > 1 => writeln!(
+            f,
+            "{}: geometric mean {mean:.3} over {}; largest {most:.3}, {}",
+            column.heading(cases),
+            ratios.len(),
+            case.name
+        ),
+        _ => Ok(()),
     }
 }
 
@@ -126,16 +169,18 @@ impl CaseReport {
         let efficiency = median(&self.efficiency(row));
         cells[8] = efficiency.map_or(String::new(), |value| format!("{:.0} %", 100.0 * value));
         cells[9] = median(&row.host_us).map_or(String::new(), |host| format!("{host:.1}"));
+        let of_power =
+            |figure: fn(&Power) -> f64| median(&row.power.iter().map(figure).collect::<Vec<_>>());
+        let millijoules = of_power(|power| power.watts).map(|watts| 1e-3 * watts * times.median);
+        cells[10] = millijoules.map_or(String::new(), |value| format!("{value:.1}"));
+        cells[11] = of_power(|power| power.mhz).map_or(String::new(), |mhz| format!("{mhz:.0}"));
         cells
     }
 
-    /// The lines below a case: chunks that arrive, and how `auto` was planned, however launched, once.
+    /// The lines below a case: how `auto` was planned, however launched, once.
     fn write_notes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut plans: Vec<String> = Vec::new();
         for row in &self.rows {
-            if let Some(ratio) = row.arrivals.as_ref().and_then(|it| median(&it.over_ideal)) {
-                writeln!(f, "  {} ÷ ideal, {}: {ratio:.3}", row.who, row.launch())?;
-            }
             let plan = format!("  {}: {}", row.who, row.what.replace('\n', "; "));
             if row.who == Gatherer::Auto.name() && !plans.contains(&plan) {
                 writeln!(f, "{plan}")?;
@@ -205,23 +250,14 @@ mod tests {
         let problem = overlap_gemm::plan::Problem::builder(1024, 3584, 8192).build().unwrap();
         let mut second = Row::new("own", Kind::Gemm, true, "second".into());
         second.absent = Some("slower in the first heat, some 99.0 µs".into());
-        let mut trickle = row("own-trickle", Kind::GemmAsChunksArrive, &[120.0; 3]);
-        trickle.arrivals = Some(super::super::Arrivals {
-            chunks: 8,
-            bytes_per_chunk: 1 << 21,
-            last_us: vec![80.0; 3],
-            product_us: vec![90.0; 3],
-            gated_share: 0.125,
-            over_ideal: vec![1.02, 1.03, 1.04],
-            over_ideal_in_waves: vec![1.0; 3],
-        });
-        let rows = vec![row("own", Kind::Gemm, &[90.0; 3]), second, trickle, wrong("other")];
+        let mut first = row("own", Kind::Gemm, &[90.0; 3]);
+        first.power = vec![Power { watts: 600.0, mhz: 1500.0 }; 3];
+        let rows = vec![first, second, wrong("other")];
         let text = CaseReport { name: "1024×3584×8192 bf16".into(), problem, rows }.to_string();
         for part in [
-            "668 TFLOP/s     1.000  own_kernel\n",
+            "668 TFLOP/s     1.000   54.0  1500  own_kernel\n",
             "  own          graph  second: slower in the first heat, some 99.0 µs\n",
             "FAILED: off by 1\n",
-            "  own-trickle ÷ ideal, graph: 1.030\n",
         ] {
             assert!(text.contains(part), "no {part} in\n{text}");
         }

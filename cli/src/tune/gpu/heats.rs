@@ -15,7 +15,7 @@ use super::Tuner;
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::inputs::Inputs;
 use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step};
-use crate::bench::gpu::ranks::entrant::{self, Entrant, Runner};
+use crate::bench::gpu::ranks::entrant::{self, Entrant, Graphs, ONE_GRAPH, Runner};
 use crate::bench::gpu::ranks::loops::GRAPH_STEPS;
 use crate::bench::turns::turn;
 use crate::bench::wanted::Launch;
@@ -123,8 +123,8 @@ impl<'a> Here<'a> {
         for runner in runners.iter_mut() {
             runner.capture(&track)?;
             // Twice: the first loop finds cold clocks.
-            runner.time(&track, 1)?;
-            let first = runner.time(&track, 1)?;
+            runner.time(&track, ONE_GRAPH)?;
+            let first = runner.time(&track, ONE_GRAPH)?;
             runner.times.extend(first);
         }
         let fastest = |launch: Launch, runners: &[Entrant<'_>]| {
@@ -147,7 +147,7 @@ impl<'a> Here<'a> {
                 return Ok(false);
             }
             for nth in turn(round, going.len()) {
-                let time = going[nth].time(&track, graphs)?;
+                let time = going[nth].time(&track, Graphs { warm: graphs, timed: graphs })?;
                 going[nth].times.extend(time);
             }
         }

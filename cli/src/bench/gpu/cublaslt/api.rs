@@ -63,7 +63,6 @@ pub mod config {
     pub const ID: c_int = 0;
     pub const TILE: c_int = 1;
     pub const SPLIT_K: c_int = 2;
-    pub const STAGES: c_int = 6;
     pub const CLUSTER: c_int = 8;
 }
 

@@ -5,6 +5,7 @@
 //! own kernels get (the same matrices, types, scales, accumulation) and as much workspace as it likes.
 
 mod api;
+mod tiles;
 
 use std::ffi::{c_int, c_void};
 use std::path::Path;
@@ -222,10 +223,10 @@ impl Suggested {
         Ok(all.collect())
     }
 
-    /// Which it is: `suggestion 3: algorithm 66, tile 20, stages 36, cluster 3, split 1`. The numbers
-    /// are cuBLASLt's own.
+    /// Which it is: `112x128, cluster 1x2, splits 1 (suggestion 3, algorithm 66)`, like the names of own kernels: rows and
+    /// columns of D, and along M and N.
     pub fn describe(&self) -> String {
-        let get = |which| {
+        let get = |which| -> Option<u32> {
             let (mut value, mut written) = (0u64, 0);
             let place = std::ptr::from_mut(&mut value).cast();
             // Some attributes have two bytes, most have four; on a little-endian machine the rest
@@ -236,20 +237,27 @@ impl Suggested {
                 let got =
                     unsafe { get(&self.suggestion.algorithm, which, place, bytes, &mut written) };
                 if got == api::SUCCESS {
-                    return value.to_string();
+                    return u32::try_from(value).ok();
                 }
             }
-            "?".into()
+            None
         };
-        let names = [
-            ("algorithm", config::ID),
-            ("tile", config::TILE),
-            ("stages", config::STAGES),
-            ("cluster", config::CLUSTER),
-            ("split", config::SPLIT_K),
-        ];
-        let parts = names.map(|(name, which)| format!("{name} {}", get(which)));
-        format!("suggestion {}: {}", self.place, parts.join(", "))
+        let extents = |which, decode: fn(u32) -> Option<[u32; 2]>| match get(which) {
+            None => "unknown".into(),
+            Some(id) => match decode(id) {
+                Some([rows, columns]) => format!("{rows}x{columns}"),
+                None => format!("number {id}"),
+            },
+        };
+        let number = |which| get(which).map_or("?".into(), |value| value.to_string());
+        format!(
+            "{}, cluster {}, splits {} (suggestion {}, algorithm {})",
+            extents(config::TILE, tiles::tile),
+            extents(config::CLUSTER, tiles::cluster),
+            number(config::SPLIT_K),
+            self.place,
+            number(config::ID),
+        )
     }
 }
 

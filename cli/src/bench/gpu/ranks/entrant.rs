@@ -62,6 +62,17 @@ pub fn wrong_anywhere(group: &Group, own: Option<String>) -> Result<Option<Strin
     Ok(first.map(|(rank, why)| format!("rank {rank}: {}", String::from_utf8_lossy(why))))
 }
 
+/// The length of a loop, in graphs of [`GRAPH_STEPS`] steps, or as many steps that are launched one by one.
+#[derive(Clone, Copy)]
+pub struct Graphs {
+    /// Before those that are timed.
+    pub warm: usize,
+    pub timed: usize,
+}
+
+/// The shortest loop.
+pub const ONE_GRAPH: Graphs = Graphs { warm: 1, timed: 1 };
+
 impl Track<'_> {
     /// The largest of all ranks' numbers.
     fn slowest(&self, number: f64) -> Result<f64> {
@@ -104,13 +115,12 @@ impl Entrant<'_> {
         Ok(())
     }
 
-    /// One loop of `graphs` times [`GRAPH_STEPS`] steps: microseconds a step; none if it has failed, on all ranks
-    /// alike.
-    pub fn time(&mut self, track: &Track<'_>, graphs: usize) -> Result<Option<f64>> {
+    /// One loop: microseconds a step; none if it has failed, on all ranks alike.
+    pub fn time(&mut self, track: &Track<'_>, graphs: Graphs) -> Result<Option<f64>> {
         if self.failed.is_some() {
             return Ok(None);
         }
-        let steps = graphs * GRAPH_STEPS;
+        let steps = graphs.timed * GRAPH_STEPS;
         track.group.barrier("a loop", LIMIT)?;
         let us = match &mut self.runner {
             Runner::Peer { peer, before } => {
@@ -124,15 +134,17 @@ impl Entrant<'_> {
                 }
             }
             Runner::Here { step, graph } => {
-                let mut run = || match graph {
+                let mut run = |graphs: usize| match graph {
                     Some(graph) => {
                         (0..graphs).try_for_each(|_| call("cuGraphLaunch", graph.launch()))
                     }
-                    None => (0..steps).try_for_each(|nth| step.enqueue(nth % track.sets)),
+                    None => {
+                        (0..graphs * GRAPH_STEPS).try_for_each(|nth| step.enqueue(nth % track.sets))
+                    }
                 };
                 // Not timed: ranks fall into step, clocks and caches are those of this contender.
-                run()?;
-                let ms = track.watch.time(track.gpu, run)?;
+                run(graphs.warm)?;
+                let ms = track.watch.time(track.gpu, || run(graphs.timed))?;
                 track.gpu.synchronize()?;
                 step.check()?;
                 track.slowest(1e3 * ms / steps as f64)?

@@ -40,17 +40,12 @@ use crate::exit::Failure;
 use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
 use crate::progress;
-use entrant::{Entrant, Runner, Track, wrong_anywhere};
+use entrant::{Entrant, Graphs, ONE_GRAPH, Runner, Track, wrong_anywhere};
 use loops::{GRAPH_STEPS, LIMIT, SETS};
 use peer::{Limits, Peer};
 
 /// Suggestions of cuBLASLt that are tried.
 const SUGGESTIONS: u32 = 16;
-/// Rounds that are not counted.
-const WARM_UP_ROUNDS: usize = 2;
-/// How long a loop lasts at least, and before it one that is not timed: clocks follow the power of the last
-/// tens of milliseconds.
-const LOOP_MS: f64 = 40.0;
 
 /// What all cases share.
 struct Bench<'a> {
@@ -148,7 +143,7 @@ fn packaged_nccl() -> Option<PathBuf> {
 /// What the bar counts: for each case the contenders that are planned, and the rounds.
 fn steps(wanted: &Gathers) -> u64 {
     let planned = wanted.contenders.len() * wanted.launch.len();
-    (wanted.cases.len() * (planned + WARM_UP_ROUNDS + wanted.rounds)) as u64
+    (wanted.cases.len() * (planned + wanted.rounds)) as u64
 }
 
 impl Bench<'_> {
@@ -374,19 +369,21 @@ impl Bench<'_> {
         let mut fastest = f64::INFINITY;
         for entrant in &mut entrants {
             entrant.capture(track)?;
-            fastest = fastest.min(entrant.time(track, 1)?.unwrap_or(f64::INFINITY));
+            fastest = fastest.min(entrant.time(track, ONE_GRAPH)?.unwrap_or(f64::INFINITY));
         }
         // Long enough for the fastest; the same for all.
-        let wanted = (1e3 * LOOP_MS / fastest.max(1.0)).ceil() as usize;
-        let graphs = wanted.max(self.wanted.steps).div_ceil(GRAPH_STEPS);
-        for round in 0..WARM_UP_ROUNDS + self.wanted.rounds {
+        let wanted = |ms: f64| {
+            let steps = (1e3 * ms / fastest.max(1.0)).ceil() as usize;
+            steps.max(self.wanted.steps).div_ceil(GRAPH_STEPS)
+        };
+        let loops = self.wanted.loops;
+        let graphs = Graphs { warm: wanted(loops.warm_ms), timed: wanted(loops.timed_ms) };
+        for round in 0..self.wanted.rounds {
             self.interrupt.check()?;
             for nth in turn(round, entrants.len()) {
                 let Some(time) = entrants[nth].time(track, graphs)? else { continue };
-                if round >= WARM_UP_ROUNDS {
-                    entrants[nth].times.push(time);
-                    entrants[nth].time_host(track)?;
-                }
+                entrants[nth].times.push(time);
+                entrants[nth].time_host(track)?;
             }
             self.bar.inc(1);
         }
