@@ -16,6 +16,7 @@
 #include "cutlass/gemm/dispatch_policy.hpp"
 
 #include "chunk_signal.cuh"
+#include "operand_rows.cuh"
 
 namespace overlap_gemm {
 
@@ -64,18 +65,44 @@ public:
     // How many blocks of a cluster load the same rows.
     static constexpr int32_t kSharers = cute::size<kTransposed ? 0 : 1>(KernelCluster{});
 
+    // Whether the rows of the kernel's operands are K elements side by side: those of the gathered one are.
+    template <class Stride>
+    static constexpr bool kAreRows = cute::is_constant<1, decltype(cute::get<1>(Stride{}))>::value;
+    static constexpr bool kRowsInA = kAreRows<typename Base::StrideA>;
+    static constexpr bool kRowsInB = kAreRows<typename Base::StrideB>;
+    static_assert(kTransposed ? kRowsInB : kRowsInA);
+    static constexpr int kDepth = cute::size<2>(typename Base::TileShape{});
+    static constexpr int kRowBytes = kDepth * int(sizeof(typename Base::ElementA));
+    static_assert(sizeof(typename Base::ElementA) == sizeof(typename Base::ElementB));
+    using RowsA = TileRows<typename Base::ElementA, cute::size<0>(typename Base::TileShape{}), kDepth,
+                           cute::size<1>(KernelCluster{})>;
+    using RowsB = TileRows<typename Base::ElementB, cute::size<1>(typename Base::TileShape{}), kDepth,
+                           cute::size<0>(KernelCluster{})>;
+
     struct Arguments {
         typename Base::Arguments base;
         GatherParams gather;
     };
     struct Params : Base::Params {
         GatherParams gather;
+        OperandRows rows_a;
+        OperandRows rows_b;
     };
 
     template <class ProblemShape>
     static Params to_underlying_arguments(ProblemShape const& shape, Arguments const& arguments,
                                           void* workspace) {
-        return {Base::to_underlying_arguments(shape, arguments.base, workspace), arguments.gather};
+        Params params{Base::to_underlying_arguments(shape, arguments.base, workspace), arguments.gather, {}, {}};
+        auto [m, n, k, l] = shape;
+        if constexpr (kRowsInA) {
+            constexpr int unit = cute::size<0>(typename Base::TileShape{}) * cute::size<0>(KernelCluster{});
+            params.rows_a = RowsA::encode(arguments.base.ptr_A, m, k, cute::get<0>(arguments.base.dA), unit);
+        }
+        if constexpr (kRowsInB) {
+            constexpr int unit = cute::size<1>(typename Base::TileShape{}) * cute::size<1>(KernelCluster{});
+            params.rows_b = RowsB::encode(arguments.base.ptr_B, n, k, cute::get<0>(arguments.base.dB), unit);
+        }
+        return params;
     }
 
     template <class ProblemShape>
@@ -91,52 +118,79 @@ public:
         if (!cute::elect_one_sync()) return;
         using namespace cute;
         auto [m_tile, n_tile, k_all, l_tile] = block;
+        GatherParams const& gather = params.gather;
+        int32_t tile_m = kTransposed ? n_tile : m_tile;
+        int32_t tile_n = kTransposed ? m_tile : n_tile;
+        uint32_t tile = block_waits().tiles_begun++;
+        if (gather.records.records) record_begin(gather, tile_m, tile_n, tile);
 
         // This block's place in its cluster says which part of a shared tile it fetches.
         uint32_t x = column_of(rank_in_cluster);
         uint32_t y = row_of(rank_in_cluster);
-        auto slice_a = params.tma_load_a.get_slice(y);
-        auto slice_b = params.tma_load_b.get_slice(x);
-        auto shared_a = make_tensor(make_smem_ptr(storage.smem_A.data()), typename Base::SmemLayoutA{});
-        auto shared_b = make_tensor(make_smem_ptr(storage.smem_B.data()), typename Base::SmemLayoutB{});
-        auto from_a = slice_a.partition_S(get<0>(inputs)(_, _, m_tile, _, l_tile));
-        auto from_b = slice_b.partition_S(get<1>(inputs)(_, _, n_tile, _, l_tile));
-        auto to_a = slice_a.partition_D(shared_a);
-        auto to_b = slice_b.partition_D(shared_b);
-
+        int32_t const tile_a = m_tile, tile_b = n_tile;
+        bool const is_whole_a = !kRowsInA || RowsA::is_whole(params.rows_a, tile_a);
+        bool const is_whole_b = !kRowsInB || RowsB::is_whole(params.rows_b, tile_b);
+        bool const is_whole = is_whole_a && is_whole_b;
+        if (!is_whole) {
+            BlockWaits volatile& waits = block_waits();
+            waits.missing = uint16_t(RowsA::begin(params.rows_a, tile_a, y, waits.part_a) +
+                                     RowsB::begin(params.rows_b, tile_b, x, waits.part_b));
+        }
         uint16_t share_a = sharers_of_a(x);
         uint16_t share_b = sharers_of_b(y);
-
-        auto load_a = [&](auto k, PipelineState const& to) {
+        auto load_a = [&](auto whole, int32_t k, PipelineState const& to) {
             auto* barrier = pipeline.producer_get_barrier(to);
-            copy(params.tma_load_a.with(*barrier, share_a), from_a(_, _, _, k),
-                 to_a(_, _, _, to.index()));
+            if constexpr (kRowsInA) {
+                uint32_t stage = shared_address(*storage.smem_A.data()) + to.index() * (RowsA::kPartBytes * RowsA::kParts);
+                uint32_t full = shared_address(*barrier);
+                if constexpr (decltype(whole)::value) {
+                    RowsA::load_whole(params.rows_a, tile_a, y, k, stage, full, share_a);
+                } else {
+                    RowsA::load_part(params.rows_a, tile_a, block_waits().part_a, y, k, stage, full, share_a);
+                }
+            } else {
+                auto slice = params.tma_load_a.get_slice(y);
+                auto from = slice.partition_S(get<0>(inputs)(_, _, get<0>(block), _, get<3>(block)));
+                auto into = slice.partition_D(
+                    make_tensor(make_smem_ptr(storage.smem_A.data()), typename Base::SmemLayoutA{}));
+                copy(params.tma_load_a.with(*barrier, share_a), from(_, _, _, k), into(_, _, _, to.index()));
+            }
         };
-        auto load_b = [&](auto k, PipelineState const& to) {
+        auto load_b = [&](auto whole, int32_t k, PipelineState const& to) {
             auto* barrier = pipeline.producer_get_barrier(to);
-            copy(params.tma_load_b.with(*barrier, share_b), from_b(_, _, _, k),
-                 to_b(_, _, _, to.index()));
+            if constexpr (kRowsInB) {
+                uint32_t stage = shared_address(*storage.smem_B.data()) + to.index() * (RowsB::kPartBytes * RowsB::kParts);
+                uint32_t full = shared_address(*barrier);
+                if constexpr (decltype(whole)::value) {
+                    RowsB::load_whole(params.rows_b, tile_b, x, k, stage, full, share_b);
+                } else {
+                    RowsB::load_part(params.rows_b, tile_b, block_waits().part_b, x, k, stage, full, share_b);
+                }
+            } else {
+                auto slice = params.tma_load_b.get_slice(x);
+                auto from = slice.partition_S(get<1>(inputs)(_, _, get<1>(block), _, get<3>(block)));
+                auto into = slice.partition_D(
+                    make_tensor(make_smem_ptr(storage.smem_B.data()), typename Base::SmemLayoutB{}));
+                copy(params.tma_load_b.with(*barrier, share_b), from(_, _, _, k), into(_, _, _, to.index()));
+            }
         };
-        auto load_gathered = [&](auto k, PipelineState const& to) {
-            if constexpr (kTransposed) load_b(k, to); else load_a(k, to);
+        auto load_gathered = [&](auto whole, int32_t k, PipelineState const& to) {
+            if constexpr (kTransposed) load_b(whole, k, to); else load_a(whole, k, to);
         };
-        auto load_other = [&](auto k, PipelineState const& to) {
-            if constexpr (kTransposed) load_a(k, to); else load_b(k, to);
+        auto load_other = [&](auto whole, int32_t k, PipelineState const& to) {
+            if constexpr (kTransposed) load_a(whole, k, to); else load_b(whole, k, to);
         };
 
-        GatherParams const& gather = params.gather;
-        int32_t tile_m = kTransposed ? n_tile : m_tile;
-        int32_t tile_n = kTransposed ? m_tile : n_tile;
         int32_t k = *k_tiles;
         // A K tile beyond the last reads as zeros, and fetches nothing.
         int32_t outside = 0;
-        uint32_t tile = block_waits().tiles_begun++;
-        if (gather.records.records) record_begin(gather, tile_m, tile_n, tile);
         bool const is_first = tile == 0;
         if (is_first && !gather.b_is_there) wait_for_kernels_before();
         bool const awaits_chunks = gather.chunks.signals;
         if (awaits_chunks || (is_first && gather.b_is_there)) {
-            // While rows of A are missing, the other operand, into as many stages as come free.
+            // While rows of A are missing, the other operand, into as many stages as come free; not the last columns, which
+            // would take more registers than there are.
+            bool const goes_ahead = kTransposed ? is_whole_a : is_whole_b;
             uint32_t gate = 0;
             auto is_open = [&] {
                 if (awaits_chunks) gate = TileGate::look();
@@ -144,9 +198,9 @@ public:
             };
             PipelineState ahead = stage;
             int loaded = 0;
-            while (loaded < min(k_count, int(DispatchPolicy::Stages)) && !is_open()) {
+            while (goes_ahead && loaded < min(k_count, int(DispatchPolicy::Stages)) && !is_open()) {
                 await_free(pipeline, ahead);
-                load_other(k + loaded, ahead);
+                load_other(cute::true_type{}, k + loaded, ahead);
                 ++ahead;
                 ++loaded;
             }
@@ -154,25 +208,36 @@ public:
             while (awaits_chunks && !is_open()) {
             }
             if (is_first && !gather.chunks.step.begun) wait_for_kernels_before();
-            if ((gate & kStopped) != 0) outside = int32_t(size<3>(from_a));
+            if ((gate & kStopped) != 0) outside = int32_t(size<3>(get<0>(inputs)));
             k_count -= loaded;
+            CUTLASS_PRAGMA_NO_UNROLL
             for (; loaded > 0; --loaded) {
                 pipeline.producer_acquire(stage, {cutlass::BarrierStatus::WaitDone});
-                load_gathered(k + outside, stage);
+                if (is_whole) {
+                    load_gathered(cute::true_type{}, k + outside, stage);
+                } else {
+                    subtract(pipeline, stage);
+                    load_gathered(cute::false_type{}, k + outside, stage);
+                }
                 ++stage;
                 ++k;
             }
         }
         if (gather.records.records) record_ready(gather, tile_m, tile_n, block_waits().tiles_begun - 1);
 
-        CUTLASS_PRAGMA_NO_UNROLL
-        for (; k_count > 0; --k_count) {
-            pipeline.producer_acquire(stage);
-            load_gathered(k + outside, stage);
-            load_other(k, stage);
-            ++stage;
-            ++k;
-        }
+        auto load_rest = [&](auto whole) {
+            CUTLASS_PRAGMA_NO_UNROLL
+            for (; k_count > 0; --k_count) {
+                pipeline.producer_acquire(stage);
+                if constexpr (!decltype(whole)::value) subtract(pipeline, stage);
+                load_gathered(whole, k + outside, stage);
+                load_other(whole, k, stage);
+                ++stage;
+                ++k;
+            }
+        };
+        // Compiled twice: the usual tile pays nothing for the last ones.
+        if (is_whole) load_rest(cute::true_type{}); else load_rest(cute::false_type{});
     }
 
     // The loading warp is through: all of A was there, and nothing is waited for any more. Not earlier, or the
@@ -217,7 +282,14 @@ public:
     // Called by one thread of a block before the block's first barrier.
     CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
         begin_block_waits<kSharers>();
-        Base::prefetch_tma_descriptors(params);
+        if constexpr (kRowsInA && kRowsInB) {
+            cute::prefetch_tma_descriptor(&params.rows_a.whole);
+            cute::prefetch_tma_descriptor(&params.rows_b.whole);
+            if (params.rows_a.rest_rows != 0) cute::prefetch_tma_descriptor(&params.rows_a.rest);
+            if (params.rows_b.rest_rows != 0) cute::prefetch_tma_descriptor(&params.rows_b.rest);
+        } else {
+            Base::prefetch_tma_descriptors(params);
+        }
     }
 
 private:
@@ -248,6 +320,13 @@ private:
         return mask;
     }
 
+    // That the bytes of the rows that are not loaded do not come, which a stage's barrier expects.
+    CUTLASS_DEVICE static void subtract(MainloopPipeline& pipeline, PipelineState const& stage) {
+        uint32_t barrier = shared_address(*pipeline.producer_get_barrier(stage));
+        uint32_t bytes = uint32_t(const_cast<BlockWaits volatile&>(block_waits()).missing) * kRowBytes;
+        asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    }
+
     // Waits until a stage may be filled, without arriving at its barrier.
     CUTLASS_DEVICE static void await_free(MainloopPipeline& pipeline, PipelineState const& stage) {
         while (pipeline.producer_try_acquire(stage) != cutlass::BarrierStatus::WaitDone) {
@@ -266,21 +345,14 @@ private:
         return gather.records.at(tile_m, tile_n, int32_t(index % uint64_t(gather.records.splits)));
     }
 
-    // That the tile begins to wait. Stored at once, not kept: registers are few.
+    // Which tile it is, and that it begins to wait. Stored at once, not kept: registers are few.
     CUTLASS_DEVICE static void record_begin(GatherParams const& gather, int32_t tile_m, int32_t tile_n,
-                                            uint32_t tile) {
-        auto* record = record_of(gather, tile_m, tile_n, work_index(tile));
-        if (record) record->wait_begin = global_timer();
-    }
-
-    // That the tile has all that it waited for.
-    CUTLASS_DEVICE static void record_ready(GatherParams const& gather, int32_t tile_m, int32_t tile_n,
                                             uint32_t tile) {
         uint64_t splits = uint64_t(gather.records.splits);
         uint64_t index = work_index(tile);
         auto* record = record_of(gather, tile_m, tile_n, index);
         if (!record) return;
-        record->ready = global_timer();
+        record->wait_begin = global_timer();
         // Linear indices of plan::TileOrder count the tiles of a unit, rows fastest.
         constexpr uint32_t rows = cute::size<kTransposed ? 1 : 0>(KernelCluster{});
         constexpr uint32_t blocks = cute::size(KernelCluster{});
@@ -295,6 +367,13 @@ private:
         int32_t last_row = min((tile_m + 1) * kTileRows, gather.m) - 1;
         record->chunk =
             gather.chunks.signals ? uint32_t(gather.chunks.of_row(last_row)) : UINT32_MAX;
+    }
+
+    // That the tile has all that it waited for.
+    CUTLASS_DEVICE static void record_ready(GatherParams const& gather, int32_t tile_m, int32_t tile_n,
+                                            uint32_t tile) {
+        auto* record = record_of(gather, tile_m, tile_n, work_index(tile));
+        if (record) record->ready = global_timer();
     }
 
     ChunkWatcher watcher_;

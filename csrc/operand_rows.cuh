@@ -1,0 +1,141 @@
+// Loads of an operand whose rows are K elements side by side, by one thread, tile after tile.
+//
+// What belongs here: TMA descriptors of such an operand, and the loads of one tile. The blocks of a cluster that need the
+// same rows load a part each, for all of them. TMA fills rows outside an operand with zeros, but slowly: 16 bytes a cycle.
+// A tile of 128 rows of which 100 lie outside took twice as long as a whole one, and with it all blocks that share its
+// operands. So a tile that reaches beyond the last row has a descriptor of its own, for just the rows that exist.
+//
+// Invariant: a row that is not loaded belongs to a row (or column) of D that is not stored; what shared memory held there
+// before reaches no other. A stage's barrier expects the bytes of a whole tile: whoever loads less subtracts the rest.
+#pragma once
+
+#include "cutlass/cutlass.h"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cutlass/cuda_host_adapter.hpp"
+
+#include "chunk_signal.cuh"
+#include "instance.h"
+
+namespace overlap_gemm {
+
+// Filled in by the host; all zero for an operand with another layout.
+struct OperandRows {
+    // For a whole tile, and for the last one that has any rows.
+    cute::TmaDescriptor whole{};
+    cute::TmaDescriptor rest{};
+    int32_t rows = 0;
+    // Rows that each block loads of the last tile, and the number of blocks that load any; 0 if the last tile is whole, or
+    // so nearly that it is loaded like one.
+    int32_t rest_rows = 0;
+    int32_t rest_blocks = 0;
+};
+
+// Tiles of kRows rows and kDepth of their elements, of which each of kSharers blocks loads a part.
+template <class Element, int kRows, int kDepth, int kSharers>
+struct TileRows {
+    // Rows of 128 bytes lie one behind the other, in the pattern that wgmma reads; deeper tiles are such parts one after
+    // the other.
+    static constexpr int kRowBytes = 128;
+    static constexpr int kPartDepth = kRowBytes / int(sizeof(Element));
+    static constexpr int kParts = kDepth / kPartDepth;
+    static constexpr int kPartBytes = kRows * kRowBytes;
+    static_assert(kDepth % kPartDepth == 0 && kRows % kSharers == 0);
+    // Fewer rows outside cost less time than the tile's multiplications take.
+    static constexpr int kFewOutside = 16;
+
+    static OperandRows encode(void const* matrix, int64_t rows, int64_t k, int64_t pitch, int64_t unit_rows) {
+        OperandRows operand{};
+        operand.rows = int32_t(rows);
+        operand.whole = descriptor(matrix, rows, k, pitch, kRows / kSharers);
+        int64_t padded = (rows + unit_rows - 1) / unit_rows * unit_rows;
+        if (padded - rows < kFewOutside) return operand;
+        // The pattern repeats every eight rows, and each block's part begins with it.
+        int last = int(rows % kRows);
+        int each = (last + 8 * kSharers - 1) / (8 * kSharers) * 8;
+        int blocks = each == 0 ? 0 : (last + each - 1) / each;
+        if (each * blocks > kRows) return operand;
+        operand.rest_rows = each == 0 ? 8 : each;
+        operand.rest_blocks = blocks;
+        operand.rest = descriptor(matrix, rows, k, pitch, operand.rest_rows);
+        return operand;
+    }
+
+    static cute::TmaDescriptor descriptor(void const* matrix, int64_t rows, int64_t k, int64_t pitch, int box_rows) {
+        cute::TmaDescriptor made{};
+        cuuint64_t sizes[2] = {cuuint64_t(k), cuuint64_t(rows)};
+        cuuint64_t pitches[1] = {cuuint64_t(pitch) * sizeof(Element)};
+        cuuint32_t box[2] = {cuuint32_t(kPartDepth), cuuint32_t(box_rows)};
+        cuuint32_t steps[2] = {1, 1};
+        CUresult encoded = CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)(
+            &made, cute::TMA::to_CUtensorMapDataType<Element>(), 2, const_cast<void*>(matrix), sizes, pitches, box,
+            steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        if (encoded != CUDA_SUCCESS) {
+            throw Failure(OG_STATUS_CUDA, "cuTensorMapEncodeTiled: the driver refused the TMA descriptor of an operand "
+                                          "(error " + std::to_string(int(encoded)) + ")");
+        }
+        return made;
+    }
+
+    // This block's part of a tile: the rows before it, in all blocks, if `rest` describes the tile. Else kWhole, or kNothing:
+    // this block loads no row.
+    static constexpr uint16_t kWhole = UINT16_MAX;
+    static constexpr uint16_t kNothing = UINT16_MAX - 1;
+
+    CUTLASS_DEVICE static bool is_whole(OperandRows const& operand, int32_t tile) {
+        return operand.rest_rows == 0 || (tile + 1) * kRows <= operand.rows;
+    }
+
+    // Notes this block's part, and returns the rows of the tile that no block loads.
+    CUTLASS_DEVICE static int32_t begin(OperandRows const& operand, int32_t tile, uint32_t place,
+                                        uint16_t volatile& part) {
+        if (is_whole(operand, tile)) {
+            part = kWhole;
+            return 0;
+        }
+        int32_t blocks = tile * kRows < operand.rows ? operand.rest_blocks : 0;
+        part = int32_t(place) < blocks ? uint16_t(int32_t(place) * operand.rest_rows) : kNothing;
+        return kRows - blocks * operand.rest_rows;
+    }
+
+    // Both load step `k` into the stage at `to`, for all blocks of `sharers`.
+    CUTLASS_DEVICE static void load_whole(OperandRows const& operand, int32_t tile, uint32_t place, int32_t k, uint32_t to,
+                                          uint32_t barrier, uint16_t sharers) {
+        load(&operand.whole, tile, place * uint32_t(kRows / kSharers), k, to, barrier, sharers);
+    }
+    CUTLASS_DEVICE static void load_part(OperandRows const& operand, int32_t tile, uint16_t volatile const& part,
+                                         uint32_t place, int32_t k, uint32_t to, uint32_t barrier, uint16_t sharers) {
+        uint32_t rows_before = part;
+        if (rows_before == kWhole) {
+            load_whole(operand, tile, place, k, to, barrier, sharers);
+        } else if (rows_before != kNothing) {
+            load(&operand.rest, tile, rows_before, k, to, barrier, sharers);
+        }
+    }
+
+private:
+    CUTLASS_DEVICE static void load(cute::TmaDescriptor const* from, int32_t tile, uint32_t rows_before, int32_t k,
+                                    uint32_t to, uint32_t barrier, uint16_t sharers) {
+        int32_t row = tile * kRows + int32_t(rows_before);
+        CUTLASS_PRAGMA_UNROLL
+        for (int nth = 0; nth < kParts; ++nth) {
+            uint32_t place = to + nth * kPartBytes + rows_before * kRowBytes;
+            int32_t column = k * kDepth + nth * kPartDepth;
+            if constexpr (kSharers > 1) {
+                asm volatile(
+                    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                    " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(place),
+                    "l"(from), "r"(column), "r"(row), "r"(barrier), "h"(sharers)
+                    : "memory");
+            } else {
+                asm volatile(
+                    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                    " [%0], [%1, {%2, %3}], [%4];" ::"r"(place),
+                    "l"(from), "r"(column), "r"(row), "r"(barrier)
+                    : "memory");
+            }
+        }
+    }
+};
+
+}  // namespace overlap_gemm
