@@ -22,11 +22,6 @@ pub struct DrawingArgs {
 }
 
 impl DrawingArgs {
-    /// Whether anything is to be drawn.
-    pub fn is_asked_for(&self) -> bool {
-        self.svg.is_some() || self.events.is_some()
-    }
-
     /// The files by their options.
     pub fn named(&self) -> [Named<'_>; 2] {
         [("--svg", self.svg.as_deref()), ("--events", self.events.as_deref())]

@@ -299,26 +299,6 @@ fn what_the_library_would_choose_is_what_an_empty_table_says() {
 }
 
 #[test]
-fn a_predicted_step_is_drawn() {
-    let folder = std::env::temp_dir().join(format!("overlap-gemm-predict-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let [svg, events] = ["step.svg", "step.json"].map(|name| folder.join(name));
-    let [svg_name, events_name] = [&svg, &events].map(|path| path.to_str().unwrap());
-    let drawn = ["2", "--svg", svg_name, "--events", events_name];
-    let (code, _, stderr) = run(&[&SMALL[..], &drawn].concat());
-    assert_eq!((code, stderr.as_str()), (0, ""));
-    let picture = std::fs::read_to_string(&svg).unwrap();
-    assert!(picture.contains("fused, predicted") && picture.contains("rank 1"));
-    let json: Value = serde_json::from_str(&std::fs::read_to_string(&events).unwrap()).unwrap();
-    assert!(json["traceEvents"].as_array().unwrap().len() > 10);
-    let more = ["2,4", "--svg", svg_name];
-    refused(&[&SMALL[..], &more].concat(), 2, &["one number of --ranks"]);
-    let rank = ["2", "--svg", svg_name, "--rank", "2"];
-    refused(&[&SMALL[..], &rank].concat(), 2, &["rank is 2"]);
-    std::fs::remove_dir_all(&folder).unwrap();
-}
-
-#[test]
 fn what_makes_no_sense_is_refused() {
     let refuse = |more: &[&str], words: &[&str]| refused(&[&SMALL[..], more].concat(), 2, words);
     refuse(&["1025"], &["1025", "between 1 and 1024"]);

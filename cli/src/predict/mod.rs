@@ -1,17 +1,15 @@
 //! `overlap-gemm predict`: the predicted time of a step on other machines.
 //!
-//! What belongs here: the arguments and the drawing of a step; [`whatif`] compares numbers of ranks. Invariant: all
-//! figures of a machine are the library's or the caller's.
+//! What belongs here: the arguments; [`whatif`] compares numbers of ranks. Invariant: all figures of a machine are the
+//! library's or the caller's.
 
 mod whatif;
 
-use overlap_gemm::plan::{Operation, Problem, Strategy};
-use overlap_gemm::predict::{Machine, Setup, timeline};
-use overlap_gemm::trace::Timeline;
+use overlap_gemm::plan::Problem;
+use overlap_gemm::predict::Machine;
 
-use crate::drawing::{Drawing, DrawingArgs};
 use crate::exit::Failure;
-use crate::output::{OutputArgs, check_apart};
+use crate::output::OutputArgs;
 use crate::problem_args::KindArgs;
 
 /// Predict the time of all-gather + GEMM by number of ranks and link, without a GPU
@@ -56,18 +54,6 @@ pub struct Args {
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     sms: Option<u32>,
 
-    /// The strategy that --svg and --events draw, for one number of ranks
-    #[arg(long, value_enum, default_value_t = Drawn::Fused, help_heading = "Output")]
-    strategy: Drawn,
-
-    /// The rank that --svg and --events draw [default: all of up to 4, else the first]
-    #[arg(long, help_heading = "Output")]
-    rank: Option<u32>,
-
-    #[command(flatten)]
-    #[command(next_help_heading = "Output")]
-    drawing: DrawingArgs,
-
     #[command(flatten)]
     #[command(next_help_heading = "Output")]
     output: OutputArgs,
@@ -77,56 +63,16 @@ const EXAMPLES: &str = "\
 Examples:
   overlap-gemm predict --m 4096 --n 3584 --k 8192
   overlap-gemm predict --m 8192 --n 28672 --k 8192 --split-n --ranks 2,4,8,16,72 --link 750
-  overlap-gemm predict --m 4096 --n 3584 --k 8192 --a e4m3 --scaling rows --link 190
-  overlap-gemm predict --m 4096 --n 1792 --k 4096 --ranks 8 --rank 0 --svg step.svg";
-
-/// The name of a step: its strategy, or `plain`.
-fn name(setup: &Setup) -> String {
-    match setup.operation {
-        Operation::Gemm => "plain".into(),
-        _ => setup.way.strategy.to_string(),
-    }
-}
-
-/// What can be drawn.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Drawn {
-    /// The plain GEMM, with A already gathered
-    Plain,
-    /// One GEMM that waits for its rows, tile by tile
-    Fused,
-    /// A GEMM for each rank's rows
-    Pipelined,
-    /// All rows first
-    Sequential,
-}
-
-impl Drawn {
-    fn setup(self, machine: &Machine, problem: &Problem) -> overlap_gemm::Result<Setup> {
-        let strategy = match self {
-            Drawn::Plain => return Setup::gemm(machine, problem),
-            Drawn::Fused => Strategy::Fused,
-            Drawn::Pipelined => Strategy::Pipelined,
-            Drawn::Sequential => Strategy::Sequential,
-        };
-        Setup::usual(machine, problem, strategy)
-    }
-}
+  overlap-gemm predict --m 4096 --n 3584 --k 8192 --a e4m3 --scaling rows --link 190";
 
 /// Predicts, and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let machine = args.machine();
-    check_apart(args.drawing.named().into_iter().chain([args.output.named()]))?;
     let output = args.output.open()?;
     let problems: Vec<Problem> =
         args.ranks.iter().map(|&ranks| args.problem(ranks)).collect::<Result<_, _>>()?;
-    let drawing = args.drawing(&machine, &problems)?;
     let shown = whatif::predict(machine, &problems)?;
-    output.write(&shown, |stdout| write!(stdout, "{shown}"))?;
-    match drawing {
-        Some((files, title, step)) => files.write(&title, &step),
-        None => Ok(()),
-    }
+    output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
 
 impl Args {
@@ -156,31 +102,5 @@ impl Args {
         let problem = self.kinds.builder(m, n, k).ranks(ranks).build()?;
         problem.check_tma_gathered()?;
         Ok(problem)
-    }
-
-    /// The pictures that were asked for, their title, and what they show; files are opened before anything is printed.
-    fn drawing(
-        &self,
-        machine: &Machine,
-        problems: &[Problem],
-    ) -> Result<Option<(Drawing, String, Timeline)>, Failure> {
-        if !self.drawing.is_asked_for() {
-            return Ok(None);
-        }
-        let [problem] = problems else {
-            let message = "--svg and --events draw one step: give one number of --ranks";
-            return Err(Failure::Usage(message.into()));
-        };
-        /// More have no room on a page.
-        const MOST_DRAWN: u32 = 4;
-        let ranks = match self.rank {
-            Some(rank) => rank..rank.saturating_add(1),
-            None if problem.ranks() <= MOST_DRAWN => 0..problem.ranks(),
-            None => 0..1,
-        };
-        let setup = self.strategy.setup(machine, problem)?;
-        let title = format!("{problem}, {}, predicted: {}", name(&setup), setup.kernel);
-        let timeline = timeline(machine, &setup.plan(problem)?, &setup, ranks)?;
-        Ok(Some((self.drawing.open()?, title, timeline)))
     }
 }

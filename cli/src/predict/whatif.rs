@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::Result;
-use overlap_gemm::plan::{Engine, Problem, Strategy};
+use overlap_gemm::plan::{Engine, Operation, Problem, Strategy};
 use overlap_gemm::predict::{Machine, Setup, estimate};
 use overlap_gemm::tune::{Anything, Asked, Tuning};
 use serde::Serialize;
@@ -92,7 +92,10 @@ impl Prediction {
         let us = |time: Duration| time.as_secs_f64() * 1e6;
         Ok(Prediction {
             auto,
-            strategy: super::name(setup),
+            strategy: match setup.operation {
+                Operation::Gemm => "plain".into(),
+                _ => setup.way.strategy.to_string(),
+            },
             engine: setup.way.engine,
             pieces: setup.way.pieces,
             kernel: setup.kernel.name.clone(),
