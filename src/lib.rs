@@ -39,7 +39,7 @@
 //! | [`tune`] | feature `tune`: tables of measured plans, used by plans on GPUs |
 //! | [`reference`](mod@reference) | the exact product, in `f64`, with a derived error bound |
 //! | [`exercise`] | runs all ranks on random numbers and checks the results: for tests and the command line |
-//! | [`trace`] | timelines of a step: as text, as SVG, as trace events, and in numbers |
+//! | [`trace`] | timelines of a step: as text, as SVG, and in numbers |
 //! | [`predict`] | the predicted time of a plan on a machine, by discrete events |
 //! | [`kernels`] | the GPU kernels that can be compiled, and a cost model of each |
 //! | [`topology`] | the links between GPUs: NVSwitch, NVLink, PCIe, none |

@@ -13,11 +13,10 @@ use overlap_gemm::reference::Report;
 use overlap_gemm::trace::Timeline;
 use serde::Serialize;
 
-use crate::drawing::DrawingArgs;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads::{Steps, describe_machine, usual_chunks, usual_options};
-use crate::output::{OutputArgs, check_apart};
+use crate::output::DrawnArgs;
 
 /// Run all-gather + GEMM on threads, check the results, and draw one step
 ///
@@ -50,10 +49,7 @@ pub struct Args {
     steps: u32,
 
     #[command(flatten)]
-    drawing: DrawingArgs,
-
-    #[command(flatten)]
-    output: OutputArgs,
+    output: DrawnArgs,
 }
 
 /// Steps before the timed ones.
@@ -107,9 +103,7 @@ impl fmt::Display for Source {
 
 /// Runs the demo and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    check_apart(args.drawing.named().into_iter().chain([args.output.named()]))?;
-    let output = args.output.open()?;
-    let drawing = args.drawing.open()?;
+    let (output, picture) = args.output.open()?;
     let interrupt = Interrupt::install()?;
     let shown = args.measure(interrupt)?;
     interrupt.check()?;
@@ -117,7 +111,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::CheckFailed(complaint));
     }
     let title = format!("{}: one step, on {}", shown.problem, shown.device);
-    drawing.write(&title, &shown.timeline)?;
+    picture.write(|| shown.timeline.to_svg(&title))?;
     output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
 

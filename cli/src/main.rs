@@ -1,16 +1,14 @@
 //! The command line: one module a subcommand, and what they share.
 //!
 //! To add a subcommand, write its module with `Args` and `run`, and add one variant to `Command`.
-//! Shared: `problem_args` (what to multiply), `output` (text or JSON, and where to), `drawing` (where a step is drawn),
-//! `on_threads` (steps without a GPU), `progress`, `interrupt` (Ctrl-C), `installed` (where
-//! libraries are) and `exit` (errors and exit codes).
+//! Shared: `problem_args` (what to multiply), `output` (text, JSON or a picture, and where to), `on_threads` (steps without
+//! a GPU), `progress`, `interrupt` (Ctrl-C), `installed` (where libraries are) and `exit` (errors and exit codes).
 //! Invariant: only `main` ends the process, and every failure ends as one message on
 //! stderr and a documented exit code.
 
 mod bench;
 mod demo;
 mod doctor;
-mod drawing;
 mod exit;
 mod installed;
 mod interrupt;

@@ -1,4 +1,4 @@
-//! The output of a command: text or JSON on stdout, and JSON into a file.
+//! The output of a command: text or JSON on stdout, JSON into a file, and a picture into another.
 //!
 //! Invariants: with `--json` stdout holds exactly one JSON document. A file is opened before the work begins, so that a typo
 //! in its path costs no hours of work, and keeps its content until the first result replaces it. Long work writes partial
@@ -25,11 +25,6 @@ pub struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// The file by its option, for [`check_apart`].
-    pub fn named(&self) -> Named<'_> {
-        ("--output", self.output.as_deref())
-    }
-
     /// Opens the file, if one was named.
     pub fn open(&self) -> Result<Output, Failure> {
         let file = self.output.as_deref().map(Target::open).transpose()?;
@@ -37,24 +32,45 @@ impl OutputArgs {
     }
 }
 
-/// An option that names a file, and the file.
-pub type Named<'a> = (&'static str, Option<&'a Path>);
+/// The arguments of the output of a command that draws a step.
+#[derive(clap::Args)]
+pub struct DrawnArgs {
+    /// Draw the step into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 
-/// An error if two options name one file: the second would replace what the first wrote. Devices take everything.
-pub fn check_apart<'a>(named: impl IntoIterator<Item = Named<'a>>) -> Result<(), Failure> {
-    let mut known: Vec<(&str, PathBuf)> = Vec::new();
-    for (option, path) in named {
-        let Some(path) = path.filter(|path| path.is_file() || !path.exists()) else { continue };
-        let place = place(path);
-        if let Some((other, _)) = known.iter().find(|(_, known)| *known == place) {
-            return Err(Failure::Usage(format!(
-                "{other} and {option} both name {}: give each a file of its own",
-                path.display()
-            )));
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl DrawnArgs {
+    /// Opens the files that were named. An error if both are one: the second would replace what the first wrote. Devices
+    /// take everything.
+    pub fn open(&self) -> Result<(Output, Picture), Failure> {
+        if let (Some(svg), Some(output)) = (&self.svg, &self.output.output) {
+            let is_device = svg.exists() && !svg.is_file();
+            if !is_device && place(svg) == place(output) {
+                return Err(Failure::Usage(format!(
+                    "--svg and --output both name {}: give each a file of its own",
+                    output.display()
+                )));
+            }
         }
-        known.push((option, place));
+        let picture = Picture(self.svg.as_deref().map(Target::open).transpose()?);
+        Ok((self.output.open()?, picture))
     }
-    Ok(())
+}
+
+/// Where a picture is drawn, if it is wanted.
+pub struct Picture(Option<Target>);
+
+impl Picture {
+    /// Draws it.
+    pub fn write(self, draw: impl FnOnce() -> String) -> Result<(), Failure> {
+        let Some(mut file) = self.0 else { return Ok(()) };
+        let picture = draw();
+        file.write(|file| file.write_all(picture.as_bytes()))
+    }
 }
 
 /// One path for one file, however it is spelled, also before the file exists.
@@ -68,14 +84,14 @@ fn place(path: &Path) -> PathBuf {
 }
 
 /// An open file that keeps its content until it is written.
-pub struct Target {
+struct Target {
     name: String,
     file: File,
 }
 
 impl Target {
     /// Opens it and leaves its content.
-    pub fn open(path: &Path) -> Result<Target, Failure> {
+    fn open(path: &Path) -> Result<Target, Failure> {
         let name = path.display().to_string();
         // Truncated when it is written, not before.
         match OpenOptions::new().write(true).create(true).truncate(false).open(path) {
@@ -85,7 +101,7 @@ impl Target {
     }
 
     /// Replaces its content.
-    pub fn write(
+    fn write(
         &mut self,
         content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), Failure> {
@@ -183,15 +199,15 @@ mod tests {
 
     #[test]
     fn one_file_of_two_options_is_refused() {
-        let path = |text: &'static str| Some(Path::new(text));
-        let (one, same, other) = (path("none/a.svg"), path("./none/a.svg"), path("none/b.svg"));
-        let none = ("--output", None);
-        assert!(check_apart([none, ("--svg", one), ("--events", other), none]).is_ok());
-        let refused = check_apart([none, ("--svg", one), ("--events", same)]).unwrap_err();
-        let why = refused.to_string();
-        assert!(why.contains("--svg and --events both name ./none/a.svg"), "{why}");
-        let device = path("/dev/null");
-        assert!(check_apart([("--svg", device), ("--events", device)]).is_ok());
+        let open = |svg: &str, output: &str| {
+            let output = OutputArgs { json: false, output: Some(output.into()) };
+            DrawnArgs { svg: Some(svg.into()), output }.open().err().map(|why| why.to_string())
+        };
+        let why = open("./none/a", "none/a").unwrap_or_default();
+        assert!(why.contains("--svg and --output both name none/a"), "{why}");
+        let why = open("none/a", "none/b").unwrap_or_default();
+        assert!(why.contains("cannot write none/a"), "{why}");
+        assert_eq!(open("/dev/null", "/dev/null"), None);
     }
 
     #[test]

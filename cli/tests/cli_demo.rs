@@ -42,21 +42,19 @@ fn demo_json_has_every_tile_and_transfer_of_a_step() {
 }
 
 #[test]
-fn demo_draws_a_step_and_writes_its_events() {
+fn demo_draws_a_step() {
     let folder = std::env::temp_dir().join(format!("overlap-gemm-demo-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let [svg, events] = ["step.svg", "step.json"].map(|name| folder.join(name));
+    let svg = folder.join("step.svg");
     // What was there before is replaced, not written over.
-    std::fs::write(&events, " ".repeat(1 << 20)).unwrap();
-    let [svg_name, events_name] = [&svg, &events].map(|path| path.to_str().unwrap());
-    let files = ["--svg", svg_name, "--events", events_name];
-    let (code, stdout, _) = run(&[&SMALL_DEMO[..], &files].concat());
+    std::fs::write(&svg, " ".repeat(1 << 20)).unwrap();
+    let file = ["--svg", svg.to_str().unwrap()];
+    let (code, stdout, _) = run(&[&SMALL_DEMO[..], &file].concat());
     assert_eq!(code, 0);
     assert!(stdout.contains("rank 1: 6 tiles on") && stdout.contains("% idle"), "{stdout}");
     let picture = std::fs::read_to_string(&svg).unwrap();
     assert_eq!(picture.matches("class=\"tile\"").count(), 3 * 6);
-    let json: Value = serde_json::from_str(&std::fs::read_to_string(&events).unwrap()).unwrap();
-    assert!(json["traceEvents"].as_array().unwrap().len() >= 3 * 6 + 3 * 3 * 2, "{json}");
+    assert!(picture.ends_with("</svg>\n"), "{picture}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 

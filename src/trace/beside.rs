@@ -1,6 +1,6 @@
 //! Several timelines of one step, for example the measured one and the predicted one.
 //!
-//! What belongs here: the timelines, their names and their zeros; `svg` and `chrome` draw them. Invariant: all share one
+//! What belongs here: the timelines, their names and their zeros; `svg` draws them. Invariant: all share one
 //! time axis, and all zeros are at the same place on it.
 
 use std::time::Duration;

@@ -2,11 +2,10 @@
 //!
 //! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer, all on one clock.
 //! Invariant: times are durations since the group's common origin, so records of several ranks can be merged. `text` and
-//! `svg` draw a timeline, `chrome` writes trace events, `summary` adds up, `ranks` merges records of different clocks,
-//! `beside` holds several timelines of one step.
+//! `svg` draw a timeline, `summary` adds up, `ranks` merges records of different clocks, `beside` holds several timelines of
+//! one step.
 
 mod beside;
-mod chrome;
 mod ranks;
 mod summary;
 mod svg;

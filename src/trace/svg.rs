@@ -90,7 +90,7 @@ impl Timeline {
     }
 
     /// All ranks that have computed, sent or received anything.
-    pub(super) fn ranks(&self) -> BTreeSet<u32> {
+    fn ranks(&self) -> BTreeSet<u32> {
         let tiles = self.tiles.iter().map(|tile| tile.rank);
         tiles.chain(self.transfers.iter().flat_map(|sent| [sent.from, sent.to])).collect()
     }

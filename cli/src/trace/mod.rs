@@ -1,4 +1,4 @@
-//! `overlap-gemm trace`: one step as a timeline, on GPUs or on threads: as a picture, for trace viewers, and in numbers.
+//! `overlap-gemm trace`: one step as a timeline, on GPUs or on threads: as a picture and in numbers.
 //!
 //! What belongs here: the arguments and the output. `gpu` and `host` run the step, `prediction` compares it with the cost
 //! model. Invariant: the shown step is one of many in a row, and its result was compared with the reference.
@@ -15,10 +15,9 @@ use overlap_gemm::plan::Problem;
 use overlap_gemm::trace::{RankSummary, Timeline};
 use serde::Serialize;
 
-use crate::drawing::{Drawing, DrawingArgs};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::output::{OutputArgs, check_apart};
+use crate::output::DrawnArgs;
 use crate::problem_args::ProblemArgs;
 use prediction::Prediction;
 
@@ -61,10 +60,7 @@ pub struct Args {
     predict: bool,
 
     #[command(flatten)]
-    drawing: DrawingArgs,
-
-    #[command(flatten)]
-    output: OutputArgs,
+    output: DrawnArgs,
 }
 
 /// The seed of the random numbers.
@@ -95,23 +91,21 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                    --predict";
         return Err(Failure::Usage(why.into()));
     }
-    check_apart(args.drawing.named().into_iter().chain([args.output.named()]))?;
     let interrupt = Interrupt::install()?;
     let problem = args.problem.problem()?;
     // Only rank 0 writes.
     let writes = args.host || is_first();
     let output = writes.then(|| args.output.open()).transpose()?;
-    let drawing = if writes { args.drawing.open()? } else { Drawing::default() };
     let shown = match args.host {
         true => Some(host::run(args, problem, interrupt)?),
         false => on_gpus(args, problem, interrupt).map_err(Failure::or_host)?,
     };
-    let (Some(shown), Some(output)) = (shown, output) else { return Ok(()) };
+    let (Some(shown), Some((output, picture))) = (shown, output) else { return Ok(()) };
     let title = format!("{}: one step, on {}", shown.problem, shown.on);
-    match &shown.prediction {
-        Some(prediction) => drawing.write_beside(&title, &prediction.beside(&shown.timeline))?,
-        None => drawing.write(&title, &shown.timeline)?,
-    }
+    picture.write(|| match &shown.prediction {
+        Some(prediction) => prediction.beside(&shown.timeline).to_svg(&title),
+        None => shown.timeline.to_svg(&title),
+    })?;
     output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
 
