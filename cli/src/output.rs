@@ -141,11 +141,6 @@ impl Output {
         self.json
     }
 
-    /// Whether JSON was asked for.
-    pub fn writes_json(&self) -> bool {
-        self.json || self.file.is_some()
-    }
-
     /// Writes a partial result into the file, in case the process is killed; the next one replaces it. Pipes get the final
     /// result alone.
     pub fn keep(&mut self, value: &impl Serialize) -> Result<(), Failure> {

@@ -188,17 +188,15 @@ fn shards_must_sum_to_m_and_agree_with_ranks() {
 }
 
 #[test]
-fn huge_lists_are_refused_before_they_are_made() {
+fn huge_plans_have_a_short_text_and_checks_of_hours_are_refused() {
     let huge = ["plan", "--m", "2147483647", "--n", "2147483647", "--k", "2147483647"];
     let huge = [&huge[..], &["--ranks", "1024", "--chunks", "64", "--tile", "1x1"]].concat();
-    refused(&[&huge[..], &["--json"]].concat(), 2, &["--rank"]);
-    refused(&[&huge[..], &["--json", "--rank", "5"]].concat(), 2, &["larger tiles"]);
     refused(&[&huge[..], &["--check", "1"]].concat(), 2, &["fewer ranks or chunks"]);
     // The text is an overview, however huge the plan.
     let (code, stdout, _) = run(&huge);
     assert_eq!(code, 0);
     assert!(stdout.len() < 30_000, "{} bytes", stdout.len());
-    refused(&[SMALL, &["--check", "4294967295"]].concat(), 2, &["4294967295", "at most"]);
+    refused(&[SMALL, &["--check", "4294967295"]].concat(), 2, &["4294967295", "fewer orders"]);
 }
 
 #[test]
@@ -219,7 +217,7 @@ fn a_refused_command_leaves_the_file_as_it_was() {
     let path = std::env::temp_dir().join(format!("overlap-gemm-kept-{}.json", std::process::id()));
     let name = path.to_str().unwrap();
     std::fs::write(&path, "kept").unwrap();
-    refused(&[SMALL, &["--output", name, "--check", "4294967295"]].concat(), 2, &["at most"]);
+    refused(&[SMALL, &["--output", name, "--check", "4294967295"]].concat(), 2, &["fewer orders"]);
     let kept = std::fs::read_to_string(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert_eq!(kept, "kept");

@@ -1,11 +1,9 @@
 //! `overlap-gemm plan`: prints the order of all steps without running them.
 //!
-//! The library makes the text and the JSON; this module chooses between them, and refuses output of more than some
-//! 200 MB. Invariant: the length of the lists is computed before any of them is written.
+//! What belongs here: the arguments. Invariant: the library makes the text and the JSON, and writes lists entry by entry, so
+//! that a huge plan needs no huge memory.
 
 mod check;
-
-use std::ops::Range;
 
 use overlap_gemm::plan::{Engine, MAX_STREAMS, Plan, PlanOptions, Strategy};
 use serde::Serialize;
@@ -13,9 +11,6 @@ use serde::Serialize;
 use crate::exit::Failure;
 use crate::output::OutputArgs;
 use crate::problem_args::{CutArgs, ProblemArgs};
-
-/// The most list entries (steps, tiles, chunks) that JSON is written for: some 200 MB of it.
-const MOST_ENTRIES: u128 = 4_000_000;
 
 /// Print a plan: chunks, the order of their transfers, and the order of tiles
 ///
@@ -124,9 +119,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let plan = Plan::new(&args.problem.problem()?, args.options())?;
     let one = args.rank.map(|rank| plan.of_rank(rank)).transpose()?;
     let output = args.output.open()?;
-    if output.writes_json() {
-        refuse_too_many(&plan, args.rank)?;
-    }
     let verdict = match args.check {
         Some(orders) => Some(check::run(&plan, orders, args.seed, &output)?),
         None => None,
@@ -143,39 +135,4 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         })?,
     }
     verdict.map_or(Ok(()), check::Verdict::into_result)
-}
-
-fn refuse_too_many(plan: &Plan, rank: Option<u32>) -> Result<(), Failure> {
-    let ranks = rank.map_or(0..plan.problem().ranks(), |rank| rank..rank + 1);
-    let tiles: u128 = match plan.tile_order(ranks.start) {
-        Ok(order) => u128::from(order.tile_count()) * ranks.len() as u128,
-        Err(error) => return Err(error.into()),
-    };
-    let entries = u128::from(plan.chunks().len()) + steps(plan, &ranks) + tiles;
-    if entries <= MOST_ENTRIES {
-        return Ok(());
-    }
-    let remedy = match rank {
-        None => "ask for one rank with --rank, or for the text without --json and --output",
-        Some(_) => "use fewer chunks or larger tiles, or the text without --json and --output",
-    };
-    Err(Failure::Usage(format!(
-        "the JSON of this plan would list {entries} steps, tiles and chunks, \
-         more than {MOST_ENTRIES}: {remedy}"
-    )))
-}
-
-/// How many steps the schedules of `ranks` have, at most.
-fn steps(plan: &Plan, ranks: &Range<u32>) -> u128 {
-    let (all, chunks) = (u128::from(plan.problem().ranks()), u128::from(plan.chunks().len()));
-    let sent: u128 = ranks
-        .clone()
-        .map(|rank| {
-            let own = plan.chunks().of_rank(rank).len() as u128;
-            own + all * (2 * own + 1)
-        })
-        .sum();
-    // Words between lanes, and for each chunk a wait and a read.
-    let between = 4 + 3 * u128::from(MAX_STREAMS);
-    sent + ranks.len() as u128 * (2 * chunks + all + between)
 }
