@@ -222,3 +222,17 @@ fn a_chunk_takes_its_rows_and_no_others() {
     assert!(d[..160].iter().all(|d| d.to_f32() == 4.0));
     assert!(d[160..].iter().all(|d| d.is_nan()), "rows beyond the step are left alone");
 }
+
+#[test]
+fn rows_that_would_overlap_are_refused() {
+    let builder = || Problem::builder(24, 16, 32);
+    for (name, least, builder) in [
+        ("lda", 32, builder().lda(31)),
+        ("ldb", 32, builder().ldb(31)),
+        ("ldd", 16, builder().ldd(15)),
+    ] {
+        let text = builder.build().unwrap_err().to_string();
+        let expected = format!("{name} is {}, but must be between {least} and ", least - 1);
+        assert!(text.starts_with(&expected), "{text}");
+    }
+}

@@ -42,18 +42,6 @@ pub struct ProblemArgs {
 
     #[command(flatten)]
     kinds: KindArgs,
-
-    /// Elements from one row of A to the next [default: k]
-    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
-    lda: Option<u64>,
-
-    /// Elements from one row of B, as it lies in memory, to the next [default: packed]
-    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
-    ldb: Option<u64>,
-
-    /// Elements from one row of D to the next [default: n]
-    #[arg(long, value_name = "ELEMENTS", allow_negative_numbers = true)]
-    ldd: Option<u64>,
 }
 
 /// What the matrices hold, and how B lies.
@@ -116,15 +104,6 @@ impl ProblemArgs {
         }
         if let Some(rows) = &self.shards {
             builder = builder.shards(rows);
-        }
-        for (value, set) in [
-            (self.lda, ProblemBuilder::lda as fn(_, _) -> _),
-            (self.ldb, ProblemBuilder::ldb),
-            (self.ldd, ProblemBuilder::ldd),
-        ] {
-            if let Some(value) = value {
-                builder = set(builder, value);
-            }
         }
         let problem = builder.build()?;
         match self.ranks {

@@ -5,10 +5,13 @@
 
 #[path = "common/binary.rs"]
 mod binary;
+#[path = "common/folder.rs"]
+mod folder;
 
 use std::process::{Command, Stdio};
 
 use binary::{command, outcome, refused, run};
+use folder::Folder;
 use overlap_gemm::plan::{Plan, PlanOptions, Problem};
 use serde_json::Value;
 
@@ -92,19 +95,7 @@ fn plan_json_of_one_rank_has_that_rank_s_lists() {
 #[test]
 fn plan_takes_fp8_and_unequal_shards() {
     let args = ["--m", "1000", "--n", "512", "--k", "512", "--shards", "600,0,400", "--a", "e4m3"];
-    let fp8 = [
-        "--chunks",
-        "4",
-        "--b",
-        "e5m2",
-        "--d",
-        "f16",
-        "--scaling",
-        "rows",
-        "--lda",
-        "528",
-        "--json",
-    ];
+    let fp8 = ["--chunks", "4", "--b", "e5m2", "--d", "f16", "--scaling", "rows", "--json"];
     let (code, stdout, stderr) = run(&[&["plan"], &args[..], &fp8[..]].concat());
     assert_eq!(code, 0, "{stderr}");
     let json: Value = serde_json::from_str(&stdout).unwrap();
@@ -112,7 +103,6 @@ fn plan_takes_fp8_and_unequal_shards() {
         json["problem"]["elements"],
         serde_json::json!({"a": "e4m3", "b": "e5m2", "d": "f16"})
     );
-    assert_eq!(json["problem"]["lda"], 528);
     assert_eq!(json["problem"]["scaling"], "rows");
     assert_eq!(json["chunks"][4]["rank"], 2);
 }
@@ -167,7 +157,6 @@ fn impossible_cuts_are_refused() {
     refused(&["--cluster", "1x99999"], &["99999"]);
     refused(&["--swizzle", "0"], &["the swizzle is 0"]);
     refused(&["--rank", "4"], &["rank is 4", "between 0 and 3"]);
-    refused(&["--lda", "255"], &["lda is 255", "between 256 and"]);
     refused(&["--a", "int8"], &["int8", "bf16, f16, f32, e4m3, e5m2"]);
     refused(&["--a", "f16", "--b", "bf16"], &["f16 × bf16"]);
     refused(&["--scaling", "rows"], &["scaling of bf16"]);
@@ -201,26 +190,20 @@ fn huge_plans_have_a_short_text_and_checks_of_hours_are_refused() {
 
 #[test]
 fn json_goes_to_a_file_beside_the_text() {
-    let path = std::env::temp_dir().join(format!("overlap-gemm-cli-{}.json", std::process::id()));
-    let name = path.to_str().unwrap();
-    std::fs::write(&path, "x".repeat(1 << 20)).unwrap(); // longer than what replaces it
-    let (code, stdout, _) = plan(&["--output", name]);
-    let written = std::fs::read_to_string(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
+    let folder = Folder::new("json");
+    let name = folder.file("plan.json", &"x".repeat(1 << 20)); // longer than what replaces it
+    let (code, stdout, _) = plan(&["--output", &name]);
     assert_eq!(code, 0);
     assert!(stdout.contains("chunk by chunk"), "{stdout}");
-    serde_json::from_str::<Plan>(&written).unwrap();
+    serde_json::from_str::<Plan>(&folder.read("plan.json")).unwrap();
 }
 
 #[test]
 fn a_refused_command_leaves_the_file_as_it_was() {
-    let path = std::env::temp_dir().join(format!("overlap-gemm-kept-{}.json", std::process::id()));
-    let name = path.to_str().unwrap();
-    std::fs::write(&path, "kept").unwrap();
-    refused(&[SMALL, &["--output", name, "--check", "4294967295"]].concat(), 2, &["fewer orders"]);
-    let kept = std::fs::read_to_string(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
-    assert_eq!(kept, "kept");
+    let folder = Folder::new("kept");
+    let name = folder.file("plan.json", &"kept");
+    refused(&[SMALL, &["--output", &name, "--check", "4294967295"]].concat(), 2, &["fewer orders"]);
+    assert_eq!(folder.read("plan.json"), "kept");
 }
 
 #[test]

@@ -2,8 +2,11 @@
 
 #[path = "common/binary.rs"]
 mod binary;
+#[path = "common/folder.rs"]
+mod folder;
 
 use binary::{refused, run};
+use folder::Folder;
 use serde_json::Value;
 
 /// A demo small enough for a test.
@@ -43,19 +46,16 @@ fn demo_json_has_every_tile_and_transfer_of_a_step() {
 
 #[test]
 fn demo_draws_a_step() {
-    let folder = std::env::temp_dir().join(format!("overlap-gemm-demo-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let svg = folder.join("step.svg");
+    let folder = Folder::new("demo");
     // What was there before is replaced, not written over.
-    std::fs::write(&svg, " ".repeat(1 << 20)).unwrap();
-    let file = ["--svg", svg.to_str().unwrap()];
+    let svg = folder.file("step.svg", &" ".repeat(1 << 20));
+    let file = ["--svg", &svg];
     let (code, stdout, _) = run(&[&SMALL_DEMO[..], &file].concat());
     assert_eq!(code, 0);
     assert!(stdout.contains("rank 1: 6 tiles on") && stdout.contains("% idle"), "{stdout}");
-    let picture = std::fs::read_to_string(&svg).unwrap();
+    let picture = folder.read("step.svg");
     assert_eq!(picture.matches("class=\"tile\"").count(), 3 * 6);
     assert!(picture.ends_with("</svg>\n"), "{picture}");
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
@@ -85,21 +85,19 @@ fn demo_refuses_what_cannot_be() {
 
 #[test]
 fn trace_shows_one_step_with_pushes_and_signals() {
-    let folder = std::env::temp_dir().join(format!("overlap-gemm-trace-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let svg = folder.join("step.svg");
+    let folder = Folder::new("trace");
+    let svg = folder.path("step.svg");
     let arguments = ["trace", "--host", "--m", "96", "--n", "40", "--k", "24", "--ranks", "3"];
-    let files = ["--chunks", "2", "--link", "1", "--svg", svg.to_str().unwrap()];
+    let files = ["--chunks", "2", "--link", "1", "--svg", &svg];
     let (code, stdout, stderr) = run(&[&arguments[..], &files].concat());
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert!(
         stdout.contains("rank 2: 6 tiles on") && stdout.contains("waiting for rows"),
         "{stdout}"
     );
-    let picture = std::fs::read_to_string(&svg).unwrap();
+    let picture = folder.read("step.svg");
     assert_eq!(picture.matches("class=\"tile\"").count(), 3 * 6);
     assert!(picture.contains("pushes to 2") && picture.contains(">signals<"), "{picture}");
-    std::fs::remove_dir_all(&folder).unwrap();
 
     let (code, _, stderr) = run(&[&arguments[..], &["--streams", "2"]].concat());
     assert_eq!(code, 2, "{stderr}");
