@@ -31,7 +31,6 @@ const SMALL_M: [u64; 6] = [1, 16, 64, 128, 256, 512];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Set {
     /// All of the sets below
-    #[value(alias = "bars")]
     All,
     /// Ten layers in bf16
     Bf16,

@@ -67,47 +67,21 @@ pub trait InMemory: Element {
 }
 
 macro_rules! in_memory {
-    ($($element:ty),*) => {$(
+    ($($element:ty: $bits:ty),*) => {$(
         impl InMemory for $element {
             fn put(self, bytes: &mut Vec<u8>) {
                 bytes.extend_from_slice(&self.to_bits().to_le_bytes());
             }
 
             fn get(bytes: &[u8]) -> Self {
-                bytes.try_into().map_or(Self::POISON, |bytes| Self::from_bits(u_le(bytes)))
+                let bits = bytes.try_into().map(<$bits>::from_le_bytes);
+                bits.map_or(Self::POISON, Self::from_bits)
             }
         }
     )*};
 }
 
-/// Little-endian bytes as the unsigned integer of their length.
-fn u_le<const N: usize, T: FromBytes<N>>(bytes: [u8; N]) -> T {
-    T::from_bytes(bytes)
-}
-
-trait FromBytes<const N: usize> {
-    fn from_bytes(bytes: [u8; N]) -> Self;
-}
-
-impl FromBytes<1> for u8 {
-    fn from_bytes([byte]: [u8; 1]) -> u8 {
-        byte
-    }
-}
-
-impl FromBytes<2> for u16 {
-    fn from_bytes(bytes: [u8; 2]) -> u16 {
-        u16::from_le_bytes(bytes)
-    }
-}
-
-impl FromBytes<4> for u32 {
-    fn from_bytes(bytes: [u8; 4]) -> u32 {
-        u32::from_le_bytes(bytes)
-    }
-}
-
-in_memory!(bf16, f16, f32, F8E4M3, F8E5M2);
+in_memory!(bf16: u16, f16: u16, f32: u32, F8E4M3: u8, F8E5M2: u8);
 
 impl Pools {
     /// Draws the numbers.
