@@ -114,38 +114,18 @@ fn a_ring_goes_round_in_a_graph() {
     });
 }
 
-/// A word that one stream writes lets another go on.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
-fn streams_wait_for_words() {
+fn what_is_outside_of_a_part_is_refused() {
     on_ranks(2, |rank| {
-        let (me, stream) = (rank.rank(), &rank.gpu.stream);
-        let memory = memory(&rank);
-        // SAFETY: nobody else uses the part yet.
-        unsafe { result::memset_d8_sync(memory.own_address(), 0, PART) }.unwrap();
-        rank.gpu.device.context().synchronize().unwrap();
-        rank.group.barrier("zero", LIMIT).unwrap();
-        let own = rank.gpu.upload(&bytes(me, 0));
-        let writer = rank.gpu.device.new_stream().unwrap();
-        // SAFETY: the memory lives until the streams are through, here and below.
-        unsafe { memory.wait_word(stream, 4, 7) }.unwrap();
-        std::thread::sleep(Duration::from_millis(20 * u64::from(me)));
-        // SAFETY: the bytes are kept until the stream is through.
-        unsafe { memory.put(&writer, 1 - me, 64, own.device_ptr(&writer).0, 1000) }.unwrap();
-        // SAFETY: as above.
-        unsafe { memory.write_word(&writer, 1 - me, 4, 7) }.unwrap();
-        stream.synchronize().unwrap();
-        assert!(read(memory.own_address() + 64, 1000) == bytes(1 - me, 0)[..1000]);
-        writer.synchronize().unwrap();
-        // SAFETY: refused, all three.
-        let (outside, askew, nobody) = unsafe {
-            let outside = memory.write_word(stream, 0, memory.bytes(), 0);
-            (outside, memory.wait_word(stream, 2, 0), memory.write_word(stream, 2, 0, 0))
+        let (memory, stream) = (memory(&rank), &rank.gpu.stream);
+        let own = memory.own_address();
+        // SAFETY: refused, both.
+        let (outside, nobody) = unsafe {
+            (memory.put(stream, 0, memory.bytes(), own, 1), memory.get(stream, 2, 0, own, 1))
         };
         let outside = outside.unwrap_err();
         assert!(matches!(outside, Error::OutOfRange { .. }), "{outside:?}");
-        let askew = askew.unwrap_err();
-        assert!(matches!(askew, Error::Misaligned { .. }), "{askew:?}");
         let nobody = nobody.unwrap_err().to_string();
         assert!(nobody.starts_with("the rank is 2"), "{nobody}");
     });

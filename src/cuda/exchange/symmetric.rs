@@ -154,40 +154,6 @@ impl SymmetricMemory {
         unsafe { stream_ops::copy(stream, to, from, bytes) }
     }
 
-    /// Lets the stream itself write a word of the part of `peer`: needs no SM, and is seen after everything that the
-    /// stream did before.
-    ///
-    /// # Safety
-    /// This value lives until the stream is through, and who else uses the word expects it.
-    pub unsafe fn write_word(
-        &self,
-        stream: &Arc<CudaStream>,
-        peer: u32,
-        offset: u64,
-        value: u32,
-    ) -> Result<()> {
-        let word = self.word(stream, peer, offset)?;
-        // SAFETY: a word of the part, which the caller keeps mapped.
-        unsafe { stream_ops::write(stream, word, value) }
-    }
-
-    /// Lets the stream itself wait until a word of this rank's part has reached `value` (the comparison wraps):
-    /// needs no SM, and **knows no limit**. Where a rank may fail, use a
-    /// [`SignalPad`](crate::cuda::SignalPad).
-    ///
-    /// # Safety
-    /// This value lives until the stream is through.
-    pub unsafe fn wait_word(
-        &self,
-        stream: &Arc<CudaStream>,
-        offset: u64,
-        value: u32,
-    ) -> Result<()> {
-        let word = self.word(stream, self.rank, offset)?;
-        // SAFETY: as for `write_word`.
-        unsafe { stream_ops::wait_for(stream, word, value) }
-    }
-
     /// Where `bytes` bytes of a part are, for work on `stream`.
     fn place(
         &self,
@@ -205,16 +171,6 @@ impl SymmetricMemory {
         self.device.check_stream(stream)?;
         self.device.bind()?;
         Ok(start + offset)
-    }
-
-    fn word(&self, stream: &CudaStream, peer: u32, offset: u64) -> Result<CUdeviceptr> {
-        const WORD: u64 = size_of::<u32>() as u64;
-        if !offset.is_multiple_of(WORD) {
-            let what = "the offset of a word in symmetric memory";
-            let remedy = "words are at multiples of their size";
-            return Err(Error::Misaligned { what, bytes: offset, multiple_of: WORD, remedy });
-        }
-        self.place(stream, peer, offset, WORD)
     }
 
     /// Where this rank's own part starts.
