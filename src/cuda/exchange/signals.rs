@@ -245,20 +245,10 @@ impl Signals {
     /// An error if a product gave up since the last look. Ask when its stream is through; what it
     /// computed is undefined then.
     pub fn check(&self) -> Result<()> {
-        self.found(None)
-    }
-
-    /// [`Signals::check`] with the chunks of the product that is asked about, where products with
-    /// other chunks wait for the same signals.
-    pub fn take_failure(&self, chunks: &Chunks) -> Result<()> {
-        self.found(Some(chunks))
-    }
-
-    fn found(&self, chunks: Option<&Chunks>) -> Result<()> {
         let waiters = self.lock();
         let Some(failure) = self.host.take_failure() else { return Ok(()) };
         let Some(waiter) = waiters.of(failure.epoch) else { return Ok(()) };
-        Err(in_words(failure, waiter, chunks.unwrap_or(&waiter.chunks)))
+        Err(in_words(failure, waiter))
     }
 
     /// How a product on `stream` is to wait; to be asked before it is enqueued, behind [`Signals::note_waiter`].
@@ -388,9 +378,9 @@ impl Aborter {
 }
 
 /// The error that a failure is.
-fn in_words(failure: Failure, waiter: &Waiter, chunks: &Chunks) -> Error {
+fn in_words(failure: Failure, waiter: &Waiter) -> Error {
     let Failure { cause, chunk, signal, epoch, tile } = failure;
-    let (rank, limit) = (waiter.rank, waiter.limit);
+    let Waiter { rank, limit, ref chunks } = *waiter;
     let awaited = match tile.m {
         u32::MAX => format!("chunk {chunk}"),
         _ => format!("chunk {chunk} (for tile ({}, {}))", tile.m, tile.n),
@@ -445,18 +435,18 @@ mod tests {
     fn a_failure_names_rank_peer_chunk_epoch_and_tile() {
         let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
         let limit = Duration::from_millis(250);
-        let waiter = Waiter { rank: 1, limit, chunks: chunks.clone() };
+        let waiter = Waiter { rank: 1, limit, chunks };
         let tile = Tile { m: 3, n: 2 };
         let failure = Failure { cause: Cause::Late, chunk: 5, signal: 6, epoch: 7, tile };
-        let text = in_words(failure, &waiter, &chunks).to_string();
+        let text = in_words(failure, &waiter).to_string();
         let expected = "rank 1: chunk 5 (for tile (3, 2)) from rank 2 did not come within 250ms \
                         (epoch 7 expected, 6 seen)";
         assert!(text.starts_with(expected), "{text}");
-        let error = in_words(Failure { cause: Cause::Aborted, ..failure }, &waiter, &chunks);
+        let error = in_words(Failure { cause: Cause::Aborted, ..failure }, &waiter);
         assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error:?}");
         assert!(error.to_string().contains("chunk 5 (for tile (3, 2)) of epoch 7"), "{error}");
         // A record from nowhere names no rank that exists, and nothing panics.
-        let error = in_words(Failure { chunk: u32::MAX, ..failure }, &waiter, &chunks);
+        let error = in_words(Failure { chunk: u32::MAX, ..failure }, &waiter);
         assert!(matches!(error, Error::PeerTimeout { peer: 4, .. }), "{error:?}");
     }
 
