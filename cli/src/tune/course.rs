@@ -55,19 +55,8 @@ impl Clock {
     }
 }
 
-/// What a table has of a problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Had {
-    /// Nothing, or not every way of launching that is asked for.
-    Nothing,
-    /// All that is asked for, but measured with another driver: those times are not this machine's.
-    Elsewhere,
-    /// All that is asked for.
-    All,
-}
-
-/// What a table has of a problem, with this driver.
-pub fn had(table: &Tuning, problem: &Problem, gpu: &str, driver: &str, launches: Launches) -> Had {
+/// Whether a table has all that is asked for of a problem, with this driver: another's times are not this machine's.
+pub fn has(table: &Tuning, problem: &Problem, gpu: &str, driver: &str, launches: Launches) -> bool {
     let (family, shape) = (Family::of(problem, gpu), Shape::of(problem));
     let [graph, plain] = match launches {
         Launches::Graph => [true, false],
@@ -75,23 +64,10 @@ pub fn had(table: &Tuning, problem: &Problem, gpu: &str, driver: &str, launches:
         Launches::Both => [true, true],
     };
     let done =
-        |one: &&Entry| (one.us.graph.is_some() || !graph) && (one.us.plain.is_some() || !plain);
+        |one: &Entry| (one.us.graph.is_some() || !graph) && (one.us.plain.is_some() || !plain);
     let mut entries = table.entries().iter();
     let entry = entries.find(|entry| entry.family == family && entry.shape == shape);
-    match entry.filter(done) {
-        None => Had::Nothing,
-        Some(entry) if entry.driver != driver => Had::Elsewhere,
-        Some(_) => Had::All,
-    }
-}
-
-/// Reports how many problems of the table were measured with another driver, if any.
-pub fn tell_elsewhere(count: usize) {
-    match count {
-        0 => {}
-        1 => eprintln!("1 was measured with another driver, and is measured again"),
-        _ => eprintln!("{count} were measured with another driver, and are measured again"),
-    }
+    entry.is_some_and(|entry| done(entry) && entry.driver == driver)
 }
 
 /// The outcome of all problems.

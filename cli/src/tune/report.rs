@@ -7,9 +7,7 @@ use std::path::Path;
 
 use overlap_gemm::plan::{Problem, Way};
 use overlap_gemm::predict::Machine;
-use overlap_gemm::tune::{
-    Answer, Anything, Asked, Entry, Multiplying, Shape, Source, Tuning, record,
-};
+use overlap_gemm::tune::{Answer, Anything, Asked, Multiplying, Shape, Source, Tuning, record};
 use serde::Serialize;
 
 use crate::exit::Failure;
@@ -127,32 +125,16 @@ pub fn merge(file: &Path, tables: Vec<Tuning>, output: Output) -> Result<(), Fai
     struct Merged {
         file: String,
         added: usize,
-        /// Problems that replaced one of another driver.
-        of_another_driver: usize,
         problems: usize,
     }
     let mut all = if file.exists() { Tuning::from_file(file)? } else { Tuning::none() };
-    let (mut added, mut of_another_driver) = (0, 0);
-    for table in tables {
-        let is_replaced = |new: &&Entry| {
-            let same = |old: &&Entry| (&old.family, old.shape) == (&new.family, new.shape);
-            all.entries().iter().find(same).is_some_and(|old| old.driver != new.driver)
-        };
-        of_another_driver += table.entries().iter().filter(is_replaced).count();
-        added += table.entries().len();
-        all.add(table);
-    }
+    let added = tables.iter().map(|table| table.entries().len()).sum();
+    tables.into_iter().for_each(|table| all.add(table));
     record(file, all.entries())?;
     let (problems, file) = (all.entries().len(), file.display().to_string());
-    let merged = Merged { file, added, of_another_driver, problems };
+    let merged = Merged { file, added, problems };
     let Merged { file, .. } = &merged;
     output.write(&merged, |stdout| {
-        writeln!(stdout, "{added} problems were added to {file}, which has {problems} now")?;
-        match of_another_driver {
-            0 => Ok(()),
-            count => {
-                writeln!(stdout, "{count} of them replaced what was measured with another driver")
-            }
-        }
+        writeln!(stdout, "{added} problems were added to {file}, which has {problems} now")
     })
 }

@@ -18,7 +18,7 @@ use overlap_gemm::plan::Problem;
 use overlap_gemm::tune::{Entry, Family, Shape, Tuning, record};
 
 use self::heats::Here;
-use super::course::{Clock, Had, Outcome, Stopped, had, tell_elsewhere};
+use super::course::{Clock, Outcome, Stopped, has};
 use super::ranking::Measured;
 use super::results::Tuned;
 use super::search::{Found, HEATS, search};
@@ -91,16 +91,12 @@ fn todo<'w>(wanted: &'w Wanted, group: &Group, gpu: &Gpu) -> Result<Vec<&'w Case
         record(&wanted.file, &[])?;
         let table = Tuning::from_file(&wanted.file)?;
         let (gpu, driver) = (&gpu.device.info().name, driver_name()?);
-        let mut elsewhere = 0;
         for (missing, case) in missing.iter_mut().zip(&wanted.cases) {
             let problem = spread(&case.problem, group.ranks())?;
-            let had = had(&table, &problem, gpu, &driver, wanted.launch);
-            elsewhere += usize::from(had == Had::Elsewhere);
-            if had == Had::All && !wanted.again {
+            if has(&table, &problem, gpu, &driver, wanted.launch) && !wanted.again {
                 *missing = 0;
             }
         }
-        tell_elsewhere(elsewhere);
     }
     let all = group.all_gather("what is to be measured", &missing, LIMIT)?;
     let todo = wanted.cases.iter().zip(&all[0]).filter(|(_, missing)| **missing == 1);
