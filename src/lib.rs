@@ -13,7 +13,8 @@
 //! use overlap_gemm::host::{AllGatherGemm, Group, Stream};
 //! use overlap_gemm::plan::{PlanOptions, Problem};
 //!
-//! // One rank: nothing to gather, all else as with many. A is 2×3, B holds 1×3 (N rows of K).
+//! // With one rank there is nothing to gather. The calls are the same for several ranks.
+//! // A is 2×3, B holds 1×3 (N rows of K).
 //! let problem = Problem::builder(2, 1, 3).build()?;
 //! let rank = Group::local(1)?.remove(0);
 //! let mut layer = AllGatherGemm::<bf16>::plan(&rank, &problem, PlanOptions::default())?;
@@ -28,7 +29,7 @@
 //!
 //! # Modules
 //!
-//! First the modules that a program calls, then those that check, time and draw, then their foundations.
+//! The table lists entry points first, then tools (checks, timelines, predictions), then basic types.
 //!
 //! | module | contents |
 //! |---|---|
@@ -64,12 +65,13 @@
 //!
 //! # Features
 //!
-//! None is on by default. The command line `overlap-gemm` is a package of its own, `overlap-gemm-cli`.
+//! None is on by default. The command line `overlap-gemm` is a separate package, `overlap-gemm-cli`.
 //!
-//! - `cuda`: the module `cuda`. It builds and starts without CUDA; a missing part is a typed error.
+//! - `cuda`: the module `cuda`. It builds and starts without CUDA. Calls then return an error that names the missing part.
 //! - `group` (part of `cuda`): the module `group`, on Unix.
 //! - `tune` (part of `cuda`): the module `tune`.
-//! - `serde` (part of `tune` and `cuda`): plans, reports and timelines as JSON; problems, plans and timelines read back.
+//! - `serde` (part of `tune` and `cuda`): plans, reports and timelines as JSON; problems, plans
+//!   and timelines can also be read from JSON.
 //!
 //! # Where to read next
 //!

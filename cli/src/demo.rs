@@ -176,7 +176,11 @@ impl fmt::Display for Shown {
             writeln!(f, "  {what:<40} {ms:>10.3} ms  {source}")?;
         }
         match self.hidden {
-            Some(hidden) => writeln!(f, "\n{:.0} % of what could hide was hidden", 100.0 * hidden)?,
+            Some(hidden) => writeln!(
+                f,
+                "\n{:.0} % of the transfer time was hidden (of the part that can be hidden)",
+                100.0 * hidden
+            )?,
             None => writeln!(f, "\none rank alone: nothing to gather")?,
         }
         let Report { compared, worst_fraction, relative_error, .. } = self.report;

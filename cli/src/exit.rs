@@ -29,7 +29,7 @@ Exit codes:
     2  bad usage or bad input
     3  something needed is missing here: a GPU, its driver, compiled kernels
     4  a failure at run time: a timeout, an aborted step, a failed rank, input or output
-       (launch: what the rank ended with that failed first, if that is overlap-gemm's)
+       (launch: the exit code of the first failed rank, if it runs overlap-gemm)
   130  ended by Ctrl-C";
 
 /// The failure of a subcommand.

@@ -61,17 +61,17 @@ impl fmt::Display for Plan {
         )?;
         write!(f, "{}", shard_table(self.chunks(), 0..ranks, Some(self.problem())))?;
 
-        writeln!(f, "\nTransfers: whom each rank sends its chunks to, round by round")?;
+        writeln!(f, "\nTransfers: the destination of each rank, per round")?;
         write!(f, "{}", round_table(self))?;
         writeln!(
             f,
-            "  · is the rank's own slot, which needs no link. Down a column no rank stands"
+            "  · is the rank's own slot, which needs no link. In each round every rank receives"
         )?;
         writeln!(
             f,
-            "  twice: in a round, nobody hears from two others. So rank 0 hears from itself,"
+            "  from at most one rank. Rank 0 receives from itself, then from 1, 2, …: the order"
         )?;
-        writeln!(f, "  then from 1, 2, …: the order in which its tiles need the chunks.\n")?;
+        writeln!(f, "  in which its tiles need the chunks.\n")?;
         writeln!(f, "Tiles: {}", Cut(&order))?;
         let mut table = Table::new(&[Right, Left]);
         table.line(["rank", "visits (row, column) first"]);
@@ -113,7 +113,7 @@ impl fmt::Display for RankPlan<'_> {
         } else {
             line("sends to", &|round| or_dot(plan.peer_in_round(rank, round), rank));
         }
-        line("hears from", &|round| or_dot((rank + round) % ranks, rank));
+        line("receives from", &|round| or_dot((rank + round) % ranks, rank));
         write!(f, "{table}")?;
 
         writeln!(f, "\nSchedule of rank {rank}, lane by lane: {}", plan.way())?;

@@ -24,16 +24,16 @@ pub struct Args {
     #[command(flatten)]
     cut: CutArgs,
 
-    /// In which order gathering and multiplying go
-    #[arg(long, value_enum, default_value_t = Order::Fused, help_heading = "How it is carried out")]
+    /// Strategy: the order of gathering and multiplying
+    #[arg(long, value_enum, default_value_t = Order::Fused, help_heading = "Execution")]
     strategy: Order,
 
-    /// What moves the rows
-    #[arg(long, value_enum, default_value_t = Mover::Thread, help_heading = "How it is carried out")]
+    /// Engine that moves the rows
+    #[arg(long, value_enum, default_value_t = Mover::Thread, help_heading = "Execution")]
     engine: Mover,
 
     /// Streams of copy engines
-    #[arg(long, default_value_t = 1, help_heading = "How it is carried out")]
+    #[arg(long, default_value_t = 1, help_heading = "Execution")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STREAMS)))]
     streams: u32,
 
@@ -56,7 +56,7 @@ pub struct Args {
     output: OutputArgs,
 }
 
-/// In which order gathering and multiplying go.
+/// The order of gathering and multiplying.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Order {
     /// One product that waits for its rows, tile by tile
@@ -67,7 +67,7 @@ enum Order {
     Sequential,
 }
 
-/// What moves the rows.
+/// The engine that moves the rows.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Mover {
     /// A thread of each rank

@@ -35,7 +35,7 @@ use crate::problem_args;
 ///
 /// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm tune. For each problem it plans the promising
 /// strategies, engines, numbers of pieces, kernels and sweeps, checks them against an f64 reference and times them
-/// interleaved as in `bench all-gather-gemm`, the best ones again and for longer. Each problem is written into
+/// interleaved; then it times the best ones again in longer loops. Each problem is written into
 /// the table as soon as it is measured; problems in the table are not measured again, unless their entry is from another
 /// driver. --show and --merge need no GPU and no launcher.
 #[derive(clap::Args)]
@@ -59,11 +59,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Measure problems that are in the table again, too
+    /// Also measure problems that are already in the table
     #[arg(long)]
     again: bool,
 
-    /// Time limit: begin no problem that would not be done by then
+    /// Time limit: do not start a problem that cannot finish in time
     #[arg(long, value_name = "MINUTES", value_parser = minutes, allow_negative_numbers = true)]
     minutes: Option<f64>,
 

@@ -84,7 +84,7 @@ impl<'a> Shard<'a> {
 /// let stream = device.new_stream()?;
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(group.ranks().into()).build()?;
 /// let gather = GatherOptions::default();
-/// let gemm = GemmOptions::default().with_constant_b(true); // weights, which no kernel writes meanwhile
+/// let gemm = GemmOptions::default().with_constant_b(true); // weights: no kernel writes them during a step
 /// let mut layer = AllGatherGemm::plan(&group, &device, &problem, None, &gather, &gemm)?;
 /// println!("{}", layer.explain());
 ///
