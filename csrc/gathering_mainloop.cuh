@@ -72,12 +72,14 @@ public:
     static constexpr bool kRowsInB = kAreRows<typename Base::StrideB>;
     static_assert(kTransposed ? kRowsInB : kRowsInA);
     static constexpr int kDepth = cute::size<2>(typename Base::TileShape{});
+    static constexpr int kTileElements =
+        cute::size<0>(typename Base::TileShape{}) * cute::size<1>(typename Base::TileShape{});
     static constexpr int kRowBytes = kDepth * int(sizeof(typename Base::ElementA));
     static_assert(sizeof(typename Base::ElementA) == sizeof(typename Base::ElementB));
     using RowsA = TileRows<typename Base::ElementA, cute::size<0>(typename Base::TileShape{}), kDepth,
-                           cute::size<1>(KernelCluster{})>;
+                           cute::size<1>(KernelCluster{}), kTileElements>;
     using RowsB = TileRows<typename Base::ElementB, cute::size<1>(typename Base::TileShape{}), kDepth,
-                           cute::size<0>(KernelCluster{})>;
+                           cute::size<0>(KernelCluster{}), kTileElements>;
 
     struct Arguments {
         typename Base::Arguments base;

@@ -30,8 +30,9 @@ struct OperandRows {
     int32_t rest_blocks = 0;
 };
 
-// Tiles of kRows rows and kDepth of their elements, of which each of kSharers blocks loads a part.
-template <class Element, int kRows, int kDepth, int kSharers>
+// Tiles of kRows rows and kDepth of their elements, of which each of kSharers blocks loads a part. kTileElements: of the
+// tile of D.
+template <class Element, int kRows, int kDepth, int kSharers, int kTileElements>
 struct TileRows {
     // Rows of 128 bytes lie one behind the other, in the pattern that wgmma reads; deeper tiles are such parts one after
     // the other.
@@ -40,15 +41,17 @@ struct TileRows {
     static constexpr int kParts = kDepth / kPartDepth;
     static constexpr int kPartBytes = kRows * kRowBytes;
     static_assert(kDepth % kPartDepth == 0 && kRows % kSharers == 0);
-    // Fewer rows outside cost less time than the tile's multiplications take.
+    // Fewer rows outside cost less time than the tile's multiplications take. And a small tile is multiplied in less time
+    // than the loading thread needs for the last one's special treatment.
     static constexpr int kFewOutside = 16;
+    static constexpr bool kIsSmall = kTileElements <= 96 * 128;
 
     static OperandRows encode(void const* matrix, int64_t rows, int64_t k, int64_t pitch, int64_t unit_rows) {
         OperandRows operand{};
         operand.rows = int32_t(rows);
         operand.whole = descriptor(matrix, rows, k, pitch, kRows / kSharers);
         int64_t padded = (rows + unit_rows - 1) / unit_rows * unit_rows;
-        if (padded - rows < kFewOutside) return operand;
+        if (kIsSmall || padded - rows < kFewOutside) return operand;
         // The pattern repeats every eight rows, and each block's part begins with it.
         int last = int(rows % kRows);
         int each = (last + 8 * kSharers - 1) / (8 * kSharers) * 8;
