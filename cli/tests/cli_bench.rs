@@ -22,7 +22,7 @@ fn bench_refuses_what_makes_no_sense() {
     refused("--set bf16 --shapes 8x8x8", &["--set", "--shapes"]);
     refused("--set large", &["large", "small-m"]);
     refused("--contenders own,cublas", &["cublas", "cublaslt"]);
-    refused("--contenders cublaslt --no-cublaslt", &["nobody is left"]);
+    refused("--contenders cublaslt --no-cublaslt", &["no contender is left"]);
     refused("--kernels all,auto", &["--kernels has 'all'"]);
     refused("--splits 0", &["0 is no swizzle and no number of slices"]);
     refused("--rounds 0", &["--rounds"]);

@@ -124,7 +124,7 @@ fn a_part_is_shown_and_written_and_printed_for_a_document() {
 | --- | ---: | ---: | ---: |
 | 4096×3584×8192 bf16 | 409.6 | 1.100 | 80 % |
 
-Times in µs, medians of the rounds; a ratio is the median of the rounds' ratios, not the quotient of the times beside it: no round's is more than 0 % from it.
+Times in µs, medians of the rounds; a ratio is the median of the rounds' ratios, not the quotient of the times beside it; every round is within 0 % of it.
 ";
     assert_eq!(text, expected);
     // The file holds what was shown, and no more.

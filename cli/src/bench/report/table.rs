@@ -255,8 +255,8 @@ mod tests {
         let rows = vec![first, second, wrong("other")];
         let text = CaseReport { name: "1024×3584×8192 bf16".into(), problem, rows }.to_string();
         for part in [
-            "668 TFLOP/s     1.000   54.0  1500  own_kernel\n",
-            "  own          graph  second: slower in the first heat, some 99.0 µs\n",
+            "668 TFLOP/s     1.000  54.0  1500  own_kernel\n",
+            "  own        graph  second: slower in the first heat, some 99.0 µs\n",
             "FAILED: off by 1\n",
         ] {
             assert!(text.contains(part), "no {part} in\n{text}");
