@@ -145,7 +145,7 @@ mod tests {
     use super::super::super::wanted::Loops;
     use super::*;
 
-    const BURST: LoopTimes = Loops::Burst.times();
+    const BURST: LoopTimes = LoopTimes { warm_ms: 25.0, timed_ms: 25.0 };
 
     #[test]
     fn loops_are_long_enough_and_go_round_the_sets() {
