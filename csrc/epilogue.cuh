@@ -1,7 +1,6 @@
 // From sums to outputs: D = activation(alpha * scale_a[m] * scale_b[n] * sum + beta * C + bias[n]).
 //
-// What belongs here: the arithmetic between the accumulators and D, as one node of CUTLASS's
-// epilogue (which moves D: registers, shared memory, TMA store). What is not asked for costs one
+// What belongs here: the arithmetic between the sums and D; tile_store.cuh moves D. What is not asked for costs one
 // uniform branch.
 // Invariant: per-row and per-column values are in shared memory before the first use in a tile;
 // elements of C and entries of vectors are only read inside the matrix; a block that has given up
@@ -12,8 +11,6 @@
 #include "cutlass/cutlass.h"
 #include "cutlass/array.h"
 #include "cutlass/numeric_conversion.h"
-#include "cute/tensor.hpp"
-#include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
 
 #include "gathering_mainloop.cuh"
 
@@ -34,7 +31,6 @@ struct EpilogueParams {
     bool scale_b_per_column = false;
     // Whether this launch waits for chunks, and so can give up.
     bool can_stop = false;
-    // Whether D is alpha times the sums and nothing else.
     bool plain = true;
     RecordTable records;
 };
@@ -66,182 +62,114 @@ struct Silu {
     CUTLASS_DEVICE float operator()(float x) const { return times_sigmoid(x, x); }
 };
 
-// `kSharers` blocks of a cluster load rows together.
-template <class Element, class KernelTile, bool kTransposed, int kSharers>
-struct EpilogueNode {
-    static constexpr int kRows = cute::size<kTransposed ? 1 : 0>(KernelTile{});
-    static constexpr int kColumns = cute::size<kTransposed ? 0 : 1>(KernelTile{});
+// A tile's first row and column in D, and D's extents.
+struct Tile {
+    int row, column, rows, columns;
+};
 
-    using Arguments = EpilogueParams<Element>;
-    using Params = EpilogueParams<Element>;
-    struct SharedStorage {
+// A place in a tile.
+struct Place {
+    int row, column;
+};
+
+// One thread's view of a tile. `kSharers` blocks of a cluster load rows together.
+template <class Element, int kRows, int kColumns, int kSharers>
+class TileEpilogue {
+public:
+    // In shared memory.
+    struct Vectors {
         float row_scale[kRows];
         float column_scale[kColumns];
         float bias[kColumns];
     };
 
-    template <class ProblemShape>
-    static Params to_underlying_arguments(ProblemShape const&, Arguments const& arguments, void*) {
-        return arguments;
-    }
-    template <class ProblemShape>
-    static bool can_implement(ProblemShape const&, Arguments const&) {
-        return true;
-    }
-    template <class ProblemShape>
-    static size_t get_workspace_size(ProblemShape const&, Arguments const&) {
-        return 0;
-    }
-    template <class ProblemShape>
-    static cutlass::Status initialize_workspace(ProblemShape const&, Arguments const&, void*,
-                                                cudaStream_t, cutlass::CudaHostAdapter* = nullptr) {
-        return cutlass::Status::kSuccess;
+    CUTLASS_DEVICE TileEpilogue(EpilogueParams<Element> const& params, Vectors& vectors, Tile const& tile)
+        : params_(params), vectors_(vectors), tile_(tile), alpha_(params.alpha) {
+        if (params.scale_a && !params.scale_a_per_row) alpha_ *= load_from_l2(params.scale_a);
+        if (params.scale_b && !params.scale_b_per_column) alpha_ *= load_from_l2(params.scale_b);
+        if (params.can_stop && is_stopped<kSharers>()) alpha_ = __int_as_float(0x7fffffff);
     }
 
-    CUTLASS_HOST_DEVICE EpilogueNode() {}
-    CUTLASS_HOST_DEVICE EpilogueNode(Params const& params, SharedStorage const& storage)
-        : params(&params), storage(const_cast<SharedStorage*>(&storage)) {}
-
-    // C is read by the threads that need it: no warp loads anything for the epilogue.
-    CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
-    CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
-
-    template <class... Args>
-    CUTLASS_DEVICE auto get_producer_load_callbacks(
-        cutlass::epilogue::fusion::ProducerLoadArgs<Args...> const&) {
-        return cutlass::epilogue::fusion::EmptyProducerLoadCallbacks{};
+    CUTLASS_DEVICE bool has_vectors() const {
+        return params_.scale_a_per_row || params_.scale_b_per_column || params_.bias;
     }
 
-    // `Coords` gives each element of a thread its place relative to the thread's first.
-    template <class Coords>
-    struct Callbacks : cutlass::epilogue::fusion::EmptyConsumerStoreCallbacks {
-        Params const& params;
-        SharedStorage& storage;
-        Coords coords;
-        // The tile's first row and column, the thread's first within the tile, and the matrix's end.
-        int row0, column0, row, column, rows, columns;
-        int thread, threads;
-        float alpha;
-
-        CUTLASS_DEVICE Callbacks(Params const& p, SharedStorage& s, Coords const& c)
-            : params(p), storage(s), coords(c) {}
-
-        CUTLASS_DEVICE bool has_vectors() const {
-            return params.scale_a_per_row || params.scale_b_per_column || params.bias;
+    // The part of one of so many threads.
+    CUTLASS_DEVICE void read_vectors(int thread, int threads) {
+        for (int i = thread; i < kRows; i += threads) {
+            bool given = params_.scale_a_per_row && tile_.row + i < tile_.rows;
+            vectors_.row_scale[i] = given ? load_from_l2(params_.scale_a + tile_.row + i) : 1.0f;
         }
-
-        CUTLASS_DEVICE void begin() {
-            alpha = params.alpha;
-            if (params.scale_a && !params.scale_a_per_row) alpha *= load_from_l2(params.scale_a);
-            if (params.scale_b && !params.scale_b_per_column) alpha *= load_from_l2(params.scale_b);
-            if (params.can_stop && is_stopped<kSharers>()) alpha = __int_as_float(0x7fffffff);
-            if (!has_vectors()) return;
-            for (int i = thread; i < kRows; i += threads) {
-                bool given = params.scale_a_per_row && row0 + i < rows;
-                storage.row_scale[i] = given ? load_from_l2(params.scale_a + row0 + i) : 1.0f;
-            }
-            for (int i = thread; i < kColumns; i += threads) {
-                bool inside = column0 + i < columns;
-                bool given = params.scale_b_per_column && inside;
-                storage.column_scale[i] = given ? load_from_l2(params.scale_b + column0 + i) : 1.0f;
-                storage.bias[i] =
-                    params.bias && inside ? float(load_from_l2(params.bias + column0 + i)) : 0.0f;
-            }
+        for (int i = thread; i < kColumns; i += threads) {
+            bool inside = tile_.column + i < tile_.columns;
+            bool given = params_.scale_b_per_column && inside;
+            vectors_.column_scale[i] = given ? load_from_l2(params_.scale_b + tile_.column + i) : 1.0f;
+            vectors_.bias[i] = params_.bias && inside ? float(load_from_l2(params_.bias + tile_.column + i)) : 0.0f;
         }
+    }
 
-        CUTLASS_DEVICE bool begin_sync_needed() const { return has_vectors(); }
+    // Whether D is alpha times the sums and nothing else.
+    CUTLASS_DEVICE bool is_plain() const { return params_.plain; }
 
-        // The plain case goes straight through: this code exists once for every part of a tile, and
-        // jumping over the rest of it would cost more in instruction fetches than it computes.
-        template <class Accumulator, int kCount>
-        CUTLASS_DEVICE cutlass::Array<Element, kCount> visit(
-            cutlass::Array<Accumulator, kCount> const& sums, int epi_v, int epi_m, int epi_n) {
-            cutlass::Array<float, kCount> values;
+    // From sums to D's values; `place_of` says where each belongs.
+    template <class IsPlain, int kCount, class PlaceOf>
+    CUTLASS_DEVICE void apply(IsPlain, cutlass::Array<float, kCount>& values, PlaceOf const& place_of) const {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) values[i] *= alpha_;
+        if constexpr (!IsPlain::value) finish(values, place_of);
+    }
+
+    // Notes the time.
+    CUTLASS_DEVICE void end() const {
+        if (!params_.records.records) return;
+        og_tile_record* record =
+            params_.records.at(tile_.row / kRows, tile_.column / kColumns, params_.records.splits - 1);
+        if (record) record->done = global_timer();
+    }
+
+private:
+    template <int kCount, class PlaceOf>
+    CUTLASS_DEVICE void finish(cutlass::Array<float, kCount>& values, PlaceOf const& place_of) const {
+        if (has_vectors()) {
             CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount; ++i) values[i] = alpha * sums[i];
-            if (__builtin_expect(!params.plain, 0)) finish(values, epi_v, epi_m, epi_n);
-            return cutlass::NumericArrayConverter<Element, float, kCount>{}(values);
+            for (int i = 0; i < kCount; ++i) {
+                Place at = place_of(i);
+                values[i] *= vectors_.row_scale[at.row] * vectors_.column_scale[at.column];
+            }
         }
-
-        template <int kCount>
-        CUTLASS_DEVICE void finish(cutlass::Array<float, kCount>& values, int epi_v, int epi_m,
-                                   int epi_n) {
-            using namespace cute;
-            auto place = coords(_, _, _, epi_m, epi_n);
-            auto row_of = [&](int i) {
-                return get<kTransposed ? 1 : 0>(place(epi_v * kCount + i)) + row;
-            };
-            auto column_of = [&](int i) {
-                return get<kTransposed ? 0 : 1>(place(epi_v * kCount + i)) + column;
-            };
-            if (has_vectors()) {
-                CUTLASS_PRAGMA_UNROLL
-                for (int i = 0; i < kCount; ++i) {
-                    values[i] *= storage.row_scale[row_of(i)] * storage.column_scale[column_of(i)];
+        if (params_.c) {
+            // One by one: this code exists once for every part of a tile, and fetching more of it costs
+            // products without C a per cent.
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kCount; ++i) {
+                Place at = place_of(i);
+                int m = tile_.row + at.row, n = tile_.column + at.column;
+                if (m < tile_.rows && n < tile_.columns) {
+                    values[i] += params_.beta * float(load_from_l2(params_.c + int64_t(m) * params_.ldc + n));
                 }
             }
-            if (params.c) {
-                // One by one: this code exists once for every part of a tile, and fetching more of it costs
-                // products without C a per cent.
-                CUTLASS_PRAGMA_UNROLL
-                for (int i = 0; i < kCount; ++i) {
-                    int m = row0 + row_of(i), n = column0 + column_of(i);
-                    if (m < rows && n < columns) {
-                        values[i] += params.beta * float(load_from_l2(params.c + int64_t(m) * params.ldc + n));
-                    }
-                }
-            }
-            if (params.bias) {
-                CUTLASS_PRAGMA_UNROLL
-                for (int i = 0; i < kCount; ++i) values[i] += storage.bias[column_of(i)];
-            }
-            switch (params.activation) {
-                case OG_ACTIVATION_RELU: apply(Relu{}, values); break;
-                case OG_ACTIVATION_GELU_TANH: apply(GeluTanh{}, values); break;
-                case OG_ACTIVATION_SILU: apply(Silu{}, values); break;
-            }
         }
-
-        template <class Function, int kCount>
-        CUTLASS_DEVICE static void apply(Function f, cutlass::Array<float, kCount>& values) {
+        if (params_.bias) {
             CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount; ++i) values[i] = f(values[i]);
+            for (int i = 0; i < kCount; ++i) values[i] += vectors_.bias[place_of(i).column];
         }
-
-        CUTLASS_DEVICE void end() {
-            if (!params.records.records || thread != 0) return;
-            og_tile_record* record = params.records.at(row0 / kRows, column0 / kColumns,
-                                                       params.records.splits - 1);
-            if (record) record->done = global_timer();
+        switch (params_.activation) {
+            case OG_ACTIVATION_RELU: each(values, Relu{}); break;
+            case OG_ACTIVATION_GELU_TANH: each(values, GeluTanh{}); break;
+            case OG_ACTIVATION_SILU: each(values, Silu{}); break;
         }
-    };
-
-    template <bool kReferenceSource, class... Args>
-    CUTLASS_DEVICE auto get_consumer_store_callbacks(
-        cutlass::epilogue::fusion::ConsumerStoreArgs<Args...> const& args) {
-        using namespace cute;
-        auto coords = args.tCcD;
-        Callbacks<decltype(coords)> callbacks(*params, *storage, coords);
-        auto [kernel_m, kernel_n, kernel_k, kernel_l] = args.problem_shape_mnkl;
-        auto [tile_m, tile_n, tile_k, tile_l] = args.tile_coord_mnkl;
-        // The residue of the thread's first element is its distance from the matrix's end.
-        int first_m = int(tile_m) * int(size<0>(KernelTile{}));
-        int first_n = int(tile_n) * int(size<1>(KernelTile{}));
-        int own_m = int(kernel_m) - int(get<0>(args.residue_tCcD)) - first_m;
-        int own_n = int(kernel_n) - int(get<1>(args.residue_tCcD)) - first_n;
-        callbacks.row0 = kTransposed ? first_n : first_m;
-        callbacks.column0 = kTransposed ? first_m : first_n;
-        callbacks.row = kTransposed ? own_n : own_m;
-        callbacks.column = kTransposed ? own_m : own_n;
-        callbacks.rows = int(kTransposed ? kernel_n : kernel_m);
-        callbacks.columns = int(kTransposed ? kernel_m : kernel_n);
-        callbacks.thread = args.thread_idx;
-        callbacks.threads = int(size(args.tiled_mma));
-        return callbacks;
     }
 
-    Params const* params = nullptr;
-    SharedStorage* storage = nullptr;
+    template <class Function, int kCount>
+    CUTLASS_DEVICE static void each(cutlass::Array<float, kCount>& values, Function f) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) values[i] = f(values[i]);
+    }
+
+    EpilogueParams<Element> const& params_;
+    Vectors& vectors_;
+    Tile const& tile_;
+    float alpha_;
 };
 
 }  // namespace overlap_gemm

@@ -94,15 +94,21 @@ public:
     template <class ProblemShape>
     static Params to_underlying_arguments(ProblemShape const& shape, Arguments const& arguments,
                                           void* workspace) {
-        Params params{Base::to_underlying_arguments(shape, arguments.base, workspace), arguments.gather, {}, {}};
+        Params params{};
+        // CUTLASS's descriptors, where they are used: the driver takes a microsecond for each.
+        if constexpr (!kRowsInA || !kRowsInB) {
+            static_cast<typename Base::Params&>(params) =
+                Base::to_underlying_arguments(shape, arguments.base, workspace);
+        }
+        params.gather = arguments.gather;
         auto [m, n, k, l] = shape;
         if constexpr (kRowsInA) {
             constexpr int unit = cute::size<0>(typename Base::TileShape{}) * cute::size<0>(KernelCluster{});
-            params.rows_a = RowsA::encode(arguments.base.ptr_A, m, k, cute::get<0>(arguments.base.dA), unit);
+            params.rows_a = RowsA::encode(kTransposed ? "B" : "A", arguments.base.ptr_A, m, k, cute::get<0>(arguments.base.dA), unit);
         }
         if constexpr (kRowsInB) {
             constexpr int unit = cute::size<1>(typename Base::TileShape{}) * cute::size<1>(KernelCluster{});
-            params.rows_b = RowsB::encode(arguments.base.ptr_B, n, k, cute::get<0>(arguments.base.dB), unit);
+            params.rows_b = RowsB::encode(kTransposed ? "A" : "B", arguments.base.ptr_B, n, k, cute::get<0>(arguments.base.dB), unit);
         }
         return params;
     }
@@ -141,39 +147,21 @@ public:
         uint16_t share_a = sharers_of_a(x);
         uint16_t share_b = sharers_of_b(y);
         auto load_a = [&](auto whole, int32_t k, PipelineState const& to) {
-            auto* barrier = pipeline.producer_get_barrier(to);
             if constexpr (kRowsInA) {
-                uint32_t stage = shared_address(*storage.smem_A.data()) + to.index() * (RowsA::kPartBytes * RowsA::kParts);
-                uint32_t full = shared_address(*barrier);
-                if constexpr (decltype(whole)::value) {
-                    RowsA::load_whole(params.rows_a, tile_a, y, k, stage, full, share_a);
-                } else {
-                    RowsA::load_part(params.rows_a, tile_a, block_waits().part_a, y, k, stage, full, share_a);
-                }
+                load_rows<RowsA>(whole, params.rows_a, tile_a, block_waits().part_a, y, k, storage.smem_A.data(), pipeline,
+                                 to, share_a);
             } else {
-                auto slice = params.tma_load_a.get_slice(y);
-                auto from = slice.partition_S(get<0>(inputs)(_, _, get<0>(block), _, get<3>(block)));
-                auto into = slice.partition_D(
-                    make_tensor(make_smem_ptr(storage.smem_A.data()), typename Base::SmemLayoutA{}));
-                copy(params.tma_load_a.with(*barrier, share_a), from(_, _, _, k), into(_, _, _, to.index()));
+                load_tensor<typename Base::SmemLayoutA>(params.tma_load_a, get<0>(inputs)(_, _, m_tile, _, l_tile), y, k,
+                                                        storage.smem_A.data(), pipeline, to, share_a);
             }
         };
         auto load_b = [&](auto whole, int32_t k, PipelineState const& to) {
-            auto* barrier = pipeline.producer_get_barrier(to);
             if constexpr (kRowsInB) {
-                uint32_t stage = shared_address(*storage.smem_B.data()) + to.index() * (RowsB::kPartBytes * RowsB::kParts);
-                uint32_t full = shared_address(*barrier);
-                if constexpr (decltype(whole)::value) {
-                    RowsB::load_whole(params.rows_b, tile_b, x, k, stage, full, share_b);
-                } else {
-                    RowsB::load_part(params.rows_b, tile_b, block_waits().part_b, x, k, stage, full, share_b);
-                }
+                load_rows<RowsB>(whole, params.rows_b, tile_b, block_waits().part_b, x, k, storage.smem_B.data(), pipeline,
+                                 to, share_b);
             } else {
-                auto slice = params.tma_load_b.get_slice(x);
-                auto from = slice.partition_S(get<1>(inputs)(_, _, get<1>(block), _, get<3>(block)));
-                auto into = slice.partition_D(
-                    make_tensor(make_smem_ptr(storage.smem_B.data()), typename Base::SmemLayoutB{}));
-                copy(params.tma_load_b.with(*barrier, share_b), from(_, _, _, k), into(_, _, _, to.index()));
+                load_tensor<typename Base::SmemLayoutB>(params.tma_load_b, get<1>(inputs)(_, _, n_tile, _, l_tile), x, k,
+                                                        storage.smem_B.data(), pipeline, to, share_b);
             }
         };
         auto load_gathered = [&](auto whole, int32_t k, PipelineState const& to) {
@@ -295,6 +283,31 @@ public:
     }
 
 private:
+    // Step `k` of an operand into stage `to` of its shared memory, which begins at `data`. With `whole` nothing is
+    // looked up: no row of the tile is outside.
+    template <class Rows, class Whole, class Element>
+    CUTLASS_DEVICE static void load_rows(Whole, OperandRows const& operand, int32_t tile, uint16_t volatile const& part,
+                                         uint32_t place, int32_t k, Element* data, MainloopPipeline& pipeline,
+                                         PipelineState const& to, uint16_t sharers) {
+        uint32_t stage = shared_address(*data) + to.index() * (Rows::kPartBytes * Rows::kParts);
+        uint32_t full = shared_address(*pipeline.producer_get_barrier(to));
+        if constexpr (Whole::value) {
+            Rows::load_whole(operand, tile, place, k, stage, full, sharers);
+        } else {
+            Rows::load_part(operand, tile, part, place, k, stage, full, sharers);
+        }
+    }
+    // The same of an operand whose neighbours are not neighbours along K, by CUTLASS's descriptor.
+    template <class SharedLayout, class Tma, class Tensor, class Element>
+    CUTLASS_DEVICE static void load_tensor(Tma const& tma, Tensor const& tensor, uint32_t place, int32_t k, Element* data,
+                                           MainloopPipeline& pipeline, PipelineState const& to, uint16_t sharers) {
+        using namespace cute;
+        auto slice = tma.get_slice(place);
+        auto from = slice.partition_S(tensor);
+        auto into = slice.partition_D(make_tensor(make_smem_ptr(data), SharedLayout{}));
+        copy(tma.with(*pipeline.producer_get_barrier(to), sharers), from(_, _, _, k), into(_, _, _, to.index()));
+    }
+
     // A block's place in its cluster. Constants where there is one place: that saves registers.
     CUTLASS_DEVICE static uint32_t column_of(uint32_t rank_in_cluster) {
         return rank_in_cluster % uint32_t(cute::size<0>(KernelCluster{}));

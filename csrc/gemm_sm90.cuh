@@ -13,18 +13,27 @@
 #include <algorithm>
 #include <cstring>
 
+// Just CUTLASS's parts for Hopper: its usual headers have those of every architecture, and take a third longer to compile.
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
-#include "cutlass/epilogue/collective/collective_builder.hpp"
-#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "cutlass/gemm/gemm.h"
+#include "cutlass/detail/dependent_false.hpp"
+#include "cutlass/gemm/collective/collective_mma_decl.hpp"
+#include "cutlass/gemm/collective/collective_builder_decl.hpp"
+#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp"
+#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized_fp8.hpp"
+#include "cutlass/gemm/collective/builders/sm90_gmma_builder.inl"
+#include "cutlass/gemm/kernel/gemm_universal_decl.h"
+#include "cutlass/gemm/kernel/tile_scheduler.hpp"
+#include "cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp"
+#include "cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_pingpong.hpp"
 #include "cutlass/device_kernel.h"
-#include "cutlass/gemm/kernel/gemm_universal.hpp"
 #include "cutlass/kernel_hardware_info.hpp"
 
 #include "async_input_scheduler.cuh"
-#include "epilogue.cuh"
 #include "gathering_mainloop.cuh"
 #include "instance.h"
+#include "tile_store.cuh"
 #include "wgmma_widths.cuh"
 
 namespace overlap_gemm {
@@ -49,7 +58,6 @@ struct GemmSm90 {
     // CUTLASS's names: the first operand is rows x K, the second K x columns.
     using LayoutFirst = cute::conditional_t<kTransposed && kBisKn, ColumnMajor, RowMajor>;
     using LayoutSecond = cute::conditional_t<!kTransposed && kBisKn, RowMajor, ColumnMajor>;
-    using LayoutD = cute::conditional_t<kTransposed, ColumnMajor, RowMajor>;
 
     using Tile = cute::conditional_t<
         kTransposed, cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>, cute::Int<kTileK>>,
@@ -68,27 +76,27 @@ struct GemmSm90 {
         cute::conditional_t<kFast, cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum,
                             cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
     using Schedule = cute::conditional_t<kPingpong, Pingpong, Cooperative>;
-    using EpilogueSchedule =
-        cute::conditional_t<kPingpong, cutlass::epilogue::TmaWarpSpecialized,
-                            cutlass::epilogue::TmaWarpSpecializedCooperative>;
 
     template <class T>
     static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(T));
 
-    using Node = EpilogueNode<ElementD, Tile, kTransposed, kClusterN>;
-    using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-        cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, LayoutD,
-        kAlignment<ElementD>, ElementD, LayoutD, kAlignment<ElementD>, EpilogueSchedule,
-        Node>::CollectiveOp;
-
-    // As many pipeline stages as the epilogue leaves shared memory for.
+    // Shared memory: CUTLASS's barriers; at least two buffers of the epilogue; the stages of the main loop, as many as fit;
+    // the epilogue's vectors, and what a block notes about its waiting. More buffers in what the stages leave.
+    template <int kBuffers>
+    using EpilogueOf =
+        StoreForCutlass<TileStore<ElementD, Tile, kTransposed, kPingpong ? 1 : 2, kClusterN, kBuffers>>;
+    static constexpr int kBarrierBytes = 1024;
+    static constexpr int kTailBytes = int(sizeof(typename EpilogueOf<2>::Vectors)) + kBlockWaitsBytes;
+    static constexpr int kOtherBytes = kBarrierBytes + int(sizeof(typename EpilogueOf<2>::SharedStorage)) + kTailBytes;
     using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, First, LayoutFirst, kAlignment<First>,
         Second, LayoutSecond, kAlignment<Second>, float, Tile, Cluster,
-        cutlass::gemm::collective::StageCountAutoCarveout<
-            int(sizeof(typename Epilogue::SharedStorage)) + kBlockWaitsBytes>,
-        Schedule>::CollectiveOp;
+        cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>, Schedule>::CollectiveOp;
+    static constexpr int kLeftBytes = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes - kOtherBytes -
+                                      int(sizeof(typename BuiltMainloop::TensorStorage));
+    static constexpr int kBufferBytes = int(sizeof(typename EpilogueOf<2>::SharedStorage)) / 2;
+    using Epilogue = EpilogueOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
+
     using BaseMainloop = typename MainloopOfWidth<BuiltMainloop, cute::size<1>(Tile{})>::Type;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed>;
 
@@ -100,8 +108,9 @@ struct GemmSm90 {
         cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
                                              AsyncInputOrder<Cluster, kTransposed, kCanSplit>>;
 
-    static constexpr int kSharedBytes = Kernel::SharedStorageSize + kBlockWaitsBytes;
-    static_assert(Kernel::SharedStorageSize % alignof(BlockWaits) == 0);
+    static constexpr int kSharedBytes = Kernel::SharedStorageSize + kTailBytes;
+    static_assert(kSharedBytes <= cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
+    static_assert(kSharedBytes % alignof(BlockWaits) == 0 && kBlockWaitsBytes % alignof(BlockWaits) == 0);
 
     // The limit of CUDA 12.1 and later; the tables alone take 3 KB.
     static_assert(sizeof(typename Kernel::Params) <= 32764, "kernel parameters are limited");
@@ -204,9 +213,7 @@ struct GemmSm90 {
         args.mainloop.base.ptr_B = static_cast<Second const*>(second);
         args.mainloop.base.dB = stride<typename Kernel::StrideB>(second_pitch);
         args.mainloop.gather = gather(launch, records);
-        args.epilogue.thread = epilogue(launch, records);
-        args.epilogue.ptr_D = static_cast<ElementD*>(launch.operands.d);
-        args.epilogue.dD = stride<typename Kernel::StrideD>(shape.ldd);
+        args.epilogue = {launch.operands.d, shape.ldd, epilogue(launch, records)};
         // Positive, so that CUTLASS does not ask the device; the grid is ours.
         args.hw_info.sm_count = launch.plan.sm_count;
         args.hw_info.max_active_clusters = launch.plan.cluster_count;
@@ -267,9 +274,10 @@ struct GemmSm90 {
     static void enqueue(Launch const& launch) {
         UnitGrid units(facts(""), launch.rows, launch.plan.shape.n);
         auto params = Kernel::to_underlying_arguments(arguments(launch, units), nullptr);
-        check_descriptor(params.mainloop.tma_load_a.get_tma_descriptor(), kTransposed ? "B" : "A");
-        check_descriptor(params.mainloop.tma_load_b.get_tma_descriptor(), kTransposed ? "A" : "B");
-        check_descriptor(params.epilogue.tma_store_d.get_tma_descriptor(), "D");
+        if constexpr (kBisKn) {
+            check_descriptor(params.mainloop.tma_load_a.get_tma_descriptor(), kTransposed ? "B" : "A");
+            check_descriptor(params.mainloop.tma_load_b.get_tma_descriptor(), kTransposed ? "A" : "B");
+        }
         int64_t work = units.count() * launch.plan.shape.splits;
         int clusters = int(std::min<int64_t>(work, launch.plan.cluster_count));
         LaunchConfig config(clusters, launch.stream);

@@ -10,11 +10,9 @@
 #pragma once
 
 #include "cutlass/cutlass.h"
-#include "cute/arch/copy_sm90_desc.hpp"
-#include "cutlass/cuda_host_adapter.hpp"
 
 #include "chunk_signal.cuh"
-#include "instance.h"
+#include "tma_matrix.h"
 
 namespace overlap_gemm {
 
@@ -46,10 +44,14 @@ struct TileRows {
     static constexpr int kFewOutside = 16;
     static constexpr bool kIsSmall = kTileElements <= 96 * 128;
 
-    static OperandRows encode(void const* matrix, int64_t rows, int64_t k, int64_t pitch, int64_t unit_rows) {
+    static OperandRows encode(char const* name, void const* matrix, int64_t rows, int64_t k, int64_t row_stride,
+                              int64_t unit_rows) {
         OperandRows operand{};
         operand.rows = int32_t(rows);
-        operand.whole = descriptor(matrix, rows, k, pitch, kRows / kSharers);
+        auto descriptor = [&](int box_rows) {
+            return tma_matrix<Element>(name, matrix, rows, k, row_stride, box_rows, kPartDepth);
+        };
+        operand.whole = descriptor(kRows / kSharers);
         int64_t padded = (rows + unit_rows - 1) / unit_rows * unit_rows;
         if (kIsSmall || padded - rows < kFewOutside) return operand;
         // The pattern repeats every eight rows, and each block's part begins with it.
@@ -59,25 +61,8 @@ struct TileRows {
         if (each * blocks > kRows) return operand;
         operand.rest_rows = each == 0 ? 8 : each;
         operand.rest_blocks = blocks;
-        operand.rest = descriptor(matrix, rows, k, pitch, operand.rest_rows);
+        operand.rest = descriptor(operand.rest_rows);
         return operand;
-    }
-
-    static cute::TmaDescriptor descriptor(void const* matrix, int64_t rows, int64_t k, int64_t pitch, int box_rows) {
-        cute::TmaDescriptor made{};
-        cuuint64_t sizes[2] = {cuuint64_t(k), cuuint64_t(rows)};
-        cuuint64_t pitches[1] = {cuuint64_t(pitch) * sizeof(Element)};
-        cuuint32_t box[2] = {cuuint32_t(kPartDepth), cuuint32_t(box_rows)};
-        cuuint32_t steps[2] = {1, 1};
-        CUresult encoded = CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)(
-            &made, cute::TMA::to_CUtensorMapDataType<Element>(), 2, const_cast<void*>(matrix), sizes, pitches, box,
-            steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-        if (encoded != CUDA_SUCCESS) {
-            throw Failure(OG_STATUS_CUDA, "cuTensorMapEncodeTiled: the driver refused the TMA descriptor of an operand "
-                                          "(error " + std::to_string(int(encoded)) + ")");
-        }
-        return made;
     }
 
     // This block's part of a tile: the rows before it, in all blocks, if `rest` describes the tile. Else kWhole, or kNothing:

@@ -10,7 +10,7 @@
 
 #include "cute/tensor.hpp"
 #include "cute/atom/mma_traits_sm90_gmma.hpp"
-#include "cutlass/gemm/collective/collective_mma.hpp"
+#include "cutlass/gemm/collective/collective_mma_decl.hpp"
 #include "cutlass/numeric_types.h"
 
 namespace overlap_gemm {
@@ -107,6 +107,9 @@ OG_WGMMA_WIDTH(112, "%56", "%57", "%58", "%59", "%60")
 OG_WGMMA_WIDTH(144, "%72", "%73", "%74", "%75", "%76")
 OG_WGMMA_WIDTH(160, "%80", "%81", "%82", "%83", "%84")
 OG_WGMMA_WIDTH(176, "%88", "%89", "%90", "%91", "%92")
+OG_WGMMA_WIDTH(208, "%104", "%105", "%106", "%107", "%108")
+OG_WGMMA_WIDTH(224, "%112", "%113", "%114", "%115", "%116")
+OG_WGMMA_WIDTH(240, "%120", "%121", "%122", "%123", "%124")
 
 // Whether a width is not one of CUTLASS's.
 template <int kWidth>
