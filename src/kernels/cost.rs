@@ -32,16 +32,17 @@ pub(crate) fn most_splits(kernel: &Kernel, problem: &Problem) -> u32 {
     kernel.max_splits.min(problem.k().div_ceil(kernel.tile_k)).max(1)
 }
 
-/// As many unit rows together as make the part of D that is computed at a time about square, so that
-/// A and B are read about equally often; a little flatter, which was seen to be faster.
-pub(crate) fn square_waves(kernel: &Kernel, problem: &Problem, sms: u32) -> u32 {
-    let [rows, columns] = unit(kernel).map(|extent| extent as f64);
-    let clusters = f64::from(clusters(kernel, sms));
-    let together = (clusters * columns / rows).sqrt() / 1.4;
-    let all = (f64::from(problem.m()) / rows).ceil() as u32;
-    // A power of two below, so that whole sweeps fill the usual, even, shapes.
-    let together = (together as u32).clamp(1, 8).min(all.max(1));
-    1 << together.ilog2()
+/// Rows of D that sweep over the columns together. With fewer, B is read from memory more often, which costs long products
+/// the power that they are short of; with many more, A no longer stays in the cache. At 30 products of random sizes in
+/// steady work, 3072 was ahead of both (benches/results/2026-11-24-h200-steady-work.md).
+const ROWS_TOGETHER: u32 = 3072;
+
+/// Unit rows that sweep over the columns together: about [`ROWS_TOGETHER`] rows, and about equally many in each sweep.
+pub(crate) fn even_sweeps(kernel: &Kernel, problem: &Problem) -> u32 {
+    let unit_rows = kernel.tile.m * kernel.cluster.m;
+    let all = problem.m().div_ceil(unit_rows);
+    let sweeps = all.div_ceil((ROWS_TOGETHER / unit_rows).max(1));
+    all.div_ceil(sweeps).max(1)
 }
 
 /// Rows and columns of what one cluster computes at a time.
@@ -61,7 +62,7 @@ pub(crate) fn choices(
     (kernels.iter().enumerate())
         .filter(|(_, kernel)| fits(kernel))
         .flat_map(|(index, kernel)| {
-            let swizzle = square_waves(kernel, problem, sms);
+            let swizzle = even_sweeps(kernel, problem);
             let splits = 1..=most_splits(kernel, problem);
             splits.map(move |splits| Choice::new(index, swizzle, splits))
         })

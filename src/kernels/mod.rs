@@ -14,6 +14,6 @@ pub(crate) use cost::cost;
 pub(crate) use cost::ranked;
 pub(crate) use cost::{Work, beside, cheapest, choices};
 #[cfg(feature = "cuda")]
-pub(crate) use cost::{most_splits, square_waves};
+pub(crate) use cost::{even_sweeps, most_splits};
 pub(crate) use kernel::kind;
 pub use kernel::{Kernel, all_kernels};

@@ -185,7 +185,7 @@ impl<T> Search<'_, T> {
         let units = rows.div_ceil(tile.m.saturating_mul(cluster.m).max(1));
         // More rows together than there are sweep no differently.
         let useful =
-            [1, 2, 4, 8].into_iter().filter(|swizzle| *swizzle == 1 || swizzle / 2 < units);
+            [1, 4, 8, 16].into_iter().filter(|swizzle| *swizzle == 1 || swizzle / 2 < units);
         let mut next: Vec<_> = useful
             .map(|swizzle| of(best.way, Multiplying { swizzle, ..best.multiplying.clone() }))
             .collect();

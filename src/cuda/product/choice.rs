@@ -10,7 +10,7 @@
 
 use super::options::GemmOptions;
 use crate::error::{Error, Result};
-use crate::kernels::{self, Choice, Kernel, cheapest, kind, most_splits, square_waves};
+use crate::kernels::{self, Choice, Kernel, cheapest, even_sweeps, kind, most_splits};
 use crate::plan::Problem;
 
 /// SMs of an H100 or H200: what is assumed where no device was asked.
@@ -69,7 +69,7 @@ fn candidates(
     let mut all = Vec::new();
     for index in serving {
         let kernel = &kernels[index];
-        let swizzle = options.swizzle.unwrap_or_else(|| square_waves(kernel, problem, sms));
+        let swizzle = options.swizzle.unwrap_or_else(|| even_sweeps(kernel, problem));
         kernel.tiling(swizzle).check()?;
         let most = most_splits(kernel, problem);
         let splits = match options.splits {

@@ -155,7 +155,8 @@ proptest! {
         prop_assert!(kernel.serves(problem.elements(), problem.b_layout(), true));
         prop_assert!(kernel.cluster_size() <= sms);
         prop_assert!((1..=most_splits(kernel, &problem)).contains(&choice.splits));
-        prop_assert!((1..=16).contains(&choice.swizzle));
+        let unit_rows = kernel.tile.m * kernel.cluster.m;
+        prop_assert!(choice.swizzle >= 1 && (choice.swizzle - 1) * unit_rows < problem.m());
         prop_assert_eq!(choose(&kernels, &problem, &options, 132).unwrap(), choice);
 
         let ranked = ranked(&kernels, &problem, &options, 132).unwrap();
