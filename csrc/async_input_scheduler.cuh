@@ -14,6 +14,7 @@
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
+#include "cutlass/fast_math.h"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
 
 #include "chunk_signal.cuh"
@@ -21,20 +22,25 @@
 
 namespace overlap_gemm {
 
-// Everything the order depends on; the host fills it in (tile_bands.h). Aligned, and the bands right
-// behind the sizes: the first eight come with the line of kernel parameters that is read anyway, and
-// another line costs half a microsecond at the start of every launch.
+// Everything the order depends on; the host fills it in (tile_bands.h). Aligned, so that all that a product in one band and
+// one sweep needs is in one line of kernel parameters: another costs up to half a microsecond at the start of every launch.
+// Where every tile divides, the divisor comes with its reciprocal: a division takes as long as a step of K of a small tile.
 struct alignas(64) OrderParams {
-    // Units along M and N.
+    // Units along M.
     int32_t unit_grid_m;
-    int32_t unit_grid_n;
     // The unit row visited first: the first that starts at or after the pivot.
     int32_t first_unit_row;
-    int32_t swizzle;
-    // Slices of K, and the K tiles there are.
+    // Slices of K; the K tiles of each, and how many of the slices have one more.
     int32_t splits;
     int32_t k_tiles;
+    int32_t longer_slices;
+    // Units along N.
+    cutlass::FastDivmod columns;
+    // Unit rows that sweep together.
+    cutlass::FastDivmod swizzle;
     BandTable bands;
+    // Units of such a sweep.
+    cutlass::FastDivmod sweep;
     // One counter a slice-sharing tile and warp group, zero between launches; then partial sums.
     uint32_t* counters;
     float* partials;
@@ -49,20 +55,19 @@ struct Unit {
 
 // TileOrder::unit_at; `band` is the index's.
 __device__ inline Unit unit_at(OrderParams const& p, BandCursor const& band, int32_t index) {
-    int32_t columns = p.unit_grid_n;
-    int32_t in_band = index - band.first * columns;
-    // A band can be lower than the swizzle, and then the product below is larger than any index.
-    int32_t rows = band.end - band.first;
-    int32_t swizzle = p.swizzle < rows ? p.swizzle : rows;
-    int32_t sweep = in_band / (swizzle * columns);
-    int32_t swept_before = sweep * swizzle;
-    int32_t rows_left = rows - swept_before;
-    int32_t rows_together = swizzle < rows_left ? swizzle : rows_left;
-    int32_t in_sweep = in_band - swept_before * columns;
-    int32_t position = band.first + swept_before + in_sweep % rows_together;
-    int32_t unit_row = p.first_unit_row + position;
-    return {unit_row < p.unit_grid_m ? unit_row : unit_row - p.unit_grid_m,
-            in_sweep / rows_together};
+    int32_t in_sweep = index - band.first * p.columns.divisor;
+    int32_t position = band.first;
+    int32_t rows_together = band.end - band.first;
+    if (rows_together > p.swizzle.divisor) {
+        int32_t sweep = p.sweep.divmod(in_sweep, in_sweep);
+        int32_t swept_before = sweep * p.swizzle.divisor;
+        position += swept_before;
+        rows_together = min(p.swizzle.divisor, rows_together - swept_before);
+    }
+    int32_t column =
+        rows_together == p.swizzle.divisor ? p.swizzle.div(in_sweep) : in_sweep / rows_together;
+    int32_t unit_row = p.first_unit_row + position + (in_sweep - column * rows_together);
+    return {unit_row < p.unit_grid_m ? unit_row : unit_row - p.unit_grid_m, column};
 }
 
 // The scheduler that CUTLASS's kernels ask. `KernelCluster` is the cluster as the kernel sees it;
@@ -119,7 +124,7 @@ public:
 
     CUTLASS_DEVICE explicit AsyncInputScheduler(Params const& params) : params_(params) {
         next_ = int32_t(blockIdx.x) / int32_t(cute::size<0>(KernelCluster{}));
-        band_ = BandCursor::at(params_.bands, unit_row(next_));
+        band_ = BandCursor::at(params_.bands, unit_row(unit(next_)));
     }
 
     template <class ClusterShape>
@@ -130,13 +135,12 @@ public:
     CUTLASS_DEVICE WorkTileInfo get_current_work() {
         WorkTileInfo work;
         if (next_ >= work_count()) return work;
-        int32_t unit = kCanSplit ? next_ / params_.splits : next_;
-        work.unit = unit;
-        work.slice = kCanSplit ? next_ - unit * params_.splits : 0;
+        work.unit = unit(next_);
+        work.slice = kCanSplit ? next_ - work.unit * params_.splits : 0;
         work.k_start = slice_begin(work.slice);
         work.k_count = slice_begin(work.slice + 1) - work.k_start;
-        band_.advance(params_.bands, unit_row(next_));
-        Unit at = unit_at(params_, band_, unit);
+        band_.advance(params_.bands, unit_row(work.unit));
+        Unit at = unit_at(params_, band_, work.unit);
         // The grid is (clusters * cluster x, cluster y): block coordinates within the cluster.
         constexpr int32_t cluster_x = cute::size<0>(KernelCluster{});
         constexpr int32_t cluster_y = cute::size<1>(KernelCluster{});
@@ -307,7 +311,7 @@ private:
     }
 
     CUTLASS_DEVICE int32_t work_count() const {
-        return params_.unit_grid_m * params_.unit_grid_n * (kCanSplit ? params_.splits : 1);
+        return params_.unit_grid_m * params_.columns.divisor * (kCanSplit ? params_.splits : 1);
     }
 
     // From a cluster's index to its `count`th next one.
@@ -315,14 +319,16 @@ private:
         return int32_t(count * (gridDim.x / uint32_t(cute::size<0>(KernelCluster{}))));
     }
 
-    // The ring position of an index's unit row.
-    CUTLASS_DEVICE int32_t unit_row(int32_t index) const {
-        return (kCanSplit ? index / params_.splits : index) / params_.unit_grid_n;
+    // The unit of an index.
+    CUTLASS_DEVICE int32_t unit(int32_t index) const {
+        return kCanSplit && params_.splits > 1 ? index / params_.splits : index;
     }
 
+    // The ring position of a unit's row.
+    CUTLASS_DEVICE int32_t unit_row(int32_t unit) const { return params_.columns.div(unit); }
+
     CUTLASS_DEVICE int32_t slice_begin(int32_t slice) const {
-        if (!kCanSplit) return slice == 0 ? 0 : params_.k_tiles;
-        return int32_t(int64_t(slice) * params_.k_tiles / params_.splits);
+        return slice * params_.k_tiles + min(slice, params_.longer_slices);
     }
 
     Params const& params_;

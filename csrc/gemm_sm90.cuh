@@ -135,10 +135,15 @@ struct GemmSm90 {
         og_gemm_shape const& shape = launch.plan.shape;
         OrderParams order{};
         order.unit_grid_m = int32_t(units.m);
-        order.unit_grid_n = int32_t(units.n);
-        order.swizzle = shape.swizzle;
         order.splits = shape.splits;
-        order.k_tiles = int32_t(UnitGrid::ceil_div(shape.k, kTileK));
+        int32_t k_tiles = int32_t(UnitGrid::ceil_div(shape.k, kTileK));
+        order.k_tiles = k_tiles / shape.splits;
+        order.longer_slices = k_tiles % shape.splits;
+        // More rows together than there are sweep no differently, and their units might be too many to count.
+        int32_t swizzle = std::min(shape.swizzle, order.unit_grid_m);
+        order.columns = cutlass::FastDivmod(int32_t(units.n));
+        order.swizzle = cutlass::FastDivmod(swizzle);
+        order.sweep = cutlass::FastDivmod(swizzle * int32_t(units.n));
         order.bands = make_bands(launch.input, int32_t(launch.rows), kTileM * kClusterM,
                                  order.first_unit_row);
         // Of the planned rows: with fewer rows there would be fewer counters, and sums where the next call
