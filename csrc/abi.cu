@@ -170,6 +170,7 @@ void check_input(og_gemm_input const& input, int64_t rows) {
     require_pointer(input.stop, "stop");
     require_pointer(input.failure, "failure");
     check_range("slots_per_rank", input.slots_per_rank, 0, UINT16_MAX);
+    check_range("share_bits", input.share_bits, 0, OG_MAX_SHARE_BITS);
     check_range("chunk_count", input.chunk_count, 1, OG_MAX_CHUNKS);
     bool pivot_found = false;
     for (int32_t c = 0; c < input.chunk_count; ++c) {
@@ -196,7 +197,10 @@ void check_shared(Shared const* shared, char const* name) {
     check_range("rank", shared->rank, 0, int64_t(shared->ranks) - 1);
 }
 
-void check_gather(og_gather const* gather) { check_shared(gather, "gather"); }
+void check_gather(og_gather const* gather) {
+    check_shared(gather, "gather");
+    check_range("share_bits", gather->share_bits, 0, OG_MAX_SHARE_BITS);
+}
 
 void check_step(og_gather const& gather, og_gather_step const* step) {
     require_pointer(step, "step");
@@ -204,14 +208,15 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
     check_range("own_slots", step->own_slots, 0, gather.slots);
     check_range("own_slot", step->own_slot, 0, int64_t(gather.slots) - step->own_slots);
     check_range("toggled", step->toggled, 0, 1);
+    if (step->toggled != 0) check_range("share_bits of a step with toggles", gather.share_bits, 0, 0);
     check_range("product_follows", step->product_follows, 0, 1);
     check_range("product_may_start", step->product_may_start, 0, 1);
     check_range("senders", step->senders, 0, gather.signals_at - gather.sent_at);
     check_range("push_count", step->push_count, 0, OG_MAX_PUSHED);
     if (step->push_count == 0) return;
     require_pointer(step->pushes, "pushes");
-    require_pointer(step->counters, "counters");
-    check_range("blocks", step->blocks, 1, 1 << 12);
+    require_pointer(step->counter, "counter");
+    check_range("blocks", step->blocks, 1, int64_t(1) << gather.share_bits);
 }
 
 void check_pad(og_pad const* pad) {

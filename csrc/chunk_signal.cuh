@@ -45,7 +45,9 @@ struct alignas(64) ChunkTable {
     StepWords step;
     int32_t count = 0;
     // Signal s is written by rank s / slots_per_rank; 0: by nobody whose departure is announced.
-    int32_t slots_per_rank = 0;
+    uint16_t slots_per_rank = 0;
+    // A signal is 1 << share_bits words.
+    uint16_t share_bits = 0;
     // Chunk c has the rows chunks[c].first_row ..< chunks[c + 1].first_row (the last: to the end of A).
     og_chunk chunks[OG_MAX_CHUNKS];
 
@@ -55,8 +57,12 @@ struct alignas(64) ChunkTable {
         return last_at_most(row, 0, count, [&](int32_t c) { return chunks[c].first_row; });
     }
 
-    __device__ uint32_t const* signal_of(int32_t chunk) const {
-        return signals + chunks[chunk].signal;
+    // The words of all chunks' signals are counted chunk after chunk.
+    __device__ int32_t first_word(int32_t chunk) const { return chunk << share_bits; }
+    __device__ int32_t chunk_of(int32_t word) const { return word >> share_bits; }
+    __device__ uint32_t const* at(int32_t word) const {
+        int32_t chunk = chunk_of(word);
+        return signals + (first_word(chunks[chunk].signal) + word - first_word(chunk));
     }
 
     __device__ uint32_t rank_of(int32_t chunk) const {
@@ -295,18 +301,20 @@ private:
     __device__ bool wait(ChunkTable const& table, int32_t first, int32_t last, uint32_t tile_m,
                          uint32_t tile_n) {
         uint64_t begin = 0;
+        int32_t word = table.first_word(first);
+        int32_t const end = table.first_word(last + 1);
         for (uint32_t looks = 0;; ++looks) {
-            // Chunks seen before are not looked at again; they are remembered as one run, which is
+            // Words seen before are not looked at again; they are remembered as one run, which is
             // enough because tiles follow the order of the chunks.
-            if (first >= ready_begin_ && first < ready_end_) first = ready_end_;
-            if (first > last) return true;
+            if (word >= ready_begin_ && word < ready_end_) word = ready_end_;
+            if (word >= end) return true;
 
-            // Each lane looks at one chunk, from `first` on. Only parameters before this line: signals
+            // Each lane looks at one word, from `word` on. Only parameters before this line: signals
             // and epoch belong to this step once the kernel before this one has ended, or has said that it
             // has begun. No load needs another's value, so that a look is one trip to memory.
-            int32_t chunk = first + int32_t(lane());
-            bool exists = chunk < table.count;
-            uint32_t const* signal = table.signal_of(exists ? chunk : first);
+            int32_t own = word + int32_t(lane());
+            bool exists = own < table.first_word(table.count);
+            uint32_t const* signal = table.at(exists ? own : word);
             StepWords const& step = table.step;
             if (!step.begun) wait_for_kernels_before();
             uint64_t begun =
@@ -335,8 +343,8 @@ private:
             int32_t run = missing ? __ffs(missing) - 1 : kLanes;
             if (run > 0) {
                 fence_tma_after_loads();
-                if (first != ready_end_) ready_begin_ = first;
-                ready_end_ = first + run;
+                if (word != ready_end_) ready_begin_ = word;
+                ready_end_ = word + run;
                 continue;
             }
 
@@ -345,16 +353,16 @@ private:
             if (begin == 0) begin = now;
             uint32_t told = __shfl_sync(kAllLanes, look_at_host(step, begin, now), 0);
             if ((told & OG_ABORT_ASKED) != 0) {
-                give_up(table, OG_FAILURE_ABORTED, epoch, first, tile_m, tile_n);
+                give_up(table, OG_FAILURE_ABORTED, epoch, word, tile_m, tile_n);
                 return false;
             }
-            int32_t lost = (told & OG_ABORT_LEFT) != 0 ? lost_chunk(table, epoch) : -1;
+            int32_t lost = (told & OG_ABORT_LEFT) != 0 ? lost_word(table, epoch) : -1;
             if (lost >= 0) {
                 give_up(table, OG_FAILURE_LEFT, epoch, lost, tile_m, tile_n);
                 return false;
             }
             if (__any_sync(kAllLanes, now - begin > step.timeout_ns)) {
-                give_up(table, OG_FAILURE_TIMEOUT, epoch, first, tile_m, tile_n);
+                give_up(table, OG_FAILURE_TIMEOUT, epoch, word, tile_m, tile_n);
                 return false;
             }
             if (looks > 8) __nanosleep(20);
@@ -373,15 +381,17 @@ private:
         return load_acquire_system(step.abort);
     }
 
-    // A chunk that is missing though its rank has left, or -1: not of this tile alone, for other blocks look
+    // A word that is missing though its rank has left, or -1: not of this tile alone, for other blocks look
     // at the host less often.
-    static __device__ int32_t lost_chunk(ChunkTable const& table, uint32_t epoch) {
+    static __device__ int32_t lost_word(ChunkTable const& table, uint32_t epoch) {
         if (table.slots_per_rank == 0) return -1;
         int32_t lost = -1;
         for (int32_t chunk = int32_t(lane()); chunk < table.count && lost < 0; chunk += kLanes) {
-            // The signal is looked at behind the departure: what it does not hold now it never will.
             if (!has_left(table.step.abort, table.rank_of(chunk))) continue;
-            if (int32_t(load_acquire_system(table.signal_of(chunk)) - epoch) < 0) lost = chunk;
+            // Looked at behind the departure: what a word does not hold now it never will.
+            for (int32_t word = table.first_word(chunk); word < table.first_word(chunk + 1) && lost < 0; ++word) {
+                if (int32_t(load_acquire_system(table.at(word)) - epoch) < 0) lost = word;
+            }
         }
         uint32_t found = __ballot_sync(kAllLanes, lost >= 0);
         return found ? __shfl_sync(kAllLanes, lost, __ffs(int(found)) - 1) : -1;
@@ -389,15 +399,16 @@ private:
 
     // The first block to get here in this epoch writes the record.
     static __device__ void give_up(ChunkTable const& table, og_failure_kind kind, uint32_t epoch,
-                                   int32_t chunk, uint32_t tile_m, uint32_t tile_n) {
+                                   int32_t word, uint32_t tile_m, uint32_t tile_n) {
         if (lane() != 0) return;
         if (!is_first_to_give_up(table.step.stop, epoch)) return;
-        uint32_t signal = load_relaxed_system(table.signal_of(chunk));
+        int32_t chunk = table.chunk_of(word);
+        uint32_t signal = load_relaxed_system(table.at(word));
         uint32_t at_fault = kind == OG_FAILURE_LEFT ? table.rank_of(chunk) : uint32_t(chunk);
         record_failure(table.step.failure, kind, epoch, at_fault, signal, tile_m, tile_n);
     }
 
-    // The run of chunks that have been seen ready; -1 ..< 0 before the step was seen to have begun, and everything
+    // The run of words that have been seen ready; -1 ..< 0 before the step was seen to have begun, and everything
     // after this block has given up. No flags beside: registers are few.
     __device__ bool has_begun() const { return ready_begin_ >= 0; }
     __device__ void wait_no_more() {

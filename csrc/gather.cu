@@ -76,8 +76,9 @@ struct Beginning {
             store_release_gpu_64(begun, kBegun | (is_again(step) ? kAgain : 0) | expected(step));
         }
         int32_t at = step.toggled ? gather.toggles_at + step.buffer * gather.slots : gather.signals_at;
-        for (int32_t slot = lane_id(); slot < step.own_slots; slot += kWarp) {
-            store_relaxed_system(own + at + step.own_slot + slot, expected(step));
+        uint32_t* words = own + at + (step.own_slot << gather.share_bits);
+        for (int32_t word = lane_id(); word < step.own_slots << gather.share_bits; word += kWarp) {
+            store_relaxed_system(words + word, expected(step));
         }
     }
 
@@ -206,7 +207,8 @@ struct Beginning {
 // this kernel starts when all blocks of the product before have waited for the end of their step's beginning
 // (GatheringMainloop::load_tail), and else when kernels that wait for rows, of which there is one between then, have ended.
 __device__ Beginning start(og_gather const& gather, og_gather_step const& step) {
-    bool const lets_start = step.product_follows && threadIdx.x == 0;
+    // The thread that tells the product later (`tell_product`), so that nothing has to order the two.
+    bool const lets_start = step.product_follows && threadIdx.x == kWarp;
     if (lets_start && blockIdx.x == 0) {
         store_relaxed_system_64(reinterpret_cast<uint64_t*>(gather.own + gather.begun_at), 0);
         __threadfence();
@@ -290,13 +292,17 @@ struct Push {
         copy_share<float>(to + piece.offset[1], from + piece.offset[1], piece.bytes[1]);
     }
 
+    // That this block's share is there. Words that belong to no block are the first blocks'.
     __device__ void signal(og_gather const& gather, uint32_t epoch) const {
-        store_relaxed_system(there + gather.signals_at + piece.slot, epoch);
+        uint32_t* words = there + gather.signals_at + (piece.slot << gather.share_bits);
+        for (int32_t word = int32_t(blockIdx.x); word >> gather.share_bits == 0; word += int32_t(gridDim.x)) {
+            store_relaxed_system(words + word, epoch);
+        }
     }
 };
 
-// Whether what each peer is sent is there sooner than its stores are known to have arrived: then all peers' rows are
-// counted once, and told of together, for each count waits as long.
+// Whether what each peer is sent is there sooner than its stores are known to have arrived: then the rows of all peers
+// are signalled behind one fence, for each fence waits as long.
 __device__ bool are_few(og_gather_step const& step, PushList const& list) {
     constexpr uint64_t kFewBytes = 1 << 20;
     uint64_t bytes = 0;
@@ -304,24 +310,19 @@ __device__ bool are_few(og_gather_step const& step, PushList const& list) {
     return bytes <= kFewBytes;
 }
 
-// How many blocks have come to a counter, and whether some of them gave up.
-constexpr uint32_t kGaveUp = 1u << 16;
-
-// In the thread of the last block that comes here, the sum of what all blocks bring, else 0; everything that
-// any block's threads did before is then seen by whoever sees what this thread stores next.
-__device__ uint32_t count_block(uint32_t* counter, uint32_t brings) {
-    __syncthreads();
-    if (threadIdx.x != 0) return 0;
-    __threadfence_system();
-    uint32_t sum = atomicAdd(counter, brings) + brings;
-    if (sum % kGaveUp < gridDim.x) return 0;
-    __threadfence_system();
-    return sum;
+// Whether this block is the last of the grid that comes here; the counter is then set back.
+__device__ bool is_last_block(uint32_t* counter) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    if (before + 1 != gridDim.x) return false;
+    *counter = 0;
+    return true;
 }
 
-// As begin_step, with every block waiting for itself, and pushing its share. The epoch grows when all blocks
-// are through, so that all read the same. Blocks may run one after the other, but for the first: the others wait for what
-// it announces. It is the first to get an SM.
+// As begin_step, with every block waiting for itself, pushing its share, and signalling that share: a fence of the whole
+// system takes 1.6 us, and blocks that counted each other before the last one signalled would need two, one after the
+// other. The epoch grows when all blocks are through, so that all read the same. Blocks may run one after the other, but
+// for the first: the others wait for what it announces. It is the first to get an SM.
 __global__ void __launch_bounds__(kPushThreads)
     begin_and_push(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                    __grid_constant__ PushList const list) {
@@ -339,23 +340,19 @@ __global__ void __launch_bounds__(kPushThreads)
     }
     __syncthreads();
 
-    __shared__ bool ends;
-    if (threadIdx.x == 0) ends = false;
     int32_t const all = (gather.ranks - 1) * step.push_count;
     int32_t const at_once = are_few(step, list) ? all : 1;
-    for (int32_t first = 0; first < all; first += at_once) {
-        for (int32_t i = first; i < first + at_once && goes_on; ++i) Push(gather, step, list, i).copy(gather);
-        uint32_t* counter = step.counters + first;
-        uint32_t sum = count_block(counter, goes_on ? 1 : 1 + kGaveUp);
-        if (sum == 0) continue;
-        // Where a block gave up, its share is missing, and nobody is told that rows are there.
-        for (int32_t i = first; i < first + at_once && sum < kGaveUp; ++i) {
-            Push(gather, step, list, i).signal(gather, beginning.epoch);
-        }
-        // For the next launch: behind the signals, which nothing holds up.
-        *counter = 0;
-        ends = first + at_once == all;
+    // Where a block gives up, its share is never signalled.
+    for (int32_t first = 0; first < all && goes_on; first += at_once) {
+        for (int32_t i = first; i < first + at_once; ++i) Push(gather, step, list, i).copy(gather);
+        __syncthreads();
+        if (threadIdx.x != 0) continue;
+        // Behind the stores of all threads of the block.
+        __threadfence_system();
+        for (int32_t i = first; i < first + at_once; ++i) Push(gather, step, list, i).signal(gather, beginning.epoch);
     }
+    __shared__ bool ends;
+    if (threadIdx.x == 0) ends = is_last_block(step.counter);
     __syncthreads();
     if (ends && threadIdx.x < kWarp) beginning.begin(gather, step, false);
 }
@@ -367,15 +364,17 @@ __global__ void __launch_bounds__(kWarp)
     uint32_t* own = gather.own;
     og_stop* stop = stop_of(gather, own);
     uint32_t epoch = load_relaxed_system(own + gather.epoch_at);
-    uint32_t const* signals = own + gather.signals_at + slot;
-    auto writer_of = [&](int32_t i) { return uint32_t((slot + i) / (gather.slots / gather.ranks)); };
+    uint32_t const* signals = own + gather.signals_at + (slot << gather.share_bits);
+    auto slot_of = [&](int32_t word) { return slot + (word >> gather.share_bits); };
+    auto writer_of = [&](int32_t word) { return uint32_t(slot_of(word) / (gather.slots / gather.ranks)); };
     Finding finding;
     await_words(
-        Patience(gather.abort, gather.timeout_ns), count, OG_FAILURE_TIMEOUT,
+        Patience(gather.abort, gather.timeout_ns), count << gather.share_bits, OG_FAILURE_TIMEOUT,
         [=](int32_t i) { return signals + i; }, [=](int32_t) { return epoch; }, writer_of,
         [=] { return load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); }, finding);
     // What is read after this kernel has ended is ordered by that end.
-    finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who)) : finding.who + uint32_t(chunk);
+    finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who))
+                                                  : uint32_t(slot_of(int32_t(finding.who)) - slot + chunk);
     if (lane_id() == 0 && finding.is_bad() && is_first_to_give_up(stop, epoch)) {
         finding.record(gather.failure);
     }

@@ -6,7 +6,7 @@
 // Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
 // been seen ready, and no thread arrives at the barrier of a tile's stage before that, so that whoever
 // waits for the stage comes behind the chunks, too. While a chunk is missing, the loads of B fill the free
-// stages, and the warps that multiply work on what is there. A block that has given up still hands over every
+// stages, then the L2 cache, and the warps that multiply work on what is there. A block that has given up still hands over every
 // stage (the gathered operand as zeros, by coordinates outside it; the other one whole, for blocks of its
 // cluster that go on), so that its cluster and its own warps run to the end.
 #pragma once
@@ -171,6 +171,14 @@ public:
             if constexpr (kTransposed) load_a(whole, k, to); else load_b(whole, k, to);
         };
 
+        auto prefetch_other = [&](int32_t k) {
+            if constexpr (kTransposed && kRowsInA) {
+                RowsA::prefetch_whole(params.rows_a, tile_a, y, k);
+            } else if constexpr (!kTransposed && kRowsInB) {
+                RowsB::prefetch_whole(params.rows_b, tile_b, x, k);
+            }
+        };
+
         int32_t k = *k_tiles;
         // A K tile beyond the last reads as zeros, and fetches nothing.
         int32_t outside = 0;
@@ -194,8 +202,11 @@ public:
                 ++ahead;
                 ++loaded;
             }
-            // Ends: the watcher opens every gate, in time or when it gives up.
-            while (awaits_chunks && !is_open()) {
+            // The stages are full, and memory is idle: what comes next of the other operand, as far as the cache. Not all of it:
+            // the rows that are waited for would have to queue behind it. Ends: the watcher opens every gate, in time or
+            // when it gives up.
+            for (int ahead_of = loaded; awaits_chunks && !is_open();) {
+                if (goes_ahead && ahead_of < min(k_count, 2 * int(DispatchPolicy::Stages))) prefetch_other(k + ahead_of++);
             }
             if (is_first && !gather.chunks.step.begun) wait_for_kernels_before();
             if ((gate & kStopped) != 0) outside = int32_t(size<3>(get<0>(inputs)));

@@ -170,7 +170,8 @@ struct GemmSm90 {
             table.signals = input->signals;
             table.step = step(*input);
             table.count = input->chunk_count;
-            table.slots_per_rank = input->slots_per_rank;
+            table.slots_per_rank = uint16_t(input->slots_per_rank);
+            table.share_bits = uint16_t(input->share_bits);
             std::copy_n(input->chunks, table.count, table.chunks);
         }
         return gather;

@@ -101,6 +101,17 @@ struct TileRows {
         }
     }
 
+    // Brings step `k` of a whole tile, this block's part, from memory into the L2 cache.
+    CUTLASS_DEVICE static void prefetch_whole(OperandRows const& operand, int32_t tile, uint32_t place, int32_t k) {
+        int32_t row = tile * kRows + int32_t(place) * (kRows / kSharers);
+        CUTLASS_PRAGMA_UNROLL
+        for (int nth = 0; nth < kParts; ++nth) {
+            asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&operand.whole),
+                         "r"(k * kDepth + nth * kPartDepth), "r"(row)
+                         : "memory");
+        }
+    }
+
 private:
     CUTLASS_DEVICE static void load(cute::TmaDescriptor const* from, int32_t tile, uint32_t rows_before, int32_t k,
                                     uint32_t to, uint32_t barrier, uint16_t sharers) {

@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 8
+#define OG_ABI_VERSION 9
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -44,6 +44,9 @@ extern "C" {
 
 /* The most parts that a rank's shard can be pushed in by a kernel, for the same reason. */
 #define OG_MAX_PUSHED 32
+
+/* A signal is `1 << share_bits` words, with so many bits at most. */
+#define OG_MAX_SHARE_BITS 7
 
 /* The most ranks. */
 #define OG_MAX_RANKS 1024
@@ -168,7 +171,7 @@ typedef struct og_gemm_operands {
 typedef struct og_chunk {
     /* Chunk 0 starts at row 0; a chunk ends where the next one starts, the last at M. */
     int32_t first_row;
-    /* The index of its word in `signals`, 0 ..= 65535. */
+    /* The index of its signal, 0 ..= 65535. */
     int32_t signal;
 } og_chunk;
 
@@ -192,8 +195,8 @@ typedef enum og_failure_kind {
 
 /* Written once by the first thread block that gives up: `kind` last, with release at system scope. */
 typedef struct og_failure {
-    /* The chunk that was waited for, the value of its signal, and the epoch that was expected; where a
-     * rank is at fault, that rank, what it has announced, and the epoch that it should have. */
+    /* The chunk that was waited for, the value of the word of its signal that is missing, and the epoch that was
+     * expected; where a rank is at fault, that rank, what it has announced, and the epoch that it should have. */
     uint32_t chunk;
     uint32_t signal;
     uint32_t epoch;
@@ -237,8 +240,9 @@ typedef struct og_stop {
 /* A rank has left properly: all that it will ever write is there. Who waits for more from it gives up. */
 #define OG_ABORT_LEFT 2
 
-/* How the input arrives. A chunk is there when its signal has reached the epoch, that is when
- * `(int32_t)(signals[chunk.signal] - *epoch) >= 0`. A kernel that gives up computes on whatever is
+/* How the input arrives. A signal is `1 << share_bits` words side by side in `signals`: several writers that each bring
+ * a share of a chunk set one each. A chunk is there when all of them have reached the epoch, that is when
+ * `(int32_t)(word - *epoch) >= 0`. A kernel that gives up computes on whatever is
  * in memory, without waiting, writes NaN where it can, and ends: D is then undefined. */
 typedef struct og_gemm_input {
     /* HOST memory, `chunk_count` of them, in row order; copied by `og_gemm_enqueue`. */
@@ -264,7 +268,7 @@ typedef struct og_gemm_input {
     uint64_t timeout_ns;
     /* Signal s is written by rank s / slots_per_rank; 0: by nobody whose departure the host tells. */
     int32_t slots_per_rank;
-    int32_t reserved;
+    int32_t share_bits;
 } og_gemm_input;
 
 /* What the ranks of a gather tell each other: words in memory that all of them reach, laid out alike on
@@ -281,7 +285,8 @@ typedef struct og_gemm_input {
  *   last_use     for either buffer, the last epoch that lived in it
  *   sent         one for each stream that pushes: it has sent all of this epoch; in steps with toggles 1, which the
  *                step that has waited for it resets
- *   signals      one for each slot: that slot's rows are here, of this epoch. Written by the slot's rank
+ *   signals      `1 << share_bits` for each slot: that slot's rows are here, of this epoch, when all of them say so.
+ *                Written by the slot's rank; where a kernel pushes, each of its blocks writes for its share
  *   toggles      the same for each buffer, for who cannot know the epoch: 1 means here. The slot's rank sets
  *                it, and this rank resets it before it says that it has consumed those rows
  *   consumed     one for each rank: it reads this epoch's buffer, and older ones, no more
@@ -294,8 +299,9 @@ typedef struct og_gather {
     uint32_t *own;
     int32_t ranks;
     int32_t rank;
-    /* How many slots there are. */
+    /* How many slots there are, and words of each one's signal: 1 << share_bits, with toggles 1. */
     int32_t slots;
+    int32_t share_bits;
     /* Where they are, in words from the start; those of 64 bits at even places. */
     int32_t stop_at;
     int32_t begun_at;
@@ -346,12 +352,13 @@ typedef struct og_gather_step {
     int32_t product_may_start;
     /* How many of the words `sent` have to say that the step before is sent. */
     int32_t senders;
-    /* HOST memory, copied: what a kernel of `blocks` blocks pushes to all others; may be none. */
+    /* HOST memory, copied: what a kernel of `blocks` blocks, at most 1 << share_bits, pushes to all others; may be
+     * none. */
     const og_push *pushes;
     int32_t push_count;
     int32_t blocks;
-    /* Device memory of `push_count * ranks + 1` words, zero before the first use and left zero. */
-    uint32_t *counters;
+    /* A word of device memory, zero before the first use and left zero. */
+    uint32_t *counter;
 } og_gather_step;
 
 /* Where ranks tell each other on their GPUs how far they have come: words in memory that all of them reach,

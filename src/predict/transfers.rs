@@ -260,7 +260,7 @@ impl Sender {
             }
             match step {
                 Step::Move { chunk, to } => {
-                    // A kernel counts its blocks once for all that it signals together.
+                    // A kernel's blocks fence once for all that they signal together.
                     let fixed = match streams[stream].is_empty() {
                         _ if !of_kernel && scaled => 2.0 * machine.copy_us,
                         _ if !of_kernel => machine.copy_us,

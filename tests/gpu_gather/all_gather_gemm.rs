@@ -38,6 +38,8 @@ fn options(most_rows: u32, random: &mut Random) -> GatherOptions {
         Some(Engine::CopyEngines { streams: 3 }),
         Some(Engine::Kernel { blocks: 1 }),
         Some(Engine::Kernel { blocks: 5 }),
+        // More words than a warp looks at together; fewer where ranks share a GPU (`that_fit`).
+        Some(Engine::Kernel { blocks: 40 }),
     ]);
     let epoch = random.choose(&[0, 1, u32::MAX - 2, i32::MAX as u32 - 1]);
     let options = GatherOptions::default().with_poison(true);
@@ -168,8 +170,8 @@ fn some_case(kernel: &'static Kernel, sms: u32, random: &mut Random) -> Case {
 /// share a GPU have to fit beside their products.
 fn that_fit(rank: &Rank, options: &GatherOptions, problem: &Problem) -> GatherOptions {
     let fits = rank.pushing_blocks;
-    match (options.engine, Engine::usual(problem)) {
-        (None, Engine::Kernel { blocks }) if blocks > fits => {
+    match options.engine.unwrap_or(Engine::usual(problem)) {
+        Engine::Kernel { blocks } if blocks > fits => {
             options.clone().with_engine(Engine::Kernel { blocks: fits })
         }
         _ => options.clone(),
@@ -292,7 +294,7 @@ fn many_steps_without_waiting_are_right() {
     }
 }
 
-/// Shards of more than a kernel tells all peers of at once, in several pieces: each is counted and signalled by itself.
+/// Shards of more than a kernel signals to all peers at once, in several pieces: each is signalled by itself.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn pieces_of_large_shards_are_right() {
@@ -303,7 +305,8 @@ fn pieces_of_large_shards_are_right() {
             let mut case = Case::new(kernel, 512, 128, 4096);
             case.options.sm_limit = Some(rank.sms);
             let mut random = Random::new(65);
-            let engine = Engine::Kernel { blocks: 4 };
+            // Not a power of two: signals have words that belong to no block.
+            let engine = Engine::Kernel { blocks: 5 };
             let options = GatherOptions::default().with_engine(engine).with_poison(true);
             let options = options.with_timeouts(PATIENCE, PATIENCE).with_pieces(3);
             let mut all: Vec<Work> =

@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
 use crate::cuda::sys::call::{GatherWords, Push, TOGGLE_SET, int};
 use crate::error::{Error, Result};
-use crate::plan::{BUFFERS, MAX_STREAMS, Plan, Problem, Scaling};
+use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Plan, Problem, Scaling};
 
 const WORD: u64 = size_of::<u32>() as u64;
 /// Words that different ranks write are in lines of their own.
@@ -39,6 +39,7 @@ pub(crate) const MOST_SENDERS: u32 = MAX_STREAMS;
 pub(crate) struct Layout {
     ranks: u32,
     slots_per_rank: u32,
+    share_bits: u32,
     /// Bytes from one row to the next, and in one row.
     pitch: u64,
     row: u64,
@@ -49,13 +50,14 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn new(problem: &Problem, slots_per_rank: u32) -> Result<Self> {
+    pub(crate) fn new(problem: &Problem, slots_per_rank: u32, engine: Engine) -> Result<Self> {
         let size = u64::from(problem.elements().a.size());
         let (m, scaled) = (u64::from(problem.m()), problem.scaling() == Scaling::Rows);
         let (pitch, row) = (u64::from(problem.lda()) * size, u64::from(problem.k()) * size);
         let mut layout = Layout {
             ranks: problem.ranks(),
             slots_per_rank,
+            share_bits: share_bits(engine),
             pitch,
             row,
             scaled,
@@ -95,12 +97,21 @@ impl Layout {
         self.ranks * self.slots_per_rank
     }
 
+    /// A signal is `1 << share_bits` words: a word for each block of a kernel that pushes.
+    pub(crate) fn share_bits(&self) -> u32 {
+        self.share_bits
+    }
+
+    fn signal_words(&self) -> u32 {
+        self.slots() << self.share_bits
+    }
+
     pub(crate) fn slots_per_rank(&self) -> u32 {
         self.slots_per_rank
     }
 
     fn toggles_at(&self) -> u32 {
-        (SIGNALS_AT + self.slots()).next_multiple_of(LINE)
+        (SIGNALS_AT + self.signal_words()).next_multiple_of(LINE)
     }
 
     /// The toggles of a buffer.
@@ -140,7 +151,7 @@ impl Layout {
         set(EPOCH_AT..EPOCH_AT + 1);
         set(SENT_AT..SENT_AT + MOST_SENDERS);
         set(LAST_USE_AT..LAST_USE_AT + BUFFERS);
-        set(SIGNALS_AT..SIGNALS_AT + self.slots());
+        set(SIGNALS_AT..SIGNALS_AT + self.signal_words());
         set(self.consumed_at()..self.consumed_at() + self.ranks);
         // The epochs of layouts, the upper halves of 64 bits: that no later one is announced.
         let epochs = self.layouts_at() + 1..self.word_count();
@@ -158,6 +169,7 @@ impl Layout {
             ranks: int(self.ranks),
             rank: int(rank),
             slots: int(self.slots()),
+            share_bits: int(self.share_bits),
             stop_at: int(STOP_AT),
             begun_at: int(BEGUN_AT),
             epoch_at: int(EPOCH_AT),
@@ -221,13 +233,24 @@ impl Layout {
     }
 }
 
+/// How many words there are in each signal, as a power of two.
+fn share_bits(engine: Engine) -> u32 {
+    match engine {
+        Engine::Kernel { blocks } => blocks.next_power_of_two().ilog2(),
+        Engine::CopyEngines { .. } | Engine::Nccl | Engine::Thread => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::sys::call::MAX_SHARE_BITS;
     use crate::element::ElementType;
-    use crate::plan::PlanOptions;
+    use crate::plan::{MAX_BLOCKS, PlanOptions};
 
-    fn layout(scaling: Scaling) -> (Plan, Layout) {
+    const COPIES: Engine = Engine::CopyEngines { streams: 1 };
+
+    fn layout(scaling: Scaling, engine: Engine) -> (Plan, Layout) {
         let (a, d) = match scaling {
             Scaling::None => (ElementType::Bf16, ElementType::Bf16),
             _ => (ElementType::E4m3, ElementType::Bf16),
@@ -236,14 +259,16 @@ mod tests {
         let problem = problem.scaling(scaling).lda(80).build().unwrap();
         let options = PlanOptions { pieces: Some(4), ..PlanOptions::default() };
         let plan = Plan::new(&problem, options).unwrap();
-        let layout = Layout::new(&problem, plan.chunks().most_per_rank()).unwrap();
+        let layout = Layout::new(&problem, plan.chunks().most_per_rank(), engine).unwrap();
         (plan, layout)
     }
 
     #[test]
     fn nothing_overlaps() {
-        for scaling in [Scaling::None, Scaling::Rows] {
-            let (_, layout) = layout(scaling);
+        let engines = [COPIES, Engine::Kernel { blocks: 12 }];
+        let all = [Scaling::None, Scaling::Rows].into_iter().zip(engines);
+        for ((scaling, engine), signals) in all.zip([12, 12 * 16]) {
+            let (_, layout) = layout(scaling, engine);
             let words = layout.words(1);
             let ranks = 3;
             let mut parts = vec![
@@ -257,7 +282,7 @@ mod tests {
                 (TOGGLE_EPOCH_AT as i32, 1),
                 (SCRATCH_AT as i32, 4),
                 (words.sent_at, MOST_SENDERS as i32),
-                (words.signals_at, 12),
+                (words.signals_at, signals),
                 (words.toggles_at, 24),
                 (words.consumed_at, ranks),
                 (words.torn_at, ranks),
@@ -279,7 +304,7 @@ mod tests {
 
     #[test]
     fn pieces_end_with_their_last_row() {
-        let (plan, layout) = layout(Scaling::Rows);
+        let (plan, layout) = layout(Scaling::Rows, COPIES);
         let pushes = &layout.pieces(&plan, 1)[4..];
         assert_eq!(pushes.len(), 4);
         assert_eq!(pushes[0].offset, [layout.row(1, 40), layout.scale(1, 40)]);
@@ -289,12 +314,12 @@ mod tests {
 
     #[test]
     fn the_first_words_say_that_the_epoch_before_was_the_last() {
-        let (_, layout) = layout(Scaling::None);
+        let (_, layout) = layout(Scaling::None, Engine::Kernel { blocks: 3 });
         let words = layout.first_words(7);
         let at = layout.words(0);
         let value = |word: i32| words[word as usize];
         assert_eq!(
-            [value(at.epoch_at), value(at.signals_at + 11), value(at.consumed_at + 2)],
+            [value(at.epoch_at), value(at.signals_at + 4 * 12 - 1), value(at.consumed_at + 2)],
             [7; 3]
         );
         assert_eq!([value(at.last_use_at), value(at.last_use_at + 1)], [7; 2]);
@@ -303,5 +328,17 @@ mod tests {
             [at.over_at, at.torn_at, at.stop_at, at.begun_at + 1, at.layouts_at].map(value),
             [0; 5]
         );
+    }
+
+    #[test]
+    fn every_block_that_pushes_has_a_word() {
+        for blocks in 1..=MAX_BLOCKS {
+            let bits = share_bits(Engine::Kernel { blocks });
+            assert!(
+                (blocks..2 * blocks).contains(&(1 << bits)) && bits <= MAX_SHARE_BITS,
+                "{blocks}"
+            );
+        }
+        assert_eq!(share_bits(COPIES), 0);
     }
 }

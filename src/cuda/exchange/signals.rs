@@ -127,7 +127,8 @@ impl Signals {
     }
 
     /// Signals at the start of this rank's part of `memory`, which holds zeros and, from the epoch on, the
-    /// epoch before the first.
+    /// epoch before the first. A gather writes them by itself: where a kernel pushes, they have several words each, which
+    /// [`Signals::signal_address`] does not know.
     pub(crate) fn shared(
         device: &Device,
         memory: &Arc<SymmetricMemory>,
@@ -271,6 +272,7 @@ impl Signals {
             failure: self.host.failure_address(),
             timeout_ns: timeout_ns(limit),
             slots_per_rank: 0,
+            share_bits: 0,
         })
     }
 

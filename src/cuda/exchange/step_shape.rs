@@ -138,7 +138,8 @@ mod tests {
         let problem = Problem::builder(m, 48, 64).shards(rows).build().unwrap();
         let options = PlanOptions::new().with_strategy(strategy).with_engine(engine);
         let plan = Plan::new(&problem, options.with_pieces(pieces)).unwrap();
-        let layout = Layout::new(&problem, plan.chunks().most_per_rank()).unwrap();
+        let layout =
+            Layout::new(&problem, plan.chunks().most_per_rank(), plan.options().engine).unwrap();
         StepShape::new(&plan, &layout, 1).unwrap()
     }
 
@@ -188,7 +189,7 @@ mod tests {
     #[test]
     fn a_chunk_that_is_not_awaited_is_never_waited_for() {
         let whole = shape(&[8, 8, 8], Strategy::Fused, COPIES, 1);
-        let layout = Layout::new(whole.plan.problem(), 1).unwrap();
+        let layout = Layout::new(whole.plan.problem(), 1, whole.plan.options().engine).unwrap();
         let mut schedule = whole.schedule.clone();
         for (_, step) in &mut schedule.steps {
             if let Step::Multiply { awaits, .. } = step {

@@ -1,12 +1,13 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 8;
+pub const OG_ABI_VERSION: u32 = 9;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
 pub const OG_MAX_CHUNKS: u32 = 256;
 pub const OG_MAX_PUSHED: u32 = 32;
+pub const OG_MAX_SHARE_BITS: u32 = 7;
 pub const OG_MAX_RANKS: u32 = 1024;
 pub const OG_MAX_SPLITS: u32 = 16;
 pub const OG_ABORT_ASKED: u32 = 1;
@@ -312,7 +313,7 @@ pub struct og_gemm_input {
     pub failure: *mut og_failure,
     pub timeout_ns: u64,
     pub slots_per_rank: i32,
-    pub reserved: i32,
+    pub share_bits: i32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -340,8 +341,8 @@ const _: () = {
         [::core::mem::offset_of!(og_gemm_input, timeout_ns) - 64usize];
     ["Offset of field: og_gemm_input::slots_per_rank"]
         [::core::mem::offset_of!(og_gemm_input, slots_per_rank) - 72usize];
-    ["Offset of field: og_gemm_input::reserved"]
-        [::core::mem::offset_of!(og_gemm_input, reserved) - 76usize];
+    ["Offset of field: og_gemm_input::share_bits"]
+        [::core::mem::offset_of!(og_gemm_input, share_bits) - 76usize];
 };
 impl Default for og_gemm_input {
     fn default() -> Self {
@@ -360,6 +361,7 @@ pub struct og_gather {
     pub ranks: i32,
     pub rank: i32,
     pub slots: i32,
+    pub share_bits: i32,
     pub stop_at: i32,
     pub begun_at: i32,
     pub epoch_at: i32,
@@ -385,26 +387,28 @@ const _: () = {
     ["Offset of field: og_gather::ranks"][::core::mem::offset_of!(og_gather, ranks) - 16usize];
     ["Offset of field: og_gather::rank"][::core::mem::offset_of!(og_gather, rank) - 20usize];
     ["Offset of field: og_gather::slots"][::core::mem::offset_of!(og_gather, slots) - 24usize];
-    ["Offset of field: og_gather::stop_at"][::core::mem::offset_of!(og_gather, stop_at) - 28usize];
+    ["Offset of field: og_gather::share_bits"]
+        [::core::mem::offset_of!(og_gather, share_bits) - 28usize];
+    ["Offset of field: og_gather::stop_at"][::core::mem::offset_of!(og_gather, stop_at) - 32usize];
     ["Offset of field: og_gather::begun_at"]
-        [::core::mem::offset_of!(og_gather, begun_at) - 32usize];
+        [::core::mem::offset_of!(og_gather, begun_at) - 36usize];
     ["Offset of field: og_gather::epoch_at"]
-        [::core::mem::offset_of!(og_gather, epoch_at) - 36usize];
-    ["Offset of field: og_gather::over_at"][::core::mem::offset_of!(og_gather, over_at) - 40usize];
+        [::core::mem::offset_of!(og_gather, epoch_at) - 40usize];
+    ["Offset of field: og_gather::over_at"][::core::mem::offset_of!(og_gather, over_at) - 44usize];
     ["Offset of field: og_gather::last_buffer_at"]
-        [::core::mem::offset_of!(og_gather, last_buffer_at) - 44usize];
+        [::core::mem::offset_of!(og_gather, last_buffer_at) - 48usize];
     ["Offset of field: og_gather::last_use_at"]
-        [::core::mem::offset_of!(og_gather, last_use_at) - 48usize];
-    ["Offset of field: og_gather::sent_at"][::core::mem::offset_of!(og_gather, sent_at) - 52usize];
+        [::core::mem::offset_of!(og_gather, last_use_at) - 52usize];
+    ["Offset of field: og_gather::sent_at"][::core::mem::offset_of!(og_gather, sent_at) - 56usize];
     ["Offset of field: og_gather::signals_at"]
-        [::core::mem::offset_of!(og_gather, signals_at) - 56usize];
+        [::core::mem::offset_of!(og_gather, signals_at) - 60usize];
     ["Offset of field: og_gather::toggles_at"]
-        [::core::mem::offset_of!(og_gather, toggles_at) - 60usize];
+        [::core::mem::offset_of!(og_gather, toggles_at) - 64usize];
     ["Offset of field: og_gather::consumed_at"]
-        [::core::mem::offset_of!(og_gather, consumed_at) - 64usize];
-    ["Offset of field: og_gather::torn_at"][::core::mem::offset_of!(og_gather, torn_at) - 68usize];
+        [::core::mem::offset_of!(og_gather, consumed_at) - 68usize];
+    ["Offset of field: og_gather::torn_at"][::core::mem::offset_of!(og_gather, torn_at) - 72usize];
     ["Offset of field: og_gather::layouts_at"]
-        [::core::mem::offset_of!(og_gather, layouts_at) - 72usize];
+        [::core::mem::offset_of!(og_gather, layouts_at) - 76usize];
     ["Offset of field: og_gather::abort"][::core::mem::offset_of!(og_gather, abort) - 80usize];
     ["Offset of field: og_gather::failure"][::core::mem::offset_of!(og_gather, failure) - 88usize];
     ["Offset of field: og_gather::timeout_ns"]
@@ -450,7 +454,7 @@ pub struct og_gather_step {
     pub pushes: *const og_push,
     pub push_count: i32,
     pub blocks: i32,
-    pub counters: *mut u32,
+    pub counter: *mut u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -478,8 +482,8 @@ const _: () = {
         [::core::mem::offset_of!(og_gather_step, push_count) - 40usize];
     ["Offset of field: og_gather_step::blocks"]
         [::core::mem::offset_of!(og_gather_step, blocks) - 44usize];
-    ["Offset of field: og_gather_step::counters"]
-        [::core::mem::offset_of!(og_gather_step, counters) - 48usize];
+    ["Offset of field: og_gather_step::counter"]
+        [::core::mem::offset_of!(og_gather_step, counter) - 48usize];
 };
 impl Default for og_gather_step {
     fn default() -> Self {

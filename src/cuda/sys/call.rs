@@ -16,6 +16,9 @@ pub const MAX_CHUNKS: u32 = 256;
 /// The most pieces of a shard that one kernel pushes, for the same reason.
 pub const MAX_PUSHED: u32 = 32;
 
+/// A signal is `1 << share_bits` words, with so many bits at most.
+pub(crate) const MAX_SHARE_BITS: u32 = 7;
+
 /// What the product reads and writes; 0 where there is none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses {
@@ -60,6 +63,8 @@ pub(crate) struct Input<'a> {
     pub(crate) timeout_ns: u64,
     /// Signal s is written by rank s / slots_per_rank; 0: by nobody whose departure is announced.
     pub(crate) slots_per_rank: i32,
+    /// A signal is `1 << share_bits` words.
+    pub(crate) share_bits: i32,
 }
 
 impl Input<'_> {
@@ -104,6 +109,7 @@ pub(crate) struct GatherWords {
     pub(crate) ranks: i32,
     pub(crate) rank: i32,
     pub(crate) slots: i32,
+    pub(crate) share_bits: i32,
     pub(crate) stop_at: i32,
     pub(crate) begun_at: i32,
     pub(crate) epoch_at: i32,
@@ -160,7 +166,7 @@ pub(crate) struct GatherStep<'a> {
     /// What a kernel of `blocks` blocks pushes.
     pub(crate) pushes: &'a [Push],
     pub(crate) blocks: u32,
-    pub(crate) counters: u64,
+    pub(crate) counter: u64,
 }
 
 /// Rows that are pushed, and signalled, as one: `og_push`.

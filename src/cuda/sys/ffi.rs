@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_void};
 
 use super::call::{
     Addresses, Chunk, FailureRecord, GatherStep, GatherWords, Input, MAX_CHUNKS, MAX_PUSHED,
-    PadWords, Push, TOGGLE_SET, int,
+    MAX_SHARE_BITS, PadWords, Push, TOGGLE_SET, int,
 };
 use super::host_words;
 use super::records::TileRecord;
@@ -42,6 +42,7 @@ const _: () = assert!(MAX_EXTENT as u64 == bindings::OG_MAX_EXTENT as u64);
 const _: () = assert!(MAX_SPLITS as u64 == bindings::OG_MAX_SPLITS as u64);
 const _: () = assert!(MAX_CHUNKS as u64 == bindings::OG_MAX_CHUNKS as u64);
 const _: () = assert!(MAX_PUSHED as u64 == bindings::OG_MAX_PUSHED as u64);
+const _: () = assert!(MAX_SHARE_BITS == bindings::OG_MAX_SHARE_BITS);
 const _: () = assert!(MAX_RANKS == bindings::OG_MAX_RANKS);
 const _: () = assert!(TMA_ALIGNMENT == bindings::OG_ALIGNMENT_BYTES as u64);
 
@@ -66,6 +67,7 @@ same_layout!(
     ranks,
     rank,
     slots,
+    share_bits,
     stop_at,
     epoch_at,
     over_at,
@@ -170,7 +172,7 @@ fn input_of(input: &Input<'_>) -> og_gemm_input {
         failure: input.failure as *mut og_failure,
         timeout_ns: input.timeout_ns,
         slots_per_rank: input.slots_per_rank,
-        reserved: 0,
+        share_bits: input.share_bits,
     }
 }
 
@@ -354,7 +356,7 @@ pub(crate) unsafe fn gather_begin(
         pushes: step.pushes.as_ptr().cast::<og_push>(),
         push_count: int(step.pushes.len() as u32),
         blocks: int(step.blocks),
-        counters: step.counters as *mut u32,
+        counter: step.counter as *mut u32,
     };
     // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
     outcome("og_gather_begin", unsafe { bindings::og_gather_begin(gather, &step, stream) })

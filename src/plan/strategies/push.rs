@@ -27,8 +27,8 @@ use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::Engine;
 use super::super::whole::Plan;
 
-/// A kernel that sends no more than this many bytes to each peer signals all of them at once, after the last
-/// (`kFewBytes` in `csrc/gather.cu`): the rows arrive sooner than the kernel can know that its stores have arrived.
+/// Blocks of a kernel that sends no more than this many bytes to each peer signal all peers together, after the last
+/// (`kFewBytes` in `csrc/gather.cu`): the rows arrive sooner than a block can know that its stores have arrived.
 const FEW_BYTES: u64 = 1 << 20;
 
 /// The rank that `rank` of `ranks` sends to in `round`.

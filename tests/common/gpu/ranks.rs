@@ -22,7 +22,8 @@ pub struct Rank {
 
 /// How long the others may take to end, which have limits of their own.
 const THROUGH: Duration = Duration::from_secs(60);
-/// SMs that are left for the small kernels that begin steps and push rows, and blocks of such a kernel that fit on one.
+/// SMs that are left for the small kernels that begin steps and push rows, and how many blocks of such kernels all ranks of
+/// a GPU may have for each of them: blocks run one after the other, but the first of every rank has to find a place.
 const LEFT: u32 = 16;
 const BLOCKS_AN_SM: u32 = 4;
 

@@ -15,21 +15,25 @@ T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's) with A already gathe
 E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublaslt, without that contender sequential.
 spread: distance of the quartiles ÷ median; above 5 % the machine was disturbed: measure again, or with more --rounds.";
 
+/// The same, where the floor was measured.
+const LEGEND_OF_FLOOR: &str = "beside: this crate's plain GEMM while as many bytes travel: the floor of a step whose gather is hidden.";
+
 /// The same, where power was measured.
 const LEGEND_OF_POWER: &str = "mJ: energy of one step; MHz: clock of the multiprocessors; means of the timed loops, from NVML.";
 
 /// Ratios that are summed up over all cases, where they were measured.
-const SUMMED_UP: [&str; 5] =
-    ["own/cublaslt", "own-set/own", "auto/gemm", "auto/nccl-cublaslt", "auto/peer"];
+const SUMMED_UP: [&str; 6] =
+    ["own/cublaslt", "own-set/own", "auto/gemm", "auto/beside", "auto/nccl-cublaslt", "auto/peer"];
 
 /// The headings of a case's columns.
-const HEADS: [&str; 12] = [
+const HEADS: [&str; 13] = [
     "contender",
     "launch",
     "µs a step",
     "spread",
     "rate",
     "÷ T_gemm",
+    "÷ beside",
     "÷ nccl-cublaslt",
     "÷ best peer",
     "E",
@@ -60,6 +64,10 @@ impl fmt::Display for Table<'_> {
             sum_up(f, ratio, &cases)?;
         }
         writeln!(f, "{LEGEND}")?;
+        let has_floor = |row: &Row| row.who == Gatherer::Beside.name();
+        if cases.iter().flat_map(|case| &case.rows).any(has_floor) {
+            writeln!(f, "{LEGEND_OF_FLOOR}")?;
+        }
         match cases.iter().flat_map(|case| &case.rows).any(|row| !row.power.is_empty()) {
             true => writeln!(f, "{LEGEND_OF_POWER}"),
             false => Ok(()),
@@ -162,18 +170,19 @@ impl CaseReport {
             },
         };
         let middle = |rounds: &[f64]| median(rounds).map(|value| format!("{value:.3}"));
-        let unders = [self.gemm(row.graph), self.nccl(row.graph), self.peer(row.graph)];
+        let beside = self.named(Gatherer::Beside.name(), row.graph);
+        let unders = [self.gemm(row.graph), beside, self.nccl(row.graph), self.peer(row.graph)];
         for (cell, under) in cells[5..].iter_mut().zip(unders) {
             *cell = under.and_then(|under| middle(&row.over(under))).unwrap_or_default();
         }
         let efficiency = median(&self.efficiency(row));
-        cells[8] = efficiency.map_or(String::new(), |value| format!("{:.0} %", 100.0 * value));
-        cells[9] = median(&row.host_us).map_or(String::new(), |host| format!("{host:.1}"));
+        cells[9] = efficiency.map_or(String::new(), |value| format!("{:.0} %", 100.0 * value));
+        cells[10] = median(&row.host_us).map_or(String::new(), |host| format!("{host:.1}"));
         let of_power =
             |figure: fn(&Power) -> f64| median(&row.power.iter().map(figure).collect::<Vec<_>>());
         let millijoules = of_power(|power| power.watts).map(|watts| 1e-3 * watts * times.median);
-        cells[10] = millijoules.map_or(String::new(), |value| format!("{value:.1}"));
-        cells[11] = of_power(|power| power.mhz).map_or(String::new(), |mhz| format!("{mhz:.0}"));
+        cells[11] = millijoules.map_or(String::new(), |value| format!("{value:.1}"));
+        cells[12] = of_power(|power| power.mhz).map_or(String::new(), |mhz| format!("{mhz:.0}"));
         cells
     }
 
@@ -213,6 +222,16 @@ mod tests {
         assert!(!text.contains("host µs"), "no row has such a time: {text}");
         assert_eq!(words(&text, "torch-native")[2..6], ["FAILED:", "off", "by", "1"], "{text}");
         assert_eq!(words(&text, "gather")[5..7], ["210", "GB/s"], "{text}");
+    }
+
+    #[test]
+    fn the_floor_is_explained_where_it_was_measured() {
+        let mut case = usual_case(1024);
+        assert!(!Table(&[run(vec![case.clone()])]).to_string().contains("beside"));
+        case.rows.push(row("beside", Kind::GemmBesideCopies, &[104.0; 3]));
+        let text = Table(&[run(vec![case])]).to_string();
+        assert_eq!(words(&text, "fused")[7..9], ["1.050", "1.010"], "{text}");
+        assert!(text.ends_with(&format!("{LEGEND}\n{LEGEND_OF_FLOOR}\n")), "{text}");
     }
 
     #[test]

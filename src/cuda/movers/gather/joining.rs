@@ -54,7 +54,8 @@ impl Gatherer {
     ) -> Result<Self> {
         let limit = options.timeouts.first;
         let planned = settle(group, problem, purpose, options, obstacle)?;
-        let layout = Layout::new(problem, planned.plan.chunks().most_per_rank())?;
+        let engine = planned.plan.options().engine;
+        let layout = Layout::new(problem, planned.plan.chunks().most_per_rank(), engine)?;
         let tell = |error: &Error| {
             group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
         };

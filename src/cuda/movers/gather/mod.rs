@@ -42,7 +42,7 @@ use crate::cuda::movers::copy_engines::CopyEngines;
 use crate::cuda::movers::course::Course;
 use crate::cuda::movers::marks::{self, Marks};
 use crate::cuda::movers::options::GatherOptions;
-use crate::cuda::sys::call::{GatherStep, GatherWords, Input, MAX_PUSHED, int};
+use crate::cuda::sys::call::{GatherStep, GatherWords, Input, int};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::workspace::is_capturing;
 use crate::cuda::sys::{driver_error, ffi};
@@ -72,12 +72,12 @@ pub(crate) struct Gatherer {
     marks: Option<Marks>,
 }
 
-/// Device memory that the gather's kernels need: where the ranks' words are, and counters.
+/// Device memory that the gather's kernels need: where the ranks' words are, and a counter of blocks.
 #[derive(Debug, Default)]
 struct Table {
     _memory: Option<(CudaSlice<u64>, CudaSlice<u32>)>,
     words: CUdeviceptr,
-    counters: CUdeviceptr,
+    counter: CUdeviceptr,
 }
 
 /// A step that has begun.
@@ -227,7 +227,7 @@ impl Gatherer {
             senders: shape.senders,
             pushes: pushed,
             blocks,
-            counters: self.table.counters,
+            counter: self.table.counter,
         };
         let mut words = self.words(capturing);
         if begin.toggled {
@@ -308,8 +308,9 @@ impl Gatherer {
         // A word that nobody sets would be awaited for ever.
         let begun = if step.tells_product { self.part.word(BEGUN_AT) } else { 0 };
         let input = self.signals.input(stream, &step.shape.table, limit)?;
-        let slots_per_rank = int(self.part.layout.slots_per_rank());
-        let input = Input { b_is_there: true, begun, slots_per_rank, ..input };
+        let layout = &self.part.layout;
+        let (slots_per_rank, share_bits) = (int(layout.slots_per_rank()), int(layout.share_bits()));
+        let input = Input { b_is_there: true, begun, slots_per_rank, share_bits, ..input };
         if !step.toggled {
             return Ok(input);
         }
@@ -410,14 +411,13 @@ impl Gatherer {
 impl Table {
     fn new(stream: &Arc<CudaStream>, addresses: &[u64]) -> Result<Self> {
         let words = stream.clone_htod(addresses).map_err(|e| driver_error("cuMemcpyHtoD", e))?;
-        let counters = addresses.len() * MAX_PUSHED as usize + 1;
-        let counters =
-            stream.alloc_zeros::<u32>(counters).map_err(|e| driver_error("cuMemAllocAsync", e))?;
+        let counter =
+            stream.alloc_zeros::<u32>(1).map_err(|e| driver_error("cuMemAllocAsync", e))?;
         // Other streams will use them.
         stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
         let (word_start, counter_start) =
-            (words.device_ptr(stream).0, counters.device_ptr(stream).0);
-        let _memory = Some((words, counters));
-        Ok(Table { _memory, words: word_start, counters: counter_start })
+            (words.device_ptr(stream).0, counter.device_ptr(stream).0);
+        let _memory = Some((words, counter));
+        Ok(Table { _memory, words: word_start, counter: counter_start })
     }
 }

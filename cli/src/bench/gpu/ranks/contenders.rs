@@ -65,6 +65,12 @@ impl Place<'_> {
         (u64::from(rows.start) * row, rows.len() as u64 * row)
     }
 
+    /// Bytes of the largest shard: room for the rows of any rank.
+    fn slot(&self) -> u64 {
+        let row = u64::from(self.problem.k()) * u64::from(self.problem.elements().a.size());
+        u64::from(self.problem.shards().most_rows()) * row
+    }
+
     fn own_scales(&self) -> u64 {
         let first = self.problem.shards().rows(self.group.rank()).start;
         match (&self.inputs.scale_a, self.problem.scaling()) {
@@ -173,9 +179,8 @@ impl<'a> Beside<'a> {
     /// Plans it; collective.
     pub fn plan(place: Place<'a>, options: &GemmOptions) -> Result<Self> {
         let (device, group) = (&place.gpu.device, place.group);
-        let gemm = Gemm::plan(device, place.problem, options)?;
-        let room = place.own().1 * u64::from(group.ranks());
-        let memory = SymmetricMemory::new(group, device, room, LIMIT)?;
+        let (gemm, ranks) = (Gemm::plan(device, place.problem, options)?, u64::from(group.ranks()));
+        let memory = SymmetricMemory::new(group, device, place.slot() * ranks, LIMIT)?;
         let events = [place.gpu.event()?, place.gpu.event()?];
         Ok(Beside { place, gemm, memory, pusher: device.new_stream()?, events })
     }
@@ -189,7 +194,7 @@ impl Step for Beside<'_> {
         record(begun, &gpu.stream)?;
         call("cuStreamWaitEvent", self.pusher.wait(begun))?;
         let from = inputs.sets[self.place.set].a.address + first;
-        let slot = u64::from(group.rank()) * bytes;
+        let slot = u64::from(group.rank()) * self.place.slot();
         for peer in (0..group.ranks()).filter(|peer| *peer != group.rank()) {
             // SAFETY: this rank's rows of A, and a slot that nobody reads; both live until the streams are through,
             // since the stream of the product waits for the pushes.
