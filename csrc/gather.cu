@@ -1,11 +1,10 @@
 // What a rank's GPU does for a gather beside the product: beginning a step, pushing rows to the others,
 // waiting for theirs. The words are described at og_gather.
 //
-// Invariant: no rank writes rows into another's memory before it has seen that everybody is done with that
-// buffer, or has told them that their rows may be torn; a signal follows its data, behind a fence of
-// the whole system; every wait ends with the limit or the abort word. Nothing traps. A step is on the way
-// of the product that follows, so that product hears first of all that older work has ended, loads go out
-// together, and stores are not waited for one by one.
+// Invariant: a rank writes into another's buffer only after all ranks have consumed it, or after it has posted `torn`; a
+// signal follows its data, behind a fence of the whole system; every wait ends by its word, the limit, the abort word or a
+// rank's departure. Nothing traps. The product waits for the step's beginning, so that signals the product first;
+// loads go out together, and stores are not waited for one by one.
 #include "chunk_signal.cuh"
 #include "instance.h"
 #include "signals.h"
@@ -319,10 +318,10 @@ __device__ bool is_last_block(uint32_t* counter) {
     return true;
 }
 
-// As begin_step, with every block waiting for itself, pushing its share, and signalling that share: a fence of the whole
-// system takes 1.6 us, and blocks that counted each other before the last one signalled would need two, one after the
-// other. The epoch grows when all blocks are through, so that all read the same. Blocks may run one after the other, but
-// for the first: the others wait for what it announces. It is the first to get an SM.
+// Like begin_step, but each block waits, pushes its share and signals that share: a fence of the whole system takes 1.6 us,
+// and if the last block signalled for all, the blocks would need two, one after the other. The last block to finish
+// increments the epoch, so that all blocks read the same one. Blocks need not run at the same time. Only block 0 has to run
+// first, because it announces the step; it is the first to get an SM.
 __global__ void __launch_bounds__(kPushThreads)
     begin_and_push(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                    __grid_constant__ PushList const list) {

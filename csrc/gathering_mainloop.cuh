@@ -5,10 +5,10 @@
 // (CUTLASS's auxiliary loading warp), tile after tile in the same order.
 // Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
 // been seen ready, and no thread arrives at the barrier of a tile's stage before that, so that whoever
-// waits for the stage comes behind the chunks, too. While a chunk is missing, the loads of B fill the free
-// stages, then the L2 cache, and the warps that multiply work on what is there. A block that has given up still hands over every
-// stage (the gathered operand as zeros, by coordinates outside it; the other one whole, for blocks of its
-// cluster that go on), so that its cluster and its own warps run to the end.
+// waits for the stage comes behind the chunks, too. While a chunk is missing, the thread loads B into
+// the free stages; if one cluster computes all rows, it also prefetches B into the L2 cache. A block that has given up still
+// fills every stage: A with zeros, by coordinates outside it, and B as usual, which its cluster may still need. So its
+// cluster and its own warps run to the end.
 #pragma once
 
 #include "cutlass/cutlass.h"
@@ -61,6 +61,9 @@ public:
 
     static constexpr int32_t kTileRows =
         kTransposed ? cute::size<1>(typename Base::TileShape{}) : cute::size<0>(typename Base::TileShape{});
+
+    // Rows that a cluster computes at a time.
+    static constexpr int32_t kUnitRows = kTileRows * int32_t(cute::size<kTransposed ? 1 : 0>(KernelCluster{}));
 
     // How many blocks of a cluster load the same rows.
     static constexpr int32_t kSharers = cute::size<kTransposed ? 0 : 1>(KernelCluster{});
@@ -202,11 +205,13 @@ public:
                 ++ahead;
                 ++loaded;
             }
-            // The stages are full, and memory is idle: what comes next of the other operand, as far as the cache. Not all of it:
-            // the rows that are waited for would have to queue behind it. Ends: the watcher opens every gate, in time or
-            // when it gives up.
-            for (int ahead_of = loaded; awaits_chunks && !is_open();) {
-                if (goes_ahead && ahead_of < min(k_count, 2 * int(DispatchPolicy::Stages))) prefetch_other(k + ahead_of++);
+            // The stages are full, and memory is idle: prefetch what comes next of the other operand. Not all of it: the rows
+            // that are awaited would queue behind it. Not where other rows' tiles load the same columns anyway: 512x1792x4096
+            // took 1 to 2 us longer (benches/results/2026-11-24-h100x2-shares.md). Ends: the watcher opens every gate, in
+            // time or when it gives up.
+            bool const goes_further = goes_ahead && gather.m <= kUnitRows;
+            for (int next = loaded; awaits_chunks && !is_open();) {
+                if (goes_further && next < min(k_count, 2 * int(DispatchPolicy::Stages))) prefetch_other(k + next++);
             }
             if (is_first && !gather.chunks.step.begun) wait_for_kernels_before();
             if ((gate & kStopped) != 0) outside = int32_t(size<3>(get<0>(inputs)));

@@ -285,6 +285,22 @@ fn modules_use_what_the_architecture_says_and_only_downwards() {
 
 /// [`check_uses`] sees whole paths only, so inside `cuda` none climbs out of its folder.
 #[test]
+fn the_architecture_names_every_file_of_the_device_code() {
+    let text = read("docs/architecture.md");
+    let rows = text.lines().skip_while(|line| *line != "| File in `csrc/` | Contents |");
+    let cells =
+        rows.take_while(|line| line.starts_with('|')).filter_map(|line| line.split('|').nth(1));
+    let named: BTreeSet<String> = cells.flat_map(code_spans).map(str::to_owned).collect();
+    let files = fs::read_dir(root().join("csrc")).expect("the device code");
+    let names =
+        files.map(|file| file.expect("readable").file_name().into_string().expect("a name"));
+    let mut expected: BTreeSet<String> = names.collect();
+    // Of the table's head.
+    expected.insert("csrc/".into());
+    assert_eq!(named, expected);
+}
+
+#[test]
 fn no_path_in_cuda_climbs_out_of_its_folder() {
     let (mut files, cuda) = (Vec::new(), root().join("src/cuda"));
     sources(&cuda, &mut files);
