@@ -43,15 +43,21 @@ fn start(prefix: &str, test: &str, variables: &[(&str, String)]) -> Child {
         .unwrap()
 }
 
-/// Many ranks as threads of a process. Run by the tests below; by itself there is nothing to do.
+/// Many ranks as threads of a process: all, rank 0 alone, or all others. Run by the tests below; by itself there is nothing
+/// to do.
 #[test]
 fn many_ranks() {
-    let Ok(ranks) = std::env::var("OVERLAP_GEMM_TEST_RANKS") else { return };
-    let (ranks, port): (u32, _) = (ranks.parse().unwrap(), free_port());
+    let variable = |name: &str| std::env::var(format!("OVERLAP_GEMM_TEST_{name}")).ok();
+    let Some(ranks) = variable("RANKS") else { return };
+    let (ranks, part): (u32, _) = (ranks.parse().unwrap(), variable("PART").unwrap_or_default());
+    let port = variable("PORT").map_or_else(free_port, |port| port.parse().unwrap());
     thread::scope(|scope| {
-        for rank in 1..ranks {
+        for rank in if part == "first" { 0..0 } else { 1..ranks } {
             let run = move || meet(rank, ranks, port).and_then(|group| group.barrier("all", LONG));
             thread::Builder::new().stack_size(256 << 10).spawn_scoped(scope, run).unwrap();
+        }
+        if part == "others" {
+            return;
         }
         let begin = Instant::now();
         let result = meet(0, ranks, port).and_then(|group| {
@@ -67,11 +73,9 @@ fn many_ranks() {
     });
 }
 
-/// What rank 0 of many says, in a process that may open so many files.
-fn many(ranks: u32, files: u32) -> String {
-    let ranks = ("OVERLAP_GEMM_TEST_RANKS", ranks.to_string());
-    let child = start(&format!("ulimit -n {files};"), "many_ranks", &[ranks]);
-    let output = child.wait_with_output().unwrap();
+/// What rank 0 of many says.
+fn said(rank_0: Child) -> String {
+    let output = rank_0.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let found = text.lines().find_map(|line| line.split_once("result"));
     found.unwrap_or_else(|| panic!("{text}")).1.to_owned()
@@ -80,13 +84,26 @@ fn many(ranks: u32, files: u32) -> String {
 /// Both ends of each connection are in one process: a rank costs two files, where it is alone one.
 #[test]
 fn four_hundred_ranks_need_few_open_files() {
-    let text = many(400, 1024);
+    let ranks = ("OVERLAP_GEMM_TEST_RANKS", "400".into());
+    let text = said(start("ulimit -n 1024;", "many_ranks", &[ranks]));
     assert!(text.ends_with(" files"), "{text}");
 }
 
+/// Rank 0 has a process for itself: the others would take files from it, and who finds none cannot tell rank 0.
 #[test]
 fn too_few_open_files_are_named_at_once() {
-    let text = many(100, 64);
+    let port = free_port();
+    let start = |prefix: &str, part: &str| {
+        let variables = [("RANKS", "100"), ("PART", part), ("PORT", &port.to_string())];
+        let named = variables.map(|(name, value)| (format!("OVERLAP_GEMM_TEST_{name}"), value));
+        let variables: Vec<_> =
+            named.iter().map(|(name, value)| (&name[..], (*value).to_owned())).collect();
+        start(prefix, "many_ranks", &variables)
+    };
+    let mut others = start("", "others");
+    let text = said(start("ulimit -n 64;", "first"));
+    others.kill().unwrap();
+    others.wait().unwrap();
     assert!(text.contains("64 open files") && text.contains("ulimit -n"), "{text}");
     let seconds = text.split(' ').nth(2).and_then(|seconds| seconds.parse::<u64>().ok());
     assert!(seconds.is_some_and(|seconds| seconds < 30), "{text}");
