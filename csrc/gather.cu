@@ -364,8 +364,8 @@ __global__ void __launch_bounds__(kWarp)
     og_stop* stop = stop_of(gather, own);
     uint32_t epoch = load_relaxed_system(own + gather.epoch_at);
     uint32_t const* signals = own + gather.signals_at + (slot << gather.share_bits);
-    auto slot_of = [&](int32_t word) { return slot + (word >> gather.share_bits); };
-    auto writer_of = [&](int32_t word) { return uint32_t(slot_of(word) / (gather.slots / gather.ranks)); };
+    auto nth_slot = [&](int32_t word) { return word >> gather.share_bits; };
+    auto writer_of = [&](int32_t word) { return uint32_t((slot + nth_slot(word)) / (gather.slots / gather.ranks)); };
     Finding finding;
     await_words(
         Patience(gather.abort, gather.timeout_ns), count << gather.share_bits, OG_FAILURE_TIMEOUT,
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(kWarp)
         [=] { return load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); }, finding);
     // What is read after this kernel has ended is ordered by that end.
     finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who))
-                                                  : uint32_t(slot_of(int32_t(finding.who)) - slot + chunk);
+                                                  : uint32_t(chunk + nth_slot(int32_t(finding.who)));
     if (lane_id() == 0 && finding.is_bad() && is_first_to_give_up(stop, epoch)) {
         finding.record(gather.failure);
     }

@@ -45,7 +45,7 @@ extern "C" {
 /* The most parts that a rank's shard can be pushed in by a kernel, for the same reason. */
 #define OG_MAX_PUSHED 32
 
-/* A signal is `1 << share_bits` words, with so many bits at most. */
+/* The largest `share_bits`: a signal is `1 << share_bits` words. */
 #define OG_MAX_SHARE_BITS 7
 
 /* The most ranks. */

@@ -283,7 +283,6 @@ fn modules_use_what_the_architecture_says_and_only_downwards() {
     check_uses("| Module of `cuda` | uses |", "src/cuda/mod.rs", "src/cuda", "crate::cuda::");
 }
 
-/// [`check_uses`] sees whole paths only, so inside `cuda` none climbs out of its folder.
 #[test]
 fn the_architecture_names_every_file_of_the_device_code() {
     let text = read("docs/architecture.md");
@@ -300,6 +299,7 @@ fn the_architecture_names_every_file_of_the_device_code() {
     assert_eq!(named, expected);
 }
 
+/// [`check_uses`] sees whole paths only, so inside `cuda` none climbs out of its folder.
 #[test]
 fn no_path_in_cuda_climbs_out_of_its_folder() {
     let (mut files, cuda) = (Vec::new(), root().join("src/cuda"));

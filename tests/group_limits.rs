@@ -47,10 +47,12 @@ fn start(prefix: &str, test: &str, variables: &[(&str, String)]) -> Child {
 /// to do.
 #[test]
 fn many_ranks() {
-    let variable = |name: &str| std::env::var(format!("OVERLAP_GEMM_TEST_{name}")).ok();
-    let Some(ranks) = variable("RANKS") else { return };
-    let (ranks, part): (u32, _) = (ranks.parse().unwrap(), variable("PART").unwrap_or_default());
-    let port = variable("PORT").map_or_else(free_port, |port| port.parse().unwrap());
+    let variable = |name| std::env::var(name).ok();
+    let Some(ranks) = variable("OVERLAP_GEMM_TEST_RANKS") else { return };
+    let ranks: u32 = ranks.parse().unwrap();
+    let part = variable("OVERLAP_GEMM_TEST_PART").unwrap_or_default();
+    let port = variable("OVERLAP_GEMM_TEST_PORT");
+    let port = port.map_or_else(free_port, |port| port.parse().unwrap());
     thread::scope(|scope| {
         for rank in if part == "first" { 0..0 } else { 1..ranks } {
             let run = move || meet(rank, ranks, port).and_then(|group| group.barrier("all", LONG));
@@ -94,10 +96,11 @@ fn four_hundred_ranks_need_few_open_files() {
 fn too_few_open_files_are_named_at_once() {
     let port = free_port();
     let start = |prefix: &str, part: &str| {
-        let variables = [("RANKS", "100"), ("PART", part), ("PORT", &port.to_string())];
-        let named = variables.map(|(name, value)| (format!("OVERLAP_GEMM_TEST_{name}"), value));
-        let variables: Vec<_> =
-            named.iter().map(|(name, value)| (&name[..], (*value).to_owned())).collect();
+        let variables = [
+            ("OVERLAP_GEMM_TEST_RANKS", "100".into()),
+            ("OVERLAP_GEMM_TEST_PART", part.into()),
+            ("OVERLAP_GEMM_TEST_PORT", port.to_string()),
+        ];
         start(prefix, "many_ranks", &variables)
     };
     let mut others = start("", "others");

@@ -16,7 +16,7 @@ pub const MAX_CHUNKS: u32 = 256;
 /// The most pieces of a shard that one kernel pushes, for the same reason.
 pub const MAX_PUSHED: u32 = 32;
 
-/// A signal is `1 << share_bits` words, with so many bits at most.
+/// The largest `share_bits`: a signal is `1 << share_bits` words.
 pub(crate) const MAX_SHARE_BITS: u32 = 7;
 
 /// What the product reads and writes; 0 where there is none.

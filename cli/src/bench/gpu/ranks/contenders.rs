@@ -3,6 +3,7 @@
 //! Invariant: all contenders of a case read the same A and multiply by the same Bs, whose sets take
 //! turns; who gathers, gathers in place unless rows are to be copied.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -61,14 +62,17 @@ impl Place<'_> {
     /// The first of this rank's rows, in bytes from the start of A, and the bytes of all of them.
     fn own(&self) -> (u64, u64) {
         let rows = self.problem.shards().rows(self.group.rank());
-        let row = u64::from(self.problem.k()) * u64::from(self.problem.elements().a.size());
-        (u64::from(rows.start) * row, rows.len() as u64 * row)
+        (self.bytes(0..rows.start), self.bytes(rows))
     }
 
     /// Bytes of the largest shard: room for the rows of any rank.
     fn slot(&self) -> u64 {
-        let row = u64::from(self.problem.k()) * u64::from(self.problem.elements().a.size());
-        u64::from(self.problem.shards().most_rows()) * row
+        self.bytes(0..self.problem.shards().most_rows())
+    }
+
+    /// Of rows that are in memory, so that 64 bits can count their bytes.
+    fn bytes(&self, rows: Range<u32>) -> u64 {
+        self.problem.row_bytes(&rows) as u64
     }
 
     fn own_scales(&self) -> u64 {
