@@ -37,18 +37,21 @@ og_status guarded(Body body) noexcept {
     return OG_STATUS_INTERNAL;
 }
 
-void require(bool ok, og_status status, std::string const& message) {
-    if (!ok) throw Failure(status, message);
+// `message` is a function, called on failure only: a step makes some fifty checks, and strings would take it 5 us.
+template <class Message>
+void require(bool ok, og_status status, Message message) {
+    if (!ok) throw Failure(status, message());
 }
 
 void require_pointer(void const* pointer, char const* name) {
-    require(pointer != nullptr, OG_STATUS_NULL_POINTER, std::string(name) + " is null");
+    require(pointer != nullptr, OG_STATUS_NULL_POINTER, [&] { return std::string(name) + " is null"; });
 }
 
 void check_range(char const* name, int64_t value, int64_t least, int64_t most) {
-    require(value >= least && value <= most, OG_STATUS_OUT_OF_RANGE,
-            std::string(name) + " is " + std::to_string(value) + ", must be " +
-                std::to_string(least) + " to " + std::to_string(most));
+    require(value >= least && value <= most, OG_STATUS_OUT_OF_RANGE, [&] {
+        return std::string(name) + " is " + std::to_string(value) + ", must be " + std::to_string(least) + " to " +
+               std::to_string(most);
+    });
 }
 
 int64_t bytes_of(og_type type) {
@@ -68,23 +71,25 @@ Instance const& kernel_of(int32_t index) {
 // Range before alignment, so that the product with the element size cannot overflow.
 void check_pitch(char const* name, int64_t pitch, int64_t row, og_type type) {
     int64_t size = bytes_of(type);
-    require(pitch >= row && pitch < OG_MAX_PITCH_BYTES / size, OG_STATUS_BAD_PITCH,
-            std::string(name) + " is " + std::to_string(pitch) + " elements, must be " +
-                std::to_string(row) + " to " + std::to_string(OG_MAX_PITCH_BYTES / size - 1));
+    require(pitch >= row && pitch < OG_MAX_PITCH_BYTES / size, OG_STATUS_BAD_PITCH, [&] {
+        return std::string(name) + " is " + std::to_string(pitch) + " elements, must be " + std::to_string(row) +
+               " to " + std::to_string(OG_MAX_PITCH_BYTES / size - 1);
+    });
 }
 
-void check_multiple(std::string const& what, int64_t bytes) {
-    require(bytes % OG_ALIGNMENT_BYTES == 0, OG_STATUS_MISALIGNED,
-            what + " is " + std::to_string(bytes) + " bytes, must be a multiple of " +
-                std::to_string(OG_ALIGNMENT_BYTES));
+void check_multiple(char const* what, int64_t bytes) {
+    require(bytes % OG_ALIGNMENT_BYTES == 0, OG_STATUS_MISALIGNED, [&] {
+        return std::string(what) + " is " + std::to_string(bytes) + " bytes, must be a multiple of " +
+               std::to_string(OG_ALIGNMENT_BYTES);
+    });
 }
 
 void check_address(char const* name, void const* address) {
     require_pointer(address, name);
-    require(reinterpret_cast<std::uintptr_t>(address) % OG_ALIGNMENT_BYTES == 0,
-            OG_STATUS_MISALIGNED,
-            std::string("the address of ") + name + " is no multiple of " +
-                std::to_string(OG_ALIGNMENT_BYTES) + " bytes");
+    require(reinterpret_cast<std::uintptr_t>(address) % OG_ALIGNMENT_BYTES == 0, OG_STATUS_MISALIGNED, [&] {
+        return std::string("the address of ") + name + " is no multiple of " + std::to_string(OG_ALIGNMENT_BYTES) +
+               " bytes";
+    });
 }
 
 og_kernel_facts const& check_shape(og_gemm_shape const* shape, bool with_c) {
@@ -136,14 +141,15 @@ void prepare(og_gemm_shape const* shape, og_gemm_plan* plan) {
     check(cudaGetDevice(&device), "cudaGetDevice");
     int major = device_attribute(cudaDevAttrComputeCapabilityMajor, device);
     int minor = device_attribute(cudaDevAttrComputeCapabilityMinor, device);
-    require(major == 9 && minor == 0, OG_STATUS_ARCHITECTURE,
-            "device " + std::to_string(device) + " has compute capability " +
-                std::to_string(major) + "." + std::to_string(minor) +
-                ", the kernels are for 9.0 (Hopper)");
+    require(major == 9 && minor == 0, OG_STATUS_ARCHITECTURE, [&] {
+        return "device " + std::to_string(device) + " has compute capability " + std::to_string(major) + "." +
+               std::to_string(minor) + ", the kernels are for 9.0 (Hopper)";
+    });
     int device_sms = device_attribute(cudaDevAttrMultiProcessorCount, device);
-    require(shape->sm_count <= device_sms, OG_STATUS_OUT_OF_RANGE,
-            "sm_count is " + std::to_string(shape->sm_count) + ", device " +
-                std::to_string(device) + " has " + std::to_string(device_sms) + " SMs");
+    require(shape->sm_count <= device_sms, OG_STATUS_OUT_OF_RANGE, [&] {
+        return "sm_count is " + std::to_string(shape->sm_count) + ", device " + std::to_string(device) + " has " +
+               std::to_string(device_sms) + " SMs";
+    });
 
     og_gemm_plan made{};
     made.shape = *shape;
@@ -152,9 +158,10 @@ void prepare(og_gemm_shape const* shape, og_gemm_plan* plan) {
     int fit = kernel_of(shape->kernel).prepare();
     int wanted = made.sm_count / cluster;
     made.cluster_count = fit < wanted ? fit : wanted;
-    require(made.cluster_count >= 1, OG_STATUS_CUDA,
-            "no cluster of " + std::to_string(cluster) +
-                " blocks fits on the device beside what occupies it (MIG, MPS limits?)");
+    require(made.cluster_count >= 1, OG_STATUS_CUDA, [&] {
+        return "no cluster of " + std::to_string(cluster) +
+               " blocks fits on the device beside what occupies it (MIG, MPS limits?)";
+    });
     made.cluster_count = clusters_in_order(made.cluster_count, shape->splits);
     UnitGrid units(k, shape->m, shape->n);
     made.workspace_bytes = SplitWorkspace(k, units, shape->splits).bytes;
@@ -175,15 +182,18 @@ void check_input(og_gemm_input const& input, int64_t rows) {
     bool pivot_found = false;
     for (int32_t c = 0; c < input.chunk_count; ++c) {
         og_chunk const& chunk = input.chunks[c];
+        auto check_chunk = [&](char const* what, int64_t value, int64_t least, int64_t most) {
+            if (value >= least && value <= most) return;
+            check_range((what + (" of chunk " + std::to_string(c))).c_str(), value, least, most);
+        };
         int64_t least = c == 0 ? 0 : int64_t(input.chunks[c - 1].first_row) + 1;
-        std::string name = "the first row of chunk " + std::to_string(c);
-        check_range(name.c_str(), chunk.first_row, least, c == 0 ? 0 : rows - 1);
-        name = "the signal of chunk " + std::to_string(c);
-        check_range(name.c_str(), chunk.signal, 0, UINT16_MAX);
+        check_chunk("the first row", chunk.first_row, least, c == 0 ? 0 : rows - 1);
+        check_chunk("the signal", chunk.signal, 0, UINT16_MAX);
         pivot_found |= chunk.first_row == input.pivot_row;
     }
-    require(pivot_found, OG_STATUS_OUT_OF_RANGE,
-            "pivot_row is " + std::to_string(input.pivot_row) + ", must be a chunk's first row");
+    require(pivot_found, OG_STATUS_OUT_OF_RANGE, [&] {
+        return "pivot_row is " + std::to_string(input.pivot_row) + ", must be a chunk's first row";
+    });
 }
 
 // What a gather and a signal pad both are: words of all ranks, and a rank among them.
@@ -229,7 +239,7 @@ void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* ope
     require_pointer(plan, "plan");
     require_pointer(operands, "operands");
     require(plan->cluster_count >= 1 && plan->sm_count >= 1, OG_STATUS_BAD_PLAN,
-            "the plan is empty: call og_gemm_prepare first");
+            [] { return "the plan is empty: call og_gemm_prepare first"; });
     og_gemm_operands const& o = *operands;
     check_shape(&plan->shape, o.c != nullptr);
     check_range("rows", rows, 1, plan->shape.m);
@@ -238,9 +248,9 @@ void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* ope
     check_address("d", o.d);
     check_range("activation", o.activation, OG_ACTIVATION_NONE, OG_ACTIVATION_SILU);
     check_range("b_is_there", o.b_is_there, 0, 1);
-    require(workspace != nullptr || plan->workspace_bytes == 0, OG_STATUS_NULL_POINTER,
-            "workspace is null, the plan needs " + std::to_string(plan->workspace_bytes) +
-                " bytes");
+    require(workspace != nullptr || plan->workspace_bytes == 0, OG_STATUS_NULL_POINTER, [&] {
+        return "workspace is null, the plan needs " + std::to_string(plan->workspace_bytes) + " bytes";
+    });
     if (input) check_input(*input, rows);
     kernel_of(plan->shape.kernel)
         .enqueue(Launch{*plan, rows, o, input, records, workspace,

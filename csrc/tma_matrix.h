@@ -4,15 +4,31 @@
 // (16 to 128 bytes), so that the pattern follows from the width.
 #pragma once
 
+#include <cuda.h>
+
 #include <string>
 
 #include "cutlass/cutlass.h"
 #include "cute/arch/copy_sm90_desc.hpp"
-#include "cutlass/cuda_host_adapter.hpp"
 
 #include "instance.h"
 
 namespace overlap_gemm {
+
+// Looked up once: CUTLASS's wrapper asks the runtime for the function by its name in every call, three times a product.
+inline decltype(&cuTensorMapEncodeTiled) encode_tiled() {
+    static auto const found = [] {
+        void* function = nullptr;
+        cudaDriverEntryPointQueryResult result{};
+        check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result),
+              "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)");
+        if (result != cudaDriverEntryPointSuccess) {
+            throw Failure(OG_STATUS_CUDA, "the driver has no cuTensorMapEncodeTiled: install a driver of CUDA 12.0 or newer");
+        }
+        return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+    }();
+    return found;
+}
 
 // `row_stride` is in elements. `name` is the matrix's, for the error.
 template <class Element>
@@ -29,7 +45,7 @@ cute::TmaDescriptor tma_matrix(char const* name, void const* matrix, int64_t row
     cuuint64_t strides[1] = {cuuint64_t(row_stride) * sizeof(Element)};
     cuuint32_t box[2] = {cuuint32_t(box_columns), cuuint32_t(box_rows)};
     cuuint32_t steps[2] = {1, 1};
-    CUresult encoded = CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)(
+    CUresult encoded = encode_tiled()(
         &made, cute::TMA::to_CUtensorMapDataType<Element>(), 2, const_cast<void*>(matrix), sizes, strides, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (encoded != CUDA_SUCCESS) {
