@@ -93,6 +93,8 @@ struct CarriedOut {
     kernel: String,
     swizzle: u32,
     splits: u32,
+    /// Older files do not say: all.
+    sms: Option<u32>,
 }
 
 /// The setup that a row was carried out with, as far as the file says it, else the library's choice.
@@ -103,12 +105,13 @@ fn setup(row: &Row, problem: &Problem, machine: &Machine, kernels: &[Kernel]) ->
         Setup::of_kernels(kernels, machine, problem, Strategy::Sequential).unwrap()
     };
     match (&row.plan, row.who.as_str()) {
-        (Some(CarriedOut { way, kernel, swizzle, splits }), _) => Setup {
+        (Some(CarriedOut { way, kernel, swizzle, splits, sms }), _) => Setup {
             operation: Operation::AllGatherGemm,
             way: *way,
             kernel: Kernel::from_name(kernel).unwrap(),
             swizzle: *swizzle,
             splits: *splits,
+            sms: Some(sms.unwrap_or(machine.sms)),
         },
         (None, "own") => Setup { operation: Operation::Gemm, ..chosen() },
         // The prediction multiplies by this library's kernel, the contender by cuBLASLt's.

@@ -127,8 +127,11 @@ pub(crate) fn ranked(
 const SM_FLOPS: f64 = 7.86e12;
 /// How much longer two groups of warps take that share a tile: both wait for the same step.
 const TOGETHER: f64 = 1.06;
-/// Seconds that 128 bytes of K take at least, however small the tile: the way from one step of the loop to the next.
-const STEP: f64 = 1.11e-7;
+/// Seconds that a step of K takes at least, however small the tile: from one step of the loop to the next, and for each 128
+/// bytes of K in it. These two and `SPLIT` were fitted again to 130 products on H100s, most of few rows, with steps of 128
+/// and of 256 bytes (`benches/results/2026-11-25-h100x2-family.md`).
+const STEP: f64 = 8.0e-8;
+const STEP_PART: f64 = 3.1e-8;
 /// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
 /// of the cache, so that each of them has a line more.
 const CACHE: f64 = 2.42e13;
@@ -145,7 +148,7 @@ const FINISH_SUMS: f64 = 9.6e-7;
 const FINISH_SCALED_SUMS: f64 = 2.4e-6;
 /// Seconds that slices of K cost: for meeting, and for each time that all blocks have to meet once more. And bytes a
 /// second of others' sums that a block adds to its own: always the same blocks do, wave by wave.
-const SPLIT: f64 = 1.2e-6;
+const SPLIT: f64 = 1.8e-6;
 const SPLIT_WAVE: f64 = 9.8e-7;
 const SUMS_TO_ONE: f64 = 6.7e10;
 /// Bytes of B that the cache keeps from one sweep over the columns to the next; the rest is read again. The cache of an H200
@@ -204,7 +207,8 @@ impl Work {
         let together = if kernel.pingpong { 1.0 } else { TOGETHER };
         let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
         let multiply = together * 2.0 * m * n * k / rate;
-        let multiply = beside(multiply, STEP * k * a / 128.0);
+        let step = STEP + STEP_PART * f64::from(kernel.tile_k) * a / 128.0;
+        let multiply = beside(multiply, step * f64::from(steps));
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
         let rows = m.min(f64::from(problem.m()));
         let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
@@ -247,10 +251,43 @@ impl Work {
 }
 
 /// Clusters that compute at a time.
-fn clusters(kernel: &Kernel, sms: u32) -> u32 {
+pub(crate) fn clusters(kernel: &Kernel, sms: u32) -> u32 {
     let size = kernel.cluster_size();
     let reached = if size > 2 { sms - sms / LEFT_OVER } else { sms };
     (reached / size).max(1)
+}
+
+/// The SMs that are free for clusters while `pushing` blocks push. These lie two by two on SMs side by side, as clusters do;
+/// an odd number lies apart (`launch_early` in `csrc/gather.cu`).
+pub(crate) fn sms_left(kernel: &Kernel, sms: u32, pushing: u32) -> u32 {
+    let are_pairs = pushing.is_multiple_of(2) || kernel.cluster_size() == 1;
+    sms.saturating_sub(if are_pairs { pushing } else { 2 * pushing })
+}
+
+/// The SMs that a product occupies which begins while a kernel of `pushing` blocks sends this rank's rows: all, or all but
+/// those. On all, the clusters that wait for the pushing blocks' SMs end that much later than the others; on fewer, every
+/// cluster may have more to compute. Two H100, 4096×1792×4096: 128 µs on all 132, 105 on 116
+/// (benches/results/2026-11-25-h100x2-family.md).
+pub(crate) fn sms_beside_push(
+    kernel: &Kernel,
+    problem: &Problem,
+    splits: u32,
+    sms: u32,
+    pushing: u32,
+) -> u32 {
+    /// Bytes a second to other ranks, where 16 blocks or more push.
+    const PUSH: f64 = 3.0e11;
+    let fewer = sms_left(kernel, sms, pushing);
+    if pushing == 0 || fewer < kernel.cluster_size() {
+        return sms;
+    }
+    let computing = |sms| {
+        let work = Work::new(kernel, problem, splits, 1, sms);
+        work.waves as f64 * work.unit
+    };
+    let shard = problem.row_bytes(&(0..problem.shards().most_rows())) as f64;
+    let waiting = shard * f64::from(problem.ranks().saturating_sub(1)) / PUSH;
+    if computing(fewer) < computing(sms) + waiting { fewer } else { sms }
 }
 
 /// How long computing and moving take that go on at the same time.

@@ -32,6 +32,8 @@ pub struct Setup {
     pub swizzle: u32,
     /// Slices that K is cut into.
     pub splits: u32,
+    /// SMs that the product occupies; `None`: what the GPU executor takes.
+    pub sms: Option<u32>,
 }
 
 impl Setup {
@@ -74,15 +76,23 @@ impl Setup {
             kernel: kernels[choice.kernel].clone(),
             swizzle: choice.swizzle,
             splits: choice.splits,
+            sms: None,
         })
     }
 
-    /// How `plan` is carried out by that kernel, with K cut into `splits` slices: for an operation on GPUs, of its
-    /// `planned`, `kernel` and `choice`.
-    pub fn of_plan(plan: &Plan, kernel: &Kernel, splits: u32) -> Self {
+    /// How `plan` is carried out by that kernel on `sms` SMs, with K cut into `splits` slices: for an operation on GPUs, of
+    /// its `planned`, `kernel`, `choice` and `sm_count`.
+    pub fn of_plan(plan: &Plan, kernel: &Kernel, splits: u32, sms: u32) -> Self {
         let options = plan.options();
         let (operation, swizzle) = (options.operation, options.tiling.swizzle);
-        Setup { operation, way: plan.way(), kernel: kernel.clone(), swizzle, splits }
+        Setup {
+            operation,
+            way: plan.way(),
+            kernel: kernel.clone(),
+            swizzle,
+            splits,
+            sms: Some(sms),
+        }
     }
 
     /// With that engine, and the pieces that go with it.

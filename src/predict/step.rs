@@ -11,7 +11,7 @@ use super::machine::{Machine, ProductTimes};
 use super::setup::Setup;
 use super::transfers::{Busy, Gather};
 use crate::error::Result;
-use crate::kernels::Work;
+use crate::kernels::{Work, clusters, sms_beside_push, sms_left};
 use crate::plan::{
     Chunks, Engine, Lane, Plan, Problem, Shards, Step as Does, Tile, TileOrder, Word,
 };
@@ -93,14 +93,15 @@ impl Step<'_> {
                 _ => self.part(rows.len() as u32)?,
             };
             let rested = if products == 0 { start } else { 0.0 };
-            let product = self.product(&part.problem, part.order.sweeps(), busy, rested);
+            let sms = self.machine.sms;
+            let product = self.product(&part.problem, sms, part.order.sweeps(), busy, rested);
             // Of a part, all tiles need the last chunk; of the whole, each its own.
             let is_whole = rows.len() as u32 == m;
             let touched = self.plan.chunks().touching(rows.clone());
             let chunk = if is_whole { 0 } else { touched.end.saturating_sub(1) };
             let event = TileEvent { rank, product: products, chunk, ..nothing() };
             let launched = start + self.machine.launch_us;
-            let late = Late::default();
+            let late = Late::NONE;
             let order = if is_whole { &whole } else { &part.order };
             let outcome = product.run(order, launched, late, &Ready::All, event, again);
             last = Some(part);
@@ -119,10 +120,18 @@ impl Step<'_> {
         Ok(all)
     }
 
-    /// The product of `problem`, which goes through all columns `sweeps` times, after nothing was computed for `rested`.
-    fn product(&self, problem: &Problem, sweeps: u64, busy: Busy, rested: f64) -> Product {
+    /// The product of `problem` on `sms` SMs, which goes through all columns `sweeps` times, after nothing was computed for
+    /// `rested`.
+    fn product(
+        &self,
+        problem: &Problem,
+        sms: u32,
+        sweeps: u64,
+        busy: Busy,
+        rested: f64,
+    ) -> Product {
         let Setup { kernel, splits, .. } = self.setup;
-        let work = Work::new(kernel, problem, *splits, sweeps, self.machine.sms);
+        let work = Work::new(kernel, problem, *splits, sweeps, sms);
         let mut times = self.machine.product(&work, problem.elements().a.is_fp8());
         let gained = self.machine.rest_gain * rested / (times.unit * work.waves as f64);
         times.unit *= 1.0 - gained.min(self.machine.rest_gain_most);
@@ -135,11 +144,19 @@ impl Step<'_> {
         let ready = Ready::Chunks(self.gather.ready(rank));
         let own_at = self.gather.own_at();
         let (problem, busy) = (self.plan.problem(), self.gather.busy(rank));
-        let product = self.product(problem, order.sweeps(), busy, own_at);
+        let (pushing, until) = self.gather.pushing(rank);
+        let Setup { kernel, splits, sms, .. } = self.setup;
+        let all = self.machine.sms;
+        let usual = || sms_beside_push(kernel, problem, *splits, all, pushing);
+        let sms = sms.unwrap_or_else(usual).min(all);
+        let product = self.product(problem, sms, order.sweeps(), busy, own_at);
         let launched = own_at + self.machine.launch_us;
         let event = TileEvent { rank, ..nothing() };
-        let (pushing, until) = self.gather.pushing(rank);
-        let late = Late { sms: pushing, of: self.machine.sms, until };
+        let fit = match pushing {
+            0 => u64::MAX,
+            _ => clusters(kernel, sms_left(kernel, all, pushing)).into(),
+        };
+        let late = Late { fit, until };
         Ok(product.run(&order, launched, late, &ready, event, record))
     }
 
@@ -177,11 +194,8 @@ impl Product {
         let items = units * self.splits;
         let clusters = self.work.clusters.min(items);
         let mut free = vec![start; clusters as usize];
-        // Clusters begin on free SMs as long as there are some, the first ones first. An even number of blocks that push lies
-        // two by two on SMs side by side (launch_early in csrc/gather.cu), and so keeps half as many clusters waiting.
-        let idle = late.of.saturating_sub((clusters * tiles) as u32);
-        let together = if late.sms.is_multiple_of(2) { tiles.min(2) as u32 } else { 1 };
-        let waiting = late.sms.saturating_sub(idle).div_ceil(together) as usize;
+        // Clusters begin on free SMs as long as there are some, the first ones first.
+        let waiting = clusters.saturating_sub(late.fit) as usize;
         free.iter_mut().rev().take(waiting).for_each(|free| *free = free.max(late.until));
         let all_there = ready.of(0..order.chunks().len());
         let mut outcome = Outcome { first_tile: f64::INFINITY, ..Outcome::default() };
@@ -240,13 +254,15 @@ impl Product {
     }
 }
 
-/// SMs that are busy with something else when a product starts, and until when.
-#[derive(Clone, Copy, Debug, Default)]
+/// The clusters that fit on the GPU when a product starts; the others begin when something else has ended.
+#[derive(Clone, Copy, Debug)]
 struct Late {
-    sms: u32,
-    /// SMs of the GPU.
-    of: u32,
+    fit: u64,
     until: f64,
+}
+
+impl Late {
+    const NONE: Late = Late { fit: u64::MAX, until: 0.0 };
 }
 
 /// When chunks may be read.

@@ -37,7 +37,7 @@ fn a_product_of_whole_waves_takes_as_many_units() {
     let problem = Problem::builder(256 * 6, 2 * 128 * 11, 4096).build().unwrap();
     let way =
         Way { strategy: Strategy::Sequential, engine: Engine::Kernel { blocks: 16 }, pieces: 1 };
-    let setup = Setup { operation: Operation::Gemm, way, kernel, swizzle: 1, splits: 1 };
+    let setup = Setup { operation: Operation::Gemm, way, kernel, swizzle: 1, splits: 1, sms: None };
     let one = estimate(&machine, &setup.plan(&problem).unwrap(), &setup).unwrap();
     assert_eq!((one.waited, one.tail, one.gathered), Default::default());
     let more = Problem::builder(256 * 6, 3 * 128 * 11, 4096).build().unwrap();
@@ -190,6 +190,7 @@ fn what_would_take_hours_or_all_memory_is_refused() {
             kernel: Kernel::from_name(kernel).unwrap(),
             swizzle: 1,
             splits: 1,
+            sms: None,
         }
     };
     let in_pieces = |setup: Setup, pieces| Setup { way: Way { pieces, ..setup.way }, ..setup };
@@ -256,6 +257,7 @@ fn what_is_large_and_real_is_within_the_limits() {
             kernel: kernel.clone(),
             swizzle: 1,
             splits: 1,
+            sms: None,
         };
         let plan = setup.plan(&problem).unwrap();
         assert_eq!(limits::check_estimate(&plan, &setup), Ok(()), "{ranks} ranks, {strategy}");
@@ -329,7 +331,7 @@ proptest! {
         let problem = Problem::builder(m, 128 * n, 4096).ranks(ranks.into()).build().unwrap();
         let (strategy, engine) = (Strategy::Fused, Engine::CopyEngines { streams: 1 });
         let (operation, way) = (Operation::AllGatherGemm, Way { strategy, engine, pieces: 2 });
-        let setup = Setup { operation, way, kernel, swizzle: 2, splits: 1 };
+        let setup = Setup { operation, way, kernel, swizzle: 2, splits: 1, sms: None };
         let plan = setup.plan(&problem).unwrap();
         let each: BTreeSet<Duration> = (0..ranks)
             .map(|rank| {

@@ -110,6 +110,7 @@ pub(super) fn predicted_us(
         kernel: kernel.clone(),
         swizzle: multiplying.swizzle,
         splits: multiplying.splits,
+        sms: None,
     };
     let estimate = estimate(machine, &setup.plan(problem).ok()?, &setup).ok()?;
     Some(1e6 * estimate.total.as_secs_f64()).filter(|us| *us > 0.0)

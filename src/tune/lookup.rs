@@ -5,14 +5,15 @@
 //!
 //! An entry for the same problem is used unchanged; so is the nearest entry of the same kind of problem, if it is within
 //! [`FARTHEST`]. Otherwise the cost model decides: every way has a prediction (`predict`) with every promising
-//! kernel. The fastest is used, but the fused step of the rules keeps its place unless another leads by [`LEAD`].
+//! kernel. The fastest is used, but the fused step of the rules keeps its place unless another leads by [`LEAD`], or a
+//! kernel that pushes is faster than its copies.
 
 use std::fmt;
 
 use super::candidates::{kernels_for, predicted_us, ways};
 use super::entry::{Entry, Family, Multiplying, Shape, Times};
 use crate::kernels::{Kernel, all_kernels};
-use crate::plan::{Problem, Strategy, Way};
+use crate::plan::{Engine, Problem, Strategy, Way};
 use crate::predict::Machine;
 
 /// The largest distance of the nearest entry, in doublings ([`Shape::distance`]): M, N and K together differ by 19 %. Problems of
@@ -21,6 +22,9 @@ pub const FARTHEST: f64 = 0.25;
 /// The lead that another plan needs over the rules' fused step: of many similar candidates, the best prediction belongs to the
 /// one that its prediction flatters most.
 const LEAD: f64 = 0.06;
+/// Needs no lead over copies: it takes as long in a graph as outside, but captured copies took 15 to 60 µs longer on some
+/// machines (benches/results/2026-11-25-h100x2-family.md).
+const PUSHED: Way = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
 
 /// A question.
 #[derive(Clone, Copy, Debug)]
@@ -176,26 +180,40 @@ fn modelled(asked: &Asked<'_>, possible: &dyn Fn(&Way) -> bool, fits: &dyn Fits)
             continue;
         };
         let list =
-            |may: &dyn Fn(&Multiplying) -> bool| kernels_for(&part, fits.kernels(), asked.sms, may);
-        let mut kernels = list(&|one| fits.multiplying(strategy, one));
+            |sms, may: &dyn Fn(&Multiplying) -> bool| kernels_for(&part, fits.kernels(), sms, may);
+        let mut kernels = list(asked.sms, &|one| fits.multiplying(strategy, one));
         // Where kernels are not the table's to choose, the one that the cost model takes is reckoned with.
         let is_open = !kernels.is_empty();
         if !is_open {
-            kernels = list(&|one| Anything.multiplying(strategy, one));
+            kernels = list(asked.sms, &|one| Anything.multiplying(strategy, one));
             kernels.truncate(1);
         }
-        for (way, multiplying) in of_order.flat_map(|way| kernels.iter().map(move |one| (way, one)))
-        {
+        // Beside a kernel that pushes, a product may have fewer SMs: then others are the fastest.
+        let further = |way: &Way| match way.engine {
+            Engine::Kernel { blocks } if is_open && strategy == Strategy::Fused => {
+                let sms = asked.sms.saturating_sub(blocks);
+                let mut further = list(sms, &|one| fits.multiplying(strategy, one));
+                further.retain(|one| !kernels.contains(one));
+                further
+            }
+            _ => Vec::new(),
+        };
+        let candidates = of_order.flat_map(|way| {
+            let all = kernels.iter().cloned().chain(further(way));
+            all.map(move |one| (way, one)).collect::<Vec<_>>()
+        });
+        for (way, multiplying) in candidates {
             let kernel = fits.kernels().iter().find(|kernel| kernel.name == multiplying.kernel);
             let us = kernel.and_then(|kernel| {
-                predicted_us(&machine, asked.problem, kernel, *way, multiplying)
+                predicted_us(&machine, asked.problem, kernel, *way, &multiplying)
             });
             let Some(us) = us else { continue };
-            let is_usual = Some(*way) == usual && Some(multiplying) == kernels.first();
-            let score = us.ln() - if is_usual { LEAD } else { 0.0 };
+            let is_usual = Some(*way) == usual && Some(&multiplying) == kernels.first();
+            let keeps_its_place = is_usual || (*way == PUSHED && usual != Some(PUSHED));
+            let score = us.ln() - if keeps_its_place { LEAD } else { 0.0 };
             // Among equals the first.
             if best.as_ref().is_none_or(|(least, ..)| score < *least) {
-                best = Some((score, us, *way, is_open.then(|| multiplying.clone())));
+                best = Some((score, us, *way, is_open.then_some(multiplying)));
             }
         }
     }

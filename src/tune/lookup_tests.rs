@@ -126,7 +126,10 @@ fn what_is_usual_is_modelled_unless_another_leads() {
                 true => usual += 1,
                 false => {
                     other += 1;
-                    assert!(us < 0.942 * ruled, "{problem}: {us} µs, usual {ruled} µs");
+                    let copies = matches!(rules.way.engine, Engine::CopyEngines { .. });
+                    let pushed = copies && found.way == PUSHED;
+                    let most = if pushed { ruled } else { 0.942 * ruled };
+                    assert!(us < most, "{problem}: {us} µs, usual {ruled} µs");
                 }
             }
         }

@@ -27,6 +27,7 @@ impl Answer {
             kernel: Kernel::from_name(&multiplying.kernel)?,
             swizzle: multiplying.swizzle,
             splits: multiplying.splits,
+            sms: None,
         })
     }
 }

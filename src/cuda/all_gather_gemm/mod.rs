@@ -139,6 +139,12 @@ impl AllGatherGemm {
         self.products[0].choice
     }
 
+    /// SMs that the first product may occupy: all, those of the caller's limit, or those that a kernel leaves which pushes
+    /// rows.
+    pub fn sm_count(&self) -> u32 {
+        self.products[0].sm_count()
+    }
+
     /// What was chosen, and why, in words.
     pub fn explain(&self) -> String {
         let mut text = format!("{}: {}\n", self.way().strategy, self.why);

@@ -16,7 +16,7 @@ use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::device::Device;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Operation, Problem, Strategy};
+use crate::plan::{Engine, Operation, Problem, Strategy};
 use crate::tune::Tuning;
 
 impl AllGatherGemm {
@@ -65,11 +65,19 @@ impl AllGatherGemm {
         let open = Open { problems, strategy, gather, gemm, in_the_way: obstacle.is_some() };
         let advice = tuned::advise(tuning, device.info(), &open);
         let (strategy, gather, gemm) = (advice.strategy, &advice.gather, &advice.gemm);
-        let planned: Result<Vec<_>> = problems
-            .iter()
-            .map(|problem| {
-                // Undecided, a step would be fused.
-                Product::plan(device, &strategy.unwrap_or_default().part_of(problem)?, gemm)
+        // Undecided, a step would be fused.
+        let strategy_or_usual = strategy.unwrap_or_default();
+        let pushing = match gather.engine.unwrap_or_else(|| Engine::usual(first)) {
+            Engine::Kernel { blocks } if strategy_or_usual == Strategy::Fused => blocks,
+            _ => 0,
+        };
+        let pushing = if obstacle.is_some() || first.ranks() == 1 { 0 } else { pushing };
+        let planned: Result<Vec<_>> = (problems.iter().enumerate())
+            .map(|(index, problem)| {
+                let part = strategy_or_usual.part_of(problem)?;
+                // Products behind the first begin when all is pushed.
+                let pushing = if index == 0 { pushing } else { 0 };
+                Product::plan_beside_push(device, &part, gemm, pushing)
             })
             .collect();
         let tiling = match &planned {

@@ -30,8 +30,7 @@ use crate::cuda::sys::workspace::Workspace;
 use crate::element::Element;
 use crate::error::Result;
 use crate::fit::check_len;
-use crate::kernels::Choice;
-use crate::kernels::Kernel;
+use crate::kernels::{Choice, Kernel, sms_beside_push};
 use crate::plan::Problem;
 use crate::tune::Tuning;
 
@@ -50,11 +49,23 @@ pub(crate) struct Product {
 impl Product {
     /// Chooses a kernel, loads it, and allocates what it needs.
     pub(crate) fn plan(device: &Device, problem: &Problem, options: &GemmOptions) -> Result<Self> {
-        let (kernel, choice) = select(problem, options, device.info().sm_count)?;
+        Self::plan_beside_push(device, problem, options, 0)
+    }
+
+    /// [`Product::plan`] of a product that begins while a kernel of `pushing` blocks sends this rank's rows.
+    pub(crate) fn plan_beside_push(
+        device: &Device,
+        problem: &Problem,
+        options: &GemmOptions,
+        pushing: u32,
+    ) -> Result<Self> {
+        let all = device.info().sm_count;
+        let (kernel, choice) = select(problem, options, all)?;
+        let left = sms_beside_push(kernel, problem, choice.splits, all, pushing);
+        let sm_limit = options.sm_limit.or((left < all).then_some(left));
         device.bind()?;
         // SAFETY: `bind` has made the device's context current.
-        let prepared =
-            unsafe { ffi::prepare(&Shape::new(problem, choice, options.sm_limit, options.c)) }?;
+        let prepared = unsafe { ffi::prepare(&Shape::new(problem, choice, sm_limit, options.c)) }?;
         let workspace = Workspace::new(device, prepared.workspace_bytes())?;
         let (device, problem, options) = (device.clone(), problem.clone(), options.clone());
         Ok(Product { device, problem, options, kernel, choice, prepared, workspace })

@@ -157,6 +157,9 @@ pub struct CarriedOut {
     pub swizzle: u32,
     /// Slices of K.
     pub splits: u32,
+    /// SMs that the product occupies; older files do not say, and mean all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sms: Option<u32>,
 }
 
 /// What a contender does in a step.

@@ -279,7 +279,8 @@ impl Gathered<'_> {
 
     /// How it is carried out, for predictions.
     pub fn setup(&self) -> Setup {
-        Setup::of_plan(self.layer.planned(), self.layer.kernel(), self.layer.choice().splits)
+        let (planned, kernel) = (self.layer.planned(), self.layer.kernel());
+        Setup::of_plan(planned, kernel, self.layer.choice().splits, self.layer.sm_count())
     }
 
     /// What was planned.

@@ -85,8 +85,8 @@ impl Track<'_> {
 impl Entrant<'_> {
     /// What is shown of it: no time for a wrong result.
     pub fn into_row(self) -> Row {
-        let plan = self.carried_out().map(|Setup { way, kernel, swizzle, splits, .. }| {
-            CarriedOut { way, kernel: kernel.name, swizzle, splits }
+        let plan = self.carried_out().map(|Setup { way, kernel, swizzle, splits, sms, .. }| {
+            CarriedOut { way, kernel: kernel.name, swizzle, splits, sms }
         });
         Row {
             plan,
