@@ -270,10 +270,10 @@ public:
         auto [m_tile, n_tile, k_all, l_tile] = block;
         int32_t tile_m = kTransposed ? n_tile : m_tile;
         int32_t tile_n = kTransposed ? m_tile : n_tile;
-        int32_t first_row = tile_m * kTileRows;
-        // Padding has no rows, and waits for the last chunk all the same: its slices of K are counted, which must not
-        // begin before the launch before has counted its own.
-        int32_t first = gather.chunks.of_row(min(first_row, gather.m - 1));
+        // Padding has no rows, and waits for the last chunk all the same, like the last tile: its slices of K are counted,
+        // which must not begin before the launch before has counted its own.
+        int32_t first_row = min(tile_m * kTileRows, gather.m - 1);
+        int32_t first = gather.chunks.of_row(first_row);
         int32_t last = gather.chunks.of_row(min(first_row + kTileRows, gather.m) - 1);
         // None, where no rows are shared.
         uint32_t own = 0, sharers = 0;
@@ -282,7 +282,8 @@ public:
             own = cute::block_rank_in_cluster();
             sharers = kTransposed ? sharers_of_b(row_of(own)) : sharers_of_a(column_of(own));
         }
-        watcher_.open_next(gather.chunks, first, last, uint32_t(tile_m), uint32_t(tile_n), own, sharers);
+        uint32_t waiting = uint32_t(first_row / kTileRows);
+        watcher_.open_next(gather.chunks, first, last, waiting, uint32_t(tile_n), own, sharers);
     }
 
     // Called by one thread of a block before the block's first barrier.
