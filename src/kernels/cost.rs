@@ -130,8 +130,8 @@ const TOGETHER: f64 = 1.06;
 /// Seconds that a step of K takes at least, however small the tile: from one step of the loop to the next, and for each 128
 /// bytes of K in it. These two and `SPLIT` were fitted again to 130 products on H100s, most of few rows, with steps of 128
 /// and of 256 bytes (`benches/results/2026-11-25-h100x2-family.md`).
-const STEP: f64 = 8.0e-8;
-const STEP_PART: f64 = 3.1e-8;
+const STEP: f64 = 7.0e-8;
+const STEP_PART: f64 = 4.1e-8;
 /// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
 /// of the cache, so that each of them has a line more.
 const CACHE: f64 = 2.42e13;

@@ -83,6 +83,28 @@ fn blocks_that_push_keep_pairs_of_sms_waiting() {
 }
 
 #[test]
+fn a_product_leaves_the_sms_of_a_push_alone_where_that_is_faster() {
+    let machine = Machine::h200();
+    let took = |m: u64, kernel: &str, sms| {
+        let problem = Problem::builder(m, 1792, 4096).ranks(2).build().unwrap();
+        let mut setup = Setup::usual(&machine, &problem, Strategy::Fused).unwrap();
+        setup.way = Way { engine: Engine::PUSHING, pieces: 1, ..setup.way };
+        (setup.kernel, setup.swizzle, setup.splits) = (Kernel::from_name(kernel).unwrap(), 4, 1);
+        setup.sms = sms;
+        estimate(&machine, &setup.plan(&problem).unwrap(), &setup).unwrap().total
+    };
+    // 256 units: at most four for each of 66 clusters, five for each of 58. But the last eight of 66 have three, and begin
+    // when 16 MiB have been pushed.
+    let large = |sms| took(4096, "bf16_bf16_bf16_nk_128x112x64_2x1_pingpong", sms);
+    assert_eq!(large(None), large(Some(116)));
+    assert!(large(None) + Duration::from_micros(2) < large(Some(132)));
+    // 64 units: one for each cluster, or two for some of them.
+    let whole = |sms| took(1024, "bf16_bf16_bf16_nk_128x112x64_2x1_pingpong", sms);
+    assert_eq!(whole(None), whole(Some(132)));
+    assert!(whole(None) < whole(Some(116)));
+}
+
+#[test]
 fn b_is_read_again_by_each_sweep_unless_the_cache_keeps_it() {
     let machine = Machine::h200();
     let took = |n, swizzle| {
