@@ -165,6 +165,8 @@ const HIDING: f64 = 4.0;
 /// The parts of a product's cost, in seconds of the figures above.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
+    /// Units, or slices of them.
+    items: u64,
     /// Clusters that compute at a time.
     pub(crate) clusters: u64,
     /// How often each of them computes a unit (or a slice of one), at most.
@@ -194,9 +196,9 @@ impl Work {
         // Slices of a tile lie side by side (clusters_in_order in abi.cu).
         let clusters = clusters(kernel, sms);
         let clusters = u64::from((clusters - clusters % splits).max(1));
-        let work = units * u64::from(splits);
-        let waves = work.div_ceil(clusters);
-        let busy_sms = (work.min(clusters) * u64::from(kernel.cluster_size())) as f64;
+        let items = units * u64::from(splits);
+        let waves = items.div_ceil(clusters);
+        let busy_sms = (items.min(clusters) * u64::from(kernel.cluster_size())) as f64;
 
         let (m, n) = (f64::from(kernel.tile.m), f64::from(kernel.tile.n));
         let steps = problem.k().div_ceil(kernel.tile_k).div_ceil(splits);
@@ -231,7 +233,7 @@ impl Work {
         let b_bytes = all_n * all_k * b;
         let again = (b_bytes - KEPT).max(0.0) * sweeps.saturating_sub(1) as f64;
         let bytes = all_m * all_k * a + b_bytes + again + all_m * all_n * d;
-        let blocks = work as f64 * f64::from(kernel.cluster_size());
+        let blocks = items as f64 * f64::from(kernel.cluster_size());
         let joining = match splits {
             1 => 0.0,
             _ => {
@@ -241,7 +243,7 @@ impl Work {
             }
         };
         let power = CACHE_POWER * (loaded_a + loaded_b) * blocks;
-        Work { clusters, waves, unit, bytes, joining, power }
+        Work { items, clusters, waves, unit, bytes, joining, power }
     }
 
     /// Seconds that its bytes take from a memory with this rate for all SMs.
@@ -265,9 +267,8 @@ pub(crate) fn sms_left(kernel: &Kernel, sms: u32, pushing: u32) -> u32 {
 }
 
 /// The SMs that a product occupies which begins while a kernel of `pushing` blocks sends this rank's rows: all, or all but
-/// those. On all, the clusters that wait for the pushing blocks' SMs end that much later than the others; on fewer, every
-/// cluster may have more to compute. Two H100, 4096×1792×4096: 128 µs on all 132, 105 on 116
-/// (benches/results/2026-11-25-h100x2-family.md).
+/// those. On all, the last clusters wait for the pushing blocks' SMs; on fewer, every cluster may have more to compute. Two
+/// H100, 4096×1792×4096: 128 µs on all 132, 105 on 116 (benches/results/2026-11-25-h100x2-family.md).
 pub(crate) fn sms_beside_push(
     kernel: &Kernel,
     problem: &Problem,
@@ -281,13 +282,21 @@ pub(crate) fn sms_beside_push(
     if pushing == 0 || fewer < kernel.cluster_size() {
         return sms;
     }
-    let computing = |sms| {
-        let work = Work::new(kernel, problem, splits, 1, sms);
-        work.waves as f64 * work.unit
-    };
+    let (all, left) = (
+        Work::new(kernel, problem, splits, 1, sms),
+        Work::new(kernel, problem, splits, 1, fewer),
+    );
+    // Clusters take the units in turn, so the last ones, which wait, may have one less than the first.
+    let busy = all.items.min(all.clusters);
+    let waiting = busy.saturating_sub(left.clusters);
+    if waiting == 0 {
+        return sms;
+    }
+    let of_last = all.items / busy + u64::from(all.items % busy > busy - waiting);
     let shard = problem.row_bytes(&(0..problem.shards().most_rows())) as f64;
-    let waiting = shard * f64::from(problem.ranks().saturating_sub(1)) / PUSH;
-    if computing(fewer) < computing(sms) + waiting { fewer } else { sms }
+    let pushed = shard * f64::from(problem.ranks().saturating_sub(1)) / PUSH;
+    let over = (all.waves as f64 * all.unit).max(pushed + of_last as f64 * all.unit);
+    if left.waves as f64 * left.unit <= over { fewer } else { sms }
 }
 
 /// How long computing and moving take that go on at the same time.
