@@ -282,10 +282,8 @@ pub(crate) fn sms_beside_push(
     if pushing == 0 || fewer < kernel.cluster_size() {
         return sms;
     }
-    let (all, left) = (
-        Work::new(kernel, problem, splits, 1, sms),
-        Work::new(kernel, problem, splits, 1, fewer),
-    );
+    let (all, left) =
+        (Work::new(kernel, problem, splits, 1, sms), Work::new(kernel, problem, splits, 1, fewer));
     // Clusters take the units in turn, so the last ones, which wait, may have one less than the first.
     let busy = all.items.min(all.clusters);
     let waiting = busy.saturating_sub(left.clusters);
