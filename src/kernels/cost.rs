@@ -128,7 +128,7 @@ const SM_FLOPS: f64 = 7.86e12;
 /// How much longer two groups of warps take that share a tile: both wait for the same step.
 const TOGETHER: f64 = 1.06;
 /// Seconds that a step of K takes at least, however small the tile: from one step of the loop to the next, and for each 128
-/// bytes of K in it. These two and `SPLIT` were fitted again to 130 products on H100s, most of few rows, with steps of 128
+/// bytes of K in it. These two and `SPLIT` were fitted again to 111 products on H100s, most of few rows, with steps of 128
 /// and of 256 bytes (`benches/results/2026-11-25-h100x2-family.md`).
 const STEP: f64 = 7.0e-8;
 const STEP_PART: f64 = 4.1e-8;
@@ -276,10 +276,12 @@ pub(crate) fn sms_beside_push(
     sms: u32,
     pushing: u32,
 ) -> u32 {
-    /// Bytes a second to other ranks, where 16 blocks or more push.
-    const PUSH: f64 = 3.0e11;
+    /// Bytes a second to other ranks from each block, and from all together.
+    const PUSH: f64 = 1.9e10;
+    const PUSH_ALL: f64 = 3.0e11;
     let fewer = sms_left(kernel, sms, pushing);
-    if pushing == 0 || fewer < kernel.cluster_size() {
+    // A larger cluster needs its SMs in one GPC, and nobody knows where the pushing blocks lie.
+    if pushing == 0 || kernel.cluster_size() > 2 || fewer < kernel.cluster_size() {
         return sms;
     }
     let (all, left) =
@@ -292,7 +294,8 @@ pub(crate) fn sms_beside_push(
     }
     let of_last = all.items / busy + u64::from(all.items % busy > busy - waiting);
     let shard = problem.row_bytes(&(0..problem.shards().most_rows())) as f64;
-    let pushed = shard * f64::from(problem.ranks().saturating_sub(1)) / PUSH;
+    let pushed = shard * f64::from(problem.ranks().saturating_sub(1))
+        / (PUSH * f64::from(pushing)).min(PUSH_ALL);
     let over = (all.waves as f64 * all.unit).max(pushed + of_last as f64 * all.unit);
     if left.waves as f64 * left.unit <= over { fewer } else { sms }
 }

@@ -93,7 +93,7 @@ impl Step<'_> {
                 _ => self.part(rows.len() as u32)?,
             };
             let rested = if products == 0 { start } else { 0.0 };
-            let sms = self.machine.sms;
+            let sms = self.setup.sms.map_or(self.machine.sms, |sms| sms.min(self.machine.sms));
             let product = self.product(&part.problem, sms, part.order.sweeps(), busy, rested);
             // Of a part, all tiles need the last chunk; of the whole, each its own.
             let is_whole = rows.len() as u32 == m;

@@ -139,8 +139,8 @@ impl AllGatherGemm {
         self.products[0].choice
     }
 
-    /// SMs that the first product may occupy: all, those of the caller's limit, or those that a kernel leaves which pushes
-    /// rows.
+    /// SMs that the first product may occupy: the caller's limit; otherwise all, or all but those of the kernel that pushes
+    /// this rank's rows.
     pub fn sm_count(&self) -> u32 {
         self.products[0].sm_count()
     }

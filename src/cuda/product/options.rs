@@ -16,7 +16,8 @@ use crate::tune::Multiplying;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GemmOptions {
-    /// How many SMs the product may occupy (default: all), so that others can run beside it.
+    /// How many SMs the product may occupy, so that others can run beside it. Default: all; in a fused step all, or all but
+    /// those of the kernel that pushes this rank's rows.
     pub sm_limit: Option<u32>,
     /// What is done to each output.
     pub activation: Activation,
