@@ -47,11 +47,17 @@ void require_pointer(void const* pointer, char const* name) {
     require(pointer != nullptr, OG_STATUS_NULL_POINTER, [&] { return std::string(name) + " is null"; });
 }
 
-void check_range(char const* name, int64_t value, int64_t least, int64_t most) {
+// `name` is a function, like a message.
+template <class Name>
+void check_named(Name name, int64_t value, int64_t least, int64_t most) {
     require(value >= least && value <= most, OG_STATUS_OUT_OF_RANGE, [&] {
-        return std::string(name) + " is " + std::to_string(value) + ", must be " + std::to_string(least) + " to " +
+        return name() + " is " + std::to_string(value) + ", must be " + std::to_string(least) + " to " +
                std::to_string(most);
     });
+}
+
+void check_range(char const* name, int64_t value, int64_t least, int64_t most) {
+    check_named([&] { return std::string(name); }, value, least, most);
 }
 
 int64_t bytes_of(og_type type) {
@@ -182,13 +188,10 @@ void check_input(og_gemm_input const& input, int64_t rows) {
     bool pivot_found = false;
     for (int32_t c = 0; c < input.chunk_count; ++c) {
         og_chunk const& chunk = input.chunks[c];
-        auto check_chunk = [&](char const* what, int64_t value, int64_t least, int64_t most) {
-            if (value >= least && value <= most) return;
-            check_range((what + (" of chunk " + std::to_string(c))).c_str(), value, least, most);
-        };
         int64_t least = c == 0 ? 0 : int64_t(input.chunks[c - 1].first_row) + 1;
-        check_chunk("the first row", chunk.first_row, least, c == 0 ? 0 : rows - 1);
-        check_chunk("the signal", chunk.signal, 0, UINT16_MAX);
+        auto named = [&](char const* what) { return [=] { return what + (" of chunk " + std::to_string(c)); }; };
+        check_named(named("the first row"), chunk.first_row, least, c == 0 ? 0 : rows - 1);
+        check_named(named("the signal"), chunk.signal, 0, UINT16_MAX);
         pivot_found |= chunk.first_row == input.pivot_row;
     }
     require(pivot_found, OG_STATUS_OUT_OF_RANGE, [&] {

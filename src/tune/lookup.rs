@@ -22,8 +22,8 @@ pub const FARTHEST: f64 = 0.25;
 /// The lead that another plan needs over the rules' fused step: of many similar candidates, the best prediction belongs to the
 /// one that its prediction flatters most.
 const LEAD: f64 = 0.06;
-/// Needs no lead over copies: it takes as long in a graph as outside, but with captured copies a step took 16 to 63 µs longer on some
-/// machines (benches/results/2026-11-25-h100x2-family.md).
+/// Needs no lead over copies: it takes as long in a graph as outside, but with captured copies a step took 16 to 63 µs longer
+/// on some machines (benches/results/2026-11-25-h100x2-family.md).
 const PUSHED: Way = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
 
 /// A question.

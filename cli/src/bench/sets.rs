@@ -31,7 +31,7 @@ pub enum LayerSet {
 
 /// M of models, unless others are asked for: a prompt or a micro-batch of training.
 const LONG: [u64; 6] = [512, 1024, 2048, 4096, 8192, 16384];
-/// M of generating: one token of so many requests.
+/// M while tokens are generated: one token for each request.
 const FEW: [u64; 6] = [16, 32, 64, 128, 256, 512];
 
 /// What is known of a model.
@@ -41,7 +41,7 @@ struct Model {
     width: u64,
     /// Columns of queries, keys and values together.
     qkv: u64,
-    /// Columns of the MLP's first product; Llama's gate and up have so many each.
+    /// Columns of the MLP's first product; in Llama, of the gate and of the up projection each.
     mlp: u64,
 }
 

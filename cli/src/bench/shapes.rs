@@ -63,7 +63,7 @@ pub fn where_host(values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
 }
 
 impl ShapeArgs {
-    /// What was drawn, else what was asked for, nothing twice, as one rank of so many multiplies it.
+    /// The problems that were drawn, or else those that were asked for, each once, as one of `ranks` ranks multiplies them.
     pub fn cases(
         &self,
         drawn: Option<Vec<Shape>>,

@@ -148,8 +148,8 @@ fn nvml_missing(error: &NvmlError) -> Finding {
 
 /// Starts the driver API, as every CUDA program would.
 fn driver() -> (Finding, bool) {
-    // SAFETY: this is the driver's library or whatever the machine's owner put in its place; loading
-    // it runs its initialisers, as it does in every CUDA program.
+    // SAFETY: this is the driver's library, or one that the machine's owner put in its place. Loading it
+    // runs its initialisers, as in every CUDA program.
     let library = match unsafe { libloading::Library::new("libcuda.so.1") } {
         Ok(library) => library,
         Err(error) if is_absent("libcuda.so.1", &error) => {

@@ -18,7 +18,7 @@ fn multiplying(kernel: &str, swizzle: u32) -> Multiplying {
     }
 }
 
-/// Shards of so many KiB, on so many ranks.
+/// A problem whose shards have `kib` KiB.
 fn known(kib: u64, ranks: u32) -> Known {
     let kernels: Vec<_> = (0..12).map(|nth| multiplying(&format!("kernel {nth}"), 2)).collect();
     let rows = (kib / 16).max(1);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::AllGatherGemm;
 use super::tuned::{self, Open};
 use crate::cuda::exchange::reach::obstacle;
+use crate::cuda::movers::engines::choose;
 use crate::cuda::movers::gather::Gatherer;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::options::GatherOptions;
@@ -16,7 +17,7 @@ use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::device::Device;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Engine, Operation, Problem, Strategy};
+use crate::plan::{Engine, Operation, Problem, Strategy, Way};
 use crate::tune::Tuning;
 
 impl AllGatherGemm {
@@ -65,16 +66,20 @@ impl AllGatherGemm {
         let open = Open { problems, strategy, gather, gemm, in_the_way: obstacle.is_some() };
         let advice = tuned::advise(tuning, device.info(), &open);
         let (strategy, gather, gemm) = (advice.strategy, &advice.gather, &advice.gemm);
-        // Undecided, a step would be fused.
-        let strategy_or_usual = strategy.unwrap_or_default();
-        let pushing = match gather.engine.unwrap_or_else(|| Engine::usual(first)) {
-            Engine::Kernel { blocks } if strategy_or_usual == Strategy::Fused => blocks,
+        let obstacle = obstacle.as_deref();
+        // What cannot be is refused below, where all ranks agree.
+        let pushing = match choose(gather, first, strategy, obstacle) {
+            Ok((Way { strategy: Strategy::Fused, engine: Engine::Kernel { blocks }, .. }, _))
+                if first.ranks() > 1 =>
+            {
+                blocks
+            }
             _ => 0,
         };
-        let pushing = if obstacle.is_some() || first.ranks() == 1 { 0 } else { pushing };
         let planned: Result<Vec<_>> = (problems.iter().enumerate())
             .map(|(index, problem)| {
-                let part = strategy_or_usual.part_of(problem)?;
+                // Undecided, a step would be fused.
+                let part = strategy.unwrap_or_default().part_of(problem)?;
                 // Products behind the first begin when all is pushed.
                 let pushing = if index == 0 { pushing } else { 0 };
                 Product::plan_beside_push(device, &part, gemm, pushing)
@@ -88,7 +93,6 @@ impl AllGatherGemm {
         let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {problems:?} {gemm:?}");
         let operation = Operation::AllGatherGemm;
         let purpose = Purpose { kind: &kind, tiling, operation, strategy };
-        let obstacle = obstacle.as_deref();
         let gatherer = Gatherer::join(group, device, first, &purpose, gather, obstacle)?;
         let products = planned?;
         let (why, way) = (advice.explain(gatherer.why()), gatherer.plan().way());

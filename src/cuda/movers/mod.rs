@@ -11,7 +11,7 @@
 mod by_nccl;
 mod copy_engines;
 mod course;
-mod engines;
+pub(crate) mod engines;
 pub(crate) mod gather;
 pub(crate) mod marks;
 pub mod nccl;

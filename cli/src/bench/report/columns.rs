@@ -89,7 +89,7 @@ impl Column {
         rounds().unwrap_or_default()
     }
 
-    /// The median as text, a ratio with so many decimals: FAILED for the time of a wrong result, – where there is none.
+    /// The median as text, a ratio with `decimals` decimals: FAILED for the time of a wrong result, – where there is none.
     pub fn text(&self, case: &CaseReport, graph: bool, decimals: usize) -> String {
         let failed = |row: &Row| row.who == self.who && row.graph == graph && row.failed.is_some();
         match median(&self.rounds(case, graph)) {

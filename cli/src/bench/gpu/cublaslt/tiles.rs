@@ -3,7 +3,7 @@
 //! `cublasLt.h` of CUDA 13 lists them; the same numbers have the same meaning in CUDA 12. Invariant: sizes are rows × columns
 //! of D as the caller sees it, which cuBLASLt computes transposed; an unknown number is `None`.
 
-/// A tile of so many of cuBLASLt's rows may have at most so many elements, in the header's second and third list.
+/// The most elements of a tile in the header's second and in its third list.
 const MOST: [u32; 2] = [49152, 65536];
 
 /// The tile of that `CUBLASLT_MATMUL_TILE_`.
