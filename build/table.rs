@@ -6,13 +6,15 @@
 
 use std::fmt::Write as _;
 
-/// One row.
+/// One kernel: a row, or one width of a row with several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// `bf16_bf16_bf16_nk_128x128x64_2x1_pingpong`.
     pub name: String,
-    /// The template arguments of `GemmSm90`.
+    /// The template arguments of `GemmSm90`: the same for all widths of a row.
     arguments: String,
+    /// Of its tiles, along the kernel's columns.
+    width: u32,
     /// Whether it is compiled when nobody asks for all.
     pub default: bool,
 }
@@ -47,11 +49,16 @@ pub fn read(text: &str, selection: &Selection) -> Result<Vec<Row>, String> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        let row = row(line).map_err(|why| format!("csrc/kernels.txt:{}: {why}", number + 1))?;
-        if rows.iter().any(|other| other.name == row.name) {
-            return Err(format!("csrc/kernels.txt:{}: {} is there twice", number + 1, row.name));
+        for row in row(line).map_err(|why| format!("csrc/kernels.txt:{}: {why}", number + 1))? {
+            if rows.iter().any(|other| other.name == row.name) {
+                return Err(format!(
+                    "csrc/kernels.txt:{}: {} is there twice",
+                    number + 1,
+                    row.name
+                ));
+            }
+            rows.push(row);
         }
-        rows.push(row);
     }
     match selection {
         Selection::Default => rows.retain(|row| row.default),
@@ -70,7 +77,8 @@ pub fn read(text: &str, selection: &Selection) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-fn row(line: &str) -> Result<Row, String> {
+/// The kernels of one line, the widest first.
+fn row(line: &str) -> Result<Vec<Row>, String> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let [a, b, d, layout, tile, cluster, schedule, options, set] = fields[..] else {
         return Err(format!("{} columns where 9 are expected", fields.len()));
@@ -98,30 +106,60 @@ fn row(line: &str) -> Result<Row, String> {
             other => return Err(format!("'{other}' is no option: transposed, fast or -")),
         }
     }
-    let tile: [u32; 3] = numbers(tile)?;
     let cluster: [u32; 2] = numbers(cluster)?;
+    let tile: Vec<&str> = tile.split('x').collect();
+    let [m, n, k] = tile[..] else {
+        return Err(format!("'{}' is not 3 numbers joined by x", tile.join("x")));
+    };
+    // What varies is what the kernel sees as columns.
+    let [m, n] = if transposed { [widths(m)?, one(n)?] } else { [one(m)?, widths(n)?] };
+    let [k] = numbers(k)?;
+    let varying = if transposed { &m } else { &n };
+    let least = varying[varying.len() - 1];
 
-    let mut name = format!(
-        "{a}_{b}_{d}_{layout}_{}x{}x{}_{}x{}_{schedule}",
-        tile[0], tile[1], tile[2], cluster[0], cluster[1]
-    );
-    for (set, suffix) in [(transposed, "_transposed"), (fast, "_fast")] {
-        if set {
-            name.push_str(suffix);
-        }
-    }
+    let suffixes: String = [(transposed, "_transposed"), (fast, "_fast")]
+        .iter()
+        .filter_map(|(set, suffix)| set.then_some(*suffix))
+        .collect();
     let arguments = format!(
-        "{}, {}, {}, {layout_name}, {}, {}, {}, {}, {}, {pingpong}, {transposed}, {fast}",
+        "{}, {}, {}, {layout_name}, {}, {}, {k}, {}, {}, {pingpong}, {transposed}, {fast}, {least}",
         element(a)?,
         element(b)?,
         element(d)?,
-        tile[0],
-        tile[1],
-        tile[2],
+        m[0],
+        n[0],
         cluster[0],
         cluster[1]
     );
-    Ok(Row { name, arguments, default })
+    let kernel = |width: u32| {
+        let [m, n] = if transposed { [width, n[0]] } else { [m[0], width] };
+        let name = format!(
+            "{a}_{b}_{d}_{layout}_{m}x{n}x{k}_{}x{}_{schedule}{suffixes}",
+            cluster[0], cluster[1]
+        );
+        Row { name, arguments: arguments.clone(), width, default }
+    };
+    Ok(varying.iter().map(|width| kernel(*width)).collect())
+}
+
+/// The most widths of one row: the branches of `WgmmaOfWidths` in csrc/wgmma_widths.cuh.
+const MOST_WIDTHS: u32 = 4;
+
+/// `144..192`: all of these in steps of 16, the widest first. `128`: just that.
+fn widths(text: &str) -> Result<Vec<u32>, String> {
+    let Some((least, most)) = text.split_once("..") else { return one(text) };
+    let ([least], [most]) = (numbers(least)?, numbers(most)?);
+    let count = most.saturating_sub(least) / 16 + 1;
+    if least >= most || (most - least) % 16 != 0 || count > MOST_WIDTHS {
+        return Err(format!(
+            "'{text}' is not 2 to {MOST_WIDTHS} widths in steps of 16, such as 144..192"
+        ));
+    }
+    Ok((0..count).map(|nth| most - 16 * nth).collect())
+}
+
+fn one(text: &str) -> Result<Vec<u32>, String> {
+    numbers::<1>(text).map(Vec::from)
 }
 
 fn element(name: &str) -> Result<&'static str, String> {
@@ -143,33 +181,35 @@ fn numbers<const N: usize>(text: &str) -> Result<[u32; N], String> {
     numbers.ok_or_else(|| format!("'{text}' is not {N} numbers joined by x"))
 }
 
-/// The most kernels in one source. The compiler needs as long for CUTLASS's headers and what all
+/// The most rows of the table in one source. The compiler needs as long for CUTLASS's headers and what all
 /// kernels have in common as for two or three kernels, but its memory grows with each.
-const KERNELS_A_SOURCE: usize = 5;
+const ROWS_A_SOURCE: usize = 5;
 
-/// The kernels, cut into sources of about equal size: a name and the rows of each. Those of the default
-/// set stay among themselves, so that their objects also serve who asks for all.
-pub fn sources(rows: &[Row]) -> Vec<(String, Vec<&Row>)> {
+/// The kernels, cut into sources of about equal size: a name and the kernels of each. Those of the default
+/// set stay among themselves, so that their objects also serve who asks for all; all widths of a row are one template.
+pub fn sources(kernels: &[Row]) -> Vec<(String, Vec<&Row>)> {
     let mut sources = Vec::new();
     for (set, default) in [("default", true), ("all", false)] {
-        let rows: Vec<&Row> = rows.iter().filter(|row| row.default == default).collect();
-        let count = rows.len().div_ceil(KERNELS_A_SOURCE);
+        let kernels: Vec<&Row> = kernels.iter().filter(|row| row.default == default).collect();
+        let rows: Vec<&[&Row]> =
+            kernels.chunk_by(|one, next| one.arguments == next.arguments).collect();
+        let count = rows.len().div_ceil(ROWS_A_SOURCE);
         let bound = |part: usize| part * rows.len() / count;
         sources.extend((0..count).map(|part| {
-            (format!("{set}_{}", part + 1), rows[bound(part)..bound(part + 1)].to_vec())
+            (format!("{set}_{}", part + 1), rows[bound(part)..bound(part + 1)].concat())
         }));
     }
     sources
 }
 
 /// The source of some kernels.
-pub fn source(rows: &[&Row]) -> String {
+pub fn source(kernels: &[&Row]) -> String {
     let mut text = "#include \"gemm_sm90.cuh\"\n\nnamespace overlap_gemm {\n".to_owned();
-    for Row { name, arguments, .. } in rows {
+    for Row { name, arguments, width, .. } in kernels {
         let _ = write!(
             text,
             "extern Instance const {name};\n\
-             Instance const {name} = GemmSm90<{arguments}>::instance(\"{name}\");\n"
+             Instance const {name} = GemmSm90<{arguments}>::instance<{width}>(\"{name}\");\n"
         );
     }
     text.push_str("}\n");

@@ -119,11 +119,10 @@ public:
         if constexpr (!IsPlain::value) finish(values, place_of);
     }
 
-    // Notes the time.
-    CUTLASS_DEVICE void end() const {
+    // Notes the time; the tile's place among all tiles.
+    CUTLASS_DEVICE void end(int tile_m, int tile_n) const {
         if (!params_.records.records) return;
-        og_tile_record* record =
-            params_.records.at(tile_.row / kRows, tile_.column / kColumns, params_.records.splits - 1);
+        og_tile_record* record = params_.records.at(tile_m, tile_n, params_.records.splits - 1);
         if (record) record->done = global_timer();
     }
 

@@ -49,9 +49,9 @@ struct GatherParams {
 template <class Policy>
 struct WatchedPolicy : Policy {};
 
-// `Base` is one of CUTLASS's TMA main loops. The gathered operand is the kernel's A, or its B if the
-// kernel computes D transposed; below, "gathered" and "other" are those two.
-template <class Base, class KernelCluster, bool kTransposed>
+// `Base` is one of CUTLASS's TMA main loops, or MainloopOfWidths (multiply_widths.cuh). The gathered operand is the kernel's
+// A, or its B if the kernel computes D transposed; below, "gathered" and "other" are those two.
+template <class Base, class KernelCluster, bool kTransposed, bool kVaries>
 class GatheringMainloop : public Base {
 public:
     using typename Base::MainloopPipeline;
@@ -59,11 +59,8 @@ public:
     using typename Base::TensorStorage;
     using DispatchPolicy = WatchedPolicy<typename Base::DispatchPolicy>;
 
-    static constexpr int32_t kTileRows =
-        kTransposed ? cute::size<1>(typename Base::TileShape{}) : cute::size<0>(typename Base::TileShape{});
-
-    // Rows that a cluster computes at a time.
-    static constexpr int32_t kUnitRows = kTileRows * int32_t(cute::size<kTransposed ? 1 : 0>(KernelCluster{}));
+    // Along the kernel's columns: with kVaries, the widest tile's.
+    static constexpr int32_t kWidth = cute::size<1>(typename Base::TileShape{});
 
     // How many blocks of a cluster load the same rows.
     static constexpr int32_t kSharers = cute::size<kTransposed ? 0 : 1>(KernelCluster{});
@@ -80,18 +77,30 @@ public:
     static constexpr int kRowBytes = kDepth * int(sizeof(typename Base::ElementA));
     static_assert(sizeof(typename Base::ElementA) == sizeof(typename Base::ElementB));
     using RowsA = TileRows<typename Base::ElementA, cute::size<0>(typename Base::TileShape{}), kDepth,
-                           cute::size<1>(KernelCluster{}), kTileElements>;
-    using RowsB = TileRows<typename Base::ElementB, cute::size<1>(typename Base::TileShape{}), kDepth,
-                           cute::size<0>(KernelCluster{}), kTileElements>;
+                           cute::size<1>(KernelCluster{}), kTileElements, false>;
+    using RowsB = TileRows<typename Base::ElementB, kWidth, kDepth, cute::size<0>(KernelCluster{}), kTileElements, kVaries>;
+    static_assert(!kVaries || (kRowsInA && kRowsInB));
 
     struct Arguments {
         typename Base::Arguments base;
         GatherParams gather;
+        // Of this launch's tiles, along the kernel's columns.
+        int32_t width;
     };
     struct Params : Base::Params {
         GatherParams gather;
         OperandRows rows_a;
         OperandRows rows_b;
+        int32_t width;
+
+        CUTLASS_DEVICE int32_t tile_rows() const {
+            if constexpr (!kTransposed) return cute::size<0>(typename Base::TileShape{});
+            return kVaries ? width : kWidth;
+        }
+        // Rows that a cluster computes at a time.
+        CUTLASS_DEVICE int32_t unit_rows() const {
+            return tile_rows() * int32_t(cute::size<kTransposed ? 1 : 0>(KernelCluster{}));
+        }
     };
 
     template <class ProblemShape>
@@ -104,15 +113,18 @@ public:
                 Base::to_underlying_arguments(shape, arguments.base, workspace);
         }
         params.gather = arguments.gather;
+        params.width = arguments.width;
         auto [m, n, k, l] = shape;
+        constexpr int rows = cute::size<0>(typename Base::TileShape{});
         if constexpr (kRowsInA) {
-            constexpr int unit = cute::size<0>(typename Base::TileShape{}) * cute::size<0>(KernelCluster{});
-            params.rows_a = RowsA::encode(kTransposed ? "B" : "A", arguments.base.ptr_A, m, k, cute::get<0>(arguments.base.dA), unit);
+            params.rows_a = RowsA::encode(kTransposed ? "B" : "A", arguments.base.ptr_A, m, k, cute::get<0>(arguments.base.dA),
+                                          rows, rows * cute::size<0>(KernelCluster{}));
         }
         if constexpr (kRowsInB) {
-            constexpr int unit = cute::size<1>(typename Base::TileShape{}) * cute::size<1>(KernelCluster{});
-            params.rows_b = RowsB::encode(kTransposed ? "A" : "B", arguments.base.ptr_B, n, k, cute::get<0>(arguments.base.dB), unit);
+            params.rows_b = RowsB::encode(kTransposed ? "A" : "B", arguments.base.ptr_B, n, k, cute::get<0>(arguments.base.dB),
+                                          arguments.width, arguments.width * cute::size<1>(KernelCluster{}));
         }
+        if constexpr (kVaries) params.tma_transaction_bytes = uint32_t(rows + arguments.width) * kRowBytes;
         return params;
     }
 
@@ -133,7 +145,7 @@ public:
         int32_t tile_m = kTransposed ? n_tile : m_tile;
         int32_t tile_n = kTransposed ? m_tile : n_tile;
         uint32_t tile = block_waits().tiles_begun++;
-        if (gather.records.records) record_begin(gather, tile_m, tile_n, tile);
+        if (gather.records.records) record_begin(params, tile_m, tile_n, tile);
 
         // This block's place in its cluster says which part of a shared tile it fetches.
         uint32_t x = column_of(rank_in_cluster);
@@ -209,7 +221,7 @@ public:
             // that are awaited would queue behind it. Not where other rows' tiles load the same columns anyway: 512x1792x4096
             // took 1 to 2 us longer (benches/results/2026-11-24-h100x2-shares.md). Ends: the watcher opens every gate, in
             // time or when it gives up.
-            bool const goes_further = goes_ahead && gather.m <= kUnitRows;
+            bool const goes_further = goes_ahead && gather.m <= params.unit_rows();
             for (int next = loaded; awaits_chunks && !is_open();) {
                 if (goes_further && next < min(k_count, 2 * int(DispatchPolicy::Stages))) prefetch_other(k + next++);
             }
@@ -272,9 +284,10 @@ public:
         int32_t tile_n = kTransposed ? m_tile : n_tile;
         // Padding has no rows, and waits for the last chunk all the same, like the last tile: its slices of K are counted,
         // which must not begin before the launch before has counted its own.
-        int32_t first_row = min(tile_m * kTileRows, gather.m - 1);
+        int32_t const tile_rows = params.tile_rows();
+        int32_t first_row = min(tile_m * tile_rows, gather.m - 1);
         int32_t first = gather.chunks.of_row(first_row);
-        int32_t last = gather.chunks.of_row(min(first_row + kTileRows, gather.m) - 1);
+        int32_t last = gather.chunks.of_row(min(first_row + tile_rows, gather.m) - 1);
         // None, where no rows are shared.
         uint32_t own = 0, sharers = 0;
         if constexpr (kSharers > 1) {
@@ -282,7 +295,7 @@ public:
             own = cute::block_rank_in_cluster();
             sharers = kTransposed ? sharers_of_b(row_of(own)) : sharers_of_a(column_of(own));
         }
-        uint32_t waiting = uint32_t(first_row / kTileRows);
+        uint32_t waiting = uint32_t(first_row / tile_rows);
         watcher_.open_next(gather.chunks, first, last, waiting, uint32_t(tile_n), own, sharers);
     }
 
@@ -378,8 +391,8 @@ private:
     }
 
     // Which tile it is, and that it begins to wait. Stored at once, not kept: registers are few.
-    CUTLASS_DEVICE static void record_begin(GatherParams const& gather, int32_t tile_m, int32_t tile_n,
-                                            uint32_t tile) {
+    CUTLASS_DEVICE static void record_begin(Params const& params, int32_t tile_m, int32_t tile_n, uint32_t tile) {
+        GatherParams const& gather = params.gather;
         uint64_t splits = uint64_t(gather.records.splits);
         uint64_t index = work_index(tile);
         auto* record = record_of(gather, tile_m, tile_n, index);
@@ -396,7 +409,7 @@ private:
         record->sm = sm;
         record->tile_m = uint32_t(tile_m);
         record->tile_n = uint32_t(tile_n);
-        int32_t last_row = min((tile_m + 1) * kTileRows, gather.m) - 1;
+        int32_t last_row = min((tile_m + 1) * params.tile_rows(), gather.m) - 1;
         record->chunk =
             gather.chunks.signals ? uint32_t(gather.chunks.of_row(last_row)) : UINT32_MAX;
     }

@@ -33,6 +33,7 @@
 #include "async_input_scheduler.cuh"
 #include "gathering_mainloop.cuh"
 #include "instance.h"
+#include "multiply_widths.cuh"
 #include "tile_store.cuh"
 #include "wgmma_widths.cuh"
 
@@ -45,9 +46,10 @@ template <> inline constexpr og_type kTypeOf<cutlass::half_t> = OG_TYPE_F16;
 template <> inline constexpr og_type kTypeOf<cutlass::float_e4m3_t> = OG_TYPE_E4M3;
 template <> inline constexpr og_type kTypeOf<cutlass::float_e5m2_t> = OG_TYPE_E5M2;
 
-// Tile and cluster are D's as the caller sees it.
+// Tile and cluster are D's as the caller sees it. The tile is the widest along the kernel's columns, which are D's columns or,
+// transposed, its rows; `kLeast` is the narrowest there: a launch has one of the widths between, in steps of 16.
 template <class ElementA, class ElementB, class ElementD, og_layout kLayoutB, int kTileM, int kTileN,
-          int kTileK, int kClusterM, int kClusterN, bool kPingpong, bool kTransposed, bool kFast>
+          int kTileK, int kClusterM, int kClusterN, bool kPingpong, bool kTransposed, bool kFast, int kLeast>
 struct GemmSm90 {
     // The product as the kernel sees it: rows from its first operand. Transposed, that is B.
     using First = cute::conditional_t<kTransposed, ElementB, ElementA>;
@@ -66,6 +68,8 @@ struct GemmSm90 {
         cute::conditional_t<kTransposed,
                             cute::Shape<cute::Int<kClusterN>, cute::Int<kClusterM>, cute::_1>,
                             cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>>;
+    static constexpr int kWidest = int(cute::size<1>(Tile{}));
+    static constexpr bool kVaries = kLeast != kWidest;
     static constexpr int kClusterX = int(cute::size<0>(Cluster{}));
     static constexpr int kClusterY = int(cute::size<1>(Cluster{}));
 
@@ -84,7 +88,7 @@ struct GemmSm90 {
     // the epilogue's vectors, and what a block notes about its waiting. More buffers in what the stages leave.
     template <int kBuffers>
     using EpilogueOf =
-        StoreForCutlass<TileStore<ElementD, Tile, kTransposed, kPingpong ? 1 : 2, kClusterN, kBuffers>>;
+        StoreForCutlass<TileStore<ElementD, Tile, kTransposed, kLeast, kPingpong ? 1 : 2, kClusterN, kBuffers>>;
     static constexpr int kBarrierBytes = 1024;
     static constexpr int kTailBytes = int(sizeof(typename EpilogueOf<2>::Vectors)) + kBlockWaitsBytes;
     static constexpr int kOtherBytes = kBarrierBytes + int(sizeof(typename EpilogueOf<2>::SharedStorage)) + kTailBytes;
@@ -97,11 +101,13 @@ struct GemmSm90 {
     static constexpr int kBufferBytes = int(sizeof(typename EpilogueOf<2>::SharedStorage)) / 2;
     using Epilogue = EpilogueOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
 
-    using BaseMainloop = typename MainloopOfWidth<BuiltMainloop, cute::size<1>(Tile{})>::Type;
-    using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed>;
+    using MainloopOfOne = typename MainloopOfWidth<BuiltMainloop, kWidest>::Type;
+    using BaseMainloop = cute::conditional_t<kVaries, MainloopOfWidths<MainloopOfOne>, MainloopOfOne>;
+    using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed, kVaries>;
 
     // Ping-pong kernels know no slices of K, and large outputs need none.
     static constexpr bool kCanSplit = !kPingpong && kTileM * kTileN <= 128 * 128;
+    static_assert(!kVaries || !kCanSplit, "slices leave the sums of the widest tile, which is more than the workspace holds");
     static constexpr int kMaxSplits = kCanSplit ? OG_MAX_SPLITS : 1;
 
     using Kernel =
@@ -115,10 +121,22 @@ struct GemmSm90 {
     // The limit of CUDA 12.1 and later; the tables alone take 3 KB.
     static_assert(sizeof(typename Kernel::Params) <= 32764, "kernel parameters are limited");
 
-    static constexpr og_kernel_facts facts(char const* name) {
-        return {name,      kTypeOf<ElementA>, kTypeOf<ElementB>, kTypeOf<ElementD>, kLayoutB,
-                kTileM,    kTileN,            kTileK,            kClusterM,         kClusterN,
-                kPingpong, kTransposed,       kFast,             kMaxSplits};
+    // With tiles of that width.
+    static constexpr og_kernel_facts facts(char const* name, int width) {
+        return {name,
+                kTypeOf<ElementA>,
+                kTypeOf<ElementB>,
+                kTypeOf<ElementD>,
+                kLayoutB,
+                kTransposed ? width : kTileM,
+                kTransposed ? kTileN : width,
+                kTileK,
+                kClusterM,
+                kClusterN,
+                kPingpong,
+                kTransposed,
+                kFast,
+                kMaxSplits};
     }
 
     // A CUTLASS stride has a 1 where elements are neighbours; the other is the pitch.
@@ -131,7 +149,7 @@ struct GemmSm90 {
         }
     }
 
-    static OrderParams order(Launch const& launch, UnitGrid const& units) {
+    static OrderParams order(Launch const& launch, og_kernel_facts const& kernel, UnitGrid const& units) {
         og_gemm_shape const& shape = launch.plan.shape;
         OrderParams order{};
         order.unit_grid_m = int32_t(units.m);
@@ -144,11 +162,11 @@ struct GemmSm90 {
         order.columns = cutlass::FastDivmod(int32_t(units.n));
         order.swizzle = cutlass::FastDivmod(swizzle);
         order.sweep = cutlass::FastDivmod(swizzle * int32_t(units.n));
-        order.bands = make_bands(launch.input, int32_t(launch.rows), kTileM * kClusterM,
+        order.bands = make_bands(launch.input, int32_t(launch.rows), kernel.tile_m * kClusterM,
                                  order.first_unit_row);
         // Of the planned rows: with fewer rows there would be fewer counters, and sums where the next call
         // with more rows looks for counters that are zero.
-        SplitWorkspace workspace(facts(""), UnitGrid(facts(""), shape.m, shape.n), shape.splits);
+        SplitWorkspace workspace(kernel, UnitGrid(kernel, shape.m, shape.n), shape.splits);
         auto* bytes = static_cast<char*>(launch.workspace);
         if (launch.input) order.step = step(*launch.input);
         order.counters = reinterpret_cast<uint32_t*>(bytes);
@@ -197,12 +215,12 @@ struct GemmSm90 {
         return p;
     }
 
-    static typename Kernel::Arguments arguments(Launch const& launch, UnitGrid const& units) {
+    static typename Kernel::Arguments arguments(Launch const& launch, og_kernel_facts const& kernel, UnitGrid const& units) {
         og_gemm_shape const& shape = launch.plan.shape;
         RecordTable records{};
         records.records = launch.records;
-        records.tiles_m = int32_t(UnitGrid::ceil_div(launch.rows, kTileM));
-        records.tiles_n = int32_t(UnitGrid::ceil_div(shape.n, kTileN));
+        records.tiles_m = int32_t(UnitGrid::ceil_div(launch.rows, kernel.tile_m));
+        records.tiles_n = int32_t(UnitGrid::ceil_div(shape.n, kernel.tile_n));
         records.splits = shape.splits;
 
         void const* first = kTransposed ? launch.operands.b : launch.operands.a;
@@ -219,11 +237,13 @@ struct GemmSm90 {
         args.mainloop.base.ptr_B = static_cast<Second const*>(second);
         args.mainloop.base.dB = stride<typename Kernel::StrideB>(second_pitch);
         args.mainloop.gather = gather(launch, records);
-        args.epilogue = {launch.operands.d, shape.ldd, epilogue(launch, records)};
+        int const width = kTransposed ? kernel.tile_m : kernel.tile_n;
+        args.mainloop.width = width;
+        args.epilogue = {launch.operands.d, shape.ldd, width, epilogue(launch, records)};
         // Positive, so that CUTLASS does not ask the device; the grid is ours.
         args.hw_info.sm_count = launch.plan.sm_count;
         args.hw_info.max_active_clusters = launch.plan.cluster_count;
-        args.scheduler = order(launch, units);
+        args.scheduler = order(launch, kernel, units);
         return args;
     }
 
@@ -277,9 +297,11 @@ struct GemmSm90 {
     }
 
     // The launch is written out, not left to CUTLASS's adapter, which swallows CUDA's error code.
+    template <int kWidth>
     static void enqueue(Launch const& launch) {
-        UnitGrid units(facts(""), launch.rows, launch.plan.shape.n);
-        auto params = Kernel::to_underlying_arguments(arguments(launch, units), nullptr);
+        static constexpr og_kernel_facts kernel = facts("", kWidth);
+        UnitGrid units(kernel, launch.rows, launch.plan.shape.n);
+        auto params = Kernel::to_underlying_arguments(arguments(launch, kernel, units), nullptr);
         if constexpr (kBisKn) {
             check_descriptor(params.mainloop.tma_load_a.get_tma_descriptor(), kTransposed ? "B" : "A");
             check_descriptor(params.mainloop.tma_load_b.get_tma_descriptor(), kTransposed ? "A" : "B");
@@ -294,8 +316,11 @@ struct GemmSm90 {
               "cudaLaunchKernelExC");
     }
 
+    template <int kWidth>
     static constexpr Instance instance(char const* name) {
-        return Instance{facts(name), &prepare, &enqueue};
+        if constexpr (kVaries) static_assert(WgmmaOfWidths<kWidest>::kLeast <= kLeast, "the instruction has four widths");
+        static_assert(kLeast <= kWidth && kWidth <= kWidest && (kWidest - kWidth) % 16 == 0);
+        return Instance{facts(name, kWidth), &prepare, &enqueue<kWidth>};
     }
 };
 

@@ -22,15 +22,17 @@ struct OperandRows {
     cute::TmaDescriptor whole{};
     cute::TmaDescriptor rest{};
     int32_t rows = 0;
+    // Of a tile, where launches differ in it.
+    int32_t tile_rows = 0;
     // Rows that each block loads of the last tile, and the number of blocks that load any; 0 if the last tile is whole, or
     // so nearly that it is loaded like one.
     int32_t rest_rows = 0;
     int32_t rest_blocks = 0;
 };
 
-// Tiles of kRows rows and kDepth of their elements, of which each of kSharers blocks loads a part. kTileElements: of the
-// tile of D.
-template <class Element, int kRows, int kDepth, int kSharers, int kTileElements>
+// Tiles of kRows rows and kDepth of their elements, of which each of kSharers blocks loads a part. With kVaries a launch may
+// have tiles of fewer rows, in shared memory that is laid out for kRows. kTileElements: of the tile of D.
+template <class Element, int kRows, int kDepth, int kSharers, int kTileElements, bool kVaries>
 struct TileRows {
     // Rows of 128 bytes lie one behind the other, in the pattern that wgmma reads; deeper tiles are such parts one after
     // the other.
@@ -44,21 +46,26 @@ struct TileRows {
     static constexpr int kFewOutside = 16;
     static constexpr bool kIsSmall = kTileElements <= 96 * 128;
 
-    static OperandRows encode(char const* name, void const* matrix, int64_t rows, int64_t k, int64_t row_stride,
+    CUTLASS_HOST_DEVICE static int32_t tile_rows(OperandRows const& operand) {
+        return kVaries ? operand.tile_rows : kRows;
+    }
+
+    static OperandRows encode(char const* name, void const* matrix, int64_t rows, int64_t k, int64_t row_stride, int tile_rows,
                               int64_t unit_rows) {
         OperandRows operand{};
         operand.rows = int32_t(rows);
+        operand.tile_rows = tile_rows;
         auto descriptor = [&](int box_rows) {
             return tma_matrix<Element>(name, matrix, rows, k, row_stride, box_rows, kPartDepth);
         };
-        operand.whole = descriptor(kRows / kSharers);
+        operand.whole = descriptor(tile_rows / kSharers);
         int64_t padded = (rows + unit_rows - 1) / unit_rows * unit_rows;
         if (kIsSmall || padded - rows < kFewOutside) return operand;
         // The pattern repeats every eight rows, and each block's part begins with it.
-        int last = int(rows % kRows);
+        int last = int(rows % tile_rows);
         int each = (last + 8 * kSharers - 1) / (8 * kSharers) * 8;
         int blocks = each == 0 ? 0 : (last + each - 1) / each;
-        if (each * blocks > kRows) return operand;
+        if (each * blocks > tile_rows) return operand;
         operand.rest_rows = each == 0 ? 8 : each;
         operand.rest_blocks = blocks;
         operand.rest = descriptor(operand.rest_rows);
@@ -71,7 +78,7 @@ struct TileRows {
     static constexpr uint16_t kNothing = UINT16_MAX - 1;
 
     CUTLASS_DEVICE static bool is_whole(OperandRows const& operand, int32_t tile) {
-        return operand.rest_rows == 0 || (tile + 1) * kRows <= operand.rows;
+        return operand.rest_rows == 0 || (tile + 1) * tile_rows(operand) <= operand.rows;
     }
 
     // Notes this block's part, and returns the rows of the tile that no block loads.
@@ -81,15 +88,15 @@ struct TileRows {
             part = kWhole;
             return 0;
         }
-        int32_t blocks = tile * kRows < operand.rows ? operand.rest_blocks : 0;
+        int32_t blocks = tile * tile_rows(operand) < operand.rows ? operand.rest_blocks : 0;
         part = int32_t(place) < blocks ? uint16_t(int32_t(place) * operand.rest_rows) : kNothing;
-        return kRows - blocks * operand.rest_rows;
+        return tile_rows(operand) - blocks * operand.rest_rows;
     }
 
     // Both load step `k` into the stage at `to`, for all blocks of `sharers`.
     CUTLASS_DEVICE static void load_whole(OperandRows const& operand, int32_t tile, uint32_t place, int32_t k, uint32_t to,
                                           uint32_t barrier, uint16_t sharers) {
-        load(&operand.whole, tile, place * uint32_t(kRows / kSharers), k, to, barrier, sharers);
+        load(&operand.whole, tile * tile_rows(operand), place * uint32_t(tile_rows(operand) / kSharers), k, to, barrier, sharers);
     }
     CUTLASS_DEVICE static void load_part(OperandRows const& operand, int32_t tile, uint16_t volatile const& part,
                                          uint32_t place, int32_t k, uint32_t to, uint32_t barrier, uint16_t sharers) {
@@ -97,13 +104,13 @@ struct TileRows {
         if (rows_before == kWhole) {
             load_whole(operand, tile, place, k, to, barrier, sharers);
         } else if (rows_before != kNothing) {
-            load(&operand.rest, tile, rows_before, k, to, barrier, sharers);
+            load(&operand.rest, tile * tile_rows(operand), rows_before, k, to, barrier, sharers);
         }
     }
 
     // Brings step `k` of a whole tile, this block's part, from memory into the L2 cache.
     CUTLASS_DEVICE static void prefetch_whole(OperandRows const& operand, int32_t tile, uint32_t place, int32_t k) {
-        int32_t row = tile * kRows + int32_t(place) * (kRows / kSharers);
+        int32_t row = tile * tile_rows(operand) + int32_t(place) * (tile_rows(operand) / kSharers);
         CUTLASS_PRAGMA_UNROLL
         for (int nth = 0; nth < kParts; ++nth) {
             asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&operand.whole),
@@ -113,9 +120,9 @@ struct TileRows {
     }
 
 private:
-    CUTLASS_DEVICE static void load(cute::TmaDescriptor const* from, int32_t tile, uint32_t rows_before, int32_t k,
+    CUTLASS_DEVICE static void load(cute::TmaDescriptor const* from, int32_t first_row, uint32_t rows_before, int32_t k,
                                     uint32_t to, uint32_t barrier, uint16_t sharers) {
-        int32_t row = tile * kRows + int32_t(rows_before);
+        int32_t row = first_row + int32_t(rows_before);
         CUTLASS_PRAGMA_UNROLL
         for (int nth = 0; nth < kParts; ++nth) {
             uint32_t place = to + nth * kPartBytes + rows_before * kRowBytes;

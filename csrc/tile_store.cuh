@@ -22,8 +22,8 @@
 namespace overlap_gemm {
 
 // `kGroups` warp groups share a tile, and `kSharers` blocks of a cluster load rows together. There are `kBuffers` chunks of
-// shared memory for each group.
-template <class Element, class KernelTile, bool kTransposed, int kGroups, int kSharers, int kBuffers>
+// shared memory for each group. A launch may have narrower tiles, by some 16 columns of the kernel, but not below `kLeast`.
+template <class Element, class KernelTile, bool kTransposed, int kLeast, int kGroups, int kSharers, int kBuffers>
 class TileStore {
 public:
     static constexpr int kStripRows = 64;
@@ -34,15 +34,18 @@ public:
     static constexpr int kRows = kTransposed ? kTileN : kTileM;
     static constexpr int kColumns = kTransposed ? kTileM : kTileN;
 
-    // Columns of a chunk as the kernel sees them, and the chunk as a part of D.
+    // Columns of a chunk as the kernel sees them. Where tiles differ in width, the last chunk may be a half.
     static constexpr int kChunk = kTileN % 32 == 0 ? 32 : 16;
+    static constexpr int kHalf = 16;
     static_assert(kTileN % kChunk == 0);
-    static constexpr int kChunkRows = kTransposed ? kChunk : kStripRows;
-    static constexpr int kChunkColumns = kTransposed ? kStripRows : kChunk;
+    static constexpr bool kVaries = kLeast != kTileN;
+    static constexpr bool kHasHalves = kVaries && kChunk == 2 * kHalf;
     static constexpr bool kByTma = sizeof(Element) == 2;
-    static constexpr int kRowBytes = kChunkColumns * 2;
-    static constexpr int kChunkBytes = kByTma ? kChunkRows * kRowBytes : 0;
+    static constexpr int kChunkBytes = kByTma ? kChunk * kStripRows * 2 : 0;
     static_assert(kBuffers >= 2);
+
+    // The columns of a row of D in a chunk of so many of the kernel's columns.
+    static constexpr int columns_in_d(int columns) { return kTransposed ? kStripRows : columns; }
 
     using Epilogue = TileEpilogue<Element, kRows, kColumns, kSharers>;
     // What CUTLASS's kernels ask for. They move no C.
@@ -54,13 +57,17 @@ public:
     struct Arguments {
         void* d = nullptr;
         int64_t ldd = 0;
+        // Columns of the kernel's tiles.
+        int width = 0;
         EpilogueParams<Element> epilogue;
     };
     struct Params {
-        // Only with `kByTma`.
+        // Only with `kByTma`: of a chunk, and of half a chunk.
         cute::TmaDescriptor descriptor;
+        cute::TmaDescriptor of_half;
         Element* d;
         int64_t ldd;
+        int width;
         EpilogueParams<Element> epilogue;
     };
     struct SharedStorage {
@@ -72,10 +79,14 @@ public:
     template <class ProblemShape>
     static Params to_underlying_arguments(ProblemShape const& shape, Arguments const& arguments, void*) {
         auto [m, n, k, l] = shape;
-        Params params{{}, static_cast<Element*>(arguments.d), arguments.ldd, arguments.epilogue};
+        Params params{{}, {}, static_cast<Element*>(arguments.d), arguments.ldd, arguments.width, arguments.epilogue};
         if constexpr (kByTma) {
-            params.descriptor = tma_matrix<Element>("D", arguments.d, kTransposed ? n : m, kTransposed ? m : n,
-                                                    arguments.ldd, kChunkRows, kChunkColumns);
+            auto descriptor = [&](int columns) {
+                return tma_matrix<Element>("D", arguments.d, kTransposed ? n : m, kTransposed ? m : n, arguments.ldd,
+                                           kTransposed ? columns : kStripRows, columns_in_d(columns));
+            };
+            params.descriptor = descriptor(kChunk);
+            if (arguments.width % kChunk != 0) params.of_half = descriptor(kHalf);
         }
         return params;
     }
@@ -103,9 +114,11 @@ public:
         auto& storage = *reinterpret_cast<SharedStorage*>(shared);
         auto [m_tile, n_tile, k_all, l_tile] = block;
         auto [m, n, k, l] = shape;
+        int const width = kVaries ? params_.width : kTileN;
+        int const tile_m = int(kTransposed ? n_tile : m_tile), tile_n = int(kTransposed ? m_tile : n_tile);
         Tile tile;
-        tile.row = int(kTransposed ? n_tile : m_tile) * kRows;
-        tile.column = int(kTransposed ? m_tile : n_tile) * kColumns;
+        tile.row = tile_m * (kTransposed ? width : kTileM);
+        tile.column = tile_n * (kTransposed ? kTileM : width);
         tile.rows = int(kTransposed ? n : m);
         tile.columns = int(kTransposed ? m : n);
 
@@ -125,33 +138,43 @@ public:
         // order of their strips.
         int const part = kGroups == 1 ? 0 : __shfl_sync(0xffffffff, thread / 128, 0);
         auto store_all = [&](auto is_plain) {
+            int buffer = 0;
+            auto store_chunk = [&](auto columns, int strip, int column) {
+                constexpr int kWidth = decltype(columns)::value;
+                int const row = (strip * kGroups + part) * kStripRows;
+                cutlass::Array<float, kWidth / 2> values;
+                CUTLASS_PRAGMA_UNROLL
+                for (int i = 0; i < kWidth / 2; ++i) values[i] = sums(strip * kTileN / 2 + column / 2 + i);
+                epilogue.apply(is_plain, values, [&](int i) { return place(row, column, i); });
+                if constexpr (kByTma) {
+                    char* to = storage.chunks[part][buffer];
+                    buffer = buffer + 1 == kBuffers ? 0 : buffer + 1;
+                    fill<kWidth>(to, cutlass::NumericArrayConverter<Element, float, kWidth / 2>{}(values));
+                    // Behind the barrier the others fill the next buffer, which all but the last chunks have left.
+                    if (leads) wait_for_reads<kBuffers - 2>();
+                    cute::tma_store_fence();
+                    sync_group(group);
+                    auto const& descriptor = kWidth == kChunk ? params_.descriptor : params_.of_half;
+                    if (leads) store(descriptor, tile, kTransposed ? column : row, kTransposed ? row : column, to);
+                } else {
+                    store(tile, row, column, values);
+                }
+            };
             CUTLASS_PRAGMA_UNROLL
             for (int strip = 0; strip < kStrips; ++strip) {
                 CUTLASS_PRAGMA_UNROLL
-                for (int chunk = 0; chunk < kTileN / kChunk; ++chunk) {
-                    int const row = (strip * kGroups + part) * kStripRows;
-                    int const column = chunk * kChunk;
-                    cutlass::Array<float, kChunk / 2> values;
-                    CUTLASS_PRAGMA_UNROLL
-                    for (int i = 0; i < kChunk / 2; ++i) values[i] = sums(strip * kTileN / 2 + column / 2 + i);
-                    epilogue.apply(is_plain, values, [&](int i) { return place(row, column, i); });
-                    if constexpr (kByTma) {
-                        char* to = storage.chunks[part][(strip * (kTileN / kChunk) + chunk) % kBuffers];
-                        fill(to, cutlass::NumericArrayConverter<Element, float, kChunk / 2>{}(values));
-                        // Behind the barrier the others fill the next buffer, which all but the last chunks have left.
-                        if (leads) wait_for_reads<kBuffers - 2>();
-                        cute::tma_store_fence();
-                        sync_group(group);
-                        if (leads) store(tile, kTransposed ? column : row, kTransposed ? row : column, to);
-                    } else {
-                        store(tile, row, column, values);
+                for (int column = 0; column < kTileN; column += kChunk) {
+                    if (column + kChunk <= kLeast || column + kChunk <= width) {
+                        store_chunk(cute::Int<kChunk>{}, strip, column);
+                    } else if (kHasHalves && column < width) {
+                        store_chunk(cute::Int<kHalf>{}, strip, column);
                     }
                 }
             }
         };
         // Twice, so that the usual tile's code is short: fetching instructions takes longer than they do.
         if (epilogue.is_plain()) store_all(cute::true_type{}); else store_all(cute::false_type{});
-        if (thread == 0) epilogue.end();
+        if (thread == 0) epilogue.end(tile_m, tile_n);
     }
 
     // That what was stored has left shared memory.
@@ -196,12 +219,14 @@ private:
     }
 
     // Four matrices of 8 x 8 at a time: two along the kernel's rows, two along its columns.
-    CUTLASS_DEVICE static void fill(char* chunk, cutlass::Array<Element, kChunk / 2> const& values) {
+    template <int kWidth>
+    CUTLASS_DEVICE static void fill(char* chunk, cutlass::Array<Element, kWidth / 2> const& values) {
+        constexpr int kRowBytes = columns_in_d(kWidth) * 2;
         int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32 % 4;
         auto* pairs = reinterpret_cast<uint32_t const*>(values.data());
         uint32_t base = cute::cast_smem_ptr_to_uint(chunk);
         CUTLASS_PRAGMA_UNROLL
-        for (int column = 0; column < kChunk; column += 16) {
+        for (int column = 0; column < kWidth; column += 16) {
             // This lane says where a row of one of the four lies.
             int along_rows = lane / 8 % 2, along_columns = column / 8 + lane / 16;
             int row = kTransposed ? along_columns * 8 + lane % 8 : warp * 16 + along_rows * 8 + lane % 8;
@@ -221,18 +246,20 @@ private:
         }
     }
 
-    CUTLASS_DEVICE void store(Tile const& tile, int row, int column, char const* from) const {
+    CUTLASS_DEVICE static void store(cute::TmaDescriptor const& descriptor, Tile const& tile, int row, int column,
+                                     char const* from) {
         row += tile.row;
         column += tile.column;
         if (row < tile.rows && column < tile.columns) {
-            cute::SM90_TMA_STORE_2D::copy(&params_.descriptor, from, column, row);
+            cute::SM90_TMA_STORE_2D::copy(&descriptor, from, column, row);
         }
         cute::tma_store_arrive();
     }
 
-    CUTLASS_DEVICE void store(Tile const& tile, int row, int column, cutlass::Array<float, kChunk / 2> const& values) const {
+    template <int kCount>
+    CUTLASS_DEVICE void store(Tile const& tile, int row, int column, cutlass::Array<float, kCount> const& values) const {
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kChunk / 2; ++i) {
+        for (int i = 0; i < kCount; ++i) {
             Place at = place(row, column, i);
             at.row += tile.row;
             at.column += tile.column;

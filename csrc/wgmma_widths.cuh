@@ -4,6 +4,8 @@
 // make 256 tiles, nearly two for each SM, where 128 columns leave an eighth of the GPU idle. CUTLASS has all widths,
 // too, in a header that takes minutes to compile.
 //
+// A kernel may also have several widths (multiply_widths.cuh): then each launch says which of four it uses.
+//
 // Invariant: what is described here to CuTe (who holds which sum, how operands lie) is what the PTX manual says of
 // wgmma m64nNk16 and m64nNk32 for every N. A width is one line: see the end of the first part.
 #pragma once
@@ -110,6 +112,63 @@ OG_WGMMA_WIDTH(176, "%88", "%89", "%90", "%91", "%92")
 OG_WGMMA_WIDTH(208, "%104", "%105", "%106", "%107", "%108")
 OG_WGMMA_WIDTH(224, "%112", "%113", "%114", "%115", "%116")
 OG_WGMMA_WIDTH(240, "%120", "%121", "%122", "%123", "%124")
+
+// The instructions of four widths: one launch has one width, and the branch is the same for all threads. It is inside one
+// `asm`, so that all widths use the same registers: where the compiler sees sums that meet behind a branch, it waits for every
+// instruction (C7511, C7515). The fence and the commit are behind the branch, too, or each instruction would be a group.
+template <int kWidest>
+struct WgmmaOfWidths;
+
+// All that 128 bytes of K need: four instructions, of which the first may begin the sums.
+#define OG_WGMMA_STEP(width, kind, tail)                                                                \
+    "wgmma.fence.sync.aligned;\n"                                                                       \
+    OG_WGMMA_LINE(width, kind, "a0, b0, begun", tail) OG_WGMMA_LINE(width, kind, "a1, b1, always", tail) \
+    OG_WGMMA_LINE(width, kind, "a2, b2, always", tail) OG_WGMMA_LINE(width, kind, "a3, b3, always", tail) \
+    "wgmma.commit_group.sync.aligned;\n"
+#define OG_WGMMA_LINE(width, kind, operands, tail) \
+    "wgmma.mma_async.sync.aligned.m64n" #width kind " {" OG_NAMES_##width "}, " operands ", 1, 1" tail ";\n"
+
+// Both operands lie along K, in rows of 128 bytes: an instruction reads 32 of them, and descriptors count 16s.
+#define OG_WGMMA_BRANCH(w0, w1, w2, w3, a_name, b_name, p_name, width_name, kind, tail)                 \
+    asm volatile("{\n.reg .pred begun, always, is;\n.reg .b64 a0, a1, a2, a3, b0, b1, b2, b3;\n"       \
+                 "setp.ne.b32 begun, " p_name ", 0;\nsetp.eq.b32 always, " p_name ", " p_name ";\n"     \
+                 "mov.b64 a0, " a_name ";\nadd.s64 a1, a0, 2;\nadd.s64 a2, a0, 4;\nadd.s64 a3, a0, 6;\n" \
+                 "mov.b64 b0, " b_name ";\nadd.s64 b1, b0, 2;\nadd.s64 b2, b0, 4;\nadd.s64 b3, b0, 6;\n" \
+                 "setp.eq.s32 is, " width_name ", " #w1 ";\n@is bra.uni W1;\n"                          \
+                 "setp.eq.s32 is, " width_name ", " #w2 ";\n@is bra.uni W2;\n"                          \
+                 "setp.eq.s32 is, " width_name ", " #w3 ";\n@is bra.uni W3;\n"                          \
+                 OG_WGMMA_STEP(w0, kind, tail) "bra.uni DONE;\nW1:\n"                                  \
+                 OG_WGMMA_STEP(w1, kind, tail) "bra.uni DONE;\nW2:\n"                                  \
+                 OG_WGMMA_STEP(w2, kind, tail) "bra.uni DONE;\nW3:\n"                                  \
+                 OG_WGMMA_STEP(w3, kind, tail) "DONE:\n}\n"                                            \
+                 : OG_SUMS_##w0(d)                                                                      \
+                 : "l"(a), "l"(b), "r"(accumulate), "r"(width)                                          \
+                 : "memory")
+
+#define OG_WGMMA_WIDTHS(w0, w1, w2, w3, a_name, b_name, p_name, width_name)                             \
+    template <>                                                                                         \
+    struct WgmmaOfWidths<w0> {                                                                          \
+        static constexpr int kLeast = w3;                                                               \
+        template <class A, class B>                                                                     \
+        CUTE_HOST_DEVICE static void run(float* d, uint64_t a, uint64_t b, int32_t accumulate, int32_t width) { \
+            using namespace cutlass;                                                                    \
+            if constexpr (kAre<A, bfloat16_t, B, bfloat16_t>) {                                         \
+                OG_WGMMA_BRANCH(w0, w1, w2, w3, a_name, b_name, p_name, width_name, "k16.f32.bf16.bf16", ", 0, 0"); \
+            } else if constexpr (kAre<A, half_t, B, half_t>) {                                          \
+                OG_WGMMA_BRANCH(w0, w1, w2, w3, a_name, b_name, p_name, width_name, "k16.f32.f16.f16", ", 0, 0"); \
+            } else {                                                                                    \
+                static_assert(kAre<A, float_e4m3_t, B, float_e4m3_t>, "no kernel of several widths has these types"); \
+                OG_WGMMA_BRANCH(w0, w1, w2, w3, a_name, b_name, p_name, width_name, "k32.f32.e4m3.e4m3", ""); \
+            }                                                                                           \
+        }                                                                                               \
+    };
+
+OG_WGMMA_WIDTHS(64, 48, 32, 16, "%32", "%33", "%34", "%35")
+OG_WGMMA_WIDTHS(96, 80, 64, 48, "%48", "%49", "%50", "%51")
+OG_WGMMA_WIDTHS(128, 112, 96, 80, "%64", "%65", "%66", "%67")
+OG_WGMMA_WIDTHS(160, 144, 128, 112, "%80", "%81", "%82", "%83")
+OG_WGMMA_WIDTHS(192, 176, 160, 144, "%96", "%97", "%98", "%99")
+OG_WGMMA_WIDTHS(256, 240, 224, 208, "%128", "%129", "%130", "%131")
 
 // Whether a width is not one of CUTLASS's.
 template <int kWidth>

@@ -289,7 +289,7 @@ fn the_table_of_kernels_can_be_read() {
     assert!(default.iter().all(|row| row.default && all.contains(row)));
     let registry = table::registry(&all);
     for row in &all {
-        assert!(table::source(&[row]).contains(&format!("instance(\"{}\")", row.name)));
+        assert!(table::source(&[row]).contains(&format!(">(\"{}\")", row.name)));
         assert!(registry.contains(&format!("    &{},\n", row.name)));
     }
     assert!(registry.contains(&format!("kInstanceCount = {};", all.len())));
@@ -356,4 +356,38 @@ fn a_row_that_says_something_else_is_refused_with_its_line() {
     }
     let error = read(&format!("{good}\n{good}")).unwrap_err();
     assert!(error.contains("is there twice"), "{error}");
+}
+
+#[test]
+fn a_row_of_several_widths_is_as_many_kernels_of_one_template() {
+    let read = |text: &str| table::read(text, &table::Selection::All);
+    for (row, names, arguments) in [
+        (
+            "bf16 bf16 bf16 nk 128x144..192x64 2x1 pingpong - default",
+            ["128x192x64", "128x176x64", "128x160x64", "128x144x64"],
+            "128, 192, 64, 2, 1, true, false, false, 144>",
+        ),
+        (
+            "bf16 bf16 bf16 nk 16..64x128x64 2x1 pingpong transposed default",
+            ["64x128x64", "48x128x64", "32x128x64", "16x128x64"],
+            "64, 128, 64, 2, 1, true, true, false, 16>",
+        ),
+    ] {
+        let kernels = read(row).unwrap();
+        let tiles: Vec<_> = kernels.iter().map(|one| one.name.split('_').nth(4).unwrap()).collect();
+        assert_eq!(tiles, names);
+        let sources = table::sources(&kernels);
+        let source = table::source(&sources[0].1);
+        assert_eq!((sources.len(), source.matches(arguments).count()), (1, 4), "{source}");
+    }
+    for bad in [
+        "128x192..144x64",
+        "128x144..144x64",
+        "128x140..192x64",
+        "128x128..192x64",
+        "128..192x64x64",
+    ] {
+        let row = format!("bf16 bf16 bf16 nk {bad} 2x1 pingpong - default");
+        assert!(read(&row).unwrap_err().starts_with("csrc/kernels.txt:1: "), "{bad}");
+    }
 }

@@ -127,6 +127,9 @@ pub(crate) fn ranked(
 const SM_FLOPS: f64 = 7.86e12;
 /// How much longer two groups of warps take that share a tile: both wait for the same step.
 const TOGETHER: f64 = 1.06;
+/// How much longer still if each of them has two strips of 64 rows. Fitted to 68 products of random sizes on H100s
+/// (`benches/results/2026-11-25-h100x2-widths.md`); fitting the others again to those gained nothing.
+const TWO_STRIPS: f64 = 1.04;
 /// Seconds that a step of K takes at least, however small the tile: from one step of the loop to the next, and for each 128
 /// bytes of K in it. These two and `SPLIT` were fitted again to 111 products on H100s, most of few rows, with steps of 128
 /// and of 256 bytes (`benches/results/2026-11-25-h100x2-family.md`).
@@ -206,7 +209,12 @@ impl Work {
         let types = problem.elements();
         let size = |element: ElementType| f64::from(element.size());
         let (a, b, d) = (size(types.a), size(types.b), size(types.d));
-        let together = if kernel.pingpong { 1.0 } else { TOGETHER };
+        let strips = if kernel.transposed { kernel.tile.n } else { kernel.tile.m } / 64;
+        let together = match (kernel.pingpong, strips > 2) {
+            (true, _) => 1.0,
+            (false, false) => TOGETHER,
+            (false, true) => TOGETHER * TWO_STRIPS,
+        };
         let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
         let multiply = together * 2.0 * m * n * k / rate;
         let step = STEP + STEP_PART * f64::from(kernel.tile_k) * a / 128.0;
@@ -259,11 +267,27 @@ pub(crate) fn clusters(kernel: &Kernel, sms: u32) -> u32 {
     (reached / size).max(1)
 }
 
-/// The SMs that are free for clusters while `pushing` blocks push. These lie two by two on SMs side by side, as clusters do;
-/// an odd number lies apart (`launch_early` in `csrc/gather.cu`).
-pub(crate) fn sms_left(kernel: &Kernel, sms: u32, pushing: u32) -> u32 {
+/// The SMs that are free for clusters of two while `pushing` blocks push. These lie two by two on SMs side by side, as clusters
+/// do; an odd number lies apart (`launch_early` in `csrc/gather.cu`).
+fn sms_left(kernel: &Kernel, sms: u32, pushing: u32) -> u32 {
     let are_pairs = pushing.is_multiple_of(2) || kernel.cluster_size() == 1;
     sms.saturating_sub(if are_pairs { pushing } else { 2 * pushing })
+}
+
+/// Clusters that compute at a time while `pushing` blocks push: of larger ones, those that fit into GPCs of which each has
+/// lost about as many SMs. (Eight GPCs, as on H100 and H200; the hardware spreads blocks over them.)
+pub(crate) fn clusters_beside(kernel: &Kernel, sms: u32, pushing: u32) -> u32 {
+    const GPCS: u32 = 8;
+    let size = kernel.cluster_size();
+    if pushing == 0 || size <= 2 {
+        return clusters(kernel, sms_left(kernel, sms, pushing));
+    }
+    let pairs = pushing.div_ceil(2);
+    let in_gpc = |gpc: u32| {
+        let taken = 2 * (pairs / GPCS + u32::from(gpc < pairs % GPCS));
+        (sms / GPCS).saturating_sub(taken) / size
+    };
+    (0..GPCS).map(in_gpc).sum::<u32>().min(clusters(kernel, sms))
 }
 
 /// The SMs that a product occupies which begins while a kernel of `pushing` blocks sends this rank's rows: all, or all but

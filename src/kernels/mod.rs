@@ -12,7 +12,7 @@ pub use cost::Choice;
 pub(crate) use cost::cost;
 #[cfg(any(feature = "cuda", feature = "tune"))]
 pub(crate) use cost::ranked;
-pub(crate) use cost::{Work, beside, cheapest, choices, clusters, sms_beside_push, sms_left};
+pub(crate) use cost::{Work, beside, cheapest, choices, clusters_beside, sms_beside_push};
 #[cfg(feature = "cuda")]
 pub(crate) use cost::{even_sweeps, most_splits};
 pub(crate) use kernel::kind;

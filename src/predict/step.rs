@@ -11,7 +11,7 @@ use super::machine::{Machine, ProductTimes};
 use super::setup::Setup;
 use super::transfers::{Busy, Gather};
 use crate::error::Result;
-use crate::kernels::{Work, clusters, sms_beside_push, sms_left};
+use crate::kernels::{Work, clusters_beside, sms_beside_push};
 use crate::plan::{
     Chunks, Engine, Lane, Plan, Problem, Shards, Step as Does, Tile, TileOrder, Word,
 };
@@ -154,7 +154,7 @@ impl Step<'_> {
         let event = TileEvent { rank, ..nothing() };
         let fit = match pushing {
             0 => u64::MAX,
-            _ => clusters(kernel, sms_left(kernel, all, pushing)).into(),
+            _ => clusters_beside(kernel, all, pushing).into(),
         };
         let late = Late { fit, until };
         Ok(product.run(&order, launched, late, &ready, event, record))

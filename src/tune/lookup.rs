@@ -5,8 +5,8 @@
 //!
 //! An entry for the same problem is used unchanged; so is the nearest entry of the same kind of problem, if it is within
 //! [`FARTHEST`]. Otherwise the cost model decides: every way has a prediction (`predict`) with every promising
-//! kernel. The fastest is used, but the fused step of the rules keeps its place unless another leads by [`LEAD`], or a
-//! kernel that pushes is faster than its copies.
+//! kernel. The fastest is used, but the fused step of the rules keeps its place unless another leads by [`LEAD`]. Where the
+//! rules copy and a kernel could push, the kernel has that place.
 
 use std::fmt;
 
@@ -22,8 +22,8 @@ pub const FARTHEST: f64 = 0.25;
 /// The lead that another plan needs over the rules' fused step: of many similar candidates, the best prediction belongs to the
 /// one that its prediction flatters most.
 const LEAD: f64 = 0.06;
-/// Needs no lead over copies: it takes as long in a graph as outside, but with captured copies a step took 16 to 63 µs longer
-/// on some machines (benches/results/2026-11-25-h100x2-family.md).
+/// Has the place of the rules' copies: it takes as long in a graph as outside, but with captured copies a step took 16 to
+/// 63 µs longer on some machines (benches/results/2026-11-25-h100x2-family.md).
 const PUSHED: Way = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
 
 /// A question.
@@ -173,6 +173,7 @@ fn modelled(asked: &Asked<'_>, possible: &dyn Fn(&Way) -> bool, fits: &dyn Fits)
     all.retain(possible);
     // What the rules plan for a fused step, as far as that was left open: its way and its kernel come first.
     let usual = all.iter().find(|way| way.strategy == Strategy::Fused).copied();
+    let may_push = usual != Some(PUSHED) && all.contains(&PUSHED);
     let mut best: Option<(f64, f64, Way, Option<Multiplying>)> = None;
     for strategy in Strategy::ALL {
         let mut of_order = all.iter().filter(|way| way.strategy == strategy).peekable();
@@ -209,7 +210,7 @@ fn modelled(asked: &Asked<'_>, possible: &dyn Fn(&Way) -> bool, fits: &dyn Fits)
             });
             let Some(us) = us else { continue };
             let is_usual = Some(*way) == usual && Some(&multiplying) == kernels.first();
-            let keeps_its_place = is_usual || (*way == PUSHED && usual != Some(PUSHED));
+            let keeps_its_place = if may_push { *way == PUSHED } else { is_usual };
             let score = us.ln() - if keeps_its_place { LEAD } else { 0.0 };
             // Among equals the first.
             if best.as_ref().is_none_or(|(least, ..)| score < *least) {

@@ -10,7 +10,7 @@ use super::entry::{Entry, Family, Multiplying, Shape};
 use super::file::{self, TUNING_VARIABLE, default_path};
 use super::lookup::{self, Answer, Asked, Fits};
 use crate::error::Result;
-use crate::plan::{Engine, Problem, Strategy, Way};
+use crate::plan::{Problem, Strategy};
 
 /// A table of measured plans, with its sources and notes.
 ///
@@ -117,14 +117,13 @@ impl Tuning {
         &self.notes
     }
 
-    /// The kernel of the fused step of this size that was measured, whatever its number of ranks, where copy engines
-    /// sent the rows: there the product had the whole GPU, so this kernel is among the fastest for the product alone.
+    /// The kernel of the fused step of this size that was measured, whatever its number of ranks, if the product had all SMs
+    /// that it can use: then this kernel is among the fastest for the product alone.
     pub fn kernel_of_size(&self, gpu: &str, problem: &Problem) -> Option<&Multiplying> {
         let (shape, family) = (Shape::of(problem), Family::of(problem, gpu));
         let is_it = |entry: &&Entry| {
-            let Way { strategy, engine, .. } = entry.way;
-            strategy == Strategy::Fused
-                && matches!(engine, Engine::CopyEngines { .. })
+            entry.way.strategy == Strategy::Fused
+                && entry.multiplied_undisturbed()
                 && entry.shape == shape
                 && entry.family == Family { ranks: entry.family.ranks, ..family.clone() }
         };

@@ -10,7 +10,7 @@ use crate::gpu::call::{Call, call};
 use crate::gpu::case::Case;
 use crate::gpu::inputs::some_rows;
 use crate::gpu::ranks::{Rank, on_ranks};
-use crate::gpu::tried_kernels;
+use crate::gpu::{share_of_rounds, tried_kernels};
 use overlap_gemm::cuda::cudarc::driver::result;
 use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
 use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, Gemm, Kernel, RawOperands, Shard};
@@ -166,18 +166,6 @@ fn some_case(kernel: &'static Kernel, sms: u32, random: &mut Random) -> Case {
     case
 }
 
-/// What this rank may be asked for: blocks that push hold their places until all ranks push, so those of all ranks that
-/// share a GPU have to fit beside their products.
-fn that_fit(rank: &Rank, options: &GatherOptions, problem: &Problem) -> GatherOptions {
-    let fits = rank.pushing_blocks;
-    match options.engine.unwrap_or(Engine::usual(problem)) {
-        Engine::Kernel { blocks } if blocks > fits => {
-            options.clone().with_engine(Engine::Kernel { blocks: fits })
-        }
-        _ => options.clone(),
-    }
-}
-
 /// Three steps of one operation.
 fn steps(
     rank: &Rank,
@@ -191,7 +179,7 @@ fn steps(
     let mut work = Work::new(rank, case, rows, &mut random);
     let problem = work.problem.clone();
     let (group, device) = (&rank.group, &rank.gpu.device);
-    let options = that_fit(rank, options, &problem);
+    let options = rank.that_fit(options, &problem);
     let mut layer =
         AllGatherGemm::plan(group, device, &problem, Some(strategy), &options, &case.options)
             .unwrap();
@@ -215,9 +203,12 @@ fn steps(
 
 fn try_every_kernel(strategy: Strategy, rounds: u64, seed: u64) {
     for kernel in tried_kernels() {
-        let mut random = Random::new(seed);
-        for round in 0..rounds {
-            let ranks = random.within(1..=8) as u32;
+        // The widths of one kernel draw other cases.
+        let mut random = Random::of_stream(seed, u64::from(kernel.tile.m + kernel.tile.n));
+        for round in 0..share_of_rounds(kernel, rounds) {
+            // Of clusters of eight, six find their places beside blocks that push.
+            let most = if kernel.cluster_size() > 4 { 6 } else { 8 };
+            let ranks = random.within(1..=most) as u32;
             let mut case = some_case(kernel, (100 / ranks).max(4), &mut random);
             let rows = shards(case.size[0], ranks, &mut random);
             let options = options(*rows.iter().max().unwrap(), &mut random);
@@ -228,8 +219,7 @@ fn try_every_kernel(strategy: Strategy, rounds: u64, seed: u64) {
             println!("{kernel}: {ranks} ranks, rows {rows:?}, {options:?}, {case:?}");
             on_ranks(ranks, |rank| {
                 let mut case = case.clone();
-                case.options.sm_limit =
-                    Some(rank.sms / kernel.cluster_size() * kernel.cluster_size());
+                case.options.sm_limit = Some(rank.sms_for(kernel));
                 steps(&rank, &case, strategy, &options, &rows, seed + round);
             });
         }

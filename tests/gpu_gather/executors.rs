@@ -64,6 +64,7 @@ fn both_executors_compute_the_same() {
             let gpus = on_ranks(ranks, |rank| {
                 let (number, stream) = (rank.rank(), &rank.gpu.stream);
                 let options = GatherOptions::default().with_timeouts(PATIENCE, PATIENCE);
+                let options = rank.that_fit(&options, &problem);
                 let gemm = GemmOptions::default().with_sm_limit(rank.sms);
                 let device = &rank.gpu.device;
                 let mut layer = cuda::AllGatherGemm::plan(

@@ -64,9 +64,12 @@ mod tests {
         let (plain, all) = (GemmOptions::default(), all_kernels());
         let measured = kernel(&plain, &size(2048), all);
         assert_eq!(measured.unwrap(), "bf16_bf16_bf16_nk_128x112x64_2x1_pingpong");
-        // Not measured; and measured where a kernel that takes SMs sent the rows.
+        // Measured where a kernel sent the rows: 84 blocks and 16; and 128 blocks and 16, more than there are SMs.
+        let few = kernel(&plain, &size(64), all);
+        assert_eq!(few.unwrap(), "bf16_bf16_bf16_nk_64x128x64_1x2_cooperative_transposed");
+        assert_eq!(kernel(&plain, &size(256), all), None);
+        // Not measured.
         assert_eq!(kernel(&plain, &size(2049), all), None);
-        assert_eq!(kernel(&plain, &size(64), all), None);
         // Other types, and what the caller fixed.
         let f16 = Problem::builder(2048, 3584, 8192);
         let f16 = f16.elements(ElementType::F16, ElementType::F16, ElementType::F16);

@@ -69,6 +69,21 @@ pub fn tried_kernels() -> Vec<&'static Kernel> {
     all
 }
 
+/// How many of `rounds` this kernel gets: the widths of one row of csrc/kernels.txt are one kernel on the device, and
+/// share them. At least as many as in a row of four, and one.
+pub fn share_of_rounds(kernel: &Kernel, rounds: u64) -> u64 {
+    let but_for_the_width = |one: &Kernel| {
+        let mut one = one.clone();
+        let width = if one.transposed { &mut one.tile.m } else { &mut one.tile.n };
+        *width = 0;
+        one.name.clear();
+        one
+    };
+    let this = but_for_the_width(kernel);
+    let alike = tried_kernels().into_iter().filter(|one| but_for_the_width(one) == this).count();
+    rounds.div_ceil(alike.clamp(1, 4) as u64)
+}
+
 /// Does something with one kernel after the other, on an untracked GPU, with the same random numbers for
 /// each. Products that wait have the GPU for themselves: where several wait, each keeps SMs from what
 /// the others wait for.

@@ -1,14 +1,16 @@
 //! Ranks as threads, each on a GPU: several on one where there are fewer GPUs than ranks.
 //!
-//! Invariant: ranks that share a GPU never wait for SMs that another's waiting product holds: each has a
-//! share of them, and of the places for blocks that push; nor does one free memory while others are at work
+//! Invariant: ranks that share a GPU never wait for SMs that another's waiting product or push holds: all of them together
+//! find their places, wherever the hardware puts blocks; nor does one free memory while others are at work
 //! ([`Rank::through`]). A rank that fails ends its group, so that no other waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use overlap_gemm::cuda::{Device, devices};
+use overlap_gemm::cuda::{Device, GatherOptions, devices};
 use overlap_gemm::group::Group;
+use overlap_gemm::kernels::Kernel;
+use overlap_gemm::plan::{Engine, Problem};
 
 use super::Gpu;
 
@@ -22,14 +24,43 @@ pub struct Rank {
 
 /// How long the others may take to end, which have limits of their own.
 const THROUGH: Duration = Duration::from_secs(60);
-/// SMs that are left for the small kernels that begin steps and push rows, and how many blocks of such kernels all ranks of
-/// a GPU may have for each of them: blocks run one after the other, but the first of every rank has to find a place.
-const LEFT: u32 = 16;
-const BLOCKS_AN_SM: u32 = 4;
+
+/// What each of `ranks` on a GPU may occupy: the SMs of its products, and blocks that push.
+///
+/// Together they have to find their places, for a product that does not fit holds up the next rank's push, for which the
+/// others wait. The hardware spreads blocks, so each pair that pushes may take a pair of SMs from clusters; and clusters of more
+/// than two need free SMs of one GPC. A rank alone waits for nobody on its GPU: there a push ends without its product.
+fn share_of(sms: u32, ranks: u32) -> (u32, u32) {
+    let pairs = sms / 2 / ranks;
+    match ranks {
+        1 => (sms - 16, 64),
+        _ => (pairs * 7 / 8 / 2 * 2, (pairs / 4 * 2).max(1)),
+    }
+}
 
 impl Rank {
     pub fn rank(&self) -> u32 {
         self.group.rank()
+    }
+
+    /// The SMs that a product of this kernel may take: whole clusters, at least one.
+    pub fn sms_for(&self, kernel: &Kernel) -> u32 {
+        let size = kernel.cluster_size();
+        (self.sms / size).max(1) * size
+    }
+
+    /// `options` with no more blocks that push than find a place: they hold it until all ranks push.
+    pub fn that_fit(&self, options: &GatherOptions, problem: &Problem) -> GatherOptions {
+        let most = self.pushing_blocks;
+        match options.engine.unwrap_or(Engine::usual(problem)) {
+            // An odd number does not lie in pairs.
+            Engine::Kernel { blocks }
+                if blocks > most || blocks % 2 * blocks > most.div_ceil(2) =>
+            {
+                options.clone().with_engine(Engine::Kernel { blocks: most })
+            }
+            _ => options.clone(),
+        }
     }
 
     /// Waits for all ranks, at the end of what more than two do; what they hold is dropped behind it.
@@ -62,8 +93,7 @@ pub fn on_ranks<T: Send>(ranks: u32, each: impl Fn(Rank) -> T + Sync) -> Vec<T> 
                 let each = &each;
                 scope.spawn(move || {
                     let gpu = Gpu::of(device);
-                    let sms = (device.info().sm_count - LEFT) / share / 2 * 2;
-                    let pushing_blocks = LEFT * BLOCKS_AN_SM / share;
+                    let (sms, pushing_blocks) = share_of(device.info().sm_count, share);
                     each(Rank { group: Arc::new(group), gpu, sms, pushing_blocks })
                 })
             })
