@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use overlap_gemm::plan::model::{Schedules, run};
 use overlap_gemm::plan::{
     BLayout, Chunks, ClusterShape, ElementTypes, Lane, MAX_CHUNKS, MAX_DIMENSION, MAX_RANKS,
-    Partition, Plan, PlanOptions, Problem, Scaling, Shards, Step, Tile, TileOrder, TileShape,
-    Tiling, Word,
+    Operation, Partition, Plan, PlanOptions, Problem, Scaling, Shards, Step, Tile, TileOrder,
+    TileShape, Tiling, Word,
 };
 use overlap_gemm::{ElementType, Error};
 use proptest::prelude::*;
@@ -359,20 +359,29 @@ proptest! {
     #[test]
     fn the_model_survives_any_schedule(
         rows in prop::collection::vec(0u32..4, 1..5),
-        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..8, number32(), number32()), 0..6),
+        reduces in any::<bool>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..9, number32(), number32()), 0..6),
         picks in prop::collection::vec(any::<usize>(), 16),
         huge_epochs in number32(),
     ) {
         let m = rows.iter().map(|&rows| u64::from(rows)).sum();
         let Ok(problem) = Problem::builder(m, 16, 16).shards(&rows).build() else { return Ok(()) };
-        let options = PlanOptions { pieces: Some(1), ..PlanOptions::default() };
+        let operation = if reduces { Operation::GemmReduceScatter } else { Operation::AllGatherGemm };
+        let options = PlanOptions { operation, pieces: Some(1), ..PlanOptions::default() };
         let mut schedules = Schedules::new(&Plan::new(&problem, options).unwrap());
         for (list, place, kind, x, y) in changes {
             if schedules.of_ranks.is_empty() { continue }
             let ranks = schedules.of_ranks.len();
             let steps = &mut schedules.of_ranks[list.index(ranks)].steps;
             let at = place.index(steps.len() + 1);
-            let word = [Word::Landed { chunk: x }, Word::Consumed { by: x }, Word::Begun][y as usize % 3];
+            let words = [
+                Word::Landed { chunk: x },
+                Word::Consumed { by: x },
+                Word::Begun,
+                Word::Summed { chunk: x },
+                Word::Partial { chunk: x, from: y },
+            ];
+            let word = words[y as usize % words.len()];
             let lane = [Lane::Compute, Lane::Begin, Lane::Push(x)][y as usize % 3];
             match kind {
                 0 => steps.insert(at, (lane, Step::Move { chunk: y, to: x % 5 })),
@@ -382,6 +391,7 @@ proptest! {
                 4 => steps.insert(at, (Lane::Push(x), Step::Multiply { rows: 0..0, pivot: 0, awaits: vec![] })),
                 5 => steps.truncate(at),
                 6 => steps.clear(),
+                7 => steps.insert(at, (lane, Step::Reduce { chunk: y })),
                 _ => { schedules.of_ranks.pop(); }
             }
         }

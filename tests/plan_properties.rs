@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::mutants::{Caught, MUTANTS};
-use common::{chunks, plan, plan_of, shards, tiling};
+use common::mutants::{Caught, MUTANTS, REDUCE_MUTANTS};
+use common::{chunks, plan, plan_of, reduce_scatter, reducing, shards, tiling};
 use overlap_gemm::plan::model::{Schedules, Violation, explore, run};
 use overlap_gemm::plan::{
     Chunks, Engine, Partition, PlanOptions, Shards, Step, Strategy as Order, Tile, TileOrder,
@@ -199,6 +199,49 @@ proptest! {
     }
 
     #[test]
+    fn every_owner_gets_all_sums_once_and_in_order(plan in reduce_scatter()) {
+        prop_assert_eq!(Schedules::new(&plan).check_order(), Ok(()));
+    }
+
+    #[test]
+    fn any_order_of_a_reduce_scatter_completes(
+        plan in reduce_scatter(), picks in prop::collection::vec(any::<usize>(), 64), behind in 0usize..4,
+    ) {
+        let mut next = picks.iter().cycle();
+        // Some runs favour the first ranks, and let the last fall behind.
+        let mut pick = |enabled: usize| (0..=behind).map(|_| next.next().unwrap() % enabled).min().unwrap();
+        prop_assert_eq!(run(&Schedules::new(&plan), 5, &mut pick), Ok(()));
+    }
+
+    #[test]
+    fn in_every_round_of_a_reduce_scatter_each_rank_is_sent_to_by_one(
+        plan in reduce_scatter(), round in 0u32..9,
+    ) {
+        let ranks = plan.problem().ranks();
+        let mut peers: Vec<_> = (0..ranks).map(|rank| plan.peer_in_round(rank, round)).collect();
+        peers.sort_unstable();
+        prop_assert_eq!(peers, (0..ranks).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_reduce_scatter_visits_its_own_rows_last(plan in reduce_scatter()) {
+        for rank in 0..plan.problem().ranks() {
+            let next = (rank + 1) % plan.problem().ranks();
+            prop_assert_eq!(plan.tile_order(rank).unwrap().pivot_rank(), next);
+        }
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn reduce_scatters_round_trip_through_json(plan in reduce_scatter()) {
+        let json = serde_json::to_value(&plan).unwrap();
+        prop_assert_eq!(&json["operation"], "gemm-reduce-scatter");
+        let rank = plan.problem().ranks() - 1;
+        prop_assert_eq!(&json["tile_orders"][rank as usize]["rank"], rank);
+        prop_assert_eq!(&serde_json::from_value::<overlap_gemm::plan::Plan>(json).unwrap(), &plan);
+    }
+
+    #[test]
     fn partitions_differ_by_at_most_one_row(len in 0u32..=i32::MAX as u32, parts in 0u32..70_000, part in 0u32..70_000) {
         let rows = Partition::new(len, parts).range(part);
         prop_assert!(rows.end <= len);
@@ -260,6 +303,28 @@ fn small_worlds_have_no_bad_order() {
     }
 }
 
+/// As above, of a reduce-scatter.
+#[test]
+fn small_worlds_of_a_reduce_scatter_have_no_bad_order() {
+    let worlds: [(&[u32], u32); 7] = [
+        (&[2], 5),
+        (&[0, 1], 5),
+        (&[2, 0], 4),
+        (&[1, 1], 4),
+        (&[2, 1], 3),
+        (&[0, 1, 0], 3),
+        (&[1, 0, 1], 3),
+    ];
+    for (rows, epochs) in worlds {
+        for strategy in Order::ALL {
+            let pieces = *rows.iter().max().unwrap();
+            let plan = plan_of(rows, reducing(strategy, pieces));
+            let states = explore(&Schedules::new(&plan), epochs).unwrap();
+            println!("{rows:?} chunks, {strategy}, {epochs} epochs: {states} states");
+        }
+    }
+}
+
 /// Runs in many pseudo-random orders, in half of them with the last ranks far behind; a correct schedule survives all.
 fn run_many(schedules: &Schedules) -> Result<(), Violation> {
     (0..400u64).try_for_each(|seed| {
@@ -312,6 +377,66 @@ fn every_mutant_of_a_schedule_is_caught_as_predicted() {
             };
             assert!(as_predicted, "{engine}, {}: {ran:?}", mutant.name);
         }
+    }
+}
+
+/// What `check_order` and runs say of each mutant of a reduce-scatter: the beginnings of violations.
+const REDUCE_VIOLATIONS: [(&str, &str, &str); 15] = [
+    (
+        "drops a move",
+        "NotOnce { consumer: 0, chunk: 0, from: 2, times: 0 }",
+        "ReadTooEarly { reader: 0, chunk: 0, from: 2",
+    ),
+    ("drops the wait for a consumer", "", "Overwritten { owner: 1, chunk: 0, from: 0"),
+    ("drops the wait for its own sends", "", "Overwritten { owner: 0, chunk: 0, from: 0"),
+    ("drops the wait for its own sums", "", "ReadTooEarly { reader: 2, chunk: 0, from: 2"),
+    ("drops the wait for another rank's sums", "", "ReadTooEarly { reader: 1, chunk: 1, from: 0"),
+    ("signals before it moves", "", "ReadTooEarly { reader: 0, chunk: 0, from: 2"),
+    ("signals before it multiplies", "", "ReadTooEarly { reader: 2, chunk: 0, from: 2"),
+    (
+        "multiplies again what it sends",
+        "NotAllRows { rank: 2, multiplied: 4, rows: 3 }",
+        "ReadTooEarly { reader: 2, chunk: 0, from: 2",
+    ),
+    ("sends to the wrong rank", "NoSuchPart { rank: 2, step: \"move 0 → 1\" }", "Deadlock"),
+    ("sends in another order", "OutOfNeedOrder { sender: 2, chunk: 0, to: 0 }", ""),
+    ("drops an acknowledgement", "", "Deadlock"),
+    ("acknowledges before it reads", "", "Overwritten { owner: 1, chunk: 0, from: 0"),
+    ("reduces twice", "NotReducedOnce { owner: 1, chunk: 1, times: 2 }", ""),
+    ("drops a reduction", "NotReducedOnce { owner: 1, chunk: 1, times: 0 }", ""),
+    (
+        "reduces the wrong rows",
+        "NoSuchPart { rank: 1, step: \"reduce 0\" }",
+        "ReadTooEarly { reader: 1, chunk: 0, from: 0",
+    ),
+];
+
+#[test]
+fn every_mutant_of_a_reduce_scatter_is_caught_as_predicted() {
+    assert_eq!(REDUCE_MUTANTS.len(), REDUCE_VIOLATIONS.len());
+    for (mutant, (name, by_order, by_run)) in REDUCE_MUTANTS.iter().zip(REDUCE_VIOLATIONS) {
+        assert_eq!(mutant.name, name);
+        let plan = plan_of(mutant.rows, reducing(Order::Fused, 1));
+        let mut schedules = Schedules::new(&plan);
+        assert_eq!(schedules.check_order(), Ok(()));
+        assert_eq!(run_many(&schedules), Ok(()));
+        assert!(mutant.change(&mut schedules.of_ranks), "{name} finds no step to change");
+        let said = |found: Result<(), Violation>| {
+            found.err().map(|violation| format!("{violation:?}")).unwrap_or_default()
+        };
+        let (ordered, ran) = (said(schedules.check_order()), said(run_many(&schedules)));
+        for (said, expected) in [(&ordered, by_order), (&ran, by_run)] {
+            let is_expected =
+                if expected.is_empty() { said.is_empty() } else { said.starts_with(expected) };
+            assert!(is_expected, "{name}: '{said}', not '{expected}'");
+        }
+        assert_eq!(mutant.is_out_of_order, !by_order.is_empty(), "{name}");
+        let caught = match by_run {
+            "" => Caught::Nothing,
+            "Deadlock" => Caught::Hang,
+            _ => Caught::WrongRows,
+        };
+        assert_eq!(mutant.run, caught, "{name}");
     }
 }
 

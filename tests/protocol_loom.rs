@@ -9,8 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU32;
-use overlap_gemm::host::protocol::{AtomicWord, Awaited, Endpoint, Mailbox, Patience};
-use overlap_gemm::plan::{BUFFERS, Plan, PlanOptions, Problem, Schedule};
+use overlap_gemm::host::protocol::{
+    AtomicWord, Awaited, Endpoint, Mailbox, Patience, signal_slots,
+};
+use overlap_gemm::plan::{
+    BUFFERS, Lane, Operation, Plan, PlanOptions, Problem, Schedule, Step, Word,
+};
 
 /// Which orderings a mutant forgets.
 const NOTHING: u8 = 0;
@@ -50,7 +54,8 @@ struct World<const FORGETS: u8> {
     plan: Plan,
     schedules: [Schedule; 2],
     mailboxes: Vec<Mailbox<LoomWord<FORGETS>>>,
-    /// `rows[rank][buffer]`: the epoch that the row was written for.
+    /// `rows[rank][buffer]`: the epoch that the row was written for. In a reduction, rank 1's sums of rank 0's row: where
+    /// rank 1 computes them, and their slot at rank 0.
     rows: [[UnsafeCell<u32>; BUFFERS as usize]; 2],
     /// A row of another epoch was read. Told after all threads have ended: a panic with others
     /// still running would end the process, not the test.
@@ -70,12 +75,18 @@ fn epochs(count: u32) -> impl Iterator<Item = u32> {
 
 impl<const FORGETS: u8> World<FORGETS> {
     fn new() -> Self {
+        World::of(Operation::AllGatherGemm)
+    }
+
+    fn of(operation: Operation) -> Self {
         let problem = Problem::builder(1, 1, 1).shards(&[1, 0]).build().unwrap();
-        let plan = Plan::new(&problem, PlanOptions::default()).unwrap();
+        let options = PlanOptions { operation, ..PlanOptions::default() };
+        let plan = Plan::new(&problem, options).unwrap();
+        let slots = signal_slots(operation, 1, 2);
         World {
             schedules: [0, 1].map(|rank| plan.schedule(rank)),
             plan,
-            mailboxes: (0..2).map(|_| Mailbox::new(2, 2, BEFORE)).collect(),
+            mailboxes: (0..2).map(|_| Mailbox::new(slots, 2, BEFORE)).collect(),
             rows: [0, 1].map(|_| [0, 1].map(|_| UnsafeCell::new(0))),
             wrong: AtomicBool::new(false),
         }
@@ -123,6 +134,35 @@ impl<const FORGETS: u8> World<FORGETS> {
         endpoint.push(&mut Yield, |_, _| unreachable!("it has nothing to send")).unwrap();
         endpoint.await_chunks(0..1, &mut Yield).unwrap();
         self.read(rank, epoch);
+    }
+}
+
+impl<const FORGETS: u8> World<FORGETS> {
+    /// The caller of a rank in one step of a reduction.
+    fn reduce(&self, rank: u32, epoch: u32) {
+        let endpoint = self.endpoint(rank, epoch);
+        endpoint.begin(&mut Yield).unwrap();
+        let computing = |step: &&Step| !matches!(step, Step::Multiply { .. } | Step::Reduce { .. });
+        for step in endpoint.schedule.lane(Lane::Compute).skip_while(computing) {
+            match step {
+                Step::Multiply { .. } if rank == 1 => self.write(1, epoch),
+                Step::Post { word, to, age } => endpoint.post(*word, *to, epoch.wrapping_sub(*age)),
+                Step::Await { word, age } => {
+                    endpoint.await_word(*word, *age, &mut Yield).unwrap();
+                }
+                Step::Reduce { .. } => self.read(0, epoch),
+                Step::Multiply { .. } | Step::Move { .. } => {}
+            }
+        }
+    }
+
+    /// Rank 1's pusher in one step of a reduction.
+    fn push_sums(&self, epoch: u32) {
+        let copy = |_, to| {
+            self.read(1, epoch);
+            self.write(to, epoch);
+        };
+        self.endpoint(1, epoch).push(&mut Yield, copy).unwrap();
     }
 }
 
@@ -183,6 +223,47 @@ fn caller_and_pusher<const FORGETS: u8>(tamper: fn(&World<FORGETS>)) {
     });
 }
 
+/// Rank 1 sends its sums for three steps, rank 0 adds them up.
+fn one_sends_sums_one_adds<const FORGETS: u8>(tamper: fn(&World<FORGETS>)) {
+    model(move || {
+        let world = Arc::new(World::<FORGETS>::of(Operation::GemmReduceScatter));
+        tamper(&world);
+        let sender = {
+            let world = Arc::clone(&world);
+            loom::thread::spawn(move || {
+                for epoch in epochs(3) {
+                    world.reduce(1, epoch);
+                    world.push_sums(epoch);
+                }
+            })
+        };
+        for epoch in epochs(3) {
+            world.reduce(0, epoch);
+            let endpoint = world.endpoint(0, epoch);
+            endpoint.push(&mut Yield, |_, _| unreachable!("it has nothing to send")).unwrap();
+        }
+        sender.join().unwrap();
+        assert!(!world.wrong.load(Ordering::Relaxed), "sums of another epoch were read");
+    });
+}
+
+/// Rank 1's caller and its pusher: sums are sent after they are computed, and overwritten after they were sent.
+fn caller_and_pusher_of_sums<const FORGETS: u8>(tamper: fn(&World<FORGETS>)) {
+    model(move || {
+        let world = Arc::new(World::<FORGETS>::of(Operation::GemmReduceScatter));
+        // Rank 0 is out of the picture: it has consumed everything in advance.
+        world.mailboxes[1].post_consumed(0, BEFORE.wrapping_add(100));
+        tamper(&world);
+        let pusher = {
+            let world = Arc::clone(&world);
+            loom::thread::spawn(move || epochs(3).for_each(|epoch| world.push_sums(epoch)))
+        };
+        epochs(3).for_each(|epoch| world.reduce(1, epoch));
+        pusher.join().unwrap();
+        assert!(!world.wrong.load(Ordering::Relaxed), "sums of another epoch were read");
+    });
+}
+
 /// What an `AsyncInput` and its writer do for three steps, with one chunk whose rows and scales are
 /// `rows[0]` and `rows[1]`: `publish` delivers them, the consumer begins each step and reads them.
 fn one_writes_one_reads<const FORGETS: u8>(
@@ -236,6 +317,62 @@ fn a_chunk_is_read_after_it_is_written_and_before_it_is_overwritten() {
 #[test]
 fn the_own_slot_is_overwritten_after_it_was_sent() {
     caller_and_pusher::<NOTHING>(|_| ());
+}
+
+#[test]
+fn sums_are_added_after_they_arrived_and_before_they_are_overwritten() {
+    one_sends_sums_one_adds::<NOTHING>(|_| ());
+}
+
+#[test]
+fn own_sums_are_sent_after_they_are_computed_and_overwritten_after_that() {
+    caller_and_pusher_of_sums::<NOTHING>(|_| ());
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_reduction_without_release_is_caught() {
+    one_sends_sums_one_adds::<RELEASE>(|_| ());
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_reduction_without_acquire_is_caught() {
+    one_sends_sums_one_adds::<ACQUIRE>(|_| ());
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_partial_posted_before_the_sums_is_caught() {
+    one_sends_sums_one_adds::<NOTHING>(|world| {
+        let partial = Word::Partial { chunk: 0, from: 1 };
+        world.endpoint(1, BEFORE).post(partial, 0, BEFORE.wrapping_add(100));
+    });
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_missing_ack_of_sums_is_caught() {
+    one_sends_sums_one_adds::<NOTHING>(|world| {
+        world.mailboxes[1].post_consumed(0, BEFORE.wrapping_add(100));
+    });
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_summed_posted_before_the_product_is_caught() {
+    caller_and_pusher_of_sums::<NOTHING>(|world| {
+        let word = Word::Summed { chunk: 0 };
+        world.endpoint(1, BEFORE).post(word, 1, BEFORE.wrapping_add(100));
+    });
+}
+
+#[test]
+#[should_panic(expected = "ausality violation")]
+fn mutant_missing_wait_for_sent_sums_is_caught() {
+    caller_and_pusher_of_sums::<NOTHING>(|world| {
+        world.mailboxes[1].post_sent(BEFORE.wrapping_add(100));
+    });
 }
 
 #[test]

@@ -8,10 +8,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::mutants::{Caught, MUTANTS};
-use common::plan_of;
-use overlap_gemm::host::protocol::{AtomicWord, Awaited, Endpoint, Mailbox, Patience};
-use overlap_gemm::plan::{BUFFERS, Lane, Plan, PlanOptions, Schedule, Step, Tiling};
+use common::mutants::{Caught, MUTANTS, Mutant, REDUCE_MUTANTS};
+use common::{plan_of, reducing};
+use overlap_gemm::host::protocol::{
+    AtomicWord, Awaited, Endpoint, Mailbox, Patience, signal_slots,
+};
+use overlap_gemm::plan::{BUFFERS, Lane, Plan, PlanOptions, Schedule, Step, Strategy, Tiling};
 
 /// A word that once held [`FOREVER`] keeps it: a wait that a mutant does not have.
 struct ShuttleWord(shuttle::sync::atomic::AtomicU32);
@@ -59,30 +61,36 @@ const WORKERS: u32 = 2;
 /// The same schedules every time: a mutant that is caught stays caught.
 const SEED: u64 = 0x6f76_6572_6c61_7021;
 
-/// All ranks' signals and, for every row, the epoch it was written for. The rows are ordinary
+/// All ranks' signals and, for every chunk of rows or sums, the epoch it was written for. These are ordinary
 /// atomics that shuttle does not see, so they add no interleavings and hide none.
 struct World {
     plan: Plan,
     schedules: Vec<Schedule>,
     slots_per_rank: u32,
     mailboxes: Vec<Mailbox<ShuttleWord>>,
+    /// Of each rank: the gathered rows, or the own sums; then, of a reduce-scatter, each rank's sums of its rows.
     rows: Vec<[Vec<AtomicU32>; BUFFERS as usize]>,
 }
 
+/// The options of an all-gather + GEMM.
+fn gathering(pieces: u32) -> PlanOptions {
+    let (pieces, tiling) = (Some(pieces), Tiling::of_tile(2, 8));
+    PlanOptions { pieces, tiling, ..PlanOptions::default() }
+}
+
 impl World {
-    fn new(rows: &[u32], pieces: u32, change: &dyn Fn(&mut [Schedule])) -> Self {
-        let (pieces, tiling) = (Some(pieces), Tiling::of_tile(2, 8));
-        let plan = plan_of(rows, PlanOptions { pieces, tiling, ..PlanOptions::default() });
+    fn new(rows: &[u32], options: PlanOptions, change: &dyn Fn(&mut [Schedule])) -> Self {
+        let plan = plan_of(rows, options);
         let (ranks, slots_per_rank) = (rows.len() as u32, plan.chunks().most_per_rank());
-        let buffer = || (0..plan.chunks().len()).map(|_| AtomicU32::new(0)).collect();
+        let places = plan.chunks().len() * (1 + ranks);
+        let buffer = || (0..places).map(|_| AtomicU32::new(0)).collect();
+        let slots = signal_slots(options.operation, slots_per_rank, ranks);
         let mut schedules: Vec<_> = (0..ranks).map(|rank| plan.schedule(rank)).collect();
         change(&mut schedules);
         World {
             schedules,
             slots_per_rank,
-            mailboxes: (0..ranks)
-                .map(|_| Mailbox::new(slots_per_rank * ranks, ranks, BEFORE))
-                .collect(),
+            mailboxes: (0..ranks).map(|_| Mailbox::new(slots, ranks, BEFORE)).collect(),
             rows: (0..ranks).map(|_| [buffer(), buffer()]).collect(),
             plan,
         }
@@ -106,6 +114,11 @@ impl World {
             _ => None,
         };
         steps.find_map(awaits).unwrap_or_default()
+    }
+
+    /// Where rank `from` puts its sums of a chunk.
+    fn slot(&self, chunk: u32, from: u32) -> u32 {
+        self.plan.chunks().len() * (1 + from) + chunk
     }
 
     fn row(&self, rank: u32, epoch: u32, chunk: u32) -> &AtomicU32 {
@@ -172,13 +185,79 @@ fn run_rank(world: &Arc<World>, rank: u32) {
     pusher.join().unwrap();
 }
 
+/// The same of a reduce-scatter: a rank multiplies and adds up by itself.
+fn reduce_on_rank(world: &Arc<World>, rank: u32) {
+    let (steps, to_send) = shuttle::sync::mpsc::channel::<u32>();
+    let pusher = {
+        let world = Arc::clone(world);
+        shuttle::thread::spawn(move || {
+            for epoch in to_send {
+                let copy = |chunk, to| {
+                    world.check(rank, epoch, chunk);
+                    // Moving takes time.
+                    shuttle::thread::yield_now();
+                    world.check(rank, epoch, chunk);
+                    world.write(to, epoch, world.slot(chunk, rank));
+                };
+                world.endpoint(rank, epoch).push(&mut Looks::default(), copy).unwrap();
+            }
+        })
+    };
+    let ranks = world.plan.problem().ranks();
+    for epoch in (1..=EPOCHS).map(|step| BEFORE.wrapping_add(step)) {
+        let endpoint = world.endpoint(rank, epoch);
+        endpoint.begin(&mut Looks::default()).unwrap();
+        steps.send(epoch).unwrap();
+        let computing = |step: &&Step| !matches!(step, Step::Multiply { .. } | Step::Reduce { .. });
+        for step in endpoint.schedule.lane(Lane::Compute).skip_while(computing) {
+            match step {
+                Step::Multiply { rows, .. } => {
+                    for chunk in world.plan.chunks().touching(rows.clone()) {
+                        // Multiplying takes time, in which the sums are none.
+                        world.row(rank, epoch, chunk).store(FOREVER, Ordering::Relaxed);
+                        shuttle::thread::yield_now();
+                        world.write(rank, epoch, chunk);
+                    }
+                }
+                Step::Post { word, to, age } => endpoint.post(*word, *to, epoch.wrapping_sub(*age)),
+                Step::Await { word, age } => {
+                    endpoint.await_word(*word, *age, &mut Looks::default()).unwrap();
+                }
+                Step::Reduce { chunk } => {
+                    let places = (0..ranks).map(|from| match from == rank {
+                        true => *chunk,
+                        false => world.slot(*chunk, from),
+                    });
+                    // Adding takes time: twice, with others running in between.
+                    places.clone().for_each(|place| world.check(rank, epoch, place));
+                    shuttle::thread::yield_now();
+                    places.for_each(|place| world.check(rank, epoch, place));
+                }
+                Step::Move { .. } => {}
+            }
+        }
+    }
+    drop(steps);
+    pusher.join().unwrap();
+}
+
 fn run_world(rows: &'static [u32], pieces: u32, iterations: usize, change: fn(&mut [Schedule])) {
+    run_ranks(rows, gathering(pieces), iterations, run_rank, change);
+}
+
+fn run_ranks(
+    rows: &'static [u32],
+    options: PlanOptions,
+    iterations: usize,
+    rank: fn(&Arc<World>, u32),
+    change: impl Fn(&mut [Schedule]) + Copy + Send + Sync + 'static,
+) {
     let run = move || {
-        let world = Arc::new(World::new(rows, pieces, &change));
+        let world = Arc::new(World::new(rows, options, &change));
         let ranks: Vec<_> = (0..rows.len() as u32)
-            .map(|rank| {
+            .map(|number| {
                 let world = Arc::clone(&world);
-                shuttle::thread::spawn(move || run_rank(&world, rank))
+                shuttle::thread::spawn(move || rank(&world, number))
             })
             .collect();
         ranks.into_iter().for_each(|rank| rank.join().unwrap());
@@ -201,7 +280,7 @@ fn explore(run: impl Fn() + Copy + Send + Sync + 'static, iterations: usize) {
 /// workers, which begin every step together.
 fn run_input(chunks: u32, iterations: usize, tamper: fn(&World)) {
     let run = move || {
-        let world = Arc::new(World::new(&[chunks], chunks, &|_| ()));
+        let world = Arc::new(World::new(&[chunks], gathering(chunks), &|_| ()));
         tamper(&world);
         let write = |chunk: u32| {
             let world = Arc::clone(&world);
@@ -275,39 +354,49 @@ fn mutant_missing_ack_of_async_input_is_caught() {
     run_input(3, 1000, |world| world.mailboxes[0].post_consumed(0, FOREVER));
 }
 
-/// The decisive test, on threads: whoever breaks one step of the schedule breaks what runs by it, as predicted.
 #[test]
-fn every_mutant_of_a_schedule_is_caught_as_predicted() {
-    for (nth, mutant) in MUTANTS.iter().enumerate() {
-        let ran = catch_unwind(AssertUnwindSafe(|| run_mutant(nth)));
-        let why = ran.err().map(|panic| match panic.downcast::<String>() {
-            Ok(text) => *text,
-            Err(panic) => {
-                panic.downcast::<&str>().map_or_else(|_| String::new(), |text| (*text).into())
-            }
-        });
-        let as_predicted = match (mutant.run, &why) {
-            (Caught::WrongRows, Some(why)) => why.contains("of another epoch"),
-            (Caught::Hang, Some(why)) => why.contains("InVain"),
-            (Caught::Nothing, why) => why.is_none(),
-            _ => false,
+fn reductions() {
+    for strategy in Strategy::ALL {
+        let run = |rows, pieces, rounds| {
+            run_ranks(rows, reducing(strategy, pieces), iterations(rounds), reduce_on_rank, |_| ());
         };
-        assert!(as_predicted, "{}: {why:?}", mutant.name);
+        run(&[2, 2, 2, 2], 2, 20);
+        run(&[5, 0, 3], 3, 50);
+        run(&[4], 2, 10);
     }
 }
 
-fn run_mutant(nth: usize) {
-    let mutant = &MUTANTS[nth];
-    let run = move || {
-        let world = World::new(mutant.rows, 1, &|schedules| assert!(mutant.change(schedules)));
-        let world = Arc::new(world);
-        let ranks: Vec<_> = (0..mutant.rows.len() as u32)
-            .map(|rank| {
-                let world = Arc::clone(&world);
-                shuttle::thread::spawn(move || run_rank(&world, rank))
-            })
-            .collect();
-        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+/// The decisive test, on threads: whoever breaks one step of the schedule breaks what runs by it, as predicted.
+#[test]
+fn every_mutant_of_a_schedule_is_caught_as_predicted() {
+    for mutant in MUTANTS {
+        check_mutant(mutant, gathering(1), run_rank);
+    }
+}
+
+#[test]
+fn every_mutant_of_a_reduction_is_caught_as_predicted() {
+    for mutant in REDUCE_MUTANTS {
+        check_mutant(mutant, reducing(Strategy::Fused, 1), reduce_on_rank);
+    }
+}
+
+fn check_mutant(mutant: &'static Mutant, options: PlanOptions, rank: fn(&Arc<World>, u32)) {
+    let iterations = if mutant.run == Caught::Nothing { 50 } else { 1000 };
+    let change = |schedules: &mut [Schedule]| assert!(mutant.change(schedules));
+    let run = || run_ranks(mutant.rows, options, iterations, rank, change);
+    let ran = catch_unwind(AssertUnwindSafe(run));
+    let why = ran.err().map(|panic| match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => {
+            panic.downcast::<&str>().map_or_else(|_| String::new(), |text| (*text).into())
+        }
+    });
+    let as_predicted = match (mutant.run, &why) {
+        (Caught::WrongRows, Some(why)) => why.contains("of another epoch"),
+        (Caught::Hang, Some(why)) => why.contains("InVain"),
+        (Caught::Nothing, why) => why.is_none(),
+        _ => false,
     };
-    explore(run, if mutant.run == Caught::Nothing { 50 } else { 1000 });
+    assert!(as_predicted, "{}: {why:?}", mutant.name);
 }

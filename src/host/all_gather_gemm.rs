@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use super::compute::{Operand, Stream};
 use super::control::Aborter;
-use super::gather::{Gatherer, OwnRows, StepShape};
+use super::gather::{Gatherer, OwnRows};
 use super::group::Rank;
 use super::operands::{Product, Shard};
 use super::products::{self, StepInput};
+use super::world::StepShape;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{OWN_ROWS, a_lens, check_len, check_scales, check_type, scale_count};
@@ -139,7 +140,8 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         let shape = self.shape(shard.rows)?;
         self.check_shard(&shape.plan, &shard)?;
         let tiling = shape.plan.options().tiling;
-        let problems = products::check_products(shape.plan.problem(), tiling, products)?;
+        let problem = shape.plan.problem();
+        let problems = products::check_products(problem, problem.m(), tiling, products)?;
 
         let end = self.gatherer.ender();
         let settled = products::settle(
@@ -237,7 +239,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
                 Step::Multiply { rows, pivot, awaits } => {
                     let step = StepInput {
                         plan: &shape.plan,
-                        a: Operand { rows: gatherer.rows(), row_scales, tensor_scale },
+                        a: Operand::Arriving { rows: gatherer.rows(), row_scales, tensor_scale },
                         rank: gatherer.rank(),
                         pivot: *pivot,
                         epoch: gatherer.epoch(),
@@ -256,6 +258,8 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
                 }
                 // `begin` and `send` have carried these out.
                 Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => {}
+                // A reduce-scatter's.
+                Step::Reduce { .. } => {}
             }
         }
         self.gatherer.complete(shape);

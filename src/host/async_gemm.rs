@@ -129,7 +129,7 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
         let expected = if scaling == Scaling::Tensor { 1 } else { scale_count(scaling, 0) };
         check_scales("the scales of A", scales, expected)?;
         let tiling = self.plan.options().tiling;
-        let problems = products::check_products(&problem.truncated(m)?, tiling, products)?;
+        let problems = products::check_products(&problem.truncated(m)?, m, tiling, products)?;
 
         let end = input.ender();
         let settled = products::settle(
@@ -160,7 +160,7 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
         let (row_scales, tensor_scale) = (input.row_scales(), scales.first());
         let step = StepInput {
             plan: &self.plan,
-            a: Operand { rows: input.rows(), row_scales, tensor_scale },
+            a: Operand::Arriving { rows: input.rows(), row_scales, tensor_scale },
             rank: self.pivot,
             pivot: self.pivot,
             epoch,

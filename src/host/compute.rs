@@ -51,14 +51,46 @@ impl Stream {
     }
 }
 
-/// The gathered A as tiles read it.
+/// A as tiles read it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operand<'a, A> {
-    pub(crate) rows: &'a RowBuffer<A>,
-    /// One scale a row, gathered with them.
-    pub(crate) row_scales: Option<&'a RowBuffer<f32>>,
-    /// One scale for all.
-    pub(crate) tensor_scale: Option<&'a f32>,
+pub(crate) enum Operand<'a, A> {
+    /// Packed rows that arrive.
+    Arriving {
+        rows: &'a RowBuffer<A>,
+        /// One scale a row, which travels with it.
+        row_scales: Option<&'a RowBuffer<f32>>,
+        /// One scale for all.
+        tensor_scale: Option<&'a f32>,
+    },
+    /// The caller's rows, `lda` apart, with their scales: none, one for all, or one a row.
+    Given { rows: &'a [A], lda: u32, scales: &'a [f32] },
+}
+
+impl<'a, A: Element> Operand<'a, A> {
+    /// # Safety
+    /// The chunks of these rows have arrived, and no thread overwrites them while the slice lives.
+    unsafe fn part(&self, rows: Range<u32>, k: u32) -> RowsOfA<'a, A> {
+        match *self {
+            Operand::Arriving { rows: all, row_scales, tensor_scale } => {
+                let scales = match (row_scales, tensor_scale) {
+                    // SAFETY: as for the rows, with which the scales travel.
+                    (Some(scales), _) => unsafe { scales.rows(rows.clone()) },
+                    (None, Some(one)) => std::slice::from_ref(one),
+                    (None, None) => &[],
+                };
+                // SAFETY: the caller's promise.
+                RowsOfA { elements: unsafe { all.rows(rows) }, pitch: k, scales }
+            }
+            Operand::Given { rows: all, lda, scales } => {
+                let scales = match scales {
+                    [] | [_] => scales,
+                    each => &each[rows.start as usize..rows.end as usize],
+                };
+                let elements = &all[rows.start as usize * lda as usize..];
+                RowsOfA { elements, pitch: lda, scales }
+            }
+        }
+    }
 }
 
 /// One step's products of one gathered A.
@@ -159,6 +191,33 @@ where
     })
 }
 
+/// Runs `work` for each row, on as many of the stream's threads as have enough of them; each has a buffer of its own.
+pub(crate) fn run_rows(
+    stream: Stream,
+    rows: Range<u32>,
+    work: impl Fn(u32, &mut Vec<f32>) + Sync,
+) -> Result<()> {
+    /// Fewer rows are added up before another thread has started.
+    const ROWS_A_THREAD: u32 = 16;
+    let workers = (rows.len() as u32 / ROWS_A_THREAD).clamp(1, stream.workers());
+    let part = |worker: u32| {
+        let mut buffer = Vec::new();
+        for row in rows.clone().skip(worker as usize).step_by(workers as usize) {
+            work(row, &mut buffer);
+        }
+    };
+    let part = &part;
+    std::thread::scope(|scope| {
+        for worker in 1..workers {
+            std::thread::Builder::new()
+                .spawn_scoped(scope, move || part(worker))
+                .map_err(|error| no_thread(&error))?;
+        }
+        part(0);
+        Ok(())
+    })
+}
+
 /// The system has no more threads to give.
 pub(crate) fn no_thread(error: &std::io::Error) -> Error {
     Error::Unsupported {
@@ -197,15 +256,9 @@ fn run_worker<A: Element, B: Element, D: Element>(
         let wait_begin = job.record.map(|origin| origin.elapsed());
         wait(tile, chunks.clone())?;
         let ready = job.record.map(|origin| origin.elapsed());
-        let scales = match (job.a.row_scales, job.a.tensor_scale) {
-            // SAFETY: as for the rows below, with which the scales travel.
-            (Some(scales), _) => unsafe { scales.rows(rows.clone()) },
-            (None, Some(one)) => std::slice::from_ref(one),
-            (None, None) => &[],
-        };
         // SAFETY: `wait` returned, so the chunks of these rows have arrived, and no thread overwrites them
         // before this step's consumption is posted (the protocol).
-        let a = RowsOfA { elements: unsafe { job.a.rows.rows(rows.clone()) }, scales };
+        let a = unsafe { job.a.part(rows.clone(), view.k) };
         // SAFETY: the counter gives each tile to one worker.
         unsafe { view.compute_tile(a, rows, columns, &mut scratch) };
         if let (Some(origin), Some(wait_begin), Some(ready)) = (job.record, wait_begin, ready) {

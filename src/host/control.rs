@@ -169,9 +169,9 @@ impl Patience for Watch<'_> {
     fn pause(&mut self, awaited: Awaited, epoch: u32, seen: u32) -> Result<()> {
         self.control.check(self.rank, self.epoch)?;
         let peer = match awaited {
-            Awaited::Chunk { from, .. } => from,
+            Awaited::Chunk { from, .. } | Awaited::Partial { from, .. } => from,
             Awaited::Consumed { by } => by,
-            Awaited::Sent => self.rank,
+            Awaited::Sent | Awaited::Summed { .. } => self.rank,
         };
         let peer_left = self.control.departed.get(peer as usize);
         // Acquire: see `Control::set_departed`.
@@ -217,6 +217,8 @@ fn describe(awaited: Awaited, tile: Option<Tile>) -> String {
         (Awaited::Chunk { chunk, .. }, None) => format!("chunk {chunk}"),
         (Awaited::Consumed { .. }, _) => "the consumption of a buffer".into(),
         (Awaited::Sent, _) => "the end of the own sends".into(),
+        (Awaited::Summed { chunk }, _) => format!("the own sums of chunk {chunk}"),
+        (Awaited::Partial { chunk, .. }, _) => format!("the sums of chunk {chunk}"),
     }
 }
 

@@ -97,6 +97,18 @@ impl<'a, T> OutputCells<'a, T> {
         OutputCells { start, len, pitch: pitch as usize, borrow: PhantomData }
     }
 
+    /// The columns of `buffer` from `first_column` on.
+    ///
+    /// # Safety
+    /// No other thread may touch a part that [`OutputCells::row_part`] gives out while that lives.
+    pub(crate) unsafe fn of_buffer(buffer: &'a RowBuffer<T>, first_column: u32) -> Self {
+        let (first, all) = (first_column as usize, buffer.elements.len());
+        // A buffer of no rows has no columns to begin at.
+        let cells = &buffer.elements[first.min(all)..];
+        let start = UnsafeCell::raw_get(cells.as_ptr());
+        OutputCells { start, len: cells.len(), pitch: buffer.columns, borrow: PhantomData }
+    }
+
     /// Columns `columns` of row `row`.
     ///
     /// # Safety

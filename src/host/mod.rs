@@ -16,9 +16,10 @@
 //! - [`protocol`]: signals, acknowledgements, epochs: the orderings under which rows travel.
 //! - `control`: timeouts, abort, departures: the ends of waits that fail.
 //! - `memory`: buffers of which several threads write disjoint parts.
-//! - `all_gather_gemm`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: the inputs
+//! - `all_gather_gemm`, `gemm_reduce_scatter`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: the inputs
 //!   and outputs of a step; `products`: the code that both operations share.
-//! - `gather`: a rank's part in the all-gather; `input`: an input that the caller's threads fill chunk by chunk.
+//! - `world`: what the ranks of an operation share, and a rank's part in it: epochs, waits, the thread that sends.
+//! - `gather`, `sums`: the memory of the all-gather, and of the reduction; `input`: an input that the caller's threads fill chunk by chunk.
 //! - `compute`: distribution of tiles to workers. `tile`: the arithmetic of one tile.
 //! - `group`: the ranks of one process.
 //!
@@ -31,18 +32,22 @@ mod async_gemm;
 mod compute;
 mod control;
 mod gather;
+mod gemm_reduce_scatter;
 mod group;
 mod input;
 mod memory;
 mod operands;
 mod products;
 pub mod protocol;
+mod sums;
 mod tile;
+mod world;
 
 pub use all_gather_gemm::{AllGatherGemm, Gathered};
 pub use async_gemm::AsyncGemm;
 pub use compute::Stream;
 pub use control::Aborter;
+pub use gemm_reduce_scatter::GemmReduceScatter;
 pub use group::{Group, GroupOptions, Link, Rank};
 pub use input::{AsyncInput, ChunkWriter};
 pub use operands::{Product, Shard};

@@ -3,10 +3,10 @@
 //! Invariant: these only borrow; whether they fit the plan is checked when the step is enqueued.
 
 use crate::error::Result;
-use crate::fit::{ALL_ROWS, b_lens, check_len, check_scales, d_lens, scale_count};
+use crate::fit::{ALL_ROWS, OWN_ROWS, b_lens, check_len, check_scales, d_lens, scale_count};
 use crate::plan::Problem;
 
-/// One rank's input of a step.
+/// One rank's input of a step: its rows of A, before a gather; A over its slice of K, before a reduction.
 #[derive(Clone, Copy, Debug)]
 pub struct Shard<'a, A> {
     pub(crate) at: Option<&'a [A]>,
@@ -92,14 +92,15 @@ impl<'a, B, D> Product<'a, B, D> {
         self
     }
 
-    /// The problem of this product in a step of `problem`'s shape, once everything fits it.
-    pub(crate) fn check(&self, problem: &Problem) -> Result<Problem> {
+    /// The problem of this product in a step of `problem`'s shape, of whose D it has `rows` rows, once everything fits it.
+    pub(crate) fn check(&self, problem: &Problem, rows: u32) -> Result<Problem> {
         let problem = match self.n {
             Some(n) => problem.with_n(n)?,
             None => problem.clone(),
         };
         check_len("B", self.b.len(), b_lens(&problem), ALL_ROWS)?;
-        check_len("D", self.d.len(), d_lens(&problem, problem.m()), ALL_ROWS)?;
+        let remedy = if rows == problem.m() { ALL_ROWS } else { OWN_ROWS };
+        check_len("D", self.d.len(), d_lens(&problem, rows), remedy)?;
         let scales = scale_count(problem.scaling(), problem.n());
         check_scales("the scales of B", self.scales, scales)?;
         Ok(problem)

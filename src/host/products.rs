@@ -18,6 +18,7 @@ use crate::trace::TileEvent;
 /// The problem of each product, once all of them fit the step.
 pub(crate) fn check_products<B, D>(
     problem: &Problem,
+    rows_of_d: u32,
     tiling: Tiling,
     products: &[Product<'_, B, D>],
 ) -> Result<Vec<Problem>> {
@@ -26,7 +27,7 @@ pub(crate) fn check_products<B, D>(
         return Err(Error::mismatch("the number of products", 0, "at least 1", remedy));
     }
     let problems: Vec<Problem> =
-        products.iter().map(|product| product.check(problem)).collect::<Result<_>>()?;
+        products.iter().map(|product| product.check(problem, rows_of_d)).collect::<Result<_>>()?;
     lay_side_by_side(problems.iter().map(Problem::n), tiling)?;
     Ok(problems)
 }
@@ -68,11 +69,25 @@ where
             scales: product.scales,
         })
         .collect();
+    compute_views(stream, step, problems, &views, waiter)
+}
+
+/// The same, with outputs that are somewhere else.
+pub(crate) fn compute_views<A: Element, B: Element, D: Element, W>(
+    stream: Stream,
+    step: StepInput<'_, A>,
+    problems: &[Problem],
+    views: &[ProductView<'_, B, D>],
+    waiter: impl Fn() -> W + Sync,
+) -> Result<Vec<TileEvent>>
+where
+    W: FnMut(Tile, Range<u32>) -> Result<()>,
+{
     let columns = problems.iter().map(Problem::n);
     let (first_columns, all) = lay_side_by_side(columns, step.plan.options().tiling)?;
     let job = TileJob {
         a: step.a,
-        products: &views,
+        products: views,
         rank: step.rank,
         epoch: step.epoch,
         rows: step.rows,

@@ -8,7 +8,9 @@
 //! |---|---|---|---|
 //! | `signals[slot]` | the pusher of the slot's rank; the owner's slots: its caller; in an `AsyncInput` a writer, under the chunk's lock | the chunk's rows are in the buffer | the owner's workers, reading the rows |
 //! | `consumed[p]` | rank p's caller | p no longer reads its buffer of that epoch | the owner's pusher, overwriting p's buffer |
-//! | `sent` | the owner's pusher | all sends of the epoch are done | the owner's caller, overwriting its own slot |
+//! | `sent` | the owner's pusher | all sends of the epoch are done | the owner's caller, overwriting its own slot, or its sums |
+//! | `summed[slot]`, of a reduce-scatter | the owner's caller | the owner's own sums of the chunk are complete | the owner's pusher, reading them |
+//! | `partial[p][piece]`, likewise | the pusher of rank p | p's sums of the chunk are in the owner's slot for p | the owner's caller, adding them |
 //!
 //! Why it is correct. *No early read*: a row is written, then its signal is stored (release); a
 //! worker loads the signal (acquire) and then reads the row. *No overwrite*: a consumer's last read
@@ -33,7 +35,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::plan::{BUFFERS, Chunks, Lane, Schedule, Step, Word};
+use crate::plan::{BUFFERS, Chunks, Lane, Operation, Schedule, Step, Word};
 
 /// A 32-bit atomic word: the seam between this protocol and the threads that run it.
 pub trait AtomicWord: Send + Sync {
@@ -76,6 +78,18 @@ pub enum Awaited {
     },
     /// The own pusher's completion of an earlier epoch.
     Sent,
+    /// The own sums of a chunk.
+    Summed {
+        /// The chunk.
+        chunk: u32,
+    },
+    /// The sums of rank `from` for a chunk of the own rows.
+    Partial {
+        /// The chunk.
+        chunk: u32,
+        /// The rank that sends them.
+        from: u32,
+    },
 }
 
 /// The action between two looks at a word that has not reached its epoch.
@@ -90,6 +104,13 @@ pub trait Patience {
 /// Whether a word that holds `seen` has reached `epoch`, across the wrap at 2³².
 pub fn reached(seen: u32, epoch: u32) -> bool {
     seen.wrapping_sub(epoch) as i32 >= 0
+}
+
+/// The signal slots of a rank's mailbox: one a chunk of all ranks; in a reduce-scatter also one for each other rank's sums of
+/// each own chunk.
+pub fn signal_slots(operation: Operation, slots_per_rank: u32, ranks: u32) -> u32 {
+    let kinds = if operation == Operation::GemmReduceScatter { 2 } else { 1 };
+    kinds * slots_per_rank * ranks
 }
 
 /// The words of one rank that other threads write.
@@ -231,6 +252,7 @@ impl<W: AtomicWord> Endpoint<'_, W> {
     fn opening(&self) -> impl Iterator<Item = &Step> {
         let computes = |step: &&Step| match step {
             Step::Multiply { .. } | Step::Await { word: Word::Landed { .. }, .. } => true,
+            Step::Reduce { .. } => true,
             Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => false,
         };
         self.schedule.lane(Lane::Compute).take_while(move |step| !computes(step))
@@ -247,14 +269,15 @@ impl<W: AtomicWord> Endpoint<'_, W> {
                 Step::Await { word, age } => self.await_word(word, age, patience)?,
                 Step::Move { chunk, to } => copy(chunk, to),
                 Step::Post { word, to, age } => self.post(word, to, self.epoch.wrapping_sub(age)),
-                // The workers': `opening` ends before it, and nothing else has any.
-                Step::Multiply { .. } => {}
+                // The workers': `opening` ends before them, and nothing else has any.
+                Step::Multiply { .. } | Step::Reduce { .. } => {}
             }
         }
         Ok(())
     }
 
-    fn await_word<P: Patience>(
+    /// Waits until a word of this rank has reached the epoch, minus `age`.
+    pub fn await_word<P: Patience>(
         &self,
         word: Word,
         age: u32,
@@ -267,6 +290,13 @@ impl<W: AtomicWord> Endpoint<'_, W> {
                 let awaited = Awaited::Chunk { chunk, from: self.chunks.rank_of(chunk) };
                 own.await_signal(self.slot(chunk), epoch, awaited, patience)
             }
+            Word::Summed { chunk } => {
+                own.await_signal(self.slot(chunk), epoch, Awaited::Summed { chunk }, patience)
+            }
+            Word::Partial { chunk, from } => {
+                let awaited = Awaited::Partial { chunk, from };
+                own.await_signal(self.partial_slot(chunk, from), epoch, awaited, patience)
+            }
             Word::Consumed { by } => {
                 own.await_consumed(by, epoch, Awaited::Consumed { by }, patience)
             }
@@ -276,14 +306,27 @@ impl<W: AtomicWord> Endpoint<'_, W> {
         }
     }
 
-    fn post(&self, word: Word, to: u32, epoch: u32) {
+    /// Sets a word of rank `to` to `epoch`.
+    pub fn post(&self, word: Word, to: u32, epoch: u32) {
         let mailbox = &self.mailboxes[to as usize];
         match word {
-            Word::Landed { chunk } => mailbox.post_signal(self.slot(chunk), epoch),
+            Word::Landed { chunk } | Word::Summed { chunk } => {
+                mailbox.post_signal(self.slot(chunk), epoch);
+            }
+            Word::Partial { chunk, from } => {
+                mailbox.post_signal(self.partial_slot(chunk, from), epoch);
+            }
             Word::Consumed { by } => mailbox.post_consumed(by, epoch),
             Word::Sent { .. } => mailbox.post_sent(epoch),
             Word::Begun => {}
         }
+    }
+
+    /// Behind the slots of all chunks: of each rank, one a chunk of the owner.
+    fn partial_slot(&self, chunk: u32, from: u32) -> u32 {
+        let owner = self.chunks.rank_of(chunk);
+        let piece = chunk - self.chunks.of_rank(owner).start;
+        (self.mailboxes.len() as u32 + from) * self.slots_per_rank + piece
     }
 
     fn slot(&self, chunk: u32) -> u32 {

@@ -36,10 +36,11 @@ pub(crate) struct Scratch {
     sums: Vec<f32>,
 }
 
-/// Rows of A, packed, with their scales: none, one for all rows, or one a row.
+/// Rows of A, `pitch` elements apart, with their scales: none, one for all rows, or one a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowsOfA<'a, A> {
     pub(crate) elements: &'a [A],
+    pub(crate) pitch: u32,
     pub(crate) scales: &'a [f32],
 }
 
@@ -61,7 +62,7 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
         for begin in (0..self.k).step_by(K_BLOCK as usize) {
             let depth = begin..(begin + K_BLOCK).min(self.k);
             let k = depth.len();
-            widen_block(wide_a, a.elements, self.k, 0..m as u32, &depth);
+            widen_block(wide_a, a.elements, a.pitch, 0..m as u32, &depth);
             // The rows of B as it lies in memory, and the strides of that block seen as K×N.
             let (b_rows, b_columns, k_stride, n_stride) = match self.b_layout {
                 BLayout::Nk => (&columns, &depth, 1, k),

@@ -12,6 +12,7 @@ use super::schedule::Schedule;
 use super::table::Align::{Left, Right};
 use super::table::Table;
 use super::tiles::{ClusterShape, Tile, TileOrder};
+use super::way::Operation;
 use super::whole::{Plan, RankPlan};
 
 /// Lists longer than this are cut.
@@ -53,25 +54,30 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ranks = self.problem().ranks();
         let order = self.tile_order(0).map_err(|_| fmt::Error)?;
-        write_product(f, self.problem())?;
+        write_product(f, self)?;
 
-        writeln!(
-            f,
-            "\nChunks: rows of A that travel together and have one signal (a..b ends before b)"
-        )?;
-        write!(f, "{}", shard_table(self.chunks(), 0..ranks, Some(self.problem())))?;
+        writeln!(f, "\nChunks: {}", WhatTravels(self))?;
+        write!(f, "{}", shard_table(self.chunks(), 0..ranks, weighed(self)))?;
 
         writeln!(f, "\nTransfers: the destination of each rank, per round")?;
         write!(f, "{}", round_table(self))?;
-        writeln!(
-            f,
-            "  · is the rank's own slot, which needs no link. In each round every rank receives"
-        )?;
-        writeln!(
-            f,
-            "  from at most one rank. Rank 0 receives from itself, then from 1, 2, …: the order"
-        )?;
-        writeln!(f, "  in which its tiles need the chunks.\n")?;
+        if reduces(self) {
+            writeln!(
+                f,
+                "  · is the rank itself: the sums of its own rows need no link. It computes them last."
+            )?;
+            writeln!(f, "  In each round every rank receives from at most one rank.\n")?;
+        } else {
+            writeln!(
+                f,
+                "  · is the rank's own slot, which needs no link. In each round every rank receives"
+            )?;
+            writeln!(
+                f,
+                "  from at most one rank. Rank 0 receives from itself, then from 1, 2, …: the order"
+            )?;
+            writeln!(f, "  in which its tiles need the chunks.\n")?;
+        }
         writeln!(f, "Tiles: {}", Cut(&order))?;
         let mut table = Table::new(&[Right, Left]);
         table.line(["rank", "visits (row, column) first"]);
@@ -81,6 +87,9 @@ impl fmt::Display for Plan {
         }
         write!(f, "{table}")?;
         write_hidden(f, ranks, "rank")?;
+        if reduces(self) {
+            return Ok(());
+        }
 
         writeln!(f, "\nRank 0, chunk by chunk: what it waits for, and what it can compute then")?;
         write!(f, "{}", arrival_table(self, &order))?;
@@ -93,13 +102,10 @@ impl fmt::Display for RankPlan<'_> {
         let (plan, rank) = (self.plan(), self.rank());
         let (ranks, order) =
             (plan.problem().ranks(), plan.tile_order(rank).map_err(|_| fmt::Error)?);
-        write_product(f, plan.problem())?;
+        write_product(f, plan)?;
 
-        writeln!(
-            f,
-            "\nChunks of rank {rank}: rows of A that travel together and have one signal (a..b ends before b)"
-        )?;
-        write!(f, "{}", shard_table(plan.chunks(), rank..rank + 1, Some(plan.problem())))?;
+        writeln!(f, "\nChunks of rank {rank}: {}", WhatTravels(plan))?;
+        write!(f, "{}", shard_table(plan.chunks(), rank..rank + 1, weighed(plan)))?;
 
         writeln!(f, "\nTransfers of rank {rank}, round by round")?;
         let mut table = Table::new(&[Left, Right]);
@@ -108,12 +114,21 @@ impl fmt::Display for RankPlan<'_> {
             table.line(std::iter::once(name.to_string()).chain(cells).chain(ellipsis(ranks)));
         };
         line("round", &|round| round.to_string());
-        if plan.chunks().of_rank(rank).is_empty() {
-            line("sends", &|_| "–".into());
+        if reduces(plan) {
+            line("sends to", &|round| receiver(plan, rank, round));
+            let has_rows = !plan.chunks().of_rank(rank).is_empty();
+            line("receives from", &|round| match has_rows {
+                true => or_dot((rank + ranks - round) % ranks, rank),
+                false => "–".into(),
+            });
         } else {
-            line("sends to", &|round| or_dot(plan.peer_in_round(rank, round), rank));
+            if plan.chunks().of_rank(rank).is_empty() {
+                line("sends", &|_| "–".into());
+            } else {
+                line("sends to", &|round| receiver(plan, rank, round));
+            }
+            line("receives from", &|round| or_dot((rank + round) % ranks, rank));
         }
-        line("receives from", &|round| or_dot((rank + round) % ranks, rank));
         write!(f, "{table}")?;
 
         writeln!(f, "\nSchedule of rank {rank}, lane by lane: {}", plan.way())?;
@@ -121,6 +136,9 @@ impl fmt::Display for RankPlan<'_> {
 
         writeln!(f, "\nTiles: {}", Cut(&order))?;
         writeln!(f, "  rank {rank} visits (row, column) {}", FirstTiles(&order))?;
+        if reduces(plan) {
+            return Ok(());
+        }
 
         writeln!(
             f,
@@ -131,13 +149,44 @@ impl fmt::Display for RankPlan<'_> {
     }
 }
 
-fn write_product(f: &mut fmt::Formatter<'_>, problem: &Problem) -> fmt::Result {
+/// Whether ranks gather sums of D, not rows of A.
+fn reduces(plan: &Plan) -> bool {
+    plan.options().operation == Operation::GemmReduceScatter
+}
+
+/// The problem, where it is its rows of A that travel.
+fn weighed(plan: &Plan) -> Option<&Problem> {
+    (!reduces(plan)).then_some(plan.problem())
+}
+
+/// What a chunk is made of.
+struct WhatTravels<'a>(&'a Plan);
+
+impl fmt::Display for WhatTravels<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match reduces(self.0) {
+            true => "rows of D whose sums travel together, with one signal from each rank",
+            false => "rows of A that travel together and have one signal",
+        })?;
+        f.write_str(" (a..b ends before b)")
+    }
+}
+
+fn write_product(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
+    let problem = plan.problem();
     let (m, n, k) = (problem.m(), problem.n(), problem.k());
     let stored = match problem.b_layout() {
         BLayout::Nk => "n×k",
         BLayout::Kn => "k×n",
     };
     writeln!(f, "{problem}")?;
+    if reduces(plan) {
+        writeln!(
+            f,
+            "  GEMM + reduce-scatter: D ({m}×{n}) is the sum of all ranks' A ({m}×{k}) · B ({k}×{n}, stored {stored})"
+        )?;
+        return writeln!(f, "  each rank gets its own rows; {} a rank", Flops(problem.flops()));
+    }
     writeln!(
         f,
         "  every rank computes D ({m}×{n}) = A ({m}×{k}) · its own B ({k}×{n}, stored {stored})"
@@ -200,14 +249,20 @@ fn round_table(plan: &Plan) -> impl fmt::Display {
     table.line(head.chain(rounds.clone().map(|round| round.to_string())).chain(ellipsis(ranks)));
     for rank in 0..ranks.min(SHOWN) {
         let name = [format!("rank {rank}"), "→".into()].into_iter();
-        let sends = !plan.chunks().of_rank(rank).is_empty();
-        let peers = rounds.clone().map(|round| match sends {
-            true => or_dot(plan.peer_in_round(rank, round), rank),
-            false => "–".into(),
-        });
+        let peers = rounds.clone().map(|round| receiver(plan, rank, round));
         table.line(name.chain(peers).chain(ellipsis(ranks)));
     }
     WithHidden { table, all: ranks, what: "rank" }
+}
+
+/// The rank that `rank` sends to in `round`, if there is anything to send.
+fn receiver(plan: &Plan, rank: u32, round: u32) -> String {
+    let peer = plan.peer_in_round(rank, round);
+    let owner = if reduces(plan) { peer } else { rank };
+    match plan.chunks().of_rank(owner).is_empty() {
+        true => "–".into(),
+        false => or_dot(peer, rank),
+    }
 }
 
 /// One line a chunk, in the order of need: where it comes from, and which tiles were waiting for it.
@@ -397,6 +452,24 @@ mod tests {
         assert!(text.len() < 20_000, "{} bytes", text.len());
         assert!(text.contains("… 992 more ranks"), "{text}");
         assert!(plan.of_rank(1023).unwrap().to_string().contains("… 65504 more chunks"));
+    }
+
+    #[test]
+    fn a_reduce_scatter_does_not_speak_of_gathered_rows() {
+        let problem = Problem::builder(12, 40, 1024).shards(&[8, 0, 4]).build().unwrap();
+        let operation = Operation::GemmReduceScatter;
+        let options = PlanOptions { operation, pieces: Some(2), ..PlanOptions::default() };
+        let plan = Plan::new(&problem, options).unwrap();
+        for text in [plan.to_string(), plan.of_rank(2).unwrap().to_string()] {
+            assert!(text.contains("GEMM + reduce-scatter: D (12×40) is the sum"), "{text}");
+            assert!(text.contains("rows of D whose sums travel together"), "{text}");
+            for word in ["gathered", "rows of A", "chunk by chunk", "own slot"] {
+                assert!(!text.contains(word), "'{word}': {text}");
+            }
+        }
+        let text = plan.of_rank(2).unwrap().to_string();
+        let lines = ["sends to       ·  0  –", "receives from  ·  1  0", "partial 2 from 1"];
+        assert!(lines.iter().all(|line| text.contains(line)), "{text}");
     }
 
     #[test]

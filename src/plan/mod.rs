@@ -23,6 +23,7 @@ mod epilogue;
 pub mod model;
 mod partition;
 mod problem;
+mod reduction;
 mod schedule;
 #[cfg(feature = "serde")]
 mod serial;
@@ -42,6 +43,7 @@ pub(crate) use problem::check_aligned;
 pub use problem::{
     BLayout, ElementTypes, MAX_DIMENSION, Problem, ProblemBuilder, Scaling, TMA_ALIGNMENT,
 };
+pub use reduction::{Partials, Reduction};
 pub use schedule::{BUFFERS, Lane, Schedule, Step, Word};
 pub use shards::{MAX_RANKS, Shards};
 pub use tiles::{

@@ -10,6 +10,11 @@
 //!   begin    await landed 0 · await consumed by 0, 1 of e−2 · await sent of e−1 · post begun       ▲
 //!   push 0   await begun · move 0→1 · post landed 0 → 1 · post sent                                │
 //!                                       └──────────────────────────────────────────────────────────┘
+//!
+//!   the same of a reduce-scatter on threads: chunk 1 holds rows of rank 1
+//!   compute  post consumed of e−1 → 0, 1 · await sent of e−2 · multiply 1 · post summed 1 · multiply 0 ·
+//!            await partial 0 from 1 · reduce 0
+//!   push 0   await consumed by 1 of e−2 · await summed 1 · move 1→1 · post partial 1 from 0 → 1 · post sent
 //! ```
 //!
 //! Invariants: every rank's schedule follows from the plan, so two ranks that hold equal plans agree on every word and
@@ -18,7 +23,7 @@
 use std::fmt;
 use std::ops::Range;
 
-/// The number of gathered buffers: epoch e uses buffer e mod 2.
+/// The number of gathered buffers, of buffers of sums and of slots for each rank's sums: epoch e uses number e mod 2.
 ///
 /// With two, rows of the next step arrive while a rank computes this one; with one, the senders
 /// would wait during every product. A third would only let ranks drift further apart.
@@ -34,18 +39,30 @@ pub enum Word {
         /// The chunk.
         chunk: u32,
     },
-    /// Rank `by` no longer reads its gathered buffer: senders may overwrite it.
+    /// Rank `by` no longer reads its gathered buffer, or its slots: senders may overwrite them.
     Consumed {
         /// The rank that has read.
         by: u32,
     },
-    /// One of the rank's own pushing lanes has sent everything, and no longer reads the own slot.
+    /// One of the rank's own pushing lanes has sent everything, and no longer reads the own slot, or the own sums.
     Sent {
         /// The lane.
         push: u32,
     },
     /// The rank may send: GPUs post this at the end of a step's beginning.
     Begun,
+    /// The rank's own sums of a chunk are in its buffer of sums. The rank itself posts and awaits it.
+    Summed {
+        /// The chunk.
+        chunk: u32,
+    },
+    /// The sums of rank `from` for a chunk of this rank's rows are in this rank's slot for `from`.
+    Partial {
+        /// The chunk.
+        chunk: u32,
+        /// The rank that computed the sums.
+        from: u32,
+    },
 }
 
 /// One step of a lane. Epochs are those of the schedule's step, minus `age`.
@@ -70,7 +87,8 @@ pub enum Step {
         age: u32,
     },
     /// Copies the rows of a chunk from this rank's gathered buffer to that of rank `to`. To itself: copies the
-    /// caller's rows into their slot, unless the caller wrote them there.
+    /// caller's rows into their slot, unless the caller wrote them there. In a reduce-scatter: copies this rank's sums
+    /// of the chunk into its slot at rank `to`, which owns the rows.
     Move {
         /// The chunk.
         chunk: u32,
@@ -78,14 +96,20 @@ pub enum Step {
         to: u32,
     },
     /// Computes the tiles of `rows`, as a [`TileOrder`](super::TileOrder) with that pivot visits them. A tile waits for
-    /// those of its chunks that are in `awaits`; it reads all others without a wait.
+    /// those of its chunks that are in `awaits`; it reads all others without a wait. In a reduce-scatter: writes the
+    /// sums of `rows` over this rank's slice of K into its buffer of sums; nothing is awaited.
     Multiply {
-        /// Rows of D, and of the gathered A.
+        /// Rows of D, and of the gathered A; in a reduce-scatter, of A and of the sums.
         rows: Range<u32>,
         /// The rank whose rows come first.
         pivot: u32,
         /// Chunks, in the order in which tiles need them.
         awaits: Vec<u32>,
+    },
+    /// Adds the sums of all ranks for a chunk of this rank's rows, in the order of the ranks, and stores D.
+    Reduce {
+        /// The chunk.
+        chunk: u32,
     },
 }
 
@@ -134,6 +158,8 @@ impl fmt::Display for Word {
             Word::Consumed { by } => write!(f, "consumed by {by}"),
             Word::Sent { push } => write!(f, "sent {push}"),
             Word::Begun => f.write_str("begun"),
+            Word::Summed { chunk } => write!(f, "summed {chunk}"),
+            Word::Partial { chunk, from } => write!(f, "partial {chunk} from {from}"),
         }
     }
 }
@@ -162,6 +188,7 @@ impl fmt::Display for Step {
                     }
                 }
             }
+            Step::Reduce { chunk } => write!(f, "reduce {chunk}"),
         }
     }
 }

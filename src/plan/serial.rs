@@ -83,11 +83,23 @@ impl Serialize for Chunks {
 
 impl Serialize for TileOrder {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        OrderOf { rank: self.pivot_rank(), order: self }.serialize(serializer)
+    }
+}
+
+/// The order of a rank, which is not always its own pivot.
+struct OrderOf<'a> {
+    rank: u32,
+    order: &'a TileOrder,
+}
+
+impl Serialize for OrderOf<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("TileOrder", 4)?;
-        fields.serialize_field("rank", &self.pivot_rank())?;
-        fields.serialize_field("grid", &self.grid())?;
-        fields.serialize_field("tiling", &self.tiling())?;
-        fields.serialize_field("visits", &Visits(self))?;
+        fields.serialize_field("rank", &self.rank)?;
+        fields.serialize_field("grid", &self.order.grid())?;
+        fields.serialize_field("tiling", &self.order.tiling())?;
+        fields.serialize_field("visits", &Visits(self.order))?;
         fields.end()
     }
 }
@@ -131,6 +143,9 @@ fn serialize_plan<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     let orders: Result<Vec<_>, _> = ranks.clone().map(|rank| plan.tile_order(rank)).collect();
+    let orders = orders.map_err(serde::ser::Error::custom)?;
+    let orders: Vec<_> =
+        ranks.clone().zip(&orders).map(|(rank, order)| OrderOf { rank, order }).collect();
     let PlanOptions { operation, strategy, engine, pieces, tiling } = plan.options();
     let mut fields = serializer.serialize_struct("Plan", 9)?;
     fields.serialize_field("problem", plan.problem())?;
@@ -141,7 +156,7 @@ fn serialize_plan<S: Serializer>(
     fields.serialize_field("tiling", &tiling)?;
     fields.serialize_field("chunks", plan.chunks())?;
     fields.serialize_field("schedules", &Schedules { plan, ranks })?;
-    fields.serialize_field("tile_orders", &orders.map_err(serde::ser::Error::custom)?)?;
+    fields.serialize_field("tile_orders", &orders)?;
     fields.end()
 }
 

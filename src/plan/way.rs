@@ -28,6 +28,22 @@ pub enum Operation {
     AllGather,
     /// Every rank multiplies an A that is already gathered: the lower bound of every step with a gather.
     Gemm,
+    /// Every rank multiplies its slice of K; each rank gets the sums of its own rows.
+    GemmReduceScatter,
+}
+
+impl Operation {
+    /// An error if this engine cannot carry out this operation.
+    pub(super) fn check(self, engine: Engine) -> Result<()> {
+        if self == Operation::GemmReduceScatter && engine != Engine::Thread {
+            return Err(Error::Unsupported {
+                what: format!("GEMM + reduce-scatter with {engine}"),
+                why: "only threads send sums".into(),
+                remedy: "use Engine::Thread",
+            });
+        }
+        Ok(())
+    }
 }
 
 /// The order of gathering and multiplying.
@@ -245,5 +261,11 @@ mod tests {
         assert!(text.starts_with("the number of streams is 9"), "{text}");
         let text = refused(Strategy::Fused, Engine::Kernel { blocks: 129 }, 1);
         assert!(text.starts_with("the number of blocks is 129"), "{text}");
+        for engine in [Engine::CopyEngines { streams: 1 }, Engine::PUSHING, Engine::Nccl] {
+            let text = Operation::GemmReduceScatter.check(engine).unwrap_err().to_string();
+            assert!(text.contains("Engine::Thread"), "{text}");
+            assert_eq!(Operation::AllGatherGemm.check(engine), Ok(()));
+        }
+        assert_eq!(Operation::GemmReduceScatter.check(Engine::Thread), Ok(()));
     }
 }

@@ -96,6 +96,7 @@ impl Plan {
     /// Makes all choices; an error if they do not fit the problem or each other.
     pub fn new(problem: &Problem, options: PlanOptions) -> Result<Self> {
         options.tiling.check()?;
+        options.operation.check(options.engine)?;
         let pieces = match (options.pieces, options.engine) {
             (Some(pieces), _) => pieces,
             (None, Engine::Nccl) => 1,
@@ -103,7 +104,7 @@ impl Plan {
         };
         // A gather alone and a plain product have no fused form.
         let strategy = match options.operation {
-            Operation::AllGatherGemm => options.strategy,
+            Operation::AllGatherGemm | Operation::GemmReduceScatter => options.strategy,
             Operation::AllGather | Operation::Gemm => Strategy::Sequential,
         };
         Way { strategy, engine: options.engine, pieces }.check()?;
@@ -160,7 +161,7 @@ impl Plan {
 
     /// The rank that `rank` sends to in `round`; round 0 is itself.
     pub fn peer_in_round(&self, rank: u32, round: u32) -> u32 {
-        strategies::peer_in_round(rank, round, self.problem.ranks())
+        strategies::peer_in_round(self.options.operation, rank, round, self.problem.ranks())
     }
 
     /// The part of one rank, to print and to write.
@@ -169,9 +170,15 @@ impl Plan {
         Ok(RankPlan { plan: self, rank })
     }
 
-    /// The order in which `rank` computes an output of the problem's N columns.
+    /// The order in which `rank` computes an output of the problem's N columns: its own rows first; in a
+    /// reduce-scatter, last.
     pub fn tile_order(&self, rank: u32) -> Result<TileOrder> {
-        TileOrder::new(self.chunks(), self.problem.n(), self.options.tiling, rank)
+        self.problem.shards().check_rank(rank)?;
+        let pivot = match self.options.operation {
+            Operation::GemmReduceScatter => self.peer_in_round(rank, 1),
+            Operation::AllGatherGemm | Operation::AllGather | Operation::Gemm => rank,
+        };
+        TileOrder::new(self.chunks(), self.problem.n(), self.options.tiling, pivot)
     }
 }
 

@@ -180,6 +180,14 @@ impl Outcome {
 }
 
 fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
+    let operations = [plan.options().operation, setup.operation];
+    if operations.contains(&Operation::GemmReduceScatter) {
+        return Err(Error::Unsupported {
+            what: "predicting GEMM + reduce-scatter".into(),
+            why: "the cost model knows gathers and products".into(),
+            remedy: "predict an all-gather + GEMM, or a product",
+        });
+    }
     let made = setup.plan(plan.problem())?;
     if made.options() != plan.options() {
         let remedy = "make the plan with Setup::plan";

@@ -48,6 +48,25 @@ fn a_product_of_whole_waves_takes_as_many_units() {
 }
 
 #[test]
+fn a_reduce_scatter_is_refused() {
+    let machine = Machine::h200();
+    let problem = problem(4096, 4);
+    let usual = Setup::usual(&machine, &problem, Strategy::Fused).unwrap();
+    let setup = Setup { operation: Operation::GemmReduceScatter, ..usual.clone() };
+    // Not even the plan can be made for an engine of a GPU.
+    assert!(matches!(setup.plan(&problem), Err(Error::Unsupported { .. })));
+    let way = Way { engine: Engine::Thread, ..setup.way };
+    let summed = Setup { way, ..setup }.plan(&problem).unwrap();
+    let of_plan = Setup::of_plan(&summed, &usual.kernel, 1, 132);
+    let gathered = usual.plan(&problem).unwrap();
+    for (plan, setup) in [(&summed, &of_plan), (&summed, &usual), (&gathered, &of_plan)] {
+        let text = estimate(&machine, plan, setup).unwrap_err().to_string();
+        assert!(text.starts_with("predicting GEMM + reduce-scatter"), "{text}");
+        assert!(timeline(&machine, plan, setup, 0..1).is_err());
+    }
+}
+
+#[test]
 fn a_gather_is_never_free_and_a_worse_link_never_better() {
     for (m, ranks) in [(64, 2), (512, 4), (4096, 8), (4096, 72), (16384, 16)] {
         let problem = problem(m, ranks);

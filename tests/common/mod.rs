@@ -5,8 +5,8 @@
 pub mod mutants;
 
 use overlap_gemm::plan::{
-    Chunks, ClusterShape, Engine, Plan, PlanOptions, Problem, Shards, Strategy as Order, TileShape,
-    Tiling,
+    Chunks, ClusterShape, Engine, Operation, Plan, PlanOptions, Problem, Shards, Strategy as Order,
+    TileShape, Tiling,
 };
 use proptest::prelude::*;
 
@@ -55,6 +55,23 @@ pub fn plan() -> impl Strategy<Value = Plan> {
             PlanOptions { strategy, engine, pieces: Some(pieces), ..PlanOptions::default() },
         )
     })
+}
+
+/// GEMM + reduce-scatter of 1 to 6 ranks, some without rows, in every way that there is.
+pub fn reduce_scatter() -> impl Strategy<Value = Plan> {
+    let rows = prop_oneof![1 => Just(0u32), 4 => 1u32..9];
+    let shards = prop::collection::vec(rows, 1..=6)
+        .prop_filter("at least one row", |rows| rows.iter().sum::<u32>() > 0);
+    (shards, 0usize..3, 1u32..5).prop_map(|(rows, strategy, pieces)| {
+        let pieces = pieces.min(rows.iter().copied().max().unwrap_or(1));
+        plan_of(&rows, reducing(Order::ALL[strategy], pieces))
+    })
+}
+
+/// The options of a GEMM + reduce-scatter.
+pub fn reducing(strategy: Order, pieces: u32) -> PlanOptions {
+    let operation = Operation::GemmReduceScatter;
+    PlanOptions { operation, strategy, pieces: Some(pieces), ..PlanOptions::default() }
 }
 
 /// The plan of shards with so many rows.

@@ -1,6 +1,7 @@
 //! Mutants of the schedule: one step of one rank changed, and what becomes of it wherever the schedule is carried out.
 //!
 //! Invariant: each applies to any engine whose schedules have such a step; what is predicted holds for all of them.
+//! `MUTANTS` are of an all-gather + GEMM, `REDUCE_MUTANTS` of a GEMM + reduce-scatter.
 
 #![allow(dead_code)] // each test file uses its share
 
@@ -49,6 +50,8 @@ impl Mutant {
 // anything, can fall behind: it is the one that acknowledgements protect.
 const EQUAL: &[u32] = &[1, 1, 1];
 const ONE_SENDS: &[u32] = &[1, 0];
+// So is, in a reduce-scatter, the owner of all rows: it waits for the others, and they for nothing of its.
+const ONE_OWNS: &[u32] = &[0, 1];
 
 /// What is changed, where, and what becomes of it.
 pub const MUTANTS: &[Mutant] = &[
@@ -64,15 +67,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "signals before it moves",
         rows: EQUAL,
-        change: |steps| {
-            let at = |steps: &[(Lane, Step)], is: fn(&Step) -> bool| {
-                steps.iter().position(|(_, step)| is(step))
-            };
-            let places = (at(steps, |step| moves_to(step, 0)), at(steps, |step| signals(step, 0)));
-            let (Some(moved), Some(signalled)) = places else { return false };
-            steps.swap(moved, signalled);
-            true
-        },
+        change: |steps| swap(steps, |step| moves_to(step, 0), |step| signals(step, 0)),
         rank: 2,
         is_out_of_order: false,
         run: Caught::WrongRows,
@@ -211,6 +206,201 @@ pub const MUTANTS: &[Mutant] = &[
     },
 ];
 
+/// Those of a reduce-scatter. On the model a result that is never stored is nothing: `check_order` alone sees that.
+pub const REDUCE_MUTANTS: &[Mutant] = &[
+    Mutant {
+        name: "drops a move",
+        rows: EQUAL,
+        change: |steps| remove(steps, |step| moves_to(step, 0)),
+        rank: 2,
+        is_out_of_order: true,
+        run: Caught::WrongRows,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "drops the wait for a consumer",
+        rows: ONE_OWNS,
+        change: |steps| remove(steps, |step| awaits(step, Word::Consumed { by: 1 })),
+        rank: 0,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "drops the wait for its own sends",
+        rows: ONE_OWNS,
+        change: |steps| remove(steps, |step| awaits(step, Word::Sent { push: 0 })),
+        rank: 0,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "drops the wait for its own sums",
+        rows: EQUAL,
+        change: |steps| remove(steps, |step| awaits(step, Word::Summed { chunk: 0 })),
+        rank: 2,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "drops the wait for another rank's sums",
+        rows: EQUAL,
+        change: |steps| remove(steps, |step| awaits(step, Word::Partial { chunk: 1, from: 0 })),
+        rank: 1,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "signals before it moves",
+        rows: EQUAL,
+        change: |steps| swap(steps, |step| moves_to(step, 0), |step| sends_sums(step, 0)),
+        rank: 2,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "signals before it multiplies",
+        rows: EQUAL,
+        change: |steps| {
+            swap(
+                steps,
+                |step| matches!(step, Step::Multiply { .. }),
+                |step| matches!(step, Step::Post { word: Word::Summed { .. }, .. }),
+            )
+        },
+        rank: 2,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "multiplies again what it sends",
+        rows: EQUAL,
+        change: |steps| {
+            let is_product = |(_, step): &(Lane, Step)| matches!(step, Step::Multiply { .. });
+            let Some(at) = steps.iter().position(is_product) else { return false };
+            steps.insert(at + 2, steps[at].clone());
+            true
+        },
+        rank: 2,
+        is_out_of_order: true,
+        run: Caught::WrongRows,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "sends to the wrong rank",
+        rows: EQUAL,
+        change: |steps| {
+            each(steps, |_, step| match step {
+                Step::Move { to, .. } | Step::Post { word: Word::Partial { .. }, to, .. }
+                    if *to == 0 =>
+                {
+                    set(to, 1)
+                }
+                _ => false,
+            })
+        },
+        rank: 2,
+        is_out_of_order: true,
+        run: Caught::Hang,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "sends in another order",
+        rows: EQUAL,
+        change: |steps| {
+            // Rank 2 sends chunk 0 to rank 0, then chunk 1 to rank 1.
+            each(steps, |lane, step| match (lane, step) {
+                (Lane::Push(_), Step::Move { chunk, to }) => {
+                    set(chunk, 1 - *chunk) && set(to, 1 - *to)
+                }
+                (Lane::Push(_), Step::Post { word: Word::Partial { chunk, .. }, to, .. }) => {
+                    set(chunk, 1 - *chunk) && set(to, 1 - *to)
+                }
+                (Lane::Push(_), Step::Await { word: Word::Summed { chunk }, .. }) => {
+                    set(chunk, 1 - *chunk)
+                }
+                (Lane::Push(_), Step::Await { word: Word::Consumed { by }, .. }) => {
+                    set(by, 1 - *by)
+                }
+                _ => false,
+            })
+        },
+        rank: 2,
+        is_out_of_order: true,
+        run: Caught::Nothing,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "drops an acknowledgement",
+        rows: EQUAL,
+        change: |steps| {
+            remove(steps, |step| {
+                matches!(step, Step::Post { word: Word::Consumed { .. }, to: 0, .. })
+            })
+        },
+        rank: 1,
+        is_out_of_order: false,
+        run: Caught::Hang,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "acknowledges before it reads",
+        rows: ONE_OWNS,
+        change: |steps| {
+            each(steps, |_, step| match step {
+                Step::Post { word: Word::Consumed { .. }, age, .. } => set(age, 0),
+                _ => false,
+            })
+        },
+        rank: 1,
+        is_out_of_order: false,
+        run: Caught::WrongRows,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "reduces twice",
+        rows: EQUAL,
+        change: |steps| {
+            let is_reduction = |(_, step): &(Lane, Step)| matches!(step, Step::Reduce { .. });
+            let Some(at) = steps.iter().position(is_reduction) else { return false };
+            steps.insert(at, steps[at].clone());
+            true
+        },
+        rank: 1,
+        is_out_of_order: true,
+        run: Caught::Nothing,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "drops a reduction",
+        rows: EQUAL,
+        change: |steps| remove(steps, |step| matches!(step, Step::Reduce { .. })),
+        rank: 1,
+        is_out_of_order: true,
+        run: Caught::Nothing,
+        on_gpus: false,
+    },
+    Mutant {
+        name: "reduces the wrong rows",
+        rows: EQUAL,
+        change: |steps| {
+            each(steps, |_, step| match step {
+                Step::Reduce { chunk } => set(chunk, 0),
+                _ => false,
+            })
+        },
+        rank: 1,
+        is_out_of_order: true,
+        run: Caught::WrongRows,
+        on_gpus: false,
+    },
+];
+
 /// Changes each step that `change` knows; whether there was any.
 fn each(steps: &mut [(Lane, Step)], mut change: impl FnMut(Lane, &mut Step) -> bool) -> bool {
     steps.iter_mut().fold(false, |changed, (lane, step)| change(*lane, step) | changed)
@@ -227,10 +417,26 @@ fn remove(steps: &mut Vec<(Lane, Step)>, is: impl Fn(&Step) -> bool) -> bool {
     steps.len() < before
 }
 
+/// Swaps the first step of either kind.
+fn swap(steps: &mut [(Lane, Step)], a: fn(&Step) -> bool, b: fn(&Step) -> bool) -> bool {
+    let at = |is: fn(&Step) -> bool| steps.iter().position(|(_, step)| is(step));
+    let (Some(a), Some(b)) = (at(a), at(b)) else { return false };
+    steps.swap(a, b);
+    true
+}
+
+fn awaits(step: &Step, awaited: Word) -> bool {
+    matches!(step, Step::Await { word, .. } if *word == awaited)
+}
+
 fn moves_to(step: &Step, rank: u32) -> bool {
     matches!(step, Step::Move { to, .. } if *to == rank)
 }
 
 fn signals(step: &Step, rank: u32) -> bool {
     matches!(step, Step::Post { word: Word::Landed { .. }, to, .. } if *to == rank)
+}
+
+fn sends_sums(step: &Step, rank: u32) -> bool {
+    matches!(step, Step::Post { word: Word::Partial { .. }, to, .. } if *to == rank)
 }

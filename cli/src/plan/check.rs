@@ -6,7 +6,7 @@
 use std::fmt;
 
 use overlap_gemm::plan::model::{self, Schedules, Violation};
-use overlap_gemm::plan::{MAX_STREAMS, Plan};
+use overlap_gemm::plan::{MAX_STREAMS, Operation, Plan};
 use overlap_gemm::random::Random;
 use serde::Serialize;
 
@@ -28,18 +28,25 @@ pub struct Verdict {
     epochs: u32,
     seed: u64,
     violation: Option<String>,
+    #[serde(skip)]
+    operation: Operation,
 }
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Verdict { orders, epochs, seed, violation } = self;
+        let Verdict { orders, epochs, seed, violation, operation } = self;
         write!(f, "Check: {orders} random orders of {epochs} epochs from seed {seed}: ")?;
         match violation {
-            None => writeln!(
-                f,
-                "no deadlock, no read too early, no overwrite;\n  \
-                 every chunk reaches every rank once, in the order of need"
-            ),
+            None => {
+                let arrives = match operation {
+                    Operation::GemmReduceScatter => "every rank's sums reach their owner once",
+                    _ => "every chunk reaches every rank once",
+                };
+                writeln!(
+                    f,
+                    "no deadlock, no read too early, no overwrite;\n  {arrives}, in the order of need"
+                )
+            }
             Some(violation) => writeln!(f, "{violation}"),
         }
     }
@@ -70,7 +77,7 @@ pub fn run(plan: &Plan, orders: u32, seed: u64, output: &Output) -> Result<Verdi
     }
     bar.finish_and_clear();
     let violation = found.err().map(|violation| violation.to_string());
-    Ok(Verdict { orders, epochs: EPOCHS, seed, violation })
+    Ok(Verdict { orders, epochs: EPOCHS, seed, violation, operation: plan.options().operation })
 }
 
 fn run_order(schedules: &Schedules, seed: u64) -> Result<(), Violation> {
@@ -114,9 +121,10 @@ mod tests {
         let at = steps.iter().position(sent).unwrap();
         steps.swap(at, at + 1); // the signal before its data
         let violation = (0..100).find_map(|seed| run_order(&broken, seed).err()).unwrap();
-        let verdict =
-            Verdict { orders: 1, epochs: 5, seed: 0, violation: Some(violation.to_string()) };
-        assert!(verdict.to_string().contains("before its rows have landed"), "{verdict}");
+        let violation = Some(violation.to_string());
+        let operation = Operation::default();
+        let verdict = Verdict { orders: 1, epochs: 5, seed: 0, violation, operation };
+        assert!(verdict.to_string().contains("before it has been written"), "{verdict}");
         assert!(matches!(verdict.into_result(), Err(Failure::CheckFailed(_))));
     }
 

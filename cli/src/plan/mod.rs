@@ -5,7 +5,7 @@
 
 mod check;
 
-use overlap_gemm::plan::{Engine, MAX_STREAMS, Plan, PlanOptions, Strategy};
+use overlap_gemm::plan::{Engine, MAX_STREAMS, Operation, Plan, PlanOptions, Strategy};
 use serde::Serialize;
 
 use crate::exit::Failure;
@@ -24,7 +24,11 @@ pub struct Args {
     #[command(flatten)]
     cut: CutArgs,
 
-    /// Strategy: the order of gathering and multiplying
+    /// Operation
+    #[arg(long, value_enum, default_value_t = What::AllGatherGemm, help_heading = "Execution")]
+    operation: What,
+
+    /// Strategy: the order of multiplying and of what travels
     #[arg(long, value_enum, default_value_t = Order::Fused, help_heading = "Execution")]
     strategy: Order,
 
@@ -56,14 +60,23 @@ pub struct Args {
     output: OutputArgs,
 }
 
-/// The order of gathering and multiplying.
+/// The operation.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum What {
+    /// Every rank gets all rows of A, and multiplies them
+    AllGatherGemm,
+    /// Every rank multiplies its slice of K (--k), and gets the sums of its rows; with --engine thread
+    GemmReduceScatter,
+}
+
+/// The order of multiplying and of what travels.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Order {
-    /// One product that waits for its rows, tile by tile
+    /// Rows are multiplied as they arrive, tile by tile; sums leave chunk by chunk
     Fused,
     /// A product for each rank's rows
     Pipelined,
-    /// All rows first
+    /// All rows first, then the product; or the product first, then all sums
     Sequential,
 }
 
@@ -93,7 +106,12 @@ impl Args {
             Mover::Kernel => Engine::PUSHING,
             Mover::Nccl => Engine::Nccl,
         };
-        self.cut.options().with_strategy(strategy).with_engine(engine)
+        let operation = match self.operation {
+            What::AllGatherGemm => Operation::AllGatherGemm,
+            What::GemmReduceScatter => Operation::GemmReduceScatter,
+        };
+        let options = self.cut.options().with_strategy(strategy).with_engine(engine);
+        PlanOptions { operation, ..options }
     }
 }
 
@@ -103,6 +121,7 @@ Examples:
   overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8 --rank 3
   overlap-gemm plan --m 1000 --n 512 --k 512 --shards 600,0,400 --chunks 3 --check 1000
   overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 4 --engine copies --streams 2 --rank 0 --check 1000
+  overlap-gemm plan --m 4096 --n 8192 --k 3584 --ranks 4 --operation gemm-reduce-scatter --check 1000
   overlap-gemm plan --m 4096 --n 3584 --k 8192 --ranks 8 --json | jq .schedules[0].steps";
 
 /// The plan, and the verdict on it if one was asked for, in one JSON object.

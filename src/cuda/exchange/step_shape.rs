@@ -53,6 +53,8 @@ impl StepShape {
         let product = schedule.steps.iter().find_map(|(_, step)| match step {
             Step::Multiply { pivot, awaits, .. } => Some((*pivot, &awaits[..])),
             Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => None,
+            // Of a reduce-scatter, which is planned for threads only.
+            Step::Reduce { .. } => None,
         });
         let (pivot, awaited) = product.unwrap_or((schedule.rank, &[]));
         let slot_of = |chunk| {
@@ -114,6 +116,8 @@ fn computes(schedule: &Schedule, plan: &Plan, slots_per_rank: u32) -> Vec<Comput
             }
             // The step's beginning does these.
             Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => {}
+            // Of a reduce-scatter, which is planned for threads only.
+            Step::Reduce { .. } => {}
         }
     }
     if !runs.is_empty() {

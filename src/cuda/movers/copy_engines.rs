@@ -140,7 +140,8 @@ impl CopyEngines {
                         record(&pusher.sent, &pusher.stream)?;
                     }
                 }
-                Step::Multiply { .. } => {}
+                // The second is a reduce-scatter's, which is planned for threads only.
+                Step::Multiply { .. } | Step::Reduce { .. } => {}
             }
         }
         Ok(())
@@ -167,7 +168,8 @@ impl CopyEngines {
         let pushed = recorded(device, &watcher.stream)?;
         let pushes = shape.schedule.lane(Lane::Push(0)).filter_map(|step| match *step {
             Step::Move { chunk, to } => Some((to, chunk)),
-            Step::Await { .. } | Step::Post { .. } | Step::Multiply { .. } => None,
+            Step::Await { .. } | Step::Post { .. } => None,
+            Step::Multiply { .. } | Step::Reduce { .. } => None,
         });
         marks.by_kernel(pushes, begun, pushed);
         Ok(())

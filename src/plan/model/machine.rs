@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use super::{Schedules, Thread, Violation};
+use super::{Region, Schedules, Thread, Violation};
 use crate::plan::schedule::{BUFFERS, Step, Word};
 
 /// Runs `schedules` for `epochs` epochs; `choose(n)` picks one of n enabled threads.
@@ -76,34 +76,34 @@ struct Place {
     age: u32,
 }
 
-/// What a thread does: a step, taken apart where it reads several chunks one after the other.
+/// What a thread does: a step, taken apart where it touches several regions one after the other.
 enum Operation {
     /// Goes on when a word has reached the epoch.
     Await {
         posts: Vec<Place>,
         age: u32,
     },
-    /// Reads a chunk of its rank's buffer.
-    Read {
-        chunk: u32,
-    },
-    /// Reads a chunk, unless the caller brings it, and writes it to rank `to`.
-    Move {
-        chunk: u32,
-        to: u32,
+    /// Reads a region, writes one, or moves from one to another.
+    Touch {
+        reads: Option<Region>,
+        writes: Option<Region>,
     },
     Post,
 }
 
-/// The schedules, and where in them each word and each chunk is written and read.
+/// The schedules, and where in them each word and each region is written and read.
 struct Machine {
     epochs: u32,
     threads: Vec<Thread>,
     lists: Vec<Vec<Operation>>,
-    /// Moves of a chunk to a rank.
-    moves: HashMap<(u32, u32), Vec<Place>>,
-    /// Reads of a chunk by a rank.
-    reads: HashMap<(u32, u32), Vec<Place>>,
+    /// Whether what is read was available before the step, since nothing writes it: an A that is gathered already.
+    is_given: bool,
+    /// Moves into a region.
+    moves: HashMap<Region, Vec<Place>>,
+    /// Products that write a region, or a part of it.
+    products: HashMap<Region, Vec<Place>>,
+    /// Reads of a region.
+    reads: HashMap<Region, Vec<Place>>,
 }
 
 impl Machine {
@@ -112,7 +112,9 @@ impl Machine {
             epochs,
             threads: Vec::new(),
             lists: Vec::new(),
+            is_given: false,
             moves: HashMap::new(),
+            products: HashMap::new(),
             reads: HashMap::new(),
         };
         let mut posts: HashMap<(u32, Word), Vec<Place>> = HashMap::new();
@@ -138,25 +140,43 @@ impl Machine {
                             list.push(Operation::Post);
                         }
                         Step::Move { chunk, to } => {
-                            machine.moves.entry((*to, *chunk)).or_default().push(place);
-                            if *to != rank {
-                                machine.reads.entry((rank, *chunk)).or_default().push(place);
+                            let own = schedules.own(rank, *chunk);
+                            let written = Region { rank: *to, ..own };
+                            machine.moves.entry(written).or_default().push(place);
+                            // To itself: what the caller brings.
+                            let reads = (*to != rank).then_some(own);
+                            if let Some(read) = reads {
+                                machine.reads.entry(read).or_default().push(place);
                             }
-                            list.push(Operation::Move { chunk: *chunk, to: *to });
+                            list.push(Operation::Touch { reads, writes: Some(written) });
                         }
                         Step::Multiply { rows, awaits, .. } => {
                             let touched = schedules.chunks.touching(rows.clone());
                             // What is not awaited may be read as soon as the product starts.
                             let at_once = touched.filter(|chunk| !awaits.contains(chunk));
-                            let mut read = |list: &mut Vec<Operation>, chunk| {
+                            let mut touch = |list: &mut Vec<Operation>, chunk| {
                                 let place = Place { position: list.len() as u32, ..place };
-                                machine.reads.entry((rank, chunk)).or_default().push(place);
-                                list.push(Operation::Read { chunk });
+                                let own = schedules.own(rank, chunk);
+                                // Sums are written; a gather's rows are read, and D is nobody else's.
+                                let (places, reads, writes) = match schedules.reduces() {
+                                    true => (&mut machine.products, None, Some(own)),
+                                    false => (&mut machine.reads, Some(own), None),
+                                };
+                                places.entry(own).or_default().push(place);
+                                list.push(Operation::Touch { reads, writes });
                             };
-                            at_once.for_each(|chunk| read(&mut list, chunk));
+                            at_once.for_each(|chunk| touch(&mut list, chunk));
                             for &chunk in awaits {
                                 await_word(&mut list, Word::Landed { chunk }, 0);
-                                read(&mut list, chunk);
+                                touch(&mut list, chunk);
+                            }
+                        }
+                        Step::Reduce { chunk } => {
+                            for from in 0..schedules.of_ranks.len() as u32 {
+                                let read = Region { rank, chunk: *chunk, from };
+                                let place = Place { position: list.len() as u32, ..place };
+                                machine.reads.entry(read).or_default().push(place);
+                                list.push(Operation::Touch { reads: Some(read), writes: None });
                             }
                         }
                     }
@@ -173,6 +193,7 @@ impl Machine {
                 *found = posts.get(&word).cloned().unwrap_or_default();
             }
         }
+        machine.is_given = machine.moves.is_empty() && !schedules.reduces();
         machine
     }
 
@@ -212,36 +233,36 @@ impl Machine {
         posts.iter().map(posted).max().unwrap_or(0) >= epoch.saturating_sub(*age)
     }
 
-    /// The epoch of the rows of a chunk in a rank's buffers.
-    fn landed(&self, state: &State, rank: u32, chunk: u32) -> u32 {
-        let moves = self.moves.get(&(rank, chunk)).into_iter().flatten();
-        moves.map(|place| self.times_passed(state, *place)).max().unwrap_or(0)
+    /// The epoch of what was written to a region last: by any move, which writes all of it, or by all products.
+    fn written(&self, state: &State, region: Region) -> u32 {
+        let passed = |place: &Place| self.times_passed(state, *place);
+        let epoch = match (self.products.get(&region), self.moves.get(&region)) {
+            (Some(products), _) => products.iter().map(passed).min(),
+            (None, moves) => moves.into_iter().flatten().map(passed).max(),
+        };
+        epoch.unwrap_or(0)
     }
 
-    /// Whether all reads of a chunk in a rank's buffer of `epoch` are over.
-    fn is_read(&self, state: &State, rank: u32, chunk: u32, epoch: u32) -> bool {
-        let mut reads = self.reads.get(&(rank, chunk)).into_iter().flatten();
+    /// Whether all reads of a region in the buffer of `epoch` are over.
+    fn is_read(&self, state: &State, region: Region, epoch: u32) -> bool {
+        let mut reads = self.reads.get(&region).into_iter().flatten();
         reads.all(|place| self.times_passed(state, *place) >= epoch)
     }
 
     /// Does the next operation of an enabled thread, checking what it touches.
     fn step(&self, state: &mut State, thread: usize) -> Result<(), Violation> {
         let (epoch, position) = self.epoch_and_position(state, thread);
-        let rank = self.threads[thread].rank;
-        // Without a gather, A is available before the step.
-        let is_there = |chunk| self.moves.is_empty() || self.landed(state, rank, chunk) >= epoch;
-        let too_early = |chunk| Err(Violation::ReadTooEarly { reader: rank, chunk, epoch });
-        match self.lists[thread][position as usize] {
-            Operation::Read { chunk } if !is_there(chunk) => return too_early(chunk),
-            Operation::Move { chunk, to } if to != rank && !is_there(chunk) => {
-                return too_early(chunk);
+        if let Operation::Touch { reads, writes } = self.lists[thread][position as usize] {
+            let is_there = |region: &Region| self.is_given || self.written(state, *region) >= epoch;
+            if let Some(Region { chunk, from, .. }) = reads.filter(|region| !is_there(region)) {
+                let reader = self.threads[thread].rank;
+                return Err(Violation::ReadTooEarly { reader, chunk, from, epoch });
             }
-            Operation::Move { chunk, to } => {
-                if !self.is_read(state, to, chunk, epoch.saturating_sub(BUFFERS)) {
-                    return Err(Violation::Overwritten { owner: to, chunk, epoch });
-                }
+            let is_free =
+                |region: &Region| self.is_read(state, *region, epoch.saturating_sub(BUFFERS));
+            if let Some(Region { rank, chunk, from }) = writes.filter(|region| !is_free(region)) {
+                return Err(Violation::Overwritten { owner: rank, chunk, from, epoch });
             }
-            Operation::Await { .. } | Operation::Read { .. } | Operation::Post => {}
         }
         state[thread] += 1;
         Ok(())

@@ -1,13 +1,16 @@
-//! Runs schedules on an abstract machine, looking for trouble: reads too early, overwrites, deadlocks, rows that do not
-//! arrive or arrive in another order than they are needed.
+//! Runs schedules on an abstract machine, looking for trouble: reads too early, overwrites, deadlocks, rows or sums
+//! that do not arrive or arrive in another order than they are needed.
 //!
 //! The machine has one thread for each lane of each rank, with the steps that the [`Schedule`] gives it, repeated for
 //! some epochs. A thread is enabled unless its next step is a wait that does not hold yet. Any enabled thread may go next;
 //! [`run`] picks by the caller's choice (at random, for example), [`explore`] tries every order there is.
 //!
-//! The state is nothing but how far each thread has come: how often a word was posted and rows were moved follows from
-//! the positions of their writers. Every step moves a position forwards, so every run ends; a run that cannot go on before
-//! all threads have finished is a deadlock, and if no reachable state is one, the schedules are live.
+//! What is read and written are regions: what a rank has of a chunk from a rank. A gather moves the owner's rows to all
+//! ranks; a reduce-scatter writes a rank's own sums by products, and moves them to the owner.
+//!
+//! The state is nothing but how far each thread has come: how often a word was posted and a region was written follows
+//! from the positions of their writers. Every step moves a position forwards, so every run ends; a run that cannot go
+//! on before all threads have finished is a deadlock, and if no reachable state is one, the schedules are live.
 //!
 //! One simplification, on the careful side: lanes that share a stream of a GPU run apart here, except where a word orders
 //! them. So the machine has all orders that a GPU has, and more.
@@ -22,29 +25,38 @@ pub use machine::{explore, run};
 
 use super::chunks::Chunks;
 use super::schedule::{Lane, Schedule, Step, Word};
+use super::way::Operation;
 use super::whole::Plan;
 
 /// What is wrong with schedules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A rank reads a chunk whose rows have not landed.
-    #[error("rank {reader} reads chunk {chunk} of epoch {epoch} before its rows have landed")]
+    /// A rank reads rows that have not landed, or sums that have not been computed or have not landed.
+    #[error(
+        "rank {reader} reads chunk {chunk} from rank {from} in epoch {epoch} before it has been written"
+    )]
     ReadTooEarly {
-        /// The rank that multiplies the rows, or sends them on.
+        /// The rank that multiplies the rows, adds up the sums, or sends either on.
         reader: u32,
         /// The chunk.
         chunk: u32,
+        /// The rank whose rows or sums they are.
+        from: u32,
         /// The epoch.
         epoch: u32,
     },
-    /// Rows are written over others that are still read.
-    #[error("chunk {chunk} of epoch {epoch} overwrites what rank {owner} still reads")]
+    /// Rows or sums are written over others that are still read.
+    #[error(
+        "chunk {chunk} from rank {from} in epoch {epoch} overwrites what rank {owner} still reads"
+    )]
     Overwritten {
         /// The rank whose buffer it is.
         owner: u32,
         /// The chunk that was written.
         chunk: u32,
+        /// The rank whose rows or sums they are.
+        from: u32,
         /// The epoch that it was written for.
         epoch: u32,
     },
@@ -55,14 +67,37 @@ pub enum Violation {
         waiting: Vec<Thread>,
     },
     /// A chunk does not reach a rank, or reaches it more than once an epoch.
-    #[error("chunk {chunk} reaches rank {consumer} {times} times an epoch, not once")]
+    #[error(
+        "chunk {chunk} from rank {from} reaches rank {consumer} {times} times an epoch, not once"
+    )]
     NotOnce {
         /// The rank.
         consumer: u32,
         /// The chunk.
         chunk: u32,
+        /// The rank whose rows or sums they are.
+        from: u32,
         /// How often it is moved there.
         times: u32,
+    },
+    /// The owner of a chunk does not add up its sums, or does so more than once an epoch.
+    #[error("rank {owner} adds up chunk {chunk} {times} times an epoch, not once")]
+    NotReducedOnce {
+        /// The rank that owns the rows.
+        owner: u32,
+        /// The chunk.
+        chunk: u32,
+        /// How often it is added up.
+        times: u32,
+    },
+    /// A rank sends sums to a rank other than the owner of their rows, sends those of its own rows, adds up those of
+    /// another's rows, or adds up any where nothing is summed.
+    #[error("'{step}' is no step of rank {rank} in this operation")]
+    NoSuchPart {
+        /// The rank.
+        rank: u32,
+        /// The step.
+        step: String,
     },
     /// A word is posted more than once an epoch.
     #[error("'{word}' of rank {owner} is posted {times} times an epoch, not once")]
@@ -74,9 +109,9 @@ pub enum Violation {
         /// How often it is posted.
         times: u32,
     },
-    /// A lane sends to a rank before one that needs its rows sooner, or chunks of a shard out of order.
+    /// A lane sends to a rank before one whose round comes sooner, or chunks of a shard out of order.
     #[error(
-        "rank {sender} sends chunk {chunk} to rank {to} after it has sent rows that are needed later"
+        "rank {sender} sends chunk {chunk} to rank {to} after it has sent what is needed later"
     )]
     OutOfNeedOrder {
         /// The rank that sends.
@@ -94,12 +129,13 @@ pub enum Violation {
         /// The chunk that is awaited too late.
         chunk: u32,
     },
-    /// The product does not cover every row once.
+    /// The product does not cover every row; in a reduce-scatter, not every row once.
     #[error("rank {rank} multiplies {multiplied} of {rows} rows")]
     NotAllRows {
         /// The rank.
         rank: u32,
-        /// Rows that its products have, one after the other from the first.
+        /// Rows that its products have, one after the other from the first. Of a reduce-scatter that has all rows, some
+        /// of them twice: the number in all.
         multiplied: u32,
         /// Rows of the problem.
         rows: u32,
@@ -129,9 +165,18 @@ pub struct Thread {
     pub lane: Lane,
 }
 
+/// What is read and written at once: what `rank` has of `chunk` from rank `from`, in the buffer of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Region {
+    rank: u32,
+    chunk: u32,
+    from: u32,
+}
+
 /// The schedules of all ranks; public, so that tests can break them.
 #[derive(Clone, Debug)]
 pub struct Schedules {
+    operation: Operation,
     chunks: Chunks,
     /// One of each rank, in order.
     pub of_ranks: Vec<Schedule>,
@@ -142,48 +187,95 @@ impl Schedules {
     pub fn new(plan: &Plan) -> Self {
         let ranks = 0..plan.problem().ranks();
         Schedules {
+            operation: plan.options().operation,
             chunks: plan.chunks().clone(),
             of_ranks: ranks.map(|rank| plan.schedule(rank)).collect(),
         }
     }
 
     /// Checks what needs no run: every chunk reaches every rank exactly once, every word has one writer, rows are sent in
-    /// the order in which they are needed and awaited in that order, and all rows are multiplied.
+    /// the order in which they are needed and awaited in that order, and all rows are multiplied. In a reduce-scatter,
+    /// every chunk reaches its owner exactly once from every other rank, nothing else is sent, and the owner adds it up
+    /// once.
     pub fn check_order(&self) -> Result<(), Violation> {
         self.check_names()?;
         self.check_once()?;
         self.of_ranks.iter().try_for_each(|schedule| self.check_need_order(schedule))
     }
 
+    fn reduces(&self) -> bool {
+        self.operation == Operation::GemmReduceScatter
+    }
+
+    /// What `rank` reads and sends of `chunk`: the owner's rows; in a reduce-scatter, its own sums.
+    fn own(&self, rank: u32, chunk: u32) -> Region {
+        let from = if self.reduces() { rank } else { self.chunks.rank_of(chunk) };
+        Region { rank, chunk, from }
+    }
+
+    /// What a move of `chunk` between its owner and `other` writes; of a rank's sums of its own rows, none.
+    fn moved(&self, chunk: u32, other: u32) -> Option<Region> {
+        let owner = self.chunks.rank_of(chunk);
+        match self.reduces() {
+            true => (other != owner).then_some(Region { rank: owner, chunk, from: other }),
+            false => Some(Region { rank: other, chunk, from: owner }),
+        }
+    }
+
     fn check_once(&self) -> Result<(), Violation> {
-        let mut moved: HashMap<(u32, u32), u32> = HashMap::new();
+        let mut moved: HashMap<Region, u32> = HashMap::new();
         let mut posted: HashMap<(u32, Word), u32> = HashMap::new();
-        let mut gathers = false;
-        for (_, step) in self.of_ranks.iter().flat_map(|schedule| &schedule.steps) {
+        let mut reduced: HashMap<u32, u32> = HashMap::new();
+        for (rank, step) in self.steps() {
+            let is_own = |chunk| self.chunks.rank_of(chunk) == rank;
             match *step {
                 Step::Move { chunk, to } => {
-                    gathers = true;
-                    *moved.entry((to, chunk)).or_default() += 1;
+                    if self.reduces() && (is_own(chunk) || self.chunks.rank_of(chunk) != to) {
+                        return Err(Violation::NoSuchPart { rank, step: step.to_string() });
+                    }
+                    *moved.entry(Region { rank: to, ..self.own(rank, chunk) }).or_default() += 1;
+                }
+                Step::Reduce { chunk } => {
+                    if !self.reduces() || !is_own(chunk) {
+                        return Err(Violation::NoSuchPart { rank, step: step.to_string() });
+                    }
+                    *reduced.entry(chunk).or_default() += 1;
                 }
                 Step::Post { word, to, .. } => *posted.entry((to, word)).or_default() += 1,
                 Step::Await { .. } | Step::Multiply { .. } => {}
             }
         }
-        let mut consumers = 0..self.of_ranks.len() as u32;
-        let not_once = |consumer: u32| {
-            let mut chunks = 0..self.chunks.len();
-            chunks.find_map(|chunk| {
-                let times = moved.get(&(consumer, chunk)).copied().unwrap_or(0);
-                (times != 1).then_some(Violation::NotOnce { consumer, chunk, times })
-            })
-        };
-        if let Some(violation) = consumers.find_map(not_once).filter(|_| gathers) {
-            return Err(violation);
+        // Without any move, A is gathered already.
+        if self.reduces() || !moved.is_empty() {
+            let others = 0..self.of_ranks.len() as u32;
+            let pairs = others.flat_map(|other| (0..self.chunks.len()).map(move |c| (c, other)));
+            for region in pairs.filter_map(|(chunk, other)| self.moved(chunk, other)) {
+                let times = moved.get(&region).copied().unwrap_or(0);
+                if times != 1 {
+                    let Region { rank: consumer, chunk, from } = region;
+                    return Err(Violation::NotOnce { consumer, chunk, from, times });
+                }
+            }
+        }
+        for chunk in (0..self.chunks.len()).filter(|_| self.reduces()) {
+            let times = reduced.get(&chunk).copied().unwrap_or(0);
+            if times != 1 {
+                let owner = self.chunks.rank_of(chunk);
+                return Err(Violation::NotReducedOnce { owner, chunk, times });
+            }
         }
         match posted.into_iter().find(|(_, times)| *times > 1) {
             Some(((owner, word), times)) => Err(Violation::PostedTwice { owner, word, times }),
             None => Ok(()),
         }
+    }
+
+    /// All ranks' steps, each with its rank.
+    fn steps(&self) -> impl Iterator<Item = (u32, &Step)> {
+        let of_rank = |of: &Schedule| std::iter::repeat(of.rank);
+        self.of_ranks
+            .iter()
+            .flat_map(move |of| of_rank(of).zip(of.steps.iter().map(|(_, step)| step)))
     }
 
     fn check_need_order(&self, schedule: &Schedule) -> Result<(), Violation> {
@@ -194,8 +286,12 @@ impl Schedules {
         for (lane, step) in &schedule.steps {
             match step {
                 Step::Move { chunk, to } => {
-                    // What rank `to` needs d-th comes in round d.
-                    let turn = ((rank + ranks - to) % ranks, *chunk);
+                    // What rank `to` needs d-th comes in round d; sums go round the other way.
+                    let round = match self.reduces() {
+                        true => (to + ranks - rank) % ranks,
+                        false => (rank + ranks - to) % ranks,
+                    };
+                    let turn = (round, *chunk);
                     let before = latest.insert(*lane, turn);
                     if before.is_some_and(|before| before >= turn) {
                         let (sender, chunk, to) = (rank, *chunk, *to);
@@ -212,16 +308,22 @@ impl Schedules {
                         awaited = need;
                     }
                 }
-                Step::Await { .. } | Step::Post { .. } => {}
+                Step::Await { .. } | Step::Post { .. } | Step::Reduce { .. } => {}
             }
         }
-        if multiplied.is_empty() {
+        if multiplied.is_empty() && !self.reduces() {
             return Ok(()); // Gathering alone.
         }
         multiplied.sort_unstable_by_key(|rows| rows.start);
         let joined =
             |end, rows: std::ops::Range<u32>| if rows.start == end { rows.end } else { end };
-        let (rows, multiplied) = (self.chunks.shards().m(), multiplied.into_iter().fold(0, joined));
+        // D may be stored again; sums that are computed again overwrite those that are being sent.
+        let in_all: u64 = multiplied.iter().map(|rows| rows.len() as u64).sum();
+        let (rows, joined) = (self.chunks.shards().m(), multiplied.into_iter().fold(0, joined));
+        let multiplied = match joined == rows && self.reduces() {
+            true => u32::try_from(in_all).unwrap_or(u32::MAX),
+            false => joined,
+        };
         match multiplied == rows {
             true => Ok(()),
             false => Err(Violation::NotAllRows { rank, multiplied, rows }),
@@ -237,7 +339,8 @@ impl Schedules {
             return Err(Violation::WrongRanks { ranks, found });
         }
         let is_word = |word: &Word| match *word {
-            Word::Landed { chunk } => chunk < chunks,
+            Word::Landed { chunk } | Word::Summed { chunk } => chunk < chunks,
+            Word::Partial { chunk, from } => chunk < chunks && from < ranks,
             Word::Consumed { by } => by < ranks,
             Word::Sent { .. } | Word::Begun => true,
         };
@@ -245,6 +348,7 @@ impl Schedules {
             Step::Await { word, .. } => is_word(word),
             Step::Post { word, to, .. } => *to < ranks && is_word(word),
             Step::Move { chunk, to } => *to < ranks && *chunk < chunks,
+            Step::Reduce { chunk } => *chunk < chunks,
             Step::Multiply { rows, pivot, awaits } => {
                 rows.start <= rows.end
                     && rows.end <= self.chunks.shards().m()
@@ -252,8 +356,7 @@ impl Schedules {
                     && awaits.iter().all(|chunk| *chunk < chunks)
             }
         };
-        let mut steps = self.of_ranks.iter().flat_map(|schedule| &schedule.steps);
-        match steps.find(|(_, step)| !exists(step)) {
+        match self.steps().find(|(_, step)| !exists(step)) {
             Some((_, step)) => Err(Violation::NoSuchName { step: step.to_string() }),
             None => Ok(()),
         }

@@ -32,7 +32,7 @@ use super::super::whole::Plan;
 const FEW_BYTES: u64 = 1 << 20;
 
 /// The rank that `rank` of `ranks` sends to in `round`.
-pub(in super::super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
+pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
     (rank % ranks + ranks - round % ranks) % ranks
 }
 

@@ -1,12 +1,11 @@
-//! The thread that sends a rank's chunks to the other ranks, step by step.
+//! The thread that sends to the other ranks, step by step.
 //!
 //! Invariant: it carries out the pushing lane of the schedule, and nothing else; however it ends, its peers learn of it.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use super::{StepShape, World, lock};
-use crate::element::Element;
+use super::{Memory, StepShape, World, buffer_of, lock};
 use crate::error::Result;
 use crate::trace::TransferEvent;
 
@@ -21,14 +20,14 @@ pub(super) struct Push {
 /// the next chunk counts as begun when the link was free, if that was no longer ago than this.
 const FORGIVEN_LATENESS: Duration = Duration::from_millis(10);
 
-/// The thread that sends a rank's chunks to the other ranks.
-pub(super) struct Pusher<A> {
-    pub(super) world: Arc<World<A>>,
+/// The thread that sends to the other ranks.
+pub(super) struct Pusher<M> {
+    pub(super) world: Arc<World<M>>,
     pub(super) rank: u32,
     pub(super) log: Arc<Mutex<Vec<TransferEvent>>>,
 }
 
-impl<A: Element> Pusher<A> {
+impl<M: Memory> Pusher<M> {
     pub(super) fn run(self, steps: mpsc::Receiver<Push>) {
         let mut sent = 0;
         for step in steps {
@@ -46,9 +45,9 @@ impl<A: Element> Pusher<A> {
         let mut link_free = Instant::now();
         endpoint.push(&mut watch, |chunk, to| {
             let begin = Instant::now();
-            let rows = step.shape.plan.chunks().rows(chunk);
-            let bytes = step.shape.plan.problem().row_bytes(&rows) as u64;
-            world.copy_rows(self.rank, to, step.epoch, rows);
+            let (plan, buffer) = (&step.shape.plan, buffer_of(step.epoch));
+            // SAFETY: the endpoint has awaited what comes before this move in the lane.
+            let bytes = unsafe { world.memory.move_chunk(plan, chunk, self.rank, to, buffer) };
             if let Some(link) = world.options.link {
                 let forgiven = begin.checked_sub(FORGIVEN_LATENESS).unwrap_or(begin);
                 link_free = link_free.max(forgiven) + link.transfer_time(bytes, self.rank, *sent);
@@ -69,7 +68,7 @@ impl<A: Element> Pusher<A> {
     }
 }
 
-impl<A> Drop for Pusher<A> {
+impl<M> Drop for Pusher<M> {
     /// However the thread ends, by a panic too, its peers learn that nothing more will come.
     fn drop(&mut self) {
         self.world.control.set_departed(self.rank, true);

@@ -1,0 +1,118 @@
+//! The memory of a reduction: each rank's own sums, and a slot for each other rank's sums of the own rows.
+//!
+//! Sums are kept as `f32`; what travels is rounded to the type of partials on the way, which is all that a narrower slot
+//! would change. Invariant: as in [`Memory`]; a row of D is added up from one row of each rank, in the order of the ranks.
+
+use std::ops::Range;
+
+use super::memory::{RowBuffer, check_memory};
+use super::world::Memory;
+use crate::error::Result;
+use crate::plan::{BUFFERS, Plan, Reduction};
+
+/// The sums of every rank.
+#[derive(Debug)]
+pub(crate) struct Sums {
+    of_ranks: Box<[RankSums]>,
+    reduction: Reduction,
+}
+
+#[derive(Debug)]
+struct RankSums {
+    /// The own sums of all rows.
+    own: [RowBuffer<f32>; BUFFERS as usize],
+    /// By rank: its sums of the rows that this rank owns.
+    slots: [Box<[RowBuffer<f32>]>; BUFFERS as usize],
+}
+
+impl Sums {
+    pub(crate) fn new(plan: &Plan, reduction: Reduction) -> Result<Self> {
+        let problem = plan.problem();
+        let (ranks, n, m) = (problem.ranks(), problem.n() as usize, problem.m() as usize);
+        let owned = problem.shards().most_rows() as usize;
+        let rows = u128::from(ranks) * (m as u128 + u128::from(ranks) * owned as u128);
+        check_memory("the sums of all ranks, twice,", u128::from(BUFFERS) * rows * n as u128 * 4)?;
+        let slots = || (0..ranks).map(|_| RowBuffer::new(owned, n, f32::NAN)).collect();
+        let of_rank = |_| RankSums {
+            own: std::array::from_fn(|_| RowBuffer::new(m, n, f32::NAN)),
+            slots: std::array::from_fn(|_| slots()),
+        };
+        Ok(Sums { of_ranks: (0..ranks).map(of_rank).collect(), reduction })
+    }
+
+    pub(crate) fn reduction(&self) -> Reduction {
+        self.reduction
+    }
+
+    /// The own sums of `rank`.
+    pub(crate) fn own(&self, rank: u32, buffer: usize) -> &RowBuffer<f32> {
+        &self.of_ranks[rank as usize].own[buffer]
+    }
+
+    /// Adds up some columns of a row that `owner` has, into `total`: row `row` of all, and the owner's `local`-th.
+    ///
+    /// # Safety
+    /// The sums of this row of all ranks have arrived, and no thread writes them meanwhile.
+    pub(crate) unsafe fn add_up(
+        &self,
+        owner: u32,
+        buffer: usize,
+        [row, local]: [u32; 2],
+        columns: Range<usize>,
+        total: &mut Vec<f32>,
+    ) {
+        let RankSums { own, slots } = &self.of_ranks[owner as usize];
+        for (rank, slot) in (0..).zip(&slots[buffer]) {
+            // SAFETY: the caller's promise.
+            let sums = unsafe {
+                match rank == owner {
+                    true => own[buffer].rows(row..row + 1),
+                    false => slot.rows(local..local + 1),
+                }
+            };
+            let sums = &sums[columns.clone()];
+            match rank {
+                0 => {
+                    total.clear();
+                    total.extend_from_slice(sums);
+                }
+                _ => total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum),
+            }
+        }
+        if self.reduction.average {
+            let ranks = self.of_ranks.len() as f32;
+            total.iter_mut().for_each(|total| *total /= ranks);
+        }
+    }
+
+    /// Fills the slots of `rank` with NaN.
+    ///
+    /// # Safety
+    /// No thread touches them meanwhile: this rank has read them, and has not said so yet.
+    pub(crate) unsafe fn poison(&self, rank: u32, buffer: usize, rows: u32) {
+        for slot in &self.of_ranks[rank as usize].slots[buffer] {
+            // SAFETY: the caller's promise.
+            unsafe { slot.rows_mut(0..rows) }.fill(f32::NAN);
+        }
+    }
+}
+
+impl Memory for Sums {
+    /// From the own sums of `from` into its slot at rank `to`.
+    unsafe fn move_chunk(&self, plan: &Plan, chunk: u32, from: u32, to: u32, buffer: usize) -> u64 {
+        let (rows, partials) = (plan.chunks().rows(chunk), self.reduction.partials);
+        let first = plan.problem().shards().rows(plan.chunks().rank_of(chunk)).start;
+        let slot = &self.of_ranks[to as usize].slots[buffer][from as usize];
+        // SAFETY: the source are own sums, the target is this rank's slot: see `Memory`.
+        let (sums, slot) = unsafe {
+            (
+                self.own(from, buffer).rows(rows.clone()),
+                slot.rows_mut(rows.start - first..rows.end - first),
+            )
+        };
+        for (slot, sum) in slot.iter_mut().zip(sums) {
+            *slot = partials.round(*sum);
+        }
+        sums.len() as u64 * partials.element().size() as u64
+    }
+}

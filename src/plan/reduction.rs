@@ -1,0 +1,46 @@
+//! How the sums that ranks have over their slices of K become one output.
+//!
+//! Invariant: an output is the same whatever arrives first: the sums are added in the order of the ranks, in `f32`, the owner's
+//! own unrounded and the others' as they travelled.
+
+use crate::element::{Element, ElementType, bf16};
+
+/// The type in which sums travel to the rank that adds them up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum Partials {
+    /// Rounded once, to half the bytes.
+    #[default]
+    Bf16,
+    /// As they are.
+    F32,
+}
+
+impl Partials {
+    /// The element type.
+    pub fn element(self) -> ElementType {
+        match self {
+            Partials::Bf16 => ElementType::Bf16,
+            Partials::F32 => ElementType::F32,
+        }
+    }
+
+    /// The sum as it arrives.
+    pub fn round(self, sum: f32) -> f32 {
+        match self {
+            Partials::Bf16 => bf16::narrow(sum).widen(),
+            Partials::F32 => sum,
+        }
+    }
+}
+
+/// How the ranks' sums are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Reduction {
+    /// The type in which sums travel.
+    pub partials: Partials,
+    /// Whether the total is divided by the number of ranks.
+    pub average: bool,
+}

@@ -1,0 +1,166 @@
+//! Reduce-scatter: every rank multiplies its slice of K, sends the others the sums of their rows, and adds up its own.
+//!
+//! In round d, rank i computes the rows of rank (i + d) mod W and sends their sums there. So in every round each rank
+//! sends to one peer and receives from one. Its own rows come last: they do not travel, so the sums of the last round
+//! do while they are computed.
+//!
+//! ```text
+//!   W = 4      round 1     round 2     round 3     then
+//!   rank 0     → 1         → 2         → 3         its own rows
+//!   rank 1     → 2         → 3         → 0         its own rows
+//!   rank 2     → 3         → 0         → 1         its own rows
+//!   rank 3     → 0         → 1         → 2         its own rows
+//!   rank 0 receives from  3,           2,          1
+//! ```
+//!
+//! The strategies differ in what one product computes before any of it may travel: a chunk (fused), the rows of one
+//! owner (pipelined), all rows (sequential).
+//!
+//! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the
+//! owner to have finished the epoch that used the slot before; a product follows the wait for the lane that sends what
+//! was in the buffer of sums before; sums are added when all ranks' are available, so their order is that of the ranks.
+
+use super::super::schedule::{BUFFERS, Lane, Step, Word};
+use super::super::way::Strategy;
+use super::super::whole::Plan;
+
+/// The rank that `rank` of `ranks` sends to in `round`.
+pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
+    (rank % ranks + round % ranks) % ranks
+}
+
+/// All steps of `rank`.
+pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
+    let compute = compute(plan, rank).into_iter().map(|step| (Lane::Compute, step));
+    let push = push(plan, rank).into_iter().map(|step| (Lane::Push(0), step));
+    compute.chain(push).collect()
+}
+
+fn compute(plan: &Plan, rank: u32) -> Vec<Step> {
+    let (problem, chunks, strategy) = (plan.problem(), plan.chunks(), plan.options().strategy);
+    let ranks = problem.ranks();
+    let peer = |round| peer_in_round(rank, round, ranks);
+    let multiply = |rows, pivot| Step::Multiply { rows, pivot, awaits: Vec::new() };
+
+    let consumed = Word::Consumed { by: rank };
+    let mut steps: Vec<Step> =
+        (0..ranks).map(|round| Step::Post { word: consumed, to: peer(round), age: 1 }).collect();
+    steps.push(Step::Await { word: Word::Sent { push: 0 }, age: BUFFERS });
+    if strategy == Strategy::Sequential {
+        steps.push(multiply(0..problem.m(), peer(1)));
+    }
+    // The last round comes back to the rank itself.
+    for owner in (1..=ranks).map(peer) {
+        let rows = problem.shards().rows(owner);
+        if strategy == Strategy::Pipelined && !rows.is_empty() {
+            steps.push(multiply(rows, owner));
+        }
+        for chunk in chunks.of_rank(owner) {
+            if strategy == Strategy::Fused {
+                steps.push(multiply(chunks.rows(chunk), owner));
+            }
+            if owner != rank {
+                steps.push(Step::Post { word: Word::Summed { chunk }, to: rank, age: 0 });
+            }
+        }
+    }
+    for chunk in chunks.of_rank(rank) {
+        for from in (0..ranks).filter(|&from| from != rank) {
+            steps.push(Step::Await { word: Word::Partial { chunk, from }, age: 0 });
+        }
+        steps.push(Step::Reduce { chunk });
+    }
+    steps
+}
+
+fn push(plan: &Plan, rank: u32) -> Vec<Step> {
+    let ranks = plan.problem().ranks();
+    let mut steps = Vec::new();
+    for to in (1..ranks).map(|round| peer_in_round(rank, round, ranks)) {
+        let chunks = plan.chunks().of_rank(to);
+        if !chunks.is_empty() {
+            steps.push(Step::Await { word: Word::Consumed { by: to }, age: BUFFERS });
+        }
+        for chunk in chunks {
+            steps.push(Step::Await { word: Word::Summed { chunk }, age: 0 });
+            steps.push(Step::Move { chunk, to });
+            steps.push(Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 });
+        }
+    }
+    steps.push(Step::Post { word: Word::Sent { push: 0 }, to: rank, age: 0 });
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::problem::Problem;
+    use super::super::super::way::Operation;
+    use super::super::super::whole::PlanOptions;
+    use super::*;
+
+    /// The steps of a lane of rank 1 of three, the last of which owns nothing: two chunks, one, none.
+    fn lane(strategy: Strategy, lane: Lane) -> Vec<String> {
+        let problem = Problem::builder(5, 16, 16).shards(&[4, 1, 0]).build().unwrap();
+        let options = PlanOptions::new().with_strategy(strategy).with_pieces(2);
+        let operation = Operation::GemmReduceScatter;
+        let plan = Plan::new(&problem, PlanOptions { operation, ..options }).unwrap();
+        plan.schedule(1).lane(lane).map(Step::to_string).collect()
+    }
+
+    #[test]
+    fn strategies_differ_in_what_is_multiplied_at_once() {
+        let announced = [
+            "post consumed by 1 of e−1 → 1",
+            "post consumed by 1 of e−1 → 2",
+            "post consumed by 1 of e−1 → 0",
+            "await sent 0 of e−2",
+        ];
+        let reduced = ["await partial 2 from 0", "await partial 2 from 2", "reduce 2"];
+        let multiplied: [(Strategy, &[&str]); 3] = [
+            (
+                Strategy::Fused,
+                &[
+                    "multiply rows 0..2",
+                    "post summed 0 → 1",
+                    "multiply rows 2..4",
+                    "post summed 1 → 1",
+                    "multiply rows 4..5",
+                ],
+            ),
+            (
+                Strategy::Pipelined,
+                &[
+                    "multiply rows 0..4",
+                    "post summed 0 → 1",
+                    "post summed 1 → 1",
+                    "multiply rows 4..5",
+                ],
+            ),
+            (
+                Strategy::Sequential,
+                &["multiply rows 0..5", "post summed 0 → 1", "post summed 1 → 1"],
+            ),
+        ];
+        for (strategy, multiplied) in multiplied {
+            let expected = [&announced[..], multiplied, &reduced[..]].concat();
+            assert_eq!(lane(strategy, Lane::Compute), expected, "{strategy}");
+        }
+    }
+
+    #[test]
+    fn sums_are_sent_to_their_owner_when_its_slots_are_free() {
+        for strategy in Strategy::ALL {
+            let expected = [
+                "await consumed by 0 of e−2",
+                "await summed 0",
+                "move 0 → 0",
+                "post partial 0 from 1 → 0",
+                "await summed 1",
+                "move 1 → 0",
+                "post partial 1 from 1 → 0",
+                "post sent 0 → 1",
+            ];
+            assert_eq!(lane(strategy, Lane::Push(0)), expected, "{strategy}");
+        }
+    }
+}
