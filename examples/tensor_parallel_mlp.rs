@@ -1,0 +1,134 @@
+//! A tensor-parallel MLP on four ranks: gate and up of one gather, activation, down with reduce-scatter.
+//!
+//! Every rank has some tokens, and a slice of the hidden layer: its columns of the gate and up weights, its rows of the down
+//! weight. The ranks are threads.
+//!
+//! ```text
+//!   tokens of this rank ─► all-gather + GEMM ─► gate, up: all tokens × this rank's slice of the hidden layer
+//!                                               │ silu(gate) · up
+//!   tokens of this rank ◄─ GEMM + reduce-scatter ◄─ hidden: this rank's slice of K
+//! ```
+//!
+//! The result is checked against `f64`. Run it: `cargo run --release --example tensor_parallel_mlp`
+
+use std::process::ExitCode;
+use std::thread;
+
+use overlap_gemm::Result;
+use overlap_gemm::element::bf16;
+use overlap_gemm::host::{AllGatherGemm, GemmReduceScatter, Group, Product, Rank, Stream};
+use overlap_gemm::plan::{PlanOptions, Problem, Reduction};
+use overlap_gemm::random::Random;
+
+const RANKS: u32 = 4;
+/// Tokens of all ranks, the width of a token, and the width of one rank's slice of the hidden layer.
+const TOKENS: usize = 128;
+const WIDTH: usize = 96;
+const SLICE: usize = 64;
+
+/// One rank's weights, each row with the elements that are summed.
+struct Weights {
+    gate: Vec<bf16>,
+    up: Vec<bf16>,
+    down: Vec<bf16>,
+}
+
+fn main() -> ExitCode {
+    match all_ranks() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn all_ranks() -> Result<()> {
+    let mut random = Random::new(7);
+    let tokens: Vec<bf16> = random.elements((TOKENS * WIDTH) as u64);
+    let mut weight = || random.elements((SLICE * WIDTH) as u64);
+    let weights: Vec<Weights> =
+        (0..RANKS).map(|_| Weights { gate: weight(), up: weight(), down: weight() }).collect();
+
+    let ranks = Group::local(RANKS)?;
+    let outputs = thread::scope(|scope| {
+        let (tokens, weights) = (&tokens, &weights);
+        let spawn = |rank| scope.spawn(move || one_rank(&rank, tokens, weights));
+        let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no rank panics"))
+            .collect::<Result<Vec<_>>>()
+    })?;
+    check(&tokens, &weights, &outputs.concat());
+    Ok(())
+}
+
+/// The output of this rank's tokens.
+fn one_rank(rank: &Rank, tokens: &[bf16], weights: &[Weights]) -> Result<Vec<bf16>> {
+    let (options, stream) = (PlanOptions::default(), Stream::for_ranks(RANKS));
+    let Weights { gate, up, down } = &weights[rank.rank() as usize];
+    let [m, width, slice] = [TOKENS as u64, WIDTH as u64, SLICE as u64];
+
+    // Planned once, for as many steps as you like.
+    let gathered = Problem::builder(m, slice, width).ranks(RANKS.into()).build()?;
+    let mut first = AllGatherGemm::<bf16>::plan(rank, &gathered, options)?;
+    let summed = Problem::builder(m, width, slice).ranks(RANKS.into()).build()?;
+    let reduction = Reduction::default();
+    let mut second = GemmReduceScatter::<bf16>::plan(rank, &summed, options, reduction)?;
+
+    let own = gathered.shards().rows(rank.rank());
+    let own_tokens = &tokens[own.start as usize * WIDTH..own.end as usize * WIDTH];
+    let (mut gates, mut ups) = (vec![bf16::NAN; TOKENS * SLICE], vec![bf16::NAN; TOKENS * SLICE]);
+    let products = &mut [Product::new(gate, &mut gates), Product::new(up, &mut ups)];
+    first.enqueue_all(&stream, own_tokens, products)?;
+
+    let hidden: Vec<bf16> = (gates.iter().zip(&ups))
+        .map(|(gate, up)| bf16::from_f32(silu(gate.to_f32().into()) as f32 * up.to_f32()))
+        .collect();
+    let mut output = vec![bf16::NAN; own.len() * WIDTH];
+    second.enqueue(&stream, &hidden, down, &mut output)?;
+    Ok(output)
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// Compares every element with `f64`, within what the roundings to bf16 on the way may cost: of gate, up, hidden, each rank's
+/// sums, and the output.
+fn check(tokens: &[bf16], weights: &[Weights], outputs: &[bf16]) {
+    const ROUNDING: f64 = 1.0 / 256.0;
+    let wide = |values: &[bf16]| -> Vec<f64> { values.iter().map(|v| v.to_f32().into()).collect() };
+    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let weights: Vec<[Vec<f64>; 3]> =
+        weights.iter().map(|w| [&w.gate, &w.up, &w.down].map(|values| wide(values))).collect();
+    let mut worst: f64 = 0.0;
+    for (token, output) in wide(tokens).chunks(WIDTH).zip(outputs.chunks(WIDTH)) {
+        let (mut sums, mut bounds) = ([0.0; WIDTH], [0.0; WIDTH]);
+        for [gate, up, down] in &weights {
+            let both = gate.chunks(WIDTH).zip(up.chunks(WIDTH));
+            let both: Vec<[f64; 2]> = both.map(|(g, u)| [dot(token, g), dot(token, u)]).collect();
+            for (at, row) in down.chunks(SLICE).enumerate() {
+                let (mut sum, mut bound) = (0.0, 0.0);
+                for ([gate, up], weight) in both.iter().zip(row) {
+                    let hidden = silu(*gate) * up;
+                    sum += hidden * weight;
+                    bound += 2.0 * ROUNDING * ((gate * up).abs() + hidden.abs()) * weight.abs();
+                }
+                sums[at] += sum;
+                bounds[at] += bound + ROUNDING * sum.abs();
+            }
+        }
+        for ((output, sum), bound) in output.iter().zip(sums).zip(bounds) {
+            let error = (f64::from(output.to_f32()) - sum).abs() / (bound + ROUNDING * sum.abs());
+            assert!(error <= 1.0, "{output}, not {sum}"); // NaN fails, too
+            worst = worst.max(error);
+        }
+    }
+    println!(
+        "{TOKENS} tokens of {WIDTH} on {RANKS} ranks, a hidden layer of {}: right; the largest error is {:.0} % of its bound",
+        SLICE * RANKS as usize,
+        100.0 * worst
+    );
+}
