@@ -112,6 +112,12 @@ fn row(line: &str) -> Result<Vec<Row>, String> {
         return Err(format!("'{}' is not 3 numbers joined by x", tile.join("x")));
     };
     // What varies is what the kernel sees as columns.
+    let fixed = if transposed { n } else { m };
+    if fixed.contains("..") {
+        return Err(format!(
+            "'{fixed}' varies: only columns can, or the rows of a transposed kernel"
+        ));
+    }
     let [m, n] = if transposed { [widths(m)?, one(n)?] } else { [one(m)?, widths(n)?] };
     let [k] = numbers(k)?;
     let varying = if transposed { &m } else { &n };

@@ -1,7 +1,7 @@
 // A CUTLASS main loop whose loads wait for their chunk.
 //
 // What belongs here: the loads of one tile by the one thread that issues them, and when they may be
-// issued. The multiplications are CUTLASS's, untouched. Looking at signals is the work of a second warp
+// issued. The multiplications are those of the base, CUTLASS's or multiply_widths.cuh. Looking at signals is the work of a second warp
 // (CUTLASS's auxiliary loading warp), tile after tile in the same order.
 // Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
 // been seen ready, and no thread arrives at the barrier of a tile's stage before that, so that whoever

@@ -107,6 +107,7 @@ struct GemmSm90 {
 
     // Ping-pong kernels know no slices of K, and large outputs need none.
     static constexpr bool kCanSplit = !kPingpong && kTileM * kTileN <= 128 * 128;
+    static_assert(!kVaries || kFast || sizeof(ElementA) > 1, "the loop of several widths keeps fp8 sums in the tensor cores");
     static_assert(!kVaries || !kCanSplit, "slices leave the sums of the widest tile, which is more than the workspace holds");
     static constexpr int kMaxSplits = kCanSplit ? OG_MAX_SPLITS : 1;
 

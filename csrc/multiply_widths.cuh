@@ -2,7 +2,7 @@
 //
 // What belongs here: the loop over K of the warps that multiply, in the place of CUTLASS's. Many widths fill the GPU's 132 SMs
 // at many shapes, and one kernel of four widths compiles in less time than CUTLASS's loop for one.
-// Invariant: shared memory is laid out for the widest tile, so that no address depends on the width; a stage is released only
+// Invariant: shared memory is laid out for the widest tile, so that no address of this loop depends on the width; a stage is released only
 // after all instructions that read it have ended.
 #pragma once
 

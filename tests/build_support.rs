@@ -388,6 +388,6 @@ fn a_row_of_several_widths_is_as_many_kernels_of_one_template() {
         "128..192x64x64",
     ] {
         let row = format!("bf16 bf16 bf16 nk {bad} 2x1 pingpong - default");
-        assert!(read(&row).unwrap_err().starts_with("csrc/kernels.txt:1: "), "{bad}");
+        assert!(read(&row).unwrap_err().starts_with("csrc/kernels.txt:1: '"), "{bad}");
     }
 }

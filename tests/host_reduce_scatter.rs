@@ -57,7 +57,8 @@ impl World {
         steps.extend((0..4).map(|_| rows(most)).filter(|rows| rows.iter().sum::<u32>() <= m));
         let products = random.within(1..=2) as usize;
         let columns: Vec<u64> = (0..products).map(|_| random.within(1..=40)).collect();
-        let (n, k) = (columns.iter().sum(), random.within(1..=70));
+        // A step may have fewer columns than were planned.
+        let (n, k) = (columns.iter().sum::<u64>() + random.within(0..=5), random.within(1..=70));
         let [a, d] = elements;
         let scalings = if a.is_fp8() {
             &[Scaling::None, Scaling::Tensor, Scaling::Rows][..]
@@ -344,6 +345,36 @@ fn a_rank_gets_no_more_rows_than_were_planned_for_any() {
     let average = Reduction { average: true, ..reduction };
     let error = GemmReduceScatter::<bf16>::plan(&ranks[1], &problem, options, average).unwrap_err();
     assert!(error.to_string().starts_with("the reduction is"), "{error}");
+}
+
+#[test]
+fn ranks_that_give_other_products_are_refused_before_anything_is_sent() {
+    let ranks = Group::local(2).unwrap();
+    let problem = Problem::builder(8, 8, 16).ranks(2).build().unwrap();
+    let results = std::thread::scope(|scope| {
+        let problem = &problem;
+        let threads = ranks.into_iter().zip([[4, 4], [2, 6]]).map(|(rank, columns)| {
+            scope.spawn(move || {
+                let (options, reduction) = (PlanOptions::new(), Reduction::default());
+                let mut layer =
+                    GemmReduceScatter::<bf16>::plan(&rank, problem, options, reduction).unwrap();
+                let a = vec![bf16::ONE; 8 * 16];
+                let b = columns.map(|n: u64| vec![bf16::ONE; n as usize * 16]);
+                let mut d = columns.map(|n| vec![bf16::ONE; 4 * n as usize]);
+                let mut products: Vec<_> = (d.iter_mut().zip(&b).zip(columns))
+                    .map(|((d, b), n)| Product::new(b, d).n(n))
+                    .collect();
+                let result = layer.enqueue_all(&Stream::new(1).unwrap(), &a, &mut products);
+                assert!(d.concat().iter().all(|d| d.is_nan()));
+                result.unwrap_err().to_string()
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    // Whoever comes second says so, and the other hears of it.
+    let words = "the columns of the products that rank";
+    assert!(results.iter().all(|text| text.contains(words)), "{results:?}");
 }
 
 /// One rank of a small world, its inputs ones.

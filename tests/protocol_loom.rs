@@ -12,9 +12,7 @@ use loom::sync::atomic::AtomicU32;
 use overlap_gemm::host::protocol::{
     AtomicWord, Awaited, Endpoint, Mailbox, Patience, signal_slots,
 };
-use overlap_gemm::plan::{
-    BUFFERS, Lane, Operation, Plan, PlanOptions, Problem, Schedule, Step, Word,
-};
+use overlap_gemm::plan::{BUFFERS, Operation, Plan, PlanOptions, Problem, Schedule, Step, Word};
 
 /// Which orderings a mutant forgets.
 const NOTHING: u8 = 0;
@@ -142,8 +140,7 @@ impl<const FORGETS: u8> World<FORGETS> {
     fn reduce(&self, rank: u32, epoch: u32) {
         let endpoint = self.endpoint(rank, epoch);
         endpoint.begin(&mut Yield).unwrap();
-        let computing = |step: &&Step| !matches!(step, Step::Multiply { .. } | Step::Reduce { .. });
-        for step in endpoint.schedule.lane(Lane::Compute).skip_while(computing) {
+        for step in endpoint.after_opening() {
             match step {
                 Step::Multiply { .. } if rank == 1 => self.write(1, epoch),
                 Step::Post { word, to, age } => endpoint.post(*word, *to, epoch.wrapping_sub(*age)),

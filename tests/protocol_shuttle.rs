@@ -208,8 +208,7 @@ fn reduce_on_rank(world: &Arc<World>, rank: u32) {
         let endpoint = world.endpoint(rank, epoch);
         endpoint.begin(&mut Looks::default()).unwrap();
         steps.send(epoch).unwrap();
-        let computing = |step: &&Step| !matches!(step, Step::Multiply { .. } | Step::Reduce { .. });
-        for step in endpoint.schedule.lane(Lane::Compute).skip_while(computing) {
+        for step in endpoint.after_opening() {
             match step {
                 Step::Multiply { rows, .. } => {
                     for chunk in world.plan.chunks().touching(rows.clone()) {

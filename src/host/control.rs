@@ -193,6 +193,8 @@ impl Patience for Watch<'_> {
         match wait.looks {
             0..SPINS => std::hint::spin_loop(),
             SPINS..SPINS_AND_YIELDS => std::thread::yield_now(),
+            // The own sums: this rank computes them, however long that takes, or has failed.
+            _ if matches!(awaited, Awaited::Summed { .. }) => std::thread::sleep(NAP),
             _ if wait.since.elapsed() > self.limit => {
                 return Err(Error::PeerTimeout {
                     rank: self.rank,
@@ -257,6 +259,20 @@ mod tests {
         mailbox.await_signal(0, 1, awaited, &mut watch).unwrap();
         let lost = mailbox.await_signal(0, 2, awaited, &mut watch).unwrap_err();
         assert!(matches!(lost, Error::PeerLost { rank: 0, peer: 1, .. }), "{lost:?}");
+    }
+
+    #[test]
+    fn a_rank_has_no_limit_for_its_own_sums() {
+        let limit = Duration::ZERO;
+        let control = Control::new(2, Timeouts::new(limit, limit));
+        let looks = |awaited| {
+            let mut watch = control.patience(0, 1, false);
+            (0..2 * SPINS_AND_YIELDS).try_for_each(|_| watch.pause(awaited, 1, 0))
+        };
+        assert!(matches!(looks(Awaited::Sent), Err(Error::PeerTimeout { .. })));
+        assert_eq!(looks(Awaited::Summed { chunk: 0 }), Ok(()));
+        control.fail(Some(1), None, Error::Aborted { rank: 1, reason: "asked for".into() });
+        assert!(looks(Awaited::Summed { chunk: 0 }).is_err());
     }
 
     #[test]

@@ -45,8 +45,15 @@ impl<A: Element> GatheredMemory<A> {
 }
 
 impl<A: Element> Memory for GatheredMemory<A> {
-    /// From the own slot of `from` into the same rows of rank `to`.
-    unsafe fn move_chunk(&self, plan: &Plan, chunk: u32, from: u32, to: u32, buffer: usize) -> u64 {
+    /// From the own slot into the same rows of the other rank.
+    unsafe fn move_chunk(
+        &self,
+        plan: &Plan,
+        chunk: u32,
+        _: usize,
+        [from, to]: [u32; 2],
+        buffer: usize,
+    ) -> u64 {
         fn copy<T: Copy>(from: &RowBuffer<T>, to: &RowBuffer<T>, rows: Range<u32>) {
             // SAFETY: the source is the own slot, the target are rows of this rank's chunk: see `Memory`.
             unsafe { to.rows_mut(rows.clone()).copy_from_slice(from.rows(rows)) }
@@ -160,7 +167,7 @@ impl<A: Element> Gatherer<A> {
             }
         })?;
         self.member.record(events);
-        self.member.push(shape)
+        self.member.push(shape, 0)
     }
 
     /// The gathered rows of the step in progress or, until the next begins, the latest one.
@@ -230,7 +237,7 @@ impl<A: Element> Gatherer<A> {
     /// The waits and posts before the own slot of the next step is written; may be repeated.
     fn prepare(&mut self, shape: &Arc<StepShape>) -> Result<()> {
         let latest = self.readable.take();
-        self.member.prepare(shape, |member| {
+        self.member.prepare(shape, &[], |member| {
             if let Some(latest) = latest.filter(|_| member.poisons()) {
                 poison(member, &latest.plan);
             }

@@ -16,7 +16,7 @@ use super::world::{Member, StepShape, buffer_of};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{ALL_ROWS, a_lens, check_len, check_scales, check_type, scale_count};
-use crate::plan::{Lane, Operation, Plan, PlanOptions, Problem, Reduction, Step};
+use crate::plan::{Operation, Plan, PlanOptions, Problem, Reduction, Step};
 use crate::trace::{TileEvent, Timeline};
 
 /// One rank's GEMM + reduce-scatter, planned once and enqueued many times.
@@ -124,7 +124,8 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
         self.enqueue_all(stream, a, &mut [Product::new(b, d)])
     }
 
-    /// One step with several products of the same A; together they have at most as many columns as were planned.
+    /// One step with several products of the same A; together they have at most as many columns as were planned. All ranks
+    /// give products of the same columns, in the same order: the first product's sums are added to the first's.
     pub fn enqueue_all<'a>(
         &mut self,
         stream: &Stream,
@@ -216,7 +217,8 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
         products: &mut [Product<'_, B, D>],
     ) -> Result<()> {
         let latest = self.latest.take();
-        self.member.prepare(shape, |member| {
+        let columns: Vec<u32> = problems.iter().map(Problem::n).collect();
+        self.member.prepare(shape, &columns, |member| {
             if let Some(latest) = latest.filter(|_| member.poisons()) {
                 let rows = latest.plan.problem().shards().rows(member.rank()).len() as u32;
                 // SAFETY: this rank's threads have read the slots, and it announces that after this.
@@ -224,12 +226,13 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
             }
         })?;
         self.member.advance();
-        self.member.push(shape)?;
-        let computing = |step: &&Step| !matches!(step, Step::Multiply { .. } | Step::Reduce { .. });
-        for step in shape.schedule.lane(Lane::Compute).skip_while(computing) {
+        self.member.push(shape, columns.iter().map(|n| *n as usize).sum())?;
+        for step in self.member.endpoint(shape).after_opening() {
             let endpoint = self.member.endpoint(shape);
             match step {
                 Step::Multiply { rows, pivot, .. } => {
+                    // A product waits for nothing, so nothing else would notice that others have failed.
+                    self.member.check()?;
                     let events =
                         self.multiply(stream, shape, a, (rows, *pivot), problems, products)?;
                     self.tiles.extend(events);
@@ -250,7 +253,7 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
             }
         }
         self.latest = Some(Arc::clone(shape));
-        Ok(())
+        self.member.check()
     }
 
     /// The own sums of some rows, of all products side by side.
@@ -274,8 +277,9 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
                 b_layout: problem.b_layout(),
                 n: problem.n(),
                 k: problem.k(),
-                // SAFETY: the pusher reads these rows only after `Summed`, which comes after this product; it has sent what
-                // the buffer held before, which the step's beginning awaited.
+                // SAFETY: the pusher reads others' rows only after `Summed`, which comes after this product; it has sent what
+                // the buffer held before, which the step's beginning awaited. The own rows were read by workers of an
+                // earlier step, which this thread has joined.
                 d: unsafe { OutputCells::of_buffer(sums, first_column) },
                 scales: product.scales,
             })

@@ -102,9 +102,7 @@ impl<'a, T> OutputCells<'a, T> {
     /// # Safety
     /// No other thread may touch a part that [`OutputCells::row_part`] gives out while that lives.
     pub(crate) unsafe fn of_buffer(buffer: &'a RowBuffer<T>, first_column: u32) -> Self {
-        let (first, all) = (first_column as usize, buffer.elements.len());
-        // A buffer of no rows has no columns to begin at.
-        let cells = &buffer.elements[first.min(all)..];
+        let cells = &buffer.elements[first_column as usize..];
         let start = UnsafeCell::raw_get(cells.as_ptr());
         OutputCells { start, len: cells.len(), pitch: buffer.columns, borrow: PhantomData }
     }

@@ -17,7 +17,7 @@
 //! - `control`: timeouts, abort, departures: the ends of waits that fail.
 //! - `memory`: buffers of which several threads write disjoint parts.
 //! - `all_gather_gemm`, `gemm_reduce_scatter`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: the inputs
-//!   and outputs of a step; `products`: the code that both operations share.
+//!   and outputs of a step; `products`: the code that all operations share.
 //! - `world`: what the ranks of an operation share, and a rank's part in it: epochs, waits, the thread that sends.
 //! - `gather`, `sums`: the memory of the all-gather, and of the reduction; `input`: an input that the caller's threads fill chunk by chunk.
 //! - `compute`: distribution of tiles to workers. `tile`: the arithmetic of one tile.

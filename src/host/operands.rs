@@ -21,6 +21,8 @@ impl<'a, A> Shard<'a, A> {
     /// Where rows are packed (`lda` = K), the length is exactly rows × K. Where they are not, the slice
     /// may end anywhere between the last element of its last row and that row's padding. A rank without
     /// rows passes an empty slice. Any other length is refused; all of A is no shard.
+    ///
+    /// In a [`GemmReduceScatter`](super::GemmReduceScatter), all rows of A over this rank's slice of K, by the same rule.
     pub fn at(shard: &'a [A]) -> Self {
         Shard { at: Some(shard), rows: None, scales: &[] }
     }
@@ -38,7 +40,7 @@ impl<'a, A> Shard<'a, A> {
         self
     }
 
-    /// The scale of A for [`Scaling::Tensor`](crate::plan::Scaling::Tensor), the scales of this rank's rows for
+    /// The scale of A for [`Scaling::Tensor`](crate::plan::Scaling::Tensor), the scales of the rows given for
     /// [`Scaling::Rows`](crate::plan::Scaling::Rows); exactly as many.
     #[must_use]
     pub fn scales(mut self, scales: &'a [f32]) -> Self {
@@ -73,7 +75,8 @@ impl<'a, B, D> Product<'a, B, D> {
     ///
     /// Where rows are packed, the lengths are exactly rows × columns. Where the row stride
     /// ([`ldb`](Problem::ldb), [`ldd`](Problem::ldd)) is larger, the last row's padding may be left out.
-    /// Any other length is refused: for a step of fewer rows than planned, pass a part of `d`.
+    /// Any other length is refused: for a step of fewer rows than planned, pass a part of `d`. In a
+    /// [`GemmReduceScatter`](super::GemmReduceScatter), `d` has this rank's rows only.
     pub fn new(b: &'a [B], d: &'a mut [D]) -> Self {
         Product { b, d, n: None, scales: &[] }
     }

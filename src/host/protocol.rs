@@ -248,6 +248,11 @@ impl<W: AtomicWord> Endpoint<'_, W> {
         chunks.try_for_each(|chunk| self.await_word(Word::Landed { chunk }, 0, patience))
     }
 
+    /// The steps of the caller's lane from the first that computes, or waits for rows, on.
+    pub fn after_opening(&self) -> impl Iterator<Item = &Step> + use<'_, W> {
+        self.schedule.lane(Lane::Compute).skip(self.opening().count())
+    }
+
     /// The steps of the caller's lane that come before it computes anything.
     fn opening(&self) -> impl Iterator<Item = &Step> {
         let computes = |step: &&Step| match step {

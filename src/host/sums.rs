@@ -1,7 +1,7 @@
 //! The memory of a reduction: each rank's own sums, and a slot for each other rank's sums of the own rows.
 //!
-//! Sums are kept as `f32`; what travels is rounded to the type of partials on the way, which is all that a narrower slot
-//! would change. Invariant: as in [`Memory`]; a row of D is added up from one row of each rank, in the order of the ranks.
+//! Sums are kept as `f32`; what travels is rounded to the type of partials on the way, so results are those of slots of that
+//! type. Invariant: as in [`Memory`]; a row of D is added up from one row of each rank, in the order of the ranks.
 
 use std::ops::Range;
 
@@ -14,6 +14,8 @@ use crate::plan::{BUFFERS, Plan, Reduction};
 #[derive(Debug)]
 pub(crate) struct Sums {
     of_ranks: Box<[RankSums]>,
+    /// Columns of a row, of all products of the largest step.
+    width: usize,
     reduction: Reduction,
 }
 
@@ -21,7 +23,7 @@ pub(crate) struct Sums {
 struct RankSums {
     /// The own sums of all rows.
     own: [RowBuffer<f32>; BUFFERS as usize],
-    /// By rank: its sums of the rows that this rank owns.
+    /// By rank: its sums of the rows that this rank owns; none of its own.
     slots: [Box<[RowBuffer<f32>]>; BUFFERS as usize],
 }
 
@@ -30,14 +32,17 @@ impl Sums {
         let problem = plan.problem();
         let (ranks, n, m) = (problem.ranks(), problem.n() as usize, problem.m() as usize);
         let owned = problem.shards().most_rows() as usize;
-        let rows = u128::from(ranks) * (m as u128 + u128::from(ranks) * owned as u128);
+        let rows = u128::from(ranks) * (m as u128 + u128::from(ranks - 1) * owned as u128);
         check_memory("the sums of all ranks, twice,", u128::from(BUFFERS) * rows * n as u128 * 4)?;
-        let slots = || (0..ranks).map(|_| RowBuffer::new(owned, n, f32::NAN)).collect();
-        let of_rank = |_| RankSums {
-            own: std::array::from_fn(|_| RowBuffer::new(m, n, f32::NAN)),
-            slots: std::array::from_fn(|_| slots()),
+        let rows_for = |owner, from| if from == owner { 0 } else { owned };
+        let slots = |owner: u32| {
+            (0..ranks).map(|from| RowBuffer::new(rows_for(owner, from), n, f32::NAN)).collect()
         };
-        Ok(Sums { of_ranks: (0..ranks).map(of_rank).collect(), reduction })
+        let of_rank = |rank| RankSums {
+            own: std::array::from_fn(|_| RowBuffer::new(m, n, f32::NAN)),
+            slots: std::array::from_fn(|_| slots(rank)),
+        };
+        Ok(Sums { of_ranks: (0..ranks).map(of_rank).collect(), width: n, reduction })
     }
 
     pub(crate) fn reduction(&self) -> Reduction {
@@ -90,7 +95,9 @@ impl Sums {
     /// # Safety
     /// No thread touches them meanwhile: this rank has read them, and has not said so yet.
     pub(crate) unsafe fn poison(&self, rank: u32, buffer: usize, rows: u32) {
-        for slot in &self.of_ranks[rank as usize].slots[buffer] {
+        for (_, slot) in
+            (0..).zip(&self.of_ranks[rank as usize].slots[buffer]).filter(|(from, _)| *from != rank)
+        {
             // SAFETY: the caller's promise.
             unsafe { slot.rows_mut(0..rows) }.fill(f32::NAN);
         }
@@ -98,8 +105,15 @@ impl Sums {
 }
 
 impl Memory for Sums {
-    /// From the own sums of `from` into its slot at rank `to`.
-    unsafe fn move_chunk(&self, plan: &Plan, chunk: u32, from: u32, to: u32, buffer: usize) -> u64 {
+    /// From the own sums into the slot at the other rank.
+    unsafe fn move_chunk(
+        &self,
+        plan: &Plan,
+        chunk: u32,
+        columns: usize,
+        [from, to]: [u32; 2],
+        buffer: usize,
+    ) -> u64 {
         let (rows, partials) = (plan.chunks().rows(chunk), self.reduction.partials);
         let first = plan.problem().shards().rows(plan.chunks().rank_of(chunk)).start;
         let slot = &self.of_ranks[to as usize].slots[buffer][from as usize];
@@ -110,9 +124,12 @@ impl Memory for Sums {
                 slot.rows_mut(rows.start - first..rows.end - first),
             )
         };
-        for (slot, sum) in slot.iter_mut().zip(sums) {
-            *slot = partials.round(*sum);
+        let width = self.width;
+        for (slot, sums) in slot.chunks_exact_mut(width).zip(sums.chunks_exact(width)) {
+            for (slot, sum) in slot[..columns].iter_mut().zip(sums) {
+                *slot = partials.round(*sum);
+            }
         }
-        sums.len() as u64 * partials.element().size() as u64
+        rows.len() as u64 * columns as u64 * partials.element().size() as u64
     }
 }

@@ -37,13 +37,21 @@ impl StepShape {
 
 /// The memory of all ranks that rows travel between.
 pub(crate) trait Memory: Debug + Send + Sync + 'static {
-    /// Carries out the move of a chunk from rank `from` to rank `to`, in the buffers of number `buffer`; returns its bytes.
+    /// Carries out the move of a chunk between two `ends`, from one rank to another, in the buffers of number `buffer`; returns its bytes.
+    /// Of sums, this step has that many columns.
     ///
     /// # Safety
-    /// The pushing lane of the schedule of `from` has come to this move: the source has been written and is not written
+    /// The pushing lane of the sender's schedule has come to this move: the source has been written and is not written
     /// again before `Sent`; no thread reads the target before it is signalled, and its earlier readers have posted
     /// `Consumed`.
-    unsafe fn move_chunk(&self, plan: &Plan, chunk: u32, from: u32, to: u32, buffer: usize) -> u64;
+    unsafe fn move_chunk(
+        &self,
+        plan: &Plan,
+        chunk: u32,
+        columns: usize,
+        ends: [u32; 2],
+        buffer: usize,
+    ) -> u64;
 }
 
 /// The state that the ranks of one operation share.
@@ -62,7 +70,7 @@ pub(crate) struct World<M> {
 /// The layouts of the steps that some rank may still begin.
 ///
 /// An entry lives until every rank has begun a later step. Ranks with rows in every step
-/// are at most a step or two apart; but where shards vary and are empty, a rank whose rows no other needs
+/// are at most a few steps apart; but where shards vary and are empty, a rank whose rows no other needs
 /// can be behind by more steps than the number of ranks, so no fixed number of entries suffices.
 #[derive(Debug)]
 struct Agreement {
@@ -75,6 +83,8 @@ struct Agreement {
 struct AgreedStep {
     epoch: u32,
     shape: Arc<StepShape>,
+    /// Of each product, where ranks add up each other's sums.
+    columns: Vec<u32>,
     first: u32,
 }
 
@@ -99,8 +109,8 @@ impl<M: Memory> World<M> {
         }
     }
 
-    /// An error unless every rank lays `epoch` out by the same shards.
-    fn agree(&self, rank: u32, epoch: u32, shape: &Arc<StepShape>) -> Result<()> {
+    /// An error unless every rank lays `epoch` out by the same shards, and by the same products where that matters.
+    fn agree(&self, rank: u32, epoch: u32, shape: &Arc<StepShape>, columns: &[u32]) -> Result<()> {
         let mut agreed = lock(&self.agreed);
         let Agreement { begun, steps } = &mut *agreed;
         begun[rank as usize] = epoch;
@@ -109,7 +119,13 @@ impl<M: Memory> World<M> {
         };
         steps.retain(|step| !passed(step));
         match steps.iter().find(|step| step.epoch == epoch) {
-            Some(step) if step.shape.plan == shape.plan => Ok(()),
+            Some(step) if step.shape.plan == shape.plan && step.columns == columns => Ok(()),
+            Some(step) if step.shape.plan == shape.plan => Err(Error::mismatch(
+                format!("the columns of the products that rank {rank} gives"),
+                format!("{columns:?}"),
+                format!("{:?}, as rank {} gave", step.columns, step.first),
+                "give every rank products of the same columns, in the same order",
+            )),
             Some(step) => Err(Error::mismatch(
                 format!("the shards that rank {rank} gives"),
                 format!("{:?}", shape.plan.problem().shards().to_rows()),
@@ -121,7 +137,8 @@ impl<M: Memory> World<M> {
                 "give every rank the rows of all ranks, the same on each",
             )),
             None => {
-                steps.push(AgreedStep { epoch, shape: Arc::clone(shape), first: rank });
+                let (shape, columns) = (Arc::clone(shape), columns.to_vec());
+                steps.push(AgreedStep { epoch, shape, columns, first: rank });
                 Ok(())
             }
         }
@@ -262,11 +279,12 @@ impl<M: Memory> Member<M> {
         self.world.control.patience(self.rank, epoch, self.steps_begun <= 1)
     }
 
-    /// The waits and posts before the next step writes anything; may be repeated. `release` comes first: what was read in the
-    /// previous step is read no more.
+    /// The waits and posts before the next step writes anything; may be repeated. `columns` are those of the products, if all
+    /// ranks need the same. `release` comes first: what was read in the previous step is read no more.
     pub(crate) fn prepare(
         &mut self,
         shape: &Arc<StepShape>,
+        columns: &[u32],
         release: impl FnOnce(&Self),
     ) -> Result<()> {
         if let Some(cause) = &self.over {
@@ -274,7 +292,8 @@ impl<M: Memory> Member<M> {
         }
         let next = self.epoch.wrapping_add(1);
         self.world.control.check(self.rank, next)?;
-        self.world.agree(self.rank, next, shape).inspect_err(|e| self.fail_in(next, e.clone()))?;
+        let agreed = self.world.agree(self.rank, next, shape, columns);
+        agreed.inspect_err(|error| self.fail_in(next, error.clone()))?;
         release(self);
         let endpoint = self.world.endpoint(next, shape);
         let begun = endpoint.begin(&mut self.watch_in(next));
@@ -287,10 +306,15 @@ impl<M: Memory> Member<M> {
         self.steps_begun += 1;
     }
 
-    /// Lets the pusher carry out the latest step's pushing lane.
-    pub(crate) fn push(&self, shape: &Arc<StepShape>) -> Result<()> {
-        let push =
-            Push { epoch: self.epoch, shape: Arc::clone(shape), first_step: self.steps_begun == 1 };
+    /// An error once the operation has ended for the latest step.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.world.control.check(self.rank, self.epoch)
+    }
+
+    /// Lets the pusher carry out the latest step's pushing lane; sums have that many columns.
+    pub(crate) fn push(&self, shape: &Arc<StepShape>, columns: usize) -> Result<()> {
+        let (shape, first_step) = (Arc::clone(shape), self.steps_begun == 1);
+        let push = Push { epoch: self.epoch, shape, columns, first_step };
         // The pusher lives as long as this handle, unless it panicked.
         let (rank, epoch) = (self.rank, self.epoch);
         self.pusher.send(push).map_err(|_| Error::PeerLost {

@@ -13,6 +13,7 @@ use crate::trace::TransferEvent;
 pub(super) struct Push {
     pub(super) epoch: u32,
     pub(super) shape: Arc<StepShape>,
+    pub(super) columns: usize,
     pub(super) first_step: bool,
 }
 
@@ -45,9 +46,9 @@ impl<M: Memory> Pusher<M> {
         let mut link_free = Instant::now();
         endpoint.push(&mut watch, |chunk, to| {
             let begin = Instant::now();
-            let (plan, buffer) = (&step.shape.plan, buffer_of(step.epoch));
+            let (plan, buffer, ends) = (&step.shape.plan, buffer_of(step.epoch), [self.rank, to]);
             // SAFETY: the endpoint has awaited what comes before this move in the lane.
-            let bytes = unsafe { world.memory.move_chunk(plan, chunk, self.rank, to, buffer) };
+            let bytes = unsafe { world.memory.move_chunk(plan, chunk, step.columns, ends, buffer) };
             if let Some(link) = world.options.link {
                 let forgiven = begin.checked_sub(FORGIVEN_LATENESS).unwrap_or(begin);
                 link_free = link_free.max(forgiven) + link.transfer_time(bytes, self.rank, *sent);

@@ -1,5 +1,5 @@
 //! Runs schedules on an abstract machine, looking for trouble: reads too early, overwrites, deadlocks, rows or sums
-//! that do not arrive or arrive in another order than they are needed.
+//! that do not arrive, rows that arrive in another order than they are needed.
 //!
 //! The machine has one thread for each lane of each rank, with the steps that the [`Schedule`] gives it, repeated for
 //! some epochs. A thread is enabled unless its next step is a wait that does not hold yet. Any enabled thread may go next;

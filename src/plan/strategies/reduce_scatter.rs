@@ -18,7 +18,7 @@
 //!
 //! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the
 //! owner to have finished the epoch that used the slot before; a product follows the wait for the lane that sends what
-//! was in the buffer of sums before; sums are added when all ranks' are available, so their order is that of the ranks.
+//! was in the buffer of sums before; sums are added when all ranks' are available.
 
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::Strategy;
