@@ -135,22 +135,31 @@ impl World {
     }
 }
 
-fn run_rank(world: &Arc<World>, rank: u32) {
+/// The rank's pusher, and where it hears of steps. `place` says where a chunk from this rank goes.
+fn start_pusher(
+    world: &Arc<World>,
+    rank: u32,
+    place: fn(&World, u32, u32) -> u32,
+) -> (shuttle::sync::mpsc::Sender<u32>, shuttle::thread::JoinHandle<()>) {
     let (steps, to_send) = shuttle::sync::mpsc::channel::<u32>();
-    let pusher = {
-        let world = Arc::clone(world);
-        shuttle::thread::spawn(move || {
-            for epoch in to_send {
-                let copy = |chunk, to| {
-                    world.check(rank, epoch, chunk);
-                    // Moving takes time.
-                    shuttle::thread::yield_now();
-                    world.write(to, epoch, chunk);
-                };
-                world.endpoint(rank, epoch).push(&mut Looks::default(), copy).unwrap();
-            }
-        })
-    };
+    let world = Arc::clone(world);
+    let pusher = shuttle::thread::spawn(move || {
+        for epoch in to_send {
+            let copy = |chunk, to| {
+                world.check(rank, epoch, chunk);
+                // Moving takes time.
+                shuttle::thread::yield_now();
+                world.check(rank, epoch, chunk);
+                world.write(to, epoch, place(&world, chunk, rank));
+            };
+            world.endpoint(rank, epoch).push(&mut Looks::default(), copy).unwrap();
+        }
+    });
+    (steps, pusher)
+}
+
+fn run_rank(world: &Arc<World>, rank: u32) {
+    let (steps, pusher) = start_pusher(world, rank, |_, chunk, _| chunk);
     let order = world.plan.tile_order(rank).unwrap();
     let awaited = Arc::new(world.awaited(rank));
     for step in 1..=EPOCHS {
@@ -187,22 +196,7 @@ fn run_rank(world: &Arc<World>, rank: u32) {
 
 /// The same of a reduce-scatter: a rank multiplies and adds up by itself.
 fn reduce_on_rank(world: &Arc<World>, rank: u32) {
-    let (steps, to_send) = shuttle::sync::mpsc::channel::<u32>();
-    let pusher = {
-        let world = Arc::clone(world);
-        shuttle::thread::spawn(move || {
-            for epoch in to_send {
-                let copy = |chunk, to| {
-                    world.check(rank, epoch, chunk);
-                    // Moving takes time.
-                    shuttle::thread::yield_now();
-                    world.check(rank, epoch, chunk);
-                    world.write(to, epoch, world.slot(chunk, rank));
-                };
-                world.endpoint(rank, epoch).push(&mut Looks::default(), copy).unwrap();
-            }
-        })
-    };
+    let (steps, pusher) = start_pusher(world, rank, World::slot);
     let ranks = world.plan.problem().ranks();
     for epoch in (1..=EPOCHS).map(|step| BEFORE.wrapping_add(step)) {
         let endpoint = world.endpoint(rank, epoch);

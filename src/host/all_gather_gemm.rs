@@ -137,7 +137,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         products: &mut [Product<'_, B, D>],
     ) -> Result<()> {
         let shard = shard.into();
-        let shape = self.shape(shard.rows)?;
+        let shape = self.planned.with_rows(shard.rows)?;
         self.check_shard(&shape.plan, &shard)?;
         let tiling = shape.plan.options().tiling;
         let problem = shape.plan.problem();
@@ -158,7 +158,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     /// A producer that writes here saves the copy; the step is then enqueued with
     /// [`Shard::in_place`] and the same `rows`. The previous contents of the slot are unspecified.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<&mut [A]> {
-        let shape = self.shape(rows)?;
+        let shape = self.planned.with_rows(rows)?;
         self.gatherer.local_shard(&shape)
     }
 
@@ -185,17 +185,6 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         Timeline {
             tiles: std::mem::take(&mut self.tiles),
             transfers: self.gatherer.take_transfers(),
-        }
-    }
-
-    /// The plan of a step with these rows.
-    fn shape(&self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
-        let planned = &self.planned.plan;
-        match rows {
-            Some(rows) if rows != planned.problem().shards().to_rows() => {
-                Ok(StepShape::new(planned.for_rows(rows)?, self.gatherer.rank()))
-            }
-            _ => Ok(Arc::clone(&self.planned)),
         }
     }
 

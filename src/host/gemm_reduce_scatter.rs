@@ -174,23 +174,17 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
         Timeline { tiles: std::mem::take(&mut self.tiles), transfers: self.member.take_transfers() }
     }
 
-    /// The plan of a step with these rows.
+    /// The plan of a step with these rows, for which the slots are large enough.
     fn shape(&self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
-        let planned = &self.planned.plan;
-        let shards = planned.problem().shards();
-        match rows {
-            Some(rows) if rows != shards.to_rows() => {
-                let shape = planned.for_rows(rows)?;
-                let (most, planned) = (shape.problem().shards().most_rows(), shards.most_rows());
-                if most > planned {
-                    let remedy = "plan for the most rows that a rank gets in any step";
-                    let what = "the rows that one rank gets in this step";
-                    return Err(Error::out_of_range(what, most.into(), 0, planned.into(), remedy));
-                }
-                Ok(StepShape::new(shape, self.member.rank()))
-            }
-            _ => Ok(Arc::clone(&self.planned)),
+        let shape = self.planned.with_rows(rows)?;
+        let most_rows = |of: &StepShape| of.plan.problem().shards().most_rows();
+        let (most, planned) = (most_rows(&shape), most_rows(&self.planned));
+        if most > planned {
+            let remedy = "plan for the most rows that a rank gets in any step";
+            let what = "the rows that one rank gets in this step";
+            return Err(Error::out_of_range(what, most.into(), 0, planned.into(), remedy));
         }
+        Ok(shape)
     }
 
     /// The rows of A, once they and their scales fit the step.

@@ -33,6 +33,16 @@ impl StepShape {
         let schedule = plan.schedule(rank);
         Arc::new(StepShape { plan, schedule })
     }
+
+    /// Of a step with these rows of each rank; `None`: as planned.
+    pub(crate) fn with_rows(self: &Arc<Self>, rows: Option<&[u32]>) -> Result<Arc<Self>> {
+        match rows {
+            Some(rows) if rows != self.plan.problem().shards().to_rows() => {
+                Ok(StepShape::new(self.plan.for_rows(rows)?, self.schedule.rank))
+            }
+            _ => Ok(Arc::clone(self)),
+        }
+    }
 }
 
 /// The memory of all ranks that rows travel between.

@@ -112,11 +112,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "drops an acknowledgement",
         rows: EQUAL,
-        change: |steps| {
-            remove(steps, |step| {
-                matches!(step, Step::Post { word: Word::Consumed { .. }, to: 0, .. })
-            })
-        },
+        change: drop_an_acknowledgement,
         rank: 1,
         is_out_of_order: false,
         run: Caught::Hang,
@@ -125,12 +121,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "acknowledges before it reads",
         rows: ONE_SENDS,
-        change: |steps| {
-            each(steps, |_, step| match step {
-                Step::Post { word: Word::Consumed { .. }, age, .. } => set(age, 0),
-                _ => false,
-            })
-        },
+        change: |steps| acknowledge_too_early(steps),
         rank: 1,
         is_out_of_order: false,
         run: Caught::WrongRows,
@@ -338,11 +329,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
     Mutant {
         name: "drops an acknowledgement",
         rows: EQUAL,
-        change: |steps| {
-            remove(steps, |step| {
-                matches!(step, Step::Post { word: Word::Consumed { .. }, to: 0, .. })
-            })
-        },
+        change: drop_an_acknowledgement,
         rank: 1,
         is_out_of_order: false,
         run: Caught::Hang,
@@ -351,12 +338,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
     Mutant {
         name: "acknowledges before it reads",
         rows: ONE_OWNS,
-        change: |steps| {
-            each(steps, |_, step| match step {
-                Step::Post { word: Word::Consumed { .. }, age, .. } => set(age, 0),
-                _ => false,
-            })
-        },
+        change: |steps| acknowledge_too_early(steps),
         rank: 1,
         is_out_of_order: false,
         run: Caught::WrongRows,
@@ -400,6 +382,17 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         on_gpus: false,
     },
 ];
+
+fn drop_an_acknowledgement(steps: &mut Vec<(Lane, Step)>) -> bool {
+    remove(steps, |step| matches!(step, Step::Post { word: Word::Consumed { .. }, to: 0, .. }))
+}
+
+fn acknowledge_too_early(steps: &mut [(Lane, Step)]) -> bool {
+    each(steps, |_, step| match step {
+        Step::Post { word: Word::Consumed { .. }, age, .. } => set(age, 0),
+        _ => false,
+    })
+}
 
 /// Changes each step that `change` knows; whether there was any.
 fn each(steps: &mut [(Lane, Step)], mut change: impl FnMut(Lane, &mut Step) -> bool) -> bool {
