@@ -1,8 +1,8 @@
 //! Ranks as threads, each on a GPU: several on one where there are fewer GPUs than ranks.
 //!
 //! Invariant: ranks that share a GPU never wait for SMs that another's waiting product or push holds: all of them together
-//! find their places, wherever the hardware puts blocks; nor does one free memory while others are at work
-//! ([`Rank::through`]). A rank that fails ends its group, so that no other waits for it.
+//! find their places, wherever the hardware puts blocks; nor for a queue of the GPU that another's waiting stream holds up;
+//! nor does one free memory while others are at work ([`Rank::through`]). A rank that fails ends its group, so that no other waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ pub struct Rank {
     pub gpu: Gpu,
     pub sms: u32,
     pub pushing_blocks: u32,
+    copy_streams: u32,
 }
 
 /// How long the others may take to end, which have limits of their own.
@@ -38,6 +39,14 @@ fn share_of(sms: u32, ranks: u32) -> (u32, u32) {
     }
 }
 
+/// The streams of copies that each of `ranks` on a GPU may have, beside the one of its products.
+///
+/// A GPU has 32 queues at most (`CUDA_DEVICE_MAX_CONNECTIONS`). Of two streams in one queue, one waits for what the other
+/// waits for; some queues are left for streams of the driver and of the test.
+fn copy_streams_of(ranks: u32) -> u32 {
+    (28 / ranks).max(2) - 1
+}
+
 impl Rank {
     pub fn rank(&self) -> u32 {
         self.group.rank()
@@ -49,7 +58,8 @@ impl Rank {
         (self.sms / size).max(1) * size
     }
 
-    /// `options` with no more blocks that push than find a place: they hold it until all ranks push.
+    /// `options` with no more blocks that push than find a place, which they hold until all ranks push, and no more streams
+    /// than have a queue each.
     pub fn that_fit(&self, options: &GatherOptions, problem: &Problem) -> GatherOptions {
         let most = self.pushing_blocks;
         match options.engine.unwrap_or(Engine::usual(problem)) {
@@ -58,6 +68,9 @@ impl Rank {
                 if blocks > most || blocks % 2 * blocks > most.div_ceil(2) =>
             {
                 options.clone().with_engine(Engine::Kernel { blocks: most })
+            }
+            Engine::CopyEngines { streams } if streams > self.copy_streams => {
+                options.clone().with_engine(Engine::CopyEngines { streams: self.copy_streams })
             }
             _ => options.clone(),
         }
@@ -94,7 +107,8 @@ pub fn on_ranks<T: Send>(ranks: u32, each: impl Fn(Rank) -> T + Sync) -> Vec<T> 
                 scope.spawn(move || {
                     let gpu = Gpu::of(device);
                     let (sms, pushing_blocks) = share_of(device.info().sm_count, share);
-                    each(Rank { group: Arc::new(group), gpu, sms, pushing_blocks })
+                    let (group, copy_streams) = (Arc::new(group), copy_streams_of(share));
+                    each(Rank { group, gpu, sms, pushing_blocks, copy_streams })
                 })
             })
             .collect();
