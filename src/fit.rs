@@ -18,7 +18,7 @@ use std::ops::RangeInclusive;
 
 use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
-use crate::plan::{Problem, Scaling};
+use crate::plan::{Epilogue, Problem, Scaling};
 
 /// The remedy for a matrix of which a rank gives a part.
 pub(crate) const OWN_ROWS: &str = "pass this rank's rows only, and all of them";
@@ -71,6 +71,29 @@ pub(crate) fn b_lens(problem: &Problem) -> RangeInclusive<u64> {
 /// How long a slice of `rows` rows of C or D may be.
 pub(crate) fn d_lens(problem: &Problem, rows: u32) -> RangeInclusive<u64> {
     problem.d_len_of(rows)..=whole_rows(rows, problem.ldd())
+}
+
+/// An error unless C has `rows` rows as D does, the bias an element for each column, and the factors are finite.
+pub(crate) fn check_epilogue<D>(
+    problem: &Problem,
+    rows: u32,
+    epilogue: &Epilogue<'_, D>,
+    rows_remedy: &'static str,
+) -> Result<()> {
+    if let Some(c) = epilogue.c {
+        check_len("C", c.len(), d_lens(problem, rows), rows_remedy)?;
+    }
+    if let Some(bias) = epilogue.bias {
+        let n = problem.n().into();
+        check_len("the bias", bias.len(), n..=n, ALL_ELEMENTS)?;
+    }
+    for (what, value) in [("alpha", epilogue.alpha), ("beta", epilogue.beta)] {
+        if !value.is_finite() {
+            let (what, value) = (what.to_owned(), value.to_string());
+            return Err(Error::NotFinite { what, value, remedy: "give a finite factor" });
+        }
+    }
+    Ok(())
 }
 
 fn whole_rows(rows: u32, stride: u32) -> u64 {

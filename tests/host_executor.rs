@@ -6,8 +6,10 @@ use std::time::Duration;
 use overlap_gemm::ElementType::{Bf16, E4m3};
 use overlap_gemm::element::{F8E4M3, bf16};
 use overlap_gemm::exercise::Exercise;
-use overlap_gemm::host::{AsyncGemm, GroupOptions, Link, Product, Stream};
-use overlap_gemm::plan::{PlanOptions, Problem, Scaling, Tiling};
+use overlap_gemm::host::{
+    AllGatherGemm, AsyncGemm, Group, GroupOptions, Link, Product, Rank, Stream,
+};
+use overlap_gemm::plan::{Activation, Epilogue, PlanOptions, Problem, Scaling, Tiling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Reference;
 use proptest::prelude::*;
@@ -98,4 +100,48 @@ fn what_writers_publish_is_what_is_multiplied() {
             assert_eq!(reference.compare(&d, 0..m).unwrap().wrong, 0);
         }
     });
+}
+
+/// Two products of one gather, the first with rows of D and C that lie apart.
+#[test]
+fn each_product_has_an_epilogue_of_its_own() {
+    let problem = Problem::builder(24, 16, 40).ranks(3).ldd(19).build().unwrap();
+    let options = PlanOptions::new().with_pieces(2).with_tiling(Tiling::of_tile(8, 8));
+    let narrow = problem.with_n(5).unwrap();
+    let mut random = Random::new(23);
+    let a: Vec<bf16> = random.elements(problem.a_len(24));
+    let b: [Vec<bf16>; 2] = [&problem, &narrow].map(|problem| random.elements(problem.b_len()));
+    let c: Vec<bf16> = random.elements(problem.d_len());
+    let bias: Vec<bf16> = random.elements(5);
+    let (activation, alpha, beta) = (Activation::GeluTanh, -0.5, 1.5);
+    let epilogues = [
+        Epilogue { alpha, beta, c: Some(&c), ..Epilogue::default() },
+        Epilogue { bias: Some(&bias), activation, ..Epilogue::default() },
+    ];
+    let run = &|rank: Rank| {
+        let mut layer = AllGatherGemm::<bf16>::plan(&rank, &problem, options).unwrap();
+        let shard = &a[rank.rank() as usize * 8 * 40..][..8 * 40];
+        let mut d = [&problem, &narrow].map(|problem| vec![bf16::NAN; problem.d_len() as usize]);
+        let [wide, few] = &mut d;
+        let mut products = [
+            Product::new(&b[0], wide).epilogue(epilogues[0]),
+            Product::new(&b[1], few).n(5).epilogue(epilogues[1]),
+        ];
+        layer.enqueue_all(&Stream::new(2).unwrap(), shard, &mut products).unwrap();
+        d
+    };
+    let outputs: Vec<_> = std::thread::scope(|scope| {
+        let ranks = Group::local(3).unwrap().into_iter();
+        let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || run(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let wrong = |d: &[bf16], product: usize, epilogue| {
+        let problem = [&problem, &narrow][product];
+        let reference = Reference::new(problem, &a, &b[product], &[], &[]).unwrap();
+        reference.compare_with(d, 0..24, epilogue).unwrap().wrong
+    };
+    for (product, d) in outputs.iter().flat_map(|of_rank| of_rank.iter().enumerate()) {
+        assert_eq!(wrong(d, product, epilogues[product]), 0, "product {product}");
+        assert!(wrong(d, product, Epilogue::default()) > 24, "product {product}");
+    }
 }

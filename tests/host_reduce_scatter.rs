@@ -8,9 +8,11 @@ use overlap_gemm::host::{
     GemmReduceScatter, Group, GroupOptions, Link, Product, Rank, Shard, Stream,
 };
 use overlap_gemm::plan::{
-    BLayout, Partials, PlanOptions, Problem, Reduction, Scaling, Strategy, Tiling, Timeouts,
+    Activation, BLayout, Epilogue, Partials, PlanOptions, Problem, Reduction, Scaling, Strategy,
+    Tiling, Timeouts,
 };
 use overlap_gemm::random::Random;
+use overlap_gemm::reference::reduced;
 use overlap_gemm::{ElementType, Error};
 use proptest::prelude::*;
 
@@ -18,7 +20,7 @@ use proptest::prelude::*;
 const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
 
 /// What all ranks do: several steps, each with inputs and rows of its own.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct World {
     problem: Problem,
     options: PlanOptions,
@@ -29,14 +31,46 @@ struct World {
     columns: Vec<u64>,
     workers: u32,
     seed: u64,
+    /// The factor of the bias that is added; the bias that is expected has none.
+    bias_times: f32,
+    /// Inputs are integers times a power of two of the rank's own, so that its sums are exact and the total is not.
+    exact: bool,
 }
 
 /// One rank's numbers in a step.
-struct Inputs<A> {
+struct Inputs<A, D> {
     a: Vec<A>,
     a_scales: Vec<f32>,
     b: Vec<Vec<A>>,
     b_scales: Vec<Vec<f32>>,
+    endings: Vec<Ending<D>>,
+}
+
+/// The epilogue of a product.
+struct Ending<D> {
+    alpha: f32,
+    beta: f32,
+    c: Option<Vec<D>>,
+    bias: Option<Vec<D>>,
+    activation: Activation,
+}
+
+impl<D: Element> Ending<D> {
+    fn random(random: &mut Random, rows: u64, columns: u64) -> Self {
+        let coin = |random: &mut Random| random.within(0..=1) == 1;
+        Ending {
+            alpha: if coin(random) { random.signed() } else { 1.0 },
+            beta: random.signed(),
+            c: coin(random).then(|| random.elements(rows * columns)),
+            bias: coin(random).then(|| random.elements(columns)),
+            activation: random.choose(&Activation::ALL),
+        }
+    }
+
+    fn epilogue(&self) -> Epilogue<'_, D> {
+        let Ending { alpha, beta, ref c, ref bias, activation } = *self;
+        Epilogue { alpha, beta, c: c.as_deref(), bias: bias.as_deref(), activation }
+    }
 }
 
 impl World {
@@ -95,23 +129,35 @@ impl World {
             columns,
             workers: random.within(1..=3) as u32,
             seed,
+            bias_times: 1.0,
+            exact: false,
         }
     }
 
-    fn inputs<A: Element>(&self, rank: u32, step: usize) -> Inputs<A> {
+    fn inputs<A: Element, D: Element>(&self, rank: u32, step: usize) -> Inputs<A, D> {
         let mut random = Random::of_stream(self.seed, u64::from(rank) << 32 | step as u64);
-        let m: u32 = self.steps[step].iter().sum();
+        let (m, own): (u32, u32) = (self.steps[step].iter().sum(), self.steps[step][rank as usize]);
         let count = |lines: u64| match self.problem.scaling() {
             Scaling::None => 0,
             Scaling::Tensor => 1,
             Scaling::Rows => lines as usize,
         };
-        Inputs {
+        let mut inputs = Inputs {
             a: random.elements(self.problem.a_len(m)),
             a_scales: random.scales(count(m.into())),
             b: self.products().iter().map(|one| random.elements(one.b_len())).collect(),
             b_scales: self.columns.iter().map(|n| random.scales(count(*n))).collect(),
+            endings: (self.columns.iter())
+                .map(|n| Ending::random(&mut random, own.into(), *n))
+                .collect(),
+        };
+        if self.exact {
+            let power = 2f32.powi(random.within(0..=16) as i32);
+            let whole = |x: &mut A, unit| *x = A::narrow((x.widen() * 127.0).trunc() * unit);
+            inputs.a.iter_mut().for_each(|a| whole(a, power));
+            inputs.b.iter_mut().flatten().for_each(|b| whole(b, 1.0));
         }
+        inputs
     }
 
     /// The problem of each product.
@@ -137,13 +183,19 @@ impl World {
             GemmReduceScatter::<A, A, D>::plan(rank, problem, options, self.reduction).unwrap();
         let (stream, me) = (Stream::new(self.workers).unwrap(), rank.rank());
         let step = |(step, rows): (usize, &Vec<u32>)| {
-            let inputs = self.inputs::<A>(me, step);
+            let mut inputs = self.inputs::<A, D>(me, step);
+            for bias in inputs.endings.iter_mut().flat_map(|ending| &mut ending.bias) {
+                bias.iter_mut().for_each(|bias| *bias = D::narrow(bias.widen() * self.bias_times));
+            }
             let own = rows[me as usize] as usize;
             let outputs = self.columns.iter().map(|n| vec![D::POISON; own * *n as usize]);
             let mut outputs: Vec<Vec<D>> = outputs.collect();
             let mut products: Vec<_> = (outputs.iter_mut().zip(&inputs.b).zip(&inputs.b_scales))
                 .zip(&self.columns)
-                .map(|(((d, b), scales), n)| Product::new(b, d).n(*n).scales(scales))
+                .zip(&inputs.endings)
+                .map(|((((d, b), scales), n), ending)| {
+                    Product::new(b, d).n(*n).scales(scales).epilogue(ending.epilogue())
+                })
                 .collect();
             let shard = Shard::at(&inputs.a).rows(rows).scales(&inputs.a_scales);
             layer.enqueue_all(&stream, shard, &mut products).unwrap();
@@ -154,36 +206,45 @@ impl World {
         outputs
     }
 
-    /// Compares every element with an f64 sum, within a bound from the steps of the arithmetic.
-    fn check<A: Element, D: Element>(&self, outputs: &[Vec<Vec<Vec<D>>>]) {
+    /// Compares every element with an f64 sum, within a bound from the steps of the arithmetic; says what is wrong.
+    fn complaint<A: Element, D: Element>(&self, outputs: &[Vec<Vec<Vec<D>>>]) -> Option<String> {
         let ranks = self.problem.ranks();
         for (step, rows) in self.steps.iter().enumerate() {
-            let all: Vec<Inputs<A>> = (0..ranks).map(|rank| self.inputs(rank, step)).collect();
+            let all: Vec<Inputs<A, D>> = (0..ranks).map(|rank| self.inputs(rank, step)).collect();
             let mut first = 0;
             for (owner, own) in rows.iter().enumerate() {
                 for (product, problem) in self.products().iter().enumerate() {
                     let n = problem.n() as usize;
                     for (at, got) in outputs[owner][step][product].iter().enumerate() {
                         let (row, column) = (first + at / n, at % n);
-                        let (value, bound) =
-                            self.expected::<A, D>(&all, product, [row, column], owner);
+                        let ending = &all[owner].endings[product];
+                        let added = [
+                            ending.c.as_ref().map_or(0.0, |c| ending.beta * c[at].widen()),
+                            ending.bias.as_ref().map_or(0.0, |bias| bias[column].widen()),
+                        ];
+                        let total = self.expected::<A, D>(&all, product, [row, column], owner);
+                        let (value, bound) = finished(ending, total, added.map(f64::from));
                         let off = (f64::from(got.widen()) - value).abs();
-                        // Written so that NaN fails.
-                        assert!(
-                            off <= bound,
-                            "step {step}, rank {owner}, product {product}, row {row}, column {column}: \
-                             {got:?}, not {value} ± {bound}; {self:?}"
-                        );
+                        // Written so that NaN is wrong.
+                        let right = off <= bound;
+                        if !right {
+                            return Some(format!(
+                                "step {step}, rank {owner}, product {product}, row {row}, column {column}: \
+                                 {got:?}, not {value} ± {bound}; {self:?}"
+                            ));
+                        }
                     }
                 }
                 first += *own as usize;
             }
         }
+        None
     }
 
+    /// The total of all ranks, and its bound.
     fn expected<A: Element, D: Element>(
         &self,
-        all: &[Inputs<A>],
+        all: &[Inputs<A, D>],
         product: usize,
         [row, column]: [usize; 2],
         owner: usize,
@@ -222,14 +283,34 @@ impl World {
             total /= all.len() as f64;
             bound /= all.len() as f64;
         }
-        let rounding = (total.abs() + bound) * D::TYPE.unit_roundoff();
-        (total, bound + rounding + D::TYPE.min_positive())
+        (total, bound)
     }
+}
+
+/// The output of a total, and its bound: β·C and the bias are added, each operation loses half a unit in the last place,
+/// smooth activations lose at most 16 (see `reference`), and D is rounded once.
+fn finished<D: Element>(
+    ending: &Ending<D>,
+    (total, bound): (f64, f64),
+    [c, bias]: [f64; 2],
+) -> (f64, f64) {
+    let alpha = f64::from(ending.alpha);
+    let magnitude = (total.abs() + bound) * alpha.abs() + c.abs() + bias.abs();
+    let value = alpha * total + c + bias;
+    let bound = bound * alpha.abs() + 4.0 * UNIT * magnitude * 1.01 + 1e-40;
+    let evaluated = match ending.activation {
+        Activation::None | Activation::Relu => 0.0,
+        Activation::GeluTanh | Activation::Silu => 16.0 * UNIT * (value.abs() + bound) + 1e-35,
+    };
+    let bound = bound * ending.activation.steepest() + evaluated;
+    let value = ending.activation.apply(value);
+    let rounding = (value.abs() + bound) * D::TYPE.unit_roundoff();
+    (value, bound + rounding + D::TYPE.min_positive())
 }
 
 fn assert_right<A: Element, D: Element>(seed: u64) {
     let world = World::random(seed, [A::TYPE, D::TYPE]);
-    world.check::<A, D>(&world.run::<A, D>());
+    assert_eq!(world.complaint::<A, D>(&world.run::<A, D>()), None);
 }
 
 proptest! {
@@ -259,43 +340,121 @@ fn world(strategy: Strategy) -> World {
         columns: vec![24],
         workers: 2,
         seed: 5,
+        bias_times: 1.0,
+        exact: false,
     }
 }
 
+/// Four ranks that each add the bias add it four times.
 #[test]
-fn the_bits_do_not_depend_on_what_arrives_first() {
+fn a_bias_that_every_rank_adds_is_noticed() {
     for strategy in Strategy::ALL {
-        let run = |seed| {
+        let right = World { columns: vec![8; 3], ..world(strategy) };
+        assert_eq!(right.complaint::<bf16, f32>(&right.run::<bf16, f32>()), None);
+        let mutant = World { bias_times: 4.0, columns: vec![8; 3], ..world(strategy) };
+        let complaint = mutant.complaint::<bf16, f32>(&mutant.run::<bf16, f32>());
+        assert!(complaint.is_some(), "{strategy}");
+    }
+}
+
+impl World {
+    /// All ranks' sums of the rows of `owner`, which are exact.
+    fn exact_sums<D: Element>(
+        &self,
+        [step, at]: [usize; 2],
+        owner: u32,
+        product: &Problem,
+    ) -> Vec<Vec<f32>> {
+        let rows = product.shards().rows(owner);
+        let [k, lda, ldb] =
+            [product.k(), product.lda(), product.ldb()].map(|extent| extent as usize);
+        let of_rank = |rank| {
+            let inputs = self.inputs::<bf16, D>(rank, step);
+            let b = |column: usize, depth: usize| match product.b_layout() {
+                BLayout::Nk => inputs.b[at][column * ldb + depth].widen(),
+                BLayout::Kn => inputs.b[at][depth * ldb + column].widen(),
+            };
+            let sum = |row: u32, column: usize| -> f32 {
+                let a = &inputs.a[row as usize * lda..];
+                (0..k).map(|depth| a[depth].widen() * b(column, depth)).sum()
+            };
+            let n = product.n() as usize;
+            rows.clone()
+                .flat_map(|row| (0..n).map(move |n| (row, n)))
+                .map(|(r, n)| sum(r, n))
+                .collect()
+        };
+        (0..self.problem.ranks()).map(of_rank).collect()
+    }
+
+    /// The bits of every output as the order of additions gives them; `change` may break the order.
+    fn exact<D: Element>(&self, change: impl Fn(&mut Vec<&[f32]>, &mut u32)) -> Vec<u32> {
+        let mut all = Vec::new();
+        for owner in 0..self.problem.ranks() {
+            for (step, rows) in self.steps.iter().enumerate() {
+                let endings = self.inputs::<bf16, D>(owner, step).endings;
+                for (at, (product, ending)) in self.products().iter().zip(&endings).enumerate() {
+                    let product = product.with_shards(rows).unwrap();
+                    let sums = self.exact_sums::<D>([step, at], owner, &product);
+                    let (mut sums, mut own) = (sums.iter().map(Vec::as_slice).collect(), owner);
+                    change(&mut sums, &mut own);
+                    let d = reduced(&product, &sums, own, self.reduction, ending.epilogue());
+                    all.extend(d.unwrap().iter().map(|d: &D| d.widen().to_bits()));
+                }
+            }
+        }
+        all
+    }
+
+    /// An error unless twenty runs, with other delays each, have these bits.
+    fn has_always<D: Element>(&self, bits: &[u32]) -> Result<(), TestCaseError> {
+        for seed in 0..20 {
             let jitter = Duration::from_micros(400);
             let link = Some(Link { bytes_per_second: 1e12, jitter, seed });
-            let group = GroupOptions { link, poison: true, ..GroupOptions::default() };
-            let outputs = World { group, ..world(strategy) }.run::<bf16, f32>();
-            outputs.concat().concat().concat().iter().map(|d| d.to_bits()).collect::<Vec<_>>()
-        };
-        let first = run(0);
-        assert!((1..20).all(|seed| run(seed) == first), "{strategy}");
+            let world = World { group: GroupOptions { link, ..self.group }, ..self.clone() };
+            let got = world.run::<bf16, D>().concat().concat().concat();
+            let got: Vec<u32> = got.iter().map(|d| d.widen().to_bits()).collect();
+            prop_assert!(got == bits, "run {seed} of {self:?}");
+        }
+        Ok(())
     }
 }
 
-/// With K = 1 a rank's sum is one product, so the bits of the total tell the order in which ranks were added.
-#[test]
-fn sums_are_added_in_the_order_of_the_ranks() {
-    let f32 = ElementType::F32;
-    let problem = Problem::builder(32, 24, 1).elements(f32, f32, f32).ranks(4).build().unwrap();
-    let reduction = Reduction { partials: Partials::F32, average: false };
-    let world = World { problem, reduction, ..world(Strategy::Fused) };
-    let outputs = world.run::<f32, f32>();
-    let inputs: Vec<Inputs<f32>> = (0..4).map(|rank| world.inputs(rank, 0)).collect();
-    let mut differ = 0;
-    for (row, column) in (0..32).flat_map(|row| (0..24).map(move |column| (row, column))) {
-        let sum = |rank: usize| inputs[rank].a[row] * inputs[rank].b[0][column];
-        let forwards = (1..4).fold(sum(0), |total, rank| total + sum(rank));
-        let backwards = (0..3).rev().fold(sum(3), |total, rank| total + sum(rank));
-        differ += u32::from(forwards != backwards);
-        let got = outputs[row / 8][0][0][row % 8 * 24 + column];
-        assert_eq!(got.to_bits(), forwards.to_bits(), "row {row}, column {column}");
+proptest! {
+    #![proptest_config(ProptestConfig {
+        max_shrink_iters: 0,
+        cases: ProptestConfig::default().cases.div_ceil(16),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn every_bit_is_that_of_the_order_of_the_ranks(seed in any::<u64>()) {
+        let elements = [ElementType::Bf16, ElementType::F32];
+        let world = World { exact: true, ..World::random(seed, elements) };
+        world.has_always::<f32>(&world.exact::<f32>(|_, _| {}))?;
     }
-    assert!(differ > 100, "only {differ} of 768 sums depend on the order");
+}
+
+#[test]
+fn another_order_of_additions_has_other_bits() {
+    // Backwards, the owner's sums still its own. With partials in f32 more totals tell the order.
+    let backwards: fn(&mut Vec<&[f32]>, &mut u32) = |sums, owner| {
+        sums.reverse();
+        *owner = 3 - *owner;
+    };
+    let another_is_unrounded: fn(&mut Vec<&[f32]>, &mut u32) = |_, owner| *owner = (*owner + 1) % 4;
+    let mutants = [(Partials::F32, backwards), (Partials::Bf16, another_is_unrounded)];
+    for (strategy, (partials, mutant)) in
+        Strategy::ALL.into_iter().flat_map(|strategy| mutants.map(|mutant| (strategy, mutant)))
+    {
+        let reduction = Reduction { partials, average: false };
+        let world = World { exact: true, reduction, ..world(strategy) };
+        let right = world.exact::<f32>(|_, _| {});
+        world.has_always::<f32>(&right).unwrap();
+        let other = world.exact::<f32>(mutant);
+        let differ = right.iter().zip(&other).filter(|(right, other)| right != other).count();
+        assert!(differ > 100, "{strategy}, {partials:?}: {differ} of {}", right.len());
+    }
 }
 
 #[test]
@@ -319,6 +478,18 @@ fn what_does_not_fit_is_refused_and_nothing_is_sent() {
     refused(Shard::at(&a).scales(&[1.0]), &b, &mut d, "the number of the scales of A");
     refused(Shard::in_place(), &b, &mut d, "pass the rows with Shard::at");
     refused(Shard::at(&a).rows(&[9]), &b, &mut d, "m of this step is 9");
+    let ones = [bf16::ONE; 8 * 4];
+    let refusals = [
+        (Epilogue { c: Some(&ones[1..]), ..Epilogue::default() }, "the length of C is 31"),
+        (Epilogue { bias: Some(&ones[..5]), ..Epilogue::default() }, "the length of the bias is 5"),
+        (Epilogue { alpha: f32::NAN, ..Epilogue::default() }, "alpha is NaN"),
+        (Epilogue { beta: f32::INFINITY, ..Epilogue::default() }, "beta is inf"),
+    ];
+    for (epilogue, words) in refusals {
+        let mut product = [Product::new(&b, &mut d).epilogue(epilogue)];
+        let text = layer.enqueue_all(&stream, &a, &mut product).unwrap_err().to_string();
+        assert!(text.contains(words), "{text}");
+    }
     let mut wide = [bf16::ZERO; 8 * 5];
     let five = [bf16::ONE; 5 * 16];
     let mut product = [Product::new(&five, &mut wide).n(5)];

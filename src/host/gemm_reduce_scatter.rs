@@ -16,7 +16,7 @@ use super::world::{Member, StepShape, buffer_of};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{ALL_ROWS, a_lens, check_len, check_scales, check_type, scale_count};
-use crate::plan::{Operation, Plan, PlanOptions, Problem, Reduction, Step};
+use crate::plan::{Epilogue, Operation, Plan, PlanOptions, Problem, Reduction, Step};
 use crate::trace::{TileEvent, Timeline};
 
 /// One rank's GEMM + reduce-scatter, planned once and enqueued many times.
@@ -276,6 +276,8 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
                 // earlier step, which this thread has joined.
                 d: unsafe { OutputCells::of_buffer(sums, first_column) },
                 scales: product.scales,
+                // `reduce` applies the product's, once.
+                epilogue: Epilogue::default(),
             })
             .collect();
         let step = StepInput {
@@ -290,7 +292,7 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
         products::compute_views(stream, step, problems, &views, || |_, _| Ok(()))
     }
 
-    /// Adds up all ranks' sums of some of the own rows.
+    /// Adds up all ranks' sums of some of the own rows, and applies each product's epilogue to the total.
     fn reduce(
         &self,
         stream: Stream,
@@ -302,10 +304,13 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
         let (owner, buffer) = (self.member.rank(), buffer_of(self.member.epoch()));
         let first = shape.plan.problem().shards().rows(owner).start;
         let outputs = products.iter_mut().zip(problems);
-        let outputs: Vec<OutputCells<'_, D>> =
-            outputs.map(|(product, problem)| OutputCells::new(product.d, problem.ldd())).collect();
+        let outputs: Vec<(OutputCells<'_, D>, Epilogue<'_, D>)> = outputs
+            .map(|(product, problem)| {
+                (OutputCells::new(product.d, problem.ldd()), product.epilogue)
+            })
+            .collect();
         run_rows(stream, rows, |row, total| {
-            for ((first_column, problem), output) in
+            for ((first_column, problem), (output, epilogue)) in
                 first_columns(problems).zip(problems).zip(&outputs)
             {
                 let (columns, at) = (first_column as usize, [row, row - first]);
@@ -314,8 +319,11 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
                 // past; they are overwritten after this step only. Each row of the output is one worker's.
                 unsafe {
                     self.member.memory().add_up(owner, buffer, at, columns, total);
+                    let start = output.place(row - first, 0);
                     let output = output.row_part(row - first, 0..problem.n());
-                    output.iter_mut().zip(&*total).for_each(|(d, sum)| *d = D::narrow(*sum));
+                    for (column, (d, sum)) in output.iter_mut().zip(&*total).enumerate() {
+                        *d = D::narrow(epilogue.apply(*sum, start + column, column));
+                    }
                 }
             }
         })

@@ -107,13 +107,18 @@ impl<'a, T> OutputCells<'a, T> {
         OutputCells { start, len: cells.len(), pitch: buffer.columns, borrow: PhantomData }
     }
 
+    /// The index of an element.
+    pub(crate) fn place(&self, row: u32, column: u32) -> usize {
+        row as usize * self.pitch + column as usize
+    }
+
     /// Columns `columns` of row `row`.
     ///
     /// # Safety
     /// No other thread may touch these elements while the slice lives.
     #[expect(clippy::mut_from_ref, reason = "a shared view of a mutable borrow; see Safety")]
     pub(crate) unsafe fn row_part(&self, row: u32, columns: Range<u32>) -> &mut [T] {
-        let begin = row as usize * self.pitch + columns.start as usize;
+        let begin = self.place(row, columns.start);
         let len = columns.len();
         assert!(begin + len <= self.len, "a tile lies within its output");
         // SAFETY: in bounds, and the caller guarantees that the elements are this thread's alone.

@@ -3,8 +3,10 @@
 //! Invariant: these only borrow; whether they fit the plan is checked when the step is enqueued.
 
 use crate::error::Result;
-use crate::fit::{ALL_ROWS, OWN_ROWS, b_lens, check_len, check_scales, d_lens, scale_count};
-use crate::plan::Problem;
+use crate::fit::{
+    ALL_ROWS, OWN_ROWS, b_lens, check_epilogue, check_len, check_scales, d_lens, scale_count,
+};
+use crate::plan::{Epilogue, Problem};
 
 /// One rank's input of a step: its rows of A, before a gather; A over its slice of K, before a reduction.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +70,7 @@ pub struct Product<'a, B, D> {
     pub(crate) d: &'a mut [D],
     pub(crate) n: Option<u64>,
     pub(crate) scales: &'a [f32],
+    pub(crate) epilogue: Epilogue<'a, D>,
 }
 
 impl<'a, B, D> Product<'a, B, D> {
@@ -78,7 +81,7 @@ impl<'a, B, D> Product<'a, B, D> {
     /// Any other length is refused: for a step of fewer rows than planned, pass a part of `d`. In a
     /// [`GemmReduceScatter`](super::GemmReduceScatter), `d` has this rank's rows only.
     pub fn new(b: &'a [B], d: &'a mut [D]) -> Self {
-        Product { b, d, n: None, scales: &[] }
+        Product { b, d, n: None, scales: &[], epilogue: Epilogue::default() }
     }
 
     /// Another number of columns than planned; `b` and `d` are packed then.
@@ -95,6 +98,14 @@ impl<'a, B, D> Product<'a, B, D> {
         self
     }
 
+    /// What happens to the product before it is rounded to D. In a [`GemmReduceScatter`](super::GemmReduceScatter), the
+    /// rank applies it to its rows' total, so C has this rank's rows only, and no other rank adds the bias.
+    #[must_use]
+    pub fn epilogue(mut self, epilogue: Epilogue<'a, D>) -> Self {
+        self.epilogue = epilogue;
+        self
+    }
+
     /// The problem of this product in a step of `problem`'s shape, of whose D it has `rows` rows, once everything fits it.
     pub(crate) fn check(&self, problem: &Problem, rows: u32) -> Result<Problem> {
         let problem = match self.n {
@@ -104,6 +115,7 @@ impl<'a, B, D> Product<'a, B, D> {
         check_len("B", self.b.len(), b_lens(&problem), ALL_ROWS)?;
         let remedy = if rows == problem.m() { ALL_ROWS } else { OWN_ROWS };
         check_len("D", self.d.len(), d_lens(&problem, rows), remedy)?;
+        check_epilogue(&problem, rows, &self.epilogue, remedy)?;
         let scales = scale_count(problem.scaling(), problem.n());
         check_scales("the scales of B", self.scales, scales)?;
         Ok(problem)

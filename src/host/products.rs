@@ -67,6 +67,7 @@ where
             k: problem.k(),
             d: OutputCells::new(product.d, problem.ldd()),
             scales: product.scales,
+            epilogue: product.epilogue,
         })
         .collect();
     compute_views(stream, step, problems, &views, waiter)

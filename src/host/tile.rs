@@ -1,4 +1,4 @@
-//! The numbers of one tile: widen, multiply with the `gemm` crate, scale, narrow.
+//! The numbers of one tile: widen, multiply with the `gemm` crate, scale, apply the epilogue, narrow.
 //!
 //! Invariant: inputs are widened exactly, sums are `f32`, and each output is rounded once. Blocks
 //! along K bound the widened copies to what a core's cache holds.
@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::memory::OutputCells;
 use crate::element::Element;
-use crate::plan::BLayout;
+use crate::plan::{BLayout, Epilogue};
 
 /// Summands that are widened and multiplied at a time.
 ///
@@ -26,6 +26,7 @@ pub(crate) struct ProductView<'a, B, D> {
     pub(crate) d: OutputCells<'a, D>,
     /// None, one for all columns, or one a column.
     pub(crate) scales: &'a [f32],
+    pub(crate) epilogue: Epilogue<'a, D>,
 }
 
 /// One worker's buffers, kept from tile to tile.
@@ -102,7 +103,10 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
             for (j, (out, sum)) in out.iter_mut().zip(&sums[i * n..]).enumerate() {
                 let column_scale = scale(self.scales, columns.start as usize + j);
                 // One after the other: the product of two large scales could overflow.
-                *out = D::narrow(sum * row_scale * column_scale);
+                let product = sum * row_scale * column_scale;
+                let column = columns.start + j as u32;
+                let at = self.d.place(row, column);
+                *out = D::narrow(self.epilogue.apply(product, at, column as usize));
             }
         }
     }

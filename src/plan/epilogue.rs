@@ -1,7 +1,9 @@
-//! Activations: the function of an output between its sum and its rounding.
+//! Epilogues: what becomes of an output between its sum and its rounding.
 //!
-//! What belongs here: their names and formulas, shared by plans, kernels and the reference. Invariant: the formulas
+//! What belongs here: their parts and formulas, shared by plans, executors and the reference. Invariant: the formulas
 //! are those of `csrc/overlap_gemm.h`.
+
+use crate::element::Element;
 
 /// The function of each output before it is rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -47,6 +49,44 @@ impl Activation {
             Activation::None | Activation::Relu => 1.0,
             Activation::GeluTanh => 1.13,
             Activation::Silu => 1.1,
+        }
+    }
+}
+
+/// What happens to a product before it is rounded: `activation(alpha · product + beta · C + bias)`.
+#[derive(Clone, Copy, Debug)]
+pub struct Epilogue<'a, D> {
+    /// The factor of the product.
+    pub alpha: f32,
+    /// The factor of C.
+    pub beta: f32,
+    /// A matrix that lies as D does.
+    pub c: Option<&'a [D]>,
+    /// N elements, one added to each column.
+    pub bias: Option<&'a [D]>,
+    /// What is done at the end.
+    pub activation: Activation,
+}
+
+impl<D> Default for Epilogue<'_, D> {
+    fn default() -> Self {
+        Epilogue { alpha: 1.0, beta: 0.0, c: None, bias: None, activation: Activation::None }
+    }
+}
+
+impl<D: Element> Epilogue<'_, D> {
+    /// The output of `product`, before it is rounded: the element `at` of C belongs to it, and that of the bias to `column`.
+    pub(crate) fn apply(&self, product: f32, at: usize, column: usize) -> f32 {
+        let mut x = self.alpha * product;
+        if let Some(c) = self.c {
+            x += self.beta * c[at].widen();
+        }
+        if let Some(bias) = self.bias {
+            x += bias[column].widen();
+        }
+        match self.activation {
+            Activation::None => x,
+            activation => activation.apply(x.into()) as f32,
         }
     }
 }

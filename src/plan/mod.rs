@@ -36,7 +36,7 @@ mod way;
 mod whole;
 
 pub use chunks::{Chunks, MAX_CHUNKS};
-pub use epilogue::Activation;
+pub use epilogue::{Activation, Epilogue};
 pub use partition::Partition;
 #[cfg(feature = "cuda")]
 pub(crate) use problem::check_aligned;

@@ -11,17 +11,21 @@
 //! [`Report::relative_error`] too, which for random inputs stays near D's unit roundoff.
 
 mod bound;
+mod reduced;
 
 pub use bound::{Accumulation, Expected};
+pub use reduced::reduced;
+
+pub use crate::plan::Epilogue;
 
 use bound::{Finish, expected};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{
-    ALL_ELEMENTS, ALL_ROWS, a_lens, b_lens, check_len, check_scales, d_lens, scale_count,
+    ALL_ROWS, a_lens, b_lens, check_epilogue, check_len, check_scales, d_lens, scale_count,
 };
-use crate::plan::{Activation, BLayout, Problem};
+use crate::plan::{BLayout, Problem};
 
 /// The longest sum with a bound: (K + 3)·u stays below one half.
 pub const MAX_K: u32 = (1 << 23) - 4;
@@ -35,27 +39,6 @@ pub struct Reference<'a, A, B> {
     a_scales: &'a [f32],
     b_scales: &'a [f32],
     accumulation: Accumulation,
-}
-
-/// What happens to a product before it is rounded: `activation(alpha · product + beta · C + bias)`.
-#[derive(Clone, Copy, Debug)]
-pub struct Epilogue<'a, D> {
-    /// The factor of the product.
-    pub alpha: f32,
-    /// The factor of C.
-    pub beta: f32,
-    /// A matrix that lies as D does.
-    pub c: Option<&'a [D]>,
-    /// N elements, one added to each column.
-    pub bias: Option<&'a [D]>,
-    /// What is done at the end.
-    pub activation: Activation,
-}
-
-impl<D> Default for Epilogue<'_, D> {
-    fn default() -> Self {
-        Epilogue { alpha: 1.0, beta: 0.0, c: None, bias: None, activation: Activation::None }
-    }
 }
 
 /// An output that is not what it should be.
@@ -154,14 +137,9 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         rows: impl IntoIterator<Item = u32>,
         epilogue: Epilogue<'_, D>,
     ) -> Result<Report> {
-        let (outputs, n) = (d_lens(self.problem, self.problem.m()), self.problem.n().into());
-        check_len("D", d.len(), outputs.clone(), ALL_ROWS)?;
-        if let Some(c) = epilogue.c {
-            check_len("C", c.len(), outputs, ALL_ROWS)?;
-        }
-        if let Some(bias) = epilogue.bias {
-            check_len("the bias", bias.len(), n..=n, ALL_ELEMENTS)?;
-        }
+        let m = self.problem.m();
+        check_len("D", d.len(), d_lens(self.problem, m), ALL_ROWS)?;
+        check_epilogue(self.problem, m, &epilogue, ALL_ROWS)?;
         let b = self.wide_b();
         let mut report = Report::default();
         let (mut error_squares, mut squares) = (0.0, 0.0);
@@ -302,7 +280,7 @@ fn scale(scales: &[f32], index: usize) -> f64 {
 mod tests {
     use super::*;
     use crate::element::{ElementType, F8E4M3, bf16};
-    use crate::plan::Scaling;
+    use crate::plan::{Activation, Scaling};
 
     fn f32_problem(k: u64) -> Problem {
         use ElementType::F32;
