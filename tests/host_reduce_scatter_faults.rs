@@ -1,0 +1,147 @@
+//! GEMM + reduce-scatter on threads: what is refused, and ranks that are late, leave or abort.
+
+use std::time::Duration;
+
+use overlap_gemm::Error;
+use overlap_gemm::element::bf16;
+use overlap_gemm::host::{GemmReduceScatter, Group, GroupOptions, Product, Rank, Shard, Stream};
+use overlap_gemm::plan::{Epilogue, PlanOptions, Problem, Reduction, Timeouts};
+
+#[test]
+fn what_does_not_fit_is_refused_and_nothing_is_sent() {
+    let mut ranks = Group::local(1).unwrap();
+    let rank = ranks.remove(0);
+    let problem = Problem::builder(8, 4, 16).build().unwrap();
+    let plan = |rank: &Rank| {
+        GemmReduceScatter::<bf16>::plan(rank, &problem, PlanOptions::new(), Reduction::default())
+    };
+    let (mut layer, stream) = (plan(&rank).unwrap(), Stream::new(1).unwrap());
+    let (a, b) = (vec![bf16::ONE; 8 * 16], vec![bf16::ONE; 4 * 16]);
+    let mut d = vec![bf16::ZERO; 8 * 4];
+    let mut refused = |a: Shard<'_, bf16>, b: &[bf16], d: &mut [bf16], words: &str| {
+        let text = layer.enqueue(&stream, a, b, d).unwrap_err().to_string();
+        assert!(text.contains(words), "{text}");
+    };
+    refused(Shard::at(&a[1..]), &b, &mut d, "the length of A is 127");
+    refused(Shard::at(&a), &b[1..], &mut d, "the length of B is 63");
+    refused(Shard::at(&a), &b, &mut d[1..], "the length of D is 31");
+    refused(Shard::at(&a).scales(&[1.0]), &b, &mut d, "the number of the scales of A");
+    refused(Shard::in_place(), &b, &mut d, "pass the rows with Shard::at");
+    refused(Shard::at(&a).rows(&[9]), &b, &mut d, "m of this step is 9");
+    let ones = [bf16::ONE; 8 * 4];
+    let refusals = [
+        (Epilogue { c: Some(&ones[1..]), ..Epilogue::default() }, "the length of C is 31"),
+        (Epilogue { bias: Some(&ones[..5]), ..Epilogue::default() }, "the length of the bias is 5"),
+        (Epilogue { alpha: f32::NAN, ..Epilogue::default() }, "alpha is NaN"),
+        (Epilogue { beta: f32::INFINITY, ..Epilogue::default() }, "beta is inf"),
+    ];
+    for (epilogue, words) in refusals {
+        let mut product = [Product::new(&b, &mut d).epilogue(epilogue)];
+        let text = layer.enqueue_all(&stream, &a, &mut product).unwrap_err().to_string();
+        assert!(text.contains(words), "{text}");
+    }
+    let mut wide = [bf16::ZERO; 8 * 5];
+    let five = [bf16::ONE; 5 * 16];
+    let mut product = [Product::new(&five, &mut wide).n(5)];
+    let text = layer.enqueue_all(&stream, &a, &mut product).unwrap_err().to_string();
+    assert!(text.contains("the columns of all products together is 5"), "{text}");
+    // None of them ended the operation.
+    layer.enqueue(&stream, &a, &b, &mut d).unwrap();
+    assert!(d.iter().all(|d| d.to_f32() == 16.0));
+}
+
+#[test]
+fn a_rank_gets_no_more_rows_than_were_planned_for_any() {
+    let problem = Problem::builder(8, 4, 16).ranks(2).build().unwrap();
+    let ranks = Group::local(2).unwrap();
+    let (options, reduction) = (PlanOptions::new(), Reduction::default());
+    let mut layer =
+        GemmReduceScatter::<bf16>::plan(&ranks[0], &problem, options, reduction).unwrap();
+    let (a, b, mut d) = ([bf16::ONE; 96], [bf16::ONE; 64], [bf16::ZERO; 20]);
+    let shard = Shard::at(&a).rows(&[5, 1]);
+    let error = layer.enqueue(&Stream::new(1).unwrap(), shard, &b, &mut d).unwrap_err();
+    let words = "the rows that one rank gets in this step is 5, but must be between 0 and 4";
+    assert!(error.to_string().starts_with(words), "{error}");
+    // The other rank plans another reduction.
+    let average = Reduction { average: true, ..reduction };
+    let error = GemmReduceScatter::<bf16>::plan(&ranks[1], &problem, options, average).unwrap_err();
+    assert!(error.to_string().starts_with("the reduction is"), "{error}");
+}
+
+#[test]
+fn ranks_that_give_other_products_are_refused_before_anything_is_sent() {
+    let ranks = Group::local(2).unwrap();
+    let problem = Problem::builder(8, 8, 16).ranks(2).build().unwrap();
+    let results = std::thread::scope(|scope| {
+        let problem = &problem;
+        let threads = ranks.into_iter().zip([[4, 4], [2, 6]]).map(|(rank, columns)| {
+            scope.spawn(move || {
+                let (options, reduction) = (PlanOptions::new(), Reduction::default());
+                let mut layer =
+                    GemmReduceScatter::<bf16>::plan(&rank, problem, options, reduction).unwrap();
+                let a = vec![bf16::ONE; 8 * 16];
+                let b = columns.map(|n: u64| vec![bf16::ONE; n as usize * 16]);
+                let mut d = columns.map(|n| vec![bf16::ONE; 4 * n as usize]);
+                let mut products: Vec<_> = (d.iter_mut().zip(&b).zip(columns))
+                    .map(|((d, b), n)| Product::new(b, d).n(n))
+                    .collect();
+                let result = layer.enqueue_all(&Stream::new(1).unwrap(), &a, &mut products);
+                assert!(d.concat().iter().all(|d| d.is_nan()));
+                result.unwrap_err().to_string()
+            })
+        });
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    // Whoever comes second says so, and the other hears of it.
+    let words = "the columns of the products that rank";
+    assert!(results.iter().all(|text| text.contains(words)), "{results:?}");
+}
+
+/// One rank of a small world, its inputs ones.
+fn step(layer: &mut GemmReduceScatter<bf16>, d: &mut [bf16]) -> Result<(), Error> {
+    let (a, b) = ([bf16::ONE; 16 * 8], [bf16::ONE; 4 * 8]);
+    layer.enqueue(&Stream::new(1).unwrap(), &a[..], &b, d)
+}
+
+fn of_two(limit: Duration) -> [GemmReduceScatter<bf16>; 2] {
+    let group = GroupOptions { timeouts: Timeouts::new(limit, limit), ..GroupOptions::default() };
+    let ranks = Group::local_with(2, group).unwrap();
+    let problem = Problem::builder(16, 4, 8).ranks(2).build().unwrap();
+    let plan = |rank: &Rank| {
+        GemmReduceScatter::plan(rank, &problem, PlanOptions::new(), Reduction::default()).unwrap()
+    };
+    [plan(&ranks[0]), plan(&ranks[1])]
+}
+
+#[test]
+fn a_late_rank_is_named_and_no_partial_sum_passes_for_a_result() {
+    let [mut here, _late] = of_two(Duration::from_millis(200));
+    let mut d = [bf16::ONE; 8 * 4];
+    let error = step(&mut here, &mut d).unwrap_err();
+    assert!(matches!(error, Error::PeerTimeout { rank: 0, peer: 1, .. }), "{error:?}");
+    assert!(error.to_string().contains("the sums of chunk 0"), "{error}");
+    assert!(d.iter().all(|d| d.is_nan()));
+    assert!(matches!(step(&mut here, &mut d), Err(Error::Over { .. })));
+}
+
+#[test]
+fn a_rank_that_leaves_or_aborts_ends_the_step_of_the_others() {
+    let [mut here, gone] = of_two(Duration::from_secs(60));
+    drop(gone);
+    let mut d = [bf16::ONE; 8 * 4];
+    let error = step(&mut here, &mut d).unwrap_err();
+    assert!(matches!(error, Error::PeerLost { rank: 0, peer: 1, .. }), "{error:?}");
+    assert!(d.iter().all(|d| d.is_nan()));
+
+    let [mut here, there] = of_two(Duration::from_secs(60));
+    let waiting = std::thread::spawn(move || {
+        let mut d = [bf16::ONE; 8 * 4];
+        (step(&mut here, &mut d), d)
+    });
+    there.aborter().abort("enough");
+    let (result, d) = waiting.join().unwrap();
+    let error = result.unwrap_err();
+    assert!(error.to_string().contains("enough"), "{error}");
+    assert!(d.iter().all(|d| d.is_nan()));
+}
