@@ -359,14 +359,15 @@ proptest! {
     #[test]
     fn the_model_survives_any_schedule(
         rows in prop::collection::vec(0u32..4, 1..5),
-        reduces in any::<bool>(),
+        operation in prop::sample::select(vec![
+            Operation::AllGatherGemm, Operation::GemmReduceScatter, Operation::GemmAllReduce,
+        ]),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..9, number32(), number32()), 0..6),
         picks in prop::collection::vec(any::<usize>(), 16),
         huge_epochs in number32(),
     ) {
         let m = rows.iter().map(|&rows| u64::from(rows)).sum();
         let Ok(problem) = Problem::builder(m, 16, 16).shards(&rows).build() else { return Ok(()) };
-        let operation = if reduces { Operation::GemmReduceScatter } else { Operation::AllGatherGemm };
         let options = PlanOptions { operation, pieces: Some(1), ..PlanOptions::default() };
         let mut schedules = Schedules::new(&Plan::new(&problem, options).unwrap());
         for (list, place, kind, x, y) in changes {

@@ -1,13 +1,12 @@
-//! GEMM + reduce-scatter on threads: random worlds against f64, the same bits whatever arrives first.
+//! GEMM + reduce-scatter and GEMM + all-reduce on threads: random worlds against f64, the same bits whatever arrives first.
 //! `PROPTEST_CASES=10000` is the long mode.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use overlap_gemm::ElementType;
 use overlap_gemm::element::{Element, F8E4M3, bf16, f16};
-use overlap_gemm::host::{
-    GemmReduceScatter, Group, GroupOptions, Link, Product, Rank, Shard, Stream,
-};
+use overlap_gemm::host::{GemmReduce, Group, GroupOptions, Link, Product, Rank, Shard, Stream};
 use overlap_gemm::plan::{
     Activation, BLayout, Epilogue, Partials, PlanOptions, Problem, Reduction, Scaling, Strategy,
     Tiling,
@@ -33,6 +32,8 @@ struct World {
     seed: u64,
     /// The factor of the bias that is added; the bias that is expected has none.
     bias_times: f32,
+    /// An all-reduce, else a reduce-scatter.
+    all: bool,
     /// Inputs are integers times a power of two of the rank's own, so that its sums are exact and the total is not.
     exact: bool,
 }
@@ -130,13 +131,20 @@ impl World {
             workers: random.within(1..=3) as u32,
             seed,
             bias_times: 1.0,
+            all: random.within(0..=2) == 0,
             exact: false,
         }
     }
 
     fn inputs<A: Element, D: Element>(&self, rank: u32, step: usize) -> Inputs<A, D> {
         let mut random = Random::of_stream(self.seed, u64::from(rank) << 32 | step as u64);
-        let (m, own): (u32, u32) = (self.steps[step].iter().sum(), self.steps[step][rank as usize]);
+        let m: u32 = self.steps[step].iter().sum();
+        let gets = self.gets(step, rank as usize).len() as u64;
+        // Where all ranks get the same rows, all end them the same way.
+        let mut ending = match self.all {
+            true => Random::of_stream(!self.seed, step as u64),
+            false => Random::of_stream(!self.seed, u64::from(rank + 1) << 32 | step as u64),
+        };
         let count = |lines: u64| match self.problem.scaling() {
             Scaling::None => 0,
             Scaling::Tensor => 1,
@@ -147,9 +155,7 @@ impl World {
             a_scales: random.scales(count(m.into())),
             b: self.products().iter().map(|one| random.elements(one.b_len())).collect(),
             b_scales: self.columns.iter().map(|n| random.scales(count(*n))).collect(),
-            endings: (self.columns.iter())
-                .map(|n| Ending::random(&mut random, own.into(), *n))
-                .collect(),
+            endings: (self.columns.iter()).map(|n| Ending::random(&mut ending, gets, *n)).collect(),
         };
         if self.exact {
             let power = 2f32.powi(random.within(0..=16) as i32);
@@ -158,6 +164,18 @@ impl World {
             inputs.b.iter_mut().flatten().for_each(|b| whole(b, 1.0));
         }
         inputs
+    }
+
+    /// The rows of D that a rank gets.
+    fn gets(&self, step: usize, rank: usize) -> Range<usize> {
+        let rows = self.steps[step].iter().map(|rows| *rows as usize);
+        match self.all {
+            true => 0..rows.sum(),
+            false => {
+                let first = rows.clone().take(rank).sum();
+                first..first + self.steps[step][rank] as usize
+            }
+        }
     }
 
     /// The problem of each product.
@@ -171,23 +189,28 @@ impl World {
         std::thread::scope(|scope| {
             let threads: Vec<_> = ranks
                 .into_iter()
-                .map(|rank| scope.spawn(move || self.run_rank::<A, D>(&rank)))
+                .map(|rank| {
+                    scope.spawn(move || match self.all {
+                        true => self.run_rank::<true, A, D>(&rank),
+                        false => self.run_rank::<false, A, D>(&rank),
+                    })
+                })
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
     }
 
-    fn run_rank<A: Element, D: Element>(&self, rank: &Rank) -> Vec<Vec<Vec<D>>> {
+    fn run_rank<const ALL: bool, A: Element, D: Element>(&self, rank: &Rank) -> Vec<Vec<Vec<D>>> {
         let (problem, options) = (&self.problem, self.options);
         let mut layer =
-            GemmReduceScatter::<A, A, D>::plan(rank, problem, options, self.reduction).unwrap();
+            GemmReduce::<ALL, A, A, D>::plan(rank, problem, options, self.reduction).unwrap();
         let (stream, me) = (Stream::new(self.workers).unwrap(), rank.rank());
         let step = |(step, rows): (usize, &Vec<u32>)| {
             let mut inputs = self.inputs::<A, D>(me, step);
             for bias in inputs.endings.iter_mut().flat_map(|ending| &mut ending.bias) {
                 bias.iter_mut().for_each(|bias| *bias = D::narrow(bias.widen() * self.bias_times));
             }
-            let own = rows[me as usize] as usize;
+            let own = self.gets(step, me as usize).len();
             let outputs = self.columns.iter().map(|n| vec![D::POISON; own * *n as usize]);
             let mut outputs: Vec<Vec<D>> = outputs.collect();
             let mut products: Vec<_> = (outputs.iter_mut().zip(&inputs.b).zip(&inputs.b_scales))
@@ -209,10 +232,10 @@ impl World {
     /// Compares every element with an f64 sum, within a bound from the steps of the arithmetic; says what is wrong.
     fn complaint<A: Element, D: Element>(&self, outputs: &[Vec<Vec<Vec<D>>>]) -> Option<String> {
         let ranks = self.problem.ranks();
-        for (step, rows) in self.steps.iter().enumerate() {
+        for step in 0..self.steps.len() {
             let all: Vec<Inputs<A, D>> = (0..ranks).map(|rank| self.inputs(rank, step)).collect();
-            let mut first = 0;
-            for (owner, own) in rows.iter().enumerate() {
+            for owner in 0..ranks as usize {
+                let first = self.gets(step, owner).start;
                 for (product, problem) in self.products().iter().enumerate() {
                     let n = problem.n() as usize;
                     for (at, got) in outputs[owner][step][product].iter().enumerate() {
@@ -235,7 +258,6 @@ impl World {
                         }
                     }
                 }
-                first += *own as usize;
             }
         }
         None
@@ -271,7 +293,7 @@ impl World {
                 products.fold((0.0, 0.0), |(sum, size), one: f64| (sum + one, size + one.abs()));
             let (sum, size) = (sum * scales, size * scales.abs());
             let mut lost = (k + 4) as f64 * UNIT * size * 1.01 + 1e-40;
-            if rank != owner && self.reduction.partials == Partials::Bf16 {
+            if (rank != owner || self.all) && self.reduction.partials == Partials::Bf16 {
                 lost += (sum.abs() + lost) * ElementType::Bf16.unit_roundoff();
             }
             total += sum;
@@ -341,7 +363,27 @@ fn world(strategy: Strategy) -> World {
         workers: 2,
         seed: 5,
         bias_times: 1.0,
+        all: false,
         exact: false,
+    }
+}
+
+/// What each rank has of an all-reduce is the same, bit for bit.
+#[test]
+fn all_ranks_of_an_all_reduce_hold_the_same_bits() {
+    for strategy in Strategy::ALL {
+        for partials in [Partials::Bf16, Partials::F32] {
+            let reduction = Reduction { partials, average: true };
+            let outputs = World { all: true, reduction, ..world(strategy) }.run::<bf16, f32>();
+            let bits = |of: &Vec<Vec<Vec<f32>>>| -> Vec<u32> {
+                of.iter().flatten().flatten().map(|d| d.to_bits()).collect()
+            };
+            let first = bits(&outputs[0]);
+            assert!(first.iter().all(|d| !f32::from_bits(*d).is_nan()));
+            for other in &outputs[1..] {
+                assert_eq!(bits(other), first, "{strategy}, {partials:?}");
+            }
+        }
     }
 }
 
@@ -365,7 +407,7 @@ impl World {
         owner: u32,
         product: &Problem,
     ) -> Vec<Vec<f32>> {
-        let rows = product.shards().rows(owner);
+        let rows = self.gets(step, owner as usize);
         let [k, lda, ldb] =
             [product.k(), product.lda(), product.ldb()].map(|extent| extent as usize);
         let of_rank = |rank| {
@@ -374,8 +416,8 @@ impl World {
                 BLayout::Nk => inputs.b[at][column * ldb + depth].widen(),
                 BLayout::Kn => inputs.b[at][depth * ldb + column].widen(),
             };
-            let sum = |row: u32, column: usize| -> f32 {
-                let a = &inputs.a[row as usize * lda..];
+            let sum = |row: usize, column: usize| -> f32 {
+                let a = &inputs.a[row * lda..];
                 (0..k).map(|depth| a[depth].widen() * b(column, depth)).sum()
             };
             let n = product.n() as usize;
@@ -394,8 +436,17 @@ impl World {
             for (step, rows) in self.steps.iter().enumerate() {
                 let endings = self.inputs::<bf16, D>(owner, step).endings;
                 for (at, (product, ending)) in self.products().iter().zip(&endings).enumerate() {
-                    let product = product.with_shards(rows).unwrap();
-                    let sums = self.exact_sums::<D>([step, at], owner, &product);
+                    let mut rows = rows.clone();
+                    let partials = self.reduction.partials;
+                    let mut sums = self.exact_sums::<D>([step, at], owner, product);
+                    if self.all {
+                        // As if all rows were this rank's; its own sums are rounded, too.
+                        let m = rows.iter().sum();
+                        rows.fill(0);
+                        rows[owner as usize] = m;
+                        sums[owner as usize].iter_mut().for_each(|sum| *sum = partials.round(*sum));
+                    }
+                    let product = product.with_shards(&rows).unwrap();
                     let (mut sums, mut own) = (sums.iter().map(Vec::as_slice).collect(), owner);
                     change(&mut sums, &mut own);
                     let d = reduced(&product, &sums, own, self.reduction, ending.epilogue());

@@ -3,11 +3,11 @@
 mod common;
 
 use common::mutants::{Caught, MUTANTS, REDUCE_MUTANTS};
-use common::{chunks, plan, plan_of, reduce_scatter, reducing, shards, tiling};
+use common::{all_reduce, chunks, plan, plan_of, reduce_scatter, reducing, shards, tiling};
 use overlap_gemm::plan::model::{Schedules, Violation, explore, run};
 use overlap_gemm::plan::{
-    Chunks, Engine, Partition, PlanOptions, Shards, Step, Strategy as Order, Tile, TileOrder,
-    Tiling,
+    Chunks, Engine, Lane, Operation, Partition, PlanOptions, Shards, Step, Strategy as Order, Tile,
+    TileOrder, Tiling, Word,
 };
 use proptest::prelude::*;
 
@@ -214,6 +214,17 @@ proptest! {
     }
 
     #[test]
+    fn any_order_of_an_all_reduce_completes(
+        plan in all_reduce(), picks in prop::collection::vec(any::<usize>(), 64), behind in 0usize..4,
+    ) {
+        let schedules = Schedules::new(&plan);
+        prop_assert_eq!(schedules.check_order(), Ok(()));
+        let mut next = picks.iter().cycle();
+        let mut pick = |enabled: usize| (0..=behind).map(|_| next.next().unwrap() % enabled).min().unwrap();
+        prop_assert_eq!(run(&schedules, 5, &mut pick), Ok(()));
+    }
+
+    #[test]
     fn in_every_round_of_a_reduce_scatter_each_rank_is_sent_to_by_one(
         plan in reduce_scatter(), round in 0u32..9,
     ) {
@@ -303,10 +314,12 @@ fn small_worlds_have_no_bad_order() {
     }
 }
 
-/// As above, of a reduce-scatter.
+/// As above, of a reduce-scatter and an all-reduce.
 #[test]
-fn small_worlds_of_a_reduce_scatter_have_no_bad_order() {
-    let worlds: [(&[u32], u32); 7] = [
+fn small_worlds_of_a_reduction_have_no_bad_order() {
+    let all: [(&[u32], u32); 5] =
+        [(&[2], 5), (&[0, 1], 4), (&[1, 1], 3), (&[2, 1], 2), (&[0, 1, 0], 3)];
+    let scattered: [(&[u32], u32); 7] = [
         (&[2], 5),
         (&[0, 1], 5),
         (&[2, 0], 4),
@@ -315,13 +328,91 @@ fn small_worlds_of_a_reduce_scatter_have_no_bad_order() {
         (&[0, 1, 0], 3),
         (&[1, 0, 1], 3),
     ];
-    for (rows, epochs) in worlds {
+    let scattered = scattered.map(|world| (Operation::GemmReduceScatter, world));
+    let all = all.map(|world| (Operation::GemmAllReduce, world));
+    for (operation, (rows, epochs)) in scattered.into_iter().chain(all) {
         for strategy in Order::ALL {
             let pieces = *rows.iter().max().unwrap();
-            let plan = plan_of(rows, reducing(strategy, pieces));
+            let plan = plan_of(rows, PlanOptions { operation, ..reducing(strategy, pieces) });
             let states = explore(&Schedules::new(&plan), epochs).unwrap();
-            println!("{rows:?} chunks, {strategy}, {epochs} epochs: {states} states");
+            println!("{operation}: {rows:?} chunks, {strategy}, {epochs} epochs: {states} states");
         }
+    }
+}
+
+type Change = fn(&mut Vec<(Lane, Step)>);
+
+/// Mutants of rank 1 of three in an all-reduce, and the beginnings of the violations that `check_order` or a run finds.
+const ALL_REDUCE_MUTANTS: [(&str, Change, &str); 7] = [
+    (
+        "drops a move",
+        |steps| drop_first(steps, |step| matches!(step, Step::Move { .. })),
+        "NotOnce { consumer: 2, chunk: 2, from: 1, times: 0 }",
+    ),
+    (
+        "sends to itself",
+        |steps| {
+            for (_, step) in steps {
+                if let Step::Move { to, .. } = step {
+                    *to = 1;
+                }
+            }
+        },
+        "NoSuchPart { rank: 1",
+    ),
+    (
+        "signals before it sends",
+        |steps| {
+            // The last one: what is sent later makes up for others.
+            let at = steps.iter().rposition(|(_, step)| matches!(step, Step::Move { .. })).unwrap();
+            steps.swap(at, at + 1);
+        },
+        "ReadTooEarly { reader: 0, chunk: 1, from: 1",
+    ),
+    (
+        "drops the wait for its own sums",
+        |steps| drop_first(steps, |step| is_wait(step, |word| matches!(word, Word::Summed { .. }))),
+        "ReadTooEarly { reader: 1, chunk: 2, from: 1",
+    ),
+    (
+        "waits for no sums of rank 0",
+        |steps| {
+            let of_0 = |word: &Word| matches!(word, Word::Partial { from: 0, .. });
+            steps.retain(|(_, step)| !is_wait(step, of_0));
+        },
+        "ReadTooEarly { reader: 1, chunk: 0, from: 0",
+    ),
+    (
+        "drops a reduction",
+        |steps| drop_first(steps, |step| matches!(step, Step::Reduce { .. })),
+        "NotReducedOnce { owner: 1, chunk: 0, times: 0 }",
+    ),
+    (
+        "multiplies too few rows",
+        |steps| drop_first(steps, |step| matches!(step, Step::Multiply { .. })),
+        "NotAllRows { rank: 1",
+    ),
+];
+
+fn is_wait(step: &Step, is_word: fn(&Word) -> bool) -> bool {
+    matches!(step, Step::Await { word, .. } if is_word(word))
+}
+
+fn drop_first(steps: &mut Vec<(Lane, Step)>, is_it: fn(&Step) -> bool) {
+    let at = steps.iter().position(|(_, step)| is_it(step)).unwrap();
+    steps.remove(at);
+}
+
+#[test]
+fn every_mutant_of_an_all_reduce_is_caught_as_predicted() {
+    for (name, change, expected) in ALL_REDUCE_MUTANTS {
+        let options =
+            PlanOptions { operation: Operation::GemmAllReduce, ..reducing(Order::Fused, 1) };
+        let mut schedules = Schedules::new(&plan_of(&[1; 3], options));
+        change(&mut schedules.of_ranks[1].steps);
+        let violation = schedules.check_order().and_then(|()| run_many(&schedules)).err();
+        let said = violation.map(|violation| format!("{violation:?}")).unwrap_or_default();
+        assert!(said.starts_with(expected), "{name}: {said}");
     }
 }
 

@@ -16,7 +16,7 @@
 //! - [`protocol`]: signals, acknowledgements, epochs: the orderings under which rows travel.
 //! - `control`: timeouts, abort, departures: the ends of waits that fail.
 //! - `memory`: buffers of which several threads write disjoint parts.
-//! - `all_gather_gemm`, `gemm_reduce_scatter`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: the inputs
+//! - `all_gather_gemm`, `gemm_reduce`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: the inputs
 //!   and outputs of a step; `products`: the code that all operations share.
 //! - `world`: what the ranks of an operation share, and a rank's part in it: epochs, waits, the thread that sends.
 //! - `gather`, `sums`: the memory of the all-gather, and of the reduction; `input`: an input that the caller's threads fill chunk by chunk.
@@ -32,7 +32,7 @@ mod async_gemm;
 mod compute;
 mod control;
 mod gather;
-mod gemm_reduce_scatter;
+mod gemm_reduce;
 mod group;
 mod input;
 mod memory;
@@ -47,7 +47,7 @@ pub use all_gather_gemm::{AllGatherGemm, Gathered};
 pub use async_gemm::AsyncGemm;
 pub use compute::Stream;
 pub use control::Aborter;
-pub use gemm_reduce_scatter::GemmReduceScatter;
+pub use gemm_reduce::{GemmAllReduce, GemmReduce, GemmReduceScatter};
 pub use group::{Group, GroupOptions, Link, Rank};
 pub use input::{AsyncInput, ChunkWriter};
 pub use operands::{Product, Shard};

@@ -83,7 +83,7 @@ pub enum Awaited {
         /// The chunk.
         chunk: u32,
     },
-    /// The sums of rank `from` for a chunk of the own rows.
+    /// The sums of rank `from` for a chunk that this rank adds up.
     Partial {
         /// The chunk.
         chunk: u32,
@@ -106,10 +106,10 @@ pub fn reached(seen: u32, epoch: u32) -> bool {
     seen.wrapping_sub(epoch) as i32 >= 0
 }
 
-/// The signal slots of a rank's mailbox: one a chunk of all ranks; in a reduce-scatter also one for each other rank's sums of
-/// each own chunk.
+/// The signal slots of a rank's mailbox: one a chunk of all ranks; where sums travel, also one for each rank's sums of each
+/// chunk.
 pub fn signal_slots(operation: Operation, slots_per_rank: u32, ranks: u32) -> u32 {
-    let kinds = if operation == Operation::GemmReduceScatter { 2 } else { 1 };
+    let kinds = if operation.reduces() { 1 + ranks } else { 1 };
     kinds * slots_per_rank * ranks
 }
 
@@ -327,11 +327,9 @@ impl<W: AtomicWord> Endpoint<'_, W> {
         }
     }
 
-    /// Behind the slots of all chunks: of each rank, one a chunk of the owner.
+    /// Behind the slots of all chunks: as many again of each rank.
     fn partial_slot(&self, chunk: u32, from: u32) -> u32 {
-        let owner = self.chunks.rank_of(chunk);
-        let piece = chunk - self.chunks.of_rank(owner).start;
-        (self.mailboxes.len() as u32 + from) * self.slots_per_rank + piece
+        (1 + from) * self.mailboxes.len() as u32 * self.slots_per_rank + self.slot(chunk)
     }
 
     fn slot(&self, chunk: u32) -> u32 {

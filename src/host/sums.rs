@@ -1,4 +1,4 @@
-//! The memory of a reduction: each rank's own sums, and a slot for each other rank's sums of the own rows.
+//! The memory of a reduction: each rank's own sums, and a slot for each other rank's sums of the rows that the rank gets.
 //!
 //! Sums are kept as `f32`; what travels is rounded to the type of partials on the way, so results are those of slots of that
 //! type. Invariant: as in [`Memory`]; a row of D is added up from one row of each rank, in the order of the ranks.
@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::memory::{RowBuffer, check_memory};
 use super::world::Memory;
 use crate::error::Result;
-use crate::plan::{BUFFERS, Plan, Reduction};
+use crate::plan::{BUFFERS, Operation, Plan, Reduction};
 
 /// The sums of every rank.
 #[derive(Debug)]
@@ -17,13 +17,15 @@ pub(crate) struct Sums {
     /// Columns of a row, of all products of the largest step.
     width: usize,
     reduction: Reduction,
+    /// Own sums are rounded like those that travel, so that all ranks get the same total.
+    rounds_own: bool,
 }
 
 #[derive(Debug)]
 struct RankSums {
     /// The own sums of all rows.
     own: [RowBuffer<f32>; BUFFERS as usize],
-    /// By rank: its sums of the rows that this rank owns; none of its own.
+    /// By rank: its sums of the rows that this rank gets; none of its own.
     slots: [Box<[RowBuffer<f32>]>; BUFFERS as usize],
 }
 
@@ -31,7 +33,8 @@ impl Sums {
     pub(crate) fn new(plan: &Plan, reduction: Reduction) -> Result<Self> {
         let problem = plan.problem();
         let (ranks, n, m) = (problem.ranks(), problem.n() as usize, problem.m() as usize);
-        let owned = problem.shards().most_rows() as usize;
+        let rounds_own = plan.options().operation == Operation::GemmAllReduce;
+        let owned = if rounds_own { m } else { problem.shards().most_rows() as usize };
         let rows = u128::from(ranks) * (m as u128 + u128::from(ranks - 1) * owned as u128);
         check_memory("the sums of all ranks, twice,", u128::from(BUFFERS) * rows * n as u128 * 4)?;
         let rows_for = |owner, from| if from == owner { 0 } else { owned };
@@ -42,7 +45,8 @@ impl Sums {
             own: std::array::from_fn(|_| RowBuffer::new(m, n, f32::NAN)),
             slots: std::array::from_fn(|_| slots(rank)),
         };
-        Ok(Sums { of_ranks: (0..ranks).map(of_rank).collect(), width: n, reduction })
+        let of_ranks = (0..ranks).map(of_rank).collect();
+        Ok(Sums { of_ranks, width: n, reduction, rounds_own })
     }
 
     pub(crate) fn reduction(&self) -> Reduction {
@@ -54,7 +58,7 @@ impl Sums {
         &self.of_ranks[rank as usize].own[buffer]
     }
 
-    /// Adds up some columns of a row that `owner` has, into `total`: row `row` of all, and the owner's `local`-th.
+    /// Adds up some columns of a row that `owner` gets, into `total`: row `row` of all, and the owner's `local`-th.
     ///
     /// # Safety
     /// The sums of this row of all ranks have arrived, and no thread writes them meanwhile.
@@ -75,11 +79,15 @@ impl Sums {
                     false => slot.rows(local..local + 1),
                 }
             };
-            let sums = &sums[columns.clone()];
+            let arrived = |sum: &f32| match rank == owner && self.rounds_own {
+                true => self.reduction.partials.round(*sum),
+                false => *sum,
+            };
+            let sums = sums[columns.clone()].iter().map(arrived);
             match rank {
                 0 => {
                     total.clear();
-                    total.extend_from_slice(sums);
+                    total.extend(sums);
                 }
                 _ => total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum),
             }
@@ -115,7 +123,7 @@ impl Memory for Sums {
         buffer: usize,
     ) -> u64 {
         let (rows, partials) = (plan.chunks().rows(chunk), self.reduction.partials);
-        let first = plan.problem().shards().rows(plan.chunks().rank_of(chunk)).start;
+        let first = plan.output_rows(to).start;
         let slot = &self.of_ranks[to as usize].slots[buffer][from as usize];
         // SAFETY: the source are own sums, the target is this rank's slot: see `Memory`.
         let (sums, slot) = unsafe {

@@ -62,10 +62,13 @@ impl fmt::Display for Plan {
         writeln!(f, "\nTransfers: the destination of each rank, per round")?;
         write!(f, "{}", round_table(self))?;
         if reduces(self) {
-            writeln!(
-                f,
-                "  · is the rank itself: the sums of its own rows need no link. It computes them last."
-            )?;
+            let own = match self.options().operation {
+                Operation::GemmAllReduce => {
+                    "Each chunk goes to all others. A rank computes its own rows last."
+                }
+                _ => "The sums of its own rows need no link. It computes them last.",
+            };
+            writeln!(f, "  · is the rank itself. {own}")?;
             writeln!(f, "  In each round every rank receives from at most one rank.\n")?;
         } else {
             writeln!(
@@ -116,7 +119,7 @@ impl fmt::Display for RankPlan<'_> {
         line("round", &|round| round.to_string());
         if reduces(plan) {
             line("sends to", &|round| receiver(plan, rank, round));
-            let has_rows = !plan.chunks().of_rank(rank).is_empty();
+            let has_rows = !plan.options().operation.added_up(plan.chunks(), rank).is_empty();
             line("receives from", &|round| match has_rows {
                 true => or_dot((rank + ranks - round) % ranks, rank),
                 false => "–".into(),
@@ -151,7 +154,7 @@ impl fmt::Display for RankPlan<'_> {
 
 /// Whether ranks gather sums of D, not rows of A.
 fn reduces(plan: &Plan) -> bool {
-    plan.options().operation == Operation::GemmReduceScatter
+    plan.options().operation.reduces()
 }
 
 /// The problem, where it is its rows of A that travel.
@@ -181,11 +184,13 @@ fn write_product(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
     };
     writeln!(f, "{problem}")?;
     if reduces(plan) {
+        let operation = plan.options().operation;
+        let gets = if operation == Operation::GemmAllReduce { "all" } else { "its own" };
         writeln!(
             f,
-            "  GEMM + reduce-scatter: D ({m}×{n}) is the sum of all ranks' A ({m}×{k}) · B ({k}×{n}, stored {stored})"
+            "  {operation}: D ({m}×{n}) is the sum of all ranks' A ({m}×{k}) · B ({k}×{n}, stored {stored})"
         )?;
-        return writeln!(f, "  each rank gets its own rows; {} a rank", Flops(problem.flops()));
+        return writeln!(f, "  each rank gets {gets} rows; {} a rank", Flops(problem.flops()));
     }
     writeln!(
         f,
@@ -258,8 +263,11 @@ fn round_table(plan: &Plan) -> impl fmt::Display {
 /// The rank that `rank` sends to in `round`, if there is anything to send.
 fn receiver(plan: &Plan, rank: u32, round: u32) -> String {
     let peer = plan.peer_in_round(rank, round);
-    let owner = if reduces(plan) { peer } else { rank };
-    match plan.chunks().of_rank(owner).is_empty() {
+    let sent = match plan.options().operation {
+        operation if operation.reduces() => operation.added_up(plan.chunks(), peer),
+        _ => plan.chunks().of_rank(rank),
+    };
+    match sent.is_empty() {
         true => "–".into(),
         false => or_dot(peer, rank),
     }

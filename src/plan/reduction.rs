@@ -1,7 +1,7 @@
 //! How the sums that ranks have over their slices of K become one output.
 //!
-//! Invariant: an output is the same whatever arrives first: the sums are added in the order of the ranks, in `f32`, the owner's
-//! own unrounded and the others' as they travelled.
+//! Invariant: an output is the same whatever arrives first: the sums are added in the order of the ranks, in `f32`, as they
+//! travelled; in a reduce-scatter the owner's own are unrounded.
 
 use crate::element::{Element, ElementType, bf16};
 

@@ -56,7 +56,7 @@ pub enum Word {
         /// The chunk.
         chunk: u32,
     },
-    /// The sums of rank `from` for a chunk of this rank's rows are in this rank's slot for `from`.
+    /// The sums of rank `from` for a chunk that this rank adds up are in this rank's slot for `from`.
     Partial {
         /// The chunk.
         chunk: u32,
@@ -88,7 +88,7 @@ pub enum Step {
     },
     /// Copies the rows of a chunk from this rank's gathered buffer to that of rank `to`. To itself: copies the
     /// caller's rows into their slot, unless the caller wrote them there. In a reduce-scatter: copies this rank's sums
-    /// of the chunk into its slot at rank `to`, which owns the rows.
+    /// of the chunk into its slot at rank `to`, which adds them up.
     Move {
         /// The chunk.
         chunk: u32,
@@ -106,7 +106,7 @@ pub enum Step {
         /// Chunks, in the order in which tiles need them.
         awaits: Vec<u32>,
     },
-    /// Adds the sums of all ranks for a chunk of this rank's rows, in the order of the ranks, and stores D.
+    /// Adds the sums of all ranks for a chunk of the rows that this rank gets, in the order of the ranks, and stores D.
     Reduce {
         /// The chunk.
         chunk: u32,

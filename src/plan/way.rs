@@ -4,7 +4,9 @@
 //! executors and JSON all use these types. Invariant: a default follows from the problem alone, so all ranks choose the same.
 
 use std::fmt;
+use std::ops::Range;
 
+use super::chunks::Chunks;
 use super::problem::Problem;
 use crate::error::{Error, Result};
 
@@ -30,19 +32,47 @@ pub enum Operation {
     Gemm,
     /// Every rank multiplies its slice of K; each rank gets the sums of its own rows.
     GemmReduceScatter,
+    /// Every rank multiplies its slice of K; each rank gets the sums of all rows.
+    GemmAllReduce,
 }
 
 impl Operation {
     /// An error if this engine cannot carry out this operation.
     pub(super) fn check(self, engine: Engine) -> Result<()> {
-        if self == Operation::GemmReduceScatter && engine != Engine::Thread {
+        if self.reduces() && engine != Engine::Thread {
             return Err(Error::Unsupported {
-                what: format!("GEMM + reduce-scatter with {engine}"),
+                what: format!("{self} with {engine}"),
                 why: "only threads send sums".into(),
                 remedy: "use Engine::Thread",
             });
         }
         Ok(())
+    }
+
+    /// Whether sums of D travel, not rows of A.
+    pub(crate) fn reduces(self) -> bool {
+        matches!(self, Operation::GemmReduceScatter | Operation::GemmAllReduce)
+    }
+
+    /// The chunks whose sums `rank` adds up.
+    pub(crate) fn added_up(self, chunks: &Chunks, rank: u32) -> Range<u32> {
+        match self {
+            Operation::GemmAllReduce => 0..chunks.len(),
+            Operation::GemmReduceScatter => chunks.of_rank(rank),
+            Operation::AllGatherGemm | Operation::AllGather | Operation::Gemm => 0..0,
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Operation::AllGatherGemm => "all-gather + GEMM",
+            Operation::AllGather => "all-gather",
+            Operation::Gemm => "GEMM",
+            Operation::GemmReduceScatter => "GEMM + reduce-scatter",
+            Operation::GemmAllReduce => "GEMM + all-reduce",
+        })
     }
 }
 

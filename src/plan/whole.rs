@@ -3,6 +3,8 @@
 //! Invariant: a `Plan` is immutable and complete. Two ranks that hold equal plans agree on every
 //! chunk, every word and every wait: [`Plan::schedule`] follows from it.
 
+use std::ops::Range;
+
 use super::chunks::{Chunks, MAX_CHUNKS};
 use super::problem::Problem;
 use super::schedule::Schedule;
@@ -104,7 +106,8 @@ impl Plan {
         };
         // A gather alone and a plain product have no fused form.
         let strategy = match options.operation {
-            Operation::AllGatherGemm | Operation::GemmReduceScatter => options.strategy,
+            Operation::AllGatherGemm => options.strategy,
+            Operation::GemmReduceScatter | Operation::GemmAllReduce => options.strategy,
             Operation::AllGather | Operation::Gemm => Strategy::Sequential,
         };
         Way { strategy, engine: options.engine, pieces }.check()?;
@@ -170,14 +173,20 @@ impl Plan {
         Ok(RankPlan { plan: self, rank })
     }
 
-    /// The order in which `rank` computes an output of the problem's N columns: its own rows first; in a
-    /// reduce-scatter, last.
+    /// The rows of D that `rank` gets: in a reduce-scatter its own, else all.
+    pub fn output_rows(&self, rank: u32) -> Range<u32> {
+        match self.options.operation {
+            Operation::GemmReduceScatter => self.problem.shards().rows(rank),
+            _ => 0..self.problem.m(),
+        }
+    }
+
+    /// The order in which `rank` computes an output of the problem's N columns: its own rows first; where sums travel,
+    /// last.
     pub fn tile_order(&self, rank: u32) -> Result<TileOrder> {
         self.problem.shards().check_rank(rank)?;
-        let pivot = match self.options.operation {
-            Operation::GemmReduceScatter => self.peer_in_round(rank, 1),
-            Operation::AllGatherGemm | Operation::AllGather | Operation::Gemm => rank,
-        };
+        let pivot =
+            if self.options.operation.reduces() { self.peer_in_round(rank, 1) } else { rank };
         TileOrder::new(self.chunks(), self.problem.n(), self.options.tiling, pivot)
     }
 }

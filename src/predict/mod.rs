@@ -180,10 +180,10 @@ impl Outcome {
 }
 
 fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
-    let operations = [plan.options().operation, setup.operation];
-    if operations.contains(&Operation::GemmReduceScatter) {
+    let mut operations = [plan.options().operation, setup.operation].into_iter();
+    if let Some(operation) = operations.find(|operation| operation.reduces()) {
         return Err(Error::Unsupported {
-            what: "predicting GEMM + reduce-scatter".into(),
+            what: format!("predicting {operation}"),
             why: "the cost model knows gathers and products".into(),
             remedy: "predict an all-gather + GEMM, or a product",
         });

@@ -68,6 +68,14 @@ pub fn reduce_scatter() -> impl Strategy<Value = Plan> {
     })
 }
 
+/// The same as a GEMM + all-reduce.
+pub fn all_reduce() -> impl Strategy<Value = Plan> {
+    reduce_scatter().prop_map(|plan| {
+        let options = PlanOptions { operation: Operation::GemmAllReduce, ..plan.options() };
+        Plan::new(plan.problem(), options).unwrap()
+    })
+}
+
 /// The options of a GEMM + reduce-scatter.
 pub fn reducing(strategy: Order, pieces: u32) -> PlanOptions {
     let operation = Operation::GemmReduceScatter;

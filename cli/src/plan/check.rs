@@ -40,6 +40,7 @@ impl fmt::Display for Verdict {
             None => {
                 let arrives = match operation {
                     Operation::GemmReduceScatter => "every rank's sums reach their owner once",
+                    Operation::GemmAllReduce => "every rank's sums reach every rank once",
                     _ => "every chunk reaches every rank once",
                 };
                 writeln!(

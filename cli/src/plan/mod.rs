@@ -67,6 +67,8 @@ enum What {
     AllGatherGemm,
     /// Every rank multiplies its slice of K (--k), and gets the sums of its rows; with --engine thread
     GemmReduceScatter,
+    /// Every rank multiplies its slice of K (--k), and gets the sums of all rows; with --engine thread
+    GemmAllReduce,
 }
 
 /// The order of multiplying and of what travels.
@@ -109,6 +111,7 @@ impl Args {
         let operation = match self.operation {
             What::AllGatherGemm => Operation::AllGatherGemm,
             What::GemmReduceScatter => Operation::GemmReduceScatter,
+            What::GemmAllReduce => Operation::GemmAllReduce,
         };
         let options = self.cut.options().with_strategy(strategy).with_engine(engine);
         PlanOptions { operation, ..options }

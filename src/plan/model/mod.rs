@@ -6,7 +6,7 @@
 //! [`run`] picks by the caller's choice (at random, for example), [`explore`] tries every order there is.
 //!
 //! What is read and written are regions: what a rank has of a chunk from a rank. A gather moves the owner's rows to all
-//! ranks; a reduce-scatter writes a rank's own sums by products, and moves them to the owner.
+//! ranks; a reduce-scatter writes a rank's own sums by products, and moves them to the owner; an all-reduce, to all ranks.
 //!
 //! The state is nothing but how far each thread has come: how often a word was posted and a region was written follows
 //! from the positions of their writers. Every step moves a position forwards, so every run ends; a run that cannot go
@@ -80,18 +80,17 @@ pub enum Violation {
         /// How often it is moved there.
         times: u32,
     },
-    /// The owner of a chunk does not add up its sums, or does so more than once an epoch.
+    /// A rank does not add up the sums of a chunk that it gets, or does so more than once an epoch.
     #[error("rank {owner} adds up chunk {chunk} {times} times an epoch, not once")]
     NotReducedOnce {
-        /// The rank that owns the rows.
+        /// The rank that gets the rows.
         owner: u32,
         /// The chunk.
         chunk: u32,
         /// How often it is added up.
         times: u32,
     },
-    /// A rank sends sums to a rank other than the owner of their rows, sends those of its own rows, adds up those of
-    /// another's rows, or adds up any where nothing is summed.
+    /// A rank sends sums to one that does not add them up, or to itself; or it adds up sums of rows that it does not get.
     #[error("'{step}' is no step of rank {rank} in this operation")]
     NoSuchPart {
         /// The rank.
@@ -196,7 +195,7 @@ impl Schedules {
     /// Checks what needs no run: every chunk reaches every rank exactly once, every word has one writer, rows are sent in
     /// the order in which they are needed and awaited in that order, and all rows are multiplied. In a reduce-scatter,
     /// every chunk reaches its owner exactly once from every other rank, nothing else is sent, and the owner adds it up
-    /// once.
+    /// once; in an all-reduce, every rank is an owner of all chunks.
     pub fn check_order(&self) -> Result<(), Violation> {
         self.check_names()?;
         self.check_once()?;
@@ -204,42 +203,47 @@ impl Schedules {
     }
 
     fn reduces(&self) -> bool {
-        self.operation == Operation::GemmReduceScatter
+        self.operation.reduces()
     }
 
-    /// What `rank` reads and sends of `chunk`: the owner's rows; in a reduce-scatter, its own sums.
+    /// Whether `rank` adds up `chunk`.
+    fn adds_up(&self, rank: u32, chunk: u32) -> bool {
+        self.operation.added_up(&self.chunks, rank).contains(&chunk)
+    }
+
+    /// What `rank` reads and sends of `chunk`: the owner's rows; where sums travel, its own sums.
     fn own(&self, rank: u32, chunk: u32) -> Region {
         let from = if self.reduces() { rank } else { self.chunks.rank_of(chunk) };
         Region { rank, chunk, from }
     }
 
-    /// What a move of `chunk` between its owner and `other` writes; of a rank's sums of its own rows, none.
-    fn moved(&self, chunk: u32, other: u32) -> Option<Region> {
-        let owner = self.chunks.rank_of(chunk);
+    /// Whether moves have to write a region: in a gather the owner's rows everywhere; where sums travel, those of each other
+    /// rank where they are added up.
+    fn arrives(&self, Region { rank, chunk, from }: Region) -> bool {
         match self.reduces() {
-            true => (other != owner).then_some(Region { rank: owner, chunk, from: other }),
-            false => Some(Region { rank: other, chunk, from: owner }),
+            true => from != rank && self.adds_up(rank, chunk),
+            false => from == self.chunks.rank_of(chunk),
         }
     }
 
     fn check_once(&self) -> Result<(), Violation> {
         let mut moved: HashMap<Region, u32> = HashMap::new();
         let mut posted: HashMap<(u32, Word), u32> = HashMap::new();
-        let mut reduced: HashMap<u32, u32> = HashMap::new();
+        let mut reduced: HashMap<(u32, u32), u32> = HashMap::new();
         for (rank, step) in self.steps() {
-            let is_own = |chunk| self.chunks.rank_of(chunk) == rank;
             match *step {
                 Step::Move { chunk, to } => {
-                    if self.reduces() && (is_own(chunk) || self.chunks.rank_of(chunk) != to) {
+                    let region = Region { rank: to, ..self.own(rank, chunk) };
+                    if self.reduces() && !self.arrives(region) {
                         return Err(Violation::NoSuchPart { rank, step: step.to_string() });
                     }
-                    *moved.entry(Region { rank: to, ..self.own(rank, chunk) }).or_default() += 1;
+                    *moved.entry(region).or_default() += 1;
                 }
                 Step::Reduce { chunk } => {
-                    if !self.reduces() || !is_own(chunk) {
+                    if !self.adds_up(rank, chunk) {
                         return Err(Violation::NoSuchPart { rank, step: step.to_string() });
                     }
-                    *reduced.entry(chunk).or_default() += 1;
+                    *reduced.entry((rank, chunk)).or_default() += 1;
                 }
                 Step::Post { word, to, .. } => *posted.entry((to, word)).or_default() += 1,
                 Step::Await { .. } | Step::Multiply { .. } => {}
@@ -247,9 +251,7 @@ impl Schedules {
         }
         // Without any move, A is gathered already.
         if self.reduces() || !moved.is_empty() {
-            let others = 0..self.of_ranks.len() as u32;
-            let pairs = others.flat_map(|other| (0..self.chunks.len()).map(move |c| (c, other)));
-            for region in pairs.filter_map(|(chunk, other)| self.moved(chunk, other)) {
+            for region in self.regions().filter(|region| self.arrives(*region)) {
                 let times = moved.get(&region).copied().unwrap_or(0);
                 if times != 1 {
                     let Region { rank: consumer, chunk, from } = region;
@@ -257,17 +259,27 @@ impl Schedules {
                 }
             }
         }
-        for chunk in (0..self.chunks.len()).filter(|_| self.reduces()) {
-            let times = reduced.get(&chunk).copied().unwrap_or(0);
-            if times != 1 {
-                let owner = self.chunks.rank_of(chunk);
-                return Err(Violation::NotReducedOnce { owner, chunk, times });
+        for owner in 0..self.of_ranks.len() as u32 {
+            for chunk in self.operation.added_up(&self.chunks, owner) {
+                let times = reduced.get(&(owner, chunk)).copied().unwrap_or(0);
+                if times != 1 {
+                    return Err(Violation::NotReducedOnce { owner, chunk, times });
+                }
             }
         }
         match posted.into_iter().find(|(_, times)| *times > 1) {
             Some(((owner, word), times)) => Err(Violation::PostedTwice { owner, word, times }),
             None => Ok(()),
         }
+    }
+
+    /// All there may be.
+    fn regions(&self) -> impl Iterator<Item = Region> {
+        let (ranks, chunks) = (self.of_ranks.len() as u32, self.chunks.len());
+        (0..ranks).flat_map(move |rank| {
+            (0..chunks)
+                .flat_map(move |chunk| (0..ranks).map(move |from| Region { rank, chunk, from }))
+        })
     }
 
     /// All ranks' steps, each with its rank.
@@ -280,18 +292,19 @@ impl Schedules {
 
     fn check_need_order(&self, schedule: &Schedule) -> Result<(), Violation> {
         let (rank, ranks, len) = (schedule.rank, self.of_ranks.len() as u32, self.chunks.len());
-        let mut latest: HashMap<Lane, (u32, u32)> = HashMap::new();
+        let mut latest: HashMap<Lane, (u32, u32, u32)> = HashMap::new();
         let own_first = self.chunks.of_rank(rank).start;
         let (mut awaited, mut multiplied) = (0, Vec::new());
         for (lane, step) in &schedule.steps {
             match step {
                 Step::Move { chunk, to } => {
-                    // What rank `to` needs d-th comes in round d; sums go round the other way.
-                    let round = match self.reduces() {
-                        true => (to + ranks - rank) % ranks,
-                        false => (rank + ranks - to) % ranks,
+                    // What rank `to` needs d-th comes in round d; sums go round the other way, when they are computed, the own
+                    // rows' last.
+                    let round = |of: u32| (of + ranks - rank - 1) % ranks;
+                    let turn = match self.reduces() {
+                        true => (round(self.chunks.rank_of(*chunk)), *chunk, round(*to)),
+                        false => ((rank + ranks - to) % ranks, *chunk, 0),
                     };
-                    let turn = (round, *chunk);
                     let before = latest.insert(*lane, turn);
                     if before.is_some_and(|before| before >= turn) {
                         let (sender, chunk, to) = (rank, *chunk, *to);

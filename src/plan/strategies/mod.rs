@@ -1,10 +1,12 @@
 //! Strategies: functions that build schedules.
 //!
 //! What belongs here: making a [`Schedule`] of a plan. `push` moves rows to the ranks, with one function for
-//! each engine; the strategies multiply, with one file each; `reduce_scatter` has all of its operation. A new strategy
+//! each engine; the strategies multiply, with one file each; `reduce_scatter` has all of its operation, and of an all-reduce
+//! what is not in `all_reduce`. A new strategy
 //! is a function here; it changes no executor unless it needs a new kind of step. Invariant: no other module chooses an
 //! order.
 
+mod all_reduce;
 mod fused;
 mod pipelined;
 mod push;
@@ -28,7 +30,7 @@ pub(super) fn schedule(plan: &Plan, rank: u32) -> Schedule {
         (Operation::AllGatherGemm, Strategy::Fused) => fused::steps(plan, rank),
         (Operation::AllGatherGemm, Strategy::Pipelined) => pipelined::steps(plan, rank),
         (Operation::AllGatherGemm, Strategy::Sequential) => sequential::steps(plan, rank),
-        (Operation::GemmReduceScatter, _) => {
+        (Operation::GemmReduceScatter | Operation::GemmAllReduce, _) => {
             return Schedule { rank, steps: reduce_scatter::steps(plan, rank) };
         }
     };
@@ -39,7 +41,9 @@ pub(super) fn schedule(plan: &Plan, rank: u32) -> Schedule {
 /// The rank that `rank` of `ranks` sends to in `round`; round 0 is itself.
 pub(super) fn peer_in_round(operation: Operation, rank: u32, round: u32, ranks: u32) -> u32 {
     match operation {
-        Operation::GemmReduceScatter => reduce_scatter::peer_in_round(rank, round, ranks),
+        Operation::GemmReduceScatter | Operation::GemmAllReduce => {
+            reduce_scatter::peer_in_round(rank, round, ranks)
+        }
         Operation::AllGatherGemm | Operation::AllGather | Operation::Gemm => {
             push::peer_in_round(rank, round, ranks)
         }

@@ -21,31 +21,39 @@
 //! was in the buffer of sums before; sums are added when all ranks' are available.
 
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
-use super::super::way::Strategy;
-use super::super::whole::Plan;
+use super::super::way::{Operation, Strategy};
+use super::super::whole::{Plan, PlanOptions};
+use super::all_reduce;
 
 /// The rank that `rank` of `ranks` sends to in `round`.
 pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
     (rank % ranks + round % ranks) % ranks
 }
 
-/// All steps of `rank`.
+/// All steps of `rank`; those of an all-reduce, too, which differ in what travels and in what a rank adds up.
 pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     let compute = compute(plan, rank).into_iter().map(|step| (Lane::Compute, step));
-    let push = push(plan, rank).into_iter().map(|step| (Lane::Push(0), step));
+    let push = match plan.options().operation {
+        Operation::GemmAllReduce => all_reduce::push(plan, rank),
+        _ => push(plan, rank),
+    };
+    let push = push.into_iter().map(|step| (Lane::Push(0), step));
     compute.chain(push).collect()
 }
 
 fn compute(plan: &Plan, rank: u32) -> Vec<Step> {
-    let (problem, chunks, strategy) = (plan.problem(), plan.chunks(), plan.options().strategy);
+    let (problem, chunks) = (plan.problem(), plan.chunks());
+    let PlanOptions { strategy, operation, .. } = plan.options();
     let ranks = problem.ranks();
     let peer = |round| peer_in_round(rank, round, ranks);
     let multiply = |rows, pivot| Step::Multiply { rows, pivot, awaits: Vec::new() };
 
-    let consumed = Word::Consumed { by: rank };
-    let mut steps: Vec<Step> =
-        (0..ranks).map(|round| Step::Post { word: consumed, to: peer(round), age: 1 }).collect();
-    steps.push(Step::Await { word: Word::Sent { push: 0 }, age: BUFFERS });
+    let mut steps = Vec::new();
+    if operation != Operation::GemmAllReduce {
+        let word = Word::Consumed { by: rank };
+        steps.extend((0..ranks).map(|round| Step::Post { word, to: peer(round), age: 1 }));
+        steps.push(Step::Await { word: Word::Sent { push: 0 }, age: BUFFERS });
+    }
     if strategy == Strategy::Sequential {
         steps.push(multiply(0..problem.m(), peer(1)));
     }
@@ -59,12 +67,12 @@ fn compute(plan: &Plan, rank: u32) -> Vec<Step> {
             if strategy == Strategy::Fused {
                 steps.push(multiply(chunks.rows(chunk), owner));
             }
-            if owner != rank {
+            if owner != rank || operation == Operation::GemmAllReduce {
                 steps.push(Step::Post { word: Word::Summed { chunk }, to: rank, age: 0 });
             }
         }
     }
-    for chunk in chunks.of_rank(rank) {
+    for chunk in operation.added_up(chunks, rank) {
         for from in (0..ranks).filter(|&from| from != rank) {
             steps.push(Step::Await { word: Word::Partial { chunk, from }, age: 0 });
         }
@@ -94,8 +102,6 @@ fn push(plan: &Plan, rank: u32) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::super::super::problem::Problem;
-    use super::super::super::way::Operation;
-    use super::super::super::whole::PlanOptions;
     use super::*;
 
     /// The steps of a lane of rank 1 of three, the last of which owns nothing: two chunks, one, none.

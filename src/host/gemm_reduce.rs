@@ -1,4 +1,8 @@
-//! GEMM + reduce-scatter: every rank multiplies its slice of K, and gets the sums of its own rows of D.
+//! GEMM + reduce-scatter and GEMM + all-reduce: every rank multiplies its slice of K, and gets the sums of its own rows of D,
+//! or of all.
+//!
+//! Invariant: what a rank stores follows from the ranks' sums alone, not from what arrives first. Which rows are whose, and who
+//! sends what, is the plan's.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -64,8 +68,40 @@ use crate::trace::{TileEvent, Timeline};
 /// })?;
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
+pub type GemmReduceScatter<A, B = A, D = A> = GemmReduce<false, A, B, D>;
+
+/// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all rows.
+///
+/// The results of all ranks are equal bit for bit: all add up the same numbers in the same order, their own as others' rounded to
+/// the type of [partials](crate::plan::Partials). Each rank sends its sums to all others, in one shot, so this is for few rows.
+/// The problem's shards say in which order a rank computes the rows.
+///
+/// ```
+/// use overlap_gemm::host::{GemmAllReduce, Group, Stream};
+/// use overlap_gemm::plan::{PlanOptions, Problem, Reduction};
+///
+/// let problem = Problem::builder(8, 16, 32).ranks(2).uniform(overlap_gemm::ElementType::F32).build()?;
+/// let ranks = Group::local(2)?;
+/// std::thread::scope(|scope| {
+///     for rank in ranks {
+///         let problem = &problem;
+///         scope.spawn(move || -> overlap_gemm::Result<()> {
+///             let (options, reduction) = (PlanOptions::default(), Reduction::default());
+///             let mut layer = GemmAllReduce::<f32>::plan(&rank, problem, options, reduction)?;
+///             let (a, weight, mut output) = ([1.0; 8 * 32], [0.5; 16 * 32], [0.0; 8 * 16]);
+///             layer.enqueue(&Stream::for_ranks(2), &a[..], &weight, &mut output)?;
+///             assert_eq!(output, [2.0 * 32.0 * 0.5; 8 * 16]);
+///             Ok(())
+///         });
+///     }
+/// });
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+pub type GemmAllReduce<A, B = A, D = A> = GemmReduce<true, A, B, D>;
+
+/// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
 #[derive(Debug)]
-pub struct GemmReduceScatter<A, B = A, D = A> {
+pub struct GemmReduce<const ALL: bool, A, B = A, D = A> {
     member: Member<Sums>,
     planned: Arc<StepShape>,
     /// The latest step's shape, if its slots were read.
@@ -74,7 +110,10 @@ pub struct GemmReduceScatter<A, B = A, D = A> {
     types: PhantomData<fn(A, B) -> D>,
 }
 
-impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
+impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, D> {
+    const OPERATION: Operation =
+        if ALL { Operation::GemmAllReduce } else { Operation::GemmReduceScatter };
+
     /// Plans the operation on one rank. Every rank calls this; no rank waits for another here.
     pub fn plan(
         rank: &Rank,
@@ -85,7 +124,7 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
         check_type::<A>("A", problem.elements().a)?;
         check_type::<B>("B", problem.elements().b)?;
         check_type::<D>("D", problem.elements().d)?;
-        let options = PlanOptions { operation: Operation::GemmReduceScatter, ..options };
+        let options = PlanOptions { operation: Self::OPERATION, ..options };
         let planned = StepShape::new(Plan::new(problem, options)?, rank.rank());
         let member = Member::join(rank, &planned.plan, || Sums::new(&planned.plan, reduction))?;
         let others = member.memory().reduction();
@@ -96,14 +135,9 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
             member.fail_all(error.clone());
             return Err(error);
         }
-        tracing::debug!(rank = rank.rank(), %problem, "planned GEMM + reduce-scatter");
-        Ok(GemmReduceScatter {
-            member,
-            planned,
-            latest: None,
-            tiles: Vec::new(),
-            types: PhantomData,
-        })
+        tracing::debug!(rank = rank.rank(), %problem, "planned {}", Self::OPERATION);
+        let (latest, tiles, types) = (None, Vec::new(), PhantomData);
+        Ok(GemmReduce { member, planned, latest, tiles, types })
     }
 
     /// The plan.
@@ -136,7 +170,7 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
         let shape = self.shape(input.rows)?;
         let (problem, tiling) = (shape.plan.problem(), shape.plan.options().tiling);
         let rows = self.check_input(problem, &input)?;
-        let own = problem.shards().rows(self.member.rank()).len() as u32;
+        let own = shape.plan.output_rows(self.member.rank()).len() as u32;
         let problems = products::check_products(problem, own, tiling, products)?;
         let columns: u64 = problems.iter().map(|problem| u64::from(problem.n())).sum();
         let most = self.planned.plan.problem().n().into();
@@ -169,7 +203,7 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
 
     /// Takes this rank's record of the steps so far, if the group records.
     ///
-    /// Call [`GemmReduceScatter::flush`] first, so that the record includes the last transfers.
+    /// Call [`GemmReduce::flush`] first, so that the record includes the last transfers.
     pub fn take_timeline(&mut self) -> Timeline {
         Timeline { tiles: std::mem::take(&mut self.tiles), transfers: self.member.take_transfers() }
     }
@@ -177,12 +211,15 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
     /// The plan of a step with these rows, for which the slots are large enough.
     fn shape(&self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
         let shape = self.planned.with_rows(rows)?;
-        let most_rows = |of: &StepShape| of.plan.problem().shards().most_rows();
+        let ranks = 0..self.planned.plan.problem().ranks();
+        let most_rows = |of: &StepShape| {
+            ranks.clone().map(|rank| of.plan.output_rows(rank).len()).max().unwrap_or(0) as u64
+        };
         let (most, planned) = (most_rows(&shape), most_rows(&self.planned));
         if most > planned {
             let remedy = "plan for the most rows that a rank gets in any step";
             let what = "the rows that one rank gets in this step";
-            return Err(Error::out_of_range(what, most.into(), 0, planned.into(), remedy));
+            return Err(Error::out_of_range(what, most, 0, planned, remedy));
         }
         Ok(shape)
     }
@@ -214,7 +251,7 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
         let columns: Vec<u32> = problems.iter().map(Problem::n).collect();
         self.member.prepare(shape, &columns, |member| {
             if let Some(latest) = latest.filter(|_| member.poisons()) {
-                let rows = latest.plan.problem().shards().rows(member.rank()).len() as u32;
+                let rows = latest.plan.output_rows(member.rank()).len() as u32;
                 // SAFETY: this rank's threads have read the slots, and it announces that after this.
                 unsafe { member.memory().poison(member.rank(), buffer_of(member.epoch()), rows) };
             }
@@ -302,7 +339,7 @@ impl<A: Element, B: Element, D: Element> GemmReduceScatter<A, B, D> {
         products: &mut [Product<'_, B, D>],
     ) -> Result<()> {
         let (owner, buffer) = (self.member.rank(), buffer_of(self.member.epoch()));
-        let first = shape.plan.problem().shards().rows(owner).start;
+        let first = shape.plan.output_rows(owner).start;
         let outputs = products.iter_mut().zip(problems);
         let outputs: Vec<(OutputCells<'_, D>, Epilogue<'_, D>)> = outputs
             .map(|(product, problem)| {
