@@ -472,7 +472,7 @@ fn every_mutant_of_a_schedule_is_caught_as_predicted() {
 }
 
 /// What `check_order` and runs say of each mutant of a reduce-scatter: the beginnings of violations.
-const REDUCE_VIOLATIONS: [(&str, &str, &str); 15] = [
+const REDUCE_VIOLATIONS: [(&str, &str, &str); 16] = [
     (
         "drops a move",
         "NotOnce { consumer: 0, chunk: 0, from: 2, times: 0 }",
@@ -491,6 +491,7 @@ const REDUCE_VIOLATIONS: [(&str, &str, &str); 15] = [
     ),
     ("sends to the wrong rank", "NoSuchPart { rank: 2, step: \"move 0 → 1\" }", "Deadlock"),
     ("sends in another order", "OutOfNeedOrder { sender: 2, chunk: 0, to: 0 }", ""),
+    ("multiplies its own rows first", "MultipliedLate { rank: 2, chunk: 0 }", ""),
     ("drops an acknowledgement", "", "Deadlock"),
     ("acknowledges before it reads", "", "Overwritten { owner: 1, chunk: 0, from: 0"),
     ("reduces twice", "NotReducedOnce { owner: 1, chunk: 1, times: 2 }", ""),

@@ -327,6 +327,23 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         on_gpus: false,
     },
     Mutant {
+        name: "multiplies its own rows first",
+        rows: EQUAL,
+        change: |steps| {
+            let is_product = |(_, step): &(Lane, Step)| matches!(step, Step::Multiply { .. });
+            let first = steps.iter().position(is_product);
+            let Some((first, own)) = first.zip(steps.iter().rposition(is_product)) else {
+                return false;
+            };
+            steps[first..=own].rotate_right(1);
+            first < own
+        },
+        rank: 2,
+        is_out_of_order: true,
+        run: Caught::Nothing,
+        on_gpus: false,
+    },
+    Mutant {
         name: "drops an acknowledgement",
         rows: EQUAL,
         change: drop_an_acknowledgement,

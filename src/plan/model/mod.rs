@@ -128,6 +128,14 @@ pub enum Violation {
         /// The chunk that is awaited too late.
         chunk: u32,
     },
+    /// In a reduce-scatter, products come in another order than their sums are sent.
+    #[error("rank {rank} multiplies chunk {chunk} after one whose sums are needed later")]
+    MultipliedLate {
+        /// The rank that multiplies.
+        rank: u32,
+        /// The chunk that is multiplied too late.
+        chunk: u32,
+    },
     /// The product does not cover every row; in a reduce-scatter, not every row once.
     #[error("rank {rank} multiplies {multiplied} of {rows} rows")]
     NotAllRows {
@@ -194,8 +202,9 @@ impl Schedules {
 
     /// Checks what needs no run: every chunk reaches every rank exactly once, every word has one writer, rows are sent in
     /// the order in which they are needed and awaited in that order, and all rows are multiplied. In a reduce-scatter,
-    /// every chunk reaches its owner exactly once from every other rank, nothing else is sent, and the owner adds it up
-    /// once; in an all-reduce, every rank is an owner of all chunks.
+    /// every chunk reaches its owner exactly once from every other rank, nothing else is sent, the owner adds it up once,
+    /// and products come in the order in which their sums are sent, those of the own rows last. In an all-reduce, every
+    /// rank is an owner of all chunks.
     pub fn check_order(&self) -> Result<(), Violation> {
         self.check_names()?;
         self.check_once()?;
@@ -294,16 +303,19 @@ impl Schedules {
         let (rank, ranks, len) = (schedule.rank, self.of_ranks.len() as u32, self.chunks.len());
         let mut latest: HashMap<Lane, (u32, u32, u32)> = HashMap::new();
         let own_first = self.chunks.of_rank(rank).start;
-        let (mut awaited, mut multiplied) = (0, Vec::new());
+        let (mut awaited, mut multiplied, mut summed) = (0, Vec::new(), (0, 0));
+        // What rank `to` needs d-th comes in round d; sums go round the other way, the own ones last.
+        let round_of = |to: u32| match self.reduces() {
+            true => (to + ranks - rank - 1) % ranks,
+            false => (rank + ranks - to) % ranks,
+        };
         for (lane, step) in &schedule.steps {
             match step {
                 Step::Move { chunk, to } => {
-                    // What rank `to` needs d-th comes in round d; sums go round the other way, when they are computed, the own
-                    // rows' last.
-                    let round = |of: u32| (of + ranks - rank - 1) % ranks;
+                    // Sums travel when they have been computed, to one rank after the other.
                     let turn = match self.reduces() {
-                        true => (round(self.chunks.rank_of(*chunk)), *chunk, round(*to)),
-                        false => ((rank + ranks - to) % ranks, *chunk, 0),
+                        true => (round_of(self.chunks.rank_of(*chunk)), *chunk, round_of(*to)),
+                        false => (round_of(*to), *chunk, 0),
                     };
                     let before = latest.insert(*lane, turn);
                     if before.is_some_and(|before| before >= turn) {
@@ -313,6 +325,14 @@ impl Schedules {
                 }
                 Step::Multiply { rows, awaits, .. } => {
                     multiplied.push(rows.clone());
+                    let first = self.chunks.touching(rows.clone()).find(|_| self.reduces());
+                    if let Some(chunk) = first {
+                        let turn = (round_of(self.chunks.rank_of(chunk)), chunk);
+                        if turn < summed {
+                            return Err(Violation::MultipliedLate { rank, chunk });
+                        }
+                        summed = turn;
+                    }
                     for &chunk in awaits {
                         let need = (chunk + len - own_first % len) % len + 1;
                         if need <= awaited {
