@@ -12,11 +12,8 @@ use overlap_gemm::plan::{
     Tiling,
 };
 use overlap_gemm::random::Random;
-use overlap_gemm::reference::reduced;
+use overlap_gemm::reference::{Reference, compare_reduced, reduced};
 use proptest::prelude::*;
-
-/// Half a unit in the last place of an `f32`, relative.
-const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
 
 /// What all ranks do: several steps, each with inputs and rows of its own.
 #[derive(Clone, Debug)]
@@ -229,33 +226,27 @@ impl World {
         outputs
     }
 
-    /// Compares every element with an f64 sum, within a bound from the steps of the arithmetic; says what is wrong.
+    /// Compares every element with the reference; says what is wrong.
     fn complaint<A: Element, D: Element>(&self, outputs: &[Vec<Vec<Vec<D>>>]) -> Option<String> {
-        let ranks = self.problem.ranks();
-        for step in 0..self.steps.len() {
-            let all: Vec<Inputs<A, D>> = (0..ranks).map(|rank| self.inputs(rank, step)).collect();
-            for owner in 0..ranks as usize {
-                let first = self.gets(step, owner).start;
-                for (product, problem) in self.products().iter().enumerate() {
-                    let n = problem.n() as usize;
-                    for (at, got) in outputs[owner][step][product].iter().enumerate() {
-                        let (row, column) = (first + at / n, at % n);
-                        let ending = &all[owner].endings[product];
-                        let added = [
-                            ending.c.as_ref().map_or(0.0, |c| ending.beta * c[at].widen()),
-                            ending.bias.as_ref().map_or(0.0, |bias| bias[column].widen()),
-                        ];
-                        let total = self.expected::<A, D>(&all, product, [row, column], owner);
-                        let (value, bound) = finished(ending, total, added.map(f64::from));
-                        let off = (f64::from(got.widen()) - value).abs();
-                        // Written so that NaN is wrong.
-                        let right = off <= bound;
-                        if !right {
-                            return Some(format!(
-                                "step {step}, rank {owner}, product {product}, row {row}, column {column}: \
-                                 {got:?}, not {value} ± {bound}; {self:?}"
-                            ));
-                        }
+        for (step, rows) in self.steps.iter().enumerate() {
+            let all: Vec<Inputs<A, D>> =
+                (0..self.problem.ranks()).map(|rank| self.inputs(rank, step)).collect();
+            for (product, problem) in self.products().iter().enumerate() {
+                let problem = problem.with_shards(rows).unwrap();
+                let ranks = all.iter().map(|one| {
+                    let (b, b_scales) = (&one.b[product], &one.b_scales[product]);
+                    Reference::new(&problem, &one.a, b, &one.a_scales, b_scales).unwrap()
+                });
+                let ranks: Vec<_> = ranks.collect();
+                for (rank, inputs) in (0..).zip(&all) {
+                    let d = &outputs[rank as usize][step][product];
+                    let (owner, ending) = (self.owner(rank), inputs.endings[product].epilogue());
+                    let report =
+                        compare_reduced(&ranks, owner, self.reduction, d, 0..problem.m(), ending);
+                    if let Some(complaint) = report.unwrap().complaint() {
+                        return Some(format!(
+                            "step {step}, rank {rank}, product {product}: {complaint}; {self:?}"
+                        ));
                     }
                 }
             }
@@ -263,71 +254,10 @@ impl World {
         None
     }
 
-    /// The total of all ranks, and its bound.
-    fn expected<A: Element, D: Element>(
-        &self,
-        all: &[Inputs<A, D>],
-        product: usize,
-        [row, column]: [usize; 2],
-        owner: usize,
-    ) -> (f64, f64) {
-        let problem = &self.products()[product];
-        let (k, lda, ldb) = (problem.k() as usize, problem.lda() as usize, problem.ldb() as usize);
-        let scale = |scales: &[f32], line: usize| match scales {
-            [] => 1.0,
-            [one] => f64::from(*one),
-            each => f64::from(each[line]),
-        };
-        let (mut total, mut bound, mut magnitude) = (0.0, 0.0, 0.0);
-        for (rank, inputs) in all.iter().enumerate() {
-            let b = |depth: usize| match problem.b_layout() {
-                BLayout::Nk => inputs.b[product][column * ldb + depth],
-                BLayout::Kn => inputs.b[product][depth * ldb + column],
-            };
-            let products = (0..k).map(|depth| {
-                let a = inputs.a[row * lda + depth];
-                f64::from(a.widen()) * f64::from(b(depth).widen())
-            });
-            let scales = scale(&inputs.a_scales, row) * scale(&inputs.b_scales[product], column);
-            let (sum, size) =
-                products.fold((0.0, 0.0), |(sum, size), one: f64| (sum + one, size + one.abs()));
-            let (sum, size) = (sum * scales, size * scales.abs());
-            let mut lost = (k + 4) as f64 * UNIT * size * 1.01 + 1e-40;
-            if (rank != owner || self.all) && self.reduction.partials == Partials::Bf16 {
-                lost += (sum.abs() + lost) * ElementType::Bf16.unit_roundoff();
-            }
-            total += sum;
-            bound += lost;
-            magnitude += sum.abs() + lost;
-        }
-        bound += (all.len() + 1) as f64 * UNIT * magnitude * 1.01;
-        if self.reduction.average {
-            total /= all.len() as f64;
-            bound /= all.len() as f64;
-        }
-        (total, bound)
+    /// As the reference names what `rank` gets.
+    fn owner(&self, rank: u32) -> Option<u32> {
+        (!self.all).then_some(rank)
     }
-}
-
-/// The output of a total, and its bound: β·C and the bias are added, each operation loses half a unit in the last place,
-/// smooth activations lose at most 16 (see `reference`), and D is rounded once.
-fn finished<D: Element>(
-    ending: &Ending<D>,
-    (total, bound): (f64, f64),
-    [c, bias]: [f64; 2],
-) -> (f64, f64) {
-    let alpha = f64::from(ending.alpha);
-    let magnitude = (total.abs() + bound) * alpha.abs() + c.abs() + bias.abs();
-    let value = alpha * total + c + bias;
-    let bound = bound * alpha.abs() + 4.0 * UNIT * magnitude * 1.01 + 1e-40;
-    let evaluated = match ending.activation {
-        Activation::None | Activation::Relu => 0.0,
-        Activation::GeluTanh | Activation::Silu => 16.0 * UNIT * (value.abs() + bound) + 1e-35,
-    };
-    let bound = bound * ending.activation.steepest() + evaluated;
-    let value = ending.activation.apply(value);
-    let rounding = (value.abs() + bound) * D::TYPE.unit_roundoff();
-    (value, bound + rounding + D::TYPE.min_positive())
 }
 
 fn assert_right<A: Element, D: Element>(seed: u64) {
@@ -430,24 +360,16 @@ impl World {
     }
 
     /// The bits of every output as the order of additions gives them; `change` may break the order.
-    fn exact<D: Element>(&self, change: impl Fn(&mut Vec<&[f32]>, &mut u32)) -> Vec<u32> {
+    fn exact<D: Element>(&self, change: impl Fn(&mut Vec<&[f32]>, &mut Option<u32>)) -> Vec<u32> {
         let mut all = Vec::new();
         for owner in 0..self.problem.ranks() {
             for (step, rows) in self.steps.iter().enumerate() {
                 let endings = self.inputs::<bf16, D>(owner, step).endings;
                 for (at, (product, ending)) in self.products().iter().zip(&endings).enumerate() {
-                    let mut rows = rows.clone();
-                    let partials = self.reduction.partials;
-                    let mut sums = self.exact_sums::<D>([step, at], owner, product);
-                    if self.all {
-                        // As if all rows were this rank's; its own sums are rounded, too.
-                        let m = rows.iter().sum();
-                        rows.fill(0);
-                        rows[owner as usize] = m;
-                        sums[owner as usize].iter_mut().for_each(|sum| *sum = partials.round(*sum));
-                    }
-                    let product = product.with_shards(&rows).unwrap();
-                    let (mut sums, mut own) = (sums.iter().map(Vec::as_slice).collect(), owner);
+                    let product = product.with_shards(rows).unwrap();
+                    let sums = self.exact_sums::<D>([step, at], owner, &product);
+                    let mut own = self.owner(owner);
+                    let mut sums = sums.iter().map(Vec::as_slice).collect();
                     change(&mut sums, &mut own);
                     let d = reduced(&product, &sums, own, self.reduction, ending.epilogue());
                     all.extend(d.unwrap().iter().map(|d: &D| d.widen().to_bits()));
@@ -489,11 +411,12 @@ proptest! {
 #[test]
 fn another_order_of_additions_has_other_bits() {
     // Backwards, the owner's sums still its own. With partials in f32 more totals tell the order.
-    let backwards: fn(&mut Vec<&[f32]>, &mut u32) = |sums, owner| {
+    type Change = fn(&mut Vec<&[f32]>, &mut Option<u32>);
+    let backwards: Change = |sums, owner| {
         sums.reverse();
-        *owner = 3 - *owner;
+        *owner = owner.map(|owner| 3 - owner);
     };
-    let another_is_unrounded: fn(&mut Vec<&[f32]>, &mut u32) = |_, owner| *owner = (*owner + 1) % 4;
+    let another_is_unrounded: Change = |_, owner| *owner = owner.map(|owner| (owner + 1) % 4);
     let mutants = [(Partials::F32, backwards), (Partials::Bf16, another_is_unrounded)];
     for (strategy, (partials, mutant)) in
         Strategy::ALL.into_iter().flat_map(|strategy| mutants.map(|mutant| (strategy, mutant)))

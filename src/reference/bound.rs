@@ -10,10 +10,13 @@
 //! 3. the activation: what came so far times its steepest slope, plus the error of computing it;
 //! 4. rounding to D: half a unit in the last place.
 //!
+//! In a reduction step 1 holds for each rank's sum. Each sum that travels is rounded to the type of partials, and the total
+//! of W ranks loses `γ(W − 1)` of all magnitudes, `γ(1)` more for an average and for `alpha`; steps 2 to 4 follow.
+//!
 //! Invariant: where the bound cannot tell, because magnitudes overflow `f32`, it is infinite.
 
 use crate::element::{Element, ElementType};
-use crate::plan::Activation;
+use crate::plan::{Activation, Partials, Reduction};
 
 /// How the products of one output are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,16 +40,6 @@ pub struct Expected {
     pub bound: f64,
 }
 
-/// What becomes of one output's sum.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Finish {
-    /// `alpha` and the two scales.
-    pub(super) factors: [f64; 3],
-    /// `beta · C`, and the bias.
-    pub(super) added: Option<[f64; 2]>,
-    pub(super) activation: Activation,
-}
-
 /// A sum of products, and what it may have lost.
 #[derive(Clone, Copy, Debug)]
 struct Sum {
@@ -57,19 +50,56 @@ struct Sum {
     lost: f64,
 }
 
-/// The value and the bound of one output of type D.
-pub(super) fn expected<D: Element>(
+/// A sum of products times `alpha` and the two scales, before anything is added to it.
+pub(super) fn summed(
     a: &[f64],
     b: &[f64],
     accumulation: Accumulation,
-    finish: Finish,
+    factors: [f64; 3],
 ) -> Expected {
     let sum = add_up(a, b, accumulation);
-    let [alpha, row, column] = finish.factors;
-    let factor = alpha * row * column;
-    let mut value = sum.value * factor;
-    let mut bound = scaled_bound(sum, a.len() as f64, finish.factors);
-    if let Some([c, bias]) = finish.added {
+    let [alpha, row, column] = factors;
+    let value = sum.value * (alpha * row * column);
+    Expected { value, bound: scaled_bound(sum, a.len() as f64, factors) }
+}
+
+/// The total of the ranks' sums, of which an owner's own are unrounded, in their order, times `alpha`.
+pub(super) fn total(
+    sums: impl ExactSizeIterator<Item = Expected>,
+    owner: Option<u32>,
+    reduction: Reduction,
+    alpha: f64,
+) -> Expected {
+    let (ranks, partials) = (sums.len() as f64, reduction.partials.element());
+    let (mut value, mut bound, mut magnitude) = (0.0, 0.0, 0.0);
+    for (rank, sum) in (0..).zip(sums) {
+        let mut lost = sum.bound;
+        if Some(rank) != owner && reduction.partials != Partials::F32 {
+            lost += (sum.value.abs() + lost) * partials.unit_roundoff();
+            lost += partials.min_positive() / 2.0;
+        }
+        value += sum.value;
+        bound += lost;
+        magnitude += sum.value.abs() + lost;
+    }
+    bound += gamma(ranks - 1.0) * magnitude;
+    let divided = if reduction.average { 1.0 / ranks } else { 1.0 };
+    for factor in [divided, alpha].into_iter().filter(|factor| *factor != 1.0) {
+        value *= factor;
+        bound *= factor.abs();
+        bound += gamma(1.0) * (value.abs() + bound) + half_of_smallest();
+    }
+    let may_overflow = magnitude * alpha.abs().max(1.0) > partials.max_finite();
+    Expected { value, bound: if may_overflow { f64::INFINITY } else { bound } }
+}
+
+/// The value and the bound of one output of type D, once `beta · C` and the bias are added.
+pub(super) fn finished<D: Element>(
+    Expected { mut value, mut bound }: Expected,
+    added: Option<[f64; 2]>,
+    activation: Activation,
+) -> Expected {
+    if let Some([c, bias]) = added {
         let magnitude = value.abs() + bound + c.abs() + bias.abs();
         value += c + bias;
         bound += gamma(3.0) * magnitude + half_of_smallest();
@@ -77,10 +107,9 @@ pub(super) fn expected<D: Element>(
             bound = f64::INFINITY;
         }
     }
-    if finish.activation != Activation::None {
-        bound = bound * finish.activation.steepest()
-            + evaluation_error(finish.activation, value.abs() + bound);
-        value = finish.activation.apply(value);
+    if activation != Activation::None {
+        bound = bound * activation.steepest() + evaluation_error(activation, value.abs() + bound);
+        value = activation.apply(value);
     }
     let rounding = (value.abs() + bound) * D::TYPE.unit_roundoff();
     Expected { value, bound: bound + rounding + D::TYPE.min_positive() / 2.0 }

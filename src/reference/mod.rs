@@ -14,11 +14,11 @@ mod bound;
 mod reduced;
 
 pub use bound::{Accumulation, Expected};
-pub use reduced::reduced;
+pub use reduced::{compare_reduced, reduced};
 
 pub use crate::plan::Epilogue;
 
-use bound::{Finish, expected};
+use bound::{finished, summed};
 
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -141,25 +141,10 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         check_len("D", d.len(), d_lens(self.problem, m), ALL_ROWS)?;
         check_epilogue(self.problem, m, &epilogue, ALL_ROWS)?;
         let b = self.wide_b();
-        let mut report = Report::default();
-        let (mut error_squares, mut squares) = (0.0, 0.0);
-        for row in rows.into_iter().filter(|&row| row < self.problem.m()) {
-            for (column, expected) in self.expected_row(row, &b, &epilogue).enumerate() {
-                let at = row as usize * self.problem.ldd() as usize + column;
-                let got = f64::from(d[at].widen());
-                let error = error_of::<D>(got, expected);
-                error_squares += error * error;
-                if expected.value.is_finite() {
-                    squares += expected.value * expected.value;
-                }
-                report.add(row, column as u32, got, expected, error);
-            }
-        }
-        report.relative_error = match squares > 0.0 {
-            true => (error_squares / squares).sqrt(),
-            false => error_squares.sqrt(),
-        };
-        Ok(report)
+        let rows = rows.into_iter().filter(|&row| row < m);
+        Ok(Report::of(self.problem, d, &epilogue, rows, |row| {
+            self.sums(row, &b, epilogue.alpha).collect()
+        }))
     }
 
     /// B as N rows of K.
@@ -179,34 +164,54 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         }
     }
 
-    fn expected_row<D: Element>(
-        &self,
-        row: u32,
-        wide_b: &[f64],
-        epilogue: &Epilogue<'_, D>,
-    ) -> impl Iterator<Item = Expected> {
+    /// The sums of a row times `alpha` and the scales.
+    fn sums(&self, row: u32, wide_b: &[f64], alpha: f32) -> impl Iterator<Item = Expected> {
         let k = self.problem.k() as usize;
         let begin = row as usize * self.problem.lda() as usize;
         let a: Vec<f64> = widened(&self.a[begin..begin + k]).collect();
-        let line = row as usize * self.problem.ldd() as usize;
         let columns = wide_b.chunks_exact(k).enumerate();
         columns.map(move |(column, b)| {
-            let (row, alpha) = (row as usize, f64::from(epilogue.alpha));
-            let c =
-                epilogue.c.map(|c| f64::from(epilogue.beta) * f64::from(c[line + column].widen()));
-            let bias = epilogue.bias.map(|bias| f64::from(bias[column].widen()));
-            let finish = Finish {
-                factors: [alpha, scale(self.a_scales, row), scale(self.b_scales, column)],
-                added: (c.is_some() || bias.is_some())
-                    .then(|| [c.unwrap_or(0.0), bias.unwrap_or(0.0)]),
-                activation: epilogue.activation,
-            };
-            expected::<D>(&a, b, self.accumulation, finish)
+            let scales = [scale(self.a_scales, row as usize), scale(self.b_scales, column)];
+            summed(&a, b, self.accumulation, [f64::from(alpha), scales[0], scales[1]])
         })
     }
 }
 
 impl Report {
+    /// Compares some rows of `d`; `sums` gives those of a row, before anything is added to them.
+    fn of<D: Element>(
+        problem: &Problem,
+        d: &[D],
+        epilogue: &Epilogue<'_, D>,
+        rows: impl Iterator<Item = u32>,
+        sums: impl Fn(u32) -> Vec<Expected>,
+    ) -> Report {
+        let mut report = Report::default();
+        let (mut error_squares, mut squares) = (0.0, 0.0);
+        for row in rows {
+            for (column, sum) in sums(row).into_iter().enumerate() {
+                let at = row as usize * problem.ldd() as usize + column;
+                let c = epilogue.c.map(|c| f64::from(epilogue.beta) * f64::from(c[at].widen()));
+                let bias = epilogue.bias.map(|bias| f64::from(bias[column].widen()));
+                let added = (c.is_some() || bias.is_some())
+                    .then(|| [c.unwrap_or(0.0), bias.unwrap_or(0.0)]);
+                let expected = finished::<D>(sum, added, epilogue.activation);
+                let got = f64::from(d[at].widen());
+                let error = error_of::<D>(got, expected);
+                error_squares += error * error;
+                if expected.value.is_finite() {
+                    squares += expected.value * expected.value;
+                }
+                report.add(row, column as u32, got, expected, error);
+            }
+        }
+        report.relative_error = match squares > 0.0 {
+            true => (error_squares / squares).sqrt(),
+            false => error_squares.sqrt(),
+        };
+        report
+    }
+
     fn add(&mut self, row: u32, column: u32, got: f64, expected: Expected, error: f64) {
         let Expected { value, bound } = expected;
         self.compared += 1;

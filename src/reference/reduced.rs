@@ -1,18 +1,23 @@
-//! The output of a reduction, bit for bit.
+//! The output of a reduction: bit for bit from the ranks' sums, and within a bound from their inputs.
 //!
 //! What belongs here: the one order of additions that a [`Reduction`] has, written apart from the executors, which check
-//! themselves against it. Invariant: a rank's own sums are unrounded and at their own place.
+//! themselves against it. An owner is the rank whose rows are asked for; without one it is an all-reduce, of which every rank
+//! gets all rows. Invariant: an owner's own sums are unrounded, all others' are not, and each are at their own place.
 
+use std::ops::Range;
+
+use super::bound::total;
+use super::{Expected, Reference, Report};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{OWN_ROWS, check_epilogue, check_len};
+use crate::fit::{OWN_ROWS, check_epilogue, check_len, d_lens};
 use crate::plan::{Epilogue, Problem, Reduction};
 
-/// What `owner` gets: the rows that it owns, packed.
+/// What `owner` gets: the rows that it owns, packed. `None`: what every rank of an all-reduce gets.
 ///
 /// `sums` has every rank's sums of these rows over its slice of K, packed, as `f32`. An executor's own sums are those
 /// only where they do not depend on the order of K, as with integers below 2²⁴. `problem` is that of one product in one
-/// step; C has the owner's rows, as D does.
+/// step; C has the same rows as D.
 ///
 /// ```
 /// use overlap_gemm::plan::{Problem, Reduction};
@@ -21,19 +26,18 @@ use crate::plan::{Epilogue, Problem, Reduction};
 /// let problem = Problem::builder(2, 1, 8).ranks(2).build()?;
 /// // Rank 0 owns row 0. Its own 257 stays; as bf16 that of rank 1 is 256.
 /// let sums: [&[f32]; 2] = [&[257.0], &[257.0]];
-/// let d: Vec<f32> = reduced(&problem, &sums, 0, Reduction::default(), Epilogue::default())?;
+/// let d: Vec<f32> = reduced(&problem, &sums, Some(0), Reduction::default(), Epilogue::default())?;
 /// assert_eq!(d, [513.0]);
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
 pub fn reduced<D: Element>(
     problem: &Problem,
     sums: &[&[f32]],
-    owner: u32,
+    owner: Option<u32>,
     reduction: Reduction,
     epilogue: Epilogue<'_, D>,
 ) -> Result<Vec<D>> {
-    problem.shards().check_rank(owner)?;
-    let (rows, n) = (problem.shards().rows(owner).len() as u32, problem.n());
+    let (rows, n) = (rows_of(problem, owner)?.len() as u32, problem.n());
     if sums.len() != problem.ranks() as usize {
         let (what, remedy) = ("the number of ranks' sums", "pass one slice of sums a rank");
         return Err(Error::mismatch(what, sums.len(), problem.ranks(), remedy));
@@ -45,7 +49,8 @@ pub fn reduced<D: Element>(
     let outputs = places.enumerate().map(|(at, (row, column))| {
         let mut total = None;
         for (rank, sums) in (0..).zip(sums) {
-            let sum = if rank == owner { sums[at] } else { reduction.partials.round(sums[at]) };
+            let is_own = Some(rank) == owner;
+            let sum = if is_own { sums[at] } else { reduction.partials.round(sums[at]) };
             total = Some(total.map_or(sum, |total: f32| total + sum));
         }
         let mut total = total.unwrap_or_default();
@@ -55,4 +60,124 @@ pub fn reduced<D: Element>(
         D::narrow(epilogue.apply(total, row * problem.ldd() as usize + column, column))
     });
     Ok(outputs.collect())
+}
+
+/// The rows of D that `owner` gets.
+fn rows_of(problem: &Problem, owner: Option<u32>) -> Result<Range<u32>> {
+    let Some(owner) = owner else { return Ok(0..problem.m()) };
+    problem.shards().check_rank(owner)?;
+    Ok(problem.shards().rows(owner))
+}
+
+/// Compares what `owner` got, `d`, with the total of all ranks' products: each rank's inputs are one of `ranks`, in order.
+/// `None`: what a rank of an all-reduce got.
+///
+/// `rows` are those of `d`, the owner's first is 0; rows beyond its last are passed over. C has the owner's rows, as D does.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::plan::{Problem, Reduction};
+/// use overlap_gemm::reference::{Epilogue, Reference, compare_reduced};
+///
+/// // Each of two ranks has two of the four products; rank 1 owns the second row.
+/// let problem = Problem::builder(2, 1, 2).elements(F32, F32, F32).ranks(2).build()?;
+/// let one = Reference::new(&problem, &[0.0f32, 0.0, 1.0, 2.0], &[1.0f32, 1.0], &[], &[])?;
+/// let other = Reference::new(&problem, &[0.0f32, 0.0, 3.0, 4.0], &[1.0f32, 2.0], &[], &[])?;
+/// let wrong = |d: f32| {
+///     let (ranks, reduction) = ([one, other], Reduction::default());
+///     compare_reduced(&ranks, Some(1), reduction, &[d], 0..1, Epilogue::default()).map(|it| it.wrong)
+/// };
+/// assert_eq!((wrong(14.0)?, wrong(11.0)?), (0, 1));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+pub fn compare_reduced<A: Element, B: Element, D: Element>(
+    ranks: &[Reference<'_, A, B>],
+    owner: Option<u32>,
+    reduction: Reduction,
+    d: &[D],
+    rows: impl IntoIterator<Item = u32>,
+    epilogue: Epilogue<'_, D>,
+) -> Result<Report> {
+    let remedy = "pass one reference a rank, all of one problem";
+    let Some(Reference { problem, .. }) = ranks.first() else {
+        return Err(Error::mismatch("the number of ranks' references", 0, "one or more", remedy));
+    };
+    if ranks.len() != problem.ranks() as usize {
+        let what = "the number of ranks' references";
+        return Err(Error::mismatch(what, ranks.len(), problem.ranks(), remedy));
+    }
+    if let Some(other) = ranks.iter().find(|rank| rank.problem != *problem) {
+        return Err(Error::mismatch("a rank's problem", other.problem, problem, remedy));
+    }
+    let own = rows_of(problem, owner)?;
+    let m = own.len() as u32;
+    check_len("D", d.len(), d_lens(problem, m), OWN_ROWS)?;
+    check_epilogue(problem, m, &epilogue, OWN_ROWS)?;
+    let wide: Vec<Vec<f64>> = ranks.iter().map(Reference::wide_b).collect();
+    let rows = rows.into_iter().filter(|&row| row < m);
+    Ok(Report::of(problem, d, &epilogue, rows, |row| {
+        let of_rank = |(rank, b): (&Reference<'_, A, B>, &Vec<f64>)| -> Vec<Expected> {
+            rank.sums(own.start + row, b, 1.0).collect()
+        };
+        let sums: Vec<_> = ranks.iter().zip(&wide).map(of_rank).collect();
+        let alpha = f64::from(epilogue.alpha);
+        let of_column = |column| sums.iter().map(move |sums: &Vec<Expected>| sums[column]);
+        (0..problem.n() as usize)
+            .map(|column| total(of_column(column), owner, reduction, alpha))
+            .collect()
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::element::ElementType::F32;
+    use crate::plan::Partials;
+
+    #[test]
+    fn the_bound_is_that_of_the_partials_and_for_others_sums_alone() {
+        let problem = Problem::builder(1, 1, 1).elements(F32, F32, F32).shards(&[1, 0]);
+        let problem = problem.build().unwrap();
+        // Rank 0 owns the row. As bf16 the sum 257 is 256.
+        let wrong = |a: [f32; 2], partials, average, d: f32| {
+            let reference = |a| Reference::new(&problem, a, &[1.0f32], &[], &[]).unwrap();
+            let ranks = [reference(&a[..1]), reference(&a[1..])];
+            let reduction = Reduction { partials, average };
+            let report =
+                compare_reduced(&ranks, Some(0), reduction, &[d], 0..1, Epilogue::default());
+            report.unwrap().wrong == 1
+        };
+        let (theirs, own) = ([1.0, 257.0], [257.0, 1.0]);
+        assert!(!wrong(theirs, Partials::Bf16, false, 257.0));
+        assert!(!wrong(theirs, Partials::F32, false, 258.0));
+        assert!(wrong(theirs, Partials::F32, false, 257.0));
+        assert!(wrong(theirs, Partials::Bf16, false, 256.95));
+        assert!(wrong(own, Partials::Bf16, false, 257.0));
+        assert!(!wrong(theirs, Partials::Bf16, true, 128.5));
+        assert!(wrong(theirs, Partials::Bf16, true, 128.47));
+        assert!(wrong(theirs, Partials::Bf16, false, f32::NAN));
+    }
+
+    #[test]
+    fn references_of_other_problems_are_refused() {
+        let problem = |ranks| {
+            let problem = Problem::builder(2, 1, 1).elements(F32, F32, F32).ranks(ranks);
+            problem.build().unwrap()
+        };
+        let (two, one) = (problem(2), problem(1));
+        let (a, b) = ([1.0f32; 2], [1.0f32]);
+        let [right, other] =
+            [&two, &one].map(|problem| Reference::new(problem, &a, &b, &[], &[]).unwrap());
+        let refused = |ranks: &[Reference<'_, f32, f32>]| {
+            let reduction = Reduction::default();
+            let d = [1.0f32];
+            compare_reduced(ranks, Some(0), reduction, &d, 0..1, Epilogue::default())
+                .unwrap_err()
+                .to_string()
+        };
+        for ranks in [&[][..], &[right], &[right, other]] {
+            let error = refused(ranks);
+            assert!(error.contains("one reference a rank"), "{error}");
+        }
+    }
 }
