@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use overlap_gemm::exercise::Exercise;
 use overlap_gemm::plan::model::{self, Schedules};
-use overlap_gemm::plan::{Engine, Plan};
+use overlap_gemm::plan::{Engine, Operation, Plan};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Report;
 use serde::Serialize;
@@ -20,8 +20,9 @@ use crate::progress;
 
 /// Run random problems on all ranks and compare every result with an f64 reference
 ///
-/// The seed determines types, sizes, layouts, shards (some empty), chunks, tiles, scales, delays, steps of varying m, and
-/// epochs near their wrap. Each case's schedule, or that of GPUs, also runs on the model.
+/// The seed determines the operation (all-gather + GEMM or GEMM + reduce-scatter), strategies, types, those of partial sums,
+/// sum or average, sizes, layouts, shards (some empty), chunks, tiles, scales, delays, steps of varying m, and epochs near their
+/// wrap. Each case's schedule, or that of GPUs for an all-gather, also runs on the model.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of cases [default: 500, or as many as --seconds allow]
@@ -55,6 +56,8 @@ const MODEL_EPOCHS: u32 = 5;
 struct Summary {
     seed: u64,
     cases: u64,
+    /// Those of a GEMM + reduce-scatter.
+    reductions: u64,
     seconds: f64,
     report: Report,
     /// The case that was shown, if only one was run.
@@ -92,6 +95,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let mut summary = Summary {
         seed,
         cases: 0,
+        reductions: 0,
         seconds: 0.0,
         report: Report::default(),
         shown: None,
@@ -105,6 +109,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let outcome = run_case(&exercise, interrupt);
         interrupt.check()?;
         summary.cases += 1;
+        summary.reductions += u64::from(reduces(&exercise));
         if args.case.is_some() {
             summary.shown = Some(format!("{exercise:#?}"));
         }
@@ -140,9 +145,13 @@ impl fmt::Display for Summary {
         if let Some(CaseFailure { case, why, problem, again }) = &self.failure {
             writeln!(f, "case {case} failed: {why}\n  problem: {problem}\n  again:   {again}")?;
         }
-        let Summary { seed, cases, seconds, report, .. } = self;
+        let Summary { seed, cases, reductions, seconds, report, .. } = self;
         let plural = if *cases == 1 { "" } else { "s" };
-        writeln!(f, "{cases} case{plural} from seed {seed} in {seconds:.1} s")?;
+        let gathers = cases - reductions;
+        writeln!(
+            f,
+            "{cases} case{plural} from seed {seed} in {seconds:.1} s: {gathers} all-gather + GEMM, {reductions} GEMM + reduce-scatter"
+        )?;
         let Report { compared, wrong, worst_fraction, .. } = report;
         let percent = 100.0 * worst_fraction;
         writeln!(
@@ -156,7 +165,10 @@ impl fmt::Display for Summary {
 fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String> {
     let mut random = Random::of_stream(exercise.seed, 1);
     let copies = |streams| Engine::CopyEngines { streams };
-    let engine = random.choose(&[Engine::Thread, copies(1), copies(2), Engine::PUSHING]);
+    let engine = match reduces(exercise) {
+        true => Engine::Thread,
+        false => random.choose(&[Engine::Thread, copies(1), copies(2), Engine::PUSHING]),
+    };
     let options = exercise.options.with_engine(engine);
     let plan = Plan::new(&exercise.problem, options).map_err(|error| error.to_string())?;
     let schedules = Schedules::new(&plan);
@@ -171,6 +183,10 @@ fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String>
     let outcome =
         exercise.run(&|| interrupt.check().is_err()).map_err(|error| error.to_string())?;
     outcome.report.complaint().map_or(Ok(outcome.report), Err)
+}
+
+fn reduces(exercise: &Exercise) -> bool {
+    exercise.options.operation == Operation::GemmReduceScatter
 }
 
 fn seed_of_case(seed: u64, case: u64) -> u64 {

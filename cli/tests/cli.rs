@@ -361,6 +361,11 @@ fn verify_runs_cases_and_one_case_again() {
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert!(stdout.contains("7 cases from seed 5"), "{stdout}");
     assert!(stdout.contains(" 0 wrong"), "{stdout}");
+    let (code, stdout, _) = run(&["verify", "--count", "20", "--seed", "5", "--json"]);
+    let json: Value = serde_json::from_str(&stdout).unwrap();
+    let (cases, reductions) = (json["cases"].as_u64(), json["reductions"].as_u64());
+    assert_eq!((code, cases), (0, Some(20)));
+    assert!(reductions.is_some_and(|some| (1..20).contains(&some)), "{stdout}");
     let (code, stdout, _) = run(&["verify", "--seed", "5", "--case", "3", "--json"]);
     let json: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, &json["cases"], &json["failure"]), (0, &1.into(), &Value::Null));
