@@ -7,7 +7,9 @@ use std::num::NonZero;
 
 use overlap_gemm::exercise::{Exercise, Outcome};
 use overlap_gemm::host::{GroupOptions, Link, Stream};
-use overlap_gemm::plan::{Plan, PlanOptions, Problem, TileShape, Tiling, Timeouts};
+use overlap_gemm::plan::{
+    Operation, Plan, PlanOptions, Problem, Reduction, TileShape, Tiling, Timeouts,
+};
 
 use crate::bench::statistics::median;
 use crate::exit::Failure;
@@ -147,16 +149,32 @@ pub fn link(megabytes: Option<f64>) -> Result<Option<Link>, Failure> {
 }
 
 /// Refuses a link on which one chunk takes longer than the timeout of a rank that waits for it.
-pub fn check_link(problem: &Problem, chunks: u32, link: Option<Link>) -> Result<(), Failure> {
+pub fn check_link(
+    problem: &Problem,
+    options: PlanOptions,
+    link: Option<Link>,
+) -> Result<(), Failure> {
     let Some(rate) = rate_of(link) else { return Ok(()) };
     let limit = Timeouts::default().steady.as_secs_f64();
-    let rows = problem.shards().most_rows();
-    let bytes = |rows: u32| problem.row_bytes(&(0..rows));
+    let (rows, chunks) = (problem.shards().most_rows(), options.pieces.unwrap_or(1));
+    let sum = u128::from(Reduction::default().partials.element().size());
+    let bytes = |rows: u32| match options.operation {
+        operation if operation.reduces() => u128::from(rows) * u128::from(problem.n()) * sum,
+        _ => problem.row_bytes(&(0..rows)),
+    };
     let least = bytes(rows.div_ceil(chunks.max(1))) as f64 / limit;
     if rate >= least {
         return Ok(());
     }
-    let sent = bytes(rows) * u128::from(problem.ranks().saturating_sub(1));
+    let sent = match options.operation {
+        Operation::GemmReduceScatter => {
+            bytes(problem.m() - problem.shards().to_rows().into_iter().min().unwrap_or(0))
+        }
+        Operation::GemmAllReduce => {
+            bytes(problem.m()) * u128::from(problem.ranks().saturating_sub(1))
+        }
+        _ => bytes(rows) * u128::from(problem.ranks().saturating_sub(1)),
+    };
     let (rate, least) = (rate / 1e6, least.ceil() / 1e6);
     Err(Failure::Usage(format!(
         "--link: a rank sends {sent} bytes a step of {problem} in {chunks} chunks, and at {rate} MB a second one of them takes \

@@ -5,7 +5,8 @@
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use overlap_gemm::plan::{
-    BLayout, ClusterShape, PlanOptions, Problem, ProblemBuilder, Scaling, TileShape, Tiling,
+    BLayout, ClusterShape, Operation, PlanOptions, Problem, ProblemBuilder, Scaling, TileShape,
+    Tiling,
 };
 use overlap_gemm::{ElementType, Error};
 
@@ -114,6 +115,27 @@ impl ProblemArgs {
                 remedy: "give the rows of every rank, or leave out --ranks",
             }),
             _ => Ok(problem),
+        }
+    }
+}
+
+/// The operation.
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub enum What {
+    /// Every rank gets all rows of A, and multiplies them
+    AllGatherGemm,
+    /// Every rank multiplies its slice of K (--k), and gets the sums of its rows; on threads
+    GemmReduceScatter,
+    /// Every rank multiplies its slice of K (--k), and gets the sums of all rows; on threads
+    GemmAllReduce,
+}
+
+impl From<What> for Operation {
+    fn from(what: What) -> Self {
+        match what {
+            What::AllGatherGemm => Operation::AllGatherGemm,
+            What::GemmReduceScatter => Operation::GemmReduceScatter,
+            What::GemmAllReduce => Operation::GemmAllReduce,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use overlap_gemm::exercise::Exercise;
 use overlap_gemm::plan::model::{self, Schedules};
-use overlap_gemm::plan::{Engine, Operation, Plan};
+use overlap_gemm::plan::{Engine, Plan};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Report;
 use serde::Serialize;
@@ -20,7 +20,7 @@ use crate::progress;
 
 /// Run random problems on all ranks and compare every result with an f64 reference
 ///
-/// The seed determines the operation (all-gather + GEMM or GEMM + reduce-scatter), strategies, types, those of partial sums,
+/// The seed determines the operation (all-gather + GEMM, GEMM + reduce-scatter or + all-reduce), strategies, types, those of partial sums,
 /// sum or average, sizes, layouts, shards (some empty), chunks, tiles, scales, delays, steps of varying m, and epochs near their
 /// wrap. Each case's schedule, or that of GPUs for an all-gather, also runs on the model.
 #[derive(clap::Args)]
@@ -56,7 +56,7 @@ const MODEL_EPOCHS: u32 = 5;
 struct Summary {
     seed: u64,
     cases: u64,
-    /// Those of a GEMM + reduce-scatter.
+    /// Those of a GEMM + reduce-scatter or all-reduce.
     reductions: u64,
     seconds: f64,
     report: Report,
@@ -150,7 +150,7 @@ impl fmt::Display for Summary {
         let gathers = cases - reductions;
         writeln!(
             f,
-            "{cases} case{plural} from seed {seed} in {seconds:.1} s: {gathers} all-gather + GEMM, {reductions} GEMM + reduce-scatter"
+            "{cases} case{plural} from seed {seed} in {seconds:.1} s: {gathers} all-gather + GEMM, {reductions} GEMM + reduction"
         )?;
         let Report { compared, wrong, worst_fraction, .. } = report;
         let percent = 100.0 * worst_fraction;
@@ -186,7 +186,7 @@ fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String>
 }
 
 fn reduces(exercise: &Exercise) -> bool {
-    exercise.options.operation == Operation::GemmReduceScatter
+    exercise.options.operation.reduces()
 }
 
 fn seed_of_case(seed: u64, case: u64) -> u64 {

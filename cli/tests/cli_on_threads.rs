@@ -96,4 +96,31 @@ fn what_threads_cannot_do_is_refused() {
         2,
         &["in 4 chunks", "at least 0.000032"],
     );
+    let reduces = ["--operation", "gemm-reduce-scatter"];
+    // 20 rows of 24 sums of two bytes each, in four chunks.
+    let slow = ["a rank sends 960 bytes", "in 4 chunks", "at least 0.000024"];
+    refused(&[&trace[..], &reduces, &["--link", "0.00001"]].concat(), 2, &slow);
+    refused(&[&["trace"], &trace[2..], &reduces].concat(), 2, &["--host"]);
+}
+
+#[test]
+fn a_step_of_either_operation_is_drawn() {
+    let folder = Folder::new("trace");
+    for operation in ["all-gather-gemm", "gemm-reduce-scatter"] {
+        let picture = folder.path(&format!("{operation}.svg"));
+        let problem = ["--m", "40", "--n", "24", "--k", "32", "--ranks", "3"];
+        let what = ["trace", "--host", "--operation", operation, "--svg", &picture];
+        let (code, text, stderr) = run(&[&what[..], &problem].concat());
+        assert_eq!(code, 0, "{stderr}");
+        for rank in ["rank 0", "rank 1", "rank 2"] {
+            assert!(text.contains(rank), "{text}");
+        }
+        assert!(fs::read_to_string(&picture).unwrap().starts_with("<svg"));
+        let (_, json, _) = run(&[&what[..4], &problem, &["--json"]].concat());
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let sent = json["timeline"]["transfers"].as_array().unwrap();
+        // A gather moves a rank's rows to itself, too; sums of a rank's own rows stay.
+        let stays = sent.iter().any(|sent| sent["from"] == sent["to"]);
+        assert_eq!((stays, sent.is_empty()), (operation == "all-gather-gemm", false), "{json}");
+    }
 }

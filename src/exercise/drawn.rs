@@ -28,12 +28,17 @@ impl Exercise {
     pub fn random(seed: u64) -> Result<Self> {
         let mut random = Random::of_stream(seed, 0);
         let ranks = random.within(1..=6) as usize;
-        let operation = random.choose(&[Operation::AllGatherGemm, Operation::GemmReduceScatter]);
+        let operation = random.choose(&[
+            Operation::AllGatherGemm,
+            Operation::AllGatherGemm,
+            Operation::GemmReduceScatter,
+            Operation::GemmAllReduce,
+        ]);
         let mut steps: Vec<Vec<u32>> =
             (0..random.within(1..=5)).map(|_| random_rows(&mut random, ranks)).collect();
         let total = |rows: &Vec<u32>| rows.iter().sum::<u32>();
         let largest = steps.iter().max_by_key(|rows| total(rows)).cloned().unwrap_or_default();
-        let reduces = operation == Operation::GemmReduceScatter;
+        let reduces = operation.reduces();
         if reduces {
             // Its slots are as large as the largest shard that was planned.
             steps.retain(|rows| rows.iter().max() <= largest.iter().max());

@@ -7,13 +7,16 @@ use super::Exercise;
 use super::numbers::{Numbers, shard_of};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::host::{Aborter, AllGatherGemm, GemmReduceScatter, Product, Rank, Shard, Stream};
+use crate::host::{
+    Aborter, AllGatherGemm, GemmAllReduce, GemmReduceScatter, Product, Rank, Shard, Stream,
+};
 use crate::plan::{Operation, Problem, Scaling};
 use crate::trace::Timeline;
 
 pub(super) enum Layer<A, B, D> {
     Gather(AllGatherGemm<A, B, D>),
-    Reduce(GemmReduceScatter<A, B, D>),
+    Scatter(GemmReduceScatter<A, B, D>),
+    Reduce(GemmAllReduce<A, B, D>),
 }
 
 impl<A: Element, B: Element, D: Element> Layer<A, B, D> {
@@ -24,12 +27,15 @@ impl<A: Element, B: Element, D: Element> Layer<A, B, D> {
                 AllGatherGemm::plan(rank, problem, *options).map(Layer::Gather)
             }
             Operation::GemmReduceScatter => {
-                GemmReduceScatter::plan(rank, problem, *options, *reduction).map(Layer::Reduce)
+                GemmReduceScatter::plan(rank, problem, *options, *reduction).map(Layer::Scatter)
+            }
+            Operation::GemmAllReduce => {
+                GemmAllReduce::plan(rank, problem, *options, *reduction).map(Layer::Reduce)
             }
             other => Err(Error::Unsupported {
                 what: format!("an exercise of {other:?}"),
                 why: "it runs a product and what travels before or after it".into(),
-                remedy: "choose AllGatherGemm or GemmReduceScatter",
+                remedy: "choose AllGatherGemm, GemmReduceScatter or GemmAllReduce",
             }),
         }
     }
@@ -37,6 +43,7 @@ impl<A: Element, B: Element, D: Element> Layer<A, B, D> {
     pub(super) fn aborter(&self) -> Aborter {
         match self {
             Layer::Gather(op) => op.aborter(),
+            Layer::Scatter(op) => op.aborter(),
             Layer::Reduce(op) => op.aborter(),
         }
     }
@@ -44,6 +51,7 @@ impl<A: Element, B: Element, D: Element> Layer<A, B, D> {
     pub(super) fn flush(&self) -> Result<()> {
         match self {
             Layer::Gather(op) => op.flush(),
+            Layer::Scatter(op) => op.flush(),
             Layer::Reduce(op) => op.flush(),
         }
     }
@@ -51,6 +59,7 @@ impl<A: Element, B: Element, D: Element> Layer<A, B, D> {
     pub(super) fn take_timeline(&mut self) -> Timeline {
         match self {
             Layer::Gather(op) => op.take_timeline(),
+            Layer::Scatter(op) => op.take_timeline(),
             Layer::Reduce(op) => op.take_timeline(),
         }
     }
@@ -86,7 +95,7 @@ impl<A: Element, B: Element, D: Element> Layer<A, B, D> {
         let Numbers { a, a_scales, b, b_scales, d } = numbers;
         let own = shape.shards().rows(rank);
         let (a, a_scales) = match (&*self, shape.scaling()) {
-            (Layer::Reduce(_), _) => (&a[..], &a_scales[..]),
+            (Layer::Scatter(_) | Layer::Reduce(_), _) => (&a[..], &a_scales[..]),
             (Layer::Gather(_), Scaling::Rows) => {
                 (shard_of(a, shape, rank), &a_scales[own.start as usize..own.end as usize])
             }
@@ -97,6 +106,7 @@ impl<A: Element, B: Element, D: Element> Layer<A, B, D> {
         let products = &mut [Product::new(b, d).scales(b_scales)];
         match self {
             Layer::Gather(op) => op.enqueue_all(stream, input, products),
+            Layer::Scatter(op) => op.enqueue_all(stream, input, products),
             Layer::Reduce(op) => op.enqueue_all(stream, input, products),
         }
     }

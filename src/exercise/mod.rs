@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::element::{Element, ElementType, F8E4M3, F8E5M2, bf16, f16};
 use crate::error::{Error, Result};
 use crate::host::{Aborter, Group, GroupOptions, Rank, Stream, check_memory};
-use crate::plan::{ElementTypes, Operation, PlanOptions, Problem, Reduction};
+use crate::plan::{ElementTypes, PlanOptions, Problem, Reduction};
 use crate::reference::Report;
 use crate::trace::Timeline;
 use layer::Layer;
@@ -26,7 +26,8 @@ use numbers::Numbers;
 pub struct Exercise {
     /// The largest step.
     pub problem: Problem,
-    /// The operation, [`Operation::AllGatherGemm`] or [`Operation::GemmReduceScatter`], and how it is planned.
+    /// The operation and how it is planned: [`Operation::AllGatherGemm`], [`Operation::GemmReduceScatter`] or
+    /// [`Operation::GemmAllReduce`].
     pub options: PlanOptions,
     /// How a reduce-scatter adds up.
     pub reduction: Reduction,
@@ -152,7 +153,7 @@ impl Exercise {
     }
 
     fn reduces(&self) -> bool {
-        self.options.operation == Operation::GemmReduceScatter
+        self.options.operation.reduces()
     }
 
     /// All steps of one rank.
@@ -217,15 +218,16 @@ impl Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Partials, Strategy};
+    use crate::plan::{Operation, Partials, Strategy};
 
-    /// A reduction in every strategy; two steps.
+    /// Every reduction in every strategy; two steps.
     fn exercises() -> impl Iterator<Item = Exercise> {
         let f32 = ElementType::F32;
         let problem = Problem::builder(12, 10, 16).elements(f32, f32, f32).shards(&[4, 3, 5]);
         let problem = problem.build().unwrap();
-        Strategy::ALL.into_iter().map(move |strategy| {
-            let operation = Operation::GemmReduceScatter;
+        let operations = [Operation::GemmAllReduce, Operation::GemmReduceScatter];
+        let all = operations.map(|operation| Strategy::ALL.map(|strategy| (operation, strategy)));
+        all.into_iter().flatten().map(move |(operation, strategy)| {
             let options = PlanOptions { operation, strategy, ..PlanOptions::default() };
             let steps = vec![vec![4, 3, 5], vec![5, 0, 4]];
             Exercise { steps, ..Exercise::new(&problem, options, 3) }
@@ -250,7 +252,8 @@ mod tests {
     fn a_rank_with_other_numbers_is_noticed() {
         for right in exercises() {
             let report = report_with(&right, &right);
-            assert_eq!((report.wrong, report.compared), (0, (12 + 9) * 10), "{right:?}");
+            let ranks = if right.options.operation == Operation::GemmAllReduce { 3 } else { 1 };
+            assert_eq!((report.wrong, report.compared), (0, ranks * (12 + 9) * 10), "{right:?}");
             // Its own K-slice differs from what all others compare with, and theirs from what it does.
             let report = report_with(&right, &Exercise { seed: 4, ..right.clone() });
             assert!(report.wrong > report.compared * 9 / 10, "{report:?} of {right:?}");

@@ -6,7 +6,7 @@ use super::Exercise;
 use crate::element::Element;
 use crate::error::Result;
 use crate::fit::scale_count;
-use crate::plan::Problem;
+use crate::plan::{Operation, Problem};
 use crate::random::Random;
 use crate::reference::{Epilogue, Reference, Report, compare_reduced};
 
@@ -27,14 +27,20 @@ pub(super) fn shard_of<'a, A>(a: &'a [A], shape: &Problem, rank: u32) -> &'a [A]
     if own.is_empty() { &[] } else { &a[begin..begin + shape.a_len(own.len() as u32) as usize] }
 }
 
+/// The rows of D that a rank gets.
+fn output_rows(exercise: &Exercise, shape: &Problem, rank: u32) -> u32 {
+    match exercise.options.operation {
+        Operation::GemmReduceScatter => shape.shards().rows(rank).len() as u32,
+        _ => shape.m(),
+    }
+}
+
 impl<A: Element, B: Element, D: Element> Numbers<A, B, D> {
     pub(super) fn draw(exercise: &Exercise, shape: &Problem, step: u64, rank: u32) -> Self {
         let mut own = Random::of_stream(exercise.seed, step << 16 | u64::from(rank + 1));
         let mut shared = Random::of_stream(exercise.seed, step << 16);
-        let (of_a, rows) = match exercise.reduces() {
-            true => (&mut own, shape.shards().rows(rank).len() as u32),
-            false => (&mut shared, shape.m()),
-        };
+        let of_a = if exercise.reduces() { &mut own } else { &mut shared };
+        let rows = output_rows(exercise, shape, rank);
         Numbers {
             a: of_a.elements(shape.a_len(shape.m())),
             a_scales: of_a.scales(scale_count(shape.scaling(), shape.m())),
@@ -66,7 +72,8 @@ impl<A: Element, B: Element, D: Element> Numbers<A, B, D> {
         let all: Vec<Numbers<A, B, D>> =
             (0..shape.ranks()).map(|rank| Numbers::draw(exercise, shape, step, rank)).collect();
         let all: Vec<_> = all.iter().map(|one| one.reference(shape)).collect::<Result<_>>()?;
-        let rows = spread(shape.shards().rows(rank).len() as u32);
-        compare_reduced(&all, Some(rank), exercise.reduction, &self.d, rows, Epilogue::default())
+        let rows = spread(output_rows(exercise, shape, rank));
+        let owner = (exercise.options.operation == Operation::GemmReduceScatter).then_some(rank);
+        compare_reduced(&all, owner, exercise.reduction, &self.d, rows, Epilogue::default())
     }
 }

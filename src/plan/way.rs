@@ -50,7 +50,7 @@ impl Operation {
     }
 
     /// Whether sums of D travel, not rows of A.
-    pub(crate) fn reduces(self) -> bool {
+    pub fn reduces(self) -> bool {
         matches!(self, Operation::GemmReduceScatter | Operation::GemmAllReduce)
     }
 

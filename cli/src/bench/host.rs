@@ -120,7 +120,7 @@ impl Entrant {
             _ => PlanOptions { pieces: wanted.chunks.or(usual.pieces), ..usual },
         };
         let options = Plan::new(problem, options)?.options();
-        check_link(problem, options.pieces.unwrap_or(1), wanted.link)?;
+        check_link(problem, options, wanted.link)?;
         let steps = Steps::new(problem, options, 1 + wanted.steps, wanted.seed).in_place();
         Ok(Entrant::of(who, steps.describe(), options, vec![steps]))
     }

@@ -5,12 +5,12 @@
 
 mod check;
 
-use overlap_gemm::plan::{Engine, MAX_STREAMS, Operation, Plan, PlanOptions, Strategy};
+use overlap_gemm::plan::{Engine, MAX_STREAMS, Plan, PlanOptions, Strategy};
 use serde::Serialize;
 
 use crate::exit::Failure;
 use crate::output::OutputArgs;
-use crate::problem_args::{CutArgs, ProblemArgs};
+use crate::problem_args::{CutArgs, ProblemArgs, What};
 
 /// Print a plan: chunks, the order of their transfers, and the order of tiles
 ///
@@ -60,17 +60,6 @@ pub struct Args {
     output: OutputArgs,
 }
 
-/// The operation.
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum What {
-    /// Every rank gets all rows of A, and multiplies them
-    AllGatherGemm,
-    /// Every rank multiplies its slice of K (--k), and gets the sums of its rows; with --engine thread
-    GemmReduceScatter,
-    /// Every rank multiplies its slice of K (--k), and gets the sums of all rows; with --engine thread
-    GemmAllReduce,
-}
-
 /// The order of multiplying and of what travels.
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Order {
@@ -108,11 +97,7 @@ impl Args {
             Mover::Kernel => Engine::PUSHING,
             Mover::Nccl => Engine::Nccl,
         };
-        let operation = match self.operation {
-            What::AllGatherGemm => Operation::AllGatherGemm,
-            What::GemmReduceScatter => Operation::GemmReduceScatter,
-            What::GemmAllReduce => Operation::GemmAllReduce,
-        };
+        let operation = self.operation.into();
         let options = self.cut.options().with_strategy(strategy).with_engine(engine);
         PlanOptions { operation, ..options }
     }

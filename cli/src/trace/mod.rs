@@ -18,7 +18,7 @@ use serde::Serialize;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::DrawnArgs;
-use crate::problem_args::ProblemArgs;
+use crate::problem_args::{ProblemArgs, What};
 use prediction::Prediction;
 
 /// Record one step, tile by tile and chunk by chunk, on GPUs (under `launch`, torchrun, mpirun or srun) or on threads
@@ -26,6 +26,10 @@ use prediction::Prediction;
 pub struct Args {
     #[command(flatten)]
     problem: ProblemArgs,
+
+    /// Operation; a reduction's additions are not drawn [default: all-gather-gemm]
+    #[arg(long, value_enum, requires = "host")]
+    operation: Option<What>,
 
     /// Chunks of each rank's rows [default: the operation's choice]
     #[arg(long)]
