@@ -26,8 +26,7 @@ use numbers::Numbers;
 pub struct Exercise {
     /// The largest step.
     pub problem: Problem,
-    /// The operation and how it is planned: [`Operation::AllGatherGemm`], [`Operation::GemmReduceScatter`] or
-    /// [`Operation::GemmAllReduce`].
+    /// The operation and how it is planned: an all-gather + GEMM, a GEMM + reduce-scatter or a GEMM + all-reduce.
     pub options: PlanOptions,
     /// How a reduce-scatter adds up.
     pub reduction: Reduction,

@@ -77,24 +77,27 @@ pub type GemmReduceScatter<A, B = A, D = A> = GemmReduce<false, A, B, D>;
 /// The problem's shards say in which order a rank computes the rows.
 ///
 /// ```
-/// use overlap_gemm::host::{GemmAllReduce, Group, Stream};
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::Result;
+/// use overlap_gemm::host::{GemmAllReduce, Group, Rank, Stream};
 /// use overlap_gemm::plan::{PlanOptions, Problem, Reduction};
 ///
-/// let problem = Problem::builder(8, 16, 32).ranks(2).uniform(overlap_gemm::ElementType::F32).build()?;
+/// fn one_rank(rank: Rank, problem: &Problem) -> Result<()> {
+///     let (options, reduction) = (PlanOptions::default(), Reduction::default());
+///     let mut layer = GemmAllReduce::<f32>::plan(&rank, problem, options, reduction)?;
+///     let (a, weight, mut output) = ([1.0; 8 * 32], [0.5; 16 * 32], [0.0; 8 * 16]);
+///     layer.enqueue(&Stream::for_ranks(2), &a[..], &weight, &mut output)?;
+///     assert_eq!(output, [2.0 * 32.0 * 0.5; 8 * 16]);
+///     Ok(())
+/// }
+///
+/// let problem = Problem::builder(8, 16, 32).elements(F32, F32, F32).ranks(2).build()?;
 /// let ranks = Group::local(2)?;
 /// std::thread::scope(|scope| {
-///     for rank in ranks {
-///         let problem = &problem;
-///         scope.spawn(move || -> overlap_gemm::Result<()> {
-///             let (options, reduction) = (PlanOptions::default(), Reduction::default());
-///             let mut layer = GemmAllReduce::<f32>::plan(&rank, problem, options, reduction)?;
-///             let (a, weight, mut output) = ([1.0; 8 * 32], [0.5; 16 * 32], [0.0; 8 * 16]);
-///             layer.enqueue(&Stream::for_ranks(2), &a[..], &weight, &mut output)?;
-///             assert_eq!(output, [2.0 * 32.0 * 0.5; 8 * 16]);
-///             Ok(())
-///         });
-///     }
-/// });
+///     let spawn = |rank| scope.spawn(|| one_rank(rank, &problem));
+///     let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
+///     threads.into_iter().try_for_each(|thread| thread.join().expect("no rank panics"))
+/// })?;
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
 pub type GemmAllReduce<A, B = A, D = A> = GemmReduce<true, A, B, D>;
