@@ -166,14 +166,13 @@ pub fn check_link(
     if rate >= least {
         return Ok(());
     }
+    let others = u128::from(problem.ranks().saturating_sub(1));
     let sent = match options.operation {
         Operation::GemmReduceScatter => {
             bytes(problem.m() - problem.shards().to_rows().into_iter().min().unwrap_or(0))
         }
-        Operation::GemmAllReduce => {
-            bytes(problem.m()) * u128::from(problem.ranks().saturating_sub(1))
-        }
-        _ => bytes(rows) * u128::from(problem.ranks().saturating_sub(1)),
+        Operation::GemmAllReduce => bytes(problem.m()) * others,
+        _ => bytes(rows) * others,
     };
     let (rate, least) = (rate / 1e6, least.ceil() / 1e6);
     Err(Failure::Usage(format!(

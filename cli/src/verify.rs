@@ -20,9 +20,9 @@ use crate::progress;
 
 /// Run random problems on all ranks and compare every result with an f64 reference
 ///
-/// The seed determines the operation (all-gather + GEMM, GEMM + reduce-scatter or + all-reduce), strategies, types, those of partial sums,
-/// sum or average, sizes, layouts, shards (some empty), chunks, tiles, scales, delays, steps of varying m, and epochs near their
-/// wrap. Each case's schedule, or that of GPUs for an all-gather, also runs on the model.
+/// The seed determines the operation (all-gather + GEMM, GEMM + reduce-scatter or GEMM + all-reduce), strategies, types,
+/// those of partial sums, sum or average, sizes, layouts, shards (some empty), chunks, tiles, scales, delays, steps of
+/// varying m, and epochs near their wrap. Each case's schedule, or that of GPUs for an all-gather, also runs on the model.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of cases [default: 500, or as many as --seconds allow]
@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let outcome = run_case(&exercise, interrupt);
         interrupt.check()?;
         summary.cases += 1;
-        summary.reductions += u64::from(reduces(&exercise));
+        summary.reductions += u64::from(exercise.options.operation.reduces());
         if args.case.is_some() {
             summary.shown = Some(format!("{exercise:#?}"));
         }
@@ -165,7 +165,7 @@ impl fmt::Display for Summary {
 fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String> {
     let mut random = Random::of_stream(exercise.seed, 1);
     let copies = |streams| Engine::CopyEngines { streams };
-    let engine = match reduces(exercise) {
+    let engine = match exercise.options.operation.reduces() {
         true => Engine::Thread,
         false => random.choose(&[Engine::Thread, copies(1), copies(2), Engine::PUSHING]),
     };
@@ -183,10 +183,6 @@ fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String>
     let outcome =
         exercise.run(&|| interrupt.check().is_err()).map_err(|error| error.to_string())?;
     outcome.report.complaint().map_or(Ok(outcome.report), Err)
-}
-
-fn reduces(exercise: &Exercise) -> bool {
-    exercise.options.operation.reduces()
 }
 
 fn seed_of_case(seed: u64, case: u64) -> u64 {

@@ -104,9 +104,9 @@ fn what_threads_cannot_do_is_refused() {
 }
 
 #[test]
-fn a_step_of_either_operation_is_drawn() {
+fn a_step_of_every_operation_is_drawn() {
     let folder = Folder::new("trace");
-    for operation in ["all-gather-gemm", "gemm-reduce-scatter"] {
+    for operation in ["all-gather-gemm", "gemm-reduce-scatter", "gemm-all-reduce"] {
         let picture = folder.path(&format!("{operation}.svg"));
         let problem = ["--m", "40", "--n", "24", "--k", "32", "--ranks", "3"];
         let what = ["trace", "--host", "--operation", operation, "--svg", &picture];

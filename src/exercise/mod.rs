@@ -1,9 +1,9 @@
-//! Runs all-gather + GEMM, or GEMM + reduce-scatter, on all ranks with random numbers, and compares every rank with
-//! the reference.
+//! Runs all-gather + GEMM, GEMM + reduce-scatter or GEMM + all-reduce on all ranks with random numbers, and compares every
+//! rank with the reference.
 //!
-//! For tests, the command line, and anyone who wants to see an installation compute something
-//! right. `drawn` draws one, `layer` is the operation of one rank, `numbers` its inputs and their comparison. Invariant: an [`Exercise`] is data; running it twice gives the same numbers (not the same
-//! order of events), so a failing one can be kept and run again.
+//! For tests, the command line, and anyone who wants to see an installation compute something right. `drawn` draws an
+//! exercise, `layer` is the operation of one rank, `numbers` its inputs and their comparison. Invariant: an [`Exercise`] is
+//! data; running it twice gives the same numbers (not the same order of events), so a failing one can be kept and run again.
 
 mod drawn;
 mod layer;
@@ -28,7 +28,7 @@ pub struct Exercise {
     pub problem: Problem,
     /// The operation and how it is planned: an all-gather + GEMM, a GEMM + reduce-scatter or a GEMM + all-reduce.
     pub options: PlanOptions,
-    /// How a reduce-scatter adds up.
+    /// How a reduction adds up.
     pub reduction: Reduction,
     /// How the ranks are joined.
     pub group: GroupOptions,
@@ -36,7 +36,7 @@ pub struct Exercise {
     pub steps: Vec<Vec<u32>>,
     /// New inputs in every step, each of them checked; otherwise the same ones, checked at the end.
     pub fresh_inputs: bool,
-    /// The shard is written in place, not copied in; not in a reduce-scatter, which reads A where it is.
+    /// The shard is written in place, not copied in; not in a reduction, which reads A where it is.
     pub in_place: bool,
     /// Threads that compute a rank's tiles.
     pub workers: u32,

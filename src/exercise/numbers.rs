@@ -27,20 +27,12 @@ pub(super) fn shard_of<'a, A>(a: &'a [A], shape: &Problem, rank: u32) -> &'a [A]
     if own.is_empty() { &[] } else { &a[begin..begin + shape.a_len(own.len() as u32) as usize] }
 }
 
-/// The rows of D that a rank gets.
-fn output_rows(exercise: &Exercise, shape: &Problem, rank: u32) -> u32 {
-    match exercise.options.operation {
-        Operation::GemmReduceScatter => shape.shards().rows(rank).len() as u32,
-        _ => shape.m(),
-    }
-}
-
 impl<A: Element, B: Element, D: Element> Numbers<A, B, D> {
     pub(super) fn draw(exercise: &Exercise, shape: &Problem, step: u64, rank: u32) -> Self {
         let mut own = Random::of_stream(exercise.seed, step << 16 | u64::from(rank + 1));
         let mut shared = Random::of_stream(exercise.seed, step << 16);
         let of_a = if exercise.reduces() { &mut own } else { &mut shared };
-        let rows = output_rows(exercise, shape, rank);
+        let rows = exercise.options.operation.output_rows(shape, rank).len() as u32;
         Numbers {
             a: of_a.elements(shape.a_len(shape.m())),
             a_scales: of_a.scales(scale_count(shape.scaling(), shape.m())),
@@ -66,14 +58,15 @@ impl<A: Element, B: Element, D: Element> Numbers<A, B, D> {
             let stride = m.div_ceil(exercise.compared_rows.clamp(1, m.max(1))).max(1);
             (0..m).rev().step_by(stride as usize)
         };
-        if !exercise.reduces() {
-            return self.reference(shape)?.compare(&self.d, spread(shape.m()));
+        let operation = exercise.options.operation;
+        let rows = spread(operation.output_rows(shape, rank).len() as u32);
+        if !operation.reduces() {
+            return self.reference(shape)?.compare(&self.d, rows);
         }
         let all: Vec<Numbers<A, B, D>> =
             (0..shape.ranks()).map(|rank| Numbers::draw(exercise, shape, step, rank)).collect();
         let all: Vec<_> = all.iter().map(|one| one.reference(shape)).collect::<Result<_>>()?;
-        let rows = spread(output_rows(exercise, shape, rank));
-        let owner = (exercise.options.operation == Operation::GemmReduceScatter).then_some(rank);
+        let owner = (operation == Operation::GemmReduceScatter).then_some(rank);
         compare_reduced(&all, owner, exercise.reduction, &self.d, rows, Epilogue::default())
     }
 }

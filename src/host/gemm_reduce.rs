@@ -214,15 +214,11 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
     /// The plan of a step with these rows, for which the slots are large enough.
     fn shape(&self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
         let shape = self.planned.with_rows(rows)?;
-        let ranks = 0..self.planned.plan.problem().ranks();
-        let most_rows = |of: &StepShape| {
-            ranks.clone().map(|rank| of.plan.output_rows(rank).len()).max().unwrap_or(0) as u64
-        };
-        let (most, planned) = (most_rows(&shape), most_rows(&self.planned));
+        let (most, planned) = (shape.plan.most_output_rows(), self.planned.plan.most_output_rows());
         if most > planned {
             let remedy = "plan for the most rows that a rank gets in any step";
             let what = "the rows that one rank gets in this step";
-            return Err(Error::out_of_range(what, most, 0, planned, remedy));
+            return Err(Error::out_of_range(what, most.into(), 0, planned.into(), remedy));
         }
         Ok(shape)
     }
@@ -255,7 +251,8 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
         self.member.prepare(shape, &columns, |member| {
             if let Some(latest) = latest.filter(|_| member.poisons()) {
                 let rows = latest.plan.output_rows(member.rank()).len() as u32;
-                // SAFETY: this rank's threads have read the slots, and it announces that after this.
+                // SAFETY: this rank's threads have read the slots. It announces that after this; in an all-reduce, nobody
+                // writes them before this rank has sent sums of the next step.
                 unsafe { member.memory().poison(member.rank(), buffer_of(member.epoch()), rows) };
             }
         })?;
@@ -312,7 +309,8 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
                 n: problem.n(),
                 k: problem.k(),
                 // SAFETY: the pusher reads others' rows only after `Summed`, which comes after this product; it has sent what
-                // the buffer held before, which the step's beginning awaited. The own rows were read by workers of an
+                // the buffer held before: the step's beginning awaited that; in an all-reduce, the step before it did, for
+                // which all others had received it. The own rows were read by workers of an
                 // earlier step, which this thread has joined.
                 d: unsafe { OutputCells::of_buffer(sums, first_column) },
                 scales: product.scales,

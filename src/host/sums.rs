@@ -34,7 +34,7 @@ impl Sums {
         let problem = plan.problem();
         let (ranks, n, m) = (problem.ranks(), problem.n() as usize, problem.m() as usize);
         let rounds_own = plan.options().operation == Operation::GemmAllReduce;
-        let owned = if rounds_own { m } else { problem.shards().most_rows() as usize };
+        let owned = plan.most_output_rows() as usize;
         let rows = u128::from(ranks) * (m as u128 + u128::from(ranks - 1) * owned as u128);
         check_memory("the sums of all ranks, twice,", u128::from(BUFFERS) * rows * n as u128 * 4)?;
         let rows_for = |owner, from| if from == owner { 0 } else { owned };

@@ -52,8 +52,8 @@ pub(crate) trait Memory: Debug + Send + Sync + 'static {
     ///
     /// # Safety
     /// The pushing lane of the sender's schedule has come to this move: the source has been written and is not written
-    /// again before `Sent`; no thread reads the target before it is signalled, and its earlier readers have posted
-    /// `Consumed`.
+    /// again before it has been read; no thread reads the target before it is signalled, and its earlier readers are
+    /// through. (`Sent` and `Consumed` say so; in an all-reduce, sums of the next step do.)
     unsafe fn move_chunk(
         &self,
         plan: &Plan,

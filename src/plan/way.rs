@@ -54,6 +54,14 @@ impl Operation {
         matches!(self, Operation::GemmReduceScatter | Operation::GemmAllReduce)
     }
 
+    /// The rows of D that `rank` gets: in a reduce-scatter its own, else all.
+    pub(crate) fn output_rows(self, problem: &Problem, rank: u32) -> Range<u32> {
+        match self {
+            Operation::GemmReduceScatter => problem.shards().rows(rank),
+            _ => 0..problem.m(),
+        }
+    }
+
     /// The chunks whose sums `rank` adds up.
     pub(crate) fn added_up(self, chunks: &Chunks, rank: u32) -> Range<u32> {
         match self {

@@ -175,9 +175,14 @@ impl Plan {
 
     /// The rows of D that `rank` gets: in a reduce-scatter its own, else all.
     pub fn output_rows(&self, rank: u32) -> Range<u32> {
+        self.options.operation.output_rows(&self.problem, rank)
+    }
+
+    /// The most rows of D that a rank gets.
+    pub(crate) fn most_output_rows(&self) -> u32 {
         match self.options.operation {
-            Operation::GemmReduceScatter => self.problem.shards().rows(rank),
-            _ => 0..self.problem.m(),
+            Operation::GemmReduceScatter => self.problem.shards().most_rows(),
+            _ => self.problem.m(),
         }
     }
 

@@ -128,7 +128,7 @@ pub enum Violation {
         /// The chunk that is awaited too late.
         chunk: u32,
     },
-    /// In a reduce-scatter, products come in another order than their sums are sent.
+    /// In a reduction, products come in another order than their sums are sent.
     #[error("rank {rank} multiplies chunk {chunk} after one whose sums are needed later")]
     MultipliedLate {
         /// The rank that multiplies.
@@ -136,12 +136,12 @@ pub enum Violation {
         /// The chunk that is multiplied too late.
         chunk: u32,
     },
-    /// The product does not cover every row; in a reduce-scatter, not every row once.
+    /// The product does not cover every row; in a reduction, not every row once.
     #[error("rank {rank} multiplies {multiplied} of {rows} rows")]
     NotAllRows {
         /// The rank.
         rank: u32,
-        /// Rows that its products have, one after the other from the first. Of a reduce-scatter that has all rows, some
+        /// Rows that its products have, one after the other from the first. Of a reduction that has all rows, some
         /// of them twice: the number in all.
         multiplied: u32,
         /// Rows of the problem.
@@ -260,7 +260,7 @@ impl Schedules {
         }
         // Without any move, A is gathered already.
         if self.reduces() || !moved.is_empty() {
-            for region in self.regions().filter(|region| self.arrives(*region)) {
+            for region in self.arrivals() {
                 let times = moved.get(&region).copied().unwrap_or(0);
                 if times != 1 {
                     let Region { rank: consumer, chunk, from } = region;
@@ -282,13 +282,20 @@ impl Schedules {
         }
     }
 
-    /// All there may be.
-    fn regions(&self) -> impl Iterator<Item = Region> {
-        let (ranks, chunks) = (self.of_ranks.len() as u32, self.chunks.len());
-        (0..ranks).flat_map(move |rank| {
-            (0..chunks)
-                .flat_map(move |chunk| (0..ranks).map(move |from| Region { rank, chunk, from }))
-        })
+    /// The regions that moves have to write.
+    fn arrivals(&self) -> Vec<Region> {
+        let (ranks, all) = (self.of_ranks.len() as u32, 0..self.chunks.len());
+        let mut arrivals = Vec::new();
+        for rank in 0..ranks {
+            let added_up = self.operation.added_up(&self.chunks, rank);
+            for chunk in if self.reduces() { added_up } else { all.clone() } {
+                let owner = self.chunks.rank_of(chunk);
+                let senders = if self.reduces() { 0..ranks } else { owner..owner + 1 };
+                let regions = senders.map(|from| Region { rank, chunk, from });
+                arrivals.extend(regions.filter(|region| self.arrives(*region)));
+            }
+        }
+        arrivals
     }
 
     /// All ranks' steps, each with its rank.

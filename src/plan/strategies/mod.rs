@@ -1,16 +1,13 @@
 //! Strategies: functions that build schedules.
 //!
 //! What belongs here: making a [`Schedule`] of a plan. `push` moves rows to the ranks, with one function for
-//! each engine; the strategies multiply, with one file each; `reduce_scatter` has all of its operation, and of an all-reduce
-//! what is not in `all_reduce`. A new strategy
-//! is a function here; it changes no executor unless it needs a new kind of step. Invariant: no other module chooses an
-//! order.
+//! each engine; the strategies multiply, with one file each; `reduce` has both reductions. A new strategy is a
+//! function here; it changes no executor unless it needs a new kind of step. Invariant: no other module chooses an order.
 
-mod all_reduce;
 mod fused;
 mod pipelined;
 mod push;
-mod reduce_scatter;
+mod reduce;
 mod sequential;
 
 use super::schedule::{Lane, Schedule, Step};
@@ -31,7 +28,7 @@ pub(super) fn schedule(plan: &Plan, rank: u32) -> Schedule {
         (Operation::AllGatherGemm, Strategy::Pipelined) => pipelined::steps(plan, rank),
         (Operation::AllGatherGemm, Strategy::Sequential) => sequential::steps(plan, rank),
         (Operation::GemmReduceScatter | Operation::GemmAllReduce, _) => {
-            return Schedule { rank, steps: reduce_scatter::steps(plan, rank) };
+            return Schedule { rank, steps: reduce::steps(plan, rank) };
         }
     };
     steps.extend(multiply.into_iter().map(|step: Step| (Lane::Compute, step)));
@@ -42,7 +39,7 @@ pub(super) fn schedule(plan: &Plan, rank: u32) -> Schedule {
 pub(super) fn peer_in_round(operation: Operation, rank: u32, round: u32, ranks: u32) -> u32 {
     match operation {
         Operation::GemmReduceScatter | Operation::GemmAllReduce => {
-            reduce_scatter::peer_in_round(rank, round, ranks)
+            reduce::peer_in_round(rank, round, ranks)
         }
         Operation::AllGatherGemm | Operation::AllGather | Operation::Gemm => {
             push::peer_in_round(rank, round, ranks)

@@ -1,8 +1,9 @@
-//! Reduce-scatter: every rank multiplies its slice of K, sends the others the sums of their rows, and adds up its own.
+//! Reductions: every rank multiplies its slice of K and sends sums. In a reduce-scatter each rank gets the sums of its own rows
+//! and adds them up; in an all-reduce (one shot) it gets those of all rows.
 //!
-//! In round d, rank i computes the rows of rank (i + d) mod W and sends their sums there. So in every round each rank
-//! sends to one peer and receives from one. Its own rows come last: they do not travel, so the sums of the last round
-//! do while they are computed.
+//! In round d of a reduce-scatter, rank i computes the rows of rank (i + d) mod W and sends their sums there. So in every round
+//! each rank sends to one peer and receives from one. Its own rows come last: they do not travel, so the sums of the last
+//! round do while they are computed.
 //!
 //! ```text
 //!   W = 4      round 1     round 2     round 3     then
@@ -16,28 +17,28 @@
 //! The strategies differ in what one product computes before any of it may travel: a chunk (fused), the rows of one
 //! owner (pipelined), all rows (sequential).
 //!
-//! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the
-//! owner to have finished the epoch that used the slot before; a product follows the wait for the lane that sends what
-//! was in the buffer of sums before; sums are added when all ranks' are available.
+//! In an all-reduce, ranks compute in the same order, and each chunk leaves for all others when it is computed, first for the
+//! rank of round 1. Every rank sends W − 1 times as many bytes, and nobody waits for a second transfer: the way of few rows.
+//! No word says that slots, or own sums, may be overwritten. What rank p sends in epoch e + 1 says so: p computes it after it
+//! has added up epoch e, for which it had all that was sent to it. A rank has that of all ranks before it computes e + 2.
+//!
+//! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and that its
+//! receiver has finished the epoch that used the slot before; a product follows that what was in the buffer of sums before has
+//! been sent; sums are added when all ranks' are available, in an all-reduce the same numbers on all ranks.
 
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::{Operation, Strategy};
 use super::super::whole::{Plan, PlanOptions};
-use super::all_reduce;
 
 /// The rank that `rank` of `ranks` sends to in `round`.
 pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
     (rank % ranks + round % ranks) % ranks
 }
 
-/// All steps of `rank`; those of an all-reduce, too, which differ in what travels and in what a rank adds up.
+/// All steps of `rank`.
 pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     let compute = compute(plan, rank).into_iter().map(|step| (Lane::Compute, step));
-    let push = match plan.options().operation {
-        Operation::GemmAllReduce => all_reduce::push(plan, rank),
-        _ => push(plan, rank),
-    };
-    let push = push.into_iter().map(|step| (Lane::Push(0), step));
+    let push = push(plan, rank).into_iter().map(|step| (Lane::Push(0), step));
     compute.chain(push).collect()
 }
 
@@ -49,7 +50,7 @@ fn compute(plan: &Plan, rank: u32) -> Vec<Step> {
     let multiply = |rows, pivot| Step::Multiply { rows, pivot, awaits: Vec::new() };
 
     let mut steps = Vec::new();
-    if operation != Operation::GemmAllReduce {
+    if acknowledges(plan) {
         let word = Word::Consumed { by: rank };
         steps.extend((0..ranks).map(|round| Step::Post { word, to: peer(round), age: 1 }));
         steps.push(Step::Await { word: Word::Sent { push: 0 }, age: BUFFERS });
@@ -57,17 +58,17 @@ fn compute(plan: &Plan, rank: u32) -> Vec<Step> {
     if strategy == Strategy::Sequential {
         steps.push(multiply(0..problem.m(), peer(1)));
     }
-    // The last round comes back to the rank itself.
-    for owner in (1..=ranks).map(peer) {
+    for owner in owners(plan, rank) {
         let rows = problem.shards().rows(owner);
         if strategy == Strategy::Pipelined && !rows.is_empty() {
             steps.push(multiply(rows, owner));
         }
+        let travels = !receivers(plan, rank, owner).is_empty();
         for chunk in chunks.of_rank(owner) {
             if strategy == Strategy::Fused {
                 steps.push(multiply(chunks.rows(chunk), owner));
             }
-            if owner != rank || operation == Operation::GemmAllReduce {
+            if travels {
                 steps.push(Step::Post { word: Word::Summed { chunk }, to: rank, age: 0 });
             }
         }
@@ -82,21 +83,44 @@ fn compute(plan: &Plan, rank: u32) -> Vec<Step> {
 }
 
 fn push(plan: &Plan, rank: u32) -> Vec<Step> {
-    let ranks = plan.problem().ranks();
     let mut steps = Vec::new();
-    for to in (1..ranks).map(|round| peer_in_round(rank, round, ranks)) {
-        let chunks = plan.chunks().of_rank(to);
-        if !chunks.is_empty() {
-            steps.push(Step::Await { word: Word::Consumed { by: to }, age: BUFFERS });
+    for owner in owners(plan, rank) {
+        let (chunks, receivers) = (plan.chunks().of_rank(owner), receivers(plan, rank, owner));
+        if chunks.is_empty() || receivers.is_empty() {
+            continue;
+        }
+        if acknowledges(plan) {
+            steps.push(Step::Await { word: Word::Consumed { by: owner }, age: BUFFERS });
         }
         for chunk in chunks {
             steps.push(Step::Await { word: Word::Summed { chunk }, age: 0 });
-            steps.push(Step::Move { chunk, to });
-            steps.push(Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 });
+            for &to in &receivers {
+                steps.push(Step::Move { chunk, to });
+                steps.push(Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 });
+            }
         }
     }
     steps.push(Step::Post { word: Word::Sent { push: 0 }, to: rank, age: 0 });
     steps
+}
+
+/// Every rank, in the order in which `rank` computes their rows: the last round comes back to itself.
+fn owners(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> + use<> {
+    let ranks = plan.problem().ranks();
+    (1..=ranks).map(move |round| peer_in_round(rank, round, ranks))
+}
+
+/// The ranks that `rank` sends its sums of the rows of `owner`.
+fn receivers(plan: &Plan, rank: u32, owner: u32) -> Vec<u32> {
+    match plan.options().operation {
+        Operation::GemmAllReduce => owners(plan, rank).filter(|to| *to != rank).collect(),
+        _ => [owner].into_iter().filter(|to| *to != rank).collect(),
+    }
+}
+
+/// Whether words say that slots and own sums may be overwritten.
+fn acknowledges(plan: &Plan) -> bool {
+    plan.options().operation != Operation::GemmAllReduce
 }
 
 #[cfg(test)]
@@ -168,5 +192,46 @@ mod tests {
             ];
             assert_eq!(lane(strategy, Lane::Push(0)), expected, "{strategy}");
         }
+    }
+
+    #[test]
+    fn every_chunk_goes_to_all_others_when_it_is_computed() {
+        let problem = Problem::builder(3, 16, 16).shards(&[2, 0, 1]).build().unwrap();
+        let options = PlanOptions::new().with_strategy(Strategy::Fused).with_pieces(2);
+        let operation = Operation::GemmAllReduce;
+        let plan = Plan::new(&problem, PlanOptions { operation, ..options }).unwrap();
+        let lane = |lane| -> Vec<String> {
+            plan.schedule(1).lane(lane).map(ToString::to_string).collect()
+        };
+        assert_eq!(
+            lane(Lane::Compute),
+            [
+                "multiply rows 2..3",
+                "post summed 2 → 1",
+                "multiply rows 0..1",
+                "post summed 0 → 1",
+                "multiply rows 1..2",
+                "post summed 1 → 1",
+                "await partial 0 from 0",
+                "await partial 0 from 2",
+                "reduce 0",
+                "await partial 1 from 0",
+                "await partial 1 from 2",
+                "reduce 1",
+                "await partial 2 from 0",
+                "await partial 2 from 2",
+                "reduce 2",
+            ]
+        );
+        assert_eq!(
+            lane(Lane::Push(0))[..5],
+            [
+                "await summed 2",
+                "move 2 → 2",
+                "post partial 2 from 1 → 2",
+                "move 2 → 0",
+                "post partial 2 from 1 → 0",
+            ]
+        );
     }
 }
