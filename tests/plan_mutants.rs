@@ -175,13 +175,22 @@ const REDUCE_VIOLATIONS: [(&str, &str, &str); 16] = [
 #[test]
 fn every_mutant_of_a_reduce_scatter_is_caught_as_predicted() {
     assert_eq!(REDUCE_MUTANTS.len(), REDUCE_VIOLATIONS.len());
-    for (mutant, (name, by_order, by_run)) in REDUCE_MUTANTS.iter().zip(REDUCE_VIOLATIONS) {
+    let copies = reducing(Order::Pipelined, 1).with_engine(Engine::CopyEngines { streams: 1 });
+    let ways = [reducing(Order::Fused, 1), copies];
+    let mutants = REDUCE_MUTANTS.iter().zip(REDUCE_VIOLATIONS);
+    for (options, (mutant, (name, by_order, by_run))) in
+        ways.into_iter().flat_map(|way| mutants.clone().map(move |mutant| (way, mutant)))
+    {
         assert_eq!(mutant.name, name);
-        let plan = plan_of(mutant.rows, reducing(Order::Fused, 1));
+        let plan = plan_of(mutant.rows, options);
         let mut schedules = Schedules::new(&plan);
         assert_eq!(schedules.check_order(), Ok(()));
         assert_eq!(run_many(&schedules), Ok(()));
-        assert!(mutant.change(&mut schedules.of_ranks), "{name} finds no step to change");
+        if !mutant.change(&mut schedules.of_ranks) {
+            assert_ne!(options.engine, Engine::Thread, "{name} finds no step to change");
+            assert_eq!(name, "drops the wait for its own sends");
+            continue;
+        }
         let said = |found: Result<(), Violation>| {
             found.err().map(|violation| format!("{violation:?}")).unwrap_or_default()
         };

@@ -329,12 +329,22 @@ fn small_worlds_of_a_reduction_have_no_bad_order() {
     ];
     let scattered = scattered.map(|world| (Operation::GemmReduceScatter, world));
     let all = all.map(|world| (Operation::GemmAllReduce, world));
+    let copies = |streams| Engine::CopyEngines { streams };
     for (operation, (rows, epochs)) in scattered.into_iter().chain(all) {
         for strategy in Order::ALL {
-            let pieces = *rows.iter().max().unwrap();
-            let plan = plan_of(rows, PlanOptions { operation, ..reducing(strategy, pieces) });
-            let states = explore(&Schedules::new(&plan), epochs).unwrap();
-            println!("{operation}: {rows:?} chunks, {strategy}, {epochs} epochs: {states} states");
+            let engines = [Engine::Thread, copies(1), copies(2)];
+            // Fused, with three ranks, or to all: threads alone.
+            let by_threads = strategy == Order::Fused || rows.len() == 3;
+            let is_many = !by_threads && operation == Operation::GemmReduceScatter;
+            for engine in &engines[..if is_many { 3 } else { 1 }] {
+                let epochs = if *engine == Engine::Thread { epochs } else { 3 };
+                let options = reducing(strategy, *rows.iter().max().unwrap());
+                let options = PlanOptions { operation, engine: *engine, ..options };
+                let states = explore(&Schedules::new(&plan_of(rows, options)), epochs).unwrap();
+                println!(
+                    "{operation}: {rows:?} chunks, {strategy}, {engine}, {epochs} epochs: {states} states"
+                );
+            }
         }
     }
 }

@@ -37,16 +37,26 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// An error if this engine cannot carry out this operation.
-    pub(super) fn check(self, engine: Engine) -> Result<()> {
-        if self.reduces() && engine != Engine::Thread {
-            return Err(Error::Unsupported {
-                what: format!("{self} with {engine}"),
-                why: "only threads send sums".into(),
-                remedy: "use Engine::Thread",
-            });
+    /// An error if this engine cannot carry out this operation by this strategy.
+    pub(super) fn check(self, strategy: Strategy, engine: Engine) -> Result<()> {
+        if !self.reduces() || engine == Engine::Thread {
+            return Ok(());
         }
-        Ok(())
+        let (why, remedy) = match (self, engine) {
+            (Operation::GemmReduceScatter, Engine::CopyEngines { .. }) => {
+                if strategy != Strategy::Fused {
+                    return Ok(());
+                }
+                let remedy = "use Strategy::Pipelined or Strategy::Sequential on GPUs";
+                ("a product on a GPU says nothing of its sums before it has ended", remedy)
+            }
+            (Operation::GemmReduceScatter, _) => {
+                ("only threads and copy engines send sums to their owner", "use Engine::CopyEngines")
+            }
+            _ => ("only threads send sums to all ranks", "use Engine::Thread"),
+        };
+        let what = format!("{strategy} {self} with {engine}");
+        Err(Error::Unsupported { what, why: why.into(), remedy })
     }
 
     /// Whether sums of D travel, not rows of A.
@@ -299,11 +309,20 @@ mod tests {
         assert!(text.starts_with("the number of streams is 9"), "{text}");
         let text = refused(Strategy::Fused, Engine::Kernel { blocks: 129 }, 1);
         assert!(text.starts_with("the number of blocks is 129"), "{text}");
-        for engine in [Engine::CopyEngines { streams: 1 }, Engine::PUSHING, Engine::Nccl] {
-            let text = Operation::GemmReduceScatter.check(engine).unwrap_err().to_string();
-            assert!(text.contains("Engine::Thread"), "{text}");
-            assert_eq!(Operation::AllGatherGemm.check(engine), Ok(()));
+        let copies = Engine::CopyEngines { streams: 1 };
+        let refused = |strategy, engine| {
+            assert_eq!(Operation::AllGatherGemm.check(strategy, engine), Ok(()));
+            let to_all = Operation::GemmAllReduce.check(strategy, engine);
+            assert_eq!(to_all.is_ok(), engine == Engine::Thread);
+            Operation::GemmReduceScatter.check(strategy, engine).err().map(|e| e.to_string())
+        };
+        for strategy in Strategy::ALL {
+            assert_eq!(refused(strategy, Engine::Thread), None);
+            for engine in [Engine::PUSHING, Engine::Nccl] {
+                assert!(refused(strategy, engine).unwrap().contains("Engine::CopyEngines"));
+            }
+            let text = refused(strategy, copies).unwrap_or_default();
+            assert_eq!(text.contains("Strategy::Pipelined"), strategy == Strategy::Fused, "{text}");
         }
-        assert_eq!(Operation::GemmReduceScatter.check(Engine::Thread), Ok(()));
     }
 }

@@ -98,7 +98,7 @@ impl Plan {
     /// Makes all choices; an error if they do not fit the problem or each other.
     pub fn new(problem: &Problem, options: PlanOptions) -> Result<Self> {
         options.tiling.check()?;
-        options.operation.check(options.engine)?;
+        options.operation.check(options.strategy, options.engine)?;
         let pieces = match (options.pieces, options.engine) {
             (Some(pieces), _) => pieces,
             (None, Engine::Nccl) => 1,

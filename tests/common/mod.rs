@@ -62,21 +62,28 @@ pub fn reduce_scatter() -> impl Strategy<Value = Plan> {
     let rows = prop_oneof![1 => Just(0u32), 4 => 1u32..9];
     let shards = prop::collection::vec(rows, 1..=6)
         .prop_filter("at least one row", |rows| rows.iter().sum::<u32>() > 0);
-    (shards, 0usize..3, 1u32..5).prop_map(|(rows, strategy, pieces)| {
+    (shards, 0usize..3, 1u32..5, 0u32..4).prop_map(|(rows, strategy, pieces, streams)| {
         let pieces = pieces.min(rows.iter().copied().max().unwrap_or(1));
-        plan_of(&rows, reducing(Order::ALL[strategy], pieces))
+        let strategy = Order::ALL[strategy];
+        // Copy engines know no fused strategy.
+        let engine = match (streams, strategy) {
+            (0, _) | (_, Order::Fused) => Engine::Thread,
+            _ => Engine::CopyEngines { streams },
+        };
+        plan_of(&rows, reducing(strategy, pieces).with_engine(engine))
     })
 }
 
-/// The same as a GEMM + all-reduce.
+/// The same as a GEMM + all-reduce, on threads.
 pub fn all_reduce() -> impl Strategy<Value = Plan> {
     reduce_scatter().prop_map(|plan| {
         let options = PlanOptions { operation: Operation::GemmAllReduce, ..plan.options() };
+        let options = options.with_engine(Engine::Thread);
         Plan::new(plan.problem(), options).unwrap()
     })
 }
 
-/// The options of a GEMM + reduce-scatter.
+/// The options of a GEMM + reduce-scatter on threads.
 pub fn reducing(strategy: Order, pieces: u32) -> PlanOptions {
     let operation = Operation::GemmReduceScatter;
     PlanOptions { operation, strategy, pieces: Some(pieces), ..PlanOptions::default() }

@@ -22,12 +22,17 @@
 //! No word says that slots, or own sums, may be overwritten. What rank p sends in epoch e + 1 says so: p computes it after it
 //! has added up epoch e, for which it had all that was sent to it. A rank has that of all ranks before it computes e + 2.
 //!
+//! The engines differ in their waits, as those of a gather do (`push`). A thread waits for each owner before that owner's
+//! round, and for its own sends before it multiplies. A GPU waits for all ranks in the kernel that begins the step, before its
+//! products. It needs no word `sent`: an owner that has consumed a step has received its sums. The host enqueues a
+//! chunk's copy right behind its product, so that the chunk travels during the next one.
+//!
 //! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and that its
 //! receiver has finished the epoch that used the slot before; a product follows that what was in the buffer of sums before has
 //! been sent; sums are added when all ranks' are available, in an all-reduce the same numbers on all ranks.
 
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
-use super::super::way::{Operation, Strategy};
+use super::super::way::{Engine, Operation, Strategy};
 use super::super::whole::{Plan, PlanOptions};
 
 /// The rank that `rank` of `ranks` sends to in `round`.
@@ -37,71 +42,74 @@ pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
 
 /// All steps of `rank`.
 pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
-    let compute = compute(plan, rank).into_iter().map(|step| (Lane::Compute, step));
-    let push = push(plan, rank).into_iter().map(|step| (Lane::Push(0), step));
-    compute.chain(push).collect()
+    match plan.options().engine {
+        Engine::CopyEngines { streams } => by_copy_engines(plan, rank, streams.max(1)),
+        // Others than threads are refused (`Operation::check`).
+        Engine::Thread | Engine::Kernel { .. } | Engine::Nccl => by_thread(plan, rank),
+    }
 }
 
-fn compute(plan: &Plan, rank: u32) -> Vec<Step> {
-    let (problem, chunks) = (plan.problem(), plan.chunks());
-    let PlanOptions { strategy, operation, .. } = plan.options();
-    let ranks = problem.ranks();
-    let peer = |round| peer_in_round(rank, round, ranks);
-    let multiply = |rows, pivot| Step::Multiply { rows, pivot, awaits: Vec::new() };
-
-    let mut steps = Vec::new();
+fn by_thread(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
+    let mut compute = Vec::new();
     if acknowledges(plan) {
-        let word = Word::Consumed { by: rank };
-        steps.extend((0..ranks).map(|round| Step::Post { word, to: peer(round), age: 1 }));
-        steps.push(Step::Await { word: Word::Sent { push: 0 }, age: BUFFERS });
+        compute.extend(announce(plan, rank));
+        compute.push(Step::Await { word: Word::Sent { push: 0 }, age: BUFFERS });
     }
-    if strategy == Strategy::Sequential {
-        steps.push(multiply(0..problem.m(), peer(1)));
-    }
-    for owner in owners(plan, rank) {
-        let rows = problem.shards().rows(owner);
-        if strategy == Strategy::Pipelined && !rows.is_empty() {
-            steps.push(multiply(rows, owner));
-        }
-        let travels = !receivers(plan, rank, owner).is_empty();
-        for chunk in chunks.of_rank(owner) {
-            if strategy == Strategy::Fused {
-                steps.push(multiply(chunks.rows(chunk), owner));
-            }
-            if travels {
-                steps.push(Step::Post { word: Word::Summed { chunk }, to: rank, age: 0 });
-            }
-        }
-    }
-    for chunk in operation.added_up(chunks, rank) {
-        for from in (0..ranks).filter(|&from| from != rank) {
-            steps.push(Step::Await { word: Word::Partial { chunk, from }, age: 0 });
-        }
-        steps.push(Step::Reduce { chunk });
-    }
-    steps
+    compute.extend(multiply_all(plan, rank));
+    compute.extend(owners(plan, rank).flat_map(|owner| sums_of(plan, rank, owner)));
+    compute.extend(reduce(plan, rank));
+    in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), push(plan, rank))).collect()
 }
 
+/// The steps of the thread that sends.
 fn push(plan: &Plan, rank: u32) -> Vec<Step> {
     let mut steps = Vec::new();
     for owner in owners(plan, rank) {
-        let (chunks, receivers) = (plan.chunks().of_rank(owner), receivers(plan, rank, owner));
-        if chunks.is_empty() || receivers.is_empty() {
+        let chunks = plan.chunks().of_rank(owner);
+        if chunks.is_empty() || receivers(plan, rank, owner).is_empty() {
             continue;
         }
         if acknowledges(plan) {
             steps.push(Step::Await { word: Word::Consumed { by: owner }, age: BUFFERS });
         }
-        for chunk in chunks {
-            steps.push(Step::Await { word: Word::Summed { chunk }, age: 0 });
-            for &to in &receivers {
-                steps.push(Step::Move { chunk, to });
-                steps.push(Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 });
-            }
-        }
+        steps.extend(chunks.flat_map(|chunk| send(plan, rank, owner, chunk)));
     }
     steps.push(Step::Post { word: Word::Sent { push: 0 }, to: rank, age: 0 });
     steps
+}
+
+fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
+    let (ranks, compute) = (plan.problem().ranks(), Lane::Compute);
+    let begun = || Step::Await { word: Word::Begun, age: 0 };
+    let mut steps: Vec<_> = in_lane(compute, announce(plan, rank)).collect();
+    let consumed = |by| Step::Await { word: Word::Consumed { by }, age: BUFFERS };
+    steps.extend(in_lane(Lane::Begin, (0..ranks).map(consumed)));
+    steps.push((Lane::Begin, Step::Post { word: Word::Begun, to: rank, age: 0 }));
+    steps.extend((0..streams).map(|push| (Lane::Push(push), begun())));
+    steps.push((compute, begun()));
+    steps.extend(in_lane(compute, multiply_all(plan, rank)));
+    let mut pushes = (0..streams).cycle();
+    for owner in owners(plan, rank) {
+        for step in sums_of(plan, rank, owner) {
+            let summed = match step {
+                Step::Post { word: Word::Summed { chunk }, .. } => Some(chunk),
+                _ => None,
+            };
+            steps.push((compute, step));
+            for (chunk, push) in summed.into_iter().zip(&mut pushes) {
+                steps.extend(in_lane(Lane::Push(push), send(plan, rank, owner, chunk)));
+            }
+        }
+    }
+    steps.extend(in_lane(compute, reduce(plan, rank)));
+    steps
+}
+
+fn in_lane(
+    lane: Lane,
+    steps: impl IntoIterator<Item = Step>,
+) -> impl Iterator<Item = (Lane, Step)> {
+    steps.into_iter().map(move |step| (lane, step))
 }
 
 /// Every rank, in the order in which `rank` computes their rows: the last round comes back to itself.
@@ -123,18 +131,82 @@ fn acknowledges(plan: &Plan) -> bool {
     plan.options().operation != Operation::GemmAllReduce
 }
 
+/// Posts that this rank has consumed the previous step, first to the rank that it sends to first.
+fn announce(plan: &Plan, rank: u32) -> Vec<Step> {
+    let ranks = plan.problem().ranks();
+    let to = (0..ranks).map(|round| peer_in_round(rank, round, ranks));
+    to.map(|to| Step::Post { word: Word::Consumed { by: rank }, to, age: 1 }).collect()
+}
+
+fn multiply(rows: std::ops::Range<u32>, pivot: u32) -> Step {
+    Step::Multiply { rows, pivot, awaits: Vec::new() }
+}
+
+/// The one product of all rows, if that is the strategy.
+fn multiply_all(plan: &Plan, rank: u32) -> Option<Step> {
+    let (problem, strategy) = (plan.problem(), plan.options().strategy);
+    let pivot = peer_in_round(rank, 1, problem.ranks());
+    (strategy == Strategy::Sequential).then(|| multiply(0..problem.m(), pivot))
+}
+
+/// What computes the sums of `owner`'s rows, and says which are complete.
+fn sums_of(plan: &Plan, rank: u32, owner: u32) -> Vec<Step> {
+    let (chunks, strategy) = (plan.chunks(), plan.options().strategy);
+    let (rows, mut steps) = (plan.problem().shards().rows(owner), Vec::new());
+    if strategy == Strategy::Pipelined && !rows.is_empty() {
+        steps.push(multiply(rows, owner));
+    }
+    let travels = !receivers(plan, rank, owner).is_empty();
+    for chunk in chunks.of_rank(owner) {
+        if strategy == Strategy::Fused {
+            steps.push(multiply(chunks.rows(chunk), owner));
+        }
+        if travels {
+            steps.push(Step::Post { word: Word::Summed { chunk }, to: rank, age: 0 });
+        }
+    }
+    steps
+}
+
+/// What sends the sums of a chunk of `owner`'s rows, once they are complete.
+fn send(plan: &Plan, rank: u32, owner: u32, chunk: u32) -> Vec<Step> {
+    let mut steps = vec![Step::Await { word: Word::Summed { chunk }, age: 0 }];
+    for to in receivers(plan, rank, owner) {
+        steps.push(Step::Move { chunk, to });
+        steps.push(Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 });
+    }
+    steps
+}
+
+/// What adds up the rows that the rank gets, chunk by chunk.
+fn reduce(plan: &Plan, rank: u32) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for chunk in plan.options().operation.added_up(plan.chunks(), rank) {
+        for from in (0..plan.problem().ranks()).filter(|&from| from != rank) {
+            steps.push(Step::Await { word: Word::Partial { chunk, from }, age: 0 });
+        }
+        steps.push(Step::Reduce { chunk });
+    }
+    steps
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::super::problem::Problem;
+    use super::super::super::schedule::Schedule;
     use super::*;
 
     /// The steps of a lane of rank 1 of three, the last of which owns nothing: two chunks, one, none.
     fn lane(strategy: Strategy, lane: Lane) -> Vec<String> {
+        schedule(strategy, Engine::Thread).lane(lane).map(Step::to_string).collect()
+    }
+
+    fn schedule(strategy: Strategy, engine: Engine) -> Schedule {
         let problem = Problem::builder(5, 16, 16).shards(&[4, 1, 0]).build().unwrap();
-        let options = PlanOptions::new().with_strategy(strategy).with_pieces(2);
+        let options = PlanOptions::new().with_strategy(strategy).with_engine(engine);
         let operation = Operation::GemmReduceScatter;
-        let plan = Plan::new(&problem, PlanOptions { operation, ..options }).unwrap();
-        plan.schedule(1).lane(lane).map(Step::to_string).collect()
+        let plan = Plan::new(&problem, PlanOptions { operation, ..options }.with_pieces(2));
+        plan.unwrap().schedule(1)
     }
 
     #[test]
@@ -194,6 +266,39 @@ mod tests {
         }
     }
 
+    /// In the order in which a host enqueues them.
+    #[test]
+    fn a_gpu_sends_behind_each_product_what_it_has_computed() {
+        let schedule = schedule(Strategy::Pipelined, Engine::CopyEngines { streams: 2 });
+        let all: Vec<String> =
+            schedule.steps.iter().map(|(lane, step)| format!("{lane}: {step}")).collect();
+        let expected = [
+            "compute: post consumed by 1 of e−1 → 1",
+            "compute: post consumed by 1 of e−1 → 2",
+            "compute: post consumed by 1 of e−1 → 0",
+            "begin: await consumed by 0 of e−2",
+            "begin: await consumed by 1 of e−2",
+            "begin: await consumed by 2 of e−2",
+            "begin: post begun → 1",
+            "push 0: await begun",
+            "push 1: await begun",
+            "compute: await begun",
+            "compute: multiply rows 0..4",
+            "compute: post summed 0 → 1",
+            "push 0: await summed 0",
+            "push 0: move 0 → 0",
+            "push 0: post partial 0 from 1 → 0",
+            "compute: post summed 1 → 1",
+            "push 1: await summed 1",
+            "push 1: move 1 → 0",
+            "push 1: post partial 1 from 1 → 0",
+            "compute: multiply rows 4..5",
+            "compute: await partial 2 from 0",
+            "compute: await partial 2 from 2",
+            "compute: reduce 2",
+        ];
+        assert_eq!(all, expected);
+    }
     #[test]
     fn every_chunk_goes_to_all_others_when_it_is_computed() {
         let problem = Problem::builder(3, 16, 16).shards(&[2, 0, 1]).build().unwrap();
