@@ -232,6 +232,37 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
     check_range("blocks", step->blocks, 1, int64_t(1) << gather.share_bits);
 }
 
+void check_reduction(og_reduction const* reduction) {
+    require_pointer(reduction, "reduction");
+    og_reduction const& r = *reduction;
+    check_range("ranks", r.ranks, 1, OG_MAX_RANKS);
+    check_range("rank", r.rank, 0, int64_t(r.ranks) - 1);
+    check_range("rows", r.rows, 1, OG_MAX_EXTENT);
+    check_range("n", r.n, 1, OG_MAX_EXTENT);
+    require(r.sum_type == OG_TYPE_BF16 || r.sum_type == OG_TYPE_F32, OG_STATUS_OUT_OF_RANGE,
+            [] { return "sum_type must be OG_TYPE_BF16 or OG_TYPE_F32"; });
+    check_range("d_type", r.d_type, OG_TYPE_BF16, OG_TYPE_F32);
+    check_range("activation", r.activation, OG_ACTIVATION_NONE, OG_ACTIVATION_SILU);
+    check_range("average", r.average, 0, 1);
+    check_pitch("pitch", r.pitch, r.n, r.sum_type);
+    check_pitch("ldd", r.ldd, r.n, r.d_type);
+    check_multiple("pitch", r.pitch * bytes_of(r.sum_type));
+    check_multiple("ldd", r.ldd * bytes_of(r.d_type));
+    check_multiple("a row of sums (n)", r.n * bytes_of(r.sum_type));
+    check_multiple("a row of D (n)", r.n * bytes_of(r.d_type));
+    check_address("own", r.own);
+    check_address("d", r.d);
+    if (r.ranks > 1) {
+        check_address("slots", r.slots);
+        check_range("slot_pitch", r.slot_pitch, 0, INT64_MAX / OG_MAX_RANKS / bytes_of(r.sum_type));
+        check_multiple("slot_pitch", r.slot_pitch * bytes_of(r.sum_type));
+    }
+    if (r.c) check_address("c", r.c);
+    if (r.bias) check_address("bias", r.bias);
+    require_pointer(r.stop, "stop");
+    require_pointer(r.epoch, "epoch");
+}
+
 void check_pad(og_pad const* pad) {
     check_shared(pad, "pad");
     check_range("channels", pad->channels, 1, INT32_MAX);
@@ -333,13 +364,22 @@ og_status og_gather_begin(const og_gather* gather, const og_gather_step* step, v
     });
 }
 
-og_status og_gather_await(const og_gather* gather, int32_t slot, int32_t count, int32_t chunk,
-                          void* stream) {
+og_status og_gather_await(const og_gather* gather, int32_t slot, int32_t count, int32_t stride,
+                          int32_t chunk, void* stream) {
     return overlap_gemm::guarded([&] {
         overlap_gemm::check_gather(gather);
         overlap_gemm::check_range("count", count, 1, gather->slots);
-        overlap_gemm::check_range("slot", slot, 0, int64_t(gather->slots) - count);
-        overlap_gemm::await_rows(*gather, slot, count, chunk, static_cast<cudaStream_t>(stream));
+        overlap_gemm::check_range("stride", stride, 1, gather->slots);
+        int64_t behind = int64_t(count - 1) * stride;
+        overlap_gemm::check_range("slot", slot, 0, int64_t(gather->slots) - 1 - behind);
+        overlap_gemm::await_slots(*gather, slot, count, stride, chunk, static_cast<cudaStream_t>(stream));
+    });
+}
+
+og_status og_reduce(const og_reduction* reduction, void* stream) {
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::check_reduction(reduction);
+        overlap_gemm::reduce_sums(*reduction, static_cast<cudaStream_t>(stream));
     });
 }
 
@@ -358,6 +398,7 @@ og_status og_signals_prepare(void) {
     return overlap_gemm::guarded([&] {
         overlap_gemm::load_signal_kernels();
         overlap_gemm::load_gather_kernels();
+        overlap_gemm::load_reduce_kernels();
         overlap_gemm::load_pad_kernels();
     });
 }

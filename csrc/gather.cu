@@ -1,5 +1,5 @@
 // What a rank's GPU does for a gather beside the product: beginning a step, pushing rows to the others,
-// waiting for theirs. The words are described at og_gather.
+// waiting for theirs. A reduce-scatter begins and waits in the same way. The words are described at og_gather.
 //
 // Invariant: a rank writes into another's buffer only after all ranks have consumed it, or after it has posted `torn`; a
 // signal follows its data, behind a fence of the whole system; every wait ends by its word, the limit, the abort word or a
@@ -357,19 +357,23 @@ __global__ void __launch_bounds__(kPushThreads)
 }
 
 __global__ void __launch_bounds__(kWarp)
-    await(__grid_constant__ og_gather const gather, int32_t slot, int32_t count, int32_t chunk) {
+    await(__grid_constant__ og_gather const gather, int32_t slot, int32_t count, int32_t stride, int32_t chunk) {
     wait_for_kernels_before();
     let_next_kernel_start();
     uint32_t* own = gather.own;
     og_stop* stop = stop_of(gather, own);
     uint32_t epoch = load_relaxed_system(own + gather.epoch_at);
-    uint32_t const* signals = own + gather.signals_at + (slot << gather.share_bits);
-    auto nth_slot = [&](int32_t word) { return word >> gather.share_bits; };
-    auto writer_of = [&](int32_t word) { return uint32_t((slot + nth_slot(word)) / (gather.slots / gather.ranks)); };
+    uint32_t const* signals = own + gather.signals_at;
+    int32_t const share_bits = gather.share_bits;
+    auto nth_slot = [=](int32_t word) { return word >> share_bits; };
+    auto slot_of = [=](int32_t word) { return slot + nth_slot(word) * stride; };
+    auto share_of = [=](int32_t word) { return word & ((1 << share_bits) - 1); };
+    auto writer_of = [&](int32_t word) { return uint32_t(slot_of(word) / (gather.slots / gather.ranks)); };
     Finding finding;
     await_words(
         Patience(gather.abort, gather.timeout_ns), count << gather.share_bits, OG_FAILURE_TIMEOUT,
-        [=](int32_t i) { return signals + i; }, [=](int32_t) { return epoch; }, writer_of,
+        [=](int32_t i) { return signals + (slot_of(i) << share_bits) + share_of(i); },
+        [=](int32_t) { return epoch; }, writer_of,
         [=] { return load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); }, finding);
     // What is read after this kernel has ended is ordered by that end.
     finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who))
@@ -416,9 +420,9 @@ void begin_gather(og_gather const& gather, og_gather_step const& step, cudaStrea
                  step, list);
 }
 
-void await_rows(og_gather const& gather, int32_t slot, int32_t count, int32_t chunk,
-                cudaStream_t stream) {
-    launch_early(await, 1, kWarp, stream, "launch of await", gather, slot, count, chunk);
+void await_slots(og_gather const& gather, int32_t slot, int32_t count, int32_t stride, int32_t chunk,
+                 cudaStream_t stream) {
+    launch_early(await, 1, kWarp, stream, "launch of await", gather, slot, count, stride, chunk);
 }
 
 void load_gather_kernels() {

@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 9
+#define OG_ABI_VERSION 10
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -385,6 +385,42 @@ typedef struct og_pad {
 
 #define OG_PAD_HEADER 32
 
+/* How all ranks' sums of some rows become outputs:
+ *
+ *   D = activation(alpha * total + beta * C[m, n] + bias[n]),
+ *
+ * where the total is added up in the order of the ranks, and divided by their number if `average` is 1. Everything is in
+ * f32, and each operation is rounded by itself; D is rounded once, to nearest even. Where the step was given up, D is NaN.
+ *
+ * All pointers are to device memory. A null C or bias is absent. */
+typedef struct og_reduction {
+    /* The sums: BF16 or F32. This rank's own; then a slot for each other rank, in order, the slots `slot_pitch` elements
+     * apart. Rows are `pitch` elements apart in all of them. */
+    const void *own;
+    const void *slots;
+    int64_t slot_pitch;
+    int64_t pitch;
+    int64_t rows;
+    int64_t n;
+    int32_t ranks;
+    int32_t rank;
+    og_type sum_type;
+    /* Also the type of C and of the bias: BF16, F16 or F32. */
+    og_type d_type;
+    void *d;
+    /* Lies as D does. */
+    const void *c;
+    const void *bias;
+    int64_t ldd;
+    float alpha;
+    float beta;
+    og_activation activation;
+    int32_t average;
+    /* This rank's words of the step: see og_gather. */
+    const og_stop *stop;
+    const uint32_t *epoch;
+} og_reduction;
+
 /* What `og_gemm_prepare` found out once, so that `og_gemm_enqueue` asks the device nothing. */
 typedef struct og_gemm_plan {
     /* Device memory that the product needs beside the matrices; may be 0. The caller zeroes it
@@ -457,10 +493,15 @@ og_status og_signal_post(uint32_t *signals, int32_t count, const uint32_t *epoch
  * is with every later step. Needs SMs: what waits for it comes after it. */
 og_status og_gather_begin(const og_gather *gather, const og_gather_step *step, void *stream);
 
-/* Enqueues a kernel of one warp that ends when the signals of `count` slots from `slot` on have reached
- * the epoch, or the step was given up. `chunk` is what the failure record calls the first of them. */
-og_status og_gather_await(const og_gather *gather, int32_t slot, int32_t count, int32_t chunk,
-                          void *stream);
+/* Enqueues a kernel of one warp that ends when the signals of `count` slots, `slot` and each `stride`-th behind it, have
+ * reached the epoch, or the step was given up. `chunk` is what the failure record calls the first of them; the next one
+ * is `chunk + 1`. */
+og_status og_gather_await(const og_gather *gather, int32_t slot, int32_t count, int32_t stride,
+                          int32_t chunk, void *stream);
+
+/* Enqueues a kernel that adds up sums. It waits for nothing: it starts when all that is older has ended on the stream, the
+ * kernels that wait for the sums among it. */
+og_status og_reduce(const og_reduction *reduction, void *stream);
 
 /* Enqueues a kernel of one warp by which this rank and others signal each other on a channel: to `peer`
  * (-1: to all, itself too) if `puts` is not 0, and then waits for as many signals from there as it has

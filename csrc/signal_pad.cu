@@ -42,7 +42,7 @@ void meet_on_pad(og_pad const& pad, int32_t channel, int32_t peer, bool puts, bo
                  cudaStream_t stream) {
     int32_t first = peer < 0 ? 0 : peer;
     int32_t count = peer < 0 ? pad.ranks : 1;
-    launch(meet, kWarp, stream, "launch of meet", pad, channel, first, count, puts, waits);
+    launch(meet, 1, kWarp, stream, "launch of meet", pad, channel, first, count, puts, waits);
 }
 
 void load_pad_kernels() {

@@ -20,11 +20,11 @@ __global__ void post(uint32_t* signals, int32_t count, uint32_t const* epoch) {
 }  // namespace
 
 void advance_epoch(uint32_t* epoch, cudaStream_t stream) {
-    launch(advance, 1, stream, "launch of advance", epoch);
+    launch(advance, 1, 1, stream, "launch of advance", epoch);
 }
 
 void post_signals(uint32_t* signals, int32_t count, uint32_t const* epoch, cudaStream_t stream) {
-    launch(post, 1, stream, "launch of post", signals, count, epoch);
+    launch(post, 1, 1, stream, "launch of post", signals, count, epoch);
 }
 
 void load_signal_kernels() {

@@ -11,13 +11,13 @@
 namespace overlap_gemm {
 
 #if defined(__CUDACC__)
-// Launches one block. What the launch itself returns says whether it failed: the runtime's last error may be one
+// Launches a kernel that starts when all that is older has ended on the stream. What the launch itself returns says whether it failed: the runtime's last error may be one
 // that the caller has yet to look at, and stays.
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), int threads, cudaStream_t stream, char const* what,
+void launch(void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream, char const* what,
             Arguments const&... arguments) {
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(1);
+    config.gridDim = dim3(unsigned(blocks));
     config.blockDim = dim3(unsigned(threads));
     config.stream = stream;
     check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), what);
@@ -28,12 +28,14 @@ void launch(void (*kernel)(Parameters...), int threads, cudaStream_t stream, cha
 void advance_epoch(uint32_t* epoch, cudaStream_t stream);
 void post_signals(uint32_t* signals, int32_t count, uint32_t const* epoch, cudaStream_t stream);
 void begin_gather(og_gather const& gather, og_gather_step const& step, cudaStream_t stream);
-void await_rows(og_gather const& gather, int32_t slot, int32_t count, int32_t chunk,
-                cudaStream_t stream);
+void await_slots(og_gather const& gather, int32_t slot, int32_t count, int32_t stride, int32_t chunk,
+                 cudaStream_t stream);
+void reduce_sums(og_reduction const& reduction, cudaStream_t stream);
 void meet_on_pad(og_pad const& pad, int32_t channel, int32_t peer, bool puts, bool waits,
                  cudaStream_t stream);
 void load_signal_kernels();
 void load_pad_kernels();
 void load_gather_kernels();
+void load_reduce_kernels();
 
 }  // namespace overlap_gemm

@@ -67,7 +67,8 @@ impl AllGather {
         let refuse = |error| Gatherer::refuse(group, options, error);
         let (problem, tiling) = (problem.build().map_err(refuse)?, PlanOptions::default().tiling);
         let (operation, strategy) = (Operation::AllGather, Some(Strategy::Sequential));
-        let purpose = Purpose { kind: "all-gather", tiling: Ok(tiling), operation, strategy };
+        let (kind, tiling, sums) = ("all-gather", Ok(tiling), None);
+        let purpose = Purpose { kind, tiling, operation, strategy, sums };
         let obstacle = obstacle.as_deref();
         let gatherer = Gatherer::join(group, device, &problem, &purpose, options, obstacle)?;
         Ok(AllGather { gatherer, open: None })

@@ -109,7 +109,12 @@ impl AsyncGemm {
             order,
             table: ChunkTable::new(chunks, pivot_rank, |chunk| chunk),
             first_limit: FIRST_LIMIT,
-            waiter: Waiter { rank: pivot_rank, limit: LIMIT, chunks: chunks.clone() },
+            waiter: Waiter {
+                rank: pivot_rank,
+                limit: LIMIT,
+                chunks: chunks.clone(),
+                of_sums: false,
+            },
             begun: AtomicBool::new(false),
         })
     }

@@ -9,6 +9,7 @@
 //! - [`AllGatherGemm`]: every rank brings rows and multiplies those of all, by the
 //!   [`Schedule`](crate::plan::Schedule) of a strategy and by what a [table](crate::tune) has of the problem;
 //!   [`AllGather`]: without the product;
+//! - [`GemmReduceScatter`]: every rank multiplies its slice of K, and gets the sums of its own rows;
 //! - [`Gemm`]: a product whose input is there; [`AsyncGemm`]: one whose input arrives chunk by chunk.
 //!
 //! What they stand on, each folder using only those before it (`docs/architecture.md` has the table):
@@ -16,7 +17,7 @@
 //! - `sys`: what binds to CUDA: the border to the device code, devices, memory;
 //! - `product`: a planned product: kernels and their choice, options, operands;
 //! - `exchange`: what ranks exchange: memory that all reach, signals and epochs, where everything lies, agreement;
-//! - `movers`: how rows travel: copy engines, a kernel, NCCL.
+//! - `movers`: how rows and sums travel: copy engines, a kernel, NCCL.
 //!
 //! Two things may be absent where a binary of this feature runs, and neither stops it from
 //! starting. The *driver* is loaded at run time: without one, [`devices`] and
@@ -34,6 +35,7 @@ mod all_gather_gemm;
 mod async_gemm;
 mod exchange;
 mod gemm;
+mod gemm_reduce_scatter;
 mod movers;
 mod product;
 mod sys;
@@ -41,10 +43,8 @@ mod sys;
 // The operations.
 #[doc(inline)]
 pub use self::{
-    all_gather::AllGather,
-    all_gather_gemm::{AllGatherGemm, Shard},
-    async_gemm::AsyncGemm,
-    gemm::Gemm,
+    all_gather::AllGather, all_gather_gemm::AllGatherGemm, async_gemm::AsyncGemm, gemm::Gemm,
+    gemm_reduce_scatter::GemmReduceScatter,
 };
 
 // What they are asked for, and what they multiply.
@@ -53,6 +53,7 @@ pub use self::{
     movers::options::GatherOptions,
     product::operands::{Operands, RawOperands},
     product::options::GemmOptions,
+    product::shard::Shard,
 };
 #[doc(inline)]
 pub use crate::plan::Activation;

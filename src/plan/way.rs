@@ -50,9 +50,10 @@ impl Operation {
                 let remedy = "use Strategy::Pipelined or Strategy::Sequential on GPUs";
                 ("a product on a GPU says nothing of its sums before it has ended", remedy)
             }
-            (Operation::GemmReduceScatter, _) => {
-                ("only threads and copy engines send sums to their owner", "use Engine::CopyEngines")
-            }
+            (Operation::GemmReduceScatter, _) => (
+                "only threads and copy engines send sums to their owner",
+                "use Engine::CopyEngines",
+            ),
             _ => ("only threads send sums to all ranks", "use Engine::Thread"),
         };
         let what = format!("{strategy} {self} with {engine}");

@@ -21,45 +21,12 @@ use cudarc::driver::sys::CUdeviceptr;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows};
 use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
+use crate::cuda::product::shard::Shard;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::kernels::Choice;
 use crate::kernels::Kernel;
 use crate::plan::{Plan, Scaling, Schedule, TileOrder, Way};
-
-/// What one rank brings to a step.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Shard<'a> {
-    rows: Option<&'a [u32]>,
-    at: Option<CUdeviceptr>,
-    scales: CUdeviceptr,
-}
-
-impl<'a> Shard<'a> {
-    /// The rows are in their slot: [`AllGatherGemm::local_shard`].
-    pub fn in_place() -> Self {
-        Shard::default()
-    }
-
-    /// The rows are at `address`, as far apart as the problem's `lda` says, and are copied from there.
-    pub fn at(address: CUdeviceptr) -> Self {
-        Shard { at: Some(address), ..Shard::default() }
-    }
-
-    /// The rows of every rank in this step, the same on all ranks (default: as planned).
-    #[must_use]
-    pub fn rows(mut self, rows: &'a [u32]) -> Self {
-        self.rows = Some(rows);
-        self
-    }
-
-    /// The scales of this rank's rows, for [`Scaling::Rows`]: one f32 each.
-    #[must_use]
-    pub fn scales(mut self, address: CUdeviceptr) -> Self {
-        self.scales = address;
-        self
-    }
-}
 
 /// One rank's all-gather + GEMM, planned once and enqueued many times. Collective: all ranks make the same
 /// calls in the same order.
@@ -213,13 +180,7 @@ impl AllGatherGemm {
         let shape = self.gatherer.shape(shard.rows)?;
         let problem = shape.plan.problem();
         let own_rows = problem.shards().rows(self.gatherer.group().rank()).len();
-        let scaled = problem.scaling() == Scaling::Rows && own_rows > 0;
-        if scaled != (shard.scales != 0) {
-            let remedy = "give scales of the rank's rows exactly if the problem scales by rows";
-            let word = |there: bool| if there { "there" } else { "absent" };
-            let (got, expected) = (word(shard.scales != 0), word(scaled));
-            return Err(Error::mismatch("the scales of the shard", got, expected, remedy));
-        }
+        shard.check_scales(problem.scaling() == Scaling::Rows && own_rows > 0)?;
         // Whatever can be refused is refused before any rank hears of the step.
         let m = problem.m();
         let buffer = self.gatherer.next_buffer();

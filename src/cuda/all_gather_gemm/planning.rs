@@ -12,10 +12,10 @@ use crate::cuda::movers::engines::choose;
 use crate::cuda::movers::gather::Gatherer;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::options::GatherOptions;
-use crate::cuda::product::Product;
 use crate::cuda::product::options::GemmOptions;
+use crate::cuda::product::{Product, check_alike};
 use crate::cuda::sys::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::group::Group;
 use crate::plan::{Engine, Operation, Problem, Strategy, Way};
 use crate::tune::Tuning;
@@ -92,29 +92,11 @@ impl AllGatherGemm {
         // What a table has decided is in it, so that ranks with different tables notice.
         let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {problems:?} {gemm:?}");
         let operation = Operation::AllGatherGemm;
-        let purpose = Purpose { kind: &kind, tiling, operation, strategy };
+        let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: None };
         let gatherer = Gatherer::join(group, device, first, &purpose, gather, obstacle)?;
         let products = planned?;
         let (why, way) = (advice.explain(gatherer.why()), gatherer.plan().way());
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned all-gather + GEMM");
         Ok(AllGatherGemm { gatherer, products, why, latest: None })
     }
-}
-
-/// The first of problems that are products of one A.
-fn check_alike(problems: &[Problem]) -> Result<&Problem> {
-    let Some(first) = problems.first() else {
-        let remedy = "plan at least one product";
-        return Err(Error::mismatch("the number of problems", 0, "at least 1", remedy));
-    };
-    for (index, problem) in problems.iter().enumerate() {
-        let a =
-            |of: &Problem| (of.shards().clone(), of.k(), of.lda(), of.elements().a, of.scaling());
-        if a(problem) != a(first) {
-            let remedy = "give all problems the same shards, K, lda, element type of A and scaling";
-            let what = format!("the A of problem {index}");
-            return Err(Error::mismatch(what, problem, format!("that of {first}"), remedy));
-        }
-    }
-    Ok(first)
 }

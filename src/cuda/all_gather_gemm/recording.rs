@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
+use super::AllGatherGemm;
 use super::step_record::StepRecord;
-use super::{AllGatherGemm, Shard};
 use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
+use crate::cuda::product::shard::Shard;
 use crate::cuda::sys::device::check_context;
 use crate::cuda::sys::records::TileRecords;
 use crate::cuda::sys::workspace::is_capturing;

@@ -1,5 +1,5 @@
 //! Where everything of a gather lies in the symmetric memory of a rank: words first, then the gathered
-//! rows, twice, then their scales.
+//! rows, twice, then their scales. In a reduce-scatter: words, then twice this rank's sums, and slots for the others'.
 //!
 //! What belongs here: offsets, and nothing that does something. Invariant: the same numbers on every rank;
 //! rows start at multiples of 16 bytes (as do all of them, if pitches do), words of 64 bits at multiples
@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
 use crate::cuda::sys::call::{GatherWords, Push, TOGGLE_SET, int};
 use crate::error::{Error, Result};
-use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Plan, Problem, Scaling};
+use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Partials, Plan, Problem, Scaling};
 
 const WORD: u64 = size_of::<u32>() as u64;
 /// Words that different ranks write are in lines of their own.
@@ -44,47 +44,83 @@ pub(crate) struct Layout {
     pitch: u64,
     row: u64,
     scaled: bool,
+    /// Rows of a slot for another rank's sums; none in a gather.
+    slot_rows: u32,
+    /// The gathered rows; in a reduce-scatter, this rank's sums.
     rows_at: [u64; BUFFERS as usize],
     scales_at: [u64; BUFFERS as usize],
+    slots_at: [u64; BUFFERS as usize],
     bytes: u64,
 }
 
 impl Layout {
     pub(crate) fn new(problem: &Problem, slots_per_rank: u32, engine: Engine) -> Result<Self> {
         let size = u64::from(problem.elements().a.size());
-        let (m, scaled) = (u64::from(problem.m()), problem.scaling() == Scaling::Rows);
-        let (pitch, row) = (u64::from(problem.lda()) * size, u64::from(problem.k()) * size);
-        let mut layout = Layout {
-            ranks: problem.ranks(),
+        let layout = Layout {
+            pitch: u64::from(problem.lda()) * size,
+            row: u64::from(problem.k()) * size,
+            scaled: problem.scaling() == Scaling::Rows,
+            ..Layout::of_words(problem.ranks(), slots_per_rank, engine)
+        };
+        let what = "the gathered input of a rank, twice, in bytes";
+        layout.placed(problem.m(), what, "gather fewer rows at a time")
+    }
+
+    /// That of a reduce-scatter whose sums have so many columns.
+    pub(crate) fn of_sums(
+        problem: &Problem,
+        slots_per_rank: u32,
+        engine: Engine,
+        (columns, partials): (u32, Partials),
+    ) -> Result<Self> {
+        let row = u64::from(columns) * u64::from(partials.element().size());
+        let slot_rows = problem.shards().most_rows();
+        let words = Layout::of_words(problem.ranks(), slots_per_rank, engine);
+        let what = "the sums of a rank and its slots, twice, in bytes";
+        let layout = Layout { pitch: row, row, slot_rows, ..words };
+        layout.placed(problem.m(), what, "reduce fewer rows at a time")
+    }
+
+    /// Words, and nothing behind them.
+    fn of_words(ranks: u32, slots_per_rank: u32, engine: Engine) -> Self {
+        Layout {
+            ranks,
             slots_per_rank,
             share_bits: share_bits(engine),
-            pitch,
-            row,
-            scaled,
+            pitch: 0,
+            row: 0,
+            scaled: false,
+            slot_rows: 0,
             rows_at: [0; BUFFERS as usize],
             scales_at: [0; BUFFERS as usize],
+            slots_at: [0; BUFFERS as usize],
             bytes: 0,
-        };
-        let mut end = u128::from(layout.word_count()) * u128::from(WORD);
+        }
+    }
+
+    /// With a place for everything.
+    fn placed(mut self, m: u32, what: &str, remedy: &'static str) -> Result<Self> {
+        let (pitch, m) = (u128::from(self.pitch), u128::from(m));
+        let slots = u128::from(self.ranks - 1) * u128::from(self.slot_rows) * pitch;
+        let mut end = u128::from(self.word_count()) * u128::from(WORD);
         let mut place = |bytes: u128| {
             let start = end.next_multiple_of(PAGE.into());
             end = start + bytes;
             u64::try_from(start).unwrap_or(u64::MAX)
         };
         for buffer in 0..BUFFERS as usize {
-            layout.rows_at[buffer] = place(u128::from(pitch) * u128::from(m));
-            layout.scales_at[buffer] = place(if scaled { u128::from(m) * 4 } else { 0 });
+            self.rows_at[buffer] = place(pitch * m);
+            self.scales_at[buffer] = place(if self.scaled { m * 4 } else { 0 });
+            self.slots_at[buffer] = place(slots);
         }
-        layout.bytes = match i64::try_from(end) {
+        self.bytes = match i64::try_from(end) {
             Ok(bytes) => bytes.unsigned_abs(),
             Err(_) => {
-                let what = "the gathered input of a rank, twice, in bytes";
                 let value = u64::try_from(end).unwrap_or(u64::MAX);
-                let remedy = "gather fewer rows at a time";
                 return Err(Error::out_of_range(what, value, 1, i64::MAX as u64, remedy));
             }
         };
-        Ok(layout)
+        Ok(self)
     }
 
     /// How much memory a rank needs.
@@ -216,7 +252,58 @@ impl Layout {
         if self.scaled { u64::from(rows) * WORD } else { 0 }
     }
 
-    /// Where each chunk of a step in `buffer` lies, at every rank.
+    /// Bytes from one row to the next.
+    pub(crate) fn pitch(&self) -> u64 {
+        self.pitch
+    }
+
+    /// Bytes from one slot for sums to the next.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        u64::from(self.slot_rows) * self.pitch
+    }
+
+    /// Where the slots for sums start: those of the other ranks, in order.
+    pub(crate) fn slots_start(&self, buffer: u32) -> u64 {
+        self.slots_at[buffer as usize]
+    }
+
+    /// Where `to` gets a chunk that `from` sends: rows lie alike on all ranks; sums go into the owner's slot for that rank.
+    pub(crate) fn lands_at(
+        &self,
+        plan: &Plan,
+        chunk: u32,
+        [from, to]: [u32; 2],
+        buffer: u32,
+    ) -> u64 {
+        let first = plan.chunks().rows(chunk).start;
+        if self.slot_rows == 0 {
+            return self.row(buffer, first);
+        }
+        // The owner has no slot for its own.
+        let slot = if from < to { from } else { from.saturating_sub(1) };
+        let local = first - plan.problem().shards().rows(plan.chunks().rank_of(chunk)).start;
+        self.slots_start(buffer)
+            + u64::from(slot) * self.slot_bytes()
+            + u64::from(local) * self.pitch
+    }
+
+    /// The slot of the signal by which `from` says that it has sent a chunk: of the rank that writes it.
+    pub(crate) fn signal_slot(&self, plan: &Plan, chunk: u32, from: u32) -> u32 {
+        let chunks = plan.chunks();
+        from * self.slots_per_rank + chunk - chunks.of_rank(chunks.rank_of(chunk)).start
+    }
+
+    /// What other ranks write in a step in which this one owns the rows `own` of `m`: offsets and bytes.
+    pub(crate) fn received(&self, buffer: u32, own: &Range<u32>, m: u32) -> [(u64, u64); 2] {
+        if self.slot_rows > 0 {
+            let slots = u64::from(self.ranks - 1) * self.slot_bytes();
+            return [(self.slots_start(buffer), slots), (self.slots_start(buffer), 0)];
+        }
+        [0..own.start, own.end..m]
+            .map(|rows| (self.row(buffer, rows.start), self.rows_bytes(rows.len() as u32)))
+    }
+
+    /// Where each chunk of a step in `buffer` lies, at every rank; in a reduce-scatter, at the rank that sends it.
     pub(crate) fn pieces(&self, plan: &Plan, buffer: u32) -> Vec<Push> {
         let push = |chunk| {
             let rows = plan.chunks().rows(chunk);
@@ -300,6 +387,40 @@ mod tests {
             }
             assert!(layout.bytes() >= at);
         }
+    }
+
+    #[test]
+    fn sums_and_slots_do_not_overlap() {
+        let (plan, _) = layout(Scaling::None, COPIES);
+        let sums = (48, Partials::F32);
+        let layout = Layout::of_sums(plan.problem(), 4, COPIES, sums).unwrap();
+        let (row, most) = (48 * 4, 60);
+        assert_eq!((layout.pitch(), layout.slot_bytes()), (row, most * row));
+        let mut at = Layout::word(layout.word_count());
+        for buffer in 0..BUFFERS {
+            assert!(layout.row(buffer, 0) >= at);
+            at = layout.row(buffer, 100);
+            assert!(layout.slots_start(buffer) >= at);
+            at = layout.slots_start(buffer) + 2 * layout.slot_bytes();
+            let slots = [(at - 2 * most * row, 2 * most * row), (at - 2 * most * row, 0)];
+            assert_eq!(layout.received(buffer, &(0..40), 100), slots);
+        }
+        assert_eq!(layout.bytes(), at);
+    }
+
+    #[test]
+    fn every_rank_has_its_slot_at_every_owner() {
+        let (plan, rows) = layout(Scaling::None, COPIES);
+        let layout = Layout::of_sums(plan.problem(), 4, COPIES, (48, Partials::Bf16)).unwrap();
+        // Chunk 5 has rows 55..70; it is the second of rank 2, whose rows start at 40.
+        let at = |slot: u64, local: u64| layout.slots_start(1) + (slot * 60 + local) * 96;
+        assert_eq!(layout.lands_at(&plan, 5, [0, 2], 1), at(0, 15));
+        assert_eq!(layout.lands_at(&plan, 5, [1, 2], 1), at(1, 15));
+        assert_eq!(layout.lands_at(&plan, 0, [2, 0], 1), at(1, 0));
+        assert_eq!([0, 1].map(|from| layout.signal_slot(&plan, 5, from)), [1, 5]);
+        // Rows are where they are on all ranks.
+        assert_eq!(rows.lands_at(&plan, 5, [2, 0], 1), rows.row(1, 55));
+        assert_eq!(rows.signal_slot(&plan, 5, 2), plan.chunks().signal_slot(5, 4));
     }
 
     #[test]

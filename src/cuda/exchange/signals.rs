@@ -82,6 +82,8 @@ pub(crate) struct Waiter {
     pub(crate) rank: u32,
     pub(crate) limit: Duration,
     pub(crate) chunks: Chunks,
+    /// What is awaited are sums: a failure counts the ranks that send them, not chunks.
+    pub(crate) of_sums: bool,
 }
 
 /// A limit, as the device takes it.
@@ -382,8 +384,9 @@ impl Aborter {
 /// The error that a failure is.
 fn in_words(failure: Failure, waiter: &Waiter) -> Error {
     let Failure { cause, chunk, signal, epoch, tile } = failure;
-    let Waiter { rank, limit, ref chunks } = *waiter;
+    let Waiter { rank, limit, ref chunks, of_sums } = *waiter;
     let awaited = match tile.m {
+        _ if of_sums => "sums of its rows".to_owned(),
         u32::MAX => format!("chunk {chunk}"),
         _ => format!("chunk {chunk} (for tile ({}, {}))", tile.m, tile.n),
     };
@@ -393,8 +396,11 @@ fn in_words(failure: Failure, waiter: &Waiter) -> Error {
             Error::Aborted { rank, reason }
         }
         Cause::Late => {
-            let known = chunk < chunks.len();
-            let peer = if known { chunks.rank_of(chunk) } else { chunks.shards().ranks() };
+            let peer = match chunk < chunks.len() {
+                _ if of_sums => chunk,
+                true => chunks.rank_of(chunk),
+                false => chunks.shards().ranks(),
+            };
             Error::PeerTimeout { rank, peer, awaited, epoch, epoch_seen: signal, limit }
         }
         Cause::Absent => {
@@ -437,7 +443,7 @@ mod tests {
     fn a_failure_names_rank_peer_chunk_epoch_and_tile() {
         let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
         let limit = Duration::from_millis(250);
-        let waiter = Waiter { rank: 1, limit, chunks };
+        let waiter = Waiter { rank: 1, limit, chunks, of_sums: false };
         let tile = Tile { m: 3, n: 2 };
         let failure = Failure { cause: Cause::Late, chunk: 5, signal: 6, epoch: 7, tile };
         let text = in_words(failure, &waiter).to_string();
@@ -450,13 +456,17 @@ mod tests {
         // A record from nowhere names no rank that exists, and nothing panics.
         let error = in_words(Failure { chunk: u32::MAX, ..failure }, &waiter);
         assert!(matches!(error, Error::PeerTimeout { peer: 4, .. }), "{error:?}");
+        // Of sums, the number is the rank's that sends them.
+        let waiter = Waiter { of_sums: true, ..waiter };
+        let text = in_words(Failure { chunk: 3, ..failure }, &waiter).to_string();
+        assert!(text.starts_with("rank 1: sums of its rows from rank 3 did not come"), "{text}");
     }
 
     #[test]
     fn a_failure_is_of_who_waited_in_its_epoch() {
         let waiter = |seconds| {
             let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
-            Waiter { rank: 1, limit: Duration::from_secs(seconds), chunks }
+            Waiter { rank: 1, limit: Duration::from_secs(seconds), chunks, of_sums: false }
         };
         let mut waiters = Waiters::default();
         let start = u32::MAX - 1;

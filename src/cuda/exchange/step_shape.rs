@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::chunk_table::{ChunkTable, check_count};
 use super::layout::Layout;
-use crate::cuda::sys::call::Push;
+use crate::cuda::sys::call::{Push, Slots};
 use crate::error::Result;
 use crate::plan::{BUFFERS, Lane, Plan, Schedule, Step, Word};
 
@@ -25,15 +25,15 @@ pub(crate) struct StepShape {
     pub(crate) tags: [u32; BUFFERS as usize],
     /// Lanes whose sends the beginning waits for.
     pub(crate) senders: u32,
-    /// What comes after the beginning, in order.
+    /// What comes after a gather's beginning, in order.
     pub(crate) computes: Vec<Compute>,
 }
 
 /// Rows that are multiplied, and what is awaited before.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Compute {
-    /// Slots that lie side by side, so that one kernel can wait for them, and the chunk of the first.
-    pub(crate) awaits: Vec<(Range<u32>, u32)>,
+    /// Slots that lie side by side, so that one kernel can wait for them; a failure calls them by their chunks.
+    pub(crate) awaits: Vec<Slots>,
     /// Which rows; none in a gather alone.
     pub(crate) rows: Range<u32>,
     /// The product waits for its rows by itself, tile by tile.
@@ -52,9 +52,9 @@ impl StepShape {
         let rows = plan.problem().shards().to_rows();
         let product = schedule.steps.iter().find_map(|(_, step)| match step {
             Step::Multiply { pivot, awaits, .. } => Some((*pivot, &awaits[..])),
-            Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => None,
-            // Of a reduce-scatter, which is planned for threads only.
-            Step::Reduce { .. } => None,
+            Step::Await { .. } | Step::Post { .. } | Step::Move { .. } | Step::Reduce { .. } => {
+                None
+            }
         });
         let (pivot, awaited) = product.unwrap_or((schedule.rank, &[]));
         let slot_of = |chunk| {
@@ -96,28 +96,26 @@ impl StepShape {
 
 fn computes(schedule: &Schedule, plan: &Plan, slots_per_rank: u32) -> Vec<Compute> {
     let mut computes = Vec::new();
-    let mut runs: Vec<(Range<u32>, u32)> = Vec::new();
+    let mut runs: Vec<Slots> = Vec::new();
     for step in schedule.lane(Lane::Compute) {
         match step {
             Step::Await { word: Word::Landed { chunk }, .. } => {
                 let slot = plan.chunks().signal_slot(*chunk, slots_per_rank);
                 match runs.last_mut() {
-                    Some((slots, first))
-                        if slots.end == slot && *first + slots.len() as u32 == *chunk =>
+                    Some(Slots { first, count, name, .. })
+                        if *first + *count == slot && *name + *count == *chunk =>
                     {
-                        slots.end += 1;
+                        *count += 1;
                     }
-                    _ => runs.push((slot..slot + 1, *chunk)),
+                    _ => runs.push(Slots { first: slot, count: 1, stride: 1, name: *chunk }),
                 }
             }
             Step::Multiply { rows, awaits, .. } => {
                 let (awaited, by_tile) = (std::mem::take(&mut runs), !awaits.is_empty());
                 computes.push(Compute { awaits: awaited, rows: rows.clone(), by_tile });
             }
-            // The step's beginning does these.
-            Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => {}
-            // Of a reduce-scatter, which is planned for threads only.
-            Step::Reduce { .. } => {}
+            // The step's beginning does these; the last is a reduce-scatter's, which goes by its schedule.
+            Step::Await { .. } | Step::Post { .. } | Step::Move { .. } | Step::Reduce { .. } => {}
         }
     }
     if !runs.is_empty() {
@@ -181,7 +179,9 @@ mod tests {
     fn chunks_side_by_side_are_awaited_by_one_kernel() {
         let awaits = |rows: &[u32], strategy| {
             let computes = shape(rows, strategy, COPIES, 2).computes;
-            computes.into_iter().map(|compute| compute.awaits).collect::<Vec<_>>()
+            let runs = computes.into_iter().map(|compute| compute.awaits.into_iter());
+            runs.map(|runs| runs.map(|run| (run.first..run.first + run.count, run.name)).collect())
+                .collect::<Vec<Vec<_>>>()
         };
         assert_eq!(awaits(&[8, 8, 8], Strategy::Sequential), [vec![(0..6, 0)]]);
         assert_eq!(awaits(&[1, 8, 8], Strategy::Sequential), [vec![(0..1, 0), (2..6, 1)]]);

@@ -1,6 +1,7 @@
 //! Pushing by copy engines: a stream for each pushing lane of the schedule.
 //!
-//! Invariant: a signal follows its data on the same stream; no stream begins before the step has.
+//! Invariant: a signal follows its data on the same stream; no stream begins before the step has; sums are sent when the
+//! caller's stream has computed them.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use cudarc::driver::sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::course::Course;
-use super::marks::{Marks, recorded};
+use super::marks::{Marks, record, recorded};
 use crate::cuda::exchange::layout::{SCRATCH_AT, SENT_AT, SENT_TOGGLES_AT};
 use crate::cuda::exchange::part::Part;
 use crate::cuda::exchange::signals::{EPOCH_AT, SIGNALS_AT};
@@ -29,7 +30,11 @@ struct Pusher {
 
 /// The streams that push, as many as the engine says.
 #[derive(Debug)]
-pub(crate) struct CopyEngines(Vec<Pusher>);
+pub(crate) struct CopyEngines {
+    pushers: Vec<Pusher>,
+    /// Behind the latest sums on the caller's stream: the schedule's `summed`.
+    summed: CudaEvent,
+}
 
 /// An event that knows no time, and is cheaper for it.
 pub(crate) fn untimed_event(device: &Device) -> Result<CudaEvent> {
@@ -40,12 +45,13 @@ pub(crate) fn untimed_event(device: &Device) -> Result<CudaEvent> {
 impl CopyEngines {
     pub(crate) fn new(device: &Device, streams: u32) -> Result<Self> {
         let pusher = |_| Ok(Pusher { stream: device.new_stream()?, sent: untimed_event(device)? });
-        Ok(CopyEngines((0..streams).map(pusher).collect::<Result<_>>()?))
+        let pushers = (0..streams).map(pusher).collect::<Result<_>>()?;
+        Ok(CopyEngines { pushers, summed: untimed_event(device)? })
     }
 
     /// First uses of a way to a peer take milliseconds, and may wait for what waits for them.
     pub(crate) fn try_the_way(&self, part: &Part, rank: u32, ranks: u32) -> Result<()> {
-        for pusher in &self.0 {
+        for pusher in &self.pushers {
             for peer in (0..ranks).filter(|peer| *peer != rank) {
                 let (to, from) = (part.word_of(peer, SCRATCH_AT)?, part.word(SCRATCH_AT));
                 // SAFETY: memory of the layout, in which anybody may write anything.
@@ -61,90 +67,87 @@ impl CopyEngines {
 
     /// Waits until all that was enqueued here is done.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.0.iter().try_for_each(wait_until_through)
+        self.pushers.iter().try_for_each(wait_until_through)
     }
 
-    /// What comes next on `stream` comes after the pushes of the latest captured step.
+    /// What comes next on `stream` comes after all that was enqueued here: at the end of a captured step.
     pub(crate) fn join(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        for pusher in &self.0 {
-            stream.wait(&pusher.sent).map_err(|error| driver_error("cuStreamWaitEvent", error))?;
+        for pusher in &self.pushers {
+            record(&pusher.sent, &pusher.stream)?;
+            wait(stream, &pusher.sent)?;
         }
         Ok(())
     }
 
-    /// The streams.
-    pub(crate) fn streams(&self) -> impl Iterator<Item = &Arc<CudaStream>> {
-        self.0.iter().map(|pusher| &pusher.stream)
+    /// What was computed on `stream` so far may be sent by what is enqueued here from now on.
+    pub(crate) fn note_summed(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        record(&self.summed, stream)
     }
 
-    /// The pushing lanes of the schedule, a stream each.
+    /// The streams.
+    pub(crate) fn streams(&self) -> impl Iterator<Item = &Arc<CudaStream>> {
+        self.pushers.iter().map(|pusher| &pusher.stream)
+    }
+
+    /// One step of a pushing lane, on the lane's stream.
     pub(crate) fn push(
         &self,
         device: &Device,
         part: &Part,
         course: &Course,
-        shape: &StepShape,
-        (buffer, capturing): (u32, bool),
+        (shape, buffer): (&StepShape, u32),
+        (push, step): (u32, &Step),
         marks: &mut Option<Marks>,
     ) -> Result<()> {
-        let own = part.start();
-        let record = |event: &CudaEvent, stream: &CudaStream| {
-            event.record(stream).map_err(|error| driver_error("cuEventRecord", error))
-        };
+        let (own, layout, rank) = (part.start(), &part.layout, shape.schedule.rank);
         // A graph cannot know the epoch.
         let (signals_at, sent_at, value) = match course.captured {
-            true => (part.layout.toggles_of(buffer), SENT_TOGGLES_AT, TOGGLE_SET),
+            true => (layout.toggles_of(buffer), SENT_TOGGLES_AT, TOGGLE_SET),
             false => (SIGNALS_AT, SENT_AT, course.epoch),
         };
-        for (lane, step) in &shape.schedule.steps {
-            let Lane::Push(push) = lane else { continue };
-            let pusher = &self.0[*push as usize];
-            match *step {
-                // Begun: nothing else is awaited by a stream of copies.
-                Step::Await { .. } if course.captured => {
-                    let waited = pusher.stream.wait(&course.begun);
-                    waited.map_err(|error| driver_error("cuStreamWaitEvent", error))?;
-                }
-                Step::Await { .. } => {
-                    let epoch = part.word(EPOCH_AT);
-                    // SAFETY: a word of the layout, which lives until the streams are through.
-                    unsafe { wait_for(&pusher.stream, epoch, course.epoch) }?;
-                }
-                Step::Move { chunk, to } => {
-                    let (peer, piece) =
-                        (part.memory.address(to)?, &shape.pieces[buffer as usize][chunk as usize]);
-                    if let Some(marks) = marks.as_mut() {
-                        marks.begin(device, &pusher.stream, to, chunk)?;
-                    }
-                    for (offset, bytes) in piece.offset.into_iter().zip(piece.bytes) {
-                        if bytes > 0 {
-                            // SAFETY: on both sides memory of the layout.
-                            unsafe { copy(&pusher.stream, peer + offset, own + offset, bytes) }?;
-                        }
-                    }
-                }
-                Step::Post { word: Word::Landed { chunk }, to, .. } => {
-                    let slot = shape.pieces[buffer as usize][chunk as usize].slot.unsigned_abs();
-                    let signal = part.word_of(to, signals_at + slot)?;
-                    // SAFETY: as above.
-                    unsafe { write(&pusher.stream, signal, value) }?;
-                    if let Some(marks) = marks.as_ref() {
-                        marks.end(&pusher.stream)?;
-                    }
-                }
-                Step::Post { .. } => {
-                    // Sent: nothing else is posted by a stream of copies but signals.
-                    // SAFETY: as above.
-                    unsafe { write(&pusher.stream, part.word(sent_at + push), value) }?;
-                    if capturing {
-                        record(&pusher.sent, &pusher.stream)?;
-                    }
-                }
-                // The second is a reduce-scatter's, which is planned for threads only.
-                Step::Multiply { .. } | Step::Reduce { .. } => {}
+        let stream = &self.pushers[push as usize].stream;
+        match *step {
+            Step::Await { word: Word::Summed { .. }, .. } => wait(stream, &self.summed),
+            // Begun: nothing else is awaited by a stream of copies.
+            Step::Await { .. } if course.captured => wait(stream, &course.begun),
+            Step::Await { .. } => {
+                let epoch = part.word(EPOCH_AT);
+                // SAFETY: a word of the layout, which lives until the streams are through.
+                unsafe { wait_for(stream, epoch, course.epoch) }
             }
+            Step::Move { chunk, to } => {
+                let (peer, piece) =
+                    (part.memory.address(to)?, &shape.pieces[buffer as usize][chunk as usize]);
+                if let Some(marks) = marks.as_mut() {
+                    marks.begin(device, stream, to, chunk)?;
+                }
+                let lands_at = layout.lands_at(&shape.plan, chunk, [rank, to], buffer);
+                let [rows, scales] = piece.offset;
+                for ((from, to), bytes) in
+                    [(rows, lands_at), (scales, scales)].into_iter().zip(piece.bytes)
+                {
+                    if bytes > 0 {
+                        // SAFETY: on both sides memory of the layout.
+                        unsafe { copy(stream, peer + to, own + from, bytes) }?;
+                    }
+                }
+                Ok(())
+            }
+            Step::Post {
+                word: Word::Landed { chunk } | Word::Partial { chunk, .. }, to, ..
+            } => {
+                let slot = layout.signal_slot(&shape.plan, chunk, rank);
+                let signal = part.word_of(to, signals_at + slot)?;
+                // SAFETY: as above.
+                unsafe { write(stream, signal, value) }?;
+                marks.as_ref().map_or(Ok(()), |marks| marks.end(stream))
+            }
+            // Sent: nothing else is posted by a stream of copies but signals.
+            // SAFETY: as above.
+            Step::Post { .. } => unsafe { write(stream, part.word(sent_at + push), value) },
+            // Of the caller's stream.
+            Step::Multiply { .. } | Step::Reduce { .. } => Ok(()),
         }
-        Ok(())
     }
 
     /// Keeps when the kernel that begins this step, and pushes, was at work: `begun` was recorded before it.
@@ -161,7 +164,7 @@ impl CopyEngines {
         shape: &StepShape,
         marks: &mut Marks,
     ) -> Result<()> {
-        let Some(watcher) = self.0.first() else { return Ok(()) };
+        let Some(watcher) = self.pushers.first() else { return Ok(()) };
         let word = part.word(EPOCH_AT);
         // SAFETY: a word of the layout, which lives until the stream is through.
         unsafe { wait_for(&watcher.stream, word, epoch) }?;
@@ -178,4 +181,8 @@ impl CopyEngines {
 
 fn wait_until_through(pusher: &Pusher) -> Result<()> {
     pusher.stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))
+}
+
+fn wait(stream: &Arc<CudaStream>, event: &CudaEvent) -> Result<()> {
+    stream.wait(event).map_err(|error| driver_error("cuStreamWaitEvent", error))
 }

@@ -53,7 +53,7 @@ impl Course {
         };
         if self.captured || is_capturing(stream)? || is_capturing(last)? {
             return Err(Error::Unsupported {
-                what: "a gather in a graph and on another stream".into(),
+                what: "an operation in a graph and on another stream".into(),
                 why: "its steps have one order, and nobody can tell when a graph is launched"
                     .into(),
                 remedy: "capture on the stream of the steps before, or plan another operation",

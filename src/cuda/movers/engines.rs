@@ -1,4 +1,4 @@
-//! What moves the rows between GPUs, in how many pieces, and in which order rows and product go.
+//! What moves rows or sums between GPUs, in how many pieces, and in which order they and products go.
 //!
 //! What belongs here: the choice of what was left open. Pure. Invariant: the answer follows from what all ranks have in
 //! common; what was asked for is carried out or refused, never replaced.
@@ -24,13 +24,7 @@ pub(crate) fn choose(
             }
             None | Some(Strategy::Sequential) => Engine::Nccl,
         },
-        (Some(Engine::Thread), _) => {
-            return Err(Error::Unsupported {
-                what: "moving rows between GPUs by threads".into(),
-                why: "threads move rows of the host executor".into(),
-                remedy: "ask for copy engines, a kernel or NCCL, or for nothing",
-            });
-        }
+        (Some(Engine::Thread), _) => return Err(by_threads()),
         (Some(engine @ (Engine::CopyEngines { .. } | Engine::Kernel { .. })), Some(why)) => {
             return Err(out_of_reach(&engine.to_string(), why));
         }
@@ -55,6 +49,40 @@ pub(crate) fn choose(
         return Err(Error::out_of_range(what, pieces.into(), 1, most, remedy));
     }
     Ok((way, why))
+}
+
+/// The way of a reduce-scatter, and why that strategy.
+pub(crate) fn choose_for_sums(
+    options: &GatherOptions,
+    strategy: Option<Strategy>,
+    obstacle: Option<&str>,
+) -> Result<(Way, &'static str)> {
+    if let Some(why) = obstacle {
+        return Err(Error::Unsupported {
+            what: "sending sums between GPUs that do not reach each other's memory".into(),
+            why: why.to_owned(),
+            remedy: "use GPUs that NVLink connects",
+        });
+    }
+    let engine = options.engine.unwrap_or(Engine::CopyEngines { streams: 1 });
+    if engine == Engine::Thread {
+        return Err(by_threads());
+    }
+    let (strategy, why) = match strategy {
+        Some(asked) => (asked, "asked for"),
+        None => (Strategy::Pipelined, "one rank's sums travel while the next rank's are computed"),
+    };
+    // A piece costs a copy engine some microseconds.
+    let way = Way { strategy, engine, pieces: options.pieces.unwrap_or(1) };
+    way.check().map(|()| (way, why))
+}
+
+fn by_threads() -> Error {
+    Error::Unsupported {
+        what: "moving rows between GPUs by threads".into(),
+        why: "threads move rows of the host executor".into(),
+        remedy: "ask for copy engines, a kernel or NCCL, or for nothing",
+    }
 }
 
 fn out_of_reach(what: &str, why: &str) -> Error {
@@ -112,5 +140,22 @@ mod tests {
         assert!(text.starts_with("moving rows between GPUs by threads"), "{text}");
         let many = with(Engine::Kernel { blocks: 3 }).with_pieces(33);
         assert!(chosen(&many, 4096, None, None).contains("by copy engines"));
+    }
+
+    #[test]
+    fn sums_are_sent_by_copy_engines_as_soon_as_a_rank_s_are_computed() {
+        let chosen =
+            |options: &GatherOptions, obstacle| match choose_for_sums(options, None, obstacle) {
+                Ok((way, _)) => way.to_string(),
+                Err(error) => error.to_string(),
+            };
+        let open = GatherOptions::default();
+        assert_eq!(chosen(&open, None), "pipelined, copy engines on one stream, 1 piece");
+        let pieces = open.clone().with_pieces(3);
+        assert_eq!(chosen(&pieces, None), "pipelined, copy engines on one stream, 3 pieces");
+        let text = chosen(&open, Some("rank 0 is on a, rank 1 on b"));
+        assert!(text.contains("rank 0 is on a") && text.contains("NVLink"), "{text}");
+        let text = chosen(&open.with_engine(Engine::Thread), None);
+        assert!(text.starts_with("moving rows between GPUs by threads"), "{text}");
     }
 }

@@ -1,7 +1,7 @@
-//! A planned product: what `Gemm`, `AsyncGemm` and `AllGatherGemm` have in common.
+//! A planned product: what `Gemm`, `AsyncGemm`, `AllGatherGemm` and `GemmReduceScatter` have in common.
 //!
 //! What belongs here: planning, and one call of the kernel; beside are `kernels` (what was compiled), `choice` (which of
-//! it serves a problem), `options` and `operands`. Nothing here knows signals or gathers. Invariant: whatever may
+//! it serves a problem), `options`, `operands` and `shard`. Nothing here knows signals or gathers. Invariant: whatever may
 //! allocate, load a module, ask the device or fail for the shape's sake happens in [`Product::plan`]; a call checks
 //! its operands and enqueues.
 
@@ -10,8 +10,10 @@ pub(crate) mod kernels;
 pub(crate) mod measured;
 pub(crate) mod operands;
 pub(crate) mod options;
+pub(crate) mod shard;
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtrMut as _};
@@ -28,7 +30,7 @@ use crate::cuda::sys::records::TileRecords;
 use crate::cuda::sys::shape::{self, Shape};
 use crate::cuda::sys::workspace::Workspace;
 use crate::element::Element;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::fit::check_len;
 use crate::kernels::{Choice, Kernel, sms_beside_push};
 use crate::plan::Problem;
@@ -109,6 +111,26 @@ impl Product {
     pub(crate) fn check_stream(&self, stream: &Arc<CudaStream>) -> Result<()> {
         self.device.check_stream(stream)?;
         self.workspace.as_ref().map_or(Ok(()), |workspace| workspace.check(stream))
+    }
+
+    /// Calls for some rows of a step, as many at a time as were planned for: a rank may have more rows in one step than in
+    /// another. The operands are those of all rows; products behind the first wait for the one before.
+    ///
+    /// # Safety
+    /// As for [`Product::enqueue_raw`], for these rows.
+    pub(crate) unsafe fn enqueue_rows(
+        &self,
+        stream: &Arc<CudaStream>,
+        operands: &RawOperands,
+        rows: Range<u32>,
+        input: Option<&Input<'_>>,
+    ) -> Result<()> {
+        let most = self.problem.m();
+        rows.clone().step_by(most as usize).try_for_each(|first| {
+            let part = operands.rows_from(&self.problem, first).rows((rows.end - first).min(most));
+            // SAFETY: the caller's promise, for some of the rows.
+            unsafe { self.enqueue_raw(stream, &part, input) }
+        })
     }
 
     /// One call with memory of `cudarc`.
@@ -192,6 +214,24 @@ fn select(
     let kernels = kernels()?;
     let choice = choose(kernels, problem, options, sm_count)?;
     Ok((&kernels[choice.kernel], choice))
+}
+
+/// The first of problems that are products of one A.
+pub(crate) fn check_alike(problems: &[Problem]) -> Result<&Problem> {
+    let Some(first) = problems.first() else {
+        let remedy = "plan at least one product";
+        return Err(Error::mismatch("the number of problems", 0, "at least 1", remedy));
+    };
+    for (index, problem) in problems.iter().enumerate() {
+        let a =
+            |of: &Problem| (of.shards().clone(), of.k(), of.lda(), of.elements().a, of.scaling());
+        if a(problem) != a(first) {
+            let remedy = "give all problems the same shards, K, lda, element type of A and scaling";
+            let what = format!("the A of problem {index}");
+            return Err(Error::mismatch(what, problem, format!("that of {first}"), remedy));
+        }
+    }
+    Ok(first)
 }
 
 #[cfg(all(test, overlap_gemm_kernels))]

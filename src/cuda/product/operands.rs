@@ -205,7 +205,7 @@ impl RawOperands {
         }
     }
 
-    /// B and D, where A is what is gathered.
+    /// B and D, where A is what is gathered, or what a [`Shard`](crate::cuda::Shard) names.
     pub fn of_gathered(b: CUdeviceptr, d: CUdeviceptr) -> Self {
         RawOperands::new(0, b, d)
     }
@@ -243,6 +243,42 @@ impl RawOperands {
     pub fn rows(mut self, rows: u32) -> Self {
         self.rows = Some(rows);
         self
+    }
+
+    /// These with an A that is named elsewhere, and its row scales, where the problem has such.
+    pub(crate) fn with_a(
+        &self,
+        problem: &Problem,
+        a: CUdeviceptr,
+        row_scales: CUdeviceptr,
+    ) -> Result<Self> {
+        let by_rows = problem.scaling() == Scaling::Rows;
+        let own = [("A", self.a != 0), ("the row scales of A", by_rows && self.scale_a != 0)];
+        for (what, there) in own {
+            if there {
+                let remedy = "name it by the shard: RawOperands::of_gathered leaves it out";
+                return Err(Error::mismatch(what, "there", "absent", remedy));
+            }
+        }
+        let scale_a = if by_rows { row_scales } else { self.scale_a };
+        Ok(RawOperands { a, scale_a, ..*self })
+    }
+
+    /// Those of the rows from `first` on.
+    pub(crate) fn rows_from(&self, problem: &Problem, first: u32) -> Self {
+        let elements = problem.elements();
+        let at = |start: CUdeviceptr, pitch: u32, size: u32| {
+            start + u64::from(first) * u64::from(pitch) * u64::from(size)
+        };
+        let d = |start| at(start, problem.ldd(), elements.d.size());
+        let by_rows = problem.scaling() == Scaling::Rows;
+        RawOperands {
+            a: at(self.a, problem.lda(), elements.a.size()),
+            d: d(self.d),
+            c: if self.c == 0 { 0 } else { d(self.c) },
+            scale_a: if by_rows { at(self.scale_a, 1, 4) } else { self.scale_a },
+            ..*self
+        }
     }
 
     /// Whether what is there is what was planned, and where a kernel can reach it: the rows and the
@@ -348,6 +384,16 @@ mod tests {
         assert_eq!(up_to_planned(a_lens, &problem, 7), 6 * 24 + 16..=64 * 24);
         assert_eq!(up_to_planned(d_lens, &problem, 64), 64 * 32..=64 * 32);
         assert_eq!(up_to_planned(d_lens, &problem, 7), 7 * 32..=64 * 32);
+    }
+
+    #[test]
+    fn rows_of_a_rank_start_where_they_lie() {
+        let problem = Problem::builder(100, 48, 64).shards(&[40, 60]).lda(80).ldd(56);
+        let problem = problem.build().unwrap();
+        let whole = RawOperands { a: 1600, ..RawOperands::of_gathered(16, 3200) }.c(6400, 1.0);
+        let part = whole.rows_from(&problem, 40);
+        assert_eq!((part.a, part.b), (1600 + 40 * 80 * 2, 16));
+        assert_eq!((part.d, part.c), (3200 + 40 * 56 * 2, 6400 + 40 * 56 * 2));
     }
 
     #[test]

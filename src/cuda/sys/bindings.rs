@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 9;
+pub const OG_ABI_VERSION: u32 = 10;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
@@ -531,6 +531,73 @@ impl Default for og_pad {
     }
 }
 #[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct og_reduction {
+    pub own: *const ::core::ffi::c_void,
+    pub slots: *const ::core::ffi::c_void,
+    pub slot_pitch: i64,
+    pub pitch: i64,
+    pub rows: i64,
+    pub n: i64,
+    pub ranks: i32,
+    pub rank: i32,
+    pub sum_type: og_type,
+    pub d_type: og_type,
+    pub d: *mut ::core::ffi::c_void,
+    pub c: *const ::core::ffi::c_void,
+    pub bias: *const ::core::ffi::c_void,
+    pub ldd: i64,
+    pub alpha: f32,
+    pub beta: f32,
+    pub activation: og_activation,
+    pub average: i32,
+    pub stop: *const og_stop,
+    pub epoch: *const u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of og_reduction"][::core::mem::size_of::<og_reduction>() - 128usize];
+    ["Alignment of og_reduction"][::core::mem::align_of::<og_reduction>() - 8usize];
+    ["Offset of field: og_reduction::own"][::core::mem::offset_of!(og_reduction, own) - 0usize];
+    ["Offset of field: og_reduction::slots"][::core::mem::offset_of!(og_reduction, slots) - 8usize];
+    ["Offset of field: og_reduction::slot_pitch"]
+        [::core::mem::offset_of!(og_reduction, slot_pitch) - 16usize];
+    ["Offset of field: og_reduction::pitch"]
+        [::core::mem::offset_of!(og_reduction, pitch) - 24usize];
+    ["Offset of field: og_reduction::rows"][::core::mem::offset_of!(og_reduction, rows) - 32usize];
+    ["Offset of field: og_reduction::n"][::core::mem::offset_of!(og_reduction, n) - 40usize];
+    ["Offset of field: og_reduction::ranks"]
+        [::core::mem::offset_of!(og_reduction, ranks) - 48usize];
+    ["Offset of field: og_reduction::rank"][::core::mem::offset_of!(og_reduction, rank) - 52usize];
+    ["Offset of field: og_reduction::sum_type"]
+        [::core::mem::offset_of!(og_reduction, sum_type) - 56usize];
+    ["Offset of field: og_reduction::d_type"]
+        [::core::mem::offset_of!(og_reduction, d_type) - 60usize];
+    ["Offset of field: og_reduction::d"][::core::mem::offset_of!(og_reduction, d) - 64usize];
+    ["Offset of field: og_reduction::c"][::core::mem::offset_of!(og_reduction, c) - 72usize];
+    ["Offset of field: og_reduction::bias"][::core::mem::offset_of!(og_reduction, bias) - 80usize];
+    ["Offset of field: og_reduction::ldd"][::core::mem::offset_of!(og_reduction, ldd) - 88usize];
+    ["Offset of field: og_reduction::alpha"]
+        [::core::mem::offset_of!(og_reduction, alpha) - 96usize];
+    ["Offset of field: og_reduction::beta"][::core::mem::offset_of!(og_reduction, beta) - 100usize];
+    ["Offset of field: og_reduction::activation"]
+        [::core::mem::offset_of!(og_reduction, activation) - 104usize];
+    ["Offset of field: og_reduction::average"]
+        [::core::mem::offset_of!(og_reduction, average) - 108usize];
+    ["Offset of field: og_reduction::stop"][::core::mem::offset_of!(og_reduction, stop) - 112usize];
+    ["Offset of field: og_reduction::epoch"]
+        [::core::mem::offset_of!(og_reduction, epoch) - 120usize];
+};
+impl Default for og_reduction {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct og_gemm_plan {
     pub workspace_bytes: u64,
@@ -609,9 +676,14 @@ unsafe extern "C" {
         gather: *const og_gather,
         slot: i32,
         count: i32,
+        stride: i32,
         chunk: i32,
         stream: *mut ::core::ffi::c_void,
     ) -> og_status;
+}
+unsafe extern "C" {
+    pub fn og_reduce(reduction: *const og_reduction, stream: *mut ::core::ffi::c_void)
+    -> og_status;
 }
 unsafe extern "C" {
     pub fn og_pad_meet(

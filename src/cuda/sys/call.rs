@@ -8,7 +8,8 @@
     expect(dead_code, reason = "without kernels nobody reads what would be passed on")
 )]
 
-use crate::plan::Activation;
+use crate::element::ElementType;
+use crate::plan::{Activation, Reduction};
 
 /// The most chunks a product waits for: they travel as parameters of the kernel.
 pub const MAX_CHUNKS: u32 = 256;
@@ -178,6 +179,46 @@ pub(crate) struct Push {
     pub(crate) bytes: [u64; 2],
     pub(crate) slot: i32,
     pub(crate) reserved: i32,
+}
+
+/// Slots whose signals one kernel awaits: the first, and each `stride`-th behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slots {
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+    pub(crate) stride: u32,
+    /// What a failure calls the first; those behind it count on.
+    pub(crate) name: u32,
+}
+
+/// All ranks' sums of some rows, and the words of their step. Pitches count elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sums {
+    /// This rank's, and the first slot of the others'.
+    pub(crate) own: u64,
+    pub(crate) slots: u64,
+    pub(crate) slot_pitch: u64,
+    pub(crate) pitch: u64,
+    pub(crate) ranks: u32,
+    pub(crate) rank: u32,
+    pub(crate) stop: u64,
+    pub(crate) epoch: u64,
+}
+
+/// How sums become outputs: with [`Sums`], an `og_reduction`. Alignment and factors are checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Totals {
+    pub(crate) rows: u32,
+    pub(crate) n: u32,
+    pub(crate) reduction: Reduction,
+    pub(crate) d_type: ElementType,
+    pub(crate) d: u64,
+    pub(crate) c: u64,
+    pub(crate) bias: u64,
+    pub(crate) ldd: u32,
+    pub(crate) alpha: f32,
+    pub(crate) beta: f32,
+    pub(crate) activation: Activation,
 }
 
 /// Numbers of the C side are signed; what does not fit is refused there.

@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_void};
 
 use super::call::{
     Addresses, Chunk, FailureRecord, GatherStep, GatherWords, Input, MAX_CHUNKS, MAX_PUSHED,
-    MAX_SHARE_BITS, PadWords, Push, TOGGLE_SET, int,
+    MAX_SHARE_BITS, PadWords, Push, Slots, Sums, TOGGLE_SET, Totals, int,
 };
 use super::host_words;
 use super::records::TileRecord;
@@ -34,7 +34,7 @@ mod bindings;
 use bindings::{
     og_activation, og_chunk, og_failure, og_failure_kind, og_gather, og_gather_step, og_gemm_input,
     og_gemm_operands, og_gemm_plan, og_gemm_shape, og_kernel_facts, og_layout, og_pad, og_push,
-    og_status, og_tile_record, og_type,
+    og_reduction, og_status, og_tile_record, og_type,
 };
 
 // The limits have two homes, because Rust must know them where there are no kernels.
@@ -150,12 +150,26 @@ fn operands_of(addresses: &Addresses) -> og_gemm_operands {
         alpha: addresses.alpha,
         beta: addresses.beta,
         b_is_there: addresses.b_is_there.into(),
-        activation: match addresses.activation {
-            Activation::None => og_activation::OG_ACTIVATION_NONE,
-            Activation::Relu => og_activation::OG_ACTIVATION_RELU,
-            Activation::GeluTanh => og_activation::OG_ACTIVATION_GELU_TANH,
-            Activation::Silu => og_activation::OG_ACTIVATION_SILU,
-        },
+        activation: activation_of(addresses.activation),
+    }
+}
+
+fn activation_of(activation: Activation) -> og_activation {
+    match activation {
+        Activation::None => og_activation::OG_ACTIVATION_NONE,
+        Activation::Relu => og_activation::OG_ACTIVATION_RELU,
+        Activation::GeluTanh => og_activation::OG_ACTIVATION_GELU_TANH,
+        Activation::Silu => og_activation::OG_ACTIVATION_SILU,
+    }
+}
+
+fn type_of(element: ElementType) -> og_type {
+    match element {
+        ElementType::Bf16 => og_type::OG_TYPE_BF16,
+        ElementType::F16 => og_type::OG_TYPE_F16,
+        ElementType::F32 => og_type::OG_TYPE_F32,
+        ElementType::E4m3 => og_type::OG_TYPE_E4M3,
+        ElementType::E5m2 => og_type::OG_TYPE_E5M2,
     }
 }
 
@@ -362,21 +376,54 @@ pub(crate) unsafe fn gather_begin(
     outcome("og_gather_begin", unsafe { bindings::og_gather_begin(gather, &step, stream) })
 }
 
-/// `og_gather_await`: `chunk` names the first slot's in a failure.
+/// `og_gather_await`.
 ///
 /// # Safety
 /// As for [`gather_begin`].
 pub(crate) unsafe fn gather_await(
     gather: &GatherWords,
-    slots: std::ops::Range<u32>,
-    chunk: u32,
+    slots: &Slots,
     stream: *mut c_void,
 ) -> Result<()> {
     let gather = std::ptr::from_ref(gather).cast::<og_gather>();
-    let (first, count) = (int(slots.start), int(slots.len() as u32));
+    let [first, count, stride, name] =
+        [slots.first, slots.count, slots.stride, slots.name].map(int);
     // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
-    let status = unsafe { bindings::og_gather_await(gather, first, count, int(chunk), stream) };
+    let status = unsafe { bindings::og_gather_await(gather, first, count, stride, name, stream) };
     outcome("og_gather_await", status)
+}
+
+/// `og_reduce`.
+///
+/// # Safety
+/// The context of `stream` is current on this thread; sums, outputs and words are as the header says, and stay until the
+/// kernel is done.
+pub(crate) unsafe fn reduce(sums: &Sums, totals: &Totals, stream: *mut c_void) -> Result<()> {
+    let long = |elements: u64| i64::try_from(elements).unwrap_or(i64::MAX);
+    let reduction = og_reduction {
+        own: sums.own as *const c_void,
+        slots: sums.slots as *const c_void,
+        slot_pitch: long(sums.slot_pitch),
+        pitch: long(sums.pitch),
+        rows: totals.rows.into(),
+        n: totals.n.into(),
+        ranks: int(sums.ranks),
+        rank: int(sums.rank),
+        sum_type: type_of(totals.reduction.partials.element()),
+        d_type: type_of(totals.d_type),
+        d: totals.d as *mut c_void,
+        c: totals.c as *const c_void,
+        bias: totals.bias as *const c_void,
+        ldd: totals.ldd.into(),
+        alpha: totals.alpha,
+        beta: totals.beta,
+        activation: activation_of(totals.activation),
+        average: totals.reduction.average.into(),
+        stop: sums.stop as *const bindings::og_stop,
+        epoch: sums.epoch as *const u32,
+    };
+    // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
+    outcome("og_reduce", unsafe { bindings::og_reduce(&reduction, stream) })
 }
 
 /// `og_pad_meet`; no `peer` means all.

@@ -4,9 +4,8 @@
 //! here succeeds; [`Prepared`] has no value, so no plan can exist and nothing is ever enqueued.
 
 use std::ffi::c_void;
-use std::ops::Range;
 
-use super::call::{Addresses, GatherStep, GatherWords, Input, PadWords};
+use super::call::{Addresses, GatherStep, GatherWords, Input, PadWords, Slots, Sums, Totals};
 use super::generated;
 use super::shape::Shape;
 use crate::error::{Error, Result};
@@ -95,12 +94,13 @@ pub(crate) unsafe fn gather_begin(
 
 /// # Safety
 /// None needed; the twin's does.
-pub(crate) unsafe fn gather_await(
-    _: &GatherWords,
-    _: Range<u32>,
-    _: u32,
-    _: *mut c_void,
-) -> Result<()> {
+pub(crate) unsafe fn gather_await(_: &GatherWords, _: &Slots, _: *mut c_void) -> Result<()> {
+    Err(missing())
+}
+
+/// # Safety
+/// None needed; the twin's does.
+pub(crate) unsafe fn reduce(_: &Sums, _: &Totals, _: *mut c_void) -> Result<()> {
     Err(missing())
 }
 

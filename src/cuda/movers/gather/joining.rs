@@ -20,7 +20,7 @@ use crate::cuda::exchange::symmetric::SymmetricMemory;
 use crate::cuda::movers::by_nccl::ByNccl;
 use crate::cuda::movers::copy_engines::{CopyEngines, untimed_event};
 use crate::cuda::movers::course::Course;
-use crate::cuda::movers::engines::choose;
+use crate::cuda::movers::engines::{choose, choose_for_sums};
 use crate::cuda::movers::nccl::{Communicator, Nccl};
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::sys::device::Device;
@@ -28,7 +28,7 @@ use crate::cuda::sys::driver_error;
 use crate::cuda::sys::host_words::HostWords;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Engine, Operation, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
+use crate::plan::{Engine, Operation, Partials, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
 
 /// What a gather is for.
 pub(crate) struct Purpose<'a> {
@@ -39,6 +39,8 @@ pub(crate) struct Purpose<'a> {
     pub(crate) operation: Operation,
     /// In which order gathering and multiplying go (`None`: by the engine).
     pub(crate) strategy: Option<Strategy>,
+    /// The columns and the type of what a reduce-scatter sums.
+    pub(crate) sums: Option<(u32, Partials)>,
 }
 
 impl Gatherer {
@@ -55,7 +57,11 @@ impl Gatherer {
         let limit = options.timeouts.first;
         let planned = settle(group, problem, purpose, options, obstacle)?;
         let engine = planned.plan.options().engine;
-        let layout = Layout::new(problem, planned.plan.chunks().most_per_rank(), engine)?;
+        let slots = planned.plan.chunks().most_per_rank();
+        let layout = match purpose.sums {
+            Some(sums) => Layout::of_sums(problem, slots, engine, sums)?,
+            None => Layout::new(problem, slots, engine)?,
+        };
         let tell = |error: &Error| {
             group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
         };
@@ -181,11 +187,14 @@ fn plan(
         return Err(Error::mismatch("the number of ranks in the plan", got, expected, remedy));
     }
     problem.check_tma()?;
-    let (way, why) = choose(options, problem, purpose.strategy, obstacle)?;
+    let (way, why) = match purpose.sums {
+        Some(_) => choose_for_sums(options, purpose.strategy, obstacle)?,
+        None => choose(options, problem, purpose.strategy, obstacle)?,
+    };
     let Way { strategy, engine, pieces } = way;
-    let nccl = if engine == Engine::Nccl { Some(Nccl::load(None)?) } else { None };
     let (operation, pieces) = (purpose.operation, Some(pieces));
     let plan = Plan::new(problem, PlanOptions { operation, strategy, engine, pieces, tiling })?;
+    let nccl = if engine == Engine::Nccl { Some(Nccl::load(None)?) } else { None };
     check_count(plan.chunks())?;
     Ok(Planned { plan, why, nccl })
 }
@@ -224,7 +233,7 @@ mod tests {
             let problem = problem.map_err(|error| Gatherer::refuse(group, &options, error))?;
             let (kind, tiling) = (asks.kind, asks.tiling.clone());
             let (operation, strategy) = (Operation::AllGatherGemm, Some(Strategy::Fused));
-            let purpose = Purpose { kind, tiling, operation, strategy };
+            let purpose = Purpose { kind, tiling, operation, strategy, sums: None };
             let settled = settle(group, &problem, &purpose, &options, obstacle.as_deref());
             settled.map(|planned| planned.plan.options().engine)
         };

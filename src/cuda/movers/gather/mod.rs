@@ -1,8 +1,9 @@
-//! A rank's part in an all-gather between GPUs: its memory, its pushes, its steps.
+//! A rank's part in an all-gather between GPUs, or in a reduce-scatter: its memory, its pushes, its steps.
 //!
 //! What belongs here: carrying out the [`Schedule`](crate::plan::Schedule)'s moves and words with copy engines and
 //! kernels. What is multiplied is none of its business. Here are the steps; below are `joining` (what comes before),
-//! `own_rows` (this rank's rows into their slot) and `ending` (failures, and the end). A step is, on the caller's stream:
+//! `own_rows` (this rank's rows into their slot), `sums` (what a reduce-scatter has beside) and `ending` (failures, and the
+//! end). A step is, on the caller's stream:
 //!
 //! ```text
 //!   copy the shard into its slot (unless it is there) ── begin ──┬── work that reads the rows ─ next begin
@@ -24,6 +25,7 @@
 mod ending;
 pub(crate) mod joining;
 mod own_rows;
+mod sums;
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -42,13 +44,13 @@ use crate::cuda::movers::copy_engines::CopyEngines;
 use crate::cuda::movers::course::Course;
 use crate::cuda::movers::marks::{self, Marks};
 use crate::cuda::movers::options::GatherOptions;
-use crate::cuda::sys::call::{GatherStep, GatherWords, Input, int};
+use crate::cuda::sys::call::{GatherStep, GatherWords, Input, Slots, int};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::workspace::is_capturing;
 use crate::cuda::sys::{driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Engine, Plan, Schedule};
+use crate::plan::{self, Engine, Lane, Plan, Schedule};
 
 /// One rank's handle on the operation.
 #[derive(Debug)]
@@ -242,17 +244,29 @@ impl Gatherer {
         unsafe { ffi::gather_begin(&words, &begin, handle) }?;
         let (toggled, tells_product) = (begin.toggled, begin.product_follows);
         self.course.advance();
-        let (device, part, copies) = (&self.device, &self.part, &self.copies);
+        let joins = capturing && !by_kernel;
+        let step = Step { shape: Arc::clone(shape), buffer, joins, toggled, tells_product };
         if !by_kernel {
             self.course.note_begun(stream)?;
-            let now = (buffer, capturing);
-            copies.push(device, part, &self.course, shape, now, &mut self.marks)?;
+            // Sums have to be computed first.
+            if !self.plan.options().operation.reduces() {
+                for (lane, of) in &shape.schedule.steps {
+                    self.push(&step, *lane, of)?;
+                }
+            }
         } else if let (Some(begun), Some(marks)) = (marked, &mut self.marks) {
-            copies.mark_kernel(device, part, self.course.epoch, begun, shape, marks)?;
+            let (device, part) = (&self.device, &self.part);
+            self.copies.mark_kernel(device, part, self.course.epoch, begun, shape, marks)?;
         }
         self.course.latest = Some(Arc::clone(shape));
-        let joins = capturing && !by_kernel;
-        Ok(Step { shape: Arc::clone(shape), buffer, joins, toggled, tells_product })
+        Ok(step)
+    }
+
+    /// Enqueues a step of the schedule, if its lane is one of those that push.
+    pub(crate) fn push(&mut self, step: &Step, lane: Lane, of: &plan::Step) -> Result<()> {
+        let Lane::Push(push) = lane else { return Ok(()) };
+        let (device, part, now) = (&self.device, &self.part, (&*step.shape, step.buffer));
+        self.copies.push(device, part, &self.course, now, (push, of), &mut self.marks)
     }
 
     /// An error if the next step cannot be on `stream`.
@@ -334,16 +348,10 @@ impl Gatherer {
             return Ok(());
         }
         let mut runs = compute.awaits.iter();
-        runs.try_for_each(|(slots, first)| self.await_slots(stream, step, slots.clone(), *first))
+        runs.try_for_each(|slots| self.await_slots(stream, step, slots))
     }
 
-    fn await_slots(
-        &self,
-        stream: &Arc<CudaStream>,
-        step: &Step,
-        slots: Range<u32>,
-        chunk: u32,
-    ) -> Result<()> {
+    fn await_slots(&self, stream: &Arc<CudaStream>, step: &Step, slots: &Slots) -> Result<()> {
         // Perhaps from another thread than the step began on: makes the context current.
         self.signals.begin(stream)?;
         let mut words = self.words(is_capturing(stream)?);
@@ -352,7 +360,7 @@ impl Gatherer {
             words.epoch_at = int(TOGGLE_EPOCH_AT);
         }
         // SAFETY: as in `begin`.
-        unsafe { ffi::gather_await(&words, slots, chunk, stream.cu_stream().cast::<c_void>()) }
+        unsafe { ffi::gather_await(&words, slots, stream.cu_stream().cast::<c_void>()) }
     }
 
     /// Changes this rank's schedule of steps that have the planned rows, so that a test sees what becomes of it. No step is
@@ -400,7 +408,8 @@ impl Gatherer {
 
     fn waiter(&self, shape: &StepShape, capturing: bool) -> Waiter {
         let (rank, limit) = (self.group.rank(), self.limit(capturing));
-        Waiter { rank, limit, chunks: shape.plan.chunks().clone() }
+        let of_sums = self.plan.options().operation.reduces();
+        Waiter { rank, limit, chunks: shape.plan.chunks().clone(), of_sums }
     }
 
     fn limit(&self, capturing: bool) -> Duration {

@@ -13,14 +13,14 @@ use crate::cuda::sys::stream_ops::copy;
 use crate::error::Result;
 
 impl Gatherer {
-    /// Fills the other ranks' rows of the latest step with NaN. Its own may still be on their way.
+    /// Fills what the other ranks sent in the latest step with NaN. What this one sent may still be on its way.
     pub(super) fn poison(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let Some(latest) = &self.course.latest else { return Ok(()) };
+        let buffer = 1 - self.course.next_buffer;
+        // Shards as in the latest step, rows up to the most of any.
         let own = latest.plan.problem().shards().rows(self.group.rank());
-        for rows in [0..own.start, own.end..self.plan.problem().m()] {
-            let at =
-                self.part.start() + self.part.layout.row(1 - self.course.next_buffer, rows.start);
-            let bytes = self.part.layout.rows_bytes(rows.len() as u32) as usize;
+        for (at, bytes) in self.part.layout.received(buffer, &own, self.plan.problem().m()) {
+            let (at, bytes) = (self.part.start() + at, bytes as usize);
             // SAFETY: this rank's part is so long; what the last step read there, it has read in the order of
             // the stream, and nobody writes there before this step has said so.
             let filled = unsafe { result::memset_d8_async(at, 0xff, bytes, stream.cu_stream()) };

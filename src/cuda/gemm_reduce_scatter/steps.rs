@@ -1,0 +1,145 @@
+//! One step, as its schedule says: products, sends behind them, waits, and totals.
+//!
+//! What belongs here: what is enqueued for each step of the schedule, and of which operands. Invariant: everything is in the
+//! order of the schedule's list; no sum is sent or added before something on its stream has waited for it.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::GemmReduceScatter;
+use super::planning::Sum;
+use crate::cuda::movers::gather::Step;
+use crate::cuda::product::operands::RawOperands;
+use crate::cuda::sys::call::{Addresses, Totals};
+use crate::cuda::sys::ffi;
+use crate::error::{Error, Result};
+use crate::plan::{self, Lane, Problem, Word};
+
+/// The operands of one product in a step.
+pub(super) struct Call {
+    /// All rows, into this rank's sums.
+    product: RawOperands,
+    /// What becomes of the totals of this rank's rows; `None` if it has none.
+    totals: Option<Addresses>,
+}
+
+impl GemmReduceScatter {
+    /// The operands of the next step, which has the rows of `step`; an error if they do not fit what was planned.
+    pub(super) fn call(
+        &self,
+        sum: &Sum,
+        operands: &RawOperands,
+        (a, scales): (CUdeviceptr, CUdeviceptr),
+        step: &Problem,
+    ) -> Result<Call> {
+        if operands.records != 0 {
+            return Err(Error::Unsupported {
+                what: "recording a reduce-scatter".into(),
+                why: "each rank's rows are a product of their own".into(),
+                remedy: "record a fused all-gather + GEMM",
+            });
+        }
+        let own = step.shards().rows(self.group().rank()).len() as u32;
+        let whole = operands.with_a(&sum.problem, a, scales)?;
+        let totals = match own {
+            0 => None,
+            own => Some(whole.rows(own).check(&sum.problem, &sum.options)?.1),
+        };
+        let sums = self.gatherer.own_sums(self.gatherer.next_buffer()) + sum.column;
+        let product = RawOperands { d: sums, c: 0, bias: 0, alpha: 1.0, beta: 0.0, ..whole };
+        let (planned, options) = (&sum.product.problem, &sum.product.options);
+        product.rows(step.m().min(planned.m())).check(planned, options)?;
+        Ok(Call { product, totals })
+    }
+
+    /// Enqueues what the schedule of a step that has begun says.
+    ///
+    /// # Safety
+    /// As for [`GemmReduceScatter::enqueue`].
+    pub(super) unsafe fn carry_out(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        step: &Step,
+        calls: &[Call],
+    ) -> Result<()> {
+        use plan::Step::{Await, Move, Multiply, Post, Reduce};
+        let mut awaited = Vec::new();
+        for (lane, of) in &step.shape.schedule.steps {
+            match (lane, of) {
+                (Lane::Push(_), of) => self.gatherer.push(step, *lane, of)?,
+                (Lane::Compute, Multiply { rows, .. }) => {
+                    for (sum, call) in self.sums.iter().zip(calls) {
+                        // SAFETY: the caller's promise; sums have a place for all rows.
+                        unsafe {
+                            sum.product.enqueue_rows(stream, &call.product, rows.clone(), None)
+                        }?;
+                    }
+                }
+                (Lane::Compute, Post { word: Word::Summed { .. }, .. }) => {
+                    self.gatherer.note_summed(stream)?;
+                }
+                (Lane::Compute, Await { word: Word::Partial { chunk, from }, .. }) => {
+                    awaited.push((*chunk, *from));
+                }
+                (Lane::Compute, Reduce { chunk }) => {
+                    self.gatherer.await_sums(stream, step, &std::mem::take(&mut awaited))?;
+                    let rows = step.shape.plan.chunks().rows(*chunk);
+                    // SAFETY: the caller's promise.
+                    unsafe { self.reduce(stream, step, rows, calls) }?;
+                }
+                // The step's beginning does these.
+                (Lane::Begin, _) | (Lane::Compute, Await { .. } | Post { .. } | Move { .. }) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds up all ranks' sums of some of this rank's rows, and makes D of the totals.
+    ///
+    /// # Safety
+    /// As for [`GemmReduceScatter::enqueue`].
+    unsafe fn reduce(
+        &self,
+        stream: &Arc<CudaStream>,
+        step: &Step,
+        rows: Range<u32>,
+        calls: &[Call],
+    ) -> Result<()> {
+        let own = step.shape.plan.problem().shards().rows(self.group().rank());
+        // A schedule that a test has broken may name another's.
+        let rows = rows.start.max(own.start)..rows.end.min(own.end);
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let size = self.reduction.partials.element().size();
+        for (Sum { problem, column, .. }, call) in self.sums.iter().zip(calls) {
+            let Some(to) = &call.totals else { continue };
+            let sums = self.gatherer.sums(step, &rows, *column, size.into());
+            let d_type = problem.elements().d;
+            let pitch = u64::from(problem.ldd()) * u64::from(d_type.size());
+            let behind = u64::from(rows.start - own.start) * pitch;
+            let totals = Totals {
+                rows: rows.len() as u32,
+                n: problem.n(),
+                reduction: self.reduction,
+                d_type,
+                d: to.d + behind,
+                c: if to.c == 0 { 0 } else { to.c + behind },
+                bias: to.bias,
+                ldd: problem.ldd(),
+                alpha: to.alpha,
+                beta: to.beta,
+                activation: to.activation,
+            };
+            let handle = stream.cu_stream().cast::<c_void>();
+            // SAFETY: the step's beginning has made the context current; sums and slots are as long as planned, D, C
+            // and the bias are the caller's promise.
+            unsafe { ffi::reduce(&sums, &totals, handle) }?;
+        }
+        Ok(())
+    }
+}
