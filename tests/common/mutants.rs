@@ -206,7 +206,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: true,
         run: Caught::WrongRows,
-        on_gpus: false,
+        on_gpus: true,
     },
     Mutant {
         name: "drops the wait for a consumer",
@@ -233,7 +233,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: false,
         run: Caught::WrongRows,
-        on_gpus: false,
+        on_gpus: true,
     },
     Mutant {
         name: "drops the wait for another rank's sums",
@@ -242,7 +242,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         rank: 1,
         is_out_of_order: false,
         run: Caught::WrongRows,
-        on_gpus: false,
+        on_gpus: true,
     },
     Mutant {
         name: "signals before it moves",
@@ -266,7 +266,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: false,
         run: Caught::WrongRows,
-        on_gpus: false,
+        on_gpus: true,
     },
     Mutant {
         name: "multiplies again what it sends",
@@ -298,7 +298,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: true,
         run: Caught::Hang,
-        on_gpus: false,
+        on_gpus: true,
     },
     Mutant {
         name: "sends in another order",
@@ -341,7 +341,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         rank: 2,
         is_out_of_order: true,
         run: Caught::Nothing,
-        on_gpus: false,
+        on_gpus: true,
     },
     Mutant {
         name: "drops an acknowledgement",
@@ -350,7 +350,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         rank: 1,
         is_out_of_order: false,
         run: Caught::Hang,
-        on_gpus: false,
+        on_gpus: true,
     },
     Mutant {
         name: "acknowledges before it reads",
@@ -373,7 +373,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         rank: 1,
         is_out_of_order: true,
         run: Caught::Nothing,
-        on_gpus: false,
+        on_gpus: true,
     },
     Mutant {
         name: "drops a reduction",

@@ -52,6 +52,12 @@ impl Rank {
         self.group.rank()
     }
 
+    /// The same rank with another stream.
+    pub fn with_new_stream(&self) -> Rank {
+        let (group, gpu) = (Arc::clone(&self.group), Gpu::of(&self.gpu.device));
+        Rank { group, gpu, ..*self }
+    }
+
     /// The SMs that a product of this kernel may take: whole clusters, at least one.
     pub fn sms_for(&self, kernel: &Kernel) -> u32 {
         let size = kernel.cluster_size();

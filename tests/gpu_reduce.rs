@@ -1,0 +1,18 @@
+//! GEMM + reduce-scatter between ranks on GPUs. One binary, for each has all kernels in it.
+#![cfg(feature = "cuda")]
+
+#[path = "common/gpu/mod.rs"]
+mod gpu;
+#[path = "common/mutants.rs"]
+mod mutants;
+
+#[path = "gpu_reduce/faults.rs"]
+mod faults;
+#[path = "gpu_reduce/graphs.rs"]
+mod graphs;
+#[path = "gpu_reduce/results.rs"]
+mod results;
+#[path = "gpu_reduce/schedule_mutants.rs"]
+mod schedule_mutants;
+#[path = "gpu_reduce/world.rs"]
+mod world;

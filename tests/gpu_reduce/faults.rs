@@ -1,0 +1,127 @@
+//! GEMM + reduce-scatter when a rank does not come, leaves, does something else, or is asked to stop.
+//!
+//! What belongs here: what each rank is told, and that nothing of a failed step passes for a result. Ranks are threads; what
+//! happens to processes is tested with gathers, which have the same words (`tests/gpu_gather/faults.rs`).
+//! Invariant: no rank waits for ever.
+
+use std::time::Duration;
+
+use overlap_gemm::Error;
+
+use super::world::{PATIENCE, Step, World};
+use crate::gpu::ranks::{Rank, on_ranks};
+
+const RANKS: u32 = 3;
+const LAST: u32 = RANKS - 1;
+/// What a step waits for a rank that does not come.
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// What the others are told after three good steps, when the last rank does `odd`; and how many outputs of theirs are numbers.
+fn stage(limit: Duration, odd: impl Fn(&World, Rank, Operation) + Sync) -> Vec<(Error, usize)> {
+    let mut world = World::new(&[100, 60, 90], 128, 256);
+    // A slot then holds the sums of an older step: numbers, which a total must not become.
+    world.options = world.options.with_poison(false).with_timeouts(PATIENCE, limit);
+    let told = on_ranks(RANKS, |rank| {
+        let mut layer = world.plan(&rank);
+        let mut work = world.work(&rank, 0);
+        let rows = world.rows();
+        for step in 0..3 {
+            work.renew(&rank, step);
+            work.enqueue(&rank, &mut layer, None).unwrap();
+            layer.synchronize(&rank.gpu.stream).unwrap();
+            work.fetch(&rank);
+            work.check(&rank, &rows);
+        }
+        work.renew(&rank, 3);
+        rank.group.barrier("the fault", PATIENCE).unwrap();
+        if rank.rank() == LAST {
+            odd(&world, rank, Operation { layer, work });
+            return None;
+        }
+        let step = work.enqueue(&rank, &mut layer, None);
+        let told = step.and_then(|()| layer.synchronize(&rank.gpu.stream)).unwrap_err();
+        assert!(layer.check().is_err(), "a failure stays");
+        assert!(work.enqueue(&rank, &mut layer, None).is_err(), "no step follows a failure");
+        work.fetch(&rank);
+        let bits = work.bits(&rank, &rows);
+        Some((told, bits.into_iter().filter(|bits| !f32::from_bits(*bits).is_nan()).count()))
+    });
+    told.into_iter().flatten().collect()
+}
+
+/// The last rank's.
+struct Operation {
+    layer: overlap_gemm::cuda::GemmReduceScatter,
+    work: Box<dyn Step>,
+}
+
+fn sleep() {
+    std::thread::sleep(Duration::from_millis(300));
+}
+
+/// Each error is of one kind or says that the other rank has failed so, and one is of that kind.
+fn check(told: &[(Error, usize)], is_kind: impl Fn(&Error) -> bool) {
+    assert_eq!(told.len(), LAST as usize);
+    for (error, numbers) in told {
+        assert!(is_kind(error) || matches!(error, Error::Aborted { .. }), "{error}");
+        assert_eq!(*numbers, 0, "outputs of a failed step: {error}");
+    }
+    assert!(told.iter().any(|(error, _)| is_kind(error)), "{told:?}");
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_rank_that_never_comes_is_named() {
+    let told = stage(LIMIT, |_, rank, operation| {
+        // It keeps its place until the others have given up.
+        while rank.group.check().is_ok() {
+            sleep();
+        }
+        drop(operation);
+    });
+    check(&told, |error| match error {
+        Error::PeerTimeout { peer, awaited, .. } => {
+            assert_eq!((*peer, awaited.as_str()), (LAST, "sums of its rows"));
+            true
+        }
+        _ => false,
+    });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_rank_that_leaves_is_named() {
+    let told = stage(PATIENCE, |_, rank, operation| {
+        sleep();
+        drop((operation, rank));
+    });
+    check(&told, |error| matches!(error, Error::PeerLost { peer: LAST, .. }));
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn an_abort_ends_a_step_that_waits() {
+    let told = stage(PATIENCE, |_, _, mut operation| {
+        sleep();
+        operation.layer.abort("a person wants it");
+    });
+    check(&told, |error| error.to_string().contains("a person wants it"));
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn ranks_with_other_rows_are_refused() {
+    let told = stage(LIMIT, |_, rank, operation| {
+        let Operation { mut layer, work } = operation;
+        let step = work.enqueue(&rank, &mut layer, Some(&[90, 70, 90]));
+        let told = step.and_then(|()| layer.synchronize(&rank.gpu.stream)).unwrap_err();
+        let is_told = matches!(told, Error::Mismatch { .. } | Error::Aborted { .. });
+        assert!(is_told || matches!(told, Error::PeerTimeout { .. }), "{told}");
+    });
+    // Sums of other rows may have come before anybody compared: D is undefined, and no rank calls it right.
+    assert_eq!(told.len(), LAST as usize);
+    for (error, _) in &told {
+        let is_told = matches!(error, Error::Mismatch { .. } | Error::Aborted { .. });
+        assert!(is_told || matches!(error, Error::PeerTimeout { .. }), "{error}");
+    }
+}

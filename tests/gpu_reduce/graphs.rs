@@ -1,0 +1,86 @@
+//! Steps in graphs, which do not know their epoch.
+//!
+//! Invariant: every replay has inputs of its own, so that one which adds up sums of another is seen.
+
+use overlap_gemm::cuda::cudarc::driver::CudaGraph;
+use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use overlap_gemm::plan::{Engine, Strategy};
+use overlap_gemm::random::Random;
+
+use super::world::{Step, World};
+use crate::gpu::ranks::{Rank, on_ranks};
+
+const REPLAYS: u64 = 100;
+
+/// Two graphs of one operation whose steps have other rows each, launched in random order, with plain steps before and
+/// after.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn graphs_of_two_shapes_replay_with_changing_inputs() {
+    for (steps, streams, strategy) in [
+        (1, 1, Strategy::Pipelined),
+        (2, 2, Strategy::Pipelined),
+        (1, 2, Strategy::Sequential),
+        (2, 1, Strategy::Sequential),
+    ] {
+        let mut world = World::new(&[140, 160], 256, 320);
+        world.strategy = strategy;
+        let engine = Engine::CopyEngines { streams };
+        world.options = world.options.with_engine(engine).with_pieces(3);
+        on_ranks(2, |rank| replay(&world, &rank, steps));
+        println!("{strategy}, {streams} streams, {steps} steps in a graph: right");
+    }
+}
+
+fn replay(world: &World, rank: &Rank, steps: u64) {
+    let shapes = [vec![140, 160], vec![33, 0]];
+    let (mut layer, stream) = (world.plan(rank), &rank.gpu.stream);
+    let mut works: Vec<Box<dyn Step>> = (0..steps).map(|step| world.work(rank, step)).collect();
+    let mut number = steps;
+    let mut random = Random::new(71);
+    let graphs: Vec<CudaGraph> = {
+        plain_step(world, rank, &mut *works[0], &mut layer, &mut number);
+        shapes
+            .iter()
+            .map(|rows| {
+                let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+                stream.begin_capture(mode).unwrap();
+                works.iter().for_each(|work| {
+                    work.enqueue(rank, &mut layer, Some(&rows[..])).unwrap();
+                });
+                stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap()
+            })
+            .collect()
+    };
+    for _ in 0..REPLAYS {
+        for work in &mut works {
+            work.renew(rank, number);
+            number += 1;
+        }
+        // The same on all ranks.
+        let shape = random.within(0..=1) as usize;
+        graphs[shape].launch().unwrap();
+        layer.synchronize(stream).unwrap();
+        for work in &mut works {
+            work.fetch(rank);
+            work.check(rank, &shapes[shape]);
+        }
+    }
+    plain_step(world, rank, &mut *works[0], &mut layer, &mut number);
+    rank.through();
+}
+
+fn plain_step(
+    world: &World,
+    rank: &Rank,
+    work: &mut dyn Step,
+    layer: &mut overlap_gemm::cuda::GemmReduceScatter,
+    number: &mut u64,
+) {
+    work.renew(rank, *number);
+    *number += 1;
+    work.enqueue(rank, layer, None).unwrap();
+    layer.synchronize(&rank.gpu.stream).unwrap();
+    work.fetch(rank);
+    work.check(rank, &world.rows());
+}

@@ -1,0 +1,237 @@
+//! GEMM + reduce-scatter between ranks on GPUs: what comes out is the total of all ranks' products.
+//!
+//! What belongs here: results. Ranks are threads; where there are fewer GPUs than ranks, several share one. Outputs are
+//! compared with `f64`, and where sums are exact, bit for bit with the one order of additions that there is.
+
+use std::time::Duration;
+
+use overlap_gemm::ElementType;
+use overlap_gemm::cuda::Shard;
+use overlap_gemm::plan::{Activation, Engine, Partials, Reduction, Strategy};
+use overlap_gemm::random::Random;
+
+use super::world::{Step, World, kernel_for, shards};
+use crate::gpu::ranks::on_ranks;
+use crate::gpu::tried_kernels;
+
+/// Three steps of one operation; in the second, ranks own other rows than planned.
+fn three_steps(world: &World) {
+    on_ranks(world.ranks(), |rank| {
+        let mut random = Random::new(world.seed ^ 1);
+        let mut layer = world.plan(&rank);
+        let mut work = world.work(&rank, 0);
+        let planned = world.rows();
+        for step in 0..3 {
+            work.renew(&rank, step);
+            // Any order of the planned rows, each fewer by a few.
+            let mut other = planned.clone();
+            other.rotate_left(random.within(0..=7) as usize % planned.len());
+            let fewer = |rows: &mut u32| *rows -= random.within(0..=u64::from(*rows) / 2) as u32;
+            other.iter_mut().for_each(fewer);
+            let varies = step == 1 && other.iter().sum::<u32>() > 0;
+            let rows = if varies { &other } else { &planned };
+            work.enqueue(&rank, &mut layer, varies.then_some(&other[..])).unwrap();
+            layer.synchronize(&rank.gpu.stream).unwrap();
+            work.fetch(&rank);
+            work.check(&rank, rows);
+        }
+        rank.through();
+    });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn random_worlds_are_right() {
+    const ROUNDS: u64 = 60;
+    let partials = [ElementType::Bf16, ElementType::F32];
+    let kernels: Vec<_> =
+        tried_kernels().into_iter().filter(|one| partials.contains(&one.elements.d)).collect();
+    // Both types of partials in turn, where both were compiled.
+    let of = |d| kernels.iter().copied().filter(move |one| one.elements.d == d).collect::<Vec<_>>();
+    let mut random = Random::new(31);
+    for round in 0..ROUNDS {
+        let some = of(partials[round as usize % 2]);
+        let some = if some.is_empty() { kernels.clone() } else { some };
+        let world = World::random(random.choose(&some), round);
+        println!("{world:?}");
+        three_steps(&world);
+    }
+}
+
+/// Small integers times powers of two: the sums are exact, and each order of additions gives other bits.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn totals_are_added_in_the_order_of_the_ranks() {
+    const RANKS: u32 = 5;
+    let of = |partials, average| {
+        let kernel = kernel_for(partials)?;
+        let mut world = World::new(&[60, 0, 41, 100, 9], 96, 64).with_d(ElementType::F32);
+        world.kernel = kernel;
+        world.gemm = world.gemm.with_kernel(kernel.name.as_str()).with_bias(true).with_c(true);
+        world.gemm.activation = Activation::Relu;
+        (world.alpha, world.beta, world.exact) = (0.75, -1.5, true);
+        world.reduction = Reduction { partials, average };
+        Some(world)
+    };
+    let worlds = [Partials::Bf16, Partials::F32].into_iter().flat_map(|partials| {
+        [false, true].into_iter().filter_map(move |average| of(partials, average))
+    });
+    for world in worlds {
+        on_ranks(RANKS, |rank| {
+            let (mut layer, rows) = (world.plan(&rank), world.rows());
+            let mut work = world.work(&rank, 3);
+            let expected = work.exact_bits(&rank, &rows);
+            let mut delays = Random::of_stream(32, rank.rank().into());
+            for repeat in 0..20 {
+                work.poison(&rank);
+                std::thread::sleep(Duration::from_micros(delays.within(0..=400)));
+                work.enqueue(&rank, &mut layer, None).unwrap();
+                layer.synchronize(&rank.gpu.stream).unwrap();
+                work.fetch(&rank);
+                let is_same = work.bits(&rank, &rows) == expected;
+                assert!(is_same, "rank {}, repeat {repeat}: {world:?}", rank.rank());
+            }
+            rank.through();
+        });
+        println!("{:?}: the same bits", world.reduction);
+    }
+}
+
+/// In each step another rank comes late; the others wait for its sums, and read no older ones.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn late_ranks_are_waited_for() {
+    const RANKS: u32 = 4;
+    for pieces in [1, 3] {
+        let mut world = World::new(&[90, 70, 0, 130], 128, 320);
+        world.options = world.options.with_pieces(pieces);
+        on_ranks(RANKS, |rank| {
+            let (mut layer, rows) = (world.plan(&rank), world.rows());
+            let mut work = world.work(&rank, 0);
+            for step in 0..8 {
+                work.renew(&rank, step);
+                if step as u32 % RANKS == rank.rank() {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                work.enqueue(&rank, &mut layer, None).unwrap();
+                layer.synchronize(&rank.gpu.stream).unwrap();
+                work.fetch(&rank);
+                work.check(&rank, &rows);
+            }
+            rank.through();
+        });
+        println!("{pieces} pieces: right");
+    }
+}
+
+/// Steps that nobody waits for: ranks drift, inputs change, and each step's D is looked at in the end.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn many_steps_without_waiting_are_right() {
+    const STEPS: u64 = 40;
+    for (ranks, streams) in [(2, 1), (3, 2)] {
+        for strategy in [Strategy::Pipelined, Strategy::Sequential] {
+            let mut world = World::new(&shards(512, ranks, &mut Random::new(61)), 256, 512);
+            world.strategy = strategy;
+            let engine = Engine::CopyEngines { streams };
+            world.options = world.options.with_engine(engine).with_pieces(3);
+            on_ranks(ranks, |rank| {
+                let (mut layer, rows) = (world.plan(&rank), world.rows());
+                let mut all: Vec<Box<dyn Step>> =
+                    (0..STEPS).map(|step| world.work(&rank, step)).collect();
+                let mut delays = Random::of_stream(62, rank.rank().into());
+                for work in &all {
+                    if delays.within(0..=3) == 0 {
+                        std::thread::sleep(Duration::from_micros(delays.within(0..=2000)));
+                    }
+                    work.enqueue(&rank, &mut layer, None).unwrap();
+                }
+                layer.synchronize(&rank.gpu.stream).unwrap();
+                for work in &mut all {
+                    work.fetch(&rank);
+                    work.check(&rank, &rows);
+                }
+                rank.through();
+            });
+            println!("{ranks} ranks, {strategy}: right");
+        }
+    }
+}
+
+/// Two operations of the same ranks, each on a stream of its own, in turn.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn two_operations_are_under_way_on_two_streams() {
+    let worlds = [(&[200, 184][..], 128, 7), (&[30, 290], 320, 8)].map(|(rows, n, seed)| {
+        let mut world = World::new(rows, n, 256);
+        world.seed = seed;
+        world
+    });
+    on_ranks(2, |rank| {
+        // The same rank with another stream.
+        let other = rank.with_new_stream();
+        let both = [&rank, &other];
+        let mut layers = [0, 1].map(|at| worlds[at].plan(both[at]));
+        let mut works = [0, 1].map(|at| worlds[at].work(both[at], 0));
+        for step in 0..20 {
+            for at in [0, 1] {
+                works[at].renew(both[at], step);
+            }
+            for at in [0, 1] {
+                works[at].enqueue(both[at], &mut layers[at], None).unwrap();
+            }
+            for at in [1, 0] {
+                layers[at].synchronize(&both[at].gpu.stream).unwrap();
+                works[at].fetch(both[at]);
+                works[at].check(both[at], &worlds[at].rows());
+            }
+        }
+        rank.through();
+    });
+}
+
+/// What cannot be is refused on all ranks, and the group lives on.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn wrong_calls_are_refused() {
+    let world = World::new(&[64, 32], 64, 64);
+    on_ranks(2, |rank| {
+        let refused = |strategy, engine| {
+            let options = world.options.clone().with_engine(engine);
+            let world = World { strategy, options, ..world.clone() };
+            world.try_plan(&rank).unwrap_err().to_string()
+        };
+        let copies = Engine::CopyEngines { streams: 1 };
+        let text = refused(Strategy::Fused, copies);
+        assert!(text.contains("Strategy::Pipelined"), "{text}");
+        let text = refused(Strategy::Sequential, Engine::Nccl);
+        assert!(text.contains("Engine::CopyEngines"), "{text}");
+
+        let mut layer = world.plan(&rank);
+        let work = world.work(&rank, 0);
+        let (shard, operands) = work.addresses(&rank);
+        let stream = &rank.gpu.stream;
+        let given = &operands[..];
+        let calls = [
+            (Shard::in_place(), given, "an input in place"),
+            (shard, &[][..], "the number of operands is 0"),
+            (shard.rows(&[31, 65]), given, "the rows that one rank gets in this step is 65"),
+            (shard.rows(&[64]), given, "the number of shards is 1"),
+            (shard.rows(&[64, 33]), given, "m of this step is 97"),
+            (shard.scales(16), given, "the scales of the shard is there"),
+        ];
+        for (shard, operands, expected) in calls {
+            // SAFETY: refused before anything is enqueued.
+            let error = unsafe { layer.enqueue(stream, shard, operands) }.unwrap_err();
+            assert!(error.to_string().starts_with(expected), "{error}");
+        }
+        let bias = [operands[0].bias(1024)];
+        // SAFETY: as above.
+        let error = unsafe { layer.enqueue(stream, shard, &bias) }.unwrap_err();
+        assert!(error.to_string().starts_with("the bias is there"), "{error}");
+        // None of them has reached the other rank.
+        work.enqueue(&rank, &mut layer, None).unwrap();
+        layer.synchronize(stream).unwrap();
+        rank.through();
+    });
+}

@@ -1,0 +1,74 @@
+//! The decisive test, on GPUs: whoever breaks one step of a reduction's schedule breaks what runs by it, as predicted.
+//!
+//! What belongs here: the mutants that streams of copies, the waits for sums and the beginning's table of ranks can carry
+//! out. The device code itself waits for all consumers, and acknowledges the step before (`begin_step` in
+//! `csrc/gather.cu`). A signal before its data is noticed only if the copy takes longer than the owner's look; a product that
+//! is repeated writes what is there already. Invariant: in each step another rank is late, so that each rank's faults
+//! meet ranks that already wait for it.
+
+use std::time::Duration;
+
+use super::world::{PATIENCE, World};
+use crate::gpu::ranks::{Rank, on_ranks};
+use crate::mutants::{Caught, Mutant, REDUCE_MUTANTS};
+
+/// Rows of D for each row of a mutant's world: several tiles.
+const ROWS: u32 = 256;
+/// Steps in which a mutant may go wrong.
+const STEPS: u64 = 12;
+/// How long a mutant that hangs is waited for.
+const LIMIT: Duration = Duration::from_secs(2);
+/// How late one rank is: longer than any step takes, and than the ranks' checks of its rows are apart.
+const LATE: Duration = Duration::from_millis(50);
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn every_mutant_of_a_reduction_is_caught_as_predicted() {
+    let on_gpus = |mutant: &&Mutant| mutant.on_gpus;
+    assert!(REDUCE_MUTANTS.iter().filter(on_gpus).count() >= 8);
+    for mutant in REDUCE_MUTANTS.iter().filter(on_gpus) {
+        let seen = on_ranks(mutant.rows.len() as u32, |rank| run(&rank, mutant));
+        let is = |what: Caught| seen.contains(&what);
+        let found = match (is(Caught::WrongRows), is(Caught::Hang)) {
+            // What one rank waits for in vain, the others hear of: no rank's result counts then.
+            (_, true) => Caught::Hang,
+            (true, false) => Caught::WrongRows,
+            (false, false) => Caught::Nothing,
+        };
+        assert_eq!(found, mutant.run, "{}: {seen:?}", mutant.name);
+        println!("{}: {found:?}, as predicted", mutant.name);
+    }
+}
+
+/// What becomes of this rank.
+fn run(rank: &Rank, mutant: &Mutant) -> Caught {
+    let rows: Vec<u32> = mutant.rows.iter().map(|rows| rows * ROWS).collect();
+    let mut world = World::new(&rows, 256, 8192);
+    world.options = world.options.with_pieces(1).with_timeouts(PATIENCE, LIMIT);
+    let mut layer = world.plan(rank);
+    let mut work = world.work(rank, 0);
+    let mut seen = Caught::Nothing;
+    for step in 0..=STEPS {
+        if step == 1 && mutant.rank == rank.rank() as usize {
+            // SAFETY: the test's ranks expect wrong rows, and their memory outlives the steps.
+            let changed = unsafe { layer.change_schedule(|schedule| mutant.change_one(schedule)) };
+            assert!(changed.unwrap(), "{} finds no step to change", mutant.name);
+        }
+        work.renew(rank, step);
+        if step > 0 && rank.rank() as usize == step as usize % mutant.rows.len() {
+            std::thread::sleep(LATE);
+        }
+        let enqueued = work.enqueue(rank, &mut layer, None);
+        if enqueued.and_then(|()| layer.synchronize(&rank.gpu.stream)).is_err() {
+            seen = Caught::Hang;
+            break;
+        }
+        work.fetch(rank);
+        if !work.is_right(rank, &rows) {
+            assert!(step > 0, "wrong before anything was changed");
+            seen = Caught::WrongRows;
+        }
+    }
+    rank.through();
+    seen
+}
