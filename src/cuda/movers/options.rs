@@ -1,4 +1,4 @@
-//! What may be asked of a gather.
+//! What may be asked of a gather, or of a reduce-scatter.
 //!
 //! Invariant: plain values; the rules that decide what is left open are `engines`'s and [`plan`](crate::plan)'s.
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::plan::{Engine, Timeouts};
 
-/// How rows are to be gathered. All ranks have to ask for the same.
+/// How rows are to be gathered, or sums to be sent to their owners. All ranks have to ask for the same.
 ///
 /// ```
 /// use overlap_gemm::cuda::GatherOptions;
@@ -18,10 +18,11 @@ use crate::plan::{Engine, Timeouts};
 #[non_exhaustive]
 pub struct GatherOptions {
     /// What moves the rows (default: by the size of a shard, and NCCL where some GPU cannot reach another's memory).
+    /// Sums are moved by copy engines (default: on one stream).
     pub engine: Option<Engine>,
-    /// Chunks a shard (default: by its size and the columns of the first product).
+    /// Chunks a shard (default: by its size and the columns of the first product; of sums, one).
     pub pieces: Option<u32>,
-    /// Fills the other ranks' rows of a step with NaN when the next one begins, so that rows which are read too
+    /// Fills the other ranks' rows, or sums, of a step with NaN when the next one begins, so that rows which are read too
     /// early, or too late, are seen in the result. For finding faults; costs two memsets a step.
     pub poison: bool,
     /// How long to wait for others: the first also when the operation is planned.
