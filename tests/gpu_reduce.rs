@@ -14,5 +14,7 @@ mod graphs;
 mod results;
 #[path = "gpu_reduce/schedule_mutants.rs"]
 mod schedule_mutants;
+#[path = "gpu_reduce/work.rs"]
+mod work;
 #[path = "gpu_reduce/world.rs"]
 mod world;

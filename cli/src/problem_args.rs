@@ -124,7 +124,7 @@ impl ProblemArgs {
 pub enum What {
     /// Every rank gets all rows of A, and multiplies them
     AllGatherGemm,
-    /// Every rank multiplies its slice of K (--k), and gets the sums of its rows; on threads
+    /// Every rank multiplies its slice of K (--k), and gets the sums of its rows; on threads or by copy engines
     GemmReduceScatter,
     /// Every rank multiplies its slice of K (--k), and gets the sums of all rows; on threads
     GemmAllReduce,

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use overlap_gemm::Error;
 
-use super::world::{PATIENCE, Step, World};
+use super::work::Step;
+use super::world::{PATIENCE, World};
 use crate::gpu::ranks::{Rank, on_ranks};
 
 const RANKS: u32 = 3;

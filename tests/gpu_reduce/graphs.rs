@@ -7,7 +7,8 @@ use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstream
 use overlap_gemm::plan::{Engine, Strategy};
 use overlap_gemm::random::Random;
 
-use super::world::{Step, World};
+use super::work::Step;
+use super::world::World;
 use crate::gpu::ranks::{Rank, on_ranks};
 
 const REPLAYS: u64 = 100;

@@ -10,7 +10,8 @@ use overlap_gemm::cuda::Shard;
 use overlap_gemm::plan::{Activation, Engine, Partials, Reduction, Strategy};
 use overlap_gemm::random::Random;
 
-use super::world::{Step, World, kernel_for, shards};
+use super::work::Step;
+use super::world::{World, kernel_for, shards};
 use crate::gpu::ranks::on_ranks;
 use crate::gpu::tried_kernels;
 

@@ -53,11 +53,12 @@ fn null_pointers_and_empty_plans_are_refused() {
             bindings::og_gemm_prepare(&shape, std::ptr::null_mut()),
             bindings::og_epoch_advance(std::ptr::null_mut(), none),
             bindings::og_signal_post(std::ptr::null_mut(), 1, std::ptr::null(), none),
+            bindings::og_reduce(std::ptr::null(), none),
             enqueue(std::ptr::null(), &somewhere),
             enqueue(&plan, std::ptr::null()),
         ]
     };
-    assert_eq!(statuses, [og_status::OG_STATUS_NULL_POINTER; 8]);
+    assert_eq!(statuses, [og_status::OG_STATUS_NULL_POINTER; 9]);
     assert_eq!(enqueue(&plan, &somewhere), og_status::OG_STATUS_BAD_PLAN);
     // Which of its two faults is named first is not promised.
     assert_ne!(enqueue(&plan, &nowhere), og_status::OG_STATUS_OK);
@@ -95,6 +96,67 @@ fn the_border_refuses_what_rust_types_cannot_even_say() {
         assert_eq!(refused(change), og_status::OG_STATUS_BAD_PITCH, "pitch {index}");
     }
     assert_eq!(refused(|s| s.ldd = 65), og_status::OG_STATUS_MISALIGNED);
+}
+
+#[test]
+fn sums_that_cannot_be_added_are_refused() {
+    let good = og_reduction {
+        own: 16 as *const c_void,
+        slots: 32 as *const c_void,
+        slot_pitch: 640,
+        pitch: 64,
+        rows: 10,
+        n: 56,
+        ranks: 3,
+        rank: 1,
+        sum_type: og_type::OG_TYPE_BF16,
+        d_type: og_type::OG_TYPE_F32,
+        d: 64 as *mut c_void,
+        c: std::ptr::null(),
+        bias: 48 as *const c_void,
+        ldd: 60,
+        alpha: 1.0,
+        beta: 0.0,
+        activation: og_activation::OG_ACTIVATION_NONE,
+        average: 1,
+        // So that nothing is enqueued: this is looked at last.
+        stop: std::ptr::null(),
+        epoch: std::ptr::null(),
+    };
+    let status = |change: fn(&mut og_reduction)| {
+        let mut reduction = good;
+        change(&mut reduction);
+        // SAFETY: refused before any address is used.
+        unsafe { bindings::og_reduce(&reduction, std::ptr::null_mut()) }
+    };
+    assert_eq!(status(|_| ()), og_status::OG_STATUS_NULL_POINTER, "all but that is right");
+    let out_of_range: [fn(&mut og_reduction); 9] = [
+        |r| r.ranks = 0,
+        |r| r.rank = 3,
+        |r| r.rows = 0,
+        |r| r.n = -8,
+        |r| r.sum_type = og_type::OG_TYPE_F16,
+        |r| r.d_type = og_type::OG_TYPE_E4M3,
+        |r| r.slot_pitch = -1,
+        |r| r.average = 2,
+        |r| r.activation = og_activation(4),
+    ];
+    for (index, change) in out_of_range.into_iter().enumerate() {
+        assert_eq!(status(change), og_status::OG_STATUS_OUT_OF_RANGE, "change {index}");
+    }
+    assert_eq!(status(|r| r.pitch = 48), og_status::OG_STATUS_BAD_PITCH);
+    assert_eq!(status(|r| r.ldd = 52), og_status::OG_STATUS_BAD_PITCH);
+    let misaligned: [fn(&mut og_reduction); 6] = [
+        |r| r.pitch = 68,
+        |r| r.n = 52,
+        |r| r.slot_pitch = 644,
+        |r| r.d = 72 as *mut c_void,
+        |r| r.bias = 8 as *const c_void,
+        |r| r.c = 20 as *const c_void,
+    ];
+    for (index, change) in misaligned.into_iter().enumerate() {
+        assert_eq!(status(change), og_status::OG_STATUS_MISALIGNED, "change {index}");
+    }
 }
 
 #[test]
