@@ -11,8 +11,8 @@
 namespace overlap_gemm {
 
 #if defined(__CUDACC__)
-// Launches a kernel that starts when all that is older has ended on the stream. What the launch itself returns says whether it failed: the runtime's last error may be one
-// that the caller has yet to look at, and stays.
+// Launches a kernel that starts when all that is older has ended on the stream. What the launch itself returns says
+// whether it failed: the runtime's last error may be one that the caller has yet to look at, and stays.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream, char const* what,
             Arguments const&... arguments) {

@@ -1,12 +1,14 @@
 //! Every compiled kernel against an f64 reference, and what happens where there is no GPU.
 //!
 //! What belongs here: [`cuda::Gemm`](overlap_gemm::cuda::Gemm) from the outside: sizes, pitches, ways to
-//! run, streams, graphs, refusals. Epilogues are in `gpu_epilogue.rs`. Tests that need a GPU are ignored
+//! run, streams, graphs, refusals. Epilogues are in `gpu_gemm/epilogue.rs`. Tests that need a GPU are ignored
 //! unless asked for (`cargo test --features cuda -- --ignored`, or `scripts/stage-gpu` for a machine
 //! without cargo); the others run everywhere. Inputs are random, outputs are poisoned with NaN before,
 //! and what surrounds D must come back untouched.
 #![cfg(feature = "cuda")]
 
+#[path = "gpu_gemm/epilogue.rs"]
+mod epilogue;
 #[path = "common/gpu/mod.rs"]
 mod gpu;
 

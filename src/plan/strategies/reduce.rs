@@ -33,7 +33,7 @@
 
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::{Engine, Operation, Strategy};
-use super::super::whole::{Plan, PlanOptions};
+use super::super::whole::Plan;
 
 /// The rank that `rank` of `ranks` sends to in `round`.
 pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
@@ -194,6 +194,7 @@ fn reduce(plan: &Plan, rank: u32) -> Vec<Step> {
 mod tests {
     use super::super::super::problem::Problem;
     use super::super::super::schedule::Schedule;
+    use super::super::super::whole::PlanOptions;
     use super::*;
 
     /// The steps of a lane of rank 1 of three, the last of which owns nothing: two chunks, one, none.

@@ -3,19 +3,16 @@
 //!
 //! What belongs here: each combination by itself, so that a failure names it; `gpu_gemm.rs` mixes them
 //! at random. The bound of the reference grows with each operation: see `src/reference/bound.rs`.
-#![cfg(feature = "cuda")]
 
-#[path = "common/gpu/mod.rs"]
-mod gpu;
-
-use gpu::call::call;
-use gpu::case::Case;
-use gpu::inputs::factor;
-use gpu::plain::run_cases;
-use gpu::{Gpu, tried_kernels};
 use overlap_gemm::cuda::{Activation, Gemm, GemmOptions, RawOperands};
 use overlap_gemm::plan::Scaling;
 use overlap_gemm::random::Random;
+
+use crate::gpu::call::call;
+use crate::gpu::case::Case;
+use crate::gpu::inputs::factor;
+use crate::gpu::plain::run_cases;
+use crate::gpu::{Gpu, tried_kernels};
 
 /// Runs what becomes of one product in every kernel.
 fn on_every_kernel(change: impl Fn(Case, &mut Random) -> Vec<Case>) {
