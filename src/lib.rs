@@ -33,8 +33,8 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`host`] | [`AllGatherGemm`](host::AllGatherGemm), [`GemmReduceScatter`](host::GemmReduceScatter) and [`AsyncGemm`](host::AsyncGemm) on threads: plan once, enqueue many times; [`host::protocol`]: the chunk protocol |
-//! | [`cuda`] | feature `cuda`: `AllGatherGemm`, `GemmReduceScatter` and `AsyncGemm` on Hopper GPUs; a plain GEMM, a gather alone |
+//! | [`host`] | [`AllGatherGemm`](host::AllGatherGemm), [`GemmReduceScatter`](host::GemmReduceScatter), [`GemmAllReduce`](host::GemmAllReduce) and [`AsyncGemm`](host::AsyncGemm) on threads: plan once, enqueue many times; [`host::protocol`]: the chunk protocol |
+//! | [`cuda`] | feature `cuda`: `AllGatherGemm`, `GemmReduceScatter`, `GemmAllReduce` and `AsyncGemm` on Hopper GPUs; a plain GEMM, a gather alone |
 //! | [`group`] | feature `group`: the ranks of a GPU operation, as processes or threads, and how they connect |
 //! | [`plan`] | [`Problem`](plan::Problem), [`PlanOptions`](plan::PlanOptions) → [`Plan`](plan::Plan): [`Chunks`](plan::Chunks), [`TileOrder`](plan::TileOrder), [`Schedule`](plan::Schedule); [`plan::model`] runs a schedule in other orders and looks for deadlocks and early reads |
 //! | [`tune`] | feature `tune`: tables of measured plans, used by plans on GPUs |

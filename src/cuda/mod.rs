@@ -9,7 +9,7 @@
 //! - [`AllGatherGemm`]: every rank brings rows and multiplies those of all, by the
 //!   [`Schedule`](crate::plan::Schedule) of a strategy and by what a [table](crate::tune) has of the problem;
 //!   [`AllGather`]: without the product;
-//! - [`GemmReduceScatter`]: every rank multiplies its slice of K, and gets the sums of its own rows;
+//! - [`GemmReduceScatter`]: every rank multiplies its slice of K, and gets the sums of its own rows; [`GemmAllReduce`]: of all;
 //! - [`Gemm`]: a product whose input is there; [`AsyncGemm`]: one whose input arrives chunk by chunk.
 //!
 //! What they stand on, each folder using only those before it (`docs/architecture.md` has the table):
@@ -35,7 +35,7 @@ mod all_gather_gemm;
 mod async_gemm;
 mod exchange;
 mod gemm;
-mod gemm_reduce_scatter;
+mod gemm_reduce;
 mod movers;
 mod product;
 mod sys;
@@ -43,8 +43,11 @@ mod sys;
 // The operations.
 #[doc(inline)]
 pub use self::{
-    all_gather::AllGather, all_gather_gemm::AllGatherGemm, async_gemm::AsyncGemm, gemm::Gemm,
-    gemm_reduce_scatter::GemmReduceScatter,
+    all_gather::AllGather,
+    all_gather_gemm::AllGatherGemm,
+    async_gemm::AsyncGemm,
+    gemm::Gemm,
+    gemm_reduce::{GemmAllReduce, GemmReduce, GemmReduceScatter},
 };
 
 // What they are asked for, and what they multiply.

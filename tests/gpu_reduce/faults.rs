@@ -9,7 +9,7 @@ use std::time::Duration;
 use overlap_gemm::Error;
 
 use super::work::Step;
-use super::world::{PATIENCE, World};
+use super::world::{Layer, PATIENCE, World};
 use crate::gpu::ranks::{Rank, on_gpus, on_ranks};
 
 const RANKS: u32 = 3;
@@ -66,7 +66,7 @@ fn play(
 
 /// The last rank's.
 struct Operation {
-    layer: overlap_gemm::cuda::GemmReduceScatter,
+    layer: Layer,
     work: Box<dyn Step>,
 }
 

@@ -8,7 +8,7 @@ use overlap_gemm::plan::{Engine, Strategy};
 use overlap_gemm::random::Random;
 
 use super::work::Step;
-use super::world::World;
+use super::world::{Layer, World};
 use crate::gpu::ranks::{Rank, on_ranks};
 
 const REPLAYS: u64 = 100;
@@ -18,18 +18,21 @@ const REPLAYS: u64 = 100;
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn graphs_of_two_shapes_replay_with_changing_inputs() {
-    for (steps, streams, strategy) in [
-        (1, 1, Strategy::Pipelined),
-        (2, 2, Strategy::Pipelined),
-        (1, 2, Strategy::Sequential),
-        (2, 1, Strategy::Sequential),
+    for (steps, streams, strategy, all) in [
+        (1, 1, Strategy::Pipelined, false),
+        (2, 2, Strategy::Pipelined, false),
+        (1, 2, Strategy::Sequential, false),
+        (2, 1, Strategy::Sequential, false),
+        (1, 2, Strategy::Pipelined, true),
+        (2, 1, Strategy::Sequential, true),
     ] {
         let mut world = World::new(&[140, 160], 256, 320);
+        world.all = all;
         world.strategy = strategy;
         let engine = Engine::CopyEngines { streams };
         world.options = world.options.with_engine(engine).with_pieces(3);
         on_ranks(2, |rank| replay(&world, &rank, steps));
-        println!("{strategy}, {streams} streams, {steps} steps in a graph: right");
+        println!("{strategy}, {streams} streams, {steps} steps in a graph, to all: {all}: right");
     }
 }
 
@@ -75,7 +78,7 @@ fn plain_step(
     world: &World,
     rank: &Rank,
     work: &mut dyn Step,
-    layer: &mut overlap_gemm::cuda::GemmReduceScatter,
+    layer: &mut Layer,
     number: &mut u64,
 ) {
     work.renew(rank, *number);

@@ -1,4 +1,4 @@
-//! GEMM + reduce-scatter between ranks on GPUs: what comes out is the total of all ranks' products.
+//! Reductions between ranks on GPUs: what comes out is the total of all ranks' products.
 //!
 //! What belongs here: results. Ranks are threads; where there are fewer GPUs than ranks, several share one. Outputs are
 //! compared with `f64`, and where sums are exact, bit for bit with the one order of additions that there is.
@@ -64,10 +64,10 @@ fn random_worlds_are_right() {
 #[ignore = "needs 1 Hopper GPU"]
 fn totals_are_added_in_the_order_of_the_ranks() {
     const RANKS: u32 = 5;
-    let of = |partials, average| {
+    let of = |partials, average, all| {
         let kernel = kernel_for(partials)?;
         let mut world = World::new(&[60, 0, 41, 100, 9], 96, 64).with_d(ElementType::F32);
-        world.kernel = kernel;
+        (world.kernel, world.all) = (kernel, all);
         world.gemm = world.gemm.with_kernel(kernel.name.as_str()).with_bias(true).with_c(true);
         world.gemm.activation = Activation::Relu;
         (world.alpha, world.beta, world.exact) = (0.75, -1.5, true);
@@ -75,7 +75,8 @@ fn totals_are_added_in_the_order_of_the_ranks() {
         Some(world)
     };
     let worlds = [Partials::Bf16, Partials::F32].into_iter().flat_map(|partials| {
-        [false, true].into_iter().filter_map(move |average| of(partials, average))
+        let cases = [(false, false), (true, false), (false, true), (true, true)].into_iter();
+        cases.filter_map(move |(average, all)| of(partials, average, all))
     });
     for world in worlds {
         on_ranks(RANKS, |rank| {
@@ -94,7 +95,36 @@ fn totals_are_added_in_the_order_of_the_ranks() {
             }
             rank.through();
         });
-        println!("{:?}: the same bits", world.reduction);
+        println!("{:?}, to all: {}: the same bits", world.reduction, world.all);
+    }
+}
+
+/// Whatever rounds a product's sums, all ranks add up the same.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn all_ranks_have_the_same_bits_of_an_all_reduce() {
+    const RANKS: u32 = 4;
+    for strategy in [Strategy::Pipelined, Strategy::Sequential] {
+        let mut world = World::new(&[50, 0, 33, 64], 136, 200);
+        (world.all, world.strategy, world.alpha, world.beta) = (true, strategy, 0.3, 1.7);
+        world.gemm = world.gemm.with_bias(true).with_c(true);
+        let steps = on_ranks(RANKS, |rank| {
+            let (mut layer, rows) = (world.plan(&rank), world.rows());
+            let mut work = world.work(&rank, 0);
+            let step = |number| {
+                work.renew(&rank, number);
+                work.enqueue(&rank, &mut layer, None).unwrap();
+                layer.synchronize(&rank.gpu.stream).unwrap();
+                work.fetch(&rank);
+                work.check(&rank, &rows);
+                work.bits(&rank, &rows)
+            };
+            let bits: Vec<Vec<u32>> = (0..4).map(step).collect();
+            rank.through();
+            bits
+        });
+        assert_eq!(steps[0][0].len(), 147 * 136);
+        assert!(steps.iter().all(|bits| *bits == steps[0]), "{strategy}");
     }
 }
 
@@ -103,9 +133,10 @@ fn totals_are_added_in_the_order_of_the_ranks() {
 #[ignore = "needs 1 Hopper GPU"]
 fn late_ranks_are_waited_for() {
     const RANKS: u32 = 4;
-    for pieces in [1, 3] {
+    for (pieces, all) in [(1, false), (3, false), (1, true), (3, true)] {
         let mut world = World::new(&[90, 70, 0, 130], 128, 320);
         world.options = world.options.with_pieces(pieces);
+        world.all = all;
         on_ranks(RANKS, |rank| {
             let (mut layer, rows) = (world.plan(&rank), world.rows());
             let mut work = world.work(&rank, 0);
@@ -121,7 +152,7 @@ fn late_ranks_are_waited_for() {
             }
             rank.through();
         });
-        println!("{pieces} pieces: right");
+        println!("{pieces} pieces, to all: {all}: right");
     }
 }
 
@@ -130,10 +161,10 @@ fn late_ranks_are_waited_for() {
 #[ignore = "needs 1 Hopper GPU"]
 fn many_steps_without_waiting_are_right() {
     const STEPS: u64 = 40;
-    for (ranks, streams) in [(2, 1), (3, 2)] {
+    for (ranks, streams, all) in [(2, 1, false), (3, 2, false), (3, 2, true)] {
         for strategy in [Strategy::Pipelined, Strategy::Sequential] {
             let mut world = World::new(&shards(512, ranks, &mut Random::new(61)), 256, 512);
-            world.strategy = strategy;
+            (world.strategy, world.all) = (strategy, all);
             let engine = Engine::CopyEngines { streams };
             world.options = world.options.with_engine(engine).with_pieces(3);
             on_ranks(ranks, |rank| {
@@ -154,7 +185,7 @@ fn many_steps_without_waiting_are_right() {
                 }
                 rank.through();
             });
-            println!("{ranks} ranks, {strategy}: right");
+            println!("{ranks} ranks, {strategy}, to all: {all}: right");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One rank's memory of a step of a reduce-scatter, and the comparison of what came out.
+//! One rank's memory of a step of a reduction, and the comparison of what came out.
 //!
 //! Invariants: every number of every rank follows from a seed, so that each rank knows what all others brought; D is NaN
 //! before a step, between guards that nothing may touch.
@@ -6,13 +6,13 @@
 use std::fmt::Debug;
 
 use overlap_gemm::cuda::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
-use overlap_gemm::cuda::{GemmReduceScatter, RawOperands, Shard};
+use overlap_gemm::cuda::{RawOperands, Shard};
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Accumulation, Epilogue, Reference, compare_reduced, reduced};
 use overlap_gemm::{Element, Error};
 
-use super::world::World;
+use super::world::{Layer, World};
 use crate::gpu::inputs::{factor, random_rows, some_rows};
 use crate::gpu::ranks::Rank;
 
@@ -26,12 +26,7 @@ pub trait Step: Send {
     /// D as it is before a step.
     fn poison(&mut self, rank: &Rank);
     /// One step of this rank, not awaited; `rows`: those of each rank, if not as planned.
-    fn enqueue(
-        &self,
-        rank: &Rank,
-        layer: &mut GemmReduceScatter,
-        rows: Option<&[u32]>,
-    ) -> Result<(), Error>;
+    fn enqueue(&self, rank: &Rank, layer: &mut Layer, rows: Option<&[u32]>) -> Result<(), Error>;
     /// Takes a look at every D, when the stream is through.
     fn fetch(&mut self, rank: &Rank);
     /// What surrounds D is as it was, this rank's rows are numbers, and within the bound of the reference.
@@ -50,7 +45,7 @@ pub trait Step: Send {
 pub trait Number: Element + DeviceRepr + Debug {}
 impl<T: Element + DeviceRepr + Debug> Number for T {}
 
-/// What one rank brings to a step: as many rows as were planned, of C as many as any rank may own.
+/// What one rank brings to a step: as many rows as were planned, of C as many as any rank may get.
 struct Inputs<A, B, D> {
     a: Vec<A>,
     a_scales: Vec<f32>,
@@ -76,7 +71,7 @@ impl<A: Element, B: Element, D: Element> Inputs<A, B, D> {
             };
             (0..count).map(|_| factor(random)).collect::<Vec<f32>>()
         };
-        let most = problem.shards().most_rows();
+        let most = world.most_output_rows();
         let mut inputs = Inputs {
             a: random_rows(&mut random, problem.m(), problem.k(), problem.lda()),
             a_scales: scales(&mut random, problem.m()),
@@ -90,6 +85,15 @@ impl<A: Element, B: Element, D: Element> Inputs<A, B, D> {
                 c: (world.gemm.c).then(|| random_rows(&mut random, most, n, problem.ldd())),
                 bias: (world.gemm.bias).then(|| random_rows(&mut random, 1, n, n)),
             });
+        }
+        if world.all {
+            // All ranks add the same, so that all have the same results.
+            let mut same = Random::of_stream(world.seed, number);
+            for (product, problem) in inputs.of_products.iter_mut().zip(&world.problems) {
+                let (n, ldd) = (problem.n(), problem.ldd());
+                product.c = (world.gemm.c).then(|| random_rows(&mut same, most, n, ldd));
+                product.bias = (world.gemm.bias).then(|| random_rows(&mut same, 1, n, n));
+            }
         }
         if world.exact {
             let power = 2f32.powi(random.within(0..=16) as i32);
@@ -127,7 +131,9 @@ struct Device<A, B, D> {
 impl<A: Number, B: Number, D: Number> Work<A, B, D> {
     pub fn new(world: &World, rank: &Rank, number: u64) -> Self {
         let inputs = Inputs::<A, B, D>::of(world, rank.rank(), number);
-        let blanks: Vec<Vec<D>> = world.problems.iter().map(blank::<D>).collect();
+        let most = world.most_output_rows() as usize;
+        let blanks = world.problems.iter().map(|problem| blank::<D>(problem, most));
+        let blanks: Vec<Vec<D>> = blanks.collect();
         let gpu = &rank.gpu;
         let products = &inputs.of_products;
         let some = |scales: &[f32]| gpu.upload(&[scales, &[1.0]].concat());
@@ -144,8 +150,8 @@ impl<A: Number, B: Number, D: Number> Work<A, B, D> {
         Work { world: world.clone(), number, inputs, device, blanks, looks }
     }
 
-    /// The rows of D that this rank owns, as last looked at.
-    fn own_rows(&self, product: usize, own: usize) -> impl Iterator<Item = &[D]> {
+    /// The rows of D that this rank gets, as last looked at.
+    fn output_rows(&self, product: usize, own: usize) -> impl Iterator<Item = &[D]> {
         let problem = &self.world.problems[product];
         let (n, ldd) = (problem.n() as usize, problem.ldd() as usize);
         self.looks[product][GUARD..].chunks(ldd).take(own).map(move |row| &row[..n])
@@ -156,7 +162,7 @@ impl<A: Number, B: Number, D: Number> Work<A, B, D> {
         let problem = self.world.problems[product].with_shards(rows).unwrap();
         let ldd = problem.ldd() as usize;
         let mut whole = vec![D::POISON; problem.m() as usize * ldd];
-        let place = problem.shards().rows(rank);
+        let place = self.world.output_rows(rows, rank);
         let place = place.start as usize * ldd..place.end as usize * ldd;
         let len = place.len().min(own.len());
         whole[place][..len].copy_from_slice(&own[..len]);
@@ -182,7 +188,7 @@ impl<A: Number, B: Number, D: Number> Work<A, B, D> {
         let mut random = Random::of_stream(self.world.seed, u64::MAX - self.number);
         for (product, planned) in self.world.problems.iter().enumerate() {
             let step = planned.with_shards(rows).unwrap();
-            let own = step.shards().rows(rank);
+            let own = self.world.output_rows(rows, rank);
             if own.is_empty() {
                 continue;
             }
@@ -249,12 +255,7 @@ impl<A: Number, B: Number, D: Number> Step for Work<A, B, D> {
         rank.gpu.stream.synchronize().unwrap();
     }
 
-    fn enqueue(
-        &self,
-        rank: &Rank,
-        layer: &mut GemmReduceScatter,
-        rows: Option<&[u32]>,
-    ) -> Result<(), Error> {
+    fn enqueue(&self, rank: &Rank, layer: &mut Layer, rows: Option<&[u32]>) -> Result<(), Error> {
         let (shard, operands) = self.addresses(rank);
         let shard = match rows {
             Some(rows) => shard.rows(rows),
@@ -272,7 +273,7 @@ impl<A: Number, B: Number, D: Number> Step for Work<A, B, D> {
     }
 
     fn check(&self, rank: &Rank, rows: &[u32]) {
-        let own = rows[rank.rank() as usize] as usize;
+        let own = self.world.output_rows(rows, rank.rank()).len();
         let is_same = |a: &D, b: &D| a.widen().to_bits() == b.widen().to_bits();
         for (product, (look, blank)) in self.looks.iter().zip(&self.blanks).enumerate() {
             let problem = &self.world.problems[product];
@@ -294,8 +295,8 @@ impl<A: Number, B: Number, D: Number> Step for Work<A, B, D> {
     }
 
     fn bits(&self, rank: &Rank, rows: &[u32]) -> Vec<u32> {
-        let own = rows[rank.rank() as usize] as usize;
-        let all = (0..self.world.problems.len()).flat_map(|product| self.own_rows(product, own));
+        let own = self.world.output_rows(rows, rank.rank()).len();
+        let all = (0..self.world.problems.len()).flat_map(|product| self.output_rows(product, own));
         all.flatten().map(|d| d.widen().to_bits()).collect()
     }
 
@@ -320,7 +321,7 @@ impl<A: Number, B: Number, D: Number> Step for Work<A, B, D> {
             let c = c.map(|c| self.in_whole(product, rows, rank.rank(), c));
             let epilogue = self.epilogue(product, c.as_deref());
             let d = reduced(&step, &sums, None, self.world.reduction, epilogue).unwrap();
-            let own = step.shards().rows(rank.rank());
+            let own = self.world.output_rows(rows, rank.rank());
             let own = own.start as usize * n..own.end as usize * n;
             bits.extend(d[own].iter().map(|d| d.widen().to_bits()));
         }
@@ -354,10 +355,9 @@ impl<A: Number, B: Number, D: Number> Step for Work<A, B, D> {
     }
 }
 
-/// A guarded, poisoned D of as many rows as any rank may own.
-fn blank<D: Element>(problem: &Problem) -> Vec<D> {
+/// A guarded, poisoned D of so many rows.
+fn blank<D: Element>(problem: &Problem, rows: usize) -> Vec<D> {
     let (n, ldd) = (problem.n() as usize, problem.ldd() as usize);
-    let rows = problem.shards().most_rows() as usize;
     // A number that no test computes.
     let mut d = vec![D::narrow(-23456.0); GUARD + rows * ldd + GUARD];
     d[GUARD..][..rows * ldd].chunks_mut(ldd).for_each(|row| row[..n].fill(D::POISON));

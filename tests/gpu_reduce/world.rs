@@ -1,13 +1,19 @@
-//! What all ranks of a reduce-scatter do: sizes, types, options.
+//! What all ranks of a reduction do: sizes, types, options.
 //!
 //! What belongs here: plain values, and drawing them; one rank's memory of a step is in `work`. Invariants: whatever is drawn
 //! here can be planned; sums of past steps are NaN, unless a test says otherwise.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
-use overlap_gemm::cuda::{GatherOptions, GemmOptions, GemmReduceScatter, Kernel, MAX_SPLITS};
+use overlap_gemm::cuda::cudarc::driver::CudaStream;
+use overlap_gemm::cuda::{
+    GatherOptions, GemmAllReduce, GemmOptions, GemmReduceScatter, Kernel, MAX_SPLITS, RawOperands,
+    Shard,
+};
 use overlap_gemm::plan::{
-    Activation, BLayout, Engine, Partials, Problem, Reduction, Scaling, Strategy,
+    Activation, BLayout, Engine, Partials, Problem, Reduction, Scaling, Schedule, Strategy,
 };
 use overlap_gemm::random::Random;
 use overlap_gemm::{ElementType, Error};
@@ -23,6 +29,8 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// What all ranks do.
 #[derive(Clone, Debug)]
 pub struct World {
+    /// An all-reduce, not a reduce-scatter.
+    pub all: bool,
     pub kernel: &'static Kernel,
     /// One for each product of A; D is what becomes of the totals.
     pub problems: Vec<Problem>,
@@ -35,6 +43,58 @@ pub struct World {
     pub seed: u64,
     /// Inputs are integers times a power of two of the rank's own: sums are exact, and totals depend on the order.
     pub exact: bool,
+}
+
+/// One rank's operation.
+#[derive(Debug)]
+pub enum Layer {
+    Scatter(GemmReduceScatter),
+    All(GemmAllReduce),
+}
+
+macro_rules! either {
+    ($layer:expr, $it:ident => $call:expr) => {
+        match $layer {
+            Layer::Scatter($it) => $call,
+            Layer::All($it) => $call,
+        }
+    };
+}
+
+impl Layer {
+    /// # Safety
+    /// That of the operation.
+    pub unsafe fn enqueue(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        a: Shard<'_>,
+        operands: &[RawOperands],
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        either!(self, layer => unsafe { layer.enqueue(stream, a, operands) })
+    }
+
+    pub fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<(), Error> {
+        either!(self, layer => layer.synchronize(stream))
+    }
+
+    pub fn check(&mut self) -> Result<(), Error> {
+        either!(self, layer => layer.check())
+    }
+
+    pub fn abort(&mut self, reason: &str) {
+        either!(self, layer => layer.abort(reason));
+    }
+
+    /// # Safety
+    /// That of the operation.
+    pub unsafe fn change_schedule(
+        &mut self,
+        change: impl FnOnce(&mut Schedule) -> bool,
+    ) -> Result<bool, Error> {
+        // SAFETY: the caller's promise.
+        either!(self, layer => unsafe { layer.change_schedule(change) })
+    }
 }
 
 /// The kernels of 16-bit inputs whose outputs are partials of that type.
@@ -61,6 +121,7 @@ impl World {
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let options = GatherOptions::default().with_engine(Engine::CopyEngines { streams: 1 });
         World {
+            all: false,
             kernel,
             problems: vec![Problem::builder(m, n, k).shards(rows).build().unwrap()],
             gemm: GemmOptions::default().with_kernel(kernel.name.as_str()).with_splits(1),
@@ -126,6 +187,7 @@ impl World {
         let gemm = GemmOptions::default().with_kernel(kernel.name.as_str());
         let gemm = gemm.with_fast_accumulation(kernel.fast_accumulation);
         World {
+            all: seed % 3 == 2,
             kernel,
             problems,
             gemm: gemm
@@ -158,23 +220,36 @@ impl World {
         self.problems[0].shards().to_rows()
     }
 
-    pub fn plan(&self, rank: &Rank) -> GemmReduceScatter {
+    /// The rows of D that a rank gets in a step in which ranks own `rows`.
+    pub fn output_rows(&self, rows: &[u32], rank: u32) -> Range<u32> {
+        if self.all {
+            return 0..rows.iter().sum();
+        }
+        let first = rows[..rank as usize].iter().sum();
+        first..first + rows[rank as usize]
+    }
+
+    /// The most rows of D that a rank gets in any step.
+    pub fn most_output_rows(&self) -> u32 {
+        let problem = &self.problems[0];
+        if self.all { problem.m() } else { problem.shards().most_rows() }
+    }
+
+    pub fn plan(&self, rank: &Rank) -> Layer {
         self.try_plan(rank).unwrap()
     }
 
-    pub fn try_plan(&self, rank: &Rank) -> Result<GemmReduceScatter, Error> {
+    pub fn try_plan(&self, rank: &Rank) -> Result<Layer, Error> {
         let gemm = self.gemm.clone().with_sm_limit(rank.sms_for(self.kernel));
         let options = rank.that_fit(&self.options, &self.problems[0]);
         let (group, device, strategy) = (&rank.group, &rank.gpu.device, Some(self.strategy));
-        GemmReduceScatter::plan_all(
-            group,
-            device,
-            &self.problems,
-            strategy,
-            &options,
-            &gemm,
-            self.reduction,
-        )
+        let (problems, sum) = (&self.problems[..], self.reduction);
+        if self.all {
+            let plan = GemmAllReduce::plan_all;
+            return plan(group, device, problems, strategy, &options, &gemm, sum).map(Layer::All);
+        }
+        let plan = GemmReduceScatter::plan_all;
+        plan(group, device, problems, strategy, &options, &gemm, sum).map(Layer::Scatter)
     }
 
     /// One rank's memory of step `number`, in the types of the world.

@@ -1,5 +1,5 @@
 //! Where everything of a gather lies in the symmetric memory of a rank: words first, then the gathered
-//! rows, twice, then their scales. In a reduce-scatter: words, then twice this rank's sums, and slots for the others'.
+//! rows, twice, then their scales. In a reduction: words, then twice this rank's sums, and slots for the others'.
 //!
 //! What belongs here: offsets, and nothing that does something. Invariant: the same numbers on every rank;
 //! rows start at multiples of 16 bytes (as do all of them, if pitches do), words of 64 bits at multiples
@@ -10,7 +10,7 @@ use std::ops::Range;
 use super::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
 use crate::cuda::sys::call::{GatherWords, Push, TOGGLE_SET, int};
 use crate::error::{Error, Result};
-use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Partials, Plan, Problem, Scaling};
+use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Operation, Partials, Plan, Problem, Scaling};
 
 const WORD: u64 = size_of::<u32>() as u64;
 /// Words that different ranks write are in lines of their own.
@@ -46,7 +46,7 @@ pub(crate) struct Layout {
     scaled: bool,
     /// Rows of a slot for another rank's sums; none in a gather.
     slot_rows: u32,
-    /// The gathered rows; in a reduce-scatter, this rank's sums.
+    /// The gathered rows; in a reduction, this rank's sums.
     rows_at: [u64; BUFFERS as usize],
     scales_at: [u64; BUFFERS as usize],
     slots_at: [u64; BUFFERS as usize],
@@ -66,19 +66,16 @@ impl Layout {
         layout.placed(problem.m(), what, "gather fewer rows at a time")
     }
 
-    /// That of a reduce-scatter whose sums have so many columns.
-    pub(crate) fn of_sums(
-        problem: &Problem,
-        slots_per_rank: u32,
-        engine: Engine,
-        (columns, partials): (u32, Partials),
-    ) -> Result<Self> {
+    /// That of a reduction whose sums have so many columns.
+    pub(crate) fn of_sums(plan: &Plan, (columns, partials): (u32, Partials)) -> Result<Self> {
         let row = u64::from(columns) * u64::from(partials.element().size());
-        let slot_rows = problem.shards().most_rows();
-        let words = Layout::of_words(problem.ranks(), slots_per_rank, engine);
+        let (ranks, slot_rows) = (plan.problem().ranks(), plan.most_output_rows());
+        let owners = if plan.options().operation == Operation::GemmAllReduce { ranks } else { 1 };
+        let slots_per_rank = owners * plan.chunks().most_per_rank();
+        let words = Layout::of_words(ranks, slots_per_rank, plan.options().engine);
         let what = "the sums of a rank and its slots, twice, in bytes";
         let layout = Layout { pitch: row, row, slot_rows, ..words };
-        layout.placed(problem.m(), what, "reduce fewer rows at a time")
+        layout.placed(plan.problem().m(), what, "reduce fewer rows at a time")
     }
 
     /// Words, and nothing behind them.
@@ -267,7 +264,7 @@ impl Layout {
         self.slots_at[buffer as usize]
     }
 
-    /// Where `to` gets a chunk that `from` sends: rows lie alike on all ranks; sums go into the owner's slot for that rank.
+    /// Where `to` gets a chunk that `from` sends: rows lie alike on all ranks; sums go into the slot for that rank.
     pub(crate) fn lands_at(
         &self,
         plan: &Plan,
@@ -279,9 +276,9 @@ impl Layout {
         if self.slot_rows == 0 {
             return self.row(buffer, first);
         }
-        // The owner has no slot for its own.
+        // A rank has no slot for its own.
         let slot = if from < to { from } else { from.saturating_sub(1) };
-        let local = first - plan.problem().shards().rows(plan.chunks().rank_of(chunk)).start;
+        let local = first - plan.output_rows(plan.chunks().rank_of(chunk)).start;
         self.slots_start(buffer)
             + u64::from(slot) * self.slot_bytes()
             + u64::from(local) * self.pitch
@@ -289,8 +286,13 @@ impl Layout {
 
     /// The slot of the signal by which `from` says that it has sent a chunk: of the rank that writes it.
     pub(crate) fn signal_slot(&self, plan: &Plan, chunk: u32, from: u32) -> u32 {
-        let chunks = plan.chunks();
-        from * self.slots_per_rank + chunk - chunks.of_rank(chunks.rank_of(chunk)).start
+        from * self.slots_per_rank + chunk - signalled(plan, plan.chunks().rank_of(chunk)).start
+    }
+
+    /// The slots of the signals that `rank` sets for itself.
+    pub(crate) fn own_slots(&self, plan: &Plan, rank: u32) -> Range<u32> {
+        let first = rank * self.slots_per_rank;
+        first..first + signalled(plan, rank).len() as u32
     }
 
     /// What other ranks write in a step in which this one owns the rows `own` of `m`: offsets and bytes.
@@ -303,7 +305,7 @@ impl Layout {
             .map(|rows| (self.row(buffer, rows.start), self.rows_bytes(rows.len() as u32)))
     }
 
-    /// Where each chunk of a step in `buffer` lies, at every rank; in a reduce-scatter, at the rank that sends it.
+    /// Where each chunk of a step in `buffer` lies, at every rank; in a reduction, at the rank that sends it.
     pub(crate) fn pieces(&self, plan: &Plan, buffer: u32) -> Vec<Push> {
         let push = |chunk| {
             let rows = plan.chunks().rows(chunk);
@@ -320,6 +322,14 @@ impl Layout {
     }
 }
 
+/// The chunks whose signals lie side by side, where `owner` has the rows of some of them.
+fn signalled(plan: &Plan, owner: u32) -> Range<u32> {
+    match plan.options().operation {
+        Operation::GemmAllReduce => 0..plan.chunks().len(),
+        _ => plan.chunks().of_rank(owner),
+    }
+}
+
 /// How many words there are in each signal, as a power of two.
 fn share_bits(engine: Engine) -> u32 {
     match engine {
@@ -333,7 +343,7 @@ mod tests {
     use super::*;
     use crate::cuda::sys::call::MAX_SHARE_BITS;
     use crate::element::ElementType;
-    use crate::plan::{MAX_BLOCKS, PlanOptions};
+    use crate::plan::{MAX_BLOCKS, PlanOptions, Strategy};
 
     const COPIES: Engine = Engine::CopyEngines { streams: 1 };
 
@@ -348,6 +358,13 @@ mod tests {
         let plan = Plan::new(&problem, options).unwrap();
         let layout = Layout::new(&problem, plan.chunks().most_per_rank(), engine).unwrap();
         (plan, layout)
+    }
+
+    /// A reduction of the same problem.
+    fn reducing(plan: &Plan, operation: Operation) -> Plan {
+        let strategy = Strategy::Pipelined;
+        let options = PlanOptions { operation, strategy, engine: COPIES, ..plan.options() };
+        Plan::new(plan.problem(), PlanOptions { pieces: Some(4), ..options }).unwrap()
     }
 
     #[test]
@@ -393,7 +410,7 @@ mod tests {
     fn sums_and_slots_do_not_overlap() {
         let (plan, _) = layout(Scaling::None, COPIES);
         let sums = (48, Partials::F32);
-        let layout = Layout::of_sums(plan.problem(), 4, COPIES, sums).unwrap();
+        let layout = Layout::of_sums(&reducing(&plan, Operation::GemmReduceScatter), sums).unwrap();
         let (row, most) = (48 * 4, 60);
         assert_eq!((layout.pitch(), layout.slot_bytes()), (row, most * row));
         let mut at = Layout::word(layout.word_count());
@@ -410,8 +427,9 @@ mod tests {
 
     #[test]
     fn every_rank_has_its_slot_at_every_owner() {
-        let (plan, rows) = layout(Scaling::None, COPIES);
-        let layout = Layout::of_sums(plan.problem(), 4, COPIES, (48, Partials::Bf16)).unwrap();
+        let (gather, rows) = layout(Scaling::None, COPIES);
+        let plan = reducing(&gather, Operation::GemmReduceScatter);
+        let layout = Layout::of_sums(&plan, (48, Partials::Bf16)).unwrap();
         // Chunk 5 has rows 55..70; it is the second of rank 2, whose rows start at 40.
         let at = |slot: u64, local: u64| layout.slots_start(1) + (slot * 60 + local) * 96;
         assert_eq!(layout.lands_at(&plan, 5, [0, 2], 1), at(0, 15));
@@ -419,8 +437,23 @@ mod tests {
         assert_eq!(layout.lands_at(&plan, 0, [2, 0], 1), at(1, 0));
         assert_eq!([0, 1].map(|from| layout.signal_slot(&plan, 5, from)), [1, 5]);
         // Rows are where they are on all ranks.
-        assert_eq!(rows.lands_at(&plan, 5, [2, 0], 1), rows.row(1, 55));
-        assert_eq!(rows.signal_slot(&plan, 5, 2), plan.chunks().signal_slot(5, 4));
+        assert_eq!(rows.lands_at(&gather, 5, [2, 0], 1), rows.row(1, 55));
+        assert_eq!(rows.signal_slot(&gather, 5, 2), gather.chunks().signal_slot(5, 4));
+        assert_eq!(layout.own_slots(&plan, 2), 8..12);
+    }
+
+    #[test]
+    fn every_rank_has_its_slot_for_all_rows_at_every_rank() {
+        let plan = reducing(&layout(Scaling::None, COPIES).0, Operation::GemmAllReduce);
+        let layout = Layout::of_sums(&plan, (48, Partials::Bf16)).unwrap();
+        assert_eq!(layout.slot_bytes(), 100 * 96);
+        let at = |slot: u64, row: u64| layout.slots_start(1) + (slot * 100 + row) * 96;
+        assert_eq!(layout.lands_at(&plan, 5, [0, 1], 1), at(0, 55));
+        assert_eq!(layout.lands_at(&plan, 5, [2, 1], 1), at(1, 55));
+        // Another step may have more chunks: each rank four.
+        assert_eq!([0, 1].map(|from| layout.signal_slot(&plan, 5, from)), [5, 12 + 5]);
+        assert_eq!(layout.own_slots(&plan, 1), 12..12 + 8);
+        assert_eq!(layout.slots(), 36);
     }
 
     #[test]

@@ -114,7 +114,7 @@ fn computes(schedule: &Schedule, plan: &Plan, slots_per_rank: u32) -> Vec<Comput
                 let (awaited, by_tile) = (std::mem::take(&mut runs), !awaits.is_empty());
                 computes.push(Compute { awaits: awaited, rows: rows.clone(), by_tile });
             }
-            // The step's beginning does these; the last is a reduce-scatter's, which goes by its schedule.
+            // The step's beginning does these; the last is a reduction's, which goes by its schedule.
             Step::Await { .. } | Step::Post { .. } | Step::Move { .. } | Step::Reduce { .. } => {}
         }
     }

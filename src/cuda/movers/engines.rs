@@ -51,9 +51,10 @@ pub(crate) fn choose(
     Ok((way, why))
 }
 
-/// The way of a reduce-scatter, and why that strategy.
+/// The way of a reduction, and why that strategy.
 pub(crate) fn choose_for_sums(
     options: &GatherOptions,
+    problem: &Problem,
     strategy: Option<Strategy>,
     obstacle: Option<&str>,
 ) -> Result<(Way, &'static str)> {
@@ -70,11 +71,24 @@ pub(crate) fn choose_for_sums(
     }
     let (strategy, why) = match strategy {
         Some(asked) => (asked, "asked for"),
-        None => (Strategy::Pipelined, "one rank's sums travel while the next rank's are computed"),
+        None => usual_for_sums(problem),
     };
     // A piece costs a copy engine some microseconds.
     let way = Way { strategy, engine, pieces: options.pieces.unwrap_or(1) };
     way.check().map(|()| (way, why))
+}
+
+/// The strategy of a reduction where none is asked for, and why.
+pub(crate) fn usual_for_sums(problem: &Problem) -> (Strategy, &'static str) {
+    /// Each product reads all of B. One of fewer rows takes longer than its share of the whole.
+    const FEWEST: u32 = 256;
+    if problem.shards().most_rows() < FEWEST {
+        return (
+            Strategy::Sequential,
+            "a product for each rank's few rows would read B every time",
+        );
+    }
+    (Strategy::Pipelined, "one rank's sums travel while the next rank's are computed")
 }
 
 fn by_threads() -> Error {
@@ -144,12 +158,18 @@ mod tests {
 
     #[test]
     fn sums_are_sent_by_copy_engines_as_soon_as_a_rank_s_are_computed() {
-        let chosen =
-            |options: &GatherOptions, obstacle| match choose_for_sums(options, None, obstacle) {
-                Ok((way, _)) => way.to_string(),
-                Err(error) => error.to_string(),
-            };
+        let problem = |m| Problem::builder(m, 3584, 8192).ranks(4).build().unwrap();
+        let chosen = |options: &GatherOptions, obstacle| match choose_for_sums(
+            options,
+            &problem(4096),
+            None,
+            obstacle,
+        ) {
+            Ok((way, _)) => way.to_string(),
+            Err(error) => error.to_string(),
+        };
         let open = GatherOptions::default();
+        assert_eq!(usual_for_sums(&problem(1020)).0, Strategy::Sequential);
         assert_eq!(chosen(&open, None), "pipelined, copy engines on one stream, 1 piece");
         let pieces = open.clone().with_pieces(3);
         assert_eq!(chosen(&pieces, None), "pipelined, copy engines on one stream, 3 pieces");

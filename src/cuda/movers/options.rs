@@ -1,4 +1,4 @@
-//! What may be asked of a gather, or of a reduce-scatter.
+//! What may be asked of a gather, or of a reduction.
 //!
 //! Invariant: plain values; the rules that decide what is left open are `engines`'s and [`plan`](crate::plan)'s.
 

@@ -1,4 +1,4 @@
-//! A planned product: what `Gemm`, `AsyncGemm`, `AllGatherGemm` and `GemmReduceScatter` have in common.
+//! A planned product: what `Gemm`, `AsyncGemm`, `AllGatherGemm` and `GemmReduce` have in common.
 //!
 //! What belongs here: planning, and one call of the kernel; beside are `kernels` (what was compiled), `choice` (which of
 //! it serves a problem), `options`, `operands` and `shard`. Nothing here knows signals or gathers. Invariant: whatever may

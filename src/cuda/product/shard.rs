@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use crate::error::{Error, Result};
 
-/// What one rank brings to a step: its rows of A; in a [`GemmReduceScatter`](crate::cuda::GemmReduceScatter), all rows of A
+/// What one rank brings to a step: its rows of A; in a [reduction](crate::cuda::GemmReduce), all rows of A
 /// over its slice of K.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shard<'a> {

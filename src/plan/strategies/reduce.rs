@@ -19,8 +19,9 @@
 //!
 //! In an all-reduce, ranks compute in the same order, and each chunk leaves for all others when it is computed, first for the
 //! rank of round 1. Every rank sends W − 1 times as many bytes, and nobody waits for a second transfer: the way of few rows.
-//! No word says that slots, or own sums, may be overwritten. What rank p sends in epoch e + 1 says so: p computes it after it
-//! has added up epoch e, for which it had all that was sent to it. A rank has that of all ranks before it computes e + 2.
+//! Threads have no word which says that slots, or own sums, may be overwritten. What rank p sends in epoch e + 1 says so: p
+//! computes it after it has added up epoch e, for which it had all that was sent to it. A rank has that of all ranks before it
+//! computes e + 2. The kernel that begins a step on a GPU waits for all ranks anyway.
 //!
 //! The engines differ in their waits, as those of a gather do (`push`). A thread waits for each owner before that owner's
 //! round, and for its own sends before it multiplies. A GPU waits for all ranks in the kernel that begins the step, before its
@@ -72,7 +73,10 @@ fn push(plan: &Plan, rank: u32) -> Vec<Step> {
         if acknowledges(plan) {
             steps.push(Step::Await { word: Word::Consumed { by: owner }, age: BUFFERS });
         }
-        steps.extend(chunks.flat_map(|chunk| send(plan, rank, owner, chunk)));
+        for chunk in chunks {
+            let receivers = receivers(plan, rank, owner).into_iter();
+            steps.extend(receivers.flat_map(|to| send(rank, chunk, to)));
+        }
     }
     steps.push(Step::Post { word: Word::Sent { push: 0 }, to: rank, age: 0 });
     steps
@@ -96,8 +100,9 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
                 _ => None,
             };
             steps.push((compute, step));
-            for (chunk, push) in summed.into_iter().zip(&mut pushes) {
-                steps.extend(in_lane(Lane::Push(push), send(plan, rank, owner, chunk)));
+            let Some(chunk) = summed else { continue };
+            for (to, push) in receivers(plan, rank, owner).into_iter().zip(&mut pushes) {
+                steps.extend(in_lane(Lane::Push(push), send(rank, chunk, to)));
             }
         }
     }
@@ -168,14 +173,13 @@ fn sums_of(plan: &Plan, rank: u32, owner: u32) -> Vec<Step> {
     steps
 }
 
-/// What sends the sums of a chunk of `owner`'s rows, once they are complete.
-fn send(plan: &Plan, rank: u32, owner: u32, chunk: u32) -> Vec<Step> {
-    let mut steps = vec![Step::Await { word: Word::Summed { chunk }, age: 0 }];
-    for to in receivers(plan, rank, owner) {
-        steps.push(Step::Move { chunk, to });
-        steps.push(Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 });
-    }
-    steps
+/// What sends the sums of a chunk, once they are complete.
+fn send(rank: u32, chunk: u32, to: u32) -> [Step; 3] {
+    [
+        Step::Await { word: Word::Summed { chunk }, age: 0 },
+        Step::Move { chunk, to },
+        Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 },
+    ]
 }
 
 /// What adds up the rows that the rank gets, chunk by chunk.
@@ -330,11 +334,12 @@ mod tests {
             ]
         );
         assert_eq!(
-            lane(Lane::Push(0))[..5],
+            lane(Lane::Push(0))[..6],
             [
                 "await summed 2",
                 "move 2 → 2",
                 "post partial 2 from 1 → 2",
+                "await summed 2",
                 "move 2 → 0",
                 "post partial 2 from 1 → 0",
             ]

@@ -39,7 +39,7 @@ pub(crate) struct Purpose<'a> {
     pub(crate) operation: Operation,
     /// In which order gathering and multiplying go (`None`: by the engine).
     pub(crate) strategy: Option<Strategy>,
-    /// The columns and the type of what a reduce-scatter sums.
+    /// The columns and the type of what a reduction sums.
     pub(crate) sums: Option<(u32, Partials)>,
 }
 
@@ -57,10 +57,9 @@ impl Gatherer {
         let limit = options.timeouts.first;
         let planned = settle(group, problem, purpose, options, obstacle)?;
         let engine = planned.plan.options().engine;
-        let slots = planned.plan.chunks().most_per_rank();
         let layout = match purpose.sums {
-            Some(sums) => Layout::of_sums(problem, slots, engine, sums)?,
-            None => Layout::new(problem, slots, engine)?,
+            Some(sums) => Layout::of_sums(&planned.plan, sums)?,
+            None => Layout::new(problem, planned.plan.chunks().most_per_rank(), engine)?,
         };
         let tell = |error: &Error| {
             group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
@@ -188,7 +187,7 @@ fn plan(
     }
     problem.check_tma()?;
     let (way, why) = match purpose.sums {
-        Some(_) => choose_for_sums(options, purpose.strategy, obstacle)?,
+        Some(_) => choose_for_sums(options, problem, purpose.strategy, obstacle)?,
         None => choose(options, problem, purpose.strategy, obstacle)?,
     };
     let Way { strategy, engine, pieces } = way;

@@ -1,8 +1,8 @@
-//! A rank's part in an all-gather between GPUs, or in a reduce-scatter: its memory, its pushes, its steps.
+//! A rank's part in an all-gather between GPUs, or in a reduction: its memory, its pushes, its steps.
 //!
 //! What belongs here: carrying out the [`Schedule`](crate::plan::Schedule)'s moves and words with copy engines and
 //! kernels. What is multiplied is none of its business. Here are the steps; below are `joining` (what comes before),
-//! `own_rows` (this rank's rows into their slot), `sums` (what a reduce-scatter has beside) and `ending` (failures, and the
+//! `own_rows` (this rank's rows into their slot), `sums` (what a reduction has beside) and `ending` (failures, and the
 //! end). A step is, on the caller's stream:
 //!
 //! ```text
@@ -28,14 +28,13 @@ mod own_rows;
 mod sums;
 
 use std::ffi::c_void;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
-use crate::cuda::exchange::layout::{BEGUN_AT, Layout, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
+use crate::cuda::exchange::layout::{BEGUN_AT, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
 use crate::cuda::exchange::part::Part;
 use crate::cuda::exchange::signals::{Signals, Waiter, timeout_ns};
 use crate::cuda::exchange::step_shape::{Compute, StepShape};
@@ -222,7 +221,7 @@ impl Gatherer {
         let begin = GatherStep {
             buffer,
             layout: shape.tags[buffer as usize],
-            slots: Self::own_slots(shape, &self.part.layout, rank),
+            slots: self.part.layout.own_slots(&shape.plan, rank),
             toggled: self.course.captured && !by_kernel,
             product_follows: follower != Follower::Other,
             product_may_start: may_start,
@@ -386,12 +385,6 @@ impl Gatherer {
     /// The buffer of the next step.
     pub(crate) fn next_buffer(&self) -> u32 {
         self.course.next_buffer
-    }
-
-    fn own_slots(shape: &StepShape, layout: &Layout, rank: u32) -> Range<u32> {
-        let chunks = shape.plan.chunks().of_rank(rank);
-        let first = rank * layout.slots_per_rank();
-        first..first + chunks.len() as u32
     }
 
     fn words(&self, capturing: bool) -> GatherWords {

@@ -1,4 +1,4 @@
-//! What a reduce-scatter has beside a gather: its sums, and the waits for those of other ranks.
+//! What a reduction has beside a gather: its sums, and the waits for those of other ranks.
 //!
 //! What belongs here: addresses and words. What is summed, and what becomes of a total, is none of its business.
 //! Invariant: nothing here holds an SM that another rank needs while it waits: one warp waits.
@@ -19,7 +19,7 @@ impl Gatherer {
     /// An error if a rank owns more rows in this step than its slots hold.
     pub(crate) fn check_owned(&self, rows: Option<&[u32]>) -> Result<()> {
         let most = rows.and_then(|rows| rows.iter().max().copied()).unwrap_or(0);
-        let planned = self.plan.problem().shards().most_rows();
+        let planned = self.plan.most_output_rows();
         if most <= planned {
             return Ok(());
         }
@@ -54,7 +54,7 @@ impl Gatherer {
     /// All ranks' sums of some of this rank's rows, from the byte `column` of a row on; `size` is an element's.
     pub(crate) fn sums(&self, step: &Step, rows: &Range<u32>, column: u64, size: u64) -> Sums {
         let (part, layout, rank) = (&self.part, &self.part.layout, self.group.rank());
-        let first = step.shape.plan.problem().shards().rows(rank).start;
+        let first = step.shape.plan.output_rows(rank).start;
         let local = u64::from(rows.start - first) * layout.pitch();
         let epoch_at = if step.toggled { TOGGLE_EPOCH_AT } else { EPOCH_AT };
         Sums {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::GemmReduceScatter;
+use super::GemmReduce;
 use super::planning::Sum;
 use crate::cuda::movers::gather::Step;
 use crate::cuda::product::operands::RawOperands;
@@ -23,11 +23,11 @@ use crate::plan::{self, Lane, Problem, Word};
 pub(super) struct Call {
     /// All rows, into this rank's sums.
     product: RawOperands,
-    /// What becomes of the totals of this rank's rows; `None` if it has none.
+    /// What becomes of the totals of the rows that this rank gets; `None` if it gets none.
     totals: Option<Addresses>,
 }
 
-impl GemmReduceScatter {
+impl<const ALL: bool> GemmReduce<ALL> {
     /// The operands of the next step, which has the rows of `step`; an error if they do not fit what was planned.
     pub(super) fn call(
         &self,
@@ -38,12 +38,12 @@ impl GemmReduceScatter {
     ) -> Result<Call> {
         if operands.records != 0 {
             return Err(Error::Unsupported {
-                what: "recording a reduce-scatter".into(),
+                what: format!("recording {}", Self::OPERATION),
                 why: "each rank's rows are a product of their own".into(),
                 remedy: "record a fused all-gather + GEMM",
             });
         }
-        let own = step.shards().rows(self.group().rank()).len() as u32;
+        let own = Self::OPERATION.output_rows(step, self.group().rank()).len() as u32;
         let whole = operands.with_a(&sum.problem, a, scales)?;
         let totals = match own {
             0 => None,
@@ -59,7 +59,7 @@ impl GemmReduceScatter {
     /// Enqueues what the schedule of a step that has begun says.
     ///
     /// # Safety
-    /// As for [`GemmReduceScatter::enqueue`].
+    /// As for [`GemmReduce::enqueue`].
     pub(super) unsafe fn carry_out(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -98,10 +98,10 @@ impl GemmReduceScatter {
         Ok(())
     }
 
-    /// Adds up all ranks' sums of some of this rank's rows, and makes D of the totals.
+    /// Adds up all ranks' sums of some of the rows that this rank gets, and makes D of the totals.
     ///
     /// # Safety
-    /// As for [`GemmReduceScatter::enqueue`].
+    /// As for [`GemmReduce::enqueue`].
     unsafe fn reduce(
         &self,
         stream: &Arc<CudaStream>,
@@ -109,7 +109,7 @@ impl GemmReduceScatter {
         rows: Range<u32>,
         calls: &[Call],
     ) -> Result<()> {
-        let own = step.shape.plan.problem().shards().rows(self.group().rank());
+        let own = step.shape.plan.output_rows(self.group().rank());
         // A schedule that a test has broken may name another's.
         let rows = rows.start.max(own.start)..rows.end.min(own.end);
         if rows.is_empty() {

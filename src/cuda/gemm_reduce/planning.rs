@@ -1,11 +1,12 @@
-//! Planning GEMM + reduce-scatter: the products of all rows, where their sums lie, and what sends them.
+//! Planning GEMM + reduce-scatter or all-reduce: the products of all rows, where their sums lie, and what sends them.
 //!
 //! Invariant: a rank that cannot plan a product says so where all agree on the operation, so that none waits for it.
 
 use std::sync::Arc;
 
-use super::GemmReduceScatter;
+use super::GemmReduce;
 use crate::cuda::exchange::reach::obstacle;
+use crate::cuda::movers::engines::usual_for_sums;
 use crate::cuda::movers::gather::Gatherer;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::options::GatherOptions;
@@ -28,9 +29,12 @@ pub(super) struct Sum {
     pub(super) column: u64,
 }
 
-impl GemmReduceScatter {
-    /// Plans the operation: all ranks call it, with the same. Returns when all have. Strategy `None`: pipelined, as
-    /// [`GemmReduceScatter::explain`] says.
+impl<const ALL: bool> GemmReduce<ALL> {
+    pub(super) const OPERATION: Operation =
+        if ALL { Operation::GemmAllReduce } else { Operation::GemmReduceScatter };
+
+    /// Plans the operation: all ranks call it, with the same. Returns when all have. Strategy `None`: by the number of rows,
+    /// as [`GemmReduce::explain`] says.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
@@ -44,7 +48,7 @@ impl GemmReduceScatter {
         Self::plan_all(group, device, problems, strategy, options, gemm, reduction)
     }
 
-    /// [`GemmReduceScatter::plan`] for several products of the same A: problems that differ in N, in B's layout and in D,
+    /// [`GemmReduce::plan`] for several products of the same A: problems that differ in N, in B's layout and in D,
     /// and in nothing else.
     pub fn plan_all(
         group: &Arc<Group>,
@@ -67,20 +71,20 @@ impl GemmReduceScatter {
             }
             Err(error) => Err(error.clone()),
         };
-        let kind =
-            format!("GEMM + reduce-scatter {strategy:?} {problems:?} {gemm:?} {reduction:?}");
+        let operation = Self::OPERATION;
+        let kind = format!("{operation} {strategy:?} {problems:?} {gemm:?} {reduction:?}");
         let purpose = Purpose {
             kind: &kind,
             tiling,
-            operation: Operation::GemmReduceScatter,
+            operation,
             strategy,
             sums: Some((columns, reduction.partials)),
         };
         let gatherer =
             Gatherer::join(group, device, first, &purpose, options, obstacle.as_deref())?;
         let (sums, way) = (sums?, gatherer.plan().way());
-        tracing::debug!(rank = group.rank(), problem = %first, %way, "planned GEMM + reduce-scatter");
-        Ok(GemmReduceScatter { gatherer, sums, reduction })
+        tracing::debug!(rank = group.rank(), problem = %first, %way, "planned {operation}");
+        Ok(GemmReduce { gatherer, sums, reduction })
     }
 }
 
@@ -106,11 +110,10 @@ fn plan_sums(
 ) -> Result<Vec<Sum>> {
     // What becomes of a total is no business of the products'.
     let plain = GemmOptions { activation: Activation::None, bias: false, c: false, ..gemm.clone() };
-    // Undecided, a step is pipelined.
-    let strategy = strategy.unwrap_or(Strategy::Pipelined);
     let mut next = 0;
     let sum = |problem: &Problem| {
         problem.check_tma()?;
+        let strategy = strategy.unwrap_or_else(|| usual_for_sums(problem).0);
         let part = strategy.part_of(&problem_of_sums(problem, columns, partials)?)?;
         let product = Product::plan(device, &part, &plain)?;
         let (problem, options) = (problem.clone(), gemm.clone());

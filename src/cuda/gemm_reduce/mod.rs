@@ -1,9 +1,10 @@
-//! GEMM + reduce-scatter between GPUs: every rank multiplies its slice of K, and gets the sums of its own rows of D.
+//! GEMM + reduce-scatter and GEMM + all-reduce between GPUs: every rank multiplies its slice of K, and gets the sums of its own
+//! rows of D, or of all.
 //!
-//! What belongs here: the operation that users call; sending and waiting are `movers`'s, multiplying is `product`'s, adding up is
+//! What belongs here: the operations that users call; sending and waiting are `movers`'s, multiplying is `product`'s, adding up is
 //! a kernel's (`csrc/reduce.cu`). Here are the calls; beside are `planning` (what comes before the first step) and `steps`
 //! (what one enqueues, step by step of the schedule). Invariant: everything slow or refusable happens in
-//! [`GemmReduceScatter::plan`]; a step enqueues, never waits, and can be captured into a graph. There is no silent fallback.
+//! [`GemmReduce::plan`]; a step enqueues, never waits, and can be captured into a graph. There is no silent fallback.
 
 mod planning;
 mod steps;
@@ -69,14 +70,44 @@ use crate::plan::{Plan, Reduction, Scaling, Schedule, Way};
 /// # Ok(())
 /// # }
 /// ```
+pub type GemmReduceScatter = GemmReduce<false>;
+
+/// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all rows.
+///
+/// D, and C, have all rows. The results of all ranks are equal bit for bit: all add up the same numbers in the same order. Each
+/// rank sends its sums to all others, in one shot, so this is for few rows. The problem's shards say in which order a rank
+/// computes the rows.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use overlap_gemm::cuda::{Device, GatherOptions, GemmAllReduce, GemmOptions, RawOperands, Shard};
+/// # use overlap_gemm::group::{Group, GroupOptions};
+/// # use overlap_gemm::plan::{Problem, Reduction};
+/// # fn step(a: u64, b: u64, d: u64) -> Result<(), Box<dyn std::error::Error>> {
+/// # let group = Arc::new(Group::from_env(&GroupOptions::default())?);
+/// # let device = Device::open(group.rank() as usize)?;
+/// let problem = Problem::builder(64, 8192, 3584).ranks(group.ranks().into()).build()?;
+/// let (options, gemm) = (GatherOptions::default(), GemmOptions::default());
+/// let sum = Reduction::default();
+/// let mut layer = GemmAllReduce::plan(&group, &device, &problem, None, &options, &gemm, sum)?;
+/// let stream = device.new_stream()?;
+/// // SAFETY: 64 rows of A, 8192 of B and 64 of D, of this device's memory; they outlive the step.
+/// unsafe { layer.enqueue(&stream, Shard::at(a), &[RawOperands::of_gathered(b, d)])? };
+/// layer.synchronize(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
+pub type GemmAllReduce = GemmReduce<true>;
+
+/// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
 #[derive(Debug)]
-pub struct GemmReduceScatter {
+pub struct GemmReduce<const ALL: bool> {
     gatherer: Gatherer,
     sums: Vec<Sum>,
     reduction: Reduction,
 }
 
-impl GemmReduceScatter {
+impl<const ALL: bool> GemmReduce<ALL> {
     /// What was planned: chunks, transfers, the largest problem.
     pub fn planned(&self) -> &Plan {
         self.gatherer.plan()
@@ -118,11 +149,11 @@ impl GemmReduceScatter {
     }
 
     /// Enqueues a step on `stream` and returns: multiplies all rows of A by each product's B, and adds up all ranks' sums
-    /// of this rank's rows.
+    /// of the rows that this rank gets.
     ///
     /// `a` has all rows, and says how many of them each rank owns in this step. The operands name B, D and what goes with
-    /// them, this rank's rows of C among it ([`RawOperands::of_gathered`]). alpha, beta, C, bias and activation apply to
-    /// the total, once. A step that fails ends all the same, with every D undefined: [`GemmReduceScatter::check`]
+    /// them, C of the same rows as D among it ([`RawOperands::of_gathered`]). alpha, beta, C, bias and activation apply to
+    /// the total, once. A step that fails ends all the same, with every D undefined: [`GemmReduce::check`]
     /// says so.
     ///
     /// In a graph: capture two steps, or an even number, so that both buffers take turns; with one, every step waits until
@@ -174,7 +205,7 @@ impl GemmReduceScatter {
         enqueued.inspect_err(|error| self.gatherer.fail(error))
     }
 
-    /// Waits for `stream`, and says whether all went well: [`GemmReduceScatter::check`].
+    /// Waits for `stream`, and says whether all went well: [`GemmReduce::check`].
     pub fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         self.gatherer.synchronize(stream)
     }
