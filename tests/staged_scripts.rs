@@ -86,6 +86,7 @@ fn with_sanitizer(test: &str, bad_tool: &str) -> Staged {
     let staged = Staged::new(test, "run-gpu-tests");
     staged.program("tests/gpu_gemm", PASSES);
     staged.program("tests/gpu_async", PASSES);
+    staged.program("tests/gpu_reduce", PASSES);
     let found = format!("[ \"$2\" = '{bad_tool}' ] && exit 1");
     let program = "while [ \"${1#--}\" != \"$1\" ]; do shift 2; done\nexec \"$@\"";
     staged.program("bin/compute-sanitizer", &format!("{found}\n{program}"));

@@ -222,6 +222,33 @@ fn two_operations_are_under_way_on_two_streams() {
     });
 }
 
+/// What `run-gpu-tests --sanitize` runs. Its tools may hold up every other call while a kernel runs, and with it the rank that
+/// the kernel waits for: one rank.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn small_steps_for_the_sanitizer() {
+    for partials in [Partials::Bf16, Partials::F32] {
+        let Some(kernel) = kernel_for(partials) else { continue };
+        for d in [ElementType::Bf16, ElementType::F16, ElementType::F32] {
+            let mut world = World::new(&[37], 72, 64).with_d(d);
+            (world.kernel, world.reduction.partials) = (kernel, partials);
+            world.gemm = world.gemm.with_kernel(kernel.name.as_str()).with_bias(true).with_c(true);
+            (world.alpha, world.beta, world.gemm.activation) = (0.5, 1.5, Activation::Silu);
+            on_ranks(1, |rank| {
+                let mut layer = world.plan(&rank);
+                let mut work = world.work(&rank, 0);
+                for step in 0..2 {
+                    work.renew(&rank, step);
+                    work.enqueue(&rank, &mut layer, None).unwrap();
+                    layer.synchronize(&rank.gpu.stream).unwrap();
+                    work.fetch(&rank);
+                    work.check(&rank, &[37]);
+                }
+            });
+        }
+    }
+}
+
 /// What cannot be is refused on all ranks, and the group lives on.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
