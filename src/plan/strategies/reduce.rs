@@ -66,16 +66,15 @@ fn by_thread(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
 fn push(plan: &Plan, rank: u32) -> Vec<Step> {
     let mut steps = Vec::new();
     for owner in owners(plan, rank) {
-        let chunks = plan.chunks().of_rank(owner);
-        if chunks.is_empty() || receivers(plan, rank, owner).is_empty() {
+        let (chunks, receivers) = (plan.chunks().of_rank(owner), receivers(plan, rank, owner));
+        if chunks.is_empty() || receivers.is_empty() {
             continue;
         }
         if acknowledges(plan) {
             steps.push(Step::Await { word: Word::Consumed { by: owner }, age: BUFFERS });
         }
         for chunk in chunks {
-            let receivers = receivers(plan, rank, owner).into_iter();
-            steps.extend(receivers.flat_map(|to| send(rank, chunk, to)));
+            steps.extend(receivers.iter().flat_map(|to| send(rank, chunk, *to)));
         }
     }
     steps.push(Step::Post { word: Word::Sent { push: 0 }, to: rank, age: 0 });
