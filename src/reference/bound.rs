@@ -11,7 +11,8 @@
 //! 4. rounding to D: half a unit in the last place.
 //!
 //! In a reduction step 1 holds for each rank's sum. Each sum that travels is rounded to the type of partials, and the total
-//! of W ranks loses `γ(W − 1)` of all magnitudes, `γ(1)` more for an average and for `alpha`; steps 2 to 4 follow.
+//! of W ranks loses `γ(W − 1)` of all magnitudes, `γ(1)` more for an average and for `alpha`; steps 2 to 4 follow. Where all
+//! additions but the last are rounded to the type of partials, too, they lose `γ(W − 2)` with the unit roundoff of that type.
 //!
 //! Invariant: where the bound cannot tell, because magnitudes overflow `f32`, it is infinite.
 
@@ -63,11 +64,21 @@ pub(super) fn summed(
     Expected { value, bound: scaled_bound(sum, a.len() as f64, factors) }
 }
 
-/// The total of the ranks' sums, of which an owner's own are unrounded, in their order, times `alpha`.
+/// What additions of the ranks' sums are rounded to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Additions {
+    /// `f32`.
+    Wide,
+    /// The type of the partials, but for the last, whose total becomes D.
+    OfPartials,
+}
+
+/// The total of the ranks' sums, of which an owner's own are unrounded, in any order, times `alpha`.
 pub(super) fn total(
     sums: impl ExactSizeIterator<Item = Expected>,
     owner: Option<u32>,
     reduction: Reduction,
+    additions: Additions,
     alpha: f64,
 ) -> Expected {
     let (ranks, partials) = (sums.len() as f64, reduction.partials.element());
@@ -81,6 +92,12 @@ pub(super) fn total(
         value += sum.value;
         bound += lost;
         magnitude += sum.value.abs() + lost;
+    }
+    if additions == Additions::OfPartials {
+        let errors = (ranks - 2.0).max(0.0) * partials.unit_roundoff();
+        let lost = magnitude * errors / (1.0 - errors);
+        bound += lost;
+        magnitude += lost;
     }
     bound += gamma(ranks - 1.0) * magnitude;
     let divided = if reduction.average { 1.0 / ranks } else { 1.0 };

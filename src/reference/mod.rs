@@ -14,7 +14,7 @@ mod bound;
 mod reduced;
 
 pub use bound::{Accumulation, Expected};
-pub use reduced::{compare_reduced, reduced};
+pub use reduced::{compare_in_partials, compare_reduced, reduced};
 
 pub use crate::plan::Epilogue;
 

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::bound::total;
+use super::bound::{Additions, total};
 use super::{Expected, Reference, Report};
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -98,6 +98,42 @@ pub fn compare_reduced<A: Element, B: Element, D: Element>(
     rows: impl IntoIterator<Item = u32>,
     epilogue: Epilogue<'_, D>,
 ) -> Result<Report> {
+    compare(ranks, owner, (reduction, Additions::Wide), d, rows, epilogue)
+}
+
+/// [`compare_reduced`] for totals of another program, such as NCCL's: every rank's sum is rounded to the type of partials, and
+/// so is every addition, in any order.
+///
+/// ```
+/// use overlap_gemm::ElementType::F32;
+/// use overlap_gemm::plan::{Problem, Reduction};
+/// use overlap_gemm::reference::{Reference, compare_in_partials};
+///
+/// // As bf16, 256 + 1 is 256, and so is that + 1.
+/// let problem = Problem::builder(1, 1, 1).elements(F32, F32, F32).shards(&[1, 0, 0]).build()?;
+/// let of = |a| Reference::new(&problem, a, &[1.0f32], &[], &[]);
+/// let ranks = [of(&[256.0f32])?, of(&[1.0])?, of(&[1.0])?];
+/// let wrong = |d: f32| compare_in_partials(&ranks, Reduction::default(), &[d], 0..1).map(|it| it.wrong);
+/// assert_eq!((wrong(258.0)?, wrong(256.0)?, wrong(250.0)?), (0, 0, 1));
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+pub fn compare_in_partials<A: Element, B: Element, D: Element>(
+    ranks: &[Reference<'_, A, B>],
+    reduction: Reduction,
+    d: &[D],
+    rows: impl IntoIterator<Item = u32>,
+) -> Result<Report> {
+    compare(ranks, None, (reduction, Additions::OfPartials), d, rows, Epilogue::default())
+}
+
+fn compare<A: Element, B: Element, D: Element>(
+    ranks: &[Reference<'_, A, B>],
+    owner: Option<u32>,
+    (reduction, additions): (Reduction, Additions),
+    d: &[D],
+    rows: impl IntoIterator<Item = u32>,
+    epilogue: Epilogue<'_, D>,
+) -> Result<Report> {
     let remedy = "pass one reference a rank, all of one problem";
     let Some(Reference { problem, .. }) = ranks.first() else {
         return Err(Error::mismatch("the number of ranks' references", 0, "one or more", remedy));
@@ -123,7 +159,7 @@ pub fn compare_reduced<A: Element, B: Element, D: Element>(
         let alpha = f64::from(epilogue.alpha);
         let of_column = |column| sums.iter().map(move |sums: &Vec<Expected>| sums[column]);
         (0..problem.n() as usize)
-            .map(|column| total(of_column(column), owner, reduction, alpha))
+            .map(|column| total(of_column(column), owner, reduction, additions, alpha))
             .collect()
     }))
 }
@@ -156,6 +192,29 @@ mod tests {
         assert!(!wrong(theirs, Partials::Bf16, true, 128.5));
         assert!(wrong(theirs, Partials::Bf16, true, 128.47));
         assert!(wrong(theirs, Partials::Bf16, false, f32::NAN));
+    }
+
+    /// Bf16 has steps of 2 from 256 on: 256 + 1 + 1 may be lost twice, and rounded once more by D.
+    #[test]
+    fn additions_in_partials_may_lose_what_wide_ones_keep() {
+        let wrong = |ranks: usize, d: f32| {
+            let shards: Vec<u32> = (0..ranks).map(|rank| u32::from(rank == 0)).collect();
+            let problem = Problem::builder(1, 1, 1).elements(F32, F32, F32).shards(&shards);
+            let problem = problem.build().unwrap();
+            let a: Vec<f32> = (0..ranks).map(|rank| if rank == 0 { 256.0 } else { 1.0 }).collect();
+            let of = |a| Reference::new(&problem, a, &[1.0f32], &[], &[]).unwrap();
+            let references: Vec<_> = a.chunks(1).map(of).collect();
+            let reduction = Reduction::default();
+            let wide =
+                compare_reduced(&references, None, reduction, &[d], 0..1, Epilogue::default());
+            let rounded = compare_in_partials(&references, reduction, &[d], 0..1);
+            [wide, rounded].map(|report| report.unwrap().wrong == 1)
+        };
+        // Of two ranks there is only the last addition, which D rounds.
+        assert_eq!((wrong(2, 257.9), wrong(2, 258.1)), ([false; 2], [true; 2]));
+        // Of three, another: half a unit of 2⁻⁸ more of some 259.
+        assert_eq!((wrong(3, 257.1), wrong(3, 256.9)), ([false; 2], [true, false]));
+        assert_eq!((wrong(3, 256.0), wrong(3, 255.9)), ([true, false], [true; 2]));
     }
 
     #[test]

@@ -1,172 +1,49 @@
 //! NCCL, loaded at run time: the way for GPUs that do not reach each other's memory, and the usual one to
 //! compare with.
 //!
-//! What belongs here: the few functions that gathering takes, and a communicator that ends. NCCL's kernels know
-//! no limit: whoever waits for them does so through this crate ([`Communicator::wait`]), which ends them.
-//! Invariants: the functions stay valid as long as the library is held; all calls on a communicator are made
-//! under one lock, by which it can be ended from any thread; all ranks make the same calls in the same
-//! order.
+//! What belongs here: a communicator that ends, and what it is asked for: gathering, and adding up. Beside is the
+//! `library`. NCCL's kernels know no limit: whoever waits for them does so through this crate ([`Communicator::wait`]),
+//! which ends them.
+//! Invariants: all calls on a communicator are made under one lock, by which it can be ended from any thread; all ranks
+//! make the same calls in the same order.
 //!
 //! `cudarc` has bindings for NCCL, too. They look for names that neither pip nor a run-time package
 //! installs, cannot be told of a file, and panic where it is not found.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::path::{Path, PathBuf};
+mod library;
+
+use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
-use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
-use libloading::Library;
+use cudarc::driver::sys::{self, CUdeviceptr};
 
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::driver_error;
+use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::group::Group;
+use library::{BYTES, Config, Handle, Id, SUCCESS, SUM, data_type};
+pub use library::{NCCL_VARIABLE, Nccl};
 
-/// Names the library's file.
-pub const NCCL_VARIABLE: &str = "OVERLAP_GEMM_NCCL";
-
-type Status = c_int;
-const SUCCESS: Status = 0;
-const IN_PROGRESS: Status = 7;
-/// `ncclInt8`: bytes are gathered, whatever they mean.
-const BYTES: c_int = 0;
-
-type Handle = *mut c_void;
-type Gather =
-    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Handle, CUstream) -> Status;
-type Broadcast = unsafe extern "C" fn(
-    *const c_void,
-    *mut c_void,
-    usize,
-    c_int,
-    c_int,
-    Handle,
-    CUstream,
-) -> Status;
-
-/// `ncclUniqueId`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Id([u8; 128]);
-
-/// `ncclConfig_t` as it was in 2.17: later versions take it as it is, by its size.
-#[repr(C)]
-struct Config {
-    size: usize,
-    magic: c_uint,
-    version: c_uint,
-    blocking: c_int,
-    cluster: c_int,
-    least_blocks: c_int,
-    most_blocks: c_int,
-    net: *const c_char,
-    split_share: c_int,
-}
-
-impl Config {
-    /// `blocking`: calls return when they are done on the host's side, which is quick, as long as all ranks are
-    /// there. Else each is done by a thread of NCCL's own, which takes some 50 µs, and can be given up.
-    fn new(blocking: bool) -> Self {
-        const UNDEFINED: c_int = c_int::MIN;
-        Config {
-            size: size_of::<Config>(),
-            magic: 0xcafe_beef,
-            version: 21_700,
-            blocking: blocking.into(),
-            cluster: UNDEFINED,
-            least_blocks: UNDEFINED,
-            most_blocks: UNDEFINED,
-            net: std::ptr::null(),
-            split_share: UNDEFINED,
-        }
-    }
-}
-
-/// The library, and the functions that are used here.
-#[derive(Debug)]
-pub struct Nccl {
-    unique: unsafe extern "C" fn(*mut Id) -> Status,
-    init: unsafe extern "C" fn(*mut Handle, c_int, Id, c_int, *mut Config) -> Status,
-    all_gather: Gather,
-    broadcast: Broadcast,
-    group_start: unsafe extern "C" fn() -> Status,
-    group_end: unsafe extern "C" fn() -> Status,
-    state: unsafe extern "C" fn(Handle, *mut Status) -> Status,
-    abort: unsafe extern "C" fn(Handle) -> Status,
-    words: unsafe extern "C" fn(Status) -> *const c_char,
-    version: (u32, u32, u32),
-    _library: Library,
-}
-
-impl Nccl {
-    /// Loads it: from `file`, else from the file that [`NCCL_VARIABLE`] names, else as the loader finds
-    /// `libnccl.so.2`.
-    pub fn load(file: Option<&Path>) -> Result<Arc<Nccl>> {
-        let named = || std::env::var_os(NCCL_VARIABLE).map(PathBuf::from);
-        let name = file.map(Path::to_owned).or_else(named);
-        let name = name.unwrap_or_else(|| PathBuf::from("libnccl.so.2"));
-        let missing = |error: libloading::Error| Error::NoDevice {
-            reason: format!(
-                "NCCL is not there ({error}): install it (pip install nvidia-nccl-cu13) and name its file by \
-                 {NCCL_VARIABLE}, or add its folder to LD_LIBRARY_PATH"
-            ),
-        };
-        // SAFETY: NCCL's initialisers ask for nothing.
-        let library = unsafe { Library::new(name) }.map_err(missing)?;
-        macro_rules! function {
-            ($symbol:literal: $type:ty) => {
-                // SAFETY: the types are those of nccl.h, and the library is held beside the copies.
-                *unsafe { library.get::<$type>(concat!($symbol, "\0").as_bytes()) }
-                    .map_err(missing)?
-            };
-        }
-        let version = function!("ncclGetVersion": unsafe extern "C" fn(*mut c_int) -> Status);
-        let mut number = 0;
-        // SAFETY: a pointer to a live integer.
-        unsafe { version(&mut number) };
-        let number = number.unsigned_abs();
-        Ok(Arc::new(Nccl {
-            unique: function!("ncclGetUniqueId": unsafe extern "C" fn(*mut Id) -> Status),
-            init: function!("ncclCommInitRankConfig":
-                unsafe extern "C" fn(*mut Handle, c_int, Id, c_int, *mut Config) -> Status),
-            all_gather: function!("ncclAllGather": Gather),
-            broadcast: function!("ncclBroadcast": Broadcast),
-            group_start: function!("ncclGroupStart": unsafe extern "C" fn() -> Status),
-            group_end: function!("ncclGroupEnd": unsafe extern "C" fn() -> Status),
-            state: function!("ncclCommGetAsyncError":
-                unsafe extern "C" fn(Handle, *mut Status) -> Status),
-            abort: function!("ncclCommAbort": unsafe extern "C" fn(Handle) -> Status),
-            words: function!("ncclGetErrorString":
-                unsafe extern "C" fn(Status) -> *const c_char),
-            version: (number / 10_000, number / 100 % 100, number % 100),
-            _library: library,
-        }))
-    }
-
-    /// Which NCCL it is: `(2, 28, 9)`.
-    pub fn version(&self) -> (u32, u32, u32) {
-        self.version
-    }
-
-    fn outcome(&self, call: &'static str, status: Status) -> Result<()> {
-        if status == SUCCESS || status == IN_PROGRESS {
-            return Ok(());
-        }
-        // SAFETY: the function returns a static string.
-        let words = unsafe { CStr::from_ptr((self.words)(status)) };
-        Err(Error::Cuda { call, detail: words.to_string_lossy().into_owned() })
-    }
-}
-
-/// What one buffer gathers.
+/// A buffer with a part of each rank.
 #[derive(Clone, Debug)]
 pub struct Parts {
     /// Where this rank has the buffer.
     pub address: CUdeviceptr,
     /// Where the part of each rank starts, in bytes from there, and how long it is: the same on all ranks.
     pub of_ranks: Vec<(u64, u64)>,
+}
+
+impl Parts {
+    /// Where the first part starts, and how long each is, where all are equally long and follow each other.
+    fn alike(&self) -> Option<(u64, u64)> {
+        let (first, bytes) = *self.of_ranks.first()?;
+        let mut parts = (0u64..).zip(&self.of_ranks);
+        let alike = parts.all(|(rank, part)| *part == (first + rank * bytes, bytes));
+        alike.then_some((first, bytes))
+    }
 }
 
 /// All ranks of a group, as NCCL knows them. Ends with its group.
@@ -275,7 +152,7 @@ impl Communicator {
 
     /// Which NCCL it is: `(2, 28, 9)`.
     pub fn version(&self) -> (u32, u32, u32) {
-        self.nccl.version
+        self.nccl.version()
     }
 
     /// Enqueues gathering into several buffers, in place: the own parts are there.
@@ -283,11 +160,62 @@ impl Communicator {
     /// # Safety
     /// Every part is memory of this device, on all ranks alike, until the stream is through.
     pub unsafe fn all_gather(&self, buffers: &[Parts], stream: &CudaStream) -> Result<()> {
-        let ranks = self.group.ranks() as usize;
-        if let Some(odd) = buffers.iter().find(|buffer| buffer.of_ranks.len() != ranks) {
-            let (what, remedy) = ("the number of a buffer's parts", "give a part of each rank");
-            return Err(Error::mismatch(what, odd.of_ranks.len(), ranks, remedy));
+        buffers.iter().try_for_each(|buffer| self.check_parts(buffer))?;
+        self.enqueue(stream, |handle| {
+            let gather = |buffer| {
+                // SAFETY: the caller's promise; the communicator is live and locked.
+                unsafe { self.gather_one(handle, buffer, stream) }
+            };
+            buffers.iter().try_for_each(gather)
+        })
+    }
+
+    /// Enqueues adding up all ranks' buffers of `element`s, which are bf16, f16 or f32: `to` gets the sums of this rank's part.
+    ///
+    /// NCCL adds in an order of its own, and rounds to `element` between additions.
+    /// [`compare_in_partials`](crate::reference::compare_in_partials) allows for that.
+    ///
+    /// # Safety
+    /// Every part of `from` is memory of this device, with the same parts on all ranks, and `to` is as long as this rank's
+    /// part, until the stream is through. `to` is that part, or overlaps nothing of `from`.
+    pub unsafe fn reduce_scatter(
+        &self,
+        from: &Parts,
+        to: CUdeviceptr,
+        element: ElementType,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        self.check_parts(from)?;
+        let kind = data_type(element).ok_or_else(|| Error::Unsupported {
+            what: format!("adding up {element} by NCCL"),
+            why: "sums between ranks are bf16, f16 or f32".into(),
+            remedy: "give sums of one of these types",
+        })?;
+        let size = u64::from(element.size());
+        let places = from.of_ranks.iter().flat_map(|&(offset, bytes)| [offset, bytes]);
+        let mut places = places.chain([from.address, to]);
+        if let Some(bytes) = places.find(|place| !place.is_multiple_of(size)) {
+            let what = "a part of what NCCL adds up";
+            let remedy = "let parts begin and end between elements";
+            return Err(Error::Misaligned { what, bytes, multiple_of: size, remedy });
         }
+        self.enqueue(stream, |handle| {
+            // SAFETY: the caller's promise; the communicator is live and locked.
+            unsafe { self.add_up(handle, from, to, (kind, size), stream) }
+        })
+    }
+
+    fn check_parts(&self, buffer: &Parts) -> Result<()> {
+        let (got, ranks) = (buffer.of_ranks.len(), self.group.ranks() as usize);
+        if got == ranks {
+            return Ok(());
+        }
+        let (what, remedy) = ("the number of a buffer's parts", "give a part of each rank");
+        Err(Error::mismatch(what, got, ranks, remedy))
+    }
+
+    /// Makes calls on the live, locked communicator, as one group of NCCL's.
+    fn enqueue(&self, stream: &CudaStream, calls: impl FnOnce(Handle) -> Result<()>) -> Result<()> {
         self.device.check_stream(stream)?;
         self.device.bind()?;
         let nccl = &self.nccl;
@@ -298,11 +226,7 @@ impl Communicator {
         }
         // SAFETY: takes nothing.
         nccl.outcome("ncclGroupStart", unsafe { (nccl.group_start)() })?;
-        let mut enqueued = Ok(());
-        for buffer in buffers {
-            // SAFETY: the caller's promise; the communicator is live and locked.
-            enqueued = enqueued.and(unsafe { self.gather_one(handle.0, buffer, stream) });
-        }
+        let enqueued = calls(handle.0);
         // SAFETY: takes nothing. Ends the group whatever has become of it.
         let ended = nccl.outcome("ncclGroupEnd", unsafe { (nccl.group_end)() });
         drop(handle);
@@ -314,12 +238,9 @@ impl Communicator {
     /// As for [`Communicator::all_gather`]; `handle` is live, and held.
     unsafe fn gather_one(&self, handle: Handle, buffer: &Parts, stream: &CudaStream) -> Result<()> {
         let (nccl, own) = (&self.nccl, self.group.rank() as usize);
-        let (first, bytes) = buffer.of_ranks[0];
-        let mut parts = (0u64..).zip(&buffer.of_ranks);
-        let alike = parts.all(|(rank, part)| *part == (first + rank * bytes, bytes));
         let at = |offset: u64| (buffer.address + offset) as *mut c_void;
         let stream = stream.cu_stream();
-        if alike {
+        if let Some((first, bytes)) = buffer.alike() {
             let from = at(buffer.of_ranks[own].0);
             let (to, count) = (at(first), bytes as usize);
             // SAFETY: the caller's promise.
@@ -335,6 +256,40 @@ impl Communicator {
             let status =
                 unsafe { (nccl.broadcast)(place, place, count, BYTES, rank, handle, stream) };
             nccl.outcome("ncclBroadcast", status)?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Communicator::reduce_scatter`]; `handle` is live, and held.
+    unsafe fn add_up(
+        &self,
+        handle: Handle,
+        from: &Parts,
+        to: CUdeviceptr,
+        (kind, size): (c_int, u64),
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let (nccl, own) = (&self.nccl, self.group.rank() as c_int);
+        let at = |offset: u64| (from.address + offset) as *const c_void;
+        let (to, stream) = (to as *mut c_void, stream.cu_stream());
+        if let Some((first, bytes)) = from.alike() {
+            let (from, count) = (at(first), (bytes / size) as usize);
+            // SAFETY: the caller's promise.
+            let status =
+                unsafe { (nccl.reduce_scatter)(from, to, count, kind, SUM, handle, stream) };
+            return nccl.outcome("ncclReduceScatter", status);
+        }
+        for (rank, &(offset, bytes)) in (0..).zip(&from.of_ranks) {
+            if bytes == 0 {
+                continue;
+            }
+            let (from, count) = (at(offset), (bytes / size) as usize);
+            // Only the rank that gets the sums needs room for them.
+            let to = if rank == own { to } else { std::ptr::null_mut() };
+            // SAFETY: the caller's promise.
+            let status = unsafe { (nccl.reduce)(from, to, count, kind, SUM, rank, handle, stream) };
+            nccl.outcome("ncclReduce", status)?;
         }
         Ok(())
     }
