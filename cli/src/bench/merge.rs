@@ -1,6 +1,6 @@
 //! `overlap-gemm bench merge`: the results of one or several runs as a table, or as a part of a document.
 //!
-//! Invariant: nothing is measured here. Times of another machine, driver or number of ranks are refused, and so is a
+//! Invariant: nothing is measured here. Times of another operation, machine, driver or number of ranks are refused, and so is a
 //! problem that was asked for and not measured.
 
 use std::path::PathBuf;

@@ -1,10 +1,11 @@
 //! `overlap-gemm bench`: measures this library beside other programs.
 //!
-//! Arguments ([`gemm`], [`gather`], [`merge`]) become values ([`wanted`]), which `gpu` and [`host`] measure into a
+//! Arguments ([`gemm`]; [`gather`] and [`reduce`], of which [`between`] has the common ones; [`merge`]) become values ([`wanted`]), which `gpu` and [`host`] measure into a
 //! [`report`]. Shared: [`cases`] (a problem), [`sets`] and [`shapes`] (problems by name, and their arguments), [`machine`],
 //! [`statistics`], [`lineup`] (the contenders of a case), [`turns`] (their order in a round).
 //! Invariant: no time is shown for a wrong result.
 
+mod between;
 pub mod cases;
 mod drawn;
 mod gather;
@@ -15,6 +16,7 @@ mod host;
 mod lineup;
 pub mod machine;
 mod merge;
+mod reduce;
 pub mod report;
 mod sets;
 pub mod shapes;
@@ -29,6 +31,7 @@ use crate::exit::Failure;
 pub enum What {
     Gemm(Box<gemm::Args>),
     AllGatherGemm(Box<gather::Args>),
+    GemmReduceScatter(Box<reduce::Args>),
     Merge(Box<merge::Args>),
 }
 
@@ -37,6 +40,7 @@ pub fn run(what: &What) -> Result<(), Failure> {
     match what {
         What::Gemm(args) => gemm::run(args),
         What::AllGatherGemm(args) => gather::run(args),
+        What::GemmReduceScatter(args) => reduce::run(args),
         What::Merge(args) => merge::run(args),
     }
 }

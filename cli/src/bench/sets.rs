@@ -1,10 +1,12 @@
 //! Problems by name: the layers of known models, as one of several GPUs multiplies them.
 //!
 //! What belongs here: the sizes that models publish, and how tensor parallelism cuts them. A layer whose input is
-//! gathered is cut by columns: N is its columns divided by the ranks, K is the model's width, M counts tokens. Invariant:
-//! a shape is what a rank really multiplies; a model that does not divide is refused, not rounded.
+//! gathered is cut by columns: N is its columns divided by the ranks, K is the model's width, M counts tokens. The layer
+//! behind it, whose output is reduced, is cut by rows of its weight: N is the width, K its rows divided by the ranks. Invariant: a shape is
+//! what a rank really multiplies; a model that does not divide is refused, not rounded.
 
 use clap::ValueEnum;
+use overlap_gemm::plan::Operation;
 
 use super::cases::Shape;
 use crate::exit::Failure;
@@ -12,9 +14,9 @@ use crate::exit::Failure;
 /// A set of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LayerSet {
-    /// The twelve shapes of the project's tables; N is as it is, for any number of ranks
+    /// The twelve shapes of the project's tables, as they are, for any number of ranks
     Headline,
-    /// Llama-3 8B: queries, keys and values; gate (and up) of the MLP
+    /// Llama-3 8B: queries, keys and values; gate (and up) of the MLP; reduced: the attention's output, down of the MLP
     #[value(name = "llama3-8b")]
     Llama8,
     /// Llama-3 70B, the same layers
@@ -37,7 +39,7 @@ const FEW: [u64; 6] = [16, 32, 64, 128, 256, 512];
 /// What is known of a model.
 struct Model {
     name: &'static str,
-    /// K of both layers.
+    /// K of both layers; N of those that are reduced, the first of which has as many rows.
     width: u64,
     /// Columns of queries, keys and values together.
     qkv: u64,
@@ -73,9 +75,19 @@ const HEADLINE: [Shape; 12] = [
 
 impl LayerSet {
     /// The product of each of that many ranks; M from the list, or as usual for the set if it is empty.
-    pub fn shapes(self, ranks: u32, m: &[u64]) -> Result<Vec<Shape>, Failure> {
+    pub fn shapes(
+        self,
+        operation: Operation,
+        ranks: u32,
+        m: &[u64],
+    ) -> Result<Vec<Shape>, Failure> {
+        let reduces = operation.reduces();
         let (models, usual): (&[Model], _) = match self {
-            LayerSet::Headline if m.is_empty() => return Ok(HEADLINE.to_vec()),
+            LayerSet::Headline if m.is_empty() => {
+                let turned =
+                    |&Shape { m, n, k }| if reduces { shape(m, k, n) } else { shape(m, n, k) };
+                return Ok(HEADLINE.iter().map(turned).collect());
+            }
             LayerSet::Headline => {
                 let why = "the set 'headline' has its own M: leave out --m, or give --shapes";
                 return Err(Failure::Usage(why.into()));
@@ -89,16 +101,18 @@ impl LayerSet {
         let rows = if m.is_empty() { &usual[..] } else { m };
         let mut shapes = Vec::new();
         for model in models {
-            for columns in [model.qkv, model.mlp] {
-                let n = share(model, columns, ranks)?;
-                shapes.extend(rows.iter().map(|&m| shape(m, n, model.width)));
+            let cut = if reduces { [model.width, model.mlp] } else { [model.qkv, model.mlp] };
+            for whole in cut {
+                let part = share(model, whole, ranks)?;
+                let (n, k) = if reduces { (model.width, part) } else { (part, model.width) };
+                shapes.extend(rows.iter().map(|&m| shape(m, n, k)));
             }
         }
         Ok(shapes)
     }
 }
 
-/// A rank's part of the columns. Rows of D begin at multiples of 16 bytes, so of 8 elements.
+/// A rank's part of the columns, or of the rows of a weight. Rows of D, or of A, begin at multiples of 16 bytes: of 8 elements.
 fn share(model: &Model, columns: u64, ranks: u32) -> Result<u64, Failure> {
     const MULTIPLE: u64 = 8;
     let ranks = u64::from(ranks.max(1));
@@ -116,24 +130,38 @@ fn share(model: &Model, columns: u64, ranks: u32) -> Result<u64, Failure> {
 mod tests {
     use super::*;
 
+    const GATHER: Operation = Operation::AllGatherGemm;
+    const REDUCE: Operation = Operation::GemmReduceScatter;
+
     #[test]
     fn models_are_cut_by_columns() {
-        let shapes = LayerSet::Llama70.shapes(8, &[4096]).unwrap();
+        let shapes = LayerSet::Llama70.shapes(GATHER, 8, &[4096]).unwrap();
         assert_eq!(shapes, [shape(4096, 1280, 8192), shape(4096, 3584, 8192)]);
         assert!(HEADLINE.contains(&shapes[1]));
-        let shapes = LayerSet::Llama405.shapes(8, &[8192]).unwrap();
+        let shapes = LayerSet::Llama405.shapes(GATHER, 8, &[8192]).unwrap();
         assert!(HEADLINE.contains(&shapes[1]), "{shapes:?}");
-        let shapes = LayerSet::Llama8.shapes(8, &[4096]).unwrap();
+        let shapes = LayerSet::Llama8.shapes(GATHER, 8, &[4096]).unwrap();
         assert!(HEADLINE.contains(&shapes[1]), "{shapes:?}");
-        let shapes = LayerSet::Gpt3.shapes(8, &[]).unwrap();
+        let shapes = LayerSet::Gpt3.shapes(GATHER, 8, &[]).unwrap();
         assert_eq!((shapes.len(), shapes[0]), (12, shape(512, 4608, 12288)));
+    }
+
+    #[test]
+    fn what_is_reduced_is_cut_by_rows_of_the_weight() {
+        let shapes = LayerSet::Llama70.shapes(REDUCE, 8, &[4096]).unwrap();
+        assert_eq!(shapes, [shape(4096, 8192, 1024), shape(4096, 8192, 3584)]);
+        let headline = LayerSet::Headline.shapes(REDUCE, 8, &[]).unwrap();
+        assert!(headline.contains(&shapes[1]) && headline.len() == HEADLINE.len(), "{headline:?}");
     }
 
     #[test]
     fn every_set_can_be_measured_by_the_usual_numbers_of_ranks() {
         for set in LayerSet::value_variants() {
-            for ranks in [1, 2, 4, 8, 16] {
-                let shapes = set.shapes(ranks, &[]).unwrap();
+            for (operation, ranks) in [GATHER, REDUCE]
+                .into_iter()
+                .flat_map(|of| [1, 2, 4, 8, 16].map(|ranks| (of, ranks)))
+            {
+                let shapes = set.shapes(operation, ranks, &[]).unwrap();
                 assert!(shapes.len() >= 12, "{set:?}");
                 for (nth, shape) in shapes.iter().enumerate() {
                     assert!(!shapes[..nth].contains(shape), "{set:?} has {shape:?} twice");
@@ -145,7 +173,7 @@ mod tests {
     #[test]
     fn what_does_not_divide_is_refused() {
         let refused =
-            |set: LayerSet, ranks, m: &[u64]| set.shapes(ranks, m).unwrap_err().to_string();
+            |set: LayerSet, ranks, m: &[u64]| set.shapes(GATHER, ranks, m).unwrap_err().to_string();
         let why = refused(LayerSet::Llama8, 5, &[]);
         assert!(why.contains("llama3-8b has 6144 columns, which 5 ranks"), "{why}");
         let why = refused(LayerSet::Headline, 2, &[64]);

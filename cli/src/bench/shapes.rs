@@ -1,13 +1,13 @@
 //! The arguments that say which problems of several ranks are measured: by shape, or by name.
 //!
-//! Invariant: `bench all-gather-gemm` and `tune` take the same, and differ in what they do by default: each gives either
+//! Invariant: benches between GPUs and `tune` take the same, and differ in what they do by default: each gives either
 //! `shapes` or `set` a default ([`unless`]), so that exactly one of them says something.
 
 use std::collections::BTreeSet;
 
 use clap::Arg;
 use clap::builder::ArgPredicate;
-use overlap_gemm::plan::{BLayout, Scaling};
+use overlap_gemm::plan::{BLayout, Operation, Scaling};
 
 use super::cases::{Case, Shape, Types};
 use super::sets::LayerSet;
@@ -67,6 +67,7 @@ impl ShapeArgs {
     pub fn cases(
         &self,
         drawn: Option<Vec<Shape>>,
+        operation: Operation,
         ranks: u32,
         b_layout: BLayout,
     ) -> Result<Vec<Case>, Failure> {
@@ -75,7 +76,7 @@ impl ShapeArgs {
             None => {
                 let mut shapes = self.shapes.clone();
                 for set in &self.set {
-                    shapes.extend(set.shapes(ranks, &self.m)?);
+                    shapes.extend(set.shapes(operation, ranks, &self.m)?);
                 }
                 shapes
             }
@@ -98,7 +99,7 @@ mod tests {
         let command = ShapeArgs::augment_args(clap::Command::new("test").no_binary_name(true));
         let matches = command.try_get_matches_from(args.split(' ')).unwrap();
         let args = ShapeArgs::from_arg_matches(&matches).unwrap();
-        let cases = args.cases(None, 8, BLayout::Nk).unwrap();
+        let cases = args.cases(None, Operation::AllGatherGemm, 8, BLayout::Nk).unwrap();
         cases.iter().map(Case::to_string).collect()
     }
 

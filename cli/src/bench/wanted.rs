@@ -1,5 +1,6 @@
-//! What a bench is asked for, as values: arguments ([`gemm`](super::gemm), [`gather`](super::gather)) make them,
-//! measuring (`gpu`, [`host`](super::host)) takes them, and reports know contenders by their names.
+//! What a bench is asked for, as values: arguments ([`gemm`](super::gemm), [`gather`](super::gather),
+//! [`reduce`](super::reduce)) make them, measuring (`gpu`, [`host`](super::host)) takes them, and reports know contenders by
+//! their names.
 //!
 //! Invariant: nothing here knows how it was typed, or how it is measured.
 
@@ -7,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use overlap_gemm::host::Link;
+use overlap_gemm::plan::Operation;
 
 use super::cases::Case;
 
@@ -119,6 +121,80 @@ impl Gatherer {
     }
 }
 
+/// A contender of GEMM + reduce-scatter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Reducer {
+    /// cuBLASLt's best plain GEMM of the rank's slice of K
+    Cublaslt,
+    /// This crate's plain GEMM of the rank's slice of K
+    Own,
+    /// cuBLASLt's product, then NCCL's reduce-scatter
+    NcclCublaslt,
+    /// NCCL's reduce-scatter alone, of products that are there
+    Nccl,
+    /// This crate's product, then its reduce-scatter
+    Sequential,
+    /// A product for each rank's rows, whose sums leave while the next is computed
+    Pipelined,
+    /// What the library chooses
+    Auto,
+}
+
+impl Reducer {
+    /// All of them, in the order of tables.
+    pub const ALL: [Reducer; 7] = [
+        Reducer::Cublaslt,
+        Reducer::Own,
+        Reducer::NcclCublaslt,
+        Reducer::Nccl,
+        Reducer::Sequential,
+        Reducer::Pipelined,
+        Reducer::Auto,
+    ];
+
+    /// As the command line and the results call it: like the contender of all-gather + GEMM that takes its place.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reducer::Cublaslt => Gatherer::Cublaslt.name(),
+            Reducer::Own => Gatherer::Own.name(),
+            Reducer::NcclCublaslt => Gatherer::NcclCublaslt.name(),
+            Reducer::Nccl => Gatherer::Nccl.name(),
+            Reducer::Sequential => Gatherer::Sequential.name(),
+            Reducer::Pipelined => Gatherer::Pipelined.name(),
+            Reducer::Auto => Gatherer::Auto.name(),
+        }
+    }
+}
+
+/// A contender between GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contender {
+    Gather(Gatherer),
+    Reduce(Reducer),
+}
+
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+impl Contender {
+    /// As the command line and the results call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Contender::Gather(who) => who.name(),
+            Contender::Reduce(who) => who.name(),
+        }
+    }
+}
+
+/// Contenders, each once, in the order in which they were first named.
+pub fn each_once<C: Copy + PartialEq>(named: &[C]) -> Vec<C> {
+    let mut all: Vec<C> = Vec::new();
+    for &who in named {
+        if !all.contains(&who) {
+            all.push(who);
+        }
+    }
+    all
+}
+
 /// A contender of the product on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Multiplier {
@@ -175,11 +251,13 @@ pub struct Products {
     pub seed: u64,
 }
 
-/// All-gather + GEMM on GPUs.
+/// One operation between GPUs.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
-pub struct Gathers {
+pub struct OnGpus {
+    pub operation: Operation,
     pub cases: Vec<Case>,
-    pub contenders: Vec<Gatherer>,
+    /// All of them of this operation.
+    pub contenders: Vec<Contender>,
     pub steps: usize,
     pub loops: LoopTimes,
     pub rounds: usize,
@@ -198,7 +276,7 @@ pub struct Gathers {
     pub seed: u64,
 }
 
-/// The same on threads.
+/// All-gather + GEMM on threads.
 pub struct OnThreads {
     pub cases: Vec<Case>,
     pub ranks: u32,
@@ -210,4 +288,24 @@ pub struct OnThreads {
     pub chunks: Option<u32>,
     pub link: Option<Link>,
     pub seed: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        fn typed<C: ValueEnum>(who: C) -> String {
+            who.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+        }
+        for who in Gatherer::ALL {
+            assert_eq!(typed(who), who.name());
+        }
+        for who in Reducer::ALL {
+            assert_eq!(typed(who), Contender::Reduce(who).name());
+        }
+        assert_eq!(Reducer::value_variants(), Reducer::ALL);
+        assert_eq!(Gatherer::value_variants(), Gatherer::ALL);
+    }
 }

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use clap::builder::ArgPredicate;
-use overlap_gemm::plan::BLayout;
+use overlap_gemm::plan::{BLayout, Operation};
 use overlap_gemm::tune::{TUNING_VARIABLE, Tuning, default_path};
 
 use crate::bench::cases::{Case, spread};
@@ -156,7 +156,7 @@ impl Args {
 
     fn wanted(&self, ranks: u32) -> Result<Wanted, Failure> {
         Ok(Wanted {
-            cases: self.problems.cases(None, ranks, self.b_layout)?,
+            cases: self.problems.cases(None, Operation::AllGatherGemm, ranks, self.b_layout)?,
             launch: self.launch,
             file: self.file()?,
             again: self.again,
@@ -175,7 +175,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let named = args.table.as_ref().map(Tuning::from_file).transpose()?;
         let table = named.as_ref().unwrap_or_else(|| Tuning::found());
         let spread = |case: &Case| spread(&case.problem, ranks);
-        let cases = args.problems.cases(None, ranks, args.b_layout)?;
+        let cases = args.problems.cases(None, Operation::AllGatherGemm, ranks, args.b_layout)?;
         let problems: Vec<_> = cases.iter().map(spread).collect::<Result<_, _>>()?;
         return report::show(table, &problems, &args.gpu, output);
     }
@@ -223,7 +223,8 @@ mod tests {
     fn names(line: &str, ranks: u32) -> Result<Vec<String>, String> {
         let words = ["tune"].into_iter().chain(line.split_whitespace());
         let typed = Typed::try_parse_from(words).map_err(|error| error.to_string())?;
-        let cases = typed.args.problems.cases(None, ranks, typed.args.b_layout);
+        let cases =
+            typed.args.problems.cases(None, Operation::AllGatherGemm, ranks, typed.args.b_layout);
         Ok(cases.map_err(|failure| failure.to_string())?.iter().map(Case::to_string).collect())
     }
 

@@ -1,17 +1,20 @@
 //! Whether a contender computes what it is timed for.
 //!
 //! Two looks at every result: all of D for NaNs (D is poisoned before, so a tile that nobody computed
-//! shows), and results spread over all of D against the f64 reference. Invariant: the bound is the
-//! reference's own, and since that covers the worst inputs, the error on these must be small as well.
+//! shows), and results spread over all of D against the f64 reference: of one product, or of the total of all ranks'.
+//! Invariant: the bound is the reference's own, and since that covers the worst inputs, the error on these must be small as
+//! well.
 
 use overlap_gemm::element::{Element, F8E4M3, F8E5M2, bf16, f16};
-use overlap_gemm::plan::{BLayout, ElementTypes, Problem, Scaling};
+use overlap_gemm::plan::{BLayout, ElementTypes, Partials, Problem, Reduction, Scaling};
 use overlap_gemm::random::Random;
-use overlap_gemm::reference::{Accumulation, Reference, Report};
+use overlap_gemm::reference::{
+    Accumulation, Epilogue, Reference, Report, compare_in_partials, compare_reduced,
+};
 use overlap_gemm::{ElementType, Error, Result};
 
-use super::driver::Gpu;
-use super::inputs::{InMemory, Inputs, Pools};
+use super::driver::{Block, Gpu};
+use super::inputs::{InMemory, Inputs, Numbers, Pools};
 
 /// Rows and columns that are compared: each row meets each column.
 const LINES: u32 = 32;
@@ -20,11 +23,25 @@ const LINES: u32 = 32;
 /// bf16 costs a fifth of it.
 const MOST_RELATIVE_ERROR: f64 = 1e-2;
 
+/// Who adds up a total: that says how it may be rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adder {
+    /// This crate, in `f32`.
+    Own,
+    /// NCCL, in the type of the partials.
+    Nccl,
+}
+
 /// What is compared in one case.
 pub struct Check<'a> {
     pools: &'a Pools,
     problem: &'a Problem,
     fast_accumulation: bool,
+    /// What is in the matrices of each rank whose product is in the result.
+    ranks: Vec<Numbers>,
+    /// The row of A that the first row of D comes from.
+    first: u32,
+    /// Rows of A.
     rows: Vec<u32>,
     columns: Vec<u32>,
     /// The set that is looked at: the last, since a mistake may well hide in the first.
@@ -44,7 +61,28 @@ impl<'a> Check<'a> {
         let rows = spread(problem.m(), &mut random);
         let columns = spread(problem.n(), &mut random);
         let set = inputs.sets.len().saturating_sub(1);
-        Check { pools, problem, fast_accumulation, rows, columns, set }
+        let ranks = vec![inputs.numbers.clone()];
+        Check { pools, problem, fast_accumulation, ranks, first: 0, rows, columns, set }
+    }
+
+    /// The same for the total of all ranks' products, of which `rank` has its own rows. The ranks have `sets` sets.
+    pub fn of_total(
+        pools: &'a Pools,
+        problem: &'a Problem,
+        rank: u32,
+        sets: usize,
+        fast_accumulation: bool,
+        seed: u64,
+    ) -> Self {
+        let mut random = Random::of_stream(seed, 3);
+        let own = problem.shards().rows(rank);
+        let rows = spread(own.len() as u32, &mut random);
+        let rows = rows.into_iter().map(|row| own.start + row).collect();
+        let columns = spread(problem.n(), &mut random);
+        let of_rank = |rank| pools.numbers(rank, problem, sets);
+        let ranks = (0..problem.ranks()).map(of_rank).collect();
+        let (first, set) = (own.start, sets.saturating_sub(1));
+        Check { pools, problem, fast_accumulation, ranks, first, rows, columns, set }
     }
 
     /// Poisons D, lets `enqueue` compute it, and looks at it: what is wrong, if anything is.
@@ -55,30 +93,42 @@ impl<'a> Check<'a> {
         enqueue: impl FnOnce(usize) -> Result<()>,
     ) -> Result<Result<(), String>> {
         let d = &inputs.sets[self.set].d;
-        gpu.poison(d)?;
+        self.run_into(gpu, d, &[d], Adder::Own, enqueue)
+    }
+
+    /// The same for a result that lies in `d`; all of `poisoned` is NaN before.
+    pub fn run_into(
+        &self,
+        gpu: &Gpu,
+        d: &Block,
+        poisoned: &[&Block],
+        adder: Adder,
+        enqueue: impl FnOnce(usize) -> Result<()>,
+    ) -> Result<Result<(), String>> {
+        poisoned.iter().try_for_each(|block| gpu.poison(block))?;
         enqueue(self.set)?;
         let mut bytes = vec![0; d.bytes as usize];
         gpu.download(d, &mut bytes)?;
-        self.compare(inputs, &bytes)
+        self.compare(&bytes, adder)
     }
 
-    fn compare(&self, inputs: &Inputs, d: &[u8]) -> Result<Result<(), String>> {
+    fn compare(&self, d: &[u8], adder: Adder) -> Result<Result<(), String>> {
         use ElementType::*;
         let ElementTypes { a, b, d: out } = self.problem.elements();
         match (a, b, out) {
-            (Bf16, Bf16, Bf16) => self.judge::<bf16, bf16, bf16>(inputs, d),
-            (Bf16, Bf16, F16) => self.judge::<bf16, bf16, f16>(inputs, d),
-            (Bf16, Bf16, F32) => self.judge::<bf16, bf16, f32>(inputs, d),
-            (F16, F16, Bf16) => self.judge::<f16, f16, bf16>(inputs, d),
-            (F16, F16, F16) => self.judge::<f16, f16, f16>(inputs, d),
-            (F16, F16, F32) => self.judge::<f16, f16, f32>(inputs, d),
-            (F32, F32, F32) => self.judge::<f32, f32, f32>(inputs, d),
-            (E4m3, E4m3, Bf16) => self.judge::<F8E4M3, F8E4M3, bf16>(inputs, d),
-            (E4m3, E4m3, F16) => self.judge::<F8E4M3, F8E4M3, f16>(inputs, d),
-            (E4m3, E5m2, Bf16) => self.judge::<F8E4M3, F8E5M2, bf16>(inputs, d),
-            (E4m3, E5m2, F16) => self.judge::<F8E4M3, F8E5M2, f16>(inputs, d),
-            (E5m2, E4m3, Bf16) => self.judge::<F8E5M2, F8E4M3, bf16>(inputs, d),
-            (E5m2, E4m3, F16) => self.judge::<F8E5M2, F8E4M3, f16>(inputs, d),
+            (Bf16, Bf16, Bf16) => self.judge::<bf16, bf16, bf16>(d, adder),
+            (Bf16, Bf16, F16) => self.judge::<bf16, bf16, f16>(d, adder),
+            (Bf16, Bf16, F32) => self.judge::<bf16, bf16, f32>(d, adder),
+            (F16, F16, Bf16) => self.judge::<f16, f16, bf16>(d, adder),
+            (F16, F16, F16) => self.judge::<f16, f16, f16>(d, adder),
+            (F16, F16, F32) => self.judge::<f16, f16, f32>(d, adder),
+            (F32, F32, F32) => self.judge::<f32, f32, f32>(d, adder),
+            (E4m3, E4m3, Bf16) => self.judge::<F8E4M3, F8E4M3, bf16>(d, adder),
+            (E4m3, E4m3, F16) => self.judge::<F8E4M3, F8E4M3, f16>(d, adder),
+            (E4m3, E5m2, Bf16) => self.judge::<F8E4M3, F8E5M2, bf16>(d, adder),
+            (E4m3, E5m2, F16) => self.judge::<F8E4M3, F8E5M2, f16>(d, adder),
+            (E5m2, E4m3, Bf16) => self.judge::<F8E5M2, F8E4M3, bf16>(d, adder),
+            (E5m2, E4m3, F16) => self.judge::<F8E5M2, F8E4M3, f16>(d, adder),
             // No `Problem` has such types.
             _ => Err(Error::Unsupported {
                 what: format!("checking {a} × {b} → {out}"),
@@ -90,10 +140,14 @@ impl<'a> Check<'a> {
 
     fn judge<A: Element, B: Element, D: InMemory>(
         &self,
-        inputs: &Inputs,
         d: &[u8],
+        adder: Adder,
     ) -> Result<Result<(), String>> {
-        let Check { pools, problem, rows, columns, .. } = self;
+        let Check { pools, problem, ranks, first, rows, columns, set, .. } = self;
+        // A rank may have no rows.
+        if rows.is_empty() {
+            return Ok(Ok(()));
+        }
         let (n, size) = (problem.n() as usize, D::TYPE.size() as usize);
         let hole = d.chunks_exact(size).position(|bytes| D::get(bytes).widen().is_nan());
         if let Some(place) = hole {
@@ -101,12 +155,10 @@ impl<'a> Check<'a> {
             let why = format!("D[{row}, {column}] is NaN: nobody wrote it, or it came out wrong");
             return Ok(Err(why));
         }
-        let set = &inputs.sets[self.set];
-        let a = pools.rows_of_a::<A>(problem, set, rows);
-        let b = pools.columns_of_b::<B>(problem, set, columns);
+        let at = |row: u32, column: u32| (row - first) as usize * n + column as usize;
         let got: Vec<D> = rows
             .iter()
-            .flat_map(|&row| columns.iter().map(move |&column| row as usize * n + column as usize))
+            .flat_map(|&row| columns.iter().map(move |&column| at(row, column)))
             .map(|place| D::get(&d[place * size..(place + 1) * size]))
             .collect();
         let pick = |scales: &[f32], lines: &[u32]| -> Vec<f32> {
@@ -115,12 +167,12 @@ impl<'a> Check<'a> {
                 _ => scales.to_vec(),
             }
         };
-        let scales = [pick(&inputs.scales[0], rows), pick(&inputs.scales[1], columns)];
         let types = problem.elements();
         let sampled = Problem::builder(rows.len() as u64, columns.len() as u64, problem.k().into())
             .elements(types.a, types.b, types.d)
             .b_layout(BLayout::Nk)
             .scaling(problem.scaling())
+            .ranks(ranks.len() as u64)
             .build()?;
         let fast = types.a.is_fp8() && self.fast_accumulation;
         let accumulation = match (types.a.is_fp8(), self.fast_accumulation) {
@@ -128,24 +180,48 @@ impl<'a> Check<'a> {
             (true, true) => Accumulation::Fp8,
             (true, false) => Accumulation::Fp8Promoted,
         };
-        let reference = Reference::new(&sampled, &a, &b, &scales[0], &scales[1])?
-            .with_accumulation(accumulation);
-        let report = reference.compare(&got, 0..rows.len() as u32)?;
-        let allowed = fast.then(|| fast_allowance(problem.k(), &got));
-        Ok(verdict(&report, allowed, |row, column| (rows[row as usize], columns[column as usize])))
+        let of_rank = |numbers: &Numbers| {
+            let scales = [pick(&numbers.scales[0], rows), pick(&numbers.scales[1], columns)];
+            let a: Vec<A> = pools.rows_of_a(problem, numbers, *set, rows);
+            let b: Vec<B> = pools.columns_of_b(problem, numbers, *set, columns);
+            (a, b, scales)
+        };
+        let inputs: Vec<_> = ranks.iter().map(of_rank).collect();
+        let references = (inputs.iter())
+            .map(|(a, b, [a_scales, b_scales])| {
+                let reference = Reference::new(&sampled, a, b, a_scales, b_scales)?;
+                Ok(reference.with_accumulation(accumulation))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let alone = references.len() == 1;
+        // The sum of one rank alone goes nowhere.
+        let partials = if alone { Partials::F32 } else { Partials::Bf16 };
+        let reduction = Reduction { partials, average: false };
+        let all = 0..rows.len() as u32;
+        let report = match adder {
+            Adder::Own => {
+                compare_reduced(&references, None, reduction, &got, all, Epilogue::default())
+            }
+            Adder::Nccl => compare_in_partials(&references, reduction, &got, all),
+        }?;
+        let allowed = fast.then(|| fast_allowance(problem.k(), ranks.len(), &got));
+        let place = |row: u32, column: u32| (rows[row as usize] - first, columns[column as usize]);
+        Ok(verdict(&report, allowed, place))
     }
 }
 
 /// How far an fp8 sum of random inputs may be off with fast accumulation, which cuts it to 13 fractional
 /// bits every 32 products: on the way it seldom exceeds three times what sums come to. Then D is
 /// rounded. (The reference's bound allows for the worst inputs: more than the sums themselves.)
-fn fast_allowance<D: Element>(k: u32, sums: &[D]) -> f64 {
+/// A sum of one of W ranks is 1/√W of a total, and W of them are off: at worst √W times as much in all.
+fn fast_allowance<D: Element>(k: u32, ranks: usize, sums: &[D]) -> f64 {
     let values = || sums.iter().map(|sum| f64::from(sum.widen()));
     let root_mean_square =
         (values().map(|value| value * value).sum::<f64>() / sums.len().max(1) as f64).sqrt();
     let largest = values().map(f64::abs).fold(0.0, f64::max);
     let cuts = f64::from(k.div_ceil(32)) * 2f64.powi(-13);
-    3.0 * root_mean_square * cuts + 2.0 * D::TYPE.unit_roundoff() * largest
+    let of_one = 3.0 * root_mean_square * cuts + 2.0 * D::TYPE.unit_roundoff() * largest;
+    (ranks as f64).sqrt() * of_one
 }
 
 /// What a comparison of some rows with some columns says; the largest error may be as large as is
@@ -225,7 +301,44 @@ mod tests {
     #[test]
     fn fast_sums_may_be_off_by_less_than_what_they_are() {
         let sums: Vec<bf16> = (0..1000).map(|i| bf16::from_f32((i % 7) as f32 - 3.0)).collect();
-        let allowed = fast_allowance(8192, &sums);
+        let allowed = fast_allowance(8192, 1, &sums);
         assert!((0.1..0.5).contains(&allowed), "{allowed}: the sums' root mean square is 2");
+        assert_eq!(fast_allowance(8192, 4, &sums), 2.0 * allowed);
+    }
+    /// Each of four ranks counts once: rank 1 has rows 2 and 3 of D.
+    #[test]
+    fn a_total_has_every_rank_once() {
+        let pools = Pools::new(9);
+        let problem = Problem::builder(8, 16, 64).ranks(4).build().unwrap();
+        let check = Check::of_total(&pools, &problem, 1, 3, true, 1);
+        assert_eq!((&check.rows[..], check.set, check.ranks.len()), (&[2, 3][..], 2, 4));
+        let product = |rank: u32| -> Vec<f64> {
+            let numbers = pools.numbers(rank, &problem, 3);
+            let a: Vec<bf16> = pools.rows_of_a(&problem, &numbers, 2, &[2, 3]);
+            let columns: Vec<u32> = (0..16).collect();
+            let b: Vec<bf16> = pools.columns_of_b(&problem, &numbers, 2, &columns);
+            let dot = |a: &[bf16], b: &[bf16]| -> f64 {
+                a.iter().zip(b).map(|(a, b)| f64::from(a.widen()) * f64::from(b.widen())).sum()
+            };
+            a.chunks(64).flat_map(|a| b.chunks(64).map(move |b| dot(a, b))).collect()
+        };
+        let total = |ranks: &[u32]| -> Vec<u8> {
+            let products: Vec<_> = ranks.iter().map(|rank| product(*rank)).collect();
+            let sum = |at: usize| products.iter().map(|one| one[at]).sum::<f64>() as f32;
+            let mut bytes = Vec::new();
+            (0..32).for_each(|at| bf16::from_f32(sum(at)).put(&mut bytes));
+            bytes
+        };
+        for adder in [Adder::Own, Adder::Nccl] {
+            let judge = |d: &[u8]| check.compare(d, adder).unwrap();
+            assert_eq!(judge(&total(&[0, 1, 2, 3])), Ok(()));
+            for wrong in [&[0, 1, 2][..], &[0, 1, 2, 3, 3], &[0, 1, 1, 3]] {
+                let why = judge(&total(wrong)).unwrap_err();
+                assert!(why.contains("results are wrong"), "{wrong:?}: {why}");
+            }
+            let mut hole = total(&[0, 1, 2, 3]);
+            hole[2 * 17..2 * 18].fill(0xff);
+            assert!(judge(&hole).unwrap_err().contains("D[1, 1] is NaN"));
+        }
     }
 }

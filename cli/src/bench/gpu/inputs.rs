@@ -2,7 +2,8 @@
 //!
 //! Matrices are cut from two pools of random normal numbers, repeated: element i of A in set s is
 //! `pool[(start + i) mod LEN]`. The pools' length is a prime, so no two rows begin alike, and host
-//! and device agree on every element without anybody keeping the matrices twice. Invariant: inputs
+//! and device agree on every element without anybody keeping the matrices twice. A rank's starts follow from the seed and the
+//! rank, so every rank knows the elements of all others, too. Invariant: inputs
 //! are never constants, zeros or a short pattern (products of those run faster and hide mistakes),
 //! and successive launches read other memory than the L2 can hold.
 
@@ -47,15 +48,23 @@ pub struct Set {
     pub a: Block,
     pub b: Block,
     pub d: Block,
-    starts: [u64; 2],
 }
 
-/// All matrices of one case. Scales are the same for every set.
+/// All matrices of one case.
 pub struct Inputs {
     pub sets: Vec<Set>,
     pub scale_a: Option<Block>,
     pub scale_b: Option<Block>,
+    pub numbers: Numbers,
+}
+
+/// What is in a rank's matrices.
+#[derive(Clone)]
+pub struct Numbers {
+    /// Scales of A and of B, the same for every set.
     pub scales: [Vec<f32>; 2],
+    /// Where A and B of each set start in their pools.
+    starts: Vec<[u64; 2]>,
 }
 
 /// An element as it lies in memory.
@@ -92,25 +101,46 @@ impl Pools {
 
     /// The matrices of `problem`, in as many sets as the cache asks for and memory allows.
     pub fn inputs(&mut self, gpu: &Gpu, problem: &Problem, l2_bytes: u64) -> Result<Inputs> {
+        self.inputs_of(0, gpu, problem, l2_bytes)
+    }
+
+    /// The same where every rank has others.
+    pub fn inputs_of(
+        &mut self,
+        rank: u32,
+        gpu: &Gpu,
+        problem: &Problem,
+        l2_bytes: u64,
+    ) -> Result<Inputs> {
         let bytes = Bytes::of(problem);
         // What earlier cases freed counts only when the stream is through.
         gpu.synchronize()?;
         let count = sets(bytes.all(), l2_bytes, gpu.free_bytes()?)?;
-        let mut random = Random::of_stream(self.seed, 2);
+        let numbers = self.numbers(rank, problem, count as usize);
         let types = problem.elements();
         let mut sets = Vec::new();
-        for _ in 0..count {
-            let starts = [random.within(0..=LEN - 1), random.within(0..=LEN - 1)];
+        for starts in &numbers.starts {
             let set = Set {
                 a: gpu.allocate(bytes.a)?,
                 b: gpu.allocate(bytes.b)?,
                 d: gpu.allocate(bytes.d)?,
-                starts,
             };
             self.fill(gpu, Matrix::A, types.a, &set.a, starts[0])?;
             self.fill(gpu, Matrix::B, types.b, &set.b, starts[1])?;
             sets.push(set);
         }
+        let upload = |scales: &[f32]| -> Result<Option<Block>> {
+            let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            if bytes.is_empty() { Ok(None) } else { gpu.upload(&bytes).map(Some) }
+        };
+        let [scale_a, scale_b] = [upload(&numbers.scales[0])?, upload(&numbers.scales[1])?];
+        gpu.synchronize()?;
+        Ok(Inputs { sets, scale_a, scale_b, numbers })
+    }
+
+    /// What is in the matrices of a rank. Those of the first sets do not depend on how many there are.
+    pub fn numbers(&self, rank: u32, problem: &Problem, sets: usize) -> Numbers {
+        let mut random = Random::of_stream(self.seed, 2 + (u64::from(rank) << 32));
         let count = |lines: u32| match problem.scaling() {
             Scaling::None => 0,
             Scaling::Tensor => 1,
@@ -120,32 +150,37 @@ impl Pools {
             (0..count(lines)).map(|_| (0.5 + random.fraction()) as f32).collect()
         };
         let scales = [scales(problem.m()), scales(problem.n())];
-        let upload = |scales: &[f32]| -> Result<Option<Block>> {
-            let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-            if bytes.is_empty() { Ok(None) } else { gpu.upload(&bytes).map(Some) }
-        };
-        let (scale_a, scale_b) = (upload(&scales[0])?, upload(&scales[1])?);
-        gpu.synchronize()?;
-        Ok(Inputs { sets, scale_a, scale_b, scales })
+        let mut start = || random.within(0..=LEN - 1);
+        let starts = (0..sets).map(|_| [start(), start()]).collect();
+        Numbers { scales, starts }
     }
 
-    /// Columns `0..k` of the given rows of A in `set`, packed.
-    pub fn rows_of_a<T: Element>(&self, problem: &Problem, set: &Set, rows: &[u32]) -> Vec<T> {
-        let row = |row: &u32| self.run(0, set.starts[0], *row, problem.k(), problem.k(), 1);
+    /// Columns `0..k` of the given rows of A in a set, packed.
+    pub fn rows_of_a<T: Element>(
+        &self,
+        problem: &Problem,
+        numbers: &Numbers,
+        set: usize,
+        rows: &[u32],
+    ) -> Vec<T> {
+        let start = numbers.starts[set][0];
+        let row = |row: &u32| self.run(0, start, *row, problem.k(), problem.k(), 1);
         rows.iter().flat_map(row).collect()
     }
 
-    /// The given columns of B (N×K: rows) in `set`, each as K elements, packed.
+    /// The given columns of B (N×K: rows) in a set, each as K elements, packed.
     pub fn columns_of_b<T: Element>(
         &self,
         problem: &Problem,
-        set: &Set,
+        numbers: &Numbers,
+        set: usize,
         columns: &[u32],
     ) -> Vec<T> {
         let (n, k) = (problem.n(), problem.k());
+        let start = numbers.starts[set][1];
         let column = |&column: &u32| match problem.b_layout() {
-            BLayout::Nk => self.run(1, set.starts[1], column, k, k, 1),
-            BLayout::Kn => self.run(1, set.starts[1], column, 1, k, n),
+            BLayout::Nk => self.run(1, start, column, k, k, 1),
+            BLayout::Kn => self.run(1, start, column, 1, k, n),
         };
         columns.iter().flat_map(column).collect()
     }
@@ -320,6 +355,28 @@ mod tests {
         };
         assert_eq!(run(0, 3, 10, 4, 1), (30..34).map(|i| at(0, i)).collect::<Vec<_>>());
         assert_eq!(run(1, 2, 1, 3, 9), [2, 11, 20].map(|i| at(1, i)));
+    }
+
+    #[test]
+    fn ranks_have_other_numbers_and_know_each_others() {
+        let (one, other) = (Pools::new(5), Pools::new(5));
+        let problem = Problem::builder(64, 32, 16)
+            .elements(ElementType::E4m3, ElementType::E4m3, ElementType::Bf16)
+            .scaling(Scaling::Rows)
+            .ranks(2)
+            .build()
+            .unwrap();
+        let rows = |pools: &Pools, rank, sets| -> (Vec<Vec<f32>>, [Vec<f32>; 2]) {
+            let numbers = pools.numbers(rank, &problem, sets);
+            let a: Vec<F8E4M3> = pools.rows_of_a(&problem, &numbers, 1, &[0, 63]);
+            let b: Vec<F8E4M3> = pools.columns_of_b(&problem, &numbers, 1, &[7]);
+            let wide = |all: &[F8E4M3]| all.iter().map(|x| x.widen()).collect();
+            (vec![wide(&a), wide(&b)], numbers.scales)
+        };
+        let [first, second] = [0, 1].map(|rank| rows(&one, rank, 2));
+        assert_eq!(second, rows(&other, 1, 9), "whoever asks, and however many sets there are");
+        assert!(first.0[0] != second.0[0] && first.0[1] != second.0[1] && first.1 != second.1);
+        assert_eq!((first.1[0].len(), first.1[1].len()), (64, 32));
     }
 
     #[test]

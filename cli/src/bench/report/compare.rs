@@ -1,8 +1,8 @@
 //! Rows of one case beside each other: the fastest of each kind, ratios and the overlap efficiency.
 //!
 //! Invariant: only rows of one case of one run are compared, round by round, so that drifting clocks cancel. A figure is
-//! the list of the rounds' figures, empty where a row has no times. T_gemm is the fastest plain GEMM with A already
-//! gathered, of any contender, launched alike.
+//! the list of the rounds' figures, empty where a row has no times. T_gemm is the fastest plain GEMM, whose inputs are
+//! there, of any contender, launched alike.
 
 use super::super::statistics::{median, ratios};
 use super::super::wanted::Gatherer;
@@ -33,19 +33,19 @@ impl CaseReport {
         self.fastest(graph, |row| row.who == who)
     }
 
-    /// The fastest plain GEMM with A already gathered: T_gemm.
+    /// The fastest plain GEMM, whose inputs are there: T_gemm.
     pub fn gemm(&self, graph: bool) -> Option<&Row> {
         self.fastest(graph, |row| row.kind == Kind::Gemm)
     }
 
-    /// NCCL's gather, then cuBLASLt's GEMM.
+    /// NCCL's collective before or behind cuBLASLt's GEMM.
     pub fn nccl(&self, graph: bool) -> Option<&Row> {
         self.named(Gatherer::NcclCublaslt.name(), graph)
     }
 
-    /// The fastest all-gather + GEMM of another program.
+    /// The fastest of another program that does the whole.
     pub fn peer(&self, graph: bool) -> Option<&Row> {
-        self.fastest(graph, |row| row.peer && row.kind == Kind::AllGatherGemm)
+        self.fastest(graph, |row| row.peer && row.kind.is_whole())
     }
 
     /// The fastest of the three strategies; `None` unless all of them have times.
@@ -55,21 +55,21 @@ impl CaseReport {
         complete.then(|| self.fastest(graph, |row| all.contains(&row.who.as_str())))?
     }
 
-    /// The baseline of E, which gathers first: NCCL and cuBLASLt, or, where that is no contender, `sequential`.
+    /// The baseline of E, which gathers first, or reduces last: NCCL and cuBLASLt, or, where that is no contender, `sequential`.
     fn baseline(&self, graph: bool) -> Option<&Row> {
         let nccl = Gatherer::NcclCublaslt.name();
         let takes_part = self.rows.iter().any(|row| row.who == nccl && row.graph == graph);
         self.named(if takes_part { nccl } else { Gatherer::Sequential.name() }, graph)
     }
 
-    /// The overlap efficiency, E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm): 1 where the gather costs nothing, 0 where it
-    /// costs as much as in the [baseline](CaseReport::baseline). Of all-gather + GEMMs only. A round in which the
+    /// The overlap efficiency, E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm): 1 where the transfer costs nothing, 0 where
+    /// it costs as much as in the [baseline](CaseReport::baseline). Only of what does the [whole](Kind::is_whole). A round in which the
     /// baseline is faster than T_gemm was disturbed and does not count; most rounds have to.
     pub fn efficiency(&self, row: &Row) -> Vec<f64> {
         let (Some(gemm), Some(baseline)) = (self.gemm(row.graph), self.baseline(row.graph)) else {
             return Vec::new();
         };
-        if row.kind != Kind::AllGatherGemm {
+        if !row.kind.is_whole() {
             return Vec::new();
         }
         let rounds = row.rounds_us.iter().zip(&gemm.rounds_us).zip(&baseline.rounds_us);
@@ -85,19 +85,25 @@ impl CaseReport {
         self.problem.flops() as f64 / microseconds * 1e-6
     }
 
-    /// The bytes of A that a rank receives at `microseconds` a gather, in GB/s; of the rank with the fewest rows.
-    pub fn gigabytes(&self, microseconds: f64) -> f64 {
-        let shards = self.problem.shards();
+    /// The bytes that a rank receives, rows of A or sums, at `microseconds` a gather or a reduction, in GB/s; of the rank
+    /// that has the fewest rows, and so gets the most of A, or sends the most sums.
+    pub fn gigabytes(&self, kind: Kind, microseconds: f64) -> f64 {
+        let (problem, types) = (&self.problem, self.problem.elements());
+        let shards = problem.shards();
         let of = |rank| shards.rows(rank).len() as u64;
-        let received = u64::from(self.problem.m()) - (0..shards.ranks()).map(of).min().unwrap_or(0);
-        let row = u64::from(self.problem.k()) * u64::from(self.problem.elements().a.size());
-        (received * row) as f64 / microseconds * 1e-3
+        let others = u64::from(problem.m()) - (0..shards.ranks()).map(of).min().unwrap_or(0);
+        let (columns, element) = match kind {
+            Kind::ReduceScatter => (problem.n(), types.d),
+            _ => (problem.k(), types.a),
+        };
+        let row = u64::from(columns) * u64::from(element.size());
+        (others * row) as f64 / microseconds * 1e-3
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::usual_case;
+    use super::super::made_up::{reduced_case, usual_case};
     use super::*;
 
     #[test]
@@ -120,7 +126,8 @@ mod tests {
         for none in ["own", "torch-native"] {
             assert!(case.efficiency(&of(&case, none)).is_empty(), "{none}");
         }
-        assert_eq!(case.gigabytes(1.0), 512.0 * 8192.0 * 2.0 * 1e-3);
+        assert_eq!(case.gigabytes(Kind::AllGather, 1.0), 512.0 * 8192.0 * 2.0 * 1e-3);
+        assert_eq!(case.gigabytes(Kind::ReduceScatter, 1.0), 512.0 * 3584.0 * 2.0 * 1e-3);
         for (disturbed, counted) in [(1, 2), (2, 0)] {
             let mut case = case.clone();
             let gemms = case.rows.iter_mut().filter(|row| row.kind == Kind::Gemm);
@@ -131,5 +138,16 @@ mod tests {
         assert!(case.efficiency(&fused).is_empty(), "no baseline");
         case.rows.push(Row { who: "sequential".into(), ..of(&case, "torch-fused") });
         close(case.efficiency(&fused), 1.0 - 5.0 / 30.0);
+    }
+    #[test]
+    fn reductions_are_compared_like_gathers() {
+        let (gathered, reduced) = (usual_case(1024), reduced_case(1024));
+        let peer = reduced.peer(true).unwrap();
+        assert_eq!((peer.who.as_str(), peer.kind), ("torch-fused", Kind::GemmReduceScatter));
+        for (one, other) in gathered.rows.iter().zip(&reduced.rows) {
+            assert_eq!(gathered.efficiency(one), reduced.efficiency(other), "{}", one.who);
+        }
+        let nccl = reduced.rows.iter().find(|row| row.kind == Kind::ReduceScatter).unwrap();
+        assert!(reduced.efficiency(nccl).is_empty(), "it does not multiply");
     }
 }

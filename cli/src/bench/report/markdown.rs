@@ -29,8 +29,8 @@ pub struct MarkdownArgs {
         value_delimiter = ',',
         requires = "markdown",
         long_help = "Columns of the Markdown output: times of contenders (auto), ratios of two times (auto/gemm; with a bar: auto/gemm@1.03) and \
-                     overlap efficiencies (auto:E). Beside the contenders' names there are gemm (the fastest plain GEMM \
-                     with A already gathered), peer (the fastest of other programs) and strategy (the fastest of \
+                     overlap efficiencies (auto:E). Beside the contenders' names there are gemm (the fastest plain GEMM, \
+                     its inputs already there), peer (the fastest of other programs) and strategy (the fastest of \
                      sequential, pipelined and fused, where all have times)"
     )]
     columns: Vec<Column>,

@@ -12,7 +12,7 @@ mod read;
 mod shown;
 mod table;
 
-use overlap_gemm::plan::{Problem, Way};
+use overlap_gemm::plan::{Operation, Problem, Way};
 use serde::{Deserialize, Serialize};
 
 pub use markdown::MarkdownArgs;
@@ -22,8 +22,8 @@ pub use table::Table;
 
 use super::machine::Machine;
 
-/// The names of the benches in a file: of several ranks, and of one.
-const BENCHES: [&str; 2] = ["all-gather-gemm", "gemm"];
+/// The names of the benches in a file: of several ranks that gather, of one, and of several that reduce.
+const BENCHES: [&str; 3] = ["all-gather-gemm", "gemm", "gemm-reduce-scatter"];
 
 /// The format that is written, and read.
 const FORMAT: u64 = 2;
@@ -39,8 +39,13 @@ pub struct Document<'a> {
 impl<'a> Document<'a> {
     /// Of these runs.
     pub fn of(runs: &'a [Run]) -> Document<'a> {
-        let of_one = !runs.is_empty() && runs.iter().all(|run| run.ranks == 1);
-        Document { bench: BENCHES[usize::from(of_one)], format: FORMAT, runs }
+        let all = |fits: fn(&Run) -> bool| !runs.is_empty() && runs.iter().all(fits);
+        let bench = match () {
+            () if all(|run| run.operation.reduces()) => BENCHES[2],
+            () if all(|run| run.ranks == 1) => BENCHES[1],
+            () => BENCHES[0],
+        };
+        Document { bench, format: FORMAT, runs }
     }
 }
 
@@ -52,6 +57,9 @@ pub struct Run {
     /// The version of this program.
     pub version: String,
     pub machine: Machine,
+    /// What was measured; files of benches that gather do not say it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub operation: Operation,
     /// NCCL's version, where it took part.
     pub nccl: Option<String>,
     pub ranks: u32,
@@ -61,7 +69,7 @@ pub struct Run {
     /// Whether rows were copied into their slot in every step.
     pub copied: bool,
     /// Whether results were not compared with the reference.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub unchecked: bool,
     pub cases: Vec<CaseReport>,
     /// Why it ended before the last case, if it did.
@@ -69,8 +77,8 @@ pub struct Run {
     pub ended_early: Option<String>,
 }
 
-fn is_false(value: &bool) -> bool {
-    !value
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// The command line, without the folder of the program.
@@ -88,6 +96,7 @@ impl Run {
             command: command(),
             version: env!("CARGO_PKG_VERSION").into(),
             machine,
+            operation: Operation::default(),
             nccl: None,
             ranks,
             steps,
@@ -103,7 +112,7 @@ impl Run {
 /// One problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CaseReport {
-    /// `4096×3584×8192 bf16`: N is that of one rank.
+    /// `4096×3584×8192 bf16`: N, or K where sums are reduced, is that of one rank.
     pub name: String,
     /// The same with each rank's rows.
     pub problem: Problem,
@@ -166,7 +175,7 @@ pub struct CarriedOut {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A product of an A that is already gathered.
+    /// A product alone, of inputs that are there.
     Gemm,
     /// The same through signals that are all set.
     GemmAllSignalled,
@@ -174,8 +183,19 @@ pub enum Kind {
     GemmBesideCopies,
     /// Gathers A.
     AllGather,
-    /// Both.
+    /// Gathers A and multiplies it.
     AllGatherGemm,
+    /// Adds up what all ranks have multiplied.
+    ReduceScatter,
+    /// Multiplies, and adds up.
+    GemmReduceScatter,
+}
+
+impl Kind {
+    /// Moves data and multiplies: what is compared with T_gemm and the baseline.
+    pub fn is_whole(self) -> bool {
+        matches!(self, Kind::AllGatherGemm | Kind::GemmReduceScatter)
+    }
 }
 
 impl Row {
@@ -238,6 +258,19 @@ pub mod made_up {
             ended_early: None,
             ..Run::begin(crate::bench::machine::made_up(), 2, 60, 3)
         }
+    }
+
+    /// The same of a bench that reduces.
+    pub fn reduced_case(m: u64) -> CaseReport {
+        let mut case = usual_case(m);
+        for row in &mut case.rows {
+            row.kind = match row.kind {
+                Kind::AllGatherGemm => Kind::GemmReduceScatter,
+                Kind::AllGather => Kind::ReduceScatter,
+                kind => kind,
+            };
+        }
+        case
     }
 
     /// A case as benches measure it, with one contender that is wrong.

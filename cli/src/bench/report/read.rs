@@ -96,6 +96,12 @@ mod tests {
         runs[0].ended_early = Some("interrupted".into());
         assert_eq!(parse(written(&runs).to_string().as_bytes()).unwrap(), runs);
         assert_eq!(parse(written(&[]).to_string().as_bytes()).unwrap(), []);
+        let mut reduced = [made_up::run(vec![made_up::reduced_case(1024)])];
+        reduced[0].operation = overlap_gemm::plan::Operation::GemmReduceScatter;
+        let text = written(&reduced).to_string();
+        assert!(text.starts_with("{\"bench\":\"gemm-reduce-scatter\""), "{text}");
+        assert_eq!(parse(text.as_bytes()).unwrap(), reduced);
+        assert!(!written(&runs).to_string().contains("operation"), "as in older files");
     }
 
     #[test]

@@ -5,13 +5,15 @@
 
 use std::fmt;
 
+use overlap_gemm::plan::Operation;
+
 use super::super::statistics::{Summary, geometric_mean, median};
 use super::super::wanted::Gatherer;
 use super::columns::Column;
 use super::{CaseReport, Kind, Power, Row, Run};
 
 const LEGEND: &str = "\
-T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's) with A already gathered. ÷: median of the rounds' ratios.
+T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's), its inputs already there. ÷: median of the rounds' ratios.
 E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublaslt, without that contender sequential.
 spread: distance of the quartiles ÷ median; above 5 % the machine was disturbed: measure again, or with more --rounds.";
 
@@ -98,14 +100,17 @@ fn sum_up(f: &mut fmt::Formatter<'_>, ratio: &str, cases: &[&CaseReport]) -> fmt
 }
 
 impl Run {
-    /// The number of ranks, what each is, and the driver: only times of one place are compared.
+    /// The number of ranks, what each is, the driver, and what they do, unless they gather: only such times are compared.
     pub fn place(&self) -> String {
         let (ranks, gpu) = (self.ranks, &self.machine.gpu);
         let place = match gpu.strip_prefix("rank on threads") {
             Some(which) => format!("{ranks} ranks on threads{which}"),
             None => format!("{ranks} × {gpu}"),
         };
-        self.machine.driver.iter().fold(place, |place, driver| format!("{place}, driver {driver}"))
+        let driver = self.machine.driver.iter().map(|driver| format!(", driver {driver}"));
+        let operation =
+            (self.operation != Operation::default()).then(|| format!(", {}", self.operation));
+        driver.chain(operation).fold(place, |place, part| place + &part)
     }
 
     /// How it measured.
@@ -162,7 +167,9 @@ impl CaseReport {
         cells[2] = format!("{:.1}", times.median);
         cells[3] = format!("{:.1} %", 100.0 * times.spread());
         cells[4] = match row.kind {
-            Kind::AllGather => format!("{:.0} GB/s", self.gigabytes(times.median)),
+            kind @ (Kind::AllGather | Kind::ReduceScatter) => {
+                format!("{:.0} GB/s", self.gigabytes(kind, times.median))
+            }
             _ => match self.teraflops(times.median) {
                 // Threads, or a few rows.
                 few if few < 10.0 => format!("{:.0} GFLOP/s", 1e3 * few),
@@ -202,7 +209,7 @@ impl CaseReport {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::{case, row, run, usual_case, wrong};
+    use super::super::made_up::{case, reduced_case, row, run, usual_case, wrong};
     use super::*;
 
     fn words<'a>(text: &'a str, who: &str) -> Vec<&'a str> {
@@ -222,6 +229,21 @@ mod tests {
         assert!(!text.contains("host µs"), "no row has such a time: {text}");
         assert_eq!(words(&text, "torch-native")[2..6], ["FAILED:", "off", "by", "1"], "{text}");
         assert_eq!(words(&text, "gather")[5..7], ["210", "GB/s"], "{text}");
+    }
+
+    #[test]
+    fn a_reduction_has_the_same_ratios_and_says_what_it_is() {
+        let mut reduced = run(vec![reduced_case(1024)]);
+        reduced.operation = Operation::GemmReduceScatter;
+        let text = Table(&[reduced]).to_string();
+        assert!(
+            text.starts_with("2 × NVIDIA H200, driver 580.1, GEMM + reduce-scatter\n"),
+            "{text}"
+        );
+        let expected = ["573", "TFLOP/s", "1.050", "0.700", "0.808", "90", "%"];
+        assert_eq!(words(&text, "fused")[5..], expected, "{text}");
+        // Half of the rows, 3584 columns, two bytes; in 40 µs.
+        assert_eq!(words(&text, "gather")[5..7], ["92", "GB/s"], "{text}");
     }
 
     #[test]

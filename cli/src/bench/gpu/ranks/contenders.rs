@@ -1,4 +1,5 @@
-//! The contenders, as values that every rank enqueues step by step.
+//! The contenders, as values that every rank enqueues step by step: the products, and all that gathers. What reduces is
+//! beside, in `reducing`.
 //!
 //! Invariant: all contenders of a case read the same A and multiply by the same Bs, whose sets take
 //! turns; who gathers, gathers in place unless rows are to be copied.
@@ -19,6 +20,7 @@ use overlap_gemm::predict::Setup;
 use overlap_gemm::trace::Timeline;
 
 use super::super::super::report::Kind;
+use super::super::check::Adder;
 use super::super::cublaslt::Suggested;
 use super::super::driver::{Gpu, call, record};
 use super::super::inputs::Inputs;
@@ -40,9 +42,17 @@ pub trait Step {
     }
     /// What it is, in words.
     fn describe(&self) -> String;
-    /// How it is carried out, where that says all: two that say the same are the same.
+    /// Who adds up its totals, if it has any.
+    fn adder(&self) -> Adder {
+        Adder::Own
+    }
+    /// How it is carried out, where that says all.
     fn carried_out(&self) -> Option<Setup> {
         None
+    }
+    /// Two that say the same are the same.
+    fn identity(&self) -> Option<String> {
+        self.carried_out().map(|setup| format!("{setup:?}"))
     }
 }
 
@@ -54,7 +64,7 @@ pub struct Place<'a> {
     /// With the shards of all ranks.
     pub problem: &'a Problem,
     pub inputs: &'a Inputs,
-    /// The set whose A is gathered.
+    /// The set whose A is gathered, and which is checked.
     pub set: usize,
 }
 
@@ -148,7 +158,7 @@ impl Step for NcclAlone<'_> {
     }
 }
 
-/// This crate's plain GEMM, A already gathered.
+/// This crate's plain GEMM, its inputs already there.
 pub struct Own<'a> {
     pub place: Place<'a>,
     pub gemm: Gemm,

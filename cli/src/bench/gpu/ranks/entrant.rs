@@ -98,6 +98,14 @@ impl Entrant<'_> {
         }
     }
 
+    /// [`Step::identity`], of what this process carries out.
+    pub fn identity(&self) -> Option<String> {
+        match &self.runner {
+            Runner::Here { step, .. } => step.identity(),
+            Runner::Peer { .. } => None,
+        }
+    }
+
     /// [`Step::carried_out`], of what this process carries out.
     pub fn carried_out(&self) -> Option<Setup> {
         match &self.runner {

@@ -1,7 +1,7 @@
-//! The bench of all-gather + GEMM on several GPUs: this process's part as one rank.
+//! The benches of operations on several GPUs: this process's part as one rank.
 //!
-//! What belongs here: the course of it; the contenders are beside. Every rank does the same in the same
-//! order, because gathers are collective. Invariants: a time is that of the slowest rank; a wrong result has no
+//! What belongs here: the course of them; the contenders are beside (`contenders`, `reducing`), and how each is planned
+//! (`planning`). Every rank does the same in the same order, because steps are collective. Invariants: a time is that of the slowest rank; a wrong result has no
 //! time; measured times are shown even if a later case ends the bench.
 
 pub mod contenders;
@@ -9,7 +9,9 @@ pub mod entrant;
 pub mod exchange;
 pub mod loops;
 mod peer;
+mod planning;
 mod process;
+mod reducing;
 pub mod timeline;
 
 use std::cell::RefCell;
@@ -18,40 +20,40 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
+use overlap_gemm::Result;
+use overlap_gemm::cuda::devices;
 use overlap_gemm::cuda::nccl::{Communicator, NCCL_VARIABLE, Nccl};
-use overlap_gemm::cuda::{GatherOptions, Gemm, GemmOptions, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
-use overlap_gemm::plan::{Engine, Problem, Strategy};
+use overlap_gemm::plan::{Problem, Strategy};
 use overlap_gemm::tune::Tuning;
-use overlap_gemm::{Error, Result};
 
 use super::super::cases::{Case, spread};
 use super::super::lineup::Lineup;
 use super::super::report::{CaseReport, Kind, Run, Shown};
 use super::super::turns::turn;
-use super::super::wanted::{Gatherer, Gathers, Launch};
-use super::check::Check;
-use super::cublaslt::{Cublaslt, Suggested};
-use super::driver::Gpu;
-use super::inputs::{Inputs, Pools};
+use super::super::wanted::{Contender, Gatherer, Launch, OnGpus};
+use super::check::{Adder, Check};
+use super::cublaslt::Cublaslt;
+use super::driver::{Block, Gpu};
+use super::inputs::Pools;
 use super::machine;
-use super::timing::{Product, Watch, estimate_ms};
+use super::timing::Watch;
 use crate::exit::Failure;
 use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
 use crate::progress;
+use contenders::Step;
 use entrant::{Entrant, Graphs, ONE_GRAPH, Runner, Track, wrong_anywhere};
+use exchange::all_values;
 use loops::{GRAPH_STEPS, LIMIT, SETS};
 use peer::{Limits, Peer};
-
-/// Suggestions of cuBLASLt that are tried.
-const SUGGESTIONS: u32 = 16;
+use reducing::Summing;
 
 /// What all cases share.
 struct Bench<'a> {
     gpu: &'a Gpu,
     group: Arc<Group>,
-    wanted: &'a Gathers,
+    wanted: &'a OnGpus,
     cublaslt: Option<Rc<Cublaslt>>,
     nccl: Option<Rc<Communicator>>,
     peer: Option<RefCell<Peer>>,
@@ -62,18 +64,41 @@ struct Bench<'a> {
     bar: ProgressBar,
 }
 
+/// How results of a case are checked: one rank's product, or this rank's rows of the total.
+struct Checks<'a> {
+    product: Check<'a>,
+    total: Check<'a>,
+}
+
+impl Checks<'_> {
+    /// Takes a step, and says what is wrong with its result, if anything is.
+    fn run(&self, summing: Summing<'_>, step: &mut dyn Step) -> Result<Result<(), String>> {
+        let Summing { place: contenders::Place { gpu, inputs, set, .. }, totals } = summing;
+        let (kind, adder) = (step.kind(), step.adder());
+        let enqueue = |set| step.enqueue(set);
+        if !matches!(kind, Kind::ReduceScatter | Kind::GemmReduceScatter) {
+            return self.product.run(gpu, inputs, enqueue);
+        }
+        let (partials, total) = (&inputs.sets[set].d, &totals[set]);
+        // Where D has the partials, a product has to write them first. A reduction alone finds them there.
+        let poisoned = match (kind, adder) {
+            (Kind::GemmReduceScatter, Adder::Nccl) => vec![partials, total],
+            _ => vec![total],
+        };
+        self.total.run_into(gpu, total, &poisoned, adder, enqueue)
+    }
+}
+
 /// Runs all cases as one rank; rank 0 shows what they gave.
-pub fn run(
-    wanted: &Gathers,
-    mut shown: Option<Shown>,
-    interrupt: Interrupt,
-) -> Result<(), Failure> {
+pub fn run(wanted: &OnGpus, mut shown: Option<Shown>, interrupt: Interrupt) -> Result<(), Failure> {
     let place = Place::from_env()?;
     let count = devices()?.len().max(1);
     let gpu = Gpu::open(place.local_rank as usize % count)?;
     let shared = GroupOptions::default().shared_devices(true);
     let group = Arc::new(Group::from_env(&shared)?);
-    let takes_part = |all: &[Gatherer]| all.iter().any(|who| wanted.contenders.contains(who));
+    // What reduces has the names of what gathers, and needs the same.
+    let named = |name: &str| wanted.contenders.iter().any(|who| who.name() == name);
+    let takes_part = |all: &[Gatherer]| all.iter().any(|who| named(who.name()));
     let cublaslt = match takes_part(&[Gatherer::Cublaslt, Gatherer::NcclCublaslt]) {
         true => Some(Cublaslt::open(&gpu, wanted.cublaslt.as_deref())?),
         false => None,
@@ -94,7 +119,7 @@ pub fn run(
     };
     let machine = machine::describe(&gpu, cublaslt.as_deref())?;
     let (watch, l2_bytes) = (Watch::new(&gpu)?, machine.l2_bytes);
-    if shown.is_some() && takes_part(&[Gatherer::Auto]) {
+    if shown.is_some() && wanted.contenders.contains(&Contender::Gather(Gatherer::Auto)) {
         // Tables that are not used, and why.
         Tuning::found().notes().iter().for_each(|note| eprintln!("{note}"));
     }
@@ -110,6 +135,7 @@ pub fn run(
             let (major, minor, patch) = nccl.version();
             format!("{major}.{minor}.{patch}")
         }),
+        operation: wanted.operation,
         copied: wanted.copied,
         ..Run::begin(machine, bench.group.ranks(), wanted.steps, wanted.rounds)
     };
@@ -141,7 +167,7 @@ fn packaged_nccl() -> Option<PathBuf> {
 }
 
 /// What the bar counts: for each case the contenders that are planned, and the rounds.
-fn steps(wanted: &Gathers) -> u64 {
+fn steps(wanted: &OnGpus) -> u64 {
     let planned = wanted.contenders.len() * wanted.launch.len();
     (wanted.cases.len() * (planned + wanted.rounds)) as u64
 }
@@ -174,9 +200,15 @@ impl Bench<'_> {
     ) -> Result<(CaseReport, Result<(), Failure>), Failure> {
         let (gpu, wanted) = (self.gpu, self.wanted);
         let problem = spread(&case.problem, self.group.ranks())?;
-        let inputs = pools.inputs(gpu, &problem, self.l2_bytes)?;
-        let mut check = Check::new(pools, &problem, &inputs, true, wanted.seed);
+        // What is gathered is the same on all ranks, what is added up is each rank's own.
+        let (reduces, rank) = (wanted.operation.reduces(), self.group.rank());
+        let inputs =
+            pools.inputs_of(if reduces { rank } else { 0 }, gpu, &problem, self.l2_bytes)?;
+        // A set has the same number everywhere, also where one GPU has less memory.
         let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
+        let sets = all_values(&self.group, "the number of sets", &sets)?;
+        let sets = sets.into_iter().min().unwrap_or(1);
+        let mut check = Check::new(pools, &problem, &inputs, true, wanted.seed);
         check.set = sets - 1;
         let place = contenders::Place {
             gpu,
@@ -185,16 +217,25 @@ impl Bench<'_> {
             inputs: &inputs,
             set: check.set,
         };
+        let checks = Checks {
+            product: check,
+            total: Check::of_total(pools, &problem, rank, sets, true, wanted.seed),
+        };
+        let total = |_| gpu.allocate(Summing::bytes(&place));
+        let totals = match reduces {
+            true => (0..sets).map(total).collect::<Result<Vec<Block>>>()?,
+            false => Vec::new(),
+        };
+        let summing = Summing { place, totals: &totals };
         let mut lineup: Lineup<Entrant<'_>> = Lineup::new();
         for &who in &wanted.contenders {
             for &launch in &wanted.launch {
                 self.interrupt.check()?;
-                let mut step = self.plan(who, place)?;
+                let mut step = self.plan(who, summing)?;
                 let (name, what) = (who.name().to_owned(), step.describe());
                 // Ranks have agreed on plans, so they find the same.
-                let so = step.carried_out();
-                let is_so =
-                    |other: &Entrant<'_>| other.launch == launch && other.carried_out() == so;
+                let so = step.identity();
+                let is_so = |other: &Entrant<'_>| other.launch == launch && other.identity() == so;
                 self.bar.inc(1);
                 if so.is_some() && lineup.add_twin(&name, &what, is_so) {
                     continue;
@@ -203,7 +244,7 @@ impl Bench<'_> {
                 let failed = match kind {
                     Kind::AllGather => None,
                     _ => {
-                        let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
+                        let checked = checks.run(summing, &mut *step)?;
                         step.check()?;
                         wrong_anywhere(&self.group, checked.err())?
                     }
@@ -254,14 +295,19 @@ impl Bench<'_> {
         problem: &Problem,
         entrants: &mut Vec<Entrant<'c>>,
     ) -> Result<()> {
-        for told in peer.borrow_mut().prepare(&self.group, problem, GRAPH_STEPS)? {
+        let operation = self.wanted.operation;
+        let whole = match operation.reduces() {
+            true => Kind::GemmReduceScatter,
+            false => Kind::AllGatherGemm,
+        };
+        for told in peer.borrow_mut().prepare(&self.group, operation, problem, GRAPH_STEPS)? {
             for &launch in &self.wanted.launch {
                 if launch == Launch::Graph && !told.graph {
                     continue;
                 }
                 entrants.push(Entrant {
                     name: told.name.clone(),
-                    kind: if told.kind == "gemm" { Kind::Gemm } else { Kind::AllGatherGemm },
+                    kind: if told.kind == "gemm" { Kind::Gemm } else { whole },
                     launch,
                     what: "the peer's".into(),
                     failed: told.failed.clone(),
@@ -272,94 +318,6 @@ impl Bench<'_> {
             }
         }
         Ok(())
-    }
-
-    fn plan<'c>(
-        &self,
-        who: Gatherer,
-        place: contenders::Place<'c>,
-    ) -> Result<Box<dyn contenders::Step + 'c>> {
-        let gemm = self.gemm_options();
-        let gather = self.gather_options();
-        let nccl = || {
-            let missing = || Error::NoDevice { reason: "NCCL is not loaded".into() };
-            self.nccl.clone().ok_or_else(missing)
-        };
-        let gathered_by = |gather: &GatherOptions, strategy| {
-            let copied = self.wanted.copied;
-            let planned = contenders::Gathered::plan(place, strategy, gather, &gemm, copied)?;
-            Ok(Box::new(planned) as Box<dyn contenders::Step + 'c>)
-        };
-        let gathered = |strategy| gathered_by(&gather, strategy);
-        Ok(match who {
-            Gatherer::Cublaslt => {
-                let product = self.suggested(place.problem, place.inputs)?;
-                Box::new(contenders::Cublaslt { place, product, nccl: None })
-            }
-            Gatherer::NcclCublaslt => {
-                let product = self.suggested(place.problem, place.inputs)?;
-                Box::new(contenders::Cublaslt { place, product, nccl: Some(nccl()?) })
-            }
-            Gatherer::Nccl => Box::new(contenders::NcclAlone { place, nccl: nccl()? }),
-            Gatherer::Own => {
-                let gemm = Gemm::plan(&self.gpu.device, place.problem, &gemm)?;
-                Box::new(contenders::Own { place, gemm })
-            }
-            Gatherer::Beside => Box::new(contenders::Beside::plan(place, &gemm)?),
-            Gatherer::Gather => Box::new(contenders::GatherAlone::plan(place, &gather)?),
-            Gatherer::NcclOwn => {
-                let by_nccl = GatherOptions::default().with_engine(Engine::Nccl);
-                gathered_by(&by_nccl, Some(Strategy::Sequential))?
-            }
-            Gatherer::Sequential => gathered(Some(Strategy::Sequential))?,
-            Gatherer::Pipelined => gathered(Some(Strategy::Pipelined))?,
-            Gatherer::Fused => gathered(Some(Strategy::Fused))?,
-            Gatherer::Auto => gathered(None)?,
-        })
-    }
-
-    fn gemm_options(&self) -> GemmOptions {
-        // As weights are.
-        let mut gemm = GemmOptions::default().with_constant_b(true);
-        gemm.kernel.clone_from(&self.wanted.kernel);
-        (gemm.splits, gemm.swizzle) = (self.wanted.splits, self.wanted.swizzle);
-        gemm
-    }
-
-    fn gather_options(&self) -> GatherOptions {
-        let wanted = self.wanted;
-        let mut options = GatherOptions::default();
-        options.pieces = wanted.pieces;
-        if let Some(streams) = wanted.streams {
-            options.engine = Some(Engine::CopyEngines { streams });
-        }
-        if let Some(blocks) = wanted.blocks {
-            options.engine = Some(Engine::Kernel { blocks });
-        }
-        options
-    }
-
-    /// The fastest of cuBLASLt's suggestions, in a short loop of each.
-    fn suggested(&self, problem: &Problem, inputs: &Inputs) -> Result<Rc<Suggested>> {
-        let missing = || Error::NoDevice { reason: "cuBLASLt is not loaded".into() };
-        let library = self.cublaslt.as_ref().ok_or_else(missing)?;
-        let mut best: Option<(f64, Suggested)> = None;
-        for suggested in Suggested::all(library, problem, inputs, true, SUGGESTIONS)? {
-            // A suggestion that the library itself then refuses is no contender.
-            if suggested.enqueue(self.gpu, inputs, 0).is_err() {
-                continue;
-            }
-            let mut times = Vec::new();
-            for _ in 0..5 {
-                times.push(estimate_ms(self.gpu, &suggested, inputs, &self.watch)?);
-            }
-            let time = times.into_iter().fold(f64::INFINITY, f64::min);
-            if best.as_ref().is_none_or(|(least, _)| time < *least) {
-                best = Some((time, suggested));
-            }
-        }
-        let none = || Error::NoDevice { reason: "cuBLASLt refuses all that it suggests".into() };
-        best.map(|(_, suggested)| Rc::new(suggested)).ok_or_else(none)
     }
 
     /// All loops, in turns that are the same on every rank. A contender that is wrong, or hangs, does not run.

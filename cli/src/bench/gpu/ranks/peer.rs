@@ -14,7 +14,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use overlap_gemm::group::{Group, Launch};
-use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::plan::{Operation, Problem, Scaling};
 use overlap_gemm::{Error, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -74,7 +74,7 @@ pub struct Peer {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Told {
     pub name: String,
-    /// `gemm`: A is there; else it is gathered first.
+    /// `gemm`: a product alone; else the operation.
     pub kind: String,
     /// Whether it can be launched by graphs.
     pub graph: bool,
@@ -133,6 +133,7 @@ impl Peer {
     pub fn prepare(
         &mut self,
         group: &Group,
+        operation: Operation,
         problem: &Problem,
         graph_steps: usize,
     ) -> Result<Vec<Told>> {
@@ -144,7 +145,7 @@ impl Peer {
         let (m, n, k) = (problem.m(), problem.n(), problem.k());
         let kind = problem.elements().a.to_string();
         let order = json!({
-            "do": "prepare", "m": m, "n": n, "k": k, "type": kind, "scaling": scaling,
+            "do": "prepare", "operation": operation, "m": m, "n": n, "k": k, "type": kind, "scaling": scaling,
             "steps": graph_steps,
         });
         self.case = Case { name: format!("{m}x{n}x{k} {kind}"), order };
@@ -156,7 +157,7 @@ impl Peer {
             self.contenders = before;
         }
         if let (true, Some(why)) = (self.contenders.is_empty(), &why) {
-            let (name, kind) = ("peer".into(), "all-gather-gemm".into());
+            let (name, kind) = ("peer".into(), operation.to_string());
             return Ok(vec![Told { name, kind, graph: true, failed: Some(why.clone()) }]);
         }
         let told = |Contender { named: Named { name, kind }, tried }: &Contender| {

@@ -124,7 +124,7 @@ fn problem(m: u64) -> Problem {
 
 /// Who failed and how; what ran is given as its time.
 fn rounds(peer: &mut Peer, group: &Group, m: u64) -> Vec<(String, Result<f64, String>)> {
-    let told = peer.prepare(group, &problem(m), 20).unwrap();
+    let told = peer.prepare(group, Operation::AllGatherGemm, &problem(m), 20).unwrap();
     // As in the bench: every contender that the peer names, in graphs, in two rounds.
     assert!(told.iter().all(|one| one.graph));
     let mut all: Vec<_> =
@@ -201,7 +201,9 @@ fn the_program_is_started_a_few_times_at_most() {
     let [one, other] = scene.on_ranks(|group, peer| {
         let mut peer = peer.unwrap();
         peer.limits.prepare = Duration::from_millis(500);
-        let told = |nth: u64| peer.prepare(group, &problem(64 + nth), 20).unwrap();
+        let told = |nth: u64| {
+            peer.prepare(group, Operation::AllGatherGemm, &problem(64 + nth), 20).unwrap()
+        };
         (0..6).map(told).collect::<Vec<_>>()
     });
     assert_eq!(one, other);
@@ -220,7 +222,7 @@ fn a_start_that_hangs_costs_one_limit() {
     let both = scene.on_ranks(|group, peer| {
         let mut peer = peer.unwrap();
         peer.limits.start = SHORT;
-        [64, 128].map(|m| peer.prepare(group, &problem(m), 20).unwrap())
+        [64, 128].map(|m| peer.prepare(group, Operation::AllGatherGemm, &problem(m), 20).unwrap())
     });
     for told in both.iter().flatten() {
         let why = told[0].failed.as_ref().unwrap();
@@ -234,8 +236,9 @@ fn a_start_that_hangs_costs_one_limit() {
 fn a_program_that_does_not_start_is_an_error() {
     for fault in ["end start 0", "garble start 1"] {
         let scene = Scene::new(fault);
-        let both = scene
-            .on_ranks(|group, peer| peer.unwrap().prepare(group, &problem(64), 20).unwrap_err());
+        let both = scene.on_ranks(|group, peer| {
+            peer.unwrap().prepare(group, Operation::AllGatherGemm, &problem(64), 20).unwrap_err()
+        });
         for error in both {
             let text = error.to_string();
             assert!(text.contains("the start of the peer, rank"), "{fault}: {text}");
