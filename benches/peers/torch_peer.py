@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""PyTorch's all-gather + matmul as contenders of `overlap-gemm bench all-gather-gemm --peer`.
+"""PyTorch's all-gather + matmul, and matmul + reduce-scatter, as contenders of `overlap-gemm bench OPERATION --peer`.
 
 The bench starts one of these for each rank, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, and
 talks to it by lines of JSON: so PyTorch's loops are interleaved with all others, of the same length, on the same
 GPUs. Nothing here compares or judges; a result that is wrong is reported as failed.
 
   <- {"ready": true}
-  -> {"do": "prepare", "m": 4096, "n": 3584, "k": 8192, "type": "bf16", "scaling": "none", "steps": 20}
+  -> {"do": "prepare", "operation": "all-gather-gemm", "m": 4096, "n": 3584, "k": 8192, "type": "bf16",
+      "scaling": "none", "steps": 20}
   <- {"contenders": [{"name": "torch-fused", "kind": "all-gather-gemm"}, ...]}
   -> {"do": "try", "name": "torch-fused"}
   <- {"graph": true, "failed": null}
@@ -14,10 +15,12 @@ GPUs. Nothing here compares or judges; a result that is wrong is reported as fai
   <- {"us": 412.3}
   -> {"do": "quit"}
 
-m is that of all ranks together. `prepare` makes the matrices and runs no contender, so that the bench knows which one
-hangs. `try` checks a result and captures a graph of `steps` steps; `run` runs as many steps once untimed, then timed. If
-an answer takes too long on one rank, the bench kills these processes on all ranks, and starts new ones: they prepare the
-case again, and are not asked for the contender that hung.
+An order is one line. The operation is "all-gather-gemm", where m is that of all ranks together and n that of one, or
+"gemm-reduce-scatter", where k is that of one rank: every rank multiplies all m rows of an A of its own, and gets the
+sums of its own rows. A contender's kind is the operation, or "gemm" for the product alone. `prepare` makes the matrices
+and runs no contender, so that the bench knows which one hangs. `try` checks a result and captures a graph of `steps`
+steps; `run` runs as many steps once untimed, then timed. If an answer takes too long on one rank, the bench kills these
+processes on all ranks, and starts new ones: they prepare the case again, and are not asked for the contender that hung.
 """
 
 import json
@@ -34,7 +37,7 @@ import torch.distributed._symmetric_memory as symmetric
 
 # Matrices that take turns, so that no B stays in the cache from step to step.
 SETS = 4
-# What a sum of many products, rounded once, may be off by, beside the largest value.
+# What a sum of many products, rounded once a rank, may be off by, beside the largest value.
 TOLERANCE = {"bf16": 0.02, "f16": 0.005, "e4m3": 0.03}
 
 
@@ -126,10 +129,69 @@ def fp8_contenders(case, device, group):
     return {"torch-mm": ("gemm", product), "torch-fused": ("all-gather-gemm", both)}, expected
 
 
+def reducing_contenders(case, device, group):
+    """What PyTorch has for a product whose sums each rank gets its rows of."""
+    m, n, k, ranks = case["m"], case["n"], case["k"], dist.get_world_size()
+    kind, ops = case["operation"], torch.ops.symm_mem
+    dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn}
+    dtype = dtypes[case["type"]]
+    fp8 = case["type"] == "e4m3"
+    factor = 1.0 if fp8 else 0.02
+    a = [torch.randn(m, k, device=device).to(dtype) for _ in range(SETS)]
+    bs = [(torch.randn(n, k, device=device) * factor).to(dtype).t() for _ in range(SETS)]
+    rows = case["scaling"] == "rows"
+    scale_a = torch.ones((m, 1) if rows else (), device=device)
+    scale_b = torch.ones((1, n) if rows else (), device=device)
+    out_dtype = torch.bfloat16 if fp8 else dtype
+    outs = [torch.empty(m, n, dtype=out_dtype, device=device) for _ in range(SETS)]
+
+    def product(i):
+        if fp8:
+            return torch._scaled_mm(
+                a[i], bs[i], scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=True
+            )
+        return torch.mm(a[i], bs[i], out=outs[i])
+
+    own = a[0].double() @ bs[0].double()
+    steps, expected = {"torch-mm": ("gemm", product)}, {"gemm": own}
+    if m % ranks != 0:
+        # PyTorch cuts rows evenly.
+        return steps, expected
+    total = torch.empty(m // ranks, n, dtype=torch.float64, device=device)
+    dist.reduce_scatter_tensor(total, own)
+    expected[kind] = total
+    part = torch.empty(m // ranks, n, dtype=out_dtype, device=device)
+
+    def plain(i):
+        dist.reduce_scatter_tensor(part, product(i))
+        return part
+
+    steps["torch-plain"] = (kind, plain)
+    if fp8:
+        return steps, expected
+    fused = ops.fused_matmul_reduce_scatter
+    steps["torch-fused"] = (kind, lambda i: fused(a[i], bs[i], "sum", 0, group))
+    if hasattr(ops, "_low_contention_reduce_scatter"):
+        whole = symmetric.empty(m, n, dtype=out_dtype, device=device)
+        symmetric.rendezvous(whole, group)
+
+        def low_contention(i):
+            torch.mm(a[i], bs[i], out=whole)
+            reduced = ops._low_contention_reduce_scatter(whole, "sum", group)
+            # It runs on a stream of its own; the next product must not overwrite what others still read.
+            return torch.ops._c10d_functional.wait_tensor(reduced)
+
+        steps["torch-low-contention"] = (kind, low_contention)
+    return steps, expected
+
+
 def prepare(case, device, group):
-    """The contenders of a case, as kinds and steps by name, and the first set's product."""
+    """The contenders of a case, as kinds and steps by name, and what a step of the first set gives, by kind."""
+    if case["operation"] == "gemm-reduce-scatter":
+        return reducing_contenders(case, device, group)
     make = fp8_contenders if case["type"] == "e4m3" else bf16_contenders
-    return make(case, device, group)
+    steps, product = make(case, device, group)
+    return steps, {kind: product for kind, _ in steps.values()}
 
 
 def attempt(case, name, kind, step, expected):
@@ -174,7 +236,7 @@ def answer(content):
 
 def serve(device, group):
     """Does what the bench orders, until it says quit."""
-    contenders, steps, case, expected = {}, {}, None, None
+    contenders, steps, case, expected = {}, {}, None, {}
     answer({"ready": True})
     for line in sys.stdin:
         order = json.loads(line)
@@ -182,13 +244,14 @@ def serve(device, group):
             break
         if order["do"] == "prepare":
             contenders.clear()
-            steps, expected, case = {}, None, order
+            steps, expected, case = {}, {}, order
             torch.cuda.empty_cache()
             steps, expected = prepare(case, device, group)
             answer({"contenders": [{"name": name, "kind": kind} for name, (kind, _) in steps.items()]})
         elif order["do"] == "try":
             name = order["name"]
-            contenders[name], tried = attempt(case, name, *steps[name], expected)
+            kind, step = steps[name]
+            contenders[name], tried = attempt(case, name, kind, step, expected[kind])
             answer(tried)
         else:
             answer({"us": run(contenders[order["name"]], order, case["steps"])})
@@ -199,6 +262,8 @@ def main():
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     group = dist.group.WORLD.group_name
+    # Each rank has numbers of its own: a lost or doubled contribution shows.
+    torch.manual_seed(1 + dist.get_rank())
     serve(device, group)
     dist.destroy_process_group()
 

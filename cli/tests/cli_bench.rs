@@ -34,6 +34,28 @@ fn bench_refuses_what_makes_no_sense() {
     assert!(stderr.contains("gemm"), "{stderr}");
 }
 
+#[test]
+fn a_reduction_refuses_what_makes_no_sense_and_misses_a_launcher() {
+    let bench = |args: &'static str| -> Vec<&str> {
+        ["bench", "gemm-reduce-scatter"].into_iter().chain(args.split_whitespace()).collect()
+    };
+    refused(
+        &bench("--contenders fused"),
+        2,
+        &["fused", "nccl-cublaslt, nccl, sequential, pipelined"],
+    );
+    refused(&bench("--shapes 1024x512"), 2, &["1024x512"]);
+    refused(&bench("--host"), 2, &["--host"]);
+    let (code, help, _) = run(&bench("--help"));
+    assert!(
+        code == 0 && help.contains("K of one rank") && help.contains("NCCL's reduce-scatter"),
+        "{help}"
+    );
+    let (code, stdout, stderr) = run(&bench("--shapes 64x64x64"));
+    assert!(code != 0 && stdout.is_empty() && stderr.contains("launch"), "{code} {stderr}");
+    assert!(!stderr.contains("--host"), "{stderr}");
+}
+
 /// Where a GPU is, `doctor --require gpu` says so, and this says nothing.
 #[test]
 fn bench_without_a_gpu_says_what_is_missing() {

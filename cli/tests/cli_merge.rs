@@ -106,6 +106,16 @@ fn unfit_files_are_named() {
     let empty = json!({ "bench": "all-gather-gemm", "format": 2, "runs": [] });
     let empty = folder.file("empty.json", &empty);
     refused(&["bench", "merge", &good, &empty], 2, &["empty.json", "no measured problem"]);
+    let mut reduced = own();
+    reduced["bench"] = "gemm-reduce-scatter".into();
+    reduced["runs"][0]["operation"] = "gemm-reduce-scatter".into();
+    let reduced = folder.file("reduced.json", &reduced);
+    refused(&["bench", "merge", &good, &reduced], 2, &["reduced.json", "GEMM + reduce-scatter"]);
+    let (code, table, _) = run(&["bench", "merge", &reduced]);
+    assert!(
+        code == 0 && table.lines().next().unwrap().ends_with("GEMM + reduce-scatter"),
+        "{table}"
+    );
     // A file that is asked for and cannot be written is noticed before anything is shown.
     refused(&["bench", "merge", &good, "--output", "/proc/nope"], 4, &["/proc/nope"]);
 }
