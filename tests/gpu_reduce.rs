@@ -10,6 +10,8 @@ mod mutants;
 mod faults;
 #[path = "gpu_reduce/graphs.rs"]
 mod graphs;
+#[path = "gpu_reduce/nccl.rs"]
+mod nccl;
 #[path = "gpu_reduce/results.rs"]
 mod results;
 #[path = "gpu_reduce/schedule_mutants.rs"]

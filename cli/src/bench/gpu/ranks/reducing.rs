@@ -30,10 +30,10 @@ pub struct Summing<'a> {
 }
 
 impl Summing<'_> {
-    /// The bytes of this rank's totals.
+    /// The bytes of this rank's totals; of a row at least, so that there is something to point at.
     pub fn bytes(place: &Place<'_>) -> u64 {
-        let rows = place.problem.shards().rows(place.group.rank());
-        place.problem.d_len_of(rows.len() as u32) * u64::from(PARTIALS.size())
+        let rows = place.problem.shards().rows(place.group.rank()).len() as u32;
+        place.problem.d_len_of(rows.max(1)) * u64::from(PARTIALS.size())
     }
 
     /// Every rank's rows of D in a set.
