@@ -1,7 +1,7 @@
 //! `overlap-gemm bench all-gather-gemm`: all-gather + GEMM between GPUs, beside NCCL and cuBLASLt; or on threads.
 //!
-//! What belongs here: the arguments that no other bench has ([`between`](super::between) has the rest), on GPUs and on threads.
-//! Invariant: as in `bench gemm`.
+//! What belongs here: the arguments that no other bench has ([`between`](super::between) has the rest), and those of
+//! threads. Invariant: as in `bench gemm`.
 
 use std::path::PathBuf;
 

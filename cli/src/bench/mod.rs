@@ -1,8 +1,9 @@
 //! `overlap-gemm bench`: measures this library beside other programs.
 //!
-//! Arguments ([`gemm`]; [`gather`] and [`reduce`], of which [`between`] has the common ones; [`merge`]) become values ([`wanted`]), which `gpu` and [`host`] measure into a
-//! [`report`]. Shared: [`cases`] (a problem), [`sets`] and [`shapes`] (problems by name, and their arguments), [`machine`],
-//! [`statistics`], [`lineup`] (the contenders of a case), [`turns`] (their order in a round).
+//! Arguments ([`gemm`]; [`gather`] and [`reduce`], of which [`between`] has the common ones; [`merge`]) become values
+//! ([`wanted`]), which `gpu` and [`host`] measure into a [`report`]. Shared: [`cases`] (a problem), [`sets`] and [`shapes`]
+//! (problems by name, and their arguments), [`machine`], [`statistics`], [`lineup`] (the contenders of a case), [`turns`]
+//! (their order in a round).
 //! Invariant: no time is shown for a wrong result.
 
 mod between;

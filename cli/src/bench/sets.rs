@@ -2,8 +2,8 @@
 //!
 //! What belongs here: the sizes that models publish, and how tensor parallelism cuts them. A layer whose input is
 //! gathered is cut by columns: N is its columns divided by the ranks, K is the model's width, M counts tokens. The layer
-//! behind it, whose output is reduced, is cut by rows of its weight: N is the width, K its rows divided by the ranks. Invariant: a shape is
-//! what a rank really multiplies; a model that does not divide is refused, not rounded.
+//! behind it, whose output is reduced, is cut by rows of its weight: N is the width, K its rows divided by the ranks.
+//! Invariant: a shape is what a rank really multiplies; a model that does not divide is refused, not rounded.
 
 use clap::ValueEnum;
 use overlap_gemm::plan::Operation;

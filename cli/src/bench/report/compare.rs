@@ -63,8 +63,8 @@ impl CaseReport {
     }
 
     /// The overlap efficiency, E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm): 1 where the transfer costs nothing, 0 where
-    /// it costs as much as in the [baseline](CaseReport::baseline). Only of what does the [whole](Kind::is_whole). A round in which the
-    /// baseline is faster than T_gemm was disturbed and does not count; most rounds have to.
+    /// it costs as much as in the [baseline](CaseReport::baseline). Only of what does the [whole](Kind::is_whole). A round
+    /// in which the baseline is faster than T_gemm was disturbed and does not count; most rounds have to.
     pub fn efficiency(&self, row: &Row) -> Vec<f64> {
         let (Some(gemm), Some(baseline)) = (self.gemm(row.graph), self.baseline(row.graph)) else {
             return Vec::new();

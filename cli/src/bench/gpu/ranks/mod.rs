@@ -1,8 +1,8 @@
 //! The benches of operations on several GPUs: this process's part as one rank.
 //!
 //! What belongs here: the course of them; the contenders are beside (`contenders`, `reducing`), and how each is planned
-//! (`planning`). Every rank does the same in the same order, because steps are collective. Invariants: a time is that of the slowest rank; a wrong result has no
-//! time; measured times are shown even if a later case ends the bench.
+//! (`planning`). Every rank does the same in the same order, because steps are collective. Invariants: a time is that of the
+//! slowest rank; a wrong result has no time; measured times are shown even if a later case ends the bench.
 
 pub mod contenders;
 pub mod entrant;

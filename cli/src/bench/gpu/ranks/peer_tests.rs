@@ -202,12 +202,15 @@ fn the_program_is_started_a_few_times_at_most() {
         let mut peer = peer.unwrap();
         peer.limits.prepare = Duration::from_millis(500);
         let told = |nth: u64| {
-            peer.prepare(group, Operation::AllGatherGemm, &problem(64 + nth), 20).unwrap()
+            peer.prepare(group, Operation::GemmReduceScatter, &problem(64 + nth), 20).unwrap()
         };
         (0..6).map(told).collect::<Vec<_>>()
     });
     assert_eq!(one, other);
     assert_eq!([0, 1].map(|rank| scene.starts(rank)), [1 + RESTARTS as usize; 2]);
+    let said = scene.said(1);
+    let prepare = said.iter().find(|line| line.contains("prepare")).unwrap();
+    assert!(prepare.contains("\"operation\":\"gemm-reduce-scatter\""), "{prepare}");
     for (nth, told) in one.iter().enumerate() {
         assert_eq!((told.len(), &*told[0].name), (1, "peer"));
         let word = if nth <= RESTARTS as usize { "hung: preparing" } else { "has failed 4 times" };
