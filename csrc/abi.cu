@@ -232,6 +232,13 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
     check_range("blocks", step->blocks, 1, int64_t(1) << gather.share_bits);
 }
 
+void check_slots(og_gather const& gather, og_slots const& slots) {
+    check_range("count", slots.count, 1, gather.slots);
+    check_range("stride", slots.stride, 1, gather.slots);
+    int64_t behind = int64_t(slots.count - 1) * slots.stride;
+    check_range("slot", slots.first, 0, int64_t(gather.slots) - 1 - behind);
+}
+
 void check_reduction(og_reduction const* reduction) {
     require_pointer(reduction, "reduction");
     og_reduction const& r = *reduction;
@@ -261,6 +268,39 @@ void check_reduction(og_reduction const* reduction) {
     if (r.bias) check_address("bias", r.bias);
     require_pointer(r.stop, "stop");
     require_pointer(r.epoch, "epoch");
+}
+
+void check_exchange(og_gather const& gather, og_gather_step const& step, og_exchange const* exchange) {
+    require_pointer(exchange, "exchange");
+    og_exchange const& x = *exchange;
+    check_range("toggled", step.toggled, 0, 0);
+    check_range("push_count", step.push_count, 0, 0);
+    check_range("blocks", step.blocks, 1, int64_t(1) << gather.share_bits);
+    require_pointer(step.counter, "counter");
+    check_address("own", x.own);
+    check_range("row_bytes", x.row_bytes, OG_ALIGNMENT_BYTES, OG_MAX_PITCH_BYTES - 1);
+    check_multiple("row_bytes", x.row_bytes);
+    check_range("run_count", x.run_count, 0, OG_MAX_PUSHED);
+    check_range("awaited_count", x.awaited_count, 0, OG_MAX_PUSHED);
+    if (x.run_count > 0) require_pointer(x.runs, "runs");
+    if (x.awaited_count > 0) require_pointer(x.awaited, "awaited");
+    // Pieces of 16 bytes are counted by 31 bits.
+    int64_t most_rows = (int64_t(INT32_MAX) * 16) / x.row_bytes;
+    for (int32_t i = 0; i < x.run_count; ++i) {
+        og_sums_run const& run = x.runs[i];
+        check_range("peer of a run", run.peer, 0, int64_t(gather.ranks) - 1);
+        check_range("slots of a run", run.slots, 0, gather.slots);
+        check_range("slot of a run", run.slot, 0, int64_t(gather.slots) - run.slots);
+        check_range("first_row of a run", run.first_row, 0, OG_MAX_EXTENT);
+        check_range("rows of a run", run.rows, 0, most_rows);
+        check_multiple("the place of a run", int64_t(run.to));
+    }
+    for (int32_t i = 0; i < x.awaited_count; ++i) check_slots(gather, x.awaited[i]);
+    if (!x.total) return;
+    check_reduction(x.total);
+    check_range("rows of the total", x.total->rows, 1, most_rows);
+    require(x.total->pitch * bytes_of(x.total->sum_type) == x.row_bytes, OG_STATUS_BAD_PITCH,
+            [] { return "the pitch of the total is not that of this rank's sums"; });
 }
 
 void check_pad(og_pad const* pad) {
@@ -364,15 +404,12 @@ og_status og_gather_begin(const og_gather* gather, const og_gather_step* step, v
     });
 }
 
-og_status og_gather_await(const og_gather* gather, int32_t slot, int32_t count, int32_t stride,
-                          int32_t chunk, void* stream) {
+og_status og_gather_await(const og_gather* gather, const og_slots* slots, void* stream) {
     return overlap_gemm::guarded([&] {
         overlap_gemm::check_gather(gather);
-        overlap_gemm::check_range("count", count, 1, gather->slots);
-        overlap_gemm::check_range("stride", stride, 1, gather->slots);
-        int64_t behind = int64_t(count - 1) * stride;
-        overlap_gemm::check_range("slot", slot, 0, int64_t(gather->slots) - 1 - behind);
-        overlap_gemm::await_slots(*gather, slot, count, stride, chunk, static_cast<cudaStream_t>(stream));
+        overlap_gemm::require_pointer(slots, "slots");
+        overlap_gemm::check_slots(*gather, *slots);
+        overlap_gemm::await_slots(*gather, *slots, static_cast<cudaStream_t>(stream));
     });
 }
 
@@ -380,6 +417,15 @@ og_status og_reduce(const og_reduction* reduction, void* stream) {
     return overlap_gemm::guarded([&] {
         overlap_gemm::check_reduction(reduction);
         overlap_gemm::reduce_sums(*reduction, static_cast<cudaStream_t>(stream));
+    });
+}
+
+og_status og_exchange_sums(const og_gather* gather, const og_gather_step* step, const og_exchange* exchange, void* stream) {
+    return overlap_gemm::guarded([&] {
+        overlap_gemm::check_gather(gather);
+        overlap_gemm::check_step(*gather, step);
+        overlap_gemm::check_exchange(*gather, *step, exchange);
+        overlap_gemm::exchange(*gather, *step, *exchange, static_cast<cudaStream_t>(stream));
     });
 }
 
@@ -399,6 +445,7 @@ og_status og_signals_prepare(void) {
         overlap_gemm::load_signal_kernels();
         overlap_gemm::load_gather_kernels();
         overlap_gemm::load_reduce_kernels();
+        overlap_gemm::load_exchange_kernels();
         overlap_gemm::load_pad_kernels();
     });
 }

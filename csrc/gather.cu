@@ -5,10 +5,9 @@
 // signal follows its data, behind a fence of the whole system; every wait ends by its word, the limit, the abort word or a
 // rank's departure. Nothing traps. The product waits for the step's beginning, so that signals the product first;
 // loads go out together, and stores are not waited for one by one.
-#include "chunk_signal.cuh"
+#include "beginning.cuh"
 #include "instance.h"
 #include "signals.h"
-#include "waiting.cuh"
 
 namespace overlap_gemm {
 namespace {
@@ -16,208 +15,6 @@ namespace {
 // A warp waits while another announces.
 constexpr int kBeginThreads = 2 * kWarp;
 constexpr int kPushThreads = 512;
-
-__device__ og_stop* stop_of(og_gather const& gather, uint32_t* own) {
-    return reinterpret_cast<og_stop*>(own + gather.stop_at);
-}
-
-__device__ uint64_t* layout_word(og_gather const& gather, uint32_t* words, uint32_t epoch, int32_t of) {
-    int32_t place = gather.layouts_at + 2 * (int32_t(epoch % 4) * gather.ranks + of);
-    return reinterpret_cast<uint64_t*>(words + place);
-}
-
-__device__ void store_release_gpu_64(uint64_t* word, uint64_t value) {
-    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-
-// What a warp knows of a step before it begins. All of it is loaded at once, and before the kernels before have
-// ended: it is what the last step's beginning wrote, and that has ended (`start`).
-struct Beginning {
-    uint32_t* own;
-    uint32_t before;
-    uint32_t epoch;
-    uint32_t last_use;
-    uint32_t last_buffer;
-    // How this rank has laid out the step before the last one.
-    uint32_t two_before;
-    // This rank takes no part any more. Known after `await`.
-    bool over = false;
-
-    __device__ Beginning(og_gather const& gather, int32_t buffer) : own(gather.own) {
-        before = load_relaxed_system(own + gather.epoch_at);
-        last_use = load_relaxed_system(own + gather.last_use_at + buffer);
-        last_buffer = load_relaxed_system(own + gather.last_buffer_at);
-        // Which of the four it is, the epoch says, which is on its way.
-        auto layout = [&](uint32_t i) {
-            return uint32_t(load_relaxed_system_64(layout_word(gather, own, i, gather.rank)));
-        };
-        uint32_t first = layout(0), second = layout(1), third = layout(2), fourth = layout(3);
-        epoch = before + 1;
-        uint32_t low = epoch % 2 == 0 ? first : second;
-        uint32_t high = epoch % 2 == 0 ? third : fourth;
-        two_before = (epoch - 2) % 4 < 2 ? low : high;
-    }
-
-    // Rows stay as they were in this buffer, so that nothing has to be compared before they are sent.
-    __device__ bool rows_stay(og_gather_step const& step) const { return two_before == step.layout; }
-
-    // The last step was in the same buffer: in a graph of one step.
-    __device__ bool is_again(og_gather_step const& step) const {
-        return step.toggled && last_buffer == uint32_t(step.buffer);
-    }
-
-    // All that is older has ended, so this rank's own rows are here: what the product that follows waits for first.
-    // Toggles of a past step in this buffer have been reset. Own rows are read after both words have been seen, so
-    // only the first is a release, which then has nothing of its own to wait for; pairs with the watchers' fence.
-    __device__ void tell_product(og_gather const& gather, og_gather_step const& step) const {
-        if (step.product_follows && lane_id() == 0) {
-            auto* begun = reinterpret_cast<uint64_t*>(own + gather.begun_at);
-            store_release_gpu_64(begun, kBegun | (is_again(step) ? kAgain : 0) | expected(step));
-        }
-        int32_t at = step.toggled ? gather.toggles_at + step.buffer * gather.slots : gather.signals_at;
-        uint32_t* words = own + at + (step.own_slot << gather.share_bits);
-        for (int32_t word = lane_id(); word < step.own_slots << gather.share_bits; word += kWarp) {
-            store_relaxed_system(words + word, expected(step));
-        }
-    }
-
-    // Tells all ranks that the step before is consumed, and how this one is laid out. The fence pairs with
-    // the acquires of `await`; what this rank read of the step before, it read in kernels that have ended.
-    __device__ void announce(og_gather const& gather, uint32_t layout) const {
-        __threadfence_system();
-        for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
-            store_relaxed_system(gather.words[peer] + gather.consumed_at + gather.rank, before);
-        }
-        tell_layout(gather, layout);
-    }
-
-    __device__ void tell_layout(og_gather const& gather, uint32_t layout) const {
-        for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
-            store_relaxed_system_64(layout_word(gather, gather.words[peer], epoch, gather.rank),
-                                    uint64_t(epoch) << 32 | layout);
-        }
-    }
-
-    // Waits until this rank may push: see og_gather_begin. Pairs with `announce` of the others.
-    //
-    // Where rows stay as they were, all ranks have agreed on them before, and nothing has to be compared:
-    // who changes them compares, and finds those who do not.
-    //
-    // `tells`: another block may be announcing more slowly than this one pushes, so that it has to tell the layout
-    // itself before its rows go out.
-    __device__ Finding await(og_gather const& gather, og_gather_step const& step, bool tells) {
-        Finding finding;
-        // On their way while the first look at the others' words is.
-        uint64_t given_up = load_relaxed_gpu(&stop_of(gather, own)->given_up);
-        uint32_t was_over = load_relaxed_system(own + gather.over_at);
-        auto ends = [&] {
-            return was_over != 0 || given_up == given_up_at(before) || given_up == given_up_at(OG_TOGGLE_SET);
-        };
-        uint32_t consumed = has_reached(last_use, epoch - 2) ? last_use : epoch - 2;
-        uint32_t* const words = own;
-        int32_t consumed_at = gather.consumed_at, sent_at = gather.sent_at, ranks = gather.ranks;
-        uint32_t sent = step.toggled ? OG_TOGGLE_SET : before;
-        Patience const patience(gather.abort, gather.timeout_ns);
-        await_words(
-            patience, ranks + step.senders, OG_FAILURE_ABSENT,
-            [=](int32_t i) { return words + (i < ranks ? consumed_at + i : sent_at + i - ranks); },
-            [=](int32_t i) { return i < ranks ? consumed : sent; },
-            [=](int32_t i) { return i < ranks ? uint32_t(i) : kNobody; }, ends, finding);
-        // Each lane has looked for itself, and all go one way from here on.
-        over = __any_sync(0xffffffff, ends());
-        // What is not sent is this rank's own.
-        if (finding.who >= uint32_t(ranks)) finding.who = uint32_t(gather.rank);
-        // The streams set it again behind what they push of this step, which they begin later.
-        if (step.toggled && lane_id() < step.senders) {
-            store_relaxed_system(own + gather.sent_at + lane_id(), 0);
-        }
-        if (over || finding.is_bad() || rows_stay(step)) return finding;
-
-        // Epochs are the upper halves.
-        if (tells) tell_layout(gather, step.layout);
-        await_words(
-            patience, ranks, OG_FAILURE_ABSENT,
-            [&](int32_t i) {
-                return reinterpret_cast<uint32_t*>(layout_word(gather, words, epoch, i)) + 1;
-            },
-            [&](int32_t) { return epoch; }, [](int32_t i) { return uint32_t(i); }, [] { return false; },
-            finding);
-        for (int32_t peer = lane_id(); peer < ranks && !finding.is_bad(); peer += kWarp) {
-            uint32_t theirs = uint32_t(load_relaxed_system_64(layout_word(gather, words, epoch, peer)));
-            if (theirs != step.layout) finding = {OG_FAILURE_LAYOUT, uint32_t(peer), theirs, epoch};
-        }
-        __syncwarp();
-        finding.agree();
-        __threadfence_system();
-        return finding;
-    }
-
-    // The epoch that products of this step expect.
-    __device__ uint32_t expected(og_gather_step const& step) const {
-        return step.toggled ? OG_TOGGLE_SET : epoch;
-    }
-
-    // The rows that are sent whatever happens here may overwrite what others still read. They have to know
-    // before the first byte, which is sent when this kernel has ended or the epoch has grown.
-    __device__ void give_up(og_gather const& gather, og_gather_step const& step,
-                            Finding const& finding) const {
-        for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
-            store_relaxed_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
-        }
-        if (lane_id() != 0) return;
-        if (is_first_to_give_up(stop_of(gather, own), expected(step)) && !over) {
-            finding.record(gather.failure);
-        }
-        // Not before the record is there: another block that sees this writes none.
-        __threadfence();
-        own[gather.over_at] = 1;
-    }
-
-    // From here on streams push, once they see the epoch. They come after what was stored before if `is_told`: that
-    // rows may be torn, or how they lie now. Where nothing of that kind was said, nothing is waited for; the rows
-    // themselves were written by work that had ended before this kernel went on.
-    __device__ void begin(og_gather const& gather, og_gather_step const& step, bool is_told) const {
-        __syncwarp();
-        if (lane_id() != 0) return;
-        own[gather.last_use_at + step.buffer] = epoch;
-        own[gather.last_buffer_at] = uint32_t(step.buffer);
-        if (is_told) {
-            store_release_system(own + gather.epoch_at, epoch);
-        } else {
-            store_relaxed_system(own + gather.epoch_at, epoch);
-        }
-    }
-
-    // The toggles of the step before, which this rank has consumed; comes before it says so.
-    __device__ void reset_toggles(og_gather const& gather) const {
-        uint32_t* toggles = own + gather.toggles_at + int32_t(last_buffer) * gather.slots;
-        for (int32_t slot = lane_id(); slot < gather.slots; slot += kWarp) {
-            store_relaxed_system(toggles + slot, 0);
-        }
-        __syncwarp();
-    }
-};
-
-// Loads what there is to know, waits for the kernels before, and lets the product that follows start: at once where the
-// host says that it may (B is constant, and no kernel pushes), else when they have ended, so that what it reads first is
-// theirs no more.
-//
-// A product looks at `begun` as soon as it has started, so that word says no before. Nobody needs the last step's any more:
-// this kernel starts when all blocks of the product before have waited for the end of their step's beginning
-// (GatheringMainloop::load_tail), and else when kernels that wait for rows, of which there is one between then, have ended.
-__device__ Beginning start(og_gather const& gather, og_gather_step const& step) {
-    // The thread that tells the product later (`tell_product`), so that nothing has to order the two.
-    bool const lets_start = step.product_follows && threadIdx.x == kWarp;
-    if (lets_start && blockIdx.x == 0) {
-        store_relaxed_system_64(reinterpret_cast<uint64_t*>(gather.own + gather.begun_at), 0);
-        __threadfence();
-    }
-    if (lets_start && step.product_may_start) let_next_kernel_start();
-    Beginning beginning(gather, step.buffer);
-    wait_for_kernels_before();
-    if (lets_start && !step.product_may_start) let_next_kernel_start();
-    return beginning;
-}
 
 __global__ void __launch_bounds__(kBeginThreads)
     begin_step(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step) {
@@ -309,15 +106,6 @@ __device__ bool are_few(og_gather_step const& step, PushList const& list) {
     return bytes <= kFewBytes;
 }
 
-// Whether this block is the last of the grid that comes here; the counter is then set back.
-__device__ bool is_last_block(uint32_t* counter) {
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    if (before + 1 != gridDim.x) return false;
-    *counter = 0;
-    return true;
-}
-
 // Like begin_step, but each block waits, pushes its share and signals that share: a fence of the whole system takes 1.6 us,
 // and if the last block signalled for all, the blocks would need two, one after the other. The last block to finish
 // increments the epoch, so that all blocks read the same one. Blocks need not run at the same time. Only block 0 has to run
@@ -383,30 +171,6 @@ __global__ void __launch_bounds__(kWarp)
     }
 }
 
-// Launches a kernel that may start before the one before it on the stream has ended: it waits for that end
-// by itself.
-//
-// Two blocks at a time lie side by side where there are many: else each would keep a pair of SMs from the clusters of
-// the product that follows.
-template <class... Parameters, class... Arguments>
-void launch_early(void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream,
-                  char const* what, Arguments const&... arguments) {
-    cudaLaunchAttribute attributes[2]{};
-    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes[1].id = cudaLaunchAttributeClusterDimension;
-    attributes[1].val.clusterDim.x = 2;
-    attributes[1].val.clusterDim.y = 1;
-    attributes[1].val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(unsigned(blocks));
-    config.blockDim = dim3(unsigned(threads));
-    config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = blocks % 2 == 0 ? 2 : 1;
-    check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
-}
-
 }  // namespace
 
 void begin_gather(og_gather const& gather, og_gather_step const& step, cudaStream_t stream) {
@@ -420,9 +184,8 @@ void begin_gather(og_gather const& gather, og_gather_step const& step, cudaStrea
                  step, list);
 }
 
-void await_slots(og_gather const& gather, int32_t slot, int32_t count, int32_t stride, int32_t chunk,
-                 cudaStream_t stream) {
-    launch_early(await, 1, kWarp, stream, "launch of await", gather, slot, count, stride, chunk);
+void await_slots(og_gather const& gather, og_slots const& slots, cudaStream_t stream) {
+    launch_early(await, 1, kWarp, stream, "launch of await", gather, slots.first, slots.count, slots.stride, slots.name);
 }
 
 void load_gather_kernels() {

@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 10
+#define OG_ABI_VERSION 11
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -331,6 +331,15 @@ typedef struct og_push {
     int32_t reserved;
 } og_push;
 
+/* Slots whose signals are awaited: `first`, and each `stride`-th behind it, `count` in all. A failure record calls them
+ * `name`, `name + 1`, ... */
+typedef struct og_slots {
+    int32_t first;
+    int32_t count;
+    int32_t stride;
+    int32_t name;
+} og_slots;
+
 /* What a toggle is set to, and so the epoch that products which look at toggles expect. */
 #define OG_TOGGLE_SET 1
 
@@ -421,6 +430,33 @@ typedef struct og_reduction {
     const uint32_t *epoch;
 } og_reduction;
 
+/* Rows of this rank's sums that a kernel sends to `peer` as one. */
+typedef struct og_sums_run {
+    /* Where they land, in bytes from the start of the peer's words. */
+    uint64_t to;
+    int64_t first_row;
+    int64_t rows;
+    int32_t peer;
+    /* The slots whose signals say that they are there, side by side. */
+    int32_t slot;
+    int32_t slots;
+    int32_t reserved;
+} og_sums_run;
+
+/* What follows the product of a reduction, by one kernel: `blocks` of og_gather_step, at most `1 << share_bits`. */
+typedef struct og_exchange {
+    /* Row 0 of this rank's sums, and bytes from one row to the next. */
+    const void *own;
+    int64_t row_bytes;
+    /* HOST memory, copied: at most OG_MAX_PUSHED of each. */
+    const og_sums_run *runs;
+    const og_slots *awaited;
+    int32_t run_count;
+    int32_t awaited_count;
+    /* HOST memory, copied: what is added up; null if this rank gets no rows. */
+    const og_reduction *total;
+} og_exchange;
+
 /* What `og_gemm_prepare` found out once, so that `og_gemm_enqueue` asks the device nothing. */
 typedef struct og_gemm_plan {
     /* Device memory that the product needs beside the matrices; may be 0. The caller zeroes it
@@ -493,15 +529,17 @@ og_status og_signal_post(uint32_t *signals, int32_t count, const uint32_t *epoch
  * is with every later step. Needs SMs: what waits for it comes after it. */
 og_status og_gather_begin(const og_gather *gather, const og_gather_step *step, void *stream);
 
-/* Enqueues a kernel of one warp that ends when the signals of `count` slots, `slot` and each `stride`-th behind it, have
- * reached the epoch, or the step was given up. `chunk` is what the failure record calls the first of them; the next one
- * is `chunk + 1`. */
-og_status og_gather_await(const og_gather *gather, int32_t slot, int32_t count, int32_t stride,
-                          int32_t chunk, void *stream);
+/* Enqueues a kernel of one warp that ends when the signals of `slots` have reached the epoch, or the step was given up. */
+og_status og_gather_await(const og_gather *gather, const og_slots *slots, void *stream);
 
 /* Enqueues a kernel that adds up sums. It waits for nothing: it starts when all that is older has ended on the stream, the
  * kernels that wait for the sums among it. */
 og_status og_reduce(const og_reduction *reduction, void *stream);
+
+/* Enqueues a kernel that begins a step as `og_gather_begin` does, without pushes of rows and without toggles, sends sums, waits
+ * for those of other ranks, and adds them up. Its blocks hold SMs while they wait, so ranks that share a GPU have to leave
+ * room there for each other's products. */
+og_status og_exchange_sums(const og_gather *gather, const og_gather_step *step, const og_exchange *exchange, void *stream);
 
 /* Enqueues a kernel of one warp by which this rank and others signal each other on a channel: to `peer`
  * (-1: to all, itself too) if `puts` is not 0, and then waits for as many signals from there as it has

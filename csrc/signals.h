@@ -28,14 +28,15 @@ void launch(void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t
 void advance_epoch(uint32_t* epoch, cudaStream_t stream);
 void post_signals(uint32_t* signals, int32_t count, uint32_t const* epoch, cudaStream_t stream);
 void begin_gather(og_gather const& gather, og_gather_step const& step, cudaStream_t stream);
-void await_slots(og_gather const& gather, int32_t slot, int32_t count, int32_t stride, int32_t chunk,
-                 cudaStream_t stream);
+void await_slots(og_gather const& gather, og_slots const& slots, cudaStream_t stream);
 void reduce_sums(og_reduction const& reduction, cudaStream_t stream);
+void exchange(og_gather const& gather, og_gather_step const& step, og_exchange const& given, cudaStream_t stream);
 void meet_on_pad(og_pad const& pad, int32_t channel, int32_t peer, bool puts, bool waits,
                  cudaStream_t stream);
 void load_signal_kernels();
 void load_pad_kernels();
 void load_gather_kernels();
 void load_reduce_kernels();
+void load_exchange_kernels();
 
 }  // namespace overlap_gemm

@@ -41,12 +41,13 @@ __device__ inline bool has_reached(uint32_t word, uint32_t value) { return int32
 constexpr uint32_t kNobody = UINT32_MAX;
 
 // How long a lane waits: the time, and the host's words now and then. Clocks start at the first miss, and the
-// host's words, which are across the bus, are not looked at before a wait has become a long one.
+// host's words, which are across the bus, are not looked at before a wait has become a long one. Where many blocks wait,
+// one lane of them all looks at a time: `stop` says whose turn it is.
 class Patience {
 public:
     // A null `abort`: cannot be aborted.
-    __device__ Patience(uint32_t const* abort, uint64_t timeout_ns)
-        : abort_(abort), timeout_ns_(timeout_ns) {}
+    __device__ Patience(uint32_t const* abort, uint64_t timeout_ns, og_stop* stop = nullptr)
+        : abort_(abort), timeout_ns_(timeout_ns), stop_(stop) {}
 
     // False when the wait for a word has to end; `kind` says why. `writer`: the rank that would write it.
     __device__ bool goes_on(uint32_t writer, og_failure_kind late, og_failure_kind& kind) {
@@ -57,7 +58,7 @@ public:
         kind = is_gone ? OG_FAILURE_LEFT : now - begin_ > timeout_ns_ ? late : OG_FAILURE_NONE;
         if (abort_ && now - looked_ > kAbortLookNs) {
             looked_ = now;
-            uint32_t told = load_acquire_system(abort_);
+            uint32_t told = stop_ && !is_my_look(stop_, now, kAbortLookNs) ? 0 : load_acquire_system(abort_);
             if ((told & OG_ABORT_ASKED) != 0) kind = OG_FAILURE_ABORTED;
             if ((told & OG_ABORT_LEFT) != 0 && has_left(abort_, writer)) gone_ = writer;
         }
@@ -71,6 +72,7 @@ private:
 
     uint32_t const* abort_;
     uint64_t timeout_ns_;
+    og_stop* stop_;
     uint64_t begin_ = 0;
     uint64_t looked_ = 0;
     // A rank that has been found to have left.

@@ -332,10 +332,14 @@ fn small_worlds_of_a_reduction_have_no_bad_order() {
     let copies = |streams| Engine::CopyEngines { streams };
     for (operation, (rows, epochs)) in scattered.into_iter().chain(all) {
         for strategy in Order::ALL {
-            let engines = [Engine::Thread, copies(1), copies(2)];
-            // Fused, or with three ranks: threads alone.
-            let is_many = strategy != Order::Fused && rows.len() < 3;
-            for engine in &engines[..if is_many { 3 } else { 1 }] {
+            let engines = [Engine::Thread, copies(1), copies(2), Engine::PUSHING];
+            // Fused, or with three ranks: threads alone. A kernel: sequential.
+            let tried = match (rows.len(), strategy) {
+                (3.., _) | (_, Order::Fused) => 1,
+                (_, Order::Pipelined) => 3,
+                _ => 4,
+            };
+            for engine in &engines[..tried] {
                 let epochs = if *engine == Engine::Thread { epochs } else { 3 };
                 let options = reducing(strategy, *rows.iter().max().unwrap());
                 let options = PlanOptions { operation, engine: *engine, ..options };

@@ -44,11 +44,16 @@ impl Operation {
         }
         let (why, remedy) = match engine {
             Engine::CopyEngines { .. } if strategy != Strategy::Fused => return Ok(()),
+            Engine::Kernel { .. } if strategy == Strategy::Sequential => return Ok(()),
             Engine::CopyEngines { .. } => (
                 "a product on a GPU says nothing of its sums before it has ended",
                 "use Strategy::Pipelined or Strategy::Sequential on GPUs",
             ),
-            _ => ("only threads and copy engines send sums", "use Engine::CopyEngines"),
+            Engine::Kernel { .. } => (
+                "the kernel sends sums when all of them have been computed",
+                "use Strategy::Sequential, or Engine::CopyEngines",
+            ),
+            _ => ("NCCL sends no sums", "use Engine::CopyEngines or Engine::Kernel"),
         };
         let what = format!("{strategy} {self} with {engine}");
         Err(Error::Unsupported { what, why: why.into(), remedy })
@@ -143,7 +148,8 @@ pub enum Engine {
         streams: u32,
     },
     /// A kernel before the product, on the same stream: the fastest engine for small shards, as no stream waits for
-    /// another.
+    /// another. In a reduction: a kernel behind the product, which also waits for the sums of the others and adds them up;
+    /// ranks that share a GPU have to leave room for each other's products beside its blocks.
     Kernel {
         /// 1 to [`MAX_BLOCKS`].
         blocks: u32,
@@ -314,9 +320,10 @@ mod tests {
         };
         for strategy in Strategy::ALL {
             assert_eq!(refused(strategy, Engine::Thread), None);
-            for engine in [Engine::PUSHING, Engine::Nccl] {
-                assert!(refused(strategy, engine).unwrap().contains("Engine::CopyEngines"));
-            }
+            assert!(refused(strategy, Engine::Nccl).unwrap().contains("Engine::CopyEngines"));
+            let text = refused(strategy, Engine::PUSHING).unwrap_or_default();
+            let is_sequential = strategy == Strategy::Sequential;
+            assert_ne!(text.contains("Strategy::Sequential"), is_sequential, "{text}");
             let text = refused(strategy, copies).unwrap_or_default();
             assert_eq!(text.contains("Strategy::Pipelined"), strategy == Strategy::Fused, "{text}");
         }

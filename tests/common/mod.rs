@@ -65,9 +65,10 @@ pub fn reduce_scatter() -> impl Strategy<Value = Plan> {
     (shards, 0usize..3, 1u32..5, 0u32..4).prop_map(|(rows, strategy, pieces, streams)| {
         let pieces = pieces.min(rows.iter().copied().max().unwrap_or(1));
         let strategy = Order::ALL[strategy];
-        // Copy engines know no fused strategy.
+        // Copy engines know no fused strategy, a kernel only the sequential one.
         let engine = match (streams, strategy) {
             (0, _) | (_, Order::Fused) => Engine::Thread,
+            (1, Order::Sequential) => Engine::PUSHING,
             _ => Engine::CopyEngines { streams },
         };
         plan_of(&rows, reducing(strategy, pieces).with_engine(engine))

@@ -67,7 +67,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "signals before it moves",
         rows: EQUAL,
-        change: |steps| swap(steps, |step| moves_to(step, 0), |step| signals(step, 0)),
+        change: |steps| put_before(steps, |step| moves_to(step, 0), |step| signals(step, 0)),
         rank: 2,
         is_out_of_order: false,
         run: Caught::WrongRows,
@@ -247,7 +247,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
     Mutant {
         name: "signals before it moves",
         rows: EQUAL,
-        change: |steps| swap(steps, |step| moves_to(step, 0), |step| sends_sums(step, 0)),
+        change: |steps| put_before(steps, |step| moves_to(step, 0), |step| sends_sums(step, 0)),
         rank: 2,
         is_out_of_order: false,
         run: Caught::WrongRows,
@@ -257,7 +257,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         name: "signals before it multiplies",
         rows: EQUAL,
         change: |steps| {
-            swap(
+            put_before(
                 steps,
                 |step| matches!(step, Step::Multiply { .. }),
                 |step| matches!(step, Step::Post { word: Word::Summed { .. }, .. }),
@@ -428,10 +428,15 @@ fn remove(steps: &mut Vec<(Lane, Step)>, is: impl Fn(&Step) -> bool) -> bool {
 }
 
 /// Swaps the first step of either kind.
-fn swap(steps: &mut [(Lane, Step)], a: fn(&Step) -> bool, b: fn(&Step) -> bool) -> bool {
+/// Puts the first step that is `second` in front of the first that is `first`.
+fn put_before(
+    steps: &mut [(Lane, Step)],
+    first: fn(&Step) -> bool,
+    second: fn(&Step) -> bool,
+) -> bool {
     let at = |is: fn(&Step) -> bool| steps.iter().position(|(_, step)| is(step));
-    let (Some(a), Some(b)) = (at(a), at(b)) else { return false };
-    steps.swap(a, b);
+    let (Some(first), Some(second)) = (at(first), at(second)) else { return false };
+    steps[first..=second].rotate_right(1);
     true
 }
 

@@ -18,21 +18,25 @@ const REPLAYS: u64 = 100;
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn graphs_of_two_shapes_replay_with_changing_inputs() {
-    for (steps, streams, strategy, all) in [
-        (1, 1, Strategy::Pipelined, false),
-        (2, 2, Strategy::Pipelined, false),
-        (1, 2, Strategy::Sequential, false),
-        (2, 1, Strategy::Sequential, false),
-        (1, 2, Strategy::Pipelined, true),
-        (2, 1, Strategy::Sequential, true),
+    let (copies, kernel) =
+        (|streams| Engine::CopyEngines { streams }, Engine::Kernel { blocks: 8 });
+    for (steps, engine, strategy, all) in [
+        (1, copies(1), Strategy::Pipelined, false),
+        (2, copies(2), Strategy::Pipelined, false),
+        (1, copies(2), Strategy::Sequential, false),
+        (2, copies(1), Strategy::Sequential, false),
+        (1, copies(2), Strategy::Pipelined, true),
+        (2, copies(1), Strategy::Sequential, true),
+        (1, kernel, Strategy::Sequential, false),
+        (2, kernel, Strategy::Sequential, false),
+        (2, kernel, Strategy::Sequential, true),
     ] {
         let mut world = World::new(&[140, 160], 256, 320);
         world.all = all;
         world.strategy = strategy;
-        let engine = Engine::CopyEngines { streams };
         world.options = world.options.with_engine(engine).with_pieces(3);
         on_ranks(2, |rank| replay(&world, &rank, steps));
-        println!("{strategy}, {streams} streams, {steps} steps in a graph, to all: {all}: right");
+        println!("{strategy}, {engine}, {steps} steps in a graph, to all: {all}: right");
     }
 }
 

@@ -21,13 +21,30 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// How late one rank is: longer than any step takes, and than the ranks' checks of its rows are apart.
 const LATE: Duration = Duration::from_millis(50);
 
+/// The mutants that a kernel behind the product can carry out: it starts when the product has ended, and signals behind all
+/// that it sends.
+const BY_KERNEL: [&str; 5] = [
+    "drops a move",
+    "drops the wait for another rank's sums",
+    "sends to the wrong rank",
+    "drops an acknowledgement",
+    "reduces twice",
+];
+
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn every_mutant_of_a_reduction_is_caught_as_predicted() {
-    let on_gpus = |mutant: &&Mutant| mutant.on_gpus;
-    assert!(REDUCE_MUTANTS.iter().filter(on_gpus).count() >= 8);
-    for mutant in REDUCE_MUTANTS.iter().filter(on_gpus) {
-        let seen = on_ranks(mutant.rows.len() as u32, |rank| run(&rank, mutant));
+    let by_copies: Vec<_> = REDUCE_MUTANTS.iter().filter(|mutant| mutant.on_gpus).collect();
+    let by_kernel: Vec<_> =
+        REDUCE_MUTANTS.iter().filter(|mutant| BY_KERNEL.contains(&mutant.name)).collect();
+    assert!(by_copies.len() >= 8 && by_kernel.len() == BY_KERNEL.len());
+    every_one_is_caught(&by_copies, |world| world);
+    every_one_is_caught(&by_kernel, |world| world.by_kernel(8));
+}
+
+fn every_one_is_caught(mutants: &[&Mutant], way: impl Fn(World) -> World + Sync) {
+    for mutant in mutants {
+        let seen = on_ranks(mutant.rows.len() as u32, |rank| run(&rank, mutant, &way));
         let is = |what: Caught| seen.contains(&what);
         let found = match (is(Caught::WrongRows), is(Caught::Hang)) {
             // What one rank waits for in vain, the others hear of: no rank's result counts then.
@@ -41,9 +58,9 @@ fn every_mutant_of_a_reduction_is_caught_as_predicted() {
 }
 
 /// What becomes of this rank.
-fn run(rank: &Rank, mutant: &Mutant) -> Caught {
+fn run(rank: &Rank, mutant: &Mutant, way: impl Fn(World) -> World) -> Caught {
     let rows: Vec<u32> = mutant.rows.iter().map(|rows| rows * ROWS).collect();
-    let mut world = World::new(&rows, 256, 8192);
+    let mut world = way(World::new(&rows, 256, 8192));
     world.options = world.options.with_pieces(1).with_timeouts(PATIENCE, LIMIT);
     let mut layer = world.plan(rank);
     let mut work = world.work(rank, 0);

@@ -135,6 +135,13 @@ impl World {
         }
     }
 
+    /// The same by a kernel behind the product of all rows.
+    pub fn by_kernel(mut self, blocks: u32) -> World {
+        self.strategy = Strategy::Sequential;
+        self.options = self.options.with_engine(Engine::Kernel { blocks });
+        self
+    }
+
     /// The same with D of that type.
     pub fn with_d(mut self, d: ElementType) -> World {
         for problem in &mut self.problems {
@@ -178,7 +185,15 @@ impl World {
         let problems = (0..products).map(|_| problem(&mut random)).collect();
         let most = *rows.iter().max().unwrap();
         let pieces = random.within(1..=u64::from(most.min(5))) as u32;
-        let engine = Engine::CopyEngines { streams: random.within(1..=3) as u32 };
+        let strategy = random.choose(&[Strategy::Pipelined, Strategy::Sequential]);
+        let streams = random.within(1..=3) as u32;
+        let (engine, pieces) = match strategy {
+            Strategy::Sequential if streams < 3 => {
+                // So many chunks of each rank as one kernel sends.
+                (Engine::Kernel { blocks: random.choose(&[1, 2, 3, 8, 16]) }, pieces.min(4))
+            }
+            _ => (Engine::CopyEngines { streams }, pieces),
+        };
         let epoch = random.choose(&[0, 1, u32::MAX - 2, i32::MAX as u32 - 1]);
         let options = GatherOptions::default().with_engine(engine).with_pieces(pieces);
         let options = options.with_poison(true).with_first_epoch(epoch);
@@ -198,7 +213,7 @@ impl World {
                 .with_c(random.within(0..=1) == 1),
             alpha: factor(&mut random),
             beta: factor(&mut random),
-            strategy: random.choose(&[Strategy::Pipelined, Strategy::Sequential]),
+            strategy,
             options: options.with_timeouts(PATIENCE, PATIENCE),
             reduction: Reduction {
                 partials: match types.d {

@@ -49,6 +49,10 @@ pub struct Between {
     #[arg(long, value_name = "STREAMS")]
     streams: Option<u32>,
 
+    /// Push by a kernel of this number of blocks [default: by the size of a shard]
+    #[arg(long, conflicts_with = "streams")]
+    blocks: Option<u32>,
+
     /// Own kernel by name [default: the library's choice]
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
@@ -105,7 +109,7 @@ impl Between {
             launch: self.launch.clone(),
             pieces: self.pieces,
             streams: self.streams,
-            blocks: None,
+            blocks: self.blocks,
             kernel: self.kernel.clone(),
             splits: self.splits,
             swizzle: self.swizzle,

@@ -74,10 +74,6 @@ pub struct Args {
     )]
     contenders: Vec<Gatherer>,
 
-    /// Push by a kernel of this number of blocks
-    #[arg(long, conflicts_with = "streams")]
-    blocks: Option<u32>,
-
     /// Copy the rank's rows into the gathered buffer in every step [default: they are written in place once]
     #[arg(long)]
     copied: bool,
@@ -91,7 +87,6 @@ impl Args {
     fn wanted(&self, ranks: u32) -> Result<OnGpus, Failure> {
         let contenders = each_once(&self.contenders).into_iter().map(Contender::Gather).collect();
         Ok(OnGpus {
-            blocks: self.blocks,
             copied: self.copied,
             timelines: self.timelines.clone(),
             ..self.between.wanted(Operation::AllGatherGemm, contenders, ranks)?

@@ -93,6 +93,7 @@ mod tests {
         let contenders = wanted("--contenders auto,nccl,auto", 2).unwrap().contenders;
         assert_eq!(contenders, [Reducer::Auto, Reducer::Nccl].map(Contender::Reduce), "each once");
         assert_eq!(wanted("--streams 2 --pieces 3", 2).unwrap().streams, Some(2));
+        assert_eq!(wanted("--blocks 8", 2).unwrap().blocks, Some(8));
     }
 
     #[test]
@@ -101,7 +102,7 @@ mod tests {
             ("--contenders fused", "pipelined"),
             ("--set llama3-70b --shapes 8x8x8", "cannot be used with"),
             ("--m 64", "--set"),
-            ("--blocks 8", "--blocks"),
+            ("--streams 1 --blocks 8", "cannot be used with"),
             ("--host", "--host"),
             ("--types f16", "give f16xf16:bf16"),
             ("--types bf16,bf16xbf16:f32", "has D in f32"),

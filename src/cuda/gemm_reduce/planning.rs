@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::GemmReduce;
 use crate::cuda::exchange::reach::obstacle;
-use crate::cuda::movers::engines::usual_for_sums;
+use crate::cuda::movers::engines::{self, choose_for_sums};
 use crate::cuda::movers::gather::Gatherer;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::options::GatherOptions;
@@ -63,7 +63,10 @@ impl<const ALL: bool> GemmReduce<ALL> {
         let refuse = |error| Gatherer::refuse(group, options, error);
         let first = check_alike(problems).map_err(refuse)?;
         let columns = columns_of(problems).map_err(refuse)?;
-        let sums = plan_sums(device, problems, strategy, gemm, (columns, reduction.partials));
+        let (operation, partials) = (Self::OPERATION, reduction.partials);
+        let sent = engines::Sums { operation, columns, partials };
+        let way = choose_for_sums(options, first, strategy, None, sent).map_err(refuse)?.0;
+        let sums = plan_sums(device, problems, way.strategy, gemm, (columns, partials));
         let tiling = match &sums {
             Ok(sums) => {
                 let product = &sums[0].product;
@@ -71,15 +74,8 @@ impl<const ALL: bool> GemmReduce<ALL> {
             }
             Err(error) => Err(error.clone()),
         };
-        let operation = Self::OPERATION;
         let kind = format!("{operation} {strategy:?} {problems:?} {gemm:?} {reduction:?}");
-        let purpose = Purpose {
-            kind: &kind,
-            tiling,
-            operation,
-            strategy,
-            sums: Some((columns, reduction.partials)),
-        };
+        let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: Some(sent) };
         let gatherer =
             Gatherer::join(group, device, first, &purpose, options, obstacle.as_deref())?;
         let (sums, way) = (sums?, gatherer.plan().way());
@@ -104,7 +100,7 @@ fn columns_of(problems: &[Problem]) -> Result<u32> {
 fn plan_sums(
     device: &Device,
     problems: &[Problem],
-    strategy: Option<Strategy>,
+    strategy: Strategy,
     gemm: &GemmOptions,
     (columns, partials): (u32, Partials),
 ) -> Result<Vec<Sum>> {
@@ -113,7 +109,6 @@ fn plan_sums(
     let mut next = 0;
     let sum = |problem: &Problem| {
         problem.check_tma()?;
-        let strategy = strategy.unwrap_or_else(|| usual_for_sums(problem).0);
         let part = strategy.part_of(&problem_of_sums(problem, columns, partials)?)?;
         let product = Product::plan(device, &part, &plain)?;
         let (problem, options) = (problem.clone(), gemm.clone());

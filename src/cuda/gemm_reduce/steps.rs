@@ -1,7 +1,8 @@
 //! One step, as its schedule says: products, sends behind them, waits, and totals.
 //!
 //! What belongs here: what is enqueued for each step of the schedule, and of which operands. Invariant: everything is in the
-//! order of the schedule's list; no sum is sent or added before something on its stream has waited for it.
+//! order of the schedule's list; no sum is sent or added before something on its stream has waited for it. What one kernel does
+//! is enqueued where that kernel's list ends.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -14,10 +15,10 @@ use super::GemmReduce;
 use super::planning::Sum;
 use crate::cuda::movers::gather::Step;
 use crate::cuda::product::operands::RawOperands;
-use crate::cuda::sys::call::{Addresses, Totals};
+use crate::cuda::sys::call::{Addresses, Sums, Totals};
 use crate::cuda::sys::ffi;
 use crate::error::{Error, Result};
-use crate::plan::{self, Lane, Problem, Word};
+use crate::plan::{self, Engine, Lane, Problem, Word};
 
 /// The operands of one product in a step.
 pub(super) struct Call {
@@ -67,10 +68,23 @@ impl<const ALL: bool> GemmReduce<ALL> {
         calls: &[Call],
     ) -> Result<()> {
         use plan::Step::{Await, Move, Multiply, Post, Reduce};
-        let mut awaited = Vec::new();
+        let is_kernel = matches!(self.way().engine, Engine::Kernel { .. });
+        let (mut sent, mut signalled) = (Vec::new(), Vec::new());
+        let (mut awaited, mut reduced) = (Vec::new(), Vec::new());
         for (lane, of) in &step.shape.schedule.steps {
             match (lane, of) {
-                (Lane::Push(_), of) => self.gatherer.push(step, *lane, of)?,
+                (Lane::Push(_), Move { chunk, to }) if is_kernel => sent.push((*chunk, *to)),
+                (Lane::Push(_), Post { word: Word::Partial { chunk, .. }, to, .. })
+                    if is_kernel =>
+                {
+                    signalled.push((*chunk, *to));
+                }
+                (Lane::Push(_), Reduce { chunk }) => reduced.push(*chunk),
+                (Lane::Push(_), Post { word: Word::Begun, .. }) => {
+                    let moves = [&sent[..], &signalled, &awaited];
+                    // SAFETY: the caller's promise.
+                    unsafe { self.exchange(stream, step, moves, &reduced, calls) }?;
+                }
                 (Lane::Compute, Multiply { rows, .. }) => {
                     for (sum, call) in self.sums.iter().zip(calls) {
                         // SAFETY: the caller's promise; sums have a place for all rows.
@@ -79,67 +93,111 @@ impl<const ALL: bool> GemmReduce<ALL> {
                         }?;
                     }
                 }
-                (Lane::Compute, Post { word: Word::Summed { .. }, .. }) => {
+                (Lane::Compute, Post { word: Word::Summed { .. }, .. }) if !is_kernel => {
                     self.gatherer.note_summed(stream)?;
                 }
-                (Lane::Compute, Await { word: Word::Partial { chunk, from }, .. }) => {
+                (_, Await { word: Word::Partial { chunk, from }, .. }) => {
                     awaited.push((*chunk, *from));
                 }
                 (Lane::Compute, Reduce { chunk }) => {
                     self.gatherer.await_sums(stream, step, &std::mem::take(&mut awaited))?;
                     let rows = step.shape.plan.chunks().rows(*chunk);
+                    let calls = self.sums.iter().zip(calls);
                     // SAFETY: the caller's promise.
-                    unsafe { self.reduce(stream, step, rows, calls) }?;
+                    unsafe { self.reduce(stream, step, &rows, calls) }?;
                 }
-                // The step's beginning does these.
-                (Lane::Begin, _) | (Lane::Compute, Await { .. } | Post { .. } | Move { .. }) => {}
+                (Lane::Push(_), of) if !is_kernel => self.gatherer.push(step, *lane, of)?,
+                // The step's beginning does these, and the kernel that sends.
+                (Lane::Begin | Lane::Push(_), _)
+                | (Lane::Compute, Await { .. } | Post { .. } | Move { .. }) => {}
             }
         }
         Ok(())
+    }
+
+    /// What the kernel does that begins the step, sends sums, and adds them up: those of the first product. The others'
+    /// follow, when all have arrived. `moves`: what is sent and what is signalled, each to a rank, and what is awaited.
+    ///
+    /// # Safety
+    /// As for [`GemmReduce::enqueue`].
+    unsafe fn exchange(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        step: &Step,
+        moves: [&[(u32, u32)]; 3],
+        reduced: &[u32],
+        calls: &[Call],
+    ) -> Result<()> {
+        let chunks = step.shape.plan.chunks();
+        // They lie side by side.
+        let rows = match (reduced.first(), reduced.last()) {
+            (Some(first), Some(last)) => chunks.rows(*first).start..chunks.rows(*last).end,
+            _ => 0..0,
+        };
+        let total = self.totals(step, &rows, &self.sums[0], &calls[0]);
+        let total = total.as_ref().map(|(sums, totals)| (sums, totals));
+        // SAFETY: the caller's promise.
+        unsafe { self.gatherer.exchange(stream, step, moves, total) }?;
+        let others = self.sums.iter().zip(calls).skip(1);
+        // SAFETY: the caller's promise.
+        unsafe { self.reduce(stream, step, &rows, others) }
     }
 
     /// Adds up all ranks' sums of some of the rows that this rank gets, and makes D of the totals.
     ///
     /// # Safety
     /// As for [`GemmReduce::enqueue`].
-    unsafe fn reduce(
+    unsafe fn reduce<'a>(
         &self,
         stream: &Arc<CudaStream>,
         step: &Step,
-        rows: Range<u32>,
-        calls: &[Call],
+        rows: &Range<u32>,
+        calls: impl Iterator<Item = (&'a Sum, &'a Call)>,
     ) -> Result<()> {
-        let own = step.shape.plan.output_rows(self.group().rank());
-        // A schedule that a test has broken may name another's.
-        let rows = rows.start.max(own.start)..rows.end.min(own.end);
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let size = self.reduction.partials.element().size();
-        for (Sum { problem, column, .. }, call) in self.sums.iter().zip(calls) {
-            let Some(to) = &call.totals else { continue };
-            let sums = self.gatherer.sums(step, &rows, *column, size.into());
-            let d_type = problem.elements().d;
-            let pitch = u64::from(problem.ldd()) * u64::from(d_type.size());
-            let behind = u64::from(rows.start - own.start) * pitch;
-            let totals = Totals {
-                rows: rows.len() as u32,
-                n: problem.n(),
-                reduction: self.reduction,
-                d_type,
-                d: to.d + behind,
-                c: if to.c == 0 { 0 } else { to.c + behind },
-                bias: to.bias,
-                ldd: problem.ldd(),
-                alpha: to.alpha,
-                beta: to.beta,
-                activation: to.activation,
-            };
+        for (sum, call) in calls {
+            let Some((sums, totals)) = self.totals(step, rows, sum, call) else { continue };
             let handle = stream.cu_stream().cast::<c_void>();
             // SAFETY: the step's beginning has made the context current; sums and slots are as long as planned, D, C
             // and the bias are the caller's promise.
             unsafe { ffi::reduce(&sums, &totals, handle) }?;
         }
         Ok(())
+    }
+
+    /// All ranks' sums of one product for some of the rows that this rank gets, and what becomes of them; `None` if it gets
+    /// none of them.
+    fn totals(
+        &self,
+        step: &Step,
+        rows: &Range<u32>,
+        Sum { problem, column, .. }: &Sum,
+        call: &Call,
+    ) -> Option<(Sums, Totals)> {
+        let to = call.totals.as_ref()?;
+        let own = step.shape.plan.output_rows(self.group().rank());
+        // A schedule that a test has broken may name another's.
+        let rows = rows.start.max(own.start)..rows.end.min(own.end);
+        if rows.is_empty() {
+            return None;
+        }
+        let size = self.reduction.partials.element().size();
+        let sums = self.gatherer.sums(step, &rows, *column, size.into());
+        let d_type = problem.elements().d;
+        let pitch = u64::from(problem.ldd()) * u64::from(d_type.size());
+        let behind = u64::from(rows.start - own.start) * pitch;
+        let totals = Totals {
+            rows: rows.len() as u32,
+            n: problem.n(),
+            reduction: self.reduction,
+            d_type,
+            d: to.d + behind,
+            c: if to.c == 0 { 0 } else { to.c + behind },
+            bias: to.bias,
+            ldd: problem.ldd(),
+            alpha: to.alpha,
+            beta: to.beta,
+            activation: to.activation,
+        };
+        Some((sums, totals))
     }
 }

@@ -6,7 +6,7 @@
 use super::options::GatherOptions;
 use crate::cuda::sys::call::MAX_PUSHED;
 use crate::error::{Error, Result};
-use crate::plan::{Engine, Problem, Strategy, Way};
+use crate::plan::{Engine, Operation, Partials, Problem, SMALL_SHARD, Strategy, Way};
 
 /// The way of a gather, and why that strategy. `strategy`: what was asked for. `obstacle`: why ranks have no memory in
 /// common.
@@ -51,12 +51,33 @@ pub(crate) fn choose(
     Ok((way, why))
 }
 
+/// What a reduction sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sums {
+    pub(crate) operation: Operation,
+    /// Of all products together.
+    pub(crate) columns: u32,
+    pub(crate) partials: Partials,
+}
+
+impl Sums {
+    /// The most bytes that a rank sends to another.
+    fn bytes(self, problem: &Problem) -> u64 {
+        let rows = match self.operation {
+            Operation::GemmAllReduce => problem.m(),
+            _ => problem.shards().most_rows(),
+        };
+        u64::from(rows) * u64::from(self.columns) * u64::from(self.partials.element().size())
+    }
+}
+
 /// The way of a reduction, and why that strategy.
 pub(crate) fn choose_for_sums(
     options: &GatherOptions,
     problem: &Problem,
     strategy: Option<Strategy>,
     obstacle: Option<&str>,
+    sums: Sums,
 ) -> Result<(Way, &'static str)> {
     if let Some(why) = obstacle {
         return Err(Error::Unsupported {
@@ -65,21 +86,39 @@ pub(crate) fn choose_for_sums(
             remedy: "use GPUs that NVLink connects",
         });
     }
-    let engine = options.engine.unwrap_or(Engine::CopyEngines { streams: 1 });
+    // A piece costs a copy engine some microseconds.
+    let pieces = options.pieces.unwrap_or(1);
+    // One run and one wait for each chunk at most.
+    let fits = problem.ranks().saturating_mul(pieces) <= MAX_PUSHED;
+    let is_little = sums.bytes(problem) <= SMALL_SHARD && fits;
+    let open = matches!(strategy, None | Some(Strategy::Sequential));
+    let engine = match options.engine {
+        Some(asked) => asked,
+        // It adds up, too: that takes more blocks than filling the link.
+        None if is_little && open => Engine::Kernel { blocks: 64 },
+        None => Engine::CopyEngines { streams: 1 },
+    };
     if engine == Engine::Thread {
         return Err(by_threads());
     }
-    let (strategy, why) = match strategy {
-        Some(asked) => (asked, "asked for"),
-        None => usual_for_sums(problem),
+    if matches!(engine, Engine::Kernel { .. }) && !fits {
+        let (what, value) = ("ranks × pieces a shard", problem.ranks().saturating_mul(pieces));
+        let remedy = "send as many pieces by copy engines";
+        return Err(Error::out_of_range(what, value.into(), 1, MAX_PUSHED.into(), remedy));
+    }
+    let (strategy, why) = match (strategy, engine) {
+        (Some(asked), _) => (asked, "asked for"),
+        (None, Engine::Kernel { .. }) => {
+            (Strategy::Sequential, "a kernel sends few sums sooner than copy engines can begin")
+        }
+        (None, _) => usual_for_sums(problem),
     };
-    // A piece costs a copy engine some microseconds.
-    let way = Way { strategy, engine, pieces: options.pieces.unwrap_or(1) };
+    let way = Way { strategy, engine, pieces };
     way.check().map(|()| (way, why))
 }
 
-/// The strategy of a reduction where none is asked for, and why.
-pub(crate) fn usual_for_sums(problem: &Problem) -> (Strategy, &'static str) {
+/// The strategy of a reduction by copy engines where none is asked for, and why.
+fn usual_for_sums(problem: &Problem) -> (Strategy, &'static str) {
     /// Each product reads all of B. One of fewer rows takes longer than its share of the whole.
     const FEWEST: u32 = 256;
     if problem.shards().most_rows() < FEWEST {
@@ -157,25 +196,44 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_sent_by_copy_engines_as_soon_as_a_rank_s_are_computed() {
-        let problem = |m| Problem::builder(m, 3584, 8192).ranks(4).build().unwrap();
-        let chosen = |options: &GatherOptions, obstacle| match choose_for_sums(
-            options,
-            &problem(4096),
-            None,
-            obstacle,
-        ) {
-            Ok((way, _)) => way.to_string(),
-            Err(error) => error.to_string(),
+    fn few_sums_are_sent_by_a_kernel_and_many_while_others_are_computed() {
+        let sums = |operation| Sums { operation, columns: 8192, partials: Partials::Bf16 };
+        let chosen = |options: &GatherOptions, m, strategy, operation| {
+            let problem = Problem::builder(m, 8192, 3584).ranks(4).build().unwrap();
+            match choose_for_sums(options, &problem, strategy, None, sums(operation)) {
+                Ok((way, _)) => way.to_string(),
+                Err(error) => error.to_string(),
+            }
         };
-        let open = GatherOptions::default();
-        assert_eq!(usual_for_sums(&problem(1020)).0, Strategy::Sequential);
-        assert_eq!(chosen(&open, None), "pipelined, copy engines on one stream, 1 piece");
-        let pieces = open.clone().with_pieces(3);
-        assert_eq!(chosen(&pieces, None), "pipelined, copy engines on one stream, 3 pieces");
-        let text = chosen(&open, Some("rank 0 is on a, rank 1 on b"));
-        assert!(text.contains("rank 0 is on a") && text.contains("NVLink"), "{text}");
-        let text = chosen(&open.with_engine(Engine::Thread), None);
+        let (open, scatter) = (GatherOptions::default(), Operation::GemmReduceScatter);
+        let by_kernel = "sequential, a kernel of 64 blocks, 1 piece";
+        assert_eq!(chosen(&open, 1024, None, scatter), by_kernel);
+        let pipelined = "pipelined, copy engines on one stream, 1 piece";
+        assert_eq!(chosen(&open, 2048, None, scatter), pipelined);
+        // All rows go to every rank.
+        assert_eq!(chosen(&open, 256, None, Operation::GemmAllReduce), by_kernel);
+        assert_eq!(chosen(&open, 1024, None, Operation::GemmAllReduce), pipelined);
+        let asked = Some(Strategy::Pipelined);
+        assert_eq!(chosen(&open, 64, asked, scatter), pipelined);
+        let copies = open.clone().with_engine(Engine::CopyEngines { streams: 1 });
+        let sequential = "sequential, copy engines on one stream, 1 piece";
+        assert_eq!(chosen(&copies, 64, None, scatter), sequential);
+        let many = open.clone().with_pieces(9);
+        assert!(chosen(&many, 64, None, scatter).contains("copy engines"));
+        let text = chosen(&many.with_engine(Engine::PUSHING), 64, None, scatter);
+        assert!(text.starts_with("ranks × pieces a shard is 36"), "{text}");
+        let text = chosen(&open.with_engine(Engine::Thread), 64, None, scatter);
         assert!(text.starts_with("moving rows between GPUs by threads"), "{text}");
+    }
+
+    #[test]
+    fn sums_need_memory_that_all_ranks_reach() {
+        let problem = Problem::builder(64, 64, 64).ranks(2).build().unwrap();
+        let (operation, partials) = (Operation::GemmAllReduce, Partials::Bf16);
+        let sums = Sums { operation, columns: 64, partials };
+        let apart = Some("rank 0 is on a, rank 1 on b");
+        let refused = choose_for_sums(&GatherOptions::default(), &problem, None, apart, sums);
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains("rank 0 is on a") && text.contains("NVLink"), "{text}");
     }
 }

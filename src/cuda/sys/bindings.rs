@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 10;
+pub const OG_ABI_VERSION: u32 = 11;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
@@ -441,6 +441,23 @@ const _: () = {
     ["Offset of field: og_push::reserved"][::core::mem::offset_of!(og_push, reserved) - 36usize];
 };
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct og_slots {
+    pub first: i32,
+    pub count: i32,
+    pub stride: i32,
+    pub name: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of og_slots"][::core::mem::size_of::<og_slots>() - 16usize];
+    ["Alignment of og_slots"][::core::mem::align_of::<og_slots>() - 4usize];
+    ["Offset of field: og_slots::first"][::core::mem::offset_of!(og_slots, first) - 0usize];
+    ["Offset of field: og_slots::count"][::core::mem::offset_of!(og_slots, count) - 4usize];
+    ["Offset of field: og_slots::stride"][::core::mem::offset_of!(og_slots, stride) - 8usize];
+    ["Offset of field: og_slots::name"][::core::mem::offset_of!(og_slots, name) - 12usize];
+};
+#[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct og_gather_step {
     pub buffer: i32,
@@ -599,6 +616,67 @@ impl Default for og_reduction {
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
+pub struct og_sums_run {
+    pub to: u64,
+    pub first_row: i64,
+    pub rows: i64,
+    pub peer: i32,
+    pub slot: i32,
+    pub slots: i32,
+    pub reserved: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of og_sums_run"][::core::mem::size_of::<og_sums_run>() - 40usize];
+    ["Alignment of og_sums_run"][::core::mem::align_of::<og_sums_run>() - 8usize];
+    ["Offset of field: og_sums_run::to"][::core::mem::offset_of!(og_sums_run, to) - 0usize];
+    ["Offset of field: og_sums_run::first_row"]
+        [::core::mem::offset_of!(og_sums_run, first_row) - 8usize];
+    ["Offset of field: og_sums_run::rows"][::core::mem::offset_of!(og_sums_run, rows) - 16usize];
+    ["Offset of field: og_sums_run::peer"][::core::mem::offset_of!(og_sums_run, peer) - 24usize];
+    ["Offset of field: og_sums_run::slot"][::core::mem::offset_of!(og_sums_run, slot) - 28usize];
+    ["Offset of field: og_sums_run::slots"][::core::mem::offset_of!(og_sums_run, slots) - 32usize];
+    ["Offset of field: og_sums_run::reserved"]
+        [::core::mem::offset_of!(og_sums_run, reserved) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct og_exchange {
+    pub own: *const ::core::ffi::c_void,
+    pub row_bytes: i64,
+    pub runs: *const og_sums_run,
+    pub awaited: *const og_slots,
+    pub run_count: i32,
+    pub awaited_count: i32,
+    pub total: *const og_reduction,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of og_exchange"][::core::mem::size_of::<og_exchange>() - 48usize];
+    ["Alignment of og_exchange"][::core::mem::align_of::<og_exchange>() - 8usize];
+    ["Offset of field: og_exchange::own"][::core::mem::offset_of!(og_exchange, own) - 0usize];
+    ["Offset of field: og_exchange::row_bytes"]
+        [::core::mem::offset_of!(og_exchange, row_bytes) - 8usize];
+    ["Offset of field: og_exchange::runs"][::core::mem::offset_of!(og_exchange, runs) - 16usize];
+    ["Offset of field: og_exchange::awaited"]
+        [::core::mem::offset_of!(og_exchange, awaited) - 24usize];
+    ["Offset of field: og_exchange::run_count"]
+        [::core::mem::offset_of!(og_exchange, run_count) - 32usize];
+    ["Offset of field: og_exchange::awaited_count"]
+        [::core::mem::offset_of!(og_exchange, awaited_count) - 36usize];
+    ["Offset of field: og_exchange::total"][::core::mem::offset_of!(og_exchange, total) - 40usize];
+};
+impl Default for og_exchange {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
 pub struct og_gemm_plan {
     pub workspace_bytes: u64,
     pub tile_count: i64,
@@ -674,16 +752,21 @@ unsafe extern "C" {
 unsafe extern "C" {
     pub fn og_gather_await(
         gather: *const og_gather,
-        slot: i32,
-        count: i32,
-        stride: i32,
-        chunk: i32,
+        slots: *const og_slots,
         stream: *mut ::core::ffi::c_void,
     ) -> og_status;
 }
 unsafe extern "C" {
     pub fn og_reduce(reduction: *const og_reduction, stream: *mut ::core::ffi::c_void)
     -> og_status;
+}
+unsafe extern "C" {
+    pub fn og_exchange_sums(
+        gather: *const og_gather,
+        step: *const og_gather_step,
+        exchange: *const og_exchange,
+        stream: *mut ::core::ffi::c_void,
+    ) -> og_status;
 }
 unsafe extern "C" {
     pub fn og_pad_meet(

@@ -191,6 +191,33 @@ pub(crate) struct Slots {
     pub(crate) name: u32,
 }
 
+/// Rows of this rank's sums that a kernel sends to one rank: `og_sums_run`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct SumsRun {
+    /// Where they land, in bytes from the start of the receiver's words.
+    pub(crate) to: u64,
+    pub(crate) first_row: i64,
+    pub(crate) rows: i64,
+    pub(crate) peer: i32,
+    /// The slots of their signals, side by side.
+    pub(crate) slot: i32,
+    pub(crate) slots: i32,
+    pub(crate) reserved: i32,
+}
+
+/// What follows the product of a reduction, by one kernel: `og_exchange`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exchange<'a> {
+    /// Row 0 of this rank's sums, and bytes from one row to the next.
+    pub(crate) own: u64,
+    pub(crate) row_bytes: u64,
+    pub(crate) runs: &'a [SumsRun],
+    pub(crate) awaited: &'a [Slots],
+    /// What the kernel adds up.
+    pub(crate) total: Option<(&'a Sums, &'a Totals)>,
+}
+
 /// All ranks' sums of some rows, and the words of their step. Pitches count elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sums {

@@ -8,8 +8,8 @@
 use std::ffi::{CStr, c_void};
 
 use super::call::{
-    Addresses, Chunk, FailureRecord, GatherStep, GatherWords, Input, MAX_CHUNKS, MAX_PUSHED,
-    MAX_SHARE_BITS, PadWords, Push, Slots, Sums, TOGGLE_SET, Totals, int,
+    Addresses, Chunk, Exchange, FailureRecord, GatherStep, GatherWords, Input, MAX_CHUNKS,
+    MAX_PUSHED, MAX_SHARE_BITS, PadWords, Push, Slots, Sums, SumsRun, TOGGLE_SET, Totals, int,
 };
 use super::host_words;
 use super::records::TileRecord;
@@ -34,7 +34,7 @@ mod bindings;
 use bindings::{
     og_activation, og_chunk, og_failure, og_failure_kind, og_gather, og_gather_step, og_gemm_input,
     og_gemm_operands, og_gemm_plan, og_gemm_shape, og_kernel_facts, og_layout, og_pad, og_push,
-    og_reduction, og_status, og_tile_record, og_type,
+    og_reduction, og_slots, og_status, og_sums_run, og_tile_record, og_type,
 };
 
 // The limits have two homes, because Rust must know them where there are no kernels.
@@ -57,6 +57,7 @@ macro_rules! same_layout {
     };
 }
 same_layout!(Chunk, og_chunk, first_row, signal);
+same_layout!(SumsRun, og_sums_run, to, first_row, rows, peer, slot, slots);
 same_layout!(FailureRecord, og_failure, chunk, signal, epoch, tile_m, tile_n, kind);
 same_layout!(TileRecord, og_tile_record, wait_begin, ready, done, index, sm, tile_m, tile_n, chunk);
 same_layout!(
@@ -358,7 +359,12 @@ pub(crate) unsafe fn gather_begin(
     stream: *mut c_void,
 ) -> Result<()> {
     let gather = std::ptr::from_ref(gather).cast::<og_gather>();
-    let step = og_gather_step {
+    // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
+    outcome("og_gather_begin", unsafe { bindings::og_gather_begin(gather, &step_of(step), stream) })
+}
+
+fn step_of(step: &GatherStep<'_>) -> og_gather_step {
+    og_gather_step {
         buffer: int(step.buffer),
         layout: step.layout,
         own_slot: int(step.slots.start),
@@ -368,12 +374,10 @@ pub(crate) unsafe fn gather_begin(
         product_may_start: step.product_may_start.into(),
         senders: int(step.senders),
         pushes: step.pushes.as_ptr().cast::<og_push>(),
-        push_count: int(step.pushes.len() as u32),
+        push_count: count(step.pushes),
         blocks: int(step.blocks),
         counter: step.counter as *mut u32,
-    };
-    // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
-    outcome("og_gather_begin", unsafe { bindings::og_gather_begin(gather, &step, stream) })
+    }
 }
 
 /// `og_gather_await`.
@@ -386,11 +390,15 @@ pub(crate) unsafe fn gather_await(
     stream: *mut c_void,
 ) -> Result<()> {
     let gather = std::ptr::from_ref(gather).cast::<og_gather>();
+    // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
+    let status = unsafe { bindings::og_gather_await(gather, &slots_of(slots), stream) };
+    outcome("og_gather_await", status)
+}
+
+fn slots_of(slots: &Slots) -> og_slots {
     let [first, count, stride, name] =
         [slots.first, slots.count, slots.stride, slots.name].map(int);
-    // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
-    let status = unsafe { bindings::og_gather_await(gather, first, count, stride, name, stream) };
-    outcome("og_gather_await", status)
+    og_slots { first, count, stride, name }
 }
 
 /// `og_reduce`.
@@ -399,8 +407,12 @@ pub(crate) unsafe fn gather_await(
 /// The context of `stream` is current on this thread; sums, outputs and words are as the header says, and stay until the
 /// kernel is done.
 pub(crate) unsafe fn reduce(sums: &Sums, totals: &Totals, stream: *mut c_void) -> Result<()> {
-    let long = |elements: u64| i64::try_from(elements).unwrap_or(i64::MAX);
-    let reduction = og_reduction {
+    // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
+    outcome("og_reduce", unsafe { bindings::og_reduce(&reduction_of(sums, totals), stream) })
+}
+
+fn reduction_of(sums: &Sums, totals: &Totals) -> og_reduction {
+    og_reduction {
         own: sums.own as *const c_void,
         slots: sums.slots as *const c_void,
         slot_pitch: long(sums.slot_pitch),
@@ -421,9 +433,43 @@ pub(crate) unsafe fn reduce(sums: &Sums, totals: &Totals, stream: *mut c_void) -
         average: totals.reduction.average.into(),
         stop: sums.stop as *const bindings::og_stop,
         epoch: sums.epoch as *const u32,
+    }
+}
+
+/// `og_exchange_sums`.
+///
+/// # Safety
+/// As for [`gather_begin`] and [`reduce`]; what is sent to a rank fits where it lands.
+pub(crate) unsafe fn exchange_sums(
+    gather: &GatherWords,
+    step: &GatherStep<'_>,
+    exchange: &Exchange<'_>,
+    stream: *mut c_void,
+) -> Result<()> {
+    let gather = std::ptr::from_ref(gather).cast::<og_gather>();
+    let awaited: Vec<og_slots> = exchange.awaited.iter().map(slots_of).collect();
+    let total = exchange.total.map(|(sums, totals)| reduction_of(sums, totals));
+    let exchange = bindings::og_exchange {
+        own: exchange.own as *const c_void,
+        row_bytes: long(exchange.row_bytes),
+        runs: exchange.runs.as_ptr().cast::<og_sums_run>(),
+        awaited: awaited.as_ptr(),
+        run_count: count(exchange.runs),
+        awaited_count: count(&awaited),
+        total: total.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
     };
-    // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
-    outcome("og_reduce", unsafe { bindings::og_reduce(&reduction, stream) })
+    // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
+    let status = unsafe { bindings::og_exchange_sums(gather, &step_of(step), &exchange, stream) };
+    outcome("og_exchange_sums", status)
+}
+
+/// Numbers of the C side are signed; what does not fit is refused there.
+fn long(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn count<T>(list: &[T]) -> i32 {
+    int(u32::try_from(list.len()).unwrap_or(u32::MAX))
 }
 
 /// `og_pad_meet`; no `peer` means all.

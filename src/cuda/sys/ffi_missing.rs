@@ -5,7 +5,9 @@
 
 use std::ffi::c_void;
 
-use super::call::{Addresses, GatherStep, GatherWords, Input, PadWords, Slots, Sums, Totals};
+use super::call::{
+    Addresses, Exchange, GatherStep, GatherWords, Input, PadWords, Slots, Sums, Totals,
+};
 use super::generated;
 use super::shape::Shape;
 use crate::error::{Error, Result};
@@ -101,6 +103,17 @@ pub(crate) unsafe fn gather_await(_: &GatherWords, _: &Slots, _: *mut c_void) ->
 /// # Safety
 /// None needed; the twin's does.
 pub(crate) unsafe fn reduce(_: &Sums, _: &Totals, _: *mut c_void) -> Result<()> {
+    Err(missing())
+}
+
+/// # Safety
+/// None needed; the twin's does.
+pub(crate) unsafe fn exchange_sums(
+    _: &GatherWords,
+    _: &GatherStep<'_>,
+    _: &Exchange<'_>,
+    _: *mut c_void,
+) -> Result<()> {
     Err(missing())
 }
 

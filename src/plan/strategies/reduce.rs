@@ -26,7 +26,8 @@
 //! The engines differ in their waits, as those of a gather do (`push`). A thread waits for each owner before that owner's
 //! round, and for its own sends before it multiplies. A GPU waits for all ranks in the kernel that begins the step, before its
 //! products. It needs no word `sent`: an owner that has consumed a step has received its sums. The host enqueues a
-//! chunk's copy right behind its product, so that the chunk travels during the next one.
+//! chunk's copy right behind its product, so that the chunk travels during the next one. A kernel comes behind the product of
+//! all rows: it begins the step, sends, waits for the others' sums, and adds them up.
 //!
 //! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and that its
 //! receiver has finished the epoch that used the slot before; a product follows that what was in the buffer of sums before has
@@ -45,8 +46,9 @@ pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
 pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     match plan.options().engine {
         Engine::CopyEngines { streams } => by_copy_engines(plan, rank, streams.max(1)),
-        // Others than threads are refused (`Operation::check`).
-        Engine::Thread | Engine::Kernel { .. } | Engine::Nccl => by_thread(plan, rank),
+        Engine::Kernel { .. } => by_kernel(plan, rank),
+        // NCCL is refused (`Operation::check`).
+        Engine::Thread | Engine::Nccl => by_thread(plan, rank),
     }
 }
 
@@ -107,6 +109,30 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
     }
     steps.extend(in_lane(compute, reduce(plan, rank)));
     steps
+}
+
+fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
+    let (ranks, chunks) = (plan.problem().ranks(), plan.chunks());
+    let of_all = || owners(plan, rank).flat_map(|owner| chunks.of_rank(owner));
+    let mut compute = vec![Step::Await { word: Word::Begun, age: 1 }];
+    compute.extend(multiply_all(plan, rank));
+    // One product: one word says that all its sums are complete.
+    let summed = of_all().next().map(|chunk| Word::Summed { chunk });
+    compute.extend(summed.map(|word| Step::Post { word, to: rank, age: 0 }));
+    compute.extend(announce(plan, rank));
+
+    let mut kernel: Vec<_> = summed.map(|word| Step::Await { word, age: 0 }).into_iter().collect();
+    kernel.extend((0..ranks).map(|by| Step::Await { word: Word::Consumed { by }, age: BUFFERS }));
+    let receivers = |chunk| receivers(plan, rank, chunks.rank_of(chunk)).into_iter();
+    let sent: Vec<_> =
+        of_all().flat_map(|chunk| receivers(chunk).map(move |to| (chunk, to))).collect();
+    kernel.extend(sent.iter().map(|&(chunk, to)| Step::Move { chunk, to }));
+    let signal =
+        |&(chunk, to)| Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 };
+    kernel.extend(sent.iter().map(signal));
+    kernel.extend(reduce(plan, rank));
+    kernel.push(Step::Post { word: Word::Begun, to: rank, age: 0 });
+    in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), kernel)).collect()
 }
 
 fn in_lane(
@@ -303,6 +329,38 @@ mod tests {
         ];
         assert_eq!(all, expected);
     }
+
+    #[test]
+    fn a_kernel_behind_the_product_does_the_rest() {
+        let problem = Problem::builder(5, 16, 16).shards(&[4, 1, 0]).build().unwrap();
+        let options = PlanOptions::new().with_strategy(Strategy::Sequential);
+        let options = options.with_engine(Engine::PUSHING).with_pieces(1);
+        let operation = Operation::GemmReduceScatter;
+        let schedule =
+            Plan::new(&problem, PlanOptions { operation, ..options }).unwrap().schedule(1);
+        let all: Vec<String> =
+            schedule.steps.iter().map(|(lane, step)| format!("{lane}: {step}")).collect();
+        let expected = [
+            "compute: await begun of e−1",
+            "compute: multiply rows 0..5",
+            "compute: post summed 0 → 1",
+            "compute: post consumed by 1 of e−1 → 1",
+            "compute: post consumed by 1 of e−1 → 2",
+            "compute: post consumed by 1 of e−1 → 0",
+            "push 0: await summed 0",
+            "push 0: await consumed by 0 of e−2",
+            "push 0: await consumed by 1 of e−2",
+            "push 0: await consumed by 2 of e−2",
+            "push 0: move 0 → 0",
+            "push 0: post partial 0 from 1 → 0",
+            "push 0: await partial 1 from 0",
+            "push 0: await partial 1 from 2",
+            "push 0: reduce 1",
+            "push 0: post begun → 1",
+        ];
+        assert_eq!(all, expected);
+    }
+
     #[test]
     fn every_chunk_goes_to_all_others_when_it_is_computed() {
         let problem = Problem::builder(3, 16, 16).shards(&[2, 0, 1]).build().unwrap();

@@ -20,7 +20,7 @@ use crate::cuda::exchange::symmetric::SymmetricMemory;
 use crate::cuda::movers::by_nccl::ByNccl;
 use crate::cuda::movers::copy_engines::{CopyEngines, untimed_event};
 use crate::cuda::movers::course::Course;
-use crate::cuda::movers::engines::{choose, choose_for_sums};
+use crate::cuda::movers::engines::{Sums, choose, choose_for_sums};
 use crate::cuda::movers::nccl::{Communicator, Nccl};
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::sys::device::Device;
@@ -28,7 +28,7 @@ use crate::cuda::sys::driver_error;
 use crate::cuda::sys::host_words::HostWords;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Engine, Operation, Partials, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
+use crate::plan::{Engine, Operation, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
 
 /// What a gather is for.
 pub(crate) struct Purpose<'a> {
@@ -39,8 +39,8 @@ pub(crate) struct Purpose<'a> {
     pub(crate) operation: Operation,
     /// In which order gathering and multiplying go (`None`: by the engine).
     pub(crate) strategy: Option<Strategy>,
-    /// The columns and the type of what a reduction sums.
-    pub(crate) sums: Option<(u32, Partials)>,
+    /// What a reduction sends.
+    pub(crate) sums: Option<Sums>,
 }
 
 impl Gatherer {
@@ -58,7 +58,7 @@ impl Gatherer {
         let planned = settle(group, problem, purpose, options, obstacle)?;
         let engine = planned.plan.options().engine;
         let layout = match purpose.sums {
-            Some(sums) => Layout::of_sums(&planned.plan, sums)?,
+            Some(sums) => Layout::of_sums(&planned.plan, (sums.columns, sums.partials))?,
             None => Layout::new(problem, planned.plan.chunks().most_per_rank(), engine)?,
         };
         let tell = |error: &Error| {
@@ -187,7 +187,7 @@ fn plan(
     }
     problem.check_tma()?;
     let (way, why) = match purpose.sums {
-        Some(_) => choose_for_sums(options, problem, purpose.strategy, obstacle)?,
+        Some(sums) => choose_for_sums(options, problem, purpose.strategy, obstacle, sums)?,
         None => choose(options, problem, purpose.strategy, obstacle)?,
     };
     let Way { strategy, engine, pieces } = way;

@@ -161,7 +161,8 @@ impl Gatherer {
         Ok((at, self.part.layout.rows_bytes(own.len() as u32)))
     }
 
-    /// Begins the next step on `stream`, and pushes this rank's rows.
+    /// Begins the next step on `stream`, and pushes this rank's rows. Where a kernel sends sums, it begins the step behind the
+    /// product: [`Gatherer::exchange`]. So here everything comes before that.
     ///
     /// # Safety
     /// What `own` names is this device's memory, as long as the shape says, written before in the order of
@@ -197,6 +198,13 @@ impl Gatherer {
             self.poison(stream)?;
         }
         self.bring(stream, shape, buffer, own)?;
+        let engine = self.plan.options().engine;
+        let by_kernel = matches!(engine, Engine::Kernel { .. });
+        let reduces = self.plan.options().operation.reduces();
+        if by_kernel && reduces {
+            let (shape, joins, toggled, tells_product) = (Arc::clone(shape), false, false, false);
+            return Ok(Step { shape, buffer, joins, toggled, tells_product });
+        }
         let limit = self.limit(capturing);
         if let Some(nccl) = &mut self.nccl {
             nccl.gather(stream, &self.part, shape, buffer, limit)?;
@@ -205,8 +213,6 @@ impl Gatherer {
             let (shape, joins, toggled, tells_product) = (Arc::clone(shape), false, false, false);
             return Ok(Step { shape, buffer, joins, toggled, tells_product });
         }
-        let engine = self.plan.options().engine;
-        let by_kernel = matches!(engine, Engine::Kernel { .. });
         let (pushed, blocks): (&[_], _) = match engine {
             Engine::Kernel { blocks } if self.group.ranks() > 1 => {
                 (shape.own_pieces(buffer), blocks)
@@ -248,7 +254,7 @@ impl Gatherer {
         if !by_kernel {
             self.course.note_begun(stream)?;
             // Sums have to be computed first.
-            if !self.plan.options().operation.reduces() {
+            if !reduces {
                 for (lane, of) in &shape.schedule.steps {
                     self.push(&step, *lane, of)?;
                 }

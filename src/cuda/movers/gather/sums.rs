@@ -1,8 +1,10 @@
 //! What a reduction has beside a gather: its sums, and the waits for those of other ranks.
 //!
-//! What belongs here: addresses and words. What is summed, and what becomes of a total, is none of its business.
-//! Invariant: nothing here holds an SM that another rank needs while it waits: one warp waits.
+//! What belongs here: addresses and words, and the kernel that sends sums and adds them up. What is summed, and what becomes of
+//! a total, is none of its business. Invariant: but for that kernel nothing here holds an SM that another rank needs
+//! while it waits: one warp waits.
 
+use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,8 +14,11 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::{Gatherer, Step};
 use crate::cuda::exchange::layout::TOGGLE_EPOCH_AT;
 use crate::cuda::exchange::signals::{EPOCH_AT, STOP_AT};
-use crate::cuda::sys::call::{Slots, Sums};
+use crate::cuda::sys::call::{Exchange, GatherStep, Slots, Sums, SumsRun, Totals, int};
+use crate::cuda::sys::ffi;
+use crate::cuda::sys::workspace::is_capturing;
 use crate::error::{Error, Result};
+use crate::plan::Engine;
 
 impl Gatherer {
     /// An error if a rank owns more rows in this step than its slots hold.
@@ -45,10 +50,88 @@ impl Gatherer {
         step: &Step,
         awaited: &[(u32, u32)],
     ) -> Result<()> {
+        let runs = self.slots_of(step, awaited);
+        runs.iter().try_for_each(|slots| self.await_slots(stream, step, slots))
+    }
+
+    /// The slots of the sums of a chunk and a rank each.
+    fn slots_of(&self, step: &Step, awaited: &[(u32, u32)]) -> Vec<Slots> {
         let (layout, plan) = (&self.part.layout, &step.shape.plan);
         let slot_of = |chunk, from| layout.signal_slot(plan, chunk, from);
-        let runs = runs(awaited, self.group.rank(), layout.slots_per_rank(), slot_of);
-        runs.iter().try_for_each(|slots| self.await_slots(stream, step, slots))
+        runs(awaited, self.group.rank(), layout.slots_per_rank(), slot_of)
+    }
+
+    /// Begins a step behind the product of all its sums, by the kernel that also sends and signals chunks, each to a rank,
+    /// waits for others, each from a rank, and makes D of `total`.
+    ///
+    /// # Safety
+    /// What `total` names is this device's memory, as long as the rows of the step say, until the step has ended.
+    pub(crate) unsafe fn exchange(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        step: &Step,
+        [sent, signalled, awaited]: [&[(u32, u32)]; 3],
+        total: Option<(&Sums, &Totals)>,
+    ) -> Result<()> {
+        let (layout, shape) = (&self.part.layout, &step.shape);
+        let Engine::Kernel { blocks } = self.plan.options().engine else { return Ok(()) };
+        let begin = GatherStep {
+            buffer: step.buffer,
+            layout: shape.tags[step.buffer as usize],
+            slots: layout.own_slots(&shape.plan, self.group.rank()),
+            toggled: false,
+            product_follows: false,
+            product_may_start: false,
+            senders: 0,
+            pushes: &[],
+            blocks,
+            counter: self.table.counter,
+        };
+        let exchange = Exchange {
+            own: self.own_sums(step.buffer),
+            row_bytes: layout.pitch(),
+            runs: &self.runs_of(step, sent, signalled),
+            awaited: &self.slots_of(step, awaited),
+            total,
+        };
+        let (words, handle) =
+            (self.words(is_capturing(stream)?), stream.cu_stream().cast::<c_void>());
+        // SAFETY: `begin` has made the context current; words and tables live as long as this value, which waits for its
+        // streams; every rank has slots where the layout says; the rest is the caller's promise.
+        unsafe { ffi::exchange_sums(&words, &begin, &exchange, handle) }?;
+        self.course.advance();
+        self.course.latest = Some(Arc::clone(shape));
+        Ok(())
+    }
+
+    /// Chunks that lie side by side, here and at their receiver, as one run. A chunk that is sent and not signalled, or the
+    /// other way round, is the work of a test.
+    fn runs_of(&self, step: &Step, sent: &[(u32, u32)], signalled: &[(u32, u32)]) -> Vec<SumsRun> {
+        let (layout, plan, rank) = (&self.part.layout, &step.shape.plan, self.group.rank());
+        let mut all = [sent, signalled].concat();
+        // To the rank of the first round first.
+        let round = |to: u32| (to + self.group.ranks() - rank) % self.group.ranks();
+        all.sort_unstable_by_key(|&(chunk, to)| (round(to), chunk));
+        all.dedup();
+        let mut runs: Vec<SumsRun> = Vec::new();
+        for (chunk, to) in all {
+            let rows = plan.chunks().rows(chunk);
+            let moved = if sent.contains(&(chunk, to)) { rows.len() as i64 } else { 0 };
+            let run = SumsRun {
+                to: layout.lands_at(plan, chunk, [rank, to], step.buffer),
+                first_row: rows.start.into(),
+                rows: moved,
+                peer: int(to),
+                slot: int(layout.signal_slot(plan, chunk, rank)),
+                slots: signalled.contains(&(chunk, to)).into(),
+                reserved: 0,
+            };
+            match runs.last_mut().filter(|last| continues(last, &run)) {
+                Some(last) => (last.rows, last.slots) = (last.rows + run.rows, last.slots + 1),
+                None => runs.push(run),
+            }
+        }
+        runs
     }
 
     /// All ranks' sums of some of this rank's rows, from the byte `column` of a row on; `size` is an element's.
@@ -68,6 +151,12 @@ impl Gatherer {
             epoch: part.word(epoch_at),
         }
     }
+}
+
+/// Whether a chunk lies right behind a run, rows and signals alike.
+fn continues(last: &SumsRun, run: &SumsRun) -> bool {
+    let ends = (last.peer, last.first_row + last.rows, last.slot + last.slots);
+    ends == (run.peer, run.first_row, run.slot) && run.rows > 0 && run.slots == 1
 }
 
 /// What one kernel can wait for: a chunk's sums of one rank after the other. The word of `own`, which the step's beginning has

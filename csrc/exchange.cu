@@ -1,0 +1,220 @@
+// One kernel behind the product of a reduction with few rows: begins the step, sends this rank's sums, waits for the others',
+// and adds them up.
+//
+// What belongs here: the shares of the blocks. Beginning a step is beginning.cuh's, adding up is totals.cuh's. On every rank block
+// b sends, and adds up, the same elements. So it waits only for the blocks b of the other ranks, no block waits for all, and
+// no kernel has to start in between. While they wait, its blocks hold SMs: ranks that share a GPU need room for a product
+// beside the blocks of all of them.
+//
+// Invariant: a block sends after all ranks have consumed what was in their slots; its signals follow its stores, behind a
+// fence of the whole system; it adds up what has been signalled, or stores NaN where the step was given up. It sends before
+// it waits for sums, and blocks need not run at the same time.
+#include "beginning.cuh"
+#include "instance.h"
+#include "signals.h"
+#include "totals.cuh"
+
+namespace overlap_gemm {
+namespace {
+
+constexpr int kThreads = 512;
+
+// What one launch sends and awaits, as kernel parameters.
+struct Exchange {
+    og_sums_run runs[OG_MAX_PUSHED];
+    og_slots awaited[OG_MAX_PUSHED];
+    int4 const* own;
+    int64_t row_pieces;
+    int32_t run_count;
+    int32_t awaited_count;
+    // 0: this rank gets no rows.
+    int32_t has_total;
+    og_reduction total;
+};
+
+// Every piece of 16 bytes of this block's share of the pieces `first` ..< `end` of this rank's sums, counted from row 0. `each`
+// is handed kAtOnce places, of which those from `end` on are none of them.
+template <int kAtOnce, class Each>
+__device__ void for_each_of_share(int64_t first, int64_t end, Each each) {
+    int64_t const stride = int64_t(gridDim.x) * kThreads;
+    int64_t at = first / stride * stride + int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (at < first) at += stride;
+    for (; at < end; at += kAtOnce * stride) each(at, stride);
+}
+
+__device__ void send(og_gather const& gather, Exchange const& exchange, og_sums_run const& run) {
+    constexpr int kInFlight = 8;
+    int64_t const first = run.first_row * exchange.row_pieces, end = first + run.rows * exchange.row_pieces;
+    int4 const* from = exchange.own;
+    int4* to = reinterpret_cast<int4*>(reinterpret_cast<char*>(gather.words[run.peer]) + run.to) - first;
+    for_each_of_share<kInFlight>(first, end, [&](int64_t at, int64_t stride) {
+        int4 held[kInFlight];
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+            if (at + i * stride < end) held[i] = __ldcg(from + at + i * stride);
+        }
+#pragma unroll
+        for (int i = 0; i < kInFlight; ++i) {
+            if (at + i * stride < end) to[at + i * stride] = held[i];
+        }
+    });
+}
+
+// That this block's share of a run has been sent.
+__device__ void signal(og_gather const& gather, og_sums_run const& run, uint32_t epoch) {
+    uint32_t* words = gather.words[run.peer] + gather.signals_at + blockIdx.x;
+    for (int32_t slot = run.slot; slot < run.slot + run.slots; ++slot) {
+        store_relaxed_system(words + (slot << gather.share_bits), epoch);
+    }
+}
+
+// Waits for this block's share of the other ranks' sums; false if the step was given up.
+__device__ bool await_share(og_gather const& gather, Exchange const& exchange, uint32_t epoch) {
+    og_stop* stop = stop_of(gather, gather.own);
+    uint32_t const* words = gather.own + gather.signals_at + blockIdx.x;
+    int32_t const share_bits = gather.share_bits, slots_per_rank = gather.slots / gather.ranks;
+    auto is_given_up = [=] { return load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); };
+    for (int32_t i = 0; i < exchange.awaited_count; ++i) {
+        og_slots const& slots = exchange.awaited[i];
+        auto slot_of = [=](int32_t nth) { return slots.first + nth * slots.stride; };
+        auto writer_of = [=](int32_t nth) { return uint32_t(slot_of(nth) / slots_per_rank); };
+        Finding finding;
+        await_words(
+            Patience(gather.abort, gather.timeout_ns, stop), slots.count, OG_FAILURE_TIMEOUT,
+            [=](int32_t nth) { return words + (slot_of(nth) << share_bits); }, [=](int32_t) { return epoch; },
+            writer_of, is_given_up, finding);
+        if (!finding.is_bad()) continue;
+        finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who))
+                                                      : uint32_t(slots.name) + finding.who;
+        if (lane_id() == 0 && is_first_to_give_up(stop, epoch)) finding.record(gather.failure);
+        return false;
+    }
+    return !__any_sync(0xffffffff, is_given_up());
+}
+
+template <class Sum, class Output>
+__device__ void add_up_share(Exchange const& exchange, bool is_given_up) {
+    constexpr int kWidth = kWidthOf<Sum>;
+    constexpr int kAtOnce = 4;
+    og_reduction const& r = exchange.total;
+    int64_t const row_pieces = exchange.row_pieces;
+    // Other products' sums may lie beside those of this one.
+    int64_t const in_row = r.n / kWidth;
+    int64_t const first = static_cast<int4 const*>(r.own) - exchange.own, end = first + r.rows * row_pieces;
+    for_each_of_share<kAtOnce>(first, end, [&](int64_t at, int64_t stride) {
+        Values<kWidth> values[kAtOnce];
+        int32_t row[kAtOnce], column[kAtOnce];
+        // Loads of all places go out before the first store.
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            // 31 bits: see check_exchange.
+            uint32_t const place = uint32_t(at + i * stride - first);
+            row[i] = int32_t(place / uint32_t(row_pieces));
+            column[i] = int32_t(place - uint32_t(row[i]) * uint32_t(row_pieces));
+            if (at + i * stride >= end || column[i] >= in_row) row[i] = -1;
+            column[i] *= kWidth;
+            if (row[i] >= 0) values[i] = add_up<Sum, kWidth>(r, row[i] * r.pitch + column[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            if (row[i] < 0) continue;
+            if (is_given_up) spoil(values[i]);
+            finish<Output, kWidth>(r, values[i], row[i] * r.ldd + column[i], column[i]);
+            store<Output, kWidth>(r.d, row[i] * r.ldd + column[i], values[i]);
+        }
+    });
+}
+
+// The last block to come here lets the epoch grow. One warp of each, when the block has read the one before.
+__device__ void count(Beginning const& beginning, og_gather const& gather, og_gather_step const& step) {
+    bool is_last = lane_id() == 0 && is_last_block(step.counter);
+    if (__any_sync(0xffffffff, is_last)) beginning.begin(gather, step, false);
+}
+
+template <class Sum, class Output>
+__global__ void __launch_bounds__(kThreads)
+    exchange_sums(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
+                  __grid_constant__ Exchange const exchange) {
+    // What another rank needs of this one's step before has ended: the product, which started behind it, waits for that end
+    // before it lets this kernel start (GatheringMainloop::load_tail). So the step begins while the product still runs.
+    Beginning beginning(gather, step.buffer);
+    __shared__ bool is_given_up;
+    if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) {
+        beginning.tell_product(gather, step);
+        beginning.announce(gather, step.layout);
+    }
+    if (threadIdx.x < kWarp) {
+        Finding finding = beginning.await(gather, step, true);
+        bool gives_up = beginning.over || finding.is_bad();
+        if (gives_up) beginning.give_up(gather, step, finding);
+        if (threadIdx.x == 0) is_given_up = gives_up;
+    }
+    wait_for_kernels_before();
+    __syncthreads();
+
+    // Where a block gives up, its share is never signalled.
+    if (!is_given_up) {
+        for (int32_t i = 0; i < exchange.run_count; ++i) send(gather, exchange, exchange.runs[i]);
+        __syncthreads();
+        if (threadIdx.x / kWarp == 1) count(beginning, gather, step);
+        if (threadIdx.x < kWarp) {
+            if (threadIdx.x == 0) {
+                // Behind the stores of all threads of the block.
+                __threadfence_system();
+                for (int32_t i = 0; i < exchange.run_count; ++i) signal(gather, exchange.runs[i], beginning.epoch);
+            }
+            __syncwarp();
+            bool gives_up = !await_share(gather, exchange, beginning.epoch);
+            if (threadIdx.x == 0) is_given_up = gives_up;
+        }
+        __syncthreads();
+    } else if (threadIdx.x < kWarp) {
+        count(beginning, gather, step);
+    }
+    // It waits for the end of this kernel; until then it finds its place.
+    let_next_kernel_start();
+    if (exchange.has_total) add_up_share<Sum, Output>(exchange, is_given_up);
+}
+
+using Kernel = void (*)(og_gather, og_gather_step, Exchange);
+
+template <class Sum>
+Kernel kernel_of(og_type d_type) {
+    switch (d_type) {
+        case OG_TYPE_BF16: return exchange_sums<Sum, cutlass::bfloat16_t>;
+        case OG_TYPE_F16: return exchange_sums<Sum, cutlass::half_t>;
+        default: return exchange_sums<Sum, float>;
+    }
+}
+
+Kernel kernel_of(og_type sum_type, og_type d_type) {
+    return sum_type == OG_TYPE_BF16 ? kernel_of<cutlass::bfloat16_t>(d_type) : kernel_of<float>(d_type);
+}
+
+}  // namespace
+
+void exchange(og_gather const& gather, og_gather_step const& step, og_exchange const& given, cudaStream_t stream) {
+    Exchange exchange{};
+    for (int32_t i = 0; i < given.run_count; ++i) exchange.runs[i] = given.runs[i];
+    for (int32_t i = 0; i < given.awaited_count; ++i) exchange.awaited[i] = given.awaited[i];
+    exchange.own = static_cast<int4 const*>(given.own);
+    exchange.row_pieces = given.row_bytes / int64_t(sizeof(int4));
+    exchange.run_count = given.run_count;
+    exchange.awaited_count = given.awaited_count;
+    exchange.has_total = given.total != nullptr;
+    if (given.total) exchange.total = *given.total;
+    launch_early(kernel_of(exchange.total.sum_type, exchange.total.d_type), step.blocks, kThreads, stream,
+                 "launch of exchange_sums", gather, step, exchange);
+}
+
+void load_exchange_kernels() {
+    for (og_type sum_type : {OG_TYPE_BF16, OG_TYPE_F32}) {
+        for (og_type d_type : {OG_TYPE_BF16, OG_TYPE_F16, OG_TYPE_F32}) {
+            cudaFuncAttributes attributes;
+            check(cudaFuncGetAttributes(&attributes, kernel_of(sum_type, d_type)),
+                  "cudaFuncGetAttributes(exchange_sums)");
+        }
+    }
+}
+
+}  // namespace overlap_gemm
