@@ -27,8 +27,9 @@ use crate::plan::{Plan, Reduction, Scaling, Schedule, Way};
 ///
 /// Each rank holds a slice of K: all M rows of A over it, and the weight's part. The problem's K is that of one rank, its
 /// shards say which rows of D a rank gets, and its D is that rank's rows. The sums of another rank's rows leave when they have
-/// been computed, by copy engines, while the next rank's are computed; the own rows come last. The result does not
-/// depend on what arrives first: sums are added in the order of the ranks, in `f32`.
+/// been computed, by copy engines, while the next rank's are computed; the own rows come last. Where ranks get few rows, one
+/// kernel behind the product sends, waits and adds up ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does
+/// not depend on what arrives first: sums are added in the order of the ranks, in `f32`.
 ///
 /// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others'. With partials
 /// in `f32` nothing is rounded before the end.
