@@ -133,16 +133,6 @@ __device__ inline bool is_first_to_give_up(og_stop* stop, uint32_t epoch) {
     return atomicCAS(word, before, given_up_at(epoch)) == before;
 }
 
-// Whether this thread, of all that wait in a step, is the one that looks at the host's words now: they are across the bus, and
-// looks of many blocks come one after the other, 1 us each.
-__device__ inline bool is_my_look(og_stop* stop, uint64_t now, uint64_t interval_ns) {
-    uint64_t next_look = load_relaxed_gpu(&stop->next_look_ns);
-    // Unsigned: a time that is over, or that no block has ever set.
-    if (next_look - now <= interval_ns) return false;
-    auto* word = reinterpret_cast<unsigned long long*>(&stop->next_look_ns);
-    return atomicCAS(word, next_look, now + interval_ns) == next_look;
-}
-
 // Tells the host why. One thread of the step.
 __device__ inline void record_failure(og_failure* record, og_failure_kind kind, uint32_t epoch,
                                       uint32_t chunk, uint32_t signal, uint32_t tile_m,
@@ -383,7 +373,12 @@ private:
     // `given_up`. Not at the first miss: the word is across the bus, and most waits are short.
     static __device__ uint32_t look_at_host(StepWords const& step, uint64_t begin, uint64_t now) {
         if (!step.abort || lane() != 0 || now - begin < kAbortLookNs) return 0;
-        return is_my_look(step.stop, now, kAbortLookNs) ? load_acquire_system(step.abort) : 0;
+        uint64_t next_look = load_relaxed_gpu(&step.stop->next_look_ns);
+        // Unsigned: a time that is over, or that no block has ever set.
+        if (next_look - now <= kAbortLookNs) return 0;
+        auto* word = reinterpret_cast<unsigned long long*>(&step.stop->next_look_ns);
+        if (atomicCAS(word, next_look, now + kAbortLookNs) != next_look) return 0;
+        return load_acquire_system(step.abort);
     }
 
     // A word that is missing though its rank has left, or -1: not of this tile alone, for other blocks look
