@@ -304,7 +304,9 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         name: "sends in another order",
         rows: EQUAL,
         change: |steps| {
-            // Rank 2 sends chunk 0 to rank 0, then chunk 1 to rank 1.
+            // Rank 2 sends chunk 0 to rank 0, then chunk 1 to rank 1. A kernel waits once for all chunks, and for all ranks.
+            let awaits_summed = |of| steps.iter().any(|(_, step)| awaits(step, of));
+            let one_by_one = awaits_summed(Word::Summed { chunk: 1 });
             each(steps, |lane, step| match (lane, step) {
                 (Lane::Push(_), Step::Move { chunk, to }) => {
                     set(chunk, 1 - *chunk) && set(to, 1 - *to)
@@ -312,10 +314,10 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
                 (Lane::Push(_), Step::Post { word: Word::Partial { chunk, .. }, to, .. }) => {
                     set(chunk, 1 - *chunk) && set(to, 1 - *to)
                 }
-                (Lane::Push(_), Step::Await { word: Word::Summed { chunk }, .. }) => {
+                (Lane::Push(_), Step::Await { word: Word::Summed { chunk }, .. }) if one_by_one => {
                     set(chunk, 1 - *chunk)
                 }
-                (Lane::Push(_), Step::Await { word: Word::Consumed { by }, .. }) => {
+                (Lane::Push(_), Step::Await { word: Word::Consumed { by }, .. }) if one_by_one => {
                     set(by, 1 - *by)
                 }
                 _ => false,
