@@ -4,8 +4,8 @@
 // What belongs here: the shares of the blocks. Beginning a step is beginning.cuh's, adding up is totals.cuh's. On every rank block
 // b sends, and adds up, the same elements. So it waits only for the blocks b of the other ranks, no block waits for all, and
 // no kernel has to start in between. (Sums that carried their epoch with them, 8 bytes of each, would need no fence: that
-// gained 0.4 us of 31.) While they wait, its blocks hold SMs, and so does the product that follows: ranks that share a GPU
-// need room for a product and these blocks each.
+// gained 0.4 us of 31.) While they wait, its blocks hold SMs: operations on several streams, and ranks that share a GPU, need
+// room for a product beside the blocks of all of them.
 //
 // Invariant: a block sends after all ranks have consumed what was in their slots; its signals follow its stores, behind a
 // fence of the whole system; it adds up what has been signalled, or stores NaN where the step was given up. It sends before
@@ -139,8 +139,6 @@ __global__ void __launch_bounds__(kThreads)
     // What another rank needs of this one's step before has ended: the product, which started behind it, waits for that end
     // before it lets this kernel start (GatheringMainloop::load_tail). So the step begins while the product still runs.
     Beginning beginning(gather, step.buffer);
-    // What comes next waits for the end of this kernel; until then it finds its place, and a product reads B.
-    let_next_kernel_start();
     __shared__ bool is_given_up;
     if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) {
         beginning.tell_product(gather, step);
@@ -174,6 +172,9 @@ __global__ void __launch_bounds__(kThreads)
     } else if (threadIdx.x < kWarp) {
         count(beginning, gather, step);
     }
+    // It waits for the end of this kernel; until then it finds its place. Not sooner, which would gain 1 us: a product that
+    // holds all other SMs while this block waits for a peer could keep out a product that the peer waits for.
+    let_next_kernel_start();
     if (exchange.has_total) add_up_share<Sum, Output>(exchange, is_given_up);
 }
 

@@ -149,8 +149,9 @@ pub enum Engine {
         streams: u32,
     },
     /// A kernel before the product, on the same stream: the fastest engine for small shards, as no stream waits for
-    /// another. In a reduction: a kernel behind the product, which also waits for the sums of the others and adds them up;
-    /// ranks that share a GPU have to leave room for each other's products beside its blocks.
+    /// another. In a reduction: a kernel behind the product, which also waits for the sums of the others and adds them up.
+    /// Its blocks hold SMs while they wait, so operations on several streams, and ranks that share a GPU, need room for a
+    /// product beside them.
     Kernel {
         /// 1 to [`MAX_BLOCKS`].
         blocks: u32,
