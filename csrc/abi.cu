@@ -215,6 +215,11 @@ void check_gather(og_gather const* gather) {
     check_range("share_bits", gather->share_bits, 0, OG_MAX_SHARE_BITS);
 }
 
+void check_blocks(og_gather const& gather, og_gather_step const& step) {
+    require_pointer(step.counter, "counter");
+    check_range("blocks", step.blocks, 1, int64_t(1) << gather.share_bits);
+}
+
 void check_step(og_gather const& gather, og_gather_step const* step) {
     require_pointer(step, "step");
     check_range("buffer", step->buffer, 0, 1);
@@ -228,8 +233,7 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
     check_range("push_count", step->push_count, 0, OG_MAX_PUSHED);
     if (step->push_count == 0) return;
     require_pointer(step->pushes, "pushes");
-    require_pointer(step->counter, "counter");
-    check_range("blocks", step->blocks, 1, int64_t(1) << gather.share_bits);
+    check_blocks(gather, *step);
 }
 
 void check_slots(og_gather const& gather, og_slots const& slots) {
@@ -275,8 +279,7 @@ void check_exchange(og_gather const& gather, og_gather_step const& step, og_exch
     og_exchange const& x = *exchange;
     check_range("toggled", step.toggled, 0, 0);
     check_range("push_count", step.push_count, 0, 0);
-    check_range("blocks", step.blocks, 1, int64_t(1) << gather.share_bits);
-    require_pointer(step.counter, "counter");
+    check_blocks(gather, step);
     check_address("own", x.own);
     check_range("row_bytes", x.row_bytes, OG_ALIGNMENT_BYTES, OG_MAX_PITCH_BYTES - 1);
     check_multiple("row_bytes", x.row_bytes);

@@ -180,17 +180,9 @@ __global__ void __launch_bounds__(kThreads)
 
 using Kernel = void (*)(og_gather, og_gather_step, Exchange);
 
-template <class Sum>
-Kernel kernel_of(og_type d_type) {
-    switch (d_type) {
-        case OG_TYPE_BF16: return exchange_sums<Sum, cutlass::bfloat16_t>;
-        case OG_TYPE_F16: return exchange_sums<Sum, cutlass::half_t>;
-        default: return exchange_sums<Sum, float>;
-    }
-}
-
 Kernel kernel_of(og_type sum_type, og_type d_type) {
-    return sum_type == OG_TYPE_BF16 ? kernel_of<cutlass::bfloat16_t>(d_type) : kernel_of<float>(d_type);
+    return of_types(sum_type, d_type,
+                    [](auto sum, auto d) -> Kernel { return exchange_sums<decltype(sum), decltype(d)>; });
 }
 
 }  // namespace
@@ -209,14 +201,6 @@ void exchange(og_gather const& gather, og_gather_step const& step, og_exchange c
                  "launch of exchange_sums", gather, step, exchange);
 }
 
-void load_exchange_kernels() {
-    for (og_type sum_type : {OG_TYPE_BF16, OG_TYPE_F32}) {
-        for (og_type d_type : {OG_TYPE_BF16, OG_TYPE_F16, OG_TYPE_F32}) {
-            cudaFuncAttributes attributes;
-            check(cudaFuncGetAttributes(&attributes, kernel_of(sum_type, d_type)),
-                  "cudaFuncGetAttributes(exchange_sums)");
-        }
-    }
-}
+void load_exchange_kernels() { load_all_types(kernel_of, "cudaFuncGetAttributes(exchange_sums)"); }
 
 }  // namespace overlap_gemm

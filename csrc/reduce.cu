@@ -29,17 +29,9 @@ __global__ void __launch_bounds__(kThreads) reduce(__grid_constant__ og_reductio
 
 using Kernel = void (*)(og_reduction);
 
-template <class Sum>
-Kernel kernel_of(og_type d_type) {
-    switch (d_type) {
-        case OG_TYPE_BF16: return reduce<Sum, cutlass::bfloat16_t>;
-        case OG_TYPE_F16: return reduce<Sum, cutlass::half_t>;
-        default: return reduce<Sum, float>;
-    }
-}
-
 Kernel kernel_of(og_type sum_type, og_type d_type) {
-    return sum_type == OG_TYPE_BF16 ? kernel_of<cutlass::bfloat16_t>(d_type) : kernel_of<float>(d_type);
+    return of_types(sum_type, d_type,
+                    [](auto sum, auto d) -> Kernel { return reduce<decltype(sum), decltype(d)>; });
 }
 
 }  // namespace
@@ -51,13 +43,6 @@ void reduce_sums(og_reduction const& r, cudaStream_t stream) {
            "launch of reduce", r);
 }
 
-void load_reduce_kernels() {
-    for (og_type sum_type : {OG_TYPE_BF16, OG_TYPE_F32}) {
-        for (og_type d_type : {OG_TYPE_BF16, OG_TYPE_F16, OG_TYPE_F32}) {
-            cudaFuncAttributes attributes;
-            check(cudaFuncGetAttributes(&attributes, kernel_of(sum_type, d_type)), "cudaFuncGetAttributes(reduce)");
-        }
-    }
-}
+void load_reduce_kernels() { load_all_types(kernel_of, "cudaFuncGetAttributes(reduce)"); }
 
 }  // namespace overlap_gemm

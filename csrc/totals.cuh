@@ -1,6 +1,7 @@
 // From all ranks' sums of some elements to outputs: arithmetic over memory that is available.
 //
-// What belongs here: loading, adding up, and what follows a total. Who waits for the sums is up to reduce.cu and exchange.cu.
+// What belongs here: loading, adding up, what follows a total, and the choice of a kernel by types. Who waits for the sums is up to
+// reduce.cu and exchange.cu.
 // Sums are read from L2: a peer's copies go there, and the SM's own cache may hold lines of an earlier step.
 //
 // Invariant: an output depends on no order but that of the ranks: each adds its sums at its own place, in f32. Each
@@ -13,6 +14,7 @@
 #include "cutlass/pipeline/pipeline.hpp"
 
 #include "epilogue.cuh"
+#include "instance.h"
 
 namespace overlap_gemm {
 
@@ -99,6 +101,30 @@ constexpr int kWidthOf = 16 / int(sizeof(Sum));
 template <int kWidth>
 __device__ void spoil(Values<kWidth>& values) {
     each(values, [](float) { return __int_as_float(0x7fffffff); });
+}
+
+// What `pick` returns for the types of sums and of D, of which it is handed a value each: a kernel.
+template <class Pick>
+auto of_types(og_type sum_type, og_type d_type, Pick pick) {
+    auto of_sums = [&](auto sum) {
+        switch (d_type) {
+            case OG_TYPE_BF16: return pick(sum, cutlass::bfloat16_t{});
+            case OG_TYPE_F16: return pick(sum, cutlass::half_t{});
+            default: return pick(sum, float{});
+        }
+    };
+    return sum_type == OG_TYPE_BF16 ? of_sums(cutlass::bfloat16_t{}) : of_sums(float{});
+}
+
+// Loads the kernels of all types.
+template <class KernelOf>
+void load_all_types(KernelOf kernel_of, char const* what) {
+    for (og_type sum_type : {OG_TYPE_BF16, OG_TYPE_F32}) {
+        for (og_type d_type : {OG_TYPE_BF16, OG_TYPE_F16, OG_TYPE_F32}) {
+            cudaFuncAttributes attributes;
+            check(cudaFuncGetAttributes(&attributes, kernel_of(sum_type, d_type)), what);
+        }
+    }
 }
 
 }  // namespace overlap_gemm

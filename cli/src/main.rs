@@ -22,6 +22,8 @@ mod problem_args;
 mod progress;
 mod trace;
 mod tune;
+#[cfg(test)]
+mod typed;
 mod verify;
 
 use std::io::{self, Write as _};

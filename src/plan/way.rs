@@ -72,6 +72,14 @@ impl Operation {
         }
     }
 
+    /// The most rows of D that a rank gets.
+    pub(crate) fn most_output_rows(self, problem: &Problem) -> u32 {
+        match self {
+            Operation::GemmReduceScatter => problem.shards().most_rows(),
+            _ => problem.m(),
+        }
+    }
+
     /// The chunks whose sums `rank` adds up.
     pub(crate) fn added_up(self, chunks: &Chunks, rank: u32) -> Range<u32> {
         match self {

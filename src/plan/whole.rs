@@ -180,10 +180,7 @@ impl Plan {
 
     /// The most rows of D that a rank gets.
     pub(crate) fn most_output_rows(&self) -> u32 {
-        match self.options.operation {
-            Operation::GemmReduceScatter => self.problem.shards().most_rows(),
-            _ => self.problem.m(),
-        }
+        self.options.operation.most_output_rows(&self.problem)
     }
 
     /// The order in which `rank` computes an output of the problem's N columns: its own rows first; where sums travel,

@@ -12,7 +12,7 @@ use overlap_gemm::random::Random;
 
 use super::work::Step;
 use super::world::{World, kernel_for, shards};
-use crate::gpu::ranks::on_ranks;
+use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
 
 /// Three steps of one operation; in the second, ranks own other rows than planned.
@@ -38,6 +38,31 @@ fn three_steps(world: &World) {
         }
         rank.through();
     });
+}
+
+/// Enqueues steps one behind the other, with inputs of their own, each after what `delay` does on the rank; in the end each
+/// step's D is looked at.
+fn steps_without_waiting(world: &World, steps: u64, delay: impl Fn(&Rank, &mut Random) + Sync) {
+    on_ranks(world.ranks(), |rank| {
+        let (mut layer, rows) = (world.plan(&rank), world.rows());
+        let mut all: Vec<Box<dyn Step>> = (0..steps).map(|step| world.work(&rank, step)).collect();
+        let mut delays = Random::of_stream(62, rank.rank().into());
+        for work in &all {
+            delay(&rank, &mut delays);
+            work.enqueue(&rank, &mut layer, None).unwrap();
+        }
+        layer.synchronize(&rank.gpu.stream).unwrap();
+        for work in &mut all {
+            work.fetch(&rank);
+            work.check(&rank, &rows);
+        }
+        rank.through();
+    });
+}
+
+/// Three choices, in each combination.
+fn each_of_three() -> impl Iterator<Item = [bool; 3]> {
+    (0..8).map(|bits| [0, 1, 2].map(|bit| bits >> bit & 1 == 1))
 }
 
 #[test]
@@ -76,8 +101,8 @@ fn totals_are_added_in_the_order_of_the_ranks() {
         Some(world)
     };
     let worlds = [Partials::Bf16, Partials::F32].into_iter().flat_map(|partials| {
-        let cases = (0..8).map(|bits| [0, 1, 2].map(|bit| bits >> bit & 1 == 1));
-        cases.filter_map(move |[average, all, by_kernel]| of(partials, average, all, by_kernel))
+        each_of_three()
+            .filter_map(move |[average, all, by_kernel]| of(partials, average, all, by_kernel))
     });
     for world in worlds {
         on_ranks(RANKS, |rank| {
@@ -135,8 +160,7 @@ fn all_ranks_have_the_same_bits_of_an_all_reduce() {
 #[ignore = "needs 1 Hopper GPU"]
 fn late_ranks_are_waited_for() {
     const RANKS: u32 = 4;
-    let cases = (0..8).map(|bits| [0, 1, 2].map(|bit| bits >> bit & 1 == 1));
-    for [is_whole, all, by_kernel] in cases {
+    for [is_whole, all, by_kernel] in each_of_three() {
         let mut world = World::new(&[90, 70, 0, 130], 128, 320);
         world = if by_kernel { world.by_kernel(4) } else { world };
         world.options = world.options.with_pieces(if is_whole { 1 } else { 3 });
@@ -167,21 +191,10 @@ fn late_ranks_are_waited_for() {
 fn slots_are_sent_to_when_they_are_free() {
     let world = || World::new(&[0, 300], 128, 320);
     for world in [world(), world().by_kernel(4)] {
-        on_ranks(2, |rank| {
-            let (mut layer, rows) = (world.plan(&rank), world.rows());
-            let mut all: Vec<_> = (0..6).map(|step| world.work(&rank, step)).collect();
-            for work in &all {
-                if rank.rank() == 1 {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                work.enqueue(&rank, &mut layer, None).unwrap();
+        steps_without_waiting(&world, 6, |rank, _| {
+            if rank.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(20));
             }
-            layer.synchronize(&rank.gpu.stream).unwrap();
-            for work in &mut all {
-                work.fetch(&rank);
-                work.check(&rank, &rows);
-            }
-            rank.through();
         });
     }
 }
@@ -201,23 +214,10 @@ fn many_steps_without_waiting_are_right() {
             let mut world = World::new(&shards(512, ranks, &mut Random::new(61)), 256, 512);
             (world.strategy, world.all) = (strategy, all);
             world.options = world.options.with_engine(engine).with_pieces(3);
-            on_ranks(ranks, |rank| {
-                let (mut layer, rows) = (world.plan(&rank), world.rows());
-                let mut all: Vec<Box<dyn Step>> =
-                    (0..STEPS).map(|step| world.work(&rank, step)).collect();
-                let mut delays = Random::of_stream(62, rank.rank().into());
-                for work in &all {
-                    if delays.within(0..=3) == 0 {
-                        std::thread::sleep(Duration::from_micros(delays.within(0..=2000)));
-                    }
-                    work.enqueue(&rank, &mut layer, None).unwrap();
+            steps_without_waiting(&world, STEPS, |_, delays| {
+                if delays.within(0..=3) == 0 {
+                    std::thread::sleep(Duration::from_micros(delays.within(0..=2000)));
                 }
-                layer.synchronize(&rank.gpu.stream).unwrap();
-                for work in &mut all {
-                    work.fetch(&rank);
-                    work.check(&rank, &rows);
-                }
-                rank.through();
             });
             println!("{ranks} ranks, {strategy}, {engine}, to all: {all}: right");
         }

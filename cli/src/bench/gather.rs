@@ -129,21 +129,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::super::cases::Case;
     use super::*;
-
-    #[derive(Parser)]
-    struct Typed {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::typed::typed;
 
     fn wanted(line: &str, ranks: u32) -> Result<OnGpus, String> {
-        let words = ["all-gather-gemm"].into_iter().chain(line.split_whitespace());
-        let typed = Typed::try_parse_from(words).map_err(|error| error.to_string())?;
-        typed.args.wanted(ranks).map_err(|failure| failure.to_string())
+        typed::<Args>(line)?.wanted(ranks).map_err(|failure| failure.to_string())
     }
 
     #[test]

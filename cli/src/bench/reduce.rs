@@ -61,21 +61,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory as _, Parser};
-
     use super::super::cases::Case;
     use super::*;
-
-    #[derive(Parser)]
-    struct Typed {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::typed::{command, typed};
 
     fn wanted(line: &str, ranks: u32) -> Result<OnGpus, String> {
-        let words = ["gemm-reduce-scatter"].into_iter().chain(line.split_whitespace());
-        let typed = Typed::try_parse_from(words).map_err(|error| error.to_string())?;
-        typed.args.wanted(ranks).map_err(|failure| failure.to_string())
+        typed::<Args>(line)?.wanted(ranks).map_err(|failure| failure.to_string())
     }
 
     #[test]
@@ -115,7 +106,7 @@ mod tests {
 
     #[test]
     fn the_help_says_what_n_and_k_are() {
-        let help = Typed::command().render_long_help().to_string();
+        let help = command::<Args>().render_long_help().to_string();
         assert!(help.contains("K of one rank") && !help.contains("N of one rank"), "{help}");
     }
 }

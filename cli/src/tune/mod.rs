@@ -210,21 +210,12 @@ fn measure(_: &Wanted, _: Option<Output>, _: Interrupt) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Typed {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::typed::typed;
 
     fn names(line: &str, ranks: u32) -> Result<Vec<String>, String> {
-        let words = ["tune"].into_iter().chain(line.split_whitespace());
-        let typed = Typed::try_parse_from(words).map_err(|error| error.to_string())?;
-        let cases =
-            typed.args.problems.cases(None, Operation::AllGatherGemm, ranks, typed.args.b_layout);
+        let args = typed::<Args>(line)?;
+        let cases = args.problems.cases(None, Operation::AllGatherGemm, ranks, args.b_layout);
         Ok(cases.map_err(|failure| failure.to_string())?.iter().map(Case::to_string).collect())
     }
 

@@ -63,10 +63,7 @@ pub(crate) struct Sums {
 impl Sums {
     /// The most bytes that a rank sends to another.
     fn bytes(self, problem: &Problem) -> u64 {
-        let rows = match self.operation {
-            Operation::GemmAllReduce => problem.m(),
-            _ => problem.shards().most_rows(),
-        };
+        let rows = self.operation.most_output_rows(problem);
         u64::from(rows) * u64::from(self.columns) * u64::from(self.partials.element().size())
     }
 }

@@ -36,16 +36,8 @@ pub(super) fn data_type(element: ElementType) -> Option<c_int> {
 pub(super) type Handle = *mut c_void;
 type Gather =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Handle, CUstream) -> Status;
-type Broadcast = unsafe extern "C" fn(
-    *const c_void,
-    *mut c_void,
-    usize,
-    c_int,
-    c_int,
-    Handle,
-    CUstream,
-) -> Status;
-type ReduceScatter = unsafe extern "C" fn(
+/// With a root, or with how to add up.
+type Directed = unsafe extern "C" fn(
     *const c_void,
     *mut c_void,
     usize,
@@ -109,8 +101,8 @@ pub struct Nccl {
     pub(super) unique: unsafe extern "C" fn(*mut Id) -> Status,
     pub(super) init: unsafe extern "C" fn(*mut Handle, c_int, Id, c_int, *mut Config) -> Status,
     pub(super) all_gather: Gather,
-    pub(super) broadcast: Broadcast,
-    pub(super) reduce_scatter: ReduceScatter,
+    pub(super) broadcast: Directed,
+    pub(super) reduce_scatter: Directed,
     pub(super) reduce: Reduce,
     pub(super) group_start: unsafe extern "C" fn() -> Status,
     pub(super) group_end: unsafe extern "C" fn() -> Status,
@@ -153,8 +145,8 @@ impl Nccl {
             init: function!("ncclCommInitRankConfig":
                 unsafe extern "C" fn(*mut Handle, c_int, Id, c_int, *mut Config) -> Status),
             all_gather: function!("ncclAllGather": Gather),
-            broadcast: function!("ncclBroadcast": Broadcast),
-            reduce_scatter: function!("ncclReduceScatter": ReduceScatter),
+            broadcast: function!("ncclBroadcast": Directed),
+            reduce_scatter: function!("ncclReduceScatter": Directed),
             reduce: function!("ncclReduce": Reduce),
             group_start: function!("ncclGroupStart": unsafe extern "C" fn() -> Status),
             group_end: function!("ncclGroupEnd": unsafe extern "C" fn() -> Status),
