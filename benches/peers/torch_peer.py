@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's all-gather + matmul, and matmul + reduce-scatter, as contenders of `overlap-gemm bench OPERATION --peer`.
+"""PyTorch's all-gather + matmul, matmul + reduce-scatter and matmul + all-reduce, as contenders of `overlap-gemm bench OPERATION --peer`.
 
 The bench starts one of these for each rank, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, and
 talks to it by lines of JSON: so PyTorch's loops are interleaved with all others, of the same length, on the same
@@ -16,8 +16,8 @@ GPUs. Nothing here compares or judges; a result that is wrong is reported as fai
   -> {"do": "quit"}
 
 An order is one line. The operation is "all-gather-gemm", where m is that of all ranks together and n that of one, or
-"gemm-reduce-scatter", where k is that of one rank: every rank multiplies all m rows of an A of its own, and gets the
-sums of its own rows. A contender's kind is the operation, or "gemm" for the product alone. `prepare` makes the matrices
+"gemm-reduce-scatter" or "gemm-all-reduce", where k is that of one rank: every rank multiplies all m rows of an A of its
+own, and gets the sums of its own rows, or of all. A contender's kind is the operation, or "gemm" for the product alone. `prepare` makes the matrices
 and runs no contender, so that the bench knows which one hangs. `try` checks a result and captures a graph of `steps`
 steps; `run` runs as many steps once untimed, then timed. If an answer takes too long on one rank, the bench kills these
 processes on all ranks, and starts new ones: they prepare the case again, and are not asked for the contender that hung.
@@ -130,7 +130,7 @@ def fp8_contenders(case, device, group):
 
 
 def reducing_contenders(case, device, group):
-    """What PyTorch has for a product whose sums each rank gets its rows of."""
+    """What PyTorch has for a product whose sums each rank gets its rows of, or all."""
     m, n, k, ranks = case["m"], case["n"], case["k"], dist.get_world_size()
     kind, ops = case["operation"], torch.ops.symm_mem
     dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "e4m3": torch.float8_e4m3fn}
@@ -154,6 +154,29 @@ def reducing_contenders(case, device, group):
 
     own = a[0].double() @ bs[0].double()
     steps, expected = {"torch-mm": ("gemm", product)}, {"gemm": own}
+    if kind == "gemm-all-reduce":
+        total = own.clone()
+        dist.all_reduce(total)
+        expected[kind] = total
+        room = symmetric.empty(m, n, dtype=out_dtype, device=device)
+        symmetric.rendezvous(room, group)
+
+        def plain(i):
+            whole = product(i)
+            dist.all_reduce(whole)
+            return whole
+
+        def behind(reduce):
+            def both(i):
+                room.copy_(product(i)) if fp8 else torch.mm(a[i], bs[i], out=room)
+                return reduce(room, "sum", group)
+
+            return both
+
+        steps["torch-plain"] = (kind, plain)
+        steps["torch-one-shot"] = (kind, behind(ops.one_shot_all_reduce))
+        steps["torch-two-shot"] = (kind, behind(ops.two_shot_all_reduce_))
+        return steps, expected
     if m % ranks != 0:
         # PyTorch cuts rows evenly.
         return steps, expected
@@ -187,7 +210,7 @@ def reducing_contenders(case, device, group):
 
 def prepare(case, device, group):
     """The contenders of a case, as kinds and steps by name, and what a step of the first set gives, by kind."""
-    if case["operation"] == "gemm-reduce-scatter":
+    if case["operation"] in ("gemm-reduce-scatter", "gemm-all-reduce"):
         return reducing_contenders(case, device, group)
     make = fp8_contenders if case["type"] == "e4m3" else bf16_contenders
     steps, product = make(case, device, group)

@@ -36,8 +36,16 @@ fn bench_refuses_what_makes_no_sense() {
 
 #[test]
 fn a_reduction_refuses_what_makes_no_sense_and_misses_a_launcher() {
+    for (operation, what) in
+        [("gemm-reduce-scatter", "GEMM + reduce-scatter"), ("gemm-all-reduce", "GEMM + all-reduce")]
+    {
+        check_reduction(operation, what);
+    }
+}
+
+fn check_reduction(operation: &'static str, what: &str) {
     let bench = |args: &'static str| -> Vec<&str> {
-        ["bench", "gemm-reduce-scatter"].into_iter().chain(args.split_whitespace()).collect()
+        ["bench", operation].into_iter().chain(args.split_whitespace()).collect()
     };
     refused(
         &bench("--contenders fused"),
@@ -48,9 +56,10 @@ fn a_reduction_refuses_what_makes_no_sense_and_misses_a_launcher() {
     refused(&bench("--host"), 2, &["--host"]);
     let (code, help, _) = run(&bench("--help"));
     assert!(
-        code == 0 && help.contains("K of one rank") && help.contains("NCCL's reduce-scatter"),
+        code == 0 && help.contains("K of one rank") && help.contains("NCCL's reduction"),
         "{help}"
     );
+    assert!(help.starts_with(&format!("Time {what} between GPUs")), "{help}");
     let (code, stdout, stderr) = run(&bench("--shapes 64x64x64"));
     assert!(code != 0 && stdout.is_empty() && stderr.contains("launch"), "{code} {stderr}");
     assert!(!stderr.contains("--host"), "{stderr}");

@@ -1,4 +1,4 @@
-//! NCCL's reduce-scatter, which benches compare with. It takes one rank a GPU, so there are as many ranks as GPUs; NCCL has
+//! NCCL's reduce-scatter and all-reduce, which benches compare with. NCCL takes one rank a GPU, so there are as many ranks as GPUs; NCCL has
 //! to be there (OVERLAP_GEMM_NCCL names its file).
 //!
 //! Invariant: numbers are whole and so small that every order of additions gives the same bits; outputs are NaN before, with
@@ -11,7 +11,7 @@ use overlap_gemm::cuda::devices;
 use overlap_gemm::cuda::nccl::{Communicator, Nccl, Parts};
 use overlap_gemm::element::{bf16, f16};
 use overlap_gemm::random::Random;
-use overlap_gemm::{ElementType, Error};
+use overlap_gemm::{Element, ElementType, Error};
 
 use super::work::Number;
 use crate::gpu::ranks::{Rank, on_ranks};
@@ -82,6 +82,46 @@ fn every_rank_gets_the_sums_of_its_part() {
             sums_are_right::<f16>(&rank, &communicator, rows);
             sums_are_right::<f32>(&rank, &communicator, rows);
         }
+        rank.through();
+    });
+}
+
+/// In a buffer of its own, then in place.
+#[test]
+#[ignore = "needs 1 Hopper GPU and NCCL"]
+fn every_rank_gets_all_sums() {
+    const LEN: usize = 12 * COLUMNS;
+    let ranks = devices().unwrap().len();
+    on_ranks(ranks as u32, |rank| {
+        let (communicator, stream) = (join(&rank), &rank.gpu.stream);
+        let numbers = |rank: usize| -> Vec<f32> {
+            let mut random = Random::of_stream(53, rank as u64);
+            (0..LEN).map(|_| random.within(0..=32) as f32 - 16.0).collect()
+        };
+        let brought: Vec<_> = (0..ranks).map(numbers).collect();
+        let own = brought[rank.rank() as usize].iter().map(|x| bf16::narrow(*x));
+        let from = rank.gpu.upload(&own.collect::<Vec<_>>());
+        let mut look = vec![bf16::POISON; LEN + GUARD];
+        let to = rank.gpu.upload(&look);
+        let (source, target) = (from.device_ptr(stream).0, to.device_ptr(stream).0);
+        let bytes = 2 * LEN as u64;
+        for to_address in [target, source] {
+            // SAFETY: both buffers are so long, and live until the stream is through.
+            unsafe {
+                communicator.all_reduce(source, to_address, bytes, ElementType::Bf16, stream)
+            }
+            .unwrap();
+        }
+        communicator.wait(stream, PATIENCE).unwrap();
+        for (buffer, len) in [(&to, LEN + GUARD), (&from, LEN)] {
+            stream.memcpy_dtoh(buffer, &mut look[..len]).unwrap();
+            stream.synchronize().unwrap();
+            for (at, got) in look[..LEN].iter().enumerate() {
+                let expected: f32 = brought.iter().map(|numbers| numbers[at]).sum();
+                assert_eq!(got.widen(), expected, "rank {}, {at}", rank.rank());
+            }
+        }
+        assert!(look[LEN..].iter().all(|x| x.widen().is_nan()), "beyond its end");
         rank.through();
     });
 }

@@ -256,6 +256,43 @@ fn two_operations_are_under_way_on_two_streams() {
     });
 }
 
+/// The same by kernels that send and wait: each rank enqueues some steps of both operations before it waits for any. The products
+/// leave room for the kernels' blocks.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn kernels_of_two_operations_wait_on_two_streams() {
+    const STEPS: u64 = 5;
+    let worlds = [(&[20, 44][..], 128, 9), (&[30, 2], 256, 10)].map(|(rows, n, seed)| {
+        let world = World::new(rows, n, 256).by_kernel(4);
+        World { seed, ..world }
+    });
+    on_ranks(2, |rank| {
+        let other = rank.with_new_stream();
+        let both = [&rank, &other];
+        let mut layers = [0, 1].map(|at| worlds[at].plan(both[at]));
+        let mut delays = Random::of_stream(63, rank.rank().into());
+        for round in 0..10 {
+            let work = |at: usize, step| worlds[at].work(both[at], STEPS * round + step);
+            let mut works: Vec<[Box<dyn Step>; 2]> =
+                (0..STEPS).map(|step| [work(0, step), work(1, step)]).collect();
+            for work in &works {
+                std::thread::sleep(Duration::from_micros(delays.within(0..=300)));
+                for at in [0, 1] {
+                    work[at].enqueue(both[at], &mut layers[at], None).unwrap();
+                }
+            }
+            for at in [1, 0] {
+                layers[at].synchronize(&both[at].gpu.stream).unwrap();
+                for work in &mut works {
+                    work[at].fetch(both[at]);
+                    work[at].check(both[at], &worlds[at].rows());
+                }
+            }
+        }
+        rank.through();
+    });
+}
+
 /// What `run-gpu-tests --sanitize` runs. Its tools may hold up every other call while a kernel runs, and with it the rank that
 /// the kernel waits for: one rank.
 #[test]

@@ -25,6 +25,8 @@ pub mod statistics;
 pub mod turns;
 pub mod wanted;
 
+use overlap_gemm::plan::Operation;
+
 use crate::exit::Failure;
 
 /// Measure this library beside cuBLASLt, NCCL and other programs
@@ -33,6 +35,10 @@ pub enum What {
     Gemm(Box<gemm::Args>),
     AllGatherGemm(Box<gather::Args>),
     GemmReduceScatter(Box<reduce::Args>),
+    /// Time GEMM + all-reduce between GPUs, beside NCCL and cuBLASLt, one process a rank
+    ///
+    /// As gemm-reduce-scatter, but every rank gets the sums of all rows of D.
+    GemmAllReduce(Box<reduce::Args>),
     Merge(Box<merge::Args>),
 }
 
@@ -41,7 +47,8 @@ pub fn run(what: &What) -> Result<(), Failure> {
     match what {
         What::Gemm(args) => gemm::run(args),
         What::AllGatherGemm(args) => gather::run(args),
-        What::GemmReduceScatter(args) => reduce::run(args),
+        What::GemmReduceScatter(args) => reduce::run(args, Operation::GemmReduceScatter),
+        What::GemmAllReduce(args) => reduce::run(args, Operation::GemmAllReduce),
         What::Merge(args) => merge::run(args),
     }
 }

@@ -1,4 +1,4 @@
-//! `overlap-gemm bench gemm-reduce-scatter`: GEMM + reduce-scatter between GPUs, beside NCCL and cuBLASLt.
+//! `overlap-gemm bench gemm-reduce-scatter` and `gemm-all-reduce`: these operations between GPUs, beside NCCL and cuBLASLt.
 //!
 //! What belongs here: the arguments that no other bench has ([`between`](super::between) has the rest). Invariant: sums travel
 //! in bf16 and D is bf16 for all contenders alike, so that all move the same bytes.
@@ -40,9 +40,9 @@ pub struct Args {
 }
 
 impl Args {
-    fn wanted(&self, ranks: u32) -> Result<OnGpus, Failure> {
+    fn wanted(&self, operation: Operation, ranks: u32) -> Result<OnGpus, Failure> {
         let contenders = each_once(&self.contenders).into_iter().map(Contender::Reduce).collect();
-        let wanted = self.between.wanted(Operation::GemmReduceScatter, contenders, ranks)?;
+        let wanted = self.between.wanted(operation, contenders, ranks)?;
         let is_odd = |d: ElementType| d != ElementType::Bf16;
         match wanted.cases.iter().find(|case| is_odd(case.problem.elements().d)) {
             Some(case) => Err(Failure::Usage(format!(
@@ -54,9 +54,9 @@ impl Args {
     }
 }
 
-/// Runs the bench and shows it.
-pub fn run(args: &Args) -> Result<(), Failure> {
-    args.between.run(|ranks| args.wanted(ranks))
+/// Runs the bench of that operation and shows it.
+pub fn run(args: &Args, operation: Operation) -> Result<(), Failure> {
+    args.between.run(|ranks| args.wanted(operation, ranks))
 }
 
 #[cfg(test)]
@@ -66,7 +66,8 @@ mod tests {
     use crate::typed::{command, typed};
 
     fn wanted(line: &str, ranks: u32) -> Result<OnGpus, String> {
-        typed::<Args>(line)?.wanted(ranks).map_err(|failure| failure.to_string())
+        let wanted = typed::<Args>(line)?.wanted(Operation::GemmReduceScatter, ranks);
+        wanted.map_err(|failure| failure.to_string())
     }
 
     #[test]

@@ -121,18 +121,18 @@ impl Gatherer {
     }
 }
 
-/// A contender of GEMM + reduce-scatter.
+/// A contender of GEMM + reduce-scatter, or all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Reducer {
     /// cuBLASLt's best plain GEMM of the rank's slice of K
     Cublaslt,
     /// This crate's plain GEMM of the rank's slice of K
     Own,
-    /// cuBLASLt's product, then NCCL's reduce-scatter
+    /// cuBLASLt's product, then NCCL's reduction
     NcclCublaslt,
-    /// NCCL's reduce-scatter alone, of products that are there
+    /// NCCL's reduction alone, of products that are there
     Nccl,
-    /// This crate's product, then its reduce-scatter
+    /// This crate's product, then its reduction
     Sequential,
     /// A product for each rank's rows, whose sums leave while the next is computed
     Pipelined,

@@ -5,6 +5,8 @@
 //! Invariant: the bound is the reference's own, and since that covers the worst inputs, the error on these must be small as
 //! well.
 
+use std::ops::Range;
+
 use overlap_gemm::element::{Element, F8E4M3, F8E5M2, bf16, f16};
 use overlap_gemm::plan::{BLayout, ElementTypes, Partials, Problem, Reduction, Scaling};
 use overlap_gemm::random::Random;
@@ -65,17 +67,16 @@ impl<'a> Check<'a> {
         Check { pools, problem, fast_accumulation, ranks, first: 0, rows, columns, set }
     }
 
-    /// The same for the total of all ranks' products, of which `rank` has its own rows. The ranks have `sets` sets.
+    /// The same for the total of all ranks' products, of which a rank gets the rows `own`. The ranks have `sets` sets.
     pub fn of_total(
         pools: &'a Pools,
         problem: &'a Problem,
-        rank: u32,
+        own: Range<u32>,
         sets: usize,
         fast_accumulation: bool,
         seed: u64,
     ) -> Self {
         let mut random = Random::of_stream(seed, 3);
-        let own = problem.shards().rows(rank);
         let rows = spread(own.len() as u32, &mut random);
         let rows = rows.into_iter().map(|row| own.start + row).collect();
         let columns = spread(problem.n(), &mut random);
@@ -310,7 +311,7 @@ mod tests {
     fn a_total_has_every_rank_once() {
         let pools = Pools::new(9);
         let problem = Problem::builder(8, 16, 64).ranks(4).build().unwrap();
-        let check = Check::of_total(&pools, &problem, 1, 3, true, 1);
+        let check = Check::of_total(&pools, &problem, 2..4, 3, true, 1);
         assert_eq!((&check.rows[..], check.set, check.ranks.len()), (&[2, 3][..], 2, 4));
         let product = |rank: u32| -> Vec<f64> {
             let numbers = pools.numbers(rank, &problem, 3);

@@ -86,18 +86,19 @@ impl CaseReport {
     }
 
     /// The bytes that a rank receives, rows of A or sums, at `microseconds` a gather or a reduction, in GB/s; of the rank
-    /// that has the fewest rows, and so gets the most of A, or sends the most sums.
+    /// that has the fewest rows, and so gets the most of A, or sends the most sums. Of an all-reduce: the bytes of all rows of D.
     pub fn gigabytes(&self, kind: Kind, microseconds: f64) -> f64 {
         let (problem, types) = (&self.problem, self.problem.elements());
         let shards = problem.shards();
         let of = |rank| shards.rows(rank).len() as u64;
-        let others = u64::from(problem.m()) - (0..shards.ranks()).map(of).min().unwrap_or(0);
+        let fewest = (0..shards.ranks()).map(of).min().unwrap_or(0);
+        let rows = u64::from(problem.m()) - if kind == Kind::AllReduce { 0 } else { fewest };
         let (columns, element) = match kind {
-            Kind::ReduceScatter => (problem.n(), types.d),
+            Kind::ReduceScatter | Kind::AllReduce => (problem.n(), types.d),
             _ => (problem.k(), types.a),
         };
         let row = u64::from(columns) * u64::from(element.size());
-        (others * row) as f64 / microseconds * 1e-3
+        (rows * row) as f64 / microseconds * 1e-3
     }
 }
 
@@ -128,6 +129,7 @@ mod tests {
         }
         assert_eq!(case.gigabytes(Kind::AllGather, 1.0), 512.0 * 8192.0 * 2.0 * 1e-3);
         assert_eq!(case.gigabytes(Kind::ReduceScatter, 1.0), 512.0 * 3584.0 * 2.0 * 1e-3);
+        assert_eq!(case.gigabytes(Kind::AllReduce, 1.0), 1024.0 * 3584.0 * 2.0 * 1e-3);
         for (disturbed, counted) in [(1, 2), (2, 0)] {
             let mut case = case.clone();
             let gemms = case.rows.iter_mut().filter(|row| row.kind == Kind::Gemm);

@@ -23,7 +23,7 @@ pub use table::Table;
 use super::machine::Machine;
 
 /// The names of the benches in a file: of several ranks that gather, of one, and of several that reduce.
-const BENCHES: [&str; 3] = ["all-gather-gemm", "gemm", "gemm-reduce-scatter"];
+const BENCHES: [&str; 4] = ["all-gather-gemm", "gemm", "gemm-reduce-scatter", "gemm-all-reduce"];
 
 /// The format that is written, and read.
 const FORMAT: u64 = 2;
@@ -41,7 +41,8 @@ impl<'a> Document<'a> {
     pub fn of(runs: &'a [Run]) -> Document<'a> {
         let all = |fits: fn(&Run) -> bool| !runs.is_empty() && runs.iter().all(fits);
         let bench = match () {
-            () if all(|run| run.operation.reduces()) => BENCHES[2],
+            () if all(|run| run.operation == Operation::GemmReduceScatter) => BENCHES[2],
+            () if all(|run| run.operation == Operation::GemmAllReduce) => BENCHES[3],
             () if all(|run| run.ranks == 1) => BENCHES[1],
             () => BENCHES[0],
         };
@@ -189,12 +190,39 @@ pub enum Kind {
     ReduceScatter,
     /// Multiplies, and adds up.
     GemmReduceScatter,
+    /// Adds up what all ranks have multiplied, for all of them.
+    AllReduce,
+    /// Multiplies, and adds up for all ranks.
+    GemmAllReduce,
 }
 
 impl Kind {
     /// Moves data and multiplies: what is compared with T_gemm and the baseline.
     pub fn is_whole(self) -> bool {
-        matches!(self, Kind::AllGatherGemm | Kind::GemmReduceScatter)
+        matches!(self, Kind::AllGatherGemm | Kind::GemmReduceScatter | Kind::GemmAllReduce)
+    }
+
+    /// Adds up all ranks' products.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+    pub fn reduces(self) -> bool {
+        !matches!(
+            self,
+            Kind::Gemm
+                | Kind::GemmAllSignalled
+                | Kind::GemmBesideCopies
+                | Kind::AllGather
+                | Kind::AllGatherGemm
+        )
+    }
+
+    /// All of an operation.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+    pub fn whole(operation: Operation) -> Kind {
+        match operation {
+            Operation::GemmReduceScatter => Kind::GemmReduceScatter,
+            Operation::GemmAllReduce => Kind::GemmAllReduce,
+            _ => Kind::AllGatherGemm,
+        }
     }
 }
 

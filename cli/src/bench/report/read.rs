@@ -84,6 +84,8 @@ pub fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::{Document, made_up};
+    use overlap_gemm::plan::Operation;
+
     use super::*;
 
     fn written(runs: &[Run]) -> Value {
@@ -97,10 +99,15 @@ mod tests {
         assert_eq!(parse(written(&runs).to_string().as_bytes()).unwrap(), runs);
         assert_eq!(parse(written(&[]).to_string().as_bytes()).unwrap(), []);
         let mut reduced = [made_up::run(vec![made_up::reduced_case(1024)])];
-        reduced[0].operation = overlap_gemm::plan::Operation::GemmReduceScatter;
-        let text = written(&reduced).to_string();
-        assert!(text.starts_with("{\"bench\":\"gemm-reduce-scatter\""), "{text}");
-        assert_eq!(parse(text.as_bytes()).unwrap(), reduced);
+        for (operation, name) in [
+            (Operation::GemmReduceScatter, "gemm-reduce-scatter"),
+            (Operation::GemmAllReduce, "gemm-all-reduce"),
+        ] {
+            reduced[0].operation = operation;
+            let text = written(&reduced).to_string();
+            assert!(text.starts_with(&format!("{{\"bench\":\"{name}\"")), "{text}");
+            assert_eq!(parse(text.as_bytes()).unwrap(), reduced);
+        }
         assert!(!written(&runs).to_string().contains("operation"), "as in older files");
     }
 

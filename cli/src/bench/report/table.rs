@@ -167,7 +167,7 @@ impl CaseReport {
         cells[2] = format!("{:.1}", times.median);
         cells[3] = format!("{:.1} %", 100.0 * times.spread());
         cells[4] = match row.kind {
-            kind @ (Kind::AllGather | Kind::ReduceScatter) => {
+            kind @ (Kind::AllGather | Kind::ReduceScatter | Kind::AllReduce) => {
                 format!("{:.0} GB/s", self.gigabytes(kind, times.median))
             }
             _ => match self.teraflops(times.median) {

@@ -186,22 +186,35 @@ impl Communicator {
         stream: &CudaStream,
     ) -> Result<()> {
         self.check_parts(from)?;
-        let kind = data_type(element).ok_or_else(|| Error::Unsupported {
-            what: format!("adding up {element} by NCCL"),
-            why: "sums between ranks are bf16, f16 or f32".into(),
-            remedy: "give sums of one of these types",
-        })?;
-        let size = u64::from(element.size());
         let places = from.of_ranks.iter().flat_map(|&(offset, bytes)| [offset, bytes]);
-        let mut places = places.chain([from.address, to]);
-        if let Some(bytes) = places.find(|place| !place.is_multiple_of(size)) {
-            let what = "a part of what NCCL adds up";
-            let remedy = "let parts begin and end between elements";
-            return Err(Error::Misaligned { what, bytes, multiple_of: size, remedy });
-        }
+        let kind = added_up(element, places.chain([from.address, to]))?;
         self.enqueue(stream, |handle| {
             // SAFETY: the caller's promise; the communicator is live and locked.
-            unsafe { self.add_up(handle, from, to, (kind, size), stream) }
+            unsafe { self.add_up(handle, from, to, kind, stream) }
+        })
+    }
+
+    /// Enqueues adding up all ranks' `bytes` of `element`s, which are bf16, f16 or f32: every rank gets all sums at `to`. NCCL
+    /// adds as in [`Communicator::reduce_scatter`].
+    ///
+    /// # Safety
+    /// Both are memory of this device, as long on all ranks, until the stream is through. They are the same, or overlap
+    /// nothing of each other.
+    pub unsafe fn all_reduce(
+        &self,
+        from: CUdeviceptr,
+        to: CUdeviceptr,
+        bytes: u64,
+        element: ElementType,
+        stream: &CudaStream,
+    ) -> Result<()> {
+        let (kind, size) = added_up(element, [from, to, bytes])?;
+        self.enqueue(stream, |handle| {
+            let (from, to) = (from as *const c_void, to as *mut c_void);
+            let (nccl, count, stream) = (&self.nccl, (bytes / size) as usize, stream.cu_stream());
+            // SAFETY: the caller's promise; the communicator is live and locked.
+            let status = unsafe { (nccl.all_reduce)(from, to, count, kind, SUM, handle, stream) };
+            nccl.outcome("ncclAllReduce", status)
         })
     }
 
@@ -390,4 +403,20 @@ impl Drop for Communicator {
         }
         // What is still ending then waits for a graph that somebody keeps.
     }
+}
+
+/// NCCL's name of a type that it adds up, and its size; `places` are addresses and lengths, each of whole elements.
+fn added_up(element: ElementType, places: impl IntoIterator<Item = u64>) -> Result<(c_int, u64)> {
+    let kind = data_type(element).ok_or_else(|| Error::Unsupported {
+        what: format!("adding up {element} by NCCL"),
+        why: "sums between ranks are bf16, f16 or f32".into(),
+        remedy: "give sums of one of these types",
+    })?;
+    let size = u64::from(element.size());
+    if let Some(bytes) = places.into_iter().find(|place| !place.is_multiple_of(size)) {
+        let what = "a part of what NCCL adds up";
+        let remedy = "let parts begin and end between elements";
+        return Err(Error::Misaligned { what, bytes, multiple_of: size, remedy });
+    }
+    Ok((kind, size))
 }

@@ -73,17 +73,17 @@ struct Checks<'a> {
 impl Checks<'_> {
     /// Takes a step, and says what is wrong with its result, if anything is.
     fn run(&self, summing: Summing<'_>, step: &mut dyn Step) -> Result<Result<(), String>> {
-        let Summing { place: contenders::Place { gpu, inputs, set, .. }, totals } = summing;
+        let Summing { place: contenders::Place { gpu, inputs, set, .. }, totals, .. } = summing;
         let (kind, adder) = (step.kind(), step.adder());
         let enqueue = |set| step.enqueue(set);
-        if !matches!(kind, Kind::ReduceScatter | Kind::GemmReduceScatter) {
+        if !kind.reduces() {
             return self.product.run(gpu, inputs, enqueue);
         }
         let (partials, total) = (&inputs.sets[set].d, &totals[set]);
         // Where D has the partials, a product has to write them first. A reduction alone finds them there.
-        let poisoned = match (kind, adder) {
-            (Kind::GemmReduceScatter, Adder::Nccl) => vec![partials, total],
-            _ => vec![total],
+        let poisoned = match kind.is_whole() && adder == Adder::Nccl {
+            true => vec![partials, total],
+            false => vec![total],
         };
         self.total.run_into(gpu, total, &poisoned, adder, enqueue)
     }
@@ -217,16 +217,17 @@ impl Bench<'_> {
             inputs: &inputs,
             set: check.set,
         };
+        let own = reducing::rows(&place, wanted.operation);
+        let total = |_| gpu.allocate(reducing::bytes(&problem, &own));
         let checks = Checks {
             product: check,
-            total: Check::of_total(pools, &problem, rank, sets, true, wanted.seed),
+            total: Check::of_total(pools, &problem, own.clone(), sets, true, wanted.seed),
         };
-        let total = |_| gpu.allocate(Summing::bytes(&place));
         let totals = match reduces {
             true => (0..sets).map(total).collect::<Result<Vec<Block>>>()?,
             false => Vec::new(),
         };
-        let summing = Summing { place, totals: &totals };
+        let summing = Summing { place, operation: wanted.operation, totals: &totals };
         let mut lineup: Lineup<Entrant<'_>> = Lineup::new();
         for &who in &wanted.contenders {
             for &launch in &wanted.launch {
@@ -296,10 +297,7 @@ impl Bench<'_> {
         entrants: &mut Vec<Entrant<'c>>,
     ) -> Result<()> {
         let operation = self.wanted.operation;
-        let whole = match operation.reduces() {
-            true => Kind::GemmReduceScatter,
-            false => Kind::AllGatherGemm,
-        };
+        let whole = Kind::whole(operation);
         for told in peer.borrow_mut().prepare(&self.group, operation, problem, GRAPH_STEPS)? {
             for &launch in &self.wanted.launch {
                 if launch == Launch::Graph && !told.graph {

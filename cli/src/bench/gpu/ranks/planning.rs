@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use overlap_gemm::cuda::nccl::Communicator;
 use overlap_gemm::cuda::{GatherOptions, Gemm, GemmOptions};
-use overlap_gemm::plan::{Engine, Problem, Strategy};
+use overlap_gemm::plan::{Engine, Operation, Problem, Strategy};
 use overlap_gemm::{Error, Result};
 
 use super::super::super::wanted::{Contender, Gatherer, Reducer};
@@ -62,11 +62,15 @@ impl Bench<'_> {
     }
 
     fn plan_reduce<'c>(&self, who: Reducer, case: Summing<'c>) -> Result<Planned<'c>> {
-        let Summing { place, .. } = case;
-        let gemm = self.gemm_options();
-        let reduced = |strategy| {
-            let planned = Reduced::plan(case, strategy, &self.gather_options(), &gemm)?;
-            Ok(Box::new(planned) as Planned<'c>)
+        let Summing { place, operation, .. } = case;
+        let (gather, gemm) = (self.gather_options(), self.gemm_options());
+        let reduced = |strategy| -> Result<Planned<'c>> {
+            Ok(match operation {
+                Operation::GemmAllReduce => {
+                    Box::new(Reduced::<true>::plan(case, strategy, &gather, &gemm)?)
+                }
+                _ => Box::new(Reduced::<false>::plan(case, strategy, &gather, &gemm)?),
+            })
         };
         Ok(match who {
             Reducer::Cublaslt => self.cublaslt(place)?,

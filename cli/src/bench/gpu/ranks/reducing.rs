@@ -1,13 +1,14 @@
-//! The contenders of GEMM + reduce-scatter; the plain products are beside, in `contenders`.
+//! The contenders of GEMM + reduce-scatter and GEMM + all-reduce; the plain products are beside, in `contenders`.
 //!
 //! Invariants: in each step all ranks use the set of the same number, each its own matrices; a partial is bf16 and has all
-//! rows, a total has this rank's rows and lies in a block of its own.
+//! rows, a total has the rows that this rank gets and lies in a block of its own.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use overlap_gemm::cuda::nccl::{Communicator, Parts};
-use overlap_gemm::cuda::{GatherOptions, Gemm, GemmOptions, GemmReduceScatter, RawOperands, Shard};
-use overlap_gemm::plan::{Reduction, Scaling, Strategy};
+use overlap_gemm::cuda::{GatherOptions, Gemm, GemmOptions, GemmReduce, RawOperands, Shard};
+use overlap_gemm::plan::{Operation, Problem, Reduction, Scaling, Strategy};
 use overlap_gemm::{ElementType, Result};
 
 use super::super::super::report::Kind;
@@ -25,17 +26,25 @@ const PARTIALS: ElementType = ElementType::Bf16;
 #[derive(Clone, Copy)]
 pub struct Summing<'a> {
     pub place: Place<'a>,
+    pub operation: Operation,
     /// Room for this rank's totals, for each set.
     pub totals: &'a [Block],
 }
 
-impl Summing<'_> {
-    /// The bytes of this rank's totals; of a row at least, so that there is something to point at.
-    pub fn bytes(place: &Place<'_>) -> u64 {
-        let rows = place.problem.shards().rows(place.group.rank()).len() as u32;
-        place.problem.d_len_of(rows.max(1)) * u64::from(PARTIALS.size())
+/// The rows of D that this rank gets.
+pub fn rows(place: &Place<'_>, operation: Operation) -> Range<u32> {
+    match operation {
+        Operation::GemmAllReduce => 0..place.problem.m(),
+        _ => place.problem.shards().rows(place.group.rank()),
     }
+}
 
+/// The bytes of their totals; of a row at least, so that there is something to point at.
+pub fn bytes(problem: &Problem, rows: &Range<u32>) -> u64 {
+    problem.d_len_of(rows.len().max(1) as u32) * u64::from(PARTIALS.size())
+}
+
+impl Summing<'_> {
     /// Every rank's rows of D in a set.
     fn parts(&self, set: usize) -> Parts {
         let Place { problem, inputs, .. } = self.place;
@@ -49,7 +58,7 @@ impl Summing<'_> {
     }
 }
 
-/// NCCL's reduce-scatter of what lies in D.
+/// NCCL's reduction of what lies in D.
 pub struct ByNccl<'a> {
     summing: Summing<'a>,
     nccl: Rc<Communicator>,
@@ -86,14 +95,29 @@ impl Step for ByNccl<'_> {
         if let Some(product) = &self.product {
             product.enqueue(gpu, inputs, set)?;
         }
-        let (parts, to) = (self.summing.parts(set), self.summing.totals[set].address);
-        // SAFETY: D has all ranks' rows, a total has room for the own ones, and lies elsewhere; both live until the stream is
-        // through.
-        unsafe { self.nccl.reduce_scatter(&parts, to, PARTIALS, &gpu.stream) }
+        let to = &self.summing.totals[set];
+        // SAFETY: D has all ranks' rows, a total has room for those that this rank gets, and lies elsewhere; both live until the
+        // stream is through.
+        unsafe {
+            match self.summing.operation {
+                Operation::GemmAllReduce => {
+                    let from = inputs.sets[set].d.address;
+                    self.nccl.all_reduce(from, to.address, to.bytes, PARTIALS, &gpu.stream)
+                }
+                _ => {
+                    let parts = self.summing.parts(set);
+                    self.nccl.reduce_scatter(&parts, to.address, PARTIALS, &gpu.stream)
+                }
+            }
+        }
     }
 
     fn kind(&self) -> Kind {
-        if self.product.is_some() { Kind::GemmReduceScatter } else { Kind::ReduceScatter }
+        match (&self.product, self.summing.operation) {
+            (Some(_), operation) => Kind::whole(operation),
+            (None, Operation::GemmAllReduce) => Kind::AllReduce,
+            (None, _) => Kind::ReduceScatter,
+        }
     }
 
     fn adder(&self) -> Adder {
@@ -108,13 +132,13 @@ impl Step for ByNccl<'_> {
     }
 }
 
-/// This crate's GEMM + reduce-scatter.
-pub struct Reduced<'a> {
+/// This crate's GEMM + reduce-scatter, or all-reduce (`ALL`).
+pub struct Reduced<'a, const ALL: bool> {
     summing: Summing<'a>,
-    layer: GemmReduceScatter,
+    layer: GemmReduce<ALL>,
 }
 
-impl<'a> Reduced<'a> {
+impl<'a, const ALL: bool> Reduced<'a, ALL> {
     /// Plans it, and takes a step in each of its two buffers: what is left there is of the first set, and shows in a total of
     /// another.
     pub fn plan(
@@ -125,8 +149,7 @@ impl<'a> Reduced<'a> {
     ) -> Result<Self> {
         let Place { gpu, group, problem, .. } = summing.place;
         let sum = Reduction::default();
-        let layer =
-            GemmReduceScatter::plan(group, &gpu.device, problem, strategy, options, gemm, sum)?;
+        let layer = GemmReduce::plan(group, &gpu.device, problem, strategy, options, gemm, sum)?;
         let mut it = Reduced { summing, layer };
         for _ in 0..2 {
             it.enqueue(0)?;
@@ -137,7 +160,7 @@ impl<'a> Reduced<'a> {
     }
 }
 
-impl Step for Reduced<'_> {
+impl<const ALL: bool> Step for Reduced<'_, ALL> {
     fn enqueue(&mut self, set: usize) -> Result<()> {
         let Place { gpu, problem, inputs, .. } = self.summing.place;
         let RawOperands { a, b, scale_a, .. } = operands(inputs, set);
@@ -148,7 +171,7 @@ impl Step for Reduced<'_> {
             total.scale_a = 0;
             rows = rows.scales(scale_a);
         }
-        // SAFETY: A and B are as large as the problem says, a total as this rank's rows; they live until the stream is through,
+        // SAFETY: A and B are as large as the problem says, a total as the rows that this rank gets; they live until the stream is through,
         // and the total overlaps nothing.
         unsafe { self.layer.enqueue(&gpu.stream, rows, &[total]) }
     }
@@ -158,7 +181,7 @@ impl Step for Reduced<'_> {
     }
 
     fn kind(&self) -> Kind {
-        Kind::GemmReduceScatter
+        Kind::whole(self.summing.operation)
     }
 
     fn describe(&self) -> String {
