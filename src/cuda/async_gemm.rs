@@ -101,7 +101,7 @@ impl AsyncGemm {
         options: &GemmOptions,
     ) -> Result<Self> {
         check_chunks(problem, chunks, pivot_rank)?;
-        let product = Product::plan_alone(device, problem, options)?;
+        let product = Product::plan(device, problem, options)?;
         let tiling = product.kernel.tiling(product.choice.swizzle);
         let order = TileOrder::new(chunks, problem.n(), tiling, pivot_rank)?;
         Ok(AsyncGemm {

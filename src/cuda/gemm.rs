@@ -46,11 +46,10 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// Chooses a kernel for `problem` as a plain product (all its rows, however they are shared out): the measured one, if
-    /// a step of this size was tuned ([`Tuning`](crate::tune::Tuning)), else the one that the cost model finds fastest.
-    /// Loads it and allocates what it needs. Slow: modules are loaded, so this is for start-up, not for the steady loop.
+    /// Chooses the kernel that the cost model finds fastest for `problem` as a plain product (all its rows, however they are
+    /// shared out), loads it, and allocates what it needs. Slow: modules are loaded, so this is for start-up, not for the steady loop.
     pub fn plan(device: &Device, problem: &Problem, options: &GemmOptions) -> Result<Gemm> {
-        Ok(Gemm { product: Product::plan_alone(device, problem, options)? })
+        Ok(Gemm { product: Product::plan(device, problem, options)? })
     }
 
     /// The part of [`Gemm::plan`] that needs no device: whether there is a kernel for `problem`.

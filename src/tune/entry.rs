@@ -153,19 +153,6 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether the kernel that sent rows, if one did, left the product every SM that it has work for.
-    pub(super) fn multiplied_undisturbed(&self) -> bool {
-        let Engine::Kernel { blocks } = self.way.engine else { return true };
-        let Multiplying { tile, cluster, splits, .. } = &self.multiplying;
-        let of_clusters = |extent: u32, tile: u32, cluster: u32| {
-            let cluster = u64::from(cluster);
-            u64::from(extent).div_ceil(u64::from(tile) * cluster) * cluster
-        };
-        let tiles = of_clusters(self.shape.m, tile.m, cluster.m)
-            * of_clusters(self.shape.n, tile.n, cluster.n);
-        tiles.saturating_mul((*splits).into()).saturating_add(blocks.into()) <= self.sms.into()
-    }
-
     /// An error if a value is invalid.
     pub fn check(&self) -> Result<(), String> {
         let at_least_one = |what: &str, value: u32| match value {

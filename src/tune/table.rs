@@ -6,11 +6,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::entry::{Entry, Family, Multiplying, Shape};
+use super::entry::Entry;
 use super::file::{self, TUNING_VARIABLE, default_path};
 use super::lookup::{self, Answer, Asked, Fits};
 use crate::error::Result;
-use crate::plan::{Problem, Strategy};
 
 /// A table of measured plans, with its sources and notes.
 ///
@@ -115,19 +114,6 @@ impl Tuning {
     /// The files that could not be read, with the reasons.
     pub fn notes(&self) -> &[String] {
         &self.notes
-    }
-
-    /// The kernel of the fused step of this size that was measured, whatever its number of ranks, if the product had all SMs
-    /// that it can use: then this kernel is among the fastest for the product alone.
-    pub fn kernel_of_size(&self, gpu: &str, problem: &Problem) -> Option<&Multiplying> {
-        let (shape, family) = (Shape::of(problem), Family::of(problem, gpu));
-        let is_it = |entry: &&Entry| {
-            entry.way.strategy == Strategy::Fused
-                && entry.multiplied_undisturbed()
-                && entry.shape == shape
-                && entry.family == Family { ranks: entry.family.ranks, ..family.clone() }
-        };
-        self.entries.iter().find(is_it).map(|entry| &entry.multiplying)
     }
 
     /// The plan for a problem; `None`: no kernel computes it, or no way fits.

@@ -6,11 +6,12 @@
 
 use crate::cuda::exchange::chunk_table::check_count;
 use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::product::choice::choose;
 use crate::cuda::product::kernels::kernels;
-use crate::cuda::product::measured::fixed;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::call::MAX_PUSHED;
 use crate::cuda::sys::device::{DeviceInfo, driver_name};
+use crate::cuda::sys::shape;
 use crate::kernels::Kernel;
 use crate::plan::{Engine, Plan, PlanOptions, Problem, Strategy, Way};
 use crate::tune::{Answer, Asked, Fits, Multiplying, Tuning};
@@ -152,6 +153,26 @@ impl Fits for Here<'_> {
             |part| fixed(self.open.gemm, multiplying, self.kernels, &part, self.sms).is_some();
         part.is_ok_and(can)
     }
+}
+
+/// `asked` with that kernel, run that way; `None` if the caller asked for another, or it cannot compute the problem on
+/// `sms` SMs: it may not have been compiled, or sum fp8 in another way.
+fn fixed(
+    asked: &GemmOptions,
+    multiplying: &Multiplying,
+    kernels: &[Kernel],
+    problem: &Problem,
+    sms: u32,
+) -> Option<GemmOptions> {
+    // Fewer SMs have other waves than those that were measured.
+    let is_open = asked.sm_limit.is_none_or(|limit| limit == sms)
+        && asked.kernel.as_ref().is_none_or(|asked| *asked == multiplying.kernel)
+        && asked.swizzle.is_none_or(|asked| asked == multiplying.swizzle)
+        && asked.splits.is_none_or(|asked| asked == multiplying.splits);
+    let mut fixed = asked.clone();
+    fixed.fix(multiplying);
+    let can = || shape::check(problem).is_ok() && choose(kernels, problem, &fixed, sms).is_ok();
+    (is_open && can()).then_some(fixed)
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 
 pub(crate) mod choice;
 pub(crate) mod kernels;
-pub(crate) mod measured;
 pub(crate) mod operands;
 pub(crate) mod options;
 pub(crate) mod shard;
@@ -20,7 +19,6 @@ use cudarc::driver::{CudaStream, DevicePtrMut as _};
 
 use self::choice::{TYPICAL_SMS, choose};
 use self::kernels::kernels;
-use self::measured::with_measured_kernel;
 use self::operands::{Operands, RawOperands};
 use self::options::GemmOptions;
 use crate::cuda::sys::call::Input;
@@ -34,7 +32,6 @@ use crate::error::{Error, Result};
 use crate::fit::check_len;
 use crate::kernels::{Choice, Kernel, sms_beside_push};
 use crate::plan::Problem;
-use crate::tune::Tuning;
 
 /// Everything about a product that does not change from call to call.
 #[derive(Debug)]
@@ -71,18 +68,6 @@ impl Product {
         let workspace = Workspace::new(device, prepared.workspace_bytes())?;
         let (device, problem, options) = (device.clone(), problem.clone(), options.clone());
         Ok(Product { device, problem, options, kernel, choice, prepared, workspace })
-    }
-
-    /// [`Product::plan`] of a product on its own: by the kernel of its size, if that was measured.
-    pub(crate) fn plan_alone(
-        device: &Device,
-        problem: &Problem,
-        options: &GemmOptions,
-    ) -> Result<Self> {
-        let kernels = kernels().unwrap_or_default();
-        let tuning = Tuning::found();
-        let by = with_measured_kernel(options, tuning, device.info(), kernels, problem);
-        Ok(Product { options: options.clone(), ..Product::plan(device, problem, &by)? })
     }
 
     /// The part of planning that needs no device.
