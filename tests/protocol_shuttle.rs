@@ -13,7 +13,9 @@ use common::{plan_of, reducing};
 use overlap_gemm::host::protocol::{
     AtomicWord, Awaited, Endpoint, Mailbox, Patience, signal_slots,
 };
-use overlap_gemm::plan::{BUFFERS, Lane, Plan, PlanOptions, Schedule, Step, Strategy, Tiling};
+use overlap_gemm::plan::{
+    BUFFERS, Lane, Operation, Plan, PlanOptions, Schedule, Step, Strategy, Tiling, Word,
+};
 
 /// A word that once held [`FOREVER`] keeps it: a wait that a mutant does not have.
 struct ShuttleWord(shuttle::sync::atomic::AtomicU32);
@@ -68,7 +70,7 @@ struct World {
     schedules: Vec<Schedule>,
     slots_per_rank: u32,
     mailboxes: Vec<Mailbox<ShuttleWord>>,
-    /// Of each rank: the gathered rows, or the own sums; then, of a reduce-scatter, each rank's sums of its rows.
+    /// Of each rank: the gathered rows, or the own sums; then, of a reduction, each rank's sums of the rows that it gets.
     rows: Vec<[Vec<AtomicU32>; BUFFERS as usize]>,
 }
 
@@ -194,7 +196,7 @@ fn run_rank(world: &Arc<World>, rank: u32) {
     pusher.join().unwrap();
 }
 
-/// The same of a reduce-scatter: a rank multiplies and adds up by itself.
+/// The same of a reduction: a rank multiplies and adds up by itself.
 fn reduce_on_rank(world: &Arc<World>, rank: u32) {
     let (steps, pusher) = start_pusher(world, rank, World::slot);
     let ranks = world.plan.problem().ranks();
@@ -349,14 +351,33 @@ fn mutant_missing_ack_of_async_input_is_caught() {
 
 #[test]
 fn reductions() {
-    for strategy in Strategy::ALL {
+    for (strategy, to_all) in Strategy::ALL.into_iter().flat_map(|one| [(one, false), (one, true)])
+    {
         let run = |rows, pieces, rounds| {
-            run_ranks(rows, reducing(strategy, pieces), iterations(rounds), reduce_on_rank, |_| ());
+            let options = if to_all { to_all_ranks } else { reducing }(strategy, pieces);
+            run_ranks(rows, options, iterations(rounds), reduce_on_rank, |_| ());
         };
         run(&[2, 2, 2, 2], 2, 20);
         run(&[5, 0, 3], 3, 50);
         run(&[4], 2, 10);
     }
+}
+
+/// The options of a GEMM + all-reduce.
+fn to_all_ranks(strategy: Strategy, pieces: u32) -> PlanOptions {
+    PlanOptions { operation: Operation::GemmAllReduce, ..reducing(strategy, pieces) }
+}
+
+/// In an all-reduce no word says that slots are free, but what a rank sends in the next step: so it waits for all.
+#[test]
+#[should_panic(expected = "of another epoch")]
+fn mutant_missing_wait_of_an_all_reduce_is_caught() {
+    let change = |schedules: &mut [Schedule]| {
+        let of_rank_2 =
+            |step: &Step| matches!(step, Step::Await { word: Word::Partial { from: 2, .. }, .. });
+        schedules[0].steps.retain(|(_, step)| !of_rank_2(step));
+    };
+    run_ranks(&[2, 1, 1], to_all_ranks(Strategy::Fused, 1), 1000, reduce_on_rank, change);
 }
 
 /// The decisive test, on threads: whoever breaks one step of the schedule breaks what runs by it, as predicted.
