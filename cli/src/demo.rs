@@ -1,4 +1,4 @@
-//! `overlap-gemm demo`: all-gather + GEMM on threads, checked, timed and drawn.
+//! `overlap-gemm demo`: all-gather + GEMM, or a reduction, on threads, checked, timed and drawn.
 //!
 //! A copy in memory is too fast to show an overlap, so the demo slows it: it times the step with an unlimited link, then
 //! sets the rate of the link so that the transfer takes as long as that step. Invariants: both are the same operation on the
@@ -8,17 +8,18 @@ use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::host::Link;
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Operation, PlanOptions, Problem};
 use overlap_gemm::reference::Report;
 use overlap_gemm::trace::Timeline;
 use serde::Serialize;
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, describe_machine, usual_chunks, usual_options};
+use crate::on_threads::{Steps, bytes_sent, describe_machine, usual_chunks, usual_options};
 use crate::output::DrawnArgs;
+use crate::problem_args::What;
 
-/// Run all-gather + GEMM on threads, check the results, and draw one step
+/// Run all-gather + GEMM, or a reduction, on threads, check the results, and draw one step
 ///
 /// The demo sets the rate of the link between ranks so that the transfer takes as long as the measured computation, and
 /// measures how much of it the overlapped step hides. On GPUs, trace shows a step.
@@ -32,13 +33,17 @@ pub struct Args {
     #[arg(long, default_value_t = 512)]
     n: u64,
 
-    /// Columns of A
+    /// Columns of A; of each rank's, where sums travel
     #[arg(long, default_value_t = 1024)]
     k: u64,
 
     /// Number of ranks
     #[arg(long, default_value_t = 4)]
     ranks: u64,
+
+    /// Operation; a reduction's additions are not drawn
+    #[arg(long, value_enum, default_value_t = What::AllGatherGemm)]
+    operation: What,
 
     /// Chunks of each rank's rows, which travel one by one [default: up to 4]
     #[arg(long)]
@@ -61,6 +66,7 @@ struct Shown {
     /// The machine, in words.
     device: String,
     problem: Problem,
+    operation: Operation,
     /// The rate of the link between ranks, which the demo sets.
     link_bytes_per_second: f64,
     /// In the order in which they are shown.
@@ -119,12 +125,13 @@ impl Args {
     fn measure(&self, interrupt: Interrupt) -> Result<Shown, Failure> {
         let problem = Problem::builder(self.m, self.n, self.k).ranks(self.ranks).build()?;
         let chunks = self.chunks.unwrap_or_else(|| usual_chunks(&problem));
-        let options = usual_options(&problem, chunks);
+        let operation = Operation::from(self.operation);
+        let options = PlanOptions { operation, ..usual_options(&problem, chunks) };
         let steps = Steps::new(&problem, options, WARM_UP + self.steps as usize, 1);
 
         let unlimited = steps.record(None, interrupt)?;
         let compute = median(&unlimited.step_times);
-        let sent = problem.row_bytes(&problem.shards().rows(0)) * u128::from(problem.ranks() - 1);
+        let sent = bytes_sent(&problem, operation);
         // One rank sends nothing; any rate is right.
         let rate = (sent as f64 / compute.as_secs_f64()).max(1.0);
         let slowed = steps.record(Some(Link::of_rate(rate)), interrupt)?;
@@ -148,7 +155,10 @@ impl Args {
                 time("compute", "compute (link unlimited)", compute, Source::Measured),
                 time(
                     "transfer",
-                    "transfer (rows of a rank over the link)",
+                    match operation.reduces() {
+                        true => "transfer (sums of a rank over the link)",
+                        false => "transfer (rows of a rank over the link)",
+                    },
                     transfer,
                     Source::SetEqual,
                 ),
@@ -157,6 +167,7 @@ impl Args {
             ],
             hidden: (problem.ranks() > 1).then(|| hidden.clamp(0.0, 1.0)),
             problem,
+            operation,
             report,
             timeline: slowed.timeline,
         })
@@ -171,6 +182,9 @@ fn median(times: &[Duration]) -> Duration {
 
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.operation != Operation::default() {
+            writeln!(f, "{}", self.operation)?;
+        }
         writeln!(f, "{}\non {}\n", self.problem, self.device)?;
         for Time { what, ms, source, .. } in &self.times {
             writeln!(f, "  {what:<40} {ms:>10.3} ms  {source}")?;
@@ -181,7 +195,7 @@ impl fmt::Display for Shown {
                 "\n{:.0} % of the transfer time was hidden (of the part that can be hidden)",
                 100.0 * hidden
             )?,
-            None => writeln!(f, "\none rank alone: nothing to gather")?,
+            None => writeln!(f, "\none rank alone: nothing to send")?,
         }
         let Report { compared, worst_fraction, relative_error, .. } = self.report;
         let percent = 100.0 * worst_fraction;

@@ -157,28 +157,39 @@ pub fn check_link(
     let Some(rate) = rate_of(link) else { return Ok(()) };
     let limit = Timeouts::default().steady.as_secs_f64();
     let (rows, chunks) = (problem.shards().most_rows(), options.pieces.unwrap_or(1));
-    let sum = u128::from(Reduction::default().partials.element().size());
-    let bytes = |rows: u32| match options.operation {
-        operation if operation.reduces() => u128::from(rows) * u128::from(problem.n()) * sum,
-        _ => problem.row_bytes(&(0..rows)),
-    };
-    let least = bytes(rows.div_ceil(chunks.max(1))) as f64 / limit;
+    let chunk = bytes_of(problem, options.operation, rows.div_ceil(chunks.max(1)));
+    let least = chunk as f64 / limit;
     if rate >= least {
         return Ok(());
     }
-    let others = u128::from(problem.ranks().saturating_sub(1));
-    let sent = match options.operation {
-        Operation::GemmReduceScatter => {
-            bytes(problem.m() - problem.shards().to_rows().into_iter().min().unwrap_or(0))
-        }
-        Operation::GemmAllReduce => bytes(problem.m()) * others,
-        _ => bytes(rows) * others,
-    };
+    let sent = bytes_sent(problem, options.operation);
     let (rate, least) = (rate / 1e6, least.ceil() / 1e6);
     Err(Failure::Usage(format!(
         "--link: a rank sends {sent} bytes a step of {problem} in {chunks} chunks, and at {rate} MB a second one of them takes \
          longer than the {limit} s that ranks wait for one: give at least {least}, or a smaller problem"
     )))
+}
+
+/// The most bytes that a rank sends in a step.
+pub fn bytes_sent(problem: &Problem, operation: Operation) -> u128 {
+    let bytes = |rows| bytes_of(problem, operation, rows);
+    let (shards, others) = (problem.shards(), u128::from(problem.ranks().saturating_sub(1)));
+    match operation {
+        Operation::GemmReduceScatter => {
+            bytes(problem.m() - shards.to_rows().into_iter().min().unwrap_or(0))
+        }
+        Operation::GemmAllReduce => bytes(problem.m()) * others,
+        _ => bytes(shards.most_rows()) * others,
+    }
+}
+
+/// The bytes of so many rows as they travel: of A, or of sums.
+fn bytes_of(problem: &Problem, operation: Operation, rows: u32) -> u128 {
+    let sum = u128::from(Reduction::default().partials.element().size());
+    match operation {
+        _ if operation.reduces() => u128::from(rows) * u128::from(problem.n()) * sum,
+        _ => problem.row_bytes(&(0..rows)),
+    }
 }
 
 /// Bytes a second of a link, if it is not as fast as memory.

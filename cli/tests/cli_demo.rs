@@ -59,11 +59,31 @@ fn demo_draws_a_step() {
 }
 
 #[test]
-fn demo_of_one_rank_has_nothing_to_gather() {
+fn demo_runs_reductions() {
+    // A rank sends the sums of two other ranks' chunks, or of all chunks to both.
+    for (operation, transfers) in
+        [("gemm-reduce-scatter", 3 * 2 * 2), ("gemm-all-reduce", 3 * 6 * 2)]
+    {
+        let args = [&SMALL_DEMO[..], &["--operation", operation]].concat();
+        let (code, stdout, stderr) = run(&args);
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        let title = operation.replacen("gemm-", "GEMM + ", 1);
+        for part in [title.as_str(), "sums of a rank over the link", "all right", "rank 2"] {
+            assert!(stdout.contains(part), "no '{part}' in\n{stdout}");
+        }
+        let (_, stdout, _) = run(&[&args[..], &["--json"]].concat());
+        let json: Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!((&json["operation"], &json["report"]["wrong"]), (&operation.into(), &0.into()));
+        assert_eq!(json["timeline"]["transfers"].as_array().unwrap().len(), transfers);
+    }
+}
+
+#[test]
+fn demo_of_one_rank_has_nothing_to_send() {
     let args = ["demo", "--m", "8", "--n", "8", "--k", "8", "--ranks", "1", "--chunks", "1"];
     let (code, stdout, _) = run(&args);
     assert_eq!(code, 0);
-    assert!(stdout.contains("nothing to gather"), "{stdout}");
+    assert!(stdout.contains("nothing to send"), "{stdout}");
 }
 
 #[test]
