@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""PyTorch's all-gather + matmul, matmul + reduce-scatter and matmul + all-reduce, as contenders of `overlap-gemm bench OPERATION --peer`.
+"""PyTorch's all-gather + matmul, matmul + reduce-scatter and matmul + all-reduce, as contenders of
+`overlap-gemm bench OPERATION --peer`.
 
 The bench starts one of these for each rank, with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, and
 talks to it by lines of JSON: so PyTorch's loops are interleaved with all others, of the same length, on the same
@@ -17,8 +18,8 @@ GPUs. Nothing here compares or judges; a result that is wrong is reported as fai
 
 An order is one line. The operation is "all-gather-gemm", where m is that of all ranks together and n that of one, or
 "gemm-reduce-scatter" or "gemm-all-reduce", where k is that of one rank: every rank multiplies all m rows of an A of its
-own, and gets the sums of its own rows, or of all. A contender's kind is the operation, or "gemm" for the product alone. `prepare` makes the matrices
-and runs no contender, so that the bench knows which one hangs. `try` checks a result and captures a graph of `steps`
+own, and gets the sums of its own rows, or of all. A contender's kind is the operation, or "gemm" for the product alone.
+`prepare` makes the matrices and runs no contender, so that the bench knows which one hangs. `try` checks a result and captures a graph of `steps`
 steps; `run` runs as many steps once untimed, then timed. If an answer takes too long on one rank, the bench kills these
 processes on all ranks, and starts new ones: they prepare the case again, and are not asked for the contender that hung.
 """
@@ -168,7 +169,10 @@ def reducing_contenders(case, device, group):
 
         def behind(reduce):
             def both(i):
-                room.copy_(product(i)) if fp8 else torch.mm(a[i], bs[i], out=room)
+                if fp8:
+                    room.copy_(product(i))
+                else:
+                    torch.mm(a[i], bs[i], out=room)
                 return reduce(room, "sum", group)
 
             return both

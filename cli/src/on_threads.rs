@@ -183,7 +183,7 @@ pub fn bytes_sent(problem: &Problem, operation: Operation) -> u128 {
     }
 }
 
-/// The bytes of so many rows as they travel: of A, or of sums.
+/// The bytes that a rank sends for this number of rows: rows of A, or sums in the type of partials.
 fn bytes_of(problem: &Problem, operation: Operation, rows: u32) -> u128 {
     let sum = u128::from(Reduction::default().partials.element().size());
     match operation {

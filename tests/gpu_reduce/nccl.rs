@@ -1,5 +1,5 @@
-//! NCCL's reduce-scatter and all-reduce, which benches compare with. NCCL takes one rank a GPU, so there are as many ranks as GPUs; NCCL has
-//! to be there (OVERLAP_GEMM_NCCL names its file).
+//! NCCL's reduce-scatter and all-reduce, which benches compare with. NCCL takes one rank a GPU, so there are as many ranks as
+//! GPUs. The library has to be installed (OVERLAP_GEMM_NCCL names its file).
 //!
 //! Invariant: numbers are whole and so small that every order of additions gives the same bits; outputs are NaN before, with
 //! a guard behind them.

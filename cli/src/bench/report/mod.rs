@@ -205,13 +205,9 @@ impl Kind {
     /// Adds up all ranks' products.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
     pub fn reduces(self) -> bool {
-        !matches!(
+        matches!(
             self,
-            Kind::Gemm
-                | Kind::GemmAllSignalled
-                | Kind::GemmBesideCopies
-                | Kind::AllGather
-                | Kind::AllGatherGemm
+            Kind::ReduceScatter | Kind::GemmReduceScatter | Kind::AllReduce | Kind::GemmAllReduce
         )
     }
 
