@@ -37,6 +37,8 @@ og_status guarded(Body body) noexcept {
     return OG_STATUS_INTERNAL;
 }
 
+constexpr int64_t kLastActivation = OG_ACTIVATION_SILU;
+
 // `message` is a function, called on failure only: a step makes some fifty checks, and strings would take it 5 us.
 template <class Message>
 void require(bool ok, og_status status, Message message) {
@@ -253,7 +255,7 @@ void check_reduction(og_reduction const* reduction) {
     require(r.sum_type == OG_TYPE_BF16 || r.sum_type == OG_TYPE_F32, OG_STATUS_OUT_OF_RANGE,
             [] { return "sum_type must be OG_TYPE_BF16 or OG_TYPE_F32"; });
     check_range("d_type", r.d_type, OG_TYPE_BF16, OG_TYPE_F32);
-    check_range("activation", r.activation, OG_ACTIVATION_NONE, OG_ACTIVATION_SILU);
+    check_range("activation", r.activation, OG_ACTIVATION_NONE, kLastActivation);
     check_range("average", r.average, 0, 1);
     check_pitch("pitch", r.pitch, r.n, r.sum_type);
     check_pitch("ldd", r.ldd, r.n, r.d_type);
@@ -323,7 +325,7 @@ void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* ope
     check_address("a", o.a);
     check_address("b", o.b);
     check_address("d", o.d);
-    check_range("activation", o.activation, OG_ACTIVATION_NONE, OG_ACTIVATION_SILU);
+    check_range("activation", o.activation, OG_ACTIVATION_NONE, kLastActivation);
     check_range("b_is_there", o.b_is_there, 0, 1);
     require(workspace != nullptr || plan->workspace_bytes == 0, OG_STATUS_NULL_POINTER, [&] {
         return "workspace is null, the plan needs " + std::to_string(plan->workspace_bytes) + " bytes";

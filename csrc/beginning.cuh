@@ -170,6 +170,20 @@ struct Beginning {
         own[gather.over_at] = 1;
     }
 
+    // For kernels of blocks that push: block 0 announces the step, and every block waits until it may push. `is_given_up` is
+    // the block's own, in shared memory; read it behind a barrier.
+    __device__ void await_by_block(og_gather const& gather, og_gather_step const& step, bool& is_given_up) {
+        if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) {
+            tell_product(gather, step);
+            announce(gather, step.layout);
+        }
+        if (threadIdx.x >= kWarp) return;
+        Finding finding = await(gather, step, true);
+        bool gives_up = over || finding.is_bad();
+        if (gives_up) give_up(gather, step, finding);
+        if (threadIdx.x == 0) is_given_up = gives_up;
+    }
+
     // From here on streams push, once they see the epoch. They come after what was stored before if `is_told`: that
     // rows may be torn, or how they lie now. Where nothing of that kind was said, nothing is waited for; the rows
     // themselves were written by work that had ended before this kernel went on.

@@ -62,6 +62,16 @@ struct Silu {
     CUTLASS_DEVICE float operator()(float x) const { return times_sigmoid(x, x); }
 };
 
+// Calls `f` with the function of an activation; without one, not at all.
+template <class F>
+CUTLASS_DEVICE void with_activation(int32_t activation, F f) {
+    switch (activation) {
+        case OG_ACTIVATION_RELU: f(Relu{}); break;
+        case OG_ACTIVATION_GELU_TANH: f(GeluTanh{}); break;
+        case OG_ACTIVATION_SILU: f(Silu{}); break;
+    }
+}
+
 // A tile's first row and column in D, and D's extents.
 struct Tile {
     int row, column, rows, columns;
@@ -152,17 +162,10 @@ private:
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < kCount; ++i) values[i] += vectors_.bias[place_of(i).column];
         }
-        switch (params_.activation) {
-            case OG_ACTIVATION_RELU: each(values, Relu{}); break;
-            case OG_ACTIVATION_GELU_TANH: each(values, GeluTanh{}); break;
-            case OG_ACTIVATION_SILU: each(values, Silu{}); break;
-        }
-    }
-
-    template <class Function, int kCount>
-    CUTLASS_DEVICE static void each(cutlass::Array<float, kCount>& values, Function f) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) values[i] = f(values[i]);
+        with_activation(params_.activation, [&](auto function) {
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kCount; ++i) values[i] = function(values[i]);
+        });
     }
 
     EpilogueParams<Element> const& params_;

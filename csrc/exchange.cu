@@ -105,7 +105,7 @@ __device__ void add_up_share(Exchange const& exchange, bool is_given_up) {
     for_each_of_share<kAtOnce>(first, end, [&](int64_t at, int64_t stride) {
         Values<kWidth> values[kAtOnce];
         int32_t row[kAtOnce], column[kAtOnce];
-        // Loads of all places go out before the first store.
+        int64_t from[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             // 31 bits: see check_exchange.
@@ -114,8 +114,10 @@ __device__ void add_up_share(Exchange const& exchange, bool is_given_up) {
             column[i] = int32_t(place - uint32_t(row[i]) * uint32_t(row_pieces));
             if (at + i * stride >= end || column[i] >= in_row) row[i] = -1;
             column[i] *= kWidth;
-            if (row[i] >= 0) values[i] = add_up<Sum, kWidth>(r, row[i] * r.pitch + column[i]);
+            // Where there is no output, the first sums are added in vain: a branch would keep the loads apart.
+            from[i] = row[i] >= 0 ? row[i] * r.pitch + column[i] : 0;
         }
+        add_up<Sum>(r, from, values);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             if (row[i] < 0) continue;
@@ -140,16 +142,7 @@ __global__ void __launch_bounds__(kThreads)
     // before it lets this kernel start (GatheringMainloop::load_tail). So the step begins while the product still runs.
     Beginning beginning(gather, step.buffer);
     __shared__ bool is_given_up;
-    if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) {
-        beginning.tell_product(gather, step);
-        beginning.announce(gather, step.layout);
-    }
-    if (threadIdx.x < kWarp) {
-        Finding finding = beginning.await(gather, step, true);
-        bool gives_up = beginning.over || finding.is_bad();
-        if (gives_up) beginning.give_up(gather, step, finding);
-        if (threadIdx.x == 0) is_given_up = gives_up;
-    }
+    beginning.await_by_block(gather, step, is_given_up);
     wait_for_kernels_before();
     __syncthreads();
 

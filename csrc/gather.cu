@@ -1,5 +1,5 @@
 // What a rank's GPU does for a gather beside the product: beginning a step, pushing rows to the others,
-// waiting for theirs. A reduce-scatter begins and waits in the same way. The words are described at og_gather.
+// waiting for theirs. A reduction begins and waits in the same way. The words are described at og_gather.
 //
 // Invariant: a rank writes into another's buffer only after all ranks have consumed it, or after it has posted `torn`; a
 // signal follows its data, behind a fence of the whole system; every wait ends by its word, the limit, the abort word or a
@@ -69,7 +69,7 @@ __device__ void copy_share(char* to, char const* from, uint64_t bytes) {
 }
 
 // One piece on its way to one peer: the i-th of all that are pushed. To the rank that needs them soonest first, all of a
-// shard's pieces: plan::Transfers::peer_in_round.
+// shard's pieces: `peer_in_round` in src/plan/strategies/push.rs.
 struct Push {
     og_push const& piece;
     uint32_t* there;
@@ -114,23 +114,14 @@ __global__ void __launch_bounds__(kPushThreads)
     begin_and_push(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                    __grid_constant__ PushList const list) {
     Beginning beginning = start(gather, step);
-    __shared__ bool goes_on;
-    if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) {
-        beginning.tell_product(gather, step);
-        beginning.announce(gather, step.layout);
-    }
-    if (threadIdx.x < kWarp) {
-        Finding finding = beginning.await(gather, step, true);
-        bool gives_up = beginning.over || finding.is_bad();
-        if (gives_up) beginning.give_up(gather, step, finding);
-        if (threadIdx.x == 0) goes_on = !gives_up;
-    }
+    __shared__ bool is_given_up;
+    beginning.await_by_block(gather, step, is_given_up);
     __syncthreads();
 
     int32_t const all = (gather.ranks - 1) * step.push_count;
     int32_t const at_once = are_few(step, list) ? all : 1;
     // Where a block gives up, its share is never signalled.
-    for (int32_t first = 0; first < all && goes_on; first += at_once) {
+    for (int32_t first = 0; first < all && !is_given_up; first += at_once) {
         for (int32_t i = first; i < first + at_once; ++i) Push(gather, step, list, i).copy(gather);
         __syncthreads();
         if (threadIdx.x != 0) continue;

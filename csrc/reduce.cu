@@ -1,4 +1,4 @@
-// The sum of all ranks' sums, and what follows it: how a rank's own rows of a reduce-scatter become D.
+// The sum of all ranks' sums, and what follows it: how the rows that a rank gets become D.
 //
 // What belongs here: the kernel that adds up what has arrived. Kernels before it on the stream have waited for the words of
 // other ranks (`await` in gather.cu), so no block holds an SM that another rank needs while it waits.
@@ -20,7 +20,10 @@ __global__ void __launch_bounds__(kThreads) reduce(__grid_constant__ og_reductio
     int64_t const in_row = r.n / kWidth, all = r.rows * in_row;
     for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < all; i += int64_t(gridDim.x) * kThreads) {
         int64_t const row = i / in_row, column = (i - row * in_row) * kWidth;
-        Values<kWidth> values = add_up<Sum, kWidth>(r, row * r.pitch + column);
+        int64_t const at[] = {row * r.pitch + column};
+        Values<kWidth> totals[1];
+        add_up<Sum>(r, at, totals);
+        Values<kWidth>& values = totals[0];
         if (is_given_up) spoil(values);
         finish<Output, kWidth>(r, values, row * r.ldd + column, column);
         store<Output, kWidth>(r.d, row * r.ldd + column, values);

@@ -47,21 +47,28 @@ __device__ void store(void* start, int64_t at, Values<kWidth> const& values) {
     for (int i = 0; i < int(sizeof(elements) / sizeof(To)); ++i) to[i] = from[i];
 }
 
-// All ranks' sums from element `at` of a slot on.
-template <class Sum, int kWidth>
-__device__ Values<kWidth> add_up(og_reduction const& r, int64_t at) {
+// Adds up all ranks' sums at some places; each begins at that element `at` of a slot. All places' loads of one rank go out
+// together: a load takes far longer than an addition.
+template <class Sum, int kPlaces, int kWidth>
+__device__ void add_up(og_reduction const& r, int64_t const (&at)[kPlaces], Values<kWidth> (&totals)[kPlaces]) {
     auto const* slots = static_cast<Sum const*>(r.slots);
-    Values<kWidth> total;
-#pragma unroll 4
+#pragma unroll 2
     for (int32_t rank = 0; rank < r.ranks; ++rank) {
         // This rank has no slot of its own.
         int32_t slot = rank < r.rank ? rank : rank - 1;
         void const* start = rank == r.rank ? r.own : slots + slot * r.slot_pitch;
-        Values<kWidth> sums = load<Sum, kWidth>(start, at);
+        Values<kWidth> sums[kPlaces];
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) total[i] = rank == 0 ? sums[i] : __fadd_rn(total[i], sums[i]);
+        for (int place = 0; place < kPlaces; ++place) sums[place] = load<Sum, kWidth>(start, at[place]);
+#pragma unroll
+        for (int place = 0; place < kPlaces; ++place) {
+            Values<kWidth>& total = totals[place];
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) {
+                total[i] = rank == 0 ? sums[place][i] : __fadd_rn(total[i], sums[place][i]);
+            }
+        }
     }
-    return total;
 }
 
 template <class Function, int kWidth>
@@ -85,12 +92,7 @@ __device__ void finish(og_reduction const& r, Values<kWidth>& values, int64_t at
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) values[i] = __fadd_rn(values[i], bias[i]);
     }
-    switch (r.activation) {
-        case OG_ACTIVATION_NONE: break;
-        case OG_ACTIVATION_RELU: each(values, Relu{}); break;
-        case OG_ACTIVATION_GELU_TANH: each(values, GeluTanh{}); break;
-        case OG_ACTIVATION_SILU: each(values, Silu{}); break;
-    }
+    with_activation(r.activation, [&](auto function) { each(values, function); });
 }
 
 // Elements that are added up at a time: 16 bytes of each rank's.
