@@ -1,8 +1,9 @@
-//! GEMMs that start before their inputs arrive.
+//! GEMMs that start before their inputs arrive, and send their sums before they end.
 //!
 //! All-gather + GEMM gathers a matrix A, whose rows are distributed over ranks, and multiplies it by each
 //! rank's own B. This crate overlaps both: A travels in **chunks** of whole rows, each chunk has a
-//! **signal**, and each output tile waits only for the chunks that hold its rows.
+//! **signal**, and each output tile waits only for the chunks that hold its rows. GEMM + reduce-scatter and
+//! GEMM + all-reduce multiply a slice of K on each rank; one part of the sums travels while the next is computed.
 //!
 //! # The smallest example
 //!

@@ -11,9 +11,9 @@ use overlap_gemm::plan::{
     Operation, Plan, PlanOptions, Problem, Reduction, TileShape, Tiling, Timeouts,
 };
 
-use crate::bench::statistics::median;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
+use crate::statistics::median;
 
 /// Rows of each rank's output that are compared with the reference.
 const COMPARED_ROWS: u32 = 64;

@@ -124,9 +124,9 @@ impl ProblemArgs {
 pub enum What {
     /// Every rank gets all rows of A, and multiplies them
     AllGatherGemm,
-    /// Every rank multiplies its slice of K (--k), and gets the sums of its rows; on threads or by copy engines
+    /// Every rank multiplies its slice of K (--k), and gets the sums of its rows
     GemmReduceScatter,
-    /// Every rank multiplies its slice of K (--k), and gets the sums of all rows; on threads
+    /// Every rank multiplies its slice of K (--k), and gets the sums of all rows
     GemmAllReduce,
 }
 

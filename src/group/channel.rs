@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use snow::{Builder, HandshakeState, StatelessTransportState};
 
-use super::message::{Hello, MAX_UNPROVED, PROTOCOL_VERSION, frame, receive, send};
+use super::message::{HANDSHAKE, Hello, MAX_UNPROVED, PROTOCOL_VERSION, frame, receive, send};
 use super::secret::{Secret, random_bytes};
 
 const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
@@ -33,8 +33,6 @@ const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const TAG: usize = 16;
 /// What one record holds at most; Noise has no longer messages.
 const MAX_PLAIN: usize = 65_535 - TAG;
-/// A handshake message: a public key and a tag, without a payload.
-pub const HANDSHAKE: usize = 32 + TAG;
 
 /// Why there is no channel.
 #[derive(Debug, thiserror::Error)]

@@ -10,13 +10,11 @@ use std::thread;
 use std::time::Instant;
 
 use super::identity::Member;
-use super::leaving::{Leaving, Watcher};
+use super::leaving::{Leaving, Wanted, Watcher};
 use super::message::{Ending, Notice, nonsense};
 
 /// Called once when the group ends before its time.
 pub(super) type Alarm = Box<dyn FnOnce(&Ending) + Send>;
-/// Whether an alarm still has somebody to tell. Called under a lock: it looks, and no more.
-pub(super) type Wanted = Box<dyn Fn() -> bool + Send>;
 
 #[derive(Default)]
 pub(super) struct Inbox {

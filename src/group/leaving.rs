@@ -7,7 +7,8 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-use super::inbox::Wanted;
+/// Whether somebody still waits for the call. Runs under a lock, so it only looks.
+pub(super) type Wanted = Box<dyn Fn() -> bool + Send>;
 
 /// Called for every rank that leaves.
 pub(super) struct Watcher {

@@ -7,7 +7,6 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-use super::channel::HANDSHAKE;
 use super::identity::Member;
 
 /// The first bytes of every connection: anything else is no rank of ours.
@@ -15,6 +14,9 @@ pub const MAGIC: [u8; 8] = *b"ovrlpgm\n";
 
 /// What both sides have to speak. A change of any message, or of what follows on memory, raises it.
 pub const PROTOCOL_VERSION: u32 = 2;
+
+/// A message of the handshake: a public key of 32 bytes and a tag of 16, without a payload.
+pub const HANDSHAKE: usize = 32 + 16;
 
 /// The longest frame before both sides have shown that they know the secret.
 pub const MAX_UNPROVED: usize = 512;

@@ -1,5 +1,4 @@
-//! The signal and acknowledgement core: the only code that orders one thread's data before
-//! another's.
+//! The signal and acknowledgement core: the only code that orders one rank's data before another's.
 //!
 //! Each rank owns a [`Mailbox`] that others write. Every word of it has one writer and carries an
 //! **epoch**: it has reached an epoch when `word − epoch ≥ 0` in wrapping arithmetic, and nothing is ever reset.
@@ -9,7 +8,7 @@
 //! | `signals[slot]` | the pusher of the slot's rank; the owner's slots: its caller; in an `AsyncInput` a writer, under the chunk's lock | the chunk's rows are in the buffer | the owner's workers, reading the rows |
 //! | `consumed[p]` | rank p's caller | p no longer reads its buffer of that epoch | the owner's pusher, overwriting p's buffer |
 //! | `sent` | the owner's pusher | all sends of the epoch are done | the owner's caller, overwriting its own slot, or its sums |
-//! | `summed[slot]`, of a reduce-scatter | the owner's caller | the owner's own sums of the chunk are complete | the owner's pusher, reading them |
+//! | `summed[slot]`, of a reduction | the owner's caller | the owner's own sums of the chunk are complete | the owner's pusher, reading them |
 //! | `partial[p][piece]`, likewise | the pusher of rank p | p's sums of the chunk are in the owner's slot for p | the owner's caller, adding them |
 //!
 //! Why it is correct. *No early read*: a row is written, then its signal is stored (release); a

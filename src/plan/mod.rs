@@ -40,12 +40,10 @@ pub use epilogue::{Activation, Epilogue};
 pub use partition::Partition;
 #[cfg(feature = "cuda")]
 pub(crate) use problem::check_aligned;
-pub use problem::{
-    BLayout, ElementTypes, MAX_DIMENSION, Problem, ProblemBuilder, Scaling, TMA_ALIGNMENT,
-};
+pub use problem::{BLayout, ElementTypes, Problem, ProblemBuilder, Scaling, TMA_ALIGNMENT};
 pub use reduction::{Partials, Reduction};
 pub use schedule::{BUFFERS, Lane, Schedule, Step, Word};
-pub use shards::{MAX_RANKS, Shards};
+pub use shards::{MAX_DIMENSION, MAX_RANKS, Shards};
 pub use tiles::{
     ClusterShape, MAX_CLUSTER_EXTENT, MAX_TILE_EXTENT, Tile, TileOrder, TileShape, Tiling,
 };

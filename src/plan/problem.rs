@@ -6,12 +6,9 @@
 
 use std::ops::Range;
 
-use super::shards::{Shards, check_ranks};
+use super::shards::{MAX_DIMENSION, Shards, check_ranks};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-
-/// The largest M, N, K or leading dimension: what a device index in 32 signed bits can hold.
-pub const MAX_DIMENSION: u32 = i32::MAX as u32;
 
 /// TMA reads and writes only rows that start at multiples of this many bytes.
 pub const TMA_ALIGNMENT: u64 = 16;

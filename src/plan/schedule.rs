@@ -1,4 +1,5 @@
-//! The schedule: the steps of one rank in one step of an operation. The model, the cost model, threads and GPUs carry it out.
+//! The schedule: the steps of one rank in one step of an operation. The model, threads and GPUs carry it out; the cost model
+//! does so for all-gather + GEMM.
 //!
 //! What belongs here: the few kinds of steps, and the words between them. A [`Lane`] is the ordered list of one actor's
 //! steps: the caller's stream, a stream of copies, a kernel that pushes. Lanes run concurrently and synchronise through
@@ -49,7 +50,7 @@ pub enum Word {
         /// The lane.
         push: u32,
     },
-    /// The rank may send: GPUs post this at the end of a step's beginning.
+    /// The step has begun on this rank's GPU: its copies may send. A kernel that pushes, and NCCL, post it when they have sent.
     Begun,
     /// The rank's own sums of a chunk are in its buffer of sums. The rank itself posts and awaits it.
     Summed {
@@ -87,7 +88,7 @@ pub enum Step {
         age: u32,
     },
     /// Copies the rows of a chunk from this rank's gathered buffer to that of rank `to`. To itself: copies the
-    /// caller's rows into their slot, unless the caller wrote them there. In a reduce-scatter: copies this rank's sums
+    /// caller's rows into their slot, unless the caller wrote them there. In a reduction: copies this rank's sums
     /// of the chunk into its slot at rank `to`, which adds them up.
     Move {
         /// The chunk.
@@ -96,10 +97,10 @@ pub enum Step {
         to: u32,
     },
     /// Computes the tiles of `rows`, as a [`TileOrder`](super::TileOrder) with that pivot visits them. A tile waits for
-    /// those of its chunks that are in `awaits`; it reads all others without a wait. In a reduce-scatter: writes the
+    /// those of its chunks that are in `awaits`; it reads all others without a wait. In a reduction: writes the
     /// sums of `rows` over this rank's slice of K into its buffer of sums; nothing is awaited.
     Multiply {
-        /// Rows of D, and of the gathered A; in a reduce-scatter, of A and of the sums.
+        /// Rows of D, and of the gathered A; in a reduction, of A and of the sums.
         rows: Range<u32>,
         /// The rank whose rows come first.
         pivot: u32,

@@ -6,8 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::partition::Partition;
-use super::problem::MAX_DIMENSION;
 use crate::error::{Error, Result};
+
+/// The largest M, N, K or leading dimension: what a device index in 32 signed bits can hold.
+pub const MAX_DIMENSION: u32 = i32::MAX as u32;
 
 /// The most ranks a plan can have.
 ///

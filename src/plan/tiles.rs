@@ -166,7 +166,7 @@ impl TileOrder {
         tiling.check()?;
         chunks.shards().check_rank(pivot_rank)?;
         if n == 0 {
-            let max = super::problem::MAX_DIMENSION.into();
+            let max = super::shards::MAX_DIMENSION.into();
             return Err(Error::out_of_range("n", 0, 1, max, "give at least one column"));
         }
         let m = u64::from(chunks.shards().m());

@@ -12,8 +12,6 @@ use super::transfers::are_alike;
 use crate::error::{Error, Result};
 use crate::plan::{Engine, Operation, Plan, Strategy};
 
-/// The most SMs of a GPU: each has a clock of its own here. The largest GPU has some two hundred.
-pub(super) const MOST_SMS: u32 = 1 << 16;
 /// Units of all ranks that are looked at: about a second. A million rows by 65536 columns in tiles of 64 by 128, eight ranks
 /// of them, are half of that.
 const MOST_UNITS: u64 = 1 << 27;

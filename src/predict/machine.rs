@@ -4,10 +4,12 @@
 //! Invariant: no figure is fitted to one shape; each names its source, and
 //! docs/predicting.md names the measurements that were held out.
 
-use super::limits::MOST_SMS;
 use crate::error::{Error, Result};
 use crate::kernels::{Kernel, Work, beside};
 use crate::plan::Engine;
+
+/// The most SMs of a GPU: a prediction keeps a clock for each. The largest GPU has some two hundred.
+const MOST_SMS: u32 = 1 << 16;
 
 /// The figures of equal GPUs and of the links between them. A GB is 10⁹ bytes; directions of a link
 /// do not share its rate.

@@ -118,8 +118,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Entry>> {
 
 /// Replaces a file as a whole, and makes the folder that it is in.
 pub(super) fn write(path: &Path, entries: &[Entry]) -> io::Result<()> {
-    // A link stays one; where there is no file yet, there is none.
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let path = linked(path)?;
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -141,6 +140,21 @@ pub(super) fn write(path: &Path, entries: &[Entry]) -> io::Result<()> {
         let _ = fs::remove_file(&beside);
     }
     written
+}
+
+/// The file that a link names, whether it exists yet or not: the link stays.
+fn linked(path: &Path) -> io::Result<PathBuf> {
+    // As many as Linux follows.
+    const MOST_LINKS: u32 = 40;
+    let mut path = path.to_owned();
+    for _ in 0..=MOST_LINKS {
+        if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) {
+            return Ok(path);
+        }
+        let target = fs::read_link(&path)?;
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    Err(io::Error::other(format!("more than {MOST_LINKS} links lead on from it")))
 }
 
 /// Adds entries to a file, replaces those of the same problems, and keeps the rest. An invalid file stays
@@ -391,5 +405,26 @@ mod tests {
             of("/home/u/.cache/overlap-gemm/tuning.json")
         );
         assert_eq!(path(&[]), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_a_table_that_does_not_exist_yet_stays_a_link() {
+        use std::os::unix::fs::symlink;
+
+        let folder = Folder::new("dangling");
+        let path = |name: &str| folder.0.join(name);
+        symlink("first.json", path("link.json")).unwrap();
+        symlink(path("deep/table.json"), path("first.json")).unwrap();
+        record(&path("link.json"), &one()).unwrap();
+        for link in ["link.json", "first.json"] {
+            assert!(fs::symlink_metadata(path(link)).unwrap().is_symlink(), "{link}");
+        }
+        assert_eq!(read(&path("deep/table.json")).unwrap(), one());
+
+        symlink("circle.json", path("circle.json")).unwrap();
+        let refused = record(&path("circle.json"), &one()).unwrap_err();
+        assert!(matches!(refused, Error::TuningNotWritten { .. }), "{refused:?}");
+        assert!(refused.to_string().contains("circle.json cannot be written: "), "{refused}");
     }
 }

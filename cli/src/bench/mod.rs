@@ -2,7 +2,7 @@
 //!
 //! Arguments ([`gemm`]; [`gather`] and [`reduce`], of which [`between`] has the common ones; [`merge`]) become values
 //! ([`wanted`]), which `gpu` and [`host`] measure into a [`report`]. Shared: [`cases`] (a problem), [`sets`] and [`shapes`]
-//! (problems by name, and their arguments), [`machine`], [`statistics`], [`lineup`] (the contenders of a case), [`turns`]
+//! (problems by name, and their arguments), [`machine`], [`lineup`] (the contenders of a case), [`turns`]
 //! (their order in a round).
 //! Invariant: no time is shown for a wrong result.
 
@@ -21,7 +21,6 @@ mod reduce;
 pub mod report;
 mod sets;
 pub mod shapes;
-pub mod statistics;
 pub mod turns;
 pub mod wanted;
 

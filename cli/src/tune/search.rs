@@ -20,7 +20,7 @@ use overlap_gemm::plan::{Strategy, Way};
 use overlap_gemm::tune::Multiplying;
 
 use super::ranking::{Measured, Time};
-use crate::bench::statistics::{Summary, median};
+use crate::statistics::{Summary, median};
 
 /// A plan and a kernel to try.
 #[derive(Clone, Debug, PartialEq)]

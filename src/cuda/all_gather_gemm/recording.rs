@@ -1,6 +1,6 @@
-//! Steps that say when each tile and each push was.
+//! Recorded steps: the time of every tile and push.
 //!
-//! What belongs here: the buffers for it, and a step that fills them. Invariant: a recorded step is
+//! What belongs here: the buffers of the times, and a step that fills them. Invariant: a recorded step is
 //! [`AllGatherGemm::enqueue`]'s, with nothing left out and nothing in another order.
 
 use std::sync::Arc;

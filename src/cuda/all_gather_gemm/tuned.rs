@@ -89,7 +89,7 @@ fn advise_by(
         advice.gather.engine = Some(answer.way.engine);
         advice.gather.pieces = Some(answer.way.pieces);
         if let Some(multiplying) = &answer.multiplying {
-            advice.gemm.fix(multiplying);
+            fix(&mut advice.gemm, multiplying);
         }
     }
     for note in tuning.notes() {
@@ -170,9 +170,16 @@ fn fixed(
         && asked.swizzle.is_none_or(|asked| asked == multiplying.swizzle)
         && asked.splits.is_none_or(|asked| asked == multiplying.splits);
     let mut fixed = asked.clone();
-    fixed.fix(multiplying);
+    fix(&mut fixed, multiplying);
     let can = || shape::check(problem).is_ok() && choose(kernels, problem, &fixed, sms).is_ok();
     (is_open && can()).then_some(fixed)
+}
+
+/// Fixes the kernel, and how it runs.
+fn fix(gemm: &mut GemmOptions, multiplying: &Multiplying) {
+    gemm.kernel = Some(multiplying.kernel.clone());
+    gemm.swizzle = Some(multiplying.swizzle);
+    gemm.splits = Some(multiplying.splits);
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ impl Layout {
         layout.placed(problem.m(), what, "gather fewer rows at a time")
     }
 
-    /// That of a reduction whose sums have so many columns.
+    /// The layout of a reduction: `columns` of all its products together, in the type of `partials`.
     pub(crate) fn of_sums(plan: &Plan, (columns, partials): (u32, Partials)) -> Result<Self> {
         let row = u64::from(columns) * u64::from(partials.element().size());
         let (ranks, slot_rows) = (plan.problem().ranks(), plan.most_output_rows());
@@ -78,7 +78,7 @@ impl Layout {
         layout.placed(plan.problem().m(), what, "reduce fewer rows at a time")
     }
 
-    /// Words, and nothing behind them.
+    /// Signal words only, without a buffer behind them.
     fn of_words(ranks: u32, slots_per_rank: u32, engine: Engine) -> Self {
         Layout {
             ranks,

@@ -13,12 +13,12 @@ use crate::cuda::sys::device::Device;
 use crate::error::Result;
 use crate::group::{Group, Member};
 
-/// What a rank has found of another: that its GPU can be reached, that it cannot, nothing.
+/// What a rank found out about another rank's GPU: it is within reach, it is not, or the driver does not say.
 pub(crate) const REACHED: u8 = b'y';
 pub(crate) const OUT_OF_REACH: u8 = b'n';
 const UNKNOWN: u8 = b'?';
 
-/// Why ranks cannot have memory in common; `None`: nothing is known to be in the way.
+/// Why the ranks cannot share memory; `None` if nothing is known to prevent it.
 pub(crate) fn obstacle(group: &Group, device: &Device, limit: Duration) -> Result<Option<String>> {
     let own = device.bus_id().unwrap_or_default();
     obstacle_by(group, &own, |bus| reach(device, bus), limit)

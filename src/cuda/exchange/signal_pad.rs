@@ -1,10 +1,9 @@
 //! Signals between ranks' GPUs, at points that the caller chooses: for the caller's protocols on
 //! [`SymmetricMemory`].
 //!
-//! What belongs here: put, wait, barrier, as kernels of one warp. What is said by them is the caller's affair.
-//! Invariants: what a stream did before it put a signal is seen by whoever has waited for it; counts only grow, so
-//! nothing is reset, and graphs may be launched again and again; every wait ends, at the latest with the
-//! limit.
+//! What belongs here: put, wait, barrier, as kernels of one warp. The caller decides what a signal means.
+//! Invariants: what a stream did before it put a signal is visible to every stream that has waited for that signal; counts
+//! only grow, so nothing is reset, and graphs may be launched again and again; every wait ends, at the latest with the limit.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};

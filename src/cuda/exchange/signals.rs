@@ -21,8 +21,8 @@
 //! [`Signals::signal_address`] and [`Signals::epoch_address`] and stores the epoch with release at system
 //! scope. Never by a memset: it orders nothing.
 //!
-//! What must come before something else but was enqueued behind it on a stream that waits for it never
-//! comes: transfers go on other streams than the product.
+//! Enqueue transfers on other streams than the product: a transfer behind the product on one stream would wait for it,
+//! while the product waits for the transfer's signal.
 //!
 //! Invariant: all that a kernel may still touch is alive: a value dropped too early waits for its
 //! streams first.
@@ -278,7 +278,7 @@ impl Signals {
         })
     }
 
-    /// Notes who waits in `epoch` and later ones; in a graph, whose steps nobody here counts, in all that come.
+    /// Notes that `waiter` waits for signals from `epoch` on. Of a graph's replays nobody counts the epochs: it waits in all.
     pub(crate) fn note_waiter(&self, epoch: u32, captured: bool, waiter: Waiter) {
         self.lock().note(epoch, captured, waiter);
     }

@@ -121,8 +121,8 @@ impl SymmetricMemory {
     /// Enqueues a copy of this GPU's memory into the part of `peer`, `offset` bytes from its start.
     ///
     /// # Safety
-    /// `from` is memory of this GPU of so many bytes; it and this value stay until the stream is through. Who reads
-    /// there, or writes to the same place, does so in an order that the caller has seen to.
+    /// `from` is `bytes` of this GPU's memory. It and this value stay alive until the stream has carried out the copy. The
+    /// caller orders this copy and every other access to the place that it writes.
     pub unsafe fn put(
         &self,
         stream: &Arc<CudaStream>,

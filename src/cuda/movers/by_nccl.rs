@@ -1,7 +1,7 @@
 //! Steps whose rows NCCL gathers.
 //!
-//! Invariant: everything is in the order of one stream, so nothing is signalled; ranks agree on their rows before
-//! NCCL hears of other ones, for it would wait for ever where they differ.
+//! Invariant: everything is in the order of one stream, so nothing is signalled; ranks agree on changed rows before they
+//! call NCCL, which hangs where they differ.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -61,10 +61,14 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// The most bytes that a rank sends to another.
-    fn bytes(self, problem: &Problem) -> u64 {
+    /// Whether a kernel sends them sooner than copy engines do while the next sums are computed. In an all-reduce that holds
+    /// for more of them, as copies then travel behind the last product, too: on two H200 with 8 MiB for the other rank a
+    /// kernel took 79 µs, copies 97; with 16 MiB 150 and 148 (benches/results/2026-11-26-h200x2-all-reduce.json).
+    fn are_few(self, problem: &Problem) -> bool {
         let rows = self.operation.most_output_rows(problem);
-        u64::from(rows) * u64::from(self.columns) * u64::from(self.partials.element().size())
+        let bytes =
+            u64::from(rows) * u64::from(self.columns) * u64::from(self.partials.element().size());
+        bytes <= if self.operation == Operation::GemmAllReduce { 12 << 20 } else { SMALL_SHARD }
     }
 }
 
@@ -87,12 +91,12 @@ pub(crate) fn choose_for_sums(
     let pieces = options.pieces.unwrap_or(1);
     // One run and one wait for each chunk at most.
     let fits = problem.ranks().saturating_mul(pieces) <= MAX_PUSHED;
-    let is_little = sums.bytes(problem) <= SMALL_SHARD && fits;
+    let are_few = sums.are_few(problem) && fits;
     let open = matches!(strategy, None | Some(Strategy::Sequential));
     let engine = match options.engine {
         Some(asked) => asked,
         // It adds up, too: that takes more blocks than filling the link.
-        None if is_little && open => Engine::Kernel { blocks: 64 },
+        None if are_few && open => Engine::Kernel { blocks: 64 },
         None => Engine::CopyEngines { streams: 1 },
     };
     if engine == Engine::Thread {
@@ -209,7 +213,7 @@ mod tests {
         let pipelined = "pipelined, copy engines on one stream, 1 piece";
         assert_eq!(chosen(&open, 2048, None, scatter), pipelined);
         // All rows go to every rank.
-        assert_eq!(chosen(&open, 256, None, Operation::GemmAllReduce), by_kernel);
+        assert_eq!(chosen(&open, 768, None, Operation::GemmAllReduce), by_kernel);
         assert_eq!(chosen(&open, 1024, None, Operation::GemmAllReduce), pipelined);
         let asked = Some(Strategy::Pipelined);
         assert_eq!(chosen(&open, 64, asked, scatter), pipelined);

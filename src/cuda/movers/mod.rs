@@ -1,9 +1,9 @@
-//! How rows travel between GPUs: copy engines, a kernel that pushes, NCCL.
+//! How rows and sums travel between GPUs: copy engines, a kernel that pushes, NCCL.
 //!
-//! What belongs here: carrying out the moves and words of a [`Schedule`](crate::plan::Schedule). What is multiplied is
-//! none of its business. Invariant: nothing that needs an SM comes behind what waits for it on its stream.
+//! What belongs here: carrying out the moves and words of a [`Schedule`](crate::plan::Schedule); products are the callers'.
+//! Invariant: no kernel is enqueued on a stream behind a wait that ends only once that kernel has run.
 //!
-//! - `gather`: a rank's part in an all-gather, its steps, and what comes before and after them; `course`: where it is in
+//! - `gather`: a rank's part in an operation, its steps, and what comes before and after them; `course`: where it is in
 //!   the sequence of steps;
 //! - `options`: what may be asked for; `engines`: the choice of what was left open;
 //! - `copy_engines`, `by_nccl`, [`nccl`]: the ways; `marks`: when the pushes of a step were.

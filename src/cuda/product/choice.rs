@@ -6,7 +6,7 @@
 //! looked at: there is no silent fallback.
 //!
 //! Two steps: `candidates` lists everything that would be right, `cheapest` takes the one that the cost model
-//! ([`kernels`](crate::kernels)) finds fastest. Measured times go before the guess by way of `options`, which may fix the answer.
+//! ([`kernels`](crate::kernels)) finds fastest. A tuning table overrides the cost model: it fixes the kernel in `options`.
 
 use super::options::GemmOptions;
 use crate::error::{Error, Result};

@@ -4,7 +4,6 @@
 //! `shape`'s. Invariant: the default is the plain product on the whole GPU.
 
 use crate::plan::Activation;
-use crate::tune::Multiplying;
 
 /// How a product is to be computed. `D = activation(alpha · scales · A·B + beta · C + bias)`.
 ///
@@ -60,13 +59,6 @@ impl Default for GemmOptions {
 }
 
 impl GemmOptions {
-    /// With that kernel, run that way.
-    pub(crate) fn fix(&mut self, multiplying: &Multiplying) {
-        self.kernel = Some(multiplying.kernel.clone());
-        self.swizzle = Some(multiplying.swizzle);
-        self.splits = Some(multiplying.splits);
-    }
-
     /// Keeps SMs free: the product occupies no more than `sms`.
     #[must_use]
     pub fn with_sm_limit(mut self, sms: u32) -> Self {

@@ -19,8 +19,8 @@
 //!
 //! In an all-reduce, ranks compute in the same order, and each chunk leaves for all others when it is computed, first for the
 //! rank of round 1. Every rank sends W − 1 times as many bytes, and nobody waits for a second transfer: the way of few rows.
-//! Threads have no word which says that slots, or own sums, may be overwritten. What rank p sends in epoch e + 1 says so: p
-//! computes it after it has added up epoch e, for which it had all that was sent to it. A rank has that of all ranks before it
+//! Threads need no word which says that slots, or own sums, may be overwritten: receiving p's sums of epoch e + 1 proves that p
+//! has finished epoch e, since p computes them after it has added up e. A rank has received those of all ranks before it
 //! computes e + 2. The kernel that begins a step on a GPU waits for all ranks anyway.
 //!
 //! The engines differ in their waits, as those of a gather do (`push`). A thread waits for each owner before that owner's
@@ -29,9 +29,9 @@
 //! chunk's copy right behind its product, so that the chunk travels during the next one. A kernel comes behind the product of
 //! all rows: it begins the step, sends, waits for the others' sums, and adds them up.
 //!
-//! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and that its
-//! receiver has finished the epoch that used the slot before; a product follows that what was in the buffer of sums before has
-//! been sent; sums are added when all ranks' are available, in an all-reduce the same numbers on all ranks.
+//! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the end of the
+//! epoch that used the slot before; a product starts only after the buffer's previous sums have been sent; sums are added when
+//! all ranks' are available, in an all-reduce the same numbers on all ranks.
 
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::{Engine, Operation, Strategy};
@@ -113,19 +113,20 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
 
 fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     let (ranks, chunks) = (plan.problem().ranks(), plan.chunks());
-    let of_all = || owners(plan, rank).flat_map(|owner| chunks.of_rank(owner));
     let mut compute = vec![Step::Await { word: Word::Begun, age: 1 }];
     compute.extend(multiply_all(plan, rank));
     // One product: one word says that all its sums are complete.
-    let summed = of_all().next().map(|chunk| Word::Summed { chunk });
+    let first = owners(plan, rank).find_map(|owner| chunks.of_rank(owner).next());
+    let summed = first.map(|chunk| Word::Summed { chunk });
     compute.extend(summed.map(|word| Step::Post { word, to: rank, age: 0 }));
     compute.extend(announce(plan, rank));
 
     let mut kernel: Vec<_> = summed.map(|word| Step::Await { word, age: 0 }).into_iter().collect();
     kernel.extend((0..ranks).map(|by| Step::Await { word: Word::Consumed { by }, age: BUFFERS }));
-    let receivers = |chunk| receivers(plan, rank, chunks.rank_of(chunk)).into_iter();
-    let sent: Vec<_> =
-        of_all().flat_map(|chunk| receivers(chunk).map(move |to| (chunk, to))).collect();
+    // All that one rank gets, then the next rank's: chunks that lie side by side are sent as one run.
+    let others = owners(plan, rank).filter(|to| *to != rank);
+    let gets = |to| plan.options().operation.added_up(chunks, to);
+    let sent: Vec<_> = others.flat_map(|to| gets(to).map(move |chunk| (chunk, to))).collect();
     kernel.extend(sent.iter().map(|&(chunk, to)| Step::Move { chunk, to }));
     let signal =
         |&(chunk, to)| Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 };
@@ -359,6 +360,22 @@ mod tests {
             "push 0: post begun → 1",
         ];
         assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn a_kernel_sends_one_rank_all_its_chunks_then_the_next() {
+        let problem = Problem::builder(3, 16, 16).shards(&[2, 0, 1]).build().unwrap();
+        let options = PlanOptions::new().with_strategy(Strategy::Sequential);
+        let options = options.with_engine(Engine::PUSHING).with_pieces(2);
+        let operation = Operation::GemmAllReduce;
+        let plan = Plan::new(&problem, PlanOptions { operation, ..options }).unwrap();
+        let all: Vec<String> =
+            plan.schedule(1).lane(Lane::Push(0)).map(ToString::to_string).collect();
+        let sent: Vec<&str> =
+            all.iter().filter(|step| step.starts_with("move")).map(String::as_str).collect();
+        let expected =
+            ["move 0 → 2", "move 1 → 2", "move 2 → 2", "move 0 → 0", "move 1 → 0", "move 2 → 0"];
+        assert_eq!(sent, expected);
     }
 
     #[test]

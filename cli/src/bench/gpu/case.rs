@@ -13,7 +13,6 @@ use overlap_gemm::{Error, Result};
 
 use super::super::cases::Case;
 use super::super::report::{CaseReport, Kind, Power, Row};
-use super::super::statistics::median;
 use super::super::turns::turn;
 use super::super::wanted::{Launch, LoopTimes, Multiplier, Products};
 use super::check::Check;
@@ -25,6 +24,7 @@ use super::power::Meter;
 use super::timing::{Length, Loop, Product, Watch, estimate_ms};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
+use crate::statistics::median;
 
 /// Rounds of the first heat, and its longest loops.
 const HEAT_ROUNDS: usize = 3;

@@ -5,8 +5,8 @@
 
 use std::str::FromStr;
 
-use super::super::statistics::median;
 use super::{CaseReport, Row};
+use crate::statistics::median;
 
 /// A figure by name.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,9 +4,9 @@
 //! the list of the rounds' figures, empty where a row has no times. T_gemm is the fastest plain GEMM, whose inputs are
 //! there, of any contender, launched alike.
 
-use super::super::statistics::{median, ratios};
 use super::super::wanted::Gatherer;
 use super::{CaseReport, Kind, Row};
+use crate::statistics::{median, ratios};
 
 impl Row {
     /// The median of its times, if it has any.

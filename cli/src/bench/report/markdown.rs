@@ -7,10 +7,10 @@ use std::fmt::{self, Write as _};
 
 use clap::ValueEnum;
 
-use super::super::statistics::{Summary, geometric_mean, median};
 use super::columns::Column;
 use super::{CaseReport, launch_name};
 use crate::exit::Failure;
+use crate::statistics::{Summary, geometric_mean, median};
 
 /// More problems are counted, not named.
 const NAMED: usize = 5;

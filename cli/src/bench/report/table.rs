@@ -7,10 +7,10 @@ use std::fmt;
 
 use overlap_gemm::plan::Operation;
 
-use super::super::statistics::{Summary, geometric_mean, median};
 use super::super::wanted::Gatherer;
 use super::columns::Column;
 use super::{CaseReport, Kind, Power, Row, Run};
+use crate::statistics::{Summary, geometric_mean, median};
 
 const LEGEND: &str = "\
 T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's), its inputs already there. ÷: median of the rounds' ratios.

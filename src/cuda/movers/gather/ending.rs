@@ -1,7 +1,7 @@
 //! How a gather ends: failures, their reports to all ranks, and the drop.
 //!
-//! Invariant: a failure is found by `check` or not at all, is kept, and is told to all ranks; nothing is freed
-//! that a stream may still use.
+//! Invariant: only `check` finds failures; it keeps them and reports them to all ranks. Nothing is freed that a stream may
+//! still use.
 
 use std::sync::Arc;
 

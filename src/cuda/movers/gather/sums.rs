@@ -104,17 +104,13 @@ impl Gatherer {
         Ok(())
     }
 
-    /// Chunks that lie side by side, here and at their receiver, as one run. A chunk that is sent and not signalled, or the
-    /// other way round, is the work of a test.
+    /// What is sent and signalled, in the schedule's order; chunks that lie side by side, here and at their receiver, are one
+    /// run. Only in a test's schedule is a chunk sent and not signalled, or signalled and not sent.
     fn runs_of(&self, step: &Step, sent: &[(u32, u32)], signalled: &[(u32, u32)]) -> Vec<SumsRun> {
         let (layout, plan, rank) = (&self.part.layout, &step.shape.plan, self.group.rank());
-        let mut all = [sent, signalled].concat();
-        // To the rank of the first round first.
-        let round = |to: u32| (to + self.group.ranks() - rank) % self.group.ranks();
-        all.sort_unstable_by_key(|&(chunk, to)| (round(to), chunk));
-        all.dedup();
+        let unsent = signalled.iter().filter(|of| !sent.contains(of));
         let mut runs: Vec<SumsRun> = Vec::new();
-        for (chunk, to) in all {
+        for &(chunk, to) in sent.iter().chain(unsent) {
             let rows = plan.chunks().rows(chunk);
             let moved = if sent.contains(&(chunk, to)) { rows.len() as i64 } else { 0 };
             let run = SumsRun {
