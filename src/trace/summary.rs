@@ -121,8 +121,8 @@ impl fmt::Display for RankSummary {
         });
         write!(
             f,
-            "rank {rank}: {tiles} tiles on {workers} worker{s} in {span:.1?}; the first after {first_tile}, the tail \
-             {tail}; {:.0} % not begun yet, {:.0} % computing, {:.0} % waiting for rows",
+            "rank {rank}: {tiles} tiles on {workers} worker{s} in {span:.1?}; the first after {first_tile}, the tail {tail}\n  \
+             {:.0} % not begun yet, {:.0} % computing, {:.0} % waiting for rows",
             share(self.not_begun),
             share(self.computed),
             share(self.waited),

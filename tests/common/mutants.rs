@@ -18,6 +18,15 @@ pub enum Caught {
     Nothing,
 }
 
+impl Caught {
+    /// What becomes of a mutant whose ranks end like this.
+    pub fn by_ranks(seen: &[Caught]) -> Caught {
+        // If one rank waits in vain, the others hear of it, and no rank's result counts.
+        let worst = [Caught::Hang, Caught::WrongRows];
+        worst.into_iter().find(|what| seen.contains(what)).unwrap_or(Caught::Nothing)
+    }
+}
+
 /// A change of one step.
 pub struct Mutant {
     pub name: &'static str,

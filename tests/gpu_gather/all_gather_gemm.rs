@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::gpu::call::{Call, call};
 use crate::gpu::case::Case;
-use crate::gpu::inputs::some_rows;
+use crate::gpu::inputs::{shards, some_rows};
 use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::{share_of_rounds, tried_kernels};
 use overlap_gemm::cuda::cudarc::driver::result;
@@ -21,14 +21,6 @@ use overlap_gemm::random::Random;
 const MOST: u64 = 700;
 /// Far longer than anything here takes, far shorter than anybody watches a test.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-
-/// The rows of each rank: unequal, some of them none, `m` in all.
-fn shards(m: u64, ranks: u32, random: &mut Random) -> Vec<u32> {
-    let mut cuts: Vec<u64> = (1..ranks).map(|_| random.within(0..=m)).collect();
-    cuts.extend([0, m]);
-    cuts.sort_unstable();
-    cuts.windows(2).map(|pair| (pair[1] - pair[0]) as u32).collect()
-}
 
 /// Anything that a gather may be asked for.
 fn options(most_rows: u32, random: &mut Random) -> GatherOptions {

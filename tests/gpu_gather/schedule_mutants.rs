@@ -33,13 +33,7 @@ fn every_mutant_of_a_schedule_is_caught_as_predicted() {
     assert!(MUTANTS.iter().filter(on_gpus).count() >= 8);
     for mutant in MUTANTS.iter().filter(on_gpus) {
         let seen = on_ranks(mutant.rows.len() as u32, |rank| run(&rank, mutant));
-        let is = |what: Caught| seen.contains(&what);
-        let found = match (is(Caught::WrongRows), is(Caught::Hang)) {
-            // What one rank waits for in vain, the others hear of: no rank's result counts then.
-            (_, true) => Caught::Hang,
-            (true, false) => Caught::WrongRows,
-            (false, false) => Caught::Nothing,
-        };
+        let found = Caught::by_ranks(&seen);
         assert_eq!(found, mutant.run, "{}: {seen:?}", mutant.name);
         println!("{}: {found:?}, as predicted", mutant.name);
     }

@@ -11,7 +11,8 @@ use overlap_gemm::plan::{Activation, Engine, Partials, Reduction, Strategy};
 use overlap_gemm::random::Random;
 
 use super::work::Step;
-use super::world::{World, kernel_for, shards};
+use super::world::{World, kernel_for};
+use crate::gpu::inputs::shards;
 use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
 

@@ -45,13 +45,7 @@ fn every_mutant_of_a_reduction_is_caught_as_predicted() {
 fn every_one_is_caught(mutants: &[&Mutant], way: impl Fn(World) -> World + Sync) {
     for mutant in mutants {
         let seen = on_ranks(mutant.rows.len() as u32, |rank| run(&rank, mutant, &way));
-        let is = |what: Caught| seen.contains(&what);
-        let found = match (is(Caught::WrongRows), is(Caught::Hang)) {
-            // What one rank waits for in vain, the others hear of: no rank's result counts then.
-            (_, true) => Caught::Hang,
-            (true, false) => Caught::WrongRows,
-            (false, false) => Caught::Nothing,
-        };
+        let found = Caught::by_ranks(&seen);
         assert_eq!(found, mutant.run, "{}: {seen:?}", mutant.name);
         println!("{}: {found:?}, as predicted", mutant.name);
     }

@@ -19,9 +19,9 @@ use overlap_gemm::random::Random;
 use overlap_gemm::{ElementType, Error};
 
 use super::work::{Step, Work};
-use crate::gpu::inputs::factor;
+use crate::gpu::inputs::{factor, shards};
 use crate::gpu::ranks::Rank;
-use crate::gpu::tried_kernels;
+use crate::gpu::{of_types, tried_kernels};
 
 /// Far longer than anything here takes, far shorter than anybody watches a test.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -104,14 +104,6 @@ pub fn kernel_for(partials: Partials) -> Option<&'static Kernel> {
         types.d == partials.element() && types.a == ElementType::Bf16 && !kernel.transposed
     };
     tried_kernels().into_iter().find(serves)
-}
-
-/// The rows of each rank: unequal, some of them none, `m` in all.
-pub fn shards(m: u64, ranks: u32, random: &mut Random) -> Vec<u32> {
-    let mut cuts: Vec<u64> = (1..ranks).map(|_| random.within(0..=m)).collect();
-    cuts.extend([0, m]);
-    cuts.sort_unstable();
-    cuts.windows(2).map(|pair| (pair[1] - pair[0]) as u32).collect()
 }
 
 impl World {
@@ -269,28 +261,11 @@ impl World {
 
     /// One rank's memory of step `number`, in the types of the world.
     pub fn work(&self, rank: &Rank, number: u64) -> Box<dyn Step> {
-        use ElementType::{Bf16, E4m3, E5m2, F16, F32};
-        use overlap_gemm::element::{F8E4M3, F8E5M2, bf16, f16};
         macro_rules! of {
             ($a:ty, $b:ty, $d:ty) => {
                 Box::new(Work::<$a, $b, $d>::new(self, rank, number))
             };
         }
-        let types = self.problems[0].elements();
-        match (types.a, types.b, types.d) {
-            (Bf16, Bf16, Bf16) => of!(bf16, bf16, bf16),
-            (Bf16, Bf16, F16) => of!(bf16, bf16, f16),
-            (Bf16, Bf16, F32) => of!(bf16, bf16, f32),
-            (F16, F16, Bf16) => of!(f16, f16, bf16),
-            (F16, F16, F16) => of!(f16, f16, f16),
-            (F16, F16, F32) => of!(f16, f16, f32),
-            (E4m3, E4m3, Bf16) => of!(F8E4M3, F8E4M3, bf16),
-            (E4m3, E4m3, F16) => of!(F8E4M3, F8E4M3, f16),
-            (E4m3, E5m2, Bf16) => of!(F8E4M3, F8E5M2, bf16),
-            (E4m3, E5m2, F16) => of!(F8E4M3, F8E5M2, f16),
-            (E5m2, E4m3, Bf16) => of!(F8E5M2, F8E4M3, bf16),
-            (E5m2, E4m3, F16) => of!(F8E5M2, F8E4M3, f16),
-            other => panic!("no kernel can have the types {other:?}"),
-        }
+        of_types!(self.problems[0].elements(), of)
     }
 }

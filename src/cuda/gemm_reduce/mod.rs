@@ -212,7 +212,8 @@ impl<const ALL: bool> GemmReduce<ALL> {
     }
 
     /// An error if a step failed, here or elsewhere: ask when the stream is through. After an error every output since
-    /// the last good check is undefined, and the operation is over on all ranks; its group, too: form a new one.
+    /// the last good check is undefined, and the operation is over on all ranks: a new step returns
+    /// [`Error::Over`](crate::Error::Over). Its group is over, too: form a new one.
     pub fn check(&mut self) -> Result<()> {
         self.gatherer.check()
     }

@@ -16,9 +16,9 @@ use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Accumulation, Epilogue, Reference, Report};
 
-use super::Gpu;
 use super::case::Case;
 use super::inputs::Inputs;
+use super::{Gpu, of_types};
 
 /// Elements before and after D that no kernel may touch: a multiple of 16, to keep D aligned.
 const GUARD: usize = 1024;
@@ -69,29 +69,12 @@ pub trait Call: Send {
 
 /// The call of a case with random inputs, in the types of its kernel.
 pub fn call(gpu: &Gpu, case: &Case, random: &mut Random) -> Box<dyn Call> {
-    use overlap_gemm::ElementType::{Bf16, E4m3, E5m2, F16, F32};
-    use overlap_gemm::element::{F8E4M3, F8E5M2, bf16, f16};
     macro_rules! of {
         ($a:ty, $b:ty, $d:ty) => {
             Box::new(Buffers::<$a, $b, $d>::new(gpu, case, random))
         };
     }
-    let types = case.kernel.elements;
-    match (types.a, types.b, types.d) {
-        (Bf16, Bf16, Bf16) => of!(bf16, bf16, bf16),
-        (Bf16, Bf16, F16) => of!(bf16, bf16, f16),
-        (Bf16, Bf16, F32) => of!(bf16, bf16, f32),
-        (F16, F16, Bf16) => of!(f16, f16, bf16),
-        (F16, F16, F16) => of!(f16, f16, f16),
-        (F16, F16, F32) => of!(f16, f16, f32),
-        (E4m3, E4m3, Bf16) => of!(F8E4M3, F8E4M3, bf16),
-        (E4m3, E4m3, F16) => of!(F8E4M3, F8E4M3, f16),
-        (E4m3, E5m2, Bf16) => of!(F8E4M3, F8E5M2, bf16),
-        (E4m3, E5m2, F16) => of!(F8E4M3, F8E5M2, f16),
-        (E5m2, E4m3, Bf16) => of!(F8E5M2, F8E4M3, bf16),
-        (E5m2, E4m3, F16) => of!(F8E5M2, F8E4M3, f16),
-        other => panic!("no kernel can have the types {other:?}"),
-    }
+    of_types!(case.kernel.elements, of)
 }
 
 /// A type that lives on both sides.

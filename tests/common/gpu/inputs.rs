@@ -116,3 +116,11 @@ pub fn some_rows(m: u32, random: &mut Random) -> Vec<u32> {
     rows.dedup();
     rows
 }
+
+/// The rows of each rank: unequal, some of them none, `m` in all.
+pub fn shards(m: u64, ranks: u32, random: &mut Random) -> Vec<u32> {
+    let mut cuts: Vec<u64> = (1..ranks).map(|_| random.within(0..=m)).collect();
+    cuts.extend([0, m]);
+    cuts.sort_unstable();
+    cuts.windows(2).map(|pair| (pair[1] - pair[0]) as u32).collect()
+}

@@ -14,8 +14,12 @@ use crate::statistics::{Summary, geometric_mean, median};
 
 const LEGEND: &str = "\
 T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's), its inputs already there. ÷: median of the rounds' ratios.
-E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublaslt, without that contender sequential.
-spread: distance of the quartiles ÷ median; above 5 % the machine was disturbed: measure again, or with more --rounds.";
+E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublaslt, without that contender sequential. Below 0 %:
+slower than the baseline; above 100 %: faster than T_gemm.
+spread: distance of the quartiles ÷ median; !: above 5 %, the machine was disturbed: measure again, or with more --rounds.";
+
+/// A larger spread is marked.
+const DISTURBED: f64 = 0.05;
 
 /// The same, where the floor was measured.
 const LEGEND_OF_FLOOR: &str = "beside: this crate's plain GEMM while as many bytes travel: the floor of a step whose gather is hidden.";
@@ -165,7 +169,8 @@ impl CaseReport {
         (cells[0], cells[1]) = (row.who.clone(), row.launch().into());
         let Some(times) = Summary::of(&row.rounds_us) else { return cells };
         cells[2] = format!("{:.1}", times.median);
-        cells[3] = format!("{:.1} %", 100.0 * times.spread());
+        let mark = if times.spread() > DISTURBED { "! " } else { "" };
+        cells[3] = format!("{mark}{:.1} %", 100.0 * times.spread());
         cells[4] = match row.kind {
             kind @ (Kind::AllGather | Kind::ReduceScatter | Kind::AllReduce) => {
                 format!("{:.0} GB/s", self.gigabytes(kind, times.median))
@@ -265,6 +270,17 @@ mod tests {
         assert!(text.starts_with(&format!("{head}\n64×3584×8192 bf16\n")), "{text}");
         let second = format!("{head}ended early, after 1 of its cases: interrupted\n\n1024×");
         assert!(text.contains(&second) && text.ends_with("with more --rounds.\n"), "{text}");
+    }
+
+    #[test]
+    fn a_disturbed_row_is_marked() {
+        let rows = vec![
+            row("own", Kind::Gemm, &[90.0, 100.0, 110.0]),
+            row("cublaslt", Kind::Gemm, &[90.0, 91.0, 92.0]),
+        ];
+        let text = case(64, rows).to_string();
+        assert_eq!(words(&text, "own")[3..6], ["!", "10.0", "%"], "{text}");
+        assert_eq!(words(&text, "cublaslt")[3..5], ["1.1", "%"], "{text}");
     }
 
     #[test]

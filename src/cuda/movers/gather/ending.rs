@@ -34,8 +34,8 @@ impl Gatherer {
         self.fail(&Error::Aborted { rank: self.group.rank(), reason: reason.to_owned() });
     }
 
-    /// An error if anything went wrong so far. Ask when the streams are through. After an error the
-    /// operation is over, on all ranks.
+    /// An error if anything went wrong so far. Ask when the streams are through. After an error the operation is over, on all
+    /// ranks: this returns the same error again, a new step [`Error::Over`].
     pub(crate) fn check(&mut self) -> Result<()> {
         if let Some(error) = &self.failed {
             return Err(error.clone());

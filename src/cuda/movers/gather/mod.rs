@@ -174,8 +174,8 @@ impl Gatherer {
         own: OwnRows,
         follower: Follower,
     ) -> Result<Step> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
+        if let Some(cause) = &self.failed {
+            return Err(Error::over(self.group.rank(), cause));
         }
         self.group.check().inspect_err(|error| self.failed = Some(error.clone()))?;
         if self.nccl.is_some() {
