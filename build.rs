@@ -2,7 +2,7 @@
 //!
 //! What belongs here: the order of the steps, and what becomes of a missing piece. The steps are in
 //! `build/`: finding the tools (`probe`, `toolkit`), compiling (`table`, `kernels`, `compiler`, `jobs`, `ptxas`),
-//! what the library is told (`report`); under feature `bindings`, comparing the committed declarations with
+//! what the library learns (`report`); under feature `bindings`, comparing the committed declarations with
 //! the header (`bindings`). Invariant: with everything there, the kernels are in the library; with anything
 //! missing, the library still builds, one warning says what was looked for and what to run, and the run time
 //! returns `Error::KernelsNotBuilt` with the same words. `OVERLAP_GEMM_REQUIRE_KERNELS=1` makes a missing

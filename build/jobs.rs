@@ -1,7 +1,7 @@
 //! How many compilers may run at a time.
 //!
-//! What belongs here: arithmetic on cores and memory. Invariant: at least one, and never so many
-//! that they would not fit into memory: a source of five CUTLASS kernels takes 7.1 GB to compile, and
+//! What belongs here: arithmetic on cores and memory. Invariant: at least one, and never more
+//! than fit into memory: a source of five CUTLASS kernels takes 7.1 GB to compile, and
 //! a machine that swaps is slower than one that waits. Standard library only; tests include this file.
 
 /// What one nvcc may take.

@@ -1,4 +1,4 @@
-//! What the library is told about its build.
+//! What the library learns about its build.
 //!
 //! What belongs here: `build_info.rs` (compiled into the library: `cuda::build_info`) and
 //! `ptxas.txt` (for people and CI), both in OUT_DIR. Invariant: `build_info.rs` exists after every

@@ -154,6 +154,26 @@ fn documents_have_the_terms_of_the_field() {
     }
 }
 
+/// The comments of a Rust source, one after the other.
+fn comments(source: &str) -> String {
+    let lines = source.lines().filter_map(|line| line.trim_start().strip_prefix("//"));
+    lines.map(|line| line.trim_start_matches(['/', '!']).to_owned() + "\n").collect()
+}
+
+#[test]
+fn comments_have_the_terms_of_the_field() {
+    let mut sources_of = Vec::new();
+    for folder in ["src", "build", "examples", "cli/src"] {
+        sources(&root().join(folder), &mut sources_of);
+    }
+    sources_of.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    assert!(sources_of.len() > 100, "only {sources_of:?}: is this test reading them?");
+    for path in sources_of {
+        let found = house_words(&comments(&fs::read_to_string(&path).expect("text")));
+        assert!(found.is_empty(), "{}: {found:#?}", path.display());
+    }
+}
+
 #[test]
 fn house_words_are_noticed_in_prose_alone() {
     let noticed = |text: &str| house_words(text).len();
@@ -162,6 +182,7 @@ fn house_words_are_noticed_in_prose_alone() {
     assert_eq!(noticed("Loops are interleaved; ranks learn it.\n"), 0);
     assert_eq!(noticed("`by turns`\n```text\nwhatever\n```\n"), 0, "code");
     assert_eq!(noticed("It foretold to them; so manyfold.\n"), 0, "parts of words");
+    assert_eq!(noticed(&comments("/// It is\n/// told.\nlet whoever = 1;\n")), 1, "comments alone");
 }
 
 /// The files in the second column of the index of results, row by row.

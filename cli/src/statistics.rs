@@ -1,6 +1,6 @@
 //! Numbers out of repeated measurements.
 //!
-//! Invariant: no number is made up for an empty list; whoever has nothing measured gets `None`.
+//! Invariant: no number is made up for an empty list: its figures are `None`.
 
 use serde::Serialize;
 

@@ -34,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// D = A · B where A arrives while it is multiplied.
 ///
 /// The product walks its tiles in the order in which chunks are expected, the shard of `pivot_rank`
-/// first, and each tile waits for the chunks that its rows touch. Whoever delivers A says so with
+/// first, and each tile waits for the chunks that its rows touch. The code that delivers A says so with
 /// [`Signals`]; the protocol is described [there](crate::cuda::signals).
 ///
 /// ```no_run

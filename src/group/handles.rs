@@ -306,7 +306,7 @@ fn greet(socket: &UnixStream, own: &Door) -> io::Result<(u32, Vec<OwnedFd>)> {
         // Not inherited by processes that this one starts.
         recvmsg(socket.as_fd(), &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC)?
     };
-    // Taken first, so that they are closed whatever comes next.
+    // Taken first, so that they are closed also after a failure below.
     let mut handles = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {

@@ -111,7 +111,7 @@ fn silent_strangers_hold_nobody_up() {
     });
 }
 
-/// Leaves room for `spare` more open files: so many numbers below the limit are free.
+/// Leaves room for `spare` more open files: that many numbers below the limit are free.
 fn leave(spare: u64) {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     let names = open.map(|entry| entry.unwrap().file_name().into_string().unwrap());

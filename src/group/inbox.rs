@@ -54,7 +54,7 @@ pub(super) enum Vain {
 }
 
 impl Inbox {
-    /// Whoever tells this rank something calls this; it does not wait.
+    /// The sender of a message to this rank calls this; it does not wait.
     pub(super) fn take(&self, notice: Notice) {
         let mut state = self.lock();
         match notice {
@@ -146,7 +146,7 @@ impl Inbox {
         self.wait(until, |state| state.missing.take())
     }
 
-    /// Waits until `look` finds something; what is there already is found even if the group has ended.
+    /// Waits until `look` finds something; what has arrived already is found even if the group has ended.
     fn wait<T>(&self, until: Instant, look: impl Fn(&mut State) -> Option<T>) -> Result<T, Vain> {
         let mut state = self.lock();
         loop {

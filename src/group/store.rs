@@ -222,7 +222,7 @@ fn seat(
     let rank = member.rank;
     let (sender, queue) = channel();
     let deliver = Arc::new(move |notice: Notice| drop(sender.send(notice)));
-    // Held until the line is in the list, so that whoever closes the store ends it.
+    // Held until the line is in the list, so that closing the store ends it.
     let mut lines = shared.lines.lock().unwrap_or_else(PoisonError::into_inner);
     if let Err(reason) = shared.table.join(ranks, member, deliver) {
         drop(lines);

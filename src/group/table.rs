@@ -359,7 +359,7 @@ mod tests {
         let late = table.join(2, Member::this_process(1), quiet.clone()).unwrap_err();
         assert!(late.starts_with("the group is over"), "{late}");
 
-        // A number that is wrong is told once all are here, so that nobody misses it.
+        // A wrong number is reported once all are here, so that nobody misses it.
         let table = Table::new(3, Rules::default());
         let told = sit(&table, 0);
         table.join(4, Member::this_process(1), quiet.clone()).unwrap();
@@ -420,7 +420,7 @@ mod tests {
         let (table, told) = meet(3);
         table.request(1, Request::Leave);
         table.lost(1);
-        // Nobody needed it; the others are told that it has left, after all were here.
+        // Nobody needed it; the others learn that it has left, after all were here.
         for (rank, told) in told.iter().enumerate() {
             let left = if rank == 1 { vec![] } else { vec![Notice::Left { rank: 1 }] };
             assert_eq!(told.try_iter().skip(1).collect::<Vec<_>>(), left);

@@ -137,7 +137,7 @@ impl Chunks {
     /// Not the chunk's number: M may vary from step to step, and with it the rank that a number
     /// belongs to. A signal with two writers could run backwards, or vouch for data that another
     /// rank still owes. A slot belongs to the same rank in every step. Saturates where no memory
-    /// could hold so many.
+    /// could hold that many.
     pub fn signal_slot(&self, chunk: u32, per_rank: u32) -> u32 {
         let rank = self.rank_of(chunk);
         rank.saturating_mul(per_rank).saturating_add(chunk - self.of_rank(rank).start)

@@ -1,6 +1,6 @@
 //! How the sums that ranks have over their slices of K become one output.
 //!
-//! Invariant: an output is the same whatever arrives first: the sums are added in the order of the ranks, in `f32`, as they
+//! Invariant: an output does not depend on what arrives first: the sums are added in the order of the ranks, in `f32`, as they
 //! travelled; in a reduce-scatter the owner's own are unrounded.
 
 use crate::element::{Element, ElementType, bf16};

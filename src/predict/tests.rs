@@ -187,7 +187,7 @@ fn one_rank_gathers_nothing() {
 #[test]
 fn as_many_ranks_as_a_plan_has() {
     let estimate = took(&Machine::h200(), &problem(8192, 1024), Strategy::Fused);
-    // 1023 pieces that are told of together: one cost, besides their bytes.
+    // 1023 pieces that are signalled together: one cost, besides their bytes.
     let least = Machine::h200().push_us + 1023.0 * 8.0 * 16384.0 / 380e3;
     assert!(estimate.total > duration(least), "{estimate:?}");
     // Larger ones have each their own.

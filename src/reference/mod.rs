@@ -392,7 +392,7 @@ mod tests {
         assert!(closest > 0.001, "what was lost is {closest:e} of the bound");
     }
 
-    /// The same arithmetic done in the plainest way, in `f32`: whatever is drawn, it is within the bound.
+    /// The same arithmetic done in the plainest way, in `f32`: of all that is drawn, it is within the bound.
     #[test]
     fn plain_f32_arithmetic_stays_within_the_bound() {
         fn run<D: Element>(random: &mut crate::random::Random) -> f64 {

@@ -116,7 +116,7 @@ fn assert_readable(picture: &str) {
     }
 }
 
-/// A step of so many ranks with so many workers each, whose chunks take `each` µs a piece, two from each rank to each.
+/// A step of `ranks` ranks with `workers` workers each, whose chunks take `each` µs a piece, two from each rank to each.
 fn step(ranks: u32, workers: u32, each: u64) -> Timeline {
     let mut step = Timeline::default();
     for (rank, nth) in (0..ranks).flat_map(|rank| (0..2 * ranks).map(move |nth| (rank, nth))) {

@@ -130,7 +130,7 @@ pub enum Reducer {
     Own,
     /// cuBLASLt's product, then NCCL's reduction
     NcclCublaslt,
-    /// NCCL's reduction alone, of products that are there
+    /// NCCL's reduction alone, of products that are available
     Nccl,
     /// This crate's product, then its reduction
     Sequential,

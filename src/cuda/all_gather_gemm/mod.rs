@@ -181,7 +181,7 @@ impl AllGatherGemm {
         let problem = shape.plan.problem();
         let own_rows = problem.shards().rows(self.gatherer.group().rank()).len();
         shard.check_scales(problem.scaling() == Scaling::Rows && own_rows > 0)?;
-        // Whatever can be refused is refused before any rank hears of the step.
+        // All refusals come before any rank learns of the step.
         let m = problem.m();
         let buffer = self.gatherer.next_buffer();
         let operands: Vec<RawOperands> = (self.products.iter().zip(operands))

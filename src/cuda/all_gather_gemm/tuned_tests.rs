@@ -212,7 +212,7 @@ fn another_driver_and_a_bad_file_are_told_of() {
 }
 
 proptest! {
-    /// Whatever a table has in it, a plan by it passes every check that one without it would.
+    /// A plan by any table passes every check that a plan without a table would.
     #[test]
     fn a_table_makes_nothing_illegal(
         (strategy, kernel) in (0usize..3, 0usize..4), (streams, pieces) in (1u32..10, 1u32..300),

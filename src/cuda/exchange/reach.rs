@@ -24,7 +24,7 @@ pub(crate) fn obstacle(group: &Group, device: &Device, limit: Duration) -> Resul
     obstacle_by(group, &own, |bus| reach(device, bus), limit)
 }
 
-/// [`obstacle`], from a GPU at the PCI bus id `own` and by whatever `reach` says of another's.
+/// [`obstacle`], from a GPU at the PCI bus id `own`; `reach` says whether another's is within reach.
 pub(crate) fn obstacle_by(
     group: &Group,
     own: &str,

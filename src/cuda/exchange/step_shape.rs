@@ -58,7 +58,7 @@ impl StepShape {
         });
         let (pivot, awaited) = product.unwrap_or((schedule.rank, &[]));
         let slot_of = |chunk| {
-            // A chunk that is not awaited has the signal of one that is there from the beginning.
+            // A chunk that is not awaited has the signal of one that is available from the beginning.
             let own = chunks.of_rank(schedule.rank).start;
             let is_awaited = awaited.is_empty() || awaited.contains(&chunk);
             chunks.signal_slot(if is_awaited { chunk } else { own }, layout.slots_per_rank())

@@ -1,8 +1,8 @@
 //! Memory that every rank has on its own GPU, and that all others reach: of the same size everywhere, at
 //! the same offsets.
 //!
-//! What belongs here: making it together, where each rank's part is, and moving bytes between parts. What is
-//! written there, and in which order, is up to whoever uses it. Invariant: when [`SymmetricMemory::new`] returns, all ranks have
+//! What belongs here: making it together, where each rank's part is, and moving bytes between parts. The
+//! user decides what is written there, and in which order. Invariant: when [`SymmetricMemory::new`] returns, all ranks have
 //! mapped all parts; a part lives as long as any rank has it mapped, so nobody writes into nothing, and
 //! dropping waits for no other rank.
 
@@ -50,7 +50,7 @@ impl SymmetricMemory {
             let file = memory.export()?;
             Ok((memory.map()?, file))
         });
-        // Whoever fails tells the others, for they would wait for it.
+        // A rank that fails tells the others, which would wait for it.
         let tell = |error: Error| {
             group.abort(&format!("rank {} has no {WHAT}: {error}", group.rank()));
             error

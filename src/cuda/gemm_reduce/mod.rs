@@ -187,7 +187,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
         let shape = self.gatherer.shape(a.rows)?;
         let problem = shape.plan.problem();
         a.check_scales(problem.scaling() == Scaling::Rows)?;
-        // Whatever can be refused is refused before any rank hears of the step.
+        // All refusals come before any rank learns of the step.
         let calls = (self.sums.iter().zip(operands))
             .map(|(sum, operands)| self.call(sum, operands, (rows, a.scales), problem))
             .collect::<Result<Vec<_>>>()?;

@@ -32,7 +32,7 @@ struct Pusher {
 #[derive(Debug)]
 pub(crate) struct CopyEngines {
     pushers: Vec<Pusher>,
-    /// Behind the latest sums on the caller's stream: the schedule's `summed`.
+    /// After the latest sums on the caller's stream: the schedule's `summed`.
     summed: CudaEvent,
 }
 
@@ -153,7 +153,7 @@ impl CopyEngines {
     /// Keeps when the kernel that begins this step, and pushes, was at work: `begun` was recorded before it.
     ///
     /// Its last block lets this rank's epoch grow when all is pushed. Another stream looks for that, so that nothing comes
-    /// between the kernel and the product, which starts while the other still pushes. It was told to look a moment after
+    /// between the kernel and the product, which starts while the other still pushes. It began to look a moment after
     /// the kernel was launched, so what is quicker than that seems to take as long.
     pub(crate) fn mark_kernel(
         &self,

@@ -84,7 +84,7 @@ impl Course {
         self.begun.record(stream).map_err(|error| driver_error("cuEventRecord", error))
     }
 
-    /// The next step has been told to begin: another epoch, and the other buffer.
+    /// The next step has been enqueued: another epoch, and the other buffer.
     pub(crate) fn advance(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         self.next_buffer = 1 - self.next_buffer;

@@ -1,7 +1,7 @@
 //! A planned product: what `Gemm`, `AsyncGemm`, `AllGatherGemm` and `GemmReduce` have in common.
 //!
 //! What belongs here: planning, and one call of the kernel; beside are `kernels` (what was compiled), `choice` (which of
-//! it serves a problem), `options`, `operands` and `shard`. Nothing here knows signals or gathers. Invariant: whatever may
+//! it serves a problem), `options`, `operands` and `shard`. Nothing here knows signals or gathers. Invariant: everything that may
 //! allocate, load a module, ask the device or fail for the shape's sake happens in [`Product::plan`]; a call checks
 //! its operands and enqueues.
 

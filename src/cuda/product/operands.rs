@@ -281,7 +281,7 @@ impl RawOperands {
         }
     }
 
-    /// Whether what is there is what was planned, and where a kernel can reach it: the rows and the
+    /// Whether the operands are those that were planned, and where a kernel can reach them: the rows and the
     /// addresses to hand over.
     pub(crate) fn check(
         &self,

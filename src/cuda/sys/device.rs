@@ -1,7 +1,7 @@
 //! Which GPUs there are, and whether this crate can use them.
 //!
 //! What belongs here: everything between "is there a driver" and an open device. Invariant: no
-//! panic, whatever is missing. `cudarc` panics at the first driver call if the driver library is
+//! panic, with any part missing. `cudarc` panics at the first driver call if the driver library is
 //! absent (even when it only formats an error), so every path into it goes through [`driver`]
 //! first. Looking costs no context: [`devices`] leaves the GPUs as they were.
 
@@ -202,7 +202,7 @@ impl Device {
     /// [`GroupOptions::device`](crate::group::GroupOptions::device) wants to know.
     pub fn bus_id(&self) -> Result<String> {
         let mut text = [0u8; 32];
-        // SAFETY: the driver writes at most as many bytes as it is told, the last of them 0.
+        // SAFETY: the driver writes at most the given number of bytes, the last of them 0.
         unsafe {
             let (start, length) = (text.as_mut_ptr().cast(), text.len() as i32);
             sys::cuDeviceGetPCIBusId(start, length, self.context.cu_device())
@@ -218,7 +218,7 @@ impl Device {
         self.context.new_stream().map_err(|error| driver_error("cuStreamCreate", error))
     }
 
-    /// An error unless work on `stream` runs on this device, in one order whoever enqueues it.
+    /// An error unless work on `stream` runs on this device, in one order for all that enqueue it.
     pub(crate) fn check_stream(&self, stream: &CudaStream) -> Result<()> {
         /// The handle that means another stream on each thread.
         const PER_THREAD: usize = 2;

@@ -7,7 +7,7 @@ fn the_objects_are_of_this_header() {
     assert_eq!(check_abi(), Ok(()));
 }
 
-/// A shape that kernel 0 takes, whatever kernel that is.
+/// A shape that kernel 0 takes; any kernel may be the first.
 fn good() -> Shape {
     let kernel = kernel_info(0).unwrap();
     let (m, n, k) = (64, 64, 64);

@@ -1,4 +1,4 @@
-//! A problem as the C side is told it, and the rules for which ones it takes.
+//! A problem as the C side receives it, and the rules for which ones it takes.
 //!
 //! What belongs here: sizes, pitches and how the kernel is to be run, as plain numbers. Invariant: the
 //! rules are those of `og_gemm_check`, so that what passes here is refused by neither side; the test

@@ -86,7 +86,7 @@ impl Uses {
     pub(crate) fn wait(&self) -> Result<()> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let tail = streams.tail.as_ref().map(|tail| &tail.stream);
-        // All of them, whatever becomes of one.
+        // All of them, also if one fails.
         let waited: Vec<_> =
             streams.kept.iter().chain(tail).map(|stream| stream.synchronize()).collect();
         let waited = waited.into_iter().collect::<std::result::Result<(), _>>();
@@ -128,7 +128,7 @@ impl Tail {
         made
     }
 
-    /// What was enqueued on `stream` so far is waited for by whoever waits for this.
+    /// A wait for this waits for what was enqueued on `stream` so far.
     fn follow(&self, stream: &CudaStream) -> Result<(), Error> {
         self.event.record(stream).map_err(|error| driver_error("cuEventRecord", error))?;
         let waited = self.stream.wait(&self.event);

@@ -153,7 +153,7 @@ impl Mapping {
 }
 
 impl Drop for Mapping {
-    /// Nobody uses it any more: whoever has this value sees to that.
+    /// Nobody uses it any more: the owner of this value sees to that.
     fn drop(&mut self) {
         let context = &self.memory.context;
         context.record_err(context.bind_to_thread());

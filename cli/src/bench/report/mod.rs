@@ -176,7 +176,7 @@ pub struct CarriedOut {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A product alone, of inputs that are there.
+    /// A product alone, of inputs that are available.
     Gemm,
     /// The same through signals that are all set.
     GemmAllSignalled,

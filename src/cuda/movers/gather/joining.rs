@@ -1,9 +1,9 @@
 //! Planning a gather: what one rank decides, what all have to agree on, and the memory that they share.
 //!
 //! Invariant: what is wrong with a call is found on every rank before anything is made, and leaves the group
-//! as it was; what goes wrong after that is told to all ranks, for they would wait. Whatever a gather is for, ranks come
+//! as it was; what goes wrong after that is sent to all ranks, which would wait. In every operation ranks come
 //! to `agree` by the same exchanges, those of [`obstacle`](crate::cuda::exchange::reach::obstacle): so ranks that plan different
-//! operations hear of it there.
+//! operations learn of it there.
 
 use std::sync::Arc;
 

@@ -20,7 +20,7 @@
 //!
 //! Invariants: nothing that needs an SM comes behind what waits for it on its stream; a step enqueues and
 //! never allocates, nor waits (but the first one that is captured, for what was sent before); after a
-//! failure every rank is told, and nothing more is called right.
+//! failure every rank learns of it, and no later result counts as right.
 
 mod ending;
 pub(crate) mod joining;
@@ -378,7 +378,7 @@ impl Gatherer {
         let mut schedule = planned.schedule.clone();
         let is_changed = change(&mut schedule);
         let changed = StepShape::by(schedule, &planned.plan, &self.part.layout)?;
-        // A rank that is not to hear of this one: the word goes to this rank's own memory.
+        // A rank that is to learn nothing of this one: the word goes to this rank's own memory.
         let rank = self.group.rank();
         let heard = |peer| if changed.announces_to(peer) { peer } else { rank };
         let addresses = (0..self.group.ranks()).map(|peer| self.part.memory.address(heard(peer)));

@@ -18,7 +18,7 @@ pub const NCCL_VARIABLE: &str = "OVERLAP_GEMM_NCCL";
 pub(super) type Status = c_int;
 pub(super) const SUCCESS: Status = 0;
 const IN_PROGRESS: Status = 7;
-/// `ncclInt8`: bytes are gathered, whatever they mean.
+/// `ncclInt8`: elements of all types are gathered as bytes.
 pub(super) const BYTES: c_int = 0;
 /// `ncclSum`.
 pub(super) const SUM: c_int = 0;

@@ -2,7 +2,7 @@
 //! compare with.
 //!
 //! What belongs here: a communicator that ends, and what it is asked for: gathering, and adding up. Beside is the
-//! `library`. NCCL's kernels know no limit: whoever waits for them does so through this crate ([`Communicator::wait`]),
+//! `library`. NCCL's kernels know no limit: wait for them through this crate ([`Communicator::wait`]),
 //! which ends them.
 //! Invariants: all calls on a communicator are made under one lock, by which it can be ended from any thread; all ranks
 //! make the same calls in the same order.
@@ -73,7 +73,7 @@ impl Shared {
     }
 
     /// Ends the communicator, once, on a thread of its own: NCCL waits there until its kernels have ended and all
-    /// graphs with its work are gone, which may be those of whoever calls this.
+    /// graphs with its work are gone, which may be the caller's.
     /// Where there is no thread to be had, the communicator stays.
     fn abort(&self, nccl: &Arc<Nccl>) -> Option<std::thread::JoinHandle<()>> {
         // The lock may be held for as long as NCCL's calls take, which are short where they do not block.
@@ -126,7 +126,7 @@ impl Communicator {
             // SAFETY: a pointer to a live value.
             found = nccl.outcome("ncclGetUniqueId", unsafe { (nccl.unique)(&mut id) });
         }
-        // None is told as such: the others would wait.
+        // A rank without one says so: the others would wait.
         let told = if found.is_ok() { &id.0[..] } else { &[] };
         let ids = group.all_gather("NCCL's id", told, limit)?;
         found?;
@@ -240,7 +240,7 @@ impl Communicator {
         // SAFETY: takes nothing.
         nccl.outcome("ncclGroupStart", unsafe { (nccl.group_start)() })?;
         let enqueued = calls(handle.0);
-        // SAFETY: takes nothing. Ends the group whatever has become of it.
+        // SAFETY: takes nothing. Ends the group, also after a failure.
         let ended = nccl.outcome("ncclGroupEnd", unsafe { (nccl.group_end)() });
         drop(handle);
         enqueued.and(ended)?;
@@ -329,7 +329,7 @@ impl Communicator {
         self.state("NCCL").map(drop)
     }
 
-    /// Ends it, here, and soon: whatever is under way comes through, with nothing that is right. The other ranks
+    /// Ends it, here, and soon: work under way completes, with undefined results. The other ranks
     /// have to end theirs, too, as they do when the group ends.
     pub fn abort(&self) {
         self.shared.abort(&self.nccl);

@@ -149,7 +149,7 @@ impl Api {
         let missing = |what: String| Failure::Missing(format!("{what}: {REMEDY}"));
         let (place, library) = match file {
             Some(file) => {
-                // SAFETY: whoever runs the bench named this file; loading runs its initialisers.
+                // SAFETY: the user of the bench named this file; loading runs its initialisers.
                 let library = unsafe { Library::new(file) };
                 let place = file.display().to_string();
                 let why = |error| missing(format!("cuBLASLt cannot be loaded ({error})"));

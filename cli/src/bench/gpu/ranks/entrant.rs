@@ -1,4 +1,4 @@
-//! Who takes part in a case, and everybody's loops.
+//! The contenders of a case, and their loops.
 //!
 //! Invariant: all loops of a case have the same number of steps, each behind as many that are not timed; all ranks
 //! begin one together.
@@ -54,7 +54,7 @@ pub struct Track<'a> {
     pub sets: usize,
 }
 
-/// What is wrong on any rank, told to all: one may be wrong where the others are right, and nobody else waits for it then.
+/// What is wrong on any rank, sent to all ranks: one may be wrong where the others are right, and then none waits for it.
 pub fn wrong_anywhere(group: &Group, own: Option<String>) -> Result<Option<String>> {
     let own = own.unwrap_or_default();
     let all = group.all_gather("whether results are right", own.as_bytes(), LIMIT)?;
