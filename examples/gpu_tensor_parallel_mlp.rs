@@ -1,0 +1,154 @@
+//! A tensor-parallel MLP on GPUs, one process a rank: all-gather + GEMM with bias and GELU, then GEMM + reduce-scatter with the
+//! residual. `overlap-gemm launch -n 2 -- target/…/examples/gpu_tensor_parallel_mlp`, or torchrun, mpirun, srun.
+//!
+//! Every rank has some tokens, and a slice of the hidden layer: its columns of the first weight, its rows of the second.
+//!
+//! ```text
+//!   tokens of this rank ─► all-gather + GEMM ─► gelu(… + bias): all tokens × this rank's slice of the hidden layer
+//!   tokens of this rank ◄─ GEMM + reduce-scatter, plus the tokens ◄─ hidden: this rank's slice of K
+//! ```
+//!
+//! Some rows of each rank's output are compared with `f64`.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use overlap_gemm::cuda::cudarc::driver::DevicePtr;
+use overlap_gemm::cuda::{
+    AllGatherGemm, Device, GatherOptions, GemmOptions, GemmReduceScatter, RawOperands, Shard,
+};
+use overlap_gemm::element::bf16;
+use overlap_gemm::group::{Group, GroupOptions, Launch};
+use overlap_gemm::plan::{Activation, Problem, Reduction};
+use overlap_gemm::random::Random;
+
+/// Tokens of all ranks, the width of a token, and the width of one rank's slice of the hidden layer.
+const TOKENS: usize = 4096;
+const WIDTH: usize = 4096;
+const SLICE: usize = 1792;
+
+type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// One rank's weights, each row with the elements that are summed.
+struct Weights {
+    up: Vec<bf16>,
+    bias: Vec<bf16>,
+    down: Vec<bf16>,
+}
+
+impl Weights {
+    fn of(rank: u32) -> Weights {
+        let mut random = Random::new(100 + u64::from(rank));
+        let mut weight = |count: usize| random.elements(count as u64);
+        Weights { up: weight(SLICE * WIDTH), bias: weight(SLICE), down: weight(WIDTH * SLICE) }
+    }
+}
+
+fn run() -> Outcome {
+    let device = Device::open(Launch::from_env()?.local_rank as usize)?;
+    // Two ranks on one GPU would be refused.
+    let group = Arc::new(Group::from_env(&GroupOptions::default().device(&device.bus_id()?))?);
+    let (rank, ranks) = (group.rank(), u64::from(group.ranks()));
+    let [m, width, slice] = [TOKENS as u64, WIDTH as u64, SLICE as u64];
+
+    // Planned once, for as many steps as you like; collective.
+    let options = GatherOptions::default();
+    let gemm = GemmOptions::default().with_constant_b(true); // no kernel writes the weights
+    let first = gemm.clone().with_bias(true).with_activation(Activation::GeluTanh);
+    let gathered = Problem::builder(m, slice, width).ranks(ranks).build()?;
+    let mut up = AllGatherGemm::plan(&group, &device, &gathered, None, &options, &first)?;
+    let summed = Problem::builder(m, width, slice).ranks(ranks).build()?;
+    let (second, sum) = (gemm.with_c(true), Reduction::default());
+    let mut down = GemmReduceScatter::plan(&group, &device, &summed, None, &options, &second, sum)?;
+    if rank == 0 {
+        print!("{}{}", up.explain(), down.explain());
+    }
+
+    let (stream, weights) = (device.new_stream()?, Weights::of(rank));
+    let own = gathered.shards().rows(rank).len();
+    let tokens: Vec<bf16> = Random::new(u64::from(rank)).elements((own * WIDTH) as u64);
+    let inputs = [&tokens, &weights.up, &weights.bias, &weights.down];
+    let inputs = inputs
+        .map(|values| stream.clone_htod(values))
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
+    let outputs = [stream.alloc_zeros::<bf16>(TOKENS * SLICE)?, stream.alloc_zeros(own * WIDTH)?];
+    let [tokens_at, up_at, bias_at, down_at, hidden_at, output_at] = std::array::from_fn(|i| {
+        inputs.iter().chain(&outputs).nth(i).unwrap().device_ptr(&stream).0
+    });
+
+    for _step in 0..10 {
+        let hidden = RawOperands::of_gathered(up_at, hidden_at).bias(bias_at);
+        // Added once, by the rank that owns the tokens.
+        let output = RawOperands::of_gathered(down_at, output_at).c(tokens_at, 1.0);
+        // SAFETY: this device's memory, as long as the problems say; it outlives the steps.
+        unsafe {
+            up.enqueue(&stream, Shard::at(tokens_at), &[hidden])?;
+            down.enqueue(&stream, Shard::at(hidden_at), &[output])?;
+        }
+    }
+    // These return the errors of all ranks.
+    up.synchronize(&stream)?;
+    down.synchronize(&stream)?;
+
+    let output = stream.clone_dtoh(&outputs[1])?;
+    let all: Vec<Weights> = (0..group.ranks()).map(Weights::of).collect();
+    let mut worst: f64 = 0.0;
+    for row in [0, own / 3, own.saturating_sub(1)].into_iter().filter(|row| *row < own) {
+        let row = row * WIDTH..(row + 1) * WIDTH;
+        worst = worst.max(check(&tokens[row.clone()], &all, &output[row]));
+    }
+    println!(
+        "rank {rank} of {ranks}: right; the largest error is {:.0} % of its bound",
+        100.0 * worst
+    );
+    Ok(())
+}
+
+/// Compares a token's output with `f64`: the largest error, as a part of what roundings to bf16 on the way may cost: of hidden, each
+/// rank's sums, and the output.
+fn check(token: &[bf16], weights: &[Weights], output: &[bf16]) -> f64 {
+    const ROUNDING: f64 = 1.0 / 256.0;
+    /// Of sums in `f32`, and of the kernel's formula, for each product that is added.
+    const ADDING: f64 = 1e-5;
+    let wide = |values: &[bf16]| -> Vec<f64> { values.iter().map(|v| v.to_f32().into()).collect() };
+    // The sum of the products, and that of their magnitudes.
+    let dot = |a: &[f64], b: &[f64]| {
+        a.iter().zip(b).map(|(a, b)| a * b).fold([0.0, 0.0], |[s, t], x: f64| [s + x, t + x.abs()])
+    };
+    let token = wide(token);
+    let (mut sums, mut bounds) = (token.clone(), vec![0.0; WIDTH]);
+    for Weights { up, bias, down } in weights {
+        let (mut hidden, mut errors) = (Vec::new(), Vec::new());
+        for (row, bias) in wide(up).chunks(WIDTH).zip(wide(bias)) {
+            let [sum, magnitude] = dot(&token, row);
+            let value = Activation::GeluTanh.apply(sum + bias);
+            errors.push(
+                Activation::GeluTanh.steepest() * ADDING * magnitude + ROUNDING * value.abs(),
+            );
+            hidden.push(value);
+        }
+        for (at, row) in wide(down).chunks(SLICE).enumerate() {
+            let [sum, magnitude] = dot(&hidden, row);
+            let [_, error] = dot(&errors, row);
+            sums[at] += sum;
+            bounds[at] += error + ADDING * magnitude + ROUNDING * sum.abs();
+        }
+    }
+    let errors = output.iter().zip(sums).zip(bounds).map(|((output, sum), bound)| {
+        let error = (f64::from(output.to_f32()) - sum).abs() / (bound + ROUNDING * sum.abs());
+        assert!(error <= 1.0, "{output}, not {sum}"); // NaN fails, too
+        error
+    });
+    errors.fold(0.0, f64::max)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
