@@ -380,7 +380,8 @@ fn a_driver_error_on_one_rank_is_told_to_all() {
 fn a_lost_context_on_one_rank_is_told_to_all() {
     for (what, after) in stage("lost context") {
         assert!(what.contains("Aborted") || what.contains("PeerLost"), "{what}");
-        assert!(after < MOST, "{what} after {after} ms");
+        // The step that learns of it begins after 600 ms.
+        assert!(after < 600 + MOST, "{what} after {after} ms");
     }
 }
 

@@ -18,7 +18,7 @@ const ROWS: u32 = 256;
 const STEPS: u64 = 12;
 /// How long a mutant that hangs is waited for.
 const LIMIT: Duration = Duration::from_secs(2);
-/// How late one rank is: longer than any step takes, and than the ranks' checks of its rows are apart.
+/// How late one rank is: longer than any step takes.
 const LATE: Duration = Duration::from_millis(50);
 
 /// The mutants that a kernel behind the product can carry out: it starts when the product has ended, and signals behind all
@@ -66,6 +66,10 @@ fn run(rank: &Rank, mutant: &Mutant, way: impl Fn(World) -> World) -> Caught {
             assert!(changed.unwrap(), "{} finds no step to change", mutant.name);
         }
         work.renew(rank, step);
+        // The checks of the step before end at different times.
+        if rank.group.barrier("a step of a mutant", PATIENCE).is_err() {
+            break;
+        }
         if step > 0 && rank.rank() as usize == step as usize % mutant.rows.len() {
             std::thread::sleep(LATE);
         }

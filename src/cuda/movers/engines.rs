@@ -63,7 +63,8 @@ pub(crate) struct Sums {
 impl Sums {
     /// Whether a kernel sends them sooner than copy engines do while the next sums are computed. In an all-reduce that holds
     /// for more of them, as copies then travel behind the last product, too: on two H200 with 8 MiB for the other rank a
-    /// kernel took 79 µs, copies 97; with 16 MiB 150 and 148 (benches/results/2026-11-26-h200x2-all-reduce.json).
+    /// kernel took 79 µs, copies 97; with 16 MiB 150 and 148 (benches/results/2026-11-26-h200x2-few-sums.txt, and
+    /// benches/results/2026-11-26-h200x2-all-reduce.json).
     fn are_few(self, problem: &Problem) -> bool {
         let rows = self.operation.most_output_rows(problem);
         let bytes =
