@@ -86,8 +86,7 @@ pub use crate::kernels::{Choice, Kernel};
 // What happened, and when.
 #[doc(inline)]
 pub use self::{
-    all_gather_gemm::step_record::StepRecord,
-    sys::records::{TileRecord, TileRecords},
+    all_gather_gemm::step_record::StepRecord, sys::call::TileRecord, sys::records::TileRecords,
 };
 
 /// The `cudarc` that this module's signatures mention (streams, slices, contexts).

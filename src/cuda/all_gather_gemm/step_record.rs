@@ -9,8 +9,9 @@ use std::time::Duration;
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use crate::cuda::movers::marks::{Marks, event, record};
+use crate::cuda::sys::call::TileRecord;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::records::{TileRecord, TileRecords};
+use crate::cuda::sys::records::TileRecords;
 use crate::error::{Error, Result};
 use crate::trace::{TileEvent, Timeline, TransferEvent};
 

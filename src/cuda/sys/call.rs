@@ -1,6 +1,6 @@
-//! What one call hands to the C side: addresses and numbers, nothing that owns.
+//! What the host and the C side hand to each other: addresses and numbers, nothing that owns.
 //!
-//! What belongs here: the plain structs on the way from the safe values to `ffi`. Those marked
+//! What belongs here: the plain structs on the way from the safe values to `ffi`, and those that the device writes. Those marked
 //! `repr(C)` are passed on as they are; `ffi.rs` holds their layout against the header's.
 
 #![cfg_attr(
@@ -9,7 +9,7 @@
 )]
 
 use crate::element::ElementType;
-use crate::plan::{Activation, Reduction};
+use crate::plan::{Activation, Reduction, Tile};
 
 /// The most chunks a product waits for: they travel as parameters of the kernel.
 pub const MAX_CHUNKS: u32 = 256;
@@ -19,6 +19,46 @@ pub const MAX_PUSHED: u32 = 32;
 
 /// The largest `share_bits`: a signal is `1 << share_bits` words.
 pub(crate) const MAX_SHARE_BITS: u32 = 7;
+
+/// Bits of the abort word, `OG_ABORT_ASKED` and `OG_ABORT_LEFT`: everybody gives up; ranks have left.
+pub(crate) const ASKED: u32 = 1;
+pub(crate) const LEFT: u32 = 2;
+
+/// One tile, or one slice of K of it; times are nanoseconds of the GPU's global timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct TileRecord {
+    /// When the wait for its chunks began.
+    pub wait_begin: u64,
+    /// When the last of them was there.
+    pub ready: u64,
+    /// When it had been computed; where K is cut, only in the record of the last slice, which adds the
+    /// others up (`u64::MAX` in theirs).
+    pub done: u64,
+    /// Its place in the visiting order ([`TileOrder::index_of`](crate::plan::TileOrder::index_of)),
+    /// times the number of splits, plus the slice of K.
+    pub index: u64,
+    /// The SM that computed it.
+    pub sm: u32,
+    /// Its tile row.
+    pub tile_m: u32,
+    /// Its tile column.
+    pub tile_n: u32,
+    /// The last of the chunks that its rows touch; `u32::MAX` where the product waits for none.
+    pub chunk: u32,
+}
+
+impl TileRecord {
+    /// Which tile.
+    pub fn tile(&self) -> Tile {
+        Tile { m: self.tile_m, n: self.tile_n }
+    }
+
+    /// The last of the chunks that it had to wait for.
+    pub fn waited_for(&self) -> Option<u32> {
+        (self.chunk != u32::MAX).then_some(self.chunk)
+    }
+}
 
 /// What the product reads and writes; 0 where there is none.
 #[derive(Clone, Copy, Debug)]

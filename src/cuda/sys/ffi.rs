@@ -8,11 +8,10 @@
 use std::ffi::{CStr, c_void};
 
 use super::call::{
-    Addresses, Chunk, Exchange, FailureRecord, GatherStep, GatherWords, Input, MAX_CHUNKS,
-    MAX_PUSHED, MAX_SHARE_BITS, PadWords, Push, Slots, Sums, SumsRun, TOGGLE_SET, Totals, int,
+    ASKED, Addresses, Chunk, Exchange, FailureRecord, GatherStep, GatherWords, Input, LEFT,
+    MAX_CHUNKS, MAX_PUSHED, MAX_SHARE_BITS, PadWords, Push, Slots, Sums, SumsRun, TOGGLE_SET,
+    TileRecord, Totals, int,
 };
-use super::host_words;
-use super::records::TileRecord;
 use super::shape::{MAX_EXTENT, MAX_SPLITS, Shape};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
@@ -96,8 +95,8 @@ const _: () = {
     assert!(FailureRecord::LAYOUT == og_failure_kind::OG_FAILURE_LAYOUT.0);
     assert!(FailureRecord::LEFT == og_failure_kind::OG_FAILURE_LEFT.0);
     assert!(FailureRecord::SLICE == og_failure_kind::OG_FAILURE_SLICE.0);
-    assert!(host_words::ASKED == bindings::OG_ABORT_ASKED);
-    assert!(host_words::LEFT == bindings::OG_ABORT_LEFT);
+    assert!(ASKED == bindings::OG_ABORT_ASKED);
+    assert!(LEFT == bindings::OG_ABORT_LEFT);
 };
 
 /// What `og_gemm_prepare` found out; only [`prepare`] makes one.

@@ -10,15 +10,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::{CudaContext, result, sys};
 
-use super::call::FailureRecord;
+use super::call::{ASKED, FailureRecord, LEFT};
 use super::device::Device;
 use super::driver_error;
 use crate::error::{Error, Result};
 use crate::plan::{MAX_RANKS, Tile};
-
-/// Bits of the first word, `OG_ABORT_ASKED` and `OG_ABORT_LEFT`: everybody gives up; ranks have left.
-pub(crate) const ASKED: u32 = 1;
-pub(crate) const LEFT: u32 = 2;
 
 /// Where the ranks that have left are, a bit each.
 const LEFT_AT: usize = 4;

@@ -9,46 +9,10 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 
+use super::call::TileRecord;
 use super::device::Device;
 use super::driver_error;
 use crate::error::{Error, Result};
-use crate::plan::Tile;
-
-/// One tile, or one slice of K of it; times are nanoseconds of the GPU's global timer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct TileRecord {
-    /// When the wait for its chunks began.
-    pub wait_begin: u64,
-    /// When the last of them was there.
-    pub ready: u64,
-    /// When it had been computed; where K is cut, only in the record of the last slice, which adds the
-    /// others up (`u64::MAX` in theirs).
-    pub done: u64,
-    /// Its place in the visiting order ([`TileOrder::index_of`](crate::plan::TileOrder::index_of)),
-    /// times the number of splits, plus the slice of K.
-    pub index: u64,
-    /// The SM that computed it.
-    pub sm: u32,
-    /// Its tile row.
-    pub tile_m: u32,
-    /// Its tile column.
-    pub tile_n: u32,
-    /// The last of the chunks that its rows touch; `u32::MAX` where the product waits for none.
-    pub chunk: u32,
-}
-
-impl TileRecord {
-    /// Which tile.
-    pub fn tile(&self) -> Tile {
-        Tile { m: self.tile_m, n: self.tile_n }
-    }
-
-    /// The last of the chunks that it had to wait for.
-    pub fn waited_for(&self) -> Option<u32> {
-        (self.chunk != u32::MAX).then_some(self.chunk)
-    }
-}
 
 /// A device buffer for the records of one product's tiles; the plan makes one that fits it.
 #[derive(Debug)]
