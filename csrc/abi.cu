@@ -15,7 +15,7 @@ namespace {
 
 thread_local std::string last_message;
 
-// Runs `body`; whatever it throws becomes a status and a message.
+// Runs `body`; an exception becomes a status and a message.
 template <class Body>
 og_status guarded(Body body) noexcept {
     try {
@@ -133,7 +133,7 @@ int device_attribute(cudaDeviceAttr attribute, int device) {
     return value;
 }
 
-// How many clusters may share the work, of those that fit. Whoever adds up the slices of a tile waits for
+// How many clusters may share the work, of those that fit. The block that adds up the slices of a tile waits for
 // the others, and two products that each hold a part of the SMs must not wait for each other's. So nobody
 // waits for a cluster that starts later: the slices of a tile lie side by side, in the order of the
 // clusters, if one of the two numbers divides the other.

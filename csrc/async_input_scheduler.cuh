@@ -245,29 +245,15 @@ private:
             float const nothing_or_nan = is_abandoned ? __int_as_float(0x7fffffff) : 0.0f;
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < 4 * kVectors; ++i) sums(i) += nothing_or_nan;
-            // The sums of several slices are loaded together, as a load takes far longer than an addition: as many as fit,
-            // with the block's own, in 160 registers of a thread.
-            constexpr uint32_t kTogether = cute::max(1, cute::min(40 / kVectors - 1, OG_MAX_SPLITS - 1));
-            for (uint32_t first = 0; first < handed_over; first += kTogether) {
-                float4 parts[kTogether][kVectors];
+            for (uint32_t slice = 0; slice < handed_over; ++slice) {
+                float4 const* theirs = partial + size_t(slice) * kVectors * kThreads;
                 CUTLASS_PRAGMA_UNROLL
-                for (uint32_t nth = 0; nth < kTogether; ++nth) {
-                    float4 const* theirs = partial + size_t(first + nth) * kVectors * kThreads;
-                    CUTLASS_PRAGMA_UNROLL
-                    for (int i = 0; i < kVectors; ++i) {
-                        if (first + nth < handed_over) parts[nth][i] = __ldcg(theirs + i * kThreads);
-                    }
-                }
-                CUTLASS_PRAGMA_UNROLL
-                for (uint32_t nth = 0; nth < kTogether; ++nth) {
-                    if (first + nth >= handed_over) break;
-                    CUTLASS_PRAGMA_UNROLL
-                    for (int i = 0; i < kVectors; ++i) {
-                        sums(4 * i) += parts[nth][i].x;
-                        sums(4 * i + 1) += parts[nth][i].y;
-                        sums(4 * i + 2) += parts[nth][i].z;
-                        sums(4 * i + 3) += parts[nth][i].w;
-                    }
+                for (int i = 0; i < kVectors; ++i) {
+                    float4 part = __ldcg(theirs + i * kThreads);
+                    sums(4 * i) += part.x;
+                    sums(4 * i + 1) += part.y;
+                    sums(4 * i + 2) += part.z;
+                    sums(4 * i + 3) += part.w;
                 }
             }
         }
@@ -295,7 +281,7 @@ private:
         return any != 0;
     }
 
-    // Waits until so many slices have been handed over. False if that is hopeless; then the sum is none.
+    // Waits until that number of slices has been handed over. False if that is hopeless; then there is no sum.
     CUTLASS_DEVICE static bool collect(StepWords const& step, uint32_t const* counter, uint32_t slices) {
         uint64_t begin = 0, limit = step.timeout_ns + kSliceNs;
         for (uint32_t looks = 1;; ++looks) {

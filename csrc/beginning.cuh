@@ -154,7 +154,7 @@ struct Beginning {
         return step.toggled ? OG_TOGGLE_SET : epoch;
     }
 
-    // The rows that are sent whatever happens here may overwrite what others still read. They have to know
+    // Rows may be sent in spite of a failure here, and overwrite what others still read. They have to know
     // before the first byte, which is sent when this kernel has ended or the epoch has grown.
     __device__ void give_up(og_gather const& gather, og_gather_step const& step,
                             Finding const& finding) const {

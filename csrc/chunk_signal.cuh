@@ -105,7 +105,7 @@ __device__ inline unsigned long long global_timer() {
 }
 
 // Whether the host's words at `abort` say that `rank` has left. Acquire: pairs with the host's release, so
-// that whoever looks at a word of that rank's next sees the last that it will ever hold.
+// that the next look at a word of that rank's sees the last that it will ever hold.
 __device__ inline bool has_left(uint32_t const* abort, uint32_t rank) {
     return rank < OG_MAX_RANKS && (load_acquire_system(abort + 1 + rank / 32) >> rank % 32 & 1) != 0;
 }
@@ -185,7 +185,7 @@ __device__ inline uint32_t shared_address(T const& variable) {
     return uint32_t(__cvta_generic_to_shared(&variable));
 }
 
-// Before any other thread of the cluster looks; whoever calls it also starts the block's first barrier.
+// Before any other thread of the cluster looks; the caller also starts the block's first barrier.
 // `kSharers` blocks of a cluster load rows together.
 template <int kSharers>
 __device__ inline void begin_block_waits() {
@@ -217,7 +217,7 @@ struct TileGate {
     static __device__ bool is_open(uint32_t gate, uint32_t tile) { return gate % kStopped > tile; }
 
     // The next tile may be loaded; `gives_up`: as zeros, it and all later ones. Once with `gives_up`, behind
-    // `stop` and `tell`: whoever loads zeros does so behind them.
+    // `stop` and `tell`: zeros are loaded behind them.
     static __device__ void open(bool gives_up) {
         uint32_t step = gives_up ? 1 + kStopped : 1;
         asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(block_waits().gate)),
@@ -243,7 +243,7 @@ struct TileGate {
 };
 
 // Whether this block, or another of the `kSharers` that load rows together, has given up. Pairs with `stop` and
-// `tell`. Whoever has waited for a stage that was loaded behind a gate sees what came before that gate opened.
+// `tell`. A thread that has waited for a stage which was loaded behind a gate sees what came before that gate opened.
 template <int kSharers>
 __device__ inline bool is_stopped() {
     uint32_t stopped = 0;
@@ -369,7 +369,7 @@ private:
         }
     }
 
-    // The abort word, in one lane of one block every now and then, else 0; the other blocks hear of it by
+    // The abort word, in one lane of one block every now and then, else 0; the other blocks learn of it by
     // `given_up`. Not at the first miss: the word is across the bus, and most waits are short.
     static __device__ uint32_t look_at_host(StepWords const& step, uint64_t begin, uint64_t now) {
         if (!step.abort || lane() != 0 || now - begin < kAbortLookNs) return 0;

@@ -104,7 +104,7 @@ public:
         return params_.scale_a_per_row || params_.scale_b_per_column || params_.bias;
     }
 
-    // The part of one of so many threads.
+    // The part of one of `threads` threads.
     CUTLASS_DEVICE void read_vectors(int thread, int threads) {
         for (int i = thread; i < kRows; i += threads) {
             bool given = params_.scale_a_per_row && tile_.row + i < tile_.rows;

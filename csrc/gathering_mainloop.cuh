@@ -4,7 +4,7 @@
 // issued. The multiplications are those of the base, CUTLASS's or multiply_widths.cuh. Looking at signals is the work of a second warp
 // (CUTLASS's auxiliary loading warp), tile after tile in the same order.
 // Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
-// been seen ready, and no thread arrives at the barrier of a tile's stage before that, so that whoever
+// been seen ready, and no thread arrives at the barrier of a tile's stage before that, so that a thread that
 // waits for the stage comes behind the chunks, too. While a chunk is missing, the thread loads B into
 // the free stages; if one cluster computes all rows, it also prefetches B into the L2 cache. A block that has given up still
 // fills every stage: A with zeros, by coordinates outside it, and B as usual, which its cluster may still need. So its

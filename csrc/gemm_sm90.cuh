@@ -4,7 +4,7 @@
 // What belongs here: types, layouts, tile, cluster, schedule, and the host code that fills in a
 // kernel's parameters. One producer warp fetches by TMA; two consumer warp groups share a tile
 // (cooperative) or take turns (ping-pong), and store it by TMA.
-// Invariant: `enqueue` only encodes descriptors on the host and launches; whatever asks the device,
+// Invariant: `enqueue` only encodes descriptors on the host and launches; all that asks the device,
 // loads a module or allocates is in `prepare`.
 //
 // CUTLASS is used, not changed: `third_party/README.md` says which version.

@@ -6,7 +6,7 @@
 // operands. So a tile that reaches beyond the last row has a descriptor of its own, for just the rows that exist.
 //
 // Invariant: a row that is not loaded belongs to a row (or column) of D that is not stored; what shared memory held there
-// before reaches no other. A stage's barrier expects the bytes of a whole tile: whoever loads less subtracts the rest.
+// before reaches no other. A stage's barrier expects the bytes of a whole tile: a block that loads less subtracts the rest.
 #pragma once
 
 #include "cutlass/cutlass.h"

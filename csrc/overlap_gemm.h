@@ -242,7 +242,7 @@ typedef struct og_stop {
 
 /* How the input arrives. A signal is `1 << share_bits` words side by side in `signals`: several writers that each bring
  * a share of a chunk set one each. A chunk is there when all of them have reached the epoch, that is when
- * `(int32_t)(word - *epoch) >= 0`. A kernel that gives up computes on whatever is
+ * `(int32_t)(word - *epoch) >= 0`. A kernel that gives up computes on what is
  * in memory, without waiting, writes NaN where it can, and ends: D is then undefined. */
 typedef struct og_gemm_input {
     /* HOST memory, `chunk_count` of them, in row order; copied by `og_gemm_enqueue`. */
@@ -510,13 +510,13 @@ og_status og_gemm_enqueue(const og_gemm_plan *plan, int64_t rows, const og_gemm_
 og_status og_epoch_advance(uint32_t *epoch, void *stream);
 
 /* Enqueues a one-thread kernel that sets `count` words from `signals` to `*epoch`, with release at
- * system scope: what the stream did before is seen by whoever sees the signal. Needs an SM, so it
+ * system scope: what the stream did before is visible to a thread that sees the signal. Needs an SM, so it
  * goes before the product that waits for it, or that product leaves an SM free. */
 og_status og_signal_post(uint32_t *signals, int32_t count, const uint32_t *epoch, void *stream);
 
 /* Enqueues a kernel that begins this rank's next step, e, when all that is older has ended on the stream:
- *  1. a product that follows hears of it (`begun`), and this rank's own rows are signalled to itself;
- *  2. all ranks are told that this one has consumed e - 1, and how it lays e out;
+ *  1. a product that follows learns of it (`begun`), and this rank's own rows are signalled to itself;
+ *  2. all ranks learn that this one has consumed e - 1, and how it lays e out;
  *  3. it waits until all ranks have consumed e - 2 and what else was last in that buffer, and what this
  *     rank sent of e - 1 is sent: from here on this rank may push into theirs. So no rank is ever two
  *     steps ahead of another;
@@ -525,7 +525,7 @@ og_status og_signal_post(uint32_t *signals, int32_t count, const uint32_t *epoch
  *  5. `pushes` go out, in the order in which the others need them, each with its signal after its data; and the
  *     epoch grows to e, which streams that push wait for.
  * If a rank is late or lays e out otherwise, or the host has set the abort word, the step counts as given
- * up: products that wait for it end at once, all ranks are told that their rows may be torn, and so it
+ * up: products that wait for it end at once, all ranks learn that their rows may be torn, and so it
  * is with every later step. Needs SMs: what waits for it comes after it. */
 og_status og_gather_begin(const og_gather *gather, const og_gather_step *step, void *stream);
 
@@ -543,7 +543,7 @@ og_status og_exchange_sums(const og_gather *gather, const og_gather_step *step, 
 
 /* Enqueues a kernel of one warp by which this rank and others signal each other on a channel: to `peer`
  * (-1: to all, itself too) if `puts` is not 0, and then waits for as many signals from there as it has
- * waited for before, and one more, if `waits` is not 0. What the stream did before is seen by whoever waits
+ * waited for before, and one more, if `waits` is not 0. What the stream did before is visible to all that have waited
  * for the signal. A wait that ends with the limit or the abort word leaves a record, and so `over`: from
  * then on no wait of this pad waits. Can be captured into a graph. */
 og_status og_pad_meet(const og_pad *pad, int32_t channel, int32_t peer, int32_t puts, int32_t waits,

@@ -44,7 +44,7 @@ public:
     static constexpr int kChunkBytes = kByTma ? kChunk * kStripRows * 2 : 0;
     static_assert(kBuffers >= 2);
 
-    // The columns of a row of D in a chunk of so many of the kernel's columns.
+    // The columns of a row of D in a chunk of `columns` of the kernel's columns.
     static constexpr int columns_in_d(int columns) { return kTransposed ? kStripRows : columns; }
 
     using Epilogue = TileEpilogue<Element, kRows, kColumns, kSharers>;

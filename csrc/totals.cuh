@@ -21,7 +21,7 @@ namespace overlap_gemm {
 template <int kWidth>
 using Values = cutlass::Array<float, kWidth>;
 
-// The largest piece that divides the bytes of so many elements, and so their address.
+// The largest piece that divides the bytes of `kWidth` elements, and so their address.
 template <class Element, int kWidth>
 using Piece = std::conditional_t<kWidth * sizeof(Element) % sizeof(int4) == 0, int4, int2>;
 

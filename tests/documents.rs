@@ -8,6 +8,7 @@
 mod documents;
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -154,19 +155,24 @@ fn documents_have_the_terms_of_the_field() {
     }
 }
 
-/// The comments of a Rust source, one after the other.
+/// The comments of a source in Rust, C++ or C, one after the other.
 fn comments(source: &str) -> String {
-    let lines = source.lines().filter_map(|line| line.trim_start().strip_prefix("//"));
-    lines.map(|line| line.trim_start_matches(['/', '!']).to_owned() + "\n").collect()
+    let comment = |line: &str| {
+        let line = line.trim_start();
+        let text = ["//", "/*", "* "].into_iter().find_map(|mark| line.strip_prefix(mark))?;
+        Some(text.trim_start_matches(['/', '!']).to_owned() + "\n")
+    };
+    source.lines().filter_map(comment).collect()
 }
 
 #[test]
 fn comments_have_the_terms_of_the_field() {
     let mut sources_of = Vec::new();
-    for folder in ["src", "build", "examples", "cli/src"] {
+    for folder in ["src", "csrc", "build", "examples", "cli/src"] {
         sources(&root().join(folder), &mut sources_of);
     }
-    sources_of.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    let kinds = ["rs", "cu", "cuh", "h"].map(OsStr::new);
+    sources_of.retain(|path| path.extension().is_some_and(|kind| kinds.contains(&kind)));
     assert!(sources_of.len() > 100, "only {sources_of:?}: is this test reading them?");
     for path in sources_of {
         let found = house_words(&comments(&fs::read_to_string(&path).expect("text")));
@@ -183,6 +189,7 @@ fn house_words_are_noticed_in_prose_alone() {
     assert_eq!(noticed("`by turns`\n```text\nwhatever\n```\n"), 0, "code");
     assert_eq!(noticed("It foretold to them; so manyfold.\n"), 0, "parts of words");
     assert_eq!(noticed(&comments("/// It is\n/// told.\nlet whoever = 1;\n")), 1, "comments alone");
+    assert_eq!(noticed(&comments("/* Whoever\n * waits. */\nint whatever;\n")), 1, "in C");
 }
 
 /// The files in the second column of the index of results, row by row.
