@@ -18,14 +18,14 @@ E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublas
 slower than the baseline; above 100 %: faster than T_gemm.
 spread: distance of the quartiles ÷ median; !: above 5 %, the machine was disturbed: measure again, or with more --rounds.";
 
-/// A larger spread is marked.
-const DISTURBED: f64 = 0.05;
-
 /// The same, where the floor was measured.
 const LEGEND_OF_FLOOR: &str = "beside: this crate's plain GEMM while as many bytes travel: the floor of a step whose gather is hidden.";
 
 /// The same, where power was measured.
 const LEGEND_OF_POWER: &str = "mJ: energy of one step; MHz: clock of the multiprocessors; means of the timed loops, from NVML.";
+
+/// A larger spread is marked: the 5 % of the legend.
+const DISTURBED: f64 = 0.05;
 
 /// Ratios that are summed up over all cases, where they were measured.
 const SUMMED_UP: [&str; 6] =
