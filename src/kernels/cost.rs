@@ -135,17 +135,10 @@ const TWO_STRIPS: f64 = 1.04;
 /// and of 256 bytes (`benches/results/2026-11-25-h100x2-family.md`).
 const STEP: f64 = 7.0e-8;
 const STEP_PART: f64 = 4.1e-8;
-/// Seconds that a step takes longer for each block of a cluster but two: a stage is free once all blocks have read it
-/// (`benches/results/2026-11-26-h200-few-rows.md`).
-const STEP_TOGETHER: f64 = 1.0e-8;
 /// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
 /// of the cache, so that each of them has a line more.
 const CACHE: f64 = 2.42e13;
 const ACROSS_LINES: f64 = 1.9;
-/// Bytes a second that one SM receives, 64 in each clock of 1.98 GHz: those included that another block of its cluster loads,
-/// and rows beyond the last, which are filled with zeros. This and the figures that name its file were chosen by 75 products of
-/// few rows (benches/results/2026-11-26-h200-few-rows.md).
-const RECEIVED: f64 = 1.27e11;
 /// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
 /// the power limit leaves them, and moving bytes takes power.
 const CACHE_POWER: f64 = 4.73e-14;
@@ -156,11 +149,9 @@ const MEMORY: f64 = 5.24e12;
 const FINISH: f64 = 8.4e-7;
 const FINISH_SUMS: f64 = 9.6e-7;
 const FINISH_SCALED_SUMS: f64 = 2.4e-6;
-/// Seconds that slices of K cost: for meeting, for each slice but one (`benches/results/2026-11-26-h200-few-rows.md`), and for
-/// each time that all blocks have to meet once more. And bytes a second of others' sums that a block adds to its own: always the
-/// same blocks do, wave by wave.
+/// Seconds that slices of K cost: for meeting, and for each time that all blocks have to meet once more. And bytes a
+/// second of others' sums that a block adds to its own: always the same blocks do, wave by wave.
 const SPLIT: f64 = 1.8e-6;
-const SLICE: f64 = 1.0e-7;
 const SPLIT_WAVE: f64 = 9.8e-7;
 const SUMS_TO_ONE: f64 = 6.7e10;
 /// Bytes of B that the cache keeps from one sweep over the columns to the next; the rest is read again. The cache of an H200
@@ -226,10 +217,8 @@ impl Work {
         };
         let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
         let multiply = together * 2.0 * m * n * k / rate;
-        let others = f64::from(kernel.cluster_size().saturating_sub(2));
-        let step = STEP + STEP_PART * f64::from(kernel.tile_k) * a / 128.0 + STEP_TOGETHER * others;
-        let received = (m * a + n * b) * k / RECEIVED;
-        let multiply = beside(multiply, step * f64::from(steps)).max(received);
+        let step = STEP + STEP_PART * f64::from(kernel.tile_k) * a / 128.0;
+        let multiply = beside(multiply, step * f64::from(steps));
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
         let rows = m.min(f64::from(problem.m()));
         let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
@@ -256,9 +245,9 @@ impl Work {
         let joining = match splits {
             1 => 0.0,
             _ => {
-                let (waves, others) = (waves as f64, f64::from(splits - 1));
-                let sums = 4.0 * m * n * others / SUMS_TO_ONE;
-                SPLIT + SLICE * others + SPLIT_WAVE * (waves - 1.0) + sums * waves
+                let sums = 4.0 * m * n * f64::from(splits - 1) / SUMS_TO_ONE;
+                let waves = waves as f64;
+                SPLIT + SPLIT_WAVE * (waves - 1.0) + sums * waves
             }
         };
         let power = CACHE_POWER * (loaded_a + loaded_b) * blocks;

@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn kernels_come_quickest_first_and_few_of_each() {
-        let problem = problem(4096, 1792, 4096);
+        let problem = problem(4096, 3584, 8192);
         let all = crate::kernels::all_kernels();
         let found = kernels_for(&problem, all, 132, &|_| true);
         assert!((3..=8).contains(&found.len()), "{found:?}");
