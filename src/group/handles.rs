@@ -290,7 +290,7 @@ impl Visits<'_> {
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) if is_out_of_files(&error) => return Err(error),
-            Err(error) => tracing::debug!(%error, "somebody at the door who is no rank"),
+            Err(error) => tracing::debug!(%error, "a connection from outside the group"),
         }
         Ok(true)
     }

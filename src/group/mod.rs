@@ -393,10 +393,11 @@ struct Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// How long the store may take to say who is missing.
+    /// How long the store may take to name the missing ranks.
     const GRACE: Duration = Duration::from_secs(1);
 
-    /// Waits with `look`; when the time is over, asks who is missing, tells the others, and says so.
+    /// Waits with `look`. After the limit it asks the store for the missing ranks, tells the other ranks, and returns an error
+    /// that names them.
     fn until<T>(
         &self,
         until: Instant,

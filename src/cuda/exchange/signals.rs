@@ -15,11 +15,13 @@
 //! 3. products that wait ([`AsyncGemm`](crate::cuda::AsyncGemm)), enqueued before or after the producers'
 //!    work.
 //!
-//! A signal is written *after* its data by [`Signals::post`] (a kernel of one thread: for graphs; it
-//! needs an SM, so enqueue it before the product, or keep SMs free with a limit), by
-//! [`Signals::write`] (the stream itself writes: no SM, but not for graphs), or by anyone else who has
-//! [`Signals::signal_address`] and [`Signals::epoch_address`] and stores the epoch with release at system
-//! scope. Never by a memset: it orders nothing.
+//! A signal is written *after* its data, in one of three ways:
+//!
+//! - [`Signals::post`]: a kernel of one thread writes it. It works in graphs, but needs an SM: enqueue it before the product, or
+//!   keep SMs free with a limit.
+//! - [`Signals::write`]: the stream itself writes it. That needs no SM, but does not work in graphs.
+//! - Code of your own, a kernel or another process, stores the epoch ([`Signals::epoch_address`]) to the signal's word
+//!   ([`Signals::signal_address`]), with release at system scope. A memset does not do: it orders nothing.
 //!
 //! Enqueue transfers on other streams than the product: a transfer behind the product on one stream would wait for it,
 //! while the product waits for the transfer's signal.

@@ -307,8 +307,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Waits for `stream`, up to the limit; who is late then is not known. Ends the communicator where the
-    /// stream is not through, so that it comes through.
+    /// Waits for `stream`, up to the limit. If the stream is not done then, it aborts the communicator, so that the stream ends.
+    /// NCCL does not say which rank is late.
     pub fn wait(&self, stream: &CudaStream, limit: Duration) -> Result<()> {
         self.device.bind()?;
         let through = || {
