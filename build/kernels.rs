@@ -31,6 +31,9 @@ const FLAGS: &[&str] = &[
     "--expt-relaxed-constexpr",
     "-Xptxas",
     "-v",
+    // Else a `switch` becomes a table in constant memory, whose first use takes as long as several steps of K.
+    "-Xptxas",
+    "--disable-optimizer-constants",
     "-Xcompiler",
     "-fPIC",
 ];

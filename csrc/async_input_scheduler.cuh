@@ -23,15 +23,15 @@
 namespace overlap_gemm {
 
 // Everything the order depends on; the host fills it in (tile_bands.h). Aligned, so that all that a product in one band and
-// one sweep needs is in one line of kernel parameters: another costs up to half a microsecond at the start of every launch.
-// Where every tile divides, the divisor comes with its reciprocal: a division takes as long as a step of K of a small tile.
-struct alignas(64) OrderParams {
+// one sweep needs is in one line of kernel parameters. Where every tile divides, the divisor comes with its reciprocal: a
+// division takes as long as a step of K of a small tile.
+struct alignas(kLineBytes) OrderParams {
     // Units along M.
     int32_t unit_grid_m;
     // The unit row visited first: the first that starts at or after the pivot.
     int32_t first_unit_row;
     // Slices of K; the K tiles of each, and how many of the slices have one more.
-    int32_t splits;
+    cutlass::FastDivmod splits;
     int32_t k_tiles;
     int32_t longer_slices;
     // Units along N.
@@ -47,6 +47,7 @@ struct alignas(64) OrderParams {
     // For the collector of slices; all null where the product waits for nothing.
     StepWords step;
 };
+static_assert(offsetof(OrderParams, bands) + offsetof(BandTable, first) + 2 * sizeof(int32_t) <= kLineBytes);
 
 struct Unit {
     int32_t m;
@@ -136,7 +137,7 @@ public:
         WorkTileInfo work;
         if (next_ >= work_count()) return work;
         work.unit = unit(next_);
-        work.slice = kCanSplit ? next_ - work.unit * params_.splits : 0;
+        work.slice = kCanSplit ? next_ - work.unit * params_.splits.divisor : 0;
         work.k_start = slice_begin(work.slice);
         work.k_count = slice_begin(work.slice + 1) - work.k_start;
         band_.advance(params_.bands, unit_row(work.unit));
@@ -181,7 +182,7 @@ public:
 
     // The last slice of a tile adds the others' sums to its own and stores D.
     CUTLASS_DEVICE static bool compute_epilogue(WorkTileInfo const& work, Params const& params) {
-        return !kCanSplit || work.slice == params.splits - 1;
+        return !kCanSplit || work.slice == params.splits.divisor - 1;
     }
 
     // Hands this slice's sums over, or collects the others'. They are added in the order of the
@@ -194,7 +195,7 @@ public:
                                      Accumulators& sums, uint32_t warp_groups,
                                      uint32_t warp_group) {
         if constexpr (kCanSplit) {
-            if (params.splits > 1) add_slices(params, work, sums, warp_groups, warp_group);
+            if (params.splits.divisor > 1) add_slices(params, work, sums, warp_groups, warp_group);
         }
     }
 
@@ -211,7 +212,7 @@ private:
                          blockIdx.y * uint32_t(cute::size<0>(KernelCluster{}));
         uint32_t group = (uint32_t(work.unit) * kBlocks + block) * warp_groups + warp_group;
         uint32_t thread = threadIdx.x % kThreads;
-        uint32_t handed_over = uint32_t(params.splits) - 1;
+        uint32_t handed_over = uint32_t(params.splits.divisor) - 1;
         uint32_t* counter = params.counters + group;
         float4* partial = reinterpret_cast<float4*>(params.partials) +
                           size_t(group) * handed_over * kVectors * kThreads + thread;
@@ -311,7 +312,7 @@ private:
     }
 
     CUTLASS_DEVICE int32_t work_count() const {
-        return params_.unit_grid_m * params_.columns.divisor * (kCanSplit ? params_.splits : 1);
+        return params_.unit_grid_m * params_.columns.divisor * (kCanSplit ? params_.splits.divisor : 1);
     }
 
     // From a cluster's index to its `count`th next one.
@@ -321,7 +322,7 @@ private:
 
     // The unit of an index.
     CUTLASS_DEVICE int32_t unit(int32_t index) const {
-        return kCanSplit && params_.splits > 1 ? index / params_.splits : index;
+        return kCanSplit ? params_.splits.div(index) : index;
     }
 
     // The ring position of a unit's row.

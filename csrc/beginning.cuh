@@ -170,13 +170,15 @@ struct Beginning {
         own[gather.over_at] = 1;
     }
 
-    // For kernels of blocks that push: block 0 announces the step, and every block waits until it may push. `is_given_up` is
-    // the block's own, in shared memory; read it behind a barrier.
+    // For kernels of blocks that push: block 0 announces the step, and every block waits until it may push. Such a kernel calls
+    // both; what it loads between the two arrives while the block waits. `is_given_up` is the block's own, in shared memory; read
+    // it behind a barrier.
+    __device__ void announce_by_block(og_gather const& gather, og_gather_step const& step) const {
+        if (blockIdx.x != 0 || threadIdx.x / kWarp != 1) return;
+        tell_product(gather, step);
+        announce(gather, step.layout);
+    }
     __device__ void await_by_block(og_gather const& gather, og_gather_step const& step, bool& is_given_up) {
-        if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) {
-            tell_product(gather, step);
-            announce(gather, step.layout);
-        }
         if (threadIdx.x >= kWarp) return;
         Finding finding = await(gather, step, true);
         bool gives_up = over || finding.is_bad();

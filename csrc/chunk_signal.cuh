@@ -38,9 +38,12 @@ struct StepWords {
     uint64_t timeout_ns = 0;
 };
 
+// What an SM fetches of kernel parameters at a time. The first use of each line takes a fraction of a microsecond.
+constexpr int kLineBytes = 64;
+
 // How the input arrives, as kernel parameters. `signals` is null where all of A is there already, and
 // then nothing else is looked at. Aligned, like OrderParams, so that eight chunks fill one line.
-struct alignas(64) ChunkTable {
+struct alignas(kLineBytes) ChunkTable {
     uint32_t const* signals = nullptr;
     StepWords step;
     int32_t count = 0;

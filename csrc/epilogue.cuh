@@ -16,23 +16,25 @@
 
 namespace overlap_gemm {
 
-// Everything but the sums; kernel parameters.
+// Everything but the sums. All but what C needs is in one line of kernel parameters, as in OrderParams.
 template <class Element>
-struct EpilogueParams {
-    float const* scale_a = nullptr;
-    float const* scale_b = nullptr;
-    Element const* bias = nullptr;
-    Element const* c = nullptr;
-    int64_t ldc = 0;
+struct alignas(kLineBytes) EpilogueParams {
     float alpha = 1;
-    float beta = 0;
     int32_t activation = OG_ACTIVATION_NONE;
     bool scale_a_per_row = false;
     bool scale_b_per_column = false;
     // Whether this launch waits for chunks, and so can give up.
     bool can_stop = false;
     bool plain = true;
+    // Columns of the kernel's tiles.
+    int32_t width = 0;
+    float const* scale_a = nullptr;
+    float const* scale_b = nullptr;
+    Element const* bias = nullptr;
+    Element const* c = nullptr;
     RecordTable records;
+    int64_t ldc = 0;
+    float beta = 0;
 };
 
 // Past the SM's own cache. (`__ldcg` knows CUDA's types alone.)

@@ -22,8 +22,6 @@ constexpr int kThreads = 512;
 
 // What one launch sends and awaits, as kernel parameters.
 struct Exchange {
-    og_sums_run runs[OG_MAX_PUSHED];
-    og_slots awaited[OG_MAX_PUSHED];
     int4 const* own;
     int64_t row_pieces;
     int32_t run_count;
@@ -31,6 +29,8 @@ struct Exchange {
     // 0: this rank gets no rows.
     int32_t has_total;
     og_reduction total;
+    og_sums_run runs[OG_MAX_PUSHED];
+    og_slots awaited[OG_MAX_PUSHED];
 };
 
 // Every piece of 16 bytes of this block's share of the pieces `first` ..< `end` of this rank's sums, counted from row 0. `each`
@@ -43,11 +43,12 @@ __device__ void for_each_of_share(int64_t first, int64_t end, Each each) {
     for (; at < end; at += kAtOnce * stride) each(at, stride);
 }
 
-__device__ void send(og_gather const& gather, Exchange const& exchange, og_sums_run const& run) {
+// `peer`: the words of the rank that the run is for.
+__device__ void send(Exchange const& exchange, og_sums_run const& run, uint32_t* peer) {
     constexpr int kInFlight = 8;
     int64_t const first = run.first_row * exchange.row_pieces, end = first + run.rows * exchange.row_pieces;
     int4 const* from = exchange.own;
-    int4* to = reinterpret_cast<int4*>(reinterpret_cast<char*>(gather.words[run.peer]) + run.to) - first;
+    int4* to = reinterpret_cast<int4*>(reinterpret_cast<char*>(peer) + run.to) - first;
     for_each_of_share<kInFlight>(first, end, [&](int64_t at, int64_t stride) {
         int4 held[kInFlight];
 #pragma unroll
@@ -62,8 +63,8 @@ __device__ void send(og_gather const& gather, Exchange const& exchange, og_sums_
 }
 
 // That this block's share of a run has been sent.
-__device__ void signal(og_gather const& gather, og_sums_run const& run, uint32_t epoch) {
-    uint32_t* words = gather.words[run.peer] + gather.signals_at + blockIdx.x;
+__device__ void signal(og_gather const& gather, og_sums_run const& run, uint32_t* peer, uint32_t epoch) {
+    uint32_t* words = peer + gather.signals_at + blockIdx.x;
     for (int32_t slot = run.slot; slot < run.slot + run.slots; ++slot) {
         store_relaxed_system(words + (slot << gather.share_bits), epoch);
     }
@@ -141,6 +142,11 @@ __global__ void __launch_bounds__(kThreads)
     // What another rank needs of this one's step before has ended: the product, which started behind it, waits for that end
     // before it lets this kernel start (GatheringMainloop::load_tail). So the step begins while the product still runs.
     Beginning beginning(gather, step.buffer);
+    // Lane i loads the address of run i's peer now, so that it is there when the wait ends.
+    static_assert(OG_MAX_PUSHED <= kWarp);
+    bool const has_run = lane_id() < exchange.run_count;
+    uint32_t* const peer = has_run ? gather.words[exchange.runs[lane_id()].peer] : nullptr;
+    beginning.announce_by_block(gather, step);
     __shared__ bool is_given_up;
     beginning.await_by_block(gather, step, is_given_up);
     wait_for_kernels_before();
@@ -148,14 +154,17 @@ __global__ void __launch_bounds__(kThreads)
 
     // Where a block gives up, its share is never signalled.
     if (!is_given_up) {
-        for (int32_t i = 0; i < exchange.run_count; ++i) send(gather, exchange, exchange.runs[i]);
+        for (int32_t i = 0; i < exchange.run_count; ++i) {
+            uint64_t const to = __shfl_sync(0xffffffff, reinterpret_cast<uint64_t>(peer), i);
+            send(exchange, exchange.runs[i], reinterpret_cast<uint32_t*>(to));
+        }
         __syncthreads();
         if (threadIdx.x / kWarp == 1) count(beginning, gather, step);
         if (threadIdx.x < kWarp) {
-            if (threadIdx.x == 0) {
+            if (has_run) {
                 // Behind the stores of all threads of the block.
                 __threadfence_system();
-                for (int32_t i = 0; i < exchange.run_count; ++i) signal(gather, exchange.runs[i], beginning.epoch);
+                signal(gather, exchange.runs[lane_id()], peer, beginning.epoch);
             }
             __syncwarp();
             bool gives_up = !await_share(gather, exchange, beginning.epoch);

@@ -44,53 +44,77 @@ struct PushList {
     og_push pushes[OG_MAX_PUSHED];
 };
 
-// Copies `bytes` bytes, a share by each block, in pieces that both addresses are multiples of.
+// Copies what one thread of a block copies of some bytes, in pieces that both addresses are multiples of. The first loads
+// start at once. They bypass the SM's own cache, which may hold old values.
 template <class Piece>
-__device__ void copy_share(char* to, char const* from, uint64_t bytes) {
-    uint64_t const pieces = bytes / sizeof(Piece);
-    uint64_t const stride = uint64_t(gridDim.x) * kPushThreads;
-    auto const* source = reinterpret_cast<Piece const*>(from);
-    auto* target = reinterpret_cast<Piece*>(to);
-    uint64_t at = uint64_t(blockIdx.x) * kPushThreads + threadIdx.x;
-    constexpr int kInFlight = 8;
-    for (; at < pieces; at += kInFlight * stride) {
-        Piece held[kInFlight];
+class Share {
+public:
+    __device__ Share(char const* from, uint64_t bytes) : from_(from), bytes_(bytes) {
+        at_ = uint64_t(blockIdx.x) * kPushThreads + threadIdx.x;
+        load();
+    }
+
+    // Copies all of it. Once.
+    __device__ void copy(char* to) {
+        auto* target = reinterpret_cast<Piece*>(to);
+        while (at_ < pieces()) {
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-            if (at + i * stride < pieces) held[i] = source[at + i * stride];
+            for (int i = 0; i < kInFlight; ++i) {
+                if (at_ + i * stride() < pieces()) target[at_ + i * stride()] = held_[i];
+            }
+            at_ += kInFlight * stride();
+            load();
         }
+        uint64_t tail = pieces() * sizeof(Piece) + threadIdx.x;
+        if (blockIdx.x == 0 && tail < bytes_) to[tail] = __ldcg(from_ + tail);
+    }
+
+private:
+    static constexpr int kInFlight = 8;
+
+    __device__ static uint64_t stride() { return uint64_t(gridDim.x) * kPushThreads; }
+    __device__ uint64_t pieces() const { return bytes_ / sizeof(Piece); }
+    __device__ void load() {
+        auto const* source = reinterpret_cast<Piece const*>(from_);
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-            if (at + i * stride < pieces) target[at + i * stride] = held[i];
+            if (at_ + i * stride() < pieces()) held_[i] = __ldcg(source + at_ + i * stride());
         }
     }
-    uint64_t tail = pieces * sizeof(Piece) + threadIdx.x;
-    if (blockIdx.x == 0 && tail < bytes) to[tail] = from[tail];
-}
+
+    char const* from_;
+    uint64_t bytes_;
+    uint64_t at_;
+    Piece held_[kInFlight];
+};
 
 // One piece on its way to one peer: the i-th of all that are pushed. To the rank that needs them soonest first, all of a
 // shard's pieces: `peer_in_round` in src/plan/strategies/push.rs.
 struct Push {
-    og_push const& piece;
+    og_push const* piece;
     uint32_t* there;
 
     __device__ Push(og_gather const& gather, og_gather_step const& step, PushList const& list, int32_t i)
-        : piece(list.pushes[i % step.push_count]) {
+        : piece(&list.pushes[i % step.push_count]) {
         int32_t round = 1 + i / step.push_count;
         there = gather.words[(gather.rank - round + gather.ranks) % gather.ranks];
     }
 
-    __device__ void copy(og_gather const& gather) const {
-        auto const* from = reinterpret_cast<char const*>(gather.own);
+    __device__ Share<int4> rows(og_gather const& gather) const {
+        return {reinterpret_cast<char const*>(gather.own) + piece->offset[0], piece->bytes[0]};
+    }
+
+    __device__ void copy(og_gather const& gather, Share<int4>& rows) const {
         auto* to = reinterpret_cast<char*>(there);
-        copy_share<int4>(to + piece.offset[0], from + piece.offset[0], piece.bytes[0]);
+        rows.copy(to + piece->offset[0]);
         // Row scales start at any row.
-        copy_share<float>(to + piece.offset[1], from + piece.offset[1], piece.bytes[1]);
+        Share<float> scales(reinterpret_cast<char const*>(gather.own) + piece->offset[1], piece->bytes[1]);
+        scales.copy(to + piece->offset[1]);
     }
 
     // That this block's share is there. Words that belong to no block are the first blocks'.
     __device__ void signal(og_gather const& gather, uint32_t epoch) const {
-        uint32_t* words = there + gather.signals_at + (piece.slot << gather.share_bits);
+        uint32_t* words = there + gather.signals_at + (piece->slot << gather.share_bits);
         for (int32_t word = int32_t(blockIdx.x); word >> gather.share_bits == 0; word += int32_t(gridDim.x)) {
             store_relaxed_system(words + word, epoch);
         }
@@ -114,6 +138,10 @@ __global__ void __launch_bounds__(kPushThreads)
     begin_and_push(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                    __grid_constant__ PushList const list) {
     Beginning beginning = start(gather, step);
+    beginning.announce_by_block(gather, step);
+    // On their way while the block waits: where its first rows go, and these rows.
+    Push push(gather, step, list, 0);
+    Share<int4> rows = push.rows(gather);
     __shared__ bool is_given_up;
     beginning.await_by_block(gather, step, is_given_up);
     __syncthreads();
@@ -122,12 +150,27 @@ __global__ void __launch_bounds__(kPushThreads)
     int32_t const at_once = are_few(step, list) ? all : 1;
     // Where a block gives up, its share is never signalled.
     for (int32_t first = 0; first < all && !is_given_up; first += at_once) {
-        for (int32_t i = first; i < first + at_once; ++i) Push(gather, step, list, i).copy(gather);
+#pragma unroll 1
+        for (int32_t i = first; i < first + at_once; ++i) {
+            if (i > 0) {
+                push = Push(gather, step, list, i);
+                rows = push.rows(gather);
+            }
+            push.copy(gather, rows);
+        }
         __syncthreads();
-        if (threadIdx.x != 0) continue;
+        if (threadIdx.x >= kWarp) continue;
+        int32_t const end = first + at_once;
+        // Its address first: a load behind the fence waits for the fence.
+        Push sent(gather, step, list, min(first + lane_id(), end - 1));
         // Behind the stores of all threads of the block.
         __threadfence_system();
-        for (int32_t i = first; i < first + at_once; ++i) Push(gather, step, list, i).signal(gather, beginning.epoch);
+        for (int32_t i = first + lane_id(); i < end; i += kWarp) {
+            if (i >= first + kWarp) sent = Push(gather, step, list, i);
+            sent.signal(gather, beginning.epoch);
+        }
+        // The epoch grows when all of this block's signals are on their way.
+        __syncwarp();
     }
     __shared__ bool ends;
     if (threadIdx.x == 0) ends = is_last_block(step.counter);

@@ -36,13 +36,18 @@ struct RecordTable {
 #endif
 };
 
-// What the loads need beside CUTLASS's own parameters.
+// What the loads need of each tile beside CUTLASS's own parameters and the table of chunks.
 struct GatherParams {
-    ChunkTable chunks;
-    RecordTable records;
     int32_t m = 0;
     // The other operand was there before this kernel started: see og_gemm_operands.
     bool b_is_there = false;
+    // Whether the gathered operand arrives in chunks; and whether the kernel before says (`begun`) when all older work has
+    // ended, so that its own end need not be awaited.
+    bool awaits_chunks = false;
+    bool awaits_begun = false;
+    // Steps in all of K. A load of this step lies outside, and reads zeros.
+    int32_t k_tiles = 0;
+    RecordTable records;
 };
 
 // A main loop's policy, with an auxiliary warp.
@@ -83,15 +88,25 @@ public:
 
     struct Arguments {
         typename Base::Arguments base;
+        ChunkTable chunks;
         GatherParams gather;
         // Of this launch's tiles, along the kernel's columns.
         int32_t width;
     };
     struct Params : Base::Params {
-        GatherParams gather;
-        OperandRows rows_a;
-        OperandRows rows_b;
+        // What the first load needs, in one line of kernel parameters as in OrderParams; it ends with `gather.records.records`.
+        // This field hides the base's, which is in another line.
+        alignas(kLineBytes) uint32_t tma_transaction_bytes;
+        RowCounts counts_a;
+        RowCounts counts_b;
         int32_t width;
+        GatherParams gather;
+        RowDescriptors rows_a;
+        RowDescriptors rows_b;
+        ChunkTable chunks;
+
+        static_assert(2 * sizeof(uint32_t) + 2 * sizeof(RowCounts) + offsetof(GatherParams, records) + sizeof(void*) <=
+                      kLineBytes);
 
         CUTLASS_DEVICE int32_t tile_rows() const {
             if constexpr (!kTransposed) return cute::size<0>(typename Base::TileShape{});
@@ -112,19 +127,23 @@ public:
             static_cast<typename Base::Params&>(params) =
                 Base::to_underlying_arguments(shape, arguments.base, workspace);
         }
+        params.chunks = arguments.chunks;
         params.gather = arguments.gather;
         params.width = arguments.width;
         auto [m, n, k, l] = shape;
         constexpr int rows = cute::size<0>(typename Base::TileShape{});
         if constexpr (kRowsInA) {
-            params.rows_a = RowsA::encode(kTransposed ? "B" : "A", arguments.base.ptr_A, m, k, cute::get<0>(arguments.base.dA),
-                                          rows, rows * cute::size<0>(KernelCluster{}));
+            RowsA::encode(params.rows_a, params.counts_a, kTransposed ? "B" : "A", arguments.base.ptr_A, m, k,
+                          cute::get<0>(arguments.base.dA), rows, rows * cute::size<0>(KernelCluster{}));
         }
         if constexpr (kRowsInB) {
-            params.rows_b = RowsB::encode(kTransposed ? "A" : "B", arguments.base.ptr_B, n, k, cute::get<0>(arguments.base.dB),
-                                          arguments.width, arguments.width * cute::size<1>(KernelCluster{}));
+            RowsB::encode(params.rows_b, params.counts_b, kTransposed ? "A" : "B", arguments.base.ptr_B, n, k,
+                          cute::get<0>(arguments.base.dB), arguments.width,
+                          arguments.width * cute::size<1>(KernelCluster{}));
         }
-        if constexpr (kVaries) params.tma_transaction_bytes = uint32_t(rows + arguments.width) * kRowBytes;
+        params.tma_transaction_bytes =
+            kVaries ? uint32_t(rows + arguments.width) * kRowBytes : uint32_t(Base::TmaTransactionBytes);
+        params.Base::Params::tma_transaction_bytes = params.tma_transaction_bytes;
         return params;
     }
 
@@ -151,20 +170,20 @@ public:
         uint32_t x = column_of(rank_in_cluster);
         uint32_t y = row_of(rank_in_cluster);
         int32_t const tile_a = m_tile, tile_b = n_tile;
-        bool const is_whole_a = !kRowsInA || RowsA::is_whole(params.rows_a, tile_a);
-        bool const is_whole_b = !kRowsInB || RowsB::is_whole(params.rows_b, tile_b);
+        bool const is_whole_a = !kRowsInA || RowsA::is_whole(params.counts_a, tile_a);
+        bool const is_whole_b = !kRowsInB || RowsB::is_whole(params.counts_b, tile_b);
         bool const is_whole = is_whole_a && is_whole_b;
         if (!is_whole) {
             BlockWaits volatile& waits = block_waits();
-            waits.missing = uint16_t(RowsA::begin(params.rows_a, tile_a, y, waits.part_a) +
-                                     RowsB::begin(params.rows_b, tile_b, x, waits.part_b));
+            waits.missing = uint16_t(RowsA::begin(params.counts_a, tile_a, y, waits.part_a) +
+                                     RowsB::begin(params.counts_b, tile_b, x, waits.part_b));
         }
         uint16_t share_a = sharers_of_a(x);
         uint16_t share_b = sharers_of_b(y);
         auto load_a = [&](auto whole, int32_t k, PipelineState const& to) {
             if constexpr (kRowsInA) {
-                load_rows<RowsA>(whole, params.rows_a, tile_a, block_waits().part_a, y, k, storage.smem_A.data(), pipeline,
-                                 to, share_a);
+                load_rows<RowsA>(whole, params.rows_a, params.counts_a, tile_a, block_waits().part_a, y, k,
+                                 storage.smem_A.data(), pipeline, to, share_a);
             } else {
                 load_tensor<typename Base::SmemLayoutA>(params.tma_load_a, get<0>(inputs)(_, _, m_tile, _, l_tile), y, k,
                                                         storage.smem_A.data(), pipeline, to, share_a);
@@ -172,8 +191,8 @@ public:
         };
         auto load_b = [&](auto whole, int32_t k, PipelineState const& to) {
             if constexpr (kRowsInB) {
-                load_rows<RowsB>(whole, params.rows_b, tile_b, block_waits().part_b, x, k, storage.smem_B.data(), pipeline,
-                                 to, share_b);
+                load_rows<RowsB>(whole, params.rows_b, params.counts_b, tile_b, block_waits().part_b, x, k,
+                                 storage.smem_B.data(), pipeline, to, share_b);
             } else {
                 load_tensor<typename Base::SmemLayoutB>(params.tma_load_b, get<1>(inputs)(_, _, n_tile, _, l_tile), x, k,
                                                         storage.smem_B.data(), pipeline, to, share_b);
@@ -188,9 +207,9 @@ public:
 
         auto prefetch_other = [&](int32_t k) {
             if constexpr (kTransposed && kRowsInA) {
-                RowsA::prefetch_whole(params.rows_a, tile_a, y, k);
+                RowsA::prefetch_whole(params.rows_a, params.counts_a, tile_a, y, k);
             } else if constexpr (!kTransposed && kRowsInB) {
-                RowsB::prefetch_whole(params.rows_b, tile_b, x, k);
+                RowsB::prefetch_whole(params.rows_b, params.counts_b, tile_b, x, k);
             }
         };
 
@@ -199,7 +218,7 @@ public:
         int32_t outside = 0;
         bool const is_first = tile == 0;
         if (is_first && !gather.b_is_there) wait_for_kernels_before();
-        bool const awaits_chunks = gather.chunks.signals;
+        bool const awaits_chunks = gather.awaits_chunks;
         if (awaits_chunks || (is_first && gather.b_is_there)) {
             // While rows of A are missing, the other operand, into as many stages as come free; not the last columns, which
             // would take more registers than there are.
@@ -225,8 +244,8 @@ public:
             for (int next = loaded; awaits_chunks && !is_open();) {
                 if (goes_further && next < min(k_count, 2 * int(DispatchPolicy::Stages))) prefetch_other(k + next++);
             }
-            if (is_first && !gather.chunks.step.begun) wait_for_kernels_before();
-            if ((gate & kStopped) != 0) outside = int32_t(size<3>(get<0>(inputs)));
+            if (is_first && !gather.awaits_begun) wait_for_kernels_before();
+            if ((gate & kStopped) != 0) outside = gather.k_tiles;
             k_count -= loaded;
             CUTLASS_PRAGMA_NO_UNROLL
             for (; loaded > 0; --loaded) {
@@ -278,7 +297,7 @@ public:
                                        cute::tuple<TensorA, TensorB> const&, BlockCoord const& block,
                                        KTiles, int, int, uint32_t, TensorStorage&) {
         GatherParams const& gather = params.gather;
-        if (!gather.chunks.signals) return;
+        if (!gather.awaits_chunks) return;
         auto [m_tile, n_tile, k_all, l_tile] = block;
         int32_t tile_m = kTransposed ? n_tile : m_tile;
         int32_t tile_n = kTransposed ? m_tile : n_tile;
@@ -286,8 +305,8 @@ public:
         // which must not begin before the launch before has counted its own.
         int32_t const tile_rows = params.tile_rows();
         int32_t first_row = min(tile_m * tile_rows, gather.m - 1);
-        int32_t first = gather.chunks.of_row(first_row);
-        int32_t last = gather.chunks.of_row(min(first_row + tile_rows, gather.m) - 1);
+        int32_t first = params.chunks.of_row(first_row);
+        int32_t last = params.chunks.of_row(min(first_row + tile_rows, gather.m) - 1);
         // None, where no rows are shared.
         uint32_t own = 0, sharers = 0;
         if constexpr (kSharers > 1) {
@@ -296,7 +315,7 @@ public:
             sharers = kTransposed ? sharers_of_b(row_of(own)) : sharers_of_a(column_of(own));
         }
         uint32_t waiting = uint32_t(first_row / tile_rows);
-        watcher_.open_next(gather.chunks, first, last, waiting, uint32_t(tile_n), own, sharers);
+        watcher_.open_next(params.chunks, first, last, waiting, uint32_t(tile_n), own, sharers);
     }
 
     // Called by one thread of a block before the block's first barrier.
@@ -305,8 +324,8 @@ public:
         if constexpr (kRowsInA && kRowsInB) {
             cute::prefetch_tma_descriptor(&params.rows_a.whole);
             cute::prefetch_tma_descriptor(&params.rows_b.whole);
-            if (params.rows_a.rest_rows != 0) cute::prefetch_tma_descriptor(&params.rows_a.rest);
-            if (params.rows_b.rest_rows != 0) cute::prefetch_tma_descriptor(&params.rows_b.rest);
+            if (params.counts_a.rest_rows != 0) cute::prefetch_tma_descriptor(&params.rows_a.rest);
+            if (params.counts_b.rest_rows != 0) cute::prefetch_tma_descriptor(&params.rows_b.rest);
         } else {
             Base::prefetch_tma_descriptors(params);
         }
@@ -316,15 +335,15 @@ private:
     // Step `k` of an operand into stage `to` of its shared memory, which begins at `data`. With `whole` nothing is
     // looked up: no row of the tile is outside.
     template <class Rows, class Whole, class Element>
-    CUTLASS_DEVICE static void load_rows(Whole, OperandRows const& operand, int32_t tile, uint16_t volatile const& part,
-                                         uint32_t place, int32_t k, Element* data, MainloopPipeline& pipeline,
-                                         PipelineState const& to, uint16_t sharers) {
+    CUTLASS_DEVICE static void load_rows(Whole, RowDescriptors const& descriptors, RowCounts const& counts, int32_t tile,
+                                         uint16_t volatile const& part, uint32_t place, int32_t k, Element* data,
+                                         MainloopPipeline& pipeline, PipelineState const& to, uint16_t sharers) {
         uint32_t stage = shared_address(*data) + to.index() * (Rows::kPartBytes * Rows::kParts);
         uint32_t full = shared_address(*pipeline.producer_get_barrier(to));
         if constexpr (Whole::value) {
-            Rows::load_whole(operand, tile, place, k, stage, full, sharers);
+            Rows::load_whole(descriptors, counts, tile, place, k, stage, full, sharers);
         } else {
-            Rows::load_part(operand, tile, part, place, k, stage, full, sharers);
+            Rows::load_part(descriptors, counts, tile, part, place, k, stage, full, sharers);
         }
     }
     // The same of an operand whose neighbours are not neighbours along K, by CUTLASS's descriptor.
@@ -411,7 +430,7 @@ private:
         record->tile_n = uint32_t(tile_n);
         int32_t last_row = min((tile_m + 1) * params.tile_rows(), gather.m) - 1;
         record->chunk =
-            gather.chunks.signals ? uint32_t(gather.chunks.of_row(last_row)) : UINT32_MAX;
+            gather.awaits_chunks ? uint32_t(params.chunks.of_row(last_row)) : UINT32_MAX;
     }
 
     // That the tile has all that it waited for.

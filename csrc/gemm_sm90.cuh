@@ -121,6 +121,7 @@ struct GemmSm90 {
 
     // The limit of CUDA 12.1 and later; the tables alone take 3 KB.
     static_assert(sizeof(typename Kernel::Params) <= 32764, "kernel parameters are limited");
+    static_assert(offsetof(EpilogueParams<ElementD>, records) + sizeof(void*) <= kLineBytes);
 
     // With tiles of that width.
     static constexpr og_kernel_facts facts(char const* name, int width) {
@@ -154,7 +155,7 @@ struct GemmSm90 {
         og_gemm_shape const& shape = launch.plan.shape;
         OrderParams order{};
         order.unit_grid_m = int32_t(units.m);
-        order.splits = shape.splits;
+        order.splits = cutlass::FastDivmod(shape.splits);
         int32_t k_tiles = int32_t(UnitGrid::ceil_div(shape.k, kTileK));
         order.k_tiles = k_tiles / shape.splits;
         order.longer_slices = k_tiles % shape.splits;
@@ -184,8 +185,15 @@ struct GemmSm90 {
         gather.records = records;
         gather.m = int32_t(launch.rows);
         gather.b_is_there = launch.operands.b_is_there != 0;
+        gather.awaits_chunks = launch.input && launch.input->signals;
+        gather.awaits_begun = launch.input && launch.input->begun;
+        gather.k_tiles = int32_t(UnitGrid::ceil_div(launch.plan.shape.k, kTileK));
+        return gather;
+    }
+
+    static ChunkTable chunks(Launch const& launch) {
+        ChunkTable table{};
         if (og_gemm_input const* input = launch.input) {
-            ChunkTable& table = gather.chunks;
             table.signals = input->signals;
             table.step = step(*input);
             table.count = input->chunk_count;
@@ -193,12 +201,13 @@ struct GemmSm90 {
             table.share_bits = uint16_t(input->share_bits);
             std::copy_n(input->chunks, table.count, table.chunks);
         }
-        return gather;
+        return table;
     }
 
-    static EpilogueParams<ElementD> epilogue(Launch const& launch, RecordTable const& records) {
+    static EpilogueParams<ElementD> epilogue(Launch const& launch, RecordTable const& records, int width) {
         og_gemm_operands const& o = launch.operands;
         EpilogueParams<ElementD> p{};
+        p.width = width;
         p.scale_a = o.scale_a;
         p.scale_b = o.scale_b;
         p.bias = static_cast<ElementD const*>(o.bias);
@@ -237,10 +246,11 @@ struct GemmSm90 {
         args.mainloop.base.dA = stride<typename Kernel::StrideA>(first_pitch);
         args.mainloop.base.ptr_B = static_cast<Second const*>(second);
         args.mainloop.base.dB = stride<typename Kernel::StrideB>(second_pitch);
+        args.mainloop.chunks = chunks(launch);
         args.mainloop.gather = gather(launch, records);
         int const width = kTransposed ? kernel.tile_m : kernel.tile_n;
         args.mainloop.width = width;
-        args.epilogue = {launch.operands.d, shape.ldd, width, epilogue(launch, records)};
+        args.epilogue = {launch.operands.d, shape.ldd, epilogue(launch, records, width)};
         // Positive, so that CUTLASS does not ask the device; the grid is ours.
         args.hw_info.sm_count = launch.plan.sm_count;
         args.hw_info.max_active_clusters = launch.plan.cluster_count;

@@ -16,11 +16,9 @@
 
 namespace overlap_gemm {
 
-// Filled in by the host; all zero for an operand with another layout.
-struct OperandRows {
-    // For a whole tile, and for the last one that has any rows.
-    cute::TmaDescriptor whole{};
-    cute::TmaDescriptor rest{};
+// The rows of an operand. The host fills both structs in; they are zero for an operand with another layout. They lie apart
+// in the kernel's parameters (GatheringMainloop::Params).
+struct RowCounts {
     int32_t rows = 0;
     // Of a tile, where launches differ in it.
     int32_t tile_rows = 0;
@@ -28,6 +26,11 @@ struct OperandRows {
     // so nearly that it is loaded like one.
     int32_t rest_rows = 0;
     int32_t rest_blocks = 0;
+};
+struct RowDescriptors {
+    // For a whole tile, and for the last one that has any rows.
+    cute::TmaDescriptor whole{};
+    cute::TmaDescriptor rest{};
 };
 
 // Tiles of kRows rows and kDepth of their elements, of which each of kSharers blocks loads a part. With kVaries a launch may
@@ -46,30 +49,26 @@ struct TileRows {
     static constexpr int kFewOutside = 16;
     static constexpr bool kIsSmall = kTileElements <= 96 * 128;
 
-    CUTLASS_HOST_DEVICE static int32_t tile_rows(OperandRows const& operand) {
-        return kVaries ? operand.tile_rows : kRows;
-    }
+    CUTLASS_HOST_DEVICE static int32_t tile_rows(RowCounts const& counts) { return kVaries ? counts.tile_rows : kRows; }
 
-    static OperandRows encode(char const* name, void const* matrix, int64_t rows, int64_t k, int64_t row_stride, int tile_rows,
-                              int64_t unit_rows) {
-        OperandRows operand{};
-        operand.rows = int32_t(rows);
-        operand.tile_rows = tile_rows;
+    static void encode(RowDescriptors& descriptors, RowCounts& counts, char const* name, void const* matrix, int64_t rows,
+                       int64_t k, int64_t row_stride, int tile_rows, int64_t unit_rows) {
+        counts.rows = int32_t(rows);
+        counts.tile_rows = tile_rows;
         auto descriptor = [&](int box_rows) {
             return tma_matrix<Element>(name, matrix, rows, k, row_stride, box_rows, kPartDepth);
         };
-        operand.whole = descriptor(tile_rows / kSharers);
+        descriptors.whole = descriptor(tile_rows / kSharers);
         int64_t padded = (rows + unit_rows - 1) / unit_rows * unit_rows;
-        if (kIsSmall || padded - rows < kFewOutside) return operand;
+        if (kIsSmall || padded - rows < kFewOutside) return;
         // The pattern repeats every eight rows, and each block's part begins with it.
         int last = int(rows % tile_rows);
         int each = (last + 8 * kSharers - 1) / (8 * kSharers) * 8;
         int blocks = each == 0 ? 0 : (last + each - 1) / each;
-        if (each * blocks > tile_rows) return operand;
-        operand.rest_rows = each == 0 ? 8 : each;
-        operand.rest_blocks = blocks;
-        operand.rest = descriptor(operand.rest_rows);
-        return operand;
+        if (each * blocks > tile_rows) return;
+        counts.rest_rows = each == 0 ? 8 : each;
+        counts.rest_blocks = blocks;
+        descriptors.rest = descriptor(counts.rest_rows);
     }
 
     // This block's part of a tile: the rows before it, in all blocks, if `rest` describes the tile. Else kWhole, or kNothing:
@@ -77,43 +76,45 @@ struct TileRows {
     static constexpr uint16_t kWhole = UINT16_MAX;
     static constexpr uint16_t kNothing = UINT16_MAX - 1;
 
-    CUTLASS_DEVICE static bool is_whole(OperandRows const& operand, int32_t tile) {
-        return operand.rest_rows == 0 || (tile + 1) * tile_rows(operand) <= operand.rows;
+    CUTLASS_DEVICE static bool is_whole(RowCounts const& counts, int32_t tile) {
+        return counts.rest_rows == 0 || (tile + 1) * tile_rows(counts) <= counts.rows;
     }
 
     // Notes this block's part, and returns the rows of the tile that no block loads.
-    CUTLASS_DEVICE static int32_t begin(OperandRows const& operand, int32_t tile, uint32_t place,
-                                        uint16_t volatile& part) {
-        if (is_whole(operand, tile)) {
+    CUTLASS_DEVICE static int32_t begin(RowCounts const& counts, int32_t tile, uint32_t place, uint16_t volatile& part) {
+        if (is_whole(counts, tile)) {
             part = kWhole;
             return 0;
         }
-        int32_t blocks = tile * tile_rows(operand) < operand.rows ? operand.rest_blocks : 0;
-        part = int32_t(place) < blocks ? uint16_t(int32_t(place) * operand.rest_rows) : kNothing;
-        return tile_rows(operand) - blocks * operand.rest_rows;
+        int32_t blocks = tile * tile_rows(counts) < counts.rows ? counts.rest_blocks : 0;
+        part = int32_t(place) < blocks ? uint16_t(int32_t(place) * counts.rest_rows) : kNothing;
+        return tile_rows(counts) - blocks * counts.rest_rows;
     }
 
     // Both load step `k` into the stage at `to`, for all blocks of `sharers`.
-    CUTLASS_DEVICE static void load_whole(OperandRows const& operand, int32_t tile, uint32_t place, int32_t k, uint32_t to,
-                                          uint32_t barrier, uint16_t sharers) {
-        load(&operand.whole, tile * tile_rows(operand), place * uint32_t(tile_rows(operand) / kSharers), k, to, barrier, sharers);
+    CUTLASS_DEVICE static void load_whole(RowDescriptors const& descriptors, RowCounts const& counts, int32_t tile,
+                                          uint32_t place, int32_t k, uint32_t to, uint32_t barrier, uint16_t sharers) {
+        uint32_t rows_before = place * uint32_t(tile_rows(counts) / kSharers);
+        load(&descriptors.whole, tile * tile_rows(counts), rows_before, k, to, barrier, sharers);
     }
-    CUTLASS_DEVICE static void load_part(OperandRows const& operand, int32_t tile, uint16_t volatile const& part,
-                                         uint32_t place, int32_t k, uint32_t to, uint32_t barrier, uint16_t sharers) {
+    CUTLASS_DEVICE static void load_part(RowDescriptors const& descriptors, RowCounts const& counts, int32_t tile,
+                                         uint16_t volatile const& part, uint32_t place, int32_t k, uint32_t to,
+                                         uint32_t barrier, uint16_t sharers) {
         uint32_t rows_before = part;
         if (rows_before == kWhole) {
-            load_whole(operand, tile, place, k, to, barrier, sharers);
+            load_whole(descriptors, counts, tile, place, k, to, barrier, sharers);
         } else if (rows_before != kNothing) {
-            load(&operand.rest, tile * tile_rows(operand), rows_before, k, to, barrier, sharers);
+            load(&descriptors.rest, tile * tile_rows(counts), rows_before, k, to, barrier, sharers);
         }
     }
 
     // Brings step `k` of a whole tile, this block's part, from memory into the L2 cache.
-    CUTLASS_DEVICE static void prefetch_whole(OperandRows const& operand, int32_t tile, uint32_t place, int32_t k) {
-        int32_t row = tile * tile_rows(operand) + int32_t(place) * (tile_rows(operand) / kSharers);
+    CUTLASS_DEVICE static void prefetch_whole(RowDescriptors const& descriptors, RowCounts const& counts, int32_t tile,
+                                              uint32_t place, int32_t k) {
+        int32_t row = tile * tile_rows(counts) + int32_t(place) * (tile_rows(counts) / kSharers);
         CUTLASS_PRAGMA_UNROLL
         for (int nth = 0; nth < kParts; ++nth) {
-            asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&operand.whole),
+            asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&descriptors.whole),
                          "r"(k * kDepth + nth * kPartDepth), "r"(row)
                          : "memory");
         }

@@ -57,18 +57,15 @@ public:
     struct Arguments {
         void* d = nullptr;
         int64_t ldd = 0;
-        // Columns of the kernel's tiles.
-        int width = 0;
         EpilogueParams<Element> epilogue;
     };
     struct Params {
         // Only with `kByTma`: of a chunk, and of half a chunk.
         cute::TmaDescriptor descriptor;
         cute::TmaDescriptor of_half;
+        EpilogueParams<Element> epilogue;
         Element* d;
         int64_t ldd;
-        int width;
-        EpilogueParams<Element> epilogue;
     };
     struct SharedStorage {
         // The swizzle pattern repeats every 1024 bytes.
@@ -79,14 +76,14 @@ public:
     template <class ProblemShape>
     static Params to_underlying_arguments(ProblemShape const& shape, Arguments const& arguments, void*) {
         auto [m, n, k, l] = shape;
-        Params params{{}, {}, static_cast<Element*>(arguments.d), arguments.ldd, arguments.width, arguments.epilogue};
+        Params params{{}, {}, arguments.epilogue, static_cast<Element*>(arguments.d), arguments.ldd};
         if constexpr (kByTma) {
             auto descriptor = [&](int columns) {
                 return tma_matrix<Element>("D", arguments.d, kTransposed ? n : m, kTransposed ? m : n, arguments.ldd,
                                            kTransposed ? columns : kStripRows, columns_in_d(columns));
             };
             params.descriptor = descriptor(kChunk);
-            if (arguments.width % kChunk != 0) params.of_half = descriptor(kHalf);
+            if (arguments.epilogue.width % kChunk != 0) params.of_half = descriptor(kHalf);
         }
         return params;
     }
@@ -114,7 +111,7 @@ public:
         auto& storage = *reinterpret_cast<SharedStorage*>(shared);
         auto [m_tile, n_tile, k_all, l_tile] = block;
         auto [m, n, k, l] = shape;
-        int const width = kVaries ? params_.width : kTileN;
+        int const width = kVaries ? params_.epilogue.width : kTileN;
         int const tile_m = int(kTransposed ? n_tile : m_tile), tile_n = int(kTransposed ? m_tile : n_tile);
         Tile tile;
         tile.row = tile_m * (kTransposed ? width : kTileM);
