@@ -7,9 +7,7 @@ use std::ops::Range;
 
 use super::chunks::{Chunks, MAX_CHUNKS};
 use super::problem::Problem;
-use super::schedule::Schedule;
-use super::strategies;
-use super::tiles::{ClusterShape, TileOrder, TileShape, Tiling};
+use super::tiles::{ClusterShape, TileShape, Tiling};
 use super::way::{Engine, Operation, Strategy, Way};
 use crate::error::{Error, Result};
 
@@ -156,17 +154,6 @@ impl Plan {
         Way { strategy, engine, pieces: self.chunks.most_per_rank() }
     }
 
-    /// The schedule of `rank` in one step; its length grows with the chunks of a rank times the ranks. For a rank that does
-    /// not exist, it is the schedule of a rank without rows.
-    pub fn schedule(&self, rank: u32) -> Schedule {
-        strategies::schedule(self, rank)
-    }
-
-    /// The rank that `rank` sends to in `round`; round 0 is itself.
-    pub fn peer_in_round(&self, rank: u32, round: u32) -> u32 {
-        strategies::peer_in_round(self.options.operation, rank, round, self.problem.ranks())
-    }
-
     /// The part of one rank, to print and to write.
     pub fn of_rank(&self, rank: u32) -> Result<RankPlan<'_>> {
         self.problem.shards().check_rank(rank)?;
@@ -181,15 +168,6 @@ impl Plan {
     /// The most rows of D that a rank gets.
     pub(crate) fn most_output_rows(&self) -> u32 {
         self.options.operation.most_output_rows(&self.problem)
-    }
-
-    /// The order in which `rank` computes an output of the problem's N columns: its own rows first; where sums travel,
-    /// last.
-    pub fn tile_order(&self, rank: u32) -> Result<TileOrder> {
-        self.problem.shards().check_rank(rank)?;
-        let pivot =
-            if self.options.operation.reduces() { self.peer_in_round(rank, 1) } else { rank };
-        TileOrder::new(self.chunks(), self.problem.n(), self.options.tiling, pivot)
     }
 }
 

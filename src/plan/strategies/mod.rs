@@ -11,38 +11,50 @@ mod reduce;
 mod sequential;
 
 use super::schedule::{Lane, Schedule, Step};
+use super::tiles::TileOrder;
 use super::way::{Operation, Strategy};
 use super::whole::Plan;
+use crate::error::Result;
 
-/// The schedule of `rank` in one step of `plan`.
-pub(super) fn schedule(plan: &Plan, rank: u32) -> Schedule {
-    let mut steps = Vec::new();
-    let options = plan.options();
-    if matches!(options.operation, Operation::AllGatherGemm | Operation::AllGather) {
-        push::push(plan, rank, &mut steps);
+/// The order that follows from a plan.
+impl Plan {
+    /// The schedule of `rank` in one step; its length grows with the chunks of a rank times the ranks. For a rank that does
+    /// not exist, it is the schedule of a rank without rows.
+    pub fn schedule(&self, rank: u32) -> Schedule {
+        let mut steps = Vec::new();
+        let options = self.options();
+        if matches!(options.operation, Operation::AllGatherGemm | Operation::AllGather) {
+            push::push(self, rank, &mut steps);
+        }
+        let multiply = match (options.operation, options.strategy) {
+            (Operation::Gemm, _) => vec![sequential::multiply_all(self, rank)],
+            (Operation::AllGather, _) => sequential::await_all(self),
+            (Operation::AllGatherGemm, Strategy::Fused) => fused::steps(self, rank),
+            (Operation::AllGatherGemm, Strategy::Pipelined) => pipelined::steps(self, rank),
+            (Operation::AllGatherGemm, Strategy::Sequential) => sequential::steps(self, rank),
+            (Operation::GemmReduceScatter | Operation::GemmAllReduce, _) => {
+                return Schedule { rank, steps: reduce::steps(self, rank) };
+            }
+        };
+        steps.extend(multiply.into_iter().map(|step: Step| (Lane::Compute, step)));
+        Schedule { rank, steps }
     }
-    let multiply = match (options.operation, options.strategy) {
-        (Operation::Gemm, _) => vec![sequential::multiply_all(plan, rank)],
-        (Operation::AllGather, _) => sequential::await_all(plan),
-        (Operation::AllGatherGemm, Strategy::Fused) => fused::steps(plan, rank),
-        (Operation::AllGatherGemm, Strategy::Pipelined) => pipelined::steps(plan, rank),
-        (Operation::AllGatherGemm, Strategy::Sequential) => sequential::steps(plan, rank),
-        (Operation::GemmReduceScatter | Operation::GemmAllReduce, _) => {
-            return Schedule { rank, steps: reduce::steps(plan, rank) };
-        }
-    };
-    steps.extend(multiply.into_iter().map(|step: Step| (Lane::Compute, step)));
-    Schedule { rank, steps }
-}
 
-/// The rank that `rank` of `ranks` sends to in `round`; round 0 is itself.
-pub(super) fn peer_in_round(operation: Operation, rank: u32, round: u32, ranks: u32) -> u32 {
-    match operation {
-        Operation::GemmReduceScatter | Operation::GemmAllReduce => {
-            reduce::peer_in_round(rank, round, ranks)
+    /// The rank that `rank` sends to in `round`; round 0 is itself.
+    pub fn peer_in_round(&self, rank: u32, round: u32) -> u32 {
+        let ranks = self.problem().ranks();
+        match self.options().operation {
+            operation if operation.reduces() => reduce::peer_in_round(rank, round, ranks),
+            _ => push::peer_in_round(rank, round, ranks),
         }
-        Operation::AllGatherGemm | Operation::AllGather | Operation::Gemm => {
-            push::peer_in_round(rank, round, ranks)
-        }
+    }
+
+    /// The order in which `rank` computes an output of the problem's N columns: its own rows first; where sums travel,
+    /// last.
+    pub fn tile_order(&self, rank: u32) -> Result<TileOrder> {
+        self.problem().shards().check_rank(rank)?;
+        let options = self.options();
+        let pivot = if options.operation.reduces() { self.peer_in_round(rank, 1) } else { rank };
+        TileOrder::new(self.chunks(), self.problem().n(), options.tiling, pivot)
     }
 }

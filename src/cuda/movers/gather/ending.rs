@@ -1,7 +1,7 @@
 //! How a gather ends: failures, their reports to all ranks, and the drop.
 //!
-//! Invariant: only `check` finds failures; it keeps them and reports them to all ranks. Nothing is freed that a stream may
-//! still use.
+//! Invariant: every failure goes through `fail`, which keeps the first and reports it to all ranks. Nothing is freed that a
+//! stream may still use.
 
 use std::sync::Arc;
 
