@@ -131,10 +131,12 @@ const TOGETHER: f64 = 1.06;
 /// (`benches/results/2026-11-25-h100x2-widths.md`); fitting the others again to those gained nothing.
 const TWO_STRIPS: f64 = 1.04;
 /// Seconds that a step of K takes at least, however small the tile: from one step of the loop to the next, and for each 128
-/// bytes of K in it. These two and `SPLIT` were fitted again to 111 products on H100s, most of few rows, with steps of 128
-/// and of 256 bytes (`benches/results/2026-11-25-h100x2-family.md`).
+/// bytes of K in it. `STEP_PART`, `ZEROS` and `STREAMS` were fitted again to 135 products of few rows on
+/// H200s: 60 with all kernels, 75 with some (`benches/results/2026-11-26-h200-few-rows.md`).
 const STEP: f64 = 7.0e-8;
-const STEP_PART: f64 = 4.1e-8;
+const STEP_PART: f64 = 7.0e-8;
+/// Bytes a second that TMA fills in for rows outside an operand, on all SMs together.
+const ZEROS: f64 = 2.1e12;
 /// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
 /// of the cache, so that each of them has a line more.
 const CACHE: f64 = 2.42e13;
@@ -144,6 +146,11 @@ const ACROSS_LINES: f64 = 1.9;
 const CACHE_POWER: f64 = 4.73e-14;
 /// Bytes a second from and to device memory.
 const MEMORY: f64 = 5.24e12;
+/// How much longer memory takes when about this many tiles, or slices of them, are computed in all; far fewer or more do not
+/// suffer. So it was for all kernels of few rows, each length of K and each number of slices. Why is not known.
+const STREAMS: f64 = 85.0;
+const STREAMS_NEAR: f64 = 20.0;
+const STREAMS_SLOWER: f64 = 0.4;
 /// Seconds from a tile's last sums to the next tile's first; and how much more that is for 128 by 256 sums which no other
 /// group of warps hides, without and with scales for rows and columns.
 const FINISH: f64 = 8.4e-7;
@@ -154,6 +161,8 @@ const FINISH_SCALED_SUMS: f64 = 2.4e-6;
 const SPLIT: f64 = 1.8e-6;
 const SPLIT_WAVE: f64 = 9.8e-7;
 const SUMS_TO_ONE: f64 = 6.7e10;
+/// Bytes of operands in an SM's shared memory.
+const SHARED: f64 = 2.1e5;
 /// Bytes of B that the cache keeps from one sweep over the columns to the next; the rest is read again. The cache of an H200
 /// has 60 MB.
 const KEPT: f64 = 3.0e7;
@@ -176,8 +185,10 @@ pub(crate) struct Work {
     pub(crate) waves: u64,
     /// One unit: its sums and what comes after them.
     pub(crate) unit: f64,
-    /// Bytes from and to memory.
+    /// Bytes from and to memory; more stand for a memory that is slower (`STREAMS`).
     bytes: f64,
+    /// The part of a unit's other operand that is loaded while its rows are missing.
+    pub(crate) ahead: f64,
     /// Adding up slices of K.
     pub(crate) joining: f64,
     /// What bytes from the cache cost where they are hidden.
@@ -194,8 +205,9 @@ impl Work {
         sms: u32,
     ) -> Self {
         let [unit_m, unit_n] = unit(kernel);
-        let units =
-            u64::from(problem.m()).div_ceil(unit_m) * u64::from(problem.n()).div_ceil(unit_n);
+        let (units_m, units_n) =
+            (u64::from(problem.m()).div_ceil(unit_m), u64::from(problem.n()).div_ceil(unit_n));
+        let units = units_m * units_n;
         // Slices of a tile lie side by side (clusters_in_order in abi.cu).
         let clusters = clusters(kernel, sms);
         let clusters = u64::from((clusters - clusters % splits).max(1));
@@ -229,18 +241,29 @@ impl Work {
         };
         let loaded = loaded_a * lines(problem.lda(), a) + loaded_b * lines(problem.ldb(), b);
         let load = loaded * busy_sms / CACHE;
+        // Rows outside, in the mean of all units.
+        let outside = |extent: u32, units: u64, unit: u64| match units * unit - u64::from(extent) {
+            rows if kernel.loads_zeros(rows) => rows as f64 / units as f64,
+            _ => 0.0,
+        };
+        let zeros =
+            outside(problem.m(), units_m, unit_m) * a + outside(problem.n(), units_n, unit_n) * b;
+        let fill = zeros * k * items.min(clusters) as f64 / ZEROS;
         let sums = match (kernel.pingpong, problem.scaling()) {
             (true, _) => 0.0,
             (false, Scaling::Rows) => FINISH_SCALED_SUMS,
             (false, _) => FINISH_SUMS,
         };
-        let unit = beside(multiply, load) + FINISH + sums * (m * n) / 32768.0;
+        let unit = beside(beside(multiply, fill), load) + FINISH + sums * (m * n) / 32768.0;
 
         let (all_m, all_n, all_k) =
             (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
         let b_bytes = all_n * all_k * b;
         let again = (b_bytes - KEPT).max(0.0) * sweeps.saturating_sub(1) as f64;
-        let bytes = all_m * all_k * a + b_bytes + again + all_m * all_n * d;
+        let streams = (all_m / m).ceil() * (all_n / n).ceil() * f64::from(splits);
+        let near = (1.0 - (streams - STREAMS).abs() / STREAMS_NEAR).max(0.0);
+        let bytes = (all_m * all_k * a + b_bytes + again + all_m * all_n * d)
+            * (1.0 + STREAMS_SLOWER * near);
         let blocks = items as f64 * f64::from(kernel.cluster_size());
         let joining = match splits {
             1 => 0.0,
@@ -251,7 +274,11 @@ impl Work {
             }
         };
         let power = CACHE_POWER * (loaded_a + loaded_b) * blocks;
-        Work { items, clusters, waves, unit, bytes, joining, power }
+        // As many steps as shared memory holds, and as many again in the cache where one cluster has all rows
+        // (`GatheringMainloop::load`).
+        let stages = SHARED / ((m + n) * f64::from(kernel.tile_k) * a);
+        let ahead = stages * if units_m == 1 { 2.0 } else { 1.0 } / f64::from(steps);
+        Work { items, clusters, waves, unit, bytes, ahead: ahead.min(1.0), joining, power }
     }
 
     /// Seconds that its bytes take from a memory with this rate for all SMs.

@@ -112,6 +112,12 @@ impl Kernel {
         self.cluster.m.saturating_mul(self.cluster.n).max(1)
     }
 
+    /// Whether the rows of an operand that tiles have outside it are filled with zeros; else they are not loaded. As
+    /// `TileRows::encode` in csrc/operand_rows.cuh.
+    pub(crate) fn loads_zeros(&self, rows: u64) -> bool {
+        u64::from(self.tile.m) * u64::from(self.tile.n) <= 96 * 128 || rows < 16
+    }
+
     /// Whether it computes products of these types and this layout, summed this way. How fp8 sums are
     /// kept is no question for wider types.
     pub fn serves(&self, elements: ElementTypes, layout: BLayout, fast_accumulation: bool) -> bool {

@@ -83,8 +83,8 @@ impl Machine {
     ///
     /// - `product_scale`, `product_scale_fp8`, `memory_gbps`, `launch_us`, `copy_us`, `signal_us`, `own_us`, `begin_us`,
     ///   `begin_push_us`, `push_us`, `await_us`, `busy_slowdown`, `nccl_us`, `nccl_small_us`: all results that
-    ///   `docs/predicting.md` compares with predictions, together, when the kernels' figures were fitted anew. They started
-    ///   from figures of 115 tuned problems, and none moved by more than half.
+    ///   `docs/predicting.md` compares with predictions, together, twice: each time that the kernels' figures were fitted anew.
+    ///   They started from figures of 115 tuned problems, and none moved by more than half at a time.
     /// - `push_block_gbps`: those 115 problems (version 1 of `src/tune/h200.json`, in the repository's history).
     /// - `several_share`: all-gathers alone between four H200, `benches/results/2026-11-22-h200x4-streams.json`.
     /// - `link_gbps`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to
@@ -98,19 +98,19 @@ impl Machine {
             sms: 132,
             product_scale: 1.01,
             product_scale_fp8: 1.08,
-            memory_gbps: 3550.0,
-            launch_us: 0.9,
+            memory_gbps: 3920.0,
+            launch_us: 0.97,
             link_gbps: 380.0,
             peer_gbps: 380.0,
             several_share: 0.68,
-            copy_us: 8.95,
+            copy_us: 10.7,
             signal_us: 1.33,
             own_us: 5.2,
-            begin_us: 4.3,
-            begin_push_us: 4.2,
+            begin_us: 2.4,
+            begin_push_us: 4.0,
             push_us: 1.8,
             push_block_gbps: 37.0,
-            await_us: 3.2,
+            await_us: 2.6,
             busy_slowdown: 0.134,
             rest_gain: 0.2,
             rest_gain_most: 0.15,
@@ -201,7 +201,8 @@ impl Machine {
         let waves = work.waves as f64;
         let moving = 1e6 * work.moving(1e9 * self.memory_gbps) / waves;
         let computing = scale * (work.unit + work.power / waves);
-        ProductTimes { unit: beside(computing, moving), joining: scale * work.joining }
+        let joining = scale * work.joining;
+        ProductTimes { unit: beside(computing, moving), ahead: work.ahead * moving, joining }
     }
 
     /// Until a step's first rows are sent, in µs.
@@ -228,6 +229,8 @@ impl Machine {
 pub(super) struct ProductTimes {
     /// One unit of a cluster.
     pub(super) unit: f64,
+    /// What a unit that waits for rows gains at most: its loads of B go ahead.
+    pub(super) ahead: f64,
     /// Adding up slices of K, once.
     pub(super) joining: f64,
 }

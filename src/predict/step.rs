@@ -211,11 +211,12 @@ impl Product {
                 true => wait_begin,
                 false => wait_begin.max(ready.of(chunks_of_unit(order, unit * tiles))),
             };
-            let end = self.end(begin);
+            let gained = self.times.ahead.min(begin - wait_begin);
+            let end = self.end(begin) - gained;
             free[worker] = end;
             outcome.first_tile = outcome.first_tile.min(begin);
             outcome.waited += (begin - wait_begin) * tiles as f64;
-            outcome.slowed += (end - begin - self.times.unit) * tiles as f64;
+            outcome.slowed += (end - begin - self.times.unit + gained) * tiles as f64;
             // As on the device, the last slice adds up and stores.
             let stores = item % self.splits + 1 == self.splits;
             let Some(record) = record.as_mut().filter(|_| stores) else { continue };
