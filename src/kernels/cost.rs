@@ -131,11 +131,12 @@ const TOGETHER: f64 = 1.06;
 /// (`benches/results/2026-11-25-h100x2-widths.md`); fitting the others again to those gained nothing.
 const TWO_STRIPS: f64 = 1.04;
 /// Seconds that a step of K takes at least, however small the tile: from one step of the loop to the next, and for each 128
-/// bytes of K in it. `STEP_PART`, `ZEROS` and `STREAMS` were fitted again to 135 products of few rows on
-/// H200s: 60 with all kernels, 75 with some (`benches/results/2026-11-26-h200-few-rows.md`).
+/// bytes of K in it. `STEP` and `SPLIT` were fitted to 111 products on H100s, most of few rows, with steps of 128 and of 256
+/// bytes (`benches/results/2026-11-25-h100x2-family.md`); `STEP_PART`, `ZEROS` and `STREAMS` to 135 products of few rows on
+/// H200s, 60 with all kernels and 75 with some (`benches/results/2026-11-26-h200-few-rows.md`).
 const STEP: f64 = 7.0e-8;
 const STEP_PART: f64 = 7.0e-8;
-/// Bytes a second that TMA fills in for rows outside an operand, on all SMs together.
+/// Bytes a second that TMA fills in for rows outside an operand, on all SMs together: half of what each SM alone could.
 const ZEROS: f64 = 2.1e12;
 /// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
 /// of the cache, so that each of them has a line more.
@@ -146,8 +147,8 @@ const ACROSS_LINES: f64 = 1.9;
 const CACHE_POWER: f64 = 4.73e-14;
 /// Bytes a second from and to device memory.
 const MEMORY: f64 = 5.24e12;
-/// How much longer memory takes when about this many tiles, or slices of them, are computed in all; far fewer or more do not
-/// suffer. So it was for all kernels of few rows, each length of K and each number of slices. Why is not known.
+/// Near this many tiles, slices counted, memory is slower: `STREAMS_SLOWER` more time there, and none more from
+/// `STREAMS_NEAR` away. Seen with tiles of 16x128 and of 64x128, at any K; why is not known.
 const STREAMS: f64 = 85.0;
 const STREAMS_NEAR: f64 = 20.0;
 const STREAMS_SLOWER: f64 = 0.4;
@@ -185,9 +186,9 @@ pub(crate) struct Work {
     pub(crate) waves: u64,
     /// One unit: its sums and what comes after them.
     pub(crate) unit: f64,
-    /// Bytes from and to memory; more stand for a memory that is slower (`STREAMS`).
+    /// Bytes from and to memory, made more where memory is slower (`STREAMS`).
     bytes: f64,
-    /// The part of a unit's other operand that is loaded while its rows are missing.
+    /// The share of a unit's bytes that it loads while its rows are missing: of B.
     pub(crate) ahead: f64,
     /// Adding up slices of K.
     pub(crate) joining: f64,
@@ -242,9 +243,9 @@ impl Work {
         let loaded = loaded_a * lines(problem.lda(), a) + loaded_b * lines(problem.ldb(), b);
         let load = loaded * busy_sms / CACHE;
         // Rows outside, in the mean of all units.
-        let outside = |extent: u32, units: u64, unit: u64| match units * unit - u64::from(extent) {
-            rows if kernel.loads_zeros(rows) => rows as f64 / units as f64,
-            _ => 0.0,
+        let outside = |extent: u32, units: u64, unit: u64| {
+            let rows = units * unit - u64::from(extent);
+            if kernel.loads_zeros(rows) { rows as f64 / units.max(1) as f64 } else { 0.0 }
         };
         let zeros =
             outside(problem.m(), units_m, unit_m) * a + outside(problem.n(), units_n, unit_n) * b;
@@ -262,8 +263,8 @@ impl Work {
         let again = (b_bytes - KEPT).max(0.0) * sweeps.saturating_sub(1) as f64;
         let streams = (all_m / m).ceil() * (all_n / n).ceil() * f64::from(splits);
         let near = (1.0 - (streams - STREAMS).abs() / STREAMS_NEAR).max(0.0);
-        let bytes = (all_m * all_k * a + b_bytes + again + all_m * all_n * d)
-            * (1.0 + STREAMS_SLOWER * near);
+        let all_bytes = all_m * all_k * a + b_bytes + again + all_m * all_n * d;
+        let bytes = all_bytes * (1.0 + STREAMS_SLOWER * near);
         let blocks = items as f64 * f64::from(kernel.cluster_size());
         let joining = match splits {
             1 => 0.0,
@@ -274,11 +275,12 @@ impl Work {
             }
         };
         let power = CACHE_POWER * (loaded_a + loaded_b) * blocks;
-        // As many steps as shared memory holds, and as many again in the cache where one cluster has all rows
+        // As many steps of B as shared memory holds, and as many again in the cache where one cluster has all rows
         // (`GatheringMainloop::load`).
         let stages = SHARED / ((m + n) * f64::from(kernel.tile_k) * a);
-        let ahead = stages * if units_m == 1 { 2.0 } else { 1.0 } / f64::from(steps);
-        Work { items, clusters, waves, unit, bytes, ahead: ahead.min(1.0), joining, power }
+        let steps_ahead = if units_m == 1 { 2.0 * stages } else { stages };
+        let ahead = (steps_ahead / f64::from(steps)).min(1.0) * b_bytes / all_bytes;
+        Work { items, clusters, waves, unit, bytes, ahead, joining, power }
     }
 
     /// Seconds that its bytes take from a memory with this rate for all SMs.

@@ -7,8 +7,7 @@
 use std::ops::Range;
 
 use super::setup::Setup;
-use super::to_compute;
-use super::transfers::are_alike;
+use super::transfers::{are_alike, to_compute};
 use crate::error::{Error, Result};
 use crate::plan::{Engine, Operation, Plan, Strategy};
 

@@ -201,8 +201,9 @@ impl Machine {
         let waves = work.waves as f64;
         let moving = 1e6 * work.moving(1e9 * self.memory_gbps) / waves;
         let computing = scale * (work.unit + work.power / waves);
-        let joining = scale * work.joining;
-        ProductTimes { unit: beside(computing, moving), ahead: work.ahead * moving, joining }
+        let unit = beside(computing, moving);
+        let ahead = unit - beside(computing, (1.0 - work.ahead) * moving);
+        ProductTimes { unit, ahead, joining: scale * work.joining }
     }
 
     /// Until a step's first rows are sent, in µs.
@@ -229,7 +230,7 @@ impl Machine {
 pub(super) struct ProductTimes {
     /// One unit of a cluster.
     pub(super) unit: f64,
-    /// What a unit that waits for rows gains at most: its loads of B go ahead.
+    /// What a unit that waits for its rows gains at most: it loads B meanwhile.
     pub(super) ahead: f64,
     /// Adding up slices of K, once.
     pub(super) joining: f64,

@@ -47,10 +47,10 @@ pub use machine::Machine;
 pub use setup::Setup;
 
 use crate::error::{Error, Result};
-use crate::plan::{Engine, Operation, Plan, Strategy};
+use crate::plan::{Engine, Operation, Plan};
 use crate::trace::{TileEvent, Timeline, TransferEvent};
 use step::{Outcome, Step, duration};
-use transfers::Gather;
+use transfers::{Gather, to_compute};
 
 /// A step's time and its parts, on the rank that ends last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -136,26 +136,6 @@ pub fn timeline(
         }));
     }
     Ok(timeline)
-}
-
-/// The ranks that are looked at to know the slowest: one, where all do the same at the same time.
-fn to_compute(plan: &Plan, alike: bool) -> impl Iterator<Item = u32> + use<> {
-    /// Where ranks differ only in how tiles straddle their shards, this number of them is enough.
-    const ENOUGH: u32 = 8;
-    let (problem, options) = (plan.problem(), plan.options());
-    let tiling = options.tiling;
-    let unit_rows = u64::from(tiling.tile.m) * u64::from(tiling.cluster.m);
-    let shard = problem.shards().rows(0).len() as u64;
-    let equal = u64::from(problem.m()) == shard * u64::from(problem.ranks());
-    // Each rank's order of tiles is that of any other, turned round.
-    let turned = equal && shard.is_multiple_of(unit_rows);
-    let (ranks, some) = match (options.strategy, alike) {
-        _ if options.operation == Operation::Gemm => (1, 1),
-        (Strategy::Fused, true) if !turned => (problem.ranks(), ENOUGH),
-        (_, true) => (1, 1),
-        (_, false) => (problem.ranks(), problem.ranks()),
-    };
-    (0..ranks).step_by(ranks.div_ceil(some) as usize)
 }
 
 fn gathered(gather: &Gather<'_>, plan: &Plan, rank: u32) -> f64 {

@@ -136,7 +136,8 @@ impl Step<'_> {
         let work = Work::new(kernel, problem, *splits, sweeps, sms);
         let mut times = self.machine.product(&work, problem.elements().a.is_fp8());
         let gained = self.machine.rest_gain * rested / (times.unit * work.waves as f64);
-        times.unit *= 1.0 - gained.min(self.machine.rest_gain_most);
+        let rested = 1.0 - gained.min(self.machine.rest_gain_most);
+        (times.unit, times.ahead) = (times.unit * rested, times.ahead * rested);
         let slowdown = self.machine.busy_slowdown * busy.share;
         Product { work, times, splits: u64::from(*splits), busy, slowdown }
     }
@@ -211,12 +212,12 @@ impl Product {
                 true => wait_begin,
                 false => wait_begin.max(ready.of(chunks_of_unit(order, unit * tiles))),
             };
-            let gained = self.times.ahead.min(begin - wait_begin);
-            let end = self.end(begin) - gained;
+            let whole = self.end(begin);
+            let end = whole - self.times.ahead.min(begin - wait_begin);
             free[worker] = end;
             outcome.first_tile = outcome.first_tile.min(begin);
             outcome.waited += (begin - wait_begin) * tiles as f64;
-            outcome.slowed += (end - begin - self.times.unit + gained) * tiles as f64;
+            outcome.slowed += (whole - begin - self.times.unit) * tiles as f64;
             // As on the device, the last slice adds up and stores.
             let stores = item % self.splits + 1 == self.splits;
             let Some(record) = record.as_mut().filter(|_| stores) else { continue };

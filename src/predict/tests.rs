@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::Strategy as _;
 use proptest::prelude::{TestCaseError, prop_assert, prop_assert_eq, proptest};
 
-use super::{Strategy, *};
+use super::*;
 use crate::kernels::Kernel;
-use crate::plan::{MAX_STREAMS, Problem, TileOrder, Way};
+use crate::plan::{MAX_STREAMS, Problem, Strategy, TileOrder, Way};
 
 fn problem(m: u64, ranks: u64) -> Problem {
     Problem::builder(m, 3584, 8192).ranks(ranks).build().unwrap()

@@ -1,6 +1,6 @@
 //! Strategies: functions that build schedules.
 //!
-//! What belongs here: making a [`Schedule`] of a plan. `push` moves rows to the ranks, with one function for
+//! What belongs here: making a [`Schedule`] of a plan, and the order of its tiles. `push` moves rows to the ranks, with one function for
 //! each engine; the strategies multiply, with one file each; `reduce` has both reductions. A new strategy is a
 //! function here; it changes no executor unless it needs a new kind of step. Invariant: no other module chooses an order.
 
@@ -43,9 +43,10 @@ impl Plan {
     /// The rank that `rank` sends to in `round`; round 0 is itself.
     pub fn peer_in_round(&self, rank: u32, round: u32) -> u32 {
         let ranks = self.problem().ranks();
-        match self.options().operation {
-            operation if operation.reduces() => reduce::peer_in_round(rank, round, ranks),
-            _ => push::peer_in_round(rank, round, ranks),
+        if self.options().operation.reduces() {
+            reduce::peer_in_round(rank, round, ranks)
+        } else {
+            push::peer_in_round(rank, round, ranks)
         }
     }
 

@@ -177,7 +177,10 @@ impl Gatherer {
         if let Some(cause) = &self.failed {
             return Err(Error::over(self.group.rank(), cause));
         }
-        self.group.check().inspect_err(|error| self.failed = Some(error.clone()))?;
+        if let Err(error) = self.group.check() {
+            self.fail(&error);
+            return Err(error);
+        }
         if self.nccl.is_some() {
             let before = self.course.latest.as_ref().unwrap_or(&self.shapes[0]);
             agree_on_rows(&self.group, before, shape, self.course.epoch, self.limit(false))?;
