@@ -1,0 +1,99 @@
+//! The kernels that the library chooses, beside a sweep over all kernels in `benches/results`: how much time the choice loses.
+//!
+//! What belongs here: the file, and the bounds; nothing is timed. Invariant: what was not measured counts as slow, so a choice
+//! cannot look good for want of a measurement.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use overlap_gemm::kernels::Kernel;
+use overlap_gemm::plan::{Problem, Strategy};
+use overlap_gemm::predict::{Machine, Setup};
+
+const SWEEP: &str = "2026-11-26-h200-few-rows-all-kernels.txt";
+/// What a kernel that the file leaves out counts as, times the best: it leaves out what takes longer.
+const LEFT_OUT: f64 = 2.0;
+
+/// One product: µs by kernel and slices.
+struct Swept {
+    problem: Problem,
+    times: BTreeMap<(String, u32), f64>,
+}
+
+/// `16x128x128_1x1_ct` as the library names it.
+fn name(short: &str) -> String {
+    let (shape, schedule) = short.rsplit_once('_').unwrap();
+    let schedule = match schedule {
+        "c" => "cooperative",
+        "ct" => "cooperative_transposed",
+        "p" => "pingpong",
+        "pt" => "pingpong_transposed",
+        other => panic!("{other}"),
+    };
+    format!("bf16_bf16_bf16_nk_{shape}_{schedule}")
+}
+
+fn swept() -> Vec<Swept> {
+    let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/results")).join(SWEEP);
+    let text = fs::read_to_string(file).unwrap();
+    let products = text.lines().filter(|line| line.contains(" cublaslt="));
+    let read = |line: &str| {
+        let mut words = line.split(' ');
+        let sizes: Vec<u64> =
+            words.next().unwrap().split('x').map(|n| n.parse().unwrap()).collect();
+        let problem = Problem::builder(sizes[0], sizes[1], sizes[2]).build().unwrap();
+        let kernels = words.filter_map(|word| word.split_once('/'));
+        let times = kernels.map(|(short, rest)| {
+            let (slices, us) = rest.split_once('=').unwrap();
+            ((name(short), slices.parse().unwrap()), us.parse().unwrap())
+        });
+        Swept { problem, times: times.collect() }
+    };
+    products.map(read).collect()
+}
+
+impl Swept {
+    fn best(&self) -> f64 {
+        self.times.values().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// The time of that kernel. Of a number of slices that was not measured, the slower of the two next to it.
+    fn time(&self, kernel: &str, slices: u32) -> f64 {
+        let of = |slices: u32| self.times.get(&(kernel.to_owned(), slices)).copied();
+        let below = (1..=slices).rev().find_map(of);
+        let above = (slices..=16).find_map(of);
+        match (below, above) {
+            (Some(below), Some(above)) => below.max(above),
+            _ => LEFT_OUT * self.best(),
+        }
+    }
+}
+
+#[test]
+fn the_choice_loses_little() {
+    let swept = swept();
+    assert_eq!(swept.len(), 60);
+    let kernels: BTreeMap<&str, Kernel> = (swept.iter().flat_map(|of| of.times.keys()))
+        .map(|(name, _)| (name.as_str(), Kernel::from_name(name).unwrap()))
+        .collect();
+    let kernels: Vec<Kernel> = kernels.into_values().collect();
+    assert!(kernels.len() > 70, "{}", kernels.len());
+    let lost = swept.iter().map(|of| {
+        let chosen =
+            Setup::of_kernels(&kernels, &Machine::h200(), &of.problem, Strategy::Sequential)
+                .unwrap();
+        let lost = of.time(&chosen.kernel.name, chosen.splits) / of.best();
+        assert!(
+            lost <= 1.15,
+            "{}: {} in {} slices, {lost:.3}",
+            of.problem,
+            chosen.kernel,
+            chosen.splits
+        );
+        lost
+    });
+    let lost: Vec<f64> = lost.collect();
+    let mean = (lost.iter().map(|lost| lost.ln()).sum::<f64>() / lost.len() as f64).exp();
+    assert!(mean <= 1.015, "{mean:.4}");
+}
