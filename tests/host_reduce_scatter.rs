@@ -348,7 +348,8 @@ impl World {
             };
             let sum = |row: usize, column: usize| -> f32 {
                 let a = &inputs.a[row * lda..];
-                (0..k).map(|depth| a[depth].widen() * b(column, depth)).sum()
+                // From +0, as products do: `Iterator::sum` begins at -0, which one product of -0 would leave.
+                (0..k).fold(0.0, |sum, depth| sum + a[depth].widen() * b(column, depth))
             };
             let n = product.n() as usize;
             rows.clone()
