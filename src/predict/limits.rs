@@ -1,13 +1,13 @@
 //! Limits of a prediction: it walks over every unit and every piece, so a few digits too many would take
 //! hours, or all of the memory.
 //!
-//! What belongs here: the limits, and counting what would be done before any of it is. Invariant: nothing is counted one
+//! What belongs here: the limits, which ranks are computed, and counting what would be done before any of it is. Invariant: nothing is counted one
 //! by one but ranks; what is let through takes a few seconds at most, and some hundred megabytes.
 
 use std::ops::Range;
 
 use super::setup::Setup;
-use super::transfers::{are_alike, to_compute};
+use super::transfers::are_alike;
 use crate::error::{Error, Result};
 use crate::plan::{Engine, Operation, Plan, Strategy};
 
@@ -18,6 +18,26 @@ const MOST_UNITS: u64 = 1 << 27;
 const MOST_TRANSFERS: u64 = 1 << 20;
 /// Tiles, or pieces, of a timeline: each is kept.
 const MOST_DRAWN: u64 = 1 << 22;
+
+/// The ranks that are computed to know the slowest: one, where all do the same at the same time.
+pub(super) fn to_compute(plan: &Plan, alike: bool) -> impl Iterator<Item = u32> + use<> {
+    /// Where ranks differ only in how tiles straddle their shards, this number of them is enough.
+    const ENOUGH: u32 = 8;
+    let (problem, options) = (plan.problem(), plan.options());
+    let tiling = options.tiling;
+    let unit_rows = u64::from(tiling.tile.m) * u64::from(tiling.cluster.m);
+    let shard = problem.shards().rows(0).len() as u64;
+    let equal = u64::from(problem.m()) == shard * u64::from(problem.ranks());
+    // Each rank's order of tiles is that of any other, turned round.
+    let turned = equal && shard.is_multiple_of(unit_rows);
+    let (ranks, some) = match (options.strategy, alike) {
+        _ if options.operation == Operation::Gemm => (1, 1),
+        (Strategy::Fused, true) if !turned => (problem.ranks(), ENOUGH),
+        (_, true) => (1, 1),
+        (_, false) => (problem.ranks(), problem.ranks()),
+    };
+    (0..ranks).step_by(ranks.div_ceil(some) as usize)
+}
 
 /// An error if an estimate of `plan` would take too long.
 pub(super) fn check_estimate(plan: &Plan, setup: &Setup) -> Result<()> {

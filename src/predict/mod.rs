@@ -50,7 +50,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Engine, Operation, Plan};
 use crate::trace::{TileEvent, Timeline, TransferEvent};
 use step::{Outcome, Step, duration};
-use transfers::{Gather, to_compute};
+use transfers::Gather;
 
 /// A step's time and its parts, on the rank that ends last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub fn estimate(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<Estimat
     let gather = Gather::new(machine, plan);
     let step = Step { machine, plan, setup, gather: &gather };
     let mut slowest: Option<(u32, Outcome)> = None;
-    for rank in to_compute(plan, gather.alike()) {
+    for rank in limits::to_compute(plan, gather.alike()) {
         let outcome = step.run(rank, None)?;
         if slowest.is_none_or(|(_, before)| outcome.end > before.end) {
             slowest = Some((rank, outcome));

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::machine::Machine;
-use crate::plan::{Engine, Lane, Operation, Plan, Scaling, Step, Strategy, Word};
+use crate::plan::{Engine, Lane, Operation, Plan, Scaling, Step, Word};
 
 /// One piece on its way.
 #[derive(Clone, Copy, Debug)]
@@ -181,26 +181,6 @@ pub(super) fn are_alike(plan: &Plan) -> bool {
         let rows = shards.rows(rank).len() as u32;
         chunks.of_rank(rank).len() == first && rows > 0 && shards.most_rows() - rows <= 1
     })
-}
-
-/// The ranks that are computed to know the slowest: one, where all do the same at the same time.
-pub(super) fn to_compute(plan: &Plan, alike: bool) -> impl Iterator<Item = u32> + use<> {
-    /// Where ranks differ only in how tiles straddle their shards, this number of them is enough.
-    const ENOUGH: u32 = 8;
-    let (problem, options) = (plan.problem(), plan.options());
-    let tiling = options.tiling;
-    let unit_rows = u64::from(tiling.tile.m) * u64::from(tiling.cluster.m);
-    let shard = problem.shards().rows(0).len() as u64;
-    let equal = u64::from(problem.m()) == shard * u64::from(problem.ranks());
-    // Each rank's order of tiles is that of any other, turned round.
-    let turned = equal && shard.is_multiple_of(unit_rows);
-    let (ranks, some) = match (options.strategy, alike) {
-        _ if options.operation == Operation::Gemm => (1, 1),
-        (Strategy::Fused, true) if !turned => (problem.ranks(), ENOUGH),
-        (_, true) => (1, 1),
-        (_, false) => (problem.ranks(), problem.ranks()),
-    };
-    (0..ranks).step_by(ranks.div_ceil(some) as usize)
 }
 
 /// When NCCL has brought all rows everywhere.
