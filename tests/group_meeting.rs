@@ -380,7 +380,7 @@ fn rubbish_does_no_harm() {
                             (0..random.within(1..=2000)).map(|_| random.next_u64() as u8).collect()
                         }
                         1 => u32::MAX.to_le_bytes().to_vec(),
-                        2 => [&53u32.to_le_bytes()[..], b"Hovrlpgm\n"].concat(),
+                        2 => [&53u32.to_le_bytes()[..], b"{\"version\":"].concat(),
                         _ => Vec::new(),
                     };
                     let _ = socket.write_all(&bytes);

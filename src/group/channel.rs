@@ -22,9 +22,11 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use snow::{Builder, HandshakeState, StatelessTransportState};
 
-use super::message::{HANDSHAKE, Hello, MAX_UNPROVED, PROTOCOL_VERSION, frame, receive, send};
+use super::message::{Hello, MAX_FRAME, PROTOCOL_VERSION, frame, length_of, parse, receive, send};
 use super::secret::{Secret, random_bytes};
 
 const NOISE: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
@@ -56,10 +58,10 @@ pub fn to_store(
 ) -> Result<Channel, Fault> {
     let own = hello(rank)?;
     send(stream, &own)?;
-    let store: Hello = receive(stream, MAX_UNPROVED)?;
+    let store: Hello = receive(stream)?;
     same_version(&store)?;
     let mut noise = noise(secret, [&own, &store], false)?;
-    let first: [u8; HANDSHAKE] = receive(stream, MAX_UNPROVED)?;
+    let first: Vec<u8> = receive(stream)?;
     noise.read_message(&first, &mut []).map_err(|_| Fault::Stranger)?;
     send(stream, &next_message(&mut noise)?)?;
     channel(noise)
@@ -67,13 +69,13 @@ pub fn to_store(
 
 /// The store's side of the handshake; with the number that the rank goes by.
 pub fn to_rank(stream: &mut (impl Read + Write), secret: &Secret) -> Result<(u32, Channel), Fault> {
-    let rank: Hello = receive(stream, MAX_UNPROVED)?;
+    let rank: Hello = receive(stream)?;
     let own = hello(0)?;
     send(stream, &own)?;
     same_version(&rank)?;
     let mut noise = noise(secret, [&rank, &own], true)?;
     send(stream, &next_message(&mut noise)?)?;
-    let second: [u8; HANDSHAKE] = receive(stream, MAX_UNPROVED)?;
+    let second: Vec<u8> = receive(stream)?;
     noise.read_message(&second, &mut []).map_err(|_| Fault::Stranger)?;
     Ok((rank.rank, channel(noise)?))
 }
@@ -97,115 +99,78 @@ fn noise(secret: &Secret, between: [&Hello; 2], initiator: bool) -> io::Result<H
     build().map_err(io::Error::other)
 }
 
-fn next_message(noise: &mut HandshakeState) -> io::Result<[u8; HANDSHAKE]> {
-    let mut message = [0; HANDSHAKE];
+/// A public key of 32 bytes and a tag, without a payload.
+fn next_message(noise: &mut HandshakeState) -> io::Result<Vec<u8>> {
+    let mut message = vec![0; 32 + TAG];
     noise.write_message(&[], &mut message).map_err(io::Error::other)?;
     Ok(message)
 }
 
 fn channel(noise: HandshakeState) -> Result<Channel, Fault> {
     let session = Arc::new(noise.into_stateless_transport_mode().map_err(io::Error::other)?);
-    let sealer = Sealer { session: Arc::clone(&session), count: 0, record: Vec::new() };
-    Ok((sealer, Opener { session, count: 0, plain: Vec::new(), read: 0 }))
+    Ok((Sealer { session: Arc::clone(&session), count: 0 }, Opener { session, count: 0 }))
 }
 
-/// One direction of a channel: seals what this side says.
+/// One direction of a channel: seals what this side says. After an error nothing more may follow.
 pub struct Sealer {
     session: Arc<StatelessTransportState>,
     /// The next record's number.
     count: u64,
-    /// Space for a record.
-    record: Vec<u8>,
 }
 
-/// The other direction: opens what the other side says.
+/// The other direction: opens what the other side says. After an error nothing more may follow.
 pub struct Opener {
     session: Arc<StatelessTransportState>,
     /// The next record's number.
     count: u64,
-    /// The last record's content, and how much of it has been read.
-    plain: Vec<u8>,
-    read: usize,
 }
 
 impl Sealer {
-    /// Writes to `to`, sealed. After an error nothing more may follow.
-    pub fn onto<W: Write>(&mut self, to: W) -> Sealed<'_, W> {
-        Sealed { sealer: self, to }
+    /// Writes a message to `to`, in as many records as it takes.
+    pub fn send(&mut self, mut to: impl Write, message: &impl Serialize) -> io::Result<()> {
+        for plain in frame(message)?.chunks(MAX_PLAIN) {
+            let mut record = vec![0; 2 + plain.len() + TAG];
+            let sealed = self.session.write_message(self.count, plain, &mut record[2..]);
+            let length = sealed.map_err(io::Error::other)? as u16;
+            record[..2].copy_from_slice(&length.to_le_bytes());
+            self.count += 1;
+            to.write_all(&record)?;
+        }
+        to.flush()
     }
 }
 
 impl Opener {
-    /// Reads from `from`, opened. After an error nothing more may follow.
-    pub fn from<R: Read>(&mut self, from: R) -> Opened<'_, R> {
-        Opened { opener: self, from }
-    }
-}
-
-/// A [`Sealer`] with the stream that it writes to.
-pub struct Sealed<'a, W> {
-    sealer: &'a mut Sealer,
-    to: W,
-}
-
-/// An [`Opener`] with the stream that it reads from.
-pub struct Opened<'a, R> {
-    opener: &'a mut Opener,
-    from: R,
-}
-
-impl<W: Write> Write for Sealed<'_, W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let bytes = &bytes[..bytes.len().min(MAX_PLAIN)];
-        if bytes.is_empty() {
-            return Ok(0); // no record: the other side would take it for the end
+    /// Reads the next message from `from`.
+    pub fn receive<T: DeserializeOwned>(&mut self, mut from: impl Read) -> io::Result<T> {
+        let mut frame = self.open(&mut from)?;
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "a record that is no message's");
+        let start = *frame.first_chunk().ok_or_else(wrong)?;
+        let end = 4 + length_of(start, MAX_FRAME)?;
+        // Grows with what really comes: a length alone costs nothing.
+        while frame.len() < end {
+            frame.extend(self.open(&mut from)?);
         }
-        let Sealer { session, count, record } = &mut *self.sealer;
-        record.resize(2 + bytes.len() + TAG, 0);
-        let sealed = session.write_message(*count, bytes, &mut record[2..]);
-        let length = sealed.map_err(io::Error::other)? as u16;
-        record[..2].copy_from_slice(&length.to_le_bytes());
-        *count += 1;
-        self.to.write_all(record)?;
-        Ok(bytes.len())
+        if frame.len() > end { Err(wrong()) } else { parse(&frame[4..]) }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
-    }
-}
-
-impl<R: Read> Read for Opened<'_, R> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        if self.opener.read == self.opener.plain.len() {
-            self.open()?;
-        }
-        let Opener { plain, read, .. } = &mut *self.opener;
-        let taken = (&plain[*read..]).read(bytes)?;
-        *read += taken;
-        Ok(taken)
-    }
-}
-
-impl<R: Read> Opened<'_, R> {
     /// Reads and opens the next record.
-    fn open(&mut self) -> io::Result<()> {
-        let Opener { session, count, plain, read } = &mut *self.opener;
+    fn open(&mut self, from: &mut impl Read) -> io::Result<Vec<u8>> {
         let mut length = [0; 2];
-        self.from.read_exact(&mut length)?;
+        from.read_exact(&mut length)?;
         let mut record = vec![0; u16::from_le_bytes(length).into()];
-        self.from.read_exact(&mut record)?;
+        from.read_exact(&mut record)?;
         let changed = || {
-            let text = format!("record {count} was changed on its way, or is not from there");
+            let text =
+                format!("record {} was changed on its way, or is not from there", self.count);
             io::Error::new(io::ErrorKind::InvalidData, text)
         };
         // A record of a tag alone is nothing that the other side seals.
         let content = record.len().checked_sub(TAG).filter(|content| *content > 0);
-        plain.resize(content.ok_or_else(changed)?, 0);
-        *read = plain.len(); // nothing to be read, should it not open
-        session.read_message(*count, &record, plain).map_err(|_| changed())?;
-        (*count, *read) = (*count + 1, 0);
-        Ok(())
+        let mut plain = vec![0; content.ok_or_else(changed)?];
+        self.session.read_message(self.count, &record, &mut plain).map_err(|_| changed())?;
+        self.count += 1;
+        Ok(plain)
     }
 }
 
@@ -233,15 +198,15 @@ mod tests {
         connected("a secret", "a secret").map(Result::unwrap)
     }
 
-    fn bytes(count: usize) -> Vec<u8> {
-        let mut bytes = vec![0; count];
-        getrandom::fill(&mut bytes).unwrap();
-        bytes
+    /// A message whose frame has so many bytes.
+    fn message(bytes: usize) -> String {
+        "x".repeat(bytes - 6)
     }
 
-    fn opened(opener: &mut Opener, sealed: &[u8], count: usize) -> io::Result<Vec<u8>> {
-        let mut content = vec![0; count];
-        opener.from(sealed).read_exact(&mut content).map(|()| content)
+    fn sealed(sealer: &mut Sealer, message: &str) -> Vec<u8> {
+        let mut sealed = Vec::new();
+        sealer.send(&mut sealed, &message).unwrap();
+        sealed
     }
 
     #[test]
@@ -249,12 +214,12 @@ mod tests {
         let [rank, store] = channels();
         let pairs = [(rank.0, store.1), (store.0, rank.1)];
         for (mut sealer, mut opener) in pairs {
-            for count in [1, 100, MAX_PLAIN - 1, MAX_PLAIN, MAX_PLAIN + 1, 1 << 20] {
-                let content = bytes(count);
-                let mut sealed = Vec::new();
-                sealer.onto(&mut sealed).write_all(&content).unwrap();
+            for count in [7, 100, MAX_PLAIN - 1, MAX_PLAIN, MAX_PLAIN + 1, 1 << 20] {
+                let content = message(count);
+                let sealed = sealed(&mut sealer, &content);
                 assert_eq!(sealed.len(), count + count.div_ceil(MAX_PLAIN) * (2 + TAG));
-                assert!(opened(&mut opener, &sealed, count).unwrap() == content, "{count} bytes");
+                let opened: String = opener.receive(&sealed[..]).unwrap();
+                assert!(opened == content, "{count} bytes");
             }
         }
     }
@@ -269,14 +234,13 @@ mod tests {
     #[test]
     fn a_record_that_is_not_the_next_one_is_not_opened() {
         let [(mut sealer, _), (mut back, mut opener)] = channels();
-        let content = bytes(50);
-        let seal = |sealer: &mut Sealer| {
-            let mut sealed = Vec::new();
-            sealer.onto(&mut sealed).write_all(&content).unwrap();
-            sealed
-        };
-        let (first, second) = (seal(&mut sealer), seal(&mut sealer));
-        let mut wrong = vec![second.clone(), seal(&mut channels()[0].0), seal(&mut back)];
+        let content = message(50);
+        let (first, second) = (sealed(&mut sealer, &content), sealed(&mut sealer, &content));
+        let mut wrong = vec![
+            second.clone(),
+            sealed(&mut channels()[0].0, &content),
+            sealed(&mut back, &content),
+        ];
         wrong.extend((0..8 * first.len()).map(|bit| {
             let mut changed = first.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
@@ -285,14 +249,28 @@ mod tests {
         wrong.extend((0..first.len()).map(|length| first[..length].to_vec()));
         wrong.push([&[TAG as u8, 0][..], &[0; TAG]].concat());
         for sealed in wrong {
-            opened(&mut opener, &sealed, 50).unwrap_err();
+            opener.receive::<String>(&sealed[..]).unwrap_err();
             assert_eq!(opener.count, 0);
         }
         // It opens in its place, and once.
-        assert_eq!(opened(&mut opener, &first, 50).unwrap(), content);
-        let error = opened(&mut opener, &first, 50).unwrap_err();
+        assert_eq!(opener.receive::<String>(&first[..]).unwrap(), content);
+        let error = opener.receive::<String>(&first[..]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         assert!(error.to_string().contains("record 1 was changed on its way"), "{error}");
-        assert_eq!(opened(&mut opener, &second, 50).unwrap(), content);
+        assert_eq!(opener.receive::<String>(&second[..]).unwrap(), content);
+    }
+
+    #[test]
+    fn records_that_are_no_message_are_refused() {
+        let [(sealer, _), (_, mut opener)] = channels();
+        // Shorter than a length, longer than the length says, an empty message, and one that nobody may send.
+        let plain: [&[u8]; 4] = [&[0; 3], &[1, 0, 0, 0, b'0', b'0'], &[0; 4], &[0, 0, 0, 255]];
+        for (count, plain) in (0..).zip(plain) {
+            let mut record = vec![0; plain.len() + TAG];
+            sealer.session.write_message(count, plain, &mut record).unwrap();
+            let sealed = [&(record.len() as u16).to_le_bytes()[..], &record].concat();
+            let error = opener.receive::<u32>(&sealed[..]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+        }
     }
 }

@@ -16,7 +16,7 @@ use super::identity::Member;
 use super::inbox::Inbox;
 use super::launch::Launch;
 use super::line::{CLOSING, Line, out_of_files};
-use super::message::{MAX_FRAME, PROTOCOL_VERSION, Request, receive};
+use super::message::{PROTOCOL_VERSION, Request};
 use super::secret::Secret;
 use super::timed::{Timed, after};
 use crate::error::{Error, Result};
@@ -90,7 +90,7 @@ impl Connection {
         let inbox = Arc::clone(inbox);
         let read = move |from: &TcpStream| {
             let error = loop {
-                match receive(&mut opener.from(from), MAX_FRAME) {
+                match opener.receive(from) {
                     Ok(notice) => inbox.take(notice),
                     Err(error) => break error,
                 }

@@ -46,6 +46,7 @@
 //! ```
 
 mod address;
+mod alarms;
 mod channel;
 mod client;
 #[cfg(target_os = "linux")]
@@ -53,7 +54,6 @@ mod handles;
 mod identity;
 mod inbox;
 mod launch;
-mod leaving;
 mod line;
 mod message;
 mod secret;
@@ -74,11 +74,11 @@ pub use secret::{SECRET_VARIABLE, Secret};
 use crate::error::{Error, Result};
 use crate::plan::MAX_RANKS;
 use crate::topology::Topology;
+use alarms::{News, Watcher};
 use client::Connection;
 use identity::Rules;
 use inbox::{Inbox, Vain};
 use launch::FIRST_LIMIT;
-use leaving::Watcher;
 use message::{Ending, Notice, Request};
 use store::Store;
 use table::{Table, most_bytes};
@@ -294,25 +294,29 @@ impl Group {
     /// leave, this one or others. A death that comes after rank 0 has left is noticed by nobody: let rank 0
     /// leave last, after a [`barrier`](Group::barrier) perhaps.
     pub fn on_end(&self, alarm: impl FnOnce(&Error) + Send + 'static) {
-        let rank = self.rank;
-        let alarm = move |ending: &Ending| alarm(&error_of(ending, rank, WORK));
-        self.inbox.on_end(Box::new(|| true), Box::new(alarm));
+        let (rank, mut alarm) = (self.rank, Some(alarm));
+        let alarm = move |news: &News| {
+            if let News::Ended(ending) = news
+                && let Some(alarm) = alarm.take()
+            {
+                alarm(&error_of(ending, rank, WORK));
+            }
+        };
+        self.inbox.watch(Watcher { wanted: Box::new(|| true), alarm: Box::new(alarm) });
     }
 
     /// [`Group::on_end`] for `whom`, as long as another holder of it exists; dropped some time after.
     pub fn on_end_tell<T: Send + Sync + 'static>(
         &self,
         whom: &Arc<T>,
-        alarm: impl FnOnce(&T, &Error) + Send + 'static,
+        alarm: impl Fn(&T, &Error) + Send + 'static,
     ) {
-        let (rank, whom) = (self.rank, Arc::downgrade(whom));
-        let held = Weak::clone(&whom);
-        let alarm = move |ending: &Ending| {
-            if let Some(whom) = whom.upgrade() {
-                alarm(&whom, &error_of(ending, rank, WORK));
+        let rank = self.rank;
+        self.tell(whom, move |whom, news| {
+            if let News::Ended(ending) = news {
+                alarm(whom, &error_of(ending, rank, WORK));
             }
-        };
-        self.inbox.on_end(Box::new(move || held.strong_count() > 0), Box::new(alarm));
+        });
     }
 
     /// Calls `alarm` for every other rank that leaves properly, with its number, on a thread of its own; also for
@@ -325,15 +329,27 @@ impl Group {
         whom: &Arc<T>,
         alarm: impl Fn(&T, u32) + Send + 'static,
     ) {
+        self.tell(whom, move |whom, news| {
+            if let News::Left(rank) = news {
+                alarm(whom, *rank);
+            }
+        });
+    }
+
+    fn tell<T: Send + Sync + 'static>(
+        &self,
+        whom: &Arc<T>,
+        alarm: impl Fn(&T, &News) + Send + 'static,
+    ) {
         let whom = Arc::downgrade(whom);
         let held = Weak::clone(&whom);
-        let alarm = move |rank| {
+        let alarm = move |news: &News| {
             if let Some(whom) = whom.upgrade() {
-                alarm(&whom, rank);
+                alarm(&whom, news);
             }
         };
         let wanted = Box::new(move || held.strong_count() > 0);
-        self.inbox.on_leave(Watcher { wanted, alarm: Box::new(alarm) });
+        self.inbox.watch(Watcher { wanted, alarm: Box::new(alarm) });
     }
 }
 

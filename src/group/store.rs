@@ -18,7 +18,7 @@ use super::channel::{Channel, Fault, Opener, to_rank};
 use super::identity::Member;
 use super::launch::Launch;
 use super::line::{CLOSING, Line, out_of_files};
-use super::message::{Ending, MAX_FRAME, Notice, Request, receive, send};
+use super::message::{Ending, Notice, Request};
 use super::secret::Secret;
 use super::table::Table;
 use super::timed::{Timed, after};
@@ -186,7 +186,7 @@ fn welcome(socket: TcpStream, shared: &Arc<Shared>) -> std::result::Result<(), F
     socket.set_nodelay(true)?;
     let mut stream = Timed { socket: &socket, until: after(PATIENCE) };
     let (rank, (mut sealer, mut opener)) = to_rank(&mut stream, &shared.secret)?;
-    let join = receive(&mut opener.from(&mut stream), MAX_FRAME)?;
+    let join = opener.receive(&mut stream)?;
     let Request::Join { job, ranks, member } = join else {
         return Err(io::Error::other("it did not begin with its name").into());
     };
@@ -195,7 +195,7 @@ fn welcome(socket: TcpStream, shared: &Arc<Shared>) -> std::result::Result<(), F
     }
     if job != shared.job {
         let refused = Notice::Ended(Ending::Refused { reason: other_job(rank, &job, &shared.job) });
-        return Ok(send(&mut sealer.onto(&mut stream), &refused)?);
+        return Ok(sealer.send(&mut stream, &refused)?);
     }
     Ok(seat(socket, (sealer, opener), shared, ranks, member)?)
 }
@@ -226,7 +226,7 @@ fn seat(
     let mut lines = shared.lines.lock().unwrap_or_else(PoisonError::into_inner);
     if let Err(reason) = shared.table.join(ranks, member, deliver) {
         drop(lines);
-        return send(&mut sealer.onto(&socket), &Notice::Ended(Ending::Refused { reason }));
+        return sealer.send(&socket, &Notice::Ended(Ending::Refused { reason }));
     }
     let table = Arc::clone(&shared.table);
     let read = move |from: &TcpStream| read(from, opener, &table, rank);
@@ -238,7 +238,7 @@ fn seat(
 /// Reads what the rank says, until it leaves or breaks off.
 fn read(socket: &TcpStream, mut opener: Opener, table: &Table, rank: u32) {
     loop {
-        match receive(&mut opener.from(socket), MAX_FRAME) {
+        match opener.receive(socket) {
             Ok(Request::Leave) => return table.request(rank, Request::Leave),
             Ok(request) => table.request(rank, request),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {

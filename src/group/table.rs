@@ -10,14 +10,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::identity::{Member, Rules, misfit};
-use super::message::{Ending, MAX_FRAME, Notice, Request, nonsense};
+use super::message::{Ending, MAX_BROUGHT, Notice, Request, nonsense};
 
 /// Tells a rank something.
 pub(super) type Deliver = Arc<dyn Fn(Notice) + Send + Sync>;
 
 /// The most that one of `ranks` ranks may bring to an exchange, so that all parts fit into one frame.
 pub(super) fn most_bytes(ranks: u32) -> usize {
-    (MAX_FRAME - 64) / (ranks.max(1) as usize) - 8
+    MAX_BROUGHT / ranks.max(1) as usize
 }
 
 /// One meeting of `ranks` ranks.
