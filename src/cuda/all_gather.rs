@@ -59,7 +59,7 @@ impl AllGather {
         row_bytes: u64,
         options: &GatherOptions,
     ) -> Result<Self> {
-        crate::cuda::sys::build_info::kernels_built()?;
+        crate::cuda::sys::ffi::kernels_built()?;
         // Bytes are elements of one byte to the plan; nothing is multiplied.
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);

@@ -16,8 +16,8 @@ use crate::cuda::exchange::signals::{Signals, Waiter};
 use crate::cuda::product::Product;
 use crate::cuda::product::operands::{Operands, RawOperands};
 use crate::cuda::product::options::GemmOptions;
-use crate::cuda::sys::call::{Input, int};
 use crate::cuda::sys::device::Device;
+use crate::cuda::sys::ffi::{Input, int};
 use crate::cuda::sys::records::TileRecords;
 use crate::cuda::sys::workspace::is_capturing;
 use crate::element::Element;
@@ -102,8 +102,7 @@ impl AsyncGemm {
     ) -> Result<Self> {
         check_chunks(problem, chunks, pivot_rank)?;
         let product = Product::plan(device, problem, options)?;
-        let tiling = product.kernel.tiling(product.choice.swizzle);
-        let order = TileOrder::new(chunks, problem.n(), tiling, pivot_rank)?;
+        let order = TileOrder::new(chunks, problem.n(), product.tiling(), pivot_rank)?;
         Ok(AsyncGemm {
             product,
             order,

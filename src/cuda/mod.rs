@@ -74,11 +74,9 @@ pub use self::{
 #[doc(inline)]
 pub use self::{
     product::choice::{TYPICAL_SMS, choose, ranked},
-    product::kernels::kernels,
-    sys::build_info::{BuildInfo, build_info, kernels_built},
-    sys::call::{MAX_CHUNKS, MAX_PUSHED},
+    sys::build_info::{BuildInfo, build_info, kernels},
     sys::device::{self, Device, DeviceInfo, devices},
-    sys::shape::{MAX_EXTENT, MAX_SPLITS},
+    sys::ffi::{MAX_CHUNKS, MAX_EXTENT, MAX_PUSHED, MAX_SPLITS, kernels_built},
 };
 #[doc(inline)]
 pub use crate::kernels::{Choice, Kernel};
@@ -86,7 +84,8 @@ pub use crate::kernels::{Choice, Kernel};
 // What happened, and when.
 #[doc(inline)]
 pub use self::{
-    all_gather_gemm::step_record::StepRecord, sys::call::TileRecord, sys::records::TileRecords,
+    all_gather_gemm::step_record::StepRecord,
+    sys::records::{TileRecord, TileRecords},
 };
 
 /// The `cudarc` that this module's signatures mention (streams, slices, contexts).

@@ -1,32 +1,37 @@
 //! All-gather + GEMM between GPUs: every rank brings a shard of A and gets D = A · B of the whole A.
 //!
 //! What belongs here: the operation that users call; gathering is `movers`'s, multiplying
-//! `product`'s. Here are the calls; beside are `planning` (what comes before the first step), `products` (what a step
-//! multiplies, of which rows, in which order) and `recording` (steps that say when what was done). Invariant:
-//! everything slow or refusable happens in [`AllGatherGemm::plan`]; a step enqueues, never waits, and can be captured
-//! into a graph. There is no silent fallback.
+//! `product`'s. Beside are `tuned` (what a table decides of a plan) and `step_record` (steps that say when what was done).
+//! Invariants: everything slow or refusable happens in [`AllGatherGemm::plan`]; a rank that cannot plan a product says so
+//! where all agree on the gather, so that none waits for it. A step enqueues, never waits, and can be captured into a graph;
+//! no product reads a row before something on its stream, or the product itself, has waited for it. There is no silent
+//! fallback.
 
-mod planning;
-mod products;
-mod recording;
 pub(crate) mod step_record;
 mod tuned;
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
-use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows};
-use crate::cuda::product::Product;
+use self::tuned::Open;
+use crate::cuda::exchange::reach::obstacle;
+use crate::cuda::movers::engines::choose;
+use crate::cuda::movers::gather::joining::Purpose;
+use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
+use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::product::operands::RawOperands;
+use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::shard::Shard;
+use crate::cuda::product::{Product, check_alike, check_operands};
+use crate::cuda::sys::device::Device;
+use crate::cuda::sys::ffi::Input;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::kernels::Choice;
-use crate::kernels::Kernel;
-use crate::plan::{Plan, Scaling, Schedule, TileOrder, Way};
+use crate::kernels::{Choice, Kernel};
+use crate::plan::{Engine, Operation, Plan, Problem, Scaling, Schedule, Strategy, TileOrder, Way};
+use crate::tune::Tuning;
 
 /// One rank's all-gather + GEMM, planned once and enqueued many times. Collective: all ranks make the same
 /// calls in the same order.
@@ -81,6 +86,82 @@ pub struct AllGatherGemm {
 }
 
 impl AllGatherGemm {
+    /// Plans the operation: all ranks call it, with the same. Returns when all have.
+    pub fn plan(
+        group: &Arc<Group>,
+        device: &Device,
+        problem: &Problem,
+        strategy: Option<Strategy>,
+        gather: &GatherOptions,
+        gemm: &GemmOptions,
+    ) -> Result<Self> {
+        Self::plan_all(group, device, std::slice::from_ref(problem), strategy, gather, gemm)
+    }
+
+    /// [`AllGatherGemm::plan`] for several products of the same gathered A: problems that differ in N, in
+    /// B's layout and in D, and in nothing else.
+    pub fn plan_all(
+        group: &Arc<Group>,
+        device: &Device,
+        problems: &[Problem],
+        strategy: Option<Strategy>,
+        gather: &GatherOptions,
+        gemm: &GemmOptions,
+    ) -> Result<Self> {
+        Self::plan_tuned(group, device, problems, strategy, gather, gemm, Tuning::found())
+    }
+
+    /// [`AllGatherGemm::plan_all`] by the caller's table, the same on all ranks, instead of [`Tuning::found`].
+    ///
+    /// Without a strategy the table decides all that `gather` and `gemm` leave open, if it has anything near
+    /// the problem; what they fix is never replaced. [`AllGatherGemm::explain`] says what it was.
+    pub fn plan_tuned(
+        group: &Arc<Group>,
+        device: &Device,
+        problems: &[Problem],
+        strategy: Option<Strategy>,
+        gather: &GatherOptions,
+        gemm: &GemmOptions,
+        tuning: &Tuning,
+    ) -> Result<Self> {
+        let asked = strategy;
+        let obstacle = obstacle(group, device, gather.timeouts.first)?;
+        let refuse = |error| Gatherer::refuse(group, gather, error);
+        let first = check_alike(problems).map_err(refuse)?;
+        let open = Open { problems, strategy, gather, gemm, in_the_way: obstacle.is_some() };
+        let advice = tuned::advise(tuning, device.info(), &open);
+        let (strategy, gather, gemm) = (advice.strategy, &advice.gather, &advice.gemm);
+        let obstacle = obstacle.as_deref();
+        // What cannot be is refused below, where all ranks agree.
+        let pushing = match choose(gather, first, strategy, obstacle) {
+            Ok((Way { strategy: Strategy::Fused, engine: Engine::Kernel { blocks }, .. }, _))
+                if first.ranks() > 1 =>
+            {
+                blocks
+            }
+            _ => 0,
+        };
+        let planned: Result<Vec<_>> = (problems.iter().enumerate())
+            .map(|(index, problem)| {
+                // Undecided, a step would be fused.
+                let part = strategy.unwrap_or_default().part_of(problem)?;
+                // Products behind the first begin when all is pushed.
+                let pushing = if index == 0 { pushing } else { 0 };
+                Product::plan_beside_push(device, &part, gemm, pushing)
+            })
+            .collect();
+        let tiling = planned.as_ref().map(|products| products[0].tiling()).map_err(Error::clone);
+        // What a table has decided is in it, so that ranks with different tables notice.
+        let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {problems:?} {gemm:?}");
+        let operation = Operation::AllGatherGemm;
+        let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: None };
+        let gatherer = Gatherer::join(group, device, first, &purpose, gather, obstacle)?;
+        let products = planned?;
+        let (why, way) = (advice.explain(gatherer.why()), gatherer.plan().way());
+        tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned all-gather + GEMM");
+        Ok(AllGatherGemm { gatherer, products, why, latest: None })
+    }
+
     /// What was planned: chunks, transfers, the largest problem.
     pub fn planned(&self) -> &Plan {
         self.gatherer.plan()
@@ -114,23 +195,10 @@ impl AllGatherGemm {
 
     /// What was chosen, and why, in words.
     pub fn explain(&self) -> String {
-        let mut text = format!("{}: {}\n", self.way().strategy, self.why);
-        let plan = self.gatherer.plan();
-        // Writing to a String does not fail.
-        let _ =
-            writeln!(text, "rows: {} chunks, moved by {}", plan.chunks().len(), self.way().engine);
-        for product in &self.products {
-            let _ = writeln!(
-                text,
-                "{}: {}, {} SMs, swizzle {}, K in {} slices",
-                product.problem,
-                product.kernel,
-                product.sm_count(),
-                product.choice.swizzle,
-                product.choice.splits
-            );
-        }
-        text
+        let (Way { strategy, engine, .. }, chunks) = (self.way(), self.planned().chunks().len());
+        let products = self.products.iter().map(|product| product.explain(&product.problem));
+        format!("{strategy}: {}\nrows: {chunks} chunks, moved by {engine}\n", self.why)
+            + &products.collect::<String>()
     }
 
     /// The order in which the first product computes the tiles of a step as planned.
@@ -172,11 +240,7 @@ impl AllGatherGemm {
         shard: Shard<'_>,
         operands: &[RawOperands],
     ) -> Result<()> {
-        if operands.len() != self.products.len() {
-            let remedy = "give operands for each planned product";
-            let (got, expected) = (operands.len(), self.products.len());
-            return Err(Error::mismatch("the number of operands", got, expected, remedy));
-        }
+        check_operands(operands, self.products.len())?;
         let shape = self.gatherer.shape(shard.rows)?;
         let problem = shape.plan.problem();
         let own_rows = problem.shards().rows(self.gatherer.group().rank()).len();
@@ -205,6 +269,46 @@ impl AllGatherGemm {
         });
         // The others wait for a step that was begun: they learn of the failure.
         enqueued.inspect_err(|error| self.gatherer.fail(error))
+    }
+
+    /// The operands with the gathered A of a step of `m` rows.
+    fn whole(
+        &self,
+        product: &Product,
+        operands: &RawOperands,
+        buffer: u32,
+        m: u32,
+    ) -> Result<RawOperands> {
+        let (rows, scales) = self.gatherer.gathered(buffer);
+        let whole = operands.with_a(&product.problem, rows, scales)?;
+        whole.rows(m.min(product.problem.m())).check(&product.problem, &product.options)?;
+        Ok(whole)
+    }
+
+    /// What the schedule multiplies, behind what it awaits.
+    ///
+    /// # Safety
+    /// As for [`AllGatherGemm::enqueue`].
+    unsafe fn multiply(
+        &self,
+        stream: &Arc<CudaStream>,
+        step: &Step,
+        operands: &[RawOperands],
+    ) -> Result<()> {
+        for compute in &step.shape.computes {
+            self.gatherer.await_rows(stream, step, compute)?;
+            let mut input = match compute.by_tile {
+                true => Some(self.gatherer.input(stream, step)?),
+                false => None,
+            };
+            for (product, operands) in self.products.iter().zip(operands) {
+                let rows = compute.rows.clone();
+                // SAFETY: the caller's promise.
+                unsafe { product.enqueue_rows(stream, operands, rows, input.as_ref()) }?;
+                input = input.map(Input::after_another);
+            }
+        }
+        Ok(())
     }
 
     /// Waits for `stream`, and says whether all went well: [`AllGatherGemm::check`].

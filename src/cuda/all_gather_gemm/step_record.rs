@@ -1,6 +1,7 @@
 //! What happened in one step of an all-gather + GEMM on one rank: every tile, and every push.
 //!
-//! What belongs here: keeping it, and turning it into a [`Timeline`]. Invariant: all times are on one clock, this GPU's
+//! What belongs here: a step that records, keeping it, and turning it into a [`Timeline`]. Invariants: a recorded step is
+//! [`AllGatherGemm::enqueue`]'s, with nothing left out and nothing in another order; all times are on one clock, this GPU's
 //! global timer, from the step's first event on; `trace::Timeline::of_ranks` lays the ranks side by side.
 
 use std::sync::Arc;
@@ -8,20 +9,25 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
+use super::AllGatherGemm;
 use crate::cuda::movers::marks::{Marks, event, record};
-use crate::cuda::sys::call::TileRecord;
-use crate::cuda::sys::device::Device;
-use crate::cuda::sys::records::TileRecords;
+use crate::cuda::product::Product;
+use crate::cuda::product::operands::RawOperands;
+use crate::cuda::product::shard::Shard;
+use crate::cuda::sys::device::{Device, check_context};
+use crate::cuda::sys::records::{TileRecord, TileRecords};
+use crate::cuda::sys::workspace::is_capturing;
 use crate::error::{Error, Result};
+use crate::plan::Strategy;
 use crate::trace::{TileEvent, Timeline, TransferEvent};
 
-/// Buffers and events for the record of one step, the last that was given it: [`AllGatherGemm::step_record`](crate::cuda::AllGatherGemm::step_record).
+/// Buffers and events for the record of one step, the last that was given it: [`AllGatherGemm::step_record`].
 #[derive(Debug)]
 pub struct StepRecord {
     rank: u32,
     /// One for each product.
-    pub(crate) tiles: Vec<TileRecords>,
-    pub(crate) marks: Marks,
+    tiles: Vec<TileRecords>,
+    marks: Marks,
     /// When the last product had ended.
     ended: CudaEvent,
     /// Whether a step was given it before.
@@ -29,12 +35,12 @@ pub struct StepRecord {
 }
 
 impl StepRecord {
-    pub(crate) fn new(device: &Device, rank: u32, tiles: Vec<TileRecords>) -> Result<Self> {
+    fn new(device: &Device, rank: u32, tiles: Vec<TileRecords>) -> Result<Self> {
         Ok(StepRecord { rank, tiles, marks: Marks::default(), ended: event(device)?, used: false })
     }
 
     /// Before a step, on its `stream`: forgets the tiles of the one before, which may have had more of them.
-    pub(crate) fn begin(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+    fn begin(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         // The first finds it empty, and is spared the pause that a memset makes between two kernels.
         if std::mem::replace(&mut self.used, true) {
             self.tiles.iter_mut().try_for_each(|tiles| tiles.clear(stream))?;
@@ -43,7 +49,7 @@ impl StepRecord {
     }
 
     /// Behind the last product on `stream`.
-    pub(crate) fn end(&self, stream: &Arc<CudaStream>) -> Result<()> {
+    fn end(&self, stream: &Arc<CudaStream>) -> Result<()> {
         record(&self.ended, stream)
     }
 
@@ -98,4 +104,75 @@ impl StepRecord {
 
 fn end_of(tile: &TileRecord) -> Option<u64> {
     (tile.done != u64::MAX).then_some(tile.done)
+}
+
+impl AllGatherGemm {
+    /// A buffer for the records of one step's product: [`RawOperands::records`].
+    pub fn records(&self, product: usize) -> Result<TileRecords> {
+        match self.products.get(product) {
+            Some(product) => product.records(),
+            None => {
+                let most = self.products.len() as u64 - 1;
+                let remedy = "products count from 0";
+                Err(Error::out_of_range("the product", product as u64, 0, most, remedy))
+            }
+        }
+    }
+
+    /// Buffers and events for [`AllGatherGemm::enqueue_recorded`], for one step at a time.
+    pub fn step_record(&self) -> Result<StepRecord> {
+        let tiles = self.products.iter().map(Product::records).collect::<Result<_>>()?;
+        StepRecord::new(self.gatherer.device(), self.gatherer.group().rank(), tiles)
+    }
+
+    /// [`AllGatherGemm::enqueue`], keeping when each tile and each push by a copy engine or a kernel was: for looking at,
+    /// as it costs the step some microseconds. Not in graphs, nor for [`Strategy::Pipelined`].
+    ///
+    /// # Safety
+    /// As for [`AllGatherGemm::enqueue`]; `record` lives until the step has ended.
+    pub unsafe fn enqueue_recorded(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        shard: Shard<'_>,
+        operands: &[RawOperands],
+        record: &mut StepRecord,
+    ) -> Result<()> {
+        let refused = |what: &str, why: &str, remedy| {
+            Err(Error::Unsupported { what: what.into(), why: why.into(), remedy })
+        };
+        if self.way().strategy == Strategy::Pipelined {
+            let why = "each rank's rows are a product of their own";
+            return refused("recording a pipelined step", why, "record a fused step");
+        }
+        if is_capturing(stream)? {
+            let why = "a graph's steps have one record between them";
+            return refused("recording a captured step", why, "enqueue it outside of a capture");
+        }
+        self.check_record(record)?;
+        record.begin(stream)?;
+        let mut recorded = operands.to_vec();
+        for (operands, tiles) in recorded.iter_mut().zip(&record.tiles) {
+            operands.records = tiles.address(stream);
+        }
+        self.gatherer.mark_pushes();
+        // SAFETY: the caller's promise, and records are as long as the products want them.
+        let enqueued = unsafe { self.enqueue(stream, shard, &recorded) };
+        record.marks = self.gatherer.take_marks();
+        enqueued?;
+        record.end(stream)
+    }
+
+    /// An error if the tiles of a step have no room in the record: the device would write beyond it.
+    fn check_record(&self, record: &StepRecord) -> Result<()> {
+        let room: Vec<_> = record.tiles.iter().map(|tiles| tiles.len() as u64).collect();
+        let needed: Vec<_> = self.products.iter().map(Product::record_count).collect();
+        if room != needed {
+            let (what, remedy) = ("the room of the record", "give one that step_record has made");
+            let (got, expected) = (format!("{room:?} tiles"), format!("{needed:?}"));
+            return Err(Error::mismatch(what, got, expected, remedy));
+        }
+        let context = self.gatherer.device().context();
+        let mut tiles = record.tiles.iter();
+        tiles.try_for_each(|tiles| check_context("the record", tiles.context(), context))
+    }
 }

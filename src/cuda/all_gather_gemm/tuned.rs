@@ -7,10 +7,10 @@
 use crate::cuda::exchange::chunk_table::check_count;
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::product::choice::choose;
-use crate::cuda::product::kernels::kernels;
 use crate::cuda::product::options::GemmOptions;
-use crate::cuda::sys::call::MAX_PUSHED;
+use crate::cuda::sys::build_info::kernels;
 use crate::cuda::sys::device::{DeviceInfo, driver_name};
+use crate::cuda::sys::ffi::MAX_PUSHED;
 use crate::cuda::sys::shape;
 use crate::kernels::Kernel;
 use crate::plan::{Engine, Plan, PlanOptions, Problem, Strategy, Way};

@@ -8,7 +8,8 @@
 use std::ops::Range;
 
 use super::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
-use crate::cuda::sys::call::{GatherWords, Push, TOGGLE_SET, int};
+use crate::cuda::sys::bindings::{OG_TOGGLE_SET, og_gather, og_push};
+use crate::cuda::sys::ffi::int;
 use crate::error::{Error, Result};
 use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Operation, Partials, Plan, Problem, Scaling};
 
@@ -189,16 +190,14 @@ impl Layout {
         // The epochs of layouts, the upper halves of 64 bits: that no later one is announced.
         let epochs = self.layouts_at() + 1..self.word_count();
         epochs.step_by(2).for_each(|word| set(word..word + 1));
-        words[TOGGLE_EPOCH_AT as usize] = TOGGLE_SET;
-        words[SENT_TOGGLES_AT as usize..][..MOST_SENDERS as usize].fill(TOGGLE_SET);
+        words[TOGGLE_EPOCH_AT as usize] = OG_TOGGLE_SET;
+        words[SENT_TOGGLES_AT as usize..][..MOST_SENDERS as usize].fill(OG_TOGGLE_SET);
         words
     }
 
     /// What the device code has to know; addresses and the limit are the caller's.
-    pub(crate) fn words(&self, rank: u32) -> GatherWords {
-        GatherWords {
-            words: 0,
-            own: 0,
+    pub(crate) fn words(&self, rank: u32) -> og_gather {
+        og_gather {
             ranks: int(self.ranks),
             rank: int(rank),
             slots: int(self.slots()),
@@ -215,9 +214,7 @@ impl Layout {
             consumed_at: int(self.consumed_at()),
             torn_at: int(self.torn_at()),
             layouts_at: int(self.layouts_at()),
-            abort: 0,
-            failure: 0,
-            timeout_ns: 0,
+            ..og_gather::default()
         }
     }
 
@@ -306,12 +303,12 @@ impl Layout {
     }
 
     /// Where each chunk of a step in `buffer` lies, at every rank; in a reduction, at the rank that sends it.
-    pub(crate) fn pieces(&self, plan: &Plan, buffer: u32) -> Vec<Push> {
+    pub(crate) fn pieces(&self, plan: &Plan, buffer: u32) -> Vec<og_push> {
         let push = |chunk| {
             let rows = plan.chunks().rows(chunk);
             let count = rows.len() as u32;
             let slot = plan.chunks().signal_slot(chunk, self.slots_per_rank);
-            Push {
+            og_push {
                 offset: [self.row(buffer, rows.start), self.scale(buffer, rows.start)],
                 bytes: [self.rows_bytes(count), self.scales_bytes(count)],
                 slot: int(slot),
@@ -341,7 +338,7 @@ fn share_bits(engine: Engine) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::sys::call::MAX_SHARE_BITS;
+    use crate::cuda::sys::bindings::OG_MAX_SHARE_BITS;
     use crate::element::ElementType;
     use crate::plan::{MAX_BLOCKS, PlanOptions, Strategy};
 
@@ -489,7 +486,7 @@ mod tests {
         for blocks in 1..=MAX_BLOCKS {
             let bits = share_bits(Engine::Kernel { blocks });
             assert!(
-                (blocks..2 * blocks).contains(&(1 << bits)) && bits <= MAX_SHARE_BITS,
+                (blocks..2 * blocks).contains(&(1 << bits)) && bits <= OG_MAX_SHARE_BITS,
                 "{blocks}"
             );
         }

@@ -5,7 +5,6 @@
 //! Invariants: what a stream did before it put a signal is visible to every stream that has waited for that signal; counts
 //! only grow, so nothing is reset, and graphs may be launched again and again; every wait ends, at the latest with the limit.
 
-use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 
 use super::signals::timeout_ns;
 use super::symmetric::SymmetricMemory;
-use crate::cuda::sys::call::PadWords;
+use crate::cuda::sys::bindings::{OG_PAD_HEADER, og_pad};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::host_words::{Cause, HostWords};
 use crate::cuda::sys::uses::Uses;
@@ -77,13 +76,13 @@ impl SignalPad {
         channels: u32,
         limit: Duration,
     ) -> Result<Self> {
-        crate::cuda::sys::build_info::kernels_built()?;
+        ffi::kernels_built()?;
         if !(1..=MAX_CHANNELS).contains(&channels) {
             let (what, most) = ("the number of channels", MAX_CHANNELS.into());
             let remedy = "use few channels: each is as good for many signals, one after the other";
             return Err(Error::out_of_range(what, channels.into(), 1, most, remedy));
         }
-        let words = PadWords::HEADER + 3 * channels * group.ranks();
+        let words = OG_PAD_HEADER + 3 * channels * group.ranks();
         let bytes = u64::from(words) * size_of::<u32>() as u64;
         let memory = SymmetricMemory::new(group, device, bytes, limit)?;
         let made = Self::make(group, device, memory, channels, limit);
@@ -204,21 +203,20 @@ impl SignalPad {
         }
         let stream = self.uses.begin(&self.device, stream)?;
         self.uses.note_capture(stream)?;
-        let pad = PadWords {
-            words: self.table_at,
-            own: self.memory.own_address(),
+        let pad = og_pad {
+            words: self.table_at as *const _,
+            own: self.memory.own_address() as *mut _,
             ranks: self.group.ranks() as i32,
             rank: self.group.rank() as i32,
             channels: self.channels as i32,
             reserved: 0,
-            abort: self.host.abort_address(),
-            failure: self.host.failure_address(),
+            abort: self.host.abort_address() as *const _,
+            failure: self.host.failure_address() as *mut _,
             timeout_ns: timeout_ns(self.limit),
         };
-        let handle = stream.cu_stream().cast::<c_void>();
         // SAFETY: `begin` has made the context current; all ranks have such words, which live until the streams
         // that use them are through.
-        unsafe { ffi::pad_meet(&pad, channel, peer, puts, waits, handle) }
+        unsafe { ffi::pad_meet(&pad, channel, peer, puts, waits, stream) }
     }
 }
 

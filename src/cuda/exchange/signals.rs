@@ -30,7 +30,6 @@
 //! streams first.
 
 use std::collections::VecDeque;
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -40,8 +39,9 @@ use cudarc::driver::{CudaStream, result};
 
 use super::chunk_table::ChunkTable;
 use super::symmetric::SymmetricMemory;
-use crate::cuda::sys::call::Input;
+use crate::cuda::sys::bindings::og_gemm_input;
 use crate::cuda::sys::device::Device;
+use crate::cuda::sys::ffi::{Input, kernels_built};
 use crate::cuda::sys::host_words::{Cause, Failure, HostWords};
 use crate::cuda::sys::uses::Uses;
 use crate::cuda::sys::workspace::is_capturing;
@@ -108,7 +108,7 @@ impl Signals {
             let (what, max) = ("the number of signal slots", MAX_CHUNKS.into());
             return Err(Error::out_of_range(what, slots.into(), 1, max, remedy));
         }
-        crate::cuda::sys::build_info::kernels_built()?;
+        kernels_built()?;
         device.bind()?;
         // SAFETY: `bind` has made the device's context current.
         unsafe { ffi::signals_prepare() }?;
@@ -183,9 +183,8 @@ impl Signals {
     pub fn advance(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let stream = self.begin(stream)?;
         let captured = self.uses.note_capture(stream)?;
-        let handle = stream.cu_stream().cast::<c_void>();
         // SAFETY: `begin` has made the context current; the word lives until the stream is through.
-        unsafe { ffi::epoch_advance(self.epoch_address(), handle) }?;
+        unsafe { ffi::epoch_advance(self.epoch_address(), stream) }?;
         if !captured {
             self.epoch.fetch_add(1, Ordering::Relaxed);
         }
@@ -206,9 +205,8 @@ impl Signals {
     fn post_some(&self, stream: &Arc<CudaStream>, first: CUdeviceptr, count: u32) -> Result<()> {
         let stream = self.begin(stream)?;
         self.uses.note_capture(stream)?;
-        let handle = stream.cu_stream().cast::<c_void>();
         // SAFETY: `begin` has made the context current; the words live until the stream is through.
-        unsafe { ffi::signal_post(first, count, self.epoch_address(), handle) }
+        unsafe { ffi::signal_post(first, count, self.epoch_address(), stream) }
     }
 
     /// [`Signals::post`] without a kernel: the stream itself writes the epoch that this side has
@@ -266,17 +264,17 @@ impl Signals {
         self.begin(stream)?;
         Ok(Input {
             chunks: &table.chunks,
-            pivot_row: table.pivot_row,
             b_is_there: false,
-            signals: self.word_address(SIGNALS_AT),
-            epoch: self.epoch_address(),
-            begun: 0,
-            stop: self.word_address(STOP_AT),
-            abort: self.host.abort_address(),
-            failure: self.host.failure_address(),
-            timeout_ns: timeout_ns(limit),
-            slots_per_rank: 0,
-            share_bits: 0,
+            words: og_gemm_input {
+                pivot_row: table.pivot_row,
+                signals: self.word_address(SIGNALS_AT) as *const _,
+                epoch: self.epoch_address() as *const _,
+                stop: self.word_address(STOP_AT) as *mut _,
+                abort: self.host.abort_address() as *const _,
+                failure: self.host.failure_address() as *mut _,
+                timeout_ns: timeout_ns(limit),
+                ..og_gemm_input::default()
+            },
         })
     }
 

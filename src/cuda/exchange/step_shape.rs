@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use super::chunk_table::{ChunkTable, check_count};
 use super::layout::Layout;
-use crate::cuda::sys::call::{Push, Slots};
+use crate::cuda::sys::bindings::{og_push, og_slots};
+use crate::cuda::sys::ffi::int;
 use crate::error::Result;
 use crate::plan::{BUFFERS, Lane, Plan, Schedule, Step, Word};
 
@@ -20,7 +21,7 @@ pub(crate) struct StepShape {
     /// What a product that waits for rows looks at.
     pub(crate) table: ChunkTable,
     /// Where each chunk lies, in each buffer.
-    pub(crate) pieces: [Vec<Push>; BUFFERS as usize],
+    pub(crate) pieces: [Vec<og_push>; BUFFERS as usize],
     /// What ranks compare: the same only if rows and buffer are.
     pub(crate) tags: [u32; BUFFERS as usize],
     /// Lanes whose sends the beginning waits for.
@@ -30,10 +31,10 @@ pub(crate) struct StepShape {
 }
 
 /// Rows that are multiplied, and what is awaited before.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Compute {
     /// Slots that lie side by side, so that one kernel can wait for them; a failure calls them by their chunks.
-    pub(crate) awaits: Vec<Slots>,
+    pub(crate) awaits: Vec<og_slots>,
     /// Which rows; none in a gather alone.
     pub(crate) rows: Range<u32>,
     /// The product waits for its rows by itself, tile by tile.
@@ -76,7 +77,7 @@ impl StepShape {
     }
 
     /// What this rank sends, to every peer.
-    pub(crate) fn own_pieces(&self, buffer: u32) -> &[Push] {
+    pub(crate) fn own_pieces(&self, buffer: u32) -> &[og_push] {
         let own = self.plan.chunks().of_rank(self.schedule.rank);
         &self.pieces[buffer as usize][own.start as usize..own.end as usize]
     }
@@ -96,18 +97,19 @@ impl StepShape {
 
 fn computes(schedule: &Schedule, plan: &Plan, slots_per_rank: u32) -> Vec<Compute> {
     let mut computes = Vec::new();
-    let mut runs: Vec<Slots> = Vec::new();
+    let mut runs: Vec<og_slots> = Vec::new();
     for step in schedule.lane(Lane::Compute) {
         match step {
             Step::Await { word: Word::Landed { chunk }, .. } => {
-                let slot = plan.chunks().signal_slot(*chunk, slots_per_rank);
+                let name = int(*chunk);
+                let first = int(plan.chunks().signal_slot(*chunk, slots_per_rank));
                 match runs.last_mut() {
-                    Some(Slots { first, count, name, .. })
-                        if *first + *count == slot && *name + *count == *chunk =>
+                    Some(run)
+                        if [run.first, run.name].map(|of| of + run.count) == [first, name] =>
                     {
-                        *count += 1;
+                        run.count += 1;
                     }
-                    _ => runs.push(Slots { first: slot, count: 1, stride: 1, name: *chunk }),
+                    _ => runs.push(og_slots { first, count: 1, stride: 1, name }),
                 }
             }
             Step::Multiply { rows, awaits, .. } => {

@@ -4,18 +4,16 @@
 //! order of the schedule's list; no sum is sent or added before something on its stream has waited for it. What one kernel does
 //! is enqueued where that kernel's list ends.
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::GemmReduce;
-use super::planning::Sum;
+use super::{GemmReduce, Sum};
 use crate::cuda::movers::gather::Step;
 use crate::cuda::product::operands::RawOperands;
-use crate::cuda::sys::call::{Addresses, Sums, Totals};
+use crate::cuda::sys::bindings::og_reduction;
 use crate::cuda::sys::ffi;
 use crate::error::{Error, Result};
 use crate::plan::{self, Engine, Lane, Problem, Word};
@@ -25,7 +23,7 @@ pub(super) struct Call {
     /// All rows, into this rank's sums.
     product: RawOperands,
     /// What becomes of the totals of the rows that this rank gets; `None` if it gets none.
-    totals: Option<Addresses>,
+    totals: Option<RawOperands>,
 }
 
 impl<const ALL: bool> GemmReduce<ALL> {
@@ -46,10 +44,10 @@ impl<const ALL: bool> GemmReduce<ALL> {
         }
         let own = Self::OPERATION.output_rows(step, self.group().rank()).len() as u32;
         let whole = operands.with_a(&sum.problem, a, scales)?;
-        let totals = match own {
-            0 => None,
-            own => Some(whole.rows(own).check(&sum.problem, &sum.options)?.1),
-        };
+        if own > 0 {
+            whole.rows(own).check(&sum.problem, &sum.options)?;
+        }
+        let totals = (own > 0).then_some(whole);
         let sums = self.gatherer.own_sums(self.gatherer.next_buffer()) + sum.column;
         let product = RawOperands { d: sums, c: 0, bias: 0, alpha: 1.0, beta: 0.0, ..whole };
         let (planned, options) = (&sum.product.problem, &sum.product.options);
@@ -135,9 +133,8 @@ impl<const ALL: bool> GemmReduce<ALL> {
             _ => 0..0,
         };
         let total = self.totals(step, &rows, &self.sums[0], &calls[0]);
-        let total = total.as_ref().map(|(sums, totals)| (sums, totals));
         // SAFETY: the caller's promise.
-        unsafe { self.gatherer.exchange(stream, step, moves, total) }?;
+        unsafe { self.gatherer.exchange(stream, step, moves, total.as_ref()) }?;
         let others = self.sums.iter().zip(calls).skip(1);
         // SAFETY: the caller's promise.
         unsafe { self.reduce(stream, step, &rows, others) }
@@ -155,11 +152,10 @@ impl<const ALL: bool> GemmReduce<ALL> {
         calls: impl Iterator<Item = (&'a Sum, &'a Call)>,
     ) -> Result<()> {
         for (sum, call) in calls {
-            let Some((sums, totals)) = self.totals(step, rows, sum, call) else { continue };
-            let handle = stream.cu_stream().cast::<c_void>();
+            let Some(totals) = self.totals(step, rows, sum, call) else { continue };
             // SAFETY: the step's beginning has made the context current; sums and slots are as long as planned, D, C
             // and the bias are the caller's promise.
-            unsafe { ffi::reduce(&sums, &totals, handle) }?;
+            unsafe { ffi::reduce(&totals, stream) }?;
         }
         Ok(())
     }
@@ -170,9 +166,9 @@ impl<const ALL: bool> GemmReduce<ALL> {
         &self,
         step: &Step,
         rows: &Range<u32>,
-        Sum { problem, column, .. }: &Sum,
+        Sum { problem, options, column, .. }: &Sum,
         call: &Call,
-    ) -> Option<(Sums, Totals)> {
+    ) -> Option<og_reduction> {
         let to = call.totals.as_ref()?;
         let own = step.shape.plan.output_rows(self.group().rank());
         // A schedule that a test has broken may name another's.
@@ -180,24 +176,25 @@ impl<const ALL: bool> GemmReduce<ALL> {
         if rows.is_empty() {
             return None;
         }
-        let size = self.reduction.partials.element().size();
-        let sums = self.gatherer.sums(step, &rows, *column, size.into());
-        let d_type = problem.elements().d;
+        let (sum_type, d_type) = (self.reduction.partials.element(), problem.elements().d);
+        let sums = self.gatherer.sums(step, &rows, *column, sum_type.size().into());
         let pitch = u64::from(problem.ldd()) * u64::from(d_type.size());
         let behind = u64::from(rows.start - own.start) * pitch;
-        let totals = Totals {
-            rows: rows.len() as u32,
-            n: problem.n(),
-            reduction: self.reduction,
-            d_type,
-            d: to.d + behind,
-            c: if to.c == 0 { 0 } else { to.c + behind },
-            bias: to.bias,
-            ldd: problem.ldd(),
+        let c = if to.c == 0 { 0 } else { to.c + behind };
+        Some(og_reduction {
+            rows: rows.len() as i64,
+            n: problem.n().into(),
+            sum_type: sum_type.into(),
+            d_type: d_type.into(),
+            d: (to.d + behind) as *mut _,
+            c: c as *const _,
+            bias: to.bias as *const _,
+            ldd: problem.ldd().into(),
             alpha: to.alpha,
             beta: to.beta,
-            activation: to.activation,
-        };
-        Some((sums, totals))
+            activation: options.activation.into(),
+            average: self.reduction.average.into(),
+            ..sums
+        })
     }
 }

@@ -14,7 +14,7 @@ use crate::cuda::exchange::layout::{SCRATCH_AT, SENT_AT, SENT_TOGGLES_AT};
 use crate::cuda::exchange::part::Part;
 use crate::cuda::exchange::signals::{EPOCH_AT, SIGNALS_AT};
 use crate::cuda::exchange::step_shape::StepShape;
-use crate::cuda::sys::call::TOGGLE_SET;
+use crate::cuda::sys::bindings::OG_TOGGLE_SET;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::driver_error;
 use crate::cuda::sys::stream_ops::{copy, wait_for, write};
@@ -102,7 +102,7 @@ impl CopyEngines {
         let (own, layout, rank) = (part.start(), &part.layout, shape.schedule.rank);
         // A graph cannot know the epoch.
         let (signals_at, sent_at, value) = match course.captured {
-            true => (layout.toggles_of(buffer), SENT_TOGGLES_AT, TOGGLE_SET),
+            true => (layout.toggles_of(buffer), SENT_TOGGLES_AT, OG_TOGGLE_SET),
             false => (SIGNALS_AT, SENT_AT, course.epoch),
         };
         let stream = &self.pushers[push as usize].stream;

@@ -4,7 +4,7 @@
 //! common; what was asked for is carried out or refused, never replaced.
 
 use super::options::GatherOptions;
-use crate::cuda::sys::call::MAX_PUSHED;
+use crate::cuda::sys::ffi::MAX_PUSHED;
 use crate::error::{Error, Result};
 use crate::plan::{Engine, Operation, Partials, Problem, SMALL_SHARD, Strategy, Way};
 

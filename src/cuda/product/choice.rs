@@ -16,7 +16,7 @@ use crate::plan::Problem;
 /// SMs of an H100 or H200: what is assumed where no device was asked.
 pub const TYPICAL_SMS: u32 = 132;
 
-/// The kernel for `problem` on `sm_count` SMs, of `kernels` as [`kernels`](super::kernels::kernels()) lists
+/// The kernel for `problem` on `sm_count` SMs, of `kernels` as [`kernels`](crate::cuda::kernels()) lists
 /// them; `options` may fix any part of the answer.
 pub fn choose(
     kernels: &[Kernel],

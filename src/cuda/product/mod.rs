@@ -1,37 +1,35 @@
 //! A planned product: what `Gemm`, `AsyncGemm`, `AllGatherGemm` and `GemmReduce` have in common.
 //!
-//! What belongs here: planning, and one call of the kernel; beside are `kernels` (what was compiled), `choice` (which of
-//! it serves a problem), `options`, `operands` and `shard`. Nothing here knows signals or gathers. Invariant: everything that may
+//! What belongs here: planning, and one call of the kernel; beside are `choice` (which
+//! kernel serves a problem), `options`, `operands` and `shard`. Nothing here knows signals or gathers. Invariant: everything that may
 //! allocate, load a module, ask the device or fail for the shape's sake happens in [`Product::plan`]; a call checks
 //! its operands and enqueues.
 
 pub(crate) mod choice;
-pub(crate) mod kernels;
 pub(crate) mod operands;
 pub(crate) mod options;
 pub(crate) mod shard;
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtrMut as _};
 
 use self::choice::{TYPICAL_SMS, choose};
-use self::kernels::kernels;
 use self::operands::{Operands, RawOperands};
 use self::options::GemmOptions;
-use crate::cuda::sys::call::Input;
+use crate::cuda::sys::bindings::og_gemm_plan;
+use crate::cuda::sys::build_info::kernels;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::ffi;
+use crate::cuda::sys::ffi::{self, Input};
 use crate::cuda::sys::records::TileRecords;
-use crate::cuda::sys::shape::{self, Shape};
+use crate::cuda::sys::shape::{self, shape_of};
 use crate::cuda::sys::workspace::Workspace;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::check_len;
 use crate::kernels::{Choice, Kernel, sms_beside_push};
-use crate::plan::Problem;
+use crate::plan::{Problem, Tiling};
 
 /// Everything about a product that does not change from call to call.
 #[derive(Debug)]
@@ -41,7 +39,7 @@ pub(crate) struct Product {
     pub(crate) options: GemmOptions,
     pub(crate) kernel: &'static Kernel,
     pub(crate) choice: Choice,
-    prepared: ffi::Prepared,
+    prepared: og_gemm_plan,
     workspace: Option<Workspace>,
 }
 
@@ -64,8 +62,8 @@ impl Product {
         let sm_limit = options.sm_limit.or((left < all).then_some(left));
         device.bind()?;
         // SAFETY: `bind` has made the device's context current.
-        let prepared = unsafe { ffi::prepare(&Shape::new(problem, choice, sm_limit, options.c)) }?;
-        let workspace = Workspace::new(device, prepared.workspace_bytes())?;
+        let prepared = unsafe { ffi::prepare(&shape_of(problem, choice, sm_limit)) }?;
+        let workspace = Workspace::new(device, prepared.workspace_bytes)?;
         let (device, problem, options) = (device.clone(), problem.clone(), options.clone());
         Ok(Product { device, problem, options, kernel, choice, prepared, workspace })
     }
@@ -74,12 +72,24 @@ impl Product {
     pub(crate) fn check(problem: &Problem, options: &GemmOptions) -> Result<()> {
         let sms = TYPICAL_SMS.max(options.sm_limit.unwrap_or(0));
         let (_, choice) = select(problem, options, sms)?;
-        ffi::check(&Shape::new(problem, choice, options.sm_limit, options.c))
+        ffi::check(&shape_of(problem, choice, options.sm_limit), options.c)
+    }
+
+    /// The order of its tiles, but for the first.
+    pub(crate) fn tiling(&self) -> Tiling {
+        self.kernel.tiling(self.choice.swizzle)
+    }
+
+    /// What was chosen, as a line of text; `problem` is what the caller planned.
+    pub(crate) fn explain(&self, problem: &Problem) -> String {
+        let Choice { swizzle, splits, .. } = self.choice;
+        let (kernel, sms) = (self.kernel, self.sm_count());
+        format!("{problem}: {kernel}, {sms} SMs, swizzle {swizzle}, K in {splits} slices\n")
     }
 
     /// How many SMs the kernel may occupy.
     pub(crate) fn sm_count(&self) -> u32 {
-        self.prepared.sm_count()
+        self.prepared.sm_count.unsigned_abs()
     }
 
     /// A buffer for the records of one call.
@@ -89,7 +99,7 @@ impl Product {
 
     /// How many records one call writes at most: tiles times splits.
     pub(crate) fn record_count(&self) -> u64 {
-        self.prepared.tile_count().saturating_mul(self.choice.splits.into())
+        self.prepared.tile_count.unsigned_abs().saturating_mul(self.choice.splits.into())
     }
 
     /// An error if a call on `stream` would be refused for any operands.
@@ -176,16 +186,16 @@ impl Product {
         operands: &RawOperands,
         input: Option<&Input<'_>>,
     ) -> Result<()> {
-        let (rows, mut addresses) = operands.check(&self.problem, &self.options)?;
-        addresses.b_is_there |= input.is_some_and(|input| input.b_is_there);
+        let (rows, mut raw) = operands.check(&self.problem, &self.options)?;
+        raw.b_is_there |= i32::from(input.is_some_and(|input| input.b_is_there));
         self.device.check_stream(stream)?;
         self.device.bind()?;
         let lease = self.workspace.as_ref().map(|workspace| workspace.lease(stream)).transpose()?;
         let workspace = lease.as_ref().map_or(0, |lease| lease.address);
-        let (records, stream) = (operands.records, stream.cu_stream().cast::<c_void>());
+        let memory = [operands.records, workspace];
         // SAFETY: the context is current, the stream is its, the plan was prepared in it; addresses and
         // their lengths are the caller's promise; the lease orders the uses of the workspace.
-        unsafe { ffi::enqueue(&self.prepared, rows, &addresses, input, records, workspace, stream) }
+        unsafe { ffi::enqueue(&self.prepared, rows, &raw, input, memory, stream) }
     }
 }
 
@@ -217,6 +227,15 @@ pub(crate) fn check_alike(problems: &[Problem]) -> Result<&Problem> {
         }
     }
     Ok(first)
+}
+
+/// An error unless there are operands for each planned product.
+pub(crate) fn check_operands(operands: &[RawOperands], planned: usize) -> Result<()> {
+    if operands.len() == planned {
+        return Ok(());
+    }
+    let remedy = "give operands for each planned product";
+    Err(Error::mismatch("the number of operands", operands.len(), planned, remedy))
 }
 
 #[cfg(all(test, overlap_gemm_kernels))]

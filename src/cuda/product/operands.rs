@@ -11,7 +11,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 
 use super::options::GemmOptions;
-use crate::cuda::sys::call::Addresses;
+use crate::cuda::sys::bindings::og_gemm_operands;
 use crate::cuda::sys::device::check_context;
 use crate::cuda::sys::records::TileRecords;
 use crate::element::Element;
@@ -287,7 +287,7 @@ impl RawOperands {
         &self,
         problem: &Problem,
         options: &GemmOptions,
-    ) -> Result<(u32, Addresses)> {
+    ) -> Result<(u32, og_gemm_operands)> {
         let rows = rows_of(problem, self.rows)?;
         let required = [("A", self.a), ("B", self.b), ("D", self.d)];
         for (what, address) in required {
@@ -319,21 +319,23 @@ impl RawOperands {
                 return Err(Error::NotFinite { what, value, remedy: "give a finite factor" });
             }
         }
-        let addresses = Addresses {
-            a: self.a,
-            b: self.b,
-            c: self.c,
-            d: self.d,
-            bias: self.bias,
-            scale_a: self.scale_a,
-            scale_b: self.scale_b,
-            scales_per_line: problem.scaling() == Scaling::Rows,
+        let by_line = i32::from(problem.scaling() == Scaling::Rows);
+        let operands = og_gemm_operands {
+            a: self.a as *const _,
+            b: self.b as *const _,
+            c: self.c as *const _,
+            d: self.d as *mut _,
+            bias: self.bias as *const _,
+            scale_a: self.scale_a as *const _,
+            scale_b: self.scale_b as *const _,
+            scale_a_per_row: by_line,
+            scale_b_per_column: by_line,
             alpha: self.alpha,
             beta: self.beta,
-            activation: options.activation,
-            b_is_there: options.constant_b,
+            activation: options.activation.into(),
+            b_is_there: options.constant_b.into(),
         };
-        Ok((rows, addresses))
+        Ok((rows, operands))
     }
 }
 
@@ -401,8 +403,8 @@ mod tests {
         let (problem, options) = (planned(), GemmOptions::default().with_bias(true));
         let good = RawOperands::new(16, 32, 48).bias(64).scales(4, 8);
         let refused = |operands: RawOperands| operands.check(&problem, &options).unwrap_err();
-        let (rows, addresses) = good.check(&problem, &options).unwrap();
-        assert_eq!((rows, addresses.scales_per_line, addresses.alpha), (64, true, 1.0));
+        let (rows, raw) = good.check(&problem, &options).unwrap();
+        assert_eq!((rows, raw.scale_a_per_row, raw.alpha), (64, 1, 1.0));
         assert_eq!(good.rows(7).check(&problem, &options).unwrap().0, 7);
 
         let texts = [

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::cuda::sys::shape::MAX_EXTENT;
+use crate::cuda::sys::ffi::MAX_EXTENT;
 use crate::error::Error;
 use crate::plan::BLayout;
 
@@ -50,7 +50,7 @@ proptest! {
         let rust = select(&problem, &options, TYPICAL_SMS).map(|_| ());
         // What Rust would have passed on had it not looked.
         let choice = Choice { kernel: index, swizzle, splits };
-        let c = ffi::check(&Shape::new(&problem, choice, options.sm_limit, options.c));
+        let c = ffi::check(&shape_of(&problem, choice, options.sm_limit), options.c);
         // The number of tiles is the kernel's affair.
         let [rows, columns] = [kernel.tile.m, kernel.tile.n].map(u64::from);
         let tiles = u64::from(m).div_ceil(rows) * u64::from(n).div_ceil(columns);

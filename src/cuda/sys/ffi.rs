@@ -1,199 +1,156 @@
 //! The C functions of `csrc/overlap_gemm.h`, with statuses turned into errors.
 //!
-//! What belongs here: the generated declarations and one thin function for each C function; nobody
-//! else calls C. Invariant: a status that is not OK becomes an [`Error`] that carries the message
-//! the C side left on this thread. `ffi_missing.rs` is the twin for builds without kernels and has
-//! the same functions.
+//! What belongs here: one thin function for each C function, over the generated structs; nobody else calls C. Invariants:
+//! a status that is not OK becomes an [`Error`] that carries the message the C side left on this thread; every call goes
+//! through `with_kernels`, so in a binary without kernels each function says why there are none, and no plan exists.
 
 use std::ffi::{CStr, c_void};
 
-use super::call::{
-    ASKED, Addresses, Chunk, Exchange, FailureRecord, GatherStep, GatherWords, Input, LEFT,
-    MAX_CHUNKS, MAX_PUSHED, MAX_SHARE_BITS, PadWords, Push, Slots, Sums, SumsRun, TOGGLE_SET,
-    TileRecord, Totals, int,
+use cudarc::driver::CudaStream;
+
+use super::bindings::{
+    self, og_activation, og_chunk, og_exchange, og_gather, og_gather_step, og_gemm_input,
+    og_gemm_operands, og_gemm_plan, og_gemm_shape, og_kernel_facts, og_layout, og_pad,
+    og_reduction, og_slots, og_status, og_type,
 };
-use super::shape::{MAX_EXTENT, MAX_SPLITS, Shape};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::kernels::Kernel;
-use crate::plan::Activation;
-use crate::plan::{BLayout, ClusterShape, ElementTypes, MAX_RANKS, TMA_ALIGNMENT, TileShape};
-
-#[allow(
-    clippy::undocumented_unsafe_blocks,
-    dead_code,
-    missing_docs,
-    non_camel_case_types,
-    unreachable_pub,
-    reason = "generated from csrc/overlap_gemm.h, which documents and keeps the C names"
-)]
-#[path = "bindings.rs"]
-mod bindings;
-
-use bindings::{
-    og_activation, og_chunk, og_failure, og_failure_kind, og_gather, og_gather_step, og_gemm_input,
-    og_gemm_operands, og_gemm_plan, og_gemm_shape, og_kernel_facts, og_layout, og_pad, og_push,
-    og_reduction, og_slots, og_status, og_sums_run, og_tile_record, og_type,
+use crate::plan::{
+    Activation, BLayout, ClusterShape, ElementTypes, MAX_RANKS, TMA_ALIGNMENT, TileShape,
 };
 
-// The limits have two homes, because Rust must know them where there are no kernels.
-const _: () = assert!(MAX_EXTENT as u64 == bindings::OG_MAX_EXTENT as u64);
-const _: () = assert!(MAX_SPLITS as u64 == bindings::OG_MAX_SPLITS as u64);
-const _: () = assert!(MAX_CHUNKS as u64 == bindings::OG_MAX_CHUNKS as u64);
-const _: () = assert!(MAX_PUSHED as u64 == bindings::OG_MAX_PUSHED as u64);
-const _: () = assert!(MAX_SHARE_BITS == bindings::OG_MAX_SHARE_BITS);
+/// The most chunks a product waits for: they travel as parameters of the kernel.
+pub const MAX_CHUNKS: u32 = bindings::OG_MAX_CHUNKS;
+
+/// The most pieces of a shard that one kernel pushes, for the same reason.
+pub const MAX_PUSHED: u32 = bindings::OG_MAX_PUSHED;
+
+/// The largest M, N and K: rounding up to a tile has to stay within 31 bits.
+pub const MAX_EXTENT: u32 = bindings::OG_MAX_EXTENT;
+
+/// The most slices that K can be cut into.
+pub const MAX_SPLITS: u32 = bindings::OG_MAX_SPLITS;
+
+// Two limits have two homes, because plans know them without this feature.
 const _: () = assert!(MAX_RANKS == bindings::OG_MAX_RANKS);
 const _: () = assert!(TMA_ALIGNMENT == bindings::OG_ALIGNMENT_BYTES as u64);
 
-// So have the structs that the device writes or that are passed on as they are.
-macro_rules! same_layout {
-    ($rust:ty, $c:ty, $($field:ident),+) => {
-        const _: () = assert!(size_of::<$rust>() == size_of::<$c>());
-        const _: () = assert!(align_of::<$rust>() == align_of::<$c>());
-        $(const _: () = assert!(
-            std::mem::offset_of!($rust, $field) == std::mem::offset_of!($c, $field)
-        );)+
-    };
-}
-same_layout!(Chunk, og_chunk, first_row, signal);
-same_layout!(SumsRun, og_sums_run, to, first_row, rows, peer, slot, slots);
-same_layout!(FailureRecord, og_failure, chunk, signal, epoch, tile_m, tile_n, kind);
-same_layout!(TileRecord, og_tile_record, wait_begin, ready, done, index, sm, tile_m, tile_n, chunk);
-same_layout!(
-    GatherWords,
-    og_gather,
-    words,
-    own,
-    ranks,
-    rank,
-    slots,
-    share_bits,
-    stop_at,
-    epoch_at,
-    over_at,
-    last_buffer_at,
-    last_use_at,
-    sent_at,
-    signals_at,
-    toggles_at,
-    consumed_at,
-    torn_at,
-    layouts_at,
-    abort,
-    failure,
-    timeout_ns
-);
-same_layout!(Push, og_push, offset, bytes, slot);
-same_layout!(PadWords, og_pad, words, own, ranks, rank, channels, abort, failure, timeout_ns);
-const _: () = assert!(PadWords::HEADER == bindings::OG_PAD_HEADER);
-const _: () = assert!(TOGGLE_SET == bindings::OG_TOGGLE_SET);
-const _: () = {
-    assert!(FailureRecord::NONE == og_failure_kind::OG_FAILURE_NONE.0);
-    assert!(FailureRecord::TIMEOUT == og_failure_kind::OG_FAILURE_TIMEOUT.0);
-    assert!(FailureRecord::ABORTED == og_failure_kind::OG_FAILURE_ABORTED.0);
-    assert!(FailureRecord::ABSENT == og_failure_kind::OG_FAILURE_ABSENT.0);
-    assert!(FailureRecord::LAYOUT == og_failure_kind::OG_FAILURE_LAYOUT.0);
-    assert!(FailureRecord::LEFT == og_failure_kind::OG_FAILURE_LEFT.0);
-    assert!(FailureRecord::SLICE == og_failure_kind::OG_FAILURE_SLICE.0);
-    assert!(ASKED == bindings::OG_ABORT_ASKED);
-    assert!(LEFT == bindings::OG_ABORT_LEFT);
-};
-
-/// What `og_gemm_prepare` found out; only [`prepare`] makes one.
+/// How the input of a product arrives.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Prepared(og_gemm_plan);
+pub(crate) struct Input<'a> {
+    pub(crate) chunks: &'a [og_chunk],
+    /// What is before it on the stream began when B was there.
+    pub(crate) b_is_there: bool,
+    /// The rest; its chunks are not looked at.
+    pub(crate) words: og_gemm_input,
+}
 
-impl Prepared {
-    /// Bytes of device memory that every enqueue needs beside the matrices.
-    pub(crate) fn workspace_bytes(&self) -> u64 {
-        self.0.workspace_bytes
-    }
-
-    /// SMs that the kernel may occupy.
-    pub(crate) fn sm_count(&self) -> u32 {
-        self.0.sm_count.unsigned_abs()
-    }
-
-    /// Tiles of D.
-    pub(crate) fn tile_count(&self) -> u64 {
-        self.0.tile_count.unsigned_abs()
+impl Input<'_> {
+    /// The same for a product that comes behind another one of the step, and may read what that writes as anything but
+    /// A and B.
+    pub(crate) fn after_another(mut self) -> Self {
+        self.words.begun = std::ptr::null();
+        self
     }
 }
 
-fn shape_of(shape: &Shape) -> og_gemm_shape {
-    og_gemm_shape {
-        m: shape.m.into(),
-        n: shape.n.into(),
-        k: shape.k.into(),
-        lda: shape.lda.into(),
-        ldb: shape.ldb.into(),
-        ldc: shape.ldd.into(),
-        ldd: shape.ldd.into(),
-        kernel: int(shape.kernel),
-        sm_count: int(shape.sm_limit),
-        swizzle: int(shape.swizzle),
-        splits: int(shape.splits),
+impl From<Activation> for og_activation {
+    fn from(activation: Activation) -> Self {
+        match activation {
+            Activation::None => og_activation::OG_ACTIVATION_NONE,
+            Activation::Relu => og_activation::OG_ACTIVATION_RELU,
+            Activation::GeluTanh => og_activation::OG_ACTIVATION_GELU_TANH,
+            Activation::Silu => og_activation::OG_ACTIVATION_SILU,
+        }
     }
 }
 
-fn operands_of(addresses: &Addresses) -> og_gemm_operands {
-    og_gemm_operands {
-        a: addresses.a as *const c_void,
-        b: addresses.b as *const c_void,
-        c: addresses.c as *const c_void,
-        d: addresses.d as *mut c_void,
-        bias: addresses.bias as *const c_void,
-        scale_a: addresses.scale_a as *const f32,
-        scale_b: addresses.scale_b as *const f32,
-        scale_a_per_row: addresses.scales_per_line.into(),
-        scale_b_per_column: addresses.scales_per_line.into(),
-        alpha: addresses.alpha,
-        beta: addresses.beta,
-        b_is_there: addresses.b_is_there.into(),
-        activation: activation_of(addresses.activation),
+impl From<ElementType> for og_type {
+    fn from(element: ElementType) -> Self {
+        match element {
+            ElementType::Bf16 => og_type::OG_TYPE_BF16,
+            ElementType::F16 => og_type::OG_TYPE_F16,
+            ElementType::F32 => og_type::OG_TYPE_F32,
+            ElementType::E4m3 => og_type::OG_TYPE_E4M3,
+            ElementType::E5m2 => og_type::OG_TYPE_E5M2,
+        }
     }
 }
 
-fn activation_of(activation: Activation) -> og_activation {
-    match activation {
-        Activation::None => og_activation::OG_ACTIVATION_NONE,
-        Activation::Relu => og_activation::OG_ACTIVATION_RELU,
-        Activation::GeluTanh => og_activation::OG_ACTIVATION_GELU_TANH,
-        Activation::Silu => og_activation::OG_ACTIVATION_SILU,
+/// Numbers of the C side are signed; what does not fit is refused there.
+pub(crate) fn int(value: u32) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+/// As [`int`].
+pub(crate) fn long(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// The length of a list.
+pub(crate) fn count<T>(list: &[T]) -> i32 {
+    i32::try_from(list.len()).unwrap_or(i32::MAX)
+}
+
+/// Runs what calls C. Without kernels there is nothing to call: `run` is not compiled into the binary, and this says why.
+fn with_kernels<T>(run: impl FnOnce() -> T) -> Result<T> {
+    #[cfg(overlap_gemm_kernels)]
+    return Ok(run());
+    #[cfg(not(overlap_gemm_kernels))]
+    {
+        drop(run);
+        Err(Error::KernelsNotBuilt { reason: super::generated::REASON.into() })
     }
 }
 
-fn type_of(element: ElementType) -> og_type {
-    match element {
-        ElementType::Bf16 => og_type::OG_TYPE_BF16,
-        ElementType::F16 => og_type::OG_TYPE_F16,
-        ElementType::F32 => og_type::OG_TYPE_F32,
-        ElementType::E4m3 => og_type::OG_TYPE_E4M3,
-        ElementType::E5m2 => og_type::OG_TYPE_E5M2,
+/// One call, and its status as an error with the words that the C side left behind.
+fn call(function: &'static str, run: impl FnOnce() -> og_status) -> Result<()> {
+    let status = with_kernels(run)?;
+    if status == og_status::OG_STATUS_OK {
+        return Ok(());
     }
+    // SAFETY: both functions return C strings that are never null; the message stays valid until
+    // this thread's next call, and is copied before.
+    let (name, message) = with_kernels(|| unsafe {
+        let name = CStr::from_ptr(bindings::og_status_string(status));
+        let message = CStr::from_ptr(bindings::og_last_error_message());
+        (name.to_string_lossy(), message.to_string_lossy())
+    })?;
+    Err(match status {
+        og_status::OG_STATUS_OUT_OF_RANGE
+        | og_status::OG_STATUS_BAD_PITCH
+        | og_status::OG_STATUS_MISALIGNED => Error::Unsupported {
+            what: format!("this product ({name})"),
+            why: message.into_owned(),
+            remedy: "change the named value",
+        },
+        og_status::OG_STATUS_ARCHITECTURE => {
+            Error::NoDevice { reason: format!("{message}; use a Hopper GPU (H100, H200, GH200)") }
+        }
+        // Null pointers and empty plans cannot come from this crate, nor may CUTLASS throw: all
+        // faults of ours if they occur, and told apart by the name.
+        _ => Error::Cuda { call: function, detail: format!("{name}: {message}") },
+    })
 }
 
-fn input_of(input: &Input<'_>) -> og_gemm_input {
-    og_gemm_input {
-        chunks: input.chunks.as_ptr().cast::<og_chunk>(),
-        chunk_count: int(input.chunks.len() as u32),
-        pivot_row: input.pivot_row,
-        signals: input.signals as *const u32,
-        epoch: input.epoch as *const u32,
-        begun: input.begun as *const u64,
-        stop: input.stop as *mut bindings::og_stop,
-        abort: input.abort as *const u32,
-        failure: input.failure as *mut og_failure,
-        timeout_ns: input.timeout_ns,
-        slots_per_rank: input.slots_per_rank,
-        share_bits: input.share_bits,
-    }
+fn handle(stream: &CudaStream) -> *mut c_void {
+    stream.cu_stream().cast()
 }
 
-/// Whether the objects in this binary were compiled from the header that Rust was compiled with.
-pub(crate) fn check_abi() -> Result<()> {
+/// Whether the kernels are in this binary, compiled from the header that Rust was compiled with; the error says where the
+/// build looked for a toolkit.
+///
+/// ```
+/// match overlap_gemm::cuda::kernels_built() {
+///     Ok(()) => println!("{:?}", overlap_gemm::cuda::build_info()?),
+///     Err(error) => println!("{error}"),
+/// }
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+pub fn kernels_built() -> Result<()> {
     // SAFETY: takes nothing, touches nothing.
-    let compiled = unsafe { bindings::og_abi_version() };
+    let compiled = with_kernels(|| unsafe { bindings::og_abi_version() })?;
     if i64::from(compiled) == i64::from(bindings::OG_ABI_VERSION) {
         return Ok(());
     }
@@ -208,17 +165,16 @@ pub(crate) fn check_abi() -> Result<()> {
 }
 
 /// `og_kernel_count`.
-pub(crate) fn kernel_count() -> u32 {
+pub(crate) fn kernel_count() -> Result<u32> {
     // SAFETY: takes nothing, touches nothing.
-    unsafe { bindings::og_kernel_count() }.max(0).unsigned_abs()
+    with_kernels(|| unsafe { bindings::og_kernel_count() }.max(0).unsigned_abs())
 }
 
 /// `og_kernel_info`.
 pub(crate) fn kernel_info(index: u32) -> Result<Kernel> {
     let mut facts = og_kernel_facts::default();
     // SAFETY: the pointer is to a live struct of the declared layout.
-    let status = unsafe { bindings::og_kernel_info(int(index), &mut facts) };
-    outcome("og_kernel_info", status)?;
+    call("og_kernel_info", || unsafe { bindings::og_kernel_info(int(index), &mut facts) })?;
     let unknown = |what: &str, number| Error::Cuda {
         call: "og_kernel_info",
         detail: format!("kernel {index} has {what} {number}: run cargo clean and build again"),
@@ -228,13 +184,9 @@ pub(crate) fn kernel_info(index: u32) -> Result<Kernel> {
     }
     // SAFETY: not null, and the header promises a static string.
     let name = unsafe { CStr::from_ptr(facts.name) }.to_string_lossy().into_owned();
-    let element = |number: og_type| match number {
-        og_type::OG_TYPE_BF16 => Ok(ElementType::Bf16),
-        og_type::OG_TYPE_F16 => Ok(ElementType::F16),
-        og_type::OG_TYPE_F32 => Ok(ElementType::F32),
-        og_type::OG_TYPE_E4M3 => Ok(ElementType::E4m3),
-        og_type::OG_TYPE_E5M2 => Ok(ElementType::E5m2),
-        og_type(other) => Err(unknown("element type", other.into())),
+    let element = |number: og_type| {
+        let found = ElementType::ALL.into_iter().find(|element| og_type::from(*element) == number);
+        found.ok_or_else(|| unknown("element type", number.0.into()))
     };
     let extent = |what: &str, value: i32| match u32::try_from(value) {
         Ok(value) if value > 0 => Ok(value),
@@ -269,55 +221,54 @@ pub(crate) fn kernel_info(index: u32) -> Result<Kernel> {
 }
 
 /// `og_gemm_check`: needs no device.
-pub(crate) fn check(shape: &Shape) -> Result<()> {
+pub(crate) fn check(shape: &og_gemm_shape, with_c: bool) -> Result<()> {
     // SAFETY: the pointer is to a live struct of the declared layout.
-    let status = unsafe { bindings::og_gemm_check(&shape_of(shape), shape.with_c.into()) };
-    outcome("og_gemm_check", status)
+    call("og_gemm_check", || unsafe { bindings::og_gemm_check(shape, with_c.into()) })
 }
 
 /// `og_gemm_prepare`.
 ///
 /// # Safety
 /// The CUDA context of the device is current on this thread.
-pub(crate) unsafe fn prepare(shape: &Shape) -> Result<Prepared> {
+pub(crate) unsafe fn prepare(shape: &og_gemm_shape) -> Result<og_gemm_plan> {
     let mut plan = og_gemm_plan::default();
     // SAFETY: both pointers are to live structs of the declared layout; the context is current.
-    let status = unsafe { bindings::og_gemm_prepare(&shape_of(shape), &mut plan) };
-    outcome("og_gemm_prepare", status)?;
-    Ok(Prepared(plan))
+    call("og_gemm_prepare", || unsafe { bindings::og_gemm_prepare(shape, &mut plan) })?;
+    Ok(plan)
 }
 
 /// `og_gemm_enqueue`.
 ///
 /// # Safety
-/// The context that `prepared` was made in is current on this thread, `stream` belongs to it, the
+/// The context that [`prepare`] has made `plan` in is current on this thread, `stream` belongs to it, the
 /// addresses are of device memory as long as sizes and pitches say, those of `input` as the header
-/// says, `records` (0: none) of [`Prepared::tile_count`] times the splits, `workspace` of
-/// [`Prepared::workspace_bytes`] that were zero once; all of it stays valid until the product is done.
+/// says, `records` (0: none) of the plan's tiles times the splits, `workspace` of the plan's bytes, which
+/// were zero once; all of it stays valid until the product is done.
 pub(crate) unsafe fn enqueue(
-    prepared: &Prepared,
+    plan: &og_gemm_plan,
     rows: u32,
-    addresses: &Addresses,
+    operands: &og_gemm_operands,
     input: Option<&Input<'_>>,
-    records: u64,
-    workspace: u64,
-    stream: *mut c_void,
+    [records, workspace]: [u64; 2],
+    stream: &CudaStream,
 ) -> Result<()> {
-    let operands = operands_of(addresses);
-    let input = input.map(input_of);
+    let input = input.map(|Input { chunks, words, .. }| og_gemm_input {
+        chunks: chunks.as_ptr(),
+        chunk_count: count(chunks),
+        ..*words
+    });
     // SAFETY: the structs are live and of the declared layout; the rest is the caller's promise.
-    let status = unsafe {
+    call("og_gemm_enqueue", || unsafe {
         bindings::og_gemm_enqueue(
-            &prepared.0,
+            plan,
             rows.into(),
-            &operands,
+            operands,
             input.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
-            records as *mut og_tile_record,
-            workspace as *mut c_void,
-            stream,
+            records as *mut _,
+            workspace as *mut _,
+            handle(stream),
         )
-    };
-    outcome("og_gemm_enqueue", status)
+    })
 }
 
 /// `og_epoch_advance`.
@@ -325,9 +276,11 @@ pub(crate) unsafe fn enqueue(
 /// # Safety
 /// The context of `stream` is current on this thread, and `epoch` is the address of a word there
 /// that stays valid until the kernel is done.
-pub(crate) unsafe fn epoch_advance(epoch: u64, stream: *mut c_void) -> Result<()> {
+pub(crate) unsafe fn epoch_advance(epoch: u64, stream: &CudaStream) -> Result<()> {
     // SAFETY: the caller's promise.
-    outcome("og_epoch_advance", unsafe { bindings::og_epoch_advance(epoch as *mut u32, stream) })
+    call("og_epoch_advance", || unsafe {
+        bindings::og_epoch_advance(epoch as *mut _, handle(stream))
+    })
 }
 
 /// `og_signal_post`.
@@ -338,13 +291,12 @@ pub(crate) unsafe fn signal_post(
     signals: u64,
     count: u32,
     epoch: u64,
-    stream: *mut c_void,
+    stream: &CudaStream,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
-    let status = unsafe {
-        bindings::og_signal_post(signals as *mut u32, int(count), epoch as *const u32, stream)
-    };
-    outcome("og_signal_post", status)
+    call("og_signal_post", || unsafe {
+        bindings::og_signal_post(signals as *mut _, int(count), epoch as *const _, handle(stream))
+    })
 }
 
 /// `og_gather_begin`.
@@ -353,30 +305,12 @@ pub(crate) unsafe fn signal_post(
 /// The context of `stream` is current on this thread; the words are as the header says on every rank,
 /// every rank has memory where the pushes say, and all of it stays until the kernel is done.
 pub(crate) unsafe fn gather_begin(
-    gather: &GatherWords,
-    step: &GatherStep<'_>,
-    stream: *mut c_void,
+    gather: &og_gather,
+    step: &og_gather_step,
+    stream: &CudaStream,
 ) -> Result<()> {
-    let gather = std::ptr::from_ref(gather).cast::<og_gather>();
     // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
-    outcome("og_gather_begin", unsafe { bindings::og_gather_begin(gather, &step_of(step), stream) })
-}
-
-fn step_of(step: &GatherStep<'_>) -> og_gather_step {
-    og_gather_step {
-        buffer: int(step.buffer),
-        layout: step.layout,
-        own_slot: int(step.slots.start),
-        own_slots: int(step.slots.len() as u32),
-        toggled: step.toggled.into(),
-        product_follows: step.product_follows.into(),
-        product_may_start: step.product_may_start.into(),
-        senders: int(step.senders),
-        pushes: step.pushes.as_ptr().cast::<og_push>(),
-        push_count: count(step.pushes),
-        blocks: int(step.blocks),
-        counter: step.counter as *mut u32,
-    }
+    call("og_gather_begin", || unsafe { bindings::og_gather_begin(gather, step, handle(stream)) })
 }
 
 /// `og_gather_await`.
@@ -384,20 +318,12 @@ fn step_of(step: &GatherStep<'_>) -> og_gather_step {
 /// # Safety
 /// As for [`gather_begin`].
 pub(crate) unsafe fn gather_await(
-    gather: &GatherWords,
-    slots: &Slots,
-    stream: *mut c_void,
+    gather: &og_gather,
+    slots: &og_slots,
+    stream: &CudaStream,
 ) -> Result<()> {
-    let gather = std::ptr::from_ref(gather).cast::<og_gather>();
     // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
-    let status = unsafe { bindings::og_gather_await(gather, &slots_of(slots), stream) };
-    outcome("og_gather_await", status)
-}
-
-fn slots_of(slots: &Slots) -> og_slots {
-    let [first, count, stride, name] =
-        [slots.first, slots.count, slots.stride, slots.name].map(int);
-    og_slots { first, count, stride, name }
+    call("og_gather_await", || unsafe { bindings::og_gather_await(gather, slots, handle(stream)) })
 }
 
 /// `og_reduce`.
@@ -405,34 +331,9 @@ fn slots_of(slots: &Slots) -> og_slots {
 /// # Safety
 /// The context of `stream` is current on this thread; sums, outputs and words are as the header says, and stay until the
 /// kernel is done.
-pub(crate) unsafe fn reduce(sums: &Sums, totals: &Totals, stream: *mut c_void) -> Result<()> {
+pub(crate) unsafe fn reduce(reduction: &og_reduction, stream: &CudaStream) -> Result<()> {
     // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
-    outcome("og_reduce", unsafe { bindings::og_reduce(&reduction_of(sums, totals), stream) })
-}
-
-fn reduction_of(sums: &Sums, totals: &Totals) -> og_reduction {
-    og_reduction {
-        own: sums.own as *const c_void,
-        slots: sums.slots as *const c_void,
-        slot_pitch: long(sums.slot_pitch),
-        pitch: long(sums.pitch),
-        rows: totals.rows.into(),
-        n: totals.n.into(),
-        ranks: int(sums.ranks),
-        rank: int(sums.rank),
-        sum_type: type_of(totals.reduction.partials.element()),
-        d_type: type_of(totals.d_type),
-        d: totals.d as *mut c_void,
-        c: totals.c as *const c_void,
-        bias: totals.bias as *const c_void,
-        ldd: totals.ldd.into(),
-        alpha: totals.alpha,
-        beta: totals.beta,
-        activation: activation_of(totals.activation),
-        average: totals.reduction.average.into(),
-        stop: sums.stop as *const bindings::og_stop,
-        epoch: sums.epoch as *const u32,
-    }
+    call("og_reduce", || unsafe { bindings::og_reduce(reduction, handle(stream)) })
 }
 
 /// `og_exchange_sums`.
@@ -440,35 +341,15 @@ fn reduction_of(sums: &Sums, totals: &Totals) -> og_reduction {
 /// # Safety
 /// As for [`gather_begin`] and [`reduce`]; what is sent to a rank fits where it lands.
 pub(crate) unsafe fn exchange_sums(
-    gather: &GatherWords,
-    step: &GatherStep<'_>,
-    exchange: &Exchange<'_>,
-    stream: *mut c_void,
+    gather: &og_gather,
+    step: &og_gather_step,
+    exchange: &og_exchange,
+    stream: &CudaStream,
 ) -> Result<()> {
-    let gather = std::ptr::from_ref(gather).cast::<og_gather>();
-    let awaited: Vec<og_slots> = exchange.awaited.iter().map(slots_of).collect();
-    let total = exchange.total.map(|(sums, totals)| reduction_of(sums, totals));
-    let exchange = bindings::og_exchange {
-        own: exchange.own as *const c_void,
-        row_bytes: long(exchange.row_bytes),
-        runs: exchange.runs.as_ptr().cast::<og_sums_run>(),
-        awaited: awaited.as_ptr(),
-        run_count: count(exchange.runs),
-        awaited_count: count(&awaited),
-        total: total.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
-    };
     // SAFETY: live structs of the declared layouts; the rest is the caller's promise.
-    let status = unsafe { bindings::og_exchange_sums(gather, &step_of(step), &exchange, stream) };
-    outcome("og_exchange_sums", status)
-}
-
-/// Numbers of the C side are signed; what does not fit is refused there.
-fn long(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-fn count<T>(list: &[T]) -> i32 {
-    int(u32::try_from(list.len()).unwrap_or(u32::MAX))
+    call("og_exchange_sums", || unsafe {
+        bindings::og_exchange_sums(gather, step, exchange, handle(stream))
+    })
 }
 
 /// `og_pad_meet`; no `peer` means all.
@@ -477,19 +358,18 @@ fn count<T>(list: &[T]) -> i32 {
 /// The context of `stream` is current on this thread; the words are as the header says on every rank, and stay
 /// until the kernel is done.
 pub(crate) unsafe fn pad_meet(
-    pad: &PadWords,
+    pad: &og_pad,
     channel: u32,
     peer: Option<u32>,
     puts: bool,
     waits: bool,
-    stream: *mut c_void,
+    stream: &CudaStream,
 ) -> Result<()> {
-    let pad = std::ptr::from_ref(pad).cast::<og_pad>();
     let (channel, peer) = (int(channel), peer.map_or(-1, int));
     // SAFETY: a live struct of the declared layout; the rest is the caller's promise.
-    let status =
-        unsafe { bindings::og_pad_meet(pad, channel, peer, puts.into(), waits.into(), stream) };
-    outcome("og_pad_meet", status)
+    call("og_pad_meet", || unsafe {
+        bindings::og_pad_meet(pad, channel, peer, puts.into(), waits.into(), handle(stream))
+    })
 }
 
 /// `og_signals_prepare`.
@@ -498,38 +378,9 @@ pub(crate) unsafe fn pad_meet(
 /// The CUDA context of the device is current on this thread.
 pub(crate) unsafe fn signals_prepare() -> Result<()> {
     // SAFETY: the caller's promise.
-    outcome("og_signals_prepare", unsafe { bindings::og_signals_prepare() })
+    call("og_signals_prepare", || unsafe { bindings::og_signals_prepare() })
 }
 
-/// Turns a status into an error with the words that the C side left behind.
-fn outcome(call: &'static str, status: og_status) -> Result<()> {
-    if status == og_status::OG_STATUS_OK {
-        return Ok(());
-    }
-    // SAFETY: both functions return C strings that are never null; the message stays valid until
-    // this thread's next call, and is copied before.
-    let (name, message) = unsafe {
-        let name = CStr::from_ptr(bindings::og_status_string(status));
-        let message = CStr::from_ptr(bindings::og_last_error_message());
-        (name.to_string_lossy(), message.to_string_lossy())
-    };
-    Err(match status {
-        og_status::OG_STATUS_OUT_OF_RANGE
-        | og_status::OG_STATUS_BAD_PITCH
-        | og_status::OG_STATUS_MISALIGNED => Error::Unsupported {
-            what: format!("this product ({name})"),
-            why: message.into_owned(),
-            remedy: "change the named value",
-        },
-        og_status::OG_STATUS_ARCHITECTURE => {
-            Error::NoDevice { reason: format!("{message}; use a Hopper GPU (H100, H200, GH200)") }
-        }
-        // Null pointers and empty plans cannot come from this crate, nor may CUTLASS throw: all
-        // faults of ours if they occur, and told apart by the name.
-        _ => Error::Cuda { call, detail: format!("{name}: {message}") },
-    })
-}
-
-#[cfg(test)]
+#[cfg(all(test, overlap_gemm_kernels))]
 #[path = "ffi_tests.rs"]
 mod tests;

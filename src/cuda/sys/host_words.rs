@@ -4,13 +4,14 @@
 //! mapped, and the atomics that order them. Invariant: the memory is freed once, when nobody on this side holds it; code that hands
 //! its address to a kernel holds it until that kernel has ended.
 
+use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::{CudaContext, result, sys};
 
-use super::call::{ASKED, FailureRecord, LEFT};
+use super::bindings::{OG_ABORT_ASKED, OG_ABORT_LEFT, og_failure, og_failure_kind};
 use super::device::Device;
 use super::driver_error;
 use crate::error::{Error, Result};
@@ -102,14 +103,14 @@ impl HostWords {
     pub(crate) fn set_abort(&self, abort: bool) {
         // Release, for what the caller did before; the device polls it with system scope.
         if abort {
-            self.word(0).fetch_or(ASKED, Ordering::Release);
+            self.word(0).fetch_or(OG_ABORT_ASKED, Ordering::Release);
         } else {
-            self.word(0).fetch_and(!ASKED, Ordering::Release);
+            self.word(0).fetch_and(!OG_ABORT_ASKED, Ordering::Release);
         }
     }
 
     pub(crate) fn is_aborted(&self) -> bool {
-        self.word(0).load(Ordering::Relaxed) & ASKED != 0
+        self.word(0).load(Ordering::Relaxed) & OG_ABORT_ASKED != 0
     }
 
     /// Says that `rank` has left properly, and that all that it wrote is there.
@@ -121,37 +122,35 @@ impl HostWords {
         // that rank's words once more.
         let word = self.word(LEFT_AT + 4 * (rank / 32) as usize);
         word.fetch_or(1 << (rank % 32), Ordering::Release);
-        self.word(0).fetch_or(LEFT, Ordering::Release);
+        self.word(0).fetch_or(OG_ABORT_LEFT, Ordering::Release);
     }
 
     /// What a kernel wrote since the last look.
     pub(crate) fn take_failure(&self) -> Option<Failure> {
         let word = |offset: usize| self.word(RECORD_AT + offset);
+        let kind = word(offset_of!(og_failure, kind));
         // Acquire: `kind` is written last, with release at system scope.
-        let kind = word(std::mem::offset_of!(FailureRecord, kind)).load(Ordering::Acquire);
-        if kind == FailureRecord::NONE {
-            return None;
-        }
+        let cause = match og_failure_kind(kind.load(Ordering::Acquire)) {
+            og_failure_kind::OG_FAILURE_NONE => return None,
+            og_failure_kind::OG_FAILURE_ABORTED => Cause::Aborted,
+            og_failure_kind::OG_FAILURE_ABSENT => Cause::Absent,
+            og_failure_kind::OG_FAILURE_LAYOUT => Cause::Layout,
+            og_failure_kind::OG_FAILURE_LEFT => Cause::Left,
+            og_failure_kind::OG_FAILURE_SLICE => Cause::Slice,
+            _ => Cause::Late,
+        };
         let load = |offset| word(offset).load(Ordering::Relaxed);
         let failure = Failure {
-            cause: match kind {
-                FailureRecord::ABORTED => Cause::Aborted,
-                FailureRecord::ABSENT => Cause::Absent,
-                FailureRecord::LAYOUT => Cause::Layout,
-                FailureRecord::LEFT => Cause::Left,
-                FailureRecord::SLICE => Cause::Slice,
-                _ => Cause::Late,
-            },
-            chunk: load(std::mem::offset_of!(FailureRecord, chunk)),
-            signal: load(std::mem::offset_of!(FailureRecord, signal)),
-            epoch: load(std::mem::offset_of!(FailureRecord, epoch)),
+            cause,
+            chunk: load(offset_of!(og_failure, chunk)),
+            signal: load(offset_of!(og_failure, signal)),
+            epoch: load(offset_of!(og_failure, epoch)),
             tile: Tile {
-                m: load(std::mem::offset_of!(FailureRecord, tile_m)),
-                n: load(std::mem::offset_of!(FailureRecord, tile_n)),
+                m: load(offset_of!(og_failure, tile_m)),
+                n: load(offset_of!(og_failure, tile_n)),
             },
         };
-        let none = FailureRecord::NONE;
-        word(std::mem::offset_of!(FailureRecord, kind)).store(none, Ordering::Release);
+        kind.store(og_failure_kind::OG_FAILURE_NONE.0, Ordering::Release);
         Some(failure)
     }
 

@@ -3,8 +3,8 @@
 //! What belongs here: what neither signals nor gathers nor multiplies by itself. Invariant: nothing here uses another
 //! folder of `cuda`; a status of the driver or of the C side becomes an [`Error`] before it leaves.
 //!
-//! - `ffi`, `call`, `shape`: the whole border to the device code, and the plain values that cross it (`bindings` is
-//!   generated, `ffi_missing` the twin without kernels); `build_info`: what the kernels were built with;
+//! - `ffi`, `shape`: the whole border to the device code, and the problem that crosses it (`bindings` is generated);
+//!   `build_info`: what the kernels were built with, and which there are;
 //! - `device`: which GPUs there are; `vmm`: memory that processes can hand each other; `host_words`: memory that the
 //!   device reads and writes while a kernel runs; `workspace`: memory that a product needs for itself; `records`:
 //!   when each tile was computed, as the device writes it down;
@@ -12,10 +12,17 @@
 
 use crate::error::Error;
 
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    unreachable_pub,
+    reason = "generated from csrc/overlap_gemm.h, which documents and keeps the C names"
+)]
+pub(crate) mod bindings;
 pub(crate) mod build_info;
-pub(crate) mod call;
 pub mod device;
-#[cfg_attr(not(overlap_gemm_kernels), path = "ffi_missing.rs")]
 pub(crate) mod ffi;
 pub(crate) mod host_words;
 pub(crate) mod records;

@@ -7,35 +7,66 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
 
-use super::call::TileRecord;
+use super::bindings::og_tile_record;
 use super::device::Device;
 use super::driver_error;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::plan::Tile;
+
+/// One tile, or one slice of K of it; times are nanoseconds of the GPU's global timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileRecord {
+    /// When the wait for its chunks began.
+    pub wait_begin: u64,
+    /// When the last of them was there.
+    pub ready: u64,
+    /// When it had been computed; where K is cut, only in the record of the last slice, which adds the
+    /// others up (`u64::MAX` in theirs).
+    pub done: u64,
+    /// Its place in the visiting order ([`TileOrder::index_of`](crate::plan::TileOrder::index_of)),
+    /// times the number of splits, plus the slice of K.
+    pub index: u64,
+    /// The SM that computed it.
+    pub sm: u32,
+    /// Its tile row.
+    pub tile_m: u32,
+    /// Its tile column.
+    pub tile_n: u32,
+    /// The last of the chunks that its rows touch; `u32::MAX` where the product waits for none.
+    pub chunk: u32,
+}
+
+impl TileRecord {
+    /// Which tile.
+    pub fn tile(&self) -> Tile {
+        Tile { m: self.tile_m, n: self.tile_n }
+    }
+
+    /// The last of the chunks that it had to wait for.
+    pub fn waited_for(&self) -> Option<u32> {
+        (self.chunk != u32::MAX).then_some(self.chunk)
+    }
+}
+
+// SAFETY: a plain struct of numbers; any bits are a value of it.
+unsafe impl DeviceRepr for og_tile_record {}
 
 /// A device buffer for the records of one product's tiles; the plan makes one that fits it.
 #[derive(Debug)]
 pub struct TileRecords {
-    memory: CudaSlice<u8>,
-    len: usize,
+    memory: CudaSlice<og_tile_record>,
 }
 
 impl TileRecords {
     /// Room for `len` records.
     pub(crate) fn new(device: &Device, len: u64) -> Result<Self> {
-        let too_many = || {
-            let most = (isize::MAX as u64) / size_of::<TileRecord>() as u64;
-            let remedy = "record a smaller product";
-            Error::out_of_range("the number of tile records", len, 1, most, remedy)
-        };
-        let len = usize::try_from(len).map_err(|_| too_many())?;
-        let bytes = len.checked_mul(size_of::<TileRecord>()).ok_or_else(too_many)?;
         let stream = device.new_stream()?;
         // SAFETY: `clear` writes all of it before anybody reads.
-        let memory = unsafe { stream.alloc::<u8>(bytes) }
+        let memory = unsafe { stream.alloc(len as usize) }
             .map_err(|error| driver_error("cuMemAllocAsync", error))?;
-        let mut records = TileRecords { memory, len };
+        let mut records = TileRecords { memory };
         records.clear(&stream)?;
         // Other streams will use it, and the allocation is in the order of this one.
         stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
@@ -45,7 +76,7 @@ impl TileRecords {
     /// How many records there are: tiles times splits.
     #[expect(clippy::len_without_is_empty, reason = "every product has a tile")]
     pub fn len(&self) -> usize {
-        self.len
+        self.memory.len()
     }
 
     /// For [`RawOperands::records`](crate::cuda::RawOperands::records); the buffer has to outlive the work.
@@ -55,7 +86,7 @@ impl TileRecords {
 
     /// Forgets what was recorded, in the order of `stream`.
     pub fn clear(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
-        let bytes = self.memory.len();
+        let bytes = self.memory.num_bytes();
         let (address, _guard) = self.memory.device_ptr_mut(stream);
         stream
             .context()
@@ -69,35 +100,26 @@ impl TileRecords {
     /// What was recorded, by tile row, column and slice; tiles that were not computed are left out.
     /// Waits for `stream`.
     pub fn read(&self, stream: &Arc<CudaStream>) -> Result<Vec<TileRecord>> {
-        let bytes = stream
+        let records = stream
             .clone_dtoh(&self.memory)
             .map_err(|error| driver_error("cuMemcpyDtoHAsync", error))?;
         stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
-        let records = bytes.chunks_exact(size_of::<TileRecord>()).map(parse);
-        Ok(records.filter(|record| record.index != u64::MAX).collect())
+        let written = records.into_iter().filter(|record| record.index != u64::MAX);
+        Ok(written.map(TileRecord::from).collect())
     }
 
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
         self.memory.context()
     }
 
-    pub(crate) fn memory_mut(&mut self) -> &mut CudaSlice<u8> {
+    pub(crate) fn memory_mut(&mut self) -> &mut CudaSlice<og_tile_record> {
         &mut self.memory
     }
 }
 
-/// One record from its bytes, in the order of the fields.
-fn parse(bytes: &[u8]) -> TileRecord {
-    let long = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| bytes[8 * at + i]));
-    let word = |at: usize| u32::from_ne_bytes(std::array::from_fn(|i| bytes[32 + 4 * at + i]));
-    TileRecord {
-        wait_begin: long(0),
-        ready: long(1),
-        done: long(2),
-        index: long(3),
-        sm: word(0),
-        tile_m: word(1),
-        tile_n: word(2),
-        chunk: word(3),
+impl From<og_tile_record> for TileRecord {
+    fn from(record: og_tile_record) -> Self {
+        let og_tile_record { wait_begin, ready, done, index, sm, tile_m, tile_n, chunk } = record;
+        TileRecord { wait_begin, ready, done, index, sm, tile_m, tile_n, chunk }
     }
 }

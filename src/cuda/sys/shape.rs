@@ -4,32 +4,11 @@
 //! rules are those of `og_gemm_check`, so that what passes here is refused by neither side; the test
 //! `the_two_sides_agree` compares them. Pitches and widths are [`Problem::check_tma`]'s.
 
+use super::bindings::og_gemm_shape;
+use super::ffi::{MAX_EXTENT, int};
 use crate::error::{Error, Result};
 use crate::kernels::Choice;
 use crate::plan::Problem;
-
-/// The largest M, N and K: rounding up to a tile has to stay within 31 bits.
-pub const MAX_EXTENT: u32 = 2_147_483_392;
-
-/// The most slices that K can be cut into.
-pub const MAX_SPLITS: u32 = 16;
-
-/// The numbers that go to the C side; C, where there is one, lies as D does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    pub(crate) m: u32,
-    pub(crate) n: u32,
-    pub(crate) k: u32,
-    pub(crate) lda: u32,
-    pub(crate) ldb: u32,
-    pub(crate) ldd: u32,
-    pub(crate) kernel: u32,
-    /// How many SMs the kernel may occupy; 0 means all.
-    pub(crate) sm_limit: u32,
-    pub(crate) swizzle: u32,
-    pub(crate) splits: u32,
-    pub(crate) with_c: bool,
-}
 
 /// What does not depend on the kernel: whether the sizes and pitches are ones that kernels take.
 pub(crate) fn check(problem: &Problem) -> Result<()> {
@@ -42,26 +21,19 @@ pub(crate) fn check(problem: &Problem) -> Result<()> {
     problem.check_tma()
 }
 
-impl Shape {
-    /// The problem, run as chosen. The caller has [`check`]ed it.
-    pub(crate) fn new(
-        problem: &Problem,
-        choice: Choice,
-        sm_limit: Option<u32>,
-        with_c: bool,
-    ) -> Shape {
-        Shape {
-            m: problem.m(),
-            n: problem.n(),
-            k: problem.k(),
-            lda: problem.lda(),
-            ldb: problem.ldb(),
-            ldd: problem.ldd(),
-            kernel: u32::try_from(choice.kernel).unwrap_or(u32::MAX),
-            sm_limit: sm_limit.unwrap_or(0),
-            swizzle: choice.swizzle,
-            splits: choice.splits,
-            with_c,
-        }
+/// The problem, run as chosen on at most that many SMs (default: all); the caller has [`check`]ed it. C lies as D does.
+pub(crate) fn shape_of(problem: &Problem, choice: Choice, sm_limit: Option<u32>) -> og_gemm_shape {
+    og_gemm_shape {
+        m: problem.m().into(),
+        n: problem.n().into(),
+        k: problem.k().into(),
+        lda: problem.lda().into(),
+        ldb: problem.ldb().into(),
+        ldc: problem.ldd().into(),
+        ldd: problem.ldd().into(),
+        kernel: i32::try_from(choice.kernel).unwrap_or(i32::MAX),
+        sm_count: int(sm_limit.unwrap_or(0)),
+        swizzle: int(choice.swizzle),
+        splits: int(choice.splits),
     }
 }

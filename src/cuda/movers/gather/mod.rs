@@ -27,7 +27,6 @@ pub(crate) mod joining;
 mod own_rows;
 mod sums;
 
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,10 +42,11 @@ use crate::cuda::movers::copy_engines::CopyEngines;
 use crate::cuda::movers::course::Course;
 use crate::cuda::movers::marks::{self, Marks};
 use crate::cuda::movers::options::GatherOptions;
-use crate::cuda::sys::call::{GatherStep, GatherWords, Input, Slots, int};
+use crate::cuda::sys::bindings::{og_gather, og_gather_step, og_slots};
 use crate::cuda::sys::device::Device;
+use crate::cuda::sys::driver_error;
+use crate::cuda::sys::ffi::{self, Input, count, int};
 use crate::cuda::sys::workspace::is_capturing;
-use crate::cuda::sys::{driver_error, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{self, Engine, Lane, Plan, Schedule};
@@ -196,7 +196,6 @@ impl Gatherer {
             self.course.captured = true;
         }
         let buffer = self.course.next_buffer;
-        let rank = self.group.rank();
         if self.options.poison {
             self.poison(stream)?;
         }
@@ -227,30 +226,26 @@ impl Gatherer {
         // took up to 23 % longer (benches/results/2026-11-22-h200x2-later-start.md).
         let may_start = follower == Follower::Product { constant_b: true }
             && !(by_kernel && self.group.ranks() > 1);
-        let begin = GatherStep {
-            buffer,
-            layout: shape.tags[buffer as usize],
-            slots: self.part.layout.own_slots(&shape.plan, rank),
-            toggled: self.course.captured && !by_kernel,
-            product_follows: follower != Follower::Other,
-            product_may_start: may_start,
-            senders: shape.senders,
-            pushes: pushed,
-            blocks,
-            counter: self.table.counter,
+        let toggled = self.course.captured && !by_kernel;
+        let tells_product = follower != Follower::Other;
+        let begin = og_gather_step {
+            toggled: toggled.into(),
+            product_follows: tells_product.into(),
+            product_may_start: may_start.into(),
+            senders: int(shape.senders),
+            pushes: pushed.as_ptr(),
+            push_count: count(pushed),
+            ..self.beginning(shape, buffer, blocks)
         };
         let mut words = self.words(capturing);
-        if begin.toggled {
+        if toggled {
             words.sent_at = int(SENT_TOGGLES_AT);
         }
-        let marks_kernel =
-            self.marks.is_some() && !begin.pushes.is_empty() && !self.course.captured;
+        let marks_kernel = self.marks.is_some() && !pushed.is_empty() && !self.course.captured;
         let marked = marks_kernel.then(|| marks::recorded(&self.device, stream)).transpose()?;
-        let handle = stream.cu_stream().cast::<c_void>();
         // SAFETY: `signals.begin` has made the context current; words and tables live as long as this value,
         // which waits for its streams; every rank has memory where the layout says.
-        unsafe { ffi::gather_begin(&words, &begin, handle) }?;
-        let (toggled, tells_product) = (begin.toggled, begin.product_follows);
+        unsafe { ffi::gather_begin(&words, &begin, stream) }?;
         self.course.advance();
         let joins = capturing && !by_kernel;
         let step = Step { shape: Arc::clone(shape), buffer, joins, toggled, tells_product };
@@ -329,18 +324,17 @@ impl Gatherer {
         // caller has promised that nothing of that writes B, and no kernel pushes.
         // A word that nobody sets would be awaited for ever.
         let begun = if step.tells_product { self.part.word(BEGUN_AT) } else { 0 };
-        let input = self.signals.input(stream, &step.shape.table, limit)?;
+        let mut input = self.signals.input(stream, &step.shape.table, limit)?;
         let layout = &self.part.layout;
-        let (slots_per_rank, share_bits) = (int(layout.slots_per_rank()), int(layout.share_bits()));
-        let input = Input { b_is_there: true, begun, slots_per_rank, share_bits, ..input };
-        if !step.toggled {
-            return Ok(input);
+        input.b_is_there = true;
+        input.words.begun = begun as *const _;
+        input.words.slots_per_rank = int(layout.slots_per_rank());
+        input.words.share_bits = int(layout.share_bits());
+        if step.toggled {
+            input.words.signals = self.part.word(layout.toggles_of(step.buffer)) as *const _;
+            input.words.epoch = self.part.word(TOGGLE_EPOCH_AT) as *const _;
         }
-        Ok(Input {
-            signals: self.part.word(self.part.layout.toggles_of(step.buffer)),
-            epoch: self.part.word(TOGGLE_EPOCH_AT),
-            ..input
-        })
+        Ok(input)
     }
 
     /// Lets `stream` wait for what one of a step's products awaits, or a gather alone: a kernel of one warp for each run
@@ -359,7 +353,7 @@ impl Gatherer {
         runs.try_for_each(|slots| self.await_slots(stream, step, slots))
     }
 
-    fn await_slots(&self, stream: &Arc<CudaStream>, step: &Step, slots: &Slots) -> Result<()> {
+    fn await_slots(&self, stream: &Arc<CudaStream>, step: &Step, slots: &og_slots) -> Result<()> {
         // Perhaps from another thread than the step began on: makes the context current.
         self.signals.begin(stream)?;
         let mut words = self.words(is_capturing(stream)?);
@@ -368,7 +362,7 @@ impl Gatherer {
             words.epoch_at = int(TOGGLE_EPOCH_AT);
         }
         // SAFETY: as in `begin`.
-        unsafe { ffi::gather_await(&words, slots, stream.cu_stream().cast::<c_void>()) }
+        unsafe { ffi::gather_await(&words, slots, stream) }
     }
 
     /// Changes this rank's schedule of steps that have the planned rows, so that a test sees what becomes of it. No step is
@@ -396,13 +390,27 @@ impl Gatherer {
         self.course.next_buffer
     }
 
-    fn words(&self, capturing: bool) -> GatherWords {
+    /// What is the same of every step that a kernel of `blocks` blocks begins.
+    fn beginning(&self, shape: &StepShape, buffer: u32, blocks: u32) -> og_gather_step {
+        let slots = self.part.layout.own_slots(&shape.plan, self.group.rank());
+        og_gather_step {
+            buffer: int(buffer),
+            layout: shape.tags[buffer as usize],
+            own_slot: int(slots.start),
+            own_slots: int(slots.len() as u32),
+            blocks: int(blocks),
+            counter: self.table.counter as *mut _,
+            ..og_gather_step::default()
+        }
+    }
+
+    fn words(&self, capturing: bool) -> og_gather {
         let host = self.signals.host();
-        GatherWords {
-            words: self.table.words,
-            own: self.part.start(),
-            abort: host.abort_address(),
-            failure: host.failure_address(),
+        og_gather {
+            words: self.table.words as *const _,
+            own: self.part.start() as *mut _,
+            abort: host.abort_address() as *const _,
+            failure: host.failure_address() as *mut _,
             timeout_ns: timeout_ns(self.limit(capturing)),
             ..self.part.layout.words(self.group.rank())
         }

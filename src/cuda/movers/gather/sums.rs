@@ -4,7 +4,6 @@
 //! a total, is none of its business. Invariant: but for that kernel nothing here holds an SM that another rank needs
 //! while it waits: one warp waits.
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,8 +13,8 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::{Gatherer, Step};
 use crate::cuda::exchange::layout::TOGGLE_EPOCH_AT;
 use crate::cuda::exchange::signals::{EPOCH_AT, STOP_AT};
-use crate::cuda::sys::call::{Exchange, GatherStep, Slots, Sums, SumsRun, Totals, int};
-use crate::cuda::sys::ffi;
+use crate::cuda::sys::bindings::{og_exchange, og_reduction, og_slots, og_sums_run};
+use crate::cuda::sys::ffi::{self, count, int, long};
 use crate::cuda::sys::workspace::is_capturing;
 use crate::error::{Error, Result};
 use crate::plan::Engine;
@@ -55,7 +54,7 @@ impl Gatherer {
     }
 
     /// The slots of the sums of a chunk and a rank each.
-    fn slots_of(&self, step: &Step, awaited: &[(u32, u32)]) -> Vec<Slots> {
+    fn slots_of(&self, step: &Step, awaited: &[(u32, u32)]) -> Vec<og_slots> {
         let (layout, plan) = (&self.part.layout, &step.shape.plan);
         let slot_of = |chunk, from| layout.signal_slot(plan, chunk, from);
         runs(awaited, self.group.rank(), layout.slots_per_rank(), slot_of)
@@ -71,34 +70,25 @@ impl Gatherer {
         stream: &Arc<CudaStream>,
         step: &Step,
         [sent, signalled, awaited]: [&[(u32, u32)]; 3],
-        total: Option<(&Sums, &Totals)>,
+        total: Option<&og_reduction>,
     ) -> Result<()> {
         let (layout, shape) = (&self.part.layout, &step.shape);
         let Engine::Kernel { blocks } = self.plan.options().engine else { return Ok(()) };
-        let begin = GatherStep {
-            buffer: step.buffer,
-            layout: shape.tags[step.buffer as usize],
-            slots: layout.own_slots(&shape.plan, self.group.rank()),
-            toggled: false,
-            product_follows: false,
-            product_may_start: false,
-            senders: 0,
-            pushes: &[],
-            blocks,
-            counter: self.table.counter,
+        let begin = self.beginning(shape, step.buffer, blocks);
+        let (runs, awaited) = (self.runs_of(step, sent, signalled), self.slots_of(step, awaited));
+        let exchange = og_exchange {
+            own: self.own_sums(step.buffer) as *const _,
+            row_bytes: long(layout.pitch()),
+            runs: runs.as_ptr(),
+            awaited: awaited.as_ptr(),
+            run_count: count(&runs),
+            awaited_count: count(&awaited),
+            total: total.map_or(std::ptr::null(), std::ptr::from_ref),
         };
-        let exchange = Exchange {
-            own: self.own_sums(step.buffer),
-            row_bytes: layout.pitch(),
-            runs: &self.runs_of(step, sent, signalled),
-            awaited: &self.slots_of(step, awaited),
-            total,
-        };
-        let (words, handle) =
-            (self.words(is_capturing(stream)?), stream.cu_stream().cast::<c_void>());
+        let words = self.words(is_capturing(stream)?);
         // SAFETY: `begin` has made the context current; words and tables live as long as this value, which waits for its
         // streams; every rank has slots where the layout says; the rest is the caller's promise.
-        unsafe { ffi::exchange_sums(&words, &begin, &exchange, handle) }?;
+        unsafe { ffi::exchange_sums(&words, &begin, &exchange, stream) }?;
         self.course.advance();
         self.course.latest = Some(Arc::clone(shape));
         Ok(())
@@ -106,14 +96,19 @@ impl Gatherer {
 
     /// What is sent and signalled, in the schedule's order; chunks that lie side by side, here and at their receiver, are one
     /// run. Only in a test's schedule is a chunk sent and not signalled, or signalled and not sent.
-    fn runs_of(&self, step: &Step, sent: &[(u32, u32)], signalled: &[(u32, u32)]) -> Vec<SumsRun> {
+    fn runs_of(
+        &self,
+        step: &Step,
+        sent: &[(u32, u32)],
+        signalled: &[(u32, u32)],
+    ) -> Vec<og_sums_run> {
         let (layout, plan, rank) = (&self.part.layout, &step.shape.plan, self.group.rank());
         let unsent = signalled.iter().filter(|of| !sent.contains(of));
-        let mut runs: Vec<SumsRun> = Vec::new();
+        let mut runs: Vec<og_sums_run> = Vec::new();
         for &(chunk, to) in sent.iter().chain(unsent) {
             let rows = plan.chunks().rows(chunk);
             let moved = if sent.contains(&(chunk, to)) { rows.len() as i64 } else { 0 };
-            let run = SumsRun {
+            let run = og_sums_run {
                 to: layout.lands_at(plan, chunk, [rank, to], step.buffer),
                 first_row: rows.start.into(),
                 rows: moved,
@@ -130,27 +125,37 @@ impl Gatherer {
         runs
     }
 
-    /// All ranks' sums of some of this rank's rows, from the byte `column` of a row on; `size` is an element's.
-    pub(crate) fn sums(&self, step: &Step, rows: &Range<u32>, column: u64, size: u64) -> Sums {
+    /// All ranks' sums of some of this rank's rows, from the byte `column` of a row on; `size` is an element's. What becomes of
+    /// them is left to the caller.
+    pub(crate) fn sums(
+        &self,
+        step: &Step,
+        rows: &Range<u32>,
+        column: u64,
+        size: u64,
+    ) -> og_reduction {
         let (part, layout, rank) = (&self.part, &self.part.layout, self.group.rank());
         let first = step.shape.plan.output_rows(rank).start;
         let local = u64::from(rows.start - first) * layout.pitch();
         let epoch_at = if step.toggled { TOGGLE_EPOCH_AT } else { EPOCH_AT };
-        Sums {
-            own: part.start() + layout.row(step.buffer, rows.start) + column,
-            slots: part.start() + layout.slots_start(step.buffer) + local + column,
-            slot_pitch: layout.slot_bytes() / size,
-            pitch: layout.pitch() / size,
-            ranks: self.group.ranks(),
-            rank,
-            stop: part.word(STOP_AT),
-            epoch: part.word(epoch_at),
+        let own = part.start() + layout.row(step.buffer, rows.start) + column;
+        let slots = part.start() + layout.slots_start(step.buffer) + local + column;
+        og_reduction {
+            own: own as *const _,
+            slots: slots as *const _,
+            slot_pitch: long(layout.slot_bytes() / size),
+            pitch: long(layout.pitch() / size),
+            ranks: int(self.group.ranks()),
+            rank: int(rank),
+            stop: part.word(STOP_AT) as *const _,
+            epoch: part.word(epoch_at) as *const _,
+            ..og_reduction::default()
         }
     }
 }
 
 /// Whether a chunk lies right behind a run, rows and signals alike.
-fn continues(last: &SumsRun, run: &SumsRun) -> bool {
+fn continues(last: &og_sums_run, run: &og_sums_run) -> bool {
     let ends = (last.peer, last.first_row + last.rows, last.slot + last.slots);
     ends == (run.peer, run.first_row, run.slot) && run.rows > 0 && run.slots == 1
 }
@@ -162,21 +167,20 @@ fn runs(
     own: u32,
     stride: u32,
     slot_of: impl Fn(u32, u32) -> u32,
-) -> Vec<Slots> {
-    let mut runs: Vec<(u32, Slots)> = Vec::new();
+) -> Vec<og_slots> {
+    let mut runs: Vec<(u32, og_slots)> = Vec::new();
     for &(chunk, from) in awaited {
+        let [from_name, own_name] = [from, own].map(int);
         match runs.last_mut() {
-            Some((of, Slots { count, name, .. })) if *of == chunk && *name + *count == from => {
-                *count += 1;
-            }
-            Some((of, Slots { count, name, .. }))
-                if *of == chunk && *name + *count == own && own + 1 == from =>
+            Some((of, run)) if *of == chunk && run.name + run.count == from_name => run.count += 1,
+            Some((of, run))
+                if *of == chunk && run.name + run.count == own_name && own + 1 == from =>
             {
-                *count += 2;
+                run.count += 2;
             }
             _ => {
-                let first = slot_of(chunk, from);
-                runs.push((chunk, Slots { first, count: 1, stride, name: from }));
+                let (first, stride) = (int(slot_of(chunk, from)), int(stride));
+                runs.push((chunk, og_slots { first, count: 1, stride, name: from_name }));
             }
         }
     }
@@ -188,7 +192,7 @@ mod tests {
     use super::*;
 
     /// (first slot, count, first rank) of each run; three slots a rank.
-    fn found(awaited: &[(u32, u32)], own: u32) -> Vec<(u32, u32, u32)> {
+    fn found(awaited: &[(u32, u32)], own: u32) -> Vec<(i32, i32, i32)> {
         // The chunks of rank 1 are 4, 5 and 6.
         let runs = runs(awaited, own, 3, |chunk, from| from * 3 + chunk - 4);
         assert!(runs.iter().all(|run| run.stride == 3));
