@@ -5,6 +5,7 @@
 //! runs (a peer failed or was late; the output is poisoned), and where the
 //! environment lacks something (a driver, a device, compiled kernels).
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// `Result` with this crate's [`Error`].
@@ -223,6 +224,20 @@ impl Error {
         remedy: &'static str,
     ) -> Self {
         Error::OutOfRange { what: what.into(), value, min, max, remedy }
+    }
+
+    /// An error unless `value` is in `range`.
+    pub(crate) fn check_range<T: Copy + PartialOrd + Into<u64>>(
+        what: impl Into<String>,
+        value: T,
+        range: RangeInclusive<T>,
+        remedy: &'static str,
+    ) -> Result<()> {
+        if range.contains(&value) {
+            return Ok(());
+        }
+        let (min, max) = ((*range.start()).into(), (*range.end()).into());
+        Err(Error::out_of_range(what, value.into(), min, max, remedy))
     }
 
     /// `Mismatch`, shorter to write.

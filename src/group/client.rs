@@ -15,10 +15,9 @@ use super::channel::{Channel, Fault, to_store};
 use super::identity::Member;
 use super::inbox::Inbox;
 use super::launch::Launch;
-use super::line::{CLOSING, Line, out_of_files};
+use super::line::{CLOSING, Line, Timed, after, out_of_files};
 use super::message::{PROTOCOL_VERSION, Request};
 use super::secret::Secret;
-use super::timed::{Timed, after};
 use crate::error::{Error, Result};
 
 /// How long one attempt may take, and how long to wait before the next.

@@ -24,10 +24,11 @@ use rustix::net::{
     connect, recvmsg, sendmsg, socket_with, sockopt,
 };
 use rustix::process::{Resource, getrlimit};
+use serde::{Deserialize, Serialize};
 
 use super::identity::this_user;
+use super::line::after;
 use super::secret::random_bytes;
-use super::timed::after;
 use super::{Group, named};
 use crate::error::{Error, Result};
 
@@ -44,7 +45,7 @@ const REFUSED: Duration = Duration::from_secs(1);
 const STRANGERS: usize = 16;
 
 /// What a rank tells the others: where it listens, and what to say there.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Door {
     name: [u8; 32],
     key: [u8; 32],
@@ -55,17 +56,6 @@ struct Door {
 const GREETING: usize = 36;
 
 impl Door {
-    fn encode(&self) -> Vec<u8> {
-        [&self.name[..], &self.key, &[self.handles]].concat()
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Door> {
-        let (name, rest) = bytes.split_first_chunk()?;
-        let (key, rest) = rest.split_first_chunk()?;
-        let &[handles] = rest else { return None };
-        Some(Door { name: *name, key: *key, handles })
-    }
-
     /// A name without a file: it is gone with the socket.
     fn name(&self) -> Vec<u8> {
         [b"overlap-gemm-", &self.name[..]].concat()
@@ -111,11 +101,8 @@ impl Group {
         handles: &[BorrowedFd<'_>],
         limit: Duration,
     ) -> Result<Vec<Vec<OwnedFd>>> {
-        if handles.len() > MAX_HANDLES {
-            let (value, most) = (handles.len() as u64, MAX_HANDLES as u64);
-            let remedy = "exchange fewer at a time";
-            return Err(Error::out_of_range("the number of handles", value, 0, most, remedy));
-        }
+        let (value, range) = (handles.len() as u64, 0..=MAX_HANDLES as u64);
+        Error::check_range("the number of handles", value, range, "exchange fewer at a time")?;
         let until = after(limit);
         let failed = |act: &'static str| move |error: io::Error| self.give_up(what, act, &error);
         let random = || {
@@ -129,10 +116,12 @@ impl Group {
         let duplicates: io::Result<_> =
             handles.iter().map(BorrowedFd::try_clone_to_owned).collect();
         let duplicates = duplicates.map_err(failed("duplicate handles"))?;
-        let parts = self.all_gather(what, &own.encode(), limit)?;
-        let doors: Option<Vec<_>> = parts.iter().map(|part| Door::decode(part)).collect();
-        let doors = doors
-            .ok_or_else(|| failed("understand the others")(io::ErrorKind::InvalidData.into()))?;
+        let brought =
+            serde_json::to_vec(&own).map_err(io::Error::from).map_err(failed("say where"))?;
+        let parts = self.all_gather(what, &brought, limit)?;
+        let doors: io::Result<Vec<Door>> =
+            parts.iter().map(|part| Ok(serde_json::from_slice(part)?)).collect();
+        let doors = doors.map_err(failed("understand the others"))?;
 
         let (rank, ranks) = (self.rank(), doors.len());
         let mut taken: Vec<_> = doors.iter().map(|_| None).collect();
@@ -153,7 +142,7 @@ impl Group {
             if Instant::now() >= until {
                 return Err(match full {
                     Some(error) => failed("send handles")(error),
-                    None => self.waiting(limit).give_up(absent, &named(what)),
+                    None => self.absent(absent, &named(what), limit),
                 });
             }
             if !came && !gone {

@@ -25,7 +25,7 @@
 //!   and callbacks run ([`Group::on_end`]). A rank that leaves properly ends nothing; callbacks can report it
 //!   ([`Group::on_leave_tell`]).
 //! - **A group whose ranks do not match is refused** on all ranks, with both ranks' names and values: other
-//!   versions, users, hosts, topologies, two ranks with one GPU.
+//!   versions, users, hosts, two ranks with one GPU.
 //!
 //! ```
 //! use overlap_gemm::group::Group;
@@ -59,7 +59,6 @@ mod message;
 mod secret;
 mod store;
 mod table;
-mod timed;
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -73,31 +72,28 @@ pub use secret::{SECRET_VARIABLE, Secret};
 
 use crate::error::{Error, Result};
 use crate::plan::MAX_RANKS;
-use crate::topology::Topology;
 use alarms::{News, Watcher};
 use client::Connection;
 use identity::Rules;
 use inbox::{Inbox, Vain};
 use launch::FIRST_LIMIT;
+use line::after;
 use message::{Ending, Notice, Request};
 use store::Store;
 use table::{Table, most_bytes};
-use timed::after;
 
 /// The options of a rank that joins a group.
 #[derive(Clone, Debug)]
 pub struct GroupOptions {
     limit: Duration,
     device: String,
-    topology: String,
     rules: Rules,
 }
 
 impl Default for GroupOptions {
     /// A minute for all to join; no GPU; one machine, and no GPU shared by ranks.
     fn default() -> Self {
-        let (device, topology) = (String::new(), String::new());
-        GroupOptions { limit: FIRST_LIMIT, device, topology, rules: Rules::default() }
+        GroupOptions { limit: FIRST_LIMIT, device: String::new(), rules: Rules::default() }
     }
 }
 
@@ -114,12 +110,6 @@ impl GroupOptions {
         self
     }
 
-    /// The links between the GPUs of this machine; equal on all ranks.
-    pub fn topology(mut self, topology: Topology) -> Self {
-        self.topology = topology.to_string();
-        self
-    }
-
     /// Allows several ranks on one GPU. Rank 0's value counts.
     pub fn shared_devices(mut self, allowed: bool) -> Self {
         self.rules.shared_devices = allowed;
@@ -133,8 +123,7 @@ impl GroupOptions {
     }
 
     fn member(&self, rank: u32) -> Member {
-        let (device, topology) = (self.device.clone(), self.topology.clone());
-        Member { device, topology, ..Member::this_process(rank) }
+        Member { device: self.device.clone(), ..Member::this_process(rank) }
     }
 }
 
@@ -178,9 +167,9 @@ impl Group {
         let shared = GroupOptions::default().shared_devices(true);
         check_ranks(ranks)?;
         let table = Arc::new(Table::new(ranks, shared.rules));
-        let sit = |rank| Seated::at(&table, ranks, shared.member(rank), shared.limit, None);
+        let sit = |rank| Group::at(&table, ranks, shared.member(rank), None);
         let seated: Vec<_> = (0..ranks).map(sit).collect::<Result<_>>()?;
-        seated.into_iter().map(|seated| seated.complete(Instant::now())).collect()
+        seated.into_iter().map(|group| group.complete(Instant::now(), shared.limit)).collect()
     }
 
     /// This process as a rank of its launcher's group: torchrun, mpirun, srun or
@@ -194,11 +183,7 @@ impl Group {
     /// This process as a rank of the group of `launch`, which has its number and the address of rank 0.
     pub fn meet(launch: &Launch, secret: &Secret, options: &GroupOptions) -> Result<Group> {
         check_ranks(launch.ranks)?;
-        if launch.rank >= launch.ranks {
-            let most = u64::from(launch.ranks) - 1;
-            let remedy = "ranks count from 0";
-            return Err(Error::out_of_range("the rank", launch.rank.into(), 0, most, remedy));
-        }
+        Error::check_range("the rank", launch.rank, 0..=launch.ranks - 1, "ranks count from 0")?;
         check_length("the device's name", &options.device)?;
         check_length("the job's name", &launch.job)?;
         let until = after(options.limit);
@@ -206,12 +191,32 @@ impl Group {
         if launch.rank == 0 {
             let table = Arc::new(Table::new(launch.ranks, options.rules));
             let store = Store::open(launch, &table, secret, until)?;
-            let seated = Seated::at(&table, launch.ranks, member, options.limit, Some(store))?;
-            return seated.complete(until);
+            let seated = Group::at(&table, launch.ranks, member, Some(store))?;
+            return seated.complete(until, options.limit);
         }
         let inbox = Arc::new(Inbox::default());
         let way = Connection::open(launch, &member, secret, &inbox, until).map(Way::Away)?;
-        Seated { rank: launch.rank, limit: options.limit, inbox, way }.complete(until)
+        Group::seated(launch.rank, inbox, way).complete(until, options.limit)
+    }
+
+    /// A rank that has come to a table of this process, before all have.
+    fn at(table: &Arc<Table>, ranks: u32, member: Member, store: Option<Store>) -> Result<Group> {
+        let (inbox, rank) = (Arc::new(Inbox::default()), member.rank);
+        let told = Arc::clone(&inbox);
+        let joined = table.join(ranks, member, Arc::new(move |notice: Notice| told.take(notice)));
+        joined.map_err(refused)?;
+        Ok(Group::seated(rank, inbox, Way::Here { table: Arc::clone(table), _store: store }))
+    }
+
+    fn seated(rank: u32, inbox: Arc<Inbox>, way: Way) -> Group {
+        Group { rank, members: Vec::new(), inbox, way, next: Mutex::new(0) }
+    }
+
+    /// Waits for all to come.
+    fn complete(mut self, until: Instant, limit: Duration) -> Result<Group> {
+        let look = |until| self.inbox.members(until);
+        self.members = self.wait((until, limit), None, "the group", look)?;
+        Ok(self)
     }
 
     /// This rank's number.
@@ -239,18 +244,9 @@ impl Group {
         part: &[u8],
         limit: Duration,
     ) -> Result<Arc<Vec<Vec<u8>>>> {
-        let most = most_bytes(self.ranks());
-        if part.len() > most {
-            let (what, length) =
-                (format!("what is brought to '{what}', in bytes,"), part.len() as u64);
-            return Err(Error::out_of_range(
-                what,
-                length,
-                0,
-                most as u64,
-                "exchange less at a time",
-            ));
-        }
+        let brought = format!("what is brought to '{what}', in bytes,");
+        let most = most_bytes(self.ranks()) as u64;
+        Error::check_range(brought, part.len() as u64, 0..=most, "exchange less at a time")?;
         check_length("the name of an exchange", what)?;
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let exchange = *next;
@@ -258,13 +254,49 @@ impl Group {
         let until = after(limit);
         let part = part.to_vec();
         self.way.request(self.rank, Request::Bring { exchange, what: what.into(), part });
-        self.waiting(limit).until(until, Some(exchange), &named(what), |until| {
-            self.inbox.gathered(exchange, until)
+        let look = |until| self.inbox.gathered(exchange, until);
+        self.wait((until, limit), Some(exchange), &named(what), look)
+    }
+
+    /// Waits with `look` until then, which is after `limit`. Then it asks the store for the missing ranks, tells the other
+    /// ranks, and returns an error that names them.
+    fn wait<T>(
+        &self,
+        (until, limit): (Instant, Duration),
+        exchange: Option<u64>,
+        what: &str,
+        look: impl Fn(Instant) -> std::result::Result<T, Vain>,
+    ) -> Result<T> {
+        /// How long the store may take to name the missing ranks.
+        const GRACE: Duration = Duration::from_secs(1);
+        let vain = match look(until) {
+            Err(Vain::Late) => {
+                self.way.request(self.rank, Request::Ask { exchange });
+                match self.inbox.missing(after(GRACE)) {
+                    // Nobody is: what was awaited came before the answer.
+                    Ok(missing) if missing.is_empty() => look(Instant::now()),
+                    Ok(missing) => return Err(self.absent(missing, what, limit)),
+                    Err(Vain::Late) => return Err(self.absent(vec![0], what, limit)), // the store is stuck
+                    Err(ended) => Err(ended),
+                }
+            }
+            other => other,
+        };
+        vain.map_err(|vain| match vain {
+            Vain::Ended(ending) => {
+                // One that only this rank knows, because the store has closed.
+                self.inbox.take(Notice::Ended(ending.clone()));
+                error_of(&ending, self.rank, what)
+            }
+            Vain::Late => self.absent(vec![0], what, limit),
         })
     }
 
-    fn waiting(&self, limit: Duration) -> Waiting<'_> {
-        Waiting { rank: self.rank, inbox: &self.inbox, way: &self.way, limit }
+    /// Ends the group for want of these ranks.
+    fn absent(&self, absent: Vec<u32>, what: &str, limit: Duration) -> Error {
+        let error = Error::Absent { rank: self.rank, absent, what: what.into(), limit };
+        self.way.request(self.rank, Request::Abort { reason: error.to_string() });
+        error
     }
 
     /// Returns when all ranks have called it.
@@ -368,89 +400,6 @@ impl Drop for Group {
 /// What a rank that is gone leaves undone, where nothing in particular was awaited.
 const WORK: &str = "the work of the group";
 
-/// A rank that has come, before all have.
-struct Seated {
-    rank: u32,
-    limit: Duration,
-    inbox: Arc<Inbox>,
-    way: Way,
-}
-
-impl Seated {
-    fn at(
-        table: &Arc<Table>,
-        ranks: u32,
-        member: Member,
-        limit: Duration,
-        store: Option<Store>,
-    ) -> Result<Seated> {
-        let (inbox, rank) = (Arc::new(Inbox::default()), member.rank);
-        let told = Arc::clone(&inbox);
-        let joined = table.join(ranks, member, Arc::new(move |notice: Notice| told.take(notice)));
-        joined.map_err(refused)?;
-        let way = Way::Here { table: Arc::clone(table), _store: store };
-        Ok(Seated { rank, limit, inbox, way })
-    }
-
-    fn complete(self, until: Instant) -> Result<Group> {
-        let Seated { rank, limit, inbox, way } = self;
-        let waiting = Waiting { rank, inbox: &inbox, way: &way, limit };
-        let members = waiting.until(until, None, "the group", |until| inbox.members(until))?;
-        Ok(Group { rank, members, inbox, way, next: Mutex::new(0) })
-    }
-}
-
-/// A rank that waits for the others, to come or to bring something.
-struct Waiting<'a> {
-    rank: u32,
-    inbox: &'a Inbox,
-    way: &'a Way,
-    limit: Duration,
-}
-
-impl Waiting<'_> {
-    /// How long the store may take to name the missing ranks.
-    const GRACE: Duration = Duration::from_secs(1);
-
-    /// Waits with `look`. After the limit it asks the store for the missing ranks, tells the other ranks, and returns an error
-    /// that names them.
-    fn until<T>(
-        &self,
-        until: Instant,
-        exchange: Option<u64>,
-        what: &str,
-        look: impl Fn(Instant) -> std::result::Result<T, Vain>,
-    ) -> Result<T> {
-        let vain = match look(until) {
-            Err(Vain::Late) => {
-                self.way.request(self.rank, Request::Ask { exchange });
-                match self.inbox.missing(after(Self::GRACE)) {
-                    // Nobody is: what was awaited came before the answer.
-                    Ok(missing) if missing.is_empty() => look(Instant::now()),
-                    Ok(missing) => return Err(self.give_up(missing, what)),
-                    Err(Vain::Late) => return Err(self.give_up(vec![0], what)), // the store is stuck
-                    Err(ended) => Err(ended),
-                }
-            }
-            other => other,
-        };
-        vain.map_err(|vain| match vain {
-            Vain::Ended(ending) => {
-                // One that only this rank knows, because the store has closed.
-                self.inbox.take(Notice::Ended(ending.clone()));
-                error_of(&ending, self.rank, what)
-            }
-            Vain::Late => self.give_up(vec![0], what),
-        })
-    }
-
-    fn give_up(&self, absent: Vec<u32>, what: &str) -> Error {
-        let error = Error::Absent { rank: self.rank, absent, what: what.into(), limit: self.limit };
-        self.way.request(self.rank, Request::Abort { reason: error.to_string() });
-        error
-    }
-}
-
 fn error_of(ending: &Ending, rank: u32, what: &str) -> Error {
     match ending {
         Ending::Refused { reason } => refused(reason.clone()),
@@ -472,18 +421,11 @@ fn refused(reason: String) -> Error {
 
 /// Names travel in every frame, and are shown to people.
 fn check_length(what: &str, text: &str) -> Result<()> {
-    const MOST: usize = 1024;
-    if text.len() <= MOST {
-        return Ok(());
-    }
-    let (what, length) = (format!("the length of {what}"), text.len() as u64);
-    Err(Error::out_of_range(what, length, 0, MOST as u64, "use a shorter one"))
+    let what = format!("the length of {what}");
+    Error::check_range(what, text.len() as u64, 0..=1024, "use a shorter one")
 }
 
 fn check_ranks(ranks: u32) -> Result<()> {
-    if (1..=MAX_RANKS).contains(&ranks) {
-        return Ok(());
-    }
     let remedy = "start fewer ranks, and at least one";
-    Err(Error::out_of_range("the number of ranks", ranks.into(), 1, MAX_RANKS.into(), remedy))
+    Error::check_range("the number of ranks", ranks, 1..=MAX_RANKS, remedy)
 }

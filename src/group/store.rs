@@ -7,7 +7,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -17,11 +17,10 @@ use super::address::{addresses, is_only_here};
 use super::channel::{Channel, Fault, Opener, to_rank};
 use super::identity::Member;
 use super::launch::Launch;
-use super::line::{CLOSING, Line, out_of_files};
+use super::line::{CLOSING, Line, Timed, after, out_of_files};
 use super::message::{Ending, Notice, Request};
 use super::secret::Secret;
 use super::table::Table;
-use super::timed::{Timed, after};
 use crate::error::{Error, Result};
 
 /// How long a newcomer may take to say who it is.
@@ -42,7 +41,8 @@ struct Shared {
     secret: Secret,
     job: String,
     closing: AtomicBool,
-    newcomers: AtomicUsize,
+    /// Held by each newcomer.
+    newcomers: Arc<()>,
     lines: Mutex<Vec<Line>>,
 }
 
@@ -75,7 +75,7 @@ impl Store {
             secret: secret.clone(),
             job: launch.job.clone(),
             closing: AtomicBool::new(false),
-            newcomers: AtomicUsize::new(0),
+            newcomers: Arc::new(()),
             lines: Mutex::new(Vec::new()),
         });
         let acceptor = thread::Builder::new().name("overlap-gemm store".into());
@@ -133,24 +133,6 @@ fn wake(listener: &TcpListener) -> io::Result<()> {
     TcpStream::connect_timeout(&own, PATIENCE).map(drop)
 }
 
-/// A newcomer's place among those that are listened to; free again however that ends.
-struct Place(Arc<Shared>);
-
-impl Place {
-    fn take(shared: &Arc<Shared>) -> Option<Place> {
-        let place = Place(Arc::clone(shared));
-        // Relaxed, here and below: a counter. A place too many is given back at once.
-        let before = shared.newcomers.fetch_add(1, Ordering::Relaxed);
-        (before < MAX_NEWCOMERS).then_some(place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.newcomers.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     for socket in listener.incoming() {
         // Acquire: pairs with the release in `drop`, which then wakes this thread.
@@ -170,11 +152,15 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 continue;
             }
         };
-        let Some(place) = Place::take(shared) else { continue };
+        if Arc::strong_count(&shared.newcomers) > MAX_NEWCOMERS {
+            continue;
+        }
+        let (shared, place) = (Arc::clone(shared), Arc::clone(&shared.newcomers));
         let newcomer = thread::Builder::new().name("overlap-gemm newcomer".into());
         // One that gets no thread is turned away: its socket and place go with the closure.
         let _ = newcomer.spawn(move || {
-            if let Err(error) = welcome(socket, &place.0) {
+            let _place = place;
+            if let Err(error) = welcome(socket, &shared) {
                 tracing::debug!(%error, "a connection to the store came to nothing");
             }
         });

@@ -307,25 +307,6 @@ mod tests {
     }
 
     #[test]
-    fn all_get_all_parts_once_all_have_come() {
-        let (table, told) = meet(3);
-        for exchange in 0..3 {
-            for rank in [2, 0, 1] {
-                assert!(table.lock().missing(Some(exchange)).contains(&rank));
-                bring(&table, rank, exchange, "parts");
-            }
-        }
-        for told in told {
-            let all: Vec<_> = told.try_iter().collect();
-            assert!(matches!(&all[0], Notice::Complete { members } if members.len() == 3));
-            let parts = Arc::new(vec![vec![], vec![1], vec![2, 2]]);
-            let expected =
-                (0..3).map(|exchange| Notice::Gathered { exchange, parts: parts.clone() });
-            assert_eq!(all[1..], expected.collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
     fn who_has_not_come_is_named() {
         let table = Table::new(4, Rules::default());
         let told = sit(&table, 2);
@@ -446,13 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_is_told_once_and_a_closed_table_tells_nothing_more() {
-        let (table, told) = meet(2);
-        table.request(1, Request::Abort { reason: "enough".into() });
-        table.request(0, Request::Abort { reason: "more".into() });
-        let expected = Ending::Aborted { by: 1, reason: "enough".into() };
-        assert_eq!(told[0].try_iter().skip(1).collect::<Vec<_>>(), [Notice::Ended(expected)]);
-
+    fn a_closed_table_tells_nothing_more() {
         let (table, told) = meet(2);
         table.close();
         table.lost(1);
