@@ -11,20 +11,17 @@ use std::time::Duration;
 
 use cudarc::driver::CudaStream;
 
-use crate::cuda::exchange::chunk_table::{ChunkTable, check_count};
-use crate::cuda::exchange::signals::{Signals, Waiter};
+use crate::cuda::exchange::signals::{ChunkTable, Signals, Waiter, check_count};
 use crate::cuda::product::Product;
-use crate::cuda::product::operands::{Operands, RawOperands};
+use crate::cuda::product::operands::RawOperands;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::{Input, int};
 use crate::cuda::sys::records::TileRecords;
-use crate::cuda::sys::workspace::is_capturing;
-use crate::element::Element;
+use crate::cuda::sys::stream_ops::is_capturing;
 use crate::error::{Error, Result};
-use crate::kernels::Choice;
-use crate::kernels::Kernel;
-use crate::plan::{Chunks, Problem, TileOrder};
+use crate::kernels::{Choice, Kernel};
+use crate::plan::{Chunks, MAX_CHUNKS, Problem, TileOrder};
 
 /// How long a tile of the first call waits, when peers may still be starting.
 const FIRST_LIMIT: Duration = Duration::from_secs(60);
@@ -137,11 +134,7 @@ impl AsyncGemm {
             return Err(Error::mismatch("the number of slots", got, expected, remedy));
         }
         for (chunk, &slot) in self.table.chunks.iter_mut().zip(slots) {
-            if slot >= crate::plan::MAX_CHUNKS {
-                let most = u64::from(crate::plan::MAX_CHUNKS) - 1;
-                let remedy = "number the slots from 0";
-                return Err(Error::out_of_range("the slot", slot.into(), 0, most, remedy));
-            }
+            Error::check_range("the slot", slot, 0..=MAX_CHUNKS - 1, "number the slots from 0")?;
             chunk.signal = int(slot);
         }
         Ok(self)
@@ -190,34 +183,17 @@ impl AsyncGemm {
         &self.order
     }
 
-    /// A buffer for the records of one call: [`Operands::records`].
+    /// A buffer for the records of one call: [`RawOperands::records`].
     pub fn records(&self) -> Result<TileRecords> {
         self.product.records()
     }
 
     /// Enqueues the product on `stream` and returns. It waits on the device, for the signals of the
-    /// epoch that [`Signals::advance`] has begun.
+    /// epoch that [`Signals::advance`] has begun. It takes addresses alone: `cudarc` would let
+    /// the product wait for everything that was enqueued on A before, and nothing would overlap.
     ///
     /// A product that gives up (a limit, an abort) ends all the same; [`Signals::check`] says so once
     /// the stream is through, and D is undefined.
-    ///
-    /// While `cudarc` tracks events (its default), it makes `stream` wait for everything that was
-    /// enqueued on A before, and later writes to A wait for this product: right, but nothing overlaps,
-    /// and a chunk that is copied with `cudarc` after this call comes too late. To overlap, turn the
-    /// tracking off, or use [`AsyncGemm::enqueue_raw`].
-    pub fn enqueue<A: Element, B: Element, D: Element>(
-        &self,
-        stream: &Arc<CudaStream>,
-        operands: Operands<'_, A, B, D>,
-        signals: &Signals,
-    ) -> Result<()> {
-        self.check_rows(operands.rows)?;
-        let input = self.input(stream, signals)?;
-        self.product.enqueue(stream, operands, Some(&input))?;
-        self.has_begun(stream)
-    }
-
-    /// [`AsyncGemm::enqueue`] for memory that is not `cudarc`'s, or that nobody tracks.
     ///
     /// # Safety
     /// As for [`Gemm::enqueue_raw`](crate::cuda::Gemm::enqueue_raw), except that the chunks of A (and their
@@ -228,23 +204,20 @@ impl AsyncGemm {
         operands: &RawOperands,
         signals: &Signals,
     ) -> Result<()> {
-        self.check_rows(operands.rows)?;
+        let planned = self.problem().m();
+        if let Some(rows) = operands.rows.filter(|rows| *rows != planned) {
+            let remedy = "plan another AsyncGemm with the chunks of these rows";
+            return Err(Error::mismatch("the number of rows", rows, planned, remedy));
+        }
         let input = self.input(stream, signals)?;
         // SAFETY: the caller's promise, and `signals` keeps what `input` names alive until the stream is
         // through.
         unsafe { self.product.enqueue_raw(stream, operands, Some(&input)) }?;
-        self.has_begun(stream)
-    }
-
-    fn check_rows(&self, rows: Option<u32>) -> Result<()> {
-        let planned = self.problem().m();
-        match rows {
-            Some(rows) if rows != planned => {
-                let remedy = "plan another AsyncGemm with the chunks of these rows";
-                Err(Error::mismatch("the number of rows", rows, planned, remedy))
-            }
-            _ => Ok(()),
+        // From now on a wait is a steady one; a capture is no call yet.
+        if !self.begun.load(Ordering::Relaxed) && !is_capturing(stream)? {
+            self.begun.store(true, Ordering::Relaxed);
         }
+        Ok(())
     }
 
     fn input(&self, stream: &Arc<CudaStream>, signals: &Signals) -> Result<Input<'_>> {
@@ -261,14 +234,6 @@ impl AsyncGemm {
         let limit = waiter.limit;
         signals.note_waiter(signals.epoch(), captured, waiter);
         signals.input(stream, &self.table, limit)
-    }
-
-    /// From now on a wait is a steady one; a capture is no call yet.
-    fn has_begun(&self, stream: &CudaStream) -> Result<()> {
-        if !self.begun.load(Ordering::Relaxed) && !is_capturing(stream)? {
-            self.begun.store(true, Ordering::Relaxed);
-        }
-        Ok(())
     }
 }
 
@@ -304,11 +269,5 @@ mod tests {
         let error = refused(1024, 129, 0);
         assert!(error.starts_with("the number of chunks is 258, but must be between 1 and 256"));
         assert!(refused(1024, 4, 2).starts_with("rank is 2"));
-    }
-
-    #[test]
-    fn plans_may_move_between_threads() {
-        fn check<T: Send + Sync>() {}
-        check::<AsyncGemm>();
     }
 }

@@ -90,3 +90,9 @@ pub use self::{
 
 /// The `cudarc` that this module's signatures mention (streams, slices, contexts).
 pub use cudarc;
+
+// What may move between threads.
+const _: () = {
+    const fn is_sync<T: Send + Sync>() {}
+    is_sync::<(Device, Gemm, AsyncGemm, Signals, signals::Aborter)>();
+};

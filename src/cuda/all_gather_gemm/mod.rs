@@ -157,19 +157,19 @@ impl AllGatherGemm {
         let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: None };
         let gatherer = Gatherer::join(group, device, first, &purpose, gather, obstacle)?;
         let products = planned?;
-        let (why, way) = (advice.explain(gatherer.why()), gatherer.plan().way());
+        let (why, way) = (advice.explain(gatherer.why), gatherer.plan.way());
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned all-gather + GEMM");
         Ok(AllGatherGemm { gatherer, products, why, latest: None })
     }
 
     /// What was planned: chunks, transfers, the largest problem.
     pub fn planned(&self) -> &Plan {
-        self.gatherer.plan()
+        &self.gatherer.plan
     }
 
     /// The group whose ranks gather.
     pub fn group(&self) -> &Arc<Group> {
-        self.gatherer.group()
+        &self.gatherer.group
     }
 
     /// How it is carried out.
@@ -203,7 +203,7 @@ impl AllGatherGemm {
 
     /// The order in which the first product computes the tiles of a step as planned.
     pub fn tile_order(&self) -> Result<TileOrder> {
-        self.gatherer.plan().tile_order(self.gatherer.group().rank())
+        self.gatherer.plan.tile_order(self.gatherer.group.rank())
     }
 
     /// Where this rank's rows of the next step belong, and for how many bytes there is room: rows `lda`
@@ -243,11 +243,11 @@ impl AllGatherGemm {
         check_operands(operands, self.products.len())?;
         let shape = self.gatherer.shape(shard.rows)?;
         let problem = shape.plan.problem();
-        let own_rows = problem.shards().rows(self.gatherer.group().rank()).len();
+        let own_rows = problem.shards().rows(self.gatherer.group.rank()).len();
         shard.check_scales(problem.scaling() == Scaling::Rows && own_rows > 0)?;
         // All refusals come before any rank learns of the step.
         let m = problem.m();
-        let buffer = self.gatherer.next_buffer();
+        let buffer = self.gatherer.course.next_buffer;
         let operands: Vec<RawOperands> = (self.products.iter().zip(operands))
             .map(|(product, operands)| self.whole(product, operands, buffer, m))
             .collect::<Result<_>>()?;

@@ -10,13 +10,13 @@ use std::time::Duration;
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::AllGatherGemm;
-use crate::cuda::movers::marks::{Marks, event, record};
+use crate::cuda::movers::marks::{Marks, event};
 use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
 use crate::cuda::product::shard::Shard;
 use crate::cuda::sys::device::{Device, check_context};
 use crate::cuda::sys::records::{TileRecord, TileRecords};
-use crate::cuda::sys::workspace::is_capturing;
+use crate::cuda::sys::stream_ops::{is_capturing, record};
 use crate::error::{Error, Result};
 use crate::plan::Strategy;
 use crate::trace::{TileEvent, Timeline, TransferEvent};
@@ -122,7 +122,7 @@ impl AllGatherGemm {
     /// Buffers and events for [`AllGatherGemm::enqueue_recorded`], for one step at a time.
     pub fn step_record(&self) -> Result<StepRecord> {
         let tiles = self.products.iter().map(Product::records).collect::<Result<_>>()?;
-        StepRecord::new(self.gatherer.device(), self.gatherer.group().rank(), tiles)
+        StepRecord::new(&self.gatherer.device, self.gatherer.group.rank(), tiles)
     }
 
     /// [`AllGatherGemm::enqueue`], keeping when each tile and each push by a copy engine or a kernel was: for looking at,
@@ -171,8 +171,8 @@ impl AllGatherGemm {
             let (got, expected) = (format!("{room:?} tiles"), format!("{needed:?}"));
             return Err(Error::mismatch(what, got, expected, remedy));
         }
-        let context = self.gatherer.device().context();
+        let context = self.gatherer.device.context();
         let mut tiles = record.tiles.iter();
-        tiles.try_for_each(|tiles| check_context("the record", tiles.context(), context))
+        tiles.try_for_each(|tiles| check_context("the record", tiles.memory.context(), context))
     }
 }

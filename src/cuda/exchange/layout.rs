@@ -39,10 +39,11 @@ pub(crate) const MOST_SENDERS: u32 = MAX_STREAMS;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     ranks: u32,
-    slots_per_rank: u32,
-    share_bits: u32,
+    pub(crate) slots_per_rank: u32,
+    /// A signal is `1 << share_bits` words: a word for each block of a kernel that pushes.
+    pub(crate) share_bits: u32,
     /// Bytes from one row to the next, and in one row.
-    pitch: u64,
+    pub(crate) pitch: u64,
     row: u64,
     scaled: bool,
     /// Rows of a slot for another rank's sums; none in a gather.
@@ -51,7 +52,8 @@ pub(crate) struct Layout {
     rows_at: [u64; BUFFERS as usize],
     scales_at: [u64; BUFFERS as usize],
     slots_at: [u64; BUFFERS as usize],
-    bytes: u64,
+    /// How much memory a rank needs.
+    pub(crate) bytes: u64,
 }
 
 impl Layout {
@@ -121,27 +123,13 @@ impl Layout {
         Ok(self)
     }
 
-    /// How much memory a rank needs.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// How many signals there are.
     pub(crate) fn slots(&self) -> u32 {
         self.ranks * self.slots_per_rank
     }
 
-    /// A signal is `1 << share_bits` words: a word for each block of a kernel that pushes.
-    pub(crate) fn share_bits(&self) -> u32 {
-        self.share_bits
-    }
-
     fn signal_words(&self) -> u32 {
         self.slots() << self.share_bits
-    }
-
-    pub(crate) fn slots_per_rank(&self) -> u32 {
-        self.slots_per_rank
     }
 
     fn toggles_at(&self) -> u32 {
@@ -244,11 +232,6 @@ impl Layout {
     /// Bytes of the scales of that many rows; none where there are no row scales.
     pub(crate) fn scales_bytes(&self, rows: u32) -> u64 {
         if self.scaled { u64::from(rows) * WORD } else { 0 }
-    }
-
-    /// Bytes from one row to the next.
-    pub(crate) fn pitch(&self) -> u64 {
-        self.pitch
     }
 
     /// Bytes from one slot for sums to the next.
@@ -399,7 +382,7 @@ mod tests {
                 assert!(layout.scale(buffer, 0) >= at);
                 at = layout.scale(buffer, 0) + layout.scales_bytes(100);
             }
-            assert!(layout.bytes() >= at);
+            assert!(layout.bytes >= at);
         }
     }
 
@@ -409,7 +392,7 @@ mod tests {
         let sums = (48, Partials::F32);
         let layout = Layout::of_sums(&reducing(&plan, Operation::GemmReduceScatter), sums).unwrap();
         let (row, most) = (48 * 4, 60);
-        assert_eq!((layout.pitch(), layout.slot_bytes()), (row, most * row));
+        assert_eq!((layout.pitch, layout.slot_bytes()), (row, most * row));
         let mut at = Layout::word(layout.word_count());
         for buffer in 0..BUFFERS {
             assert!(layout.row(buffer, 0) >= at);
@@ -419,7 +402,7 @@ mod tests {
             let slots = [(at - 2 * most * row, 2 * most * row), (at - 2 * most * row, 0)];
             assert_eq!(layout.received(buffer, &(0..40), 100), slots);
         }
-        assert_eq!(layout.bytes(), at);
+        assert_eq!(layout.bytes, at);
     }
 
     #[test]

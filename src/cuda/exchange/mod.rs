@@ -5,15 +5,12 @@
 //!
 //! - `symmetric`: memory that all ranks map; `reach`: which GPUs can; `signal_pad`: signals between their GPUs, at
 //!   points that the caller chooses;
-//! - `signals`: the words and the epoch of the chunk protocol on one GPU; `chunk_table`: chunks as a kernel is handed
-//!   them;
-//! - `layout`: where everything of a gather lies; `part`: a rank's share of it; `step_shape`: what stays the same between steps with the same rows;
+//! - `signals`: the words and the epoch of the chunk protocol on one GPU;
+//! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows;
 //!   `agreement`: whether all ranks plan the same.
 
 pub(crate) mod agreement;
-pub(crate) mod chunk_table;
 pub(crate) mod layout;
-pub(crate) mod part;
 pub(crate) mod reach;
 pub(crate) mod signal_pad;
 pub mod signals;

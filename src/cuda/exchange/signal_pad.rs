@@ -13,11 +13,11 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 
 use super::signals::timeout_ns;
 use super::symmetric::SymmetricMemory;
-use crate::cuda::sys::bindings::{OG_PAD_HEADER, og_pad};
+use crate::cuda::sys::bindings::{OG_PAD_HEADER, og_failure_kind, og_pad};
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::host_words::{Cause, HostWords};
+use crate::cuda::sys::host_words::HostWords;
 use crate::cuda::sys::uses::Uses;
-use crate::cuda::sys::{driver_error, ffi};
+use crate::cuda::sys::{Driver, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
 
@@ -77,11 +77,8 @@ impl SignalPad {
         limit: Duration,
     ) -> Result<Self> {
         ffi::kernels_built()?;
-        if !(1..=MAX_CHANNELS).contains(&channels) {
-            let (what, most) = ("the number of channels", MAX_CHANNELS.into());
-            let remedy = "use few channels: each is as good for many signals, one after the other";
-            return Err(Error::out_of_range(what, channels.into(), 1, most, remedy));
-        }
+        let remedy = "use few channels: each is as good for many signals, one after the other";
+        Error::check_range("the number of channels", channels, 1..=MAX_CHANNELS, remedy)?;
         let words = OG_PAD_HEADER + 3 * channels * group.ranks();
         let bytes = u64::from(words) * size_of::<u32>() as u64;
         let memory = SymmetricMemory::new(group, device, bytes, limit)?;
@@ -104,17 +101,15 @@ impl SignalPad {
         unsafe { ffi::signals_prepare() }?;
         // SAFETY: this rank's part is so long, and nobody else uses it before the barrier.
         unsafe { result::memset_d8_sync(memory.own_address(), 0, memory.bytes() as usize) }
-            .map_err(|error| driver_error("cuMemsetD8", error))?;
+            .in_call("cuMemsetD8")?;
         let addresses = (0..group.ranks()).map(|rank| memory.address(rank));
         let addresses = addresses.collect::<Result<Vec<u64>>>()?;
         let stream = device.new_stream()?;
-        let table = stream.clone_htod(&addresses);
-        let table = table.map_err(|error| driver_error("cuMemcpyHtoD", error))?;
+        let table = stream.clone_htod(&addresses).in_call("cuMemcpyHtoD")?;
         // Asked once: with each question `cudarc` lets the stream wait for the copy, which no capture survives.
         let table_at = table.device_ptr(&stream).0;
         // Neither call promises that the memory has been written when it returns.
-        let context = device.context();
-        context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
+        device.context().synchronize().in_call("cuCtxSynchronize")?;
         let host = Arc::new(HostWords::new(device)?);
         group.on_end_tell(&host, |host, _| host.set_abort(true));
         group.on_leave_tell(&host, HostWords::set_left);
@@ -164,14 +159,14 @@ impl SignalPad {
         }
         let (rank, limit) = (self.group.rank(), self.limit);
         let Some(found) = self.host.take_failure() else { return self.group.check() };
-        let error = match (found.cause, self.group.check()) {
+        let error = match (og_failure_kind(found.kind), self.group.check()) {
             // A rank that is gone explains more than that somebody asked to stop.
-            (Cause::Aborted, Err(ended)) => ended,
-            (Cause::Aborted, Ok(())) => {
+            (og_failure_kind::OG_FAILURE_ABORTED, Err(ended)) => ended,
+            (og_failure_kind::OG_FAILURE_ABORTED, Ok(())) => {
                 let reason = format!("asked to while it waited for rank {}", found.chunk);
                 Error::Aborted { rank, reason }
             }
-            (Cause::Left, _) => {
+            (og_failure_kind::OG_FAILURE_LEFT, _) => {
                 Error::PeerLost { rank, peer: found.chunk, before: "a wait for its signal".into() }
             }
             _ => Error::PeerTimeout {
@@ -196,11 +191,8 @@ impl SignalPad {
         puts: bool,
         waits: bool,
     ) -> Result<()> {
-        if channel >= self.channels {
-            let (what, most) = ("the channel", u64::from(self.channels) - 1);
-            let remedy = "make the pad with more channels";
-            return Err(Error::out_of_range(what, channel.into(), 0, most, remedy));
-        }
+        let remedy = "make the pad with more channels";
+        Error::check_range("the channel", channel, 0..=self.channels - 1, remedy)?;
         let stream = self.uses.begin(&self.device, stream)?;
         self.uses.note_capture(stream)?;
         let pad = og_pad {

@@ -37,15 +37,14 @@ use std::time::Duration;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, result};
 
-use super::chunk_table::ChunkTable;
 use super::symmetric::SymmetricMemory;
-use crate::cuda::sys::bindings::og_gemm_input;
+use crate::cuda::sys::bindings::{og_chunk, og_failure, og_failure_kind, og_gemm_input};
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::ffi::{Input, kernels_built};
-use crate::cuda::sys::host_words::{Cause, Failure, HostWords};
+use crate::cuda::sys::ffi::{Input, int, kernels_built};
+use crate::cuda::sys::host_words::HostWords;
+use crate::cuda::sys::stream_ops::{self, is_capturing};
 use crate::cuda::sys::uses::Uses;
-use crate::cuda::sys::workspace::is_capturing;
-use crate::cuda::sys::{driver_error, ffi, stream_ops};
+use crate::cuda::sys::{Driver, ffi};
 use crate::error::{Error, Result};
 use crate::plan::{Chunks, MAX_CHUNKS};
 
@@ -67,9 +66,10 @@ pub struct Signals {
     /// Whose memory it is, if not this value's own.
     shared: Option<Arc<SymmetricMemory>>,
     slots: u32,
-    host: Arc<HostWords>,
+    /// The words on the host that kernels look at and write to.
+    pub(crate) host: Arc<HostWords>,
     epoch: AtomicU32,
-    uses: Uses,
+    pub(crate) uses: Uses,
     /// Who waits, from which epoch on.
     waiters: Mutex<Waiters>,
 }
@@ -103,11 +103,8 @@ impl Signals {
 
     /// As if epoch `start` had been the last step: the first one has `start + 1`, which may wrap.
     pub fn with_epoch(device: &Device, slots: u32, start: u32) -> Result<Self> {
-        if !(1..=MAX_CHUNKS).contains(&slots) {
-            let remedy = "give a slot for each chunk";
-            let (what, max) = ("the number of signal slots", MAX_CHUNKS.into());
-            return Err(Error::out_of_range(what, slots.into(), 1, max, remedy));
-        }
+        let remedy = "give a slot for each chunk";
+        Error::check_range("the number of signal slots", slots, 1..=MAX_CHUNKS, remedy)?;
         kernels_built()?;
         device.bind()?;
         // SAFETY: `bind` has made the device's context current.
@@ -116,17 +113,15 @@ impl Signals {
         let mut words = vec![0u32; (SIGNALS_AT + slots) as usize];
         words[EPOCH_AT as usize..].fill(start);
         // SAFETY: the context is current.
-        let memory = unsafe { result::malloc_sync(size_of_val(words.as_slice())) }
-            .map_err(|error| driver_error("cuMemAlloc", error))?;
+        let memory =
+            unsafe { result::malloc_sync(size_of_val(words.as_slice())) }.in_call("cuMemAlloc")?;
         let (device, epoch) = (device.clone(), AtomicU32::new(start));
         let (shared, uses, waiters) = (None, Uses::default(), Mutex::default());
         let signals = Signals { device, start: memory, shared, slots, host, epoch, uses, waiters };
         // SAFETY: the memory is as long as the words, and nobody else knows of it.
-        unsafe { result::memcpy_htod_sync(memory, &words) }
-            .map_err(|error| driver_error("cuMemcpyHtoD", error))?;
+        unsafe { result::memcpy_htod_sync(memory, &words) }.in_call("cuMemcpyHtoD")?;
         // The call does not promise that the memory has been written when it returns.
-        let context = signals.device.context();
-        context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
+        signals.device.context().synchronize().in_call("cuCtxSynchronize")?;
         Ok(signals)
     }
 
@@ -169,11 +164,11 @@ impl Signals {
     /// ([`Signals::epoch`]) is set to it.
     pub fn read_epoch(&self, stream: &Arc<CudaStream>) -> Result<u32> {
         let stream = self.begin(stream)?;
-        stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        stream_ops::synchronize(stream)?;
         let mut epoch = [0u32];
         // SAFETY: one word of this value's memory; the copy is over when the call returns.
         unsafe { result::memcpy_dtoh_sync(&mut epoch, self.epoch_address()) }
-            .map_err(|error| driver_error("cuMemcpyDtoH", error))?;
+            .in_call("cuMemcpyDtoH")?;
         self.epoch.store(epoch[0], Ordering::Relaxed);
         Ok(epoch[0])
     }
@@ -228,11 +223,9 @@ impl Signals {
 
     /// Where the signal in `slot` is, for other producers: device memory of this value.
     pub fn signal_address(&self, slot: u32) -> Result<CUdeviceptr> {
-        if slot < self.slots {
-            return Ok(self.word_address(SIGNALS_AT + slot));
-        }
         let remedy = "make the Signals with a slot for each chunk";
-        Err(Error::out_of_range("the slot", slot.into(), 0, u64::from(self.slots) - 1, remedy))
+        Error::check_range("the slot", slot, 0..=self.slots - 1, remedy)?;
+        Ok(self.word_address(SIGNALS_AT + slot))
     }
 
     /// Where the epoch is, for other producers: read it, do not write it.
@@ -286,16 +279,6 @@ impl Signals {
     /// Whether `stream` is being captured; if so, this memory stays as long as the process.
     pub(crate) fn note_capture(&self, stream: &CudaStream) -> Result<bool> {
         self.uses.note_capture(stream)
-    }
-
-    /// Waits for every stream that has used this.
-    pub(crate) fn wait_for_uses(&self) -> Result<()> {
-        self.uses.wait()
-    }
-
-    /// The words on the host that kernels look at and write to.
-    pub(crate) fn host(&self) -> &Arc<HostWords> {
-        &self.host
     }
 
     /// Notes that `stream` will touch this memory, and makes the context current.
@@ -381,21 +364,63 @@ impl Aborter {
     }
 }
 
+/// Where each chunk begins, and its signal; and the row that the order of tiles begins at.
+#[derive(Debug)]
+pub(crate) struct ChunkTable {
+    pub(crate) chunks: Box<[og_chunk]>,
+    pub(crate) pivot_row: i32,
+}
+
+impl ChunkTable {
+    /// The chunks of `pivot_rank` first; the signal of chunk c is in `slot_of(c)`.
+    pub(crate) fn new(chunks: &Chunks, pivot_rank: u32, slot_of: impl Fn(u32) -> u32) -> Self {
+        let chunk = |chunk| og_chunk {
+            first_row: int(chunks.rows(chunk).start),
+            signal: int(slot_of(chunk)),
+        };
+        // A rank without rows at the end of A begins where the first one does.
+        let pivot_row = int(chunks.shards().rows(pivot_rank).start % chunks.shards().m());
+        ChunkTable { chunks: (0..chunks.len()).map(chunk).collect(), pivot_row }
+    }
+}
+
+/// An error if there are more chunks than a launch can carry.
+pub(crate) fn check_count(chunks: &Chunks) -> Result<()> {
+    let remedy = "use fewer, larger chunks: they travel as parameters of the kernel";
+    Error::check_range("the number of chunks", chunks.len(), 1..=ffi::MAX_CHUNKS, remedy)
+}
+
 /// The error that a failure is.
-fn in_words(failure: Failure, waiter: &Waiter) -> Error {
-    let Failure { cause, chunk, signal, epoch, tile } = failure;
+fn in_words(failure: og_failure, waiter: &Waiter) -> Error {
+    let og_failure { chunk, signal, epoch, tile_m, tile_n, kind, .. } = failure;
     let Waiter { rank, limit, ref chunks, of_sums } = *waiter;
-    let awaited = match tile.m {
+    let awaited = match tile_m {
         _ if of_sums => "sums of its rows".to_owned(),
         u32::MAX => format!("chunk {chunk}"),
-        _ => format!("chunk {chunk} (for tile ({}, {}))", tile.m, tile.n),
+        _ => format!("chunk {chunk} (for tile ({tile_m}, {tile_n}))"),
     };
-    match cause {
-        Cause::Aborted => {
+    match og_failure_kind(kind) {
+        og_failure_kind::OG_FAILURE_ABORTED => {
             let reason = format!("asked to while it waited for {awaited} of epoch {epoch}");
             Error::Aborted { rank, reason }
         }
-        Cause::Late => {
+        og_failure_kind::OG_FAILURE_ABSENT => {
+            let awaited = "word that it has read its rows".into();
+            Error::PeerTimeout { rank, peer: chunk, awaited, epoch, epoch_seen: signal, limit }
+        }
+        og_failure_kind::OG_FAILURE_LAYOUT => other_layout(rank, chunk, epoch),
+        og_failure_kind::OG_FAILURE_LEFT => {
+            Error::PeerLost { rank, peer: chunk, before: format!("epoch {epoch}") }
+        }
+        og_failure_kind::OG_FAILURE_SLICE => Error::Cuda {
+            call: "og_gemm_enqueue",
+            detail: format!(
+                "a slice of K of epoch {epoch} was not handed over on rank {rank}: blocks did not start in order; \
+                 plan the product again with 1 split"
+            ),
+        },
+        // A chunk did not come in time.
+        _ => {
             let peer = match chunk < chunks.len() {
                 _ if of_sums => chunk,
                 true => chunks.rank_of(chunk),
@@ -403,19 +428,6 @@ fn in_words(failure: Failure, waiter: &Waiter) -> Error {
             };
             Error::PeerTimeout { rank, peer, awaited, epoch, epoch_seen: signal, limit }
         }
-        Cause::Absent => {
-            let awaited = "word that it has read its rows".into();
-            Error::PeerTimeout { rank, peer: chunk, awaited, epoch, epoch_seen: signal, limit }
-        }
-        Cause::Layout => other_layout(rank, chunk, epoch),
-        Cause::Left => Error::PeerLost { rank, peer: chunk, before: format!("epoch {epoch}") },
-        Cause::Slice => Error::Cuda {
-            call: "og_gemm_enqueue",
-            detail: format!(
-                "a slice of K of epoch {epoch} was not handed over on rank {rank}: blocks did not start in order; \
-                 plan the product again with 1 split"
-            ),
-        },
     }
 }
 
@@ -430,35 +442,30 @@ pub(crate) fn other_layout(rank: u32, peer: u32, epoch: u32) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Shards, Tile};
-
-    #[test]
-    fn signals_and_aborters_may_move_between_threads() {
-        fn check<T: Send + Sync>() {}
-        check::<Signals>();
-        check::<Aborter>();
-    }
+    use crate::plan::Shards;
 
     #[test]
     fn a_failure_names_rank_peer_chunk_epoch_and_tile() {
         let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
         let limit = Duration::from_millis(250);
         let waiter = Waiter { rank: 1, limit, chunks, of_sums: false };
-        let tile = Tile { m: 3, n: 2 };
-        let failure = Failure { cause: Cause::Late, chunk: 5, signal: 6, epoch: 7, tile };
+        let (kind, reserved) = (og_failure_kind::OG_FAILURE_TIMEOUT.0, [0; 2]);
+        let failure =
+            og_failure { chunk: 5, signal: 6, epoch: 7, tile_m: 3, tile_n: 2, reserved, kind };
         let text = in_words(failure, &waiter).to_string();
         let expected = "rank 1: chunk 5 (for tile (3, 2)) from rank 2 did not come within 250ms \
                         (epoch 7 expected, 6 seen)";
         assert!(text.starts_with(expected), "{text}");
-        let error = in_words(Failure { cause: Cause::Aborted, ..failure }, &waiter);
+        let kind = og_failure_kind::OG_FAILURE_ABORTED.0;
+        let error = in_words(og_failure { kind, ..failure }, &waiter);
         assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error:?}");
         assert!(error.to_string().contains("chunk 5 (for tile (3, 2)) of epoch 7"), "{error}");
         // A record from nowhere names no rank that exists, and nothing panics.
-        let error = in_words(Failure { chunk: u32::MAX, ..failure }, &waiter);
+        let error = in_words(og_failure { chunk: u32::MAX, ..failure }, &waiter);
         assert!(matches!(error, Error::PeerTimeout { peer: 4, .. }), "{error:?}");
         // Of sums, the number is the rank's that sends them.
         let waiter = Waiter { of_sums: true, ..waiter };
-        let text = in_words(Failure { chunk: 3, ..failure }, &waiter).to_string();
+        let text = in_words(og_failure { chunk: 3, ..failure }, &waiter).to_string();
         assert!(text.starts_with("rank 1: sums of its rows from rank 3 did not come"), "{text}");
     }
 

@@ -1,13 +1,17 @@
-//! What does not change between steps with the same rows: the plan, this rank's schedule, and what the device is handed
-//! of both.
+//! What does not change between steps: a rank's part in the memory; and, between those with the same rows, the plan, this
+//! rank's schedule, and what the device is handed of both.
 //!
 //! Invariant: two ranks that make it of the same rows agree on every chunk, slot and tag. Everything that has an order
 //! has the schedule's.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::chunk_table::{ChunkTable, check_count};
+use cudarc::driver::sys::CUdeviceptr;
+
 use super::layout::Layout;
+use super::signals::{ChunkTable, check_count};
+use super::symmetric::SymmetricMemory;
 use crate::cuda::sys::bindings::{og_push, og_slots};
 use crate::cuda::sys::ffi::int;
 use crate::error::Result;
@@ -62,7 +66,7 @@ impl StepShape {
             // A chunk that is not awaited has the signal of one that is available from the beginning.
             let own = chunks.of_rank(schedule.rank).start;
             let is_awaited = awaited.is_empty() || awaited.contains(&chunk);
-            chunks.signal_slot(if is_awaited { chunk } else { own }, layout.slots_per_rank())
+            chunks.signal_slot(if is_awaited { chunk } else { own }, layout.slots_per_rank)
         };
         let is_sent = |step: &&Step| matches!(step, Step::Await { word: Word::Sent { .. }, .. });
         Ok(StepShape {
@@ -70,7 +74,7 @@ impl StepShape {
             pieces: [layout.pieces(plan, 0), layout.pieces(plan, 1)],
             tags: [tag(&rows, 0), tag(&rows, 1)],
             senders: schedule.lane(Lane::Begin).filter(is_sent).count() as u32,
-            computes: computes(&schedule, plan, layout.slots_per_rank()),
+            computes: computes(&schedule, plan, layout.slots_per_rank),
             plan: plan.clone(),
             schedule,
         })
@@ -92,6 +96,30 @@ impl StepShape {
         self.schedule.lane(Lane::Compute).any(
             |step| matches!(step, Step::Post { word: Word::Consumed { .. }, to, .. } if *to == peer),
         )
+    }
+}
+
+/// A rank's part in the memory of an operation, and where everything lies in it: the same offsets on all ranks.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) layout: Layout,
+    pub(crate) memory: Arc<SymmetricMemory>,
+}
+
+impl Part {
+    /// Where this rank's part starts.
+    pub(crate) fn start(&self) -> CUdeviceptr {
+        self.memory.own_address()
+    }
+
+    /// A word of this rank's.
+    pub(crate) fn word(&self, at: u32) -> CUdeviceptr {
+        self.start() + Layout::word(at)
+    }
+
+    /// A word of another's.
+    pub(crate) fn word_of(&self, peer: u32, at: u32) -> Result<CUdeviceptr> {
+        Ok(self.memory.address(peer)? + Layout::word(at))
     }
 }
 

@@ -56,7 +56,7 @@ impl SymmetricMemory {
             error
         };
         let (own, file) = own.map_err(tell)?;
-        let size = own.memory().bytes();
+        let size = own.memory.bytes;
         let sizes =
             group.all_gather("the size of symmetric memory", &bytes.to_le_bytes(), limit)?;
         for (rank, theirs) in (0..).zip(sizes.iter()) {
@@ -106,13 +106,13 @@ impl SymmetricMemory {
 
     /// How many bytes each part has: what was asked for, rounded up to whole pages.
     pub fn bytes(&self) -> u64 {
-        self.own().memory().bytes()
+        self.own().memory.bytes
     }
 
     /// Where the part of `rank` starts, for this rank's GPU.
     pub fn address(&self, rank: u32) -> Result<CUdeviceptr> {
         let part = self.parts.get(rank as usize).and_then(Option::as_ref);
-        part.map(Mapping::address).ok_or_else(|| {
+        part.map(|part| part.address).ok_or_else(|| {
             let most = u64::from(self.ranks()) - 1;
             Error::out_of_range("the rank", rank.into(), 0, most, "ranks count from 0")
         })
@@ -163,11 +163,10 @@ impl SymmetricMemory {
         bytes: u64,
     ) -> Result<CUdeviceptr> {
         let start = self.address(peer)?;
-        if bytes > self.bytes() || offset > self.bytes() - bytes {
-            let (what, most) = ("the offset in symmetric memory", self.bytes());
-            let (most, remedy) = (most.saturating_sub(bytes), "stay inside the part of a rank");
-            return Err(Error::out_of_range(what, offset, 0, most, remedy));
-        }
+        let (what, remedy) = ("in symmetric memory", "stay inside the part of a rank");
+        Error::check_range(format!("the length {what}"), bytes, 0..=self.bytes(), remedy)?;
+        let most = self.bytes() - bytes;
+        Error::check_range(format!("the offset {what}"), offset, 0..=most, remedy)?;
         self.device.check_stream(stream)?;
         self.device.bind()?;
         Ok(start + offset)
@@ -175,7 +174,7 @@ impl SymmetricMemory {
 
     /// Where this rank's own part starts.
     pub fn own_address(&self) -> CUdeviceptr {
-        self.own().address()
+        self.own().address
     }
 
     fn own(&self) -> &Mapping {

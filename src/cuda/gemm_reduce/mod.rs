@@ -171,19 +171,19 @@ impl<const ALL: bool> GemmReduce<ALL> {
         let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: Some(sent) };
         let gatherer =
             Gatherer::join(group, device, first, &purpose, options, obstacle.as_deref())?;
-        let (sums, way) = (sums?, gatherer.plan().way());
+        let (sums, way) = (sums?, gatherer.plan.way());
         tracing::debug!(rank = group.rank(), problem = %first, %way, "planned {operation}");
         Ok(GemmReduce { gatherer, sums, reduction })
     }
 
     /// What was planned: chunks, transfers, the largest problem.
     pub fn planned(&self) -> &Plan {
-        self.gatherer.plan()
+        &self.gatherer.plan
     }
 
     /// The group whose ranks reduce.
     pub fn group(&self) -> &Arc<Group> {
-        self.gatherer.group()
+        &self.gatherer.group
     }
 
     /// How it is carried out.
@@ -198,7 +198,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
 
     /// What was chosen, and why, in words.
     pub fn explain(&self) -> String {
-        let (Way { strategy, engine, .. }, why) = (self.way(), self.gatherer.why());
+        let (Way { strategy, engine, .. }, why) = (self.way(), self.gatherer.why);
         let (chunks, partials) = (self.planned().chunks().len(), self.reduction.partials.element());
         let products = self.sums.iter().map(|sum| sum.product.explain(&sum.problem));
         format!("{strategy}: {why}\nsums: {chunks} chunks in {partials}, moved by {engine}\n")
@@ -291,14 +291,9 @@ impl<const ALL: bool> GemmReduce<ALL> {
 /// The columns of all products together.
 fn columns_of(problems: &[Problem]) -> Result<u32> {
     let columns: u64 = problems.iter().map(|problem| u64::from(problem.n())).sum();
-    match u32::try_from(columns) {
-        Ok(columns) if columns <= MAX_DIMENSION => Ok(columns),
-        _ => {
-            let what = "the columns of all products together";
-            let remedy = "plan several operations";
-            Err(Error::out_of_range(what, columns, 1, MAX_DIMENSION.into(), remedy))
-        }
-    }
+    let (what, remedy) = ("the columns of all products together", "plan several operations");
+    Error::check_range(what, columns, 1..=MAX_DIMENSION.into(), remedy)?;
+    Ok(columns as u32)
 }
 
 fn plan_sums(

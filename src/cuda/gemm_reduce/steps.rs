@@ -48,7 +48,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
             whole.rows(own).check(&sum.problem, &sum.options)?;
         }
         let totals = (own > 0).then_some(whole);
-        let sums = self.gatherer.own_sums(self.gatherer.next_buffer()) + sum.column;
+        let sums = self.gatherer.own_sums(self.gatherer.course.next_buffer) + sum.column;
         let product = RawOperands { d: sums, c: 0, bias: 0, alpha: 1.0, beta: 0.0, ..whole };
         let (planned, options) = (&sum.product.problem, &sum.product.options);
         product.rows(step.m().min(planned.m())).check(planned, options)?;
@@ -92,7 +92,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
                     }
                 }
                 (Lane::Compute, Post { word: Word::Summed { .. }, .. }) if !is_kernel => {
-                    self.gatherer.note_summed(stream)?;
+                    self.gatherer.copies.note_summed(stream)?;
                 }
                 (_, Await { word: Word::Partial { chunk, from }, .. }) => {
                     awaited.push((*chunk, *from));

@@ -9,9 +9,8 @@ use std::time::Duration;
 use cudarc::driver::CudaStream;
 
 use super::nccl::{Communicator, Parts};
-use crate::cuda::exchange::part::Part;
 use crate::cuda::exchange::signals::other_layout;
-use crate::cuda::exchange::step_shape::StepShape;
+use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::error::Result;
 use crate::group::Group;
 

@@ -5,19 +5,18 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::course::Course;
-use super::marks::{Marks, record, recorded};
+use super::marks::{Marks, recorded};
 use crate::cuda::exchange::layout::{SCRATCH_AT, SENT_AT, SENT_TOGGLES_AT};
-use crate::cuda::exchange::part::Part;
 use crate::cuda::exchange::signals::{EPOCH_AT, SIGNALS_AT};
-use crate::cuda::exchange::step_shape::StepShape;
+use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::cuda::sys::bindings::OG_TOGGLE_SET;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::driver_error;
-use crate::cuda::sys::stream_ops::{copy, wait_for, write};
+use crate::cuda::sys::stream_ops::{
+    copy, follow, record, synchronize, untimed_event, wait, wait_for, write,
+};
 use crate::error::Result;
 use crate::plan::{Lane, Step, Word};
 
@@ -34,12 +33,6 @@ pub(crate) struct CopyEngines {
     pushers: Vec<Pusher>,
     /// After the latest sums on the caller's stream: the schedule's `summed`.
     summed: CudaEvent,
-}
-
-/// An event that knows no time, and is cheaper for it.
-pub(crate) fn untimed_event(device: &Device) -> Result<CudaEvent> {
-    let event = device.context().new_event(Some(CU_EVENT_DISABLE_TIMING));
-    event.map_err(|error| driver_error("cuEventCreate", error))
 }
 
 impl CopyEngines {
@@ -60,21 +53,20 @@ impl CopyEngines {
                     write(&pusher.stream, to, 0)?;
                 }
             }
-            wait_until_through(pusher)?;
+            synchronize(&pusher.stream)?;
         }
         Ok(())
     }
 
     /// Waits until all that was enqueued here is done.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.pushers.iter().try_for_each(wait_until_through)
+        self.pushers.iter().try_for_each(|pusher| synchronize(&pusher.stream))
     }
 
     /// What comes next on `stream` comes after all that was enqueued here: at the end of a captured step.
     pub(crate) fn join(&self, stream: &Arc<CudaStream>) -> Result<()> {
         for pusher in &self.pushers {
-            record(&pusher.sent, &pusher.stream)?;
-            wait(stream, &pusher.sent)?;
+            follow(stream, &pusher.sent, &pusher.stream)?;
         }
         Ok(())
     }
@@ -177,12 +169,4 @@ impl CopyEngines {
         marks.by_kernel(pushes, begun, pushed);
         Ok(())
     }
-}
-
-fn wait_until_through(pusher: &Pusher) -> Result<()> {
-    pusher.stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))
-}
-
-fn wait(stream: &Arc<CudaStream>, event: &CudaEvent) -> Result<()> {
-    stream.wait(event).map_err(|error| driver_error("cuStreamWaitEvent", error))
 }

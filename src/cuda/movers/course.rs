@@ -10,8 +10,7 @@ use cudarc::driver::{CudaEvent, CudaStream};
 
 use crate::cuda::exchange::step_shape::StepShape;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::driver_error;
-use crate::cuda::sys::workspace::is_capturing;
+use crate::cuda::sys::stream_ops::{follow, is_capturing, record};
 use crate::error::{Error, Result};
 use crate::plan::Timeouts;
 
@@ -66,9 +65,7 @@ impl Course {
     pub(crate) fn follow(&mut self, device: &Device, stream: &Arc<CudaStream>) -> Result<()> {
         self.check_stream(device, stream)?;
         if let Some(last) = self.last_stream.as_ref().filter(|last| *last != stream) {
-            self.begun.record(last).map_err(|error| driver_error("cuEventRecord", error))?;
-            let waited = stream.wait(&self.begun);
-            waited.map_err(|error| driver_error("cuStreamWaitEvent", error))?;
+            follow(stream, &self.begun, last)?;
         }
         self.last_stream = Some(Arc::clone(stream));
         Ok(())
@@ -81,7 +78,7 @@ impl Course {
         if !self.captured {
             return Ok(());
         }
-        self.begun.record(stream).map_err(|error| driver_error("cuEventRecord", error))
+        record(&self.begun, stream)
     }
 
     /// The next step has been enqueued: another epoch, and the other buffer.

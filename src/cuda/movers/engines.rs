@@ -43,10 +43,9 @@ pub(crate) fn choose(
     let pieces = options.pieces.unwrap_or_else(|| engine.usual_pieces(problem));
     let way = Way { strategy, engine, pieces };
     way.check()?;
-    if matches!(engine, Engine::Kernel { .. }) && pieces > MAX_PUSHED {
-        let (what, most) = ("the number of pieces a shard", MAX_PUSHED.into());
+    if matches!(engine, Engine::Kernel { .. }) {
         let remedy = "push as many pieces by copy engines";
-        return Err(Error::out_of_range(what, pieces.into(), 1, most, remedy));
+        Error::check_range("the number of pieces a shard", pieces, 1..=MAX_PUSHED, remedy)?;
     }
     Ok((way, why))
 }
@@ -91,8 +90,8 @@ pub(crate) fn choose_for_sums(
     // A piece costs a copy engine some microseconds.
     let pieces = options.pieces.unwrap_or(1);
     // One run and one wait for each chunk at most.
-    let fits = problem.ranks().saturating_mul(pieces) <= MAX_PUSHED;
-    let are_few = sums.are_few(problem) && fits;
+    let runs = problem.ranks().saturating_mul(pieces);
+    let are_few = sums.are_few(problem) && runs <= MAX_PUSHED;
     let open = matches!(strategy, None | Some(Strategy::Sequential));
     let engine = match options.engine {
         Some(asked) => asked,
@@ -103,10 +102,9 @@ pub(crate) fn choose_for_sums(
     if engine == Engine::Thread {
         return Err(by_threads());
     }
-    if matches!(engine, Engine::Kernel { .. }) && !fits {
-        let (what, value) = ("ranks × pieces a shard", problem.ranks().saturating_mul(pieces));
+    if matches!(engine, Engine::Kernel { .. }) {
         let remedy = "send as many pieces by copy engines";
-        return Err(Error::out_of_range(what, value.into(), 1, MAX_PUSHED.into(), remedy));
+        Error::check_range("ranks × pieces a shard", runs, 1..=MAX_PUSHED, remedy)?;
     }
     let (strategy, why) = match (strategy, engine) {
         (Some(asked), _) => (asked, "asked for"),

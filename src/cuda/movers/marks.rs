@@ -8,8 +8,9 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use cudarc::driver::{CudaEvent, CudaStream};
 
+use crate::cuda::sys::Driver;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::driver_error;
+use crate::cuda::sys::stream_ops::record;
 use crate::error::Result;
 
 /// One push to one rank.
@@ -62,9 +63,8 @@ impl Marks {
     pub(crate) fn before(&self, event: &CudaEvent) -> Result<Vec<(&Mark, f64, f64)>> {
         let ms = |from: &CudaEvent| {
             let waited = from.synchronize().and_then(|()| event.synchronize());
-            waited.map_err(|error| driver_error("cuEventSynchronize", error))?;
-            let elapsed = from.elapsed_ms(event);
-            elapsed.map(f64::from).map_err(|error| driver_error("cuEventElapsedTime", error))
+            waited.in_call("cuEventSynchronize")?;
+            from.elapsed_ms(event).map(f64::from).in_call("cuEventElapsedTime")
         };
         self.0.iter().map(|mark| Ok((mark, ms(&mark.begin)?, ms(&mark.signalled)?))).collect()
     }
@@ -72,8 +72,7 @@ impl Marks {
 
 /// An event that knows its time.
 pub(crate) fn event(device: &Device) -> Result<CudaEvent> {
-    let event = device.context().new_event(Some(CU_EVENT_DEFAULT));
-    event.map_err(|error| driver_error("cuEventCreate", error))
+    device.context().new_event(Some(CU_EVENT_DEFAULT)).in_call("cuEventCreate")
 }
 
 /// One that is recorded.
@@ -81,8 +80,4 @@ pub(crate) fn recorded(device: &Device, stream: &Arc<CudaStream>) -> Result<Cuda
     let event = event(device)?;
     record(&event, stream)?;
     Ok(event)
-}
-
-pub(crate) fn record(event: &CudaEvent, stream: &Arc<CudaStream>) -> Result<()> {
-    event.record(stream).map_err(|error| driver_error("cuEventRecord", error))
 }

@@ -53,19 +53,13 @@ fn candidates(
 ) -> Result<Vec<Choice>> {
     let mut serving = serving(kernels, problem, options)?;
     let least = serving.iter().map(|&index| kernels[index].cluster_size()).min().unwrap_or(1);
-    if !(least..=sm_count).contains(&sms) {
-        let remedy = "leave the limit out to use the whole GPU";
-        let (min, max) = (least.into(), sm_count.into());
-        return Err(Error::out_of_range("the SM limit", sms.into(), min, max, remedy));
-    }
+    let remedy = "leave the limit out to use the whole GPU";
+    Error::check_range("the SM limit", sms, least..=sm_count, remedy)?;
     serving.retain(|&index| kernels[index].cluster_size() <= sms);
     let most =
         serving.iter().map(|&index| most_splits(&kernels[index], problem)).max().unwrap_or(1);
-    if let Some(splits) = options.splits.filter(|splits| !(1..=most).contains(splits)) {
-        let remedy = "cut K into no more slices than a kernel can, nor than K has steps";
-        let what = "the number of splits";
-        return Err(Error::out_of_range(what, splits.into(), 1, most.into(), remedy));
-    }
+    let remedy = "cut K into no more slices than a kernel can, nor than K has steps";
+    Error::check_range("the number of splits", options.splits.unwrap_or(1), 1..=most, remedy)?;
     let mut all = Vec::new();
     for index in serving {
         let kernel = &kernels[index];

@@ -133,7 +133,6 @@ impl Product {
         &self,
         stream: &Arc<CudaStream>,
         operands: Operands<'_, A, B, D>,
-        input: Option<&Input<'_>>,
     ) -> Result<()> {
         self.device.check_stream(stream)?;
         operands.check(&self.problem, self.device.context())?;
@@ -150,7 +149,7 @@ impl Product {
         let c = c.map(|c| c.device_ptr(stream));
         let bias = bias.map(|bias| bias.device_ptr(stream));
         let scales = scales.map(|both| both.map(|scale| scale.device_ptr(stream)));
-        let records = records.map(|records| records.memory_mut().device_ptr_mut(stream));
+        let records = records.map(|records| records.memory.device_ptr_mut(stream));
         let [scale_a, scale_b] = match &scales {
             Some([a, b]) => [a.0, b.0],
             None => [0, 0],
@@ -170,7 +169,7 @@ impl Product {
         };
         // SAFETY: the buffers belong to this device, are as long as the problem and the rows say, and
         // stay allocated until the work that their events record is done.
-        unsafe { self.enqueue_raw(stream, &raw, input) }
+        unsafe { self.enqueue_raw(stream, &raw, None) }
     }
 
     /// One call.

@@ -138,7 +138,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
             fits("the scales of B", b.len(), b.stream().context(), of_columns, ALL_SCALES)?;
         }
         if let Some(records) = &self.records {
-            check_context("the records", records.context(), context)?;
+            check_context("the records", records.memory.context(), context)?;
         }
         Ok(())
     }
@@ -342,11 +342,8 @@ impl RawOperands {
 /// The rows of a call: those asked for, or all that were planned.
 fn rows_of(problem: &Problem, rows: Option<u32>) -> Result<u32> {
     let rows = rows.unwrap_or(problem.m());
-    if (1..=problem.m()).contains(&rows) {
-        return Ok(rows);
-    }
     let remedy = "plan for the largest M that any step will have";
-    Err(Error::out_of_range("the number of rows", rows.into(), 1, problem.m().into(), remedy))
+    Error::check_range("the number of rows", rows, 1..=problem.m(), remedy).map(|()| rows)
 }
 
 /// How long a buffer may be in a call of `rows` rows: as these rows, up to as all that were planned.

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
-use super::driver_error;
+use super::Driver;
 use crate::error::{Error, Result};
 
 /// What the driver says about one GPU.
@@ -84,9 +84,7 @@ fn find_driver() -> Result<(u32, u32)> {
     })?;
     let mut version = 0;
     // SAFETY: the pointer is to a live integer.
-    unsafe { sys::cuDriverGetVersion(&mut version) }
-        .result()
-        .map_err(|error| driver_error("cuDriverGetVersion", error))?;
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().in_call("cuDriverGetVersion")?;
     let version = version.unsigned_abs();
     Ok((version / 1000, version % 1000 / 10))
 }
@@ -135,18 +133,18 @@ fn check_driver_version() -> Result<()> {
 /// ```
 pub fn devices() -> Result<Vec<DeviceInfo>> {
     driver()?;
-    let count = result::device::get_count().map_err(|e| driver_error("cuDeviceGetCount", e))?;
+    let count = result::device::get_count().in_call("cuDeviceGetCount")?;
     (0..count).map(info).collect()
 }
 
 fn info(ordinal: i32) -> Result<DeviceInfo> {
-    let device = result::device::get(ordinal).map_err(|e| driver_error("cuDeviceGet", e))?;
-    let name = result::device::get_name(device).map_err(|e| driver_error("cuDeviceGetName", e))?;
+    let device = result::device::get(ordinal).in_call("cuDeviceGet")?;
+    let name = result::device::get_name(device).in_call("cuDeviceGetName")?;
     let attribute = |which| {
         // SAFETY: `device` is one that the driver has just named.
         unsafe { result::device::get_attribute(device, which) }
             .map(i32::unsigned_abs)
-            .map_err(|e| driver_error("cuDeviceGetAttribute", e))
+            .in_call("cuDeviceGetAttribute")
     };
     // SAFETY: as above.
     let memory = unsafe { result::device::total_mem(device) };
@@ -158,7 +156,7 @@ fn info(ordinal: i32) -> Result<DeviceInfo> {
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
-        memory_bytes: memory.map_err(|e| driver_error("cuDeviceTotalMem", e))? as u64,
+        memory_bytes: memory.in_call("cuDeviceTotalMem")? as u64,
     })
 }
 
@@ -183,8 +181,7 @@ impl Device {
         };
         info.check()?;
         check_driver_version()?;
-        let context = CudaContext::new(ordinal)
-            .map_err(|error| driver_error("cuDevicePrimaryCtxRetain", error))?;
+        let context = CudaContext::new(ordinal).in_call("cuDevicePrimaryCtxRetain")?;
         Ok(Device { info: info.clone(), context })
     }
 
@@ -208,14 +205,14 @@ impl Device {
             sys::cuDeviceGetPCIBusId(start, length, self.context.cu_device())
         }
         .result()
-        .map_err(|error| driver_error("cuDeviceGetPCIBusId", error))?;
+        .in_call("cuDeviceGetPCIBusId")?;
         let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
         Ok(text.to_string_lossy().to_lowercase())
     }
 
     /// A new stream that does not wait for the default stream.
     pub fn new_stream(&self) -> Result<Arc<CudaStream>> {
-        self.context.new_stream().map_err(|error| driver_error("cuStreamCreate", error))
+        self.context.new_stream().in_call("cuStreamCreate")
     }
 
     /// An error unless work on `stream` runs on this device, in one order for all that enqueue it.
@@ -235,7 +232,7 @@ impl Device {
 
     /// Makes the context current on this thread, so that C++ code finds it.
     pub(crate) fn bind(&self) -> Result<()> {
-        self.context.bind_to_thread().map_err(|error| driver_error("cuCtxSetCurrent", error))
+        self.context.bind_to_thread().in_call("cuCtxSetCurrent")
     }
 }
 

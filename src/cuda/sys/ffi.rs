@@ -175,48 +175,36 @@ pub(crate) fn kernel_info(index: u32) -> Result<Kernel> {
     let mut facts = og_kernel_facts::default();
     // SAFETY: the pointer is to a live struct of the declared layout.
     call("og_kernel_info", || unsafe { bindings::og_kernel_info(int(index), &mut facts) })?;
-    let unknown = |what: &str, number| Error::Cuda {
+    // SAFETY: the header promises a static string.
+    let name = unsafe { CStr::from_ptr(facts.name) }.to_string_lossy().into_owned();
+    let unknown = |what: &str, number: u32| Error::Cuda {
         call: "og_kernel_info",
         detail: format!("kernel {index} has {what} {number}: run cargo clean and build again"),
     };
-    if facts.name.is_null() {
-        return Err(unknown("no name, and tile", i64::from(facts.tile_m)));
-    }
-    // SAFETY: not null, and the header promises a static string.
-    let name = unsafe { CStr::from_ptr(facts.name) }.to_string_lossy().into_owned();
     let element = |number: og_type| {
         let found = ElementType::ALL.into_iter().find(|element| og_type::from(*element) == number);
-        found.ok_or_else(|| unknown("element type", number.0.into()))
+        found.ok_or_else(|| unknown("element type", number.0))
     };
-    let extent = |what: &str, value: i32| match u32::try_from(value) {
-        Ok(value) if value > 0 => Ok(value),
-        _ => Err(unknown(what, value.into())),
-    };
+    let [a, b, d] = [facts.a_type, facts.b_type, facts.d_type].map(element);
+    let elements = ElementTypes { a: a?, b: b?, d: d? };
+    let extents = |[m, n]: [i32; 2]| [m, n].map(i32::unsigned_abs);
+    let ([m, n], [height, width]) =
+        (extents([facts.tile_m, facts.tile_n]), extents([facts.cluster_m, facts.cluster_n]));
     Ok(Kernel {
         name,
-        elements: ElementTypes {
-            a: element(facts.a_type)?,
-            b: element(facts.b_type)?,
-            d: element(facts.d_type)?,
-        },
+        elements,
         b_layout: match facts.b_layout {
             og_layout::OG_LAYOUT_NK => BLayout::Nk,
             og_layout::OG_LAYOUT_KN => BLayout::Kn,
-            og_layout(other) => return Err(unknown("layout", other.into())),
+            og_layout(other) => return Err(unknown("layout", other)),
         },
-        tile: TileShape {
-            m: extent("tile rows", facts.tile_m)?,
-            n: extent("tile columns", facts.tile_n)?,
-        },
-        tile_k: extent("a step of K of", facts.tile_k)?,
-        cluster: ClusterShape {
-            m: extent("a cluster height", facts.cluster_m)?,
-            n: extent("a cluster width", facts.cluster_n)?,
-        },
+        tile: TileShape { m, n },
+        tile_k: facts.tile_k.unsigned_abs(),
+        cluster: ClusterShape { m: height, n: width },
         pingpong: facts.pingpong != 0,
         transposed: facts.transposed != 0,
         fast_accumulation: facts.fast_accumulation != 0,
-        max_splits: extent("a number of splits of", facts.max_splits)?,
+        max_splits: facts.max_splits.unsigned_abs(),
     })
 }
 

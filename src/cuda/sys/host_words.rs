@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::{CudaContext, result, sys};
 
+use super::Driver;
 use super::bindings::{OG_ABORT_ASKED, OG_ABORT_LEFT, og_failure, og_failure_kind};
 use super::device::Device;
-use super::driver_error;
 use crate::error::{Error, Result};
-use crate::plan::{MAX_RANKS, Tile};
+use crate::plan::MAX_RANKS;
 
 /// Where the ranks that have left are, a bit each.
 const LEFT_AT: usize = 4;
@@ -36,41 +36,12 @@ unsafe impl Send for HostWords {}
 // SAFETY: as above.
 unsafe impl Sync for HostWords {}
 
-/// What a kernel said when it gave up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
-    pub(crate) cause: Cause,
-    /// The chunk, or the rank, at fault.
-    pub(crate) chunk: u32,
-    pub(crate) signal: u32,
-    pub(crate) epoch: u32,
-    pub(crate) tile: Tile,
-}
-
-/// Why it gave up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// A chunk did not come in time.
-    Late,
-    /// The abort word was set.
-    Aborted,
-    /// A rank did not begin its step in time.
-    Absent,
-    /// A rank laid its step out by other rows.
-    Layout,
-    /// A rank left that still owed something.
-    Left,
-    /// A slice of K was not handed over.
-    Slice,
-}
-
 impl HostWords {
     pub(crate) fn new(device: &Device) -> Result<Self> {
         device.bind()?;
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the context is current.
-        let start = unsafe { result::malloc_host(BYTES, flags) }
-            .map_err(|error| driver_error("cuMemHostAlloc", error))?;
+        let start = unsafe { result::malloc_host(BYTES, flags) }.in_call("cuMemHostAlloc")?;
         let Some(start) = NonNull::new(start.cast::<u8>()) else {
             let detail = "it returned no address".into();
             return Err(Error::Cuda { call: "cuMemHostAlloc", detail });
@@ -85,7 +56,7 @@ impl HostWords {
             sys::cuMemHostGetDevicePointer_v2(&mut words.device_start, start.as_ptr().cast(), 0)
         }
         .result()
-        .map_err(|error| driver_error("cuMemHostGetDevicePointer", error))?;
+        .in_call("cuMemHostGetDevicePointer")?;
         Ok(words)
     }
 
@@ -125,32 +96,26 @@ impl HostWords {
         self.word(0).fetch_or(OG_ABORT_LEFT, Ordering::Release);
     }
 
-    /// What a kernel wrote since the last look.
-    pub(crate) fn take_failure(&self) -> Option<Failure> {
+    /// What a kernel that gave up wrote since the last look. `chunk` is the chunk, or the rank, at fault.
+    pub(crate) fn take_failure(&self) -> Option<og_failure> {
         let word = |offset: usize| self.word(RECORD_AT + offset);
-        let kind = word(offset_of!(og_failure, kind));
+        let kind_word = word(offset_of!(og_failure, kind));
         // Acquire: `kind` is written last, with release at system scope.
-        let cause = match og_failure_kind(kind.load(Ordering::Acquire)) {
-            og_failure_kind::OG_FAILURE_NONE => return None,
-            og_failure_kind::OG_FAILURE_ABORTED => Cause::Aborted,
-            og_failure_kind::OG_FAILURE_ABSENT => Cause::Absent,
-            og_failure_kind::OG_FAILURE_LAYOUT => Cause::Layout,
-            og_failure_kind::OG_FAILURE_LEFT => Cause::Left,
-            og_failure_kind::OG_FAILURE_SLICE => Cause::Slice,
-            _ => Cause::Late,
-        };
+        let kind = kind_word.load(Ordering::Acquire);
+        if kind == og_failure_kind::OG_FAILURE_NONE.0 {
+            return None;
+        }
         let load = |offset| word(offset).load(Ordering::Relaxed);
-        let failure = Failure {
-            cause,
+        let failure = og_failure {
             chunk: load(offset_of!(og_failure, chunk)),
             signal: load(offset_of!(og_failure, signal)),
             epoch: load(offset_of!(og_failure, epoch)),
-            tile: Tile {
-                m: load(offset_of!(og_failure, tile_m)),
-                n: load(offset_of!(og_failure, tile_n)),
-            },
+            tile_m: load(offset_of!(og_failure, tile_m)),
+            tile_n: load(offset_of!(og_failure, tile_n)),
+            kind,
+            ..og_failure::default()
         };
-        kind.store(og_failure_kind::OG_FAILURE_NONE.0, Ordering::Release);
+        kind_word.store(og_failure_kind::OG_FAILURE_NONE.0, Ordering::Release);
         Some(failure)
     }
 

@@ -10,7 +10,9 @@
 //!   when each tile was computed, as the device writes it down;
 //! - `stream_ops`: what streams do without a kernel; `uses`: streams that may still touch some memory.
 
-use crate::error::Error;
+use cudarc::driver::DriverError;
+
+use crate::error::{Error, Result};
 
 #[allow(
     clippy::undocumented_unsafe_blocks,
@@ -45,7 +47,14 @@ mod generated {
     pub(super) const REASON: &str = NOT_BUILT;
 }
 
-/// A failed driver call. Only for errors that the driver itself returned: their text comes from it.
-pub(crate) fn driver_error(call: &'static str, error: cudarc::driver::DriverError) -> Error {
-    Error::Cuda { call, detail: error.to_string() }
+/// What a call of the driver returned. Only for errors of the driver itself: their text comes from it.
+pub(crate) trait Driver<T> {
+    /// A failure as an [`Error`] that names the call.
+    fn in_call(self, call: &'static str) -> Result<T>;
+}
+
+impl<T> Driver<T> for std::result::Result<T, DriverError> {
+    fn in_call(self, call: &'static str) -> Result<T> {
+        self.map_err(|error| Error::Cuda { call, detail: error.to_string() })
+    }
 }

@@ -7,11 +7,11 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
 
+use super::Driver;
 use super::bindings::og_tile_record;
 use super::device::Device;
-use super::driver_error;
 use crate::error::Result;
 use crate::plan::Tile;
 
@@ -56,7 +56,7 @@ unsafe impl DeviceRepr for og_tile_record {}
 /// A device buffer for the records of one product's tiles; the plan makes one that fits it.
 #[derive(Debug)]
 pub struct TileRecords {
-    memory: CudaSlice<og_tile_record>,
+    pub(crate) memory: CudaSlice<og_tile_record>,
 }
 
 impl TileRecords {
@@ -64,12 +64,11 @@ impl TileRecords {
     pub(crate) fn new(device: &Device, len: u64) -> Result<Self> {
         let stream = device.new_stream()?;
         // SAFETY: `clear` writes all of it before anybody reads.
-        let memory = unsafe { stream.alloc(len as usize) }
-            .map_err(|error| driver_error("cuMemAllocAsync", error))?;
+        let memory = unsafe { stream.alloc(len as usize) }.in_call("cuMemAllocAsync")?;
         let mut records = TileRecords { memory };
         records.clear(&stream)?;
         // Other streams will use it, and the allocation is in the order of this one.
-        stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        stream.synchronize().in_call("cuStreamSynchronize")?;
         Ok(records)
     }
 
@@ -88,32 +87,19 @@ impl TileRecords {
     pub fn clear(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         let bytes = self.memory.num_bytes();
         let (address, _guard) = self.memory.device_ptr_mut(stream);
-        stream
-            .context()
-            .bind_to_thread()
-            .map_err(|error| driver_error("cuCtxSetCurrent", error))?;
+        stream.context().bind_to_thread().in_call("cuCtxSetCurrent")?;
         // SAFETY: the buffer is this long, and the guard records its use on the stream.
         unsafe { cudarc::driver::result::memset_d8_async(address, 0xff, bytes, stream.cu_stream()) }
-            .map_err(|error| driver_error("cuMemsetD8Async", error))
+            .in_call("cuMemsetD8Async")
     }
 
     /// What was recorded, by tile row, column and slice; tiles that were not computed are left out.
     /// Waits for `stream`.
     pub fn read(&self, stream: &Arc<CudaStream>) -> Result<Vec<TileRecord>> {
-        let records = stream
-            .clone_dtoh(&self.memory)
-            .map_err(|error| driver_error("cuMemcpyDtoHAsync", error))?;
-        stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        let records = stream.clone_dtoh(&self.memory).in_call("cuMemcpyDtoHAsync")?;
+        stream.synchronize().in_call("cuStreamSynchronize")?;
         let written = records.into_iter().filter(|record| record.index != u64::MAX);
         Ok(written.map(TileRecord::from).collect())
-    }
-
-    pub(crate) fn context(&self) -> &Arc<CudaContext> {
-        self.memory.context()
-    }
-
-    pub(crate) fn memory_mut(&mut self) -> &mut CudaSlice<og_tile_record> {
-        &mut self.memory
     }
 }
 

@@ -13,10 +13,7 @@ use crate::plan::Problem;
 /// What does not depend on the kernel: whether the sizes and pitches are ones that kernels take.
 pub(crate) fn check(problem: &Problem) -> Result<()> {
     for (what, value) in [("m", problem.m()), ("n", problem.n()), ("k", problem.k())] {
-        if !(1..=MAX_EXTENT).contains(&value) {
-            let remedy = "split the product into several";
-            return Err(Error::out_of_range(what, value.into(), 1, MAX_EXTENT.into(), remedy));
-        }
+        Error::check_range(what, value, 1..=MAX_EXTENT, "split the product into several")?;
     }
     problem.check_tma()
 }

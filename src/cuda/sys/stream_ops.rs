@@ -1,11 +1,14 @@
-//! What a stream does without a kernel: copies, and words that it writes or waits for.
+//! What a stream does without a kernel: copies, and words and events that it writes or waits for.
 //!
 //! Invariant: a word that a stream writes is seen by others after everything that the stream did before.
 
+use cudarc::driver::sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
 use cudarc::driver::sys::{self, CUdeviceptr, CUstreamWaitValue_flags};
-use cudarc::driver::{CudaStream, result};
+use cudarc::driver::{CudaEvent, CudaStream, result};
 
-use super::driver_error;
+use super::Driver;
+use super::device::Device;
 use crate::error::Result;
 
 /// Enqueues a copy between any two places that this GPU reaches.
@@ -20,7 +23,7 @@ pub(crate) unsafe fn copy(
 ) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream.cu_stream()) }
-        .map_err(|error| driver_error("cuMemcpyDtoDAsync", error))
+        .in_call("cuMemcpyDtoDAsync")
 }
 
 /// Lets a stream wait until a word has reached `value`; the comparison wraps. It knows no limit.
@@ -32,7 +35,7 @@ pub(crate) unsafe fn wait_for(stream: &CudaStream, word: CUdeviceptr, value: u32
     // SAFETY: the caller's promise.
     unsafe { sys::cuStreamWaitValue32_v2(stream.cu_stream(), word, value, reached) }
         .result()
-        .map_err(|error| driver_error("cuStreamWaitValue32", error))
+        .in_call("cuStreamWaitValue32")
 }
 
 /// Enqueues the writing of a word, after everything that the stream has written is seen everywhere.
@@ -44,5 +47,39 @@ pub(crate) unsafe fn write(stream: &CudaStream, word: CUdeviceptr, value: u32) -
     // SAFETY: the caller's promise.
     unsafe { sys::cuStreamWriteValue32_v2(stream.cu_stream(), word, value, 0) }
         .result()
-        .map_err(|error| driver_error("cuStreamWriteValue32", error))
+        .in_call("cuStreamWriteValue32")
+}
+
+/// Whether calls on `stream` are being recorded into a graph, not carried out.
+pub(crate) fn is_capturing(stream: &CudaStream) -> Result<bool> {
+    stream
+        .capture_status()
+        .map(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
+        .in_call("cuStreamIsCapturing")
+}
+
+/// An event that knows no time, and is cheaper for it.
+pub(crate) fn untimed_event(device: &Device) -> Result<CudaEvent> {
+    device.context().new_event(Some(CU_EVENT_DISABLE_TIMING)).in_call("cuEventCreate")
+}
+
+/// Notes in `event` what was enqueued on `stream` so far.
+pub(crate) fn record(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
+    event.record(stream).in_call("cuEventRecord")
+}
+
+/// Lets what comes next on `stream` come after what `event` has noted.
+pub(crate) fn wait(stream: &CudaStream, event: &CudaEvent) -> Result<()> {
+    stream.wait(event).in_call("cuStreamWaitEvent")
+}
+
+/// Lets what comes next on `stream` come after what is on `before`.
+pub(crate) fn follow(stream: &CudaStream, event: &CudaEvent, before: &CudaStream) -> Result<()> {
+    record(event, before)?;
+    wait(stream, event)
+}
+
+/// Waits here until all that was enqueued on `stream` is done.
+pub(crate) fn synchronize(stream: &CudaStream) -> Result<()> {
+    stream.synchronize().in_call("cuStreamSynchronize")
 }

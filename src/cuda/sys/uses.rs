@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
+use super::Driver;
 use super::device::Device;
-use super::driver_error;
-use super::workspace::is_capturing;
-use crate::error::{Error, Result};
+use super::stream_ops::{follow, is_capturing, synchronize, untimed_event};
+use crate::error::Result;
 
 /// How many streams are kept: more than a caller uses side by side.
 const KEPT: usize = 16;
@@ -87,10 +87,7 @@ impl Uses {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let tail = streams.tail.as_ref().map(|tail| &tail.stream);
         // All of them, also if one fails.
-        let waited: Vec<_> =
-            streams.kept.iter().chain(tail).map(|stream| stream.synchronize()).collect();
-        let waited = waited.into_iter().collect::<std::result::Result<(), _>>();
-        waited.map_err(|error| driver_error("cuStreamSynchronize", error))
+        streams.kept.iter().chain(tail).map(|stream| synchronize(stream)).fold(Ok(()), Result::and)
     }
 }
 
@@ -105,7 +102,7 @@ impl Streams {
             Some(tail) => tail,
             none => none.insert(Tail::new(device)?),
         };
-        tail.follow(&self.kept[oldest])?;
+        follow(&tail.stream, &tail.event, &self.kept[oldest])?;
         self.kept.remove(oldest);
         Ok(())
     }
@@ -117,21 +114,12 @@ impl Tail {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the pointer is to a live value; the mode is this thread's own, and set back below.
         let mut exchange = || unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result();
-        let failed = |error| driver_error("cuThreadExchangeStreamCaptureMode", error);
-        exchange().map_err(failed)?;
-        let untimed = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        let made = device.new_stream().and_then(|stream| {
-            let event = device.context().new_event(Some(untimed));
-            event.map(|event| Tail { stream, event }).map_err(|e| driver_error("cuEventCreate", e))
-        });
-        exchange().map_err(failed)?;
+        let mut exchange = || exchange().in_call("cuThreadExchangeStreamCaptureMode");
+        exchange()?;
+        let made = device
+            .new_stream()
+            .and_then(|stream| Ok(Tail { stream, event: untimed_event(device)? }));
+        exchange()?;
         made
-    }
-
-    /// A wait for this waits for what was enqueued on `stream` so far.
-    fn follow(&self, stream: &CudaStream) -> Result<(), Error> {
-        self.event.record(stream).map_err(|error| driver_error("cuEventRecord", error))?;
-        let waited = self.stream.wait(&self.event);
-        waited.map_err(|error| driver_error("cuStreamWaitEvent", error))
     }
 }

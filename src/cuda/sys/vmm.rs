@@ -15,8 +15,8 @@ use cudarc::driver::sys::{
     CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
 };
 
+use super::Driver;
 use super::device::Device;
-use super::driver_error;
 use crate::error::{Error, Result};
 
 /// As a file descriptor: what a unix socket can carry.
@@ -27,20 +27,21 @@ const AS_FILE: CUmemAllocationHandleType =
 #[derive(Debug)]
 pub(crate) struct Physical {
     handle: CUmemGenericAllocationHandle,
-    bytes: u64,
+    /// What was asked for, rounded up.
+    pub(crate) bytes: u64,
     context: Arc<CudaContext>,
 }
 
 /// Memory at an address, which this GPU may read and write.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    address: CUdeviceptr,
+    pub(crate) address: CUdeviceptr,
     mapped: bool,
-    memory: Physical,
+    pub(crate) memory: Physical,
 }
 
 fn status(call: &'static str, result: sys::CUresult) -> Result<()> {
-    result.result().map_err(|error| driver_error(call, error))
+    result.result().in_call(call)
 }
 
 /// The GPU of `context`, as a place of memory.
@@ -100,11 +101,6 @@ impl Physical {
         Ok(Physical { handle, bytes, context: Arc::clone(device.context()) })
     }
 
-    /// How many bytes there are: what was asked for, rounded up.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// A handle to give away.
     pub(crate) fn export(&self) -> Result<OwnedFd> {
         let mut file = -1i32;
@@ -137,18 +133,6 @@ impl Physical {
         // SAFETY: the addresses have just been mapped.
         status("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address, bytes, &access, 1) })?;
         Ok(mapping)
-    }
-}
-
-impl Mapping {
-    /// Where it starts.
-    pub(crate) fn address(&self) -> CUdeviceptr {
-        self.address
-    }
-
-    /// The memory that is shown.
-    pub(crate) fn memory(&self) -> &Physical {
-        &self.memory
     }
 }
 

@@ -8,11 +8,11 @@
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr};
 
+use super::Driver;
 use super::device::Device;
-use super::driver_error;
+use super::stream_ops::{follow, is_capturing};
 use crate::error::{Error, Result};
 
 /// The memory and who used it last.
@@ -45,19 +45,10 @@ impl Workspace {
             return Ok(None);
         }
         let stream = device.new_stream()?;
-        let len = usize::try_from(bytes).map_err(|_| {
-            let remedy = "use fewer splits";
-            Error::out_of_range("the workspace in bytes", bytes, 0, usize::MAX as u64, remedy)
-        })?;
-        let memory = stream
-            .alloc_zeros::<u8>(len)
-            .map_err(|error| driver_error("cuMemAllocAsync", error))?;
-        let handover = device
-            .context()
-            .new_event(None)
-            .map_err(|error| driver_error("cuEventCreate", error))?;
+        let memory = stream.alloc_zeros::<u8>(bytes as usize).in_call("cuMemAllocAsync")?;
+        let handover = device.context().new_event(None).in_call("cuEventCreate")?;
         // Other streams will use it, and allocation and zeros are in the order of this one.
-        stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        stream.synchronize().in_call("cuStreamSynchronize")?;
         let address = memory.device_ptr(&stream).0;
         let uses = Mutex::new(Uses { last: None, captured: false, handover });
         Ok(Some(Workspace { memory: ManuallyDrop::new(memory), address, uses }))
@@ -68,7 +59,7 @@ impl Workspace {
         let mut uses = self.lock();
         let capturing = uses.check(stream)?;
         if let Some(last) = uses.last.as_ref().filter(|last| *last != stream) {
-            uses.hand_over(last, stream)?;
+            follow(stream, &uses.handover, last)?;
         }
         if uses.last.as_ref() != Some(stream) {
             uses.last = Some(Arc::clone(stream));
@@ -106,19 +97,13 @@ impl Uses {
         Ok(capturing)
     }
 
-    /// Lets what comes next on `to` come after what is on `from`.
-    fn hand_over(&self, from: &CudaStream, to: &CudaStream) -> Result<()> {
-        self.handover.record(from).map_err(|error| driver_error("cuEventRecord", error))?;
-        to.wait(&self.handover).map_err(|error| driver_error("cuStreamWaitEvent", error))
-    }
-
     /// Whether memory that is freed on `stream` from now on is freed after the last use.
     fn end_before(&self, stream: &CudaStream) -> Result<bool> {
         let Some(last) = &self.last else { return Ok(true) };
         if self.captured || is_capturing(last)? {
             return Ok(false);
         }
-        self.hand_over(last, stream).map(|()| true)
+        follow(stream, &self.handover, last).map(|()| true)
     }
 }
 
@@ -137,12 +122,4 @@ impl Drop for Workspace {
         }
         context.record_err(kept);
     }
-}
-
-/// Whether calls on `stream` are being recorded into a graph, not carried out.
-pub(crate) fn is_capturing(stream: &CudaStream) -> Result<bool> {
-    stream
-        .capture_status()
-        .map(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
-        .map_err(|error| driver_error("cuStreamIsCapturing", error))
 }

@@ -50,7 +50,7 @@ pub trait Call: Send {
         gemm: &AsyncGemm,
         stream: &Arc<CudaStream>,
         signals: &Signals,
-        records: &mut TileRecords,
+        records: &TileRecords,
     );
 
     /// Takes a look at D, when `stream` is through; the look before is kept.
@@ -237,12 +237,12 @@ impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
         gemm: &AsyncGemm,
         stream: &Arc<CudaStream>,
         signals: &Signals,
-        records: &mut TileRecords,
+        records: &TileRecords,
     ) {
-        let inner = self.inner();
-        let mut d = self.d.slice_mut(inner);
-        let operands = operands(&self.case, &self.device, &mut d).records(records);
-        gemm.enqueue(stream, operands, signals).unwrap();
+        let mut operands = self.addresses(stream);
+        operands.records = records.address(stream);
+        // SAFETY: this device's memory, which outlives the call, as do the records.
+        unsafe { gemm.enqueue_raw(stream, &operands, signals) }.unwrap();
     }
 
     fn fetch(&mut self, stream: &Arc<CudaStream>) {

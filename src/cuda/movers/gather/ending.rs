@@ -10,7 +10,8 @@ use cudarc::driver::{CudaStream, result};
 use super::Gatherer;
 use crate::cuda::exchange::layout::Layout;
 use crate::cuda::exchange::signals::{EPOCH_AT, other_layout};
-use crate::cuda::sys::driver_error;
+use crate::cuda::sys::Driver;
+use crate::cuda::sys::stream_ops::synchronize;
 use crate::error::{Error, Result};
 
 impl Gatherer {
@@ -18,7 +19,7 @@ impl Gatherer {
     pub(crate) fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         let waited = match &self.nccl {
             Some(nccl) => nccl.wait(stream, self.options.timeouts.steady),
-            None => stream.synchronize().map_err(|e| driver_error("cuStreamSynchronize", e)),
+            None => synchronize(stream),
         };
         if let Some(nccl) = &mut self.nccl {
             nccl.waited();
@@ -51,7 +52,7 @@ impl Gatherer {
     pub(crate) fn fail(&mut self, error: &Error) {
         if self.failed.is_none() {
             self.failed = Some(error.clone());
-            self.signals.host().set_abort(true);
+            self.signals.host.set_abort(true);
             self.group.abort(&error.to_string());
             if let Some(nccl) = &self.nccl {
                 nccl.abort();
@@ -74,7 +75,7 @@ impl Gatherer {
         self.device.bind()?;
         // SAFETY: that many words are at the start of this rank's part.
         unsafe { result::memcpy_dtoh_sync(&mut words, self.part.memory.own_address()) }
-            .map_err(|error| driver_error("cuMemcpyDtoH", error))?;
+            .in_call("cuMemcpyDtoH")?;
         let (rank, mut ranks) = (self.group.rank(), 0..self.group.ranks());
         let epoch = words[EPOCH_AT as usize];
         let layouts = self.part.layout.layouts_of(epoch);
@@ -118,7 +119,7 @@ impl Drop for Gatherer {
             // Else what comes next would wait without a limit.
             nccl.abort();
         }
-        if self.signals.wait_for_uses().is_err() {
+        if self.signals.uses.wait().is_err() {
             // A stream that is being captured, or a context that is lost: nothing is freed under it.
             let table = std::mem::take(&mut self.table);
             std::mem::forget((Arc::clone(&self.part.memory), table));

@@ -11,21 +11,20 @@ use cudarc::driver::result;
 
 use super::{Gatherer, Table};
 use crate::cuda::exchange::agreement::{agree, comparable};
-use crate::cuda::exchange::chunk_table::check_count;
 use crate::cuda::exchange::layout::Layout;
-use crate::cuda::exchange::part::Part;
-use crate::cuda::exchange::signals::Signals;
-use crate::cuda::exchange::step_shape::StepShape;
+use crate::cuda::exchange::signals::{Signals, check_count};
+use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::cuda::exchange::symmetric::SymmetricMemory;
 use crate::cuda::movers::by_nccl::ByNccl;
-use crate::cuda::movers::copy_engines::{CopyEngines, untimed_event};
+use crate::cuda::movers::copy_engines::CopyEngines;
 use crate::cuda::movers::course::Course;
 use crate::cuda::movers::engines::{Sums, choose, choose_for_sums};
 use crate::cuda::movers::nccl::{Communicator, Nccl};
 use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::sys::Driver;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::driver_error;
 use crate::cuda::sys::host_words::HostWords;
+use crate::cuda::sys::stream_ops::untimed_event;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{Engine, Operation, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
@@ -65,9 +64,9 @@ impl Gatherer {
             group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
         };
         let memory = match planned.nccl {
-            Some(_) => SymmetricMemory::alone(group, device, layout.bytes()).inspect_err(tell)?,
+            Some(_) => SymmetricMemory::alone(group, device, layout.bytes).inspect_err(tell)?,
             // Tells by itself, where that is the way.
-            None => SymmetricMemory::new(group, device, layout.bytes(), limit)?,
+            None => SymmetricMemory::new(group, device, layout.bytes, limit)?,
         };
         let made = Self::make(group, device, planned, options, layout, Arc::new(memory));
         let gatherer = made.inspect_err(tell)?;
@@ -98,19 +97,18 @@ impl Gatherer {
     ) -> Result<Self> {
         device.bind()?;
         let words = layout.first_words(options.first_epoch);
-        let bytes = layout.bytes() as usize;
+        let bytes = layout.bytes as usize;
         // SAFETY: this rank's part is so long, and nobody writes to it before the barrier.
         unsafe {
             result::memset_d8_sync(memory.own_address(), 0xff, bytes)
                 .and_then(|()| result::memcpy_htod_sync(memory.own_address(), &words))
         }
-        .map_err(|error| driver_error("cuMemcpyHtoD", error))?;
+        .in_call("cuMemcpyHtoD")?;
         // Neither call promises that the memory has been written when it returns.
-        let context = device.context();
-        context.synchronize().map_err(|error| driver_error("cuCtxSynchronize", error))?;
+        device.context().synchronize().in_call("cuCtxSynchronize")?;
         let signals = Signals::shared(device, &memory, layout.slots(), options.first_epoch)?;
-        group.on_end_tell(signals.host(), |host, _| host.set_abort(true));
-        group.on_leave_tell(signals.host(), HostWords::set_left);
+        group.on_end_tell(&signals.host, |host, _| host.set_abort(true));
+        group.on_leave_tell(&signals.host, HostWords::set_left);
 
         let Planned { plan, why, nccl } = planned;
         let join = |nccl| Communicator::join(nccl, group, device, options.timeouts.first);

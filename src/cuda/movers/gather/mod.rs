@@ -2,8 +2,7 @@
 //!
 //! What belongs here: carrying out the [`Schedule`](crate::plan::Schedule)'s moves and words with copy engines and
 //! kernels. What is multiplied is none of its business. Here are the steps; below are `joining` (what comes before),
-//! `own_rows` (this rank's rows into their slot), `sums` (what a reduction has beside) and `ending` (failures, and the
-//! end). A step is, on the caller's stream:
+//! `sums` (what a reduction has beside) and `ending` (failures, and the end). A step is, on the caller's stream:
 //!
 //! ```text
 //!   copy the shard into its slot (unless it is there) ── begin ──┬── work that reads the rows ─ next begin
@@ -24,29 +23,27 @@
 
 mod ending;
 pub(crate) mod joining;
-mod own_rows;
 mod sums;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 
 use crate::cuda::exchange::layout::{BEGUN_AT, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
-use crate::cuda::exchange::part::Part;
 use crate::cuda::exchange::signals::{Signals, Waiter, timeout_ns};
-use crate::cuda::exchange::step_shape::{Compute, StepShape};
+use crate::cuda::exchange::step_shape::{Compute, Part, StepShape};
 use crate::cuda::movers::by_nccl::{ByNccl, agree_on_rows};
 use crate::cuda::movers::copy_engines::CopyEngines;
 use crate::cuda::movers::course::Course;
 use crate::cuda::movers::marks::{self, Marks};
 use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::sys::Driver;
 use crate::cuda::sys::bindings::{og_gather, og_gather_step, og_slots};
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::driver_error;
 use crate::cuda::sys::ffi::{self, Input, count, int};
-use crate::cuda::sys::workspace::is_capturing;
+use crate::cuda::sys::stream_ops::{copy, is_capturing, synchronize};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{self, Engine, Lane, Plan, Schedule};
@@ -55,19 +52,19 @@ use crate::plan::{self, Engine, Lane, Plan, Schedule};
 #[derive(Debug)]
 pub(crate) struct Gatherer {
     signals: Signals,
-    group: Arc<Group>,
-    device: Device,
-    plan: Arc<Plan>,
+    pub(crate) group: Arc<Group>,
+    pub(crate) device: Device,
+    pub(crate) plan: Arc<Plan>,
     options: GatherOptions,
     /// Why the plan has its strategy.
-    why: &'static str,
+    pub(crate) why: &'static str,
     /// Gathers, if that is the engine.
     nccl: Option<ByNccl>,
     part: Part,
     table: Table,
-    copies: CopyEngines,
+    pub(crate) copies: CopyEngines,
     shapes: Vec<Arc<StepShape>>,
-    course: Course,
+    pub(crate) course: Course,
     failed: Option<Error>,
     /// The pushes of the next step, if somebody wants to know when they were.
     marks: Option<Marks>,
@@ -115,23 +112,6 @@ pub(crate) struct OwnRows {
 }
 
 impl Gatherer {
-    pub(crate) fn group(&self) -> &Arc<Group> {
-        &self.group
-    }
-
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Why the plan has its strategy.
-    pub(crate) fn why(&self) -> &'static str {
-        self.why
-    }
-
     /// The shape of a step with these rows (default: as planned).
     pub(crate) fn shape(&mut self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
         /// Few: a caller alternates between some shapes, at most.
@@ -265,6 +245,47 @@ impl Gatherer {
         Ok(step)
     }
 
+    /// Fills what the other ranks sent in the latest step with NaN. What this one sent may still be on its way.
+    fn poison(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        let Some(latest) = &self.course.latest else { return Ok(()) };
+        let buffer = 1 - self.course.next_buffer;
+        // Shards as in the latest step, rows up to the most of any.
+        let own = latest.plan.problem().shards().rows(self.group.rank());
+        for (at, bytes) in self.part.layout.received(buffer, &own, self.plan.problem().m()) {
+            let (at, bytes) = (self.part.start() + at, bytes as usize);
+            // SAFETY: this rank's part is so long; what the last step read there, it has read in the order of
+            // the stream, and nobody writes there before this step has said so.
+            let filled = unsafe { result::memset_d8_async(at, 0xff, bytes, stream.cu_stream()) };
+            filled.in_call("cuMemsetD8Async")?;
+        }
+        Ok(())
+    }
+
+    /// Puts this rank's rows and scales into their slot, unless they are there.
+    fn bring(
+        &self,
+        stream: &Arc<CudaStream>,
+        shape: &StepShape,
+        buffer: u32,
+        own: OwnRows,
+    ) -> Result<()> {
+        let rows = shape.plan.problem().shards().rows(self.group.rank());
+        let (start, count) = (self.part.start(), rows.len() as u32);
+        let rows_bytes = self.part.layout.rows_bytes(count);
+        if let Some(from) = own.rows.filter(|_| rows_bytes > 0) {
+            let slot = start + self.part.layout.row(buffer, rows.start);
+            // SAFETY: a slot of the layout; the caller of `begin` has vouched for the rows.
+            unsafe { copy(stream, slot, from, rows_bytes) }?;
+        }
+        let scales_bytes = self.part.layout.scales_bytes(count);
+        if scales_bytes > 0 {
+            let slot = start + self.part.layout.scale(buffer, rows.start);
+            // SAFETY: as above.
+            unsafe { copy(stream, slot, own.scales, scales_bytes) }?;
+        }
+        Ok(())
+    }
+
     /// Enqueues a step of the schedule, if its lane is one of those that push.
     pub(crate) fn push(&mut self, step: &Step, lane: Lane, of: &plan::Step) -> Result<()> {
         let Lane::Push(push) = lane else { return Ok(()) };
@@ -328,8 +349,8 @@ impl Gatherer {
         let layout = &self.part.layout;
         input.b_is_there = true;
         input.words.begun = begun as *const _;
-        input.words.slots_per_rank = int(layout.slots_per_rank());
-        input.words.share_bits = int(layout.share_bits());
+        input.words.slots_per_rank = int(layout.slots_per_rank);
+        input.words.share_bits = int(layout.share_bits);
         if step.toggled {
             input.words.signals = self.part.word(layout.toggles_of(step.buffer)) as *const _;
             input.words.epoch = self.part.word(TOGGLE_EPOCH_AT) as *const _;
@@ -385,11 +406,6 @@ impl Gatherer {
         Ok(is_changed)
     }
 
-    /// The buffer of the next step.
-    pub(crate) fn next_buffer(&self) -> u32 {
-        self.course.next_buffer
-    }
-
     /// What is the same of every step that a kernel of `blocks` blocks begins.
     fn beginning(&self, shape: &StepShape, buffer: u32, blocks: u32) -> og_gather_step {
         let slots = self.part.layout.own_slots(&shape.plan, self.group.rank());
@@ -405,7 +421,7 @@ impl Gatherer {
     }
 
     fn words(&self, capturing: bool) -> og_gather {
-        let host = self.signals.host();
+        let host = &self.signals.host;
         og_gather {
             words: self.table.words as *const _,
             own: self.part.start() as *mut _,
@@ -429,11 +445,10 @@ impl Gatherer {
 
 impl Table {
     fn new(stream: &Arc<CudaStream>, addresses: &[u64]) -> Result<Self> {
-        let words = stream.clone_htod(addresses).map_err(|e| driver_error("cuMemcpyHtoD", e))?;
-        let counter =
-            stream.alloc_zeros::<u32>(1).map_err(|e| driver_error("cuMemAllocAsync", e))?;
+        let words = stream.clone_htod(addresses).in_call("cuMemcpyHtoD")?;
+        let counter = stream.alloc_zeros::<u32>(1).in_call("cuMemAllocAsync")?;
         // Other streams will use them.
-        stream.synchronize().map_err(|error| driver_error("cuStreamSynchronize", error))?;
+        synchronize(stream)?;
         let (word_start, counter_start) =
             (words.device_ptr(stream).0, counter.device_ptr(stream).0);
         let _memory = Some((words, counter));

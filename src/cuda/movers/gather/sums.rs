@@ -15,7 +15,7 @@ use crate::cuda::exchange::layout::TOGGLE_EPOCH_AT;
 use crate::cuda::exchange::signals::{EPOCH_AT, STOP_AT};
 use crate::cuda::sys::bindings::{og_exchange, og_reduction, og_slots, og_sums_run};
 use crate::cuda::sys::ffi::{self, count, int, long};
-use crate::cuda::sys::workspace::is_capturing;
+use crate::cuda::sys::stream_ops::is_capturing;
 use crate::error::{Error, Result};
 use crate::plan::Engine;
 
@@ -23,23 +23,14 @@ impl Gatherer {
     /// An error if a rank owns more rows in this step than its slots hold.
     pub(crate) fn check_owned(&self, rows: Option<&[u32]>) -> Result<()> {
         let most = rows.and_then(|rows| rows.iter().max().copied()).unwrap_or(0);
-        let planned = self.plan.most_output_rows();
-        if most <= planned {
-            return Ok(());
-        }
         let remedy = "plan for the most rows that a rank gets in any step";
         let what = "the rows that one rank gets in this step";
-        Err(Error::out_of_range(what, most.into(), 0, planned.into(), remedy))
+        Error::check_range(what, most, 0..=self.plan.most_output_rows(), remedy)
     }
 
     /// Where this rank's sums of a step in `buffer` start.
     pub(crate) fn own_sums(&self, buffer: u32) -> CUdeviceptr {
         self.part.start() + self.part.layout.row(buffer, 0)
-    }
-
-    /// What was summed on `stream` so far may be sent: the schedule's `summed`.
-    pub(crate) fn note_summed(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.copies.note_summed(stream)
     }
 
     /// Lets `stream` wait for sums that other ranks send: of a chunk and a rank each.
@@ -57,7 +48,7 @@ impl Gatherer {
     fn slots_of(&self, step: &Step, awaited: &[(u32, u32)]) -> Vec<og_slots> {
         let (layout, plan) = (&self.part.layout, &step.shape.plan);
         let slot_of = |chunk, from| layout.signal_slot(plan, chunk, from);
-        runs(awaited, self.group.rank(), layout.slots_per_rank(), slot_of)
+        runs(awaited, self.group.rank(), layout.slots_per_rank, slot_of)
     }
 
     /// Begins a step behind the product of all its sums, by the kernel that also sends and signals chunks, each to a rank,
@@ -78,7 +69,7 @@ impl Gatherer {
         let (runs, awaited) = (self.runs_of(step, sent, signalled), self.slots_of(step, awaited));
         let exchange = og_exchange {
             own: self.own_sums(step.buffer) as *const _,
-            row_bytes: long(layout.pitch()),
+            row_bytes: long(layout.pitch),
             runs: runs.as_ptr(),
             awaited: awaited.as_ptr(),
             run_count: count(&runs),
@@ -136,7 +127,7 @@ impl Gatherer {
     ) -> og_reduction {
         let (part, layout, rank) = (&self.part, &self.part.layout, self.group.rank());
         let first = step.shape.plan.output_rows(rank).start;
-        let local = u64::from(rows.start - first) * layout.pitch();
+        let local = u64::from(rows.start - first) * layout.pitch;
         let epoch_at = if step.toggled { TOGGLE_EPOCH_AT } else { EPOCH_AT };
         let own = part.start() + layout.row(step.buffer, rows.start) + column;
         let slots = part.start() + layout.slots_start(step.buffer) + local + column;
@@ -144,7 +135,7 @@ impl Gatherer {
             own: own as *const _,
             slots: slots as *const _,
             slot_pitch: long(layout.slot_bytes() / size),
-            pitch: long(layout.pitch() / size),
+            pitch: long(layout.pitch / size),
             ranks: int(self.group.ranks()),
             rank: int(rank),
             stop: part.word(STOP_AT) as *const _,

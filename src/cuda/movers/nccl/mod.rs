@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{self, CUdeviceptr};
 
+use crate::cuda::sys::Driver;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::driver_error;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -317,7 +317,7 @@ impl Communicator {
             match unsafe { sys::cuStreamQuery(stream.cu_stream()) }.result() {
                 Ok(()) => Ok(true),
                 Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-                Err(error) => Err(driver_error("cuStreamQuery", error)),
+                Err(error) => Err(error).in_call("cuStreamQuery"),
             }
         };
         self.wait_until("NCCL's all-gather", limit, through)?;
