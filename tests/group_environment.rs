@@ -85,7 +85,9 @@ fn secrets_that_are_not_utf8_count() {
 #[test]
 fn variables_that_are_not_utf8_are_named() {
     let odd = bytes(b"0\xff");
-    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "OVERLAP_GEMM_PORT"] {
+    for name in
+        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OVERLAP_GEMM_PORT"]
+    {
         let port = OsString::from(free_port().to_string());
         let text = result(start(0, 1, SHORT, &[("OVERLAP_GEMM_PORT", &port), (name, &odd)]));
         assert!(text.contains(name) && text.contains("is not UTF-8"), "{name}: {text}");

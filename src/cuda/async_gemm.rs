@@ -16,17 +16,12 @@ use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::ffi::{Input, int};
+use crate::cuda::sys::ffi::Input;
 use crate::cuda::sys::records::TileRecords;
 use crate::cuda::sys::stream_ops::is_capturing;
 use crate::error::{Error, Result};
 use crate::kernels::{Choice, Kernel};
-use crate::plan::{Chunks, MAX_CHUNKS, Problem, TileOrder};
-
-/// How long a tile of the first call waits, when peers may still be starting.
-const FIRST_LIMIT: Duration = Duration::from_secs(60);
-/// How long a tile of every later call waits.
-const LIMIT: Duration = Duration::from_secs(10);
+use crate::plan::{Chunks, Problem, TileOrder, Timeouts};
 
 /// D = A · B where A arrives while it is multiplied.
 ///
@@ -104,10 +99,10 @@ impl AsyncGemm {
             product,
             order,
             table: ChunkTable::new(chunks, pivot_rank, |chunk| chunk),
-            first_limit: FIRST_LIMIT,
+            first_limit: Timeouts::default().first,
             waiter: Waiter {
                 rank: pivot_rank,
-                limit: LIMIT,
+                limit: Timeouts::default().steady,
                 chunks: chunks.clone(),
                 of_sums: false,
             },
@@ -126,20 +121,6 @@ impl AsyncGemm {
         Product::check(problem, options)
     }
 
-    /// Puts the signal of chunk c into `slots[c]`, e.g. [`Chunks::signal_slot`].
-    pub fn with_slots(mut self, slots: &[u32]) -> Result<Self> {
-        if slots.len() != self.table.chunks.len() {
-            let remedy = "give a slot for each chunk";
-            let (got, expected) = (slots.len(), self.table.chunks.len());
-            return Err(Error::mismatch("the number of slots", got, expected, remedy));
-        }
-        for (chunk, &slot) in self.table.chunks.iter_mut().zip(slots) {
-            Error::check_range("the slot", slot, 0..=MAX_CHUNKS - 1, "number the slots from 0")?;
-            chunk.signal = int(slot);
-        }
-        Ok(self)
-    }
-
     /// How long a tile waits for its chunks: `first` in the first call (default: a minute), when peers
     /// may still be starting, `steady` in every later one and in graphs (default: ten seconds).
     #[must_use]
@@ -153,16 +134,6 @@ impl AsyncGemm {
         &self.product.problem
     }
 
-    /// What was asked for.
-    pub fn options(&self) -> &GemmOptions {
-        &self.product.options
-    }
-
-    /// The chunks that are waited for.
-    pub fn chunks(&self) -> &Chunks {
-        &self.waiter.chunks
-    }
-
     /// The kernel that carries it out.
     pub fn kernel(&self) -> &'static Kernel {
         self.product.kernel
@@ -171,11 +142,6 @@ impl AsyncGemm {
     /// How the kernel is run.
     pub fn choice(&self) -> Choice {
         self.product.choice
-    }
-
-    /// How many SMs the kernel may occupy.
-    pub fn sm_count(&self) -> u32 {
-        self.product.sm_count()
     }
 
     /// The order in which the kernel computes its tiles.
@@ -221,9 +187,7 @@ impl AsyncGemm {
     }
 
     fn input(&self, stream: &Arc<CudaStream>, signals: &Signals) -> Result<Input<'_>> {
-        let slots = self.table.chunks.iter().map(|chunk| chunk.signal.unsigned_abs());
-        let most = slots.max().unwrap_or(0);
-        signals.signal_address(most)?;
+        signals.signal_address(self.waiter.chunks.len().saturating_sub(1))?;
         self.product.device.check_stream(stream)?;
         let captured = signals.note_capture(stream)?;
         let mut waiter = self.waiter.clone();

@@ -54,9 +54,8 @@ pub use self::{
 #[doc(inline)]
 pub use self::{
     movers::options::GatherOptions,
-    product::operands::{Operands, RawOperands},
+    product::operands::{Operands, RawOperands, Shard},
     product::options::GemmOptions,
-    product::shard::Shard,
 };
 #[doc(inline)]
 pub use crate::plan::Activation;

@@ -11,7 +11,7 @@ use super::message::Ending;
 
 /// What a callback is told of.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum News {
+pub(crate) enum News {
     /// A rank has left properly.
     Left(u32),
     /// The group is over before its time.

@@ -30,7 +30,6 @@ pub(super) struct Connection {
     line: Option<Line>,
 }
 
-/// Why one attempt failed.
 enum Attempt {
     /// Nobody there, or not yet: try again.
     Again(String),

@@ -7,7 +7,6 @@
 //! because one rank, or a stranger, is slow; all ranks receive all handles, or all ranks fail.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{self, MaybeUninit};
 use std::net::Shutdown;
@@ -61,7 +60,6 @@ impl Door {
         [b"overlap-gemm-", &self.name[..]].concat()
     }
 
-    /// Opens it.
     fn listen(&self) -> io::Result<UnixListener> {
         let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(self.name())?)?;
         listener.set_nonblocking(true)?;
@@ -105,12 +103,7 @@ impl Group {
         Error::check_range("the number of handles", value, range, "exchange fewer at a time")?;
         let until = after(limit);
         let failed = |act: &'static str| move |error: io::Error| self.give_up(what, act, &error);
-        let random = || {
-            random_bytes().map_err(|error| {
-                let why = File::open("/dev/urandom").err().unwrap_or(io::Error::other(error));
-                failed("make a key")(why)
-            })
-        };
+        let random = || random_bytes().map_err(io::Error::other).map_err(failed("make a key"));
         let own = Door { name: random()?, key: random()?, handles: handles.len() as u8 };
         let listener = own.listen().map_err(failed("listen"))?;
         let duplicates: io::Result<_> =
@@ -188,7 +181,6 @@ struct Visits<'a> {
     handles: &'a [BorrowedFd<'a>],
     /// Ranks that this one has not sent its handles to.
     unsent: Vec<usize>,
-    /// Each rank's handles.
     taken: Vec<Option<Vec<OwnedFd>>>,
     /// Connections that have said nothing yet.
     newcomers: VecDeque<UnixStream>,

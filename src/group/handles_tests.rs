@@ -2,6 +2,7 @@
 //!
 //! Some ranks here are made up: they tell of a door, and then do less than a rank does.
 
+use std::fs::File;
 use std::process::Command;
 use std::sync::mpsc::channel;
 

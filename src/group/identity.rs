@@ -49,7 +49,6 @@ fn this_host() -> String {
     if boot.is_empty() { name } else { format!("{name} (boot {boot})") }
 }
 
-/// The effective user id.
 pub(super) fn this_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }

@@ -72,7 +72,8 @@ pub use secret::{SECRET_VARIABLE, Secret};
 
 use crate::error::{Error, Result};
 use crate::plan::MAX_RANKS;
-use alarms::{News, Watcher};
+pub(crate) use alarms::News;
+use alarms::Watcher;
 use client::Connection;
 use identity::Rules;
 use inbox::{Inbox, Vain};
@@ -337,20 +338,6 @@ impl Group {
         self.inbox.watch(Watcher { wanted: Box::new(|| true), alarm: Box::new(alarm) });
     }
 
-    /// [`Group::on_end`] for `whom`, as long as another holder of it exists; dropped some time after.
-    pub fn on_end_tell<T: Send + Sync + 'static>(
-        &self,
-        whom: &Arc<T>,
-        alarm: impl Fn(&T, &Error) + Send + 'static,
-    ) {
-        let rank = self.rank;
-        self.tell(whom, move |whom, news| {
-            if let News::Ended(ending) = news {
-                alarm(whom, &error_of(ending, rank, WORK));
-            }
-        });
-    }
-
     /// Calls `alarm` for every other rank that leaves properly, with its number, on a thread of its own; also for
     /// those that have left already. `whom` is dropped some time after its last other holder.
     ///
@@ -368,7 +355,8 @@ impl Group {
         });
     }
 
-    fn tell<T: Send + Sync + 'static>(
+    /// Tells `whom` of leaves and of the group's end, as long as another holder of it exists; dropped some time after.
+    pub(crate) fn tell<T: Send + Sync + 'static>(
         &self,
         whom: &Arc<T>,
         alarm: impl Fn(&T, &News) + Send + 'static,

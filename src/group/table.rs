@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::identity::{Member, Rules, misfit};
 use super::message::{Ending, MAX_BROUGHT, Notice, Request, nonsense};
 
-/// Tells a rank something.
 pub(super) type Deliver = Arc<dyn Fn(Notice) + Send + Sync>;
 
 /// The most that one of `ranks` ranks may bring to an exchange, so that all parts fit into one frame.
@@ -27,7 +26,6 @@ pub(super) struct Table {
 }
 
 struct State {
-    /// By rank.
     seats: Vec<Seat>,
     complete: bool,
     closed: bool,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::gpu::arrival::{Arrival, dawdle, random_chunks, random_pivot, shuffled};
 use crate::gpu::case::Case;
-use crate::gpu::{Gpu, on_every_kernel, tried_kernels};
+use crate::gpu::{Gpu, on_every_kernel};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::sys::{
     self, CUgraphInstantiate_flags, CUstreamCaptureMode,
@@ -248,35 +248,6 @@ fn two_plans_on_two_streams_at_once() {
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
-fn chunks_find_their_signals_in_any_slots() {
-    let (gpu, mut random) = (Gpu::untracked(), Random::new(9));
-    let case = Case::random(tried_kernels()[0], MOST, &mut random);
-    let mut arrival = Arrival::new(&gpu, &case, 0, &mut random);
-    let count = arrival.chunks.len();
-    let slots: Vec<u32> = (0..count).map(|chunk| 3 * (count - chunk)).collect();
-    let pivot = arrival.gemm.tile_order().pivot_rank();
-    let plan =
-        || AsyncGemm::plan(&gpu.device, &arrival.problem, &arrival.chunks, pivot, &case.options);
-    arrival.gemm = plan().unwrap().with_slots(&slots).unwrap();
-    assert!(plan().unwrap().with_slots(&slots[1..]).is_err());
-
-    // As many slots as chunks are too few now.
-    // SAFETY: refused before anything is enqueued.
-    let few =
-        unsafe { arrival.gemm.enqueue_raw(&gpu.stream, &arrival.operands(), &arrival.signals) };
-    assert!(few.unwrap_err().to_string().starts_with("the slot is "));
-    arrival.signals = Signals::new(&gpu.device, 3 * count + 1).unwrap();
-    arrival.begin_step(&mut random);
-    arrival.enqueue();
-    for chunk in shuffled(&arrival.chunks, &mut random) {
-        arrival.copy(chunk);
-        arrival.signals.write(&arrival.copies, slots[chunk as usize]).unwrap();
-    }
-    arrival.check_exact();
-}
-
-#[test]
-#[ignore = "needs 1 Hopper GPU"]
 fn as_many_chunks_as_there_may_be() {
     on_every_kernel(10, |gpu, kernel, random| {
         let case = Case::new(kernel, random.within(256..=MOST), 264, 300);
@@ -320,16 +291,22 @@ fn small_steps_for_the_sanitizer() {
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
-fn other_rows_than_planned_are_refused() {
+fn other_rows_than_planned_and_too_few_signals_are_refused() {
     let gpu = Gpu::open();
     let problem = Problem::builder(256, 256, 256).build().unwrap();
     let chunks = Chunks::even(&Shards::even(256, 2).unwrap(), 2).unwrap();
     let gemm = AsyncGemm::plan(&gpu.device, &problem, &chunks, 1, &GemmOptions::default()).unwrap();
     let signals = Signals::new(&gpu.device, 4).unwrap();
-    let short = RawOperands::new(16, 16, 16).rows(255);
+    let whole = RawOperands::new(16, 16, 16);
+    let few = Signals::new(&gpu.device, 3).unwrap();
     // SAFETY: refused before any address is used.
-    let error = unsafe { gemm.enqueue_raw(&gpu.stream, &short, &signals) }.unwrap_err();
-    assert!(error.to_string().starts_with("the number of rows is 255"), "{error}");
+    let errors = unsafe {
+        let short = gemm.enqueue_raw(&gpu.stream, &whole.rows(255), &signals);
+        [short, gemm.enqueue_raw(&gpu.stream, &whole, &few)].map(|error| error.unwrap_err())
+    };
+    let texts = errors.map(|error| error.to_string());
+    assert!(texts[0].starts_with("the number of rows is 255"), "{texts:?}");
+    assert!(texts[1].starts_with("the slot is 3"), "{texts:?}");
 }
 
 #[test]

@@ -89,7 +89,8 @@ fn a_ring_goes_round_in_a_graph() {
                 pad.wait(stream, before, 0).unwrap();
                 // What the next rank was given is what it has.
                 pad.barrier(stream, 0).unwrap();
-                memory.get(stream, next, 0, to, PART as u64).unwrap();
+                let theirs = memory.address(next).unwrap();
+                result::memcpy_dtod_async(to, theirs, PART, stream.cu_stream()).unwrap();
                 pad.barrier(stream, 0).unwrap();
             }
         };
@@ -122,7 +123,7 @@ fn what_is_outside_of_a_part_is_refused() {
         let own = memory.own_address();
         // SAFETY: refused, both.
         let (outside, nobody) = unsafe {
-            (memory.put(stream, 0, memory.bytes(), own, 1), memory.get(stream, 2, 0, own, 1))
+            (memory.put(stream, 0, memory.bytes(), own, 1), memory.put(stream, 2, 0, own, 1))
         };
         let outside = outside.unwrap_err();
         assert!(matches!(outside, Error::OutOfRange { .. }), "{outside:?}");

@@ -21,16 +21,15 @@ use crate::cuda::movers::engines::choose;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
 use crate::cuda::movers::options::GatherOptions;
-use crate::cuda::product::operands::RawOperands;
+use crate::cuda::product::operands::{RawOperands, Shard};
 use crate::cuda::product::options::GemmOptions;
-use crate::cuda::product::shard::Shard;
 use crate::cuda::product::{Product, check_alike, check_operands};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::Input;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::kernels::{Choice, Kernel};
-use crate::plan::{Engine, Operation, Plan, Problem, Scaling, Schedule, Strategy, TileOrder, Way};
+use crate::plan::{Engine, Operation, Plan, Problem, Scaling, Schedule, Strategy, Way};
 use crate::tune::Tuning;
 
 /// One rank's all-gather + GEMM, planned once and enqueued many times. Collective: all ranks make the same
@@ -82,7 +81,6 @@ pub struct AllGatherGemm {
     gatherer: Gatherer,
     products: Vec<Product>,
     why: String,
-    latest: Option<u32>,
 }
 
 impl AllGatherGemm {
@@ -159,17 +157,12 @@ impl AllGatherGemm {
         let products = planned?;
         let (why, way) = (advice.explain(gatherer.why), gatherer.plan.way());
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned all-gather + GEMM");
-        Ok(AllGatherGemm { gatherer, products, why, latest: None })
+        Ok(AllGatherGemm { gatherer, products, why })
     }
 
     /// What was planned: chunks, transfers, the largest problem.
     pub fn planned(&self) -> &Plan {
         &self.gatherer.plan
-    }
-
-    /// The group whose ranks gather.
-    pub fn group(&self) -> &Arc<Group> {
-        &self.gatherer.group
     }
 
     /// How it is carried out.
@@ -201,11 +194,6 @@ impl AllGatherGemm {
             + &products.collect::<String>()
     }
 
-    /// The order in which the first product computes the tiles of a step as planned.
-    pub fn tile_order(&self) -> Result<TileOrder> {
-        self.gatherer.plan.tile_order(self.gatherer.group.rank())
-    }
-
     /// Where this rank's rows of the next step belong, and for how many bytes there is room: rows `lda`
     /// apart. A kernel that writes there comes after the latest step on its stream.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
@@ -215,7 +203,8 @@ impl AllGatherGemm {
     /// The gathered A of the latest step, rows `lda` apart, and its row scales. In the order of the stream
     /// it stays until the next step.
     pub fn gathered(&self) -> Option<(CUdeviceptr, CUdeviceptr)> {
-        self.latest.map(|buffer| self.gatherer.gathered(buffer))
+        let course = &self.gatherer.course;
+        course.latest.is_some().then(|| self.gatherer.gathered(1 - course.next_buffer))
     }
 
     /// Enqueues a step on `stream` and returns: gathers this and all other ranks' rows, and computes each
@@ -262,7 +251,6 @@ impl AllGatherGemm {
         // SAFETY: the caller's promise.
         let begun = unsafe { self.gatherer.begin(stream, &shape, own, follower) };
         let enqueued = begun.and_then(|step| {
-            self.latest = Some(step.buffer);
             // SAFETY: the caller's promise, and the gathered rows are as long as planned.
             unsafe { self.multiply(stream, &step, &operands) }?;
             self.gatherer.end(stream, &step)

@@ -6,17 +6,16 @@
 
 use crate::cuda::exchange::signals::check_count;
 use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::product::check_size;
 use crate::cuda::product::choice::choose;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::build_info::kernels;
 use crate::cuda::sys::device::{DeviceInfo, driver_name};
 use crate::cuda::sys::ffi::MAX_PUSHED;
-use crate::cuda::sys::shape;
 use crate::kernels::Kernel;
 use crate::plan::{Engine, Plan, PlanOptions, Problem, Strategy, Way};
 use crate::tune::{Answer, Asked, Fits, Multiplying, Tuning};
 
-/// What a caller asks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Open<'a> {
     /// Products of one gathered A.
@@ -28,7 +27,6 @@ pub(crate) struct Open<'a> {
     pub(crate) in_the_way: bool,
 }
 
-/// What is to be planned.
 #[derive(Clone, Debug)]
 pub(crate) struct Advice {
     pub(crate) strategy: Option<Strategy>,
@@ -171,7 +169,7 @@ fn fixed(
         && asked.splits.is_none_or(|asked| asked == multiplying.splits);
     let mut fixed = asked.clone();
     fix(&mut fixed, multiplying);
-    let can = || shape::check(problem).is_ok() && choose(kernels, problem, &fixed, sms).is_ok();
+    let can = || check_size(problem).is_ok() && choose(kernels, problem, &fixed, sms).is_ok();
     (is_open && can()).then_some(fixed)
 }
 

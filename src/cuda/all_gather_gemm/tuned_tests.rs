@@ -4,27 +4,14 @@ use proptest::prelude::*;
 
 use super::{Strategy, *};
 use crate::cuda::product::choice::choose;
+use crate::cuda::product::choice::tests::kernel;
 use crate::element::ElementType;
-use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape};
+use crate::plan::{ClusterShape, TileShape};
 use crate::tune::{Entry, Family, Shape, Times};
 
-fn kernel(name: &str, rows: u32, max_splits: u32) -> Kernel {
-    Kernel {
-        name: name.into(),
-        elements: ElementTypes::all(ElementType::Bf16),
-        b_layout: BLayout::Nk,
-        tile: TileShape { m: rows, n: 128 },
-        tile_k: 64,
-        cluster: ClusterShape { m: 1, n: 1 },
-        pingpong: false,
-        transposed: rows < 64,
-        fast_accumulation: false,
-        max_splits,
-    }
-}
-
 fn some() -> Vec<Kernel> {
-    vec![kernel("large", 256, 1), kernel("middle", 128, 1), kernel("small", 16, 8)]
+    let one = |name, rows, max_splits| kernel(name, [rows, 128], [1, 1], max_splits);
+    vec![one("large", 256, 1), one("middle", 128, 1), one("small", 16, 8)]
 }
 
 /// 4096 × 3584 × 8192 on two H200: what was fastest.
@@ -63,6 +50,7 @@ struct Call {
     gather: GatherOptions,
     gemm: GemmOptions,
     in_the_way: bool,
+    driver: &'static str,
 }
 
 impl Call {
@@ -73,14 +61,15 @@ impl Call {
             gather: GatherOptions::default(),
             gemm: GemmOptions::default(),
             in_the_way: false,
+            driver: "580.1",
         }
     }
 
     fn advice(&self, table: &Tuning) -> Advice {
-        let Call { problems, strategy, gather, gemm, in_the_way } = self;
+        let Call { problems, strategy, gather, gemm, in_the_way, driver } = self;
         let (strategy, in_the_way) = (*strategy, *in_the_way);
         let open = Open { problems, strategy, gather, gemm, in_the_way };
-        advise_by(table, &DeviceInfo::made_up(), "580.1", &some(), &open)
+        advise_by(table, &DeviceInfo::made_up(), driver, &some(), &open)
     }
 }
 
@@ -201,12 +190,7 @@ fn kernels_are_measured_for_one_product_on_all_sms() {
 
 #[test]
 fn another_driver_and_a_bad_file_are_told_of() {
-    let advice = {
-        let call = Call::of(problem(4096));
-        let Call { problems, strategy, gather, gemm, in_the_way } = &call;
-        let open = Open { problems, strategy: *strategy, gather, gemm, in_the_way: *in_the_way };
-        advise_by(&usual(), &DeviceInfo::made_up(), "590.2", &some(), &open)
-    };
+    let advice = Call { driver: "590.2", ..Call::of(problem(4096)) }.advice(&usual());
     let text = advice.explain("");
     assert!(text.ends_with("; with driver 580.1, here is 590.2"), "{text}");
 }

@@ -32,11 +32,9 @@ pub(crate) const TOGGLE_EPOCH_AT: u32 = 44;
 pub(crate) const SCRATCH_AT: u32 = 48;
 /// One for each stream that pushes.
 pub(crate) const SENT_AT: u32 = 52;
-/// How many streams may push.
 pub(crate) const MOST_SENDERS: u32 = MAX_STREAMS;
 
-/// The layout of one operation's memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Layout {
     ranks: u32,
     pub(crate) slots_per_rank: u32,
@@ -83,19 +81,8 @@ impl Layout {
 
     /// Signal words only, without a buffer behind them.
     fn of_words(ranks: u32, slots_per_rank: u32, engine: Engine) -> Self {
-        Layout {
-            ranks,
-            slots_per_rank,
-            share_bits: share_bits(engine),
-            pitch: 0,
-            row: 0,
-            scaled: false,
-            slot_rows: 0,
-            rows_at: [0; BUFFERS as usize],
-            scales_at: [0; BUFFERS as usize],
-            slots_at: [0; BUFFERS as usize],
-            bytes: 0,
-        }
+        let share_bits = share_bits(engine);
+        Layout { ranks, slots_per_rank, share_bits, ..Layout::default() }
     }
 
     /// With a place for everything.
@@ -123,7 +110,6 @@ impl Layout {
         Ok(self)
     }
 
-    /// How many signals there are.
     pub(crate) fn slots(&self) -> u32 {
         self.ranks * self.slots_per_rank
     }
@@ -136,7 +122,6 @@ impl Layout {
         (SIGNALS_AT + self.signal_words()).next_multiple_of(LINE)
     }
 
-    /// The toggles of a buffer.
     pub(crate) fn toggles_of(&self, buffer: u32) -> u32 {
         self.toggles_at() + buffer * self.slots()
     }
@@ -159,7 +144,6 @@ impl Layout {
         self.layouts_at() + 2 * (epoch % 4) * self.ranks
     }
 
-    /// How many words there are in all.
     pub(crate) fn word_count(&self) -> u32 {
         self.layouts_at() + 2 * 4 * self.ranks
     }
@@ -211,12 +195,10 @@ impl Layout {
         u64::from(word) * WORD
     }
 
-    /// Where `row` of a buffer starts.
     pub(crate) fn row(&self, buffer: u32, row: u32) -> u64 {
         self.rows_at[buffer as usize] + u64::from(row) * self.pitch
     }
 
-    /// Where the scale of `row` is.
     pub(crate) fn scale(&self, buffer: u32, row: u32) -> u64 {
         self.scales_at[buffer as usize] + u64::from(row) * WORD
     }

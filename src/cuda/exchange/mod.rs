@@ -3,13 +3,11 @@
 //! What belongs here: where words and rows lie, what a word means, and which ranks reach which; it moves no rows.
 //! Invariant: two ranks that hold equal plans agree on every word and byte.
 //!
-//! - `symmetric`: memory that all ranks map; `reach`: which GPUs can; `signal_pad`: signals between their GPUs, at
+//! - `symmetric`: memory that all ranks map; `reach`: which GPUs can, and whether all ranks plan the same; `signal_pad`: signals between their GPUs, at
 //!   points that the caller chooses;
 //! - `signals`: the words and the epoch of the chunk protocol on one GPU;
-//! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows;
-//!   `agreement`: whether all ranks plan the same.
+//! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows.
 
-pub(crate) mod agreement;
 pub(crate) mod layout;
 pub(crate) mod reach;
 pub(crate) mod signal_pad;

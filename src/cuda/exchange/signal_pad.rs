@@ -102,17 +102,14 @@ impl SignalPad {
         // SAFETY: this rank's part is so long, and nobody else uses it before the barrier.
         unsafe { result::memset_d8_sync(memory.own_address(), 0, memory.bytes() as usize) }
             .in_call("cuMemsetD8")?;
-        let addresses = (0..group.ranks()).map(|rank| memory.address(rank));
-        let addresses = addresses.collect::<Result<Vec<u64>>>()?;
         let stream = device.new_stream()?;
-        let table = stream.clone_htod(&addresses).in_call("cuMemcpyHtoD")?;
+        let table = stream.clone_htod(&memory.addresses()?).in_call("cuMemcpyHtoD")?;
         // Asked once: with each question `cudarc` lets the stream wait for the copy, which no capture survives.
         let table_at = table.device_ptr(&stream).0;
         // Neither call promises that the memory has been written when it returns.
         device.context().synchronize().in_call("cuCtxSynchronize")?;
         let host = Arc::new(HostWords::new(device)?);
-        group.on_end_tell(&host, |host, _| host.set_abort(true));
-        group.on_leave_tell(&host, HostWords::set_left);
+        group.tell(&host, HostWords::hear);
         let (group, device) = (Arc::clone(group), device.clone());
         Ok(SignalPad {
             group,
@@ -126,11 +123,6 @@ impl SignalPad {
             uses: Uses::default(),
             failed: Mutex::default(),
         })
-    }
-
-    /// How many channels there are.
-    pub fn channels(&self) -> u32 {
-        self.channels
     }
 
     /// Signals `peer`, after everything that `stream` did before.

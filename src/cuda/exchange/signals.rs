@@ -149,11 +149,6 @@ impl Signals {
         })
     }
 
-    /// How many signals there are.
-    pub fn slots(&self) -> u32 {
-        self.slots
-    }
-
     /// The epoch of the current step, as far as this side has counted: graphs advance it unseen.
     pub fn epoch(&self) -> u32 {
         // Relaxed: a count; what it is used for is enqueued on streams that the caller orders.

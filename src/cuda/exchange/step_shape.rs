@@ -17,7 +17,6 @@ use crate::cuda::sys::ffi::int;
 use crate::error::Result;
 use crate::plan::{BUFFERS, Lane, Plan, Schedule, Step, Word};
 
-/// What does not change between steps with the same rows.
 #[derive(Debug)]
 pub(crate) struct StepShape {
     pub(crate) plan: Plan,
@@ -107,7 +106,6 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Where this rank's part starts.
     pub(crate) fn start(&self) -> CUdeviceptr {
         self.memory.own_address()
     }

@@ -19,20 +19,7 @@ use crate::cuda::sys::vmm::{Mapping, Physical};
 use crate::error::{Error, Result};
 use crate::group::Group;
 
-/// One rank's view of memory that all ranks of a group have.
-///
-/// ```no_run
-/// use std::time::Duration;
-/// use overlap_gemm::cuda::{Device, SymmetricMemory};
-/// use overlap_gemm::group::{Group, GroupOptions};
-///
-/// let group = Group::from_env(&GroupOptions::default())?;
-/// let device = Device::open(group.rank() as usize)?;
-/// let memory = SymmetricMemory::new(&group, &device, 1 << 20, Duration::from_secs(30))?;
-/// let next = (group.rank() + 1) % group.ranks();
-/// println!("the next rank's part is at {:#x}", memory.address(next)?);
-/// # Ok::<(), overlap_gemm::Error>(())
-/// ```
+/// One rank's view of memory that all ranks of a group have. [`SignalPad`](crate::cuda::SignalPad) has an example.
 #[derive(Debug)]
 pub struct SymmetricMemory {
     rank: u32,
@@ -118,6 +105,11 @@ impl SymmetricMemory {
         })
     }
 
+    /// Where all parts start, in the order of the ranks.
+    pub(crate) fn addresses(&self) -> Result<Vec<CUdeviceptr>> {
+        (0..self.ranks()).map(|rank| self.address(rank)).collect()
+    }
+
     /// Enqueues a copy of this GPU's memory into the part of `peer`, `offset` bytes from its start.
     ///
     /// # Safety
@@ -132,24 +124,6 @@ impl SymmetricMemory {
         bytes: u64,
     ) -> Result<()> {
         let to = self.place(stream, peer, offset, bytes)?;
-        // SAFETY: the caller's promise, and the place is inside the part.
-        unsafe { stream_ops::copy(stream, to, from, bytes) }
-    }
-
-    /// Enqueues a copy out of the part of `peer`. Pushing is the quicker way: of several readers of one part
-    /// each waits for answers.
-    ///
-    /// # Safety
-    /// As for [`SymmetricMemory::put`], with `to` in place of `from`.
-    pub unsafe fn get(
-        &self,
-        stream: &Arc<CudaStream>,
-        peer: u32,
-        offset: u64,
-        to: CUdeviceptr,
-        bytes: u64,
-    ) -> Result<()> {
-        let from = self.place(stream, peer, offset, bytes)?;
         // SAFETY: the caller's promise, and the place is inside the part.
         unsafe { stream_ops::copy(stream, to, from, bytes) }
     }

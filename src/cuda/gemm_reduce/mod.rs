@@ -18,9 +18,8 @@ use crate::cuda::movers::engines::{self, choose_for_sums};
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows};
 use crate::cuda::movers::options::GatherOptions;
-use crate::cuda::product::operands::RawOperands;
+use crate::cuda::product::operands::{RawOperands, Shard};
 use crate::cuda::product::options::GemmOptions;
-use crate::cuda::product::shard::Shard;
 use crate::cuda::product::{Product, check_alike, check_operands};
 use crate::cuda::sys::device::Device;
 use crate::error::{Error, Result};
@@ -42,43 +41,9 @@ use crate::plan::{
 /// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others'. With partials
 /// in `f32` nothing is rounded before the end.
 ///
-/// ```no_run
-/// use std::sync::Arc;
-/// use overlap_gemm::cuda::cudarc::driver::DevicePtr;
-/// use overlap_gemm::cuda::{
-///     Device, GatherOptions, GemmOptions, GemmReduceScatter, RawOperands, Shard,
-/// };
-/// use overlap_gemm::element::bf16;
-/// use overlap_gemm::group::{Group, GroupOptions};
-/// use overlap_gemm::plan::{Problem, Reduction};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// // One process a rank, started by torchrun, mpirun, srun or `overlap-gemm launch`.
-/// let group = Arc::new(Group::from_env(&GroupOptions::default())?);
-/// let device = Device::open(group.rank() as usize)?;
-/// let stream = device.new_stream()?;
-/// let problem = Problem::builder(4096, 8192, 3584).ranks(group.ranks().into()).build()?;
-/// let (options, gemm) = (GatherOptions::default(), GemmOptions::default());
-/// let sum = Reduction::default();
-/// let mut layer =
-///     GemmReduceScatter::plan(&group, &device, &problem, None, &options, &gemm, sum)?;
-/// println!("{}", layer.explain());
-///
-/// // All rows of A over this rank's slice of K; its own rows of the output.
-/// let a = stream.clone_htod(&vec![bf16::ONE; 4096 * 3584])?;
-/// let b = stream.clone_htod(&vec![bf16::ONE; 8192 * 3584])?;
-/// let d = stream.alloc_zeros::<bf16>(4096 / group.ranks() as usize * 8192)?;
-/// let [a_at, b_at, d_at] =
-///     [a.device_ptr(&stream).0, b.device_ptr(&stream).0, d.device_ptr(&stream).0];
-/// for _step in 0..10 {
-///     // SAFETY: this device's memory, as long as the problem says; it outlives the steps.
-///     unsafe {
-///         layer.enqueue(&stream, Shard::at(a_at), &[RawOperands::of_gathered(b_at, d_at)])?;
-///     }
-/// }
-/// layer.synchronize(&stream)?; // errors of all ranks surface here
-/// # Ok(())
-/// # }
-/// ```
+/// A program has the calls of [`AllGatherGemm`](crate::cuda::AllGatherGemm)'s example, with a [`Reduction`] as the last argument
+/// of [`GemmReduce::plan`]; the shard is all rows of A over this rank's slice of K, and D this rank's rows of the output.
+/// `examples/gpu_tensor_parallel_mlp.rs` has both.
 pub type GemmReduceScatter = GemmReduce<false>;
 
 /// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all rows.
@@ -86,26 +51,6 @@ pub type GemmReduceScatter = GemmReduce<false>;
 /// D, and C, have all rows. The results of all ranks are equal bit for bit: all add up the same numbers in the same order. Each
 /// rank sends its sums to all others, in one shot, so this is for few rows. The problem's shards say in which order a rank
 /// computes the rows.
-///
-/// ```no_run
-/// # use std::sync::Arc;
-/// # use overlap_gemm::cuda::{Device, GatherOptions, GemmAllReduce, GemmOptions, RawOperands, Shard};
-/// # use overlap_gemm::group::{Group, GroupOptions};
-/// # use overlap_gemm::plan::{Problem, Reduction};
-/// # fn step(a: u64, b: u64, d: u64) -> Result<(), Box<dyn std::error::Error>> {
-/// # let group = Arc::new(Group::from_env(&GroupOptions::default())?);
-/// # let device = Device::open(group.rank() as usize)?;
-/// let problem = Problem::builder(64, 8192, 3584).ranks(group.ranks().into()).build()?;
-/// let (options, gemm) = (GatherOptions::default(), GemmOptions::default());
-/// let sum = Reduction::default();
-/// let mut layer = GemmAllReduce::plan(&group, &device, &problem, None, &options, &gemm, sum)?;
-/// let stream = device.new_stream()?;
-/// // SAFETY: 64 rows of A, 8192 of B and 64 of D, of this device's memory; they outlive the step.
-/// unsafe { layer.enqueue(&stream, Shard::at(a), &[RawOperands::of_gathered(b, d)])? };
-/// layer.synchronize(&stream)?;
-/// # Ok(())
-/// # }
-/// ```
 pub type GemmAllReduce = GemmReduce<true>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
@@ -181,19 +126,9 @@ impl<const ALL: bool> GemmReduce<ALL> {
         &self.gatherer.plan
     }
 
-    /// The group whose ranks reduce.
-    pub fn group(&self) -> &Arc<Group> {
-        &self.gatherer.group
-    }
-
     /// How it is carried out.
     pub fn way(&self) -> Way {
         self.planned().way()
-    }
-
-    /// How the ranks' sums are added up.
-    pub fn reduction(&self) -> Reduction {
-        self.reduction
     }
 
     /// What was chosen, and why, in words.
@@ -213,9 +148,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
     /// the total, once. A step that fails ends all the same, with every D undefined: [`GemmReduce::check`]
     /// says so.
     ///
-    /// In a graph: capture two steps, or an even number, so that both buffers take turns; with one, every step waits until
-    /// all ranks are done with the one before. All ranks have to capture the same. Once a step was captured, all are
-    /// on that stream.
+    /// In a graph: as [`AllGatherGemm::enqueue`](crate::cuda::AllGatherGemm::enqueue).
     ///
     /// # Safety
     /// What is named is this device's memory, as long as the problems and the rows of the step say, until the step has
@@ -263,9 +196,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
         self.gatherer.synchronize(stream)
     }
 
-    /// An error if a step failed, here or elsewhere: ask when the stream is through. After an error every output since
-    /// the last good check is undefined, and the operation is over on all ranks: a new step returns
-    /// [`Error::Over`](crate::Error::Over). Its group is over, too: form a new one.
+    /// An error if a step failed, here or elsewhere: [`AllGatherGemm::check`](crate::cuda::AllGatherGemm::check).
     pub fn check(&mut self) -> Result<()> {
         self.gatherer.check()
     }

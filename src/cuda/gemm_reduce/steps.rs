@@ -42,7 +42,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
                 remedy: "record a fused all-gather + GEMM",
             });
         }
-        let own = Self::OPERATION.output_rows(step, self.group().rank()).len() as u32;
+        let own = Self::OPERATION.output_rows(step, self.gatherer.group.rank()).len() as u32;
         let whole = operands.with_a(&sum.problem, a, scales)?;
         if own > 0 {
             whole.rows(own).check(&sum.problem, &sum.options)?;
@@ -170,7 +170,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
         call: &Call,
     ) -> Option<og_reduction> {
         let to = call.totals.as_ref()?;
-        let own = step.shape.plan.output_rows(self.group().rank());
+        let own = step.shape.plan.output_rows(self.gatherer.group.rank());
         // A schedule that a test has broken may name another's.
         let rows = rows.start.max(own.start)..rows.end.min(own.end);
         if rows.is_empty() {

@@ -9,12 +9,12 @@ use std::time::Duration;
 use cudarc::driver::CudaStream;
 
 use super::nccl::{Communicator, Parts};
+use crate::cuda::exchange::layout::Layout;
 use crate::cuda::exchange::signals::other_layout;
 use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::error::Result;
 use crate::group::Group;
 
-/// The communicator of a gather.
 #[derive(Debug)]
 pub(crate) struct ByNccl {
     communicator: Communicator,
@@ -37,25 +37,18 @@ impl ByNccl {
         limit: Duration,
     ) -> Result<()> {
         self.patience = self.patience.saturating_add(limit);
-        let (start, shards) = (part.start(), shape.plan.problem().shards());
-        let parts = |start_of: &dyn Fn(u32) -> u64, bytes_of: &dyn Fn(u32) -> u64| {
+        let (layout, shards) = (&part.layout, shape.plan.problem().shards());
+        let parts = |start_of: fn(&Layout, u32, u32) -> u64, bytes_of: fn(&Layout, u32) -> u64| {
             let of_rank = |rank| {
                 let rows = shards.rows(rank);
-                (start_of(rows.start), bytes_of(rows.len() as u32))
+                (start_of(layout, buffer, rows.start), bytes_of(layout, rows.len() as u32))
             };
-            Parts {
-                address: start,
-                of_ranks: (0..shape.plan.problem().ranks()).map(of_rank).collect(),
-            }
+            Parts { address: part.start(), of_ranks: (0..shards.ranks()).map(of_rank).collect() }
         };
-        let layout = &part.layout;
-        let mut buffers = vec![parts(&|row| layout.row(buffer, row), &|rows| {
-            // To the end of the last row: what lies between rows goes along.
-            layout.rows_bytes(rows)
-        })];
+        // Of rows, to the end of the last one: what lies between them goes along.
+        let mut buffers = vec![parts(Layout::row, Layout::rows_bytes)];
         if layout.scales_bytes(1) > 0 {
-            buffers
-                .push(parts(&|row| layout.scale(buffer, row), &|rows| layout.scales_bytes(rows)));
+            buffers.push(parts(Layout::scale, Layout::scales_bytes));
         }
         // SAFETY: each part lies in this rank's memory, which lives until its streams are through.
         unsafe { self.communicator.all_gather(&buffers, stream) }

@@ -76,7 +76,6 @@ impl CopyEngines {
         record(&self.summed, stream)
     }
 
-    /// The streams.
     pub(crate) fn streams(&self) -> impl Iterator<Item = &Arc<CudaStream>> {
         self.pushers.iter().map(|pusher| &pusher.stream)
     }

@@ -14,7 +14,6 @@ use crate::cuda::sys::stream_ops::{follow, is_capturing, record};
 use crate::error::{Error, Result};
 use crate::plan::Timeouts;
 
-/// The steps so far, and the next one.
 #[derive(Debug)]
 pub(crate) struct Course {
     /// What other streams wait for: the end of the step before, or the beginning of this one.
@@ -26,7 +25,6 @@ pub(crate) struct Course {
     pub(crate) captured: bool,
     pub(crate) first_is_over: bool,
     pub(crate) latest: Option<Arc<StepShape>>,
-    /// The stream of the latest step.
     pub(crate) last_stream: Option<Arc<CudaStream>>,
 }
 

@@ -122,4 +122,4 @@ fn none_for(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Err
 
 #[cfg(test)]
 #[path = "choice_tests.rs"]
-mod tests;
+pub(crate) mod tests;

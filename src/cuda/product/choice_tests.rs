@@ -7,7 +7,8 @@ use crate::element::ElementType;
 use crate::kernels::cost;
 use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape};
 
-fn kernel(name: &str, tile: [u32; 2], cluster: [u32; 2], max_splits: u32) -> Kernel {
+/// One that was made up.
+pub(crate) fn kernel(name: &str, tile: [u32; 2], cluster: [u32; 2], max_splits: u32) -> Kernel {
     Kernel {
         name: name.into(),
         elements: ElementTypes::all(ElementType::Bf16),

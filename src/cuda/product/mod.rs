@@ -1,14 +1,13 @@
 //! A planned product: what `Gemm`, `AsyncGemm`, `AllGatherGemm` and `GemmReduce` have in common.
 //!
 //! What belongs here: planning, and one call of the kernel; beside are `choice` (which
-//! kernel serves a problem), `options`, `operands` and `shard`. Nothing here knows signals or gathers. Invariant: everything that may
+//! kernel serves a problem), `options` and `operands`. Nothing here knows signals or gathers. Invariant: everything that may
 //! allocate, load a module, ask the device or fail for the shape's sake happens in [`Product::plan`]; a call checks
 //! its operands and enqueues.
 
 pub(crate) mod choice;
 pub(crate) mod operands;
 pub(crate) mod options;
-pub(crate) mod shard;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,12 +17,11 @@ use cudarc::driver::{CudaStream, DevicePtrMut as _};
 use self::choice::{TYPICAL_SMS, choose};
 use self::operands::{Operands, RawOperands};
 use self::options::GemmOptions;
-use crate::cuda::sys::bindings::og_gemm_plan;
+use crate::cuda::sys::bindings::{og_gemm_plan, og_gemm_shape};
 use crate::cuda::sys::build_info::kernels;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::ffi::{self, Input};
+use crate::cuda::sys::ffi::{self, Input, MAX_EXTENT, int};
 use crate::cuda::sys::records::TileRecords;
-use crate::cuda::sys::shape::{self, shape_of};
 use crate::cuda::sys::workspace::Workspace;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -75,7 +73,6 @@ impl Product {
         ffi::check(&shape_of(problem, choice, options.sm_limit), options.c)
     }
 
-    /// The order of its tiles, but for the first.
     pub(crate) fn tiling(&self) -> Tiling {
         self.kernel.tiling(self.choice.swizzle)
     }
@@ -87,12 +84,10 @@ impl Product {
         format!("{problem}: {kernel}, {sms} SMs, swizzle {swizzle}, K in {splits} slices\n")
     }
 
-    /// How many SMs the kernel may occupy.
     pub(crate) fn sm_count(&self) -> u32 {
         self.prepared.sm_count.unsigned_abs()
     }
 
-    /// A buffer for the records of one call.
     pub(crate) fn records(&self) -> Result<TileRecords> {
         TileRecords::new(&self.device, self.record_count())
     }
@@ -204,10 +199,36 @@ fn select(
     options: &GemmOptions,
     sm_count: u32,
 ) -> Result<(&'static Kernel, Choice)> {
-    shape::check(problem)?;
+    check_size(problem)?;
     let kernels = kernels()?;
     let choice = choose(kernels, problem, options, sm_count)?;
     Ok((&kernels[choice.kernel], choice))
+}
+
+/// What does not depend on the kernel: whether the sizes and pitches are ones that kernels take. These are the rules of
+/// `og_gemm_check`, so that what passes here is refused by neither side; the test `the_two_sides_agree` compares them.
+pub(crate) fn check_size(problem: &Problem) -> Result<()> {
+    for (what, value) in [("m", problem.m()), ("n", problem.n()), ("k", problem.k())] {
+        Error::check_range(what, value, 1..=MAX_EXTENT, "split the product into several")?;
+    }
+    problem.check_tma()
+}
+
+/// The problem, run as chosen on at most that many SMs (default: all); the caller has [`check_size`]d it. C lies as D does.
+fn shape_of(problem: &Problem, choice: Choice, sm_limit: Option<u32>) -> og_gemm_shape {
+    og_gemm_shape {
+        m: problem.m().into(),
+        n: problem.n().into(),
+        k: problem.k().into(),
+        lda: problem.lda().into(),
+        ldb: problem.ldb().into(),
+        ldc: problem.ldd().into(),
+        ldd: problem.ldd().into(),
+        kernel: i32::try_from(choice.kernel).unwrap_or(i32::MAX),
+        sm_count: int(sm_limit.unwrap_or(0)),
+        swizzle: int(choice.swizzle),
+        splits: int(choice.splits),
+    }
 }
 
 /// The first of problems that are products of one A.

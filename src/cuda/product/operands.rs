@@ -1,7 +1,7 @@
 //! What one call multiplies: the matrices, and what goes with them.
 //!
 //! What belongs here: the two ways of naming memory (`cudarc` slices, raw addresses) and whether what
-//! was named fits a plan. Invariant: `RawOperands::check` is the one list of rules for both ways;
+//! was named fits a plan; and what one of several ranks brings to a step. Invariant: `RawOperands::check` is the one list of rules for both ways;
 //! lengths and types, which an address does not have, are checked on the slices by `fit`'s rules.
 
 use std::ops::RangeInclusive;
@@ -21,25 +21,7 @@ use crate::fit::{
 };
 use crate::plan::{Problem, Scaling, check_aligned};
 
-/// The operands of one call in memory of `cudarc`: slices or views.
-///
-/// ```no_run
-/// # use overlap_gemm::cuda::{Device, Gemm, GemmOptions, Operands};
-/// # use overlap_gemm::element::bf16;
-/// # use overlap_gemm::plan::Problem;
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let device = Device::open(0)?;
-/// # let stream = device.new_stream()?;
-/// # let problem = Problem::builder(8, 8, 8).build()?;
-/// let gemm = Gemm::plan(&device, &problem, &GemmOptions::default().with_bias(true))?;
-/// let a = stream.alloc_zeros::<bf16>(64)?;
-/// let b = stream.alloc_zeros::<bf16>(64)?;
-/// let bias = stream.alloc_zeros::<bf16>(8)?;
-/// let mut d = stream.alloc_zeros::<bf16>(64)?;
-/// gemm.enqueue(&stream, Operands::new(&a, &b, &mut d).bias(&bias).alpha(0.5))?;
-/// # Ok(())
-/// # }
-/// ```
+/// The operands of one call in memory of `cudarc`: slices or views, as in [`Gemm`](crate::cuda::Gemm)'s example.
 #[must_use]
 pub struct Operands<'a, A, B, D> {
     pub(crate) a: &'a dyn DevicePtr<A>,
@@ -336,6 +318,52 @@ impl RawOperands {
             b_is_there: options.constant_b.into(),
         };
         Ok((rows, operands))
+    }
+}
+
+/// What one rank brings to a step: its rows of A; in a [reduction](crate::cuda::GemmReduce), all rows of A
+/// over its slice of K.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shard<'a> {
+    pub(crate) rows: Option<&'a [u32]>,
+    pub(crate) at: Option<CUdeviceptr>,
+    pub(crate) scales: CUdeviceptr,
+}
+
+impl<'a> Shard<'a> {
+    /// The rows are in their slot: [`AllGatherGemm::local_shard`](crate::cuda::AllGatherGemm::local_shard).
+    pub fn in_place() -> Self {
+        Shard::default()
+    }
+
+    /// The rows are at `address`, as far apart as the problem's `lda` says, and are copied from there.
+    pub fn at(address: CUdeviceptr) -> Self {
+        Shard { at: Some(address), ..Shard::default() }
+    }
+
+    /// The rows of every rank in this step, the same on all ranks (default: as planned).
+    #[must_use]
+    pub fn rows(mut self, rows: &'a [u32]) -> Self {
+        self.rows = Some(rows);
+        self
+    }
+
+    /// The scales of these rows, for [`Scaling::Rows`](crate::plan::Scaling::Rows): one f32 each.
+    #[must_use]
+    pub fn scales(mut self, address: CUdeviceptr) -> Self {
+        self.scales = address;
+        self
+    }
+
+    /// An error unless row scales are there exactly if they are needed.
+    pub(crate) fn check_scales(&self, needed: bool) -> Result<()> {
+        let is_there = self.scales != 0;
+        if needed == is_there {
+            return Ok(());
+        }
+        let remedy = "give scales of the rank's rows exactly if the problem scales by rows";
+        let word = |there: bool| if there { "there" } else { "absent" };
+        Err(Error::mismatch("the scales of the shard", word(is_there), word(needed), remedy))
     }
 }
 

@@ -99,11 +99,8 @@ pub fn driver_name() -> Result<String> {
 
 /// The version in `NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build …`.
 fn release(told: &str) -> Option<String> {
-    let is_version = |word: &&str| {
-        let parts: Vec<_> = word.split('.').collect();
-        let digits = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
-        parts.len() > 1 && parts.iter().all(|part| digits(part))
-    };
+    let is_version =
+        |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
     told.lines().next()?.split_whitespace().find(is_version).map(String::from)
 }
 
@@ -259,9 +256,8 @@ mod tests {
         let gpu = |compute_capability| DeviceInfo {
             ordinal: 3,
             name: "some GPU".into(),
-            sm_count: 132,
             compute_capability,
-            memory_bytes: 1 << 37,
+            ..DeviceInfo::made_up()
         };
         assert_eq!(gpu((9, 0)).check(), Ok(()));
         for other in [(8, 0), (8, 9), (10, 0), (12, 0)] {

@@ -88,7 +88,6 @@ pub(crate) fn long(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// The length of a list.
 pub(crate) fn count<T>(list: &[T]) -> i32 {
     i32::try_from(list.len()).unwrap_or(i32::MAX)
 }
@@ -164,13 +163,11 @@ pub fn kernels_built() -> Result<()> {
     })
 }
 
-/// `og_kernel_count`.
 pub(crate) fn kernel_count() -> Result<u32> {
     // SAFETY: takes nothing, touches nothing.
     with_kernels(|| unsafe { bindings::og_kernel_count() }.max(0).unsigned_abs())
 }
 
-/// `og_kernel_info`.
 pub(crate) fn kernel_info(index: u32) -> Result<Kernel> {
     let mut facts = og_kernel_facts::default();
     // SAFETY: the pointer is to a live struct of the declared layout.

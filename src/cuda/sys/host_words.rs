@@ -15,6 +15,7 @@ use super::Driver;
 use super::bindings::{OG_ABORT_ASKED, OG_ABORT_LEFT, og_failure, og_failure_kind};
 use super::device::Device;
 use crate::error::{Error, Result};
+use crate::group::News;
 use crate::plan::MAX_RANKS;
 
 /// Where the ranks that have left are, a bit each.
@@ -84,8 +85,16 @@ impl HostWords {
         self.word(0).load(Ordering::Relaxed) & OG_ABORT_ASKED != 0
     }
 
+    /// Passes on what becomes of the group.
+    pub(crate) fn hear(&self, news: &News) {
+        match news {
+            News::Ended(_) => self.set_abort(true),
+            News::Left(rank) => self.set_left(*rank),
+        }
+    }
+
     /// Says that `rank` has left properly, and that all that it wrote is there.
-    pub(crate) fn set_left(&self, rank: u32) {
+    fn set_left(&self, rank: u32) {
         if rank >= MAX_RANKS {
             return;
         }

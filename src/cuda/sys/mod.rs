@@ -3,8 +3,8 @@
 //! What belongs here: what neither signals nor gathers nor multiplies by itself. Invariant: nothing here uses another
 //! folder of `cuda`; a status of the driver or of the C side becomes an [`Error`] before it leaves.
 //!
-//! - `ffi`, `shape`: the whole border to the device code, and the problem that crosses it (`bindings` is generated);
-//!   `build_info`: what the kernels were built with, and which there are;
+//! - `ffi`: the whole border to the device code (`bindings` is generated); `build_info`: what the kernels were built with,
+//!   and which there are;
 //! - `device`: which GPUs there are; `vmm`: memory that processes can hand each other; `host_words`: memory that the
 //!   device reads and writes while a kernel runs; `workspace`: memory that a product needs for itself; `records`:
 //!   when each tile was computed, as the device writes it down;
@@ -28,7 +28,6 @@ pub mod device;
 pub(crate) mod ffi;
 pub(crate) mod host_words;
 pub(crate) mod records;
-pub(crate) mod shape;
 pub(crate) mod stream_ops;
 pub(crate) mod uses;
 pub(crate) mod vmm;

@@ -19,7 +19,6 @@ use crate::error::Result;
 /// How many streams are kept: more than a caller uses side by side.
 const KEPT: usize = 16;
 
-/// The streams that have used something.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
     streams: Mutex<Streams>,

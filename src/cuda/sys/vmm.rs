@@ -44,7 +44,6 @@ fn status(call: &'static str, result: sys::CUresult) -> Result<()> {
     result.result().in_call(call)
 }
 
-/// The GPU of `context`, as a place of memory.
 fn location(context: &CudaContext) -> CUmemLocation {
     let mut location = MaybeUninit::<CUmemLocation>::zeroed();
     let start = location.as_mut_ptr();
@@ -101,7 +100,6 @@ impl Physical {
         Ok(Physical { handle, bytes, context: Arc::clone(device.context()) })
     }
 
-    /// A handle to give away.
     pub(crate) fn export(&self) -> Result<OwnedFd> {
         let mut file = -1i32;
         // SAFETY: for this type of handle the driver writes an int.

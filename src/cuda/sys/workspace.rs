@@ -15,7 +15,6 @@ use super::device::Device;
 use super::stream_ops::{follow, is_capturing};
 use crate::error::{Error, Result};
 
-/// The memory and who used it last.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     memory: ManuallyDrop<CudaSlice<u8>>,

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use cudarc::driver::result;
 
 use super::{Gatherer, Table};
-use crate::cuda::exchange::agreement::{agree, comparable};
 use crate::cuda::exchange::layout::Layout;
+use crate::cuda::exchange::reach::{agree, comparable};
 use crate::cuda::exchange::signals::{Signals, check_count};
 use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::cuda::exchange::symmetric::SymmetricMemory;
@@ -107,18 +107,14 @@ impl Gatherer {
         // Neither call promises that the memory has been written when it returns.
         device.context().synchronize().in_call("cuCtxSynchronize")?;
         let signals = Signals::shared(device, &memory, layout.slots(), options.first_epoch)?;
-        group.on_end_tell(&signals.host, |host, _| host.set_abort(true));
-        group.on_leave_tell(&signals.host, HostWords::set_left);
+        group.tell(&signals.host, HostWords::hear);
 
         let Planned { plan, why, nccl } = planned;
         let join = |nccl| Communicator::join(nccl, group, device, options.timeouts.first);
         let nccl = nccl.as_ref().map(join).transpose()?;
         let table = match nccl {
             Some(_) => Table::default(),
-            None => {
-                let addresses = (0..group.ranks()).map(|rank| memory.address(rank));
-                Table::new(&device.new_stream()?, &addresses.collect::<Result<Vec<u64>>>()?)?
-            }
+            None => Table::new(&device.new_stream()?, &memory.addresses()?)?,
         };
         let streams = match plan.options().engine {
             Engine::CopyEngines { streams } => streams,

@@ -48,7 +48,6 @@ use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{self, Engine, Lane, Plan, Schedule};
 
-/// One rank's handle on the operation.
 #[derive(Debug)]
 pub(crate) struct Gatherer {
     signals: Signals,
@@ -78,7 +77,6 @@ struct Table {
     counter: CUdeviceptr,
 }
 
-/// A step that has begun.
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) shape: Arc<StepShape>,
@@ -183,17 +181,17 @@ impl Gatherer {
         let engine = self.plan.options().engine;
         let by_kernel = matches!(engine, Engine::Kernel { .. });
         let reduces = self.plan.options().operation.reduces();
+        let (joins, toggled, tells_product) = (false, false, false);
+        let plain = Step { shape: Arc::clone(shape), buffer, joins, toggled, tells_product };
         if by_kernel && reduces {
-            let (shape, joins, toggled, tells_product) = (Arc::clone(shape), false, false, false);
-            return Ok(Step { shape, buffer, joins, toggled, tells_product });
+            return Ok(plain);
         }
         let limit = self.limit(capturing);
         if let Some(nccl) = &mut self.nccl {
             nccl.gather(stream, &self.part, shape, buffer, limit)?;
             self.course.advance();
             self.course.latest = Some(Arc::clone(shape));
-            let (shape, joins, toggled, tells_product) = (Arc::clone(shape), false, false, false);
-            return Ok(Step { shape, buffer, joins, toggled, tells_product });
+            return Ok(plain);
         }
         let (pushed, blocks): (&[_], _) = match engine {
             Engine::Kernel { blocks } if self.group.ranks() > 1 => {
@@ -228,7 +226,7 @@ impl Gatherer {
         unsafe { ffi::gather_begin(&words, &begin, stream) }?;
         self.course.advance();
         let joins = capturing && !by_kernel;
-        let step = Step { shape: Arc::clone(shape), buffer, joins, toggled, tells_product };
+        let step = Step { joins, toggled, tells_product, ..plain };
         if !by_kernel {
             self.course.note_begun(stream)?;
             // Sums have to be computed first.
@@ -269,19 +267,17 @@ impl Gatherer {
         buffer: u32,
         own: OwnRows,
     ) -> Result<()> {
-        let rows = shape.plan.problem().shards().rows(self.group.rank());
-        let (start, count) = (self.part.start(), rows.len() as u32);
-        let rows_bytes = self.part.layout.rows_bytes(count);
-        if let Some(from) = own.rows.filter(|_| rows_bytes > 0) {
-            let slot = start + self.part.layout.row(buffer, rows.start);
-            // SAFETY: a slot of the layout; the caller of `begin` has vouched for the rows.
-            unsafe { copy(stream, slot, from, rows_bytes) }?;
-        }
-        let scales_bytes = self.part.layout.scales_bytes(count);
-        if scales_bytes > 0 {
-            let slot = start + self.part.layout.scale(buffer, rows.start);
-            // SAFETY: as above.
-            unsafe { copy(stream, slot, own.scales, scales_bytes) }?;
+        let (layout, rows) =
+            (&self.part.layout, shape.plan.problem().shards().rows(self.group.rank()));
+        let count = rows.len() as u32;
+        for (from, slot, bytes) in [
+            (own.rows, layout.row(buffer, rows.start), layout.rows_bytes(count)),
+            (Some(own.scales), layout.scale(buffer, rows.start), layout.scales_bytes(count)),
+        ] {
+            if let Some(from) = from.filter(|_| bytes > 0) {
+                // SAFETY: a slot of the layout; the caller of `begin` has vouched for the rows.
+                unsafe { copy(stream, self.part.start() + slot, from, bytes) }?;
+            }
         }
         Ok(())
     }

@@ -34,28 +34,13 @@ pub(super) fn data_type(element: ElementType) -> Option<c_int> {
 }
 
 pub(super) type Handle = *mut c_void;
-type Gather =
-    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Handle, CUstream) -> Status;
+type From = *const c_void;
+type To = *mut c_void;
+type Gather = unsafe extern "C" fn(From, To, usize, c_int, Handle, CUstream) -> Status;
 /// With a root, or with how to add up.
-type Directed = unsafe extern "C" fn(
-    *const c_void,
-    *mut c_void,
-    usize,
-    c_int,
-    c_int,
-    Handle,
-    CUstream,
-) -> Status;
-type Reduce = unsafe extern "C" fn(
-    *const c_void,
-    *mut c_void,
-    usize,
-    c_int,
-    c_int,
-    c_int,
-    Handle,
-    CUstream,
-) -> Status;
+type Directed = unsafe extern "C" fn(From, To, usize, c_int, c_int, Handle, CUstream) -> Status;
+type Reduce =
+    unsafe extern "C" fn(From, To, usize, c_int, c_int, c_int, Handle, CUstream) -> Status;
 
 /// `ncclUniqueId`.
 #[repr(C)]

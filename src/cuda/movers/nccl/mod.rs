@@ -23,7 +23,7 @@ use crate::cuda::sys::Driver;
 use crate::cuda::sys::device::Device;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
-use crate::group::Group;
+use crate::group::{Group, News};
 use library::{BYTES, Config, Handle, Id, SUCCESS, SUM, data_type};
 pub use library::{NCCL_VARIABLE, Nccl};
 
@@ -55,11 +55,9 @@ pub struct Communicator {
     shared: Arc<Shared>,
 }
 
+/// The live communicator; null once it has ended.
 #[derive(Debug)]
-struct Shared {
-    /// Null once it has ended.
-    handle: Mutex<SendHandle>,
-}
+struct Shared(Mutex<SendHandle>);
 
 #[derive(Debug)]
 struct SendHandle(Handle);
@@ -69,7 +67,7 @@ unsafe impl Send for SendHandle {}
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, SendHandle> {
-        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the communicator, once, on a thread of its own: NCCL waits there until its kernels have ended and all
@@ -136,7 +134,7 @@ impl Communicator {
         let (mut handle, mut config) = (std::ptr::null_mut(), Config::new(blocking));
         // SAFETY: pointers to live values; all ranks call it with one id; the context is current.
         let made = unsafe { (nccl.init)(&mut handle, ranks, id, rank, &mut config) };
-        let shared = Arc::new(Shared { handle: Mutex::new(SendHandle(handle)) });
+        let shared = Arc::new(Shared(Mutex::new(SendHandle(handle))));
         let joined = Communicator {
             nccl: Arc::clone(nccl),
             group: Arc::clone(group),
@@ -145,7 +143,11 @@ impl Communicator {
         };
         nccl.outcome("ncclCommInitRankConfig", made)?;
         let nccl = Arc::clone(nccl);
-        group.on_end_tell(&joined.shared, move |shared, _| drop(shared.abort(&nccl)));
+        group.tell(&joined.shared, move |shared, news| {
+            if let News::Ended(_) = news {
+                shared.abort(&nccl);
+            }
+        });
         joined.settle("ncclCommInitRankConfig", limit)?;
         Ok(joined)
     }
@@ -321,11 +323,6 @@ impl Communicator {
             }
         };
         self.wait_until("NCCL's all-gather", limit, through)?;
-        self.check()
-    }
-
-    /// An error if NCCL has found one, or the communicator has ended.
-    pub fn check(&self) -> Result<()> {
         self.state("NCCL").map(drop)
     }
 
