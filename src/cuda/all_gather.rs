@@ -136,8 +136,7 @@ impl AllGather {
         self.gatherer.synchronize(stream)
     }
 
-    /// An error if a step failed: ask when its stream is through. After an error the operation is over on all ranks (a
-    /// new step returns [`Error::Over`](crate::Error::Over)), and rows that it gathered may be wrong.
+    /// An error if a step failed, here or elsewhere: [`AllGatherGemm::check`](crate::cuda::AllGatherGemm::check).
     pub fn check(&mut self) -> Result<()> {
         self.gatherer.check()
     }

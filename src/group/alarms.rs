@@ -9,7 +9,7 @@ use std::thread;
 
 use super::message::Ending;
 
-/// What a callback is told of.
+/// What a callback reports.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum News {
     /// A rank has left properly.

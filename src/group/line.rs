@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
-use serde::Serialize;
 
 use super::channel::Sealer;
+use super::message::Message;
 
 /// How long what is queued may take to be written, once a connection is to end.
 pub(super) const CLOSING: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ pub(super) struct Line {
 impl Line {
     /// Writes what comes out of `queue`, until nobody can put anything into it; `read` is the other thread.
     /// A connection that is broken is the reader's to notice: it may still find what came before.
-    pub(super) fn start<M: Serialize + Send + 'static>(
+    pub(super) fn start<M: Message + Send + 'static>(
         name: &str,
         socket: TcpStream,
         mut sealer: Sealer,

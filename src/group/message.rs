@@ -1,6 +1,7 @@
 //! The messages between ranks and the store, as bytes.
 //!
-//! What belongs here: the messages, their frames (a length of four bytes, then JSON), and their limits. No
+//! What belongs here: the messages, their frames, and their limits. A frame is a length of four bytes, and then pieces, each
+//! behind its own length: the message as JSON, with the number of other pieces, and what ranks bring, as it is. No
 //! socket is opened here, and nothing is encrypted: that is `channel.rs`. Invariant: reading any bytes allocates a small
 //! multiple of the limit that the reader sets at most, and ends in a message or in an error; it never panics.
 
@@ -21,8 +22,8 @@ pub const MAX_UNPROVED: usize = 512;
 /// The most bytes that all ranks together may bring to an exchange.
 pub const MAX_BROUGHT: usize = 16 << 20;
 
-/// The longest frame afterwards: a byte that is brought takes four at most, `255,`.
-pub const MAX_FRAME: usize = 4 * MAX_BROUGHT + (64 << 10);
+/// The longest frame afterwards.
+pub const MAX_FRAME: usize = MAX_BROUGHT + (64 << 10);
 
 /// What a rank tells the store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,7 +31,12 @@ pub enum Request {
     /// Who comes, of which job, and how many it expects.
     Join { job: String, ranks: u32, member: Member },
     /// This rank's part of an exchange. Exchanges are numbered; `what` names it for people.
-    Bring { exchange: u64, what: String, part: Vec<u8> },
+    Bring {
+        exchange: u64,
+        what: String,
+        #[serde(skip)]
+        part: Vec<u8>,
+    },
     /// Who has not come to the exchange? Without one: to the group?
     Ask { exchange: Option<u64> },
     /// Ends the group on all ranks.
@@ -45,7 +51,11 @@ pub enum Notice {
     /// All are here, in the order of their ranks.
     Complete { members: Vec<Member> },
     /// Everybody's part, in the order of the ranks.
-    Gathered { exchange: u64, parts: Arc<Vec<Vec<u8>>> },
+    Gathered {
+        exchange: u64,
+        #[serde(skip)]
+        parts: Arc<Vec<Vec<u8>>>,
+    },
     /// These ranks have not come.
     Missing { ranks: Vec<u32> },
     /// A rank has left properly.
@@ -81,16 +91,72 @@ pub fn nonsense(rank: u32, error: &io::Error) -> String {
     format!("rank {rank} sent what cannot be understood: {error}")
 }
 
+/// What can be in a frame.
+pub trait Message: Serialize + DeserializeOwned {
+    /// What travels as it is.
+    fn parts(&self) -> &[Vec<u8>] {
+        &[]
+    }
+    /// Puts that back; whether it fits the message.
+    fn put(&mut self, parts: Vec<Vec<u8>>) -> bool {
+        parts.is_empty()
+    }
+}
+
+impl Message for Hello {}
+
+/// A message of the handshake.
+impl Message for Vec<u8> {}
+
+impl Message for Request {
+    fn parts(&self) -> &[Vec<u8>] {
+        match self {
+            Request::Bring { part, .. } => std::slice::from_ref(part),
+            _ => &[],
+        }
+    }
+    fn put(&mut self, mut parts: Vec<Vec<u8>>) -> bool {
+        match (self, parts.pop()) {
+            (Request::Bring { part, .. }, Some(brought)) => *part = brought,
+            (Request::Bring { .. }, None) | (_, Some(_)) => return false,
+            (_, None) => {}
+        }
+        parts.is_empty()
+    }
+}
+
+impl Message for Notice {
+    fn parts(&self) -> &[Vec<u8>] {
+        match self {
+            Notice::Gathered { parts, .. } => parts,
+            _ => &[],
+        }
+    }
+    fn put(&mut self, brought: Vec<Vec<u8>>) -> bool {
+        match self {
+            Notice::Gathered { parts, .. } => *parts = Arc::new(brought),
+            _ => return brought.is_empty(),
+        }
+        true
+    }
+}
+
 /// A message as a frame.
-pub fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; 4];
-    serde_json::to_writer(&mut bytes, message)?;
-    let length = bytes.len() - 4;
+pub fn frame(message: &impl Message) -> io::Result<Vec<u8>> {
+    let parts = message.parts();
+    let json = serde_json::to_vec(&(message, parts.len()))?;
+    let pieces = || std::iter::once(&json).chain(parts);
+    let length: usize = pieces().map(|piece| 4 + piece.len()).sum();
     if length > MAX_FRAME {
         let text = format!("a message of {length} bytes is longer than {MAX_FRAME}");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
-    bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    let mut bytes = Vec::with_capacity(4 + length);
+    bytes.extend((length as u32).to_le_bytes());
+    for piece in pieces() {
+        bytes.extend((piece.len() as u32).to_le_bytes());
+        bytes.extend(piece);
+    }
     Ok(bytes)
 }
 
@@ -111,19 +177,35 @@ pub fn length_of(start: [u8; 4], limit: usize) -> io::Result<usize> {
 }
 
 /// The message in a frame, without its length.
-pub fn parse<T: DeserializeOwned>(body: &[u8]) -> io::Result<T> {
-    serde_json::from_slice(body)
-        .map_err(|error| malformed(format!("a message that makes no sense: {error}")))
+pub fn parse<T: Message>(mut body: &[u8]) -> io::Result<T> {
+    let mut piece = || {
+        let (length, rest) = body.split_first_chunk()?;
+        let (piece, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        body = rest;
+        Some(piece)
+    };
+    let json = piece().unwrap_or_default();
+    let (mut message, count): (T, usize) = serde_json::from_slice(json)
+        .map_err(|error| malformed(format!("a message that makes no sense: {error}")))?;
+    // No capacity is reserved: a count is only believed as far as pieces follow.
+    let parts: Option<Vec<_>> = (0..count).map(|_| piece().map(<[u8]>::to_vec)).collect();
+    if let Some(parts) = parts
+        && body.is_empty()
+        && message.put(parts)
+    {
+        return Ok(message);
+    }
+    Err(malformed("a message whose parts make no sense".into()))
 }
 
 /// Writes one frame in clear text.
-pub fn send(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+pub fn send(to: &mut impl Write, message: &impl Message) -> io::Result<()> {
     to.write_all(&frame(message)?)?;
     to.flush()
 }
 
 /// Reads one frame in clear text, of at most [`MAX_UNPROVED`] bytes.
-pub fn receive<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
+pub fn receive<T: Message>(from: &mut impl Read) -> io::Result<T> {
     let mut length = [0; 4];
     from.read_exact(&mut length)?;
     let mut body = vec![0; length_of(length, MAX_UNPROVED)?];
@@ -136,7 +218,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(message: T) {
+    fn round_trip<T: Message + PartialEq + std::fmt::Debug>(message: T) {
         let bytes = frame(&message).unwrap();
         assert_eq!(length_of(*bytes.first_chunk().unwrap(), MAX_FRAME).unwrap(), bytes.len() - 4);
         assert_eq!(parse::<T>(&bytes[4..]).unwrap(), message);
@@ -180,9 +262,13 @@ mod tests {
         assert!(refused(513, MAX_UNPROVED).contains("513 bytes, where 1 to 512"));
         assert!(refused(0, MAX_UNPROVED).contains("0 bytes"));
         // All that may be brought has room in a frame, and not much more.
-        assert!(frame(&vec![255u8; MAX_BROUGHT]).is_ok());
-        let error = frame(&vec![255u8; MAX_BROUGHT + (64 << 10)]).unwrap_err();
-        assert!(error.to_string().contains("is longer than 67174400"), "{error}");
+        let bring = |bytes| {
+            let part = vec![255; bytes];
+            frame(&Request::Bring { exchange: 0, what: "x".repeat(1024), part })
+        };
+        assert!(bring(MAX_BROUGHT).is_ok());
+        let error = bring(MAX_FRAME).unwrap_err();
+        assert!(error.to_string().contains("is longer than 16842752"), "{error}");
     }
 
     proptest! {

@@ -57,21 +57,18 @@ struct Exchange {
     parts: Vec<Option<Vec<u8>>>,
 }
 
+impl Exchange {
+    fn new(number: u64, ranks: usize) -> Exchange {
+        Exchange { number, called: None, parts: vec![None; ranks] }
+    }
+}
+
 impl Table {
     pub(super) fn new(ranks: u32, rules: Rules) -> Table {
-        let ranks = ranks as usize;
-        let exchange = Exchange { number: 0, called: None, parts: vec![None; ranks] };
-        let seats = vec![Seat::default(); ranks];
-        Table {
-            rules,
-            state: Mutex::new(State {
-                seats,
-                complete: false,
-                closed: false,
-                exchange,
-                ended: None,
-            }),
-        }
+        let seats = vec![Seat::default(); ranks as usize];
+        let exchange = Exchange::new(0, seats.len());
+        let state = State { seats, complete: false, closed: false, exchange, ended: None };
+        Table { rules, state: Mutex::new(state) }
     }
 
     /// A rank joins, one of `ranks` by its own count. An error is for the new rank alone; all ranks receive what
@@ -191,8 +188,7 @@ impl State {
         }
         exchange.parts[rank as usize] = Some(part);
         if exchange.parts.iter().all(Option::is_some) {
-            let next = Exchange { number: number + 1, called: None, parts: vec![None; ranks] };
-            let complete = std::mem::replace(&mut self.exchange, next);
+            let complete = std::mem::replace(&mut self.exchange, Exchange::new(number + 1, ranks));
             let parts = Arc::new(complete.parts.into_iter().flatten().collect());
             self.tell_all(&Notice::Gathered { exchange: number, parts });
         } else {

@@ -13,9 +13,9 @@ use super::AllGatherGemm;
 use crate::cuda::movers::marks::{Marks, event};
 use crate::cuda::product::Product;
 use crate::cuda::product::operands::{RawOperands, Shard};
-use crate::cuda::sys::device::{Device, check_context};
+use crate::cuda::sys::device::check_context;
 use crate::cuda::sys::records::{TileRecord, TileRecords};
-use crate::cuda::sys::stream_ops::{is_capturing, record};
+use crate::cuda::sys::stream_ops::{self, is_capturing};
 use crate::error::{Error, Result};
 use crate::plan::Strategy;
 use crate::trace::{TileEvent, Timeline, TransferEvent};
@@ -34,24 +34,6 @@ pub struct StepRecord {
 }
 
 impl StepRecord {
-    fn new(device: &Device, rank: u32, tiles: Vec<TileRecords>) -> Result<Self> {
-        Ok(StepRecord { rank, tiles, marks: Marks::default(), ended: event(device)?, used: false })
-    }
-
-    /// Before a step, on its `stream`: forgets the tiles of the one before, which may have had more of them.
-    fn begin(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
-        // The first finds it empty, and is spared the pause that a memset makes between two kernels.
-        if std::mem::replace(&mut self.used, true) {
-            self.tiles.iter_mut().try_for_each(|tiles| tiles.clear(stream))?;
-        }
-        Ok(())
-    }
-
-    /// Behind the last product on `stream`.
-    fn end(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        record(&self.ended, stream)
-    }
-
     /// What happened, on this rank's clock; waits for `stream`, on which the step was.
     ///
     /// Events and the GPU's timer have no origin in common: the end of the last tile and the end of the last
@@ -106,22 +88,11 @@ fn end_of(tile: &TileRecord) -> Option<u64> {
 }
 
 impl AllGatherGemm {
-    /// A buffer for the records of one step's product: [`RawOperands::records`].
-    pub fn records(&self, product: usize) -> Result<TileRecords> {
-        match self.products.get(product) {
-            Some(product) => product.records(),
-            None => {
-                let most = self.products.len() as u64 - 1;
-                let remedy = "products count from 0";
-                Err(Error::out_of_range("the product", product as u64, 0, most, remedy))
-            }
-        }
-    }
-
     /// Buffers and events for [`AllGatherGemm::enqueue_recorded`], for one step at a time.
     pub fn step_record(&self) -> Result<StepRecord> {
         let tiles = self.products.iter().map(Product::records).collect::<Result<_>>()?;
-        StepRecord::new(&self.gatherer.device, self.gatherer.group.rank(), tiles)
+        let (rank, ended) = (self.gatherer.group.rank(), event(&self.gatherer.device)?);
+        Ok(StepRecord { rank, tiles, marks: Marks::default(), ended, used: false })
     }
 
     /// [`AllGatherGemm::enqueue`], keeping when each tile and each push by a copy engine or a kernel was: for looking at,
@@ -148,7 +119,10 @@ impl AllGatherGemm {
             return refused("recording a captured step", why, "enqueue it outside of a capture");
         }
         self.check_record(record)?;
-        record.begin(stream)?;
+        // The first step finds it empty, and is spared the pause that a memset makes between two kernels.
+        if std::mem::replace(&mut record.used, true) {
+            record.tiles.iter_mut().try_for_each(|tiles| tiles.clear(stream))?;
+        }
         let mut recorded = operands.to_vec();
         for (operands, tiles) in recorded.iter_mut().zip(&record.tiles) {
             operands.records = tiles.address(stream);
@@ -158,7 +132,7 @@ impl AllGatherGemm {
         let enqueued = unsafe { self.enqueue(stream, shard, &recorded) };
         record.marks = self.gatherer.take_marks();
         enqueued?;
-        record.end(stream)
+        stream_ops::record(&record.ended, stream)
     }
 
     /// An error if the tiles of a step have no room in the record: the device would write beyond it.

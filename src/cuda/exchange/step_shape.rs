@@ -45,12 +45,8 @@ pub(crate) struct Compute {
 }
 
 impl StepShape {
-    pub(crate) fn new(plan: &Plan, layout: &Layout, rank: u32) -> Result<Self> {
-        Self::by(plan.schedule(rank), plan, layout)
-    }
-
-    /// That schedule in place of the plan's own.
-    pub(crate) fn by(schedule: Schedule, plan: &Plan, layout: &Layout) -> Result<Self> {
+    /// Of a rank's schedule: the plan's own, but in a test.
+    pub(crate) fn new(schedule: Schedule, plan: &Plan, layout: &Layout) -> Result<Self> {
         let chunks = plan.chunks();
         check_count(chunks)?;
         let rows = plan.problem().shards().to_rows();
@@ -170,7 +166,7 @@ mod tests {
         let plan = Plan::new(&problem, options.with_pieces(pieces)).unwrap();
         let layout =
             Layout::new(&problem, plan.chunks().most_per_rank(), plan.options().engine).unwrap();
-        StepShape::new(&plan, &layout, 1).unwrap()
+        StepShape::new(plan.schedule(1), &plan, &layout).unwrap()
     }
 
     const COPIES: Engine = Engine::CopyEngines { streams: 2 };
@@ -229,7 +225,7 @@ mod tests {
                 awaits.pop();
             }
         }
-        let part = StepShape::by(schedule, &whole.plan, &layout).unwrap();
+        let part = StepShape::new(schedule, &whole.plan, &layout).unwrap();
         let slots = |shape: &StepShape| -> Vec<i32> {
             shape.table.chunks.iter().map(|chunk| chunk.signal).collect()
         };

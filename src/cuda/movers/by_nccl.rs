@@ -17,9 +17,9 @@ use crate::group::Group;
 
 #[derive(Debug)]
 pub(crate) struct ByNccl {
-    communicator: Communicator,
+    pub(crate) communicator: Communicator,
     /// How long NCCL may take for the steps that were begun since somebody last waited for them here.
-    patience: Duration,
+    pub(crate) patience: Duration,
 }
 
 impl ByNccl {
@@ -57,16 +57,6 @@ impl ByNccl {
     /// Waits for `stream`, for as long as all that was begun may take, and no less than `least`.
     pub(crate) fn wait(&self, stream: &Arc<CudaStream>, least: Duration) -> Result<()> {
         self.communicator.wait(stream, self.patience.max(least))
-    }
-
-    /// Somebody has waited.
-    pub(crate) fn waited(&mut self) {
-        self.patience = Duration::ZERO;
-    }
-
-    /// Ends the communicator: streams that wait for it go on.
-    pub(crate) fn abort(&self) {
-        self.communicator.abort();
     }
 }
 

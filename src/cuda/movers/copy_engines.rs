@@ -22,15 +22,15 @@ use crate::plan::{Lane, Step, Word};
 
 /// A stream that pushes, and the event at the end of its pushes.
 #[derive(Debug)]
-struct Pusher {
-    stream: Arc<CudaStream>,
+pub(crate) struct Pusher {
+    pub(crate) stream: Arc<CudaStream>,
     sent: CudaEvent,
 }
 
 /// The streams that push, as many as the engine says.
 #[derive(Debug)]
 pub(crate) struct CopyEngines {
-    pushers: Vec<Pusher>,
+    pub(crate) pushers: Vec<Pusher>,
     /// After the latest sums on the caller's stream: the schedule's `summed`.
     summed: CudaEvent,
 }
@@ -74,10 +74,6 @@ impl CopyEngines {
     /// What was computed on `stream` so far may be sent by what is enqueued here from now on.
     pub(crate) fn note_summed(&self, stream: &Arc<CudaStream>) -> Result<()> {
         record(&self.summed, stream)
-    }
-
-    pub(crate) fn streams(&self) -> impl Iterator<Item = &Arc<CudaStream>> {
-        self.pushers.iter().map(|pusher| &pusher.stream)
     }
 
     /// One step of a pushing lane, on the lane's stream.

@@ -4,7 +4,6 @@
 //! step. Invariant: steps have one order, so a step on another stream comes behind the one before.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
@@ -12,7 +11,6 @@ use crate::cuda::exchange::step_shape::StepShape;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops::{follow, is_capturing, record};
 use crate::error::{Error, Result};
-use crate::plan::Timeouts;
 
 #[derive(Debug)]
 pub(crate) struct Course {
@@ -83,11 +81,5 @@ impl Course {
     pub(crate) fn advance(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         self.next_buffer = 1 - self.next_buffer;
-    }
-
-    /// How long to wait for others in a step.
-    pub(crate) fn limit(&self, timeouts: Timeouts, capturing: bool) -> Duration {
-        let patient = !self.first_is_over && !capturing;
-        if patient { timeouts.first } else { timeouts.steady }
     }
 }

@@ -14,7 +14,7 @@ use crate::plan::{Engine, Timeouts};
 /// let options = GatherOptions::default().with_engine(Engine::CopyEngines { streams: 2 });
 /// assert_eq!(options.pieces, None);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GatherOptions {
     /// What moves the rows (default: by the size of a shard, and NCCL where some GPU cannot reach another's memory).
@@ -25,23 +25,10 @@ pub struct GatherOptions {
     /// Fills the other ranks' rows, or sums, of a step with NaN when the next one begins, so that rows which are read too
     /// early, or too late, are seen in the result. For finding faults; costs two memsets a step.
     pub poison: bool,
-    /// How long to wait for others: the first also when the operation is planned.
+    /// How long to wait for others: the first (default: a minute) also when the operation is planned; ten seconds later.
     pub timeouts: Timeouts,
     /// The epoch before the first.
     pub first_epoch: u32,
-}
-
-impl Default for GatherOptions {
-    /// A minute for the first step, ten seconds from then on.
-    fn default() -> Self {
-        GatherOptions {
-            engine: None,
-            pieces: None,
-            poison: false,
-            timeouts: Timeouts::default(),
-            first_epoch: 0,
-        }
-    }
 }
 
 impl GatherOptions {

@@ -357,13 +357,8 @@ impl<'a> Shard<'a> {
 
     /// An error unless row scales are there exactly if they are needed.
     pub(crate) fn check_scales(&self, needed: bool) -> Result<()> {
-        let is_there = self.scales != 0;
-        if needed == is_there {
-            return Ok(());
-        }
         let remedy = "give scales of the rank's rows exactly if the problem scales by rows";
-        let word = |there: bool| if there { "there" } else { "absent" };
-        Err(Error::mismatch("the scales of the shard", word(is_there), word(needed), remedy))
+        check_there("the scales of the shard", needed, self.scales, remedy)
     }
 }
 
@@ -386,12 +381,16 @@ fn up_to_planned(
 
 /// An error unless an operand is there exactly if the plan has one.
 fn check_present(what: &str, planned: bool, address: CUdeviceptr) -> Result<()> {
+    let remedy = "give what the problem's scaling and the plan's options say, no more and no less";
+    check_there(what, planned, address, remedy)
+}
+
+fn check_there(what: &str, needed: bool, at: CUdeviceptr, remedy: &'static str) -> Result<()> {
     let word = |there: bool| if there { "there" } else { "absent" };
-    if planned == (address != 0) {
+    if needed == (at != 0) {
         return Ok(());
     }
-    let remedy = "give what the problem's scaling and the plan's options say, no more and no less";
-    Err(Error::mismatch(what, word(address != 0), word(planned), remedy))
+    Err(Error::mismatch(what, word(at != 0), word(needed), remedy))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! stream may still use.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::{CudaStream, result};
 
@@ -22,7 +23,7 @@ impl Gatherer {
             None => synchronize(stream),
         };
         if let Some(nccl) = &mut self.nccl {
-            nccl.waited();
+            nccl.patience = Duration::ZERO;
         }
         if let Err(error) = &waited {
             self.fail(error);
@@ -55,7 +56,7 @@ impl Gatherer {
             self.signals.host.set_abort(true);
             self.group.abort(&error.to_string());
             if let Some(nccl) = &self.nccl {
-                nccl.abort();
+                nccl.communicator.abort();
             }
         }
     }
@@ -117,7 +118,7 @@ impl Drop for Gatherer {
             && nccl.wait(stream, self.options.timeouts.steady).is_err()
         {
             // Else what comes next would wait without a limit.
-            nccl.abort();
+            nccl.communicator.abort();
         }
         if self.signals.uses.wait().is_err() {
             // A stream that is being captured, or a context that is lost: nothing is freed under it.
@@ -132,8 +133,8 @@ impl Drop for Gatherer {
             // SAFETY: a word of this rank's own, which no kernel uses any more.
             context.record_err(unsafe { result::memcpy_htod_sync(epoch, &[self.course.epoch]) });
         }
-        for stream in self.copies.streams() {
-            context.record_err(stream.synchronize());
+        for pusher in &self.copies.pushers {
+            context.record_err(pusher.stream.synchronize());
         }
         context.record_err(kept);
     }

@@ -124,7 +124,7 @@ impl Gatherer {
         };
         let copies = CopyEngines::new(device, streams)?;
         let course = Course::new(untimed_event(device)?, options.first_epoch);
-        let first = StepShape::new(&plan, &layout, group.rank())?;
+        let first = StepShape::new(plan.schedule(group.rank()), &plan, &layout)?;
         Ok(Gatherer {
             signals,
             group: Arc::clone(group),

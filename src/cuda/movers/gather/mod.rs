@@ -123,7 +123,8 @@ impl Gatherer {
             return Ok(Arc::clone(known));
         }
         let plan = self.plan.for_rows(rows)?;
-        let shape = Arc::new(StepShape::new(&plan, &self.part.layout, self.group.rank())?);
+        let shape =
+            Arc::new(StepShape::new(plan.schedule(self.group.rank()), &plan, &self.part.layout)?);
         if self.shapes.len() == KEPT {
             self.shapes.remove(1);
         }
@@ -391,7 +392,7 @@ impl Gatherer {
         let planned = &self.shapes[0];
         let mut schedule = planned.schedule.clone();
         let is_changed = change(&mut schedule);
-        let changed = StepShape::by(schedule, &planned.plan, &self.part.layout)?;
+        let changed = StepShape::new(schedule, &planned.plan, &self.part.layout)?;
         // A rank that is to learn nothing of this one: the word goes to this rank's own memory.
         let rank = self.group.rank();
         let heard = |peer| if changed.announces_to(peer) { peer } else { rank };
@@ -434,8 +435,10 @@ impl Gatherer {
         Waiter { rank, limit, chunks: shape.plan.chunks().clone(), of_sums }
     }
 
+    /// How long to wait for others in a step.
     fn limit(&self, capturing: bool) -> Duration {
-        self.course.limit(self.options.timeouts, capturing)
+        let patient = !self.course.first_is_over && !capturing;
+        if patient { self.options.timeouts.first } else { self.options.timeouts.steady }
     }
 }
 
