@@ -5,7 +5,6 @@
 //! runs (a peer failed or was late; the output is poisoned), and where the
 //! environment lacks something (a driver, a device, compiled kernels).
 
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// `Result` with this crate's [`Error`].
@@ -227,10 +226,11 @@ impl Error {
     }
 
     /// An error unless `value` is in `range`.
+    #[cfg(feature = "group")]
     pub(crate) fn check_range<T: Copy + PartialOrd + Into<u64>>(
         what: impl Into<String>,
         value: T,
-        range: RangeInclusive<T>,
+        range: std::ops::RangeInclusive<T>,
         remedy: &'static str,
     ) -> Result<()> {
         if range.contains(&value) {

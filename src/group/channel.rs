@@ -200,7 +200,7 @@ mod tests {
 
     impl Message for String {}
 
-    /// A message whose frame has so many bytes: two lengths, `["` and `",0]`.
+    /// A message whose frame has that number of bytes: two lengths, `["` and `",0]`.
     fn message(bytes: usize) -> String {
         "x".repeat(bytes - 14)
     }

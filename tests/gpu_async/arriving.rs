@@ -92,11 +92,11 @@ fn mutant_signal_before_data_is_caught() {
 fn tiles_are_computed_in_the_planned_order() {
     fn check(gpu: &Gpu, case: &Case, random: &mut Random) {
         let mut arrival = Arrival::new(gpu, case, 0, random);
-        let mut records = arrival.gemm.records().unwrap();
+        let records = arrival.gemm.records().unwrap();
         arrival.advance();
         arrival.post_all();
         let Arrival { gemm, signals, call, .. } = &mut arrival;
-        call.enqueue_recorded(gemm, &gpu.stream, signals, &mut records);
+        call.enqueue_recorded(gemm, &gpu.stream, signals, &records);
         let records = records.read(&gpu.stream).unwrap();
 
         let (order, splits) = (gemm.tile_order(), u64::from(gemm.choice().splits));
