@@ -8,9 +8,7 @@ use overlap_gemm::Error;
 use overlap_gemm::cuda::{GatherOptions, GemmOptions, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
 use overlap_gemm::plan::{Engine, Problem, Strategy};
-use overlap_gemm::predict::Machine;
 
-use super::prediction::Prediction;
 use super::{Args, SEED, Shown};
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
@@ -77,20 +75,11 @@ fn one_step(
     if group.rank() != 0 {
         return Ok(None);
     }
-    let info = gpu.device.info();
-    let prediction = match args.predict {
-        true => {
-            let machine = Machine::h200().with_sms(info.sm_count);
-            Some(Prediction::new(machine, step.planned(), &step.setup(), &timeline)?)
-        }
-        false => None,
-    };
     Ok(Some(Shown {
-        on: format!("{} × {}", group.ranks(), info.name),
+        on: format!("{} × {}", group.ranks(), gpu.device.info().name),
         planned: step.describe().replace("; ", "\n"),
         summaries: timeline.summaries(),
         timeline,
         problem: problem.clone(),
-        prediction,
     }))
 }

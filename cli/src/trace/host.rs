@@ -27,6 +27,5 @@ pub(super) fn run(args: &Args, problem: Problem, interrupt: Interrupt) -> Result
         problem,
         summaries: outcome.timeline.summaries(),
         timeline: outcome.timeline,
-        prediction: None,
     })
 }

@@ -1,13 +1,11 @@
 //! `overlap-gemm trace`: one step as a timeline, on GPUs or on threads: as a picture and in numbers.
 //!
-//! What belongs here: the arguments and the output. `gpu` and `host` run the step, `prediction` compares it with the cost
-//! model. Invariant: the shown step is one of many in a row, and its result was compared with the reference.
+//! What belongs here: the arguments and the output. `gpu` and `host` run the step. Invariant: the shown step is one of many in
+//! a row, and its result was compared with the reference.
 
 #[cfg(feature = "cuda")]
 mod gpu;
 mod host;
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a step on GPUs is predicted"))]
-mod prediction;
 
 use std::fmt;
 
@@ -19,7 +17,6 @@ use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::DrawnArgs;
 use crate::problem_args::{ProblemArgs, What};
-use prediction::Prediction;
 
 /// Record one step, tile by tile and chunk by chunk, on GPUs (under `launch`, torchrun, mpirun or srun) or on threads
 #[derive(clap::Args)]
@@ -59,10 +56,6 @@ pub struct Args {
     #[arg(long, conflicts_with = "host")]
     sequential: bool,
 
-    /// Draw the cost model's prediction of this step beside it, and print its error
-    #[arg(long)]
-    predict: bool,
-
     #[command(flatten)]
     output: DrawnArgs,
 }
@@ -83,18 +76,10 @@ struct Shown {
     planned: String,
     summaries: Vec<RankSummary>,
     timeline: Timeline,
-    /// What should have happened.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prediction: Option<Prediction>,
 }
 
 /// Runs some steps, and shows one.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    if args.predict && args.host {
-        let why = "--predict knows figures of GPUs (NVIDIA H200), none of this machine's threads: leave out --host, or \
-                   --predict";
-        return Err(Failure::Usage(why.into()));
-    }
     let interrupt = Interrupt::install()?;
     let problem = args.problem.problem()?;
     // Only rank 0 writes.
@@ -106,10 +91,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     };
     let (Some(shown), Some((output, picture))) = (shown, output) else { return Ok(()) };
     let title = format!("{}: one step, on {}", shown.problem, shown.on);
-    picture.write(|| match &shown.prediction {
-        Some(prediction) => prediction.beside(&shown.timeline).to_svg(&title),
-        None => shown.timeline.to_svg(&title),
-    })?;
+    picture.write(|| shown.timeline.to_svg(&title))?;
     output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
 
@@ -135,7 +117,6 @@ impl fmt::Display for Shown {
         if self.summaries.iter().all(|rank| rank.workers <= MOST_LINES) {
             writeln!(f, "{}", self.timeline.to_text(72))?;
         }
-        self.summaries.iter().try_for_each(|rank| writeln!(f, "{rank}"))?;
-        self.prediction.as_ref().map_or(Ok(()), |prediction| write!(f, "\n{prediction}"))
+        self.summaries.iter().try_for_each(|rank| writeln!(f, "{rank}"))
     }
 }
