@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
 use overlap_gemm::random::Random;
-use overlap_gemm::topology::Topology;
 use overlap_gemm::{Error, Result};
 use port::free_port;
 
@@ -102,9 +101,7 @@ fn one_rank_is_a_group() {
 /// What each rank's error says, if one rank comes with other options.
 fn refusals(odd: impl Fn(&GroupOptions) -> GroupOptions + Sync) -> Vec<String> {
     on_threads(3, |rank, port| {
-        let own = GroupOptions::default()
-            .device(&format!("0000:{rank:02x}:00.0"))
-            .topology(Topology::Switch);
+        let own = GroupOptions::default().device(&format!("0000:{rank:02x}:00.0"));
         let options = if rank == 2 { odd(&own) } else { own };
         let refused = meet_with(rank, 3, port, SECRET, &options).unwrap_err();
         assert!(matches!(refused, Error::NoGroup { .. }), "{refused:?}");
@@ -116,12 +113,6 @@ fn refusals(odd: impl Fn(&GroupOptions) -> GroupOptions + Sync) -> Vec<String> {
 fn ranks_that_do_not_fit_are_refused_everywhere() {
     for text in refusals(|own| own.clone().device("0000:01:00.0")) {
         assert!(text.contains("ranks 1 and 2 both use the GPU 0000:01:00.0"), "{text}");
-    }
-    for text in refusals(|own| own.clone().topology(Topology::Pcie)) {
-        assert!(
-            text.contains("rank 0 is 'NVSwitch'") && text.contains("rank 2 is 'PCIe'"),
-            "{text}"
-        );
     }
 }
 

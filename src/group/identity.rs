@@ -22,8 +22,6 @@ pub struct Member {
     pub version: String,
     /// The GPU's PCI bus id; empty without a GPU.
     pub device: String,
-    /// What connects the GPUs of the machine, as the rank sees it; empty if it did not look.
-    pub topology: String,
 }
 
 impl Member {
@@ -36,7 +34,6 @@ impl Member {
             user: this_user(),
             version: env!("CARGO_PKG_VERSION").into(),
             device: String::new(),
-            topology: String::new(),
         }
     }
 }
@@ -91,9 +88,6 @@ pub(super) fn misfit(members: &[Member], rules: Rules) -> Option<String> {
     {
         return Some(format!("{text}: ranks that share memory have to be on one machine"));
     }
-    if let Some(text) = differs("the topology", |member| &member.topology) {
-        return Some(format!("{text}: give every rank the same GPUs to see"));
-    }
     let mut owners = HashMap::new();
     for member in members.iter().filter(|member| !member.device.is_empty()) {
         let Some(owner) = owners.insert((&member.host, &member.device), member.rank) else {
@@ -145,8 +139,6 @@ mod tests {
         assert!(text.contains("rank 2 is 'elsewhere'"), "{text}");
         let apart = Rules { several_hosts: true, ..strict };
         assert_eq!(refused(|member| member.host = "elsewhere".into(), apart), None);
-        let text = refused(|member| member.topology = "mesh".into(), strict).unwrap();
-        assert!(text.contains("rank 0 is ''") && text.contains("rank 2 is 'mesh'"), "{text}");
         let text = refused(|member| member.device = "0000:01:00.0".into(), strict).unwrap();
         assert!(text.contains("ranks 1 and 2 both use the GPU 0000:01:00.0"), "{text}");
         let shared = Rules { shared_devices: true, ..strict };

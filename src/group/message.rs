@@ -144,11 +144,11 @@ impl Body {
         self.0.extend(bytes);
     }
     fn member(&mut self, member: &Member) {
-        let Member { rank, host, process, user, version, device, topology } = member;
+        let Member { rank, host, process, user, version, device } = member;
         self.u32(*rank);
         self.u32(*process);
         self.u32(*user);
-        for text in [host, version, device, topology] {
+        for text in [host, version, device] {
             self.bytes(text.as_bytes());
         }
     }
@@ -194,7 +194,6 @@ impl<'a> Cursor<'a> {
             user,
             version,
             device: self.text()?,
-            topology: self.text()?,
         })
     }
     fn list<T>(&mut self, mut each: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {

@@ -73,7 +73,6 @@ pub use secret::{SECRET_VARIABLE, Secret};
 
 use crate::error::{Error, Result};
 use crate::plan::MAX_RANKS;
-use crate::topology::Topology;
 use client::Connection;
 use identity::Rules;
 use inbox::{Inbox, Vain};
@@ -89,15 +88,13 @@ use timed::after;
 pub struct GroupOptions {
     limit: Duration,
     device: String,
-    topology: String,
     rules: Rules,
 }
 
 impl Default for GroupOptions {
     /// A minute for all to join; no GPU; one machine, and no GPU shared by ranks.
     fn default() -> Self {
-        let (device, topology) = (String::new(), String::new());
-        GroupOptions { limit: FIRST_LIMIT, device, topology, rules: Rules::default() }
+        GroupOptions { limit: FIRST_LIMIT, device: String::new(), rules: Rules::default() }
     }
 }
 
@@ -114,12 +111,6 @@ impl GroupOptions {
         self
     }
 
-    /// The links between the GPUs of this machine; equal on all ranks.
-    pub fn topology(mut self, topology: Topology) -> Self {
-        self.topology = topology.to_string();
-        self
-    }
-
     /// Allows several ranks on one GPU. Rank 0's value counts.
     pub fn shared_devices(mut self, allowed: bool) -> Self {
         self.rules.shared_devices = allowed;
@@ -133,8 +124,7 @@ impl GroupOptions {
     }
 
     fn member(&self, rank: u32) -> Member {
-        let (device, topology) = (self.device.clone(), self.topology.clone());
-        Member { device, topology, ..Member::this_process(rank) }
+        Member { device: self.device.clone(), ..Member::this_process(rank) }
     }
 }
 
