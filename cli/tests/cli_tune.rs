@@ -103,7 +103,7 @@ fn show_says_tuned_nearest_or_modelled() {
     let file = folder.path("table.json");
     let entries = [entry(2048, 2, 200.0), entry(4096, 2, 400.0), entry(8192, 1, 800.0)];
     record(file.as_ref(), &entries).unwrap();
-    let shapes = ["--shapes", "4096x3584x8192,4800x3584x8192,72x3584x8192"];
+    let shapes = ["--shapes", "4096x3584x8192,4800x3584x8192,90x3584x8192"];
     let (code, stdout, stderr) = show(&file, &shapes);
     assert_eq!((code, stderr.as_str()), (0, ""));
     for words in [

@@ -187,14 +187,7 @@ impl<'a> Cursor<'a> {
     fn member(&mut self) -> Option<Member> {
         let (rank, process, user) = (self.u32()?, self.u32()?, self.u32()?);
         let (host, version) = (self.text()?, self.text()?);
-        Some(Member {
-            rank,
-            host,
-            process,
-            user,
-            version,
-            device: self.text()?,
-        })
+        Some(Member { rank, host, process, user, version, device: self.text()? })
     }
     fn list<T>(&mut self, mut each: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let count = self.u32()?;
