@@ -116,7 +116,7 @@ fn trace_shows_one_step_with_pushes_and_signals() {
     assert_eq!(picture.matches("class=\"tile\"").count(), 3 * 6);
     assert!(picture.contains("pushes to 2") && picture.contains(">signals<"), "{picture}");
 
-    let (code, _, stderr) = run(&[&arguments[..], &["--streams", "2"]].concat());
+    let (code, _, stderr) = run(&[&arguments[..], &["--sequential"]].concat());
     assert_eq!(code, 2, "{stderr}");
-    assert!(stderr.contains("--streams"), "{stderr}");
+    assert!(stderr.contains("--sequential"), "{stderr}");
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use overlap_gemm::Error;
 use overlap_gemm::cuda::{GatherOptions, GemmOptions, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
-use overlap_gemm::plan::{Engine, Problem, Strategy};
+use overlap_gemm::plan::{Problem, Strategy};
 
 use super::{Args, SEED, Shown};
 use crate::bench::gpu::check::Check;
@@ -54,14 +54,7 @@ fn one_step(
     let place = contenders::Place { gpu, group, problem, inputs: &inputs, set: check.set };
     let mut gather = GatherOptions::default();
     gather.pieces = args.chunks;
-    if let Some(streams) = args.streams {
-        gather.engine = Some(Engine::CopyEngines { streams });
-    }
-    if let Some(blocks) = args.blocks {
-        gather.engine = Some(Engine::Kernel { blocks });
-    }
-    let mut gemm = GemmOptions::default().with_constant_b(true);
-    gemm.kernel.clone_from(&args.kernel);
+    let gemm = GemmOptions::default().with_constant_b(true);
     let strategy = if args.sequential { Strategy::Sequential } else { Strategy::Fused };
     let mut step = Gathered::plan(place, Some(strategy), &gather, &gemm, false)?;
     let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;

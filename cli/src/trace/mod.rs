@@ -1,20 +1,20 @@
 //! `overlap-gemm trace`: one step as a timeline, on GPUs or on threads: as a picture and in numbers.
 //!
-//! What belongs here: the arguments and the output. `gpu` and `host` run the step. Invariant: the shown step is one of many in
-//! a row, and its result was compared with the reference.
+//! What belongs here: the arguments, the output, and a step on threads; `gpu` runs one on GPUs. Invariant: the shown step is one
+//! of many in a row, and its result was compared with the reference.
 
 #[cfg(feature = "cuda")]
 mod gpu;
-mod host;
 
 use std::fmt;
 
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Operation, PlanOptions, Problem};
 use overlap_gemm::trace::{RankSummary, Timeline};
 use serde::Serialize;
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
+use crate::on_threads::{Steps, check_link, describe_machine, link, usual_chunks, usual_options};
 use crate::output::DrawnArgs;
 use crate::problem_args::{ProblemArgs, What};
 
@@ -39,18 +39,6 @@ pub struct Args {
     /// Rate of the link on threads: MB that a rank sends in a second [default: unlimited]
     #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
     link: Option<f64>,
-
-    /// Streams that push by copy engines [default: by size]
-    #[arg(long, conflicts_with_all = ["host", "blocks"])]
-    streams: Option<u32>,
-
-    /// Blocks of a kernel that pushes [default: 16, if a kernel pushes]
-    #[arg(long, conflicts_with = "host")]
-    blocks: Option<u32>,
-
-    /// The kernel, by name [default: the operation's choice]
-    #[arg(long, value_name = "NAME", conflicts_with = "host")]
-    kernel: Option<String>,
 
     /// Gather all rows first, then multiply
     #[arg(long, conflicts_with = "host")]
@@ -86,7 +74,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let writes = args.host || is_first();
     let output = writes.then(|| args.output.open()).transpose()?;
     let shown = match args.host {
-        true => Some(host::run(args, problem, interrupt)?),
+        true => Some(on_threads(args, problem, interrupt)?),
         false => on_gpus(args, problem, interrupt).map_err(Failure::or_host)?,
     };
     let (Some(shown), Some((output, picture))) = (shown, output) else { return Ok(()) };
@@ -98,6 +86,28 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// Whether this process is rank 0, or no rank at all.
 fn is_first() -> bool {
     overlap_gemm::group::Launch::from_env().map_or(true, |place| place.rank == 0)
+}
+
+/// The last of some steps on threads.
+fn on_threads(args: &Args, problem: Problem, interrupt: Interrupt) -> Result<Shown, Failure> {
+    const STEPS: usize = 3;
+    let chunks = args.chunks.unwrap_or_else(|| usual_chunks(&problem));
+    let operation = args.operation.map(Operation::from).unwrap_or_default();
+    let options = PlanOptions { operation, ..usual_options(&problem, chunks) };
+    let steps = Steps::new(&problem, options, STEPS, SEED);
+    let link = link(args.link)?;
+    check_link(&problem, options, link)?;
+    let outcome = steps.record(link, interrupt)?;
+    if let Some(complaint) = outcome.report.complaint() {
+        return Err(Failure::CheckFailed(complaint));
+    }
+    Ok(Shown {
+        on: describe_machine(link),
+        planned: steps.describe(),
+        problem,
+        summaries: outcome.timeline.summaries(),
+        timeline: outcome.timeline,
+    })
 }
 
 #[cfg(feature = "cuda")]

@@ -153,7 +153,7 @@ mod tests {
         fn who_is_wrong_is_never_chosen_and_the_best_of_the_last_heat_is(
             seed in any::<u64>(), m in 1u64..40_000, ranks in 2u64..9, wrong in 0u64..10,
         ) {
-            // In tenths of a microsecond; of ten candidates so many are wrong, some in one heat only.
+            // Times in tenths of a microsecond; of ten candidates `wrong` are wrong, some in one heat only.
             let hash = |candidate: &Candidate, heat: usize| {
                 let mut hasher = DefaultHasher::new();
                 (seed, heat, format!("{:?}", (&candidate.way, &candidate.multiplying)))
