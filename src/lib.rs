@@ -44,7 +44,6 @@
 //! | [`trace`] | timelines of a step: as text, as SVG, and in numbers |
 //! | [`predict`] | the predicted time of a plan on a machine, by discrete events |
 //! | [`kernels`] | the GPU kernels that can be compiled, and a cost model of each |
-//! | [`topology`] | the links between GPUs: NVSwitch, NVLink, PCIe, none |
 //! | [`random`] | seeded numbers, the same on every machine |
 //! | [`element`] | bf16, f16, f32, fp8: [`Element`] the Rust type, [`ElementType`] its name |
 //! | [`error`] | one [`Error`] whose messages name the value, the limit and the remedy |
@@ -103,7 +102,6 @@ pub mod plan;
 pub mod predict;
 pub mod random;
 pub mod reference;
-pub mod topology;
 pub mod trace;
 #[cfg(feature = "tune")]
 pub mod tune;

@@ -69,42 +69,16 @@ struct Shown {
     operation: Operation,
     /// The rate of the link between ranks, which the demo sets.
     link_bytes_per_second: f64,
-    /// In the order in which they are shown.
-    times: [Time; 4],
+    /// Measured, over a link without limit.
+    compute_ms: f64,
+    /// Set equal to the computation, by the rate of the link.
+    transfer_ms: f64,
+    /// Measured, over this link.
+    overlapped_ms: f64,
     /// The hidden part of the time that could be hidden, 0 to 1; nothing for one rank.
     hidden: Option<f64>,
     report: Report,
     timeline: Timeline,
-}
-
-/// A time of a step.
-#[derive(Serialize)]
-struct Time {
-    name: &'static str,
-    ms: f64,
-    source: Source,
-    /// Its meaning, for the text.
-    #[serde(skip)]
-    what: &'static str,
-}
-
-/// How a time came about.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Source {
-    Measured,
-    SetEqual,
-    Sum,
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Source::Measured => "measured",
-            Source::SetEqual => "set equal to compute, by the rate of the link",
-            Source::Sum => "sum of the two",
-        })
-    }
 }
 
 /// Runs the demo and shows it.
@@ -140,31 +114,15 @@ impl Args {
         let mut report = unlimited.report;
         report.merge(&slowed.report);
 
-        let sum = compute + transfer;
-        let hidden = sum.saturating_sub(step).as_secs_f64() / transfer.min(compute).as_secs_f64();
-        let time = |name, what, time: Duration, source| Time {
-            name,
-            ms: 1e3 * time.as_secs_f64(),
-            source,
-            what,
-        };
+        let saved = (compute + transfer).saturating_sub(step).as_secs_f64();
+        let hidden = saved / transfer.min(compute).as_secs_f64();
+        let ms = |time: Duration| 1e3 * time.as_secs_f64();
         Ok(Shown {
             device: describe_machine(Some(Link::of_rate(rate))),
             link_bytes_per_second: rate,
-            times: [
-                time("compute", "compute (link unlimited)", compute, Source::Measured),
-                time(
-                    "transfer",
-                    match operation.reduces() {
-                        true => "transfer (sums of a rank over the link)",
-                        false => "transfer (rows of a rank over the link)",
-                    },
-                    transfer,
-                    Source::SetEqual,
-                ),
-                time("sequential", "one after the other", sum, Source::Sum),
-                time("overlapped", "overlapped", step, Source::Measured),
-            ],
+            compute_ms: ms(compute),
+            transfer_ms: ms(transfer),
+            overlapped_ms: ms(step),
             hidden: (problem.ranks() > 1).then(|| hidden.clamp(0.0, 1.0)),
             problem,
             operation,
@@ -186,7 +144,14 @@ impl fmt::Display for Shown {
             writeln!(f, "{}", self.operation)?;
         }
         writeln!(f, "{}\non {}\n", self.problem, self.device)?;
-        for Time { what, ms, source, .. } in &self.times {
+        let travels = if self.operation.reduces() { "sums" } else { "rows" };
+        let transfer = format!("transfer ({travels} of a rank over the link)");
+        for (what, ms, source) in [
+            ("compute (link unlimited)", self.compute_ms, "measured"),
+            (&transfer, self.transfer_ms, "set equal to compute, by the rate of the link"),
+            ("one after the other", self.compute_ms + self.transfer_ms, "sum of the two"),
+            ("overlapped", self.overlapped_ms, "measured"),
+        ] {
             writeln!(f, "  {what:<40} {ms:>10.3} ms  {source}")?;
         }
         match self.hidden {

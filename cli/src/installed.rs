@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use libloading::Library;
 
 /// The outcome of a search.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only benches call what is loaded"))]
 pub enum Found {
     /// By its bare name.
     ByLoader(&'static str, Library),
@@ -32,6 +33,7 @@ pub fn nccl() -> Found {
 }
 
 /// `12.3.4` out of what `cublasLtGetVersion` returns: 120304.
+#[cfg(any(feature = "cuda", test))]
 pub fn cublaslt_version(code: usize) -> String {
     format!("{}.{}.{}", code / 10_000, code % 10_000 / 100, code % 100)
 }

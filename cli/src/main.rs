@@ -48,10 +48,6 @@ enum Command {
     Doctor(doctor::Args),
     #[cfg(unix)]
     Launch(launch::Args),
-    /// What `launch` runs beside the ranks
-    #[cfg(unix)]
-    #[command(name = launch::KEEPER, hide = true)]
-    Keep,
     Verify(verify::Args),
     Plan(plan::Args),
     Trace(Box<trace::Args>),
@@ -79,8 +75,6 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         #[cfg(unix)]
         Command::Launch(args) => launch::run(&args),
-        #[cfg(unix)]
-        Command::Keep => launch::keep(),
         Command::Verify(args) => verify::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Trace(args) => trace::run(&args),

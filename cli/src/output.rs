@@ -44,18 +44,8 @@ pub struct DrawnArgs {
 }
 
 impl DrawnArgs {
-    /// Opens the files that were named. An error if both are one: the second would replace what the first wrote. Devices
-    /// take everything.
+    /// Opens the files that were named.
     pub fn open(&self) -> Result<(Output, Picture), Failure> {
-        if let (Some(svg), Some(output)) = (&self.svg, &self.output.output) {
-            let is_device = svg.exists() && !svg.is_file();
-            if !is_device && place(svg) == place(output) {
-                return Err(Failure::Usage(format!(
-                    "--svg and --output both name {}: give each a file of its own",
-                    output.display()
-                )));
-            }
-        }
         let picture = Picture(self.svg.as_deref().map(Target::open).transpose()?);
         Ok((self.output.open()?, picture))
     }
@@ -71,16 +61,6 @@ impl Picture {
         let picture = draw();
         file.write(|file| file.write_all(picture.as_bytes()))
     }
-}
-
-/// One path for one file, however it is spelled, also before the file exists.
-fn place(path: &Path) -> PathBuf {
-    let absolute = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    path.canonicalize().unwrap_or_else(|_| {
-        let path = absolute();
-        let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
-        folder.zip(path.file_name()).map_or(path.clone(), |(folder, name)| folder.join(name))
-    })
 }
 
 /// An open file that keeps its content until it is written.
@@ -191,19 +171,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-
-    #[test]
-    fn one_file_of_two_options_is_refused() {
-        let open = |svg: &str, output: &str| {
-            let output = OutputArgs { json: false, output: Some(output.into()) };
-            DrawnArgs { svg: Some(svg.into()), output }.open().err().map(|why| why.to_string())
-        };
-        let why = open("./none/a", "none/a").unwrap_or_default();
-        assert!(why.contains("--svg and --output both name none/a"), "{why}");
-        let why = open("none/a", "none/b").unwrap_or_default();
-        assert!(why.contains("cannot write none/a"), "{why}");
-        assert_eq!(open("/dev/null", "/dev/null"), None);
-    }
 
     #[test]
     fn what_comes_later_replaces_what_was_kept() {

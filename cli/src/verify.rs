@@ -62,16 +62,8 @@ struct Summary {
     report: Report,
     /// The case that was shown, if only one was run.
     shown: Option<String>,
-    failure: Option<CaseFailure>,
-}
-
-/// The first case that failed.
-#[derive(Clone, Serialize)]
-struct CaseFailure {
-    case: u64,
-    why: String,
-    problem: String,
-    again: String,
+    /// The first case that failed, and how to repeat it.
+    failure: Option<String>,
 }
 
 /// Runs the cases and tells.
@@ -86,10 +78,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         (None, None, None) => (0, DEFAULT_COUNT),
     };
     let limit = args.seconds.map(|seconds| Duration::from_secs(seconds.into()));
-    let bar = match limit {
-        // With a time limit the bar counts seconds: the number of cases is unknown.
-        Some(limit) if args.count.is_none() => progress::bar(limit.as_secs(), "seconds", &output),
-        _ => progress::bar(count, "cases", &output),
+    // With a time limit alone the number of cases is unknown, and the bar counts seconds.
+    let seconds = limit.filter(|_| args.count.is_none());
+    let bar = match seconds {
+        Some(limit) => progress::bar(limit.as_secs(), "seconds", &output),
+        None => progress::bar(count, "cases", &output),
     };
     let begin = Instant::now();
     let mut summary = Summary {
@@ -116,34 +109,29 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         match outcome {
             Ok(report) => summary.report.merge(&report),
             Err(why) => {
-                let (problem, again) = (exercise.problem.to_string(), again(seed, case));
-                summary.failure = Some(CaseFailure { case, why, problem, again });
+                let problem = &exercise.problem;
+                summary.failure = Some(format!(
+                    "case {case} failed: {why}\n  problem: {problem}\n  \
+                     again:   overlap-gemm verify --seed {seed} --case {case}"
+                ));
                 break;
             }
         }
-        match limit {
-            Some(_) if args.count.is_none() => bar.set_position(begin.elapsed().as_secs()),
-            _ => bar.inc(1),
+        match seconds {
+            Some(_) => bar.set_position(begin.elapsed().as_secs()),
+            None => bar.inc(1),
         }
     }
     bar.finish_and_clear();
     summary.seconds = begin.elapsed().as_secs_f64();
     output.write(&summary, |stdout| write!(stdout, "{summary}"))?;
-    match summary.failure {
-        None => Ok(()),
-        Some(CaseFailure { case, why, .. }) => {
-            Err(Failure::CheckFailed(format!("case {case} failed: {why}")))
-        }
-    }
+    summary.failure.map_or(Ok(()), |failure| Err(Failure::CheckFailed(failure)))
 }
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(shown) = &self.shown {
             writeln!(f, "{shown}\n")?;
-        }
-        if let Some(CaseFailure { case, why, problem, again }) = &self.failure {
-            writeln!(f, "case {case} failed: {why}\n  problem: {problem}\n  again:   {again}")?;
         }
         let Summary { seed, cases, reductions, seconds, report, .. } = self;
         let plural = if *cases == 1 { "" } else { "s" };
@@ -187,10 +175,6 @@ fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String>
 
 fn seed_of_case(seed: u64, case: u64) -> u64 {
     Random::of_stream(seed, case).next_u64()
-}
-
-fn again(seed: u64, case: u64) -> String {
-    format!("overlap-gemm verify --seed {seed} --case {case}")
 }
 
 /// Short enough to be typed.

@@ -319,12 +319,7 @@ fn doctor_json_gives_a_remedy_for_whatever_is_missing() {
         assert!(["ok", "missing", "note"].contains(&state), "{finding}");
         assert!(state != "missing" || finding["remedy"].is_string(), "{finding}");
     }
-    let gpus = json["gpus"].as_array().unwrap().len();
-    assert_eq!(json["links"].as_array().unwrap().len(), gpus);
-    // One GPU or none is connected with nothing; more are somehow.
-    assert_eq!(json["topology"] == "single", gpus < 2);
-    let usable = json["usable_gpus"].as_u64().unwrap() as usize;
-    assert!(usable <= gpus);
+    let usable = json["usable_gpus"].as_u64().unwrap();
     // The same look decides what --require says.
     let (code, _, stderr) = run(&["doctor", "--require", "gpu"]);
     assert_eq!(code, if usable == 0 { 3 } else { 0 }, "{stderr}");

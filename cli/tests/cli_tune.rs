@@ -15,7 +15,7 @@ use overlap_gemm::ElementType;
 use overlap_gemm::plan::{
     BLayout, ClusterShape, ElementTypes, Engine, Scaling, Strategy, TileShape, Way,
 };
-use overlap_gemm::tune::{Entry, Family, Multiplying, Shape, Times, Tuning, record};
+use overlap_gemm::tune::{Entry, Family, Multiplying, Shape, Times, record};
 use serde_json::Value;
 
 /// What the cost model likes for 4096 rows.
@@ -47,11 +47,6 @@ fn entry(m: u32, pieces: u32, us: f64) -> Entry {
     }
 }
 
-fn table(file: &str) {
-    let entries = [entry(2048, 2, 200.0), entry(4096, 2, 400.0), entry(8192, 1, 800.0)];
-    record(file.as_ref(), &entries).unwrap();
-}
-
 #[test]
 fn tune_refuses_what_makes_no_sense() {
     let refused = |args: &str, words: &[&str]| {
@@ -63,16 +58,8 @@ fn tune_refuses_what_makes_no_sense() {
     refused("--set headline --shapes 8x8x8", &["--set", "--shapes"]);
     refused("--set headline --m 64 --output x.json", &["its own M"]);
     refused("--show --ranks 7 --set gpt3", &["7 ranks"]);
-    refused("--launch sometimes", &["sometimes", "graph", "plain", "both"]);
-    refused("--minutes 0", &["above zero"]);
-    refused("--minutes -1", &["above zero"]);
-    refused("--minutes NaN", &["above zero"]);
     refused("--ranks 2", &["--show"]);
     refused("--show --ranks 0", &["--ranks"]);
-    refused("--merge a.json", &["--output"]);
-    refused("--show --ranks 2 --gpu RTX-4090", &["Hopper", "RTX-4090", "H100, H200"]);
-    let show = "--show --table /no/such/table.json";
-    refused(show, &["/no/such/table.json", "cannot be read"]);
 }
 
 #[test]
@@ -104,14 +91,20 @@ fn tune_without_a_launcher_or_a_gpu_says_what_is_missing() {
     assert_eq!(code, 3, "{stderr}");
 }
 
+/// `tune --show` for two ranks, with that table.
+fn show(table: &str, more: &[&str]) -> (i32, String, String) {
+    let args = [&["tune", "--show"], more].concat();
+    outcome(&args, command(&args).env("OVERLAP_GEMM_TUNING", table).output().unwrap())
+}
+
 #[test]
 fn show_says_tuned_nearest_or_modelled() {
     let folder = Folder::new("show");
     let file = folder.path("table.json");
-    table(&file);
-    let shapes = "4096x3584x8192,4800x3584x8192,64x3584x8192";
-    let args = ["tune", "--show", "--ranks", "2", "--shapes", shapes, "--table", &file];
-    let (code, stdout, stderr) = run(&args);
+    let entries = [entry(2048, 2, 200.0), entry(4096, 2, 400.0), entry(8192, 1, 800.0)];
+    record(file.as_ref(), &entries).unwrap();
+    let shapes = ["--shapes", "4096x3584x8192,4800x3584x8192,90x3584x8192"];
+    let (code, stdout, stderr) = show(&file, &shapes);
     assert_eq!((code, stderr.as_str()), (0, ""));
     for words in [
         "tuned: measured for this problem, 400.0 µs in graphs",
@@ -123,21 +116,15 @@ fn show_says_tuned_nearest_or_modelled() {
     ] {
         assert!(stdout.contains(words), "'{words}' is not in {stdout}");
     }
-    let (_, stdout, _) = run(&[&args[..], &["--json"]].concat());
-    let json: Value = serde_json::from_str(&stdout).unwrap();
-    let how: Vec<_> = (0..3).map(|nth| json["problems"][nth]["how"].as_str().unwrap()).collect();
-    assert_eq!(how, ["tuned", "nearest", "modelled"]);
-    assert_eq!(json["problems"][1]["from"]["m"], 4096);
+    let (_, json, _) = show(&file, &[&shapes[..], &["--json"]].concat());
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["problems"][1]["way"]["pieces"], 2);
     // Nothing is known of other GPUs, nor of other numbers of ranks.
-    let shown = |ranks, more: &[&str]| {
-        let mut args = [&args[..], more].concat();
-        args[3] = ranks;
-        run(&args).1
-    };
-    let other = shown("2", &["--gpu", "NVIDIA H100 80GB HBM3"]);
+    let other = show(&file, &[&shapes[..], &["--gpu", "NVIDIA H100 80GB HBM3"]].concat()).1;
     let words = "no figures of NVIDIA H100 80GB HBM3 are known: by those of NVIDIA H200\n";
     assert!(other.contains(words) && !stdout.contains("no figures"), "{other}");
-    for stdout in [other, shown("4", &[])] {
+    let eight = show(&file, &[&shapes[..], &["--ranks", "8"]].concat()).1;
+    for stdout in [other, eight] {
         assert!(!stdout.contains("tuned:") && !stdout.contains("nearest"), "{stdout}");
     }
 }
@@ -146,7 +133,6 @@ fn show_says_tuned_nearest_or_modelled() {
 fn a_table_that_cannot_be_trusted_is_told_of_and_stops_nobody() {
     let folder = Folder::new("bad");
     let file = folder.path("table.json");
-    let show = ["tune", "--show", "--ranks", "2", "--shapes", "64x64x64"];
     for (text, words) in [
         ("{\"format\"", "damaged"),
         ("{\"some\": \"thing\"}", "no table of this program"),
@@ -154,48 +140,13 @@ fn a_table_that_cannot_be_trusted_is_told_of_and_stops_nobody() {
             "{\"format\":\"overlap-gemm tuning\",\"version\":4,\"new\":[]}",
             "version 4, and this program reads 3",
         ),
-        (
-            "{\"format\":\"overlap-gemm tuning\",\"version\":1,\"entries\":[]}",
-            "version 1, and this program reads 3: move it away",
-        ),
     ] {
         fs::write(&file, text).unwrap();
-        refused(&[&show[..], &["--table", &file]].concat(), 2, &[&file, words]);
-        // A plan would go on, and so does this.
-        let output = command(&show).env("OVERLAP_GEMM_TUNING", &file).output().unwrap();
-        let (code, stdout, stderr) = outcome(&show, output);
+        let (code, stdout, stderr) = show(&file, &["--shapes", "64x64x64"]);
         assert_eq!(code, 0, "{stderr}");
         assert!(stdout.contains(&file) && stdout.contains(words), "{stdout}");
         assert!(stdout.contains("modelled"), "{stdout}");
     }
-    let output = command(&show).env("OVERLAP_GEMM_TUNING", "none").output().unwrap();
-    assert!(outcome(&show, output).1.contains("no table was read"));
-}
-
-#[test]
-fn merge_adds_tables_and_the_last_one_counts() {
-    let folder = Folder::new("merge");
-    let [one, two, all] = ["one.json", "two.json", "all.json"].map(|name| folder.path(name));
-    table(&one);
-    record(two.as_ref(), &[entry(4096, 4, 390.0), entry(64, 1, 20.0)]).unwrap();
-    let tables = format!("{one},{two}");
-    let (code, stdout, stderr) = run(&["tune", "--merge", &tables, "--output", &all]);
-    assert_eq!((code, stderr.as_str()), (0, ""));
-    assert!(stdout.contains("5 problems were added") && stdout.contains("has 4 now"), "{stdout}");
-    let read = Tuning::from_file(&all).unwrap();
-    let pieces = |m| {
-        let entry = read.entries().iter().find(|entry| entry.shape.m == m).unwrap();
-        entry.way.pieces
-    };
-    assert_eq!([pieces(64), pieces(2048), pieces(4096)], [1, 2, 4]);
-
-    // A table that cannot be written is no bad input.
-    let nowhere = ["tune", "--merge", &two, "--output", "/proc/nope.json"];
-    refused(&nowhere, 4, &["/proc/nope.json cannot be written", "--output"]);
-
-    // One that is damaged adds nothing, nor do the others.
-    fs::write(&two, "{}").unwrap();
-    let before = fs::read_to_string(&all).unwrap();
-    refused(&["tune", "--merge", &tables, "--output", &all], 2, &[&two]);
-    assert_eq!(fs::read_to_string(&all).unwrap(), before);
+    let (_, stdout, _) = show("none", &["--shapes", "4096x3584x8192"]);
+    assert!(stdout.contains("modelled"), "no table at all: {stdout}");
 }

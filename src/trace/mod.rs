@@ -2,10 +2,8 @@
 //!
 //! Pure data, the same for every executor: each tile with the chunk it waited for, each transfer, all on one clock.
 //! Invariant: times are durations since the group's common origin, so records of several ranks can be merged. `text` and
-//! `svg` draw a timeline, `summary` adds up, `ranks` merges records of different clocks, `beside` holds several timelines of
-//! one step.
+//! `svg` draw a timeline, `summary` adds up, `ranks` merges records of different clocks.
 
-mod beside;
 mod ranks;
 mod summary;
 mod svg;
@@ -13,7 +11,6 @@ mod text;
 
 use std::time::Duration;
 
-pub use beside::SideBySide;
 pub use summary::RankSummary;
 
 use crate::plan::Tile;

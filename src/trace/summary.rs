@@ -30,8 +30,6 @@ pub struct RankSummary {
     pub computed: Duration,
     /// Spent waiting for rows while nothing was computed, by all workers together.
     pub waited: Duration,
-    /// The part of it after the first tile could be computed: without the start-up.
-    pub waited_after_first: Duration,
     /// All of it by the rank of the rows; the wait for the rank's own rows is the start-up.
     pub waited_for: BTreeMap<u32, Duration>,
     /// None of these, by all workers together.
@@ -44,11 +42,7 @@ impl Timeline {
     /// How the workers of each rank spent their time, from the first event of any rank on: a look for rows, a push, or a
     /// signal.
     pub fn summaries(&self) -> Vec<RankSummary> {
-        self.summaries_since(self.begin())
-    }
-
-    /// The same of a step that began at `zero`, which can be before its first event. Earlier times do not count.
-    pub fn summaries_since(&self, zero: Duration) -> Vec<RankSummary> {
+        let begin = self.begin();
         let owners: BTreeMap<(u32, u32), u32> =
             self.transfers.iter().map(|sent| ((sent.to, sent.chunk), sent.from)).collect();
         let mut ranks: BTreeMap<u32, BTreeMap<u32, Vec<Tile>>> = BTreeMap::new();
@@ -58,7 +52,7 @@ impl Timeline {
             let owner = owners.get(&(tile.rank, tile.chunk)).copied().unwrap_or(tile.rank);
             workers.entry(tile.worker).or_default().push(Tile { times, owner });
         }
-        ranks.into_iter().map(|(rank, workers)| summary(rank, workers, zero)).collect()
+        ranks.into_iter().map(|(rank, workers)| summary(rank, workers, begin)).collect()
     }
 }
 
@@ -95,7 +89,6 @@ fn summary(rank: u32, workers: BTreeMap<u32, Vec<Tile>>, begin: Duration) -> Ran
             let waits_from = wait.max(busy_until).max(waited_until);
             let waited = ready.saturating_sub(waits_from);
             it.waited += waited;
-            it.waited_after_first += ready.saturating_sub(waits_from.max(first));
             if waited > Duration::ZERO {
                 *it.waited_for.entry(owner).or_default() += waited;
             }
@@ -173,20 +166,10 @@ mod tests {
         assert_eq!((it.rank, it.workers, it.tiles, it.span), (4, 2, 3, us(30)));
         assert_eq!((it.first_tile, it.tail), (us(0), us(23)));
         assert_eq!((it.computed, it.waited, it.idle), (us(27), us(10), us(23)));
-        assert_eq!(it.waited_after_first, us(10), "another worker's first tile needed no wait");
         let text = it.to_string();
         let expected =
             "0 % not begun yet, 45 % computing, 17 % waiting for rows (17 % start-up), 38 % idle";
         assert!(text.contains(expected), "{text}");
-    }
-
-    #[test]
-    fn waits_are_those_of_the_beginning_or_later_ones() {
-        let us = Duration::from_micros;
-        // All wait for the beginning, for 4 µs; one of them for its rows until 9, and again from 15 to 16.
-        let tiles = [(0, [0, 4, 20]), (1, [0, 9, 15]), (1, [15, 16, 22])];
-        let it = &timeline(&tiles).summaries()[0];
-        assert_eq!((it.first_tile, it.waited, it.waited_after_first), (us(4), us(14), us(6)));
     }
 
     #[test]
@@ -215,11 +198,6 @@ mod tests {
         assert_eq!((it.span, it.first_tile, it.not_begun), (us(20), us(6), us(5 + 10)));
         assert_eq!((it.computed, it.waited, it.idle), (us(14 + 8), us(1), us(2)));
         assert!(it.to_string().contains("38 % not begun yet, 55 % computing"), "{it}");
-        // What began before anything was recorded, and what is cut off.
-        let it = &late.summaries_since(us(0))[0];
-        assert_eq!((it.span, it.first_tile, it.not_begun, it.idle), (us(22), us(8), us(19), us(2)));
-        let it = &late.summaries_since(us(10))[0];
-        assert_eq!((it.span, it.computed, it.not_begun, it.idle), (us(12), us(20), us(2), us(2)));
     }
 
     #[test]

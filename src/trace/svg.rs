@@ -1,13 +1,12 @@
 //! A timeline as a picture: a self-contained SVG that a person can read, on light and dark background.
 //!
-//! Invariant: all ranks share one time axis, from the first event (or a given zero) to the last, and nothing is drawn outside
-//! of it. The caller's text is escaped, and cut off where the picture ends.
+//! Invariant: all ranks share one time axis, from the first event to the last, and nothing is drawn outside of it. The
+//! caller's text is escaped, and cut off where the picture ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::beside::{Named, SideBySide};
 use super::{Timeline, TransferEvent};
 
 const WIDTH: f64 = 1000.0;
@@ -21,13 +20,10 @@ const SIGNAL_ROW: f64 = 5.0;
 /// The height of all lanes together, as far as lanes stay visible.
 const LANES: f64 = 560.0;
 const TOP: f64 = 64.0;
-/// A line below the legend.
-const NOTE: f64 = 18.0;
 /// The least height of a block of lanes, for its name.
 const LEAST: f64 = 9.0;
-/// The widths of a letter, rather too wide than too narrow: of small text, of heads, and of the title.
+/// The widths of a letter, rather too wide than too narrow: of small text, and of the title.
 const LETTER: f64 = 6.2;
-const HEAD_LETTER: f64 = 6.8;
 const TITLE_LETTER: f64 = 8.2;
 
 /// Distinguishable with colour blindness, too (Okabe and Ito).
@@ -43,12 +39,13 @@ text{font:12px sans-serif;fill:#222}.small{font-size:11px}.title{font-size:13px;
 
 /// The time axis of the picture.
 struct Axis {
+    begin: Duration,
     span: Duration,
 }
 
 impl Axis {
     fn x(&self, time: Duration) -> f64 {
-        let fraction = time.as_secs_f64() / self.span.as_secs_f64();
+        let fraction = time.saturating_sub(self.begin).as_secs_f64() / self.span.as_secs_f64();
         LEFT + fraction.clamp(0.0, 1.0) * (WIDTH - LEFT - RIGHT)
     }
 
@@ -86,7 +83,29 @@ impl Timeline {
     /// assert!(picture.starts_with("<svg") && picture.contains("nothing happened"));
     /// ```
     pub fn to_svg(&self, title: &str) -> String {
-        SideBySide::alone(self).to_svg(title)
+        let ranks = self.ranks();
+        let lanes: usize = ranks.iter().map(|rank| self.workers_of(*rank).len()).sum();
+        let mut drawing = Drawing {
+            timeline: self,
+            // Ticks of less than a nanosecond would have no place.
+            axis: Axis { begin: self.begin(), span: self.span().max(Duration::from_nanos(100)) },
+            owners: self.transfers.iter().map(|sent| (sent.chunk, sent.from)).collect(),
+            lane: (LANES / lanes.max(1) as f64).clamp(2.0, 14.0),
+            body: String::new(),
+            y: TOP,
+        };
+        ranks.iter().for_each(|rank| drawing.draw(*rank));
+        let Drawing { axis, body, y, .. } = drawing;
+        let height = y + 34.0;
+        let mut picture = format!(
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" role="img"><style>{STYLE}</style><rect class="back" width="{WIDTH}" height="{height:.0}"/>"#
+        );
+        // Writing to a String does not fail.
+        let title = title_line(title);
+        let _ = writeln!(picture, r#"<text class="title" x="8" y="20">{title}</text>"#);
+        legend(&mut picture, &ranks);
+        draw_axis(&mut picture, &axis, y);
+        picture + &body + "</svg>\n"
     }
 
     /// All ranks that have computed, sent or received anything.
@@ -101,100 +120,113 @@ impl Timeline {
     }
 }
 
-impl SideBySide<'_> {
-    /// All of them as one SVG with that title: rank by rank, of each rank one below the other. A tile has the colour of
-    /// the rank that its last rows came from.
-    pub fn to_svg(&self, title: &str) -> String {
-        // Ticks of less than a nanosecond would have no place.
-        let axis = Axis { span: self.span().max(Duration::from_nanos(100)) };
-        let blocks: Vec<Block<'_>> =
-            self.all.iter().map(|named| Block::new(named, &axis)).collect();
-        let ranks: BTreeSet<u32> =
-            self.all.iter().flat_map(|named| named.timeline.ranks()).collect();
-        let lanes = |named: &Named<'_>| -> usize {
-            ranks.iter().map(|rank| named.timeline.workers_of(*rank).len()).sum()
-        };
-        let all_lanes: usize = self.all.iter().map(lanes).sum();
-        let lane = (LANES / all_lanes.max(1) as f64).clamp(2.0, 14.0);
-
-        let top = TOP + if self.note.is_some() { NOTE } else { 0.0 };
-        let (mut body, mut y) = (String::new(), top);
-        for &rank in &ranks {
-            let of_rank =
-                blocks.iter().filter(|block| block.named.timeline.ranks().contains(&rank));
-            for block in of_rank {
-                y = block.draw(&mut body, rank, lane, y);
-            }
-        }
-        let height = y + 34.0;
-        let mut picture = format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" role="img"><style>{STYLE}</style><rect class="back" width="{WIDTH}" height="{height:.0}"/>"#
-        );
-        // Writing to a String does not fail.
-        let title = line(title, TITLE_LETTER);
-        let _ = writeln!(picture, r#"<text class="title" x="8" y="20">{title}</text>"#);
-        // Where only some ranks are drawn, rows come from others, too.
-        let sources = blocks.iter().flat_map(|block| block.owners.values());
-        legend(&mut picture, &ranks.iter().chain(sources).copied().collect());
-        if let Some(note) = self.note {
-            let note = line(note, LETTER);
-            let _ = writeln!(picture, r#"<text class="small" x="8" y="61">{note}</text>"#);
-        }
-        draw_axis(&mut picture, &axis, (top, y));
-        picture + &body + "</svg>\n"
-    }
-}
-
-/// The parts of one timeline, to be drawn rank by rank.
-struct Block<'a> {
-    named: &'a Named<'a>,
-    axis: &'a Axis,
+/// A timeline that is drawn rank by rank.
+struct Drawing<'a> {
+    timeline: &'a Timeline,
+    axis: Axis,
     /// The rank of each chunk's rows.
     owners: BTreeMap<u32, u32>,
+    /// The height of a worker's lane.
+    lane: f64,
+    body: String,
+    /// Where the next line begins.
+    y: f64,
 }
 
-impl<'a> Block<'a> {
-    fn new(named: &'a Named<'a>, axis: &'a Axis) -> Self {
-        let sent = named.timeline.transfers.iter();
-        Block { named, axis, owners: sent.map(|sent| (sent.chunk, sent.from)).collect() }
+impl Drawing<'_> {
+    fn draw(&mut self, rank: u32) {
+        let _ = writeln!(self.body, r#"<text x="8" y="{:.1}">rank {rank}</text>"#, self.y + 11.0);
+        self.y += HEAD;
+        self.draw_pushes(rank);
+        self.draw_signals(rank);
+        self.y += 2.0;
+        self.draw_tiles(rank);
+        self.y += 10.0;
     }
 
-    fn x(&self, time: Duration) -> f64 {
-        self.axis.x(self.named.since_zero(time))
-    }
-
-    /// Draws a rank from `y` on. Returns the end.
-    fn draw(&self, body: &mut String, rank: u32, lane: f64, y: f64) -> f64 {
-        let lanes = self.named.timeline.workers_of(rank);
-        let head = line(&self.named.rank(rank), HEAD_LETTER);
-        let _ = writeln!(body, r#"<text x="8" y="{:.1}">{head}</text>"#, y + 11.0);
-        let pushed = self.draw_pushes(body, rank, y + HEAD);
-        let first = self.draw_signals(body, rank, pushed) + 2.0;
-        let height = lane * lanes.len() as f64;
-        if !lanes.is_empty() {
-            let _ = writeln!(
-                body,
-                r#"<rect class="lanes" x="{LEFT}" y="{first:.1}" width="{:.1}" height="{height:.1}"/>"#,
-                WIDTH - LEFT - RIGHT
-            );
-            let s = if lanes.len() == 1 { "" } else { "s" };
-            let baseline = first + height.clamp(LEAST, 16.0) / 2.0 + 4.0;
-            row_name(body, baseline, &format!("{} worker{s}", lanes.len()));
+    /// A row for each receiver.
+    fn draw_pushes(&mut self, rank: u32) {
+        let transfers = &self.timeline.transfers;
+        let lasts = |sent: &&TransferEvent| sent.from == rank && sent.signalled > sent.begin;
+        let receivers: BTreeSet<u32> = transfers.iter().filter(lasts).map(|sent| sent.to).collect();
+        for to in receivers {
+            self.row_name(PUSH_ROW - 2.0, &format!("pushes to {to}"));
+            for sent in transfers.iter().filter(lasts).filter(|sent| sent.to == to) {
+                let (begin, end) = (self.axis.x(sent.begin), self.axis.x(sent.signalled));
+                let _ = writeln!(
+                    self.body,
+                    r#"<rect class="push" x="{begin:.2}" y="{:.1}" width="{:.2}" height="{:.1}" fill="{}"><title>chunk {} to rank {to}</title></rect>"#,
+                    self.y + 1.0,
+                    (end - begin).max(0.2),
+                    PUSH_ROW - 3.0,
+                    colour(rank),
+                    sent.chunk,
+                );
+            }
+            self.y += PUSH_ROW;
         }
-        for tile in self.named.timeline.tiles.iter().filter(|tile| tile.rank == rank) {
-            let nth = lanes.binary_search(&tile.worker).unwrap_or(0);
+    }
+
+    /// A row for each chunk, from the time on at which its signal was set.
+    fn draw_signals(&mut self, rank: u32) {
+        let transfers = self.timeline.transfers.iter();
+        let mut arrived: Vec<_> = transfers.filter(|sent| sent.to == rank).collect();
+        if arrived.is_empty() {
+            return;
+        }
+        arrived.sort_by_key(|sent| (sent.signalled, sent.chunk));
+        // A name is as high as some rows.
+        let height = (SIGNAL_ROW * arrived.len() as f64).max(PUSH_ROW);
+        self.row_name(height / 2.0 + 4.0, "signals");
+        for (nth, sent) in arrived.iter().enumerate() {
+            let set = self.axis.x(sent.signalled);
+            let _ = writeln!(
+                self.body,
+                r#"<rect x="{set:.2}" y="{:.1}" width="{:.2}" height="{:.1}" fill="{}"><title>chunk {} from rank {}</title></rect>"#,
+                self.y + SIGNAL_ROW * nth as f64 + 1.0,
+                (WIDTH - RIGHT - set).max(0.5),
+                SIGNAL_ROW - 2.0,
+                colour(sent.from),
+                sent.chunk,
+                sent.from,
+            );
+        }
+        self.y += height;
+    }
+
+    /// A lane for each worker.
+    fn draw_tiles(&mut self, rank: u32) {
+        let (first, lane) = (self.y, self.lane);
+        let workers = self.timeline.workers_of(rank);
+        if workers.is_empty() {
+            return;
+        }
+        let height = lane * workers.len() as f64;
+        let _ = writeln!(
+            self.body,
+            r#"<rect class="lanes" x="{LEFT}" y="{first:.1}" width="{:.1}" height="{height:.1}"/>"#,
+            WIDTH - LEFT - RIGHT
+        );
+        let s = if workers.len() == 1 { "" } else { "s" };
+        self.row_name(
+            height.clamp(LEAST, 16.0) / 2.0 + 4.0,
+            &format!("{} worker{s}", workers.len()),
+        );
+        for tile in self.timeline.tiles.iter().filter(|tile| tile.rank == rank) {
+            let nth = workers.binary_search(&tile.worker).unwrap_or(0);
             let top = first + lane * nth as f64;
-            let [wait, run, end] = [tile.wait_begin, tile.ready, tile.done].map(|t| self.x(t));
+            let [wait, run, end] =
+                [tile.wait_begin, tile.ready, tile.done].map(|time| self.axis.x(time));
             if run - wait > 0.3 {
                 let _ = writeln!(
-                    body,
+                    self.body,
                     r#"<rect class="wait" x="{wait:.2}" y="{top:.2}" width="{:.2}" height="{lane:.2}"/>"#,
                     run - wait
                 );
             }
             let owner = self.owners.get(&tile.chunk).copied().unwrap_or(tile.chunk);
             let _ = writeln!(
-                body,
+                self.body,
                 r#"<rect class="tile" x="{run:.2}" y="{top:.2}" width="{:.2}" height="{lane:.2}" fill="{}"><title>tile ({}, {}), chunk {}</title></rect>"#,
                 (end - run).max(0.2),
                 colour(owner),
@@ -203,79 +235,28 @@ impl<'a> Block<'a> {
                 tile.chunk
             );
         }
-        first + if lanes.is_empty() { 0.0 } else { height.max(LEAST) } + 10.0
+        self.y += height.max(LEAST);
     }
 
-    /// Draws the pushes of a rank, a row for each receiver, from `y` on. Returns the end.
-    fn draw_pushes(&self, body: &mut String, rank: u32, y: f64) -> f64 {
-        let mut y = y;
-        let transfers = &self.named.timeline.transfers;
-        let lasts = |sent: &&TransferEvent| sent.from == rank && sent.signalled > sent.begin;
-        let receivers: BTreeSet<u32> = transfers.iter().filter(lasts).map(|sent| sent.to).collect();
-        for to in receivers {
-            row_name(body, y + PUSH_ROW - 2.0, &format!("pushes to {to}"));
-            for sent in transfers.iter().filter(lasts).filter(|sent| sent.to == to) {
-                let (begin, end) = (self.x(sent.begin), self.x(sent.signalled));
-                let _ = writeln!(
-                    body,
-                    r#"<rect class="push" x="{begin:.2}" y="{:.1}" width="{:.2}" height="{:.1}" fill="{}"><title>chunk {} to rank {to}</title></rect>"#,
-                    y + 1.0,
-                    (end - begin).max(0.2),
-                    PUSH_ROW - 3.0,
-                    colour(rank),
-                    sent.chunk,
-                );
-            }
-            y += PUSH_ROW;
-        }
-        y
-    }
-
-    /// Draws the signals of a rank, a row for each chunk from the time on at which its signal was set. Returns the end.
-    fn draw_signals(&self, body: &mut String, rank: u32, y: f64) -> f64 {
-        let transfers = self.named.timeline.transfers.iter();
-        let mut arrived: Vec<_> = transfers.filter(|sent| sent.to == rank).collect();
-        arrived.sort_by_key(|sent| (sent.signalled, sent.chunk));
-        // A name is as high as some rows.
-        let height = (SIGNAL_ROW * arrived.len() as f64).max(PUSH_ROW);
-        if arrived.is_empty() {
-            return y;
-        }
-        row_name(body, y + height / 2.0 + 4.0, "signals");
-        for (nth, sent) in arrived.iter().enumerate() {
-            let set = self.x(sent.signalled);
-            let _ = writeln!(
-                body,
-                r#"<rect x="{set:.2}" y="{:.1}" width="{:.2}" height="{:.1}" fill="{}"><title>chunk {} from rank {}</title></rect>"#,
-                y + SIGNAL_ROW * nth as f64 + 1.0,
-                (WIDTH - RIGHT - set).max(0.5),
-                SIGNAL_ROW - 2.0,
-                colour(sent.from),
-                sent.chunk,
-                sent.from,
-            );
-        }
-        y + height
+    /// Writes the name of a row to its left, so far below the beginning of the line.
+    fn row_name(&mut self, below: f64, name: &str) {
+        let _ = writeln!(
+            self.body,
+            r#"<text class="small" x="{:.1}" y="{:.1}" text-anchor="end">{name}</text>"#,
+            LEFT - 8.0,
+            self.y + below
+        );
     }
 }
 
-/// A text, escaped, cut to the width of the picture.
-fn line(text: &str, letter: f64) -> String {
-    let most = ((WIDTH - 16.0) / letter) as usize;
+/// A title, escaped, cut to the width of the picture.
+fn title_line(text: &str) -> String {
+    let most = ((WIDTH - 16.0) / TITLE_LETTER) as usize;
     if text.chars().count() <= most {
         return escape(text);
     }
     let kept: String = text.chars().take(most.saturating_sub(1)).collect();
     escape(&kept) + "…"
-}
-
-/// Writes the name of a row to its left.
-fn row_name(body: &mut String, baseline: f64, name: &str) {
-    let _ = writeln!(
-        body,
-        r#"<text class="small" x="{:.1}" y="{baseline:.1}" text-anchor="end">{name}</text>"#,
-        LEFT - 8.0
-    );
 }
 
 /// The meaning of the colours, in short form for many ranks.
@@ -300,19 +281,19 @@ fn legend(picture: &mut String, ranks: &BTreeSet<u32>) {
     entry(r#"class="wait""#, "", "waits for rows");
 }
 
-fn draw_axis(picture: &mut String, axis: &Axis, (top, bottom): (f64, f64)) {
+fn draw_axis(picture: &mut String, axis: &Axis, bottom: f64) {
     let (ticks, scale, unit) = axis.ticks();
     let last = ticks.len() - 1;
     // Steps below one need their digits.
     let digits = ticks.get(1).map_or(0.0, |step| -step.log10().floor()).max(0.0) as usize;
     for (nth, tick) in ticks.into_iter().enumerate() {
-        let x = axis.x(Duration::from_secs_f64(tick / scale));
+        let x = axis.x(axis.begin + Duration::from_secs_f64(tick / scale));
         let unit = if nth == last { format!(" {unit}") } else { String::new() };
         let label = format!("{tick:.digits$}{unit}");
         let _ = writeln!(
             picture,
             r#"<line class="grid" x1="{x:.2}" x2="{x:.2}" y1="{:.1}" y2="{bottom:.1}"/><text class="small" x="{x:.2}" y="{:.1}" text-anchor="middle">{label}</text>"#,
-            top - 8.0,
+            TOP - 8.0,
             bottom + 16.0
         );
     }

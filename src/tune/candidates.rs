@@ -3,6 +3,7 @@
 //! Invariant: equal problems have equal candidates everywhere; the first of a list is the default.
 
 use super::entry::Multiplying;
+use super::lookup::{Anything, Asked, Fits};
 use crate::kernels::{Kernel, choices, ranked};
 use crate::plan::{Engine, Operation, Problem, Strategy, Way};
 use crate::predict::{Machine, Setup, estimate};
@@ -66,8 +67,61 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
     all
 }
 
+/// A plan, and its predicted time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Strategy, engine and pieces.
+    pub way: Way,
+    /// The kernel.
+    pub multiplying: Multiplying,
+    /// The predicted microseconds of a step.
+    pub us: f64,
+}
+
+/// Every way that fits with every promising kernel; the rules' fused plan is the first fused one. Where no kernel
+/// fits, because the caller chooses it, each way has the kernel that the cost model would take.
+pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
+    let Asked { problem, sms, .. } = *asked;
+    let machine = Machine::h200().with_sms(sms);
+    let mut ways = ways(problem);
+    ways.retain(|way| fits.way(way));
+    let mut all = Vec::new();
+    for strategy in Strategy::ALL {
+        let Ok(part) = strategy.part_of(problem) else { continue };
+        let list = |may: &dyn Fits, sms| {
+            kernels_for(&part, fits.kernels(), sms, &|one| may.multiplying(strategy, one))
+        };
+        let mut usual = list(fits, sms);
+        let is_open = !usual.is_empty();
+        if !is_open {
+            usual = list(&Anything, sms);
+            usual.truncate(1);
+        }
+        for way in ways.iter().filter(|way| way.strategy == strategy) {
+            let mut kernels = usual.clone();
+            // Beside a kernel that pushes, a product may have fewer SMs: then others are the fastest.
+            if let (Engine::Kernel { blocks }, Strategy::Fused, true) =
+                (way.engine, strategy, is_open)
+            {
+                let mut further = list(fits, sms.saturating_sub(blocks));
+                further.retain(|one| !kernels.contains(one));
+                kernels.extend(further);
+            }
+            for multiplying in kernels {
+                let kernel = fits.kernels().iter().find(|kernel| kernel.name == multiplying.kernel);
+                let predicted =
+                    |kernel| predicted_us(&machine, problem, kernel, *way, &multiplying);
+                if let Some(us) = kernel.and_then(predicted) {
+                    all.push(Candidate { way: *way, multiplying, us });
+                }
+            }
+        }
+    }
+    all
+}
+
 /// The kernels that should be fastest for `part`: first the default, then the others by speed.
-pub(super) fn kernels_for(
+fn kernels_for(
     part: &Problem,
     kernels: &[Kernel],
     sms: u32,
@@ -97,7 +151,7 @@ pub(super) fn kernels_for(
 }
 
 /// The predicted microseconds of a step; `None`: this plan is not possible.
-pub(super) fn predicted_us(
+fn predicted_us(
     machine: &Machine,
     problem: &Problem,
     kernel: &Kernel,

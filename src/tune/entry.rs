@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kernels::{Choice, Kernel};
 use crate::plan::{BLayout, ClusterShape, ElementTypes, Engine, Problem, Scaling, TileShape, Way};
 
 /// The properties that the problems of an entry share, except the size.
@@ -102,6 +103,15 @@ pub struct Multiplying {
     pub swizzle: u32,
     /// Slices that K is cut into.
     pub splits: u32,
+}
+
+impl Multiplying {
+    /// That kernel, run that way.
+    pub fn of(kernel: &Kernel, choice: Choice) -> Multiplying {
+        let Kernel { name, tile, cluster, .. } = kernel;
+        let Choice { swizzle, splits, .. } = choice;
+        Multiplying { kernel: name.clone(), tile: *tile, cluster: *cluster, swizzle, splits }
+    }
 }
 
 impl fmt::Display for Multiplying {

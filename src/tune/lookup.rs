@@ -10,11 +10,11 @@
 
 use std::fmt;
 
-use super::candidates::{kernels_for, predicted_us, ways};
+use super::candidates::{Candidate, candidates};
 use super::entry::{Entry, Family, Multiplying, Shape, Times};
 use crate::kernels::{Kernel, all_kernels};
-use crate::plan::{Engine, Problem, Strategy, Way};
-use crate::predict::Machine;
+use crate::plan::{Engine, Operation, Problem, Strategy, Way};
+use crate::predict::Setup;
 
 /// The largest distance of the nearest entry, in doublings ([`Shape::distance`]): M, N and K together differ by 19 %. Problems of
 /// the shipped table are farther apart; there a neighbour's winner was slower than the choice of the cost model.
@@ -37,34 +37,30 @@ pub struct Asked<'a> {
     pub problem: &'a Problem,
 }
 
-/// The choices that the caller can carry out and has left open.
+/// The choices that the caller can carry out and has left open; by default all, with the default options.
 pub trait Fits {
     /// The available kernels.
-    fn kernels(&self) -> &[Kernel];
+    fn kernels(&self) -> &[Kernel] {
+        all_kernels()
+    }
+
     /// Whether the rows can travel this way.
-    fn way(&self, way: &Way) -> bool;
+    fn way(&self, _way: &Way) -> bool {
+        true
+    }
+
     /// Whether this kernel can multiply with these parameters, in the order of this strategy.
-    fn multiplying(&self, strategy: Strategy, multiplying: &Multiplying) -> bool;
+    fn multiplying(&self, _strategy: Strategy, multiplying: &Multiplying) -> bool {
+        let kernel = Kernel::from_name(&multiplying.kernel);
+        kernel.is_none_or(|kernel| kernel.fast_accumulation || !kernel.elements.a.is_fp8())
+    }
 }
 
 /// All kernels that can be compiled, with the default options: to look at a table without kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Anything;
 
-impl Fits for Anything {
-    fn kernels(&self) -> &[Kernel] {
-        all_kernels()
-    }
-
-    fn way(&self, _: &Way) -> bool {
-        true
-    }
-
-    fn multiplying(&self, _: Strategy, multiplying: &Multiplying) -> bool {
-        let kernel = Kernel::from_name(&multiplying.kernel);
-        kernel.is_none_or(|kernel| kernel.fast_accumulation || !kernel.elements.a.is_fp8())
-    }
-}
+impl Fits for Anything {}
 
 /// The source of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,6 +87,21 @@ pub struct Answer {
     pub source: Source,
     /// The driver of the measurement, if any.
     pub driver: Option<String>,
+}
+
+impl Answer {
+    /// The setup of a step by this answer; `None`: the caller chooses the kernel, or the kernel is unknown.
+    pub fn setup(&self) -> Option<Setup> {
+        let multiplying = self.multiplying.as_ref()?;
+        Some(Setup {
+            operation: Operation::AllGatherGemm,
+            way: self.way,
+            kernel: Kernel::from_name(&multiplying.kernel)?,
+            swizzle: multiplying.swizzle,
+            splits: multiplying.splits,
+            sms: None,
+        })
+    }
 }
 
 impl fmt::Display for Answer {
@@ -125,22 +136,20 @@ impl fmt::Display for Answer {
 
 /// The answer of `entries`. `None`: no kernel computes the problem, or no way fits.
 pub(super) fn look_up(entries: &[Entry], asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
+    let (family, shape) = (Family::of(asked.problem, asked.gpu), Shape::of(asked.problem));
     let most_rows = asked.problem.shards().most_rows();
-    let possible = |way: &Way| way.pieces <= most_rows && fits.way(way);
-    let near = nearest(entries, &Family::of(asked.problem, asked.gpu), Shape::of(asked.problem));
-    let measured = near.into_iter().find_map(|entry| measured(entry, asked, &possible, fits));
-    measured.or_else(|| modelled(asked, &possible, fits))
-}
-
-/// Entries of that kind of problem that are near enough, the nearest first.
-fn nearest<'a>(entries: &'a [Entry], family: &Family, shape: Shape) -> Vec<&'a Entry> {
     let distance = |entry: &Entry| entry.shape.distance(shape);
-    let is_near = |entry: &&Entry| entry.family == *family && distance(entry) <= FARTHEST;
-    let mut near: Vec<&Entry> = entries.iter().filter(is_near).collect();
-    near.sort_by(|one, other| {
+    let near = entries.iter().filter(|entry| {
+        let Entry { family: of, way, .. } = entry;
+        *of == family && distance(entry) <= FARTHEST && way.pieces <= most_rows && fits.way(way)
+    });
+    let nearest = near.min_by(|one, other| {
         distance(one).total_cmp(&distance(other)).then(one.shape.cmp(&other.shape))
     });
-    near
+    match nearest {
+        Some(entry) => Some(measured(entry, asked.problem, fits)),
+        None => modelled(asked, fits),
+    }
 }
 
 /// Whether every rank has as many rows as any, but for the last.
@@ -148,78 +157,39 @@ fn is_even(problem: &Problem) -> bool {
     problem.shards().most_rows() == problem.m().div_ceil(problem.ranks().max(1))
 }
 
-/// The measured plan, if its rows can travel so; without its kernel if that does not fit.
-fn measured(
-    entry: &Entry,
-    asked: &Asked<'_>,
-    possible: &dyn Fn(&Way) -> bool,
-    fits: &dyn Fits,
-) -> Option<Answer> {
-    let Entry { shape, driver, way, multiplying, us, .. } = entry;
-    let is_it = *shape == Shape::of(asked.problem) && is_even(asked.problem);
-    possible(way).then(|| Answer {
-        way: *way,
-        multiplying: Some(multiplying.clone())
-            .filter(|multiplying| fits.multiplying(way.strategy, multiplying)),
-        source: if is_it { Source::Tuned(*us) } else { Source::Nearest(*shape, *us) },
-        driver: Some(driver.clone()),
-    })
+/// The measured plan; without its kernel if that does not fit.
+fn measured(entry: &Entry, problem: &Problem, fits: &dyn Fits) -> Answer {
+    let Entry { shape, driver, way, multiplying, us, .. } = entry.clone();
+    let is_it = shape == Shape::of(problem) && is_even(problem);
+    Answer {
+        way,
+        multiplying: Some(multiplying).filter(|one| fits.multiplying(way.strategy, one)),
+        source: if is_it { Source::Tuned(us) } else { Source::Nearest(shape, us) },
+        driver: Some(driver),
+    }
 }
 
 /// The fastest plan, by predictions alone.
-fn modelled(asked: &Asked<'_>, possible: &dyn Fn(&Way) -> bool, fits: &dyn Fits) -> Option<Answer> {
-    let machine = Machine::h200().with_sms(asked.sms);
-    let mut all = ways(asked.problem);
-    all.retain(possible);
-    // What the rules plan for a fused step, as far as that was left open: its way and its kernel come first.
-    let usual = all.iter().find(|way| way.strategy == Strategy::Fused).copied();
-    let may_push = usual != Some(PUSHED) && all.contains(&PUSHED);
-    let mut best: Option<(f64, f64, Way, Option<Multiplying>)> = None;
-    for strategy in Strategy::ALL {
-        let mut of_order = all.iter().filter(|way| way.strategy == strategy).peekable();
-        let (Some(_), Ok(part)) = (of_order.peek(), strategy.part_of(asked.problem)) else {
-            continue;
-        };
-        let list =
-            |sms, may: &dyn Fn(&Multiplying) -> bool| kernels_for(&part, fits.kernels(), sms, may);
-        let mut kernels = list(asked.sms, &|one| fits.multiplying(strategy, one));
-        // Where kernels are not the table's to choose, the one that the cost model takes is reckoned with.
-        let is_open = !kernels.is_empty();
-        if !is_open {
-            kernels = list(asked.sms, &|one| Anything.multiplying(strategy, one));
-            kernels.truncate(1);
-        }
-        // Beside a kernel that pushes, a product may have fewer SMs: then others are the fastest.
-        let further = |way: &Way| match way.engine {
-            Engine::Kernel { blocks } if is_open && strategy == Strategy::Fused => {
-                let sms = asked.sms.saturating_sub(blocks);
-                let mut further = list(sms, &|one| fits.multiplying(strategy, one));
-                further.retain(|one| !kernels.contains(one));
-                further
-            }
-            _ => Vec::new(),
-        };
-        let candidates = of_order.flat_map(|way| {
-            let all = kernels.iter().cloned().chain(further(way));
-            all.map(move |one| (way, one)).collect::<Vec<_>>()
-        });
-        for (way, multiplying) in candidates {
-            let kernel = fits.kernels().iter().find(|kernel| kernel.name == multiplying.kernel);
-            let us = kernel.and_then(|kernel| {
-                predicted_us(&machine, asked.problem, kernel, *way, &multiplying)
-            });
-            let Some(us) = us else { continue };
-            let is_usual = Some(*way) == usual && Some(&multiplying) == kernels.first();
-            let keeps_its_place = if may_push { *way == PUSHED } else { is_usual };
-            let score = us.ln() - if keeps_its_place { LEAD } else { 0.0 };
-            // Among equals the first.
-            if best.as_ref().is_none_or(|(least, ..)| score < *least) {
-                best = Some((score, us, *way, is_open.then_some(multiplying)));
-            }
-        }
-    }
-    let (_, us, way, multiplying) = best?;
-    Some(Answer { way, multiplying, source: Source::Modelled { us }, driver: None })
+fn modelled(asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
+    let all = candidates(asked, fits);
+    // What the rules plan for a fused step, as far as that was left open.
+    let usual = all.iter().find(|one| one.way.strategy == Strategy::Fused);
+    let may_push =
+        usual.is_some_and(|usual| usual.way != PUSHED) && all.iter().any(|one| one.way == PUSHED);
+    let keeps_its_place = |one: &Candidate| match may_push {
+        true => one.way == PUSHED,
+        false => Some(one) == usual,
+    };
+    let score = |one: &&Candidate| one.us.ln() - if keeps_its_place(one) { LEAD } else { 0.0 };
+    // Among equals the first.
+    let best = all.iter().min_by(|one, other| score(one).total_cmp(&score(other)))?;
+    let Candidate { way, multiplying, us } = best.clone();
+    Some(Answer {
+        way,
+        multiplying: Some(multiplying).filter(|one| fits.multiplying(way.strategy, one)),
+        source: Source::Modelled { us },
+        driver: None,
+    })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::super::made_up::{entry, of_kernel, problem, way};
 use super::{Strategy, *};
 use crate::element::ElementType;
 use crate::plan::{BLayout, ElementTypes, Scaling};
-use crate::predict::{Setup, estimate};
+use crate::predict::{Machine, Setup, estimate};
 
 const PINGPONG: &str = "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong";
 const COOPERATIVE: &str = "bf16_bf16_bf16_nk_128x256x64_2x1_cooperative";
@@ -19,10 +19,6 @@ fn ask(entries: &[Entry], problem: &Problem, fits: &dyn Fits) -> Option<Answer> 
 struct Without<'a>(&'a [Way], &'a [&'a str]);
 
 impl Fits for Without<'_> {
-    fn kernels(&self) -> &[Kernel] {
-        all_kernels()
-    }
-
     fn way(&self, way: &Way) -> bool {
         !self.0.contains(way)
     }
@@ -142,12 +138,6 @@ fn what_is_usual_is_modelled_unless_another_leads() {
 fn where_kernels_are_not_the_table_s_to_choose_rows_still_travel() {
     struct NoKernel;
     impl Fits for NoKernel {
-        fn kernels(&self) -> &[Kernel] {
-            all_kernels()
-        }
-        fn way(&self, _: &Way) -> bool {
-            true
-        }
         fn multiplying(&self, _: Strategy, _: &Multiplying) -> bool {
             false
         }

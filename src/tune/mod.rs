@@ -20,12 +20,11 @@ mod entry;
 mod file;
 mod lookup;
 mod table;
-mod words;
 
 #[cfg(test)]
 mod made_up;
 
-pub use candidates::ways;
+pub use candidates::{Candidate, candidates, ways};
 pub use entry::{Entry, Family, Multiplying, Shape, Times};
 pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
 pub use lookup::{Answer, Anything, Asked, FARTHEST, Fits, Source};

@@ -11,7 +11,7 @@ use super::file::{self, TUNING_VARIABLE, default_path};
 use super::lookup::{self, Answer, Asked, Fits};
 use crate::error::Result;
 
-/// A table of measured plans, with its sources and notes.
+/// A table of measured plans, and notes of files that could not be read.
 ///
 /// ```
 /// use overlap_gemm::plan::Problem;
@@ -28,7 +28,6 @@ use crate::error::Result;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tuning {
     entries: Vec<Entry>,
-    sources: Vec<String>,
     notes: Vec<String>,
 }
 
@@ -45,9 +44,7 @@ impl Tuning {
     pub fn shipped() -> &'static Tuning {
         static TABLE: OnceLock<Tuning> = OnceLock::new();
         TABLE.get_or_init(|| match file::parse(SHIPPED) {
-            Ok(entries) => {
-                Tuning { sources: vec!["the crate".into()], ..Tuning::of_entries(entries) }
-            }
+            Ok(entries) => Tuning::of_entries(entries),
             // A test reads it, so this is never seen.
             Err(why) => {
                 Tuning { notes: vec![format!("the crate's own table: {why}")], ..Tuning::none() }
@@ -57,9 +54,7 @@ impl Tuning {
 
     /// The table of one file.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Tuning> {
-        let path = path.as_ref();
-        let entries = file::read(path)?;
-        Ok(Tuning { sources: vec![path.display().to_string()], ..Tuning::of_entries(entries) })
+        Ok(Tuning::of_entries(file::read(path.as_ref())?))
     }
 
     /// What plans are made by unless they are given another table: the user's file, before what ships with the
@@ -80,7 +75,8 @@ impl Tuning {
         };
         let mut table = Tuning::shipped().clone();
         match path.map(Tuning::from_file) {
-            Some(Ok(file)) => table.add(file),
+            // The user's is believed where both speak of the same problem.
+            Some(Ok(file)) => file::put(&mut table.entries, file.entries),
             Some(Err(error)) => table.notes.push(error.to_string()),
             None => {}
         }
@@ -94,21 +90,9 @@ impl Tuning {
         table
     }
 
-    /// Adds another table, which is believed where both speak of the same problem.
-    pub fn add(&mut self, other: Tuning) {
-        file::put(&mut self.entries, other.entries);
-        self.sources.extend(other.sources);
-        self.notes.extend(other.notes);
-    }
-
     /// All entries, in order.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
-    }
-
-    /// Where it comes from, in words.
-    pub fn sources(&self) -> &[String] {
-        &self.sources
     }
 
     /// The files that could not be read, with the reasons.
@@ -173,7 +157,13 @@ mod tests {
         file::record(&path, &[entry([7, 8, 8], "a", 1, 10.0)]).unwrap();
         let found = find(None, &folder);
         assert_eq!(found.entries().len(), Tuning::shipped().entries().len() + 1);
-        assert_eq!(found.sources().last().unwrap(), &path.display().to_string());
+        // Where both speak of the same problem, the user's is believed.
+        let mut again = Tuning::shipped().entries()[0].clone();
+        again.driver = "another".into();
+        file::record(&path, std::slice::from_ref(&again)).unwrap();
+        let found = find(None, &folder);
+        assert_eq!(found.entries().len(), Tuning::shipped().entries().len() + 1);
+        assert!(found.entries().contains(&again));
         assert_eq!(find(Some("none"), &folder), Tuning::none());
         let missing = find(Some("/no/such/file.json"), &folder);
         assert_eq!(missing.entries(), Tuning::shipped().entries());
@@ -183,13 +173,5 @@ mod tests {
         assert_eq!(bad.entries(), Tuning::shipped().entries());
         assert!(bad.notes()[0].contains("tuning.json is not used"), "{:?}", bad.notes());
         std::fs::remove_dir_all(&folder).unwrap();
-    }
-
-    #[test]
-    fn the_later_table_is_believed() {
-        let mut table = Tuning::of_entries(vec![entry([64, 64, 64], "old", 1, 10.0)]);
-        let new = entry([64, 64, 64], "new", 1, 11.0);
-        table.add(Tuning::of_entries(vec![new.clone()]));
-        assert_eq!(table.entries(), [new]);
     }
 }

@@ -2,21 +2,14 @@
 //!
 //! Invariant: a library that the loader does not find is reported with the setting that makes the loader find it.
 
-use std::ffi::c_int;
 use std::path::Path;
 use std::process::Command;
 
-use libloading::Library;
 #[cfg(feature = "cuda")]
 use overlap_gemm::Error;
 
-use super::finding::Finding;
+use super::Finding;
 use crate::installed::{self, Found, toolkit_roots};
-
-/// Looks for the libraries and the compiler.
-pub fn look() -> Vec<Finding> {
-    vec![nccl(), cublaslt(), toolkit()]
-}
 
 /// Whether this binary carries the kernels.
 pub fn kernels() -> Finding {
@@ -29,12 +22,12 @@ pub fn kernels() -> Finding {
             Finding::ok("kernels", what)
         }
         Err(Error::KernelsNotBuilt { reason }) => {
-            Finding::blocking("kernels", "this binary was built without them", reason)
+            Finding::missing("kernels", "this binary was built without them", reason)
         }
-        Err(error) => Finding::blocking("kernels", error.to_string(), "build the binary again"),
+        Err(error) => Finding::missing("kernels", error.to_string(), "build the binary again"),
     }
     #[cfg(not(feature = "cuda"))]
-    Finding::blocking(
+    Finding::missing(
         "kernels",
         "this binary was built without the feature `cuda`",
         "build it with --features cuda",
@@ -53,104 +46,48 @@ pub fn cuda_major() -> i32 {
     PINNED
 }
 
-fn nccl() -> Finding {
-    let found = installed::nccl();
-    let version = |library: &Library| {
-        let mut version: c_int = 0;
-        // SAFETY: the signature is that of nccl.h: `ncclResult_t ncclGetVersion(int *)`; `version`
-        // outlives the call.
-        let code = unsafe {
-            let ask = library
-                .get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion\0")
-                .ok()?;
-            ask(&mut version)
-        };
-        (code == 0).then(|| nccl_version(version))
-    };
+pub fn nccl() -> Finding {
     let lacks = "needed to compare with NCCL, and to fall back to it: pip install nvidia-nccl-cu13; to fall back, also \
                  name its file by OVERLAP_GEMM_NCCL, or add its folder to LD_LIBRARY_PATH";
-    report("NCCL", found, version, lacks)
+    library("NCCL", installed::nccl(), lacks)
 }
 
-/// 2.9 and later write 22100 for 2.21.0; before, 2804 meant 2.8.4.
-fn nccl_version(code: c_int) -> String {
-    let step = if code < 10_000 { 1000 } else { 10_000 };
-    format!("{}.{}.{}", code / step, code % step / 100, code % 100)
-}
-
-fn cublaslt() -> Finding {
-    let found = installed::cublaslt();
-    let version = |library: &Library| {
-        // SAFETY: the signature is that of cublasLt.h: `size_t cublasLtGetVersion(void)`.
-        let code = unsafe {
-            library.get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion\0").ok()?()
-        };
-        Some(installed::cublaslt_version(code))
-    };
+pub fn cublaslt() -> Finding {
     let lacks = "needed to compare with cuBLAS only: pip install nvidia-cublas";
-    report("cuBLASLt", found, version, lacks)
+    library("cuBLASLt", installed::cublaslt(), lacks)
 }
 
-fn report(
-    topic: &'static str,
-    found: Found,
-    version: impl Fn(&Library) -> Option<String>,
-    lacks: &str,
-) -> Finding {
-    let describe = |library: &Library| version(library).unwrap_or("of unknown version".into());
+fn library(topic: &'static str, found: Found, lacks: &str) -> Finding {
     match found {
-        Found::ByLoader(name, library) => {
-            Finding::ok(topic, format!("{}, as {name}", describe(&library)))
-        }
-        Found::OffPath(path, library) => {
+        Found::ByLoader(name, _) => Finding::ok(topic, name),
+        Found::OffPath(path, _) => {
             let folder = path.parent().unwrap_or(Path::new("")).display();
-            let what =
-                format!("{}, in {folder}, where the loader does not look", describe(&library));
             let remedy =
                 format!("the benches find it there; for others add {folder} to LD_LIBRARY_PATH");
-            Finding::note(topic, what).or(remedy)
+            Finding::note(topic, format!("in {folder}, where the loader does not look"), remedy)
         }
         Found::Broken(path, reason) => {
             let what = format!("{} was found but cannot be loaded", path.display());
-            Finding::note(topic, what).or(reason)
+            Finding::note(topic, what, reason)
         }
-        Found::Nowhere => Finding::note(topic, "not found").or(lacks),
+        Found::Nowhere => Finding::note(topic, "not found", lacks),
     }
 }
 
-fn toolkit() -> Finding {
+pub fn toolkit() -> Finding {
+    for (place, root) in toolkit_roots() {
+        let Ok(output) = Command::new(root.join("bin/nvcc")).arg("--version").output() else {
+            continue;
+        };
+        // `Cuda compilation tools, release 13.0, V13.0.88`.
+        let text = String::from_utf8_lossy(&output.stdout);
+        if let Some((_, release)) = text.split_once("release ") {
+            let release = release.split([',', '\n']).next().unwrap_or_default();
+            let what = format!("{release}, in {} ({place})", root.display());
+            return Finding::ok("CUDA toolkit", what);
+        }
+    }
     let lacks =
         "needed to build the kernels only: third_party/fetch, in the repository, brings one";
-    for (place, root) in toolkit_roots() {
-        let nvcc = root.join("bin/nvcc");
-        let Ok(output) = Command::new(&nvcc).arg("--version").output() else { continue };
-        let text = String::from_utf8_lossy(&output.stdout);
-        if let Some(release) = release(&text) {
-            return Finding::ok(
-                "CUDA toolkit",
-                format!("{release}, in {} ({place})", root.display()),
-            );
-        }
-        let what = format!("{} --version names no release", nvcc.display());
-        return Finding::note("CUDA toolkit", what).or(lacks);
-    }
-    Finding::note("CUDA toolkit", "not found").or(lacks)
-}
-
-/// `13.0` out of what nvcc prints: `Cuda compilation tools, release 13.0, V13.0.88`.
-fn release(text: &str) -> Option<&str> {
-    text.split_once("release ")?.1.split([',', '\n']).next()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn versions_are_read() {
-        assert_eq!(nccl_version(22_703), "2.27.3");
-        assert_eq!(nccl_version(2804), "2.8.4");
-        assert_eq!(release("Cuda compilation tools, release 13.0, V13.0.88\n"), Some("13.0"));
-        assert_eq!(release("no such thing"), None);
-    }
+    Finding::note("CUDA toolkit", "not found", lacks)
 }

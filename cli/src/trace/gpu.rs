@@ -7,10 +7,8 @@ use std::sync::Arc;
 use overlap_gemm::Error;
 use overlap_gemm::cuda::{GatherOptions, GemmOptions, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
-use overlap_gemm::plan::{Engine, Problem, Strategy};
-use overlap_gemm::predict::Machine;
+use overlap_gemm::plan::{Problem, Strategy};
 
-use super::prediction::Prediction;
 use super::{Args, SEED, Shown};
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
@@ -56,14 +54,7 @@ fn one_step(
     let place = contenders::Place { gpu, group, problem, inputs: &inputs, set: check.set };
     let mut gather = GatherOptions::default();
     gather.pieces = args.chunks;
-    if let Some(streams) = args.streams {
-        gather.engine = Some(Engine::CopyEngines { streams });
-    }
-    if let Some(blocks) = args.blocks {
-        gather.engine = Some(Engine::Kernel { blocks });
-    }
-    let mut gemm = GemmOptions::default().with_constant_b(true);
-    gemm.kernel.clone_from(&args.kernel);
+    let gemm = GemmOptions::default().with_constant_b(true);
     let strategy = if args.sequential { Strategy::Sequential } else { Strategy::Fused };
     let mut step = Gathered::plan(place, Some(strategy), &gather, &gemm, false)?;
     let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
@@ -77,20 +68,11 @@ fn one_step(
     if group.rank() != 0 {
         return Ok(None);
     }
-    let info = gpu.device.info();
-    let prediction = match args.predict {
-        true => {
-            let machine = Machine::h200().with_sms(info.sm_count);
-            Some(Prediction::new(machine, step.planned(), &step.setup(), &timeline)?)
-        }
-        false => None,
-    };
     Ok(Some(Shown {
-        on: format!("{} × {}", group.ranks(), info.name),
+        on: format!("{} × {}", group.ranks(), gpu.device.info().name),
         planned: step.describe().replace("; ", "\n"),
         summaries: timeline.summaries(),
         timeline,
         problem: problem.clone(),
-        prediction,
     }))
 }

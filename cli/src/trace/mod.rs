@@ -1,25 +1,22 @@
 //! `overlap-gemm trace`: one step as a timeline, on GPUs or on threads: as a picture and in numbers.
 //!
-//! What belongs here: the arguments and the output. `gpu` and `host` run the step, `prediction` compares it with the cost
-//! model. Invariant: the shown step is one of many in a row, and its result was compared with the reference.
+//! What belongs here: the arguments, the output, and a step on threads; `gpu` runs one on GPUs. Invariant: the shown step is one
+//! of many in a row, and its result was compared with the reference.
 
 #[cfg(feature = "cuda")]
 mod gpu;
-mod host;
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a step on GPUs is predicted"))]
-mod prediction;
 
 use std::fmt;
 
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Operation, PlanOptions, Problem};
 use overlap_gemm::trace::{RankSummary, Timeline};
 use serde::Serialize;
 
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
+use crate::on_threads::{Steps, check_link, describe_machine, link, usual_chunks, usual_options};
 use crate::output::DrawnArgs;
 use crate::problem_args::{ProblemArgs, What};
-use prediction::Prediction;
 
 /// Record one step, tile by tile and chunk by chunk, on GPUs (under `launch`, torchrun, mpirun or srun) or on threads
 #[derive(clap::Args)]
@@ -43,25 +40,9 @@ pub struct Args {
     #[arg(long, value_name = "MB", requires = "host", allow_negative_numbers = true)]
     link: Option<f64>,
 
-    /// Streams that push by copy engines [default: by size]
-    #[arg(long, conflicts_with_all = ["host", "blocks"])]
-    streams: Option<u32>,
-
-    /// Blocks of a kernel that pushes [default: 16, if a kernel pushes]
-    #[arg(long, conflicts_with = "host")]
-    blocks: Option<u32>,
-
-    /// The kernel, by name [default: the operation's choice]
-    #[arg(long, value_name = "NAME", conflicts_with = "host")]
-    kernel: Option<String>,
-
     /// Gather all rows first, then multiply
     #[arg(long, conflicts_with = "host")]
     sequential: bool,
-
-    /// Draw the cost model's prediction of this step beside it, and print its error
-    #[arg(long)]
-    predict: bool,
 
     #[command(flatten)]
     output: DrawnArgs,
@@ -83,39 +64,50 @@ struct Shown {
     planned: String,
     summaries: Vec<RankSummary>,
     timeline: Timeline,
-    /// What should have happened.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prediction: Option<Prediction>,
 }
 
 /// Runs some steps, and shows one.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    if args.predict && args.host {
-        let why = "--predict knows figures of GPUs (NVIDIA H200), none of this machine's threads: leave out --host, or \
-                   --predict";
-        return Err(Failure::Usage(why.into()));
-    }
     let interrupt = Interrupt::install()?;
     let problem = args.problem.problem()?;
     // Only rank 0 writes.
     let writes = args.host || is_first();
     let output = writes.then(|| args.output.open()).transpose()?;
     let shown = match args.host {
-        true => Some(host::run(args, problem, interrupt)?),
+        true => Some(on_threads(args, problem, interrupt)?),
         false => on_gpus(args, problem, interrupt).map_err(Failure::or_host)?,
     };
     let (Some(shown), Some((output, picture))) = (shown, output) else { return Ok(()) };
     let title = format!("{}: one step, on {}", shown.problem, shown.on);
-    picture.write(|| match &shown.prediction {
-        Some(prediction) => prediction.beside(&shown.timeline).to_svg(&title),
-        None => shown.timeline.to_svg(&title),
-    })?;
+    picture.write(|| shown.timeline.to_svg(&title))?;
     output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
 
 /// Whether this process is rank 0, or no rank at all.
 fn is_first() -> bool {
     overlap_gemm::group::Launch::from_env().map_or(true, |place| place.rank == 0)
+}
+
+/// The last of some steps on threads.
+fn on_threads(args: &Args, problem: Problem, interrupt: Interrupt) -> Result<Shown, Failure> {
+    const STEPS: usize = 3;
+    let chunks = args.chunks.unwrap_or_else(|| usual_chunks(&problem));
+    let operation = args.operation.map(Operation::from).unwrap_or_default();
+    let options = PlanOptions { operation, ..usual_options(&problem, chunks) };
+    let steps = Steps::new(&problem, options, STEPS, SEED);
+    let link = link(args.link)?;
+    check_link(&problem, options, link)?;
+    let outcome = steps.record(link, interrupt)?;
+    if let Some(complaint) = outcome.report.complaint() {
+        return Err(Failure::CheckFailed(complaint));
+    }
+    Ok(Shown {
+        on: describe_machine(link),
+        planned: steps.describe(),
+        problem,
+        summaries: outcome.timeline.summaries(),
+        timeline: outcome.timeline,
+    })
 }
 
 #[cfg(feature = "cuda")]
@@ -135,7 +127,6 @@ impl fmt::Display for Shown {
         if self.summaries.iter().all(|rank| rank.workers <= MOST_LINES) {
             writeln!(f, "{}", self.timeline.to_text(72))?;
         }
-        self.summaries.iter().try_for_each(|rank| writeln!(f, "{rank}"))?;
-        self.prediction.as_ref().map_or(Ok(()), |prediction| write!(f, "\n{prediction}"))
+        self.summaries.iter().try_for_each(|rank| writeln!(f, "{rank}"))
     }
 }

@@ -1,193 +1,111 @@
 //! The measurements of one run of `tune`, as text and as JSON.
 //!
-//! Invariant: the text holds nothing that the JSON does not; a dash stands for a time that was not measured.
+//! Invariant: the text holds nothing that the JSON does not.
 
 use std::fmt;
 
-use overlap_gemm::plan::Way;
-use overlap_gemm::tune::{Entry, Multiplying, Times};
+use overlap_gemm::tune::Entry;
 use serde::Serialize;
 
-use super::ranking::Measured;
-
-/// All measurements of one run.
-#[derive(Serialize)]
-pub struct Results {
-    pub command: String,
-    pub version: &'static str,
-    pub file: String,
-    pub measured: Vec<Tuned>,
-    /// Problems that were in the table already.
-    pub kept: usize,
-    pub failed: Vec<Failed>,
-    pub seconds: f64,
-    /// Why it ended before the last problem, if it did.
-    pub ended_early: Option<String>,
-}
+use super::search::{Candidate, Tried};
 
 /// One problem.
 #[derive(Serialize)]
 pub struct Tuned {
+    pub problem: String,
     /// As it is in the table.
     pub entry: Entry,
-    /// All that was tried: the one to take first, then the others in order.
-    pub tried: Vec<Measured>,
+    /// All that was tried: the finalists, the one to take first; then the others.
+    pub tried: Vec<Tried>,
 }
 
 /// A candidate that was wrong or refused.
 #[derive(Serialize)]
 pub struct Failed {
     pub problem: String,
-    pub way: Way,
-    pub multiplying: Multiplying,
+    pub candidate: Candidate,
+    /// Its result is wrong; otherwise it was refused.
+    pub wrong: bool,
     pub why: String,
 }
 
-/// The line above [`Row`]s: microseconds in graphs and one by one.
-pub struct Head;
-
-impl fmt::Display for Head {
+impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [problem, graph, plain] = ["problem", "graph", "plain"];
-        write!(
-            f,
-            "{problem:20} untuned µs {graph:>8} {plain:>8}   tuned µs {graph:>8} {plain:>8}"
-        )?;
-        write!(f, "   ratio {graph:>6} {plain:>6}")
+        let Failed { problem, candidate: Candidate { way, multiplying, .. }, why, .. } = self;
+        write!(f, "{problem}: {way}; {multiplying}: {why}")
     }
 }
 
-/// One problem in a line, and below it what was chosen.
-pub struct Row<'a>(pub &'a Tuned);
-
-impl fmt::Display for Row<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row(Tuned { entry, tried }) = self;
-        let untuned = tried.iter().find(|one| one.untuned).map(Measured::us).unwrap_or_default();
-        let [untuned, tuned] = [untuned, entry.us].map(|Times { graph, plain }| [graph, plain]);
-        write!(f, "{:20} {:10}", entry.shape.to_string(), "")?;
-        untuned.iter().try_for_each(|time| column(f, *time, 8, 1))?;
-        write!(f, "   {:8}", "")?;
-        tuned.iter().try_for_each(|time| column(f, *time, 8, 1))?;
-        write!(f, "   {:5}", "")?;
-        for (tuned, untuned) in tuned.into_iter().zip(untuned) {
-            column(f, tuned.zip(untuned).map(|(tuned, untuned)| tuned / untuned), 6, 3)?;
-        }
-        write!(f, "\n    {}; {}", entry.way, entry.multiplying)
-    }
-}
-
-fn column(
-    f: &mut fmt::Formatter<'_>,
-    value: Option<f64>,
-    width: usize,
-    digits: usize,
-) -> fmt::Result {
-    match value {
-        Some(value) => write!(f, " {value:width$.digits$}"),
-        None => write!(f, " {:>width$}", "–"),
-    }
+/// All measurements of one run.
+#[derive(Serialize)]
+pub struct Results {
+    pub command: String,
+    pub version: &'static str,
+    /// The GPUs and their driver.
+    pub machine: String,
+    pub file: String,
+    pub measured: Vec<Tuned>,
+    pub failed: Vec<Failed>,
+    pub interrupted: bool,
 }
 
 impl fmt::Display for Results {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut family = None;
-        for tuned in &self.measured {
-            let entry = &tuned.entry;
-            if family != Some(&entry.family) {
-                writeln!(f, "{}, driver {}\n{Head}", entry.family, entry.driver)?;
-                family = Some(&entry.family);
+        writeln!(f, "{}\nµs a step before → after tuning, in graphs and one by one", self.machine)?;
+        for Tuned { problem, entry, tried } in &self.measured {
+            let Some(tuned) = tried.first() else { continue };
+            write!(f, "{problem:<32}")?;
+            if let Some(untuned) = tried.iter().find(|one| one.candidate.untuned) {
+                for (before, after) in [(untuned.graph, tuned.graph), (untuned.plain, tuned.plain)]
+                {
+                    let ratio = after / before;
+                    write!(f, "  {before:>8.1} → {after:>8.1} (× {ratio:.3})")?;
+                }
             }
-            writeln!(f, "{}", Row(tuned))?;
+            writeln!(f, "\n    {}; {}", entry.way, entry.multiplying)?;
         }
-        for Failed { problem, way, multiplying, why } in &self.failed {
-            writeln!(f, "FAILED: {problem}: {way}; {multiplying}: {why}")?;
-        }
-        if self.kept > 0 {
-            writeln!(f, "{} were in the table already (--again measures them again)", self.kept)?;
-        }
-        if let Some(why) = &self.ended_early {
-            writeln!(
-                f,
-                "ended before the last problem: {why}; the same command goes on from there"
-            )?;
-        }
-        writeln!(f, "{} measured in {:.0} s, in {}", self.measured.len(), self.seconds, self.file)
+        self.failed.iter().try_for_each(|failed| writeln!(f, "FAILED: {failed}"))?;
+        let ended = if self.interrupted { "interrupted: " } else { "" };
+        writeln!(f, "{ended}{} problems measured, in {}", self.measured.len(), self.file)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use overlap_gemm::ElementType;
-    use overlap_gemm::plan::{BLayout, ElementTypes, Scaling};
-    use overlap_gemm::tune::{Family, Shape};
+    use overlap_gemm::tune::Tuning;
 
-    use super::super::ranking::{Time, made_up};
     use super::*;
 
-    fn measured(pieces: u32, graph: f64, plain: Option<f64>) -> Measured {
-        let time = |us| Time::new(us, 0.0, 7);
-        made_up::measured("some", pieces, Some(time(graph)), plain.map(time))
-    }
-
-    fn tuned(tried: Vec<Measured>) -> Tuned {
-        let (a, d) = (ElementType::E4m3, ElementType::Bf16);
-        let tried = Measured::in_order(tried);
-        let entry = Entry {
-            family: Family {
-                gpu: "NVIDIA H200".into(),
-                ranks: 2,
-                elements: ElementTypes { a, b: a, d },
-                scaling: Scaling::Rows,
-                b_layout: BLayout::Nk,
-            },
-            shape: Shape { m: 16384, n: 3584, k: 8192 },
-            sms: 132,
-            driver: "580.1".into(),
-            crate_version: "0.1.0".into(),
-            way: tried[0].way,
-            multiplying: tried[0].multiplying.clone(),
-            us: tried[0].us(),
-        };
-        Tuned { entry, tried }
-    }
-
     #[test]
-    fn rows_stand_below_their_heads() {
-        let both =
-            tuned(vec![measured(1, 1553.9, Some(1539.2)), measured(2, 1476.2, Some(1539.2))]);
-        let one = tuned(vec![measured(2, 1476.2, None)]);
+    fn times_before_and_after_stand_in_a_line() {
+        let entry = Tuning::shipped().entries()[0].clone();
+        let tried = |graph, plain, untuned| {
+            let (way, multiplying) = (entry.way, entry.multiplying.clone());
+            Tried { candidate: Candidate { way, multiplying, untuned }, graph, plain }
+        };
+        let tried = vec![tried(103.0, 102.0, false), tried(100.0, 130.0, true)];
+        let failed = Failed {
+            problem: "8×8×8 bf16".into(),
+            candidate: tried[1].candidate.clone(),
+            wrong: true,
+            why: "rank 1: D[0, 0] is NaN".into(),
+        };
         let results = Results {
             command: String::new(),
             version: "0.1.0",
+            machine: "2 × NVIDIA H200, driver 580.1".into(),
             file: "table.json".into(),
-            measured: vec![both, one],
-            kept: 3,
-            failed: Vec::new(),
-            seconds: 12.3,
-            ended_early: Some("the time was up".into()),
+            measured: vec![Tuned { problem: "4096×3584×8192 bf16".into(), entry, tried }],
+            failed: vec![failed],
+            interrupted: true,
         };
         let text = results.to_string();
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "2 × NVIDIA H200, e4m3 × e4m3 → bf16, row scales, driver 580.1");
-        // In characters: µ and × are one each.
-        let ends = |line: &str, words: &[&str]| -> Vec<usize> {
-            let mut from = 0;
-            let end = |word: &&str| {
-                from += line[from..].find(*word).unwrap_or_else(|| panic!("{word} in {line}"))
-                    + word.len();
-                line[..from].chars().count()
-            };
-            words.iter().map(end).collect()
-        };
-        let head = ends(lines[1], &["graph", "plain", "graph", "plain", "graph", "plain"]);
-        let row = ends(lines[2], &["1553.9", "1539.2", "1476.2", "1539.2", "0.950", "1.000"]);
-        assert_eq!(head, row, "{text}");
-        assert_eq!(
-            lines[3],
-            "    fused, copy engines on one stream, 2 pieces; some, swizzle 2, K in 1"
-        );
-        assert_eq!(head, ends(lines[4], &["–", "–", "1476.2", "–", "–", "–"]), "{text}");
-        assert!(text.contains("3 were in the table already") && text.contains("the time was up"));
+        for words in [
+            "   100.0 →    103.0 (× 1.030)     130.0 →    102.0 (× 0.785)\n",
+            "FAILED: 8×8×8 bf16: fused, ",
+            "NaN\ninterrupted: 1 problems measured, in table.json\n",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
     }
 }

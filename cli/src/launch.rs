@@ -1,26 +1,27 @@
 //! `overlap-gemm launch`: starts a command once for each rank, on this machine.
 //!
 //! A replacement for torchrun, mpirun and srun on one machine. It sets the variables that torchrun sets, and a secret that
-//! only these ranks know. Invariant: when it ends, all ranks and all processes in their process groups have ended,
-//! also after a second signal or a SIGKILL (`groups`). If one rank fails, the others get `--grace` seconds to notice
-//! by themselves, and are killed then. Other processes in a rank's group, such as one that writes its log, get a second
-//! after the last rank.
-
-mod groups;
+//! only these ranks know. Each rank leads a process group; what the rank starts belongs to it. Invariant: when it ends, all
+//! ranks and all processes in their groups have ended, also after a second signal; a SIGKILL of this process kills
+//! the ranks. A group leaves the list as soon as it is seen to be empty, because the system may give its number to a foreign
+//! process afterwards. If one rank fails, the others get `--grace` seconds to notice by themselves, and are killed then.
+//! Other processes in a rank's group, such as one that writes its log, get a second after the last rank.
 
 use std::ffi::{OsStr, OsString};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use overlap_gemm::group::{PORT_VARIABLE, SECRET_VARIABLE, Secret};
-use rustix::process::{Pid, Signal};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, getpid, getppid, kill_process, kill_process_group, test_kill_process_group,
+};
 
-use self::groups::Groups;
-pub use self::groups::{KEEPER, keep};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 
@@ -62,7 +63,7 @@ struct Started {
 
 /// Starts the ranks and waits for them.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let groups = Groups::begin()?;
+    let groups = Groups::default();
     let mut ranks = Ranks { started: Vec::new(), groups: groups.clone() };
     let interrupt = Interrupt::install_with(move || groups.signal(Signal::KILL))?;
     let (master, store) = free_ports()?;
@@ -81,7 +82,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             (PORT_VARIABLE, store.to_string()),
             (SECRET_VARIABLE, secret.clone()),
         ]);
-        ranks.groups.before_start(&mut command)?;
+        die_with_this_process(&mut command);
         let child = command.spawn().map_err(|error| {
             let program = args.command[0].display();
             Failure::Usage(format!("cannot start '{program}' as rank {rank}: {error}"))
@@ -114,6 +115,74 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let failed = failed.map(|(status, _)| status).or_else(|| ranks.first_failure());
     failed.map_or(Ok(()), |status| Err(failure(&status, "")))
+}
+
+/// Has a rank end with this process, however this process ends.
+fn die_with_this_process(rank: &mut Command) {
+    let launcher = getpid();
+    let join = move || {
+        // It dies with the thread that started it: the main thread, which lives as long as the process.
+        #[cfg(target_os = "linux")]
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The launcher may have died before that.
+        if getppid() == Some(launcher) { Ok(()) } else { Err(Errno::SRCH.into()) }
+    };
+    // SAFETY: between fork and exec the closure makes system calls; it neither allocates nor takes a lock.
+    unsafe { rank.pre_exec(join) };
+}
+
+/// The process groups that may have members. Clones share one list: the thread that handles Ctrl-C has one.
+#[derive(Clone, Default)]
+struct Groups(Arc<Mutex<List>>);
+
+#[derive(Default)]
+struct List {
+    groups: Vec<Pid>,
+    /// Those of them whose leader has not been waited for: a rank may have left its group.
+    running: Vec<Pid>,
+}
+
+impl Groups {
+    fn list(&self) -> MutexGuard<'_, List> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The group of a rank that has started.
+    fn add(&self, leader: Pid) {
+        let mut list = self.list();
+        list.groups.push(leader);
+        list.running.push(leader);
+    }
+
+    /// Runs `reap`, which waits for ranks that have ended and returns those that have not, and forgets the groups that are
+    /// empty then. Both happen under one lock, so that no signal reaches a group whose number is free already.
+    /// Returns whether any rank still runs.
+    fn forget_empty(
+        &self,
+        reap: impl FnOnce() -> Result<Vec<Pid>, Failure>,
+    ) -> Result<bool, Failure> {
+        let mut list = self.list();
+        let running = reap()?;
+        list.groups
+            .retain(|group| test_kill_process_group(*group).is_ok() || running.contains(group));
+        list.running = running;
+        Ok(!list.running.is_empty())
+    }
+
+    /// Whether no group has a member.
+    fn is_empty(&self) -> bool {
+        self.list().groups.is_empty()
+    }
+
+    /// Sends a signal to every rank and to everything in the groups.
+    fn signal(&self, signal: Signal) {
+        let list = self.list();
+        for group in &list.groups {
+            if kill_process_group(*group, signal).is_err() && list.running.contains(group) {
+                let _ = kill_process(*group, signal);
+            }
+        }
+    }
 }
 
 /// All ranks; what still runs when this is dropped is killed.
@@ -174,7 +243,6 @@ impl Drop for Ranks {
             thread::sleep(LOOK);
         }
         self.groups.signal(Signal::KILL);
-        self.groups.dismiss_keeper();
         for started in self.started.iter_mut().filter(|started| started.status.is_none()) {
             let _ = started.child.wait();
         }

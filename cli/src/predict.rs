@@ -1,0 +1,248 @@
+//! `overlap-gemm predict`: the predicted time of a step on other machines.
+//!
+//! Numbers of ranks stand one below the other: every strategy's time, and that of the plain GEMM. Invariant: all figures of a
+//! machine are the library's or the caller's; all times are of the same machine.
+
+use std::fmt;
+use std::time::Duration;
+
+use overlap_gemm::Result as Predicted;
+use overlap_gemm::plan::{Engine, Operation, Problem, Strategy};
+use overlap_gemm::predict::{Machine, Setup, estimate};
+use overlap_gemm::tune::{Anything, Asked, Tuning};
+use serde::Serialize;
+
+use crate::exit::Failure;
+use crate::output::OutputArgs;
+use crate::problem_args::KindArgs;
+
+/// Predict the time of all-gather + GEMM by number of ranks and link, without a GPU
+///
+/// The model is of NVIDIA H200s, with the link of --link; docs/predicting.md lists its errors.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    /// Rows of A and D, over all ranks
+    #[arg(long)]
+    m: u64,
+
+    /// Columns of each rank's B and D (of all ranks' together with --split-n)
+    #[arg(long)]
+    n: u64,
+
+    /// Columns of A, the summed dimension
+    #[arg(long)]
+    k: u64,
+
+    #[command(flatten)]
+    kinds: KindArgs,
+
+    /// Numbers of ranks
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [2, 4, 8])]
+    ranks: Vec<u64>,
+
+    /// Divide n among the ranks: each has n ÷ ranks columns, rounded up to a multiple of 16
+    #[arg(long)]
+    split_n: bool,
+
+    /// Rate of a GPU's link in each direction, in GB/s [default: an H200's]
+    #[arg(long, value_name = "GB/s", help_heading = "Machine", allow_negative_numbers = true)]
+    link: Option<f64>,
+
+    /// Rate to any one other GPU, for GPUs connected in pairs [default: the rate of the link]
+    #[arg(long, value_name = "GB/s", help_heading = "Machine", allow_negative_numbers = true)]
+    peer_link: Option<f64>,
+
+    /// SMs of a GPU [default: an H200's]
+    #[arg(long, help_heading = "Machine")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    sms: Option<u32>,
+
+    #[command(flatten)]
+    #[command(next_help_heading = "Output")]
+    output: OutputArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  overlap-gemm predict --m 4096 --n 3584 --k 8192
+  overlap-gemm predict --m 8192 --n 28672 --k 8192 --split-n --ranks 2,4,8,16,72 --link 750
+  overlap-gemm predict --m 4096 --n 3584 --k 8192 --a e4m3 --scaling rows --link 190";
+
+/// Predicts, and shows it.
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let machine = args.machine();
+    let output = args.output.open()?;
+    let problems: Vec<Problem> =
+        args.ranks.iter().map(|&ranks| args.problem(ranks)).collect::<Result<_, _>>()?;
+    let cases =
+        problems.iter().map(|problem| Case::of(&machine, problem)).collect::<Predicted<_>>()?;
+    let shown = Shown { machine, cases };
+    output.write(&shown, |stdout| write!(stdout, "{shown}"))
+}
+
+impl Args {
+    fn machine(&self) -> Machine {
+        let mut machine = Machine::h200();
+        if let Some(gbps) = self.link {
+            machine = machine.with_link(gbps);
+        }
+        if let Some(gbps) = self.peer_link {
+            machine = machine.with_peer_link(gbps);
+        }
+        self.sms.map_or(machine, |sms| machine.with_sms(sms))
+    }
+
+    fn problem(&self, ranks: u64) -> Result<Problem, Failure> {
+        /// A row of D has to be a multiple of 16 bytes; so it is for every type.
+        const COLUMNS: u64 = 16;
+        let Args { m, n, k, .. } = *self;
+        let n = match self.split_n && ranks > 0 {
+            // Where there is no such multiple there is no such problem, which is refused below.
+            true => {
+                let share = n.div_ceil(ranks).checked_next_multiple_of(COLUMNS);
+                share.map_or(n, |share| share.min(n.max(1)))
+            }
+            false => n,
+        };
+        let problem = self.kinds.builder(m, n, k).ranks(ranks).build()?;
+        problem.check_tma_gathered()?;
+        Ok(problem)
+    }
+}
+
+/// All numbers of ranks.
+#[derive(Serialize)]
+struct Shown {
+    machine: Machine,
+    cases: Vec<Case>,
+}
+
+/// One number of ranks.
+#[derive(Serialize)]
+struct Case {
+    problem: String,
+    ranks: u32,
+    m: u32,
+    n: u32,
+    k: u32,
+    /// Bytes that each rank receives.
+    received_bytes: u64,
+    predictions: Vec<Prediction>,
+}
+
+/// One strategy.
+#[derive(Serialize)]
+struct Prediction {
+    /// The library's choice by these predictions, for a problem without a table entry nearby.
+    auto: bool,
+    strategy: String,
+    engine: Engine,
+    pieces: u32,
+    kernel: String,
+    swizzle: u32,
+    splits: u32,
+    total_us: f64,
+    first_tile_us: f64,
+    gathered_us: f64,
+    waited_us: f64,
+    slowed_us: f64,
+    tail_us: f64,
+}
+
+impl Case {
+    /// Predicts every strategy as the rules plan it, and the library's choice.
+    fn of(machine: &Machine, problem: &Problem) -> Predicted<Case> {
+        let mut setups = vec![Setup::gemm(machine, problem)?];
+        for strategy in Strategy::ALL {
+            setups.push(Setup::usual(machine, problem, strategy)?);
+        }
+        let sequential = Setup::usual(machine, problem, Strategy::Sequential)?;
+        setups.push(sequential.with_engine(Engine::Nccl, problem));
+        let by_rules = setups.len();
+        setups.extend(auto(machine, problem));
+        let predictions = setups.iter().enumerate();
+        let predictions = predictions
+            .map(|(nth, setup)| Prediction::new(machine, problem, setup, nth >= by_rules));
+        let received = problem.row_bytes(&(0..problem.m() - problem.shards().rows(0).end));
+        Ok(Case {
+            problem: problem.to_string(),
+            ranks: problem.ranks(),
+            m: problem.m(),
+            n: problem.n(),
+            k: problem.k(),
+            received_bytes: u64::try_from(received).unwrap_or(u64::MAX),
+            predictions: predictions.collect::<Predicted<_>>()?,
+        })
+    }
+}
+
+/// The library's choice by its model alone, which knows the SMs and assumes an H200's link. One rank has no choice.
+fn auto(machine: &Machine, problem: &Problem) -> Option<Setup> {
+    let asked = Asked { gpu: "NVIDIA H200", sms: machine.sms, problem };
+    let several = problem.ranks() > 1;
+    several.then(|| Tuning::none().look_up(&asked, &Anything)).flatten()?.setup()
+}
+
+impl Prediction {
+    fn new(machine: &Machine, problem: &Problem, setup: &Setup, auto: bool) -> Predicted<Self> {
+        let estimate = estimate(machine, &setup.plan(problem)?, setup)?;
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        Ok(Prediction {
+            auto,
+            strategy: match setup.operation {
+                Operation::Gemm => "plain".into(),
+                _ => setup.way.strategy.to_string(),
+            },
+            engine: setup.way.engine,
+            pieces: setup.way.pieces,
+            kernel: setup.kernel.name.clone(),
+            swizzle: setup.swizzle,
+            splits: setup.splits,
+            total_us: us(estimate.total),
+            first_tile_us: us(estimate.first_tile),
+            gathered_us: us(estimate.gathered),
+            waited_us: us(estimate.waited),
+            slowed_us: us(estimate.slowed),
+            tail_us: us(estimate.tail),
+        })
+    }
+
+    fn heading(&self) -> &str {
+        match self.engine {
+            _ if self.auto => "auto",
+            Engine::Nccl => "NCCL first",
+            _ => &self.strategy,
+        }
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { sms, link_gbps, peer_gbps, .. } = self.machine;
+        write!(f, "predicted for GPUs of {sms} SMs with {link_gbps} GB/s in each direction")?;
+        if peer_gbps < link_gbps {
+            write!(f, ", {peer_gbps} GB/s to each other one")?;
+        }
+        writeln!(f, "; µs a step in a steady loop\n")?;
+        let problems = self.cases.iter().map(|case| case.problem.chars().count());
+        let width = problems.max().unwrap_or(0);
+        // All cases have the same predictions; one of a single rank lacks the last.
+        let longest = self.cases.iter().max_by_key(|case| case.predictions.len());
+        let headings = longest.iter().flat_map(|case| &case.predictions).map(Prediction::heading);
+        write!(f, "{:width$} {:>11}", "", "MB to each")?;
+        headings.clone().try_for_each(|heading| write!(f, " {heading:>10}"))?;
+        writeln!(f)?;
+        for case in &self.cases {
+            write!(f, "{:width$} {:>11.1}", case.problem, case.received_bytes as f64 / 1e6)?;
+            for it in &case.predictions {
+                write!(f, " {:>10.1}", it.total_us)?;
+            }
+            writeln!(f)?;
+        }
+        writeln!(
+            f,
+            "\nplain: the GEMM alone, with A already gathered; auto: the library's choice by these predictions"
+        )
+    }
+}

@@ -1,0 +1,320 @@
+//! Measuring for a table, as one rank of several.
+//!
+//! What belongs here: the problems one after the other, and one heat of the [`search`]; the bench has the
+//! loops and the checks. Invariant: all ranks do the same in the same order. An event on one rank (a wrong result, a refusal,
+//! Ctrl-C) reaches all ranks before any rank acts on it. No candidate is timed with a wrong result on any rank.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use overlap_gemm::cuda::device::driver_name;
+use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, GemmOptions, devices, kernels};
+use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
+use overlap_gemm::kernels::Kernel;
+use overlap_gemm::plan::{Engine, Problem};
+use overlap_gemm::tune::{
+    Asked, Entry, Family, Fits, Multiplying, Shape, Times, Tuning, candidates, record,
+};
+use overlap_gemm::{Error, Result};
+
+use super::SEED;
+use super::results::{Failed, Results, Tuned};
+use super::search::{self, Candidate, Heat, Tried, search};
+use crate::bench::cases::{Case, spread};
+use crate::bench::gpu::check::Check;
+use crate::bench::gpu::driver::Gpu;
+use crate::bench::gpu::inputs::{Inputs, Pools};
+use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step};
+use crate::bench::gpu::ranks::entrant::{
+    Entrant, Graphs, ONE_GRAPH, Runner, Track, wrong_anywhere,
+};
+use crate::bench::gpu::ranks::loops::{GRAPH_STEPS, LIMIT, SETS};
+use crate::bench::gpu::ranks::told;
+use crate::bench::gpu::timing::Watch;
+use crate::bench::report::command;
+use crate::bench::turns::turn;
+use crate::bench::wanted::Launch;
+use crate::exit::Failure;
+use crate::interrupt::Interrupt;
+use crate::output::Output;
+use crate::progress;
+use crate::statistics::median;
+
+const LAUNCHES: [Launch; 2] = [Launch::Graph, Launch::Plain];
+
+/// What all problems share.
+struct Tuner<'a> {
+    gpu: &'a Gpu,
+    group: Arc<Group>,
+    watch: Watch,
+    file: &'a Path,
+    interrupt: Interrupt,
+}
+
+/// Measures all problems as one rank; rank 0 keeps and shows what came out.
+pub fn run(
+    cases: &[Case],
+    file: &Path,
+    output: Option<Output>,
+    interrupt: Interrupt,
+) -> Result<(), Failure> {
+    let seat = Seat::from_env()?;
+    let gpu = Gpu::open(seat.local_rank as usize % devices()?.len().max(1))?;
+    // Ranks that share a GPU would find what is true of no machine.
+    let options = GroupOptions::default().device(&gpu.device.bus_id()?);
+    let group = Arc::new(Group::from_env(&options)?);
+    let tuner = Tuner { gpu: &gpu, group, watch: Watch::new(&gpu)?, file, interrupt };
+    let bar = output.as_ref().map(|output| progress::bar(cases.len() as u64, "problems", output));
+    let mut results = Results {
+        command: command(),
+        version: env!("CARGO_PKG_VERSION"),
+        machine: format!(
+            "{} × {}, driver {}",
+            tuner.group.ranks(),
+            gpu.device.info().name,
+            driver_name()?
+        ),
+        file: file.display().to_string(),
+        measured: Vec::new(),
+        failed: Vec::new(),
+        interrupted: false,
+    };
+    let measured = tuner.run(cases, &mut results, || bar.iter().for_each(|bar| bar.inc(1)));
+    bar.iter().for_each(|bar| bar.finish_and_clear());
+    told(&tuner.group, measured)?;
+    tuner.group.barrier("the end of tuning", LIMIT)?;
+    if let Some(output) = output {
+        output.write(&results, |stdout| write!(stdout, "{results}"))?;
+    }
+    if results.interrupted {
+        return Err(Failure::Interrupted);
+    }
+    let wrong = results.failed.iter().find(|failed| failed.wrong);
+    wrong.map_or(Ok(()), |failed| Err(Failure::CheckFailed(failed.to_string())))
+}
+
+impl Tuner<'_> {
+    fn run(
+        &self,
+        cases: &[Case],
+        results: &mut Results,
+        mut done: impl FnMut(),
+    ) -> Result<(), Failure> {
+        if self.group.rank() == 0 {
+            // Written before anything is measured, so that nothing is lost to a path that cannot be.
+            record(self.file, &[])?;
+        }
+        let mut pools = Pools::new(SEED);
+        let l2_bytes = self.gpu.l2_bytes()?;
+        for case in cases {
+            let problem = spread(&case.problem, self.group.ranks())?;
+            let inputs = pools.inputs(self.gpu, &problem, l2_bytes)?;
+            let mut check = Check::new(&pools, &problem, &inputs, true, SEED);
+            // As the bench does: they take turns, and the last one's A is gathered.
+            let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
+            check.set = sets - 1;
+            let mut here = Here {
+                tuner: self,
+                case: case.to_string(),
+                problem: &problem,
+                inputs: &inputs,
+                check,
+                sets,
+                failed: &mut results.failed,
+            };
+            let candidates = here.candidates()?;
+            let found = search(candidates, |candidates, heat| here.heat(candidates, heat))?;
+            let Some(tried) = found else {
+                results.interrupted = true;
+                break;
+            };
+            if let Some(best) = tried.first() {
+                let entry = self.entry(&problem, best)?;
+                if self.group.rank() == 0 {
+                    record(self.file, std::slice::from_ref(&entry))?;
+                }
+                results.measured.push(Tuned { problem: case.to_string(), entry, tried });
+            }
+            done();
+        }
+        Ok(())
+    }
+
+    fn entry(&self, problem: &Problem, best: &Tried) -> Result<Entry> {
+        // To the nanosecond.
+        let us = |us: f64| Some((us * 1e3).round() / 1e3);
+        let info = self.gpu.device.info();
+        Ok(Entry {
+            family: Family::of(problem, &info.name),
+            shape: Shape::of(problem),
+            sms: info.sm_count,
+            driver: driver_name()?,
+            crate_version: env!("CARGO_PKG_VERSION").into(),
+            way: best.candidate.way,
+            multiplying: best.candidate.multiplying.clone(),
+            us: Times { graph: us(best.graph), plain: us(best.plain) },
+        })
+    }
+
+    /// Whether any rank was interrupted, at the same place on all.
+    fn stops(&self) -> Result<bool> {
+        let own = [u8::from(self.interrupt.check().is_err())];
+        let all = self.group.all_gather("whether to go on", &own, LIMIT)?;
+        Ok(all.iter().any(|part| part.as_slice() == [1]))
+    }
+}
+
+/// One problem on this rank.
+struct Here<'a> {
+    tuner: &'a Tuner<'a>,
+    case: String,
+    problem: &'a Problem,
+    inputs: &'a Inputs,
+    check: Check<'a>,
+    sets: usize,
+    failed: &'a mut Vec<Failed>,
+}
+
+/// The kernels of this binary, with the default options.
+struct Compiled(&'static [Kernel]);
+
+impl Fits for Compiled {
+    fn kernels(&self) -> &[Kernel] {
+        self.0
+    }
+}
+
+impl<'a> Here<'a> {
+    /// The plan without a table, and each way with its best kernels, by prediction.
+    fn candidates(&self) -> Result<Vec<Candidate>> {
+        let Tuner { gpu, group, .. } = self.tuner;
+        let problems = std::slice::from_ref(self.problem);
+        let (gather, gemm, none) = (GatherOptions::default(), gemm_options(), Tuning::none());
+        let layer =
+            AllGatherGemm::plan_tuned(group, &gpu.device, problems, None, &gather, &gemm, &none)?;
+        let way = layer.way();
+        if way.engine == Engine::Nccl {
+            return Err(Error::Unsupported {
+                what: format!("tuning with {}", way.engine),
+                why: "these GPUs do not reach each other's memory, and there is one way only"
+                    .into(),
+                remedy: "tune on GPUs that NVLink connects",
+            });
+        }
+        let multiplying = Multiplying::of(layer.kernel(), layer.choice());
+        let untuned = Candidate { way, multiplying, untuned: true };
+        let info = gpu.device.info();
+        let asked = Asked { gpu: &info.name, sms: info.sm_count, problem: self.problem };
+        Ok(search::candidates(untuned, candidates(&asked, &Compiled(kernels()?))))
+    }
+
+    /// Plans, checks and times the candidates, interleaved. `None`: interrupted.
+    fn heat(&mut self, candidates: Vec<Candidate>, heat: Heat) -> Result<Option<Vec<Tried>>> {
+        let (mut runners, mut entered) = (Vec::new(), Vec::new());
+        for candidate in candidates {
+            if self.tuner.stops()? {
+                return Ok(None);
+            }
+            if let Some(new) = self.enter(&candidate)? {
+                runners.extend(new);
+                entered.push(candidate);
+            }
+        }
+        if !self.rounds(&mut runners, heat)? {
+            return Ok(None);
+        }
+        let time = |runner: &Entrant<'_>| median(&runner.times).unwrap_or(f64::INFINITY);
+        let pairs = entered.into_iter().zip(runners.chunks(LAUNCHES.len()));
+        let tried = pairs.map(|(candidate, of_it)| {
+            let [graph, plain] = [time(&of_it[0]), time(&of_it[1])];
+            Tried { candidate, graph, plain }
+        });
+        Ok(Some(tried.collect()))
+    }
+
+    /// Plans one candidate for each launch mode, and checks its results; `None` if it is refused or wrong.
+    fn enter(&mut self, candidate: &Candidate) -> Result<Option<Vec<Entrant<'a>>>> {
+        let Tuner { gpu, group, .. } = self.tuner;
+        let (problem, inputs) = (self.problem, self.inputs);
+        let place = Place { gpu, group, problem, inputs, set: self.check.set };
+        let Candidate { way, multiplying, .. } = candidate;
+        let gather = GatherOptions::default().with_engine(way.engine).with_pieces(way.pieces);
+        let gemm = gemm_options()
+            .with_kernel(&multiplying.kernel)
+            .with_swizzle(multiplying.swizzle)
+            .with_splits(multiplying.splits);
+        let mut entrants = Vec::new();
+        for launch in LAUNCHES {
+            let strategy = Some(way.strategy);
+            let planned =
+                AllGatherGemm::plan(group, &gpu.device, problem, strategy, &gather, &gemm);
+            let layer = match planned {
+                Ok(layer) => layer,
+                // Refused on all ranks; else the group is over, and so is everything.
+                Err(error) if group.check().is_ok() => {
+                    self.fail(candidate, false, format!("refused: {error}"));
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
+            };
+            let mut step = Gathered::of(place, layer, false)?;
+            let checked = self.check.run(gpu, inputs, |set| step.enqueue(set))?;
+            step.check()?;
+            if let Some(why) = wrong_anywhere(group, checked.err())? {
+                self.fail(candidate, true, why);
+                return Ok(None);
+            }
+            let (name, kind, what) = (String::new(), step.kind(), String::new());
+            let (failed, times, host) = (None, Vec::new(), Vec::new());
+            let runner = Runner::Here { graph: None, step: Box::new(step) };
+            entrants.push(Entrant { name, kind, launch, what, failed, times, host, runner });
+        }
+        Ok(Some(entrants))
+    }
+
+    fn fail(&mut self, candidate: &Candidate, wrong: bool, why: String) {
+        let (problem, candidate) = (self.case.clone(), candidate.clone());
+        self.failed.push(Failed { problem, candidate, wrong, why });
+    }
+
+    /// The loops of all candidates, interleaved. `false`: interrupted.
+    fn rounds(&self, runners: &mut [Entrant<'a>], heat: Heat) -> Result<bool> {
+        let Tuner { gpu, group, watch, .. } = self.tuner;
+        let track = Track { gpu, group, watch, sets: self.sets };
+        for runner in runners.iter_mut() {
+            runner.capture(&track)?;
+            // Twice: the first loop finds cold clocks.
+            runner.time(&track, ONE_GRAPH)?;
+            let first = runner.time(&track, ONE_GRAPH)?;
+            runner.times.extend(first);
+        }
+        let least = LAUNCHES.map(|launch| {
+            let alike = runners.iter().filter(|runner| runner.launch == launch);
+            alike.map(|runner| runner.times[0]).fold(f64::INFINITY, f64::min)
+        });
+        let goes_on = |runner: &Entrant<'_>| {
+            let least = if runner.launch == Launch::Graph { least[0] } else { least[1] };
+            runner.times[0] <= heat.give_up * least
+        };
+        let mut going: Vec<_> = runners.iter_mut().filter(|runner| goes_on(runner)).collect();
+        // What was only a first look does not count.
+        going.iter_mut().for_each(|runner| runner.times.clear());
+        let us = least[0].min(least[1]).max(1.0);
+        let graphs = ((1e3 * heat.loop_ms / us).ceil() as usize).div_ceil(GRAPH_STEPS).max(1);
+        for round in 0..heat.rounds {
+            if self.tuner.stops()? {
+                return Ok(false);
+            }
+            for nth in turn(round, going.len()) {
+                let time = going[nth].time(&track, Graphs { warm: graphs, timed: graphs })?;
+                going[nth].times.extend(time);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// B is written before the first step, as weights are.
+fn gemm_options() -> GemmOptions {
+    GemmOptions::default().with_constant_b(true)
+}
