@@ -218,19 +218,19 @@ impl World {
 
     /// Compares every element with the reference; says what is wrong.
     fn complaint<A: Element, D: Element>(&self, outputs: &[Vec<Vec<Vec<D>>>]) -> Option<String> {
-        for step in 0..self.steps.len() {
+        for (step, _) in self.steps.iter().enumerate() {
             let all: Vec<Inputs<A, D>> =
                 (0..self.problem.ranks()).map(|rank| self.inputs(rank, step)).collect();
-            for product in 0..self.columns.len() {
+            for (product, OfProduct { problem, .. }) in all[0].of_products.iter().enumerate() {
                 let ranks = all.iter().map(|one| {
-                    let OfProduct { problem, b, b_scales, .. } = &one.of_products[product];
+                    let OfProduct { b, b_scales, .. } = &one.of_products[product];
                     Reference::new(problem, &one.a, b, &one.a_scales, b_scales).unwrap()
                 });
                 let ranks: Vec<_> = ranks.collect();
                 for (rank, inputs) in (0..).zip(&all) {
                     let d = &outputs[rank as usize][step][product];
-                    let (owner, own) = (self.owner(rank), &inputs.of_products[product]);
-                    let (rows, ending) = (0..own.problem.m(), own.ending.epilogue());
+                    let (owner, rows) = (self.owner(rank), 0..problem.m());
+                    let ending = inputs.of_products[product].ending.epilogue();
                     let report = compare_reduced(&ranks, owner, self.reduction, d, rows, ending);
                     if let Some(complaint) = report.unwrap().complaint() {
                         return Some(format!(
