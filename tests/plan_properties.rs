@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{all_reduce, chunks, plan, plan_of, reduce_scatter, shards, tiling};
+use common::{all_reduce, chunks, plan, plan_of, reduce_scatter, tiling};
 use overlap_gemm::plan::model::{Schedules, explore, run};
 use overlap_gemm::plan::{
     Chunks, Engine, Operation, PlanOptions, Shards, Strategy as Order, Tile, TileOrder, Tiling,
@@ -159,7 +159,7 @@ proptest! {
     #[cfg(feature = "serde")]
     #[test]
     fn problems_and_plans_round_trip_through_json(
-        shards in shards(), n in 1u64..5000, k in 1u64..5000, pad in 0u64..9, tiling in tiling(),
+        shards in common::shards(), n in 1u64..5000, k in 1u64..5000, pad in 0u64..9, tiling in tiling(),
         scatter in reduce_scatter(),
     ) {
         use overlap_gemm::plan::{Plan, Problem, Scaling};
