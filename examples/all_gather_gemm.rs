@@ -5,16 +5,8 @@
 //! until sending a step takes longer than computing it, so the last step's timeline shows tiles that run
 //! as soon as their chunk has arrived.
 //!
-//! In the order of execution:
-//!
-//! 1. `Problem` and `PlanOptions` say what is multiplied and how it is cut. Both are plain values.
-//! 2. `Group::local_with` makes one `Rank` for each thread.
-//! 3. `AllGatherGemm::plan` allocates and agrees; `enqueue_all` gathers and multiplies, step by step.
-//! 4. `Reference` computes every result in `f64`, with a bound for the rounding error.
-//!
 //! Run it: `cargo run --release --example all_gather_gemm`
 
-use std::process::ExitCode;
 use std::thread;
 
 use overlap_gemm::element::bf16;
@@ -34,17 +26,7 @@ const SEED: u64 = 7;
 /// the planned one.
 const STEPS: [[u32; RANKS as usize]; 3] = [[64, 64, 64, 64], [64, 0, 29, 45], [64; 4]];
 
-fn main() -> ExitCode {
-    match all_ranks() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn all_ranks() -> Result<()> {
+fn main() -> Result<()> {
     let problem = Problem::builder(256, N, K).ranks(RANKS.into()).build()?;
     // Two chunks a shard, and tiles as high as a chunk: each tile waits for one chunk alone.
     let options = PlanOptions::new().with_pieces(2).with_tiling(Tiling::of_tile(32, 48));

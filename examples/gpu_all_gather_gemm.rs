@@ -1,15 +1,12 @@
 //! All-gather + GEMM on GPUs, one process a rank: `overlap-gemm launch -n 2 -- target/…/examples/gpu_all_gather_gemm`,
-//! or torchrun, mpirun, srun. With the argument `threads` all ranks are threads of one process, a GPU each.
+//! or torchrun, mpirun, srun.
 //!
 //! Every rank passes its rows of A, multiplies all rows by its own B, and checks rows of its output.
 
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use overlap_gemm::cuda::cudarc::driver::DevicePtr;
-use overlap_gemm::cuda::{
-    AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard, devices,
-};
+use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard};
 use overlap_gemm::element::bf16;
 use overlap_gemm::group::{Group, GroupOptions, Launch};
 use overlap_gemm::plan::Problem;
@@ -18,10 +15,11 @@ const M: usize = 4096;
 const N: usize = 3584;
 const K: usize = 8192;
 
-type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
-
-fn one_rank(group: Group, device: &Device) -> Outcome {
-    let (group, stream) = (Arc::new(group), device.new_stream()?);
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let device = Device::open(Launch::from_env()?.local_rank as usize)?;
+    // Two ranks on one GPU would be refused.
+    let group = Arc::new(Group::from_env(&GroupOptions::default().device(&device.bus_id()?))?);
+    let stream = device.new_stream()?;
     let (rank, ranks) = (group.rank() as usize, group.ranks() as usize);
     let problem = Problem::builder(M as u64, N as u64, K as u64).ranks(ranks as u64).build()?;
 
@@ -29,7 +27,7 @@ fn one_rank(group: Group, device: &Device) -> Outcome {
     let gather = GatherOptions::default();
     // A promise: no kernel writes B, a weight, while steps are under way.
     let gemm = GemmOptions::default().with_constant_b(true);
-    let mut layer = AllGatherGemm::plan(&group, device, &problem, None, &gather, &gemm)?;
+    let mut layer = AllGatherGemm::plan(&group, &device, &problem, None, &gather, &gemm)?;
     if rank == 0 {
         print!("{}", layer.explain());
     }
@@ -60,31 +58,4 @@ fn one_rank(group: Group, device: &Device) -> Outcome {
     }
     println!("rank {rank} of {ranks}: right");
     Ok(())
-}
-
-fn run() -> Outcome {
-    if std::env::args().nth(1).as_deref() != Some("threads") {
-        let device = Device::open(Launch::from_env()?.local_rank as usize)?;
-        // Two ranks on one GPU would be refused.
-        let group = Group::from_env(&GroupOptions::default().device(&device.bus_id()?))?;
-        return one_rank(group, &device);
-    }
-    let open: Vec<Device> = (0..devices()?.len()).map(Device::open).collect::<Result<_, _>>()?;
-    let groups = Group::local(open.len() as u32)?;
-    std::thread::scope(|scope| {
-        let ranks = groups.into_iter().zip(&open);
-        let spawn = |(group, device)| scope.spawn(move || one_rank(group, device));
-        let threads: Vec<_> = ranks.map(spawn).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("no rank panics"))
-    })
-}
-
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
 }

@@ -3,17 +3,9 @@
 //! A layer of a tensor-parallel model does this before its first step: every process learns its rank, joins
 //! the group, and exchanges its number of rows. All ranks then make the same plan.
 //!
-//! In the order of execution:
-//!
-//! 1. `Group::from_env` reads the launcher's environment variables and connects to rank 0's store.
-//! 2. `on_end` registers what happens when a rank dies: here one line on stderr; with a GPU, the abort word.
-//! 3. `all_gather` gives every rank the rows of all ranks; `Problem` and `Plan` follow from them.
-//! 4. `barrier` keeps every rank in the group until all have read.
-//!
 //! Run it: `cargo build --release --example ranks`, then
 //! `overlap-gemm launch -n 4 -- target/release/examples/ranks`
 
-use std::process::ExitCode;
 use std::time::Duration;
 
 use overlap_gemm::Result;
@@ -22,17 +14,8 @@ use overlap_gemm::plan::{Plan, PlanOptions, Problem};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn main() -> ExitCode {
-    match one_rank() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn one_rank() -> Result<()> {
+fn main() -> Result<()> {
+    // Reads the launcher's environment variables, and connects to rank 0's store.
     let group = Group::from_env(&GroupOptions::default())?;
     let (rank, ranks) = (group.rank(), group.ranks());
     group.on_end(move |error| eprintln!("rank {rank}: the group is over: {error}"));

@@ -11,7 +11,6 @@
 //!
 //! The result is checked against `f64`. Run it: `cargo run --release --example tensor_parallel_mlp`
 
-use std::process::ExitCode;
 use std::thread;
 
 use overlap_gemm::Result;
@@ -33,17 +32,7 @@ struct Weights {
     down: Vec<bf16>,
 }
 
-fn main() -> ExitCode {
-    match all_ranks() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn all_ranks() -> Result<()> {
+fn main() -> Result<()> {
     let mut random = Random::new(7);
     let tokens: Vec<bf16> = random.elements((TOKENS * WIDTH) as u64);
     let mut weight = || random.elements((SLICE * WIDTH) as u64);
@@ -100,35 +89,29 @@ fn silu(x: f64) -> f64 {
 fn check(tokens: &[bf16], weights: &[Weights], outputs: &[bf16]) {
     const ROUNDING: f64 = 1.0 / 256.0;
     let wide = |values: &[bf16]| -> Vec<f64> { values.iter().map(|v| v.to_f32().into()).collect() };
-    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
-    let weights: Vec<[Vec<f64>; 3]> =
-        weights.iter().map(|w| [&w.gate, &w.up, &w.down].map(|values| wide(values))).collect();
-    let mut worst: f64 = 0.0;
-    for (token, output) in wide(tokens).chunks(WIDTH).zip(outputs.chunks(WIDTH)) {
+    let dot = |a: &[f64], b: &[bf16]| -> f64 { a.iter().zip(wide(b)).map(|(a, b)| a * b).sum() };
+    for (token, output) in tokens.chunks(WIDTH).zip(outputs.chunks(WIDTH)) {
+        let token = wide(token);
         let (mut sums, mut bounds) = ([0.0; WIDTH], [0.0; WIDTH]);
-        for [gate, up, down] in &weights {
+        for Weights { gate, up, down } in weights {
             let both = gate.chunks(WIDTH).zip(up.chunks(WIDTH));
-            let both: Vec<[f64; 2]> = both.map(|(g, u)| [dot(token, g), dot(token, u)]).collect();
+            let both: Vec<[f64; 2]> = both.map(|(g, u)| [dot(&token, g), dot(&token, u)]).collect();
             for (at, row) in down.chunks(SLICE).enumerate() {
-                let (mut sum, mut bound) = (0.0, 0.0);
-                for ([gate, up], weight) in both.iter().zip(row) {
+                let mut sum = 0.0;
+                for ([gate, up], weight) in both.iter().zip(wide(row)) {
                     let hidden = silu(*gate) * up;
                     sum += hidden * weight;
-                    bound += 2.0 * ROUNDING * ((gate * up).abs() + hidden.abs()) * weight.abs();
+                    bounds[at] +=
+                        2.0 * ROUNDING * ((gate * up).abs() + hidden.abs()) * weight.abs();
                 }
                 sums[at] += sum;
-                bounds[at] += bound + ROUNDING * sum.abs();
+                bounds[at] += ROUNDING * sum.abs();
             }
         }
         for ((output, sum), bound) in output.iter().zip(sums).zip(bounds) {
-            let error = (f64::from(output.to_f32()) - sum).abs() / (bound + ROUNDING * sum.abs());
-            assert!(error <= 1.0, "{output}, not {sum}"); // NaN fails, too
-            worst = worst.max(error);
+            let error = (f64::from(output.to_f32()) - sum).abs();
+            assert!(error <= bound + ROUNDING * sum.abs(), "{output}, not {sum}"); // NaN fails, too
         }
     }
-    println!(
-        "{TOKENS} tokens of {WIDTH} on {RANKS} ranks, a hidden layer of {}: right; the largest error is {:.0} % of its bound",
-        SLICE * RANKS as usize,
-        100.0 * worst
-    );
+    println!("{TOKENS} tokens of {WIDTH} on {RANKS} ranks: right");
 }

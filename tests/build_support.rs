@@ -7,6 +7,8 @@
 
 #[path = "../build/compiler.rs"]
 mod compiler;
+#[path = "common/folder.rs"]
+mod folder;
 #[path = "../build/jobs.rs"]
 mod jobs;
 #[path = "../build/probe.rs"]
@@ -22,27 +24,11 @@ mod toolkit;
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// A folder that is removed when the test ends.
-struct Folder(PathBuf);
+use folder::Folder;
 
 impl Folder {
-    fn new(test: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("overlap-gemm-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn write(&self, name: &str, text: &str) {
-        let path = self.0.join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    }
-
     /// A toolkit whose nvcc prints this release.
     fn toolkit(&self, root: &str, release: &str) {
         let line = format!("Cuda compilation tools, release {release}, V{release}.88");
@@ -60,12 +46,6 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn nvcc_versions() {
     let text = "nvcc: NVIDIA (R) Cuda compiler driver\nCopyright (c) 2005-2025 NVIDIA Corporation\n\
@@ -78,14 +58,6 @@ fn nvcc_versions() {
     for nonsense in ["", "release", "release x.y", "release 12", "no compiler here"] {
         assert_eq!(toolkit::parse_nvcc_version(nonsense), None, "{nonsense}");
     }
-}
-
-#[test]
-fn numbers_in_headers() {
-    let text = "#pragma once\n#define CUTLASS_MAJOR 4\n  #define CUTLASS_MINOR 2 // two\n";
-    assert_eq!(toolkit::parse_define(text, "CUTLASS_MAJOR"), Some(4));
-    assert_eq!(toolkit::parse_define(text, "CUTLASS_MINOR"), Some(2));
-    assert_eq!(toolkit::parse_define(text, "CUTLASS_PATCH"), None);
 }
 
 #[test]
@@ -299,37 +271,6 @@ fn the_table_of_kernels_can_be_read() {
     assert_eq!(two, [first.clone(), last.clone()], "as the table has them");
     let error = read(&format!("{},bf16", first.name)).unwrap_err();
     assert!(error.starts_with("csrc/kernels.txt has no kernel 'bf16'; "), "{error}");
-}
-
-#[test]
-fn sources_are_even_and_have_every_kernel_once() {
-    let row =
-        |i: usize, set: &str| format!("bf16 bf16 bf16 nk 128x{}x64 1x1 pingpong - {set}\n", i + 1);
-    for (defaults, others) in [(0, 0), (1, 0), (0, 6), (9, 47), (5, 5), (6, 11)] {
-        let text: String = (0..defaults + others)
-            .map(|i| row(i, if i < defaults { "default" } else { "all" }))
-            .collect();
-        let rows = table::read(&text, &table::Selection::All).unwrap();
-        let sources = table::sources(&rows);
-        let names: Vec<_> =
-            sources.iter().flat_map(|(_, rows)| rows).map(|row| &row.name).collect();
-        assert_eq!(names, rows.iter().map(|row| &row.name).collect::<Vec<_>>());
-        for default in [true, false] {
-            let sizes = sources.iter().filter(|(_, rows)| rows[0].default == default);
-            let sizes: Vec<_> = sizes.map(|(_, rows)| rows.len()).collect();
-            let (least, most) = (sizes.iter().min(), sizes.iter().max());
-            assert!(most <= least.map(|n| n + 1).as_ref() && most <= Some(&5), "{sizes:?}");
-        }
-        assert!(
-            sources.iter().all(|(_, rows)| rows.iter().all(|row| row.default == rows[0].default))
-        );
-        // What the default set is made of is the same with and without the others.
-        let defaults = table::read(&text, &table::Selection::Default).unwrap();
-        let alone: Vec<_> =
-            table::sources(&defaults).iter().map(|(_, rows)| table::source(rows)).collect();
-        let together = sources.iter().map(|(_, rows)| table::source(rows));
-        assert_eq!(together.take(alone.len()).collect::<Vec<_>>(), alone);
-    }
 }
 
 #[test]

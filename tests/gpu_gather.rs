@@ -5,15 +5,13 @@
 mod gpu;
 #[path = "common/mutants.rs"]
 mod mutants;
-#[path = "common/port.rs"]
-mod port;
+#[path = "common/processes.rs"]
+mod processes;
 
 #[path = "gpu_gather/all_gather.rs"]
 mod all_gather;
 #[path = "gpu_gather/all_gather_gemm.rs"]
 mod all_gather_gemm;
-#[path = "gpu_gather/executors.rs"]
-mod executors;
 #[path = "gpu_gather/faults.rs"]
 mod faults;
 #[path = "gpu_gather/kernels_before.rs"]

@@ -14,14 +14,15 @@ mod gpu;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gpu::call::call;
+use gpu::call::{call, check};
 use gpu::case::Case;
-use gpu::inputs::{random_rows, some_rows};
+use gpu::inputs::random_rows;
 use gpu::plain::{run, run_cases};
-use gpu::{Gpu, in_parallel, on_all_cores, on_every_kernel, share_of_rounds, tried_kernels};
+use gpu::{
+    Gpu, captured, in_parallel, on_all_cores, on_every_kernel, share_of_rounds, tried_kernels,
+};
 use overlap_gemm::Error;
-use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use overlap_gemm::cuda::{self, Device, Gemm, GemmOptions, Operands, kernels};
+use overlap_gemm::cuda::{self, Device, Gemm, GemmOptions, Operands};
 use overlap_gemm::element::bf16;
 use overlap_gemm::plan::Problem;
 use overlap_gemm::random::Random;
@@ -137,10 +138,7 @@ fn rows_vary_while_k_is_cut() {
             let operands = call.addresses(&gpu.stream).rows(rows);
             // SAFETY: the call's own memory, which outlives the look at it.
             unsafe { gemm.enqueue_raw(&gpu.stream, &operands) }.unwrap();
-            call.fetch(&gpu.stream);
-            call.check_written(rows);
-            let report = call.report(&some_rows(rows, random));
-            assert_eq!(report.wrong, 0, "{rows} rows of {case:?}: {report:?}");
+            check(&mut *call, &gpu.stream, &case, rows, random);
         }
     });
 }
@@ -188,10 +186,7 @@ fn any_thread_may_enqueue() {
                 for _ in 0..10 {
                     call.enqueue(gemm, &gpu.stream);
                 }
-                call.fetch(&gpu.stream);
-                call.check_written(512);
-                let report = call.report(&some_rows(512, &mut random));
-                assert_eq!(report.wrong, 0, "{case:?}: {report:?}");
+                check(&mut *call, &gpu.stream, case, 512, &mut random);
             });
         }
     });
@@ -218,10 +213,7 @@ fn two_products_that_cut_k_share_the_gpu() {
                 }
             }
             for (gpu, _, mut call) in both {
-                call.fetch(&gpu.stream);
-                call.check_written(700);
-                let report = call.report(&some_rows(700, random));
-                assert_eq!(report.wrong, 0, "{case:?}: {report:?}");
+                check(&mut *call, &gpu.stream, &case, 700, random);
             }
         }
     });
@@ -239,10 +231,9 @@ fn a_captured_product_replays_on_new_inputs() {
         let operands = call.addresses(stream);
 
         // The strictest mode: an allocation or a wait in `enqueue` would end the capture with an error.
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
         // SAFETY: the buffers are of this problem and outlive the graph's last launch.
-        unsafe { gemm.enqueue_raw(stream, &operands) }.unwrap();
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        let enqueue = || unsafe { gemm.enqueue_raw(stream, &operands) }.unwrap();
+        let graph = captured(stream, true, enqueue);
         let mut replay = || {
             call.renew(stream, random);
             call.poison_d(stream);
@@ -363,48 +354,6 @@ fn without_a_gpu_every_door_says_so() {
     assert!(error.to_string().starts_with("no usable GPU: "), "{error}");
     for ordinal in [0, 1, usize::MAX] {
         assert_eq!(Device::open(ordinal).map(|_| ()), Err(error.clone()));
-    }
-}
-
-#[test]
-fn with_or_without_kernels_the_build_says_so() {
-    let problem = Problem::builder(64, 64, 64).build().unwrap();
-    match cuda::build_info() {
-        Ok(info) => {
-            assert!(cuda::kernels_built().is_ok());
-            assert!(info.toolkit.split('.').count() >= 2 && info.cutlass.starts_with("4."));
-            assert!(!info.instances.is_empty() && !kernels().unwrap().is_empty(), "{info:?}");
-            assert_eq!(Gemm::check(&problem, &GemmOptions::default()), Ok(()));
-        }
-        Err(error) => {
-            assert!(matches!(error, Error::KernelsNotBuilt { .. }), "{error:?}");
-            assert_eq!(cuda::kernels_built(), Err(error.clone()));
-            assert_eq!(kernels(), Err(error.clone()));
-            assert_eq!(Gemm::check(&problem, &GemmOptions::default()), Err(error));
-        }
-    }
-}
-
-#[test]
-fn impossible_products_are_refused_without_a_device() {
-    let options = GemmOptions::default();
-    let misaligned = Problem::builder(64, 64, 12).build().unwrap();
-    let error = Gemm::check(&misaligned, &options).unwrap_err();
-    assert!(matches!(error, Error::Misaligned { bytes: 24, multiple_of: 16, .. }), "{error:?}");
-    for (m, n, k) in [(0, 8, 8), (8, 0, 8), (8, 8, 0), (1 << 31, 8, 8), (8, 8, u64::MAX)] {
-        let error = Problem::builder(m, n, k).build().unwrap_err();
-        assert!(matches!(error, Error::OutOfRange { .. }), "{error:?}");
-    }
-    let huge = Problem::builder(8, 8, i32::MAX as u64).lda(i32::MAX as u64).build().unwrap();
-    assert!(matches!(Gemm::check(&huge, &options), Err(Error::OutOfRange { .. })));
-    if cuda::kernels_built().is_ok() {
-        let ragged = Problem::builder(100, 96, 98).lda(104).ldb(104).build().unwrap();
-        assert_eq!(Gemm::check(&ragged, &options.clone().with_sm_limit(64)), Ok(()));
-        let wide = Problem::builder(100, 99, 98).lda(104).ldb(104).ldd(104).build().unwrap();
-        let error = Gemm::check(&wide, &options).unwrap_err();
-        assert!(error.to_string().starts_with("the width of D (n) is 198 bytes"), "{error}");
-        let nowhere = Gemm::check(&ragged, &options.with_kernel("none such")).unwrap_err();
-        assert!(nowhere.to_string().starts_with("the kernel 'none such' is not supported"));
     }
 }
 

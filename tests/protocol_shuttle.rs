@@ -135,6 +135,34 @@ impl World {
         let seen = self.row(rank, epoch, chunk).load(Ordering::Relaxed);
         assert_eq!(seen, epoch, "rank {rank} reads chunk {chunk} of another epoch");
     }
+
+    /// Reading takes time: twice, with others running in between.
+    fn check_slowly(&self, rank: u32, epoch: u32, chunks: impl Iterator<Item = u32> + Clone) {
+        chunks.clone().for_each(|chunk| self.check(rank, epoch, chunk));
+        shuttle::thread::yield_now();
+        chunks.for_each(|chunk| self.check(rank, epoch, chunk));
+    }
+}
+
+fn epochs() -> impl Iterator<Item = u32> {
+    (1..=EPOCHS).map(|step| BEFORE.wrapping_add(step))
+}
+
+/// Starts so many threads.
+fn start(
+    world: &Arc<World>,
+    threads: u32,
+    run: impl Fn(&Arc<World>, u32) + Clone + Send + 'static,
+) -> Vec<shuttle::thread::JoinHandle<()>> {
+    let spawn = |number| {
+        let (world, run) = (Arc::clone(world), run.clone());
+        shuttle::thread::spawn(move || run(&world, number))
+    };
+    (0..threads).map(spawn).collect()
+}
+
+fn join(threads: Vec<shuttle::thread::JoinHandle<()>>) {
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
 /// The rank's pusher, and where it hears of steps. `place` says where a chunk from this rank goes.
@@ -147,11 +175,8 @@ fn start_pusher(
     let world = Arc::clone(world);
     let pusher = shuttle::thread::spawn(move || {
         for epoch in to_send {
-            let copy = |chunk, to| {
-                world.check(rank, epoch, chunk);
-                // Moving takes time.
-                shuttle::thread::yield_now();
-                world.check(rank, epoch, chunk);
+            let copy = |chunk: u32, to| {
+                world.check_slowly(rank, epoch, chunk..chunk + 1);
                 world.write(to, epoch, place(&world, chunk, rank));
             };
             world.endpoint(rank, epoch).push(&mut Looks::default(), copy).unwrap();
@@ -164,33 +189,23 @@ fn run_rank(world: &Arc<World>, rank: u32) {
     let (steps, pusher) = start_pusher(world, rank, |_, chunk, _| chunk);
     let order = world.plan.tile_order(rank).unwrap();
     let awaited = Arc::new(world.awaited(rank));
-    for step in 1..=EPOCHS {
-        let epoch = BEFORE.wrapping_add(step);
+    for epoch in epochs() {
         let endpoint = world.endpoint(rank, epoch);
         endpoint.begin(&mut Looks::default()).unwrap();
         let copy = |chunk, _| world.write(rank, epoch, chunk);
         endpoint.publish(&mut Looks::default(), copy).unwrap();
         steps.send(epoch).unwrap();
-        let workers: Vec<_> = (0..WORKERS)
-            .map(|worker| {
-                let (world, order, awaited) =
-                    (Arc::clone(world), order.clone(), Arc::clone(&awaited));
-                shuttle::thread::spawn(move || {
-                    let endpoint = world.endpoint(rank, epoch);
-                    let mine = |index: &u64| index % u64::from(WORKERS) == u64::from(worker);
-                    for tile in (0..order.index_count()).filter(mine) {
-                        let touched = order.chunks_of(order.tile_at(tile).unwrap());
-                        let waits = touched.clone().filter(|chunk| awaited.contains(chunk));
-                        endpoint.await_chunks(waits, &mut Looks::default()).unwrap();
-                        // Reading takes time: twice, with others running in between.
-                        touched.clone().for_each(|chunk| world.check(rank, epoch, chunk));
-                        shuttle::thread::yield_now();
-                        touched.for_each(|chunk| world.check(rank, epoch, chunk));
-                    }
-                })
-            })
-            .collect();
-        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        let (order, awaited) = (order.clone(), Arc::clone(&awaited));
+        join(start(world, WORKERS, move |world, worker| {
+            let endpoint = world.endpoint(rank, epoch);
+            let mine = |index: &u64| index % u64::from(WORKERS) == u64::from(worker);
+            for tile in (0..order.index_count()).filter(mine) {
+                let touched = order.chunks_of(order.tile_at(tile).unwrap());
+                let waits = touched.clone().filter(|chunk| awaited.contains(chunk));
+                endpoint.await_chunks(waits, &mut Looks::default()).unwrap();
+                world.check_slowly(rank, epoch, touched);
+            }
+        }));
     }
     drop(steps);
     pusher.join().unwrap();
@@ -200,7 +215,7 @@ fn run_rank(world: &Arc<World>, rank: u32) {
 fn reduce_on_rank(world: &Arc<World>, rank: u32) {
     let (steps, pusher) = start_pusher(world, rank, World::slot);
     let ranks = world.plan.problem().ranks();
-    for epoch in (1..=EPOCHS).map(|step| BEFORE.wrapping_add(step)) {
+    for epoch in epochs() {
         let endpoint = world.endpoint(rank, epoch);
         endpoint.begin(&mut Looks::default()).unwrap();
         steps.send(epoch).unwrap();
@@ -223,10 +238,7 @@ fn reduce_on_rank(world: &Arc<World>, rank: u32) {
                         true => *chunk,
                         false => world.slot(*chunk, from),
                     });
-                    // Adding takes time: twice, with others running in between.
-                    places.clone().for_each(|place| world.check(rank, epoch, place));
-                    shuttle::thread::yield_now();
-                    places.for_each(|place| world.check(rank, epoch, place));
+                    world.check_slowly(rank, epoch, places);
                 }
                 Step::Move { .. } => {}
             }
@@ -249,13 +261,7 @@ fn run_ranks(
 ) {
     let run = move || {
         let world = Arc::new(World::new(rows, options, &change));
-        let ranks: Vec<_> = (0..rows.len() as u32)
-            .map(|number| {
-                let world = Arc::clone(&world);
-                shuttle::thread::spawn(move || rank(&world, number))
-            })
-            .collect();
-        ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        join(start(&world, rows.len() as u32, rank));
     };
     explore(run, iterations);
 }
@@ -277,36 +283,24 @@ fn run_input(chunks: u32, iterations: usize, tamper: fn(&World)) {
     let run = move || {
         let world = Arc::new(World::new(&[chunks], gathering(chunks), &|_| ()));
         tamper(&world);
-        let write = |chunk: u32| {
-            let world = Arc::clone(&world);
-            shuttle::thread::spawn(move || {
-                for epoch in (1..=EPOCHS).map(|step| BEFORE.wrapping_add(step)) {
-                    let (awaited, mut looks) = (Awaited::Consumed { by: 1 }, Looks::default());
-                    let write = || world.write(0, epoch, chunk);
-                    let mailbox = &world.mailboxes[0];
-                    mailbox.deliver(chunk, 0, epoch, awaited, &mut looks, write).unwrap();
-                }
-            })
-        };
-        let writers: Vec<_> = (0..chunks).map(write).collect();
-        for epoch in (1..=EPOCHS).map(|step| BEFORE.wrapping_add(step)) {
+        let writers = start(&world, chunks, |world, chunk| {
+            for epoch in epochs() {
+                let (awaited, mut looks) = (Awaited::Consumed { by: 1 }, Looks::default());
+                let write = || world.write(0, epoch, chunk);
+                world.mailboxes[0].deliver(chunk, 0, epoch, awaited, &mut looks, write).unwrap();
+            }
+        });
+        for epoch in epochs() {
             world.mailboxes[0].post_consumed(0, epoch.wrapping_sub(1));
-            let work = |worker: u32| {
-                let world = Arc::clone(&world);
-                shuttle::thread::spawn(move || {
-                    for chunk in (worker..chunks).step_by(WORKERS as usize) {
-                        let endpoint = world.endpoint(0, epoch);
-                        endpoint.await_chunks(chunk..chunk + 1, &mut Looks::default()).unwrap();
-                        world.check(0, epoch, chunk);
-                        shuttle::thread::yield_now();
-                        world.check(0, epoch, chunk);
-                    }
-                })
-            };
-            let workers: Vec<_> = (0..WORKERS).map(work).collect();
-            workers.into_iter().for_each(|worker| worker.join().unwrap());
+            join(start(&world, WORKERS, move |world, worker| {
+                for chunk in (worker..chunks).step_by(WORKERS as usize) {
+                    let endpoint = world.endpoint(0, epoch);
+                    endpoint.await_chunks(chunk..chunk + 1, &mut Looks::default()).unwrap();
+                    world.check_slowly(0, epoch, chunk..chunk + 1);
+                }
+            }));
         }
-        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        join(writers);
     };
     explore(run, iterations);
 }
@@ -396,8 +390,8 @@ fn every_mutant_of_a_reduction_is_caught_as_predicted() {
 }
 
 fn check_mutant(mutant: &'static Mutant, options: PlanOptions, rank: fn(&Arc<World>, u32)) {
-    let iterations = if mutant.run == Caught::Nothing { 50 } else { 1000 };
-    let change = |schedules: &mut [Schedule]| assert!(mutant.change(schedules));
+    let iterations = if mutant.run() == Caught::Nothing { 50 } else { 1000 };
+    let change = |schedules: &mut [Schedule]| assert!(mutant.change(&mut schedules[mutant.rank]));
     let run = || run_ranks(mutant.rows, options, iterations, rank, change);
     let ran = catch_unwind(AssertUnwindSafe(run));
     let why = ran.err().map(|panic| match panic.downcast::<String>() {
@@ -406,7 +400,7 @@ fn check_mutant(mutant: &'static Mutant, options: PlanOptions, rank: fn(&Arc<Wor
             panic.downcast::<&str>().map_or_else(|_| String::new(), |text| (*text).into())
         }
     });
-    let as_predicted = match (mutant.run, &why) {
+    let as_predicted = match (mutant.run(), &why) {
         (Caught::WrongRows, Some(why)) => why.contains("of another epoch"),
         (Caught::Hang, Some(why)) => why.contains("InVain"),
         (Caught::Nothing, why) => why.is_none(),

@@ -5,11 +5,15 @@
 
 #![cfg(target_os = "linux")]
 
+#[path = "common/folder.rs"]
+mod folder;
+
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use folder::Folder;
 
 /// Says what libtest says of a test that passed.
 const PASSES: &str = "echo 'running 1 test'; echo 'test result: ok. 1 passed; 0 failed'";
@@ -17,9 +21,9 @@ const FAILS: &str = "echo 'running 1 test'; echo 'test result: FAILED. 0 passed'
 const RUNS_NONE: &str = "echo 'running 0 tests'; echo 'test result: ok. 0 passed; 0 failed'";
 const HANGS: &str = "echo 'running 1 test'; sleep 600";
 
-/// A staged folder; removed when the test ends.
+/// A staged folder.
 struct Staged {
-    folder: PathBuf,
+    folder: Folder,
     /// One test at a time: a process that another test is just starting would hold a program open that
     /// this one has written, and nobody could run it then.
     _alone: MutexGuard<'static, ()>,
@@ -31,38 +35,26 @@ impl Staged {
     /// The folder with one of our scripts.
     fn new(test: &str, script: &str) -> Staged {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let folder =
-            std::env::temp_dir().join(format!("overlap-gemm-staged-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
+        let folder = Folder::new(&format!("staged-{test}"));
         let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts").join(script);
-        fs::copy(ours, folder.join(script)).unwrap();
+        fs::copy(ours, folder.0.join(script)).unwrap();
         Staged { folder, _alone }
     }
 
     /// A program that is this line of shell.
     fn program(&self, name: &str, line: &str) {
-        let path = self.folder.join(name);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, format!("#!/bin/sh\n{line}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        self.folder.write(name, &format!("#!/bin/sh\n{line}\n"));
     }
 
     /// Runs the script; its exit code and what it printed.
     fn run(&self, script: &str, args: &[&str]) -> (i32, String) {
-        let path = format!("{}:/usr/bin:/bin", self.folder.join("bin").display());
-        let mut command = Command::new(self.folder.join(script));
+        let path = format!("{}:/usr/bin:/bin", self.folder.0.join("bin").display());
+        let mut command = Command::new(self.folder.0.join(script));
         command.args(args).env("PATH", path);
         command.env("OVERLAP_GEMM_SANITIZE_SECONDS", "1").env("OVERLAP_GEMM_MUTANT_SECONDS", "1");
         let output = command.output().unwrap();
         let text = [output.stdout, output.stderr].concat();
         (output.status.code().unwrap(), String::from_utf8(text).unwrap())
-    }
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
@@ -94,16 +86,13 @@ fn with_sanitizer(test: &str, bad_tool: &str) -> Staged {
 }
 
 #[test]
-fn a_sanitizer_has_a_line_for_each_tool() {
+fn a_sanitizer_has_a_line_for_each_tool_and_what_it_found_is_a_failure() {
     let staged = with_sanitizer("clean", "none");
     let (code, text) = staged.run("run-gpu-tests", &["--sanitize"]);
     assert_eq!((code, text.as_str()), (0, "memcheck: clean\nracecheck: clean\nsynccheck: clean\n"));
     let (code, text) = staged.run("run-gpu-tests", &["--sanitize", "racecheck"]);
     assert_eq!((code, text.as_str()), (0, "racecheck: clean\n"));
-}
-
-#[test]
-fn what_a_sanitizer_found_is_a_failure() {
+    drop(staged);
     let staged = with_sanitizer("found", "racecheck");
     let (code, text) = staged.run("run-gpu-tests", &["--sanitize"]);
     assert_eq!(code, 1, "{text}");
@@ -138,64 +127,37 @@ fn without_a_sanitizer_the_script_says_so() {
     assert!(text.contains("no compute-sanitizer on PATH") || text.contains("FAILED"), "{text}");
 }
 
-/// A folder of mutants: the table, and the binaries that are those lines of shell.
-fn with_mutants(test: &str, table: &str, binaries: &[(&str, &str)]) -> (i32, String) {
-    let staged = Staged::new(test, "run-mutants");
-    fs::write(staged.folder.join("mutants.txt"), table).unwrap();
-    binaries.iter().for_each(|(name, line)| staged.program(name, line));
-    staged.run("run-mutants", &[])
-}
-
 const TABLE: &str = "control passes gpu one\nno_wait fails gpu one\nmaybe any gpu one\n";
+const ENDS: &str = "control passes gpu one\nno_wait ends gpu one\n";
+
+/// The tests of the code as it is, of `no_wait` and of `maybe`; whether that is as it should be; what is said, among others.
+const MUTANTS: [(&str, [&str; 3], bool, &str); 13] = [
+    (TABLE, [PASSES, FAILS, PASSES], true, "no_wait: killed by one (exit code 101)\n"),
+    (TABLE, [PASSES, FAILS, PASSES], true, "maybe: survived one, as it may\n"),
+    (TABLE, [PASSES, HANGS, FAILS], true, "no_wait: killed by one (it hung)\n"),
+    (TABLE, [PASSES, HANGS, FAILS], true, "maybe: killed by one (exit code 101)\n"),
+    (TABLE, [PASSES, PASSES, PASSES], false, "no_wait: SURVIVED one\n"),
+    (TABLE, [PASSES, RUNS_NONE, PASSES], false, "no_wait: one DID NOT RUN"),
+    (ENDS, [PASSES, FAILS, PASSES], true, "no_wait: killed by one"),
+    (ENDS, [PASSES, HANGS, PASSES], false, "no_wait: one HUNG"),
+    (ENDS, [PASSES, PASSES, PASSES], false, "no_wait: SURVIVED one\n"),
+    // As where there is no GPU: every test fails, and that says nothing about mutants.
+    (TABLE, [FAILS; 3], false, "control: one FAILS on the code as it is"),
+    ("", [PASSES; 3], false, "MUTANTS: FAILED\n"),
+    ("control passes gpu one\n", [PASSES; 3], false, "MUTANTS: FAILED\n"),
+    ("no_wait fails gpu one\n", [PASSES, FAILS, PASSES], false, "MUTANTS: FAILED\n"),
+];
 
 #[test]
-fn a_mutant_is_killed_by_a_test_that_fails_or_hangs() {
-    let (code, text) = with_mutants(
-        "killed",
-        TABLE,
-        &[("control/gpu", PASSES), ("no_wait/gpu", FAILS), ("maybe/gpu", PASSES)],
-    );
-    let said = "no_wait: killed by one (exit code 101)\nmaybe: survived one, as it may\n";
-    assert!(code == 0 && text.starts_with(said), "{text}");
-    let (code, text) = with_mutants(
-        "hangs",
-        TABLE,
-        &[("control/gpu", PASSES), ("no_wait/gpu", HANGS), ("maybe/gpu", FAILS)],
-    );
-    let said = "no_wait: killed by one (it hung)\nmaybe: killed by one (exit code 101)\n";
-    assert!(code == 0 && text.starts_with(said), "{text}");
-}
-
-#[test]
-fn a_test_that_has_to_end_on_a_mutant_may_not_hang() {
-    let table = "control passes gpu one\nno_limit ends gpu one\n";
-    for (line, passes) in [(FAILS, true), (HANGS, false), (PASSES, false)] {
-        let binaries = [("control/gpu", PASSES), ("no_limit/gpu", line)];
-        let (code, text) = with_mutants("ends", table, &binaries);
-        assert_eq!(code == 0, passes, "{line}: {text}");
-    }
-}
-
-#[test]
-fn a_mutant_that_survives_or_does_not_run_is_a_failure() {
-    for (line, said) in
-        [(PASSES, "no_wait: SURVIVED one\n"), (RUNS_NONE, "no_wait: one DID NOT RUN")]
-    {
-        let binaries = [("control/gpu", PASSES), ("no_wait/gpu", line), ("maybe/gpu", PASSES)];
-        let (code, text) = with_mutants("survives", TABLE, &binaries);
-        assert!(code == 1 && text.starts_with(said), "{text}");
-    }
-}
-
-/// As where there is no GPU: every test fails, and that says nothing about mutants.
-#[test]
-fn failures_count_only_if_the_code_as_it_is_passes() {
-    let all = [("control/gpu", FAILS), ("no_wait/gpu", FAILS), ("maybe/gpu", FAILS)];
-    let (code, text) = with_mutants("control", TABLE, &all);
-    assert!(code == 1 && !text.contains("killed"), "{text}");
-    for table in ["", "no_wait fails gpu one\n", "control passes gpu one\n"] {
-        let binaries = [("control/gpu", PASSES), ("no_wait/gpu", FAILS)];
-        let (code, text) = with_mutants("parts", table, &binaries);
-        assert_eq!(code, 1, "{table}: {text}");
+fn mutants_are_right_if_all_tests_ran_and_noticed_them() {
+    let staged = Staged::new("mutants", "run-mutants");
+    for (table, binaries, is_right, said) in MUTANTS {
+        fs::write(staged.folder.0.join("mutants.txt"), table).unwrap();
+        for (name, line) in ["control/gpu", "no_wait/gpu", "maybe/gpu"].into_iter().zip(binaries) {
+            staged.program(name, line);
+        }
+        let (code, text) = staged.run("run-mutants", &[]);
+        assert!((code == 0) == is_right && text.contains(said), "{table}{binaries:?}: {text}");
+        assert!(binaries[0] == PASSES || !text.contains("killed"), "{text}");
     }
 }

@@ -14,20 +14,7 @@ fn send_and_sync<T: Send + Sync>() {}
 #[test]
 fn operations_move_and_plans_are_shared() {
     // One thread at a time enqueues, any thread may.
-    send::<AllGatherGemm<bf16>>();
-    send::<AsyncGemm<bf16>>();
-    send::<AsyncInput<bf16>>();
-    send::<Product<'_, bf16, bf16>>();
-
-    send_and_sync::<Problem>();
-    send_and_sync::<Plan>();
-    send_and_sync::<TileOrder>();
-    send_and_sync::<Schedule>();
-    send_and_sync::<Rank>();
-    send_and_sync::<Stream>();
-    send_and_sync::<Aborter>();
-    send_and_sync::<ChunkWriter<bf16>>();
-    send_and_sync::<Shard<'_, bf16>>();
-    send_and_sync::<Exercise>();
-    send_and_sync::<Error>();
+    send::<(AllGatherGemm<bf16>, AsyncGemm<bf16>, AsyncInput<bf16>, Product<'_, bf16, bf16>)>();
+    send_and_sync::<(Problem, Plan, TileOrder, Schedule, Exercise, Error)>();
+    send_and_sync::<(Rank, Stream, Aborter, ChunkWriter<bf16>, Shard<'_, bf16>)>();
 }

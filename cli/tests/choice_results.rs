@@ -3,7 +3,7 @@
 //! What belongs here: the file, and the bounds; nothing is timed. Invariant: what was not measured counts as slow, so a choice
 //! cannot look good for want of a measurement.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -74,23 +74,17 @@ impl Swept {
 fn the_choice_loses_little() {
     let swept = swept();
     assert_eq!(swept.len(), 60);
-    let kernels: BTreeMap<&str, Kernel> = (swept.iter().flat_map(|of| of.times.keys()))
-        .map(|(name, _)| (name.as_str(), Kernel::from_name(name).unwrap()))
-        .collect();
-    let kernels: Vec<Kernel> = kernels.into_values().collect();
+    let names: BTreeSet<_> =
+        swept.iter().flat_map(|of| of.times.keys()).map(|(name, _)| name).collect();
+    let kernels: Vec<Kernel> =
+        names.into_iter().map(|name| Kernel::from_name(name).unwrap()).collect();
     assert!(kernels.len() > 70, "{}", kernels.len());
     let lost = swept.iter().map(|of| {
-        let chosen =
-            Setup::of_kernels(&kernels, &Machine::h200(), &of.problem, Strategy::Sequential)
-                .unwrap();
-        let lost = of.time(&chosen.kernel.name, chosen.splits) / of.best();
-        assert!(
-            lost <= 1.15,
-            "{}: {} in {} slices, {lost:.3}",
-            of.problem,
-            chosen.kernel,
-            chosen.splits
-        );
+        let (machine, strategy) = (Machine::h200(), Strategy::Sequential);
+        let chosen = Setup::of_kernels(&kernels, &machine, &of.problem, strategy).unwrap();
+        let (kernel, slices) = (chosen.kernel, chosen.splits);
+        let lost = of.time(&kernel.name, slices) / of.best();
+        assert!(lost <= 1.15, "{}: {kernel} in {slices} slices, {lost:.3}", of.problem);
         lost
     });
     let lost: Vec<f64> = lost.collect();

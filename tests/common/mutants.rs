@@ -1,11 +1,12 @@
 //! Mutants of the schedule: one step of one rank changed, and what becomes of it wherever the schedule is carried out.
 //!
 //! Invariant: each applies to any engine whose schedules have such a step; what is predicted holds for all of them.
-//! `MUTANTS` are of an all-gather + GEMM, `REDUCE_MUTANTS` of a GEMM + reduce-scatter.
 
 #![allow(dead_code)] // each test file uses its share
 
 use overlap_gemm::plan::{Lane, Schedule, Step, Word};
+
+type Steps = Vec<(Lane, Step)>;
 
 /// What becomes of a mutant when it is carried out, in some order at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,25 +33,48 @@ pub struct Mutant {
     pub name: &'static str,
     /// The rows of each rank in a world where it can be seen.
     pub rows: &'static [u32],
-    change: fn(&mut Vec<(Lane, Step)>) -> bool,
     /// Whose schedule is changed.
     pub rank: usize,
-    /// Whether a look at the schedules, without a run, tells.
-    pub is_out_of_order: bool,
-    /// What a run tells.
-    pub run: Caught,
+    change: fn(&mut Steps) -> bool,
+    /// How the model's violation begins that a look at the schedules finds, and that of a run; empty where none is found.
+    pub by_order: &'static str,
+    pub by_run: &'static str,
     /// Whether GPUs that copy rows can carry it out.
     pub on_gpus: bool,
 }
 
+const fn mutant(
+    (rows, rank): (&'static [u32], usize),
+    name: &'static str,
+    change: fn(&mut Steps) -> bool,
+) -> Mutant {
+    Mutant { name, rows, rank, change, by_order: "", by_run: "", on_gpus: true }
+}
+
 impl Mutant {
-    /// Changes the schedules; `false` where they have no such step.
-    pub fn change(&self, of_ranks: &mut [Schedule]) -> bool {
-        self.change_one(&mut of_ranks[self.rank])
+    const fn by_order(self, by_order: &'static str) -> Mutant {
+        Mutant { by_order, ..self }
     }
 
-    /// Changes the schedule of the mutant's rank.
-    pub fn change_one(&self, schedule: &mut Schedule) -> bool {
+    const fn by_run(self, by_run: &'static str) -> Mutant {
+        Mutant { by_run, ..self }
+    }
+
+    const fn not_on_gpus(self) -> Mutant {
+        Mutant { on_gpus: false, ..self }
+    }
+
+    /// What a run tells.
+    pub fn run(&self) -> Caught {
+        match self.by_run {
+            "" => Caught::Nothing,
+            "Deadlock" => Caught::Hang,
+            _ => Caught::WrongRows,
+        }
+    }
+
+    /// Changes the schedule of the mutant's rank; `false` where it has no such step.
+    pub fn change(&self, schedule: &mut Schedule) -> bool {
         (self.change)(&mut schedule.steps)
     }
 }
@@ -62,360 +86,215 @@ const ONE_SENDS: &[u32] = &[1, 0];
 // So is, in a reduce-scatter, the owner of all rows: it waits for the others, and they for nothing of its.
 const ONE_OWNS: &[u32] = &[0, 1];
 
-/// What is changed, where, and what becomes of it.
+/// Of an all-gather + GEMM.
 pub const MUTANTS: &[Mutant] = &[
-    Mutant {
-        name: "drops a move",
-        rows: EQUAL,
-        change: |steps| remove(steps, |step| moves_to(step, 0)),
-        rank: 2,
-        is_out_of_order: true,
-        run: Caught::WrongRows,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "signals before it moves",
-        rows: EQUAL,
-        change: |steps| put_before(steps, |step| moves_to(step, 0), |step| signals(step, 0)),
-        rank: 2,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "drops the wait of a tile",
-        rows: EQUAL,
-        change: |steps| {
-            each(steps, |_, step| match step {
-                Step::Multiply { awaits, .. } => awaits.pop().is_some(),
-                _ => false,
-            })
-        },
-        rank: 1,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "drops the wait for a consumer",
-        rows: ONE_SENDS,
-        change: |steps| {
-            remove(steps, |step| matches!(step, Step::Await { word: Word::Consumed { by: 1 }, .. }))
-        },
-        rank: 0,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: false,
-    },
-    Mutant {
-        name: "drops the wait for its own sends",
-        rows: ONE_SENDS,
-        change: |steps| {
-            remove(steps, |step| matches!(step, Step::Await { word: Word::Sent { .. }, .. }))
-        },
-        rank: 0,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: false,
-    },
-    Mutant {
-        name: "drops an acknowledgement",
-        rows: EQUAL,
-        change: drop_an_acknowledgement,
-        rank: 1,
-        is_out_of_order: false,
-        run: Caught::Hang,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "acknowledges before it reads",
-        rows: ONE_SENDS,
-        change: |steps| acknowledge_too_early(steps),
-        rank: 1,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: false,
-    },
-    Mutant {
-        name: "sends to the wrong peer",
-        rows: EQUAL,
-        change: |steps| {
-            each(steps, |_, step| match step {
-                Step::Move { to, .. } | Step::Post { word: Word::Landed { .. }, to, .. }
-                    if *to == 0 =>
-                {
-                    set(to, 1)
-                }
-                _ => false,
-            })
-        },
-        rank: 2,
-        is_out_of_order: true,
-        run: Caught::Hang,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "sends the wrong rows",
-        rows: EQUAL,
-        change: |steps| {
-            each(steps, |_, step| match step {
-                Step::Move { chunk, to: 0 } => set(chunk, 1),
-                _ => false,
-            })
-        },
-        rank: 2,
-        is_out_of_order: true,
-        run: Caught::WrongRows,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "sends twice",
-        rows: EQUAL,
-        change: |steps| {
-            let Some(at) = steps.iter().position(|(_, step)| moves_to(step, 0)) else {
-                return false;
-            };
-            steps.insert(at, steps[at].clone());
-            true
-        },
-        rank: 2,
-        is_out_of_order: true,
-        run: Caught::Nothing,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "sends in another order",
-        rows: EQUAL,
-        change: |steps| {
-            each(steps, |lane, step| match (lane, step) {
-                (
-                    Lane::Push(_),
-                    Step::Move { to, .. } | Step::Post { word: Word::Landed { .. }, to, .. },
-                ) => set(to, 1 - *to),
-                // A thread waits for each peer before its round.
-                (Lane::Push(_), Step::Await { word: Word::Consumed { by }, .. }) if *by < 2 => {
-                    set(by, 1 - *by)
-                }
-                _ => false,
-            })
-        },
-        rank: 2,
-        is_out_of_order: true,
-        run: Caught::Nothing,
-        on_gpus: true,
-    },
+    mutant((EQUAL, 2), "drops a move", drop_a_move).by_order("NotOnce").by_run("ReadTooEarly"),
+    mutant((EQUAL, 2), "signals before it moves", signal_before_a_move).by_run("ReadTooEarly"),
+    mutant((EQUAL, 1), "drops the wait of a tile", |steps| {
+        each(steps, |_, step| match step {
+            Step::Multiply { awaits, .. } => awaits.pop().is_some(),
+            _ => false,
+        })
+    })
+    .by_run("ReadTooEarly"),
+    mutant((ONE_SENDS, 0), "drops the wait for a consumer", |steps| {
+        remove(steps, |step| awaits(step, Word::Consumed { by: 1 }))
+    })
+    .by_run("Overwritten")
+    .not_on_gpus(),
+    mutant((ONE_SENDS, 0), "drops the wait for its own sends", |steps| {
+        remove(steps, |step| matches!(step, Step::Await { word: Word::Sent { .. }, .. }))
+    })
+    .by_run("Overwritten")
+    .not_on_gpus(),
+    mutant((EQUAL, 1), "drops an acknowledgement", drop_an_acknowledgement).by_run("Deadlock"),
+    mutant((ONE_SENDS, 1), "acknowledges before it reads", acknowledge_too_early)
+        .by_run("Overwritten")
+        .not_on_gpus(),
+    mutant((EQUAL, 2), "sends to the wrong peer", send_to_the_wrong_rank)
+        .by_order("NotOnce")
+        .by_run("Deadlock"),
+    mutant((EQUAL, 2), "sends the wrong rows", |steps| {
+        each(steps, |_, step| match step {
+            Step::Move { chunk, to: 0 } => set(chunk, 1),
+            _ => false,
+        })
+    })
+    .by_order("NotOnce")
+    .by_run("ReadTooEarly"),
+    mutant((EQUAL, 2), "sends twice", |steps| repeat(steps, 0, |step| moves_to(step, 0)))
+        .by_order("NotOnce"),
+    mutant((EQUAL, 2), "sends in another order", |steps| {
+        each(steps, |lane, step| match (lane, step) {
+            (
+                Lane::Push(_),
+                Step::Move { to, .. } | Step::Post { word: Word::Landed { .. }, to, .. },
+            ) => set(to, 1 - *to),
+            // A thread waits for each peer before its round.
+            (Lane::Push(_), Step::Await { word: Word::Consumed { by }, .. }) if *by < 2 => {
+                set(by, 1 - *by)
+            }
+            _ => false,
+        })
+    })
+    .by_order("OutOfNeedOrder"),
 ];
 
-/// Those of a reduce-scatter. On the model a result that is never stored is nothing: `check_order` alone sees that.
+/// Of a GEMM + reduce-scatter. On the model a result that is never stored is nothing: a look at the schedules alone sees that.
 pub const REDUCE_MUTANTS: &[Mutant] = &[
-    Mutant {
-        name: "drops a move",
-        rows: EQUAL,
-        change: |steps| remove(steps, |step| moves_to(step, 0)),
-        rank: 2,
-        is_out_of_order: true,
-        run: Caught::WrongRows,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "drops the wait for a consumer",
-        rows: ONE_OWNS,
-        change: |steps| remove(steps, |step| awaits(step, Word::Consumed { by: 1 })),
-        rank: 0,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: false,
-    },
-    Mutant {
-        name: "drops the wait for its own sends",
-        rows: ONE_OWNS,
-        change: |steps| remove(steps, |step| awaits(step, Word::Sent { push: 0 })),
-        rank: 0,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: false,
-    },
-    Mutant {
-        name: "drops the wait for its own sums",
-        rows: EQUAL,
-        change: |steps| remove(steps, |step| awaits(step, Word::Summed { chunk: 0 })),
-        rank: 2,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "drops the wait for another rank's sums",
-        rows: EQUAL,
-        change: |steps| remove(steps, |step| awaits(step, Word::Partial { chunk: 1, from: 0 })),
-        rank: 1,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "signals before it moves",
-        rows: EQUAL,
-        change: |steps| put_before(steps, |step| moves_to(step, 0), |step| sends_sums(step, 0)),
-        rank: 2,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: false,
-    },
-    Mutant {
-        name: "signals before it multiplies",
-        rows: EQUAL,
-        change: |steps| {
-            put_before(
-                steps,
-                |step| matches!(step, Step::Multiply { .. }),
-                |step| matches!(step, Step::Post { word: Word::Summed { .. }, .. }),
-            )
-        },
-        rank: 2,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "multiplies again what it sends",
-        rows: EQUAL,
-        change: |steps| {
-            let is_product = |(_, step): &(Lane, Step)| matches!(step, Step::Multiply { .. });
-            let Some(at) = steps.iter().position(is_product) else { return false };
-            steps.insert(at + 2, steps[at].clone());
-            true
-        },
-        rank: 2,
-        is_out_of_order: true,
-        run: Caught::WrongRows,
-        on_gpus: false,
-    },
-    Mutant {
-        name: "sends to the wrong rank",
-        rows: EQUAL,
-        change: |steps| {
-            each(steps, |_, step| match step {
-                Step::Move { to, .. } | Step::Post { word: Word::Partial { .. }, to, .. }
-                    if *to == 0 =>
-                {
-                    set(to, 1)
-                }
-                _ => false,
-            })
-        },
-        rank: 2,
-        is_out_of_order: true,
-        run: Caught::Hang,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "sends in another order",
-        rows: EQUAL,
-        change: |steps| {
-            // Rank 2 sends chunk 0 to rank 0, then chunk 1 to rank 1. A kernel waits once for all chunks, and for all ranks.
-            let awaits_summed = |of| steps.iter().any(|(_, step)| awaits(step, of));
-            let one_by_one = awaits_summed(Word::Summed { chunk: 1 });
-            each(steps, |lane, step| match (lane, step) {
-                (Lane::Push(_), Step::Move { chunk, to }) => {
-                    set(chunk, 1 - *chunk) && set(to, 1 - *to)
-                }
-                (Lane::Push(_), Step::Post { word: Word::Partial { chunk, .. }, to, .. }) => {
-                    set(chunk, 1 - *chunk) && set(to, 1 - *to)
-                }
-                (Lane::Push(_), Step::Await { word: Word::Summed { chunk }, .. }) if one_by_one => {
-                    set(chunk, 1 - *chunk)
-                }
-                (Lane::Push(_), Step::Await { word: Word::Consumed { by }, .. }) if one_by_one => {
-                    set(by, 1 - *by)
-                }
-                _ => false,
-            })
-        },
-        rank: 2,
-        is_out_of_order: true,
-        run: Caught::Nothing,
-        on_gpus: false,
-    },
-    Mutant {
-        name: "multiplies its own rows first",
-        rows: EQUAL,
-        change: |steps| {
-            let is_product = |(_, step): &(Lane, Step)| matches!(step, Step::Multiply { .. });
-            let first = steps.iter().position(is_product);
-            let Some((first, own)) = first.zip(steps.iter().rposition(is_product)) else {
-                return false;
-            };
-            steps[first..=own].rotate_right(1);
-            first < own
-        },
-        rank: 2,
-        is_out_of_order: true,
-        run: Caught::Nothing,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "drops an acknowledgement",
-        rows: EQUAL,
-        change: drop_an_acknowledgement,
-        rank: 1,
-        is_out_of_order: false,
-        run: Caught::Hang,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "acknowledges before it reads",
-        rows: ONE_OWNS,
-        change: |steps| acknowledge_too_early(steps),
-        rank: 1,
-        is_out_of_order: false,
-        run: Caught::WrongRows,
-        on_gpus: false,
-    },
-    Mutant {
-        name: "reduces twice",
-        rows: EQUAL,
-        change: |steps| {
-            let is_reduction = |(_, step): &(Lane, Step)| matches!(step, Step::Reduce { .. });
-            let Some(at) = steps.iter().position(is_reduction) else { return false };
-            steps.insert(at, steps[at].clone());
-            true
-        },
-        rank: 1,
-        is_out_of_order: true,
-        run: Caught::Nothing,
-        on_gpus: true,
-    },
-    Mutant {
-        name: "drops a reduction",
-        rows: EQUAL,
-        change: |steps| remove(steps, |step| matches!(step, Step::Reduce { .. })),
-        rank: 1,
-        is_out_of_order: true,
-        run: Caught::Nothing,
-        on_gpus: false,
-    },
-    Mutant {
-        name: "reduces the wrong rows",
-        rows: EQUAL,
-        change: |steps| {
-            each(steps, |_, step| match step {
-                Step::Reduce { chunk } => set(chunk, 0),
-                _ => false,
-            })
-        },
-        rank: 1,
-        is_out_of_order: true,
-        run: Caught::WrongRows,
-        on_gpus: false,
-    },
+    mutant((EQUAL, 2), "drops a move", drop_a_move)
+        .by_order("NotOnce { consumer: 0, chunk: 0, from: 2, times: 0 }")
+        .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 2"),
+    mutant((ONE_OWNS, 0), "drops the wait for a consumer", |steps| {
+        remove(steps, |step| awaits(step, Word::Consumed { by: 1 }))
+    })
+    .by_run("Overwritten { owner: 1, chunk: 0, from: 0")
+    .not_on_gpus(),
+    mutant((ONE_OWNS, 0), "drops the wait for its own sends", |steps| {
+        remove(steps, |step| awaits(step, Word::Sent { push: 0 }))
+    })
+    .by_run("Overwritten { owner: 0, chunk: 0, from: 0")
+    .not_on_gpus(),
+    mutant((EQUAL, 2), "drops the wait for its own sums", |steps| {
+        remove(steps, |step| awaits(step, Word::Summed { chunk: 0 }))
+    })
+    .by_run("ReadTooEarly { reader: 2, chunk: 0, from: 2"),
+    mutant((EQUAL, 1), "drops the wait for another rank's sums", |steps| {
+        remove(steps, |step| awaits(step, Word::Partial { chunk: 1, from: 0 }))
+    })
+    .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
+    mutant((EQUAL, 2), "signals before it moves", signal_before_a_move)
+        .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 2")
+        .not_on_gpus(),
+    mutant((EQUAL, 2), "signals before it multiplies", |steps| {
+        put_before(steps, is_product, |step| {
+            matches!(step, Step::Post { word: Word::Summed { .. }, .. })
+        })
+    })
+    .by_run("ReadTooEarly { reader: 2, chunk: 0, from: 2"),
+    mutant((EQUAL, 2), "multiplies again what it sends", |steps| repeat(steps, 2, is_product))
+        .by_order("NotAllRows { rank: 2, multiplied: ")
+        .by_run("ReadTooEarly { reader: 2, chunk: ")
+        .not_on_gpus(),
+    mutant((EQUAL, 2), "sends to the wrong rank", send_to_the_wrong_rank)
+        .by_order("NoSuchPart { rank: 2, step: \"move 0 → 1\" }")
+        .by_run("Deadlock"),
+    mutant((EQUAL, 2), "sends in another order", |steps| {
+        // Rank 2 sends chunk 0 to rank 0, then chunk 1 to rank 1. A kernel waits once for all chunks, and for all ranks.
+        let awaits_summed = |of| steps.iter().any(|(_, step)| awaits(step, of));
+        let one_by_one = awaits_summed(Word::Summed { chunk: 1 });
+        each(steps, |lane, step| match (lane, step) {
+            (
+                Lane::Push(_),
+                Step::Move { chunk, to } | Step::Post { word: Word::Partial { chunk, .. }, to, .. },
+            ) => set(chunk, 1 - *chunk) && set(to, 1 - *to),
+            (Lane::Push(_), Step::Await { word: Word::Summed { chunk }, .. }) if one_by_one => {
+                set(chunk, 1 - *chunk)
+            }
+            (Lane::Push(_), Step::Await { word: Word::Consumed { by }, .. }) if one_by_one => {
+                set(by, 1 - *by)
+            }
+            _ => false,
+        })
+    })
+    .by_order("OutOfNeedOrder { sender: 2, chunk: 0, to: 0 }")
+    .not_on_gpus(),
+    mutant((EQUAL, 2), "multiplies its own rows first", |steps| {
+        let first = steps.iter().position(|(_, step)| is_product(step));
+        let last = steps.iter().rposition(|(_, step)| is_product(step));
+        let (Some(first), Some(own)) = (first, last) else { return false };
+        steps[first..=own].rotate_right(1);
+        first < own
+    })
+    .by_order("MultipliedLate { rank: 2, chunk: 0 }"),
+    mutant((EQUAL, 1), "drops an acknowledgement", drop_an_acknowledgement).by_run("Deadlock"),
+    mutant((ONE_OWNS, 1), "acknowledges before it reads", acknowledge_too_early)
+        .by_run("Overwritten { owner: 1, chunk: 0, from: 0")
+        .not_on_gpus(),
+    mutant((EQUAL, 1), "reduces twice", |steps| repeat(steps, 0, is_reduction))
+        .by_order("NotReducedOnce { owner: 1, chunk: 1, times: 2 }"),
+    mutant((EQUAL, 1), "drops a reduction", |steps| remove(steps, is_reduction))
+        .by_order("NotReducedOnce { owner: 1, chunk: 1, times: 0 }")
+        .not_on_gpus(),
+    mutant((EQUAL, 1), "reduces the wrong rows", |steps| {
+        each(steps, |_, step| match step {
+            Step::Reduce { chunk } => set(chunk, 0),
+            _ => false,
+        })
+    })
+    .by_order("NoSuchPart { rank: 1, step: \"reduce 0\" }")
+    .by_run("ReadTooEarly { reader: 1, chunk: 0, from: 0")
+    .not_on_gpus(),
 ];
 
-fn drop_an_acknowledgement(steps: &mut Vec<(Lane, Step)>) -> bool {
+/// Of a GEMM + all-reduce.
+pub const ALL_REDUCE_MUTANTS: &[Mutant] = &[
+    mutant((EQUAL, 1), "drops a move", drop_a_move)
+        .by_order("NotOnce { consumer: 0")
+        .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 1"),
+    mutant((EQUAL, 1), "sends to itself", |steps| {
+        each(steps, |_, step| match step {
+            Step::Move { to, .. } => set(to, 1),
+            _ => false,
+        })
+    })
+    .by_order("NoSuchPart { rank: 1")
+    .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 1"),
+    mutant((EQUAL, 1), "signals before it sends", |steps| {
+        // The last one: what is sent later makes up for others.
+        let last = steps.iter().rposition(|(_, step)| matches!(step, Step::Move { .. }));
+        last.inspect(|at| steps.swap(*at, at + 1)).is_some()
+    })
+    .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1"),
+    mutant((EQUAL, 1), "drops the wait for its own sums", |steps| {
+        remove(steps, |step| awaits(step, Word::Summed { chunk: 2 }))
+    })
+    .by_run("ReadTooEarly { reader: 1, chunk: 2, from: 1"),
+    mutant((EQUAL, 1), "waits for no sums of rank 0", |steps| {
+        remove(steps, |step| {
+            matches!(step, Step::Await { word: Word::Partial { from: 0, .. }, .. })
+        })
+    })
+    .by_run("ReadTooEarly { reader: 1, chunk: 0, from: 0"),
+    mutant((EQUAL, 1), "drops a reduction", |steps| remove(steps, is_reduction))
+        .by_order("NotReducedOnce { owner: 1, chunk: 0, times: 0 }"),
+    mutant((EQUAL, 1), "multiplies too few rows", |steps| {
+        let first = steps.iter().position(|(_, step)| is_product(step));
+        first.inspect(|at| drop(steps.remove(*at))).is_some()
+    })
+    .by_order("NotAllRows { rank: 1")
+    .by_run("ReadTooEarly { reader: 1, chunk: 2, from: 1"),
+];
+
+fn drop_a_move(steps: &mut Steps) -> bool {
+    remove(steps, |step| moves_to(step, 0))
+}
+
+fn signal_before_a_move(steps: &mut Steps) -> bool {
+    let signals = |step: &Step| {
+        let Step::Post { word, to: 0, .. } = step else { return false };
+        matches!(word, Word::Landed { .. } | Word::Partial { .. })
+    };
+    put_before(steps, |step| moves_to(step, 0), signals)
+}
+
+fn send_to_the_wrong_rank(steps: &mut Steps) -> bool {
+    each(steps, |_, step| match step {
+        Step::Move { to, .. }
+        | Step::Post { word: Word::Landed { .. } | Word::Partial { .. }, to, .. }
+            if *to == 0 =>
+        {
+            set(to, 1)
+        }
+        _ => false,
+    })
+}
+
+fn drop_an_acknowledgement(steps: &mut Steps) -> bool {
     remove(steps, |step| matches!(step, Step::Post { word: Word::Consumed { .. }, to: 0, .. }))
 }
 
-fn acknowledge_too_early(steps: &mut [(Lane, Step)]) -> bool {
+fn acknowledge_too_early(steps: &mut Steps) -> bool {
     each(steps, |_, step| match step {
         Step::Post { word: Word::Consumed { .. }, age, .. } => set(age, 0),
         _ => false,
@@ -423,7 +302,7 @@ fn acknowledge_too_early(steps: &mut [(Lane, Step)]) -> bool {
 }
 
 /// Changes each step that `change` knows; whether there was any.
-fn each(steps: &mut [(Lane, Step)], mut change: impl FnMut(Lane, &mut Step) -> bool) -> bool {
+fn each(steps: &mut Steps, mut change: impl FnMut(Lane, &mut Step) -> bool) -> bool {
     steps.iter_mut().fold(false, |changed, (lane, step)| change(*lane, step) | changed)
 }
 
@@ -432,19 +311,21 @@ fn set(number: &mut u32, to: u32) -> bool {
     true
 }
 
-fn remove(steps: &mut Vec<(Lane, Step)>, is: impl Fn(&Step) -> bool) -> bool {
+fn remove(steps: &mut Steps, is: impl Fn(&Step) -> bool) -> bool {
     let before = steps.len();
     steps.retain(|(_, step)| !is(step));
     steps.len() < before
 }
 
-/// Swaps the first step of either kind.
+/// Does the first such step once more, `later` steps later.
+fn repeat(steps: &mut Steps, later: usize, is: fn(&Step) -> bool) -> bool {
+    let Some(at) = steps.iter().position(|(_, step)| is(step)) else { return false };
+    steps.insert(at + later, steps[at].clone());
+    true
+}
+
 /// Puts the first step that is `second` in front of the first that is `first`.
-fn put_before(
-    steps: &mut [(Lane, Step)],
-    first: fn(&Step) -> bool,
-    second: fn(&Step) -> bool,
-) -> bool {
+fn put_before(steps: &mut Steps, first: fn(&Step) -> bool, second: fn(&Step) -> bool) -> bool {
     let at = |is: fn(&Step) -> bool| steps.iter().position(|(_, step)| is(step));
     let (Some(first), Some(second)) = (at(first), at(second)) else { return false };
     steps[first..=second].rotate_right(1);
@@ -459,10 +340,10 @@ fn moves_to(step: &Step, rank: u32) -> bool {
     matches!(step, Step::Move { to, .. } if *to == rank)
 }
 
-fn signals(step: &Step, rank: u32) -> bool {
-    matches!(step, Step::Post { word: Word::Landed { .. }, to, .. } if *to == rank)
+fn is_product(step: &Step) -> bool {
+    matches!(step, Step::Multiply { .. })
 }
 
-fn sends_sums(step: &Step, rank: u32) -> bool {
-    matches!(step, Step::Post { word: Word::Partial { .. }, to, .. } if *to == rank)
+fn is_reduction(step: &Step) -> bool {
+    matches!(step, Step::Reduce { .. })
 }

@@ -9,14 +9,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::gpu::arrival::{Arrival, dawdle, random_chunks, random_pivot, shuffled};
+use crate::gpu::arrival::{Arrival, dawdle, shuffled};
 use crate::gpu::case::Case;
-use crate::gpu::{Gpu, on_every_kernel};
+use crate::gpu::{Gpu, captured, on_every_kernel};
 use overlap_gemm::Error;
-use overlap_gemm::cuda::cudarc::driver::sys::{
-    self, CUgraphInstantiate_flags, CUstreamCaptureMode,
-};
-use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result};
+use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result, sys};
 use overlap_gemm::cuda::{AsyncGemm, GemmOptions, RawOperands, Signals, kernels_built};
 use overlap_gemm::plan::{Chunks, Problem, Scaling, Shards};
 use overlap_gemm::random::Random;
@@ -160,12 +157,12 @@ fn two_hundred_replays_with_new_inputs_and_epochs_are_exact() {
         let start = u32::MAX - REPLAYS / 2;
         let mut arrival = Arrival::new(gpu, &case, start, random);
         let stream = &gpu.stream;
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
-        arrival.advance();
-        arrival.enqueue();
-        let refused = arrival.signals.write(stream, 0).unwrap_err();
-        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        let graph = captured(stream, true, || {
+            arrival.advance();
+            arrival.enqueue();
+            let refused = arrival.signals.write(stream, 0).unwrap_err();
+            assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        });
         assert_eq!(arrival.signals.epoch(), start, "a capture runs nothing");
 
         for replay in 0..REPLAYS {
@@ -202,18 +199,18 @@ fn whole_steps_replay() {
         let mut staging = gpu.upload(arrival.call.bytes());
         let stream = &gpu.stream;
         let (from, to) = (staging.device_ptr(stream).0, arrival.operands().a);
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
-        arrival.advance();
-        for chunk in shuffled(&arrival.chunks, random) {
-            let part = arrival.call.bytes_of(arrival.chunks.rows(chunk));
-            let at = |start: u64| start + part.start as u64;
-            // SAFETY: the part lies within both buffers, which outlive the graph's last launch.
-            unsafe { result::memcpy_dtod_async(at(to), at(from), part.len(), stream.cu_stream()) }
-                .unwrap();
-            arrival.signals.post(stream, chunk).unwrap();
-        }
-        arrival.enqueue();
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        let graph = captured(stream, true, || {
+            arrival.advance();
+            for chunk in shuffled(&arrival.chunks, random) {
+                let part = arrival.call.bytes_of(arrival.chunks.rows(chunk));
+                let (to, from) = (to + part.start as u64, from + part.start as u64);
+                // SAFETY: the part lies within both buffers, which outlive the graph's last launch.
+                unsafe { result::memcpy_dtod_async(to, from, part.len(), stream.cu_stream()) }
+                    .unwrap();
+                arrival.signals.post(stream, chunk).unwrap();
+            }
+            arrival.enqueue();
+        });
         for _ in 0..20 {
             arrival.renew(random);
             stream.memcpy_htod(arrival.call.bytes(), &mut staging).unwrap();
@@ -307,24 +304,6 @@ fn other_rows_than_planned_and_too_few_signals_are_refused() {
     let texts = errors.map(|error| error.to_string());
     assert!(texts[0].starts_with("the number of rows is 255"), "{texts:?}");
     assert!(texts[1].starts_with("the slot is 3"), "{texts:?}");
-}
-
-#[test]
-fn random_chunks_are_what_the_tests_need() {
-    let mut random = Random::new(11);
-    let (mut empty, mut several) = (false, false);
-    for _ in 0..200 {
-        let m = random.within(1..=700) as u32;
-        let chunks = random_chunks(m, &mut random);
-        assert!((1..=16).contains(&chunks.len()) && chunks.shards().m() == m);
-        assert!(random_pivot(&chunks, &mut random) < chunks.shards().ranks());
-        let mut order = shuffled(&chunks, &mut random);
-        order.sort_unstable();
-        assert!(order.into_iter().eq(0..chunks.len()));
-        empty |= chunks.shards().to_rows().contains(&0);
-        several |= chunks.len() > 8;
-    }
-    assert!(empty && several);
 }
 
 #[test]

@@ -6,9 +6,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::gpu::arrival::{Arrival, PATIENCE, shuffled};
+use crate::gpu::arrival::{Arrival, shuffled};
 use crate::gpu::case::Case;
-use crate::gpu::on_every_kernel;
+use crate::gpu::{PATIENCE, on_every_kernel};
 use overlap_gemm::Error;
 use overlap_gemm::plan::{Chunks, Shards, Tile};
 use overlap_gemm::random::Random;

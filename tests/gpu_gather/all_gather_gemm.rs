@@ -6,12 +6,12 @@
 
 use std::time::Duration;
 
-use crate::gpu::call::{Call, call};
+use crate::gpu::call::{self, Call, call, of_gathered};
 use crate::gpu::case::Case;
-use crate::gpu::inputs::{shards, some_rows};
-use crate::gpu::ranks::{Rank, on_ranks};
-use crate::gpu::{share_of_rounds, tried_kernels};
-use overlap_gemm::cuda::cudarc::driver::result;
+use crate::gpu::inputs::{read_bytes, shards, some_rows};
+use crate::gpu::ranks::{Rank, on_ranks, options};
+use crate::gpu::{PATIENCE, captured, one_kernel, share_of_rounds, tried_kernels};
+use overlap_gemm::cuda::cudarc::driver::CudaGraph;
 use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
 use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, Gemm, Kernel, RawOperands, Shard};
 use overlap_gemm::plan::{Engine, Problem, Scaling, Strategy};
@@ -19,11 +19,9 @@ use overlap_gemm::random::Random;
 
 /// Sizes that are drawn are at most this.
 const MOST: u64 = 700;
-/// Far longer than anything here takes, far shorter than anybody watches a test.
-pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Anything that a gather may be asked for.
-fn options(most_rows: u32, random: &mut Random) -> GatherOptions {
+fn random_options(most_rows: u32, random: &mut Random) -> GatherOptions {
     let engine = random.choose(&[
         None,
         Some(Engine::CopyEngines { streams: 1 }),
@@ -34,8 +32,7 @@ fn options(most_rows: u32, random: &mut Random) -> GatherOptions {
         Some(Engine::Kernel { blocks: 40 }),
     ]);
     let epoch = random.choose(&[0, 1, u32::MAX - 2, i32::MAX as u32 - 1]);
-    let options = GatherOptions::default().with_poison(true);
-    let mut options = options.with_timeouts(PATIENCE, PATIENCE).with_first_epoch(epoch);
+    let mut options = options(Engine::PUSHING).with_first_epoch(epoch);
     options.engine = engine;
     match random.within(0..=2) {
         0 => options,
@@ -59,8 +56,14 @@ impl Work {
         Work { case: case.clone(), problem, call: call(&rank.gpu, case, random), plain }
     }
 
+    /// The problem of a step with these rows, or as planned.
+    pub fn step(&self, rows: Option<&[u32]>) -> Problem {
+        rows.map_or(self.problem.clone(), |rows| self.problem.with_shards(rows).unwrap())
+    }
+
     /// Where this rank's rows of A are, and their scales.
-    pub fn shard<'a>(&self, rank: &Rank, rows: Option<&'a [u32]>, m: &Problem) -> Shard<'a> {
+    pub fn shard<'a>(&self, rank: &Rank, rows: Option<&'a [u32]>) -> Shard<'a> {
+        let m = self.step(rows);
         let addresses = self.call.addresses(&rank.gpu.stream);
         let own = m.shards().rows(rank.rank());
         let size = u64::from(m.elements().a.size());
@@ -77,17 +80,12 @@ impl Work {
     }
 
     pub fn operands(&self, rank: &Rank) -> RawOperands {
-        let mut operands = self.call.addresses(&rank.gpu.stream);
-        operands.a = 0;
-        if self.problem.scaling() == Scaling::Rows {
-            operands.scale_a = 0;
-        }
-        operands
+        of_gathered(self.call.addresses(&rank.gpu.stream), self.problem.scaling())
     }
 
     /// One step of this rank, not awaited.
-    pub fn enqueue(&self, rank: &Rank, layer: &mut AllGatherGemm) {
-        let (shard, operands) = (self.shard(rank, None, &self.problem), self.operands(rank));
+    pub fn enqueue(&self, rank: &Rank, layer: &mut AllGatherGemm, rows: Option<&[u32]>) {
+        let (shard, operands) = (self.shard(rank, rows), self.operands(rank));
         // SAFETY: the call's own memory; tests await the stream before they drop or look at it.
         unsafe { layer.enqueue(&rank.gpu.stream, shard, &[operands]) }.unwrap();
     }
@@ -123,10 +121,7 @@ impl Work {
     /// D is what the reference says, and what the same kernel makes of an A that is there.
     pub fn check(&mut self, rank: &Rank, m: u32, random: &mut Random) {
         let stream = &rank.gpu.stream;
-        self.call.fetch(stream);
-        self.call.check_written(m);
-        let report = self.call.report(&some_rows(m, random));
-        assert_eq!(report.wrong, 0, "rank {}: {:?}: {report:?}", rank.rank(), self.case);
+        call::check(&mut *self.call, stream, &self.case, m, random);
         self.call.poison_d(stream);
         let operands = self.call.addresses(stream).rows(m);
         // SAFETY: the call's own memory, and the stream is awaited before it is looked at.
@@ -137,9 +132,8 @@ impl Work {
 
     /// The gathered A is A, row by row.
     fn check_gathered(&self, rank: &Rank, step: &Problem, at: CUdeviceptr) {
-        let mut gathered = vec![0u8; self.call.bytes_of(0..step.m()).end];
         // SAFETY: the gathered rows are so long, and the stream is through.
-        unsafe { result::memcpy_dtoh_sync(&mut gathered, at) }.unwrap();
+        let gathered = unsafe { read_bytes(at, self.call.bytes_of(0..step.m()).end) };
         for row in 0..step.m() {
             let start = self.call.bytes_of(row..row + 1).start;
             // What lies between rows may be anything.
@@ -180,11 +174,8 @@ fn steps(
         // In one of three the rows of the step are others than planned.
         let other = shards(random.within(1..=problem.m().into()), group.ranks(), &mut random);
         let rows = (step == 1).then_some(&other[..]);
-        let shape = rows.map_or(problem.clone(), |rows| problem.with_shards(rows).unwrap());
-        let shard = work.shard(rank, rows, &shape);
-        let operands = work.operands(rank);
-        // SAFETY: the call's own memory, and the stream is awaited.
-        unsafe { layer.enqueue(&rank.gpu.stream, shard, &[operands]) }.unwrap();
+        let shape = work.step(rows);
+        work.enqueue(rank, &mut layer, rows);
         layer.synchronize(&rank.gpu.stream).unwrap();
         let (at, _) = layer.gathered().unwrap();
         work.check_gathered(rank, &shape, at);
@@ -203,7 +194,7 @@ fn try_every_kernel(strategy: Strategy, rounds: u64, seed: u64) {
             let ranks = random.within(1..=most) as u32;
             let mut case = some_case(kernel, (100 / ranks).max(4), &mut random);
             let rows = shards(case.size[0], ranks, &mut random);
-            let options = options(*rows.iter().max().unwrap(), &mut random);
+            let options = random_options(*rows.iter().max().unwrap(), &mut random);
             if strategy != Strategy::Fused {
                 // Rows of one rank may be too few for what was drawn for all.
                 case.options.swizzle = None;
@@ -237,39 +228,49 @@ fn sequential_products_are_right() {
     try_every_kernel(Strategy::Sequential, 2, 53);
 }
 
-/// Steps that nobody waits for: ranks drift, inputs change, and each step's D is looked at in the end.
+/// Enqueues steps one behind the other, with inputs of their own, each after what `delay` does; in the end each step's D is
+/// looked at.
+fn steps_without_waiting(
+    case: &Case,
+    rows: &[u32],
+    steps: usize,
+    options: &GatherOptions,
+    delay: impl Fn(&mut Random) + Sync,
+) {
+    on_ranks(rows.len() as u32, |rank| {
+        let mut random = Random::new(61);
+        let case = case.clone().with(|options| options.with_sm_limit(rank.sms));
+        let mut all: Vec<Work> =
+            (0..steps).map(|_| Work::new(&rank, &case, rows, &mut random)).collect();
+        let mut layer = all[0].fused(&rank, options);
+        all.iter_mut().for_each(|work| work.call.poison_d(&rank.gpu.stream));
+        rank.gpu.stream.synchronize().unwrap();
+        let mut delays = Random::of_stream(62, rank.rank().into());
+        for work in &all {
+            delay(&mut delays);
+            work.enqueue(&rank, &mut layer, None);
+        }
+        layer.synchronize(&rank.gpu.stream).unwrap();
+        all.iter_mut().for_each(|work| {
+            let m = work.problem.m();
+            work.check(&rank, m, &mut random);
+        });
+        rank.through();
+    });
+}
+
+/// Steps that nobody waits for: ranks drift, inputs change.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn many_steps_without_waiting_are_right() {
-    const STEPS: usize = 40;
-    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    let case = Case::new(one_kernel(), 512, 256, 512);
     for engine in [Engine::CopyEngines { streams: 2 }, Engine::Kernel { blocks: 4 }] {
         for ranks in [2, 3] {
-            let case = Case::new(kernel, 512, 256, 512);
-            on_ranks(ranks, |rank| {
-                let mut case = case.clone();
-                case.options.sm_limit = Some(rank.sms);
-                let mut random = Random::new(61);
-                let rows = shards(512, ranks, &mut random);
-                let options = GatherOptions::default().with_engine(engine).with_poison(true);
-                let options = options.with_timeouts(PATIENCE, PATIENCE).with_pieces(3);
-                let mut all: Vec<Work> =
-                    (0..STEPS).map(|_| Work::new(&rank, &case, &rows, &mut random)).collect();
-                let mut layer = all[0].fused(&rank, &options);
-                all.iter_mut().for_each(|work| work.call.poison_d(&rank.gpu.stream));
-                rank.gpu.stream.synchronize().unwrap();
-                let mut delays = Random::of_stream(62, rank.rank().into());
-                for work in &all {
-                    if delays.within(0..=3) == 0 {
-                        std::thread::sleep(Duration::from_micros(delays.within(0..=2000)));
-                    }
-                    work.enqueue(&rank, &mut layer);
+            let rows = shards(512, ranks, &mut Random::new(61));
+            steps_without_waiting(&case, &rows, 40, &options(engine).with_pieces(3), |delays| {
+                if delays.within(0..=3) == 0 {
+                    std::thread::sleep(Duration::from_micros(delays.within(0..=2000)));
                 }
-                layer.synchronize(&rank.gpu.stream).unwrap();
-                for work in &mut all {
-                    work.check(&rank, 512, &mut random);
-                }
-                rank.through();
             });
             println!("{engine:?}, {ranks} ranks: right");
         }
@@ -280,28 +281,32 @@ fn many_steps_without_waiting_are_right() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn pieces_of_large_shards_are_right() {
-    const STEPS: usize = 12;
-    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    let case = Case::new(one_kernel(), 512, 128, 4096);
     for rows in [&[300, 212][..], &[230, 140, 142]] {
-        on_ranks(rows.len() as u32, |rank| {
-            let mut case = Case::new(kernel, 512, 128, 4096);
-            case.options.sm_limit = Some(rank.sms);
-            let mut random = Random::new(65);
-            // Not a power of two: signals have words that belong to no block.
-            let engine = Engine::Kernel { blocks: 5 };
-            let options = GatherOptions::default().with_engine(engine).with_poison(true);
-            let options = options.with_timeouts(PATIENCE, PATIENCE).with_pieces(3);
-            let mut all: Vec<Work> =
-                (0..STEPS).map(|_| Work::new(&rank, &case, rows, &mut random)).collect();
-            let mut layer = all[0].fused(&rank, &options);
-            all.iter_mut().for_each(|work| work.call.poison_d(&rank.gpu.stream));
-            rank.gpu.stream.synchronize().unwrap();
-            all.iter().for_each(|work| work.enqueue(&rank, &mut layer));
-            layer.synchronize(&rank.gpu.stream).unwrap();
-            all.iter_mut().for_each(|work| work.check(&rank, 512, &mut random));
-            rank.through();
-        });
+        // Not a power of two: signals have words that belong to no block.
+        let options = options(Engine::Kernel { blocks: 5 }).with_pieces(3);
+        steps_without_waiting(&case, rows, 12, &options, |_| ());
         println!("rows {rows:?}: right");
+    }
+}
+
+/// Launches a graph of these steps again and again, with other inputs each time.
+pub fn replay(
+    rank: &Rank,
+    layer: &mut AllGatherGemm,
+    graph: &CudaGraph,
+    steps: &mut [Work],
+    replays: usize,
+    random: &mut Random,
+) {
+    for _ in 0..replays {
+        steps.iter_mut().for_each(|work| work.renew(rank, random));
+        graph.launch().unwrap();
+        layer.synchronize(&rank.gpu.stream).unwrap();
+        for work in steps.iter_mut() {
+            let m = work.problem.m();
+            work.check(rank, m, random);
+        }
     }
 }
 
@@ -309,47 +314,31 @@ fn pieces_of_large_shards_are_right() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn graphs_replay_with_changing_inputs() {
-    use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
     const REPLAYS: usize = 100;
-    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    let kernel = one_kernel();
     for engine in [Engine::CopyEngines { streams: 2 }, Engine::Kernel { blocks: 4 }] {
         for steps in [1, 2] {
             on_ranks(2, |rank| {
                 let mut case = Case::new(kernel, 300, 256, 320);
                 case.options.sm_limit = Some(rank.sms);
                 let mut random = Random::new(71);
-                let options = GatherOptions::default().with_engine(engine).with_poison(true);
-                let options = options.with_timeouts(PATIENCE, PATIENCE);
                 let mut all: Vec<Work> =
                     (0..steps).map(|_| Work::new(&rank, &case, &[140, 160], &mut random)).collect();
-                let mut layer = all[0].fused(&rank, &options);
+                let mut layer = all[0].fused(&rank, &options(engine));
                 let stream = &rank.gpu.stream;
                 for round in 0..2 {
                     // A plain step; the second time after the graph.
                     all[0].renew(&rank, &mut random);
-                    all[0].enqueue(&rank, &mut layer);
+                    all[0].enqueue(&rank, &mut layer, None);
                     layer.synchronize(stream).unwrap();
                     all[0].check(&rank, 300, &mut random);
                     if round == 1 {
                         break;
                     }
-                    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-                    stream.begin_capture(mode).unwrap();
-                    all.iter().for_each(|work| work.enqueue(&rank, &mut layer));
-                    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
-                    for _ in 0..REPLAYS {
-                        for work in &mut all {
-                            work.call.renew_a(&mut random);
-                            work.call.copy_rows(0..300, stream);
-                            work.call.poison_d(stream);
-                        }
-                        stream.synchronize().unwrap();
-                        graph.launch().unwrap();
-                        layer.synchronize(stream).unwrap();
-                        for work in &mut all {
-                            work.check(&rank, 300, &mut random);
-                        }
-                    }
+                    let graph = captured(stream, false, || {
+                        all.iter().for_each(|work| work.enqueue(&rank, &mut layer, None));
+                    });
+                    replay(&rank, &mut layer, &graph, &mut all, REPLAYS, &mut random);
                 }
             });
             println!("{engine:?}, {steps} steps in a graph: right");
@@ -365,14 +354,13 @@ fn graphs_replay_with_changing_inputs() {
 fn ten_thousand_steps_with_delays_are_right() {
     const BURST: usize = 40;
     const BURSTS: usize = 125;
-    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    let kernel = one_kernel();
     for engine in [Engine::CopyEngines { streams: 2 }, Engine::Kernel { blocks: 16 }] {
         on_ranks(2, |rank| {
             let mut case = Case::new(kernel, 384, 128, 256);
             case.options.sm_limit = Some(rank.sms);
             let (mut random, stream) = (Random::new(81), &rank.gpu.stream);
-            let options = GatherOptions::default().with_engine(engine).with_poison(true);
-            let options = options.with_timeouts(PATIENCE, PATIENCE).with_pieces(2);
+            let options = options(engine).with_pieces(2);
             let mut all: Vec<Work> =
                 (0..BURST).map(|_| Work::new(&rank, &case, &[200, 184], &mut random)).collect();
             for work in &mut all {
@@ -392,7 +380,7 @@ fn ten_thousand_steps_with_delays_are_right() {
                     if delays.within(0..=9) == 0 {
                         std::thread::sleep(Duration::from_micros(delays.within(0..=300)));
                     }
-                    all[at].enqueue(&rank, &mut layer);
+                    all[at].enqueue(&rank, &mut layer, None);
                 }
                 layer.synchronize(stream).unwrap();
                 for work in &mut all {
@@ -409,7 +397,7 @@ fn ten_thousand_steps_with_delays_are_right() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn several_products_of_one_gather_are_right() {
-    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    let kernel = one_kernel();
     for strategy in Strategy::ALL {
         on_ranks(3, |rank| {
             let mut random = Random::new(91);
@@ -431,7 +419,7 @@ fn several_products_of_one_gather_are_right() {
                 // The same A for both: drawn from the same numbers.
                 let seed = random.next_u64();
                 both.iter_mut().for_each(|work| work.renew(&rank, &mut Random::new(seed)));
-                let shard = both[0].shard(&rank, None, &problems[0]);
+                let shard = both[0].shard(&rank, None);
                 let operands = [both[0].operands(&rank), both[1].operands(&rank)];
                 // SAFETY: the calls' own memory, and the stream is awaited.
                 unsafe { layer.enqueue(&rank.gpu.stream, shard, &operands) }.unwrap();

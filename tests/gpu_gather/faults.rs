@@ -6,23 +6,21 @@
 //! of those that are left, on the same contexts. Invariant: no rank outlives its limit by more than a tenth
 //! and the second that forming groups may take; what is called right is right.
 
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::gpu::Gpu;
-use crate::gpu::call::{Call, call};
+use crate::all_gather_gemm::Work;
 use crate::gpu::case::Case;
-use crate::gpu::tried_kernels;
-use crate::port::free_port;
+use crate::gpu::ranks::Rank;
+use crate::gpu::{Gpu, one_kernel};
+use crate::processes::{SECRET, die, ended, free_port, start_rank, variable};
 use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, RawOperands, Shard, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
-use overlap_gemm::plan::{Problem, Strategy};
 use overlap_gemm::random::Random;
 use overlap_gemm::{Error, Result};
 
-const SECRET: &str = "a secret of these tests";
 const M: u64 = 512;
 /// For forming groups and first steps, with several contexts on one GPU perhaps.
 const LONG: Duration = Duration::from_secs(60);
@@ -33,63 +31,41 @@ const LIMIT: Duration = Duration::from_secs(1);
 
 /// One rank in one group: its operation, and the numbers of its steps.
 struct Player {
-    group: Arc<Group>,
-    gpu: Gpu,
-    problem: Problem,
-    call: Box<dyn Call>,
+    rank: Rank,
+    work: Work,
     layer: AllGatherGemm,
     random: Random,
 }
 
 impl Player {
     fn join(group: Group, gpu: Gpu, limit: Duration) -> Player {
-        let ranks = group.ranks();
-        let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
-        let mut case = Case::new(kernel, M, 256, 512);
-        // Ranks may share a GPU, by turns.
-        case.options.sm_limit = Some(64);
-        let mut random = Random::new(u64::from(ranks));
-        let problem = case.sharded(&rows(ranks));
-        let call = call(&gpu, &case, &mut random);
-        let group = Arc::new(group);
+        let rank = Rank::apart(group, gpu);
+        let case = Case::new(one_kernel(), M, 256, 512);
+        let case = case.with(|options| options.with_sm_limit(rank.sms));
+        let mut random = Random::new(u64::from(rank.group.ranks()));
+        let work = Work::new(&rank, &case, &rows(rank.group.ranks()), &mut random);
         let options = GatherOptions::default().with_timeouts(LONG, limit).with_poison(true);
-        let layer = AllGatherGemm::plan(
-            &group,
-            &gpu.device,
-            &problem,
-            Some(Strategy::Fused),
-            &options,
-            &case.options,
-        )
-        .unwrap();
-        Player { group, gpu, problem, call, layer, random }
+        let layer = work.fused(&rank, &options);
+        Player { rank, work, layer, random }
     }
 
     /// New numbers: this rank's rows of A, and the operands of a step.
     fn renew(&mut self) -> (Shard<'static>, RawOperands) {
-        let stream = &self.gpu.stream;
-        self.call.renew_a(&mut self.random);
-        self.call.copy_rows(0..M as u32, stream);
-        self.call.poison_d(stream);
-        let mut operands = self.call.addresses(stream);
-        let first = self.problem.shards().rows(self.group.rank()).start;
-        let row = u64::from(self.problem.lda()) * u64::from(self.problem.elements().a.size());
-        let shard = Shard::at(operands.a + u64::from(first) * row);
-        operands.a = 0;
-        (shard, operands)
+        self.work.renew(&self.rank, &mut self.random);
+        (self.work.shard(&self.rank, None), self.work.operands(&self.rank))
     }
 
     /// A step that is not awaited.
     fn enqueue(&mut self, shard: Shard<'_>, operands: RawOperands) -> Result<()> {
         // SAFETY: the call's own memory, which stays until the stream has been awaited; what is not, is what the
         // scene is about.
-        unsafe { self.layer.enqueue(&self.gpu.stream, shard, &[operands]) }
+        unsafe { self.layer.enqueue(&self.rank.gpu.stream, shard, &[operands]) }
     }
 
     fn step(&mut self) -> Result<()> {
         let (shard, operands) = self.renew();
         self.enqueue(shard, operands)?;
-        self.layer.synchronize(&self.gpu.stream)
+        self.layer.synchronize(&self.rank.gpu.stream)
     }
 
     /// A step in which all goes well, and whose result is right.
@@ -99,10 +75,7 @@ impl Player {
     }
 
     fn check(&mut self) {
-        self.call.fetch(&self.gpu.stream);
-        let rows: Vec<u32> = (0..M as u32).step_by(37).collect();
-        let report = self.call.report(&rows);
-        assert_eq!(report.wrong, 0, "{report:?}");
+        assert!(self.work.is_right(&self.rank, &mut Random::new(5)), "wrong rows");
     }
 }
 
@@ -113,17 +86,13 @@ fn rows(ranks: u32) -> Vec<u32> {
     rows
 }
 
-fn number(name: &str) -> u32 {
-    std::env::var(name).unwrap().parse().unwrap()
-}
-
 /// A rank of a scene, if the environment says which; started by the tests below.
 #[test]
 #[ignore = "is started by the other tests"]
 fn a_rank() {
     let Ok(scene) = std::env::var("OVERLAP_GEMM_TEST_SCENE") else { return };
-    let second_port = number("OVERLAP_GEMM_TEST_SECOND_PORT") as u16;
-    let (rank, ranks) = (number("RANK"), number("WORLD_SIZE"));
+    let second_port = variable("OVERLAP_GEMM_TEST_SECOND_PORT").unwrap() as u16;
+    let (rank, ranks) = (variable("RANK").unwrap(), variable("WORLD_SIZE").unwrap());
     let device = Device::open(rank as usize % devices().unwrap().len()).unwrap();
     let gpu = Gpu::of(&device);
     let group = Group::from_env(&GroupOptions::default()).unwrap();
@@ -132,7 +101,7 @@ fn a_rank() {
     let limit = if is_long { Duration::from_secs(10) } else { LIMIT };
     let mut player = Player::join(group, gpu.clone(), limit);
     (0..3).for_each(|_| player.good_step());
-    player.group.barrier("the fault", LONG).unwrap();
+    player.rank.group.barrier("the fault", LONG).unwrap();
 
     let last = ranks - 1;
     let begin = Instant::now();
@@ -149,15 +118,8 @@ fn a_rank() {
         Group::meet(&launch, &secret, &GroupOptions::default().shared_devices(true)).unwrap();
     let mut player = Player::join(group, gpu, LONG);
     (0..3).for_each(|_| player.good_step());
-    player.group.barrier("the end", LONG).unwrap();
+    player.rank.group.barrier("the end", LONG).unwrap();
     println!("rank {rank}: again");
-}
-
-fn die() -> ! {
-    let kill = format!("kill -9 {}", std::process::id());
-    let _ = Command::new("sh").args(["-c", &kill]).status();
-    sleep(LONG);
-    unreachable!("killed");
 }
 
 /// What happens, and what this rank is told. `odd`: this is the rank that does otherwise.
@@ -200,10 +162,11 @@ fn play(scene: &str, player: &mut Player, odd: bool) -> Result<()> {
         ("patient", false) => player.step().inspect(|()| player.check()),
         ("other rows", true) => {
             let rows =
-                [&[M as u32 - 8][..], &vec![0; player.group.ranks() as usize - 2], &[8]].concat();
+                [&[M as u32 - 8][..], &vec![0; player.rank.group.ranks() as usize - 2], &[8]]
+                    .concat();
             let (shard, operands) = player.renew();
             player.enqueue(shard.rows(&rows), operands)?;
-            player.layer.synchronize(&player.gpu.stream)
+            player.layer.synchronize(&player.rank.gpu.stream)
         }
         ("driver error", true) => {
             sleep(pause);
@@ -217,7 +180,7 @@ fn play(scene: &str, player: &mut Player, odd: bool) -> Result<()> {
             let (shard, mut operands) = player.renew();
             operands.d = 1 << 12;
             let begun = player.enqueue(shard, operands);
-            let told = begun.and_then(|()| player.layer.synchronize(&player.gpu.stream));
+            let told = begun.and_then(|()| player.layer.synchronize(&player.rank.gpu.stream));
             assert!(matches!(told, Err(Error::Cuda { .. })), "{told:?}");
             std::process::exit(LOST);
         }
@@ -229,7 +192,7 @@ fn play(scene: &str, player: &mut Player, odd: bool) -> Result<()> {
         }
         ("stopped", true) => {
             sleep(pause);
-            let group = Arc::clone(&player.group);
+            let group = Arc::clone(&player.rank.group);
             std::thread::spawn(move || group.abort("a person wants it")).join().unwrap();
             player.step()
         }
@@ -241,35 +204,23 @@ fn play(scene: &str, player: &mut Player, odd: bool) -> Result<()> {
 /// Plays a scene; returns what each rank was told, and after how many milliseconds, but the dead ones.
 fn stage(scene: &str) -> Vec<(String, u64)> {
     let ranks = (devices().unwrap().len() as u32).clamp(2, 4);
-    let (port, second) = (free_port(), free_port());
-    let start = |rank: u32| {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "faults::a_rank", "--nocapture", "--ignored"])
-            .env("RANK", rank.to_string())
-            .env("LOCAL_RANK", rank.to_string())
-            .env("WORLD_SIZE", ranks.to_string())
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("OVERLAP_GEMM_PORT", port.to_string())
-            .env("OVERLAP_GEMM_SECRET", SECRET)
-            .env("OVERLAP_GEMM_TEST_SCENE", scene)
-            .env("OVERLAP_GEMM_TEST_SECOND_PORT", second.to_string())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
-    };
+    let [port, second] = [free_port(), free_port()].map(|port| port.to_string());
+    let others = [
+        ("OVERLAP_GEMM_PORT", port.as_ref()),
+        ("OVERLAP_GEMM_TEST_SCENE", scene.as_ref()),
+        ("OVERLAP_GEMM_TEST_SECOND_PORT", second.as_ref()),
+    ];
+    let start = |rank| start_rank("faults::a_rank", rank, ranks, &others);
     let children: Vec<Child> = (0..ranks).map(start).collect();
     let mut told = Vec::new();
     for (rank, child) in (0..).zip(children) {
-        let output = child.wait_with_output().unwrap();
-        let text =
-            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        let (status, text) = ended(child);
         if rank == ranks - 1 && (scene.starts_with("killed") || scene == "lost context") {
             let code = (scene == "lost context").then_some(LOST);
-            assert_eq!(output.status.code(), code, "it ended otherwise: {text}");
+            assert_eq!(status.code(), code, "it ended otherwise: {text}");
             continue;
         }
-        assert!(output.status.success(), "rank {rank}: {text}");
+        assert!(status.success(), "rank {rank}: {text}");
         assert!(text.contains(&format!("rank {rank}: again")), "rank {rank}: {text}");
         let mark = format!("rank {rank}: ");
         let line = text.lines().find_map(|line| line.strip_prefix(&mark)).unwrap().to_owned();
@@ -283,28 +234,22 @@ fn stage(scene: &str) -> Vec<(String, u64)> {
 /// The most milliseconds until a rank is told, from the limit on.
 const MOST: u64 = LIMIT.as_millis() as u64 * 11 / 10;
 
-#[test]
-#[ignore = "needs 1 Hopper GPU"]
-fn a_rank_killed_before_a_step_is_noticed() {
-    for (what, after) in stage("killed before") {
-        assert!(what.contains("PeerLost") && after < MOST, "{what} after {after} ms");
+/// Every rank is told one of these in time.
+fn all_are_told(scene: &str, kinds: &[&str], most: u64) {
+    for (what, after) in stage(scene) {
+        let is_told = kinds.iter().any(|kind| what.contains(kind));
+        assert!(is_told && after < most, "{what} after {after} ms");
     }
 }
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
-fn a_rank_killed_during_a_step_is_noticed() {
-    for (what, after) in stage("killed during") {
-        assert!(what.contains("PeerLost") && after < MOST, "{what} after {after} ms");
-    }
-}
-
-#[test]
-#[ignore = "needs 1 Hopper GPU"]
-fn a_rank_killed_after_a_step_is_noticed_and_the_step_is_right() {
-    for (what, after) in stage("killed after") {
-        assert!(what.contains("PeerLost") && after < 900 + MOST, "{what} after {after} ms");
-    }
+fn a_rank_that_is_killed_or_loses_its_context_is_noticed() {
+    all_are_told("killed before", &["PeerLost"], MOST);
+    all_are_told("killed during", &["PeerLost"], MOST);
+    all_are_told("killed after", &["PeerLost"], 900 + MOST);
+    // The step that learns of it begins after 600 ms.
+    all_are_told("lost context", &["Aborted", "PeerLost"], 600 + MOST);
 }
 
 /// The last rank leaves; the others hear of it at once, and of whom.
@@ -358,10 +303,7 @@ fn a_rank_that_is_too_late_is_named() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn ranks_with_other_rows_are_refused() {
-    for (what, after) in stage("other rows") {
-        assert!(what.contains("Mismatch") || what.contains("Aborted"), "{what}");
-        assert!(after < MOST, "{what} after {after} ms");
-    }
+    all_are_told("other rows", &["Mismatch", "Aborted"], MOST);
 }
 
 #[test]
@@ -377,26 +319,9 @@ fn a_driver_error_on_one_rank_is_told_to_all() {
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
-fn a_lost_context_on_one_rank_is_told_to_all() {
-    for (what, after) in stage("lost context") {
-        assert!(what.contains("Aborted") || what.contains("PeerLost"), "{what}");
-        // The step that learns of it begins after 600 ms.
-        assert!(after < 600 + MOST, "{what} after {after} ms");
-    }
-}
-
-#[test]
-#[ignore = "needs 1 Hopper GPU"]
 fn a_person_can_stop_it() {
     for (what, after) in stage("stopped") {
         assert!(what.contains("Aborted") && what.contains("a person wants it"), "{what}");
         assert!(after < MOST, "{what} after {after} ms");
     }
-}
-
-/// The errors that the scenes look for are those of this crate.
-#[test]
-fn errors_print_their_kind() {
-    let error = Error::PeerLost { rank: 0, peer: 1, before: "a step".into() };
-    assert!(format!("{:?}", Err::<(), _>(error)).contains("PeerLost"));
 }

@@ -5,21 +5,16 @@
 //! place, since a copy would keep the two apart. What is made differs from step to step.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::gpu::ranks::{Rank, on_gpus, on_ranks};
-use overlap_gemm::cuda::cudarc::driver::sys::{
-    CUdeviceptr, CUgraphInstantiate_flags, CUstreamCaptureMode,
-};
-use overlap_gemm::cuda::cudarc::driver::{
-    CudaGraph, CudaSlice, CudaStream, DevicePtr as _, result,
-};
-use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, Gemm, GemmOptions, RawOperands, Shard};
+use crate::gpu::captured;
+use crate::gpu::ranks::{Rank, on_gpus, on_ranks, options};
+use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
+use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
+use overlap_gemm::cuda::{AllGatherGemm, Gemm, GemmOptions, RawOperands, Shard};
 use overlap_gemm::element::bf16;
 use overlap_gemm::plan::{Engine, Problem, Strategy};
 use overlap_gemm::random::Random;
 
-const PATIENCE: Duration = Duration::from_secs(20);
 const ENGINES: [Engine; 2] = [Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 4 }];
 const RANKS: u32 = 2;
 /// Of A and B.
@@ -67,7 +62,7 @@ fn problem() -> Problem {
 }
 
 fn fused(rank: &Rank, engine: Engine, gemm: &GemmOptions) -> AllGatherGemm {
-    let options = GatherOptions::default().with_engine(engine).with_timeouts(PATIENCE, PATIENCE);
+    let options = options(engine).with_poison(false);
     let (group, device) = (&rank.group, &rank.gpu.device);
     AllGatherGemm::plan(group, device, &problem(), Some(Strategy::Fused), &options, gemm).unwrap()
 }
@@ -123,14 +118,6 @@ impl MadeRows {
         let own = u64::from(problem().shards().rows(rank.rank()).start);
         MadeRows { maker, b, expected, layer, own }
     }
-}
-
-/// The graph of what `enqueue` enqueues on the rank's stream.
-fn captured(rank: &Rank, enqueue: impl FnOnce()) -> CudaGraph {
-    let (stream, mode) = (&rank.gpu.stream, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-    stream.begin_capture(mode).unwrap();
-    enqueue();
-    stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap()
 }
 
 /// Where nothing was promised of B, it is not read before it is there.
@@ -205,7 +192,7 @@ fn rows_may_come_from_the_kernel_before() {
             };
             enqueue_all(&mut layer);
             check(&mut layer);
-            let graph = captured(&rank, || enqueue_all(&mut layer));
+            let graph = captured(stream, false, || enqueue_all(&mut layer));
             for _ in 0..5 {
                 for d in &outputs {
                     let bytes = (M * N * 2) as usize;
@@ -241,7 +228,7 @@ fn a_graph_of_one_step_reads_the_rows_of_each_launch() {
             step(&mut layer, stream, b, at(&d, stream));
             layer.synchronize(stream).unwrap();
             let (slot, _) = layer.local_shard(None).unwrap();
-            let graph = captured(&rank, || step(&mut layer, stream, b, at(&d, stream)));
+            let graph = captured(stream, false, || step(&mut layer, stream, b, at(&d, stream)));
             for (number, output) in outputs.iter().enumerate() {
                 maker.make(stream, number % 2, own, slot);
                 graph.launch().unwrap();

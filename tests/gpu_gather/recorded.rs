@@ -2,11 +2,10 @@
 
 use std::collections::HashSet;
 
-use crate::all_gather_gemm::{PATIENCE, Work};
+use crate::all_gather_gemm::Work;
 use crate::gpu::case::Case;
-use crate::gpu::ranks::on_ranks;
-use crate::gpu::tried_kernels;
-use overlap_gemm::cuda::GatherOptions;
+use crate::gpu::one_kernel;
+use crate::gpu::ranks::{on_ranks, options};
 use overlap_gemm::plan::{Engine, Tile};
 use overlap_gemm::random::Random;
 
@@ -16,24 +15,20 @@ use overlap_gemm::random::Random;
 fn a_record_is_of_the_last_step_that_was_given_it() {
     const N: u64 = 320;
     const PIECES: u32 = 2;
-    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    let kernel = one_kernel();
     for engine in [Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 4 }] {
         on_ranks(2, |rank| {
             let mut random = Random::new(101);
             let mut case = Case::new(kernel, 700, N, 192);
             case.options.sm_limit = Some(rank.sms);
             let mut work = Work::new(&rank, &case, &[300, 400], &mut random);
-            let options = GatherOptions::default().with_engine(engine).with_pieces(PIECES);
-            let options = options.with_poison(true).with_timeouts(PATIENCE, PATIENCE);
+            let options = options(engine).with_pieces(PIECES);
             let (mut layer, stream) = (work.fused(&rank, &options), &rank.gpu.stream);
             let mut record = layer.step_record().unwrap();
             for rows in [None, Some(&[60, 80][..]), None] {
                 work.renew(&rank, &mut random);
-                let step = match rows {
-                    Some(rows) => work.problem.with_shards(rows).unwrap(),
-                    None => work.problem.clone(),
-                };
-                let (shard, operands) = (work.shard(&rank, rows, &step), work.operands(&rank));
+                let step = work.step(rows);
+                let (shard, operands) = (work.shard(&rank, rows), work.operands(&rank));
                 // SAFETY: the call's own memory, and the stream is awaited.
                 unsafe { layer.enqueue_recorded(stream, shard, &[operands], &mut record) }.unwrap();
                 layer.synchronize(stream).unwrap();

@@ -8,12 +8,11 @@
 
 use std::time::Duration;
 
-use super::all_gather_gemm::{PATIENCE, Work};
+use super::all_gather_gemm::Work;
 use crate::gpu::case::Case;
-use crate::gpu::ranks::{Rank, on_ranks};
-use crate::gpu::tried_kernels;
+use crate::gpu::ranks::{Rank, on_ranks, options};
+use crate::gpu::{PATIENCE, one_kernel};
 use crate::mutants::{Caught, MUTANTS, Mutant};
-use overlap_gemm::cuda::GatherOptions;
 use overlap_gemm::plan::Engine;
 use overlap_gemm::random::Random;
 
@@ -34,7 +33,7 @@ fn every_mutant_of_a_schedule_is_caught_as_predicted() {
     for mutant in MUTANTS.iter().filter(on_gpus) {
         let seen = on_ranks(mutant.rows.len() as u32, |rank| run(&rank, mutant));
         let found = Caught::by_ranks(&seen);
-        assert_eq!(found, mutant.run, "{}: {seen:?}", mutant.name);
+        assert_eq!(found, mutant.run(), "{}: {seen:?}", mutant.name);
         println!("{}: {found:?}, as predicted", mutant.name);
     }
 }
@@ -42,19 +41,19 @@ fn every_mutant_of_a_schedule_is_caught_as_predicted() {
 /// What becomes of this rank.
 fn run(rank: &Rank, mutant: &Mutant) -> Caught {
     let rows: Vec<u32> = mutant.rows.iter().map(|rows| rows * ROWS).collect();
-    let kernel = tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap();
+    let kernel = one_kernel();
     let mut case = Case::new(kernel, rows.iter().map(|rows| u64::from(*rows)).sum(), 256, 8192);
     case.options.sm_limit = Some(rank.sms);
     let mut random = Random::new(97);
     let mut work = Work::new(rank, &case, &rows, &mut random);
-    let options = GatherOptions::default().with_engine(Engine::CopyEngines { streams: 1 });
-    let options = options.with_poison(true).with_pieces(1).with_timeouts(PATIENCE, LIMIT);
+    let options = options(Engine::CopyEngines { streams: 1 });
+    let options = options.with_pieces(1).with_timeouts(PATIENCE, LIMIT);
     let mut layer = work.fused(rank, &options);
     let mut seen = Caught::Nothing;
     for step in 0..=STEPS {
         if step == 1 && mutant.rank == rank.rank() as usize {
             // SAFETY: the test's ranks expect wrong rows, and their memory outlives the steps.
-            let changed = unsafe { layer.change_schedule(|schedule| mutant.change_one(schedule)) };
+            let changed = unsafe { layer.change_schedule(|schedule| mutant.change(schedule)) };
             assert!(changed.unwrap(), "{} finds no step to change", mutant.name);
         }
         work.renew(rank, &mut random);
@@ -65,7 +64,7 @@ fn run(rank: &Rank, mutant: &Mutant) -> Caught {
         if step > 0 && rank.rank() as usize == step % mutant.rows.len() {
             std::thread::sleep(LATE);
         }
-        work.enqueue(rank, &mut layer);
+        work.enqueue(rank, &mut layer, None);
         if layer.synchronize(&rank.gpu.stream).is_err() {
             seen = Caught::Hang;
             break;

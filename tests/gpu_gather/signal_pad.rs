@@ -5,9 +5,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::gpu::captured;
+use crate::gpu::inputs::{random_bytes, read_bytes};
 use crate::gpu::ranks::{Rank, on_ranks};
 use overlap_gemm::Error;
-use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr as _, result};
 use overlap_gemm::cuda::{SignalPad, SymmetricMemory};
 use overlap_gemm::random::Random;
@@ -17,8 +18,7 @@ const PART: usize = 3000;
 
 /// What rank `from` brings in a round.
 fn bytes(from: u32, round: u64) -> Vec<u8> {
-    let mut random = Random::of_stream(round, from.into());
-    (0..PART).map(|_| random.next_u64() as u8).collect()
+    random_bytes(from, round, PART as u64)
 }
 
 fn memory(rank: &Rank) -> SymmetricMemory {
@@ -31,10 +31,8 @@ fn pad(rank: &Rank, channels: u32, limit: Duration) -> SignalPad {
 }
 
 fn read(at: u64, bytes: usize) -> Vec<u8> {
-    let mut read = vec![0; bytes];
     // SAFETY: the callers name so many bytes of memory that nobody writes to meanwhile.
-    unsafe { result::memcpy_dtoh_sync(&mut read, at) }.unwrap();
-    read
+    unsafe { read_bytes(at, bytes) }
 }
 
 /// Each rank puts its bytes to all; a barrier; each looks; another barrier, after which they may change.
@@ -95,9 +93,7 @@ fn a_ring_goes_round_in_a_graph() {
             }
         };
         round();
-        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
-        round();
-        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        let graph = captured(stream, false, round);
         for launch in 0..30 {
             let bytes_of_launch = bytes(me, launch);
             // SAFETY: the stream is through, and the memory so long.

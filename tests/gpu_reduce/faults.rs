@@ -9,7 +9,8 @@ use std::time::Duration;
 use overlap_gemm::Error;
 
 use super::work::Step;
-use super::world::{Layer, PATIENCE, World};
+use super::world::{Layer, World};
+use crate::gpu::PATIENCE;
 use crate::gpu::ranks::{Rank, on_gpus, on_ranks};
 
 const RANKS: u32 = 3;
@@ -47,14 +48,7 @@ fn play(
 ) -> Option<(Error, usize)> {
     let mut layer = world.plan(&rank);
     let mut work = world.work(&rank, 0);
-    let rows = world.rows();
-    for step in 0..3 {
-        work.renew(&rank, step);
-        work.enqueue(&rank, &mut layer, None).unwrap();
-        layer.synchronize(&rank.gpu.stream).unwrap();
-        work.fetch(&rank);
-        work.check(&rank, &rows);
-    }
+    (0..3).for_each(|step| work.step(&rank, &mut layer, step, None));
     work.renew(&rank, 3);
     rank.group.barrier("the fault", PATIENCE).unwrap();
     if rank.rank() + 1 == world.ranks() {
@@ -67,7 +61,7 @@ fn play(
     let next = work.enqueue(&rank, &mut layer, None);
     assert!(matches!(next, Err(Error::Over { .. })), "no step follows a failure: {next:?}");
     work.fetch(&rank);
-    let bits = work.bits(&rank, &rows);
+    let bits = work.bits(&rank);
     Some((told, bits.into_iter().filter(|bits| !f32::from_bits(*bits).is_nan()).count()))
 }
 

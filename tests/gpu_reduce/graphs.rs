@@ -3,12 +3,12 @@
 //! Invariant: every replay has inputs of its own, so that one which adds up sums of another is seen.
 
 use overlap_gemm::cuda::cudarc::driver::CudaGraph;
-use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use overlap_gemm::plan::{Engine, Strategy};
 use overlap_gemm::random::Random;
 
 use super::work::Step;
-use super::world::{Layer, World};
+use super::world::World;
+use crate::gpu::captured;
 use crate::gpu::ranks::{Rank, on_ranks};
 
 const REPLAYS: u64 = 100;
@@ -44,19 +44,17 @@ fn replay(world: &World, rank: &Rank, steps: u64) {
     let shapes = [vec![140, 160], vec![33, 0]];
     let (mut layer, stream) = (world.plan(rank), &rank.gpu.stream);
     let mut works: Vec<Box<dyn Step>> = (0..steps).map(|step| world.work(rank, step)).collect();
-    let mut number = steps;
+    let mut number = steps + 1;
     let mut random = Random::new(71);
     let graphs: Vec<CudaGraph> = {
-        plain_step(world, rank, &mut *works[0], &mut layer, &mut number);
+        works[0].step(rank, &mut layer, steps, None);
         shapes
             .iter()
             .map(|rows| {
-                let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-                stream.begin_capture(mode).unwrap();
-                works.iter().for_each(|work| {
-                    work.enqueue(rank, &mut layer, Some(&rows[..])).unwrap();
-                });
-                stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap()
+                captured(stream, false, || {
+                    let rows = Some(&rows[..]);
+                    works.iter().for_each(|work| work.enqueue(rank, &mut layer, rows).unwrap());
+                })
             })
             .collect()
     };
@@ -71,24 +69,9 @@ fn replay(world: &World, rank: &Rank, steps: u64) {
         layer.synchronize(stream).unwrap();
         for work in &mut works {
             work.fetch(rank);
-            work.check(rank, &shapes[shape]);
+            work.check(rank, Some(&shapes[shape]));
         }
     }
-    plain_step(world, rank, &mut *works[0], &mut layer, &mut number);
+    works[0].step(rank, &mut layer, number, None);
     rank.through();
-}
-
-fn plain_step(
-    world: &World,
-    rank: &Rank,
-    work: &mut dyn Step,
-    layer: &mut Layer,
-    number: &mut u64,
-) {
-    work.renew(rank, *number);
-    *number += 1;
-    work.enqueue(rank, layer, None).unwrap();
-    layer.synchronize(&rank.gpu.stream).unwrap();
-    work.fetch(rank);
-    work.check(rank, &world.rows());
 }

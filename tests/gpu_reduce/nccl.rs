@@ -4,8 +4,6 @@
 //! Invariant: numbers are whole and so small that every order of additions gives the same bits; outputs are NaN before, with
 //! a guard behind them.
 
-use std::time::Duration;
-
 use overlap_gemm::cuda::cudarc::driver::DevicePtr;
 use overlap_gemm::cuda::devices;
 use overlap_gemm::cuda::nccl::{Communicator, Nccl, Parts};
@@ -13,10 +11,10 @@ use overlap_gemm::element::{bf16, f16};
 use overlap_gemm::random::Random;
 use overlap_gemm::{Element, ElementType, Error};
 
-use super::work::Number;
+use crate::gpu::PATIENCE;
+use crate::gpu::call::Number;
 use crate::gpu::ranks::{Rank, on_ranks};
 
-const PATIENCE: Duration = Duration::from_secs(30);
 const GUARD: usize = 64;
 const COLUMNS: usize = 40;
 
@@ -36,17 +34,19 @@ fn parts(rows: &[usize], size: usize) -> Vec<(u64, u64)> {
     rows.iter().map(part).collect()
 }
 
+/// What a rank brings: at most 16 each, of at most 16 ranks: below 2⁸.
+fn numbers(seed: u64, rank: usize, count: usize) -> Vec<f32> {
+    let mut random = Random::of_stream(seed, rank as u64);
+    (0..count).map(|_| random.within(0..=32) as f32 - 16.0).collect()
+}
+
 /// Adds up what ranks with so many rows have, twice, with other numbers.
 fn sums_are_right<T: Number>(rank: &Rank, communicator: &Communicator, rows: &[usize]) {
     let own = rank.rank() as usize;
     let (all, size) = (rows.iter().sum::<usize>() * COLUMNS, T::TYPE.size() as usize);
     let stream = &rank.gpu.stream;
     for step in 0..2 {
-        // At most 16 each, of at most 16 ranks: below 2⁸.
-        let numbers = |rank: usize| -> Vec<f32> {
-            let mut random = Random::of_stream(47 + step, rank as u64);
-            (0..all).map(|_| random.within(0..=32) as f32 - 16.0).collect()
-        };
+        let numbers = |rank| numbers(47 + step, rank, all);
         let from: Vec<T> = numbers(own).into_iter().map(T::narrow).collect();
         let (from, len) = (rank.gpu.upload(&from), rows[own] * COLUMNS);
         let mut look = vec![T::POISON; len + GUARD];
@@ -94,11 +94,7 @@ fn every_rank_gets_all_sums() {
     let ranks = devices().unwrap().len();
     on_ranks(ranks as u32, |rank| {
         let (communicator, stream) = (join(&rank), &rank.gpu.stream);
-        let numbers = |rank: usize| -> Vec<f32> {
-            let mut random = Random::of_stream(53, rank as u64);
-            (0..LEN).map(|_| random.within(0..=32) as f32 - 16.0).collect()
-        };
-        let brought: Vec<_> = (0..ranks).map(numbers).collect();
+        let brought: Vec<_> = (0..ranks).map(|rank| numbers(53, rank, LEN)).collect();
         let own = brought[rank.rank() as usize].iter().map(|x| bf16::narrow(*x));
         let from = rank.gpu.upload(&own.collect::<Vec<_>>());
         let mut look = vec![bf16::POISON; LEN + GUARD];

@@ -22,20 +22,14 @@ fn three_steps(world: &World) {
         let mut random = Random::new(world.seed ^ 1);
         let mut layer = world.plan(&rank);
         let mut work = world.work(&rank, 0);
-        let planned = world.rows();
         for step in 0..3 {
-            work.renew(&rank, step);
             // Any order of the planned rows, each fewer by a few.
-            let mut other = planned.clone();
-            other.rotate_left(random.within(0..=7) as usize % planned.len());
+            let mut other = world.rows.clone();
+            other.rotate_left(random.within(0..=7) as usize % world.rows.len());
             let fewer = |rows: &mut u32| *rows -= random.within(0..=u64::from(*rows) / 2) as u32;
             other.iter_mut().for_each(fewer);
             let varies = step == 1 && other.iter().sum::<u32>() > 0;
-            let rows = if varies { &other } else { &planned };
-            work.enqueue(&rank, &mut layer, varies.then_some(&other[..])).unwrap();
-            layer.synchronize(&rank.gpu.stream).unwrap();
-            work.fetch(&rank);
-            work.check(&rank, rows);
+            work.step(&rank, &mut layer, step, varies.then_some(&other[..]));
         }
         rank.through();
     });
@@ -45,7 +39,7 @@ fn three_steps(world: &World) {
 /// step's D is looked at.
 fn steps_without_waiting(world: &World, steps: u64, delay: impl Fn(&Rank, &mut Random) + Sync) {
     on_ranks(world.ranks(), |rank| {
-        let (mut layer, rows) = (world.plan(&rank), world.rows());
+        let mut layer = world.plan(&rank);
         let mut all: Vec<Box<dyn Step>> = (0..steps).map(|step| world.work(&rank, step)).collect();
         let mut delays = Random::of_stream(62, rank.rank().into());
         for work in &all {
@@ -55,7 +49,7 @@ fn steps_without_waiting(world: &World, steps: u64, delay: impl Fn(&Rank, &mut R
         layer.synchronize(&rank.gpu.stream).unwrap();
         for work in &mut all {
             work.fetch(&rank);
-            work.check(&rank, &rows);
+            work.check(&rank, None);
         }
         rank.through();
     });
@@ -91,15 +85,14 @@ fn random_worlds_are_right() {
 fn totals_are_added_in_the_order_of_the_ranks() {
     const RANKS: u32 = 5;
     let of = |partials, average, all, by_kernel| {
-        let kernel = kernel_for(partials)?;
-        let mut world = World::new(&[60, 0, 41, 100, 9], 96, 64).with_d(ElementType::F32);
-        world = if by_kernel { world.by_kernel(4) } else { world };
-        (world.kernel, world.all) = (kernel, all);
-        world.gemm = world.gemm.with_kernel(kernel.name.as_str()).with_bias(true).with_c(true);
-        world.gemm.activation = Activation::Relu;
-        (world.alpha, world.beta, world.exact) = (0.75, -1.5, true);
-        world.reduction = Reduction { partials, average };
-        Some(world)
+        let world = World::of(kernel_for(partials)?, &[60, 0, 41, 100, 9], 96, 64);
+        let world = if by_kernel { world.by_kernel(4) } else { world };
+        let world = world.with(|case| {
+            (case.d, case.alpha, case.beta) = (ElementType::F32, 0.75, -1.5);
+            (case.options.bias, case.options.c) = (true, true);
+            case.options.activation = Activation::Relu;
+        });
+        Some(World { all, exact: true, reduction: Reduction { partials, average }, ..world })
     };
     let worlds = [Partials::Bf16, Partials::F32].into_iter().flat_map(|partials| {
         each_of_three()
@@ -107,9 +100,9 @@ fn totals_are_added_in_the_order_of_the_ranks() {
     });
     for world in worlds {
         on_ranks(RANKS, |rank| {
-            let (mut layer, rows) = (world.plan(&rank), world.rows());
+            let mut layer = world.plan(&rank);
             let mut work = world.work(&rank, 3);
-            let expected = work.exact_bits(&rank, &rows);
+            let expected = work.exact_bits(&rank);
             let mut delays = Random::of_stream(32, rank.rank().into());
             for repeat in 0..20 {
                 work.poison(&rank);
@@ -117,7 +110,7 @@ fn totals_are_added_in_the_order_of_the_ranks() {
                 work.enqueue(&rank, &mut layer, None).unwrap();
                 layer.synchronize(&rank.gpu.stream).unwrap();
                 work.fetch(&rank);
-                let is_same = work.bits(&rank, &rows) == expected;
+                let is_same = work.bits(&rank) == expected;
                 assert!(is_same, "rank {}, repeat {repeat}: {world:?}", rank.rank());
             }
             rank.through();
@@ -133,19 +126,18 @@ fn all_ranks_have_the_same_bits_of_an_all_reduce() {
     const RANKS: u32 = 4;
     let copies = |strategy| World { strategy, ..World::new(&[50, 0, 33, 64], 136, 200) };
     let kernel = World::new(&[50, 0, 33, 64], 136, 200).by_kernel(4);
-    for mut world in [copies(Strategy::Pipelined), copies(Strategy::Sequential), kernel] {
-        (world.all, world.alpha, world.beta) = (true, 0.3, 1.7);
-        world.gemm = world.gemm.with_bias(true).with_c(true);
+    for world in [copies(Strategy::Pipelined), copies(Strategy::Sequential), kernel] {
+        let world = world.with(|case| {
+            (case.alpha, case.beta) = (0.3, 1.7);
+            (case.options.bias, case.options.c) = (true, true);
+        });
+        let world = World { all: true, ..world };
         let steps = on_ranks(RANKS, |rank| {
-            let (mut layer, rows) = (world.plan(&rank), world.rows());
+            let mut layer = world.plan(&rank);
             let mut work = world.work(&rank, 0);
             let step = |number| {
-                work.renew(&rank, number);
-                work.enqueue(&rank, &mut layer, None).unwrap();
-                layer.synchronize(&rank.gpu.stream).unwrap();
-                work.fetch(&rank);
-                work.check(&rank, &rows);
-                work.bits(&rank, &rows)
+                work.step(&rank, &mut layer, number, None);
+                work.bits(&rank)
             };
             let bits: Vec<Vec<u32>> = (0..4).map(step).collect();
             rank.through();
@@ -167,17 +159,13 @@ fn late_ranks_are_waited_for() {
         world.options = world.options.with_pieces(if is_whole { 1 } else { 3 });
         world.all = all;
         on_ranks(RANKS, |rank| {
-            let (mut layer, rows) = (world.plan(&rank), world.rows());
+            let mut layer = world.plan(&rank);
             let mut work = world.work(&rank, 0);
             for step in 0..8 {
-                work.renew(&rank, step);
                 if step as u32 % RANKS == rank.rank() {
                     std::thread::sleep(Duration::from_millis(50));
                 }
-                work.enqueue(&rank, &mut layer, None).unwrap();
-                layer.synchronize(&rank.gpu.stream).unwrap();
-                work.fetch(&rank);
-                work.check(&rank, &rows);
+                work.step(&rank, &mut layer, step, None);
             }
             rank.through();
         });
@@ -225,57 +213,21 @@ fn many_steps_without_waiting_are_right() {
     }
 }
 
-/// Two operations of the same ranks, each on a stream of its own, in turn.
-#[test]
-#[ignore = "needs 1 Hopper GPU"]
-fn two_operations_are_under_way_on_two_streams() {
-    let worlds = [(&[200, 184][..], 128, 7), (&[30, 290], 320, 8)].map(|(rows, n, seed)| {
-        let mut world = World::new(rows, n, 256);
-        world.seed = seed;
-        world
-    });
+/// Two operations of the same ranks, each on a stream of its own: in each round a rank enqueues some steps of both before it
+/// waits for any.
+fn two_operations(worlds: [World; 2], rounds: u64, steps: u64) {
     on_ranks(2, |rank| {
         // The same rank with another stream.
         let other = rank.with_new_stream();
         let both = [&rank, &other];
         let mut layers = [0, 1].map(|at| worlds[at].plan(both[at]));
-        let mut works = [0, 1].map(|at| worlds[at].work(both[at], 0));
-        for step in 0..20 {
-            for at in [0, 1] {
-                works[at].renew(both[at], step);
-            }
-            for at in [0, 1] {
-                works[at].enqueue(both[at], &mut layers[at], None).unwrap();
-            }
-            for at in [1, 0] {
-                layers[at].synchronize(&both[at].gpu.stream).unwrap();
-                works[at].fetch(both[at]);
-                works[at].check(both[at], &worlds[at].rows());
-            }
-        }
-        rank.through();
-    });
-}
-
-/// The same by kernels that send and wait: each rank enqueues some steps of both operations before it waits for any. The products
-/// leave room for the kernels' blocks.
-#[test]
-#[ignore = "needs 1 Hopper GPU"]
-fn kernels_of_two_operations_wait_on_two_streams() {
-    const STEPS: u64 = 5;
-    let worlds = [(&[20, 44][..], 128, 9), (&[30, 2], 256, 10)].map(|(rows, n, seed)| {
-        let world = World::new(rows, n, 256).by_kernel(4);
-        World { seed, ..world }
-    });
-    on_ranks(2, |rank| {
-        let other = rank.with_new_stream();
-        let both = [&rank, &other];
-        let mut layers = [0, 1].map(|at| worlds[at].plan(both[at]));
+        let work = |step| [0, 1].map(|at| worlds[at].work(both[at], step));
+        let mut works: Vec<[Box<dyn Step>; 2]> = (0..steps).map(work).collect();
         let mut delays = Random::of_stream(63, rank.rank().into());
-        for round in 0..10 {
-            let work = |at: usize, step| worlds[at].work(both[at], STEPS * round + step);
-            let mut works: Vec<[Box<dyn Step>; 2]> =
-                (0..STEPS).map(|step| [work(0, step), work(1, step)]).collect();
+        for round in 0..rounds {
+            for (step, work) in (0..).zip(&mut works) {
+                [0, 1].into_iter().for_each(|at| work[at].renew(both[at], steps * round + step));
+            }
             for work in &works {
                 std::thread::sleep(Duration::from_micros(delays.within(0..=300)));
                 for at in [0, 1] {
@@ -286,12 +238,27 @@ fn kernels_of_two_operations_wait_on_two_streams() {
                 layers[at].synchronize(&both[at].gpu.stream).unwrap();
                 for work in &mut works {
                     work[at].fetch(both[at]);
-                    work[at].check(both[at], &worlds[at].rows());
+                    work[at].check(both[at], None);
                 }
             }
         }
         rank.through();
     });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn two_operations_are_under_way_on_two_streams() {
+    let world = |rows, n, seed| World { seed, ..World::new(rows, n, 256) };
+    two_operations([world(&[200, 184], 128, 7), world(&[30, 290], 320, 8)], 20, 1);
+}
+
+/// The same by kernels that send and wait. The products leave room for the kernels' blocks.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn kernels_of_two_operations_wait_on_two_streams() {
+    let world = |rows, n, seed| World { seed, ..World::new(rows, n, 256).by_kernel(4) };
+    two_operations([world(&[20, 44], 128, 9), world(&[30, 2], 256, 10)], 10, 5);
 }
 
 /// What `run-gpu-tests --sanitize` runs. Its tools may hold up every other call while a kernel runs, and with it the rank that
@@ -303,21 +270,17 @@ fn small_steps_for_the_sanitizer() {
         let Some(kernel) = kernel_for(partials) else { continue };
         let types = [ElementType::Bf16, ElementType::F16, ElementType::F32];
         for (d, by_kernel) in types.into_iter().flat_map(|d| [(d, false), (d, true)]) {
-            let mut world = World::new(&[37], 72, 64).with_d(d);
-            world = if by_kernel { world.by_kernel(4) } else { world };
-            (world.kernel, world.reduction.partials) = (kernel, partials);
-            world.gemm = world.gemm.with_kernel(kernel.name.as_str()).with_bias(true).with_c(true);
-            (world.alpha, world.beta, world.gemm.activation) = (0.5, 1.5, Activation::Silu);
+            let world = World::of(kernel, &[37], 72, 64);
+            let world = if by_kernel { world.by_kernel(4) } else { world };
+            let world = world.with(|case| {
+                (case.d, case.alpha, case.beta) = (d, 0.5, 1.5);
+                (case.options.bias, case.options.c) = (true, true);
+                case.options.activation = Activation::Silu;
+            });
             on_ranks(1, |rank| {
                 let mut layer = world.plan(&rank);
                 let mut work = world.work(&rank, 0);
-                for step in 0..2 {
-                    work.renew(&rank, step);
-                    work.enqueue(&rank, &mut layer, None).unwrap();
-                    layer.synchronize(&rank.gpu.stream).unwrap();
-                    work.fetch(&rank);
-                    work.check(&rank, &[37]);
-                }
+                (0..2).for_each(|step| work.step(&rank, &mut layer, step, None));
             });
         }
     }

@@ -8,7 +8,8 @@
 
 use std::time::Duration;
 
-use super::world::{PATIENCE, World};
+use super::world::World;
+use crate::gpu::PATIENCE;
 use crate::gpu::ranks::{Rank, on_ranks};
 use crate::mutants::{Caught, Mutant, REDUCE_MUTANTS};
 
@@ -46,7 +47,7 @@ fn every_one_is_caught(mutants: &[&Mutant], way: impl Fn(World) -> World + Sync)
     for mutant in mutants {
         let seen = on_ranks(mutant.rows.len() as u32, |rank| run(&rank, mutant, &way));
         let found = Caught::by_ranks(&seen);
-        assert_eq!(found, mutant.run, "{}: {seen:?}", mutant.name);
+        assert_eq!(found, mutant.run(), "{}: {seen:?}", mutant.name);
         println!("{}: {found:?}, as predicted", mutant.name);
     }
 }
@@ -62,7 +63,7 @@ fn run(rank: &Rank, mutant: &Mutant, way: impl Fn(World) -> World) -> Caught {
     for step in 0..=STEPS {
         if step == 1 && mutant.rank == rank.rank() as usize {
             // SAFETY: the test's ranks expect wrong rows, and their memory outlives the steps.
-            let changed = unsafe { layer.change_schedule(|schedule| mutant.change_one(schedule)) };
+            let changed = unsafe { layer.change_schedule(|schedule| mutant.change(schedule)) };
             assert!(changed.unwrap(), "{} finds no step to change", mutant.name);
         }
         work.renew(rank, step);
@@ -79,7 +80,7 @@ fn run(rank: &Rank, mutant: &Mutant, way: impl Fn(World) -> World) -> Caught {
             break;
         }
         work.fetch(rank);
-        if !work.is_right(rank, &rows) {
+        if !work.is_right(rank) {
             assert!(step > 0, "wrong before anything was changed");
             seen = Caught::WrongRows;
         }

@@ -1,23 +1,17 @@
 //! One rank's memory of a step of a reduction, and the comparison of what came out.
 //!
-//! Invariants: every number of every rank follows from a seed, so that each rank knows what all others brought; D is NaN
-//! before a step, between guards that nothing may touch.
+//! Invariant: every number of every rank follows from a seed, so that each rank knows what all others brought.
 
-use std::fmt::Debug;
-
-use overlap_gemm::cuda::cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use overlap_gemm::cuda::{RawOperands, Shard};
-use overlap_gemm::plan::{Problem, Scaling};
+use overlap_gemm::plan::Scaling;
 use overlap_gemm::random::Random;
-use overlap_gemm::reference::{Accumulation, Epilogue, Reference, compare_reduced, reduced};
+use overlap_gemm::reference::{Epilogue, Reference, compare_reduced, reduced};
 use overlap_gemm::{Element, Error};
 
 use super::world::{Layer, World};
-use crate::gpu::inputs::{factor, random_rows, some_rows};
+use crate::gpu::call::{Buffers, Call, Number, of_gathered};
+use crate::gpu::inputs::{Inputs, random_rows, some_rows};
 use crate::gpu::ranks::Rank;
-
-/// Elements before and after D that nothing may touch: a multiple of 16, to keep D aligned.
-const GUARD: usize = 1024;
 
 /// One rank's memory of a step, whatever its types.
 pub trait Step: Send {
@@ -30,137 +24,85 @@ pub trait Step: Send {
     /// Takes a look at every D, when the stream is through.
     fn fetch(&mut self, rank: &Rank);
     /// What surrounds D is as it was, this rank's rows are numbers, and within the bound of the reference.
-    fn check(&self, rank: &Rank, rows: &[u32]);
-    /// Whether some rows of the last look are what the reference says.
-    fn is_right(&self, rank: &Rank, rows: &[u32]) -> bool;
+    fn check(&self, rank: &Rank, rows: Option<&[u32]>);
+    /// Whether some rows of the last look are what the reference says, of a step as planned, as is all below.
+    fn is_right(&self, rank: &Rank) -> bool;
     /// The bits of this rank's rows in the last look.
-    fn bits(&self, rank: &Rank, rows: &[u32]) -> Vec<u32>;
+    fn bits(&self, rank: &Rank) -> Vec<u32>;
     /// The bits that these rows have to have, of a world that is exact.
-    fn exact_bits(&self, rank: &Rank, rows: &[u32]) -> Vec<u32>;
+    fn exact_bits(&self, rank: &Rank) -> Vec<u32>;
+    /// A step with other numbers, awaited and checked.
+    fn step(&mut self, rank: &Rank, layer: &mut Layer, number: u64, rows: Option<&[u32]>) {
+        self.renew(rank, number);
+        self.enqueue(rank, layer, rows).unwrap();
+        layer.synchronize(&rank.gpu.stream).unwrap();
+        self.fetch(rank);
+        self.check(rank, rows);
+    }
     /// The addresses of A and of the operands.
     fn addresses(&self, rank: &Rank) -> (Shard<'static>, Vec<RawOperands>);
 }
 
-/// A type that lives on both sides.
-pub trait Number: Element + DeviceRepr + Debug {}
-impl<T: Element + DeviceRepr + Debug> Number for T {}
-
-/// What one rank brings to a step: as many rows as were planned, of C as many as any rank may get.
-struct Inputs<A, B, D> {
-    a: Vec<A>,
-    a_scales: Vec<f32>,
-    of_products: Vec<OfProduct<B, D>>,
-}
-
-struct OfProduct<B, D> {
-    b: Vec<B>,
-    b_scales: Vec<f32>,
-    c: Option<Vec<D>>,
-    bias: Option<Vec<D>>,
-}
-
-impl<A: Element, B: Element, D: Element> Inputs<A, B, D> {
-    fn of(world: &World, rank: u32, number: u64) -> Self {
-        let mut random = Random::of_stream(world.seed, u64::from(rank) << 32 | number);
-        let problem = &world.problems[0];
-        let scales = |random: &mut Random, lines: u32| {
-            let count = match problem.scaling() {
-                Scaling::None => 0,
-                Scaling::Tensor => 1,
-                Scaling::Rows => lines,
-            };
-            (0..count).map(|_| factor(random)).collect::<Vec<f32>>()
-        };
-        let most = world.most_output_rows();
-        let mut inputs = Inputs {
-            a: random_rows(&mut random, problem.m(), problem.k(), problem.lda()),
-            a_scales: scales(&mut random, problem.m()),
-            of_products: Vec::new(),
-        };
-        for problem in &world.problems {
-            let ((b_rows, b_columns), n) = (problem.b_extent(), problem.n());
-            inputs.of_products.push(OfProduct {
-                b: random_rows(&mut random, b_rows, b_columns, problem.ldb()),
-                b_scales: scales(&mut random, n),
-                c: (world.gemm.c).then(|| random_rows(&mut random, most, n, problem.ldd())),
-                bias: (world.gemm.bias).then(|| random_rows(&mut random, 1, n, n)),
-            });
+/// What one rank brings to a step, product by product: as many rows as were planned, of C as many as any rank may get.
+fn brought<A: Element, B: Element, D: Element>(
+    world: &World,
+    rank: u32,
+    number: u64,
+) -> Vec<Inputs<A, B, D>> {
+    let mut random = Random::of_stream(world.seed, u64::from(rank) << 32 | number);
+    let (most, problems) = (world.most_output_rows(), world.problems());
+    let products = world.cases.iter().zip(&problems);
+    let mut all: Vec<Inputs<A, B, D>> =
+        products.map(|(case, problem)| Inputs::random(case, problem, most, &mut random)).collect();
+    if world.exact {
+        // So far apart that `f32` rounds totals, of bf16 partials, too: another order gives other bits.
+        let power = 2f32.powi([0, 20, 20, 0, 10][rank as usize % 5]);
+        // At most 127: K of 64 of them stay below 2²⁴.
+        let whole = |x: f32| (x * 40.0).trunc().clamp(-127.0, 127.0);
+        for inputs in &mut all {
+            inputs.a.iter_mut().for_each(|a| *a = A::narrow(whole(a.widen()) * power));
+            inputs.b.iter_mut().for_each(|b| *b = B::narrow(whole(b.widen())));
         }
+    }
+    // All products have the same A.
+    let (a, a_scales) = (all[0].a.clone(), all[0].a_scales.clone());
+    let mut same = Random::of_stream(world.seed, number);
+    for (inputs, problem) in all.iter_mut().zip(&problems) {
+        (inputs.a, inputs.a_scales) = (a.clone(), a_scales.clone());
         if world.all {
             // All ranks add the same, so that all have the same results.
-            let mut same = Random::of_stream(world.seed, number);
-            for (product, problem) in inputs.of_products.iter_mut().zip(&world.problems) {
-                let (n, ldd) = (problem.n(), problem.ldd());
-                product.c = (world.gemm.c).then(|| random_rows(&mut same, most, n, ldd));
-                product.bias = (world.gemm.bias).then(|| random_rows(&mut same, 1, n, n));
-            }
+            let (n, ldd) = (problem.n(), problem.ldd());
+            inputs.c = inputs.c.is_some().then(|| random_rows(&mut same, most, n, ldd));
+            inputs.bias = inputs.bias.is_some().then(|| random_rows(&mut same, 1, n, n));
         }
-        if world.exact {
-            // So far apart that `f32` rounds totals, of bf16 partials, too: another order gives other bits.
-            let power = 2f32.powi([0, 20, 20, 0, 10][rank as usize % 5]);
-            // At most 127: K of 64 of them stay below 2²⁴.
-            let whole = |x: f32| (x * 40.0).trunc().clamp(-127.0, 127.0);
-            inputs.a.iter_mut().for_each(|a: &mut A| *a = A::narrow(whole(a.widen()) * power));
-            let b = inputs.of_products.iter_mut().flat_map(|product| &mut product.b);
-            b.for_each(|b: &mut B| *b = B::narrow(whole(b.widen())));
-        }
-        inputs
     }
+    all
 }
 
 pub struct Work<A, B, D> {
     world: World,
     number: u64,
-    inputs: Inputs<A, B, D>,
-    device: Device<A, B, D>,
-    /// Every D and its guards, as before a step, and as last looked at.
-    blanks: Vec<Vec<D>>,
-    looks: Vec<Vec<D>>,
-}
-
-struct Device<A, B, D> {
-    a: CudaSlice<A>,
-    /// One more than there are.
-    a_scales: CudaSlice<f32>,
-    b: Vec<CudaSlice<B>>,
-    b_scales: Vec<CudaSlice<f32>>,
-    c: Vec<Option<CudaSlice<D>>>,
-    bias: Vec<Option<CudaSlice<D>>>,
-    d: Vec<CudaSlice<D>>,
+    products: Vec<Buffers<A, B, D>>,
 }
 
 impl<A: Number, B: Number, D: Number> Work<A, B, D> {
     pub fn new(world: &World, rank: &Rank, number: u64) -> Self {
-        let inputs = Inputs::<A, B, D>::of(world, rank.rank(), number);
-        let most = world.most_output_rows() as usize;
-        let blanks = world.problems.iter().map(|problem| blank::<D>(problem, most));
-        let blanks: Vec<Vec<D>> = blanks.collect();
-        let gpu = &rank.gpu;
-        let products = &inputs.of_products;
-        let some = |scales: &[f32]| gpu.upload(&[scales, &[1.0]].concat());
-        let device = Device {
-            a: gpu.upload(&inputs.a),
-            a_scales: some(&inputs.a_scales),
-            b: products.iter().map(|one| gpu.upload(&one.b)).collect(),
-            b_scales: products.iter().map(|one| some(&one.b_scales)).collect(),
-            c: products.iter().map(|one| one.c.as_ref().map(|c| gpu.upload(c))).collect(),
-            bias: products.iter().map(|one| one.bias.as_ref().map(|b| gpu.upload(b))).collect(),
-            d: blanks.iter().map(|blank| gpu.upload(blank)).collect(),
-        };
-        let looks = blanks.clone();
-        Work { world: world.clone(), number, inputs, device, blanks, looks }
+        let most = world.most_output_rows();
+        let inputs = brought(world, rank.rank(), number);
+        let products = (world.cases.iter().zip(world.problems()).zip(inputs))
+            .map(|((case, problem), inputs)| Buffers::new(&rank.gpu, case, &problem, most, inputs));
+        Work { world: world.clone(), number, products: products.collect() }
     }
 
-    /// The rows of D that this rank gets, as last looked at.
-    fn output_rows(&self, product: usize, own: usize) -> impl Iterator<Item = &[D]> {
-        let problem = &self.world.problems[product];
-        let (n, ldd) = (problem.n() as usize, problem.ldd() as usize);
-        self.looks[product][GUARD..].chunks(ldd).take(own).map(move |row| &row[..n])
+    /// What each rank brings to this step.
+    fn of_ranks(&self) -> Vec<Vec<Inputs<A, B, D>>> {
+        (0..self.world.ranks()).map(|rank| brought(&self.world, rank, self.number)).collect()
     }
 
     /// This rank's rows in the place that they have in the whole D.
     fn in_whole(&self, product: usize, rows: &[u32], rank: u32, own: &[D]) -> Vec<D> {
-        let problem = self.world.problems[product].with_shards(rows).unwrap();
+        let problem =
+            self.world.cases[product].sharded(&self.world.rows).with_shards(rows).unwrap();
         let ldd = problem.ldd() as usize;
         let mut whole = vec![D::POISON; problem.m() as usize * ldd];
         let place = self.world.output_rows(rows, rank);
@@ -172,50 +114,43 @@ impl<A: Number, B: Number, D: Number> Work<A, B, D> {
 
     /// What comes after the sum, with C as long as the whole D.
     fn epilogue<'a>(&'a self, product: usize, c: Option<&'a [D]>) -> Epilogue<'a, D> {
-        Epilogue {
-            alpha: self.world.alpha,
-            beta: self.world.beta,
-            c,
-            bias: self.inputs.of_products[product].bias.as_deref(),
-            activation: self.world.gemm.activation,
-        }
+        let case = &self.world.cases[product];
+        let bias = self.products[product].inputs.bias.as_deref();
+        let activation = case.options.activation;
+        Epilogue { alpha: case.alpha, beta: case.beta, c, bias, activation }
+    }
+
+    /// C where this rank's rows are in the whole D.
+    fn whole_c(&self, product: usize, rows: &[u32], rank: u32) -> Option<Vec<D>> {
+        let c = self.products[product].inputs.c.as_ref();
+        c.map(|c| self.in_whole(product, rows, rank, c))
     }
 
     /// What is wrong with this rank's rows, if anything is.
     fn complaint(&self, rank: u32, rows: &[u32]) -> Option<String> {
-        let inputs = (0..self.world.ranks())
-            .map(|rank| Inputs::<A, B, D>::of(&self.world, rank, self.number));
-        let inputs: Vec<Inputs<A, B, D>> = inputs.collect();
+        let inputs = self.of_ranks();
         let mut random = Random::of_stream(self.world.seed, u64::MAX - self.number);
-        for (product, planned) in self.world.problems.iter().enumerate() {
+        for (product, planned) in self.world.problems().iter().enumerate() {
             let step = planned.with_shards(rows).unwrap();
             let own = self.world.output_rows(rows, rank);
             if own.is_empty() {
                 continue;
             }
             let (m, lda) = (step.m() as usize, step.lda() as usize);
-            let accumulation = match (step.elements().a.is_fp8(), self.world.gemm.fast_accumulation)
-            {
-                (false, _) => Accumulation::F32,
-                (true, true) => Accumulation::Fp8,
-                (true, false) => Accumulation::Fp8Promoted,
-            };
             let references: Vec<_> = (inputs.iter())
                 .map(|inputs| {
-                    let a = &inputs.a[..(m * lda).min(inputs.a.len())];
+                    let Inputs { a, b, a_scales, b_scales, .. } = &inputs[product];
+                    let a = &a[..(m * lda).min(a.len())];
                     let lines = if step.scaling() == Scaling::Rows { m } else { usize::MAX };
-                    let a_scales = &inputs.a_scales[..lines.min(inputs.a_scales.len())];
-                    let OfProduct { b, b_scales, .. } = &inputs.of_products[product];
+                    let a_scales = &a_scales[..lines.min(a_scales.len())];
                     Reference::new(&step, a, b, a_scales, b_scales)
                         .unwrap()
-                        .with_accumulation(accumulation)
+                        .with_accumulation(self.world.cases[product].accumulation())
                 })
                 .collect();
             let some = some_rows(own.len() as u32, &mut random);
-            let looked = &self.looks[product][GUARD..];
-            let d = self.in_whole(product, rows, rank, looked);
-            let c = self.inputs.of_products[product].c.as_ref();
-            let c = c.map(|c| self.in_whole(product, rows, rank, c));
+            let d = self.in_whole(product, rows, rank, self.products[product].last_d());
+            let c = self.whole_c(product, rows, rank);
             let epilogue = self.epilogue(product, c.as_deref());
             // All ranks' sums are rounded, the owner's, too: so it is in an all-reduce, which has no owner.
             let rows_of_d = some.into_iter().map(|row| own.start + row);
@@ -232,28 +167,15 @@ impl<A: Number, B: Number, D: Number> Work<A, B, D> {
 impl<A: Number, B: Number, D: Number> Step for Work<A, B, D> {
     fn renew(&mut self, rank: &Rank, number: u64) {
         self.number = number;
-        self.inputs = Inputs::of(&self.world, rank.rank(), number);
-        let (stream, device) = (&rank.gpu.stream, &mut self.device);
-        let some = |scales: &[f32]| [scales, &[1.0]].concat();
-        stream.memcpy_htod(&self.inputs.a, &mut device.a).unwrap();
-        stream.memcpy_htod(&some(&self.inputs.a_scales), &mut device.a_scales).unwrap();
-        for (at, product) in self.inputs.of_products.iter().enumerate() {
-            stream.memcpy_htod(&product.b, &mut device.b[at]).unwrap();
-            stream.memcpy_htod(&some(&product.b_scales), &mut device.b_scales[at]).unwrap();
-            for (from, to) in
-                [(&product.c, &mut device.c[at]), (&product.bias, &mut device.bias[at])]
-            {
-                from.iter().zip(to).for_each(|(from, to)| stream.memcpy_htod(from, to).unwrap());
-            }
+        let inputs = brought(&self.world, rank.rank(), number);
+        for (product, inputs) in self.products.iter_mut().zip(inputs) {
+            product.replace(&rank.gpu.stream, inputs);
         }
         self.poison(rank);
     }
 
     fn poison(&mut self, rank: &Rank) {
-        for (blank, d) in self.blanks.iter().zip(&mut self.device.d) {
-            rank.gpu.stream.memcpy_htod(blank, d).unwrap();
-        }
-        rank.gpu.stream.synchronize().unwrap();
+        self.products.iter_mut().for_each(|product| product.poison_d(&rank.gpu.stream));
     }
 
     fn enqueue(&self, rank: &Rank, layer: &mut Layer, rows: Option<&[u32]>) -> Result<(), Error> {
@@ -267,100 +189,62 @@ impl<A: Number, B: Number, D: Number> Step for Work<A, B, D> {
     }
 
     fn fetch(&mut self, rank: &Rank) {
-        for (d, look) in self.device.d.iter().zip(&mut self.looks) {
-            rank.gpu.stream.memcpy_dtoh(d, look).unwrap();
-        }
-        rank.gpu.stream.synchronize().unwrap();
+        self.products.iter_mut().for_each(|product| product.fetch(&rank.gpu.stream));
     }
 
-    fn check(&self, rank: &Rank, rows: &[u32]) {
-        let own = self.world.output_rows(rows, rank.rank()).len();
-        let is_same = |a: &D, b: &D| a.widen().to_bits() == b.widen().to_bits();
-        for (product, (look, blank)) in self.looks.iter().zip(&self.blanks).enumerate() {
-            let problem = &self.world.problems[product];
-            let (n, ldd) = (problem.n() as usize, problem.ldd() as usize);
-            for (at, (is, was)) in look.iter().zip(blank).enumerate() {
-                let place = at.checked_sub(GUARD).map(|at| (at / ldd, at % ldd));
-                let is_output = place.is_some_and(|(row, column)| row < own && column < n);
-                let right = if is_output { !is.widen().is_nan() } else { is_same(is, was) };
-                let rank = rank.rank();
-                assert!(right, "rank {rank}, D {product}, {place:?} is {is:?}: {:?}", self.world);
-            }
-        }
+    fn check(&self, rank: &Rank, rows: Option<&[u32]>) {
+        let rows = rows.unwrap_or(&self.world.rows);
+        let own = self.world.output_rows(rows, rank.rank()).len() as u32;
+        self.products.iter().for_each(|product| product.check_written(own));
         let complaint = self.complaint(rank.rank(), rows);
         assert_eq!(complaint, None, "{rows:?}, {:?}", self.world);
     }
 
-    fn is_right(&self, rank: &Rank, rows: &[u32]) -> bool {
-        self.complaint(rank.rank(), rows).is_none()
+    fn is_right(&self, rank: &Rank) -> bool {
+        self.complaint(rank.rank(), &self.world.rows).is_none()
     }
 
-    fn bits(&self, rank: &Rank, rows: &[u32]) -> Vec<u32> {
-        let own = self.world.output_rows(rows, rank.rank()).len();
-        let all = (0..self.world.problems.len()).flat_map(|product| self.output_rows(product, own));
+    fn bits(&self, rank: &Rank) -> Vec<u32> {
+        let own = self.world.output_rows(&self.world.rows, rank.rank()).len();
+        let all = self.products.iter().flat_map(|product| product.rows().take(own));
         all.flatten().map(|d| d.widen().to_bits()).collect()
     }
 
-    fn exact_bits(&self, rank: &Rank, rows: &[u32]) -> Vec<u32> {
-        let mut bits = Vec::new();
-        for (product, planned) in self.world.problems.iter().enumerate() {
-            let step = planned.with_shards(rows).unwrap();
+    fn exact_bits(&self, rank: &Rank) -> Vec<u32> {
+        let (inputs, mut bits, rows) = (self.of_ranks(), Vec::new(), &self.world.rows);
+        for (product, step) in self.world.problems().iter().enumerate() {
             let [n, k, lda, ldb] =
                 [step.n(), step.k(), step.lda(), step.ldb()].map(|extent| extent as usize);
-            let sums = (0..self.world.ranks()).map(|rank| -> Vec<f32> {
-                let inputs = Inputs::<A, B, D>::of(&self.world, rank, self.number);
+            let sums = inputs.iter().map(|inputs| -> Vec<f32> {
+                let Inputs { a, b, .. } = &inputs[product];
                 let sum = |row: usize, column: usize| -> f32 {
-                    let (a, b) = (&inputs.a[row * lda..], &inputs.of_products[product].b);
-                    (0..k).map(|depth| a[depth].widen() * b[column * ldb + depth].widen()).sum()
+                    let (a, b) = (&a[row * lda..][..k], &b[column * ldb..]);
+                    a.iter().zip(b).map(|(a, b)| a.widen() * b.widen()).sum()
                 };
                 let places = (0..step.m() as usize).flat_map(|m| (0..n).map(move |n| (m, n)));
                 places.map(|(row, column)| sum(row, column)).collect()
             });
             let sums: Vec<Vec<f32>> = sums.collect();
             let sums: Vec<&[f32]> = sums.iter().map(Vec::as_slice).collect();
-            let c = self.inputs.of_products[product].c.as_ref();
-            let c = c.map(|c| self.in_whole(product, rows, rank.rank(), c));
+            let c = self.whole_c(product, rows, rank.rank());
             let epilogue = self.epilogue(product, c.as_deref());
-            let d = reduced(&step, &sums, None, self.world.reduction, epilogue).unwrap();
+            let d = reduced(step, &sums, None, self.world.reduction, epilogue).unwrap();
             let own = self.world.output_rows(rows, rank.rank());
             let own = own.start as usize * n..own.end as usize * n;
-            bits.extend(d[own].iter().map(|d| d.widen().to_bits()));
+            bits.extend(d[own].iter().map(|d: &D| d.widen().to_bits()));
         }
         bits
     }
 
     fn addresses(&self, rank: &Rank) -> (Shard<'static>, Vec<RawOperands>) {
-        let (stream, device) = (&rank.gpu.stream, &self.device);
-        let scaling = self.world.problems[0].scaling();
-        let shard = Shard::at(device.a.device_ptr(stream).0);
-        let a_scales = device.a_scales.device_ptr(stream).0;
-        let shard = if scaling == Scaling::Rows { shard.scales(a_scales) } else { shard };
-        let operands = (0..self.world.problems.len()).map(|at| {
-            let b = device.b[at].device_ptr(stream).0;
-            let d = device.d[at].device_ptr(stream).0 + (GUARD * size_of::<D>()) as u64;
-            let mut operands = RawOperands::of_gathered(b, d).alpha(self.world.alpha);
-            if let Some(c) = &device.c[at] {
-                operands = operands.c(c.device_ptr(stream).0, self.world.beta);
-            }
-            if let Some(bias) = &device.bias[at] {
-                operands = operands.bias(bias.device_ptr(stream).0);
-            }
-            let b_scales = device.b_scales[at].device_ptr(stream).0;
-            match scaling {
-                Scaling::None => operands,
-                Scaling::Tensor => operands.scales(a_scales, b_scales),
-                Scaling::Rows => operands.scales(0, b_scales),
-            }
-        });
-        (shard, operands.collect())
+        let stream = &rank.gpu.stream;
+        let operands: Vec<_> =
+            self.products.iter().map(|product| product.addresses(stream)).collect();
+        let (scaling, shard) = (self.world.cases[0].scaling, Shard::at(operands[0].a));
+        let shard = match scaling {
+            Scaling::Rows => shard.scales(operands[0].scale_a),
+            _ => shard,
+        };
+        (shard, operands.into_iter().map(|one| of_gathered(one, scaling)).collect())
     }
-}
-
-/// A guarded, poisoned D of so many rows.
-fn blank<D: Element>(problem: &Problem, rows: usize) -> Vec<D> {
-    let (n, ldd) = (problem.n() as usize, problem.ldd() as usize);
-    // A number that no test computes.
-    let mut d = vec![D::narrow(-23456.0); GUARD + rows * ldd + GUARD];
-    d[GUARD..][..rows * ldd].chunks_mut(ldd).for_each(|row| row[..n].fill(D::POISON));
-    d
 }

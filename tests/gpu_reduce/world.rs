@@ -5,38 +5,32 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use overlap_gemm::cuda::cudarc::driver::CudaStream;
 use overlap_gemm::cuda::{
-    GatherOptions, GemmAllReduce, GemmOptions, GemmReduceScatter, Kernel, MAX_SPLITS, RawOperands,
-    Shard,
+    GatherOptions, GemmAllReduce, GemmReduceScatter, Kernel, RawOperands, Shard,
 };
 use overlap_gemm::plan::{
-    Activation, BLayout, Engine, Partials, Problem, Reduction, Scaling, Schedule, Strategy,
+    Activation, Engine, Partials, Problem, Reduction, Scaling, Schedule, Strategy,
 };
 use overlap_gemm::random::Random;
 use overlap_gemm::{ElementType, Error};
 
 use super::work::{Step, Work};
+use crate::gpu::case::Case;
 use crate::gpu::inputs::{factor, shards};
-use crate::gpu::ranks::Rank;
+use crate::gpu::ranks::{Rank, options};
 use crate::gpu::{of_types, tried_kernels};
-
-/// Far longer than anything here takes, far shorter than anybody watches a test.
-pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What all ranks do.
 #[derive(Clone, Debug)]
 pub struct World {
     /// An all-reduce, not a reduce-scatter.
     pub all: bool,
-    pub kernel: &'static Kernel,
-    /// One for each product of A; D is what becomes of the totals.
-    pub problems: Vec<Problem>,
-    pub gemm: GemmOptions,
-    pub alpha: f32,
-    pub beta: f32,
+    /// One for each product of A, alike but for B and D, which is what becomes of the totals.
+    pub cases: Vec<Case>,
+    /// Of A and D, as planned.
+    pub rows: Vec<u32>,
     pub strategy: Strategy,
     pub options: GatherOptions,
     pub reduction: Reduction,
@@ -109,19 +103,23 @@ pub fn kernel_for(partials: Partials) -> Option<&'static Kernel> {
 impl World {
     /// One product in bf16 of so many rows a rank, pipelined, on one stream.
     pub fn new(rows: &[u32], n: u64, k: u64) -> World {
-        let kernel = kernel_for(Partials::Bf16).expect("a kernel of bf16");
+        World::of(kernel_for(Partials::Bf16).expect("a kernel of bf16"), rows, n, k)
+    }
+
+    /// The same by another kernel.
+    pub fn of(kernel: &'static Kernel, rows: &[u32], n: u64, k: u64) -> World {
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
-        let options = GatherOptions::default().with_engine(Engine::CopyEngines { streams: 1 });
+        let partials = match kernel.elements.d {
+            ElementType::F32 => Partials::F32,
+            _ => Partials::Bf16,
+        };
         World {
             all: false,
-            kernel,
-            problems: vec![Problem::builder(m, n, k).shards(rows).build().unwrap()],
-            gemm: GemmOptions::default().with_kernel(kernel.name.as_str()).with_splits(1),
-            alpha: 1.0,
-            beta: 0.0,
+            cases: vec![Case::new(kernel, m, n, k)],
+            rows: rows.to_vec(),
             strategy: Strategy::Pipelined,
-            options: options.with_poison(true).with_timeouts(PATIENCE, PATIENCE),
-            reduction: Reduction::default(),
+            options: options(Engine::CopyEngines { streams: 1 }),
+            reduction: Reduction { partials, ..Reduction::default() },
             seed: 1,
             exact: false,
         }
@@ -134,15 +132,9 @@ impl World {
         self
     }
 
-    /// The same with D of that type.
-    pub fn with_d(mut self, d: ElementType) -> World {
-        for problem in &mut self.problems {
-            let rows = problem.shards().to_rows();
-            let (a, b) = (problem.elements().a, problem.elements().b);
-            let [m, n, k] = [problem.m(), problem.n(), problem.k()].map(u64::from);
-            let built = Problem::builder(m, n, k).shards(&rows).elements(a, b, d).build();
-            *problem = built.unwrap();
-        }
+    /// The same with other cases.
+    pub fn with(mut self, change: impl Fn(&mut Case)) -> World {
+        self.cases.iter_mut().for_each(change);
         self
     }
 
@@ -152,29 +144,29 @@ impl World {
         let ranks = random.within(1..=if kernel.cluster_size() > 4 { 6 } else { 8 }) as u32;
         let (m, k) = (random.within(1..=700), random.within(1..=500));
         let rows = shards(m, ranks, &mut random);
-        let types = kernel.elements;
-        let d = match types.a.is_fp8() {
-            true => random.choose(&[ElementType::Bf16, ElementType::F16]),
-            false => random.choose(&[ElementType::Bf16, ElementType::F16, ElementType::F32]),
-        };
-        let scaling = match types.a.is_fp8() {
-            true => random.choose(&[Scaling::None, Scaling::Tensor, Scaling::Rows]),
-            false => Scaling::None,
-        };
-        let lda = k.next_multiple_of(16) + 16 * random.within(0..=1);
-        let products = random.within(1..=2);
-        let problem = |random: &mut Random| {
-            let n = 8 * random.within(1..=40);
-            let (b_row, pad) = match kernel.b_layout {
-                BLayout::Nk => (k, 16),
-                BLayout::Kn => (n, 8),
-            };
-            let problem = Problem::builder(m, n, k).shards(&rows).scaling(scaling);
-            let problem = problem.elements(types.a, types.b, d).b_layout(kernel.b_layout);
-            let problem = problem.lda(lda).ldb(b_row.next_multiple_of(pad));
-            problem.ldd(n + 8 * random.within(0..=2)).build().unwrap()
-        };
-        let problems = (0..products).map(|_| problem(&mut random)).collect();
+        let is_fp8 = kernel.elements.a.is_fp8();
+        let types = [ElementType::Bf16, ElementType::F16, ElementType::F32];
+        let mut case = Case::new(kernel, m, 8, k);
+        case.d = random.choose(if is_fp8 { &types[..2] } else { &types });
+        if is_fp8 {
+            case.scaling = random.choose(&[Scaling::None, Scaling::Tensor, Scaling::Rows]);
+        }
+        case.options = (case.options.clone())
+            .with_splits(random.within(1..=case.most_splits().into()) as u32)
+            .with_constant_b(random.within(0..=1) == 1)
+            .with_activation(random.choose(&Activation::ALL))
+            .with_bias(random.within(0..=1) == 1)
+            .with_c(random.within(0..=1) == 1);
+        (case.alpha, case.beta) = (factor(&mut random), factor(&mut random));
+        case.pads[0] = random.within(0..=2);
+        let d_pad = u64::from(case.d.size()) / 2;
+        let cases = (0..random.within(1..=2)).map(|_| Case {
+            size: [m, 8 * random.within(1..=40), k],
+            // Rows of D lie a multiple of 8 elements apart.
+            pads: [case.pads[0], random.within(0..=1), random.within(0..=2) * d_pad],
+            ..case.clone()
+        });
+        let cases = cases.collect();
         let most = *rows.iter().max().unwrap();
         let pieces = random.within(1..=u64::from(most.min(5))) as u32;
         let strategy = random.choose(&[Strategy::Pipelined, Strategy::Sequential]);
@@ -187,44 +179,18 @@ impl World {
             _ => (Engine::CopyEngines { streams }, pieces),
         };
         let epoch = random.choose(&[0, 1, u32::MAX - 2, i32::MAX as u32 - 1]);
-        let options = GatherOptions::default().with_engine(engine).with_pieces(pieces);
-        let options = options.with_poison(true).with_first_epoch(epoch);
-        let steps = (k as u32).div_ceil(kernel.tile_k);
-        let splits = kernel.max_splits.min(steps).min(MAX_SPLITS);
-        let gemm = GemmOptions::default().with_kernel(kernel.name.as_str());
-        let gemm = gemm.with_fast_accumulation(kernel.fast_accumulation);
-        World {
-            all: seed % 3 == 2,
-            kernel,
-            problems,
-            gemm: gemm
-                .with_splits(random.within(1..=splits.into()) as u32)
-                .with_constant_b(random.within(0..=1) == 1)
-                .with_activation(random.choose(&Activation::ALL))
-                .with_bias(random.within(0..=1) == 1)
-                .with_c(random.within(0..=1) == 1),
-            alpha: factor(&mut random),
-            beta: factor(&mut random),
-            strategy,
-            options: options.with_timeouts(PATIENCE, PATIENCE),
-            reduction: Reduction {
-                partials: match types.d {
-                    ElementType::F32 => Partials::F32,
-                    _ => Partials::Bf16,
-                },
-                average: random.within(0..=1) == 1,
-            },
-            seed,
-            exact: false,
-        }
+        let mut world = World::of(kernel, &rows, 8, k);
+        world.options = options(engine).with_pieces(pieces).with_first_epoch(epoch);
+        world.reduction.average = random.within(0..=1) == 1;
+        World { all: seed % 3 == 2, cases, strategy, seed, ..world }
     }
 
     pub fn ranks(&self) -> u32 {
-        self.problems[0].ranks()
+        self.rows.len() as u32
     }
 
-    pub fn rows(&self) -> Vec<u32> {
-        self.problems[0].shards().to_rows()
+    pub fn problems(&self) -> Vec<Problem> {
+        self.cases.iter().map(|case| case.sharded(&self.rows)).collect()
     }
 
     /// The rows of D that a rank gets in a step in which ranks own `rows`.
@@ -238,8 +204,7 @@ impl World {
 
     /// The most rows of D that a rank gets in any step.
     pub fn most_output_rows(&self) -> u32 {
-        let problem = &self.problems[0];
-        if self.all { problem.m() } else { problem.shards().most_rows() }
+        if self.all { self.rows.iter().sum() } else { *self.rows.iter().max().unwrap() }
     }
 
     pub fn plan(&self, rank: &Rank) -> Layer {
@@ -247,10 +212,11 @@ impl World {
     }
 
     pub fn try_plan(&self, rank: &Rank) -> Result<Layer, Error> {
-        let gemm = self.gemm.clone().with_sm_limit(rank.sms_for(self.kernel));
-        let options = rank.that_fit(&self.options, &self.problems[0]);
+        let (case, problems) = (&self.cases[0], &self.problems()[..]);
+        let gemm = case.options.clone().with_sm_limit(rank.sms_for(case.kernel));
+        let options = rank.that_fit(&self.options, &problems[0]);
         let (group, device, strategy) = (&rank.group, &rank.gpu.device, Some(self.strategy));
-        let (problems, sum) = (&self.problems[..], self.reduction);
+        let sum = self.reduction;
         if self.all {
             let plan = GemmAllReduce::plan_all;
             return plan(group, device, problems, strategy, &options, &gemm, sum).map(Layer::All);
@@ -266,6 +232,6 @@ impl World {
                 Box::new(Work::<$a, $b, $d>::new(self, rank, number))
             };
         }
-        of_types!(self.problems[0].elements(), of)
+        of_types!(self.problems()[0].elements(), of)
     }
 }

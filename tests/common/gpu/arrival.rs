@@ -10,33 +10,21 @@ use overlap_gemm::cuda::{AsyncGemm, Gemm, RawOperands, Signals};
 use overlap_gemm::plan::{Chunks, Problem, Shards};
 use overlap_gemm::random::Random;
 
-use super::Gpu;
 use super::call::{Call, call};
 use super::case::Case;
-use super::inputs::some_rows;
-
-/// Longer than any test takes; a test that hangs ends with an error.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+use super::inputs::{shards, some_rows};
+use super::{Gpu, PATIENCE};
 
 /// Up to five shards, unequal, some empty, each in up to four chunks, 16 at most.
-pub fn random_chunks(m: u32, random: &mut Random) -> Chunks {
-    let ranks = random.within(1..=5) as usize;
-    let mut cuts: Vec<u32> = (1..ranks).map(|_| random.within(0..=m.into()) as u32).collect();
-    cuts.sort_unstable();
-    let ends = cuts.iter().copied().chain([m]);
-    let starts = [0].into_iter().chain(cuts.iter().copied());
-    let rows: Vec<u32> = starts.zip(ends).map(|(start, end)| end - start).collect();
+fn random_chunks(m: u32, random: &mut Random) -> Chunks {
+    let ranks = random.within(1..=5) as u32;
+    let rows = shards(m.into(), ranks, random);
     let most = if ranks == 1 { 16 } else { 3 };
     let count = |&rows: &u32, random: &mut Random| {
         if rows == 0 { 0 } else { random.within(1..=rows.min(most).into()) as u32 }
     };
     let counts: Vec<u32> = rows.iter().map(|rows| count(rows, random)).collect();
     Chunks::with_counts(&Shards::of_rows(&rows).unwrap(), &counts).unwrap()
-}
-
-/// Any of the chunks' ranks, those without rows too.
-pub fn random_pivot(chunks: &Chunks, random: &mut Random) -> u32 {
-    random.within(0..=u64::from(chunks.shards().ranks()) - 1) as u32
 }
 
 /// All chunks in random order.
@@ -65,7 +53,8 @@ impl Arrival {
     /// The product of a case with random chunks; `start` is the epoch before the first step.
     pub fn new(gpu: &Gpu, case: &Case, start: u32, random: &mut Random) -> Self {
         let chunks = random_chunks(case.size[0] as u32, random);
-        let pivot = random_pivot(&chunks, random);
+        // Any of the ranks, those without rows too.
+        let pivot = random.within(0..=u64::from(chunks.shards().ranks()) - 1) as u32;
         Arrival::with_chunks(gpu, case, &chunks, pivot, start, random)
     }
 

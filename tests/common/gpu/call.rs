@@ -14,10 +14,10 @@ use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, Devic
 use overlap_gemm::cuda::{AsyncGemm, Gemm, Operands, RawOperands, Signals, TileRecords};
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::random::Random;
-use overlap_gemm::reference::{Accumulation, Epilogue, Reference, Report};
+use overlap_gemm::reference::{Epilogue, Reference, Report};
 
 use super::case::Case;
-use super::inputs::Inputs;
+use super::inputs::{Inputs, some_rows};
 use super::{Gpu, of_types};
 
 /// Elements before and after D that no kernel may touch: a multiple of 16, to keep D aligned.
@@ -69,22 +69,40 @@ pub trait Call: Send {
 
 /// The call of a case with random inputs, in the types of its kernel.
 pub fn call(gpu: &Gpu, case: &Case, random: &mut Random) -> Box<dyn Call> {
+    let problem = case.problem();
     macro_rules! of {
-        ($a:ty, $b:ty, $d:ty) => {
-            Box::new(Buffers::<$a, $b, $d>::new(gpu, case, random))
-        };
+        ($a:ty, $b:ty, $d:ty) => {{
+            let inputs = Inputs::random(case, &problem, problem.m(), random);
+            Box::new(Buffers::<$a, $b, $d>::new(gpu, case, &problem, problem.m(), inputs))
+        }};
     }
     of_types!(case.kernel.elements, of)
 }
 
+/// What comes out of a product of so many rows, when the stream is through.
+pub fn check(
+    call: &mut dyn Call,
+    stream: &Arc<CudaStream>,
+    case: &Case,
+    rows: u32,
+    random: &mut Random,
+) -> Report {
+    call.fetch(stream);
+    call.check_written(rows);
+    let report = call.report(&some_rows(rows, random));
+    assert_eq!(report.wrong, 0, "{rows} rows of {case:?}: {report:?}");
+    report
+}
+
 /// A type that lives on both sides.
-trait Number: Element + DeviceRepr {}
+pub trait Number: Element + DeviceRepr {}
 impl<T: Element + DeviceRepr> Number for T {}
 
-struct Buffers<A, B, D> {
+/// The memory of one call on both sides.
+pub struct Buffers<A, B, D> {
     case: Case,
     problem: Problem,
-    inputs: Inputs<A, B, D>,
+    pub inputs: Inputs<A, B, D>,
     device: Uploaded<A, B, D>,
     /// D and its guards, as before a product.
     blank: Vec<D>,
@@ -103,9 +121,14 @@ struct Uploaded<A, B, D> {
 }
 
 impl<A: Number, B: Number, D: Number> Buffers<A, B, D> {
-    fn new(gpu: &Gpu, case: &Case, random: &mut Random) -> Self {
-        let problem = case.problem();
-        let inputs = Inputs::<A, B, D>::random(case, &problem, random);
+    /// With a D of `d_rows` rows.
+    pub fn new(
+        gpu: &Gpu,
+        case: &Case,
+        problem: &Problem,
+        d_rows: u32,
+        inputs: Inputs<A, B, D>,
+    ) -> Self {
         let scales = [&inputs.a_scales, &inputs.b_scales];
         let device = Uploaded {
             a: gpu.upload(&inputs.a),
@@ -114,43 +137,14 @@ impl<A: Number, B: Number, D: Number> Buffers<A, B, D> {
             bias: inputs.bias.as_ref().map(|bias| gpu.upload(bias)),
             scales: (problem.scaling() != Scaling::None).then(|| scales.map(|s| gpu.upload(s))),
         };
-        let blank = blank::<D>(&problem);
-        let d = gpu.upload(&blank);
-        Buffers { case: case.clone(), problem, inputs, device, blank, d, looks: Default::default() }
+        let blank = blank::<D>(problem, d_rows);
+        let (d, looks) = (gpu.upload(&blank), Default::default());
+        Buffers { case: case.clone(), problem: problem.clone(), inputs, device, blank, d, looks }
     }
 
-    fn reference(&self) -> Reference<'_, A, B> {
-        let Inputs { a, b, a_scales, b_scales, .. } = &self.inputs;
-        let fast = self.case.options.fast_accumulation;
-        let accumulation = match (self.problem.elements().a.is_fp8(), fast) {
-            (false, _) => Accumulation::F32,
-            (true, true) => Accumulation::Fp8,
-            (true, false) => Accumulation::Fp8Promoted,
-        };
-        let reference = Reference::new(&self.problem, a, b, a_scales, b_scales).unwrap();
-        reference.with_accumulation(accumulation)
-    }
-
-    /// The elements of A that some rows are.
-    fn elements_of(&self, rows: &Range<u32>) -> Range<usize> {
-        let lda = self.problem.lda() as usize;
-        rows.start as usize * lda..(rows.end as usize * lda).min(self.inputs.a.len())
-    }
-
-    fn inner(&self) -> Range<usize> {
-        GUARD..GUARD + self.problem.d_len() as usize
-    }
-
-    /// The rows of the last look.
-    fn rows(&self) -> impl Iterator<Item = &[D]> {
-        let (n, ldd) = (self.problem.n() as usize, self.problem.ldd() as usize);
-        self.looks[0][self.inner()].chunks(ldd).map(move |row| &row[..n])
-    }
-}
-
-impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
-    fn renew(&mut self, stream: &Arc<CudaStream>, random: &mut Random) {
-        self.inputs = Inputs::random(&self.case, &self.problem, random);
+    /// Other numbers, on both sides.
+    pub fn replace(&mut self, stream: &Arc<CudaStream>, inputs: Inputs<A, B, D>) {
+        self.inputs = inputs;
         let (inputs, device) = (&self.inputs, &mut self.device);
         stream.memcpy_htod(&inputs.a, &mut device.a).unwrap();
         stream.memcpy_htod(&inputs.b, &mut device.b).unwrap();
@@ -162,6 +156,40 @@ impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
             stream.memcpy_htod(&inputs.b_scales, b).unwrap();
         }
         stream.synchronize().unwrap();
+    }
+
+    fn reference(&self) -> Reference<'_, A, B> {
+        let Inputs { a, b, a_scales, b_scales, .. } = &self.inputs;
+        let reference = Reference::new(&self.problem, a, b, a_scales, b_scales).unwrap();
+        reference.with_accumulation(self.case.accumulation())
+    }
+
+    /// The elements of A that some rows are.
+    fn elements_of(&self, rows: &Range<u32>) -> Range<usize> {
+        let lda = self.problem.lda() as usize;
+        rows.start as usize * lda..(rows.end as usize * lda).min(self.inputs.a.len())
+    }
+
+    fn inner(&self) -> Range<usize> {
+        GUARD..self.blank.len() - GUARD
+    }
+
+    /// D as last looked at.
+    pub fn last_d(&self) -> &[D] {
+        &self.looks[0][self.inner()]
+    }
+
+    /// Its rows.
+    pub fn rows(&self) -> impl Iterator<Item = &[D]> {
+        let (n, ldd) = (self.problem.n() as usize, self.problem.ldd() as usize);
+        self.last_d().chunks(ldd).map(move |row| &row[..n])
+    }
+}
+
+impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
+    fn renew(&mut self, stream: &Arc<CudaStream>, random: &mut Random) {
+        let inputs = Inputs::random(&self.case, &self.problem, self.problem.m(), random);
+        self.replace(stream, inputs);
     }
 
     fn renew_a(&mut self, random: &mut Random) {
@@ -304,8 +332,7 @@ impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
             bias: self.inputs.bias.as_deref(),
             activation: options.activation,
         };
-        let d = &self.looks[0][self.inner()];
-        self.reference().compare_with(d, rows.iter().copied(), epilogue).unwrap()
+        self.reference().compare_with(self.last_d(), rows.iter().copied(), epilogue).unwrap()
     }
 }
 
@@ -331,12 +358,21 @@ fn operands<'a, A: Number, B: Number, D: Number>(
     }
 }
 
-/// A guarded, poisoned D.
-fn blank<D: Element>(problem: &Problem) -> Vec<D> {
+/// The operands of a product whose A is gathered, and its row scales with it.
+pub fn of_gathered(mut operands: RawOperands, scaling: Scaling) -> RawOperands {
+    operands.a = 0;
+    if scaling == Scaling::Rows {
+        operands.scale_a = 0;
+    }
+    operands
+}
+
+/// A guarded, poisoned D of so many rows.
+fn blank<D: Element>(problem: &Problem, rows: u32) -> Vec<D> {
     let (n, ldd) = (problem.n() as usize, problem.ldd() as usize);
-    let mut d = vec![guard::<D>(); GUARD + problem.d_len() as usize + GUARD];
-    let inner = GUARD..GUARD + problem.d_len() as usize;
-    d[inner].chunks_mut(ldd).for_each(|row| row[..n].fill(D::POISON));
+    let len = (rows as usize - 1) * ldd + n;
+    let mut d = vec![guard::<D>(); GUARD + len + GUARD];
+    d[GUARD..][..len].chunks_mut(ldd).for_each(|row| row[..n].fill(D::POISON));
     d
 }
 

@@ -7,8 +7,9 @@ use std::fmt;
 
 use overlap_gemm::ElementType;
 use overlap_gemm::cuda::{Activation, GemmOptions, Kernel, MAX_SPLITS};
-use overlap_gemm::plan::{BLayout, Problem, ProblemBuilder, Scaling};
+use overlap_gemm::plan::{BLayout, ElementTypes, Problem, ProblemBuilder, Scaling};
 use overlap_gemm::random::Random;
+use overlap_gemm::reference::Accumulation;
 
 use super::inputs::factor;
 
@@ -16,6 +17,8 @@ use super::inputs::factor;
 #[derive(Clone, Debug)]
 pub struct Case {
     pub kernel: &'static Kernel,
+    /// Of D: the kernel's, but of a reduction, whose kernels store partial sums.
+    pub d: ElementType,
     pub size: [u64; 3],
     /// Of A, B and D, in units of 16 bytes beyond what alignment asks for.
     pub pads: [u64; 3],
@@ -36,6 +39,7 @@ impl Case {
             .with_splits(1);
         Case {
             kernel,
+            d: kernel.elements.d,
             size: [m, n.next_multiple_of(unit), k],
             pads: [0; 3],
             scaling: Scaling::None,
@@ -71,9 +75,18 @@ impl Case {
         self.builder().shards(rows).build().unwrap()
     }
 
+    /// How the kernel's sums come about, which the bound of the reference depends on.
+    pub fn accumulation(&self) -> Accumulation {
+        match (self.kernel.elements.a.is_fp8(), self.options.fast_accumulation) {
+            (false, _) => Accumulation::F32,
+            (true, true) => Accumulation::Fp8,
+            (true, false) => Accumulation::Fp8Promoted,
+        }
+    }
+
     fn builder(&self) -> ProblemBuilder {
         let [m, n, k] = self.size;
-        let types = self.kernel.elements;
+        let types = ElementTypes { d: self.d, ..self.kernel.elements };
         let pitch = |row: u64, pad: u64, element: ElementType| {
             let unit = 16 / u64::from(element.size());
             row.next_multiple_of(unit) + pad * unit

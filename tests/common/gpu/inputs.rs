@@ -4,6 +4,8 @@
 //! vanish; NaN between rows, which nobody may read.
 
 use overlap_gemm::Element;
+use overlap_gemm::cuda::cudarc::driver::result;
+use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::random::Random;
 
@@ -24,13 +26,14 @@ pub struct Inputs<A, B, D> {
 }
 
 impl<A: Element, B: Element, D: Element> Inputs<A, B, D> {
-    pub fn random(case: &Case, problem: &Problem, random: &mut Random) -> Self {
+    /// C has `d_rows` rows.
+    pub fn random(case: &Case, problem: &Problem, d_rows: u32, random: &mut Random) -> Self {
         let (b_rows, b_columns) = problem.b_extent();
         let (m, n, ldd) = (problem.m(), problem.n(), problem.ldd());
         Inputs {
             a: random_rows(random, m, problem.k(), problem.lda()),
             b: random_rows(random, b_rows, b_columns, problem.ldb()),
-            c: case.options.c.then(|| random_rows(random, m, n, ldd)),
+            c: case.options.c.then(|| random_rows(random, d_rows, n, ldd)),
             bias: case.options.bias.then(|| random_rows(random, 1, n, n)),
             a_scales: scales(problem.scaling(), m, random),
             b_scales: scales(problem.scaling(), n, random),
@@ -100,6 +103,23 @@ impl<T: Element> Numbers<T> {
             }
         }
     }
+}
+
+/// Bytes that rank `from` has at no other time, nor any other rank.
+pub fn random_bytes(from: u32, time: u64, count: u64) -> Vec<u8> {
+    let mut random = Random::of_stream(time, from.into());
+    (0..count).map(|_| random.next_u64() as u8).collect()
+}
+
+/// Bytes of the device's memory.
+///
+/// # Safety
+/// There are so many, and nobody writes to them meanwhile.
+pub unsafe fn read_bytes(at: CUdeviceptr, count: usize) -> Vec<u8> {
+    let mut read = vec![0; count];
+    // SAFETY: the caller's promise.
+    unsafe { result::memcpy_dtoh_sync(&mut read, at) }.unwrap();
+    read
 }
 
 /// Rows worth looking at: the ends, tile borders, and random others.

@@ -17,10 +17,15 @@ use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
+use overlap_gemm::cuda::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use overlap_gemm::cuda::cudarc::driver::{CudaGraph, CudaSlice, CudaStream, DeviceRepr};
 use overlap_gemm::cuda::{Device, Kernel, kernels};
 use overlap_gemm::random::Random;
+
+/// Far longer than anything here takes, far shorter than anybody watches a test.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// `$of!(A, B, D)` with the Rust types of these element types, for all that a kernel can have.
 macro_rules! of_types {
@@ -92,6 +97,22 @@ pub fn tried_kernels() -> Vec<&'static Kernel> {
     let all: Vec<_> = all.collect();
     assert!(!all.is_empty(), "no kernel's name contains '{wanted}'");
     all
+}
+
+/// One of them that is not transposed.
+pub fn one_kernel() -> &'static Kernel {
+    tried_kernels().into_iter().find(|kernel| !kernel.transposed).unwrap()
+}
+
+/// The graph of what `enqueue` enqueues on the stream, which allocates nothing and waits for nothing where `is_strict`.
+pub fn captured(stream: &Arc<CudaStream>, is_strict: bool, enqueue: impl FnOnce()) -> CudaGraph {
+    let mode = match is_strict {
+        true => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+        false => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+    };
+    stream.begin_capture(mode).unwrap();
+    enqueue();
+    stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap()
 }
 
 /// How many of `rounds` this kernel gets: the widths of one row of csrc/kernels.txt are one kernel on the device, and

@@ -7,9 +7,8 @@ use overlap_gemm::cuda::{Activation, Gemm, Kernel};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Report;
 
-use super::call::call;
+use super::call::{call, check};
 use super::case::Case;
-use super::inputs::some_rows;
 use super::{Gpu, in_parallel, tried_kernels};
 
 /// Runs the cases that `cases` makes for each kernel, of the same random numbers for each.
@@ -26,26 +25,10 @@ pub fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
     for round in 0..2 {
         let mut call = call(gpu, case, random);
         call.enqueue(&gemm, &gpu.stream);
-        call.fetch(&gpu.stream);
-        call.check_written(rows);
-        let report = call.report(&some_rows(rows, random));
-        assert_eq!(report.wrong, 0, "{case:?}: {report:?}");
+        let report = check(&mut *call, &gpu.stream, case, rows, random);
         check_norm(case, &report);
-        let Case { kernel, size: [m, n, k], options, scaling, .. } = case;
-        println!(
-            "{kernel:32} {m:>5} × {n:>5} × {k:>5}  round {round}  sms {:>3}  splits {:>2}  swizzle {:>2}  \
-             {:9} {}{}{:6}  max error {:.2e} ({:5.1} % of the bound)  relative {:.2e}",
-            gemm.sm_count(),
-            gemm.choice().splits,
-            gemm.choice().swizzle,
-            format!("{:?}", options.activation),
-            if options.bias { "+bias " } else { "" },
-            if options.c { "+C " } else { "" },
-            format!("{scaling:?}"),
-            report.max_error,
-            100.0 * report.worst_fraction,
-            report.relative_error
-        );
+        let (choice, worst) = (gemm.choice(), 100.0 * report.worst_fraction);
+        println!("{case}: round {round}, {choice:?}, {worst:.1} % of the bound: {report:?}");
     }
 }
 

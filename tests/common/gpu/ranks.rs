@@ -12,7 +12,7 @@ use overlap_gemm::group::Group;
 use overlap_gemm::kernels::Kernel;
 use overlap_gemm::plan::{Engine, Problem};
 
-use super::Gpu;
+use super::{Gpu, PATIENCE};
 
 /// One rank: its place in the group, its GPU, how many SMs its products may take, and how many blocks may push its rows.
 pub struct Rank {
@@ -21,6 +21,12 @@ pub struct Rank {
     pub sms: u32,
     pub pushing_blocks: u32,
     copy_streams: u32,
+}
+
+/// A gather or a reduction whose past rows are NaN, and that fails before anybody gives the test up.
+pub fn options(engine: Engine) -> GatherOptions {
+    let options = GatherOptions::default().with_engine(engine).with_poison(true);
+    options.with_timeouts(PATIENCE, PATIENCE)
 }
 
 /// How long the others may take to end, which have limits of their own.
@@ -48,6 +54,11 @@ fn copy_streams_of(ranks: u32) -> u32 {
 }
 
 impl Rank {
+    /// A rank that is a process: others may share the GPU, by turns.
+    pub fn apart(group: Group, gpu: Gpu) -> Rank {
+        Rank { group: Arc::new(group), gpu, sms: 64, pushing_blocks: 64, copy_streams: 1 }
+    }
+
     pub fn rank(&self) -> u32 {
         self.group.rank()
     }

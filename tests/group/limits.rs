@@ -3,10 +3,6 @@
 //! What belongs here: ranks that are stopped, and processes that may open few files. Where a limit is a
 //! process's, the ranks are threads of one that is this test's own binary, started again. Invariant: nobody
 //! gives up before its own limit, nobody waits much longer, and the error names what ran out.
-#![cfg(all(feature = "group", target_os = "linux"))]
-
-#[path = "common/port.rs"]
-mod port;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
@@ -16,28 +12,17 @@ use std::time::{Duration, Instant};
 use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
 use overlap_gemm::random::Random;
 use overlap_gemm::{Error, Result};
-use port::free_port;
 
-/// For waits that should end by themselves.
-const LONG: Duration = Duration::from_secs(60);
+use crate::processes::{SECRET, free_port, start_rank, variable};
+use crate::{LONG, meet};
 
-fn meet(rank: u32, ranks: u32, port: u16) -> Result<Group> {
-    let launch = Launch::at(rank, ranks, "127.0.0.1", port);
-    Group::meet(
-        &launch,
-        &Secret::of("a secret of these tests"),
-        &GroupOptions::default().limit(LONG),
-    )
-}
-
-/// This test's binary as another process, which runs `test` alone; all its variables are `variables`.
-fn start(prefix: &str, test: &str, variables: &[(&str, String)]) -> Child {
+/// This binary as a process that runs `many_ranks` alone, after what `prefix` does in its shell.
+fn start_many(prefix: &str, variables: &[(&str, String)]) -> Child {
     let own = std::env::current_exe().unwrap();
-    let command = format!("{prefix} exec '{}' --exact {test} --nocapture", own.display());
+    let run = "--exact limits::many_ranks --nocapture";
     Command::new("sh")
-        .args(["-c", &command])
+        .args(["-c", &format!("{prefix} exec '{}' {run}", own.display())])
         .envs(variables.iter().cloned())
-        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()
@@ -47,12 +32,9 @@ fn start(prefix: &str, test: &str, variables: &[(&str, String)]) -> Child {
 /// to do.
 #[test]
 fn many_ranks() {
-    let variable = |name| std::env::var(name).ok();
     let Some(ranks) = variable("OVERLAP_GEMM_TEST_RANKS") else { return };
-    let ranks: u32 = ranks.parse().unwrap();
-    let part = variable("OVERLAP_GEMM_TEST_PART").unwrap_or_default();
-    let port = variable("OVERLAP_GEMM_TEST_PORT");
-    let port = port.map_or_else(free_port, |port| port.parse().unwrap());
+    let part = std::env::var("OVERLAP_GEMM_TEST_PART").unwrap_or_default();
+    let port = variable("OVERLAP_GEMM_TEST_PORT").map_or_else(free_port, |port| port as u16);
     thread::scope(|scope| {
         for rank in if part == "first" { 0..0 } else { 1..ranks } {
             let run = move || meet(rank, ranks, port).and_then(|group| group.barrier("all", LONG));
@@ -87,7 +69,7 @@ fn said(rank_0: Child) -> String {
 #[test]
 fn four_hundred_ranks_need_few_open_files() {
     let ranks = ("OVERLAP_GEMM_TEST_RANKS", "400".into());
-    let text = said(start("ulimit -n 1024;", "many_ranks", &[ranks]));
+    let text = said(start_many("ulimit -n 1024;", &[ranks]));
     assert!(text.ends_with(" files"), "{text}");
 }
 
@@ -101,7 +83,7 @@ fn too_few_open_files_are_named_at_once() {
             ("OVERLAP_GEMM_TEST_PART", part.into()),
             ("OVERLAP_GEMM_TEST_PORT", port.to_string()),
         ];
-        start(prefix, "many_ranks", &variables)
+        start_many(prefix, &variables)
     };
     let mut others = start("", "others");
     let text = said(start("ulimit -n 64;", "first"));
@@ -131,10 +113,9 @@ fn exchange(group: &Group) -> Result<()> {
 /// The last rank, that a test stops. Run by the tests below; by itself there is nothing to do.
 #[test]
 fn a_rank() {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
-    let Some(rank) = number("OVERLAP_GEMM_TEST_RANK") else { return };
-    let ranks = number("OVERLAP_GEMM_TEST_RANKS_OF_GROUP").unwrap();
-    let group = meet(rank, ranks, number("OVERLAP_GEMM_TEST_PORT").unwrap() as u16).unwrap();
+    let Some(port) = variable("OVERLAP_GEMM_TEST_STOPPED_AT") else { return };
+    let (rank, ranks) = (variable("RANK").unwrap(), variable("WORLD_SIZE").unwrap());
+    let group = meet(rank, ranks, port as u16).unwrap();
     println!("met");
     println!("ended: {:?}", exchange(&group).is_ok());
 }
@@ -144,12 +125,9 @@ struct Apart(Child, BufReader<std::process::ChildStdout>);
 
 impl Apart {
     fn start(rank: u32, ranks: u32, port: u16) -> Apart {
-        let variables = [
-            ("OVERLAP_GEMM_TEST_RANK", rank.to_string()),
-            ("OVERLAP_GEMM_TEST_RANKS_OF_GROUP", ranks.to_string()),
-            ("OVERLAP_GEMM_TEST_PORT", port.to_string()),
-        ];
-        let mut child = start("", "a_rank", &variables);
+        let port = port.to_string();
+        let others = [("OVERLAP_GEMM_TEST_STOPPED_AT", port.as_ref())];
+        let mut child = start_rank("limits::a_rank", rank, ranks, &others);
         let said = BufReader::new(child.stdout.take().unwrap());
         Apart(child, said)
     }
@@ -257,9 +235,7 @@ fn a_name_without_an_address_is_named() {
         let launch = Launch::at(rank, 2, "no-such-host.invalid", free_port());
         let begin = Instant::now();
         let options = GroupOptions::default().limit(limit);
-        let text = Group::meet(&launch, &Secret::of("a secret of these tests"), &options)
-            .unwrap_err()
-            .to_string();
+        let text = Group::meet(&launch, &Secret::of(SECRET), &options).unwrap_err().to_string();
         assert!(begin.elapsed() < LONG / 2, "{:?}", begin.elapsed());
         assert!(text.contains("no-such-host.invalid"), "{text}");
         if rank == 0 {

@@ -2,10 +2,6 @@
 //!
 //! What belongs here: leaves as the other ranks see them, in one process and over connections. Invariant: every
 //! rank that is still here is told of each leave once; a leave ends nothing but what needs the rank.
-#![cfg(all(feature = "group", unix))]
-
-#[path = "common/port.rs"]
-mod port;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -13,30 +9,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use overlap_gemm::Error;
-use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
-use port::free_port;
+use overlap_gemm::group::Group;
 
-/// For waits that should end by themselves.
-const LONG: Duration = Duration::from_secs(60);
-
-/// A group over connections.
-fn connected(ranks: u32) -> Vec<Group> {
-    let port = free_port();
-    let meet = |rank| {
-        let secret = Secret::of("a secret of these tests");
-        let launch = Launch::at(rank, ranks, "127.0.0.1", port);
-        Group::meet(&launch, &secret, &GroupOptions::default()).unwrap()
-    };
-    thread::scope(|scope| {
-        let meet = &meet;
-        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || meet(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
+use crate::{LONG, meet, on_threads};
 
 /// A group in one process, and one over connections.
 fn both(ranks: u32) -> [Vec<Group>; 2] {
-    [Group::local(ranks).unwrap(), connected(ranks)]
+    let connected = on_threads(ranks, |rank, port| meet(rank, ranks, port).unwrap());
+    [Group::local(ranks).unwrap(), connected]
 }
 
 /// Whom a rank is told of; while the first is held.
@@ -58,14 +38,11 @@ fn all_are_told_who_leaves_and_go_on() {
         drop(groups.remove(1));
         // Rank 0, 2, 4; whoever asks later is told of those before, too.
         for (at, group) in [0, 2, 4].into_iter().zip(&groups) {
-            let (_whom, told) = &early[at];
-            let mut first = [told.recv_timeout(LONG).unwrap(), told.recv_timeout(LONG).unwrap()];
-            first.sort();
-            assert_eq!(first, [1, 3]);
-            let (_whom, told) = watch(group);
-            let mut late = [told.recv_timeout(LONG).unwrap(), told.recv_timeout(LONG).unwrap()];
-            late.sort();
-            assert_eq!(late, [1, 3]);
+            for (_whom, told) in [&early[at], &watch(group)] {
+                let mut left = [told.recv_timeout(LONG).unwrap(), told.recv_timeout(LONG).unwrap()];
+                left.sort();
+                assert_eq!(left, [1, 3]);
+            }
             group.check().unwrap();
         }
         // Nobody is told twice.
@@ -74,20 +51,18 @@ fn all_are_told_who_leaves_and_go_on() {
     }
 }
 
+/// The end of rank 0, which has the store, is no second leave.
 #[test]
 fn rank_0_s_leave_is_told_too() {
     for mut groups in both(3) {
         let told: Vec<_> = groups.iter().skip(1).map(watch).collect();
         drop(groups.remove(0));
         for ((_whom, told), group) in told.iter().zip(&groups) {
-            assert_eq!(told.recv_timeout(LONG).unwrap(), 0);
             let (_whom, late) = watch(group);
-            assert_eq!(late.recv_timeout(LONG).unwrap(), 0);
+            assert_eq!([told, &late].map(|told| told.recv_timeout(LONG).unwrap()), [0, 0]);
             group.check().unwrap();
         }
-        for (_whom, told) in &told {
-            assert_eq!(told.try_iter().count(), 0, "the store's end is no second leave");
-        }
+        assert!(told.iter().all(|(_whom, told)| told.try_iter().count() == 0));
     }
 }
 

@@ -4,18 +4,20 @@ use std::time::Duration;
 
 use overlap_gemm::Error;
 use overlap_gemm::element::bf16;
-use overlap_gemm::host::{GemmReduceScatter, Group, GroupOptions, Product, Rank, Shard, Stream};
-use overlap_gemm::plan::{Epilogue, PlanOptions, Problem, Reduction, Timeouts};
+use overlap_gemm::host::{GemmReduceScatter, Group, Product, Rank, Shard, Stream};
+use overlap_gemm::plan::{Epilogue, PlanOptions, Problem, Reduction};
+
+use crate::patient;
+use crate::threads::on_threads;
+
+fn plan(rank: &Rank, problem: &Problem) -> GemmReduceScatter<bf16> {
+    GemmReduceScatter::plan(rank, problem, PlanOptions::new(), Reduction::default()).unwrap()
+}
 
 #[test]
 fn what_does_not_fit_is_refused_and_nothing_is_sent() {
-    let mut ranks = Group::local(1).unwrap();
-    let rank = ranks.remove(0);
-    let problem = Problem::builder(8, 4, 16).build().unwrap();
-    let plan = |rank: &Rank| {
-        GemmReduceScatter::<bf16>::plan(rank, &problem, PlanOptions::new(), Reduction::default())
-    };
-    let (mut layer, stream) = (plan(&rank).unwrap(), Stream::new(1).unwrap());
+    let (ranks, stream) = (Group::local(1).unwrap(), Stream::new(1).unwrap());
+    let mut layer = plan(&ranks[0], &Problem::builder(8, 4, 16).build().unwrap());
     let (a, b) = (vec![bf16::ONE; 8 * 16], vec![bf16::ONE; 4 * 16]);
     let mut d = vec![bf16::ZERO; 8 * 4];
     let mut refused = |a: Shard<'_, bf16>, b: &[bf16], d: &mut [bf16], words: &str| {
@@ -54,16 +56,15 @@ fn what_does_not_fit_is_refused_and_nothing_is_sent() {
 fn a_rank_gets_no_more_rows_than_were_planned_for_any() {
     let problem = Problem::builder(8, 4, 16).ranks(2).build().unwrap();
     let ranks = Group::local(2).unwrap();
-    let (options, reduction) = (PlanOptions::new(), Reduction::default());
-    let mut layer =
-        GemmReduceScatter::<bf16>::plan(&ranks[0], &problem, options, reduction).unwrap();
+    let mut layer = plan(&ranks[0], &problem);
     let (a, b, mut d) = ([bf16::ONE; 96], [bf16::ONE; 64], [bf16::ZERO; 20]);
     let shard = Shard::at(&a).rows(&[5, 1]);
     let error = layer.enqueue(&Stream::new(1).unwrap(), shard, &b, &mut d).unwrap_err();
     let words = "the rows that one rank gets in this step is 5, but must be between 0 and 4";
     assert!(error.to_string().starts_with(words), "{error}");
     // The other rank plans another reduction.
-    let average = Reduction { average: true, ..reduction };
+    let (options, average) =
+        (PlanOptions::new(), Reduction { average: true, ..Reduction::default() });
     let error = GemmReduceScatter::<bf16>::plan(&ranks[1], &problem, options, average).unwrap_err();
     assert!(error.to_string().starts_with("the reduction is"), "{error}");
 }
@@ -72,26 +73,17 @@ fn a_rank_gets_no_more_rows_than_were_planned_for_any() {
 fn ranks_that_give_other_products_are_refused_before_anything_is_sent() {
     let ranks = Group::local(2).unwrap();
     let problem = Problem::builder(8, 8, 16).ranks(2).build().unwrap();
-    let results = std::thread::scope(|scope| {
-        let problem = &problem;
-        let threads = ranks.into_iter().zip([[4, 4], [2, 6]]).map(|(rank, columns)| {
-            scope.spawn(move || {
-                let (options, reduction) = (PlanOptions::new(), Reduction::default());
-                let mut layer =
-                    GemmReduceScatter::<bf16>::plan(&rank, problem, options, reduction).unwrap();
-                let a = vec![bf16::ONE; 8 * 16];
-                let b = columns.map(|n: u64| vec![bf16::ONE; n as usize * 16]);
-                let mut d = columns.map(|n| vec![bf16::ONE; 4 * n as usize]);
-                let mut products: Vec<_> = (d.iter_mut().zip(&b).zip(columns))
-                    .map(|((d, b), n)| Product::new(b, d).n(n))
-                    .collect();
-                let result = layer.enqueue_all(&Stream::new(1).unwrap(), &a, &mut products);
-                assert!(d.concat().iter().all(|d| d.is_nan()));
-                result.unwrap_err().to_string()
-            })
-        });
-        let threads: Vec<_> = threads.collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    let results = on_threads(ranks.iter().zip([[4, 4], [2, 6]]), |(rank, columns)| {
+        let mut layer = plan(rank, &problem);
+        let a = vec![bf16::ONE; 8 * 16];
+        let b = columns.map(|n: u64| vec![bf16::ONE; n as usize * 16]);
+        let mut d = columns.map(|n| vec![bf16::ONE; 4 * n as usize]);
+        let mut products: Vec<_> = (d.iter_mut().zip(&b).zip(columns))
+            .map(|((d, b), n)| Product::new(b, d).n(n))
+            .collect();
+        let result = layer.enqueue_all(&Stream::new(1).unwrap(), &a, &mut products);
+        assert!(d.concat().iter().all(|d| d.is_nan()));
+        result.unwrap_err().to_string()
     });
     // Whoever comes second says so, and the other hears of it.
     let words = "the columns of the products that rank";
@@ -105,13 +97,9 @@ fn step(layer: &mut GemmReduceScatter<bf16>, d: &mut [bf16]) -> Result<(), Error
 }
 
 fn of_two(limit: Duration) -> [GemmReduceScatter<bf16>; 2] {
-    let group = GroupOptions { timeouts: Timeouts::new(limit, limit), ..GroupOptions::default() };
-    let ranks = Group::local_with(2, group).unwrap();
+    let ranks = Group::local_with(2, patient(limit)).unwrap();
     let problem = Problem::builder(16, 4, 8).ranks(2).build().unwrap();
-    let plan = |rank: &Rank| {
-        GemmReduceScatter::plan(rank, &problem, PlanOptions::new(), Reduction::default()).unwrap()
-    };
-    [plan(&ranks[0]), plan(&ranks[1])]
+    [plan(&ranks[0], &problem), plan(&ranks[1], &problem)]
 }
 
 #[test]

@@ -15,6 +15,8 @@ use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Reference, compare_reduced, reduced};
 use proptest::prelude::*;
 
+use crate::threads::on_threads;
+
 /// What all ranks do: several steps, each with inputs and rows of its own.
 #[derive(Clone, Debug)]
 struct World {
@@ -39,9 +41,14 @@ struct World {
 struct Inputs<A, D> {
     a: Vec<A>,
     a_scales: Vec<f32>,
-    b: Vec<Vec<A>>,
-    b_scales: Vec<Vec<f32>>,
-    endings: Vec<Ending<D>>,
+    of_products: Vec<OfProduct<A, D>>,
+}
+
+struct OfProduct<A, D> {
+    problem: Problem,
+    b: Vec<A>,
+    b_scales: Vec<f32>,
+    ending: Ending<D>,
 }
 
 /// The epilogue of a product.
@@ -92,35 +99,29 @@ impl World {
         // A step may have fewer columns than were planned.
         let (n, k) = (columns.iter().sum::<u64>() + random.within(0..=5), random.within(1..=70));
         let [a, d] = elements;
-        let scalings = if a.is_fp8() {
-            &[Scaling::None, Scaling::Tensor, Scaling::Rows][..]
-        } else {
-            &[Scaling::None]
+        let scaling = match a.is_fp8() {
+            true => random.choose(&[Scaling::None, Scaling::Tensor, Scaling::Rows]),
+            false => Scaling::None,
         };
-        let scaling = scalings[random.within(0..=scalings.len() as u64 - 1) as usize];
-        let layout = if random.within(0..=1) == 0 { BLayout::Nk } else { BLayout::Kn };
+        let layout = random.choose(&[BLayout::Nk, BLayout::Kn]);
         let problem = Problem::builder(m.into(), n, k).shards(&planned).elements(a, a, d);
         let problem = problem.scaling(scaling).b_layout(layout).lda(k + random.within(0..=3));
-        let pieces = random.within(1..=3) as u32;
-        let pieces = pieces.min(planned.iter().copied().max().unwrap());
+        let pieces = random.within(1..=3.min(most)) as u32;
         let tiling = Tiling::of_tile(random.within(1..=24) as u32, random.within(1..=24) as u32);
-        let strategy = Strategy::ALL[random.within(0..=2) as usize];
+        let strategy = random.choose(&Strategy::ALL);
         let jitter = Duration::from_micros(random.within(0..=300));
         let link = Some(Link { bytes_per_second: 1e12, jitter, seed });
         World {
             problem: problem.build().unwrap(),
-            options: PlanOptions::new()
-                .with_pieces(pieces)
-                .with_tiling(tiling)
-                .with_strategy(strategy),
+            options: PlanOptions { pieces: Some(pieces), tiling, strategy, ..PlanOptions::new() },
             reduction: Reduction {
-                partials: [Partials::Bf16, Partials::F32][random.within(0..=1) as usize],
-                average: random.within(0..=1) == 1,
+                partials: random.choose(&[Partials::Bf16, Partials::F32]),
+                average: random.choose(&[true, false]),
             },
             group: GroupOptions {
                 link,
                 poison: true,
-                first_epoch: [0, u32::MAX - 2, i32::MAX as u32 - 2][random.within(0..=2) as usize],
+                first_epoch: random.choose(&[0, u32::MAX - 2, i32::MAX as u32 - 2]),
                 ..GroupOptions::default()
             },
             steps,
@@ -147,18 +148,21 @@ impl World {
             Scaling::Tensor => 1,
             Scaling::Rows => lines as usize,
         };
-        let mut inputs = Inputs {
-            a: random.elements(self.problem.a_len(m)),
-            a_scales: random.scales(count(m.into())),
-            b: self.products().iter().map(|one| random.elements(one.b_len())).collect(),
-            b_scales: self.columns.iter().map(|n| random.scales(count(*n))).collect(),
-            endings: (self.columns.iter()).map(|n| Ending::random(&mut ending, gets, *n)).collect(),
+        let (a, a_scales) =
+            (random.elements(self.problem.a_len(m)), random.scales(count(m.into())));
+        let of_product = |n: &u64| {
+            let problem = self.problem.with_n(*n).unwrap().with_shards(&self.steps[step]).unwrap();
+            let (b, b_scales) = (random.elements(problem.b_len()), random.scales(count(*n)));
+            OfProduct { problem, b, b_scales, ending: Ending::random(&mut ending, gets, *n) }
         };
+        let of_products = self.columns.iter().map(of_product).collect();
+        let mut inputs = Inputs { a, a_scales, of_products };
         if self.exact {
             let power = 2f32.powi(random.within(0..=16) as i32);
             let whole = |x: &mut A, unit| *x = A::narrow((x.widen() * 127.0).trunc() * unit);
             inputs.a.iter_mut().for_each(|a| whole(a, power));
-            inputs.b.iter_mut().flatten().for_each(|b| whole(b, 1.0));
+            let b = inputs.of_products.iter_mut().flat_map(|product| &mut product.b);
+            b.for_each(|b| whole(b, 1.0));
         }
         inputs
     }
@@ -175,25 +179,12 @@ impl World {
         }
     }
 
-    /// The problem of each product.
-    fn products(&self) -> Vec<Problem> {
-        self.columns.iter().map(|n| self.problem.with_n(*n).unwrap()).collect()
-    }
-
     /// All outputs: of each rank, of each step, of each product.
     fn run<A: Element, D: Element>(&self) -> Vec<Vec<Vec<Vec<D>>>> {
         let ranks = Group::local_with(self.problem.ranks(), self.group).unwrap();
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = ranks
-                .into_iter()
-                .map(|rank| {
-                    scope.spawn(move || match self.all {
-                        true => self.run_rank::<true, A, D>(&rank),
-                        false => self.run_rank::<false, A, D>(&rank),
-                    })
-                })
-                .collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        on_threads(ranks, |rank| match self.all {
+            true => self.run_rank::<true, A, D>(&rank),
+            false => self.run_rank::<false, A, D>(&rank),
         })
     }
 
@@ -204,17 +195,16 @@ impl World {
         let (stream, me) = (Stream::new(self.workers).unwrap(), rank.rank());
         let step = |(step, rows): (usize, &Vec<u32>)| {
             let mut inputs = self.inputs::<A, D>(me, step);
-            for bias in inputs.endings.iter_mut().flat_map(|ending| &mut ending.bias) {
+            for bias in inputs.of_products.iter_mut().flat_map(|product| &mut product.ending.bias) {
                 bias.iter_mut().for_each(|bias| *bias = D::narrow(bias.widen() * self.bias_times));
             }
             let own = self.gets(step, me as usize).len();
             let outputs = self.columns.iter().map(|n| vec![D::POISON; own * *n as usize]);
             let mut outputs: Vec<Vec<D>> = outputs.collect();
-            let mut products: Vec<_> = (outputs.iter_mut().zip(&inputs.b).zip(&inputs.b_scales))
-                .zip(&self.columns)
-                .zip(&inputs.endings)
-                .map(|((((d, b), scales), n), ending)| {
-                    Product::new(b, d).n(*n).scales(scales).epilogue(ending.epilogue())
+            let mut products: Vec<_> = (outputs.iter_mut().zip(&inputs.of_products))
+                .map(|(d, OfProduct { problem, b, b_scales, ending })| {
+                    let n = problem.n().into();
+                    Product::new(b, d).n(n).scales(b_scales).epilogue(ending.epilogue())
                 })
                 .collect();
             let shard = Shard::at(&inputs.a).rows(rows).scales(&inputs.a_scales);
@@ -228,21 +218,20 @@ impl World {
 
     /// Compares every element with the reference; says what is wrong.
     fn complaint<A: Element, D: Element>(&self, outputs: &[Vec<Vec<Vec<D>>>]) -> Option<String> {
-        for (step, rows) in self.steps.iter().enumerate() {
+        for (step, _) in self.steps.iter().enumerate() {
             let all: Vec<Inputs<A, D>> =
                 (0..self.problem.ranks()).map(|rank| self.inputs(rank, step)).collect();
-            for (product, problem) in self.products().iter().enumerate() {
-                let problem = problem.with_shards(rows).unwrap();
+            for (product, OfProduct { problem, .. }) in all[0].of_products.iter().enumerate() {
                 let ranks = all.iter().map(|one| {
-                    let (b, b_scales) = (&one.b[product], &one.b_scales[product]);
-                    Reference::new(&problem, &one.a, b, &one.a_scales, b_scales).unwrap()
+                    let OfProduct { b, b_scales, .. } = &one.of_products[product];
+                    Reference::new(problem, &one.a, b, &one.a_scales, b_scales).unwrap()
                 });
                 let ranks: Vec<_> = ranks.collect();
                 for (rank, inputs) in (0..).zip(&all) {
                     let d = &outputs[rank as usize][step][product];
-                    let (owner, ending) = (self.owner(rank), inputs.endings[product].epilogue());
-                    let report =
-                        compare_reduced(&ranks, owner, self.reduction, d, 0..problem.m(), ending);
+                    let (owner, rows) = (self.owner(rank), 0..problem.m());
+                    let ending = inputs.of_products[product].ending.epilogue();
+                    let report = compare_reduced(&ranks, owner, self.reduction, d, rows, ending);
                     if let Some(complaint) = report.unwrap().complaint() {
                         return Some(format!(
                             "step {step}, rank {rank}, product {product}: {complaint}; {self:?}"
@@ -342,9 +331,10 @@ impl World {
             [product.k(), product.lda(), product.ldb()].map(|extent| extent as usize);
         let of_rank = |rank| {
             let inputs = self.inputs::<bf16, D>(rank, step);
+            let all_of_b = &inputs.of_products[at].b;
             let b = |column: usize, depth: usize| match product.b_layout() {
-                BLayout::Nk => inputs.b[at][column * ldb + depth].widen(),
-                BLayout::Kn => inputs.b[at][depth * ldb + column].widen(),
+                BLayout::Nk => all_of_b[column * ldb + depth].widen(),
+                BLayout::Kn => all_of_b[depth * ldb + column].widen(),
             };
             let sum = |row: usize, column: usize| -> f32 {
                 let a = &inputs.a[row * lda..];
@@ -364,15 +354,14 @@ impl World {
     fn exact<D: Element>(&self, change: impl Fn(&mut Vec<&[f32]>, &mut Option<u32>)) -> Vec<u32> {
         let mut all = Vec::new();
         for owner in 0..self.problem.ranks() {
-            for (step, rows) in self.steps.iter().enumerate() {
-                let endings = self.inputs::<bf16, D>(owner, step).endings;
-                for (at, (product, ending)) in self.products().iter().zip(&endings).enumerate() {
-                    let product = product.with_shards(rows).unwrap();
-                    let sums = self.exact_sums::<D>([step, at], owner, &product);
+            for step in 0..self.steps.len() {
+                let products = self.inputs::<bf16, D>(owner, step).of_products;
+                for (at, OfProduct { problem, ending, .. }) in products.iter().enumerate() {
+                    let sums = self.exact_sums::<D>([step, at], owner, problem);
                     let mut own = self.owner(owner);
                     let mut sums = sums.iter().map(Vec::as_slice).collect();
                     change(&mut sums, &mut own);
-                    let d = reduced(&product, &sums, own, self.reduction, ending.epilogue());
+                    let d = reduced(problem, &sums, own, self.reduction, ending.epilogue());
                     all.extend(d.unwrap().iter().map(|d: &D| d.widen().to_bits()));
                 }
             }

@@ -3,8 +3,6 @@
 //! What belongs here: lengths, for every matrix that an operation on the host or the reference takes.
 //! Invariant: whatever length is refused, the operation goes on as if it had not been called.
 
-use std::thread;
-
 use overlap_gemm::element::{F8E4M3 as E, bf16};
 use overlap_gemm::host::{AllGatherGemm, AsyncGemm, Group, Product, Rank, Shard, Stream};
 use overlap_gemm::plan::{BLayout, PlanOptions, Problem, Scaling, Tiling};
@@ -12,6 +10,8 @@ use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Epilogue, Reference};
 use overlap_gemm::{Error, Result};
 use proptest::prelude::*;
+
+use crate::threads::on_threads;
 
 const OPTIONS: PlanOptions = PlanOptions::new().with_pieces(1).with_tiling(Tiling::of_tile(16, 16));
 
@@ -117,12 +117,9 @@ proptest! {
         let ranks = random.within(1..=4) as usize;
         let steps: Vec<_> = (0..3).map(|_| random_rows(&mut random, ranks)).collect();
         let largest = steps.iter().max_by_key(|rows| rows.iter().sum::<u32>()).unwrap();
-        let problem = &random_problem(&mut random, largest);
-        let (group, steps) = (Group::local(ranks as u32).unwrap(), &steps);
-        thread::scope(|scope| {
-            for rank in &group {
-                scope.spawn(move || steps_of_one_rank(rank, problem, steps, seed));
-            }
+        let problem = random_problem(&mut random, largest);
+        on_threads(Group::local(ranks as u32).unwrap(), |rank| {
+            steps_of_one_rank(&rank, &problem, &steps, seed);
         });
     }
 
@@ -171,20 +168,6 @@ proptest! {
     }
 }
 
-/// The mistake that made this file: every rank passes all of A as its shard.
-#[test]
-fn all_of_a_is_no_shard() {
-    let problem = Problem::builder(64, 8, 4).ranks(2).build().unwrap();
-    let ranks = Group::local(2).unwrap();
-    let mut op = AllGatherGemm::<bf16>::plan(&ranks[1], &problem, OPTIONS).unwrap();
-    let (a, b) = (vec![bf16::ONE; 64 * 4], vec![bf16::ONE; 8 * 4]);
-    let mut d = vec![bf16::ONE; 64 * 8];
-    let error = op.enqueue(&Stream::new(1).unwrap(), &a, &b, &mut d).unwrap_err();
-    assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
-    let text = "the length of the shard is 256, but must be 128: pass this rank's rows only, and all of them";
-    assert_eq!(error.to_string(), text);
-}
-
 /// A chunk may be short, for a step may be; it may not have more rows than planned.
 #[test]
 fn a_chunk_takes_its_rows_and_no_others() {
@@ -221,18 +204,4 @@ fn a_chunk_takes_its_rows_and_no_others() {
     enqueue(20, 32, &mut d[..160], &b_scales[..8]).unwrap();
     assert!(d[..160].iter().all(|d| d.to_f32() == 4.0));
     assert!(d[160..].iter().all(|d| d.is_nan()), "rows beyond the step are left alone");
-}
-
-#[test]
-fn rows_that_would_overlap_are_refused() {
-    let builder = || Problem::builder(24, 16, 32);
-    for (name, least, builder) in [
-        ("lda", 32, builder().lda(31)),
-        ("ldb", 32, builder().ldb(31)),
-        ("ldd", 16, builder().ldd(15)),
-    ] {
-        let text = builder.build().unwrap_err().to_string();
-        let expected = format!("{name} is {}, but must be between {least} and ", least - 1);
-        assert!(text.starts_with(&expected), "{text}");
-    }
 }

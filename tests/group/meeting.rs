@@ -1,55 +1,20 @@
 //! Groups of processes: how ranks meet over the store, and what happens when one does not behave.
 //!
-//! What belongs here: [`Group`](overlap_gemm::group::Group) from the outside, over real connections. Where
-//! only the connection matters, a rank is a thread that comes to the store as a process would; where a
-//! rank's death matters, ranks are processes: this test's own binary, started again as `a_rank`.
-//! Invariant: every wait has a limit far above what it should take, and who waits in vain fails.
-#![cfg(all(feature = "group", unix))]
-
-#[path = "common/port.rs"]
-mod port;
+//! Invariant: who waits in vain fails. Where a rank's death matters, ranks are processes (`a_rank`).
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use overlap_gemm::Error;
 use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
 use overlap_gemm::random::Random;
-use overlap_gemm::{Error, Result};
-use port::free_port;
 
-/// For waits that should end by themselves.
-const LONG: Duration = Duration::from_secs(60);
-
-const SECRET: &str = "a secret of these tests";
-
-fn meet(rank: u32, ranks: u32, port: u16) -> Result<Group> {
-    meet_with(rank, ranks, port, SECRET, &GroupOptions::default())
-}
-
-fn meet_with(
-    rank: u32,
-    ranks: u32,
-    port: u16,
-    secret: &str,
-    options: &GroupOptions,
-) -> Result<Group> {
-    Group::meet(&Launch::at(rank, ranks, "127.0.0.1", port), &Secret::of(secret), options)
-}
-
-/// Runs a rank on each of `ranks` threads, over connections.
-fn on_threads<T: Send>(ranks: u32, run: impl Fn(u32, u16) -> T + Sync) -> Vec<T> {
-    let port = free_port();
-    thread::scope(|scope| {
-        let run = &run;
-        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || run(rank, port))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
+use crate::processes::{die, ended, free_port, start_rank, variable};
+use crate::{LONG, meet, meet_with, on_threads};
 
 #[test]
 fn ranks_exchange_what_they_bring() {
@@ -103,7 +68,7 @@ fn refusals(odd: impl Fn(&GroupOptions) -> GroupOptions + Sync) -> Vec<String> {
     on_threads(3, |rank, port| {
         let own = GroupOptions::default().device(&format!("0000:{rank:02x}:00.0"));
         let options = if rank == 2 { odd(&own) } else { own };
-        let refused = meet_with(rank, 3, port, SECRET, &options).unwrap_err();
+        let refused = meet_with(rank, 3, port, &options).unwrap_err();
         assert!(matches!(refused, Error::NoGroup { .. }), "{refused:?}");
         refused.to_string()
     })
@@ -136,7 +101,9 @@ fn whoever_does_not_know_the_secret_stays_outside() {
             group.barrier("both", LONG).unwrap();
         });
         scope.spawn(move || {
-            let foreign = meet_with(1, 2, port, "another secret", &GroupOptions::default());
+            let launch = Launch::at(1, 2, "127.0.0.1", port);
+            let secret = Secret::of("another secret");
+            let foreign = Group::meet(&launch, &secret, &GroupOptions::default());
             told.send(foreign.unwrap_err().to_string()).unwrap();
             // The seat is still free for the one that knows it.
             meet(1, 2, port).unwrap().barrier("both", LONG).unwrap();
@@ -177,9 +144,7 @@ fn who_does_not_come_is_named() {
     let limit = Duration::from_secs(3);
     let begin = Instant::now();
     let errors = on_threads(4, |rank, port| match rank {
-        0 | 2 => Some(
-            meet_with(rank, 4, port, SECRET, &GroupOptions::default().limit(limit)).unwrap_err(),
-        ),
+        0 | 2 => Some(meet_with(rank, 4, port, &GroupOptions::default().limit(limit)).unwrap_err()),
         _ => None,
     });
     assert!(begin.elapsed() < Duration::from_secs(20));
@@ -188,8 +153,7 @@ fn who_does_not_come_is_named() {
     assert!(errors.iter().flatten().any(named), "{errors:?}");
     assert!(errors.iter().flatten().all(told), "{errors:?}");
 
-    let error =
-        meet_with(1, 2, free_port(), SECRET, &GroupOptions::default().limit(limit)).unwrap_err();
+    let error = meet_with(1, 2, free_port(), &GroupOptions::default().limit(limit)).unwrap_err();
     assert!(error.to_string().contains("rank 1 found no store at 127.0.0.1:"), "{error}");
 }
 
@@ -286,7 +250,7 @@ fn names_and_limits_of_any_length_are_answered() {
     let error = group.barrier(&"x".repeat(5000), LONG).unwrap_err().to_string();
     assert!(error.starts_with("the length of the name of an exchange is 5000"), "{error}");
     let options = GroupOptions::default().limit(Duration::MAX).device(&"x".repeat(5000));
-    let error = meet_with(0, 1, free_port(), SECRET, &options).unwrap_err().to_string();
+    let error = meet_with(0, 1, free_port(), &options).unwrap_err().to_string();
     assert!(error.starts_with("the length of the device's name is 5000"), "{error}");
 }
 
@@ -389,22 +353,18 @@ fn rubbish_does_no_harm() {
     });
 }
 
-/// A rank of `RANKS`, `RANK` in the environment, that dies or sees another die. Run by the tests below;
-/// by itself there is nothing to do.
+/// A rank that dies or sees another die. Run by the test below; by itself there is nothing to do.
 #[test]
 fn a_rank() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
-    let Some(victim) = number("OVERLAP_GEMM_TEST_VICTIM") else { return };
-    let second_port = number("OVERLAP_GEMM_TEST_SECOND_PORT").unwrap() as u16;
+    let Some(victim) = variable("OVERLAP_GEMM_TEST_VICTIM") else { return };
+    let second_port = variable("OVERLAP_GEMM_TEST_SECOND_PORT").unwrap() as u16;
     let group = Group::from_env(&GroupOptions::default()).unwrap();
     let (rank, ranks) = (group.rank(), group.ranks());
     group.barrier("all here", LONG).unwrap();
     if rank == victim {
         // Not before all have been told that all are here: rank 0 is who tells them.
         thread::sleep(Duration::from_millis(500));
-        let kill = format!("kill -9 {}", std::process::id());
-        Command::new("sh").args(["-c", &kill]).status().unwrap();
-        thread::sleep(LONG);
+        die();
     }
     let (tell, told) = channel();
     group.on_end(move |error| tell.send(error.clone()).unwrap());
@@ -424,46 +384,28 @@ fn a_rank() {
     println!("survived");
 }
 
-fn start_ranks(ranks: u32, victim: u32) -> Vec<Child> {
-    let (port, second) = (free_port(), free_port());
-    let start = |rank: u32| {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_rank", "--nocapture"])
-            .env("RANK", rank.to_string())
-            .env("LOCAL_RANK", rank.to_string())
-            .env("WORLD_SIZE", ranks.to_string())
-            .env("MASTER_ADDR", "localhost")
-            .env("OVERLAP_GEMM_PORT", port.to_string())
-            .env("OVERLAP_GEMM_SECRET", SECRET)
-            .env("OVERLAP_GEMM_TEST_VICTIM", victim.to_string())
-            .env("OVERLAP_GEMM_TEST_SECOND_PORT", second.to_string())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
-    };
-    (0..ranks).map(start).collect()
-}
-
-fn a_killed_rank_is_noticed(victim: u32) {
-    for (rank, child) in (0..).zip(start_ranks(4, victim)) {
-        let output = child.wait_with_output().unwrap();
-        let text =
-            String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        if rank == victim {
-            assert_eq!(output.status.code(), None, "it was not killed: {text}");
-        } else {
-            assert!(output.status.success() && text.contains("survived"), "rank {rank}: {text}");
-        }
-    }
-}
-
+/// Rank 0 takes the store with it.
 #[test]
 fn a_killed_rank_ends_the_group_and_the_others_meet_again() {
-    a_killed_rank_is_noticed(2);
-}
-
-#[test]
-fn a_killed_rank_0_takes_the_store_with_it_and_the_others_meet_again() {
-    a_killed_rank_is_noticed(0);
+    for victim in [2, 0] {
+        let [port, second, number] =
+            [free_port(), free_port(), victim as u16].map(|number| number.to_string());
+        let start = |rank| {
+            let others = [
+                ("OVERLAP_GEMM_PORT", port.as_ref()),
+                ("OVERLAP_GEMM_TEST_VICTIM", number.as_ref()),
+                ("OVERLAP_GEMM_TEST_SECOND_PORT", second.as_ref()),
+            ];
+            start_rank("meeting::a_rank", rank, 4, &others)
+        };
+        let children: Vec<_> = (0..4).map(start).collect();
+        for (rank, child) in (0..).zip(children) {
+            let (status, text) = ended(child);
+            if rank == victim {
+                assert_eq!(status.code(), None, "it was not killed: {text}");
+            } else {
+                assert!(status.success() && text.contains("survived"), "rank {rank}: {text}");
+            }
+        }
+    }
 }

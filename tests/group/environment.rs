@@ -3,31 +3,25 @@
 //! What belongs here: [`Group::from_env`](overlap_gemm::group::Group::from_env) in processes: this test's own
 //! binary, started again as `a_rank`. Invariant: what cannot be used is refused with its name; nothing is
 //! ignored in silence; and no process outlives its test.
-#![cfg(all(feature = "group", unix))]
-
-#[path = "common/port.rs"]
-mod port;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
 use overlap_gemm::group::{Group, GroupOptions};
-use port::free_port;
 
-/// For waits that should end by themselves.
-const LONG: Duration = Duration::from_secs(60);
+use crate::LONG;
+use crate::processes::{ended, free_port, start_rank, variable};
+
 /// For ranks whose others do not come.
 const SHORT: Duration = Duration::from_secs(5);
-
-const SECRET: &str = "a secret of these tests";
 
 /// A rank that says what became of it. Run by the tests below; by itself there is nothing to do.
 #[test]
 fn a_rank() {
-    let Some(limit) = std::env::var_os("OVERLAP_GEMM_TEST_LIMIT") else { return };
-    let limit = Duration::from_secs(limit.to_str().unwrap().parse().unwrap());
+    let Some(limit) = variable("OVERLAP_GEMM_TEST_LIMIT") else { return };
+    let limit = Duration::from_secs(limit.into());
     let met = Group::from_env(&GroupOptions::default().limit(limit));
     println!(
         "result: {:?}",
@@ -37,28 +31,16 @@ fn a_rank() {
 
 /// Starts this process as rank `rank` of `ranks`, with other variables besides.
 fn start(rank: u32, ranks: u32, limit: Duration, others: &[(&str, &OsStr)]) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_rank", "--nocapture"])
-        .env_remove("MASTER_PORT")
-        .env("RANK", rank.to_string())
-        .env("LOCAL_RANK", rank.to_string())
-        .env("WORLD_SIZE", ranks.to_string())
-        .env("MASTER_ADDR", "localhost")
-        .env("OVERLAP_GEMM_SECRET", SECRET)
-        .env("OVERLAP_GEMM_TEST_LIMIT", limit.as_secs().to_string())
-        .envs(others.iter().copied())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    let limit = limit.as_secs().to_string();
+    let variables = [&[("OVERLAP_GEMM_TEST_LIMIT", limit.as_ref())], others].concat();
+    start_rank("environment::a_rank", rank, ranks, &variables)
 }
 
 /// What became of it.
 fn result(child: Child) -> String {
-    let Output { stdout, stderr, .. } = child.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&stdout);
+    let text = ended(child).1;
     let found = text.lines().find_map(|line| line.split_once("result: "));
-    found.unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&stderr))).1.to_owned()
+    found.unwrap_or_else(|| panic!("{text}")).1.to_owned()
 }
 
 fn bytes(bytes: &[u8]) -> OsString {

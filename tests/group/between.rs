@@ -4,10 +4,6 @@
 //! What belongs here: rank 1 comes to rank 0 through a proxy that knows how messages are cut, and not the
 //! secret. Invariant: the group works where everything is relayed as it is; otherwise both ranks fail within
 //! their limits, and neither is ever given what the other has not brought.
-#![cfg(all(feature = "group", unix))]
-
-#[path = "common/port.rs"]
-mod port;
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -16,12 +12,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
+use overlap_gemm::group::GroupOptions;
 use overlap_gemm::random::Random;
-use port::free_port;
 
-/// For waits that should end by themselves.
-const LONG: Duration = Duration::from_secs(60);
+use crate::processes::free_port;
+use crate::{LONG, meet_with};
+
 /// For waits that only the limit may end: somebody holds back what is awaited.
 const SHORT: Duration = Duration::from_secs(2);
 
@@ -164,9 +160,7 @@ fn part(seed: u64, rank: u32, round: u64) -> Vec<u8> {
 
 /// A rank that comes and exchanges; panics if it is given what nobody has brought.
 fn rank(seed: u64, rank: u32, port: u16, limit: Duration) -> overlap_gemm::Result<()> {
-    let options = GroupOptions::default().limit(limit);
-    let launch = Launch::at(rank, 2, "127.0.0.1", port);
-    let group = Group::meet(&launch, &Secret::of("a secret of these tests"), &options)?;
+    let group = meet_with(rank, 2, port, &GroupOptions::default().limit(limit))?;
     let ranks: Vec<_> =
         group.members().iter().map(|member| (member.rank, member.process)).collect();
     assert_eq!(ranks, [(0, std::process::id()), (1, std::process::id())]);
@@ -264,28 +258,4 @@ fn one_case((act, direction, nth): (Act, usize, usize), seed: u64, other: &Arc<R
         let text = [first, second][direction].to_string();
         assert!(text.contains("was changed on its way"), "{name}");
     }
-}
-
-/// Whoever listens at another address of `localhost` is not asked.
-#[test]
-fn localhost_is_one_address() {
-    let port = free_port();
-    let Ok(stranger) = TcpListener::bind(("::1", port)) else {
-        return; // this machine has only one
-    };
-    stranger.set_nonblocking(true).unwrap();
-    let secret = Secret::of("a secret of these tests");
-    let options = GroupOptions::default();
-    thread::scope(|scope| {
-        for rank in 0..3 {
-            let (secret, options) = (&secret, &options);
-            scope.spawn(move || {
-                // Rank 2 comes late, or the stranger would not be asked for lack of need.
-                let host = if rank == 1 { "127.0.0.1" } else { "localhost" };
-                let group = Group::meet(&Launch::at(rank, 3, host, port), secret, options).unwrap();
-                group.barrier("here", LONG).unwrap();
-            });
-        }
-    });
-    assert_eq!(stranger.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
 }

@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use overlap_gemm::element::bf16;
 use overlap_gemm::host::{AllGatherGemm, Group, GroupOptions, Link, Product, Rank, Shard, Stream};
-use overlap_gemm::plan::{PlanOptions, Problem, Tiling, Timeouts};
+use overlap_gemm::plan::{PlanOptions, Problem, Tiling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Reference;
 use overlap_gemm::{Error, Result};
+
+use crate::patient;
+use crate::threads::on_threads;
 
 const N: u64 = 8;
 const K: u64 = 16;
@@ -19,10 +22,8 @@ const OPTIONS: PlanOptions = PlanOptions::new().with_pieces(1).with_tiling(Tilin
 
 /// A group whose ranks wait for hours, with links that send as many bytes a second.
 fn group(ranks: usize, bytes_per_second: Option<f64>) -> Vec<Rank> {
-    let hours = Duration::from_secs(36_000);
-    let timeouts = Timeouts::new(hours, hours);
     let link = bytes_per_second.map(Link::of_rate);
-    let options = GroupOptions { timeouts, link, poison: true, ..GroupOptions::default() };
+    let options = GroupOptions { link, poison: true, ..patient(Duration::from_secs(36_000)) };
     Group::local_with(ranks as u32, options).unwrap()
 }
 
@@ -55,16 +56,6 @@ fn step(op: &mut AllGatherGemm<bf16>, rank: u32, rows: &[u32], number: u64) -> R
         }
     }
     result
-}
-
-/// Runs `each` on a thread a rank, which owns the rank, and returns what they return.
-fn on_ranks<T: Send>(ranks: Vec<Rank>, each: impl Fn(Rank) -> T + Sync) -> Vec<T> {
-    let each = &each;
-    thread::scope(|scope| {
-        let spawn = |rank| scope.spawn(move || each(rank));
-        let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
 }
 
 /// The rank that left is named by every error, and by one of them as lost.
@@ -142,7 +133,7 @@ fn ranks_that_leave_after_their_last_step_fail_nobody() {
     for rows in [[8, 8, 8], [40, 1, 3], [0, 30, 2], [5, 0, 0], [16, 16, 0]] {
         for steps in [1, 2, 5] {
             // A few milliseconds a shard of 40 rows.
-            let results = on_ranks(group(3, Some(400e3)), |rank| {
+            let results = on_threads(group(3, Some(400e3)), |rank| {
                 let number = rank.rank();
                 let mut op = plan(&rank, &rows);
                 drop(rank);
@@ -160,7 +151,7 @@ fn a_step_that_gets_its_rows_outlives_a_failure_in_a_later_one() {
     let rows = [64, 8, 8, 8];
     // Each of rank 0's three sends takes a fifth of a second.
     let bytes_per_second = 5.0 * 64.0 * K as f64 * 2.0;
-    let results = on_ranks(group(4, Some(bytes_per_second)), |rank| {
+    let results = on_threads(group(4, Some(bytes_per_second)), |rank| {
         let number = rank.rank();
         let mut op = plan(&rank, &rows);
         let first = step(&mut op, number, &rows, 0);

@@ -5,12 +5,16 @@
 use std::thread;
 use std::time::Duration;
 
+use overlap_gemm::ElementType::{Bf16, E4m3};
 use overlap_gemm::Error;
 use overlap_gemm::element::{F8E4M3, bf16};
 use overlap_gemm::host::{
     AllGatherGemm, AsyncGemm, Group, GroupOptions, Product, Rank, Shard, Stream,
 };
-use overlap_gemm::plan::{PlanOptions, Problem, Scaling, Tiling, Timeouts};
+use overlap_gemm::plan::{PlanOptions, Problem, Scaling, Tiling};
+
+use crate::patient;
+use crate::threads::on_threads;
 
 const M: usize = 48;
 const N: usize = 16;
@@ -26,11 +30,6 @@ fn options() -> PlanOptions {
 
 /// Long enough for a loaded machine to do a small step in, short enough to wait for.
 const SHORT: Duration = Duration::from_millis(1500);
-
-fn patient(limit: Duration) -> GroupOptions {
-    let timeouts = Timeouts::new(limit, limit);
-    GroupOptions { timeouts, ..GroupOptions::default() }
-}
 
 /// One rank's operation with ones for input, so that every output is K.
 struct Party {
@@ -62,18 +61,9 @@ impl Party {
     }
 }
 
-/// Runs `each` on a thread a rank and returns what they return.
-fn on_ranks<T: Send>(ranks: &[Rank], each: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
-    let each = &each;
-    thread::scope(|scope| {
-        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || each(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
 /// After any failure: the same ranks plan again, and compute right.
 fn assert_recovers(ranks: &[Rank]) {
-    on_ranks(ranks, |rank| {
+    on_threads(ranks, |rank| {
         let mut party = Party::new(rank);
         party.step().unwrap();
         party.assert_right();
@@ -83,7 +73,7 @@ fn assert_recovers(ranks: &[Rank]) {
 #[test]
 fn a_straggler_within_the_limit_only_costs_time() {
     let ranks = Group::local_with(3, patient(Duration::from_secs(30))).unwrap();
-    on_ranks(&ranks, |rank| {
+    on_threads(&ranks, |rank| {
         let mut party = Party::new(rank);
         for step in 0..4 {
             if (rank.rank(), step) == (1, 2) {
@@ -98,7 +88,7 @@ fn a_straggler_within_the_limit_only_costs_time() {
 #[test]
 fn a_rank_that_never_comes_is_named_within_the_limit() {
     let ranks = Group::local_with(3, patient(SHORT)).unwrap();
-    let errors = on_ranks(&ranks, |rank| {
+    let errors = on_threads(&ranks, |rank| {
         let mut party = Party::new(rank);
         if rank.rank() == 2 {
             thread::sleep(3 * SHORT); // here, but late
@@ -123,7 +113,7 @@ fn a_rank_that_never_comes_is_named_within_the_limit() {
 #[test]
 fn a_rank_that_leaves_is_noticed_long_before_the_limit() {
     let ranks = Group::local_with(3, patient(Duration::from_secs(600))).unwrap();
-    let errors = on_ranks(&ranks, |rank| {
+    let errors = on_threads(&ranks, |rank| {
         let mut party = Party::new(rank);
         party.step().unwrap();
         if rank.rank() == 0 {
@@ -190,7 +180,7 @@ fn an_abort_from_another_thread_ends_the_wait() {
 #[test]
 fn another_shape_is_refused_with_both_shapes() {
     let ranks = Group::local_with(2, patient(Duration::from_secs(600))).unwrap();
-    let errors = on_ranks(&ranks, |rank| {
+    let errors = on_threads(&ranks, |rank| {
         let mut party = Party::new(rank);
         let rows = if rank.rank() == 0 { [24, 24] } else { [23, 25] };
         let own = vec![bf16::ONE; rows[rank.rank() as usize] as usize * K];
@@ -219,7 +209,7 @@ fn another_plan_is_refused() {
 #[test]
 fn a_refused_call_leaves_the_operation_as_it_was() {
     let ranks = Group::local_with(2, patient(Duration::from_secs(60))).unwrap();
-    on_ranks(&ranks, |rank| {
+    on_threads(&ranks, |rank| {
         let mut party = Party::new(rank);
         let stream = Stream::new(1).unwrap();
         for _ in 0..3 {
@@ -246,7 +236,7 @@ fn a_refused_call_leaves_the_operation_as_it_was() {
 #[test]
 fn a_lent_slot_serves_one_step() {
     let ranks = Group::local_with(2, patient(Duration::from_secs(60))).unwrap();
-    on_ranks(&ranks, |rank| {
+    on_threads(&ranks, |rank| {
         let Party { mut op, a, b, mut d } = Party::new(rank);
         let stream = Stream::new(1).unwrap();
         for step in 0..3 {
@@ -269,11 +259,7 @@ fn a_lent_slot_serves_one_step() {
 #[test]
 fn scales_that_are_not_finite_are_named() {
     let problem = Problem::builder(8, 8, 8)
-        .elements(
-            overlap_gemm::ElementType::E4m3,
-            overlap_gemm::ElementType::E4m3,
-            overlap_gemm::ElementType::Bf16,
-        )
+        .elements(E4m3, E4m3, Bf16)
         .scaling(Scaling::Rows)
         .build()
         .unwrap();
@@ -318,22 +304,6 @@ fn groups_and_streams_refuse_what_cannot_be() {
     let ranks = Group::local(1).unwrap();
     let error = AllGatherGemm::<bf16>::plan(&ranks[0], &problem, PlanOptions::default());
     assert!(matches!(error, Err(Error::OutOfRange { .. })));
-}
-
-#[test]
-fn several_products_of_different_widths_share_a_gather() {
-    let ranks = Group::local(3).unwrap();
-    on_ranks(&ranks, |rank| {
-        let mut party = Party::new(rank);
-        let wide = vec![bf16::from_f32(2.0); 40 * K];
-        let mut wide_d = vec![bf16::NAN; M * 40];
-        let Party { op, a, b, d } = &mut party;
-        d.fill(bf16::NAN);
-        let products = &mut [Product::new(b, d), Product::new(&wide, &mut wide_d).n(40)];
-        op.enqueue_all(&Stream::new(2).unwrap(), &*a, products).unwrap();
-        party.assert_right();
-        assert!(wide_d.iter().all(|d| d.to_f32() == 2.0 * K as f32));
-    });
 }
 
 #[test]

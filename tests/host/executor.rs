@@ -14,6 +14,8 @@ use overlap_gemm::random::Random;
 use overlap_gemm::reference::Reference;
 use proptest::prelude::*;
 
+use crate::threads::on_threads;
+
 fn assert_right(exercise: &Exercise) {
     let outcome = exercise.run(&|| false).unwrap();
     assert_eq!(outcome.report.wrong, 0, "{:?} in {exercise:?}", outcome.report);
@@ -27,17 +29,6 @@ proptest! {
     #[test]
     fn random_worlds_compute_what_the_reference_says(seed in any::<u64>()) {
         assert_right(&Exercise::random(seed).unwrap());
-    }
-}
-
-#[test]
-fn epochs_wrap_without_a_trace() {
-    let problem = Problem::builder(24, 16, 8).ranks(3).build().unwrap();
-    let options = PlanOptions::new().with_pieces(2).with_tiling(Tiling::of_tile(8, 8));
-    for first_epoch in [u32::MAX - 5, i32::MAX as u32 - 5] {
-        let group = GroupOptions { first_epoch, poison: true, ..GroupOptions::default() };
-        let steps = vec![vec![8; 3]; 12];
-        assert_right(&Exercise { group, steps, ..Exercise::new(&problem, options, 7) });
     }
 }
 
@@ -118,7 +109,7 @@ fn each_product_has_an_epilogue_of_its_own() {
         Epilogue { alpha, beta, c: Some(&c), ..Epilogue::default() },
         Epilogue { bias: Some(&bias), activation, ..Epilogue::default() },
     ];
-    let run = &|rank: Rank| {
+    let run = |rank: Rank| {
         let mut layer = AllGatherGemm::<bf16>::plan(&rank, &problem, options).unwrap();
         let shard = &a[rank.rank() as usize * 8 * 40..][..8 * 40];
         let mut d = [&problem, &narrow].map(|problem| vec![bf16::NAN; problem.d_len() as usize]);
@@ -130,11 +121,7 @@ fn each_product_has_an_epilogue_of_its_own() {
         layer.enqueue_all(&Stream::new(2).unwrap(), shard, &mut products).unwrap();
         d
     };
-    let outputs: Vec<_> = std::thread::scope(|scope| {
-        let ranks = Group::local(3).unwrap().into_iter();
-        let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || run(rank))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
+    let outputs = on_threads(Group::local(3).unwrap(), run);
     let wrong = |d: &[bf16], product: usize, epilogue| {
         let problem = [&problem, &narrow][product];
         let reference = Reference::new(problem, &a, &b[product], &[], &[]).unwrap();

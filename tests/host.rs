@@ -1,0 +1,27 @@
+//! The operations on threads, from the outside.
+
+#[path = "common/threads.rs"]
+mod threads;
+
+#[path = "host/executor.rs"]
+mod executor;
+#[path = "host/faults.rs"]
+mod faults;
+#[path = "host/leaving.rs"]
+mod leaving;
+#[path = "host/reduction_faults.rs"]
+mod reduction_faults;
+#[path = "host/reductions.rs"]
+mod reductions;
+#[path = "host/slice_lengths.rs"]
+mod slice_lengths;
+
+use std::time::Duration;
+
+use overlap_gemm::host::GroupOptions;
+use overlap_gemm::plan::Timeouts;
+
+/// A group whose waits have that limit.
+fn patient(limit: Duration) -> GroupOptions {
+    GroupOptions { timeouts: Timeouts::new(limit, limit), ..GroupOptions::default() }
+}
