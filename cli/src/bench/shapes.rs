@@ -1,12 +1,9 @@
-//! The arguments that say which problems of several ranks are measured: by shape, or by name.
+//! The arguments that say which problems are measured: by shape, or by name.
 //!
-//! Invariant: benches between GPUs and `tune` take the same, and differ in what they do by default: each gives either
-//! `shapes` or `set` a default ([`unless`]), so that exactly one of them says something.
+//! Invariant: nothing is measured twice.
 
 use std::collections::BTreeSet;
 
-use clap::Arg;
-use clap::builder::ArgPredicate;
 use overlap_gemm::plan::{BLayout, Operation, Scaling};
 
 use super::cases::{Case, Shape, Types};
@@ -17,11 +14,11 @@ use crate::problem_args;
 /// Which problems, of which types.
 #[derive(clap::Args)]
 pub struct ShapeArgs {
-    /// Problems: M of all ranks together, N of one rank, K
+    /// Problems: M of all ranks together, N (where sums are reduced: K) of one rank
     #[arg(long, value_name = "MxNxK,...", value_delimiter = ',')]
     shapes: Vec<Shape>,
 
-    /// Problems by name instead: layers of models, cut by columns among the ranks
+    /// Problems by name instead: layers of models, divided among the ranks
     #[arg(
         long,
         value_enum,
@@ -44,43 +41,22 @@ pub struct ShapeArgs {
     scaling: Option<Scaling>,
 }
 
-/// For `mut_arg`: `values` are the default of an argument, unless `other` was given.
-pub fn unless(other: &'static str, values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
-    move |arg| {
-        arg.default_value_if(other, ArgPredicate::IsPresent, None::<&str>).default_values(values)
-    }
-}
-
-/// What is measured on threads where nobody names anything.
-pub const SMALL: [&str; 4] = ["256x512x1024", "512x512x1024", "1024x512x1024", "2048x512x1024"];
-
-/// For `mut_arg`: `values` are the default where `--host` is given.
-pub fn where_host(values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
-    move |arg| {
-        let given = ArgPredicate::Equals("true".into());
-        arg.default_values_if("host", given, values.iter().copied())
-    }
-}
-
 impl ShapeArgs {
-    /// The problems that were drawn, or else those that were asked for, each once, as one of `ranks` ranks multiplies them.
+    /// The problems that were asked for, or else the `usual` ones, each once, as one of `ranks` ranks multiplies them.
     pub fn cases(
         &self,
-        drawn: Option<Vec<Shape>>,
+        usual: &[Shape],
         operation: Operation,
         ranks: u32,
         b_layout: BLayout,
     ) -> Result<Vec<Case>, Failure> {
-        let shapes = match drawn {
-            Some(shapes) => shapes,
-            None => {
-                let mut shapes = self.shapes.clone();
-                for set in &self.set {
-                    shapes.extend(set.shapes(operation, ranks, &self.m)?);
-                }
-                shapes
-            }
-        };
+        let mut shapes = self.shapes.clone();
+        for set in &self.set {
+            shapes.extend(set.shapes(operation, ranks, &self.m)?);
+        }
+        if shapes.is_empty() {
+            shapes = usual.to_vec();
+        }
         let mut cases = Case::of_shapes(&shapes, &self.types, b_layout, self.scaling)?;
         // Sets may have shapes in common, and lists may say a thing twice. A case's name says all of it.
         let mut seen = BTreeSet::new();
@@ -91,20 +67,19 @@ impl ShapeArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Args as _, FromArgMatches as _};
-
     use super::*;
+    use crate::typed::typed;
 
-    fn names(args: &str) -> Vec<String> {
-        let command = ShapeArgs::augment_args(clap::Command::new("test").no_binary_name(true));
-        let matches = command.try_get_matches_from(args.split(' ')).unwrap();
-        let args = ShapeArgs::from_arg_matches(&matches).unwrap();
-        let cases = args.cases(None, Operation::AllGatherGemm, 8, BLayout::Nk).unwrap();
+    fn names(line: &str) -> Vec<String> {
+        let args = typed::<ShapeArgs>(line).unwrap();
+        let usual = ["8x8x8".parse().unwrap()];
+        let cases = args.cases(&usual, Operation::AllGatherGemm, 8, BLayout::Nk).unwrap();
         cases.iter().map(Case::to_string).collect()
     }
 
     #[test]
     fn nothing_is_there_twice_and_the_order_is_kept() {
+        assert_eq!(names(""), ["8×8×8 bf16"]);
         assert_eq!(names("--shapes 64x16x32,8x16x32,64x16x32"), ["64×16×32 bf16", "8×16×32 bf16"]);
         assert_eq!(names("--shapes 8x16x32 --types f16,bf16,f16xf16:f16").len(), 2);
         assert_eq!(names("--set gpt3 --m 64,128,64").len(), 4);

@@ -20,12 +20,12 @@ mod search;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use clap::builder::ArgPredicate;
 use overlap_gemm::plan::{BLayout, Operation};
 use overlap_gemm::tune::{TUNING_VARIABLE, Tuning, default_path};
 
 use crate::bench::cases::{Case, spread};
-use crate::bench::shapes::{ShapeArgs, unless};
+use crate::bench::sets::HEADLINE;
+use crate::bench::shapes::ShapeArgs;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::Output;
@@ -35,14 +35,10 @@ use crate::problem_args;
 ///
 /// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm tune. For each problem it plans the promising
 /// strategies, engines, numbers of pieces, kernels and sweeps, checks them against an f64 reference and times them
-/// interleaved; then it times the best ones again in longer loops. Each problem is written into
+/// interleaved; then it times the best ones again in longer loops. The default is the set headline. Each problem is written into
 /// the table as soon as it is measured; problems in the table are not measured again, unless their entry is from another
 /// driver. --show and --merge need no GPU and no launcher.
 #[derive(clap::Args)]
-#[command(mut_arg("shapes", |arg| {
-    arg.default_value_if("set", ArgPredicate::IsPresent, None::<&str>)
-}))]
-#[command(mut_arg("set", |arg| unless("shapes", &["headline"])(arg)))]
 pub struct Args {
     #[command(flatten)]
     problems: ShapeArgs,
@@ -156,7 +152,12 @@ impl Args {
 
     fn wanted(&self, ranks: u32) -> Result<Wanted, Failure> {
         Ok(Wanted {
-            cases: self.problems.cases(None, Operation::AllGatherGemm, ranks, self.b_layout)?,
+            cases: self.problems.cases(
+                &HEADLINE,
+                Operation::AllGatherGemm,
+                ranks,
+                self.b_layout,
+            )?,
             launch: self.launch,
             file: self.file()?,
             again: self.again,
@@ -175,7 +176,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let named = args.table.as_ref().map(Tuning::from_file).transpose()?;
         let table = named.as_ref().unwrap_or_else(|| Tuning::found());
         let spread = |case: &Case| spread(&case.problem, ranks);
-        let cases = args.problems.cases(None, Operation::AllGatherGemm, ranks, args.b_layout)?;
+        let cases =
+            args.problems.cases(&HEADLINE, Operation::AllGatherGemm, ranks, args.b_layout)?;
         let problems: Vec<_> = cases.iter().map(spread).collect::<Result<_, _>>()?;
         return report::show(table, &problems, &args.gpu, output);
     }
@@ -215,7 +217,7 @@ mod tests {
 
     fn names(line: &str, ranks: u32) -> Result<Vec<String>, String> {
         let args = typed::<Args>(line)?;
-        let cases = args.problems.cases(None, Operation::AllGatherGemm, ranks, args.b_layout);
+        let cases = args.problems.cases(&HEADLINE, Operation::AllGatherGemm, ranks, args.b_layout);
         Ok(cases.map_err(|failure| failure.to_string())?.iter().map(Case::to_string).collect())
     }
 

@@ -15,10 +15,9 @@ use super::Tuner;
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::inputs::Inputs;
 use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step};
-use crate::bench::gpu::ranks::entrant::{self, Entrant, Graphs, ONE_GRAPH, Runner};
+use crate::bench::gpu::ranks::entrant::{self, Entrant, Graphs, ONE_GRAPH};
 use crate::bench::gpu::ranks::loops::GRAPH_STEPS;
 use crate::bench::turns::turn;
-use crate::bench::wanted::Launch;
 use crate::exit::Failure;
 
 /// One problem on this rank.
@@ -101,17 +100,14 @@ impl<'a> Here<'a> {
                 Err(error) if group.check().is_ok() => return Ok(Err(format!("{REFUSED}{error}"))),
                 Err(error) => return Err(error),
             };
-            let mut step = Gathered::of(self.place(), layer, false)?;
+            let mut step = Gathered::of(self.place(), layer)?;
             let enqueue = |set| step.enqueue(set);
             let checked = self.check.run(self.tuner.gpu, self.inputs, enqueue)?;
             step.check()?;
             if let Some(why) = entrant::wrong_anywhere(group, checked.err())? {
                 return Ok(Err(why));
             }
-            let (name, kind, what) = (String::new(), step.kind(), String::new());
-            let (failed, times, host) = (None, Vec::new(), Vec::new());
-            let runner = Runner::Here { graph: None, step: Box::new(step) };
-            entrants.push(Entrant { name, kind, launch, what, failed, times, host, runner });
+            entrants.push(Entrant::new("", launch, step.into_step()));
         }
         Ok(Ok(entrants))
     }
@@ -125,20 +121,20 @@ impl<'a> Here<'a> {
             // Twice: the first loop finds cold clocks.
             runner.time(&track, ONE_GRAPH)?;
             let first = runner.time(&track, ONE_GRAPH)?;
-            runner.times.extend(first);
+            runner.row.rounds_us.extend(first);
         }
-        let fastest = |launch: Launch, runners: &[Entrant<'_>]| {
-            let alike = runners.iter().filter(|runner| runner.launch == launch);
-            alike.map(|runner| runner.times[0]).fold(f64::INFINITY, f64::min)
+        let fastest = |graph: bool, runners: &[Entrant<'_>]| {
+            let alike = runners.iter().filter(|runner| runner.row.graph == graph);
+            alike.map(|runner| runner.row.rounds_us[0]).fold(f64::INFINITY, f64::min)
         };
-        let least = [Launch::Graph, Launch::Plain].map(|launch| fastest(launch, runners));
+        let least = [true, false].map(|graph| fastest(graph, runners));
         let goes_on = |runner: &Entrant<'_>| {
-            let least = if runner.launch == Launch::Graph { least[0] } else { least[1] };
-            runner.times[0] <= heat.give_up * least
+            let least = if runner.row.graph { least[0] } else { least[1] };
+            runner.row.rounds_us[0] <= heat.give_up * least
         };
         let mut going: Vec<_> = runners.iter_mut().filter(|runner| goes_on(runner)).collect();
         // One loop to get warm; then what was only a first look does not count.
-        going.iter_mut().for_each(|runner| runner.times.clear());
+        going.iter_mut().for_each(|runner| runner.row.rounds_us.clear());
         let us = least[0].min(least[1]).max(1.0);
         let graphs = ((1e3 * heat.loop_ms / us).ceil() as usize).div_ceil(GRAPH_STEPS).max(1);
         for round in 0..heat.rounds {
@@ -148,7 +144,7 @@ impl<'a> Here<'a> {
             }
             for nth in turn(round, going.len()) {
                 let time = going[nth].time(&track, Graphs { warm: graphs, timed: graphs })?;
-                going[nth].times.extend(time);
+                going[nth].row.rounds_us.extend(time);
             }
         }
         Ok(true)
@@ -184,7 +180,7 @@ impl Track<Failure> for Here<'_> {
         self.tuner.bar.set_message(format!("{}, {}", Shape::of(self.problem), heat.name));
         let mut times = vec![<[Vec<f64>; WAYS_TO_LAUNCH]>::default(); candidates.len()];
         for (nth, runner) in whose.into_iter().zip(runners) {
-            times[nth][usize::from(runner.launch == Launch::Plain)] = runner.times;
+            times[nth][usize::from(!runner.row.graph)] = runner.row.rounds_us;
         }
         let outcome = |(why, times): (Option<String>, _)| match why {
             Some(why) => Outcome::Failed(why),

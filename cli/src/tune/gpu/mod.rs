@@ -179,11 +179,10 @@ impl Tuner<'_> {
         problem: &Problem,
         pools: &mut Pools,
     ) -> Result<(Found, Option<Stopped>), Failure> {
-        let inputs = pools.inputs(self.gpu, problem, self.l2_bytes)?;
-        let mut check = Check::new(pools, problem, &inputs, true, self.wanted.seed);
+        let inputs = pools.inputs(0, self.gpu, problem, self.l2_bytes)?;
         // As the bench does: they take turns, and the last one's A is gathered.
         let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
-        check.set = sets - 1;
+        let check = Check::new(pools, problem, &inputs, sets, true, self.wanted.seed);
         let mut here = Here { tuner: self, problem, inputs: &inputs, check, sets, stopped: None };
         let known = here.known()?;
         let found = search(&known, &mut here)?;
