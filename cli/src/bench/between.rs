@@ -9,10 +9,10 @@ use overlap_gemm::plan::{BLayout, Operation};
 
 use super::cases::{Case, Shape};
 use super::common::Common;
-use super::report::Shown;
 use super::sets::USUAL;
 use super::wanted::{Contender, Launch};
 use crate::exit::Failure;
+use crate::output::Output;
 
 /// What is measured, how long, and beside what.
 #[derive(clap::Args)]
@@ -92,20 +92,20 @@ impl Between {
         }
         let contenders = if self.contenders.is_empty() { all } else { &self.contenders };
         // All ranks have the same arguments; one has the results.
-        let shown = match launch?.rank {
-            0 => Some(Shown::open(&self.common.output)?),
+        let output = match launch?.rank {
+            0 => Some(self.common.output.open()?),
             _ => None,
         };
-        measure(&OnGpus { args: self, operation, cases, contenders }, shown)
+        measure(&OnGpus { args: self, operation, cases, contenders }, output)
     }
 }
 
 #[cfg(feature = "cuda")]
-fn measure(wanted: &OnGpus<'_>, shown: Option<Shown>) -> Result<(), Failure> {
-    super::gpu::run_ranks(wanted, shown, crate::interrupt::Interrupt::install()?)
+fn measure(wanted: &OnGpus<'_>, output: Option<Output>) -> Result<(), Failure> {
+    super::gpu::run_ranks(wanted, output, crate::interrupt::Interrupt::install()?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn measure(_: &OnGpus<'_>, _: Option<Shown>) -> Result<(), Failure> {
+fn measure(_: &OnGpus<'_>, _: Option<Output>) -> Result<(), Failure> {
     Err(Failure::without_cuda())
 }

@@ -6,7 +6,6 @@
 use overlap_gemm::plan::{BLayout, Operation};
 
 use super::cases::{Case, Shape};
-use super::drawn::Drawn;
 use super::shapes::ShapeArgs;
 use super::wanted::{LoopTimes, Loops};
 use crate::exit::Failure;
@@ -17,9 +16,6 @@ use crate::output::OutputArgs;
 pub struct Common {
     #[command(flatten)]
     problems: ShapeArgs,
-
-    #[command(flatten)]
-    drawn: Drawn,
 
     /// Duration of the loops
     #[arg(long, value_enum, default_value_t = Loops::Sustained)]
@@ -51,8 +47,7 @@ impl Common {
         ranks: u32,
         b_layout: BLayout,
     ) -> Result<Vec<Case>, Failure> {
-        let drawn = self.drawn.shapes(self.seed);
-        self.problems.cases(drawn.as_deref().unwrap_or(usual), operation, ranks, b_layout)
+        self.problems.cases(usual, operation, ranks, b_layout, self.seed)
     }
 
     /// The least durations of a loop.

@@ -6,7 +6,6 @@ use overlap_gemm::plan::{BLayout, Operation};
 
 use super::between::Between;
 use super::host::{self, OnThreads};
-use super::report::Shown;
 use super::sets::SMALL;
 use super::wanted::{Contender, Loops};
 use crate::exit::Failure;
@@ -70,5 +69,5 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         link: on_threads::link(args.link)?,
         seed: common.seed,
     };
-    host::run(&wanted, Shown::open(&common.output)?, Interrupt::install()?)
+    host::run(&wanted, common.output.open()?, Interrupt::install()?)
 }

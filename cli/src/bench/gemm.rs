@@ -6,10 +6,10 @@ use overlap_gemm::plan::{BLayout, Operation};
 
 use super::cases::Case;
 use super::common::Common;
-use super::report::Shown;
 use super::sets::HEADLINE;
 use super::wanted::{Contender, Launch};
 use crate::exit::Failure;
+use crate::output::Output;
 use crate::problem_args;
 
 /// Time this crate's products on one GPU: alone, with signals, and beside cuBLASLt
@@ -62,16 +62,16 @@ pub struct Args {
 /// Runs the bench and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let cases = args.common.cases(&HEADLINE, Operation::AllGatherGemm, 1, args.b_layout)?;
-    measure(args, &cases, Shown::open(&args.common.output)?)
+    measure(args, &cases, args.common.output.open()?)
 }
 
 #[cfg(feature = "cuda")]
-fn measure(args: &Args, cases: &[Case], shown: Shown) -> Result<(), Failure> {
-    super::gpu::run(args, cases, shown, crate::interrupt::Interrupt::install()?)
+fn measure(args: &Args, cases: &[Case], output: Output) -> Result<(), Failure> {
+    super::gpu::run(args, cases, output, crate::interrupt::Interrupt::install()?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn measure(_: &Args, _: &[Case], _: Shown) -> Result<(), Failure> {
+fn measure(_: &Args, _: &[Case], _: Output) -> Result<(), Failure> {
     Err(Failure::without_cuda())
 }
 

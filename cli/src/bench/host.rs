@@ -9,12 +9,13 @@ use overlap_gemm::plan::{Plan, PlanOptions, Problem, Strategy};
 
 use super::cases::{Case, spread};
 use super::machine::Machine;
-use super::report::{CaseReport, Kind, Row, Run, Shown};
+use super::report::{CaseReport, Kind, Row, Run};
 use super::turns::turn;
 use super::wanted::Contender;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::on_threads::{Steps, check_link, default_options, time_together};
+use crate::output::Output;
 use crate::progress;
 
 /// Rounds that are not counted.
@@ -36,13 +37,11 @@ pub struct OnThreads {
 
 /// A contender in one case.
 struct Entrant {
-    who: Contender,
-    what: String,
+    /// What is shown of it.
+    row: Row,
     options: PlanOptions,
     /// One for all ranks, or one for each where ranks are independent.
     groups: Vec<Steps>,
-    times: Vec<f64>,
-    failed: Option<String>,
     /// Other contenders with the same options, in words: timed once, because a difference would be noise.
     twins: Vec<(Contender, String)>,
 }
@@ -55,22 +54,22 @@ struct Field<'a> {
 }
 
 /// Runs all cases and shows the results.
-pub fn run(wanted: &OnThreads, mut shown: Shown, interrupt: Interrupt) -> Result<(), Failure> {
+pub fn run(wanted: &OnThreads, mut output: Output, interrupt: Interrupt) -> Result<(), Failure> {
     // A contender that cannot be planned is refused before anything is measured.
     let enter = |case| Field::enter(case, wanted);
     let fields = wanted.cases.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
     let running: usize = fields.iter().map(|field| field.entrants.len()).sum();
     let loops = running * (WARM_UP_ROUNDS + wanted.rounds);
-    let bar = progress::bar(loops as u64, "loops", &shown.output);
+    let bar = progress::bar(loops as u64, "loops", &output);
     bar.tick();
     let machine = Machine::of_threads(wanted.link);
     let mut run = Run::begin(machine, wanted.ranks, wanted.steps, wanted.rounds);
     let outcome = fields.into_iter().try_for_each(|field| {
         run.cases.push(field.measure(wanted, &bar, interrupt)?);
-        shown.keep(&run)
+        run.keep(&mut output)
     });
     bar.finish_and_clear();
-    shown.end(run, outcome)
+    run.end(output, outcome)
 }
 
 impl<'a> Field<'a> {
@@ -82,7 +81,7 @@ impl<'a> Field<'a> {
             let is_same =
                 |one: &Entrant| one.options == new.options && one.groups.len() == new.groups.len();
             match entrants.iter_mut().find(|one| is_same(one)) {
-                Some(one) => one.twins.push((who, new.what)),
+                Some(one) => one.twins.push((who, new.row.what)),
                 None => entrants.push(new),
             }
         }
@@ -100,29 +99,23 @@ impl<'a> Field<'a> {
             for nth in turn(round, entrants.len()) {
                 let entrant = &mut entrants[nth];
                 bar.inc(1);
-                if entrant.failed.is_some() {
+                let row = &mut entrant.row;
+                if row.failed.is_some() {
                     continue;
                 }
                 match time_together(&entrant.groups, wanted.link, interrupt)? {
-                    Ok(us) if round >= WARM_UP_ROUNDS => entrant.times.push(us),
+                    Ok(us) if round >= WARM_UP_ROUNDS => row.rounds_us.push(us),
                     Ok(_) => {}
-                    Err(why) => (entrant.failed, entrant.times) = (Some(why), Vec::new()),
+                    Err(why) => (row.failed, row.rounds_us) = (Some(why), Vec::new()),
                 }
             }
         }
-        let rows = entrants.into_iter().flat_map(Entrant::into_rows).collect();
+        let rows = entrants.into_iter().flat_map(|one| one.row.with_twins(one.twins)).collect();
         Ok(CaseReport { name: case.to_string(), rows, problem })
     }
 }
 
 impl Entrant {
-    fn into_rows(self) -> Vec<Row> {
-        let Entrant { who, what, times, failed, twins, .. } = self;
-        let kind = if who == Contender::Own { Kind::Gemm } else { Kind::AllGatherGemm };
-        let row = Row { failed, rounds_us: times, ..Row::new(who.name(), kind, false, what) };
-        row.with_twins(twins)
-    }
-
     fn new(who: Contender, problem: &Problem, wanted: &OnThreads) -> Result<Entrant, Failure> {
         if who == Contender::Own {
             return Entrant::alone(problem, wanted);
@@ -156,7 +149,9 @@ impl Entrant {
     }
 
     fn of(who: Contender, what: String, options: PlanOptions, groups: Vec<Steps>) -> Entrant {
-        Entrant { who, what, options, groups, times: Vec::new(), failed: None, twins: Vec::new() }
+        let kind = if who == Contender::Own { Kind::Gemm } else { Kind::AllGatherGemm };
+        let row = Row::new(who.name(), kind, false, what);
+        Entrant { row, options, groups, twins: Vec::new() }
     }
 }
 

@@ -1,15 +1,14 @@
 //! `overlap-gemm bench`: measures this library beside other programs.
 //!
 //! Arguments ([`gemm`], [`gather`], [`between`], of which [`common`] has the common ones; [`merge`]) say what `gpu` and
-//! [`host`] measure into a [`report`]. Shared: [`cases`] (a problem), [`sets`], [`shapes`] and [`drawn`] (problems by name,
-//! by shape, and at random), [`wanted`] (contenders and loops), [`machine`], [`turns`] (the
+//! [`host`] measure into a [`report`]. Shared: [`cases`] (a problem), [`sets`] and [`shapes`] (problems by name, by
+//! shape, and at random), [`wanted`] (contenders and loops), [`machine`], [`turns`] (the
 //! order of contenders in a round).
 //! Invariant: no time is shown for a wrong result.
 
 mod between;
 pub mod cases;
 mod common;
-mod drawn;
 mod gather;
 mod gemm;
 #[cfg(feature = "cuda")]

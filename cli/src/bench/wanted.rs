@@ -60,8 +60,6 @@ pub enum Contender {
     Own,
     /// The same through signals, all of them set
     OwnSet,
-    /// This crate's plain GEMM while copies of the size of a gather run; the GEMM does not wait for them
-    Beside,
     /// NCCL's all-gather, then cuBLASLt's product; or that product, then NCCL's reduction
     NcclCublaslt,
     /// NCCL's all-gather, then this crate's product
@@ -85,10 +83,9 @@ impl Contender {
     pub const OF_ONE_GPU: [Contender; 3] = [Contender::Own, Contender::OwnSet, Contender::Cublaslt];
 
     /// Those of all-gather + GEMM.
-    pub const OF_GATHERS: [Contender; 11] = [
+    pub const OF_GATHERS: [Contender; 10] = [
         Contender::Cublaslt,
         Contender::Own,
-        Contender::Beside,
         Contender::NcclCublaslt,
         Contender::NcclOwn,
         Contender::Nccl,
@@ -120,7 +117,6 @@ impl Contender {
             Contender::Cublaslt => "cublaslt",
             Contender::Own => "own",
             Contender::OwnSet => "own-set",
-            Contender::Beside => "beside",
             Contender::NcclCublaslt => "nccl-cublaslt",
             Contender::NcclOwn => "nccl-own",
             Contender::Nccl => "nccl",

@@ -157,6 +157,7 @@ impl Args {
                 Operation::AllGatherGemm,
                 ranks,
                 self.b_layout,
+                self.seed,
             )?,
             launch: self.launch,
             file: self.file()?,
@@ -176,8 +177,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         let named = args.table.as_ref().map(Tuning::from_file).transpose()?;
         let table = named.as_ref().unwrap_or_else(|| Tuning::found());
         let spread = |case: &Case| spread(&case.problem, ranks);
-        let cases =
-            args.problems.cases(&HEADLINE, Operation::AllGatherGemm, ranks, args.b_layout)?;
+        let cases = args.problems.cases(
+            &HEADLINE,
+            Operation::AllGatherGemm,
+            ranks,
+            args.b_layout,
+            args.seed,
+        )?;
         let problems: Vec<_> = cases.iter().map(spread).collect::<Result<_, _>>()?;
         return report::show(table, &problems, &args.gpu, output);
     }
@@ -217,7 +223,13 @@ mod tests {
 
     fn names(line: &str, ranks: u32) -> Result<Vec<String>, String> {
         let args = typed::<Args>(line)?;
-        let cases = args.problems.cases(&HEADLINE, Operation::AllGatherGemm, ranks, args.b_layout);
+        let cases = args.problems.cases(
+            &HEADLINE,
+            Operation::AllGatherGemm,
+            ranks,
+            args.b_layout,
+            args.seed,
+        );
         Ok(cases.map_err(|failure| failure.to_string())?.iter().map(Case::to_string).collect())
     }
 

@@ -19,10 +19,11 @@ pub mod timing;
 use super::cases::Case;
 use super::gemm::Args;
 use super::machine::Machine;
-use super::report::{Row, Run, Shown};
+use super::report::{Row, Run};
 use super::wanted::Contender;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
+use crate::output::Output;
 use crate::progress;
 use case::Bench;
 use cublaslt::Cublaslt;
@@ -36,7 +37,7 @@ use timing::Watch;
 pub fn run(
     args: &Args,
     cases: &[Case],
-    mut shown: Shown,
+    mut output: Output,
     interrupt: Interrupt,
 ) -> Result<(), Failure> {
     let gpu = Gpu::open(0)?;
@@ -50,7 +51,7 @@ pub fn run(
     let bench = Bench { gpu: &gpu, args, cublaslt, l2_bytes, watch, meter, interrupt };
 
     let mut pools = Pools::new(args.common.seed);
-    let bar = progress::bar(cases.len() as u64, "cases", &shown.output);
+    let bar = progress::bar(cases.len() as u64, "cases", &output);
     bar.tick();
     let run = Run::begin(machine, 1, 0, args.common.rounds());
     let mut run = Run { unchecked: args.no_check, ..run };
@@ -59,11 +60,11 @@ pub fn run(
         run.steps = if run.cases.is_empty() { steps } else { run.steps.min(steps) };
         run.cases.push(report);
         bar.inc(1);
-        shown.keep(&run)
+        run.keep(&mut output)
     });
     bar.finish_and_clear();
     let nobody = nobody_ran(&run);
-    shown.end(run, outcome)?;
+    run.end(output, outcome)?;
     nobody.map_or(Ok(()), |why| Err(Failure::Usage(why)))
 }
 

@@ -1,24 +1,24 @@
 //! What a bench measured: one shape of data for every bench, written, read back, compared and shown.
 //!
 //! What belongs here: the data. Its neighbours read it from files ([`read`]), compare its rows ([`compare`]), and show it
-//! ([`table`]); [`shown`] ends a run. Nothing here needs the feature `cuda`.
+//! ([`table`]). Nothing here needs the feature `cuda`.
 //! Invariant: a row either has times, or says why not: its result was wrong (`failed`), or it did not run (`absent`). Times
 //! are microseconds a step, those of the slowest rank.
 
 mod compare;
 mod read;
-mod shown;
 mod table;
 
 use overlap_gemm::plan::{Operation, Problem, Way};
 use serde::{Deserialize, Serialize};
 
 pub use read::{printable, read};
-pub use shown::Shown;
 pub use table::Table;
 
 use super::machine::Machine;
 use super::wanted::Contender;
+use crate::exit::Failure;
+use crate::output::Output;
 
 /// The names of the benches in a file: of several ranks that gather, of one, and of several that reduce.
 const BENCHES: [&str; 4] = ["all-gather-gemm", "gemm", "gemm-reduce-scatter", "gemm-all-reduce"];
@@ -101,6 +101,33 @@ impl Run {
             ended_early: Some("still measuring, or ended from outside".into()),
         }
     }
+
+    /// Writes what was measured so far into the file of `--output`.
+    pub fn keep(&self, output: &mut Output) -> Result<(), Failure> {
+        output.keep(&Document::of(std::slice::from_ref(self)))
+    }
+
+    /// Shows all that was measured, also when a later case ended the bench, and says how the command ends: a wrong result fails
+    /// it.
+    pub fn end(mut self, output: Output, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        self.ended_early = outcome.as_ref().err().map(Failure::to_string);
+        if self.cases.is_empty() {
+            return outcome;
+        }
+        let runs = [self];
+        output.write(&Document::of(&runs), |stdout| write!(stdout, "{}", Table(&runs)))?;
+        for case in &runs[0].cases {
+            if let Some(row) = case.rows.iter().find(|row| row.failed.is_some()) {
+                let (who, launch, why) = (&row.who, row.launch(), row.failed.as_deref());
+                let why = why.unwrap_or_default();
+                return Err(Failure::CheckFailed(format!(
+                    "{}: {who} ({launch}): {why}",
+                    case.name
+                )));
+            }
+        }
+        outcome
+    }
 }
 
 /// One problem.
@@ -173,7 +200,7 @@ pub enum Kind {
     Gemm,
     /// The same through signals that are all set.
     GemmAllSignalled,
-    /// The same, with the link as busy as a gather keeps it.
+    /// The same, with the link as busy as a gather keeps it; of an earlier version.
     GemmBesideCopies,
     /// Gathers A.
     AllGather,

@@ -16,18 +16,16 @@ T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's), its inputs already 
 E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublaslt, without that contender sequential. Below 0 %:
 slower than the baseline; above 100 %: faster than T_gemm.
 spread: distance of the quartiles ÷ median; !: above 5 %, the machine was disturbed: measure again, or with more --rounds.
-beside: this crate's plain GEMM while as many bytes travel: the floor of a step whose gather is hidden.
 mJ: energy of one step; MHz: clock of the multiprocessors; means of the timed loops, from NVML.";
 
 /// A larger spread is marked: the 5 % of the legend.
 const DISTURBED: f64 = 0.05;
 
 /// Ratios that are summed up over all cases, where they were measured.
-const SUMMED_UP: [(&str, &str); 6] = [
+const SUMMED_UP: [(&str, &str); 5] = [
     ("own", "cublaslt"),
     ("own-set", "own"),
     ("auto", "T_gemm"),
-    ("auto", "beside"),
     ("auto", "nccl-cublaslt"),
     ("auto", "best peer"),
 ];
@@ -36,7 +34,7 @@ const SUMMED_UP: [(&str, &str); 6] = [
 type Cell = fn(&CaseReport, &Row, Summary) -> Option<String>;
 
 /// The columns behind a contender's name and launch.
-const COLUMNS: [(&str, Cell); 11] = [
+const COLUMNS: [(&str, Cell); 10] = [
     ("µs a step", |_, _, times| Some(format!("{:.1}", times.median))),
     ("spread", |_, _, times| {
         let mark = if times.spread() > DISTURBED { "! " } else { "" };
@@ -44,7 +42,6 @@ const COLUMNS: [(&str, Cell); 11] = [
     }),
     ("rate", |case, row, times| Some(case.rate(row.kind, times.median))),
     ("÷ T_gemm", |case, row, _| case.ratio(row, "T_gemm")),
-    ("÷ beside", |case, row, _| case.ratio(row, Contender::Beside.name())),
     ("÷ nccl-cublaslt", |case, row, _| case.ratio(row, Contender::NcclCublaslt.name())),
     ("÷ best peer", |case, row, _| case.ratio(row, "best peer")),
     ("E", |case, row, _| Some(format!("{:.0} %", 100.0 * median(&case.efficiency(row))?))),
@@ -237,15 +234,6 @@ mod tests {
         assert_eq!(words(&text, "fused")[5..], expected, "{text}");
         // Half of the rows, 3584 columns, two bytes; in 40 µs.
         assert_eq!(words(&text, "gather")[5..7], ["92", "GB/s"], "{text}");
-    }
-
-    #[test]
-    fn the_floor_has_a_column_where_it_was_measured() {
-        let mut case = usual_case(1024);
-        assert!(!case.to_string().contains("beside"));
-        case.rows.push(row("beside", Kind::GemmBesideCopies, &[104.0; 3]));
-        let text = case.to_string();
-        assert_eq!(words(&text, "fused")[7..9], ["1.050", "1.010"], "{text}");
     }
 
     #[test]

@@ -10,8 +10,7 @@ use std::sync::Arc;
 
 use overlap_gemm::cuda::nccl::{Communicator, Parts};
 use overlap_gemm::cuda::{
-    AllGather, AllGatherGemm, GatherOptions, Gemm, GemmOptions, GemmReduce, RawOperands, Shard,
-    SymmetricMemory,
+    AllGather, AllGatherGemm, GatherOptions, GemmOptions, GemmReduce, RawOperands, Shard,
 };
 use overlap_gemm::group::Group;
 use overlap_gemm::plan::{Operation, Plan, Problem, Reduction, Scaling, Strategy};
@@ -21,10 +20,9 @@ use overlap_gemm::{ElementType, Result};
 
 use super::super::super::report::Kind;
 use super::super::check::Adder;
-use super::super::driver::{Block, Gpu, call, record};
+use super::super::driver::{Block, Gpu};
 use super::super::inputs::Inputs;
 use super::super::own::operands;
-use super::loops::LIMIT;
 
 /// Sums between ranks, and D.
 const PARTIALS: ElementType = ElementType::Bf16;
@@ -160,36 +158,6 @@ pub fn reduce_by_nccl(case: &Summing<'_>, nccl: &Communicator, set: usize) -> Re
             }
         }
     }
-}
-
-/// This crate's plain GEMM, A already gathered, while as many bytes as a gather moves are pushed beside it, which nobody
-/// waits for but the next step: what an overlap costs that waits for nothing. Collective.
-pub fn beside<'a>(place: Place<'a>, options: &GemmOptions) -> Result<Planned<'a>> {
-    let Place { gpu, group, problem, inputs, .. } = place;
-    let (gemm, ranks) = (Gemm::plan(&gpu.device, problem, options)?, u64::from(group.ranks()));
-    // Room for the rows of any rank, from every rank.
-    let slot = place.bytes(0..problem.shards().most_rows());
-    let memory = SymmetricMemory::new(group, &gpu.device, slot * ranks, LIMIT)?;
-    let [begun, pushed] = [gpu.event()?, gpu.event()?];
-    let pusher = gpu.device.new_stream()?;
-    let what = gemm.kernel().to_string();
-    let step = move |set| {
-        let (first, bytes) = place.own();
-        record(&begun, &gpu.stream)?;
-        call("cuStreamWaitEvent", pusher.wait(&begun))?;
-        let from = inputs.sets[place.set].a.address + first;
-        let to = u64::from(group.rank()) * slot;
-        for peer in (0..group.ranks()).filter(|peer| *peer != group.rank()) {
-            // SAFETY: this rank's rows of A, and a slot that nobody reads; both live until the streams are through,
-            // since the stream of the product waits for the pushes.
-            unsafe { memory.put(&pusher, peer, to, from, bytes) }?;
-        }
-        record(&pushed, &pusher)?;
-        // SAFETY: as large as the problem says; they live until the stream is through.
-        unsafe { gemm.enqueue_raw(&gpu.stream, &operands(inputs, set)) }?;
-        call("cuStreamWaitEvent", gpu.stream.wait(&pushed))
-    };
-    Ok(Planned::new(Kind::GemmBesideCopies, what, step))
 }
 
 /// This crate's all-gather + GEMM.

@@ -28,7 +28,7 @@ use overlap_gemm::tune::Tuning;
 use super::super::between::OnGpus;
 use super::super::cases::{Case, spread};
 use super::super::machine::Machine;
-use super::super::report::{CaseReport, Kind, Row, Run, Shown};
+use super::super::report::{CaseReport, Kind, Row, Run};
 use super::super::turns::turn;
 use super::super::wanted::{Contender, Launch};
 use super::check::{Adder, Check};
@@ -39,6 +39,7 @@ use super::timing::Watch;
 use crate::exit::Failure;
 use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
+use crate::output::Output;
 use crate::progress;
 use contenders::{Planned, Summing};
 use entrant::{Entrant, Graphs, ONE_GRAPH, Track, wrong_anywhere};
@@ -92,7 +93,7 @@ impl Checks<'_> {
 /// Runs all cases as one rank; rank 0 shows what they gave.
 pub fn run(
     wanted: &OnGpus<'_>,
-    mut shown: Option<Shown>,
+    mut output: Option<Output>,
     interrupt: Interrupt,
 ) -> Result<(), Failure> {
     let place = Place::from_env()?;
@@ -121,12 +122,12 @@ pub fn run(
     };
     let machine = Machine::of_gpus(&gpu, cublaslt.as_deref())?;
     let (watch, l2_bytes) = (Watch::new(&gpu)?, machine.l2_bytes);
-    if shown.is_some() && takes_part(&[Contender::Auto]) && !wanted.operation.reduces() {
+    if output.is_some() && takes_part(&[Contender::Auto]) && !wanted.operation.reduces() {
         // Tables that are not used, and why.
         Tuning::found().notes().iter().for_each(|note| eprintln!("{note}"));
     }
-    let bar = match &shown {
-        Some(shown) => progress::bar(bar_steps(wanted), "steps", &shown.output),
+    let bar = match &output {
+        Some(output) => progress::bar(bar_steps(wanted), "steps", output),
         None => ProgressBar::hidden(),
     };
     bar.tick();
@@ -140,10 +141,10 @@ pub fn run(
         operation: wanted.operation,
         ..Run::begin(machine, bench.group.ranks(), bench.steps(), wanted.args.common.rounds())
     };
-    let outcome = told(&bench.group, bench.run_all(&mut run, shown.as_mut()));
+    let outcome = told(&bench.group, bench.run_all(&mut run, output.as_mut()));
     bench.bar.finish_and_clear();
-    match shown {
-        Some(shown) => shown.end(run, outcome),
+    match output {
+        Some(output) => run.end(output, outcome),
         None => outcome,
     }
 }
@@ -180,12 +181,12 @@ impl Bench<'_> {
     }
 
     /// Runs all cases, and adds each to the run; where they are shown, each as soon as it is there.
-    fn run_all(&self, run: &mut Run, mut shown: Option<&mut Shown>) -> Result<(), Failure> {
+    fn run_all(&self, run: &mut Run, mut output: Option<&mut Output>) -> Result<(), Failure> {
         let mut pools = Pools::new(self.wanted.args.common.seed);
         for case in &self.wanted.cases {
             run.cases.push(self.run(case, &mut pools)?);
-            if let Some(shown) = &mut shown {
-                shown.keep(run)?;
+            if let Some(output) = &mut output {
+                run.keep(output)?;
             }
         }
         Ok(self.group.barrier("the end of the bench", LIMIT)?)

@@ -18,7 +18,7 @@ use super::super::own::operands;
 use super::super::timing::estimate_ms;
 use super::Bench;
 use super::contenders::{
-    GatherAlone, Gathered, Place, Planned, Reduced, Summing, beside, gather_by_nccl, reduce_by_nccl,
+    GatherAlone, Gathered, Place, Planned, Reduced, Summing, gather_by_nccl, reduce_by_nccl,
 };
 
 impl Bench<'_> {
@@ -54,7 +54,6 @@ impl Bench<'_> {
                 let what = gemm.kernel().to_string();
                 Planned::new(Kind::Gemm, what, move |set| enqueue(&gemm, set))
             }
-            Contender::Beside => beside(place, &gemm)?,
             Contender::NcclCublaslt => {
                 let (product, nccl) = (self.suggested(problem, inputs)?, self.nccl()?);
                 let adder = if reduces { Adder::Nccl } else { Adder::Own };
