@@ -278,12 +278,11 @@ mod tests {
 
     #[test]
     fn each_plan_of_auto_is_shown_once() {
-        let mut auto = row("auto", Kind::AllGatherGemm, &[1.0]);
-        auto.what = "Fused\nmodelled; timed as fused".into();
-        let mut plain = auto.clone();
-        plain.graph = false;
         let fused = row("fused", Kind::AllGatherGemm, &[1.0]);
-        let text = case(64, vec![fused, auto, plain]).to_string();
+        let mut rows = fused.with_twins(vec![(Contender::Auto, "Fused\nmodelled".into())]);
+        assert_eq!((&*rows[1].who, &rows[1].rounds_us), ("auto", &rows[0].rounds_us));
+        rows.push(Row { graph: false, ..rows[1].clone() });
+        let text = case(64, rows).to_string();
         assert_eq!(text.matches("  auto: Fused; modelled; timed as fused\n").count(), 1, "{text}");
         assert!(!text.contains("fused_kernel"), "{text}");
     }
