@@ -96,7 +96,7 @@ impl Place<'_> {
         }
     }
 
-    /// The rows of each rank in memory that begins at `address` and has so many bytes a row.
+    /// The rows of each rank in memory that begins at `address` and has `row_bytes` a row.
     fn parts(&self, address: u64, row_bytes: u64) -> Parts {
         let shards = self.problem.shards();
         let of_rank = |rank| {
