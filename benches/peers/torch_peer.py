@@ -21,7 +21,7 @@ An order is one line. The operation is "all-gather-gemm", where m is that of all
 own, and gets the sums of its own rows, or of all. A contender's kind is the operation, or "gemm" for the product alone.
 `prepare` makes the matrices and runs no contender, so that the bench knows which one hangs. `try` checks a result and captures a graph of `steps`
 steps; `run` runs as many steps once untimed, then timed. If an answer takes too long on one rank, the bench kills these
-processes on all ranks, and starts new ones: they prepare the case again, and are not asked for the contender that hung.
+processes on all ranks, and goes on without them.
 """
 
 import json

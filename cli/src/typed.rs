@@ -1,6 +1,6 @@
 //! For tests: the arguments of a subcommand, as somebody types them.
 
-use clap::{Args, Command, CommandFactory as _, Parser};
+use clap::{Args, Parser};
 
 #[derive(Parser)]
 struct Typed<A: Args> {
@@ -12,9 +12,4 @@ struct Typed<A: Args> {
 pub fn typed<A: Args>(line: &str) -> Result<A, String> {
     let words = ["overlap-gemm"].into_iter().chain(line.split_whitespace());
     Typed::try_parse_from(words).map(|typed| typed.args).map_err(|error| error.to_string())
-}
-
-/// The command that has these arguments.
-pub fn command<A: Args>() -> Command {
-    Typed::<A>::command()
 }

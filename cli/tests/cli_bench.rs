@@ -7,62 +7,55 @@ mod binary;
 
 use binary::{refused, run};
 
-#[test]
-fn bench_refuses_what_makes_no_sense() {
-    let refused = |args: &str, words: &[&str]| {
-        let args: Vec<_> = ["bench", "gemm"].into_iter().chain(args.split(' ')).collect();
-        refused(&args, 2, words);
-    };
-    refused("--shapes 1024x512", &["1024x512", "4096x3584x8192"]);
-    refused("--shapes 1024x512x0", &["k is 0", "between 1 and 2147483647"]);
-    refused("--shapes 8x8x8 --types bf16,int8", &["int8", "bf16, f16, f32, e4m3, e5m2"]);
-    refused("--shapes 8x8x8 --types e4m3:f32", &["e4m3 × e4m3 → f32"]);
-    refused("--shapes 8x8x8 --scaling rows", &["scaling of bf16 inputs"]);
-    refused("--scaling rows", &["--shapes"]);
-    refused("--set bf16 --shapes 8x8x8", &["--set", "--shapes"]);
-    refused("--set large", &["large", "small-m"]);
-    refused("--contenders own,cublas", &["cublas", "cublaslt"]);
-    refused("--contenders cublaslt --no-cublaslt", &["no contender is left"]);
-    refused("--kernels all,auto", &["--kernels has 'all'"]);
-    refused("--splits 0", &["0 is no swizzle and no number of slices"]);
-    refused("--rounds 0", &["--rounds"]);
-    refused("--target-ms NaN", &["NaN", "from 1 to 60000"]);
-    refused("--target-ms 1e300", &["from 1 to 60000"]);
-    refused("--chunks 257", &["257"]);
-    let (code, _, stderr) = run(&["bench"]);
-    assert_eq!(code, 2);
-    assert!(stderr.contains("gemm"), "{stderr}");
+/// A bench with arguments.
+fn bench(line: &str) -> Vec<&str> {
+    ["bench"].into_iter().chain(line.split_whitespace()).collect()
 }
 
 #[test]
-fn a_reduction_refuses_what_makes_no_sense_and_misses_a_launcher() {
-    for (operation, what) in
-        [("gemm-reduce-scatter", "GEMM + reduce-scatter"), ("gemm-all-reduce", "GEMM + all-reduce")]
-    {
-        check_reduction(operation, what);
+fn what_makes_no_sense_is_refused() {
+    for (line, words) in [
+        ("gemm --shapes 1024x512", &["1024x512", "4096x3584x8192"][..]),
+        ("gemm --shapes 1024x512x0", &["k is 0", "between 1 and 2147483647"]),
+        ("gemm --shapes 8x8x8 --types bf16,int8", &["int8", "bf16, f16, f32, e4m3, e5m2"]),
+        ("gemm --shapes 8x8x8 --types e4m3:f32", &["e4m3 × e4m3 → f32"]),
+        ("gemm --shapes 8x8x8 --types f16xbf16", &["f16 × bf16"]),
+        ("gemm --shapes 8x8x8 --scaling rows", &["scaling of bf16 inputs"]),
+        ("gemm --set headline --shapes 8x8x8", &["--set", "--shapes"]),
+        ("gemm --set large", &["large", "llama3-405b"]),
+        ("gemm --set headline,llama3-8b --m 64", &["its own M"]),
+        ("gemm --m 64", &["--set"]),
+        ("gemm --random 3 --set headline", &["cannot be used with"]),
+        ("gemm --random 0", &["1..=10000"]),
+        ("gemm --random-step 8", &["--random"]),
+        ("gemm --contenders own,fused", &["fused", "own, own-set, cublaslt"]),
+        ("gemm --splits 0", &["--splits"]),
+        ("gemm --swizzles 0", &["--swizzles"]),
+        ("gemm --rounds 0", &["--rounds"]),
+        ("gemm --target-ms 0", &["1..=60000"]),
+        ("all-gather-gemm --streams 1 --blocks 8", &["cannot be used with"]),
+        ("all-gather-gemm --ranks 3", &["--host"]),
+        ("all-gather-gemm --host --peer x", &["cannot be used with"]),
+        ("gemm-reduce-scatter --contenders fused", &["nccl-cublaslt, nccl, sequential, pipelined"]),
+        ("gemm-reduce-scatter --streams 1 --blocks 8", &["cannot be used with"]),
+        ("gemm-reduce-scatter --host", &["--host"]),
+        ("gemm-reduce-scatter --types f16", &["give f16xf16:bf16"]),
+        ("gemm-all-reduce --types bf16,bf16xbf16:f32", &["has D in f32"]),
+        ("gemm-all-reduce --shapes 1024x512", &["1024x512"]),
+    ] {
+        refused(&bench(line), 2, words);
     }
+    let (code, _, stderr) = run(&["bench"]);
+    assert!(code == 2 && stderr.contains("gemm"), "{stderr}");
 }
 
-fn check_reduction(operation: &'static str, what: &str) {
-    let bench = |args: &'static str| -> Vec<&str> {
-        ["bench", operation].into_iter().chain(args.split_whitespace()).collect()
-    };
-    refused(
-        &bench("--contenders fused"),
-        2,
-        &["fused", "nccl-cublaslt, nccl, sequential, pipelined"],
-    );
-    refused(&bench("--shapes 1024x512"), 2, &["1024x512"]);
-    refused(&bench("--host"), 2, &["--host"]);
-    let (code, help, _) = run(&bench("--help"));
-    assert!(
-        code == 0 && help.contains("K of one rank") && help.contains("NCCL's reduction"),
-        "{help}"
-    );
-    assert!(help.starts_with(&format!("Time {what} between GPUs")), "{help}");
-    let (code, stdout, stderr) = run(&bench("--shapes 64x64x64"));
-    assert!(code != 0 && stdout.is_empty() && stderr.contains("launch"), "{code} {stderr}");
-    assert!(!stderr.contains("--host"), "{stderr}");
+#[test]
+fn between_gpus_a_launcher_is_missed() {
+    for operation in ["all-gather-gemm", "gemm-reduce-scatter", "gemm-all-reduce"] {
+        let (code, stdout, stderr) = run(&bench(&format!("{operation} --shapes 64x64x64")));
+        assert!(code != 0 && stdout.is_empty() && stderr.contains("launch"), "{code} {stderr}");
+        assert_eq!(stderr.contains("--host"), operation == "all-gather-gemm", "{stderr}");
+    }
 }
 
 /// Where a GPU is, `doctor --require gpu` says so, and this says nothing.
@@ -71,7 +64,7 @@ fn bench_without_a_gpu_says_what_is_missing() {
     if run(&["doctor", "--require", "gpu"]).0 == 0 {
         return;
     }
-    let small = ["bench", "gemm", "--shapes", "8x8x8", "--no-cublaslt"];
+    let small = bench("gemm --shapes 8x8x8 --contenders own");
     let (code, stdout, stderr) = run(&small);
     assert_eq!((code, stdout.as_str()), (3, ""), "{stderr}");
     assert!(["no usable GPU", "CUDA kernels"].iter().any(|word| stderr.contains(word)), "{stderr}");

@@ -1,45 +1,37 @@
-//! The arguments that benches between GPUs have in common, and the start of one rank of such a bench.
+//! `overlap-gemm bench gemm-reduce-scatter` and `gemm-all-reduce`, and what `all-gather-gemm` has in common with them: the
+//! arguments, and the start of one rank.
 //!
-//! On GPUs every rank is a process with the same arguments, started by a launcher. Invariant: what makes no sense is refused
-//! before a GPU is looked for.
+//! On GPUs every rank is a process with the same arguments, started by a launcher. Invariant: in reductions sums travel in bf16
+//! and D is bf16 for all contenders alike, so that all move the same bytes.
 
-use std::path::PathBuf;
-
+use overlap_gemm::ElementType;
 use overlap_gemm::plan::{BLayout, Operation};
 
-use super::cases::Case;
-use super::drawn::Drawn;
-use super::report::Shown;
-use super::shapes::ShapeArgs;
-use super::wanted::{Contender, Launch, Loops, OnGpus};
+use super::cases::{Case, Shape};
+use super::common::Common;
+use super::sets::USUAL;
+use super::wanted::{Contender, Launch};
 use crate::exit::Failure;
-use crate::interrupt::Interrupt;
-use crate::output::OutputArgs;
+use crate::output::Output;
 
 /// What is measured, how long, and beside what.
 #[derive(clap::Args)]
 pub struct Between {
     #[command(flatten)]
-    problems: ShapeArgs,
+    pub common: Common,
 
-    #[command(flatten)]
-    drawn: Drawn,
+    /// Contenders [default: all]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',',
+          value_parser = Contender::parser(&Contender::OF_REDUCTIONS))]
+    pub contenders: Vec<Contender>,
 
-    /// Minimum number of steps in a loop
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub steps: u32,
-
-    /// Duration of the loops
-    #[arg(long, value_enum, default_value_t = Loops::Sustained)]
-    loops: Loops,
-
-    /// Rounds; in each, every contender runs one loop [default: 3, in short loops 9]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub rounds: Option<u32>,
+    /// Minimum number of steps in a loop [default: 60; with --host 9]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub steps: Option<u32>,
 
     /// Launch modes of the loops
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Launch::Graph, Launch::Plain])]
-    launch: Vec<Launch>,
+    pub launch: Vec<Launch>,
 
     /// Chunks a shard [default: by its size, and N]
     #[arg(long)]
@@ -47,101 +39,73 @@ pub struct Between {
 
     /// Push by copy engines, on this number of streams [default: by the size of a shard]
     #[arg(long, value_name = "STREAMS")]
-    streams: Option<u32>,
+    pub streams: Option<u32>,
 
     /// Push by a kernel of this number of blocks [default: by the size of a shard]
     #[arg(long, conflicts_with = "streams")]
-    blocks: Option<u32>,
+    pub blocks: Option<u32>,
 
     /// Own kernel by name [default: the library's choice]
     #[arg(long, value_name = "NAME")]
-    kernel: Option<String>,
+    pub kernel: Option<String>,
 
     /// Slices of K of own kernels [default: the library's choice]
     #[arg(long, value_name = "N")]
-    splits: Option<u32>,
+    pub splits: Option<u32>,
 
     /// Swizzle of own kernels [default: the library's choice]
     #[arg(long, value_name = "N")]
-    swizzle: Option<u32>,
-
-    /// cuBLASLt's library file [default: OVERLAP_GEMM_CUBLASLT, else where the loader and pip have it]
-    #[arg(long, value_name = "FILE")]
-    cublaslt: Option<PathBuf>,
-
-    /// NCCL's library file [default: OVERLAP_GEMM_NCCL, else where the loader and pip have it]
-    #[arg(long, value_name = "FILE")]
-    nccl: Option<PathBuf>,
+    pub swizzle: Option<u32>,
 
     /// Command of another program to measure, interleaved with all contenders: python3 benches/peers/torch_peer.py
     #[arg(long, value_name = "COMMAND")]
-    peer: Option<String>,
+    pub peer: Option<String>,
+}
 
-    /// Seed of the random numbers
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-
-    #[command(flatten)]
-    pub output: OutputArgs,
+/// One operation between GPUs, as its ranks measure it.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+pub struct OnGpus<'a> {
+    pub args: &'a Between,
+    pub operation: Operation,
+    pub cases: Vec<Case>,
+    pub contenders: &'a [Contender],
 }
 
 impl Between {
-    /// The problems, as one of `ranks` ranks multiplies them.
-    pub fn cases(&self, operation: Operation, ranks: u32) -> Result<Vec<Case>, Failure> {
-        self.problems.cases(self.drawn.shapes(self.seed), operation, ranks, BLayout::Nk)
-    }
-
-    /// What one of `ranks` ranks measures, with nothing that only one operation has.
-    pub fn wanted(
-        &self,
-        operation: Operation,
-        contenders: Vec<Contender>,
-        ranks: u32,
-    ) -> Result<OnGpus, Failure> {
-        let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
-        Ok(OnGpus {
-            operation,
-            cases: self.cases(operation, ranks)?,
-            contenders,
-            steps: self.steps as usize,
-            loops: self.loops.times(),
-            rounds: self.rounds.unwrap_or(self.loops.rounds()) as usize,
-            launch: self.launch.clone(),
-            pieces: self.pieces,
-            streams: self.streams,
-            blocks: self.blocks,
-            kernel: self.kernel.clone(),
-            splits: self.splits,
-            swizzle: self.swizzle,
-            copied: false,
-            cublaslt: self.cublaslt.clone().or_else(|| named("OVERLAP_GEMM_CUBLASLT")),
-            nccl: self.nccl.clone(),
-            peer: self.peer.clone(),
-            timelines: None,
-            seed: self.seed,
-        })
-    }
-
     /// Runs the bench as one rank, and shows it on rank 0.
-    pub fn run(&self, wanted: impl FnOnce(u32) -> Result<OnGpus, Failure>) -> Result<(), Failure> {
-        let launch = overlap_gemm::group::Launch::from_env()?;
-        let wanted = wanted(launch.ranks)?;
+    pub fn run(&self, operation: Operation) -> Result<(), Failure> {
+        let launch = overlap_gemm::group::Launch::from_env();
+        // A wrong problem is reported even without a launcher.
+        let ranks = launch.as_ref().map_or(1, |launch| launch.ranks);
+        let turned = USUAL.map(|Shape { m, n, k }| Shape { m, n: k, k: n });
+        let (all, usual): (&[Contender], _) = match operation {
+            Operation::AllGatherGemm => (&Contender::OF_GATHERS, &USUAL),
+            _ => (&Contender::OF_REDUCTIONS, &turned),
+        };
+        let cases = self.common.cases(usual, operation, ranks, BLayout::Nk)?;
+        let is_odd = |case: &&Case| case.problem.elements().d != ElementType::Bf16;
+        if let Some(case) = cases.iter().find(is_odd).filter(|_| operation.reduces()) {
+            return Err(Failure::Usage(format!(
+                "--types: {case} has D in {}, but sums travel in bf16 here, and D is bf16: give f16xf16:bf16, bf16 or e4m3",
+                case.problem.elements().d
+            )));
+        }
+        let contenders = if self.contenders.is_empty() { all } else { &self.contenders };
         // All ranks have the same arguments; one has the results.
-        let shown = match launch.rank {
-            0 => Some(Shown::open(&self.output)?),
+        let output = match launch?.rank {
+            0 => Some(self.common.output.open()?),
             _ => None,
         };
-        let interrupt = Interrupt::install()?;
-        measure(&wanted, shown, interrupt)
+        measure(&OnGpus { args: self, operation, cases, contenders }, output)
     }
 }
 
 #[cfg(feature = "cuda")]
-fn measure(wanted: &OnGpus, shown: Option<Shown>, interrupt: Interrupt) -> Result<(), Failure> {
-    super::gpu::run_ranks(wanted, shown, interrupt)
+fn measure(wanted: &OnGpus<'_>, output: Option<Output>) -> Result<(), Failure> {
+    super::gpu::run_ranks(wanted, output, crate::interrupt::Interrupt::install()?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn measure(_: &OnGpus, _: Option<Shown>, _: Interrupt) -> Result<(), Failure> {
+fn measure(_: &OnGpus<'_>, _: Option<Output>) -> Result<(), Failure> {
     Err(Failure::without_cuda())
 }

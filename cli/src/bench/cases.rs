@@ -1,4 +1,4 @@
-//! What a bench multiplies: shapes, element types, and sets of them for products on one GPU.
+//! What a bench multiplies: shapes and element types.
 //!
 //! Invariant: a [`Case`] is a valid problem; what the library refuses is refused here, before any
 //! work begins, and in the library's words.
@@ -6,39 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use clap::ValueEnum;
 use overlap_gemm::plan::{BLayout, ElementTypes, Problem, Scaling};
 use overlap_gemm::{ElementType, Error};
-
-/// Layers, for bf16 and fp8.
-const LAYERS: [Shape; 10] = [
-    Shape { m: 1024, n: 3584, k: 8192 },
-    Shape { m: 2048, n: 3584, k: 8192 },
-    Shape { m: 4096, n: 3584, k: 8192 },
-    Shape { m: 8192, n: 3584, k: 8192 },
-    Shape { m: 16384, n: 3584, k: 8192 },
-    Shape { m: 4096, n: 1792, k: 4096 },
-    Shape { m: 16384, n: 1792, k: 4096 },
-    Shape { m: 8192, n: 6656, k: 16384 },
-    Shape { m: 4096, n: 8192, k: 3584 },
-    Shape { m: 8192, n: 5120, k: 5120 },
-];
-
-/// Few rows, with N = 3584 and K = 8192.
-const SMALL_M: [u64; 6] = [1, 16, 64, 128, 256, 512];
-
-/// Sets of problems by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Set {
-    /// All of the sets below
-    All,
-    /// Ten layers in bf16
-    Bf16,
-    /// The same layers in e4m3, with scales a tensor and with scales a row
-    Fp8,
-    /// Few rows, in bf16
-    SmallM,
-}
 
 /// M, N and K.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +15,6 @@ pub struct Shape {
     pub m: u64,
     pub n: u64,
     pub k: u64,
-}
-
-impl Shape {
-    /// That of a problem.
-    pub fn of(problem: &Problem) -> Shape {
-        Shape { m: problem.m().into(), n: problem.n().into(), k: problem.k().into() }
-    }
 }
 
 impl FromStr for Shape {
@@ -100,45 +62,6 @@ pub struct Case {
 }
 
 impl Case {
-    fn new(
-        shape: Shape,
-        Types(types): Types,
-        b_layout: BLayout,
-        scaling: Scaling,
-    ) -> Result<Self, Error> {
-        let problem = Problem::builder(shape.m, shape.n, shape.k)
-            .elements(types.a, types.b, types.d)
-            .b_layout(b_layout)
-            .scaling(scaling)
-            .build()?;
-        Ok(Case { problem })
-    }
-
-    /// The cases of a set.
-    pub fn of_set(set: Set) -> Result<Vec<Case>, Error> {
-        use ElementType::{Bf16, E4m3};
-        let bf16 = Types(ElementTypes::all(Bf16));
-        let fp8 = Types(ElementTypes { a: E4m3, b: E4m3, d: Bf16 });
-        let all = |shapes: &[Shape], types, scaling| -> Result<Vec<Case>, Error> {
-            let case = |&shape| Case::new(shape, types, BLayout::Nk, scaling);
-            shapes.iter().map(case).collect()
-        };
-        let small = SMALL_M.map(|m| Shape { m, n: 3584, k: 8192 });
-        Ok(match set {
-            Set::Bf16 => all(&LAYERS, bf16, Scaling::None)?,
-            Set::Fp8 => {
-                let tensor = all(&LAYERS, fp8, Scaling::Tensor)?;
-                let rows = all(&LAYERS, fp8, Scaling::Rows)?;
-                [tensor, rows].concat()
-            }
-            Set::SmallM => all(&small, bf16, Scaling::None)?,
-            Set::All => {
-                let sets = [Set::Bf16, Set::Fp8, Set::SmallM].map(Case::of_set);
-                sets.into_iter().collect::<Result<Vec<_>, _>>()?.concat()
-            }
-        })
-    }
-
     /// Every shape in every type. Without a word on scaling, fp8 has scales a tensor.
     pub fn of_shapes(
         shapes: &[Shape],
@@ -147,11 +70,12 @@ impl Case {
         scaling: Option<Scaling>,
     ) -> Result<Vec<Case>, Error> {
         let mut cases = Vec::new();
-        for &types in types {
-            let usual = if types.0.a.is_fp8() { Scaling::Tensor } else { Scaling::None };
-            for &shape in shapes {
-                let scaling = scaling.unwrap_or(usual);
-                cases.push(Case::new(shape, types, b_layout, scaling)?);
+        for &Types(ElementTypes { a, b, d }) in types {
+            let usual = if a.is_fp8() { Scaling::Tensor } else { Scaling::None };
+            for &Shape { m, n, k } in shapes {
+                let problem = Problem::builder(m, n, k).elements(a, b, d).b_layout(b_layout);
+                let problem = problem.scaling(scaling.unwrap_or(usual)).build()?;
+                cases.push(Case { problem });
             }
         }
         Ok(cases)
@@ -197,7 +121,7 @@ mod tests {
     #[test]
     fn shapes_are_three_numbers() {
         assert_eq!("1x2x3".parse(), Ok(Shape { m: 1, n: 2, k: 3 }));
-        assert_eq!("4096×3584×8192".parse(), Ok(LAYERS[2]));
+        assert_eq!("4096×3584×8192".parse(), Ok(Shape { m: 4096, n: 3584, k: 8192 }));
         for text in ["", "1", "1x2", "1x2x3x4", "ax2x3", "-1x2x3", "1x2x99999999999999999999"] {
             assert!(text.parse::<Shape>().is_err(), "{text}");
         }
@@ -217,19 +141,9 @@ mod tests {
     }
 
     #[test]
-    fn sets_have_names() {
-        let count = |set| Case::of_set(set).unwrap().len();
-        assert_eq!([Set::Bf16, Set::Fp8, Set::SmallM, Set::All].map(count), [10, 20, 6, 36]);
-        let small = Case::of_set(Set::SmallM).unwrap();
-        assert_eq!(small[0].to_string(), "1×3584×8192 bf16");
-        let fp8 = Case::of_set(Set::Fp8).unwrap();
-        assert_eq!(fp8[19].to_string(), "8192×5120×5120 e4m3→bf16 rows");
-    }
-
-    #[test]
     fn shapes_meet_every_type() {
-        let (shapes, types) =
-            ([LAYERS[0], LAYERS[1]], ["bf16", "e4m3"].map(|t| t.parse().unwrap()));
+        let shapes = ["1024x3584x8192", "2048x3584x8192"].map(|shape| shape.parse().unwrap());
+        let types = ["bf16", "e4m3"].map(|types| types.parse().unwrap());
         let cases = Case::of_shapes(&shapes, &types, BLayout::Nk, None).unwrap();
         let texts: Vec<_> = cases.iter().map(Case::to_string).collect();
         assert_eq!(texts[1..3], ["2048×3584×8192 bf16", "1024×3584×8192 e4m3→bf16 tensor"]);

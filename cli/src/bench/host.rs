@@ -4,77 +4,88 @@
 //! loop in each round, all loops have the same length, and a wrong result has no time.
 
 use indicatif::ProgressBar;
-use overlap_gemm::host::Stream;
-use overlap_gemm::plan::{MAX_TILE_EXTENT, Plan, PlanOptions, Problem, TileShape, Tiling};
+use overlap_gemm::host::{Link, Stream};
+use overlap_gemm::plan::{Plan, PlanOptions, Problem, Strategy};
 
 use super::cases::{Case, spread};
-use super::lineup::Lineup;
 use super::machine::Machine;
-use super::report::{CaseReport, Kind, Row, Run, Shown};
+use super::report::{CaseReport, Kind, Row, Run};
 use super::turns::turn;
-use super::wanted::{Gatherer, OnThreads};
+use super::wanted::Contender;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::on_threads::{Steps, check_link, cores, default_options, time_together};
+use crate::on_threads::{Steps, check_link, default_options, time_together};
+use crate::output::Output;
 use crate::progress;
-
-/// The least number of tiles for each thread where tiles are as high as A, and their least number of columns.
-const TILES_A_WORKER: u32 = 4;
-const LEAST_COLUMNS: u32 = 16;
 
 /// Rounds that are not counted.
 const WARM_UP_ROUNDS: usize = 1;
 
+/// All-gather + GEMM on threads.
+pub struct OnThreads {
+    pub cases: Vec<Case>,
+    pub ranks: u32,
+    pub contenders: Vec<Contender>,
+    /// Steps in one loop; one more runs before them.
+    pub steps: usize,
+    pub rounds: usize,
+    /// Chunks a shard.
+    pub chunks: Option<u32>,
+    pub link: Option<Link>,
+    pub seed: u64,
+}
+
 /// A contender in one case.
 struct Entrant {
-    who: Gatherer,
-    what: String,
+    /// What is shown of it.
+    row: Row,
     options: PlanOptions,
     /// One for all ranks, or one for each where ranks are independent.
     groups: Vec<Steps>,
-    times: Vec<f64>,
-    failed: Option<String>,
+    /// Other contenders with the same options, in words: timed once, because a difference would be noise.
+    twins: Vec<(Contender, String)>,
 }
 
 /// One problem and its contenders.
 struct Field<'a> {
     case: &'a Case,
     problem: Problem,
-    lineup: Lineup<Entrant>,
+    entrants: Vec<Entrant>,
 }
 
 /// Runs all cases and shows the results.
-pub fn run(wanted: &OnThreads, mut shown: Shown, interrupt: Interrupt) -> Result<(), Failure> {
+pub fn run(wanted: &OnThreads, mut output: Output, interrupt: Interrupt) -> Result<(), Failure> {
     // A contender that cannot be planned is refused before anything is measured.
     let enter = |case| Field::enter(case, wanted);
     let fields = wanted.cases.iter().map(enter).collect::<Result<Vec<_>, _>>()?;
-    let running: usize = fields.iter().map(|field| field.lineup.entrants.len()).sum();
+    let running: usize = fields.iter().map(|field| field.entrants.len()).sum();
     let loops = running * (WARM_UP_ROUNDS + wanted.rounds);
-    let bar = progress::bar(loops as u64, "loops", &shown.output);
+    let bar = progress::bar(loops as u64, "loops", &output);
     bar.tick();
     let machine = Machine::of_threads(wanted.link);
     let mut run = Run::begin(machine, wanted.ranks, wanted.steps, wanted.rounds);
     let outcome = fields.into_iter().try_for_each(|field| {
         run.cases.push(field.measure(wanted, &bar, interrupt)?);
-        shown.keep(&run)
+        run.keep(&mut output)
     });
     bar.finish_and_clear();
-    shown.end(run, outcome)
+    run.end(output, outcome)
 }
 
 impl<'a> Field<'a> {
     fn enter(case: &'a Case, wanted: &OnThreads) -> Result<Field<'a>, Failure> {
         let problem = spread(&case.problem, wanted.ranks)?;
-        let mut lineup: Lineup<Entrant> = Lineup::new();
+        let mut entrants: Vec<Entrant> = Vec::new();
         for &who in &wanted.contenders {
             let new = Entrant::new(who, &problem, wanted)?;
             let is_same =
                 |one: &Entrant| one.options == new.options && one.groups.len() == new.groups.len();
-            if !lineup.add_twin(who.name(), &new.what, is_same) {
-                lineup.entrants.push(new);
+            match entrants.iter_mut().find(|one| is_same(one)) {
+                Some(one) => one.twins.push((who, new.row.what)),
+                None => entrants.push(new),
             }
         }
-        Ok(Field { case, problem, lineup })
+        Ok(Field { case, problem, entrants })
     }
 
     fn measure(
@@ -83,40 +94,37 @@ impl<'a> Field<'a> {
         bar: &ProgressBar,
         interrupt: Interrupt,
     ) -> Result<CaseReport, Failure> {
-        let Field { case, problem, mut lineup } = self;
+        let Field { case, problem, mut entrants } = self;
         for round in 0..WARM_UP_ROUNDS + wanted.rounds {
-            for nth in turn(round, lineup.entrants.len()) {
-                let entrant = &mut lineup.entrants[nth];
+            for nth in turn(round, entrants.len()) {
+                let entrant = &mut entrants[nth];
                 bar.inc(1);
-                if entrant.failed.is_some() {
+                let row = &mut entrant.row;
+                if row.failed.is_some() {
                     continue;
                 }
                 match time_together(&entrant.groups, wanted.link, interrupt)? {
-                    Ok(us) if round >= WARM_UP_ROUNDS => entrant.times.push(us),
+                    Ok(us) if round >= WARM_UP_ROUNDS => row.rounds_us.push(us),
                     Ok(_) => {}
-                    Err(why) => (entrant.failed, entrant.times) = (Some(why), Vec::new()),
+                    Err(why) => (row.failed, row.rounds_us) = (Some(why), Vec::new()),
                 }
             }
         }
-        let rows = lineup.into_rows(Entrant::into_row);
+        let rows = entrants.into_iter().flat_map(|one| one.row.with_twins(one.twins)).collect();
         Ok(CaseReport { name: case.to_string(), rows, problem })
     }
 }
 
 impl Entrant {
-    fn into_row(self) -> Row {
-        let Entrant { who, what, times, failed, .. } = self;
-        let kind = if who == Gatherer::Own { Kind::Gemm } else { Kind::AllGatherGemm };
-        Row { failed, rounds_us: times, ..Row::new(who.name(), kind, false, what) }
-    }
-
-    fn new(who: Gatherer, problem: &Problem, wanted: &OnThreads) -> Result<Entrant, Failure> {
-        if who == Gatherer::Own {
+    fn new(who: Contender, problem: &Problem, wanted: &OnThreads) -> Result<Entrant, Failure> {
+        if who == Contender::Own {
             return Entrant::alone(problem, wanted);
         }
         let usual = default_options(problem)?;
         let options = match who {
-            Gatherer::Sequential => after_all_rows(problem, usual, cores())?,
+            Contender::Sequential => {
+                PlanOptions { strategy: Strategy::Sequential, pieces: Some(1), ..usual }
+            }
             _ => PlanOptions { pieces: wanted.chunks.or(usual.pieces), ..usual },
         };
         let options = Plan::new(problem, options)?.options();
@@ -137,39 +145,21 @@ impl Entrant {
         };
         let groups: Vec<Steps> = (0..u64::from(wanted.ranks)).map(of_rank).collect();
         let what = groups.first().map(Steps::describe).unwrap_or_default();
-        Ok(Entrant::of(Gatherer::Own, what, options, groups))
+        Ok(Entrant::of(Contender::Own, what, options, groups))
     }
 
-    fn of(who: Gatherer, what: String, options: PlanOptions, groups: Vec<Steps>) -> Entrant {
-        Entrant { who, what, options, groups, times: Vec::new(), failed: None }
+    fn of(who: Contender, what: String, options: PlanOptions, groups: Vec<Steps>) -> Entrant {
+        let kind = if who == Contender::Own { Kind::Gemm } else { Kind::AllGatherGemm };
+        let row = Row::new(who.name(), kind, false, what);
+        Entrant { row, options, groups, twins: Vec::new() }
     }
-}
-
-/// The plan of `sequential`, whose GEMM waits for all rows: each tile is as high as A, and so needs the last row. Tiles are
-/// narrow, so that each thread of a rank has some.
-fn after_all_rows(
-    problem: &Problem,
-    usual: PlanOptions,
-    cores: u32,
-) -> Result<PlanOptions, Failure> {
-    let (m, most) = (problem.m(), MAX_TILE_EXTENT);
-    if m > most {
-        return Err(Failure::Usage(format!(
-            "m is {m}, but on threads nothing waits for more than {most} rows: leave out 'sequential', or give fewer rows"
-        )));
-    }
-    let workers = (cores / problem.ranks()).max(1);
-    let narrow = problem.n() / workers.saturating_mul(TILES_A_WORKER);
-    let tile = TileShape { m, n: usual.tiling.tile.n.min(narrow.max(LEAST_COLUMNS)) };
-    let tiling = Tiling { tile, ..usual.tiling };
-    Ok(PlanOptions::new().with_pieces(1).with_tiling(tiling))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn wanted(contenders: &[Gatherer]) -> OnThreads {
+    fn wanted(contenders: &[Contender]) -> OnThreads {
         let shapes = ["40x24x32".parse().unwrap()];
         let types = ["bf16".parse().unwrap()];
         let layout = overlap_gemm::plan::BLayout::Nk;
@@ -187,7 +177,7 @@ mod tests {
 
     #[test]
     fn every_contender_has_a_time_a_round() {
-        let wanted = wanted(&Gatherer::ON_THREADS);
+        let wanted = wanted(&Contender::ON_THREADS);
         let interrupt = Interrupt::none();
         let field = Field::enter(&wanted.cases[0], &wanted).unwrap();
         let report = field.measure(&wanted, &ProgressBar::hidden(), interrupt).unwrap();
@@ -198,24 +188,6 @@ mod tests {
             assert_eq!((row.rounds_us.len(), &row.failed), (3, &None), "{row:?}");
             assert!(row.rounds_us.iter().all(|us| *us > 0.0), "{row:?}");
         }
-        assert!(report.rows[1].what.contains("1 chunk a rank, tiles of 40 × "), "{report}");
-    }
-
-    #[test]
-    fn all_rows_come_first_where_every_tile_needs_all() {
-        let problem = Problem::builder(1000, 512, 256).ranks(2).build().unwrap();
-        let usual = PlanOptions { tiling: Tiling::of_tile(256, 128), ..PlanOptions::default() };
-        let of = |cores| after_all_rows(&problem, usual, cores).unwrap().tiling.tile;
-        assert_eq!(of(2), TileShape { m: 1000, n: 128 });
-        assert_eq!(of(8), TileShape { m: 1000, n: 32 }, "four threads a rank");
-        assert_eq!(of(1 << 20), TileShape { m: 1000, n: 16 });
-        assert_eq!(of(1), of(2), "fewer cores than ranks");
-    }
-
-    #[test]
-    fn what_no_tile_is_high_enough_for_is_refused() {
-        let problem = Problem::builder(20_000, 8, 8).ranks(2).build().unwrap();
-        let refused = after_all_rows(&problem, PlanOptions::default(), 2).unwrap_err();
-        assert!(refused.to_string().contains("m is 20000"), "{refused}");
+        assert!(report.rows[1].what.contains("1 chunk a rank, "), "{report}");
     }
 }

@@ -3,12 +3,20 @@
 //! Invariant: an unknown value is left out, never made up.
 
 use overlap_gemm::host::Link;
+#[cfg(feature = "cuda")]
+use overlap_gemm::{
+    Result,
+    cuda::device::{driver, driver_name},
+    cuda::{self, BuildInfo},
+};
 use serde::{Deserialize, Serialize};
 
+#[cfg(feature = "cuda")]
+use super::gpu::{cublaslt::Cublaslt, driver::Gpu};
 use crate::on_threads;
 
 /// One GPU of the machine (all are alike), and what runs on it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     pub gpu: String,
     pub sm_count: u32,
@@ -41,19 +49,29 @@ impl Machine {
         if let Some(rate) = on_threads::rate_of(link) {
             gpu += &format!(", {} MB/s", rate / 1e6);
         }
-        Machine {
-            gpu,
-            sm_count: 0,
-            memory_bytes: 0,
-            l2_bytes: 0,
-            driver: None,
-            cuda: None,
-            cores: cores as usize,
-            toolkit: None,
-            cutlass: None,
-            kernels: Vec::new(),
-            cublaslt: None,
-        }
+        Machine { gpu, cores: cores as usize, ..Machine::default() }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Machine {
+    /// This machine with GPUs as ranks.
+    pub fn of_gpus(gpu: &Gpu, cublaslt: Option<&Cublaslt>) -> Result<Machine> {
+        let (info, BuildInfo { toolkit, cutlass, .. }) = (gpu.device.info(), cuda::build_info()?);
+        let (major, minor) = driver()?;
+        Ok(Machine {
+            gpu: info.name.clone(),
+            sm_count: info.sm_count,
+            memory_bytes: info.memory_bytes,
+            l2_bytes: gpu.l2_bytes()?,
+            driver: Some(driver_name()?),
+            cuda: Some(format!("{major}.{minor}")),
+            cores: on_threads::cores() as usize,
+            toolkit: Some(toolkit.to_owned()),
+            cutlass: Some(cutlass.to_owned()),
+            kernels: cuda::kernels()?.iter().map(|kernel| kernel.name.clone()).collect(),
+            cublaslt: cublaslt.map(Cublaslt::version),
+        })
     }
 }
 
@@ -62,15 +80,8 @@ impl Machine {
 pub fn made_up() -> Machine {
     Machine {
         gpu: "NVIDIA H200".into(),
-        sm_count: 132,
-        memory_bytes: 1 << 37,
-        l2_bytes: 60 << 20,
         driver: Some("580.1".into()),
-        cuda: Some("13.0".into()),
-        cores: 16,
-        toolkit: Some("13.0.88".into()),
-        cutlass: Some("4.2.0".into()),
         kernels: vec!["a".into(), "b".into()],
-        cublaslt: Some("13.1.0, libcublasLt.so.13".into()),
+        ..Machine::default()
     }
 }

@@ -1,25 +1,23 @@
 //! `overlap-gemm bench`: measures this library beside other programs.
 //!
-//! Arguments ([`gemm`]; [`gather`] and [`reduce`], of which [`between`] has the common ones; [`merge`]) become values
-//! ([`wanted`]), which `gpu` and [`host`] measure into a [`report`]. Shared: [`cases`] (a problem), [`sets`] and [`shapes`]
-//! (problems by name, and their arguments), [`machine`], [`lineup`] (the contenders of a case), [`turns`]
-//! (their order in a round).
+//! Arguments ([`gemm`], [`gather`], [`between`], of which [`common`] has the common ones; [`merge`]) say what `gpu` and
+//! [`host`] measure into a [`report`]. Shared: [`cases`] (a problem), [`sets`] and [`shapes`] (problems by name, by
+//! shape, and at random), [`wanted`] (contenders and loops), [`machine`], [`turns`] (the
+//! order of contenders in a round).
 //! Invariant: no time is shown for a wrong result.
 
 mod between;
 pub mod cases;
-mod drawn;
+mod common;
 mod gather;
 mod gemm;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 mod host;
-mod lineup;
 pub mod machine;
 mod merge;
-mod reduce;
 pub mod report;
-mod sets;
+pub mod sets;
 pub mod shapes;
 pub mod turns;
 pub mod wanted;
@@ -27,17 +25,24 @@ pub mod wanted;
 use overlap_gemm::plan::Operation;
 
 use crate::exit::Failure;
+use between::Between;
 
 /// Measure this library beside cuBLASLt, NCCL and other programs
 #[derive(clap::Subcommand)]
 pub enum What {
     Gemm(Box<gemm::Args>),
     AllGatherGemm(Box<gather::Args>),
-    GemmReduceScatter(Box<reduce::Args>),
+    /// Time GEMM + reduce-scatter between GPUs, beside NCCL and cuBLASLt, one process a rank
+    ///
+    /// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm bench gemm-reduce-scatter. Every rank multiplies all
+    /// M rows of A by its slice of K, and gets the sums of its own rows of D; sums travel in bf16. All contenders run
+    /// interleaved in the same processes, in loops of equal length, on random data that differ on every rank. Every total is
+    /// first compared with an f64 reference of all ranks' products. Rank 0 reports the slowest rank's time of every round.
+    GemmReduceScatter(Box<Between>),
     /// Time GEMM + all-reduce between GPUs, beside NCCL and cuBLASLt, one process a rank
     ///
     /// As gemm-reduce-scatter, but every rank gets the sums of all rows of D.
-    GemmAllReduce(Box<reduce::Args>),
+    GemmAllReduce(Box<Between>),
     Merge(Box<merge::Args>),
 }
 
@@ -46,8 +51,8 @@ pub fn run(what: &What) -> Result<(), Failure> {
     match what {
         What::Gemm(args) => gemm::run(args),
         What::AllGatherGemm(args) => gather::run(args),
-        What::GemmReduceScatter(args) => reduce::run(args, Operation::GemmReduceScatter),
-        What::GemmAllReduce(args) => reduce::run(args, Operation::GemmAllReduce),
+        What::GemmReduceScatter(args) => args.run(Operation::GemmReduceScatter),
+        What::GemmAllReduce(args) => args.run(Operation::GemmAllReduce),
         What::Merge(args) => merge::run(args),
     }
 }

@@ -58,7 +58,8 @@ const fn shape(m: u64, n: u64, k: u64) -> Shape {
     Shape { m, n, k }
 }
 
-const HEADLINE: [Shape; 12] = [
+/// The shapes of the project's tables; N and K are exchanged where sums are reduced.
+pub const HEADLINE: [Shape; 12] = [
     shape(4096, 3584, 8192),
     shape(8192, 3584, 8192),
     shape(16384, 3584, 8192),
@@ -73,6 +74,18 @@ const HEADLINE: [Shape; 12] = [
     shape(512, 1792, 4096),
 ];
 
+/// What is measured between GPUs where nobody names anything.
+pub const USUAL: [Shape; 4] = [
+    shape(4096, 3584, 8192),
+    shape(8192, 3584, 8192),
+    shape(2048, 3584, 8192),
+    shape(4096, 1792, 4096),
+];
+
+/// The same on threads.
+pub const SMALL: [Shape; 4] =
+    [shape(256, 512, 1024), shape(512, 512, 1024), shape(1024, 512, 1024), shape(2048, 512, 1024)];
+
 impl LayerSet {
     /// The product of each of that many ranks; M from the list, or as usual for the set if it is empty.
     pub fn shapes(
@@ -84,9 +97,8 @@ impl LayerSet {
         let reduces = operation.reduces();
         let (models, usual): (&[Model], _) = match self {
             LayerSet::Headline if m.is_empty() => {
-                let turned =
-                    |&Shape { m, n, k }| if reduces { shape(m, k, n) } else { shape(m, n, k) };
-                return Ok(HEADLINE.iter().map(turned).collect());
+                let turned = HEADLINE.map(|Shape { m, n, k }| shape(m, k, n));
+                return Ok(if reduces { turned } else { HEADLINE }.to_vec());
             }
             LayerSet::Headline => {
                 let why = "the set 'headline' has its own M: leave out --m, or give --shapes";
@@ -138,10 +150,10 @@ mod tests {
         let shapes = LayerSet::Llama70.shapes(GATHER, 8, &[4096]).unwrap();
         assert_eq!(shapes, [shape(4096, 1280, 8192), shape(4096, 3584, 8192)]);
         assert!(HEADLINE.contains(&shapes[1]));
-        let shapes = LayerSet::Llama405.shapes(GATHER, 8, &[8192]).unwrap();
-        assert!(HEADLINE.contains(&shapes[1]), "{shapes:?}");
-        let shapes = LayerSet::Llama8.shapes(GATHER, 8, &[4096]).unwrap();
-        assert!(HEADLINE.contains(&shapes[1]), "{shapes:?}");
+        for (set, m) in [(LayerSet::Llama405, 8192), (LayerSet::Llama8, 4096)] {
+            let shapes = set.shapes(GATHER, 8, &[m]).unwrap();
+            assert!(HEADLINE.contains(&shapes[1]), "{shapes:?}");
+        }
         let shapes = LayerSet::Gpt3.shapes(GATHER, 8, &[]).unwrap();
         assert_eq!((shapes.len(), shapes[0]), (12, shape(512, 4608, 12288)));
     }

@@ -1,27 +1,30 @@
-//! The arguments that say which problems of several ranks are measured: by shape, or by name.
+//! The arguments that say which problems are measured: by shape, by name, or drawn at random, so that nothing can be tuned to a
+//! list of them.
 //!
-//! Invariant: benches between GPUs and `tune` take the same, and differ in what they do by default: each gives either
-//! `shapes` or `set` a default ([`unless`]), so that exactly one of them says something.
+//! Invariant: nothing is measured twice; the same arguments and seed draw the same problems on every machine.
 
 use std::collections::BTreeSet;
+use std::str::FromStr;
 
-use clap::Arg;
-use clap::builder::ArgPredicate;
 use overlap_gemm::plan::{BLayout, Operation, Scaling};
+use overlap_gemm::random::Random;
 
 use super::cases::{Case, Shape, Types};
 use super::sets::LayerSet;
 use crate::exit::Failure;
 use crate::problem_args;
 
+/// The least and the largest N and K: those of layers, divided among ranks or not.
+const COLUMNS: (u64, u64) = (1024, 16384);
+
 /// Which problems, of which types.
 #[derive(clap::Args)]
 pub struct ShapeArgs {
-    /// Problems: M of all ranks together, N of one rank, K
+    /// Problems: M of all ranks together, N (where sums are reduced: K) of one rank
     #[arg(long, value_name = "MxNxK,...", value_delimiter = ',')]
     shapes: Vec<Shape>,
 
-    /// Problems by name instead: layers of models, cut by columns among the ranks
+    /// Problems by name instead: layers of models, divided among the ranks
     #[arg(
         long,
         value_enum,
@@ -35,6 +38,20 @@ pub struct ShapeArgs {
     #[arg(long, value_name = "ROWS,...", value_delimiter = ',', requires = "set")]
     m: Vec<u64>,
 
+    /// Draw this number of problems at random, by --seed, evenly over the logarithms of their sizes
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["shapes", "set"],
+          value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    random: Option<u32>,
+
+    /// The least and the largest M, for --random
+    #[arg(long, value_name = "LEAST-MOST", default_value = "512-16384", requires = "random")]
+    random_rows: Rows,
+
+    /// What N and K are multiples of, for --random; they are between 1024 and 16384
+    #[arg(long, value_name = "STEP", default_value_t = 128, requires = "random",
+          value_parser = clap::value_parser!(u64).range(1..=1024))]
+    random_step: u64,
+
     /// Types: of A and B, or AxB, or AxB:D; such as bf16,e4m3
     #[arg(long, value_name = "TYPES,...", value_delimiter = ',', default_value = "bf16")]
     types: Vec<Types>,
@@ -44,72 +61,114 @@ pub struct ShapeArgs {
     scaling: Option<Scaling>,
 }
 
-/// For `mut_arg`: `values` are the default of an argument, unless `other` was given.
-pub fn unless(other: &'static str, values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
-    move |arg| {
-        arg.default_value_if(other, ArgPredicate::IsPresent, None::<&str>).default_values(values)
-    }
-}
-
-/// What is measured on threads where nobody names anything.
-pub const SMALL: [&str; 4] = ["256x512x1024", "512x512x1024", "1024x512x1024", "2048x512x1024"];
-
-/// For `mut_arg`: `values` are the default where `--host` is given.
-pub fn where_host(values: &'static [&'static str]) -> impl Fn(Arg) -> Arg {
-    move |arg| {
-        let given = ArgPredicate::Equals("true".into());
-        arg.default_values_if("host", given, values.iter().copied())
-    }
-}
-
 impl ShapeArgs {
-    /// The problems that were drawn, or else those that were asked for, each once, as one of `ranks` ranks multiplies them.
+    /// The problems that were asked for, or else the `usual` ones, each once, as one of `ranks` ranks multiplies them.
     pub fn cases(
         &self,
-        drawn: Option<Vec<Shape>>,
+        usual: &[Shape],
         operation: Operation,
         ranks: u32,
         b_layout: BLayout,
+        seed: u64,
     ) -> Result<Vec<Case>, Failure> {
-        let shapes = match drawn {
-            Some(shapes) => shapes,
-            None => {
-                let mut shapes = self.shapes.clone();
-                for set in &self.set {
-                    shapes.extend(set.shapes(operation, ranks, &self.m)?);
-                }
-                shapes
-            }
-        };
+        let mut shapes = self.shapes.clone();
+        shapes.extend(self.drawn(seed));
+        for set in &self.set {
+            shapes.extend(set.shapes(operation, ranks, &self.m)?);
+        }
+        if shapes.is_empty() {
+            shapes = usual.to_vec();
+        }
         let mut cases = Case::of_shapes(&shapes, &self.types, b_layout, self.scaling)?;
         // Sets may have shapes in common, and lists may say a thing twice. A case's name says all of it.
         let mut seen = BTreeSet::new();
         cases.retain(|case| seen.insert(case.to_string()));
         Ok(cases)
     }
+
+    /// The problems that are drawn, if any.
+    fn drawn(&self, seed: u64) -> Vec<Shape> {
+        let mut random = Random::new(seed);
+        let Rows(least, most) = self.random_rows;
+        let mut shape = |_| {
+            let m = log_uniform(&mut random, least, most, 1);
+            let [n, k] =
+                [0; 2].map(|_| log_uniform(&mut random, COLUMNS.0, COLUMNS.1, self.random_step));
+            Shape { m, n, k }
+        };
+        (0..self.random.unwrap_or(0)).map(&mut shape).collect()
+    }
+}
+
+/// A multiple of `step` between two others, if there is one.
+fn log_uniform(random: &mut Random, least: u64, most: u64, step: u64) -> u64 {
+    let (low, high) = ((least as f64).ln(), (most as f64).ln());
+    let drawn = (low + random.fraction() * (high - low)).exp();
+    let steps = (drawn / step as f64).round() as u64;
+    (steps * step).clamp(least.next_multiple_of(step), most - most % step)
+}
+
+/// The least and the largest number of rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Rows(u64, u64);
+
+impl FromStr for Rows {
+    type Err = String;
+
+    /// Reads `512-16384`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers = text.split_once('-').map(|(least, most)| (least.parse(), most.parse()));
+        match numbers {
+            Some((Ok(least), Ok(most))) if (1..=most).contains(&least) => Ok(Rows(least, most)),
+            _ => Err("give the least and the largest, such as 512-16384".into()),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::{Args as _, FromArgMatches as _};
-
     use super::*;
+    use crate::typed::typed;
 
-    fn names(args: &str) -> Vec<String> {
-        let command = ShapeArgs::augment_args(clap::Command::new("test").no_binary_name(true));
-        let matches = command.try_get_matches_from(args.split(' ')).unwrap();
-        let args = ShapeArgs::from_arg_matches(&matches).unwrap();
-        let cases = args.cases(None, Operation::AllGatherGemm, 8, BLayout::Nk).unwrap();
+    fn names(line: &str) -> Vec<String> {
+        let args = typed::<ShapeArgs>(line).unwrap();
+        let usual = ["8x8x8".parse().unwrap()];
+        let cases = args.cases(&usual, Operation::AllGatherGemm, 8, BLayout::Nk, 7).unwrap();
         cases.iter().map(Case::to_string).collect()
     }
 
     #[test]
     fn nothing_is_there_twice_and_the_order_is_kept() {
+        assert_eq!(names(""), ["8×8×8 bf16"]);
         assert_eq!(names("--shapes 64x16x32,8x16x32,64x16x32"), ["64×16×32 bf16", "8×16×32 bf16"]);
         assert_eq!(names("--shapes 8x16x32 --types f16,bf16,f16xf16:f16").len(), 2);
         assert_eq!(names("--set gpt3 --m 64,128,64").len(), 4);
         // Two sets with layers in common.
         let (one, both) = (names("--set llama3-8b --m 64"), names("--set llama3-8b,decode --m 64"));
         assert_eq!((one.len(), both.len(), &both[..2]), (2, 6, &one[..]));
+    }
+    #[test]
+    fn a_seed_draws_the_same_problems_within_the_limits() {
+        let drawn = |line: &str, seed| typed::<ShapeArgs>(line).unwrap().drawn(seed);
+        let shapes = drawn("--random 200", 7);
+        assert_eq!(shapes, drawn("--random 200", 7));
+        assert_ne!(shapes, drawn("--random 200", 8));
+        assert_eq!((shapes.len(), drawn("", 7).len()), (200, 0));
+        for Shape { m, n, k } in shapes {
+            assert!((512..=16384).contains(&m));
+            assert!([n, k].iter().all(|size| size % 128 == 0 && (1024..=16384).contains(size)));
+        }
+        // Steps that do not divide the limits.
+        for Shape { m, n, .. } in drawn("--random 100 --random-rows 1-1 --random-step 1000", 1) {
+            assert!(m == 1 && (2000..=16000).contains(&n) && n % 1000 == 0, "{n}");
+        }
+    }
+
+    #[test]
+    fn rows_are_two_numbers() {
+        assert_eq!("1-511".parse(), Ok(Rows(1, 511)));
+        for text in ["", "5", "0-5", "6-5", "a-b", "1-2-3", "-5-6"] {
+            assert!(text.parse::<Rows>().is_err(), "{text}");
+        }
     }
 }

@@ -8,14 +8,16 @@ use overlap_gemm::Error;
 use overlap_gemm::cuda::{GatherOptions, GemmOptions, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
 use overlap_gemm::plan::{Problem, Strategy};
+use overlap_gemm::trace::Timeline;
 
 use super::{Args, SEED, Shown};
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
-use crate::bench::gpu::ranks::contenders::{self, Gathered, Step as _};
+use crate::bench::gpu::ranks::contenders::{Gathered, Place as Seat, Step as _};
 use crate::bench::gpu::ranks::entrant::wrong_anywhere;
-use crate::bench::gpu::ranks::{timeline, told};
+use crate::bench::gpu::ranks::exchange::all_values;
+use crate::bench::gpu::ranks::told;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 
@@ -48,15 +50,14 @@ fn one_step(
     interrupt: Interrupt,
 ) -> Result<Option<Shown>, Failure> {
     let mut pools = Pools::new(SEED);
-    let inputs = pools.inputs(gpu, problem, gpu.l2_bytes()?)?;
-    let mut check = Check::new(&pools, problem, &inputs, true, SEED);
-    check.set = inputs.sets.len() - 1;
-    let place = contenders::Place { gpu, group, problem, inputs: &inputs, set: check.set };
+    let inputs = pools.inputs(0, gpu, problem, gpu.l2_bytes()?)?;
+    let check = Check::new(&pools, problem, &inputs, inputs.sets.len(), true, SEED);
+    let place = Seat { gpu, group, problem, inputs: &inputs, set: check.set };
     let mut gather = GatherOptions::default();
     gather.pieces = args.chunks;
     let gemm = GemmOptions::default().with_constant_b(true);
     let strategy = if args.sequential { Strategy::Sequential } else { Strategy::Fused };
-    let mut step = Gathered::plan(place, Some(strategy), &gather, &gemm, false)?;
+    let mut step = Gathered::plan(place, Some(strategy), &gather, &gemm)?;
     let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
     step.check()?;
     if let Some(wrong) = wrong_anywhere(group, checked.err())? {
@@ -64,13 +65,16 @@ fn one_step(
     }
     interrupt.check()?;
     let own = step.record()?;
-    let timeline = timeline::merge(group, step.planned(), &own)?;
+    let ranks = all_values(group, "the record of a step", &own)?;
+    // A product that waits for nothing has no chunk.
+    let chunks = step.planned().chunks();
+    let timeline = Timeline::of_ranks(ranks, |chunk| chunks.rank_of(chunk.min(chunks.len() - 1)));
     if group.rank() != 0 {
         return Ok(None);
     }
     Ok(Some(Shown {
         on: format!("{} × {}", group.ranks(), gpu.device.info().name),
-        planned: step.describe().replace("; ", "\n"),
+        planned: step.describe(),
         summaries: timeline.summaries(),
         timeline,
         problem: problem.clone(),

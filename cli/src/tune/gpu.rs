@@ -25,9 +25,7 @@ use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::{Inputs, Pools};
 use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step};
-use crate::bench::gpu::ranks::entrant::{
-    Entrant, Graphs, ONE_GRAPH, Runner, Track, wrong_anywhere,
-};
+use crate::bench::gpu::ranks::entrant::{Entrant, Graphs, ONE_GRAPH, Track, wrong_anywhere};
 use crate::bench::gpu::ranks::loops::{GRAPH_STEPS, LIMIT, SETS};
 use crate::bench::gpu::ranks::told;
 use crate::bench::gpu::timing::Watch;
@@ -108,11 +106,10 @@ impl Tuner<'_> {
         let l2_bytes = self.gpu.l2_bytes()?;
         for case in cases {
             let problem = spread(&case.problem, self.group.ranks())?;
-            let inputs = pools.inputs(self.gpu, &problem, l2_bytes)?;
-            let mut check = Check::new(&pools, &problem, &inputs, true, SEED);
+            let inputs = pools.inputs(0, self.gpu, &problem, l2_bytes)?;
             // As the bench does: they take turns, and the last one's A is gathered.
             let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
-            check.set = sets - 1;
+            let check = Check::new(&pools, &problem, &inputs, sets, true, SEED);
             let mut here = Here {
                 tuner: self,
                 case: case.to_string(),
@@ -223,7 +220,7 @@ impl<'a> Here<'a> {
         if !self.rounds(&mut runners, heat)? {
             return Ok(None);
         }
-        let time = |runner: &Entrant<'_>| median(&runner.times).unwrap_or(f64::INFINITY);
+        let time = |runner: &Entrant<'_>| median(&runner.row.rounds_us).unwrap_or(f64::INFINITY);
         let pairs = entered.into_iter().zip(runners.chunks(LAUNCHES.len()));
         let tried = pairs.map(|(candidate, of_it)| {
             let [graph, plain] = [time(&of_it[0]), time(&of_it[1])];
@@ -257,17 +254,14 @@ impl<'a> Here<'a> {
                 }
                 Err(error) => return Err(error),
             };
-            let mut step = Gathered::of(place, layer, false)?;
+            let mut step = Gathered::of(place, layer)?;
             let checked = self.check.run(gpu, inputs, |set| step.enqueue(set))?;
             step.check()?;
             if let Some(why) = wrong_anywhere(group, checked.err())? {
                 self.fail(candidate, true, why);
                 return Ok(None);
             }
-            let (name, kind, what) = (String::new(), step.kind(), String::new());
-            let (failed, times, host) = (None, Vec::new(), Vec::new());
-            let runner = Runner::Here { graph: None, step: Box::new(step) };
-            entrants.push(Entrant { name, kind, launch, what, failed, times, host, runner });
+            entrants.push(Entrant::new("", launch, step.into_step()));
         }
         Ok(Some(entrants))
     }
@@ -286,19 +280,19 @@ impl<'a> Here<'a> {
             // Twice: the first loop finds cold clocks.
             runner.time(&track, ONE_GRAPH)?;
             let first = runner.time(&track, ONE_GRAPH)?;
-            runner.times.extend(first);
+            runner.row.rounds_us.extend(first);
         }
-        let least = LAUNCHES.map(|launch| {
-            let alike = runners.iter().filter(|runner| runner.launch == launch);
-            alike.map(|runner| runner.times[0]).fold(f64::INFINITY, f64::min)
+        let least = [true, false].map(|graph| {
+            let alike = runners.iter().filter(|runner| runner.row.graph == graph);
+            alike.map(|runner| runner.row.rounds_us[0]).fold(f64::INFINITY, f64::min)
         });
         let goes_on = |runner: &Entrant<'_>| {
-            let least = if runner.launch == Launch::Graph { least[0] } else { least[1] };
-            runner.times[0] <= heat.give_up * least
+            let least = if runner.row.graph { least[0] } else { least[1] };
+            runner.row.rounds_us[0] <= heat.give_up * least
         };
         let mut going: Vec<_> = runners.iter_mut().filter(|runner| goes_on(runner)).collect();
         // What was only a first look does not count.
-        going.iter_mut().for_each(|runner| runner.times.clear());
+        going.iter_mut().for_each(|runner| runner.row.rounds_us.clear());
         let us = least[0].min(least[1]).max(1.0);
         let graphs = ((1e3 * heat.loop_ms / us).ceil() as usize).div_ceil(GRAPH_STEPS).max(1);
         for round in 0..heat.rounds {
@@ -307,7 +301,7 @@ impl<'a> Here<'a> {
             }
             for nth in turn(round, going.len()) {
                 let time = going[nth].time(&track, Graphs { warm: graphs, timed: graphs })?;
-                going[nth].times.extend(time);
+                going[nth].row.rounds_us.extend(time);
             }
         }
         Ok(true)

@@ -15,14 +15,14 @@ mod search;
 use std::fmt;
 use std::path::PathBuf;
 
-use clap::builder::ArgPredicate;
 use overlap_gemm::plan::{BLayout, Operation, Problem, Way};
 use overlap_gemm::predict::Machine;
 use overlap_gemm::tune::{Anything, Asked, Multiplying, TUNING_VARIABLE, Tuning, default_path};
 use serde::Serialize;
 
 use crate::bench::cases::{Case, spread};
-use crate::bench::shapes::{ShapeArgs, unless};
+use crate::bench::sets::HEADLINE;
+use crate::bench::shapes::ShapeArgs;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::Output;
@@ -32,13 +32,9 @@ use crate::problem_args;
 ///
 /// Start it with a launcher: overlap-gemm launch -n 2 -- overlap-gemm tune. For each problem it plans the promising
 /// strategies, engines, numbers of pieces and kernels, checks them against an f64 reference and times them
-/// interleaved; then it times the best ones again in longer loops. Each problem is written into
-/// the table as soon as it is measured. --show needs no GPU and no launcher.
+/// interleaved; then it times the best ones again in longer loops. The default is the set headline. Each problem is written
+/// into the table as soon as it is measured. --show needs no GPU and no launcher.
 #[derive(clap::Args)]
-#[command(mut_arg("shapes", |arg| {
-    arg.default_value_if("set", ArgPredicate::IsPresent, None::<&str>)
-}))]
-#[command(mut_arg("set", |arg| unless("shapes", &["headline"])(arg)))]
 pub struct Args {
     #[command(flatten)]
     problems: ShapeArgs,
@@ -71,7 +67,6 @@ pub struct Args {
 /// The GPU that predictions are for.
 const FIGURES: &str = "NVIDIA H200";
 /// The seed of the random numbers.
-#[cfg(feature = "cuda")]
 const SEED: u64 = 1;
 
 /// Measures, or tells.
@@ -110,7 +105,7 @@ fn measure(
 
 impl Args {
     fn cases(&self, ranks: u32) -> Result<Vec<Case>, Failure> {
-        self.problems.cases(None, Operation::AllGatherGemm, ranks, self.b_layout)
+        self.problems.cases(&HEADLINE, Operation::AllGatherGemm, ranks, self.b_layout, SEED)
     }
 
     /// Where the table is that is written.

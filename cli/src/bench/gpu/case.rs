@@ -4,6 +4,7 @@
 //! matrices. Who cannot take part says why, and the others go on; what breaks the GPU's context ends
 //! the bench.
 
+use std::cmp::Ordering;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,19 +13,22 @@ use overlap_gemm::plan::Problem;
 use overlap_gemm::{Error, Result};
 
 use super::super::cases::Case;
-use super::super::report::{CaseReport, Kind, Power, Row};
+use super::super::gemm::Args;
+use super::super::report::{CaseReport, Kind, Row};
 use super::super::turns::turn;
-use super::super::wanted::{Launch, LoopTimes, Multiplier, Products};
+use super::super::wanted::{Contender, Launch, LoopTimes};
 use super::check::Check;
 use super::cublaslt::{Cublaslt, Suggested};
 use super::driver::Gpu;
 use super::inputs::{Inputs, Pools};
-use super::own::{self, Own, OwnSet};
+use super::own;
 use super::power::Meter;
 use super::timing::{Length, Loop, Product, Watch, estimate_ms};
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
-use crate::statistics::median;
+
+/// Own variants that go on after the first heat; of cuBLASLt's suggestions one does.
+const KEPT: usize = 8;
 
 /// Rounds of the first heat, and its longest loops.
 const HEAT_ROUNDS: usize = 3;
@@ -36,7 +40,7 @@ const WARM_UP_MS: f64 = 200.0;
 /// What all cases share.
 pub struct Bench<'a> {
     pub gpu: &'a Gpu,
-    pub wanted: &'a Products,
+    pub args: &'a Args,
     pub cublaslt: Option<Rc<Cublaslt>>,
     pub l2_bytes: u64,
     pub watch: Watch,
@@ -45,17 +49,10 @@ pub struct Bench<'a> {
 }
 
 /// Somebody who can be timed.
-struct Entrant {
-    who: Multiplier,
+struct Entrant<'a> {
+    who: Contender,
     what: String,
-    product: Box<dyn Product>,
-}
-
-/// What the rounds of a contender gave.
-#[derive(Clone, Default)]
-struct Timed {
-    rounds_us: Vec<f64>,
-    power: Vec<Power>,
+    product: Box<Product<'a>>,
 }
 
 /// One case, while it runs.
@@ -64,122 +61,110 @@ struct Course<'a> {
     problem: &'a Problem,
     inputs: &'a Inputs,
     check: &'a Check<'a>,
-    entrants: Vec<Entrant>,
+    entrants: Vec<Entrant<'a>>,
     /// Those without times.
-    others: Vec<(Multiplier, Row)>,
+    others: Vec<Row>,
 }
 
 impl Bench<'_> {
     /// Runs one case: its report, and how many products a loop had.
     pub fn run(&self, case: &Case, pools: &mut Pools) -> Result<(CaseReport, usize), Failure> {
-        let (gpu, wanted, problem) = (self.gpu, self.wanted, &case.problem);
-        let inputs = pools.inputs(gpu, problem, self.l2_bytes)?;
-        let check = Check::new(pools, problem, &inputs, wanted.fast_accumulation, wanted.seed);
-        let mut course = Course {
-            bench: self,
-            problem,
-            inputs: &inputs,
-            check: &check,
-            entrants: vec![],
-            others: vec![],
-        };
-        let takes_part = |who| wanted.contenders.contains(&who);
+        let (args, problem) = (self.args, &case.problem);
+        let inputs = pools.inputs(0, self.gpu, problem, self.l2_bytes)?;
+        let (sets, fast) = (inputs.sets.len(), !args.no_fast_accumulation);
+        let check = Check::new(pools, problem, &inputs, sets, fast, args.common.seed);
+        let (inputs, check) = (&inputs, &check);
+        let mut course =
+            Course { bench: self, problem, inputs, check, entrants: vec![], others: vec![] };
+        let takes_part = |who| args.contenders.contains(&who);
         // Products that wait run with the kernel of the one that does not, so that one is needed too.
-        let chosen = match takes_part(Multiplier::Own) || takes_part(Multiplier::OwnSet) {
+        let chosen = match takes_part(Contender::Own) || takes_part(Contender::OwnSet) {
             true => course.own()?,
             false => None,
         };
-        if takes_part(Multiplier::OwnSet)
-            && let Some(options) = &chosen
-        {
-            course.own_set(options)?;
+        if let Some(options) = chosen.filter(|_| takes_part(Contender::OwnSet)) {
+            course.own_set(&options)?;
         }
         if let Some(library) = &self.cublaslt {
             course.cublaslt(library)?;
         }
-        let length = course.rounds_length()?;
-        let mut rows = course.rounds(length)?;
+        let (length, mut rows) =
+            course.timed(&course.entrants, args.common.loop_times(), args.common.rounds())?;
+        rows.sort_by(by_time);
         rows.append(&mut course.others);
         // A stable sort: the variants of a kind stay as they are, the fastest first.
-        rows.sort_by_key(|(who, _)| *who);
-        rows.retain(|(who, _)| takes_part(*who));
-        let rows = rows.into_iter().map(|(_, row)| row).collect();
+        let place = |row: &Row| args.contenders.iter().position(|who| who.name() == row.who);
+        rows.retain(|row| place(row).is_some());
+        rows.sort_by_key(place);
         let report = CaseReport { name: case.to_string(), problem: problem.clone(), rows };
         Ok((report, length.products()))
     }
 }
 
-impl Course<'_> {
+impl<'a> Course<'a> {
     /// Plans, checks and thins out own variants. The options of the one there is, if it is one.
     fn own(&mut self) -> Result<Option<GemmOptions>, Failure> {
-        let Bench { gpu, wanted, .. } = *self.bench;
+        let Bench { gpu, args, .. } = *self.bench;
         let sm_count = gpu.device.info().sm_count;
-        let variants = match own::variants(wanted, self.problem, sm_count) {
+        let variants = match own::variants(args, self.problem, sm_count) {
             Ok(variants) => variants,
-            Err(error) => return self.absent(Multiplier::Own, error).map(|()| None),
+            Err(error) => return self.absent(Contender::Own, "–".into(), error).map(|()| None),
         };
         let alone = variants.len() == 1;
         let mut entrants = Vec::new();
         let mut chosen = None;
         for options in &variants {
             self.bench.interrupt.check()?;
-            let planned = match Own::plan(gpu, self.problem, options) {
-                Ok(planned) => planned,
-                Err(error) if alone => return self.absent(Multiplier::Own, error).map(|()| None),
-                Err(error) => {
-                    let why = refusal(error)?.to_string();
-                    self.leave_out(Multiplier::Own, own::describe(options), why);
-                    continue;
+            match own::own(gpu, self.inputs, self.problem, options) {
+                Ok((options, product)) => {
+                    let what = own::describe(&options);
+                    if let Some(entrant) = self.admit(Contender::Own, what, product)? {
+                        entrants.push(entrant);
+                        chosen = alone.then_some(options);
+                    }
                 }
-            };
-            let options = planned.chosen();
-            let what = own::describe(&options);
-            if let Some(entrant) = self.admit(Multiplier::Own, what, Box::new(planned))? {
-                entrants.push(entrant);
-                chosen = alone.then_some(options);
+                Err(error) => self.absent(Contender::Own, own::describe(options), error)?,
             }
         }
-        let kept = self.heat(entrants, wanted.keep)?;
+        let kept = self.heat(entrants, KEPT)?;
         self.entrants.extend(kept);
         Ok(chosen)
     }
 
     fn own_set(&mut self, options: &GemmOptions) -> Result<(), Failure> {
-        let planned = own::chunks(self.problem, self.bench.wanted.chunks)
-            .and_then(|(problem, chunks)| OwnSet::plan(self.bench.gpu, &problem, &chunks, options));
-        match planned {
-            Ok(planned) => {
-                let what = own::describe(options);
-                let entrant = self.admit(Multiplier::OwnSet, what, Box::new(planned))?;
+        let what = own::describe(options);
+        match own::own_set(self.bench.gpu, self.inputs, self.problem, options) {
+            Ok(product) => {
+                let entrant = self.admit(Contender::OwnSet, what, product)?;
                 self.entrants.extend(entrant);
                 Ok(())
             }
-            Err(error) => self.absent(Multiplier::OwnSet, error),
+            Err(error) => self.absent(Contender::OwnSet, what, error),
         }
     }
 
     /// Keeps the fastest of cuBLASLt's suggestions.
     fn cublaslt(&mut self, library: &Rc<Cublaslt>) -> Result<(), Failure> {
-        let Products { suggestions, fast_accumulation, .. } = *self.bench.wanted;
-        let (problem, inputs) = (self.problem, self.inputs);
-        let all = match Suggested::all(library, problem, inputs, fast_accumulation, suggestions) {
+        let (gpu, inputs) = (self.bench.gpu, self.inputs);
+        let fast_accumulation = !self.bench.args.no_fast_accumulation;
+        let all = match Suggested::all(library, self.problem, inputs, fast_accumulation) {
             Ok(all) => all,
-            Err(error) => return self.absent(Multiplier::Cublaslt, error),
+            Err(error) => return self.absent(Contender::Cublaslt, "–".into(), error),
         };
         let mut entrants = Vec::new();
         for suggested in all {
             let what = suggested.describe();
             // A suggestion that the library itself then refuses is no contender.
-            if suggested.enqueue(self.bench.gpu, inputs, 0).is_ok() {
-                let product = Box::new(suggested);
-                entrants.push(Entrant { who: Multiplier::Cublaslt, what, product });
+            if suggested.enqueue(gpu, inputs, 0).is_ok() {
+                let product = Box::new(move |set| suggested.enqueue(gpu, inputs, set));
+                entrants.push(Entrant { who: Contender::Cublaslt, what, product });
             }
         }
-        self.bench.gpu.synchronize()?;
+        gpu.synchronize()?;
         let known = self.others.len();
         let mut kept = self.heat(entrants, 1)?;
         self.others.truncate(known);
-        if let Some(Entrant { who, what, product, .. }) = kept.pop() {
+        if let Some(Entrant { who, what, product }) = kept.pop() {
             let entrant = self.admit(who, what, product)?;
             self.entrants.extend(entrant);
         }
@@ -189,143 +174,97 @@ impl Course<'_> {
     /// Checks the product, and so loads what its first use loads; `None` if its result is wrong.
     fn admit(
         &mut self,
-        who: Multiplier,
+        who: Contender,
         what: String,
-        product: Box<dyn Product>,
-    ) -> Result<Option<Entrant>, Failure> {
-        let Bench { gpu, wanted, .. } = *self.bench;
-        let enqueue = |set| product.enqueue(gpu, self.inputs, set);
-        if !wanted.check {
-            enqueue(0)?;
+        product: Box<Product<'a>>,
+    ) -> Result<Option<Entrant<'a>>, Failure> {
+        let gpu = self.bench.gpu;
+        if self.bench.args.no_check {
+            product(0)?;
             gpu.synchronize()?;
-            return Ok(Some(Entrant { who, what, product }));
+        } else if let Err(why) = self.check.run(gpu, self.inputs, &product)? {
+            self.others.push(Row { failed: Some(why), ..self.row(who, what) });
+            return Ok(None);
         }
-        match self.check.run(gpu, self.inputs, enqueue)? {
-            Ok(()) => Ok(Some(Entrant { who, what, product })),
-            Err(why) => {
-                let failed = Row { failed: Some(why), ..self.row(who, what) };
-                self.others.push((who, failed));
-                Ok(None)
-            }
-        }
+        Ok(Some(Entrant { who, what, product }))
     }
 
     /// A short run of all, of which the `keep` fastest go on; the fastest first.
-    fn heat(&mut self, entrants: Vec<Entrant>, keep: usize) -> Result<Vec<Entrant>, Failure> {
+    fn heat(
+        &mut self,
+        entrants: Vec<Entrant<'a>>,
+        keep: usize,
+    ) -> Result<Vec<Entrant<'a>>, Failure> {
         if entrants.len() < 2 {
             return Ok(entrants);
         }
-        let Bench { gpu, wanted, watch, .. } = self.bench;
-        let heat_ms = HEAT_MS.min(wanted.loops.timed_ms);
+        let heat_ms = HEAT_MS.min(self.bench.args.common.loop_times().timed_ms);
         let short = LoopTimes { warm_ms: heat_ms, timed_ms: heat_ms };
-        let length = self.length(&entrants, short)?;
-        let times = self.timed(
-            &entrants,
-            length,
-            HEAT_ROUNDS,
-            |entrant| Loop::new(gpu, entrant.product.as_ref(), self.inputs, length, wanted.launch),
-            watch,
-        )?;
-        let mut ranked: Vec<(f64, Entrant)> = times
-            .iter()
-            .map(|timed| median(&timed.rounds_us).unwrap_or(f64::INFINITY))
-            .zip(entrants)
-            .collect();
-        ranked.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let slower = ranked.split_off(keep.min(ranked.len()));
-        for (time, Entrant { who, what, .. }) in slower {
-            self.leave_out(who, what, format!("slower in the first heat, some {time:.1} µs"));
+        let (_, rows) = self.timed(&entrants, short, HEAT_ROUNDS)?;
+        let mut ranked: Vec<(Row, Entrant<'_>)> = rows.into_iter().zip(entrants).collect();
+        ranked.sort_by(|(one, _), (other, _)| by_time(one, other));
+        for (row, Entrant { who, what, .. }) in ranked.split_off(keep.min(ranked.len())) {
+            let time = row.median().unwrap_or(f64::INFINITY);
+            let absent = Some(format!("slower in the first heat, some {time:.1} µs"));
+            self.others.push(Row { absent, ..self.row(who, what) });
         }
         Ok(ranked.into_iter().map(|(_, entrant)| entrant).collect())
     }
 
-    /// How long a loop is that nobody ends before `times`.
-    fn length(&self, entrants: &[Entrant], times: LoopTimes) -> Result<Length> {
-        let Bench { gpu, watch, .. } = self.bench;
-        let mut fastest = f64::INFINITY;
-        for entrant in entrants {
-            let ms = estimate_ms(gpu, entrant.product.as_ref(), self.inputs, watch)?;
-            fastest = fastest.min(ms);
-        }
-        Ok(Length::new(fastest, self.inputs.sets.len(), times))
-    }
-
-    fn rounds_length(&self) -> Result<Length> {
-        self.length(&self.entrants, self.bench.wanted.loops)
-    }
-
-    /// The rounds: the times of all contenders, interleaved; the fastest first.
-    fn rounds(&mut self, length: Length) -> Result<Vec<(Multiplier, Row)>, Failure> {
-        let Bench { gpu, wanted, watch, .. } = self.bench;
-        let times = self.timed(
-            &self.entrants,
-            length,
-            wanted.rounds,
-            |entrant| Loop::new(gpu, entrant.product.as_ref(), self.inputs, length, wanted.launch),
-            watch,
-        )?;
-        let row = |(Entrant { who, what, .. }, timed): (&Entrant, Timed)| {
-            let Timed { rounds_us, power } = timed;
-            (*who, Row { rounds_us, power, ..self.row(*who, what.clone()) })
-        };
-        let mut rows: Vec<_> = self.entrants.iter().zip(times).map(row).collect();
-        rows.sort_by(|(_, one), (_, other)| {
-            let time = |row: &Row| median(&row.rounds_us).unwrap_or(f64::INFINITY);
-            time(one).total_cmp(&time(other))
-        });
-        Ok(rows)
-    }
-
-    /// Times everyone's loop in every round, and measures its power.
-    fn timed<'l>(
+    /// Times everyone's loop in every round, interleaved, and measures its power: how long a loop was, and a row each.
+    fn timed(
         &self,
-        entrants: &'l [Entrant],
-        length: Length,
+        entrants: &[Entrant<'_>],
+        times: LoopTimes,
         rounds: usize,
-        prepare: impl Fn(&'l Entrant) -> Result<Loop<'l>>,
-        watch: &Watch,
-    ) -> Result<Vec<Timed>, Failure> {
-        let gpu = self.bench.gpu;
-        let loops = entrants.iter().map(prepare).collect::<Result<Vec<_>>>()?;
+    ) -> Result<(Length, Vec<Row>), Failure> {
+        let Bench { gpu, args, watch, meter, interrupt, .. } = self.bench;
+        let (sets, mut fastest) = (self.inputs.sets.len(), f64::INFINITY);
+        for entrant in entrants {
+            fastest = fastest.min(estimate_ms(gpu, &entrant.product, sets, watch)?);
+        }
+        let length = Length::new(fastest, sets, times);
+        let mut loops = Vec::new();
+        for entrant in entrants {
+            loops.push(Loop::new(gpu, &entrant.product, sets, length, args.launch)?);
+        }
         let mut warm_ms = 0.0;
         while let Some(first) = loops.first().filter(|_| warm_ms < WARM_UP_MS) {
             warm_ms += (1e-3 * first.time(gpu, watch)? * length.products() as f64).max(1.0);
         }
-        let mut measured = vec![Timed::default(); loops.len()];
+        let row = |entrant: &Entrant<'_>| self.row(entrant.who, entrant.what.clone());
+        let mut rows: Vec<Row> = entrants.iter().map(row).collect();
         for round in 0..rounds {
-            self.bench.interrupt.check()?;
+            interrupt.check()?;
             for nth in turn(round, loops.len()) {
                 let mut us = 0.0;
-                let (_, power) = self.bench.meter.around(|| -> Result<Duration> {
+                let (_, power) = meter.around(|| -> Result<Duration> {
                     us = loops[nth].time(gpu, watch)?;
                     Ok(Duration::from_secs_f64(1e-6 * us * length.products() as f64))
                 })?;
-                measured[nth].rounds_us.push(us);
-                measured[nth].power.extend(power);
+                rows[nth].rounds_us.push(us);
+                rows[nth].power.extend(power);
             }
         }
-        Ok(measured)
+        Ok((length, rows))
     }
 
     /// Notes an absent contender, if the error is about that; other errors end the bench.
-    fn absent(&mut self, who: Multiplier, error: Error) -> Result<(), Failure> {
-        let why = refusal(error)?.to_string();
-        self.leave_out(who, "–".into(), why);
+    fn absent(&mut self, who: Contender, what: String, error: Error) -> Result<(), Failure> {
+        let absent = Some(refusal(error)?.to_string());
+        self.others.push(Row { absent, ..self.row(who, what) });
         Ok(())
     }
 
-    fn leave_out(&mut self, who: Multiplier, what: String, why: String) {
-        let row = Row { absent: Some(why), ..self.row(who, what) };
-        self.others.push((who, row));
+    fn row(&self, who: Contender, what: String) -> Row {
+        let kind = if who == Contender::OwnSet { Kind::GemmAllSignalled } else { Kind::Gemm };
+        Row::new(who.name(), kind, self.bench.args.launch == Launch::Graph, what)
     }
+}
 
-    fn row(&self, who: Multiplier, what: String) -> Row {
-        let kind = match who {
-            Multiplier::Own | Multiplier::Cublaslt => Kind::Gemm,
-            Multiplier::OwnSet => Kind::GemmAllSignalled,
-        };
-        Row::new(who.name(), kind, self.bench.wanted.launch == Launch::Graph, what)
-    }
+fn by_time(one: &Row, other: &Row) -> Ordering {
+    let time = |row: &Row| row.median().unwrap_or(f64::INFINITY);
+    time(one).total_cmp(&time(other))
 }
 
 /// The error back if it says that something cannot be done, rather than that something broke.

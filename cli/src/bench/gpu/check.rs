@@ -51,26 +51,37 @@ pub struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    /// Draws rows and columns, one from each of equal parts, so that no region is left out.
+    /// Of one product. Rows and columns are drawn, one from each of equal parts, so that no region is left out.
     pub fn new(
         pools: &'a Pools,
         problem: &'a Problem,
         inputs: &Inputs,
+        sets: usize,
         fast_accumulation: bool,
         seed: u64,
     ) -> Self {
-        let mut random = Random::of_stream(seed, 3);
-        let rows = spread(problem.m(), &mut random);
-        let columns = spread(problem.n(), &mut random);
-        let set = inputs.sets.len().saturating_sub(1);
         let ranks = vec![inputs.numbers.clone()];
-        Check { pools, problem, fast_accumulation, ranks, first: 0, rows, columns, set }
+        Check::of(pools, problem, ranks, 0..problem.m(), sets, fast_accumulation, seed)
     }
 
-    /// The same for the total of all ranks' products, of which a rank gets the rows `own`. The ranks have `sets` sets.
+    /// The same for the total of all ranks' products, of which a rank gets the rows `own`.
     pub fn of_total(
         pools: &'a Pools,
         problem: &'a Problem,
+        own: Range<u32>,
+        sets: usize,
+        fast_accumulation: bool,
+        seed: u64,
+    ) -> Self {
+        let of_rank = |rank| pools.numbers(rank, problem, sets);
+        let ranks = (0..problem.ranks()).map(of_rank).collect();
+        Check::of(pools, problem, ranks, own, sets, fast_accumulation, seed)
+    }
+
+    fn of(
+        pools: &'a Pools,
+        problem: &'a Problem,
+        ranks: Vec<Numbers>,
         own: Range<u32>,
         sets: usize,
         fast_accumulation: bool,
@@ -80,8 +91,6 @@ impl<'a> Check<'a> {
         let rows = spread(own.len() as u32, &mut random);
         let rows = rows.into_iter().map(|row| own.start + row).collect();
         let columns = spread(problem.n(), &mut random);
-        let of_rank = |rank| pools.numbers(rank, problem, sets);
-        let ranks = (0..problem.ranks()).map(of_rank).collect();
         let (first, set) = (own.start, sets.saturating_sub(1));
         Check { pools, problem, fast_accumulation, ranks, first, rows, columns, set }
     }

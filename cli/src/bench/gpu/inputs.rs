@@ -99,31 +99,29 @@ impl Pools {
         Pools { seed, normals: [draw(0), draw(1)], uploaded: HashMap::new() }
     }
 
-    /// The matrices of `problem`, in as many sets as the cache asks for and memory allows.
-    pub fn inputs(&mut self, gpu: &Gpu, problem: &Problem, l2_bytes: u64) -> Result<Inputs> {
-        self.inputs_of(0, gpu, problem, l2_bytes)
-    }
-
-    /// The same where every rank has others.
-    pub fn inputs_of(
+    /// A rank's matrices of `problem`, in as many sets as the cache asks for and memory allows.
+    pub fn inputs(
         &mut self,
         rank: u32,
         gpu: &Gpu,
         problem: &Problem,
         l2_bytes: u64,
     ) -> Result<Inputs> {
-        let bytes = Bytes::of(problem);
+        let types = problem.elements();
+        let bytes = |len: u64, element: ElementType| len.saturating_mul(element.size().into());
+        let a_bytes = bytes(problem.a_len(problem.m()), types.a);
+        let (b_bytes, d_bytes) = (bytes(problem.b_len(), types.b), bytes(problem.d_len(), types.d));
+        let all_bytes = a_bytes.saturating_add(b_bytes).saturating_add(d_bytes).max(1);
         // What earlier cases freed counts only when the stream is through.
         gpu.synchronize()?;
-        let count = sets(bytes.all(), l2_bytes, gpu.free_bytes()?)?;
+        let count = sets(all_bytes, l2_bytes, gpu.free_bytes()?)?;
         let numbers = self.numbers(rank, problem, count as usize);
-        let types = problem.elements();
         let mut sets = Vec::new();
         for starts in &numbers.starts {
             let set = Set {
-                a: gpu.allocate(bytes.a)?,
-                b: gpu.allocate(bytes.b)?,
-                d: gpu.allocate(bytes.d)?,
+                a: gpu.allocate(a_bytes)?,
+                b: gpu.allocate(b_bytes)?,
+                d: gpu.allocate(d_bytes)?,
             };
             self.fill(gpu, Matrix::A, types.a, &set.a, starts[0])?;
             self.fill(gpu, Matrix::B, types.b, &set.b, starts[1])?;
@@ -251,29 +249,6 @@ fn copies(total: u64, start: u64, period: u64) -> Vec<Copy> {
         done += bytes;
     }
     all
-}
-
-/// Bytes of the three matrices.
-struct Bytes {
-    a: u64,
-    b: u64,
-    d: u64,
-}
-
-impl Bytes {
-    fn of(problem: &Problem) -> Bytes {
-        let types = problem.elements();
-        let bytes = |len: u64, element: ElementType| len.saturating_mul(element.size().into());
-        Bytes {
-            a: bytes(problem.a_len(problem.m()), types.a),
-            b: bytes(problem.b_len(), types.b),
-            d: bytes(problem.d_len(), types.d),
-        }
-    }
-
-    fn all(&self) -> u64 {
-        self.a.saturating_add(self.b).saturating_add(self.d).max(1)
-    }
 }
 
 /// How many sets of `bytes` there should be.

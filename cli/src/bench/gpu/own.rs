@@ -8,71 +8,52 @@ use overlap_gemm::plan::{Chunks, Problem};
 use overlap_gemm::{Error, Result};
 
 use super::super::cases::spread;
-use super::super::wanted::{Kernels, Products};
+use super::super::gemm::Args;
 use super::driver::Gpu;
 use super::inputs::Inputs;
 use super::timing::Product;
-use crate::exit::Failure;
 
 /// Swizzles and slices that `--kernels all` tries.
 const USUAL: [u32; 4] = [1, 2, 4, 8];
 
-/// The product with all of A there.
-pub struct Own {
-    gemm: Gemm,
+/// Chunks that the product waits for, no more than rows.
+const CHUNKS: u32 = 8;
+
+/// The product with all of A there, and what was chosen for it, as options that choose nothing else.
+pub fn own<'a>(
+    gpu: &'a Gpu,
+    inputs: &'a Inputs,
+    problem: &Problem,
+    options: &GemmOptions,
+) -> Result<(GemmOptions, Box<Product<'a>>)> {
+    let gemm = Gemm::plan(&gpu.device, problem, options)?;
+    let (choice, chosen) = (gemm.choice(), gemm.options().clone());
+    let chosen = chosen.with_kernel(&gemm.kernel().name).with_swizzle(choice.swizzle);
+    // SAFETY: the sets and scales are as large as the problem says, and live until the stream is
+    // through; D is a block of its own; the bench writes inputs only before it times.
+    let product = move |set| unsafe { gemm.enqueue_raw(&gpu.stream, &operands(inputs, set)) };
+    Ok((chosen.with_splits(choice.splits), Box::new(product)))
 }
 
-impl Own {
-    /// Plans it.
-    pub fn plan(gpu: &Gpu, problem: &Problem, options: &GemmOptions) -> Result<Own> {
-        Ok(Own { gemm: Gemm::plan(&gpu.device, problem, options)? })
-    }
-
-    /// What was chosen, as options that choose nothing else.
-    pub fn chosen(&self) -> GemmOptions {
-        let choice = self.gemm.choice();
-        let options = self.gemm.options().clone().with_kernel(&self.gemm.kernel().name);
-        options.with_swizzle(choice.swizzle).with_splits(choice.splits)
-    }
-}
-
-impl Product for Own {
-    fn enqueue(&self, gpu: &Gpu, inputs: &Inputs, set: usize) -> Result<()> {
-        // SAFETY: the sets and scales are as large as the problem says, and live until the stream is
-        // through; D is a block of its own; the bench writes inputs only before it times.
-        unsafe { self.gemm.enqueue_raw(&gpu.stream, &operands(inputs, set)) }
-    }
-}
-
-/// The product that waits, with every signal set.
-pub struct OwnSet {
-    gemm: AsyncGemm,
-    signals: Signals,
-}
-
-impl OwnSet {
-    /// Plans it, and sets its signals.
-    pub fn plan(
-        gpu: &Gpu,
-        problem: &Problem,
-        chunks: &Chunks,
-        options: &GemmOptions,
-    ) -> Result<OwnSet> {
-        let gemm = AsyncGemm::plan(&gpu.device, problem, chunks, 0, options)?;
-        let signals = Signals::new(&gpu.device, chunks.len())?;
-        signals.advance(&gpu.stream)?;
-        signals.post_all(&gpu.stream)?;
-        gpu.synchronize()?;
-        Ok(OwnSet { gemm, signals })
-    }
-}
-
-impl Product for OwnSet {
-    fn enqueue(&self, gpu: &Gpu, inputs: &Inputs, set: usize) -> Result<()> {
-        // The epoch stays, so the signals stay set.
-        // SAFETY: as for `Own`.
-        unsafe { self.gemm.enqueue_raw(&gpu.stream, &operands(inputs, set), &self.signals) }
-    }
+/// The product that waits, with a few chunks, every signal of which is set.
+pub fn own_set<'a>(
+    gpu: &'a Gpu,
+    inputs: &'a Inputs,
+    problem: &Problem,
+    options: &GemmOptions,
+) -> Result<Box<Product<'a>>> {
+    let problem = spread(problem, CHUNKS.min(problem.m()))?;
+    let chunks = Chunks::even(problem.shards(), 1)?;
+    let gemm = AsyncGemm::plan(&gpu.device, &problem, &chunks, 0, options)?;
+    let signals = Signals::new(&gpu.device, chunks.len())?;
+    signals.advance(&gpu.stream)?;
+    signals.post_all(&gpu.stream)?;
+    gpu.synchronize()?;
+    // The epoch stays, so the signals stay set.
+    // SAFETY: as for `own`.
+    let enqueue =
+        move |set| unsafe { gemm.enqueue_raw(&gpu.stream, &operands(inputs, set), &signals) };
+    Ok(Box::new(enqueue))
 }
 
 /// The addresses of a set.
@@ -97,40 +78,24 @@ pub fn describe(options: &GemmOptions) -> String {
     text
 }
 
-/// How many chunks there are: a rank's worth each, no more than rows.
-pub fn chunks(problem: &Problem, wanted: u32) -> Result<(Problem, Chunks)> {
-    let spread = spread(problem, wanted.min(problem.m()))?;
-    let chunks = Chunks::even(spread.shards(), 1)?;
-    Ok((spread, chunks))
-}
-
 /// Everything that was asked to be tried for one problem; never empty.
-pub fn variants(wanted: &Products, problem: &Problem, sm_count: u32) -> Result<Vec<GemmOptions>> {
-    variants_of(kernels()?, wanted, problem, sm_count)
-}
-
-fn variants_of(
-    kernels: &[Kernel],
-    wanted: &Products,
-    problem: &Problem,
-    sm_count: u32,
-) -> Result<Vec<GemmOptions>> {
-    let mut plain = GemmOptions::default().with_fast_accumulation(wanted.fast_accumulation);
-    plain.sm_limit = wanted.sm_limit;
-    let chosen = match &wanted.kernels {
-        Kernels::Auto => return Ok(crossed(&plain, &wanted.swizzles, &wanted.splits)),
-        Kernels::Named(names) => {
-            let named =
-                |name| crossed(&plain.clone().with_kernel(name), &wanted.swizzles, &wanted.splits);
-            return Ok(names.iter().flat_map(named).collect());
-        }
-        Kernels::All => kernels.iter().filter(|kernel| {
-            kernel.serves(problem.elements(), problem.b_layout(), wanted.fast_accumulation)
-        }),
-    };
-    let sms = wanted.sm_limit.unwrap_or(sm_count);
+pub fn variants(args: &Args, problem: &Problem, sm_count: u32) -> Result<Vec<GemmOptions>> {
+    let Args { kernels: wanted, swizzles, splits, sm_limit, .. } = args;
+    let fast_accumulation = !args.no_fast_accumulation;
+    let mut plain = GemmOptions::default().with_fast_accumulation(fast_accumulation);
+    plain.sm_limit = *sm_limit;
+    if *wanted == ["auto"] {
+        return Ok(crossed(&plain, swizzles, splits));
+    }
+    if *wanted != ["all"] {
+        let named = |name| crossed(&plain.clone().with_kernel(name), swizzles, splits);
+        return Ok(wanted.iter().flat_map(named).collect());
+    }
+    let sms = sm_limit.unwrap_or(sm_count);
+    let fits =
+        |kernel: &&Kernel| kernel.serves(problem.elements(), problem.b_layout(), fast_accumulation);
     let mut all = Vec::new();
-    for kernel in chosen {
+    for kernel in kernels()?.iter().filter(fits) {
         let units = problem.m().div_ceil(kernel.tile.m * kernel.cluster.m);
         let tiles = u64::from(problem.m().div_ceil(kernel.tile.m))
             * u64::from(problem.n().div_ceil(kernel.tile.n));
@@ -141,9 +106,9 @@ fn variants_of(
             }
         };
         // More rows together than there are sweep no differently.
-        let swizzles = usual(&wanted.swizzles, &|swizzle| swizzle / 2 < units);
+        let swizzles = usual(swizzles, &|swizzle| swizzle / 2 < units);
         // Slices are for outputs with fewer tiles than SMs.
-        let splits = usual(&wanted.splits, &|splits| {
+        let splits = usual(splits, &|splits| {
             splits <= kernel.max_splits && tiles * u64::from(splits) / 2 < u64::from(sms)
         });
         all.extend(crossed(&plain.clone().with_kernel(&kernel.name), &swizzles, &splits));
@@ -172,20 +137,4 @@ fn crossed(options: &GemmOptions, swizzles: &[u32], splits: &[u32]) -> Vec<GemmO
         }
     }
     all
-}
-
-/// An error for a name that no kernel has.
-pub fn check_names(wanted: &Kernels) -> Result<(), Failure> {
-    let Kernels::Named(names) = wanted else { return Ok(()) };
-    let all = kernels()?;
-    match names.iter().find(|name| all.iter().all(|kernel| kernel.name != **name)) {
-        None => Ok(()),
-        Some(name) => {
-            let list: Vec<_> = all.iter().map(|kernel| kernel.name.as_str()).collect();
-            Err(Failure::Usage(format!(
-                "no kernel is called {name}; there are {}",
-                list.join(", ")
-            )))
-        }
-    }
 }

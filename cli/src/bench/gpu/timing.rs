@@ -11,16 +11,12 @@ use overlap_gemm::cuda::cudarc::driver::{CudaEvent, CudaGraph};
 
 use super::super::wanted::{Launch, LoopTimes};
 use super::driver::{Gpu, call, elapsed_ms, record};
-use super::inputs::Inputs;
 
 /// Launches that a graph has at least, where a loop is long enough for them.
 const LAUNCHES: usize = 20;
 
-/// What can be launched again and again.
-pub trait Product {
-    /// Enqueues one product on the set of that number.
-    fn enqueue(&self, gpu: &Gpu, inputs: &Inputs, set: usize) -> Result<()>;
-}
+/// What can be launched again and again: enqueues one product on the set of that number.
+pub type Product<'a> = dyn Fn(usize) -> Result<()> + 'a;
 
 /// The two ends of what is timed.
 pub struct Watch {
@@ -74,8 +70,8 @@ impl Length {
 
 /// One contender's loop, ready to be timed.
 pub struct Loop<'a> {
-    product: &'a dyn Product,
-    inputs: &'a Inputs,
+    product: &'a Product<'a>,
+    sets: usize,
     length: Length,
     graph: Option<CudaGraph>,
 }
@@ -85,35 +81,34 @@ impl<'a> Loop<'a> {
     /// modules, which no capture survives.
     pub fn new(
         gpu: &Gpu,
-        product: &'a dyn Product,
-        inputs: &'a Inputs,
+        product: &'a Product<'a>,
+        sets: usize,
         length: Length,
         launch: Launch,
     ) -> Result<Loop<'a>> {
-        let mut it = Loop { product, inputs, length, graph: None };
+        let mut it = Loop { product, sets, length, graph: None };
         if launch == Launch::Graph {
-            it.graph = capture(gpu, || it.enqueue(gpu))?;
+            it.graph = capture(gpu, || it.enqueue())?;
         }
         Ok(it)
     }
 
     /// One loop: microseconds a product.
     pub fn time(&self, gpu: &Gpu, watch: &Watch) -> Result<f64> {
-        (0..self.length.warm).try_for_each(|_| self.launch(gpu))?;
-        let ms = watch.time(gpu, || (0..self.length.replays).try_for_each(|_| self.launch(gpu)))?;
+        (0..self.length.warm).try_for_each(|_| self.launch())?;
+        let ms = watch.time(gpu, || (0..self.length.replays).try_for_each(|_| self.launch()))?;
         Ok(1e3 * ms / self.length.products() as f64)
     }
 
-    fn launch(&self, gpu: &Gpu) -> Result<()> {
+    fn launch(&self) -> Result<()> {
         match &self.graph {
             Some(graph) => call("cuGraphLaunch", graph.launch()),
-            None => self.enqueue(gpu),
+            None => self.enqueue(),
         }
     }
 
-    fn enqueue(&self, gpu: &Gpu) -> Result<()> {
-        let sets = self.inputs.sets.len();
-        (0..self.length.launches).try_for_each(|i| self.product.enqueue(gpu, self.inputs, i % sets))
+    fn enqueue(&self) -> Result<()> {
+        (0..self.length.launches).try_for_each(|nth| (self.product)(nth % self.sets))
     }
 }
 
@@ -129,15 +124,10 @@ pub fn capture(gpu: &Gpu, enqueue: impl FnOnce() -> Result<()>) -> Result<Option
 }
 
 /// Milliseconds a product takes, roughly: once round the sets, after a first time that is not counted.
-pub fn estimate_ms(
-    gpu: &Gpu,
-    product: &dyn Product,
-    inputs: &Inputs,
-    watch: &Watch,
-) -> Result<f64> {
-    let round = || (0..inputs.sets.len()).try_for_each(|set| product.enqueue(gpu, inputs, set));
+pub fn estimate_ms(gpu: &Gpu, product: &Product<'_>, sets: usize, watch: &Watch) -> Result<f64> {
+    let round = || (0..sets).try_for_each(product);
     round()?;
-    Ok(watch.time(gpu, round)? / inputs.sets.len().max(1) as f64)
+    Ok(watch.time(gpu, round)? / sets.max(1) as f64)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! the list of the rounds' figures, empty where a row has no times. T_gemm is the fastest plain GEMM, whose inputs are
 //! there, of any contender, launched alike.
 
-use super::super::wanted::Gatherer;
+use super::super::wanted::Contender;
 use super::{CaseReport, Kind, Row};
 use crate::statistics::{median, ratios};
 
@@ -28,45 +28,30 @@ impl CaseReport {
         timed.min_by(|(_, one), (_, other)| one.total_cmp(other)).map(|(row, _)| row)
     }
 
-    /// The contender of this name; its fastest variant, if it has several.
+    /// The contender of this name; its fastest variant, if it has several. `T_gemm` is the fastest plain GEMM, whose inputs are
+    /// there, and `best peer` the fastest of another program that does the whole.
     pub fn named(&self, who: &str, graph: bool) -> Option<&Row> {
-        self.fastest(graph, |row| row.who == who)
-    }
-
-    /// The fastest plain GEMM, whose inputs are there: T_gemm.
-    pub fn gemm(&self, graph: bool) -> Option<&Row> {
-        self.fastest(graph, |row| row.kind == Kind::Gemm)
-    }
-
-    /// NCCL's collective before or behind cuBLASLt's GEMM.
-    pub fn nccl(&self, graph: bool) -> Option<&Row> {
-        self.named(Gatherer::NcclCublaslt.name(), graph)
-    }
-
-    /// The fastest of another program that does the whole.
-    pub fn peer(&self, graph: bool) -> Option<&Row> {
-        self.fastest(graph, |row| row.peer && row.kind.is_whole())
-    }
-
-    /// The fastest of the three strategies; `None` unless all of them have times.
-    pub fn strategy(&self, graph: bool) -> Option<&Row> {
-        let all = [Gatherer::Sequential, Gatherer::Pipelined, Gatherer::Fused].map(Gatherer::name);
-        let complete = all.iter().all(|who| self.named(who, graph).is_some());
-        complete.then(|| self.fastest(graph, |row| all.contains(&row.who.as_str())))?
+        self.fastest(graph, |row| match who {
+            "T_gemm" => row.kind == Kind::Gemm,
+            "best peer" => row.peer && row.kind.is_whole(),
+            who => row.who == who,
+        })
     }
 
     /// The baseline of E, which gathers first, or reduces last: NCCL and cuBLASLt, or, where that is no contender, `sequential`.
     fn baseline(&self, graph: bool) -> Option<&Row> {
-        let nccl = Gatherer::NcclCublaslt.name();
+        let nccl = Contender::NcclCublaslt.name();
         let takes_part = self.rows.iter().any(|row| row.who == nccl && row.graph == graph);
-        self.named(if takes_part { nccl } else { Gatherer::Sequential.name() }, graph)
+        self.named(if takes_part { nccl } else { Contender::Sequential.name() }, graph)
     }
 
     /// The overlap efficiency, E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm): 1 where the transfer costs nothing, 0 where
     /// it costs as much as in the [baseline](CaseReport::baseline). Only of what does the [whole](Kind::is_whole). A round
     /// in which the baseline is faster than T_gemm was disturbed and does not count; most rounds have to.
     pub fn efficiency(&self, row: &Row) -> Vec<f64> {
-        let (Some(gemm), Some(baseline)) = (self.gemm(row.graph), self.baseline(row.graph)) else {
+        let (Some(gemm), Some(baseline)) =
+            (self.named("T_gemm", row.graph), self.baseline(row.graph))
+        else {
             return Vec::new();
         };
         if !row.kind.is_whole() {
@@ -117,13 +102,13 @@ mod tests {
         let of = |case: &CaseReport, who: &str| {
             case.rows.iter().find(|row| row.who == who).unwrap().clone()
         };
-        assert_eq!(case.gemm(true).unwrap().who, "cublaslt");
-        assert_eq!(case.peer(true).unwrap().who, "torch-fused", "another is wrong");
-        assert!(case.gemm(false).is_none(), "launched otherwise");
+        assert_eq!(case.named("T_gemm", true).unwrap().who, "cublaslt");
+        assert_eq!(case.named("best peer", true).unwrap().who, "torch-fused", "another is wrong");
+        assert!(case.named("T_gemm", false).is_none(), "launched otherwise");
         let fused = of(&case, "fused");
-        close(fused.over(case.gemm(true).unwrap()), 1.05);
+        close(fused.over(case.named("T_gemm", true).unwrap()), 1.05);
         close(case.efficiency(&fused), 0.9);
-        close(case.efficiency(case.nccl(true).unwrap()), 0.0);
+        close(case.efficiency(case.named("nccl-cublaslt", true).unwrap()), 0.0);
         for none in ["own", "torch-native"] {
             assert!(case.efficiency(&of(&case, none)).is_empty(), "{none}");
         }
@@ -144,7 +129,7 @@ mod tests {
     #[test]
     fn reductions_are_compared_like_gathers() {
         let (gathered, reduced) = (usual_case(1024), reduced_case(1024));
-        let peer = reduced.peer(true).unwrap();
+        let peer = reduced.named("best peer", true).unwrap();
         assert_eq!((peer.who.as_str(), peer.kind), ("torch-fused", Kind::GemmReduceScatter));
         for (one, other) in gathered.rows.iter().zip(&reduced.rows) {
             assert_eq!(gathered.efficiency(one), reduced.efficiency(other), "{}", one.who);

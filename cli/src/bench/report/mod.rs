@@ -1,26 +1,24 @@
 //! What a bench measured: one shape of data for every bench, written, read back, compared and shown.
 //!
 //! What belongs here: the data. Its neighbours read it from files ([`read`]), compare its rows ([`compare`]), and show it
-//! ([`table`]; for documents [`markdown`], of [`columns`]); [`shown`] ends a run. Nothing here needs the feature `cuda`.
+//! ([`table`]). Nothing here needs the feature `cuda`.
 //! Invariant: a row either has times, or says why not: its result was wrong (`failed`), or it did not run (`absent`). Times
 //! are microseconds a step, those of the slowest rank.
 
-mod columns;
 mod compare;
-mod markdown;
 mod read;
-mod shown;
 mod table;
 
 use overlap_gemm::plan::{Operation, Problem, Way};
 use serde::{Deserialize, Serialize};
 
-pub use markdown::MarkdownArgs;
 pub use read::{printable, read};
-pub use shown::Shown;
 pub use table::Table;
 
 use super::machine::Machine;
+use super::wanted::Contender;
+use crate::exit::Failure;
+use crate::output::Output;
 
 /// The names of the benches in a file: of several ranks that gather, of one, and of several that reduce.
 const BENCHES: [&str; 4] = ["all-gather-gemm", "gemm", "gemm-reduce-scatter", "gemm-all-reduce"];
@@ -28,7 +26,7 @@ const BENCHES: [&str; 4] = ["all-gather-gemm", "gemm", "gemm-reduce-scatter", "g
 /// The format that is written, and read.
 const FORMAT: u64 = 2;
 
-/// A file: one run, or several that were put together.
+/// A file: one run, or several of one operation that were put together.
 #[derive(Serialize)]
 pub struct Document<'a> {
     bench: &'static str,
@@ -39,12 +37,11 @@ pub struct Document<'a> {
 impl<'a> Document<'a> {
     /// Of these runs.
     pub fn of(runs: &'a [Run]) -> Document<'a> {
-        let all = |fits: fn(&Run) -> bool| !runs.is_empty() && runs.iter().all(fits);
-        let bench = match () {
-            () if all(|run| run.operation == Operation::GemmReduceScatter) => BENCHES[2],
-            () if all(|run| run.operation == Operation::GemmAllReduce) => BENCHES[3],
-            () if all(|run| run.ranks == 1) => BENCHES[1],
-            () => BENCHES[0],
+        let bench = match runs.first().map(|run| (run.operation, run.ranks)) {
+            Some((Operation::GemmReduceScatter, _)) => BENCHES[2],
+            Some((Operation::GemmAllReduce, _)) => BENCHES[3],
+            Some((_, 1)) => BENCHES[1],
+            _ => BENCHES[0],
         };
         Document { bench, format: FORMAT, runs }
     }
@@ -67,8 +64,6 @@ pub struct Run {
     /// Steps in a loop, at least.
     pub steps: usize,
     pub rounds: usize,
-    /// Whether rows were copied into their slot in every step.
-    pub copied: bool,
     /// Whether results were not compared with the reference.
     #[serde(default, skip_serializing_if = "is_default")]
     pub unchecked: bool,
@@ -91,8 +86,6 @@ pub fn command() -> String {
 impl Run {
     /// One of this program, on that many ranks, before its first case.
     pub fn begin(machine: Machine, ranks: u32, steps: usize, rounds: usize) -> Run {
-        /// What a file says while there are cases to come.
-        const NOT_AT_ITS_END: &str = "still measuring, or ended from outside";
         Run {
             command: command(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -102,11 +95,38 @@ impl Run {
             ranks,
             steps,
             rounds,
-            copied: false,
             unchecked: false,
             cases: Vec::new(),
-            ended_early: Some(NOT_AT_ITS_END.into()),
+            // What a file says while there are cases to come.
+            ended_early: Some("still measuring, or ended from outside".into()),
         }
+    }
+
+    /// Writes what was measured so far into the file of `--output`.
+    pub fn keep(&self, output: &mut Output) -> Result<(), Failure> {
+        output.keep(&Document::of(std::slice::from_ref(self)))
+    }
+
+    /// Shows all that was measured, also when a later case ended the bench, and says how the command ends: a wrong result fails
+    /// it.
+    pub fn end(mut self, output: Output, outcome: Result<(), Failure>) -> Result<(), Failure> {
+        self.ended_early = outcome.as_ref().err().map(Failure::to_string);
+        if self.cases.is_empty() {
+            return outcome;
+        }
+        let runs = [self];
+        output.write(&Document::of(&runs), |stdout| write!(stdout, "{}", Table(&runs)))?;
+        for case in &runs[0].cases {
+            if let Some(row) = case.rows.iter().find(|row| row.failed.is_some()) {
+                let (who, launch, why) = (&row.who, row.launch(), row.failed.as_deref());
+                let why = why.unwrap_or_default();
+                return Err(Failure::CheckFailed(format!(
+                    "{}: {who} ({launch}): {why}",
+                    case.name
+                )));
+            }
+        }
+        outcome
     }
 }
 
@@ -180,7 +200,7 @@ pub enum Kind {
     Gemm,
     /// The same through signals that are all set.
     GemmAllSignalled,
-    /// The same, with the link as busy as a gather keeps it.
+    /// The same, with the link as busy as a gather keeps it; of an earlier version.
     GemmBesideCopies,
     /// Gathers A.
     AllGather,
@@ -240,15 +260,20 @@ impl Row {
         }
     }
 
+    /// It, and behind it the contenders that are carried out in the same way, with its times.
+    pub fn with_twins(self, twins: Vec<(Contender, String)>) -> Vec<Row> {
+        let twin = |(who, what): (Contender, String)| {
+            let what = format!("{what}; timed as {}", self.who);
+            Row { who: who.name().into(), what, ..self.clone() }
+        };
+        let twins: Vec<Row> = twins.into_iter().map(twin).collect();
+        [self].into_iter().chain(twins).collect()
+    }
+
     /// How it is launched, as tables call it.
     pub fn launch(&self) -> &'static str {
-        launch_name(self.graph)
+        if self.graph { "graph" } else { "plain" }
     }
-}
-
-/// `graph` or `plain`.
-pub fn launch_name(graph: bool) -> &'static str {
-    if graph { "graph" } else { "plain" }
 }
 
 /// Made-up results for the tests.

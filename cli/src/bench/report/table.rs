@@ -7,48 +7,54 @@ use std::fmt;
 
 use overlap_gemm::plan::Operation;
 
-use super::super::wanted::Gatherer;
-use super::columns::Column;
-use super::{CaseReport, Kind, Power, Row, Run};
+use super::super::wanted::Contender;
+use super::{CaseReport, Kind, Row, Run};
 use crate::statistics::{Summary, geometric_mean, median};
 
 const LEGEND: &str = "\
 T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's), its inputs already there. ÷: median of the rounds' ratios.
 E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublaslt, without that contender sequential. Below 0 %:
 slower than the baseline; above 100 %: faster than T_gemm.
-spread: distance of the quartiles ÷ median; !: above 5 %, the machine was disturbed: measure again, or with more --rounds.";
-
-/// The same, where the floor was measured.
-const LEGEND_OF_FLOOR: &str = "beside: this crate's plain GEMM while as many bytes travel: the floor of a step whose gather is hidden.";
-
-/// The same, where power was measured.
-const LEGEND_OF_POWER: &str = "mJ: energy of one step; MHz: clock of the multiprocessors; means of the timed loops, from NVML.";
+spread: distance of the quartiles ÷ median; !: above 5 %, the machine was disturbed: measure again, or with more --rounds.
+mJ: energy of one step; MHz: clock of the multiprocessors; means of the timed loops, from NVML.";
 
 /// A larger spread is marked: the 5 % of the legend.
 const DISTURBED: f64 = 0.05;
 
 /// Ratios that are summed up over all cases, where they were measured.
-const SUMMED_UP: [&str; 6] =
-    ["own/cublaslt", "own-set/own", "auto/gemm", "auto/beside", "auto/nccl-cublaslt", "auto/peer"];
-
-/// The headings of a case's columns.
-const HEADS: [&str; 13] = [
-    "contender",
-    "launch",
-    "µs a step",
-    "spread",
-    "rate",
-    "÷ T_gemm",
-    "÷ beside",
-    "÷ nccl-cublaslt",
-    "÷ best peer",
-    "E",
-    "host µs",
-    "mJ",
-    "MHz",
+const SUMMED_UP: [(&str, &str); 5] = [
+    ("own", "cublaslt"),
+    ("own-set", "own"),
+    ("auto", "T_gemm"),
+    ("auto", "nccl-cublaslt"),
+    ("auto", "best peer"),
 ];
-/// The first columns hold words, aligned at the left.
-const OF_WORDS: usize = 2;
+
+/// A cell of a row that has times.
+type Cell = fn(&CaseReport, &Row, Summary) -> Option<String>;
+
+/// The columns behind a contender's name and launch.
+const COLUMNS: [(&str, Cell); 10] = [
+    ("µs a step", |_, _, times| Some(format!("{:.1}", times.median))),
+    ("spread", |_, _, times| {
+        let mark = if times.spread() > DISTURBED { "! " } else { "" };
+        Some(format!("{mark}{:.1} %", 100.0 * times.spread()))
+    }),
+    ("rate", |case, row, times| Some(case.rate(row.kind, times.median))),
+    ("÷ T_gemm", |case, row, _| case.ratio(row, "T_gemm")),
+    ("÷ nccl-cublaslt", |case, row, _| case.ratio(row, Contender::NcclCublaslt.name())),
+    ("÷ best peer", |case, row, _| case.ratio(row, "best peer")),
+    ("E", |case, row, _| Some(format!("{:.0} %", 100.0 * median(&case.efficiency(row))?))),
+    ("host µs", |_, row, _| Some(format!("{:.1}", median(&row.host_us)?))),
+    ("mJ", |_, row, times| {
+        let watts: Vec<f64> = row.power.iter().map(|power| power.watts).collect();
+        Some(format!("{:.1}", 1e-3 * median(&watts)? * times.median))
+    }),
+    ("MHz", |_, row, _| {
+        let mhz: Vec<f64> = row.power.iter().map(|power| power.mhz).collect();
+        Some(format!("{:.0}", median(&mhz)?))
+    }),
+];
 
 /// Runs one after the other: where each ran, and its cases.
 pub struct Table<'a>(pub &'a [Run]);
@@ -63,41 +69,33 @@ impl fmt::Display for Table<'_> {
             run.cases.iter().try_for_each(|case| writeln!(f, "\n{case}"))?;
         }
         let cases: Vec<&CaseReport> = self.0.iter().flat_map(|run| &run.cases).collect();
-        if cases.is_empty() {
-            return Ok(());
+        for (over, under) in SUMMED_UP {
+            sum_up(f, over, under, &cases)?;
         }
-        for ratio in SUMMED_UP {
-            sum_up(f, ratio, &cases)?;
-        }
-        writeln!(f, "{LEGEND}")?;
-        let has_floor = |row: &Row| row.who == Gatherer::Beside.name();
-        if cases.iter().flat_map(|case| &case.rows).any(has_floor) {
-            writeln!(f, "{LEGEND_OF_FLOOR}")?;
-        }
-        match cases.iter().flat_map(|case| &case.rows).any(|row| !row.power.is_empty()) {
-            true => writeln!(f, "{LEGEND_OF_POWER}"),
-            false => Ok(()),
-        }
+        if cases.is_empty() { Ok(()) } else { writeln!(f, "{LEGEND}") }
     }
 }
 
 /// A line with the geometric mean of a ratio over all cases, and the largest, if there are several.
-fn sum_up(f: &mut fmt::Formatter<'_>, ratio: &str, cases: &[&CaseReport]) -> fmt::Result {
-    let Ok(column) = ratio.parse::<Column>() else { return Ok(()) };
-    let ratio_of = |case, graph| median(&column.rounds(case, graph));
-    let mut ratios: Vec<(f64, &CaseReport)> = Vec::new();
-    for &case in cases {
-        ratios
-            .extend([true, false].iter().filter_map(|&graph| Some((ratio_of(case, graph)?, case))));
-    }
+fn sum_up(
+    f: &mut fmt::Formatter<'_>,
+    over: &str,
+    under: &str,
+    cases: &[&CaseReport],
+) -> fmt::Result {
+    let launched = cases.iter().flat_map(|case| [(case, true), (case, false)]);
+    let ratios: Vec<(f64, &str)> = launched
+        .filter_map(|(case, graph)| {
+            let (over, under) = (case.named(over, graph)?, case.named(under, graph)?);
+            Some((median(&over.over(under))?, case.name.as_str()))
+        })
+        .collect();
     let values: Vec<f64> = ratios.iter().map(|(value, _)| *value).collect();
     match (geometric_mean(&values), ratios.iter().max_by(|one, other| one.0.total_cmp(&other.0))) {
         (Some(mean), Some((most, case))) if ratios.len() > 1 => writeln!(
             f,
-            "{}: geometric mean {mean:.3} over {}; largest {most:.3}, {}",
-            column.heading(cases),
-            ratios.len(),
-            case.name
+            "{over} ÷ {under}: geometric mean {mean:.3} over {}; largest {most:.3}, {case}",
+            ratios.len()
         ),
         _ => Ok(()),
     }
@@ -120,95 +118,82 @@ impl Run {
     /// How it measured.
     fn settings(&self) -> String {
         let nccl = self.nccl.as_ref().map_or(String::new(), |nccl| format!(", NCCL {nccl}"));
-        let copied = if self.copied { ", rows copied" } else { "" };
         let unchecked = if self.unchecked { ", results NOT checked" } else { "" };
         let (steps, rounds) = (self.steps, self.rounds);
-        format!("{nccl}; {steps} steps a loop or more, {rounds} rounds{copied}{unchecked}")
+        format!("{nccl}; {steps} steps a loop or more, {rounds} rounds{unchecked}")
     }
 }
 
 impl fmt::Display for CaseReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.name)?;
-        let lines: Vec<_> = self.rows.iter().map(|row| self.cells(row)).collect();
-        let widths: [usize; HEADS.len()] = std::array::from_fn(|nth| {
-            let widest = lines.iter().map(|line| line[nth].chars().count()).max().unwrap_or(0);
-            if nth < OF_WORDS || widest > 0 { widest.max(HEADS[nth].chars().count()) } else { 0 }
-        });
-        let line = |cells: &[String; HEADS.len()]| {
-            let mut text = String::new();
-            for (nth, (cell, width)) in cells.iter().zip(widths).enumerate() {
-                match nth {
-                    _ if width == 0 => {}
-                    ..OF_WORDS => text += &format!("  {cell:width$}"),
-                    _ => text += &format!("  {cell:>width$}"),
-                }
-            }
-            text.trim_end().to_owned()
-        };
-        writeln!(f, "{}", line(&HEADS.map(String::from)))?;
-        // Of one rank, each variant of a contender is a line that names its kernel.
-        let kernels = self.problem.ranks() == 1;
-        for (cells, row) in lines.iter().zip(&self.rows) {
-            let text = line(cells);
-            match (&row.failed, &row.absent) {
-                (Some(why), _) => writeln!(f, "{text}  FAILED: {why}")?,
-                (None, Some(why)) if kernels => writeln!(f, "{text}  {}: {why}", row.what)?,
-                (None, Some(why)) => writeln!(f, "{text}  not timed: {why}")?,
-                _ if kernels => writeln!(f, "{text}  {}", row.what)?,
-                _ => writeln!(f, "{text}")?,
+        let mut columns = vec![
+            ("contender", self.rows.iter().map(|row| row.who.clone()).collect::<Vec<_>>()),
+            ("launch", self.rows.iter().map(|row| row.launch().into()).collect()),
+        ];
+        for (head, cell) in COLUMNS {
+            let cell = |row: &Row| cell(self, row, Summary::of(&row.rounds_us)?);
+            let cells: Vec<String> =
+                self.rows.iter().map(|row| cell(row).unwrap_or_default()).collect();
+            if cells.iter().any(|cell| !cell.is_empty()) {
+                columns.push((head, cells));
             }
         }
-        self.write_notes(f)
+        let mut lines = vec![String::new(); 1 + self.rows.len()];
+        for (nth, (head, cells)) in columns.iter().enumerate() {
+            let cells = || [*head].into_iter().chain(cells.iter().map(String::as_str));
+            let width = cells().map(|cell| cell.chars().count()).max().unwrap_or(0);
+            for (line, cell) in lines.iter_mut().zip(cells()) {
+                // The first two are words.
+                *line += &match nth < 2 {
+                    true => format!("  {cell:width$}"),
+                    false => format!("  {cell:>width$}"),
+                };
+            }
+        }
+        writeln!(f, "{}", lines[0].trim_end())?;
+        // Of one rank, each variant of a contender is a line that names its kernel.
+        let kernels = self.problem.ranks() == 1;
+        for (line, row) in lines[1..].iter().zip(&self.rows) {
+            let line = line.trim_end();
+            match (&row.failed, &row.absent) {
+                (Some(why), _) => writeln!(f, "{line}  FAILED: {why}")?,
+                (None, Some(why)) if kernels => writeln!(f, "{line}  {}: {why}", row.what)?,
+                (None, Some(why)) => writeln!(f, "{line}  not timed: {why}")?,
+                _ if kernels => writeln!(f, "{line}  {}", row.what)?,
+                _ => writeln!(f, "{line}")?,
+            }
+        }
+        // How `auto` was planned, however launched, once.
+        let mut plans: Vec<&str> = Vec::new();
+        for row in self.rows.iter().filter(|row| row.who == Contender::Auto.name()) {
+            if !plans.contains(&row.what.as_str()) {
+                writeln!(f, "  {}: {}", row.who, row.what.replace('\n', "; "))?;
+                plans.push(&row.what);
+            }
+        }
+        Ok(())
     }
 }
 
 impl CaseReport {
-    fn cells(&self, row: &Row) -> [String; HEADS.len()] {
-        let mut cells = <[String; HEADS.len()]>::default();
-        (cells[0], cells[1]) = (row.who.clone(), row.launch().into());
-        let Some(times) = Summary::of(&row.rounds_us) else { return cells };
-        cells[2] = format!("{:.1}", times.median);
-        let mark = if times.spread() > DISTURBED { "! " } else { "" };
-        cells[3] = format!("{mark}{:.1} %", 100.0 * times.spread());
-        cells[4] = match row.kind {
-            kind @ (Kind::AllGather | Kind::ReduceScatter | Kind::AllReduce) => {
-                format!("{:.0} GB/s", self.gigabytes(kind, times.median))
+    /// The ratio to the row of that name, as text.
+    fn ratio(&self, row: &Row, under: &str) -> Option<String> {
+        let ratio = median(&row.over(self.named(under, row.graph)?))?;
+        Some(format!("{ratio:.3}"))
+    }
+
+    fn rate(&self, kind: Kind, microseconds: f64) -> String {
+        match kind {
+            Kind::AllGather | Kind::ReduceScatter | Kind::AllReduce => {
+                format!("{:.0} GB/s", self.gigabytes(kind, microseconds))
             }
-            _ => match self.teraflops(times.median) {
+            _ => match self.teraflops(microseconds) {
                 // Threads, or a few rows.
                 few if few < 10.0 => format!("{:.0} GFLOP/s", 1e3 * few),
                 many => format!("{many:.0} TFLOP/s"),
             },
-        };
-        let middle = |rounds: &[f64]| median(rounds).map(|value| format!("{value:.3}"));
-        let beside = self.named(Gatherer::Beside.name(), row.graph);
-        let unders = [self.gemm(row.graph), beside, self.nccl(row.graph), self.peer(row.graph)];
-        for (cell, under) in cells[5..].iter_mut().zip(unders) {
-            *cell = under.and_then(|under| middle(&row.over(under))).unwrap_or_default();
         }
-        let efficiency = median(&self.efficiency(row));
-        cells[9] = efficiency.map_or(String::new(), |value| format!("{:.0} %", 100.0 * value));
-        cells[10] = median(&row.host_us).map_or(String::new(), |host| format!("{host:.1}"));
-        let of_power =
-            |figure: fn(&Power) -> f64| median(&row.power.iter().map(figure).collect::<Vec<_>>());
-        let millijoules = of_power(|power| power.watts).map(|watts| 1e-3 * watts * times.median);
-        cells[11] = millijoules.map_or(String::new(), |value| format!("{value:.1}"));
-        cells[12] = of_power(|power| power.mhz).map_or(String::new(), |mhz| format!("{mhz:.0}"));
-        cells
-    }
-
-    /// The lines below a case: how `auto` was planned, however launched, once.
-    fn write_notes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut plans: Vec<String> = Vec::new();
-        for row in &self.rows {
-            let plan = format!("  {}: {}", row.who, row.what.replace('\n', "; "));
-            if row.who == Gatherer::Auto.name() && !plans.contains(&plan) {
-                writeln!(f, "{plan}")?;
-                plans.push(plan);
-            }
-        }
-        Ok(())
     }
 }
 
@@ -252,13 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_is_explained_where_it_was_measured() {
-        let mut case = usual_case(1024);
-        assert!(!Table(&[run(vec![case.clone()])]).to_string().contains("beside"));
-        case.rows.push(row("beside", Kind::GemmBesideCopies, &[104.0; 3]));
-        let text = Table(&[run(vec![case])]).to_string();
-        assert_eq!(words(&text, "fused")[7..9], ["1.050", "1.010"], "{text}");
-        assert!(text.ends_with(&format!("{LEGEND}\n{LEGEND_OF_FLOOR}\n")), "{text}");
+    fn ratios_of_several_problems_are_summed_up() {
+        let mut cases = [usual_case(1024), usual_case(64)];
+        let own = cases[1].rows.iter_mut().find(|row| row.who == "own").unwrap();
+        own.rounds_us.iter_mut().for_each(|us| *us *= 2.0);
+        let text = Table(&[run(cases.to_vec())]).to_string();
+        let line =
+            "own ÷ cublaslt: geometric mean 1.457 over 2; largest 2.060, 64×3584×8192 bf16\n";
+        assert!(text.contains(line) && !text.contains("auto ÷"), "{text}");
     }
 
     #[test]
@@ -269,7 +255,7 @@ mod tests {
         let head = "2 × NVIDIA H200, driver 580.1\noverlap-gemm 0.0.0, NCCL 2.28.9; 60 steps a loop or more, 3 rounds\n";
         assert!(text.starts_with(&format!("{head}\n64×3584×8192 bf16\n")), "{text}");
         let second = format!("{head}ended early, after 1 of its cases: interrupted\n\n1024×");
-        assert!(text.contains(&second) && text.ends_with("with more --rounds.\n"), "{text}");
+        assert!(text.contains(&second) && text.ends_with(&format!("{LEGEND}\n")), "{text}");
     }
 
     #[test]
@@ -292,12 +278,11 @@ mod tests {
 
     #[test]
     fn each_plan_of_auto_is_shown_once() {
-        let mut auto = row("auto", Kind::AllGatherGemm, &[1.0]);
-        auto.what = "Fused\nmodelled; timed as fused".into();
-        let mut plain = auto.clone();
-        plain.graph = false;
         let fused = row("fused", Kind::AllGatherGemm, &[1.0]);
-        let text = case(64, vec![fused, auto, plain]).to_string();
+        let mut rows = fused.with_twins(vec![(Contender::Auto, "Fused\nmodelled".into())]);
+        assert_eq!((&*rows[1].who, &rows[1].rounds_us), ("auto", &rows[0].rounds_us));
+        rows.push(Row { graph: false, ..rows[1].clone() });
+        let text = case(64, rows).to_string();
         assert_eq!(text.matches("  auto: Fused; modelled; timed as fused\n").count(), 1, "{text}");
         assert!(!text.contains("fused_kernel"), "{text}");
     }
@@ -308,7 +293,7 @@ mod tests {
         let mut second = Row::new("own", Kind::Gemm, true, "second".into());
         second.absent = Some("slower in the first heat, some 99.0 µs".into());
         let mut first = row("own", Kind::Gemm, &[90.0; 3]);
-        first.power = vec![Power { watts: 600.0, mhz: 1500.0 }; 3];
+        first.power = vec![super::super::Power { watts: 600.0, mhz: 1500.0 }; 3];
         let rows = vec![first, second, wrong("other")];
         let text = CaseReport { name: "1024×3584×8192 bf16".into(), problem, rows }.to_string();
         for part in [

@@ -3,6 +3,7 @@
 //! What belongs here: declarations after `cublasLt.h` (the same in CUDA 12 and 13), and loading them.
 //! Invariant: the functions stay valid as long as the [`Api`] lives, for it holds the library.
 
+use std::ffi::OsStr;
 use std::ffi::{c_int, c_void};
 use std::path::Path;
 
@@ -140,18 +141,18 @@ functions! {
         ) -> Status;
 }
 
-const REMEDY: &str = "name the file by --cublaslt or OVERLAP_GEMM_CUBLASLT (pip's nvidia-cublas has \
-                      it), or do without: --no-cublaslt";
+const REMEDY: &str = "name the file by OVERLAP_GEMM_CUBLASLT (pip's nvidia-cublas has it), or leave it out \
+                      of --contenders";
 
 impl Api {
     /// Loads `file`, or where nobody named one, what the loader or pip has. Also says where it was.
-    pub fn load(file: Option<&Path>) -> Result<(Api, String), Failure> {
+    pub fn load(file: Option<&OsStr>) -> Result<(Api, String), Failure> {
         let missing = |what: String| Failure::Missing(format!("{what}: {REMEDY}"));
         let (place, library) = match file {
             Some(file) => {
                 // SAFETY: the user of the bench named this file; loading runs its initialisers.
                 let library = unsafe { Library::new(file) };
-                let place = file.display().to_string();
+                let place = Path::new(file).display().to_string();
                 let why = |error| missing(format!("cuBLASLt cannot be loaded ({error})"));
                 (place, library.map_err(why)?)
             }
@@ -183,10 +184,10 @@ mod tests {
     #[test]
     fn what_is_no_cublaslt_is_named_with_a_remedy() {
         for file in ["/nonexistent/libcublasLt.so", "/proc/self/exe", "libc.so.6"] {
-            let failure = Api::load(Some(Path::new(file))).map(|_| ()).unwrap_err();
+            let failure = Api::load(Some(OsStr::new(file))).map(|_| ()).unwrap_err();
             assert!(matches!(failure, Failure::Missing(_)), "{failure}");
             let text = failure.to_string();
-            assert!(text.contains("cuBLASLt") && text.contains("--no-cublaslt"), "{text}");
+            assert!(text.contains("cuBLASLt") && text.contains("--contenders"), "{text}");
         }
     }
 }

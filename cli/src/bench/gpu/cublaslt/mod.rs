@@ -8,7 +8,6 @@ mod api;
 mod tiles;
 
 use std::ffi::{c_int, c_void};
-use std::path::Path;
 use std::rc::Rc;
 
 use overlap_gemm::plan::{BLayout, Problem, Scaling};
@@ -16,13 +15,18 @@ use overlap_gemm::{ElementType, Error, Result};
 
 use super::driver::{Block, Gpu};
 use super::inputs::Inputs;
-use super::timing::Product;
 use crate::exit::Failure;
 use crate::installed;
 use api::{Api, Opaque, Status, Suggestion, attribute, config, data_type};
 
 /// More than any kernel was seen to want on Hopper.
 const WORKSPACE_BYTES: u64 = 64 << 20;
+
+/// Suggestions that are tried.
+const SUGGESTIONS: u32 = 16;
+
+/// The library's file, where the loader and pip do not have it.
+const VARIABLE: &str = "OVERLAP_GEMM_CUBLASLT";
 
 /// The loaded library, with a handle and a workspace.
 pub struct Cublaslt {
@@ -34,8 +38,8 @@ pub struct Cublaslt {
 
 impl Cublaslt {
     /// Loads the library and starts it on the GPU.
-    pub fn open(gpu: &Gpu, file: Option<&Path>) -> Result<Rc<Cublaslt>, Failure> {
-        let (api, place) = Api::load(file)?;
+    pub fn open(gpu: &Gpu) -> Result<Rc<Cublaslt>, Failure> {
+        let (api, place) = Api::load(std::env::var_os(VARIABLE).as_deref())?;
         let workspace = gpu.allocate(WORKSPACE_BYTES)?;
         let mut handle: Opaque = std::ptr::null_mut();
         // SAFETY: the pointer is to a live variable; the device's context is current, since memory
@@ -195,16 +199,15 @@ pub struct Suggested {
 }
 
 impl Suggested {
-    /// All suggestions for `problem`, up to `most`. An error if there is none: [`Error::Unsupported`].
+    /// The first suggestions for `problem`. An error if there is none: [`Error::Unsupported`].
     pub fn all(
         library: &Rc<Cublaslt>,
         problem: &Problem,
         inputs: &Inputs,
         fast_accumulation: bool,
-        most: u32,
     ) -> Result<Vec<Suggested>> {
         let described = Description::new(library, problem, inputs, fast_accumulation)?;
-        let suggestions = described.suggestions(most)?;
+        let suggestions = described.suggestions(SUGGESTIONS)?;
         if suggestions.is_empty() {
             return Err(Error::Unsupported {
                 what: "this product".into(),
@@ -259,10 +262,9 @@ impl Suggested {
             number(config::ID),
         )
     }
-}
 
-impl Product for Suggested {
-    fn enqueue(&self, gpu: &Gpu, inputs: &Inputs, set: usize) -> Result<()> {
+    /// Enqueues the product on the set of that number.
+    pub fn enqueue(&self, gpu: &Gpu, inputs: &Inputs, set: usize) -> Result<()> {
         let it = &self.description;
         let (library, set) = (&it.library, &inputs.sets[set]);
         let (alpha, beta) = (1.0f32, 0.0f32);

@@ -6,53 +6,30 @@
 /// The most elements of a tile in the header's second and in its third list.
 const MOST: [u32; 2] = [49152, 65536];
 
+/// The tiles that the header lists one by one; the rest follow by their rows.
+const FIRST: &str = "\
+    8x8 8x16 16x8 8x32 16x16 32x8 8x64 16x32 32x16 64x8 32x32 32x64 64x32 32x128 64x64 128x32 \
+    64x128 128x64 64x256 128x128 256x64 64x512 128x256 256x128 512x64 64x96 96x64 96x128 128x160 \
+    160x128 192x128 128x192 128x96 32x256 256x32";
+
+/// All clusters of the header.
+const CLUSTERS: &str = "\
+    1x1 2x1 4x1 1x2 2x2 4x2 1x4 2x4 4x4 8x1 1x8 8x2 2x8 16x1 1x16";
+
+fn shapes(text: &str) -> impl Iterator<Item = [u32; 2]> {
+    let shapes = text.split(' ').filter_map(|shape| shape.split_once('x'));
+    shapes.filter_map(|(rows, columns)| Some([rows.parse().ok()?, columns.parse().ok()?]))
+}
+
 /// The tile of that `CUBLASLT_MATMUL_TILE_`.
 pub fn tile(id: u32) -> Option<[u32; 2]> {
-    // The header lists some tiles one by one, then the rest by their rows.
-    const FIRST: [[u32; 2]; 35] = [
-        [8, 8],
-        [8, 16],
-        [16, 8],
-        [8, 32],
-        [16, 16],
-        [32, 8],
-        [8, 64],
-        [16, 32],
-        [32, 16],
-        [64, 8],
-        [32, 32],
-        [32, 64],
-        [64, 32],
-        [32, 128],
-        [64, 64],
-        [128, 32],
-        [64, 128],
-        [128, 64],
-        [64, 256],
-        [128, 128],
-        [256, 64],
-        [64, 512],
-        [128, 256],
-        [256, 128],
-        [512, 64],
-        [64, 96],
-        [96, 64],
-        [96, 128],
-        [128, 160],
-        [160, 128],
-        [192, 128],
-        [128, 192],
-        [128, 96],
-        [32, 256],
-        [256, 32],
-    ];
+    let mut all: Vec<[u32; 2]> = shapes(FIRST).collect();
     let by_rows = |row_step: usize, column_step: usize, most: u32| {
         (row_step as u32..=768).step_by(row_step).flat_map(move |rows| {
             let columns = (column_step as u32..=768).step_by(column_step);
             columns.map(move |columns| [rows, columns]).filter(move |[r, c]| r * c <= most)
         })
     };
-    let mut all = FIRST.to_vec();
     for tile in by_rows(8, 64, MOST[0]).chain(by_rows(64, 8, MOST[1])) {
         if !all.contains(&tile) {
             all.push(tile);
@@ -64,24 +41,7 @@ pub fn tile(id: u32) -> Option<[u32; 2]> {
 
 /// The cluster of that `CUBLASLT_CLUSTER_SHAPE_`.
 pub fn cluster(id: u32) -> Option<[u32; 2]> {
-    const KNOWN: [[u32; 2]; 15] = [
-        [1, 1],
-        [2, 1],
-        [4, 1],
-        [1, 2],
-        [2, 2],
-        [4, 2],
-        [1, 4],
-        [2, 4],
-        [4, 4],
-        [8, 1],
-        [1, 8],
-        [8, 2],
-        [2, 8],
-        [16, 1],
-        [1, 16],
-    ];
-    let [rows, columns] = *KNOWN.get(id.checked_sub(2)? as usize)?;
+    let [rows, columns] = shapes(CLUSTERS).nth(id.checked_sub(2)? as usize)?;
     Some([columns, rows])
 }
 

@@ -11,34 +11,30 @@ use overlap_gemm::cuda::cudarc::driver::CudaGraph;
 use overlap_gemm::group::Group;
 use overlap_gemm::predict::Setup;
 
-use super::super::super::report::{CarriedOut, Kind, Row};
-use super::super::super::wanted::Launch;
+use super::super::super::report::{CarriedOut, Row};
+use super::super::super::wanted::{Contender, Launch};
 use super::super::driver::{Gpu, call};
 use super::super::timing::{Watch, capture};
-use super::contenders::Step;
+use super::contenders::{Planned, Step};
 use super::loops::{GRAPH_STEPS, LIMIT};
 use super::peer::Peer;
 
 /// Steps that are enqueued in one go to see how long the host takes: few enough that the driver never waits.
 const HOST_STEPS: usize = 20;
 
-/// A contender, and how its loop is launched.
+/// A contender, launched in one way.
 pub struct Entrant<'a> {
-    pub name: String,
-    pub kind: Kind,
-    pub launch: Launch,
-    /// In words.
-    pub what: String,
-    pub failed: Option<String>,
-    /// The slowest rank's microseconds a step, round by round.
-    pub times: Vec<f64>,
-    /// The same of the host's time of one enqueue; of plain launches alone.
-    pub host: Vec<f64>,
-    pub runner: Runner<'a>,
+    /// What is shown of it. Its times are those of the slowest rank.
+    pub row: Row,
+    /// [`Planned::identity`].
+    pub identity: Option<String>,
+    /// Other contenders with the same identity, in words: timed once, because a difference would be noise.
+    pub twins: Vec<(Contender, String)>,
+    runner: Runner<'a>,
 }
 
 /// Who carries out its steps.
-pub enum Runner<'a> {
+enum Runner<'a> {
     /// This process. The graph goes first, for what is in it has to outlive it.
     Here { graph: Option<CudaGraph>, step: Box<dyn Step + 'a> },
     /// Another program; what a step took in the loop before, in microseconds.
@@ -82,41 +78,39 @@ impl Track<'_> {
     }
 }
 
-impl Entrant<'_> {
-    /// What is shown of it: no time for a wrong result.
-    pub fn into_row(self) -> Row {
-        let plan = self.carried_out().map(|Setup { way, kernel, swizzle, splits, sms, .. }| {
-            CarriedOut { way, kernel: kernel.name, swizzle, splits, sms }
+impl<'a> Entrant<'a> {
+    /// One that this process carries out.
+    pub fn new(name: &str, launch: Launch, planned: Planned<'a>) -> Entrant<'a> {
+        let Planned { kind, what, setup, identity, step, .. } = planned;
+        let plan = setup.map(|Setup { way, kernel, swizzle, splits, sms, .. }| CarriedOut {
+            way,
+            kernel: kernel.name,
+            swizzle,
+            splits,
+            sms,
         });
-        Row {
-            plan,
-            peer: matches!(self.runner, Runner::Peer { .. }),
-            rounds_us: if self.failed.is_some() { Vec::new() } else { self.times },
-            host_us: self.host,
-            failed: self.failed,
-            ..Row::new(&self.name, self.kind, self.launch == Launch::Graph, self.what)
-        }
+        let row = Row { plan, ..Row::new(name, kind, launch == Launch::Graph, what) };
+        Entrant { row, identity, twins: Vec::new(), runner: Runner::Here { graph: None, step } }
     }
 
-    /// [`Step::identity`], of what this process carries out.
-    pub fn identity(&self) -> Option<String> {
-        match &self.runner {
-            Runner::Here { step, .. } => step.identity(),
-            Runner::Peer { .. } => None,
-        }
+    /// One of another program.
+    pub fn of_peer(row: Row, peer: &'a RefCell<Peer>) -> Entrant<'a> {
+        let row = Row { peer: true, ..row };
+        let runner = Runner::Peer { peer, before: None };
+        Entrant { row, identity: None, twins: Vec::new(), runner }
     }
 
-    /// [`Step::carried_out`], of what this process carries out.
-    pub fn carried_out(&self) -> Option<Setup> {
-        match &self.runner {
-            Runner::Here { step, .. } => step.carried_out(),
-            Runner::Peer { .. } => None,
+    /// What is shown of it: no time for a wrong result.
+    pub fn into_rows(mut self) -> Vec<Row> {
+        if self.row.failed.is_some() {
+            self.row.rounds_us.clear();
         }
+        self.row.with_twins(self.twins)
     }
 
     /// Captures the graph, if there is to be one.
     pub fn capture(&mut self, track: &Track<'_>) -> Result<()> {
-        if let (Launch::Graph, Runner::Here { step, graph }) = (self.launch, &mut self.runner) {
+        if let (true, Runner::Here { step, graph }) = (self.row.graph, &mut self.runner) {
             let steps = || (0..GRAPH_STEPS).try_for_each(|nth| step.enqueue(nth % track.sets));
             *graph = capture(track.gpu, steps)?;
         }
@@ -125,18 +119,18 @@ impl Entrant<'_> {
 
     /// One loop: microseconds a step; none if it has failed, on all ranks alike.
     pub fn time(&mut self, track: &Track<'_>, graphs: Graphs) -> Result<Option<f64>> {
-        if self.failed.is_some() {
+        if self.row.failed.is_some() {
             return Ok(None);
         }
         let steps = graphs.timed * GRAPH_STEPS;
         track.group.barrier("a loop", LIMIT)?;
         let us = match &mut self.runner {
             Runner::Peer { peer, before } => {
-                let (graph, mut peer) = (self.launch == Launch::Graph, peer.borrow_mut());
-                match peer.run(track.group, &self.name, graph, steps, *before)? {
+                let Row { who, graph, failed, .. } = &mut self.row;
+                match peer.borrow_mut().run(track.group, who, *graph, steps, *before)? {
                     Ok(us) => *before.insert(us),
                     Err(why) => {
-                        self.failed = Some(why);
+                        *failed = Some(why);
                         return Ok(None);
                     }
                 }
@@ -161,9 +155,9 @@ impl Entrant<'_> {
         Ok(Some(us))
     }
 
-    /// The host's microseconds for one enqueue, where it is the host that enqueues steps.
+    /// Adds the host's microseconds for one enqueue, where it is the host that enqueues steps.
     pub fn time_host(&mut self, track: &Track<'_>) -> Result<()> {
-        let (Launch::Plain, Runner::Here { step, .. }) = (self.launch, &mut self.runner) else {
+        let (false, Runner::Here { step, .. }) = (self.row.graph, &mut self.runner) else {
             return Ok(());
         };
         track.group.barrier("a burst", LIMIT)?;
@@ -172,7 +166,7 @@ impl Entrant<'_> {
         let us = begin.elapsed().as_secs_f64() * 1e6 / HOST_STEPS as f64;
         track.gpu.synchronize()?;
         step.check()?;
-        self.host.push(track.slowest(us)?);
+        self.row.host_us.push(track.slowest(us)?);
         Ok(())
     }
 }

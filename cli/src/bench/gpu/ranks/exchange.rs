@@ -28,6 +28,8 @@ pub fn all_values_within<T: Serialize + DeserializeOwned>(
     own: &T,
     limit: Duration,
 ) -> Result<Vec<T>> {
+    /// Of all ranks together: half of what an exchange has room for.
+    const ROOM: usize = 8 << 20;
     let unreadable = |error: serde_json::Error| Error::Mismatch {
         what: what.into(),
         got: error.to_string(),
@@ -35,26 +37,19 @@ pub fn all_values_within<T: Serialize + DeserializeOwned>(
         remedy: "run the same version of this program on every rank",
     };
     let own = serde_json::to_vec(own).map_err(unreadable)?;
-    let all = all_bytes(group, what, &own, limit)?;
-    all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(unreadable)).collect()
-}
-
-/// All ranks' bytes, however many: in parts that an exchange has room for.
-fn all_bytes(group: &Group, what: &str, own: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>> {
-    /// Of all ranks together: half of what an exchange has room for.
-    const ROOM: usize = 8 << 20;
     let lengths = group.all_gather(what, &(own.len() as u64).to_le_bytes(), limit)?;
     let lengths = lengths.iter().filter_map(|bytes| bytes.as_slice().try_into().ok());
     let longest = lengths.map(u64::from_le_bytes).max().unwrap_or(0) as usize;
     let mut all = vec![Vec::new(); group.ranks() as usize];
     let room = (ROOM / all.len()).max(1);
+    // In parts that an exchange has room for.
     for part in (0..longest).step_by(room) {
         let own = &own[part.min(own.len())..(part + room).min(own.len())];
         for (all, part) in all.iter_mut().zip(group.all_gather(what, own, limit)?.iter()) {
             all.extend_from_slice(part);
         }
     }
-    Ok(all)
+    all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(unreadable)).collect()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The benches of operations on several GPUs: this process's part as one rank.
 //!
-//! What belongs here: the course of them; the contenders are beside (`contenders`, `reducing`), and how each is planned
-//! (`planning`). Every rank does the same in the same order, because steps are collective. Invariants: a time is that of the
+//! What belongs here: the course of them; the contenders are beside (`contenders`), and how each is planned (`planning`).
+//! Every rank does the same in the same order, because steps are collective. Invariants: a time is that of the
 //! slowest rank; a wrong result has no time; measured times are shown even if a later case ends the bench.
 
 pub mod contenders;
@@ -11,11 +11,9 @@ pub mod loops;
 mod peer;
 mod planning;
 mod process;
-mod reducing;
-pub mod timeline;
 
 use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -24,36 +22,39 @@ use overlap_gemm::Result;
 use overlap_gemm::cuda::devices;
 use overlap_gemm::cuda::nccl::{Communicator, NCCL_VARIABLE, Nccl};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
-use overlap_gemm::plan::{Problem, Strategy};
+use overlap_gemm::plan::Problem;
 use overlap_gemm::tune::Tuning;
 
+use super::super::between::OnGpus;
 use super::super::cases::{Case, spread};
-use super::super::lineup::Lineup;
-use super::super::report::{CaseReport, Kind, Run, Shown};
+use super::super::machine::Machine;
+use super::super::report::{CaseReport, Kind, Row, Run};
 use super::super::turns::turn;
-use super::super::wanted::{Contender, Gatherer, Launch, OnGpus};
+use super::super::wanted::{Contender, Launch};
 use super::check::{Adder, Check};
 use super::cublaslt::Cublaslt;
 use super::driver::{Block, Gpu};
 use super::inputs::Pools;
-use super::machine;
 use super::timing::Watch;
 use crate::exit::Failure;
 use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
+use crate::output::Output;
 use crate::progress;
-use contenders::Step;
-use entrant::{Entrant, Graphs, ONE_GRAPH, Runner, Track, wrong_anywhere};
+use contenders::{Planned, Summing};
+use entrant::{Entrant, Graphs, ONE_GRAPH, Track, wrong_anywhere};
 use exchange::all_values;
 use loops::{GRAPH_STEPS, LIMIT, SETS};
 use peer::{Limits, Peer};
-use reducing::Summing;
+
+/// Steps in a loop, at least, if nobody says how many.
+const STEPS: u32 = 60;
 
 /// What all cases share.
 struct Bench<'a> {
     gpu: &'a Gpu,
     group: Arc<Group>,
-    wanted: &'a OnGpus,
+    wanted: &'a OnGpus<'a>,
     cublaslt: Option<Rc<Cublaslt>>,
     nccl: Option<Rc<Communicator>>,
     peer: Option<RefCell<Peer>>,
@@ -72,59 +73,61 @@ struct Checks<'a> {
 
 impl Checks<'_> {
     /// Takes a step, and says what is wrong with its result, if anything is.
-    fn run(&self, summing: Summing<'_>, step: &mut dyn Step) -> Result<Result<(), String>> {
-        let Summing { place: contenders::Place { gpu, inputs, set, .. }, totals, .. } = summing;
-        let (kind, adder) = (step.kind(), step.adder());
+    fn run(&self, case: Summing<'_>, planned: &mut Planned<'_>) -> Result<Result<(), String>> {
+        let Summing { place: contenders::Place { gpu, inputs, set, .. }, totals, .. } = case;
+        let Planned { kind, adder, step, .. } = planned;
         let enqueue = |set| step.enqueue(set);
         if !kind.reduces() {
             return self.product.run(gpu, inputs, enqueue);
         }
         let (partials, total) = (&inputs.sets[set].d, &totals[set]);
         // Where D has the partials, a product has to write them first. A reduction alone finds them there.
-        let poisoned = match kind.is_whole() && adder == Adder::Nccl {
+        let poisoned = match kind.is_whole() && *adder == Adder::Nccl {
             true => vec![partials, total],
             false => vec![total],
         };
-        self.total.run_into(gpu, total, &poisoned, adder, enqueue)
+        self.total.run_into(gpu, total, &poisoned, *adder, enqueue)
     }
 }
 
 /// Runs all cases as one rank; rank 0 shows what they gave.
-pub fn run(wanted: &OnGpus, mut shown: Option<Shown>, interrupt: Interrupt) -> Result<(), Failure> {
+pub fn run(
+    wanted: &OnGpus<'_>,
+    mut output: Option<Output>,
+    interrupt: Interrupt,
+) -> Result<(), Failure> {
     let place = Place::from_env()?;
     let count = devices()?.len().max(1);
     let gpu = Gpu::open(place.local_rank as usize % count)?;
     let shared = GroupOptions::default().shared_devices(true);
     let group = Arc::new(Group::from_env(&shared)?);
-    // What reduces has the names of what gathers, and needs the same.
-    let named = |name: &str| wanted.contenders.iter().any(|who| who.name() == name);
-    let takes_part = |all: &[Gatherer]| all.iter().any(|who| named(who.name()));
-    let cublaslt = match takes_part(&[Gatherer::Cublaslt, Gatherer::NcclCublaslt]) {
-        true => Some(Cublaslt::open(&gpu, wanted.cublaslt.as_deref())?),
+    let takes_part = |all: &[Contender]| all.iter().any(|who| wanted.contenders.contains(who));
+    let cublaslt = match takes_part(&[Contender::Cublaslt, Contender::NcclCublaslt]) {
+        true => Some(Cublaslt::open(&gpu)?),
         false => None,
     };
-    let nccl = match takes_part(&[Gatherer::Nccl, Gatherer::NcclCublaslt]) {
+    let nccl = match takes_part(&[Contender::Nccl, Contender::NcclCublaslt]) {
         true => {
-            let nccl = Nccl::load(wanted.nccl.clone().or_else(packaged_nccl).as_deref())?;
+            let nccl = Nccl::load(packaged_nccl().as_deref())?;
             // As others use it: the quicker way.
             Some(Rc::new(Communicator::join_without_limits(&nccl, &group, &gpu.device)?))
         }
         false => None,
     };
-    let peer = match &wanted.peer {
+    let peer = match &wanted.args.peer {
         Some(command) => {
             Some(RefCell::new(Peer::start(command, &place, &group, Limits::default())?))
         }
         None => None,
     };
-    let machine = machine::describe(&gpu, cublaslt.as_deref())?;
+    let machine = Machine::of_gpus(&gpu, cublaslt.as_deref())?;
     let (watch, l2_bytes) = (Watch::new(&gpu)?, machine.l2_bytes);
-    if shown.is_some() && wanted.contenders.contains(&Contender::Gather(Gatherer::Auto)) {
+    if output.is_some() && takes_part(&[Contender::Auto]) && !wanted.operation.reduces() {
         // Tables that are not used, and why.
         Tuning::found().notes().iter().for_each(|note| eprintln!("{note}"));
     }
-    let bar = match &shown {
-        Some(shown) => progress::bar(steps(wanted), "steps", &shown.output),
+    let bar = match &output {
+        Some(output) => progress::bar(bar_steps(wanted), "steps", output),
         None => ProgressBar::hidden(),
     };
     bar.tick();
@@ -136,13 +139,12 @@ pub fn run(wanted: &OnGpus, mut shown: Option<Shown>, interrupt: Interrupt) -> R
             format!("{major}.{minor}.{patch}")
         }),
         operation: wanted.operation,
-        copied: wanted.copied,
-        ..Run::begin(machine, bench.group.ranks(), wanted.steps, wanted.rounds)
+        ..Run::begin(machine, bench.group.ranks(), bench.steps(), wanted.args.common.rounds())
     };
-    let outcome = told(&bench.group, bench.run_all(&mut run, shown.as_mut()));
+    let outcome = told(&bench.group, bench.run_all(&mut run, output.as_mut()));
     bench.bar.finish_and_clear();
-    match shown {
-        Some(shown) => shown.end(run, outcome),
+    match output {
+        Some(output) => run.end(output, outcome),
         None => outcome,
     }
 }
@@ -167,126 +169,85 @@ fn packaged_nccl() -> Option<PathBuf> {
 }
 
 /// What the bar counts: for each case the contenders that are planned, and the rounds.
-fn steps(wanted: &OnGpus) -> u64 {
-    let planned = wanted.contenders.len() * wanted.launch.len();
-    (wanted.cases.len() * (planned + wanted.rounds)) as u64
+fn bar_steps(wanted: &OnGpus<'_>) -> u64 {
+    let planned = wanted.contenders.len() * wanted.args.launch.len();
+    (wanted.cases.len() * (planned + wanted.args.common.rounds())) as u64
 }
 
 impl Bench<'_> {
-    fn barrier(&self, what: &str) -> Result<()> {
-        self.group.barrier(what, LIMIT)
+    /// Steps in a loop, at least.
+    fn steps(&self) -> usize {
+        self.wanted.args.steps.unwrap_or(STEPS) as usize
     }
 
     /// Runs all cases, and adds each to the run; where they are shown, each as soon as it is there.
-    fn run_all(&self, run: &mut Run, mut shown: Option<&mut Shown>) -> Result<(), Failure> {
-        let mut pools = Pools::new(self.wanted.seed);
+    fn run_all(&self, run: &mut Run, mut output: Option<&mut Output>) -> Result<(), Failure> {
+        let mut pools = Pools::new(self.wanted.args.common.seed);
         for case in &self.wanted.cases {
-            let (report, drawn) = self.run(case, &mut pools)?;
-            run.cases.push(report);
-            if let Some(shown) = &mut shown {
-                shown.keep(run)?;
+            run.cases.push(self.run(case, &mut pools)?);
+            if let Some(output) = &mut output {
+                run.keep(output)?;
             }
-            drawn?;
         }
-        self.barrier("the end of the bench")?;
-        Ok(())
+        Ok(self.group.barrier("the end of the bench", LIMIT)?)
     }
 
-    /// One case, and whether its picture could be drawn, if one is wanted.
-    fn run(
-        &self,
-        case: &Case,
-        pools: &mut Pools,
-    ) -> Result<(CaseReport, Result<(), Failure>), Failure> {
-        let (gpu, wanted) = (self.gpu, self.wanted);
-        let problem = spread(&case.problem, self.group.ranks())?;
+    fn run(&self, case: &Case, pools: &mut Pools) -> Result<CaseReport, Failure> {
+        let (gpu, group, seed) = (self.gpu, &self.group, self.wanted.args.common.seed);
+        let OnGpus { args, operation, contenders, .. } = *self.wanted;
+        let problem = spread(&case.problem, group.ranks())?;
         // What is gathered is the same on all ranks, what is added up is each rank's own.
-        let (reduces, rank) = (wanted.operation.reduces(), self.group.rank());
-        let inputs =
-            pools.inputs_of(if reduces { rank } else { 0 }, gpu, &problem, self.l2_bytes)?;
+        let reduces = operation.reduces();
+        let rank = if reduces { group.rank() } else { 0 };
+        let inputs = pools.inputs(rank, gpu, &problem, self.l2_bytes)?;
         // A set has the same number everywhere, also where one GPU has less memory.
         let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
-        let sets = all_values(&self.group, "the number of sets", &sets)?;
+        let sets = all_values(group, "the number of sets", &sets)?;
         let sets = sets.into_iter().min().unwrap_or(1);
-        let mut check = Check::new(pools, &problem, &inputs, true, wanted.seed);
-        check.set = sets - 1;
-        let place = contenders::Place {
-            gpu,
-            group: &self.group,
-            problem: &problem,
-            inputs: &inputs,
-            set: check.set,
-        };
-        let own = reducing::rows(&place, wanted.operation);
-        let total = |_| gpu.allocate(reducing::bytes(&problem, &own));
-        let checks = Checks {
-            product: check,
-            total: Check::of_total(pools, &problem, own.clone(), sets, true, wanted.seed),
-        };
-        let totals = match reduces {
-            true => (0..sets).map(total).collect::<Result<Vec<Block>>>()?,
-            false => Vec::new(),
-        };
-        let summing = Summing { place, operation: wanted.operation, totals: &totals };
-        let mut lineup: Lineup<Entrant<'_>> = Lineup::new();
-        for &who in &wanted.contenders {
-            for &launch in &wanted.launch {
+        let product = Check::new(pools, &problem, &inputs, sets, true, seed);
+        let place =
+            contenders::Place { gpu, group, problem: &problem, inputs: &inputs, set: product.set };
+        let own = contenders::rows_of_total(&place, operation);
+        let total = Check::of_total(pools, &problem, own.clone(), sets, true, seed);
+        let checks = Checks { product, total };
+        let room = |_| gpu.allocate(contenders::bytes_of_total(&problem, &own));
+        let totals =
+            (0..if reduces { sets } else { 0 }).map(room).collect::<Result<Vec<Block>>>()?;
+        let summing = Summing { place, operation, totals: &totals };
+        let mut entrants: Vec<Entrant<'_>> = Vec::new();
+        for &who in contenders {
+            for &launch in &args.launch {
                 self.interrupt.check()?;
-                let mut step = self.plan(who, summing)?;
-                let (name, what) = (who.name().to_owned(), step.describe());
+                let mut planned = self.plan(who, summing)?;
                 // Ranks have agreed on plans, so they find the same.
-                let so = step.identity();
-                let is_so = |other: &Entrant<'_>| other.launch == launch && other.identity() == so;
+                let is_so = |other: &&mut Entrant<'_>| {
+                    planned.identity.is_some()
+                        && other.row.graph == (launch == Launch::Graph)
+                        && other.identity == planned.identity
+                };
                 self.bar.inc(1);
-                if so.is_some() && lineup.add_twin(&name, &what, is_so) {
+                if let Some(other) = entrants.iter_mut().find(is_so) {
+                    other.twins.push((who, planned.what));
                     continue;
                 }
-                let kind = step.kind();
-                let failed = match kind {
-                    Kind::AllGather => None,
-                    _ => {
-                        let checked = checks.run(summing, &mut *step)?;
-                        step.check()?;
-                        wrong_anywhere(&self.group, checked.err())?
-                    }
-                };
-                let runner = Runner::Here { graph: None, step };
-                let (times, host) = (Vec::new(), Vec::new());
-                let new = Entrant { name, kind, launch, what, failed, times, host, runner };
-                lineup.entrants.push(new);
+                let mut failed = None;
+                if planned.kind != Kind::AllGather {
+                    let checked = checks.run(summing, &mut planned)?;
+                    planned.step.check()?;
+                    failed = wrong_anywhere(group, checked.err())?;
+                }
+                let mut new = Entrant::new(who.name(), launch, planned);
+                new.row.failed = failed;
+                entrants.push(new);
             }
         }
         if let Some(peer) = &self.peer {
-            self.invite(peer, &problem, &mut lineup.entrants)?;
+            self.invite(peer, &problem, &mut entrants)?;
         }
-        let track = Track { gpu, group: &self.group, watch: &self.watch, sets };
-        self.rounds(&mut lineup.entrants, &track)?;
-        let drawn = match &wanted.timelines {
-            Some(folder) => self.draw(folder, case, place),
-            None => Ok(()),
-        };
-        let rows = lineup.into_rows(Entrant::into_row);
-        Ok((CaseReport { name: case.to_string(), rows, problem }, drawn))
-    }
-
-    /// Draws one step of the fused product.
-    fn draw(
-        &self,
-        folder: &Path,
-        case: &Case,
-        place: contenders::Place<'_>,
-    ) -> Result<(), Failure> {
-        let (gather, gemm) = (self.gather_options(), self.gemm_options());
-        let (strategy, copied) = (Some(Strategy::Fused), self.wanted.copied);
-        let mut step = contenders::Gathered::plan(place, strategy, &gather, &gemm, copied)?;
-        let own = step.record()?;
-        let all = timeline::merge(&self.group, step.planned(), &own)?;
-        if self.group.rank() == 0 {
-            timeline::draw(folder, &case.to_string(), &all)?;
-            let summaries = all.summaries();
-            self.bar.suspend(|| summaries.iter().for_each(|rank| eprintln!("{case}: {rank}")));
-        }
-        Ok(())
+        let track = Track { gpu, group, watch: &self.watch, sets };
+        self.rounds(&mut entrants, &track)?;
+        let rows = entrants.into_iter().flat_map(Entrant::into_rows).collect();
+        Ok(CaseReport { name: case.to_string(), rows, problem })
     }
 
     /// Adds another program's contenders.
@@ -299,20 +260,14 @@ impl Bench<'_> {
         let operation = self.wanted.operation;
         let whole = Kind::whole(operation);
         for told in peer.borrow_mut().prepare(&self.group, operation, problem, GRAPH_STEPS)? {
-            for &launch in &self.wanted.launch {
-                if launch == Launch::Graph && !told.graph {
+            for launch in &self.wanted.args.launch {
+                let graph = *launch == Launch::Graph;
+                if graph && !told.graph {
                     continue;
                 }
-                entrants.push(Entrant {
-                    name: told.name.clone(),
-                    kind: if told.kind == "gemm" { Kind::Gemm } else { whole },
-                    launch,
-                    what: "the peer's".into(),
-                    failed: told.failed.clone(),
-                    times: Vec::new(),
-                    host: Vec::new(),
-                    runner: Runner::Peer { peer, before: None },
-                });
+                let kind = if told.kind == "gemm" { Kind::Gemm } else { whole };
+                let row = Row::new(&told.name, kind, graph, "the peer's".into());
+                entrants.push(Entrant::of_peer(Row { failed: told.failed.clone(), ..row }, peer));
             }
         }
         Ok(())
@@ -321,7 +276,7 @@ impl Bench<'_> {
     /// All loops, in turns that are the same on every rank. A contender that is wrong, or hangs, does not run.
     fn rounds(&self, entrants: &mut [Entrant<'_>], track: &Track<'_>) -> Result<(), Failure> {
         let mut entrants: Vec<_> =
-            entrants.iter_mut().filter(|entrant| entrant.failed.is_none()).collect();
+            entrants.iter_mut().filter(|entrant| entrant.row.failed.is_none()).collect();
         let mut fastest = f64::INFINITY;
         for entrant in &mut entrants {
             entrant.capture(track)?;
@@ -330,15 +285,16 @@ impl Bench<'_> {
         // Long enough for the fastest; the same for all.
         let wanted = |ms: f64| {
             let steps = (1e3 * ms / fastest.max(1.0)).ceil() as usize;
-            steps.max(self.wanted.steps).div_ceil(GRAPH_STEPS)
+            steps.max(self.steps()).div_ceil(GRAPH_STEPS)
         };
-        let loops = self.wanted.loops;
+        let common = &self.wanted.args.common;
+        let loops = common.loop_times();
         let graphs = Graphs { warm: wanted(loops.warm_ms), timed: wanted(loops.timed_ms) };
-        for round in 0..self.wanted.rounds {
+        for round in 0..common.rounds() {
             self.interrupt.check()?;
             for nth in turn(round, entrants.len()) {
                 let Some(time) = entrants[nth].time(track, graphs)? else { continue };
-                entrants[nth].times.push(time);
+                entrants[nth].row.rounds_us.push(time);
                 entrants[nth].time_host(track)?;
             }
             self.bar.inc(1);

@@ -15,15 +15,16 @@ use super::*;
 /// For waits that should end by themselves.
 const LONG: Duration = Duration::from_secs(60);
 
+const PATIENT: Limits = Limits { start: LONG, answer: LONG, end: LONG };
+
 /// For what hangs; what does not hang is far quicker.
 const SHORT: Duration = Duration::from_secs(4);
 
-/// Has the contenders a, b and c. `$FAULT` says where and how it fails: "hang run b 1" on rank 1 alone.
+/// Has the contenders a, b and c, of which c is wrong. `$FAULT` says where and how it fails: "hang run b 1" on rank 1 alone.
 const PROGRAM: &str = r#"
 trap '' HUP INT TERM
 sh -c 'trap "" HUP INT TERM; sleep 1000' &
 echo $$ $! >> "$FOLDER/pids"
-echo start >> "$FOLDER/said-$RANK"
 fault() {
     case "$FAULT" in
         "hang $1 $RANK" | "hang $1 all") sleep 1000; sleep 1000 ;;
@@ -36,7 +37,6 @@ fault start
 echo 'a library prints this'
 echo '{"ready": true}'
 while read -r order; do
-    echo "$order" >> "$FOLDER/said-$RANK"
     name=${order#*'"name":"'}
     name=${name%%'"'*}
     case $order in
@@ -44,7 +44,12 @@ while read -r order; do
             fault prepare
             echo '{"contenders": [{"name": "a", "kind": "gemm"}, {"name": "b", "kind": "all-gather-gemm"},
                 {"name": "c", "kind": "all-gather-gemm"}]}' | tr -d '\n'; echo ;;
-        *'"do":"try"'*) fault "try $name"; echo '{"graph": true, "failed": null}' ;;
+        *'"do":"try"'*)
+            fault "try $name"
+            case $name in
+                c) echo '{"graph": true, "failed": "off by 2"}' ;;
+                *) echo '{"graph": true, "failed": null}' ;;
+            esac ;;
         *'"do":"run"'*) fault "run $name"; echo "{\"us\": 1$RANK.5}" ;;
         *) fault quit; exit ;;
     esac
@@ -69,30 +74,23 @@ impl Scene {
         Scene { folder, command }
     }
 
-    /// What each rank's processes were told, and their starts.
-    fn said(&self, rank: u32) -> Vec<String> {
-        let text = fs::read_to_string(self.folder.join(format!("said-{rank}"))).unwrap();
-        text.lines().map(str::to_owned).collect()
-    }
-
-    fn starts(&self, rank: u32) -> usize {
-        self.said(rank).iter().filter(|line| *line == "start").count()
-    }
-
     fn pids(&self) -> Vec<String> {
         let text = fs::read_to_string(self.folder.join("pids")).unwrap_or_default();
         text.split_whitespace().map(str::to_owned).collect()
     }
 
     /// Runs two ranks, and checks that nothing is left of the program.
-    fn on_ranks<T: Send>(&self, run: impl Fn(&Group, Result<Peer>) -> T + Sync) -> [T; 2] {
+    fn on_ranks<T: Send>(
+        &self,
+        limits: Limits,
+        run: impl Fn(&Group, Result<Peer>) -> T + Sync,
+    ) -> [T; 2] {
         let begin = Instant::now();
         let both = thread::scope(|scope| {
             let run = &run;
             let rank = |group: Group| {
                 scope.spawn(move || {
                     let place = Launch::at(group.rank(), 2, "127.0.0.1", 1);
-                    let limits = Limits { start: LONG, prepare: LONG, round: LONG, end: LONG };
                     run(&group, Peer::start(&self.command, &place, &group, limits))
                 })
             };
@@ -101,7 +99,8 @@ impl Scene {
         });
         assert!(begin.elapsed() < LONG, "{:?}", begin.elapsed());
         let pids = self.pids();
-        assert!(!pids.is_empty() && !pids.iter().any(|pid| runs(pid)), "{pids:?}");
+        assert!(!pids.is_empty());
+        all_end(&pids);
         both.try_into().unwrap_or_else(|_| unreachable!("two ranks"))
     }
 }
@@ -116,6 +115,15 @@ impl Drop for Scene {
 fn runs(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+}
+
+/// Waits until they have ended: what was killed may take a moment.
+fn all_end(pids: &[String]) {
+    let begin = Instant::now();
+    while pids.iter().any(|pid| runs(pid)) {
+        assert!(begin.elapsed() < LONG, "{pids:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn problem(m: u64) -> Problem {
@@ -138,112 +146,58 @@ fn rounds(peer: &mut Peer, group: &Group, m: u64) -> Vec<(String, Result<f64, St
     all
 }
 
-fn check(got: &[(String, Result<f64, String>)], failed: &str, words: &[&str]) {
-    for (name, outcome) in got {
-        match outcome {
-            // The slowest rank's.
-            Ok(us) => assert!(*us == 11.5 && name != failed, "{got:?}"),
-            Err(why) => {
-                assert!(name == failed, "{got:?}");
-                words.iter().for_each(|word| assert!(why.contains(word), "{word}: {why}"));
-            }
-        }
-    }
-    assert_eq!(got.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
-}
-
-/// Wherever one fails, and however: the others run, and those of later cases; all ranks say the same.
+/// Wherever the program fails, and however: all ranks say the same of it, in this case and in the next.
 #[test]
-fn one_contender_fails_and_the_others_go_on() {
+fn a_program_that_fails_is_killed_and_left_out() {
     let faults = [
-        ("hang try b 1", "b", "hung: trying 'b' in 64x64x64 bf16, rank 1: no answer within 4s"),
-        ("hang try c all", "c", "hung: trying 'c' in 64x64x64 bf16, rank 0: no answer within 4s"),
-        (
-            "end try a 0",
-            "a",
-            "failed: trying 'a' in 64x64x64 bf16, rank 0: it ended (exit status: 7)",
-        ),
-        ("hang run c 0", "c", "hung: a loop of 'c' (graph) in 64x64x64 bf16, rank 0: no answer"),
-        ("flood run b 1", "b", "hung: a loop of 'b' (graph) in 64x64x64 bf16, rank 1: no answer"),
-        ("garble run a 1", "a", "rank 1: it said '{\\\"nonsense\\\"' (EOF"),
-        ("end run b 1", "b", "rank 1: it ended (exit status: 7)"),
-        ("none", "", ""),
+        ("hang prepare all", "hung: preparing 64x64x64 bf16, rank 0: no answer within 4s"),
+        ("hang try b 1", "hung: trying 'b' in 64x64x64 bf16, rank 1: no answer within 4s"),
+        ("end try a 0", "failed: trying 'a' in 64x64x64 bf16, rank 0: it ended (exit status: 7)"),
+        ("hang run b 0", "hung: a loop of 'b' (graph) in 64x64x64 bf16, rank 0: no answer"),
+        ("flood run b 1", "hung: a loop of 'b' (graph) in 64x64x64 bf16, rank 1: no answer"),
+        ("garble run a 1", "rank 1: it said '{\\\"nonsense\\\"' (EOF"),
+        ("end run b 1", "rank 1: it ended (exit status: 7)"),
     ];
+    let fails = |fault: &str, why: &str| {
+        let [one, other] =
+            Scene::new(fault).on_ranks(Limits { answer: SHORT, ..PATIENT }, |group, peer| {
+                let mut peer = peer.unwrap();
+                [64, 128].map(|m| rounds(&mut peer, group, m))
+            });
+        assert_eq!(one, other, "{fault}");
+        let [this, next] = one;
+        let failed = |(_, outcome): &(_, Result<f64, String>)| {
+            outcome.as_ref().is_err_and(|told| told.contains(why))
+        };
+        assert!(this.iter().any(failed) && next.iter().all(failed), "{fault}: {this:?} {next:?}");
+        let names: &[&str] = if fault.contains("prepare") { &["peer"] } else { &["a", "b", "c"] };
+        assert!(next.iter().map(|(name, _)| name).eq(names), "{fault}: {next:?}");
+    };
     thread::scope(|scope| {
-        for (fault, failed, why) in faults {
-            scope.spawn(move || goes_on(fault, failed, why));
+        for (fault, why) in faults {
+            scope.spawn(move || fails(fault, why));
         }
     });
 }
 
-fn goes_on(fault: &str, failed: &str, why: &str) {
-    let scene = Scene::new(fault);
-    let [one, other] = scene.on_ranks(|group, peer| {
-        let mut peer = peer.unwrap();
-        peer.limits = Limits { prepare: SHORT, round: SHORT, ..peer.limits };
-        [64, 128].map(|m| rounds(&mut peer, group, m))
-    });
-    assert_eq!(one, other, "{fault}");
-    one.iter().for_each(|case| check(case, failed, &[why, "left out of the rest of the run"]));
-    let again = usize::from(fault != "none");
-    assert_eq!([0, 1].map(|rank| scene.starts(rank)), [1 + again; 2], "{fault}");
-    // The one that failed is not asked again, in this case or another.
-    let said = scene.said(0);
-    let ask = format!("\"name\":\"{failed}\"");
-    let last = said.iter().rev().take_while(|line| *line != "start");
-    assert_eq!(last.filter(|line| line.contains(&ask)).count(), 0, "{fault}: {said:?}");
-}
-
-/// A program that fails again and again is left alone at last; its contenders are still told of.
+/// The time is the slowest rank's, and a wrong result has none.
 #[test]
-fn the_program_is_started_a_few_times_at_most() {
-    let scene = Scene::new("hang prepare all");
-    let [one, other] = scene.on_ranks(|group, peer| {
-        let mut peer = peer.unwrap();
-        peer.limits.prepare = Duration::from_millis(500);
-        let told = |nth: u64| {
-            peer.prepare(group, Operation::GemmReduceScatter, &problem(64 + nth), 20).unwrap()
-        };
-        (0..6).map(told).collect::<Vec<_>>()
-    });
-    assert_eq!(one, other);
-    assert_eq!([0, 1].map(|rank| scene.starts(rank)), [1 + RESTARTS as usize; 2]);
-    let said = scene.said(1);
-    let prepare = said.iter().find(|line| line.contains("prepare")).unwrap();
-    assert!(prepare.contains("\"operation\":\"gemm-reduce-scatter\""), "{prepare}");
-    for (nth, told) in one.iter().enumerate() {
-        assert_eq!((told.len(), &*told[0].name), (1, "peer"));
-        let word = if nth <= RESTARTS as usize { "hung: preparing" } else { "has failed 4 times" };
-        let why = told[0].failed.as_ref().unwrap();
-        assert!(why.contains(word), "{nth}: {why}");
-    }
-}
-
-#[test]
-fn a_start_that_hangs_costs_one_limit() {
-    let scene = Scene::new("hang start 1");
-    let both = scene.on_ranks(|group, peer| {
-        let mut peer = peer.unwrap();
-        peer.limits.start = SHORT;
-        [64, 128].map(|m| peer.prepare(group, Operation::AllGatherGemm, &problem(m), 20).unwrap())
-    });
-    for told in both.iter().flatten() {
-        let why = told[0].failed.as_ref().unwrap();
-        assert!(why.contains("hung: the start of the peer, rank 1: no answer within 4s"), "{why}");
-    }
-    assert_eq!([0, 1].map(|rank| scene.starts(rank)), [1; 2]);
+fn a_program_that_does_not_fail_is_timed() {
+    let both =
+        Scene::new("none").on_ranks(PATIENT, |group, peer| rounds(&mut peer.unwrap(), group, 64));
+    let wrong = Err("rank 0: off by 2".into());
+    let expected =
+        [("a", Ok(11.5)), ("b", Ok(11.5)), ("c", wrong)].map(|(name, us)| (name.into(), us));
+    assert_eq!(both, [expected.to_vec(), expected.to_vec()]);
 }
 
 /// Its command is wrong, perhaps: nothing was measured, and so the bench ends on all ranks.
 #[test]
 fn a_program_that_does_not_start_is_an_error() {
-    for fault in ["end start 0", "garble start 1"] {
-        let scene = Scene::new(fault);
-        let both = scene.on_ranks(|group, peer| {
-            peer.unwrap().prepare(group, Operation::AllGatherGemm, &problem(64), 20).unwrap_err()
-        });
-        for error in both {
-            let text = error.to_string();
+    for fault in ["end start 0", "garble start 1", "hang start 1"] {
+        let limits = Limits { start: SHORT, ..PATIENT };
+        for error in Scene::new(fault).on_ranks(limits, |_, peer| peer.err()) {
+            let text = error.expect("an error").to_string();
             assert!(text.contains("the start of the peer, rank"), "{fault}: {text}");
         }
     }
@@ -253,7 +207,7 @@ fn a_program_that_does_not_start_is_an_error() {
 #[test]
 fn a_program_that_does_not_quit_is_killed() {
     let scene = Scene::new("hang quit 0");
-    scene.on_ranks(|group, peer| drop(rounds(&mut peer.unwrap(), group, 64)));
+    scene.on_ranks(PATIENT, |group, peer| drop(rounds(&mut peer.unwrap(), group, 64)));
 }
 
 #[test]
@@ -262,12 +216,18 @@ fn what_one_rank_cannot_do_nobody_does() {
     let all = [tried(true, None), tried(false, Some("off by 2")), tried(true, Some("off by 3"))];
     assert_eq!(together(all.to_vec()), tried(false, Some("rank 1: off by 2")));
     assert_eq!(together(vec![tried(true, None); 2]), tried(true, None));
-    let names = |all: &[&str]| -> Vec<Named> {
-        all.iter().map(|name| Named { name: (*name).into(), kind: "gemm".into() }).collect()
+    let names = |all: &[&str]| -> Vec<Told> {
+        let told = |name: &&str| Told {
+            name: (*name).into(),
+            kind: "gemm".into(),
+            graph: false,
+            failed: None,
+        };
+        all.iter().map(told).collect()
     };
     assert_eq!(same_names(&[names(&["a", "b"]), names(&["a", "b"])]), Ok(names(&["a", "b"])));
     let why = same_names(&[names(&["a", "b"]), names(&[])]).unwrap_err();
-    assert_eq!(why, "the peer has nothing on rank 1, and a (gemm), b (gemm) on rank 0");
+    assert_eq!(why, "it has '' on rank 1, and 'a, b' on rank 0");
 }
 
 const FOLDER: &str = "OVERLAP_GEMM_TEST_PEER";
@@ -299,9 +259,5 @@ fn nothing_of_the_program_outlives_a_bench_that_is_killed() {
     assert!(pids.len() == 2 && pids.iter().all(|pid| runs(pid)), "{pids:?}");
     bench.kill().unwrap();
     bench.wait().unwrap();
-    let begin = Instant::now();
-    while pids.iter().any(|pid| runs(pid)) {
-        assert!(begin.elapsed() < LONG, "{pids:?}");
-        thread::sleep(Duration::from_millis(5));
-    }
+    all_end(&pids);
 }

@@ -9,91 +9,99 @@ use overlap_gemm::cuda::{GatherOptions, Gemm, GemmOptions};
 use overlap_gemm::plan::{Engine, Operation, Problem, Strategy};
 use overlap_gemm::{Error, Result};
 
-use super::super::super::wanted::{Contender, Gatherer, Reducer};
+use super::super::super::report::Kind;
+use super::super::super::wanted::Contender;
+use super::super::check::Adder;
 use super::super::cublaslt::Suggested;
 use super::super::inputs::Inputs;
-use super::super::timing::{Product, estimate_ms};
+use super::super::own::operands;
+use super::super::timing::estimate_ms;
 use super::Bench;
-use super::contenders::{self, Gathered, Place, Step};
-use super::reducing::{ByNccl, Reduced, Summing};
-
-/// Suggestions of cuBLASLt that are tried.
-const SUGGESTIONS: u32 = 16;
-
-type Planned<'a> = Box<dyn Step + 'a>;
+use super::contenders::{
+    GatherAlone, Gathered, Place, Planned, Reduced, Summing, gather_by_nccl, reduce_by_nccl,
+};
 
 impl Bench<'_> {
     /// A contender in a case; collective.
     pub(super) fn plan<'c>(&self, who: Contender, case: Summing<'c>) -> Result<Planned<'c>> {
-        match who {
-            Contender::Gather(who) => self.plan_gather(who, case.place),
-            Contender::Reduce(who) => self.plan_reduce(who, case),
-        }
-    }
-
-    fn plan_gather<'c>(&self, who: Gatherer, place: Place<'c>) -> Result<Planned<'c>> {
-        let gemm = self.gemm_options();
-        let gather = self.gather_options();
-        let gathered_by = |gather: &GatherOptions, strategy| {
-            let copied = self.wanted.copied;
-            let planned = Gathered::plan(place, strategy, gather, &gemm, copied)?;
-            Ok(Box::new(planned) as Planned<'c>)
+        let Summing { place, operation, totals } = case;
+        let Place { gpu, problem, inputs, .. } = place;
+        let reduces = operation.reduces();
+        let (gemm, gather) = (self.gemm_options(), self.gather_options());
+        let own = || Gemm::plan(&gpu.device, problem, &gemm);
+        // SAFETY: as large as the problem says; they live until the stream is through.
+        let enqueue = move |gemm: &Gemm, set| unsafe {
+            gemm.enqueue_raw(&gpu.stream, &operands(inputs, set))
         };
-        let gathered = |strategy| gathered_by(&gather, strategy);
+        let gathered = |strategy, gather: &GatherOptions| {
+            let layer = Gathered::plan(place, strategy, gather, &gemm)?;
+            Ok(layer.into_step())
+        };
+        let strategy = match who {
+            Contender::Sequential => Some(Strategy::Sequential),
+            Contender::Pipelined => Some(Strategy::Pipelined),
+            Contender::Fused => Some(Strategy::Fused),
+            _ => None,
+        };
         Ok(match who {
-            Gatherer::Cublaslt => self.cublaslt(place)?,
-            Gatherer::NcclCublaslt => {
-                let product = self.suggested(place.problem, place.inputs)?;
-                Box::new(contenders::Cublaslt { place, product, nccl: Some(self.nccl()?) })
+            Contender::Cublaslt => {
+                let product = self.suggested(problem, inputs)?;
+                let what = product.describe();
+                Planned::new(Kind::Gemm, what, move |set| product.enqueue(gpu, inputs, set))
             }
-            Gatherer::Nccl => Box::new(contenders::NcclAlone { place, nccl: self.nccl()? }),
-            Gatherer::Own => self.own(place)?,
-            Gatherer::Beside => Box::new(contenders::Beside::plan(place, &gemm)?),
-            Gatherer::Gather => Box::new(contenders::GatherAlone::plan(place, &gather)?),
-            Gatherer::NcclOwn => {
-                let by_nccl = GatherOptions::default().with_engine(Engine::Nccl);
-                gathered_by(&by_nccl, Some(Strategy::Sequential))?
+            Contender::Own | Contender::OwnSet => {
+                let gemm = own()?;
+                let what = gemm.kernel().to_string();
+                Planned::new(Kind::Gemm, what, move |set| enqueue(&gemm, set))
             }
-            Gatherer::Sequential => gathered(Some(Strategy::Sequential))?,
-            Gatherer::Pipelined => gathered(Some(Strategy::Pipelined))?,
-            Gatherer::Fused => gathered(Some(Strategy::Fused))?,
-            Gatherer::Auto => gathered(None)?,
-        })
-    }
-
-    fn plan_reduce<'c>(&self, who: Reducer, case: Summing<'c>) -> Result<Planned<'c>> {
-        let Summing { place, operation, .. } = case;
-        let (gather, gemm) = (self.gather_options(), self.gemm_options());
-        let reduced = |strategy| -> Result<Planned<'c>> {
-            Ok(match operation {
-                Operation::GemmAllReduce => {
-                    Box::new(Reduced::<true>::plan(case, strategy, &gather, &gemm)?)
+            Contender::NcclCublaslt => {
+                let (product, nccl) = (self.suggested(problem, inputs)?, self.nccl()?);
+                let adder = if reduces { Adder::Nccl } else { Adder::Own };
+                let what = product.describe();
+                let step = move |set| {
+                    if !reduces {
+                        gather_by_nccl(&place, &nccl, set)?;
+                    }
+                    product.enqueue(gpu, inputs, set)?;
+                    if reduces { reduce_by_nccl(&case, &nccl, set) } else { Ok(()) }
+                };
+                Planned { adder, ..Planned::new(Kind::whole(operation), what, step) }
+            }
+            Contender::Nccl => {
+                let nccl = self.nccl()?;
+                let what = format!("NCCL {:?}", nccl.version());
+                if !reduces {
+                    let step = move |set| gather_by_nccl(&place, &nccl, set);
+                    return Ok(Planned::new(Kind::AllGather, what, step));
                 }
-                _ => Box::new(Reduced::<false>::plan(case, strategy, &gather, &gemm)?),
-            })
-        };
-        Ok(match who {
-            Reducer::Cublaslt => self.cublaslt(place)?,
-            Reducer::Own => self.own(place)?,
-            Reducer::NcclCublaslt => {
-                let product = self.suggested(place.problem, place.inputs)?;
-                Box::new(ByNccl::behind(case, self.nccl()?, product))
+                // The partials are this crate's products, which all others that write D overwrite by the same, up to rounding.
+                let gemm = own()?;
+                (0..totals.len()).try_for_each(|set| enqueue(&gemm, set))?;
+                gpu.synchronize()?;
+                let kind = match operation {
+                    Operation::GemmAllReduce => Kind::AllReduce,
+                    _ => Kind::ReduceScatter,
+                };
+                let step = move |set| reduce_by_nccl(&case, &nccl, set);
+                Planned { adder: Adder::Nccl, ..Planned::new(kind, what, step) }
             }
-            Reducer::Nccl => Box::new(ByNccl::alone(case, self.nccl()?, &gemm)?),
-            Reducer::Sequential => reduced(Some(Strategy::Sequential))?,
-            Reducer::Pipelined => reduced(Some(Strategy::Pipelined))?,
-            Reducer::Auto => reduced(None)?,
+            Contender::Gather => GatherAlone::plan(place, &gather)?,
+            Contender::NcclOwn => {
+                let by_nccl = GatherOptions::default().with_engine(Engine::Nccl);
+                gathered(Some(Strategy::Sequential), &by_nccl)?
+            }
+            Contender::Sequential | Contender::Pipelined | Contender::Fused | Contender::Auto => {
+                match operation {
+                    Operation::GemmReduceScatter => {
+                        Reduced::<false>::plan(case, strategy, &gather, &gemm)?
+                    }
+                    Operation::GemmAllReduce => {
+                        Reduced::<true>::plan(case, strategy, &gather, &gemm)?
+                    }
+                    _ => gathered(strategy, &gather)?,
+                }
+            }
         })
-    }
-
-    fn cublaslt<'c>(&self, place: Place<'c>) -> Result<Planned<'c>> {
-        let product = self.suggested(place.problem, place.inputs)?;
-        Ok(Box::new(contenders::Cublaslt { place, product, nccl: None }))
-    }
-
-    fn own<'c>(&self, place: Place<'c>) -> Result<Planned<'c>> {
-        let gemm = Gemm::plan(&self.gpu.device, place.problem, &self.gemm_options())?;
-        Ok(Box::new(contenders::Own { place, gemm }))
     }
 
     fn nccl(&self) -> Result<Rc<Communicator>> {
@@ -101,47 +109,47 @@ impl Bench<'_> {
         self.nccl.clone().ok_or_else(missing)
     }
 
-    pub(super) fn gemm_options(&self) -> GemmOptions {
+    fn gemm_options(&self) -> GemmOptions {
         // As weights are.
         let mut gemm = GemmOptions::default().with_constant_b(true);
-        gemm.kernel.clone_from(&self.wanted.kernel);
-        (gemm.splits, gemm.swizzle) = (self.wanted.splits, self.wanted.swizzle);
+        gemm.kernel.clone_from(&self.wanted.args.kernel);
+        (gemm.splits, gemm.swizzle) = (self.wanted.args.splits, self.wanted.args.swizzle);
         gemm
     }
 
-    pub(super) fn gather_options(&self) -> GatherOptions {
-        let wanted = self.wanted;
+    fn gather_options(&self) -> GatherOptions {
+        let args = self.wanted.args;
         let mut options = GatherOptions::default();
-        options.pieces = wanted.pieces;
-        if let Some(streams) = wanted.streams {
+        options.pieces = args.pieces;
+        if let Some(streams) = args.streams {
             options.engine = Some(Engine::CopyEngines { streams });
         }
-        if let Some(blocks) = wanted.blocks {
+        if let Some(blocks) = args.blocks {
             options.engine = Some(Engine::Kernel { blocks });
         }
         options
     }
 
     /// The fastest of cuBLASLt's suggestions, in a short loop of each.
-    fn suggested(&self, problem: &Problem, inputs: &Inputs) -> Result<Rc<Suggested>> {
+    fn suggested(&self, problem: &Problem, inputs: &Inputs) -> Result<Suggested> {
         let missing = || Error::NoDevice { reason: "cuBLASLt is not loaded".into() };
         let library = self.cublaslt.as_ref().ok_or_else(missing)?;
         let mut best: Option<(f64, Suggested)> = None;
-        for suggested in Suggested::all(library, problem, inputs, true, SUGGESTIONS)? {
+        for suggested in Suggested::all(library, problem, inputs, true)? {
+            let enqueue = |set| suggested.enqueue(self.gpu, inputs, set);
             // A suggestion that the library itself then refuses is no contender.
-            if suggested.enqueue(self.gpu, inputs, 0).is_err() {
+            if enqueue(0).is_err() {
                 continue;
             }
-            let mut times = Vec::new();
+            let mut time = f64::INFINITY;
             for _ in 0..5 {
-                times.push(estimate_ms(self.gpu, &suggested, inputs, &self.watch)?);
+                time = time.min(estimate_ms(self.gpu, &enqueue, inputs.sets.len(), &self.watch)?);
             }
-            let time = times.into_iter().fold(f64::INFINITY, f64::min);
             if best.as_ref().is_none_or(|(least, _)| time < *least) {
                 best = Some((time, suggested));
             }
         }
         let none = || Error::NoDevice { reason: "cuBLASLt refuses all that it suggests".into() };
-        best.map(|(_, suggested)| Rc::new(suggested)).ok_or_else(none)
+        best.map(|(_, suggested)| suggested).ok_or_else(none)
     }
 }

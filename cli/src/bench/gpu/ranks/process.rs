@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpgid};
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -66,9 +66,6 @@ impl fmt::Display for Vain {
 impl Process {
     /// Starts a shell's command with these variables in its environment.
     pub fn start(command: &str, variables: &[(&str, String)]) -> io::Result<Process> {
-        // Descendants whose parents have ended become this process's children, so that it can wait for them, too.
-        #[cfg(target_os = "linux")]
-        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let mut guard = Command::new("sh")
             .args(["-c", GUARD])
             .stdin(Stdio::piped())
@@ -137,42 +134,23 @@ impl Process {
     }
 
     /// Asks it to end, and gives it a moment for that.
-    pub fn quit(mut self, order: &Value) {
+    pub fn quit(&mut self, order: &Value) {
         if writeln!(self.orders, "{order}").is_ok() {
             let _ = wait(&mut self.child, QUIT);
         }
     }
 
-    /// Kills it with all that it has started, and waits until all have ended: then their GPUs are free.
+    /// Kills it with all that it has started, and waits until it has ended: then its GPU is free.
     pub fn kill(&mut self, limit: Duration) -> Result<(), String> {
         if std::mem::replace(&mut self.killed, true) {
             return Ok(());
         }
-        let (begin, group) = (Instant::now(), Pid::from_child(&self.guard));
+        let _ = kill_process_group(Pid::from_child(&self.guard), Signal::KILL);
         // It may have left the group.
         let _ = self.child.kill();
-        let mut running = true;
-        loop {
-            if running {
-                let _ = kill_process_group(group, Signal::KILL);
-            }
-            running = loop {
-                match waitpgid(group, WaitOptions::NOHANG) {
-                    Ok(Some(_)) => {}
-                    Ok(None) => break true,
-                    Err(_) => break false, // no child is left in the group
-                }
-            };
-            // It is an error to wait for a child that has just been waited for.
-            if !running && !matches!(self.child.try_wait(), Ok(None)) {
-                return Ok(());
-            }
-            if begin.elapsed() >= limit {
-                return Err(format!(
-                    "its processes had not ended {limit:.0?} after they were killed"
-                ));
-            }
-            thread::sleep(LOOK);
+        match wait(&mut self.child, limit).and(wait(&mut self.guard, limit)) {
+            Some(_) => Ok(()),
+            None => Err(format!("it had not ended {limit:.0?} after it was killed")),
         }
     }
 }
