@@ -29,7 +29,6 @@ mod schedule;
 mod serial;
 mod shards;
 mod strategies;
-mod table;
 mod tiles;
 mod timeouts;
 mod way;

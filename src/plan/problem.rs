@@ -93,6 +93,8 @@ impl ElementTypes {
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(into = "ProblemBuilder", try_from = "ProblemBuilder"))]
 pub struct Problem {
     n: u32,
     k: u32,
@@ -112,13 +114,14 @@ impl Problem {
             m,
             n,
             k,
-            rows: Rows::Even(1),
             elements: ElementTypes::all(ElementType::Bf16),
             b_layout: BLayout::default(),
             lda: None,
             ldb: None,
             ldd: None,
             scaling: Scaling::default(),
+            ranks: 1,
+            shard_rows: None,
         }
     }
 
@@ -308,26 +311,45 @@ fn dimension(what: &'static str, value: u64) -> Result<u32> {
     Err(Error::out_of_range(what, value, 1, MAX_DIMENSION.into(), remedy))
 }
 
-/// Collects a [`Problem`]; [`ProblemBuilder::build`] validates it.
+/// Collects a [`Problem`]; [`ProblemBuilder::build`] validates it. With serde: what is written of a problem.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[must_use]
 pub struct ProblemBuilder {
     m: u64,
     n: u64,
     k: u64,
-    rows: Rows,
     elements: ElementTypes,
     b_layout: BLayout,
     lda: Option<u64>,
     ldb: Option<u64>,
     ldd: Option<u64>,
     scaling: Scaling,
+    /// Among which the rows are divided evenly, unless those of each are given.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    ranks: u64,
+    shard_rows: Option<Vec<u32>>,
 }
 
-#[derive(Clone, Debug)]
-enum Rows {
-    Even(u64),
-    Each(Vec<u32>),
+impl From<Problem> for ProblemBuilder {
+    fn from(problem: Problem) -> Self {
+        Problem::builder(problem.m().into(), problem.n.into(), problem.k.into())
+            .elements(problem.elements.a, problem.elements.b, problem.elements.d)
+            .b_layout(problem.b_layout)
+            .lda(problem.lda.into())
+            .ldb(problem.ldb.into())
+            .ldd(problem.ldd.into())
+            .scaling(problem.scaling)
+            .shards(&problem.shards.to_rows())
+    }
+}
+
+impl TryFrom<ProblemBuilder> for Problem {
+    type Error = Error;
+
+    fn try_from(builder: ProblemBuilder) -> Result<Self> {
+        builder.build()
+    }
 }
 
 impl ProblemBuilder {
@@ -345,13 +367,13 @@ impl ProblemBuilder {
 
     /// Splits the rows evenly over `ranks` ranks (default: one).
     pub fn ranks(mut self, ranks: u64) -> Self {
-        self.rows = Rows::Even(ranks);
+        (self.ranks, self.shard_rows) = (ranks, None);
         self
     }
 
     /// Gives each rank its number of rows; they must sum to M, and some may be zero.
     pub fn shards(mut self, rows: &[u32]) -> Self {
-        self.rows = Rows::Each(rows.to_vec());
+        self.shard_rows = Some(rows.to_vec());
         self
     }
 
@@ -384,9 +406,9 @@ impl ProblemBuilder {
         let m = dimension("m", self.m)?;
         let n = dimension("n", self.n)?;
         let k = dimension("k", self.k)?;
-        let shards = match &self.rows {
-            Rows::Even(ranks) => Shards::even(m, check_ranks(*ranks)?)?,
-            Rows::Each(rows) => Shards::of_rows(rows)?,
+        let shards = match &self.shard_rows {
+            Some(rows) => Shards::of_rows(rows)?,
+            None => Shards::even(m, check_ranks(self.ranks)?)?,
         };
         if shards.m() != m {
             let remedy = "make the shards' rows sum to m";

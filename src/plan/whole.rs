@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 
 /// The choices of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct PlanOptions {
     /// The operation.
     pub operation: Operation,
@@ -86,6 +87,8 @@ impl Default for PlanOptions {
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "super::serial::ReadPlan"))]
 pub struct Plan {
     problem: Problem,
     options: PlanOptions,

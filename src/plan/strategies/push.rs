@@ -37,25 +37,26 @@ pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
 }
 
 /// The steps by which rows get from rank to rank.
-pub(super) fn push(plan: &Plan, rank: u32, steps: &mut Vec<(Lane, Step)>) {
-    let sender = Sender { plan, rank, ranks: plan.problem().ranks(), steps };
+pub(super) fn push(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
+    let mut sender = Sender { plan, rank, ranks: plan.problem().ranks(), steps: Vec::new() };
     match plan.options().engine {
         Engine::Thread => sender.by_thread(),
         Engine::CopyEngines { streams } => sender.by_copy_engines(streams.max(1)),
         Engine::Kernel { .. } => sender.by_kernel(),
         Engine::Nccl => sender.by_nccl(),
     }
+    sender.steps
 }
 
 struct Sender<'a> {
     plan: &'a Plan,
     rank: u32,
     ranks: u32,
-    steps: &'a mut Vec<(Lane, Step)>,
+    steps: Vec<(Lane, Step)>,
 }
 
 impl Sender<'_> {
-    fn by_thread(mut self) {
+    fn by_thread(&mut self) {
         self.announce();
         self.add(Lane::Compute, Step::Await { word: Word::Sent { push: 0 }, age: BUFFERS });
         for chunk in self.own() {
@@ -73,7 +74,7 @@ impl Sender<'_> {
         self.post_here(Lane::Push(0), Word::Sent { push: 0 });
     }
 
-    fn by_copy_engines(mut self, streams: u32) {
+    fn by_copy_engines(&mut self, streams: u32) {
         self.bring_own_rows();
         self.await_own_rows(Lane::Begin);
         (0..self.ranks).for_each(|by| self.await_consumed(Lane::Begin, by, BUFFERS));
@@ -93,7 +94,7 @@ impl Sender<'_> {
         }
     }
 
-    fn by_kernel(mut self) {
+    fn by_kernel(&mut self) {
         self.bring_own_rows();
         let push = Lane::Push(0);
         self.await_own_rows(push);
@@ -110,16 +111,14 @@ impl Sender<'_> {
         self.post_here(push, Word::Begun);
     }
 
-    fn by_nccl(mut self) {
+    fn by_nccl(&mut self) {
         self.bring_own_rows();
         let push = Lane::Push(0);
         self.await_own_rows(push);
         // It begins when all ranks have come to it, each behind the step before on its stream.
         (0..self.ranks).for_each(|by| self.await_consumed(push, by, 1));
-        for to in self.peers() {
-            for chunk in self.own() {
-                self.move_and_signal(push, chunk, to);
-            }
+        for (chunk, to) in self.pieces() {
+            self.move_and_signal(push, chunk, to);
         }
         self.post_here(push, Word::Begun);
     }
