@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
 use super::fail;
-use super::probe::{Context, Missing, Rejected};
+use super::probe::{Context, Missing};
 
 const HEADER: &str = "csrc/overlap_gemm.h";
 const COMMITTED: &str = "src/cuda/sys/bindings.rs";
@@ -88,7 +88,7 @@ fn generate(context: &Context, target: &str) -> Result<String, Missing> {
     };
     Err(Missing {
         why: format!("found no libclang that reads {HEADER}"),
-        probed: vec![Rejected::new(place, reason)],
+        probed: vec![format!("{place}: {reason}")],
         remedy: "run third_party/fetch --libclang or set LIBCLANG_PATH, or build without feature \
                  `bindings`"
             .into(),
