@@ -382,12 +382,6 @@ fn assert_part_of(part: &[String], whole: &[String], least: usize) {
 }
 
 #[test]
-fn the_readme_s_example_is_that_of_the_documentation() {
-    let documented = documented("src/host/all_gather_gemm.rs", "```");
-    assert_part_of(&documented, &readme_example("rust"), 20);
-}
-
-#[test]
 fn the_readme_s_example_for_gpus_is_a_part_of_the_documentation() {
     // The documentation's example compiles where the feature `cuda` is on; the README's cannot.
     let documented = documented("src/cuda/all_gather_gemm/mod.rs", "```no_run");
