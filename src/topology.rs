@@ -6,13 +6,11 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 /// What lies between one GPU and another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Serialize),
-    serde(rename_all = "snake_case", tag = "kind")
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
 #[non_exhaustive]
 pub enum Link {
     /// Nothing: it is the same GPU.
@@ -36,8 +34,8 @@ pub enum Link {
 }
 
 /// What connects all GPUs of a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize), serde(rename_all = "snake_case"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Topology {
     /// There is one GPU, or none: nothing has to be connected.
@@ -46,9 +44,6 @@ pub enum Topology {
     Switch,
     /// Every pair by NVLinks of its own, or through NVSwitch.
     FullMesh,
-    /// Every GPU by NVLink to some others, and by way of them to all: the hybrid cube mesh of eight, say.
-    /// Other pairs are on PCIe, or cannot reach each other directly.
-    HybridMesh,
     /// Every pair can reach each other, and some have nothing better than PCIe.
     Pcie,
     /// Some pair cannot reach each other.
@@ -61,44 +56,24 @@ impl Topology {
     /// What a matrix of links amounts to: row by row, from each GPU to each.
     pub fn of(links: &[Vec<Link>]) -> Topology {
         let count = links.len();
-        let pairs = || (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
-        let between = |(from, to): (usize, usize)| match links[from].get(to) {
-            Some(link) => *link,
-            None => Link::Unknown,
-        };
-        let all = |good: fn(Link) -> bool| {
-            pairs().filter(|(from, to)| from != to).all(|pair| good(between(pair)))
-        };
-        let is_nvlink = |link| matches!(link, Link::Switched { .. } | Link::Direct { .. });
+        let between = |from: usize, to| links[from].get(to).copied().unwrap_or(Link::Unknown);
+        let others =
+            |from| (0..count).filter(move |to| *to != from).map(move |to| between(from, to));
+        let all = |good: fn(Link) -> bool| (0..count).flat_map(others).all(good);
         if count < 2 {
             Topology::Single
         } else if !all(|link| !matches!(link, Link::Unknown | Link::Itself)) {
             Topology::Unknown
         } else if all(|link| matches!(link, Link::Switched { .. })) {
             Topology::Switch
-        } else if all(is_nvlink) {
+        } else if all(|link| matches!(link, Link::Switched { .. } | Link::Direct { .. })) {
             Topology::FullMesh
-        } else if is_connected(count, |from, to| is_nvlink(between((from, to)))) {
-            Topology::HybridMesh
         } else if all(|link| link != Link::Unreachable) {
             Topology::Pcie
         } else {
             Topology::None
         }
     }
-}
-
-/// Whether one can come from the first to all others over `linked` pairs.
-fn is_connected(count: usize, linked: impl Fn(usize, usize) -> bool) -> bool {
-    let mut reached = vec![0];
-    let mut next = 0;
-    while let Some(&from) = reached.get(next) {
-        let new = |to: &usize| linked(from, *to) && !reached.contains(to);
-        let more: Vec<_> = (0..count).filter(new).collect();
-        reached.extend(more);
-        next += 1;
-    }
-    reached.len() == count
 }
 
 /// As ranks tell each other, and people read it.
@@ -108,7 +83,6 @@ impl fmt::Display for Topology {
             Topology::Single => "one GPU",
             Topology::Switch => "NVSwitch",
             Topology::FullMesh => "NVLink, every pair",
-            Topology::HybridMesh => "NVLink, some pairs",
             Topology::Pcie => "PCIe",
             Topology::None => "not connected",
             Topology::Unknown => "unknown",
@@ -135,12 +109,6 @@ mod tests {
         assert_eq!(machine(8, |_, _| switched), Topology::Switch);
         assert_eq!(machine(4, |_, _| direct), Topology::FullMesh);
         assert_eq!(machine(4, |_, _| Link::Pcie), Topology::Pcie);
-        // Two quads, each a mesh, and a link from each GPU to its twin: eight V100 in a cube.
-        let cube = |from: usize, to: usize| match from / 4 == to / 4 || from % 4 == to % 4 {
-            true => direct,
-            false => Link::Pcie,
-        };
-        assert_eq!(machine(8, cube), Topology::HybridMesh);
         // Pairs with a bridge, and PCIe between the pairs.
         let bridged = |from: usize, to: usize| if from / 2 == to / 2 { direct } else { Link::Pcie };
         assert_eq!(machine(4, bridged), Topology::Pcie);
@@ -154,7 +122,7 @@ mod tests {
         let switched = Link::Switched { links: 18 };
         assert_eq!(with(Link::Unknown, switched), Topology::Unknown);
         assert_eq!(with(Link::Unreachable, Link::Pcie), Topology::None);
-        assert_eq!(with(Link::Pcie, switched), Topology::HybridMesh);
+        assert_eq!(with(Link::Pcie, switched), Topology::Pcie);
         assert_eq!(with(Link::Direct { links: 1 }, switched), Topology::FullMesh);
         assert_eq!(Topology::of(&[vec![Link::Itself], vec![]]), Topology::Unknown, "not square");
     }

@@ -16,7 +16,7 @@ const ALL_REDUCE_MUTANTS: [(&str, Change, &str); 7] = [
     (
         "drops a move",
         |steps| drop_first(steps, |step| matches!(step, Step::Move { .. })),
-        "NotOnce { consumer: 2, chunk: 2, from: 1, times: 0 }",
+        "NotOnce { what: \"rank 2 gets chunk 2 from rank 1\", times: 0 }",
     ),
     (
         "sends to itself",
@@ -27,7 +27,7 @@ const ALL_REDUCE_MUTANTS: [(&str, Change, &str); 7] = [
                 }
             }
         },
-        "NoSuchPart { rank: 1",
+        "NoSuchStep { rank: 1",
     ),
     (
         "signals before it sends",
@@ -54,7 +54,7 @@ const ALL_REDUCE_MUTANTS: [(&str, Change, &str); 7] = [
     (
         "drops a reduction",
         |steps| drop_first(steps, |step| matches!(step, Step::Reduce { .. })),
-        "NotReducedOnce { owner: 1, chunk: 0, times: 0 }",
+        "NotOnce { what: \"rank 1 adds up chunk 0\", times: 0 }",
     ),
     (
         "multiplies too few rows",
@@ -144,7 +144,7 @@ fn every_mutant_of_a_schedule_is_caught_as_predicted() {
 const REDUCE_VIOLATIONS: [(&str, &str, &str); 16] = [
     (
         "drops a move",
-        "NotOnce { consumer: 0, chunk: 0, from: 2, times: 0 }",
+        "NotOnce { what: \"rank 0 gets chunk 0 from rank 2\", times: 0 }",
         "ReadTooEarly { reader: 0, chunk: 0, from: 2",
     ),
     ("drops the wait for a consumer", "", "Overwritten { owner: 1, chunk: 0, from: 0"),
@@ -158,16 +158,16 @@ const REDUCE_VIOLATIONS: [(&str, &str, &str); 16] = [
         "NotAllRows { rank: 2, multiplied: ",
         "ReadTooEarly { reader: 2, chunk: ",
     ),
-    ("sends to the wrong rank", "NoSuchPart { rank: 2, step: \"move 0 → 1\" }", "Deadlock"),
-    ("sends in another order", "OutOfNeedOrder { sender: 2, chunk: 0, to: 0 }", ""),
-    ("multiplies its own rows first", "MultipliedLate { rank: 2, chunk: 0 }", ""),
+    ("sends to the wrong rank", "NoSuchStep { rank: 2, step: \"move 0 → 1\" }", "Deadlock"),
+    ("sends in another order", "OutOfOrder { rank: 2, step: \"move 0 → 0\" }", ""),
+    ("multiplies its own rows first", "OutOfOrder { rank: 2, step: \"multiply rows 0..1\" }", ""),
     ("drops an acknowledgement", "", "Deadlock"),
     ("acknowledges before it reads", "", "Overwritten { owner: 1, chunk: 0, from: 0"),
-    ("reduces twice", "NotReducedOnce { owner: 1, chunk: 1, times: 2 }", ""),
-    ("drops a reduction", "NotReducedOnce { owner: 1, chunk: 1, times: 0 }", ""),
+    ("reduces twice", "NotOnce { what: \"rank 1 adds up chunk 1\", times: 2 }", ""),
+    ("drops a reduction", "NotOnce { what: \"rank 1 adds up chunk 1\", times: 0 }", ""),
     (
         "reduces the wrong rows",
-        "NoSuchPart { rank: 1, step: \"reduce 0\" }",
+        "NoSuchStep { rank: 1, step: \"reduce 0\" }",
         "ReadTooEarly { reader: 1, chunk: 0, from: 0",
     ),
 ];

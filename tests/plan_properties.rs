@@ -233,7 +233,6 @@ proptest! {
         }
     }
 
-    #[cfg(feature = "serde")]
     #[test]
     fn reduce_scatters_round_trip_through_json(plan in reduce_scatter()) {
         let json = serde_json::to_value(&plan).unwrap();
@@ -257,7 +256,6 @@ proptest! {
         }
     }
 
-    #[cfg(feature = "serde")]
     #[test]
     fn problems_and_plans_round_trip_through_json(
         shards in shards(), n in 1u64..5000, k in 1u64..5000, pad in 0u64..9, tiling in tiling(),

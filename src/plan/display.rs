@@ -82,7 +82,7 @@ impl fmt::Display for Plan {
 
 impl fmt::Display for RankPlan<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_plan(f, self.plan(), self.rank()..self.rank() + 1, self.rank())
+        write_plan(f, self.plan, self.rank..self.rank + 1, self.rank)
     }
 }
 

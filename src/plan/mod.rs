@@ -25,7 +25,6 @@ mod partition;
 mod problem;
 mod reduction;
 mod schedule;
-#[cfg(feature = "serde")]
 mod serial;
 mod shards;
 mod strategies;

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::shards::{MAX_DIMENSION, Shards, check_ranks};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
@@ -14,9 +16,8 @@ use crate::error::{Error, Result};
 pub const TMA_ALIGNMENT: u64 = 16;
 
 /// How B lies in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum BLayout {
     /// N rows of K elements: the usual weight.
     #[default]
@@ -26,9 +27,8 @@ pub enum BLayout {
 }
 
 /// Which scales multiply the product (fp8 only).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Scaling {
     /// None.
     #[default]
@@ -40,8 +40,7 @@ pub enum Scaling {
 }
 
 /// The element types of the three matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ElementTypes {
     /// The gathered input.
     pub a: ElementType,
@@ -92,9 +91,8 @@ impl ElementTypes {
 /// assert!(refused.to_string().starts_with("n is 0, but must be between 1 and 2147483647"));
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(into = "ProblemBuilder", try_from = "ProblemBuilder"))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "ProblemBuilder", try_from = "ProblemBuilder")]
 pub struct Problem {
     n: u32,
     k: u32,
@@ -241,13 +239,6 @@ impl Problem {
 
     /// The same product of as many rows as the largest shard has: what one product multiplies at most where each rank's
     /// rows are a product of their own.
-    ///
-    /// ```
-    /// use overlap_gemm::plan::Problem;
-    /// let problem = Problem::builder(100, 48, 64).shards(&[40, 60]).build()?;
-    /// assert_eq!(problem.of_largest_shard()?.m(), 60);
-    /// # Ok::<(), overlap_gemm::Error>(())
-    /// ```
     pub fn of_largest_shard(&self) -> Result<Self> {
         self.truncated(self.shards.most_rows())
     }
@@ -312,8 +303,7 @@ fn dimension(what: &'static str, value: u64) -> Result<u32> {
 }
 
 /// Collects a [`Problem`]; [`ProblemBuilder::build`] validates it. With serde: what is written of a problem.
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[must_use]
 pub struct ProblemBuilder {
     m: u64,
@@ -326,7 +316,7 @@ pub struct ProblemBuilder {
     ldd: Option<u64>,
     scaling: Scaling,
     /// Among which the rows are divided evenly, unless those of each are given.
-    #[cfg_attr(feature = "serde", serde(skip))]
+    #[serde(skip)]
     ranks: u64,
     shard_rows: Option<Vec<u32>>,
 }

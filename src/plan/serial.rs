@@ -1,4 +1,4 @@
-//! Plans as serde values (feature `serde`).
+//! Plans as serde values.
 //!
 //! Invariant: reading validates. A [`Plan`] that was read went through the same checks as one that was built; what is
 //! derived (chunk rows, tile order, schedules) is written for other tools, entry by entry, and recomputed when read.
@@ -82,7 +82,7 @@ impl Serialize for Plan {
 impl Serialize for RankPlan<'_> {
     /// The same fields as of a whole plan (it reads back as one), with one rank's lists only.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        write(self.plan(), self.rank()..self.rank() + 1, serializer)
+        write(self.plan, self.rank..self.rank + 1, serializer)
     }
 }
 

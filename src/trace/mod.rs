@@ -13,14 +13,15 @@ mod text;
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 pub use beside::SideBySide;
 pub use summary::RankSummary;
 
 use crate::plan::Tile;
 
 /// The life of one tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TileEvent {
     /// The rank that computed it.
     pub rank: u32,
@@ -43,8 +44,7 @@ pub struct TileEvent {
 }
 
 /// One chunk on its way to one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferEvent {
     /// The rank that sent it.
     pub from: u32,
@@ -61,8 +61,7 @@ pub struct TransferEvent {
 }
 
 /// The record of one or more ranks.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
     /// Tiles, in the order in which each worker finished them.
     pub tiles: Vec<TileEvent>,

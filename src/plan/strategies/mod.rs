@@ -33,10 +33,10 @@ impl Plan {
     /// The rank that `rank` sends to in `round`; round 0 is itself.
     pub fn peer_in_round(&self, rank: u32, round: u32) -> u32 {
         let ranks = self.problem().ranks();
-        if self.options().operation.reduces() {
-            reduce::peer_in_round(rank, round, ranks)
-        } else {
-            push::peer_in_round(rank, round, ranks)
+        let (rank, round) = (rank % ranks, round % ranks);
+        match self.options().operation.reduces() {
+            true => (rank + round) % ranks,
+            false => (rank + ranks - round) % ranks,
         }
     }
 

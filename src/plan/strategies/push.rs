@@ -31,11 +31,6 @@ use super::super::whole::Plan;
 /// (`kFewBytes` in `csrc/gather.cu`): the rows arrive sooner than a block can know that its stores have arrived.
 const FEW_BYTES: u64 = 1 << 20;
 
-/// The rank that `rank` of `ranks` sends to in `round`.
-pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
-    (rank % ranks + ranks - round % ranks) % ranks
-}
-
 /// The steps by which rows get from rank to rank.
 pub(super) fn push(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     let mut sender = Sender { plan, rank, ranks: plan.problem().ranks(), steps: Vec::new() };
@@ -55,7 +50,7 @@ struct Sender<'a> {
     steps: Vec<(Lane, Step)>,
 }
 
-impl Sender<'_> {
+impl<'a> Sender<'a> {
     fn by_thread(&mut self) {
         self.announce();
         self.add(Lane::Compute, Step::Await { word: Word::Sent { push: 0 }, age: BUFFERS });
@@ -175,9 +170,9 @@ impl Sender<'_> {
     }
 
     /// The other ranks, the one that needs this rank's rows soonest first.
-    fn peers(&self) -> impl Iterator<Item = u32> + use<> {
-        let (rank, ranks) = (self.rank, self.ranks);
-        (1..ranks).map(move |round| peer_in_round(rank, round, ranks))
+    fn peers(&self) -> impl Iterator<Item = u32> + use<'a> {
+        let (plan, rank) = (self.plan, self.rank);
+        (1..self.ranks).map(move |round| plan.peer_in_round(rank, round))
     }
 
     /// Every piece and its receiver, in the order in which they are sent.

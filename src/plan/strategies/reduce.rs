@@ -37,11 +37,6 @@ use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::{Engine, Operation, Strategy};
 use super::super::whole::Plan;
 
-/// The rank that `rank` of `ranks` sends to in `round`.
-pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
-    (rank % ranks + round % ranks) % ranks
-}
-
 /// All steps of `rank`.
 pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     match plan.options().engine {
@@ -144,9 +139,8 @@ fn in_lane(
 }
 
 /// Every rank, in the order in which `rank` computes their rows: the last round comes back to itself.
-fn owners(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> + use<> {
-    let ranks = plan.problem().ranks();
-    (1..=ranks).map(move |round| peer_in_round(rank, round, ranks))
+fn owners(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> {
+    (1..=plan.problem().ranks()).map(move |round| plan.peer_in_round(rank, round))
 }
 
 /// The ranks that `rank` sends its sums of the rows of `owner`.
@@ -164,8 +158,7 @@ fn acknowledges(plan: &Plan) -> bool {
 
 /// Posts that this rank has consumed the previous step, first to the rank that it sends to first.
 fn announce(plan: &Plan, rank: u32) -> Vec<Step> {
-    let ranks = plan.problem().ranks();
-    let to = (0..ranks).map(|round| peer_in_round(rank, round, ranks));
+    let to = (0..plan.problem().ranks()).map(|round| plan.peer_in_round(rank, round));
     to.map(|to| Step::Post { word: Word::Consumed { by: rank }, to, age: 1 }).collect()
 }
 
@@ -176,7 +169,7 @@ fn multiply(rows: std::ops::Range<u32>, pivot: u32) -> Step {
 /// The one product of all rows, if that is the strategy.
 fn multiply_all(plan: &Plan, rank: u32) -> Option<Step> {
     let (problem, strategy) = (plan.problem(), plan.options().strategy);
-    let pivot = peer_in_round(rank, 1, problem.ranks());
+    let pivot = plan.peer_in_round(rank, 1);
     (strategy == Strategy::Sequential).then(|| multiply(0..problem.m(), pivot))
 }
 
