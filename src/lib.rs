@@ -30,16 +30,6 @@
 //!
 //! # The plan is data
 //!
-//! ```text
-//!  plan::Problem ──► plan::Plan ─────────────► executor ──────────► D, gathered A
-//!  m n k, types,     chunks                    host: threads        trace::Timeline
-//!  rows a rank       order of tiles a rank     cuda: GPUs
-//!                    schedule of a rank
-//!                         │
-//!                         ├──► plan::model: runs it in other orders, looking for faults
-//!                         └──► predict: its time on a machine
-//! ```
-//!
 //! Pure functions over a handful of integers decide the order of all steps before anything runs. A plan can be
 //! printed, compared, written as JSON, and run on a model; an executor only carries it out.
 //!

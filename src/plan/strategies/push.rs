@@ -3,16 +3,7 @@
 //! In round d, rank i sends to rank (i − d) mod W, the one that needs i's chunks d-th. So in every
 //! round each rank sends to one peer and receives from one, and what is sent to a consumer is sent
 //! in the order in which its tiles need it: while ranks keep pace, it arrives so. Round 0 is the rank
-//! itself: its shard enters its own slot of the gathered buffer.
-//!
-//! ```text
-//!   W = 4      round 0     round 1     round 2     round 3
-//!   rank 0     → 0         → 3         → 2         → 1
-//!   rank 1     → 1         → 0         → 3         → 2
-//!   rank 2     → 2         → 1         → 0         → 3
-//!   rank 3     → 3         → 2         → 1         → 0
-//!   rank 0 receives from  0 (itself),  1,          2,          3
-//! ```
+//! itself: its shard enters its own slot of the gathered buffer. (`docs/protocol.md` draws the rounds.)
 //!
 //! The engines differ in their waits. A thread waits for each peer before that peer's round. A GPU waits for all peers at
 //! once, in the kernel that begins the step, so no stream of copies waits between two copies. NCCL's ranks wait until all
