@@ -194,7 +194,7 @@ fn json_goes_to_a_file_beside_the_text() {
     let name = folder.file("plan.json", &"x".repeat(1 << 20)); // longer than what replaces it
     let (code, stdout, _) = plan(&["--output", &name]);
     assert_eq!(code, 0);
-    assert!(stdout.contains("chunk by chunk"), "{stdout}");
+    assert!(stdout.contains("lane by lane"), "{stdout}");
     serde_json::from_str::<Plan>(&folder.read("plan.json")).unwrap();
 }
 
