@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
 use super::fail;
-use super::probe::{Context, Missing, Rejected};
+use super::probe::{Context, Missing};
 
 const HEADER: &str = "csrc/overlap_gemm.h";
 const COMMITTED: &str = "src/cuda/sys/bindings.rs";
@@ -23,14 +23,14 @@ const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-g
 /// Fails the build, with the remedy, unless the committed file is what bindgen makes of the header.
 pub fn compare(context: &Context) -> Result<(), Missing> {
     println!("cargo::rerun-if-changed={COMMITTED}");
-    let [text, other] = TARGETS.map(|target| generate(context, target));
-    let (text, other) = (text?, other?);
-    if text != other {
+    let [layout, other] = TARGETS.map(|target| generate(context, target, true));
+    if layout? != other? {
         let [one, another] = TARGETS;
         fail(&format!(
             "{HEADER} has other layouts on {one} than on {another}: use types of one size, as in stdint.h"
         ));
     }
+    let text = generate(context, TARGETS[0], false)?;
     let committed = context.manifest_dir.join(COMMITTED);
     if std::fs::read_to_string(&committed).is_ok_and(|committed| committed == text) {
         return Ok(());
@@ -46,8 +46,8 @@ pub fn compare(context: &Context) -> Result<(), Missing> {
     ))
 }
 
-/// The declarations for one platform, as rustfmt writes them.
-fn generate(context: &Context, target: &str) -> Result<String, Missing> {
+/// The declarations for one platform, as rustfmt writes them; with the place of each field, if asked for.
+fn generate(context: &Context, target: &str, layouts: bool) -> Result<String, Missing> {
     let mut builder = bindgen::Builder::default()
         .header(context.manifest_dir.join(HEADER).display().to_string())
         // Types of the compiler alone: no header of this machine's C library.
@@ -59,6 +59,7 @@ fn generate(context: &Context, target: &str) -> Result<String, Missing> {
         })
         .prepend_enum_name(false)
         .derive_default(true)
+        .layout_tests(layouts)
         .use_core()
         .rust_edition(bindgen::RustEdition::Edition2024)
         .rustfmt_configuration_file(Some(context.manifest_dir.join("rustfmt.toml")))
@@ -88,7 +89,7 @@ fn generate(context: &Context, target: &str) -> Result<String, Missing> {
     };
     Err(Missing {
         why: format!("found no libclang that reads {HEADER}"),
-        probed: vec![Rejected::new(place, reason)],
+        probed: vec![format!("{place}: {reason}")],
         remedy: "run third_party/fetch --libclang or set LIBCLANG_PATH, or build without feature \
                  `bindings`"
             .into(),

@@ -1,14 +1,15 @@
-//! One run of nvcc, and what its end means.
+//! One run of nvcc, what its end means, and how many may run at a time.
 //!
-//! What belongs here: from a command to an object and its log, or to a message that says what to do. Invariant: the
-//! object is renamed into place last, so that an object in the cache is a whole one and has its log. Standard library only; tests
-//! include this file.
+//! What belongs here: from a command to an object and its log, or to a message that says what to do. Invariants: the
+//! object is renamed into place last, so that an object in the cache is a whole one and has its log; no more compilers run
+//! than fit into memory, as a machine that swaps is slower than one that waits. Standard library only; tests include this file.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Output};
 
-use super::jobs::BYTES_PER_JOB;
+/// What one nvcc may take: a source of five CUTLASS kernels takes 7.1 GB.
+pub const BYTES_PER_JOB: u64 = 7 << 30;
 
 /// What nvcc compiles, for messages.
 pub struct Source<'a> {
@@ -77,4 +78,17 @@ fn killed(status: ExitStatus, said: &str) -> bool {
     status.to_string().starts_with("signal: 9 ")
         || status.code() == Some(128 + 9)
         || words.iter().any(|words| said.contains(words))
+}
+
+/// The least of: `cores`, memory over [`BYTES_PER_JOB`], what cargo was told (`NUM_JOBS`), `tasks`.
+pub fn jobs(cores: usize, available: Option<u64>, num_jobs: Option<usize>, tasks: usize) -> usize {
+    let by_memory = available.map_or(usize::MAX, |bytes| (bytes / BYTES_PER_JOB) as usize);
+    cores.min(by_memory).min(num_jobs.unwrap_or(usize::MAX)).min(tasks).max(1)
+}
+
+/// The bytes that `/proc/meminfo` says a new process could take without swapping.
+pub fn parse_available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
 }

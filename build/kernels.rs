@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use super::compiler::Source;
 use super::probe::Context;
 use super::toolkit::Tools;
-use super::{compiler, jobs, ptxas, table};
+use super::{compiler, ptxas, table};
 
 /// The one architecture there is; not asked of a GPU, which the build machine need not have.
 const FLAGS: &[&str] = &[
@@ -43,7 +43,7 @@ pub struct Built {
     /// The names of the kernel instances.
     pub instances: Vec<String>,
     /// What ptxas said, source by source.
-    pub logs: Vec<(String, ptxas::Log)>,
+    pub logs: Vec<(String, String)>,
 }
 
 /// One source on its way to an object.
@@ -62,12 +62,10 @@ pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, St
     let cache = cache_dir(context);
     fs::create_dir_all(&cache).map_err(|e| format!("{}: {e}", cache.display()))?;
 
-    let selection = match context.var("OVERLAP_GEMM_KERNELS") {
-        None => table::Selection::Default,
-        Some(set) => table::Selection::parse(&set.to_string_lossy()),
-    };
+    let set = context.var("OVERLAP_GEMM_KERNELS");
+    let set = set.map_or("default".into(), |set| set.to_string_lossy());
     let table = String::from_utf8_lossy(&read(&csrc.join("kernels.txt"))?).into_owned();
-    let rows = table::read(&table, &selection)?;
+    let rows = table::read(&table, &set)?;
     let generated = generate(context, &rows)?;
 
     let common = common_key(context, tools, &csrc, &headers)?;
@@ -88,14 +86,12 @@ pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, St
         .collect::<Result<Vec<_>, String>>()?;
     compile(context, tools, &csrc, &units)?;
 
-    let mut built = Built { instances: Vec::new(), logs: Vec::new() };
-    let mut complaints = Vec::new();
+    let (mut logs, mut complaints) = (Vec::new(), Vec::new());
     for unit in &units {
-        let log = ptxas::parse(&String::from_utf8_lossy(&read(&unit.log)?));
-        complaints.extend(log.complaints().iter().map(|c| format!("{}: {c}", unit.name)));
-        built.logs.push((unit.name.clone(), log));
+        let log = String::from_utf8_lossy(&read(&unit.log)?).into_owned();
+        complaints.extend(ptxas::complaints(&log).iter().map(|c| format!("{}: {c}", unit.name)));
+        logs.push((unit.name.clone(), log));
     }
-    built.instances.extend(rows.into_iter().map(|row| row.name));
     complaints.iter().for_each(|complaint| println!("cargo::warning={complaint}"));
     if strict && !complaints.is_empty() {
         return Err(format!(
@@ -104,7 +100,7 @@ pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, St
         ));
     }
     link(tools, &units);
-    Ok(built)
+    Ok(Built { instances: rows.into_iter().map(|row| row.name).collect(), logs })
 }
 
 /// Writes the kernels' sources, and one for the list of them; returns names and paths.
@@ -187,7 +183,8 @@ fn compile(context: &Context, tools: &Tools, csrc: &Path, units: &[Unit]) -> Res
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let num_jobs = context.var("NUM_JOBS").and_then(|v| v.to_str()?.parse().ok());
-    let jobs = jobs::count(cores, jobs::parse_available(&meminfo), num_jobs, stale.len());
+    let available = compiler::parse_available(&meminfo);
+    let jobs = compiler::jobs(cores, available, num_jobs, stale.len());
 
     let next = AtomicUsize::new(0);
     let failures = Mutex::new(Vec::new());

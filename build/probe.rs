@@ -101,44 +101,24 @@ impl Context {
     }
 }
 
-/// A place that was looked at and not taken.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rejected {
-    /// The place, with the reason for looking there: `CUDA_HOME=/opt/cuda`.
-    pub place: String,
-    /// Why it was not taken.
-    pub reason: String,
-}
-
-impl Rejected {
-    /// A rejected place.
-    pub fn new(place: impl Into<String>, reason: impl Into<String>) -> Self {
-        Rejected { place: place.into(), reason: reason.into() }
-    }
-}
-
 /// A piece without which the kernels cannot be built, and everything that was tried.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Missing {
     /// Why there will be no kernels: `found no CUDA toolkit 12.3 or newer`.
     pub why: String,
-    /// Where, and why each place was rejected.
-    pub probed: Vec<Rejected>,
+    /// Each place that was looked at, with the reason for looking there, and why it was not taken:
+    /// `CUDA_HOME=/opt/cuda: has no bin/nvcc`.
+    pub probed: Vec<String>,
     /// What to run.
     pub remedy: String,
 }
 
 impl Missing {
     /// Something that `third_party/fetch` brings, and that the variable `var` can name.
-    pub fn fetchable(
-        what: impl Into<String>,
-        probed: Vec<Rejected>,
-        root: &Path,
-        var: &str,
-    ) -> Self {
+    pub fn fetchable(what: &str, probed: Vec<String>, root: &Path, var: &str) -> Self {
         let fetch = root.join("third_party/fetch");
         // Fetching does not help where a variable says to look elsewhere.
-        let remedy = if probed.first().is_some_and(|p| p.place.starts_with(&format!("{var}="))) {
+        let remedy = if probed.first().is_some_and(|place| place.starts_with(&format!("{var}="))) {
             format!("correct or unset {var} ({} brings one), then build again", fetch.display())
         } else {
             format!(
@@ -146,15 +126,15 @@ impl Missing {
                 fetch.display()
             )
         };
-        Missing { why: format!("found no {}", what.into()), probed, remedy }
+        Missing { why: format!("found no {what}"), probed, remedy }
     }
 }
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.why)?;
-        for Rejected { place, reason } in &self.probed {
-            writeln!(f, "  {place}: {reason}")?;
+        for place in &self.probed {
+            writeln!(f, "  {place}")?;
         }
         write!(f, "  {}", self.remedy)
     }

@@ -14,7 +14,7 @@ use super::toolkit::Tools;
 pub fn built(context: &Context, tools: &Tools, built: &Built) {
     let mut text = String::new();
     for (name, log) in &built.logs {
-        text.push_str(&format!("{name}\n{}", log.table()));
+        text.push_str(&format!("{name}\n{log}"));
     }
     write(context, "ptxas.txt", &text);
     let instances: Vec<&str> = built.instances.iter().map(String::as_str).collect();

@@ -19,30 +19,8 @@ pub struct Row {
     pub default: bool,
 }
 
-/// Which rows are compiled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Selection {
-    /// Those marked so.
-    Default,
-    /// All.
-    All,
-    /// Those with these names.
-    Named(Vec<String>),
-}
-
-impl Selection {
-    /// What `OVERLAP_GEMM_KERNELS` says: `default`, `all`, or names joined by commas.
-    pub fn parse(text: &str) -> Selection {
-        match text {
-            "default" => Selection::Default,
-            "all" => Selection::All,
-            names => Selection::Named(names.split(',').map(|name| name.trim().into()).collect()),
-        }
-    }
-}
-
-/// Reads the table; keeps the rows that are selected.
-pub fn read(text: &str, selection: &Selection) -> Result<Vec<Row>, String> {
+/// Reads the table; keeps the rows of a set, as `OVERLAP_GEMM_KERNELS` says it: `default`, `all`, or names joined by commas.
+pub fn read(text: &str, set: &str) -> Result<Vec<Row>, String> {
     let mut rows: Vec<Row> = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -60,10 +38,11 @@ pub fn read(text: &str, selection: &Selection) -> Result<Vec<Row>, String> {
             rows.push(row);
         }
     }
-    match selection {
-        Selection::Default => rows.retain(|row| row.default),
-        Selection::All => {}
-        Selection::Named(names) => {
+    match set {
+        "default" => rows.retain(|row| row.default),
+        "all" => {}
+        names => {
+            let names: Vec<&str> = names.split(',').map(str::trim).collect();
             if let Some(name) = names.iter().find(|name| rows.iter().all(|row| row.name != **name))
             {
                 return Err(format!(
@@ -71,7 +50,7 @@ pub fn read(text: &str, selection: &Selection) -> Result<Vec<Row>, String> {
                      'all', or names joined by commas"
                 ));
             }
-            rows.retain(|row| names.contains(&row.name));
+            rows.retain(|row| names.contains(&&*row.name));
         }
     }
     Ok(rows)

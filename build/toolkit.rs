@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::probe::{Context, Missing, Rejected};
+use super::probe::{Context, Missing};
 
 /// A version as far as it is compared.
 pub type Version = (u32, u32);
@@ -80,59 +80,39 @@ impl Tools {
 
 /// Looks for a toolkit: environment, PATH, the usual places, what was fetched.
 pub fn find_toolkit(context: &Context, usual: &[&Path]) -> Result<Toolkit, Missing> {
-    let mut probed = Vec::new();
-    let mut places: Vec<(String, Option<PathBuf>)> = Vec::new();
-    let explicit = context.var("OVERLAP_GEMM_CUDA_HOME").map(PathBuf::from);
-    let named = |name: &str, dir: PathBuf| (format!("{name}={}", dir.display()), Some(dir));
-    if let Some(dir) = explicit {
-        places.push(named("OVERLAP_GEMM_CUDA_HOME", dir));
-    } else {
-        for name in ["OVERLAP_GEMM_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"] {
-            match context.var(name) {
-                Some(dir) => places.push(named(name, dir.into())),
-                None => places.push((name.into(), None)),
-            }
-        }
+    const VARIABLE: &str = "OVERLAP_GEMM_CUDA_HOME";
+    const ON_PATH: &str = "nvcc on PATH";
+    let named = |name: &str| match context.var(name) {
+        Some(dir) => (format!("{name}={}", Path::new(dir).display()), Ok(PathBuf::from(dir))),
+        None => (name.to_owned(), Err("not set".to_owned())),
+    };
+    let mut places = vec![named(VARIABLE)];
+    if context.var(VARIABLE).is_none() {
+        places.extend([named("CUDA_HOME"), named("CUDA_PATH")]);
         places.push(match nvcc_on_path(context.var("PATH").map(OsStr::new)) {
-            Some(root) => (format!("nvcc on PATH, in {}", root.display()), Some(root)),
-            None => ("nvcc on PATH".into(), None),
+            Some(root) => (format!("{ON_PATH}, in {}", root.display()), Ok(root)),
+            None => (ON_PATH.to_owned(), Err("not there".to_owned())),
         });
-        for dir in usual {
-            places.push((dir.display().to_string(), Some(dir.to_path_buf())));
-        }
+        places.extend(usual.iter().map(|dir| (dir.display().to_string(), Ok(dir.to_path_buf()))));
+        let fetched = context.fetched().map(|dir| dir.join("cuda"));
+        places.push((context.fetched_dir().display().to_string(), fetched));
     }
+    let mut probed = Vec::new();
     for (place, root) in places {
-        let answer = match root {
-            Some(root) => toolkit_at(&root),
-            None if place.contains("PATH") && place.starts_with("nvcc") => Err("not there".into()),
-            None => Err("not set".into()),
-        };
-        match answer {
+        match root.and_then(|root| toolkit_at(&root)) {
             Ok(toolkit) => {
-                if place.starts_with("nvcc on PATH") {
+                if place.starts_with(ON_PATH) {
                     println!("cargo::rerun-if-env-changed=PATH");
                 }
                 return Ok(toolkit);
             }
-            Err(reason) => probed.push(Rejected::new(place, reason)),
-        }
-    }
-    if context.var("OVERLAP_GEMM_CUDA_HOME").is_none() {
-        match context.fetched().and_then(|dir| toolkit_at(&dir.join("cuda"))) {
-            Ok(toolkit) => return Ok(toolkit),
-            Err(reason) => {
-                probed.push(Rejected::new(context.fetched_dir().display().to_string(), reason));
-            }
+            Err(reason) => probed.push(format!("{place}: {reason}")),
         }
     }
     println!("cargo::rerun-if-env-changed=PATH");
     let (major, minor) = OLDEST_TOOLKIT;
-    Err(Missing::fetchable(
-        format!("CUDA toolkit {major}.{minor} or newer"),
-        probed,
-        &context.manifest_dir,
-        "OVERLAP_GEMM_CUDA_HOME",
-    ))
+    let what = format!("CUDA toolkit {major}.{minor} or newer");
+    Err(Missing::fetchable(&what, probed, &context.manifest_dir, VARIABLE))
 }
 
 /// The toolkit root that the first `nvcc` on PATH belongs to, links resolved.
@@ -193,26 +173,23 @@ pub fn parse_nvcc_version(text: &str) -> Option<(Version, String)> {
 /// Looks for the CUTLASS headers: this crate's variable, else what was fetched.
 pub fn find_cutlass(context: &Context) -> Result<Cutlass, Missing> {
     const VARIABLE: &str = "OVERLAP_GEMM_CUTLASS_DIR";
-    let mut probed = Vec::new();
-    let found = match context.var(VARIABLE) {
+    let (probed, place, found) = match context.var(VARIABLE).map(Path::new) {
         Some(dir) => {
-            let dir = PathBuf::from(dir);
-            let place = format!("{VARIABLE}={}", dir.display());
-            cutlass_at(&dir, dir.display().to_string()).map_err(|reason| (place, reason))
+            let name = dir.display().to_string();
+            (Vec::new(), format!("{VARIABLE}={name}"), cutlass_at(dir, name))
         }
         None => {
-            probed.push(Rejected::new(VARIABLE, "not set"));
-            let fetched = context.fetched();
-            fetched
-                .and_then(|dir| cutlass_at(&dir.join("cutlass"), String::new()))
-                .map_err(|reason| (context.fetched_dir().display().to_string(), reason))
+            let fetched = context.fetched().map(|dir| dir.join("cutlass"));
+            let found = fetched.and_then(|dir| cutlass_at(&dir, String::new()));
+            let place = context.fetched_dir().display().to_string();
+            (vec![format!("{VARIABLE}: not set")], place, found)
         }
     };
-    found.map_err(|(place, reason)| {
-        probed.push(Rejected::new(place, reason));
+    found.map_err(|reason| {
+        let probed = [probed, vec![format!("{place}: {reason}")]].concat();
         let (major, minor) = OLDEST_CUTLASS;
         let what = format!("CUTLASS {major}.{minor} or newer");
-        Missing::fetchable(what, probed, &context.manifest_dir, VARIABLE)
+        Missing::fetchable(&what, probed, &context.manifest_dir, VARIABLE)
     })
 }
 

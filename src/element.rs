@@ -11,13 +11,13 @@ use std::str::FromStr;
 pub use float8::{F8E4M3, F8E5M2};
 use half::slice::HalfFloatSliceExt as _;
 pub use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
 /// The name of an element type, as plans and the command line carry it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ElementType {
     /// bfloat16: 8 exponent bits, 7 mantissa bits.
     Bf16,

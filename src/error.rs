@@ -207,11 +207,15 @@ fn list(numbers: &[u32]) -> String {
 impl Error {
     /// What a call returns after `cause` has ended the operation on this rank.
     pub(crate) fn over(rank: u32, cause: &Error) -> Self {
-        let cause = match cause {
+        Error::Over { rank, cause: cause.reason() }
+    }
+
+    /// Its text; of an abort, the reason alone.
+    pub(crate) fn reason(&self) -> String {
+        match self {
             Error::Aborted { reason, .. } => reason.clone(),
             other => other.to_string(),
-        };
-        Error::Over { rank, cause }
+        }
     }
 
     /// `OutOfRange`, shorter to write.

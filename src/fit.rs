@@ -16,7 +16,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::element::{Element, ElementType};
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::plan::{Epilogue, Problem, Scaling};
 
@@ -117,11 +117,17 @@ pub(crate) fn check_len(
     Err(Error::mismatch(format!("the length of {what}"), len, expected, remedy))
 }
 
-/// An error unless the Rust type is the one that was planned.
-pub(crate) fn check_type<T: Element>(matrix: &str, planned: ElementType) -> Result<()> {
-    if T::TYPE == planned {
-        return Ok(());
+/// An error unless the Rust types are those that were planned.
+pub(crate) fn check_types<A: Element, B: Element, D: Element>(problem: &Problem) -> Result<()> {
+    let planned = problem.elements();
+    for (matrix, got, planned) in
+        [("A", A::TYPE, planned.a), ("B", B::TYPE, planned.b), ("D", D::TYPE, planned.d)]
+    {
+        if got != planned {
+            let remedy = "plan the problem with the element types of the operation";
+            let what = format!("the element type of {matrix}");
+            return Err(Error::mismatch(what, got, planned, remedy));
+        }
     }
-    let remedy = "plan the problem with the element types of the operation";
-    Err(Error::mismatch(format!("the element type of {matrix}"), T::TYPE, planned, remedy))
+    Ok(())
 }

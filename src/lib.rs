@@ -28,37 +28,7 @@
 //! # Ok::<(), overlap_gemm::Error>(())
 //! ```
 //!
-//! # Modules
-//!
-//! The table lists entry points first, then tools (checks, timelines, predictions), then basic types.
-//!
-//! | module | contents |
-//! |---|---|
-//! | [`host`] | [`AllGatherGemm`](host::AllGatherGemm), [`GemmReduceScatter`](host::GemmReduceScatter), [`GemmAllReduce`](host::GemmAllReduce) and [`AsyncGemm`](host::AsyncGemm) on threads: plan once, enqueue many times; [`host::protocol`]: the chunk protocol |
-//! | [`cuda`] | feature `cuda`: `AllGatherGemm`, `GemmReduceScatter`, `GemmAllReduce` and `AsyncGemm` on Hopper GPUs; a plain GEMM, a gather alone |
-//! | [`group`] | feature `group`: the ranks of a GPU operation, as processes or threads, and how they connect |
-//! | [`plan`] | [`Problem`](plan::Problem), [`PlanOptions`](plan::PlanOptions) → [`Plan`](plan::Plan): [`Chunks`](plan::Chunks), [`TileOrder`](plan::TileOrder), [`Schedule`](plan::Schedule); [`plan::model`] runs a schedule in other orders and looks for deadlocks and early reads |
-//! | [`tune`] | feature `tune`: tables of measured plans, used by plans on GPUs |
-//! | [`reference`](mod@reference) | the exact product, in `f64`, with a derived error bound |
-//! | [`exercise`] | runs all ranks on random numbers and checks the results: for tests and the command line |
-//! | [`trace`] | timelines of a step: as text, as SVG, and in numbers |
-//! | [`predict`] | the predicted time of a plan on a machine, by discrete events |
-//! | [`kernels`] | the GPU kernels that can be compiled, and a cost model of each |
-//! | [`random`] | seeded numbers, the same on every machine |
-//! | [`element`] | bf16, f16, f32, fp8: [`Element`] the Rust type, [`ElementType`] its name |
-//! | [`error`] | one [`Error`] whose messages name the value, the limit and the remedy |
-//!
 //! # The plan is data
-//!
-//! ```text
-//!  plan::Problem ──► plan::Plan ─────────────► executor ──────────► D, gathered A
-//!  m n k, types,     chunks                    host: threads        trace::Timeline
-//!  rows a rank       order of tiles a rank     cuda: GPUs
-//!                    schedule of a rank
-//!                         │
-//!                         ├──► plan::model: runs it in other orders, looking for faults
-//!                         └──► predict: its time on a machine
-//! ```
 //!
 //! Pure functions over a handful of integers decide the order of all steps before anything runs. A plan can be
 //! printed, compared, written as JSON, and run on a model; an executor only carries it out.
@@ -70,8 +40,6 @@
 //! - `cuda`: the module `cuda`. It builds and starts without CUDA. Calls then return an error that names the missing part.
 //! - `group` (part of `cuda`): the module `group`, on Unix.
 //! - `tune` (part of `cuda`): the module `tune`.
-//! - `serde` (part of `tune` and `cuda`): plans, reports and timelines as JSON; problems, plans
-//!   and timelines can also be read from JSON.
 //!
 //! # Where to read next
 //!
@@ -83,10 +51,6 @@
 // A link to a module leads to the list of features where its feature is off.
 #![cfg_attr(feature = "cuda", doc = "[`cuda`]: crate::cuda")]
 #![cfg_attr(not(feature = "cuda"), doc = "[`cuda`]: #features")]
-#![cfg_attr(all(feature = "group", unix), doc = "[`group`]: crate::group")]
-#![cfg_attr(not(all(feature = "group", unix)), doc = "[`group`]: #features")]
-#![cfg_attr(feature = "tune", doc = "[`tune`]: crate::tune")]
-#![cfg_attr(not(feature = "tune"), doc = "[`tune`]: #features")]
 
 #[cfg(feature = "cuda")]
 pub mod cuda;

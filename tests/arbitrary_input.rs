@@ -410,7 +410,6 @@ proptest! {
     }
 }
 
-#[cfg(feature = "serde")]
 mod json {
     use super::*;
     use serde_json::{Value, json};

@@ -332,9 +332,7 @@ fn assert_part_of(part: &[String], whole: &[String]) {
 }
 
 #[test]
-fn the_readme_s_examples_are_those_of_the_documentation() {
-    let [readme, documented] = examples("rust", "src/host/all_gather_gemm.rs", "```");
-    assert_part_of(&documented, &readme);
+fn the_readme_s_example_for_gpus_is_a_part_of_the_documentation() {
     // The documentation's example compiles where the feature `cuda` is on; the README's cannot.
     let path = "src/cuda/all_gather_gemm/mod.rs";
     let [readme, documented] = examples("rust,ignore", path, "```no_run");

@@ -5,7 +5,8 @@ mod common;
 use common::{all_reduce, chunks, plan, plan_of, reduce_scatter, tiling};
 use overlap_gemm::plan::model::{Schedules, explore, run};
 use overlap_gemm::plan::{
-    Chunks, Engine, Operation, PlanOptions, Shards, Strategy as Order, Tile, TileOrder, Tiling,
+    Chunks, Engine, Operation, Partition, PlanOptions, Shards, Strategy as Order, Tile, TileOrder,
+    Tiling,
 };
 use proptest::prelude::*;
 
@@ -156,7 +157,20 @@ proptest! {
         }
     }
 
-    #[cfg(feature = "serde")]
+    #[test]
+    fn partitions_differ_by_at_most_one_row(len in 0u32..=i32::MAX as u32, parts in 0u32..70_000, part in 0u32..70_000) {
+        let partition = Partition::new(len, parts);
+        let rows = partition.range(part);
+        prop_assert!(rows.end <= len && partition.start(0) == 0);
+        if part < parts {
+            prop_assert!((len / parts..=len / parts + 1).contains(&(rows.len() as u32)));
+            prop_assert_eq!(partition.start(parts), len);
+        }
+        for row in [rows.start, rows.end.saturating_sub(1)] {
+            prop_assert!(rows.is_empty() || partition.part_of(row) == part);
+        }
+    }
+
     #[test]
     fn problems_and_plans_round_trip_through_json(
         shards in common::shards(), n in 1u64..5000, k in 1u64..5000, pad in 0u64..9, tiling in tiling(),

@@ -53,9 +53,9 @@ fn plan_text_shows_what_travels_and_when() {
     let (_, stdout, _) = plan(&["--tile", "128x64", "--chunks", "4"]);
     for line in [
         "1024×512×256 (bf16 × bf16 → bf16) on 4 ranks",
-        "     1   256..512    4..8            64       32.0 KiB     384.0 KiB",
-        "  rank 1  →  ·  0  3  2",
-        "      1     itself         0    64..128  32.0 KiB                 0..1      8",
+        "  rank 1    rows 256..512, chunks 4..8 of 64 rows",
+        "  push 0    await landed 0",
+        "            post landed 3 → 1",
     ] {
         assert!(stdout.lines().any(|shown| shown == line), "no line '{line}' in\n{stdout}");
     }
@@ -194,7 +194,7 @@ fn json_goes_to_a_file_beside_the_text() {
     let name = folder.file("plan.json", &"x".repeat(1 << 20)); // longer than what replaces it
     let (code, stdout, _) = plan(&["--output", &name]);
     assert_eq!(code, 0);
-    assert!(stdout.contains("chunk by chunk"), "{stdout}");
+    assert!(stdout.contains("lane by lane"), "{stdout}");
     serde_json::from_str::<Plan>(&folder.read("plan.json")).unwrap();
 }
 

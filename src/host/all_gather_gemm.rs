@@ -4,18 +4,19 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::compute::{Operand, Stream};
+use super::compute::{Grid, Operand, Stream, TileJob, run_tiles};
 use super::control::Aborter;
-use super::gather::{Gatherer, OwnRows};
+use super::gather::{GatheredMemory, publish};
 use super::group::Rank;
+use super::member::Member;
 use super::operands::{Product, Shard};
-use super::products::{self, StepInput};
+use super::products;
 use super::world::StepShape;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{OWN_ROWS, a_lens, check_len, check_scales, check_type, scale_count};
-use crate::plan::{Lane, Operation, Plan, PlanOptions, Problem, Scaling, Step, Word};
-use crate::trace::{TileEvent, Timeline};
+use crate::fit::{OWN_ROWS, a_lens, check_len, check_scales, check_types, scale_count};
+use crate::plan::{Operation, Plan, PlanOptions, Problem, Scaling, Step};
+use crate::trace::Timeline;
 
 /// One rank's all-gather + GEMM, planned once and enqueued many times.
 ///
@@ -23,41 +24,30 @@ use crate::trace::{TileEvent, Timeline};
 /// same steps. Each rank runs on its own thread. After an error, later calls return [`Error::Over`]: plan again.
 ///
 /// ```
+/// use overlap_gemm::ElementType::F32;
 /// use overlap_gemm::Result;
-/// use overlap_gemm::element::bf16;
 /// use overlap_gemm::host::{AllGatherGemm, Group, Rank, Stream};
 /// use overlap_gemm::plan::{PlanOptions, Problem};
 ///
-/// const RANKS: u32 = 4;
-/// const M: usize = 256;
-/// const N: usize = 96;
-/// const K: usize = 64;
-///
 /// fn one_rank(rank: Rank, problem: &Problem) -> Result<()> {
 ///     // Plan once: memory, signals, the schedule.
-///     let mut layer = AllGatherGemm::<bf16>::plan(&rank, problem, PlanOptions::default())?;
-///     let stream = Stream::for_ranks(RANKS);
-///
+///     let mut layer = AllGatherGemm::<f32>::plan(&rank, problem, PlanOptions::default())?;
 ///     // This rank's rows of A, its own weight (N×K), its own output (M×N).
-///     let shard = vec![bf16::from_f32(1.0 + rank.rank() as f32); M / 4 * K];
-///     let weight = vec![bf16::from_f32(0.5); N * K];
-///     let mut output = vec![bf16::ZERO; M * N];
-///
+///     let shard = [1.0 + rank.rank() as f32; 4 * 32];
+///     let (weight, mut output) = ([0.5; 16 * 32], [0.0; 8 * 16]);
 ///     // Enqueue many times, with the shard's current contents.
 ///     for _step in 0..3 {
-///         layer.enqueue(&stream, &shard, &weight, &mut output)?;
+///         layer.enqueue(&Stream::for_ranks(2), &shard[..], &weight, &mut output)?;
 ///     }
-///
-///     // Row 200 is one of rank 3's: 64 products of 4.0 and 0.5.
-///     assert_eq!(output[200 * N].to_f32(), 64.0 * 4.0 * 0.5);
+///     // Row 5 is one of rank 1's: 32 products of 2.0 and 0.5.
+///     assert_eq!(output[5 * 16], 32.0 * 2.0 * 0.5);
 ///     // The gathered A can be read until the next step.
-///     let gathered = layer.gathered().expect("a step has completed");
-///     assert_eq!(gathered.row(64)[0].to_f32(), 2.0);
+///     assert_eq!(layer.gathered().expect("a step has completed").row(5)[0], 2.0);
 ///     Ok(())
 /// }
 ///
-/// let problem = Problem::builder(M as u64, N as u64, K as u64).ranks(RANKS.into()).build()?;
-/// let ranks = Group::local(RANKS)?;
+/// let problem = Problem::builder(8, 16, 32).elements(F32, F32, F32).ranks(2).build()?;
+/// let ranks = Group::local(2)?;
 /// std::thread::scope(|scope| {
 ///     let spawn = |rank| scope.spawn(|| one_rank(rank, &problem));
 ///     let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
@@ -67,9 +57,9 @@ use crate::trace::{TileEvent, Timeline};
 /// ```
 #[derive(Debug)]
 pub struct AllGatherGemm<A, B = A, D = A> {
-    gatherer: Gatherer<A>,
-    planned: Arc<StepShape>,
-    tiles: Vec<TileEvent>,
+    member: Member<GatheredMemory<A>>,
+    /// The own slot of the next step has been lent out to be written in place.
+    lent: bool,
     types: PhantomData<fn(B) -> D>,
 }
 
@@ -102,19 +92,15 @@ impl<'a, A> Gathered<'a, A> {
 impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     /// Plans the operation on one rank. Every rank calls this; no rank waits for another here.
     pub fn plan(rank: &Rank, problem: &Problem, options: PlanOptions) -> Result<Self> {
-        check_type::<A>("A", problem.elements().a)?;
-        check_type::<B>("B", problem.elements().b)?;
-        check_type::<D>("D", problem.elements().d)?;
+        check_types::<A, B, D>(problem)?;
         let options = PlanOptions { operation: Operation::AllGatherGemm, ..options };
-        let planned = StepShape::new(Plan::new(problem, options)?, rank.rank());
-        let gatherer = Gatherer::join(rank, &planned.plan)?;
-        tracing::debug!(rank = rank.rank(), %problem, "planned all-gather + GEMM");
-        Ok(AllGatherGemm { gatherer, planned, tiles: Vec::new(), types: PhantomData })
+        let member = Member::join(rank, Plan::new(problem, options)?, GatheredMemory::new)?;
+        Ok(AllGatherGemm { member, lent: false, types: PhantomData })
     }
 
     /// The plan.
     pub fn planned(&self) -> &Plan {
-        &self.planned.plan
+        &self.member.planned().plan
     }
 
     /// One step with one product: gathers this and all other ranks' rows, and sets `d` to the
@@ -137,20 +123,17 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         products: &mut [Product<'_, B, D>],
     ) -> Result<()> {
         let shard = shard.into();
-        let shape = self.planned.with_rows(shard.rows)?;
-        self.check_shard(&shape.plan, &shard)?;
-        let tiling = shape.plan.options().tiling;
+        let shape = self.member.planned().with_rows(shard.rows)?;
         let problem = shape.plan.problem();
-        let problems = products::check_products(problem, problem.m(), tiling, products)?;
+        self.check_shard(problem, &shard)?;
+        let problems = products::check_products(&shape.plan, problem, problem.m(), products)?;
 
-        let end = self.gatherer.ender();
-        let settled = products::settle(
-            &problems,
-            products,
-            |products| self.step(stream, &shape, &shard, &problems, products),
-            end,
-        );
-        settled.inspect_err(|error| self.gatherer.end_with(error))
+        let end = self.member.ender();
+        let step = |products: &mut [Product<'_, B, D>]| {
+            self.step(*stream, &shape, &shard, &problems, products)
+        };
+        let settled = products::settle(&problems, products, step, end);
+        settled.inspect_err(|error| self.member.end_with(error))
     }
 
     /// The slot of this rank's shard in the next step's gathered A: rows packed, K elements each.
@@ -158,42 +141,51 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     /// A producer that writes here saves the copy; the step is then enqueued with
     /// [`Shard::in_place`] and the same `rows`. The previous contents of the slot are unspecified.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<&mut [A]> {
-        let shape = self.planned.with_rows(rows)?;
-        self.gatherer.local_shard(&shape)
+        let shape = self.member.planned().with_rows(rows)?;
+        if let Err(error) = self.member.prepare(&shape, &[]) {
+            self.member.end_with(&error);
+            return Err(error);
+        }
+        self.lent = true;
+        let (rank, next) = (self.member.rank(), self.member.epoch().wrapping_add(1));
+        let own = shape.plan.problem().shards().rows(rank);
+        // SAFETY: `prepare` awaited the end of this slot's last use; peers write other rows of the
+        // buffer, by the shards that all ranks agreed on; own workers run only in a later call.
+        Ok(unsafe { self.member.memory().of(rank, next).rows.rows_mut(own) })
     }
 
     /// The gathered A of the latest step; `None` before the first and after one that failed.
     pub fn gathered(&self) -> Option<Gathered<'_, A>> {
-        let (elements, m) = self.gatherer.gathered()?;
-        Some(Gathered { elements, m, k: self.planned.plan.problem().k() })
+        let problem = self.member.latest()?.plan.problem();
+        let buffer = self.member.memory().of(self.member.rank(), self.member.epoch());
+        // SAFETY: the step is complete, so all rows were acquired by a worker of this rank that the
+        // caller has joined; they are overwritten only after the next step begins, which takes `&mut`.
+        let elements = unsafe { buffer.rows.rows(0..problem.m()) };
+        Some(Gathered { elements, m: problem.m(), k: problem.k() })
     }
 
     /// A handle that ends the operation from any thread.
     pub fn aborter(&self) -> Aborter {
-        self.gatherer.aborter()
+        self.member.aborter()
     }
 
     /// Waits until everything this rank began to send has been sent.
     pub fn flush(&self) -> Result<()> {
-        self.gatherer.flush()
+        self.member.flush()
     }
 
     /// Takes this rank's record of the steps so far, if the group records.
     ///
     /// Call [`AllGatherGemm::flush`] first, so that the record includes the last transfers.
     pub fn take_timeline(&mut self) -> Timeline {
-        Timeline {
-            tiles: std::mem::take(&mut self.tiles),
-            transfers: self.gatherer.take_transfers(),
-        }
+        self.member.take_timeline()
     }
 
-    fn check_shard(&self, shape: &Plan, shard: &Shard<'_, A>) -> Result<()> {
-        let problem = shape.problem();
-        let own = problem.shards().rows(self.gatherer.rank()).len() as u32;
+    fn check_shard(&self, problem: &Problem, shard: &Shard<'_, A>) -> Result<()> {
+        let own = problem.shards().rows(self.member.rank()).len() as u32;
         match shard.at {
             Some(rows) => check_len("the shard", rows.len(), a_lens(problem, own), OWN_ROWS)?,
-            None if self.gatherer.is_lent() => {}
+            None if self.lent => {}
             None => {
                 let remedy = "write the shard through `local_shard` before each step in place";
                 let (got, expected) = ("not taken", "taken for this step");
@@ -205,53 +197,42 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
 
     fn step(
         &mut self,
-        stream: &Stream,
+        stream: Stream,
         shape: &Arc<StepShape>,
         shard: &Shard<'_, A>,
         problems: &[Problem],
         products: &mut [Product<'_, B, D>],
     ) -> Result<()> {
-        self.gatherer.begin(shape)?;
-        self.gatherer.send(shape, OwnRows { rows: shard.at, scales: shard.scales })?;
-        let gatherer = &self.gatherer;
+        self.member.begin(shape, &[])?;
+        self.lent = false;
+        publish(&self.member, shape, shard)?;
+        self.member.push(shape, 0)?;
         let tensor_scale = match shape.plan.problem().scaling() {
             Scaling::Tensor => shard.scales.first(),
             Scaling::None | Scaling::Rows => None,
         };
-        let row_scales = gatherer.row_scales();
-        for step in shape.schedule.lane(Lane::Compute) {
-            match step {
-                Step::Await { word: Word::Landed { chunk }, .. } => {
-                    let mut watch = gatherer.watch();
-                    gatherer.await_chunks(shape, std::iter::once(*chunk), &mut watch)?;
+        let views = products::views(problems, products);
+        self.member.carry_out(shape, |member, step| {
+            // Nothing is reduced.
+            let Step::Multiply { rows, pivot, awaits } = step else { return Ok(Vec::new()) };
+            let (rank, epoch) = (member.rank(), member.epoch());
+            let job = TileJob {
+                a: Operand::Arriving { rows: member.memory().of(rank, epoch), tensor_scale },
+                products: &views,
+                rank,
+                epoch,
+                rows: rows.clone(),
+                grid: Grid::new(&shape.plan, *pivot, problems.iter().map(Problem::n))?,
+                record: member.recording(),
+            };
+            run_tiles(stream, &job, || {
+                let mut watch = member.watch();
+                move |tile, chunks: Range<u32>| {
+                    watch.tile = Some(tile);
+                    let awaited = chunks.filter(|chunk| awaits.contains(chunk));
+                    member.await_chunks(shape, awaited, &mut watch)
                 }
-                Step::Multiply { rows, pivot, awaits } => {
-                    let step = StepInput {
-                        plan: &shape.plan,
-                        a: Operand::Arriving { rows: gatherer.rows(), row_scales, tensor_scale },
-                        rank: gatherer.rank(),
-                        pivot: *pivot,
-                        epoch: gatherer.epoch(),
-                        rows: rows.clone(),
-                        record: gatherer.recording(),
-                    };
-                    let events = products::compute(*stream, step, problems, products, || {
-                        let mut watch = gatherer.watch();
-                        move |tile, chunks: Range<u32>| {
-                            watch.tile = Some(tile);
-                            let awaited = chunks.filter(|chunk| awaits.contains(chunk));
-                            gatherer.await_chunks(shape, awaited, &mut watch)
-                        }
-                    })?;
-                    self.tiles.extend(events);
-                }
-                // `begin` and `send` have carried these out.
-                Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => {}
-                // A reduce-scatter's.
-                Step::Reduce { .. } => {}
-            }
-        }
-        self.gatherer.complete(shape);
-        Ok(())
+            })
+        })
     }
 }

@@ -3,13 +3,13 @@
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use super::compute::{Operand, Stream};
+use super::compute::{Grid, Operand, Stream, TileJob, run_tiles};
 use super::input::AsyncInput;
 use super::operands::Product;
-use super::products::{self, StepInput};
+use super::products;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{check_scales, check_type, scale_count};
+use crate::fit::{check_scales, check_types, scale_count};
 use crate::plan::{Plan, PlanOptions, Problem, Scaling, Timeouts};
 use crate::trace::{TileEvent, Timeline};
 
@@ -59,9 +59,7 @@ pub struct AsyncGemm<A, B = A, D = A> {
 impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
     /// Plans the product; the chunks of source `pivot` are expected first.
     pub fn plan(problem: &Problem, options: PlanOptions, pivot: u32) -> Result<Self> {
-        check_type::<A>("A", problem.elements().a)?;
-        check_type::<B>("B", problem.elements().b)?;
-        check_type::<D>("D", problem.elements().d)?;
+        check_types::<A, B, D>(problem)?;
         problem.shards().check_rank(pivot)?;
         let plan = Plan::new(problem, options)?;
         let (timeouts, tiles) = (Timeouts::default(), Vec::new());
@@ -128,16 +126,13 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
         let scaling = problem.scaling();
         let expected = if scaling == Scaling::Tensor { 1 } else { scale_count(scaling, 0) };
         check_scales("the scales of A", scales, expected)?;
-        let tiling = self.plan.options().tiling;
-        let problems = products::check_products(&problem.truncated(m)?, m, tiling, products)?;
+        let problems = products::check_products(&self.plan, &problem.truncated(m)?, m, products)?;
 
         let end = input.ender();
-        let settled = products::settle(
-            &problems,
-            products,
-            |products| self.step(*stream, input, m, scales, &problems, products),
-            end,
-        );
+        let step = |products: &mut [Product<'_, B, D>]| {
+            self.step(*stream, input, m, scales, &problems, products)
+        };
+        let settled = products::settle(&problems, products, step, end);
         settled.inspect_err(|error| input.end_with(error))
     }
 
@@ -157,17 +152,16 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
     ) -> Result<()> {
         let epoch = input.begin()?;
         let input = &*input;
-        let (row_scales, tensor_scale) = (input.row_scales(), scales.first());
-        let step = StepInput {
-            plan: &self.plan,
-            a: Operand::Arriving { rows: input.rows(), row_scales, tensor_scale },
+        let job = TileJob {
+            a: Operand::Arriving { rows: input.rows(), tensor_scale: scales.first() },
+            products: &products::views(problems, products),
             rank: self.pivot,
-            pivot: self.pivot,
             epoch,
             rows: 0..m,
+            grid: Grid::new(&self.plan, self.pivot, problems.iter().map(Problem::n))?,
             record: self.record,
         };
-        let events = products::compute(stream, step, problems, products, || {
+        let events = run_tiles(stream, &job, || {
             let mut watch = input.watch();
             move |tile, chunks| {
                 watch.tile = Some(tile);

@@ -10,11 +10,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::memory::RowBuffer;
+use super::memory::ScaledRows;
 use super::tile::{ProductView, RowsOfA, Scratch};
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::plan::{Chunks, Tile, TileOrder, Tiling};
+use crate::plan::{Chunks, Plan, Tile, TileOrder};
 use crate::trace::TileEvent;
 
 /// The threads that compute a rank's steps.
@@ -54,14 +54,8 @@ impl Stream {
 /// A as tiles read it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operand<'a, A> {
-    /// Packed rows that arrive.
-    Arriving {
-        rows: &'a RowBuffer<A>,
-        /// One scale a row, which travels with it.
-        row_scales: Option<&'a RowBuffer<f32>>,
-        /// One scale for all.
-        tensor_scale: Option<&'a f32>,
-    },
+    /// Packed rows that arrive, with their scales; or one scale for all.
+    Arriving { rows: &'a ScaledRows<A>, tensor_scale: Option<&'a f32> },
     /// The caller's rows, `lda` apart, with their scales: none, one for all, or one a row.
     Given { rows: &'a [A], lda: u32, scales: &'a [f32] },
 }
@@ -71,15 +65,15 @@ impl<'a, A: Element> Operand<'a, A> {
     /// The chunks of these rows have arrived, and no thread overwrites them while the slice lives.
     unsafe fn part(&self, rows: Range<u32>, k: u32) -> RowsOfA<'a, A> {
         match *self {
-            Operand::Arriving { rows: all, row_scales, tensor_scale } => {
-                let scales = match (row_scales, tensor_scale) {
+            Operand::Arriving { rows: all, tensor_scale } => {
+                let scales = match (&all.scales, tensor_scale) {
                     // SAFETY: as for the rows, with which the scales travel.
                     (Some(scales), _) => unsafe { scales.rows(rows.clone()) },
                     (None, Some(one)) => std::slice::from_ref(one),
                     (None, None) => &[],
                 };
                 // SAFETY: the caller's promise.
-                RowsOfA { elements: unsafe { all.rows(rows) }, pitch: k, scales }
+                RowsOfA { elements: unsafe { all.rows.rows(rows) }, pitch: k, scales }
             }
             Operand::Given { rows: all, lda, scales } => {
                 let scales = match scales {
@@ -102,40 +96,42 @@ pub(crate) struct TileJob<'a, A, B, D> {
     pub(crate) epoch: u32,
     /// Which rows to compute.
     pub(crate) rows: Range<u32>,
-    /// The order in which tiles are visited, of all products side by side.
-    pub(crate) order: TileOrder,
-    /// `first_columns[p]` is the first tile column of product p.
-    pub(crate) first_columns: Vec<u32>,
+    pub(crate) grid: Grid,
     /// The clock's origin, if tiles are to be recorded.
     pub(crate) record: Option<Instant>,
 }
 
-impl<A, B, D> TileJob<'_, A, B, D> {
-    /// The product that a tile of the common grid belongs to, and the tile in its own grid.
+/// The tiles of all products, side by side along N.
+#[derive(Debug)]
+pub(crate) struct Grid {
+    order: TileOrder,
+    /// `first_columns[p]` is the first tile column of product p.
+    first_columns: Vec<u32>,
+}
+
+impl Grid {
+    /// Of products of these widths, each rounded up to tiles; the rows of rank `pivot` come first.
+    pub(crate) fn new(plan: &Plan, pivot: u32, widths: impl Iterator<Item = u32>) -> Result<Self> {
+        let tiling = plan.options().tiling;
+        let (mut first_columns, mut tiles) = (Vec::new(), 0u64);
+        for width in widths {
+            first_columns.push(tiles.min(u32::MAX.into()) as u32);
+            tiles += u64::from(width.div_ceil(tiling.tile.n));
+        }
+        let columns = tiles * u64::from(tiling.tile.n);
+        let all = u32::try_from(columns).map_err(|_| {
+            let remedy = "give fewer products to one gather";
+            let what = "the columns of all products together";
+            Error::out_of_range(what, columns, 1, u32::MAX.into(), remedy)
+        })?;
+        Ok(Grid { order: TileOrder::new(plan.chunks(), all, tiling, pivot)?, first_columns })
+    }
+
+    /// The product that a tile of the grid belongs to, and the tile in its own grid.
     fn locate(&self, tile: Tile) -> (usize, Tile) {
         let product = self.first_columns.partition_point(|&first| first <= tile.n) - 1;
         (product, Tile { m: tile.m, n: tile.n - self.first_columns[product] })
     }
-}
-
-/// Where each product's tile columns begin when products of these widths lie side by side along N,
-/// and how many columns they have together, rounded up to tiles.
-pub(crate) fn lay_side_by_side(
-    widths: impl Iterator<Item = u32>,
-    tiling: Tiling,
-) -> Result<(Vec<u32>, u32)> {
-    let (mut firsts, mut tiles) = (Vec::new(), 0u64);
-    for width in widths {
-        firsts.push(tiles.min(u32::MAX.into()) as u32);
-        tiles += u64::from(width.div_ceil(tiling.tile.n));
-    }
-    let columns = tiles * u64::from(tiling.tile.n);
-    let all = u32::try_from(columns).map_err(|_| {
-        let remedy = "give fewer products to one gather";
-        let what = "the columns of all products together";
-        Error::out_of_range(what, columns, 1, u32::MAX.into(), remedy)
-    })?;
-    Ok((firsts, all))
 }
 
 /// Computes all tiles of `job` on the workers of `stream`. Each worker makes itself a `waiter`,
@@ -161,34 +157,25 @@ where
         done
     };
     let work = &work;
-    std::thread::scope(|scope| {
-        let mut others = Vec::new();
-        let mut result = Ok(Vec::new());
+    let results: Vec<Result<Vec<TileEvent>>> = std::thread::scope(|scope| {
+        let (mut results, mut others) = (Vec::new(), Vec::new());
         for worker in 1..stream.workers() {
             match std::thread::Builder::new().spawn_scoped(scope, move || work(worker)) {
                 Ok(other) => others.push(other),
                 Err(error) => {
                     stop.store(true, Ordering::Relaxed);
-                    result = Err(no_thread(&error));
+                    results.push(Err(no_thread(&error)));
                     break;
                 }
             }
         }
-        let results =
-            std::iter::once(work(0)).chain(others.into_iter().map(|other| {
-                other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            }));
-        for theirs in results {
-            result = match (result, theirs) {
-                (Ok(mut events), Ok(more)) => {
-                    events.extend(more);
-                    Ok(events)
-                }
-                (Err(error), _) | (_, Err(error)) => Err(error),
-            };
+        results.push(work(0));
+        for other in others {
+            results.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
-        result
-    })
+        results
+    });
+    Ok(results.into_iter().collect::<Result<Vec<_>>>()?.concat())
 }
 
 /// Runs `work` for each row, on as many of the stream's threads as have enough of them; each has a buffer of its own.
@@ -234,31 +221,32 @@ fn run_worker<A: Element, B: Element, D: Element>(
     stop: &AtomicBool,
     mut wait: impl FnMut(Tile, Range<u32>) -> Result<()>,
 ) -> Result<Vec<TileEvent>> {
+    let order = &job.grid.order;
     let mut scratch = Scratch::default();
     let mut events = Vec::new();
     // Relaxed: the counter only hands out numbers, the flag only saves work; neither orders data.
     while !stop.load(Ordering::Relaxed) {
         let index = next.fetch_add(1, Ordering::Relaxed);
-        if index >= job.order.index_count() {
+        if index >= order.index_count() {
             break;
         }
-        let Some(place) = job.order.tile_at(index) else { continue };
-        let rows = job.order.rows(place);
+        let Some(place) = order.tile_at(index) else { continue };
+        let rows = order.rows(place);
         let rows = rows.start.max(job.rows.start)..rows.end.min(job.rows.end);
-        let (product, tile) = job.locate(place);
-        let width = job.order.tiling().tile.n;
+        let (product, tile) = job.grid.locate(place);
+        let width = order.tiling().tile.n;
         let view = &job.products[product];
-        let columns = tile.n * width..(tile.n * width).saturating_add(width).min(view.n);
+        let columns = tile.n * width..(tile.n * width).saturating_add(width).min(view.problem.n());
         if rows.is_empty() {
             continue;
         }
-        let chunks = job.order.chunks().touching(rows.clone());
+        let chunks = order.chunks().touching(rows.clone());
         let wait_begin = job.record.map(|origin| origin.elapsed());
         wait(tile, chunks.clone())?;
         let ready = job.record.map(|origin| origin.elapsed());
         // SAFETY: `wait` returned, so the chunks of these rows have arrived, and no thread overwrites them
         // before this step's consumption is posted (the protocol).
-        let a = unsafe { job.a.part(rows.clone(), view.k) };
+        let a = unsafe { job.a.part(rows.clone(), view.problem.k()) };
         // SAFETY: the counter gives each tile to one worker.
         unsafe { view.compute_tile(a, rows, columns, &mut scratch) };
         if let (Some(origin), Some(wait_begin), Some(ready)) = (job.record, wait_begin, ready) {
@@ -268,7 +256,7 @@ fn run_worker<A: Element, B: Element, D: Element>(
                 epoch: job.epoch,
                 product: product as u32,
                 tile,
-                chunk: last_needed(job.order.chunks(), chunks, job.order.pivot_rank()),
+                chunk: last_needed(order.chunks(), chunks, order.pivot_rank()),
                 wait_begin,
                 ready,
                 done: origin.elapsed(),

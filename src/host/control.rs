@@ -80,7 +80,7 @@ impl Control {
             Some(Failure { rank: Some(failed), error, .. }) if *failed == rank => {
                 Err(error.clone())
             }
-            Some(failure) => Err(Error::Aborted { rank, reason: reason_of(&failure.error) }),
+            Some(failure) => Err(Error::Aborted { rank, reason: failure.error.reason() }),
             None => Ok(()),
         }
     }
@@ -105,13 +105,6 @@ impl Control {
             std::thread::sleep(slice);
             time -= slice;
         }
-    }
-}
-
-fn reason_of(error: &Error) -> String {
-    match error {
-        Error::Aborted { reason, .. } => reason.clone(),
-        other => other.to_string(),
     }
 }
 

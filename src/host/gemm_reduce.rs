@@ -8,18 +8,19 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::compute::{Operand, Stream, run_rows};
+use super::compute::{Grid, Operand, Stream, TileJob, run_rows, run_tiles};
 use super::control::Aborter;
 use super::group::Rank;
+use super::member::Member;
 use super::memory::OutputCells;
 use super::operands::{Product, Shard};
-use super::products::{self, StepInput};
+use super::products;
 use super::sums::Sums;
 use super::tile::ProductView;
-use super::world::{Member, StepShape, buffer_of};
+use super::world::StepShape;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{ALL_ROWS, a_lens, check_len, check_scales, check_type, scale_count};
+use crate::fit::{ALL_ROWS, a_lens, check_len, check_scales, check_types, scale_count};
 use crate::plan::{Epilogue, Operation, Plan, PlanOptions, Problem, Reduction, Step};
 use crate::trace::{TileEvent, Timeline};
 
@@ -33,34 +34,25 @@ use crate::trace::{TileEvent, Timeline};
 /// same steps. Each rank runs on its own thread. After an error, later calls return [`Error::Over`]: plan again.
 ///
 /// ```
+/// use overlap_gemm::ElementType::F32;
 /// use overlap_gemm::Result;
-/// use overlap_gemm::element::bf16;
 /// use overlap_gemm::host::{GemmReduceScatter, Group, Rank, Stream};
 /// use overlap_gemm::plan::{PlanOptions, Problem, Reduction};
 ///
-/// const RANKS: u32 = 4;
-/// const M: usize = 256;
-/// const N: usize = 96;
-/// const K: usize = 64; // of one rank
-///
 /// fn one_rank(rank: Rank, problem: &Problem) -> Result<()> {
 ///     let (options, reduction) = (PlanOptions::default(), Reduction::default());
-///     let mut layer = GemmReduceScatter::<bf16>::plan(&rank, problem, options, reduction)?;
-///     let stream = Stream::for_ranks(RANKS);
-///
+///     let mut layer = GemmReduceScatter::<f32>::plan(&rank, problem, options, reduction)?;
 ///     // All rows of A and the weight (N×K), over this rank's slice of K; its own rows of the output.
-///     let a = vec![bf16::from_f32(1.0 + rank.rank() as f32); M * K];
-///     let weight = vec![bf16::from_f32(0.5); N * K];
-///     let mut output = vec![bf16::ZERO; M / 4 * N];
-///     layer.enqueue(&stream, &a, &weight, &mut output)?;
-///
-///     // 64 products of 0.5 with each of 1, 2, 3 and 4.
-///     assert_eq!(output[0].to_f32(), 64.0 * 0.5 * (1.0 + 2.0 + 3.0 + 4.0));
+///     let a = [1.0 + rank.rank() as f32; 8 * 32];
+///     let (weight, mut output) = ([0.5; 16 * 32], [0.0; 4 * 16]);
+///     layer.enqueue(&Stream::for_ranks(2), &a[..], &weight, &mut output)?;
+///     // 32 products of 0.5 with each of 1 and 2.
+///     assert_eq!(output, [32.0 * 0.5 * (1.0 + 2.0); 4 * 16]);
 ///     Ok(())
 /// }
 ///
-/// let problem = Problem::builder(M as u64, N as u64, K as u64).ranks(RANKS.into()).build()?;
-/// let ranks = Group::local(RANKS)?;
+/// let problem = Problem::builder(8, 16, 32).elements(F32, F32, F32).ranks(2).build()?;
+/// let ranks = Group::local(2)?;
 /// std::thread::scope(|scope| {
 ///     let spawn = |rank| scope.spawn(|| one_rank(rank, &problem));
 ///     let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
@@ -75,41 +67,12 @@ pub type GemmReduceScatter<A, B = A, D = A> = GemmReduce<false, A, B, D>;
 /// The results of all ranks are equal bit for bit: all add up the same numbers in the same order, their own as others' rounded to
 /// the type of [partials](crate::plan::Partials). Each rank sends its sums to all others, in one shot, so this is for few rows.
 /// The problem's shards say in which order a rank computes the rows.
-///
-/// ```
-/// use overlap_gemm::ElementType::F32;
-/// use overlap_gemm::Result;
-/// use overlap_gemm::host::{GemmAllReduce, Group, Rank, Stream};
-/// use overlap_gemm::plan::{PlanOptions, Problem, Reduction};
-///
-/// fn one_rank(rank: Rank, problem: &Problem) -> Result<()> {
-///     let (options, reduction) = (PlanOptions::default(), Reduction::default());
-///     let mut layer = GemmAllReduce::<f32>::plan(&rank, problem, options, reduction)?;
-///     let (a, weight, mut output) = ([1.0; 8 * 32], [0.5; 16 * 32], [0.0; 8 * 16]);
-///     layer.enqueue(&Stream::for_ranks(2), &a[..], &weight, &mut output)?;
-///     assert_eq!(output, [2.0 * 32.0 * 0.5; 8 * 16]);
-///     Ok(())
-/// }
-///
-/// let problem = Problem::builder(8, 16, 32).elements(F32, F32, F32).ranks(2).build()?;
-/// let ranks = Group::local(2)?;
-/// std::thread::scope(|scope| {
-///     let spawn = |rank| scope.spawn(|| one_rank(rank, &problem));
-///     let threads: Vec<_> = ranks.into_iter().map(spawn).collect();
-///     threads.into_iter().try_for_each(|thread| thread.join().expect("no rank panics"))
-/// })?;
-/// # Ok::<(), overlap_gemm::Error>(())
-/// ```
 pub type GemmAllReduce<A, B = A, D = A> = GemmReduce<true, A, B, D>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
 #[derive(Debug)]
 pub struct GemmReduce<const ALL: bool, A, B = A, D = A> {
     member: Member<Sums>,
-    planned: Arc<StepShape>,
-    /// The latest step's shape, if its slots were read.
-    latest: Option<Arc<StepShape>>,
-    tiles: Vec<TileEvent>,
     types: PhantomData<fn(A, B) -> D>,
 }
 
@@ -124,12 +87,10 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
         options: PlanOptions,
         reduction: Reduction,
     ) -> Result<Self> {
-        check_type::<A>("A", problem.elements().a)?;
-        check_type::<B>("B", problem.elements().b)?;
-        check_type::<D>("D", problem.elements().d)?;
+        check_types::<A, B, D>(problem)?;
         let options = PlanOptions { operation: Self::OPERATION, ..options };
-        let planned = StepShape::new(Plan::new(problem, options)?, rank.rank());
-        let member = Member::join(rank, &planned.plan, || Sums::new(&planned.plan, reduction))?;
+        let plan = Plan::new(problem, options)?;
+        let member = Member::join(rank, plan, |plan| Sums::new(plan, reduction))?;
         let others = member.memory().reduction();
         if others != reduction {
             let remedy = "plan the same reduction on every rank";
@@ -138,14 +99,12 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
             member.fail_all(error.clone());
             return Err(error);
         }
-        tracing::debug!(rank = rank.rank(), %problem, "planned {}", Self::OPERATION);
-        let (latest, tiles, types) = (None, Vec::new(), PhantomData);
-        Ok(GemmReduce { member, planned, latest, tiles, types })
+        Ok(GemmReduce { member, types: PhantomData })
     }
 
     /// The plan.
     pub fn planned(&self) -> &Plan {
-        &self.planned.plan
+        &self.member.planned().plan
     }
 
     /// One step with one product: `d` = this rank's rows of the sum over all ranks of their A times their `b`.
@@ -171,12 +130,12 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
     ) -> Result<()> {
         let input = a.into();
         let shape = self.shape(input.rows)?;
-        let (problem, tiling) = (shape.plan.problem(), shape.plan.options().tiling);
+        let problem = shape.plan.problem();
         let rows = self.check_input(problem, &input)?;
         let own = shape.plan.output_rows(self.member.rank()).len() as u32;
-        let problems = products::check_products(problem, own, tiling, products)?;
+        let problems = products::check_products(&shape.plan, problem, own, products)?;
         let columns: u64 = problems.iter().map(|problem| u64::from(problem.n())).sum();
-        let most = self.planned.plan.problem().n().into();
+        let most = self.planned().problem().n().into();
         if columns > most {
             let remedy = "plan with N of all products of a step together";
             let what = "the columns of all products together";
@@ -185,12 +144,10 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
         let operand = Operand::Given { rows, lda: problem.lda(), scales: input.scales };
 
         let end = self.member.ender();
-        let settled = products::settle(
-            &problems,
-            products,
-            |products| self.step(*stream, &shape, operand, &problems, products),
-            end,
-        );
+        let step = |products: &mut [Product<'_, B, D>]| {
+            self.step(*stream, &shape, operand, &problems, products)
+        };
+        let settled = products::settle(&problems, products, step, end);
         settled.inspect_err(|error| self.member.end_with(error))
     }
 
@@ -208,13 +165,13 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
     ///
     /// Call [`GemmReduce::flush`] first, so that the record includes the last transfers.
     pub fn take_timeline(&mut self) -> Timeline {
-        Timeline { tiles: std::mem::take(&mut self.tiles), transfers: self.member.take_transfers() }
+        self.member.take_timeline()
     }
 
     /// The plan of a step with these rows, for which the slots are large enough.
     fn shape(&self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
-        let shape = self.planned.with_rows(rows)?;
-        let (most, planned) = (shape.plan.most_output_rows(), self.planned.plan.most_output_rows());
+        let shape = self.member.planned().with_rows(rows)?;
+        let (most, planned) = (shape.plan.most_output_rows(), self.planned().most_output_rows());
         if most > planned {
             let remedy = "plan for the most rows that a rank gets in any step";
             let what = "the rows that one rank gets in this step";
@@ -246,126 +203,94 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
         problems: &[Problem],
         products: &mut [Product<'_, B, D>],
     ) -> Result<()> {
-        let latest = self.latest.take();
         let columns: Vec<u32> = problems.iter().map(Problem::n).collect();
-        self.member.prepare(shape, &columns, |member| {
-            if let Some(latest) = latest.filter(|_| member.poisons()) {
-                let rows = latest.plan.output_rows(member.rank()).len() as u32;
-                // SAFETY: this rank's threads have read the slots. It announces that after this; in an all-reduce, nobody
-                // writes them before this rank has sent sums of the next step.
-                unsafe { member.memory().poison(member.rank(), buffer_of(member.epoch()), rows) };
-            }
-        })?;
-        self.member.advance();
+        self.member.begin(shape, &columns)?;
         self.member.push(shape, columns.iter().map(|n| *n as usize).sum())?;
-        for step in self.member.endpoint(shape).after_opening() {
-            let endpoint = self.member.endpoint(shape);
-            match step {
-                Step::Multiply { rows, pivot, .. } => {
-                    // A product waits for nothing, so nothing else would notice that others have failed.
-                    self.member.check()?;
-                    let events =
-                        self.multiply(stream, shape, a, (rows, *pivot), problems, products)?;
-                    self.tiles.extend(events);
-                }
-                Step::Post { word, to, age } => {
-                    endpoint.post(*word, *to, endpoint.epoch.wrapping_sub(*age));
-                }
-                Step::Await { word, age } => {
-                    let waited = endpoint.await_word(*word, *age, &mut self.member.watch());
-                    waited.inspect_err(|error| self.member.fail(error.clone()))?;
-                }
-                Step::Reduce { chunk } => {
-                    let rows = shape.plan.chunks().rows(*chunk);
-                    self.reduce(stream, shape, rows, problems, products)?;
-                }
-                // The pusher's.
-                Step::Move { .. } => {}
+        self.member.carry_out(shape, |member, step| match step {
+            Step::Multiply { rows, pivot, .. } => {
+                // A product waits for nothing, so nothing else would notice that others have failed.
+                member.check()?;
+                multiply(member, stream, shape, a, (rows, *pivot), problems, products)
             }
-        }
-        self.latest = Some(Arc::clone(shape));
+            Step::Reduce { chunk } => {
+                let rows = shape.plan.chunks().rows(*chunk);
+                reduce(member, stream, shape, rows, problems, products)?;
+                Ok(Vec::new())
+            }
+            Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => Ok(Vec::new()),
+        })?;
         self.member.check()
     }
+}
 
-    /// The own sums of some rows, of all products side by side.
-    fn multiply(
-        &self,
-        stream: Stream,
-        shape: &StepShape,
-        a: Operand<'_, A>,
-        (rows, pivot): (&Range<u32>, u32),
-        problems: &[Problem],
-        products: &[Product<'_, B, D>],
-    ) -> Result<Vec<TileEvent>> {
-        let member = &self.member;
-        let sums = member.memory().own(member.rank(), buffer_of(member.epoch()));
-        let views: Vec<ProductView<'_, B, f32>> = first_columns(problems)
-            .zip(problems)
-            .zip(products)
-            .map(|((first_column, problem), product)| ProductView {
-                b: product.b,
-                ldb: problem.ldb(),
-                b_layout: problem.b_layout(),
-                n: problem.n(),
-                k: problem.k(),
-                // SAFETY: the pusher reads others' rows only after `Summed`, which comes after this product; it has sent what
-                // the buffer held before: the step's beginning awaited that; in an all-reduce, the step before it did, for
-                // which all others had received it. The own rows were read by workers of an
-                // earlier step, which this thread has joined.
-                d: unsafe { OutputCells::of_buffer(sums, first_column) },
-                scales: product.scales,
-                // `reduce` applies the product's, once.
-                epilogue: Epilogue::default(),
-            })
-            .collect();
-        let step = StepInput {
-            plan: &shape.plan,
-            a,
-            rank: member.rank(),
-            pivot,
-            epoch: member.epoch(),
-            rows: rows.clone(),
-            record: member.recording(),
-        };
-        products::compute_views(stream, step, problems, &views, || |_, _| Ok(()))
-    }
+/// The own sums of some rows, of all products side by side.
+fn multiply<A: Element, B: Element, D: Element>(
+    member: &Member<Sums>,
+    stream: Stream,
+    shape: &StepShape,
+    a: Operand<'_, A>,
+    (rows, pivot): (&Range<u32>, u32),
+    problems: &[Problem],
+    products: &[Product<'_, B, D>],
+) -> Result<Vec<TileEvent>> {
+    let (rank, epoch) = (member.rank(), member.epoch());
+    let sums = member.memory().own(rank, epoch);
+    let views: Vec<ProductView<'_, B, f32>> = first_columns(problems)
+        .zip(problems)
+        .zip(products)
+        .map(|((first_column, problem), product)| ProductView {
+            problem,
+            b: product.b,
+            // SAFETY: the pusher reads others' rows only after `Summed`, which comes after this product; it has sent what
+            // the buffer held before: the step's beginning awaited that; in an all-reduce, the step before it did, for
+            // which all others had received it. The own rows were read by workers of an
+            // earlier step, which this thread has joined.
+            d: unsafe { OutputCells::of_buffer(sums, first_column) },
+            scales: product.scales,
+            // `reduce` applies the product's, once.
+            epilogue: Epilogue::default(),
+        })
+        .collect();
+    let job = TileJob {
+        a,
+        products: &views,
+        rank,
+        epoch,
+        rows: rows.clone(),
+        grid: Grid::new(&shape.plan, pivot, problems.iter().map(Problem::n))?,
+        record: member.recording(),
+    };
+    run_tiles(stream, &job, || |_, _| Ok(()))
+}
 
-    /// Adds up all ranks' sums of some of the own rows, and applies each product's epilogue to the total.
-    fn reduce(
-        &self,
-        stream: Stream,
-        shape: &StepShape,
-        rows: Range<u32>,
-        problems: &[Problem],
-        products: &mut [Product<'_, B, D>],
-    ) -> Result<()> {
-        let (owner, buffer) = (self.member.rank(), buffer_of(self.member.epoch()));
-        let first = shape.plan.output_rows(owner).start;
-        let outputs = products.iter_mut().zip(problems);
-        let outputs: Vec<(OutputCells<'_, D>, Epilogue<'_, D>)> = outputs
-            .map(|(product, problem)| {
-                (OutputCells::new(product.d, problem.ldd()), product.epilogue)
-            })
-            .collect();
-        run_rows(stream, rows, |row, total| {
-            for ((first_column, problem), (output, epilogue)) in
-                first_columns(problems).zip(problems).zip(&outputs)
-            {
-                let (columns, at) = (first_column as usize, [row, row - first]);
-                let columns = columns..columns + problem.n() as usize;
-                // SAFETY: the schedule has awaited every rank's sums of this chunk, and the own ones are of this thread's
-                // past; they are overwritten after this step only. Each row of the output is one worker's.
-                unsafe {
-                    self.member.memory().add_up(owner, buffer, at, columns, total);
-                    let start = output.place(row - first, 0);
-                    let output = output.row_part(row - first, 0..problem.n());
-                    for (column, (d, sum)) in output.iter_mut().zip(&*total).enumerate() {
-                        *d = D::narrow(epilogue.apply(*sum, start + column, column));
-                    }
+/// Adds up all ranks' sums of some of the own rows, and applies each product's epilogue to the total.
+fn reduce<B: Element, D: Element>(
+    member: &Member<Sums>,
+    stream: Stream,
+    shape: &StepShape,
+    rows: Range<u32>,
+    problems: &[Problem],
+    products: &mut [Product<'_, B, D>],
+) -> Result<()> {
+    let (owner, epoch) = (member.rank(), member.epoch());
+    let first = shape.plan.output_rows(owner).start;
+    let outputs = products::views(problems, products);
+    run_rows(stream, rows, |row, total| {
+        for (first_column, output) in first_columns(problems).zip(&outputs) {
+            let (n, at) = (output.problem.n(), [row, row - first]);
+            let columns = first_column as usize..(first_column + n) as usize;
+            // SAFETY: the schedule has awaited every rank's sums of this chunk, and the own ones are of this thread's
+            // past; they are overwritten after this step only. Each row of the output is one worker's.
+            unsafe {
+                member.memory().add_up(owner, epoch, at, columns, total);
+                let start = output.d.place(row - first, 0);
+                let d = output.d.row_part(row - first, 0..n);
+                for (column, (d, sum)) in d.iter_mut().zip(&*total).enumerate() {
+                    *d = D::narrow(output.epilogue.apply(*sum, start + column, column));
                 }
             }
-        })
-    }
+        }
+    })
 }
 
 /// Where each product's columns begin in the sums.

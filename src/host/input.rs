@@ -10,12 +10,12 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::control::{Aborter, Control, Watch};
-use super::memory::{RowBuffer, check_memory};
+use super::memory::{RowBuffer, ScaledRows, buffer_of, check_memory};
 use super::protocol::{AtomicWord, Awaited, Mailbox};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::check_scales;
-use crate::plan::{BUFFERS, Plan, Scaling, Timeouts};
+use crate::plan::{BUFFERS, Plan, Timeouts};
 
 /// The epoch before step 0.
 const BEFORE_FIRST: u32 = 0;
@@ -27,8 +27,7 @@ const CONSUMER: u32 = 0;
 #[derive(Debug)]
 struct Shared<A, W = AtomicU32> {
     plan: Plan,
-    rows: [RowBuffer<A>; BUFFERS as usize],
-    scales: Option<[RowBuffer<f32>; BUFFERS as usize]>,
+    rows: [ScaledRows<A>; BUFFERS as usize],
     /// How many rows of each chunk the producer gave; travels with the rows.
     given: [RowBuffer<u32>; BUFFERS as usize],
     mailbox: Mailbox<W>,
@@ -60,12 +59,10 @@ impl<A: Element, W: AtomicWord> Shared<A, W> {
         let problem = plan.problem();
         let bytes = u128::from(BUFFERS) * problem.row_bytes(&(0..problem.m()));
         check_memory("the input, twice,", bytes)?;
-        let (m, k, chunks) = (problem.m() as usize, problem.k() as usize, plan.chunks().len());
-        let scaled = problem.scaling() == Scaling::Rows;
+        let chunks = plan.chunks().len();
         Ok(Shared {
             plan: plan.clone(),
-            rows: std::array::from_fn(|_| RowBuffer::new(m, k, A::POISON)),
-            scales: scaled.then(|| std::array::from_fn(|_| RowBuffer::new(m, 1, f32::NAN))),
+            rows: ScaledRows::buffers(problem),
             given: std::array::from_fn(|_| RowBuffer::new(chunks as usize, 1, 0)),
             mailbox: Mailbox::new(chunks, CONSUMER + 1, BEFORE_FIRST),
             published: (0..chunks).map(|_| Mutex::new(BEFORE_FIRST)).collect(),
@@ -99,10 +96,11 @@ impl<A: Element, W: AtomicWord> Shared<A, W> {
             // SAFETY: the lock makes this the chunk's only writer; its last reader has consumed it; the
             // next reads it after the signal.
             unsafe {
-                self.rows[buffer(epoch)].rows_mut(place.clone()).copy_from_slice(rows);
-                self.given[buffer(epoch)].rows_mut(chunk..chunk + 1)[0] = given;
-                if let Some(all) = &self.scales {
-                    all[buffer(epoch)].rows_mut(place).copy_from_slice(scales);
+                let all = &self.rows[buffer_of(epoch)];
+                all.rows.rows_mut(place.clone()).copy_from_slice(rows);
+                self.given[buffer_of(epoch)].rows_mut(chunk..chunk + 1)[0] = given;
+                if let Some(all) = &all.scales {
+                    all.rows_mut(place).copy_from_slice(scales);
                 }
             }
         })?;
@@ -119,7 +117,7 @@ impl<A: Element, W: AtomicWord> Shared<A, W> {
             let expected = format!("a multiple of {k}, at most {}", most * k);
             return Err(Error::mismatch("the number of elements", rows.len(), expected, remedy));
         }
-        let scaled = if self.scales.is_some() { given } else { 0 };
+        let scaled = if self.rows[0].scales.is_some() { given } else { 0 };
         check_scales("the row scales of a chunk", scales, scaled)?;
         Ok(given as u32)
     }
@@ -196,12 +194,8 @@ impl<A: Element> AsyncInput<A> {
         Ok(self.epoch)
     }
 
-    pub(crate) fn rows(&self) -> &RowBuffer<A> {
-        &self.shared.rows[buffer(self.epoch)]
-    }
-
-    pub(crate) fn row_scales(&self) -> Option<&RowBuffer<f32>> {
-        self.shared.scales.as_ref().map(|scales| &scales[buffer(self.epoch)])
+    pub(crate) fn rows(&self) -> &ScaledRows<A> {
+        &self.shared.rows[buffer_of(self.epoch)]
     }
 
     pub(crate) fn watch(&self) -> Watch<'_> {
@@ -238,7 +232,8 @@ impl<A: Element> AsyncInput<A> {
             let rows = all.rows(chunk);
             let needed = rows.end.min(m).saturating_sub(rows.start);
             // SAFETY: acquired with the chunk's signal.
-            let given = unsafe { self.shared.given[buffer(self.epoch)].rows(chunk..chunk + 1) }[0];
+            let given =
+                unsafe { self.shared.given[buffer_of(self.epoch)].rows(chunk..chunk + 1) }[0];
             // A producer need not know how many rows the step reads, so it may give more. They lie
             // where the plan puts them, and are not read.
             if given >= needed {
@@ -274,11 +269,6 @@ impl<A: Element> ChunkWriter<A> {
     }
 }
 
-/// Which of the buffers `epoch` lives in.
-fn buffer(epoch: u32) -> usize {
-    (epoch % BUFFERS) as usize
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::{Cell, RefCell};
@@ -287,7 +277,7 @@ mod tests {
     use super::*;
     use crate::element::ElementType::{Bf16, E4m3};
     use crate::element::F8E4M3;
-    use crate::plan::{PlanOptions, Problem, Tiling};
+    use crate::plan::{PlanOptions, Problem, Scaling, Tiling};
     use crate::random::Random;
 
     type Look = Box<dyn Fn(u32)>;
@@ -330,14 +320,15 @@ mod tests {
             let scales = random.scales(given as usize);
             let (written, all, all_scales) = (Arc::clone(&shared), rows.clone(), scales.clone());
             let look = move |epoch| {
-                let at = buffer(epoch);
+                let at = buffer_of(epoch);
                 // SAFETY: one thread, which writes nothing while it looks.
                 unsafe {
                     let bits = |rows: &[F8E4M3]| -> Vec<u32> {
                         rows.iter().map(|element| element.widen().to_bits()).collect()
                     };
-                    assert_eq!(bits(written.rows[at].rows(0..given)), bits(&all));
-                    assert_eq!(written.scales.as_ref().unwrap()[at].rows(0..given), all_scales);
+                    assert_eq!(bits(written.rows[at].rows.rows(0..given)), bits(&all));
+                    let scales = written.rows[at].scales.as_ref().unwrap();
+                    assert_eq!(scales.rows(0..given), all_scales);
                     assert_eq!(written.given[at].rows(0..1), [given]);
                 }
                 SIGNALS.set(SIGNALS.get() + 1);

@@ -1,6 +1,6 @@
 //! Memory that several threads write disjoint parts of.
 //!
-//! Two shapes: [`RowBuffer`], which peers fill chunk by chunk while workers read chunks that have
+//! Two shapes: [`RowBuffer`] (of A: [`ScaledRows`]), which peers fill chunk by chunk while workers read chunks that have
 //! arrived; [`OutputCells`], a caller's output that workers fill tile by tile. Invariant: neither
 //! orders anything. Who may touch which rows when is the protocol's business for the one, the tile
 //! order's (each tile once) for the other, and both are stated at every `unsafe` call.
@@ -9,7 +9,14 @@ use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::plan::{BUFFERS, Problem, Scaling};
+
+/// Which of the buffers `epoch` lives in.
+pub(crate) fn buffer_of(epoch: u32) -> usize {
+    (epoch % BUFFERS) as usize
+}
 
 /// An error if `bytes` are more than this machine has free.
 ///
@@ -50,6 +57,11 @@ impl<T: Copy> RowBuffer<T> {
         RowBuffer { elements, columns }
     }
 
+    /// How many rows there are.
+    pub(crate) fn len(&self) -> u32 {
+        (self.elements.len() / self.columns) as u32
+    }
+
     /// The elements of `rows`.
     ///
     /// # Safety
@@ -73,6 +85,25 @@ impl<T: Copy> RowBuffer<T> {
 
     fn span(&self, rows: Range<u32>) -> Range<usize> {
         rows.start as usize * self.columns..rows.end as usize * self.columns
+    }
+}
+
+/// Rows of A, with a scale each where the problem has them.
+#[derive(Debug)]
+pub(crate) struct ScaledRows<A> {
+    pub(crate) rows: RowBuffer<A>,
+    pub(crate) scales: Option<RowBuffer<f32>>,
+}
+
+impl<A: Element> ScaledRows<A> {
+    /// All rows of the problem, twice, poisoned.
+    pub(crate) fn buffers(problem: &Problem) -> [Self; BUFFERS as usize] {
+        let (m, k) = (problem.m() as usize, problem.k() as usize);
+        let scales = || RowBuffer::new(m, 1, f32::NAN);
+        std::array::from_fn(|_| ScaledRows {
+            rows: RowBuffer::new(m, k, A::POISON),
+            scales: (problem.scaling() == Scaling::Rows).then(scales),
+        })
     }
 }
 

@@ -18,7 +18,7 @@
 //! - `memory`: buffers of which several threads write disjoint parts.
 //! - `all_gather_gemm`, `gemm_reduce`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: the inputs
 //!   and outputs of a step; `products`: the code that all operations share.
-//! - `world`: what the ranks of an operation share, and a rank's part in it: epochs, waits, the thread that sends.
+//! - `world`: what the ranks of an operation share; `pusher`: the thread that sends; `member`: a rank's part: epochs, waits, steps.
 //! - `gather`, `sums`: the memory of the all-gather, and of the reduction; `input`: an input that the caller's threads fill chunk by chunk.
 //! - `compute`: distribution of tiles to workers. `tile`: the arithmetic of one tile.
 //! - `group`: the ranks of one process.
@@ -35,10 +35,12 @@ mod gather;
 mod gemm_reduce;
 mod group;
 mod input;
+mod member;
 mod memory;
 mod operands;
 mod products;
 pub mod protocol;
+mod pusher;
 mod sums;
 mod tile;
 mod world;

@@ -2,24 +2,21 @@
 //!
 //! Invariant: every output is either computed whole or filled with NaN.
 
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::Instant;
 
-use super::compute::{Operand, Stream, TileJob, lay_side_by_side, run_tiles};
+use super::compute::Grid;
 use super::memory::OutputCells;
 use super::operands::Product;
 use super::tile::ProductView;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::plan::{Plan, Problem, Tile, TileOrder, Tiling};
-use crate::trace::TileEvent;
+use crate::plan::{Plan, Problem};
 
 /// The problem of each product, once all of them fit the step.
 pub(crate) fn check_products<B, D>(
+    plan: &Plan,
     problem: &Problem,
     rows_of_d: u32,
-    tiling: Tiling,
     products: &[Product<'_, B, D>],
 ) -> Result<Vec<Problem>> {
     if products.is_empty() {
@@ -28,75 +25,23 @@ pub(crate) fn check_products<B, D>(
     }
     let problems: Vec<Problem> =
         products.iter().map(|product| product.check(problem, rows_of_d)).collect::<Result<_>>()?;
-    lay_side_by_side(problems.iter().map(Problem::n), tiling)?;
+    Grid::new(plan, 0, problems.iter().map(Problem::n))?;
     Ok(problems)
 }
 
-/// Which step is computed, and where its A is.
-pub(crate) struct StepInput<'a, A> {
-    pub(crate) plan: &'a Plan,
-    pub(crate) a: Operand<'a, A>,
-    pub(crate) rank: u32,
-    /// The rank whose chunks come first.
-    pub(crate) pivot: u32,
-    pub(crate) epoch: u32,
-    /// Which rows are computed.
-    pub(crate) rows: Range<u32>,
-    pub(crate) record: Option<Instant>,
-}
-
-/// Computes all products; each worker waits with a `waiter` of its own.
-pub(crate) fn compute<A: Element, B: Element, D: Element, W>(
-    stream: Stream,
-    step: StepInput<'_, A>,
-    problems: &[Problem],
-    products: &mut [Product<'_, B, D>],
-    waiter: impl Fn() -> W + Sync,
-) -> Result<Vec<TileEvent>>
-where
-    W: FnMut(Tile, Range<u32>) -> Result<()>,
-{
-    let views: Vec<_> = products
-        .iter_mut()
-        .zip(problems)
-        .map(|(product, problem)| ProductView {
-            b: product.b,
-            ldb: problem.ldb(),
-            b_layout: problem.b_layout(),
-            n: problem.n(),
-            k: problem.k(),
-            d: OutputCells::new(product.d, problem.ldd()),
-            scales: product.scales,
-            epilogue: product.epilogue,
-        })
-        .collect();
-    compute_views(stream, step, problems, &views, waiter)
-}
-
-/// The same, with outputs that are somewhere else.
-pub(crate) fn compute_views<A: Element, B: Element, D: Element, W>(
-    stream: Stream,
-    step: StepInput<'_, A>,
-    problems: &[Problem],
-    views: &[ProductView<'_, B, D>],
-    waiter: impl Fn() -> W + Sync,
-) -> Result<Vec<TileEvent>>
-where
-    W: FnMut(Tile, Range<u32>) -> Result<()>,
-{
-    let columns = problems.iter().map(Problem::n);
-    let (first_columns, all) = lay_side_by_side(columns, step.plan.options().tiling)?;
-    let job = TileJob {
-        a: step.a,
-        products: views,
-        rank: step.rank,
-        epoch: step.epoch,
-        rows: step.rows,
-        order: TileOrder::new(step.plan.chunks(), all, step.plan.options().tiling, step.pivot)?,
-        first_columns,
-        record: step.record,
+/// The products as workers see them.
+pub(crate) fn views<'a, B, D: Element>(
+    problems: &'a [Problem],
+    products: &'a mut [Product<'_, B, D>],
+) -> Vec<ProductView<'a, B, D>> {
+    let view = |(problem, product): (&'a Problem, &'a mut Product<'_, B, D>)| ProductView {
+        problem,
+        b: product.b,
+        d: OutputCells::new(product.d, problem.ldd()),
+        scales: product.scales,
+        epilogue: product.epilogue,
     };
-    run_tiles(stream, &job, waiter)
+    problems.iter().zip(products).map(view).collect()
 }
 
 /// Runs a step. Whether it fails or panics, outputs are poisoned and `fail` ends the operation: a

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::memory::{RowBuffer, check_memory};
+use super::memory::{RowBuffer, buffer_of, check_memory};
 use super::world::Memory;
 use crate::error::Result;
 use crate::plan::{BUFFERS, Operation, Plan, Reduction};
@@ -54,8 +54,8 @@ impl Sums {
     }
 
     /// The own sums of `rank`.
-    pub(crate) fn own(&self, rank: u32, buffer: usize) -> &RowBuffer<f32> {
-        &self.of_ranks[rank as usize].own[buffer]
+    pub(crate) fn own(&self, rank: u32, epoch: u32) -> &RowBuffer<f32> {
+        &self.of_ranks[rank as usize].own[buffer_of(epoch)]
     }
 
     /// Adds up some columns of a row that `owner` gets, into `total`: row `row` of all, and the owner's `local`-th.
@@ -65,12 +65,12 @@ impl Sums {
     pub(crate) unsafe fn add_up(
         &self,
         owner: u32,
-        buffer: usize,
+        epoch: u32,
         [row, local]: [u32; 2],
         columns: Range<usize>,
         total: &mut Vec<f32>,
     ) {
-        let RankSums { own, slots } = &self.of_ranks[owner as usize];
+        let (RankSums { own, slots }, buffer) = (&self.of_ranks[owner as usize], buffer_of(epoch));
         for (rank, slot) in (0..).zip(&slots[buffer]) {
             // SAFETY: the caller's promise.
             let sums = unsafe {
@@ -97,19 +97,6 @@ impl Sums {
             total.iter_mut().for_each(|total| *total /= ranks);
         }
     }
-
-    /// Fills the slots of `rank` with NaN.
-    ///
-    /// # Safety
-    /// No thread touches them meanwhile: this rank has read them, and has not said so yet.
-    pub(crate) unsafe fn poison(&self, rank: u32, buffer: usize, rows: u32) {
-        for (_, slot) in
-            (0..).zip(&self.of_ranks[rank as usize].slots[buffer]).filter(|(from, _)| *from != rank)
-        {
-            // SAFETY: the caller's promise.
-            unsafe { slot.rows_mut(0..rows) }.fill(f32::NAN);
-        }
-    }
 }
 
 impl Memory for Sums {
@@ -120,15 +107,15 @@ impl Memory for Sums {
         chunk: u32,
         columns: usize,
         [from, to]: [u32; 2],
-        buffer: usize,
+        epoch: u32,
     ) -> u64 {
         let (rows, partials) = (plan.chunks().rows(chunk), self.reduction.partials);
         let first = plan.output_rows(to).start;
-        let slot = &self.of_ranks[to as usize].slots[buffer][from as usize];
+        let slot = &self.of_ranks[to as usize].slots[buffer_of(epoch)][from as usize];
         // SAFETY: the source are own sums, the target is this rank's slot: see `Memory`.
         let (sums, slot) = unsafe {
             (
-                self.own(from, buffer).rows(rows.clone()),
+                self.own(from, epoch).rows(rows.clone()),
                 slot.rows_mut(rows.start - first..rows.end - first),
             )
         };
@@ -139,5 +126,14 @@ impl Memory for Sums {
             }
         }
         rows.len() as u64 * columns as u64 * partials.element().size() as u64
+    }
+    /// The slots that have others' sums.
+    unsafe fn poison(&self, plan: &Plan, rank: u32, epoch: u32) {
+        let rows = plan.output_rows(rank).len() as u32;
+        let slots = &self.of_ranks[rank as usize].slots[buffer_of(epoch)];
+        for (_, slot) in (0..).zip(slots).filter(|(from, _)| *from != rank) {
+            // SAFETY: the caller's promise.
+            unsafe { slot.rows_mut(0..rows) }.fill(f32::NAN);
+        }
     }
 }

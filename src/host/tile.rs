@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::memory::OutputCells;
 use crate::element::Element;
-use crate::plan::{BLayout, Epilogue};
+use crate::plan::{BLayout, Epilogue, Problem};
 
 /// Summands that are widened and multiplied at a time.
 ///
@@ -18,11 +18,8 @@ const K_BLOCK: u32 = 512;
 /// One product of the step: where B is read and D is written.
 #[derive(Debug)]
 pub(crate) struct ProductView<'a, B, D> {
+    pub(crate) problem: &'a Problem,
     pub(crate) b: &'a [B],
-    pub(crate) ldb: u32,
-    pub(crate) b_layout: BLayout,
-    pub(crate) n: u32,
-    pub(crate) k: u32,
     pub(crate) d: OutputCells<'a, D>,
     /// None, one for all columns, or one a column.
     pub(crate) scales: &'a [f32],
@@ -57,19 +54,19 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
         columns: Range<u32>,
         scratch: &mut Scratch,
     ) {
-        let (m, n) = (rows.len(), columns.len());
+        let (m, n, all_k) = (rows.len(), columns.len(), self.problem.k());
         let Scratch { a: wide_a, b: wide_b, sums } = scratch;
         sums.resize(m * n, 0.0);
-        for begin in (0..self.k).step_by(K_BLOCK as usize) {
-            let depth = begin..(begin + K_BLOCK).min(self.k);
+        for begin in (0..all_k).step_by(K_BLOCK as usize) {
+            let depth = begin..(begin + K_BLOCK).min(all_k);
             let k = depth.len();
             widen_block(wide_a, a.elements, a.pitch, 0..m as u32, &depth);
             // The rows of B as it lies in memory, and the strides of that block seen as K×N.
-            let (b_rows, b_columns, k_stride, n_stride) = match self.b_layout {
+            let (b_rows, b_columns, k_stride, n_stride) = match self.problem.b_layout() {
                 BLayout::Nk => (&columns, &depth, 1, k),
                 BLayout::Kn => (&depth, &columns, n, 1),
             };
-            widen_block(wide_b, self.b, self.ldb, b_rows.clone(), b_columns);
+            widen_block(wide_b, self.b, self.problem.ldb(), b_rows.clone(), b_columns);
             // SAFETY: `sums` is m×n, `wide_a` m×k, `wide_b` k×n in the given strides, all alive and
             // distinct. `sums` is read only from the second block on.
             unsafe {

@@ -3,12 +3,13 @@
 //! What belongs here: their parts and formulas, shared by plans, executors and the reference. Invariant: the formulas
 //! are those of `csrc/overlap_gemm.h`.
 
+use serde::{Deserialize, Serialize};
+
 use crate::element::Element;
 
 /// The function of each output before it is rounded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// Nothing.
     #[default]

@@ -25,11 +25,9 @@ mod partition;
 mod problem;
 mod reduction;
 mod schedule;
-#[cfg(feature = "serde")]
 mod serial;
 mod shards;
 mod strategies;
-mod table;
 mod tiles;
 mod timeouts;
 mod way;

@@ -49,26 +49,3 @@ impl Partition {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn parts_tile_the_rows_and_part_of_inverts(len in 1u32..=i32::MAX as u32, parts in 1u32..5000) {
-            let parts = parts.min(len);
-            let p = Partition::new(len, parts);
-            prop_assert_eq!(p.start(0), 0);
-            prop_assert_eq!(p.start(parts), len);
-            for part in [0, parts / 3, parts / 2, parts - 1] {
-                let rows = p.range(part);
-                prop_assert!(!rows.is_empty());
-                prop_assert!(rows.len() as u32 - len / parts <= 1);
-                prop_assert_eq!(p.part_of(rows.start), part);
-                prop_assert_eq!(p.part_of(rows.end - 1), part);
-            }
-        }
-    }
-}

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::shards::{MAX_DIMENSION, Shards, check_ranks};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
@@ -14,9 +16,8 @@ use crate::error::{Error, Result};
 pub const TMA_ALIGNMENT: u64 = 16;
 
 /// How B lies in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum BLayout {
     /// N rows of K elements: the usual weight.
     #[default]
@@ -26,9 +27,8 @@ pub enum BLayout {
 }
 
 /// Which scales multiply the product (fp8 only).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Scaling {
     /// None.
     #[default]
@@ -40,8 +40,7 @@ pub enum Scaling {
 }
 
 /// The element types of the three matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ElementTypes {
     /// The gathered input.
     pub a: ElementType,
@@ -92,7 +91,8 @@ impl ElementTypes {
 /// assert!(refused.to_string().starts_with("n is 0, but must be between 1 and 2147483647"));
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "ProblemBuilder", try_from = "ProblemBuilder")]
 pub struct Problem {
     n: u32,
     k: u32,
@@ -112,13 +112,14 @@ impl Problem {
             m,
             n,
             k,
-            rows: Rows::Even(1),
             elements: ElementTypes::all(ElementType::Bf16),
             b_layout: BLayout::default(),
             lda: None,
             ldb: None,
             ldd: None,
             scaling: Scaling::default(),
+            ranks: 1,
+            shard_rows: None,
         }
     }
 
@@ -238,13 +239,6 @@ impl Problem {
 
     /// The same product of as many rows as the largest shard has: what one product multiplies at most where each rank's
     /// rows are a product of their own.
-    ///
-    /// ```
-    /// use overlap_gemm::plan::Problem;
-    /// let problem = Problem::builder(100, 48, 64).shards(&[40, 60]).build()?;
-    /// assert_eq!(problem.of_largest_shard()?.m(), 60);
-    /// # Ok::<(), overlap_gemm::Error>(())
-    /// ```
     pub fn of_largest_shard(&self) -> Result<Self> {
         self.truncated(self.shards.most_rows())
     }
@@ -308,26 +302,44 @@ fn dimension(what: &'static str, value: u64) -> Result<u32> {
     Err(Error::out_of_range(what, value, 1, MAX_DIMENSION.into(), remedy))
 }
 
-/// Collects a [`Problem`]; [`ProblemBuilder::build`] validates it.
-#[derive(Clone, Debug)]
+/// Collects a [`Problem`]; [`ProblemBuilder::build`] validates it. With serde: what is written of a problem.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[must_use]
 pub struct ProblemBuilder {
     m: u64,
     n: u64,
     k: u64,
-    rows: Rows,
     elements: ElementTypes,
     b_layout: BLayout,
     lda: Option<u64>,
     ldb: Option<u64>,
     ldd: Option<u64>,
     scaling: Scaling,
+    /// Among which the rows are divided evenly, unless those of each are given.
+    #[serde(skip)]
+    ranks: u64,
+    shard_rows: Option<Vec<u32>>,
 }
 
-#[derive(Clone, Debug)]
-enum Rows {
-    Even(u64),
-    Each(Vec<u32>),
+impl From<Problem> for ProblemBuilder {
+    fn from(problem: Problem) -> Self {
+        Problem::builder(problem.m().into(), problem.n.into(), problem.k.into())
+            .elements(problem.elements.a, problem.elements.b, problem.elements.d)
+            .b_layout(problem.b_layout)
+            .lda(problem.lda.into())
+            .ldb(problem.ldb.into())
+            .ldd(problem.ldd.into())
+            .scaling(problem.scaling)
+            .shards(&problem.shards.to_rows())
+    }
+}
+
+impl TryFrom<ProblemBuilder> for Problem {
+    type Error = Error;
+
+    fn try_from(builder: ProblemBuilder) -> Result<Self> {
+        builder.build()
+    }
 }
 
 impl ProblemBuilder {
@@ -345,13 +357,13 @@ impl ProblemBuilder {
 
     /// Splits the rows evenly over `ranks` ranks (default: one).
     pub fn ranks(mut self, ranks: u64) -> Self {
-        self.rows = Rows::Even(ranks);
+        (self.ranks, self.shard_rows) = (ranks, None);
         self
     }
 
     /// Gives each rank its number of rows; they must sum to M, and some may be zero.
     pub fn shards(mut self, rows: &[u32]) -> Self {
-        self.rows = Rows::Each(rows.to_vec());
+        self.shard_rows = Some(rows.to_vec());
         self
     }
 
@@ -384,9 +396,9 @@ impl ProblemBuilder {
         let m = dimension("m", self.m)?;
         let n = dimension("n", self.n)?;
         let k = dimension("k", self.k)?;
-        let shards = match &self.rows {
-            Rows::Even(ranks) => Shards::even(m, check_ranks(*ranks)?)?,
-            Rows::Each(rows) => Shards::of_rows(rows)?,
+        let shards = match &self.shard_rows {
+            Some(rows) => Shards::of_rows(rows)?,
+            None => Shards::even(m, check_ranks(self.ranks)?)?,
         };
         if shards.m() != m {
             let remedy = "make the shards' rows sum to m";

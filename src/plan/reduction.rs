@@ -3,12 +3,13 @@
 //! Invariant: an output does not depend on what arrives first: the sums are added in the order of the ranks, in `f32`, as they
 //! travelled; in a reduce-scatter the owner's own are unrounded.
 
+use serde::{Deserialize, Serialize};
+
 use crate::element::{Element, ElementType, bf16};
 
 /// The type in which sums travel to the rank that adds them up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Partials {
     /// Rounded once, to half the bytes.
     #[default]
@@ -36,8 +37,7 @@ impl Partials {
 }
 
 /// How the ranks' sums are added up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Reduction {
     /// The type in which sums travel.
     pub partials: Partials,

@@ -24,6 +24,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use serde::Serialize;
+
 /// The number of gathered buffers, of buffers of sums and of slots for each rank's sums: epoch e uses number e mod 2.
 ///
 /// With two, rows of the next step arrive while a rank computes this one; with one, the senders
@@ -31,9 +33,8 @@ use std::ops::Range;
 pub const BUFFERS: u32 = 2;
 
 /// A 32-bit word in a rank's memory. It holds the epoch of the latest step for which it was posted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Word {
     /// The rows of a chunk are in the rank's gathered buffer: the chunk's signal.
     Landed {
@@ -67,9 +68,8 @@ pub enum Word {
 }
 
 /// One step of a lane. Epochs are those of the schedule's step, minus `age`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Step {
     /// Waits until a word of this rank has reached the epoch.
     Await {
@@ -115,9 +115,8 @@ pub enum Step {
 }
 
 /// The actor that carries out a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Lane {
     /// The caller's stream, or thread, with the workers that multiply.
     Compute,
@@ -128,8 +127,7 @@ pub enum Lane {
 }
 
 /// The steps of one rank in one step of the operation: public, so that tests can break it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Schedule {
     /// The rank.
     pub rank: u32,

@@ -32,6 +32,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::chunks::Chunks;
 use crate::error::{Error, Result};
 
@@ -42,8 +44,7 @@ pub const MAX_TILE_EXTENT: u32 = 1 << 14;
 pub const MAX_CLUSTER_EXTENT: u32 = 16;
 
 /// Rows and columns of one output tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TileShape {
     /// Rows.
     pub m: u32,
@@ -52,8 +53,7 @@ pub struct TileShape {
 }
 
 /// Tiles that one cluster computes together, along M and along N.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ClusterShape {
     /// Tiles along M.
     pub m: u32,
@@ -62,8 +62,7 @@ pub struct ClusterShape {
 }
 
 /// How the output is cut and swept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Tiling {
     /// Rows and columns of a tile.
     pub tile: TileShape,
@@ -108,8 +107,9 @@ impl Tiling {
 }
 
 /// One output tile, by its place in the grid of tiles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct Tile {
     /// Which tile row.
     pub m: u32,

@@ -6,6 +6,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::chunks::Chunks;
 use super::problem::Problem;
 use crate::error::{Error, Result};
@@ -18,9 +20,8 @@ pub const MAX_BLOCKS: u32 = 128;
 pub const SMALL_SHARD: u64 = 4 << 20;
 
 /// The operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Operation {
     /// Every rank gets all ranks' rows of A, and multiplies them by its own B.
@@ -103,9 +104,10 @@ impl fmt::Display for Operation {
 }
 
 /// The order of gathering and multiplying.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Strategy {
     /// One product that waits, tile by tile, for the rows that it needs.
@@ -141,9 +143,8 @@ impl fmt::Display for Strategy {
 }
 
 /// The engine that moves the rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Engine {
     /// A thread of each rank: the host executor.
@@ -245,9 +246,8 @@ fn shard_bytes(problem: &Problem) -> u128 {
 }
 
 /// Strategy, engine and pieces: how an operation is carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Way {
     /// The order of gathering and multiplying.
     pub strategy: Strategy,

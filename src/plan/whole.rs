@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::chunks::{Chunks, MAX_CHUNKS};
 use super::problem::Problem;
 use super::tiles::{ClusterShape, TileShape, Tiling};
@@ -12,7 +14,7 @@ use super::way::{Engine, Operation, Strategy, Way};
 use crate::error::{Error, Result};
 
 /// The choices of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PlanOptions {
     /// The operation.
     pub operation: Operation,
@@ -85,7 +87,8 @@ impl Default for PlanOptions {
 /// println!("{plan}");
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "super::serial::ReadPlan")]
 pub struct Plan {
     problem: Problem,
     options: PlanOptions,
@@ -172,32 +175,10 @@ impl Plan {
 }
 
 /// One rank's part of a [`Plan`]: to print and to write, where all ranks would be too much.
-///
-/// ```
-/// use overlap_gemm::plan::{Plan, PlanOptions, Problem};
-///
-/// let problem = Problem::builder(4096, 512, 256).ranks(4).build()?;
-/// let plan = Plan::new(&problem, PlanOptions::default())?;
-/// println!("{}", plan.of_rank(2)?);
-/// assert!(plan.of_rank(4).is_err());
-/// # Ok::<(), overlap_gemm::Error>(())
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankPlan<'a> {
-    plan: &'a Plan,
-    rank: u32,
-}
-
-impl<'a> RankPlan<'a> {
-    /// The plan of all ranks.
-    pub fn plan(self) -> &'a Plan {
-        self.plan
-    }
-
-    /// The rank.
-    pub fn rank(self) -> u32 {
-        self.rank
-    }
+    pub(super) plan: &'a Plan,
+    pub(super) rank: u32,
 }
 
 /// Enough pieces that the first tiles need not wait for a whole shard, none smaller than the height of a

@@ -41,16 +41,13 @@ pub(super) fn to_compute(plan: &Plan, alike: bool) -> impl Iterator<Item = u32> 
 
 /// An error if an estimate of `plan` would take too long.
 pub(super) fn check_estimate(plan: &Plan, setup: &Setup) -> Result<()> {
-    let alike = are_alike(plan);
-    check_transfers(plan, setup, alike)?;
-    check_units(plan, setup, to_compute(plan, alike).count() as u64)
+    check(plan, setup, to_compute(plan, are_alike(plan)).count() as u64)
 }
 
 /// An error if a timeline of these ranks would take too long, or too much memory.
 pub(super) fn check_timeline(plan: &Plan, setup: &Setup, ranks: &Range<u32>) -> Result<()> {
     let count = ranks.len() as u64;
-    check_transfers(plan, setup, are_alike(plan))?;
-    check_units(plan, setup, count)?;
+    check(plan, setup, count)?;
     let cluster = plan.options().tiling.cluster;
     let tiles = u64::from(cluster.m) * u64::from(cluster.n);
     let pieces = match setup.operation {
@@ -67,18 +64,17 @@ pub(super) fn check_timeline(plan: &Plan, setup: &Setup, ranks: &Range<u32>) -> 
     Ok(())
 }
 
-fn check_transfers(plan: &Plan, setup: &Setup, alike: bool) -> Result<()> {
-    let chunks = match alike {
+/// An error if what these many ranks compute, and all transfers, are too much.
+fn check(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
+    let chunks = match are_alike(plan) {
         _ if setup.operation == Operation::Gemm || setup.way.engine == Engine::Nccl => 0,
         true => plan.chunks().most_per_rank(),
         false => plan.chunks().len(),
     };
     let sent = u64::from(chunks) * u64::from(plan.problem().ranks() - 1);
     let remedy = "cut shards into fewer pieces, or give all ranks as many rows";
-    at_most("the number of transfers to predict", sent, MOST_TRANSFERS, remedy)
-}
+    at_most("the number of transfers to predict", sent, MOST_TRANSFERS, remedy)?;
 
-fn check_units(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
     let mut each = units(plan);
     if is(plan, Strategy::Fused) {
         // Each column of units looks at every chunk once, besides those that two units touch.

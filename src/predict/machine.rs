@@ -4,6 +4,8 @@
 //! Invariant: no figure is fitted to one shape; each names its source, and
 //! docs/predicting.md names the measurements that were held out.
 
+use serde::Serialize;
+
 use crate::error::{Error, Result};
 use crate::kernels::{Kernel, Work, beside};
 use crate::plan::Engine;
@@ -22,8 +24,7 @@ const MOST_SMS: u32 = 1 << 16;
 /// assert_eq!(machine.link_gbps, 185.0);
 /// assert_eq!(machine.sms, Machine::h200().sms);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Machine {
     /// SMs of a GPU.

@@ -43,18 +43,19 @@ mod transfers;
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 pub use machine::Machine;
 pub use setup::Setup;
 
 use crate::error::{Error, Result};
 use crate::plan::{Engine, Operation, Plan};
-use crate::trace::{TileEvent, Timeline, TransferEvent};
+use crate::trace::{Timeline, TransferEvent};
 use step::{Outcome, Step, duration};
 use transfers::Gather;
 
 /// A step's time and its parts, on the rank that ends last.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Estimate {
     /// From the end of the previous step to the end of this one.
@@ -121,8 +122,7 @@ pub fn timeline(
     let step = Step { machine, plan, setup, gather: &gather };
     let mut timeline = Timeline::default();
     for rank in ranks {
-        let mut record = |tile: TileEvent| timeline.tiles.push(tile);
-        step.run(rank, Some(&mut record))?;
+        step.run(rank, Some(&mut timeline.tiles))?;
         if setup.operation == Operation::Gemm {
             continue;
         }

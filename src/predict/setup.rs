@@ -9,17 +9,6 @@ use crate::kernels::{Kernel, all_kernels, cheapest, choices, kind};
 use crate::plan::{Engine, Operation, Plan, PlanOptions, Problem, Strategy, Way};
 
 /// Everything that a step's time depends on besides the problem and the machine.
-///
-/// ```
-/// use overlap_gemm::plan::{Engine, Problem, Strategy};
-/// use overlap_gemm::predict::{Machine, Setup};
-///
-/// let problem = Problem::builder(4096, 3584, 8192).ranks(8).build()?;
-/// let usual = Setup::usual(&Machine::h200(), &problem, Strategy::Fused)?;
-/// assert_eq!(usual.way.engine, Engine::CopyEngines { streams: 1 });
-/// assert_eq!(usual.plan(&problem)?.chunks().len(), 8);
-/// # Ok::<(), overlap_gemm::Error>(())
-/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
     /// What is computed.

@@ -17,8 +17,8 @@ use crate::plan::{
 };
 use crate::trace::TileEvent;
 
-/// An optional callback for each tile.
-pub(super) type Record<'a> = Option<&'a mut dyn FnMut(TileEvent)>;
+/// Where each tile is recorded, if anywhere.
+pub(super) type Record<'a> = Option<&'a mut Vec<TileEvent>>;
 
 /// The outcome of one rank.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,7 +61,7 @@ struct Product {
 }
 
 impl Step<'_> {
-    /// What `rank` does by its schedule, and each of its tiles to `record`.
+    /// What `rank` does by its schedule.
     pub(super) fn run(&self, rank: u32, mut record: Record<'_>) -> Result<Outcome> {
         let ready = self.gather.ready(rank);
         let m = self.plan.problem().m();
@@ -82,9 +82,9 @@ impl Step<'_> {
                 Does::Reduce { .. } => continue,
                 Does::Multiply { rows, awaits, .. } => (rows, awaits),
             };
-            let again = record.as_deref_mut().map(|record| record as &mut dyn FnMut(TileEvent));
+            let record = record.as_deref_mut();
             if !awaits.is_empty() {
-                return self.run_fused(rank, again);
+                return self.run_fused(rank, &ready, record);
             }
             let looks = std::mem::take(&mut awaited) && self.plan.options().engine != Engine::Nccl;
             let looking = if looks { self.machine.await_us } else { 0.0 };
@@ -101,11 +101,11 @@ impl Step<'_> {
             let is_whole = rows.len() as u32 == m;
             let touched = self.plan.chunks().touching(rows.clone());
             let chunk = if is_whole { 0 } else { touched.end.saturating_sub(1) };
-            let event = TileEvent { rank, product: products, chunk, ..nothing() };
+            let event = TileEvent { rank, product: products, chunk, ..TileEvent::default() };
             let launched = start + self.machine.launch_us;
-            let late = Late::NONE;
             let order = if is_whole { &whole } else { &part.order };
-            let outcome = product.run(order, launched, late, &Ready::All, event, again);
+            let all_there = vec![0.0; order.chunks().len() as usize];
+            let outcome = product.run(order, launched, Late::NONE, &all_there, event, record);
             last = Some(part);
             if products == 0 {
                 all.first_tile = outcome.first_tile;
@@ -142,9 +142,8 @@ impl Step<'_> {
         Product { work, times, splits: u64::from(*splits), busy, slowdown }
     }
 
-    fn run_fused(&self, rank: u32, record: Record<'_>) -> Result<Outcome> {
+    fn run_fused(&self, rank: u32, ready: &[f64], record: Record<'_>) -> Result<Outcome> {
         let order = self.plan.tile_order(rank)?;
-        let ready = Ready::Chunks(self.gather.ready(rank));
         let own_at = self.gather.own_at();
         let (problem, busy) = (self.plan.problem(), self.gather.busy(rank));
         let (pushing, until) = self.gather.pushing(rank);
@@ -154,13 +153,13 @@ impl Step<'_> {
         let sms = sms.unwrap_or_else(usual).min(all);
         let product = self.product(problem, sms, order.sweeps(), busy, own_at);
         let launched = own_at + self.machine.launch_us;
-        let event = TileEvent { rank, ..nothing() };
+        let event = TileEvent { rank, ..TileEvent::default() };
         let fit = match pushing {
             0 => u64::MAX,
             _ => clusters_beside(kernel, all, pushing).into(),
         };
         let late = Late { fit, until };
-        Ok(product.run(&order, launched, late, &ready, event, record))
+        Ok(product.run(&order, launched, late, ready, event, record))
     }
 
     /// The product of some rows alone, and the order of its tiles.
@@ -181,13 +180,13 @@ impl Step<'_> {
 }
 
 impl Product {
-    /// Computes all units of `order` from `start` on; `ready` says when chunks may be read.
+    /// Computes all units of `order` from `start` on; `ready`: when each chunk may be read.
     fn run(
         &self,
         order: &TileOrder,
         start: f64,
         late: Late,
-        ready: &Ready,
+        ready: &[f64],
         event: TileEvent,
         mut record: Record<'_>,
     ) -> Outcome {
@@ -200,7 +199,7 @@ impl Product {
         // Clusters begin on free SMs as long as there are some, the first ones first.
         let waiting = clusters.saturating_sub(late.fit) as usize;
         free.iter_mut().rev().take(waiting).for_each(|free| *free = free.max(late.until));
-        let all_there = ready.of(0..order.chunks().len());
+        let all_there = latest(ready, 0..order.chunks().len());
         let mut outcome = Outcome { first_tile: f64::INFINITY, ..Outcome::default() };
         outcome.workers = clusters * tiles;
         for item in 0..items {
@@ -210,7 +209,7 @@ impl Product {
             // Once all rows are there, it makes no difference which a unit needs.
             let begin = match wait_begin >= all_there {
                 true => wait_begin,
-                false => wait_begin.max(ready.of(chunks_of_unit(order, unit * tiles))),
+                false => wait_begin.max(latest(ready, chunks_of_unit(order, unit * tiles))),
             };
             let whole = self.end(begin);
             let end = whole - self.times.ahead.min(begin - wait_begin);
@@ -223,9 +222,9 @@ impl Product {
             let Some(record) = record.as_mut().filter(|_| stores) else { continue };
             for within in 0..tiles {
                 let Some(tile) = order.tile_at(unit * tiles + within) else { continue };
-                let later = |a: &u32, b: &u32| ready.of(*a..a + 1).total_cmp(&ready.of(*b..b + 1));
+                let later = |a: &u32, b: &u32| ready[*a as usize].total_cmp(&ready[*b as usize]);
                 let need = order.chunks_of(tile).max_by(later);
-                record(TileEvent {
+                record.push(TileEvent {
                     worker: (worker as u64 * tiles + within) as u32,
                     tile,
                     // A part of the rows has one chunk of its own: the event says which that is of all.
@@ -269,22 +268,9 @@ impl Late {
     const NONE: Late = Late { fit: u64::MAX, until: 0.0 };
 }
 
-/// When chunks may be read.
-enum Ready {
-    /// All of them before the product begins.
-    All,
-    /// Each at its time.
-    Chunks(Vec<f64>),
-}
-
-impl Ready {
-    /// When the last of some chunks may be.
-    fn of(&self, chunks: Range<u32>) -> f64 {
-        match self {
-            Ready::All => 0.0,
-            Ready::Chunks(at) => chunks.map(|chunk| at[chunk as usize]).fold(0.0, f64::max),
-        }
-    }
+/// When the last of some chunks may be read.
+fn latest(ready: &[f64], chunks: Range<u32>) -> f64 {
+    chunks.map(|chunk| ready[chunk as usize]).fold(0.0, f64::max)
 }
 
 /// The chunks that the rows of a unit touch, by the index of its first tile, which is inside the output always.
@@ -297,18 +283,4 @@ fn chunks_of_unit(order: &TileOrder, index: u64) -> Range<u32> {
 
 pub(super) fn duration(us: f64) -> Duration {
     Duration::from_nanos((us.max(0.0) * 1e3).round() as u64)
-}
-
-fn nothing() -> TileEvent {
-    TileEvent {
-        rank: 0,
-        worker: 0,
-        epoch: 0,
-        product: 0,
-        tile: Tile { m: 0, n: 0 },
-        chunk: 0,
-        wait_begin: Duration::ZERO,
-        ready: Duration::ZERO,
-        done: Duration::ZERO,
-    }
 }

@@ -24,6 +24,23 @@ fn usual(machine: &Machine, problem: &Problem, strategy: Option<Strategy>) -> Re
     }
 }
 
+/// A step in this strategy, or the product alone; by copy engines on one stream, in one piece.
+fn setup(strategy: Option<Strategy>, kernel: &str) -> Setup {
+    let engine = Engine::CopyEngines { streams: 1 };
+    Setup {
+        operation: if strategy.is_some() { Operation::AllGatherGemm } else { Operation::Gemm },
+        way: Way { strategy: strategy.unwrap_or_default(), engine, pieces: 1 },
+        kernel: Kernel::from_name(kernel).unwrap(),
+        swizzle: 1,
+        splits: 1,
+        sms: None,
+    }
+}
+
+fn in_pieces(setup: Setup, pieces: u32) -> Setup {
+    Setup { way: Way { pieces, ..setup.way }, ..setup }
+}
+
 fn took(machine: &Machine, problem: &Problem, strategy: impl Into<Option<Strategy>>) -> Estimate {
     let setup = usual(machine, problem, strategy.into()).unwrap();
     estimate(machine, &setup.plan(problem).unwrap(), &setup).unwrap()
@@ -32,12 +49,9 @@ fn took(machine: &Machine, problem: &Problem, strategy: impl Into<Option<Strateg
 #[test]
 fn a_product_of_whole_waves_takes_as_many_units() {
     let machine = Machine::h200();
-    let kernel = Kernel::from_name("bf16_bf16_bf16_nk_128x128x64_2x1_pingpong").unwrap();
     // 66 clusters of 256 rows and 128 columns each, twice; so square that memory hardly counts.
     let problem = Problem::builder(256 * 6, 2 * 128 * 11, 4096).build().unwrap();
-    let way =
-        Way { strategy: Strategy::Sequential, engine: Engine::Kernel { blocks: 16 }, pieces: 1 };
-    let setup = Setup { operation: Operation::Gemm, way, kernel, swizzle: 1, splits: 1, sms: None };
+    let setup = setup(None, "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong");
     let one = estimate(&machine, &setup.plan(&problem).unwrap(), &setup).unwrap();
     assert_eq!((one.waited, one.tail, one.gathered), Default::default());
     let more = Problem::builder(256 * 6, 3 * 128 * 11, 4096).build().unwrap();
@@ -223,18 +237,6 @@ fn what_cannot_be_is_refused() {
 #[test]
 fn what_would_take_hours_or_all_memory_is_refused() {
     let machine = Machine::h200();
-    let setup = |strategy: Option<Strategy>, kernel: &str| {
-        let engine = Engine::CopyEngines { streams: 1 };
-        Setup {
-            operation: if strategy.is_some() { Operation::AllGatherGemm } else { Operation::Gemm },
-            way: Way { strategy: strategy.unwrap_or_default(), engine, pieces: 1 },
-            kernel: Kernel::from_name(kernel).unwrap(),
-            swizzle: 1,
-            splits: 1,
-            sms: None,
-        }
-    };
-    let in_pieces = |setup: Setup, pieces| Setup { way: Way { pieces, ..setup.way }, ..setup };
     const USUAL: &str = "bf16_bf16_bf16_nk_128x256x64_2x1_cooperative";
     const SMALL: &str = "bf16_bf16_bf16_nk_64x128x64_1x1_pingpong";
     let built = |m: u64, n, ranks| Problem::builder(m, n, 64).ranks(ranks).build().unwrap();
@@ -288,18 +290,10 @@ fn what_would_take_hours_or_all_memory_is_refused() {
 
 #[test]
 fn what_is_large_and_real_is_within_the_limits() {
-    let kernel = Kernel::from_name("bf16_bf16_bf16_nk_64x128x64_1x1_pingpong").unwrap();
     for (ranks, strategy) in [72, 8].into_iter().flat_map(|r| Strategy::ALL.map(|s| (r, s))) {
         let problem = Problem::builder(1_000_000, 65_536, 8192).ranks(ranks).build().unwrap();
-        let engine = Engine::CopyEngines { streams: MAX_STREAMS };
-        let setup = Setup {
-            operation: Operation::AllGatherGemm,
-            way: Way { strategy, engine, pieces: 16 },
-            kernel: kernel.clone(),
-            swizzle: 1,
-            splits: 1,
-            sms: None,
-        };
+        let mut setup = setup(Some(strategy), "bf16_bf16_bf16_nk_64x128x64_1x1_pingpong");
+        (setup.way.engine, setup.way.pieces) = (Engine::CopyEngines { streams: MAX_STREAMS }, 16);
         let plan = setup.plan(&problem).unwrap();
         assert_eq!(limits::check_estimate(&plan, &setup), Ok(()), "{ranks} ranks, {strategy}");
     }
@@ -367,12 +361,10 @@ proptest! {
     #[test]
     fn equal_ranks_take_equally_long(ranks in 2u32..9, tiles in 1u32..4, n in 1u64..30) {
         let machine = Machine::h200();
-        let kernel = Kernel::from_name("bf16_bf16_bf16_nk_128x128x64_2x1_pingpong").unwrap();
         let m = 256 * u64::from(tiles * ranks);
         let problem = Problem::builder(m, 128 * n, 4096).ranks(ranks.into()).build().unwrap();
-        let (strategy, engine) = (Strategy::Fused, Engine::CopyEngines { streams: 1 });
-        let (operation, way) = (Operation::AllGatherGemm, Way { strategy, engine, pieces: 2 });
-        let setup = Setup { operation, way, kernel, swizzle: 2, splits: 1, sms: None };
+        let kernel = "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong";
+        let setup = Setup { swizzle: 2, ..in_pieces(setup(Some(Strategy::Fused), kernel), 2) };
         let plan = setup.plan(&problem).unwrap();
         let each: BTreeSet<Duration> = (0..ranks)
             .map(|rank| {

@@ -13,6 +13,8 @@
 mod bound;
 mod reduced;
 
+use serde::Serialize;
+
 pub use bound::{Accumulation, Expected};
 pub use reduced::{compare_in_partials, compare_reduced, reduced};
 
@@ -42,8 +44,7 @@ pub struct Reference<'a, A, B> {
 }
 
 /// An output that is not what it should be.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Wrong {
     /// Its row.
     pub row: u32,
@@ -58,8 +59,7 @@ pub struct Wrong {
 }
 
 /// How outputs compare with what they should be.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// Outputs compared.
     pub compared: u64,

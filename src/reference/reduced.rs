@@ -103,20 +103,6 @@ pub fn compare_reduced<A: Element, B: Element, D: Element>(
 
 /// [`compare_reduced`] for totals of another program, such as NCCL's: every rank's sum is rounded to the type of partials, and
 /// so is every addition, in any order.
-///
-/// ```
-/// use overlap_gemm::ElementType::F32;
-/// use overlap_gemm::plan::{Problem, Reduction};
-/// use overlap_gemm::reference::{Reference, compare_in_partials};
-///
-/// // As bf16, 256 + 1 is 256, and so is that + 1.
-/// let problem = Problem::builder(1, 1, 1).elements(F32, F32, F32).shards(&[1, 0, 0]).build()?;
-/// let of = |a| Reference::new(&problem, a, &[1.0f32], &[], &[]);
-/// let ranks = [of(&[256.0f32])?, of(&[1.0])?, of(&[1.0])?];
-/// let wrong = |d: f32| compare_in_partials(&ranks, Reduction::default(), &[d], 0..1).map(|it| it.wrong);
-/// assert_eq!((wrong(258.0)?, wrong(256.0)?, wrong(250.0)?), (0, 0, 1));
-/// # Ok::<(), overlap_gemm::Error>(())
-/// ```
 pub fn compare_in_partials<A: Element, B: Element, D: Element>(
     ranks: &[Reference<'_, A, B>],
     reduction: Reduction,

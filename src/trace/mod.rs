@@ -11,13 +11,14 @@ mod text;
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 pub use summary::RankSummary;
 
 use crate::plan::Tile;
 
 /// The life of one tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TileEvent {
     /// The rank that computed it.
     pub rank: u32,
@@ -40,8 +41,7 @@ pub struct TileEvent {
 }
 
 /// One chunk on its way to one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransferEvent {
     /// The rank that sent it.
     pub from: u32,
@@ -58,8 +58,7 @@ pub struct TransferEvent {
 }
 
 /// The record of one or more ranks.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
     /// Tiles, in the order in which each worker finished them.
     pub tiles: Vec<TileEvent>,

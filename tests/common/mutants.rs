@@ -137,13 +137,13 @@ pub const MUTANTS: &[Mutant] = &[
             _ => false,
         })
     })
-    .by_order("OutOfNeedOrder"),
+    .by_order("OutOfOrder"),
 ];
 
 /// Of a GEMM + reduce-scatter. On the model a result that is never stored is nothing: a look at the schedules alone sees that.
 pub const REDUCE_MUTANTS: &[Mutant] = &[
     mutant((EQUAL, 2), "drops a move", drop_a_move)
-        .by_order("NotOnce { consumer: 0, chunk: 0, from: 2, times: 0 }")
+        .by_order("NotOnce { what: \"rank 0 gets chunk 0 from rank 2\", times: 0 }")
         .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 2"),
     mutant((ONE_OWNS, 0), "drops the wait for a consumer", |steps| {
         remove(steps, |step| awaits(step, Word::Consumed { by: 1 }))
@@ -177,7 +177,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         .by_run("ReadTooEarly { reader: 2, chunk: ")
         .not_on_gpus(),
     mutant((EQUAL, 2), "sends to the wrong rank", send_to_the_wrong_rank)
-        .by_order("NoSuchPart { rank: 2, step: \"move 0 → 1\" }")
+        .by_order("NoSuchStep { rank: 2, step: \"move 0 → 1\" }")
         .by_run("Deadlock"),
     mutant((EQUAL, 2), "sends in another order", |steps| {
         // Rank 2 sends chunk 0 to rank 0, then chunk 1 to rank 1. A kernel waits once for all chunks, and for all ranks.
@@ -197,7 +197,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
             _ => false,
         })
     })
-    .by_order("OutOfNeedOrder { sender: 2, chunk: 0, to: 0 }")
+    .by_order("OutOfOrder { rank: 2, step: \"move 0 → 0\" }")
     .not_on_gpus(),
     mutant((EQUAL, 2), "multiplies its own rows first", |steps| {
         let first = steps.iter().position(|(_, step)| is_product(step));
@@ -206,15 +206,15 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         steps[first..=own].rotate_right(1);
         first < own
     })
-    .by_order("MultipliedLate { rank: 2, chunk: 0 }"),
+    .by_order("OutOfOrder { rank: 2, step: \"multiply rows 0..1\" }"),
     mutant((EQUAL, 1), "drops an acknowledgement", drop_an_acknowledgement).by_run("Deadlock"),
     mutant((ONE_OWNS, 1), "acknowledges before it reads", acknowledge_too_early)
         .by_run("Overwritten { owner: 1, chunk: 0, from: 0")
         .not_on_gpus(),
     mutant((EQUAL, 1), "reduces twice", |steps| repeat(steps, 0, is_reduction))
-        .by_order("NotReducedOnce { owner: 1, chunk: 1, times: 2 }"),
+        .by_order("NotOnce { what: \"rank 1 adds up chunk 1\", times: 2 }"),
     mutant((EQUAL, 1), "drops a reduction", |steps| remove(steps, is_reduction))
-        .by_order("NotReducedOnce { owner: 1, chunk: 1, times: 0 }")
+        .by_order("NotOnce { what: \"rank 1 adds up chunk 1\", times: 0 }")
         .not_on_gpus(),
     mutant((EQUAL, 1), "reduces the wrong rows", |steps| {
         each(steps, |_, step| match step {
@@ -222,7 +222,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
             _ => false,
         })
     })
-    .by_order("NoSuchPart { rank: 1, step: \"reduce 0\" }")
+    .by_order("NoSuchStep { rank: 1, step: \"reduce 0\" }")
     .by_run("ReadTooEarly { reader: 1, chunk: 0, from: 0")
     .not_on_gpus(),
 ];
@@ -230,7 +230,7 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
 /// Of a GEMM + all-reduce.
 pub const ALL_REDUCE_MUTANTS: &[Mutant] = &[
     mutant((EQUAL, 1), "drops a move", drop_a_move)
-        .by_order("NotOnce { consumer: 0")
+        .by_order("NotOnce { what: \"rank 0 gets")
         .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 1"),
     mutant((EQUAL, 1), "sends to itself", |steps| {
         each(steps, |_, step| match step {
@@ -238,7 +238,7 @@ pub const ALL_REDUCE_MUTANTS: &[Mutant] = &[
             _ => false,
         })
     })
-    .by_order("NoSuchPart { rank: 1")
+    .by_order("NoSuchStep { rank: 1")
     .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 1"),
     mutant((EQUAL, 1), "signals before it sends", |steps| {
         // The last one: what is sent later makes up for others.
@@ -257,7 +257,7 @@ pub const ALL_REDUCE_MUTANTS: &[Mutant] = &[
     })
     .by_run("ReadTooEarly { reader: 1, chunk: 0, from: 0"),
     mutant((EQUAL, 1), "drops a reduction", |steps| remove(steps, is_reduction))
-        .by_order("NotReducedOnce { owner: 1, chunk: 0, times: 0 }"),
+        .by_order("NotOnce { what: \"rank 1 adds up chunk 0\", times: 0 }"),
     mutant((EQUAL, 1), "multiplies too few rows", |steps| {
         let first = steps.iter().position(|(_, step)| is_product(step));
         first.inspect(|at| drop(steps.remove(*at))).is_some()

@@ -17,7 +17,7 @@ use crate::cuda::sys::records::TileRecords;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{
-    ALL_ELEMENTS, ALL_ROWS, ALL_SCALES, a_lens, b_lens, check_len, check_type, d_lens, scale_count,
+    ALL_ELEMENTS, ALL_ROWS, ALL_SCALES, a_lens, b_lens, check_len, check_types, d_lens, scale_count,
 };
 use crate::plan::{Problem, Scaling, check_aligned};
 
@@ -91,10 +91,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
 
     /// Whether element types, devices and lengths are those of the plan.
     pub(crate) fn check(&self, problem: &Problem, context: &Arc<CudaContext>) -> Result<()> {
-        let types = problem.elements();
-        check_type::<A>("A", types.a)?;
-        check_type::<B>("B", types.b)?;
-        check_type::<D>("D", types.d)?;
+        check_types::<A, B, D>(problem)?;
         let rows = rows_of(problem, self.rows)?;
         let fits = |what: &str, len: usize, of: &Arc<CudaContext>, admitted, remedy| {
             check_context(what, of, context)?;

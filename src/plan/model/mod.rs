@@ -20,6 +20,7 @@
 mod machine;
 
 use std::collections::HashMap;
+use std::fmt;
 
 pub use machine::{explore, run};
 
@@ -66,75 +67,30 @@ pub enum Violation {
         /// The threads that wait.
         waiting: Vec<Thread>,
     },
-    /// A chunk does not reach a rank, or reaches it more than once an epoch.
-    #[error(
-        "chunk {chunk} from rank {from} reaches rank {consumer} {times} times an epoch, not once"
-    )]
+    /// What has to happen once an epoch does not, or does more often: a chunk reaches a rank, sums of a chunk are added up, a
+    /// word is posted.
+    #[error("{what} {times} times an epoch, not once")]
     NotOnce {
-        /// The rank.
-        consumer: u32,
-        /// The chunk.
-        chunk: u32,
-        /// The rank whose rows or sums they are.
-        from: u32,
-        /// How often it is moved there.
+        /// What should happen: `rank 2 gets chunk 0 from rank 1`.
+        what: String,
+        /// How often it does.
         times: u32,
     },
-    /// A rank does not add up the sums of a chunk that it gets, or does so more than once an epoch.
-    #[error("rank {owner} adds up chunk {chunk} {times} times an epoch, not once")]
-    NotReducedOnce {
-        /// The rank that gets the rows.
-        owner: u32,
-        /// The chunk.
-        chunk: u32,
-        /// How often it is added up.
-        times: u32,
-    },
-    /// A rank sends sums to one that does not add them up, or to itself; or it adds up sums of rows that it does not get.
+    /// A step names a rank, a chunk or rows that do not exist; or it moves or adds up sums that its rank does not have to.
     #[error("'{step}' is no step of rank {rank} in this operation")]
-    NoSuchPart {
+    NoSuchStep {
         /// The rank.
         rank: u32,
         /// The step.
         step: String,
     },
-    /// A word is posted more than once an epoch.
-    #[error("'{word}' of rank {owner} is posted {times} times an epoch, not once")]
-    PostedTwice {
-        /// The rank whose word it is.
-        owner: u32,
-        /// The word.
-        word: Word,
-        /// How often it is posted.
-        times: u32,
-    },
-    /// A lane sends to a rank before one whose round comes sooner, or chunks of a shard out of order.
-    #[error(
-        "rank {sender} sends chunk {chunk} to rank {to} after it has sent what is needed later"
-    )]
-    OutOfNeedOrder {
-        /// The rank that sends.
-        sender: u32,
-        /// The chunk that comes too late.
-        chunk: u32,
-        /// Its consumer.
-        to: u32,
-    },
-    /// Tiles await chunks in another order than they arrive.
-    #[error("rank {consumer} awaits chunk {chunk} after one that arrives later")]
-    AwaitedLate {
-        /// The rank that multiplies.
-        consumer: u32,
-        /// The chunk that is awaited too late.
-        chunk: u32,
-    },
-    /// In a reduction, products come in another order than their sums are sent.
-    #[error("rank {rank} multiplies chunk {chunk} after one whose sums are needed later")]
-    MultipliedLate {
-        /// The rank that multiplies.
+    /// A lane sends, awaits or multiplies something after what others need later, or what arrives later.
+    #[error("'{step}' of rank {rank} comes after what is needed later")]
+    OutOfOrder {
+        /// The rank.
         rank: u32,
-        /// The chunk that is multiplied too late.
-        chunk: u32,
+        /// The step that comes too late.
+        step: String,
     },
     /// The product does not cover every row; in a reduction, not every row once.
     #[error("rank {rank} multiplies {multiplied} of {rows} rows")]
@@ -155,12 +111,6 @@ pub enum Violation {
         /// The ranks of the schedules.
         found: Vec<u32>,
     },
-    /// A step names a rank or a chunk that does not exist.
-    #[error("'{step}' names a rank, a chunk or rows that do not exist")]
-    NoSuchName {
-        /// The step.
-        step: String,
-    },
 }
 
 /// A thread of the abstract machine: a lane of a rank.
@@ -178,6 +128,26 @@ struct Region {
     rank: u32,
     chunk: u32,
     from: u32,
+}
+
+/// What has to happen once an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Event {
+    Arrival(Region),
+    Reduction { rank: u32, chunk: u32 },
+    Post { rank: u32, word: Word },
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Arrival(Region { rank, chunk, from }) => {
+                write!(f, "rank {rank} gets chunk {chunk} from rank {from}")
+            }
+            Event::Reduction { rank, chunk } => write!(f, "rank {rank} adds up chunk {chunk}"),
+            Event::Post { rank, word } => write!(f, "'{word}' of rank {rank} is posted"),
+        }
+    }
 }
 
 /// The schedules of all ranks; public, so that tests can break them.
@@ -215,87 +185,57 @@ impl Schedules {
         self.operation.reduces()
     }
 
-    /// Whether `rank` adds up `chunk`.
-    fn adds_up(&self, rank: u32, chunk: u32) -> bool {
-        self.operation.added_up(&self.chunks, rank).contains(&chunk)
-    }
-
     /// What `rank` reads and sends of `chunk`: the owner's rows; where sums travel, its own sums.
     fn own(&self, rank: u32, chunk: u32) -> Region {
         let from = if self.reduces() { rank } else { self.chunks.rank_of(chunk) };
         Region { rank, chunk, from }
     }
 
-    /// Whether moves have to write a region: in a gather the owner's rows everywhere; where sums travel, those of each other
-    /// rank where they are added up.
-    fn arrives(&self, Region { rank, chunk, from }: Region) -> bool {
-        match self.reduces() {
-            true => from != rank && self.adds_up(rank, chunk),
-            false => from == self.chunks.rank_of(chunk),
-        }
-    }
-
     fn check_once(&self) -> Result<(), Violation> {
-        let mut moved: HashMap<Region, u32> = HashMap::new();
-        let mut posted: HashMap<(u32, Word), u32> = HashMap::new();
-        let mut reduced: HashMap<(u32, u32), u32> = HashMap::new();
+        let expected = self.expected();
+        let mut counts: HashMap<Event, u32> = expected.iter().map(|event| (*event, 0)).collect();
         for (rank, step) in self.steps() {
-            match *step {
+            let event = match *step {
                 Step::Move { chunk, to } => {
-                    let region = Region { rank: to, ..self.own(rank, chunk) };
-                    if self.reduces() && !self.arrives(region) {
-                        return Err(Violation::NoSuchPart { rank, step: step.to_string() });
-                    }
-                    *moved.entry(region).or_default() += 1;
+                    Event::Arrival(Region { rank: to, ..self.own(rank, chunk) })
                 }
-                Step::Reduce { chunk } => {
-                    if !self.adds_up(rank, chunk) {
-                        return Err(Violation::NoSuchPart { rank, step: step.to_string() });
-                    }
-                    *reduced.entry((rank, chunk)).or_default() += 1;
-                }
-                Step::Post { word, to, .. } => *posted.entry((to, word)).or_default() += 1,
-                Step::Await { .. } | Step::Multiply { .. } => {}
+                Step::Reduce { chunk } => Event::Reduction { rank, chunk },
+                Step::Post { word, to, .. } => Event::Post { rank: to, word },
+                Step::Await { .. } | Step::Multiply { .. } => continue,
+            };
+            match counts.get_mut(&event) {
+                Some(times) => *times += 1,
+                None if matches!(event, Event::Post { .. }) => drop(counts.insert(event, 1)),
+                None => return Err(no_such_step(rank, step)),
             }
         }
-        // Without any move, A is gathered already.
-        if self.reduces() || !moved.is_empty() {
-            for region in self.arrivals() {
-                let times = moved.get(&region).copied().unwrap_or(0);
-                if times != 1 {
-                    let Region { rank: consumer, chunk, from } = region;
-                    return Err(Violation::NotOnce { consumer, chunk, from, times });
-                }
+        let posted = counts.keys().copied();
+        match expected.into_iter().chain(posted).find(|event| counts[event] != 1) {
+            Some(event) => {
+                Err(Violation::NotOnce { what: event.to_string(), times: counts[&event] })
             }
-        }
-        for owner in 0..self.of_ranks.len() as u32 {
-            for chunk in self.operation.added_up(&self.chunks, owner) {
-                let times = reduced.get(&(owner, chunk)).copied().unwrap_or(0);
-                if times != 1 {
-                    return Err(Violation::NotReducedOnce { owner, chunk, times });
-                }
-            }
-        }
-        match posted.into_iter().find(|(_, times)| *times > 1) {
-            Some(((owner, word), times)) => Err(Violation::PostedTwice { owner, word, times }),
             None => Ok(()),
         }
     }
 
-    /// The regions that moves have to write.
-    fn arrivals(&self) -> Vec<Region> {
-        let (ranks, all) = (self.of_ranks.len() as u32, 0..self.chunks.len());
-        let mut arrivals = Vec::new();
-        for rank in 0..ranks {
-            let added_up = self.operation.added_up(&self.chunks, rank);
-            for chunk in if self.reduces() { added_up } else { all.clone() } {
-                let owner = self.chunks.rank_of(chunk);
-                let senders = if self.reduces() { 0..ranks } else { owner..owner + 1 };
-                let regions = senders.map(|from| Region { rank, chunk, from });
-                arrivals.extend(regions.filter(|region| self.arrives(*region)));
+    /// What moves and additions have to do: in a gather, bring the owner's rows everywhere; where sums travel, bring those of
+    /// each other rank to where they are added up. Without any move, A is gathered already.
+    fn expected(&self) -> Vec<Event> {
+        let (ranks, mut expected) = (0..self.of_ranks.len() as u32, Vec::new());
+        let moves = self.steps().any(|(_, step)| matches!(step, Step::Move { .. }));
+        for rank in ranks.clone() {
+            let arrival = |chunk, from| Event::Arrival(Region { rank, chunk, from });
+            if !self.reduces() && moves {
+                let all = 0..self.chunks.len();
+                expected.extend(all.map(|chunk| arrival(chunk, self.chunks.rank_of(chunk))));
+            }
+            for chunk in self.operation.added_up(&self.chunks, rank) {
+                expected.push(Event::Reduction { rank, chunk });
+                let others = ranks.clone().filter(|from| *from != rank);
+                expected.extend(others.map(|from| arrival(chunk, from)));
             }
         }
-        arrivals
+        expected
     }
 
     /// All ranks' steps, each with its rank.
@@ -316,6 +256,7 @@ impl Schedules {
             true => (to + ranks - rank - 1) % ranks,
             false => (rank + ranks - to) % ranks,
         };
+        let late = |step: &Step| Violation::OutOfOrder { rank, step: step.to_string() };
         for (lane, step) in &schedule.steps {
             match step {
                 Step::Move { chunk, to } => {
@@ -326,8 +267,7 @@ impl Schedules {
                     };
                     let before = latest.insert(*lane, turn);
                     if before.is_some_and(|before| before >= turn) {
-                        let (sender, chunk, to) = (rank, *chunk, *to);
-                        return Err(Violation::OutOfNeedOrder { sender, chunk, to });
+                        return Err(late(step));
                     }
                 }
                 Step::Multiply { rows, awaits, .. } => {
@@ -336,14 +276,14 @@ impl Schedules {
                     if let Some(chunk) = first {
                         let turn = (round_of(self.chunks.rank_of(chunk)), chunk);
                         if turn < summed {
-                            return Err(Violation::MultipliedLate { rank, chunk });
+                            return Err(late(step));
                         }
                         summed = turn;
                     }
                     for &chunk in awaits {
                         let need = (chunk + len - own_first % len) % len + 1;
                         if need <= awaited {
-                            return Err(Violation::AwaitedLate { consumer: rank, chunk });
+                            return Err(late(step));
                         }
                         awaited = need;
                     }
@@ -397,8 +337,12 @@ impl Schedules {
             }
         };
         match self.steps().find(|(_, step)| !exists(step)) {
-            Some((_, step)) => Err(Violation::NoSuchName { step: step.to_string() }),
+            Some((rank, step)) => Err(no_such_step(rank, step)),
             None => Ok(()),
         }
     }
+}
+
+fn no_such_step(rank: u32, step: &Step) -> Violation {
+    Violation::NoSuchStep { rank, step: step.to_string() }
 }

@@ -1,16 +1,13 @@
 //! Strategies: functions that build schedules.
 //!
 //! What belongs here: making a [`Schedule`] of a plan, and the order of its tiles. `push` moves rows to the ranks, with one function for
-//! each engine; the strategies multiply, with one file each; `reduce` has both reductions. A new strategy is a
+//! each engine; the functions here multiply them; `reduce` has both reductions. A new strategy is a
 //! function here; it changes no executor unless it needs a new kind of step. Invariant: no other module chooses an order.
 
-mod fused;
-mod pipelined;
 mod push;
 mod reduce;
-mod sequential;
 
-use super::schedule::{Lane, Schedule, Step};
+use super::schedule::{Lane, Schedule, Step, Word};
 use super::tiles::TileOrder;
 use super::way::{Operation, Strategy};
 use super::whole::Plan;
@@ -21,32 +18,25 @@ impl Plan {
     /// The schedule of `rank` in one step; its length grows with the chunks of a rank times the ranks. For a rank that does
     /// not exist, it is the schedule of a rank without rows.
     pub fn schedule(&self, rank: u32) -> Schedule {
-        let mut steps = Vec::new();
-        let options = self.options();
-        if matches!(options.operation, Operation::AllGatherGemm | Operation::AllGather) {
-            push::push(self, rank, &mut steps);
-        }
-        let multiply = match (options.operation, options.strategy) {
-            (Operation::Gemm, _) => vec![sequential::multiply_all(self, rank)],
-            (Operation::AllGather, _) => sequential::await_all(self),
-            (Operation::AllGatherGemm, Strategy::Fused) => fused::steps(self, rank),
-            (Operation::AllGatherGemm, Strategy::Pipelined) => pipelined::steps(self, rank),
-            (Operation::AllGatherGemm, Strategy::Sequential) => sequential::steps(self, rank),
-            (Operation::GemmReduceScatter | Operation::GemmAllReduce, _) => {
-                return Schedule { rank, steps: reduce::steps(self, rank) };
+        let steps = match self.options().operation {
+            Operation::AllGatherGemm | Operation::AllGather => {
+                let mut steps = push::push(self, rank);
+                steps.extend(multiply(self, rank).into_iter().map(|step| (Lane::Compute, step)));
+                steps
             }
+            Operation::Gemm => vec![(Lane::Compute, multiply_all(self, rank, Vec::new()))],
+            Operation::GemmReduceScatter | Operation::GemmAllReduce => reduce::steps(self, rank),
         };
-        steps.extend(multiply.into_iter().map(|step: Step| (Lane::Compute, step)));
         Schedule { rank, steps }
     }
 
     /// The rank that `rank` sends to in `round`; round 0 is itself.
     pub fn peer_in_round(&self, rank: u32, round: u32) -> u32 {
         let ranks = self.problem().ranks();
-        if self.options().operation.reduces() {
-            reduce::peer_in_round(rank, round, ranks)
-        } else {
-            push::peer_in_round(rank, round, ranks)
+        let (rank, round) = (rank % ranks, round % ranks);
+        match self.options().operation.reduces() {
+            true => (rank + round) % ranks,
+            false => (rank + ranks - round) % ranks,
         }
     }
 
@@ -58,4 +48,39 @@ impl Plan {
         let pivot = if options.operation.reduces() { self.peer_in_round(rank, 1) } else { rank };
         TileOrder::new(self.chunks(), self.problem().n(), options.tiling, pivot)
     }
+}
+
+/// How `rank` waits for the rows that are gathered, and multiplies them.
+fn multiply(plan: &Plan, rank: u32) -> Vec<Step> {
+    let (chunks, options) = (plan.chunks(), plan.options());
+    let landed = |chunk| Step::Await { word: Word::Landed { chunk }, age: 0 };
+    let await_all = (0..chunks.len()).map(landed);
+    match (options.operation, options.strategy) {
+        (Operation::AllGather, _) => await_all.collect(),
+        // One product that waits, tile by tile, for the chunks that it needs, its own rank's first.
+        (_, Strategy::Fused) => vec![multiply_all(plan, rank, chunks.need_order(rank).collect())],
+        // All rows first, then one product.
+        (_, Strategy::Sequential) => {
+            await_all.chain([multiply_all(plan, rank, Vec::new())]).collect()
+        }
+        // A product for each rank's rows, its own first, each after all of those rows have landed.
+        (_, Strategy::Pipelined) => {
+            let (ranks, mut steps) = (plan.problem().ranks(), Vec::new());
+            for of in (0..ranks).map(|round| (rank + round) % ranks) {
+                let rows = plan.problem().shards().rows(of);
+                if rows.is_empty() {
+                    continue;
+                }
+                // This lane itself put the own rows into their slot.
+                let awaited = if of == rank { 0..0 } else { chunks.of_rank(of) };
+                steps.extend(awaited.map(landed));
+                steps.push(Step::Multiply { rows, pivot: of, awaits: Vec::new() });
+            }
+            steps
+        }
+    }
+}
+
+fn multiply_all(plan: &Plan, rank: u32, awaits: Vec<u32>) -> Step {
+    Step::Multiply { rows: 0..plan.problem().m(), pivot: rank, awaits }
 }

@@ -3,16 +3,7 @@
 //! In round d, rank i sends to rank (i − d) mod W, the one that needs i's chunks d-th. So in every
 //! round each rank sends to one peer and receives from one, and what is sent to a consumer is sent
 //! in the order in which its tiles need it: while ranks keep pace, it arrives so. Round 0 is the rank
-//! itself: its shard enters its own slot of the gathered buffer.
-//!
-//! ```text
-//!   W = 4      round 0     round 1     round 2     round 3
-//!   rank 0     → 0         → 3         → 2         → 1
-//!   rank 1     → 1         → 0         → 3         → 2
-//!   rank 2     → 2         → 1         → 0         → 3
-//!   rank 3     → 3         → 2         → 1         → 0
-//!   rank 0 receives from  0 (itself),  1,          2,          3
-//! ```
+//! itself: its shard enters its own slot of the gathered buffer. (`docs/protocol.md` draws the rounds.)
 //!
 //! The engines differ in their waits. A thread waits for each peer before that peer's round. A GPU waits for all peers at
 //! once, in the kernel that begins the step, so no stream of copies waits between two copies. NCCL's ranks wait until all
@@ -31,31 +22,27 @@ use super::super::whole::Plan;
 /// (`kFewBytes` in `csrc/gather.cu`): the rows arrive sooner than a block can know that its stores have arrived.
 const FEW_BYTES: u64 = 1 << 20;
 
-/// The rank that `rank` of `ranks` sends to in `round`.
-pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
-    (rank % ranks + ranks - round % ranks) % ranks
-}
-
 /// The steps by which rows get from rank to rank.
-pub(super) fn push(plan: &Plan, rank: u32, steps: &mut Vec<(Lane, Step)>) {
-    let sender = Sender { plan, rank, ranks: plan.problem().ranks(), steps };
+pub(super) fn push(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
+    let mut sender = Sender { plan, rank, ranks: plan.problem().ranks(), steps: Vec::new() };
     match plan.options().engine {
         Engine::Thread => sender.by_thread(),
         Engine::CopyEngines { streams } => sender.by_copy_engines(streams.max(1)),
         Engine::Kernel { .. } => sender.by_kernel(),
         Engine::Nccl => sender.by_nccl(),
     }
+    sender.steps
 }
 
 struct Sender<'a> {
     plan: &'a Plan,
     rank: u32,
     ranks: u32,
-    steps: &'a mut Vec<(Lane, Step)>,
+    steps: Vec<(Lane, Step)>,
 }
 
-impl Sender<'_> {
-    fn by_thread(mut self) {
+impl<'a> Sender<'a> {
+    fn by_thread(&mut self) {
         self.announce();
         self.add(Lane::Compute, Step::Await { word: Word::Sent { push: 0 }, age: BUFFERS });
         for chunk in self.own() {
@@ -73,7 +60,7 @@ impl Sender<'_> {
         self.post_here(Lane::Push(0), Word::Sent { push: 0 });
     }
 
-    fn by_copy_engines(mut self, streams: u32) {
+    fn by_copy_engines(&mut self, streams: u32) {
         self.bring_own_rows();
         self.await_own_rows(Lane::Begin);
         (0..self.ranks).for_each(|by| self.await_consumed(Lane::Begin, by, BUFFERS));
@@ -93,7 +80,7 @@ impl Sender<'_> {
         }
     }
 
-    fn by_kernel(mut self) {
+    fn by_kernel(&mut self) {
         self.bring_own_rows();
         let push = Lane::Push(0);
         self.await_own_rows(push);
@@ -110,16 +97,14 @@ impl Sender<'_> {
         self.post_here(push, Word::Begun);
     }
 
-    fn by_nccl(mut self) {
+    fn by_nccl(&mut self) {
         self.bring_own_rows();
         let push = Lane::Push(0);
         self.await_own_rows(push);
         // It begins when all ranks have come to it, each behind the step before on its stream.
         (0..self.ranks).for_each(|by| self.await_consumed(push, by, 1));
-        for to in self.peers() {
-            for chunk in self.own() {
-                self.move_and_signal(push, chunk, to);
-            }
+        for (chunk, to) in self.pieces() {
+            self.move_and_signal(push, chunk, to);
         }
         self.post_here(push, Word::Begun);
     }
@@ -176,9 +161,9 @@ impl Sender<'_> {
     }
 
     /// The other ranks, the one that needs this rank's rows soonest first.
-    fn peers(&self) -> impl Iterator<Item = u32> + use<> {
-        let (rank, ranks) = (self.rank, self.ranks);
-        (1..ranks).map(move |round| peer_in_round(rank, round, ranks))
+    fn peers(&self) -> impl Iterator<Item = u32> + use<'a> {
+        let (plan, rank) = (self.plan, self.rank);
+        (1..self.ranks).map(move |round| plan.peer_in_round(rank, round))
     }
 
     /// Every piece and its receiver, in the order in which they are sent.

@@ -37,11 +37,6 @@ use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::{Engine, Operation, Strategy};
 use super::super::whole::Plan;
 
-/// The rank that `rank` of `ranks` sends to in `round`.
-pub(super) fn peer_in_round(rank: u32, round: u32, ranks: u32) -> u32 {
-    (rank % ranks + round % ranks) % ranks
-}
-
 /// All steps of `rank`.
 pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     match plan.options().engine {
@@ -144,9 +139,8 @@ fn in_lane(
 }
 
 /// Every rank, in the order in which `rank` computes their rows: the last round comes back to itself.
-fn owners(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> + use<> {
-    let ranks = plan.problem().ranks();
-    (1..=ranks).map(move |round| peer_in_round(rank, round, ranks))
+fn owners(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> {
+    (1..=plan.problem().ranks()).map(move |round| plan.peer_in_round(rank, round))
 }
 
 /// The ranks that `rank` sends its sums of the rows of `owner`.
@@ -164,8 +158,7 @@ fn acknowledges(plan: &Plan) -> bool {
 
 /// Posts that this rank has consumed the previous step, first to the rank that it sends to first.
 fn announce(plan: &Plan, rank: u32) -> Vec<Step> {
-    let ranks = plan.problem().ranks();
-    let to = (0..ranks).map(|round| peer_in_round(rank, round, ranks));
+    let to = (0..plan.problem().ranks()).map(|round| plan.peer_in_round(rank, round));
     to.map(|to| Step::Post { word: Word::Consumed { by: rank }, to, age: 1 }).collect()
 }
 
@@ -176,7 +169,7 @@ fn multiply(rows: std::ops::Range<u32>, pivot: u32) -> Step {
 /// The one product of all rows, if that is the strategy.
 fn multiply_all(plan: &Plan, rank: u32) -> Option<Step> {
     let (problem, strategy) = (plan.problem(), plan.options().strategy);
-    let pivot = peer_in_round(rank, 1, problem.ranks());
+    let pivot = plan.peer_in_round(rank, 1);
     (strategy == Strategy::Sequential).then(|| multiply(0..problem.m(), pivot))
 }
 
@@ -227,152 +220,102 @@ mod tests {
     use super::super::super::whole::PlanOptions;
     use super::*;
 
-    /// The steps of a lane of rank 1 of three, the last of which owns nothing: two chunks, one, none.
-    fn lane(strategy: Strategy, lane: Lane) -> Vec<String> {
-        schedule(strategy, Engine::Thread).lane(lane).map(Step::to_string).collect()
+    /// Of rank 1 of three.
+    fn schedule(
+        operation: Operation,
+        (strategy, engine): (Strategy, Engine),
+        rows: [u32; 3],
+        pieces: u32,
+    ) -> Schedule {
+        let m = rows.iter().sum::<u32>().into();
+        let problem = Problem::builder(m, 16, 16).shards(&rows).build().unwrap();
+        let options = PlanOptions { operation, strategy, engine, ..PlanOptions::new() };
+        Plan::new(&problem, options.with_pieces(pieces)).unwrap().schedule(1)
     }
 
-    fn schedule(strategy: Strategy, engine: Engine) -> Schedule {
-        let problem = Problem::builder(5, 16, 16).shards(&[4, 1, 0]).build().unwrap();
-        let options = PlanOptions::new().with_strategy(strategy).with_engine(engine);
-        let operation = Operation::GemmReduceScatter;
-        let plan = Plan::new(&problem, PlanOptions { operation, ..options }.with_pieces(2));
-        plan.unwrap().schedule(1)
+    /// Of a reduce-scatter: two chunks of rank 0, one of rank 1, none of rank 2.
+    fn scattered(way: (Strategy, Engine)) -> Schedule {
+        schedule(Operation::GemmReduceScatter, way, [4, 1, 0], 2)
+    }
+
+    fn lane(schedule: &Schedule, lane: Lane) -> String {
+        schedule.lane(lane).map(Step::to_string).collect::<Vec<_>>().join("; ")
+    }
+
+    /// In the order in which a host enqueues them.
+    fn all(schedule: &Schedule) -> String {
+        let step = |(lane, step): &(Lane, Step)| format!("{lane}: {step}");
+        schedule.steps.iter().map(step).collect::<Vec<_>>().join("; ")
     }
 
     #[test]
     fn strategies_differ_in_what_is_multiplied_at_once() {
-        let announced = [
-            "post consumed by 1 of e−1 → 1",
-            "post consumed by 1 of e−1 → 2",
-            "post consumed by 1 of e−1 → 0",
-            "await sent 0 of e−2",
-        ];
-        let reduced = ["await partial 2 from 0", "await partial 2 from 2", "reduce 2"];
-        let multiplied: [(Strategy, &[&str]); 3] = [
+        for (strategy, multiplied) in [
             (
                 Strategy::Fused,
-                &[
-                    "multiply rows 0..2",
-                    "post summed 0 → 1",
-                    "multiply rows 2..4",
-                    "post summed 1 → 1",
-                    "multiply rows 4..5",
-                ],
+                "multiply rows 0..2; post summed 0 → 1; multiply rows 2..4; post summed 1 → 1; multiply rows 4..5",
             ),
             (
                 Strategy::Pipelined,
-                &[
-                    "multiply rows 0..4",
-                    "post summed 0 → 1",
-                    "post summed 1 → 1",
-                    "multiply rows 4..5",
-                ],
+                "multiply rows 0..4; post summed 0 → 1; post summed 1 → 1; multiply rows 4..5",
             ),
-            (
-                Strategy::Sequential,
-                &["multiply rows 0..5", "post summed 0 → 1", "post summed 1 → 1"],
-            ),
-        ];
-        for (strategy, multiplied) in multiplied {
-            let expected = [&announced[..], multiplied, &reduced[..]].concat();
-            assert_eq!(lane(strategy, Lane::Compute), expected, "{strategy}");
+            (Strategy::Sequential, "multiply rows 0..5; post summed 0 → 1; post summed 1 → 1"),
+        ] {
+            let expected = format!(
+                "post consumed by 1 of e−1 → 1; post consumed by 1 of e−1 → 2; post consumed by 1 of e−1 → 0; \
+                 await sent 0 of e−2; {multiplied}; \
+                 await partial 2 from 0; await partial 2 from 2; reduce 2"
+            );
+            let schedule = scattered((strategy, Engine::Thread));
+            assert_eq!(lane(&schedule, Lane::Compute), expected, "{strategy}");
+            // Sums are sent to their owner when its slots are free.
+            assert_eq!(
+                lane(&schedule, Lane::Push(0)),
+                "await consumed by 0 of e−2; \
+                 await summed 0; move 0 → 0; post partial 0 from 1 → 0; \
+                 await summed 1; move 1 → 0; post partial 1 from 1 → 0; post sent 0 → 1",
+                "{strategy}"
+            );
         }
     }
 
-    #[test]
-    fn sums_are_sent_to_their_owner_when_its_slots_are_free() {
-        for strategy in Strategy::ALL {
-            let expected = [
-                "await consumed by 0 of e−2",
-                "await summed 0",
-                "move 0 → 0",
-                "post partial 0 from 1 → 0",
-                "await summed 1",
-                "move 1 → 0",
-                "post partial 1 from 1 → 0",
-                "post sent 0 → 1",
-            ];
-            assert_eq!(lane(strategy, Lane::Push(0)), expected, "{strategy}");
-        }
-    }
-
-    /// In the order in which a host enqueues them.
     #[test]
     fn a_gpu_sends_behind_each_product_what_it_has_computed() {
-        let schedule = schedule(Strategy::Pipelined, Engine::CopyEngines { streams: 2 });
-        let all: Vec<String> =
-            schedule.steps.iter().map(|(lane, step)| format!("{lane}: {step}")).collect();
-        let expected = [
-            "compute: post consumed by 1 of e−1 → 1",
-            "compute: post consumed by 1 of e−1 → 2",
-            "compute: post consumed by 1 of e−1 → 0",
-            "begin: await consumed by 0 of e−2",
-            "begin: await consumed by 1 of e−2",
-            "begin: await consumed by 2 of e−2",
-            "begin: post begun → 1",
-            "push 0: await begun",
-            "push 1: await begun",
-            "compute: await begun",
-            "compute: multiply rows 0..4",
-            "compute: post summed 0 → 1",
-            "push 0: await summed 0",
-            "push 0: move 0 → 0",
-            "push 0: post partial 0 from 1 → 0",
-            "compute: post summed 1 → 1",
-            "push 1: await summed 1",
-            "push 1: move 1 → 0",
-            "push 1: post partial 1 from 1 → 0",
-            "compute: multiply rows 4..5",
-            "compute: await partial 2 from 0",
-            "compute: await partial 2 from 2",
-            "compute: reduce 2",
-        ];
-        assert_eq!(all, expected);
+        let copies = Engine::CopyEngines { streams: 2 };
+        assert_eq!(
+            all(&scattered((Strategy::Pipelined, copies))),
+            "compute: post consumed by 1 of e−1 → 1; compute: post consumed by 1 of e−1 → 2; \
+             compute: post consumed by 1 of e−1 → 0; \
+             begin: await consumed by 0 of e−2; begin: await consumed by 1 of e−2; \
+             begin: await consumed by 2 of e−2; begin: post begun → 1; \
+             push 0: await begun; push 1: await begun; compute: await begun; \
+             compute: multiply rows 0..4; compute: post summed 0 → 1; \
+             push 0: await summed 0; push 0: move 0 → 0; push 0: post partial 0 from 1 → 0; \
+             compute: post summed 1 → 1; \
+             push 1: await summed 1; push 1: move 1 → 0; push 1: post partial 1 from 1 → 0; \
+             compute: multiply rows 4..5; \
+             compute: await partial 2 from 0; compute: await partial 2 from 2; compute: reduce 2"
+        );
     }
 
     #[test]
     fn a_kernel_behind_the_product_does_the_rest() {
-        let problem = Problem::builder(5, 16, 16).shards(&[4, 1, 0]).build().unwrap();
-        let options = PlanOptions::new().with_strategy(Strategy::Sequential);
-        let options = options.with_engine(Engine::PUSHING).with_pieces(1);
-        let operation = Operation::GemmReduceScatter;
-        let schedule =
-            Plan::new(&problem, PlanOptions { operation, ..options }).unwrap().schedule(1);
-        let all: Vec<String> =
-            schedule.steps.iter().map(|(lane, step)| format!("{lane}: {step}")).collect();
-        let expected = [
-            "compute: await begun of e−1",
-            "compute: multiply rows 0..5",
-            "compute: post summed 0 → 1",
-            "compute: post consumed by 1 of e−1 → 1",
-            "compute: post consumed by 1 of e−1 → 2",
-            "compute: post consumed by 1 of e−1 → 0",
-            "push 0: await summed 0",
-            "push 0: await consumed by 0 of e−2",
-            "push 0: await consumed by 1 of e−2",
-            "push 0: await consumed by 2 of e−2",
-            "push 0: move 0 → 0",
-            "push 0: post partial 0 from 1 → 0",
-            "push 0: await partial 1 from 0",
-            "push 0: await partial 1 from 2",
-            "push 0: reduce 1",
-            "push 0: post begun → 1",
-        ];
-        assert_eq!(all, expected);
-    }
-
-    #[test]
-    fn a_kernel_sends_one_rank_all_its_chunks_then_the_next() {
-        let problem = Problem::builder(3, 16, 16).shards(&[2, 0, 1]).build().unwrap();
-        let options = PlanOptions::new().with_strategy(Strategy::Sequential);
-        let options = options.with_engine(Engine::PUSHING).with_pieces(2);
-        let operation = Operation::GemmAllReduce;
-        let plan = Plan::new(&problem, PlanOptions { operation, ..options }).unwrap();
-        let all: Vec<String> =
-            plan.schedule(1).lane(Lane::Push(0)).map(ToString::to_string).collect();
-        let sent: Vec<&str> =
-            all.iter().filter(|step| step.starts_with("move")).map(String::as_str).collect();
+        let way = (Strategy::Sequential, Engine::PUSHING);
+        assert_eq!(
+            all(&schedule(Operation::GemmReduceScatter, way, [4, 1, 0], 1)),
+            "compute: await begun of e−1; compute: multiply rows 0..5; compute: post summed 0 → 1; \
+             compute: post consumed by 1 of e−1 → 1; compute: post consumed by 1 of e−1 → 2; \
+             compute: post consumed by 1 of e−1 → 0; \
+             push 0: await summed 0; push 0: await consumed by 0 of e−2; \
+             push 0: await consumed by 1 of e−2; push 0: await consumed by 2 of e−2; \
+             push 0: move 0 → 0; push 0: post partial 0 from 1 → 0; \
+             push 0: await partial 1 from 0; push 0: await partial 1 from 2; push 0: reduce 1; \
+             push 0: post begun → 1"
+        );
+        // Of several chunks, one rank gets all of its own, then the next.
+        let to_all = schedule(Operation::GemmAllReduce, way, [2, 0, 1], 2);
+        let text = lane(&to_all, Lane::Push(0));
+        let sent: Vec<&str> = text.split("; ").filter(|step| step.starts_with("move")).collect();
         let expected =
             ["move 0 → 2", "move 1 → 2", "move 2 → 2", "move 0 → 0", "move 1 → 0", "move 2 → 0"];
         assert_eq!(sent, expected);
@@ -380,43 +323,23 @@ mod tests {
 
     #[test]
     fn every_chunk_goes_to_all_others_when_it_is_computed() {
-        let problem = Problem::builder(3, 16, 16).shards(&[2, 0, 1]).build().unwrap();
-        let options = PlanOptions::new().with_strategy(Strategy::Fused).with_pieces(2);
-        let operation = Operation::GemmAllReduce;
-        let plan = Plan::new(&problem, PlanOptions { operation, ..options }).unwrap();
-        let lane = |lane| -> Vec<String> {
-            plan.schedule(1).lane(lane).map(ToString::to_string).collect()
-        };
+        let way = (Strategy::Fused, Engine::Thread);
+        let schedule = schedule(Operation::GemmAllReduce, way, [2, 0, 1], 2);
         assert_eq!(
-            lane(Lane::Compute),
-            [
-                "multiply rows 2..3",
-                "post summed 2 → 1",
-                "multiply rows 0..1",
-                "post summed 0 → 1",
-                "multiply rows 1..2",
-                "post summed 1 → 1",
-                "await partial 0 from 0",
-                "await partial 0 from 2",
-                "reduce 0",
-                "await partial 1 from 0",
-                "await partial 1 from 2",
-                "reduce 1",
-                "await partial 2 from 0",
-                "await partial 2 from 2",
-                "reduce 2",
-            ]
+            lane(&schedule, Lane::Compute),
+            "multiply rows 2..3; post summed 2 → 1; multiply rows 0..1; post summed 0 → 1; \
+             multiply rows 1..2; post summed 1 → 1; \
+             await partial 0 from 0; await partial 0 from 2; reduce 0; \
+             await partial 1 from 0; await partial 1 from 2; reduce 1; \
+             await partial 2 from 0; await partial 2 from 2; reduce 2"
         );
-        assert_eq!(
-            lane(Lane::Push(0))[..6],
-            [
-                "await summed 2",
-                "move 2 → 2",
-                "post partial 2 from 1 → 2",
-                "await summed 2",
-                "move 2 → 0",
-                "post partial 2 from 1 → 0",
-            ]
+        let sent = lane(&schedule, Lane::Push(0));
+        assert!(
+            sent.starts_with(
+                "await summed 2; move 2 → 2; post partial 2 from 1 → 2; \
+                 await summed 2; move 2 → 0; post partial 2 from 1 → 0"
+            ),
+            "{sent}"
         );
     }
 }

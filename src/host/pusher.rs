@@ -5,16 +5,16 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use super::{Memory, StepShape, World, buffer_of, lock};
+use super::world::{Memory, StepShape, World, lock};
 use crate::error::Result;
 use crate::trace::TransferEvent;
 
 /// A step that the pusher is to send.
-pub(super) struct Push {
-    pub(super) epoch: u32,
-    pub(super) shape: Arc<StepShape>,
-    pub(super) columns: usize,
-    pub(super) first_step: bool,
+pub(crate) struct Push {
+    pub(crate) epoch: u32,
+    pub(crate) shape: Arc<StepShape>,
+    pub(crate) columns: usize,
+    pub(crate) first_step: bool,
 }
 
 /// A slowed link does not slow down further because this thread was woken late (all cores compute):
@@ -22,14 +22,14 @@ pub(super) struct Push {
 const FORGIVEN_LATENESS: Duration = Duration::from_millis(10);
 
 /// The thread that sends to the other ranks.
-pub(super) struct Pusher<M> {
-    pub(super) world: Arc<World<M>>,
-    pub(super) rank: u32,
-    pub(super) log: Arc<Mutex<Vec<TransferEvent>>>,
+pub(crate) struct Pusher<M> {
+    pub(crate) world: Arc<World<M>>,
+    pub(crate) rank: u32,
+    pub(crate) log: Arc<Mutex<Vec<TransferEvent>>>,
 }
 
 impl<M: Memory> Pusher<M> {
-    pub(super) fn run(self, steps: mpsc::Receiver<Push>) {
+    pub(crate) fn run(self, steps: mpsc::Receiver<Push>) {
         let mut sent = 0;
         for step in steps {
             if let Err(error) = self.push(&step, &mut sent) {
@@ -46,9 +46,10 @@ impl<M: Memory> Pusher<M> {
         let mut link_free = Instant::now();
         endpoint.push(&mut watch, |chunk, to| {
             let begin = Instant::now();
-            let (plan, buffer, ends) = (&step.shape.plan, buffer_of(step.epoch), [self.rank, to]);
+            let (plan, ends) = (&step.shape.plan, [self.rank, to]);
             // SAFETY: the endpoint has awaited what comes before this move in the lane.
-            let bytes = unsafe { world.memory.move_chunk(plan, chunk, step.columns, ends, buffer) };
+            let bytes =
+                unsafe { world.memory.move_chunk(plan, chunk, step.columns, ends, step.epoch) };
             if let Some(link) = world.options.link {
                 let forgiven = begin.checked_sub(FORGIVEN_LATENESS).unwrap_or(begin);
                 link_free = link_free.max(forgiven) + link.transfer_time(bytes, self.rank, *sent);
