@@ -130,14 +130,13 @@ const TOGETHER: f64 = 1.06;
 /// How much longer still if each of them has two strips of 64 rows. Fitted to 68 products of random sizes on H100s
 /// (`benches/results/2026-11-25-h100x2-widths.md`); fitting the others again to those gained nothing.
 const TWO_STRIPS: f64 = 1.04;
-/// Seconds that a step of K takes at least, however small the tile: from one step of the loop to the next, and for each 128
-/// bytes of K in it. `STEP` and `SPLIT` were fitted to 111 products on H100s, most of few rows, with steps of 128 and of 256
-/// bytes (`benches/results/2026-11-25-h100x2-family.md`); `STEP_PART`, `ZEROS` and `STREAMS` to 135 products of few rows on
-/// H200s, 60 with all kernels and 75 with some (`benches/results/2026-11-26-h200-few-rows.md`).
-const STEP: f64 = 7.0e-8;
-const STEP_PART: f64 = 7.0e-8;
+/// Seconds that a step of K takes at least, however small the tile; and bytes a second of operands that one SM receives. These,
+/// `ZEROS` and `STREAMS` were fitted to 60 products of few rows on H200s, each with all kernels
+/// (`benches/results/2026-11-26-h200-one-width.md`).
+const STEP: f64 = 1.23e-7;
+const RECEIVED: f64 = 1.64e11;
 /// Bytes a second that TMA fills in for rows outside an operand, on all SMs together: half of what each SM alone could.
-const ZEROS: f64 = 2.1e12;
+const ZEROS: f64 = 1.52e12;
 /// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
 /// of the cache, so that each of them has a line more.
 const CACHE: f64 = 2.42e13;
@@ -150,8 +149,8 @@ const MEMORY: f64 = 5.24e12;
 /// Near this many tiles, slices counted, memory is slower: `STREAMS_SLOWER` more time there, and none more from
 /// `STREAMS_NEAR` away. Seen with tiles of 16x128 and of 64x128, at any K; why is not known.
 const STREAMS: f64 = 85.0;
-const STREAMS_NEAR: f64 = 20.0;
-const STREAMS_SLOWER: f64 = 0.4;
+const STREAMS_NEAR: f64 = 29.0;
+const STREAMS_SLOWER: f64 = 0.24;
 /// Seconds from a tile's last sums to the next tile's first; and how much more that is for 128 by 256 sums which no other
 /// group of warps hides, without and with scales for rows and columns.
 const FINISH: f64 = 8.4e-7;
@@ -159,9 +158,9 @@ const FINISH_SUMS: f64 = 9.6e-7;
 const FINISH_SCALED_SUMS: f64 = 2.4e-6;
 /// Seconds that slices of K cost: for meeting, and for each time that all blocks have to meet once more. And bytes a
 /// second of others' sums that a block adds to its own: always the same blocks do, wave by wave.
-const SPLIT: f64 = 1.8e-6;
+const SPLIT: f64 = 2.8e-6;
 const SPLIT_WAVE: f64 = 9.8e-7;
-const SUMS_TO_ONE: f64 = 6.7e10;
+const SUMS_TO_ONE: f64 = 2.31e11;
 /// Bytes of operands in an SM's shared memory.
 const SHARED: f64 = 2.1e5;
 /// Bytes of B that the cache keeps from one sweep over the columns to the next; the rest is read again. The cache of an H200
@@ -230,8 +229,7 @@ impl Work {
         };
         let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
         let multiply = together * 2.0 * m * n * k / rate;
-        let step = STEP + STEP_PART * f64::from(kernel.tile_k) * a / 128.0;
-        let multiply = beside(multiply, step * f64::from(steps));
+        let multiply = beside(multiply, STEP * f64::from(steps));
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
         let rows = m.min(f64::from(problem.m()));
         let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
@@ -242,6 +240,7 @@ impl Work {
         };
         let loaded = loaded_a * lines(problem.lda(), a) + loaded_b * lines(problem.ldb(), b);
         let load = loaded * busy_sms / CACHE;
+        let receive = (rows * a + n * b) * k / RECEIVED;
         // Rows outside, in the mean of all units.
         let outside = |extent: u32, units: u64, unit: u64| {
             let rows = units * unit - u64::from(extent);
@@ -255,7 +254,7 @@ impl Work {
             (false, Scaling::Rows) => FINISH_SCALED_SUMS,
             (false, _) => FINISH_SUMS,
         };
-        let unit = beside(beside(multiply, fill), load) + FINISH + sums * (m * n) / 32768.0;
+        let unit = beside(beside(beside(multiply, receive), fill), load) + FINISH + sums * (m * n) / 32768.0;
 
         let (all_m, all_n, all_k) =
             (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
