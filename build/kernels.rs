@@ -34,6 +34,9 @@ const FLAGS: &[&str] = &[
     // Else a `switch` becomes a table in constant memory, whose first use takes as long as several steps of K.
     "-Xptxas",
     "--disable-optimizer-constants",
+    // A third of the size; the driver unpacks a kernel when it loads it.
+    "-Xfatbin",
+    "-compress-all",
     "-Xcompiler",
     "-fPIC",
 ];

@@ -11,7 +11,7 @@ use overlap_gemm::kernels::Kernel;
 use overlap_gemm::plan::{Problem, Strategy};
 use overlap_gemm::predict::{Machine, Setup};
 
-const SWEEP: &str = "2026-11-26-h200-few-rows-all-kernels.txt";
+const SWEEP: &str = "2026-11-26-h200-one-width.txt";
 /// What a kernel that the file leaves out counts as, times the best: it leaves out what takes longer.
 const LEFT_OUT: f64 = 2.0;
 

@@ -130,14 +130,13 @@ const TOGETHER: f64 = 1.06;
 /// How much longer still if each of them has two strips of 64 rows. Fitted to 68 products of random sizes on H100s
 /// (`benches/results/2026-11-25-h100x2-widths.md`); fitting the others again to those gained nothing.
 const TWO_STRIPS: f64 = 1.04;
-/// Seconds that a step of K takes at least, however small the tile: from one step of the loop to the next, and for each 128
-/// bytes of K in it. `STEP` and `SPLIT` were fitted to 111 products on H100s, most of few rows, with steps of 128 and of 256
-/// bytes (`benches/results/2026-11-25-h100x2-family.md`); `STEP_PART`, `ZEROS` and `STREAMS` to 135 products of few rows on
-/// H200s, 60 with all kernels and 75 with some (`benches/results/2026-11-26-h200-few-rows.md`).
-const STEP: f64 = 7.0e-8;
-const STEP_PART: f64 = 7.0e-8;
+/// Seconds that a step of K takes at least, however small the tile; and bytes of operands that one SM receives a second. These,
+/// `ZEROS`, `STREAMS` and `SPLIT` were fitted to 60 products of few rows on H200s, each with all kernels
+/// (`benches/results/2026-11-26-h200-one-width.md`).
+const STEP: f64 = 7.8e-8;
+const RECEIVED: f64 = 1.55e11;
 /// Bytes a second that TMA fills in for rows outside an operand, on all SMs together: half of what each SM alone could.
-const ZEROS: f64 = 2.1e12;
+const ZEROS: f64 = 1.85e12;
 /// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
 /// of the cache, so that each of them has a line more.
 const CACHE: f64 = 2.42e13;
@@ -150,8 +149,8 @@ const MEMORY: f64 = 5.24e12;
 /// Near this many tiles, slices counted, memory is slower: `STREAMS_SLOWER` more time there, and none more from
 /// `STREAMS_NEAR` away. Seen with tiles of 16x128 and of 64x128, at any K; why is not known.
 const STREAMS: f64 = 85.0;
-const STREAMS_NEAR: f64 = 20.0;
-const STREAMS_SLOWER: f64 = 0.4;
+const STREAMS_NEAR: f64 = 16.5;
+const STREAMS_SLOWER: f64 = 0.34;
 /// Seconds from a tile's last sums to the next tile's first; and how much more that is for 128 by 256 sums which no other
 /// group of warps hides, without and with scales for rows and columns.
 const FINISH: f64 = 8.4e-7;
@@ -159,7 +158,7 @@ const FINISH_SUMS: f64 = 9.6e-7;
 const FINISH_SCALED_SUMS: f64 = 2.4e-6;
 /// Seconds that slices of K cost: for meeting, and for each time that all blocks have to meet once more. And bytes a
 /// second of others' sums that a block adds to its own: always the same blocks do, wave by wave.
-const SPLIT: f64 = 1.8e-6;
+const SPLIT: f64 = 2.0e-6;
 const SPLIT_WAVE: f64 = 9.8e-7;
 const SUMS_TO_ONE: f64 = 6.7e10;
 /// Bytes of operands in an SM's shared memory.
@@ -174,6 +173,8 @@ const LEFT_OVER: u32 = 11;
 /// How far computing hides what memory gives meanwhile, and the other way round: the exponent of a mean that is no less than
 /// the longer of both, and nineteen per cent more where they are alike.
 const HIDING: f64 = 4.0;
+/// The same of multiplying a tile and receiving its operands.
+const HIDING_LOADS: f64 = 8.0;
 
 /// The parts of a product's cost, in seconds of the figures above.
 #[derive(Clone, Copy, Debug)]
@@ -230,10 +231,10 @@ impl Work {
         };
         let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
         let multiply = together * 2.0 * m * n * k / rate;
-        let step = STEP + STEP_PART * f64::from(kernel.tile_k) * a / 128.0;
-        let multiply = beside(multiply, step * f64::from(steps));
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
         let rows = m.min(f64::from(problem.m()));
+        let receive = (rows * a + n * b) * k / RECEIVED;
+        let multiply = beside(joined(multiply, receive, HIDING_LOADS), STEP * f64::from(steps));
         let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
         let (loaded_a, loaded_b) = (rows * a / cluster_n * k, n * b / cluster_m * k);
         let lines = |stride: u32, size: f64| match (f64::from(stride) * size) % 128.0 == 0.0 {
@@ -355,8 +356,13 @@ pub(crate) fn sms_beside_push(
 
 /// How long computing and moving take that go on at the same time.
 pub(crate) fn beside(computing: f64, moving: f64) -> f64 {
-    let (most, least) = (computing.max(moving), computing.min(moving));
-    if most > 0.0 { most * (1.0 + (least / most).powf(HIDING)).powf(1.0 / HIDING) } else { 0.0 }
+    joined(computing, moving, HIDING)
+}
+
+/// How long two things take at the same time: the longer one, and more where they are alike, the less the larger `hiding` is.
+fn joined(one: f64, other: f64, hiding: f64) -> f64 {
+    let (most, least) = (one.max(other), one.min(other));
+    if most > 0.0 { most * (1.0 + (least / most).powf(hiding)).powf(1.0 / hiding) } else { 0.0 }
 }
 
 /// Seconds that the product should take, launch apart.
