@@ -119,6 +119,9 @@ mod tests {
     fn a_pipelined_product_is_that_of_one_shard() {
         let problem = Problem::builder(128, 3584, 8192).ranks(8).build().unwrap();
         let setup = Setup::usual(&Machine::h200(), &problem, Strategy::Pipelined).unwrap();
-        assert_eq!(setup.kernel.tile.m, 16);
+        let one = Problem::builder(16, 3584, 8192).build().unwrap();
+        let of_one = Setup::usual(&Machine::h200(), &one, Strategy::Sequential).unwrap();
+        assert_eq!((&setup.kernel, setup.splits), (&of_one.kernel, of_one.splits));
+        assert!(setup.kernel.tile.m < 128, "{}", setup.kernel);
     }
 }
