@@ -2,7 +2,7 @@
 //!
 //! What belongs here: plain figures, each measurable by itself, and the cost of one product by them.
 //! Invariant: no figure is fitted to one shape; each names its source, and
-//! docs/predicting.md names the measurements that were held out.
+//! docs/predicting.md names the measurements that it was fitted to.
 
 use serde::Serialize;
 

@@ -2,8 +2,8 @@
 //!
 //! Invariant: equal problems have equal candidates everywhere; the first of a list is the default.
 
+use super::asked::{Anything, Asked, Fits};
 use super::entry::Multiplying;
-use super::lookup::{Anything, Asked, Fits};
 use crate::kernels::{Kernel, choices, ranked};
 use crate::plan::{Engine, Operation, Problem, Strategy, Way};
 use crate::predict::{Machine, Setup, estimate};

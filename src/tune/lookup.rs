@@ -10,9 +10,10 @@
 
 use std::fmt;
 
+use super::asked::{Asked, Fits};
 use super::candidates::{Candidate, candidates};
 use super::entry::{Entry, Family, Multiplying, Shape, Times};
-use crate::kernels::{Kernel, all_kernels};
+use crate::kernels::Kernel;
 use crate::plan::{Engine, Operation, Problem, Strategy, Way};
 use crate::predict::Setup;
 
@@ -25,42 +26,6 @@ const LEAD: f64 = 0.06;
 /// Has the place of the rules' copies: it takes as long in a graph as outside, but with captured copies a step took 16 to
 /// 63 µs longer on some machines (benches/results/2026-11-25-h100x2-family.md).
 const PUSHED: Way = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
-
-/// A question.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
-    /// The GPU of every rank, as the driver calls it.
-    pub gpu: &'a str,
-    /// Its SMs.
-    pub sms: u32,
-    /// The problem.
-    pub problem: &'a Problem,
-}
-
-/// The choices that the caller can carry out and has left open; by default all, with the default options.
-pub trait Fits {
-    /// The available kernels.
-    fn kernels(&self) -> &[Kernel] {
-        all_kernels()
-    }
-
-    /// Whether the rows can travel this way.
-    fn way(&self, _way: &Way) -> bool {
-        true
-    }
-
-    /// Whether this kernel can multiply with these parameters, in the order of this strategy.
-    fn multiplying(&self, _strategy: Strategy, multiplying: &Multiplying) -> bool {
-        let kernel = Kernel::from_name(&multiplying.kernel);
-        kernel.is_none_or(|kernel| kernel.fast_accumulation || !kernel.elements.a.is_fp8())
-    }
-}
-
-/// All kernels that can be compiled, with the default options: to look at a table without kernels.
-#[derive(Clone, Copy, Debug)]
-pub struct Anything;
-
-impl Fits for Anything {}
 
 /// The source of an answer.
 #[derive(Clone, Debug, PartialEq)]

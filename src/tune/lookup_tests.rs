@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::super::asked::Anything;
 use super::super::made_up::{entry, of_kernel, problem, way};
 use super::{Strategy, *};
 use crate::element::ElementType;

@@ -15,6 +15,7 @@
 //! excludes ([`Fits`]); a file that is damaged, of another program or of another version is refused as a whole, with its name
 //! and the reason, and plans continue without it.
 
+mod asked;
 mod candidates;
 mod entry;
 mod file;
@@ -24,8 +25,9 @@ mod table;
 #[cfg(test)]
 mod made_up;
 
+pub use asked::{Anything, Asked, Fits};
 pub use candidates::{Candidate, candidates, ways};
 pub use entry::{Entry, Family, Multiplying, Shape, Times};
 pub use file::{FORMAT, TUNING_VARIABLE, VERSION, default_path, record};
-pub use lookup::{Answer, Anything, Asked, FARTHEST, Fits, Source};
+pub use lookup::{Answer, FARTHEST, Source};
 pub use table::Tuning;

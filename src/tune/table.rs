@@ -6,9 +6,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use super::asked::{Asked, Fits};
 use super::entry::Entry;
 use super::file::{self, TUNING_VARIABLE, default_path};
-use super::lookup::{self, Answer, Asked, Fits};
+use super::lookup::{self, Answer};
 use crate::error::Result;
 
 /// A table of measured plans, and notes of files that could not be read.
@@ -108,7 +109,8 @@ impl Tuning {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lookup::{Anything, Source};
+    use super::super::asked::Anything;
+    use super::super::lookup::Source;
     use super::super::made_up::entry;
     use super::*;
     use crate::plan::{ElementTypes, Problem};

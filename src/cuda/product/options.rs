@@ -1,7 +1,7 @@
 //! What may be asked of a product beside its problem.
 //!
 //! What belongs here: plain values, no rule about which go together: that is `choice`'s and
-//! `shape`'s. Invariant: the default is the plain product on the whole GPU.
+//! `product`'s. Invariant: the default is the plain product on the whole GPU.
 
 use crate::plan::Activation;
 
