@@ -100,7 +100,8 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
             for (j, (out, sum)) in out.iter_mut().zip(&sums[i * n..]).enumerate() {
                 let column_scale = scale(self.scales, columns.start as usize + j);
                 // One after the other: the product of two large scales could overflow.
-                let product = sum * row_scale * column_scale;
+                // Sums begin at +0, as on GPUs; the gemm crate may leave the -0 of a single product.
+                let product = (sum + 0.0) * row_scale * column_scale;
                 let column = columns.start + j as u32;
                 let at = self.d.place(row, column);
                 *out = D::narrow(self.epilogue.apply(product, at, column as usize));
