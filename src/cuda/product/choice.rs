@@ -10,7 +10,7 @@
 
 use super::options::GemmOptions;
 use crate::error::{Error, Result};
-use crate::kernels::{self, Choice, Kernel, cheapest, even_sweeps, kind, most_splits};
+use crate::kernels::{Choice, Kernel, cheapest, even_sweeps, kind, most_splits};
 use crate::plan::Problem;
 
 /// SMs of an H100 or H200: what is assumed where no device was asked.
@@ -28,19 +28,6 @@ pub fn choose(
     let all = candidates(kernels, problem, options, sms, sm_count)?;
     let choice = cheapest(kernels, problem, &all, sms);
     choice.ok_or_else(|| none_for(kernels, problem, options))
-}
-
-/// Everything that would compute the problem, with the seconds that the cost model expects: first what [`choose`]
-/// chooses, then the others, the cheapest first. What is measured, where somebody measures, begins with these.
-pub fn ranked(
-    kernels: &[Kernel],
-    problem: &Problem,
-    options: &GemmOptions,
-    sm_count: u32,
-) -> Result<Vec<(Choice, f64)>> {
-    let sms = options.sm_limit.unwrap_or(sm_count);
-    let all = candidates(kernels, problem, options, sms, sm_count)?;
-    Ok(kernels::ranked(kernels, problem, all, sms))
 }
 
 /// Every kernel and number of splits that would compute the problem; never empty.

@@ -160,7 +160,8 @@ proptest! {
         prop_assert!(choice.swizzle >= 1 && (choice.swizzle - 1) * unit_rows < problem.m());
         prop_assert_eq!(choose(&kernels, &problem, &options, 132).unwrap(), choice);
 
-        let ranked = ranked(&kernels, &problem, &options, 132).unwrap();
+        let all = candidates(&kernels, &problem, &options, sms, 132).unwrap();
+        let ranked = crate::kernels::ranked(&kernels, &problem, all, sms);
         prop_assert_eq!(ranked[0].0, choice, "the list begins with the choice");
         prop_assert!(ranked[1..].is_sorted_by(|(_, one), (_, other)| one <= other));
     }
