@@ -27,8 +27,7 @@ use crate::error::{Error, Result};
 pub const FORMAT: &str = "overlap-gemm tuning";
 /// The version of the file that is written, and the only one that is read.
 pub const VERSION: u32 = 3;
-/// The environment variable with the file for plans; `none`: no table at all, not even the one that ships with the
-/// crate.
+/// The environment variable with the file for plans; `none`: no table at all.
 pub const TUNING_VARIABLE: &str = "OVERLAP_GEMM_TUNING";
 
 /// The entries of a file, or why it is refused.
