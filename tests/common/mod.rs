@@ -84,6 +84,14 @@ pub fn all_reduce() -> impl Strategy<Value = Plan> {
     })
 }
 
+/// The same without a product.
+pub fn reduction_alone() -> impl Strategy<Value = Plan> {
+    (reduce_scatter(), any::<bool>()).prop_map(|(plan, all)| {
+        let operation = if all { Operation::AllReduce } else { Operation::ReduceScatter };
+        Plan::new(plan.problem(), PlanOptions { operation, ..plan.options() }).unwrap()
+    })
+}
+
 /// The options of a GEMM + reduce-scatter on threads.
 pub fn reducing(strategy: Order, pieces: u32) -> PlanOptions {
     let operation = Operation::GemmReduceScatter;
