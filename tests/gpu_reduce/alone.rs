@@ -276,13 +276,6 @@ fn graphs_replay_with_changing_sums() {
     play_all(&[70, 100], Course::Replayed);
 }
 
-/// One rank, for `run-gpu-tests --sanitize`.
-#[test]
-#[ignore = "needs 1 Hopper GPU"]
-fn small_reductions_for_the_sanitizer() {
-    play_all(&[5], Course::Awaited);
-}
-
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn no_sum_of_a_step_without_a_rank_passes_for_a_total() {

@@ -18,12 +18,12 @@ use crate::cuda::sys::device::Device;
 use crate::element::ElementType::{self, Bf16};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Problem, Reduction, Strategy, check_aligned};
+use crate::plan::{Problem, Reduction, check_aligned};
 
 /// One rank's reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls.
 ///
-/// Sums are added in the order of the ranks, in `f32`, whatever arrives first. A kernel sends few of them, waits and adds up;
-/// copy engines, which take no SM, send many, and a kernel adds up when all have arrived
+/// Sums are added in the order of the ranks, in `f32`: the result does not depend on what arrives first. A kernel sends few of
+/// them, waits and adds up; copy engines, which take no SM, send many, and a kernel adds up when all have arrived
 /// ([`GatherOptions::engine`] asks for either).
 ///
 /// ```no_run
@@ -59,8 +59,8 @@ pub type AllReduce = Reduce<true, false>;
 impl<const ALL: bool> Reduce<ALL, false> {
     /// Plans the operation: all ranks call it, with the same. Returns when all have.
     ///
-    /// A row has so many columns. `rows[r]` of them are rank r's: the most of any step. Sums have the type that `reduction` says,
-    /// totals are stored as `d`: bf16, f16 or f32. Rows of both are multiples of 16 bytes.
+    /// Rank r gets `rows[r]` rows of `columns` elements in a reduce-scatter: the most of any step. Sums have the type that
+    /// `reduction` says, totals are stored as `d`: bf16, f16 or f32. Rows of both are multiples of 16 bytes.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
@@ -75,8 +75,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, columns.into(), 16).shards(rows).elements(Bf16, Bf16, d);
         let problem = problem.build().map_err(|error| Gatherer::refuse(group, options, error))?;
-        let (problems, strategy) = (std::slice::from_ref(&problem), Some(Strategy::Sequential));
-        Self::join(group, device, problems, strategy, options, None, reduction)
+        Self::join(group, device, std::slice::from_ref(&problem), None, options, None, reduction)
     }
 
     /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them at `d`.
@@ -118,7 +117,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
     }
 }
 
-/// An error unless a step can read sums and store totals there: so many bytes of each, which do not overlap, or the totals are
+/// An error unless a step can read sums and store totals there: that many bytes of each, which do not overlap, or the totals are
 /// `in_place`.
 fn check_addresses(
     [sums, d]: [CUdeviceptr; 2],

@@ -83,7 +83,7 @@ enum Operation {
         posts: Vec<Place>,
         age: u32,
     },
-    /// Reads a region, writes one, or moves from one to another. What was there so many steps ago has been read before.
+    /// Reads a region, writes one, or moves from one to another. What the step of this age wrote there has been read before.
     Touch {
         reads: Option<Region>,
         writes: Option<Region>,
