@@ -287,6 +287,7 @@ void check_exchange(og_gather const& gather, og_gather_step const& step, og_exch
     check_multiple("row_bytes", x.row_bytes);
     check_range("run_count", x.run_count, 0, OG_MAX_PUSHED);
     check_range("awaited_count", x.awaited_count, 0, OG_MAX_PUSHED);
+    check_range("follows_product", x.follows_product, 0, 1);
     if (x.run_count > 0) require_pointer(x.runs, "runs");
     if (x.awaited_count > 0) require_pointer(x.awaited, "awaited");
     // Pieces of 16 bytes are counted by 31 bits.

@@ -241,17 +241,17 @@ __device__ inline bool is_last_block(uint32_t* counter) {
     return true;
 }
 
-// Launches a kernel that may start before the one before it on the stream has ended: it waits for that end
+// Launches a kernel that, if `early`, may start before the one before it on the stream has ended: it waits for that end
 // by itself.
 //
 // Two blocks at a time lie side by side where there are many: else each would keep a pair of SMs from the clusters of
 // the product that follows.
 template <class... Parameters, class... Arguments>
-void launch_early(void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream,
-                  char const* what, Arguments const&... arguments) {
+void launch_in_pairs(bool early, void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream,
+                     char const* what, Arguments const&... arguments) {
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[0].val.programmaticStreamSerializationAllowed = early;
     attributes[1].id = cudaLaunchAttributeClusterDimension;
     attributes[1].val.clusterDim.x = 2;
     attributes[1].val.clusterDim.y = 1;

@@ -1,5 +1,5 @@
-// One kernel behind the product of a reduction with few rows: begins the step, sends this rank's sums, waits for the others',
-// and adds them up.
+// One kernel of a reduction with few rows, behind its product if it has one: begins the step, sends this rank's sums, waits for
+// the others', and adds them up.
 //
 // What belongs here: the shares of the blocks. Beginning a step is beginning.cuh's, adding up is totals.cuh's. On every rank block
 // b sends, and adds up, the same elements. So it waits only for the blocks b of the other ranks, no block waits for all, and
@@ -199,8 +199,9 @@ void exchange(og_gather const& gather, og_gather_step const& step, og_exchange c
     exchange.awaited_count = given.awaited_count;
     exchange.has_total = given.total != nullptr;
     if (given.total) exchange.total = *given.total;
-    launch_early(kernel_of(exchange.total.sum_type, exchange.total.d_type), step.blocks, kThreads, stream,
-                 "launch of exchange_sums", gather, step, exchange);
+    // Behind no product it would say too early that the step before has been consumed: that step may still be adding up.
+    launch_in_pairs(given.follows_product != 0, kernel_of(exchange.total.sum_type, exchange.total.d_type), step.blocks,
+                    kThreads, stream, "launch of exchange_sums", gather, step, exchange);
 }
 
 void load_exchange_kernels() { load_all_types(kernel_of, "cudaFuncGetAttributes(exchange_sums)"); }

@@ -209,17 +209,17 @@ __global__ void __launch_bounds__(kWarp)
 
 void begin_gather(og_gather const& gather, og_gather_step const& step, cudaStream_t stream) {
     if (step.push_count == 0) {
-        launch_early(begin_step, 1, kBeginThreads, stream, "launch of begin_step", gather, step);
+        launch_in_pairs(true, begin_step, 1, kBeginThreads, stream, "launch of begin_step", gather, step);
         return;
     }
     PushList list{};
     for (int32_t i = 0; i < step.push_count; ++i) list.pushes[i] = step.pushes[i];
-    launch_early(begin_and_push, step.blocks, kPushThreads, stream, "launch of begin_and_push", gather,
-                 step, list);
+    launch_in_pairs(true, begin_and_push, step.blocks, kPushThreads, stream, "launch of begin_and_push", gather, step, list);
 }
 
 void await_slots(og_gather const& gather, og_slots const& slots, cudaStream_t stream) {
-    launch_early(await, 1, kWarp, stream, "launch of await", gather, slots.first, slots.count, slots.stride, slots.name);
+    launch_in_pairs(true, await, 1, kWarp, stream, "launch of await", gather, slots.first, slots.count, slots.stride,
+                    slots.name);
 }
 
 void load_gather_kernels() {

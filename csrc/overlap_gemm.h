@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 11
+#define OG_ABI_VERSION 12
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -445,7 +445,8 @@ typedef struct og_sums_run {
 
 /* What follows the product of a reduction, by one kernel: `blocks` of og_gather_step, at most `1 << share_bits`. */
 typedef struct og_exchange {
-    /* Row 0 of this rank's sums, and bytes from one row to the next. */
+    /* Row 0 of this rank's sums, in any memory of its device, and bytes from one row to the next. D may lie in their place, row
+     * for row and in their type. */
     const void *own;
     int64_t row_bytes;
     /* HOST memory, copied: at most OG_MAX_PUSHED of each. */
@@ -453,6 +454,10 @@ typedef struct og_exchange {
     const og_slots *awaited;
     int32_t run_count;
     int32_t awaited_count;
+    /* 1: the kernel before on the stream is a product of the step, which lets this one start when the step before has ended;
+     * 0: it starts when all kernels before have ended. */
+    int32_t follows_product;
+    int32_t reserved;
     /* HOST memory, copied: what is added up; null if this rank gets no rows. */
     const og_reduction *total;
 } og_exchange;

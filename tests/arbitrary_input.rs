@@ -363,6 +363,7 @@ proptest! {
         rows in prop::collection::vec(0u32..4, 1..5),
         operation in prop::sample::select(vec![
             Operation::AllGatherGemm, Operation::GemmReduceScatter, Operation::GemmAllReduce,
+            Operation::ReduceScatter, Operation::AllReduce,
         ]),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..9, number32(), number32()), 0..6),
         picks in prop::collection::vec(any::<usize>(), 16),

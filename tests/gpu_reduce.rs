@@ -1,4 +1,4 @@
-//! GEMM + reduce-scatter between ranks on GPUs. One binary, for each has all kernels in it.
+//! Reductions between ranks on GPUs, with and without a product. One binary, for each has all kernels in it.
 #![cfg(feature = "cuda")]
 
 #[path = "common/gpu/mod.rs"]
@@ -6,6 +6,8 @@ mod gpu;
 #[path = "common/mutants.rs"]
 mod mutants;
 
+#[path = "gpu_reduce/alone.rs"]
+mod alone;
 #[path = "gpu_reduce/faults.rs"]
 mod faults;
 #[path = "gpu_reduce/graphs.rs"]

@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{all_reduce, chunks, plan, plan_of, reduce_scatter, tiling};
-use overlap_gemm::plan::model::{Schedules, explore, run};
+use common::{all_reduce, chunks, plan, plan_of, reduce_scatter, reduction_alone, tiling};
+use overlap_gemm::plan::model::{Schedules, Violation, explore, run};
 use overlap_gemm::plan::{
-    Chunks, Engine, Operation, Partition, PlanOptions, Shards, Strategy as Order, Tile, TileOrder,
-    Tiling,
+    Chunks, Engine, Operation, Partition, PlanOptions, Shards, Step, Strategy as Order, Tile,
+    TileOrder, Tiling, Word,
 };
 use proptest::prelude::*;
 
@@ -124,10 +124,10 @@ proptest! {
 
     #[test]
     fn schedules_are_in_order_and_any_order_of_enabled_steps_completes(
-        plans in (plan(), reduce_scatter(), all_reduce()),
+        plans in (plan(), reduce_scatter(), all_reduce(), reduction_alone()),
         picks in prop::collection::vec(any::<usize>(), 64), behind in 0usize..4,
     ) {
-        for plan in [plans.0, plans.1, plans.2] {
+        for plan in [plans.0, plans.1, plans.2, plans.3] {
             let schedules = Schedules::new(&plan);
             prop_assert_eq!(schedules.check_order(), Ok(()));
             let mut next = picks.iter().cycle();
@@ -139,9 +139,9 @@ proptest! {
 
     #[test]
     fn in_every_round_each_rank_is_sent_to_by_one(
-        gather in plan(), scatter in reduce_scatter(), round in 0u32..9,
+        gather in plan(), scatter in reduce_scatter(), alone in reduction_alone(), round in 0u32..9,
     ) {
-        for plan in [gather, scatter] {
+        for plan in [gather, scatter, alone] {
             let ranks = plan.problem().ranks();
             let mut peers: Vec<_> = (0..ranks).map(|rank| plan.peer_in_round(rank, round)).collect();
             peers.sort_unstable();
@@ -174,7 +174,7 @@ proptest! {
     #[test]
     fn problems_and_plans_round_trip_through_json(
         shards in common::shards(), n in 1u64..5000, k in 1u64..5000, pad in 0u64..9, tiling in tiling(),
-        scatter in reduce_scatter(),
+        scatter in reduce_scatter(), alone in reduction_alone(),
     ) {
         use overlap_gemm::plan::{Plan, Problem, Scaling};
         let problem = Problem::builder(shards.m().into(), n, k)
@@ -191,6 +191,8 @@ proptest! {
         let rank = scatter.problem().ranks() - 1;
         prop_assert_eq!(&json["tile_orders"][rank as usize]["rank"], rank);
         prop_assert_eq!(&serde_json::from_value::<Plan>(json).unwrap(), &scatter);
+        let json = serde_json::to_string(&alone).unwrap();
+        prop_assert_eq!(&serde_json::from_str::<Plan>(&json).unwrap(), &alone);
     }
 }
 
@@ -265,6 +267,34 @@ fn small_worlds_of_a_reduction_have_no_bad_order() {
                 try_all_orders(operation, rows, Order::Sequential, engine, 3);
             }
             try_all_orders(operation, rows, Order::Sequential, Engine::PUSHING, 3);
+        }
+    }
+}
+
+/// As above, without a product: the caller's sums have one buffer, and D may lie in it.
+#[test]
+fn small_worlds_of_a_reduction_alone_have_no_bad_order() {
+    let engines = [Engine::Thread, COPIES[0], COPIES[1], Engine::PUSHING];
+    for operation in [Operation::ReduceScatter, Operation::AllReduce] {
+        for rows in [&[2][..], &[0, 1], &[1, 1], &[2, 0]] {
+            for engine in engines {
+                try_all_orders(operation, rows, Order::Sequential, engine, 3);
+            }
+        }
+        try_all_orders(operation, &[0, 1, 0], Order::Sequential, Engine::Thread, 3);
+    }
+}
+
+#[test]
+fn sums_of_the_caller_that_are_not_awaited_are_overwritten() {
+    for operation in [Operation::ReduceScatter, Operation::AllReduce] {
+        for engine in COPIES {
+            let options = PlanOptions { operation, engine, pieces: Some(1), ..PlanOptions::new() };
+            let mut schedules = Schedules::new(&plan_of(&[1, 1], options));
+            let is_sent = |step: &Step| matches!(step, Step::Await { word: Word::Sent { .. }, .. });
+            schedules.of_ranks[1].steps.retain(|(_, step)| !is_sent(step));
+            let found = explore(&schedules, 2).unwrap_err();
+            assert!(matches!(found, Violation::Overwritten { owner: 1, .. }), "{found}");
         }
     }
 }

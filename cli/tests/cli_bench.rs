@@ -36,7 +36,10 @@ fn what_makes_no_sense_is_refused() {
         ("all-gather-gemm --streams 1 --blocks 8", &["cannot be used with"]),
         ("all-gather-gemm --ranks 3", &["--host"]),
         ("all-gather-gemm --host --peer x", &["cannot be used with"]),
-        ("gemm-reduce-scatter --contenders fused", &["nccl-cublaslt, nccl, sequential, pipelined"]),
+        (
+            "gemm-reduce-scatter --contenders fused",
+            &["nccl-cublaslt, nccl, reduce, sequential, pipelined"],
+        ),
         ("gemm-reduce-scatter --streams 1 --blocks 8", &["cannot be used with"]),
         ("gemm-reduce-scatter --host", &["--host"]),
         ("gemm-reduce-scatter --types f16", &["give f16xf16:bf16"]),

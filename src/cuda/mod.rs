@@ -10,6 +10,7 @@
 //!   [`Schedule`](crate::plan::Schedule) of a strategy and by what a [table](crate::tune) has of the problem;
 //!   [`AllGather`]: without the product;
 //! - [`GemmReduceScatter`]: every rank multiplies its slice of K, and gets the sums of its own rows; [`GemmAllReduce`]: of all;
+//!   [`ReduceScatter`] and [`AllReduce`]: without the product;
 //! - [`Gemm`]: a product whose input is there; [`AsyncGemm`]: one whose input arrives chunk by chunk.
 //!
 //! What they stand on, each folder using only those before it (`docs/architecture.md` has the table):
@@ -47,7 +48,8 @@ pub use self::{
     all_gather_gemm::AllGatherGemm,
     async_gemm::AsyncGemm,
     gemm::Gemm,
-    gemm_reduce::{GemmAllReduce, GemmReduce, GemmReduceScatter},
+    gemm_reduce::alone::{AllReduce, ReduceScatter},
+    gemm_reduce::{GemmAllReduce, GemmReduce, GemmReduceScatter, Reduce},
 };
 
 // What they are asked for, and what they multiply.

@@ -10,7 +10,6 @@ use super::chunks::Chunks;
 use super::problem::{BLayout, Problem, Scaling};
 use super::schedule::Schedule;
 use super::tiles::{ClusterShape, TileOrder};
-use super::way::Operation;
 use super::whole::{Plan, RankPlan};
 
 /// Lists longer than this are cut.
@@ -101,9 +100,13 @@ fn write_plan(
     };
     writeln!(f, "{problem}")?;
     let travels = if operation.reduces() {
-        let gets = if operation == Operation::GemmAllReduce { "all" } else { "its own" };
+        let gets = if operation.is_all_reduce() { "all" } else { "its own" };
         write!(f, "  {operation}: D ({m}×{n}) is the sum of all ranks' ")?;
-        writeln!(f, "A ({m}×{k}) · B ({k}×{n}, stored {stored}); each rank gets {gets} rows")?;
+        match operation.is_alone() {
+            true => write!(f, "sums")?,
+            false => write!(f, "A ({m}×{k}) · B ({k}×{n}, stored {stored})")?,
+        }
+        writeln!(f, "; each rank gets {gets} rows")?;
         "rows of D whose sums travel together, with one signal from each rank"
     } else {
         write!(f, "  {operation}: every rank computes D ({m}×{n}) = ")?;
@@ -149,7 +152,7 @@ fn plural(count: usize) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{PlanOptions, Tiling};
+    use crate::plan::{Operation, PlanOptions, Tiling};
 
     #[test]
     fn text_is_bounded_and_says_what_it_leaves_out() {

@@ -89,7 +89,8 @@ pub enum Step {
     },
     /// Copies the rows of a chunk from this rank's gathered buffer to that of rank `to`. To itself: copies the
     /// caller's rows into their slot, unless the caller wrote them there. In a reduction: copies this rank's sums
-    /// of the chunk into its slot at rank `to`, which adds them up.
+    /// of the chunk into its slot at rank `to`, which adds them up. To itself, in a reduction alone: from here on the step
+    /// uses the caller's sums, where they lie.
     Move {
         /// The chunk.
         chunk: u32,

@@ -35,6 +35,10 @@ pub enum Operation {
     GemmReduceScatter,
     /// Every rank multiplies its slice of K; each rank gets the sums of all rows.
     GemmAllReduce,
+    /// Every rank has sums of all rows; each rank gets the totals of its own rows.
+    ReduceScatter,
+    /// Every rank has sums of all rows; each rank gets the totals of all rows.
+    AllReduce,
 }
 
 impl Operation {
@@ -43,6 +47,7 @@ impl Operation {
         if !self.reduces() || engine == Engine::Thread {
             return Ok(());
         }
+        let strategy = if self.is_alone() { Strategy::Sequential } else { strategy };
         let (why, remedy) = match engine {
             Engine::CopyEngines { .. } if strategy != Strategy::Fused => return Ok(()),
             Engine::Kernel { .. } if strategy == Strategy::Sequential => return Ok(()),
@@ -62,13 +67,24 @@ impl Operation {
 
     /// Whether sums of D travel, not rows of A.
     pub fn reduces(self) -> bool {
-        matches!(self, Operation::GemmReduceScatter | Operation::GemmAllReduce)
+        matches!(self, Operation::GemmReduceScatter | Operation::ReduceScatter)
+            || self.is_all_reduce()
+    }
+
+    /// Whether every rank gets the totals of all rows.
+    pub(crate) fn is_all_reduce(self) -> bool {
+        matches!(self, Operation::GemmAllReduce | Operation::AllReduce)
+    }
+
+    /// Whether something travels and nothing is multiplied: there is no order of the two to choose.
+    pub(crate) fn is_alone(self) -> bool {
+        matches!(self, Operation::AllGather | Operation::ReduceScatter | Operation::AllReduce)
     }
 
     /// The rows of D that `rank` gets: in a reduce-scatter its own, else all.
     pub(crate) fn output_rows(self, problem: &Problem, rank: u32) -> Range<u32> {
         match self {
-            Operation::GemmReduceScatter => problem.shards().rows(rank),
+            Operation::GemmReduceScatter | Operation::ReduceScatter => problem.shards().rows(rank),
             _ => 0..problem.m(),
         }
     }
@@ -76,7 +92,7 @@ impl Operation {
     /// The most rows of D that a rank gets.
     pub(crate) fn most_output_rows(self, problem: &Problem) -> u32 {
         match self {
-            Operation::GemmReduceScatter => problem.shards().most_rows(),
+            Operation::GemmReduceScatter | Operation::ReduceScatter => problem.shards().most_rows(),
             _ => problem.m(),
         }
     }
@@ -84,8 +100,8 @@ impl Operation {
     /// The chunks whose sums `rank` adds up.
     pub(crate) fn added_up(self, chunks: &Chunks, rank: u32) -> Range<u32> {
         match self {
-            Operation::GemmAllReduce => 0..chunks.len(),
-            Operation::GemmReduceScatter => chunks.of_rank(rank),
+            Operation::GemmAllReduce | Operation::AllReduce => 0..chunks.len(),
+            Operation::GemmReduceScatter | Operation::ReduceScatter => chunks.of_rank(rank),
             Operation::AllGatherGemm | Operation::AllGather | Operation::Gemm => 0..0,
         }
     }
@@ -99,6 +115,8 @@ impl fmt::Display for Operation {
             Operation::Gemm => "GEMM",
             Operation::GemmReduceScatter => "GEMM + reduce-scatter",
             Operation::GemmAllReduce => "GEMM + all-reduce",
+            Operation::ReduceScatter => "reduce-scatter",
+            Operation::AllReduce => "all-reduce",
         })
     }
 }
@@ -326,6 +344,9 @@ mod tests {
             let scattered = Operation::GemmReduceScatter.check(strategy, engine);
             let to_all = Operation::GemmAllReduce.check(strategy, engine);
             assert_eq!(scattered.is_ok(), to_all.is_ok());
+            // Without a product the strategy says nothing.
+            let alone = Operation::ReduceScatter.check(strategy, engine);
+            assert_eq!(alone.is_ok(), engine != Engine::Nccl);
             scattered.err().map(|error| error.to_string())
         };
         for strategy in Strategy::ALL {

@@ -105,11 +105,11 @@ impl Plan {
             (None, Engine::Nccl) => 1,
             (None, _) => default_pieces(problem.shards().most_rows(), options.tiling),
         };
-        // A gather alone and a plain product have no fused form.
+        // What travels alone and a plain product have no fused form.
         let strategy = match options.operation {
-            Operation::AllGatherGemm => options.strategy,
-            Operation::GemmReduceScatter | Operation::GemmAllReduce => options.strategy,
-            Operation::AllGather | Operation::Gemm => Strategy::Sequential,
+            Operation::Gemm => Strategy::Sequential,
+            alone if alone.is_alone() => Strategy::Sequential,
+            _ => options.strategy,
         };
         Way { strategy, engine: options.engine, pieces }.check()?;
         let chunks = Chunks::even(problem.shards(), pieces)?;

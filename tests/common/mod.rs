@@ -84,6 +84,19 @@ pub fn all_reduce() -> impl Strategy<Value = Plan> {
     })
 }
 
+/// The same without a product.
+pub fn reduction_alone() -> impl Strategy<Value = Plan> {
+    (reduce_scatter(), any::<bool>()).prop_map(|(plan, all)| {
+        let operation = if all { Operation::AllReduce } else { Operation::ReduceScatter };
+        let engine = match plan.options().engine {
+            // It sends all that one rank gets, then the next rank's: in an all-reduce not chunk by chunk.
+            Engine::Kernel { .. } if all => Engine::CopyEngines { streams: 2 },
+            engine => engine,
+        };
+        Plan::new(plan.problem(), PlanOptions { operation, engine, ..plan.options() }).unwrap()
+    })
+}
+
 /// The options of a GEMM + reduce-scatter on threads.
 pub fn reducing(strategy: Order, pieces: u32) -> PlanOptions {
     let operation = Operation::GemmReduceScatter;

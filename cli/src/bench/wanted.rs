@@ -68,6 +68,8 @@ pub enum Contender {
     Nccl,
     /// This crate's all-gather alone
     Gather,
+    /// This crate's reduction alone
+    Reduce,
     /// This crate's all-gather, then its product; or its product, then its reduction
     Sequential,
     /// A product for each rank's rows
@@ -101,11 +103,12 @@ impl Contender {
         [Contender::Own, Contender::Sequential, Contender::Fused];
 
     /// Those of GEMM + reduce-scatter, or all-reduce.
-    pub const OF_REDUCTIONS: [Contender; 7] = [
+    pub const OF_REDUCTIONS: [Contender; 8] = [
         Contender::Cublaslt,
         Contender::Own,
         Contender::NcclCublaslt,
         Contender::Nccl,
+        Contender::Reduce,
         Contender::Sequential,
         Contender::Pipelined,
         Contender::Auto,
@@ -121,6 +124,7 @@ impl Contender {
             Contender::NcclOwn => "nccl-own",
             Contender::Nccl => "nccl",
             Contender::Gather => "gather",
+            Contender::Reduce => "reduce",
             Contender::Sequential => "sequential",
             Contender::Pipelined => "pipelined",
             Contender::Fused => "fused",

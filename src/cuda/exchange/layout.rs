@@ -1,5 +1,6 @@
 //! Where everything of a gather lies in the symmetric memory of a rank: words first, then the gathered
-//! rows, twice, then their scales. In a reduction: words, then twice this rank's sums, and slots for the others'.
+//! rows, twice, then their scales. In a reduction: words, then twice this rank's sums, and slots for the others'. Where the
+//! caller has the sums, there are slots alone.
 //!
 //! What belongs here: offsets, and nothing that does something. Invariant: the same numbers on every rank;
 //! rows start at multiples of 16 bytes (as do all of them, if pitches do), words of 64 bits at multiples
@@ -11,7 +12,7 @@ use super::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
 use crate::cuda::sys::bindings::{OG_TOGGLE_SET, og_gather, og_push};
 use crate::cuda::sys::ffi::int;
 use crate::error::{Error, Result};
-use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Operation, Partials, Plan, Problem, Scaling};
+use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Partials, Plan, Problem, Scaling};
 
 const WORD: u64 = size_of::<u32>() as u64;
 /// Words that different ranks write are in lines of their own.
@@ -71,12 +72,14 @@ impl Layout {
     pub(crate) fn of_sums(plan: &Plan, (columns, partials): (u32, Partials)) -> Result<Self> {
         let row = u64::from(columns) * u64::from(partials.element().size());
         let (ranks, slot_rows) = (plan.problem().ranks(), plan.most_output_rows());
-        let owners = if plan.options().operation == Operation::GemmAllReduce { ranks } else { 1 };
+        let operation = plan.options().operation;
+        let owners = if operation.is_all_reduce() { ranks } else { 1 };
         let slots_per_rank = owners * plan.chunks().most_per_rank();
         let words = Layout::of_words(ranks, slots_per_rank, plan.options().engine);
         let what = "the sums of a rank and its slots, twice, in bytes";
         let layout = Layout { pitch: row, row, slot_rows, ..words };
-        layout.placed(plan.problem().m(), what, "reduce fewer rows at a time")
+        let own_rows = if operation.is_alone() { 0 } else { plan.problem().m() };
+        layout.placed(own_rows, what, "reduce fewer rows at a time")
     }
 
     /// Signal words only, without a buffer behind them.
@@ -286,9 +289,9 @@ impl Layout {
 
 /// The chunks whose signals lie side by side, where `owner` has the rows of some of them.
 fn signalled(plan: &Plan, owner: u32) -> Range<u32> {
-    match plan.options().operation {
-        Operation::GemmAllReduce => 0..plan.chunks().len(),
-        _ => plan.chunks().of_rank(owner),
+    match plan.options().operation.is_all_reduce() {
+        true => 0..plan.chunks().len(),
+        false => plan.chunks().of_rank(owner),
     }
 }
 
@@ -305,7 +308,7 @@ mod tests {
     use super::*;
     use crate::cuda::sys::bindings::OG_MAX_SHARE_BITS;
     use crate::element::ElementType;
-    use crate::plan::{MAX_BLOCKS, PlanOptions, Strategy};
+    use crate::plan::{MAX_BLOCKS, Operation, PlanOptions, Strategy};
 
     const COPIES: Engine = Engine::CopyEngines { streams: 1 };
 

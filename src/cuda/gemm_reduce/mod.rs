@@ -1,32 +1,37 @@
-//! GEMM + reduce-scatter and GEMM + all-reduce between GPUs: every rank multiplies its slice of K, and gets the sums of its own
-//! rows of D, or of all.
+//! Reductions between GPUs: every rank multiplies its slice of K, or has sums already, and gets the totals of its own rows of D,
+//! or of all.
 //!
 //! What belongs here: the operations that users call; sending and waiting are `movers`'s, multiplying is `product`'s, adding up is
-//! a kernel's (`csrc/reduce.cu`). Here are the calls; beside is `steps` (what one enqueues, step by step of the schedule).
+//! a kernel's (`csrc/reduce.cu`). Here are the calls with a product, and what all have in common; beside are `alone` (without a
+//! product) and `steps` (what a call enqueues, step by step of the schedule).
 //! Invariants: everything slow or refusable happens in [`GemmReduce::plan`]; a rank that cannot plan a product says so where
 //! all agree on the operation, so that none waits for it. A step enqueues, never waits, and can be captured into a graph.
 //! There is no silent fallback.
 
+pub(crate) mod alone;
 mod steps;
 
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
+use cudarc::driver::sys::CUdeviceptr;
 
+use self::steps::Call;
 use crate::cuda::exchange::reach::obstacle;
+use crate::cuda::exchange::step_shape::StepShape;
 use crate::cuda::movers::engines::{self, choose_for_sums};
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows};
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::product::operands::{RawOperands, Shard};
 use crate::cuda::product::options::GemmOptions;
-use crate::cuda::product::{Product, check_alike, check_operands};
+use crate::cuda::product::{Product, check_alike, check_operands, check_size};
 use crate::cuda::sys::device::Device;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{
-    Activation, MAX_DIMENSION, Operation, Partials, Plan, Problem, Reduction, Scaling, Schedule,
-    Strategy, Way,
+    Activation, MAX_DIMENSION, Operation, Partials, Plan, PlanOptions, Problem, Reduction, Scaling,
+    Schedule, Strategy, Way,
 };
 
 /// One rank's GEMM + reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls in
@@ -54,31 +59,31 @@ pub type GemmReduceScatter = GemmReduce<false>;
 pub type GemmAllReduce = GemmReduce<true>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
+pub type GemmReduce<const ALL: bool> = Reduce<ALL, true>;
+
+/// What all reductions have in common. `ALL`: every rank gets all rows. `GEMM`: sums are products; else the caller has them.
 #[derive(Debug)]
-pub struct GemmReduce<const ALL: bool> {
+pub struct Reduce<const ALL: bool, const GEMM: bool> {
     gatherer: Gatherer,
     sums: Vec<Sum>,
     reduction: Reduction,
 }
 
-/// One product, and what becomes of its sums.
+/// Sums of some columns, and what becomes of them.
 #[derive(Debug)]
 struct Sum {
     /// As the caller planned it: D is what becomes of the total.
     problem: Problem,
     options: GemmOptions,
-    /// Multiplies rows of A into this rank's sums, and does nothing else.
-    product: Product,
+    /// Multiplies rows of A into this rank's sums, and does nothing else; `None`: the caller has the sums.
+    product: Option<Product>,
     /// Where its columns start in a row of all products' sums, in bytes.
     column: u64,
 }
 
-impl<const ALL: bool> GemmReduce<ALL> {
-    const OPERATION: Operation =
-        if ALL { Operation::GemmAllReduce } else { Operation::GemmReduceScatter };
-
+impl<const ALL: bool> Reduce<ALL, true> {
     /// Plans the operation: all ranks call it, with the same. Returns when all have. Strategy `None`: by the number of rows,
-    /// as [`GemmReduce::explain`] says.
+    /// as [`Reduce::explain`] says.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
@@ -92,7 +97,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
         Self::plan_all(group, device, problems, strategy, options, gemm, reduction)
     }
 
-    /// [`GemmReduce::plan`] for several products of the same A: problems that differ in N, in B's layout and in D,
+    /// [`plan`](Self::plan) for several products of the same A: problems that differ in N, in B's layout and in D,
     /// and in nothing else.
     pub fn plan_all(
         group: &Arc<Group>,
@@ -103,41 +108,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
         gemm: &GemmOptions,
         reduction: Reduction,
     ) -> Result<Self> {
-        let obstacle = obstacle(group, device, options.timeouts.first)?;
-        let refuse = |error| Gatherer::refuse(group, options, error);
-        let first = check_alike(problems).map_err(refuse)?;
-        let columns = columns_of(problems).map_err(refuse)?;
-        let (operation, partials) = (Self::OPERATION, reduction.partials);
-        let sent = engines::Sums { operation, columns, partials };
-        let way = choose_for_sums(options, first, strategy, None, sent).map_err(refuse)?.0;
-        let sums = plan_sums(device, problems, way.strategy, gemm, (columns, partials));
-        let tiling = sums.as_ref().map(|sums| sums[0].product.tiling()).map_err(Error::clone);
-        let kind = format!("{operation} {strategy:?} {problems:?} {gemm:?} {reduction:?}");
-        let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: Some(sent) };
-        let gatherer =
-            Gatherer::join(group, device, first, &purpose, options, obstacle.as_deref())?;
-        let (sums, way) = (sums?, gatherer.plan.way());
-        tracing::debug!(rank = group.rank(), problem = %first, %way, "planned {operation}");
-        Ok(GemmReduce { gatherer, sums, reduction })
-    }
-
-    /// What was planned: chunks, transfers, the largest problem.
-    pub fn planned(&self) -> &Plan {
-        &self.gatherer.plan
-    }
-
-    /// How it is carried out.
-    pub fn way(&self) -> Way {
-        self.planned().way()
-    }
-
-    /// What was chosen, and why, in words.
-    pub fn explain(&self) -> String {
-        let (Way { strategy, engine, .. }, why) = (self.way(), self.gatherer.why);
-        let (chunks, partials) = (self.planned().chunks().len(), self.reduction.partials.element());
-        let products = self.sums.iter().map(|sum| sum.product.explain(&sum.problem));
-        format!("{strategy}: {why}\nsums: {chunks} chunks in {partials}, moved by {engine}\n")
-            + &products.collect::<String>()
+        Self::join(group, device, problems, strategy, options, Some(gemm), reduction)
     }
 
     /// Enqueues a step on `stream` and returns: multiplies all rows of A by each product's B, and adds up all ranks' sums
@@ -145,7 +116,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
     ///
     /// `a` has all rows, and says how many of them each rank owns in this step. The operands name B, D and what goes with
     /// them, C of the same rows as D among it ([`RawOperands::of_gathered`]). alpha, beta, C, bias and activation apply to
-    /// the total, once. A step that fails ends all the same, with every D undefined: [`GemmReduce::check`]
+    /// the total, once. A step that fails ends all the same, with every D undefined: [`Reduce::check`]
     /// says so.
     ///
     /// In a graph: as [`AllGatherGemm::enqueue`](crate::cuda::AllGatherGemm::enqueue).
@@ -176,22 +147,97 @@ impl<const ALL: bool> GemmReduce<ALL> {
         let calls = (self.sums.iter().zip(operands))
             .map(|(sum, operands)| self.call(sum, operands, (rows, a.scales), problem))
             .collect::<Result<Vec<_>>>()?;
+        // SAFETY: the caller's promise; A stays where it is, and sums have their buffer.
+        unsafe { self.step(stream, &shape, None, &calls) }
+    }
+}
+
+impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
+    const OPERATION: Operation = match (ALL, GEMM) {
+        (false, true) => Operation::GemmReduceScatter,
+        (true, true) => Operation::GemmAllReduce,
+        (false, false) => Operation::ReduceScatter,
+        (true, false) => Operation::AllReduce,
+    };
+
+    /// Plans with all ranks; `gemm`: how sums are multiplied, if they are.
+    fn join(
+        group: &Arc<Group>,
+        device: &Device,
+        problems: &[Problem],
+        strategy: Option<Strategy>,
+        options: &GatherOptions,
+        gemm: Option<&GemmOptions>,
+        reduction: Reduction,
+    ) -> Result<Self> {
+        let obstacle = obstacle(group, device, options.timeouts.first)?;
+        let refuse = |error| Gatherer::refuse(group, options, error);
+        let first = check_alike(problems).map_err(refuse)?;
+        let columns = columns_of(problems).map_err(refuse)?;
+        let (operation, partials) = (Self::OPERATION, reduction.partials);
+        let sent = engines::Sums { operation, columns, partials };
+        let way = choose_for_sums(options, first, strategy, None, sent).map_err(refuse)?.0;
+        let sums = plan_sums(device, problems, way.strategy, gemm, (columns, partials));
+        let tiling = |sums: &Vec<Sum>| {
+            let product = sums[0].product.as_ref();
+            product.map_or(PlanOptions::default().tiling, Product::tiling)
+        };
+        let tiling = sums.as_ref().map(tiling).map_err(Error::clone);
+        let kind = format!("{operation} {strategy:?} {problems:?} {gemm:?} {reduction:?}");
+        let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: Some(sent) };
+        let gatherer =
+            Gatherer::join(group, device, first, &purpose, options, obstacle.as_deref())?;
+        let (sums, way) = (sums?, gatherer.plan.way());
+        tracing::debug!(rank = group.rank(), problem = %first, %way, "planned {operation}");
+        Ok(Reduce { gatherer, sums, reduction })
+    }
+
+    /// What was planned: chunks, transfers, the largest problem.
+    pub fn planned(&self) -> &Plan {
+        &self.gatherer.plan
+    }
+
+    /// How it is carried out.
+    pub fn way(&self) -> Way {
+        self.planned().way()
+    }
+
+    /// What was chosen, and why, in words.
+    pub fn explain(&self) -> String {
+        let (Way { strategy, engine, .. }, why) = (self.way(), self.gatherer.why);
+        let (chunks, partials) = (self.planned().chunks().len(), self.reduction.partials.element());
+        let product = |sum: &Sum| Some(sum.product.as_ref()?.explain(&sum.problem));
+        format!("{strategy}: {why}\nsums: {chunks} chunks in {partials}, moved by {engine}\n")
+            + &self.sums.iter().filter_map(product).collect::<String>()
+    }
+
+    /// Enqueues a step; `sums`: where the caller has this rank's, if it has.
+    ///
+    /// # Safety
+    /// That of the operation.
+    unsafe fn step(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        shape: &Arc<StepShape>,
+        sums: Option<CUdeviceptr>,
+        calls: &[Call],
+    ) -> Result<()> {
         self.gatherer.check_stream(stream)?;
-        self.sums.iter().try_for_each(|sum| sum.product.check_stream(stream))?;
-        // A stays where it is.
-        let own = OwnRows { rows: None, scales: 0 };
-        // SAFETY: nothing is named.
-        let begun = unsafe { self.gatherer.begin(stream, &shape, own, Follower::Other) };
+        let mut products = self.sums.iter().filter_map(|sum| sum.product.as_ref());
+        products.try_for_each(|product| product.check_stream(stream))?;
+        let own = OwnRows { rows: sums, scales: 0 };
+        // SAFETY: the caller's promise.
+        let begun = unsafe { self.gatherer.begin(stream, shape, own, Follower::Other) };
         let enqueued = begun.and_then(|step| {
             // SAFETY: the caller's promise.
-            unsafe { self.carry_out(stream, &step, &calls) }?;
+            unsafe { self.carry_out(stream, &step, calls) }?;
             self.gatherer.end(stream, &step)
         });
         // The others wait for a step that was begun: they learn of the failure.
         enqueued.inspect_err(|error| self.gatherer.fail(error))
     }
 
-    /// Waits for `stream`, and says whether all went well: [`GemmReduce::check`].
+    /// Waits for `stream`, and says whether all went well: [`check`](Self::check).
     pub fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         self.gatherer.synchronize(stream)
     }
@@ -231,17 +277,20 @@ fn plan_sums(
     device: &Device,
     problems: &[Problem],
     strategy: Strategy,
-    gemm: &GemmOptions,
+    gemm: Option<&GemmOptions>,
     (columns, partials): (u32, Partials),
 ) -> Result<Vec<Sum>> {
+    let options = gemm.cloned().unwrap_or_default();
     // What becomes of a total is no business of the products'.
-    let plain = GemmOptions { activation: Activation::None, bias: false, c: false, ..gemm.clone() };
+    let plain =
+        GemmOptions { activation: Activation::None, bias: false, c: false, ..options.clone() };
     let mut next = 0;
     let sum = |problem: &Problem| {
         problem.check_tma()?;
         let part = strategy.part_of(&problem_of_sums(problem, columns, partials)?)?;
-        let product = Product::plan(device, &part, &plain)?;
-        let (problem, options) = (problem.clone(), gemm.clone());
+        check_size(&part)?;
+        let product = gemm.map(|_| Product::plan(device, &part, &plain)).transpose()?;
+        let (problem, options) = (problem.clone(), options.clone());
         let column = next;
         next += u64::from(problem.n()) * u64::from(partials.element().size());
         Ok(Sum { problem, options, product, column })

@@ -10,23 +10,24 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::{GemmReduce, Sum};
+use super::{Reduce, Sum};
 use crate::cuda::movers::gather::Step;
+use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
 use crate::cuda::sys::bindings::og_reduction;
 use crate::cuda::sys::ffi;
 use crate::error::{Error, Result};
 use crate::plan::{self, Engine, Lane, Problem, Word};
 
-/// The operands of one product in a step.
+/// What belongs to one [`Sum`] in a step.
 pub(super) struct Call {
-    /// All rows, into this rank's sums.
-    product: RawOperands,
+    /// All rows, into this rank's sums; nobody looks at it where the caller has them.
+    pub(super) product: RawOperands,
     /// What becomes of the totals of the rows that this rank gets; `None` if it gets none.
-    totals: Option<RawOperands>,
+    pub(super) totals: Option<RawOperands>,
 }
 
-impl<const ALL: bool> GemmReduce<ALL> {
+impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     /// The operands of the next step, which has the rows of `step`; an error if they do not fit what was planned.
     pub(super) fn call(
         &self,
@@ -48,17 +49,18 @@ impl<const ALL: bool> GemmReduce<ALL> {
             whole.rows(own).check(&sum.problem, &sum.options)?;
         }
         let totals = (own > 0).then_some(whole);
-        let sums = self.gatherer.own_sums(self.gatherer.course.next_buffer) + sum.column;
+        let sums = self.gatherer.gathered(self.gatherer.course.next_buffer).0 + sum.column;
         let product = RawOperands { d: sums, c: 0, bias: 0, alpha: 1.0, beta: 0.0, ..whole };
-        let (planned, options) = (&sum.product.problem, &sum.product.options);
-        product.rows(step.m().min(planned.m())).check(planned, options)?;
+        if let Some(Product { problem: planned, options, .. }) = &sum.product {
+            product.rows(step.m().min(planned.m())).check(planned, options)?;
+        }
         Ok(Call { product, totals })
     }
 
     /// Enqueues what the schedule of a step that has begun says.
     ///
     /// # Safety
-    /// As for [`GemmReduce::enqueue`].
+    /// That of the operation.
     pub(super) unsafe fn carry_out(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -85,14 +87,19 @@ impl<const ALL: bool> GemmReduce<ALL> {
                 }
                 (Lane::Compute, Multiply { rows, .. }) => {
                     for (sum, call) in self.sums.iter().zip(calls) {
+                        let Some(product) = &sum.product else { continue };
                         // SAFETY: the caller's promise; sums have a place for all rows.
-                        unsafe {
-                            sum.product.enqueue_rows(stream, &call.product, rows.clone(), None)
-                        }?;
+                        unsafe { product.enqueue_rows(stream, &call.product, rows.clone(), None) }?;
                     }
                 }
                 (Lane::Compute, Post { word: Word::Summed { .. }, .. }) if !is_kernel => {
                     self.gatherer.copies.note_summed(stream)?;
+                }
+                (Lane::Push(push), Post { word: Word::Sent { .. }, .. }) if !is_kernel => {
+                    self.gatherer.copies.note_sent(*push)?;
+                }
+                (Lane::Compute, Await { word: Word::Sent { push }, .. }) if !is_kernel => {
+                    self.gatherer.copies.await_sent(stream, *push)?;
                 }
                 (_, Await { word: Word::Partial { chunk, from }, .. }) => {
                     awaited.push((*chunk, *from));
@@ -117,7 +124,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
     /// follow, when all have arrived. `moves`: what is sent and what is signalled, each to a rank, and what is awaited.
     ///
     /// # Safety
-    /// As for [`GemmReduce::enqueue`].
+    /// That of the operation.
     unsafe fn exchange(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -143,7 +150,7 @@ impl<const ALL: bool> GemmReduce<ALL> {
     /// Adds up all ranks' sums of some of the rows that this rank gets, and makes D of the totals.
     ///
     /// # Safety
-    /// As for [`GemmReduce::enqueue`].
+    /// That of the operation.
     unsafe fn reduce<'a>(
         &self,
         stream: &Arc<CudaStream>,

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::course::Course;
@@ -71,18 +72,29 @@ impl CopyEngines {
         Ok(())
     }
 
+    /// The schedule's `sent` of one lane: what was enqueued on it so far.
+    pub(crate) fn note_sent(&self, push: u32) -> Result<()> {
+        let Pusher { stream, sent } = &self.pushers[push as usize];
+        record(sent, stream)
+    }
+
+    /// What comes next on `stream` comes after that.
+    pub(crate) fn await_sent(&self, stream: &Arc<CudaStream>, push: u32) -> Result<()> {
+        wait(stream, &self.pushers[push as usize].sent)
+    }
+
     /// What was computed on `stream` so far may be sent by what is enqueued here from now on.
     pub(crate) fn note_summed(&self, stream: &Arc<CudaStream>) -> Result<()> {
         record(&self.summed, stream)
     }
 
-    /// One step of a pushing lane, on the lane's stream.
+    /// One step of a pushing lane, on the lane's stream; `own_rows`: where row 0 of what this rank sends is.
     pub(crate) fn push(
         &self,
         device: &Device,
         part: &Part,
         course: &Course,
-        (shape, buffer): (&StepShape, u32),
+        (shape, buffer, own_rows): (&StepShape, u32, CUdeviceptr),
         (push, step): (u32, &Step),
         marks: &mut Option<Marks>,
     ) -> Result<()> {
@@ -110,12 +122,13 @@ impl CopyEngines {
                 }
                 let lands_at = layout.lands_at(&shape.plan, chunk, [rank, to], buffer);
                 let [rows, scales] = piece.offset;
+                let rows = own_rows + (rows - layout.row(buffer, 0));
                 for ((from, to), bytes) in
-                    [(rows, lands_at), (scales, scales)].into_iter().zip(piece.bytes)
+                    [(rows, lands_at), (own + scales, scales)].into_iter().zip(piece.bytes)
                 {
                     if bytes > 0 {
-                        // SAFETY: on both sides memory of the layout.
-                        unsafe { copy(stream, peer + to, own + from, bytes) }?;
+                        // SAFETY: on both sides memory of the layout, or here the caller's sums, which it has vouched for.
+                        unsafe { copy(stream, peer + to, from, bytes) }?;
                     }
                 }
                 Ok(())

@@ -68,7 +68,7 @@ impl Sums {
         let rows = self.operation.most_output_rows(problem);
         let bytes =
             u64::from(rows) * u64::from(self.columns) * u64::from(self.partials.element().size());
-        bytes <= if self.operation == Operation::GemmAllReduce { 12 << 20 } else { SMALL_SHARD }
+        bytes <= if self.operation.is_all_reduce() { 12 << 20 } else { SMALL_SHARD }
     }
 }
 
@@ -110,6 +110,9 @@ pub(crate) fn choose_for_sums(
         (Some(asked), _) => (asked, "asked for"),
         (None, Engine::Kernel { .. }) => {
             (Strategy::Sequential, "a kernel sends few sums sooner than copy engines can begin")
+        }
+        (None, _) if sums.operation.is_alone() => {
+            (Strategy::Sequential, "copy engines take no SM while many sums travel")
         }
         (None, _) => usual_for_sums(problem),
     };
@@ -214,10 +217,13 @@ mod tests {
         // All rows go to every rank.
         assert_eq!(chosen(&open, 768, None, Operation::GemmAllReduce), by_kernel);
         assert_eq!(chosen(&open, 1024, None, Operation::GemmAllReduce), pipelined);
+        // Without a product there is nothing to pipeline.
+        let sequential = "sequential, copy engines on one stream, 1 piece";
+        assert_eq!(chosen(&open, 1024, None, Operation::ReduceScatter), by_kernel);
+        assert_eq!(chosen(&open, 1024, None, Operation::AllReduce), sequential);
         let asked = Some(Strategy::Pipelined);
         assert_eq!(chosen(&open, 64, asked, scatter), pipelined);
         let copies = open.clone().with_engine(Engine::CopyEngines { streams: 1 });
-        let sequential = "sequential, copy engines on one stream, 1 piece";
         assert_eq!(chosen(&copies, 64, None, scatter), sequential);
         let many = open.clone().with_pieces(9);
         assert!(chosen(&many, 64, None, scatter).contains("copy engines"));

@@ -83,10 +83,11 @@ enum Operation {
         posts: Vec<Place>,
         age: u32,
     },
-    /// Reads a region, writes one, or moves from one to another.
+    /// Reads a region, writes one, or moves from one to another. What the step of this age wrote there has been read before.
     Touch {
         reads: Option<Region>,
         writes: Option<Region>,
+        age: u32,
     },
     Post,
 }
@@ -148,7 +149,9 @@ impl Machine {
                             if let Some(read) = reads {
                                 machine.reads.entry(read).or_default().push(place);
                             }
-                            list.push(Operation::Touch { reads, writes: Some(written) });
+                            let is_one = reads.is_none() && schedules.brings_sums();
+                            let age = if is_one { 1 } else { BUFFERS };
+                            list.push(Operation::Touch { reads, writes: Some(written), age });
                         }
                         Step::Multiply { rows, awaits, .. } => {
                             let touched = schedules.chunks.touching(rows.clone());
@@ -163,7 +166,7 @@ impl Machine {
                                     false => (&mut machine.reads, Some(own), None),
                                 };
                                 places.entry(own).or_default().push(place);
-                                list.push(Operation::Touch { reads, writes });
+                                list.push(Operation::Touch { reads, writes, age: BUFFERS });
                             };
                             at_once.for_each(|chunk| touch(&mut list, chunk));
                             for &chunk in awaits {
@@ -176,7 +179,13 @@ impl Machine {
                                 let read = Region { rank, chunk: *chunk, from };
                                 let place = Place { position: list.len() as u32, ..place };
                                 machine.reads.entry(read).or_default().push(place);
-                                list.push(Operation::Touch { reads: Some(read), writes: None });
+                                let (reads, writes) = (Some(read), None);
+                                list.push(Operation::Touch { reads, writes, age: BUFFERS });
+                            }
+                            if schedules.brings_sums() {
+                                // D, in the place of the sums.
+                                let (reads, writes) = (None, Some(schedules.own(rank, *chunk)));
+                                list.push(Operation::Touch { reads, writes, age: 0 });
                             }
                         }
                     }
@@ -252,14 +261,13 @@ impl Machine {
     /// Does the next operation of an enabled thread, checking what it touches.
     fn step(&self, state: &mut State, thread: usize) -> Result<(), Violation> {
         let (epoch, position) = self.epoch_and_position(state, thread);
-        if let Operation::Touch { reads, writes } = self.lists[thread][position as usize] {
+        if let Operation::Touch { reads, writes, age } = self.lists[thread][position as usize] {
             let is_there = |region: &Region| self.is_given || self.written(state, *region) >= epoch;
             if let Some(Region { chunk, from, .. }) = reads.filter(|region| !is_there(region)) {
                 let reader = self.threads[thread].rank;
                 return Err(Violation::ReadTooEarly { reader, chunk, from, epoch });
             }
-            let is_free =
-                |region: &Region| self.is_read(state, *region, epoch.saturating_sub(BUFFERS));
+            let is_free = |region: &Region| self.is_read(state, *region, epoch.saturating_sub(age));
             if let Some(Region { rank, chunk, from }) = writes.filter(|region| !is_free(region)) {
                 return Err(Violation::Overwritten { owner: rank, chunk, from, epoch });
             }

@@ -6,7 +6,8 @@
 //! [`run`] picks by the caller's choice (at random, for example), [`explore`] tries every order there is.
 //!
 //! What is read and written are regions: what a rank has of a chunk from a rank. A gather moves the owner's rows to all
-//! ranks; a reduce-scatter writes a rank's own sums by products, and moves them to the owner; an all-reduce, to all ranks.
+//! ranks; a reduce-scatter writes a rank's own sums by products, and moves them to the owner; an all-reduce, to all ranks. Where
+//! the caller has the sums, a move to itself writes them, into the one buffer of them, and D is written over them.
 //!
 //! The state is nothing but how far each thread has come: how often a word was posted and a region was written follows
 //! from the positions of their writers. Every step moves a position forwards, so every run ends; a run that cannot go
@@ -185,6 +186,11 @@ impl Schedules {
         self.operation.reduces()
     }
 
+    /// Whether the caller has the sums that travel.
+    fn brings_sums(&self) -> bool {
+        self.reduces() && self.operation.is_alone()
+    }
+
     /// What `rank` reads and sends of `chunk`: the owner's rows; where sums travel, its own sums.
     fn own(&self, rank: u32, chunk: u32) -> Region {
         let from = if self.reduces() { rank } else { self.chunks.rank_of(chunk) };
@@ -219,7 +225,7 @@ impl Schedules {
     }
 
     /// What moves and additions have to do: in a gather, bring the owner's rows everywhere; where sums travel, bring those of
-    /// each other rank to where they are added up. Without any move, A is gathered already.
+    /// each other rank to where they are added up, and first the caller's. Without any move, A is gathered already.
     fn expected(&self) -> Vec<Event> {
         let (ranks, mut expected) = (0..self.of_ranks.len() as u32, Vec::new());
         let moves = self.steps().any(|(_, step)| matches!(step, Step::Move { .. }));
@@ -228,6 +234,9 @@ impl Schedules {
             if !self.reduces() && moves {
                 let all = 0..self.chunks.len();
                 expected.extend(all.map(|chunk| arrival(chunk, self.chunks.rank_of(chunk))));
+            }
+            if self.brings_sums() {
+                expected.extend((0..self.chunks.len()).map(|chunk| arrival(chunk, rank)));
             }
             for chunk in self.operation.added_up(&self.chunks, rank) {
                 expected.push(Event::Reduction { rank, chunk });
@@ -291,8 +300,8 @@ impl Schedules {
                 Step::Await { .. } | Step::Post { .. } | Step::Reduce { .. } => {}
             }
         }
-        if multiplied.is_empty() && !self.reduces() {
-            return Ok(()); // Gathering alone.
+        if multiplied.is_empty() && (!self.reduces() || self.brings_sums()) {
+            return Ok(()); // Without a product.
         }
         multiplied.sort_unstable_by_key(|rows| rows.start);
         let joined =

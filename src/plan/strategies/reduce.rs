@@ -1,5 +1,5 @@
-//! Reductions: every rank multiplies its slice of K and sends sums. In a reduce-scatter each rank gets the sums of its own rows
-//! and adds them up; in an all-reduce (one shot) it gets those of all rows.
+//! Reductions: every rank multiplies its slice of K, or has sums already, and sends sums. In a reduce-scatter each rank gets the
+//! sums of its own rows and adds them up; in an all-reduce (one shot) it gets those of all rows.
 //!
 //! In round d of a reduce-scatter, rank i computes the rows of rank (i + d) mod W and sends their sums there. So in every round
 //! each rank sends to one peer and receives from one. Its own rows come last: they do not travel, so the sums of the last
@@ -29,13 +29,16 @@
 //! chunk's copy right behind its product, so that the chunk travels during the next one. A kernel comes behind the product of
 //! all rows: it begins the step, sends, waits for the others' sums, and adds them up.
 //!
+//! A reduction alone has no product: the caller's sums are brought where a product would have computed all of them. There is one
+//! buffer of them, the caller's, and D may lie in it. So a step adds up, and ends, when its own sums have been sent.
+//!
 //! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the end of the
 //! epoch that used the slot before; a product starts only after the buffer's previous sums have been sent; sums are added when
 //! all ranks' are available, in an all-reduce the same numbers on all ranks.
 
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
-use super::super::way::{Engine, Operation, Strategy};
-use super::super::whole::Plan;
+use super::super::way::{Engine, Strategy};
+use super::super::whole::{Plan, PlanOptions};
 
 /// All steps of `rank`.
 pub(super) fn steps(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
@@ -53,8 +56,9 @@ fn by_thread(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
         compute.extend(announce(plan, rank));
         compute.push(Step::Await { word: Word::Sent { push: 0 }, age: BUFFERS });
     }
-    compute.extend(multiply_all(plan, rank));
+    compute.extend(sums_of_all(plan, rank));
     compute.extend(owners(plan, rank).flat_map(|owner| sums_of(plan, rank, owner)));
+    compute.extend(await_sent(plan, 1));
     compute.extend(reduce(plan, rank));
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), push(plan, rank))).collect()
 }
@@ -87,7 +91,7 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
     steps.push((Lane::Begin, Step::Post { word: Word::Begun, to: rank, age: 0 }));
     steps.extend((0..streams).map(|push| (Lane::Push(push), begun())));
     steps.push((compute, begun()));
-    steps.extend(in_lane(compute, multiply_all(plan, rank)));
+    steps.extend(in_lane(compute, sums_of_all(plan, rank)));
     let mut pushes = (0..streams).cycle();
     for owner in owners(plan, rank) {
         for step in sums_of(plan, rank, owner) {
@@ -102,6 +106,12 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
             }
         }
     }
+    for step in await_sent(plan, streams) {
+        if let Step::Await { word: word @ Word::Sent { push }, .. } = step {
+            steps.push((Lane::Push(push), Step::Post { word, to: rank, age: 0 }));
+        }
+        steps.push((compute, step));
+    }
     steps.extend(in_lane(compute, reduce(plan, rank)));
     steps
 }
@@ -109,7 +119,7 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
 fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     let (ranks, chunks) = (plan.problem().ranks(), plan.chunks());
     let mut compute = vec![Step::Await { word: Word::Begun, age: 1 }];
-    compute.extend(multiply_all(plan, rank));
+    compute.extend(sums_of_all(plan, rank));
     // One product: one word says that all its sums are complete.
     let first = owners(plan, rank).find_map(|owner| chunks.of_rank(owner).next());
     let summed = first.map(|chunk| Word::Summed { chunk });
@@ -145,15 +155,15 @@ fn owners(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> {
 
 /// The ranks that `rank` sends its sums of the rows of `owner`.
 fn receivers(plan: &Plan, rank: u32, owner: u32) -> Vec<u32> {
-    match plan.options().operation {
-        Operation::GemmAllReduce => owners(plan, rank).filter(|to| *to != rank).collect(),
-        _ => [owner].into_iter().filter(|to| *to != rank).collect(),
+    match plan.options().operation.is_all_reduce() {
+        true => owners(plan, rank).filter(|to| *to != rank).collect(),
+        false => [owner].into_iter().filter(|to| *to != rank).collect(),
     }
 }
 
 /// Whether words say that slots and own sums may be overwritten.
 fn acknowledges(plan: &Plan) -> bool {
-    plan.options().operation != Operation::GemmAllReduce
+    !plan.options().operation.is_all_reduce()
 }
 
 /// Posts that this rank has consumed the previous step, first to the rank that it sends to first.
@@ -166,16 +176,27 @@ fn multiply(rows: std::ops::Range<u32>, pivot: u32) -> Step {
     Step::Multiply { rows, pivot, awaits: Vec::new() }
 }
 
-/// The one product of all rows, if that is the strategy.
-fn multiply_all(plan: &Plan, rank: u32) -> Option<Step> {
-    let (problem, strategy) = (plan.problem(), plan.options().strategy);
-    let pivot = plan.peer_in_round(rank, 1);
-    (strategy == Strategy::Sequential).then(|| multiply(0..problem.m(), pivot))
+/// How all sums come about at once: the caller has them, or by one product, if that is the strategy.
+fn sums_of_all(plan: &Plan, rank: u32) -> Vec<Step> {
+    let options = plan.options();
+    if options.operation.is_alone() {
+        let all = owners(plan, rank).flat_map(|owner| plan.chunks().of_rank(owner));
+        return all.map(|chunk| Step::Move { chunk, to: rank }).collect();
+    }
+    let product = || multiply(0..plan.problem().m(), plan.peer_in_round(rank, 1));
+    (options.strategy == Strategy::Sequential).then(product).into_iter().collect()
+}
+
+/// What waits until the first lanes that push have sent the caller's sums, where those are sent.
+fn await_sent(plan: &Plan, pushes: u32) -> impl Iterator<Item = Step> + use<> {
+    let pushes = if plan.options().operation.is_alone() { pushes } else { 0 };
+    (0..pushes).map(|push| Step::Await { word: Word::Sent { push }, age: 0 })
 }
 
 /// What computes the sums of `owner`'s rows, and says which are complete.
 fn sums_of(plan: &Plan, rank: u32, owner: u32) -> Vec<Step> {
-    let (chunks, strategy) = (plan.chunks(), plan.options().strategy);
+    let (chunks, PlanOptions { operation, strategy, .. }) = (plan.chunks(), plan.options());
+    let strategy = if operation.is_alone() { Strategy::Sequential } else { strategy };
     let (rows, mut steps) = (plan.problem().shards().rows(owner), Vec::new());
     if strategy == Strategy::Pipelined && !rows.is_empty() {
         steps.push(multiply(rows, owner));
@@ -217,7 +238,7 @@ fn reduce(plan: &Plan, rank: u32) -> Vec<Step> {
 mod tests {
     use super::super::super::problem::Problem;
     use super::super::super::schedule::Schedule;
-    use super::super::super::whole::PlanOptions;
+    use super::super::super::way::Operation;
     use super::*;
 
     /// Of rank 1 of three.
@@ -319,6 +340,25 @@ mod tests {
         let expected =
             ["move 0 → 2", "move 1 → 2", "move 2 → 2", "move 0 → 0", "move 1 → 0", "move 2 → 0"];
         assert_eq!(sent, expected);
+    }
+
+    #[test]
+    fn without_a_product_own_sums_have_been_sent_before_any_are_added_up() {
+        let way = (Strategy::Sequential, Engine::CopyEngines { streams: 2 });
+        let schedule = schedule(Operation::AllReduce, way, [1, 0, 1], 1);
+        assert_eq!(
+            lane(&schedule, Lane::Compute),
+            "post consumed by 1 of e−1 → 1; post consumed by 1 of e−1 → 2; post consumed by 1 of e−1 → 0; \
+             await begun; move 1 → 1; move 0 → 1; post summed 1 → 1; post summed 0 → 1; \
+             await sent 0; await sent 1; \
+             await partial 0 from 0; await partial 0 from 2; reduce 0; \
+             await partial 1 from 0; await partial 1 from 2; reduce 1"
+        );
+        assert_eq!(
+            lane(&schedule, Lane::Push(1)),
+            "await begun; await summed 1; move 1 → 0; post partial 1 from 1 → 0; \
+             await summed 0; move 0 → 0; post partial 0 from 1 → 0; post sent 1 → 1"
+        );
     }
 
     #[test]

@@ -231,6 +231,15 @@ impl Kind {
         )
     }
 
+    /// The part of an operation with sums that adds them up.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
+    pub fn reduction(operation: Operation) -> Kind {
+        match operation {
+            Operation::GemmAllReduce => Kind::AllReduce,
+            _ => Kind::ReduceScatter,
+        }
+    }
+
     /// All of an operation.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
     pub fn whole(operation: Operation) -> Kind {

@@ -81,6 +81,8 @@ struct Table {
 pub(crate) struct Step {
     pub(crate) shape: Arc<StepShape>,
     pub(crate) buffer: u32,
+    /// Row 0 of what this rank sends: in its buffer, or of the caller's sums.
+    own_rows: CUdeviceptr,
     /// Streams push, and have to be joined: in a graph.
     joins: bool,
     /// Toggles say what is here, not signals.
@@ -101,10 +103,10 @@ pub(crate) enum Follower {
     },
 }
 
-/// What one rank brings: its rows, and their scales where the plan has row scales.
+/// What one rank brings: its rows, and their scales where the plan has row scales; in a reduction, sums of all rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OwnRows {
-    /// `None`: they are in their slot already.
+    /// `None`: they are in their slot already, or a product will write them there. Sums stay where they are.
     pub(crate) rows: Option<CUdeviceptr>,
     pub(crate) scales: CUdeviceptr,
 }
@@ -178,12 +180,16 @@ impl Gatherer {
         if self.options.poison {
             self.poison(stream)?;
         }
-        self.bring(stream, shape, buffer, own)?;
         let engine = self.plan.options().engine;
         let by_kernel = matches!(engine, Engine::Kernel { .. });
         let reduces = self.plan.options().operation.reduces();
+        if !reduces {
+            self.bring(stream, shape, buffer, own)?;
+        }
+        let own_rows = own.rows.filter(|_| reduces).unwrap_or_else(|| self.gathered(buffer).0);
         let (joins, toggled, tells_product) = (false, false, false);
-        let plain = Step { shape: Arc::clone(shape), buffer, joins, toggled, tells_product };
+        let shape_of_step = Arc::clone(shape);
+        let plain = Step { shape: shape_of_step, buffer, own_rows, joins, toggled, tells_product };
         if by_kernel && reduces {
             return Ok(plain);
         }
@@ -286,7 +292,8 @@ impl Gatherer {
     /// Enqueues a step of the schedule, if its lane is one of those that push.
     pub(crate) fn push(&mut self, step: &Step, lane: Lane, of: &plan::Step) -> Result<()> {
         let Lane::Push(push) = lane else { return Ok(()) };
-        let (device, part, now) = (&self.device, &self.part, (&*step.shape, step.buffer));
+        let now = (&*step.shape, step.buffer, step.own_rows);
+        let (device, part) = (&self.device, &self.part);
         self.copies.push(device, part, &self.course, now, (push, of), &mut self.marks)
     }
 
@@ -317,7 +324,7 @@ impl Gatherer {
         Err(Error::mismatch("the address of the shard", 0, "not 0", remedy))
     }
 
-    /// The start of the gathered rows of a step, and of their scales.
+    /// The start of the gathered rows of a step, and of their scales; in a reduction, of this rank's sums of products.
     pub(crate) fn gathered(&self, buffer: u32) -> (CUdeviceptr, CUdeviceptr) {
         let start = self.part.start();
         (start + self.part.layout.row(buffer, 0), start + self.part.layout.scale(buffer, 0))

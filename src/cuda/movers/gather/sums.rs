@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use cudarc::driver::sys::CUdeviceptr;
 
 use super::{Gatherer, Step};
 use crate::cuda::exchange::layout::TOGGLE_EPOCH_AT;
@@ -26,11 +25,6 @@ impl Gatherer {
         let remedy = "plan for the most rows that a rank gets in any step";
         let what = "the rows that one rank gets in this step";
         Error::check_range(what, most, 0..=self.plan.most_output_rows(), remedy)
-    }
-
-    /// Where this rank's sums of a step in `buffer` start.
-    pub(crate) fn own_sums(&self, buffer: u32) -> CUdeviceptr {
-        self.part.start() + self.part.layout.row(buffer, 0)
     }
 
     /// Lets `stream` wait for sums that other ranks send: of a chunk and a rank each.
@@ -51,7 +45,7 @@ impl Gatherer {
         runs(awaited, self.group.rank(), layout.slots_per_rank, slot_of)
     }
 
-    /// Begins a step behind the product of all its sums, by the kernel that also sends and signals chunks, each to a rank,
+    /// Begins a step behind the product of all its sums, if it has one, by the kernel that also sends and signals chunks, each to a rank,
     /// waits for others, each from a rank, and makes D of `total`.
     ///
     /// # Safety
@@ -68,12 +62,14 @@ impl Gatherer {
         let begin = self.beginning(shape, step.buffer, blocks);
         let (runs, awaited) = (self.runs_of(step, sent, signalled), self.slots_of(step, awaited));
         let exchange = og_exchange {
-            own: self.own_sums(step.buffer) as *const _,
+            own: step.own_rows as *const _,
             row_bytes: long(layout.pitch),
             runs: runs.as_ptr(),
             awaited: awaited.as_ptr(),
             run_count: count(&runs),
             awaited_count: count(&awaited),
+            follows_product: (!shape.computes.is_empty()).into(),
+            reserved: 0,
             total: total.map_or(std::ptr::null(), std::ptr::from_ref),
         };
         let words = self.words(is_capturing(stream)?);
@@ -129,7 +125,7 @@ impl Gatherer {
         let first = step.shape.plan.output_rows(rank).start;
         let local = u64::from(rows.start - first) * layout.pitch;
         let epoch_at = if step.toggled { TOGGLE_EPOCH_AT } else { EPOCH_AT };
-        let own = part.start() + layout.row(step.buffer, rows.start) + column;
+        let own = step.own_rows + u64::from(rows.start) * layout.pitch + column;
         let slots = part.start() + layout.slots_start(step.buffer) + local + column;
         og_reduction {
             own: own as *const _,

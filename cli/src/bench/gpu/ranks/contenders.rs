@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use overlap_gemm::cuda::nccl::{Communicator, Parts};
 use overlap_gemm::cuda::{
-    AllGather, AllGatherGemm, GatherOptions, GemmOptions, GemmReduce, RawOperands, Shard,
+    AllGather, AllGatherGemm, GatherOptions, GemmOptions, GemmReduce, RawOperands, Reduce, Shard,
 };
 use overlap_gemm::group::Group;
 use overlap_gemm::plan::{Operation, Plan, Problem, Reduction, Scaling, Strategy};
@@ -341,6 +341,39 @@ impl<const ALL: bool> Step for Reduced<'_, ALL> {
         // SAFETY: A and B are as large as the problem says, a total as the rows that this rank gets; they live until the stream is through,
         // and the total overlaps nothing.
         unsafe { self.layer.enqueue(&gpu.stream, rows, &[total]) }
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.layer.check()
+    }
+}
+
+/// This crate's reduce-scatter, or all-reduce (`ALL`), of what lies in D.
+pub struct ReducedAlone<'a, const ALL: bool> {
+    summing: Summing<'a>,
+    layer: Reduce<ALL, false>,
+}
+
+impl<'a, const ALL: bool> ReducedAlone<'a, ALL> {
+    /// Plans it.
+    pub fn plan(summing: Summing<'a>, options: &GatherOptions) -> Result<Planned<'a>> {
+        let Place { gpu, group, problem, .. } = summing.place;
+        let (rows, columns, sum) = (problem.shards().to_rows(), problem.n(), Reduction::default());
+        let plan = Reduce::<ALL, false>::plan;
+        let layer = plan(group, &gpu.device, &rows, columns, PARTIALS, options, sum)?;
+        let what = layer.explain().trim_end().replace('\n', "; ");
+        let kind = Kind::reduction(summing.operation);
+        Ok(Planned::new(kind, what, ReducedAlone { summing, layer }))
+    }
+}
+
+impl<const ALL: bool> Step for ReducedAlone<'_, ALL> {
+    fn enqueue(&mut self, set: usize) -> Result<()> {
+        let Place { gpu, inputs, .. } = self.summing.place;
+        let (sums, d) = (inputs.sets[set].d.address, self.summing.totals[set].address);
+        // SAFETY: D has all ranks' rows, a total has room for those that this rank gets, and lies elsewhere; both live until the
+        // stream is through.
+        unsafe { self.layer.enqueue(&gpu.stream, None, sums, d) }
     }
 
     fn check(&mut self) -> Result<()> {

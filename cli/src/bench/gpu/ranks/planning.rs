@@ -18,7 +18,8 @@ use super::super::own::operands;
 use super::super::timing::estimate_ms;
 use super::Bench;
 use super::contenders::{
-    GatherAlone, Gathered, Place, Planned, Reduced, Summing, gather_by_nccl, reduce_by_nccl,
+    GatherAlone, Gathered, Place, Planned, Reduced, ReducedAlone, Summing, gather_by_nccl,
+    reduce_by_nccl,
 };
 
 impl Bench<'_> {
@@ -32,6 +33,13 @@ impl Bench<'_> {
         // SAFETY: as large as the problem says; they live until the stream is through.
         let enqueue = move |gemm: &Gemm, set| unsafe {
             gemm.enqueue_raw(&gpu.stream, &operands(inputs, set))
+        };
+        // The partials that a reduction alone finds in D are this crate's products, which all others that write D overwrite by the
+        // same, up to rounding.
+        let partials = || {
+            let gemm = own()?;
+            (0..totals.len()).try_for_each(|set| enqueue(&gemm, set))?;
+            gpu.synchronize()
         };
         let gathered = |strategy, gather: &GatherOptions| {
             let layer = Gathered::plan(place, strategy, gather, &gemm)?;
@@ -74,18 +82,19 @@ impl Bench<'_> {
                     let step = move |set| gather_by_nccl(&place, &nccl, set);
                     return Ok(Planned::new(Kind::AllGather, what, step));
                 }
-                // The partials are this crate's products, which all others that write D overwrite by the same, up to rounding.
-                let gemm = own()?;
-                (0..totals.len()).try_for_each(|set| enqueue(&gemm, set))?;
-                gpu.synchronize()?;
-                let kind = match operation {
-                    Operation::GemmAllReduce => Kind::AllReduce,
-                    _ => Kind::ReduceScatter,
-                };
+                partials()?;
                 let step = move |set| reduce_by_nccl(&case, &nccl, set);
-                Planned { adder: Adder::Nccl, ..Planned::new(kind, what, step) }
+                let planned = Planned::new(Kind::reduction(operation), what, step);
+                Planned { adder: Adder::Nccl, ..planned }
             }
             Contender::Gather => GatherAlone::plan(place, &gather)?,
+            Contender::Reduce => {
+                partials()?;
+                match operation {
+                    Operation::GemmAllReduce => ReducedAlone::<true>::plan(case, &gather)?,
+                    _ => ReducedAlone::<false>::plan(case, &gather)?,
+                }
+            }
             Contender::NcclOwn => {
                 let by_nccl = GatherOptions::default().with_engine(Engine::Nccl);
                 gathered(Some(Strategy::Sequential), &by_nccl)?

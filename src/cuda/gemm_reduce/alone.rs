@@ -1,0 +1,167 @@
+//! Reduce-scatter and all-reduce between GPUs: every rank has sums of all rows, and gets the totals of its own rows, or of all.
+//!
+//! What belongs here: the reductions for their own sake, and what their calls refuse. With the product that computes the sums they
+//! are [`GemmReduce`](super::GemmReduce). Invariant: sums are read where the caller has them, and never copied on their own GPU; a
+//! step that has ended reads them no more.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::Reduce;
+use super::steps::Call;
+use crate::cuda::movers::gather::Gatherer;
+use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::product::operands::RawOperands;
+use crate::cuda::sys::device::Device;
+use crate::element::ElementType::{self, Bf16};
+use crate::error::{Error, Result};
+use crate::group::Group;
+use crate::plan::{Problem, Reduction, check_aligned};
+
+/// One rank's reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls.
+///
+/// Sums are added in the order of the ranks, in `f32`: the result does not depend on what arrives first. A kernel sends few of
+/// them, waits and adds up; copy engines, which take no SM, send many, and a kernel adds up when all have arrived
+/// ([`GatherOptions::engine`] asks for either).
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use overlap_gemm::ElementType;
+/// use overlap_gemm::cuda::{Device, GatherOptions, ReduceScatter};
+/// use overlap_gemm::group::{Group, GroupOptions};
+/// use overlap_gemm::plan::Reduction;
+///
+/// let group = Arc::new(Group::from_env(&GroupOptions::default())?);
+/// let device = Device::open(group.rank() as usize)?;
+/// let stream = device.new_stream()?;
+/// let rows = vec![256; group.ranks() as usize];
+/// let (columns, options, sum) = (8192, GatherOptions::default(), Reduction::default());
+/// let d = ElementType::Bf16;
+/// let mut reduce = ReduceScatter::plan(&group, &device, &rows, columns, d, &options, sum)?;
+///
+/// # let sums = 0;
+/// // ... a kernel on `stream` writes this rank's sums of all rows to `sums`, packed, in bf16 ...
+/// let own = sums + u64::from(group.rank()) * 256 * u64::from(columns) * 2;
+/// // SAFETY: the sums are as long as planned, and the totals take the place of those of this rank's rows.
+/// unsafe { reduce.enqueue(&stream, None, sums, own)? };
+/// reduce.synchronize(&stream)?;
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+pub type ReduceScatter = Reduce<false, false>;
+
+/// One rank's all-reduce, planned once and enqueued many times: a [`ReduceScatter`] of which every rank gets all rows.
+///
+/// The results of all ranks are equal bit for bit. Each rank sends its sums to all others, in one shot, so this is for few rows.
+pub type AllReduce = Reduce<true, false>;
+
+impl<const ALL: bool> Reduce<ALL, false> {
+    /// Plans the operation: all ranks call it, with the same. Returns when all have.
+    ///
+    /// Rank r gets `rows[r]` rows of `columns` elements in a reduce-scatter: the most of any step. Sums have the type that
+    /// `reduction` says, totals are stored as `d`: bf16, f16 or f32. Rows of both are multiples of 16 bytes.
+    pub fn plan(
+        group: &Arc<Group>,
+        device: &Device,
+        rows: &[u32],
+        columns: u32,
+        d: ElementType,
+        options: &GatherOptions,
+        reduction: Reduction,
+    ) -> Result<Self> {
+        crate::cuda::sys::ffi::kernels_built()?;
+        // Nothing is multiplied: any K will do.
+        let m = rows.iter().map(|rows| u64::from(*rows)).sum();
+        let problem = Problem::builder(m, columns.into(), 16).shards(rows).elements(Bf16, Bf16, d);
+        let problem = problem.build().map_err(|error| Gatherer::refuse(group, options, error))?;
+        Self::join(group, device, std::slice::from_ref(&problem), None, options, None, reduction)
+    }
+
+    /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them at `d`.
+    /// `rows`: those of every rank in this step, the same on all (default: as planned).
+    ///
+    /// At `sums` are this rank's sums of all rows, packed, in any memory of its device. Totals are packed, too, and may take the
+    /// place of the sums of the same rows, if they have their type: `d` is then `sums`, or where this rank's own rows start.
+    /// A step that fails ends all the same, with D undefined: [`Reduce::check`] says so.
+    ///
+    /// In a graph: as [`AllGatherGemm::enqueue`](crate::cuda::AllGatherGemm::enqueue).
+    ///
+    /// # Safety
+    /// Both are this device's memory, as long as the rows of the step say, and are left alone until the step has ended, in the
+    /// order of `stream` (in a graph: while it may be launched). This value outlives every graph that has a step of it, and such
+    /// graphs are launched on the stream of its other steps.
+    pub unsafe fn enqueue(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        rows: Option<&[u32]>,
+        sums: CUdeviceptr,
+        d: CUdeviceptr,
+    ) -> Result<()> {
+        self.gatherer.check_owned(rows)?;
+        let shape = self.gatherer.shape(rows)?;
+        let (m, own) =
+            (shape.plan.problem().m(), shape.plan.output_rows(self.gatherer.group.rank()));
+        let problem = &self.sums[0].problem;
+        let (sum, total) = (self.reduction.partials.element(), problem.elements().d);
+        let bytes = |rows: u32, of: ElementType| {
+            u64::from(rows) * u64::from(problem.n()) * u64::from(of.size())
+        };
+        let in_place = (sum == total).then(|| sums.saturating_add(bytes(own.start, sum)));
+        let lengths = [bytes(m, sum), bytes(own.len() as u32, total)];
+        check_addresses([sums, d], lengths, in_place)?;
+        let product = RawOperands::of_gathered(0, d);
+        let call = Call { product, totals: (!own.is_empty()).then_some(product) };
+        // SAFETY: the caller's promise.
+        unsafe { self.step(stream, &shape, Some(sums), &[call]) }
+    }
+}
+
+/// An error unless a step can read sums and store totals there: that many bytes of each, which do not overlap, or the totals are
+/// `in_place`.
+fn check_addresses(
+    [sums, d]: [CUdeviceptr; 2],
+    [sums_len, d_len]: [u64; 2],
+    in_place: Option<CUdeviceptr>,
+) -> Result<()> {
+    for (what, address, len) in
+        [("the address of the sums", sums, sums_len), ("the address of D", d, d_len)]
+    {
+        if address == 0 && len > 0 {
+            return Err(Error::mismatch(what, 0, "not 0", "give the address of device memory"));
+        }
+        check_aligned(what, address, "start it at a multiple of 16 bytes")?;
+    }
+    let apart = d.saturating_add(d_len) <= sums || sums.saturating_add(sums_len) <= d;
+    if apart || d_len == 0 || in_place == Some(d) {
+        return Ok(());
+    }
+    let expected = match in_place {
+        Some(own) => format!("{own:#x}, or outside of the sums"),
+        None => "outside of the sums, whose type is another".into(),
+    };
+    let remedy = "store totals elsewhere, or in the place of the sums of the same rows";
+    Err(Error::mismatch("the address of D", format!("{d:#x}"), expected, remedy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_lie_apart_from_sums_or_in_the_place_of_their_own() {
+        // Four rows of 64 bytes, of which this rank gets the third.
+        let check = |d, in_place| check_addresses([4096, d], [256, 64], in_place);
+        for d in [4096 - 64, 4096 + 128, 4096 + 256] {
+            assert_eq!(check(d, Some(4096 + 128)), Ok(()), "{d}");
+        }
+        for (d, in_place) in [(4096, Some(4096 + 128)), (4096 - 16, None), (4096 + 128, None)] {
+            let text = check(d, in_place).unwrap_err().to_string();
+            assert!(text.starts_with(&format!("the address of D is {d:#x}")), "{text}");
+        }
+        assert_eq!(check_addresses([4096, 0], [256, 0], None), Ok(()));
+        let text = check(0, None).unwrap_err().to_string();
+        assert!(text.starts_with("the address of D is 0"), "{text}");
+        assert!(check(5000, None).is_err());
+    }
+}
