@@ -7,16 +7,17 @@ use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::Result as Predicted;
-use overlap_gemm::plan::{Engine, Operation, Problem, Strategy};
-use overlap_gemm::predict::{Machine, Setup, estimate};
+use overlap_gemm::plan::{Engine, Operation, Partials, Problem, Strategy};
+use overlap_gemm::predict::{Machine, Setup, estimate, ranked, ways_of_sums};
 use overlap_gemm::tune::{Anything, Asked, Tuning};
 use serde::Serialize;
 
 use crate::exit::Failure;
+use crate::on_threads::bytes_sent;
 use crate::output::OutputArgs;
-use crate::problem_args::KindArgs;
+use crate::problem_args::{KindArgs, What};
 
-/// Predict the time of all-gather + GEMM by number of ranks and link, without a GPU
+/// Predict the time of all-gather + GEMM, or of a reduction, by number of ranks and link, without a GPU
 ///
 /// The model is of NVIDIA H200s, with the link of --link; docs/predicting.md lists its errors.
 #[derive(clap::Args)]
@@ -30,12 +31,16 @@ pub struct Args {
     #[arg(long)]
     n: u64,
 
-    /// Columns of A, the summed dimension
+    /// Columns of A, the summed dimension; in a reduction, each rank's slice of it
     #[arg(long)]
     k: u64,
 
     #[command(flatten)]
     kinds: KindArgs,
+
+    /// Operation
+    #[arg(long, value_enum, default_value_t = What::AllGatherGemm)]
+    operation: What,
 
     /// Numbers of ranks
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [2, 4, 8])]
@@ -66,17 +71,20 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   overlap-gemm predict --m 4096 --n 3584 --k 8192
+  overlap-gemm predict --m 1024 --n 8192 --k 3584 --operation gemm-reduce-scatter
   overlap-gemm predict --m 8192 --n 28672 --k 8192 --split-n --ranks 2,4,8,16,72 --link 750
   overlap-gemm predict --m 4096 --n 3584 --k 8192 --a e4m3 --scaling rows --link 190";
 
 /// Predicts, and shows it.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let machine = args.machine();
+    let (machine, operation) = (args.machine(), args.operation.into());
     let output = args.output.open()?;
     let problems: Vec<Problem> =
         args.ranks.iter().map(|&ranks| args.problem(ranks)).collect::<Result<_, _>>()?;
-    let cases =
-        problems.iter().map(|problem| Case::of(&machine, problem)).collect::<Predicted<_>>()?;
+    let cases = problems
+        .iter()
+        .map(|problem| Case::of(&machine, problem, operation))
+        .collect::<Predicted<_>>()?;
     let shown = Shown { machine, cases };
     output.write(&shown, |stdout| write!(stdout, "{shown}"))
 }
@@ -106,7 +114,10 @@ impl Args {
             false => n,
         };
         let problem = self.kinds.builder(m, n, k).ranks(ranks).build()?;
-        problem.check_tma_gathered()?;
+        match Operation::from(self.operation).reduces() {
+            true => problem.check_tma()?,
+            false => problem.check_tma_gathered()?,
+        }
         Ok(problem)
     }
 }
@@ -126,7 +137,7 @@ struct Case {
     m: u32,
     n: u32,
     k: u32,
-    /// Bytes that each rank receives.
+    /// Bytes that each rank receives: rows, or sums.
     received_bytes: u64,
     predictions: Vec<Prediction>,
 }
@@ -152,19 +163,30 @@ struct Prediction {
 
 impl Case {
     /// Predicts every strategy as the rules plan it, and the library's choice.
-    fn of(machine: &Machine, problem: &Problem) -> Predicted<Case> {
+    fn of(machine: &Machine, problem: &Problem, operation: Operation) -> Predicted<Case> {
         let mut setups = vec![Setup::gemm(machine, problem)?];
-        for strategy in Strategy::ALL {
-            setups.push(Setup::usual(machine, problem, strategy)?);
-        }
-        let sequential = Setup::usual(machine, problem, Strategy::Sequential)?;
-        setups.push(sequential.with_engine(Engine::Nccl, problem));
+        let auto = if operation.reduces() {
+            for way in ways_of_sums(problem, 1) {
+                setups.push(Setup::of_sums(machine, problem, operation, way, Partials::Bf16)?);
+            }
+            fastest(machine, problem, &setups[1..])
+        } else {
+            for strategy in Strategy::ALL {
+                setups.push(Setup::usual(machine, problem, strategy)?);
+            }
+            let sequential = Setup::usual(machine, problem, Strategy::Sequential)?;
+            setups.push(sequential.with_engine(Engine::Nccl, problem));
+            auto(machine, problem)
+        };
         let by_rules = setups.len();
-        setups.extend(auto(machine, problem));
+        setups.extend(auto.filter(|_| problem.ranks() > 1));
         let predictions = setups.iter().enumerate();
         let predictions = predictions
             .map(|(nth, setup)| Prediction::new(machine, problem, setup, nth >= by_rules));
-        let received = problem.row_bytes(&(0..problem.m() - problem.shards().rows(0).end));
+        let received = match operation.reduces() {
+            true => bytes_sent(problem, operation),
+            false => problem.row_bytes(&(0..problem.m() - problem.shards().rows(0).end)),
+        };
         Ok(Case {
             problem: problem.to_string(),
             ranks: problem.ranks(),
@@ -177,11 +199,16 @@ impl Case {
     }
 }
 
-/// The library's choice by its model alone, which knows the SMs and assumes an H200's link. One rank has no choice.
+/// The library's choice by its model alone, which knows the SMs and assumes an H200's link.
 fn auto(machine: &Machine, problem: &Problem) -> Option<Setup> {
     let asked = Asked { gpu: "NVIDIA H200", sms: machine.sms, problem };
-    let several = problem.ranks() > 1;
-    several.then(|| Tuning::none().look_up(&asked, &Anything)).flatten()?.setup()
+    Tuning::none().look_up(&asked, &Anything)?.setup()
+}
+
+/// The same of a reduction.
+fn fastest(machine: &Machine, problem: &Problem, setups: &[Setup]) -> Option<Setup> {
+    let machine = Machine::h200().with_sms(machine.sms);
+    ranked(&machine, problem, setups.to_vec()).into_iter().next().map(|(setup, _)| setup)
 }
 
 impl Prediction {
@@ -212,6 +239,7 @@ impl Prediction {
         match self.engine {
             _ if self.auto => "auto",
             Engine::Nccl => "NCCL first",
+            Engine::EXCHANGING => "by kernel",
             _ => &self.strategy,
         }
     }
@@ -227,7 +255,7 @@ impl fmt::Display for Shown {
         writeln!(f, "; µs a step in a steady loop\n")?;
         let problems = self.cases.iter().map(|case| case.problem.chars().count());
         let width = problems.max().unwrap_or(0);
-        // All cases have the same predictions; one of a single rank lacks the last.
+        // One of a single rank has no choice, one of many no kernel that sends all sums.
         let longest = self.cases.iter().max_by_key(|case| case.predictions.len());
         let headings = longest.iter().flat_map(|case| &case.predictions).map(Prediction::heading);
         write!(f, "{:width$} {:>11}", "", "MB to each")?;
@@ -235,14 +263,17 @@ impl fmt::Display for Shown {
         writeln!(f)?;
         for case in &self.cases {
             write!(f, "{:width$} {:>11.1}", case.problem, case.received_bytes as f64 / 1e6)?;
-            for it in &case.predictions {
-                write!(f, " {:>10.1}", it.total_us)?;
+            for heading in headings.clone() {
+                match case.predictions.iter().find(|it| it.heading() == heading) {
+                    Some(it) => write!(f, " {:>10.1}", it.total_us)?,
+                    None => write!(f, " {:>10}", "")?,
+                }
             }
             writeln!(f)?;
         }
         writeln!(
             f,
-            "\nplain: the GEMM alone, with A already gathered; auto: the library's choice by these predictions"
+            "\nplain: the GEMM alone, its inputs already there; auto: the library's choice by these predictions"
         )
     }
 }

@@ -11,8 +11,8 @@ use std::path::Path;
 
 use binary::{command, outcome, refused, run};
 use overlap_gemm::kernels::Kernel;
-use overlap_gemm::plan::{Engine, Operation, Problem, Strategy, Way};
-use overlap_gemm::predict::{Machine, Setup, estimate};
+use overlap_gemm::plan::{Engine, Operation, Partials, Problem, Strategy, Way};
+use overlap_gemm::predict::{Machine, Setup, estimate, ways_of_sums};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -44,6 +44,16 @@ const OF_STRATEGIES: [&str; 3] = [
 /// one, which no prediction includes.
 const OF_THE_REST: [&str; 2] =
     ["2026-11-23-h200x2-held-out-fourth.json", "2026-11-23-h200x2-held-out-fifth.json"];
+
+/// Reductions between two GPUs. The kernel that sends sums is newer than the first file, and than those of H100s, whose graphs
+/// of copies took too long.
+const REDUCTIONS: [&str; 3] = [
+    "2026-11-26-h200x2-all-reduce.json",
+    "2026-11-26-h200x2-few-sums.txt",
+    "2026-11-26-h200x2-adding-product.txt",
+];
+const REDUCTIONS_OF_H100: [&str; 2] =
+    ["2026-11-25-h100x2-reduce-scatter.json", "2026-11-25-h100x2-few-sums.json"];
 
 /// The predicted contenders. The files lack the plan of `own` and `nccl-cublaslt`: the library's choice is predicted.
 const WHO: [&str; 6] = ["own", "fused", "auto", "pipelined", "sequential", "nccl-cublaslt"];
@@ -171,6 +181,174 @@ fn errors(results: &[&str]) -> Vec<Errors> {
     errors.into_iter().filter(|of| !of.all.is_empty()).collect()
 }
 
+/// A reduction that was measured.
+struct Reduced {
+    operation: Operation,
+    problem: Problem,
+    graph: bool,
+    way: Way,
+    /// Kernel, swizzle and slices, where the file says them.
+    multiplying: Option<[String; 3]>,
+    us: f64,
+}
+
+/// The way of a contender; `None`: it is none of this library's, or left the way open.
+fn way_of(problem: &Problem, who: &str, by_kernel: bool) -> Option<Way> {
+    let nth = match (who, by_kernel) {
+        ("pipelined", _) => 0,
+        ("sequential", false) => 1,
+        ("sequential", true) => 2,
+        _ => return None,
+    };
+    Some(ways_of_sums(problem, 1)[nth])
+}
+
+/// The reductions in a file of results.
+fn reductions(name: &str) -> Vec<Reduced> {
+    let text = fs::read_to_string(root().join("benches/results").join(name)).unwrap();
+    if name.ends_with(".txt") { reductions_of_text(&text) } else { reductions_of_json(&text) }
+}
+
+/// Tables, in which `sequential` is by a kernel; the library chooses how to multiply.
+fn reductions_of_text(text: &str) -> Vec<Reduced> {
+    let (mut operation, mut problem, mut found) = (None, None, Vec::new());
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if line.contains(" × NVIDIA H200") {
+            operation = Some(match line.contains("all-reduce") {
+                true => Operation::GemmAllReduce,
+                false => Operation::GemmReduceScatter,
+            });
+        }
+        if let [sizes, "bf16"] = words[..] {
+            let sizes: Vec<u64> = sizes.split('×').map(|size| size.parse().unwrap()).collect();
+            problem = Problem::builder(sizes[0], sizes[1], sizes[2]).ranks(2).build().ok();
+        }
+        let (Some(problem), [who, launch, us, ..]) = (&problem, &words[..]) else { continue };
+        let Some(way) = way_of(problem, who, true) else { continue };
+        let (graph, us) = (*launch == "graph", us.parse().unwrap());
+        let (operation, problem) = (operation.unwrap(), problem.clone());
+        found.push(Reduced { operation, problem, graph, way, multiplying: None, us });
+    }
+    found
+}
+
+fn reductions_of_json(text: &str) -> Vec<Reduced> {
+    let document: Value = serde_json::from_str(text).unwrap();
+    let each = |value: &Value, name: &str| value[name].as_array().unwrap().clone();
+    let mut found = Vec::new();
+    for run in each(&document, "runs") {
+        let operation: Operation = serde_json::from_value(run["operation"].clone()).unwrap();
+        for case in each(&run, "cases") {
+            let problem: Problem = serde_json::from_value(case["problem"].clone()).unwrap();
+            for row in each(&case, "rows") {
+                // `pipelined: …, moved by …; PROBLEM: KERNEL, 132 SMs, swizzle 8, K in 1 slices`
+                let (who, what) = (row["who"].as_str().unwrap(), row["what"].as_str().unwrap());
+                let by_kernel = what.contains("moved by a kernel");
+                let Some(way) = way_of(&problem, who, by_kernel) else { continue };
+                let rounds: Vec<f64> = serde_json::from_value(row["rounds_us"].clone()).unwrap();
+                let product: Vec<&str> = what.rsplit_once(": ").unwrap().1.split(", ").collect();
+                let number =
+                    |nth: usize| product[nth].split(' ').find(|word| word.parse::<u32>().is_ok());
+                let multiplying = [product[0], number(2).unwrap(), number(3).unwrap()];
+                found.push(Reduced {
+                    operation,
+                    problem: problem.clone(),
+                    graph: row["graph"] == true,
+                    way,
+                    multiplying: Some(multiplying.map(str::to_owned)),
+                    us: quantile(&rounds, 0.5),
+                });
+            }
+        }
+    }
+    found
+}
+
+impl Reduced {
+    fn predicted(&self) -> f64 {
+        let Reduced { operation, problem, way, .. } = self;
+        let machine = Machine::h200();
+        let setup = Setup::of_sums(&machine, problem, *operation, *way, Partials::Bf16);
+        let mut setup = setup.unwrap();
+        if let Some([kernel, swizzle, splits]) = &self.multiplying {
+            setup.kernel = Kernel::from_name(kernel).unwrap();
+            (setup.swizzle, setup.splits) = (swizzle.parse().unwrap(), splits.parse().unwrap());
+        }
+        let plan = setup.plan(problem).unwrap();
+        estimate(&machine, &plan, &setup).unwrap().total.as_secs_f64() * 1e6
+    }
+
+    fn is_by_kernel(&self) -> bool {
+        self.way.engine == Engine::EXCHANGING
+    }
+}
+
+/// The reductions on H200s, by the kernel that there is now.
+fn reduced_now() -> Vec<Reduced> {
+    let of = |name: &&str| {
+        let mut found = reductions(name);
+        found.retain(|of| !of.is_by_kernel() || name.ends_with(".txt"));
+        found
+    };
+    REDUCTIONS.iter().flat_map(of).collect()
+}
+
+/// The errors of each operation and way.
+fn errors_of_reductions() -> Vec<(&'static str, Errors)> {
+    let all = reduced_now();
+    let mut errors = Vec::new();
+    for (name, operation) in
+        [("reduce-scatter", Operation::GemmReduceScatter), ("all-reduce", Operation::GemmAllReduce)]
+    {
+        for (nth, who) in ["pipelined", "sequential", "by kernel"].into_iter().enumerate() {
+            let of = |of: &&Reduced| {
+                of.operation == operation && of.way == ways_of_sums(&of.problem, 1)[nth]
+            };
+            let error = |of: &Reduced| of.predicted() / of.us - 1.0;
+            let all: Vec<f64> = all.iter().filter(of).map(error).collect();
+            if !all.is_empty() {
+                errors.push((name, Errors { who, all }));
+            }
+        }
+    }
+    errors
+}
+
+#[test]
+fn predictions_of_reductions_are_near_what_was_measured() {
+    let errors = errors_of_reductions();
+    let times: Vec<_> = errors.iter().map(|(_, of)| of.all.len()).collect();
+    assert_eq!(times, [12, 12, 18, 10, 12]);
+    for (_, of) in errors {
+        of.check(0.04, 0.10);
+    }
+}
+
+#[test]
+fn the_way_that_is_predicted_to_be_the_fastest_was() {
+    let of_h100 = REDUCTIONS_OF_H100.iter().flat_map(|name| reductions(name));
+    let of_h100: Vec<_> = of_h100.filter(|of| !of.graph).collect();
+    for (all, problems) in [(reduced_now(), 24), (of_h100, 6)] {
+        let mut compared = 0;
+        for (nth, one) in all.iter().enumerate() {
+            let same = |of: &Reduced| {
+                (of.operation, &of.problem, of.graph) == (one.operation, &one.problem, one.graph)
+            };
+            let ways: Vec<_> = all.iter().filter(|of| same(of)).collect();
+            if all.iter().position(same) != Some(nth) || ways.len() == 1 {
+                continue;
+            }
+            let predicted = |of: &&&Reduced| of.predicted();
+            let chosen = ways.iter().min_by(|a, b| predicted(a).total_cmp(&predicted(b))).unwrap();
+            let least = ways.iter().map(|of| of.us).fold(f64::INFINITY, f64::min);
+            assert_eq!(chosen.us, least, "{} of {}", chosen.way, chosen.problem);
+            compared += 1;
+        }
+        assert_eq!(compared, problems);
+    }
+}
+
 #[test]
 fn predictions_are_near_what_was_measured() {
     let now = errors(&OF_TWO_NOW);
@@ -200,6 +378,14 @@ fn predictions_are_near_what_was_measured() {
     }
 }
 
+/// A row of the document's table.
+fn row(gpus: &str, of: &Errors) -> String {
+    let (who, times) = (of.who, of.all.len());
+    let [size, worst] = of.sizes().map(|size| 100.0 * size);
+    let median = 100.0 * quantile(&of.all, 0.5);
+    format!("| {gpus} | `{who}` | {times} | {size:.1} % | {worst:.1} % | {median:+.1} % |\n")
+}
+
 #[test]
 fn the_document_has_these_errors() {
     let mut table = String::new();
@@ -211,18 +397,16 @@ fn the_document_has_these_errors() {
         ("four", &OF_FOUR),
     ] {
         for of in errors(results) {
-            let times = of.all.len();
-            let [size, worst] = of.sizes().map(|size| 100.0 * size);
-            let median = 100.0 * quantile(&of.all, 0.5);
-            table += &format!(
-                "| {gpus} | `{}` | {times} | {size:.1} % | {worst:.1} % | {median:+.1} % |\n",
-                of.who
-            );
+            table += &row(gpus, &of);
         }
+    }
+    for (operation, of) in errors_of_reductions() {
+        table += &row(&format!("two, {operation}"), &of);
     }
     let document = fs::read_to_string(root().join("docs/predicting.md")).unwrap();
     assert!(document.contains(&table), "docs/predicting.md should have these rows:\n{table}");
-    for name in OF_TWO_NOW.iter().chain(&OF_TWO).chain(&problems).chain(&OF_FOUR) {
+    for name in OF_TWO_NOW.iter().chain(&OF_TWO).chain(&problems).chain(&OF_FOUR).chain(&REDUCTIONS)
+    {
         assert!(document.contains(name), "docs/predicting.md does not name {name}");
     }
 }
@@ -259,6 +443,29 @@ fn any_number_of_ranks_that_a_plan_takes_is_predicted() {
     assert_eq!(code, 0);
     for part in ["on 72 ranks", "fused", "sequential", "NCCL first", "auto", "380 GB/s"] {
         assert!(stdout.contains(part), "no '{part}' in\n{stdout}");
+    }
+}
+
+#[test]
+fn reductions_are_predicted_by_each_way_that_gpus_have() {
+    for operation in ["gemm-reduce-scatter", "gemm-all-reduce"] {
+        let json = predicted("1,2,72", &["--operation", operation]);
+        for case in json["cases"].as_array().unwrap() {
+            let all = case["predictions"].as_array().unwrap();
+            let (auto, all): (Vec<_>, Vec<_>) = all.iter().partition(|it| it["auto"] == true);
+            let names: Vec<_> = all.iter().map(|it| it["strategy"].as_str().unwrap()).collect();
+            // A kernel sends 32 chunks at most.
+            let ways = if case["ranks"] == 72 { 3 } else { 4 };
+            assert_eq!(names, ["plain", "pipelined", "sequential", "sequential"][..ways]);
+            let times = all[1..].iter().map(|it| number(it, "total_us"));
+            let least = times.fold(f64::INFINITY, f64::min);
+            assert!(least > number(all[0], "total_us"), "{case}");
+            assert_eq!(auto.len(), usize::from(case["ranks"] != 1), "{case}");
+            assert!(auto.iter().all(|it| number(it, "total_us") == least), "{case}");
+        }
+        let args = [&SMALL[..], &["2,72", "--operation", operation]].concat();
+        let (code, stdout, _) = run(&args);
+        assert!(code == 0 && stdout.contains("by kernel"), "{stdout}");
     }
 }
 

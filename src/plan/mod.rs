@@ -46,5 +46,5 @@ pub use tiles::{
     ClusterShape, MAX_CLUSTER_EXTENT, MAX_TILE_EXTENT, Tile, TileOrder, TileShape, Tiling,
 };
 pub use timeouts::Timeouts;
-pub use way::{Engine, MAX_BLOCKS, MAX_STREAMS, Operation, SMALL_SHARD, Strategy, Way};
+pub use way::{Engine, MAX_BLOCKS, MAX_PUSHED, MAX_STREAMS, Operation, SMALL_SHARD, Strategy, Way};
 pub use whole::{Plan, PlanOptions, RankPlan};

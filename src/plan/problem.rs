@@ -250,6 +250,14 @@ impl Problem {
         Ok(Problem { n, ldb, ldd: n, ..self.clone() })
     }
 
+    /// The product of all rows into sums of this type, some columns of a row of `columns`.
+    pub(crate) fn of_sums(&self, columns: u32, sums: ElementType) -> Result<Self> {
+        let ElementTypes { a, b, .. } = self.elements;
+        let elements = ElementTypes { a, b, d: sums };
+        elements.check()?;
+        Ok(Problem { elements, ldd: columns, ..self.clone() })
+    }
+
     /// Whether TMA can address the three matrices where the caller holds them: each row starts at a
     /// multiple of 16 bytes, and a row of D ends at one too.
     ///

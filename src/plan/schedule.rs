@@ -1,5 +1,4 @@
-//! The schedule: the steps of one rank in one step of an operation. The model, threads and GPUs carry it out; the cost model
-//! does so for all-gather + GEMM.
+//! The schedule: the steps of one rank in one step of an operation. The model, threads, GPUs and the cost model carry it out.
 //!
 //! What belongs here: the few kinds of steps, and the words between them. A [`Lane`] is the ordered list of one actor's
 //! steps: the caller's stream, a stream of copies, a kernel that pushes. Lanes run concurrently and synchronise through

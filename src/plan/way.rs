@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 pub const MAX_STREAMS: u32 = 8;
 /// The most blocks of a kernel that pushes.
 pub const MAX_BLOCKS: u32 = 128;
+/// The most pieces that a kernel pushes to one rank; in a reduction, the most chunks that it sends or awaits.
+pub const MAX_PUSHED: u32 = 32;
 /// The most bytes of a shard that a kernel pushes by default.
 pub const SMALL_SHARD: u64 = 4 << 20;
 
@@ -205,6 +207,9 @@ const MOST_COLUMNS_IN_PIECES: u32 = 4096;
 impl Engine {
     /// A kernel with as few blocks as fill the link: each occupies an SM while it pushes.
     pub const PUSHING: Engine = Engine::Kernel { blocks: 16 };
+
+    /// A kernel that sends sums and adds them up, which takes more blocks than filling the link.
+    pub const EXCHANGING: Engine = Engine::Kernel { blocks: 64 };
 
     /// An error if its number of streams or blocks is out of range.
     pub fn check(self) -> Result<()> {

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::TIMES;
 use super::setup::Setup;
 use super::transfers::are_alike;
 use crate::error::{Error, Result};
@@ -32,6 +33,8 @@ pub(super) fn to_compute(plan: &Plan, alike: bool) -> impl Iterator<Item = u32> 
     let turned = equal && shard.is_multiple_of(unit_rows);
     let (ranks, some) = match (options.strategy, alike) {
         _ if options.operation == Operation::Gemm => (1, 1),
+        // Each adds up the same chunks, but its own are complete last.
+        (_, true) if options.operation == Operation::GemmAllReduce => (problem.ranks(), ENOUGH),
         (Strategy::Fused, true) if !turned => (problem.ranks(), ENOUGH),
         (_, true) => (1, 1),
         (_, false) => (problem.ranks(), problem.ranks()),
@@ -71,7 +74,9 @@ fn check(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
         true => plan.chunks().most_per_rank(),
         false => plan.chunks().len(),
     };
-    let sent = u64::from(chunks) * u64::from(plan.problem().ranks() - 1);
+    let others = u64::from(plan.problem().ranks() - 1);
+    let to_all = if setup.operation == Operation::GemmAllReduce { others + 1 } else { 1 };
+    let sent = u64::from(chunks) * others * to_all;
     let remedy = "cut shards into fewer pieces, or give all ranks as many rows";
     at_most("the number of transfers to predict", sent, MOST_TRANSFERS, remedy)?;
 
@@ -80,7 +85,8 @@ fn check(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
         // Each column of units looks at every chunk once, besides those that two units touch.
         each = each.saturating_add(columns(plan).saturating_mul(plan.chunks().len().into()));
     }
-    let all = each.saturating_mul(setup.splits.into()).saturating_mul(ranks);
+    let times = if setup.operation.reduces() { u64::from(TIMES) + 1 } else { 1 };
+    let all = each.saturating_mul(setup.splits.into()).saturating_mul(ranks * times);
     let remedy = "predict a smaller problem, a kernel of larger tiles, or fewer slices or pieces";
     at_most("the number of units of work to predict", all, MOST_UNITS, remedy)
 }
@@ -102,7 +108,7 @@ fn units(plan: &Plan) -> u64 {
 
 fn is(plan: &Plan, strategy: Strategy) -> bool {
     let options = plan.options();
-    options.operation == Operation::AllGatherGemm && options.strategy == strategy
+    options.operation != Operation::Gemm && options.strategy == strategy
 }
 
 /// Units beside each other.

@@ -59,6 +59,13 @@ pub struct Machine {
     pub push_block_gbps: f64,
     /// A kernel that waits for rows, from their signals to what comes next, in µs.
     pub await_us: f64,
+    /// What a kernel that sends sums, waits for the others' and adds them up costs besides their bytes, in µs: what a step of
+    /// one row takes longer than its product.
+    pub exchange_us: f64,
+    /// What a kernel that adds up sums which have arrived costs besides their bytes, in µs.
+    pub adding_us: f64,
+    /// What one block of such a kernel reads and writes while it adds up, in GB/s.
+    pub adding_block_gbps: f64,
     /// How much longer a tile takes while the link is busy: its bytes take their part of memory and of the power limit.
     pub busy_slowdown: f64,
     /// How much of a time in which nothing is computed the next product gains: at the power limit a GPU that has
@@ -86,6 +93,8 @@ impl Machine {
     ///   `begin_push_us`, `push_us`, `await_us`, `busy_slowdown`, `nccl_us`, `nccl_small_us`: all results that
     ///   `docs/predicting.md` compares with predictions, together, twice: each time that the kernels' figures were fitted anew.
     ///   They started from figures of 115 tuned problems, and none moved by more than half at a time.
+    /// - `exchange_us`, `adding_block_gbps`: both reductions in `benches/results/2026-11-26-h200x2-few-sums.txt`.
+    /// - `adding_us`: both by copies, `2026-11-26-h200x2-all-reduce.json` and `2026-11-26-h200x2-adding-product.txt` there.
     /// - `push_block_gbps`: those 115 problems (version 1 of `src/tune/h200.json`, in the repository's history).
     /// - `several_share`: all-gathers alone between four H200, `benches/results/2026-11-22-h200x4-streams.json`.
     /// - `link_gbps`, `nccl_rank_us`, `nccl_share`: all-gathers alone between eight H200, 2 to
@@ -112,6 +121,9 @@ impl Machine {
             push_us: 1.8,
             push_block_gbps: 37.0,
             await_us: 2.6,
+            exchange_us: 10.0,
+            adding_us: 3.1,
+            adding_block_gbps: 44.0,
             busy_slowdown: 0.134,
             rest_gain: 0.2,
             rest_gain_most: 0.15,
@@ -151,6 +163,7 @@ impl Machine {
             ("NCCL's GB/s for little", self.nccl_small_gbps),
             ("the scale of products", self.product_scale),
             ("push_block_gbps", self.push_block_gbps),
+            ("adding_block_gbps", self.adding_block_gbps),
             ("several_share", self.several_share),
             ("the scale of fp8 products", self.product_scale_fp8),
         ];
@@ -169,6 +182,8 @@ impl Machine {
             ("begin_push_us", self.begin_push_us),
             ("push_us", self.push_us),
             ("await_us", self.await_us),
+            ("exchange_us", self.exchange_us),
+            ("adding_us", self.adding_us),
             ("busy_slowdown", self.busy_slowdown),
             ("rest_gain", self.rest_gain),
             ("nccl_us", self.nccl_us),
@@ -205,6 +220,17 @@ impl Machine {
         let unit = beside(computing, moving);
         let ahead = unit - beside(computing, (1.0 - work.ahead) * moving);
         ProductTimes { unit, ahead, joining: scale * work.joining }
+    }
+
+    /// What adding up takes: `bytes` of sums and outputs through memory.
+    pub(super) fn adding(&self, engine: Engine, bytes: f64) -> f64 {
+        let rate = match engine {
+            Engine::Kernel { blocks } => {
+                self.memory_gbps.min(self.adding_block_gbps * f64::from(blocks))
+            }
+            _ => self.memory_gbps,
+        };
+        bytes / (1e3 * rate)
     }
 
     /// Until a step's first rows are sent, in µs.

@@ -4,7 +4,7 @@
 //! transfer, as the [`Timeline`] that executors record, so that both can be drawn side by side.
 //!
 //! ```text
-//!  Problem ──► Setup ───────► Plan, Schedule ──┬──► transfers   arrival of the rows
+//!  Problem ──► Setup ───────► Plan, Schedule ──┬──► transfers   arrival of the rows, or sums
 //!  m n k       strategy, kernel                │       │
 //!  ranks       engine, pieces                  └──► step        tiles of each worker
 //!                                                      │
@@ -37,6 +37,7 @@
 
 mod limits;
 mod machine;
+mod senders;
 mod setup;
 mod step;
 mod transfers;
@@ -46,13 +47,14 @@ use std::time::Duration;
 use serde::Serialize;
 
 pub use machine::Machine;
-pub use setup::Setup;
+pub use setup::{Setup, ranked, ways_of_sums};
 
 use crate::error::{Error, Result};
 use crate::plan::{Engine, Operation, Plan};
 use crate::trace::{Timeline, TransferEvent};
+use senders::Sums;
 use step::{Outcome, Step, duration};
-use transfers::Gather;
+use transfers::Transfers;
 
 /// A step's time and its parts, on the rank that ends last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -62,7 +64,7 @@ pub struct Estimate {
     pub total: Duration,
     /// When the first tile could be computed.
     pub first_tile: Duration,
-    /// When the last rows arrived.
+    /// When the last rows, or sums, arrived.
     pub gathered: Duration,
     /// The mean time that a worker waited for rows after the first tile.
     pub waited: Duration,
@@ -79,17 +81,24 @@ pub struct Estimate {
 pub fn estimate(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<Estimate> {
     check(machine, plan, setup)?;
     limits::check_estimate(plan, setup)?;
-    let gather = Gather::new(machine, plan);
-    let step = Step { machine, plan, setup, gather: &gather };
-    let mut slowest: Option<(u32, Outcome)> = None;
-    for rank in limits::to_compute(plan, gather.alike()) {
+    let (transfers, idle) = settle(machine, plan, setup)?;
+    let step = Step { machine, plan, setup, transfers: &transfers, idle };
+    let mut slowest = (0, Outcome::default());
+    let mut ends = Vec::new();
+    for rank in limits::to_compute(plan, transfers.alike()) {
         let outcome = step.run(rank, None)?;
-        if slowest.is_none_or(|(_, before)| outcome.end > before.end) {
-            slowest = Some((rank, outcome));
+        ends.push(outcome.end);
+        if outcome.end > slowest.1.end {
+            slowest = (rank, outcome);
         }
     }
-    let (rank, outcome) = slowest.unwrap_or_default();
-    Ok(outcome.estimate(gathered(&gather, plan, rank)))
+    let (rank, mut outcome) = slowest;
+    if plan.options().operation == Operation::GemmAllReduce {
+        // All ranks do the same work in other orders. Who ends a step late receives more of the next one's sums in time, so
+        // that a step takes the mean.
+        outcome.end = mean(&ends);
+    }
+    Ok(outcome.estimate(last_arrival(&transfers, plan, rank)))
 }
 
 /// When every tile and every transfer of `ranks` would be in a step of `plan` under `setup`.
@@ -118,15 +127,15 @@ pub fn timeline(
         plan.problem().shards().check_rank(last)?;
     }
     limits::check_timeline(plan, setup, &ranks)?;
-    let gather = Gather::new(machine, plan);
-    let step = Step { machine, plan, setup, gather: &gather };
+    let (transfers, idle) = settle(machine, plan, setup)?;
+    let step = Step { machine, plan, setup, transfers: &transfers, idle };
     let mut timeline = Timeline::default();
     for rank in ranks {
         step.run(rank, Some(&mut timeline.tiles))?;
         if setup.operation == Operation::Gemm {
             continue;
         }
-        timeline.transfers.extend(gather.received(rank).into_iter().map(|sent| TransferEvent {
+        timeline.transfers.extend(transfers.received(rank).into_iter().map(|sent| TransferEvent {
             from: sent.from,
             to: sent.to,
             epoch: 0,
@@ -138,11 +147,42 @@ pub fn timeline(
     Ok(timeline)
 }
 
-fn gathered(gather: &Gather<'_>, plan: &Plan, rank: u32) -> f64 {
-    match plan.options().operation {
-        Operation::Gemm => 0.0,
-        _ => gather.ready(rank).into_iter().fold(0.0, f64::max),
+/// How often products are computed to know when a reduction's sums leave: each time what is left of an error is some tenth
+/// of it.
+const TIMES: u32 = 4;
+
+/// All transfers of a step, and the time behind the last product, in which nothing is multiplied. Sums travel behind the
+/// products that compute them, which the traffic slows in turn: each is computed until both agree. A gather waits for no
+/// product.
+fn settle<'a>(machine: &Machine, plan: &'a Plan, setup: &Setup) -> Result<(Transfers<'a>, f64)> {
+    let (mut transfers, mut idle) = (Transfers::new(machine, plan), 0.0);
+    if !plan.options().operation.reduces() {
+        return Ok((transfers, idle));
     }
+    let row_bytes = f64::from(plan.problem().n()) * f64::from(setup.kernel.elements.d.size());
+    for _ in 0..TIMES {
+        let step = Step { machine, plan, setup, transfers: &transfers, idle };
+        let ranks = limits::to_compute(plan, transfers.alike());
+        let outcomes = ranks.map(|rank| step.run(rank, None)).collect::<Result<Vec<Outcome>>>()?;
+        idle = mean(&outcomes.iter().map(|outcome| outcome.idle).collect::<Vec<_>>());
+        let complete: Vec<_> = outcomes.into_iter().map(|outcome| outcome.complete).collect();
+        transfers = Transfers::of_sums(machine, plan, &Sums { row_bytes, complete: &complete });
+    }
+    Ok((transfers, idle))
+}
+
+/// When the last rows, or sums, arrive on `rank`.
+fn last_arrival(transfers: &Transfers<'_>, plan: &Plan, rank: u32) -> f64 {
+    let at = match plan.options().operation {
+        Operation::Gemm => Vec::new(),
+        of if of.reduces() => transfers.sums_at(rank).into_values().collect(),
+        _ => transfers.ready(rank),
+    };
+    at.into_iter().fold(0.0, f64::max)
+}
+
+fn mean(all: &[f64]) -> f64 {
+    all.iter().sum::<f64>() / all.len().max(1) as f64
 }
 
 impl Outcome {
@@ -160,14 +200,6 @@ impl Outcome {
 }
 
 fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
-    let mut operations = [plan.options().operation, setup.operation].into_iter();
-    if let Some(operation) = operations.find(|operation| operation.reduces()) {
-        return Err(Error::Unsupported {
-            what: format!("predicting {operation}"),
-            why: "the cost model knows gathers and products".into(),
-            remedy: "predict an all-gather + GEMM, or a product",
-        });
-    }
     let made = setup.plan(plan.problem())?;
     if made.options() != plan.options() {
         let remedy = "make the plan with Setup::plan";

@@ -1,12 +1,15 @@
 //! How a step is carried out: operation, way and kernel.
 //!
-//! What belongs here: the value, and what the GPU executor takes where nothing is asked for. Invariant: a setup's
-//! kernel computes what its problem asks for.
+//! What belongs here: the value, what the GPU executor takes where nothing is asked for, and the order of setups by their
+//! predicted times. Invariant: a setup's kernel computes what its problem asks for; equal questions have equal answers.
 
 use super::machine::Machine;
+use super::{Estimate, estimate};
 use crate::error::{Error, Result};
 use crate::kernels::{Kernel, all_kernels, cheapest, choices, kind};
-use crate::plan::{Engine, Operation, Plan, PlanOptions, Problem, Strategy, Way};
+use crate::plan::{
+    Engine, MAX_PUSHED, Operation, Partials, Plan, PlanOptions, Problem, Strategy, Way,
+};
 
 /// Everything that a step's time depends on besides the problem and the machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,7 +18,7 @@ pub struct Setup {
     pub operation: Operation,
     /// How rows travel, and what they meet.
     pub way: Way,
-    /// What multiplies.
+    /// What multiplies; in a reduction it computes sums, in the type in which they travel.
     pub kernel: Kernel,
     /// Unit rows that sweep over the columns together.
     pub swizzle: u32,
@@ -44,29 +47,52 @@ impl Setup {
         problem: &Problem,
         strategy: Strategy,
     ) -> Result<Self> {
-        let part = strategy.part_of(problem)?;
-        let serves = |kernel: &Kernel| kernel.serves(problem.elements(), problem.b_layout(), true);
+        let engine = Engine::usual(problem);
+        let way = Way { strategy, engine, pieces: engine.usual_pieces(problem) };
+        Self::of_part(kernels, machine, problem, Operation::AllGatherGemm, way)
+    }
+
+    /// What it would choose for a reduction that is carried out this way, with sums that travel in that type.
+    pub fn of_sums(
+        machine: &Machine,
+        problem: &Problem,
+        operation: Operation,
+        way: Way,
+        partials: Partials,
+    ) -> Result<Self> {
+        let sums = problem.of_sums(problem.n(), partials.element())?;
+        Self::of_part(all_kernels(), machine, &sums, operation, way)
+    }
+
+    fn of_part(
+        kernels: &[Kernel],
+        machine: &Machine,
+        product: &Problem,
+        operation: Operation,
+        way: Way,
+    ) -> Result<Self> {
+        let part = way.strategy.part_of(product)?;
+        let (elements, layout) = (part.elements(), part.b_layout());
+        let serves = |kernel: &Kernel| kernel.serves(elements, layout, true);
         let choices = choices(kernels, &part, machine.sms, serves);
         let Some(choice) = cheapest(kernels, &part, &choices, machine.sms) else {
             return Err(Error::Unsupported {
-                what: format!(
-                    "the product {} on the GPU",
-                    kind(problem.elements(), problem.b_layout(), true)
-                ),
+                what: format!("the product {} on the GPU", kind(elements, layout, true)),
                 why: "no kernel computes it".into(),
                 remedy: "use bf16, f16 or e4m3 inputs with B as N×K",
             });
         };
-        let engine = Engine::usual(problem);
-        let pieces = engine.usual_pieces(problem);
-        Ok(Setup {
-            operation: Operation::AllGatherGemm,
-            way: Way { strategy, engine, pieces },
-            kernel: kernels[choice.kernel].clone(),
-            swizzle: choice.swizzle,
-            splits: choice.splits,
-            sms: None,
-        })
+        let (kernel, swizzle, splits) =
+            (kernels[choice.kernel].clone(), choice.swizzle, choice.splits);
+        Ok(Setup { operation, way, kernel, swizzle, splits, sms: None })
+    }
+
+    /// The product of all rows: of `problem`, or into sums.
+    pub(super) fn product_of(&self, problem: &Problem) -> Result<Problem> {
+        match self.operation.reduces() {
+            true => problem.of_sums(problem.n(), self.kernel.elements.d),
+            false => Ok(problem.clone()),
+        }
     }
 
     /// How `plan` is carried out by that kernel on `sms` SMs, with K cut into `splits` slices: for an operation on GPUs, of
@@ -98,6 +124,35 @@ impl Setup {
         let tiling = self.kernel.tiling(self.swizzle);
         Plan::new(problem, PlanOptions { operation, strategy, engine, pieces, tiling })
     }
+}
+
+/// The ways that GPUs have for a reduction; with more streams than one, copies to several peers would share the link.
+pub fn ways_of_sums(problem: &Problem, pieces: u32) -> Vec<Way> {
+    let copies = Engine::CopyEngines { streams: 1 };
+    let mut ways = vec![
+        Way { strategy: Strategy::Pipelined, engine: copies, pieces },
+        Way { strategy: Strategy::Sequential, engine: copies, pieces },
+    ];
+    if problem.ranks().saturating_mul(pieces) <= MAX_PUSHED {
+        ways.push(Way { strategy: Strategy::Sequential, engine: Engine::EXCHANGING, pieces });
+    }
+    ways
+}
+
+/// Those that can be predicted, each with its time; the fastest first, among equals the first.
+pub fn ranked(
+    machine: &Machine,
+    problem: &Problem,
+    setups: impl IntoIterator<Item = Setup>,
+) -> Vec<(Setup, Estimate)> {
+    let predicted = setups.into_iter().filter_map(|setup| {
+        let plan = setup.plan(problem).ok()?;
+        let estimate = estimate(machine, &plan, &setup).ok()?;
+        Some((setup, estimate))
+    });
+    let mut all: Vec<_> = predicted.collect();
+    all.sort_by_key(|(_, estimate)| estimate.total);
+    all
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@
 //! the units c, c + clusters, …; slices of one unit's K lie side by side. A unit waits for the last chunk that its rows
 //! touch. Invariant: times are µs from the end of the previous step; a worker computes one unit at a time.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
 use super::machine::{Machine, ProductTimes};
 use super::setup::Setup;
-use super::transfers::{Busy, Gather};
+use super::transfers::{Busy, Transfers};
 use crate::error::Result;
 use crate::kernels::{Work, clusters_beside, sms_beside_push};
 use crate::plan::{
@@ -21,7 +22,7 @@ use crate::trace::TileEvent;
 pub(super) type Record<'a> = Option<&'a mut Vec<TileEvent>>;
 
 /// The outcome of one rank.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
     /// The end of its last tile, and of what comes after.
     pub(super) end: f64,
@@ -35,6 +36,10 @@ pub(super) struct Outcome {
     pub(super) tail: f64,
     /// The time that the link's traffic cost all workers.
     pub(super) slowed: f64,
+    /// In a reduction: when this rank's sums of each chunk were complete;
+    pub(super) complete: Vec<f64>,
+    /// and the time from the last of them to the end.
+    pub(super) idle: f64,
 }
 
 /// One rank's step under a setup.
@@ -42,7 +47,9 @@ pub(super) struct Step<'a> {
     pub(super) machine: &'a Machine,
     pub(super) plan: &'a Plan,
     pub(super) setup: &'a Setup,
-    pub(super) gather: &'a Gather<'a>,
+    pub(super) transfers: &'a Transfers<'a>,
+    /// The time at the end of the step before in which nothing was multiplied.
+    pub(super) idle: f64,
 }
 
 /// A product of some of the rows.
@@ -63,38 +70,65 @@ struct Product {
 impl Step<'_> {
     /// What `rank` does by its schedule.
     pub(super) fn run(&self, rank: u32, mut record: Record<'_>) -> Result<Outcome> {
-        let ready = self.gather.ready(rank);
-        let m = self.plan.problem().m();
-        let (busy, whole) = (self.gather.busy(rank), self.plan.tile_order(rank)?);
-        let mut all = Outcome::default();
+        let ready = self.transfers.ready(rank);
+        let (m, options) = (self.plan.problem().m(), self.plan.options());
+        let is_kernel = matches!(options.engine, Engine::Kernel { .. });
+        let arrived = if options.operation.reduces() {
+            self.transfers.sums_at(rank)
+        } else {
+            BTreeMap::new()
+        };
+        let (busy, whole) = (self.transfers.busy(rank), self.plan.tile_order(rank)?);
+        let mut all = Outcome {
+            complete: vec![0.0; self.plan.chunks().len() as usize],
+            ..Outcome::default()
+        };
         let mut last: Option<Part> = None;
-        let (mut now, mut products) = (0.0f64, 0);
+        let (mut now, mut multiplied, mut products) = (0.0f64, 0.0, 0);
         let (mut there, mut awaited) = (0.0f64, false);
-        for step in self.plan.schedule(rank).lane(Lane::Compute) {
+        for (lane, step) in &self.plan.schedule(rank).steps {
             let (rows, awaits) = match step {
+                // A kernel behind the product adds up in its own lane.
+                Does::Await { word: Word::Partial { chunk, from }, .. } => {
+                    there = there.max(arrived.get(&(*chunk, *from)).copied().unwrap_or(0.0));
+                    awaited = true;
+                    continue;
+                }
+                Does::Reduce { chunk } => {
+                    let looking =
+                        if std::mem::take(&mut awaited) { self.machine.await_us } else { 0.0 };
+                    let fixed = if is_kernel { 0.0 } else { looking + self.machine.adding_us };
+                    now = now.max(there)
+                        + fixed
+                        + self.machine.adding(options.engine, self.added_bytes(*chunk));
+                    continue;
+                }
+                _ if *lane != Lane::Compute => continue,
+                Does::Post { word: Word::Summed { chunk }, .. } => {
+                    all.complete[*chunk as usize] = now;
+                    continue;
+                }
                 Does::Await { word: Word::Landed { chunk }, .. } => {
                     there = there.max(ready[*chunk as usize]);
                     awaited = true;
                     continue;
                 }
                 Does::Await { .. } | Does::Post { .. } | Does::Move { .. } => continue,
-                // Of a reduce-scatter, which `check` refuses.
-                Does::Reduce { .. } => continue,
                 Does::Multiply { rows, awaits, .. } => (rows, awaits),
             };
             let record = record.as_deref_mut();
             if !awaits.is_empty() {
                 return self.run_fused(rank, &ready, record);
             }
-            let looks = std::mem::take(&mut awaited) && self.plan.options().engine != Engine::Nccl;
+            let looks = std::mem::take(&mut awaited) && options.engine != Engine::Nccl;
             let looking = if looks { self.machine.await_us } else { 0.0 };
-            let start = now.max(there).max(self.gather.begun_at(rank)) + looking;
+            let start = now.max(there).max(self.transfers.begun_at(rank)) + looking;
             // Most shards are as large as the one before.
             let part = match last.take() {
                 Some(part) if part.problem.m() == rows.len() as u32 => part,
                 _ => self.part(rows.len() as u32)?,
             };
-            let rested = if products == 0 { start } else { 0.0 };
+            let rested = if products == 0 { start + self.idle } else { 0.0 };
             let sms = self.setup.sms.map_or(self.machine.sms, |sms| sms.min(self.machine.sms));
             let product = self.product(&part.problem, sms, part.order.sweeps(), busy, rested);
             // Of a part, all tiles need the last chunk; of the whole, each its own.
@@ -116,9 +150,11 @@ impl Step<'_> {
             all.slowed += outcome.slowed;
             (all.workers, all.tail) = (all.workers.max(outcome.workers), outcome.tail);
             now = outcome.end;
+            multiplied = now;
             products += 1;
         }
         all.end = now.max(there);
+        all.idle = all.end - multiplied;
         Ok(all)
     }
 
@@ -144,9 +180,9 @@ impl Step<'_> {
 
     fn run_fused(&self, rank: u32, ready: &[f64], record: Record<'_>) -> Result<Outcome> {
         let order = self.plan.tile_order(rank)?;
-        let own_at = self.gather.own_at();
-        let (problem, busy) = (self.plan.problem(), self.gather.busy(rank));
-        let (pushing, until) = self.gather.pushing(rank);
+        let own_at = self.transfers.own_at();
+        let (problem, busy) = (self.plan.problem(), self.transfers.busy(rank));
+        let (pushing, until) = self.transfers.pushing(rank);
         let Setup { kernel, splits, sms, .. } = self.setup;
         let all = self.machine.sms;
         let usual = || sms_beside_push(kernel, problem, *splits, all, pushing);
@@ -164,12 +200,20 @@ impl Step<'_> {
 
     /// The product of some rows alone, and the order of its tiles.
     fn part(&self, rows: u32) -> Result<Part> {
-        let problem = self.plan.problem();
+        let problem = self.setup.product_of(self.plan.problem())?;
         let problem = match rows == problem.m() {
-            true => problem.clone(),
+            true => problem,
             false => problem.of_largest_shard()?.truncated(rows)?,
         };
         Ok(Part { problem, order: self.order_of(rows)? })
+    }
+
+    /// What adding up a chunk reads and writes: all ranks' sums, and D.
+    fn added_bytes(&self, chunk: u32) -> f64 {
+        let problem = self.plan.problem();
+        let read = problem.ranks() * self.setup.kernel.elements.d.size();
+        let each = f64::from(read + problem.elements().d.size());
+        self.plan.chunks().rows(chunk).len() as f64 * f64::from(problem.n()) * each
     }
 
     /// The order of tiles of a product of this number of rows that waits for none of them.

@@ -7,7 +7,7 @@ use proptest::prelude::{TestCaseError, prop_assert, prop_assert_eq, proptest};
 
 use super::*;
 use crate::kernels::Kernel;
-use crate::plan::{MAX_STREAMS, Problem, Strategy, TileOrder, Way};
+use crate::plan::{MAX_STREAMS, Partials, Problem, Strategy, TileOrder, Way};
 
 fn problem(m: u64, ranks: u64) -> Problem {
     Problem::builder(m, 3584, 8192).ranks(ranks).build().unwrap()
@@ -62,21 +62,115 @@ fn a_product_of_whole_waves_takes_as_many_units() {
 }
 
 #[test]
-fn a_reduce_scatter_is_refused() {
+fn threads_are_refused() {
     let machine = Machine::h200();
     let problem = problem(4096, 4);
     let usual = Setup::usual(&machine, &problem, Strategy::Fused).unwrap();
-    let setup = Setup { operation: Operation::GemmReduceScatter, ..usual.clone() };
-    // Not even the plan can be made for an engine of a GPU.
-    assert!(matches!(setup.plan(&problem), Err(Error::Unsupported { .. })));
-    let way = Way { engine: Engine::Thread, ..setup.way };
-    let summed = Setup { way, ..setup }.plan(&problem).unwrap();
-    let of_plan = Setup::of_plan(&summed, &usual.kernel, 1, 132);
-    let gathered = usual.plan(&problem).unwrap();
-    for (plan, setup) in [(&summed, &of_plan), (&summed, &usual), (&gathered, &of_plan)] {
-        let text = estimate(&machine, plan, setup).unwrap_err().to_string();
-        assert!(text.starts_with("predicting GEMM + reduce-scatter"), "{text}");
-        assert!(timeline(&machine, plan, setup, 0..1).is_err());
+    for operation in [Operation::AllGatherGemm, Operation::GemmReduceScatter] {
+        let way = Way { engine: Engine::Thread, ..usual.way };
+        let setup = Setup { operation, way, ..usual.clone() };
+        let plan = setup.plan(&problem).unwrap();
+        let text = estimate(&machine, &plan, &setup).unwrap_err().to_string();
+        assert!(text.starts_with("predicting threads"), "{text}");
+        assert!(timeline(&machine, &plan, &setup, 0..1).is_err());
+    }
+}
+
+const REDUCTIONS: [Operation; 2] = [Operation::GemmReduceScatter, Operation::GemmAllReduce];
+
+fn of_sums(machine: &Machine, problem: &Problem, operation: Operation, nth: usize) -> Setup {
+    let way = ways_of_sums(problem, 1)[nth];
+    Setup::of_sums(machine, problem, operation, way, Partials::Bf16).unwrap()
+}
+
+/// µs of a reduction in the n-th way.
+fn reduced(machine: &Machine, problem: &Problem, operation: Operation, nth: usize) -> f64 {
+    let setup = of_sums(machine, problem, operation, nth);
+    let estimate = estimate(machine, &setup.plan(problem).unwrap(), &setup).unwrap();
+    estimate.total.as_secs_f64() * 1e6
+}
+
+#[test]
+fn a_reduction_by_a_kernel_is_a_product_what_travels_and_what_is_added() {
+    // No rest that a product gains from.
+    let machine = Machine { rest_gain: 0.0, ..Machine::h200() };
+    for ranks in [2, 4] {
+        let problem = problem(1024, ranks);
+        let plain = took(&machine, &problem, None).total.as_secs_f64() * 1e6;
+        let sums = 1024.0 * 3584.0 * 2.0;
+        let [scattered, of_all] =
+            REDUCTIONS.map(|operation| reduced(&machine, &problem, operation, 2) - plain);
+        let (ranks, adding) = (ranks as f64, 64.0 * machine.adding_block_gbps);
+        let sent = (ranks - 1.0) * sums / (1e3 * machine.link_gbps);
+        // Each reads all ranks' sums, and writes as much as one of them.
+        let added = (ranks + 1.0) * sums / (1e3 * adding);
+        assert!((of_all - machine.exchange_us - sent - added).abs() < 0.01, "{of_all}");
+        let share = (sent + added) / ranks;
+        assert!((scattered - machine.exchange_us - share).abs() < 0.01, "{scattered}");
+    }
+}
+
+#[test]
+fn sums_travel_behind_their_product_and_beside_the_next() {
+    let machine = Machine::h200();
+    for operation in REDUCTIONS {
+        let problem = problem(8192, 4);
+        let setup = of_sums(&machine, &problem, operation, 0);
+        let plan = setup.plan(&problem).unwrap();
+        let drawn = timeline(&machine, &plan, &setup, 0..4).unwrap();
+        let receivers = if operation == Operation::GemmAllReduce { 12 } else { 3 };
+        assert_eq!(drawn.transfers.len(), 4 * receivers);
+        for sent in &drawn.transfers {
+            // The products of a rank are those of ranks 1, 2, 3 and 0 beyond it.
+            let nth = (plan.chunks().rank_of(sent.chunk) + 4 - sent.from - 1) % 4;
+            let ends = |nth| {
+                let of =
+                    drawn.tiles.iter().filter(|tile| (tile.rank, tile.product) == (sent.from, nth));
+                of.map(|tile| tile.done).max().unwrap()
+            };
+            // To within what one more round of products and transfers would change.
+            let near = Duration::from_micros(1);
+            assert!(sent.begin + near >= ends(nth), "{sent:?}");
+            let is_first = nth == 0 && sent.to == (sent.from + 1) % 4;
+            assert!(!is_first || sent.signalled < ends(1), "{sent:?}");
+        }
+    }
+}
+
+#[test]
+fn a_reduction_is_never_free_and_a_worse_link_never_better() {
+    for (m, ranks) in [(64, 2), (512, 4), (4096, 8), (1000, 3)] {
+        let problem = problem(m, ranks);
+        for (operation, nth) in REDUCTIONS.into_iter().flat_map(|of| [0, 1, 2].map(|nth| (of, nth)))
+        {
+            let mut before = 0.0;
+            for link in [2000.0, 380.0, 100.0, 10.0] {
+                let us = reduced(&Machine::h200().with_link(link), &problem, operation, nth);
+                assert!(us > before, "{problem}, {operation}, {nth}, {link}: {us} {before}");
+                before = us;
+            }
+            let all_rows = reduced(&Machine::h200(), &problem, Operation::GemmAllReduce, nth);
+            assert!(all_rows >= reduced(&Machine::h200(), &problem, operation, nth));
+        }
+    }
+}
+
+#[test]
+fn ranks_of_a_reduction_may_differ() {
+    let machine = Machine::h200();
+    let took = |rows: &[u32], nth| {
+        let m = rows.iter().sum::<u32>().into();
+        let problem = Problem::builder(m, 3584, 8192).shards(rows).build().unwrap();
+        REDUCTIONS.map(|operation| reduced(&machine, &problem, operation, nth))
+    };
+    for nth in [0, 1, 2] {
+        // Who gets more rows receives and adds up more.
+        assert!(took(&[2048, 0], nth)[0] > took(&[1024, 1024], nth)[0], "{nth}");
+        // One row less makes no difference.
+        let (even, odd) = (took(&[512; 3], nth), took(&[512, 510, 511], nth));
+        for (even, odd) in even.into_iter().zip(odd) {
+            assert!((odd / even - 1.0).abs() < 0.02, "{nth}: {even} {odd}");
+        }
     }
 }
 

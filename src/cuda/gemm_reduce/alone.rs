@@ -18,7 +18,7 @@ use crate::cuda::sys::device::Device;
 use crate::element::ElementType::{self, Bf16};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Problem, Reduction, check_aligned};
+use crate::plan::{Problem, Reduction, Strategy, check_aligned};
 
 /// One rank's reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls.
 ///
@@ -75,7 +75,8 @@ impl<const ALL: bool> Reduce<ALL, false> {
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, columns.into(), 16).shards(rows).elements(Bf16, Bf16, d);
         let problem = problem.build().map_err(|error| Gatherer::refuse(group, options, error))?;
-        Self::join(group, device, std::slice::from_ref(&problem), None, options, None, reduction)
+        let problems = std::slice::from_ref(&problem);
+        Self::join(group, device, problems, Some(Strategy::Sequential), options, None, reduction)
     }
 
     /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them at `d`.

@@ -3,12 +3,13 @@
 //!
 //! What belongs here: the operations that users call; sending and waiting are `movers`'s, multiplying is `product`'s, adding up is
 //! a kernel's (`csrc/reduce.cu`). Here are the calls with a product, and what all have in common; beside are `alone` (without a
-//! product) and `steps` (what a call enqueues, step by step of the schedule).
+//! product), `choice` (the way) and `steps` (what a call enqueues, step by step of the schedule).
 //! Invariants: everything slow or refusable happens in [`GemmReduce::plan`]; a rank that cannot plan a product says so where
 //! all agree on the operation, so that none waits for it. A step enqueues, never waits, and can be captured into a graph.
 //! There is no silent fallback.
 
 pub(crate) mod alone;
+mod choice;
 mod steps;
 
 use std::sync::Arc;
@@ -16,10 +17,11 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
+use self::choice::Reduced;
 use self::steps::Call;
 use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::exchange::step_shape::StepShape;
-use crate::cuda::movers::engines::{self, choose_for_sums};
+use crate::cuda::movers::engines::ways_for_sums;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows};
 use crate::cuda::movers::options::GatherOptions;
@@ -67,6 +69,7 @@ pub struct Reduce<const ALL: bool, const GEMM: bool> {
     gatherer: Gatherer,
     sums: Vec<Sum>,
     reduction: Reduction,
+    why: String,
 }
 
 /// Sums of some columns, and what becomes of them.
@@ -82,8 +85,8 @@ struct Sum {
 }
 
 impl<const ALL: bool> Reduce<ALL, true> {
-    /// Plans the operation: all ranks call it, with the same. Returns when all have. Strategy `None`: by the number of rows,
-    /// as [`Reduce::explain`] says.
+    /// Plans the operation: all ranks call it, with the same. Returns when all have. Strategy `None`: the open way
+    /// that is predicted to be the fastest, as [`Reduce::explain`] says.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
@@ -175,21 +178,27 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let first = check_alike(problems).map_err(refuse)?;
         let columns = columns_of(problems).map_err(refuse)?;
         let (operation, partials) = (Self::OPERATION, reduction.partials);
-        let sent = engines::Sums { operation, columns, partials };
-        let way = choose_for_sums(options, first, strategy, None, sent).map_err(refuse)?.0;
+        let open = ways_for_sums(options, first, strategy, None).map_err(refuse)?;
+        let reduced = Reduced { operation, problems, columns, partials };
+        let (way, why) = match gemm {
+            Some(gemm) => reduced.choose(&open, device.info().sm_count, gemm),
+            None => reduced.choose_alone(&open),
+        };
+        let options = &options.clone().with_engine(way.engine).with_pieces(way.pieces);
         let sums = plan_sums(device, problems, way.strategy, gemm, (columns, partials));
         let tiling = |sums: &Vec<Sum>| {
             let product = sums[0].product.as_ref();
             product.map_or(PlanOptions::default().tiling, Product::tiling)
         };
         let tiling = sums.as_ref().map(tiling).map_err(Error::clone);
-        let kind = format!("{operation} {strategy:?} {problems:?} {gemm:?} {reduction:?}");
-        let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: Some(sent) };
+        let kind = format!("{operation} {strategy:?} {way:?} {problems:?} {gemm:?} {reduction:?}");
+        let (strategy, sent) = (Some(way.strategy), Some((columns, partials)));
+        let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: sent };
         let gatherer =
             Gatherer::join(group, device, first, &purpose, options, obstacle.as_deref())?;
         let (sums, way) = (sums?, gatherer.plan.way());
-        tracing::debug!(rank = group.rank(), problem = %first, %way, "planned {operation}");
-        Ok(Reduce { gatherer, sums, reduction })
+        tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned {operation}");
+        Ok(Reduce { gatherer, sums, reduction, why })
     }
 
     /// What was planned: chunks, transfers, the largest problem.
@@ -204,7 +213,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
 
     /// What was chosen, and why, in words.
     pub fn explain(&self) -> String {
-        let (Way { strategy, engine, .. }, why) = (self.way(), self.gatherer.why);
+        let (Way { strategy, engine, .. }, why) = (self.way(), &self.why);
         let (chunks, partials) = (self.planned().chunks().len(), self.reduction.partials.element());
         let product = |sum: &Sum| Some(sum.product.as_ref()?.explain(&sum.problem));
         format!("{strategy}: {why}\nsums: {chunks} chunks in {partials}, moved by {engine}\n")
@@ -287,7 +296,7 @@ fn plan_sums(
     let mut next = 0;
     let sum = |problem: &Problem| {
         problem.check_tma()?;
-        let part = strategy.part_of(&problem_of_sums(problem, columns, partials)?)?;
+        let part = strategy.part_of(&problem.of_sums(columns, partials.element())?)?;
         check_size(&part)?;
         let product = gemm.map(|_| Product::plan(device, &part, &plain)).transpose()?;
         let (problem, options) = (problem.clone(), options.clone());
@@ -296,20 +305,6 @@ fn plan_sums(
         Ok(Sum { problem, options, product, column })
     };
     problems.iter().map(sum).collect()
-}
-
-/// The product of all rows, into some columns of a row of sums.
-fn problem_of_sums(problem: &Problem, columns: u32, partials: Partials) -> Result<Problem> {
-    let elements = problem.elements();
-    Problem::builder(problem.m().into(), problem.n().into(), problem.k().into())
-        .shards(&problem.shards().to_rows())
-        .elements(elements.a, elements.b, partials.element())
-        .b_layout(problem.b_layout())
-        .lda(problem.lda().into())
-        .ldb(problem.ldb().into())
-        .ldd(columns.into())
-        .scaling(problem.scaling())
-        .build()
 }
 
 #[cfg(test)]
@@ -324,7 +319,7 @@ mod tests {
         let one = one.b_layout(BLayout::Kn).lda(72).ldb(56).ldd(52).build().unwrap();
         let other = Problem::builder(100, 16, 64).shards(&[40, 0, 60]).build().unwrap();
         assert_eq!(columns_of(&[one.clone(), other]), Ok(64));
-        let sums = problem_of_sums(&one, 64, Partials::Bf16).unwrap();
+        let sums = one.of_sums(64, Bf16).unwrap();
         assert_eq!((sums.n(), sums.ldd(), sums.elements().d), (48, 64, Bf16));
         assert_eq!((sums.lda(), sums.ldb(), sums.b_layout()), (72, 56, BLayout::Kn));
         assert_eq!(sums.shards(), one.shards());

@@ -6,7 +6,8 @@
 use super::options::GatherOptions;
 use crate::cuda::sys::ffi::MAX_PUSHED;
 use crate::error::{Error, Result};
-use crate::plan::{Engine, Operation, Partials, Problem, SMALL_SHARD, Strategy, Way};
+use crate::plan::{Engine, Problem, Strategy, Way};
+use crate::predict::ways_of_sums;
 
 /// The way of a gather, and why that strategy. `strategy`: what was asked for. `obstacle`: why ranks have no memory in
 /// common.
@@ -50,36 +51,13 @@ pub(crate) fn choose(
     Ok((way, why))
 }
 
-/// What a reduction sends.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sums {
-    pub(crate) operation: Operation,
-    /// Of all products together.
-    pub(crate) columns: u32,
-    pub(crate) partials: Partials,
-}
-
-impl Sums {
-    /// Whether a kernel sends them sooner than copy engines do while the next sums are computed. In an all-reduce that holds
-    /// for more of them, as copies then travel behind the last product, too: on two H200 with 8 MiB for the other rank a
-    /// kernel took 79 µs, copies 97; with 16 MiB 150 and 148 (benches/results/2026-11-26-h200x2-few-sums.txt, and
-    /// benches/results/2026-11-26-h200x2-all-reduce.json).
-    fn are_few(self, problem: &Problem) -> bool {
-        let rows = self.operation.most_output_rows(problem);
-        let bytes =
-            u64::from(rows) * u64::from(self.columns) * u64::from(self.partials.element().size());
-        bytes <= if self.operation.is_all_reduce() { 12 << 20 } else { SMALL_SHARD }
-    }
-}
-
-/// The way of a reduction, and why that strategy.
-pub(crate) fn choose_for_sums(
+/// The ways of a reduction that are left open, at least one. `strategy`: what was asked for.
+pub(crate) fn ways_for_sums(
     options: &GatherOptions,
     problem: &Problem,
     strategy: Option<Strategy>,
     obstacle: Option<&str>,
-    sums: Sums,
-) -> Result<(Way, &'static str)> {
+) -> Result<Vec<Way>> {
     if let Some(why) = obstacle {
         return Err(Error::Unsupported {
             what: "sending sums between GPUs that do not reach each other's memory".into(),
@@ -89,49 +67,31 @@ pub(crate) fn choose_for_sums(
     }
     // A piece costs a copy engine some microseconds.
     let pieces = options.pieces.unwrap_or(1);
-    // One run and one wait for each chunk at most.
-    let runs = problem.ranks().saturating_mul(pieces);
-    let are_few = sums.are_few(problem) && runs <= MAX_PUSHED;
-    let open = matches!(strategy, None | Some(Strategy::Sequential));
-    let engine = match options.engine {
-        Some(asked) => asked,
-        // It adds up, too: that takes more blocks than filling the link.
-        None if are_few && open => Engine::Kernel { blocks: 64 },
-        None => Engine::CopyEngines { streams: 1 },
-    };
-    if engine == Engine::Thread {
+    let is_kernel = |engine| matches!(engine, Engine::Kernel { .. });
+    if options.engine == Some(Engine::Thread) {
         return Err(by_threads());
     }
-    if matches!(engine, Engine::Kernel { .. }) {
+    if options.engine.is_some_and(is_kernel) {
+        // One run and one wait for each chunk at most.
+        let runs = problem.ranks().saturating_mul(pieces);
         let remedy = "send as many pieces by copy engines";
         Error::check_range("ranks × pieces a shard", runs, 1..=MAX_PUSHED, remedy)?;
     }
-    let (strategy, why) = match (strategy, engine) {
-        (Some(asked), _) => (asked, "asked for"),
-        (None, Engine::Kernel { .. }) => {
-            (Strategy::Sequential, "a kernel sends few sums sooner than copy engines can begin")
-        }
-        (None, _) if sums.operation.is_alone() => {
-            (Strategy::Sequential, "copy engines take no SM while many sums travel")
-        }
-        (None, _) => usual_for_sums(problem),
-    };
-    let way = Way { strategy, engine, pieces };
-    way.check().map(|()| (way, why))
-}
-
-/// The strategy of a reduction by copy engines where none is asked for, and why.
-fn usual_for_sums(problem: &Problem) -> (Strategy, &'static str) {
-    /// Each product reads all of B. One of fewer rows takes longer than its share of the whole: with 128 rows a rank, pipelined
-    /// took 67 µs, sequential 58; with 256 both took 78 (benches/results/2026-11-25-h100x2-reduce-scatter.json).
-    const FEWEST: u32 = 256;
-    if problem.shards().most_rows() < FEWEST {
-        return (
-            Strategy::Sequential,
-            "a product for each rank's few rows would read B every time",
-        );
+    let mut ways = ways_of_sums(problem, pieces);
+    if let Some(engine) = options.engine {
+        ways.retain(|way| is_kernel(way.engine) == is_kernel(engine));
+        ways.iter_mut().for_each(|way| way.engine = engine);
     }
-    (Strategy::Pipelined, "one rank's sums travel while the next rank's are computed")
+    if let Some(strategy) = strategy {
+        ways.retain(|way| way.strategy == strategy);
+        if ways.is_empty() {
+            // Refused by the plan, which says why.
+            let engine = options.engine.unwrap_or(Engine::CopyEngines { streams: 1 });
+            ways.push(Way { strategy, engine, pieces });
+        }
+    }
+    ways.iter().try_for_each(|way| way.check())?;
+    Ok(ways)
 }
 
 fn by_threads() -> Error {
@@ -200,46 +160,40 @@ mod tests {
     }
 
     #[test]
-    fn few_sums_are_sent_by_a_kernel_and_many_while_others_are_computed() {
-        let sums = |operation| Sums { operation, columns: 8192, partials: Partials::Bf16 };
-        let chosen = |options: &GatherOptions, m, strategy, operation| {
-            let problem = Problem::builder(m, 8192, 3584).ranks(4).build().unwrap();
-            match choose_for_sums(options, &problem, strategy, None, sums(operation)) {
-                Ok((way, _)) => way.to_string(),
+    fn what_was_asked_for_of_a_reduction_is_not_replaced() {
+        let open_ways = |options: &GatherOptions, strategy| {
+            let problem = Problem::builder(1024, 8192, 3584).ranks(4).build().unwrap();
+            match ways_for_sums(options, &problem, strategy, None) {
+                Ok(ways) => ways.iter().map(Way::to_string).collect::<Vec<_>>().join("; "),
                 Err(error) => error.to_string(),
             }
         };
-        let (open, scatter) = (GatherOptions::default(), Operation::GemmReduceScatter);
-        let by_kernel = "sequential, a kernel of 64 blocks, 1 piece";
-        assert_eq!(chosen(&open, 1024, None, scatter), by_kernel);
         let pipelined = "pipelined, copy engines on one stream, 1 piece";
-        assert_eq!(chosen(&open, 2048, None, scatter), pipelined);
-        // All rows go to every rank.
-        assert_eq!(chosen(&open, 768, None, Operation::GemmAllReduce), by_kernel);
-        assert_eq!(chosen(&open, 1024, None, Operation::GemmAllReduce), pipelined);
-        // Without a product there is nothing to pipeline.
         let sequential = "sequential, copy engines on one stream, 1 piece";
-        assert_eq!(chosen(&open, 1024, None, Operation::ReduceScatter), by_kernel);
-        assert_eq!(chosen(&open, 1024, None, Operation::AllReduce), sequential);
-        let asked = Some(Strategy::Pipelined);
-        assert_eq!(chosen(&open, 64, asked, scatter), pipelined);
-        let copies = open.clone().with_engine(Engine::CopyEngines { streams: 1 });
-        assert_eq!(chosen(&copies, 64, None, scatter), sequential);
+        let by_kernel = "sequential, a kernel of 64 blocks, 1 piece";
+        let open = GatherOptions::default();
+        assert_eq!(open_ways(&open, None), format!("{pipelined}; {sequential}; {by_kernel}"));
+        assert_eq!(open_ways(&open, Some(Strategy::Pipelined)), pipelined);
+        let fused = "fused, copy engines on one stream, 1 piece";
+        assert_eq!(open_ways(&open, FUSED), fused);
+        let two = open.clone().with_engine(Engine::CopyEngines { streams: 2 });
+        let of_two = format!("{pipelined}; {sequential}").replace("one stream", "2 streams");
+        assert_eq!(open_ways(&two, None), of_two);
+        let few = open.clone().with_engine(Engine::PUSHING);
+        assert_eq!(open_ways(&few, None), "sequential, a kernel of 16 blocks, 1 piece");
         let many = open.clone().with_pieces(9);
-        assert!(chosen(&many, 64, None, scatter).contains("copy engines"));
-        let text = chosen(&many.with_engine(Engine::PUSHING), 64, None, scatter);
+        assert!(!open_ways(&many, None).contains("kernel"));
+        let text = open_ways(&many.with_engine(Engine::PUSHING), None);
         assert!(text.starts_with("ranks × pieces a shard is 36"), "{text}");
-        let text = chosen(&open.with_engine(Engine::Thread), 64, None, scatter);
+        let text = open_ways(&open.with_engine(Engine::Thread), None);
         assert!(text.starts_with("moving rows between GPUs by threads"), "{text}");
     }
 
     #[test]
     fn sums_need_memory_that_all_ranks_reach() {
         let problem = Problem::builder(64, 64, 64).ranks(2).build().unwrap();
-        let (operation, partials) = (Operation::GemmAllReduce, Partials::Bf16);
-        let sums = Sums { operation, columns: 64, partials };
         let apart = Some("rank 0 is on a, rank 1 on b");
-        let refused = choose_for_sums(&GatherOptions::default(), &problem, None, apart, sums);
+        let refused = ways_for_sums(&GatherOptions::default(), &problem, None, apart);
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("rank 0 is on a") && text.contains("NVLink"), "{text}");
     }

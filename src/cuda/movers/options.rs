@@ -18,7 +18,7 @@ use crate::plan::{Engine, Timeouts};
 #[non_exhaustive]
 pub struct GatherOptions {
     /// What moves the rows (default: by the size of a shard, and NCCL where some GPU cannot reach another's memory).
-    /// Sums are moved by a kernel, or by copy engines where there are many.
+    /// Sums: what is predicted to be the fastest.
     pub engine: Option<Engine>,
     /// Chunks a shard (default: by its size and the columns of the first product; of sums, one).
     pub pieces: Option<u32>,

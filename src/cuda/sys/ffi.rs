@@ -32,8 +32,9 @@ pub const MAX_EXTENT: u32 = bindings::OG_MAX_EXTENT;
 /// The most slices that K can be cut into.
 pub const MAX_SPLITS: u32 = bindings::OG_MAX_SPLITS;
 
-// Two limits have two homes, because plans know them without this feature.
+// Three limits have two homes, because plans know them without this feature.
 const _: () = assert!(MAX_RANKS == bindings::OG_MAX_RANKS);
+const _: () = assert!(crate::plan::MAX_PUSHED == MAX_PUSHED);
 const _: () = assert!(TMA_ALIGNMENT == bindings::OG_ALIGNMENT_BYTES as u64);
 
 /// How the input of a product arrives.

@@ -18,7 +18,7 @@ use crate::cuda::exchange::symmetric::SymmetricMemory;
 use crate::cuda::movers::by_nccl::ByNccl;
 use crate::cuda::movers::copy_engines::CopyEngines;
 use crate::cuda::movers::course::Course;
-use crate::cuda::movers::engines::{Sums, choose, choose_for_sums};
+use crate::cuda::movers::engines::{choose, ways_for_sums};
 use crate::cuda::movers::nccl::{Communicator, Nccl};
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::sys::Driver;
@@ -27,7 +27,7 @@ use crate::cuda::sys::host_words::HostWords;
 use crate::cuda::sys::stream_ops::untimed_event;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Engine, Operation, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
+use crate::plan::{Engine, Operation, Partials, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
 
 /// What a gather is for.
 pub(crate) struct Purpose<'a> {
@@ -38,8 +38,8 @@ pub(crate) struct Purpose<'a> {
     pub(crate) operation: Operation,
     /// In which order gathering and multiplying go (`None`: by the engine).
     pub(crate) strategy: Option<Strategy>,
-    /// What a reduction sends.
-    pub(crate) sums: Option<Sums>,
+    /// What a reduction sends: the columns of all products together, and their type.
+    pub(crate) sums: Option<(u32, Partials)>,
 }
 
 impl Gatherer {
@@ -57,7 +57,7 @@ impl Gatherer {
         let planned = settle(group, problem, purpose, options, obstacle)?;
         let engine = planned.plan.options().engine;
         let layout = match purpose.sums {
-            Some(sums) => Layout::of_sums(&planned.plan, (sums.columns, sums.partials))?,
+            Some(sums) => Layout::of_sums(&planned.plan, sums)?,
             None => Layout::new(problem, planned.plan.chunks().most_per_rank(), engine)?,
         };
         let tell = |error: &Error| {
@@ -181,7 +181,8 @@ fn plan(
     }
     problem.check_tma()?;
     let (way, why) = match purpose.sums {
-        Some(sums) => choose_for_sums(options, problem, purpose.strategy, obstacle, sums)?,
+        // The operation has settled the way.
+        Some(_) => (ways_for_sums(options, problem, purpose.strategy, obstacle)?[0], "asked for"),
         None => choose(options, problem, purpose.strategy, obstacle)?,
     };
     let Way { strategy, engine, pieces } = way;

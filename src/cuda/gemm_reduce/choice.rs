@@ -1,0 +1,170 @@
+//! The way of a reduction, where some of it was left open: what is predicted to be the fastest; without a product, a rule.
+//!
+//! What belongs here: the question to `predict`, with the kernels of this binary, and the answer in words. Pure: no device.
+//! Invariant: equal questions have equal answers on every rank; what was asked for is among the open ways.
+
+use crate::cuda::product::choice::choose as choose_kernel;
+use crate::cuda::product::options::GemmOptions;
+use crate::cuda::sys::build_info::kernels;
+use crate::kernels::Kernel;
+use crate::plan::{Engine, Operation, Partials, Problem, SMALL_SHARD, Way};
+use crate::predict::{Machine, Setup, ranked};
+
+/// What is reduced, as all ranks plan it.
+#[derive(Clone, Copy)]
+pub(super) struct Reduced<'a> {
+    pub(super) operation: Operation,
+    pub(super) problems: &'a [Problem],
+    /// Of all products together.
+    pub(super) columns: u32,
+    pub(super) partials: Partials,
+}
+
+impl Reduced<'_> {
+    /// One of the `open` ways of a reduction of products, on GPUs of `sms` SMs, and why that one.
+    pub(super) fn choose(&self, open: &[Way], sms: u32, gemm: &GemmOptions) -> (Way, String) {
+        self.choose_of(kernels().unwrap_or_default(), open, sms, gemm)
+    }
+
+    fn choose_of(
+        &self,
+        kernels: &[Kernel],
+        open: &[Way],
+        sms: u32,
+        gemm: &GemmOptions,
+    ) -> (Way, String) {
+        if let [way] = open {
+            return (*way, "asked for".into());
+        }
+        // To what travels, products of one A are one with all of their columns.
+        let first = &self.problems[0];
+        let whole = match self.problems {
+            [_] => Ok(first.clone()),
+            _ => first.with_n(self.columns.into()),
+        };
+        let all = whole.map(|whole| {
+            let setups = open.iter().filter_map(|way| self.setup(kernels, &whole, *way, sms, gemm));
+            ranked(&Machine::h200().with_sms(sms), &whole, setups)
+        });
+        let times = all.iter().flatten().map(|(setup, estimate)| (setup.way, estimate.total));
+        let times: Vec<_> = times.map(|(way, total)| (way, total.as_secs_f64() * 1e6)).collect();
+        let Some(((way, us), others)) = times.split_first() else {
+            return (open[0], "no prediction holds for it, and sums travel during products".into());
+        };
+        let others = others.iter().map(|(way, us)| format!("; {way}: {us:.1}"));
+        (*way, format!("predicted to take {us:.1} µs") + &others.collect::<String>())
+    }
+
+    /// One of the `open` ways of a reduction without a product: a kernel sends few sums sooner than copy engines can begin. Limits
+    /// are those of reductions of products, where more sums are sent while others are computed.
+    pub(super) fn choose_alone(&self, open: &[Way]) -> (Way, String) {
+        let row = u64::from(self.columns) * u64::from(self.partials.element().size());
+        let bytes = u64::from(self.operation.most_output_rows(&self.problems[0])) * row;
+        let are_few = bytes <= if self.operation.is_all_reduce() { 12 << 20 } else { SMALL_SHARD };
+        let why = match are_few {
+            true => "a kernel sends few sums sooner than copy engines can begin",
+            false => "copy engines take no SM while many sums travel",
+        };
+        let fits = |way: &&Way| matches!(way.engine, Engine::Kernel { .. }) == are_few;
+        match open.iter().find(fits) {
+            Some(way) if open.len() > 1 => (*way, why.into()),
+            _ => (open[0], "asked for".into()),
+        }
+    }
+
+    /// How it is carried out that way; `None`: no kernel computes it.
+    fn setup(
+        &self,
+        kernels: &[Kernel],
+        whole: &Problem,
+        way: Way,
+        sms: u32,
+        gemm: &GemmOptions,
+    ) -> Option<Setup> {
+        let sums = whole.of_sums(whole.n(), self.partials.element()).ok()?;
+        let part = way.strategy.part_of(&sums).ok()?;
+        let choice = choose_kernel(kernels, &part, gemm, sms).ok()?;
+        Some(Setup {
+            operation: self.operation,
+            way,
+            kernel: kernels[choice.kernel].clone(),
+            swizzle: choice.swizzle,
+            splits: choice.splits,
+            sms: gemm.sm_limit,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::all_kernels;
+    use crate::plan::Strategy;
+    use crate::predict::ways_of_sums;
+
+    fn ways() -> Vec<Way> {
+        ways_of_sums(&Problem::builder(64, 64, 64).ranks(2).build().unwrap(), 1)
+    }
+
+    fn chosen(operation: Operation, m: u64, open: &[Way], kernels: &[Kernel]) -> (String, String) {
+        let problem = Problem::builder(m, 8192, 3584).ranks(2).build().unwrap();
+        let (columns, partials) = (8192, Partials::Bf16);
+        let reduced = Reduced { operation, problems: &[problem], columns, partials };
+        let (way, why) = match operation.is_alone() {
+            true => reduced.choose_alone(open),
+            false => reduced.choose_of(kernels, open, 132, &GemmOptions::default()),
+        };
+        (way.to_string(), why)
+    }
+
+    #[test]
+    fn the_way_that_was_measured_to_be_the_fastest_is_chosen() {
+        let (all, kernels) = (ways(), all_kernels());
+        let (pipelined, by_kernel) = (all[0].to_string(), all[2].to_string());
+        // benches/results/2026-11-26-h200x2-few-sums.txt and the two files of both reductions by copies.
+        for (operation, m, expected) in [
+            (Operation::GemmReduceScatter, 64, &by_kernel),
+            (Operation::GemmReduceScatter, 512, &by_kernel),
+            (Operation::GemmReduceScatter, 1024, &pipelined),
+            (Operation::GemmAllReduce, 512, &by_kernel),
+            (Operation::GemmAllReduce, 1024, &pipelined),
+            (Operation::GemmAllReduce, 8192, &pipelined),
+        ] {
+            let (way, why) = chosen(operation, m, &all, kernels);
+            assert_eq!(way, *expected, "{operation}, {m} rows: {why}");
+            assert!(
+                why.starts_with("predicted to take ") && why.matches(';').count() == 2,
+                "{why}"
+            );
+        }
+    }
+
+    #[test]
+    fn few_sums_without_a_product_are_sent_by_a_kernel() {
+        let (all, alone) = (ways(), &ways()[1..]);
+        for (operation, m, expected) in [
+            (Operation::ReduceScatter, 512, &all[2]),
+            (Operation::ReduceScatter, 1024, &all[1]),
+            (Operation::AllReduce, 768, &all[2]),
+            (Operation::AllReduce, 1024, &all[1]),
+        ] {
+            let (way, why) = chosen(operation, m, alone, &[]);
+            assert_eq!(way, expected.to_string(), "{operation}, {m} rows: {why}");
+        }
+        let (way, why) = chosen(Operation::AllReduce, 64, &alone[..1], &[]);
+        assert_eq!((way, why.as_str()), (all[1].to_string(), "asked for"));
+    }
+
+    #[test]
+    fn one_open_way_needs_no_prediction() {
+        let all = ways();
+        let sequential = [all[1]];
+        assert_eq!(sequential[0].strategy, Strategy::Sequential);
+        let (way, why) = chosen(Operation::GemmReduceScatter, 8192, &sequential, all_kernels());
+        assert_eq!((way, why.as_str()), (sequential[0].to_string(), "asked for"));
+        // Planning the product says that there is no kernel.
+        let (way, why) = chosen(Operation::GemmReduceScatter, 64, &all, &[]);
+        assert_eq!(way, all[0].to_string());
+        assert!(why.starts_with("no prediction holds"), "{why}");
+    }
+}
