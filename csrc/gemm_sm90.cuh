@@ -84,28 +84,22 @@ struct GemmSm90 {
     template <class T>
     static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(T));
 
-    // Shared memory: CUTLASS's barriers; buffers of the epilogue; the stages of the main loop, as many as fit; the epilogue's
-    // vectors, and what a block notes about its waiting. More buffers in what the stages leave.
+    // Shared memory: CUTLASS's barriers; at least two buffers of the epilogue; the stages of the main loop, as many as fit;
+    // the epilogue's vectors, and what a block notes about its waiting. More buffers in what the stages leave.
     template <int kBuffers>
     using EpilogueOf =
         StoreForCutlass<TileStore<ElementD, Tile, kTransposed, kLeast, kPingpong ? 1 : 2, kClusterN, kBuffers>>;
     static constexpr int kBarrierBytes = 1024;
     static constexpr int kTailBytes = int(sizeof(typename EpilogueOf<2>::Vectors)) + kBlockWaitsBytes;
-    static constexpr int kBufferBytes = int(sizeof(typename EpilogueOf<2>::SharedStorage)) / 2;
-    static constexpr int kChunks = EpilogueOf<2>::kChunks;
-    // With two buffers each chunk waits until TMA has read the one before, some 500 cycles. Where there are many stages, one of them
-    // is worth less than that.
-    static constexpr int kStageBytes = kTileK * (kTileM * int(sizeof(ElementA)) + kTileN * int(sizeof(ElementB)));
-    static constexpr int kCapacity = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes;
-    static constexpr bool kHasManyStages = kCapacity - kBarrierBytes - kTailBytes - 2 * kBufferBytes >= 6 * kStageBytes;
-    static constexpr int kLeastBuffers = kHasManyStages && kChunks >= 4 ? 4 : 2;
-    static constexpr int kOtherBytes = kBarrierBytes + kLeastBuffers * kBufferBytes + kTailBytes;
+    static constexpr int kOtherBytes = kBarrierBytes + int(sizeof(typename EpilogueOf<2>::SharedStorage)) + kTailBytes;
     using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, First, LayoutFirst, kAlignment<First>,
         Second, LayoutSecond, kAlignment<Second>, float, Tile, Cluster,
         cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>, Schedule>::CollectiveOp;
-    static constexpr int kLeftBytes = kCapacity - kOtherBytes - int(sizeof(typename BuiltMainloop::TensorStorage));
-    using Epilogue = EpilogueOf<std::max(2, std::min(kChunks, kLeastBuffers + kLeftBytes / kBufferBytes))>;
+    static constexpr int kLeftBytes = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes - kOtherBytes -
+                                      int(sizeof(typename BuiltMainloop::TensorStorage));
+    static constexpr int kBufferBytes = int(sizeof(typename EpilogueOf<2>::SharedStorage)) / 2;
+    using Epilogue = EpilogueOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
 
     using MainloopOfOne = typename MainloopOfWidth<BuiltMainloop, kWidest>::Type;
     using BaseMainloop = cute::conditional_t<kVaries, MainloopOfWidths<MainloopOfOne>, MainloopOfOne>;

@@ -1,7 +1,7 @@
 // How a tile of D leaves the registers of the warps that multiplied it.
 //
 // What belongs here: which element of D each sum is, and its way to memory. Elements of 16 bits go chunk by chunk through
-// shared memory, from where TMA stores them; a warp group has two chunks of shared memory or more, and fills one while TMA
+// shared memory, from where TMA stores them; a warp group has two to four chunks of shared memory, and fills one while TMA
 // reads the others. Elements of 32 bits go straight to memory: four or eight neighbouring threads fill a sector of 32 bytes.
 // Invariant: a chunk of shared memory is written only after TMA has read what was in it; nothing outside D is written.
 //
@@ -42,8 +42,6 @@ public:
     static constexpr bool kHasHalves = kVaries && kChunk == 2 * kHalf;
     static constexpr bool kByTma = sizeof(Element) == 2;
     static constexpr int kChunkBytes = kByTma ? kChunk * kStripRows * 2 : 0;
-    // Of a tile, for each group.
-    static constexpr int kChunks = kStrips * (kTileN / kChunk);
     static_assert(kBuffers >= 2);
 
     // The columns of a row of D in a chunk of `columns` of the kernel's columns.
