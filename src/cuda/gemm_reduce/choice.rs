@@ -7,7 +7,7 @@ use crate::cuda::product::choice::choose as choose_kernel;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::build_info::kernels;
 use crate::kernels::Kernel;
-use crate::plan::{Engine, Operation, Partials, Problem, SMALL_SHARD, Way};
+use crate::plan::{Engine, Operation, Partials, Problem, Way};
 use crate::predict::{Machine, Setup, ranked};
 
 /// What is reduced, as all ranks plan it.
@@ -55,12 +55,13 @@ impl Reduced<'_> {
         (*way, format!("predicted to take {us:.1} µs") + &others.collect::<String>())
     }
 
-    /// One of the `open` ways of a reduction without a product: a kernel sends few sums sooner than copy engines can begin. Limits
-    /// are those of reductions of products, where more sums are sent while others are computed.
+    /// One of the `open` ways of a reduction without a product: a kernel sends few sums sooner than copy engines can begin.
     pub(super) fn choose_alone(&self, open: &[Way]) -> (Way, String) {
+        /// Bytes of totals that a rank gets. With as many, a kernel behind a product took 58 µs longer than that, in both
+        /// reductions (benches/results/2026-11-26-h200x2-few-sums.txt); copies alone take 90 in an all-reduce.
+        const FEW: u64 = 16 << 20;
         let row = u64::from(self.columns) * u64::from(self.partials.element().size());
-        let bytes = u64::from(self.operation.most_output_rows(&self.problems[0])) * row;
-        let are_few = bytes <= if self.operation.is_all_reduce() { 12 << 20 } else { SMALL_SHARD };
+        let are_few = u64::from(self.operation.most_output_rows(&self.problems[0])) * row <= FEW;
         let why = match are_few {
             true => "a kernel sends few sums sooner than copy engines can begin",
             false => "copy engines take no SM while many sums travel",
@@ -143,10 +144,10 @@ mod tests {
     fn few_sums_without_a_product_are_sent_by_a_kernel() {
         let (all, alone) = (ways(), &ways()[1..]);
         for (operation, m, expected) in [
-            (Operation::ReduceScatter, 512, &all[2]),
-            (Operation::ReduceScatter, 1024, &all[1]),
-            (Operation::AllReduce, 768, &all[2]),
-            (Operation::AllReduce, 1024, &all[1]),
+            (Operation::ReduceScatter, 2048, &all[2]),
+            (Operation::ReduceScatter, 4096, &all[1]),
+            (Operation::AllReduce, 1024, &all[2]),
+            (Operation::AllReduce, 2048, &all[1]),
         ] {
             let (way, why) = chosen(operation, m, alone, &[]);
             assert_eq!(way, expected.to_string(), "{operation}, {m} rows: {why}");
