@@ -1,15 +1,11 @@
 //! Predictions beside the measurements in `benches/results`: how far off they may be, and the errors that
-//! `docs/predicting.md` lists; then the command `predict`.
+//! `docs/predicting.md` lists.
 //!
 //! What belongs here: files that are read; nothing is timed.
-
-#[path = "common/binary.rs"]
-mod binary;
 
 use std::fs;
 use std::path::Path;
 
-use binary::{command, outcome, refused, run};
 use overlap_gemm::kernels::Kernel;
 use overlap_gemm::plan::{Engine, Operation, Partials, Problem, Strategy, Way};
 use overlap_gemm::predict::{Machine, Setup, estimate, ways_of_sums};
@@ -40,7 +36,7 @@ const OF_STRATEGIES: [&str; 3] = [
     "2026-11-23-h200x2-held-out-others.json",
     "2026-11-23-h200x2-held-out-third.json",
 ];
-/// The other problems of the tuning table, two GPUs. The smallest of these wait for the host when they are launched one by
+/// The other problems that had been tuned, two GPUs. The smallest of these wait for the host when they are launched one by
 /// one, which no prediction includes.
 const OF_THE_REST: [&str; 2] =
     ["2026-11-23-h200x2-held-out-fourth.json", "2026-11-23-h200x2-held-out-fifth.json"];
@@ -409,110 +405,4 @@ fn the_document_has_these_errors() {
     {
         assert!(document.contains(name), "docs/predicting.md does not name {name}");
     }
-}
-
-/// A problem small enough for a test.
-const SMALL: [&str; 8] = ["predict", "--m", "1000", "--n", "512", "--k", "256", "--ranks"];
-
-fn number(value: &Value, name: &str) -> f64 {
-    value[name].as_f64().unwrap_or_else(|| panic!("no '{name}' in {value}"))
-}
-
-fn predicted(ranks: &str, more: &[&str]) -> Value {
-    let (code, stdout, stderr) = run(&[&SMALL[..], &[ranks, "--json"], more].concat());
-    assert_eq!((code, stderr.as_str()), (0, ""));
-    serde_json::from_str(&stdout).unwrap()
-}
-
-#[test]
-fn any_number_of_ranks_that_a_plan_takes_is_predicted() {
-    let json = predicted("1,2,4,8,16,72,1000", &[]);
-    let cases = json["cases"].as_array().unwrap();
-    assert_eq!(cases.len(), 7);
-    for case in cases {
-        // Last of all what the library would choose, where there is a choice.
-        let all = case["predictions"].as_array().unwrap();
-        let (auto, all): (Vec<_>, Vec<_>) = all.iter().partition(|it| it["auto"] == true);
-        assert_eq!(auto.len(), usize::from(case["ranks"] != 1), "{case}");
-        let names: Vec<_> = all.iter().map(|it| it["strategy"].as_str().unwrap()).collect();
-        assert_eq!(names, ["plain", "fused", "pipelined", "sequential", "sequential"]);
-        let plain = number(all[0], "total_us");
-        assert!(all.iter().all(|it| number(it, "total_us") >= plain), "{case}");
-    }
-    let (code, stdout, _) = run(&[&SMALL[..], &["2,72"]].concat());
-    assert_eq!(code, 0);
-    for part in ["on 72 ranks", "fused", "sequential", "NCCL first", "auto", "380 GB/s"] {
-        assert!(stdout.contains(part), "no '{part}' in\n{stdout}");
-    }
-}
-
-#[test]
-fn reductions_are_predicted_by_each_way_that_gpus_have() {
-    for operation in ["gemm-reduce-scatter", "gemm-all-reduce"] {
-        let json = predicted("1,2,72", &["--operation", operation]);
-        for case in json["cases"].as_array().unwrap() {
-            let all = case["predictions"].as_array().unwrap();
-            let (auto, all): (Vec<_>, Vec<_>) = all.iter().partition(|it| it["auto"] == true);
-            let names: Vec<_> = all.iter().map(|it| it["strategy"].as_str().unwrap()).collect();
-            // A kernel sends 32 chunks at most.
-            let ways = if case["ranks"] == 72 { 3 } else { 4 };
-            assert_eq!(names, ["plain", "pipelined", "sequential", "sequential"][..ways]);
-            let times = all[1..].iter().map(|it| number(it, "total_us"));
-            let least = times.fold(f64::INFINITY, f64::min);
-            assert!(least > number(all[0], "total_us"), "{case}");
-            assert_eq!(auto.len(), usize::from(case["ranks"] != 1), "{case}");
-            assert!(auto.iter().all(|it| number(it, "total_us") == least), "{case}");
-        }
-        let args = [&SMALL[..], &["2,72", "--operation", operation]].concat();
-        let (code, stdout, _) = run(&args);
-        assert!(code == 0 && stdout.contains("by kernel"), "{stdout}");
-    }
-}
-
-#[test]
-fn n_can_be_that_of_all_ranks_and_the_link_another() {
-    let json = predicted("2,8", &["--split-n", "--link", "100", "--peer-link", "50"]);
-    let columns: Vec<_> = json["cases"].as_array().unwrap().iter().map(|case| &case["n"]).collect();
-    assert_eq!(columns, [256, 64]);
-    assert_eq!(
-        (number(&json["machine"], "link_gbps"), number(&json["machine"], "peer_gbps")),
-        (100.0, 50.0)
-    );
-}
-
-#[test]
-fn what_the_library_would_choose_is_what_an_empty_table_says() {
-    let args =
-        ["predict", "--m", "4096", "--n", "3584", "--k", "8192", "--a", "e4m3", "--ranks", "8"];
-    let (_, stdout, _) = run(&[&args[..], &["--json"]].concat());
-    let json: Value = serde_json::from_str(&stdout).unwrap();
-    let chosen = json["cases"][0]["predictions"].as_array().unwrap().last().unwrap();
-    let args = "tune --show --ranks 8 --shapes 4096x3584x8192 --types e4m3 --json";
-    let args: Vec<&str> = args.split(' ').collect();
-    let shown = command(&args).env("OVERLAP_GEMM_TUNING", "none").output().unwrap();
-    let shown: Value = serde_json::from_str(&outcome(&args, shown).1).unwrap();
-    let shown = &shown["problems"][0];
-    let words = format!("predicted to take {:.1} µs", number(chosen, "total_us"));
-    assert!(shown["why"].as_str().unwrap().contains(&words), "{shown}, not {words}");
-    assert_eq!(chosen["kernel"], shown["multiplying"]["kernel"]);
-    assert_eq!(chosen["auto"], true);
-}
-
-#[test]
-fn what_makes_no_sense_is_refused() {
-    let refuse = |more: &[&str], words: &[&str]| refused(&[&SMALL[..], more].concat(), 2, words);
-    refuse(&["1025"], &["1025", "between 1 and 1024"]);
-    refuse(&["0"], &["the number of ranks is 0"]);
-    refuse(&["2", "--link", "-1"], &["the link's GB/s", "-1"]);
-    refuse(&["2", "--link", "NaN"], &["the link's GB/s"]);
-    refuse(&["2", "--sms", "0"], &["--sms", "1.."]);
-    refuse(&["2", "--sms", "4294967295"], &["the number of SMs is 4294967295", "65536"]);
-    refuse(&["2", "--a", "f32"], &["f32 × f32 → f32"]);
-    let sized = |m: &str, n: &str, more: &[&str], words: &[&str]| {
-        let args = ["predict", "--m", m, "--n", n, "--k", "64", "--ranks"];
-        refused(&[&args[..], more].concat(), 2, words);
-    };
-    sized("64", "18446744073709551615", &["1", "--split-n"], &["n is 18446744073709551615"]);
-    sized("2147483647", "2147483632", &["2"], &["the number of units of work", "134217728"]);
-    refused(&["predict"], 2, &["--m"]);
 }
