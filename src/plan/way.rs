@@ -49,7 +49,7 @@ impl Operation {
         if !self.reduces() || engine == Engine::Thread {
             return Ok(());
         }
-        let strategy = if self.is_alone() { Strategy::Sequential } else { strategy };
+        let strategy = self.strategy(strategy);
         let (why, remedy) = match engine {
             Engine::CopyEngines { .. } if strategy != Strategy::Fused => return Ok(()),
             Engine::Kernel { .. } if strategy == Strategy::Sequential => return Ok(()),
@@ -81,6 +81,11 @@ impl Operation {
     /// Whether something travels and nothing is multiplied: there is no order of the two to choose.
     pub(crate) fn is_alone(self) -> bool {
         matches!(self, Operation::AllGather | Operation::ReduceScatter | Operation::AllReduce)
+    }
+
+    /// The strategy that is carried out: what travels alone and a plain product have no fused form.
+    pub(super) fn strategy(self, asked: Strategy) -> Strategy {
+        if self == Operation::Gemm || self.is_alone() { Strategy::Sequential } else { asked }
     }
 
     /// The rows of D that `rank` gets: in a reduce-scatter its own, else all.

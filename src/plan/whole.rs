@@ -105,12 +105,7 @@ impl Plan {
             (None, Engine::Nccl) => 1,
             (None, _) => default_pieces(problem.shards().most_rows(), options.tiling),
         };
-        // What travels alone and a plain product have no fused form.
-        let strategy = match options.operation {
-            Operation::Gemm => Strategy::Sequential,
-            alone if alone.is_alone() => Strategy::Sequential,
-            _ => options.strategy,
-        };
+        let strategy = options.operation.strategy(options.strategy);
         Way { strategy, engine: options.engine, pieces }.check()?;
         let chunks = Chunks::even(problem.shards(), pieces)?;
         Ok(Plan { problem: problem.clone(), options, chunks })

@@ -196,7 +196,7 @@ fn await_sent(plan: &Plan, pushes: u32) -> impl Iterator<Item = Step> + use<> {
 /// What computes the sums of `owner`'s rows, and says which are complete.
 fn sums_of(plan: &Plan, rank: u32, owner: u32) -> Vec<Step> {
     let (chunks, PlanOptions { operation, strategy, .. }) = (plan.chunks(), plan.options());
-    let strategy = if operation.is_alone() { Strategy::Sequential } else { strategy };
+    let strategy = operation.strategy(strategy);
     let (rows, mut steps) = (plan.problem().shards().rows(owner), Vec::new());
     if strategy == Strategy::Pipelined && !rows.is_empty() {
         steps.push(multiply(rows, owner));
