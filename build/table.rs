@@ -97,7 +97,12 @@ fn row(line: &str) -> Result<Vec<Row>, String> {
             "'{fixed}' varies: only columns can, or the rows of a transposed kernel"
         ));
     }
-    let [m, n] = if transposed { [widths(m)?, one(n)?] } else { [one(m)?, widths(n)?] };
+    // Two warp groups that cannot share 128 rows share the columns.
+    let step = match (pingpong, one(fixed)?[0] % 128) {
+        (false, 64) => 16,
+        _ => 8,
+    };
+    let [m, n] = if transposed { [widths(m, step)?, one(n)?] } else { [one(m)?, widths(n, step)?] };
     let [k] = numbers(k)?;
     let varying = if transposed { &m } else { &n };
     let least = varying[varying.len() - 1];
@@ -128,19 +133,19 @@ fn row(line: &str) -> Result<Vec<Row>, String> {
 }
 
 /// The most widths of one row: the branches of `WgmmaOfWidths` in csrc/wgmma_widths.cuh.
-const MOST_WIDTHS: u32 = 4;
+const MOST_WIDTHS: u32 = 8;
 
-/// `144..192`: all of these in steps of 16, the widest first. `128`: just that.
-fn widths(text: &str) -> Result<Vec<u32>, String> {
+/// `136..192`: all of these by `step`, the widest first. `128`: just that.
+fn widths(text: &str, step: u32) -> Result<Vec<u32>, String> {
     let Some((least, most)) = text.split_once("..") else { return one(text) };
     let ([least], [most]) = (numbers(least)?, numbers(most)?);
-    let count = most.saturating_sub(least) / 16 + 1;
-    if least >= most || (most - least) % 16 != 0 || count > MOST_WIDTHS {
+    let count = most.saturating_sub(least) / step + 1;
+    if least >= most || (most - least) % step != 0 || count > MOST_WIDTHS {
         return Err(format!(
-            "'{text}' is not 2 to {MOST_WIDTHS} widths in steps of 16, such as 144..192"
+            "'{text}' is not 2 to {MOST_WIDTHS} widths in steps of {step}, such as 136..192"
         ));
     }
-    Ok((0..count).map(|nth| most - 16 * nth).collect())
+    Ok((0..count).map(|nth| most - step * nth).collect())
 }
 
 fn one(text: &str) -> Result<Vec<u32>, String> {

@@ -74,6 +74,16 @@ CUTLASS_DEVICE void with_activation(int32_t activation, F f) {
     }
 }
 
+// What a tile asks for. Each is code of its own, so that the usual tile's is short: fetching instructions takes longer than they
+// do.
+enum class Finish {
+    // D is the sums.
+    kNothing,
+    // D is alpha times the sums.
+    kScale,
+    kAll,
+};
+
 // A tile's first row and column in D, and D's extents.
 struct Tile {
     int row, column, rows, columns;
@@ -120,15 +130,21 @@ public:
         }
     }
 
-    // Whether D is alpha times the sums and nothing else.
-    CUTLASS_DEVICE bool is_plain() const { return params_.plain; }
+    // Calls `f` with what this tile asks for, as a type. All lanes of a warp agree, and the compiler sees that they do.
+    template <class F>
+    CUTLASS_DEVICE void with_finish(F f) const {
+        if (!params_.plain) return f(cute::C<Finish::kAll>{});
+        if (__all_sync(0xffffffff, alpha_ == 1.0f)) return f(cute::C<Finish::kNothing>{});
+        f(cute::C<Finish::kScale>{});
+    }
 
     // From sums to D's values; `place_of` says where each belongs.
-    template <class IsPlain, int kCount, class PlaceOf>
-    CUTLASS_DEVICE void apply(IsPlain, cutlass::Array<float, kCount>& values, PlaceOf const& place_of) const {
+    template <Finish kFinish, int kCount, class PlaceOf>
+    CUTLASS_DEVICE void apply(cutlass::Array<float, kCount>& values, PlaceOf const& place_of) const {
+        if constexpr (kFinish == Finish::kNothing) return;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kCount; ++i) values[i] *= alpha_;
-        if constexpr (!IsPlain::value) finish(values, place_of);
+        if constexpr (kFinish == Finish::kAll) finish(values, place_of);
     }
 
     // Notes the time; the tile's place among all tiles.

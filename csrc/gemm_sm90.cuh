@@ -47,7 +47,7 @@ template <> inline constexpr og_type kTypeOf<cutlass::float_e4m3_t> = OG_TYPE_E4
 template <> inline constexpr og_type kTypeOf<cutlass::float_e5m2_t> = OG_TYPE_E5M2;
 
 // Tile and cluster are D's as the caller sees it. The tile is the widest along the kernel's columns, which are D's columns or,
-// transposed, its rows; `kLeast` is the narrowest there: a launch has one of the widths between, in steps of 16.
+// transposed, its rows; `kLeast` is the narrowest there: a launch has one of the widths between, in steps of 8.
 template <class ElementA, class ElementB, class ElementD, og_layout kLayoutB, int kTileM, int kTileN,
           int kTileK, int kClusterM, int kClusterN, bool kPingpong, bool kTransposed, bool kFast, int kLeast>
 struct GemmSm90 {
@@ -70,6 +70,8 @@ struct GemmSm90 {
                             cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>>;
     static constexpr int kWidest = int(cute::size<1>(Tile{}));
     static constexpr bool kVaries = kLeast != kWidest;
+    // Two groups of warps share a tile by its rows, 64 at a time; where they cannot, by its columns.
+    static constexpr bool kShareColumns = !kPingpong && cute::size<0>(Tile{}) % 128 != 0;
     static constexpr int kClusterX = int(cute::size<0>(Cluster{}));
     static constexpr int kClusterY = int(cute::size<1>(Cluster{}));
 
@@ -88,7 +90,7 @@ struct GemmSm90 {
     // the epilogue's vectors, and what a block notes about its waiting. More buffers in what the stages leave.
     template <int kBuffers>
     using EpilogueOf =
-        StoreForCutlass<TileStore<ElementD, Tile, kTransposed, kLeast, kPingpong ? 1 : 2, kClusterN, kBuffers>>;
+        StoreForCutlass<TileStore<ElementD, Tile, kTransposed, kLeast, kPingpong ? 1 : 2, kShareColumns, kClusterN, kBuffers>>;
     static constexpr int kBarrierBytes = 1024;
     static constexpr int kTailBytes = int(sizeof(typename EpilogueOf<2>::Vectors)) + kBlockWaitsBytes;
     static constexpr int kOtherBytes = kBarrierBytes + int(sizeof(typename EpilogueOf<2>::SharedStorage)) + kTailBytes;
@@ -101,13 +103,15 @@ struct GemmSm90 {
     static constexpr int kBufferBytes = int(sizeof(typename EpilogueOf<2>::SharedStorage)) / 2;
     using Epilogue = EpilogueOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
 
-    using MainloopOfOne = typename MainloopOfWidth<BuiltMainloop, kWidest>::Type;
-    using BaseMainloop = cute::conditional_t<kVaries, MainloopOfWidths<MainloopOfOne>, MainloopOfOne>;
+    // Whether CUTLASS's usual header has the instruction.
+    static constexpr bool kIsUsual = !kVaries && (kWidest <= 32 || kWidest == 64 || kWidest == 96 || kWidest == 128);
+    using OwnMainloop = MainloopOfWidths<typename WithOwnInstruction<BuiltMainloop, kShareColumns>::Type, kShareColumns>;
+    using BaseMainloop = cute::conditional_t<kIsUsual, BuiltMainloop, OwnMainloop>;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed, kVaries>;
 
     // Ping-pong kernels know no slices of K, and large outputs need none.
     static constexpr bool kCanSplit = !kPingpong && kTileM * kTileN <= 128 * 128;
-    static_assert(!kVaries || kFast || sizeof(ElementA) > 1, "the loop of several widths keeps fp8 sums in the tensor cores");
+    static_assert(kIsUsual || kFast || sizeof(ElementA) > 1, "our own loop keeps fp8 sums in the tensor cores");
     static_assert(!kVaries || !kCanSplit, "slices leave the sums of the widest tile, which is more than the workspace holds");
     static constexpr int kMaxSplits = kCanSplit ? OG_MAX_SPLITS : 1;
 
@@ -329,8 +333,9 @@ struct GemmSm90 {
 
     template <int kWidth>
     static constexpr Instance instance(char const* name) {
-        if constexpr (kVaries) static_assert(WgmmaOfWidths<kWidest>::kLeast <= kLeast, "the instruction has four widths");
-        static_assert(kLeast <= kWidth && kWidth <= kWidest && (kWidest - kWidth) % 16 == 0);
+        constexpr int kParts = kShareColumns ? 2 : 1;
+        if constexpr (!kIsUsual) static_assert(WgmmaOfWidths<kWidest / kParts>::kLeast * kParts <= kLeast);
+        static_assert(kLeast <= kWidth && kWidth <= kWidest && (kWidest - kWidth) % (8 * kParts) == 0);
         return Instance{facts(name, kWidth), &prepare, &enqueue<kWidth>};
     }
 };

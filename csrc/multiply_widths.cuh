@@ -1,9 +1,9 @@
-// A main loop for tiles of several widths: each launch says how wide its tiles are.
+// A main loop for tiles of any width in steps of 8, of which one kernel may have eight: each launch says how wide its tiles are.
 //
 // What belongs here: the loop over K of the warps that multiply, in the place of CUTLASS's. Many widths fill the GPU's 132 SMs
-// at many shapes, and one kernel of four widths compiles in less time than CUTLASS's loop for one.
-// Invariant: shared memory is laid out for the widest tile, so that no address of this loop depends on the width; a stage is released only
-// after all instructions that read it have ended.
+// at many shapes, and one kernel of eight widths compiles in less time than CUTLASS's loop for one.
+// Invariant: shared memory is laid out for the widest tile, so that no address of this loop depends on the width, but for where a
+// group's columns begin; a stage is released only after all instructions that read it have ended.
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -13,8 +13,9 @@
 
 namespace overlap_gemm {
 
-// `Base` is one of CUTLASS's main loops for the widest tile, with both operands along K.
-template <class Base>
+// `Base` is one of CUTLASS's main loops for the widest tile, with both operands along K. Warp groups share a tile by rows or,
+// with kShareColumns, by columns.
+template <class Base, bool kShareColumns>
 class MainloopOfWidths : public Base {
     static constexpr int kGroupThreads = 128;
     static constexpr int kStripRows = 64;
@@ -24,18 +25,21 @@ class MainloopOfWidths : public Base {
     static constexpr int kWidest = cute::size<1>(typename Base::TileShape{});
     static constexpr int kParts = cute::size<2>(typename Base::TileShape{}) * int(sizeof(typename Base::ElementA)) / kRowBytes;
     static constexpr int kGroups = int(cute::size(typename Base::TiledMma{})) / kGroupThreads;
-    static constexpr int kStrips = kTileRows / (kStripRows * kGroups);
+    static constexpr int kStrips = kTileRows / (kStripRows * (kShareColumns ? 1 : kGroups));
+    // Of the widest tile, what one group multiplies.
+    static constexpr int kWidestPart = kWidest / (kShareColumns ? kGroups : 1);
+    using Instructions = WgmmaOfWidths<kWidestPart>;
 
 public:
     // `params` has the `width`. Leaves the last stage to CUTLASS's `mma_tail`.
     template <class Sums, class Params>
     CUTLASS_DEVICE void mma(typename Base::MainloopPipeline pipeline, typename Base::PipelineState stage, Sums& sums,
                             int k_count, int thread, typename Base::TensorStorage& storage, Params const& params) {
-        static_assert(cute::size(Sums{}) == kStrips * kWidest / 2);
+        static_assert(cute::size(Sums{}) == kStrips * kWidestPart / 2);
         int const group = kGroups == 1 ? 0 : __shfl_sync(0xffffffff, thread / kGroupThreads, 0);
-        uint64_t const all_a = descriptor(storage.smem_A.data()) + group * kStripRows * kRowBytes / 16;
-        uint64_t const all_b = descriptor(storage.smem_B.data());
-        int32_t const width = params.width;
+        int32_t const width = params.width / (kShareColumns ? kGroups : 1);
+        uint64_t const all_a = descriptor(storage.smem_A.data()) + (kShareColumns ? 0 : group * kStripRows * kRowBytes / 16);
+        uint64_t const all_b = descriptor(storage.smem_B.data()) + (kShareColumns ? group * width * kRowBytes / 16 : 0);
         auto release = stage;
         auto token = pipeline.consumer_try_wait(stage);
         cute::warpgroup_fence_operand(sums);
@@ -48,9 +52,9 @@ public:
             for (int part = 0; part < kParts; ++part) {
                 CUTLASS_PRAGMA_UNROLL
                 for (int strip = 0; strip < kStrips; ++strip) {
-                    int const row = part * kTileRows + strip * kGroups * kStripRows;
-                    WgmmaOfWidths<kWidest>::template run<typename Base::ElementA, typename Base::ElementB>(
-                        &sums(strip * kWidest / 2), a + row * kRowBytes / 16, b + part * kWidest * kRowBytes / 16,
+                    int const row = part * kTileRows + strip * (kTileRows / kStrips);
+                    Instructions::template run<typename Base::ElementA, typename Base::ElementB>(
+                        &sums(strip * kWidestPart / 2), a + row * kRowBytes / 16, b + part * kWidest * kRowBytes / 16,
                         part > 0 || k > 0, width);
                 }
             }

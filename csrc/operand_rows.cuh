@@ -56,7 +56,7 @@ struct TileRows {
         counts.rows = int32_t(rows);
         counts.tile_rows = tile_rows;
         auto descriptor = [&](int box_rows) {
-            return tma_matrix<Element>(name, matrix, rows, k, row_stride, box_rows, kPartDepth);
+            return tma_matrix<Element>(name, matrix, rows, k, row_stride, box_rows, kPartDepth, kPartDepth);
         };
         descriptors.whole = descriptor(tile_rows / kSharers);
         int64_t padded = (rows + unit_rows - 1) / unit_rows * unit_rows;

@@ -1,7 +1,7 @@
 // TMA descriptors of matrices whose rows lie side by side.
 //
-// What belongs here: one call of the driver, and its error. Invariant: a box is as wide as one row of a swizzle pattern
-// (16 to 128 bytes), so that the pattern follows from the width.
+// What belongs here: one call of the driver, and its error. Invariant: a box in shared memory has rows of a swizzle pattern's
+// width (16 to 128 bytes), so that the pattern follows from the width.
 #pragma once
 
 #include <cuda.h>
@@ -30,10 +30,10 @@ inline decltype(&cuTensorMapEncodeTiled) encode_tiled() {
     return found;
 }
 
-// `row_stride` is in elements. `name` is the matrix's, for the error.
+// `row_stride` is in elements. `name` is the matrix's, for the error. Of a box's columns in shared memory, `used` are moved.
 template <class Element>
 cute::TmaDescriptor tma_matrix(char const* name, void const* matrix, int64_t rows, int64_t columns, int64_t row_stride,
-                               int box_rows, int box_columns) {
+                               int box_rows, int box_columns, int used) {
     CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
     switch (box_columns * int(sizeof(Element))) {
         case 128: swizzle = CU_TENSOR_MAP_SWIZZLE_128B; break;
@@ -43,7 +43,7 @@ cute::TmaDescriptor tma_matrix(char const* name, void const* matrix, int64_t row
     cute::TmaDescriptor made{};
     cuuint64_t sizes[2] = {cuuint64_t(columns), cuuint64_t(rows)};
     cuuint64_t strides[1] = {cuuint64_t(row_stride) * sizeof(Element)};
-    cuuint32_t box[2] = {cuuint32_t(box_columns), cuuint32_t(box_rows)};
+    cuuint32_t box[2] = {cuuint32_t(used), cuuint32_t(box_rows)};
     cuuint32_t steps[2] = {1, 1};
     CUresult encoded = encode_tiled()(
         &made, cute::TMA::to_CUtensorMapDataType<Element>(), 2, const_cast<void*>(matrix), sizes, strides, box, steps,

@@ -298,14 +298,19 @@ fn a_row_of_several_widths_is_as_many_kernels_of_one_template() {
     let read = |text: &str| table::read(text, "all");
     for (row, names, arguments) in [
         (
-            "bf16 bf16 bf16 nk 128x144..192x64 2x1 pingpong - default",
-            ["128x192x64", "128x176x64", "128x160x64", "128x144x64"],
-            "128, 192, 64, 2, 1, true, false, false, 144>",
+            "bf16 bf16 bf16 nk 128x168..192x64 2x1 pingpong - default",
+            ["128x192x64", "128x184x64", "128x176x64", "128x168x64"],
+            "128, 192, 64, 2, 1, true, false, false, 168>",
         ),
         (
-            "bf16 bf16 bf16 nk 16..64x128x64 2x1 pingpong transposed default",
-            ["64x128x64", "48x128x64", "32x128x64", "16x128x64"],
-            "64, 128, 64, 2, 1, true, true, false, 16>",
+            "bf16 bf16 bf16 nk 40..64x128x64 2x1 pingpong transposed default",
+            ["64x128x64", "56x128x64", "48x128x64", "40x128x64"],
+            "64, 128, 64, 2, 1, true, true, false, 40>",
+        ),
+        (
+            "bf16 bf16 bf16 nk 144..192x192x64 1x2 cooperative transposed default",
+            ["192x192x64", "176x192x64", "160x192x64", "144x192x64"],
+            "192, 192, 64, 1, 2, false, true, false, 144>",
         ),
     ] {
         let kernels = read(row).unwrap();

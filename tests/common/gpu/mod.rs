@@ -115,27 +115,30 @@ pub fn captured(stream: &Arc<CudaStream>, is_strict: bool, enqueue: impl FnOnce(
     stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap()
 }
 
-/// How many of `rounds` this kernel gets: the widths of one row of csrc/kernels.txt are one kernel on the device, and
-/// share them. At least as many as in a row of four, and one.
-pub fn share_of_rounds(kernel: &Kernel, rounds: u64) -> u64 {
-    let but_for_the_width = |one: &Kernel| {
-        let mut one = one.clone();
-        let width = if one.transposed { &mut one.tile.m } else { &mut one.tile.n };
-        *width = 0;
-        one.name.clear();
-        one
-    };
-    let this = but_for_the_width(kernel);
-    let alike = tried_kernels().into_iter().filter(|one| but_for_the_width(one) == this).count();
-    rounds.div_ceil(alike.clamp(1, 4) as u64)
+/// A kernel without what the widths of one row of csrc/kernels.txt differ in: they are one kernel on the device.
+fn but_for_the_width(kernel: &Kernel) -> Kernel {
+    let mut kernel = kernel.clone();
+    let width = if kernel.transposed { &mut kernel.tile.m } else { &mut kernel.tile.n };
+    *width = 0;
+    kernel.name.clear();
+    kernel
 }
 
-/// Does something with one kernel after the other, on an untracked GPU, with the same random numbers for
-/// each. Products that wait have the GPU for themselves: where several wait, each keeps SMs from what
-/// the others wait for.
+/// How many of `rounds` this kernel gets: the widths of one row share them. At least as many as in a row of eight, and one.
+pub fn share_of_rounds(kernel: &Kernel, rounds: u64) -> u64 {
+    let this = but_for_the_width(kernel);
+    let alike = tried_kernels().into_iter().filter(|one| but_for_the_width(one) == this).count();
+    rounds.div_ceil(alike.clamp(1, 8) as u64)
+}
+
+/// Does something with one kernel after the other, of those of one row with the widest and the narrowest, on an untracked GPU,
+/// with the same random numbers for each. Products that wait have the GPU for themselves: where several wait, each keeps SMs
+/// from what the others wait for.
 pub fn on_every_kernel(seed: u64, mut run: impl FnMut(&Gpu, &'static Kernel, &mut Random)) {
     let gpu = Gpu::untracked();
-    for kernel in tried_kernels() {
+    let kernels = tried_kernels();
+    let rows = kernels.chunk_by(|one, next| but_for_the_width(one) == but_for_the_width(next));
+    for kernel in rows.flat_map(|row| row.iter().take(1).chain(row.iter().skip(1).last())) {
         let with_kernel = AssertUnwindSafe(|| run(&gpu, kernel, &mut Random::new(seed)));
         if let Err(panic) = catch_unwind(with_kernel) {
             println!("{kernel}: FAILED");
