@@ -127,9 +127,11 @@ pub(crate) fn ranked(
 const SM_FLOPS: f64 = 7.86e12;
 /// How much longer two groups of warps take that share a tile: both wait for the same step.
 const TOGETHER: f64 = 1.06;
-/// How much longer still if each of them has two strips of 64 rows. Fitted to 68 products of random sizes on H100s
-/// (`benches/results/2026-11-25-h100x2-widths.md`); fitting the others again to those gained nothing.
-const TWO_STRIPS: f64 = 1.04;
+/// How much longer still if each of them has two strips of 64 rows; or three, of half the tile's columns. Fitted to 32 products of
+/// many rows (`benches/results/2026-11-26-h200-many-rows.txt`); fitting more of the figures again gained 0.2 % there, and moved
+/// predictions away from what was measured.
+const TWO_STRIPS: f64 = 1.056;
+const THREE_STRIPS: f64 = 1.005;
 /// Seconds that a step of K takes at least, however small the tile; and bytes of operands that one SM receives a second. These,
 /// `ZEROS`, `STREAMS` and `SPLIT` were fitted to 60 products of few rows on H200s, each with all kernels
 /// (`benches/results/2026-11-26-h200-one-width.md`).
@@ -224,10 +226,11 @@ impl Work {
         let size = |element: ElementType| f64::from(element.size());
         let (a, b, d) = (size(types.a), size(types.b), size(types.d));
         let strips = if kernel.transposed { kernel.tile.n } else { kernel.tile.m } / 64;
-        let together = match (kernel.pingpong, strips > 2) {
+        let together = match (kernel.pingpong, strips) {
             (true, _) => 1.0,
-            (false, false) => TOGETHER,
-            (false, true) => TOGETHER * TWO_STRIPS,
+            (false, ..=2) => TOGETHER,
+            (false, 3) => TOGETHER * THREE_STRIPS,
+            (false, _) => TOGETHER * TWO_STRIPS,
         };
         let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
         let multiply = together * 2.0 * m * n * k / rate;
