@@ -21,6 +21,8 @@ mod leaving;
 mod limits;
 #[path = "group/meeting.rs"]
 mod meeting;
+#[path = "group/parts.rs"]
+mod parts;
 
 use std::time::Duration;
 

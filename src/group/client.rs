@@ -101,6 +101,12 @@ impl Connection {
         Ok(Connection { queue: Some(queue), line: Some(line) })
     }
 
+    /// This process's address, as the store sees it.
+    pub(super) fn host(&self) -> String {
+        let address = self.line.as_ref().and_then(|line| line.local_ip().ok());
+        address.map_or_else(|| "localhost".into(), |ip| ip.to_string())
+    }
+
     /// Tells the store something, without waiting for it. A connection that is broken is noticed by the reader.
     pub(super) fn request(&self, request: Request) {
         if let Some(queue) = &self.queue {

@@ -7,7 +7,7 @@
 //! ends within the time that it is given.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
@@ -57,6 +57,11 @@ impl Line {
             move || read(&socket)
         })?;
         Ok(Line { socket, writer, reader })
+    }
+
+    /// The address of this end.
+    pub(super) fn local_ip(&self) -> io::Result<IpAddr> {
+        Ok(self.socket.local_addr()?.ip())
     }
 
     /// Waits until all of the queue is written, at most until then, and breaks the connection off. Nobody

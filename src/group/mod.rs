@@ -13,7 +13,8 @@
 //! ```
 //!
 //! - Ranks of one process use the table directly ([`Group::local`]); those of other processes connect to
-//!   rank 0's store ([`Group::from_env`], [`Group::meet`]).
+//!   rank 0's store ([`Group::from_env`], [`Group::meet`]; [`Group::by_broadcast`] where the caller has means of its own).
+//! - A group's ranks can form further groups ([`Group::split`]), such as the rows and columns of a grid.
 //! - **Only processes of the same user can join**: both sides prove that they know a secret, without sending
 //!   it. It is in the environment (`OVERLAP_GEMM_SECRET`), or in a file that only the user can read.
 //!   All later messages are encrypted and authenticated with keys of that connection
@@ -53,6 +54,7 @@ mod client;
 mod handles;
 mod identity;
 mod inbox;
+mod invitation;
 mod launch;
 mod line;
 mod message;
@@ -142,7 +144,7 @@ pub struct Group {
 /// How a rank speaks to the table.
 enum Way {
     /// It is in this process; on rank 0 of a group of processes, with the store that others come to.
-    Here { table: Arc<Table>, _store: Option<Store> },
+    Here { table: Arc<Table>, store: Option<Store> },
     /// It is rank 0's.
     Away(Connection),
 }
@@ -152,6 +154,15 @@ impl Way {
         match self {
             Way::Here { table, .. } => table.request(rank, request),
             Way::Away(connection) => connection.request(request),
+        }
+    }
+
+    /// Where other ranks reach this process: at the address by which it reaches them.
+    fn host(&self) -> String {
+        match self {
+            Way::Here { store: Some(store), .. } => store.host().into(),
+            Way::Here { store: None, .. } => "localhost".into(),
+            Way::Away(connection) => connection.host(),
         }
     }
 }
@@ -206,7 +217,7 @@ impl Group {
         let told = Arc::clone(&inbox);
         let joined = table.join(ranks, member, Arc::new(move |notice: Notice| told.take(notice)));
         joined.map_err(refused)?;
-        Ok(Group::seated(rank, inbox, Way::Here { table: Arc::clone(table), _store: store }))
+        Ok(Group::seated(rank, inbox, Way::Here { table: Arc::clone(table), store }))
     }
 
     fn seated(rank: u32, inbox: Arc<Inbox>, way: Way) -> Group {

@@ -1,7 +1,8 @@
 //! The secret that only the processes of one user know.
 //!
 //! What belongs here: the secret and its sources. `channel.rs` uses it. Invariants:
-//! the secret itself never leaves the process; a file that others could have read or written is refused.
+//! the secret itself never leaves the process, but for a random one in an invitation (`invitation.rs`); a file that others
+//! could have read or written is refused.
 
 use std::ffi::OsString;
 use std::fs;

@@ -31,6 +31,8 @@ const MAX_NEWCOMERS: usize = 64;
 
 /// A running store. Dropping it tells the ranks that it closes, and ends its threads.
 pub(super) struct Store {
+    host: String,
+    port: u16,
     listener: Option<Arc<TcpListener>>,
     shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
@@ -70,6 +72,7 @@ impl Store {
             IpAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, launch.port)),
         };
         let listener = Arc::new(bind(place, until).map_err(failed)?);
+        let port = listener.local_addr().map_err(failed)?.port();
         let shared = Arc::new(Shared {
             table: Arc::clone(table),
             secret: secret.clone(),
@@ -84,7 +87,17 @@ impl Store {
             move || accept(&listener, &shared)
         });
         let acceptor = Some(acceptor.map_err(failed)?);
-        Ok(Store { listener: Some(listener), shared, acceptor })
+        Ok(Store { host: launch.host.clone(), port, listener: Some(listener), shared, acceptor })
+    }
+
+    /// What the ranks call this host.
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The port that it listens on; any free one, if `launch` said 0.
+    pub(super) fn port(&self) -> u16 {
+        self.port
     }
 }
 

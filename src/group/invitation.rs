@@ -1,0 +1,186 @@
+//! Groups whose store nobody can know beforehand: parts of a group, and groups that meet by the caller's means.
+//!
+//! What belongs here: the invitation to a store, and its two ways to the other ranks. Invariants: an invitation has the
+//! secret of its group, so it goes only through encrypted connections or the caller's hands; a rank that cannot open its
+//! store says so in the invitation, so that the others fail with its reason at once.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use super::client::Connection;
+use super::inbox::Inbox;
+use super::launch::Launch;
+use super::line::after;
+use super::secret::Secret;
+use super::store::Store;
+use super::table::Table;
+use super::{Group, GroupOptions, Way, check_length, check_ranks};
+use crate::error::{Error, Result};
+
+/// What rank 0 tells the others: where its store listens, and the secret; or why it has none.
+#[derive(Serialize, Deserialize)]
+struct Invitation(std::result::Result<Place, String>);
+
+#[derive(Serialize, Deserialize)]
+struct Place {
+    host: String,
+    port: u16,
+    secret: String,
+}
+
+/// Rank 0's table, to which others can come.
+struct Opened {
+    table: Arc<Table>,
+    store: Store,
+}
+
+impl Opened {
+    /// At any free port of `host`.
+    fn new(
+        host: &str,
+        ranks: u32,
+        options: &GroupOptions,
+        until: Instant,
+    ) -> Result<(Self, Place)> {
+        let table = Arc::new(Table::new(ranks, options.rules));
+        let secret = Secret::random_text()?;
+        let launch = Launch::at(0, ranks, host, 0);
+        let store = Store::open(&launch, &table, &Secret::of(&secret), until)?;
+        let place = Place { host: host.into(), port: store.port(), secret };
+        Ok((Opened { table, store }, place))
+    }
+}
+
+impl Group {
+    /// One of `ranks` ranks that meet by the caller's own means, such as MPI, torch.distributed or a key-value store.
+    ///
+    /// `broadcast` is called once on every rank. It is given bytes, of which only rank 0's matter, and returns rank 0's bytes
+    /// on every rank. They hold the group's secret: hand them to its ranks only. `host` is a name or an address at which the other
+    /// ranks reach rank 0; only rank 0's counts. `localhost` is enough on one machine.
+    ///
+    /// ```
+    /// use overlap_gemm::group::{Group, GroupOptions};
+    /// use std::sync::{Condvar, Mutex};
+    ///
+    /// // Any store of the caller's.
+    /// let (stored, written) = (Mutex::new(None), Condvar::new());
+    /// let join = |rank: u32| {
+    ///     Group::by_broadcast(rank, 2, "localhost", &GroupOptions::default(), |bytes| {
+    ///         let mut stored = stored.lock().unwrap();
+    ///         if rank == 0 {
+    ///             *stored = Some(bytes);
+    ///             written.notify_all();
+    ///         }
+    ///         let stored = written.wait_while(stored, |stored| stored.is_none()).unwrap();
+    ///         Ok(stored.clone().unwrap())
+    ///     })
+    /// };
+    /// std::thread::scope(|scope| {
+    ///     for rank in 0..2 {
+    ///         scope.spawn(move || assert_eq!(join(rank).unwrap().ranks(), 2));
+    ///     }
+    /// });
+    /// ```
+    pub fn by_broadcast(
+        rank: u32,
+        ranks: u32,
+        host: &str,
+        options: &GroupOptions,
+        broadcast: impl FnOnce(Vec<u8>) -> Result<Vec<u8>>,
+    ) -> Result<Group> {
+        check_ranks(ranks)?;
+        Error::check_range("the rank", rank, 0..=ranks - 1, "ranks count from 0")?;
+        check_length("the device's name", &options.device)?;
+        Group::meet_invited(rank, ranks, host, options, broadcast)
+    }
+
+    /// A part of this group: the ranks that call it with the same `part` become a group, in the order of their ranks here.
+    ///
+    /// All ranks call it. Ranks that use no part may share one that nobody uses. The GPU is that of this group, where the
+    /// options name none. The new group has its own end: it goes on when this one is dropped, and neither ends the other, but for
+    /// a process that dies, which ends both.
+    ///
+    /// ```
+    /// use overlap_gemm::group::{Group, GroupOptions};
+    ///
+    /// // Two replicas of a layer, each divided among two ranks.
+    /// std::thread::scope(|scope| {
+    ///     for group in Group::local(4)? {
+    ///         scope.spawn(move || {
+    ///             let options = GroupOptions::default().shared_devices(true);
+    ///             let shards = group.split(group.rank() / 2, &options).unwrap();
+    ///             let replicas = group.split(group.rank() % 2, &options).unwrap();
+    ///             assert_eq!((shards.ranks(), shards.rank()), (2, group.rank() % 2));
+    ///             assert_eq!((replicas.ranks(), replicas.rank()), (2, group.rank() / 2));
+    ///         });
+    ///     }
+    ///     Ok::<(), overlap_gemm::Error>(())
+    /// })?;
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
+    pub fn split(&self, part: u32, options: &GroupOptions) -> Result<Group> {
+        let mut options = options.clone();
+        if options.device.is_empty() {
+            options.device.clone_from(&self.members()[self.rank() as usize].device);
+        }
+        check_length("the device's name", &options.device)?;
+        let until = after(options.limit);
+        let parts = self.all_gather("the parts of a split", &part.to_le_bytes(), options.limit)?;
+        let mine = |(rank, of): (u32, &Vec<u8>)| (**of == part.to_le_bytes()).then_some(rank);
+        let ranks: Vec<u32> = (0..).zip(&*parts).filter_map(mine).collect();
+        let (first, place) =
+            (ranks[0], ranks.iter().take_while(|rank| **rank < self.rank()).count());
+        let at = |rank: u32| &self.members()[rank as usize].host;
+        let host = match ranks.iter().all(|rank| at(*rank) == at(first)) {
+            true => "localhost".into(),
+            false => self.way.host(),
+        };
+        let broadcast = |own: Vec<u8>| {
+            let left = until.saturating_duration_since(Instant::now());
+            let all = self.all_gather("the stores of a split", &own, left)?;
+            Ok(all[first as usize].clone())
+        };
+        Group::meet_invited(place as u32, ranks.len() as u32, &host, &options, broadcast)
+    }
+
+    fn meet_invited(
+        rank: u32,
+        ranks: u32,
+        host: &str,
+        options: &GroupOptions,
+        broadcast: impl FnOnce(Vec<u8>) -> Result<Vec<u8>>,
+    ) -> Result<Group> {
+        let until = after(options.limit);
+        let member = options.member(rank);
+        if rank == 0 {
+            let (opened, invitation) = match Opened::new(host, ranks, options, until) {
+                Ok((opened, place)) => (Ok(opened), Invitation(Ok(place))),
+                Err(error) => (Err(error.clone()), Invitation(Err(error.to_string()))),
+            };
+            let bytes = serde_json::to_vec(&invitation).map_err(|error| nonsense(&error))?;
+            broadcast(bytes)?;
+            let Opened { table, store } = opened?;
+            return Group::at(&table, ranks, member, Some(store))?.complete(until, options.limit);
+        }
+        let bytes = broadcast(Vec::new())?;
+        let Invitation(invited) =
+            serde_json::from_slice(&bytes).map_err(|error| nonsense(&error))?;
+        let Place { host, port, secret } = invited.map_err(|reason| Error::NoGroup {
+            reason: format!("rank 0 of the new group has no store: {reason}"),
+            remedy: "see what rank 0 reports",
+        })?;
+        let (launch, secret) = (Launch::at(rank, ranks, &host, port), Secret::of(secret));
+        let inbox = Arc::new(Inbox::default());
+        let way = Connection::open(&launch, &member, &secret, &inbox, until).map(Way::Away)?;
+        Group::seated(rank, inbox, way).complete(until, options.limit)
+    }
+}
+
+fn nonsense(error: &serde_json::Error) -> Error {
+    Error::NoGroup {
+        reason: format!("what rank 0 broadcast is no invitation to a group: {error}"),
+        remedy: "broadcast rank 0's bytes to all ranks, unchanged",
+    }
+}
