@@ -96,4 +96,7 @@ pub use cudarc;
 const _: () = {
     const fn is_sync<T: Send + Sync>() {}
     is_sync::<(Device, Gemm, AsyncGemm, Signals, signals::Aborter)>();
+    is_sync::<(AllGather, AllGatherGemm, GemmReduceScatter, GemmAllReduce, ReduceScatter, AllReduce)>(
+    );
+    is_sync::<(SymmetricMemory, SignalPad, StepRecord, TileRecords)>();
 };
