@@ -97,7 +97,7 @@ fn row(line: &str) -> Result<Vec<Row>, String> {
             "'{fixed}' varies: only columns can, or the rows of a transposed kernel"
         ));
     }
-    // Two warp groups that cannot share 128 rows share the columns.
+    // Two warp groups that cannot share 128 rows share the columns: eight of a step for each.
     let step = match (pingpong, one(fixed)?[0] % 128) {
         (false, 64) => 16,
         _ => 8,
@@ -142,7 +142,8 @@ fn widths(text: &str, step: u32) -> Result<Vec<u32>, String> {
     let count = most.saturating_sub(least) / step + 1;
     if least >= most || (most - least) % step != 0 || count > MOST_WIDTHS {
         return Err(format!(
-            "'{text}' is not 2 to {MOST_WIDTHS} widths in steps of {step}, such as 136..192"
+            "'{text}' is not 2 to {MOST_WIDTHS} widths in steps of {step}, such as {}..192",
+            192 - 3 * step
         ));
     }
     Ok((0..count).map(|nth| most - step * nth).collect())

@@ -74,8 +74,8 @@ CUTLASS_DEVICE void with_activation(int32_t activation, F f) {
     }
 }
 
-// What a tile asks for. Each is code of its own, so that the usual tile's is short: fetching instructions takes longer than they
-// do.
+// What becomes of a tile's sums. Each is code of its own, so that the usual tile's is short: fetching instructions takes longer
+// than executing them.
 enum class Finish {
     // D is the sums.
     kNothing,

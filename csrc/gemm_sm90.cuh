@@ -47,7 +47,8 @@ template <> inline constexpr og_type kTypeOf<cutlass::float_e4m3_t> = OG_TYPE_E4
 template <> inline constexpr og_type kTypeOf<cutlass::float_e5m2_t> = OG_TYPE_E5M2;
 
 // Tile and cluster are D's as the caller sees it. The tile is the widest along the kernel's columns, which are D's columns or,
-// transposed, its rows; `kLeast` is the narrowest there: a launch has one of the widths between, in steps of 8.
+// transposed, its rows; `kLeast` is the narrowest there: a launch has one of the widths between, in steps of 8 (16 with
+// kShareColumns).
 template <class ElementA, class ElementB, class ElementD, og_layout kLayoutB, int kTileM, int kTileN,
           int kTileK, int kClusterM, int kClusterN, bool kPingpong, bool kTransposed, bool kFast, int kLeast>
 struct GemmSm90 {
@@ -103,8 +104,11 @@ struct GemmSm90 {
     static constexpr int kBufferBytes = int(sizeof(typename EpilogueOf<2>::SharedStorage)) / 2;
     using Epilogue = EpilogueOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
 
-    // Whether CUTLASS's usual header has the instruction.
-    static constexpr bool kIsUsual = !kVaries && (kWidest <= 32 || kWidest == 64 || kWidest == 96 || kWidest == 128);
+    // Whether CUTLASS's loop can be used: its usual header has the instruction.
+    static constexpr bool kIsUsual = !kVaries && !kShareColumns &&
+                                     (kWidest <= 32 || kWidest == 64 || kWidest == 96 || kWidest == 128 ||
+                                      kWidest == 192 || kWidest == 256);
+    static_assert(kIsUsual || !kBisKn, "our own loop reads both operands along K");
     using OwnMainloop = MainloopOfWidths<typename WithOwnInstruction<BuiltMainloop, kShareColumns>::Type, kShareColumns>;
     using BaseMainloop = cute::conditional_t<kIsUsual, BuiltMainloop, OwnMainloop>;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed, kVaries>;

@@ -1,7 +1,7 @@
 // A main loop for tiles of any width in steps of 8, of which one kernel may have eight: each launch says how wide its tiles are.
 //
 // What belongs here: the loop over K of the warps that multiply, in the place of CUTLASS's. Many widths fill the GPU's 132 SMs
-// at many shapes, and one kernel of eight widths compiles in less time than CUTLASS's loop for one.
+// at many shapes.
 // Invariant: shared memory is laid out for the widest tile, so that no address of this loop depends on the width, but for where a
 // group's columns begin; a stage is released only after all instructions that read it have ended.
 #pragma once
@@ -52,7 +52,7 @@ public:
             for (int part = 0; part < kParts; ++part) {
                 CUTLASS_PRAGMA_UNROLL
                 for (int strip = 0; strip < kStrips; ++strip) {
-                    int const row = part * kTileRows + strip * (kTileRows / kStrips);
+                    int const row = part * kTileRows + strip * kStripRows * (kShareColumns ? 1 : kGroups);
                     Instructions::template run<typename Base::ElementA, typename Base::ElementB>(
                         &sums(strip * kWidestPart / 2), a + row * kRowBytes / 16, b + part * kWidest * kRowBytes / 16,
                         part > 0 || k > 0, width);

@@ -51,6 +51,7 @@ public:
     // The columns of D in a chunk.
     static constexpr int kChunkColumns = kTransposed ? kWarpRows : kChunk;
     static_assert(kBuffers >= 2);
+    static_assert(kByTma || !kVaries, "elements of 32 bits are stored as wide as the widest tile");
 
     using Epilogue = TileEpilogue<Element, kRows, kColumns, kSharers>;
     // What CUTLASS's kernels ask for. They move no C.
@@ -73,7 +74,7 @@ public:
         int64_t ldd;
     };
     struct SharedStorage {
-        // The swizzle pattern repeats every 512 bytes at most.
+        // Where a pattern begins follows from the address; CUTLASS lays this out behind stages that begin so, too.
         alignas(1024) char chunks[kGroups][kGroupWarps][kBuffers][kChunkBytes == 0 ? 1 : kChunkBytes];
     };
     using Vectors = typename Epilogue::Vectors;
@@ -134,6 +135,7 @@ public:
             epilogue.read_vectors(thread, kGroups * 128);
             sync_tile();
         }
+        // Behind the leader's wait.
         __syncwarp();
         // Ping-pong's groups store one after the other, from the same shared memory. Groups that share a tile are not in the
         // order of their parts.

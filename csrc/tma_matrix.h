@@ -30,7 +30,8 @@ inline decltype(&cuTensorMapEncodeTiled) encode_tiled() {
     return found;
 }
 
-// `row_stride` is in elements. `name` is the matrix's, for the error. Of a box's columns in shared memory, `used` are moved.
+// `row_stride` is in elements. `name` is the matrix's, for the error. Of a box's columns in shared memory, `used` are moved: TMA
+// keeps rows as far apart as the pattern is wide.
 template <class Element>
 cute::TmaDescriptor tma_matrix(char const* name, void const* matrix, int64_t rows, int64_t columns, int64_t row_stride,
                                int box_rows, int box_columns, int used) {

@@ -103,7 +103,7 @@ struct WgmmaOfWidths;
     "DONE:\n"
 
 // Both operands lie along K, in rows of 128 bytes: an instruction reads 32 of them, and descriptors count 16s. The names are
-// those of the operands behind the sums.
+// those of the operands behind the sums: the descriptors of A and B, whether to add to the sums, and the width.
 #define OG_RUN(widest, steps, a_name, b_name, p_name, width_name)                                           \
     asm volatile("{\n.reg .pred begun, always, is;\n.reg .b64 a0, a1, a2, a3, b0, b1, b2, b3;\n"            \
                  ".reg .b32 width;\nmov.b32 width, " width_name ";\n"                                        \

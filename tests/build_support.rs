@@ -320,6 +320,8 @@ fn a_row_of_several_widths_is_as_many_kernels_of_one_template() {
         let source = table::source(&sources[0].1);
         assert_eq!((sources.len(), source.matches(arguments).count()), (1, 4), "{source}");
     }
+    let shared = "bf16 bf16 bf16 nk 136..192x192x64 1x2 cooperative transposed default";
+    assert!(read(shared).unwrap_err().contains("steps of 16, such as 144..192"));
     for bad in [
         "128x192..144x64",
         "128x144..144x64",

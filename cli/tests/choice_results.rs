@@ -1,7 +1,8 @@
 //! The kernels that the library chooses, beside sweeps over many kernels in `benches/results`: how much time the choice loses.
 //!
-//! What belongs here: the files, and the bounds; nothing is timed. Invariant: what was not measured counts as slow, so a choice
-//! cannot look good for want of a measurement.
+//! What belongs here: the files, and the bounds; nothing is timed. Invariant: of the kernels that a sweep has, one that a product's
+//! line leaves out counts as slow, so a choice cannot look good for want of a measurement. Kernels that a sweep does not have
+//! are not offered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -72,7 +73,7 @@ impl Swept {
     }
 }
 
-/// The choice for each product loses at most `worst`, and in the geometric mean `mean`.
+/// The choice for each product, among the kernels of the sweep, loses at most `worst`, and in the geometric mean `mean`.
 fn loses_at_most(swept: &[Swept], worst: f64, mean: f64) {
     let names: BTreeSet<_> =
         swept.iter().flat_map(|of| of.times.keys()).map(|(name, _)| name).collect();

@@ -4,7 +4,7 @@
 //! deadline, independent of the other side.
 
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -26,6 +26,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// An authenticated connection to the store. Both fields are set until it is dropped.
 pub(super) struct Connection {
+    host: String,
     queue: Option<Sender<Request>>,
     line: Option<Line>,
 }
@@ -98,13 +99,14 @@ impl Connection {
             let _ = from.shutdown(Shutdown::Both);
         };
         let line = Line::start("the store", socket, sealer, queued, read).map_err(broken)?;
-        Ok(Connection { queue: Some(queue), line: Some(line) })
+        let local = line.local_ip().map_err(broken)?;
+        let host = reached_at(local, &launch.host);
+        Ok(Connection { host, queue: Some(queue), line: Some(line) })
     }
 
-    /// This process's address, as the store sees it.
-    pub(super) fn host(&self) -> String {
-        let address = self.line.as_ref().and_then(|line| line.local_ip().ok());
-        address.map_or_else(|| "localhost".into(), |ip| ip.to_string())
+    /// Where other ranks reach this process.
+    pub(super) fn host(&self) -> &str {
+        &self.host
     }
 
     /// Tells the store something, without waiting for it. A connection that is broken is noticed by the reader.
@@ -174,4 +176,23 @@ fn attempt(
         ),
     };
     Err(Attempt::Hopeless(Error::NoGroup { reason, remedy }))
+}
+
+/// Where ranks of other machines reach a process that has come from `local` to a store at `store`. One that has come by the loopback
+/// device is on the store's machine.
+fn reached_at(local: IpAddr, store: &str) -> String {
+    if local.is_loopback() { store.into() } else { local.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_reached_where_it_came_from_or_at_its_stores_machine() {
+        let reached = |local: &str| reached_at(local.parse().unwrap(), "node7");
+        assert_eq!(reached("10.1.2.3"), "10.1.2.3");
+        assert_eq!(reached("fd00::7"), "fd00::7");
+        assert_eq!(["127.0.0.1", "127.0.1.1", "::1"].map(reached), ["node7"; 3]);
+    }
 }

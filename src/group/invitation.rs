@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 #[derive(Serialize, Deserialize)]
 struct Invitation(std::result::Result<Place, String>);
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 struct Place {
     host: String,
     port: u16,
@@ -47,7 +47,9 @@ impl Opened {
         let table = Arc::new(Table::new(ranks, options.rules));
         let secret = Secret::random_text()?;
         let launch = Launch::at(0, ranks, host, 0);
-        let store = Store::open(&launch, &table, &Secret::of(&secret), until)?;
+        let remedy = "give a host of this machine at which this process may listen";
+        let store = Store::open(&launch, &table, &Secret::of(&secret), until)
+            .map_err(|error| with_remedy(error, remedy))?;
         let place = Place { host: host.into(), port: store.port(), secret };
         Ok((Opened { table, store }, place))
     }
@@ -58,7 +60,7 @@ impl Group {
     ///
     /// `broadcast` is called once on every rank. It is given bytes, of which only rank 0's matter, and returns rank 0's bytes
     /// on every rank. They hold the group's secret: hand them to its ranks only. `host` is a name or an address at which the other
-    /// ranks reach rank 0; only rank 0's counts. `localhost` is enough on one machine.
+    /// ranks reach rank 0; only rank 0's counts. `localhost` is enough on one machine. The limit includes the broadcast.
     ///
     /// ```
     /// use overlap_gemm::group::{Group, GroupOptions};
@@ -90,17 +92,16 @@ impl Group {
         options: &GroupOptions,
         broadcast: impl FnOnce(Vec<u8>) -> Result<Vec<u8>>,
     ) -> Result<Group> {
-        check_ranks(ranks)?;
-        Error::check_range("the rank", rank, 0..=ranks - 1, "ranks count from 0")?;
-        check_length("the device's name", &options.device)?;
-        Group::meet_invited(rank, ranks, host, options, broadcast)
+        meet((rank, ranks), host, options, after(options.limit), broadcast)
     }
 
     /// A part of this group: the ranks that call it with the same `part` become a group, in the order of their ranks here.
     ///
-    /// All ranks call it. Ranks that use no part may share one that nobody uses. The GPU is that of this group, where the
-    /// options name none. The new group has its own end: it goes on when this one is dropped, and neither ends the other, but for
-    /// a process that dies, which ends both.
+    /// All ranks call it; a rank that wants no part gives a number that no part uses, and drops the group. No other thread of a rank
+    /// may exchange anything in this group meanwhile. The options are the part's own; the GPU is this group's where they name none.
+    ///
+    /// The part has its own end: it goes on when this group is dropped, and neither ends the other, but for a process that dies,
+    /// which ends both. A part that does not form leaves this group as it was; a rank that does not come to split ends it.
     ///
     /// ```
     /// use overlap_gemm::group::{Group, GroupOptions};
@@ -109,9 +110,8 @@ impl Group {
     /// std::thread::scope(|scope| {
     ///     for group in Group::local(4)? {
     ///         scope.spawn(move || {
-    ///             let options = GroupOptions::default().shared_devices(true);
-    ///             let shards = group.split(group.rank() / 2, &options).unwrap();
-    ///             let replicas = group.split(group.rank() % 2, &options).unwrap();
+    ///             let shards = group.split(group.rank() / 2, &GroupOptions::default()).unwrap();
+    ///             let replicas = group.split(group.rank() % 2, &GroupOptions::default()).unwrap();
     ///             assert_eq!((shards.ranks(), shards.rank()), (2, group.rank() % 2));
     ///             assert_eq!((replicas.ranks(), replicas.rank()), (2, group.rank() / 2));
     ///         });
@@ -125,56 +125,77 @@ impl Group {
         if options.device.is_empty() {
             options.device.clone_from(&self.members()[self.rank() as usize].device);
         }
-        check_length("the device's name", &options.device)?;
         let until = after(options.limit);
-        let parts = self.all_gather("the parts of a split", &part.to_le_bytes(), options.limit)?;
-        let mine = |(rank, of): (u32, &Vec<u8>)| (**of == part.to_le_bytes()).then_some(rank);
-        let ranks: Vec<u32> = (0..).zip(&*parts).filter_map(mine).collect();
-        let (first, place) =
-            (ranks[0], ranks.iter().take_while(|rank| **rank < self.rank()).count());
-        let at = |rank: u32| &self.members()[rank as usize].host;
-        let host = match ranks.iter().all(|rank| at(*rank) == at(first)) {
-            true => "localhost".into(),
-            false => self.way.host(),
-        };
-        let broadcast = |own: Vec<u8>| {
+        let exchange = |what: &str, own: &[u8]| {
             let left = until.saturating_duration_since(Instant::now());
-            let all = self.all_gather("the stores of a split", &own, left)?;
-            Ok(all[first as usize].clone())
+            self.all_gather(what, own, left).map_err(|error| match error {
+                Error::Absent { rank, absent, what, .. } => {
+                    Error::Absent { rank, absent, what, limit: options.limit }
+                }
+                other => other,
+            })
         };
-        Group::meet_invited(place as u32, ranks.len() as u32, &host, &options, broadcast)
+        let parts = exchange("the parts of a split", &part.to_le_bytes())?;
+        let is_mine = |rank: &u32| *parts[*rank as usize] == part.to_le_bytes();
+        let ranks: Vec<u32> = (0..self.ranks()).filter(is_mine).collect();
+        let first = ranks[0];
+        let place = ranks.iter().take_while(|rank| **rank < self.rank()).count() as u32;
+        let machine = |rank: &u32| &self.members()[*rank as usize].host;
+        let is_one = ranks.iter().all(|rank| machine(rank) == machine(&first));
+        let host = if is_one { "localhost" } else { self.way.host() };
+        meet((place, ranks.len() as u32), host, &options, until, |own| {
+            let stores = exchange("the stores of a split", &own)?;
+            Ok(stores[first as usize].clone())
+        })
     }
+}
 
-    fn meet_invited(
-        rank: u32,
-        ranks: u32,
-        host: &str,
-        options: &GroupOptions,
-        broadcast: impl FnOnce(Vec<u8>) -> Result<Vec<u8>>,
-    ) -> Result<Group> {
-        let until = after(options.limit);
-        let member = options.member(rank);
-        if rank == 0 {
-            let (opened, invitation) = match Opened::new(host, ranks, options, until) {
-                Ok((opened, place)) => (Ok(opened), Invitation(Ok(place))),
-                Err(error) => (Err(error.clone()), Invitation(Err(error.to_string()))),
-            };
-            let bytes = serde_json::to_vec(&invitation).map_err(|error| nonsense(&error))?;
-            broadcast(bytes)?;
-            let Opened { table, store } = opened?;
-            return Group::at(&table, ranks, member, Some(store))?.complete(until, options.limit);
-        }
-        let bytes = broadcast(Vec::new())?;
-        let Invitation(invited) =
-            serde_json::from_slice(&bytes).map_err(|error| nonsense(&error))?;
-        let Place { host, port, secret } = invited.map_err(|reason| Error::NoGroup {
-            reason: format!("rank 0 of the new group has no store: {reason}"),
-            remedy: "see what rank 0 reports",
-        })?;
-        let (launch, secret) = (Launch::at(rank, ranks, &host, port), Secret::of(secret));
-        let inbox = Arc::new(Inbox::default());
-        let way = Connection::open(&launch, &member, &secret, &inbox, until).map(Way::Away)?;
-        Group::seated(rank, inbox, way).complete(until, options.limit)
+/// Meets at a store that rank 0 opens at any free port of `host`. Every rank calls `broadcast` once, also one whose arguments are
+/// refused, so that none waits for another there.
+fn meet(
+    (rank, ranks): (u32, u32),
+    host: &str,
+    options: &GroupOptions,
+    until: Instant,
+    broadcast: impl FnOnce(Vec<u8>) -> Result<Vec<u8>>,
+) -> Result<Group> {
+    let checked = || {
+        check_ranks(ranks)?;
+        Error::check_range("the rank", rank, 0..=ranks - 1, "ranks count from 0")?;
+        check_length("the device's name", &options.device)
+    };
+    let member = options.member(rank);
+    if rank == 0 {
+        let opened = checked().and_then(|()| Opened::new(host, ranks, options, until));
+        let invitation = match &opened {
+            Ok((_, place)) => Invitation(Ok(place.clone())),
+            Err(error) => Invitation(Err(error.to_string())),
+        };
+        let bytes = serde_json::to_vec(&invitation).map_err(|error| nonsense(&error));
+        broadcast(bytes?)?;
+        let (Opened { table, store }, _) = opened?;
+        return Group::at(&table, ranks, member, Some(store))?.complete(until, options.limit);
+    }
+    let bytes = broadcast(Vec::new())?;
+    checked()?;
+    let Invitation(invited) = serde_json::from_slice(&bytes).map_err(|error| nonsense(&error))?;
+    let Place { host, port, secret } = invited.map_err(|reason| Error::NoGroup {
+        reason: format!("rank 0 of the new group has no store: {reason}"),
+        remedy: "see what rank 0 reports",
+    })?;
+    let (launch, secret) = (Launch::at(rank, ranks, &host, port), Secret::of(secret));
+    let inbox = Arc::new(Inbox::default());
+    let way = Connection::open(&launch, &member, &secret, &inbox, until);
+    let remedy = "see whether rank 0 runs, and whether all ranks reach the host that it gave";
+    let way = way.map(Way::Away).map_err(|error| with_remedy(error, remedy))?;
+    Group::seated(rank, inbox, way).complete(until, options.limit)
+}
+
+/// What is wrong with a store is worded for ranks that read its place from their environment.
+fn with_remedy(error: Error, remedy: &'static str) -> Error {
+    match error {
+        Error::NoGroup { reason, .. } => Error::NoGroup { reason, remedy },
+        other => other,
     }
 }
 

@@ -16,7 +16,7 @@
 //!   rank 0's store ([`Group::from_env`], [`Group::meet`]; [`Group::by_broadcast`] where the caller has means of its own).
 //! - A group's ranks can form further groups ([`Group::split`]), such as the rows and columns of a grid.
 //! - **Only processes of the same user can join**: both sides prove that they know a secret, without sending
-//!   it. It is in the environment (`OVERLAP_GEMM_SECRET`), or in a file that only the user can read.
+//!   it. It is in the environment (`OVERLAP_GEMM_SECRET`), in a file that only the user can read, or in an invitation.
 //!   All later messages are encrypted and authenticated with keys of that connection
 //!   (Noise `NNpsk0`): a changed, repeated or omitted byte ends the group, and is never
 //!   delivered. `SECURITY.md` lists what that covers, and what not.
@@ -157,11 +157,11 @@ impl Way {
         }
     }
 
-    /// Where other ranks reach this process: at the address by which it reaches them.
-    fn host(&self) -> String {
+    /// Where other ranks reach this process.
+    fn host(&self) -> &str {
         match self {
-            Way::Here { store: Some(store), .. } => store.host().into(),
-            Way::Here { store: None, .. } => "localhost".into(),
+            Way::Here { store: Some(store), .. } => store.host(),
+            Way::Here { store: None, .. } => "localhost",
             Way::Away(connection) => connection.host(),
         }
     }

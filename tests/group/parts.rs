@@ -2,7 +2,9 @@
 //!
 //! What belongs here: who is in which part, that parts live on their own, and what a rank is told if one does not form.
 
-use std::sync::{Condvar, Mutex};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Barrier, Condvar, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use overlap_gemm::Error;
@@ -11,7 +13,7 @@ use overlap_gemm::group::{Group, GroupOptions};
 use super::{LONG, meet, on_threads, threads};
 
 fn options() -> GroupOptions {
-    GroupOptions::default().limit(LONG).shared_devices(true)
+    GroupOptions::default().limit(LONG)
 }
 
 /// The ranks of `whole` that are in this part, told by the part itself.
@@ -77,24 +79,29 @@ fn a_part_has_an_end_of_its_own() {
 
 #[test]
 fn who_does_not_split_is_named() {
-    on_threads(3, |rank, port| {
+    let both = Barrier::new(2);
+    let errors = on_threads(3, |rank, port| {
         let whole = meet(rank, 3, port).unwrap();
         if rank == 1 {
-            // Until the others have given up.
-            whole.barrier("another exchange", LONG).unwrap_err();
-            return;
-        }
-        let short = options().limit(Duration::from_millis(300));
-        match whole.split(0, &short).unwrap_err() {
-            // One gives up first, and ends the group for the other.
-            Error::Absent { absent, .. } => assert_eq!(absent, [1]),
-            Error::Aborted { reason, .. } => assert!(reason.contains("split"), "{reason}"),
-            Error::NoGroup { reason, .. } => {
-                assert!(reason.contains("another exchange"), "{reason}")
+            // Until another has given up.
+            while whole.check().is_ok() {
+                thread::sleep(Duration::from_millis(5));
             }
-            other => panic!("{other}"),
+            return None;
         }
+        both.wait();
+        Some(whole.split(0, &options().limit(Duration::from_secs(2))).unwrap_err())
     });
+    // One gives up first, and ends the group for the other.
+    let errors: Vec<Error> = errors.into_iter().flatten().collect();
+    let names_it = |error: &Error| matches!(error, Error::Absent { absent, limit, .. } if absent == &[1] && limit.as_secs() == 2);
+    assert!(errors.iter().any(names_it), "{errors:?}");
+    for error in errors.iter().filter(|error| !names_it(error)) {
+        assert!(
+            matches!(error, Error::Aborted { reason, .. } if reason.contains("rank 1")),
+            "{error}"
+        );
+    }
 }
 
 /// Any store of the caller's, for one value.
@@ -109,7 +116,7 @@ impl Kept {
             *kept = Some(bytes);
             self.1.notify_all();
         }
-        let kept = self.1.wait_while(kept, |kept| kept.is_none()).unwrap();
+        let (kept, _) = self.1.wait_timeout_while(kept, LONG, |kept| kept.is_none()).unwrap();
         kept.clone().unwrap()
     }
 }
@@ -132,14 +139,23 @@ fn what_is_no_invitation_is_refused_on_the_rank_that_got_it() {
         let error = Group::by_broadcast(1, 2, "localhost", &options(), broadcast).unwrap_err();
         assert!(error.to_string().contains("no invitation"), "{error}");
     }
-    let kept = Kept::default();
-    threads::on_threads(0..2, |rank| {
-        let broadcast = |bytes| Ok(kept.broadcast(rank, bytes));
-        // A host that rank 0 cannot listen at: of no machine's.
-        let error =
-            Group::by_broadcast(rank, 2, "host.invalid", &options(), broadcast).unwrap_err();
-        assert!(error.to_string().contains("host.invalid"), "{error}");
-    });
-    let outside = Group::by_broadcast(2, 2, "localhost", &options(), |_| unreachable!());
-    assert!(matches!(outside.unwrap_err(), Error::OutOfRange { .. }));
+    // What keeps rank 0 from its store: a host of no machine's, and a device that nobody could show.
+    for (host, device) in [("no host", ""), ("localhost", &*"x".repeat(2000))] {
+        let kept = Kept::default();
+        threads::on_threads(0..2, |rank| {
+            let broadcast = |bytes| Ok(kept.broadcast(rank, bytes));
+            let options = if rank == 0 { options().device(device) } else { options() };
+            let error = Group::by_broadcast(rank, 2, host, &options, broadcast).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(if device.is_empty() { host } else { "the device" }), "{text}");
+        });
+    }
+    // A rank that is none takes part in the broadcast all the same.
+    let asked = AtomicU32::new(0);
+    let broadcast = |bytes| {
+        asked.fetch_add(1, Ordering::Relaxed);
+        Ok(bytes)
+    };
+    let error = Group::by_broadcast(2, 2, "localhost", &options(), broadcast).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { .. }) && asked.into_inner() == 1, "{error}");
 }

@@ -115,30 +115,36 @@ pub fn captured(stream: &Arc<CudaStream>, is_strict: bool, enqueue: impl FnOnce(
     stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap()
 }
 
-/// A kernel without what the widths of one row of csrc/kernels.txt differ in: they are one kernel on the device.
-fn but_for_the_width(kernel: &Kernel) -> Kernel {
-    let mut kernel = kernel.clone();
-    let width = if kernel.transposed { &mut kernel.tile.m } else { &mut kernel.tile.n };
-    *width = 0;
-    kernel.name.clear();
-    kernel
+/// The kernels that are tried, by rows of csrc/kernels.txt: the widths of a row are one kernel on the device. A row lists the
+/// widest first, and what follows a row is wider than its last width, or differs in more.
+fn tried_rows() -> Vec<Vec<&'static Kernel>> {
+    let split = |kernel: &Kernel| {
+        let mut rest = kernel.clone();
+        rest.name.clear();
+        let width = if rest.transposed { &mut rest.tile.m } else { &mut rest.tile.n };
+        (std::mem::take(width), rest)
+    };
+    let are_of_a_row = |one: &&Kernel, next: &&Kernel| {
+        let ((width, rest), (next_width, next_rest)) = (split(one), split(next));
+        rest == next_rest && next_width < width
+    };
+    tried_kernels().chunk_by(are_of_a_row).map(<[_]>::to_vec).collect()
 }
 
-/// How many of `rounds` this kernel gets: the widths of one row share them. At least as many as in a row of eight, and one.
+/// How many of `rounds` this kernel gets: the widths of a row share them. Each gets one at least.
 pub fn share_of_rounds(kernel: &Kernel, rounds: u64) -> u64 {
-    let this = but_for_the_width(kernel);
-    let alike = tried_kernels().into_iter().filter(|one| but_for_the_width(one) == this).count();
-    rounds.div_ceil(alike.clamp(1, 8) as u64)
+    let rows = tried_rows();
+    let row = rows.iter().find(|row| row.contains(&kernel)).unwrap();
+    rounds.div_ceil(row.len() as u64)
 }
 
-/// Does something with one kernel after the other, of those of one row with the widest and the narrowest, on an untracked GPU,
-/// with the same random numbers for each. Products that wait have the GPU for themselves: where several wait, each keeps SMs
+/// Does something with one kernel after the other, of each row with the widest and the narrowest, on an untracked GPU, with the
+/// same random numbers for each. Products that wait have the GPU for themselves: where several wait, each keeps SMs
 /// from what the others wait for.
 pub fn on_every_kernel(seed: u64, mut run: impl FnMut(&Gpu, &'static Kernel, &mut Random)) {
     let gpu = Gpu::untracked();
-    let kernels = tried_kernels();
-    let rows = kernels.chunk_by(|one, next| but_for_the_width(one) == but_for_the_width(next));
-    for kernel in rows.flat_map(|row| row.iter().take(1).chain(row.iter().skip(1).last())) {
+    let ends = |row: Vec<&'static Kernel>| [Some(row[0]), row[1..].last().copied()];
+    for kernel in tried_rows().into_iter().flat_map(ends).flatten() {
         let with_kernel = AssertUnwindSafe(|| run(&gpu, kernel, &mut Random::new(seed)));
         if let Err(panic) = catch_unwind(with_kernel) {
             println!("{kernel}: FAILED");
