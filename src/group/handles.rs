@@ -143,11 +143,7 @@ impl Group {
             }
         }
         // So that nobody goes on where a rank has failed.
-        let left = until.saturating_duration_since(Instant::now());
-        self.barrier(what, left).map_err(|error| match error {
-            Error::Absent { rank, absent, what, .. } => Error::Absent { rank, absent, what, limit },
-            other => other,
-        })?;
+        self.exchange(what, &[], Some(until), limit)?;
         Ok(visits.taken.into_iter().flatten().collect())
     }
 

@@ -9,14 +9,12 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::client::Connection;
-use super::inbox::Inbox;
 use super::launch::Launch;
 use super::line::after;
 use super::secret::Secret;
 use super::store::Store;
 use super::table::Table;
-use super::{Group, GroupOptions, Way, check_length, check_ranks};
+use super::{Group, GroupOptions, check_seat};
 use crate::error::{Error, Result};
 
 /// What rank 0 tells the others: where its store listens, and the secret; or why it has none.
@@ -126,15 +124,7 @@ impl Group {
             options.device.clone_from(&self.members()[self.rank() as usize].device);
         }
         let until = after(options.limit);
-        let exchange = |what: &str, own: &[u8]| {
-            let left = until.saturating_duration_since(Instant::now());
-            self.all_gather(what, own, left).map_err(|error| match error {
-                Error::Absent { rank, absent, what, .. } => {
-                    Error::Absent { rank, absent, what, limit: options.limit }
-                }
-                other => other,
-            })
-        };
+        let exchange = |what, own: &[u8]| self.exchange(what, own, Some(until), options.limit);
         let parts = exchange("the parts of a split", &part.to_le_bytes())?;
         let is_mine = |rank: &u32| *parts[*rank as usize] == part.to_le_bytes();
         let ranks: Vec<u32> = (0..self.ranks()).filter(is_mine).collect();
@@ -159,14 +149,10 @@ fn meet(
     until: Instant,
     broadcast: impl FnOnce(Vec<u8>) -> Result<Vec<u8>>,
 ) -> Result<Group> {
-    let checked = || {
-        check_ranks(ranks)?;
-        Error::check_range("the rank", rank, 0..=ranks - 1, "ranks count from 0")?;
-        check_length("the device's name", &options.device)
-    };
+    let checked = check_seat(rank, ranks, options);
     let member = options.member(rank);
     if rank == 0 {
-        let opened = checked().and_then(|()| Opened::new(host, ranks, options, until));
+        let opened = checked.and_then(|()| Opened::new(host, ranks, options, until));
         let invitation = match &opened {
             Ok((_, place)) => Invitation(Ok(place.clone())),
             Err(error) => Invitation(Err(error.to_string())),
@@ -177,18 +163,16 @@ fn meet(
         return Group::at(&table, ranks, member, Some(store))?.complete(until, options.limit);
     }
     let bytes = broadcast(Vec::new())?;
-    checked()?;
+    checked?;
     let Invitation(invited) = serde_json::from_slice(&bytes).map_err(|error| nonsense(&error))?;
     let Place { host, port, secret } = invited.map_err(|reason| Error::NoGroup {
         reason: format!("rank 0 of the new group has no store: {reason}"),
         remedy: "see what rank 0 reports",
     })?;
     let (launch, secret) = (Launch::at(rank, ranks, &host, port), Secret::of(secret));
-    let inbox = Arc::new(Inbox::default());
-    let way = Connection::open(&launch, &member, &secret, &inbox, until);
     let remedy = "see whether rank 0 runs, and whether all ranks reach the host that it gave";
-    let way = way.map(Way::Away).map_err(|error| with_remedy(error, remedy))?;
-    Group::seated(rank, inbox, way).complete(until, options.limit)
+    let come = Group::away(&launch, &member, &secret, until);
+    come.map_err(|error| with_remedy(error, remedy))?.complete(until, options.limit)
 }
 
 /// What is wrong with a store is worded for ranks that read its place from their environment.

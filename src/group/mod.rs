@@ -194,9 +194,7 @@ impl Group {
 
     /// This process as a rank of the group of `launch`, which has its number and the address of rank 0.
     pub fn meet(launch: &Launch, secret: &Secret, options: &GroupOptions) -> Result<Group> {
-        check_ranks(launch.ranks)?;
-        Error::check_range("the rank", launch.rank, 0..=launch.ranks - 1, "ranks count from 0")?;
-        check_length("the device's name", &options.device)?;
+        check_seat(launch.rank, launch.ranks, options)?;
         check_length("the job's name", &launch.job)?;
         let until = after(options.limit);
         let member = options.member(launch.rank);
@@ -206,9 +204,14 @@ impl Group {
             let seated = Group::at(&table, launch.ranks, member, Some(store))?;
             return seated.complete(until, options.limit);
         }
+        Group::away(launch, &member, secret, until)?.complete(until, options.limit)
+    }
+
+    /// A rank that has come to another process's store, before all have.
+    fn away(launch: &Launch, member: &Member, secret: &Secret, until: Instant) -> Result<Group> {
         let inbox = Arc::new(Inbox::default());
-        let way = Connection::open(launch, &member, secret, &inbox, until).map(Way::Away)?;
-        Group::seated(launch.rank, inbox, way).complete(until, options.limit)
+        let way = Connection::open(launch, member, secret, &inbox, until).map(Way::Away)?;
+        Ok(Group::seated(launch.rank, inbox, way))
     }
 
     /// A rank that has come to a table of this process, before all have.
@@ -256,6 +259,17 @@ impl Group {
         part: &[u8],
         limit: Duration,
     ) -> Result<Arc<Vec<Vec<u8>>>> {
+        self.exchange(what, part, None, limit)
+    }
+
+    /// The same until then, which is what is left of a limit; `None`: the limit begins with the exchange.
+    fn exchange(
+        &self,
+        what: &str,
+        part: &[u8],
+        until: Option<Instant>,
+        limit: Duration,
+    ) -> Result<Arc<Vec<Vec<u8>>>> {
         let brought = format!("what is brought to '{what}', in bytes,");
         let most = most_bytes(self.ranks()) as u64;
         Error::check_range(brought, part.len() as u64, 0..=most, "exchange less at a time")?;
@@ -263,7 +277,7 @@ impl Group {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let exchange = *next;
         *next += 1;
-        let until = after(limit);
+        let until = until.unwrap_or_else(|| after(limit));
         let part = part.to_vec();
         self.way.request(self.rank, Request::Bring { exchange, what: what.into(), part });
         let look = |until| self.inbox.gathered(exchange, until);
@@ -422,6 +436,12 @@ fn refused(reason: String) -> Error {
 fn check_length(what: &str, text: &str) -> Result<()> {
     let what = format!("the length of {what}");
     Error::check_range(what, text.len() as u64, 0..=1024, "use a shorter one")
+}
+
+fn check_seat(rank: u32, ranks: u32, options: &GroupOptions) -> Result<()> {
+    check_ranks(ranks)?;
+    Error::check_range("the rank", rank, 0..=ranks - 1, "ranks count from 0")?;
+    check_length("the device's name", &options.device)
 }
 
 fn check_ranks(ranks: u32) -> Result<()> {
