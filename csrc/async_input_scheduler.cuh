@@ -13,11 +13,10 @@
 
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
-#include "cutlass/arch/barrier.h"
 #include "cutlass/fast_math.h"
-#include "cutlass/gemm/kernel/tile_scheduler.hpp"
 
 #include "chunk_signal.cuh"
+#include "named_barriers.h"
 #include "tile_bands.h"
 
 namespace overlap_gemm {
@@ -71,153 +70,87 @@ __device__ inline Unit unit_at(OrderParams const& p, BandCursor const& band, int
     return {unit_row < p.unit_grid_m ? unit_row : unit_row - p.unit_grid_m, column};
 }
 
-// The scheduler that CUTLASS's kernels ask. `KernelCluster` is the cluster as the kernel sees it;
+// Walks the tiles of one block. `KernelCluster` is the cluster as the kernel sees it;
 // without `kCanSplit` there is one slice, and the code for more costs no registers.
 template <class KernelCluster, bool kTransposed, bool kCanSplit>
 class AsyncInputScheduler {
 public:
-    static constexpr bool IsDynamicPersistent = false;
+    static constexpr bool kCutsK = kCanSplit;
 
-    // CUTLASS's schedulers that fetch work dynamically need these; this one knows its work.
-    using Pipeline = cutlass::PipelineEmpty;
-    using ThrottlePipeline = cutlass::PipelineEmpty;
-    struct CLCResponse {};
-    class SharedStorage {
-    public:
-        CUTLASS_DEVICE typename Pipeline::SharedStorage pipeline() { return {}; }
-        CUTLASS_DEVICE typename ThrottlePipeline::SharedStorage throttle_pipeline() { return {}; }
-        CUTLASS_DEVICE CLCResponse* data() { return nullptr; }
-    };
-
-    using Params = OrderParams;
-    using Arguments = OrderParams;
-
-    struct WorkTileInfo {
-        int32_t M_idx = 0;
-        int32_t N_idx = 0;
-        int32_t L_idx = 0;
-        // Which K tiles; of which unit and slice.
-        int32_t k_start = 0;
-        int32_t k_count = 0;
-        int32_t unit = 0;
+    // A slice of K of one tile.
+    struct Work {
+        // The tile, as the kernel sees rows and columns.
+        int32_t m;
+        int32_t n;
+        // Its steps of K.
+        int32_t k_begin;
+        int32_t k_count;
+        int32_t unit;
         int32_t slice = -1;
 
         CUTLASS_DEVICE bool is_valid() const { return slice >= 0; }
-        // Asked by epilogues that reduce part by part; ours never does.
-        CUTLASS_DEVICE int32_t reduction_subtile_idx() const { return -1; }
     };
 
-    // The host code (gemm_sm90.cuh) computes the parameters; CUTLASS only passes them through.
-    template <class ProblemShape, class TileShape, class ClusterShape>
-    static Params to_underlying_arguments(ProblemShape, TileShape, ClusterShape,
-                                          cutlass::KernelHardwareInfo const&,
-                                          Arguments const& arguments, void*, uint32_t = 1,
-                                          uint32_t = 1) {
-        return arguments;
-    }
-    template <class ProblemShape, class Accumulator>
-    static size_t get_workspace_size(Arguments const&, ProblemShape,
-                                     cutlass::KernelHardwareInfo const&, uint32_t, uint32_t = 1,
-                                     uint32_t = 1) {
-        return 0;
-    }
-    static bool can_implement(Arguments const&) { return true; }
-
-    CUTLASS_DEVICE explicit AsyncInputScheduler(Params const& params) : params_(params) {
+    CUTLASS_DEVICE explicit AsyncInputScheduler(OrderParams const& params) : params_(params) {
         next_ = int32_t(blockIdx.x) / int32_t(cute::size<0>(KernelCluster{}));
         band_ = BandCursor::at(params_.bands, unit_row(unit(next_)));
     }
 
-    template <class ClusterShape>
-    CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(ClusterShape) {
-        return get_current_work();
-    }
-
-    CUTLASS_DEVICE WorkTileInfo get_current_work() {
-        WorkTileInfo work;
+    CUTLASS_DEVICE Work current() {
+        Work work;
         if (next_ >= work_count()) return work;
         work.unit = unit(next_);
         work.slice = kCanSplit ? next_ - work.unit * params_.splits.divisor : 0;
-        work.k_start = slice_begin(work.slice);
-        work.k_count = slice_begin(work.slice + 1) - work.k_start;
+        work.k_begin = slice_begin(work.slice);
+        work.k_count = slice_begin(work.slice + 1) - work.k_begin;
         band_.advance(params_.bands, unit_row(work.unit));
         Unit at = unit_at(params_, band_, work.unit);
         // The grid is (clusters * cluster x, cluster y): block coordinates within the cluster.
         constexpr int32_t cluster_x = cute::size<0>(KernelCluster{});
         constexpr int32_t cluster_y = cute::size<1>(KernelCluster{});
-        int32_t kernel_m = (kTransposed ? at.n : at.m) * cluster_x + int32_t(blockIdx.x) % cluster_x;
-        int32_t kernel_n = (kTransposed ? at.m : at.n) * cluster_y + int32_t(blockIdx.y);
-        work.M_idx = kernel_m;
-        work.N_idx = kernel_n;
+        work.m = (kTransposed ? at.n : at.m) * cluster_x + int32_t(blockIdx.x) % cluster_x;
+        work.n = (kTransposed ? at.m : at.n) * cluster_y + int32_t(blockIdx.y);
         return work;
     }
 
-    CUTLASS_DEVICE void advance_to_next_work(uint32_t count = 1) {
-        next_ += step(count);
+    // On by so many of this block's tiles.
+    CUTLASS_DEVICE void advance(int32_t count) {
+        next_ += count * int32_t(gridDim.x / uint32_t(cute::size<0>(KernelCluster{})));
     }
 
-    CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo) {
-        advance_to_next_work();
-        return cute::make_tuple(get_current_work(), true);
-    }
-    template <class SchedulerPipeline, class PipelineState>
-    CUTLASS_DEVICE auto fetch_next_work(WorkTileInfo work, SchedulerPipeline&, PipelineState) {
-        return fetch_next_work(work);
-    }
-
-    CUTLASS_DEVICE bool is_last_tile(WorkTileInfo const&, uint32_t count = 1) const {
-        return next_ + step(count) >= work_count();
-    }
-
-    template <class ProblemShape, class TileShape>
-    CUTLASS_DEVICE static int get_work_k_tile_count(WorkTileInfo const& work, ProblemShape,
-                                                    TileShape) {
-        return work.k_count;
-    }
-    CUTLASS_DEVICE static uint32_t get_work_k_tile_start(WorkTileInfo const& work) {
-        return uint32_t(work.k_start);
-    }
-    CUTLASS_DEVICE static bool valid_warpgroup_in_work_tile(WorkTileInfo const&) { return true; }
-    CUTLASS_DEVICE static bool requires_separate_reduction(Params const&) { return false; }
-
-    // The last slice of a tile adds the others' sums to its own and stores D.
-    CUTLASS_DEVICE static bool compute_epilogue(WorkTileInfo const& work, Params const& params) {
-        return !kCanSplit || work.slice == params.splits.divisor - 1;
+    // Whether a slice's sums become D: the last one's, which has added the others'.
+    CUTLASS_DEVICE bool is_stored(Work const& work) const {
+        return !kCanSplit || work.slice == params_.splits.divisor - 1;
     }
 
     // Hands this slice's sums over, or collects the others'. They are added in the order of the
     // slices, so that the result is the same every time. The collector may spin: the slices before
     // it are those of earlier clusters and its own (clusters_in_order in abi.cu), and blocks start in
     // the order of their numbers, so theirs run or have run. CUDA does not promise that order; where it does not
-    // hold, the collector of a product that waits for chunks gives up.
-    template <class Accumulators>
-    CUTLASS_DEVICE static void fixup(Params const& params, WorkTileInfo const& work,
-                                     Accumulators& sums, uint32_t warp_groups,
-                                     uint32_t warp_group) {
+    // hold, the collector of a product that waits for chunks gives up. Called by group `group` of the `groups` that share the tile.
+    template <class Sums>
+    CUTLASS_DEVICE void add_slices(Work const& work, Sums& sums, uint32_t groups, uint32_t group) const {
         if constexpr (kCanSplit) {
-            if (params.splits.divisor > 1) add_slices(params, work, sums, warp_groups, warp_group);
+            if (params_.splits.divisor > 1) add_slices(params_, work, sums, groups, group);
         }
     }
 
 private:
-    template <class Accumulators>
-    CUTLASS_DEVICE static void add_slices(Params const& params, WorkTileInfo const& work,
-                                          Accumulators& sums, uint32_t warp_groups,
-                                          uint32_t warp_group) {
+    template <class Sums>
+    CUTLASS_DEVICE static void add_slices(OrderParams const& params, Work const& work, Sums& sums, uint32_t groups,
+                                          uint32_t group) {
         constexpr int kThreads = cutlass::NumThreadsPerWarpGroup;
-        constexpr int kVectors = cute::size(Accumulators{}) / 4;
-        static_assert(cute::size(Accumulators{}) % 4 == 0);
+        constexpr int kVectors = cute::size(Sums{}) / 4;
+        static_assert(cute::size(Sums{}) % 4 == 0);
         constexpr uint32_t kBlocks = uint32_t(cute::size(KernelCluster{}));
         uint32_t block = blockIdx.x % uint32_t(cute::size<0>(KernelCluster{})) +
                          blockIdx.y * uint32_t(cute::size<0>(KernelCluster{}));
-        uint32_t group = (uint32_t(work.unit) * kBlocks + block) * warp_groups + warp_group;
+        uint32_t place = (uint32_t(work.unit) * kBlocks + block) * groups + group;
         uint32_t thread = threadIdx.x % kThreads;
         uint32_t handed_over = uint32_t(params.splits.divisor) - 1;
-        uint32_t* counter = params.counters + group;
+        uint32_t* counter = params.counters + place;
         float4* partial = reinterpret_cast<float4*>(params.partials) +
-                          size_t(group) * handed_over * kVectors * kThreads + thread;
-        uint32_t const barrier_id =
-            uint32_t(cutlass::arch::ReservedNamedBarriers::StreamkBarrier0) + warp_group;
+                          size_t(place) * handed_over * kVectors * kThreads + thread;
         if (uint32_t(work.slice) < handed_over) {
             float4* mine = partial + size_t(work.slice) * kVectors * kThreads;
             // A block that has given up has multiplied zeros, and the one that collects may not know.
@@ -232,7 +165,7 @@ private:
             }
             // All threads' stores, then one release at GPU scope: pairs with the acquire below.
             __threadfence();
-            sync_any(barrier_id, kThreads, false);
+            sync_any(group, false);
             if (thread == 0) {
                 asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
             }
@@ -240,7 +173,7 @@ private:
             // Zero again for the next launch, which begins after this one has ended.
             bool is_abandoned = thread == 0 && !collect(params.step, counter, handed_over);
             if (thread == 0) *counter = is_abandoned ? kAbandoned : 0;
-            is_abandoned = sync_any(barrier_id, kThreads, is_abandoned);
+            is_abandoned = sync_any(group, is_abandoned);
             // Added, not chosen: a branch that threads may take differently would cost the main loop its uniform
             // registers.
             float const nothing_or_nan = is_abandoned ? __int_as_float(0x7fffffff) : 0.0f;
@@ -267,9 +200,13 @@ private:
     // As long it waits once everybody was asked to give up: blocks that do still hand over what they have.
     static constexpr uint64_t kSliceNs = 2'000'000'000;
 
-    // The threads of a named barrier meet; whether any of them says so. `bar`, not `barrier`: whole warps come here,
+    // The threads of a warp group meet; whether any of them says so. `bar`, not `barrier`: whole warps come here,
     // and where the compiler does not know that, the main loop loses its uniform registers.
-    CUTLASS_DEVICE static bool sync_any(uint32_t barrier, uint32_t threads, bool says) {
+    CUTLASS_DEVICE static bool sync_any(uint32_t group, bool says) {
+        return group == 0 ? sync_any_at<kSliceBarriers>(says) : sync_any_at<kSliceBarriers + 1>(says);
+    }
+    template <int kBarrier>
+    CUTLASS_DEVICE static bool sync_any_at(bool says) {
         uint32_t any;
         asm volatile(
             "{\n.reg .pred says, any;\n"
@@ -277,7 +214,7 @@ private:
             "bar.red.or.pred any, %1, %2, says;\n"
             "selp.u32 %0, 1, 0, any;\n}"
             : "=r"(any)
-            : "r"(barrier), "r"(threads), "r"(uint32_t(says))
+            : "n"(kBarrier), "n"(cutlass::NumThreadsPerWarpGroup), "r"(uint32_t(says))
             : "memory");
         return any != 0;
     }
@@ -315,11 +252,6 @@ private:
         return params_.unit_grid_m * params_.columns.divisor * (kCanSplit ? params_.splits.divisor : 1);
     }
 
-    // From a cluster's index to its `count`th next one.
-    CUTLASS_DEVICE static int32_t step(uint32_t count) {
-        return int32_t(count * (gridDim.x / uint32_t(cute::size<0>(KernelCluster{}))));
-    }
-
     // The unit of an index.
     CUTLASS_DEVICE int32_t unit(int32_t index) const {
         return kCanSplit ? params_.splits.div(index) : index;
@@ -332,22 +264,10 @@ private:
         return slice * params_.k_tiles + min(slice, params_.longer_slices);
     }
 
-    Params const& params_;
+    OrderParams const& params_;
     // This block's next index, unit * splits + slice, and the band that the last one was in.
     int32_t next_;
     BandCursor band_;
 };
 
-// How CUTLASS's kernel templates find the scheduler.
-template <class KernelCluster, bool kTransposed, bool kCanSplit>
-struct AsyncInputOrder {};
-
 }  // namespace overlap_gemm
-
-template <class KernelCluster, bool kTransposed, bool kCanSplit, class Arch, class TileShape, class ClusterShape,
-          uint32_t kStages>
-struct cutlass::gemm::kernel::detail::TileSchedulerSelector<
-    overlap_gemm::AsyncInputOrder<KernelCluster, kTransposed, kCanSplit>, Arch, TileShape, ClusterShape,
-    kStages> {
-    using Scheduler = overlap_gemm::AsyncInputScheduler<KernelCluster, kTransposed, kCanSplit>;
-};

@@ -171,13 +171,13 @@ struct BlockWaits {
 // In the gate: this block has given up. It stays, so what it computes from now on is no result.
 constexpr uint32_t kStopped = 1u << 31;
 
-// At the end of the launch's dynamic shared memory, behind all that CUTLASS lays out there. (A static
+// At the end of the launch's dynamic shared memory, where PersistentKernel::Rest ends. (A static
 // variable would come first, and shift the tiles off the alignment that TMA needs.)
 constexpr int kBlockWaitsBytes = 48;
 static_assert(sizeof(BlockWaits) <= kBlockWaitsBytes);
 
 __device__ inline BlockWaits& block_waits() {
-    extern __shared__ char smem[];
+    extern __shared__ __align__(1024) char smem[];
     uint32_t size;
     asm("mov.u32 %0, %dynamic_smem_size;" : "=r"(size));
     return *reinterpret_cast<BlockWaits*>(smem + size - kBlockWaitsBytes);
@@ -188,7 +188,7 @@ __device__ inline uint32_t shared_address(T const& variable) {
     return uint32_t(__cvta_generic_to_shared(&variable));
 }
 
-// Before any other thread of the cluster looks; the caller also starts the block's first barrier.
+// Before any other thread of the cluster looks; the caller then meets all threads of the cluster.
 // `kSharers` blocks of a cluster load rows together.
 template <int kSharers>
 __device__ inline void begin_block_waits() {

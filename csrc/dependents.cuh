@@ -1,8 +1,6 @@
 // The start of a kernel that overlaps the end of the one before (programmatic dependent launch).
 //
-// What belongs here: the two instructions, and when ours use them. CUTLASS's own uses are not compiled in
-// (CUTLASS_ENABLE_GDC_FOR_SM90 is not defined), because its loading warp waits before it loads anything, and ours
-// may have something to load that the kernel before has nothing to do with.
+// What belongs here: the two instructions, and what a kernel may do before and after them.
 // Invariant: a thread touches no memory that a kernel before may write, or still read, before it has waited
 // here or has learned something, behind a barrier, from a thread that has.
 #pragma once

@@ -141,9 +141,10 @@ public:
     // From sums to D's values; `place_of` says where each belongs.
     template <Finish kFinish, int kCount, class PlaceOf>
     CUTLASS_DEVICE void apply(cutlass::Array<float, kCount>& values, PlaceOf const& place_of) const {
-        if constexpr (kFinish == Finish::kNothing) return;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) values[i] *= alpha_;
+        if constexpr (kFinish != Finish::kNothing) {
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kCount; ++i) values[i] *= alpha_;
+        }
         if constexpr (kFinish == Finish::kAll) finish(values, place_of);
     }
 

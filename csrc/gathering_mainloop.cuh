@@ -1,8 +1,8 @@
 // A CUTLASS main loop whose loads wait for their chunk.
 //
 // What belongs here: the loads of one tile by the one thread that issues them, and when they may be
-// issued. The multiplications are those of the base, CUTLASS's or multiply_widths.cuh. Looking at signals is the work of a second warp
-// (CUTLASS's auxiliary loading warp), tile after tile in the same order.
+// issued. The multiplications are those of the base, CUTLASS's or multiply_widths.cuh. Looking at signals is the work of a second
+// warp, tile after tile in the same order.
 // Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
 // been seen ready, and no thread arrives at the barrier of a tile's stage before that, so that a thread that
 // waits for the stage comes behind the chunks, too. While a chunk is missing, the thread loads B into
@@ -13,7 +13,6 @@
 
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
-#include "cutlass/gemm/dispatch_policy.hpp"
 
 #include "chunk_signal.cuh"
 #include "operand_rows.cuh"
@@ -50,10 +49,6 @@ struct GatherParams {
     RecordTable records;
 };
 
-// A main loop's policy, with an auxiliary warp.
-template <class Policy>
-struct WatchedPolicy : Policy {};
-
 // `Base` is one of CUTLASS's TMA main loops, or MainloopOfWidths (multiply_widths.cuh). The gathered operand is the kernel's
 // A, or its B if the kernel computes D transposed; below, "gathered" and "other" are those two.
 template <class Base, class KernelCluster, bool kTransposed, bool kVaries>
@@ -62,7 +57,7 @@ public:
     using typename Base::MainloopPipeline;
     using typename Base::PipelineState;
     using typename Base::TensorStorage;
-    using DispatchPolicy = WatchedPolicy<typename Base::DispatchPolicy>;
+    static constexpr int kStages = Base::DispatchPolicy::Stages;
 
     // Along the kernel's columns: with kVaries, the widest tile's.
     static constexpr int32_t kWidth = cute::size<1>(typename Base::TileShape{});
@@ -86,13 +81,8 @@ public:
     using RowsB = TileRows<typename Base::ElementB, kWidth, kDepth, cute::size<0>(KernelCluster{}), kTileElements, kVaries>;
     static_assert(!kVaries || (kRowsInA && kRowsInB));
 
-    struct Arguments {
-        typename Base::Arguments base;
-        ChunkTable chunks;
-        GatherParams gather;
-        // Of this launch's tiles, along the kernel's columns.
-        int32_t width;
-    };
+    // The kernel's product: its rows, its columns, K, 1.
+    using Shape = cute::Shape<int, int, int, int>;
     struct Params : Base::Params {
         // What the first load needs, in one line of kernel parameters as in OrderParams; it ends with `gather.records.records`.
         // This field hides the base's, which is in another line.
@@ -104,6 +94,8 @@ public:
         RowDescriptors rows_a;
         RowDescriptors rows_b;
         ChunkTable chunks;
+        // For the base's descriptors alone.
+        Shape shape;
 
         static_assert(2 * sizeof(uint32_t) + 2 * sizeof(RowCounts) + offsetof(GatherParams, records) + sizeof(void*) <=
                       kLineBytes);
@@ -118,58 +110,51 @@ public:
         }
     };
 
-    template <class ProblemShape>
-    static Params to_underlying_arguments(ProblemShape const& shape, Arguments const& arguments,
-                                          void* workspace) {
+    // `width`: of this launch's tiles, along the kernel's columns.
+    static Params encode(Shape const& shape, typename Base::Arguments const& operands, ChunkTable const& chunks,
+                         GatherParams const& gather, int32_t width) {
         Params params{};
         // CUTLASS's descriptors, where they are used: the driver takes a microsecond for each.
         if constexpr (!kRowsInA || !kRowsInB) {
-            static_cast<typename Base::Params&>(params) =
-                Base::to_underlying_arguments(shape, arguments.base, workspace);
+            static_cast<typename Base::Params&>(params) = Base::to_underlying_arguments(shape, operands, nullptr);
         }
-        params.chunks = arguments.chunks;
-        params.gather = arguments.gather;
-        params.width = arguments.width;
+        params.chunks = chunks;
+        params.gather = gather;
+        params.width = width;
+        params.shape = shape;
         auto [m, n, k, l] = shape;
         constexpr int rows = cute::size<0>(typename Base::TileShape{});
         if constexpr (kRowsInA) {
-            RowsA::encode(params.rows_a, params.counts_a, kTransposed ? "B" : "A", arguments.base.ptr_A, m, k,
-                          cute::get<0>(arguments.base.dA), rows, rows * cute::size<0>(KernelCluster{}));
+            RowsA::encode(params.rows_a, params.counts_a, kTransposed ? "B" : "A", operands.ptr_A, m, k,
+                          cute::get<0>(operands.dA), rows, rows * cute::size<0>(KernelCluster{}));
         }
         if constexpr (kRowsInB) {
-            RowsB::encode(params.rows_b, params.counts_b, kTransposed ? "A" : "B", arguments.base.ptr_B, n, k,
-                          cute::get<0>(arguments.base.dB), arguments.width,
-                          arguments.width * cute::size<1>(KernelCluster{}));
+            RowsB::encode(params.rows_b, params.counts_b, kTransposed ? "A" : "B", operands.ptr_B, n, k,
+                          cute::get<0>(operands.dB), width, width * cute::size<1>(KernelCluster{}));
         }
         params.tma_transaction_bytes =
-            kVaries ? uint32_t(rows + arguments.width) * kRowBytes : uint32_t(Base::TmaTransactionBytes);
+            kVaries ? uint32_t(rows + width) * kRowBytes : uint32_t(Base::TmaTransactionBytes);
         params.Base::Params::tma_transaction_bytes = params.tma_transaction_bytes;
         return params;
     }
 
-    template <class ProblemShape>
-    static bool can_implement(ProblemShape const& shape, Arguments const& arguments) {
-        return Base::can_implement(shape, arguments.base);
-    }
-
-    template <class TensorA, class TensorB, class BlockCoord, class KTiles>
-    CUTLASS_DEVICE void load(Params const& params, MainloopPipeline pipeline, PipelineState stage,
-                             cute::tuple<TensorA, TensorB> const& inputs, BlockCoord const& block,
-                             KTiles k_tiles, int k_count, int, uint32_t rank_in_cluster,
+    // Loads the steps of K of the next tile into the stages from `stage` on. The loading warp calls it.
+    template <class Work>
+    CUTLASS_DEVICE void load(Params const& params, MainloopPipeline& pipeline, PipelineState stage, Work const& work,
                              TensorStorage& storage) {
         if (!cute::elect_one_sync()) return;
         using namespace cute;
-        auto [m_tile, n_tile, k_all, l_tile] = block;
         GatherParams const& gather = params.gather;
-        int32_t tile_m = kTransposed ? n_tile : m_tile;
-        int32_t tile_n = kTransposed ? m_tile : n_tile;
+        int32_t const tile_a = work.m, tile_b = work.n;
+        int32_t const tile_m = kTransposed ? tile_b : tile_a;
+        int32_t const tile_n = kTransposed ? tile_a : tile_b;
         uint32_t tile = block_waits().tiles_begun++;
         if (gather.records.records) record_begin(params, tile_m, tile_n, tile);
 
         // This block's place in its cluster says which part of a shared tile it fetches.
+        uint32_t const rank_in_cluster = block_rank_in_cluster();
         uint32_t x = column_of(rank_in_cluster);
         uint32_t y = row_of(rank_in_cluster);
-        int32_t const tile_a = m_tile, tile_b = n_tile;
         bool const is_whole_a = !kRowsInA || RowsA::is_whole(params.counts_a, tile_a);
         bool const is_whole_b = !kRowsInB || RowsB::is_whole(params.counts_b, tile_b);
         bool const is_whole = is_whole_a && is_whole_b;
@@ -185,7 +170,8 @@ public:
                 load_rows<RowsA>(whole, params.rows_a, params.counts_a, tile_a, block_waits().part_a, y, k,
                                  storage.smem_A.data(), pipeline, to, share_a);
             } else {
-                load_tensor<typename Base::SmemLayoutA>(params.tma_load_a, get<0>(inputs)(_, _, m_tile, _, l_tile), y, k,
+                auto tensor = get<0>(Base::load_init(params.shape, params));
+                load_tensor<typename Base::SmemLayoutA>(params.tma_load_a, tensor(_, _, tile_a, _, 0), y, k,
                                                         storage.smem_A.data(), pipeline, to, share_a);
             }
         };
@@ -194,7 +180,8 @@ public:
                 load_rows<RowsB>(whole, params.rows_b, params.counts_b, tile_b, block_waits().part_b, x, k,
                                  storage.smem_B.data(), pipeline, to, share_b);
             } else {
-                load_tensor<typename Base::SmemLayoutB>(params.tma_load_b, get<1>(inputs)(_, _, n_tile, _, l_tile), x, k,
+                auto tensor = get<1>(Base::load_init(params.shape, params));
+                load_tensor<typename Base::SmemLayoutB>(params.tma_load_b, tensor(_, _, tile_b, _, 0), x, k,
                                                         storage.smem_B.data(), pipeline, to, share_b);
             }
         };
@@ -213,7 +200,8 @@ public:
             }
         };
 
-        int32_t k = *k_tiles;
+        int32_t k = work.k_begin;
+        int32_t k_count = work.k_count;
         // A K tile beyond the last reads as zeros, and fetches nothing.
         int32_t outside = 0;
         bool const is_first = tile == 0;
@@ -230,7 +218,7 @@ public:
             };
             PipelineState ahead = stage;
             int loaded = 0;
-            while (goes_ahead && loaded < min(k_count, int(DispatchPolicy::Stages)) && !is_open()) {
+            while (goes_ahead && loaded < min(k_count, kStages) && !is_open()) {
                 await_free(pipeline, ahead);
                 load_other(cute::true_type{}, k + loaded, ahead);
                 ++ahead;
@@ -242,7 +230,7 @@ public:
             // time or when it gives up.
             bool const goes_further = goes_ahead && gather.m <= params.unit_rows();
             for (int next = loaded; awaits_chunks && !is_open();) {
-                if (goes_further && next < min(k_count, 2 * int(DispatchPolicy::Stages))) prefetch_other(k + next++);
+                if (goes_further && next < min(k_count, 2 * kStages)) prefetch_other(k + next++);
             }
             if (is_first && !gather.awaits_begun) wait_for_kernels_before();
             if ((gate & kStopped) != 0) outside = gather.k_tiles;
@@ -280,27 +268,22 @@ public:
     // The loading warp is through: all of A was there, and nothing is waited for any more. Not earlier, or the
     // next kernel would take SMs from what this one waits for. The kernel before has ended, too, so that no kernel
     // ends before an older one, and none starts before all that a step's beginning writes is there: gather.cu
-    // counts on that. (CUTLASS's other loading warps come here, too; and of this one lanes that load nothing, before
-    // the one that does.)
-    CUTLASS_DEVICE void load_tail(MainloopPipeline pipeline, PipelineState stage) {
-        if (threadIdx.x < cutlass::NumThreadsPerWarp) {
-            __syncwarp();
-            wait_for_kernels_before();
-            let_next_kernel_start();
-        }
-        Base::load_tail(pipeline, stage);
+    // counts on that. `stage` is the one that would be filled next.
+    CUTLASS_DEVICE void load_tail(MainloopPipeline& pipeline, PipelineState stage) {
+        // Of this warp, lanes that load nothing come here before the one that does.
+        __syncwarp();
+        wait_for_kernels_before();
+        let_next_kernel_start();
+        // No block of a cluster ends before all have read what they share.
+        if (cute::elect_one_sync()) pipeline.producer_tail(stage);
     }
 
-    // The auxiliary warp's part of a tile: nothing to load, but chunks to wait for.
-    template <class TensorA, class TensorB, class BlockCoord, class KTiles>
-    CUTLASS_DEVICE void load_auxiliary(Params const& params, MainloopPipeline, PipelineState,
-                                       cute::tuple<TensorA, TensorB> const&, BlockCoord const& block,
-                                       KTiles, int, int, uint32_t, TensorStorage&) {
+    // Waits until the next tile may be loaded, and opens its gate. The watching warp calls it.
+    template <class Work>
+    CUTLASS_DEVICE void watch(Params const& params, Work const& work) {
         GatherParams const& gather = params.gather;
-        if (!gather.awaits_chunks) return;
-        auto [m_tile, n_tile, k_all, l_tile] = block;
-        int32_t tile_m = kTransposed ? n_tile : m_tile;
-        int32_t tile_n = kTransposed ? m_tile : n_tile;
+        int32_t tile_m = kTransposed ? work.n : work.m;
+        int32_t tile_n = kTransposed ? work.m : work.n;
         // Padding has no rows, and waits for the last chunk all the same, like the last tile: its slices of K are counted,
         // which must not begin before the launch before has counted its own.
         int32_t const tile_rows = params.tile_rows();
@@ -318,9 +301,8 @@ public:
         watcher_.open_next(params.chunks, first, last, waiting, uint32_t(tile_n), own, sharers);
     }
 
-    // Called by one thread of a block before the block's first barrier.
-    CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
-        begin_block_waits<kSharers>();
+    // Called by one thread of a block.
+    CUTLASS_DEVICE static void prefetch(Params const& params) {
         if constexpr (kRowsInA && kRowsInB) {
             cute::prefetch_tma_descriptor(&params.rows_a.whole);
             cute::prefetch_tma_descriptor(&params.rows_b.whole);
@@ -444,7 +426,3 @@ private:
 };
 
 }  // namespace overlap_gemm
-
-template <class Policy>
-struct cutlass::gemm::kernel::detail::HasAuxiliaryLoad<overlap_gemm::WatchedPolicy<Policy>>
-    : cute::true_type {};

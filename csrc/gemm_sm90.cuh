@@ -1,9 +1,8 @@
-// The kernel template: a persistent, warp-specialised Hopper GEMM, put together from CUTLASS parts
-// and ours: the order of tiles, the loads that wait, the epilogue.
+// The kernel template: a persistent, warp-specialised Hopper GEMM, put together from CUTLASS's parts
+// and ours: the kernel's body, the order of tiles, the loads that wait, the store.
 //
 // What belongs here: types, layouts, tile, cluster, schedule, and the host code that fills in a
-// kernel's parameters. One producer warp fetches by TMA; two consumer warp groups share a tile
-// (cooperative) or take turns (ping-pong), and store it by TMA.
+// kernel's parameters and launches it.
 // Invariant: `enqueue` only encodes descriptors on the host and launches; all that asks the device,
 // loads a module or allocates is in `prepare`.
 //
@@ -23,17 +22,12 @@
 #include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp"
 #include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized_fp8.hpp"
 #include "cutlass/gemm/collective/builders/sm90_gmma_builder.inl"
-#include "cutlass/gemm/kernel/gemm_universal_decl.h"
-#include "cutlass/gemm/kernel/tile_scheduler.hpp"
-#include "cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_cooperative.hpp"
-#include "cutlass/gemm/kernel/sm90_gemm_tma_warpspecialized_pingpong.hpp"
-#include "cutlass/device_kernel.h"
-#include "cutlass/kernel_hardware_info.hpp"
 
 #include "async_input_scheduler.cuh"
 #include "gathering_mainloop.cuh"
 #include "instance.h"
 #include "multiply_widths.cuh"
+#include "persistent_kernel.cuh"
 #include "tile_store.cuh"
 #include "wgmma_widths.cuh"
 
@@ -47,8 +41,8 @@ template <> inline constexpr og_type kTypeOf<cutlass::float_e4m3_t> = OG_TYPE_E4
 template <> inline constexpr og_type kTypeOf<cutlass::float_e5m2_t> = OG_TYPE_E5M2;
 
 // Tile and cluster are D's as the caller sees it. The tile is the widest along the kernel's columns, which are D's columns or,
-// transposed, its rows; `kLeast` is the narrowest there: a launch has one of the widths between, in steps of 8 (16 with
-// kShareColumns).
+// transposed, its rows; `kLeast` is the narrowest there: a launch has one of the widths between, in steps of 8 (16 where warp
+// groups share the columns).
 template <class ElementA, class ElementB, class ElementD, og_layout kLayoutB, int kTileM, int kTileN,
           int kTileK, int kClusterM, int kClusterN, bool kPingpong, bool kTransposed, bool kFast, int kLeast>
 struct GemmSm90 {
@@ -72,7 +66,8 @@ struct GemmSm90 {
     static constexpr int kWidest = int(cute::size<1>(Tile{}));
     static constexpr bool kVaries = kLeast != kWidest;
     // Two groups of warps share a tile by its rows, 64 at a time; where they cannot, by its columns.
-    static constexpr bool kShareColumns = !kPingpong && cute::size<0>(Tile{}) % 128 != 0;
+    static constexpr int kGroupsN = !kPingpong && cute::size<0>(Tile{}) % 128 != 0 ? 2 : 1;
+    static constexpr int kGroupsM = kPingpong ? 1 : 2 / kGroupsN;
     static constexpr int kClusterX = int(cute::size<0>(Cluster{}));
     static constexpr int kClusterY = int(cute::size<1>(Cluster{}));
 
@@ -87,29 +82,29 @@ struct GemmSm90 {
     template <class T>
     static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(T));
 
-    // Shared memory: CUTLASS's barriers; at least two buffers of the epilogue; the stages of the main loop, as many as fit;
-    // the epilogue's vectors, and what a block notes about its waiting. More buffers in what the stages leave.
+    // Shared memory: the stages of the main loop, as many as fit beside at least two buffers of the store; more buffers in what
+    // the stages leave; the store's vectors, and what a block notes about its waiting.
     template <int kBuffers>
-    using EpilogueOf =
-        StoreForCutlass<TileStore<ElementD, Tile, kTransposed, kLeast, kPingpong ? 1 : 2, kShareColumns, kClusterN, kBuffers>>;
-    static constexpr int kBarrierBytes = 1024;
-    static constexpr int kTailBytes = int(sizeof(typename EpilogueOf<2>::Vectors)) + kBlockWaitsBytes;
-    static constexpr int kOtherBytes = kBarrierBytes + int(sizeof(typename EpilogueOf<2>::SharedStorage)) + kTailBytes;
+    using StoreOf = TileStore<ElementD, Tile, kTransposed, kLeast, kGroupsM, kGroupsN, kClusterN, kBuffers>;
+    static constexpr int kOtherBytes =
+        int(sizeof(typename StoreOf<2>::SharedStorage) + sizeof(typename StoreOf<2>::Vectors)) + kBlockWaitsBytes;
     using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
         cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, First, LayoutFirst, kAlignment<First>,
         Second, LayoutSecond, kAlignment<Second>, float, Tile, Cluster,
         cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>, Schedule>::CollectiveOp;
-    static constexpr int kLeftBytes = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes - kOtherBytes -
-                                      int(sizeof(typename BuiltMainloop::TensorStorage));
-    static constexpr int kBufferBytes = int(sizeof(typename EpilogueOf<2>::SharedStorage)) / 2;
-    using Epilogue = EpilogueOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
+    static constexpr int kLeftBytes =
+        cutlass::gemm::collective::detail::sm90_smem_capacity_bytes - kOtherBytes -
+        int(sizeof(typename BuiltMainloop::TensorStorage) + sizeof(typename BuiltMainloop::PipelineStorage));
+    static constexpr int kBufferBytes = int(sizeof(typename StoreOf<2>::SharedStorage)) / 2;
+    using Store = StoreOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
 
     // Whether CUTLASS's loop can be used: its usual header has the instruction.
-    static constexpr bool kIsUsual = !kVaries && !kShareColumns &&
+    static constexpr bool kIsUsual = !kVaries && kGroupsN == 1 &&
                                      (kWidest <= 32 || kWidest == 64 || kWidest == 96 || kWidest == 128 ||
                                       kWidest == 192 || kWidest == 256);
     static_assert(kIsUsual || !kBisKn, "our own loop reads both operands along K");
-    using OwnMainloop = MainloopOfWidths<typename WithOwnInstruction<BuiltMainloop, kShareColumns>::Type, kShareColumns>;
+    using OwnMainloop =
+        MainloopOfWidths<typename WithOwnInstruction<BuiltMainloop, kGroupsM, kGroupsN>::Type, kGroupsM, kGroupsN>;
     using BaseMainloop = cute::conditional_t<kIsUsual, BuiltMainloop, OwnMainloop>;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed, kVaries>;
 
@@ -119,13 +114,8 @@ struct GemmSm90 {
     static_assert(!kVaries || !kCanSplit, "slices leave the sums of the widest tile, which is more than the workspace holds");
     static constexpr int kMaxSplits = kCanSplit ? OG_MAX_SPLITS : 1;
 
-    using Kernel =
-        cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
-                                             AsyncInputOrder<Cluster, kTransposed, kCanSplit>>;
-
-    static constexpr int kSharedBytes = Kernel::SharedStorageSize + kTailBytes;
-    static_assert(kSharedBytes <= cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
-    static_assert(kSharedBytes % alignof(BlockWaits) == 0 && kBlockWaitsBytes % alignof(BlockWaits) == 0);
+    using Kernel = PersistentKernel<Mainloop, Store, AsyncInputScheduler<Cluster, kTransposed, kCanSplit>, Cluster, kPingpong>;
+    static_assert(Kernel::kSharedBytes <= cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
 
     // The limit of CUDA 12.1 and later; the tables alone take 3 KB.
     static_assert(sizeof(typename Kernel::Params) <= 32764, "kernel parameters are limited");
@@ -233,7 +223,7 @@ struct GemmSm90 {
         return p;
     }
 
-    static typename Kernel::Arguments arguments(Launch const& launch, og_kernel_facts const& kernel, UnitGrid const& units) {
+    static typename Kernel::Params params(Launch const& launch, og_kernel_facts const& kernel, UnitGrid const& units) {
         og_gemm_shape const& shape = launch.plan.shape;
         RecordTable records{};
         records.records = launch.records;
@@ -247,23 +237,15 @@ struct GemmSm90 {
         int64_t second_pitch = kTransposed ? shape.lda : shape.ldb;
         int rows = int(kTransposed ? shape.n : launch.rows);
         int columns = int(kTransposed ? launch.rows : shape.n);
-        typename Kernel::Arguments args{};
-        args.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-        args.problem_shape = cute::make_shape(rows, columns, int(shape.k), 1);
-        args.mainloop.base.ptr_A = static_cast<First const*>(first);
-        args.mainloop.base.dA = stride<typename Kernel::StrideA>(first_pitch);
-        args.mainloop.base.ptr_B = static_cast<Second const*>(second);
-        args.mainloop.base.dB = stride<typename Kernel::StrideB>(second_pitch);
-        args.mainloop.chunks = chunks(launch);
-        args.mainloop.gather = gather(launch, records);
+        typename BaseMainloop::Arguments operands{};
+        operands.ptr_A = static_cast<First const*>(first);
+        operands.dA = stride<typename BaseMainloop::StrideA>(first_pitch);
+        operands.ptr_B = static_cast<Second const*>(second);
+        operands.dB = stride<typename BaseMainloop::StrideB>(second_pitch);
         int const width = kTransposed ? kernel.tile_m : kernel.tile_n;
-        args.mainloop.width = width;
-        args.epilogue = {launch.operands.d, shape.ldd, epilogue(launch, records, width)};
-        // Positive, so that CUTLASS does not ask the device; the grid is ours.
-        args.hw_info.sm_count = launch.plan.sm_count;
-        args.hw_info.max_active_clusters = launch.plan.cluster_count;
-        args.scheduler = order(launch, kernel, units);
-        return args;
+        return {order(launch, kernel, units),
+                Mainloop::encode({rows, columns, int(shape.k), 1}, operands, chunks(launch), gather(launch, records), width),
+                Store::encode(epilogue(launch, records, width), launch.operands.d, shape.ldd, launch.rows, shape.n)};
     }
 
     // How the kernel is launched: the same for the occupancy question and for the launch itself.
@@ -280,8 +262,8 @@ struct GemmSm90 {
             attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
             attributes[1].val.programmaticStreamSerializationAllowed = 1;
             config.gridDim = dim3(unsigned(clusters) * kClusterX, kClusterY, 1);
-            config.blockDim = Kernel::get_block_shape();
-            config.dynamicSmemBytes = kSharedBytes;
+            config.blockDim = dim3(Kernel::kThreads, 1, 1);
+            config.dynamicSmemBytes = Kernel::kSharedBytes;
             config.stream = stream;
             config.attrs = attributes;
             config.numAttrs = 2;
@@ -290,9 +272,9 @@ struct GemmSm90 {
     };
 
     static int prepare() {
-        auto kernel = cutlass::device_kernel<Kernel>;
+        auto kernel = persistent_gemm<Kernel>;
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   kSharedBytes),
+                                   Kernel::kSharedBytes),
               "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
         // Not SMs / cluster size: a GPC with an odd number of SMs leaves one over, and a grid with
         // more clusters than fit would run its last tiles after all others.
@@ -315,12 +297,11 @@ struct GemmSm90 {
         }
     }
 
-    // The launch is written out, not left to CUTLASS's adapter, which swallows CUDA's error code.
     template <int kWidth>
     static void enqueue(Launch const& launch) {
         static constexpr og_kernel_facts kernel = facts("", kWidth);
         UnitGrid units(kernel, launch.rows, launch.plan.shape.n);
-        auto params = Kernel::to_underlying_arguments(arguments(launch, kernel, units), nullptr);
+        auto params = GemmSm90::params(launch, kernel, units);
         if constexpr (kBisKn) {
             check_descriptor(params.mainloop.tma_load_a.get_tma_descriptor(), kTransposed ? "B" : "A");
             check_descriptor(params.mainloop.tma_load_b.get_tma_descriptor(), kTransposed ? "A" : "B");
@@ -330,16 +311,15 @@ struct GemmSm90 {
         LaunchConfig config(clusters, launch.stream);
         void* kernel_args[] = {&params};
         check(cudaLaunchKernelExC(&config.config,
-                                  reinterpret_cast<void const*>(cutlass::device_kernel<Kernel>),
+                                  reinterpret_cast<void const*>(persistent_gemm<Kernel>),
                                   kernel_args),
               "cudaLaunchKernelExC");
     }
 
     template <int kWidth>
     static constexpr Instance instance(char const* name) {
-        constexpr int kParts = kShareColumns ? 2 : 1;
-        if constexpr (!kIsUsual) static_assert(WgmmaOfWidths<kWidest / kParts>::kLeast * kParts <= kLeast);
-        static_assert(kLeast <= kWidth && kWidth <= kWidest && (kWidest - kWidth) % (8 * kParts) == 0);
+        if constexpr (!kIsUsual) static_assert(WgmmaOfWidths<kWidest / kGroupsN>::kLeast * kGroupsN <= kLeast);
+        static_assert(kLeast <= kWidth && kWidth <= kWidest && (kWidest - kWidth) % (8 * kGroupsN) == 0);
         return Instance{facts(name, kWidth), &prepare, &enqueue<kWidth>};
     }
 };

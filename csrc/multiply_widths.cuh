@@ -13,56 +13,56 @@
 
 namespace overlap_gemm {
 
-// `Base` is one of CUTLASS's main loops for the widest tile, with both operands along K. Warp groups share a tile by rows or,
-// with kShareColumns, by columns.
-template <class Base, bool kShareColumns>
+// `Base` is one of CUTLASS's main loops for the widest tile, with both operands along K. kGroupsM warp groups share a
+// tile's rows, or kGroupsN its columns; the other is 1.
+template <class Base, int kGroupsM, int kGroupsN>
 class MainloopOfWidths : public Base {
+    static_assert(kGroupsM == 1 || kGroupsN == 1);
     static constexpr int kGroupThreads = 128;
     static constexpr int kStripRows = 64;
-    // Operands lie in rows of 128 bytes; a deeper tile is such parts one after the other.
+    // Operands lie in rows of 128 bytes; a deeper tile has kDepths such parts, one after the other.
     static constexpr int kRowBytes = 128;
     static constexpr int kTileRows = cute::size<0>(typename Base::TileShape{});
     static constexpr int kWidest = cute::size<1>(typename Base::TileShape{});
-    static constexpr int kParts = cute::size<2>(typename Base::TileShape{}) * int(sizeof(typename Base::ElementA)) / kRowBytes;
-    static constexpr int kGroups = int(cute::size(typename Base::TiledMma{})) / kGroupThreads;
-    static constexpr int kStrips = kTileRows / (kStripRows * (kShareColumns ? 1 : kGroups));
-    // Of the widest tile, what one group multiplies.
-    static constexpr int kWidestPart = kWidest / (kShareColumns ? kGroups : 1);
-    using Instructions = WgmmaOfWidths<kWidestPart>;
+    static constexpr int kDepths = cute::size<2>(typename Base::TileShape{}) * int(sizeof(typename Base::ElementA)) / kRowBytes;
+    static constexpr int kStrips = kTileRows / (kStripRows * kGroupsM);
+    // Columns of the widest tile that one group multiplies.
+    static constexpr int kPartN = kWidest / kGroupsN;
+    using Instructions = WgmmaOfWidths<kPartN>;
 
 public:
     // `params` has the `width`. Leaves the last stage to CUTLASS's `mma_tail`.
     template <class Sums, class Params>
     CUTLASS_DEVICE void mma(typename Base::MainloopPipeline pipeline, typename Base::PipelineState stage, Sums& sums,
                             int k_count, int thread, typename Base::TensorStorage& storage, Params const& params) {
-        static_assert(cute::size(Sums{}) == kStrips * kWidestPart / 2);
-        int const group = kGroups == 1 ? 0 : __shfl_sync(0xffffffff, thread / kGroupThreads, 0);
-        int32_t const width = params.width / (kShareColumns ? kGroups : 1);
-        uint64_t const all_a = descriptor(storage.smem_A.data()) + (kShareColumns ? 0 : group * kStripRows * kRowBytes / 16);
-        uint64_t const all_b = descriptor(storage.smem_B.data()) + (kShareColumns ? group * width * kRowBytes / 16 : 0);
+        static_assert(cute::size(Sums{}) == kStrips * kPartN / 2);
+        int const group = kGroupsM * kGroupsN == 1 ? 0 : __shfl_sync(0xffffffff, thread / kGroupThreads, 0);
+        int32_t const width = params.width / kGroupsN;
+        uint64_t const all_a = descriptor(storage.smem_A.data()) + (kGroupsM == 1 ? 0 : group * kStripRows * kRowBytes / 16);
+        uint64_t const all_b = descriptor(storage.smem_B.data()) + (kGroupsN == 1 ? 0 : group * width * kRowBytes / 16);
         auto release = stage;
         auto token = pipeline.consumer_try_wait(stage);
         cute::warpgroup_fence_operand(sums);
         CUTLASS_PRAGMA_NO_UNROLL
         for (int k = 0; k < k_count; ++k) {
             pipeline.consumer_wait(stage, token);
-            uint64_t const a = all_a + stage.index() * (kParts * kTileRows * kRowBytes / 16);
-            uint64_t const b = all_b + stage.index() * (kParts * kWidest * kRowBytes / 16);
+            uint64_t const a = all_a + stage.index() * (kDepths * kTileRows * kRowBytes / 16);
+            uint64_t const b = all_b + stage.index() * (kDepths * kWidest * kRowBytes / 16);
             CUTLASS_PRAGMA_UNROLL
-            for (int part = 0; part < kParts; ++part) {
+            for (int depth = 0; depth < kDepths; ++depth) {
                 CUTLASS_PRAGMA_UNROLL
                 for (int strip = 0; strip < kStrips; ++strip) {
-                    int const row = part * kTileRows + strip * kStripRows * (kShareColumns ? 1 : kGroups);
+                    int const row = depth * kTileRows + strip * kStripRows * kGroupsM;
                     Instructions::template run<typename Base::ElementA, typename Base::ElementB>(
-                        &sums(strip * kWidestPart / 2), a + row * kRowBytes / 16, b + part * kWidest * kRowBytes / 16,
-                        part > 0 || k > 0, width);
+                        &sums(strip * kPartN / 2), a + row * kRowBytes / 16, b + depth * kWidest * kRowBytes / 16,
+                        depth > 0 || k > 0, width);
                 }
             }
             ++stage;
             // Asked before the wait below, whose time hides the answer's.
             token = pipeline.consumer_test_wait(stage);
             // All but this step's.
-            cute::warpgroup_wait<kParts * kStrips>();
+            cute::warpgroup_wait<kDepths * kStrips>();
             if (k > 0) {
                 pipeline.consumer_release(release);
                 ++release;

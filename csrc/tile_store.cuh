@@ -14,18 +14,16 @@
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
 #include "cute/tensor.hpp"
-#include "cutlass/arch/barrier.h"
-#include "cutlass/epilogue/collective/detail.hpp"
 
 #include "epilogue.cuh"
+#include "named_barriers.h"
 #include "tma_matrix.h"
 
 namespace overlap_gemm {
 
-// `kGroups` warp groups share a tile, by rows or by columns, and `kSharers` blocks of a cluster load rows together. There are
-// `kBuffers` chunks of shared memory for each warp. A launch may have narrower tiles, but not below `kLeast`.
-template <class Element, class KernelTile, bool kTransposed, int kLeast, int kGroups, bool kShareColumns, int kSharers,
-          int kBuffers>
+// kGroupsM warp groups share a tile's rows, or kGroupsN its columns; the other is 1. `kSharers` blocks of a cluster load rows
+// together. There are `kBuffers` chunks of shared memory for each warp. A launch may have narrower tiles, but not below `kLeast`.
+template <class Element, class KernelTile, bool kTransposed, int kLeast, int kGroupsM, int kGroupsN, int kSharers, int kBuffers>
 class TileStore {
 public:
     static constexpr int kStripRows = 64;
@@ -33,9 +31,8 @@ public:
     static constexpr int kGroupWarps = kStripRows / kWarpRows;
     static constexpr int kTileM = cute::size<0>(KernelTile{});
     static constexpr int kTileN = cute::size<1>(KernelTile{});
-    // Groups that each have some of the rows; and some of the columns.
-    static constexpr int kGroupsM = kShareColumns ? 1 : kGroups;
-    static constexpr int kGroupsN = kShareColumns ? kGroups : 1;
+    static constexpr int kGroups = kGroupsM * kGroupsN;
+    static_assert(kGroupsM == 1 || kGroupsN == 1);
     static constexpr int kStrips = kTileM / (kStripRows * kGroupsM);
     static constexpr int kPartN = kTileN / kGroupsN;
     static_assert(kTileM % (kStripRows * kGroupsM) == 0 && kTileN % kGroupsN == 0);
@@ -54,17 +51,6 @@ public:
     static_assert(kByTma || !kVaries, "elements of 32 bits are stored as wide as the widest tile");
 
     using Epilogue = TileEpilogue<Element, kRows, kColumns, kSharers>;
-    // What CUTLASS's kernels ask for. They move no C.
-    using ElementC = void;
-    using StrideC = cute::Stride<int64_t, cute::_1, int64_t>;
-    using ElementD = Element;
-    using StrideD = StrideC;
-
-    struct Arguments {
-        void* d = nullptr;
-        int64_t ldd = 0;
-        EpilogueParams<Element> epilogue;
-    };
     struct Params {
         // Only with `kByTma`: of a chunk, and of the last one where that has fewer columns.
         cute::TmaDescriptor whole;
@@ -72,63 +58,54 @@ public:
         EpilogueParams<Element> epilogue;
         Element* d;
         int64_t ldd;
+        int32_t rows;
+        int32_t columns;
     };
     struct SharedStorage {
-        // Where a pattern begins follows from the address; CUTLASS lays this out behind stages that begin so, too.
+        // Where a pattern begins follows from the address.
         alignas(1024) char chunks[kGroups][kGroupWarps][kBuffers][kChunkBytes == 0 ? 1 : kChunkBytes];
     };
     using Vectors = typename Epilogue::Vectors;
 
-    template <class ProblemShape>
-    static Params to_underlying_arguments(ProblemShape const& shape, Arguments const& arguments, void*) {
-        auto [m, n, k, l] = shape;
-        Params params{{}, {}, arguments.epilogue, static_cast<Element*>(arguments.d), arguments.ldd};
+    // `rows` and `columns` of D.
+    static Params encode(EpilogueParams<Element> const& epilogue, void* d, int64_t ldd, int64_t rows, int64_t columns) {
+        Params params{{}, {}, epilogue, static_cast<Element*>(d), ldd, int32_t(rows), int32_t(columns)};
         if constexpr (kByTma) {
-            auto descriptor = [&](int columns) {
-                return tma_matrix<Element>("D", arguments.d, kTransposed ? n : m, kTransposed ? m : n, arguments.ldd,
-                                           kTransposed ? columns : kWarpRows, kChunkColumns, kTransposed ? kWarpRows : columns);
+            auto descriptor = [&](int chunk) {
+                return tma_matrix<Element>("D", d, rows, columns, ldd, kTransposed ? chunk : kWarpRows, kChunkColumns,
+                                           kTransposed ? kWarpRows : chunk);
             };
             params.whole = descriptor(kChunk);
-            int const rest = arguments.epilogue.width / kGroupsN % kChunk;
+            int const rest = epilogue.width / kGroupsN % kChunk;
             if (rest != 0) params.rest = descriptor(rest);
         }
         return params;
     }
-    template <class ProblemShape>
-    static bool can_implement(ProblemShape const&, Arguments const&) {
-        return true;
-    }
-    template <class ProblemShape>
-    static size_t get_workspace_size(ProblemShape const&, Arguments const&) {
-        return 0;
-    }
-    template <class ProblemShape>
-    static cutlass::Status initialize_workspace(ProblemShape const&, Arguments const&, void*, cudaStream_t,
-                                                cutlass::CudaHostAdapter* = nullptr) {
-        return cutlass::Status::kSuccess;
+
+    // Called by one thread of a block.
+    CUTLASS_DEVICE static void prefetch(Params const& params) {
+        if constexpr (kByTma) cute::prefetch_tma_descriptor(&params.whole);
     }
 
-    CUTLASS_DEVICE explicit TileStore(Params const& params) : params_(params) {}
+    CUTLASS_DEVICE TileStore(Params const& params, SharedStorage& storage, Vectors& vectors)
+        : params_(params), storage_(storage), vectors_(vectors) {}
 
-    // Called by the threads of all warp groups that share the tile; `thread` counts them as the multiplication did.
-    template <class ProblemShape, class BlockCoord, class Sums, class TiledMma, class Residue>
-    CUTLASS_DEVICE void operator()(ProblemShape const& shape, KernelTile const&, BlockCoord const& block, Sums const& sums,
-                                   TiledMma const&, Residue const&, int thread, char* shared) {
+    // Stores tile (m_tile, n_tile) of the kernel's tiles. Called by the threads of all warp groups that share it; `thread` counts
+    // them as the multiplication did.
+    template <class Sums>
+    CUTLASS_DEVICE void store(int32_t m_tile, int32_t n_tile, Sums const& sums, int thread) {
         static_assert(cute::size(Sums{}) == kStrips * kPartN / 2);
-        auto& storage = *reinterpret_cast<SharedStorage*>(shared);
-        auto [m_tile, n_tile, k_all, l_tile] = block;
-        auto [m, n, k, l] = shape;
         int const width = kVaries ? params_.epilogue.width : kTileN;
-        int const tile_m = int(kTransposed ? n_tile : m_tile), tile_n = int(kTransposed ? m_tile : n_tile);
+        int const tile_m = kTransposed ? n_tile : m_tile, tile_n = kTransposed ? m_tile : n_tile;
         Tile tile;
         tile.row = tile_m * (kTransposed ? width : kTileM);
         tile.column = tile_n * (kTransposed ? kTileM : width);
-        tile.rows = int(kTransposed ? n : m);
-        tile.columns = int(kTransposed ? m : n);
+        tile.rows = params_.rows;
+        tile.columns = params_.columns;
 
         bool const leads = is_leader();
         wait_for_reads();
-        Epilogue epilogue(params_.epilogue, vectors(), tile);
+        Epilogue epilogue(params_.epilogue, vectors_, tile);
         if (epilogue.has_vectors()) {
             // The vectors may still be read by the other group, for the tile before.
             sync_tile();
@@ -137,13 +114,11 @@ public:
         }
         // Behind the leader's wait.
         __syncwarp();
-        // Ping-pong's groups store one after the other, from the same shared memory. Groups that share a tile are not in the
-        // order of their parts.
         int const part = kGroups == 1 ? 0 : __shfl_sync(0xffffffff, thread / 128, 0);
         int const part_width = width / kGroupsN;
-        int const first_row = (kShareColumns ? 0 : part * kStripRows) + warp() * kWarpRows;
-        int const first_column = kShareColumns ? part * part_width : 0;
-        uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage.chunks[part][warp()]);
+        int const first_row = (kGroupsM == 1 ? 0 : part * kStripRows) + warp() * kWarpRows;
+        int const first_column = kGroupsN == 1 ? 0 : part * part_width;
+        uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage_.chunks[part][warp()]);
         epilogue.with_finish([&](auto finish) {
             uint32_t chunk = chunks;
             auto store_chunk = [&](int strip, int column) {
@@ -183,11 +158,6 @@ public:
     }
 
 private:
-    // Not in `SharedStorage`: rounded up to its alignment, that would take a stage from some kernels.
-    CUTLASS_DEVICE static Vectors& vectors() {
-        return *reinterpret_cast<Vectors*>(reinterpret_cast<char*>(&block_waits()) - sizeof(Vectors));
-    }
-
     // Always the same thread of a warp: who waits for the reads is who began them.
     CUTLASS_DEVICE static bool is_leader() { return kByTma && cute::elect_one_sync(); }
     // The warp's place in its group.
@@ -198,7 +168,7 @@ private:
     }
 
     CUTLASS_DEVICE static void sync_tile() {
-        cutlass::arch::NamedBarrier::sync(kGroups * 128, cutlass::arch::ReservedNamedBarriers::EpilogueBarrier);
+        asm volatile("bar.sync %0, %1;" ::"n"(kTileBarrier), "n"(kGroups * 128) : "memory");
     }
 
     // The place in the tile of D of a thread's sum `i` from the kernel's row and column on: what the PTX manual says of wgmma.
@@ -260,26 +230,8 @@ private:
     }
 
     Params const& params_;
-};
-
-// The same, as CUTLASS's kernels call it.
-template <class Store>
-class StoreForCutlass : public cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Store> {
-public:
-    using Base = cutlass::epilogue::collective::detail::Sm90TmaWarpSpecializedAdapter<Store>;
-    using Base::Base;
-
-    CUTLASS_DEVICE static void prefetch_tma_descriptors(typename Store::Params const& params) {
-        if constexpr (Store::kByTma) cute::prefetch_tma_descriptor(&params.whole);
-    }
-
-    // Before another group's tile takes the shared memory, and before the block ends.
-    template <class LoadState, class StoreState>
-    CUTLASS_DEVICE auto store_tail(typename Base::LoadPipeline, LoadState load, typename Base::StorePipeline,
-                                   StoreState store) {
-        Store::finish();
-        return cute::make_tuple(load, store);
-    }
+    SharedStorage& storage_;
+    Vectors& vectors_;
 };
 
 }  // namespace overlap_gemm

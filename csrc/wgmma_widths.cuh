@@ -152,21 +152,18 @@ struct Wgmma64xN {
     using CRegisters = float[kWidth / 2];
 };
 
-// CUTLASS's main loop with our instruction in the place of its builder's. kShareColumns: the warp groups have the same rows of
-// a tile, and a part of its columns each.
-template <class Mainloop, bool kShareColumns>
+// CUTLASS's main loop with our instruction in the place of its builder's. kGroupsM warp groups share a tile's rows, or
+// kGroupsN its columns; the other is 1.
+template <class Mainloop, int kGroupsM, int kGroupsN>
 struct WithOwnInstruction;
 
 template <class Policy, class Tile, class ElementA, class StrideA, class ElementB, class StrideB,
-          class TiledMma, class... Copies, bool kShareColumns>
+          class TiledMma, class... Copies, int kGroupsM, int kGroupsN>
 struct WithOwnInstruction<cutlass::gemm::collective::CollectiveMma<
                               Policy, Tile, ElementA, StrideA, ElementB, StrideB, TiledMma, Copies...>,
-                          kShareColumns> {
-    static constexpr int kGroups = cute::size(TiledMma{}) / 128;
-    using Groups = cute::conditional_t<kShareColumns, cute::Layout<cute::Shape<cute::_1, cute::Int<kGroups>, cute::_1>>,
-                                       cute::Layout<cute::Shape<cute::Int<kGroups>, cute::_1, cute::_1>>>;
-    static constexpr int kWidth = cute::size<1>(Tile{}) / (kShareColumns ? kGroups : 1);
-    using Atom = cute::MMA_Atom<Wgmma64xN<kWidth, ElementA, ElementB>>;
+                          kGroupsM, kGroupsN> {
+    using Groups = cute::Layout<cute::Shape<cute::Int<kGroupsM>, cute::Int<kGroupsN>, cute::_1>>;
+    using Atom = cute::MMA_Atom<Wgmma64xN<cute::size<1>(Tile{}) / kGroupsN, ElementA, ElementB>>;
     using Type = cutlass::gemm::collective::CollectiveMma<
         Policy, Tile, ElementA, StrideA, ElementB, StrideB,
         decltype(cute::make_tiled_mma(Atom{}, Groups{})), Copies...>;

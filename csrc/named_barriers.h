@@ -1,0 +1,17 @@
+// The numbers of the hardware's barriers, which the warps of a block meet at.
+//
+// What belongs here: each use's number, and nothing else. Invariant: two uses in one kernel differ. Small numbers, written as
+// constants: a kernel takes as many of an SM's barriers as its highest number says, and all sixteen if it computes one.
+#pragma once
+
+namespace overlap_gemm {
+
+// The warp groups that share a tile, when they store it. (__syncthreads has 0.)
+constexpr int kTileBarrier = 1;
+// Two numbers each: of both groups of a ping-pong kernel.
+constexpr int kMultiplyTurns = 2;
+constexpr int kStoreTurns = 4;
+// Two: of both groups of a cooperative kernel, when they add slices of K.
+constexpr int kSliceBarriers = 2;
+
+}  // namespace overlap_gemm

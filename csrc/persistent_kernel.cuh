@@ -1,0 +1,224 @@
+// The kernel's body: what each warp of a block does, tile after tile.
+//
+// What belongs here: the roles of a block's warps, the shared memory and the barriers between them, and the start and the end of
+// a block. One warp loads, one watches chunks; two groups of four warps multiply and store: they share each tile (cooperative),
+// or each has every second tile, so that one stores while the other multiplies (ping-pong). The start is short on purpose: a
+// block's first instructions come from memory, which takes longer than executing them.
+// Invariant: all warps walk the tiles in the same order, so that the n-th stage filled is the n-th one read. No block of a cluster
+// ends while another may write to its shared memory.
+#pragma once
+
+#include <cstddef>
+
+#include "cutlass/cutlass.h"
+#include "cute/tensor.hpp"
+#include "cutlass/arch/reg_reconfig.h"
+#include "cutlass/pipeline/pipeline.hpp"
+
+#include "async_input_scheduler.cuh"
+#include "chunk_signal.cuh"
+#include "named_barriers.h"
+
+namespace overlap_gemm {
+
+// Two groups of warps that take turns: a group's turn ends when it lets the other have it. The first turn is the first group's.
+// Group g waits at barrier `kFirst + g`, where the other arrives without waiting.
+template <int kFirst, int kThreads>
+struct Turns {
+    // Called once, by the second group.
+    CUTLASS_DEVICE static void begin() { end(1); }
+    CUTLASS_DEVICE static void await(int group) {
+        if (group == 0) await_at<kFirst>(); else await_at<kFirst + 1>();
+    }
+    CUTLASS_DEVICE static void end(int group) {
+        if (group == 0) arrive_at<kFirst + 1>(); else arrive_at<kFirst>();
+    }
+
+private:
+    template <int kBarrier>
+    CUTLASS_DEVICE static void await_at() {
+        asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+    }
+    template <int kBarrier>
+    CUTLASS_DEVICE static void arrive_at() {
+        asm volatile("bar.arrive %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+    }
+};
+
+template <class Mainloop, class Store, class Scheduler, class Cluster, bool kPingpong>
+class PersistentKernel {
+    using Pipeline = typename Mainloop::MainloopPipeline;
+    using Stage = typename Mainloop::PipelineState;
+    using TileShape = typename Mainloop::TileShape;
+    using TiledMma = typename Mainloop::TiledMma;
+
+    static constexpr int kGroupThreads = 128;
+    static constexpr int kWarpThreads = 32;
+    static constexpr int kGroups = 2;
+    // Groups that share a tile; and from one of a group's tiles to its next, counted in the block's tiles.
+    static constexpr int kSharingGroups = kPingpong ? 1 : kGroups;
+    static constexpr int kTileStep = kGroups / kSharingGroups;
+    static_assert(cute::size(TiledMma{}) == kSharingGroups * kGroupThreads);
+    // Else a slice that is not stored would miss its turn.
+    static_assert(!kPingpong || !Scheduler::kCutsK);
+
+    // Registers of each thread; an SM has 65536, and a thread starts with 168.
+    static constexpr int kLoaderRegisters = 40;
+    static constexpr int kMultiplierRegisters = 232;
+
+    using MultiplyTurns = Turns<kMultiplyTurns, kGroups * kGroupThreads>;
+    using StoreTurns = Turns<kStoreTurns, kGroups * kGroupThreads>;
+
+public:
+    static constexpr int kThreads = (1 + kGroups) * kGroupThreads;
+
+    struct Params {
+        OrderParams order;
+        typename Mainloop::Params mainloop;
+        typename Store::Params store;
+    };
+
+    // Dynamic shared memory. Two structs, not one: `Tiles` is aligned to 1024 bytes, and one struct would be padded to that,
+    // which costs some kernels a stage.
+    struct Tiles {
+        typename Mainloop::TensorStorage operands;
+        typename Store::SharedStorage store;
+    };
+    struct Rest {
+        typename Pipeline::SharedStorage pipeline;
+        alignas(16) typename Store::Vectors vectors;
+        // Must be last: see block_waits.
+        alignas(16) char waits[kBlockWaitsBytes];
+    };
+    static constexpr int kSharedBytes = int(sizeof(Tiles) + sizeof(Rest));
+    static_assert(alignof(Tiles) <= 1024 && sizeof(Tiles) % alignof(Rest) == 0);
+    static_assert(offsetof(Rest, waits) + kBlockWaitsBytes == sizeof(Rest) && alignof(Rest) % alignof(BlockWaits) == 0);
+
+    CUTLASS_DEVICE static void run(Params const& params, char* shared) {
+        auto& tiles = *reinterpret_cast<Tiles*>(shared);
+        auto& rest = *reinterpret_cast<Rest*>(shared + sizeof(Tiles));
+        int const warp = cutlass::canonical_warp_idx_sync();
+        int const group = warp / (kGroupThreads / kWarpThreads);
+
+        if (warp == 0 && cute::elect_one_sync()) begin_block_waits<Mainloop::kSharers>();
+        Pipeline::init_barriers(rest.pipeline, pipeline_of(params), Cluster{});
+        arrive_at_start();
+        if (group == 0) {
+            cutlass::arch::warpgroup_reg_dealloc<kLoaderRegisters>();
+            if (warp == 0) {
+                load(params, tiles, rest);
+            } else if (warp == 1 && params.mainloop.gather.awaits_chunks) {
+                watch(params);
+            } else {
+                await_start();
+            }
+        } else {
+            cutlass::arch::warpgroup_reg_alloc<kMultiplierRegisters>();
+            multiply(params, tiles, rest, group - 1);
+        }
+    }
+
+private:
+    // Between these two all threads of a cluster meet: before any uses a barrier, all have been initialised. Relaxed, because
+    // fences came before. A block that is alone meets at once.
+    CUTLASS_DEVICE static void arrive_at_start() {
+        if constexpr (cute::size(Cluster{}) > 1) {
+            asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+        } else {
+            __syncthreads();
+        }
+    }
+    CUTLASS_DEVICE static void await_start() {
+        if constexpr (cute::size(Cluster{}) > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    }
+
+    CUTLASS_DEVICE static typename Pipeline::Params pipeline_of(Params const& params) {
+        typename Pipeline::Params pipeline;
+        pipeline.num_consumers = kSharingGroups * kGroupThreads;
+        pipeline.transaction_bytes = params.mainloop.tma_transaction_bytes;
+        return pipeline;
+    }
+
+    CUTLASS_DEVICE static void load(Params const& params, Tiles& tiles, Rest& rest) {
+        if (cute::elect_one_sync()) Mainloop::prefetch(params.mainloop);
+        auto loader = pipeline_of(params);
+        loader.role = Pipeline::ThreadCategory::Producer;
+        // One thread loads.
+        loader.is_leader = 1;
+        Pipeline pipeline(rest.pipeline, loader, Cluster{}, cute::false_type{}, cute::false_type{});
+        Stage stage = cutlass::make_producer_start_state<Pipeline>();
+        Mainloop mainloop;
+        Scheduler scheduler(params.order);
+        auto work = scheduler.current();
+        await_start();
+        while (work.is_valid()) {
+            mainloop.load(params.mainloop, pipeline, stage, work, tiles.operands);
+            stage.advance(work.k_count);
+            scheduler.advance(1);
+            work = scheduler.current();
+        }
+        mainloop.load_tail(pipeline, stage);
+    }
+
+    CUTLASS_DEVICE static void watch(Params const& params) {
+        Mainloop mainloop;
+        Scheduler scheduler(params.order);
+        await_start();
+        for (auto work = scheduler.current(); work.is_valid(); work = scheduler.current()) {
+            mainloop.watch(params.mainloop, work);
+            scheduler.advance(1);
+        }
+    }
+
+    CUTLASS_DEVICE static void multiply(Params const& params, Tiles& tiles, Rest& rest, int group) {
+        auto multiplier = pipeline_of(params);
+        multiplier.role = Pipeline::ThreadCategory::Consumer;
+        Pipeline pipeline(rest.pipeline, multiplier, Cluster{}, cute::false_type{}, cute::true_type{});
+        Stage stage;
+        Mainloop mainloop;
+        Store store(params.store, tiles.store, rest.vectors);
+        Scheduler scheduler(params.order);
+        // Counted among the threads that share a tile.
+        int const thread = int(threadIdx.x) - kGroupThreads * (kPingpong ? 1 + group : 1);
+        if (kPingpong && group == 1) {
+            MultiplyTurns::begin();
+            StoreTurns::begin();
+            scheduler.advance(1);
+            stage.advance(params.order.k_tiles);
+        }
+        if (threadIdx.x == kGroupThreads) Store::prefetch(params.store);
+        auto work = scheduler.current();
+        await_start();
+        while (work.is_valid()) {
+            auto sums = cute::partition_fragment_C(TiledMma{}, cute::take<0, 2>(TileShape{}));
+            if constexpr (kPingpong) MultiplyTurns::await(group);
+            mainloop.mma(pipeline, stage, sums, work.k_count, thread, tiles.operands, params.mainloop);
+            if constexpr (kPingpong) MultiplyTurns::end(group);
+            mainloop.mma_tail(pipeline, stage, work.k_count);
+            stage.advance(work.k_count * kTileStep);
+            scheduler.add_slices(work, sums, kSharingGroups, kPingpong ? 0 : group);
+            if (scheduler.is_stored(work)) {
+                if constexpr (kPingpong) StoreTurns::await(group);
+                store.store(work.m, work.n, sums, thread);
+                // Before the other group's tile takes the shared memory.
+                if constexpr (kPingpong) {
+                    Store::finish();
+                    StoreTurns::end(group);
+                }
+            }
+            scheduler.advance(kTileStep);
+            work = scheduler.current();
+        }
+        // The block's shared memory must last until TMA has read it.
+        Store::finish();
+    }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, 1)
+    persistent_gemm(__grid_constant__ typename Kernel::Params const params) {
+    extern __shared__ __align__(1024) char smem[];
+    Kernel::run(params, smem);
+}
+
+}  // namespace overlap_gemm
