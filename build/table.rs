@@ -132,7 +132,7 @@ fn row(line: &str) -> Result<Vec<Row>, String> {
     Ok(varying.iter().map(|width| kernel(*width)).collect())
 }
 
-/// The most widths of one row: the branches of `WgmmaOfWidths` in csrc/wgmma_widths.cuh.
+/// The most widths of one row: a kernel has a loop for each (`MainloopOfWidths` in csrc/multiply_widths.cuh).
 const MOST_WIDTHS: u32 = 8;
 
 /// `136..192`: all of these by `step`, the widest first. `128`: just that.

@@ -113,7 +113,7 @@ public:
         return work;
     }
 
-    // On by so many of this block's tiles.
+    // On by that number of this block's tiles.
     CUTLASS_DEVICE void advance(int32_t count) {
         next_ += count * int32_t(gridDim.x / uint32_t(cute::size<0>(KernelCluster{})));
     }

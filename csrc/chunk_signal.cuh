@@ -164,8 +164,6 @@ struct BlockWaits {
     uint32_t gate;
     // How many tiles the loading thread has begun.
     uint32_t tiles_begun;
-    // Of its tile, if it reaches beyond an operand (operand_rows.cuh). Here, because its registers are few.
-    uint16_t part_a, part_b, missing;
 };
 
 // In the gate: this block has given up. It stays, so what it computes from now on is no result.

@@ -16,6 +16,7 @@
 
 #include "chunk_signal.cuh"
 #include "operand_rows.cuh"
+#include "stage_cursor.cuh"
 
 namespace overlap_gemm {
 
@@ -49,15 +50,44 @@ struct GatherParams {
     RecordTable records;
 };
 
-// `Base` is one of CUTLASS's TMA main loops, or MainloopOfWidths (multiply_widths.cuh). The gathered operand is the kernel's
+// One of CUTLASS's TMA main loops as it is: all stages of A, then all of B.
+template <class Base>
+class UsualMainloop : public Base {
+public:
+    static constexpr int kMostStages = Base::DispatchPolicy::Stages;
+    static int stages(int) { return kMostStages; }
+
+    // These two as in MainloopOfWidths.
+    template <class Sums>
+    CUTLASS_DEVICE static void begin(Sums&) {}
+    template <class Sums, class Stage, class Params, class Issued>
+    CUTLASS_DEVICE void multiply(typename Base::MainloopPipeline& pipeline, Stage& stage, Sums& sums, int k_count, int thread,
+                                 typename Base::TensorStorage& storage, Params const& params, Issued issued) {
+        Base::mma(pipeline, stage, sums, k_count, thread, storage, params);
+        issued();
+        Base::mma_tail(pipeline, stage, k_count);
+        stage.advance(k_count);
+    }
+
+    // Where a stage of A lies, and one of B.
+    template <class Params>
+    CUTLASS_DEVICE static uint32_t stage_of_a(typename Base::TensorStorage& storage, Params const&, int32_t stage) {
+        return shared_address(storage.smem_A) + stage * int(sizeof(storage.smem_A) / kMostStages);
+    }
+    template <class Params>
+    CUTLASS_DEVICE static uint32_t stage_of_b(typename Base::TensorStorage& storage, Params const&, int32_t stage) {
+        return shared_address(storage.smem_B) + stage * int(sizeof(storage.smem_B) / kMostStages);
+    }
+};
+
+// `Base` is UsualMainloop or MainloopOfWidths (multiply_widths.cuh). The gathered operand is the kernel's
 // A, or its B if the kernel computes D transposed; below, "gathered" and "other" are those two.
 template <class Base, class KernelCluster, bool kTransposed, bool kVaries>
 class GatheringMainloop : public Base {
 public:
     using typename Base::MainloopPipeline;
-    using typename Base::PipelineState;
     using typename Base::TensorStorage;
-    static constexpr int kStages = Base::DispatchPolicy::Stages;
+    using Stage = StageCursor<Base::kMostStages, kVaries>;
 
     // Along the kernel's columns: with kVaries, the widest tile's.
     static constexpr int32_t kWidth = cute::size<1>(typename Base::TileShape{});
@@ -72,13 +102,11 @@ public:
     static constexpr bool kRowsInB = kAreRows<typename Base::StrideB>;
     static_assert(kTransposed ? kRowsInB : kRowsInA);
     static constexpr int kDepth = cute::size<2>(typename Base::TileShape{});
-    static constexpr int kTileElements =
-        cute::size<0>(typename Base::TileShape{}) * cute::size<1>(typename Base::TileShape{});
     static constexpr int kRowBytes = kDepth * int(sizeof(typename Base::ElementA));
     static_assert(sizeof(typename Base::ElementA) == sizeof(typename Base::ElementB));
     using RowsA = TileRows<typename Base::ElementA, cute::size<0>(typename Base::TileShape{}), kDepth,
-                           cute::size<1>(KernelCluster{}), kTileElements, false>;
-    using RowsB = TileRows<typename Base::ElementB, kWidth, kDepth, cute::size<0>(KernelCluster{}), kTileElements, kVaries>;
+                           cute::size<1>(KernelCluster{}), false>;
+    using RowsB = TileRows<typename Base::ElementB, kWidth, kDepth, cute::size<0>(KernelCluster{}), kVaries>;
     static_assert(!kVaries || (kRowsInA && kRowsInB));
 
     // The kernel's product: its rows, its columns, K, 1.
@@ -91,6 +119,7 @@ public:
         RowCounts counts_b;
         int32_t width;
         GatherParams gather;
+        cutlass::FastDivmod stages;
         RowDescriptors rows_a;
         RowDescriptors rows_b;
         ChunkTable chunks;
@@ -121,6 +150,7 @@ public:
         params.chunks = chunks;
         params.gather = gather;
         params.width = width;
+        params.stages = cutlass::FastDivmod(Base::stages(width));
         params.shape = shape;
         auto [m, n, k, l] = shape;
         constexpr int rows = cute::size<0>(typename Base::TileShape{});
@@ -140,7 +170,7 @@ public:
 
     // Loads the steps of K of the next tile into the stages from `stage` on. The loading warp calls it.
     template <class Work>
-    CUTLASS_DEVICE void load(Params const& params, MainloopPipeline& pipeline, PipelineState stage, Work const& work,
+    CUTLASS_DEVICE void load(Params const& params, MainloopPipeline& pipeline, Stage stage, Work const& work,
                              TensorStorage& storage) {
         if (!cute::elect_one_sync()) return;
         using namespace cute;
@@ -155,48 +185,45 @@ public:
         uint32_t const rank_in_cluster = block_rank_in_cluster();
         uint32_t x = column_of(rank_in_cluster);
         uint32_t y = row_of(rank_in_cluster);
-        bool const is_whole_a = !kRowsInA || RowsA::is_whole(params.counts_a, tile_a);
-        bool const is_whole_b = !kRowsInB || RowsB::is_whole(params.counts_b, tile_b);
-        bool const is_whole = is_whole_a && is_whole_b;
-        if (!is_whole) {
-            BlockWaits volatile& waits = block_waits();
-            waits.missing = uint16_t(RowsA::begin(params.counts_a, tile_a, y, waits.part_a) +
-                                     RowsB::begin(params.counts_b, tile_b, x, waits.part_b));
-        }
         uint16_t share_a = sharers_of_a(x);
         uint16_t share_b = sharers_of_b(y);
-        auto load_a = [&](auto whole, int32_t k, PipelineState const& to) {
+        auto const part_a = RowsA::part(params.rows_a, params.counts_a, tile_a, y);
+        auto const part_b = RowsB::part(params.rows_b, params.counts_b, tile_b, x);
+        // What comes into each of the tile's stages.
+        uint32_t const stage_bytes =
+            params.tma_transaction_bytes -
+            uint32_t(RowsA::missing(params.counts_a, tile_a) + RowsB::missing(params.counts_b, tile_b)) * kRowBytes;
+        auto load_a = [&](int32_t k, Stage const& to) {
             if constexpr (kRowsInA) {
-                load_rows<RowsA>(whole, params.rows_a, params.counts_a, tile_a, block_waits().part_a, y, k,
-                                 storage.smem_A.data(), pipeline, to, share_a);
+                RowsA::load(part_a, params.counts_a, k, Base::stage_of_a(storage, params, to.index()),
+                            shared_address(*pipeline.producer_get_barrier(to)), share_a);
             } else {
                 auto tensor = get<0>(Base::load_init(params.shape, params));
                 load_tensor<typename Base::SmemLayoutA>(params.tma_load_a, tensor(_, _, tile_a, _, 0), y, k,
                                                         storage.smem_A.data(), pipeline, to, share_a);
             }
         };
-        auto load_b = [&](auto whole, int32_t k, PipelineState const& to) {
+        auto load_b = [&](int32_t k, Stage const& to) {
             if constexpr (kRowsInB) {
-                load_rows<RowsB>(whole, params.rows_b, params.counts_b, tile_b, block_waits().part_b, x, k,
-                                 storage.smem_B.data(), pipeline, to, share_b);
+                RowsB::load(part_b, params.counts_b, k, Base::stage_of_b(storage, params, to.index()),
+                            shared_address(*pipeline.producer_get_barrier(to)), share_b);
             } else {
                 auto tensor = get<1>(Base::load_init(params.shape, params));
                 load_tensor<typename Base::SmemLayoutB>(params.tma_load_b, tensor(_, _, tile_b, _, 0), x, k,
                                                         storage.smem_B.data(), pipeline, to, share_b);
             }
         };
-        auto load_gathered = [&](auto whole, int32_t k, PipelineState const& to) {
-            if constexpr (kTransposed) load_b(whole, k, to); else load_a(whole, k, to);
+        auto load_gathered = [&](int32_t k, Stage const& to) {
+            if constexpr (kTransposed) load_b(k, to); else load_a(k, to);
         };
-        auto load_other = [&](auto whole, int32_t k, PipelineState const& to) {
-            if constexpr (kTransposed) load_a(whole, k, to); else load_b(whole, k, to);
+        auto load_other = [&](int32_t k, Stage const& to) {
+            if constexpr (kTransposed) load_a(k, to); else load_b(k, to);
         };
-
         auto prefetch_other = [&](int32_t k) {
             if constexpr (kTransposed && kRowsInA) {
-                RowsA::prefetch_whole(params.rows_a, params.counts_a, tile_a, y, k);
+                RowsA::prefetch(part_a, k);
             } else if constexpr (!kTransposed && kRowsInB) {
-                RowsB::prefetch_whole(params.rows_b, params.counts_b, tile_b, x, k);
+                RowsB::prefetch(part_b, k);
             }
         };
 
@@ -208,19 +235,17 @@ public:
         if (is_first && !gather.b_is_there) wait_for_kernels_before();
         bool const awaits_chunks = gather.awaits_chunks;
         if (awaits_chunks || (is_first && gather.b_is_there)) {
-            // While rows of A are missing, the other operand, into as many stages as come free; not the last columns, which
-            // would take more registers than there are.
-            bool const goes_ahead = kTransposed ? is_whole_a : is_whole_b;
+            // While rows of A are missing, the other operand, into as many stages as come free.
             uint32_t gate = 0;
             auto is_open = [&] {
                 if (awaits_chunks) gate = TileGate::look();
                 return TileGate::is_open(gate, tile);
             };
-            PipelineState ahead = stage;
+            Stage ahead = stage;
             int loaded = 0;
-            while (goes_ahead && loaded < min(k_count, kStages) && !is_open()) {
+            while (loaded < min(k_count, stage.count()) && !is_open()) {
                 await_free(pipeline, ahead);
-                load_other(cute::true_type{}, k + loaded, ahead);
+                load_other(k + loaded, ahead);
                 ++ahead;
                 ++loaded;
             }
@@ -228,54 +253,46 @@ public:
             // that are awaited would queue behind it. Not where other rows' tiles load the same columns anyway: 512x1792x4096
             // took 1 to 2 us longer (benches/results/2026-11-24-h100x2-shares.md). Ends: the watcher opens every gate, in
             // time or when it gives up.
-            bool const goes_further = goes_ahead && gather.m <= params.unit_rows();
+            bool const goes_further = gather.m <= params.unit_rows();
             for (int next = loaded; awaits_chunks && !is_open();) {
-                if (goes_further && next < min(k_count, 2 * kStages)) prefetch_other(k + next++);
+                if (goes_further && next < min(k_count, 2 * stage.count())) prefetch_other(k + next++);
             }
             if (is_first && !gather.awaits_begun) wait_for_kernels_before();
             if ((gate & kStopped) != 0) outside = gather.k_tiles;
             k_count -= loaded;
             CUTLASS_PRAGMA_NO_UNROLL
             for (; loaded > 0; --loaded) {
-                pipeline.producer_acquire(stage, {cutlass::BarrierStatus::WaitDone});
-                if (is_whole) {
-                    load_gathered(cute::true_type{}, k + outside, stage);
-                } else {
-                    subtract(pipeline, stage);
-                    load_gathered(cute::false_type{}, k + outside, stage);
-                }
+                expect(pipeline, stage, stage_bytes);
+                load_gathered(k + outside, stage);
                 ++stage;
                 ++k;
             }
         }
         if (gather.records.records) record_ready(gather, tile_m, tile_n, block_waits().tiles_begun - 1);
 
-        auto load_rest = [&](auto whole) {
-            CUTLASS_PRAGMA_NO_UNROLL
-            for (; k_count > 0; --k_count) {
-                pipeline.producer_acquire(stage);
-                if constexpr (!decltype(whole)::value) subtract(pipeline, stage);
-                load_gathered(whole, k + outside, stage);
-                load_other(whole, k, stage);
-                ++stage;
-                ++k;
-            }
-        };
-        // Compiled twice: the usual tile pays nothing for the last ones.
-        if (is_whole) load_rest(cute::true_type{}); else load_rest(cute::false_type{});
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (; k_count > 0; --k_count) {
+            await_free(pipeline, stage);
+            expect(pipeline, stage, stage_bytes);
+            load_gathered(k + outside, stage);
+            load_other(k, stage);
+            ++stage;
+            ++k;
+        }
     }
 
     // The loading warp is through: all of A was there, and nothing is waited for any more. Not earlier, or the
     // next kernel would take SMs from what this one waits for. The kernel before has ended, too, so that no kernel
     // ends before an older one, and none starts before all that a step's beginning writes is there: gather.cu
     // counts on that. `stage` is the one that would be filled next.
-    CUTLASS_DEVICE void load_tail(MainloopPipeline& pipeline, PipelineState stage) {
+    CUTLASS_DEVICE void load_tail(MainloopPipeline& pipeline, Stage stage) {
         // Of this warp, lanes that load nothing come here before the one that does.
         __syncwarp();
         wait_for_kernels_before();
         let_next_kernel_start();
         // No block of a cluster ends before all have read what they share.
-        if (cute::elect_one_sync()) pipeline.producer_tail(stage);
+        if (!cute::elect_one_sync()) return;
+        for (int32_t left = stage.count(); left > 0; --left, ++stage) await_free(pipeline, stage);
     }
 
     // Waits until the next tile may be loaded, and opens its gate. The watching warp calls it.
@@ -314,24 +331,10 @@ public:
     }
 
 private:
-    // Step `k` of an operand into stage `to` of its shared memory, which begins at `data`. With `whole` nothing is
-    // looked up: no row of the tile is outside.
-    template <class Rows, class Whole, class Element>
-    CUTLASS_DEVICE static void load_rows(Whole, RowDescriptors const& descriptors, RowCounts const& counts, int32_t tile,
-                                         uint16_t volatile const& part, uint32_t place, int32_t k, Element* data,
-                                         MainloopPipeline& pipeline, PipelineState const& to, uint16_t sharers) {
-        uint32_t stage = shared_address(*data) + to.index() * (Rows::kPartBytes * Rows::kParts);
-        uint32_t full = shared_address(*pipeline.producer_get_barrier(to));
-        if constexpr (Whole::value) {
-            Rows::load_whole(descriptors, counts, tile, place, k, stage, full, sharers);
-        } else {
-            Rows::load_part(descriptors, counts, tile, part, place, k, stage, full, sharers);
-        }
-    }
-    // The same of an operand whose neighbours are not neighbours along K, by CUTLASS's descriptor.
+    // Step `k`, into stage `to`, of an operand whose neighbours are not neighbours along K, by CUTLASS's descriptor.
     template <class SharedLayout, class Tma, class Tensor, class Element>
     CUTLASS_DEVICE static void load_tensor(Tma const& tma, Tensor const& tensor, uint32_t place, int32_t k, Element* data,
-                                           MainloopPipeline& pipeline, PipelineState const& to, uint16_t sharers) {
+                                           MainloopPipeline& pipeline, Stage const& to, uint16_t sharers) {
         using namespace cute;
         auto slice = tma.get_slice(place);
         auto from = slice.partition_S(tensor);
@@ -366,15 +369,13 @@ private:
         return mask;
     }
 
-    // That the bytes of the rows that are not loaded do not come, which a stage's barrier expects.
-    CUTLASS_DEVICE static void subtract(MainloopPipeline& pipeline, PipelineState const& stage) {
-        uint32_t barrier = shared_address(*pipeline.producer_get_barrier(stage));
-        uint32_t bytes = uint32_t(const_cast<BlockWaits volatile&>(block_waits()).missing) * kRowBytes;
-        asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    // Arrives at a stage's barrier, which then completes when that number of bytes has come.
+    CUTLASS_DEVICE static void expect(MainloopPipeline& pipeline, Stage const& stage, uint32_t bytes) {
+        cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(pipeline.producer_get_barrier(stage), bytes);
     }
 
     // Waits until a stage may be filled, without arriving at its barrier.
-    CUTLASS_DEVICE static void await_free(MainloopPipeline& pipeline, PipelineState const& stage) {
+    CUTLASS_DEVICE static void await_free(MainloopPipeline& pipeline, Stage const& stage) {
         while (pipeline.producer_try_acquire(stage) != cutlass::BarrierStatus::WaitDone) {
         }
     }

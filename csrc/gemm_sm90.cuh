@@ -86,6 +86,7 @@ struct GemmSm90 {
     // the stages leave; the store's vectors, and what a block notes about its waiting.
     template <int kBuffers>
     using StoreOf = TileStore<ElementD, Tile, kTransposed, kLeast, kGroupsM, kGroupsN, kClusterN, kBuffers>;
+    static constexpr int kCapacity = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes;
     static constexpr int kOtherBytes =
         int(sizeof(typename StoreOf<2>::SharedStorage) + sizeof(typename StoreOf<2>::Vectors)) + kBlockWaitsBytes;
     using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
@@ -93,7 +94,7 @@ struct GemmSm90 {
         Second, LayoutSecond, kAlignment<Second>, float, Tile, Cluster,
         cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>, Schedule>::CollectiveOp;
     static constexpr int kLeftBytes =
-        cutlass::gemm::collective::detail::sm90_smem_capacity_bytes - kOtherBytes -
+        kCapacity - kOtherBytes -
         int(sizeof(typename BuiltMainloop::TensorStorage) + sizeof(typename BuiltMainloop::PipelineStorage));
     static constexpr int kBufferBytes = int(sizeof(typename StoreOf<2>::SharedStorage)) / 2;
     using Store = StoreOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
@@ -103,9 +104,11 @@ struct GemmSm90 {
                                      (kWidest <= 32 || kWidest == 64 || kWidest == 96 || kWidest == 128 ||
                                       kWidest == 192 || kWidest == 256);
     static_assert(kIsUsual || !kBisKn, "our own loop reads both operands along K");
-    using OwnMainloop =
-        MainloopOfWidths<typename WithOwnInstruction<BuiltMainloop, kGroupsM, kGroupsN>::Type, kGroupsM, kGroupsN>;
-    using BaseMainloop = cute::conditional_t<kIsUsual, BuiltMainloop, OwnMainloop>;
+    static constexpr int kStageSpace =
+        kCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
+    using OwnMainloop = MainloopOfWidths<typename WithOwnInstruction<BuiltMainloop, kGroupsM, kGroupsN>::Type, kGroupsM,
+                                         kGroupsN, kStageSpace, kLeast>;
+    using BaseMainloop = cute::conditional_t<kIsUsual, UsualMainloop<BuiltMainloop>, OwnMainloop>;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed, kVaries>;
 
     // Ping-pong kernels know no slices of K, and large outputs need none.
@@ -115,7 +118,7 @@ struct GemmSm90 {
     static constexpr int kMaxSplits = kCanSplit ? OG_MAX_SPLITS : 1;
 
     using Kernel = PersistentKernel<Mainloop, Store, AsyncInputScheduler<Cluster, kTransposed, kCanSplit>, Cluster, kPingpong>;
-    static_assert(Kernel::kSharedBytes <= cutlass::gemm::collective::detail::sm90_smem_capacity_bytes);
+    static_assert(Kernel::kSharedBytes <= kCapacity);
 
     // The limit of CUDA 12.1 and later; the tables alone take 3 KB.
     static_assert(sizeof(typename Kernel::Params) <= 32764, "kernel parameters are limited");
@@ -318,7 +321,6 @@ struct GemmSm90 {
 
     template <int kWidth>
     static constexpr Instance instance(char const* name) {
-        if constexpr (!kIsUsual) static_assert(WgmmaOfWidths<kWidest / kGroupsN>::kLeast * kGroupsN <= kLeast);
         static_assert(kLeast <= kWidth && kWidth <= kWidest && (kWidest - kWidth) % (8 * kGroupsN) == 0);
         return Instance{facts(name, kWidth), &prepare, &enqueue<kWidth>};
     }

@@ -1,9 +1,8 @@
 // A main loop for tiles of any width in steps of 8, of which one kernel may have eight: each launch says how wide its tiles are.
 //
-// What belongs here: the loop over K of the warps that multiply, in the place of CUTLASS's. Many widths fill the GPU's 132 SMs
-// at many shapes.
-// Invariant: shared memory is laid out for the widest tile, so that no address of this loop depends on the width, but for where a
-// group's columns begin; a stage is released only after all instructions that read it have ended.
+// What belongs here: the loop over K of the warps that multiply, in the place of CUTLASS's.
+// Invariant: a launch has as many stages as fit for its width, one behind the other, A before B; a stage is released only after
+// all instructions that read it have ended.
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -14,8 +13,9 @@
 namespace overlap_gemm {
 
 // `Base` is one of CUTLASS's main loops for the widest tile, with both operands along K. kGroupsM warp groups share a
-// tile's rows, or kGroupsN its columns; the other is 1.
-template <class Base, int kGroupsM, int kGroupsN>
+// tile's rows, or kGroupsN its columns; the other is 1. Stages and their barriers have kSpace bytes of shared memory; no tile
+// is narrower than kLeast.
+template <class Base, int kGroupsM, int kGroupsN, int kSpace, int kLeast>
 class MainloopOfWidths : public Base {
     static_assert(kGroupsM == 1 || kGroupsN == 1);
     static constexpr int kGroupThreads = 128;
@@ -28,54 +28,108 @@ class MainloopOfWidths : public Base {
     static constexpr int kStrips = kTileRows / (kStripRows * kGroupsM);
     // Columns of the widest tile that one group multiplies.
     static constexpr int kPartN = kWidest / kGroupsN;
-    using Instructions = WgmmaOfWidths<kPartN>;
+    static constexpr int kBytesA = kTileRows * kDepths * kRowBytes;
+
+    static constexpr int stage_bytes(int width) { return (kTileRows + width) * kDepths * kRowBytes; }
+
+    static constexpr int kBarrierBytes = 2 * sizeof(uint64_t);
+    // The pattern of operands repeats so often, counted from address 0.
+    static constexpr int kAlignment = 1024;
 
 public:
-    // `params` has the `width`. Leaves the last stage to CUTLASS's `mma_tail`.
-    template <class Sums, class Params>
-    CUTLASS_DEVICE void mma(typename Base::MainloopPipeline pipeline, typename Base::PipelineState stage, Sums& sums,
-                            int k_count, int thread, typename Base::TensorStorage& storage, Params const& params) {
-        static_assert(cute::size(Sums{}) == kStrips * kPartN / 2);
-        int const group = kGroupsM * kGroupsN == 1 ? 0 : __shfl_sync(0xffffffff, thread / kGroupThreads, 0);
-        int32_t const width = params.width / kGroupsN;
-        uint64_t const all_a = descriptor(storage.smem_A.data()) + (kGroupsM == 1 ? 0 : group * kStripRows * kRowBytes / 16);
-        uint64_t const all_b = descriptor(storage.smem_B.data()) + (kGroupsN == 1 ? 0 : group * width * kRowBytes / 16);
-        auto release = stage;
-        auto token = pipeline.consumer_try_wait(stage);
-        cute::warpgroup_fence_operand(sums);
-        CUTLASS_PRAGMA_NO_UNROLL
-        for (int k = 0; k < k_count; ++k) {
-            pipeline.consumer_wait(stage, token);
-            uint64_t const a = all_a + stage.index() * (kDepths * kTileRows * kRowBytes / 16);
-            uint64_t const b = all_b + stage.index() * (kDepths * kWidest * kRowBytes / 16);
-            CUTLASS_PRAGMA_UNROLL
-            for (int depth = 0; depth < kDepths; ++depth) {
-                CUTLASS_PRAGMA_UNROLL
-                for (int strip = 0; strip < kStrips; ++strip) {
-                    int const row = depth * kTileRows + strip * kStripRows * kGroupsM;
-                    Instructions::template run<typename Base::ElementA, typename Base::ElementB>(
-                        &sums(strip * kPartN / 2), a + row * kRowBytes / 16, b + depth * kWidest * kRowBytes / 16,
-                        depth > 0 || k > 0, width);
-                }
-            }
-            ++stage;
-            // Asked before the wait below, whose time hides the answer's.
-            token = pipeline.consumer_test_wait(stage);
-            // All but this step's.
-            cute::warpgroup_wait<kDepths * kStrips>();
-            if (k > 0) {
-                pipeline.consumer_release(release);
-                ++release;
-            }
-        }
+    static constexpr int kMostStages = kSpace / (stage_bytes(kLeast) + kBarrierBytes);
+    static constexpr int kBytes = (kSpace - kMostStages * kBarrierBytes) / kAlignment * kAlignment;
+    static int stages(int width) { return kBytes / stage_bytes(width); }
+    using MainloopPipeline = cutlass::PipelineTmaAsync<kMostStages>;
+    struct TensorStorage {
+        alignas(kAlignment) char stages[kBytes];
+    };
+
+    // Where a stage of A begins, and one of B. A stage's bytes are what its barrier expects.
+    template <class Params>
+    CUTLASS_DEVICE static uint32_t stage_of_a(TensorStorage& storage, Params const& params, int32_t stage) {
+        return cute::cast_smem_ptr_to_uint(storage.stages) + uint32_t(stage) * params.tma_transaction_bytes;
+    }
+    template <class Params>
+    CUTLASS_DEVICE static uint32_t stage_of_b(TensorStorage& storage, Params const& params, int32_t stage) {
+        return stage_of_a(storage, params, stage) + kBytesA;
+    }
+
+    // Before a tile is multiplied, and before the group's turn.
+    template <class Sums>
+    CUTLASS_DEVICE static void begin(Sums& sums) {
+        cute::clear(sums);
+        // Here, not where they are used.
         cute::warpgroup_fence_operand(sums);
     }
 
+    // Multiplies a tile's steps of K, from `stage` on, which becomes the one behind them. `thread` counts the threads that share
+    // the tile. Calls `issued` as soon as another group's instructions may come.
+    template <class Sums, class Stage, class Params, class Issued>
+    CUTLASS_DEVICE void multiply(MainloopPipeline& pipeline, Stage& stage, Sums& sums, int k_count, int thread,
+                                 TensorStorage& storage, Params const& params, Issued issued) {
+        static_assert(cute::size(Sums{}) == kStrips * kPartN / 2);
+        int const group = kGroupsM * kGroupsN == 1 ? 0 : __shfl_sync(0xffffffff, thread / kGroupThreads, 0);
+        // The same for all lanes, which the compiler now knows: else it would look up where shared memory begins in each step.
+        uint32_t const first = __shfl_sync(0xffffffff, descriptor(storage.stages), 0);
+        at_width<kLeast / kGroupsN, kPartN>(params.width / kGroupsN, [&](auto width_of) {
+            constexpr int kWidth = decltype(width_of)::value;
+            constexpr int kDepthA = kTileRows * kRowBytes, kDepthB = kWidth * kGroupsN * kRowBytes;
+            constexpr int kStageBytes = (kDepthA + kDepthB) * kDepths;
+            uint32_t const first_a = first + (kGroupsM == 1 ? 0 : group * kStripRows * kRowBytes / 16);
+            uint32_t const first_b = first + kBytesA / 16 + (kGroupsN == 1 ? 0 : group * kWidth * kRowBytes / 16);
+            Stage release = stage;
+            auto token = pipeline.consumer_try_wait(stage);
+            cute::warpgroup_fence_operand(sums);
+            CUTLASS_PRAGMA_NO_UNROLL
+            for (int k = 0; k < k_count; ++k) {
+                pipeline.consumer_wait(stage, token);
+                uint32_t const begin = uint32_t(stage.index()) * (kStageBytes / 16);
+                cute::warpgroup_arrive();
+                CUTLASS_PRAGMA_UNROLL
+                for (int depth = 0; depth < kDepths; ++depth) {
+                    CUTLASS_PRAGMA_UNROLL
+                    for (int strip = 0; strip < kStrips; ++strip) {
+                        int const rows_before = strip * kStripRows * kGroupsM * kRowBytes;
+                        Wgmma<kWidth>::template run<typename Base::ElementA, typename Base::ElementB>(
+                            &sums(strip * kPartN / 2), first_a + begin + (depth * kDepthA + rows_before) / 16,
+                            first_b + begin + depth * kDepthB / 16);
+                    }
+                }
+                cute::warpgroup_commit_batch();
+                ++stage;
+                // Asked before the wait below, whose time hides the answer's.
+                token = pipeline.consumer_test_wait(stage);
+                // All but this step's.
+                cute::warpgroup_wait<1>();
+                if (k > 0) {
+                    pipeline.consumer_release(release);
+                    ++release;
+                }
+            }
+            issued();
+            cute::warpgroup_wait<0>();
+            cute::warpgroup_fence_operand(sums);
+            pipeline.consumer_release(release);
+        });
+    }
+
 private:
-    // Rows of 128 bytes in the pattern that repeats every eight of them, as the PTX manual encodes it.
-    CUTLASS_DEVICE static uint64_t descriptor(void const* operand) {
-        return (uint64_t(1) << 62) | (uint64_t(8 * kRowBytes / 16) << 32) | (uint64_t(1) << 16) |
-               (cute::cast_smem_ptr_to_uint(operand) / 16);
+    // Calls `f` with the width as a type. Each has a loop of its own: with the branch inside the loop, a step's instructions
+    // took longer to issue than the tensor cores to execute (benches/results/2026-11-26-h200-one-loop-a-width.md).
+    template <int kFrom, int kTo, class F>
+    CUTLASS_DEVICE static void at_width(int width, F f) {
+        if constexpr (kFrom == kTo) {
+            f(cute::C<kFrom>{});
+        } else {
+            constexpr int kMiddle = kFrom + (kTo - kFrom) / 16 * 8;
+            if (width <= kMiddle) at_width<kFrom, kMiddle>(width, f); else at_width<kMiddle + 8, kTo>(width, f);
+        }
+    }
+
+    // The lower half of what the PTX manual calls a matrix descriptor: see Wgmma.
+    CUTLASS_DEVICE static uint32_t descriptor(void const* operand) {
+        return (1u << 16) | (cute::cast_smem_ptr_to_uint(operand) / 16);
     }
 };
 

@@ -48,7 +48,7 @@ private:
 template <class Mainloop, class Store, class Scheduler, class Cluster, bool kPingpong>
 class PersistentKernel {
     using Pipeline = typename Mainloop::MainloopPipeline;
-    using Stage = typename Mainloop::PipelineState;
+    using Stage = typename Mainloop::Stage;
     using TileShape = typename Mainloop::TileShape;
     using TiledMma = typename Mainloop::TiledMma;
 
@@ -62,9 +62,10 @@ class PersistentKernel {
     // Else a slice that is not stored would miss its turn.
     static_assert(!kPingpong || !Scheduler::kCutsK);
 
-    // Registers of each thread; an SM has 65536, and a thread starts with 168.
-    static constexpr int kLoaderRegisters = 40;
-    static constexpr int kMultiplierRegisters = 232;
+    // Registers of each thread; an SM has 65536, and a thread starts with 168. Large tiles leave few to the loader.
+    static constexpr int kSums = cute::size<0>(TileShape{}) * cute::size<1>(TileShape{}) / (kSharingGroups * kGroupThreads);
+    static constexpr int kLoaderRegisters = kSums > 160 ? 40 : 56;
+    static constexpr int kMultiplierRegisters = kSums > 160 ? 232 : 224;
 
     using MultiplyTurns = Turns<kMultiplyTurns, kGroups * kGroupThreads>;
     using StoreTurns = Turns<kStoreTurns, kGroups * kGroupThreads>;
@@ -146,7 +147,7 @@ private:
         // One thread loads.
         loader.is_leader = 1;
         Pipeline pipeline(rest.pipeline, loader, Cluster{}, cute::false_type{}, cute::false_type{});
-        Stage stage = cutlass::make_producer_start_state<Pipeline>();
+        Stage stage(params.mainloop.stages, 1);
         Mainloop mainloop;
         Scheduler scheduler(params.order);
         auto work = scheduler.current();
@@ -174,7 +175,7 @@ private:
         auto multiplier = pipeline_of(params);
         multiplier.role = Pipeline::ThreadCategory::Consumer;
         Pipeline pipeline(rest.pipeline, multiplier, Cluster{}, cute::false_type{}, cute::true_type{});
-        Stage stage;
+        Stage stage(params.mainloop.stages, 0);
         Mainloop mainloop;
         Store store(params.store, tiles.store, rest.vectors);
         Scheduler scheduler(params.order);
@@ -191,11 +192,13 @@ private:
         await_start();
         while (work.is_valid()) {
             auto sums = cute::partition_fragment_C(TiledMma{}, cute::take<0, 2>(TileShape{}));
+            mainloop.begin(sums);
             if constexpr (kPingpong) MultiplyTurns::await(group);
-            mainloop.mma(pipeline, stage, sums, work.k_count, thread, tiles.operands, params.mainloop);
-            if constexpr (kPingpong) MultiplyTurns::end(group);
-            mainloop.mma_tail(pipeline, stage, work.k_count);
-            stage.advance(work.k_count * kTileStep);
+            mainloop.multiply(pipeline, stage, sums, work.k_count, thread, tiles.operands, params.mainloop, [&] {
+                if constexpr (kPingpong) MultiplyTurns::end(group);
+            });
+            // The other group's stages.
+            if constexpr (kPingpong) stage.advance(work.k_count);
             scheduler.add_slices(work, sums, kSharingGroups, kPingpong ? 0 : group);
             if (scheduler.is_stored(work)) {
                 if constexpr (kPingpong) StoreTurns::await(group);

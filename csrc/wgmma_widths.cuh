@@ -1,9 +1,8 @@
-// Matrix instructions that CUTLASS's usual header leaves out: tiles of any width in steps of 8, several in one kernel.
+// Matrix instructions that CUTLASS's usual header leaves out: of any width in steps of 8.
 //
 // Tiles of many widths fill the GPU's 132 SMs at many shapes: 112 columns cut N = 3584 = 32 * 112 so that 1024 rows
 // make 256 tiles, nearly two for each SM, where 128 columns leave an eighth of the GPU idle. CUTLASS has all widths,
-// too, in a header that takes minutes to compile. Which of a kernel's widths a launch uses is a branch
-// (multiply_widths.cuh).
+// too, in a header that takes minutes to compile.
 //
 // Invariant: what is described here to CuTe (who holds which sum) is what the PTX manual says of wgmma m64nNk16 and
 // m64nNk32 for every N.
@@ -51,97 +50,111 @@ namespace overlap_gemm {
 #define OG_NAMES_256 OG_NAMES_248 ", %124, %125, %126, %127"
 
 // The sums as operands.
-#define OG_SUMS_8(d, i)                                                                                         \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-        "+f"(d[i + 7])
-#define OG_SUMS_16(d) OG_SUMS_8(d, 0)
-#define OG_SUMS_32(d) OG_SUMS_16(d), OG_SUMS_8(d, 8)
-#define OG_SUMS_48(d) OG_SUMS_32(d), OG_SUMS_8(d, 16)
-#define OG_SUMS_64(d) OG_SUMS_48(d), OG_SUMS_8(d, 24)
-#define OG_SUMS_80(d) OG_SUMS_64(d), OG_SUMS_8(d, 32)
-#define OG_SUMS_96(d) OG_SUMS_80(d), OG_SUMS_8(d, 40)
-#define OG_SUMS_112(d) OG_SUMS_96(d), OG_SUMS_8(d, 48)
-#define OG_SUMS_128(d) OG_SUMS_112(d), OG_SUMS_8(d, 56)
-#define OG_SUMS_144(d) OG_SUMS_128(d), OG_SUMS_8(d, 64)
-#define OG_SUMS_160(d) OG_SUMS_144(d), OG_SUMS_8(d, 72)
-#define OG_SUMS_176(d) OG_SUMS_160(d), OG_SUMS_8(d, 80)
-#define OG_SUMS_192(d) OG_SUMS_176(d), OG_SUMS_8(d, 88)
-#define OG_SUMS_208(d) OG_SUMS_192(d), OG_SUMS_8(d, 96)
-#define OG_SUMS_224(d) OG_SUMS_208(d), OG_SUMS_8(d, 104)
-#define OG_SUMS_240(d) OG_SUMS_224(d), OG_SUMS_8(d, 112)
-#define OG_SUMS_256(d) OG_SUMS_240(d), OG_SUMS_8(d, 120)
+#define OG_SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define OG_SUMS_8(d) OG_SUMS_4(d, 0)
+#define OG_SUMS_16(d) OG_SUMS_8(d), OG_SUMS_4(d, 4)
+#define OG_SUMS_24(d) OG_SUMS_16(d), OG_SUMS_4(d, 8)
+#define OG_SUMS_32(d) OG_SUMS_24(d), OG_SUMS_4(d, 12)
+#define OG_SUMS_40(d) OG_SUMS_32(d), OG_SUMS_4(d, 16)
+#define OG_SUMS_48(d) OG_SUMS_40(d), OG_SUMS_4(d, 20)
+#define OG_SUMS_56(d) OG_SUMS_48(d), OG_SUMS_4(d, 24)
+#define OG_SUMS_64(d) OG_SUMS_56(d), OG_SUMS_4(d, 28)
+#define OG_SUMS_72(d) OG_SUMS_64(d), OG_SUMS_4(d, 32)
+#define OG_SUMS_80(d) OG_SUMS_72(d), OG_SUMS_4(d, 36)
+#define OG_SUMS_88(d) OG_SUMS_80(d), OG_SUMS_4(d, 40)
+#define OG_SUMS_96(d) OG_SUMS_88(d), OG_SUMS_4(d, 44)
+#define OG_SUMS_104(d) OG_SUMS_96(d), OG_SUMS_4(d, 48)
+#define OG_SUMS_112(d) OG_SUMS_104(d), OG_SUMS_4(d, 52)
+#define OG_SUMS_120(d) OG_SUMS_112(d), OG_SUMS_4(d, 56)
+#define OG_SUMS_128(d) OG_SUMS_120(d), OG_SUMS_4(d, 60)
+#define OG_SUMS_136(d) OG_SUMS_128(d), OG_SUMS_4(d, 64)
+#define OG_SUMS_144(d) OG_SUMS_136(d), OG_SUMS_4(d, 68)
+#define OG_SUMS_152(d) OG_SUMS_144(d), OG_SUMS_4(d, 72)
+#define OG_SUMS_160(d) OG_SUMS_152(d), OG_SUMS_4(d, 76)
+#define OG_SUMS_168(d) OG_SUMS_160(d), OG_SUMS_4(d, 80)
+#define OG_SUMS_176(d) OG_SUMS_168(d), OG_SUMS_4(d, 84)
+#define OG_SUMS_184(d) OG_SUMS_176(d), OG_SUMS_4(d, 88)
+#define OG_SUMS_192(d) OG_SUMS_184(d), OG_SUMS_4(d, 92)
+#define OG_SUMS_200(d) OG_SUMS_192(d), OG_SUMS_4(d, 96)
+#define OG_SUMS_208(d) OG_SUMS_200(d), OG_SUMS_4(d, 100)
+#define OG_SUMS_216(d) OG_SUMS_208(d), OG_SUMS_4(d, 104)
+#define OG_SUMS_224(d) OG_SUMS_216(d), OG_SUMS_4(d, 108)
+#define OG_SUMS_232(d) OG_SUMS_224(d), OG_SUMS_4(d, 112)
+#define OG_SUMS_240(d) OG_SUMS_232(d), OG_SUMS_4(d, 116)
+#define OG_SUMS_248(d) OG_SUMS_240(d), OG_SUMS_4(d, 120)
+#define OG_SUMS_256(d) OG_SUMS_248(d), OG_SUMS_4(d, 124)
 
 template <class A, class ExpectedA, class B, class ExpectedB>
 inline constexpr bool kAre = cute::is_same_v<A, ExpectedA> && cute::is_same_v<B, ExpectedB>;
 
-// The instructions of a kernel whose widest tile has kWidest columns. A launch has one width, and the branch is the same for
-// all threads. It is inside one `asm`, so that all widths use the same registers: where the compiler sees sums that meet behind
-// a branch, it waits for every instruction (C7511, C7515). The fence and the commit are behind the branch, too, or each
-// instruction would be a group.
-template <int kWidest>
-struct WgmmaOfWidths;
+// Four instructions, which multiply 64 rows of A and kWidth rows of B, 128 bytes of each, and add to the sums.
+template <int kWidth>
+struct Wgmma;
 
-// All that 128 bytes of K need: four instructions, of which the first may begin the sums.
-#define OG_STEP(width, kind, tail)                                                          \
-    "wgmma.fence.sync.aligned;\n"                                                           \
-    OG_LINE(width, kind, "a0, b0, begun", tail) OG_LINE(width, kind, "a1, b1, always", tail) \
-    OG_LINE(width, kind, "a2, b2, always", tail) OG_LINE(width, kind, "a3, b3, always", tail) \
-    "wgmma.commit_group.sync.aligned;\n"
+// Both operands lie along K, in rows of 128 bytes: an instruction reads 32 of them, and descriptors count 16s. The upper half
+// of a descriptor says that the pattern repeats every eight rows (PTX manual, matrix descriptor). The names are those of the
+// operands behind the sums: the lower halves of the descriptors of A and B.
 #define OG_LINE(width, kind, operands, tail) \
-    "wgmma.mma_async.sync.aligned.m64n" #width kind " {" OG_NAMES_##width "}, " operands ", 1, 1" tail ";\n"
-
-#define OG_AT_MOST(width, label) "setp.le.s32 is, width, " #width ";\n@is bra.uni " label ";\n"
-#define OG_EIGHT_STEPS(w0, w1, w2, w3, w4, w5, w6, w7, kind, tail)                                             \
-    OG_AT_MOST(w4, "UP4") OG_AT_MOST(w2, "UP2") OG_AT_MOST(w1, "W1") OG_STEP(w0, kind, tail) "bra.uni DONE;\n" \
-    "W1:\n" OG_STEP(w1, kind, tail) "bra.uni DONE;\n"                                                         \
-    "UP2:\n" OG_AT_MOST(w3, "W3") OG_STEP(w2, kind, tail) "bra.uni DONE;\n"                                   \
-    "W3:\n" OG_STEP(w3, kind, tail) "bra.uni DONE;\n"                                                         \
-    "UP4:\n" OG_AT_MOST(w6, "UP6") OG_AT_MOST(w5, "W5") OG_STEP(w4, kind, tail) "bra.uni DONE;\n"             \
-    "W5:\n" OG_STEP(w5, kind, tail) "bra.uni DONE;\n"                                                         \
-    "UP6:\n" OG_AT_MOST(w7, "W7") OG_STEP(w6, kind, tail) "bra.uni DONE;\n"                                   \
-    "W7:\n" OG_STEP(w7, kind, tail)                                                                           \
-    "DONE:\n"
-
-// Both operands lie along K, in rows of 128 bytes: an instruction reads 32 of them, and descriptors count 16s. The names are
-// those of the operands behind the sums: the descriptors of A and B, whether to add to the sums, and the width.
-#define OG_RUN(widest, steps, a_name, b_name, p_name, width_name)                                           \
-    asm volatile("{\n.reg .pred begun, always, is;\n.reg .b64 a0, a1, a2, a3, b0, b1, b2, b3;\n"            \
-                 ".reg .b32 width;\nmov.b32 width, " width_name ";\n"                                        \
-                 "setp.ne.b32 begun, " p_name ", 0;\nsetp.eq.b32 always, " p_name ", " p_name ";\n"           \
-                 "mov.b64 a0, " a_name ";\nadd.s64 a1, a0, 2;\nadd.s64 a2, a0, 4;\nadd.s64 a3, a0, 6;\n"      \
-                 "mov.b64 b0, " b_name ";\nadd.s64 b1, b0, 2;\nadd.s64 b2, b0, 4;\nadd.s64 b3, b0, 6;\n" steps "}\n" \
-                 : OG_SUMS_##widest(d)                                                                      \
-                 : "l"(a), "l"(b), "r"(accumulate), "r"(width)                                              \
+    "wgmma.mma_async.sync.aligned.m64n" #width kind " {" OG_NAMES_##width "}, " operands ", 1, 1, 1" tail ";\n"
+#define OG_DESCRIPTOR(to, from, bytes) "add.u32 low, " from ", " bytes " / 16;\nmov.b64 " to ", {low, high};\n"
+#define OG_RUN(width, kind, tail, a_name, b_name)                                                      \
+    asm volatile("{\n.reg .b64 a0, a1, a2, a3, b0, b1, b2, b3;\n.reg .b32 low, high;\n"                \
+                 "mov.b32 high, 0x40000040;\n"                                                         \
+                 OG_DESCRIPTOR("a0", a_name, "0") OG_DESCRIPTOR("a1", a_name, "32")                    \
+                 OG_DESCRIPTOR("a2", a_name, "64") OG_DESCRIPTOR("a3", a_name, "96")                   \
+                 OG_DESCRIPTOR("b0", b_name, "0") OG_DESCRIPTOR("b1", b_name, "32")                    \
+                 OG_DESCRIPTOR("b2", b_name, "64") OG_DESCRIPTOR("b3", b_name, "96")                   \
+                 OG_LINE(width, kind, "a0, b0", tail) OG_LINE(width, kind, "a1, b1", tail)             \
+                 OG_LINE(width, kind, "a2, b2", tail) OG_LINE(width, kind, "a3, b3", tail) "}\n"       \
+                 : OG_SUMS_##width(d)                                                                  \
+                 : "r"(a), "r"(b)                                                                      \
                  : "memory")
 
-// `steps` is OG_STEP or OG_EIGHT_STEPS; what follows it are the widths.
-#define OG_WGMMA(widest, least, a_name, b_name, p_name, width_name, steps, ...)                             \
-    template <>                                                                                             \
-    struct WgmmaOfWidths<widest> {                                                                          \
-        static constexpr int kLeast = least;                                                                \
-        template <class A, class B>                                                                         \
-        CUTE_HOST_DEVICE static void run(float* d, uint64_t a, uint64_t b, int32_t accumulate, int32_t width) { \
-            using namespace cutlass;                                                                        \
-            if constexpr (kAre<A, bfloat16_t, B, bfloat16_t>) {                                             \
-                OG_RUN(widest, steps(__VA_ARGS__, "k16.f32.bf16.bf16", ", 0, 0"), a_name, b_name, p_name, width_name); \
-            } else if constexpr (kAre<A, half_t, B, half_t>) {                                              \
-                OG_RUN(widest, steps(__VA_ARGS__, "k16.f32.f16.f16", ", 0, 0"), a_name, b_name, p_name, width_name); \
-            } else {                                                                                        \
-                static_assert(kAre<A, float_e4m3_t, B, float_e4m3_t>, "no kernel of such widths has these types"); \
-                OG_RUN(widest, steps(__VA_ARGS__, "k32.f32.e4m3.e4m3", ""), a_name, b_name, p_name, width_name); \
-            }                                                                                               \
-        }                                                                                                   \
+#define OG_WGMMA(width, a_name, b_name)                                                                \
+    template <>                                                                                        \
+    struct Wgmma<width> {                                                                              \
+        template <class A, class B>                                                                    \
+        CUTE_HOST_DEVICE static void run(float* d, uint32_t a, uint32_t b) {                           \
+            using namespace cutlass;                                                                   \
+            if constexpr (kAre<A, bfloat16_t, B, bfloat16_t>) {                                        \
+                OG_RUN(width, "k16.f32.bf16.bf16", ", 0, 0", a_name, b_name);                          \
+            } else if constexpr (kAre<A, half_t, B, half_t>) {                                         \
+                OG_RUN(width, "k16.f32.f16.f16", ", 0, 0", a_name, b_name);                            \
+            } else {                                                                                   \
+                static_assert(kAre<A, float_e4m3_t, B, float_e4m3_t>, "no kernel of ours has these types"); \
+                OG_RUN(width, "k32.f32.e4m3.e4m3", "", a_name, b_name);                                \
+            }                                                                                          \
+        }                                                                                              \
     };
 
-OG_WGMMA(48, 48, "%24", "%25", "%26", "%27", OG_STEP, 48)
-OG_WGMMA(80, 80, "%40", "%41", "%42", "%43", OG_STEP, 80)
-OG_WGMMA(112, 112, "%56", "%57", "%58", "%59", OG_STEP, 112)
-OG_WGMMA(144, 144, "%72", "%73", "%74", "%75", OG_STEP, 144)
-OG_WGMMA(96, 40, "%48", "%49", "%50", "%51", OG_EIGHT_STEPS, 96, 88, 80, 72, 64, 56, 48, 40)
-OG_WGMMA(128, 72, "%64", "%65", "%66", "%67", OG_EIGHT_STEPS, 128, 120, 112, 104, 96, 88, 80, 72)
-OG_WGMMA(160, 104, "%80", "%81", "%82", "%83", OG_EIGHT_STEPS, 160, 152, 144, 136, 128, 120, 112, 104)
-OG_WGMMA(192, 136, "%96", "%97", "%98", "%99", OG_EIGHT_STEPS, 192, 184, 176, 168, 160, 152, 144, 136)
-OG_WGMMA(256, 200, "%128", "%129", "%130", "%131", OG_EIGHT_STEPS, 256, 248, 240, 232, 224, 216, 208, 200)
+OG_WGMMA(40, "%20", "%21")
+OG_WGMMA(48, "%24", "%25")
+OG_WGMMA(56, "%28", "%29")
+OG_WGMMA(64, "%32", "%33")
+OG_WGMMA(72, "%36", "%37")
+OG_WGMMA(80, "%40", "%41")
+OG_WGMMA(88, "%44", "%45")
+OG_WGMMA(96, "%48", "%49")
+OG_WGMMA(104, "%52", "%53")
+OG_WGMMA(112, "%56", "%57")
+OG_WGMMA(120, "%60", "%61")
+OG_WGMMA(128, "%64", "%65")
+OG_WGMMA(136, "%68", "%69")
+OG_WGMMA(144, "%72", "%73")
+OG_WGMMA(152, "%76", "%77")
+OG_WGMMA(160, "%80", "%81")
+OG_WGMMA(168, "%84", "%85")
+OG_WGMMA(176, "%88", "%89")
+OG_WGMMA(184, "%92", "%93")
+OG_WGMMA(192, "%96", "%97")
+OG_WGMMA(200, "%100", "%101")
+OG_WGMMA(208, "%104", "%105")
+OG_WGMMA(216, "%108", "%109")
+OG_WGMMA(224, "%112", "%113")
+OG_WGMMA(232, "%116", "%117")
+OG_WGMMA(240, "%120", "%121")
+OG_WGMMA(248, "%124", "%125")
+OG_WGMMA(256, "%128", "%129")
 
 // How CuTe sees an instruction: only who holds which sum is asked.
 template <int kWidth, class ElementA, class ElementB>

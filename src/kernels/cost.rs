@@ -249,7 +249,7 @@ impl Work {
         // Rows outside, in the mean of all units.
         let outside = |extent: u32, units: u64, unit: u64| {
             let rows = units * unit - u64::from(extent);
-            if kernel.loads_zeros(rows) { rows as f64 / units.max(1) as f64 } else { 0.0 }
+            if Kernel::loads_zeros(rows) { rows as f64 / units.max(1) as f64 } else { 0.0 }
         };
         let zeros =
             outside(problem.m(), units_m, unit_m) * a + outside(problem.n(), units_n, unit_n) * b;

@@ -17,9 +17,8 @@ mod table;
 /// The most slices of K that any kernel works on at a time: `OG_MAX_SPLITS` of `csrc/overlap_gemm.h`.
 const MAX_SPLITS: u32 = 16;
 
-/// `kIsSmall` and `kFewOutside` of `csrc/operand_rows.cuh`.
-const SMALL_TILE: u64 = 96 * 128;
-const FEW_OUTSIDE: u64 = 16;
+/// `kFewOutside` of `csrc/operand_rows.cuh`.
+const FEW_OUTSIDE: u64 = 8;
 
 /// The properties of one kernel. Matrices are as the caller sees them: a kernel that computes the
 /// transposed product has its tile turned back here.
@@ -117,9 +116,9 @@ impl Kernel {
     }
 
     /// Whether TMA fills `rows` rows beyond an operand with zeros, or they are not loaded: `TileRows::encode` in
-    /// csrc/operand_rows.cuh, which looks at the widest tile of the kernel's row in `csrc/kernels.txt`, not at this one.
-    pub(crate) fn loads_zeros(&self, rows: u64) -> bool {
-        u64::from(self.tile.m) * u64::from(self.tile.n) <= SMALL_TILE || rows < FEW_OUTSIDE
+    /// csrc/operand_rows.cuh.
+    pub(crate) fn loads_zeros(rows: u64) -> bool {
+        rows < FEW_OUTSIDE
     }
 
     /// Whether it computes products of these types and this layout, summed this way. How fp8 sums are
@@ -193,7 +192,6 @@ mod tests {
         let sources = include_str!("../../csrc/gemm_sm90.cuh");
         assert!(sources.contains("kCanSplit = !kPingpong && kTileM * kTileN <= 128 * 128;"));
         let rows = include_str!("../../csrc/operand_rows.cuh");
-        assert!(rows.contains("kIsSmall = kTileElements <= 96 * 128;") && SMALL_TILE == 96 * 128);
         assert!(rows.contains(&format!("kFewOutside = {FEW_OUTSIDE};")));
     }
 
