@@ -14,6 +14,7 @@ namespace overlap_gemm {
 namespace {
 
 thread_local std::string last_message;
+thread_local int32_t last_cuda_error = 0;
 
 // Runs `body`; an exception becomes a status and a message.
 template <class Body>
@@ -21,9 +22,11 @@ og_status guarded(Body body) noexcept {
     try {
         try {
             last_message.clear();
+            last_cuda_error = 0;
             body();
             return OG_STATUS_OK;
         } catch (Failure const& failure) {
+            last_cuda_error = failure.cuda_error;
             last_message = failure.what();
             return failure.status;
         } catch (std::exception const& error) {
@@ -360,6 +363,8 @@ const char* og_status_string(og_status status) {
 }
 
 const char* og_last_error_message(void) { return overlap_gemm::last_message.c_str(); }
+
+int32_t og_last_cuda_error(void) { return overlap_gemm::last_cuda_error; }
 
 int32_t og_kernel_count(void) { return overlap_gemm::kInstanceCount; }
 

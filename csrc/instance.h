@@ -17,7 +17,10 @@ namespace overlap_gemm {
 // A failure on its way to the C border, where it becomes a status and a message.
 struct Failure : std::runtime_error {
     og_status status;
-    Failure(og_status s, std::string const& message) : std::runtime_error(message), status(s) {}
+    // CUDA's code; 0 where no call of CUDA's failed.
+    int32_t cuda_error;
+    Failure(og_status s, std::string const& message, int32_t code = 0)
+        : std::runtime_error(message), status(s), cuda_error(code) {}
 };
 
 // Turns a failed CUDA call into a Failure that names it.
@@ -25,7 +28,8 @@ inline void check(cudaError_t result, char const* call) {
     if (result != cudaSuccess) {
         throw Failure(OG_STATUS_CUDA, std::string(call) + ": " + cudaGetErrorName(result) + " (" +
                                           std::to_string(int(result)) + "): " +
-                                          cudaGetErrorString(result));
+                                          cudaGetErrorString(result),
+                      int32_t(result));
     }
 }
 

@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 12
+#define OG_ABI_VERSION 13
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -100,7 +100,7 @@ typedef enum og_activation {
 
 /* What one compiled kernel is. Filled in by `og_kernel_info`. */
 typedef struct og_kernel_facts {
-    /* A static string: `bf16_bf16_nk_128x256_2x1`. */
+    /* A static string: `bf16_bf16_bf16_nk_128x192x64_2x1_pingpong`. */
     const char *name;
     og_type a_type;
     og_type b_type;
@@ -484,6 +484,9 @@ const char *og_status_string(og_status status);
 /* What the last call on this thread that did not return OG_STATUS_OK had to say: the value, the
  * limit. Never null; valid until the next call on this thread. */
 const char *og_last_error_message(void);
+
+/* CUDA's error code, if that call failed because a call of CUDA's did; else 0. Driver and runtime have the same codes. */
+int32_t og_last_cuda_error(void);
 
 /* How many kernels were compiled. */
 int32_t og_kernel_count(void);

@@ -51,7 +51,8 @@ cute::TmaDescriptor tma_matrix(char const* name, void const* matrix, int64_t row
         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (encoded != CUDA_SUCCESS) {
         throw Failure(OG_STATUS_CUDA, std::string("cuTensorMapEncodeTiled: the driver refused the TMA descriptor of ") +
-                                          name + " (error " + std::to_string(int(encoded)) + ")");
+                                          name + " (error " + std::to_string(int(encoded)) + ")",
+                      int32_t(encoded));
     }
     return made;
 }

@@ -189,12 +189,15 @@ pub enum Error {
         reason: String,
     },
 
-    /// A call of the CUDA driver, or a kernel of this crate, failed.
+    /// A call of CUDA or NCCL, or a kernel of this crate, failed.
     #[error("{call} failed: {detail}")]
     Cuda {
         /// The call.
         call: &'static str,
-        /// The driver's code and words.
+        /// CUDA's error code, such as 2 for out of memory, where a call of CUDA failed: a `CUresult`, which the
+        /// runtime's codes are, too.
+        code: Option<u32>,
+        /// What failed, in CUDA's or NCCL's words where there are some.
         detail: String,
     },
 }

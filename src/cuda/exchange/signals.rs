@@ -409,6 +409,7 @@ fn in_words(failure: og_failure, waiter: &Waiter) -> Error {
         }
         og_failure_kind::OG_FAILURE_SLICE => Error::Cuda {
             call: "og_gemm_enqueue",
+            code: None,
             detail: format!(
                 "a slice of K of epoch {epoch} was not handed over on rank {rank}: blocks did not start in order; \
                  plan the product again with 1 split"

@@ -65,6 +65,7 @@ impl SymmetricMemory {
             (None, Some(file)) => Physical::import(device, file, size)?.map().map(Some),
             (None, None) => Err(Error::Cuda {
                 call: "cuMemImportFromShareableHandle",
+                code: None,
                 detail: format!("rank {rank} has sent no handle"),
             }),
         };

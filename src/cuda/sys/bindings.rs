@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 12;
+pub const OG_ABI_VERSION: u32 = 13;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
@@ -374,6 +374,9 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn og_last_error_message() -> *const ::core::ffi::c_char;
+}
+unsafe extern "C" {
+    pub fn og_last_cuda_error() -> i32;
 }
 unsafe extern "C" {
     pub fn og_kernel_count() -> i32;

@@ -110,12 +110,12 @@ fn call(function: &'static str, run: impl FnOnce() -> og_status) -> Result<()> {
     if status == og_status::OG_STATUS_OK {
         return Ok(());
     }
-    // SAFETY: both functions return C strings that are never null; the message stays valid until
-    // this thread's next call, and is copied before.
-    let (name, message) = with_kernels(|| unsafe {
+    // SAFETY: two of the functions return C strings that are never null; the message stays valid until
+    // this thread's next call, and is copied before. The third returns a number.
+    let (name, message, code) = with_kernels(|| unsafe {
         let name = CStr::from_ptr(bindings::og_status_string(status));
         let message = CStr::from_ptr(bindings::og_last_error_message());
-        (name.to_string_lossy(), message.to_string_lossy())
+        (name.to_string_lossy(), message.to_string_lossy(), bindings::og_last_cuda_error())
     })?;
     Err(match status {
         og_status::OG_STATUS_OUT_OF_RANGE
@@ -130,7 +130,11 @@ fn call(function: &'static str, run: impl FnOnce() -> og_status) -> Result<()> {
         }
         // Null pointers and empty plans cannot come from this crate, nor may CUTLASS throw: all
         // faults of ours if they occur, and told apart by the name.
-        _ => Error::Cuda { call: function, detail: format!("{name}: {message}") },
+        _ => Error::Cuda {
+            call: function,
+            code: u32::try_from(code).ok().filter(|code| *code != 0),
+            detail: format!("{name}: {message}"),
+        },
     })
 }
 
@@ -177,6 +181,7 @@ pub(crate) fn kernel_info(index: u32) -> Result<Kernel> {
     let name = unsafe { CStr::from_ptr(facts.name) }.to_string_lossy().into_owned();
     let unknown = |what: &str, number: u32| Error::Cuda {
         call: "og_kernel_info",
+        code: None,
         detail: format!("kernel {index} has {what} {number}: run cargo clean and build again"),
     };
     let element = |number: og_type| {

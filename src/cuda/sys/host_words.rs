@@ -45,7 +45,7 @@ impl HostWords {
         let start = unsafe { result::malloc_host(BYTES, flags) }.in_call("cuMemHostAlloc")?;
         let Some(start) = NonNull::new(start.cast::<u8>()) else {
             let detail = "it returned no address".into();
-            return Err(Error::Cuda { call: "cuMemHostAlloc", detail });
+            return Err(Error::Cuda { call: "cuMemHostAlloc", code: None, detail });
         };
         // From here on an early return frees it.
         let context = Arc::clone(device.context());

@@ -54,6 +54,10 @@ pub(crate) trait Driver<T> {
 
 impl<T> Driver<T> for std::result::Result<T, DriverError> {
     fn in_call(self, call: &'static str) -> Result<T> {
-        self.map_err(|error| Error::Cuda { call, detail: error.to_string() })
+        self.map_err(|error| Error::Cuda {
+            call,
+            code: Some(error.0 as u32),
+            detail: error.to_string(),
+        })
     }
 }

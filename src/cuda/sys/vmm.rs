@@ -82,6 +82,7 @@ impl Physical {
         let bytes = (bytes.max(1) as usize).checked_next_multiple_of(unit.max(1));
         let bytes = bytes.ok_or_else(|| Error::Cuda {
             call: "cuMemCreate",
+            code: None,
             detail: "more bytes than there are addresses".into(),
         })?;
         // SAFETY: pointers to live values.

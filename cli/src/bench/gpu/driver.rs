@@ -124,5 +124,9 @@ pub fn record(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
 
 /// Names the call that failed.
 pub fn call<T>(call: &'static str, result: Result<T, DriverError>) -> Result<T> {
-    result.map_err(|error| Error::Cuda { call, detail: error.to_string() })
+    result.map_err(|error| Error::Cuda {
+        call,
+        code: Some(error.0 as u32),
+        detail: error.to_string(),
+    })
 }

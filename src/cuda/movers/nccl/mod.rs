@@ -128,7 +128,8 @@ impl Communicator {
         let told = if found.is_ok() { &id.0[..] } else { &[] };
         let ids = group.all_gather("NCCL's id", told, limit)?;
         found?;
-        let told = |_| Error::Cuda { call: "ncclGetUniqueId", detail: "no id came".into() };
+        let told =
+            |_| Error::Cuda { call: "ncclGetUniqueId", code: None, detail: "no id came".into() };
         id = Id(ids[0].as_slice().try_into().map_err(told)?);
         let (ranks, rank) = (group.ranks() as c_int, group.rank() as c_int);
         let (mut handle, mut config) = (std::ptr::null_mut(), Config::new(blocking));

@@ -309,7 +309,7 @@ fn data_type(element: ElementType) -> c_int {
 fn outcome(call: &'static str, status: Status) -> Result<()> {
     match status {
         api::SUCCESS => Ok(()),
-        code => Err(Error::Cuda { call, detail: format!("cuBLAS status {code}") }),
+        code => Err(Error::Cuda { call, code: None, detail: format!("cuBLAS status {code}") }),
     }
 }
 
