@@ -39,7 +39,9 @@ class MainloopOfWidths : public Base {
 public:
     static constexpr int kMostStages = kSpace / (stage_bytes(kLeast) + kBarrierBytes);
     static constexpr int kBytes = (kSpace - kMostStages * kBarrierBytes) / kAlignment * kAlignment;
-    static int stages(int width) { return kBytes / stage_bytes(width); }
+    static constexpr int stages(int width) { return kBytes / stage_bytes(width); }
+    // As many as there are barriers, and one to fill while another is read.
+    static_assert(stages(kLeast) == kMostStages && stages(kWidest) >= 2);
     using MainloopPipeline = cutlass::PipelineTmaAsync<kMostStages>;
     struct TensorStorage {
         alignas(kAlignment) char stages[kBytes];

@@ -58,7 +58,7 @@ struct TileRows {
         descriptors.whole = descriptor(tile_rows / kSharers);
         int64_t padded = (rows + unit_rows - 1) / unit_rows * unit_rows;
         if (padded - rows < kFewOutside) return;
-        // The pattern repeats every eight rows, and each block's part begins with it.
+        // Each block's part is a multiple of the eight rows in which the pattern repeats.
         int last = int(rows % tile_rows);
         int each = (last + 8 * kSharers - 1) / (8 * kSharers) * 8;
         int blocks = each == 0 ? 0 : (last + each - 1) / each;

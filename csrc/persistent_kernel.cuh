@@ -66,6 +66,7 @@ class PersistentKernel {
     static constexpr int kSums = cute::size<0>(TileShape{}) * cute::size<1>(TileShape{}) / (kSharingGroups * kGroupThreads);
     static constexpr int kLoaderRegisters = kSums > 160 ? 40 : 56;
     static constexpr int kMultiplierRegisters = kSums > 160 ? 232 : 224;
+    static_assert(kLoaderRegisters + kGroups * kMultiplierRegisters <= (1 + kGroups) * 168);
 
     using MultiplyTurns = Turns<kMultiplyTurns, kGroups * kGroupThreads>;
     using StoreTurns = Turns<kStoreTurns, kGroups * kGroupThreads>;

@@ -17,9 +17,6 @@ mod table;
 /// The most slices of K that any kernel works on at a time: `OG_MAX_SPLITS` of `csrc/overlap_gemm.h`.
 const MAX_SPLITS: u32 = 16;
 
-/// `kFewOutside` of `csrc/operand_rows.cuh`.
-const FEW_OUTSIDE: u64 = 8;
-
 /// The properties of one kernel. Matrices are as the caller sees them: a kernel that computes the
 /// transposed product has its tile turned back here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,12 +112,6 @@ impl Kernel {
         self.cluster.m.saturating_mul(self.cluster.n).max(1)
     }
 
-    /// Whether TMA fills `rows` rows beyond an operand with zeros, or they are not loaded: `TileRows::encode` in
-    /// csrc/operand_rows.cuh.
-    pub(crate) fn loads_zeros(rows: u64) -> bool {
-        rows < FEW_OUTSIDE
-    }
-
     /// Whether it computes products of these types and this layout, summed this way. How fp8 sums are
     /// kept is no question for wider types.
     pub fn serves(&self, elements: ElementTypes, layout: BLayout, fast_accumulation: bool) -> bool {
@@ -191,8 +182,6 @@ mod tests {
         assert!(header.contains(&format!("#define OG_MAX_SPLITS {MAX_SPLITS}\n")));
         let sources = include_str!("../../csrc/gemm_sm90.cuh");
         assert!(sources.contains("kCanSplit = !kPingpong && kTileM * kTileN <= 128 * 128;"));
-        let rows = include_str!("../../csrc/operand_rows.cuh");
-        assert!(rows.contains(&format!("kFewOutside = {FEW_OUTSIDE};")));
     }
 
     #[test]
