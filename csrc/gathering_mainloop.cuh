@@ -164,7 +164,6 @@ public:
         }
         params.tma_transaction_bytes =
             kVaries ? uint32_t(rows + width) * kRowBytes : uint32_t(Base::TmaTransactionBytes);
-        params.Base::Params::tma_transaction_bytes = params.tma_transaction_bytes;
         return params;
     }
 

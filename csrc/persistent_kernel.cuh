@@ -103,7 +103,7 @@ public:
         int const group = warp / (kGroupThreads / kWarpThreads);
 
         if (warp == 0 && cute::elect_one_sync()) begin_block_waits<Mainloop::kSharers>();
-        Pipeline::init_barriers(rest.pipeline, pipeline_of(params), Cluster{});
+        Pipeline::init_barriers(rest.pipeline, pipeline_of(Pipeline::ThreadCategory::NonParticipant), Cluster{});
         arrive_at_start();
         if (group == 0) {
             cutlass::arch::warpgroup_reg_dealloc<kLoaderRegisters>();
@@ -134,20 +134,18 @@ private:
         if constexpr (cute::size(Cluster{}) > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     }
 
-    CUTLASS_DEVICE static typename Pipeline::Params pipeline_of(Params const& params) {
+    // Without a leader and its bytes: the main loop arrives at the barriers itself.
+    CUTLASS_DEVICE static typename Pipeline::Params pipeline_of(typename Pipeline::ThreadCategory role) {
         typename Pipeline::Params pipeline;
+        pipeline.role = role;
         pipeline.num_consumers = kSharingGroups * kGroupThreads;
-        pipeline.transaction_bytes = params.mainloop.tma_transaction_bytes;
         return pipeline;
     }
 
     CUTLASS_DEVICE static void load(Params const& params, Tiles& tiles, Rest& rest) {
         if (cute::elect_one_sync()) Mainloop::prefetch(params.mainloop);
-        auto loader = pipeline_of(params);
-        loader.role = Pipeline::ThreadCategory::Producer;
-        // One thread loads.
-        loader.is_leader = 1;
-        Pipeline pipeline(rest.pipeline, loader, Cluster{}, cute::false_type{}, cute::false_type{});
+        Pipeline pipeline(rest.pipeline, pipeline_of(Pipeline::ThreadCategory::Producer), Cluster{}, cute::false_type{},
+                          cute::false_type{});
         Stage stage(params.mainloop.stages, 1);
         Mainloop mainloop;
         Scheduler scheduler(params.order);
@@ -173,9 +171,8 @@ private:
     }
 
     CUTLASS_DEVICE static void multiply(Params const& params, Tiles& tiles, Rest& rest, int group) {
-        auto multiplier = pipeline_of(params);
-        multiplier.role = Pipeline::ThreadCategory::Consumer;
-        Pipeline pipeline(rest.pipeline, multiplier, Cluster{}, cute::false_type{}, cute::true_type{});
+        Pipeline pipeline(rest.pipeline, pipeline_of(Pipeline::ThreadCategory::Consumer), Cluster{}, cute::false_type{},
+                          cute::true_type{});
         Stage stage(params.mainloop.stages, 0);
         Mainloop mainloop;
         Store store(params.store, tiles.store, rest.vectors);
@@ -206,7 +203,7 @@ private:
                 store.store(work.m, work.n, sums, thread);
                 // Before the other group's tile takes the shared memory.
                 if constexpr (kPingpong) {
-                    Store::finish();
+                    Store::wait_for_reads();
                     StoreTurns::end(group);
                 }
             }
@@ -214,7 +211,7 @@ private:
             work = scheduler.current();
         }
         // The block's shared memory must last until TMA has read it.
-        Store::finish();
+        Store::wait_for_reads();
     }
 };
 

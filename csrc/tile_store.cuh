@@ -152,9 +152,9 @@ public:
         if (thread == 0) epilogue.end(tile_m, tile_n);
     }
 
-    // That what was stored has left shared memory.
-    CUTLASS_DEVICE static void finish() {
-        wait_for_reads();
+    // Until TMA has read all that this thread gave to it: nothing, if it is not the leader.
+    CUTLASS_DEVICE static void wait_for_reads() {
+        if constexpr (kByTma) cute::tma_store_wait<0>();
     }
 
 private:
@@ -162,10 +162,6 @@ private:
     CUTLASS_DEVICE static bool is_leader() { return kByTma && cute::elect_one_sync(); }
     // The warp's place in its group.
     CUTLASS_DEVICE static int warp() { return cutlass::canonical_warp_idx_sync() % kGroupWarps; }
-    // Until TMA has read all that this thread gave to it: nothing, if it is not the leader.
-    CUTLASS_DEVICE static void wait_for_reads() {
-        if constexpr (kByTma) cute::tma_store_wait<0>();
-    }
 
     CUTLASS_DEVICE static void sync_tile() {
         asm volatile("bar.sync %0, %1;" ::"n"(kTileBarrier), "n"(kGroups * 128) : "memory");
