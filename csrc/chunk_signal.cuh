@@ -4,15 +4,15 @@
 // failure. Who waits for what is in gathering_mainloop.cuh.
 // The product of a gather's step does not wait for the end of the kernel before it, but for that kernel's word
 // that all older work has ended (`begun`), which comes some microseconds earlier.
-// A warp and a thread of a block share the work, because a look at a signal takes as long as the loads
-// of several stages, and would leave the tensor cores without data at the start of every tile: the warp
-// looks (`ChunkWatcher`), tile after tile and ahead of the loads; the thread, which loads, only asks the
-// block's shared memory how far it may go (`TileGate`).
+// Two warps of a block share the work, because a look at a signal takes as long as the loads
+// of several stages, and would leave the tensor cores without data at the start of every tile: one warp
+// looks (`ChunkWatcher`), tile after tile and ahead of the loads; the warp that loads only asks the
+// block's shared memory how far it may go (`TileGate`). One of its lanes issues the loads: the loading thread.
 // Invariant: after `TileGate::is_open` has returned true, TMA loads of that thread see the data of the
 // tile's chunks. A lane's acquire load pairs with the producer's release (a copy engine's ordered
 // write, or st.release.sys after the data); its proxy fence then carries that order over from ordinary
 // loads to TMA, which reads memory by another path; the warp's barrier, then release and acquire of the
-// gate within the block, hand it on to the loading thread, and that thread's arrival at a stage's barrier
+// gate within the block, and the loading warp's barrier, hand it on to the loading thread, and that thread's arrival at a stage's barrier
 // to the warps that multiply and store. A block that gives up never traps: it says so once, tells the
 // others through `stop`, and goes on without waiting.
 #pragma once
@@ -160,10 +160,8 @@ struct BlockWaits {
     // uniform registers.
     uint64_t stopped_by[kMostSharers];
     // How many of this block's tiles have all their chunks, and kStopped. Only atomic operations touch it.
-    // For the loading thread.
+    // For the loading warp.
     uint32_t gate;
-    // How many tiles the loading thread has begun.
-    uint32_t tiles_begun;
 };
 
 // In the gate: this block has given up. It stays, so what it computes from now on is no result.
@@ -193,7 +191,6 @@ __device__ inline void begin_block_waits() {
     static_assert(kSharers <= kMostSharers);
     BlockWaits& waits = block_waits();
     waits.gate = 0;
-    waits.tiles_begun = 0;
     for (int i = 0; i < kSharers; ++i) {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(waits.stopped_by[i]))
                      : "memory");
@@ -204,14 +201,17 @@ __device__ inline void begin_block_waits() {
 
 // The gate of a block's tiles.
 struct TileGate {
-    // What it holds. Pairs with `open`.
+    // What it holds. Pairs with `open`. All lanes of a warp call it together. Each of them looks: where one did for all, the
+    // branch around it would cost the loads their uniform registers.
     static __device__ uint32_t look() {
         uint32_t gate;
         asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;"
                      : "=r"(gate)
                      : "r"(shared_address(block_waits().gate))
                      : "memory");
-        return gate;
+        // What any lane has seen comes before what the others do now; and the compiler knows that it is the same for all.
+        __syncwarp();
+        return __shfl_sync(0xffffffff, gate, 0);
     }
 
     // Whether tile `tile` of this block (counted from 0) may be loaded.
@@ -267,8 +267,8 @@ class ChunkWatcher {
 public:
     // Waits until chunks first ..= last are there, or this block or another gives up; then opens the
     // gate of the next tile. `last` below `first` waits for nothing. A block that gives up, `own` of the cluster,
-    // tells all others in the mask `sharers`: those that it loads rows for. They have not ended, for they need
-    // its share of this tile.
+    // tells all others in the mask `sharers`: those that it loads rows for. They have not ended: each
+    // waits for its last stages until this block has read them, too (GatheringMainloop::load_tail).
     __device__ void open_next(ChunkTable const& table, int32_t first, int32_t last, uint32_t tile_m,
                               uint32_t tile_n, uint32_t own, uint32_t sharers) {
         bool gives_up = !wait(table, first, last, tile_m, tile_n);

@@ -1,11 +1,11 @@
 // A CUTLASS main loop whose loads wait for their chunk.
 //
-// What belongs here: the loads of one tile by the one thread that issues them, and when they may be
+// What belongs here: the loads of one tile by the warp that issues them, and when they may be
 // issued. The multiplications are those of the base, CUTLASS's or multiply_widths.cuh. Looking at signals is the work of a second
 // warp, tile after tile in the same order.
 // Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
 // been seen ready, and no thread arrives at the barrier of a tile's stage before that, so that a thread that
-// waits for the stage comes behind the chunks, too. While a chunk is missing, the thread loads B into
+// waits for the stage comes behind the chunks, too. While a chunk is missing, the warp loads B into
 // the free stages; if one cluster computes all rows, it also prefetches B into the L2 cache. A block that has given up still
 // fills every stage: A with zeros, by coordinates outside it, and B as usual, which its cluster may still need. So its
 // cluster and its own warps run to the end.
@@ -15,6 +15,7 @@
 #include "cute/tensor.hpp"
 
 #include "chunk_signal.cuh"
+#include "one_lane.h"
 #include "operand_rows.cuh"
 #include "stage_cursor.cuh"
 
@@ -52,7 +53,7 @@ struct GatherParams {
 
 // One of CUTLASS's TMA main loops as it is: all stages of A, then all of B.
 template <class Base>
-class UsualMainloop : public Base {
+class CutlassMainloop : public Base {
 public:
     static constexpr int kMostStages = Base::DispatchPolicy::Stages;
     static int stages(int) { return kMostStages; }
@@ -80,7 +81,7 @@ public:
     }
 };
 
-// `Base` is UsualMainloop or MainloopOfWidths (multiply_widths.cuh). The gathered operand is the kernel's
+// `Base` is CutlassMainloop or MainloopOfWidths (multiply_widths.cuh). The gathered operand is the kernel's
 // A, or its B if the kernel computes D transposed; below, "gathered" and "other" are those two.
 template <class Base, class KernelCluster, bool kTransposed, bool kVaries>
 class GatheringMainloop : public Base {
@@ -167,18 +168,19 @@ public:
         return params;
     }
 
-    // Loads the steps of K of the next tile into the stages from `stage` on. The loading warp calls it.
+    // Loads the steps of K of this block's tile `tile`, counted from 0, into the stages from `stage` on. All lanes of the loading
+    // warp call it together, and one of them, always the same, issues the loads. A load's operands have to be in uniform
+    // registers. Where all lanes compute them, the compiler keeps them there; a lane on its own has to move them there in each
+    // step, which took longer than a small tile's multiplications (benches/results/2026-11-27-h200-loader.md).
     template <class Work>
     CUTLASS_DEVICE void load(Params const& params, MainloopPipeline& pipeline, Stage stage, Work const& work,
-                             TensorStorage& storage) {
-        if (!cute::elect_one_sync()) return;
+                             TensorStorage& storage, uint32_t tile) {
         using namespace cute;
         GatherParams const& gather = params.gather;
         int32_t const tile_a = work.m, tile_b = work.n;
         int32_t const tile_m = kTransposed ? tile_b : tile_a;
         int32_t const tile_n = kTransposed ? tile_a : tile_b;
-        uint32_t tile = block_waits().tiles_begun++;
-        if (gather.records.records) record_begin(params, tile_m, tile_n, tile);
+        if (gather.records.records && elect_one_sync()) record_begin(params, tile_m, tile_n, tile);
 
         // This block's place in its cluster says which part of a shared tile it fetches.
         uint32_t const rank_in_cluster = block_rank_in_cluster();
@@ -196,7 +198,7 @@ public:
             if constexpr (kRowsInA) {
                 RowsA::load(part_a, params.counts_a, k, Base::stage_of_a(storage, params, to.index()),
                             shared_address(*pipeline.producer_get_barrier(to)), share_a);
-            } else {
+            } else if (elect_one_sync()) {
                 auto tensor = get<0>(Base::load_init(params.shape, params));
                 load_tensor<typename Base::SmemLayoutA>(params.tma_load_a, tensor(_, _, tile_a, _, 0), y, k,
                                                         storage.smem_A.data(), pipeline, to, share_a);
@@ -206,7 +208,7 @@ public:
             if constexpr (kRowsInB) {
                 RowsB::load(part_b, params.counts_b, k, Base::stage_of_b(storage, params, to.index()),
                             shared_address(*pipeline.producer_get_barrier(to)), share_b);
-            } else {
+            } else if (elect_one_sync()) {
                 auto tensor = get<1>(Base::load_init(params.shape, params));
                 load_tensor<typename Base::SmemLayoutB>(params.tma_load_b, tensor(_, _, tile_b, _, 0), x, k,
                                                         storage.smem_B.data(), pipeline, to, share_b);
@@ -226,57 +228,53 @@ public:
             }
         };
 
-        int32_t k = work.k_begin;
-        int32_t k_count = work.k_count;
-        // A K tile beyond the last reads as zeros, and fetches nothing.
-        int32_t outside = 0;
+        // Steps of the other operand that were loaded while rows of the gathered one were missing; and the gate.
+        int32_t ahead = 0;
+        uint32_t gate = 0;
         bool const is_first = tile == 0;
         if (is_first && !gather.b_is_there) wait_for_kernels_before();
         bool const awaits_chunks = gather.awaits_chunks;
         if (awaits_chunks || (is_first && gather.b_is_there)) {
-            // While rows of A are missing, the other operand, into as many stages as come free.
-            uint32_t gate = 0;
+            // Into as many stages as come free.
             auto is_open = [&] {
                 if (awaits_chunks) gate = TileGate::look();
                 return TileGate::is_open(gate, tile);
             };
-            Stage ahead = stage;
-            int loaded = 0;
-            while (loaded < min(k_count, stage.count()) && !is_open()) {
-                await_free(pipeline, ahead);
-                load_other(k + loaded, ahead);
-                ++ahead;
-                ++loaded;
+            for (Stage to = stage; ahead < min(work.k_count, stage.count()) && !is_open(); ++to, ++ahead) {
+                await_free(pipeline, to);
+                load_other(work.k_begin + ahead, to);
             }
             // The stages are full, and memory is idle: prefetch what comes next of the other operand. Not all of it: the rows
             // that are awaited would queue behind it. Not where other rows' tiles load the same columns anyway: 512x1792x4096
             // took 1 to 2 us longer (benches/results/2026-11-24-h100x2-shares.md). Ends: the watcher opens every gate, in
             // time or when it gives up.
             bool const goes_further = gather.m <= params.unit_rows();
-            for (int next = loaded; awaits_chunks && !is_open();) {
-                if (goes_further && next < min(k_count, 2 * stage.count())) prefetch_other(k + next++);
+            for (int32_t next = ahead; awaits_chunks && !is_open();) {
+                if (goes_further && next < min(work.k_count, 2 * stage.count())) {
+                    prefetch_other(work.k_begin + next++);
+                } else {
+                    // Looks take shared memory's time from the warps that multiply.
+                    __nanosleep(20);
+                }
             }
             if (is_first && !gather.awaits_begun) wait_for_kernels_before();
-            if ((gate & kStopped) != 0) outside = gather.k_tiles;
-            k_count -= loaded;
-            CUTLASS_PRAGMA_NO_UNROLL
-            for (; loaded > 0; --loaded) {
-                expect(pipeline, stage, stage_bytes);
-                load_gathered(k + outside, stage);
-                ++stage;
-                ++k;
-            }
         }
-        if (gather.records.records) record_ready(gather, tile_m, tile_n, block_waits().tiles_begun - 1);
+        if (gather.records.records && elect_one_sync()) record_ready(gather, tile_m, tile_n, tile);
 
+        // A K tile beyond the last reads as zeros, and fetches nothing.
+        int32_t const outside = (gate & kStopped) != 0 ? gather.k_tiles : 0;
+        int32_t k = work.k_begin;
         CUTLASS_PRAGMA_NO_UNROLL
-        for (; k_count > 0; --k_count) {
+        for (int32_t const end = k + ahead; k < end; ++k, ++stage) {
+            expect(pipeline, stage, stage_bytes);
+            load_gathered(k + outside, stage);
+        }
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int32_t const end = work.k_begin + work.k_count; k < end; ++k, ++stage) {
             await_free(pipeline, stage);
             expect(pipeline, stage, stage_bytes);
             load_gathered(k + outside, stage);
             load_other(k, stage);
-            ++stage;
-            ++k;
         }
     }
 
@@ -285,12 +283,9 @@ public:
     // ends before an older one, and none starts before all that a step's beginning writes is there: gather.cu
     // counts on that. `stage` is the one that would be filled next.
     CUTLASS_DEVICE void load_tail(MainloopPipeline& pipeline, Stage stage) {
-        // Of this warp, lanes that load nothing come here before the one that does.
-        __syncwarp();
         wait_for_kernels_before();
         let_next_kernel_start();
         // No block of a cluster ends before all have read what they share.
-        if (!cute::elect_one_sync()) return;
         for (int32_t left = stage.count(); left > 0; --left, ++stage) await_free(pipeline, stage);
     }
 
@@ -370,7 +365,10 @@ private:
 
     // Arrives at a stage's barrier, which then completes when that number of bytes has come.
     CUTLASS_DEVICE static void expect(MainloopPipeline& pipeline, Stage const& stage, uint32_t bytes) {
-        cutlass::arch::ClusterTransactionBarrier::arrive_and_expect_tx(pipeline.producer_get_barrier(stage), bytes);
+        asm volatile(OG_BY_ONE_LANE("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;")::"r"(
+                         shared_address(*pipeline.producer_get_barrier(stage))),
+                     "r"(bytes)
+                     : "memory");
     }
 
     // Waits until a stage may be filled, without arriving at its barrier.

@@ -99,21 +99,22 @@ struct GemmSm90 {
     static constexpr int kBufferBytes = int(sizeof(typename StoreOf<2>::SharedStorage)) / 2;
     using Store = StoreOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
 
-    // Whether CUTLASS's loop can be used: its usual header has the instruction.
-    static constexpr bool kIsUsual = !kVaries && kGroupsN == 1 &&
-                                     (kWidest <= 32 || kWidest == 64 || kWidest == 96 || kWidest == 128 ||
-                                      kWidest == 192 || kWidest == 256);
-    static_assert(kIsUsual || !kBisKn, "our own loop reads both operands along K");
+    // What our own loop leaves to CUTLASS's: operands that do not lie along K, A and B of different types, and fp8 sums that are
+    // added up outside the tensor cores.
+    static constexpr bool kByCutlass =
+        kBisKn || !cute::is_same_v<ElementA, ElementB> || (sizeof(ElementA) == 1 && !kFast);
+    // Else it would take several instructions for a strip, whose sums the store does not expect.
+    static_assert(!kByCutlass || (!kVaries && kGroupsN == 1 && (kWidest == 64 || kWidest == 128)),
+                  "CUTLASS's usual header has no instruction of this width");
     static constexpr int kStageSpace =
         kCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
     using OwnMainloop = MainloopOfWidths<typename WithOwnInstruction<BuiltMainloop, kGroupsM, kGroupsN>::Type, kGroupsM,
                                          kGroupsN, kStageSpace, kLeast>;
-    using BaseMainloop = cute::conditional_t<kIsUsual, UsualMainloop<BuiltMainloop>, OwnMainloop>;
+    using BaseMainloop = cute::conditional_t<kByCutlass, CutlassMainloop<BuiltMainloop>, OwnMainloop>;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed, kVaries>;
 
     // Ping-pong kernels know no slices of K, and large outputs need none.
     static constexpr bool kCanSplit = !kPingpong && kTileM * kTileN <= 128 * 128;
-    static_assert(kIsUsual || kFast || sizeof(ElementA) > 1, "our own loop keeps fp8 sums in the tensor cores");
     static_assert(!kVaries || !kCanSplit, "slices leave the sums of the widest tile, which is more than the workspace holds");
     static constexpr int kMaxSplits = kCanSplit ? OG_MAX_SPLITS : 1;
 

@@ -1,4 +1,4 @@
-// Loads of an operand whose rows are K elements side by side, by one thread, tile after tile.
+// Loads of an operand whose rows are K elements side by side, by a warp of which one lane issues them, tile after tile.
 //
 // What belongs here: TMA descriptors of such an operand, and the loads of one tile. The blocks of a cluster that need the
 // same rows load a part each, for all of them. TMA fills rows outside an operand with zeros, but slowly: 16 bytes a cycle.
@@ -12,6 +12,7 @@
 #include "cutlass/cutlass.h"
 
 #include "chunk_signal.cuh"
+#include "one_lane.h"
 #include "tma_matrix.h"
 
 namespace overlap_gemm {
@@ -96,7 +97,8 @@ struct TileRows {
         return tile_rows(counts) - (first_row < counts.rows ? counts.rest_blocks * counts.rest_rows : 0);
     }
 
-    // Loads step `k` of a part for all blocks of `sharers`, into the stage whose rows begin at `to`.
+    // Loads step `k` of a part for all blocks of `sharers`, into the stage whose rows begin at `to`. All lanes of a warp call it
+    // together.
     CUTLASS_DEVICE static void load(Part const& part, RowCounts const& counts, int32_t k, uint32_t to, uint32_t barrier,
                                     uint16_t sharers) {
         if (!part.is_loaded) return;
@@ -106,26 +108,27 @@ struct TileRows {
             int32_t column = k * kDepth + nth * kPartDepth;
             if constexpr (kSharers > 1) {
                 asm volatile(
-                    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-                    " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(place),
+                    OG_BY_ONE_LANE(
+                        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                        " [%0], [%1, {%2, %3}], [%4], %5;")::"r"(place),
                     "l"(part.descriptor), "r"(column), "r"(part.first_row), "r"(barrier), "h"(sharers)
                     : "memory");
             } else {
                 asm volatile(
-                    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                    " [%0], [%1, {%2, %3}], [%4];" ::"r"(place),
+                    OG_BY_ONE_LANE("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                                   " [%0], [%1, {%2, %3}], [%4];")::"r"(place),
                     "l"(part.descriptor), "r"(column), "r"(part.first_row), "r"(barrier)
                     : "memory");
             }
         }
     }
 
-    // Brings step `k` of a part from memory into the L2 cache.
+    // Brings step `k` of a part from memory into the L2 cache. All lanes of a warp call it together.
     CUTLASS_DEVICE static void prefetch(Part const& part, int32_t k) {
         if (!part.is_loaded) return;
         CUTLASS_PRAGMA_UNROLL
         for (int nth = 0; nth < kParts; ++nth) {
-            asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(part.descriptor),
+            asm volatile(OG_BY_ONE_LANE("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];")::"l"(part.descriptor),
                          "r"(k * kDepth + nth * kPartDepth), "r"(part.first_row)
                          : "memory");
         }

@@ -151,8 +151,8 @@ private:
         Scheduler scheduler(params.order);
         auto work = scheduler.current();
         await_start();
-        while (work.is_valid()) {
-            mainloop.load(params.mainloop, pipeline, stage, work, tiles.operands);
+        for (uint32_t tile = 0; work.is_valid(); ++tile) {
+            mainloop.load(params.mainloop, pipeline, stage, work, tiles.operands, tile);
             stage.advance(work.k_count);
             scheduler.advance(1);
             work = scheduler.current();

@@ -1,4 +1,4 @@
-// Matrix instructions that CUTLASS's usual header leaves out: of any width in steps of 8.
+// Matrix instructions of our own loop over K (multiply_widths.cuh): of 16 columns, and of any width in steps of 8 from 32 on.
 //
 // Tiles of many widths fill the GPU's 132 SMs at many shapes: 112 columns cut N = 3584 = 32 * 112 so that 1024 rows
 // make 256 tiles, nearly two for each SM, where 128 columns leave an eighth of the GPU idle. CUTLASS has all widths,
@@ -127,6 +127,8 @@ struct Wgmma;
         }                                                                                              \
     };
 
+OG_WGMMA(16, "%8", "%9")
+OG_WGMMA(32, "%16", "%17")
 OG_WGMMA(40, "%20", "%21")
 OG_WGMMA(48, "%24", "%25")
 OG_WGMMA(56, "%28", "%29")

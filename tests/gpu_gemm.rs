@@ -123,6 +123,18 @@ fn fewer_sms_and_other_sweeps_give_the_same() {
     });
 }
 
+/// One cluster computes five units, each longer than all stages together: so each begins in another stage, and of two groups of
+/// warps that take turns, each begins in other laps.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn one_cluster_goes_round_the_stages() {
+    run_cases(SEED, |kernel, _| {
+        let rows = u64::from(kernel.tile.m * kernel.cluster.m);
+        let case = Case::new(kernel, 4 * rows + 1, 40, 17 * u64::from(kernel.tile_k) - 8);
+        vec![case.with(|o| o.with_sm_limit(kernel.cluster_size()))]
+    });
+}
+
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn fewer_rows_than_planned() {

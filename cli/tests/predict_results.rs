@@ -14,7 +14,7 @@ use serde_json::Value;
 
 /// Results of the bench that predictions are compared with: all contenders interleaved, two GPUs, with the kernels there are
 /// now;
-const OF_TWO_NOW: [&str; 1] = ["2026-11-26-h200x2-headline.json"];
+const OF_TWO_NOW: [&str; 1] = ["2026-11-27-h200x2-headline.json"];
 /// the same, with earlier kernels, bf16 and fp8;
 const OF_TWO: [&str; 4] = [
     "2026-11-22-h200x2-beside-pytorch.json",

@@ -119,37 +119,26 @@ pub(crate) fn ranked(
     ranked
 }
 
-// The figures below were fitted to 266 products on one H200, most of random sizes (bf16, M from 4 to 16384, N and K from 1024
-// to 16384, in steps of 128 and of 8), each with 20 to 83 kernels and several numbers of slices: to how far a product's
-// kernels are apart, and a little to how long they take. See `benches/results/2026-11-23-h200-kernel-family.md`.
+// The figures below were first fitted to 266 products on one H200, most of random sizes (bf16, M from 4 to 16384, N and K from
+// 1024 to 16384, in steps of 128 and of 8): to how far a product's kernels are apart, and a little to how long they take
+// (`benches/results/2026-11-23-h200-kernel-family.md`); then again to 70 such products with the kernels of today
+// (`benches/results/2026-11-27-h200-loader.md`).
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs; twice as many on fp8.
 const SM_FLOPS: f64 = 7.86e12;
-/// How much longer two groups of warps take that share a tile: both wait for the same step.
-const TOGETHER: f64 = 1.06;
-/// How much longer still if each of them has two strips of 64 rows; or three, of half the tile's columns. Fitted to 32 products of
-/// many rows (`benches/results/2026-11-26-h200-many-rows.txt`); fitting more of the figures again gained 0.2 % there, and moved
-/// predictions away from what was measured.
-const TWO_STRIPS: f64 = 1.056;
-const THREE_STRIPS: f64 = 1.005;
-/// Seconds that a step of K takes at least, however small the tile; and bytes of operands that one SM receives a second. These,
-/// `ZEROS`, `STREAMS` and `SPLIT` were fitted to 60 products of few rows on H200s, each with all kernels
-/// (`benches/results/2026-11-26-h200-one-width.md`).
-const STEP: f64 = 7.8e-8;
-const RECEIVED: f64 = 1.55e11;
-/// Bytes a second that TMA fills in for rows outside an operand, on all SMs together: half of what each SM alone could. Tiles of
-/// that number of elements, and those with fewer rows outside, filled them when this was fitted; today's kernels load just the
-/// rows that exist, but for fewer than eight (csrc/operand_rows.cuh), and have yet to be measured.
-const ZEROS: f64 = 1.85e12;
-const SMALL_TILE: u64 = 96 * 128;
-const FEW_OUTSIDE: u64 = 16;
+/// How much longer two groups of warps take that share a tile, if each of them has several strips of 64 rows, or three of half
+/// the tile's columns.
+const SEVERAL_STRIPS: f64 = 1.04;
+/// Seconds that a step of K takes at least, however small the tile; and bytes of operands that one SM receives a second.
+const STEP: f64 = 7.9e-8;
+const RECEIVED: f64 = 2.04e11;
 /// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
 /// of the cache, so that each of them has a line more.
-const CACHE: f64 = 2.42e13;
-const ACROSS_LINES: f64 = 1.9;
+const CACHE: f64 = 2.87e13;
+const ACROSS_LINES: f64 = 1.6;
 /// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
 /// the power limit leaves them, and moving bytes takes power.
-const CACHE_POWER: f64 = 4.73e-14;
+const CACHE_POWER: f64 = 3.96e-14;
 /// Bytes a second from and to device memory.
 const MEMORY: f64 = 5.24e12;
 /// Near this many tiles, slices counted, memory is slower: `STREAMS_SLOWER` more time there, and none more from
@@ -159,8 +148,8 @@ const STREAMS_NEAR: f64 = 16.5;
 const STREAMS_SLOWER: f64 = 0.34;
 /// Seconds from a tile's last sums to the next tile's first; and how much more that is for 128 by 256 sums which no other
 /// group of warps hides, without and with scales for rows and columns.
-const FINISH: f64 = 8.4e-7;
-const FINISH_SUMS: f64 = 9.6e-7;
+const FINISH: f64 = 7.5e-7;
+const FINISH_SUMS: f64 = 1.01e-6;
 const FINISH_SCALED_SUMS: f64 = 2.4e-6;
 /// Seconds that slices of K cost: for meeting, and for each time that all blocks have to meet once more. And bytes a
 /// second of others' sums that a block adds to its own: always the same blocks do, wave by wave.
@@ -230,12 +219,7 @@ impl Work {
         let size = |element: ElementType| f64::from(element.size());
         let (a, b, d) = (size(types.a), size(types.b), size(types.d));
         let strips = if kernel.transposed { kernel.tile.n } else { kernel.tile.m } / 64;
-        let together = match (kernel.pingpong, strips) {
-            (true, _) => 1.0,
-            (false, ..=2) => TOGETHER,
-            (false, 3) => TOGETHER * THREE_STRIPS,
-            (false, _) => TOGETHER * TWO_STRIPS,
-        };
+        let together = if !kernel.pingpong && strips > 2 { SEVERAL_STRIPS } else { 1.0 };
         let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
         let multiply = together * 2.0 * m * n * k / rate;
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
@@ -250,22 +234,12 @@ impl Work {
         };
         let loaded = loaded_a * lines(problem.lda(), a) + loaded_b * lines(problem.ldb(), b);
         let load = loaded * busy_sms / CACHE;
-        // Rows outside, in the mean of all units.
-        let outside = |extent: u32, units: u64, unit: u64| {
-            let rows = units * unit - u64::from(extent);
-            let is_small = u64::from(kernel.tile.m) * u64::from(kernel.tile.n) <= SMALL_TILE;
-            let fills = is_small || rows < FEW_OUTSIDE;
-            if fills { rows as f64 / units.max(1) as f64 } else { 0.0 }
-        };
-        let zeros =
-            outside(problem.m(), units_m, unit_m) * a + outside(problem.n(), units_n, unit_n) * b;
-        let fill = zeros * k * items.min(clusters) as f64 / ZEROS;
         let sums = match (kernel.pingpong, problem.scaling()) {
             (true, _) => 0.0,
             (false, Scaling::Rows) => FINISH_SCALED_SUMS,
             (false, _) => FINISH_SUMS,
         };
-        let unit = beside(beside(multiply, fill), load) + FINISH + sums * (m * n) / 32768.0;
+        let unit = beside(multiply, load) + FINISH + sums * (m * n) / 32768.0;
 
         let (all_m, all_n, all_k) =
             (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
