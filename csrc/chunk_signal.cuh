@@ -12,9 +12,9 @@
 // tile's chunks. A lane's acquire load pairs with the producer's release (a copy engine's ordered
 // write, or st.release.sys after the data); its proxy fence then carries that order over from ordinary
 // loads to TMA, which reads memory by another path; the warp's barrier, then release and acquire of the
-// gate within the block, and the loading warp's barrier, hand it on to the loading thread, and that thread's arrival at a stage's barrier
-// to the warps that multiply and store. A block that gives up never traps: it says so once, tells the
-// others through `stop`, and goes on without waiting.
+// gate within the block, and the loading warp's barrier, hand it on to the loading thread, and that thread's
+// arrival at a stage's barrier to the warps that multiply and store. A block that gives up never traps: it says
+// so once, tells the others through `stop`, and goes on without waiting.
 #pragma once
 
 #include <cstdint>

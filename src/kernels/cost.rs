@@ -219,9 +219,9 @@ impl Work {
         let size = |element: ElementType| f64::from(element.size());
         let (a, b, d) = (size(types.a), size(types.b), size(types.d));
         let strips = if kernel.transposed { kernel.tile.n } else { kernel.tile.m } / 64;
-        let together = if !kernel.pingpong && strips > 2 { SEVERAL_STRIPS } else { 1.0 };
+        let slower = if !kernel.pingpong && strips > 2 { SEVERAL_STRIPS } else { 1.0 };
         let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
-        let multiply = together * 2.0 * m * n * k / rate;
+        let multiply = slower * 2.0 * m * n * k / rate;
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
         let rows = m.min(f64::from(problem.m()));
         let receive = (rows * a + n * b) * k / RECEIVED;

@@ -225,6 +225,10 @@ fn a_product_leaves_the_sms_of_a_push_alone_where_that_is_faster() {
     let large = |sms| took(3584, "bf16_bf16_bf16_nk_128x112x64_2x1_pingpong", sms);
     assert_eq!(large(None), large(Some(116)));
     assert!(large(None) + Duration::from_micros(1) < large(Some(132)));
+    // 256 units: at most four for each of 66 clusters, five for each of 58.
+    let larger = |sms| took(4096, "bf16_bf16_bf16_nk_128x112x64_2x1_pingpong", sms);
+    assert_eq!(larger(None), larger(Some(116)));
+    assert!(larger(None) < larger(Some(132)));
     // 64 units: one for each cluster, or two for some of them.
     let whole = |sms| took(1024, "bf16_bf16_bf16_nk_128x112x64_2x1_pingpong", sms);
     assert_eq!(whole(None), whole(Some(132)));
