@@ -190,6 +190,7 @@ void check_input(og_gemm_input const& input, int64_t rows) {
     check_range("slots_per_rank", input.slots_per_rank, 0, UINT16_MAX);
     check_range("share_bits", input.share_bits, 0, OG_MAX_SHARE_BITS);
     check_range("chunk_count", input.chunk_count, 1, OG_MAX_CHUNKS);
+    check_range("early_chunks", input.early_chunks, 0, input.chunk_count);
     bool pivot_found = false;
     for (int32_t c = 0; c < input.chunk_count; ++c) {
         og_chunk const& chunk = input.chunks[c];

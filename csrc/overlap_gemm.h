@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 13
+#define OG_ABI_VERSION 14
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -250,6 +250,9 @@ typedef struct og_gemm_input {
     int32_t chunk_count;
     /* The row that the visiting order starts at: the first row of some chunk. */
     int32_t pivot_row;
+    /* How many chunks from there on are expected before the kernel starts; the others are then expected at least twice
+     * as fast as they are multiplied (plan::Chunks::early). 0: none, each chunk may be waited for. */
+    int32_t early_chunks;
     /* Device memory, written by producers with release at system scope after the data. */
     const uint32_t *signals;
     /* Device memory: the epoch that this step expects. Constant while the kernel runs, and looked at when the

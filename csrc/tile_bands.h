@@ -1,4 +1,4 @@
-// Bands: the runs of unit rows that need the same chunk last (src/plan/tiles.rs), as a table.
+// Bands: the runs of unit rows that need the same chunk, or batch of chunks, last (src/plan/tiles.rs), as a table.
 //
 // What belongs here: the arithmetic of `TileOrder::band_at`, done once a launch by the host, so that a
 // thread block finds a tile's band without a division. Plain C++, for both sides.
@@ -55,7 +55,14 @@ inline BandTable make_bands(og_gemm_input const* input, int32_t rows, int32_t un
     first_unit_row = units_to_cover(pivot) % units;
     int32_t pivot_chunk = 0;
     while (input->chunks[pivot_chunk].first_row != pivot) ++pivot_chunk;
+    int32_t batch_end = 0;
+    bool begins = false;
     for (int32_t i = 0; i < input->chunk_count; ++i) {
+        // A batch's first chunk: Chunks::batch.
+        if (i == batch_end) {
+            begins = true;
+            batch_end = input->early_chunks == 0 ? i + 1 : i == 0 ? input->early_chunks : 2 * i;
+        }
         int32_t chunk = (pivot_chunk + i) % input->chunk_count;
         int32_t start = input->chunks[chunk].first_row;
         bool last = chunk + 1 == input->chunk_count;
@@ -65,8 +72,9 @@ inline BandTable make_bands(og_gemm_input const* input, int32_t rows, int32_t un
         int32_t first = start / unit_rows;
         if (start >= pivot && first < units_to_cover(pivot)) first = units_to_cover(pivot);
         int32_t past = last || end == pivot ? units_to_cover(end) : end / unit_rows;
-        if (past > first) {
+        if (past > first && begins) {
             bands.first[bands.count++] = (first + units - first_unit_row) % units;
+            begins = false;
         }
     }
     bands.first[bands.count] = units;

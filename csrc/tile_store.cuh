@@ -107,8 +107,6 @@ public:
         wait_for_reads();
         Epilogue epilogue(params_.epilogue, vectors_, tile);
         if (epilogue.has_vectors()) {
-            // The vectors may still be read by the other group, for the tile before.
-            sync_tile();
             epilogue.read_vectors(thread, kGroups * 128);
             sync_tile();
         }
@@ -149,6 +147,9 @@ public:
                 }
             }
         });
+        // All have read the vectors: the next tile's may come, of another group, too. (Its turn says the same, which racecheck
+        // does not know: it follows `bar.arrive` only behind a barrier that waits.)
+        if (epilogue.has_vectors()) sync_tile();
         if (thread == 0) epilogue.end(tile_m, tile_n);
     }
 

@@ -30,6 +30,7 @@ pub struct Chunks {
     shards: Shards,
     /// `firsts[r]..firsts[r + 1]` are the chunks of rank r.
     firsts: Arc<[u32]>,
+    are_early: bool,
 }
 
 impl Chunks {
@@ -77,7 +78,39 @@ impl Chunks {
                 remedy,
             ));
         }
-        Ok(Chunks { shards: shards.clone(), firsts: firsts.into() })
+        Ok(Chunks { shards: shards.clone(), firsts: firsts.into(), are_early: false })
+    }
+
+    /// The same chunks, expected early: those that are needed first are there when a product starts, and the others arrive
+    /// at least twice as fast as they are multiplied.
+    ///
+    /// An order of tiles then sweeps over the columns with the rows of one rank, then with as many chunks as it has
+    /// behind it, and so on: B is read less often. A chunk that comes later all the same is waited for.
+    pub fn early(self) -> Self {
+        Chunks { are_early: true, ..self }
+    }
+
+    /// The chunks that a band of tiles needs last if it needs `chunk` last, as places in the need order of `rank`.
+    pub(super) fn batch(&self, chunk: u32, rank: u32) -> Range<u32> {
+        let place = (chunk + self.len() - self.first_needed(rank)) % self.len();
+        match self.early_ones(rank) {
+            0 => place..place + 1,
+            first if place < first => 0..first,
+            first => {
+                let begin = first << (place / first).ilog2();
+                begin..begin.saturating_mul(2).min(self.len())
+            }
+        }
+    }
+
+    /// How many chunks `rank` expects to be there when its product starts; 0 where chunks are not expected early.
+    pub(crate) fn early_ones(&self, rank: u32) -> u32 {
+        if self.are_early { (self.of_rank(rank).len() as u32).max(1) } else { 0 }
+    }
+
+    /// The chunk that `rank` needs first.
+    pub(super) fn first_needed(&self, rank: u32) -> u32 {
+        self.of_rank(rank).start % self.len()
     }
 
     /// How many chunks there are in all.
@@ -128,7 +161,7 @@ impl Chunks {
 
     /// All chunks in the order in which `rank` needs them: its own, then its successors'.
     pub fn need_order(&self, rank: u32) -> impl Iterator<Item = u32> + Clone + use<> {
-        let (first, len) = (self.of_rank(rank).start, self.len());
+        let (first, len) = (self.first_needed(rank), self.len());
         (first..len).chain(0..first)
     }
 

@@ -4,7 +4,8 @@
 //! row is the tiles of one cluster height; it needs the A rows it covers. Unit rows form a ring that
 //! starts at the rank's own shard (the **pivot**), because own chunks are available first and the
 //! others' arrive in that order. Unit rows whose last needed chunk is the same form a **band**;
-//! a band's units, all columns of them, come before the next band's: chunk-major.
+//! a band's units, all columns of them, come before the next band's: chunk-major. Where chunks are expected early
+//! ([`Chunks::early`]), a band needs one of several chunks last: first of the pivot's, then of twice as many each time.
 //!
 //! ```text
 //!   row 0 ┌──────────┐      pivot = 3 R + a bit              visiting order
@@ -26,9 +27,9 @@
 //! neighbours in time share columns of B and rows of A in cache.
 //!
 //! Invariant: `unit_at` and `index_of` are inverse, every unit appears once, and the chunk a unit
-//! needs last never moves backwards in the need order. Bands are not stored: a linear index
+//! needs last (where chunks are expected early: its band) never moves backwards in the need order. Bands are not stored: a linear index
 //! divided by the columns is a ring position inside its band, and the band's ends follow from its
-//! chunk's rows. That is why both directions are O(1) and a kernel can do the same.
+//! chunks' rows. That is why both directions are O(1) and a kernel can do the same.
 
 use std::ops::Range;
 
@@ -124,7 +125,7 @@ struct Unit {
     n: u64,
 }
 
-/// Consecutive ring positions whose unit rows need the same chunk last.
+/// Consecutive ring positions whose unit rows need the same chunk last, or one of the same batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Band {
     first: u64,
@@ -323,8 +324,10 @@ impl TileOrder {
             true => self.pivot_row - 1,
             false => ((unit_row + 1) * unit_rows).min(m) - 1,
         };
-        let chunk = self.chunks.rows(self.chunks.of_row(needed_last as u32));
-        let (start, end) = (u64::from(chunk.start), u64::from(chunk.end));
+        let batch = self.chunks.batch(self.chunks.of_row(needed_last as u32), self.pivot_rank);
+        let pivot_chunk = self.chunks.first_needed(self.pivot_rank);
+        let rows = |place: u32| self.chunks.rows((pivot_chunk + place) % self.chunks.len());
+        let (start, end) = (u64::from(rows(batch.start).start), u64::from(rows(batch.end - 1).end));
 
         let first = match start >= self.pivot_row {
             true => (start / unit_rows).max(self.pivot_row.div_ceil(unit_rows)),
@@ -335,10 +338,10 @@ impl TileOrder {
             (false, true) => end.div_ceil(unit_rows),
             (false, false) => end / unit_rows,
         };
-        Band {
-            first: (first + self.unit_grid.m - self.first_unit_row) % self.unit_grid.m,
-            rows: past - first,
-        }
+        let on_ring = |row: u64| (row + self.unit_grid.m - self.first_unit_row) % self.unit_grid.m;
+        // The ring's end is 0, too.
+        let (first, past) = (on_ring(first), on_ring(past));
+        Band { first, rows: if past > first { past } else { self.unit_grid.m } - first }
     }
 }
 

@@ -20,6 +20,9 @@ pub const MAX_BLOCKS: u32 = 128;
 pub const MAX_PUSHED: u32 = 32;
 /// The most bytes of a shard that a kernel pushes by default.
 pub const SMALL_SHARD: u64 = 4 << 20;
+/// The most bytes of a shard that few blocks push: more would hold up clusters of the product for longer than they gain
+/// (benches/results/2026-11-27-h200x2-blocks.txt).
+const SMALLEST_SHARD: u128 = 512 << 10;
 
 /// The operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -234,11 +237,11 @@ impl Engine {
 
     /// The default on GPUs that reach each other's memory.
     pub fn usual(problem: &Problem) -> Self {
-        if shard_bytes(problem) <= SMALL_SHARD.into() {
-            Engine::PUSHING
-        } else {
+        match shard_bytes(problem) {
+            0..=SMALLEST_SHARD => Engine::Kernel { blocks: 8 },
+            bytes if bytes <= SMALL_SHARD.into() => Engine::PUSHING,
             // Copies to two peers at once take longer than one after the other.
-            Engine::CopyEngines { streams: 1 }
+            _ => Engine::CopyEngines { streams: 1 },
         }
     }
 
@@ -266,6 +269,11 @@ impl fmt::Display for Engine {
             Engine::Nccl => f.write_str("NCCL"),
         }
     }
+}
+
+/// Whether rows arrive at least twice as fast as a rank multiplies them, after its own.
+pub(super) fn rows_come_early(problem: &Problem) -> bool {
+    problem.n() > MOST_COLUMNS_IN_PIECES
 }
 
 /// Bytes of the largest shard.
@@ -327,11 +335,12 @@ mod tests {
             (engine, engine.usual_pieces(&problem))
         };
         let copies = Engine::CopyEngines { streams: 1 };
-        assert_eq!(usual(64, 3584, 4), (Engine::Kernel { blocks: 16 }, 1));
+        assert_eq!(usual(64, 3584, 4), (Engine::Kernel { blocks: 8 }, 1));
+        assert_eq!(usual(256, 3584, 4), (Engine::Kernel { blocks: 16 }, 1));
         assert_eq!(usual(4096, 3584, 4), (copies, 1));
         assert_eq!(usual(8192, 3584, 4), (copies, 2));
         assert_eq!(usual(4096, 3584, 2), (copies, 2));
-        assert_eq!(usual(2, 3584, 2), (Engine::Kernel { blocks: 16 }, 1));
+        assert_eq!(usual(2, 3584, 2), (Engine::Kernel { blocks: 8 }, 1));
         assert_eq!(usual(8192, 5120, 2), (copies, 1));
     }
 

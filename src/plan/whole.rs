@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::chunks::{Chunks, MAX_CHUNKS};
 use super::problem::Problem;
 use super::tiles::{ClusterShape, TileShape, Tiling};
-use super::way::{Engine, Operation, Strategy, Way};
+use super::way::{Engine, Operation, Strategy, Way, rows_come_early};
 use crate::error::{Error, Result};
 
 /// The choices of a plan.
@@ -107,7 +107,7 @@ impl Plan {
         };
         let strategy = options.operation.strategy(options.strategy);
         Way { strategy, engine: options.engine, pieces }.check()?;
-        let chunks = Chunks::even(problem.shards(), pieces)?;
+        let chunks = chunks_of(problem, &options, pieces)?;
         Ok(Plan { problem: problem.clone(), options, chunks })
     }
 
@@ -126,7 +126,7 @@ impl Plan {
         let per_shard = self.chunks().most_per_rank().min(problem.shards().most_rows());
         // Rows of one rank may now belong to many ranks, each with as many chunks.
         let per_shard = per_shard.min((MAX_CHUNKS / with_rows).max(1));
-        let chunks = Chunks::even(problem.shards(), per_shard)?;
+        let chunks = chunks_of(&problem, &self.options, per_shard)?;
         let options = PlanOptions { pieces: Some(per_shard), ..self.options };
         Ok(Plan { problem, options, chunks })
     }
@@ -174,6 +174,14 @@ impl Plan {
 pub struct RankPlan<'a> {
     pub(super) plan: &'a Plan,
     pub(super) rank: u32,
+}
+
+/// Those of a product that waits for rows are expected early if there are columns enough.
+fn chunks_of(problem: &Problem, options: &PlanOptions, pieces: u32) -> Result<Chunks> {
+    let chunks = Chunks::even(problem.shards(), pieces)?;
+    let waits =
+        options.operation == Operation::AllGatherGemm && options.strategy == Strategy::Fused;
+    Ok(if waits && rows_come_early(problem) { chunks.early() } else { chunks })
 }
 
 /// Enough pieces that the first tiles need not wait for a whole shard, none smaller than the height of a

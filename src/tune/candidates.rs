@@ -39,7 +39,8 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
     if bytes <= 16 * MIB {
         let blocks: &[u32] = match bytes {
             0..=0x4_0000 => &[4, 8, 16],
-            0x4_0001..=0x40_0000 => &[16, 32, 64],
+            0x4_0001..=0x8_0000 => &[8, 16, 32],
+            0x8_0001..=0x40_0000 => &[16, 32, 64],
             _ => &[16, 32],
         };
         blocks.iter().for_each(|&blocks| add(Strategy::Fused, kernel(blocks), 1));

@@ -5,8 +5,7 @@
 //!
 //! An entry for the same problem is used unchanged; so is the nearest entry of the same kind of problem, if it is within
 //! [`FARTHEST`]. Otherwise the cost model decides: every way has a prediction (`predict`) with every promising
-//! kernel. The fastest is used, but the fused step of the rules keeps its place unless another leads by [`LEAD`]. Where the
-//! rules copy and a kernel could push, the kernel has that place.
+//! kernel. The fastest is used, but the fused step of the rules keeps its place unless another leads by [`LEAD`].
 
 use std::fmt;
 
@@ -14,7 +13,7 @@ use super::asked::{Asked, Fits};
 use super::candidates::{Candidate, candidates};
 use super::entry::{Entry, Family, Multiplying, Shape, Times};
 use crate::kernels::Kernel;
-use crate::plan::{Engine, Operation, Problem, Strategy, Way};
+use crate::plan::{Operation, Problem, Strategy, Way};
 use crate::predict::Setup;
 
 /// The largest distance of the nearest entry, in doublings ([`Shape::distance`]): M, N and K together differ by 19 %. Of
@@ -23,9 +22,6 @@ pub const FARTHEST: f64 = 0.25;
 /// The lead that another plan needs over the rules' fused step: of many similar candidates, the best prediction belongs to the
 /// one that its prediction flatters most.
 const LEAD: f64 = 0.06;
-/// Has the place of the rules' copies: it takes as long in a graph as outside, but with captured copies a step took 16 to
-/// 63 µs longer on some machines (benches/results/2026-11-25-h100x2-family.md).
-const PUSHED: Way = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
 
 /// The source of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,13 +135,7 @@ fn modelled(asked: &Asked<'_>, fits: &dyn Fits) -> Option<Answer> {
     let all = candidates(asked, fits);
     // What the rules plan for a fused step, as far as that was left open.
     let usual = all.iter().find(|one| one.way.strategy == Strategy::Fused);
-    let may_push =
-        usual.is_some_and(|usual| usual.way != PUSHED) && all.iter().any(|one| one.way == PUSHED);
-    let keeps_its_place = |one: &Candidate| match may_push {
-        true => one.way == PUSHED,
-        false => Some(one) == usual,
-    };
-    let score = |one: &&Candidate| one.us.ln() - if keeps_its_place(one) { LEAD } else { 0.0 };
+    let score = |one: &&Candidate| one.us.ln() - if Some(*one) == usual { LEAD } else { 0.0 };
     // Among equals the first.
     let best = all.iter().min_by(|one, other| score(one).total_cmp(&score(other)))?;
     let Candidate { way, multiplying, us } = best.clone();

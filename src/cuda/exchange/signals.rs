@@ -255,6 +255,7 @@ impl Signals {
             b_is_there: false,
             words: og_gemm_input {
                 pivot_row: table.pivot_row,
+                early_chunks: table.early_chunks,
                 signals: self.word_address(SIGNALS_AT) as *const _,
                 epoch: self.epoch_address() as *const _,
                 stop: self.word_address(STOP_AT) as *mut _,
@@ -364,6 +365,8 @@ impl Aborter {
 pub(crate) struct ChunkTable {
     pub(crate) chunks: Box<[og_chunk]>,
     pub(crate) pivot_row: i32,
+    /// How many from there on are expected before a product starts.
+    pub(crate) early_chunks: i32,
 }
 
 impl ChunkTable {
@@ -375,7 +378,8 @@ impl ChunkTable {
         };
         // A rank without rows at the end of A begins where the first one does.
         let pivot_row = int(chunks.shards().rows(pivot_rank).start % chunks.shards().m());
-        ChunkTable { chunks: (0..chunks.len()).map(chunk).collect(), pivot_row }
+        let early_chunks = int(chunks.early_ones(pivot_rank));
+        ChunkTable { chunks: (0..chunks.len()).map(chunk).collect(), pivot_row, early_chunks }
     }
 }
 

@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn the_engine_goes_by_size_and_reach_and_the_strategy_by_the_engine() {
         let open = GatherOptions::default();
-        assert_eq!(chosen(&open, 64, None, None), "fused, a kernel of 16 blocks, 1 piece");
+        assert_eq!(chosen(&open, 64, None, None), "fused, a kernel of 8 blocks, 1 piece");
         let copies = chosen(&open, 4096, Some(Strategy::Pipelined), None);
         assert_eq!(copies, "pipelined, copy engines on one stream, 1 piece");
         let apart = Some("rank 0 is on a, rank 1 on b");

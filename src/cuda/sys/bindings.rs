@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 13;
+pub const OG_ABI_VERSION: u32 = 14;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
@@ -175,6 +175,7 @@ pub struct og_gemm_input {
     pub chunks: *const og_chunk,
     pub chunk_count: i32,
     pub pivot_row: i32,
+    pub early_chunks: i32,
     pub signals: *const u32,
     pub epoch: *const u32,
     pub begun: *const u64,

@@ -24,7 +24,9 @@ fn random_chunks(m: u32, random: &mut Random) -> Chunks {
         if rows == 0 { 0 } else { random.within(1..=rows.min(most).into()) as u32 }
     };
     let counts: Vec<u32> = rows.iter().map(|rows| count(rows, random)).collect();
-    Chunks::with_counts(&Shards::of_rows(&rows).unwrap(), &counts).unwrap()
+    let chunks = Chunks::with_counts(&Shards::of_rows(&rows).unwrap(), &counts).unwrap();
+    // Expected early or not, they may come at any time.
+    if random.within(0..=1) == 0 { chunks.early() } else { chunks }
 }
 
 /// All chunks in random order.

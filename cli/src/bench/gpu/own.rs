@@ -7,7 +7,6 @@ use overlap_gemm::cuda::{AsyncGemm, Gemm, GemmOptions, Kernel, RawOperands, Sign
 use overlap_gemm::plan::{Chunks, Problem};
 use overlap_gemm::{Error, Result};
 
-use super::super::cases::spread;
 use super::super::gemm::Args;
 use super::driver::Gpu;
 use super::inputs::Inputs;
@@ -35,16 +34,15 @@ pub fn own<'a>(
     Ok((chosen.with_splits(choice.splits), Box::new(product)))
 }
 
-/// The product that waits, with a few chunks, every signal of which is set.
+/// The product that waits, with a few chunks, every signal of which is set, as is expected.
 pub fn own_set<'a>(
     gpu: &'a Gpu,
     inputs: &'a Inputs,
     problem: &Problem,
     options: &GemmOptions,
 ) -> Result<Box<Product<'a>>> {
-    let problem = spread(problem, CHUNKS.min(problem.m()))?;
-    let chunks = Chunks::even(problem.shards(), 1)?;
-    let gemm = AsyncGemm::plan(&gpu.device, &problem, &chunks, 0, options)?;
+    let chunks = Chunks::even(problem.shards(), CHUNKS.min(problem.m()))?.early();
+    let gemm = AsyncGemm::plan(&gpu.device, problem, &chunks, 0, options)?;
     let signals = Signals::new(&gpu.device, chunks.len())?;
     signals.advance(&gpu.stream)?;
     signals.post_all(&gpu.stream)?;

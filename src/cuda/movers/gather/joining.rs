@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn ranks_that_plan_the_same_agree() {
         let engines = settled([Asks::default(), Asks::default()]).map(Result::unwrap);
-        assert_eq!(engines, [Engine::Kernel { blocks: 16 }; 2]);
+        assert_eq!(engines, [Engine::Kernel { blocks: 8 }; 2]);
     }
 
     #[test]
