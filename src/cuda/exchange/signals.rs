@@ -21,7 +21,9 @@
 //!   keep SMs free with a limit.
 //! - [`Signals::write`]: the stream itself writes it. That needs no SM, but does not work in graphs.
 //! - Code of your own, a kernel or another process, stores the epoch ([`Signals::epoch_address`]) to the signal's word
-//!   ([`Signals::signal_address`]), with release at system scope. A memset does not do: it orders nothing.
+//!   ([`Signals::signal_address`]), with release at system scope. A memset does not do: it orders nothing. The words may be
+//!   yours ([`Signals::at`]), in [`SymmetricMemory`], for example: then a peer writes chunk and word by [`SymmetricMemory::put`]
+//!   and [`SymmetricMemory::post`].
 //!
 //! Enqueue transfers on other streams than the product: a transfer behind the product on one stream would wait for it,
 //! while the product waits for the transfer's signal.
@@ -62,7 +64,10 @@ const WORD: u64 = size_of::<u32>() as u64;
 #[derive(Debug)]
 pub struct Signals {
     device: Device,
+    /// The words before the signals.
     start: CUdeviceptr,
+    /// The first signal: behind them, or the caller's.
+    signals: CUdeviceptr,
     /// Whose memory it is, if not this value's own.
     shared: Option<Arc<SymmetricMemory>>,
     slots: u32,
@@ -103,6 +108,42 @@ impl Signals {
 
     /// As if epoch `start` had been the last step: the first one has `start + 1`, which may wrap.
     pub fn with_epoch(device: &Device, slots: u32, start: u32) -> Result<Self> {
+        Signals::made(device, None, slots, start)
+    }
+
+    /// Signals in words of the caller's: `slots` words of 32 bits from `words` on, which this GPU reaches and anybody may write.
+    /// Epoch `start` is that of the last step; a word that holds it, or an older one, is not ready. Who writes a word knows the
+    /// step's epoch: `start` + 1 in the first, then one more in each.
+    ///
+    /// ```no_run
+    /// # use overlap_gemm::cuda::{Device, Signals, SymmetricMemory};
+    /// # use overlap_gemm::group::{Group, GroupOptions};
+    /// # use std::time::Duration;
+    /// # let group = Group::from_env(&GroupOptions::default())?;
+    /// # let device = Device::open(group.rank() as usize)?;
+    /// // A of 64 MiB, and behind it a word for each of eight chunks, which hold 0.
+    /// let memory = SymmetricMemory::new(&group, &device, (64 << 20) + 32, Duration::from_secs(30))?;
+    /// // SAFETY: the words are in memory that outlives the signals.
+    /// let signals = unsafe { Signals::at(&device, memory.own_address() + (64 << 20), 8, 0)? };
+    /// # Ok::<(), overlap_gemm::Error>(())
+    /// ```
+    ///
+    /// # Safety
+    /// The words stay as long as this value, and as long as a graph with products that wait for them.
+    pub unsafe fn at(device: &Device, words: CUdeviceptr, slots: u32, start: u32) -> Result<Self> {
+        if words == 0 || !words.is_multiple_of(WORD) {
+            let remedy = "give the address of words of 32 bits";
+            return Err(Error::mismatch(
+                "the address of the signals",
+                words,
+                "one of a word",
+                remedy,
+            ));
+        }
+        Signals::made(device, Some(words), slots, start)
+    }
+
+    fn made(device: &Device, theirs: Option<CUdeviceptr>, slots: u32, start: u32) -> Result<Self> {
         let remedy = "give a slot for each chunk";
         Error::check_range("the number of signal slots", slots, 1..=MAX_CHUNKS, remedy)?;
         kernels_built()?;
@@ -110,14 +151,24 @@ impl Signals {
         // SAFETY: `bind` has made the device's context current.
         unsafe { ffi::signals_prepare() }?;
         let host = Arc::new(HostWords::new(device)?);
-        let mut words = vec![0u32; (SIGNALS_AT + slots) as usize];
+        let own = if theirs.is_some() { 0 } else { slots };
+        let mut words = vec![0u32; (SIGNALS_AT + own) as usize];
         words[EPOCH_AT as usize..].fill(start);
         // SAFETY: the context is current.
         let memory =
             unsafe { result::malloc_sync(size_of_val(words.as_slice())) }.in_call("cuMemAlloc")?;
         let (device, epoch) = (device.clone(), AtomicU32::new(start));
-        let (shared, uses, waiters) = (None, Uses::default(), Mutex::default());
-        let signals = Signals { device, start: memory, shared, slots, host, epoch, uses, waiters };
+        let signals = Signals {
+            device,
+            start: memory,
+            signals: theirs.unwrap_or(memory + u64::from(SIGNALS_AT) * WORD),
+            shared: None,
+            slots,
+            host,
+            epoch,
+            uses: Uses::default(),
+            waiters: Mutex::default(),
+        };
         // SAFETY: the memory is as long as the words, and nobody else knows of it.
         unsafe { result::memcpy_htod_sync(memory, &words) }.in_call("cuMemcpyHtoD")?;
         // The call does not promise that the memory has been written when it returns.
@@ -140,6 +191,7 @@ impl Signals {
         Ok(Signals {
             device: device.clone(),
             start: memory.own_address(),
+            signals: memory.own_address() + u64::from(SIGNALS_AT) * WORD,
             shared: Some(Arc::clone(memory)),
             slots,
             host: Arc::new(HostWords::new(device)?),
@@ -189,7 +241,7 @@ impl Signals {
 
     /// [`Signals::post`] for all slots at once.
     pub fn post_all(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.post_some(stream, self.word_address(SIGNALS_AT), self.slots)
+        self.post_some(stream, self.signals, self.slots)
     }
 
     fn post_some(&self, stream: &Arc<CudaStream>, first: CUdeviceptr, count: u32) -> Result<()> {
@@ -212,15 +264,15 @@ impl Signals {
                 remedy: "use Signals::post",
             });
         }
-        // SAFETY: a word of this value's memory, which lives until the stream is through.
+        // SAFETY: one of the signals, which live until the stream is through.
         unsafe { stream_ops::write(stream, address, self.epoch()) }
     }
 
-    /// Where the signal in `slot` is, for other producers: device memory of this value.
+    /// Where the signal in `slot` is, for other producers.
     pub fn signal_address(&self, slot: u32) -> Result<CUdeviceptr> {
         let remedy = "make the Signals with a slot for each chunk";
         Error::check_range("the slot", slot, 0..=self.slots - 1, remedy)?;
-        Ok(self.word_address(SIGNALS_AT + slot))
+        Ok(self.signals + u64::from(slot) * WORD)
     }
 
     /// Where the epoch is, for other producers: read it, do not write it.
@@ -256,7 +308,7 @@ impl Signals {
             words: og_gemm_input {
                 pivot_row: table.pivot_row,
                 early_chunks: table.early_chunks,
-                signals: self.word_address(SIGNALS_AT) as *const _,
+                signals: self.signals as *const _,
                 epoch: self.epoch_address() as *const _,
                 stop: self.word_address(STOP_AT) as *mut _,
                 abort: self.host.abort_address() as *const _,
@@ -331,7 +383,7 @@ impl Drop for Signals {
             return;
         }
         context.record_err(context.bind_to_thread());
-        // SAFETY: allocated by `malloc_sync`, freed nowhere else, and all uses are over.
+        // SAFETY: allocated by `malloc_sync`, freed nowhere else, and all uses are over. Words of the caller's stay.
         context.record_err(unsafe { result::free_sync(self.start) });
     }
 }

@@ -129,6 +129,29 @@ impl SymmetricMemory {
         unsafe { stream_ops::copy(stream, to, from, bytes) }
     }
 
+    /// Enqueues the writing of a word of 32 bits into the part of `peer`, `offset` bytes from its start. It is written when all
+    /// that `stream` did before is seen by every GPU: behind a [`put`](Self::put) it says that the bytes are there. It needs no
+    /// SM. A graph writes the same value in each launch.
+    ///
+    /// # Safety
+    /// As for [`put`](Self::put).
+    pub unsafe fn post(
+        &self,
+        stream: &Arc<CudaStream>,
+        peer: u32,
+        offset: u64,
+        value: u32,
+    ) -> Result<()> {
+        const BYTES: u64 = size_of::<u32>() as u64;
+        let word = self.place(stream, peer, offset, BYTES)?;
+        if !offset.is_multiple_of(BYTES) {
+            let remedy = "words lie at multiples of their size";
+            return Err(Error::mismatch("the offset of a word", offset, "a multiple of 4", remedy));
+        }
+        // SAFETY: the caller's promise, and the word is inside the part.
+        unsafe { stream_ops::write(stream, word, value) }
+    }
+
     /// Where `bytes` bytes of a part are, for work on `stream`.
     fn place(
         &self,
