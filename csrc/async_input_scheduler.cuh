@@ -2,7 +2,7 @@
 //
 // What belongs here: tile coordinates and slices of K from a linear index, and the sum of the
 // slices. Waiting is not here but with the loads (gathering_mainloop.cuh).
-// Invariant: unit u of the order (src/plan/tiles.rs: bands by the chunk needed last, from the pivot
+// Invariant: unit u of the order (src/plan/tiles.rs: bands by the chunks needed last, from the pivot
 // on, `swizzle` unit rows sweeping the columns together) is the work of cluster
 // u * splits + slice (modulo the number of clusters); a test compares the recorded order with
 // `TileOrder`. The arithmetic is 32 bits wide: there are fewer than 2^31 units and slices.

@@ -305,8 +305,8 @@ private:
         int32_t word = table.first_word(first);
         int32_t const end = table.first_word(last + 1);
         for (uint32_t looks = 0;; ++looks) {
-            // Words seen before are not looked at again. They are remembered as one run, which is
-            // enough because bands of tiles follow the order of the chunks.
+            // Words seen before are remembered as one run, and not looked at again. One is enough, because bands of tiles
+            // follow the order of the chunks: few tiles need words that the run has forgotten.
             if (word >= ready_begin_ && word < ready_end_) word = ready_end_;
             if (word >= end) return true;
 
@@ -332,8 +332,8 @@ private:
                 continue;
             }
             if (!has_begun()) {
-                // With the load of `begun`, an acquire: pairs with gather.cu's release. What older kernels
-                // wrote is there from here on.
+                // With the load of `begun`, an acquire: pairs with `tell_product`'s release (beginning.cuh). What older
+                // kernels wrote is there from here on. Without that word it has been since the wait above.
                 if (step.begun) asm volatile("fence.acq_rel.gpu;" ::: "memory");
                 ready_begin_ = 0;
                 // Nothing orders the loads of one look, so this one's signals may be from before they were reset.

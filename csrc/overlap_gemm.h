@@ -251,7 +251,7 @@ typedef struct og_gemm_input {
     /* The row that the visiting order starts at: the first row of some chunk. */
     int32_t pivot_row;
     /* How many chunks from there on are expected before the kernel starts; the others are then expected at least twice
-     * as fast as they are multiplied (plan::Chunks::early). 0: none, each chunk may be waited for. */
+     * as fast as they are multiplied (plan::Chunks::early). 0: the tiles of each chunk come before the next chunk's. */
     int32_t early_chunks;
     /* Device memory, written by producers with release at system scope after the data. */
     const uint32_t *signals;

@@ -147,8 +147,8 @@ public:
                 }
             }
         });
-        // All have read the vectors: the next tile's may come, of another group, too. (Its turn says the same, which racecheck
-        // does not know: it follows `bar.arrive` only behind a barrier that waits.)
+        // All have read the vectors, and the next tile's may come: this group's or the other's. For the other's the end of this
+        // turn would do, but racecheck does not follow `bar.arrive`.
         if (epilogue.has_vectors()) sync_tile();
         if (thread == 0) epilogue.end(tile_m, tile_n);
     }

@@ -2,7 +2,7 @@
 //!
 //! Workers take tiles in visiting order from one counter, so that the tile whose input comes first
 //! is begun first, and wait for the chunks it touches. Products that share a gather are laid side
-//! by side along N, so that everything that one chunk enables is computed before the next is
+//! by side along N, so that everything that one chunk (or one band's chunks) enables is computed before the next is
 //! awaited. Invariant: each tile is computed by one worker, after all its chunks.
 
 use std::num::NonZero;

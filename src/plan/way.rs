@@ -20,8 +20,8 @@ pub const MAX_BLOCKS: u32 = 128;
 pub const MAX_PUSHED: u32 = 32;
 /// The most bytes of a shard that a kernel pushes by default.
 pub const SMALL_SHARD: u64 = 4 << 20;
-/// The most bytes of a shard that few blocks push: more would hold up clusters of the product for longer than they gain
-/// (benches/results/2026-11-27-h200x2-blocks.txt).
+/// The most bytes of a shard that eight blocks push. Sixteen would gain less than what the product loses, whose clusters find
+/// fewer SMs free (benches/results/2026-11-27-h200x2-blocks.txt).
 const SMALLEST_SHARD: u128 = 512 << 10;
 
 /// The operation.
@@ -178,7 +178,7 @@ pub enum Engine {
     /// A thread of each rank: the host executor.
     Thread,
     /// Copy engines of a GPU. They take no SM, and a piece costs them some microseconds. In CUDA graphs: leave
-    /// `CUDA_DEVICE_MAX_CONNECTIONS` unset; with 32, each step takes 24 to 35 µs longer.
+    /// `CUDA_DEVICE_MAX_CONNECTIONS` unset; with 32, each step takes 24 to 41 µs longer.
     CopyEngines {
         /// 1 to [`MAX_STREAMS`]. Chunks go round the streams; with two, one chunk's signal does not hold up the next
         /// chunk. Copies to several peers at once take longer than one after the other, so more streams than a shard
@@ -213,7 +213,7 @@ const MOST_PIECES: u128 = 2;
 const MOST_COLUMNS_IN_PIECES: u32 = 4096;
 
 impl Engine {
-    /// A kernel with as few blocks as fill the link: each occupies an SM while it pushes.
+    /// A kernel with as few blocks as fill the link beside a product: each occupies an SM while it pushes.
     pub const PUSHING: Engine = Engine::Kernel { blocks: 16 };
 
     /// A kernel that sends sums and adds them up, which takes more blocks than filling the link.

@@ -15,7 +15,11 @@ use overlap_gemm::element::bf16;
 use overlap_gemm::plan::{Engine, Problem, Strategy};
 use overlap_gemm::random::Random;
 
-const ENGINES: [Engine; 2] = [Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 4 }];
+const ENGINES: [Engine; 3] = [
+    Engine::CopyEngines { streams: 1 },
+    Engine::CopyEngines { streams: 4 },
+    Engine::Kernel { blocks: 4 },
+];
 const RANKS: u32 = 2;
 /// Of A and B.
 const M: u64 = 256;

@@ -16,7 +16,7 @@ use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::cuda::sys::bindings::OG_TOGGLE_SET;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops::{
-    copy, follow, record, synchronize, untimed_event, wait, wait_for, write,
+    copy, follow, let_go, record, synchronize, untimed_event, wait, wait_for, write,
 };
 use crate::error::Result;
 use crate::plan::{Lane, Step, Word};
@@ -64,12 +64,23 @@ impl CopyEngines {
         self.pushers.iter().try_for_each(|pusher| synchronize(&pusher.stream))
     }
 
-    /// What comes next on `stream` comes after all that was enqueued here: at the end of a captured step.
+    /// What comes next on `stream` comes after what the next command here would come after: after all that was enqueued here, if
+    /// nothing was let go.
     pub(crate) fn join(&self, stream: &Arc<CudaStream>) -> Result<()> {
         for pusher in &self.pushers {
             follow(stream, &pusher.sent, &pusher.stream)?;
         }
         Ok(())
+    }
+
+    /// At the end of a captured step of a gather: what was enqueued here becomes leaves of the graph. The next step's first kernel
+    /// waits for the word `sent`; if the graph made it wait for the copies, too, it could not start while the product ends.
+    pub(crate) fn leave(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        for pusher in &self.pushers {
+            let_go(&pusher.stream)?;
+        }
+        // A capture has to come back to the stream that it began on.
+        self.join(stream)
     }
 
     /// The schedule's `sent` of one lane: what was enqueued on it so far.

@@ -79,6 +79,19 @@ pub(crate) fn follow(stream: &CudaStream, event: &CudaEvent, before: &CudaStream
     wait(stream, event)
 }
 
+/// What is enqueued next on `stream`, which is being captured, comes after nothing. What was enqueued on it belongs to the
+/// graph all the same, and no stream has to come after it.
+pub(crate) fn let_go(stream: &CudaStream) -> Result<()> {
+    let set = sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES;
+    let (nodes, edges) = (std::ptr::null_mut(), std::ptr::null());
+    // SAFETY: there are no nodes and no edges to read.
+    unsafe {
+        sys::cuStreamUpdateCaptureDependencies_v2(stream.cu_stream(), nodes, edges, 0, set as u32)
+    }
+    .result()
+    .in_call("cuStreamUpdateCaptureDependencies")
+}
+
 /// Waits here until all that was enqueued on `stream` is done.
 pub(crate) fn synchronize(stream: &CudaStream) -> Result<()> {
     stream.synchronize().in_call("cuStreamSynchronize")

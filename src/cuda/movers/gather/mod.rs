@@ -13,8 +13,8 @@
 //! what it sent before is sent. Small shards it pushes itself. So the order of the stream alone says when
 //! the own slot of the next but one step may be written.
 //!
-//! In a graph the epoch is known to the device alone, so streams set toggles in place of epochs, and they are
-//! joined at the end of each captured step. How often a graph is launched nobody says here; so from then on toggles
+//! In a graph the epoch is known to the device alone, so streams set toggles in place of epochs. What follows a captured
+//! reduction comes after its streams. How often a graph is launched nobody says here; so from then on toggles
 //! are used outside of graphs, too, and the stream stays the same.
 //!
 //! Invariants: nothing that needs an SM comes behind what waits for it on its stream; a step enqueues and
@@ -83,7 +83,7 @@ pub(crate) struct Step {
     pub(crate) buffer: u32,
     /// Row 0 of what this rank sends: in its buffer, or of the caller's sums.
     own_rows: CUdeviceptr,
-    /// Streams push, and have to be joined: in a graph.
+    /// Streams push in a graph, and have to come back to the captured stream.
     joins: bool,
     /// Toggles say what is here, not signals.
     toggled: bool,
@@ -302,11 +302,14 @@ impl Gatherer {
         self.course.check_stream(&self.device, stream)
     }
 
-    /// Ends a step. In a graph, what comes next on `stream` comes after this rank's pushes; else the next
-    /// step waits for them by itself.
+    /// Ends a step. In the graph of a reduction, what comes next on `stream` comes after this rank's pushes, which may read
+    /// the caller's memory; else the next step waits for them by itself.
     pub(crate) fn end(&mut self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
         if step.joins {
-            self.copies.join(stream)?;
+            match self.plan.options().operation.reduces() {
+                true => self.copies.join(stream)?,
+                false => self.copies.leave(stream)?,
+            }
         }
         if !is_capturing(stream)? {
             self.course.first_is_over = true;
