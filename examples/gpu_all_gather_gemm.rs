@@ -5,8 +5,7 @@
 
 use std::sync::Arc;
 
-use overlap_gemm::cuda::cudarc::driver::DevicePtr;
-use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard};
+use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, GemmOptions, Operands};
 use overlap_gemm::element::bf16;
 use overlap_gemm::group::{Group, GroupOptions, Launch};
 use overlap_gemm::plan::Problem;
@@ -40,14 +39,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .collect();
     let shard = stream.clone_htod(&own)?;
     let b = stream.clone_htod(&vec![bf16::from_f32(1.0 / K as f32); N * K])?;
-    let d = stream.alloc_zeros::<bf16>(M * N)?;
-    let (shard_at, b_at, d_at) =
-        (shard.device_ptr(&stream).0, b.device_ptr(&stream).0, d.device_ptr(&stream).0);
+    let mut d = stream.alloc_zeros::<bf16>(M * N)?;
     for _step in 0..10 {
-        // SAFETY: this device's memory, as long as the problem says; it outlives the steps.
-        unsafe {
-            layer.enqueue(&stream, Shard::at(shard_at), &[RawOperands::of_gathered(b_at, d_at)])?;
-        }
+        layer.enqueue(&stream, [Operands::new(&shard, &b, &mut d)])?;
     }
     // Returns the errors of all ranks.
     layer.synchronize(&stream)?;

@@ -12,9 +12,8 @@
 
 use std::sync::Arc;
 
-use overlap_gemm::cuda::cudarc::driver::DevicePtr;
 use overlap_gemm::cuda::{
-    AllGatherGemm, Device, GatherOptions, GemmOptions, GemmReduceScatter, RawOperands, Shard,
+    AllGatherGemm, Device, GatherOptions, GemmOptions, GemmReduceScatter, Operands,
 };
 use overlap_gemm::element::bf16;
 use overlap_gemm::group::{Group, GroupOptions, Launch};
@@ -64,29 +63,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (stream, weights) = (device.new_stream()?, Weights::of(rank));
     let own = gathered.shards().rows(rank).len();
     let tokens: Vec<bf16> = Random::new(u64::from(rank)).elements((own * WIDTH) as u64);
-    let inputs = [&tokens, &weights.up, &weights.bias, &weights.down];
-    let inputs: Vec<_> =
-        inputs.into_iter().map(|values| stream.clone_htod(values)).collect::<Result<_, _>>()?;
-    let outputs = [stream.alloc_zeros::<bf16>(TOKENS * SLICE)?, stream.alloc_zeros(own * WIDTH)?];
-    let [tokens_at, up_at, bias_at, down_at, hidden_at, output_at] = std::array::from_fn(|i| {
-        inputs.iter().chain(&outputs).nth(i).unwrap().device_ptr(&stream).0
-    });
+    let on_device = |values: &Vec<bf16>| stream.clone_htod(values);
+    let own_tokens = on_device(&tokens)?;
+    let (w_up, w_down) = (on_device(&weights.up)?, on_device(&weights.down)?);
+    let bias = on_device(&weights.bias)?;
+    let mut hidden = stream.alloc_zeros::<bf16>(TOKENS * SLICE)?;
+    let mut output = stream.alloc_zeros::<bf16>(own * WIDTH)?;
 
     for _step in 0..10 {
-        let hidden = RawOperands::of_gathered(up_at, hidden_at).bias(bias_at);
-        // Added once, by the rank that owns the tokens.
-        let output = RawOperands::of_gathered(down_at, output_at).c(tokens_at, 1.0);
-        // SAFETY: this device's memory, as long as the problems say; it outlives the steps.
-        unsafe {
-            up.enqueue(&stream, Shard::at(tokens_at), &[hidden])?;
-            down.enqueue(&stream, Shard::at(hidden_at), &[output])?;
-        }
+        up.enqueue(&stream, [Operands::new(&own_tokens, &w_up, &mut hidden).bias(&bias)])?;
+        // The tokens are added once, by the rank that owns them.
+        down.enqueue(&stream, [Operands::new(&hidden, &w_down, &mut output).c(&own_tokens, 1.0)])?;
     }
     // These return the errors of all ranks.
     up.synchronize(&stream)?;
     down.synchronize(&stream)?;
 
-    let output = stream.clone_dtoh(&outputs[1])?;
+    let output = stream.clone_dtoh(&output)?;
     let all: Vec<Weights> = (0..group.ranks()).map(Weights::of).collect();
     for row in [0, own / 3, own.saturating_sub(1)].into_iter().filter(|row| *row < own) {
         let row = row * WIDTH..(row + 1) * WIDTH;

@@ -24,6 +24,8 @@ mod recorded;
 mod schedule_mutants;
 #[path = "gpu_gather/signal_pad.rs"]
 mod signal_pad;
+#[path = "gpu_gather/slices.rs"]
+mod slices;
 #[path = "gpu_gather/symmetric.rs"]
 mod symmetric;
 #[path = "gpu_gather/tuned.rs"]

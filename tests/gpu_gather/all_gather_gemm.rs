@@ -87,7 +87,7 @@ impl Work {
     pub fn enqueue(&self, rank: &Rank, layer: &mut AllGatherGemm, rows: Option<&[u32]>) {
         let (shard, operands) = (self.shard(rank, rows), self.operands(rank));
         // SAFETY: the call's own memory; tests await the stream before they drop or look at it.
-        unsafe { layer.enqueue(&rank.gpu.stream, shard, &[operands]) }.unwrap();
+        unsafe { layer.enqueue_raw(&rank.gpu.stream, shard, &[operands]) }.unwrap();
     }
 
     /// The fused operation that this is a step of.
@@ -422,12 +422,13 @@ fn several_products_of_one_gather_are_right() {
                 let shard = both[0].shard(&rank, None);
                 let operands = [both[0].operands(&rank), both[1].operands(&rank)];
                 // SAFETY: the calls' own memory, and the stream is awaited.
-                unsafe { layer.enqueue(&rank.gpu.stream, shard, &operands) }.unwrap();
+                unsafe { layer.enqueue_raw(&rank.gpu.stream, shard, &operands) }.unwrap();
                 layer.synchronize(&rank.gpu.stream).unwrap();
                 both.iter_mut().for_each(|work| work.check(&rank, 500, &mut random));
                 if step == 3 {
                     // SAFETY: refused before anything is enqueued.
-                    let refused = unsafe { layer.enqueue(&rank.gpu.stream, shard, &operands[..1]) };
+                    let refused =
+                        unsafe { layer.enqueue_raw(&rank.gpu.stream, shard, &operands[..1]) };
                     let error = refused.unwrap_err().to_string();
                     assert!(
                         error.starts_with("the number of operands is 1, but must be 2"),

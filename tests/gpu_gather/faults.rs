@@ -59,7 +59,7 @@ impl Player {
     fn enqueue(&mut self, shard: Shard<'_>, operands: RawOperands) -> Result<()> {
         // SAFETY: the call's own memory, which stays until the stream has been awaited; what is not, is what the
         // scene is about.
-        unsafe { self.layer.enqueue(&self.rank.gpu.stream, shard, &[operands]) }
+        unsafe { self.layer.enqueue_raw(&self.rank.gpu.stream, shard, &[operands]) }
     }
 
     fn step(&mut self) -> Result<()> {

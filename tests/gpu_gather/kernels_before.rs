@@ -74,7 +74,7 @@ fn fused(rank: &Rank, engine: Engine, gemm: &GemmOptions) -> AllGatherGemm {
 fn step(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, b: CUdeviceptr, d: CUdeviceptr) {
     let operands = [RawOperands::of_gathered(b, d)];
     // SAFETY: as long as the problem says, kept until the stream is through.
-    unsafe { layer.enqueue(stream, Shard::in_place(), &operands) }.unwrap();
+    unsafe { layer.enqueue_raw(stream, Shard::in_place(), &operands) }.unwrap();
 }
 
 /// The product of an A that is there, by the same kernel.

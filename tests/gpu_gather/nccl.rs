@@ -98,7 +98,8 @@ fn a_late_rank_is_noticed() {
         let work = Work::new(&rank, &case, &rows, &mut Random::new(103));
         let (shard, operands) = (work.shard(&rank, None), work.operands(&rank));
         // SAFETY: the call's own memory, and the stream is awaited before it goes.
-        let step = |layer: &mut AllGatherGemm| unsafe { layer.enqueue(stream, shard, &[operands]) };
+        let step =
+            |layer: &mut AllGatherGemm| unsafe { layer.enqueue_raw(stream, shard, &[operands]) };
         step(&mut layer).unwrap();
         layer.synchronize(stream).unwrap();
         rank.group.barrier("one is late", PATIENCE).unwrap();

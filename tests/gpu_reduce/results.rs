@@ -320,12 +320,12 @@ fn wrong_calls_are_refused() {
         ];
         for (shard, operands, expected) in calls {
             // SAFETY: refused before anything is enqueued.
-            let error = unsafe { layer.enqueue(stream, shard, operands) }.unwrap_err();
+            let error = unsafe { layer.enqueue_raw(stream, shard, operands) }.unwrap_err();
             assert!(error.to_string().starts_with(expected), "{error}");
         }
         let bias = [operands[0].bias(1024)];
         // SAFETY: as above.
-        let error = unsafe { layer.enqueue(stream, shard, &bias) }.unwrap_err();
+        let error = unsafe { layer.enqueue_raw(stream, shard, &bias) }.unwrap_err();
         assert!(error.to_string().starts_with("the bias is there"), "{error}");
         // None of them has reached the other rank.
         work.enqueue(&rank, &mut layer, None).unwrap();

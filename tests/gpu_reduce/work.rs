@@ -185,7 +185,7 @@ impl<A: Number, B: Number, D: Number> Step for Work<A, B, D> {
             None => shard,
         };
         // SAFETY: this value's own memory; tests await the stream before they drop or look at it.
-        unsafe { layer.enqueue(&rank.gpu.stream, shard, &operands) }
+        unsafe { layer.enqueue_raw(&rank.gpu.stream, shard, &operands) }
     }
 
     fn fetch(&mut self, rank: &Rank) {

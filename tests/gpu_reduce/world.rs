@@ -58,14 +58,14 @@ macro_rules! either {
 impl Layer {
     /// # Safety
     /// That of the operation.
-    pub unsafe fn enqueue(
+    pub unsafe fn enqueue_raw(
         &mut self,
         stream: &Arc<CudaStream>,
         a: Shard<'_>,
         operands: &[RawOperands],
     ) -> Result<(), Error> {
         // SAFETY: the caller's promise.
-        either!(self, layer => unsafe { layer.enqueue(stream, a, operands) })
+        either!(self, layer => unsafe { layer.enqueue_raw(stream, a, operands) })
     }
 
     pub fn synchronize(&mut self, stream: &Arc<CudaStream>) -> Result<(), Error> {

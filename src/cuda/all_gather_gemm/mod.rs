@@ -21,11 +21,13 @@ use crate::cuda::movers::engines::choose;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
 use crate::cuda::movers::options::GatherOptions;
-use crate::cuda::product::operands::{RawOperands, Shard};
+use crate::cuda::product::held::{HeldStep, Rows};
+use crate::cuda::product::operands::{Operands, RawOperands, Shard};
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::{Product, check_alike, check_operands};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::Input;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::kernels::{Choice, Kernel};
@@ -41,10 +43,7 @@ use crate::tune::Tuning;
 ///
 /// ```no_run
 /// use std::sync::Arc;
-/// use overlap_gemm::cuda::cudarc::driver::DevicePtr;
-/// use overlap_gemm::cuda::{
-///     AllGatherGemm, Device, GatherOptions, GemmOptions, RawOperands, Shard,
-/// };
+/// use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, GemmOptions, Operands};
 /// use overlap_gemm::element::bf16;
 /// use overlap_gemm::group::{Group, GroupOptions};
 /// use overlap_gemm::plan::Problem;
@@ -62,14 +61,9 @@ use crate::tune::Tuning;
 /// let rows = 4096 / group.ranks() as usize;
 /// let shard = stream.clone_htod(&vec![bf16::ONE; rows * 8192])?;
 /// let b = stream.clone_htod(&vec![bf16::ONE; 3584 * 8192])?;
-/// let d = stream.alloc_zeros::<bf16>(4096 * 3584)?;
-/// let [shard_at, b_at, d_at] =
-///     [shard.device_ptr(&stream).0, b.device_ptr(&stream).0, d.device_ptr(&stream).0];
+/// let mut d = stream.alloc_zeros::<bf16>(4096 * 3584)?;
 /// for _step in 0..10 {
-///     // SAFETY: this device's memory, as long as the problem says; it outlives the steps.
-///     unsafe {
-///         layer.enqueue(&stream, Shard::at(shard_at), &[RawOperands::of_gathered(b_at, d_at)])?;
-///     }
+///     layer.enqueue(&stream, [Operands::new(&shard, &b, &mut d)])?;
 /// }
 /// layer.synchronize(&stream)?; // errors of all ranks surface here
 /// assert_eq!(stream.clone_dtoh(&d)?[0], bf16::from_f32(8192.0));
@@ -210,9 +204,35 @@ impl AllGatherGemm {
     /// Enqueues a step on `stream` and returns: gathers this and all other ranks' rows, and computes each
     /// planned product of them.
     ///
+    /// There are operands for each planned product. A is this rank's rows, the same in all of them, D has all rows. A step
+    /// that fails ends all the same, with every D undefined: [`AllGatherGemm::check`] says so. Graphs, and steps of several
+    /// streams: [`AllGatherGemm::enqueue_raw`].
+    pub fn enqueue<'a, A: Element, B: Element, D: Element>(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        operands: impl IntoIterator<Item = Operands<'a, A, B, D>>,
+    ) -> Result<()> {
+        let operands: Vec<_> = operands.into_iter().collect();
+        check_operands(operands.len(), self.products.len())?;
+        let shape = self.gatherer.shape(operands[0].ranks_rows)?;
+        let (planned, step) = (self.gatherer.plan.problem(), shape.plan.problem());
+        let own = step.shards().rows(self.gatherer.group.rank()).len() as u32;
+        let rows =
+            Rows { a: [own, planned.shards().most_rows().max(own)], d: [step.m(), planned.m()] };
+        self.gatherer.check_stream(stream)?;
+        let problems = self.products.iter().map(|product| &product.problem);
+        let context = self.gatherer.device.context();
+        let held = HeldStep::new(operands, problems, context, rows, stream)?;
+        // SAFETY: the buffers belong to this device and are as long as the problems and the rows say; D is borrowed
+        // mutably; they stay allocated until the work that their events record is done, and the step uses them in the order
+        // of the stream. Pushes read the rows from this operation's own memory.
+        unsafe { self.enqueue_raw(stream, held.shard, &held.raw) }
+    }
+
+    /// [`AllGatherGemm::enqueue`] for memory that is not `cudarc`'s, and rows that are in place.
+    ///
     /// The operands name B, D and what goes with them; A and its row scales are the gathered ones
-    /// ([`RawOperands::of_gathered`]). A step that fails ends all the same, with every D undefined:
-    /// [`AllGatherGemm::check`] says so.
+    /// ([`RawOperands::of_gathered`]).
     ///
     /// In a graph: capture two steps, or an even number, so that both buffers take turns; with one, every
     /// step waits until all ranks are done with the one before. All ranks have to capture the same. Once a
@@ -223,13 +243,13 @@ impl AllGatherGemm {
     /// step has ended (in a graph: while it may be launched). The outputs overlap nothing else. This value
     /// outlives every graph that has a step of it, and such graphs are launched on the stream of its
     /// other steps.
-    pub unsafe fn enqueue(
+    pub unsafe fn enqueue_raw(
         &mut self,
         stream: &Arc<CudaStream>,
         shard: Shard<'_>,
         operands: &[RawOperands],
     ) -> Result<()> {
-        check_operands(operands, self.products.len())?;
+        check_operands(operands.len(), self.products.len())?;
         let shape = self.gatherer.shape(shard.rows)?;
         let problem = shape.plan.problem();
         let own_rows = problem.shards().rows(self.gatherer.group.rank()).len();
@@ -276,7 +296,7 @@ impl AllGatherGemm {
     /// What the schedule multiplies, behind what it awaits.
     ///
     /// # Safety
-    /// As for [`AllGatherGemm::enqueue`].
+    /// As for [`AllGatherGemm::enqueue_raw`].
     unsafe fn multiply(
         &self,
         stream: &Arc<CudaStream>,

@@ -1,7 +1,7 @@
 //! What happened in one step of an all-gather + GEMM on one rank: every tile, and every push.
 //!
 //! What belongs here: a step that records, keeping it, and turning it into a [`Timeline`]. Invariants: a recorded step is
-//! [`AllGatherGemm::enqueue`]'s, with nothing left out and nothing in another order; all times are on one clock, this GPU's
+//! [`AllGatherGemm::enqueue_raw`]'s, with nothing left out and nothing in another order; all times are on one clock, this GPU's
 //! global timer, from the step's first event on; `trace::Timeline::of_ranks` lays the ranks side by side.
 
 use std::sync::Arc;
@@ -95,11 +95,11 @@ impl AllGatherGemm {
         Ok(StepRecord { rank, tiles, marks: Marks::default(), ended, used: false })
     }
 
-    /// [`AllGatherGemm::enqueue`], keeping when each tile and each push by a copy engine or a kernel was: for looking at,
+    /// [`AllGatherGemm::enqueue_raw`], keeping when each tile and each push by a copy engine or a kernel was: for looking at,
     /// as it costs the step some microseconds. Not in graphs, nor for [`Strategy::Pipelined`].
     ///
     /// # Safety
-    /// As for [`AllGatherGemm::enqueue`]; `record` lives until the step has ended.
+    /// As for [`AllGatherGemm::enqueue_raw`]; `record` lives until the step has ended.
     pub unsafe fn enqueue_recorded(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -129,7 +129,7 @@ impl AllGatherGemm {
         }
         self.gatherer.mark_pushes();
         // SAFETY: the caller's promise, and records are as long as the products want them.
-        let enqueued = unsafe { self.enqueue(stream, shard, &recorded) };
+        let enqueued = unsafe { self.enqueue_raw(stream, shard, &recorded) };
         record.marks = self.gatherer.take_marks();
         enqueued?;
         stream_ops::record(&record.ended, stream)

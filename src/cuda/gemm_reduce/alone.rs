@@ -86,7 +86,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
     /// place of the sums of the same rows, if they have their type: `d` is then `sums`, or where this rank's own rows start.
     /// A step that fails ends all the same, with D undefined: [`Reduce::check`] says so.
     ///
-    /// In a graph: as [`AllGatherGemm::enqueue`](crate::cuda::AllGatherGemm::enqueue).
+    /// In a graph: as [`AllGatherGemm::enqueue_raw`](crate::cuda::AllGatherGemm::enqueue_raw).
     ///
     /// # Safety
     /// Both are this device's memory, as long as the rows of the step say, and are left alone until the step has ended, in the

@@ -25,10 +25,12 @@ use crate::cuda::movers::engines::ways_for_sums;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows};
 use crate::cuda::movers::options::GatherOptions;
-use crate::cuda::product::operands::{RawOperands, Shard};
+use crate::cuda::product::held::{HeldStep, Rows};
+use crate::cuda::product::operands::{Operands, RawOperands, Shard};
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::{Product, check_alike, check_operands, check_size};
 use crate::cuda::sys::device::Device;
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{
@@ -117,24 +119,49 @@ impl<const ALL: bool> Reduce<ALL, true> {
     /// Enqueues a step on `stream` and returns: multiplies all rows of A by each product's B, and adds up all ranks' sums
     /// of the rows that this rank gets.
     ///
-    /// `a` has all rows, and says how many of them each rank owns in this step. The operands name B, D and what goes with
-    /// them, C of the same rows as D among it ([`RawOperands::of_gathered`]). alpha, beta, C, bias and activation apply to
-    /// the total, once. A step that fails ends all the same, with every D undefined: [`Reduce::check`]
-    /// says so.
+    /// There are operands for each planned product. A has all rows, the same in all of them; D, and C, have the rows that this
+    /// rank gets. alpha, beta, C, bias and activation apply to the total, once. A step that fails ends all the same, with every
+    /// D undefined: [`Reduce::check`] says so.
+    pub fn enqueue<'a, A: Element, B: Element, D: Element>(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        operands: impl IntoIterator<Item = Operands<'a, A, B, D>>,
+    ) -> Result<()> {
+        let operands: Vec<_> = operands.into_iter().collect();
+        check_operands(operands.len(), self.sums.len())?;
+        let shape = self.gatherer.shape(operands[0].ranks_rows)?;
+        let (planned, step) = (&self.gatherer.plan, &shape.plan);
+        let gets = step.output_rows(self.gatherer.group.rank()).len() as u32;
+        let rows = Rows {
+            a: [step.problem().m(), planned.problem().m()],
+            d: [gets, planned.most_output_rows().max(gets)],
+        };
+        self.gatherer.check_stream(stream)?;
+        let problems = self.sums.iter().map(|sum| &sum.problem);
+        let context = self.gatherer.device.context();
+        let held = HeldStep::new(operands, problems, context, rows, stream)?;
+        // SAFETY: as in `AllGatherGemm::enqueue`; pushes read sums in this operation's own memory.
+        unsafe { self.enqueue_raw(stream, held.shard, &held.raw) }
+    }
+
+    /// [`Reduce::enqueue`] for memory that is not `cudarc`'s.
     ///
-    /// In a graph: as [`AllGatherGemm::enqueue`](crate::cuda::AllGatherGemm::enqueue).
+    /// `a` has all rows, and says how many of them each rank owns in this step. The operands name B, D and what goes with
+    /// them, C of the same rows as D among it ([`RawOperands::of_gathered`]).
+    ///
+    /// In a graph: as [`AllGatherGemm::enqueue_raw`](crate::cuda::AllGatherGemm::enqueue_raw).
     ///
     /// # Safety
     /// What is named is this device's memory, as long as the problems and the rows of the step say, until the step has
     /// ended (in a graph: while it may be launched). The outputs overlap nothing else. This value outlives every graph that has
     /// a step of it, and such graphs are launched on the stream of its other steps.
-    pub unsafe fn enqueue(
+    pub unsafe fn enqueue_raw(
         &mut self,
         stream: &Arc<CudaStream>,
         a: Shard<'_>,
         operands: &[RawOperands],
     ) -> Result<()> {
-        check_operands(operands, self.sums.len())?;
+        check_operands(operands.len(), self.sums.len())?;
         let Some(rows) = a.at else {
             return Err(Error::Unsupported {
                 what: "an input in place".into(),

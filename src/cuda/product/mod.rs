@@ -1,18 +1,19 @@
 //! A planned product: what `Gemm`, `AsyncGemm`, `AllGatherGemm` and `GemmReduce` have in common.
 //!
 //! What belongs here: planning, and one call of the kernel; beside are `choice` (which
-//! kernel serves a problem), `options` and `operands`. Nothing here knows signals or gathers. Invariant: everything that may
+//! kernel serves a problem), `options`, `operands` and `held` (slices as addresses). Nothing here knows signals or gathers. Invariant: everything that may
 //! allocate, load a module, ask the device or fail for the shape's sake happens in [`Product::plan`]; a call checks
 //! its operands and enqueues.
 
 pub(crate) mod choice;
+pub(crate) mod held;
 pub(crate) mod operands;
 pub(crate) mod options;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, DevicePtrMut as _};
+use cudarc::driver::CudaStream;
 
 use self::choice::{TYPICAL_SMS, choose};
 use self::operands::{Operands, RawOperands};
@@ -130,41 +131,19 @@ impl Product {
         operands: Operands<'_, A, B, D>,
     ) -> Result<()> {
         self.device.check_stream(stream)?;
-        operands.check(&self.problem, self.device.context())?;
-        let Operands { a, b, d, c, bias, scales, alpha, beta, rows, records } = operands;
-        if let Some(records) = &records {
+        operands.check(&self.problem, self.device.context(), operands.own_rows(&self.problem)?)?;
+        if operands.ranks_rows.is_some() {
+            let remedy = "use `rows` for a product alone";
+            return Err(Error::mismatch("the rows of ranks", "there", "absent", remedy));
+        }
+        if let Some(records) = &operands.records {
             let (needed, remedy) = (self.record_count(), "make them with this plan's `records`");
             check_len("the tile records", records.len(), needed..=needed, remedy)?;
         }
-        // The guards record the use of the buffers on the stream when they are dropped, so they
-        // have to outlive the launch.
-        let (a, _a) = a.device_ptr(stream);
-        let (b, _b) = b.device_ptr(stream);
-        let (d, _d) = d.device_ptr_mut(stream);
-        let c = c.map(|c| c.device_ptr(stream));
-        let bias = bias.map(|bias| bias.device_ptr(stream));
-        let scales = scales.map(|both| both.map(|scale| scale.device_ptr(stream)));
-        let records = records.map(|records| records.memory.device_ptr_mut(stream));
-        let [scale_a, scale_b] = match &scales {
-            Some([a, b]) => [a.0, b.0],
-            None => [0, 0],
-        };
-        let raw = RawOperands {
-            a,
-            b,
-            d,
-            c: c.as_ref().map_or(0, |c| c.0),
-            bias: bias.as_ref().map_or(0, |bias| bias.0),
-            scale_a,
-            scale_b,
-            alpha,
-            beta,
-            rows,
-            records: records.as_ref().map_or(0, |records| records.0),
-        };
+        let held = operands.hold(stream);
         // SAFETY: the buffers belong to this device, are as long as the problem and the rows say, and
         // stay allocated until the work that their events record is done.
-        unsafe { self.enqueue_raw(stream, &raw, None) }
+        unsafe { self.enqueue_raw(stream, &held.raw, None) }
     }
 
     /// One call.
@@ -250,12 +229,12 @@ pub(crate) fn check_alike(problems: &[Problem]) -> Result<&Problem> {
 }
 
 /// An error unless there are operands for each planned product.
-pub(crate) fn check_operands(operands: &[RawOperands], planned: usize) -> Result<()> {
-    if operands.len() == planned {
+pub(crate) fn check_operands(operands: usize, planned: usize) -> Result<()> {
+    if operands == planned {
         return Ok(());
     }
     let remedy = "give operands for each planned product";
-    Err(Error::mismatch("the number of operands", operands.len(), planned, remedy))
+    Err(Error::mismatch("the number of operands", operands, planned, remedy))
 }
 
 #[cfg(all(test, overlap_gemm_kernels))]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 
+use super::held::Rows;
 use super::options::GemmOptions;
 use crate::cuda::sys::bindings::og_gemm_operands;
 use crate::cuda::sys::device::check_context;
@@ -33,6 +34,7 @@ pub struct Operands<'a, A, B, D> {
     pub(crate) alpha: f32,
     pub(crate) beta: f32,
     pub(crate) rows: Option<u32>,
+    pub(crate) ranks_rows: Option<&'a [u32]>,
     pub(crate) records: Option<&'a mut TileRecords>,
 }
 
@@ -46,8 +48,8 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         b: &'a impl DevicePtr<B>,
         d: &'a mut impl DevicePtrMut<D>,
     ) -> Self {
-        let (c, bias, scales, rows, records) = (None, None, None, None, None);
-        Operands { a, b, d, c, bias, scales, alpha: 1.0, beta: 0.0, rows, records }
+        let (c, bias, scales, rows, ranks_rows, records) = (None, None, None, None, None, None);
+        Operands { a, b, d, c, bias, scales, alpha: 1.0, beta: 0.0, rows, ranks_rows, records }
     }
 
     /// A matrix that lies as D does, and the factor it is added with.
@@ -83,22 +85,38 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         self
     }
 
+    /// In a step of several ranks: the rows of each, the same on all ranks (default: as planned).
+    pub fn ranks_rows(mut self, rows: &'a [u32]) -> Self {
+        self.ranks_rows = Some(rows);
+        self
+    }
+
     /// Records when each tile was computed.
     pub fn records(mut self, records: &'a mut TileRecords) -> Self {
         self.records = Some(records);
         self
     }
 
+    /// The rows of a product alone.
+    pub(crate) fn own_rows(&self, problem: &Problem) -> Result<Rows> {
+        let rows = [rows_of(problem, self.rows)?, problem.m()];
+        Ok(Rows { a: rows, d: rows })
+    }
+
     /// Whether element types, devices and lengths are those of the plan.
-    pub(crate) fn check(&self, problem: &Problem, context: &Arc<CudaContext>) -> Result<()> {
+    pub(crate) fn check(
+        &self,
+        problem: &Problem,
+        context: &Arc<CudaContext>,
+        rows: Rows,
+    ) -> Result<()> {
         check_types::<A, B, D>(problem)?;
-        let rows = rows_of(problem, self.rows)?;
         let fits = |what: &str, len: usize, of: &Arc<CudaContext>, admitted, remedy| {
             check_context(what, of, context)?;
             check_len(what, len, admitted, remedy)
         };
         let (inputs, outputs) =
-            (up_to_planned(a_lens, problem, rows), up_to_planned(d_lens, problem, rows));
+            (up_to_planned(a_lens, problem, rows.a), up_to_planned(d_lens, problem, rows.d));
         fits("A", self.a.len(), self.a.stream().context(), inputs, ALL_ROWS)?;
         fits("B", self.b.len(), self.b.stream().context(), b_lens(problem), ALL_ROWS)?;
         fits("D", self.d.len(), self.d.stream().context(), outputs.clone(), ALL_ROWS)?;
@@ -111,8 +129,8 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         }
         if let Some([a, b]) = self.scales {
             let scales = |lines| scale_count(problem.scaling(), lines) as u64;
-            let (of_rows, of_columns) = (scales(rows)..=scales(problem.m()), scales(problem.n()));
-            let of_columns = of_columns..=of_columns;
+            let [least, most] = rows.a.map(scales);
+            let (of_rows, of_columns) = (least..=most, scales(problem.n())..=scales(problem.n()));
             fits("the scales of A", a.len(), a.stream().context(), of_rows, ALL_SCALES)?;
             fits("the scales of B", b.len(), b.stream().context(), of_columns, ALL_SCALES)?;
         }
@@ -371,9 +389,9 @@ fn rows_of(problem: &Problem, rows: Option<u32>) -> Result<u32> {
 fn up_to_planned(
     lens: fn(&Problem, u32) -> RangeInclusive<u64>,
     problem: &Problem,
-    rows: u32,
+    [rows, planned]: [u32; 2],
 ) -> RangeInclusive<u64> {
-    *lens(problem, rows).start()..=*lens(problem, problem.m()).end()
+    *lens(problem, rows).start()..=*lens(problem, planned).end()
 }
 
 /// An error unless an operand is there exactly if the plan has one.
@@ -403,10 +421,10 @@ mod tests {
     #[test]
     fn buffers_of_the_planned_rows_serve_fewer() {
         let problem = Problem::builder(64, 32, 16).lda(24).build().unwrap();
-        assert_eq!(up_to_planned(a_lens, &problem, 64), 63 * 24 + 16..=64 * 24);
-        assert_eq!(up_to_planned(a_lens, &problem, 7), 6 * 24 + 16..=64 * 24);
-        assert_eq!(up_to_planned(d_lens, &problem, 64), 64 * 32..=64 * 32);
-        assert_eq!(up_to_planned(d_lens, &problem, 7), 7 * 32..=64 * 32);
+        assert_eq!(up_to_planned(a_lens, &problem, [64, 64]), 63 * 24 + 16..=64 * 24);
+        assert_eq!(up_to_planned(a_lens, &problem, [7, 64]), 6 * 24 + 16..=64 * 24);
+        assert_eq!(up_to_planned(d_lens, &problem, [64, 64]), 64 * 32..=64 * 32);
+        assert_eq!(up_to_planned(d_lens, &problem, [7, 64]), 7 * 32..=64 * 32);
     }
 
     #[test]

@@ -256,7 +256,7 @@ impl Step for Gathered<'_> {
     fn enqueue(&mut self, set: usize) -> Result<()> {
         let (shard, operands) = self.step(set);
         // SAFETY: as large as the problem says; they live until the stream is through.
-        unsafe { self.layer.enqueue(&self.place.gpu.stream, shard, &[operands]) }
+        unsafe { self.layer.enqueue_raw(&self.place.gpu.stream, shard, &[operands]) }
     }
 
     fn check(&mut self) -> Result<()> {
@@ -340,7 +340,7 @@ impl<const ALL: bool> Step for Reduced<'_, ALL> {
         (total.a, total.d) = (0, self.summing.totals[set].address);
         // SAFETY: A and B are as large as the problem says, a total as the rows that this rank gets; they live until the stream is through,
         // and the total overlaps nothing.
-        unsafe { self.layer.enqueue(&gpu.stream, rows, &[total]) }
+        unsafe { self.layer.enqueue_raw(&gpu.stream, rows, &[total]) }
     }
 
     fn check(&mut self) -> Result<()> {

@@ -1,0 +1,111 @@
+//! Memory of `cudarc` as addresses, while its use is noted.
+//!
+//! What belongs here: from [`Operands`] to [`RawOperands`], for a product and for a step of several ranks. Invariant: a [`Held`]
+//! outlives the launch of what uses its addresses; when it is dropped, `cudarc` learns that the stream uses the buffers, so
+//! that they are not freed before.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaContext, CudaStream, DevicePtrMut, SyncOnDrop};
+
+use super::operands::{Operands, RawOperands, Shard};
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::plan::{Problem, Scaling};
+
+/// The rows of A and of D in one call, and the most that were planned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    pub(crate) a: [u32; 2],
+    pub(crate) d: [u32; 2],
+}
+
+/// The operands of one call, and the uses of their buffers.
+pub(crate) struct Held<'a> {
+    pub(crate) raw: RawOperands,
+    _uses: Vec<SyncOnDrop<'a>>,
+}
+
+/// What a step of several ranks multiplies: one A, and for each product the rest.
+pub(crate) struct HeldStep<'a> {
+    pub(crate) shard: Shard<'a>,
+    pub(crate) raw: Vec<RawOperands>,
+    _held: Vec<Held<'a>>,
+}
+
+impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
+    /// The addresses, for work on `stream`, which comes after all earlier writes of the buffers.
+    pub(crate) fn hold<'s>(self, stream: &'s CudaStream) -> Held<'s>
+    where
+        'a: 's,
+    {
+        let Operands { a, b, d, c, bias, scales, alpha, beta, rows, records, .. } = self;
+        let mut uses = Vec::with_capacity(3);
+        let mut used = |(address, guard): (CUdeviceptr, SyncOnDrop<'s>)| {
+            uses.push(guard);
+            address
+        };
+        let mut raw = RawOperands::new(
+            used(a.device_ptr(stream)),
+            used(b.device_ptr(stream)),
+            used(d.device_ptr_mut(stream)),
+        );
+        raw.c = c.map_or(0, |c| used(c.device_ptr(stream)));
+        raw.bias = bias.map_or(0, |bias| used(bias.device_ptr(stream)));
+        if let Some([of_a, of_b]) = scales {
+            raw = raw.scales(used(of_a.device_ptr(stream)), used(of_b.device_ptr(stream)));
+        }
+        raw.records = records.map_or(0, |records| used(records.memory.device_ptr_mut(stream)));
+        (raw.alpha, raw.beta, raw.rows) = (alpha, beta, rows);
+        Held { raw, _uses: uses }
+    }
+}
+
+impl<'a> HeldStep<'a> {
+    /// Checks that the operands fit the problems, of which each is a product of the same A.
+    pub(crate) fn new<'o, 'p, A: Element, B: Element, D: Element>(
+        operands: Vec<Operands<'o, A, B, D>>,
+        problems: impl Iterator<Item = &'p Problem>,
+        context: &Arc<CudaContext>,
+        rows: Rows,
+        stream: &'a CudaStream,
+    ) -> Result<Self>
+    where
+        'o: 'a,
+    {
+        let (mut held, mut by_rows) = (Vec::with_capacity(operands.len()), false);
+        let ranks_rows = operands.first().and_then(|first| first.ranks_rows);
+        if let Some(other) = operands.iter().position(|other| other.ranks_rows != ranks_rows) {
+            let (what, remedy) = (format!("the rows of product {other}"), "give all the same");
+            return Err(Error::mismatch(what, "others", "those of product 0", remedy));
+        }
+        for (operands, problem) in operands.into_iter().zip(problems) {
+            let alone =
+                [("records", operands.records.is_some()), ("rows", operands.rows.is_some())];
+            if let Some((what, _)) = alone.into_iter().find(|(_, there)| *there) {
+                return Err(Error::Unsupported {
+                    what: format!("`{what}` of the operands of a step"),
+                    why: "it belongs to a product alone".into(),
+                    remedy: "use `ranks_rows`, or a StepRecord",
+                });
+            }
+            operands.check(problem, context, rows)?;
+            by_rows = problem.scaling() == Scaling::Rows;
+            held.push(operands.hold(stream));
+        }
+        let of_a = |held: &Held<'_>| (held.raw.a, if by_rows { held.raw.scale_a } else { 0 });
+        let (at, scales) = held.first().map_or((0, 0), of_a);
+        if let Some(other) = held.iter().position(|held| of_a(held) != (at, scales)) {
+            let (what, remedy) = (format!("the A of product {other}"), "give all products one A");
+            return Err(Error::mismatch(what, "another", "that of product 0", remedy));
+        }
+        let mut shard = Shard::at(at).scales(scales);
+        shard.rows = ranks_rows;
+        let rest = |held: &Held<'_>| {
+            let scale_a = if by_rows { 0 } else { held.raw.scale_a };
+            RawOperands { a: 0, scale_a, ..held.raw }
+        };
+        Ok(HeldStep { shard, raw: held.iter().map(rest).collect(), _held: held })
+    }
+}
