@@ -130,7 +130,7 @@ impl<S: Number, D: Number> Work<S, D> {
         let behind = own::<ALL>(rows, rank).start as u64 * u64::from(S::TYPE.size());
         let d = if task.in_place { sums + behind } else { d };
         // SAFETY: this value's own memory; tests await the stream before they drop or look at it.
-        unsafe { layer.enqueue(stream, Some(rows), sums, d) }
+        unsafe { layer.enqueue_raw(stream, Some(rows), sums, d) }
     }
 
     /// Looks at everything, when the stream is through; the bits of the totals.
@@ -337,7 +337,7 @@ fn wrong_reductions_are_refused() {
             (&[64, 32], at, at + 16, "the address of D is"),
         ] {
             // SAFETY: refused before anything is enqueued.
-            let error = unsafe { layer.enqueue(stream, Some(rows), sums, d) }.unwrap_err();
+            let error = unsafe { layer.enqueue_raw(stream, Some(rows), sums, d) }.unwrap_err();
             assert!(error.to_string().starts_with(expected), "{error}");
         }
         // None of them has reached the other rank.

@@ -2,7 +2,8 @@
 
 use crate::gpu::PATIENCE;
 use crate::gpu::ranks::{Rank, on_ranks};
-use overlap_gemm::cuda::{GatherOptions, GemmOptions, GemmReduce, Operands};
+use overlap_gemm::ElementType;
+use overlap_gemm::cuda::{GatherOptions, GemmOptions, GemmReduce, Operands, Reduce};
 use overlap_gemm::element::bf16;
 use overlap_gemm::plan::{Engine, Problem, Reduction, Strategy};
 use overlap_gemm::random::Random;
@@ -69,4 +70,55 @@ fn total_of_slices<const ALL: bool>(rank: &Rank) {
 fn totals_of_slices_are_right_though_the_slices_are_gone() {
     on_ranks(3, |rank| total_of_slices::<false>(&rank));
     on_ranks(3, |rank| total_of_slices::<true>(&rank));
+}
+
+fn total_of_sums<const ALL: bool>(rank: &Rank, engine: Engine) {
+    let (gpu, stream) = (&rank.gpu, &rank.gpu.stream);
+    let problem = Problem::builder(M, N, K).shards(&ROWS).build().unwrap();
+    let options = GatherOptions::default().with_engine(engine).with_timeouts(PATIENCE, PATIENCE);
+    let options = rank.that_fit(&options, &problem);
+    let (group, device, d, sum) =
+        (&rank.group, &gpu.device, ElementType::Bf16, Reduction::default());
+    let mut layer =
+        Reduce::<ALL, false>::plan(group, device, &ROWS, N as u32, d, &options, sum).unwrap();
+    let gets = if ALL { 0..M as u32 } else { problem.shards().rows(rank.rank()) };
+    let gets = gets.start as usize * N as usize..gets.end as usize * N as usize;
+    for step in 0..12 {
+        let mut random = Random::new(step);
+        let all = ROWS.map(|_| numbers(M * N, &mut random));
+        let mut sums = gpu.upload(&all[rank.rank() as usize]);
+        let mut d = gpu.upload(&vec![bf16::NAN; gets.len()]);
+        let seen = if step % 2 == 0 {
+            if !ALL {
+                let error = layer.enqueue(stream, None, &d, &mut sums).unwrap_err().to_string();
+                assert!(error.starts_with("the length of the sums is"), "{error}");
+            }
+            layer.enqueue(stream, None, &sums, &mut d).unwrap();
+            drop(sums);
+            layer.synchronize(stream).unwrap();
+            gpu.download(&d)
+        } else {
+            layer.enqueue_in_place(stream, None, &mut sums).unwrap();
+            layer.synchronize(stream).unwrap();
+            gpu.download(&sums)[gets.clone()].to_vec()
+        };
+        for (seen, at) in seen.iter().zip(gets.clone()) {
+            let total: f32 = all.iter().map(|sums| sums[at].to_f32()).sum();
+            assert_eq!(seen.to_f32(), total, "step {step}, element {at}");
+        }
+    }
+    let floats = stream.alloc_zeros::<f32>((M * N) as usize).unwrap();
+    let mut d = gpu.upload(&vec![bf16::NAN; gets.len()]);
+    let error = layer.enqueue(stream, None, &floats, &mut d).unwrap_err().to_string();
+    assert!(error.starts_with("the element type of the sums is f32, but must be bf16"), "{error}");
+    rank.through();
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn totals_of_sums_in_slices_are_right_in_place_and_elsewhere() {
+    for engine in [Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 8 }] {
+        on_ranks(3, |rank| total_of_sums::<false>(&rank, engine));
+        on_ranks(3, |rank| total_of_sums::<true>(&rank, engine));
+    }
 }

@@ -6,17 +6,19 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice};
 
 use super::Reduce;
 use super::steps::Call;
 use crate::cuda::movers::gather::Gatherer;
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::product::operands::RawOperands;
-use crate::cuda::sys::device::Device;
+use crate::cuda::sys::device::{Device, check_context};
+use crate::element::Element;
 use crate::element::ElementType::{self, Bf16};
 use crate::error::{Error, Result};
+use crate::fit::{ALL_ROWS, check_len};
 use crate::group::Group;
 use crate::plan::{Problem, Reduction, Strategy, check_aligned};
 
@@ -30,6 +32,7 @@ use crate::plan::{Problem, Reduction, Strategy, check_aligned};
 /// use std::sync::Arc;
 /// use overlap_gemm::ElementType;
 /// use overlap_gemm::cuda::{Device, GatherOptions, ReduceScatter};
+/// use overlap_gemm::element::bf16;
 /// use overlap_gemm::group::{Group, GroupOptions};
 /// use overlap_gemm::plan::Reduction;
 ///
@@ -41,13 +44,11 @@ use crate::plan::{Problem, Reduction, Strategy, check_aligned};
 /// let d = ElementType::Bf16;
 /// let mut reduce = ReduceScatter::plan(&group, &device, &rows, columns, d, &options, sum)?;
 ///
-/// # let sums = 0;
-/// // ... a kernel on `stream` writes this rank's sums of all rows to `sums`, packed, in bf16 ...
-/// let own = sums + u64::from(group.rank()) * 256 * u64::from(columns) * 2;
-/// // SAFETY: the sums are as long as planned, and the totals take the place of those of this rank's rows.
-/// unsafe { reduce.enqueue(&stream, None, sums, own)? };
+/// let mut sums = stream.alloc_zeros::<bf16>(rows.len() * 256 * columns as usize)?;
+/// // ... a kernel on `stream` writes this rank's sums of all rows ...
+/// reduce.enqueue_in_place(&stream, None, &mut sums)?; // the totals of this rank's rows take the place of its sums of them
 /// reduce.synchronize(&stream)?;
-/// # Ok::<(), overlap_gemm::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub type ReduceScatter = Reduce<false, false>;
 
@@ -79,12 +80,53 @@ impl<const ALL: bool> Reduce<ALL, false> {
         Self::join(group, device, problems, Some(Strategy::Sequential), options, None, reduction)
     }
 
-    /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them at `d`.
+    /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them in `d`.
     /// `rows`: those of every rank in this step, the same on all (default: as planned).
+    ///
+    /// `sums` are this rank's sums of all rows, packed; `d` is packed, too. A step that fails ends all the same, with D
+    /// undefined: [`Reduce::check`] says so.
+    pub fn enqueue<S: Element, D: Element>(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        rows: Option<&[u32]>,
+        sums: &impl DevicePtr<S>,
+        d: &mut impl DevicePtrMut<D>,
+    ) -> Result<()> {
+        let [all, own] = self.row_counts(rows)?;
+        self.check_slice::<S>("the sums", self.sum_type(), sums, all)?;
+        self.check_slice::<D>("D", self.sums[0].problem.elements().d, d, own)?;
+        let ((sums, _sums), (d, _d)) = (sums.device_ptr(stream), d.device_ptr_mut(stream));
+        // SAFETY: both belong to this device and are as long as the rows say; D is borrowed mutably; they stay allocated until
+        // the work that their events record is done, and a step ends, on the stream, when its sums have been sent.
+        unsafe { self.enqueue_raw(stream, rows, sums, d) }
+    }
+
+    /// [`Reduce::enqueue`] where the totals take the place of the sums of the same rows.
+    pub fn enqueue_in_place<S: Element>(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        rows: Option<&[u32]>,
+        sums: &mut impl DevicePtrMut<S>,
+    ) -> Result<()> {
+        let [all, _] = self.row_counts(rows)?;
+        let problem = &self.sums[0].problem;
+        let (sum, total) = (self.sum_type(), problem.elements().d);
+        if sum != total {
+            let remedy = "plan totals of the type of the sums, or give them a place of their own";
+            return Err(Error::mismatch("the type of totals in place", total, sum, remedy));
+        }
+        self.check_slice::<S>("the sums", sum, sums, all)?;
+        let first = self.gatherer.shape(rows)?.plan.output_rows(self.gatherer.group.rank()).start;
+        let row_bytes = u64::from(self.sums[0].problem.n()) * u64::from(sum.size());
+        let (sums, _sums) = sums.device_ptr_mut(stream);
+        // SAFETY: as in `enqueue`.
+        unsafe { self.enqueue_raw(stream, rows, sums, sums + u64::from(first) * row_bytes) }
+    }
+
+    /// [`Reduce::enqueue`] for memory that is not `cudarc`'s.
     ///
     /// At `sums` are this rank's sums of all rows, packed, in any memory of its device. Totals are packed, too, and may take the
     /// place of the sums of the same rows, if they have their type: `d` is then `sums`, or where this rank's own rows start.
-    /// A step that fails ends all the same, with D undefined: [`Reduce::check`] says so.
     ///
     /// In a graph: as [`AllGatherGemm::enqueue_raw`](crate::cuda::AllGatherGemm::enqueue_raw).
     ///
@@ -92,7 +134,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
     /// Both are this device's memory, as long as the rows of the step say, and are left alone until the step has ended, in the
     /// order of `stream` (in a graph: while it may be launched). This value outlives every graph that has a step of it, and such
     /// graphs are launched on the stream of its other steps.
-    pub unsafe fn enqueue(
+    pub unsafe fn enqueue_raw(
         &mut self,
         stream: &Arc<CudaStream>,
         rows: Option<&[u32]>,
@@ -115,6 +157,38 @@ impl<const ALL: bool> Reduce<ALL, false> {
         let call = Call { product, totals: (!own.is_empty()).then_some(product) };
         // SAFETY: the caller's promise.
         unsafe { self.step(stream, &shape, Some(sums), &[call]) }
+    }
+
+    fn sum_type(&self) -> ElementType {
+        self.reduction.partials.element()
+    }
+
+    /// All rows, and those that this rank gets: in this step, and the most that were planned.
+    fn row_counts(&mut self, rows: Option<&[u32]>) -> Result<[[u32; 2]; 2]> {
+        let (shape, rank) = (self.gatherer.shape(rows)?, self.gatherer.group.rank());
+        let (planned, step) = (&self.gatherer.plan, &shape.plan);
+        let own = step.output_rows(rank).len() as u32;
+        Ok([
+            [step.problem().m(), planned.problem().m()],
+            [own, planned.most_output_rows().max(own)],
+        ])
+    }
+
+    /// An error unless a slice has that type, that many packed rows, and is on this device.
+    fn check_slice<T: Element>(
+        &self,
+        what: &str,
+        planned: ElementType,
+        slice: &impl DeviceSlice<T>,
+        rows: [u32; 2],
+    ) -> Result<()> {
+        if T::TYPE != planned {
+            let (what, remedy) = (format!("the element type of {what}"), "give what was planned");
+            return Err(Error::mismatch(what, T::TYPE, planned, remedy));
+        }
+        check_context(what, slice.stream().context(), self.gatherer.device.context())?;
+        let [least, most] = rows.map(|rows| u64::from(rows) * u64::from(self.sums[0].problem.n()));
+        check_len(what, slice.len(), least..=most, ALL_ROWS)
     }
 }
 

@@ -373,7 +373,7 @@ impl<const ALL: bool> Step for ReducedAlone<'_, ALL> {
         let (sums, d) = (inputs.sets[set].d.address, self.summing.totals[set].address);
         // SAFETY: D has all ranks' rows, a total has room for those that this rank gets, and lies elsewhere; both live until the
         // stream is through.
-        unsafe { self.layer.enqueue(&gpu.stream, None, sums, d) }
+        unsafe { self.layer.enqueue_raw(&gpu.stream, None, sums, d) }
     }
 
     fn check(&mut self) -> Result<()> {
