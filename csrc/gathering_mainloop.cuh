@@ -228,17 +228,17 @@ public:
             }
         };
 
-        // Steps of the other operand that were loaded while rows of the gathered one were missing.
+        // Steps of the other operand that were loaded while rows of the gathered one were missing; and the gate.
         int32_t ahead = 0;
+        uint32_t gate = 0;
         bool const is_first = tile == 0;
         if (is_first && !gather.b_is_there) wait_for_kernels_before();
         bool const awaits_chunks = gather.awaits_chunks;
-        // Often the watcher is many tiles ahead, and an earlier look has told.
-        if ((awaits_chunks && !TileGate::is_open(gate_, tile)) || (is_first && gather.b_is_there)) {
+        if (awaits_chunks || (is_first && gather.b_is_there)) {
             // Into as many stages as come free.
             auto is_open = [&] {
-                if (awaits_chunks) gate_ = TileGate::look();
-                return TileGate::is_open(gate_, tile);
+                if (awaits_chunks) gate = TileGate::look();
+                return TileGate::is_open(gate, tile);
             };
             for (Stage to = stage; ahead < min(work.k_count, stage.count()) && !is_open(); ++to, ++ahead) {
                 await_free(pipeline, to);
@@ -262,7 +262,7 @@ public:
         if (gather.records.records && elect_one_sync()) record_ready(gather, tile_m, tile_n, tile);
 
         // A K tile beyond the last reads as zeros, and fetches nothing.
-        int32_t const outside = (gate_ & kStopped) != 0 ? gather.k_tiles : 0;
+        int32_t const outside = (gate & kStopped) != 0 ? gather.k_tiles : 0;
         int32_t k = work.k_begin;
         CUTLASS_PRAGMA_NO_UNROLL
         for (int32_t const end = k + ahead; k < end; ++k, ++stage) {
@@ -421,8 +421,6 @@ private:
     }
 
     ChunkWatcher watcher_;
-    // The gate, as the loading warp saw it last. What it says of a tile stays true.
-    uint32_t gate_ = 0;
 };
 
 }  // namespace overlap_gemm

@@ -87,14 +87,14 @@ fn mutant_signal_before_data_is_caught() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn tiles_are_computed_in_the_planned_order() {
-    fn check(gpu: &Gpu, case: &Case, random: &mut Random) {
-        let mut arrival = Arrival::new(gpu, case, 0, random);
+    fn check(gpu: &Gpu, mut arrival: Arrival, case: &Case) {
+        let stream = &gpu.stream;
         let records = arrival.gemm.records().unwrap();
         arrival.advance();
         arrival.post_all();
         let Arrival { gemm, signals, call, .. } = &mut arrival;
-        call.enqueue_recorded(gemm, &gpu.stream, signals, &records);
-        let records = records.read(&gpu.stream).unwrap();
+        call.enqueue_recorded(gemm, stream, signals, &records);
+        let records = records.read(stream).unwrap();
 
         let (order, splits) = (gemm.tile_order(), u64::from(gemm.choice().splits));
         assert_eq!(records.len() as u64, order.tile_count() * splits, "{case:?}");
@@ -122,7 +122,17 @@ fn tiles_are_computed_in_the_planned_order() {
                 let limit = random.within(kernel.cluster_size().into()..=8);
                 case.options.sm_limit = Some(limit as u32);
             }
-            check(gpu, &case, random);
+            check(gpu, Arrival::new(gpu, &case, 0, random), &case);
+        }
+        // Chunks of one rank, expected early: two rows of units sweep together, each of which ends in another chunk.
+        let [rows, columns] =
+            [kernel.tile.m * kernel.cluster.m, kernel.tile.n * kernel.cluster.n].map(u64::from);
+        let mut case = Case::new(kernel, 4 * rows, 3 * columns, 2 * u64::from(kernel.tile_k));
+        case.options.swizzle = Some(2);
+        let shards = Shards::even(4 * rows as u32, 1).unwrap();
+        for chunks in [Chunks::even(&shards, 8), Chunks::even(&shards, 8).map(Chunks::early)] {
+            let chunks = chunks.unwrap();
+            check(gpu, Arrival::with_chunks(gpu, &case, &chunks, 0, 0, random), &case);
         }
     });
 }
