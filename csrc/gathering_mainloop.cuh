@@ -93,6 +93,9 @@ public:
     // Along the kernel's columns: with kVaries, the widest tile's.
     static constexpr int32_t kWidth = cute::size<1>(typename Base::TileShape{});
 
+    // Whether all blocks load rows of each tile of the other operand: see operand_rows.cuh.
+    static constexpr bool kOtherByAll = cute::size<0>(KernelCluster{}) > 1 && cute::size<1>(KernelCluster{}) > 1;
+
     // How many blocks of a cluster load the same rows.
     static constexpr int32_t kSharers = cute::size<kTransposed ? 0 : 1>(KernelCluster{});
 
@@ -106,8 +109,9 @@ public:
     static constexpr int kRowBytes = kDepth * int(sizeof(typename Base::ElementA));
     static_assert(sizeof(typename Base::ElementA) == sizeof(typename Base::ElementB));
     using RowsA = TileRows<typename Base::ElementA, cute::size<0>(typename Base::TileShape{}), kDepth,
-                           cute::size<1>(KernelCluster{}), false>;
-    using RowsB = TileRows<typename Base::ElementB, kWidth, kDepth, cute::size<0>(KernelCluster{}), kVaries>;
+                           cute::size<1>(KernelCluster{}), false, kOtherByAll && kTransposed>;
+    using RowsB = TileRows<typename Base::ElementB, kWidth, kDepth, cute::size<0>(KernelCluster{}), kVaries,
+                           kOtherByAll && !kTransposed>;
     static_assert(!kVaries || (kRowsInA && kRowsInB));
 
     // The kernel's product: its rows, its columns, K, 1.
@@ -228,17 +232,17 @@ public:
             }
         };
 
-        // Steps of the other operand that were loaded while rows of the gathered one were missing; and the gate.
+        // Steps of the other operand that were loaded while rows of the gathered one were missing.
         int32_t ahead = 0;
-        uint32_t gate = 0;
         bool const is_first = tile == 0;
         if (is_first && !gather.b_is_there) wait_for_kernels_before();
         bool const awaits_chunks = gather.awaits_chunks;
-        if (awaits_chunks || (is_first && gather.b_is_there)) {
+        // Often the watcher is many tiles ahead, and an earlier look has told.
+        if ((awaits_chunks && !TileGate::is_open(gate_, tile)) || (is_first && gather.b_is_there)) {
             // Into as many stages as come free.
             auto is_open = [&] {
-                if (awaits_chunks) gate = TileGate::look();
-                return TileGate::is_open(gate, tile);
+                if (awaits_chunks) gate_ = TileGate::look();
+                return TileGate::is_open(gate_, tile);
             };
             for (Stage to = stage; ahead < min(work.k_count, stage.count()) && !is_open(); ++to, ++ahead) {
                 await_free(pipeline, to);
@@ -262,7 +266,7 @@ public:
         if (gather.records.records && elect_one_sync()) record_ready(gather, tile_m, tile_n, tile);
 
         // A K tile beyond the last reads as zeros, and fetches nothing.
-        int32_t const outside = (gate & kStopped) != 0 ? gather.k_tiles : 0;
+        int32_t const outside = (gate_ & kStopped) != 0 ? gather.k_tiles : 0;
         int32_t k = work.k_begin;
         CUTLASS_PRAGMA_NO_UNROLL
         for (int32_t const end = k + ahead; k < end; ++k, ++stage) {
@@ -421,6 +425,8 @@ private:
     }
 
     ChunkWatcher watcher_;
+    // The gate, as the loading warp saw it last. What it says of a tile stays true.
+    uint32_t gate_ = 0;
 };
 
 }  // namespace overlap_gemm

@@ -6,7 +6,10 @@
 // operands. So a tile that reaches beyond the last row has a descriptor of its own, for just the rows that exist.
 //
 // Invariant: a row that is not loaded belongs to a row (or column) of D that is not stored; what shared memory held there
-// before reaches no other. A stage's barrier expects the bytes that all blocks load of that tile, no more.
+// before reaches no other. A stage's barrier expects the bytes that all blocks load of that tile, no more. Where clusters have
+// blocks along both sides, every block loads rows of the other operand in every step: the barrier that says that a stage is
+// free counts how many blocks have released it, not which. A block that waited for nobody's load could release the next lap's
+// stage before others have released this one's, be counted in their place, and let a third block overwrite what they still read.
 #pragma once
 
 #include "cutlass/cutlass.h"
@@ -35,9 +38,10 @@ struct RowDescriptors {
 };
 
 // Tiles of kRows rows and kDepth of their elements, of which each of kSharers blocks loads a part. With kVaries a launch may
-// have tiles of fewer rows.
-template <class Element, int kRows, int kDepth, int kSharers, bool kVaries>
+// have tiles of fewer rows. With kByAll each block loads rows of each tile, those of zeros where it has no others.
+template <class Element, int kRows, int kDepth, int kSharers, bool kVaries, bool kByAll>
 struct TileRows {
+    static_assert(!kByAll || (!kVaries && kRows % (8 * kSharers) == 0));
     // Rows of 128 bytes lie one behind the other, in the pattern that wgmma reads; deeper tiles are such parts one after
     // the other.
     static constexpr int kRowBytes = 128;
@@ -65,7 +69,7 @@ struct TileRows {
         int blocks = each == 0 ? 0 : (last + each - 1) / each;
         if (each * blocks > tile_rows) return;
         counts.rest_rows = each == 0 ? 8 : each;
-        counts.rest_blocks = blocks;
+        counts.rest_blocks = kByAll ? kSharers : blocks;
         descriptors.rest = descriptor(counts.rest_rows);
     }
 
@@ -86,7 +90,7 @@ struct TileRows {
         part.descriptor = is_rest ? &descriptors.rest : &descriptors.whole;
         part.rows_before = place * uint32_t(is_rest ? counts.rest_rows : tile_rows(counts) / kSharers);
         part.first_row = first_row + int32_t(part.rows_before);
-        part.is_loaded = !is_rest || part.first_row < counts.rows;
+        part.is_loaded = kByAll || !is_rest || part.first_row < counts.rows;
         return part;
     }
 
@@ -94,7 +98,7 @@ struct TileRows {
     CUTLASS_DEVICE static int32_t missing(RowCounts const& counts, int32_t tile) {
         int32_t const first_row = tile * tile_rows(counts);
         if (counts.rest_rows == 0 || first_row + tile_rows(counts) <= counts.rows) return 0;
-        return tile_rows(counts) - (first_row < counts.rows ? counts.rest_blocks * counts.rest_rows : 0);
+        return tile_rows(counts) - (kByAll || first_row < counts.rows ? counts.rest_blocks * counts.rest_rows : 0);
     }
 
     // Loads step `k` of a part for all blocks of `sharers`, into the stage whose rows begin at `to`. All lanes of a warp call it
