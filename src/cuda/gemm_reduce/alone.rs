@@ -163,17 +163,6 @@ impl<const ALL: bool> Reduce<ALL, false> {
         self.reduction.partials.element()
     }
 
-    /// All rows, and those that this rank gets: in this step, and the most that were planned.
-    fn row_counts(&mut self, rows: Option<&[u32]>) -> Result<[[u32; 2]; 2]> {
-        let (shape, rank) = (self.gatherer.shape(rows)?, self.gatherer.group.rank());
-        let (planned, step) = (&self.gatherer.plan, &shape.plan);
-        let own = step.output_rows(rank).len() as u32;
-        Ok([
-            [step.problem().m(), planned.problem().m()],
-            [own, planned.most_output_rows().max(own)],
-        ])
-    }
-
     /// An error unless a slice has that type, that many packed rows, and is on this device.
     fn check_slice<T: Element>(
         &self,

@@ -129,17 +129,11 @@ impl<const ALL: bool> Reduce<ALL, true> {
     ) -> Result<()> {
         let operands: Vec<_> = operands.into_iter().collect();
         check_operands(operands.len(), self.sums.len())?;
-        let shape = self.gatherer.shape(operands[0].ranks_rows)?;
-        let (planned, step) = (&self.gatherer.plan, &shape.plan);
-        let gets = step.output_rows(self.gatherer.group.rank()).len() as u32;
-        let rows = Rows {
-            a: [step.problem().m(), planned.problem().m()],
-            d: [gets, planned.most_output_rows().max(gets)],
-        };
+        let [a, d] = self.row_counts(operands[0].ranks_rows)?;
         self.gatherer.check_stream(stream)?;
         let problems = self.sums.iter().map(|sum| &sum.problem);
         let context = self.gatherer.device.context();
-        let held = HeldStep::new(operands, problems, context, rows, stream)?;
+        let held = HeldStep::new(operands, problems, context, Rows { a, d }, stream)?;
         // SAFETY: as in `AllGatherGemm::enqueue`; pushes read sums in this operation's own memory.
         unsafe { self.enqueue_raw(stream, held.shard, &held.raw) }
     }
@@ -189,6 +183,17 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         (false, false) => Operation::ReduceScatter,
         (true, false) => Operation::AllReduce,
     };
+
+    /// All rows, and those that this rank gets: in this step, and the most that were planned.
+    fn row_counts(&mut self, rows: Option<&[u32]>) -> Result<[[u32; 2]; 2]> {
+        let (shape, rank) = (self.gatherer.shape(rows)?, self.gatherer.group.rank());
+        let (planned, step) = (&self.gatherer.plan, &shape.plan);
+        let own = step.output_rows(rank).len() as u32;
+        Ok([
+            [step.problem().m(), planned.problem().m()],
+            [own, planned.most_output_rows().max(own)],
+        ])
+    }
 
     /// Plans with all ranks; `gemm`: how sums are multiplied, if they are.
     fn join(
