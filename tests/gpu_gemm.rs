@@ -135,6 +135,30 @@ fn one_cluster_goes_round_the_stages() {
     });
 }
 
+/// The last blocks of a cluster that has blocks along both sides compute nothing, and share stages with those that do.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn d_fills_clusters_along_neither_side() {
+    let both_sides = |kernel: &Kernel| kernel.cluster.m > 1 && kernel.cluster.n > 1;
+    assert!(tried_kernels().into_iter().any(both_sides), "no kernel has such clusters");
+    run_cases(SEED, |kernel, random| {
+        if !both_sides(kernel) {
+            return Vec::new();
+        }
+        let mut size = |tile: u32, blocks: u32| {
+            let (tile, blocks) = (u64::from(tile), u64::from(blocks));
+            tile * blocks * random.within(0..=2) + random.within(1..=tile * (blocks - 1))
+        };
+        let k = 17 * u64::from(kernel.tile_k) - 8;
+        let case = |_| {
+            let [m, n] =
+                [size(kernel.tile.m, kernel.cluster.m), size(kernel.tile.n, kernel.cluster.n)];
+            Case::new(kernel, m, n, k).with(|o| o.with_sm_limit(kernel.cluster_size()))
+        };
+        (0..12).map(case).collect()
+    });
+}
+
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn fewer_rows_than_planned() {
