@@ -181,6 +181,13 @@ void prepare(og_gemm_shape const* shape, og_gemm_plan* plan) {
     *plan = made;
 }
 
+void check_spans(int32_t share_bits, int32_t span_bits, int32_t span_bytes) {
+    check_range("span_bits", span_bits, 0, share_bits < OG_MAX_SPAN_BITS ? share_bits : OG_MAX_SPAN_BITS);
+    if (span_bits == 0) return;
+    check_range("span_bytes", span_bytes, OG_SPAN_UNIT_BYTES, INT32_MAX);
+    check_range("span_bytes modulo OG_SPAN_UNIT_BYTES", span_bytes % OG_SPAN_UNIT_BYTES, 0, 0);
+}
+
 void check_input(og_gemm_input const& input, int64_t rows) {
     require_pointer(input.chunks, "chunks");
     require_pointer(input.signals, "signals");
@@ -189,6 +196,7 @@ void check_input(og_gemm_input const& input, int64_t rows) {
     require_pointer(input.failure, "failure");
     check_range("slots_per_rank", input.slots_per_rank, 0, UINT16_MAX);
     check_range("share_bits", input.share_bits, 0, OG_MAX_SHARE_BITS);
+    check_spans(input.share_bits, input.span_bits, input.span_bytes);
     check_range("chunk_count", input.chunk_count, 1, OG_MAX_CHUNKS);
     check_range("early_chunks", input.early_chunks, 0, input.chunk_count);
     bool pivot_found = false;
@@ -223,7 +231,8 @@ void check_gather(og_gather const* gather) {
 
 void check_blocks(og_gather const& gather, og_gather_step const& step) {
     require_pointer(step.counter, "counter");
-    check_range("blocks", step.blocks, 1, int64_t(1) << gather.share_bits);
+    check_spans(gather.share_bits, step.span_bits, step.span_bytes);
+    check_range("blocks", step.blocks, 1, int64_t(1) << (gather.share_bits - step.span_bits));
 }
 
 void check_step(og_gather const& gather, og_gather_step const* step) {
@@ -240,6 +249,8 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
     if (step->push_count == 0) return;
     require_pointer(step->pushes, "pushes");
     check_blocks(gather, *step);
+    check_range("row_bytes", step->row_bytes, 1, step->row_pitch);
+    check_range("row_pitch modulo OG_ALIGNMENT_BYTES", step->row_pitch % OG_ALIGNMENT_BYTES, 0, 0);
 }
 
 void check_slots(og_gather const& gather, og_slots const& slots) {

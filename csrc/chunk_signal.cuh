@@ -49,8 +49,9 @@ struct alignas(kLineBytes) ChunkTable {
     int32_t count = 0;
     // Signal s is written by rank s / slots_per_rank; 0: by nobody whose departure is announced.
     uint16_t slots_per_rank = 0;
-    // A signal is 1 << share_bits words.
-    uint16_t share_bits = 0;
+    // A signal is 1 << share_bits words, 1 << writer_bits for each span of columns.
+    uint8_t share_bits = 0;
+    uint8_t writer_bits = 0;
     // Chunk c has the rows chunks[c].first_row ..< chunks[c + 1].first_row (the last: to the end of A).
     og_chunk chunks[OG_MAX_CHUNKS];
 
@@ -67,6 +68,13 @@ struct alignas(kLineBytes) ChunkTable {
         int32_t chunk = chunk_of(word);
         return signals + (first_word(chunks[chunk].signal) + word - first_word(chunk));
     }
+    // Those of one span are counted chunk after chunk, too.
+    __device__ int32_t first_of_span(int32_t chunk) const { return chunk << writer_bits; }
+    __device__ int32_t word_of_span(int32_t nth, int32_t span) const {
+        int32_t chunk = nth >> writer_bits;
+        return first_word(chunk) + first_of_span(span) + nth - first_of_span(chunk);
+    }
+    __device__ bool has_spans() const { return writer_bits != share_bits; }
 
     __device__ uint32_t rank_of(int32_t chunk) const {
         return uint32_t(chunks[chunk].signal / slots_per_rank);
@@ -159,7 +167,7 @@ struct BlockWaits {
     // the lanes may take differently, behind which the compiler would not keep the tensor cores' descriptors in
     // uniform registers.
     uint64_t stopped_by[kMostSharers];
-    // How many of this block's tiles have all their chunks, and kStopped. Only atomic operations touch it.
+    // How many spans of this block's tiles have all their chunks, and kStopped. Only atomic operations touch it.
     // For the loading warp.
     uint32_t gate;
 };
@@ -199,7 +207,7 @@ __device__ inline void begin_block_waits() {
     __threadfence_block();
 }
 
-// The gate of a block's tiles.
+// The gate of a block's tiles, one span of columns after the other. Without spans a tile is one.
 struct TileGate {
     // What it holds. Pairs with `open`. All lanes of a warp call it together. Each of them looks: where one did for all, the
     // branch around it would cost the loads their uniform registers.
@@ -214,10 +222,10 @@ struct TileGate {
         return __shfl_sync(0xffffffff, gate, 0);
     }
 
-    // Whether tile `tile` of this block (counted from 0) may be loaded.
-    static __device__ bool is_open(uint32_t gate, uint32_t tile) { return gate % kStopped > tile; }
+    // Whether span `nth` of this block (counted from 0, over all tiles) may be loaded.
+    static __device__ bool is_open(uint32_t gate, uint32_t nth) { return gate % kStopped > nth; }
 
-    // The next tile may be loaded; `gives_up`: as zeros, it and all later ones. Once with `gives_up`, behind
+    // The next span may be loaded; `gives_up`: as zeros, it and all later ones. Once with `gives_up`, behind
     // `stop` and `tell`: zeros are loaded behind them.
     static __device__ void open(bool gives_up) {
         uint32_t step = gives_up ? 1 + kStopped : 1;
@@ -265,13 +273,15 @@ __device__ inline bool is_stopped() {
 // The watching warp's side: all its lanes call it together. It lives as long as the kernel.
 class ChunkWatcher {
 public:
-    // Waits until chunks first ..= last are there, or this block or another gives up; then opens the
-    // gate of the next tile. `last` below `first` waits for nothing. A block that gives up, `own` of the cluster,
+    // Waits until that span of chunks first ..= last is there, or this block or another gives up; then opens the
+    // gate of the next span. `last` below `first` waits for nothing. A block that gives up, `own` of the cluster,
     // tells all others in the mask `sharers`: those that it loads rows for. They have not ended: each
     // waits for its last stages until this block has read them, too (GatheringMainloop::load_tail).
-    __device__ void open_next(ChunkTable const& table, int32_t first, int32_t last, uint32_t tile_m,
+    __device__ void open_next(ChunkTable const& table, int32_t span, int32_t first, int32_t last, uint32_t tile_m,
                               uint32_t tile_n, uint32_t own, uint32_t sharers) {
-        bool gives_up = !wait(table, first, last, tile_m, tile_n);
+        // The run is of another span.
+        if (table.has_spans() && has_begun() && ready_end_ != INT32_MAX) ready_begin_ = ready_end_ = 0;
+        bool gives_up = !wait(table, span, first, last, tile_m, tile_n);
         if (gives_up) {
             wait_no_more();
             int place = __popc(sharers & ((1u << own) - 1));
@@ -299,11 +309,11 @@ private:
     }
 
     // False if this block or another has given up.
-    __device__ bool wait(ChunkTable const& table, int32_t first, int32_t last, uint32_t tile_m,
+    __device__ bool wait(ChunkTable const& table, int32_t span, int32_t first, int32_t last, uint32_t tile_m,
                          uint32_t tile_n) {
         uint64_t begin = 0;
-        int32_t word = table.first_word(first);
-        int32_t const end = table.first_word(last + 1);
+        int32_t word = table.first_of_span(first);
+        int32_t const end = table.first_of_span(last + 1);
         for (uint32_t looks = 0;; ++looks) {
             // Words seen before are remembered as one run, and not looked at again. One is enough, because bands of tiles
             // follow the order of the chunks: few tiles need words that the run has forgotten.
@@ -314,8 +324,8 @@ private:
             // and epoch belong to this step once the kernel before this one has ended, or has said that it
             // has begun. No load needs another's value, so that a look is one trip to memory.
             int32_t own = word + int32_t(lane());
-            bool exists = own < table.first_word(table.count);
-            uint32_t const* signal = table.at(exists ? own : word);
+            bool exists = own < table.first_of_span(table.count);
+            uint32_t const* signal = table.at(table.word_of_span(exists ? own : word, span));
             StepWords const& step = table.step;
             if (!step.begun) wait_for_kernels_before();
             uint64_t begun =
@@ -354,7 +364,7 @@ private:
             if (begin == 0) begin = now;
             uint32_t told = __shfl_sync(kAllLanes, look_at_host(step, begin, now), 0);
             if ((told & OG_ABORT_ASKED) != 0) {
-                give_up(table, OG_FAILURE_ABORTED, epoch, word, tile_m, tile_n);
+                give_up(table, OG_FAILURE_ABORTED, epoch, table.word_of_span(word, span), tile_m, tile_n);
                 return false;
             }
             int32_t lost = (told & OG_ABORT_LEFT) != 0 ? lost_word(table, epoch) : -1;
@@ -363,7 +373,7 @@ private:
                 return false;
             }
             if (__any_sync(kAllLanes, now - begin > step.timeout_ns)) {
-                give_up(table, OG_FAILURE_TIMEOUT, epoch, word, tile_m, tile_n);
+                give_up(table, OG_FAILURE_TIMEOUT, epoch, table.word_of_span(word, span), tile_m, tile_n);
                 return false;
             }
             if (looks > 8) __nanosleep(20);

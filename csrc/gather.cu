@@ -44,48 +44,64 @@ struct PushList {
     og_push pushes[OG_MAX_PUSHED];
 };
 
-// Copies what one thread of a block copies of some bytes, in pieces that both addresses are multiples of. The first loads
-// start at once. They bypass the SM's own cache, which may hold old values.
-template <class Piece>
+// Copies what one thread of a block copies of some rows: `columns` units of each, `pitch` units apart. The first loads start
+// at once. They bypass the SM's own cache, which may hold old values.
+template <class Unit>
 class Share {
 public:
-    __device__ Share(char const* from, uint64_t bytes) : from_(from), bytes_(bytes) {
-        at_ = uint64_t(blockIdx.x) * kPushThreads + threadIdx.x;
+    __device__ Share(char const* from, uint32_t rows, uint32_t columns, int64_t pitch)
+        : from_(reinterpret_cast<Unit const*>(from)), pitch_(pitch), rows_(columns == 0 ? 0 : rows), columns_(max(columns, 1u)) {
+        uint32_t const first = blockIdx.x * kPushThreads + threadIdx.x, stride = gridDim.x * kPushThreads;
+        at_ = {first / columns_, first % columns_};
+        stride_ = {stride / columns_, stride % columns_};
         load();
     }
 
     // Copies all of it. Once.
     __device__ void copy(char* to) {
-        auto* target = reinterpret_cast<Piece*>(to);
-        while (at_ < pieces()) {
+        auto* target = reinterpret_cast<Unit*>(to);
+        while (at_.row < rows_) {
 #pragma unroll
             for (int i = 0; i < kInFlight; ++i) {
-                if (at_ + i * stride() < pieces()) target[at_ + i * stride()] = held_[i];
+                if (at_.row < rows_) target[place()] = held_[i];
+                advance();
             }
-            at_ += kInFlight * stride();
             load();
         }
-        uint64_t tail = pieces() * sizeof(Piece) + threadIdx.x;
-        if (blockIdx.x == 0 && tail < bytes_) to[tail] = __ldcg(from_ + tail);
     }
 
 private:
     static constexpr int kInFlight = 8;
+    struct Place {
+        uint32_t row;
+        uint32_t column;
+    };
 
-    __device__ static uint64_t stride() { return uint64_t(gridDim.x) * kPushThreads; }
-    __device__ uint64_t pieces() const { return bytes_ / sizeof(Piece); }
+    __device__ int64_t place() const { return at_.row * pitch_ + at_.column; }
+    __device__ void advance() {
+        at_.row += stride_.row;
+        at_.column += stride_.column;
+        if (at_.column < columns_) return;
+        at_.column -= columns_;
+        ++at_.row;
+    }
     __device__ void load() {
-        auto const* source = reinterpret_cast<Piece const*>(from_);
+        Place const first = at_;
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-            if (at_ + i * stride() < pieces()) held_[i] = __ldcg(source + at_ + i * stride());
+            if (at_.row < rows_) held_[i] = __ldcg(from_ + place());
+            advance();
         }
+        at_ = first;
     }
 
-    char const* from_;
-    uint64_t bytes_;
-    uint64_t at_;
-    Piece held_[kInFlight];
+    Unit const* from_;
+    int64_t pitch_;
+    uint32_t rows_;
+    uint32_t columns_;
+    Place at_;
+    Place stride_;
+    Unit held_[kInFlight];
 };
 
 // One piece on its way to one peer: the i-th of all that are pushed. To the rank that needs them soonest first, all of a
@@ -100,29 +116,38 @@ struct Push {
         there = gather.words[(gather.rank - round + gather.ranks) % gather.ranks];
     }
 
-    __device__ Share<int4> rows(og_gather const& gather) const {
-        return {reinterpret_cast<char const*>(gather.own) + piece->offset[0], piece->bytes[0]};
+    // One span of its columns. What lies between rows may travel with them.
+    __device__ Share<int4> rows(og_gather const& gather, og_gather_step const& step, int32_t span) const {
+        int64_t const begin = int64_t(span) * step.span_bytes;
+        int64_t const end = step.span_bits == 0 ? step.row_bytes : min(step.row_bytes, begin + step.span_bytes);
+        auto units = [](int64_t bytes) { return (bytes + int64_t(sizeof(int4)) - 1) / int64_t(sizeof(int4)); };
+        return {reinterpret_cast<char const*>(gather.own) + piece->offset[0] + begin, uint32_t(piece->rows),
+                uint32_t(units(max(end - begin, int64_t(0)))), units(step.row_pitch)};
     }
 
-    __device__ void copy(og_gather const& gather, Share<int4>& rows) const {
+    // Row scales travel with the first span.
+    __device__ void copy(og_gather const& gather, og_gather_step const& step, int32_t span, Share<int4>& rows) const {
         auto* to = reinterpret_cast<char*>(there);
-        rows.copy(to + piece->offset[0]);
-        // Row scales start at any row.
-        Share<float> scales(reinterpret_cast<char const*>(gather.own) + piece->offset[1], piece->bytes[1]);
+        rows.copy(to + piece->offset[0] + int64_t(span) * step.span_bytes);
+        if (span > 0) return;
+        Share<float> scales(reinterpret_cast<char const*>(gather.own) + piece->offset[1], 1,
+                            uint32_t(piece->bytes[1] / sizeof(float)), 0);
         scales.copy(to + piece->offset[1]);
     }
 
-    // That this block's share is there. Words that belong to no block are the first blocks'.
-    __device__ void signal(og_gather const& gather, uint32_t epoch) const {
-        uint32_t* words = there + gather.signals_at + (piece->slot << gather.share_bits);
-        for (int32_t word = int32_t(blockIdx.x); word >> gather.share_bits == 0; word += int32_t(gridDim.x)) {
+    // That this block's share of a span is there. Words that belong to no block are the first blocks'.
+    __device__ void signal(og_gather const& gather, og_gather_step const& step, int32_t span, uint32_t epoch) const {
+        int32_t const writer_bits = gather.share_bits - step.span_bits;
+        uint32_t* words = there + gather.signals_at + (piece->slot << gather.share_bits) + (span << writer_bits);
+        for (int32_t word = int32_t(blockIdx.x); word >> writer_bits == 0; word += int32_t(gridDim.x)) {
             store_relaxed_system(words + word, epoch);
         }
     }
 };
 
 // Whether what each peer is sent is there sooner than its stores are known to have arrived: then the rows of all peers
-// are signalled behind one fence, for each fence waits as long.
+// are signalled behind one fence, for each fence waits as long. Of spans, too, each goes to all peers before the next: their
+// readers compute all rows at the same time.
 __device__ bool are_few(og_gather_step const& step, PushList const& list) {
     constexpr uint64_t kFewBytes = 1 << 20;
     uint64_t bytes = 0;
@@ -141,36 +166,39 @@ __global__ void __launch_bounds__(kPushThreads)
     beginning.announce_by_block(gather, step);
     // On their way while the block waits: where its first rows go, and these rows.
     Push push(gather, step, list, 0);
-    Share<int4> rows = push.rows(gather);
+    Share<int4> rows = push.rows(gather, step, 0);
     __shared__ bool is_given_up;
     beginning.await_by_block(gather, step, is_given_up);
     __syncthreads();
 
     int32_t const all = (gather.ranks - 1) * step.push_count;
-    int32_t const at_once = are_few(step, list) ? all : 1;
+    int32_t const at_once = step.span_bits > 0 || are_few(step, list) ? all : 1;
     // Where a block gives up, its share is never signalled.
-    for (int32_t first = 0; first < all && !is_given_up; first += at_once) {
+    int32_t const spans = is_given_up ? 0 : 1 << step.span_bits;
+    for (int32_t span = 0; span < spans; ++span) {
+        for (int32_t first = 0; first < all; first += at_once) {
 #pragma unroll 1
-        for (int32_t i = first; i < first + at_once; ++i) {
-            if (i > 0) {
-                push = Push(gather, step, list, i);
-                rows = push.rows(gather);
+            for (int32_t i = first; i < first + at_once; ++i) {
+                if (span > 0 || i > 0) {
+                    push = Push(gather, step, list, i);
+                    rows = push.rows(gather, step, span);
+                }
+                push.copy(gather, step, span, rows);
             }
-            push.copy(gather, rows);
+            __syncthreads();
+            if (threadIdx.x >= kWarp) continue;
+            int32_t const end = first + at_once;
+            // Its address first: a load behind the fence waits for the fence.
+            Push sent(gather, step, list, min(first + lane_id(), end - 1));
+            // Behind the stores of all threads of the block.
+            __threadfence_system();
+            for (int32_t i = first + lane_id(); i < end; i += kWarp) {
+                if (i >= first + kWarp) sent = Push(gather, step, list, i);
+                sent.signal(gather, step, span, beginning.epoch);
+            }
+            // The epoch grows when all of this block's signals are on their way.
+            __syncwarp();
         }
-        __syncthreads();
-        if (threadIdx.x >= kWarp) continue;
-        int32_t const end = first + at_once;
-        // Its address first: a load behind the fence waits for the fence.
-        Push sent(gather, step, list, min(first + lane_id(), end - 1));
-        // Behind the stores of all threads of the block.
-        __threadfence_system();
-        for (int32_t i = first + lane_id(); i < end; i += kWarp) {
-            if (i >= first + kWarp) sent = Push(gather, step, list, i);
-            sent.signal(gather, beginning.epoch);
-        }
-        // The epoch grows when all of this block's signals are on their way.
-        __syncwarp();
     }
     __shared__ bool ends;
     if (threadIdx.x == 0) ends = is_last_block(step.counter);

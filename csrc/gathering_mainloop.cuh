@@ -48,6 +48,8 @@ struct GatherParams {
     bool awaits_begun = false;
     // Steps in all of K. A load of this step lies outside, and reads zeros.
     int32_t k_tiles = 0;
+    // Steps in a span of columns, which has a signal; more than there are where chunks arrive whole.
+    int32_t span_steps = INT32_MAX;
     RecordTable records;
 };
 
@@ -95,6 +97,9 @@ public:
 
     // Whether all blocks load rows of each tile of the other operand: see operand_rows.cuh.
     static constexpr bool kOtherByAll = cute::size<0>(KernelCluster{}) > 1 && cute::size<1>(KernelCluster{}) > 1;
+
+    // How many stages the warps that multiply release only when they have begun the step behind.
+    static constexpr int32_t kKeptStages = 1;
 
     // How many blocks of a cluster load the same rows.
     static constexpr int32_t kSharers = cute::size<kTransposed ? 0 : 1>(KernelCluster{});
@@ -232,53 +237,65 @@ public:
             }
         };
 
-        // Steps of the other operand that were loaded while rows of the gathered one were missing.
-        int32_t ahead = 0;
-        bool const is_first = tile == 0;
+        bool is_first = tile == 0;
         if (is_first && !gather.b_is_there) wait_for_kernels_before();
         bool const awaits_chunks = gather.awaits_chunks;
-        // Often the watcher is many tiles ahead, and an earlier look has told.
-        if ((awaits_chunks && !TileGate::is_open(gate_, tile)) || (is_first && gather.b_is_there)) {
-            // Into as many stages as come free.
-            auto is_open = [&] {
-                if (awaits_chunks) gate_ = TileGate::look();
-                return TileGate::is_open(gate_, tile);
-            };
-            for (Stage to = stage; ahead < min(work.k_count, stage.count()) && !is_open(); ++to, ++ahead) {
-                await_free(pipeline, to);
-                load_other(work.k_begin + ahead, to);
-            }
-            // The stages are full, and memory is idle: prefetch what comes next of the other operand. Not all of it: the rows
-            // that are awaited would queue behind it. Not where other rows' tiles load the same columns anyway: 512x1792x4096
-            // took 1 to 2 us longer (benches/results/2026-11-24-h100x2-shares.md). Ends: the watcher opens every gate, in
-            // time or when it gives up.
-            bool const goes_further = gather.m <= params.unit_rows();
-            for (int32_t next = ahead; awaits_chunks && !is_open();) {
-                if (goes_further && next < min(work.k_count, 2 * stage.count())) {
-                    prefetch_other(work.k_begin + next++);
-                } else {
-                    // Looks take shared memory's time from the warps that multiply.
-                    __nanosleep(20);
-                }
-            }
-            if (is_first && !gather.awaits_begun) wait_for_kernels_before();
-        }
-        if (gather.records.records && elect_one_sync()) record_ready(gather, tile_m, tile_n, tile);
-
-        // A K tile beyond the last reads as zeros, and fetches nothing.
-        int32_t const outside = (gate_ & kStopped) != 0 ? gather.k_tiles : 0;
         int32_t k = work.k_begin;
+        int32_t const k_end = k + work.k_count;
+        int32_t span_end = end_of_span(gather, k);
         CUTLASS_PRAGMA_NO_UNROLL
-        for (int32_t const end = k + ahead; k < end; ++k, ++stage) {
-            expect(pipeline, stage, stage_bytes);
-            load_gathered(k + outside, stage);
-        }
-        CUTLASS_PRAGMA_NO_UNROLL
-        for (int32_t const end = work.k_begin + work.k_count; k < end; ++k, ++stage) {
-            await_free(pipeline, stage);
-            expect(pipeline, stage, stage_bytes);
-            load_gathered(k + outside, stage);
-            load_other(k, stage);
+        for (;; span_end += gather.span_steps) {
+            int32_t const end = min(span_end, k_end);
+            // Steps of the other operand that were loaded while rows of the gathered one were missing.
+            int32_t ahead = 0;
+            // Often the watcher is many tiles ahead, and an earlier look has told.
+            if ((awaits_chunks && !TileGate::is_open(gate_, spans_)) || (is_first && gather.b_is_there)) {
+                // Into as many stages as come free.
+                auto is_open = [&] {
+                    if (awaits_chunks) gate_ = TileGate::look();
+                    return TileGate::is_open(gate_, spans_);
+                };
+                // But the one that the multiplying warps keep until this span's first step is there.
+                int32_t const most = min(end - k, stage.count() - (k > work.k_begin ? kKeptStages : 0));
+                for (Stage to = stage; ahead < most && !is_open(); ++to, ++ahead) {
+                    await_free(pipeline, to);
+                    load_other(k + ahead, to);
+                }
+                // The stages are full, and memory is idle: prefetch what comes next of the other operand. Not all of it: the rows
+                // that are awaited would queue behind it. Not where other rows' tiles load the same columns anyway: 512x1792x4096
+                // took 1 to 2 us longer (benches/results/2026-11-24-h100x2-shares.md). Ends: the watcher opens every gate, in
+                // time or when it gives up.
+                bool const goes_further = gather.m <= params.unit_rows();
+                for (int32_t next = ahead; awaits_chunks && !is_open();) {
+                    if (goes_further && next < min(k_end - k, 2 * stage.count())) {
+                        prefetch_other(k + next++);
+                    } else {
+                        // Looks take shared memory's time from the warps that multiply.
+                        __nanosleep(20);
+                    }
+                }
+                if (is_first && !gather.awaits_begun) wait_for_kernels_before();
+            }
+            is_first = false;
+            ++spans_;
+            bool const is_last = end == k_end;
+            if (is_last && gather.records.records && elect_one_sync()) record_ready(gather, tile_m, tile_n, tile);
+
+            // A K tile beyond the last reads as zeros, and fetches nothing.
+            int32_t const outside = (gate_ & kStopped) != 0 ? gather.k_tiles : 0;
+            CUTLASS_PRAGMA_NO_UNROLL
+            for (int32_t const begun = k + ahead; k < begun; ++k, ++stage) {
+                expect(pipeline, stage, stage_bytes);
+                load_gathered(k + outside, stage);
+            }
+            CUTLASS_PRAGMA_NO_UNROLL
+            for (; k < end; ++k, ++stage) {
+                await_free(pipeline, stage);
+                expect(pipeline, stage, stage_bytes);
+                load_gathered(k + outside, stage);
+                load_other(k, stage);
+            }
+            if (is_last) break;
         }
     }
 
@@ -293,7 +310,7 @@ public:
         for (int32_t left = stage.count(); left > 0; --left, ++stage) await_free(pipeline, stage);
     }
 
-    // Waits until the next tile may be loaded, and opens its gate. The watching warp calls it.
+    // Waits until the next tile may be loaded, span after span, and opens their gates. The watching warp calls it.
     template <class Work>
     CUTLASS_DEVICE void watch(Params const& params, Work const& work) {
         GatherParams const& gather = params.gather;
@@ -313,7 +330,13 @@ public:
             sharers = kTransposed ? sharers_of_b(row_of(own)) : sharers_of_a(column_of(own));
         }
         uint32_t waiting = uint32_t(first_row / tile_rows);
-        watcher_.open_next(params.chunks, first, last, waiting, uint32_t(tile_n), own, sharers);
+        int32_t const k_end = work.k_begin + work.k_count;
+        int32_t span_end = end_of_span(gather, work.k_begin);
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int32_t span = (span_end - 1) / gather.span_steps;; ++span, span_end += gather.span_steps) {
+            watcher_.open_next(params.chunks, span, first, last, waiting, uint32_t(tile_n), own, sharers);
+            if (span_end >= k_end) break;
+        }
     }
 
     // Called by one thread of a block.
@@ -329,6 +352,13 @@ public:
     }
 
 private:
+    // Where the span of step `k` ends.
+    CUTLASS_DEVICE static int32_t end_of_span(GatherParams const& gather, int32_t k) {
+        int32_t end = gather.span_steps;
+        while (end <= k) end += gather.span_steps;
+        return end;
+    }
+
     // Step `k`, into stage `to`, of an operand whose neighbours are not neighbours along K, by CUTLASS's descriptor.
     template <class SharedLayout, class Tma, class Tensor, class Element>
     CUTLASS_DEVICE static void load_tensor(Tma const& tma, Tensor const& tensor, uint32_t place, int32_t k, Element* data,
@@ -425,8 +455,10 @@ private:
     }
 
     ChunkWatcher watcher_;
-    // The gate, as the loading warp saw it last. What it says of a tile stays true.
+    // The gate, as the loading warp saw it last. What it says of a span stays true.
     uint32_t gate_ = 0;
+    // How many spans the loading warp is through with.
+    uint32_t spans_ = 0;
 };
 
 }  // namespace overlap_gemm

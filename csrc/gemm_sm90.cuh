@@ -190,6 +190,8 @@ struct GemmSm90 {
         gather.awaits_chunks = launch.input && launch.input->signals;
         gather.awaits_begun = launch.input && launch.input->begun;
         gather.k_tiles = int32_t(UnitGrid::ceil_div(launch.plan.shape.k, kTileK));
+        static_assert(OG_SPAN_UNIT_BYTES % Mainloop::kRowBytes == 0);
+        if (launch.input && launch.input->span_bits > 0) gather.span_steps = launch.input->span_bytes / Mainloop::kRowBytes;
         return gather;
     }
 
@@ -200,7 +202,8 @@ struct GemmSm90 {
             table.step = step(*input);
             table.count = input->chunk_count;
             table.slots_per_rank = uint16_t(input->slots_per_rank);
-            table.share_bits = uint16_t(input->share_bits);
+            table.share_bits = uint8_t(input->share_bits);
+            table.writer_bits = uint8_t(input->share_bits - input->span_bits);
             std::copy_n(input->chunks, table.count, table.chunks);
         }
         return table;

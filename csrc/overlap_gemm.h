@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 14
+#define OG_ABI_VERSION 15
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -46,7 +46,11 @@ extern "C" {
 #define OG_MAX_PUSHED 32
 
 /* The largest `share_bits`: a signal is `1 << share_bits` words. */
-#define OG_MAX_SHARE_BITS 7
+#define OG_MAX_SHARE_BITS 10
+
+/* The most spans of columns that a chunk arrives in, as a power of two; and what their width is a multiple of. */
+#define OG_MAX_SPAN_BITS 3
+#define OG_SPAN_UNIT_BYTES 512
 
 /* The most ranks. */
 #define OG_MAX_RANKS 1024
@@ -242,7 +246,9 @@ typedef struct og_stop {
 
 /* How the input arrives. A signal is `1 << share_bits` words side by side in `signals`: several writers that each bring
  * a share of a chunk set one each. A chunk is there when all of them have reached the epoch, that is when
- * `(int32_t)(word - *epoch) >= 0`. A kernel that gives up computes on what is
+ * `(int32_t)(word - *epoch) >= 0`. Chunks may arrive in `1 << span_bits` spans of columns, one after the other. Each span
+ * then has an equal number of the words, the first ones for the first span, and is there when those have reached the epoch.
+ * A kernel that gives up computes on what is
  * in memory, without waiting, writes NaN where it can, and ends: D is then undefined. */
 typedef struct og_gemm_input {
     /* HOST memory, `chunk_count` of them, in row order; copied by `og_gemm_enqueue`. */
@@ -272,6 +278,9 @@ typedef struct og_gemm_input {
     /* Signal s is written by rank s / slots_per_rank; 0: by nobody whose departure the host tells. */
     int32_t slots_per_rank;
     int32_t share_bits;
+    int32_t span_bits;
+    /* With spans: bytes of each in a row, but the last, which ends with the row. A multiple of OG_SPAN_UNIT_BYTES. */
+    int32_t span_bytes;
 } og_gemm_input;
 
 /* What the ranks of a gather tell each other: words in memory that all of them reach, laid out alike on
@@ -289,7 +298,8 @@ typedef struct og_gemm_input {
  *   sent         one for each stream that pushes: it has sent all of this epoch; in steps with toggles 1, which the
  *                step that has waited for it resets
  *   signals      `1 << share_bits` for each slot: that slot's rows are here, of this epoch, when all of them say so.
- *                Written by the slot's rank; where a kernel pushes, each of its blocks writes for its share
+ *                Written by the slot's rank; where a kernel pushes, each of its blocks writes for its share of each
+ *                span, as in og_gemm_input
  *   toggles      the same for each buffer, for who cannot know the epoch: 1 means here. The slot's rank sets
  *                it, and this rank resets it before it says that it has consumed those rows
  *   consumed     one for each rank: it reads this epoch's buffer, and older ones, no more
@@ -331,7 +341,8 @@ typedef struct og_push {
     uint64_t bytes[2];
     /* The slot of its signal. */
     int32_t slot;
-    int32_t reserved;
+    /* How many rows the first run is, as og_gather_step lays them out. */
+    int32_t rows;
 } og_push;
 
 /* Slots whose signals are awaited: `first`, and each `stride`-th behind it, `count` in all. A failure record calls them
@@ -371,6 +382,12 @@ typedef struct og_gather_step {
     int32_t blocks;
     /* A word of device memory, zero before the first use and left zero. */
     uint32_t *counter;
+    /* Of rows that a kernel pushes: bytes of one, and from one to the next, a multiple of 16; and their spans, as in
+     * og_gemm_input. */
+    int64_t row_bytes;
+    int64_t row_pitch;
+    int32_t span_bits;
+    int32_t span_bytes;
 } og_gather_step;
 
 /* Where ranks tell each other on their GPUs how far they have come: words in memory that all of them reach,

@@ -5,8 +5,8 @@ mod common;
 use common::{all_reduce, chunks, plan, plan_of, reduce_scatter, reduction_alone, tiling};
 use overlap_gemm::plan::model::{Schedules, Violation, explore, run};
 use overlap_gemm::plan::{
-    Chunks, Engine, Operation, Partition, PlanOptions, Shards, Step, Strategy as Order, Tile,
-    TileOrder, Tiling, Word,
+    Chunks, Engine, Operation, Partition, PlanOptions, Problem, Shards, Step, Strategy as Order,
+    Tile, TileOrder, Tiling, Word,
 };
 use proptest::prelude::*;
 
@@ -73,6 +73,22 @@ proptest! {
             }
         }
         prop_assert_eq!(next, chunks.shards().m());
+    }
+
+    #[test]
+    fn spans_are_all_columns_one_behind_the_other(k in 1u64..20_000, bits in 0u32..4) {
+        let problem = Problem::builder(4, 8, k).build().unwrap();
+        let chunks = Chunks::even(problem.shards(), 1).unwrap().in_spans(1 << bits).unwrap();
+        let mut next = 0;
+        for span in 0..chunks.spans() {
+            let columns = chunks.columns(&problem, span);
+            prop_assert!(columns.start == next && columns.start <= columns.end);
+            // But the last, what a kernel loads at a time, whatever it is.
+            prop_assert!(columns.end.is_multiple_of(256) || u64::from(columns.end) == k);
+            next = columns.end;
+        }
+        prop_assert_eq!(u64::from(next), k);
+        prop_assert!(chunks.clone().in_spans(3).is_err() && chunks.in_spans(16).is_err());
     }
 
     #[test]

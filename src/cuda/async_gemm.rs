@@ -82,7 +82,8 @@ pub struct AsyncGemm {
 
 impl AsyncGemm {
     /// Chooses and loads a kernel for `problem` whose A arrives in `chunks`; those of `pivot_rank` are
-    /// expected first. The signal of chunk c is in slot c.
+    /// expected first. The signal of chunk c is in slot c; with [`Chunks::in_spans`] each span has one, that of span s in slot
+    /// c · spans + s.
     ///
     /// M is the planned one in every call: another M has other chunks, and another plan. Plans are cheap
     /// once a kernel is loaded.
@@ -99,7 +100,7 @@ impl AsyncGemm {
         Ok(AsyncGemm {
             product,
             order,
-            table: ChunkTable::new(chunks, pivot_rank, |chunk| chunk),
+            table: ChunkTable::new(chunks, problem, pivot_rank, |chunk| chunk),
             first_limit: Timeouts::default().first,
             waiter: Waiter {
                 rank: pivot_rank,
@@ -188,7 +189,8 @@ impl AsyncGemm {
     }
 
     fn input(&self, stream: &Arc<CudaStream>, signals: &Signals) -> Result<Input<'_>> {
-        signals.signal_address(self.waiter.chunks.len().saturating_sub(1))?;
+        let slots = self.waiter.chunks.len() * self.waiter.chunks.spans();
+        signals.signal_address(slots.saturating_sub(1))?;
         self.product.device.check_stream(stream)?;
         let captured = signals.note_capture(stream)?;
         let mut waiter = self.waiter.clone();

@@ -8,11 +8,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::partition::Partition;
+use super::problem::Problem;
 use super::shards::Shards;
 use crate::error::{Error, Result};
 
 /// The most chunks a plan can have: one 32-bit signal each, a quarter of a megabyte a consumer.
 pub const MAX_CHUNKS: u32 = 1 << 16;
+
+/// The most spans of columns that a chunk can arrive in.
+pub const MAX_SPANS: u32 = 8;
+/// Bytes of a row that a span is a multiple of: as many as the widest step of K has, twice.
+const SPAN_UNIT: u64 = 512;
 
 /// The chunks of all shards.
 ///
@@ -31,6 +37,7 @@ pub struct Chunks {
     /// `firsts[r]..firsts[r + 1]` are the chunks of rank r.
     firsts: Arc<[u32]>,
     are_early: bool,
+    spans: u32,
 }
 
 impl Chunks {
@@ -78,7 +85,7 @@ impl Chunks {
                 remedy,
             ));
         }
-        Ok(Chunks { shards: shards.clone(), firsts: firsts.into(), are_early: false })
+        Ok(Chunks { shards: shards.clone(), firsts: firsts.into(), are_early: false, spans: 1 })
     }
 
     /// The same chunks, expected early: those that are needed first are there when a product starts, and the others arrive
@@ -88,6 +95,36 @@ impl Chunks {
     /// behind it, and so on: B is read less often. A chunk that comes later all the same is waited for.
     pub fn early(self) -> Self {
         Chunks { are_early: true, ..self }
+    }
+
+    /// The same chunks, each arriving in so many spans of columns, one after the other: 1, 2, 4 or 8. A product on a GPU whose
+    /// tiles all fit it at the same time then multiplies the first span while the next one travels.
+    pub fn in_spans(self, spans: u32) -> Result<Self> {
+        if !spans.is_power_of_two() || spans > MAX_SPANS {
+            let remedy = "choose a power of two in that range";
+            let what = "the number of spans";
+            return Err(Error::out_of_range(what, spans.into(), 1, MAX_SPANS.into(), remedy));
+        }
+        Ok(Chunks { spans, ..self })
+    }
+
+    /// How many spans of columns each chunk arrives in.
+    pub fn spans(&self) -> u32 {
+        self.spans
+    }
+
+    /// The columns of A in one span. The last ones are empty where K is short: nobody waits for them.
+    pub fn columns(&self, problem: &Problem, span: u32) -> Range<u32> {
+        let (k, size) = (u64::from(problem.k()), u64::from(problem.elements().a.size()));
+        let width = self.span_bytes(problem) / size;
+        let column = |span: u64| (span * width).min(k) as u32;
+        column(span.into())..column(u64::from(span) + 1)
+    }
+
+    /// Bytes of a row of A in each span, but the last, which ends with the row.
+    pub(crate) fn span_bytes(&self, problem: &Problem) -> u64 {
+        let row = u64::from(problem.k()) * u64::from(problem.elements().a.size());
+        row.div_ceil(self.spans.into()).next_multiple_of(SPAN_UNIT)
     }
 
     /// The chunks that a band of tiles needs last if it needs `chunk` last, as places in the need order of `rank`.

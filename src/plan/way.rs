@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::chunks::Chunks;
+use super::chunks::{Chunks, MAX_SPANS};
 use super::problem::Problem;
 use crate::error::{Error, Result};
 
@@ -23,6 +23,16 @@ pub const SMALL_SHARD: u64 = 4 << 20;
 /// The most bytes of a shard that eight blocks push. Sixteen would gain less than what the product loses, whose clusters find
 /// fewer SMs free (benches/results/2026-11-27-h200x2-blocks.txt).
 const SMALLEST_SHARD: u128 = 512 << 10;
+
+/// A kernel that sends no more than this many bytes to each peer signals all peers together, after the last (`kFewBytes` in
+/// `csrc/gather.cu`): the rows arrive sooner than a block can know that its stores have arrived.
+pub(super) const FEW_BYTES: u64 = 1 << 20;
+/// Bytes of a shard in each span, about: for each span a block waits until it knows that its stores have arrived, 1.6 µs.
+const SPAN_BYTES: u128 = 512 << 10;
+/// So many elements of D a GPU computes at the same time: 132 SMs, a tile of 128×256 each.
+const OUTPUTS_AT_ONCE: u64 = 132 * 128 * 256;
+/// The most blocks that push spans: the product leaves them their SMs.
+const MOST_BLOCKS_OF_SPANS: u32 = 16;
 
 /// The operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -235,10 +245,19 @@ impl Engine {
         }
     }
 
+    /// The blocks of a kernel that pushes.
+    pub(crate) fn pushing_blocks(self) -> u32 {
+        if let Engine::Kernel { blocks } = self { blocks } else { 0 }
+    }
+
     /// The default on GPUs that reach each other's memory.
     pub fn usual(problem: &Problem) -> Self {
         match shard_bytes(problem) {
             0..=SMALLEST_SHARD => Engine::Kernel { blocks: 8 },
+            bytes if gains_by_spans(problem) => {
+                let blocks = if bytes < SMALL_SHARD.into() { 8 } else { MOST_BLOCKS_OF_SPANS };
+                Engine::Kernel { blocks }
+            }
             bytes if bytes <= SMALL_SHARD.into() => Engine::PUSHING,
             // Copies to two peers at once take longer than one after the other.
             _ => Engine::CopyEngines { streams: 1 },
@@ -276,6 +295,12 @@ pub(super) fn rows_come_early(problem: &Problem) -> bool {
     problem.n() > MOST_COLUMNS_IN_PIECES
 }
 
+/// Whether a product has its tiles computed at the same time, and waits for more than what arrives at once.
+fn gains_by_spans(problem: &Problem) -> bool {
+    let outputs = u64::from(problem.m()) * u64::from(problem.n());
+    shard_bytes(problem) > FEW_BYTES.into() && outputs <= OUTPUTS_AT_ONCE
+}
+
 /// Bytes of the largest shard.
 fn shard_bytes(problem: &Problem) -> u128 {
     problem.row_bytes(&(0..problem.shards().most_rows()))
@@ -294,6 +319,27 @@ pub struct Way {
 }
 
 impl Way {
+    /// The spans of columns in which chunks are pushed to a product that waits for them. One, where rows arrive sooner than a block
+    /// can know that its stores have, or where the product multiplies its own rows first, as its tiles are too many to be
+    /// computed at the same time.
+    pub(crate) fn spans(self, problem: &Problem) -> u32 {
+        let is_pushed =
+            matches!(self.engine, Engine::Kernel { blocks } if blocks <= MOST_BLOCKS_OF_SPANS);
+        if !is_pushed || self.strategy != Strategy::Fused || !gains_by_spans(problem) {
+            return 1;
+        }
+        ((shard_bytes(problem) / SPAN_BYTES).min(MAX_SPANS.into()) as u32).next_power_of_two()
+    }
+
+    /// The SMs, of `all`, that a product takes beside the blocks that push to the others. While spans travel no tile should wait
+    /// for a block's SM: else nothing is gained.
+    pub(crate) fn sms_of_product(self, problem: &Problem, all: u32) -> u32 {
+        match self.spans(problem) {
+            1 => all,
+            _ => all.saturating_sub(self.engine.pushing_blocks()).max(1),
+        }
+    }
+
     /// An error if this engine cannot carry out this strategy, or this number of pieces.
     pub fn check(self) -> Result<()> {
         self.engine.check()?;
@@ -342,6 +388,25 @@ mod tests {
         assert_eq!(usual(4096, 3584, 2), (copies, 2));
         assert_eq!(usual(2, 3584, 2), (Engine::Kernel { blocks: 8 }, 1));
         assert_eq!(usual(8192, 5120, 2), (copies, 1));
+    }
+
+    #[test]
+    fn rows_travel_in_spans_where_no_others_hide_them() {
+        let spans = |m: u64, n: u64, k: u64, engine: Option<Engine>| {
+            let problem = Problem::builder(m, n, k).ranks(2).build().unwrap();
+            let engine = engine.unwrap_or(Engine::usual(&problem));
+            let way = Way { strategy: Strategy::Fused, engine, pieces: 1 };
+            (engine.pushing_blocks(), way.spans(&problem), way.sms_of_product(&problem, 132))
+        };
+        assert_eq!(spans(512, 3584, 8192, None), (16, 8, 116));
+        assert_eq!(spans(256, 3584, 8192, None), (8, 4, 124));
+        assert_eq!(spans(160, 3584, 8192, None), (8, 2, 124));
+        // It arrives at once; own rows hide the others'; its blocks take too many SMs; it copies.
+        assert_eq!(spans(128, 3584, 8192, None), (16, 1, 132));
+        assert_eq!(spans(512, 14_336, 4096, None), (16, 1, 132));
+        assert_eq!(spans(512, 3584, 8192, Some(Engine::Kernel { blocks: 17 })), (17, 1, 132));
+        let copies = Engine::CopyEngines { streams: 1 };
+        assert_eq!(spans(512, 3584, 8192, Some(copies)), (0, 1, 132));
     }
 
     #[test]

@@ -107,13 +107,13 @@ impl Plan {
         };
         let strategy = options.operation.strategy(options.strategy);
         Way { strategy, engine: options.engine, pieces }.check()?;
-        let chunks = chunks_of(problem, &options, pieces)?;
+        let chunks = chunks_of(problem, &options, pieces, u32::MAX)?;
         Ok(Plan { problem: problem.clone(), options, chunks })
     }
 
     /// The same plan for a step with other rows of each rank, with at most this plan's M in total.
     ///
-    /// No rank gets more chunks than the largest number of chunks of a rank in this plan.
+    /// No rank gets more chunks than the largest number of chunks of a rank in this plan, nor chunks of more spans.
     pub fn for_rows(&self, rows: &[u32]) -> Result<Self> {
         let problem = self.problem.with_shards(rows)?;
         if problem.m() > self.problem.m() {
@@ -126,7 +126,7 @@ impl Plan {
         let per_shard = self.chunks().most_per_rank().min(problem.shards().most_rows());
         // Rows of one rank may now belong to many ranks, each with as many chunks.
         let per_shard = per_shard.min((MAX_CHUNKS / with_rows).max(1));
-        let chunks = chunks_of(&problem, &self.options, per_shard)?;
+        let chunks = chunks_of(&problem, &self.options, per_shard, self.chunks.spans())?;
         let options = PlanOptions { pieces: Some(per_shard), ..self.options };
         Ok(Plan { problem, options, chunks })
     }
@@ -176,12 +176,22 @@ pub struct RankPlan<'a> {
     pub(super) rank: u32,
 }
 
-/// Those of a product that waits for rows are expected early if there are columns enough.
-fn chunks_of(problem: &Problem, options: &PlanOptions, pieces: u32) -> Result<Chunks> {
+/// Those of a product that waits for rows are expected early if there are columns enough, and may come in spans.
+fn chunks_of(
+    problem: &Problem,
+    options: &PlanOptions,
+    pieces: u32,
+    most_spans: u32,
+) -> Result<Chunks> {
     let chunks = Chunks::even(problem.shards(), pieces)?;
     let waits =
         options.operation == Operation::AllGatherGemm && options.strategy == Strategy::Fused;
-    Ok(if waits && rows_come_early(problem) { chunks.early() } else { chunks })
+    if !waits {
+        return Ok(chunks);
+    }
+    let way = Way { strategy: options.strategy, engine: options.engine, pieces };
+    let chunks = chunks.in_spans(way.spans(problem).min(most_spans))?;
+    Ok(if rows_come_early(problem) { chunks.early() } else { chunks })
 }
 
 /// Enough pieces that the first tiles need not wait for a whole shard, none smaller than the height of a

@@ -109,7 +109,7 @@ impl Sender {
                     let fixed = match streams[stream].is_empty() {
                         _ if !of_kernel && scaled => 2.0 * machine.copy_us,
                         _ if !of_kernel => machine.copy_us,
-                        true => once,
+                        true => once + f64::from(plan.chunks().spans() - 1) * machine.push_us,
                         false => 0.0,
                     };
                     let (bytes, signalled_after) = (bytes(chunk), pieces.len());

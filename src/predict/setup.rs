@@ -74,8 +74,9 @@ impl Setup {
         let part = way.strategy.part_of(product)?;
         let (elements, layout) = (part.elements(), part.b_layout());
         let serves = |kernel: &Kernel| kernel.serves(elements, layout, true);
-        let choices = choices(kernels, &part, machine.sms, serves);
-        let Some(choice) = cheapest(kernels, &part, &choices, machine.sms) else {
+        let sms = way.sms_of_product(product, machine.sms);
+        let choices = choices(kernels, &part, sms, serves);
+        let Some(choice) = cheapest(kernels, &part, &choices, sms) else {
             return Err(Error::Unsupported {
                 what: format!("the product {} on the GPU", kind(elements, layout, true)),
                 why: "no kernel computes it".into(),

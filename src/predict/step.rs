@@ -118,7 +118,7 @@ impl Step<'_> {
             };
             let record = record.as_deref_mut();
             if !awaits.is_empty() {
-                return self.run_fused(rank, &ready, record);
+                return self.run_fused(rank, ready, record);
             }
             let looks = std::mem::take(&mut awaited) && options.engine != Engine::Nccl;
             let looking = if looks { self.machine.await_us } else { 0.0 };
@@ -138,8 +138,8 @@ impl Step<'_> {
             let event = TileEvent { rank, product: products, chunk, ..TileEvent::default() };
             let launched = start + self.machine.launch_us;
             let order = if is_whole { &whole } else { &part.order };
-            let all_there = vec![0.0; order.chunks().len() as usize];
-            let outcome = product.run(order, launched, Late::NONE, &all_there, event, record);
+            let there = Arrival::whole(vec![0.0; order.chunks().len() as usize]);
+            let outcome = product.run(order, launched, Late::NONE, &there, event, record);
             last = Some(part);
             if products == 0 {
                 all.first_tile = outcome.first_tile;
@@ -178,7 +178,7 @@ impl Step<'_> {
         Product { work, times, splits: u64::from(*splits), busy, slowdown }
     }
 
-    fn run_fused(&self, rank: u32, ready: &[f64], record: Record<'_>) -> Result<Outcome> {
+    fn run_fused(&self, rank: u32, ready: Vec<f64>, record: Record<'_>) -> Result<Outcome> {
         let order = self.plan.tile_order(rank)?;
         let own_at = self.transfers.own_at();
         let (problem, busy) = (self.plan.problem(), self.transfers.busy(rank));
@@ -186,7 +186,13 @@ impl Step<'_> {
         let Setup { kernel, splits, sms, .. } = self.setup;
         let all = self.machine.sms;
         let usual = || sms_beside_push(kernel, problem, *splits, all, pushing);
-        let sms = sms.unwrap_or_else(usual).min(all);
+        let most = self.plan.way().sms_of_product(problem, all);
+        let sms = sms.unwrap_or_else(usual).min(most);
+        let arrival = Arrival {
+            first: self.transfers.first_spans(rank),
+            last: ready,
+            spans: f64::from(self.plan.chunks().spans()),
+        };
         let product = self.product(problem, sms, order.sweeps(), busy, own_at);
         let launched = own_at + self.machine.launch_us;
         let event = TileEvent { rank, ..TileEvent::default() };
@@ -195,7 +201,7 @@ impl Step<'_> {
             _ => clusters_beside(kernel, all, pushing).into(),
         };
         let late = Late { fit, until };
-        Ok(product.run(&order, launched, late, ready, event, record))
+        Ok(product.run(&order, launched, late, &arrival, event, record))
     }
 
     /// The product of some rows alone, and the order of its tiles.
@@ -224,13 +230,13 @@ impl Step<'_> {
 }
 
 impl Product {
-    /// Computes all units of `order` from `start` on; `ready`: when each chunk may be read.
+    /// Computes all units of `order` from `start` on.
     fn run(
         &self,
         order: &TileOrder,
         start: f64,
         late: Late,
-        ready: &[f64],
+        arrival: &Arrival,
         event: TileEvent,
         mut record: Record<'_>,
     ) -> Outcome {
@@ -243,7 +249,7 @@ impl Product {
         // Clusters begin on free SMs as long as there are some, the first ones first.
         let waiting = clusters.saturating_sub(late.fit) as usize;
         free.iter_mut().rev().take(waiting).for_each(|free| *free = free.max(late.until));
-        let all_there = latest(ready, 0..order.chunks().len());
+        let all_there = latest(&arrival.last, 0..order.chunks().len());
         let mut outcome = Outcome { first_tile: f64::INFINITY, ..Outcome::default() };
         outcome.workers = clusters * tiles;
         for item in 0..items {
@@ -251,22 +257,30 @@ impl Product {
             let worker = (item % clusters) as usize;
             let wait_begin = free[worker];
             // Once all rows are there, it makes no difference which a unit needs.
-            let begin = match wait_begin >= all_there {
-                true => wait_begin,
-                false => wait_begin.max(latest(ready, chunks_of_unit(order, unit * tiles))),
+            let (begin, last) = match wait_begin >= all_there {
+                true => (wait_begin, wait_begin),
+                false => {
+                    let chunks = chunks_of_unit(order, unit * tiles);
+                    let first = latest(&arrival.first, chunks.clone());
+                    (wait_begin.max(first), wait_begin.max(latest(&arrival.last, chunks)))
+                }
             };
             let whole = self.end(begin);
-            let end = whole - self.times.ahead.min(begin - wait_begin);
+            let fed = whole - self.times.ahead.min(begin - wait_begin);
+            // The last span's part of K is multiplied when that has come.
+            let end = fed.max(last + self.times.unit / arrival.spans);
+            let end = if arrival.spans > 1.0 { end } else { fed };
             free[worker] = end;
             outcome.first_tile = outcome.first_tile.min(begin);
-            outcome.waited += (begin - wait_begin) * tiles as f64;
+            outcome.waited += (begin - wait_begin + end - fed) * tiles as f64;
             outcome.slowed += (whole - begin - self.times.unit) * tiles as f64;
             // As on the device, the last slice adds up and stores.
             let stores = item % self.splits + 1 == self.splits;
             let Some(record) = record.as_mut().filter(|_| stores) else { continue };
             for within in 0..tiles {
                 let Some(tile) = order.tile_at(unit * tiles + within) else { continue };
-                let later = |a: &u32, b: &u32| ready[*a as usize].total_cmp(&ready[*b as usize]);
+                let at = |chunk: &u32| arrival.last[*chunk as usize];
+                let later = |a: &u32, b: &u32| at(a).total_cmp(&at(b));
                 let need = order.chunks_of(tile).max_by(later);
                 record.push(TileEvent {
                     worker: (worker as u64 * tiles + within) as u32,
@@ -274,7 +288,7 @@ impl Product {
                     // A part of the rows has one chunk of its own: the event says which that is of all.
                     chunk: event.chunk.max(need.unwrap_or(0)),
                     wait_begin: duration(wait_begin),
-                    ready: duration(begin),
+                    ready: duration(last),
                     done: duration(end + self.times.joining),
                     ..event
                 });
@@ -298,6 +312,19 @@ impl Product {
         let within = (to - from) / slow;
         let left = self.times.unit - before;
         if left <= within { from + left * slow } else { to + left - within }
+    }
+}
+
+/// When each chunk's first span of columns may be read, and its last.
+struct Arrival {
+    first: Vec<f64>,
+    last: Vec<f64>,
+    spans: f64,
+}
+
+impl Arrival {
+    fn whole(ready: Vec<f64>) -> Arrival {
+        Arrival { first: ready.clone(), last: ready, spans: 1.0 }
     }
 }
 

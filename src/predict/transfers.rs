@@ -114,6 +114,17 @@ impl<'a> Transfers<'a> {
         ready
     }
 
+    /// When the first span of each chunk may be read on `rank`: of all that comes, before the second one of any.
+    pub(super) fn first_spans(&self, rank: u32) -> Vec<f64> {
+        let mut first = self.ready(rank);
+        let (received, spans) = (self.received(rank), f64::from(self.plan.chunks().spans()));
+        let begin = received.iter().map(|sent| sent.begin).fold(f64::INFINITY, f64::min);
+        for sent in received {
+            first[sent.chunk as usize] = begin + (sent.signalled - begin) / spans;
+        }
+        first
+    }
+
     /// When the sums of `from` for each chunk may be added up on `rank`.
     pub(super) fn sums_at(&self, rank: u32) -> BTreeMap<(u32, u32), f64> {
         let received = self.received(rank).into_iter();

@@ -3,17 +3,18 @@
 //! What belongs here: [`cuda::AsyncGemm`](overlap_gemm::cuda::AsyncGemm) and
 //! [`Signals`] from the outside, where everything goes well: nothing is read early, the order is the
 //! planned one, epochs go on and wrap, in graphs too. What happens when chunks do not come is in
-//! `faults.rs`. Chunks that have not arrived hold NaN; results have to be, bit for bit, what
+//! `faults.rs`. Chunks, and spans of their columns, that have not arrived hold NaN; results have to be, bit for bit, what
 //! the same kernel computes without signals, and the reference has to agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::gpu::arrival::{Arrival, dawdle, shuffled};
+use crate::gpu::call::{From, Part};
 use crate::gpu::case::Case;
 use crate::gpu::{Gpu, captured, on_every_kernel};
 use overlap_gemm::Error;
-use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result, sys};
+use overlap_gemm::cuda::cudarc::driver::{DevicePtr, sys};
 use overlap_gemm::cuda::{AsyncGemm, GemmOptions, RawOperands, Signals, kernels_built};
 use overlap_gemm::plan::{Chunks, Problem, Scaling, Shards};
 use overlap_gemm::random::Random;
@@ -56,9 +57,9 @@ fn copies_and_posts_overtake_a_product_that_leaves_sms_free() {
             arrival.begin_step(random);
             arrival.copies.join(&gpu.stream).unwrap();
             arrival.enqueue();
-            for chunk in shuffled(&arrival.chunks, random) {
-                arrival.copy(chunk);
-                arrival.signals.post(&arrival.copies, chunk).unwrap();
+            for part in shuffled(&arrival.chunks, random) {
+                arrival.copy(part);
+                arrival.signals.post(&arrival.copies, part).unwrap();
             }
             arrival.check(random);
         }
@@ -180,12 +181,12 @@ fn two_hundred_replays_with_new_inputs_and_epochs_are_exact() {
             graph.launch().unwrap();
             // The product waits in the graph; chunks come from outside of it.
             let epoch = start.wrapping_add(replay + 1);
-            for chunk in shuffled(&arrival.chunks, random) {
+            for part in shuffled(&arrival.chunks, random) {
                 if replay % 4 == 0 {
                     dawdle(random, 50);
                 }
-                arrival.copy(chunk);
-                let address = arrival.signals.signal_address(chunk).unwrap();
+                arrival.copy(part);
+                let address = arrival.signals.signal_address(part).unwrap();
                 let copies = arrival.copies.cu_stream();
                 // SAFETY: a live stream, and a word of device memory of `signals`.
                 unsafe { sys::cuStreamWriteValue32_v2(copies, address, epoch, 0) }
@@ -211,13 +212,12 @@ fn whole_steps_replay() {
         let (from, to) = (staging.device_ptr(stream).0, arrival.operands().a);
         let graph = captured(stream, true, || {
             arrival.advance();
-            for chunk in shuffled(&arrival.chunks, random) {
-                let part = arrival.call.bytes_of(arrival.chunks.rows(chunk));
-                let (to, from) = (to + part.start as u64, from + part.start as u64);
-                // SAFETY: the part lies within both buffers, which outlive the graph's last launch.
-                unsafe { result::memcpy_dtod_async(to, from, part.len(), stream.cu_stream()) }
-                    .unwrap();
-                arrival.signals.post(stream, chunk).unwrap();
+            for part in shuffled(&arrival.chunks, random) {
+                let (rows, columns) = arrival.part(part);
+                let copied = Part::of(&arrival.problem, &rows, &columns);
+                // SAFETY: both buffers are A's, and outlive the graph's last launch.
+                unsafe { copied.copy(stream, to, From::Device(from)) };
+                arrival.signals.post(stream, part).unwrap();
             }
             arrival.enqueue();
         });

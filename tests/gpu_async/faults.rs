@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::gpu::arrival::{Arrival, shuffled};
+use crate::gpu::arrival::{Arrival, in_spans, shuffled};
 use crate::gpu::case::Case;
 use crate::gpu::{PATIENCE, on_every_kernel};
 use overlap_gemm::Error;
@@ -41,7 +41,10 @@ fn a_chunk_that_never_comes_ends_the_product_and_is_named() {
         for _ in 0..3 {
             // The first of these steps has epoch 0: the epochs have just wrapped.
             let limit = Duration::from_millis(random.within(100..=300));
-            let missing = random.within(0..=u64::from(arrival.chunks.len()) - 1) as u32;
+            let spans = arrival.chunks.spans();
+            let parts = u64::from(arrival.chunks.len() * spans);
+            let missing_part = random.within(0..=parts - 1) as u32;
+            let missing = missing_part / spans;
             arrival.begin_step(random);
             let epoch = arrival.signals.epoch();
             arrival = arrival.with_limit(limit);
@@ -49,7 +52,7 @@ fn a_chunk_that_never_comes_ends_the_product_and_is_named() {
             let begin = Instant::now();
             arrival.enqueue();
             let order = shuffled(&arrival.chunks, random).into_iter();
-            order.filter(|&chunk| chunk != missing).for_each(|chunk| arrival.deliver(chunk));
+            order.filter(|&part| part != missing_part).for_each(|part| arrival.deliver(part));
             gpu.stream.synchronize().unwrap();
             let took = begin.elapsed();
             assert!(took >= limit && took < 2 * limit, "limit {limit:?}, took {took:?}");
@@ -104,6 +107,7 @@ fn outputs_of_a_failed_product_are_right_or_nan() {
         case.options.splits = Some(random.within(1..=case.most_splits().min(2).into()) as u32);
         let shards = Shards::even(size[0] as u32, 1).unwrap();
         let chunks = Chunks::even(&shards, (2 * kernel.cluster.m).max(2)).unwrap();
+        let chunks = in_spans(chunks, &case.problem(), 1 << random.within(0..=2));
         let mut arrival = Arrival::with_chunks(gpu, &case, &chunks, 0, 0, random);
         let mut failures = 0;
         for step in 0..24 {
@@ -112,15 +116,15 @@ fn outputs_of_a_failed_product_are_right_or_nan() {
             arrival.begin_step(random);
             let mut missing = shuffled(&chunks, random);
             // At least one comes, and one does not.
-            let early = missing.split_off(random.within(1..=u64::from(chunks.len()) - 1) as usize);
-            early.into_iter().for_each(|chunk| arrival.deliver(chunk));
+            let early = missing.split_off(random.within(1..=missing.len() as u64 - 1) as usize);
+            early.into_iter().for_each(|part| arrival.deliver(part));
             arrival.copies.synchronize().unwrap();
             arrival.enqueue();
             if step % 4 > 0 {
                 std::thread::sleep(
                     limit.mul_f64(0.9) - Duration::from_micros(random.within(0..=200)),
                 );
-                missing.into_iter().for_each(|chunk| arrival.deliver(chunk));
+                missing.into_iter().for_each(|part| arrival.deliver(part));
             }
             gpu.stream.synchronize().unwrap();
             failures += u32::from(arrival.signals.check().is_err());

@@ -14,7 +14,7 @@ use crate::gpu::{PATIENCE, captured, one_kernel, share_of_rounds, tried_kernels}
 use overlap_gemm::cuda::cudarc::driver::CudaGraph;
 use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
 use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, Gemm, Kernel, RawOperands, Shard};
-use overlap_gemm::plan::{Engine, Problem, Scaling, Strategy};
+use overlap_gemm::plan::{Engine, Plan, PlanOptions, Problem, Scaling, Strategy};
 use overlap_gemm::random::Random;
 
 /// Sizes that are drawn are at most this.
@@ -100,7 +100,7 @@ impl Work {
     /// New rows of A, on both sides; D is as before a product.
     pub fn renew(&mut self, rank: &Rank, random: &mut Random) {
         self.call.renew_a(random);
-        self.call.copy_rows(0..self.problem.m(), &rank.gpu.stream);
+        self.call.copy_part(0..self.problem.m(), 0..self.problem.k(), &rank.gpu.stream);
         self.call.poison_d(&rank.gpu.stream);
         rank.gpu.stream.synchronize().unwrap();
     }
@@ -281,12 +281,33 @@ fn many_steps_without_waiting_are_right() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn pieces_of_large_shards_are_right() {
-    let case = Case::new(one_kernel(), 512, 128, 4096);
-    for rows in [&[300, 212][..], &[230, 140, 142]] {
+    large_shards(&Case::new(one_kernel(), 1100, 4096, 2200), &[&[600, 500], &[300, 300, 500]], 1);
+}
+
+/// The same, with so few outputs that rows are pushed in spans of columns.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn spans_of_large_shards_are_right() {
+    let rows = [&[300, 212][..], &[230, 140, 142]];
+    // The last span is shorter, and ends with half a load.
+    large_shards(&Case::new(one_kernel(), 512, 128, 4012), &rows, 4);
+    let kernels = tried_kernels();
+    if let Some(kernel) = kernels.into_iter().find(|kernel| kernel.elements.a.is_fp8()) {
+        let mut case = Case::new(kernel, 512, 128, 8000);
+        case.scaling = Scaling::Rows;
+        large_shards(&case, &rows, 4);
+    }
+}
+
+fn large_shards(case: &Case, shards: &[&[u32]], spans: u32) {
+    for rows in shards {
         // Not a power of two: signals have words that belong to no block.
-        let options = options(Engine::Kernel { blocks: 5 }).with_pieces(3);
-        steps_without_waiting(&case, rows, 12, &options, |_| ());
-        println!("rows {rows:?}: right");
+        let engine = Engine::Kernel { blocks: 5 };
+        let plan = PlanOptions::new().with_engine(engine).with_pieces(3);
+        let plan = Plan::new(&case.sharded(rows), plan).unwrap();
+        assert_eq!(plan.chunks().spans(), spans);
+        steps_without_waiting(case, rows, 6, &options(engine).with_pieces(3), |_| ());
+        println!("{case}, rows {rows:?}: right");
     }
 }
 

@@ -31,7 +31,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::kernels::{Choice, Kernel};
-use crate::plan::{Engine, Operation, Plan, Problem, Scaling, Schedule, Strategy, Way};
+use crate::plan::{Operation, Plan, Problem, Scaling, Schedule, Strategy, Way};
 use crate::tune::Tuning;
 
 /// One rank's all-gather + GEMM, planned once and enqueued many times. Collective: all ranks make the same
@@ -125,21 +125,15 @@ impl AllGatherGemm {
         let (strategy, gather, gemm) = (advice.strategy, &advice.gather, &advice.gemm);
         let obstacle = obstacle.as_deref();
         // What cannot be is refused below, where all ranks agree.
-        let pushing = match choose(gather, first, strategy, obstacle) {
-            Ok((Way { strategy: Strategy::Fused, engine: Engine::Kernel { blocks }, .. }, _))
-                if first.ranks() > 1 =>
-            {
-                blocks
-            }
-            _ => 0,
-        };
+        let way = choose(gather, first, strategy, obstacle).map(|(way, _)| way).ok();
+        let beside = way.filter(|way| way.strategy == Strategy::Fused && first.ranks() > 1);
         let planned: Result<Vec<_>> = (problems.iter().enumerate())
             .map(|(index, problem)| {
                 // Undecided, a step would be fused.
                 let part = strategy.unwrap_or_default().part_of(problem)?;
                 // Products behind the first begin when all is pushed.
-                let pushing = if index == 0 { pushing } else { 0 };
-                Product::plan_beside_push(device, &part, gemm, pushing)
+                let beside = beside.filter(|_| index == 0);
+                Product::plan_beside_push(device, &part, gemm, beside)
             })
             .collect();
         let tiling = planned.as_ref().map(|products| products[0].tiling()).map_err(Error::clone);
@@ -184,7 +178,11 @@ impl AllGatherGemm {
     pub fn explain(&self) -> String {
         let (Way { strategy, engine, .. }, chunks) = (self.way(), self.planned().chunks().len());
         let products = self.products.iter().map(|product| product.explain(&product.problem));
-        format!("{strategy}: {}\nrows: {chunks} chunks, moved by {engine}\n", self.why)
+        let spans = match self.planned().chunks().spans() {
+            1 => String::new(),
+            spans => format!(" in {spans} spans of columns"),
+        };
+        format!("{strategy}: {}\nrows: {chunks} chunks, moved by {engine}{spans}\n", self.why)
             + &products.collect::<String>()
     }
 

@@ -12,7 +12,7 @@ use super::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
 use crate::cuda::sys::bindings::{OG_TOGGLE_SET, og_gather, og_push};
 use crate::cuda::sys::ffi::int;
 use crate::error::{Error, Result};
-use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Partials, Plan, Problem, Scaling};
+use crate::plan::{BUFFERS, Engine, MAX_STREAMS, Partials, Plan, Scaling};
 
 const WORD: u64 = size_of::<u32>() as u64;
 /// Words that different ranks write are in lines of their own.
@@ -39,11 +39,11 @@ pub(crate) const MOST_SENDERS: u32 = MAX_STREAMS;
 pub(crate) struct Layout {
     ranks: u32,
     pub(crate) slots_per_rank: u32,
-    /// A signal is `1 << share_bits` words: a word for each block of a kernel that pushes.
+    /// A signal is `1 << share_bits` words: a word for each block of a kernel that pushes, and each span of columns.
     pub(crate) share_bits: u32,
     /// Bytes from one row to the next, and in one row.
     pub(crate) pitch: u64,
-    row: u64,
+    pub(crate) row: u64,
     scaled: bool,
     /// Rows of a slot for another rank's sums; none in a gather.
     slot_rows: u32,
@@ -56,13 +56,15 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn new(problem: &Problem, slots_per_rank: u32, engine: Engine) -> Result<Self> {
+    /// The layout of a gather.
+    pub(crate) fn new(plan: &Plan) -> Result<Self> {
+        let problem = plan.problem();
         let size = u64::from(problem.elements().a.size());
         let layout = Layout {
             pitch: u64::from(problem.lda()) * size,
             row: u64::from(problem.k()) * size,
             scaled: problem.scaling() == Scaling::Rows,
-            ..Layout::of_words(problem.ranks(), slots_per_rank, engine)
+            ..Layout::of_words(plan, plan.chunks().most_per_rank())
         };
         let what = "the gathered input of a rank, twice, in bytes";
         layout.placed(problem.m(), what, "gather fewer rows at a time")
@@ -74,8 +76,7 @@ impl Layout {
         let (ranks, slot_rows) = (plan.problem().ranks(), plan.most_output_rows());
         let operation = plan.options().operation;
         let owners = if operation.is_all_reduce() { ranks } else { 1 };
-        let slots_per_rank = owners * plan.chunks().most_per_rank();
-        let words = Layout::of_words(ranks, slots_per_rank, plan.options().engine);
+        let words = Layout::of_words(plan, owners * plan.chunks().most_per_rank());
         let what = "the sums of a rank and its slots, twice, in bytes";
         let layout = Layout { pitch: row, row, slot_rows, ..words };
         let own_rows = if operation.is_alone() { 0 } else { plan.problem().m() };
@@ -83,8 +84,9 @@ impl Layout {
     }
 
     /// Signal words only, without a buffer behind them.
-    fn of_words(ranks: u32, slots_per_rank: u32, engine: Engine) -> Self {
-        let share_bits = share_bits(engine);
+    fn of_words(plan: &Plan, slots_per_rank: u32) -> Self {
+        let share_bits = share_bits(plan.options().engine) + plan.chunks().spans().ilog2();
+        let ranks = plan.problem().ranks();
         Layout { ranks, slots_per_rank, share_bits, ..Layout::default() }
     }
 
@@ -280,7 +282,7 @@ impl Layout {
                 offset: [self.row(buffer, rows.start), self.scale(buffer, rows.start)],
                 bytes: [self.rows_bytes(count), self.scales_bytes(count)],
                 slot: int(slot),
-                reserved: 0,
+                rows: int(count),
             }
         };
         (0..plan.chunks().len()).map(push).collect()
@@ -295,7 +297,7 @@ fn signalled(plan: &Plan, owner: u32) -> Range<u32> {
     }
 }
 
-/// How many words there are in each signal, as a power of two.
+/// How many words there are in each span of a signal, as a power of two.
 fn share_bits(engine: Engine) -> u32 {
     match engine {
         Engine::Kernel { blocks } => blocks.next_power_of_two().ilog2(),
@@ -308,7 +310,7 @@ mod tests {
     use super::*;
     use crate::cuda::sys::bindings::OG_MAX_SHARE_BITS;
     use crate::element::ElementType;
-    use crate::plan::{MAX_BLOCKS, Operation, PlanOptions, Strategy};
+    use crate::plan::{MAX_BLOCKS, Operation, PlanOptions, Problem, Strategy};
 
     const COPIES: Engine = Engine::CopyEngines { streams: 1 };
 
@@ -319,9 +321,9 @@ mod tests {
         };
         let problem = Problem::builder(100, 48, 64).shards(&[40, 0, 60]).elements(a, a, d);
         let problem = problem.scaling(scaling).lda(80).build().unwrap();
-        let options = PlanOptions { pieces: Some(4), ..PlanOptions::default() };
+        let options = PlanOptions { engine, pieces: Some(4), ..PlanOptions::default() };
         let plan = Plan::new(&problem, options).unwrap();
-        let layout = Layout::new(&problem, plan.chunks().most_per_rank(), engine).unwrap();
+        let layout = Layout::new(&plan).unwrap();
         (plan, layout)
     }
 

@@ -48,7 +48,7 @@ use crate::cuda::sys::stream_ops::{self, is_capturing};
 use crate::cuda::sys::uses::Uses;
 use crate::cuda::sys::{Driver, ffi};
 use crate::error::{Error, Result};
-use crate::plan::{Chunks, MAX_CHUNKS};
+use crate::plan::{Chunks, MAX_CHUNKS, Problem};
 
 /// Words before the signals: the two stop words (64 bits each), then the epoch, in lines of their own. A
 /// gather has more words between the epoch and the signals (`layout`).
@@ -308,6 +308,9 @@ impl Signals {
             words: og_gemm_input {
                 pivot_row: table.pivot_row,
                 early_chunks: table.early_chunks,
+                share_bits: table.span_bits,
+                span_bits: table.span_bits,
+                span_bytes: table.span_bytes,
                 signals: self.signals as *const _,
                 epoch: self.epoch_address() as *const _,
                 stop: self.word_address(STOP_AT) as *mut _,
@@ -419,11 +422,19 @@ pub(crate) struct ChunkTable {
     pub(crate) pivot_row: i32,
     /// How many from there on are expected before a product starts.
     pub(crate) early_chunks: i32,
+    /// How many spans of columns each arrives in, as a power of two, and how many bytes of a row each has, but the last.
+    pub(crate) span_bits: i32,
+    pub(crate) span_bytes: i32,
 }
 
 impl ChunkTable {
     /// The chunks of `pivot_rank` first; the signal of chunk c is in `slot_of(c)`.
-    pub(crate) fn new(chunks: &Chunks, pivot_rank: u32, slot_of: impl Fn(u32) -> u32) -> Self {
+    pub(crate) fn new(
+        chunks: &Chunks,
+        problem: &Problem,
+        pivot_rank: u32,
+        slot_of: impl Fn(u32) -> u32,
+    ) -> Self {
         let chunk = |chunk| og_chunk {
             first_row: int(chunks.rows(chunk).start),
             signal: int(slot_of(chunk)),
@@ -431,7 +442,13 @@ impl ChunkTable {
         // A rank without rows at the end of A begins where the first one does.
         let pivot_row = int(chunks.shards().rows(pivot_rank).start % chunks.shards().m());
         let early_chunks = int(chunks.early_ones(pivot_rank));
-        ChunkTable { chunks: (0..chunks.len()).map(chunk).collect(), pivot_row, early_chunks }
+        ChunkTable {
+            chunks: (0..chunks.len()).map(chunk).collect(),
+            pivot_row,
+            early_chunks,
+            span_bits: int(chunks.spans().ilog2()),
+            span_bytes: i32::try_from(chunks.span_bytes(problem)).unwrap_or(i32::MAX),
+        }
     }
 }
 

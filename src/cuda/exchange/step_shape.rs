@@ -65,7 +65,7 @@ impl StepShape {
         };
         let is_sent = |step: &&Step| matches!(step, Step::Await { word: Word::Sent { .. }, .. });
         Ok(StepShape {
-            table: ChunkTable::new(chunks, pivot, slot_of),
+            table: ChunkTable::new(chunks, plan.problem(), pivot, slot_of),
             pieces: [layout.pieces(plan, 0), layout.pieces(plan, 1)],
             tags: [tag(&rows, 0), tag(&rows, 1)],
             senders: schedule.lane(Lane::Begin).filter(is_sent).count() as u32,
@@ -164,8 +164,7 @@ mod tests {
         let problem = Problem::builder(m, 48, 64).shards(rows).build().unwrap();
         let options = PlanOptions::new().with_strategy(strategy).with_engine(engine);
         let plan = Plan::new(&problem, options.with_pieces(pieces)).unwrap();
-        let layout =
-            Layout::new(&problem, plan.chunks().most_per_rank(), plan.options().engine).unwrap();
+        let layout = Layout::new(&plan).unwrap();
         StepShape::new(plan.schedule(1), &plan, &layout).unwrap()
     }
 
@@ -217,7 +216,7 @@ mod tests {
     #[test]
     fn a_chunk_that_is_not_awaited_is_never_waited_for() {
         let whole = shape(&[8, 8, 8], Strategy::Fused, COPIES, 1);
-        let layout = Layout::new(whole.plan.problem(), 1, whole.plan.options().engine).unwrap();
+        let layout = Layout::new(&whole.plan).unwrap();
         let mut schedule = whole.schedule.clone();
         for (_, step) in &mut schedule.steps {
             if let Step::Multiply { awaits, .. } = step {

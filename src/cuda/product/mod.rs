@@ -28,7 +28,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::check_len;
 use crate::kernels::{Choice, Kernel, sms_beside_push};
-use crate::plan::{Problem, Tiling};
+use crate::plan::{Problem, Tiling, Way};
 
 /// Everything about a product that does not change from call to call.
 #[derive(Debug)]
@@ -45,19 +45,21 @@ pub(crate) struct Product {
 impl Product {
     /// Chooses a kernel, loads it, and allocates what it needs.
     pub(crate) fn plan(device: &Device, problem: &Problem, options: &GemmOptions) -> Result<Self> {
-        Self::plan_beside_push(device, problem, options, 0)
+        Self::plan_beside_push(device, problem, options, None)
     }
 
-    /// [`Product::plan`] of a product that begins while a kernel of `pushing` blocks sends this rank's rows.
+    /// [`Product::plan`] of a product that begins while this rank's rows are sent in that way.
     pub(crate) fn plan_beside_push(
         device: &Device,
         problem: &Problem,
         options: &GemmOptions,
-        pushing: u32,
+        way: Option<Way>,
     ) -> Result<Self> {
         let all = device.info().sm_count;
-        let (kernel, choice) = select(problem, options, all)?;
-        let left = sms_beside_push(kernel, problem, choice.splits, all, pushing);
+        let most = way.map_or(all, |way| way.sms_of_product(problem, all));
+        let pushing = way.map_or(0, |way| way.engine.pushing_blocks());
+        let (kernel, choice) = select(problem, options, most)?;
+        let left = sms_beside_push(kernel, problem, choice.splits, all, pushing).min(most);
         let sm_limit = options.sm_limit.or((left < all).then_some(left));
         device.bind()?;
         // SAFETY: `bind` has made the device's context current.

@@ -1,13 +1,15 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 14;
+pub const OG_ABI_VERSION: u32 = 15;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
 pub const OG_MAX_CHUNKS: u32 = 256;
 pub const OG_MAX_PUSHED: u32 = 32;
-pub const OG_MAX_SHARE_BITS: u32 = 7;
+pub const OG_MAX_SHARE_BITS: u32 = 10;
+pub const OG_MAX_SPAN_BITS: u32 = 3;
+pub const OG_SPAN_UNIT_BYTES: u32 = 512;
 pub const OG_MAX_RANKS: u32 = 1024;
 pub const OG_MAX_SPLITS: u32 = 16;
 pub const OG_ABORT_ASKED: u32 = 1;
@@ -185,6 +187,8 @@ pub struct og_gemm_input {
     pub timeout_ns: u64,
     pub slots_per_rank: i32,
     pub share_bits: i32,
+    pub span_bits: i32,
+    pub span_bytes: i32,
 }
 impl Default for og_gemm_input {
     fn default() -> Self {
@@ -235,7 +239,7 @@ pub struct og_push {
     pub offset: [u64; 2usize],
     pub bytes: [u64; 2usize],
     pub slot: i32,
-    pub reserved: i32,
+    pub rows: i32,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -260,6 +264,10 @@ pub struct og_gather_step {
     pub push_count: i32,
     pub blocks: i32,
     pub counter: *mut u32,
+    pub row_bytes: i64,
+    pub row_pitch: i64,
+    pub span_bits: i32,
+    pub span_bytes: i32,
 }
 impl Default for og_gather_step {
     fn default() -> Self {

@@ -15,12 +15,8 @@
 
 use super::super::problem::Scaling;
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
-use super::super::way::Engine;
+use super::super::way::{Engine, FEW_BYTES};
 use super::super::whole::Plan;
-
-/// Blocks of a kernel that sends no more than this many bytes to each peer signal all peers together, after the last
-/// (`kFewBytes` in `csrc/gather.cu`): the rows arrive sooner than a block can know that its stores have arrived.
-const FEW_BYTES: u64 = 1 << 20;
 
 /// The steps by which rows get from rank to rank.
 pub(super) fn push(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
@@ -86,7 +82,8 @@ impl<'a> Sender<'a> {
         self.await_own_rows(push);
         (0..self.ranks).for_each(|by| self.await_consumed(push, by, BUFFERS));
         let pieces = self.pieces();
-        let at_once = if self.sends_little() { pieces.len().max(1) } else { 1 };
+        let together = self.sends_little() || self.plan.chunks().spans() > 1;
+        let at_once = if together { pieces.len().max(1) } else { 1 };
         for together in pieces.chunks(at_once) {
             let moves = together.iter().map(|&(chunk, to)| Step::Move { chunk, to });
             self.steps.extend(moves.map(|step| (push, step)));

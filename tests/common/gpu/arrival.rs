@@ -2,6 +2,7 @@
 //!
 //! Invariant: what has not arrived is NaN, so that a product that read it early cannot go unnoticed.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +16,10 @@ use super::case::Case;
 use super::inputs::{shards, some_rows};
 use super::{Gpu, PATIENCE};
 
-/// Up to five shards, unequal, some empty, each in up to four chunks, 16 at most.
-fn random_chunks(m: u32, random: &mut Random) -> Chunks {
+/// Up to five shards, unequal, some empty, each in up to four chunks, 16 at most; half of the time in spans of columns.
+fn random_chunks(problem: &Problem, random: &mut Random) -> Chunks {
     let ranks = random.within(1..=5) as u32;
-    let rows = shards(m.into(), ranks, random);
+    let rows = shards(problem.m().into(), ranks, random);
     let most = if ranks == 1 { 16 } else { 3 };
     let count = |&rows: &u32, random: &mut Random| {
         if rows == 0 { 0 } else { random.within(1..=rows.min(most).into()) as u32 }
@@ -26,12 +27,21 @@ fn random_chunks(m: u32, random: &mut Random) -> Chunks {
     let counts: Vec<u32> = rows.iter().map(|rows| count(rows, random)).collect();
     let chunks = Chunks::with_counts(&Shards::of_rows(&rows).unwrap(), &counts).unwrap();
     // Expected early or not, they may come at any time.
-    if random.within(0..=1) == 0 { chunks.early() } else { chunks }
+    let chunks = if random.within(0..=1) == 0 { chunks.early() } else { chunks };
+    let spans = if random.within(0..=1) == 0 { 1 } else { 1 << random.within(1..=3) };
+    in_spans(chunks, problem, spans)
 }
 
-/// All chunks in random order.
+/// In so many spans, or fewer: where K is short, nobody waits for the last ones.
+pub fn in_spans(chunks: Chunks, problem: &Problem, most: u32) -> Chunks {
+    let chunks = chunks.in_spans(most).unwrap();
+    let is_short = chunks.columns(problem, most - 1).is_empty();
+    if is_short { in_spans(chunks, problem, most / 2) } else { chunks }
+}
+
+/// All parts in random order: part p is span p mod S of chunk p / S, of S spans.
 pub fn shuffled(chunks: &Chunks, random: &mut Random) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..chunks.len()).collect();
+    let mut order: Vec<u32> = (0..chunks.len() * chunks.spans()).collect();
     for last in (1..order.len()).rev() {
         order.swap(last, random.within(0..=last as u64) as usize);
     }
@@ -54,7 +64,7 @@ pub struct Arrival {
 impl Arrival {
     /// The product of a case with random chunks; `start` is the epoch before the first step.
     pub fn new(gpu: &Gpu, case: &Case, start: u32, random: &mut Random) -> Self {
-        let chunks = random_chunks(case.size[0] as u32, random);
+        let chunks = random_chunks(&case.problem(), random);
         // Any of the ranks, those without rows too.
         let pivot = random.within(0..=u64::from(chunks.shards().ranks()) - 1) as u32;
         Arrival::with_chunks(gpu, case, &chunks, pivot, start, random)
@@ -77,7 +87,8 @@ impl Arrival {
             case: case.clone(),
             chunks: chunks.clone(),
             gemm,
-            signals: Signals::with_epoch(&gpu.device, chunks.len(), start).unwrap(),
+            signals: Signals::with_epoch(&gpu.device, chunks.len() * chunks.spans(), start)
+                .unwrap(),
             copies: gpu.device.new_stream().unwrap(),
             call: call(gpu, case, random),
             gpu: gpu.clone(),
@@ -126,22 +137,29 @@ impl Arrival {
             .unwrap();
     }
 
-    /// Copies one chunk (and its row scales) to the device, on the copy stream.
-    pub fn copy(&mut self, chunk: u32) {
-        self.call.copy_rows(self.chunks.rows(chunk), &self.copies);
+    /// The rows and columns of A that are one part: see [`shuffled`].
+    pub fn part(&self, part: u32) -> (Range<u32>, Range<u32>) {
+        let spans = self.chunks.spans();
+        (self.chunks.rows(part / spans), self.chunks.columns(&self.problem, part % spans))
     }
 
-    /// Copies one chunk, and says so.
-    pub fn deliver(&mut self, chunk: u32) {
-        self.copy(chunk);
-        self.signals.write(&self.copies, chunk).unwrap();
+    /// Copies one part to the device, on the copy stream.
+    pub fn copy(&mut self, part: u32) {
+        let (rows, columns) = self.part(part);
+        self.call.copy_part(rows, columns, &self.copies);
     }
 
-    /// Delivers all chunks in random order, after up to `pause` microseconds each.
+    /// Copies one part, and says so.
+    pub fn deliver(&mut self, part: u32) {
+        self.copy(part);
+        self.signals.write(&self.copies, part).unwrap();
+    }
+
+    /// Delivers all parts in random order, after up to `pause` microseconds each.
     pub fn deliver_all(&mut self, random: &mut Random, pause: u64) {
-        for chunk in shuffled(&self.chunks, random) {
+        for part in shuffled(&self.chunks, random) {
             dawdle(random, pause);
-            self.deliver(chunk);
+            self.deliver(part);
         }
     }
 
@@ -165,7 +183,7 @@ impl Arrival {
         let stream = &self.gpu.stream;
         stream.synchronize().unwrap();
         self.call.fetch(stream);
-        self.call.copy_rows(0..self.problem.m(), &self.copies);
+        self.call.copy_part(0..self.problem.m(), 0..self.problem.k(), &self.copies);
         self.copies.synchronize().unwrap();
         self.call.poison_d(stream);
         // SAFETY: as for `enqueue`.

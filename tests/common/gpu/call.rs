@@ -10,7 +10,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use overlap_gemm::Element;
-use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DeviceRepr};
+use overlap_gemm::cuda::cudarc::driver::sys::{self, CUdeviceptr};
+use overlap_gemm::cuda::cudarc::driver::{
+    CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr,
+};
 use overlap_gemm::cuda::{AsyncGemm, Gemm, Operands, RawOperands, Signals, TileRecords};
 use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::random::Random;
@@ -23,6 +26,70 @@ use super::{Gpu, of_types};
 /// Elements before and after D that no kernel may touch: a multiple of 16, to keep D aligned.
 const GUARD: usize = 1024;
 
+/// A part of A: the same bytes of some rows.
+pub struct Part {
+    start: usize,
+    width: usize,
+    rows: usize,
+    pitch: usize,
+}
+
+/// Where the start of A is, to copy from.
+pub enum From {
+    Host(*const u8),
+    Device(CUdeviceptr),
+}
+
+impl Part {
+    pub fn of(problem: &Problem, rows: &Range<u32>, columns: &Range<u32>) -> Part {
+        let size = problem.elements().a.size() as usize;
+        let pitch = problem.lda() as usize * size;
+        Part {
+            start: rows.start as usize * pitch + columns.start as usize * size,
+            width: columns.len() * size,
+            rows: rows.len(),
+            pitch,
+        }
+    }
+
+    /// Copies the part of one A to the same place of another.
+    ///
+    /// # Safety
+    /// Both are as large as the problem says, and stay until the stream is through.
+    pub unsafe fn copy(&self, stream: &CudaStream, to: CUdeviceptr, from: From) {
+        let (kind, host, device) = match from {
+            From::Host(from) => {
+                (sys::CUmemorytype::CU_MEMORYTYPE_HOST, from.wrapping_add(self.start), 0)
+            }
+            From::Device(from) => (
+                sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+                std::ptr::null(),
+                from + self.start as u64,
+            ),
+        };
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: kind,
+            srcHost: host.cast(),
+            srcDevice: device,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: self.pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to + self.start as u64,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: self.pitch,
+            WidthInBytes: self.width,
+            Height: self.rows,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.cu_stream()) }.result().unwrap();
+    }
+}
+
 /// One call's operands, whatever their types.
 pub trait Call: Send {
     /// New numbers for all inputs, on this side and on the device.
@@ -33,8 +100,8 @@ pub trait Call: Send {
     fn poison_a(&mut self, stream: &Arc<CudaStream>);
     /// D as it is before a product.
     fn poison_d(&mut self, stream: &Arc<CudaStream>);
-    /// Copies rows of A (and their scales) to the device.
-    fn copy_rows(&mut self, rows: Range<u32>, stream: &Arc<CudaStream>);
+    /// Copies some columns of some rows of A to the device; with the first column, the scales of the rows.
+    fn copy_part(&mut self, rows: Range<u32>, columns: Range<u32>, stream: &Arc<CudaStream>);
     /// Where some rows of A lie, in bytes from its start.
     fn bytes_of(&self, rows: Range<u32>) -> Range<usize>;
     /// A on this side, as bytes.
@@ -209,10 +276,14 @@ impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
         stream.synchronize().unwrap();
     }
 
-    fn copy_rows(&mut self, rows: Range<u32>, stream: &Arc<CudaStream>) {
-        let part = self.elements_of(&rows);
-        let mut to = self.device.a.slice_mut(part.clone());
-        stream.memcpy_htod(&self.inputs.a[part], &mut to).unwrap();
+    fn copy_part(&mut self, rows: Range<u32>, columns: Range<u32>, stream: &Arc<CudaStream>) {
+        let part = Part::of(&self.problem, &rows, &columns);
+        let (to, _used) = self.device.a.device_ptr_mut(stream);
+        // SAFETY: the part lies within A on both sides; this side stays until the stream is through.
+        unsafe { part.copy(stream, to, From::Host(self.inputs.a.as_ptr().cast())) };
+        if columns.start > 0 {
+            return;
+        }
         if let (Scaling::Rows, Some([to, _])) = (self.problem.scaling(), &mut self.device.scales) {
             let part = rows.start as usize..rows.end as usize;
             let mut to = to.slice_mut(part.clone());

@@ -55,10 +55,9 @@ impl Gatherer {
     ) -> Result<Self> {
         let limit = options.timeouts.first;
         let planned = settle(group, problem, purpose, options, obstacle)?;
-        let engine = planned.plan.options().engine;
         let layout = match purpose.sums {
             Some(sums) => Layout::of_sums(&planned.plan, sums)?,
-            None => Layout::new(problem, planned.plan.chunks().most_per_rank(), engine)?,
+            None => Layout::new(&planned.plan)?,
         };
         let tell = |error: &Error| {
             group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));

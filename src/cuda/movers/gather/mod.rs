@@ -42,7 +42,7 @@ use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::sys::Driver;
 use crate::cuda::sys::bindings::{og_gather, og_gather_step, og_slots};
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::ffi::{self, Input, count, int};
+use crate::cuda::sys::ffi::{self, Input, count, int, long};
 use crate::cuda::sys::stream_ops::{copy, is_capturing, synchronize};
 use crate::error::{Error, Result};
 use crate::group::Group;
@@ -220,6 +220,10 @@ impl Gatherer {
             senders: int(shape.senders),
             pushes: pushed.as_ptr(),
             push_count: count(pushed),
+            row_bytes: long(self.part.layout.row),
+            row_pitch: long(self.part.layout.pitch),
+            span_bits: shape.table.span_bits,
+            span_bytes: shape.table.span_bytes,
             ..self.beginning(shape, buffer, blocks)
         };
         let mut words = self.words(capturing);
