@@ -172,9 +172,10 @@ fn numbers<const N: usize>(text: &str) -> Result<[u32; N], String> {
     numbers.ok_or_else(|| format!("'{text}' is not {N} numbers joined by x"))
 }
 
-/// The most rows of the table in one source. The compiler needs as long for CUTLASS's headers and what all
-/// kernels have in common as for two or three kernels, but its memory grows with each.
-const ROWS_A_SOURCE: usize = 5;
+/// The most rows of the table in one source. The compiler needs as long for CUTLASS's headers and what all kernels have in
+/// common as for three rows: ten rows in one source took three quarters of the time of five in each of two. But fewer sources keep
+/// fewer cores busy.
+const ROWS_A_SOURCE: usize = 9;
 
 /// The kernels, cut into sources of about equal size: a name and the kernels of each. Those of the default
 /// set stay among themselves, so that their objects also serve who asks for all; all widths of a row are one template.

@@ -218,8 +218,11 @@ private:
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, 1)
     persistent_gemm(__grid_constant__ typename Kernel::Params const params) {
+    // The host's pass needs none of it, and takes longer with it.
+#if defined(__CUDA_ARCH__)
     extern __shared__ __align__(1024) char smem[];
     Kernel::run(params, smem);
+#endif
 }
 
 }  // namespace overlap_gemm

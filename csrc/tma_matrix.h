@@ -41,7 +41,7 @@ struct MatrixBox {
     int32_t type;
     int32_t box_rows;
     int32_t box_row_bytes;
-    // Of a box's columns in shared memory, so many are moved: TMA keeps rows as far apart as the pattern is wide.
+    // The number of a box's columns in shared memory that are moved: TMA keeps rows as far apart as the pattern is wide.
     int32_t used_columns;
 };
 

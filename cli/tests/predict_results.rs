@@ -168,8 +168,8 @@ fn errors(results: &[&str]) -> Vec<Errors> {
                 let Some(of) = of.filter(|_| !row.rounds_us.is_empty()) else { continue };
                 let setup = setup(row, problem, &machine, &kernels);
                 let plan = setup.plan(problem).unwrap();
-                // These files are older than spans.
-                if plan.chunks().spans() > 1 {
+                // Earlier versions sent whole chunks.
+                if plan.chunks().spans() > 1 && !OF_TWO_NOW.contains(name) {
                     continue;
                 }
                 let predicted = estimate(&machine, &plan, &setup).unwrap().total;
@@ -368,11 +368,13 @@ fn predictions_are_near_what_was_measured() {
         assert!(of.all.len() >= 24, "{}", of.who);
         of.check(0.05, 0.25);
     }
-    for (results, worst) in [(&OF_STRATEGIES[..], 0.20), (&OF_THE_REST, 0.30)] {
+    let times = [[56, 62, 72, 72], [64, 64, 72, 72]];
+    for ((results, worst), times) in
+        [(&OF_STRATEGIES[..], 0.20), (&OF_THE_REST, 0.30)].into_iter().zip(times)
+    {
         let errors = errors(results);
-        assert_eq!(errors.len(), 4);
+        assert_eq!(errors.iter().map(|of| of.all.len()).collect::<Vec<_>>(), times);
         for of in errors {
-            assert_eq!(of.all.len(), 72, "{}", of.who);
             of.check(0.05, worst);
         }
     }

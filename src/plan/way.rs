@@ -332,12 +332,10 @@ impl Way {
     }
 
     /// The SMs, of `all`, that a product takes beside the blocks that push to the others. While spans travel no tile should wait
-    /// for a block's SM: else nothing is gained.
+    /// for a block's SM: else nothing is gained. But a small part of a GPU has no SMs to spare.
     pub(crate) fn sms_of_product(self, problem: &Problem, all: u32) -> u32 {
-        match self.spans(problem) {
-            1 => all,
-            _ => all.saturating_sub(self.engine.pushing_blocks()).max(1),
-        }
+        let blocks = self.engine.pushing_blocks();
+        if self.spans(problem) > 1 && 2 * blocks <= all { all - blocks } else { all }
     }
 
     /// An error if this engine cannot carry out this strategy, or this number of pieces.
@@ -401,6 +399,9 @@ mod tests {
         assert_eq!(spans(512, 3584, 8192, None), (16, 8, 116));
         assert_eq!(spans(256, 3584, 8192, None), (8, 4, 124));
         assert_eq!(spans(160, 3584, 8192, None), (8, 2, 124));
+        let problem = Problem::builder(512, 3584, 8192).ranks(2).build().unwrap();
+        let way = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
+        assert_eq!(way.sms_of_product(&problem, 14), 14);
         // It arrives at once; own rows hide the others'; its blocks take too many SMs; it copies.
         assert_eq!(spans(128, 3584, 8192, None), (16, 1, 132));
         assert_eq!(spans(512, 14_336, 4096, None), (16, 1, 132));

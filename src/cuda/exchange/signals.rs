@@ -1,4 +1,4 @@
-//! The signals that a product waits for: one word for each chunk, on the device.
+//! The signals that a product waits for: one word for each chunk, or for each span of its columns, on the device.
 //!
 //! What belongs here: the memory of the chunk protocol on one GPU, and the ways to write it.
 //!
