@@ -97,7 +97,7 @@ impl Chunks {
         Chunks { are_early: true, ..self }
     }
 
-    /// The same chunks, each arriving in so many spans of columns, one after the other: 1, 2, 4 or 8. A product on a GPU whose
+    /// The same chunks, each arriving in 1, 2, 4 or 8 spans of columns, one after the other. A product on a GPU whose
     /// tiles all fit it at the same time then multiplies the first span while the next one travels.
     pub fn in_spans(self, spans: u32) -> Result<Self> {
         if !spans.is_power_of_two() || spans > MAX_SPANS {

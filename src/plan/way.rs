@@ -29,7 +29,7 @@ const SMALLEST_SHARD: u128 = 512 << 10;
 pub(super) const FEW_BYTES: u64 = 1 << 20;
 /// Bytes of a shard in each span, about: for each span a block waits until it knows that its stores have arrived, 1.6 µs.
 const SPAN_BYTES: u128 = 512 << 10;
-/// So many elements of D a GPU computes at the same time: 132 SMs, a tile of 128×256 each.
+/// The elements of D that a GPU computes at the same time: 132 SMs, a tile of 128×256 each.
 const OUTPUTS_AT_ONCE: u64 = 132 * 128 * 256;
 /// The most blocks that push spans: the product leaves them their SMs.
 const MOST_BLOCKS_OF_SPANS: u32 = 16;
