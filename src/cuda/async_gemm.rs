@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use cudarc::driver::CudaStream;
 
-use crate::cuda::exchange::signals::{ChunkTable, Signals, Waiter, check_count};
+use crate::cuda::exchange::chunk_table::{ChunkTable, check_count};
+use crate::cuda::exchange::signals::{Signals, Waiter};
 use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
 use crate::cuda::product::options::GemmOptions;

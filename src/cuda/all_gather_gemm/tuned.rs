@@ -4,7 +4,7 @@
 //! into options. Pure: the driver's name apart, no device. Invariant: all that a caller fixed stays as it is, and
 //! what comes out is legal, so that a table never makes a plan fail that would succeed without.
 
-use crate::cuda::exchange::signals::check_count;
+use crate::cuda::exchange::chunk_table::check_count;
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::product::check_size;
 use crate::cuda::product::choice::choose;

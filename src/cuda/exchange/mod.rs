@@ -5,9 +5,10 @@
 //!
 //! - `symmetric`: memory that all ranks map; `reach`: which GPUs can, and whether all ranks plan the same; `signal_pad`: signals between their GPUs, at
 //!   points that the caller chooses;
-//! - `signals`: the words and the epoch of the chunk protocol on one GPU;
+//! - `signals`: the words and the epoch of the chunk protocol on one GPU; `chunk_table`: the chunks, as the device takes them;
 //! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows.
 
+pub(crate) mod chunk_table;
 pub(crate) mod layout;
 pub(crate) mod reach;
 pub(crate) mod signal_pad;

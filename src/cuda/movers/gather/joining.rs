@@ -10,9 +10,10 @@ use std::sync::Arc;
 use cudarc::driver::result;
 
 use super::{Gatherer, Table};
+use crate::cuda::exchange::chunk_table::check_count;
 use crate::cuda::exchange::layout::Layout;
 use crate::cuda::exchange::reach::{agree, comparable};
-use crate::cuda::exchange::signals::{Signals, check_count};
+use crate::cuda::exchange::signals::Signals;
 use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::cuda::exchange::symmetric::SymmetricMemory;
 use crate::cuda::movers::by_nccl::ByNccl;
