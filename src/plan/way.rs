@@ -250,11 +250,11 @@ impl Engine {
         if let Engine::Kernel { blocks } = self { blocks } else { 0 }
     }
 
-    /// The default on GPUs that reach each other's memory.
-    pub fn usual(problem: &Problem) -> Self {
+    /// The default on GPUs that reach each other's memory, for products that are computed in that order.
+    pub fn usual(problem: &Problem, strategy: Strategy) -> Self {
         match shard_bytes(problem) {
             0..=SMALLEST_SHARD => Engine::Kernel { blocks: 8 },
-            bytes if gains_by_spans(problem) => {
+            bytes if strategy == Strategy::Fused && gains_by_spans(problem) => {
                 let blocks = if bytes < SMALL_SHARD.into() { 8 } else { MOST_BLOCKS_OF_SPANS };
                 Engine::Kernel { blocks }
             }
@@ -375,7 +375,7 @@ mod tests {
     fn the_engine_goes_by_size() {
         let usual = |m: u64, n: u64, ranks: u64| {
             let problem = Problem::builder(m, n, 8192).ranks(ranks).build().unwrap();
-            let engine = Engine::usual(&problem);
+            let engine = Engine::usual(&problem, Strategy::Fused);
             (engine, engine.usual_pieces(&problem))
         };
         let copies = Engine::CopyEngines { streams: 1 };
@@ -392,7 +392,7 @@ mod tests {
     fn rows_travel_in_spans_where_no_others_hide_them() {
         let spans = |m: u64, n: u64, k: u64, engine: Option<Engine>| {
             let problem = Problem::builder(m, n, k).ranks(2).build().unwrap();
-            let engine = engine.unwrap_or(Engine::usual(&problem));
+            let engine = engine.unwrap_or(Engine::usual(&problem, Strategy::Fused));
             let way = Way { strategy: Strategy::Fused, engine, pieces: 1 };
             (engine.pushing_blocks(), way.spans(&problem), way.sms_of_product(&problem, 132))
         };
@@ -402,11 +402,14 @@ mod tests {
         let problem = Problem::builder(512, 3584, 8192).ranks(2).build().unwrap();
         let way = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
         assert_eq!(way.sms_of_product(&problem, 14), 14);
+        // Alone, copies move a large shard.
+        let gathered = Problem::builder(16_384, 16, 8192).ranks(2).build().unwrap();
+        let copies = Engine::CopyEngines { streams: 1 };
+        assert_eq!(Engine::usual(&gathered, Strategy::Sequential), copies);
         // It arrives at once; own rows hide the others'; its blocks take too many SMs; it copies.
         assert_eq!(spans(128, 3584, 8192, None), (16, 1, 132));
         assert_eq!(spans(512, 14_336, 4096, None), (16, 1, 132));
         assert_eq!(spans(512, 3584, 8192, Some(Engine::Kernel { blocks: 17 })), (17, 1, 132));
-        let copies = Engine::CopyEngines { streams: 1 };
         assert_eq!(spans(512, 3584, 8192, Some(copies)), (0, 1, 132));
     }
 

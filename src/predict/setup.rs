@@ -47,7 +47,7 @@ impl Setup {
         problem: &Problem,
         strategy: Strategy,
     ) -> Result<Self> {
-        let engine = Engine::usual(problem);
+        let engine = Engine::usual(problem, strategy);
         let way = Way { strategy, engine, pieces: engine.usual_pieces(problem) };
         Self::of_part(kernels, machine, problem, Operation::AllGatherGemm, way)
     }

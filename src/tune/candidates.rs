@@ -30,7 +30,7 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
             all.push(way);
         }
     };
-    let usual = Engine::usual(problem);
+    let usual = Engine::usual(problem, Strategy::Fused);
     add(Strategy::Fused, usual, usual.usual_pieces(problem));
     // One stream: copies to several peers at once take longer than one after the other, and between two GPUs two streams took
     // as long or up to 12 % longer (benches/results/2026-11-26-h200x2-no-table.txt).

@@ -18,7 +18,7 @@ pub(crate) fn choose(
     obstacle: Option<&str>,
 ) -> Result<(Way, &'static str)> {
     let engine = match (options.engine, obstacle) {
-        (None, None) => Engine::usual(problem),
+        (None, None) => Engine::usual(problem, strategy.unwrap_or_default()),
         (None, Some(why)) => match strategy {
             Some(Strategy::Fused | Strategy::Pipelined) => {
                 return Err(out_of_reach("waiting for rows", why));

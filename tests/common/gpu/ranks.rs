@@ -10,7 +10,7 @@ use std::time::Duration;
 use overlap_gemm::cuda::{Device, GatherOptions, devices};
 use overlap_gemm::group::Group;
 use overlap_gemm::kernels::Kernel;
-use overlap_gemm::plan::{Engine, Problem};
+use overlap_gemm::plan::{Engine, Problem, Strategy};
 
 use super::{Gpu, PATIENCE};
 
@@ -79,7 +79,7 @@ impl Rank {
     /// than have a queue each.
     pub fn that_fit(&self, options: &GatherOptions, problem: &Problem) -> GatherOptions {
         let most = self.pushing_blocks;
-        match options.engine.unwrap_or(Engine::usual(problem)) {
+        match options.engine.unwrap_or(Engine::usual(problem, Strategy::Fused)) {
             // An odd number does not lie in pairs.
             Engine::Kernel { blocks }
                 if blocks > most || blocks % 2 * blocks > most.div_ceil(2) =>
