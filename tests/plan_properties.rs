@@ -246,6 +246,19 @@ const COPIES: [Engine; 2] =
 /// Small worlds are checked in every order there is, not only in random ones: all worlds of one and two ranks with up to
 /// two chunks each, in every way; all of three ranks with up to one on threads. Chunks are all that a schedule knows of
 /// rows, so this is every such world, with every buffer used again.
+/// A step has no more spans than the plan, whose memory has no words for them.
+#[test]
+fn a_step_reads_back_with_the_spans_of_its_plan() {
+    use overlap_gemm::plan::{Plan, Problem};
+    let options = PlanOptions::new().with_engine(Engine::PUSHING).with_pieces(1);
+    let problem = Problem::builder(1024, 14_336, 8192).ranks(2).build().unwrap();
+    let step = Plan::new(&problem, options).unwrap().for_rows(&[128, 128]).unwrap();
+    let planned_so = Plan::new(step.problem(), options).unwrap();
+    assert_eq!([step.chunks().spans(), planned_so.chunks().spans()], [1, 4]);
+    let json = serde_json::to_string(&step).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), step);
+}
+
 #[test]
 fn small_worlds_have_no_bad_order() {
     let one_or_two = (0..=2u32).flat_map(|a| [vec![a], vec![a, 0], vec![a, 1], vec![a, 2]]);

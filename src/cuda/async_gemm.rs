@@ -124,7 +124,7 @@ impl AsyncGemm {
         Product::check(problem, options)
     }
 
-    /// How long a tile waits for its chunks: `first` in the first call (default: a minute), when peers
+    /// How long a tile waits for its chunks, or for the next span of them: `first` in the first call (default: a minute), when peers
     /// may still be starting, `steady` in every later one and in graphs (default: ten seconds).
     #[must_use]
     pub fn with_timeouts(mut self, first: Duration, steady: Duration) -> Self {

@@ -27,6 +27,8 @@ struct WrittenPlan<'a, C, S, O> {
     problem: &'a Problem,
     #[serde(flatten)]
     options: PlanOptions,
+    /// Of columns, in which each chunk travels.
+    spans: u32,
     chunks: C,
     schedules: S,
     tile_orders: O,
@@ -59,6 +61,7 @@ fn write<S: Serializer>(plan: &Plan, ranks: Range<u32>, serializer: S) -> Result
     WrittenPlan {
         problem: plan.problem(),
         options: plan.options(),
+        spans: chunks.spans(),
         chunks: List(|| (0..chunks.len()).map(chunk)),
         schedules: List(|| ranks.clone().map(|rank| plan.schedule(rank))),
         tile_orders: List(|| {
@@ -95,13 +98,16 @@ pub(super) struct ReadPlan {
     engine: Engine,
     pieces: Option<u32>,
     tiling: Tiling,
+    /// Those of a step with fewer rows than planned: no more than the plan's memory has words for.
+    spans: Option<u32>,
 }
 
 impl TryFrom<ReadPlan> for Plan {
     type Error = Error;
 
     fn try_from(read: ReadPlan) -> Result<Self> {
-        let ReadPlan { problem, operation, strategy, engine, pieces, tiling } = read;
-        Plan::new(&problem, PlanOptions { operation, strategy, engine, pieces, tiling })
+        let ReadPlan { problem, operation, strategy, engine, pieces, tiling, spans } = read;
+        let options = PlanOptions { operation, strategy, engine, pieces, tiling };
+        Plan::with_spans(&problem, options, spans.unwrap_or(u32::MAX))
     }
 }

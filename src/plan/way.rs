@@ -29,6 +29,8 @@ const SMALLEST_SHARD: u128 = 512 << 10;
 pub(super) const FEW_BYTES: u64 = 1 << 20;
 /// Bytes of a shard in each span, about: for each span a block waits until it knows that its stores have arrived, 1.6 µs.
 const SPAN_BYTES: u128 = 512 << 10;
+/// The largest shard that is pushed in spans.
+const MOST_BYTES_IN_SPANS: u128 = 16 << 20;
 /// The elements of D that a GPU computes at the same time: 132 SMs, a tile of 128×256 each.
 const OUTPUTS_AT_ONCE: u64 = 132 * 128 * 256;
 /// The most blocks that push spans: the product leaves them their SMs.
@@ -295,10 +297,15 @@ pub(super) fn rows_come_early(problem: &Problem) -> bool {
     problem.n() > MOST_COLUMNS_IN_PIECES
 }
 
-/// Whether a product has its tiles computed at the same time, and waits for more than what arrives at once.
+/// Whether a product has its tiles computed at the same time, and waits for more than what arrives at once. (No more than was
+/// measured: for ever larger shards copies, which take no SM, are as fast.)
 fn gains_by_spans(problem: &Problem) -> bool {
     let outputs = u64::from(problem.m()) * u64::from(problem.n());
-    shard_bytes(problem) > FEW_BYTES.into() && outputs <= OUTPUTS_AT_ONCE
+    let bytes = shard_bytes(problem);
+    problem.ranks() > 1
+        && bytes > FEW_BYTES.into()
+        && bytes <= MOST_BYTES_IN_SPANS
+        && outputs <= OUTPUTS_AT_ONCE
 }
 
 /// Bytes of the largest shard.
@@ -406,9 +413,10 @@ mod tests {
         let gathered = Problem::builder(16_384, 16, 8192).ranks(2).build().unwrap();
         let copies = Engine::CopyEngines { streams: 1 };
         assert_eq!(Engine::usual(&gathered, Strategy::Sequential), copies);
-        // It arrives at once; own rows hide the others'; its blocks take too many SMs; it copies.
+        // It arrives at once; own rows hide the others'; it is too large; its blocks take too many SMs; it copies.
         assert_eq!(spans(128, 3584, 8192, None), (16, 1, 132));
         assert_eq!(spans(512, 14_336, 4096, None), (16, 1, 132));
+        assert_eq!(spans(262_144, 16, 8192, None), (0, 1, 132));
         assert_eq!(spans(512, 3584, 8192, Some(Engine::Kernel { blocks: 17 })), (17, 1, 132));
         assert_eq!(spans(512, 3584, 8192, Some(copies)), (0, 1, 132));
     }

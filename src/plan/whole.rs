@@ -98,6 +98,15 @@ pub struct Plan {
 impl Plan {
     /// Makes all choices; an error if they do not fit the problem or each other.
     pub fn new(problem: &Problem, options: PlanOptions) -> Result<Self> {
+        Plan::with_spans(problem, options, u32::MAX)
+    }
+
+    /// The same with chunks of no more than `most_spans` spans.
+    pub(super) fn with_spans(
+        problem: &Problem,
+        options: PlanOptions,
+        most_spans: u32,
+    ) -> Result<Self> {
         options.tiling.check()?;
         options.operation.check(options.strategy, options.engine)?;
         let pieces = match (options.pieces, options.engine) {
@@ -107,7 +116,7 @@ impl Plan {
         };
         let strategy = options.operation.strategy(options.strategy);
         Way { strategy, engine: options.engine, pieces }.check()?;
-        let chunks = chunks_of(problem, &options, pieces, u32::MAX)?;
+        let chunks = chunks_of(problem, &options, pieces, most_spans)?;
         Ok(Plan { problem: problem.clone(), options, chunks })
     }
 
