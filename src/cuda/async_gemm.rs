@@ -42,7 +42,7 @@ use crate::plan::{Chunks, Problem, TileOrder, Timeouts};
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(8).build()?;
 /// let chunks = Chunks::even(problem.shards(), 2)?;
 /// let gemm = AsyncGemm::plan(&device, &problem, &chunks, 0, &GemmOptions::default())?;
-/// let signals = Signals::new(&device, chunks.len())?;
+/// let signals = Signals::new(&device, chunks.signals())?;
 ///
 /// let input = vec![bf16::ONE; 4096 * 8192]; // pinned memory would be faster
 /// let mut a = stream.alloc_zeros::<bf16>(4096 * 8192)?;
@@ -190,8 +190,7 @@ impl AsyncGemm {
     }
 
     fn input(&self, stream: &Arc<CudaStream>, signals: &Signals) -> Result<Input<'_>> {
-        let slots = self.waiter.chunks.len() * self.waiter.chunks.spans();
-        signals.signal_address(slots.saturating_sub(1))?;
+        signals.signal_address(self.waiter.chunks.signals().saturating_sub(1))?;
         self.product.device.check_stream(stream)?;
         let captured = signals.note_capture(stream)?;
         let mut waiter = self.waiter.clone();

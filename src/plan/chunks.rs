@@ -15,9 +15,9 @@ use crate::error::{Error, Result};
 /// The most chunks a plan can have: one 32-bit signal each, a quarter of a megabyte a consumer.
 pub const MAX_CHUNKS: u32 = 1 << 16;
 
-/// The most spans of columns that a chunk can arrive in.
+/// The most spans of columns that a chunk can arrive in: `OG_MAX_SPAN_BITS` of `csrc/overlap_gemm.h`.
 pub const MAX_SPANS: u32 = 8;
-/// Bytes of a row that a span is a multiple of: as many as the widest step of K has, twice.
+/// Bytes of a row that a span is a multiple of, twice those of the widest step of K: `OG_SPAN_UNIT_BYTES` there.
 const SPAN_UNIT: u64 = 512;
 
 /// The chunks of all shards.
@@ -113,6 +113,11 @@ impl Chunks {
         self.spans
     }
 
+    /// How many signals they have in all: one for each span of each chunk.
+    pub fn signals(&self) -> u32 {
+        self.len() * self.spans
+    }
+
     /// The columns of A in one span. The last ones are empty where K is short: nobody waits for them.
     pub fn columns(&self, problem: &Problem, span: u32) -> Range<u32> {
         let (k, size) = (u64::from(problem.k()), u64::from(problem.elements().a.size()));
@@ -123,7 +128,7 @@ impl Chunks {
 
     /// Bytes of a row of A in each span, but the last, which ends with the row.
     pub(crate) fn span_bytes(&self, problem: &Problem) -> u64 {
-        let row = u64::from(problem.k()) * u64::from(problem.elements().a.size());
+        let row = problem.row_bytes(&(0..1)) as u64;
         row.div_ceil(self.spans.into()).next_multiple_of(SPAN_UNIT)
     }
 
@@ -220,5 +225,18 @@ impl Chunks {
 
     fn within(&self, rank: u32) -> Partition {
         Partition::new(self.shards.rows(rank).len() as u32, self.of_rank(rank).len() as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_header_has_the_same_spans() {
+        let header = include_str!("../../csrc/overlap_gemm.h");
+        let bits = MAX_SPANS.ilog2();
+        assert!(header.contains(&format!("#define OG_MAX_SPAN_BITS {bits}\n")));
+        assert!(header.contains(&format!("#define OG_SPAN_UNIT_BYTES {SPAN_UNIT}\n")));
     }
 }

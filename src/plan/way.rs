@@ -29,7 +29,7 @@ const SMALLEST_SHARD: u128 = 512 << 10;
 pub(super) const FEW_BYTES: u64 = 1 << 20;
 /// Bytes of a shard in each span, about: for each span a block waits until it knows that its stores have arrived, 1.6 µs.
 const SPAN_BYTES: u128 = 512 << 10;
-/// The largest shard that is pushed in spans.
+/// The largest shard that is pushed in spans: twice the largest that was measured (benches/results/2026-11-27-h200x2-spans.md).
 const MOST_BYTES_IN_SPANS: u128 = 16 << 20;
 /// The elements of D that a GPU computes at the same time: 132 SMs, a tile of 128×256 each.
 const OUTPUTS_AT_ONCE: u64 = 132 * 128 * 256;
@@ -297,8 +297,7 @@ pub(super) fn rows_come_early(problem: &Problem) -> bool {
     problem.n() > MOST_COLUMNS_IN_PIECES
 }
 
-/// Whether a product has its tiles computed at the same time, and waits for more than what arrives at once. (No more than was
-/// measured: for ever larger shards copies, which take no SM, are as fast.)
+/// Whether a product has its tiles computed at the same time, and waits for more than what arrives at once.
 fn gains_by_spans(problem: &Problem) -> bool {
     let outputs = u64::from(problem.m()) * u64::from(problem.n());
     let bytes = shard_bytes(problem);

@@ -191,7 +191,7 @@ impl Step<'_> {
         let arrival = Arrival {
             first: self.transfers.first_spans(rank),
             last: ready,
-            spans: f64::from(self.plan.chunks().spans()),
+            spans: self.plan.chunks().spans(),
         };
         let product = self.product(problem, sms, order.sweeps(), busy, own_at);
         let launched = own_at + self.machine.launch_us;
@@ -267,9 +267,11 @@ impl Product {
             };
             let whole = self.end(begin);
             let fed = whole - self.times.ahead.min(begin - wait_begin);
-            // The last span's part of K is multiplied when that has come.
-            let end = fed.max(last + self.times.unit / arrival.spans);
-            let end = if arrival.spans > 1.0 { end } else { fed };
+            let end = match arrival.spans {
+                1 => fed,
+                // The last span's part of K is multiplied when that has come.
+                spans => fed.max(last + self.times.unit / f64::from(spans)),
+            };
             free[worker] = end;
             outcome.first_tile = outcome.first_tile.min(begin);
             outcome.waited += (begin - wait_begin + end - fed) * tiles as f64;
@@ -319,12 +321,12 @@ impl Product {
 struct Arrival {
     first: Vec<f64>,
     last: Vec<f64>,
-    spans: f64,
+    spans: u32,
 }
 
 impl Arrival {
     fn whole(ready: Vec<f64>) -> Arrival {
-        Arrival { first: ready.clone(), last: ready, spans: 1.0 }
+        Arrival { first: ready.clone(), last: ready, spans: 1 }
     }
 }
 

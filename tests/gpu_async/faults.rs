@@ -42,8 +42,8 @@ fn a_chunk_that_never_comes_ends_the_product_and_is_named() {
             // The first of these steps has epoch 0: the epochs have just wrapped.
             let limit = Duration::from_millis(random.within(100..=300));
             let spans = arrival.chunks.spans();
-            let parts = u64::from(arrival.chunks.len() * spans);
-            let missing_part = random.within(0..=parts - 1) as u32;
+            let last_part = u64::from(arrival.chunks.signals()) - 1;
+            let missing_part = random.within(0..=last_part) as u32;
             let missing = missing_part / spans;
             arrival.begin_step(random);
             let epoch = arrival.signals.epoch();

@@ -41,7 +41,7 @@ pub fn in_spans(chunks: Chunks, problem: &Problem, most: u32) -> Chunks {
 
 /// All parts in random order: part p is span p mod S of chunk p / S, of S spans.
 pub fn shuffled(chunks: &Chunks, random: &mut Random) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..chunks.len() * chunks.spans()).collect();
+    let mut order: Vec<u32> = (0..chunks.signals()).collect();
     for last in (1..order.len()).rev() {
         order.swap(last, random.within(0..=last as u64) as usize);
     }
@@ -87,8 +87,7 @@ impl Arrival {
             case: case.clone(),
             chunks: chunks.clone(),
             gemm,
-            signals: Signals::with_epoch(&gpu.device, chunks.len() * chunks.spans(), start)
-                .unwrap(),
+            signals: Signals::with_epoch(&gpu.device, chunks.signals(), start).unwrap(),
             copies: gpu.device.new_stream().unwrap(),
             call: call(gpu, case, random),
             gpu: gpu.clone(),
