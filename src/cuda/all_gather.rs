@@ -3,20 +3,22 @@
 //! What belongs here: the gather for its own sake, beside other work of the caller. With a
 //! product of the rows it is [`AllGatherGemm`](crate::cuda::AllGatherGemm). Invariant: between
 //! [`AllGather::start`] and [`AllGather::finish`] no rows are promised; after `finish`, in the order of its
-//! stream, all are there, unless [`AllGather::check`] says otherwise.
+//! stream, all are there, unless [`AllGather::check`] says otherwise. [`AllGather::enqueue`] is both, over `cudarc`'s memory.
 
 use std::sync::Arc;
 
-use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, result};
 
 use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
 use crate::cuda::movers::options::GatherOptions;
-use crate::cuda::sys::device::Device;
+use crate::cuda::sys::Driver;
+use crate::cuda::sys::device::{Device, check_context};
 use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
+use crate::fit::check_len;
 use crate::group::Group;
 use crate::plan::{Operation, PlanOptions, Problem, Strategy};
 
@@ -33,6 +35,12 @@ use crate::plan::{Operation, PlanOptions, Problem, Strategy};
 /// let rows = vec![256; group.ranks() as usize];
 /// let mut gather = AllGather::plan(&group, &device, &rows, 8192, &GatherOptions::default())?;
 ///
+/// // 256 rows of 2048 numbers from each rank, into one matrix on all.
+/// let shard = stream.clone_htod(&vec![1f32; 256 * 2048])?;
+/// let mut all = stream.alloc_zeros::<f32>(rows.len() * 256 * 2048)?;
+/// gather.enqueue(&stream, None, &shard, &mut all)?;
+///
+/// // Or without a copy on either side, beside other work.
 /// let (slot, _bytes) = gather.local_shard(None)?;
 /// // ... a kernel on `stream` writes 256 rows of 8192 bytes to `slot` ...
 /// // SAFETY: the rows are in their slot.
@@ -41,7 +49,7 @@ use crate::plan::{Operation, PlanOptions, Problem, Strategy};
 /// let _rows_of_all = gather.finish(&stream)?;
 /// // ... work that needs them ...
 /// gather.synchronize(&stream)?;
-/// # Ok::<(), overlap_gemm::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct AllGather {
@@ -78,6 +86,43 @@ impl AllGather {
     /// there comes after the latest step on its stream.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         self.gatherer.local_shard(rows)
+    }
+
+    /// A whole step, in the order of `stream`: gathers this rank's rows, `shard`, and all others', and copies them into `all`, in
+    /// the order of the ranks. `rows`: as in [`AllGather::start`]. Both are as long as the rows of the step, or as those planned.
+    ///
+    /// In a graph, or where the copy costs too much: [`AllGather::start`] and [`AllGather::finish`].
+    pub fn enqueue<T>(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        rows: Option<&[u32]>,
+        shard: &impl DevicePtr<T>,
+        all: &mut impl DevicePtrMut<T>,
+    ) -> Result<()> {
+        self.gatherer.check_stream(stream)?;
+        let shape = self.gatherer.shape(rows)?;
+        let (planned, step) = (self.gatherer.plan.problem(), shape.plan.problem());
+        let bytes = |rows: u32| u64::from(rows) * u64::from(step.k());
+        let fits = |what, len, of: &Arc<CudaStream>, least, most| {
+            check_context(what, of.context(), self.gatherer.device.context())?;
+            let remedy = "give the rows of the step, or a buffer for as many as planned";
+            check_len(what, len, bytes(least)..=bytes(most), remedy)
+        };
+        let own = step.shards().rows(self.gatherer.group.rank()).len() as u32;
+        let most = planned.shards().most_rows().max(own);
+        fits("the shard, in bytes,", shard.num_bytes(), shard.stream(), own, most)?;
+        fits("the gathered rows, in bytes,", all.num_bytes(), all.stream(), step.m(), planned.m())?;
+        let (from, _read) = shard.device_ptr(stream);
+        let (to, _written) = all.device_ptr_mut(stream);
+        // SAFETY: the shard belongs to this device, is as long as the rows say, and stays allocated until the work that its
+        // event records is done; the step reads it in the order of the stream.
+        unsafe { self.start(stream, rows, Some(from)) }?;
+        let gathered = self.finish(stream)?;
+        let bytes = bytes(step.m()) as usize;
+        // SAFETY: both are so long, `to` as `from` above, the gathered rows until the next step, which comes behind this on the
+        // stream.
+        unsafe { result::memcpy_dtod_async(to, gathered, bytes, stream.cu_stream()) }
+            .in_call("cuMemcpyDtoDAsync")
     }
 
     /// Begins a step in the order of `stream`: sends this rank's rows, which are at `shard` (`None`: in their

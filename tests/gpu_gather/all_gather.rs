@@ -81,6 +81,35 @@ fn bytes_come_out_as_they_went_in() {
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
+fn slices_come_out_as_they_went_in() {
+    let planned = [40, 0, 100];
+    on_ranks(3, |rank| {
+        let stream = &rank.gpu.stream;
+        let mut gather = gather(&rank, &planned, Engine::CopyEngines { streams: 1 });
+        let room = (140 * ROW) as usize;
+        for step in 0..20 {
+            let rows = [planned, [100, 40, 0]][step as usize % 2];
+            let own = rows_of(rank.rank(), step, rows[rank.rank() as usize]);
+            // A slice has at least one element.
+            let shard = rank.gpu.upload(if own.is_empty() { &[0][..] } else { &own });
+            let mut all = rank.gpu.upload(&vec![0xff_u8; room]);
+            let given = shard.slice(..own.len());
+            gather.enqueue(stream, Some(&rows), &given, &mut all).unwrap();
+            drop(shard);
+            gather.synchronize(stream).unwrap();
+            let expected: Vec<u8> =
+                (0..).zip(&rows).flat_map(|(from, &rows)| rows_of(from, step, rows)).collect();
+            assert!(rank.gpu.download(&all) == expected, "rank {}, step {step}", rank.rank());
+        }
+        let (shard, mut short) = (rank.gpu.upload(&[0_u8; 48]), rank.gpu.upload(&[0_u8; 48]));
+        let error = gather.enqueue(stream, None, &shard, &mut short).unwrap_err().to_string();
+        assert!(error.starts_with("the length of the "), "{error}");
+        rank.through();
+    });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
 fn two_gathers_beside_a_product() {
     let kernel = one_kernel();
     on_ranks(2, |rank| {
