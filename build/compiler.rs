@@ -8,8 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Output};
 
-/// What one nvcc may take: a source of ten kernels takes 2.4 GB.
-pub const BYTES_PER_JOB: u64 = 4 << 30;
+/// What one nvcc may take: a source of nine kernels takes 1.9 GB.
+pub const BYTES_PER_JOB: u64 = 3 << 30;
 
 /// What nvcc compiles, for messages.
 pub struct Source<'a> {

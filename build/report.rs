@@ -1,8 +1,9 @@
-//! What the library learns about its build.
+//! What the library, and crates that depend on it, learn about its build.
 //!
 //! What belongs here: `build_info.rs` (compiled into the library: `cuda::build_info`) and
-//! `ptxas.txt` (for people and CI), both in OUT_DIR. Invariant: `build_info.rs` exists after every
-//! build with feature `cuda`, whether the kernels were built or not.
+//! `ptxas.txt` (for people and CI), both in OUT_DIR; and what build scripts of crates that depend on this one get for kernels
+//! of their own (`DEP_OVERLAP_GEMM_…`). Invariant: `build_info.rs` exists after every build with feature `cuda`, whether the
+//! kernels were built or not.
 
 use std::fs;
 
@@ -19,6 +20,9 @@ pub fn built(context: &Context, tools: &Tools, built: &Built) {
     write(context, "ptxas.txt", &text);
     let instances: Vec<&str> = built.instances.iter().map(String::as_str).collect();
     write_info(context, &tools.toolkit.version, &tools.cutlass.version, &instances, "");
+    println!("cargo::metadata=include={}", context.manifest_dir.join("csrc").display());
+    println!("cargo::metadata=cutlass={}", tools.cutlass.include.display());
+    println!("cargo::metadata=nvcc={}", tools.toolkit.nvcc.display());
 }
 
 /// They are not, and this is why.

@@ -173,8 +173,7 @@ fn numbers<const N: usize>(text: &str) -> Result<[u32; N], String> {
 }
 
 /// The most rows of the table in one source. The compiler needs as long for CUTLASS's headers and what all kernels have in
-/// common as for three rows: ten rows in one source took three quarters of the time of five in each of two. But fewer sources keep
-/// fewer cores busy.
+/// common as for two rows or three. But fewer sources keep fewer cores busy.
 const ROWS_A_SOURCE: usize = 9;
 
 /// The kernels, cut into sources of about equal size: a name and the kernels of each. Those of the default

@@ -11,6 +11,8 @@
 // sees it; a kernel that computes D transposed swaps them on the way out.
 #pragma once
 
+#include <algorithm>
+
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
 #include "cutlass/fast_math.h"
@@ -47,6 +49,28 @@ struct alignas(kLineBytes) OrderParams {
     StepWords step;
 };
 static_assert(offsetof(OrderParams, bands) + offsetof(BandTable, first) + 2 * sizeof(int32_t) <= kLineBytes);
+
+// For one launch: `rows` x `columns` outputs, cut into units of `unit_rows` x `unit_columns`; the steps of K in `splits` slices.
+// `swizzle` is plan::Tiling's. `input` null: all is there. Where there are slices, the caller adds their memory: `counters` and
+// `partials`.
+inline OrderParams make_order(og_gemm_input const* input, int32_t rows, int32_t columns, int32_t unit_rows,
+                              int32_t unit_columns, int32_t swizzle, int32_t k_steps, int32_t splits) {
+    OrderParams order{};
+    auto units = [](int32_t count, int32_t unit) { return count / unit + (count % unit != 0); };
+    order.unit_grid_m = units(rows, unit_rows);
+    order.splits = cutlass::FastDivmod(splits);
+    order.k_tiles = k_steps / splits;
+    order.longer_slices = k_steps % splits;
+    int32_t const column_units = units(columns, unit_columns);
+    order.columns = cutlass::FastDivmod(column_units);
+    // More rows together than there are sweep no differently, and their units might be too many to count.
+    swizzle = std::min(swizzle, order.unit_grid_m);
+    order.swizzle = cutlass::FastDivmod(swizzle);
+    order.sweep = cutlass::FastDivmod(swizzle * column_units);
+    order.bands = make_bands(input, rows, unit_rows, order.first_unit_row);
+    if (input) order.step = make_step_words(*input);
+    return order;
+}
 
 struct Unit {
     int32_t m;

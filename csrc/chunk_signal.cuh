@@ -1,4 +1,5 @@
 // Waiting for chunks: what a signal means on the device, and how a block gives up.
+// Kernels of other crates may include this and async_input_scheduler.cuh: docs/building-cuda.md, "Kernels of your own".
 //
 // What belongs here: reading signals and the epoch, the deadline, the abort word, the record of a
 // failure. Who waits for what is in gathering_mainloop.cuh.
@@ -17,6 +18,7 @@
 // so once, tells the others through `stop`, and goes on without waiting.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "overlap_gemm.h"
@@ -37,6 +39,10 @@ struct StepWords {
     og_failure* failure = nullptr;
     uint64_t timeout_ns = 0;
 };
+
+inline StepWords make_step_words(og_gemm_input const& input) {
+    return {input.epoch, input.begun, input.stop, input.abort, input.failure, input.timeout_ns};
+}
 
 // What an SM fetches of kernel parameters at a time. The first use of each line takes a fraction of a microsecond.
 constexpr int kLineBytes = 64;
@@ -81,6 +87,20 @@ struct alignas(kLineBytes) ChunkTable {
     }
 #endif
 };
+
+// For one launch. `input` null: all of A is there.
+inline ChunkTable make_chunk_table(og_gemm_input const* input) {
+    ChunkTable table{};
+    if (!input) return table;
+    table.signals = input->signals;
+    table.step = make_step_words(*input);
+    table.count = input->chunk_count;
+    table.slots_per_rank = uint16_t(input->slots_per_rank);
+    table.share_bits = uint8_t(input->share_bits);
+    table.writer_bits = uint8_t(input->share_bits - input->span_bits);
+    std::copy_n(input->chunks, table.count, table.chunks);
+    return table;
+}
 
 #if defined(__CUDACC__)
 

@@ -89,15 +89,15 @@ struct GemmSm90 {
     static constexpr int kCapacity = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes;
     static constexpr int kOtherBytes =
         int(sizeof(typename StoreOf<2>::SharedStorage) + sizeof(typename StoreOf<2>::Vectors)) + kBlockWaitsBytes;
-    using BuiltMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, First, LayoutFirst, kAlignment<First>,
-        Second, LayoutSecond, kAlignment<Second>, float, Tile, Cluster,
-        cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>, Schedule>::CollectiveOp;
-    static constexpr int kLeftBytes =
-        kCapacity - kOtherBytes -
-        int(sizeof(typename BuiltMainloop::TensorStorage) + sizeof(typename BuiltMainloop::PipelineStorage));
+    // A stage and its two barriers. Shared memory is counted as CUTLASS does, in parts of 128 bytes.
+    static constexpr int kStageBytes = kTileK * (int(cute::size<0>(Tile{})) * int(sizeof(First)) + kWidest * int(sizeof(Second))) +
+                                       2 * int(sizeof(uint64_t));
+    static constexpr int kStages = (kCapacity / 128 - (kOtherBytes + 127) / 128) * 128 / kStageBytes;
+    static constexpr int kLeftBytes = kCapacity - kOtherBytes - kStages * kStageBytes;
     static constexpr int kBufferBytes = int(sizeof(typename StoreOf<2>::SharedStorage)) / 2;
     using Store = StoreOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
+    static constexpr int kStageSpace =
+        kCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
 
     // What our own loop leaves to CUTLASS's: operands that do not lie along K, A and B of different types, and fp8 sums that are
     // added up outside the tensor cores.
@@ -106,11 +106,20 @@ struct GemmSm90 {
     // Else it would take several instructions for a strip, whose sums the store does not expect.
     static_assert(!kByCutlass || (!kVaries && kGroupsN == 1 && (kWidest == 64 || kWidest == 128)),
                   "CUTLASS's usual header has no instruction of this width");
-    static constexpr int kStageSpace =
-        kCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
-    using OwnMainloop = MainloopOfWidths<typename WithOwnInstruction<BuiltMainloop, kGroupsM, kGroupsN>::Type, kGroupsM,
-                                         kGroupsN, kStageSpace, kLeast>;
-    using BaseMainloop = cute::conditional_t<kByCutlass, CutlassMainloop<BuiltMainloop>, OwnMainloop>;
+    // Templates, so that only the one that is used is compiled: CUTLASS's takes long.
+    template <class KernelTile>
+    struct ByCutlass {
+        using Built = typename cutlass::gemm::collective::CollectiveBuilder<
+            cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, First, LayoutFirst, kAlignment<First>, Second, LayoutSecond,
+            kAlignment<Second>, float, KernelTile, Cluster,
+            cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>, Schedule>::CollectiveOp;
+        using Type = CutlassMainloop<Built>;
+    };
+    template <class KernelTile>
+    struct ByOwnLoop {
+        using Type = MainloopOfWidths<First, KernelTile, kGroupsM, kGroupsN, kStageSpace, kLeast>;
+    };
+    using BaseMainloop = typename cute::conditional_t<kByCutlass, ByCutlass<Tile>, ByOwnLoop<Tile>>::Type;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed, kVaries>;
 
     // Ping-pong kernels know no slices of K, and large outputs need none.
@@ -153,33 +162,18 @@ struct GemmSm90 {
         }
     }
 
-    static OrderParams order(Launch const& launch, og_kernel_facts const& kernel, UnitGrid const& units) {
+    static OrderParams order(Launch const& launch, og_kernel_facts const& kernel) {
         og_gemm_shape const& shape = launch.plan.shape;
-        OrderParams order{};
-        order.unit_grid_m = int32_t(units.m);
-        order.splits = cutlass::FastDivmod(shape.splits);
-        int32_t k_tiles = int32_t(UnitGrid::ceil_div(shape.k, kTileK));
-        order.k_tiles = k_tiles / shape.splits;
-        order.longer_slices = k_tiles % shape.splits;
-        // More rows together than there are sweep no differently, and their units might be too many to count.
-        int32_t swizzle = std::min(shape.swizzle, order.unit_grid_m);
-        order.columns = cutlass::FastDivmod(int32_t(units.n));
-        order.swizzle = cutlass::FastDivmod(swizzle);
-        order.sweep = cutlass::FastDivmod(swizzle * int32_t(units.n));
-        order.bands = make_bands(launch.input, int32_t(launch.rows), kernel.tile_m * kClusterM,
-                                 order.first_unit_row);
+        int32_t const k_steps = int32_t(UnitGrid::ceil_div(shape.k, kTileK));
+        OrderParams order = make_order(launch.input, int32_t(launch.rows), int32_t(shape.n), kernel.tile_m * kClusterM,
+                                       kernel.tile_n * kClusterN, shape.swizzle, k_steps, shape.splits);
         // Of the planned rows: with fewer rows there would be fewer counters, and sums where the next call
         // with more rows looks for counters that are zero.
         SplitWorkspace workspace(kernel, UnitGrid(kernel, shape.m, shape.n), shape.splits);
         auto* bytes = static_cast<char*>(launch.workspace);
-        if (launch.input) order.step = step(*launch.input);
         order.counters = reinterpret_cast<uint32_t*>(bytes);
         order.partials = reinterpret_cast<float*>(bytes + workspace.counter_bytes);
         return order;
-    }
-
-    static StepWords step(og_gemm_input const& input) {
-        return {input.epoch, input.begun, input.stop, input.abort, input.failure, input.timeout_ns};
     }
 
     static GatherParams gather(Launch const& launch, RecordTable const& records) {
@@ -193,20 +187,6 @@ struct GemmSm90 {
         static_assert(OG_SPAN_UNIT_BYTES % Mainloop::kRowBytes == 0);
         if (launch.input && launch.input->span_bits > 0) gather.span_steps = launch.input->span_bytes / Mainloop::kRowBytes;
         return gather;
-    }
-
-    static ChunkTable chunks(Launch const& launch) {
-        ChunkTable table{};
-        if (og_gemm_input const* input = launch.input) {
-            table.signals = input->signals;
-            table.step = step(*input);
-            table.count = input->chunk_count;
-            table.slots_per_rank = uint16_t(input->slots_per_rank);
-            table.share_bits = uint8_t(input->share_bits);
-            table.writer_bits = uint8_t(input->share_bits - input->span_bits);
-            std::copy_n(input->chunks, table.count, table.chunks);
-        }
-        return table;
     }
 
     static EpilogueParams<ElementD> epilogue(Launch const& launch, RecordTable const& records, int width) {
@@ -230,7 +210,7 @@ struct GemmSm90 {
         return p;
     }
 
-    static typename Kernel::Params params(Launch const& launch, og_kernel_facts const& kernel, UnitGrid const& units) {
+    static typename Kernel::Params params(Launch const& launch, og_kernel_facts const& kernel) {
         og_gemm_shape const& shape = launch.plan.shape;
         RecordTable records{};
         records.records = launch.records;
@@ -250,8 +230,9 @@ struct GemmSm90 {
         operands.ptr_B = static_cast<Second const*>(second);
         operands.dB = stride<typename BaseMainloop::StrideB>(second_pitch);
         int const width = kTransposed ? kernel.tile_m : kernel.tile_n;
-        return {order(launch, kernel, units),
-                Mainloop::encode({rows, columns, int(shape.k), 1}, operands, chunks(launch), gather(launch, records), width),
+        return {order(launch, kernel),
+                Mainloop::encode({rows, columns, int(shape.k), 1}, operands, make_chunk_table(launch.input),
+                                 gather(launch, records), width),
                 Store::encode(epilogue(launch, records, width), launch.operands.d, shape.ldd, launch.rows, shape.n)};
     }
 
@@ -308,7 +289,7 @@ struct GemmSm90 {
     static void enqueue(Launch const& launch) {
         static constexpr og_kernel_facts kernel = facts("", kWidth);
         UnitGrid units(kernel, launch.rows, launch.plan.shape.n);
-        auto params = GemmSm90::params(launch, kernel, units);
+        auto params = GemmSm90::params(launch, kernel);
         if constexpr (kBisKn) {
             check_descriptor(params.mainloop.tma_load_a.get_tma_descriptor(), kTransposed ? "B" : "A");
             check_descriptor(params.mainloop.tma_load_b.get_tma_descriptor(), kTransposed ? "A" : "B");

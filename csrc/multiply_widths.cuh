@@ -12,19 +12,19 @@
 
 namespace overlap_gemm {
 
-// `Base` is one of CUTLASS's main loops for the widest tile, with both operands along K. kGroupsM warp groups share a
-// tile's rows, or kGroupsN its columns; the other is 1. Stages and their barriers have kSpace bytes of shared memory; no tile
-// is narrower than kLeast.
-template <class Base, int kGroupsM, int kGroupsN, int kSpace, int kLeast>
-class MainloopOfWidths : public Base {
+// `Element` are both operands', along K; `Tile` is the widest. kGroupsM warp groups share a tile's rows, or kGroupsN its columns;
+// the other is 1. Stages and their barriers have kSpace bytes of shared memory; no tile is narrower than kLeast.
+// The names are those of CUTLASS's main loops.
+template <class Element, class Tile, int kGroupsM, int kGroupsN, int kSpace, int kLeast>
+class MainloopOfWidths {
     static_assert(kGroupsM == 1 || kGroupsN == 1);
     static constexpr int kGroupThreads = 128;
     static constexpr int kStripRows = 64;
     // Operands lie in rows of 128 bytes; a deeper tile has kDepths such parts, one after the other.
     static constexpr int kRowBytes = 128;
-    static constexpr int kTileRows = cute::size<0>(typename Base::TileShape{});
-    static constexpr int kWidest = cute::size<1>(typename Base::TileShape{});
-    static constexpr int kDepths = cute::size<2>(typename Base::TileShape{}) * int(sizeof(typename Base::ElementA)) / kRowBytes;
+    static constexpr int kTileRows = cute::size<0>(Tile{});
+    static constexpr int kWidest = cute::size<1>(Tile{});
+    static constexpr int kDepths = cute::size<2>(Tile{}) * int(sizeof(Element)) / kRowBytes;
     static constexpr int kStrips = kTileRows / (kStripRows * kGroupsM);
     // Columns of the widest tile that one group multiplies.
     static constexpr int kPartN = kWidest / kGroupsN;
@@ -37,6 +37,22 @@ class MainloopOfWidths : public Base {
     static constexpr int kAlignment = 1024;
 
 public:
+    using TileShape = Tile;
+    using ElementA = Element;
+    using ElementB = Element;
+    using StrideA = cute::Stride<int64_t, cute::_1, int64_t>;
+    using StrideB = StrideA;
+    using TiledMma = TiledWgmma<Element, Tile, kGroupsM, kGroupsN>;
+    struct Arguments {
+        Element const* ptr_A;
+        StrideA dA;
+        Element const* ptr_B;
+        StrideB dB;
+    };
+    // No descriptors of CUTLASS's.
+    struct Params {};
+    static constexpr uint32_t TmaTransactionBytes = stage_bytes(kWidest);
+
     static constexpr int kMostStages = kSpace / (stage_bytes(kLeast) + kBarrierBytes);
     static constexpr int kBytes = (kSpace - kMostStages * kBarrierBytes) / kAlignment * kAlignment;
     static constexpr int stages(int width) { return kBytes / stage_bytes(width); }
@@ -93,7 +109,7 @@ public:
                     CUTLASS_PRAGMA_UNROLL
                     for (int strip = 0; strip < kStrips; ++strip) {
                         int const rows_before = strip * kStripRows * kGroupsM * kRowBytes;
-                        Wgmma<kWidth>::template run<typename Base::ElementA, typename Base::ElementB>(
+                        Wgmma<kWidth>::template run<Element, Element>(
                             &sums(strip * kPartN / 2), first_a + begin + (depth * kDepthA + rows_before) / 16,
                             first_b + begin + depth * kDepthB / 16);
                     }

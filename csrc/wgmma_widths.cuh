@@ -10,7 +10,6 @@
 
 #include "cute/tensor.hpp"
 #include "cute/atom/mma_traits_sm90_gmma.hpp"
-#include "cutlass/gemm/collective/collective_mma_decl.hpp"
 #include "cutlass/numeric_types.h"
 
 namespace overlap_gemm {
@@ -167,22 +166,11 @@ struct Wgmma64xN {
     using CRegisters = float[kWidth / 2];
 };
 
-// CUTLASS's main loop with our instruction in the place of its builder's. kGroupsM warp groups share a tile's rows, or
-// kGroupsN its columns; the other is 1.
-template <class Mainloop, int kGroupsM, int kGroupsN>
-struct WithOwnInstruction;
-
-template <class Policy, class Tile, class ElementA, class StrideA, class ElementB, class StrideB,
-          class TiledMma, class... Copies, int kGroupsM, int kGroupsN>
-struct WithOwnInstruction<cutlass::gemm::collective::CollectiveMma<
-                              Policy, Tile, ElementA, StrideA, ElementB, StrideB, TiledMma, Copies...>,
-                          kGroupsM, kGroupsN> {
-    using Groups = cute::Layout<cute::Shape<cute::Int<kGroupsM>, cute::Int<kGroupsN>, cute::_1>>;
-    using Atom = cute::MMA_Atom<Wgmma64xN<cute::size<1>(Tile{}) / kGroupsN, ElementA, ElementB>>;
-    using Type = cutlass::gemm::collective::CollectiveMma<
-        Policy, Tile, ElementA, StrideA, ElementB, StrideB,
-        decltype(cute::make_tiled_mma(Atom{}, Groups{})), Copies...>;
-};
+// kGroupsM warp groups share a tile's rows, or kGroupsN its columns; the other is 1.
+template <class Element, class Tile, int kGroupsM, int kGroupsN>
+using TiledWgmma = decltype(cute::make_tiled_mma(
+    cute::MMA_Atom<Wgmma64xN<cute::size<1>(Tile{}) / kGroupsN, Element, Element>>{},
+    cute::Layout<cute::Shape<cute::Int<kGroupsM>, cute::Int<kGroupsN>, cute::_1>>{}));
 
 }  // namespace overlap_gemm
 

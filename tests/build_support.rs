@@ -235,7 +235,7 @@ fn reservations_are_told_from_names() {
 fn jobs_fit_into_memory() {
     let gib = |n: u64| Some(n << 30);
     assert_eq!(compiler::jobs(16, gib(128), None, 100), 16);
-    assert_eq!(compiler::jobs(16, gib(15), None, 100), 3, "4 GiB each");
+    assert_eq!(compiler::jobs(16, gib(15), None, 100), 5, "3 GiB each");
     assert_eq!(compiler::jobs(16, gib(128), Some(3), 100), 3);
     assert_eq!(compiler::jobs(16, gib(128), None, 2), 2);
     assert_eq!(compiler::jobs(2, gib(1), Some(0), 0), 1, "never none");

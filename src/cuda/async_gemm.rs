@@ -6,23 +6,20 @@
 //! and can be captured into a graph.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cudarc::driver::CudaStream;
 
-use crate::cuda::exchange::chunk_table::{ChunkTable, check_count};
-use crate::cuda::exchange::signals::{Signals, Waiter};
+use crate::cuda::exchange::chunk_wait::ChunkWait;
+use crate::cuda::exchange::signals::Signals;
 use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::ffi::Input;
 use crate::cuda::sys::records::TileRecords;
-use crate::cuda::sys::stream_ops::is_capturing;
 use crate::error::{Error, Result};
 use crate::kernels::{Choice, Kernel};
-use crate::plan::{Chunks, Problem, TileOrder, Timeouts};
+use crate::plan::{Chunks, Problem, TileOrder};
 
 /// D = A · B where A arrives while it is multiplied.
 ///
@@ -75,10 +72,7 @@ use crate::plan::{Chunks, Problem, TileOrder, Timeouts};
 pub struct AsyncGemm {
     product: Product,
     order: TileOrder,
-    table: ChunkTable,
-    first_limit: Duration,
-    waiter: Waiter,
-    begun: AtomicBool,
+    wait: ChunkWait,
 }
 
 impl AsyncGemm {
@@ -95,22 +89,10 @@ impl AsyncGemm {
         pivot_rank: u32,
         options: &GemmOptions,
     ) -> Result<Self> {
-        check_chunks(problem, chunks, pivot_rank)?;
+        let wait = ChunkWait::plan(problem, chunks, pivot_rank)?;
         let product = Product::plan(device, problem, options)?;
         let order = TileOrder::new(chunks, problem.n(), product.tiling(), pivot_rank)?;
-        Ok(AsyncGemm {
-            product,
-            order,
-            table: ChunkTable::new(chunks, problem, pivot_rank, |chunk| chunk),
-            first_limit: Timeouts::default().first,
-            waiter: Waiter {
-                rank: pivot_rank,
-                limit: Timeouts::default().steady,
-                chunks: chunks.clone(),
-                of_sums: false,
-            },
-            begun: AtomicBool::new(false),
-        })
+        Ok(AsyncGemm { product, order, wait })
     }
 
     /// The part of [`AsyncGemm::plan`] that needs no device.
@@ -120,15 +102,14 @@ impl AsyncGemm {
         pivot_rank: u32,
         options: &GemmOptions,
     ) -> Result<()> {
-        check_chunks(problem, chunks, pivot_rank)?;
+        ChunkWait::check(problem, chunks, pivot_rank)?;
         Product::check(problem, options)
     }
 
-    /// How long a tile waits for its chunks, or for the next span of them: `first` in the first call (default: a minute), when peers
-    /// may still be starting, `steady` in every later one and in graphs (default: ten seconds).
+    /// As [`ChunkWait::with_timeouts`].
     #[must_use]
     pub fn with_timeouts(mut self, first: Duration, steady: Duration) -> Self {
-        (self.first_limit, self.waiter.limit) = (first, steady);
+        self.wait = self.wait.with_timeouts(first, steady);
         self
     }
 
@@ -178,63 +159,11 @@ impl AsyncGemm {
             let remedy = "plan another AsyncGemm with the chunks of these rows";
             return Err(Error::mismatch("the number of rows", rows, planned, remedy));
         }
-        let input = self.input(stream, signals)?;
+        self.product.check_stream(stream)?;
+        let input = self.wait.await_by(stream, signals)?;
         // SAFETY: the caller's promise, and `signals` keeps what `input` names alive until the stream is
         // through.
         unsafe { self.product.enqueue_raw(stream, operands, Some(&input)) }?;
-        // From now on a wait is a steady one; a capture is no call yet.
-        if !self.begun.load(Ordering::Relaxed) && !is_capturing(stream)? {
-            self.begun.store(true, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    fn input(&self, stream: &Arc<CudaStream>, signals: &Signals) -> Result<Input<'_>> {
-        signals.signal_address(self.waiter.chunks.signals().saturating_sub(1))?;
-        self.product.device.check_stream(stream)?;
-        let captured = signals.note_capture(stream)?;
-        let mut waiter = self.waiter.clone();
-        // Relaxed: calls at the same time may both be patient.
-        if !self.begun.load(Ordering::Relaxed) && !captured {
-            waiter.limit = self.first_limit;
-        }
-        let limit = waiter.limit;
-        signals.note_waiter(signals.epoch(), captured, waiter);
-        signals.input(stream, &self.table, limit)
-    }
-}
-
-/// The part of the rules that concerns chunks.
-fn check_chunks(problem: &Problem, chunks: &Chunks, pivot_rank: u32) -> Result<()> {
-    chunks.shards().check_rank(pivot_rank)?;
-    if chunks.shards().m() != problem.m() {
-        let remedy = "make the chunks of shards whose rows sum to m";
-        let (got, expected) = (chunks.shards().m(), problem.m());
-        return Err(Error::mismatch("the sum of all chunks' rows", got, expected, remedy));
-    }
-    check_count(chunks)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plan::Shards;
-
-    #[test]
-    fn chunks_that_do_not_fit_are_named_without_a_device() {
-        let problem = Problem::builder(1024, 64, 64).build().unwrap();
-        let refused = |rows: u32, chunks: u32, pivot: u32| {
-            let chunks = Chunks::even(&Shards::even(rows, 2).unwrap(), chunks).unwrap();
-            let options = GemmOptions::default();
-            AsyncGemm::check(&problem, &chunks, pivot, &options).unwrap_err().to_string()
-        };
-        let error = refused(1000, 4, 0);
-        assert!(
-            error.starts_with("the sum of all chunks' rows is 1000, but must be 1024"),
-            "{error}"
-        );
-        let error = refused(1024, 129, 0);
-        assert!(error.starts_with("the number of chunks is 258, but must be between 1 and 256"));
-        assert!(refused(1024, 4, 2).starts_with("rank is 2"));
+        self.wait.note_enqueued(stream)
     }
 }

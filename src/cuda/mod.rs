@@ -65,6 +65,7 @@ pub use crate::plan::Activation;
 // Signals, and memory that all ranks reach.
 #[doc(inline)]
 pub use self::{
+    exchange::chunk_wait::{ChunkWait, KernelInput},
     exchange::signal_pad::{MAX_CHANNELS, SignalPad},
     exchange::signals::{self, Aborter, Signals},
     exchange::symmetric::SymmetricMemory,
@@ -95,7 +96,7 @@ pub use cudarc;
 // What may move between threads.
 const _: () = {
     const fn is_sync<T: Send + Sync>() {}
-    is_sync::<(Device, Gemm, AsyncGemm, Signals, signals::Aborter)>();
+    is_sync::<(Device, Gemm, AsyncGemm, Signals, ChunkWait, signals::Aborter)>();
     is_sync::<(AllGather, AllGatherGemm, GemmReduceScatter, GemmAllReduce, ReduceScatter, AllReduce)>(
     );
     is_sync::<(SymmetricMemory, SignalPad, StepRecord, TileRecords)>();

@@ -31,7 +31,6 @@
 //! Invariant: all that a kernel may still touch is alive: a value dropped too early waits for its
 //! streams first.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -41,7 +40,8 @@ use cudarc::driver::{CudaStream, result};
 
 use super::chunk_table::ChunkTable;
 use super::symmetric::SymmetricMemory;
-use crate::cuda::sys::bindings::{og_failure, og_failure_kind, og_gemm_input};
+use super::waiters::{Waiter, Waiters, in_words};
+use crate::cuda::sys::bindings::og_gemm_input;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::{Input, kernels_built};
 use crate::cuda::sys::host_words::HostWords;
@@ -49,7 +49,7 @@ use crate::cuda::sys::stream_ops::{self, is_capturing};
 use crate::cuda::sys::uses::Uses;
 use crate::cuda::sys::{Driver, ffi};
 use crate::error::{Error, Result};
-use crate::plan::{Chunks, MAX_CHUNKS};
+use crate::plan::MAX_CHUNKS;
 
 /// Words before the signals: the two stop words (64 bits each), then the epoch, in lines of their own. A
 /// gather has more words between the epoch and the signals (`layout`).
@@ -78,20 +78,6 @@ pub struct Signals {
     pub(crate) uses: Uses,
     /// Who waits, from which epoch on.
     waiters: Mutex<Waiters>,
-}
-
-/// Who waits, from which epoch on, the latest last: steps are enqueued ahead, and a failure is of one of them.
-#[derive(Debug, Default)]
-struct Waiters(VecDeque<(u32, Waiter)>);
-
-/// What a failure needs to be told in words.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Waiter {
-    pub(crate) rank: u32,
-    pub(crate) limit: Duration,
-    pub(crate) chunks: Chunks,
-    /// What is awaited are sums: a failure counts the ranks that send them, not chunks.
-    pub(crate) of_sums: bool,
 }
 
 /// A limit, as the device takes it.
@@ -303,24 +289,21 @@ impl Signals {
         limit: Duration,
     ) -> Result<Input<'a>> {
         self.begin(stream)?;
-        Ok(Input {
-            chunks: &table.chunks,
-            b_is_there: false,
-            words: og_gemm_input {
-                pivot_row: table.pivot_row,
-                early_chunks: table.early_chunks,
-                share_bits: table.span_bits,
-                span_bits: table.span_bits,
-                span_bytes: table.span_bytes,
-                signals: self.signals as *const _,
-                epoch: self.epoch_address() as *const _,
-                stop: self.word_address(STOP_AT) as *mut _,
-                abort: self.host.abort_address() as *const _,
-                failure: self.host.failure_address() as *mut _,
-                timeout_ns: timeout_ns(limit),
-                ..og_gemm_input::default()
-            },
-        })
+        let words = og_gemm_input {
+            pivot_row: table.pivot_row,
+            early_chunks: table.early_chunks,
+            share_bits: table.span_bits,
+            span_bits: table.span_bits,
+            span_bytes: table.span_bytes,
+            signals: self.signals as *const _,
+            epoch: self.epoch_address() as *const _,
+            stop: self.word_address(STOP_AT) as *mut _,
+            abort: self.host.abort_address() as *const _,
+            failure: self.host.failure_address() as *mut _,
+            timeout_ns: timeout_ns(limit),
+            ..og_gemm_input::default()
+        };
+        Ok(Input::new(&table.chunks, words))
     }
 
     /// Notes that `waiter` waits for signals from `epoch` on. Of a graph's replays nobody counts the epochs: it waits in all.
@@ -344,31 +327,6 @@ impl Signals {
 
     fn word_address(&self, word: u32) -> CUdeviceptr {
         self.start + u64::from(word) * WORD
-    }
-}
-
-impl Waiters {
-    /// The most that are kept: only a different one is added, and few are.
-    const KEPT: usize = 64;
-
-    fn note(&mut self, epoch: u32, captured: bool, waiter: Waiter) {
-        if captured {
-            self.0.clear();
-        }
-        if self.0.back().is_some_and(|(_, last)| *last == waiter) {
-            return;
-        }
-        if self.0.len() == Self::KEPT {
-            self.0.pop_front();
-        }
-        self.0.push_back((epoch, waiter));
-    }
-
-    /// Who waited in `epoch`. Epochs wrap; one that is older than all that is kept, or of a graph, is the latest's.
-    fn of(&self, epoch: u32) -> Option<&Waiter> {
-        let began = |first: u32| epoch.wrapping_sub(first) as i32 >= 0;
-        let own = self.0.iter().rev().find(|(first, _)| began(*first));
-        own.or(self.0.back()).map(|(_, waiter)| waiter)
     }
 }
 
@@ -413,109 +371,5 @@ impl Aborter {
     /// Whether products that wait give up.
     pub fn is_set(&self) -> bool {
         self.host.is_aborted()
-    }
-}
-
-/// The error that a failure is.
-fn in_words(failure: og_failure, waiter: &Waiter) -> Error {
-    let og_failure { chunk, signal, epoch, tile_m, tile_n, kind, .. } = failure;
-    let Waiter { rank, limit, ref chunks, of_sums } = *waiter;
-    let awaited = match tile_m {
-        _ if of_sums => "sums of its rows".to_owned(),
-        u32::MAX => format!("chunk {chunk}"),
-        _ => format!("chunk {chunk} (for tile ({tile_m}, {tile_n}))"),
-    };
-    match og_failure_kind(kind) {
-        og_failure_kind::OG_FAILURE_ABORTED => {
-            let reason = format!("asked to while it waited for {awaited} of epoch {epoch}");
-            Error::Aborted { rank, reason }
-        }
-        og_failure_kind::OG_FAILURE_ABSENT => {
-            let awaited = "word that it has read its rows".into();
-            Error::PeerTimeout { rank, peer: chunk, awaited, epoch, epoch_seen: signal, limit }
-        }
-        og_failure_kind::OG_FAILURE_LAYOUT => other_layout(rank, chunk, epoch),
-        og_failure_kind::OG_FAILURE_LEFT => {
-            Error::PeerLost { rank, peer: chunk, before: format!("epoch {epoch}") }
-        }
-        og_failure_kind::OG_FAILURE_SLICE => Error::Cuda {
-            call: "og_gemm_enqueue",
-            code: None,
-            detail: format!(
-                "a slice of K of epoch {epoch} was not handed over on rank {rank}: blocks did not start in order; \
-                 plan the product again with 1 split"
-            ),
-        },
-        // A chunk did not come in time.
-        _ => {
-            let peer = match chunk < chunks.len() {
-                _ if of_sums => chunk,
-                true => chunks.rank_of(chunk),
-                false => chunks.shards().ranks(),
-            };
-            Error::PeerTimeout { rank, peer, awaited, epoch, epoch_seen: signal, limit }
-        }
-    }
-}
-
-/// Two ranks began one step with different rows.
-pub(crate) fn other_layout(rank: u32, peer: u32, epoch: u32) -> Error {
-    let what = format!("the rows of epoch {epoch} on rank {peer}");
-    let expected = format!("those that rank {rank} gave, in the same buffer");
-    let remedy = "give every rank the rows of all ranks, and make the same calls on each";
-    Error::mismatch(what, "laid out otherwise", expected, remedy)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plan::Shards;
-
-    #[test]
-    fn a_failure_names_rank_peer_chunk_epoch_and_tile() {
-        let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
-        let limit = Duration::from_millis(250);
-        let waiter = Waiter { rank: 1, limit, chunks, of_sums: false };
-        let (kind, reserved) = (og_failure_kind::OG_FAILURE_TIMEOUT.0, [0; 2]);
-        let failure =
-            og_failure { chunk: 5, signal: 6, epoch: 7, tile_m: 3, tile_n: 2, reserved, kind };
-        let text = in_words(failure, &waiter).to_string();
-        let expected = "rank 1: chunk 5 (for tile (3, 2)) from rank 2 did not come within 250ms \
-                        (epoch 7 expected, 6 seen)";
-        assert!(text.starts_with(expected), "{text}");
-        let kind = og_failure_kind::OG_FAILURE_ABORTED.0;
-        let error = in_words(og_failure { kind, ..failure }, &waiter);
-        assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{error:?}");
-        assert!(error.to_string().contains("chunk 5 (for tile (3, 2)) of epoch 7"), "{error}");
-        // A record from nowhere names no rank that exists, and nothing panics.
-        let error = in_words(og_failure { chunk: u32::MAX, ..failure }, &waiter);
-        assert!(matches!(error, Error::PeerTimeout { peer: 4, .. }), "{error:?}");
-        // Of sums, the number is the rank's that sends them.
-        let waiter = Waiter { of_sums: true, ..waiter };
-        let text = in_words(og_failure { chunk: 3, ..failure }, &waiter).to_string();
-        assert!(text.starts_with("rank 1: sums of its rows from rank 3 did not come"), "{text}");
-    }
-
-    #[test]
-    fn a_failure_is_of_who_waited_in_its_epoch() {
-        let waiter = |seconds| {
-            let chunks = Chunks::even(&Shards::even(64, 4).unwrap(), 2).unwrap();
-            Waiter { rank: 1, limit: Duration::from_secs(seconds), chunks, of_sums: false }
-        };
-        let mut waiters = Waiters::default();
-        let start = u32::MAX - 1;
-        for (step, seconds) in [60, 10, 10, 10, 20].into_iter().enumerate() {
-            waiters.note(start.wrapping_add(step as u32), false, waiter(seconds));
-        }
-        assert_eq!(waiters.0.len(), 3, "the same is noted once");
-        let limit = |waiters: &Waiters, step: u32| {
-            waiters.of(start.wrapping_add(step)).map(|waiter| waiter.limit.as_secs())
-        };
-        let limits: Vec<_> = (0..6).filter_map(|step| limit(&waiters, step)).collect();
-        assert_eq!(limits, [60, 10, 10, 10, 20, 20]);
-        // Nobody knows the epochs of a graph.
-        waiters.note(7, true, waiter(30));
-        assert_eq!(limit(&waiters, 0), Some(30));
-        assert_eq!(Waiters::default().of(0), None);
     }
 }

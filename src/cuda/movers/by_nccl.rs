@@ -10,8 +10,8 @@ use cudarc::driver::CudaStream;
 
 use super::nccl::{Communicator, Parts};
 use crate::cuda::exchange::layout::Layout;
-use crate::cuda::exchange::signals::other_layout;
 use crate::cuda::exchange::step_shape::{Part, StepShape};
+use crate::cuda::exchange::waiters::other_layout;
 use crate::error::Result;
 use crate::group::Group;
 

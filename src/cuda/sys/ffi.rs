@@ -5,6 +5,7 @@
 //! through `with_kernels`, so in a binary without kernels each function says why there are none, and no plan exists.
 
 use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
 
 use cudarc::driver::CudaStream;
 
@@ -40,14 +41,21 @@ const _: () = assert!(TMA_ALIGNMENT == bindings::OG_ALIGNMENT_BYTES as u64);
 /// How the input of a product arrives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'a> {
-    pub(crate) chunks: &'a [og_chunk],
+    pub(crate) words: og_gemm_input,
     /// What is before it on the stream began when B was there.
     pub(crate) b_is_there: bool,
-    /// The rest; its chunks are not looked at.
-    pub(crate) words: og_gemm_input,
+    /// `words` points to them.
+    _chunks: PhantomData<&'a [og_chunk]>,
 }
 
-impl Input<'_> {
+impl<'a> Input<'a> {
+    /// `chunks`, and the rest: `words`.
+    pub(crate) fn new(chunks: &'a [og_chunk], words: og_gemm_input) -> Self {
+        let (chunk_count, chunks) = (count(chunks), chunks.as_ptr());
+        let words = og_gemm_input { chunks, chunk_count, ..words };
+        Input { words, b_is_there: false, _chunks: PhantomData }
+    }
+
     /// The same for a product that comes behind another one of the step, and may read what that writes as anything but
     /// A and B.
     pub(crate) fn after_another(mut self) -> Self {
@@ -243,18 +251,13 @@ pub(crate) unsafe fn enqueue(
     [records, workspace]: [u64; 2],
     stream: &CudaStream,
 ) -> Result<()> {
-    let input = input.map(|Input { chunks, words, .. }| og_gemm_input {
-        chunks: chunks.as_ptr(),
-        chunk_count: count(chunks),
-        ..*words
-    });
     // SAFETY: the structs are live and of the declared layout; the rest is the caller's promise.
     call("og_gemm_enqueue", || unsafe {
         bindings::og_gemm_enqueue(
             plan,
             rows.into(),
             operands,
-            input.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
+            input.map_or(std::ptr::null(), |input| &raw const input.words),
             records as *mut _,
             workspace as *mut _,
             handle(stream),

@@ -10,7 +10,8 @@ use cudarc::driver::{CudaStream, result};
 
 use super::Gatherer;
 use crate::cuda::exchange::layout::Layout;
-use crate::cuda::exchange::signals::{EPOCH_AT, other_layout};
+use crate::cuda::exchange::signals::EPOCH_AT;
+use crate::cuda::exchange::waiters::other_layout;
 use crate::cuda::sys::Driver;
 use crate::cuda::sys::stream_ops::synchronize;
 use crate::error::{Error, Result};

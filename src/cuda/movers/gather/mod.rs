@@ -32,8 +32,9 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 
 use crate::cuda::exchange::layout::{BEGUN_AT, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
-use crate::cuda::exchange::signals::{Signals, Waiter, timeout_ns};
+use crate::cuda::exchange::signals::{Signals, timeout_ns};
 use crate::cuda::exchange::step_shape::{Compute, Part, StepShape};
+use crate::cuda::exchange::waiters::Waiter;
 use crate::cuda::movers::by_nccl::{ByNccl, agree_on_rows};
 use crate::cuda::movers::copy_engines::CopyEngines;
 use crate::cuda::movers::course::Course;
