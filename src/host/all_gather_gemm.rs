@@ -155,6 +155,20 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
     }
 
     /// The gathered A of the latest step; `None` before the first and after one that failed.
+    ///
+    /// It is borrowed, so the next step cannot overwrite it while it is read:
+    ///
+    /// ```compile_fail,E0502
+    /// # use overlap_gemm::Result;
+    /// # use overlap_gemm::element::bf16;
+    /// # use overlap_gemm::host::{AllGatherGemm, Stream};
+    /// fn next(layer: &mut AllGatherGemm<bf16>, shard: &[bf16], b: &[bf16], d: &mut [bf16]) -> Result<()> {
+    ///     let gathered = layer.gathered().expect("a step has completed");
+    ///     layer.enqueue(&Stream::new(1)?, shard, b, d)?;
+    ///     assert_eq!(gathered.row(0)[0], bf16::ONE);
+    ///     Ok(())
+    /// }
+    /// ```
     pub fn gathered(&self) -> Option<Gathered<'_, A>> {
         let problem = self.member.latest()?.plan.problem();
         let buffer = self.member.memory().of(self.member.rank(), self.member.epoch());

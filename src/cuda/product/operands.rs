@@ -23,6 +23,21 @@ use crate::fit::{
 use crate::plan::{Problem, Scaling, check_aligned};
 
 /// The operands of one call in memory of `cudarc`: slices or views, as in [`Gemm`](crate::cuda::Gemm)'s example.
+///
+/// They are borrowed until the call. From then on `cudarc` keeps them until the stream has used them, so that they may be dropped.
+/// D is borrowed mutably, and cannot be the D of two products of a step:
+///
+/// ```compile_fail,E0499
+/// # use overlap_gemm::Result;
+/// # use overlap_gemm::cuda::{AllGatherGemm, Operands};
+/// # use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream};
+/// # use overlap_gemm::element::bf16;
+/// # use std::sync::Arc;
+/// # fn twice(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, [a, gate, up]: [CudaSlice<bf16>; 3],
+/// #     mut d: CudaSlice<bf16>) -> Result<()> {
+/// layer.enqueue(stream, [Operands::new(&a, &gate, &mut d), Operands::new(&a, &up, &mut d)])
+/// # }
+/// ```
 #[must_use]
 pub struct Operands<'a, A, B, D> {
     pub(crate) a: &'a dyn DevicePtr<A>,
