@@ -6,6 +6,7 @@
 //! kernels were built or not.
 
 use std::fs;
+use std::path::Path;
 
 use super::kernels::Built;
 use super::probe::Context;
@@ -20,9 +21,15 @@ pub fn built(context: &Context, tools: &Tools, built: &Built) {
     write(context, "ptxas.txt", &text);
     let instances: Vec<&str> = built.instances.iter().map(String::as_str).collect();
     write_info(context, &tools.toolkit.version, &tools.cutlass.version, &instances, "");
-    println!("cargo::metadata=include={}", context.manifest_dir.join("csrc").display());
-    println!("cargo::metadata=cutlass={}", tools.cutlass.include.display());
-    println!("cargo::metadata=nvcc={}", tools.toolkit.nvcc.display());
+    tell("include", &context.manifest_dir.join("csrc"));
+    tell("cutlass", &tools.cutlass.include);
+    tell("nvcc", &tools.toolkit.nvcc);
+}
+
+/// Tells dependents' build scripts, which run in other folders.
+fn tell(key: &str, path: &Path) {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    println!("cargo::metadata={key}={}", path.display());
 }
 
 /// They are not, and this is why.

@@ -359,21 +359,6 @@ extern "C" {
 
 int32_t og_abi_version(void) { return OG_ABI_VERSION; }
 
-const char* og_status_string(og_status status) {
-    switch (status) {
-        case OG_STATUS_OK: return "ok";
-        case OG_STATUS_NULL_POINTER: return "null pointer";
-        case OG_STATUS_OUT_OF_RANGE: return "out of range";
-        case OG_STATUS_BAD_PITCH: return "bad row pitch";
-        case OG_STATUS_MISALIGNED: return "misaligned";
-        case OG_STATUS_ARCHITECTURE: return "unsupported architecture";
-        case OG_STATUS_BAD_PLAN: return "bad plan";
-        case OG_STATUS_CUDA: return "CUDA call failed";
-        case OG_STATUS_INTERNAL: return "internal error";
-    }
-    return "unknown status";
-}
-
 const char* og_last_error_message(void) { return overlap_gemm::last_message.c_str(); }
 
 int32_t og_last_cuda_error(void) { return overlap_gemm::last_cuda_error; }

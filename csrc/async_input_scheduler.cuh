@@ -51,8 +51,8 @@ struct alignas(kLineBytes) OrderParams {
 static_assert(offsetof(OrderParams, bands) + offsetof(BandTable, first) + 2 * sizeof(int32_t) <= kLineBytes);
 
 // For one launch: `rows` x `columns` outputs, cut into units of `unit_rows` x `unit_columns`; the steps of K in `splits` slices.
-// `swizzle` is plan::Tiling's. `input` null: all is there. Where there are slices, the caller adds their memory: `counters` and
-// `partials`.
+// `swizzle` is plan::Tiling's. All are at least 1. `input` null: all is there; else `rows` are those of its chunks, of which one
+// starts at its pivot. Where there are slices, the caller adds their memory: `counters` and `partials`.
 inline OrderParams make_order(og_gemm_input const* input, int32_t rows, int32_t columns, int32_t unit_rows,
                               int32_t unit_columns, int32_t swizzle, int32_t k_steps, int32_t splits) {
     OrderParams order{};

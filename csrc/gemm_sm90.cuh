@@ -113,6 +113,7 @@ struct GemmSm90 {
             cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, First, LayoutFirst, kAlignment<First>, Second, LayoutSecond,
             kAlignment<Second>, float, KernelTile, Cluster,
             cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>, Schedule>::CollectiveOp;
+        static_assert(Built::DispatchPolicy::Stages == kStages);
         using Type = CutlassMainloop<Built>;
     };
     template <class KernelTile>

@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 15
+#define OG_ABI_VERSION 16
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -497,9 +497,6 @@ typedef struct og_gemm_plan {
 
 /* The OG_ABI_VERSION that this library was compiled with. */
 int32_t og_abi_version(void);
-
-/* A short English name for a status; never null, also for values that are none. */
-const char *og_status_string(og_status status);
 
 /* What the last call on this thread that did not return OG_STATUS_OK had to say: the value, the
  * limit. Never null; valid until the next call on this thread. */

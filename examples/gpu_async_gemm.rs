@@ -1,7 +1,7 @@
 //! GEMM on rows that another process delivers, without a gather: `overlap-gemm launch -n 2 -- target/…/examples/gpu_async_gemm`.
 //!
 //! Rank 1 writes A chunk by chunk into memory of rank 0, and behind each chunk its word. Rank 0 multiplies meanwhile: each tile
-//! waits for the words of its rows. Only making the memory takes both ranks; the steps know no group.
+//! waits for the words of its rows. No group operation moves rows; rank 0 tells rank 1 by a `SignalPad` when it has read them.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -233,7 +233,6 @@ impl Error {
     }
 
     /// An error unless `value` is in `range`.
-    #[cfg(feature = "group")]
     pub(crate) fn check_range<T: Copy + PartialOrd + Into<u64>>(
         what: impl Into<String>,
         value: T,

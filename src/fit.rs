@@ -18,7 +18,7 @@ use std::ops::RangeInclusive;
 
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::plan::{Epilogue, Problem, Scaling};
+use crate::plan::{Epilogue, Problem};
 
 /// The remedy for a matrix of which a rank gives a part.
 pub(crate) const OWN_ROWS: &str = "pass this rank's rows only, and all of them";
@@ -32,15 +32,6 @@ pub(crate) const ALL_ELEMENTS: &str = "pass one element a column";
 /// The remedy for scales.
 pub(crate) const ALL_SCALES: &str =
     "give no scales, one, or one a row or column, as the plan's Scaling says";
-
-/// How many scales a matrix with `lines` scaled lines has.
-pub(crate) fn scale_count(scaling: Scaling, lines: u32) -> usize {
-    match scaling {
-        Scaling::None => 0,
-        Scaling::Tensor => 1,
-        Scaling::Rows => lines as usize,
-    }
-}
 
 /// An error unless there are `expected` scales, all finite.
 pub(crate) fn check_scales(what: &str, scales: &[f32], expected: usize) -> Result<()> {
@@ -87,13 +78,27 @@ pub(crate) fn check_epilogue<D>(
         let n = problem.n().into();
         check_len("the bias", bias.len(), n..=n, ALL_ELEMENTS)?;
     }
-    for (what, value) in [("alpha", epilogue.alpha), ("beta", epilogue.beta)] {
+    check_factors(epilogue.alpha, epilogue.beta)
+}
+
+/// An error unless both are finite.
+pub(crate) fn check_factors(alpha: f32, beta: f32) -> Result<()> {
+    for (what, value) in [("alpha", alpha), ("beta", beta)] {
         if !value.is_finite() {
             let (what, value) = (what.to_owned(), value.to_string());
             return Err(Error::NotFinite { what, value, remedy: "give a finite factor" });
         }
     }
     Ok(())
+}
+
+/// The scale at `index` of none, one, or one each.
+pub(crate) fn scale_at(scales: &[f32], index: usize) -> f32 {
+    match scales {
+        [] => 1.0,
+        [one] => *one,
+        each => each[index],
+    }
 }
 
 fn whole_rows(rows: u32, stride: u32) -> u64 {

@@ -258,7 +258,7 @@ impl fmt::Display for Shown {
         // One of a single rank has no choice, one of many no kernel that sends all sums.
         let longest = self.cases.iter().max_by_key(|case| case.predictions.len());
         let headings = longest.iter().flat_map(|case| &case.predictions).map(Prediction::heading);
-        write!(f, "{:width$} {:>11}", "", "MB to each")?;
+        write!(f, "{:width$} {:>11}", "", "MB received")?;
         headings.clone().try_for_each(|heading| write!(f, " {heading:>10}"))?;
         writeln!(f)?;
         for case in &self.cases {

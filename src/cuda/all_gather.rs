@@ -16,6 +16,8 @@ use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::sys::Driver;
 use crate::cuda::sys::device::{Device, check_context};
+use crate::cuda::sys::stream_ops::refuse_capture;
+use crate::element::Element;
 use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
 use crate::fit::check_len;
@@ -89,10 +91,11 @@ impl AllGather {
     }
 
     /// A whole step, in the order of `stream`: gathers this rank's rows, `shard`, and all others', and copies them into `all`, in
-    /// the order of the ranks. `rows`: as in [`AllGather::start`]. Both are as long as the rows of the step, or as those planned.
+    /// the order of the ranks. `rows`: as in [`AllGather::start`]. Both slices may be as long as planned, so that the buffers of
+    /// the most rows serve every step. After a step that fails, `all` is undefined: [`AllGather::check`] says so.
     ///
-    /// In a graph, or where the copy costs too much: [`AllGather::start`] and [`AllGather::finish`].
-    pub fn enqueue<T>(
+    /// Where the copy costs too much, and in graphs: [`AllGather::start`] and [`AllGather::finish`].
+    pub fn enqueue<T: Element>(
         &mut self,
         stream: &Arc<CudaStream>,
         rows: Option<&[u32]>,
@@ -100,6 +103,7 @@ impl AllGather {
         all: &mut impl DevicePtrMut<T>,
     ) -> Result<()> {
         self.gatherer.check_stream(stream)?;
+        refuse_capture(stream)?;
         let shape = self.gatherer.shape(rows)?;
         let (planned, step) = (self.gatherer.plan.problem(), shape.plan.problem());
         let bytes = |rows: u32| u64::from(rows) * u64::from(step.k());
@@ -112,17 +116,19 @@ impl AllGather {
         let most = planned.shards().most_rows().max(own);
         fits("the shard, in bytes,", shard.num_bytes(), shard.stream(), own, most)?;
         fits("the gathered rows, in bytes,", all.num_bytes(), all.stream(), step.m(), planned.m())?;
-        let (from, _read) = shard.device_ptr(stream);
-        let (to, _written) = all.device_ptr_mut(stream);
-        // SAFETY: the shard belongs to this device, is as long as the rows say, and stays allocated until the work that its
-        // event records is done; the step reads it in the order of the stream.
-        unsafe { self.start(stream, rows, Some(from)) }?;
+        {
+            let (from, _read) = shard.device_ptr(stream);
+            // SAFETY: the shard belongs to this device, is as long as the rows say, and stays allocated until the work that its
+            // event records is done; the step copies it first, in the order of the stream. No graph has this step.
+            unsafe { self.start(stream, rows, Some(from)) }?;
+        }
         let gathered = self.finish(stream)?;
+        let (to, _written) = all.device_ptr_mut(stream);
         let bytes = bytes(step.m()) as usize;
-        // SAFETY: both are so long, `to` as `from` above, the gathered rows until the next step, which comes behind this on the
-        // stream.
-        unsafe { result::memcpy_dtod_async(to, gathered, bytes, stream.cu_stream()) }
-            .in_call("cuMemcpyDtoDAsync")
+        // SAFETY: both are so long; `all` stays allocated as the shard does, the gathered rows stay until the next step, which
+        // comes behind this on the stream.
+        let copied = unsafe { result::memcpy_dtod_async(to, gathered, bytes, stream.cu_stream()) };
+        copied.in_call("cuMemcpyDtoDAsync").inspect_err(|error| self.gatherer.fail(error))
     }
 
     /// Begins a step in the order of `stream`: sends this rank's rows, which are at `shard` (`None`: in their

@@ -24,8 +24,8 @@ use crate::plan::{Chunks, Problem, TileOrder};
 /// D = A · B where A arrives while it is multiplied.
 ///
 /// The product walks its tiles in the order in which chunks are expected, the shard of `pivot_rank`
-/// first, and each tile waits for the chunks that its rows touch. Where chunks come much faster than they are multiplied, say
-/// [`Chunks::early`]: the product then reads B less often. The code that delivers A says so with
+/// first, and each tile waits for the chunks that its rows touch. If chunks arrive much faster than they are multiplied, use
+/// [`Chunks::early`]: the product then reads B less often. The code that delivers A sets
 /// [`Signals`]; the protocol is described [there](crate::cuda::signals).
 ///
 /// ```no_run

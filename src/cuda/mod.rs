@@ -6,12 +6,12 @@
 //!
 //! The operations, a file or a folder each:
 //!
-//! - [`AllGatherGemm`]: every rank brings rows and multiplies those of all, by the
-//!   [`Schedule`](crate::plan::Schedule) of a strategy and by what a [table](crate::tune) has of the problem;
-//!   [`AllGather`]: without the product;
+//! - [`AllGatherGemm`]: every rank brings its rows and multiplies all ranks' rows; a [`Schedule`](crate::plan::Schedule) fixes
+//!   the order, a [table](crate::tune) or the cost model the rest; [`AllGather`]: without the product;
 //! - [`GemmReduceScatter`]: every rank multiplies its slice of K, and gets the sums of its own rows; [`GemmAllReduce`]: of all;
 //!   [`ReduceScatter`] and [`AllReduce`]: without the product;
-//! - [`Gemm`]: a product whose input is there; [`AsyncGemm`]: one whose input arrives chunk by chunk.
+//! - [`Gemm`]: a plain product; [`AsyncGemm`]: one whose input arrives chunk by chunk; [`ChunkWait`]: the same for a kernel of
+//!   your own.
 //!
 //! What they stand on, each folder using only those before it (`docs/architecture.md` has the table):
 //!

@@ -5,7 +5,6 @@
 use super::Exercise;
 use crate::element::Element;
 use crate::error::Result;
-use crate::fit::scale_count;
 use crate::plan::{Operation, Problem};
 use crate::random::Random;
 use crate::reference::{Epilogue, Reference, Report, compare_reduced};
@@ -35,9 +34,9 @@ impl<A: Element, B: Element, D: Element> Numbers<A, B, D> {
         let rows = exercise.options.operation.output_rows(shape, rank).len() as u32;
         Numbers {
             a: of_a.elements(shape.a_len(shape.m())),
-            a_scales: of_a.scales(scale_count(shape.scaling(), shape.m())),
+            a_scales: of_a.scales(shape.scaling().count(shape.m())),
             b: own.elements(shape.b_len()),
-            b_scales: own.scales(scale_count(shape.scaling(), shape.n())),
+            b_scales: own.scales(shape.scaling().count(shape.n())),
             d: vec![D::POISON; shape.d_len_of(rows) as usize],
         }
     }

@@ -14,14 +14,14 @@ use super::products;
 use super::world::StepShape;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{OWN_ROWS, a_lens, check_len, check_scales, check_types, scale_count};
+use crate::fit::{OWN_ROWS, a_lens, check_len, check_scales, check_types};
 use crate::plan::{Operation, Plan, PlanOptions, Problem, Scaling, Step};
 use crate::trace::Timeline;
 
 /// One rank's all-gather + GEMM, planned once and enqueued many times.
 ///
 /// Collective: the ranks of a group plan the same operations in the same order, and enqueue the
-/// same steps. Each rank runs on its own thread. After an error, later calls return [`Error::Over`]: plan again.
+/// same steps. Each rank runs on its own thread. After a failed step, later calls return [`Error::Over`]: plan again.
 ///
 /// ```
 /// use overlap_gemm::ElementType::F32;
@@ -206,7 +206,7 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
                 return Err(Error::mismatch("the local shard", got, expected, remedy));
             }
         }
-        check_scales("the scales of A", shard.scales, scale_count(problem.scaling(), own))
+        check_scales("the scales of A", shard.scales, problem.scaling().count(own))
     }
 
     fn step(

@@ -9,8 +9,8 @@ use super::operands::Product;
 use super::products;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{check_scales, check_types, scale_count};
-use crate::plan::{Plan, PlanOptions, Problem, Scaling, Timeouts};
+use crate::fit::{check_scales, check_types};
+use crate::plan::{Plan, PlanOptions, Problem, Timeouts};
 use crate::trace::{TileEvent, Timeline};
 
 /// D = A · B where A arrives while it is multiplied.
@@ -118,14 +118,9 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
             let (got, expected) = (input.plan().problem(), problem);
             return Err(Error::mismatch("the plan of the input", got, expected, remedy));
         }
-        if !(1..=problem.m()).contains(&m) {
-            let remedy = "plan for the largest M that any step will have";
-            let most = problem.m().into();
-            return Err(Error::out_of_range("m of this step", m.into(), 1, most, remedy));
-        }
-        let scaling = problem.scaling();
-        let expected = if scaling == Scaling::Tensor { 1 } else { scale_count(scaling, 0) };
-        check_scales("the scales of A", scales, expected)?;
+        let remedy = "plan for the largest M that any step will have";
+        Error::check_range("m of this step", m, 1..=problem.m(), remedy)?;
+        check_scales("the scales of A", scales, problem.scaling().count(0))?;
         let problems = products::check_products(&self.plan, &problem.truncated(m)?, m, products)?;
 
         let end = input.ender();

@@ -32,11 +32,9 @@ const MAX_WORKERS: u32 = 4096;
 impl Stream {
     /// A stream of `workers` threads, the caller's among them.
     pub fn new(workers: u32) -> Result<Self> {
-        if (1..=MAX_WORKERS).contains(&workers) {
-            return Ok(Stream { workers });
-        }
         let remedy = "use one worker a core, shared among the ranks of the machine";
-        Err(Error::out_of_range("workers", workers.into(), 1, MAX_WORKERS.into(), remedy))
+        Error::check_range("workers", workers, 1..=MAX_WORKERS, remedy)?;
+        Ok(Stream { workers })
     }
 
     /// The cores of this machine divided by the ranks on it, at least one.

@@ -20,7 +20,7 @@ use super::tile::ProductView;
 use super::world::StepShape;
 use crate::element::Element;
 use crate::error::{Error, Result};
-use crate::fit::{ALL_ROWS, a_lens, check_len, check_scales, check_types, scale_count};
+use crate::fit::{ALL_ROWS, a_lens, check_len, check_scales, check_types};
 use crate::plan::{Epilogue, Operation, Plan, PlanOptions, Problem, Reduction, Step};
 use crate::trace::{TileEvent, Timeline};
 
@@ -31,7 +31,7 @@ use crate::trace::{TileEvent, Timeline};
 /// rank computes the next; the own rows come last. The result does not depend on what arrives first (see [`Reduction`]).
 ///
 /// Collective: the ranks of a group plan the same operations in the same order, and enqueue the
-/// same steps. Each rank runs on its own thread. After an error, later calls return [`Error::Over`]: plan again.
+/// same steps. Each rank runs on its own thread. After a failed step, later calls return [`Error::Over`]: plan again.
 ///
 /// ```
 /// use overlap_gemm::ElementType::F32;
@@ -135,12 +135,10 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
         let own = shape.plan.output_rows(self.member.rank()).len() as u32;
         let problems = products::check_products(&shape.plan, problem, own, products)?;
         let columns: u64 = problems.iter().map(|problem| u64::from(problem.n())).sum();
-        let most = self.planned().problem().n().into();
-        if columns > most {
-            let remedy = "plan with N of all products of a step together";
-            let what = "the columns of all products together";
-            return Err(Error::out_of_range(what, columns, 1, most, remedy));
-        }
+        let (what, most) =
+            ("the columns of all products together", self.planned().problem().n().into());
+        let remedy = "plan with N of all products of a step together";
+        Error::check_range(what, columns, 1..=most, remedy)?;
         let operand = Operand::Given { rows, lda: problem.lda(), scales: input.scales };
 
         let end = self.member.ender();
@@ -172,11 +170,8 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
     fn shape(&self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
         let shape = self.member.planned().with_rows(rows)?;
         let (most, planned) = (shape.plan.most_output_rows(), self.planned().most_output_rows());
-        if most > planned {
-            let remedy = "plan for the most rows that a rank gets in any step";
-            let what = "the rows that one rank gets in this step";
-            return Err(Error::out_of_range(what, most.into(), 0, planned.into(), remedy));
-        }
+        let remedy = "plan for the most rows that a rank gets in any step";
+        Error::check_range("the rows that one rank gets in this step", most, 0..=planned, remedy)?;
         Ok(shape)
     }
 
@@ -190,7 +185,7 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
             });
         };
         check_len("A", rows.len(), a_lens(problem, problem.m()), ALL_ROWS)?;
-        let scales = scale_count(problem.scaling(), problem.m());
+        let scales = problem.scaling().count(problem.m());
         check_scales("the scales of A", input.scales, scales)?;
         Ok(rows)
     }

@@ -3,9 +3,7 @@
 //! Invariant: these only borrow; whether they fit the plan is checked when the step is enqueued.
 
 use crate::error::Result;
-use crate::fit::{
-    ALL_ROWS, OWN_ROWS, b_lens, check_epilogue, check_len, check_scales, d_lens, scale_count,
-};
+use crate::fit::{ALL_ROWS, OWN_ROWS, b_lens, check_epilogue, check_len, check_scales, d_lens};
 use crate::plan::{Epilogue, Problem};
 
 /// One rank's input of a step: its rows of A, before a gather; A over its slice of K, before a reduction.
@@ -116,7 +114,7 @@ impl<'a, B, D> Product<'a, B, D> {
         let remedy = if rows == problem.m() { ALL_ROWS } else { OWN_ROWS };
         check_len("D", self.d.len(), d_lens(&problem, rows), remedy)?;
         check_epilogue(&problem, rows, &self.epilogue, remedy)?;
-        let scales = scale_count(problem.scaling(), problem.n());
+        let scales = problem.scaling().count(problem.n());
         check_scales("the scales of B", self.scales, scales)?;
         Ok(problem)
     }

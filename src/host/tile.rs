@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::memory::OutputCells;
 use crate::element::Element;
+use crate::fit::scale_at;
 use crate::plan::{BLayout, Epilogue, Problem};
 
 /// Summands that are widened and multiplied at a time.
@@ -96,9 +97,9 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
         for (i, row) in rows.enumerate() {
             // SAFETY: the tile is this thread's alone, as the caller guarantees.
             let out = unsafe { self.d.row_part(row, columns.clone()) };
-            let row_scale = scale(a.scales, i);
+            let row_scale = scale_at(a.scales, i);
             for (j, (out, sum)) in out.iter_mut().zip(&sums[i * n..]).enumerate() {
-                let column_scale = scale(self.scales, columns.start as usize + j);
+                let column_scale = scale_at(self.scales, columns.start as usize + j);
                 // One after the other: the product of two large scales could overflow.
                 // Sums begin at +0, as on GPUs; the gemm crate may leave the -0 of a single product.
                 let product = (sum + 0.0) * row_scale * column_scale;
@@ -107,15 +108,6 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
                 *out = D::narrow(self.epilogue.apply(product, at, column as usize));
             }
         }
-    }
-}
-
-/// The scale at `index` of none, one, or one each.
-fn scale(scales: &[f32], index: usize) -> f32 {
-    match scales {
-        [] => 1.0,
-        [one] => *one,
-        each => each[index],
     }
 }
 

@@ -46,11 +46,8 @@ impl Chunks {
     /// More chunks than the largest shard has rows is an error: the request cannot be met.
     pub fn even(shards: &Shards, per_shard: u32) -> Result<Self> {
         let most = shards.most_rows();
-        if !(1..=most).contains(&per_shard) {
-            let remedy = "ask for at least one chunk and no more than the largest shard has rows";
-            let what = "the number of chunks a shard";
-            return Err(Error::out_of_range(what, per_shard.into(), 1, most.into(), remedy));
-        }
+        let remedy = "ask for at least one chunk and no more than the largest shard has rows";
+        Error::check_range("the number of chunks a shard", per_shard, 1..=most, remedy)?;
         let counts: Vec<u32> = shards.to_rows().iter().map(|&rows| rows.min(per_shard)).collect();
         Chunks::with_counts(shards, &counts)
     }
@@ -75,24 +72,16 @@ impl Chunks {
             total += u64::from(count);
             firsts.push(total.min(u32::MAX.into()) as u32);
         }
-        if total > MAX_CHUNKS.into() {
-            let remedy = "use fewer, larger chunks: each costs a signal and a transfer";
-            return Err(Error::out_of_range(
-                "the number of chunks",
-                total,
-                1,
-                MAX_CHUNKS.into(),
-                remedy,
-            ));
-        }
+        let remedy = "use fewer, larger chunks: each costs a signal and a transfer";
+        Error::check_range("the number of chunks", total, 1..=MAX_CHUNKS.into(), remedy)?;
         Ok(Chunks { shards: shards.clone(), firsts: firsts.into(), are_early: false, spans: 1 })
     }
 
     /// The same chunks, expected early: those that are needed first are there when a product starts, and the others arrive
     /// at least twice as fast as they are multiplied.
     ///
-    /// An order of tiles then sweeps over the columns with the rows of one rank, then with as many chunks as it has
-    /// behind it, and so on: B is read less often. A chunk that comes later all the same is waited for.
+    /// Tiles then go in groups of chunks: first the rank's own, then each time as many as all groups before together. B is
+    /// read less often. A product waits all the same for a chunk that comes later.
     pub fn early(self) -> Self {
         Chunks { are_early: true, ..self }
     }

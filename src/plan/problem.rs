@@ -39,6 +39,17 @@ pub enum Scaling {
     Rows,
 }
 
+impl Scaling {
+    /// How many scales a matrix with `lines` scaled lines has.
+    pub const fn count(self, lines: u32) -> usize {
+        match self {
+            Scaling::None => 0,
+            Scaling::Tensor => 1,
+            Scaling::Rows => lines as usize,
+        }
+    }
+}
+
 /// The element types of the three matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ElementTypes {
@@ -274,7 +285,7 @@ impl Problem {
         check_pitch("the width of D (n)", self.n, d, widen)
     }
 
-    /// [`Problem::check_tma`] where A is gathered: it lies packed then, so that K is a pitch too.
+    /// [`Problem::check_tma`] for an A that is gathered without its padding: then K is a pitch, too.
     pub fn check_tma_gathered(&self) -> Result<()> {
         self.check_tma()?;
         let remedy = "add columns to A and rows to B until k is a multiple, or use the host";
@@ -303,11 +314,9 @@ fn strided_len(rows: u32, columns: u32, leading: u32) -> u64 {
 }
 
 fn dimension(what: &'static str, value: u64) -> Result<u32> {
-    if (1..=u64::from(MAX_DIMENSION)).contains(&value) {
-        return Ok(value as u32);
-    }
     let remedy = "give at least 1, and split larger products into several calls";
-    Err(Error::out_of_range(what, value, 1, MAX_DIMENSION.into(), remedy))
+    Error::check_range(what, value, 1..=MAX_DIMENSION.into(), remedy)?;
+    Ok(value as u32)
 }
 
 /// Collects a [`Problem`]; [`ProblemBuilder::build`] validates it. With serde: what is written of a problem.
@@ -440,9 +449,7 @@ impl ProblemBuilder {
 
 fn leading_dimension(what: &'static str, value: Option<u64>, columns: u32) -> Result<u32> {
     let value = value.unwrap_or(columns.into());
-    if (u64::from(columns)..=u64::from(MAX_DIMENSION)).contains(&value) {
-        return Ok(value as u32);
-    }
     let remedy = "a leading dimension counts elements and covers at least one row";
-    Err(Error::out_of_range(what, value, columns.into(), MAX_DIMENSION.into(), remedy))
+    Error::check_range(what, value, columns.into()..=MAX_DIMENSION.into(), remedy)?;
+    Ok(value as u32)
 }

@@ -78,38 +78,19 @@ impl Shards {
 
     /// An error unless `rank` is one of the ranks.
     pub fn check_rank(&self, rank: u32) -> Result<()> {
-        if rank < self.ranks() {
-            return Ok(());
-        }
-        Err(Error::out_of_range(
-            "rank",
-            rank.into(),
-            0,
-            u64::from(self.ranks()) - 1,
-            "ranks count from 0 to the world size less one",
-        ))
+        let remedy = "ranks count from 0 to the world size less one";
+        Error::check_range("rank", rank, 0..=self.ranks() - 1, remedy)
     }
 }
 
 /// The number of ranks, if a plan can have that many.
 pub(super) fn check_ranks(ranks: u64) -> Result<u32> {
-    if (1..=u64::from(MAX_RANKS)).contains(&ranks) {
-        return Ok(ranks as u32);
-    }
     let remedy = "give at least one rank, and split larger worlds into groups";
-    Err(Error::out_of_range("the number of ranks", ranks, 1, MAX_RANKS.into(), remedy))
+    Error::check_range("the number of ranks", ranks, 1..=MAX_RANKS.into(), remedy)?;
+    Ok(ranks as u32)
 }
 
 fn check_rows(rows: u64) -> Result<()> {
-    if (1..=u64::from(MAX_DIMENSION)).contains(&rows) {
-        return Ok(());
-    }
     let remedy = "give at least one row in all, and multiply larger inputs in several calls";
-    Err(Error::out_of_range(
-        "m, the sum of all shards' rows",
-        rows,
-        1,
-        MAX_DIMENSION.into(),
-        remedy,
-    ))
+    Error::check_range("m, the sum of all shards' rows", rows, 1..=MAX_DIMENSION.into(), remedy)
 }

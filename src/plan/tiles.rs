@@ -89,13 +89,10 @@ impl Tiling {
             ("the cluster's tiles along n", self.cluster.n, MAX_CLUSTER_EXTENT),
             ("the swizzle", self.swizzle, MAX_TILE_EXTENT),
         ];
-        for (what, extent, most) in extents {
-            if !(1..=most).contains(&extent) {
-                let remedy = "tiles are commonly 64 to 256, clusters and swizzles 1 to 16";
-                return Err(Error::out_of_range(what, extent.into(), 1, most.into(), remedy));
-            }
-        }
-        Ok(())
+        let remedy = "tiles are commonly 64 to 256, clusters and swizzles 1 to 16";
+        extents
+            .into_iter()
+            .try_for_each(|(what, extent, most)| Error::check_range(what, extent, 1..=most, remedy))
     }
 
     fn unit_rows(self) -> u64 {

@@ -18,7 +18,7 @@ pub const MAX_STREAMS: u32 = 8;
 pub const MAX_BLOCKS: u32 = 128;
 /// The most pieces that a kernel pushes to one rank; in a reduction, the most chunks that it sends or awaits.
 pub const MAX_PUSHED: u32 = 32;
-/// The most bytes of a shard that a kernel pushes by default.
+/// The most bytes of a shard that a kernel pushes by default, but for shards that travel in spans of columns.
 pub const SMALL_SHARD: u64 = 4 << 20;
 /// The most bytes of a shard that eight blocks push. Sixteen would gain less than what the product loses, whose clusters find
 /// fewer SMs free (benches/results/2026-11-27-h200x2-blocks.txt).
@@ -190,10 +190,10 @@ pub enum Engine {
     /// A thread of each rank: the host executor.
     Thread,
     /// Copy engines of a GPU. They take no SM, and a piece costs them some microseconds. In CUDA graphs: leave
-    /// `CUDA_DEVICE_MAX_CONNECTIONS` unset; with 32, each step takes 24 to 41 µs longer.
+    /// `CUDA_DEVICE_MAX_CONNECTIONS` unset; with 32, each step takes 24 to 35 µs longer.
     CopyEngines {
-        /// 1 to [`MAX_STREAMS`]. Chunks go round the streams; with two, one chunk's signal does not hold up the next
-        /// chunk. Copies to several peers at once take longer than one after the other, so more streams than a shard
+        /// 1 to [`MAX_STREAMS`]. Chunks take the streams in turn; with two, no chunk waits for the previous one's
+        /// signal. Copies to several peers at once take longer than one after the other, so more streams than a shard
         /// has pieces are slower.
         streams: u32,
     },
@@ -238,13 +238,7 @@ impl Engine {
             Engine::Kernel { blocks } => ("the number of blocks", blocks, MAX_BLOCKS),
             Engine::Thread | Engine::Nccl => return Ok(()),
         };
-        match (1..=most).contains(&value) {
-            true => Ok(()),
-            false => {
-                let remedy = "choose a number in that range";
-                Err(Error::out_of_range(what, value.into(), 1, most.into(), remedy))
-            }
-        }
+        Error::check_range(what, value, 1..=most, "choose a number in that range")
     }
 
     /// The blocks of a kernel that pushes.
@@ -325,9 +319,8 @@ pub struct Way {
 }
 
 impl Way {
-    /// The spans of columns in which chunks are pushed to a product that waits for them. One, where rows arrive sooner than a block
-    /// can know that its stores have, or where the product multiplies its own rows first, as its tiles are too many to be
-    /// computed at the same time.
+    /// The spans of columns in which chunks are pushed to a product that waits for them. One, if rows arrive before a block's
+    /// fence would end, or if the product has more tiles than run at the same time, and so multiplies its own rows first.
     pub(crate) fn spans(self, problem: &Problem) -> u32 {
         let is_pushed =
             matches!(self.engine, Engine::Kernel { blocks } if blocks <= MOST_BLOCKS_OF_SPANS);
@@ -357,11 +350,8 @@ impl Way {
                 remedy: "use Strategy::Sequential, or another engine",
             });
         }
-        if self.pieces != 1 {
-            let (what, remedy) = ("the number of pieces a shard", "NCCL gathers all at once");
-            return Err(Error::out_of_range(what, self.pieces.into(), 1, 1, remedy));
-        }
-        Ok(())
+        let (what, remedy) = ("the number of pieces a shard", "NCCL gathers all at once");
+        Error::check_range(what, self.pieces, 1..=1, remedy)
     }
 }
 

@@ -125,11 +125,8 @@ impl Plan {
     /// No rank gets more chunks than the largest number of chunks of a rank in this plan, nor chunks of more spans.
     pub fn for_rows(&self, rows: &[u32]) -> Result<Self> {
         let problem = self.problem.with_shards(rows)?;
-        if problem.m() > self.problem.m() {
-            let remedy = "plan for the largest M that any step will have";
-            let (m, most) = (problem.m().into(), self.problem.m().into());
-            return Err(Error::out_of_range("m of this step", m, 1, most, remedy));
-        }
+        let remedy = "plan for the largest M that any step will have";
+        Error::check_range("m of this step", problem.m(), 1..=self.problem.m(), remedy)?;
         let shards = problem.shards().to_rows();
         let with_rows = shards.iter().filter(|&&rows| rows > 0).count() as u32;
         let per_shard = self.chunks().most_per_rank().min(problem.shards().most_rows());

@@ -62,7 +62,7 @@ pub(super) fn check_timeline(plan: &Plan, setup: &Setup, ranks: &Range<u32>) -> 
         ("the number of transfers of a timeline", pieces),
     ] {
         let remedy = "draw fewer ranks, or a smaller problem";
-        at_most(what, each.saturating_mul(count), MOST_DRAWN, remedy)?;
+        Error::check_range(what, each.saturating_mul(count), 0..=MOST_DRAWN, remedy)?;
     }
     Ok(())
 }
@@ -78,7 +78,7 @@ fn check(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
     let to_all = if setup.operation == Operation::GemmAllReduce { others + 1 } else { 1 };
     let sent = u64::from(chunks) * others * to_all;
     let remedy = "cut shards into fewer pieces, or give all ranks as many rows";
-    at_most("the number of transfers to predict", sent, MOST_TRANSFERS, remedy)?;
+    Error::check_range("the number of transfers to predict", sent, 0..=MOST_TRANSFERS, remedy)?;
 
     let mut each = units(plan);
     if is(plan, Strategy::Fused) {
@@ -88,7 +88,7 @@ fn check(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
     let times = if setup.operation.reduces() { u64::from(TIMES) + 1 } else { 1 };
     let all = each.saturating_mul(setup.splits.into()).saturating_mul(ranks * times);
     let remedy = "predict a smaller problem, a kernel of larger tiles, or fewer slices or pieces";
-    at_most("the number of units of work to predict", all, MOST_UNITS, remedy)
+    Error::check_range("the number of units of work to predict", all, 0..=MOST_UNITS, remedy)
 }
 
 /// What one rank computes, in units of a cluster.
@@ -116,11 +116,4 @@ fn columns(plan: &Plan) -> u64 {
     let tiling = plan.options().tiling;
     let width = u64::from(tiling.tile.n) * u64::from(tiling.cluster.n);
     u64::from(plan.problem().n()).div_ceil(width)
-}
-
-fn at_most(what: &str, value: u64, most: u64, remedy: &'static str) -> Result<()> {
-    match value <= most {
-        true => Ok(()),
-        false => Err(Error::out_of_range(what, value, 0, most, remedy)),
-    }
 }

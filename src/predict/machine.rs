@@ -201,14 +201,9 @@ impl Machine {
             let what = "rest_gain_most";
             return Err(Error::mismatch(what, self.rest_gain_most, "0 or more, below 1", remedy));
         }
-        if !(kernel.cluster_size()..=MOST_SMS).contains(&self.sms) {
-            let remedy =
-                "give the machine as many SMs as a GPU has, and one cluster of the kernel needs";
-            let (sms, least) = (self.sms.into(), kernel.cluster_size().into());
-            let most = MOST_SMS.into();
-            return Err(Error::out_of_range("the number of SMs", sms, least, most, remedy));
-        }
-        Ok(())
+        let remedy =
+            "give the machine as many SMs as a GPU has, and one cluster of the kernel needs";
+        Error::check_range("the number of SMs", self.sms, kernel.cluster_size()..=MOST_SMS, remedy)
     }
 
     /// What a product takes, on this machine.

@@ -213,11 +213,8 @@ fn check(machine: &Machine, plan: &Plan, setup: &Setup) -> Result<()> {
             remedy: "predict copy engines, a kernel or NCCL",
         });
     }
-    if setup.splits == 0 || setup.splits > setup.kernel.max_splits {
-        let (splits, most) = (setup.splits.into(), setup.kernel.max_splits.into());
-        let remedy = "cut K into no more slices than the kernel can";
-        return Err(Error::out_of_range("the number of splits", splits, 1, most, remedy));
-    }
+    let remedy = "cut K into no more slices than the kernel can";
+    Error::check_range("the number of splits", setup.splits, 1..=setup.kernel.max_splits, remedy)?;
     machine.check(&setup.kernel)
 }
 

@@ -25,7 +25,7 @@ use bound::{finished, summed};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{
-    ALL_ROWS, a_lens, b_lens, check_epilogue, check_len, check_scales, d_lens, scale_count,
+    ALL_ROWS, a_lens, b_lens, check_epilogue, check_len, check_scales, d_lens, scale_at,
 };
 use crate::plan::{BLayout, Problem};
 
@@ -89,12 +89,10 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
     ) -> Result<Self> {
         check_len("A", a.len(), a_lens(problem, problem.m()), ALL_ROWS)?;
         check_len("B", b.len(), b_lens(problem), ALL_ROWS)?;
-        check_scales("the scales of A", a_scales, scale_count(problem.scaling(), problem.m()))?;
-        check_scales("the scales of B", b_scales, scale_count(problem.scaling(), problem.n()))?;
-        if problem.k() > MAX_K {
-            let remedy = "no bound holds for longer sums: compare parts of them";
-            return Err(Error::out_of_range("k", problem.k().into(), 1, MAX_K.into(), remedy));
-        }
+        check_scales("the scales of A", a_scales, problem.scaling().count(problem.m()))?;
+        check_scales("the scales of B", b_scales, problem.scaling().count(problem.n()))?;
+        let remedy = "no bound holds for longer sums: compare parts of them";
+        Error::check_range("k", problem.k(), 1..=MAX_K, remedy)?;
         let accumulation = Accumulation::default();
         Ok(Reference { problem, a, b, a_scales, b_scales, accumulation })
     }
@@ -171,8 +169,8 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         let a: Vec<f64> = widened(&self.a[begin..begin + k]).collect();
         let columns = wide_b.chunks_exact(k).enumerate();
         columns.map(move |(column, b)| {
-            let scales = [scale(self.a_scales, row as usize), scale(self.b_scales, column)];
-            summed(&a, b, self.accumulation, [f64::from(alpha), scales[0], scales[1]])
+            let scales = [scale_at(self.a_scales, row as usize), scale_at(self.b_scales, column)];
+            summed(&a, b, self.accumulation, [alpha, scales[0], scales[1]].map(f64::from))
         })
     }
 }
@@ -271,14 +269,6 @@ fn widened<T: Element>(row: &[T]) -> impl Iterator<Item = f64> + use<T> {
     let mut wide = vec![0.0; row.len()];
     T::widen_row(row, &mut wide);
     wide.into_iter().map(f64::from)
-}
-
-fn scale(scales: &[f32], index: usize) -> f64 {
-    match scales {
-        [] => 1.0,
-        [one] => f64::from(*one),
-        each => f64::from(each[index]),
-    }
 }
 
 #[cfg(test)]

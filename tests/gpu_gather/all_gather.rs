@@ -11,6 +11,7 @@ use crate::gpu::{PATIENCE, one_kernel};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result};
 use overlap_gemm::cuda::{AllGather, GatherOptions, Gemm};
+use overlap_gemm::element::bf16;
 use overlap_gemm::plan::Engine;
 use overlap_gemm::random::Random;
 
@@ -86,22 +87,30 @@ fn slices_come_out_as_they_went_in() {
     on_ranks(3, |rank| {
         let stream = &rank.gpu.stream;
         let mut gather = gather(&rank, &planned, Engine::CopyEngines { streams: 1 });
-        let room = (140 * ROW) as usize;
+        // Bits of any kind, so compared as bits.
+        let elements = |bytes: &[u8]| -> Vec<bf16> {
+            bytes
+                .chunks(2)
+                .map(|two| bf16::from_bits(u16::from_le_bytes([two[0], two[1]])))
+                .collect()
+        };
+        let bits = |elements: &[bf16]| elements.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
         for step in 0..20 {
             let rows = [planned, [100, 40, 0]][step as usize % 2];
-            let own = rows_of(rank.rank(), step, rows[rank.rank() as usize]);
+            let own = elements(&rows_of(rank.rank(), step, rows[rank.rank() as usize]));
             // A slice has at least one element.
-            let shard = rank.gpu.upload(if own.is_empty() { &[0][..] } else { &own });
-            let mut all = rank.gpu.upload(&vec![0xff_u8; room]);
+            let shard = rank.gpu.upload(if own.is_empty() { &[bf16::NAN][..] } else { &own });
+            let mut all = rank.gpu.upload(&vec![bf16::NAN; (140 * ROW / 2) as usize]);
             let given = shard.slice(..own.len());
             gather.enqueue(stream, Some(&rows), &given, &mut all).unwrap();
             drop(shard);
             gather.synchronize(stream).unwrap();
             let expected: Vec<u8> =
                 (0..).zip(&rows).flat_map(|(from, &rows)| rows_of(from, step, rows)).collect();
-            assert!(rank.gpu.download(&all) == expected, "rank {}, step {step}", rank.rank());
+            let got = bits(&rank.gpu.download(&all));
+            assert!(got == bits(&elements(&expected)), "rank {}, step {step}", rank.rank());
         }
-        let (shard, mut short) = (rank.gpu.upload(&[0_u8; 48]), rank.gpu.upload(&[0_u8; 48]));
+        let (shard, mut short) = (rank.gpu.upload(&[0f32; 12]), rank.gpu.upload(&[0f32; 12]));
         let error = gather.enqueue(stream, None, &shard, &mut short).unwrap_err().to_string();
         assert!(error.starts_with("the length of the "), "{error}");
         rank.through();

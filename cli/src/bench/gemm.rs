@@ -42,14 +42,6 @@ pub struct Args {
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub splits: Vec<u32>,
 
-    /// SMs that own kernels may occupy [default: all]
-    #[arg(long, value_name = "SMS")]
-    pub sm_limit: Option<u32>,
-
-    /// Add up fp8 products in f32 outside the tensor cores, in own kernels and cuBLASLt's
-    #[arg(long)]
-    pub no_fast_accumulation: bool,
-
     /// Launch mode of the loops
     #[arg(long, value_enum, default_value_t = Launch::Graph)]
     pub launch: Launch,

@@ -51,7 +51,7 @@ fn one_step(
 ) -> Result<Option<Shown>, Failure> {
     let mut pools = Pools::new(SEED);
     let inputs = pools.inputs(0, gpu, problem, gpu.l2_bytes()?)?;
-    let check = Check::new(&pools, problem, &inputs, inputs.sets.len(), true, SEED);
+    let check = Check::new(&pools, problem, &inputs, inputs.sets.len(), SEED);
     let place = Seat { gpu, group, problem, inputs: &inputs, set: check.set };
     let mut gather = GatherOptions::default();
     gather.pieces = args.chunks;

@@ -109,7 +109,7 @@ impl Tuner<'_> {
             let inputs = pools.inputs(0, self.gpu, &problem, l2_bytes)?;
             // As the bench does: they take turns, and the last one's A is gathered.
             let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
-            let check = Check::new(&pools, &problem, &inputs, sets, true, SEED);
+            let check = Check::new(&pools, &problem, &inputs, sets, SEED);
             let mut here = Here {
                 tuner: self,
                 case: case.to_string(),

@@ -9,6 +9,8 @@
 #include "async_input_scheduler.cuh"
 #include "chunk_signal.cuh"
 
+namespace own_kernel {
+
 using namespace cute;
 using Element = cutlass::bfloat16_t;
 
@@ -90,6 +92,7 @@ __device__ void multiply(Params const& params, Operands& operands) {
         }
 
         float nothing_or_nan = (open & overlap_gemm::kStopped) != 0 ? __int_as_float(0x7fffffff) : 0.0f;
+        CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < size(gate_sums); ++i) {
             int row = work.m * kTile + get<0>(places(i)), column = work.n * kTile + get<1>(places(i));
             float value = gate_sums(i) / (1.0f + expf(-gate_sums(i))) * up_sums(i) + nothing_or_nan;
@@ -122,11 +125,14 @@ __global__ void __launch_bounds__(kThreads) swiglu(__grid_constant__ Params cons
     }
 }
 
+}  // namespace own_kernel
+
 // Launches it, and returns a cudaError_t. Rows of A, of gate and of up are `k` elements, of D `n`; `k` is a multiple of eight,
 // and all addresses are multiples of 16. `input`: chunks that arrive whole, not in spans.
 extern "C" int own_kernel_swiglu(og_gemm_input const* input, void const* a, void const* gate, void const* up, void* d, int m,
                                  int n, int k, int blocks, cudaStream_t stream) {
-    if (input->span_bits != 0 || k % kVector != 0) return cudaErrorInvalidValue;
+    using namespace own_kernel;
+    if (!input || input->span_bits != 0 || k % kVector != 0) return cudaErrorInvalidValue;
     int const swizzle = 8;  // rows of tiles that sweep over the columns together
     Params params{overlap_gemm::make_order(input, m, n, kTile, kTile, swizzle, 1, 1),
                   overlap_gemm::make_chunk_table(input),
@@ -137,7 +143,11 @@ extern "C" int own_kernel_swiglu(og_gemm_input const* input, void const* a, void
                   m,
                   n,
                   k};
+    cudaLaunchConfig_t config{};
+    config.gridDim = blocks;
+    config.blockDim = kThreads;
     // A block finds what it notes about waiting at the end of its shared memory.
-    swiglu<<<blocks, kThreads, sizeof(Operands) + overlap_gemm::kBlockWaitsBytes, stream>>>(params);
-    return cudaGetLastError();
+    config.dynamicSmemBytes = sizeof(Operands) + overlap_gemm::kBlockWaitsBytes;
+    config.stream = stream;
+    return cudaLaunchKernelEx(&config, swiglu, params);
 }

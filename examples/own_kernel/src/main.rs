@@ -14,9 +14,10 @@ use overlap_gemm::random::Random;
 mod on_gpu;
 mod on_threads;
 
-const M: usize = 256;
-const N: usize = 192;
-const K: usize = 128;
+// Tiles of 64 x 64 reach beyond the outputs, and steps of 32 beyond K.
+const M: usize = 250;
+const N: usize = 200;
+const K: usize = 136;
 /// Where the rows come from, each in chunks.
 const SOURCES: u32 = 4;
 const CHUNKS: u32 = 2;

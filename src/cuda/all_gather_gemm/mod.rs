@@ -37,9 +37,11 @@ use crate::tune::Tuning;
 /// One rank's all-gather + GEMM, planned once and enqueued many times. Collective: all ranks make the same
 /// calls in the same order.
 ///
-/// A product that waits keeps its SMs. So where several operations are under way on one GPU, on streams of
-/// their own, each needs a limit ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) that leaves the others
-/// some: the kernel that begins another's step could not run else, and both would wait until their limits.
+/// One operation serves all layers of the same shapes: B and D are given with each step. A plan allocates A twice on each rank.
+///
+/// A product that waits keeps its SMs. If several operations run at the same time on one GPU, give each a limit
+/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) that leaves SMs for the others. Otherwise the kernel that begins
+/// another operation's step cannot run, and both wait until they time out.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -78,7 +80,7 @@ pub struct AllGatherGemm {
 }
 
 impl AllGatherGemm {
-    /// Plans the operation: all ranks call it, with the same. Returns when all have.
+    /// Collective, with equal arguments. Returns when all ranks have planned.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
@@ -186,8 +188,8 @@ impl AllGatherGemm {
             + &products.collect::<String>()
     }
 
-    /// Where this rank's rows of the next step belong, and for how many bytes there is room: rows `lda`
-    /// apart. A kernel that writes there comes after the latest step on its stream.
+    /// The address and the size in bytes of the slot for this rank's rows of the next step, with pitch `lda`. A kernel that
+    /// writes there must follow the latest step on its stream.
     pub fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         self.gatherer.local_shard(rows)
     }
@@ -232,13 +234,12 @@ impl AllGatherGemm {
     /// The operands name B, D and what goes with them; A and its row scales are the gathered ones
     /// ([`RawOperands::of_gathered`]).
     ///
-    /// In a graph: capture two steps, or an even number, so that both buffers take turns; with one, every
-    /// step waits until all ranks are done with the one before. All ranks have to capture the same. Once a
-    /// step was captured, all are on that stream.
+    /// In a graph: capture an even number of steps, so that the two buffers alternate; with one step, each waits until all
+    /// ranks have finished the previous one. All ranks capture the same steps. After a capture, all steps stay on that stream.
     ///
     /// # Safety
-    /// What is named is this device's memory, as long as the problems and the rows of the step say, until the
-    /// step has ended (in a graph: while it may be launched). The outputs overlap nothing else. This value
+    /// All addresses are this device's memory, of the lengths that the problems and the step's rows require, until the
+    /// step ends (graphs: while they may be launched). The outputs overlap nothing else. This value
     /// outlives every graph that has a step of it, and such graphs are launched on the stream of its
     /// other steps.
     pub unsafe fn enqueue_raw(

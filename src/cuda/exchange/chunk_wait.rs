@@ -13,7 +13,7 @@ use cudarc::driver::CudaStream;
 use super::chunk_table::{ChunkTable, check_count};
 use super::signals::Signals;
 use super::waiters::Waiter;
-use crate::cuda::sys::ffi::Input;
+use crate::cuda::sys::ffi::{Input, MAX_EXTENT};
 use crate::cuda::sys::stream_ops::is_capturing;
 use crate::error::{Error, Result};
 use crate::plan::{Chunks, Problem, Timeouts};
@@ -22,8 +22,8 @@ use crate::plan::{Chunks, Problem, Timeouts};
 /// time limits, abort and failures.
 ///
 /// The kernel includes this crate's headers: `chunk_signal.cuh` waits, `async_input_scheduler.cuh` has the order of tiles. A
-/// build script that depends on this crate finds their folder in `DEP_OVERLAP_GEMM_INCLUDE`. `examples/own_kernel` is a
-/// whole crate with such a kernel.
+/// dependent's build script finds their folder in `DEP_OVERLAP_GEMM_INCLUDE`: see "Kernels of your own" in the repository's
+/// `docs/building-cuda.md`.
 ///
 /// ```no_run
 /// # use overlap_gemm::cuda::{ChunkWait, Device, Signals};
@@ -59,8 +59,9 @@ pub struct ChunkWait {
 pub struct KernelInput<'a>(Input<'a>);
 
 impl ChunkWait {
-    /// For A of `problem`, which arrives in `chunks`; those of `pivot_rank` are expected first. The signal of chunk c is in slot
-    /// c; with [`Chunks::in_spans`] each span has one, that of span s in slot c · spans + s.
+    /// For A of `problem`, which arrives in `chunks`, at most [`MAX_CHUNKS`](crate::cuda::MAX_CHUNKS); those of `pivot_rank` are
+    /// expected first. The signal of chunk c is in slot c; with [`Chunks::in_spans`] each span has one, that of span s in slot
+    /// c · spans + s.
     pub fn plan(problem: &Problem, chunks: &Chunks, pivot_rank: u32) -> Result<Self> {
         ChunkWait::check(problem, chunks, pivot_rank)?;
         Ok(ChunkWait {
@@ -78,6 +79,7 @@ impl ChunkWait {
 
     pub(crate) fn check(problem: &Problem, chunks: &Chunks, pivot_rank: u32) -> Result<()> {
         chunks.shards().check_rank(pivot_rank)?;
+        Error::check_range("m", problem.m(), 1..=MAX_EXTENT, "split the product into several")?;
         if chunks.shards().m() != problem.m() {
             let remedy = "make the chunks of shards whose rows sum to m";
             let (got, expected) = (chunks.shards().m(), problem.m());
@@ -96,7 +98,11 @@ impl ChunkWait {
 
     /// The `og_gemm_input` of the kernel that you launch next on `stream`: what it waits for, and where it says why it gave up.
     /// Pass it to `make_chunk_table` and `make_order` of the headers.
-    pub fn input(&self, stream: &Arc<CudaStream>, signals: &Signals) -> Result<KernelInput<'_>> {
+    pub fn input<'a>(
+        &'a self,
+        stream: &Arc<CudaStream>,
+        signals: &'a Signals,
+    ) -> Result<KernelInput<'a>> {
         let input = self.await_by(stream, signals)?;
         self.note_enqueued(stream)?;
         Ok(KernelInput(input))
@@ -131,8 +137,8 @@ impl ChunkWait {
 }
 
 impl KernelInput<'_> {
-    /// Its address, valid as long as this value: `const og_gemm_input *`. What a kernel needs of it travels as parameters of its
-    /// launch; the memory that it names stays until `signals` and the work on the stream are gone.
+    /// Its address, a `const og_gemm_input *` that is valid until this value is moved or dropped. A launch copies it into kernel
+    /// parameters; the memory that it points to stays until the signals are dropped and the stream's work has ended.
     pub fn as_ptr(&self) -> *const c_void {
         (&raw const self.0.words).cast()
     }

@@ -24,8 +24,8 @@ use crate::group::Group;
 /// The most channels that a pad has.
 pub const MAX_CHANNELS: u32 = 1024;
 
-/// One rank's part in signalling. Collective: all ranks make it, and put as often as others wait. What one rank
-/// does on one channel has an order: all of it on one stream, or on streams that the caller has put in order.
+/// One rank's part in signalling. Collective: all ranks make it, and put as often as others wait. A rank's calls on one
+/// channel are ordered: on one stream, or on streams that the caller synchronises.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -131,19 +131,19 @@ impl SignalPad {
         self.meet(stream, Some(peer), channel, true, false)
     }
 
-    /// Lets `stream` wait for the next signal of `peer`: for the n-th put, if it is the n-th wait.
+    /// Makes `stream` wait for the next signal of `peer`: the n-th wait waits for the n-th put.
     pub fn wait(&self, stream: &Arc<CudaStream>, peer: u32, channel: u32) -> Result<()> {
         self.memory.address(peer)?;
         self.meet(stream, Some(peer), channel, false, true)
     }
 
-    /// Lets `stream` wait until all ranks' streams have come here. What they did before is then seen.
+    /// Makes `stream` wait until all ranks' streams have come here. What they did before is then seen.
     pub fn barrier(&self, stream: &Arc<CudaStream>, channel: u32) -> Result<()> {
         self.meet(stream, None, channel, true, true)
     }
 
-    /// An error if a wait ended without its signal: ask when the stream is through. From then on no wait of this pad
-    /// waits, and all ranks learn of it: form a new group.
+    /// An error if a wait ended without its signal: ask when the stream is through. Later waits return at once, and all ranks
+    /// get the error: form a new group.
     pub fn check(&self) -> Result<()> {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = &*failed {

@@ -98,9 +98,9 @@ impl Signals {
         Signals::made(device, None, slots, start)
     }
 
-    /// Signals in words of the caller's: `slots` words of 32 bits from `words` on, which this GPU reaches and anybody may write.
-    /// Epoch `start` is that of the last step; a word that holds it, or an older one, is not ready. Who writes a word knows the
-    /// step's epoch: `start` + 1 in the first, then one more in each.
+    /// Signals in words of the caller's: `slots` words of 32 bits from `words` on, which this GPU reaches and anybody may
+    /// write. Epoch `start` is that of the last step; a word that holds it, or an older one, is not ready. A writer stores the
+    /// step's epoch: `start` + 1 in the first step, then one more in each.
     ///
     /// ```no_run
     /// # use overlap_gemm::cuda::{Device, Signals, SymmetricMemory};
@@ -108,11 +108,16 @@ impl Signals {
     /// # use std::time::Duration;
     /// # let group = Group::from_env(&GroupOptions::default())?;
     /// # let device = Device::open(group.rank() as usize)?;
-    /// // A of 64 MiB, and behind it a word for each of eight chunks, which hold 0.
+    /// # use overlap_gemm::cuda::cudarc::driver::result;
+    /// // A of 64 MiB, and behind it a word for each of eight chunks.
     /// let memory = SymmetricMemory::new(&group, &device, (64 << 20) + 32, Duration::from_secs(30))?;
-    /// // SAFETY: the words are in memory that outlives the signals.
-    /// let signals = unsafe { Signals::at(&device, memory.own_address() + (64 << 20), 8, 0)? };
-    /// # Ok::<(), overlap_gemm::Error>(())
+    /// let words = memory.own_address() + (64 << 20);
+    /// // SAFETY: the words are this rank's, in memory that outlives the signals; nobody uses them yet.
+    /// let signals = unsafe {
+    ///     result::memcpy_htod_sync(words, &[0u32; 8])?;
+    ///     Signals::at(&device, words, 8, 0)?
+    /// };
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Safety
@@ -188,7 +193,7 @@ impl Signals {
         })
     }
 
-    /// The epoch of the current step, as far as this side has counted: graphs advance it unseen.
+    /// The current epoch as the host counts it, without the steps of graph launches.
     pub fn epoch(&self) -> u32 {
         // Relaxed: a count; what it is used for is enqueued on streams that the caller orders.
         self.epoch.load(Ordering::Relaxed)
@@ -208,7 +213,7 @@ impl Signals {
     }
 
     /// Begins a step, in the order of `stream`: adds 1 to the epoch on the device, with a kernel of one
-    /// thread. Goes into a graph.
+    /// thread. Can be captured.
     pub fn advance(&self, stream: &Arc<CudaStream>) -> Result<()> {
         let stream = self.begin(stream)?;
         let captured = self.uses.note_capture(stream)?;
@@ -220,8 +225,8 @@ impl Signals {
         Ok(())
     }
 
-    /// Says that what `stream` did so far is there: sets the signal in `slot` to the epoch in device
-    /// memory, with a kernel of one thread. Goes into a graph.
+    /// Signals that all earlier work of `stream` is done: a kernel of one thread sets `slot` to the epoch in device memory.
+    /// Can be captured.
     pub fn post(&self, stream: &Arc<CudaStream>, slot: u32) -> Result<()> {
         self.post_some(stream, self.signal_address(slot)?, 1)
     }
@@ -362,8 +367,7 @@ impl Aborter {
         self.host.set_abort(true);
     }
 
-    /// Lets products wait again. Clear it once the aborted ones have ended: one that did not look in
-    /// between goes on waiting.
+    /// Lets products wait again. Call it when the aborted products have ended; one that missed the abort would go on waiting.
     pub fn clear(&self) {
         self.host.set_abort(false);
     }

@@ -129,9 +129,9 @@ impl SymmetricMemory {
         unsafe { stream_ops::copy(stream, to, from, bytes) }
     }
 
-    /// Enqueues the writing of a word of 32 bits into the part of `peer`, `offset` bytes from its start. It is written when all
-    /// that `stream` did before is seen by every GPU: behind a [`put`](Self::put) it says that the bytes are there. It needs no
-    /// SM. A graph writes the same value in each launch.
+    /// Enqueues the writing of a word of 32 bits into the part of `peer`, `offset` bytes from its start. It is written when
+    /// every GPU sees all earlier work of `stream`: after a [`put`](Self::put) it signals that the bytes have arrived. It needs
+    /// no SM. A graph writes the same value in each launch.
     ///
     /// # Safety
     /// As for [`put`](Self::put).

@@ -15,6 +15,7 @@ use crate::cuda::movers::gather::Gatherer;
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::product::operands::RawOperands;
 use crate::cuda::sys::device::{Device, check_context};
+use crate::cuda::sys::stream_ops::refuse_capture;
 use crate::element::Element;
 use crate::element::ElementType::{self, Bf16};
 use crate::error::{Error, Result};
@@ -54,13 +55,14 @@ pub type ReduceScatter = Reduce<false, false>;
 
 /// One rank's all-reduce, planned once and enqueued many times: a [`ReduceScatter`] of which every rank gets all rows.
 ///
-/// The results of all ranks are equal bit for bit. Each rank sends its sums to all others, in one shot, so this is for few rows.
+/// The results of all ranks are equal bit for bit. Each rank sends its sums to all others, in one shot: with more ranks this is
+/// for fewer rows.
 pub type AllReduce = Reduce<true, false>;
 
 impl<const ALL: bool> Reduce<ALL, false> {
-    /// Plans the operation: all ranks call it, with the same. Returns when all have.
+    /// Collective, with equal arguments. Returns when all ranks have planned.
     ///
-    /// Rank r gets `rows[r]` rows of `columns` elements in a reduce-scatter: the most of any step. Sums have the type that
+    /// In a reduce-scatter rank r gets at most `rows[r]` rows of `columns` elements in a step. Sums have the type that
     /// `reduction` says, totals are stored as `d`: bf16, f16 or f32. Rows of both are multiples of 16 bytes.
     pub fn plan(
         group: &Arc<Group>,
@@ -95,6 +97,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
         let [all, own] = self.row_counts(rows)?;
         self.check_slice::<S>("the sums", self.sum_type(), sums, all)?;
         self.check_slice::<D>("D", self.sums[0].problem.elements().d, d, own)?;
+        refuse_capture(stream)?;
         let ((sums, _sums), (d, _d)) = (sums.device_ptr(stream), d.device_ptr_mut(stream));
         // SAFETY: both belong to this device and are as long as the rows say; D is borrowed mutably; they stay allocated until
         // the work that their events record is done, and a step ends, on the stream, when its sums have been sent.
@@ -116,6 +119,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
             return Err(Error::mismatch("the type of totals in place", total, sum, remedy));
         }
         self.check_slice::<S>("the sums", sum, sums, all)?;
+        refuse_capture(stream)?;
         let first = self.gatherer.shape(rows)?.plan.output_rows(self.gatherer.group.rank()).start;
         let row_bytes = u64::from(self.sums[0].problem.n()) * u64::from(sum.size());
         let (sums, _sums) = sums.device_ptr_mut(stream);

@@ -42,24 +42,24 @@ use crate::plan::{
 /// the same order.
 ///
 /// Each rank holds a slice of K: all M rows of A over it, and the weight's part. The problem's K is that of one rank, its
-/// shards say which rows of D a rank gets, and its D is that rank's rows. The sums of another rank's rows leave when they have
-/// been computed, by copy engines, while the next rank's are computed; the own rows come last. Where ranks get few rows, one
-/// kernel behind the product sends, waits and adds up ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does
-/// not depend on what arrives first: sums are added in the order of the ranks, in `f32`.
+/// shards say which rows of D a rank gets, and its D is that rank's rows. Copy engines send one rank's sums while the next
+/// rank's are computed; this rank's own rows come last. If ranks get few rows, one kernel behind the product sends, waits and
+/// adds up ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
+/// in the order of the ranks, in `f32`.
 ///
 /// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others'. With partials
 /// in `f32` nothing is rounded before the end.
 ///
-/// A program has the calls of [`AllGatherGemm`](crate::cuda::AllGatherGemm)'s example, with a [`Reduction`] as the last argument
-/// of [`GemmReduce::plan`]; the shard is all rows of A over this rank's slice of K, and D this rank's rows of the output.
-/// `examples/gpu_tensor_parallel_mlp.rs` has both.
+/// Call it as in [`AllGatherGemm`](crate::cuda::AllGatherGemm)'s example, with a [`Reduction`] as the last argument of
+/// [`GemmReduce::plan`]. A has all rows over this rank's slice of K, D has this rank's rows.
+/// `examples/gpu_tensor_parallel_mlp.rs` has both operations.
 pub type GemmReduceScatter = GemmReduce<false>;
 
 /// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all rows.
 ///
 /// D, and C, have all rows. The results of all ranks are equal bit for bit: all add up the same numbers in the same order. Each
-/// rank sends its sums to all others, in one shot, so this is for few rows. The problem's shards say in which order a rank
-/// computes the rows.
+/// rank sends its sums to all others, in one shot: with more ranks this is for fewer rows. The problem's shards say in which
+/// order a rank computes the rows.
 pub type GemmAllReduce = GemmReduce<true>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
@@ -87,8 +87,8 @@ struct Sum {
 }
 
 impl<const ALL: bool> Reduce<ALL, true> {
-    /// Plans the operation: all ranks call it, with the same. Returns when all have. Strategy `None`: the open way
-    /// that is predicted to be the fastest, as [`Reduce::explain`] says.
+    /// Collective, with equal arguments. Returns when all ranks have planned. Strategy `None`: what is predicted to be the
+    /// fastest; [`Reduce::explain`] names it.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
@@ -146,8 +146,8 @@ impl<const ALL: bool> Reduce<ALL, true> {
     /// In a graph: as [`AllGatherGemm::enqueue_raw`](crate::cuda::AllGatherGemm::enqueue_raw).
     ///
     /// # Safety
-    /// What is named is this device's memory, as long as the problems and the rows of the step say, until the step has
-    /// ended (in a graph: while it may be launched). The outputs overlap nothing else. This value outlives every graph that has
+    /// All addresses are this device's memory, of the lengths that the problems and the step's rows require, until the step
+    /// ends (graphs: while they may be launched). The outputs overlap nothing else. This value outlives every graph that has
     /// a step of it, and such graphs are launched on the stream of its other steps.
     pub unsafe fn enqueue_raw(
         &mut self,

@@ -17,15 +17,15 @@ use crate::plan::{Engine, Timeouts};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GatherOptions {
-    /// What moves the rows (default: by the size of a shard, and NCCL where some GPU cannot reach another's memory).
-    /// Sums: what is predicted to be the fastest.
+    /// What moves the rows, or sums (default: the operation chooses, and says why in its `explain`; NCCL if some GPU cannot
+    /// reach another's memory).
     pub engine: Option<Engine>,
-    /// Chunks a shard (default: by its size and the columns of the first product; of sums, one).
+    /// Chunks of a shard (default: chosen with the engine).
     pub pieces: Option<u32>,
-    /// Fills the other ranks' rows, or sums, of a step with NaN when the next one begins, so that rows which are read too
-    /// early, or too late, are seen in the result. For finding faults; costs two memsets a step.
+    /// Overwrites received rows, or sums, with NaN when the next step begins, so that a read too early or too late shows in
+    /// the result. For finding faults; costs two memsets a step.
     pub poison: bool,
-    /// How long to wait for others: the first (default: a minute) also when the operation is planned; ten seconds later.
+    /// How long to wait for other ranks: `first` (a minute) in planning and the first step, then `steady` (ten seconds).
     pub timeouts: Timeouts,
     /// The epoch before the first.
     pub first_epoch: u32,

@@ -10,6 +10,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtrMut, SyncOnDrop};
 
 use super::operands::{Operands, RawOperands, Shard};
+use crate::cuda::sys::stream_ops::refuse_capture;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::plan::{Problem, Scaling};
@@ -74,6 +75,7 @@ impl<'a> HeldStep<'a> {
     where
         'o: 'a,
     {
+        refuse_capture(stream)?;
         let (mut held, mut by_rows) = (Vec::with_capacity(operands.len()), false);
         let ranks_rows = operands.first().and_then(|first| first.ranks_rows);
         if let Some(other) = operands.iter().position(|other| other.ranks_rows != ranks_rows) {

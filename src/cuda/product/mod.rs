@@ -23,6 +23,7 @@ use crate::cuda::sys::build_info::kernels;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::{self, Input, MAX_EXTENT, int};
 use crate::cuda::sys::records::TileRecords;
+use crate::cuda::sys::stream_ops::refuse_capture;
 use crate::cuda::sys::workspace::Workspace;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -133,6 +134,7 @@ impl Product {
         operands: Operands<'_, A, B, D>,
     ) -> Result<()> {
         self.device.check_stream(stream)?;
+        refuse_capture(stream)?;
         operands.check(&self.problem, self.device.context(), operands.own_rows(&self.problem)?)?;
         if operands.ranks_rows.is_some() {
             let remedy = "use `rows` for a product alone";

@@ -1,8 +1,8 @@
 //! What one call multiplies: the matrices, and what goes with them.
 //!
 //! What belongs here: the two ways of naming memory (`cudarc` slices, raw addresses) and whether what
-//! was named fits a plan; and what one of several ranks brings to a step. Invariant: `RawOperands::check` is the one list of rules for both ways;
-//! lengths and types, which an address does not have, are checked on the slices by `fit`'s rules.
+//! was named fits a plan; and what one of several ranks brings to a step. Invariant: `RawOperands::check` is the one list of
+//! rules for both ways; lengths and types, which an address does not have, are checked on the slices by `fit`'s rules.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use crate::cuda::sys::records::TileRecords;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{
-    ALL_ELEMENTS, ALL_ROWS, ALL_SCALES, a_lens, b_lens, check_len, check_types, d_lens, scale_count,
+    ALL_ELEMENTS, ALL_ROWS, ALL_SCALES, a_lens, b_lens, check_factors, check_len, check_types,
+    d_lens,
 };
 use crate::plan::{Problem, Scaling, check_aligned};
 
@@ -67,7 +68,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         Operands { a, b, d, c, bias, scales, alpha: 1.0, beta: 0.0, rows, ranks_rows, records }
     }
 
-    /// A matrix that lies as D does, and the factor it is added with.
+    /// C, with D's layout and pitch, and its factor.
     pub fn c(mut self, c: &'a impl DevicePtr<D>, beta: f32) -> Self {
         self.c = Some(c);
         self.beta = beta;
@@ -143,7 +144,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
             fits("the bias", bias.len(), bias.stream().context(), n..=n, ALL_ELEMENTS)?;
         }
         if let Some([a, b]) = self.scales {
-            let scales = |lines| scale_count(problem.scaling(), lines) as u64;
+            let scales = |lines| problem.scaling().count(lines) as u64;
             let [least, most] = rows.a.map(scales);
             let (of_rows, of_columns) = (least..=most, scales(problem.n())..=scales(problem.n()));
             fits("the scales of A", a.len(), a.stream().context(), of_rows, ALL_SCALES)?;
@@ -222,7 +223,7 @@ impl RawOperands {
         RawOperands::new(0, b, d)
     }
 
-    /// A matrix that lies as D does, and the factor it is added with.
+    /// C, with D's layout and pitch, and its factor.
     #[must_use]
     pub fn c(mut self, c: CUdeviceptr, beta: f32) -> Self {
         (self.c, self.beta) = (c, beta);
@@ -325,12 +326,7 @@ impl RawOperands {
         for (what, address) in aligned {
             check_aligned(what, address, "start it at a multiple of 16 bytes")?;
         }
-        for (what, value) in [("alpha", self.alpha), ("beta", self.beta)] {
-            if !value.is_finite() {
-                let (what, value) = (what.to_owned(), value.to_string());
-                return Err(Error::NotFinite { what, value, remedy: "give a finite factor" });
-            }
-        }
+        check_factors(self.alpha, self.beta)?;
         let by_line = i32::from(problem.scaling() == Scaling::Rows);
         let operands = og_gemm_operands {
             a: self.a as *const _,

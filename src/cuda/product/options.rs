@@ -30,15 +30,15 @@ pub struct GemmOptions {
     pub fast_accumulation: bool,
     /// Which kernel, by its name (default: the one that should be fastest).
     pub kernel: Option<String>,
-    /// Unit rows that sweep over the columns together (default: by the cost model).
+    /// Swizzle: rows of clusters that sweep over the columns together (default: by the cost model).
     pub swizzle: Option<u32>,
     /// Slices that K is cut into (default: by the cost model).
     pub splits: Option<u32>,
     /// A promise: nothing that may still run when the product starts writes B, on its stream or elsewhere (default: no
-    /// promise). So it is with weights that were written before the first step. The product then fetches B while
-    /// what is before it is still running, which for small M saves some microseconds. In an all-gather's step it changes nothing where
-    /// a kernel pushes the rows ([`Engine::Kernel`](crate::plan::Engine::Kernel), which is the usual one for small shards): there
-    /// the product starts when older kernels have ended, and fetches B from then on.
+    /// promise). Weights written before the first step keep it. The product then fetches B while the previous kernel still
+    /// runs, which saves some microseconds for small M. It has no effect in an all-gather whose rows a kernel pushes
+    /// ([`Engine::Kernel`](crate::plan::Engine::Kernel), usual for small shards): the product then starts, and fetches B, after
+    /// older kernels have ended.
     pub constant_b: bool,
 }
 

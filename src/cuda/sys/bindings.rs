@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 15;
+pub const OG_ABI_VERSION: u32 = 16;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
@@ -377,9 +377,6 @@ pub struct og_gemm_plan {
 }
 unsafe extern "C" {
     pub fn og_abi_version() -> i32;
-}
-unsafe extern "C" {
-    pub fn og_status_string(status: og_status) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
     pub fn og_last_error_message() -> *const ::core::ffi::c_char;

@@ -118,18 +118,16 @@ fn call(function: &'static str, run: impl FnOnce() -> og_status) -> Result<()> {
     if status == og_status::OG_STATUS_OK {
         return Ok(());
     }
-    // SAFETY: two of the functions return C strings that are never null; the message stays valid until
-    // this thread's next call, and is copied before. The third returns a number.
-    let (name, message, code) = with_kernels(|| unsafe {
-        let name = CStr::from_ptr(bindings::og_status_string(status));
+    // SAFETY: the message is a C string that is never null, stays valid until this thread's next call, and is copied before.
+    let (message, code) = with_kernels(|| unsafe {
         let message = CStr::from_ptr(bindings::og_last_error_message());
-        (name.to_string_lossy(), message.to_string_lossy(), bindings::og_last_cuda_error())
+        (message.to_string_lossy(), bindings::og_last_cuda_error())
     })?;
     Err(match status {
         og_status::OG_STATUS_OUT_OF_RANGE
         | og_status::OG_STATUS_BAD_PITCH
         | og_status::OG_STATUS_MISALIGNED => Error::Unsupported {
-            what: format!("this product ({name})"),
+            what: "this product".into(),
             why: message.into_owned(),
             remedy: "change the named value",
         },
@@ -137,11 +135,11 @@ fn call(function: &'static str, run: impl FnOnce() -> og_status) -> Result<()> {
             Error::NoDevice { reason: format!("{message}; use a Hopper GPU (H100, H200, GH200)") }
         }
         // Null pointers and empty plans cannot come from this crate, nor may CUTLASS throw: all
-        // faults of ours if they occur, and told apart by the name.
+        // faults of ours if they occur.
         _ => Error::Cuda {
             call: function,
             code: u32::try_from(code).ok().filter(|code| *code != 0),
-            detail: format!("{name}: {message}"),
+            detail: format!("{message} ({status:?})"),
         },
     })
 }

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result};
 
 use super::Driver;
 use super::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Enqueues a copy between any two places that this GPU reaches.
 ///
@@ -56,6 +56,18 @@ pub(crate) fn is_capturing(stream: &CudaStream) -> Result<bool> {
         .capture_status()
         .map(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
         .in_call("cuStreamIsCapturing")
+}
+
+/// An error if `stream` is being captured: of slices nobody knows how long a graph needs them.
+pub(crate) fn refuse_capture(stream: &CudaStream) -> Result<()> {
+    if !is_capturing(stream)? {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: "a call with slices, in a graph,".into(),
+        why: "the graph may be launched when they are gone".into(),
+        remedy: "use the call with addresses, and keep the memory as long as the graph",
+    })
 }
 
 /// An event that knows no time, and is cheaper for it.

@@ -56,12 +56,7 @@ pub fn factor(random: &mut Random) -> f32 {
 }
 
 fn scales(scaling: Scaling, lines: u32, random: &mut Random) -> Vec<f32> {
-    let count = match scaling {
-        Scaling::None => 0,
-        Scaling::Tensor => 1,
-        Scaling::Rows => lines,
-    };
-    (0..count).map(|_| factor(random)).collect()
+    (0..scaling.count(lines)).map(|_| factor(random)).collect()
 }
 
 /// Rows of random numbers, `leading` apart.

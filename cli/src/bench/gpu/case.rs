@@ -71,8 +71,7 @@ impl Bench<'_> {
     pub fn run(&self, case: &Case, pools: &mut Pools) -> Result<(CaseReport, usize), Failure> {
         let (args, problem) = (self.args, &case.problem);
         let inputs = pools.inputs(0, self.gpu, problem, self.l2_bytes)?;
-        let (sets, fast) = (inputs.sets.len(), !args.no_fast_accumulation);
-        let check = Check::new(pools, problem, &inputs, sets, fast, args.common.seed);
+        let check = Check::new(pools, problem, &inputs, inputs.sets.len(), args.common.seed);
         let (inputs, check) = (&inputs, &check);
         let mut course =
             Course { bench: self, problem, inputs, check, entrants: vec![], others: vec![] };
@@ -146,8 +145,7 @@ impl<'a> Course<'a> {
     /// Keeps the fastest of cuBLASLt's suggestions.
     fn cublaslt(&mut self, library: &Rc<Cublaslt>) -> Result<(), Failure> {
         let (gpu, inputs) = (self.bench.gpu, self.inputs);
-        let fast_accumulation = !self.bench.args.no_fast_accumulation;
-        let all = match Suggested::all(library, self.problem, inputs, fast_accumulation) {
+        let all = match Suggested::all(library, self.problem, inputs) {
             Ok(all) => all,
             Err(error) => return self.absent(Contender::Cublaslt, "–".into(), error),
         };

@@ -38,7 +38,6 @@ pub enum Adder {
 pub struct Check<'a> {
     pools: &'a Pools,
     problem: &'a Problem,
-    fast_accumulation: bool,
     /// What is in the matrices of each rank whose product is in the result.
     ranks: Vec<Numbers>,
     /// The row of A that the first row of D comes from.
@@ -57,11 +56,10 @@ impl<'a> Check<'a> {
         problem: &'a Problem,
         inputs: &Inputs,
         sets: usize,
-        fast_accumulation: bool,
         seed: u64,
     ) -> Self {
         let ranks = vec![inputs.numbers.clone()];
-        Check::of(pools, problem, ranks, 0..problem.m(), sets, fast_accumulation, seed)
+        Check::of(pools, problem, ranks, 0..problem.m(), sets, seed)
     }
 
     /// The same for the total of all ranks' products, of which a rank gets the rows `own`.
@@ -70,12 +68,11 @@ impl<'a> Check<'a> {
         problem: &'a Problem,
         own: Range<u32>,
         sets: usize,
-        fast_accumulation: bool,
         seed: u64,
     ) -> Self {
         let of_rank = |rank| pools.numbers(rank, problem, sets);
         let ranks = (0..problem.ranks()).map(of_rank).collect();
-        Check::of(pools, problem, ranks, own, sets, fast_accumulation, seed)
+        Check::of(pools, problem, ranks, own, sets, seed)
     }
 
     fn of(
@@ -84,7 +81,6 @@ impl<'a> Check<'a> {
         ranks: Vec<Numbers>,
         own: Range<u32>,
         sets: usize,
-        fast_accumulation: bool,
         seed: u64,
     ) -> Self {
         let mut random = Random::of_stream(seed, 3);
@@ -92,7 +88,7 @@ impl<'a> Check<'a> {
         let rows = rows.into_iter().map(|row| own.start + row).collect();
         let columns = spread(problem.n(), &mut random);
         let (first, set) = (own.start, sets.saturating_sub(1));
-        Check { pools, problem, fast_accumulation, ranks, first, rows, columns, set }
+        Check { pools, problem, ranks, first, rows, columns, set }
     }
 
     /// Poisons D, lets `enqueue` compute it, and looks at it: what is wrong, if anything is.
@@ -184,12 +180,8 @@ impl<'a> Check<'a> {
             .scaling(problem.scaling())
             .ranks(ranks.len() as u64)
             .build()?;
-        let fast = types.a.is_fp8() && self.fast_accumulation;
-        let accumulation = match (types.a.is_fp8(), self.fast_accumulation) {
-            (false, _) => Accumulation::F32,
-            (true, true) => Accumulation::Fp8,
-            (true, false) => Accumulation::Fp8Promoted,
-        };
+        let fast = types.a.is_fp8();
+        let accumulation = if fast { Accumulation::Fp8 } else { Accumulation::F32 };
         let of_rank = |numbers: &Numbers| {
             let scales = [pick(&numbers.scales[0], rows), pick(&numbers.scales[1], columns)];
             let a: Vec<A> = pools.rows_of_a(problem, numbers, *set, rows);
@@ -320,7 +312,7 @@ mod tests {
     fn a_total_has_every_rank_once() {
         let pools = Pools::new(9);
         let problem = Problem::builder(8, 16, 64).ranks(4).build().unwrap();
-        let check = Check::of_total(&pools, &problem, 2..4, 3, true, 1);
+        let check = Check::of_total(&pools, &problem, 2..4, 3, 1);
         assert_eq!((&check.rows[..], check.set, check.ranks.len()), (&[2, 3][..], 2, 4));
         let product = |rank: u32| -> Vec<f64> {
             let numbers = pools.numbers(rank, &problem, 3);

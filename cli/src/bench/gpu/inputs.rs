@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use overlap_gemm::ElementType;
 use overlap_gemm::element::{Element, F8E4M3, F8E5M2, bf16, f16};
-use overlap_gemm::plan::{BLayout, Problem, Scaling};
+use overlap_gemm::plan::{BLayout, Problem};
 use overlap_gemm::random::Random;
 use overlap_gemm::{Error, Result};
 
@@ -139,13 +139,8 @@ impl Pools {
     /// What is in the matrices of a rank. Those of the first sets do not depend on how many there are.
     pub fn numbers(&self, rank: u32, problem: &Problem, sets: usize) -> Numbers {
         let mut random = Random::of_stream(self.seed, 2 + (u64::from(rank) << 32));
-        let count = |lines: u32| match problem.scaling() {
-            Scaling::None => 0,
-            Scaling::Tensor => 1,
-            Scaling::Rows => lines as usize,
-        };
         let mut scales = |lines| -> Vec<f32> {
-            (0..count(lines)).map(|_| (0.5 + random.fraction()) as f32).collect()
+            (0..problem.scaling().count(lines)).map(|_| (0.5 + random.fraction()) as f32).collect()
         };
         let scales = [scales(problem.m()), scales(problem.n())];
         let mut start = || random.within(0..=LEN - 1);
@@ -297,6 +292,7 @@ fn bytes_of(values: &[f32], element: ElementType) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use overlap_gemm::plan::Scaling;
 
     #[test]
     fn a_pool_is_repeated_from_where_it_starts() {

@@ -78,10 +78,8 @@ pub fn describe(options: &GemmOptions) -> String {
 
 /// Everything that was asked to be tried for one problem; never empty.
 pub fn variants(args: &Args, problem: &Problem, sm_count: u32) -> Result<Vec<GemmOptions>> {
-    let Args { kernels: wanted, swizzles, splits, sm_limit, .. } = args;
-    let fast_accumulation = !args.no_fast_accumulation;
-    let mut plain = GemmOptions::default().with_fast_accumulation(fast_accumulation);
-    plain.sm_limit = *sm_limit;
+    let Args { kernels: wanted, swizzles, splits, .. } = args;
+    let plain = GemmOptions::default();
     if *wanted == ["auto"] {
         return Ok(crossed(&plain, swizzles, splits));
     }
@@ -89,9 +87,9 @@ pub fn variants(args: &Args, problem: &Problem, sm_count: u32) -> Result<Vec<Gem
         let named = |name| crossed(&plain.clone().with_kernel(name), swizzles, splits);
         return Ok(wanted.iter().flat_map(named).collect());
     }
-    let sms = sm_limit.unwrap_or(sm_count);
-    let fits =
-        |kernel: &&Kernel| kernel.serves(problem.elements(), problem.b_layout(), fast_accumulation);
+    let fits = |kernel: &&Kernel| {
+        kernel.serves(problem.elements(), problem.b_layout(), plain.fast_accumulation)
+    };
     let mut all = Vec::new();
     for kernel in kernels()?.iter().filter(fits) {
         let units = problem.m().div_ceil(kernel.tile.m * kernel.cluster.m);
@@ -107,7 +105,7 @@ pub fn variants(args: &Args, problem: &Problem, sm_count: u32) -> Result<Vec<Gem
         let swizzles = usual(swizzles, &|swizzle| swizzle / 2 < units);
         // Slices are for outputs with fewer tiles than SMs.
         let splits = usual(splits, &|splits| {
-            splits <= kernel.max_splits && tiles * u64::from(splits) / 2 < u64::from(sms)
+            splits <= kernel.max_splits && tiles * u64::from(splits) / 2 < u64::from(sm_count)
         });
         all.extend(crossed(&plain.clone().with_kernel(&kernel.name), &swizzles, &splits));
     }

@@ -76,12 +76,7 @@ struct Description {
 
 impl Description {
     /// Describes `problem` with the scales of `inputs`; `Ok(None)` if the library knows no such.
-    fn new(
-        library: &Rc<Cublaslt>,
-        problem: &Problem,
-        inputs: &Inputs,
-        fast_accumulation: bool,
-    ) -> Result<Description> {
+    fn new(library: &Rc<Cublaslt>, problem: &Problem, inputs: &Inputs) -> Result<Description> {
         let null = std::ptr::null_mut();
         let library = library.clone();
         // Filled in step by step: an error on the way frees what was created before it.
@@ -103,7 +98,7 @@ impl Description {
         it.set("TRANSA", attribute::TRANSA, &b_op)?;
         it.set("TRANSB", attribute::TRANSB, &api::OP_N)?;
         if types.a.is_fp8() {
-            it.set("FAST_ACCUM", attribute::FAST_ACCUM, &i8::from(fast_accumulation))?;
+            it.set("FAST_ACCUM", attribute::FAST_ACCUM, &1i8)?;
         }
         if let (Some(scale_a), Some(scale_b)) = (&inputs.scale_a, &inputs.scale_b) {
             it.set("A_SCALE_POINTER", attribute::A_SCALE_POINTER, &scale_b.address)?;
@@ -204,9 +199,8 @@ impl Suggested {
         library: &Rc<Cublaslt>,
         problem: &Problem,
         inputs: &Inputs,
-        fast_accumulation: bool,
     ) -> Result<Vec<Suggested>> {
-        let described = Description::new(library, problem, inputs, fast_accumulation)?;
+        let described = Description::new(library, problem, inputs)?;
         let suggestions = described.suggestions(SUGGESTIONS)?;
         if suggestions.is_empty() {
             return Err(Error::Unsupported {

@@ -204,11 +204,11 @@ impl Bench<'_> {
         let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
         let sets = all_values(group, "the number of sets", &sets)?;
         let sets = sets.into_iter().min().unwrap_or(1);
-        let product = Check::new(pools, &problem, &inputs, sets, true, seed);
+        let product = Check::new(pools, &problem, &inputs, sets, seed);
         let place =
             contenders::Place { gpu, group, problem: &problem, inputs: &inputs, set: product.set };
         let own = contenders::rows_of_total(&place, operation);
-        let total = Check::of_total(pools, &problem, own.clone(), sets, true, seed);
+        let total = Check::of_total(pools, &problem, own.clone(), sets, seed);
         let checks = Checks { product, total };
         let room = |_| gpu.allocate(contenders::bytes_of_total(&problem, &own));
         let totals =

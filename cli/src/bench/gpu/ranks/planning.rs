@@ -144,7 +144,7 @@ impl Bench<'_> {
         let missing = || Error::NoDevice { reason: "cuBLASLt is not loaded".into() };
         let library = self.cublaslt.as_ref().ok_or_else(missing)?;
         let mut best: Option<(f64, Suggested)> = None;
-        for suggested in Suggested::all(library, problem, inputs, true)? {
+        for suggested in Suggested::all(library, problem, inputs)? {
             let enqueue = |set| suggested.enqueue(self.gpu, inputs, set);
             // A suggestion that the library itself then refuses is no contender.
             if enqueue(0).is_err() {
