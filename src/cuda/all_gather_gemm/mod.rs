@@ -37,7 +37,8 @@ use crate::tune::Tuning;
 /// One rank's all-gather + GEMM, planned once and enqueued many times. Collective: all ranks make the same
 /// calls in the same order.
 ///
-/// One operation serves all layers of the same shapes: B and D are given with each step. A plan allocates A twice on each rank.
+/// One operation serves all layers of the same shapes: B and D are given with each step. A plan allocates two buffers for the
+/// gathered A on each rank.
 ///
 /// A product that waits keeps its SMs. If several operations run at the same time on one GPU, give each a limit
 /// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) that leaves SMs for the others. Otherwise the kernel that begins
@@ -236,6 +237,29 @@ impl AllGatherGemm {
     ///
     /// In a graph: capture an even number of steps, so that the two buffers alternate; with one step, each waits until all
     /// ranks have finished the previous one. All ranks capture the same steps. After a capture, all steps stay on that stream.
+    ///
+    /// ```no_run
+    /// # use std::{error::Error, sync::Arc};
+    /// # use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, sys};
+    /// # use overlap_gemm::cuda::{AllGatherGemm, RawOperands, Shard};
+    /// # use overlap_gemm::element::bf16;
+    /// # fn replay(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, shard: &CudaSlice<bf16>, b: &CudaSlice<bf16>,
+    /// #     d: &mut CudaSlice<bf16>) -> Result<(), Box<dyn Error>> {
+    /// // Before the capture: cudarc makes the stream wait for earlier uses of the slices.
+    /// let shard = Shard::at(shard.device_ptr(stream).0);
+    /// let operands = [RawOperands::of_gathered(b.device_ptr(stream).0, d.device_ptr_mut(stream).0)];
+    ///
+    /// stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
+    /// for _step in 0..2 {
+    ///     // SAFETY: the slices and the layer outlive the graph, which is launched on this stream.
+    ///     unsafe { layer.enqueue_raw(stream, shard, &operands)? };
+    /// }
+    /// let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0))?.expect("two steps");
+    /// graph.launch()?; // with the shard's current contents
+    /// layer.synchronize(stream)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Safety
     /// All addresses are this device's memory, of the lengths that the problems and the step's rows require, until the

@@ -47,6 +47,8 @@ use crate::plan::{
 /// adds up ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
 /// in the order of the ranks, in `f32`.
 ///
+/// A plan allocates two buffers for a rank's sums, and two for those that it receives.
+///
 /// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others'. With partials
 /// in `f32` nothing is rounded before the end.
 ///
