@@ -3,25 +3,12 @@
 //! Invariant: a measured number in a document is in a file, and equal to it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// The repository: documents and results are the library's.
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
-}
-
-/// The README and what is in `docs` and `benches/results`.
-fn documents() -> Vec<PathBuf> {
-    let mut all = vec![PathBuf::from("README.md")];
-    for folder in ["docs", "benches/results"] {
-        let entries = fs::read_dir(root().join(folder)).expect("a folder of documents");
-        let paths =
-            entries.map(|entry| Path::new(folder).join(entry.expect("an entry").file_name()));
-        all.extend(paths.filter(|path| path.extension().is_some_and(|of| of == "md")));
-    }
-    all.sort();
-    all
 }
 
 #[test]
@@ -137,9 +124,11 @@ fn nameless(document: &str) -> Vec<&str> {
 
 #[test]
 fn every_section_with_a_time_names_a_file() {
-    let results = Path::new("benches/results");
-    for path in documents().iter().filter(|path| !path.starts_with(results)) {
-        let text = fs::read_to_string(root().join(path)).expect("text");
+    let entries = fs::read_dir(root().join("docs")).expect("a folder of documents");
+    let pages = entries.map(|entry| entry.expect("an entry").path());
+    let pages = pages.filter(|path| path.extension().is_some_and(|of| of == "md"));
+    for path in pages.chain([root().join("README.md")]) {
+        let text = fs::read_to_string(&path).expect("text");
         let wrong = nameless(&text);
         assert!(
             wrong.is_empty(),

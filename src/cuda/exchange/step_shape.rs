@@ -11,7 +11,6 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::chunk_table::{ChunkTable, check_count};
 use super::layout::Layout;
-
 use super::symmetric::SymmetricMemory;
 use crate::cuda::sys::bindings::{og_push, og_slots};
 use crate::cuda::sys::ffi::int;
