@@ -1,4 +1,5 @@
-//! GEMM on rows that another process delivers, without a gather: `overlap-gemm launch -n 2 -- target/…/examples/gpu_async_gemm`.
+//! GEMM on rows that another process delivers, without a gather:
+//! `overlap-gemm launch -n 2 -- target/…/examples/gpu_async_gemm`.
 //!
 //! Rank 1 writes A chunk by chunk into memory of rank 0, and behind each chunk its word. Rank 0 multiplies meanwhile: each tile
 //! waits for the words of its rows. No group operation moves rows; rank 0 tells rank 1 by a `SignalPad` when it has read them.

@@ -1,4 +1,5 @@
-//! The parts of the build script that need no crate: versions, places, the ptxas log, the number of jobs, what nvcc's end means.
+//! The parts of the build script that need no crate: versions, places, the ptxas log, the number of jobs, what nvcc's end
+//! means.
 //!
 //! What belongs here: tests of `build/*.rs` that need no compiler. The modules are included by path,
 //! since a build script cannot be linked against.

@@ -2,8 +2,8 @@
 //!
 //! To add a subcommand, write its module with `Args` and `run`, and add one variant to `Command`.
 //! Shared: `problem_args` (what to multiply), `output` (text, JSON or a picture, and where to), `on_threads` (steps without
-//! a GPU), `progress`, `statistics`, `interrupt` (Ctrl-C), `installed` (where libraries are) and `exit` (errors and exit codes).
-//! Invariant: only `main` ends the process, and every failure ends as one message on
+//! a GPU), `progress`, `statistics`, `interrupt` (Ctrl-C), `installed` (where libraries are) and `exit` (errors and exit
+//! codes). Invariant: only `main` ends the process, and every failure ends as one message on
 //! stderr and a documented exit code.
 
 mod bench;

@@ -1,7 +1,7 @@
 //! `overlap-gemm plan`: prints the order of all steps without running them.
 //!
-//! `--check` runs the plan on the library's model in many random orders. The work is estimated first, and hours of it are refused.
-//! Invariants: the library makes the text and the JSON,
+//! `--check` runs the plan on the library's model in many random orders. The work is estimated first, and hours of it are
+//! refused. Invariants: the library makes the text and the JSON,
 //! and writes lists entry by entry, so that a huge plan needs no huge memory; the orders follow from the seed alone, so the
 //! same command finds a violation again.
 

@@ -90,9 +90,9 @@ impl AllGather {
         self.gatherer.local_shard(rows)
     }
 
-    /// A whole step, in the order of `stream`: gathers this rank's rows, `shard`, and all others', and copies them into `all`, in
-    /// the order of the ranks. `rows`: as in [`AllGather::start`]. Both slices may be as long as planned, so that the buffers of
-    /// the most rows serve every step. After a step that fails, `all` is undefined: [`AllGather::check`] says so.
+    /// A whole step, in the order of `stream`: gathers this rank's rows, `shard`, and all others', and copies them into `all`,
+    /// in the order of the ranks. `rows`: as in [`AllGather::start`]. Both slices may be as long as planned, so that the
+    /// buffers of the most rows serve every step. After a step that fails, `all` is undefined: [`AllGather::check`] says so.
     ///
     /// Where the copy costs too much, and in graphs: [`AllGather::start`] and [`AllGather::finish`].
     pub fn enqueue<T: Element>(

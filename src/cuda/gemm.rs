@@ -46,7 +46,8 @@ pub struct Gemm {
 
 impl Gemm {
     /// Chooses the kernel that the cost model finds fastest for `problem` as a plain product (all its rows, however they are
-    /// shared out), loads it, and allocates what it needs. Slow: modules are loaded, so this is for start-up, not for the steady loop.
+    /// shared out), loads it, and allocates what it needs. Slow: modules are loaded, so this is for start-up, not for the
+    /// steady loop.
     pub fn plan(device: &Device, problem: &Problem, options: &GemmOptions) -> Result<Gemm> {
         Ok(Gemm { product: Product::plan(device, problem, options)? })
     }

@@ -178,8 +178,8 @@ fn attempt(
     Err(Attempt::Hopeless(Error::NoGroup { reason, remedy }))
 }
 
-/// Where ranks of other machines reach a process that has come from `local` to a store at `store`. One that has come by the loopback
-/// device is on the store's machine.
+/// Where ranks of other machines reach a process that has come from `local` to a store at `store`. One that has come by the
+/// loopback device is on the store's machine.
 fn reached_at(local: IpAddr, store: &str) -> String {
     if local.is_loopback() { store.into() } else { local.to_string() }
 }

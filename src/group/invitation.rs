@@ -57,8 +57,8 @@ impl Group {
     /// One of `ranks` ranks that meet by the caller's own means, such as MPI, torch.distributed or a key-value store.
     ///
     /// `broadcast` is called once on every rank. It is given bytes, of which only rank 0's matter, and returns rank 0's bytes
-    /// on every rank. They hold the group's secret: hand them to its ranks only. `host` is a name or an address at which the other
-    /// ranks reach rank 0; only rank 0's counts. `localhost` is enough on one machine. The limit includes the broadcast.
+    /// on every rank. They hold the group's secret: hand them to its ranks only. `host` is a name or an address at which the
+    /// other ranks reach rank 0; only rank 0's counts. `localhost` is enough on one machine. The limit includes the broadcast.
     ///
     /// ```
     /// use overlap_gemm::group::{Group, GroupOptions};
@@ -95,11 +95,13 @@ impl Group {
 
     /// A part of this group: the ranks that call it with the same `part` become a group, in the order of their ranks here.
     ///
-    /// All ranks call it; a rank that wants no part gives a number that no part uses, and drops the group. No other thread of a rank
-    /// may exchange anything in this group meanwhile. The options are the part's own; the GPU is this group's where they name none.
+    /// All ranks call it; a rank that wants no part gives a number that no part uses, and drops the group. No other thread of a
+    /// rank may exchange anything in this group meanwhile. The options are the part's own; the GPU is this group's where they
+    /// name none.
     ///
-    /// The part has its own end: it goes on when this group is dropped, and neither ends the other, but for a process that dies,
-    /// which ends both. A part that does not form leaves this group as it was; a rank that does not come to split ends it.
+    /// The part has its own end: it goes on when this group is dropped, and neither ends the other, but for a process that
+    /// dies, which ends both. A part that does not form leaves this group as it was; a rank that does not come to split ends
+    /// it.
     ///
     /// ```
     /// use overlap_gemm::group::{Group, GroupOptions};
@@ -140,8 +142,8 @@ impl Group {
     }
 }
 
-/// Meets at a store that rank 0 opens at any free port of `host`. Every rank calls `broadcast` once, also one whose arguments are
-/// refused, so that none waits for another there.
+/// Meets at a store that rank 0 opens at any free port of `host`. Every rank calls `broadcast` once, also one whose arguments
+/// are refused, so that none waits for another there.
 fn meet(
     (rank, ranks): (u32, u32),
     host: &str,

@@ -62,11 +62,12 @@ use crate::trace::{TileEvent, Timeline};
 /// ```
 pub type GemmReduceScatter<A, B = A, D = A> = GemmReduce<false, A, B, D>;
 
-/// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all rows.
+/// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all
+/// rows.
 ///
-/// The results of all ranks are equal bit for bit: all add up the same numbers in the same order, their own as others' rounded to
-/// the type of [partials](crate::plan::Partials). Each rank sends its sums to all others, in one shot, so this is for few rows.
-/// The problem's shards say in which order a rank computes the rows.
+/// The results of all ranks are equal bit for bit: all add up the same numbers in the same order, their own as others' rounded
+/// to the type of [partials](crate::plan::Partials). Each rank sends its sums to all others, in one shot, so this is for few
+/// rows. The problem's shards say in which order a rank computes the rows.
 pub type GemmAllReduce<A, B = A, D = A> = GemmReduce<true, A, B, D>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.

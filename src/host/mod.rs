@@ -16,10 +16,12 @@
 //! - [`protocol`]: signals, acknowledgements, epochs: the orderings under which rows travel.
 //! - `control`: timeouts, abort, departures: the ends of waits that fail.
 //! - `memory`: buffers of which several threads write disjoint parts.
-//! - `all_gather_gemm`, `gemm_reduce`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: the inputs
-//!   and outputs of a step; `products`: the code that all operations share.
-//! - `world`: what the ranks of an operation share; `pusher`: the thread that sends; `member`: a rank's part: epochs, waits, steps.
-//! - `gather`, `sums`: the memory of the all-gather, and of the reduction; `input`: an input that the caller's threads fill chunk by chunk.
+//! - `all_gather_gemm`, `gemm_reduce`, `async_gemm`: the operations, planned once and enqueued many times; `operands`: the
+//!   inputs and outputs of a step; `products`: the code that all operations share.
+//! - `world`: what the ranks of an operation share; `pusher`: the thread that sends; `member`: a rank's part: epochs, waits,
+//!   steps.
+//! - `gather`, `sums`: the memory of the all-gather, and of the reduction; `input`: an input that the caller's threads fill
+//!   chunk by chunk.
 //! - `compute`: distribution of tiles to workers. `tile`: the arithmetic of one tile.
 //! - `group`: the ranks of one process.
 //!

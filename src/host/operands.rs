@@ -89,7 +89,8 @@ impl<'a, B, D> Product<'a, B, D> {
         self
     }
 
-    /// The scale of B for [`Scaling::Tensor`](crate::plan::Scaling::Tensor), the scales of D's columns for [`Scaling::Rows`](crate::plan::Scaling::Rows).
+    /// The scale of B for [`Scaling::Tensor`](crate::plan::Scaling::Tensor), the scales of D's columns for
+    /// [`Scaling::Rows`](crate::plan::Scaling::Rows).
     #[must_use]
     pub fn scales(mut self, scales: &'a [f32]) -> Self {
         self.scales = scales;

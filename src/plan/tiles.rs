@@ -5,7 +5,8 @@
 //! starts at the rank's own shard (the **pivot**), because own chunks are available first and the
 //! others' arrive in that order. Unit rows whose last needed chunk is the same form a **band**;
 //! a band's units, all columns of them, come before the next band's: chunk-major. Where chunks are expected early
-//! ([`Chunks::early`]), a band needs one of several chunks last: first of the pivot's, then each time of as many as all before together.
+//! ([`Chunks::early`]), a band needs one of several chunks last: first of the pivot's, then each time of as many as all before
+//! together.
 //!
 //! ```text
 //!   row 0 ┌──────────┐      pivot = 3 R + a bit              visiting order
@@ -28,8 +29,8 @@
 //!
 //! Invariant: `unit_at` and `index_of` are inverse, every unit appears once, and the chunk a unit
 //! needs last never moves backwards in the need order; where chunks are expected early, only from
-//! band to band. Bands are not stored: a linear index divided by the columns is a ring position inside its band, and the band's ends follow from its
-//! chunks' rows. That is why both directions are O(1) and a kernel can do the same.
+//! band to band. Bands are not stored: a linear index divided by the columns is a ring position inside its band, and the band's
+//! ends follow from its chunks' rows. That is why both directions are O(1) and a kernel can do the same.
 
 use std::ops::Range;
 

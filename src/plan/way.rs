@@ -330,8 +330,8 @@ impl Way {
         ((shard_bytes(problem) / SPAN_BYTES).min(MAX_SPANS.into()) as u32).next_power_of_two()
     }
 
-    /// The SMs, of `all`, that a product takes beside the blocks that push to the others. While spans travel no tile should wait
-    /// for a block's SM: else nothing is gained. But a small part of a GPU has no SMs to spare.
+    /// The SMs, of `all`, that a product takes beside the blocks that push to the others. While spans travel no tile should
+    /// wait for a block's SM: else nothing is gained. But a small part of a GPU has no SMs to spare.
     pub(crate) fn sms_of_product(self, problem: &Problem, all: u32) -> u32 {
         let blocks = self.engine.pushing_blocks();
         if self.spans(problem) > 1 && 2 * blocks <= all { all - blocks } else { all }

@@ -1,8 +1,8 @@
 //! Limits of a prediction: it walks over every unit and every piece, so a few digits too many would take
 //! hours, or all of the memory.
 //!
-//! What belongs here: the limits, which ranks are computed, and counting what would be done before any of it is. Invariant: nothing is counted one
-//! by one but ranks; what is let through takes a few seconds at most, and some hundred megabytes.
+//! What belongs here: the limits, which ranks are computed, and counting what would be done before any of it is. Invariant:
+//! nothing is counted one by one but ranks; what is let through takes a few seconds at most, and some hundred megabytes.
 
 use std::ops::Range;
 

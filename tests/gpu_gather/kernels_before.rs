@@ -168,8 +168,8 @@ fn b_may_come_from_the_kernel_before() {
 }
 
 /// Rows that a kernel puts in place right before the step are neither read nor sent before they are there, though
-/// the product may start at once behind copy engines, for B is constant; launched one by one, and in graphs, whose branches need a GPU to
-/// themselves.
+/// the product may start at once behind copy engines, for B is constant; launched one by one, and in graphs, whose branches
+/// need a GPU to themselves.
 #[test]
 #[ignore = "needs 2 Hopper GPUs"]
 fn rows_may_come_from_the_kernel_before() {

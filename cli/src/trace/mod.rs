@@ -1,7 +1,7 @@
 //! `overlap-gemm trace`: one step as a timeline, on GPUs or on threads: as a picture and in numbers.
 //!
-//! What belongs here: the arguments, the output, and a step on threads; `gpu` runs one on GPUs. Invariant: the shown step is one
-//! of many in a row, and its result was compared with the reference.
+//! What belongs here: the arguments, the output, and a step on threads; `gpu` runs one on GPUs. Invariant: the shown step is
+//! one of many in a row, and its result was compared with the reference.
 
 #[cfg(feature = "cuda")]
 mod gpu;

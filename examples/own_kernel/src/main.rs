@@ -1,8 +1,8 @@
 //! A crate with a kernel of its own, which computes on rows that arrive meanwhile: silu(A · gateᵀ) ∘ (A · upᵀ).
 //!
 //! On threads, `cargo run -p own-kernel`: overlap-gemm multiplies, and this crate combines the two products. On a GPU,
-//! `cargo run --release -p own-kernel --features cuda`: the kernel in `csrc/` does all of it. It waits for rows by overlap-gemm's
-//! signals and computes tiles in overlap-gemm's order. Both results are checked against `f64`.
+//! `cargo run --release -p own-kernel --features cuda`: the kernel in `csrc/` does all of it. It waits for rows by
+//! overlap-gemm's signals and computes tiles in overlap-gemm's order. Both results are checked against `f64`.
 
 use std::error::Error;
 

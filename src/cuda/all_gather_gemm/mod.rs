@@ -41,8 +41,8 @@ use crate::tune::Tuning;
 /// gathered A on each rank.
 ///
 /// A product that waits keeps its SMs. If several operations run at the same time on one GPU, give each a limit
-/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) that leaves SMs for the others. Otherwise the kernel that begins
-/// another operation's step cannot run, and both wait until they time out.
+/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) that leaves SMs for the others. Otherwise the kernel that
+/// begins another operation's step cannot run, and both wait until they time out.
 ///
 /// ```no_run
 /// use std::sync::Arc;

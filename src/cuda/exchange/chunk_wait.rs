@@ -59,9 +59,9 @@ pub struct ChunkWait {
 pub struct KernelInput<'a>(Input<'a>);
 
 impl ChunkWait {
-    /// For A of `problem`, which arrives in `chunks`, at most [`MAX_CHUNKS`](crate::cuda::MAX_CHUNKS); those of `pivot_rank` are
-    /// expected first. The signal of chunk c is in slot c; with [`Chunks::in_spans`] each span has one, that of span s in slot
-    /// c · spans + s.
+    /// For A of `problem`, which arrives in `chunks`, at most [`MAX_CHUNKS`](crate::cuda::MAX_CHUNKS); those of `pivot_rank`
+    /// are expected first. The signal of chunk c is in slot c; with [`Chunks::in_spans`] each span has one, that of span s in
+    /// slot c · spans + s.
     pub fn plan(problem: &Problem, chunks: &Chunks, pivot_rank: u32) -> Result<Self> {
         ChunkWait::check(problem, chunks, pivot_rank)?;
         Ok(ChunkWait {
@@ -137,8 +137,8 @@ impl ChunkWait {
 }
 
 impl KernelInput<'_> {
-    /// Its address, a `const og_gemm_input *` that is valid until this value is moved or dropped. A launch copies it into kernel
-    /// parameters; the memory that it points to stays until the signals are dropped and the stream's work has ended.
+    /// Its address, a `const og_gemm_input *` that is valid until this value is moved or dropped. A launch copies it into
+    /// kernel parameters; the memory that it points to stays until the signals are dropped and the stream's work has ended.
     pub fn as_ptr(&self) -> *const c_void {
         (&raw const self.0.words).cast()
     }

@@ -3,10 +3,10 @@
 //! What belongs here: where words and rows lie, what a word means, and which ranks reach which; it moves no rows.
 //! Invariant: two ranks that hold equal plans agree on every word and byte.
 //!
-//! - `symmetric`: memory that all ranks map; `reach`: which GPUs can, and whether all ranks plan the same; `signal_pad`: signals between their GPUs, at
-//!   points that the caller chooses;
-//! - `signals`: the words and the epoch of the chunk protocol on one GPU; `waiters`: who waits for them, and what a failure means;
-//!   `chunk_wait`: how a kernel waits for them; `chunk_table`: the chunks, as the device takes them;
+//! - `symmetric`: memory that all ranks map; `reach`: which GPUs can, and whether all ranks plan the same; `signal_pad`:
+//!   signals between their GPUs, at points that the caller chooses;
+//! - `signals`: the words and the epoch of the chunk protocol on one GPU; `waiters`: who waits for them, and what a failure
+//!   means; `chunk_wait`: how a kernel waits for them; `chunk_table`: the chunks, as the device takes them;
 //! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows.
 
 pub(crate) mod chunk_table;

@@ -17,13 +17,13 @@
 //!
 //! A signal is written *after* its data, in one of three ways:
 //!
-//! - [`Signals::post`]: a kernel of one thread writes it. It works in graphs, but needs an SM: enqueue it before the product, or
-//!   keep SMs free with a limit.
+//! - [`Signals::post`]: a kernel of one thread writes it. It works in graphs, but needs an SM: enqueue it before the product,
+//!   or keep SMs free with a limit.
 //! - [`Signals::write`]: the stream itself writes it. That needs no SM, but does not work in graphs.
 //! - Code of your own, a kernel or another process, stores the epoch ([`Signals::epoch_address`]) to the signal's word
 //!   ([`Signals::signal_address`]), with release at system scope. A memset does not do: it orders nothing. The words may be
-//!   yours ([`Signals::at`]), in [`SymmetricMemory`], for example: then a peer writes chunk and word by [`SymmetricMemory::put`]
-//!   and [`SymmetricMemory::post`].
+//!   yours ([`Signals::at`]), in [`SymmetricMemory`], for example: then a peer writes chunk and word by
+//!   [`SymmetricMemory::put`] and [`SymmetricMemory::post`].
 //!
 //! Enqueue transfers on other streams than the product: a transfer behind the product on one stream would wait for it,
 //! while the product waits for the transfer's signal.

@@ -1,8 +1,8 @@
 //! Reduce-scatter and all-reduce between GPUs: every rank has sums of all rows, and gets the totals of its own rows, or of all.
 //!
-//! What belongs here: the reductions for their own sake, and what their calls refuse. With the product that computes the sums they
-//! are [`GemmReduce`](super::GemmReduce). Invariant: sums are read where the caller has them, and never copied on their own GPU; a
-//! step that has ended reads them no more.
+//! What belongs here: the reductions for their own sake, and what their calls refuse. With the product that computes the sums
+//! they are [`GemmReduce`](super::GemmReduce). Invariant: sums are read where the caller has them, and never copied on their
+//! own GPU; a step that has ended reads them no more.
 
 use std::sync::Arc;
 
@@ -82,8 +82,8 @@ impl<const ALL: bool> Reduce<ALL, false> {
         Self::join(group, device, problems, Some(Strategy::Sequential), options, None, reduction)
     }
 
-    /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them in `d`.
-    /// `rows`: those of every rank in this step, the same on all (default: as planned).
+    /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them in
+    /// `d`. `rows`: those of every rank in this step, the same on all (default: as planned).
     ///
     /// `sums` are this rank's sums of all rows, packed; `d` is packed, too. A step that fails ends all the same, with D
     /// undefined: [`Reduce::check`] says so.
@@ -129,15 +129,16 @@ impl<const ALL: bool> Reduce<ALL, false> {
 
     /// [`Reduce::enqueue`] for memory that is not `cudarc`'s.
     ///
-    /// At `sums` are this rank's sums of all rows, packed, in any memory of its device. Totals are packed, too, and may take the
-    /// place of the sums of the same rows, if they have their type: `d` is then `sums`, or where this rank's own rows start.
+    /// At `sums` are this rank's sums of all rows, packed, in any memory of its device. Totals are packed, too, and may take
+    /// the place of the sums of the same rows, if they have their type: `d` is then `sums`, or where this rank's own rows
+    /// start.
     ///
     /// In a graph: as [`AllGatherGemm::enqueue_raw`](crate::cuda::AllGatherGemm::enqueue_raw).
     ///
     /// # Safety
     /// Both are this device's memory, as long as the rows of the step say, and are left alone until the step has ended, in the
-    /// order of `stream` (in a graph: while it may be launched). This value outlives every graph that has a step of it, and such
-    /// graphs are launched on the stream of its other steps.
+    /// order of `stream` (in a graph: while it may be launched). This value outlives every graph that has a step of it, and
+    /// such graphs are launched on the stream of its other steps.
     pub unsafe fn enqueue_raw(
         &mut self,
         stream: &Arc<CudaStream>,
@@ -185,8 +186,8 @@ impl<const ALL: bool> Reduce<ALL, false> {
     }
 }
 
-/// An error unless a step can read sums and store totals there: that many bytes of each, which do not overlap, or the totals are
-/// `in_place`.
+/// An error unless a step can read sums and store totals there: that many bytes of each, which do not overlap, or the totals
+/// are `in_place`.
 fn check_addresses(
     [sums, d]: [CUdeviceptr; 2],
     [sums_len, d_len]: [u64; 2],

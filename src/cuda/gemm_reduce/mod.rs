@@ -1,9 +1,9 @@
-//! Reductions between GPUs: every rank multiplies its slice of K, or has sums already, and gets the totals of its own rows of D,
-//! or of all.
+//! Reductions between GPUs: every rank multiplies its slice of K, or has sums already, and gets the totals of its own rows of
+//! D, or of all.
 //!
-//! What belongs here: the operations that users call; sending and waiting are `movers`'s, multiplying is `product`'s, adding up is
-//! a kernel's (`csrc/reduce.cu`). Here are the calls with a product, and what all have in common; beside are `alone` (without a
-//! product), `choice` (the way) and `steps` (what a call enqueues, step by step of the schedule).
+//! What belongs here: the operations that users call; sending and waiting are `movers`'s, multiplying is `product`'s, adding up
+//! is a kernel's (`csrc/reduce.cu`). Here are the calls with a product, and what all have in common; beside are `alone`
+//! (without a product), `choice` (the way) and `steps` (what a call enqueues, step by step of the schedule).
 //! Invariants: everything slow or refusable happens in [`GemmReduce::plan`]; a rank that cannot plan a product says so where
 //! all agree on the operation, so that none waits for it. A step enqueues, never waits, and can be captured into a graph.
 //! There is no silent fallback.
@@ -57,7 +57,8 @@ use crate::plan::{
 /// `examples/gpu_tensor_parallel_mlp.rs` has both operations.
 pub type GemmReduceScatter = GemmReduce<false>;
 
-/// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all rows.
+/// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all
+/// rows.
 ///
 /// D, and C, have all rows. The results of all ranks are equal bit for bit: all add up the same numbers in the same order. Each
 /// rank sends its sums to all others, in one shot: with more ranks this is for fewer rows. The problem's shards say in which

@@ -64,8 +64,8 @@ impl CopyEngines {
         self.pushers.iter().try_for_each(|pusher| synchronize(&pusher.stream))
     }
 
-    /// What comes next on `stream` comes after what the next command here would come after: after all that was enqueued here, if
-    /// nothing was let go.
+    /// What comes next on `stream` comes after what the next command here would come after: after all that was enqueued here,
+    /// if nothing was let go.
     pub(crate) fn join(&self, stream: &Arc<CudaStream>) -> Result<()> {
         for pusher in &self.pushers {
             follow(stream, &pusher.sent, &pusher.stream)?;
@@ -73,8 +73,9 @@ impl CopyEngines {
         Ok(())
     }
 
-    /// At the end of a captured step of a gather: what was enqueued here becomes leaves of the graph. The next step's first kernel
-    /// waits for the word `sent`; if the graph made it wait for the copies, too, it could not start while the product ends.
+    /// At the end of a captured step of a gather: what was enqueued here becomes leaves of the graph. The next step's first
+    /// kernel waits for the word `sent`; if the graph made it wait for the copies, too, it could not start while the product
+    /// ends.
     pub(crate) fn leave(&self, stream: &Arc<CudaStream>) -> Result<()> {
         for pusher in &self.pushers {
             let_go(&pusher.stream)?;

@@ -1,8 +1,8 @@
 //! Memory of `cudarc` as addresses, while its use is noted.
 //!
-//! What belongs here: from [`Operands`] to [`RawOperands`], for a product and for a step of several ranks. Invariant: a [`Held`]
-//! outlives the launch of what uses its addresses; when it is dropped, `cudarc` learns that the stream uses the buffers, so
-//! that they are not freed before.
+//! What belongs here: from [`Operands`] to [`RawOperands`], for a product and for a step of several ranks. Invariant: a
+//! [`Held`] outlives the launch of what uses its addresses; when it is dropped, `cudarc` learns that the stream uses the
+//! buffers, so that they are not freed before.
 
 use std::sync::Arc;
 

@@ -25,8 +25,8 @@ use crate::plan::{Problem, Scaling, check_aligned};
 
 /// The operands of one call in memory of `cudarc`: slices or views, as in [`Gemm`](crate::cuda::Gemm)'s example.
 ///
-/// They are borrowed until the call. From then on `cudarc` keeps them until the stream has used them, so that they may be dropped.
-/// D is borrowed mutably, and cannot be the D of two products of a step:
+/// They are borrowed until the call. From then on `cudarc` keeps them until the stream has used them, so that they may be
+/// dropped. D is borrowed mutably, and cannot be the D of two products of a step:
 ///
 /// ```compile_fail,E0499
 /// # use overlap_gemm::Result;

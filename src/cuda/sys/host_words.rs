@@ -1,8 +1,8 @@
 //! A few words of host memory that the device reads and writes while a kernel runs.
 //!
 //! What belongs here: the abort word with the ranks that have left, and the failure record, pinned and
-//! mapped, and the atomics that order them. Invariant: the memory is freed once, when nobody on this side holds it; code that hands
-//! its address to a kernel holds it until that kernel has ended.
+//! mapped, and the atomics that order them. Invariant: the memory is freed once, when nobody on this side holds it; code that
+//! hands its address to a kernel holds it until that kernel has ended.
 
 use std::mem::offset_of;
 use std::ptr::NonNull;

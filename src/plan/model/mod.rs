@@ -6,8 +6,8 @@
 //! [`run`] picks by the caller's choice (at random, for example), [`explore`] tries every order there is.
 //!
 //! What is read and written are regions: what a rank has of a chunk from a rank. A gather moves the owner's rows to all
-//! ranks; a reduce-scatter writes a rank's own sums by products, and moves them to the owner; an all-reduce, to all ranks. Where
-//! the caller has the sums, a move to itself writes them, into the one buffer of them, and D is written over them.
+//! ranks; a reduce-scatter writes a rank's own sums by products, and moves them to the owner; an all-reduce, to all ranks.
+//! Where the caller has the sums, a move to itself writes them, into the one buffer of them, and D is written over them.
 //!
 //! The state is nothing but how far each thread has come: how often a word was posted and a region was written follows
 //! from the positions of their writers. Every step moves a position forwards, so every run ends; a run that cannot go

@@ -1,7 +1,7 @@
 //! Strategies: functions that build schedules.
 //!
-//! What belongs here: making a [`Schedule`] of a plan, and the order of its tiles. `push` moves rows to the ranks, with one function for
-//! each engine; the functions here multiply them; `reduce` has all reductions. A new strategy is a
+//! What belongs here: making a [`Schedule`] of a plan, and the order of its tiles. `push` moves rows to the ranks, with one
+//! function for each engine; the functions here multiply them; `reduce` has all reductions. A new strategy is a
 //! function here; it changes no executor unless it needs a new kind of step. Invariant: no other module chooses an order.
 
 mod push;

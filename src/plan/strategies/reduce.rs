@@ -1,5 +1,5 @@
-//! Reductions: every rank multiplies its slice of K, or has sums already, and sends sums. In a reduce-scatter each rank gets the
-//! sums of its own rows and adds them up; in an all-reduce (one shot) it gets those of all rows.
+//! Reductions: every rank multiplies its slice of K, or has sums already, and sends sums. In a reduce-scatter each rank gets
+//! the sums of its own rows and adds them up; in an all-reduce (one shot) it gets those of all rows.
 //!
 //! In round d of a reduce-scatter, rank i computes the rows of rank (i + d) mod W and sends their sums there. So in every round
 //! each rank sends to one peer and receives from one. Its own rows come last: they do not travel, so the sums of the last
@@ -29,12 +29,12 @@
 //! chunk's copy right behind its product, so that the chunk travels during the next one. A kernel comes behind the product of
 //! all rows: it begins the step, sends, waits for the others' sums, and adds them up.
 //!
-//! A reduction alone has no product: the caller's sums are brought where a product would have computed all of them. There is one
-//! buffer of them, the caller's, and D may lie in it. So a step adds up, and ends, when its own sums have been sent.
+//! A reduction alone has no product: the caller's sums are brought where a product would have computed all of them. There is
+//! one buffer of them, the caller's, and D may lie in it. So a step adds up, and ends, when its own sums have been sent.
 //!
-//! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the end of the
-//! epoch that used the slot before; a product starts only after the buffer's previous sums have been sent; sums are added when
-//! all ranks' are available, in an all-reduce the same numbers on all ranks.
+//! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the end of
+//! the epoch that used the slot before; a product starts only after the buffer's previous sums have been sent; sums are added
+//! when all ranks' are available, in an all-reduce the same numbers on all ranks.
 
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::{Engine, Strategy};

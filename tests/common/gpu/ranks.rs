@@ -2,7 +2,8 @@
 //!
 //! Invariant: ranks that share a GPU never wait for SMs that another's waiting product or push holds: all of them together
 //! find their places, wherever the hardware puts blocks; nor for a queue of the GPU that another's waiting stream holds up;
-//! nor does one free memory while others are at work ([`Rank::through`]). A rank that fails ends its group, so that no other waits for it.
+//! nor does one free memory while others are at work ([`Rank::through`]). A rank that fails ends its group, so that no other
+//! waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,8 +36,8 @@ const THROUGH: Duration = Duration::from_secs(60);
 /// What each of `ranks` on a GPU may occupy: the SMs of its products, and blocks that push.
 ///
 /// Together they have to find their places, for a product that does not fit holds up the next rank's push, for which the
-/// others wait. The hardware spreads blocks, so each pair that pushes may take a pair of SMs from clusters; and clusters of more
-/// than two need free SMs of one GPC. A rank alone waits for nobody on its GPU: there a push ends without its product.
+/// others wait. The hardware spreads blocks, so each pair that pushes may take a pair of SMs from clusters; and clusters of
+/// more than two need free SMs of one GPC. A rank alone waits for nobody on its GPU: there a push ends without its product.
 fn share_of(sms: u32, ranks: u32) -> (u32, u32) {
     let pairs = sms / 2 / ranks;
     match ranks {

@@ -38,7 +38,8 @@ impl CaseReport {
         })
     }
 
-    /// The baseline of E, which gathers first, or reduces last: NCCL and cuBLASLt, or, where that is no contender, `sequential`.
+    /// The baseline of E, which gathers first, or reduces last: NCCL and cuBLASLt, or, where that is no contender,
+    /// `sequential`.
     fn baseline(&self, graph: bool) -> Option<&Row> {
         let nccl = Contender::NcclCublaslt.name();
         let takes_part = self.rows.iter().any(|row| row.who == nccl && row.graph == graph);
@@ -71,7 +72,8 @@ impl CaseReport {
     }
 
     /// The bytes that a rank receives, rows of A or sums, at `microseconds` a gather or a reduction, in GB/s; of the rank
-    /// that has the fewest rows, and so gets the most of A, or sends the most sums. Of an all-reduce: the bytes of all rows of D.
+    /// that has the fewest rows, and so gets the most of A, or sends the most sums. Of an all-reduce: the bytes of all rows of
+    /// D.
     pub fn gigabytes(&self, kind: Kind, microseconds: f64) -> f64 {
         let (problem, types) = (&self.problem, self.problem.elements());
         let shards = problem.shards();

@@ -2,8 +2,8 @@
 //!
 //! Invariant: what is wrong with a call is found on every rank before anything is made, and leaves the group
 //! as it was; what goes wrong after that is sent to all ranks, which would wait. In every operation ranks come
-//! to `agree` by the same exchanges, those of [`obstacle`](crate::cuda::exchange::reach::obstacle): so ranks that plan different
-//! operations learn of it there.
+//! to `agree` by the same exchanges, those of [`obstacle`](crate::cuda::exchange::reach::obstacle): so ranks that plan
+//! different operations learn of it there.
 
 use std::sync::Arc;
 

@@ -45,8 +45,8 @@ impl Gatherer {
         runs(awaited, self.group.rank(), layout.slots_per_rank, slot_of)
     }
 
-    /// Begins a step behind the product of all its sums, if it has one, by the kernel that also sends and signals chunks, each to a rank,
-    /// waits for others, each from a rank, and makes D of `total`.
+    /// Begins a step behind the product of all its sums, if it has one, by the kernel that also sends and signals chunks, each
+    /// to a rank, waits for others, each from a rank, and makes D of `total`.
     ///
     /// # Safety
     /// What `total` names is this device's memory, as long as the rows of the step say, until the step has ended.

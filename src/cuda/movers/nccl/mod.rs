@@ -310,8 +310,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Waits for `stream`, up to the limit. If the stream is not done then, it aborts the communicator, so that the stream ends.
-    /// NCCL does not say which rank is late.
+    /// Waits for `stream`, up to the limit. If the stream is not done then, it aborts the communicator, so that the stream
+    /// ends. NCCL does not say which rank is late.
     pub fn wait(&self, stream: &CudaStream, limit: Duration) -> Result<()> {
         self.device.bind()?;
         let through = || {

@@ -1,7 +1,7 @@
 //! What every rank enqueues step by step: the contenders that take more than one call. The others are in `planning`.
 //!
-//! Invariants: all contenders of a case read the same A and multiply by the same Bs, whose sets take turns; who gathers, gathers
-//! in place. Where sums are reduced, all ranks use the set of the same number in each step, each
+//! Invariants: all contenders of a case read the same A and multiply by the same Bs, whose sets take turns; who gathers,
+//! gathers in place. Where sums are reduced, all ranks use the set of the same number in each step, each
 //! its own matrices; a partial is bf16 and has all rows, a total has the rows that this rank gets and lies in a block of its
 //! own.
 
@@ -338,8 +338,8 @@ impl<const ALL: bool> Step for Reduced<'_, ALL> {
             total.scale_a = 0;
         }
         (total.a, total.d) = (0, self.summing.totals[set].address);
-        // SAFETY: A and B are as large as the problem says, a total as the rows that this rank gets; they live until the stream is through,
-        // and the total overlaps nothing.
+        // SAFETY: A and B are as large as the problem says, a total as the rows that this rank gets; they live until the stream
+        // is through, and the total overlaps nothing.
         unsafe { self.layer.enqueue_raw(&gpu.stream, rows, &[total]) }
     }
 
@@ -371,8 +371,8 @@ impl<const ALL: bool> Step for ReducedAlone<'_, ALL> {
     fn enqueue(&mut self, set: usize) -> Result<()> {
         let Place { gpu, inputs, .. } = self.summing.place;
         let (sums, d) = (inputs.sets[set].d.address, self.summing.totals[set].address);
-        // SAFETY: D has all ranks' rows, a total has room for those that this rank gets, and lies elsewhere; both live until the
-        // stream is through.
+        // SAFETY: D has all ranks' rows, a total has room for those that this rank gets, and lies elsewhere; both live until
+        // the stream is through.
         unsafe { self.layer.enqueue_raw(&gpu.stream, None, sums, d) }
     }
 

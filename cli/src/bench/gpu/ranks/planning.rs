@@ -34,8 +34,8 @@ impl Bench<'_> {
         let enqueue = move |gemm: &Gemm, set| unsafe {
             gemm.enqueue_raw(&gpu.stream, &operands(inputs, set))
         };
-        // The partials that a reduction alone finds in D are this crate's products, which all others that write D overwrite by the
-        // same, up to rounding.
+        // The partials that a reduction alone finds in D are this crate's products, which all others that write D overwrite by
+        // the same, up to rounding.
         let partials = || {
             let gemm = own()?;
             (0..totals.len()).try_for_each(|set| enqueue(&gemm, set))?;
