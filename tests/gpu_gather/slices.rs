@@ -4,6 +4,7 @@
 //! the stream is through.
 
 use crate::gpu::ranks::{Rank, on_ranks, options};
+use overlap_gemm::cuda::cudarc::driver::sys;
 use overlap_gemm::cuda::{AllGatherGemm, Gemm, GemmOptions, Operands};
 use overlap_gemm::element::bf16;
 use overlap_gemm::plan::{Engine, Problem, Strategy};
@@ -109,6 +110,12 @@ fn slices_that_do_not_fit_are_refused_before_any_rank_hears_of_the_step() {
         assert!(error.starts_with("the number of operands is 0, but must be 1"), "{error}");
         let error = layer.enqueue(stream, [Operands::new(&floats, &b, &mut d)]).unwrap_err();
         assert!(error.to_string().contains("f32"), "{error}");
+
+        // A graph may be launched when the slices are gone.
+        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        let error = layer.enqueue(stream, [Operands::new(&shard, &b, &mut d)]).unwrap_err();
+        stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap();
+        assert!(error.to_string().starts_with("a call with slices, in a graph,"), "{error}");
 
         layer.enqueue(stream, [Operands::new(&shard, &b, &mut d)]).unwrap();
         layer.synchronize(stream).unwrap();
