@@ -25,6 +25,8 @@
 //! - **Every call has a limit.** The connection of a process that ends shows it at once; then the group is over for all,
 //!   and callbacks run ([`Group::on_end`]). A rank that leaves properly ends nothing; callbacks can report it
 //!   ([`Group::on_leave_tell`]).
+//! - **A group that has ended stays ended.** The ranks that live form a new one: [`Group::meet`] at another port, as ranks that
+//!   they number anew ([`Launch::at`]). Their devices and contexts serve on; operations are planned again.
 //! - **A group whose ranks do not match is refused** on all ranks, with both ranks' names and values: other
 //!   versions, users, hosts, two ranks with one GPU.
 //!

@@ -103,7 +103,7 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
     }
 
     /// One step of the first `m` rows, with several products; `scales` is the scale of A for
-    /// [`Scaling::Tensor`] and empty otherwise (row scales arrive with their chunks).
+    /// [`Scaling::Tensor`](crate::plan::Scaling::Tensor) and empty otherwise (row scales arrive with their chunks).
     pub fn enqueue_all(
         &mut self,
         stream: &Stream,
