@@ -56,12 +56,11 @@ static_assert(offsetof(OrderParams, bands) + offsetof(BandTable, first) + 2 * si
 inline OrderParams make_order(og_gemm_input const* input, int32_t rows, int32_t columns, int32_t unit_rows,
                               int32_t unit_columns, int32_t swizzle, int32_t k_steps, int32_t splits) {
     OrderParams order{};
-    auto units = [](int32_t count, int32_t unit) { return count / unit + (count % unit != 0); };
-    order.unit_grid_m = units(rows, unit_rows);
+    order.unit_grid_m = units_to_cover(rows, unit_rows);
     order.splits = cutlass::FastDivmod(splits);
     order.k_tiles = k_steps / splits;
     order.longer_slices = k_steps % splits;
-    int32_t const column_units = units(columns, unit_columns);
+    int32_t const column_units = units_to_cover(columns, unit_columns);
     order.columns = cutlass::FastDivmod(column_units);
     // More rows together than there are sweep no differently, and their units might be too many to count.
     swizzle = std::min(swizzle, order.unit_grid_m);

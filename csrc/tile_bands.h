@@ -38,11 +38,14 @@ struct BandCursor {
     }
 };
 
+// The units that cover `count` rows, or columns.
+inline int32_t units_to_cover(int32_t count, int32_t unit) { return count / unit + (count % unit != 0); }
+
 // The bands of `rows` rows cut into units of `unit_rows`; all in one where there is no input to wait
 // for. `first_unit_row` becomes the unit row that the ring starts at.
 inline BandTable make_bands(og_gemm_input const* input, int32_t rows, int32_t unit_rows,
                             int32_t& first_unit_row) {
-    int32_t units = rows / unit_rows + (rows % unit_rows != 0);
+    int32_t units = units_to_cover(rows, unit_rows);
     BandTable bands{};
     first_unit_row = 0;
     if (!input) {
@@ -51,8 +54,8 @@ inline BandTable make_bands(og_gemm_input const* input, int32_t rows, int32_t un
         return bands;
     }
     int32_t pivot = input->pivot_row;
-    auto units_to_cover = [&](int32_t end) { return end / unit_rows + (end % unit_rows != 0); };
-    first_unit_row = units_to_cover(pivot) % units;
+    int32_t units_to_pivot = units_to_cover(pivot, unit_rows);
+    first_unit_row = units_to_pivot % units;
     int32_t pivot_chunk = 0;
     while (input->chunks[pivot_chunk].first_row != pivot) ++pivot_chunk;
     int32_t batch_end = 0;
@@ -70,8 +73,8 @@ inline BandTable make_bands(og_gemm_input const* input, int32_t rows, int32_t un
         // The unit rows whose last row to arrive is this chunk's. The one that the pivot cuts through
         // belongs to the chunk before the pivot, which arrives last.
         int32_t first = start / unit_rows;
-        if (start >= pivot && first < units_to_cover(pivot)) first = units_to_cover(pivot);
-        int32_t past = last || end == pivot ? units_to_cover(end) : end / unit_rows;
+        if (start >= pivot && first < units_to_pivot) first = units_to_pivot;
+        int32_t past = last || end == pivot ? units_to_cover(end, unit_rows) : end / unit_rows;
         if (past > first && begins) {
             bands.first[bands.count++] = (first + units - first_unit_row) % units;
             begins = false;

@@ -105,17 +105,15 @@ impl AllGather {
         self.gatherer.check_stream(stream)?;
         refuse_capture(stream)?;
         let shape = self.gatherer.shape(rows)?;
-        let (planned, step) = (self.gatherer.plan.problem(), shape.plan.problem());
-        let bytes = |rows: u32| u64::from(rows) * u64::from(step.k());
-        let fits = |what, len, of: &Arc<CudaStream>, least, most| {
+        let [own, all_rows] = self.gatherer.row_counts(&shape);
+        let bytes = |rows: u32| u64::from(rows) * u64::from(shape.plan.problem().k());
+        let fits = |what, len, of: &Arc<CudaStream>, [least, most]: [u32; 2]| {
             check_context(what, of.context(), self.gatherer.device.context())?;
             let remedy = "give the rows of the step, or a buffer for as many as planned";
             check_len(what, len, bytes(least)..=bytes(most), remedy)
         };
-        let own = step.shards().rows(self.gatherer.group.rank()).len() as u32;
-        let most = planned.shards().most_rows().max(own);
-        fits("the shard, in bytes,", shard.num_bytes(), shard.stream(), own, most)?;
-        fits("the gathered rows, in bytes,", all.num_bytes(), all.stream(), step.m(), planned.m())?;
+        fits("the shard, in bytes,", shard.num_bytes(), shard.stream(), own)?;
+        fits("the gathered rows, in bytes,", all.num_bytes(), all.stream(), all_rows)?;
         {
             let (from, _read) = shard.device_ptr(stream);
             // SAFETY: the shard belongs to this device, is as long as the rows say, and stays allocated until the work that its
@@ -124,7 +122,7 @@ impl AllGather {
         }
         let gathered = self.finish(stream)?;
         let (to, _written) = all.device_ptr_mut(stream);
-        let bytes = bytes(step.m()) as usize;
+        let bytes = bytes(all_rows[0]) as usize;
         // SAFETY: both are so long; `all` stays allocated as the shard does, the gathered rows stay until the next step, which
         // comes behind this on the stream.
         let copied = unsafe { result::memcpy_dtod_async(to, gathered, bytes, stream.cu_stream()) };

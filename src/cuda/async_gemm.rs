@@ -159,7 +159,7 @@ impl AsyncGemm {
             let remedy = "plan another AsyncGemm with the chunks of these rows";
             return Err(Error::mismatch("the number of rows", rows, planned, remedy));
         }
-        self.product.check_stream(stream)?;
+        self.product.device.check_stream(stream)?;
         let input = self.wait.await_by(stream, signals)?;
         // SAFETY: the caller's promise, and `signals` keeps what `input` names alive until the stream is
         // through.

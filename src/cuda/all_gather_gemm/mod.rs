@@ -216,14 +216,11 @@ impl AllGatherGemm {
         let operands: Vec<_> = operands.into_iter().collect();
         check_operands(operands.len(), self.products.len())?;
         let shape = self.gatherer.shape(operands[0].ranks_rows)?;
-        let (planned, step) = (self.gatherer.plan.problem(), shape.plan.problem());
-        let own = step.shards().rows(self.gatherer.group.rank()).len() as u32;
-        let rows =
-            Rows { a: [own, planned.shards().most_rows().max(own)], d: [step.m(), planned.m()] };
+        let [a, d] = self.gatherer.row_counts(&shape);
         self.gatherer.check_stream(stream)?;
         let problems = self.products.iter().map(|product| &product.problem);
         let context = self.gatherer.device.context();
-        let held = HeldStep::new(operands, problems, context, rows, stream)?;
+        let held = HeldStep::new(operands, problems, context, Rows { a, d }, stream)?;
         // SAFETY: the buffers belong to this device and are as long as the problems and the rows say; D is borrowed
         // mutably; they stay allocated until the work that their events record is done, and the step uses them in the order
         // of the stream. Pushes read the rows from this operation's own memory.

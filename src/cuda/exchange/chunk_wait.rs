@@ -1,7 +1,7 @@
 //! How a kernel waits for the chunks of an input: a product of this crate, or a kernel of the caller's own.
 //!
-//! What belongs here: which signals, in which order, and for how long. Invariant: who waits is noted before the kernel is
-//! enqueued, so that a failure finds its words.
+//! What belongs here: which signals, in which order, and for how long. Invariant: `Signals` knows each waiter before its kernel
+//! is enqueued, so that an error can describe a failure.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -115,7 +115,7 @@ impl ChunkWait {
         signals: &Signals,
     ) -> Result<Input<'_>> {
         signals.signal_address(self.waiter.chunks.signals().saturating_sub(1))?;
-        signals.begin(stream)?;
+        signals.device.check_stream(stream)?;
         let captured = signals.note_capture(stream)?;
         let mut waiter = self.waiter.clone();
         // Relaxed: calls at the same time may both be patient.

@@ -5,8 +5,8 @@
 //!
 //! - `symmetric`: memory that all ranks map; `reach`: which GPUs can, and whether all ranks plan the same; `signal_pad`:
 //!   signals between their GPUs, at points that the caller chooses;
-//! - `signals`: the words and the epoch of the chunk protocol on one GPU; `waiters`: who waits for them, and what a failure
-//!   means; `chunk_wait`: how a kernel waits for them; `chunk_table`: the chunks, as the device takes them;
+//! - `signals`: the words and the epoch of the chunk protocol on one GPU; `chunk_wait`: how a kernel waits for them;
+//!   `waiters`: the errors that failed waits become; `chunk_table`: the chunks, as the device takes them;
 //! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows.
 
 pub(crate) mod chunk_table;

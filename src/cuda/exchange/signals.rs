@@ -64,7 +64,7 @@ const WORD: u64 = size_of::<u32>() as u64;
 /// disturbed. Dropping waits for the work that was enqueued with it.
 #[derive(Debug)]
 pub struct Signals {
-    device: Device,
+    pub(crate) device: Device,
     /// The words before the signals.
     start: CUdeviceptr,
     /// The first signal: behind them, or the caller's.

@@ -1,4 +1,4 @@
-//! Who waits for signals, and what a failure of theirs means in words.
+//! Products and kernels that wait for signals, and the errors that their failures become.
 //!
 //! What belongs here: from a failure record of the device to an error that names rank, peer, chunk, epoch and limit.
 //! Invariant: no record, however odd, makes this panic or name a rank that does not exist.

@@ -135,6 +135,13 @@ impl Gatherer {
         Ok(shape)
     }
 
+    /// This rank's rows and all rows: in a step, and the most that a buffer for every step holds.
+    pub(crate) fn row_counts(&self, shape: &StepShape) -> [[u32; 2]; 2] {
+        let (planned, step) = (self.plan.problem(), shape.plan.problem());
+        let own = step.shards().rows(self.group.rank()).len() as u32;
+        [[own, planned.shards().most_rows().max(own)], [step.m(), planned.m()]]
+    }
+
     /// Where this rank's rows of the next step belong, if that has these rows: how much room there is, too.
     pub(crate) fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         let shape = self.shape(rows)?;
