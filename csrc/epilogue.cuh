@@ -1,7 +1,6 @@
 // From sums to outputs: D = activation(alpha * scale_a[m] * scale_b[n] * sum + beta * C + bias[n]).
 //
-// What belongs here: the arithmetic between the sums and D; tile_store.cuh moves D. What is not asked for costs one
-// uniform branch.
+// What belongs here: the arithmetic between the sums and D; tile_store.cuh moves D.
 // Invariant: per-row and per-column values are in shared memory before the first use in a tile;
 // elements of C and entries of vectors are only read inside the matrix; a block that has given up
 // waiting stores NaN. C, bias and scales are read from L2: this kernel may start before the one that writes them
@@ -16,6 +15,22 @@
 
 namespace overlap_gemm {
 
+// What becomes of a tile's sums. Each is code of its own, which skips as little as may be: fetching instructions takes longer than
+// executing them, and with one code for all, a tile with scales of rows could take twice as long to store as to multiply
+// (benches/results/2026-11-27-h200-scaled-rows.txt).
+enum class Finish : int32_t {
+    // D is the sums. Never a launch's: alpha may be in device memory.
+    kNothing,
+    // D is alpha times the sums.
+    kScale,
+    // Each row and column is scaled, and the bias is added.
+    kVectors,
+    // So, and behind it the activation.
+    kActivation,
+    // So, but with C.
+    kAll,
+};
+
 // Everything but the sums. All but what C needs is in one line of kernel parameters, as in OrderParams.
 template <class Element>
 struct alignas(kLineBytes) EpilogueParams {
@@ -25,7 +40,7 @@ struct alignas(kLineBytes) EpilogueParams {
     bool scale_b_per_column = false;
     // Whether this launch waits for chunks, and so can give up.
     bool can_stop = false;
-    bool plain = true;
+    Finish finish = Finish::kScale;
     // Columns of the kernel's tiles.
     int32_t width = 0;
     float const* scale_a = nullptr;
@@ -74,16 +89,6 @@ CUTLASS_DEVICE void with_activation(int32_t activation, F f) {
     }
 }
 
-// What becomes of a tile's sums. Each is code of its own, so that the usual tile's is short: fetching instructions takes longer
-// than executing them.
-enum class Finish {
-    // D is the sums.
-    kNothing,
-    // D is alpha times the sums.
-    kScale,
-    kAll,
-};
-
 // A tile's first row and column in D, and D's extents.
 struct Tile {
     int row, column, rows, columns;
@@ -94,58 +99,108 @@ struct Place {
     int row, column;
 };
 
-// One thread's view of a tile. `kSharers` blocks of a cluster load rows together.
-template <class Element, int kRows, int kColumns, int kSharers>
+// One thread's view of a tile, which `kThreads` threads share. `kSharers` blocks of a cluster load rows together.
+template <class Element, int kRows, int kColumns, int kThreads, int kSharers>
 class TileEpilogue {
 public:
-    // In shared memory.
+    // In shared memory. A row's factor is alpha times its scale.
     struct Vectors {
-        float row_scale[kRows];
+        float row_factor[kRows];
         float column_scale[kColumns];
         float bias[kColumns];
     };
 
-    CUTLASS_DEVICE TileEpilogue(EpilogueParams<Element> const& params, Vectors& vectors, Tile const& tile)
-        : params_(params), vectors_(vectors), tile_(tile), alpha_(params.alpha) {
-        if (params.scale_a && !params.scale_a_per_row) alpha_ *= load_from_l2(params.scale_a);
-        if (params.scale_b && !params.scale_b_per_column) alpha_ *= load_from_l2(params.scale_b);
+    // A thread's part of what a tile needs from L2. Read while the tile's last multiplications run, which takes as long.
+    class Factors {
+    public:
+        Factors() = default;
+        CUTLASS_DEVICE Factors(EpilogueParams<Element> const& params, Tile const& tile, int thread) : alpha_(params.alpha) {
+            if (params.scale_a && !params.scale_a_per_row) alpha_ *= load_from_l2(params.scale_a);
+            if (params.scale_b && !params.scale_b_per_column) alpha_ *= load_from_l2(params.scale_b);
+            if (params.finish < Finish::kVectors) return;
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kRowsEach; ++i) {
+                int row = tile.row + thread + i * kThreads;
+                bool given = params.scale_a_per_row && row < tile.rows;
+                row_scale_[i] = given ? load_from_l2(params.scale_a + row) : 1.0f;
+            }
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kColumnsEach; ++i) {
+                int column = tile.column + thread + i * kThreads;
+                bool inside = column < tile.columns;
+                column_scale_[i] = params.scale_b_per_column && inside ? load_from_l2(params.scale_b + column) : 1.0f;
+                bias_[i] = params.bias && inside ? float(load_from_l2(params.bias + column)) : 0.0f;
+            }
+        }
+
+    private:
+        friend class TileEpilogue;
+        static constexpr int kRowsEach = (kRows + kThreads - 1) / kThreads;
+        static constexpr int kColumnsEach = (kColumns + kThreads - 1) / kThreads;
+        float alpha_;
+        float row_scale_[kRowsEach], column_scale_[kColumnsEach], bias_[kColumnsEach];
+    };
+
+    CUTLASS_DEVICE TileEpilogue(EpilogueParams<Element> const& params, Vectors& vectors, Tile const& tile, Factors const& factors)
+        : params_(params), vectors_(vectors), tile_(tile), alpha_(factors.alpha_) {
         if (params.can_stop && is_stopped<kSharers>()) alpha_ = __int_as_float(0x7fffffff);
     }
 
-    CUTLASS_DEVICE bool has_vectors() const {
-        return params_.scale_a_per_row || params_.scale_b_per_column || params_.bias;
-    }
+    CUTLASS_DEVICE bool has_vectors() const { return params_.finish >= Finish::kVectors; }
 
-    // The part of one of `threads` threads.
-    CUTLASS_DEVICE void read_vectors(int thread, int threads) {
-        for (int i = thread; i < kRows; i += threads) {
-            bool given = params_.scale_a_per_row && tile_.row + i < tile_.rows;
-            vectors_.row_scale[i] = given ? load_from_l2(params_.scale_a + tile_.row + i) : 1.0f;
+    // This thread's part.
+    CUTLASS_DEVICE void share_vectors(Factors const& factors, int thread) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < Factors::kRowsEach; ++i) {
+            int row = thread + i * kThreads;
+            if (row < kRows) vectors_.row_factor[row] = alpha_ * factors.row_scale_[i];
         }
-        for (int i = thread; i < kColumns; i += threads) {
-            bool inside = tile_.column + i < tile_.columns;
-            bool given = params_.scale_b_per_column && inside;
-            vectors_.column_scale[i] = given ? load_from_l2(params_.scale_b + tile_.column + i) : 1.0f;
-            vectors_.bias[i] = params_.bias && inside ? float(load_from_l2(params_.bias + tile_.column + i)) : 0.0f;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < Factors::kColumnsEach; ++i) {
+            int column = thread + i * kThreads;
+            if (column >= kColumns) continue;
+            vectors_.column_scale[column] = factors.column_scale_[i];
+            vectors_.bias[column] = factors.bias_[i];
         }
     }
 
     // Calls `f` with what this tile asks for, as a type. All lanes of a warp agree, and the compiler sees that they do.
     template <class F>
     CUTLASS_DEVICE void with_finish(F f) const {
-        if (!params_.plain) return f(cute::C<Finish::kAll>{});
-        if (__all_sync(0xffffffff, alpha_ == 1.0f)) return f(cute::C<Finish::kNothing>{});
-        f(cute::C<Finish::kScale>{});
+        switch (params_.finish) {
+            case Finish::kVectors: return f(cute::C<Finish::kVectors>{});
+            case Finish::kActivation: return f(cute::C<Finish::kActivation>{});
+            case Finish::kAll: return f(cute::C<Finish::kAll>{});
+            default:
+                if (__all_sync(0xffffffff, alpha_ == 1.0f)) return f(cute::C<Finish::kNothing>{});
+                f(cute::C<Finish::kScale>{});
+        }
     }
 
     // From sums to D's values; `place_of` says where each belongs.
     template <Finish kFinish, int kCount, class PlaceOf>
     CUTLASS_DEVICE void apply(cutlass::Array<float, kCount>& values, PlaceOf const& place_of) const {
-        if constexpr (kFinish != Finish::kNothing) {
+        if constexpr (kFinish == Finish::kScale) {
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < kCount; ++i) values[i] *= alpha_;
         }
-        if constexpr (kFinish == Finish::kAll) finish(values, place_of);
+        if constexpr (kFinish >= Finish::kVectors) {
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kCount; ++i) {
+                Place at = place_of(i);
+                values[i] = values[i] * vectors_.row_factor[at.row] * vectors_.column_scale[at.column] + vectors_.bias[at.column];
+            }
+        }
+        if constexpr (kFinish == Finish::kAll) {
+            // It is given. But where the compiler knows that, it begins the loads of all elements at once, and registers spill.
+            if (params_.c) add_c(values, place_of);
+        }
+        if constexpr (kFinish >= Finish::kActivation) {
+            with_activation(params_.activation, [&](auto function) {
+                CUTLASS_PRAGMA_UNROLL
+                for (int i = 0; i < kCount; ++i) values[i] = function(values[i]);
+            });
+        }
     }
 
     // Notes the time; the tile's place among all tiles.
@@ -156,35 +211,17 @@ public:
     }
 
 private:
+    // One by one: this code exists once for every part of a tile.
     template <int kCount, class PlaceOf>
-    CUTLASS_DEVICE void finish(cutlass::Array<float, kCount>& values, PlaceOf const& place_of) const {
-        if (has_vectors()) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount; ++i) {
-                Place at = place_of(i);
-                values[i] *= vectors_.row_scale[at.row] * vectors_.column_scale[at.column];
+    CUTLASS_DEVICE void add_c(cutlass::Array<float, kCount>& values, PlaceOf const& place_of) const {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+            Place at = place_of(i);
+            int m = tile_.row + at.row, n = tile_.column + at.column;
+            if (m < tile_.rows && n < tile_.columns) {
+                values[i] += params_.beta * float(load_from_l2(params_.c + int64_t(m) * params_.ldc + n));
             }
         }
-        if (params_.c) {
-            // One by one: this code exists once for every part of a tile, and fetching more of it costs
-            // products without C a per cent.
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount; ++i) {
-                Place at = place_of(i);
-                int m = tile_.row + at.row, n = tile_.column + at.column;
-                if (m < tile_.rows && n < tile_.columns) {
-                    values[i] += params_.beta * float(load_from_l2(params_.c + int64_t(m) * params_.ldc + n));
-                }
-            }
-        }
-        if (params_.bias) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount; ++i) values[i] += vectors_.bias[place_of(i).column];
-        }
-        with_activation(params_.activation, [&](auto function) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount; ++i) values[i] = function(values[i]);
-        });
     }
 
     EpilogueParams<Element> const& params_;

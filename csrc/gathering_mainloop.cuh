@@ -242,7 +242,7 @@ public:
         bool const awaits_chunks = gather.awaits_chunks;
         int32_t k = work.k_begin;
         int32_t const k_end = k + work.k_count;
-        int32_t span_end = end_of_span(gather, k);
+        int32_t span_end = span_of(gather, k).end;
         CUTLASS_PRAGMA_NO_UNROLL
         for (;; span_end += gather.span_steps) {
             int32_t const end = min(span_end, k_end);
@@ -331,11 +331,10 @@ public:
         }
         uint32_t waiting = uint32_t(first_row / tile_rows);
         int32_t const k_end = work.k_begin + work.k_count;
-        int32_t span_end = end_of_span(gather, work.k_begin);
         CUTLASS_PRAGMA_NO_UNROLL
-        for (int32_t span = (span_end - 1) / gather.span_steps;; ++span, span_end += gather.span_steps) {
-            watcher_.open_next(params.chunks, span, first, last, waiting, uint32_t(tile_n), own, sharers);
-            if (span_end >= k_end) break;
+        for (Span span = span_of(gather, work.k_begin);; ++span.number, span.end += gather.span_steps) {
+            watcher_.open_next(params.chunks, span.number, first, last, waiting, uint32_t(tile_n), own, sharers);
+            if (span.end >= k_end) break;
         }
     }
 
@@ -352,11 +351,14 @@ public:
     }
 
 private:
-    // Where the span of step `k` ends.
-    CUTLASS_DEVICE static int32_t end_of_span(GatherParams const& gather, int32_t k) {
-        int32_t end = gather.span_steps;
-        while (end <= k) end += gather.span_steps;
-        return end;
+    struct Span {
+        int32_t number, end;
+    };
+    // The span of step `k`. Counted: a division takes longer, and the first tile waits for it.
+    CUTLASS_DEVICE static Span span_of(GatherParams const& gather, int32_t k) {
+        Span span{0, gather.span_steps};
+        for (; span.end <= k; ++span.number) span.end += gather.span_steps;
+        return span;
     }
 
     // Step `k`, into stage `to`, of an operand whose neighbours are not neighbours along K, by CUTLASS's descriptor.

@@ -192,15 +192,17 @@ private:
             auto sums = cute::partition_fragment_C(TiledMma{}, cute::take<0, 2>(TileShape{}));
             mainloop.begin(sums);
             if constexpr (kPingpong) MultiplyTurns::await(group);
+            typename Store::Factors factors;
             mainloop.multiply(pipeline, stage, sums, work.k_count, thread, tiles.operands, params.mainloop, [&] {
                 if constexpr (kPingpong) MultiplyTurns::end(group);
+                factors = store.factors(work.m, work.n, thread);
             });
             // The other group's stages.
             if constexpr (kPingpong) stage.advance(work.k_count);
             scheduler.add_slices(work, sums, kSharingGroups, kPingpong ? 0 : group);
             if (scheduler.is_stored(work)) {
                 if constexpr (kPingpong) StoreTurns::await(group);
-                store.store(work.m, work.n, sums, thread);
+                store.store(work.m, work.n, sums, factors, thread);
                 // Before the other group's tile takes the shared memory.
                 if constexpr (kPingpong) {
                     Store::wait_for_reads();

@@ -40,7 +40,7 @@ public:
     static constexpr int kColumns = kTransposed ? kTileM : kTileN;
 
     // Columns of a chunk as the kernel sees them. Where tiles differ in width, the last chunk may have fewer.
-    static constexpr int kChunk = kPartN % 32 == 0 ? 32 : 16;
+    static constexpr int kChunk = sizeof(Element) == 2 && kPartN % 32 == 0 ? 32 : 16;
     static_assert(kPartN % kChunk == 0);
     static constexpr bool kVaries = kLeast != kTileN;
     static constexpr bool kByTma = sizeof(Element) == 2;
@@ -50,7 +50,7 @@ public:
     static_assert(kBuffers >= 2);
     static_assert(kByTma || !kVaries, "elements of 32 bits are stored as wide as the widest tile");
 
-    using Epilogue = TileEpilogue<Element, kRows, kColumns, kSharers>;
+    using Epilogue = TileEpilogue<Element, kRows, kColumns, kGroups * 128, kSharers>;
     struct Params {
         // Only with `kByTma`: of a chunk, and of the last one where that has fewer columns.
         cute::TmaDescriptor whole;
@@ -66,6 +66,7 @@ public:
         alignas(1024) char chunks[kGroups][kGroupWarps][kBuffers][kChunkBytes == 0 ? 1 : kChunkBytes];
     };
     using Vectors = typename Epilogue::Vectors;
+    using Factors = typename Epilogue::Factors;
 
     // `rows` and `columns` of D.
     static Params encode(EpilogueParams<Element> const& epilogue, void* d, int64_t ldd, int64_t rows, int64_t columns) {
@@ -90,30 +91,29 @@ public:
     CUTLASS_DEVICE TileStore(Params const& params, SharedStorage& storage, Vectors& vectors)
         : params_(params), storage_(storage), vectors_(vectors) {}
 
+    // What `store` needs from L2 for that tile. Called once the tile's last step has been waited for: then the kernels before
+    // have ended.
+    CUTLASS_DEVICE Factors factors(int32_t m_tile, int32_t n_tile, int thread) const {
+        return Factors(params_.epilogue, tile_at(m_tile, n_tile), thread);
+    }
+
     // Stores tile (m_tile, n_tile) of the kernel's tiles. Called by the threads of all warp groups that share it; `thread` counts
     // them as the multiplication did.
     template <class Sums>
-    CUTLASS_DEVICE void store(int32_t m_tile, int32_t n_tile, Sums const& sums, int thread) {
+    CUTLASS_DEVICE void store(int32_t m_tile, int32_t n_tile, Sums const& sums, Factors const& factors, int thread) {
         static_assert(cute::size(Sums{}) == kStrips * kPartN / 2);
-        int const width = kVaries ? params_.epilogue.width : kTileN;
-        int const tile_m = kTransposed ? n_tile : m_tile, tile_n = kTransposed ? m_tile : n_tile;
-        Tile tile;
-        tile.row = tile_m * (kTransposed ? width : kTileM);
-        tile.column = tile_n * (kTransposed ? kTileM : width);
-        tile.rows = params_.rows;
-        tile.columns = params_.columns;
-
+        Tile const tile = tile_at(m_tile, n_tile);
         bool const leads = is_leader();
         wait_for_reads();
-        Epilogue epilogue(params_.epilogue, vectors_, tile);
+        Epilogue epilogue(params_.epilogue, vectors_, tile, factors);
         if (epilogue.has_vectors()) {
-            epilogue.read_vectors(thread, kGroups * 128);
+            epilogue.share_vectors(factors, thread);
             sync_tile();
         }
         // Behind the leader's wait.
         __syncwarp();
         int const part = kGroups == 1 ? 0 : __shfl_sync(0xffffffff, thread / 128, 0);
-        int const part_width = width / kGroupsN;
+        int const part_width = width() / kGroupsN;
         int const first_row = (kGroupsM == 1 ? 0 : part * kStripRows) + warp() * kWarpRows;
         int const first_column = kGroupsN == 1 ? 0 : part * part_width;
         uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage_.chunks[part][warp()]);
@@ -150,7 +150,7 @@ public:
         // All have read the vectors, and the next tile's may come: this group's or the other's. For the other's the end of this
         // turn would do, but racecheck does not follow `bar.arrive`.
         if (epilogue.has_vectors()) sync_tile();
-        if (thread == 0) epilogue.end(tile_m, tile_n);
+        if (thread == 0) epilogue.end(kTransposed ? n_tile : m_tile, kTransposed ? m_tile : n_tile);
     }
 
     // Until TMA has read all that this thread gave to it: nothing, if it is not the leader.
@@ -161,6 +161,11 @@ public:
 private:
     // Always the same thread of a warp: who waits for the reads is who began them.
     CUTLASS_DEVICE static bool is_leader() { return kByTma && cute::elect_one_sync(); }
+    CUTLASS_DEVICE int width() const { return kVaries ? params_.epilogue.width : kTileN; }
+    CUTLASS_DEVICE Tile tile_at(int32_t m_tile, int32_t n_tile) const {
+        int const kernel_row = m_tile * kTileM, kernel_column = n_tile * width();
+        return {kTransposed ? kernel_column : kernel_row, kTransposed ? kernel_row : kernel_column, params_.rows, params_.columns};
+    }
     // The warp's place in its group.
     CUTLASS_DEVICE static int warp() { return cutlass::canonical_warp_idx_sync() % kGroupWarps; }
 
