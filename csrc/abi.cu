@@ -188,6 +188,25 @@ void check_spans(int32_t share_bits, int32_t span_bits, int32_t span_bytes) {
     check_range("span_bytes modulo OG_SPAN_UNIT_BYTES", span_bytes % OG_SPAN_UNIT_BYTES, 0, 0);
 }
 
+void check_others(og_gemm_operands const& o, og_gemm_plan const& plan) {
+    if (!o.others) return;
+    og_other_sums const& others = *o.others;
+    og_kernel_facts const& kernel = kernel_of(plan.shape.kernel).facts;
+    og_type type = kernel.d_type;
+    require(kernel.adds_others != 0, OG_STATUS_OUT_OF_RANGE,
+            [&] { return std::string(kernel.name) + " adds no others' sums: others must be null"; });
+    require(!o.scale_a && !o.scale_b, OG_STATUS_OUT_OF_RANGE,
+            [] { return "others must be null where A or B has scales"; });
+    check_range("count", others.count, 1, OG_MAX_RANKS - 1);
+    check_address("slots", others.slots);
+    check_pitch("pitch", others.pitch, plan.shape.n, type);
+    check_multiple("pitch", others.pitch * bytes_of(type));
+    check_range("slot_pitch", others.slot_pitch, 0, INT64_MAX / OG_MAX_RANKS / bytes_of(type));
+    check_multiple("slot_pitch", others.slot_pitch * bytes_of(type));
+    require_pointer(others.stop, "stop");
+    require_pointer(others.epoch, "epoch");
+}
+
 void check_input(og_gemm_input const& input, int64_t rows) {
     require_pointer(input.chunks, "chunks");
     require_pointer(input.signals, "signals");
@@ -343,6 +362,7 @@ void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* ope
     check_address("d", o.d);
     check_range("activation", o.activation, OG_ACTIVATION_NONE, kLastActivation);
     check_range("b_is_there", o.b_is_there, 0, 1);
+    check_others(o, *plan);
     require(workspace != nullptr || plan->workspace_bytes == 0, OG_STATUS_NULL_POINTER, [&] {
         return "workspace is null, the plan needs " + std::to_string(plan->workspace_bytes) + " bytes";
     });

@@ -150,7 +150,8 @@ struct GemmSm90 {
                 kPingpong,
                 kTransposed,
                 kFast,
-                kMaxSplits};
+                kMaxSplits,
+                Store::adds_others(width)};
     }
 
     // A CUTLASS stride has a 1 where elements are neighbours; the other is the pitch.
@@ -237,7 +238,8 @@ struct GemmSm90 {
         return {order(launch, kernel),
                 Mainloop::encode({rows, columns, int(shape.k), 1}, operands, make_chunk_table(launch.input),
                                  gather(launch, records), width),
-                Store::encode(epilogue(launch, records, width), launch.operands.d, shape.ldd, launch.rows, shape.n)};
+                Store::encode(epilogue(launch, records, width), launch.operands.others, launch.operands.d, shape.ldd,
+                              launch.rows, shape.n)};
     }
 
     // How the kernel is launched: the same for the occupancy question and for the launch itself.

@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 16
+#define OG_ABI_VERSION 17
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -125,6 +125,8 @@ typedef struct og_kernel_facts {
     int32_t fast_accumulation;
     /* The most slices of K this kernel can work on at a time (1: it cannot cut K). */
     int32_t max_splits;
+    /* 1: adds other ranks' sums (og_other_sums). */
+    int32_t adds_others;
 } og_kernel_facts;
 
 /* The sizes, and how the kernel is to be run. */
@@ -147,10 +149,33 @@ typedef struct og_gemm_shape {
     int32_t splits;
 } og_gemm_shape;
 
+/* Where the blocks of a step tell each other something. Zero before first use, then left alone. */
+typedef struct og_stop {
+    /* The step that was given up last: 1 << 32 | epoch. */
+    uint64_t given_up;
+    /* When a block may look at the abort word next, in nanoseconds of the GPU's global timer: that
+     * word is across the bus, and a hundred blocks looking at once would hold up all else there. */
+    uint64_t next_look_ns;
+} og_stop;
+
+/* What a product's sums are added to, f32 before the first multiplication: sums of other ranks for the same rows and columns, in
+ * D's type. */
+typedef struct og_other_sums {
+    /* `count` matrices, `slot_pitch` elements apart, added up in order. Their rows are `pitch` elements apart. */
+    const void *slots;
+    int64_t slot_pitch;
+    int64_t pitch;
+    int32_t count;
+    int32_t reserved;
+    /* This rank's words of the step: where it was given up, D is NaN. */
+    const og_stop *stop;
+    const uint32_t *epoch;
+} og_other_sums;
+
 /* D = activation(alpha * scale_a[m] * scale_b[n] * (A B)[m, n] + beta * C[m, n] + bias[n]).
  *
- * All pointers are to device memory. Null scales are 1, a null bias is 0, a null C is absent (beta
- * is not looked at). Sums are in f32; D is rounded once, to nearest even. */
+ * All pointers are to device memory, but that to `others`, whose sums are added to A B. Null scales are 1, a null bias is 0, a
+ * null C is absent (beta is not looked at). Sums are in f32; D is rounded once, to nearest even. */
 typedef struct og_gemm_operands {
     const void *a;
     const void *b;
@@ -169,6 +194,8 @@ typedef struct og_gemm_operands {
     /* 1: nothing that may still run when this kernel starts writes B, so that it is read at once. Kernels
      * start when the one before them on the stream lets them (programmatic dependent launch), or ends. */
     int32_t b_is_there;
+    /* Null: none. Without scales only: it would have to be divided by them. */
+    const og_other_sums *others;
 } og_gemm_operands;
 
 /* A run of rows of A that arrives, and is signalled, as one. */
@@ -227,15 +254,6 @@ typedef struct og_tile_record {
     /* The last chunk that the tile's rows touch; UINT32_MAX where all of A was there. */
     uint32_t chunk;
 } og_tile_record;
-
-/* Where the blocks of a step tell each other something. Zero before first use, then left alone. */
-typedef struct og_stop {
-    /* The step that was given up last: 1 << 32 | epoch. */
-    uint64_t given_up;
-    /* When a block may look at the abort word next, in nanoseconds of the GPU's global timer: that
-     * word is across the bus, and a hundred blocks looking at once would hold up all else there. */
-    uint64_t next_look_ns;
-} og_stop;
 
 /* What the host tells kernels that wait, in words of its memory that they look at now and then: first a word of
  * these bits, then OG_MAX_RANKS bits, rank r's in word 1 + r / 32. Bits are set with release, the first word last. */

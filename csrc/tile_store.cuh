@@ -1,6 +1,6 @@
-// How a tile of D leaves the registers of the warps that multiplied it.
+// How a tile of D leaves the registers of the warps that multiply it, and how other ranks' sums get into them before.
 //
-// What belongs here: which element of D each sum is, and its way to memory. Elements of 16 bits go chunk by chunk through
+// What belongs here: which element of D each sum is, and its way to and from memory. Elements of 16 bits go chunk by chunk through
 // shared memory, from where TMA stores them. Each warp does so for itself, and waits for no other: it has two to four chunks of
 // shared memory, and fills one while TMA reads the others. Elements of 32 bits go straight to memory: four or eight
 // neighbouring threads fill a sector of 32 bytes.
@@ -39,18 +39,31 @@ public:
     static constexpr int kRows = kTransposed ? kTileN : kTileM;
     static constexpr int kColumns = kTransposed ? kTileM : kTileN;
 
-    // Columns of a chunk as the kernel sees them. Where tiles differ in width, the last chunk may have fewer.
-    static constexpr int kChunk = sizeof(Element) == 2 && kPartN % 32 == 0 ? 32 : 16;
-    static_assert(kPartN % kChunk == 0);
     static constexpr bool kVaries = kLeast != kTileN;
     static constexpr bool kByTma = sizeof(Element) == 2;
+    // Columns of a chunk as the kernel sees them. Where tiles differ in width, the last chunk may have fewer.
+    static constexpr int kChunk = kByTma && kPartN % 32 == 0 ? 32 : 16;
+    static_assert(kPartN % kChunk == 0);
     static constexpr int kChunkBytes = kByTma ? kChunk * kWarpRows * 2 : 0;
     // The columns of D in a chunk.
     static constexpr int kChunkColumns = kTransposed ? kWarpRows : kChunk;
+    static constexpr int kChunkRowBytes = kChunkColumns * 2;
     static_assert(kBuffers >= 2);
     static_assert(kByTma || !kVaries, "elements of 32 bits are stored as wide as the widest tile");
 
+    // Whether other ranks' sums can be added to tiles of that width: with more sums a thread, too few registers are left.
+    static constexpr bool adds_others(int width) { return kByTma && kTileM * width <= 128 * 128 * kGroups; }
+
     using Epilogue = TileEpilogue<Element, kRows, kColumns, kGroups * 128, kSharers>;
+    // See og_other_sums; none: `count` is 0.
+    struct OtherSums {
+        Element const* slots;
+        int64_t slot_pitch;
+        int64_t pitch;
+        int32_t count;
+        og_stop const* stop;
+        uint32_t const* epoch;
+    };
     struct Params {
         // Only with `kByTma`: of a chunk, and of the last one where that has fewer columns.
         cute::TmaDescriptor whole;
@@ -60,6 +73,7 @@ public:
         int64_t ldd;
         int32_t rows;
         int32_t columns;
+        OtherSums others;
     };
     struct SharedStorage {
         // Where a pattern begins follows from the address.
@@ -69,8 +83,13 @@ public:
     using Factors = typename Epilogue::Factors;
 
     // `rows` and `columns` of D.
-    static Params encode(EpilogueParams<Element> const& epilogue, void* d, int64_t ldd, int64_t rows, int64_t columns) {
-        Params params{{}, {}, epilogue, static_cast<Element*>(d), ldd, int32_t(rows), int32_t(columns)};
+    static Params encode(EpilogueParams<Element> const& epilogue, og_other_sums const* others, void* d, int64_t ldd, int64_t rows,
+                         int64_t columns) {
+        Params params{{}, {}, epilogue, static_cast<Element*>(d), ldd, int32_t(rows), int32_t(columns), {}};
+        if (others) {
+            params.others = {static_cast<Element const*>(others->slots), others->slot_pitch, others->pitch, others->count,
+                             others->stop, others->epoch};
+        }
         if constexpr (kByTma) {
             auto descriptor = [&](int chunk) {
                 return tma_matrix<Element>("D", d, rows, columns, ldd, kTransposed ? chunk : kWarpRows, kChunkColumns,
@@ -97,10 +116,10 @@ public:
         return Factors(params_.epilogue, tile_at(m_tile, n_tile), thread);
     }
 
-    // Stores tile (m_tile, n_tile) of the kernel's tiles. Called by the threads of all warp groups that share it; `thread` counts
+    // Stores tile (m_tile, n_tile) of the kernel's tiles, with other ranks' sums added. Called by the threads of all warp groups that share it; `thread` counts
     // them as the multiplication did.
     template <class Sums>
-    CUTLASS_DEVICE void store(int32_t m_tile, int32_t n_tile, Sums const& sums, Factors const& factors, int thread) {
+    CUTLASS_DEVICE void store(int32_t m_tile, int32_t n_tile, Sums& sums, Factors const& factors, int thread) {
         static_assert(cute::size(Sums{}) == kStrips * kPartN / 2);
         Tile const tile = tile_at(m_tile, n_tile);
         bool const leads = is_leader();
@@ -112,20 +131,21 @@ public:
         }
         // Behind the leader's wait.
         __syncwarp();
-        int const part = kGroups == 1 ? 0 : __shfl_sync(0xffffffff, thread / 128, 0);
         int const part_width = width() / kGroupsN;
-        int const first_row = (kGroupsM == 1 ? 0 : part * kStripRows) + warp() * kWarpRows;
-        int const first_column = kGroupsN == 1 ? 0 : part * part_width;
-        uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage_.chunks[part][warp()]);
+        Place const first = first_of(thread);
+        uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage_.chunks[part_of(thread)][warp()]);
+        if constexpr (adds_others(kLeast)) {
+            if (params_.others.count > 0) add_others(tile, first, chunks, sums);
+        }
         epilogue.with_finish([&](auto finish) {
             uint32_t chunk = chunks;
             auto store_chunk = [&](int strip, int column) {
-                int const row = first_row + strip * kGroupsM * kStripRows;
+                int const row = first.row + strip * kGroupsM * kStripRows;
                 cutlass::Array<float, kChunk / 2> values;
                 CUTLASS_PRAGMA_UNROLL
                 for (int i = 0; i < kChunk / 2; ++i) values[i] = sums(strip * kPartN / 2 + column / 2 + i);
                 epilogue.template apply<decltype(finish)::value>(
-                    values, [&](int i) { return place(row, first_column + column, i); });
+                    values, [&](int i) { return place(row, first.column + column, i); });
                 if constexpr (kByTma) {
                     fill(chunk, cutlass::NumericArrayConverter<Element, float, kChunk / 2>{}(values));
                     cute::tma_store_fence();
@@ -133,10 +153,10 @@ public:
                     cute::tma_store_wait<kBuffers - 2>();
                     __syncwarp();
                     auto const& descriptor = column + kChunk <= part_width ? params_.whole : params_.rest;
-                    if (leads) store(descriptor, tile, row, first_column + column, chunk);
+                    if (leads) store(descriptor, tile, row, first.column + column, chunk);
                     chunk = chunk + kChunkBytes == chunks + kBuffers * kChunkBytes ? chunks : chunk + kChunkBytes;
                 } else {
-                    store(tile, row, first_column + column, values);
+                    store(tile, row, first.column + column, values);
                 }
             };
             CUTLASS_PRAGMA_UNROLL
@@ -166,6 +186,13 @@ private:
         int const kernel_row = m_tile * kTileM, kernel_column = n_tile * width();
         return {kTransposed ? kernel_column : kernel_row, kTransposed ? kernel_row : kernel_column, params_.rows, params_.columns};
     }
+    // Which part of a shared tile is this thread's group's.
+    CUTLASS_DEVICE static int part_of(int thread) { return kGroups == 1 ? 0 : __shfl_sync(0xffffffff, thread / 128, 0); }
+    // The kernel's row and column where its warp's part begins.
+    CUTLASS_DEVICE Place first_of(int thread) const {
+        int const part = part_of(thread);
+        return {(kGroupsM == 1 ? 0 : part * kStripRows) + warp() * kWarpRows, kGroupsN == 1 ? 0 : part * (width() / kGroupsN)};
+    }
     // The warp's place in its group.
     CUTLASS_DEVICE static int warp() { return cutlass::canonical_warp_idx_sync() % kGroupWarps; }
 
@@ -181,20 +208,28 @@ private:
         return kTransposed ? Place{column, row} : Place{row, column};
     }
 
-    // Four matrices of 8 x 8 at a time: two along the kernel's rows, two along its columns.
-    CUTLASS_DEVICE static void fill(uint32_t chunk, cutlass::Array<Element, kChunk / 2> const& values) {
-        constexpr int kRowBytes = kChunkColumns * 2;
+    // Calls `f` with the four-matrix pieces of a chunk in shared memory, 8 x 8 elements each, two along the kernel's rows, two along
+    // its columns: the piece's first value of a thread, and where this lane's row of one of the four lies.
+    template <class F>
+    CUTLASS_DEVICE static void each_piece(uint32_t chunk, F f) {
         int lane = int(threadIdx.x) % 32;
-        auto* pairs = reinterpret_cast<uint32_t const*>(values.data());
         CUTLASS_PRAGMA_UNROLL
         for (int column = 0; column < kChunk; column += 16) {
-            // This lane says where a row of one of the four lies.
             int along_rows = lane / 8 % 2, along_columns = column / 8 + lane / 16;
             int row = (kTransposed ? along_columns : along_rows) * 8 + lane % 8;
-            int unit = kTransposed ? along_rows : along_columns;
-            int swizzled = unit ^ (row * kRowBytes / 128 % (kRowBytes / 16));
-            uint32_t to = chunk + uint32_t(row * kRowBytes + swizzled * 16);
-            uint32_t const* from = pairs + column / 4;
+            f(column / 2, chunk + unit_at(row, kTransposed ? along_rows : along_columns));
+        }
+    }
+    // Where 16 bytes of a chunk's row lie.
+    CUTLASS_DEVICE static uint32_t unit_at(int row, int unit) {
+        int swizzled = unit ^ (row * kChunkRowBytes / 128 % (kChunkRowBytes / 16));
+        return uint32_t(row * kChunkRowBytes + swizzled * 16);
+    }
+
+    CUTLASS_DEVICE static void fill(uint32_t chunk, cutlass::Array<Element, kChunk / 2> const& values) {
+        auto* pairs = reinterpret_cast<uint32_t const*>(values.data());
+        each_piece(chunk, [&](int first, uint32_t to) {
+            uint32_t const* from = pairs + first / 2;
             if constexpr (kTransposed) {
                 asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                              "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
@@ -204,6 +239,88 @@ private:
                              "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
                              : "memory");
             }
+        });
+    }
+
+    // The other way round.
+    CUTLASS_DEVICE static cutlass::Array<Element, kChunk / 2> taken_from(uint32_t chunk) {
+        cutlass::Array<Element, kChunk / 2> values;
+        auto* pairs = reinterpret_cast<uint32_t*>(values.data());
+        each_piece(chunk, [&](int first, uint32_t from) {
+            uint32_t* to = pairs + first / 2;
+            if constexpr (kTransposed) {
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                             : "r"(from)
+                             : "memory");
+            } else {
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                             : "r"(from)
+                             : "memory");
+            }
+        });
+        return values;
+    }
+
+    // Adds other ranks' sums, chunk by chunk through the shared memory that D's chunks take later: while one is added, the next ones
+    // arrive. Read from L2: an earlier kernel has waited for them, while this one may have begun.
+    template <class Sums>
+    CUTLASS_DEVICE void add_others(Tile const& tile, Place first, uint32_t chunks, Sums& sums) const {
+        constexpr int kInRow = kPartN / kChunk, kChunks = kStrips * kInRow;
+        OtherSums const& others = params_.others;
+        int const part_width = width() / kGroupsN;
+        bool const is_given_up = load_relaxed_gpu(&others.stop->given_up) == given_up_at(load_relaxed_system(others.epoch));
+        float const nothing_or_nan = is_given_up ? __int_as_float(0x7fffffff) : 0.0f;
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int32_t slot = 0; slot < others.count; ++slot) {
+            // Else the compiler keeps every chunk's place for the next slot, and registers spill.
+            asm volatile("" : "+r"(first.row), "+r"(first.column));
+            Element const* from = others.slots + slot * others.slot_pitch;
+            auto exists = [&](int nth) { return nth < kChunks && (nth % kInRow * kChunk < kLeast / kGroupsN || nth % kInRow * kChunk < part_width); };
+            auto row_of = [&](int nth) { return first.row + nth / kInRow * kGroupsM * kStripRows; };
+            auto column_of = [&](int nth) { return first.column + nth % kInRow * kChunk; };
+            auto fetch = [&](int nth) {
+                if (exists(nth)) fetch_chunk(from, tile, row_of(nth), column_of(nth), chunks + nth % kBuffers * kChunkBytes);
+                asm volatile("cp.async.commit_group;" ::: "memory");
+            };
+            CUTLASS_PRAGMA_UNROLL
+            for (int nth = 0; nth < kBuffers - 1; ++nth) fetch(nth);
+            CUTLASS_PRAGMA_UNROLL
+            for (int nth = 0; nth < kChunks; ++nth) {
+                fetch(nth + kBuffers - 1);
+                asm volatile("cp.async.wait_group %0;" ::"n"(kBuffers - 1) : "memory");
+                __syncwarp();
+                if (exists(nth)) {
+                    auto theirs = taken_from(chunks + nth % kBuffers * kChunkBytes);
+                    CUTLASS_PRAGMA_UNROLL
+                    for (int i = 0; i < kChunk / 2; ++i) {
+                        sums(nth / kInRow * kPartN / 2 + nth % kInRow * kChunk / 2 + i) += float(theirs[i]) + nothing_or_nan;
+                    }
+                }
+                // Before another fetches into this buffer.
+                __syncwarp();
+            }
+        }
+    }
+
+    // Lets a chunk of a matrix that lies as D does come to shared memory, zeros where D has no elements. Row and column are the
+    // kernel's, in its tile.
+    CUTLASS_DEVICE void fetch_chunk(Element const* from, Tile const& tile, int kernel_row, int kernel_column, uint32_t chunk) const {
+        constexpr int kUnits = kChunkRowBytes / 16, kElements = 16 / int(sizeof(Element));
+        int lane = int(threadIdx.x) % 32;
+        // Computed again for each chunk: the places of all would take too many registers.
+        asm volatile("" : "+r"(lane));
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kChunkBytes / 16 / 32; ++i) {
+            int const row = (i * 32 + lane) / kUnits, unit = (i * 32 + lane) % kUnits;
+            int const m = tile.row + (kTransposed ? kernel_column : kernel_row) + row;
+            int const n = tile.column + (kTransposed ? kernel_row : kernel_column) + unit * kElements;
+            bool const exists = m < tile.rows && n < tile.columns;
+            auto const* address = exists ? from + m * params_.others.pitch + n : from;
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(chunk + unit_at(row, unit)), "l"(address),
+                         "r"(exists ? 16 : 0)
+                         : "memory");
         }
     }
 

@@ -166,7 +166,7 @@ impl Case {
     fn of(machine: &Machine, problem: &Problem, operation: Operation) -> Predicted<Case> {
         let mut setups = vec![Setup::gemm(machine, problem)?];
         let auto = if operation.reduces() {
-            for way in ways_of_sums(problem, 1) {
+            for way in ways_of_sums(problem, operation, None) {
                 setups.push(Setup::of_sums(machine, problem, operation, way, Partials::Bf16)?);
             }
             fastest(machine, problem, &setups[1..])

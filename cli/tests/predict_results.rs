@@ -200,7 +200,8 @@ fn way_of(problem: &Problem, who: &str, by_kernel: bool) -> Option<Way> {
         ("sequential", true) => 2,
         _ => return None,
     };
-    Some(ways_of_sums(problem, 1)[nth])
+    // Those that both reductions have come first.
+    Some(ways_of_sums(problem, Operation::GemmAllReduce, None)[nth])
 }
 
 /// The reductions in a file of results.
@@ -303,7 +304,8 @@ fn errors_of_reductions() -> Vec<(&'static str, Errors)> {
     {
         for (nth, who) in ["pipelined", "sequential", "by kernel"].into_iter().enumerate() {
             let of = |of: &&Reduced| {
-                of.operation == operation && of.way == ways_of_sums(&of.problem, 1)[nth]
+                of.operation == operation
+                    && of.way == ways_of_sums(&of.problem, operation, None)[nth]
             };
             let error = |of: &Reduced| of.predicted() / of.us - 1.0;
             let all: Vec<f64> = all.iter().filter(of).map(error).collect();

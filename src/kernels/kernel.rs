@@ -42,6 +42,8 @@ pub struct Kernel {
     pub fast_accumulation: bool,
     /// The most slices of K it can work on at a time.
     pub max_splits: u32,
+    /// Whether it can add other ranks' sums to its own, as a fused reduction does.
+    pub adds_others: bool,
 }
 
 impl Kernel {
@@ -82,7 +84,11 @@ impl Kernel {
             }
         }
         // As `kCanSplit` in csrc/gemm_sm90.cuh.
-        let splits = !pingpong && u64::from(m) * u64::from(n) <= 128 * 128;
+        let outputs = u64::from(m) * u64::from(n);
+        let splits = !pingpong && outputs <= 128 * 128;
+        // As `adds_others` in csrc/tile_store.cuh.
+        let groups = if pingpong { 1 } else { 2 };
+        let adds_others = elements.d.size() == 2 && outputs <= 128 * 128 * groups;
         let kernel = Kernel {
             name: name.to_owned(),
             elements,
@@ -94,6 +100,7 @@ impl Kernel {
             transposed,
             fast_accumulation,
             max_splits: if splits { MAX_SPLITS } else { 1 },
+            adds_others,
         };
         // Tensor cores compute 64 rows by some eights of columns at a time; the other way round where D is transposed.
         let (rows, columns) = if transposed { (n, m) } else { (m, n) };
@@ -182,6 +189,8 @@ mod tests {
         assert!(header.contains(&format!("#define OG_MAX_SPLITS {MAX_SPLITS}\n")));
         let sources = include_str!("../../csrc/gemm_sm90.cuh");
         assert!(sources.contains("kCanSplit = !kPingpong && kTileM * kTileN <= 128 * 128;"));
+        let sources = include_str!("../../csrc/tile_store.cuh");
+        assert!(sources.contains("return kByTma && kTileM * width <= 128 * 128 * kGroups;"));
     }
 
     #[test]

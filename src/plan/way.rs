@@ -66,10 +66,12 @@ impl Operation {
         }
         let strategy = self.strategy(strategy);
         let (why, remedy) = match engine {
-            Engine::CopyEngines { .. } if strategy != Strategy::Fused => return Ok(()),
+            Engine::CopyEngines { .. } if strategy != Strategy::Fused || !self.is_all_reduce() => {
+                return Ok(());
+            }
             Engine::Kernel { .. } if strategy == Strategy::Sequential => return Ok(()),
             Engine::CopyEngines { .. } => (
-                "a product on a GPU says nothing of its sums before it has ended",
+                "a product on a GPU that adds the others' sums to its own has none left to send",
                 "use Strategy::Pipelined or Strategy::Sequential on GPUs",
             ),
             Engine::Kernel { .. } => (
@@ -150,7 +152,8 @@ impl fmt::Display for Operation {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Strategy {
-    /// One product that waits, tile by tile, for the rows that it needs.
+    /// One product that waits, tile by tile, for the rows that it needs. In a reduce-scatter each chunk is a product, and those
+    /// of a rank's own rows add the other ranks' sums to their own.
     #[default]
     Fused,
     /// A product for each rank's rows, one after the other, each after its rows have arrived; also called decomposition.
@@ -337,6 +340,16 @@ impl Way {
         if self.spans(problem) > 1 && 2 * blocks <= all { all - blocks } else { all }
     }
 
+    /// The largest product of a reduction's step: in a fused one each chunk is a product.
+    pub(crate) fn part_of_sums(self, problem: &Problem) -> Result<Problem> {
+        match self.strategy {
+            Strategy::Fused => {
+                problem.truncated(problem.shards().most_rows().div_ceil(self.pieces.max(1)))
+            }
+            strategy => strategy.part_of(problem),
+        }
+    }
+
     /// An error if this engine cannot carry out this strategy, or this number of pieces.
     pub fn check(self) -> Result<()> {
         self.engine.check()?;
@@ -428,11 +441,12 @@ mod tests {
             assert_eq!(Operation::AllGatherGemm.check(strategy, engine), Ok(()));
             let scattered = Operation::GemmReduceScatter.check(strategy, engine);
             let to_all = Operation::GemmAllReduce.check(strategy, engine);
-            assert_eq!(scattered.is_ok(), to_all.is_ok());
+            let adds_up = strategy == Strategy::Fused && engine == copies;
+            assert_eq!(scattered.is_ok(), to_all.is_ok() || adds_up);
             // Without a product the strategy says nothing.
             let alone = Operation::ReduceScatter.check(strategy, engine);
             assert_eq!(alone.is_ok(), engine != Engine::Nccl);
-            scattered.err().map(|error| error.to_string())
+            to_all.err().map(|error| error.to_string())
         };
         for strategy in Strategy::ALL {
             assert_eq!(refused(strategy, Engine::Thread), None);

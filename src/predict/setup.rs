@@ -71,9 +71,15 @@ impl Setup {
         operation: Operation,
         way: Way,
     ) -> Result<Self> {
-        let part = way.strategy.part_of(product)?;
+        let part = match operation.reduces() {
+            true => way.part_of_sums(product)?,
+            false => way.strategy.part_of(product)?,
+        };
         let (elements, layout) = (part.elements(), part.b_layout());
-        let serves = |kernel: &Kernel| kernel.serves(elements, layout, true);
+        let adds_up = operation.reduces() && way.strategy == Strategy::Fused;
+        let serves = |kernel: &Kernel| {
+            kernel.serves(elements, layout, true) && (kernel.adds_others || !adds_up)
+        };
         let sms = way.sms_of_product(product, machine.sms);
         let choices = choices(kernels, &part, sms, serves);
         let Some(choice) = cheapest(kernels, &part, &choices, sms) else {
@@ -127,9 +133,16 @@ impl Setup {
     }
 }
 
-/// The ways that GPUs have for a reduction; with more streams than one, copies to several peers would share the link.
-pub fn ways_of_sums(problem: &Problem, pieces: u32) -> Vec<Way> {
+/// The ways that GPUs have for a reduction; with more streams than one, copies to several peers would share the link. `pieces`
+/// of a shard; `None`: those that make sense.
+pub fn ways_of_sums(problem: &Problem, operation: Operation, pieces: Option<u32>) -> Vec<Way> {
     let copies = Engine::CopyEngines { streams: 1 };
+    let most_rows = problem.shards().most_rows();
+    let fused = |&pieces: &u32| pieces <= most_rows && operation == Operation::GemmReduceScatter;
+    let fused = pieces.map_or(vec![2, 4], |pieces| vec![pieces]).into_iter().filter(fused);
+    let fused = fused.map(|pieces| Way { strategy: Strategy::Fused, engine: copies, pieces });
+    // A piece costs a copy engine some microseconds.
+    let pieces = pieces.unwrap_or(1);
     let mut ways = vec![
         Way { strategy: Strategy::Pipelined, engine: copies, pieces },
         Way { strategy: Strategy::Sequential, engine: copies, pieces },
@@ -137,6 +150,7 @@ pub fn ways_of_sums(problem: &Problem, pieces: u32) -> Vec<Way> {
     if problem.ranks().saturating_mul(pieces) <= MAX_PUSHED {
         ways.push(Way { strategy: Strategy::Sequential, engine: Engine::EXCHANGING, pieces });
     }
+    ways.extend(fused);
     ways
 }
 

@@ -14,7 +14,7 @@ use super::transfers::{Busy, Transfers};
 use crate::error::Result;
 use crate::kernels::{Work, clusters_beside, sms_beside_push};
 use crate::plan::{
-    Chunks, Engine, Lane, Plan, Problem, Shards, Step as Does, Tile, TileOrder, Word,
+    Chunks, Engine, Lane, Plan, Problem, Shards, Step as Does, Strategy, Tile, TileOrder, Word,
 };
 use crate::trace::TileEvent;
 
@@ -92,6 +92,10 @@ impl Step<'_> {
                 Does::Await { word: Word::Partial { chunk, from }, .. } => {
                     there = there.max(arrived.get(&(*chunk, *from)).copied().unwrap_or(0.0));
                     awaited = true;
+                    continue;
+                }
+                // The product of these rows has added them up.
+                Does::Reduce { .. } if !is_kernel && options.strategy == Strategy::Fused => {
                     continue;
                 }
                 Does::Reduce { chunk } => {

@@ -79,7 +79,7 @@ fn threads_are_refused() {
 const REDUCTIONS: [Operation; 2] = [Operation::GemmReduceScatter, Operation::GemmAllReduce];
 
 fn of_sums(machine: &Machine, problem: &Problem, operation: Operation, nth: usize) -> Setup {
-    let way = ways_of_sums(problem, 1)[nth];
+    let way = ways_of_sums(problem, operation, None)[nth];
     Setup::of_sums(machine, problem, operation, way, Partials::Bf16).unwrap()
 }
 

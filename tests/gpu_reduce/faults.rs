@@ -19,13 +19,13 @@ const LAST: u32 = RANKS - 1;
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// What the others are told after three good steps, when the last rank does `odd`; and how many outputs of theirs are numbers.
-/// By copy engines, and by a kernel.
+/// By copy engines, by products that add up, and by a kernel.
 fn stage(
     limit: Duration,
     odd: impl Fn(&World, Rank, Operation) + Sync,
-) -> [Vec<(Error, usize)>; 2] {
+) -> [Vec<(Error, usize)>; 3] {
     let world = world(&[100, 60, 90], limit);
-    [world.clone(), world.by_kernel(4)].map(|world| {
+    [world.clone(), world.clone().fused(), world.by_kernel(4)].map(|world| {
         let told: Vec<_> =
             on_ranks(RANKS, |rank| play(&world, rank, &odd)).into_iter().flatten().collect();
         assert_eq!(told.len(), LAST as usize);
@@ -109,7 +109,7 @@ fn a_rank_that_never_comes_is_named() {
 #[ignore = "needs 2 Hopper GPUs"]
 fn a_rank_that_leaves_is_named() {
     let world = world(&[100, 60], PATIENCE);
-    for world in [world.clone(), world.by_kernel(16)] {
+    for world in [world.clone(), world.clone().fused(), world.by_kernel(16)] {
         let told = on_gpus(2, |rank| {
             play(&world, rank, |_, rank, operation| {
                 sleep();

@@ -119,6 +119,30 @@ fn totals_are_added_in_the_order_of_the_ranks() {
     }
 }
 
+/// Products that add up do so in one order, whatever arrives first.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn products_add_up_in_one_order() {
+    let world = World::new(&[200, 0, 141, 300, 9], 328, 200).fused();
+    on_ranks(world.ranks(), |rank| {
+        let mut layer = world.plan(&rank);
+        let mut work = world.work(&rank, 0);
+        let mut delays = Random::of_stream(33, rank.rank().into());
+        let mut step = || {
+            work.poison(&rank);
+            std::thread::sleep(Duration::from_micros(delays.within(0..=400)));
+            work.enqueue(&rank, &mut layer, None).unwrap();
+            layer.synchronize(&rank.gpu.stream).unwrap();
+            work.fetch(&rank);
+            work.check(&rank, None);
+            work.bits(&rank)
+        };
+        let first = step();
+        assert!((0..20).all(|_| step() == first), "rank {}", rank.rank());
+        rank.through();
+    });
+}
+
 /// Whatever rounds a product's sums, all ranks add up the same.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
@@ -153,11 +177,13 @@ fn all_ranks_have_the_same_bits_of_an_all_reduce() {
 #[ignore = "needs 1 Hopper GPU"]
 fn late_ranks_are_waited_for() {
     const RANKS: u32 = 4;
-    for [is_whole, all, by_kernel] in each_of_three() {
-        let mut world = World::new(&[90, 70, 0, 130], 128, 320);
-        world = if by_kernel { world.by_kernel(4) } else { world };
+    let world = || World::new(&[90, 70, 0, 130], 128, 320);
+    let others = each_of_three().map(|[is_whole, all, by_kernel]| {
+        let mut world = if by_kernel { world().by_kernel(4) } else { world() };
         world.options = world.options.with_pieces(if is_whole { 1 } else { 3 });
-        world.all = all;
+        World { all, ..world }
+    });
+    for world in others.chain([world().fused()]) {
         on_ranks(RANKS, |rank| {
             let mut layer = world.plan(&rank);
             let mut work = world.work(&rank, 0);
@@ -169,7 +195,7 @@ fn late_ranks_are_waited_for() {
             }
             rank.through();
         });
-        println!("in one piece: {is_whole}, to all: {all}, by a kernel: {by_kernel}: right");
+        println!("{}, {:?}, to all: {}: right", world.strategy, world.options, world.all);
     }
 }
 
@@ -179,7 +205,7 @@ fn late_ranks_are_waited_for() {
 #[ignore = "needs 1 Hopper GPU"]
 fn slots_are_sent_to_when_they_are_free() {
     let world = || World::new(&[0, 300], 128, 320);
-    for world in [world(), world().by_kernel(4)] {
+    for world in [world(), world().fused(), world().by_kernel(4)] {
         steps_without_waiting(&world, 6, |rank, _| {
             if rank.rank() == 1 {
                 std::thread::sleep(Duration::from_millis(20));
@@ -199,7 +225,11 @@ fn many_steps_without_waiting_are_right() {
             (Strategy::Pipelined, copies),
             (Strategy::Sequential, copies),
             (Strategy::Sequential, Engine::Kernel { blocks: 7 }),
+            (Strategy::Fused, copies),
         ] {
+            if all && strategy == Strategy::Fused {
+                continue;
+            }
             let mut world = World::new(&shards(512, ranks, &mut Random::new(61)), 256, 512);
             (world.strategy, world.all) = (strategy, all);
             world.options = world.options.with_engine(engine).with_pieces(3);
@@ -297,9 +327,17 @@ fn wrong_calls_are_refused() {
             let world = World { strategy, options, ..world.clone() };
             world.try_plan(&rank).unwrap_err().to_string()
         };
-        let copies = Engine::CopyEngines { streams: 1 };
-        let text = refused(Strategy::Fused, copies);
-        assert!(text.contains("Strategy::Pipelined"), "{text}");
+        let text = refused(Strategy::Fused, Engine::PUSHING);
+        assert!(text.contains("Strategy::Sequential"), "{text}");
+        let fused = |change: &dyn Fn(&mut World)| {
+            let mut world = world.clone().fused();
+            change(&mut world);
+            world.try_plan(&rank).unwrap_err().to_string()
+        };
+        let text = fused(&|world| world.all = true);
+        assert!(text.contains("has none left to send"), "{text}");
+        let text = fused(&|world| world.cases[0].d = ElementType::F16);
+        assert!(text.contains("a fused reduction of sums in bf16 to a D in f16"), "{text}");
         let text = refused(Strategy::Pipelined, Engine::PUSHING);
         assert!(text.contains("Strategy::Sequential"), "{text}");
         let text = refused(Strategy::Sequential, Engine::Nccl);

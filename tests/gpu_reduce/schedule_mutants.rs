@@ -40,6 +40,7 @@ fn every_mutant_of_a_reduction_is_caught_as_predicted() {
         REDUCE_MUTANTS.iter().filter(|mutant| BY_KERNEL.contains(&mutant.name)).collect();
     assert!(by_copies.len() >= 8 && by_kernel.len() == BY_KERNEL.len());
     every_one_is_caught(&by_copies, |world| world);
+    every_one_is_caught(&by_copies, |world| world.fused());
     every_one_is_caught(&by_kernel, |world| world.by_kernel(8));
 }
 

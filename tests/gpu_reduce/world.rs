@@ -132,6 +132,13 @@ impl World {
         self
     }
 
+    /// The same by products that add the others' sums, of half a rank's rows each.
+    pub fn fused(mut self) -> World {
+        self.strategy = Strategy::Fused;
+        self.options = self.options.with_pieces(2);
+        self
+    }
+
     /// The same with other cases.
     pub fn with(mut self, change: impl Fn(&mut Case)) -> World {
         self.cases.iter_mut().for_each(change);
@@ -182,7 +189,14 @@ impl World {
         let mut world = World::of(kernel, &rows, 8, k);
         world.options = options(engine).with_pieces(pieces).with_first_epoch(epoch);
         world.reduction.average = random.within(0..=1) == 1;
-        World { all: seed % 3 == 2, cases, strategy, seed, ..world }
+        let all = seed % 3 == 2;
+        let can_fuse = kernel.adds_others && case.d == ElementType::Bf16 && !all;
+        let fuses = can_fuse && case.scaling == Scaling::None && seed.is_multiple_of(2);
+        let strategy = match strategy {
+            Strategy::Pipelined if fuses => Strategy::Fused,
+            strategy => strategy,
+        };
+        World { all, cases, strategy, seed, ..world }
     }
 
     pub fn ranks(&self) -> u32 {

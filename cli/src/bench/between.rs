@@ -5,7 +5,7 @@
 //! and D is bf16 for all contenders alike, so that all move the same bytes.
 
 use overlap_gemm::ElementType;
-use overlap_gemm::plan::{BLayout, Operation};
+use overlap_gemm::plan::{BLayout, Operation, Scaling};
 
 use super::cases::{Case, Shape};
 use super::common::Common;
@@ -20,7 +20,7 @@ pub struct Between {
     #[command(flatten)]
     pub common: Common,
 
-    /// Contenders [default: all]
+    /// Contenders [default: all; fused only in a reduce-scatter without scales]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',',
           value_parser = Contender::parser(&Contender::OF_REDUCTIONS))]
     pub contenders: Vec<Contender>,
@@ -78,9 +78,9 @@ impl Between {
         // A wrong problem is reported even without a launcher.
         let ranks = launch.as_ref().map_or(1, |launch| launch.ranks);
         let turned = USUAL.map(|Shape { m, n, k }| Shape { m, n: k, k: n });
-        let (all, usual): (&[Contender], _) = match operation {
-            Operation::AllGatherGemm => (&Contender::OF_GATHERS, &USUAL),
-            _ => (&Contender::OF_REDUCTIONS, &turned),
+        let (mut all, usual) = match operation {
+            Operation::AllGatherGemm => (Contender::OF_GATHERS.to_vec(), &USUAL),
+            _ => (Contender::OF_REDUCTIONS.to_vec(), &turned),
         };
         let cases = self.common.cases(usual, operation, ranks, BLayout::Nk)?;
         let is_odd = |case: &&Case| case.problem.elements().d != ElementType::Bf16;
@@ -90,7 +90,13 @@ impl Between {
                 case.problem.elements().d
             )));
         }
-        let contenders = if self.contenders.is_empty() { all } else { &self.contenders };
+        let is_scaled = |case: &Case| case.problem.scaling() != Scaling::None;
+        if operation == Operation::GemmAllReduce
+            || (operation.reduces() && cases.iter().any(is_scaled))
+        {
+            all.retain(|who| *who != Contender::Fused);
+        }
+        let contenders = if self.contenders.is_empty() { &all } else { &self.contenders };
         // All ranks have the same arguments; one has the results.
         let output = match launch?.rank {
             0 => Some(self.common.output.open()?),

@@ -103,7 +103,7 @@ impl Contender {
         [Contender::Own, Contender::Sequential, Contender::Fused];
 
     /// Those of GEMM + reduce-scatter, or all-reduce.
-    pub const OF_REDUCTIONS: [Contender; 8] = [
+    pub const OF_REDUCTIONS: [Contender; 9] = [
         Contender::Cublaslt,
         Contender::Own,
         Contender::NcclCublaslt,
@@ -111,6 +111,7 @@ impl Contender {
         Contender::Reduce,
         Contender::Sequential,
         Contender::Pipelined,
+        Contender::Fused,
         Contender::Auto,
     ];
 

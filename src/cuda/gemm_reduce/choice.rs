@@ -3,11 +3,12 @@
 //! What belongs here: the question to `predict`, with the kernels of this binary, and the answer in words. Pure: no device.
 //! Invariant: equal questions have equal answers on every rank; what was asked for is among the open ways.
 
+use super::check_fused;
 use crate::cuda::product::choice::choose as choose_kernel;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::build_info::kernels;
 use crate::kernels::Kernel;
-use crate::plan::{Engine, Operation, Partials, Problem, Way};
+use crate::plan::{Engine, Operation, Partials, Problem, Strategy, Way};
 use crate::predict::{Machine, Setup, ranked};
 
 /// What is reduced, as all ranks plan it.
@@ -82,9 +83,14 @@ impl Reduced<'_> {
         sms: u32,
         gemm: &GemmOptions,
     ) -> Option<Setup> {
+        let is_fused = way.strategy == Strategy::Fused;
+        if is_fused {
+            self.problems.iter().try_for_each(|one| check_fused(one, self.partials)).ok()?;
+        }
         let sums = whole.of_sums(whole.n(), self.partials.element()).ok()?;
-        let part = way.strategy.part_of(&sums).ok()?;
-        let choice = choose_kernel(kernels, &part, gemm, sms).ok()?;
+        let part = way.part_of_sums(&sums).ok()?;
+        let gemm = GemmOptions { adds_others: is_fused, ..gemm.clone() };
+        let choice = choose_kernel(kernels, &part, &gemm, sms).ok()?;
         Some(Setup {
             operation: self.operation,
             way,
@@ -100,11 +106,10 @@ impl Reduced<'_> {
 mod tests {
     use super::*;
     use crate::kernels::all_kernels;
-    use crate::plan::Strategy;
     use crate::predict::ways_of_sums;
 
-    fn ways() -> Vec<Way> {
-        ways_of_sums(&Problem::builder(64, 64, 64).ranks(2).build().unwrap(), 1)
+    fn ways(operation: Operation) -> Vec<Way> {
+        ways_of_sums(&Problem::builder(64, 64, 64).ranks(2).build().unwrap(), operation, None)
     }
 
     fn chosen(operation: Operation, m: u64, open: &[Way], kernels: &[Kernel]) -> (String, String) {
@@ -120,7 +125,8 @@ mod tests {
 
     #[test]
     fn the_way_that_was_measured_to_be_the_fastest_is_chosen() {
-        let (all, kernels) = (ways(), all_kernels());
+        let kernels = all_kernels();
+        let all = ways(Operation::GemmAllReduce);
         let (pipelined, by_kernel) = (all[0].to_string(), all[2].to_string());
         // benches/results/2026-11-26-h200x2-few-sums.txt and the two files of both reductions by copies.
         for (operation, m, expected) in [
@@ -131,10 +137,11 @@ mod tests {
             (Operation::GemmAllReduce, 1024, &pipelined),
             (Operation::GemmAllReduce, 8192, &pipelined),
         ] {
+            let all = ways(operation);
             let (way, why) = chosen(operation, m, &all, kernels);
             assert_eq!(way, *expected, "{operation}, {m} rows: {why}");
             assert!(
-                why.starts_with("predicted to take ") && why.matches(';').count() == 2,
+                why.starts_with("predicted to take ") && why.matches(';').count() == all.len() - 1,
                 "{why}"
             );
         }
@@ -142,7 +149,8 @@ mod tests {
 
     #[test]
     fn few_sums_without_a_product_are_sent_by_a_kernel() {
-        let (all, alone) = (ways(), &ways()[1..]);
+        let all = ways(Operation::AllReduce);
+        let alone = &all[1..];
         for (operation, m, expected) in [
             (Operation::ReduceScatter, 2048, &all[2]),
             (Operation::ReduceScatter, 4096, &all[1]),
@@ -158,7 +166,7 @@ mod tests {
 
     #[test]
     fn one_open_way_needs_no_prediction() {
-        let all = ways();
+        let all = ways(Operation::GemmReduceScatter);
         let sequential = [all[1]];
         assert_eq!(sequential[0].strategy, Strategy::Sequential);
         let (way, why) = chosen(Operation::GemmReduceScatter, 8192, &sequential, all_kernels());

@@ -43,14 +43,15 @@ use crate::plan::{
 ///
 /// Each rank holds a slice of K: all M rows of A over it, and the weight's part. The problem's K is that of one rank, its
 /// shards say which rows of D a rank gets, and its D is that rank's rows. Copy engines send one rank's sums while the next
-/// rank's are computed; this rank's own rows come last. If ranks get few rows, one kernel behind the product sends, waits and
+/// rank's are computed; this rank's own rows come last. The product of these adds the others' sums to its own
+/// ([`Strategy::Fused`]), or a kernel behind it does. If ranks get few rows, one kernel behind the product sends, waits and
 /// adds up ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
-/// in the order of the ranks, in `f32`.
+/// in the order of the ranks, in `f32`; in a fused step first this rank's own, then the others' in that order.
 ///
 /// A plan allocates two buffers for a rank's sums, and two for those that it receives.
 ///
-/// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others'. With partials
-/// in `f32` nothing is rounded before the end.
+/// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others', unless the step
+/// is fused. With partials in `f32` nothing is rounded before the end.
 ///
 /// Call it as in [`AllGatherGemm`](crate::cuda::AllGatherGemm)'s example, with a [`Reduction`] as the last argument of
 /// [`GemmReduce::plan`]. A has all rows over this rank's slice of K, D has this rank's rows.
@@ -85,6 +86,8 @@ struct Sum {
     options: GemmOptions,
     /// Multiplies rows of A into this rank's sums, and does nothing else; `None`: the caller has the sums.
     product: Option<Product>,
+    /// In a fused reduction: multiplies rows of A, adds the other ranks' sums, and makes D of the total.
+    adding: Option<Product>,
     /// Where its columns start in a row of all products' sums, in bytes.
     column: u64,
 }
@@ -213,14 +216,14 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let first = check_alike(problems).map_err(refuse)?;
         let columns = columns_of(problems).map_err(refuse)?;
         let (operation, partials) = (Self::OPERATION, reduction.partials);
-        let open = ways_for_sums(options, first, strategy, None).map_err(refuse)?;
+        let open = ways_for_sums(options, first, operation, strategy, None).map_err(refuse)?;
         let reduced = Reduced { operation, problems, columns, partials };
         let (way, why) = match gemm {
             Some(gemm) => reduced.choose(&open, device.info().sm_count, gemm),
             None => reduced.choose_alone(&open),
         };
         let options = &options.clone().with_engine(way.engine).with_pieces(way.pieces);
-        let sums = plan_sums(device, problems, way.strategy, gemm, (columns, partials));
+        let sums = plan_sums(device, problems, way, gemm, (columns, partials));
         let tiling = |sums: &Vec<Sum>| {
             let product = sums[0].product.as_ref();
             product.map_or(PlanOptions::default().tiling, Product::tiling)
@@ -317,27 +320,60 @@ fn columns_of(problems: &[Problem]) -> Result<u32> {
     Ok(columns as u32)
 }
 
+/// An error if a fused reduction cannot have this problem.
+fn check_fused(problem: &Problem, partials: Partials) -> Result<()> {
+    let remedy = "use Strategy::Pipelined, or leave the strategy out";
+    let refused = |what: String, why: &str| {
+        Err(Error::Unsupported {
+            what: format!("a fused reduction {what}"),
+            why: why.into(),
+            remedy,
+        })
+    };
+    if problem.scaling() != Scaling::None {
+        return refused(
+            "of scaled fp8".into(),
+            "others' sums would have to be divided by the scales",
+        );
+    }
+    let (sums, d) = (partials.element(), problem.elements().d);
+    if sums != d || d.size() != 2 {
+        return refused(
+            format!("of sums in {sums} to a D in {d}"),
+            "a product reads others' sums in D's type, of 16 bits",
+        );
+    }
+    Ok(())
+}
+
 fn plan_sums(
     device: &Device,
     problems: &[Problem],
-    strategy: Strategy,
+    way: Way,
     gemm: Option<&GemmOptions>,
     (columns, partials): (u32, Partials),
 ) -> Result<Vec<Sum>> {
     let options = gemm.cloned().unwrap_or_default();
+    let is_fused = gemm.is_some() && way.strategy == Strategy::Fused;
     // What becomes of a total is no business of the products'.
     let plain =
         GemmOptions { activation: Activation::None, bias: false, c: false, ..options.clone() };
     let mut next = 0;
     let sum = |problem: &Problem| {
         problem.check_tma()?;
-        let part = strategy.part_of(&problem.of_sums(columns, partials.element())?)?;
+        let part = way.part_of_sums(&problem.of_sums(columns, partials.element())?)?;
         check_size(&part)?;
         let product = gemm.map(|_| Product::plan(device, &part, &plain)).transpose()?;
+        let adding = || {
+            check_fused(problem, partials)?;
+            let options = GemmOptions { adds_others: true, ..options.clone() };
+            Product::plan(device, &way.part_of_sums(problem)?, &options)
+        };
+        let adding = is_fused.then(adding).transpose()?;
         let (problem, options) = (problem.clone(), options.clone());
         let column = next;
         next += u64::from(problem.n()) * u64::from(partials.element().size());
-        Ok(Sum { problem, options, product, column })
+        Ok(Sum { problem, options, product, adding, column })
     };
     problems.iter().map(sum).collect()
 }

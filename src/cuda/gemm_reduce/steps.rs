@@ -13,7 +13,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::{Reduce, Sum};
 use crate::cuda::movers::gather::Step;
 use crate::cuda::product::Product;
-use crate::cuda::product::operands::RawOperands;
+use crate::cuda::product::operands::{OtherSums, RawOperands};
 use crate::cuda::sys::bindings::og_reduction;
 use crate::cuda::sys::ffi;
 use crate::error::{Error, Result};
@@ -69,6 +69,10 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     ) -> Result<()> {
         use plan::Step::{Await, Move, Multiply, Post, Reduce};
         let is_kernel = matches!(self.way().engine, Engine::Kernel { .. });
+        let is_fused = self.sums.iter().any(|sum| sum.adding.is_some());
+        let own = step.shape.plan.output_rows(self.gatherer.group.rank());
+        // What products that add up multiply: they are enqueued where they add.
+        let mut own_rows = Vec::new();
         let (mut sent, mut signalled) = (Vec::new(), Vec::new());
         let (mut awaited, mut reduced) = (Vec::new(), Vec::new());
         for (lane, of) in &step.shape.schedule.steps {
@@ -84,6 +88,9 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                     let moves = [&sent[..], &signalled, &awaited];
                     // SAFETY: the caller's promise.
                     unsafe { self.exchange(stream, step, moves, &reduced, calls) }?;
+                }
+                (Lane::Compute, Multiply { rows, .. }) if is_fused && own.contains(&rows.start) => {
+                    own_rows.push(rows.clone());
                 }
                 (Lane::Compute, Multiply { rows, .. }) => {
                     for (sum, call) in self.sums.iter().zip(calls) {
@@ -108,8 +115,14 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                     self.gatherer.await_sums(stream, step, &std::mem::take(&mut awaited))?;
                     let rows = step.shape.plan.chunks().rows(*chunk);
                     let calls = self.sums.iter().zip(calls);
-                    // SAFETY: the caller's promise.
-                    unsafe { self.reduce(stream, step, &rows, calls) }?;
+                    // Only a test's schedule adds up rows that it has not multiplied.
+                    if own_rows.contains(&rows) {
+                        // SAFETY: the caller's promise.
+                        unsafe { self.add_up(stream, step, &rows, calls) }?;
+                    } else {
+                        // SAFETY: the caller's promise.
+                        unsafe { self.reduce(stream, step, &rows, calls) }?;
+                    }
                 }
                 (Lane::Push(_), of) if !is_kernel => self.gatherer.push(step, *lane, of)?,
                 // The step's beginning does these, and the kernel that sends.
@@ -163,6 +176,46 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             // SAFETY: the step's beginning has made the context current; sums and slots are as long as planned, D, C
             // and the bias are the caller's promise.
             unsafe { ffi::reduce(&totals, stream) }?;
+        }
+        Ok(())
+    }
+
+    /// Multiplies some of the rows that this rank gets, adds the other ranks' sums, and makes D of the totals.
+    ///
+    /// # Safety
+    /// That of the operation.
+    unsafe fn add_up<'a>(
+        &self,
+        stream: &Arc<CudaStream>,
+        step: &Step,
+        rows: &Range<u32>,
+        calls: impl Iterator<Item = (&'a Sum, &'a Call)>,
+    ) -> Result<()> {
+        for (sum, call) in calls {
+            let (Some(product), Some(total)) = (&sum.adding, self.totals(step, rows, sum, call))
+            else {
+                continue;
+            };
+            let others = OtherSums {
+                slots: total.slots as CUdeviceptr,
+                slot_pitch: total.slot_pitch,
+                pitch: total.pitch,
+                count: total.ranks - 1,
+                stop: total.stop as CUdeviceptr,
+                epoch: total.epoch as CUdeviceptr,
+            };
+            let ranks = if self.reduction.average { total.ranks } else { 1 };
+            let operands = RawOperands {
+                d: total.d as CUdeviceptr,
+                c: total.c as CUdeviceptr,
+                bias: total.bias as CUdeviceptr,
+                alpha: total.alpha / ranks as f32,
+                beta: total.beta,
+                others: (others.count > 0).then_some(others),
+                ..call.product.rows_from(&product.problem, rows.start)
+            };
+            // SAFETY: the caller's promise; slots are as long as planned.
+            unsafe { product.enqueue_rows(stream, &operands, 0..rows.len() as u32, None) }?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 use super::options::GatherOptions;
 use crate::cuda::sys::ffi::MAX_PUSHED;
 use crate::error::{Error, Result};
-use crate::plan::{Engine, Problem, Strategy, Way};
+use crate::plan::{Engine, Operation, Problem, Strategy, Way};
 use crate::predict::ways_of_sums;
 
 /// The way of a gather, and why that strategy. `strategy`: what was asked for. `obstacle`: why ranks have no memory in
@@ -55,6 +55,7 @@ pub(crate) fn choose(
 pub(crate) fn ways_for_sums(
     options: &GatherOptions,
     problem: &Problem,
+    operation: Operation,
     strategy: Option<Strategy>,
     obstacle: Option<&str>,
 ) -> Result<Vec<Way>> {
@@ -65,7 +66,6 @@ pub(crate) fn ways_for_sums(
             remedy: "use GPUs that NVLink connects",
         });
     }
-    // A piece costs a copy engine some microseconds.
     let pieces = options.pieces.unwrap_or(1);
     let is_kernel = |engine| matches!(engine, Engine::Kernel { .. });
     if options.engine == Some(Engine::Thread) {
@@ -77,7 +77,7 @@ pub(crate) fn ways_for_sums(
         let remedy = "send as many pieces by copy engines";
         Error::check_range("ranks × pieces a shard", runs, 1..=MAX_PUSHED, remedy)?;
     }
-    let mut ways = ways_of_sums(problem, pieces);
+    let mut ways = ways_of_sums(problem, operation, options.pieces);
     if let Some(engine) = options.engine {
         ways.retain(|way| is_kernel(way.engine) == is_kernel(engine));
         ways.iter_mut().for_each(|way| way.engine = engine);
@@ -162,8 +162,9 @@ mod tests {
     #[test]
     fn what_was_asked_for_of_a_reduction_is_not_replaced() {
         let open_ways = |options: &GatherOptions, strategy| {
+            let operation = Operation::GemmAllReduce;
             let problem = Problem::builder(1024, 8192, 3584).ranks(4).build().unwrap();
-            match ways_for_sums(options, &problem, strategy, None) {
+            match ways_for_sums(options, &problem, operation, strategy, None) {
                 Ok(ways) => ways.iter().map(Way::to_string).collect::<Vec<_>>().join("; "),
                 Err(error) => error.to_string(),
             }
@@ -193,7 +194,8 @@ mod tests {
     fn sums_need_memory_that_all_ranks_reach() {
         let problem = Problem::builder(64, 64, 64).ranks(2).build().unwrap();
         let apart = Some("rank 0 is on a, rank 1 on b");
-        let refused = ways_for_sums(&GatherOptions::default(), &problem, None, apart);
+        let operation = Operation::GemmReduceScatter;
+        let refused = ways_for_sums(&GatherOptions::default(), &problem, operation, None, apart);
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("rank 0 is on a") && text.contains("NVLink"), "{text}");
     }

@@ -65,7 +65,10 @@ fn candidates(
 /// The kernels of the right types, or the named one.
 fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Result<Vec<usize>> {
     let fast = options.fast_accumulation;
-    let serves = |kernel: &Kernel| kernel.serves(problem.elements(), problem.b_layout(), fast);
+    let serves = |kernel: &Kernel| {
+        kernel.serves(problem.elements(), problem.b_layout(), fast)
+            && (kernel.adds_others || !options.adds_others)
+    };
     if let Some(name) = &options.kernel {
         let Some(index) = kernels.iter().position(|kernel| kernel.name == *name) else {
             let names: Vec<_> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
@@ -75,6 +78,13 @@ fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Resu
                 remedy: "name one of these, or build with OVERLAP_GEMM_KERNELS=all for the full set",
             });
         };
+        if options.adds_others && !kernels[index].adds_others {
+            return Err(Error::Unsupported {
+                what: format!("the kernel '{name}' in a fused reduction"),
+                why: "its tiles leave no registers for other ranks' sums, or D has 32 bits".into(),
+                remedy: "name a kernel of at most 128×128 outputs for each group of warps, or none",
+            });
+        }
         if !serves(&kernels[index]) {
             return Err(Error::Unsupported {
                 what: format!("the kernel '{name}' for {}", asked(problem, options)),

@@ -20,6 +20,7 @@ pub(crate) fn kernel(name: &str, tile: [u32; 2], cluster: [u32; 2], max_splits: 
         transposed: tile[0] < 64,
         fast_accumulation: false,
         max_splits,
+        adds_others: true,
     }
 }
 

@@ -18,7 +18,7 @@ use cudarc::driver::CudaStream;
 use self::choice::{TYPICAL_SMS, choose};
 use self::operands::{Operands, RawOperands};
 use self::options::GemmOptions;
-use crate::cuda::sys::bindings::{og_gemm_plan, og_gemm_shape};
+use crate::cuda::sys::bindings::{og_gemm_plan, og_gemm_shape, og_other_sums};
 use crate::cuda::sys::build_info::kernels;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::{self, Input, MAX_EXTENT, int};
@@ -164,6 +164,8 @@ impl Product {
         input: Option<&Input<'_>>,
     ) -> Result<()> {
         let (rows, mut raw) = operands.check(&self.problem, &self.options)?;
+        let others = operands.others.map(og_other_sums::from);
+        raw.others = others.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         raw.b_is_there |= i32::from(input.is_some_and(|input| input.b_is_there));
         self.device.check_stream(stream)?;
         self.device.bind()?;

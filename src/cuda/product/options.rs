@@ -40,6 +40,8 @@ pub struct GemmOptions {
     /// ([`Engine::Kernel`](crate::plan::Engine::Kernel), usual for small shards): the product then starts, and fetches B, after
     /// older kernels have ended.
     pub constant_b: bool,
+    /// Whether other ranks' sums are added to the product's.
+    pub(crate) adds_others: bool,
 }
 
 impl Default for GemmOptions {
@@ -54,6 +56,7 @@ impl Default for GemmOptions {
             swizzle: None,
             splits: None,
             constant_b: false,
+            adds_others: false,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 16;
+pub const OG_ABI_VERSION: u32 = 17;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
@@ -73,6 +73,7 @@ pub struct og_kernel_facts {
     pub transposed: i32,
     pub fast_accumulation: i32,
     pub max_splits: i32,
+    pub adds_others: i32,
 }
 impl Default for og_kernel_facts {
     fn default() -> Self {
@@ -99,6 +100,32 @@ pub struct og_gemm_shape {
     pub splits: i32,
 }
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct og_stop {
+    pub given_up: u64,
+    pub next_look_ns: u64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct og_other_sums {
+    pub slots: *const ::core::ffi::c_void,
+    pub slot_pitch: i64,
+    pub pitch: i64,
+    pub count: i32,
+    pub reserved: i32,
+    pub stop: *const og_stop,
+    pub epoch: *const u32,
+}
+impl Default for og_other_sums {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+#[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct og_gemm_operands {
     pub a: *const ::core::ffi::c_void,
@@ -114,6 +141,7 @@ pub struct og_gemm_operands {
     pub beta: f32,
     pub activation: og_activation,
     pub b_is_there: i32,
+    pub others: *const og_other_sums,
 }
 impl Default for og_gemm_operands {
     fn default() -> Self {
@@ -164,12 +192,6 @@ pub struct og_tile_record {
     pub tile_m: u32,
     pub tile_n: u32,
     pub chunk: u32,
-}
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct og_stop {
-    pub given_up: u64,
-    pub next_look_ns: u64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -214,6 +214,7 @@ pub(crate) fn kernel_info(index: u32) -> Result<Kernel> {
         transposed: facts.transposed != 0,
         fast_accumulation: facts.fast_accumulation != 0,
         max_splits: facts.max_splits.unsigned_abs(),
+        adds_others: facts.adds_others != 0,
     })
 }
 

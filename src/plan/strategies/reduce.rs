@@ -15,7 +15,8 @@
 //! ```
 //!
 //! The strategies differ in what one product computes before any of it may travel: a chunk (fused), the rows of one
-//! owner (pipelined), all rows (sequential).
+//! owner (pipelined), all rows (sequential). In a fused reduce-scatter on GPUs the product of a chunk of the own rows also adds
+//! the others' sums to its own, so it waits for them, and no kernel follows that adds up.
 //!
 //! In an all-reduce, ranks compute in the same order, and each chunk leaves for all others when it is computed, first for the
 //! rank of round 1. Every rank sends W − 1 times as many bytes, and nobody waits for a second transfer: the way of few rows.
@@ -93,7 +94,8 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
     steps.push((compute, begun()));
     steps.extend(in_lane(compute, sums_of_all(plan, rank)));
     let mut pushes = (0..streams).cycle();
-    for owner in owners(plan, rank) {
+    let adds_up = products_add_up(plan);
+    for owner in owners(plan, rank).filter(|owner| !(adds_up && *owner == rank)) {
         for step in sums_of(plan, rank, owner) {
             let summed = match step {
                 Step::Post { word: Word::Summed { chunk }, .. } => Some(chunk),
@@ -114,6 +116,13 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
     }
     steps.extend(in_lane(compute, reduce(plan, rank)));
     steps
+}
+
+/// Whether the product of a chunk of a rank's own rows adds up.
+fn products_add_up(plan: &Plan) -> bool {
+    let PlanOptions { operation, strategy, engine, .. } = plan.options();
+    let by_copies = matches!(engine, Engine::CopyEngines { .. });
+    by_copies && operation.strategy(strategy) == Strategy::Fused && !operation.is_all_reduce()
 }
 
 fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
@@ -222,13 +231,15 @@ fn send(rank: u32, chunk: u32, to: u32) -> [Step; 3] {
     ]
 }
 
-/// What adds up the rows that the rank gets, chunk by chunk.
+/// What adds up the rows that the rank gets, chunk by chunk; if products do, it computes the rank's own sums, too.
 fn reduce(plan: &Plan, rank: u32) -> Vec<Step> {
-    let mut steps = Vec::new();
+    let (mut steps, adds_up) = (Vec::new(), products_add_up(plan));
     for chunk in plan.options().operation.added_up(plan.chunks(), rank) {
         for from in (0..plan.problem().ranks()).filter(|&from| from != rank) {
             steps.push(Step::Await { word: Word::Partial { chunk, from }, age: 0 });
         }
+        let product = || multiply(plan.chunks().rows(chunk), rank);
+        steps.extend(adds_up.then(product));
         steps.push(Step::Reduce { chunk });
     }
     steps
@@ -316,6 +327,20 @@ mod tests {
              push 1: await summed 1; push 1: move 1 → 0; push 1: post partial 1 from 1 → 0; \
              compute: multiply rows 4..5; \
              compute: await partial 2 from 0; compute: await partial 2 from 2; compute: reduce 2"
+        );
+    }
+
+    #[test]
+    fn products_of_own_rows_come_behind_the_sums_that_they_add() {
+        let copies = Engine::CopyEngines { streams: 1 };
+        let schedule =
+            schedule(Operation::GemmReduceScatter, (Strategy::Fused, copies), [1, 2, 0], 2);
+        assert_eq!(
+            lane(&schedule, Lane::Compute),
+            "post consumed by 1 of e−1 → 1; post consumed by 1 of e−1 → 2; post consumed by 1 of e−1 → 0; \
+             await begun; multiply rows 0..1; post summed 0 → 1; \
+             await partial 1 from 0; await partial 1 from 2; multiply rows 1..2; reduce 1; \
+             await partial 2 from 0; await partial 2 from 2; multiply rows 2..3; reduce 2"
         );
     }
 

@@ -182,7 +182,11 @@ fn plan(
     problem.check_tma()?;
     let (way, why) = match purpose.sums {
         // The operation has settled the way.
-        Some(_) => (ways_for_sums(options, problem, purpose.strategy, obstacle)?[0], "asked for"),
+        Some(_) => {
+            let operation = purpose.operation;
+            let ways = ways_for_sums(options, problem, operation, purpose.strategy, obstacle)?;
+            (ways[0], "asked for")
+        }
         None => choose(options, problem, purpose.strategy, obstacle)?,
     };
     let Way { strategy, engine, pieces } = way;
