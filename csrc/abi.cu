@@ -114,7 +114,10 @@ og_kernel_facts const& check_shape(og_gemm_shape const* shape, bool with_c) {
     check_pitch("lda", s.lda, s.k, k.a_type);
     check_pitch("ldb", s.ldb, kn ? s.n : s.k, k.b_type);
     check_pitch("ldd", s.ldd, s.n, k.d_type);
-    if (with_c) check_pitch("ldc", s.ldc, s.n, k.d_type);
+    if (with_c) {
+        check_pitch("ldc", s.ldc, s.n, k.d_type);
+        check_multiple("ldc", s.ldc * bytes_of(k.d_type));
+    }
     check_multiple("lda", s.lda * bytes_of(k.a_type));
     check_multiple("ldb", s.ldb * bytes_of(k.b_type));
     check_multiple("ldd", s.ldd * bytes_of(k.d_type));
@@ -360,6 +363,7 @@ void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* ope
     check_address("a", o.a);
     check_address("b", o.b);
     check_address("d", o.d);
+    if (o.c) check_address("c", o.c);
     check_range("activation", o.activation, OG_ACTIVATION_NONE, kLastActivation);
     check_range("b_is_there", o.b_is_there, 0, 1);
     check_others(o, *plan);

@@ -50,6 +50,15 @@ struct alignas(kLineBytes) EpilogueParams {
     RecordTable records;
     int64_t ldc = 0;
     float beta = 0;
+
+    // Once all else is known.
+    void settle() {
+        bool const has_vectors = scale_a_per_row || scale_b_per_column || bias;
+        finish = c                                  ? Finish::kAll
+                 : activation != OG_ACTIVATION_NONE ? Finish::kActivation
+                 : has_vectors                      ? Finish::kVectors
+                                                    : Finish::kScale;
+    }
 };
 
 // Past the SM's own cache. (`__ldcg` knows CUDA's types alone.)

@@ -206,11 +206,6 @@ struct GemmSm90 {
         p.scale_a_per_row = o.scale_a && o.scale_a_per_row;
         p.scale_b_per_column = o.scale_b && o.scale_b_per_column;
         p.can_stop = launch.input != nullptr;
-        bool const has_vectors = p.scale_a_per_row || p.scale_b_per_column || p.bias;
-        p.finish = p.c                                     ? Finish::kAll
-                   : p.activation != OG_ACTIVATION_NONE ? Finish::kActivation
-                   : has_vectors                        ? Finish::kVectors
-                                                        : Finish::kScale;
         p.records = records;
         return p;
     }

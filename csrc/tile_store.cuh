@@ -1,4 +1,4 @@
-// How a tile of D leaves the registers of the warps that multiply it, and how other ranks' sums get into them before.
+// How a tile of D leaves the registers of the warps that multiply it, and how C and other ranks' sums get into them before.
 //
 // What belongs here: which element of D each sum is, and its way to and from memory. Elements of 16 bits go chunk by chunk through
 // shared memory, from where TMA stores them. Each warp does so for itself, and waits for no other: it has two to four chunks of
@@ -55,14 +55,18 @@ public:
     static constexpr bool adds_others(int width) { return kByTma && kTileM * width <= 128 * 128 * kGroups; }
 
     using Epilogue = TileEpilogue<Element, kRows, kColumns, kGroups * 128, kSharers>;
-    // See og_other_sums; none: `count` is 0.
-    struct OtherSums {
-        Element const* slots;
-        int64_t slot_pitch;
-        int64_t pitch;
-        int32_t count;
-        og_stop const* stop;
-        uint32_t const* epoch;
+    // Matrices that are added to the sums: those of og_other_sums, `slots` of them, then C times beta, if it can be.
+    struct Addends {
+        int32_t count = 0;
+        int32_t slots = 0;
+        Element const* first_slot = nullptr;
+        int64_t slot_pitch = 0;
+        int64_t pitch = 0;
+        og_stop const* stop = nullptr;
+        uint32_t const* epoch = nullptr;
+        Element const* c = nullptr;
+        int64_t ldc = 0;
+        float beta = 0;
     };
     struct Params {
         // Only with `kByTma`: of a chunk, and of the last one where that has fewer columns.
@@ -73,7 +77,7 @@ public:
         int64_t ldd;
         int32_t rows;
         int32_t columns;
-        OtherSums others;
+        Addends addends;
     };
     struct SharedStorage {
         // Where a pattern begins follows from the address.
@@ -86,10 +90,24 @@ public:
     static Params encode(EpilogueParams<Element> const& epilogue, og_other_sums const* others, void* d, int64_t ldd, int64_t rows,
                          int64_t columns) {
         Params params{{}, {}, epilogue, static_cast<Element*>(d), ldd, int32_t(rows), int32_t(columns), {}};
+        Addends& addends = params.addends;
         if (others) {
-            params.others = {static_cast<Element const*>(others->slots), others->slot_pitch, others->pitch, others->count,
-                             others->stop, others->epoch};
+            addends.count = addends.slots = others->count;
+            addends.first_slot = static_cast<Element const*>(others->slots);
+            addends.slot_pitch = others->slot_pitch;
+            addends.pitch = others->pitch;
+            addends.stop = others->stop;
+            addends.epoch = others->epoch;
         }
+        // Far faster than element by element behind the sums, and the same where these are not scaled.
+        if (adds_others(kLeast) && epilogue.c && epilogue.alpha == 1 && !epilogue.scale_a && !epilogue.scale_b) {
+            ++addends.count;
+            addends.c = epilogue.c;
+            addends.ldc = epilogue.ldc;
+            addends.beta = epilogue.beta;
+            params.epilogue.c = nullptr;
+        }
+        params.epilogue.settle();
         if constexpr (kByTma) {
             auto descriptor = [&](int chunk) {
                 return tma_matrix<Element>("D", d, rows, columns, ldd, kTransposed ? chunk : kWarpRows, kChunkColumns,
@@ -116,7 +134,7 @@ public:
         return Factors(params_.epilogue, tile_at(m_tile, n_tile), thread);
     }
 
-    // Stores tile (m_tile, n_tile) of the kernel's tiles, with other ranks' sums added. Called by the threads of all warp groups that share it; `thread` counts
+    // Stores tile (m_tile, n_tile) of the kernel's tiles, with what is added to its sums. Called by the threads of all warp groups that share it; `thread` counts
     // them as the multiplication did.
     template <class Sums>
     CUTLASS_DEVICE void store(int32_t m_tile, int32_t n_tile, Sums& sums, Factors const& factors, int thread) {
@@ -135,7 +153,7 @@ public:
         Place const first = first_of(thread);
         uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage_.chunks[part_of(thread)][warp()]);
         if constexpr (adds_others(kLeast)) {
-            if (params_.others.count > 0) add_others(tile, first, chunks, sums);
+            if (params_.addends.count > 0) add(tile, first, chunks, sums);
         }
         epilogue.with_finish([&](auto finish) {
             uint32_t chunk = chunks;
@@ -263,25 +281,29 @@ private:
         return values;
     }
 
-    // Adds other ranks' sums, chunk by chunk through the shared memory that D's chunks take later: while one is added, the next ones
-    // arrive. Read from L2: an earlier kernel has waited for them, while this one may have begun.
+    // Adds the addends, chunk by chunk through the shared memory that D's chunks take later: while one is added, the next ones
+    // arrive. Read from L2: other ranks' sums, for which an earlier kernel has waited, or C, while this kernel may have begun.
     template <class Sums>
-    CUTLASS_DEVICE void add_others(Tile const& tile, Place first, uint32_t chunks, Sums& sums) const {
+    CUTLASS_DEVICE void add(Tile const& tile, Place first, uint32_t chunks, Sums& sums) const {
         constexpr int kInRow = kPartN / kChunk, kChunks = kStrips * kInRow;
-        OtherSums const& others = params_.others;
+        Addends const& addends = params_.addends;
         int const part_width = width() / kGroupsN;
-        bool const is_given_up = load_relaxed_gpu(&others.stop->given_up) == given_up_at(load_relaxed_system(others.epoch));
+        bool const is_given_up =
+            addends.stop && load_relaxed_gpu(&addends.stop->given_up) == given_up_at(load_relaxed_system(addends.epoch));
         float const nothing_or_nan = is_given_up ? __int_as_float(0x7fffffff) : 0.0f;
         CUTLASS_PRAGMA_NO_UNROLL
-        for (int32_t slot = 0; slot < others.count; ++slot) {
-            // Else the compiler keeps every chunk's place for the next slot, and registers spill.
+        for (int32_t nth_addend = 0; nth_addend < addends.count; ++nth_addend) {
+            // Else the compiler keeps every chunk's place for the next addend, and registers spill.
             asm volatile("" : "+r"(first.row), "+r"(first.column));
-            Element const* from = others.slots + slot * others.slot_pitch;
+            bool const is_c = nth_addend == addends.slots;
+            Element const* from = is_c ? addends.c : addends.first_slot + nth_addend * addends.slot_pitch;
+            int64_t const pitch = is_c ? addends.ldc : addends.pitch;
+            float const factor = is_c ? addends.beta : 1.0f;
             auto exists = [&](int nth) { return nth < kChunks && (nth % kInRow * kChunk < kLeast / kGroupsN || nth % kInRow * kChunk < part_width); };
             auto row_of = [&](int nth) { return first.row + nth / kInRow * kGroupsM * kStripRows; };
             auto column_of = [&](int nth) { return first.column + nth % kInRow * kChunk; };
             auto fetch = [&](int nth) {
-                if (exists(nth)) fetch_chunk(from, tile, row_of(nth), column_of(nth), chunks + nth % kBuffers * kChunkBytes);
+                if (exists(nth)) fetch_chunk(from, pitch, tile, row_of(nth), column_of(nth), chunks + nth % kBuffers * kChunkBytes);
                 asm volatile("cp.async.commit_group;" ::: "memory");
             };
             CUTLASS_PRAGMA_UNROLL
@@ -295,7 +317,7 @@ private:
                     auto theirs = taken_from(chunks + nth % kBuffers * kChunkBytes);
                     CUTLASS_PRAGMA_UNROLL
                     for (int i = 0; i < kChunk / 2; ++i) {
-                        sums(nth / kInRow * kPartN / 2 + nth % kInRow * kChunk / 2 + i) += float(theirs[i]) + nothing_or_nan;
+                        sums(nth / kInRow * kPartN / 2 + nth % kInRow * kChunk / 2 + i) += factor * float(theirs[i]) + nothing_or_nan;
                     }
                 }
                 // Before another fetches into this buffer.
@@ -306,7 +328,8 @@ private:
 
     // Lets a chunk of a matrix that lies as D does come to shared memory, zeros where D has no elements. Row and column are the
     // kernel's, in its tile.
-    CUTLASS_DEVICE void fetch_chunk(Element const* from, Tile const& tile, int kernel_row, int kernel_column, uint32_t chunk) const {
+    CUTLASS_DEVICE static void fetch_chunk(Element const* from, int64_t pitch, Tile const& tile, int kernel_row, int kernel_column,
+                                           uint32_t chunk) {
         constexpr int kUnits = kChunkRowBytes / 16, kElements = 16 / int(sizeof(Element));
         int lane = int(threadIdx.x) % 32;
         // Computed again for each chunk: the places of all would take too many registers.
@@ -317,7 +340,7 @@ private:
             int const m = tile.row + (kTransposed ? kernel_column : kernel_row) + row;
             int const n = tile.column + (kTransposed ? kernel_row : kernel_column) + unit * kElements;
             bool const exists = m < tile.rows && n < tile.columns;
-            auto const* address = exists ? from + m * params_.others.pitch + n : from;
+            auto const* address = exists ? from + m * pitch + n : from;
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(chunk + unit_at(row, unit)), "l"(address),
                          "r"(exists ? 16 : 0)
                          : "memory");

@@ -57,6 +57,20 @@ fn refused(problem: &Problem, options: &GemmOptions) -> String {
 }
 
 #[test]
+fn c_is_for_kernels_that_add_it_to_their_sums() {
+    let mut kernels = some();
+    kernels[0].adds_others = false;
+    let chosen = |options: &GemmOptions| {
+        let choice = choose(&kernels, &problem(8192, 8192, 8192), options, 132).unwrap();
+        kernels[choice.kernel].name.as_str()
+    };
+    assert_eq!(chosen(&GemmOptions::default()), "large");
+    assert_eq!(chosen(&GemmOptions::default().with_c(true)), "tall");
+    let named = GemmOptions { kernel: Some("large".into()), ..GemmOptions::default() };
+    assert_eq!(chosen(&named.with_c(true)), "large");
+}
+
+#[test]
 fn large_products_get_large_tiles_and_small_ones_many() {
     let plain = GemmOptions::default();
     for (m, n, k) in [(8192, 5120, 5120), (16384, 3584, 8192), (4096, 8192, 3584)] {
