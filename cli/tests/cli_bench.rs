@@ -37,8 +37,8 @@ fn what_makes_no_sense_is_refused() {
         ("all-gather-gemm --ranks 3", &["--host"]),
         ("all-gather-gemm --host --peer x", &["cannot be used with"]),
         (
-            "gemm-reduce-scatter --contenders fused",
-            &["nccl-cublaslt, nccl, reduce, sequential, pipelined"],
+            "gemm-reduce-scatter --contenders gather",
+            &["nccl-cublaslt, nccl, reduce, sequential, pipelined, fused"],
         ),
         ("gemm-reduce-scatter --streams 1 --blocks 8", &["cannot be used with"]),
         ("gemm-reduce-scatter --host", &["--host"]),
