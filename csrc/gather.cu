@@ -209,7 +209,6 @@ __global__ void __launch_bounds__(kPushThreads)
 __global__ void __launch_bounds__(kWarp)
     await(__grid_constant__ og_gather const gather, int32_t slot, int32_t count, int32_t stride, int32_t chunk) {
     wait_for_kernels_before();
-    let_next_kernel_start();
     uint32_t* own = gather.own;
     og_stop* stop = stop_of(gather, own);
     uint32_t epoch = load_relaxed_system(own + gather.epoch_at);
@@ -225,6 +224,9 @@ __global__ void __launch_bounds__(kWarp)
         [=](int32_t i) { return signals + (slot_of(i) << share_bits) + share_of(i); },
         [=](int32_t) { return epoch; }, writer_of,
         [=] { return load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); }, finding);
+    // Not before: a product that had started would hold SMs that what is awaited may need, of a rank on the same GPU or of another
+    // operation.
+    let_next_kernel_start();
     // What is read after this kernel has ended is ordered by that end.
     finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who))
                                                   : uint32_t(chunk + nth_slot(int32_t(finding.who)));

@@ -71,7 +71,7 @@ impl Operation {
             }
             Engine::Kernel { .. } if strategy == Strategy::Sequential => return Ok(()),
             Engine::CopyEngines { .. } => (
-                "a product on a GPU that adds the others' sums to its own has none left to send",
+                "every rank needs a rank's own sums, but a fused product adds the others' to them before it stores",
                 "use Strategy::Pipelined or Strategy::Sequential on GPUs",
             ),
             Engine::Kernel { .. } => (
@@ -152,8 +152,8 @@ impl fmt::Display for Operation {
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Strategy {
-    /// One product that waits, tile by tile, for the rows that it needs. In a reduce-scatter each chunk is a product, and those
-    /// of a rank's own rows add the other ranks' sums to their own.
+    /// One product that waits, tile by tile, for the rows that it needs. In a reduction each chunk is a product; on GPUs, those of
+    /// a rank's own rows add the other ranks' sums to their own.
     #[default]
     Fused,
     /// A product for each rank's rows, one after the other, each after its rows have arrived; also called decomposition.

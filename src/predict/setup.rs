@@ -5,10 +5,11 @@
 
 use super::machine::Machine;
 use super::{Estimate, estimate};
+use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::kernels::{Kernel, all_kernels, cheapest, choices, kind};
 use crate::plan::{
-    Engine, MAX_PUSHED, Operation, Partials, Plan, PlanOptions, Problem, Strategy, Way,
+    Engine, MAX_PUSHED, Operation, Partials, Plan, PlanOptions, Problem, Scaling, Strategy, Way,
 };
 
 /// Everything that a step's time depends on besides the problem and the machine.
@@ -138,7 +139,10 @@ impl Setup {
 pub fn ways_of_sums(problem: &Problem, operation: Operation, pieces: Option<u32>) -> Vec<Way> {
     let copies = Engine::CopyEngines { streams: 1 };
     let most_rows = problem.shards().most_rows();
-    let fused = |&pieces: &u32| pieces <= most_rows && operation == Operation::GemmReduceScatter;
+    let can_fuse = operation == Operation::GemmReduceScatter
+        && problem.scaling() == Scaling::None
+        && problem.elements().d == ElementType::Bf16;
+    let fused = |&pieces: &u32| pieces <= most_rows && can_fuse;
     let fused = pieces.map_or(vec![2, 4], |pieces| vec![pieces]).into_iter().filter(fused);
     let fused = fused.map(|pieces| Way { strategy: Strategy::Fused, engine: copies, pieces });
     // A piece costs a copy engine some microseconds.
@@ -173,7 +177,6 @@ pub fn ranked(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::element::ElementType;
 
     #[test]
     fn what_no_kernel_computes_is_refused() {

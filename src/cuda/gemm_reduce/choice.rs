@@ -89,7 +89,8 @@ impl Reduced<'_> {
         }
         let sums = whole.of_sums(whole.n(), self.partials.element()).ok()?;
         let part = way.part_of_sums(&sums).ok()?;
-        let gemm = GemmOptions { adds_others: is_fused, ..gemm.clone() };
+        // As they are planned: what becomes of a total is no business of a product's, but in a fused step.
+        let gemm = GemmOptions { adds_others: is_fused, c: gemm.c && is_fused, ..gemm.clone() };
         let choice = choose_kernel(kernels, &part, &gemm, sms).ok()?;
         Some(Setup {
             operation: self.operation,

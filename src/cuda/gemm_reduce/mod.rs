@@ -2,7 +2,7 @@
 //! D, or of all.
 //!
 //! What belongs here: the operations that users call; sending and waiting are `movers`'s, multiplying is `product`'s, adding up
-//! is a kernel's (`csrc/reduce.cu`). Here are the calls with a product, and what all have in common; beside are `alone`
+//! is a kernel's (`csrc/reduce.cu`) or, fused, a product's. Here are the calls with a product, and what all have in common; beside are `alone`
 //! (without a product), `choice` (the way) and `steps` (what a call enqueues, step by step of the schedule).
 //! Invariants: everything slow or refusable happens in [`GemmReduce::plan`]; a rank that cannot plan a product says so where
 //! all agree on the operation, so that none waits for it. A step enqueues, never waits, and can be captured into a graph.
@@ -44,7 +44,7 @@ use crate::plan::{
 /// Each rank holds a slice of K: all M rows of A over it, and the weight's part. The problem's K is that of one rank, its
 /// shards say which rows of D a rank gets, and its D is that rank's rows. Copy engines send one rank's sums while the next
 /// rank's are computed; this rank's own rows come last. The product of these adds the others' sums to its own
-/// ([`Strategy::Fused`]), or a kernel behind it does. If ranks get few rows, one kernel behind the product sends, waits and
+/// ([`Strategy::Fused`]: D in the type of partials, bf16, and no scales), or a kernel behind it does. If ranks get few rows, one kernel behind the product sends, waits and
 /// adds up ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
 /// in the order of the ranks, in `f32`; in a fused step first this rank's own, then the others' in that order.
 ///
@@ -253,9 +253,10 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     pub fn explain(&self) -> String {
         let (Way { strategy, engine, .. }, why) = (self.way(), &self.why);
         let (chunks, partials) = (self.planned().chunks().len(), self.reduction.partials.element());
-        let product = |sum: &Sum| Some(sum.product.as_ref()?.explain(&sum.problem));
+        let product = |product: &Product| product.explain(&product.problem);
+        let products = self.sums.iter().flat_map(|sum| sum.product.iter().chain(&sum.adding));
         format!("{strategy}: {why}\nsums: {chunks} chunks in {partials}, moved by {engine}\n")
-            + &self.sums.iter().filter_map(product).collect::<String>()
+            + &products.map(product).collect::<String>()
     }
 
     /// Enqueues a step; `sums`: where the caller has this rank's, if it has.
@@ -270,7 +271,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         calls: &[Call],
     ) -> Result<()> {
         self.gatherer.check_stream(stream)?;
-        let mut products = self.sums.iter().filter_map(|sum| sum.product.as_ref());
+        let mut products = self.sums.iter().flat_map(|sum| sum.product.iter().chain(&sum.adding));
         products.try_for_each(|product| product.check_stream(stream))?;
         let own = OwnRows { rows: sums, scales: 0 };
         // SAFETY: the caller's promise.

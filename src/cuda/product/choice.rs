@@ -95,7 +95,8 @@ fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Resu
         return Ok(vec![index]);
     }
     let mut all: Vec<_> = (0..kernels.len()).filter(|&index| serves(&kernels[index])).collect();
-    // These add C as they add others' sums; the rest, and all where there are scales, load it element by element.
+    // These add C as they add others' sums, where alpha is 1. Most of the rest, and all where there are scales, load it element by
+    // element.
     let adds_c = |index: &usize| kernels[*index].adds_others;
     if options.c && problem.scaling() == Scaling::None && all.iter().any(adds_c) {
         all.retain(adds_c);
@@ -115,6 +116,9 @@ fn none_for(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Err
         what: format!("the product {} on the GPU", asked(problem, options)),
         why: match kinds.is_empty() {
             true => "this binary has no kernels at all".into(),
+            false if options.adds_others => {
+                "this binary has no kernel of these types that adds other ranks' sums".into()
+            }
             false => format!("this binary has kernels for {}", kinds.join("; ")),
         },
         remedy: "use one of these, or build with the environment variable OVERLAP_GEMM_KERNELS=all: \

@@ -111,7 +111,9 @@ impl Case {
         }
         case.options.activation = Activation::Silu;
         (case.options.bias, case.options.c) = (true, true);
-        (case.alpha, case.beta) = (0.75, -1.5);
+        // With 1, kernels that can add C to their sums.
+        case.alpha = if kernel.adds_others { 1.0 } else { 0.75 };
+        case.beta = -1.5;
         case.options.splits = Some(case.most_splits().min(2));
         case.options.sm_limit = Some(kernel.cluster_size());
         case
