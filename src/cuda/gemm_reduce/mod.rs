@@ -2,8 +2,8 @@
 //! D, or of all.
 //!
 //! What belongs here: the operations that users call; sending and waiting are `movers`'s, multiplying is `product`'s, adding up
-//! is a kernel's (`csrc/reduce.cu`) or, fused, a product's. Here are the calls with a product, and what all have in common; beside are `alone`
-//! (without a product), `choice` (the way) and `steps` (what a call enqueues, step by step of the schedule).
+//! is a kernel's (`csrc/reduce.cu`) or, fused, a product's. Here are the calls with a product, and what all have in common;
+//! beside are `alone` (without a product), `choice` (the way) and `steps` (what a call enqueues, step by step of the schedule).
 //! Invariants: everything slow or refusable happens in [`GemmReduce::plan`]; a rank that cannot plan a product says so where
 //! all agree on the operation, so that none waits for it. A step enqueues, never waits, and can be captured into a graph.
 //! There is no silent fallback.
@@ -44,8 +44,8 @@ use crate::plan::{
 /// Each rank holds a slice of K: all M rows of A over it, and the weight's part. The problem's K is that of one rank, its
 /// shards say which rows of D a rank gets, and its D is that rank's rows. Copy engines send one rank's sums while the next
 /// rank's are computed; this rank's own rows come last. The product of these adds the others' sums to its own
-/// ([`Strategy::Fused`]: D in the type of partials, bf16, and no scales), or a kernel behind it does. If ranks get few rows, one kernel behind the product sends, waits and
-/// adds up ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
+/// ([`Strategy::Fused`]: D in the type of partials, bf16, and no scales), or a kernel behind it does. If ranks get few rows, one
+/// kernel behind the product sends, waits and adds up ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
 /// in the order of the ranks, in `f32`; in a fused step first this rank's own, then the others' in that order.
 ///
 /// A plan allocates two buffers for a rank's sums, and two for those that it receives.

@@ -114,15 +114,11 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 (Lane::Compute, Reduce { chunk }) => {
                     self.gatherer.await_sums(stream, step, &std::mem::take(&mut awaited))?;
                     let rows = step.shape.plan.chunks().rows(*chunk);
+                    // In a fused step only a test's schedule adds up rows that it has not multiplied.
+                    let by_product = own_rows.contains(&rows);
                     let calls = self.sums.iter().zip(calls);
-                    // Only a test's schedule adds up rows that it has not multiplied.
-                    if own_rows.contains(&rows) {
-                        // SAFETY: the caller's promise.
-                        unsafe { self.add_up(stream, step, &rows, calls) }?;
-                    } else {
-                        // SAFETY: the caller's promise.
-                        unsafe { self.reduce(stream, step, &rows, calls) }?;
-                    }
+                    // SAFETY: the caller's promise.
+                    unsafe { self.reduce(stream, step, &rows, calls, by_product) }?;
                 }
                 (Lane::Push(_), of) if !is_kernel => self.gatherer.push(step, *lane, of)?,
                 // The step's beginning does these, and the kernel that sends.
@@ -157,10 +153,11 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         unsafe { self.gatherer.exchange(stream, step, moves, total.as_ref()) }?;
         let others = self.sums.iter().zip(calls).skip(1);
         // SAFETY: the caller's promise.
-        unsafe { self.reduce(stream, step, &rows, others) }
+        unsafe { self.reduce(stream, step, &rows, others, false) }
     }
 
-    /// Adds up all ranks' sums of some of the rows that this rank gets, and makes D of the totals.
+    /// Adds up all ranks' sums of some of the rows that this rank gets, and makes D of the totals; `by_product`: by the products
+    /// that compute this rank's own.
     ///
     /// # Safety
     /// That of the operation.
@@ -170,30 +167,14 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         step: &Step,
         rows: &Range<u32>,
         calls: impl Iterator<Item = (&'a Sum, &'a Call)>,
+        by_product: bool,
     ) -> Result<()> {
         for (sum, call) in calls {
-            let Some(totals) = self.totals(step, rows, sum, call) else { continue };
-            // SAFETY: the step's beginning has made the context current; sums and slots are as long as planned, D, C
-            // and the bias are the caller's promise.
-            unsafe { ffi::reduce(&totals, stream) }?;
-        }
-        Ok(())
-    }
-
-    /// Multiplies some of the rows that this rank gets, adds the other ranks' sums, and makes D of the totals.
-    ///
-    /// # Safety
-    /// That of the operation.
-    unsafe fn add_up<'a>(
-        &self,
-        stream: &Arc<CudaStream>,
-        step: &Step,
-        rows: &Range<u32>,
-        calls: impl Iterator<Item = (&'a Sum, &'a Call)>,
-    ) -> Result<()> {
-        for (sum, call) in calls {
-            let (Some(product), Some(total)) = (&sum.adding, self.totals(step, rows, sum, call))
-            else {
+            let Some(total) = self.totals(step, rows, sum, call) else { continue };
+            let Some(product) = sum.adding.as_ref().filter(|_| by_product) else {
+                // SAFETY: the step's beginning has made the context current; sums and slots are as long as planned, D, C
+                // and the bias are the caller's promise.
+                unsafe { ffi::reduce(&total, stream) }?;
                 continue;
             };
             let others = OtherSums {
