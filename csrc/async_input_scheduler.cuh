@@ -141,6 +141,9 @@ public:
         next_ += count * int32_t(gridDim.x / uint32_t(cute::size<0>(KernelCluster{})));
     }
 
+    // Whether tiles are computed in several slices of K.
+    CUTLASS_DEVICE bool is_sliced() const { return kCanSplit && params_.splits.divisor > 1; }
+
     // Whether a slice's sums become D: the last one's, which has added the others'.
     CUTLASS_DEVICE bool is_stored(Work const& work) const {
         return !kCanSplit || work.slice == params_.splits.divisor - 1;
@@ -154,7 +157,7 @@ public:
     template <class Sums>
     CUTLASS_DEVICE void add_slices(Work const& work, Sums& sums, uint32_t groups, uint32_t group) const {
         if constexpr (kCanSplit) {
-            if (params_.splits.divisor > 1) add_slices(params_, work, sums, groups, group);
+            if (is_sliced()) add_slices(params_, work, sums, groups, group);
         }
     }
 

@@ -195,12 +195,14 @@ private:
             typename Store::Factors factors;
             mainloop.multiply(pipeline, stage, sums, work.k_count, thread, tiles.operands, params.mainloop, [&] {
                 if constexpr (kPingpong) MultiplyTurns::end(group);
-                factors = store.factors(work.m, work.n, thread);
+                if (!scheduler.is_sliced()) factors = store.factors(work.m, work.n, thread);
             });
             // The other group's stages.
             if constexpr (kPingpong) stage.advance(work.k_count);
             scheduler.add_slices(work, sums, kSharingGroups, kPingpong ? 0 : group);
             if (scheduler.is_stored(work)) {
+                // Row scales come with a chunk's first span of columns, and only another slice may have waited for that.
+                if (scheduler.is_sliced()) factors = store.factors(work.m, work.n, thread);
                 if constexpr (kPingpong) StoreTurns::await(group);
                 store.store(work.m, work.n, sums, factors, thread);
                 // Before the other group's tile takes the shared memory.

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::gpu::arrival::{Arrival, dawdle, shuffled};
+use crate::gpu::arrival::{Arrival, dawdle, in_spans, shuffled};
 use crate::gpu::call::{From, Part};
 use crate::gpu::case::Case;
 use crate::gpu::{Gpu, captured, on_every_kernel};
@@ -61,6 +61,37 @@ fn copies_and_posts_overtake_a_product_that_leaves_sms_free() {
                 arrival.copy(part);
                 arrival.signals.post(&arrival.copies, part).unwrap();
             }
+            arrival.check(random);
+        }
+    });
+}
+
+/// A slice of K that the first span has nothing of finds the row scales all the same.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn row_scales_come_with_the_first_span_of_columns() {
+    on_every_kernel(7, |gpu, kernel, random| {
+        if kernel.max_splits == 1 || !kernel.elements.a.is_fp8() {
+            return;
+        }
+        let (m, k) = (random.within(100..=400), 8 * u64::from(kernel.tile_k));
+        let mut case = Case::new(kernel, m, 256, k);
+        case.scaling = Scaling::Rows;
+        case.options.splits = Some(random.within(2..=4) as u32);
+        let chunks = Chunks::even(&Shards::even(m as u32, 1).unwrap(), 2).unwrap();
+        let chunks = in_spans(chunks, &case.problem(), 4);
+        let mut arrival = Arrival::with_chunks(gpu, &case, &chunks, 0, 0, random);
+        for _ in 0..3 {
+            arrival.begin_step(random);
+            arrival.enqueue();
+            let is_first = |part: &u32| part.is_multiple_of(chunks.spans());
+            let (first, others): (Vec<_>, Vec<_>) =
+                shuffled(&chunks, random).into_iter().partition(is_first);
+            others.into_iter().for_each(|part| arrival.deliver(part));
+            arrival.copies.synchronize().unwrap();
+            // Until the other slices have been multiplied.
+            std::thread::sleep(Duration::from_micros(300));
+            first.into_iter().for_each(|part| arrival.deliver(part));
             arrival.check(random);
         }
     });
