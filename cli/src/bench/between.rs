@@ -5,7 +5,7 @@
 //! and D is bf16 for all contenders alike, so that all move the same bytes.
 
 use overlap_gemm::ElementType;
-use overlap_gemm::plan::{BLayout, Operation, Scaling};
+use overlap_gemm::plan::{BLayout, Operation};
 
 use super::cases::{Case, Shape};
 use super::common::Common;
@@ -90,10 +90,8 @@ impl Between {
                 case.problem.elements().d
             )));
         }
-        let is_scaled = |case: &Case| case.problem.scaling() != Scaling::None;
-        if operation == Operation::GemmAllReduce
-            || (operation.reduces() && cases.iter().any(is_scaled))
-        {
+        let fits = |case: &Case| case.problem.check_fused_sums(ElementType::Bf16).is_ok();
+        if operation == Operation::GemmReduceScatter && !cases.iter().all(fits) {
             all.retain(|who| *who != Contender::Fused);
         }
         let contenders = if self.contenders.is_empty() { &all } else { &self.contenders };

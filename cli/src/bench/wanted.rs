@@ -60,6 +60,8 @@ pub enum Contender {
     Own,
     /// The same through signals, all of them set
     OwnSet,
+    /// This crate's plain GEMM while its all-gather moves as many bytes: the floor of a step
+    Beside,
     /// NCCL's all-gather, then cuBLASLt's product; or that product, then NCCL's reduction
     NcclCublaslt,
     /// NCCL's all-gather, then this crate's product
@@ -85,9 +87,10 @@ impl Contender {
     pub const OF_ONE_GPU: [Contender; 3] = [Contender::Own, Contender::OwnSet, Contender::Cublaslt];
 
     /// Those of all-gather + GEMM.
-    pub const OF_GATHERS: [Contender; 10] = [
+    pub const OF_GATHERS: [Contender; 11] = [
         Contender::Cublaslt,
         Contender::Own,
+        Contender::Beside,
         Contender::NcclCublaslt,
         Contender::NcclOwn,
         Contender::Nccl,
@@ -121,6 +124,7 @@ impl Contender {
             Contender::Cublaslt => "cublaslt",
             Contender::Own => "own",
             Contender::OwnSet => "own-set",
+            Contender::Beside => "beside",
             Contender::NcclCublaslt => "nccl-cublaslt",
             Contender::NcclOwn => "nccl-own",
             Contender::Nccl => "nccl",

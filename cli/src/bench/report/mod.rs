@@ -200,7 +200,7 @@ pub enum Kind {
     Gemm,
     /// The same through signals that are all set.
     GemmAllSignalled,
-    /// The same, with the link as busy as a gather keeps it; of an earlier version.
+    /// The same, while as many bytes travel as a gather moves.
     GemmBesideCopies,
     /// Gathers A.
     AllGather,

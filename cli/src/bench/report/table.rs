@@ -12,7 +12,8 @@ use super::{CaseReport, Kind, Row, Run};
 use crate::statistics::{Summary, geometric_mean, median};
 
 const LEGEND: &str = "\
-T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's), its inputs already there. ÷: median of the rounds' ratios.
+T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's), its inputs available. ÷: median of the rounds' ratios.
+beside: our GEMM while a gather moves as many bytes, none of which it waits for: the floor of a step.
 E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublaslt, without that contender sequential. Below 0 %:
 slower than the baseline; above 100 %: faster than T_gemm.
 spread: distance of the quartiles ÷ median; !: above 5 %, the machine was disturbed: measure again, or with more --rounds.
@@ -22,10 +23,11 @@ mJ: energy of one step; MHz: clock of the multiprocessors; means of the timed lo
 const DISTURBED: f64 = 0.05;
 
 /// Ratios that are summed up over all cases, where they were measured.
-const SUMMED_UP: [(&str, &str); 5] = [
+const SUMMED_UP: [(&str, &str); 6] = [
     ("own", "cublaslt"),
     ("own-set", "own"),
     ("auto", "T_gemm"),
+    ("auto", "beside"),
     ("auto", "nccl-cublaslt"),
     ("auto", "best peer"),
 ];
@@ -34,7 +36,7 @@ const SUMMED_UP: [(&str, &str); 5] = [
 type Cell = fn(&CaseReport, &Row, Summary) -> Option<String>;
 
 /// The columns behind a contender's name and launch.
-const COLUMNS: [(&str, Cell); 10] = [
+const COLUMNS: [(&str, Cell); 11] = [
     ("µs a step", |_, _, times| Some(format!("{:.1}", times.median))),
     ("spread", |_, _, times| {
         let mark = if times.spread() > DISTURBED { "! " } else { "" };
@@ -42,6 +44,7 @@ const COLUMNS: [(&str, Cell); 10] = [
     }),
     ("rate", |case, row, times| Some(case.rate(row.kind, times.median))),
     ("÷ T_gemm", |case, row, _| case.ratio(row, "T_gemm")),
+    ("÷ beside", |case, row, _| case.ratio(row, Contender::Beside.name())),
     ("÷ nccl-cublaslt", |case, row, _| case.ratio(row, Contender::NcclCublaslt.name())),
     ("÷ best peer", |case, row, _| case.ratio(row, "best peer")),
     ("E", |case, row, _| Some(format!("{:.0} %", 100.0 * median(&case.efficiency(row))?))),

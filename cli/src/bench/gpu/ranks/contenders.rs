@@ -13,7 +13,7 @@ use overlap_gemm::cuda::{
     AllGather, AllGatherGemm, GatherOptions, GemmOptions, GemmReduce, RawOperands, Reduce, Shard,
 };
 use overlap_gemm::group::Group;
-use overlap_gemm::plan::{Operation, Plan, Problem, Reduction, Scaling, Strategy};
+use overlap_gemm::plan::{Engine, Operation, Plan, Problem, Reduction, Scaling, Strategy};
 use overlap_gemm::predict::Setup;
 use overlap_gemm::trace::Timeline;
 use overlap_gemm::{ElementType, Result};
@@ -264,29 +264,54 @@ impl Step for Gathered<'_> {
     }
 }
 
-/// This crate's all-gather.
+/// This crate's all-gather, and the product that is enqueued between its start and its end, if there is one.
 pub struct GatherAlone<'a> {
     place: Place<'a>,
     gather: AllGather,
+    product: Option<Box<dyn Step + 'a>>,
 }
 
 impl<'a> GatherAlone<'a> {
-    /// Plans it.
+    /// Plans it without a product.
     pub fn plan(place: Place<'a>, options: &GatherOptions) -> Result<Planned<'a>> {
+        let it = GatherAlone::new(place, options, None)?;
+        Ok(Planned::new(Kind::AllGather, "this crate's all-gather".into(), it))
+    }
+
+    /// Plans it with one that does not wait for the rows. Copy engines move them: a kernel would be through before.
+    pub fn beside(
+        place: Place<'a>,
+        options: &GatherOptions,
+        product: impl Step + 'a,
+    ) -> Result<Planned<'a>> {
+        let by_copies = options.engine.unwrap_or(Engine::CopyEngines { streams: 1 });
+        let options = options.clone().with_engine(by_copies);
+        let it = GatherAlone::new(place, &options, Some(Box::new(product)))?;
+        let what = "this crate's product and all-gather".into();
+        Ok(Planned::new(Kind::GemmBesideCopies, what, it))
+    }
+
+    fn new(
+        place: Place<'a>,
+        options: &GatherOptions,
+        product: Option<Box<dyn Step + 'a>>,
+    ) -> Result<Self> {
         let Place { gpu, group, problem, .. } = place;
         let row = u64::from(problem.k()) * u64::from(problem.elements().a.size());
         let rows = problem.shards().to_rows();
         let gather = AllGather::plan(group, &gpu.device, &rows, row, options)?;
-        let what = "this crate's all-gather".into();
-        Ok(Planned::new(Kind::AllGather, what, GatherAlone { place, gather }))
+        Ok(GatherAlone { place, gather, product })
     }
 }
 
 impl Step for GatherAlone<'_> {
-    fn enqueue(&mut self, _: usize) -> Result<()> {
+    fn enqueue(&mut self, set: usize) -> Result<()> {
         let stream = &self.place.gpu.stream;
         // SAFETY: the rows are in their slots; any rows will do.
         unsafe { self.gather.start(stream, None, None) }?;
+        if let Some(product) = &mut self.product {
+            product.enqueue(set)?;
+        }
         self.gather.finish(stream).map(drop)
     }
 

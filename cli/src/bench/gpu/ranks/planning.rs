@@ -88,6 +88,10 @@ impl Bench<'_> {
                 Planned { adder: Adder::Nccl, ..planned }
             }
             Contender::Gather => GatherAlone::plan(place, &gather)?,
+            Contender::Beside => {
+                let gemm = own()?;
+                GatherAlone::beside(place, &gather, move |set| enqueue(&gemm, set))?
+            }
             Contender::Reduce => {
                 partials()?;
                 match operation {
