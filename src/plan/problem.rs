@@ -291,6 +291,25 @@ impl Problem {
         let remedy = "add columns to A and rows to B until k is a multiple, or use the host";
         check_pitch("the pitch of the gathered A (k)", self.k, self.elements.a, remedy)
     }
+
+    /// An error unless a product of this can add other ranks' sums, which are in `sums`, while it stores D: in a fused
+    /// reduction on a GPU.
+    pub fn check_fused_sums(&self, sums: ElementType) -> Result<()> {
+        let d = self.elements.d;
+        let (of_what, why) = if self.scaling != Scaling::None {
+            ("scaled fp8".into(), "others' sums would have to be divided by the scales")
+        } else if sums != d || d.size() != 2 {
+            let of_what = format!("sums in {sums} to a D in {d}");
+            (of_what, "a product reads others' sums in D's type, of 16 bits")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Unsupported {
+            what: format!("a fused reduction of {of_what}"),
+            why: why.into(),
+            remedy: "use Strategy::Pipelined, or leave the strategy out",
+        })
+    }
 }
 
 fn check_pitch(what: &'static str, len: u32, of: ElementType, remedy: &'static str) -> Result<()> {

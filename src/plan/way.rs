@@ -66,14 +66,8 @@ impl Operation {
         }
         let strategy = self.strategy(strategy);
         let (why, remedy) = match engine {
-            Engine::CopyEngines { .. } if strategy != Strategy::Fused || !self.is_all_reduce() => {
-                return Ok(());
-            }
+            Engine::CopyEngines { .. } => return Ok(()),
             Engine::Kernel { .. } if strategy == Strategy::Sequential => return Ok(()),
-            Engine::CopyEngines { .. } => (
-                "every rank needs a rank's own sums, but a fused product adds the others' to them before it stores",
-                "use Strategy::Pipelined or Strategy::Sequential on GPUs",
-            ),
             Engine::Kernel { .. } => (
                 "the kernel sends sums when all of them have been computed",
                 "use Strategy::Sequential, or Engine::CopyEngines",
@@ -103,6 +97,13 @@ impl Operation {
     /// The strategy that is carried out: what travels alone and a plain product have no fused form.
     pub(super) fn strategy(self, asked: Strategy) -> Strategy {
         if self == Operation::Gemm || self.is_alone() { Strategy::Sequential } else { asked }
+    }
+
+    /// Whether the products of a rank's own rows add the others' sums before they store. In an all-reduce they cannot: the
+    /// others need this rank's sums of these rows, too.
+    pub(crate) fn products_add_up(self, strategy: Strategy, engine: Engine) -> bool {
+        let by_copies = matches!(engine, Engine::CopyEngines { .. });
+        self == Operation::GemmReduceScatter && by_copies && strategy == Strategy::Fused
     }
 
     /// The rows of D that `rank` gets: in a reduce-scatter its own, else all.
@@ -441,8 +442,7 @@ mod tests {
             assert_eq!(Operation::AllGatherGemm.check(strategy, engine), Ok(()));
             let scattered = Operation::GemmReduceScatter.check(strategy, engine);
             let to_all = Operation::GemmAllReduce.check(strategy, engine);
-            let adds_up = strategy == Strategy::Fused && engine == copies;
-            assert_eq!(scattered.is_ok(), to_all.is_ok() || adds_up);
+            assert_eq!(scattered.is_ok(), to_all.is_ok());
             // Without a product the strategy says nothing.
             let alone = Operation::ReduceScatter.check(strategy, engine);
             assert_eq!(alone.is_ok(), engine != Engine::Nccl);
@@ -454,8 +454,7 @@ mod tests {
             let text = refused(strategy, Engine::PUSHING).unwrap_or_default();
             let is_sequential = strategy == Strategy::Sequential;
             assert_ne!(text.contains("Strategy::Sequential"), is_sequential, "{text}");
-            let text = refused(strategy, copies).unwrap_or_default();
-            assert_eq!(text.contains("Strategy::Pipelined"), strategy == Strategy::Fused, "{text}");
+            assert_eq!(refused(strategy, copies), None);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::kernels::{Kernel, all_kernels, cheapest, choices, kind};
 use crate::plan::{
-    Engine, MAX_PUSHED, Operation, Partials, Plan, PlanOptions, Problem, Scaling, Strategy, Way,
+    Engine, MAX_PUSHED, Operation, Partials, Plan, PlanOptions, Problem, Strategy, Way,
 };
 
 /// Everything that a step's time depends on besides the problem and the machine.
@@ -77,7 +77,7 @@ impl Setup {
             false => way.strategy.part_of(product)?,
         };
         let (elements, layout) = (part.elements(), part.b_layout());
-        let adds_up = operation.reduces() && way.strategy == Strategy::Fused;
+        let adds_up = operation.products_add_up(way.strategy, way.engine);
         let serves = |kernel: &Kernel| {
             kernel.serves(elements, layout, true) && (kernel.adds_others || !adds_up)
         };
@@ -139,12 +139,13 @@ impl Setup {
 pub fn ways_of_sums(problem: &Problem, operation: Operation, pieces: Option<u32>) -> Vec<Way> {
     let copies = Engine::CopyEngines { streams: 1 };
     let most_rows = problem.shards().most_rows();
-    let can_fuse = operation == Operation::GemmReduceScatter
-        && problem.scaling() == Scaling::None
-        && problem.elements().d == ElementType::Bf16;
-    let fused = |&pieces: &u32| pieces <= most_rows && can_fuse;
-    let fused = pieces.map_or(vec![2, 4], |pieces| vec![pieces]).into_iter().filter(fused);
-    let fused = fused.map(|pieces| Way { strategy: Strategy::Fused, engine: copies, pieces });
+    let fused = |pieces| Way { strategy: Strategy::Fused, engine: copies, pieces };
+    let fused = pieces.map_or(vec![2, 4], |pieces| vec![pieces]).into_iter().map(fused);
+    let can_be = |way: &Way| {
+        let adds_up = operation.products_add_up(way.strategy, way.engine);
+        way.pieces <= most_rows && (!adds_up || problem.check_fused_sums(ElementType::Bf16).is_ok())
+    };
+    let fused = fused.filter(can_be);
     // A piece costs a copy engine some microseconds.
     let pieces = pieces.unwrap_or(1);
     let mut ways = vec![

@@ -14,7 +14,7 @@ use super::transfers::{Busy, Transfers};
 use crate::error::Result;
 use crate::kernels::{Work, clusters_beside, sms_beside_push};
 use crate::plan::{
-    Chunks, Engine, Lane, Plan, Problem, Shards, Step as Does, Strategy, Tile, TileOrder, Word,
+    Chunks, Engine, Lane, Plan, Problem, Shards, Step as Does, Tile, TileOrder, Word,
 };
 use crate::trace::TileEvent;
 
@@ -73,6 +73,7 @@ impl Step<'_> {
         let ready = self.transfers.ready(rank);
         let (m, options) = (self.plan.problem().m(), self.plan.options());
         let is_kernel = matches!(options.engine, Engine::Kernel { .. });
+        let adds_up = options.operation.products_add_up(options.strategy, options.engine);
         let arrived = if options.operation.reduces() {
             self.transfers.sums_at(rank)
         } else {
@@ -85,7 +86,7 @@ impl Step<'_> {
         };
         let mut last: Option<Part> = None;
         let (mut now, mut multiplied, mut products) = (0.0f64, 0.0, 0);
-        let (mut there, mut awaited) = (0.0f64, false);
+        let (mut there, mut awaited, mut adds) = (0.0f64, false, false);
         for (lane, step) in &self.plan.schedule(rank).steps {
             let (rows, awaits) = match step {
                 // A kernel behind the product adds up in its own lane.
@@ -95,15 +96,15 @@ impl Step<'_> {
                     continue;
                 }
                 // The product of these rows has added them up.
-                Does::Reduce { .. } if !is_kernel && options.strategy == Strategy::Fused => {
-                    continue;
-                }
+                Does::Reduce { .. } if adds_up => continue,
                 Does::Reduce { chunk } => {
-                    let looking =
-                        if std::mem::take(&mut awaited) { self.machine.await_us } else { 0.0 };
-                    let fixed = if is_kernel { 0.0 } else { looking + self.machine.adding_us };
+                    let looks = std::mem::take(&mut awaited);
+                    let begins = looks || !std::mem::replace(&mut adds, true);
+                    let looking = if looks { self.machine.await_us } else { 0.0 };
+                    // One kernel adds up chunks between which nothing is awaited.
+                    let adding = if begins { self.machine.adding_us } else { 0.0 };
                     now = now.max(there)
-                        + fixed
+                        + if is_kernel { 0.0 } else { looking + adding }
                         + self.machine.adding(options.engine, self.added_bytes(*chunk));
                     continue;
                 }

@@ -255,7 +255,7 @@ pub const ALL_REDUCE_MUTANTS: &[Mutant] = &[
             matches!(step, Step::Await { word: Word::Partial { from: 0, .. }, .. })
         })
     })
-    .by_run("ReadTooEarly { reader: 1, chunk: 0, from: 0"),
+    .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
     mutant((EQUAL, 1), "drops a reduction", |steps| remove(steps, is_reduction))
         .by_order("NotOnce { what: \"rank 1 adds up chunk 0\", times: 0 }"),
     mutant((EQUAL, 1), "multiplies too few rows", |steps| {

@@ -28,6 +28,7 @@ fn graphs_of_two_shapes_replay_with_changing_inputs() {
         (1, copies(1), Strategy::Fused, false),
         (2, copies(2), Strategy::Fused, false),
         (1, copies(2), Strategy::Pipelined, true),
+        (2, copies(1), Strategy::Fused, true),
         (2, copies(1), Strategy::Sequential, true),
         (1, kernel, Strategy::Sequential, false),
         (2, kernel, Strategy::Sequential, false),

@@ -190,8 +190,9 @@ impl World {
         world.options = options(engine).with_pieces(pieces).with_first_epoch(epoch);
         world.reduction.average = random.within(0..=1) == 1;
         let all = seed % 3 == 2;
-        let can_fuse = kernel.adds_others && case.d == ElementType::Bf16 && !all;
-        let fuses = can_fuse && case.scaling == Scaling::None && seed.is_multiple_of(2);
+        let adds =
+            kernel.adds_others && case.d == ElementType::Bf16 && case.scaling == Scaling::None;
+        let fuses = (all || adds) && seed.is_multiple_of(2);
         let strategy = match strategy {
             Strategy::Pipelined if fuses => Strategy::Fused,
             strategy => strategy,

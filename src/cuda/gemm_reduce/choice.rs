@@ -3,12 +3,11 @@
 //! What belongs here: the question to `predict`, with the kernels of this binary, and the answer in words. Pure: no device.
 //! Invariant: equal questions have equal answers on every rank; what was asked for is among the open ways.
 
-use super::check_fused;
 use crate::cuda::product::choice::choose as choose_kernel;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::build_info::kernels;
 use crate::kernels::Kernel;
-use crate::plan::{Engine, Operation, Partials, Problem, Strategy, Way};
+use crate::plan::{Engine, Operation, Partials, Problem, Way};
 use crate::predict::{Machine, Setup, ranked};
 
 /// What is reduced, as all ranks plan it.
@@ -83,14 +82,15 @@ impl Reduced<'_> {
         sms: u32,
         gemm: &GemmOptions,
     ) -> Option<Setup> {
-        let is_fused = way.strategy == Strategy::Fused;
-        if is_fused {
-            self.problems.iter().try_for_each(|one| check_fused(one, self.partials)).ok()?;
+        let adds_up = self.operation.products_add_up(way.strategy, way.engine);
+        if adds_up {
+            let sums = self.partials.element();
+            self.problems.iter().try_for_each(|one| one.check_fused_sums(sums)).ok()?;
         }
         let sums = whole.of_sums(whole.n(), self.partials.element()).ok()?;
         let part = way.part_of_sums(&sums).ok()?;
-        // As they are planned: what becomes of a total is no business of a product's, but in a fused step.
-        let gemm = GemmOptions { adds_others: is_fused, c: gemm.c && is_fused, ..gemm.clone() };
+        // As they are planned: what becomes of a total is no business of a product's, but where it adds up.
+        let gemm = GemmOptions { adds_others: adds_up, c: gemm.c && adds_up, ..gemm.clone() };
         let choice = choose_kernel(kernels, &part, &gemm, sms).ok()?;
         Some(Setup {
             operation: self.operation,
@@ -107,6 +107,7 @@ impl Reduced<'_> {
 mod tests {
     use super::*;
     use crate::kernels::all_kernels;
+    use crate::plan::Strategy;
     use crate::predict::ways_of_sums;
 
     fn ways(operation: Operation) -> Vec<Way> {
@@ -128,15 +129,16 @@ mod tests {
     fn the_way_that_was_measured_to_be_the_fastest_is_chosen() {
         let kernels = all_kernels();
         let all = ways(Operation::GemmAllReduce);
-        let (pipelined, by_kernel) = (all[0].to_string(), all[2].to_string());
-        // benches/results/2026-11-26-h200x2-few-sums.txt and the two files of both reductions by copies.
+        let [pipelined, by_kernel, fused] = [0, 2, 3].map(|nth: usize| all[nth].to_string());
+        // benches/results/2026-11-26-h200x2-few-sums.txt, 2026-11-27-h200x2-all-reduce.json and the two files of the
+        // reduce-scatter.
         for (operation, m, expected) in [
             (Operation::GemmReduceScatter, 64, &by_kernel),
             (Operation::GemmReduceScatter, 512, &by_kernel),
             (Operation::GemmReduceScatter, 1024, &pipelined),
             (Operation::GemmAllReduce, 512, &by_kernel),
             (Operation::GemmAllReduce, 1024, &pipelined),
-            (Operation::GemmAllReduce, 8192, &pipelined),
+            (Operation::GemmAllReduce, 8192, &fused),
         ] {
             let all = ways(operation);
             let (way, why) = chosen(operation, m, &all, kernels);

@@ -86,7 +86,7 @@ struct Sum {
     options: GemmOptions,
     /// Multiplies rows of A into this rank's sums, and does nothing else; `None`: the caller has the sums.
     product: Option<Product>,
-    /// In a fused reduction: multiplies rows of A, adds the other ranks' sums, and makes D of the total.
+    /// In a fused reduce-scatter: multiplies rows of A, adds the other ranks' sums, and makes D of the total.
     adding: Option<Product>,
     /// Where its columns start in a row of all products' sums, in bytes.
     column: u64,
@@ -223,7 +223,8 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             None => reduced.choose_alone(&open),
         };
         let options = &options.clone().with_engine(way.engine).with_pieces(way.pieces);
-        let sums = plan_sums(device, problems, way, gemm, (columns, partials));
+        let adds_up = gemm.is_some() && operation.products_add_up(way.strategy, way.engine);
+        let sums = plan_sums(device, problems, way, gemm, adds_up, (columns, partials));
         let tiling = |sums: &Vec<Sum>| {
             let product = sums[0].product.as_ref();
             product.map_or(PlanOptions::default().tiling, Product::tiling)
@@ -321,41 +322,15 @@ fn columns_of(problems: &[Problem]) -> Result<u32> {
     Ok(columns as u32)
 }
 
-/// An error if a fused reduction cannot have this problem.
-fn check_fused(problem: &Problem, partials: Partials) -> Result<()> {
-    let remedy = "use Strategy::Pipelined, or leave the strategy out";
-    let refused = |what: String, why: &str| {
-        Err(Error::Unsupported {
-            what: format!("a fused reduction {what}"),
-            why: why.into(),
-            remedy,
-        })
-    };
-    if problem.scaling() != Scaling::None {
-        return refused(
-            "of scaled fp8".into(),
-            "others' sums would have to be divided by the scales",
-        );
-    }
-    let (sums, d) = (partials.element(), problem.elements().d);
-    if sums != d || d.size() != 2 {
-        return refused(
-            format!("of sums in {sums} to a D in {d}"),
-            "a product reads others' sums in D's type, of 16 bits",
-        );
-    }
-    Ok(())
-}
-
 fn plan_sums(
     device: &Device,
     problems: &[Problem],
     way: Way,
     gemm: Option<&GemmOptions>,
+    adds_up: bool,
     (columns, partials): (u32, Partials),
 ) -> Result<Vec<Sum>> {
     let options = gemm.cloned().unwrap_or_default();
-    let is_fused = gemm.is_some() && way.strategy == Strategy::Fused;
     // What becomes of a total is no business of the products'.
     let plain =
         GemmOptions { activation: Activation::None, bias: false, c: false, ..options.clone() };
@@ -366,11 +341,11 @@ fn plan_sums(
         check_size(&part)?;
         let product = gemm.map(|_| Product::plan(device, &part, &plain)).transpose()?;
         let adding = || {
-            check_fused(problem, partials)?;
+            problem.check_fused_sums(partials.element())?;
             let options = GemmOptions { adds_others: true, ..options.clone() };
             Product::plan(device, &way.part_of_sums(problem)?, &options)
         };
-        let adding = is_fused.then(adding).transpose()?;
+        let adding = adds_up.then(adding).transpose()?;
         let (problem, options) = (problem.clone(), options.clone());
         let column = next;
         next += u64::from(problem.n()) * u64::from(partials.element().size());

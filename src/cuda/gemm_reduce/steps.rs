@@ -69,13 +69,14 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     ) -> Result<()> {
         use plan::Step::{Await, Move, Multiply, Post, Reduce};
         let is_kernel = matches!(self.way().engine, Engine::Kernel { .. });
-        let is_fused = self.sums.iter().any(|sum| sum.adding.is_some());
+        let adds_up = self.sums.iter().any(|sum| sum.adding.is_some());
         let own = step.shape.plan.output_rows(self.gatherer.group.rank());
         // What products that add up multiply: they are enqueued where they add.
         let mut own_rows = Vec::new();
         let (mut sent, mut signalled) = (Vec::new(), Vec::new());
         let (mut awaited, mut reduced) = (Vec::new(), Vec::new());
-        for (lane, of) in &step.shape.schedule.steps {
+        let mut steps = step.shape.schedule.steps.iter().peekable();
+        while let Some((lane, of)) = steps.next() {
             match (lane, of) {
                 (Lane::Push(_), Move { chunk, to }) if is_kernel => sent.push((*chunk, *to)),
                 (Lane::Push(_), Post { word: Word::Partial { chunk, .. }, to, .. })
@@ -89,7 +90,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                     // SAFETY: the caller's promise.
                     unsafe { self.exchange(stream, step, moves, &reduced, calls) }?;
                 }
-                (Lane::Compute, Multiply { rows, .. }) if is_fused && own.contains(&rows.start) => {
+                (Lane::Compute, Multiply { rows, .. }) if adds_up && own.contains(&rows.start) => {
                     own_rows.push(rows.clone());
                 }
                 (Lane::Compute, Multiply { rows, .. }) => {
@@ -113,8 +114,16 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 }
                 (Lane::Compute, Reduce { chunk }) => {
                     self.gatherer.await_sums(stream, step, &std::mem::take(&mut awaited))?;
-                    let rows = step.shape.plan.chunks().rows(*chunk);
-                    // In a fused step only a test's schedule adds up rows that it has not multiplied.
+                    let chunks = step.shape.plan.chunks();
+                    let mut rows = chunks.rows(*chunk);
+                    // One kernel adds up chunks that lie side by side, where nothing is awaited between.
+                    while let Some((Lane::Compute, Reduce { chunk })) = steps.peek()
+                        && chunks.rows(*chunk).start == rows.end
+                    {
+                        rows.end = chunks.rows(*chunk).end;
+                        steps.next();
+                    }
+                    // Where products add up, only a test's schedule adds up rows that it has not multiplied.
                     let by_product = own_rows.contains(&rows);
                     let calls = self.sums.iter().zip(calls);
                     // SAFETY: the caller's promise.

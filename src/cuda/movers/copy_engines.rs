@@ -64,24 +64,15 @@ impl CopyEngines {
         self.pushers.iter().try_for_each(|pusher| synchronize(&pusher.stream))
     }
 
-    /// What comes next on `stream` comes after what the next command here would come after: after all that was enqueued here,
-    /// if nothing was let go.
-    pub(crate) fn join(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        for pusher in &self.pushers {
-            follow(stream, &pusher.sent, &pusher.stream)?;
+    /// At the end of a captured step: what was enqueued here becomes leaves of the graph. The next step's first kernel waits for
+    /// words; if the graph made it wait for the copies, too, it could not start while the product ends.
+    pub(crate) fn leave(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        for Pusher { stream: pusher, sent } in &self.pushers {
+            let_go(pusher)?;
+            // A capture has to come back to the stream that it began on.
+            follow(stream, sent, pusher)?;
         }
         Ok(())
-    }
-
-    /// At the end of a captured step of a gather: what was enqueued here becomes leaves of the graph. The next step's first
-    /// kernel waits for the word `sent`; if the graph made it wait for the copies, too, it could not start while the product
-    /// ends.
-    pub(crate) fn leave(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        for pusher in &self.pushers {
-            let_go(&pusher.stream)?;
-        }
-        // A capture has to come back to the stream that it began on.
-        self.join(stream)
     }
 
     /// The schedule's `sent` of one lane: what was enqueued on it so far.

@@ -60,7 +60,7 @@ fn by_thread(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     compute.extend(sums_of_all(plan, rank));
     compute.extend(owners(plan, rank).flat_map(|owner| sums_of(plan, rank, owner)));
     compute.extend(await_sent(plan, 1));
-    compute.extend(reduce(plan, rank));
+    compute.extend(reduce(plan, rank, by_arrival(plan, rank)));
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), push(plan, rank))).collect()
 }
 
@@ -114,15 +114,14 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
         }
         steps.push((compute, step));
     }
-    steps.extend(in_lane(compute, reduce(plan, rank)));
+    steps.extend(in_lane(compute, reduce(plan, rank, by_arrival(plan, rank))));
     steps
 }
 
 /// Whether the product of a chunk of a rank's own rows adds up.
 fn products_add_up(plan: &Plan) -> bool {
     let PlanOptions { operation, strategy, engine, .. } = plan.options();
-    let by_copies = matches!(engine, Engine::CopyEngines { .. });
-    by_copies && operation.strategy(strategy) == Strategy::Fused && !operation.is_all_reduce()
+    operation.products_add_up(strategy, engine)
 }
 
 fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
@@ -145,7 +144,8 @@ fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     let signal =
         |&(chunk, to)| Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 };
     kernel.extend(sent.iter().map(signal));
-    kernel.extend(reduce(plan, rank));
+    let added_up = plan.options().operation.added_up(chunks, rank);
+    kernel.extend(reduce(plan, rank, [vec![], added_up.collect()]));
     kernel.push(Step::Post { word: Word::Begun, to: rank, age: 0 });
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), kernel)).collect()
 }
@@ -231,15 +231,32 @@ fn send(rank: u32, chunk: u32, to: u32) -> [Step; 3] {
     ]
 }
 
-/// What adds up the rows that the rank gets, chunk by chunk; if products do, it computes the rank's own sums, too.
-fn reduce(plan: &Plan, rank: u32) -> Vec<Step> {
-    let (mut steps, adds_up) = (Vec::new(), products_add_up(plan));
-    for chunk in plan.options().operation.added_up(plan.chunks(), rank) {
-        for from in (0..plan.problem().ranks()).filter(|&from| from != rank) {
-            steps.push(Step::Await { word: Word::Partial { chunk, from }, age: 0 });
-        }
+/// The chunks that the rank adds up, as they arrive: those whose sums are here when the products end, and the others, one by
+/// one. All ranks send a rank the sums of its own rows during products, and those of the sender's own rows last.
+fn by_arrival(plan: &Plan, rank: u32) -> [Vec<u32>; 2] {
+    let gets = plan.options().operation.added_up(plan.chunks(), rank);
+    let others = owners(plan, rank).filter(|owner| *owner != rank);
+    let others = others.flat_map(|owner| plan.chunks().of_rank(owner));
+    let (own, others) = (plan.chunks().of_rank(rank), others.filter(|chunk| gets.contains(chunk)));
+    match plan.options().operation.is_alone() || products_add_up(plan) {
+        true => [vec![], own.chain(others).collect()],
+        false => [own.collect(), others.collect()],
+    }
+}
+
+/// What adds up these chunks, those that are awaited together first; if products do, it computes the rank's own sums, too.
+fn reduce(plan: &Plan, rank: u32, [together, one_by_one]: [Vec<u32>; 2]) -> Vec<Step> {
+    let others = (0..plan.problem().ranks()).filter(|&from| from != rank);
+    let arrived = |chunk| {
+        let partial = move |from| Step::Await { word: Word::Partial { chunk, from }, age: 0 };
+        others.clone().map(partial)
+    };
+    let mut steps: Vec<_> = together.iter().flat_map(|&chunk| arrived(chunk)).collect();
+    steps.extend(together.into_iter().map(|chunk| Step::Reduce { chunk }));
+    for chunk in one_by_one {
+        steps.extend(arrived(chunk));
         let product = || multiply(plan.chunks().rows(chunk), rank);
-        steps.extend(adds_up.then(product));
+        steps.extend(products_add_up(plan).then(product));
         steps.push(Step::Reduce { chunk });
     }
     steps
@@ -376,13 +393,28 @@ mod tests {
             "post consumed by 1 of e−1 → 1; post consumed by 1 of e−1 → 2; post consumed by 1 of e−1 → 0; \
              await begun; move 1 → 1; move 0 → 1; post summed 1 → 1; post summed 0 → 1; \
              await sent 0; await sent 1; \
-             await partial 0 from 0; await partial 0 from 2; reduce 0; \
-             await partial 1 from 0; await partial 1 from 2; reduce 1"
+             await partial 1 from 0; await partial 1 from 2; reduce 1; \
+             await partial 0 from 0; await partial 0 from 2; reduce 0"
         );
         assert_eq!(
             lane(&schedule, Lane::Push(1)),
             "await begun; await summed 1; move 1 → 0; post partial 1 from 1 → 0; \
              await summed 0; move 0 → 0; post partial 0 from 1 → 0; post sent 1 → 1"
+        );
+    }
+
+    #[test]
+    fn a_fused_all_reduce_adds_up_what_arrives_first() {
+        let way = (Strategy::Fused, Engine::CopyEngines { streams: 1 });
+        let schedule = schedule(Operation::GemmAllReduce, way, [1, 1, 1], 1);
+        assert_eq!(
+            lane(&schedule, Lane::Compute),
+            "post consumed by 1 of e−1 → 1; post consumed by 1 of e−1 → 2; post consumed by 1 of e−1 → 0; \
+             await begun; multiply rows 2..3; post summed 2 → 1; multiply rows 0..1; post summed 0 → 1; \
+             multiply rows 1..2; post summed 1 → 1; \
+             await partial 1 from 0; await partial 1 from 2; reduce 1; \
+             await partial 2 from 0; await partial 2 from 2; reduce 2; \
+             await partial 0 from 0; await partial 0 from 2; reduce 0"
         );
     }
 
@@ -394,9 +426,9 @@ mod tests {
             lane(&schedule, Lane::Compute),
             "multiply rows 2..3; post summed 2 → 1; multiply rows 0..1; post summed 0 → 1; \
              multiply rows 1..2; post summed 1 → 1; \
+             await partial 2 from 0; await partial 2 from 2; reduce 2; \
              await partial 0 from 0; await partial 0 from 2; reduce 0; \
-             await partial 1 from 0; await partial 1 from 2; reduce 1; \
-             await partial 2 from 0; await partial 2 from 2; reduce 2"
+             await partial 1 from 0; await partial 1 from 2; reduce 1"
         );
         let sent = lane(&schedule, Lane::Push(0));
         assert!(

@@ -13,9 +13,8 @@
 //! what it sent before is sent. Small shards it pushes itself. So the order of the stream alone says when
 //! the own slot of the next but one step may be written.
 //!
-//! In a graph the epoch is known to the device alone, so streams set toggles in place of epochs. What follows a captured
-//! reduction comes after its streams. How often a graph is launched nobody says here; so from then on toggles
-//! are used outside of graphs, too, and the stream stays the same.
+//! In a graph the epoch is known to the device alone, so streams set toggles in place of epochs. How often a graph is launched
+//! nobody says here; so from then on toggles are used outside of graphs, too, and the stream stays the same.
 //!
 //! Invariants: nothing that needs an SM comes behind what waits for it on its stream; a step enqueues and
 //! never allocates, nor waits (but the first one that is captured, for what was sent before); after a
@@ -314,14 +313,11 @@ impl Gatherer {
         self.course.check_stream(&self.device, stream)
     }
 
-    /// Ends a step. In the graph of a reduction, what comes next on `stream` comes after this rank's pushes, which may read
-    /// the caller's memory; else the next step waits for them by itself.
+    /// Ends a step. In a graph nothing on `stream` comes after this rank's pushes: the next step waits for them by itself, and
+    /// a reduction's schedule awaits those that read the caller's memory.
     pub(crate) fn end(&mut self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
         if step.joins {
-            match self.plan.options().operation.reduces() {
-                true => self.copies.join(stream)?,
-                false => self.copies.leave(stream)?,
-            }
+            self.copies.leave(stream)?;
         }
         if !is_capturing(stream)? {
             self.course.first_is_over = true;
