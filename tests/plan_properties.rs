@@ -302,9 +302,10 @@ fn small_worlds_of_a_reduction_have_no_bad_order() {
             try_all_orders(operation, rows, strategy, Engine::Thread, epochs);
         }
         if rows.len() < 3 {
-            for engine in COPIES {
-                try_all_orders(operation, rows, Order::Pipelined, engine, 3);
-                try_all_orders(operation, rows, Order::Sequential, engine, 3);
+            for (engine, strategy) in
+                COPIES.into_iter().flat_map(|engine| Order::ALL.map(|strategy| (engine, strategy)))
+            {
+                try_all_orders(operation, rows, strategy, engine, 3);
             }
             try_all_orders(operation, rows, Order::Sequential, Engine::PUSHING, 3);
         }

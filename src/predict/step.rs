@@ -99,7 +99,7 @@ impl Step<'_> {
                 Does::Reduce { .. } if adds_up => continue,
                 Does::Reduce { chunk } => {
                     let looks = std::mem::take(&mut awaited);
-                    let begins = looks || !std::mem::replace(&mut adds, true);
+                    let begins = !std::mem::replace(&mut adds, true) || looks;
                     let looking = if looks { self.machine.await_us } else { 0.0 };
                     // One kernel adds up chunks between which nothing is awaited.
                     let adding = if begins { self.machine.adding_us } else { 0.0 };

@@ -65,9 +65,9 @@ pub fn reduce_scatter() -> impl Strategy<Value = Plan> {
     (shards, 0usize..3, 1u32..5, 0u32..4).prop_map(|(rows, strategy, pieces, streams)| {
         let pieces = pieces.min(rows.iter().copied().max().unwrap_or(1));
         let strategy = Order::ALL[strategy];
-        // Copy engines know no fused strategy, a kernel only the sequential one.
+        // A kernel knows only the sequential strategy.
         let engine = match (streams, strategy) {
-            (0, _) | (_, Order::Fused) => Engine::Thread,
+            (0, _) => Engine::Thread,
             (1, Order::Sequential) => Engine::PUSHING,
             _ => Engine::CopyEngines { streams },
         };
@@ -75,11 +75,15 @@ pub fn reduce_scatter() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// The same as a GEMM + all-reduce, on threads.
+/// The same as a GEMM + all-reduce.
 pub fn all_reduce() -> impl Strategy<Value = Plan> {
     reduce_scatter().prop_map(|plan| {
         let options = PlanOptions { operation: Operation::GemmAllReduce, ..plan.options() };
-        let options = options.with_engine(Engine::Thread);
+        let options = match options.engine {
+            // It sends all that one rank gets, then the next rank's: not chunk by chunk.
+            Engine::Kernel { .. } => options.with_engine(Engine::Thread),
+            _ => options,
+        };
         Plan::new(plan.problem(), options).unwrap()
     })
 }

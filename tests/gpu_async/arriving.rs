@@ -80,6 +80,7 @@ fn row_scales_come_with_the_first_span_of_columns() {
         case.options.splits = Some(random.within(2..=4) as u32);
         let chunks = Chunks::even(&Shards::even(m as u32, 1).unwrap(), 2).unwrap();
         let chunks = in_spans(chunks, &case.problem(), 4);
+        assert!(chunks.spans() > 1);
         let mut arrival = Arrival::with_chunks(gpu, &case, &chunks, 0, 0, random);
         for _ in 0..3 {
             arrival.begin_step(random);

@@ -29,6 +29,10 @@ fn graphs_of_two_shapes_replay_with_changing_inputs() {
         (2, copies(2), Strategy::Fused, false),
         (1, copies(2), Strategy::Pipelined, true),
         (2, copies(1), Strategy::Fused, true),
+        // A buffer again in the same graph, whose copies nothing in it follows.
+        (3, copies(1), Strategy::Pipelined, false),
+        (4, copies(2), Strategy::Fused, false),
+        (3, copies(2), Strategy::Fused, true),
         (2, copies(1), Strategy::Sequential, true),
         (1, kernel, Strategy::Sequential, false),
         (2, kernel, Strategy::Sequential, false),

@@ -150,7 +150,9 @@ fn all_ranks_have_the_same_bits_of_an_all_reduce() {
     const RANKS: u32 = 4;
     let copies = |strategy| World { strategy, ..World::new(&[50, 0, 33, 64], 136, 200) };
     let kernel = World::new(&[50, 0, 33, 64], 136, 200).by_kernel(4);
-    for world in [copies(Strategy::Pipelined), copies(Strategy::Sequential), kernel] {
+    let [pipelined, sequential, fused] =
+        [Strategy::Pipelined, Strategy::Sequential, Strategy::Fused].map(copies);
+    for world in [pipelined, sequential, fused, kernel] {
         let world = world.with(|case| {
             (case.alpha, case.beta) = (0.3, 1.7);
             (case.options.bias, case.options.c) = (true, true);
@@ -183,7 +185,7 @@ fn late_ranks_are_waited_for() {
         world.options = world.options.with_pieces(if is_whole { 1 } else { 3 });
         World { all, ..world }
     });
-    for world in others.chain([world().fused()]) {
+    for world in others.chain([false, true].map(|all| World { all, ..world().fused() })) {
         on_ranks(RANKS, |rank| {
             let mut layer = world.plan(&rank);
             let mut work = world.work(&rank, 0);

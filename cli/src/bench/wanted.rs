@@ -60,7 +60,7 @@ pub enum Contender {
     Own,
     /// The same through signals, all of them set
     OwnSet,
-    /// This crate's plain GEMM while its all-gather moves as many bytes: the floor of a step
+    /// This crate's plain GEMM while its all-gather moves as many bytes: about what a step can reach
     Beside,
     /// NCCL's all-gather, then cuBLASLt's product; or that product, then NCCL's reduction
     NcclCublaslt,

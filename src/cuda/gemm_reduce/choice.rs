@@ -130,8 +130,7 @@ mod tests {
         let kernels = all_kernels();
         let all = ways(Operation::GemmAllReduce);
         let [pipelined, by_kernel, fused] = [0, 2, 3].map(|nth: usize| all[nth].to_string());
-        // benches/results/2026-11-26-h200x2-few-sums.txt, 2026-11-27-h200x2-all-reduce.json and the two files of the
-        // reduce-scatter.
+        // benches/results: 2026-11-26-h200x2-few-sums.txt, 2026-11-27-h200x2-all-reduce-fused.txt, and the reduce-scatter's files.
         for (operation, m, expected) in [
             (Operation::GemmReduceScatter, 64, &by_kernel),
             (Operation::GemmReduceScatter, 512, &by_kernel),

@@ -62,8 +62,9 @@ pub type GemmReduceScatter = GemmReduce<false>;
 /// rows.
 ///
 /// D, and C, have all rows. The results of all ranks are equal bit for bit: all add up the same numbers in the same order. Each
-/// rank sends its sums to all others, in one shot: with more ranks this is for fewer rows. The problem's shards say in which
-/// order a rank computes the rows.
+/// rank sends its sums to all others, in one shot: with more ranks this is for fewer rows. Fused, a rank sends the sums of a
+/// chunk while it computes those of the next; a kernel adds them up. The problem's shards say in which order a rank computes
+/// the rows.
 pub type GemmAllReduce = GemmReduce<true>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
@@ -223,7 +224,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             None => reduced.choose_alone(&open),
         };
         let options = &options.clone().with_engine(way.engine).with_pieces(way.pieces);
-        let adds_up = gemm.is_some() && operation.products_add_up(way.strategy, way.engine);
+        let adds_up = operation.products_add_up(way.strategy, way.engine);
         let sums = plan_sums(device, problems, way, gemm, adds_up, (columns, partials));
         let tiling = |sums: &Vec<Sum>| {
             let product = sums[0].product.as_ref();

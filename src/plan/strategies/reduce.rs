@@ -231,16 +231,17 @@ fn send(rank: u32, chunk: u32, to: u32) -> [Step; 3] {
     ]
 }
 
-/// The chunks that the rank adds up, as they arrive: those whose sums are here when the products end, and the others, one by
-/// one. All ranks send a rank the sums of its own rows during products, and those of the sender's own rows last.
+/// The chunks that the rank adds up, as they arrive. The others send a rank the sums of its own rows first. In a fused
+/// all-reduce they do so during products, so these are here when the products end; the rest comes one by one.
 fn by_arrival(plan: &Plan, rank: u32) -> [Vec<u32>; 2] {
     let gets = plan.options().operation.added_up(plan.chunks(), rank);
     let others = owners(plan, rank).filter(|owner| *owner != rank);
     let others = others.flat_map(|owner| plan.chunks().of_rank(owner));
     let (own, others) = (plan.chunks().of_rank(rank), others.filter(|chunk| gets.contains(chunk)));
-    match plan.options().operation.is_alone() || products_add_up(plan) {
-        true => [vec![], own.chain(others).collect()],
-        false => [own.collect(), others.collect()],
+    let PlanOptions { operation, strategy, .. } = plan.options();
+    match operation.is_all_reduce() && operation.strategy(strategy) == Strategy::Fused {
+        true => [own.collect(), others.collect()],
+        false => [vec![], own.chain(others).collect()],
     }
 }
 

@@ -13,7 +13,7 @@ use crate::statistics::{Summary, geometric_mean, median};
 
 const LEGEND: &str = "\
 T_gemm: the fastest plain GEMM (cuBLASLt, ours or a peer's), its inputs available. ÷: median of the rounds' ratios.
-beside: our GEMM while a gather moves as many bytes, none of which it waits for: the floor of a step.
+beside: our GEMM while a gather moves as many bytes, none of which it waits for: about what a step can reach.
 E = 1 − (T − T_gemm) ÷ (T_baseline − T_gemm); the baseline is nccl-cublaslt, without that contender sequential. Below 0 %:
 slower than the baseline; above 100 %: faster than T_gemm.
 spread: distance of the quartiles ÷ median; !: above 5 %, the machine was disturbed: measure again, or with more --rounds.

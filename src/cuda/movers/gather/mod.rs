@@ -313,8 +313,8 @@ impl Gatherer {
         self.course.check_stream(&self.device, stream)
     }
 
-    /// Ends a step. In a graph nothing on `stream` comes after this rank's pushes: the next step waits for them by itself, and
-    /// a reduction's schedule awaits those that read the caller's memory.
+    /// Ends a step. Its end on `stream` does not wait for this rank's pushes, in a graph neither: the next steps do by
+    /// themselves. A reduction of the caller's sums has waited, as its schedule says.
     pub(crate) fn end(&mut self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
         if step.joins {
             self.copies.leave(stream)?;
