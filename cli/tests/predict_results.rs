@@ -44,8 +44,9 @@ const OF_THE_REST: [&str; 2] =
 
 /// Reductions between two GPUs. (Before, an all-reduce by copies waited for all sums before it added any: the file of
 /// 2026-11-26.) The kernel that sends sums is newer than the files of H100s, whose graphs of copies took too long.
-const REDUCTIONS: [&str; 4] = [
+const REDUCTIONS: [&str; 5] = [
     "2026-11-27-h200x2-all-reduce.json",
+    "2026-11-27-h200x2-all-reduce-fused.txt",
     "2026-11-27-h200x2-reduce-scatter-plain.json",
     "2026-11-26-h200x2-few-sums.txt",
     "2026-11-26-h200x2-adding-product.txt",
@@ -233,7 +234,7 @@ fn reductions_of_text(text: &str) -> Vec<Reduced> {
             problem = Problem::builder(sizes[0], sizes[1], sizes[2]).ranks(2).build().ok();
         }
         let (Some(problem), [who, launch, us, ..]) = (&problem, &words[..]) else { continue };
-        // The products that added up were slower then.
+        // What is fused now was slower then.
         let Some(way) = way_of(problem, who, true, 1).filter(|_| *who != "fused") else { continue };
         let (graph, us) = (*launch == "graph", us.parse().unwrap());
         let (operation, problem) = (operation.unwrap(), problem.clone());
@@ -330,7 +331,7 @@ fn errors_of_reductions() -> Vec<(&'static str, Errors)> {
 fn predictions_of_reductions_are_near_what_was_measured() {
     let errors = errors_of_reductions();
     let times: Vec<_> = errors.iter().map(|(_, of)| of.all.len()).collect();
-    assert_eq!(times, [18, 12, 6, 10, 2, 20, 10]);
+    assert_eq!(times, [18, 12, 6, 18, 2, 20, 10]);
     for (_, of) in errors {
         // A fused reduce-scatter of short products, 4096×8192×1024, is predicted 11 % too slow.
         of.check(0.04, if of.who == "fused" { 0.12 } else { 0.10 });

@@ -265,16 +265,16 @@ impl Step for Gathered<'_> {
 }
 
 /// This crate's all-gather, and the product that is enqueued between its start and its end, if there is one.
-pub struct GatherAlone<'a> {
+pub struct Gather<'a> {
     place: Place<'a>,
     gather: AllGather,
     product: Option<Box<dyn Step + 'a>>,
 }
 
-impl<'a> GatherAlone<'a> {
+impl<'a> Gather<'a> {
     /// Plans it without a product.
     pub fn plan(place: Place<'a>, options: &GatherOptions) -> Result<Planned<'a>> {
-        let it = GatherAlone::new(place, options, None)?;
+        let it = Gather::new(place, options, None)?;
         Ok(Planned::new(Kind::AllGather, "this crate's all-gather".into(), it))
     }
 
@@ -286,7 +286,7 @@ impl<'a> GatherAlone<'a> {
     ) -> Result<Planned<'a>> {
         let by_copies = options.engine.unwrap_or(Engine::CopyEngines { streams: 1 });
         let options = options.clone().with_engine(by_copies);
-        let it = GatherAlone::new(place, &options, Some(Box::new(product)))?;
+        let it = Gather::new(place, &options, Some(Box::new(product)))?;
         let what = "this crate's product and all-gather".into();
         Ok(Planned::new(Kind::GemmBesideCopies, what, it))
     }
@@ -300,11 +300,11 @@ impl<'a> GatherAlone<'a> {
         let row = u64::from(problem.k()) * u64::from(problem.elements().a.size());
         let rows = problem.shards().to_rows();
         let gather = AllGather::plan(group, &gpu.device, &rows, row, options)?;
-        Ok(GatherAlone { place, gather, product })
+        Ok(Gather { place, gather, product })
     }
 }
 
-impl Step for GatherAlone<'_> {
+impl Step for Gather<'_> {
     fn enqueue(&mut self, set: usize) -> Result<()> {
         let stream = &self.place.gpu.stream;
         // SAFETY: the rows are in their slots; any rows will do.

@@ -18,7 +18,7 @@ use super::super::own::operands;
 use super::super::timing::estimate_ms;
 use super::Bench;
 use super::contenders::{
-    GatherAlone, Gathered, Place, Planned, Reduced, ReducedAlone, Summing, gather_by_nccl,
+    Gather, Gathered, Place, Planned, Reduced, ReducedAlone, Summing, gather_by_nccl,
     reduce_by_nccl,
 };
 
@@ -87,10 +87,10 @@ impl Bench<'_> {
                 let planned = Planned::new(Kind::reduction(operation), what, step);
                 Planned { adder: Adder::Nccl, ..planned }
             }
-            Contender::Gather => GatherAlone::plan(place, &gather)?,
+            Contender::Gather => Gather::plan(place, &gather)?,
             Contender::Beside => {
                 let gemm = own()?;
-                GatherAlone::beside(place, &gather, move |set| enqueue(&gemm, set))?
+                Gather::beside(place, &gather, move |set| enqueue(&gemm, set))?
             }
             Contender::Reduce => {
                 partials()?;
