@@ -316,8 +316,7 @@ public:
         GatherParams const& gather = params.gather;
         int32_t tile_m = kTransposed ? work.n : work.m;
         int32_t tile_n = kTransposed ? work.m : work.n;
-        // Padding has no rows, and waits for the last chunk all the same, like the last tile: its slices of K are counted,
-        // which must not begin before the launch before has counted its own.
+        // Padding has no rows, and waits for the last chunk, like the last tile.
         int32_t const tile_rows = params.tile_rows();
         int32_t first_row = min(tile_m * tile_rows, gather.m - 1);
         int32_t first = params.chunks.of_row(first_row);
@@ -336,6 +335,15 @@ public:
             watcher_.open_next(params.chunks, span.number, first, last, waiting, uint32_t(tile_n), own, sharers);
             if (span.end >= k_end) break;
         }
+    }
+
+    // Whether a tile lies outside D: it fills a cluster up, and its block just loads rows for the others.
+    template <class Work>
+    CUTLASS_DEVICE static bool is_padding(Params const& params, Work const& work) {
+        if constexpr (cute::size(KernelCluster{}) == 1 || !kRowsInA || !kRowsInB) return false;
+        bool const is_padding = RowsA::is_outside(params.counts_a, work.m) || RowsB::is_outside(params.counts_b, work.n);
+        // The same for all lanes, which the compiler now knows.
+        return __shfl_sync(0xffffffff, int(is_padding), 0) != 0;
     }
 
     // Called by one thread of a block.

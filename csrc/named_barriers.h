@@ -13,5 +13,7 @@ constexpr int kMultiplyTurns = 2;
 constexpr int kStoreTurns = 4;
 // Two: of both groups of a cooperative kernel, when they add slices of K.
 constexpr int kSliceBarriers = 2;
+// Two: of both groups, when they pass padding.
+constexpr int kPaddingBarriers = 6;
 
 }  // namespace overlap_gemm

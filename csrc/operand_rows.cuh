@@ -101,6 +101,11 @@ struct TileRows {
         return tile_rows(counts) - (kByAll || first_row < counts.rows ? counts.rest_blocks * counts.rest_rows : 0);
     }
 
+    // Whether a tile lies outside the operand.
+    CUTLASS_DEVICE static bool is_outside(RowCounts const& counts, int32_t tile) {
+        return tile * tile_rows(counts) >= counts.rows;
+    }
+
     // Loads step `k` of a part for all blocks of `sharers`, into the stage whose rows begin at `to`. All lanes of a warp call it
     // together.
     CUTLASS_DEVICE static void load(Part const& part, RowCounts const& counts, int32_t k, uint32_t to, uint32_t barrier,

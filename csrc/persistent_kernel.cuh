@@ -189,33 +189,65 @@ private:
         auto work = scheduler.current();
         await_start();
         while (work.is_valid()) {
-            auto sums = cute::partition_fragment_C(TiledMma{}, cute::take<0, 2>(TileShape{}));
-            mainloop.begin(sums);
-            if constexpr (kPingpong) MultiplyTurns::await(group);
-            typename Store::Factors factors;
-            mainloop.multiply(pipeline, stage, sums, work.k_count, thread, tiles.operands, params.mainloop, [&] {
-                if constexpr (kPingpong) MultiplyTurns::end(group);
-                if (!scheduler.is_sliced()) factors = store.factors(work.m, work.n, thread);
-            });
-            // The other group's stages.
-            if constexpr (kPingpong) stage.advance(work.k_count);
-            scheduler.add_slices(work, sums, kSharingGroups, kPingpong ? 0 : group);
-            if (scheduler.is_stored(work)) {
-                // Row scales come with a chunk's first span of columns, and only another slice may have waited for that.
-                if (scheduler.is_sliced()) factors = store.factors(work.m, work.n, thread);
-                if constexpr (kPingpong) StoreTurns::await(group);
-                store.store(work.m, work.n, sums, factors, thread);
-                // Before the other group's tile takes the shared memory.
-                if constexpr (kPingpong) {
-                    Store::wait_for_reads();
-                    StoreTurns::end(group);
+            if (Mainloop::is_padding(params.mainloop, work)) {
+                pass(pipeline, stage, work, group);
+            } else {
+                auto sums = cute::partition_fragment_C(TiledMma{}, cute::take<0, 2>(TileShape{}));
+                mainloop.begin(sums);
+                if constexpr (kPingpong) MultiplyTurns::await(group);
+                typename Store::Factors factors;
+                mainloop.multiply(pipeline, stage, sums, work.k_count, thread, tiles.operands, params.mainloop, [&] {
+                    if constexpr (kPingpong) MultiplyTurns::end(group);
+                    if (!scheduler.is_sliced()) factors = store.factors(work.m, work.n, thread);
+                });
+                scheduler.add_slices(work, sums, kSharingGroups, kPingpong ? 0 : group);
+                if (scheduler.is_stored(work)) {
+                    // Row scales come with a chunk's first span of columns, and only another slice may have waited for that.
+                    if (scheduler.is_sliced()) factors = store.factors(work.m, work.n, thread);
+                    if constexpr (kPingpong) StoreTurns::await(group);
+                    store.store(work.m, work.n, sums, factors, thread);
+                    // Before the other group's tile takes the shared memory.
+                    if constexpr (kPingpong) {
+                        Store::wait_for_reads();
+                        StoreTurns::end(group);
+                    }
                 }
             }
+            // The other group's stages.
+            if constexpr (kPingpong) stage.advance(work.k_count);
             scheduler.advance(kTileStep);
             work = scheduler.current();
         }
         // The block's shared memory must last until TMA has read it.
         Store::wait_for_reads();
+    }
+
+    // The threads of a group meet.
+    template <int kBarrier>
+    CUTLASS_DEVICE static void meet_at() {
+        asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kGroupThreads) : "memory");
+    }
+
+    // Padding is neither multiplied nor stored, which would cost power, and so clock; its stages and its turns come and go.
+    template <class Work>
+    CUTLASS_DEVICE static void pass(Pipeline& pipeline, Stage& stage, Work const& work, int group) {
+        // Before its turn, the phases that a group waits for may be those of the other group's steps.
+        if constexpr (kPingpong) {
+            MultiplyTurns::await(group);
+        }
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int k = 0; k < work.k_count; ++k, ++stage) {
+            pipeline.consumer_wait(stage);
+            // All warps have seen the step before one of them releases it. Matrix instructions keep a group's warps together; a warp
+            // that came too late would wait for a phase that is over.
+            if (group == 0) meet_at<kPaddingBarriers>(); else meet_at<kPaddingBarriers + 1>();
+            pipeline.consumer_release(stage);
+        }
+        if constexpr (kPingpong) {
+            MultiplyTurns::end(group);
+            StoreTurns::await(group);
+            StoreTurns::end(group);
+        }
     }
 };
 

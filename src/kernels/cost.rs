@@ -122,7 +122,7 @@ pub(crate) fn ranked(
 // The figures below were first fitted to 266 products on one H200, most of random sizes (bf16, M from 4 to 16384, N and K from
 // 1024 to 16384, in steps of 128 and of 8): to how far a product's kernels are apart, and a little to how long they take
 // (`benches/results/2026-11-23-h200-kernel-family.md`); then again to 70 such products with the kernels of today
-// (`benches/results/2026-11-27-h200-loader.md`).
+// (`benches/results/2026-11-27-h200-loader.md`), and the power of multiplications outside D to 24 more (`2026-11-27-h200-few-rows-cut.txt`).
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs; twice as many on fp8.
 const SM_FLOPS: f64 = 7.86e12;
@@ -132,13 +132,15 @@ const SEVERAL_STRIPS: f64 = 1.04;
 /// Seconds that a step of K takes at least, however small the tile; and bytes of operands that one SM receives a second.
 const STEP: f64 = 7.9e-8;
 const RECEIVED: f64 = 2.04e11;
-/// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows that do not begin on a line
-/// of the cache, so that each of them has a line more.
+/// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows, to one SM and to all, that do not begin
+/// on a line of the cache, so that each of them has a line more.
 const CACHE: f64 = 2.87e13;
 const ACROSS_LINES: f64 = 1.6;
 /// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
 /// the power limit leaves them, and moving bytes takes power.
 const CACHE_POWER: f64 = 3.96e-14;
+/// Seconds that a multiplication costs whose result lies outside D: power, too (benches/results/2026-11-27-h200-power.md).
+const OUTSIDE_POWER: f64 = 1e-16;
 /// Bytes a second from and to device memory.
 const MEMORY: f64 = 5.24e12;
 /// Near this many tiles, slices counted, memory is slower: `STREAMS_SLOWER` more time there, and none more from
@@ -188,7 +190,7 @@ pub(crate) struct Work {
     pub(crate) ahead: f64,
     /// Adding up slices of K.
     pub(crate) joining: f64,
-    /// What bytes from the cache cost where they are hidden.
+    /// What bytes from the cache cost where they are hidden, and multiplications outside D.
     pub(crate) power: f64,
 }
 
@@ -224,16 +226,16 @@ impl Work {
         let multiply = slower * 2.0 * m * n * k / rate;
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
         let rows = m.min(f64::from(problem.m()));
-        let receive = (rows * a + n * b) * k / RECEIVED;
-        let multiply = beside(joined(multiply, receive, HIDING_LOADS), STEP * f64::from(steps));
-        let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
-        let (loaded_a, loaded_b) = (rows * a / cluster_n * k, n * b / cluster_m * k);
         let lines = |stride: u32, size: f64| match (f64::from(stride) * size) % 128.0 == 0.0 {
             true => 1.0,
             false => ACROSS_LINES,
         };
-        let loaded = loaded_a * lines(problem.lda(), a) + loaded_b * lines(problem.ldb(), b);
-        let load = loaded * busy_sms / CACHE;
+        let (lines_a, lines_b) = (lines(problem.lda(), a), lines(problem.ldb(), b));
+        let receive = (rows * a * lines_a + n * b * lines_b) * k / RECEIVED;
+        let multiply = beside(joined(multiply, receive, HIDING_LOADS), STEP * f64::from(steps));
+        let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
+        let (loaded_a, loaded_b) = (rows * a / cluster_n * k, n * b / cluster_m * k);
+        let load = (loaded_a * lines_a + loaded_b * lines_b) * busy_sms / CACHE;
         let sums = match (kernel.pingpong, problem.scaling()) {
             (true, _) => 0.0,
             (false, Scaling::Rows) => FINISH_SCALED_SUMS,
@@ -258,7 +260,8 @@ impl Work {
                 SPLIT + SPLIT_WAVE * (waves - 1.0) + sums * waves
             }
         };
-        let power = CACHE_POWER * (loaded_a + loaded_b) * blocks;
+        let outside = (m * n * k * blocks - all_m * all_n * all_k).max(0.0);
+        let power = CACHE_POWER * (loaded_a + loaded_b) * blocks + OUTSIDE_POWER * outside;
         // As many steps of B as shared memory holds, and as many again in the cache where one cluster has all rows
         // (`GatheringMainloop::load`).
         let stages = SHARED / ((m + n) * f64::from(kernel.tile_k) * a);

@@ -29,10 +29,16 @@ const SMALLEST_SHARD: u128 = 512 << 10;
 pub(super) const FEW_BYTES: u64 = 1 << 20;
 /// Bytes of a shard in each span, about: for each span a block waits until it knows that its stores have arrived, 1.6 µs.
 const SPAN_BYTES: u128 = 512 << 10;
-/// The largest shard that is pushed in spans: twice the largest that was measured (benches/results/2026-11-27-h200x2-spans.md).
+/// The largest shard that is pushed in spans by default: twice the largest that was measured when the default was chosen
+/// (benches/results/2026-11-27-h200x2-spans.md).
 const MOST_BYTES_IN_SPANS: u128 = 16 << 20;
 /// The elements of D that a GPU computes at the same time: 132 SMs, a tile of 128×256 each.
 const OUTPUTS_AT_ONCE: u64 = 132 * 128 * 256;
+/// With no more columns on one rank, rows take about as long to arrive as to be multiplied, or longer, so that own rows do not hide the
+/// others' (benches/results/2026-11-27-h200x2-few-columns.md).
+const FEW_COLUMNS: u32 = 2048;
+/// The most times that a GPU then computes as many tiles as it can: those of a later time wait for nothing.
+const FEW_TIMES: u64 = 3;
 /// The most blocks that push spans: the product leaves them their SMs.
 const MOST_BLOCKS_OF_SPANS: u32 = 16;
 
@@ -254,7 +260,12 @@ impl Engine {
     pub fn usual(problem: &Problem, strategy: Strategy) -> Self {
         match shard_bytes(problem) {
             0..=SMALLEST_SHARD => Engine::Kernel { blocks: 8 },
-            bytes if strategy == Strategy::Fused && gains_by_spans(problem) => {
+            bytes
+                if strategy == Strategy::Fused
+                    && gains_by_spans(problem)
+                    && bytes <= MOST_BYTES_IN_SPANS
+                    && outputs(problem) <= OUTPUTS_AT_ONCE =>
+            {
                 let blocks = if bytes < SMALL_SHARD.into() { 8 } else { MOST_BLOCKS_OF_SPANS };
                 Engine::Kernel { blocks }
             }
@@ -295,14 +306,17 @@ pub(super) fn rows_come_early(problem: &Problem) -> bool {
     problem.n() > MOST_COLUMNS_IN_PIECES
 }
 
-/// Whether a product has its tiles computed at the same time, and waits for more than what arrives at once.
+/// Whether own rows hide little of the others', and these are more than what arrives at once.
 fn gains_by_spans(problem: &Problem) -> bool {
-    let outputs = u64::from(problem.m()) * u64::from(problem.n());
-    let bytes = shard_bytes(problem);
+    let times = if problem.n() <= FEW_COLUMNS { FEW_TIMES } else { 1 };
     problem.ranks() > 1
-        && bytes > FEW_BYTES.into()
-        && bytes <= MOST_BYTES_IN_SPANS
-        && outputs <= OUTPUTS_AT_ONCE
+        && shard_bytes(problem) > FEW_BYTES.into()
+        && outputs(problem) <= times * OUTPUTS_AT_ONCE
+}
+
+/// The elements of D on one rank.
+fn outputs(problem: &Problem) -> u64 {
+    u64::from(problem.m()) * u64::from(problem.n())
 }
 
 /// Bytes of the largest shard.
@@ -324,7 +338,7 @@ pub struct Way {
 
 impl Way {
     /// The spans of columns in which chunks are pushed to a product that waits for them. One, if rows arrive before a block's
-    /// fence would end, or if the product has more tiles than run at the same time, and so multiplies its own rows first.
+    /// fence would end, or if the product multiplies its own rows meanwhile.
     pub(crate) fn spans(self, problem: &Problem) -> u32 {
         let is_pushed =
             matches!(self.engine, Engine::Kernel { blocks } if blocks <= MOST_BLOCKS_OF_SPANS);
@@ -409,6 +423,11 @@ mod tests {
         assert_eq!(spans(512, 3584, 8192, None), (16, 8, 116));
         assert_eq!(spans(256, 3584, 8192, None), (8, 4, 124));
         assert_eq!(spans(160, 3584, 8192, None), (8, 2, 124));
+        // Few columns: rows take longer to arrive than to be multiplied. With more, own rows hide them.
+        assert_eq!(spans(6144, 1152, 2688, None), (0, 1, 132));
+        assert_eq!(spans(6144, 1152, 2688, Some(Engine::PUSHING)), (16, 8, 116));
+        assert_eq!(spans(6144, 2176, 2688, Some(Engine::PUSHING)), (16, 1, 132));
+        assert_eq!(spans(16_384, 1152, 2688, Some(Engine::PUSHING)), (16, 1, 132));
         let problem = Problem::builder(512, 3584, 8192).ranks(2).build().unwrap();
         let way = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
         assert_eq!(way.sms_of_product(&problem, 14), 14);

@@ -49,6 +49,10 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
         }
         add(Strategy::Sequential, kernel(blocks[blocks.len() - 1]), 1);
     } else {
+        let pushed = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
+        if bytes <= 64 * MIB && pushed.spans(problem) > 1 {
+            add(Strategy::Fused, Engine::PUSHING, 1);
+        }
         add(Strategy::Sequential, copies, 1);
     }
     if bytes >= 512 * KIB {
@@ -83,14 +87,26 @@ pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
     let mut all = Vec::new();
     for strategy in Strategy::ALL {
         let Ok(part) = strategy.part_of(problem) else { continue };
-        let list = |may: &dyn Fits, sms| {
-            kernels_for(&part, fits.kernels(), sms, &|one| may.multiplying(strategy, one))
+        let list = |may: &dyn Fits, measure: &Problem, sms| {
+            let may = |one: &Multiplying| may.multiplying(strategy, one);
+            kernels_for(&part, measure, fits.kernels(), sms, &may)
         };
-        let mut usual = list(fits, sms);
+        let mut usual = list(fits, &part, sms);
         let is_open = !usual.is_empty();
         if !is_open {
-            usual = list(&Anything, sms);
+            usual = list(&Anything, &part, sms);
             usual.truncate(1);
+        }
+        let add = |kernels: &mut Vec<Multiplying>, further: Vec<Multiplying>| {
+            for one in further {
+                if !kernels.contains(&one) {
+                    kernels.push(one);
+                }
+            }
+        };
+        // Rows come a shard at a time: those that compute one in full waves.
+        if let (Strategy::Fused, true, Ok(shard)) = (strategy, is_open, part.of_largest_shard()) {
+            add(&mut usual, list(fits, &shard, sms));
         }
         for way in ways.iter().filter(|way| way.strategy == strategy) {
             let mut kernels = usual.clone();
@@ -98,9 +114,7 @@ pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
             if let (Engine::Kernel { blocks }, Strategy::Fused, true) =
                 (way.engine, strategy, is_open)
             {
-                let mut further = list(fits, sms.saturating_sub(blocks));
-                further.retain(|one| !kernels.contains(one));
-                kernels.extend(further);
+                add(&mut kernels, list(fits, &part, sms.saturating_sub(blocks)));
             }
             for multiplying in kernels {
                 let kernel = fits.kernels().iter().find(|kernel| kernel.name == multiplying.kernel);
@@ -115,9 +129,10 @@ pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
     all
 }
 
-/// The kernels that should be fastest for `part`: first the default, then the others by speed.
+/// The kernels for `part` that should be the fastest for `measure`: first the default, then the others by speed.
 fn kernels_for(
     part: &Problem,
+    measure: &Problem,
     kernels: &[Kernel],
     sms: u32,
     may: &dyn Fn(&Multiplying) -> bool,
@@ -132,7 +147,7 @@ fn kernels_for(
     open.retain(|choice| may(&Multiplying::of(&kernels[choice.kernel], *choice)));
     let mut least = None;
     let mut all: Vec<Multiplying> = Vec::new();
-    for (choice, cost) in ranked(kernels, part, open, sms) {
+    for (choice, cost) in ranked(kernels, measure, open, sms) {
         if all.len() == MOST || cost > SLOWER * *least.get_or_insert(cost) {
             break;
         }
@@ -176,14 +191,15 @@ mod tests {
     fn kernels_come_quickest_first_and_few_of_each() {
         let problem = problem(4096, 3584, 8192);
         let all = crate::kernels::all_kernels();
-        let found = kernels_for(&problem, all, 132, &|_| true);
+        let found = kernels_for(&problem, &problem, all, 132, &|_| true);
         assert!((3..=8).contains(&found.len()), "{found:?}");
         let machine = Machine::h200();
         let usual = Setup::usual(&machine, &problem, Strategy::Fused).unwrap();
         assert_eq!(found[0].kernel, usual.kernel.name);
-        let without = kernels_for(&problem, all, 132, &|one| one.kernel != found[0].kernel);
+        let without =
+            kernels_for(&problem, &problem, all, 132, &|one| one.kernel != found[0].kernel);
         assert_eq!(without[0].kernel, found[1].kernel);
-        assert_eq!(kernels_for(&problem, all, 132, &|_| false), []);
+        assert_eq!(kernels_for(&problem, &problem, all, 132, &|_| false), []);
     }
 
     proptest! {
