@@ -139,7 +139,8 @@ const ACROSS_LINES: f64 = 1.6;
 /// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
 /// the power limit leaves them, and moving bytes takes power.
 const CACHE_POWER: f64 = 3.96e-14;
-/// Seconds that a multiplication costs whose result lies outside D: power, too (benches/results/2026-11-27-h200-power.md).
+/// Seconds that a multiplication costs whose result lies outside D, in a tile that does not: power, too
+/// (benches/results/2026-11-27-h200-power.md).
 const OUTSIDE_POWER: f64 = 1e-16;
 /// Bytes a second from and to device memory.
 const MEMORY: f64 = 5.24e12;
@@ -247,7 +248,8 @@ impl Work {
             (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
         let b_bytes = all_n * all_k * b;
         let again = (b_bytes - KEPT).max(0.0) * sweeps.saturating_sub(1) as f64;
-        let streams = (all_m / m).ceil() * (all_n / n).ceil() * f64::from(splits);
+        let tiles = (all_m / m).ceil() * (all_n / n).ceil();
+        let streams = tiles * f64::from(splits);
         let near = (1.0 - (streams - STREAMS).abs() / STREAMS_NEAR).max(0.0);
         let all_bytes = all_m * all_k * a + b_bytes + again + all_m * all_n * d;
         let bytes = all_bytes * (1.0 + STREAMS_SLOWER * near);
@@ -260,7 +262,7 @@ impl Work {
                 SPLIT + SPLIT_WAVE * (waves - 1.0) + sums * waves
             }
         };
-        let outside = (m * n * k * blocks - all_m * all_n * all_k).max(0.0);
+        let outside = (m * n * tiles - all_m * all_n) * all_k;
         let power = CACHE_POWER * (loaded_a + loaded_b) * blocks + OUTSIDE_POWER * outside;
         // As many steps of B as shared memory holds, and as many again in the cache where one cluster has all rows
         // (`GatheringMainloop::load`).

@@ -29,13 +29,14 @@ const SMALLEST_SHARD: u128 = 512 << 10;
 pub(super) const FEW_BYTES: u64 = 1 << 20;
 /// Bytes of a shard in each span, about: for each span a block waits until it knows that its stores have arrived, 1.6 µs.
 const SPAN_BYTES: u128 = 512 << 10;
-/// The largest shard that is pushed in spans by default: twice the largest that was measured when the default was chosen
+/// The largest shard that is pushed in spans; and by default: twice the largest that was measured when the default was chosen
 /// (benches/results/2026-11-27-h200x2-spans.md).
-const MOST_BYTES_IN_SPANS: u128 = 16 << 20;
+const MOST_BYTES_IN_SPANS: u128 = 64 << 20;
+const USUAL_BYTES_IN_SPANS: u128 = 16 << 20;
 /// The elements of D that a GPU computes at the same time: 132 SMs, a tile of 128×256 each.
 const OUTPUTS_AT_ONCE: u64 = 132 * 128 * 256;
 /// With no more columns on one rank, rows take about as long to arrive as to be multiplied, or longer, so that own rows do not hide the
-/// others' (benches/results/2026-11-27-h200x2-few-columns.md).
+/// others'. That gains for shards that a kernel does not push by default (benches/results/2026-11-27-h200x2-few-columns.md).
 const FEW_COLUMNS: u32 = 2048;
 /// The most times that a GPU then computes as many tiles as it can: those of a later time wait for nothing.
 const FEW_TIMES: u64 = 3;
@@ -263,7 +264,7 @@ impl Engine {
             bytes
                 if strategy == Strategy::Fused
                     && gains_by_spans(problem)
-                    && bytes <= MOST_BYTES_IN_SPANS
+                    && bytes <= USUAL_BYTES_IN_SPANS
                     && outputs(problem) <= OUTPUTS_AT_ONCE =>
             {
                 let blocks = if bytes < SMALL_SHARD.into() { 8 } else { MOST_BLOCKS_OF_SPANS };
@@ -308,10 +309,12 @@ pub(super) fn rows_come_early(problem: &Problem) -> bool {
 
 /// Whether own rows hide little of the others', and these are more than what arrives at once.
 fn gains_by_spans(problem: &Problem) -> bool {
-    let times = if problem.n() <= FEW_COLUMNS { FEW_TIMES } else { 1 };
+    let bytes = shard_bytes(problem);
+    let come_slowly = problem.n() <= FEW_COLUMNS && bytes > SMALL_SHARD.into();
     problem.ranks() > 1
-        && shard_bytes(problem) > FEW_BYTES.into()
-        && outputs(problem) <= times * OUTPUTS_AT_ONCE
+        && bytes > FEW_BYTES.into()
+        && bytes <= MOST_BYTES_IN_SPANS
+        && outputs(problem) <= if come_slowly { FEW_TIMES } else { 1 } * OUTPUTS_AT_ONCE
 }
 
 /// The elements of D on one rank.
@@ -428,6 +431,9 @@ mod tests {
         assert_eq!(spans(6144, 1152, 2688, Some(Engine::PUSHING)), (16, 8, 116));
         assert_eq!(spans(6144, 2176, 2688, Some(Engine::PUSHING)), (16, 1, 132));
         assert_eq!(spans(16_384, 1152, 2688, Some(Engine::PUSHING)), (16, 1, 132));
+        // A small shard goes as before, and so does a very large one.
+        assert_eq!(spans(4096, 2048, 1024, None), (16, 1, 132));
+        assert_eq!(spans(8192, 1024, 16_384, Some(Engine::PUSHING)), (16, 1, 132));
         let problem = Problem::builder(512, 3584, 8192).ranks(2).build().unwrap();
         let way = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
         assert_eq!(way.sms_of_product(&problem, 14), 14);

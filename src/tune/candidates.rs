@@ -50,7 +50,7 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
         add(Strategy::Sequential, kernel(blocks[blocks.len() - 1]), 1);
     } else {
         let pushed = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
-        if bytes <= 64 * MIB && pushed.spans(problem) > 1 {
+        if pushed.spans(problem) > 1 {
             add(Strategy::Fused, Engine::PUSHING, 1);
         }
         add(Strategy::Sequential, copies, 1);
@@ -129,7 +129,7 @@ pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
     all
 }
 
-/// The kernels for `part` that should be the fastest for `measure`: first the default, then the others by speed.
+/// The kernels for `part` that should be the fastest for `measure`: first the one that would be chosen for that, then the others by speed.
 fn kernels_for(
     part: &Problem,
     measure: &Problem,
@@ -200,6 +200,13 @@ mod tests {
             kernels_for(&problem, &problem, all, 132, &|one| one.kernel != found[0].kernel);
         assert_eq!(without[0].kernel, found[1].kernel);
         assert_eq!(kernels_for(&problem, &problem, all, 132, &|_| false), []);
+    }
+
+    #[test]
+    fn large_shards_of_few_columns_may_be_pushed_in_spans() {
+        let pushed = Way { strategy: Strategy::Fused, engine: Engine::PUSHING, pieces: 1 };
+        assert!(ways(&problem(6400, 1024, 10_240)).contains(&pushed));
+        assert!(!ways(&problem(6400, 4096, 10_240)).contains(&pushed));
     }
 
     proptest! {
