@@ -129,7 +129,8 @@ pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
     all
 }
 
-/// The kernels for `part` that should be the fastest for `measure`: first the one that would be chosen for that, then the others by speed.
+/// The kernels for `part` that should be the fastest for `measure`: first the one that would be chosen for that, then the others by
+/// speed.
 fn kernels_for(
     part: &Problem,
     measure: &Problem,
