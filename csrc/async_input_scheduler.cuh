@@ -226,8 +226,7 @@ private:
     // As long it waits once everybody was asked to give up: blocks that do still hand over what they have.
     static constexpr uint64_t kSliceNs = 2'000'000'000;
 
-    // The threads of a warp group meet; whether any of them says so. `bar`, not `barrier`: whole warps come here,
-    // and where the compiler does not know that, the main loop loses its uniform registers.
+    // The threads of a warp group meet; whether any of them says so. `bar` for the reason of meet_at.
     CUTLASS_DEVICE static bool sync_any(uint32_t group, bool says) {
         return group == 0 ? sync_any_at<kSliceBarriers>(says) : sync_any_at<kSliceBarriers + 1>(says);
     }

@@ -119,7 +119,8 @@ public:
         float bias[kColumns];
     };
 
-    // A thread's part of what a tile needs from L2. Read while the tile's last multiplications run, which takes as long; in slices of K later.
+    // A thread's part of what a tile needs from L2. Read while the tile's last multiplications run, which takes as long; in slices
+    // of K later.
     class Factors {
     public:
         Factors() = default;

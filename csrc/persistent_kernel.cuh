@@ -28,20 +28,10 @@ struct Turns {
     // Called once, by the second group.
     CUTLASS_DEVICE static void begin() { end(1); }
     CUTLASS_DEVICE static void await(int group) {
-        if (group == 0) await_at<kFirst>(); else await_at<kFirst + 1>();
+        if (group == 0) meet_at<kFirst, kThreads>(); else meet_at<kFirst + 1, kThreads>();
     }
     CUTLASS_DEVICE static void end(int group) {
-        if (group == 0) arrive_at<kFirst + 1>(); else arrive_at<kFirst>();
-    }
-
-private:
-    template <int kBarrier>
-    CUTLASS_DEVICE static void await_at() {
-        asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
-    }
-    template <int kBarrier>
-    CUTLASS_DEVICE static void arrive_at() {
-        asm volatile("bar.arrive %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+        if (group == 0) arrive_at<kFirst + 1, kThreads>(); else arrive_at<kFirst, kThreads>();
     }
 };
 
@@ -222,25 +212,21 @@ private:
         Store::wait_for_reads();
     }
 
-    // The threads of a group meet.
-    template <int kBarrier>
-    CUTLASS_DEVICE static void meet_at() {
-        asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kGroupThreads) : "memory");
-    }
-
     // Padding is neither multiplied nor stored, which would cost power, and so clock; its stages and its turns come and go.
     template <class Work>
     CUTLASS_DEVICE static void pass(Pipeline& pipeline, Stage& stage, Work const& work, int group) {
         // Before its turn, the phases that a group waits for may be those of the other group's steps.
-        if constexpr (kPingpong) {
-            MultiplyTurns::await(group);
-        }
+        if constexpr (kPingpong) MultiplyTurns::await(group);
         CUTLASS_PRAGMA_NO_UNROLL
         for (int k = 0; k < work.k_count; ++k, ++stage) {
             pipeline.consumer_wait(stage);
             // All warps have seen the step before one of them releases it. Matrix instructions keep a group's warps together; a warp
             // that came too late would wait for a phase that is over.
-            if (group == 0) meet_at<kPaddingBarriers>(); else meet_at<kPaddingBarriers + 1>();
+            if (group == 0) {
+                meet_at<kPaddingBarriers, kGroupThreads>();
+            } else {
+                meet_at<kPaddingBarriers + 1, kGroupThreads>();
+            }
             pipeline.consumer_release(stage);
         }
         if constexpr (kPingpong) {

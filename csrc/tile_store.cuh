@@ -134,8 +134,8 @@ public:
         return Factors(params_.epilogue, tile_at(m_tile, n_tile), thread);
     }
 
-    // Stores tile (m_tile, n_tile) of the kernel's tiles, with what is added to its sums. Called by the threads of all warp groups that share it; `thread` counts
-    // them as the multiplication did.
+    // Stores tile (m_tile, n_tile) of the kernel's tiles, with what is added to its sums. Called by the threads of all warp groups
+    // that share it; `thread` counts them as the multiplication did.
     template <class Sums>
     CUTLASS_DEVICE void store(int32_t m_tile, int32_t n_tile, Sums& sums, Factors const& factors, int thread) {
         static_assert(cute::size(Sums{}) == kStrips * kPartN / 2);
@@ -214,9 +214,7 @@ private:
     // The warp's place in its group.
     CUTLASS_DEVICE static int warp() { return cutlass::canonical_warp_idx_sync() % kGroupWarps; }
 
-    CUTLASS_DEVICE static void sync_tile() {
-        asm volatile("bar.sync %0, %1;" ::"n"(kTileBarrier), "n"(kGroups * 128) : "memory");
-    }
+    CUTLASS_DEVICE static void sync_tile() { meet_at<kTileBarrier, kGroups * 128>(); }
 
     // The place in the tile of D of a thread's sum `i` from the kernel's row and column on: what the PTX manual says of wgmma.
     CUTLASS_DEVICE static Place place(int row, int column, int i) {

@@ -1,7 +1,7 @@
 //! A planned product: what `Gemm`, `AsyncGemm`, `AllGatherGemm` and `GemmReduce` have in common.
 //!
-//! What belongs here: planning, and one call of the kernel; beside are `choice` (which
-//! kernel serves a problem), `options`, `operands` and `held` (slices as addresses). Nothing here knows signals or gathers.
+//! What belongs here: planning, and one call of the kernel; beside are `choice` (which kernel serves a problem), `options`,
+//! `operands`, `other_sums` and `held` (slices as addresses). Nothing here knows signals or gathers.
 //! Invariant: everything that may allocate, load a module, ask the device or fail for the shape's sake happens in
 //! [`Product::plan`]; a call checks its operands and enqueues.
 
@@ -9,6 +9,7 @@ pub(crate) mod choice;
 pub(crate) mod held;
 pub(crate) mod operands;
 pub(crate) mod options;
+pub(crate) mod other_sums;
 
 use std::ops::Range;
 use std::sync::Arc;

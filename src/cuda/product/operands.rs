@@ -12,7 +12,8 @@ use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 
 use super::held::Rows;
 use super::options::GemmOptions;
-use crate::cuda::sys::bindings::{og_gemm_operands, og_other_sums};
+use super::other_sums::OtherSums;
+use crate::cuda::sys::bindings::og_gemm_operands;
 use crate::cuda::sys::device::check_context;
 use crate::cuda::sys::records::TileRecords;
 use crate::element::Element;
@@ -170,32 +171,6 @@ impl<A, B, D> std::fmt::Debug for Operands<'_, A, B, D> {
     }
 }
 
-/// Other ranks' sums, which a product adds to its own: `og_other_sums`, by its addresses.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct OtherSums {
-    pub(crate) slots: CUdeviceptr,
-    /// Elements between two slots, and between two rows of a slot.
-    pub(crate) slot_pitch: i64,
-    pub(crate) pitch: i64,
-    pub(crate) count: i32,
-    pub(crate) stop: CUdeviceptr,
-    pub(crate) epoch: CUdeviceptr,
-}
-
-impl From<OtherSums> for og_other_sums {
-    fn from(others: OtherSums) -> Self {
-        og_other_sums {
-            slots: others.slots as *const _,
-            slot_pitch: others.slot_pitch,
-            pitch: others.pitch,
-            count: others.count,
-            reserved: 0,
-            stop: others.stop as *const _,
-            epoch: others.epoch as *const _,
-        }
-    }
-}
-
 /// The operands of one call as device addresses: another library's memory, or a peer's.
 ///
 /// What is 0 is absent.
@@ -314,12 +289,8 @@ impl RawOperands {
         };
         let d = |start| at(start, problem.ldd(), elements.d.size());
         let by_rows = problem.scaling() == Scaling::Rows;
-        let others = self.others.map(|others| {
-            let behind = u64::from(first) * others.pitch.unsigned_abs();
-            OtherSums { slots: others.slots + behind * u64::from(elements.d.size()), ..others }
-        });
         RawOperands {
-            others,
+            others: self.others.map(|others| others.rows_from(first, elements.d)),
             a: at(self.a, problem.lda(), elements.a.size()),
             d: d(self.d),
             c: if self.c == 0 { 0 } else { d(self.c) },
