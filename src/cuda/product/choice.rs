@@ -71,11 +71,10 @@ fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Resu
     };
     if let Some(name) = &options.kernel {
         let Some(index) = kernels.iter().position(|kernel| kernel.name == *name) else {
-            let names: Vec<_> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
             return Err(Error::Unsupported {
                 what: format!("the kernel '{name}'"),
-                why: format!("this binary has {}", names.join(", ")),
-                remedy: "name one of these, or build with OVERLAP_GEMM_KERNELS=all for the full set",
+                why: format!("this binary has {} kernels{}", kernels.len(), such_as(kernels, name)),
+                remedy: "name one in full, or build with OVERLAP_GEMM_KERNELS=all for all of them",
             });
         };
         if options.adds_others && !kernels[index].adds_others {
@@ -102,6 +101,15 @@ fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Resu
         all.retain(adds_c);
     }
     if all.is_empty() { Err(none_for(kernels, problem, options)) } else { Ok(all) }
+}
+
+/// Some kernels with that text in their names; else the first.
+fn such_as(kernels: &[Kernel], name: &str) -> String {
+    const MOST: usize = 4;
+    let names = || kernels.iter().map(|kernel| kernel.name.as_str());
+    let like: Vec<_> = names().filter(|known| known.contains(name)).take(MOST).collect();
+    let shown = if like.is_empty() { names().take(1).collect() } else { like };
+    if shown.is_empty() { String::new() } else { format!(", such as {}", shown.join(", ")) }
 }
 
 fn asked(problem: &Problem, options: &GemmOptions) -> String {

@@ -137,7 +137,11 @@ fn what_was_fixed_is_taken_or_refused() {
     let texts = [
         (
             plain.clone().with_kernel("huge"),
-            "the kernel 'huge' is not supported: this binary has large,",
+            "the kernel 'huge' is not supported: this binary has 8 kernels, such as large; name one",
+        ),
+        (
+            plain.clone().with_kernel("quar"),
+            "the kernel 'quar' is not supported: this binary has 8 kernels, such as square; name one",
         ),
         (plain.clone().with_kernel("fast"), "the kernel 'fast' for bf16 × bf16 → bf16"),
         (plain.clone().with_splits(0), "the number of splits is 0, but must be between 1 and 4"),
