@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::mutants::{ALL_REDUCE_MUTANTS, MUTANTS, Mutant, REDUCE_MUTANTS};
+use common::mutants::{MUTANTS, Mutant, ONE_SHOT_MUTANTS, REDUCE_MUTANTS, TWO_SHOT_MUTANTS};
 use common::{plan_of, reducing};
 use overlap_gemm::plan::model::{Schedules, Violation, run};
 use overlap_gemm::plan::{Engine, Operation, PlanOptions, Step, Strategy as Order};
@@ -70,8 +70,11 @@ fn every_mutant_of_a_reduce_scatter_is_caught_as_predicted() {
 
 #[test]
 fn every_mutant_of_an_all_reduce_is_caught_as_predicted() {
-    let fused = PlanOptions { operation: Operation::GemmAllReduce, ..reducing(Order::Fused, 1) };
-    each_is_caught_as_predicted(ALL_REDUCE_MUTANTS, &[fused], &[]);
+    let way = |order| PlanOptions { operation: Operation::GemmAllReduce, ..reducing(order, 1) };
+    let copies = way(Order::Fused).with_engine(Engine::CopyEngines { streams: 1 });
+    each_is_caught_as_predicted(ONE_SHOT_MUTANTS, &[way(Order::Sequential), copies], &[]);
+    let in_two_shots = [way(Order::Fused), way(Order::Pipelined)];
+    each_is_caught_as_predicted(TWO_SHOT_MUTANTS, &in_two_shots, &[]);
 }
 
 #[test]

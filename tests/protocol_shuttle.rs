@@ -8,7 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::mutants::{Caught, MUTANTS, Mutant, REDUCE_MUTANTS};
+use common::mutants::{
+    Caught, MUTANTS, Mutant, ONE_SHOT_MUTANTS, REDUCE_MUTANTS, TWO_SHOT_MUTANTS,
+};
 use common::{plan_of, reducing};
 use overlap_gemm::host::protocol::{
     AtomicWord, Awaited, Endpoint, Mailbox, Patience, signal_slots,
@@ -118,7 +120,31 @@ impl World {
         steps.find_map(awaits).unwrap_or_default()
     }
 
-    /// Where rank `from` puts its sums of a chunk.
+    /// Whether `rank` sends the total of a chunk, which is in the place of own sums.
+    fn sends_total(&self, rank: u32, chunk: u32) -> bool {
+        let PlanOptions { operation, strategy, .. } = self.plan.options();
+        let has_two_shots =
+            operation == Operation::GemmAllReduce && strategy != Strategy::Sequential;
+        has_two_shots && self.plan.chunks().rank_of(chunk) == rank
+    }
+
+    /// Where the own sums of a chunk are.
+    fn own(&self, rank: u32, chunk: u32) -> u32 {
+        if self.sends_total(rank, chunk) { self.slot(chunk, rank) } else { chunk }
+    }
+
+    /// Where what `rank` adds up of a chunk is: all ranks' sums; or one total.
+    fn added(&self, rank: u32, chunk: u32) -> impl Iterator<Item = u32> + Clone {
+        let owner = self.plan.chunks().rank_of(chunk);
+        let is_one = self.sends_total(owner, chunk) && owner != rank;
+        let ranks = if is_one { owner..owner + 1 } else { 0..self.plan.problem().ranks() };
+        ranks.map(move |from| match from == rank {
+            true => self.own(rank, chunk),
+            false => self.slot(chunk, from),
+        })
+    }
+
+    /// Where rank `from` puts its sums of a chunk, or its total.
     fn slot(&self, chunk: u32, from: u32) -> u32 {
         self.plan.chunks().len() * (1 + from) + chunk
     }
@@ -214,7 +240,6 @@ fn run_rank(world: &Arc<World>, rank: u32) {
 /// The same of a reduction: a rank multiplies and adds up by itself.
 fn reduce_on_rank(world: &Arc<World>, rank: u32) {
     let (steps, pusher) = start_pusher(world, rank, World::slot);
-    let ranks = world.plan.problem().ranks();
     for epoch in epochs() {
         let endpoint = world.endpoint(rank, epoch);
         endpoint.begin(&mut Looks::default()).unwrap();
@@ -224,9 +249,10 @@ fn reduce_on_rank(world: &Arc<World>, rank: u32) {
                 Step::Multiply { rows, .. } => {
                     for chunk in world.plan.chunks().touching(rows.clone()) {
                         // Multiplying takes time, in which the sums are none.
-                        world.row(rank, epoch, chunk).store(FOREVER, Ordering::Relaxed);
+                        let own = world.own(rank, chunk);
+                        world.row(rank, epoch, own).store(FOREVER, Ordering::Relaxed);
                         shuttle::thread::yield_now();
-                        world.write(rank, epoch, chunk);
+                        world.write(rank, epoch, own);
                     }
                 }
                 Step::Post { word, to, age } => endpoint.post(*word, *to, epoch.wrapping_sub(*age)),
@@ -234,11 +260,10 @@ fn reduce_on_rank(world: &Arc<World>, rank: u32) {
                     endpoint.await_word(*word, *age, &mut Looks::default()).unwrap();
                 }
                 Step::Reduce { chunk } => {
-                    let places = (0..ranks).map(|from| match from == rank {
-                        true => *chunk,
-                        false => world.slot(*chunk, from),
-                    });
-                    world.check_slowly(rank, epoch, places);
+                    world.check_slowly(rank, epoch, world.added(rank, *chunk));
+                    if world.sends_total(rank, *chunk) {
+                        world.write(rank, epoch, *chunk);
+                    }
                 }
                 Step::Move { .. } => {}
             }
@@ -362,7 +387,8 @@ fn to_all_ranks(strategy: Strategy, pieces: u32) -> PlanOptions {
     PlanOptions { operation: Operation::GemmAllReduce, ..reducing(strategy, pieces) }
 }
 
-/// In an all-reduce no word says that slots are free, but what a rank sends in the next step: so it waits for all.
+/// In an all-reduce no word says that slots are free, but what a rank sends in the next step: so it waits for all, in one shot and
+/// in two.
 #[test]
 #[should_panic(expected = "of another epoch")]
 fn mutant_missing_wait_of_an_all_reduce_is_caught() {
@@ -371,7 +397,17 @@ fn mutant_missing_wait_of_an_all_reduce_is_caught() {
             |step: &Step| matches!(step, Step::Await { word: Word::Partial { from: 2, .. }, .. });
         schedules[0].steps.retain(|(_, step)| !of_rank_2(step));
     };
-    run_ranks(&[2, 1, 1], to_all_ranks(Strategy::Fused, 1), 1000, reduce_on_rank, change);
+    run_ranks(&[2, 1, 1], to_all_ranks(Strategy::Sequential, 1), 1000, reduce_on_rank, change);
+}
+
+#[test]
+fn every_mutant_of_an_all_reduce_is_caught_as_predicted() {
+    for mutant in ONE_SHOT_MUTANTS {
+        check_mutant(mutant, to_all_ranks(Strategy::Sequential, 1), reduce_on_rank);
+    }
+    for mutant in TWO_SHOT_MUTANTS {
+        check_mutant(mutant, to_all_ranks(Strategy::Fused, 1), reduce_on_rank);
+    }
 }
 
 /// The decisive test, on threads: whoever breaks one step of the schedule breaks what runs by it, as predicted.

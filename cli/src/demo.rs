@@ -105,7 +105,7 @@ impl Args {
 
         let unlimited = steps.record(None, interrupt)?;
         let compute = median(&unlimited.step_times);
-        let sent = bytes_sent(&problem, operation);
+        let sent = bytes_sent(&problem, options);
         // One rank sends nothing; any rate is right.
         let rate = (sent as f64 / compute.as_secs_f64()).max(1.0);
         let slowed = steps.record(Some(Link::of_rate(rate)), interrupt)?;

@@ -162,7 +162,7 @@ pub fn check_link(
     if rate >= least {
         return Ok(());
     }
-    let sent = bytes_sent(problem, options.operation);
+    let sent = bytes_sent(problem, options);
     let (rate, least) = (rate / 1e6, least.ceil() / 1e6);
     Err(Failure::Usage(format!(
         "--link: a rank sends {sent} bytes a step of {problem} in {chunks} chunks, and at {rate} MB a second one of them takes \
@@ -171,12 +171,18 @@ pub fn check_link(
 }
 
 /// The most bytes that a rank sends in a step.
-pub fn bytes_sent(problem: &Problem, operation: Operation) -> u128 {
+pub fn bytes_sent(problem: &Problem, options: PlanOptions) -> u128 {
+    let operation = options.operation;
     let bytes = |rows| bytes_of(problem, operation, rows);
     let (shards, others) = (problem.shards(), u128::from(problem.ranks().saturating_sub(1)));
     match operation {
         Operation::GemmReduceScatter => {
             bytes(problem.m() - shards.to_rows().into_iter().min().unwrap_or(0))
+        }
+        // The sums of the others' rows, and the totals of its own to each of them.
+        Operation::GemmAllReduce if options.has_two_shots() => {
+            let own = shards.most_rows();
+            bytes(problem.m() - own) + bytes(own) * others
         }
         Operation::GemmAllReduce => bytes(problem.m()) * others,
         _ => bytes(shards.most_rows()) * others,

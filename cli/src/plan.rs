@@ -176,7 +176,9 @@ impl fmt::Display for Verdict {
             None => {
                 let arrives = match operation {
                     Operation::GemmReduceScatter => "every rank's sums reach their owner once",
-                    Operation::GemmAllReduce => "every rank's sums reach every rank once",
+                    Operation::GemmAllReduce => {
+                        "every rank's sums reach whoever adds them up once, and every rank gets each total"
+                    }
                     _ => "every chunk reaches every rank once",
                 };
                 writeln!(

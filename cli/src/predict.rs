@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::Result as Predicted;
-use overlap_gemm::plan::{Engine, Operation, Partials, Problem, Strategy};
+use overlap_gemm::plan::{Engine, Operation, Partials, PlanOptions, Problem, Strategy};
 use overlap_gemm::predict::{Machine, Setup, estimate, ranked, ways_of_sums};
 use overlap_gemm::tune::{Anything, Asked, Tuning};
 use serde::Serialize;
@@ -184,7 +184,10 @@ impl Case {
         let predictions = predictions
             .map(|(nth, setup)| Prediction::new(machine, problem, setup, nth >= by_rules));
         let received = match operation.reduces() {
-            true => bytes_sent(problem, operation),
+            true => {
+                let engine = Engine::CopyEngines { streams: 1 };
+                bytes_sent(problem, PlanOptions { operation, engine, ..PlanOptions::new() })
+            }
             false => problem.row_bytes(&(0..problem.m() - problem.shards().rows(0).end)),
         };
         Ok(Case {

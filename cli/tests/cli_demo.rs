@@ -57,9 +57,9 @@ fn demo_draws_a_step() {
 
 #[test]
 fn demo_runs_reductions() {
-    // A rank sends the sums of two other ranks' chunks, or of all chunks to both.
+    // A rank sends the sums of two other ranks' chunks, and in an all-reduce the totals of its own to both.
     for (operation, transfers) in
-        [("gemm-reduce-scatter", 3 * 2 * 2), ("gemm-all-reduce", 3 * 6 * 2)]
+        [("gemm-reduce-scatter", 3 * 2 * 2), ("gemm-all-reduce", 3 * 2 * 2 + 3 * 2 * 2)]
     {
         let args = [&SMALL_DEMO[..], &["--operation", operation]].concat();
         let (code, stdout, stderr) = run(&args);

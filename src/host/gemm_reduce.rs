@@ -65,9 +65,10 @@ pub type GemmReduceScatter<A, B = A, D = A> = GemmReduce<false, A, B, D>;
 /// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all
 /// rows.
 ///
-/// The results of all ranks are equal bit for bit: all add up the same numbers in the same order, their own as others' rounded
-/// to the type of [partials](crate::plan::Partials). Each rank sends its sums to all others, in one shot, so this is for few
-/// rows. The problem's shards say in which order a rank computes the rows.
+/// The results of all ranks are equal bit for bit. In two shots each rank adds up the rows of its shard, and sends their totals to all
+/// others. Alpha, beta, C, bias and activation are those of the rank that adds up, so they should be the same on all. With
+/// [`Strategy::Sequential`](crate::plan::Strategy::Sequential) there is one shot: each rank sends its sums to all others and adds up
+/// all rows, which is for few rows. Own sums are rounded to the type of [partials](crate::plan::Partials), like others'.
 pub type GemmAllReduce<A, B = A, D = A> = GemmReduce<true, A, B, D>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
@@ -209,8 +210,7 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
                 multiply(member, stream, shape, a, (rows, *pivot), problems, products)
             }
             Step::Reduce { chunk } => {
-                let rows = shape.plan.chunks().rows(*chunk);
-                reduce(member, stream, shape, rows, problems, products)?;
+                reduce(member, stream, shape, *chunk, problems, products)?;
                 Ok(Vec::new())
             }
             Step::Await { .. } | Step::Post { .. } | Step::Move { .. } => Ok(Vec::new()),
@@ -237,9 +237,9 @@ fn multiply<A: Element, B: Element, D: Element>(
         .map(|((first_column, problem), product)| ProductView {
             problem,
             b: product.b,
-            // SAFETY: the pusher reads others' rows only after `Summed`, which comes after this product; it has sent what
-            // the buffer held before: the step's beginning awaited that; in an all-reduce, the step before it did, for
-            // which all others had received it. The own rows were read by workers of an
+            // SAFETY: the pusher reads rows only after `Summed`, which comes after this product; it has sent what
+            // the buffer held before: the step's beginning awaited that; in an all-reduce in one shot, the step before it did,
+            // for which all others had received it. The own rows were read by workers of an
             // earlier step, which this thread has joined.
             d: unsafe { OutputCells::of_buffer(sums, first_column) },
             scales: product.scales,
@@ -259,30 +259,44 @@ fn multiply<A: Element, B: Element, D: Element>(
     run_tiles(stream, &job, || |_, _| Ok(()))
 }
 
-/// Adds up all ranks' sums of some of the own rows, and applies each product's epilogue to the total.
+/// Adds up all ranks' sums of a chunk, and applies each product's epilogue to the total; or stores the total that another rank
+/// has sent.
 fn reduce<B: Element, D: Element>(
     member: &Member<Sums>,
     stream: Stream,
     shape: &StepShape,
-    rows: Range<u32>,
+    chunk: u32,
     problems: &[Problem],
     products: &mut [Product<'_, B, D>],
 ) -> Result<()> {
-    let (owner, epoch) = (member.rank(), member.epoch());
-    let first = shape.plan.output_rows(owner).start;
+    let (rank, epoch, sums) = (member.rank(), member.epoch(), member.memory());
+    let (plan, chunks) = (&shape.plan, shape.plan.chunks());
+    let owner = chunks.rank_of(chunk);
+    let adds_up = plan.options().added_up(chunks, rank).contains(&chunk);
+    let first = plan.output_rows(rank).start;
     let outputs = products::views(problems, products);
-    run_rows(stream, rows, |row, total| {
+    run_rows(stream, chunks.rows(chunk), |row, total| {
+        let local = row - first;
         for (first_column, output) in first_columns(problems).zip(&outputs) {
-            let (n, at) = (output.problem.n(), [row, row - first]);
+            let n = output.problem.n();
             let columns = first_column as usize..(first_column + n) as usize;
-            // SAFETY: the schedule has awaited every rank's sums of this chunk, and the own ones are of this thread's
-            // past; they are overwritten after this step only. Each row of the output is one worker's.
+            // SAFETY: each row of the output is one worker's. The schedule has awaited every rank's sums of this chunk, or its
+            // total; they are overwritten after this step only. The own sums are of this thread's past. The pusher reads
+            // the total behind `Summed`, which comes after this.
             unsafe {
-                member.memory().add_up(owner, epoch, at, columns, total);
-                let start = output.d.place(row - first, 0);
-                let d = output.d.row_part(row - first, 0..n);
+                let d = output.d.row_part(local, 0..n);
+                if !adds_up {
+                    let arrived = sums.arrived_total([rank, owner], epoch, local, columns);
+                    d.iter_mut().zip(arrived).for_each(|(d, total)| *d = D::narrow(*total));
+                    continue;
+                }
+                sums.add_up(rank, epoch, [row, local], columns.clone(), total);
+                let start = output.d.place(local, 0);
                 for (column, (d, sum)) in d.iter_mut().zip(&*total).enumerate() {
                     *d = D::narrow(output.epilogue.apply(*sum, start + column, column));
+                }
+                if plan.sends_totals(rank, owner) {
+                    sums.put_total(rank, epoch, row, columns, d.iter().map(|d| d.widen()));
                 }
             }
         }

@@ -1,7 +1,9 @@
-//! The memory of a reduction: each rank's own sums, and a slot for each other rank's sums of the rows that the rank gets.
+//! The memory of a reduction: each rank's own sums, and a slot for each other rank's sums of the rows that the rank gets. Totals
+//! that travel lie in the place of sums.
 //!
 //! Sums are kept as `f32`; what travels is rounded to the type of partials on the way, so results are those of slots of that
-//! type. Invariant: as in [`Memory`]; a row of D is added up from one row of each rank, in the order of the ranks.
+//! type. A total has been rounded to D's type before. Invariant: as in [`Memory`]; a row of D is added up from one row of each rank,
+//! in the order of the ranks.
 
 use std::ops::Range;
 
@@ -99,8 +101,43 @@ impl Sums {
     }
 }
 
+impl Sums {
+    /// Writes some columns of a total of `rank`, which has been added up, in the place of its own sums; `row` of all rows.
+    ///
+    /// # Safety
+    /// Nobody reads these own sums any more, and no other thread touches the row meanwhile.
+    pub(crate) unsafe fn put_total(
+        &self,
+        rank: u32,
+        epoch: u32,
+        row: u32,
+        columns: Range<usize>,
+        total: impl Iterator<Item = f32>,
+    ) {
+        // SAFETY: the caller's promise.
+        let own = unsafe { self.own(rank, epoch).rows_mut(row..row + 1) };
+        own[columns].iter_mut().zip(total).for_each(|(own, total)| *own = total);
+    }
+
+    /// Some columns of a total that rank `from` has sent to `rank`; `local` counts the rows that `rank` gets.
+    ///
+    /// # Safety
+    /// It has arrived, and no thread writes it meanwhile.
+    pub(crate) unsafe fn arrived_total(
+        &self,
+        [rank, from]: [u32; 2],
+        epoch: u32,
+        local: u32,
+        columns: Range<usize>,
+    ) -> &[f32] {
+        let slot = &self.of_ranks[rank as usize].slots[buffer_of(epoch)][from as usize];
+        // SAFETY: the caller's promise.
+        unsafe { &slot.rows(local..local + 1)[columns] }
+    }
+}
+
 impl Memory for Sums {
-    /// From the own sums into the slot at the other rank.
+    /// From the own sums, or totals, into the slot at the other rank.
     unsafe fn move_chunk(
         &self,
         plan: &Plan,
@@ -110,6 +147,8 @@ impl Memory for Sums {
         epoch: u32,
     ) -> u64 {
         let (rows, partials) = (plan.chunks().rows(chunk), self.reduction.partials);
+        let is_total = plan.sends_totals(from, plan.chunks().rank_of(chunk));
+        let size = if is_total { plan.problem().elements().d } else { partials.element() }.size();
         let first = plan.output_rows(to).start;
         let slot = &self.of_ranks[to as usize].slots[buffer_of(epoch)][from as usize];
         // SAFETY: the source are own sums, the target is this rank's slot: see `Memory`.
@@ -122,10 +161,10 @@ impl Memory for Sums {
         let width = self.width;
         for (slot, sums) in slot.chunks_exact_mut(width).zip(sums.chunks_exact(width)) {
             for (slot, sum) in slot[..columns].iter_mut().zip(sums) {
-                *slot = partials.round(*sum);
+                *slot = if is_total { *sum } else { partials.round(*sum) };
             }
         }
-        rows.len() as u64 * columns as u64 * partials.element().size() as u64
+        rows.len() as u64 * columns as u64 * u64::from(size)
     }
     /// The slots that have others' sums.
     unsafe fn poison(&self, plan: &Plan, rank: u32, epoch: u32) {

@@ -52,16 +52,18 @@ pub enum Word {
     },
     /// The step has begun on this rank's GPU: its copies may send. A kernel that pushes, and NCCL, post it when they have sent.
     Begun,
-    /// The rank's own sums of a chunk are in its buffer of sums. The rank itself posts and awaits it.
+    /// The rank's own sums of a chunk are in its buffer of sums; in an all-reduce in two shots, of its own chunks, the totals. The
+    /// rank itself posts and awaits it.
     Summed {
         /// The chunk.
         chunk: u32,
     },
-    /// The sums of rank `from` for a chunk that this rank adds up are in this rank's slot for `from`.
+    /// The sums of rank `from` for a chunk that this rank adds up are in this rank's slot for `from`; or the total of a chunk
+    /// that rank `from` has added up.
     Partial {
         /// The chunk.
         chunk: u32,
-        /// The rank that computed the sums.
+        /// The rank that computed the sums, or the total.
         from: u32,
     },
 }
@@ -88,8 +90,9 @@ pub enum Step {
     },
     /// Copies the rows of a chunk from this rank's gathered buffer to that of rank `to`. To itself: copies the
     /// caller's rows into their slot, unless the caller wrote them there. In a reduction: copies this rank's sums
-    /// of the chunk into its slot at rank `to`, which adds them up. To itself, in a reduction alone: from here on the step
-    /// uses the caller's sums, where they lie.
+    /// of the chunk into its slot at rank `to`, which adds them up; in an all-reduce in two shots, of its own chunks, the
+    /// total, which rank `to` stores. To itself, in a reduction alone: from here on the step uses the caller's sums, where
+    /// they lie.
     Move {
         /// The chunk.
         chunk: u32,
@@ -107,7 +110,8 @@ pub enum Step {
         /// Chunks, in the order in which tiles need them.
         awaits: Vec<u32>,
     },
-    /// Adds the sums of all ranks for a chunk of the rows that this rank gets, in the order of the ranks, and stores D.
+    /// Adds the sums of all ranks for a chunk of the rows that this rank gets, in the order of the ranks, and stores D. In an
+    /// all-reduce in two shots, of another rank's chunk: stores the total that has arrived.
     Reduce {
         /// The chunk.
         chunk: u32,

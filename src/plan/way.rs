@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::chunks::{Chunks, MAX_SPANS};
+use super::chunks::MAX_SPANS;
 use super::problem::Problem;
 use crate::error::{Error, Result};
 
@@ -126,15 +126,6 @@ impl Operation {
         match self {
             Operation::GemmReduceScatter | Operation::ReduceScatter => problem.shards().most_rows(),
             _ => problem.m(),
-        }
-    }
-
-    /// The chunks whose sums `rank` adds up.
-    pub(crate) fn added_up(self, chunks: &Chunks, rank: u32) -> Range<u32> {
-        match self {
-            Operation::GemmAllReduce | Operation::AllReduce => 0..chunks.len(),
-            Operation::GemmReduceScatter | Operation::ReduceScatter => chunks.of_rank(rank),
-            Operation::AllGatherGemm | Operation::AllGather | Operation::Gemm => 0..0,
         }
     }
 }

@@ -67,6 +67,23 @@ impl PlanOptions {
     pub const fn with_tiling(self, tiling: Tiling) -> Self {
         PlanOptions { tiling, ..self }
     }
+
+    /// Whether an all-reduce has two shots: each rank adds up its own rows, and sends their totals to all others. In one shot every
+    /// rank sends its sums of all rows to all others, and adds up all rows itself. GPUs have one shot.
+    pub fn has_two_shots(&self) -> bool {
+        self.operation == Operation::GemmAllReduce
+            && self.engine == Engine::Thread
+            && self.strategy != Strategy::Sequential
+    }
+
+    /// The chunks whose sums `rank` adds up.
+    pub(crate) fn added_up(&self, chunks: &Chunks, rank: u32) -> Range<u32> {
+        match self.operation {
+            operation if !operation.reduces() => 0..0,
+            operation if operation.is_all_reduce() && !self.has_two_shots() => 0..chunks.len(),
+            _ => chunks.of_rank(rank),
+        }
+    }
 }
 
 impl Default for PlanOptions {
@@ -167,6 +184,11 @@ impl Plan {
     /// The rows of D that `rank` gets: in a reduce-scatter its own, else all.
     pub fn output_rows(&self, rank: u32) -> Range<u32> {
         self.options.operation.output_rows(&self.problem, rank)
+    }
+
+    /// Whether what `rank` sends of the rows of `owner` is their total.
+    pub(crate) fn sends_totals(&self, rank: u32, owner: u32) -> bool {
+        self.options.has_two_shots() && owner == rank
     }
 
     /// The most rows of D that a rank gets.

@@ -227,8 +227,8 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
     .not_on_gpus(),
 ];
 
-/// Of a GEMM + all-reduce.
-pub const ALL_REDUCE_MUTANTS: &[Mutant] = &[
+/// Of a GEMM + all-reduce in one shot.
+pub const ONE_SHOT_MUTANTS: &[Mutant] = &[
     mutant((EQUAL, 1), "drops a move", drop_a_move)
         .by_order("NotOnce { what: \"rank 0 gets")
         .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 1"),
@@ -239,7 +239,8 @@ pub const ALL_REDUCE_MUTANTS: &[Mutant] = &[
         })
     })
     .by_order("NoSuchStep { rank: 1")
-    .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 1"),
+    // Of one chunk or another: it depends on what is sent last.
+    .by_run("ReadTooEarly { reader: "),
     mutant((EQUAL, 1), "signals before it sends", |steps| {
         // The last one: what is sent later makes up for others.
         let last = steps.iter().rposition(|(_, step)| matches!(step, Step::Move { .. }));
@@ -264,6 +265,51 @@ pub const ALL_REDUCE_MUTANTS: &[Mutant] = &[
     })
     .by_order("NotAllRows { rank: 1")
     .by_run("ReadTooEarly { reader: 1, chunk: 2, from: 1"),
+];
+
+/// Of a GEMM + all-reduce in two shots. Chunk 1 is rank 1's.
+pub const TWO_SHOT_MUTANTS: &[Mutant] = &[
+    mutant((EQUAL, 1), "sends sums in place of a total", |steps| {
+        // It does not wait until they have been added up.
+        remove(steps, |step| awaits(step, Word::Summed { chunk: 1 }))
+    })
+    .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 1"),
+    mutant((EQUAL, 1), "says that a total is complete before it adds up", |steps| {
+        put_before(steps, is_reduction, |step| {
+            matches!(step, Step::Post { word: Word::Summed { chunk: 1 }, .. })
+        })
+    })
+    .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 1"),
+    mutant((EQUAL, 1), "drops a total", |steps| {
+        remove(steps, |step| matches!(step, Step::Move { chunk: 1, to: 0 }))
+    })
+    .by_order("NotOnce { what: \"rank 0 gets chunk 1 from rank 1\", times: 0 }")
+    .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1"),
+    mutant((EQUAL, 1), "signals a total before it sends it", |steps| {
+        let last = steps.iter().rposition(|(_, step)| matches!(step, Step::Move { .. }));
+        last.inspect(|at| steps.swap(*at, at + 1)).is_some()
+    })
+    .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1"),
+    mutant((EQUAL, 1), "drops the wait for a total", |steps| {
+        remove(steps, |step| awaits(step, Word::Partial { chunk: 0, from: 0 }))
+    })
+    .by_run("ReadTooEarly { reader: 1, chunk: 0, from: 0"),
+    mutant((EQUAL, 1), "drops the wait for another rank's sums", |steps| {
+        remove(steps, |step| awaits(step, Word::Partial { chunk: 1, from: 0 }))
+    })
+    .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
+    mutant((EQUAL, 1), "stores no total", |steps| {
+        remove(steps, |step| matches!(step, Step::Reduce { chunk: 0 }))
+    })
+    .by_order("NotOnce { what: \"rank 1 adds up chunk 0\", times: 0 }"),
+    mutant((EQUAL, 1), "sends its sums of a chunk to a rank that does not add it up", |steps| {
+        each(steps, |_, step| match step {
+            Step::Move { chunk: 0, to } => set(to, 2),
+            _ => false,
+        })
+    })
+    .by_order("NoSuchStep { rank: 1, step: \"move 0 → 2\" }")
+    .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 1"),
 ];
 
 fn drop_a_move(steps: &mut Steps) -> bool {

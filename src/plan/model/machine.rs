@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use super::{Region, Schedules, Thread, Violation};
+use super::{Region, Schedules, TOTAL, Thread, Violation};
 use crate::plan::schedule::{BUFFERS, Step, Word};
 
 /// Runs `schedules` for `epochs` epochs; `choose(n)` picks one of n enabled threads.
@@ -141,11 +141,10 @@ impl Machine {
                             list.push(Operation::Post);
                         }
                         Step::Move { chunk, to } => {
-                            let own = schedules.own(rank, *chunk);
-                            let written = Region { rank: *to, ..own };
+                            let written = Region { rank: *to, ..schedules.own(rank, *chunk) };
                             machine.moves.entry(written).or_default().push(place);
                             // To itself: what the caller brings.
-                            let reads = (*to != rank).then_some(own);
+                            let reads = (*to != rank).then_some(schedules.sent(rank, *chunk));
                             if let Some(read) = reads {
                                 machine.reads.entry(read).or_default().push(place);
                             }
@@ -175,11 +174,27 @@ impl Machine {
                             }
                         }
                         Step::Reduce { chunk } => {
-                            for from in 0..schedules.of_ranks.len() as u32 {
+                            let ranks = 0..schedules.of_ranks.len() as u32;
+                            let from = match schedules.adds_up(rank, *chunk) {
+                                true => ranks,
+                                // The total.
+                                false => {
+                                    let owner = schedules.chunks.rank_of(*chunk);
+                                    owner..owner + 1
+                                }
+                            };
+                            for from in from {
                                 let read = Region { rank, chunk: *chunk, from };
                                 let place = Place { position: list.len() as u32, ..place };
                                 machine.reads.entry(read).or_default().push(place);
                                 let (reads, writes) = (Some(read), None);
+                                list.push(Operation::Touch { reads, writes, age: BUFFERS });
+                            }
+                            let sent = schedules.sent(rank, *chunk);
+                            if sent.from == TOTAL {
+                                let place = Place { position: list.len() as u32, ..place };
+                                machine.moves.entry(sent).or_default().push(place);
+                                let (reads, writes) = (None, Some(sent));
                                 list.push(Operation::Touch { reads, writes, age: BUFFERS });
                             }
                             if schedules.brings_sums() {
@@ -263,12 +278,16 @@ impl Machine {
         let (epoch, position) = self.epoch_and_position(state, thread);
         if let Operation::Touch { reads, writes, age } = self.lists[thread][position as usize] {
             let is_there = |region: &Region| self.is_given || self.written(state, *region) >= epoch;
+            let reader = self.threads[thread].rank;
+            // Only the rank that adds up reads a total where it wrote it.
+            let named = |from: u32| if from == TOTAL { reader } else { from };
             if let Some(Region { chunk, from, .. }) = reads.filter(|region| !is_there(region)) {
-                let reader = self.threads[thread].rank;
+                let from = named(from);
                 return Err(Violation::ReadTooEarly { reader, chunk, from, epoch });
             }
             let is_free = |region: &Region| self.is_read(state, *region, epoch.saturating_sub(age));
             if let Some(Region { rank, chunk, from }) = writes.filter(|region| !is_free(region)) {
+                let from = named(from);
                 return Err(Violation::Overwritten { owner: rank, chunk, from, epoch });
             }
         }

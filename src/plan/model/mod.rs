@@ -6,7 +6,8 @@
 //! [`run`] picks by the caller's choice (at random, for example), [`explore`] tries every order there is.
 //!
 //! What is read and written are regions: what a rank has of a chunk from a rank. A gather moves the owner's rows to all
-//! ranks; a reduce-scatter writes a rank's own sums by products, and moves them to the owner; an all-reduce, to all ranks.
+//! ranks; a reduce-scatter writes a rank's own sums by products, and moves them to the owner; an all-reduce, to all ranks. In
+//! two shots it moves them to the owner, which writes a total, and moves that to all ranks.
 //! Where the caller has the sums, a move to itself writes them, into the one buffer of them, and D is written over them.
 //!
 //! The state is nothing but how far each thread has come: how often a word was posted and a region was written follows
@@ -27,8 +28,7 @@ pub use machine::{explore, run};
 
 use super::chunks::Chunks;
 use super::schedule::{Lane, Schedule, Step, Word};
-use super::way::Operation;
-use super::whole::Plan;
+use super::whole::{Plan, PlanOptions};
 
 /// What is wrong with schedules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -131,6 +131,9 @@ struct Region {
     from: u32,
 }
 
+/// In a region: not from one rank, but the total of all, at the rank that has added it up and sends it on.
+const TOTAL: u32 = u32::MAX;
+
 /// What has to happen once an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Event {
@@ -154,7 +157,7 @@ impl fmt::Display for Event {
 /// The schedules of all ranks; public, so that tests can break them.
 #[derive(Clone, Debug)]
 pub struct Schedules {
-    operation: Operation,
+    options: PlanOptions,
     chunks: Chunks,
     /// One of each rank, in order.
     pub of_ranks: Vec<Schedule>,
@@ -165,7 +168,7 @@ impl Schedules {
     pub fn new(plan: &Plan) -> Self {
         let ranks = 0..plan.problem().ranks();
         Schedules {
-            operation: plan.options().operation,
+            options: plan.options(),
             chunks: plan.chunks().clone(),
             of_ranks: ranks.map(|rank| plan.schedule(rank)).collect(),
         }
@@ -175,7 +178,7 @@ impl Schedules {
     /// the order in which they are needed and awaited in that order, and all rows are multiplied. In a reduce-scatter,
     /// every chunk reaches its owner exactly once from every other rank, nothing else is sent, the owner adds it up once,
     /// and products come in the order in which their sums are sent, those of the own rows last. In an all-reduce, every
-    /// rank is an owner of all chunks.
+    /// rank is an owner of all chunks; in two shots, the owner also sends the total once to every other rank, which stores it once.
     pub fn check_order(&self) -> Result<(), Violation> {
         self.check_names()?;
         self.check_once()?;
@@ -183,18 +186,30 @@ impl Schedules {
     }
 
     fn reduces(&self) -> bool {
-        self.operation.reduces()
+        self.options.operation.reduces()
     }
 
     /// Whether the caller has the sums that travel.
     fn brings_sums(&self) -> bool {
-        self.reduces() && self.operation.is_alone()
+        self.reduces() && self.options.operation.is_alone()
     }
 
-    /// What `rank` reads and sends of `chunk`: the owner's rows; where sums travel, its own sums.
+    /// Whether `rank` adds up `chunk`.
+    fn adds_up(&self, rank: u32, chunk: u32) -> bool {
+        self.options.added_up(&self.chunks, rank).contains(&chunk)
+    }
+
+    /// What `rank` has of `chunk` itself: the owner's rows; where sums travel, its own sums.
     fn own(&self, rank: u32, chunk: u32) -> Region {
         let from = if self.reduces() { rank } else { self.chunks.rank_of(chunk) };
         Region { rank, chunk, from }
+    }
+
+    /// What `rank` sends of `chunk`.
+    fn sent(&self, rank: u32, chunk: u32) -> Region {
+        let own = self.own(rank, chunk);
+        let is_total = self.options.has_two_shots() && self.adds_up(rank, chunk);
+        if is_total { Region { from: TOTAL, ..own } } else { own }
     }
 
     fn check_once(&self) -> Result<(), Violation> {
@@ -238,10 +253,16 @@ impl Schedules {
             if self.brings_sums() {
                 expected.extend((0..self.chunks.len()).map(|chunk| arrival(chunk, rank)));
             }
-            for chunk in self.operation.added_up(&self.chunks, rank) {
+            for chunk in self.options.added_up(&self.chunks, rank) {
                 expected.push(Event::Reduction { rank, chunk });
                 let others = ranks.clone().filter(|from| *from != rank);
                 expected.extend(others.map(|from| arrival(chunk, from)));
+            }
+            let of_others =
+                |chunk: &u32| self.options.has_two_shots() && !self.adds_up(rank, *chunk);
+            for chunk in (0..self.chunks.len()).filter(of_others) {
+                let total = arrival(chunk, self.chunks.rank_of(chunk));
+                expected.extend([Event::Reduction { rank, chunk }, total]);
             }
         }
         expected

@@ -1,5 +1,5 @@
 //! Reductions: every rank multiplies its slice of K, or has sums already, and sends sums. In a reduce-scatter each rank gets
-//! the sums of its own rows and adds them up; in an all-reduce (one shot) it gets those of all rows.
+//! the sums of its own rows and adds them up; in an all-reduce it gets the totals of all rows.
 //!
 //! In round d of a reduce-scatter, rank i computes the rows of rank (i + d) mod W and sends their sums there. So in every round
 //! each rank sends to one peer and receives from one. Its own rows come last: they do not travel, so the sums of the last
@@ -18,11 +18,17 @@
 //! owner (pipelined), all rows (sequential). In a fused reduce-scatter on GPUs the product of a chunk of the own rows also adds
 //! the others' sums to its own, so it waits for them, and no kernel follows that adds up.
 //!
-//! In an all-reduce, ranks compute in the same order, and each chunk leaves for all others when it is computed, first for the
-//! rank of round 1. Every rank sends W − 1 times as many bytes, and nobody waits for a second transfer: the way of few rows.
-//! Threads need no word which says that slots, or own sums, may be overwritten: receiving p's sums of epoch e + 1 proves that p
-//! has finished epoch e, since p computes them after it has added up e. A rank has received those of all ranks before it
-//! computes e + 2. The kernel that begins a step on a GPU waits for all ranks anyway.
+//! An all-reduce in two shots is a reduce-scatter, and then each rank sends the totals of its own rows to all others: of its own
+//! chunks, what a rank sends is the total, which is complete once the chunk has been added up. The others store it as it is, so
+//! all ranks have the same bits.
+//!
+//! In one shot, ranks compute in the same order, and each chunk leaves for all others when it is computed, first for the
+//! rank of round 1. Every rank sends W ÷ 2 times as much as in two shots and adds up W times as much, and nobody waits for a second
+//! transfer: the way of few rows.
+//!
+//! In an all-reduce, threads need no word which says that slots, or own sums, may be overwritten. A rank awaits something of epoch
+//! e + 1 from every rank that it sends to or receives from. So before it computes e + 2, it knows that they have begun e + 1, and
+//! that what it sent in e has arrived and has been used. The kernel that begins a step on a GPU waits for all ranks anyway.
 //!
 //! The engines differ in their waits, as those of a gather do (`push`). A thread waits for each owner before that owner's
 //! round, and for its own sends before it multiplies. A GPU waits for all ranks in the kernel that begins the step, before its
@@ -35,7 +41,7 @@
 //!
 //! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the end of
 //! the epoch that used the slot before; a product starts only after the buffer's previous sums have been sent; sums are added
-//! when all ranks' are available, in an all-reduce the same numbers on all ranks.
+//! when all ranks' are available, in an all-reduce the same numbers on all ranks, or by one rank for all.
 
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::{Engine, Strategy};
@@ -61,6 +67,7 @@ fn by_thread(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     compute.extend(owners(plan, rank).flat_map(|owner| sums_of(plan, rank, owner)));
     compute.extend(await_sent(plan, 1));
     compute.extend(reduce(plan, rank, by_arrival(plan, rank)));
+    compute.extend(store_totals(plan, rank));
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), push(plan, rank))).collect()
 }
 
@@ -138,13 +145,13 @@ fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     kernel.extend((0..ranks).map(|by| Step::Await { word: Word::Consumed { by }, age: BUFFERS }));
     // All that one rank gets, then the next rank's: chunks that lie side by side are sent as one run.
     let others = owners(plan, rank).filter(|to| *to != rank);
-    let gets = |to| plan.options().operation.added_up(chunks, to);
+    let gets = |to| plan.options().added_up(chunks, to);
     let sent: Vec<_> = others.flat_map(|to| gets(to).map(move |chunk| (chunk, to))).collect();
     kernel.extend(sent.iter().map(|&(chunk, to)| Step::Move { chunk, to }));
     let signal =
         |&(chunk, to)| Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 };
     kernel.extend(sent.iter().map(signal));
-    let added_up = plan.options().operation.added_up(chunks, rank);
+    let added_up = plan.options().added_up(chunks, rank);
     kernel.extend(reduce(plan, rank, [vec![], added_up.collect()]));
     kernel.push(Step::Post { word: Word::Begun, to: rank, age: 0 });
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), kernel)).collect()
@@ -162,9 +169,11 @@ fn owners(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> {
     (1..=plan.problem().ranks()).map(move |round| plan.peer_in_round(rank, round))
 }
 
-/// The ranks that `rank` sends its sums of the rows of `owner`.
+/// The ranks that `rank` sends its sums of the rows of `owner`, or their total.
 fn receivers(plan: &Plan, rank: u32, owner: u32) -> Vec<u32> {
-    match plan.options().operation.is_all_reduce() {
+    let options = plan.options();
+    let is_for_all = !options.has_two_shots() || owner == rank;
+    match options.operation.is_all_reduce() && is_for_all {
         true => owners(plan, rank).filter(|to| *to != rank).collect(),
         false => [owner].into_iter().filter(|to| *to != rank).collect(),
     }
@@ -210,7 +219,8 @@ fn sums_of(plan: &Plan, rank: u32, owner: u32) -> Vec<Step> {
     if strategy == Strategy::Pipelined && !rows.is_empty() {
         steps.push(multiply(rows, owner));
     }
-    let travels = !receivers(plan, rank, owner).is_empty();
+    // A total is complete later.
+    let travels = !receivers(plan, rank, owner).is_empty() && !plan.sends_totals(rank, owner);
     for chunk in chunks.of_rank(owner) {
         if strategy == Strategy::Fused {
             steps.push(multiply(chunks.rows(chunk), owner));
@@ -232,14 +242,15 @@ fn send(rank: u32, chunk: u32, to: u32) -> [Step; 3] {
 }
 
 /// The chunks that the rank adds up, as they arrive. The others send a rank the sums of its own rows first. In a fused
-/// all-reduce they do so during products, so these are here when the products end; the rest comes one by one.
+/// all-reduce in one shot they do so during products, so these are here when the products end; the rest comes one by one.
 fn by_arrival(plan: &Plan, rank: u32) -> [Vec<u32>; 2] {
-    let gets = plan.options().operation.added_up(plan.chunks(), rank);
+    let gets = plan.options().added_up(plan.chunks(), rank);
     let others = owners(plan, rank).filter(|owner| *owner != rank);
     let others = others.flat_map(|owner| plan.chunks().of_rank(owner));
     let (own, others) = (plan.chunks().of_rank(rank), others.filter(|chunk| gets.contains(chunk)));
-    let PlanOptions { operation, strategy, .. } = plan.options();
-    match operation.is_all_reduce() && operation.strategy(strategy) == Strategy::Fused {
+    let options @ PlanOptions { operation, strategy, .. } = plan.options();
+    let is_fused = operation.strategy(strategy) == Strategy::Fused;
+    match operation.is_all_reduce() && is_fused && !options.has_two_shots() {
         true => [own.collect(), others.collect()],
         false => [vec![], own.chain(others).collect()],
     }
@@ -259,8 +270,28 @@ fn reduce(plan: &Plan, rank: u32, [together, one_by_one]: [Vec<u32>; 2]) -> Vec<
         let product = || multiply(plan.chunks().rows(chunk), rank);
         steps.extend(products_add_up(plan).then(product));
         steps.push(Step::Reduce { chunk });
+        let is_sent = plan.sends_totals(rank, rank) && !receivers(plan, rank, rank).is_empty();
+        let complete = || Step::Post { word: Word::Summed { chunk }, to: rank, age: 0 };
+        steps.extend(is_sent.then(complete));
     }
     steps
+}
+
+/// What stores the totals of other ranks' rows, where these send them: first those of the rank that sends to this one first.
+fn store_totals(plan: &Plan, rank: u32) -> Vec<Step> {
+    if !plan.options().has_two_shots() {
+        return Vec::new();
+    }
+    let rounds = (1..plan.problem().ranks()).rev();
+    let others = rounds.map(|round| plan.peer_in_round(rank, round));
+    let store = |from| {
+        let await_and_store = move |chunk| {
+            let arrived = Step::Await { word: Word::Partial { chunk, from }, age: 0 };
+            [arrived, Step::Reduce { chunk }]
+        };
+        plan.chunks().of_rank(from).flat_map(await_and_store)
+    };
+    others.flat_map(store).collect()
 }
 
 #[cfg(test)]
@@ -420,13 +451,31 @@ mod tests {
     }
 
     #[test]
-    fn every_chunk_goes_to_all_others_when_it_is_computed() {
+    fn totals_go_to_all_others_when_own_rows_have_been_added_up() {
         let way = (Strategy::Fused, Engine::Thread);
+        let schedule = schedule(Operation::GemmAllReduce, way, [2, 1, 0], 2);
+        assert_eq!(
+            lane(&schedule, Lane::Compute),
+            "multiply rows 0..1; post summed 0 → 1; multiply rows 1..2; post summed 1 → 1; multiply rows 2..3; \
+             await partial 2 from 0; await partial 2 from 2; reduce 2; post summed 2 → 1; \
+             await partial 0 from 0; reduce 0; await partial 1 from 0; reduce 1"
+        );
+        assert_eq!(
+            lane(&schedule, Lane::Push(0)),
+            "await summed 0; move 0 → 0; post partial 0 from 1 → 0; \
+             await summed 1; move 1 → 0; post partial 1 from 1 → 0; \
+             await summed 2; move 2 → 2; post partial 2 from 1 → 2; \
+             await summed 2; move 2 → 0; post partial 2 from 1 → 0; post sent 0 → 1"
+        );
+    }
+
+    #[test]
+    fn in_one_shot_every_chunk_goes_to_all_others() {
+        let way = (Strategy::Sequential, Engine::Thread);
         let schedule = schedule(Operation::GemmAllReduce, way, [2, 0, 1], 2);
         assert_eq!(
             lane(&schedule, Lane::Compute),
-            "multiply rows 2..3; post summed 2 → 1; multiply rows 0..1; post summed 0 → 1; \
-             multiply rows 1..2; post summed 1 → 1; \
+            "multiply rows 0..3; post summed 2 → 1; post summed 0 → 1; post summed 1 → 1; \
              await partial 2 from 0; await partial 2 from 2; reduce 2; \
              await partial 0 from 0; await partial 0 from 2; reduce 0; \
              await partial 1 from 0; await partial 1 from 2; reduce 1"
