@@ -283,7 +283,7 @@ fn small_worlds_have_no_bad_order() {
 #[test]
 fn small_worlds_of_a_reduction_have_no_bad_order() {
     let (scatter, all) = (Operation::GemmReduceScatter, Operation::GemmAllReduce);
-    let worlds: [(Operation, &[u32], u32); 12] = [
+    let worlds: [(Operation, &[u32], u32); 14] = [
         (scatter, &[2], 5),
         (scatter, &[0, 1], 5),
         (scatter, &[2, 0], 4),
@@ -296,6 +296,8 @@ fn small_worlds_of_a_reduction_have_no_bad_order() {
         (all, &[1, 1], 3),
         (all, &[2, 1], 2),
         (all, &[0, 1, 0], 3),
+        (all, &[1, 0, 1], 3),
+        (all, &[1, 1, 0], 3),
     ];
     for (operation, rows, epochs) in worlds {
         for strategy in Order::ALL {

@@ -25,6 +25,9 @@ struct ShuttleWord(shuttle::sync::atomic::AtomicU32);
 /// An epoch that none of these worlds gets to.
 const FOREVER: u32 = BEFORE.wrapping_add(1000);
 
+/// What a total, in the place of own sums, is ahead of these: even, so that it stays in its epoch's buffer.
+const TOTAL: u32 = 500;
+
 impl AtomicWord for ShuttleWord {
     fn new(value: u32) -> Self {
         ShuttleWord(shuttle::sync::atomic::AtomicU32::new(value))
@@ -128,18 +131,13 @@ impl World {
         has_two_shots && self.plan.chunks().rank_of(chunk) == rank
     }
 
-    /// Where the own sums of a chunk are.
-    fn own(&self, rank: u32, chunk: u32) -> u32 {
-        if self.sends_total(rank, chunk) { self.slot(chunk, rank) } else { chunk }
-    }
-
     /// Where what `rank` adds up of a chunk is: all ranks' sums; or one total.
     fn added(&self, rank: u32, chunk: u32) -> impl Iterator<Item = u32> + Clone {
         let owner = self.plan.chunks().rank_of(chunk);
         let is_one = self.sends_total(owner, chunk) && owner != rank;
         let ranks = if is_one { owner..owner + 1 } else { 0..self.plan.problem().ranks() };
         ranks.map(move |from| match from == rank {
-            true => self.own(rank, chunk),
+            true => chunk,
             false => self.slot(chunk, from),
         })
     }
@@ -202,7 +200,9 @@ fn start_pusher(
     let pusher = shuttle::thread::spawn(move || {
         for epoch in to_send {
             let copy = |chunk: u32, to| {
-                world.check_slowly(rank, epoch, chunk..chunk + 1);
+                let is_total = world.sends_total(rank, chunk);
+                let sent = epoch.wrapping_add(if is_total { TOTAL } else { 0 });
+                world.check_slowly(rank, sent, chunk..chunk + 1);
                 world.write(to, epoch, place(&world, chunk, rank));
             };
             world.endpoint(rank, epoch).push(&mut Looks::default(), copy).unwrap();
@@ -249,10 +249,9 @@ fn reduce_on_rank(world: &Arc<World>, rank: u32) {
                 Step::Multiply { rows, .. } => {
                     for chunk in world.plan.chunks().touching(rows.clone()) {
                         // Multiplying takes time, in which the sums are none.
-                        let own = world.own(rank, chunk);
-                        world.row(rank, epoch, own).store(FOREVER, Ordering::Relaxed);
+                        world.row(rank, epoch, chunk).store(FOREVER, Ordering::Relaxed);
                         shuttle::thread::yield_now();
-                        world.write(rank, epoch, own);
+                        world.write(rank, epoch, chunk);
                     }
                 }
                 Step::Post { word, to, age } => endpoint.post(*word, *to, epoch.wrapping_sub(*age)),
@@ -262,7 +261,7 @@ fn reduce_on_rank(world: &Arc<World>, rank: u32) {
                 Step::Reduce { chunk } => {
                     world.check_slowly(rank, epoch, world.added(rank, *chunk));
                     if world.sends_total(rank, *chunk) {
-                        world.write(rank, epoch, *chunk);
+                        world.write(rank, epoch.wrapping_add(TOTAL), *chunk);
                     }
                 }
                 Step::Move { .. } => {}
@@ -391,13 +390,23 @@ fn to_all_ranks(strategy: Strategy, pieces: u32) -> PlanOptions {
 /// in two.
 #[test]
 #[should_panic(expected = "of another epoch")]
-fn mutant_missing_wait_of_an_all_reduce_is_caught() {
+fn mutant_missing_wait_of_an_all_reduce_in_one_shot_is_caught() {
+    without_a_wait(Strategy::Sequential);
+}
+
+#[test]
+#[should_panic(expected = "of another epoch")]
+fn mutant_missing_wait_of_an_all_reduce_in_two_shots_is_caught() {
+    without_a_wait(Strategy::Fused);
+}
+
+fn without_a_wait(strategy: Strategy) {
     let change = |schedules: &mut [Schedule]| {
         let of_rank_2 =
             |step: &Step| matches!(step, Step::Await { word: Word::Partial { from: 2, .. }, .. });
         schedules[0].steps.retain(|(_, step)| !of_rank_2(step));
     };
-    run_ranks(&[2, 1, 1], to_all_ranks(Strategy::Sequential, 1), 1000, reduce_on_rank, change);
+    run_ranks(&[2, 1, 1], to_all_ranks(strategy, 1), 1000, reduce_on_rank, change);
 }
 
 #[test]

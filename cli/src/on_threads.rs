@@ -157,7 +157,10 @@ pub fn check_link(
     let Some(rate) = rate_of(link) else { return Ok(()) };
     let limit = Timeouts::default().steady.as_secs_f64();
     let (rows, chunks) = (problem.shards().most_rows(), options.pieces.unwrap_or(1));
-    let chunk = bytes_of(problem, options.operation, rows.div_ceil(chunks.max(1)));
+    let of_chunk = rows.div_ceil(chunks.max(1));
+    let sums = bytes_of(problem, options.operation, of_chunk);
+    let totals = if options.has_two_shots() { bytes_of_totals(problem, of_chunk) } else { 0 };
+    let chunk = sums.max(totals);
     let least = chunk as f64 / limit;
     if rate >= least {
         return Ok(());
@@ -182,11 +185,17 @@ pub fn bytes_sent(problem: &Problem, options: PlanOptions) -> u128 {
         // The sums of the others' rows, and the totals of its own to each of them.
         Operation::GemmAllReduce if options.has_two_shots() => {
             let own = shards.most_rows();
-            bytes(problem.m() - own) + bytes(own) * others
+            let total = bytes_of_totals(problem, own);
+            bytes(problem.m() - own) + total * others
         }
         Operation::GemmAllReduce => bytes(problem.m()) * others,
         _ => bytes(shards.most_rows()) * others,
     }
+}
+
+/// The bytes of that many rows of D.
+fn bytes_of_totals(problem: &Problem, rows: u32) -> u128 {
+    u128::from(rows) * u128::from(problem.n()) * u128::from(problem.elements().d.size())
 }
 
 /// The bytes that a rank sends for this number of rows: rows of A, or sums in the type of partials.

@@ -186,7 +186,7 @@ impl Patience for Watch<'_> {
         match wait.looks {
             0..SPINS => std::hint::spin_loop(),
             SPINS..SPINS_AND_YIELDS => std::thread::yield_now(),
-            // The own sums: this rank computes them, however long that takes, or has failed.
+            // The own sums, or totals: this rank computes them, however long that takes, or has failed.
             _ if matches!(awaited, Awaited::Summed { .. }) => std::thread::sleep(NAP),
             _ if wait.since.elapsed() > self.limit => {
                 return Err(Error::PeerTimeout {
@@ -212,7 +212,7 @@ fn describe(awaited: Awaited, tile: Option<Tile>) -> String {
         (Awaited::Chunk { chunk, .. }, None) => format!("chunk {chunk}"),
         (Awaited::Consumed { .. }, _) => "the consumption of a buffer".into(),
         (Awaited::Sent, _) => "the end of the own sends".into(),
-        (Awaited::Summed { chunk }, _) => format!("the own sums of chunk {chunk}"),
+        (Awaited::Summed { chunk }, _) => format!("the own sums or total of chunk {chunk}"),
         (Awaited::Partial { chunk, .. }, _) => format!("the sums of chunk {chunk}"),
     }
 }

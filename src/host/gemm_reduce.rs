@@ -65,10 +65,10 @@ pub type GemmReduceScatter<A, B = A, D = A> = GemmReduce<false, A, B, D>;
 /// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all
 /// rows.
 ///
-/// The results of all ranks are equal bit for bit. In two shots each rank adds up the rows of its shard, and sends their totals to all
-/// others. Alpha, beta, C, bias and activation are those of the rank that adds up, so they should be the same on all. With
-/// [`Strategy::Sequential`](crate::plan::Strategy::Sequential) there is one shot: each rank sends its sums to all others and adds up
-/// all rows, which is for few rows. Own sums are rounded to the type of [partials](crate::plan::Partials), like others'.
+/// All ranks give the same alpha, beta, C (of all rows), bias and activation; then their results are equal bit for bit. In two shots each
+/// rank adds up the rows of its shard, and sends what D becomes to all others. With
+/// [`Strategy::Sequential`](crate::plan::Strategy::Sequential) there is one shot, for few rows: each rank sends its sums to all others,
+/// and adds up all rows. Own sums are rounded to the type of [partials](crate::plan::Partials), like others'.
 pub type GemmAllReduce<A, B = A, D = A> = GemmReduce<true, A, B, D>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
@@ -238,8 +238,8 @@ fn multiply<A: Element, B: Element, D: Element>(
             problem,
             b: product.b,
             // SAFETY: the pusher reads rows only after `Summed`, which comes after this product; it has sent what
-            // the buffer held before: the step's beginning awaited that; in an all-reduce in one shot, the step before it did,
-            // for which all others had received it. The own rows were read by workers of an
+            // the buffer held before: the step's beginning awaited that; in an all-reduce, the step before it did, for
+            // which all others had received it. The own rows were read by workers of an
             // earlier step, which this thread has joined.
             d: unsafe { OutputCells::of_buffer(sums, first_column) },
             scales: product.scales,
@@ -281,8 +281,8 @@ fn reduce<B: Element, D: Element>(
             let n = output.problem.n();
             let columns = first_column as usize..(first_column + n) as usize;
             // SAFETY: each row of the output is one worker's. The schedule has awaited every rank's sums of this chunk, or its
-            // total; they are overwritten after this step only. The own sums are of this thread's past. The pusher reads
-            // the total behind `Summed`, which comes after this.
+            // total; these are overwritten after this step only. The own sums are of this thread's past, and nobody else reads
+            // those of own rows. The pusher reads the total in their place behind `Summed`, which comes after this.
             unsafe {
                 let d = output.d.row_part(local, 0..n);
                 if !adds_up {

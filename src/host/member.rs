@@ -166,8 +166,8 @@ impl<M: Memory> Member<M> {
         let agreed = self.world.agree(self.rank, next, shape, columns);
         agreed.inspect_err(|error| self.fail_in(next, error.clone()))?;
         if let Some(latest) = latest.filter(|_| self.world.options.poison) {
-            // SAFETY: this rank's workers are done with the latest step. It announces that after this; in an all-reduce in one
-            // shot, nobody writes its slots before it has sent sums of the next step.
+            // SAFETY: this rank's workers are done with the latest step. It announces that after this; in an all-reduce, nobody
+            // writes its slots before it has sent sums or totals of the next step.
             unsafe { self.world.memory.poison(&latest.plan, self.rank, self.epoch) };
         }
         let begun = self.world.endpoint(next, shape).begin(&mut self.watch_in(next));

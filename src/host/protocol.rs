@@ -8,8 +8,8 @@
 //! | `signals[slot]` | the pusher of the slot's rank; the owner's slots: its caller; in an `AsyncInput` a writer, under the chunk's lock | the chunk's rows are in the buffer | the owner's workers, reading the rows |
 //! | `consumed[p]` | rank p's caller | p no longer reads its buffer of that epoch | the owner's pusher, overwriting p's buffer |
 //! | `sent` | the owner's pusher | all sends of the epoch are done | the owner's caller, overwriting its own slot, or its sums |
-//! | `summed[slot]`, of a reduction | the owner's caller | the owner's own sums of the chunk are complete | the owner's pusher, reading them |
-//! | `partial[p][piece]`, likewise | the pusher of rank p | p's sums of the chunk are in the owner's slot for p | the owner's caller, adding them |
+//! | `summed[slot]`, of a reduction | the owner's caller | the owner's own sums of the chunk, or the total that it sends, are complete | the owner's pusher, reading them |
+//! | `partial[p][piece]`, likewise | the pusher of rank p | p's sums of the chunk, or its total, are in the owner's slot for p | the owner's caller, adding or storing them |
 //!
 //! Why it is correct. *No early read*: a row is written, then its signal is stored (release); a
 //! worker loads the signal (acquire) and then reads the row. *No overwrite*: a consumer's last read
@@ -77,12 +77,12 @@ pub enum Awaited {
     },
     /// The own pusher's completion of an earlier epoch.
     Sent,
-    /// The own sums of a chunk.
+    /// The own sums of a chunk, or the total that this rank sends.
     Summed {
         /// The chunk.
         chunk: u32,
     },
-    /// The sums of rank `from` for a chunk that this rank adds up.
+    /// The sums of rank `from` for a chunk that this rank adds up, or the total that it sends.
     Partial {
         /// The chunk.
         chunk: u32,

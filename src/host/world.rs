@@ -46,7 +46,7 @@ pub(crate) trait Memory: Debug + Send + Sync + 'static {
     /// # Safety
     /// The pushing lane of the sender's schedule has come to this move: the source has been written and is not written
     /// again before it has been read; no thread reads the target before it is signalled, and its earlier readers are
-    /// through. (`Sent` and `Consumed` say so; in an all-reduce in one shot, sums of the next step do.)
+    /// through. (`Sent` and `Consumed` say so; in an all-reduce, sums or totals of the next step do.)
     unsafe fn move_chunk(
         &self,
         plan: &Plan,

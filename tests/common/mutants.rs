@@ -239,8 +239,7 @@ pub const ONE_SHOT_MUTANTS: &[Mutant] = &[
         })
     })
     .by_order("NoSuchStep { rank: 1")
-    // Of one chunk or another: it depends on what is sent last.
-    .by_run("ReadTooEarly { reader: "),
+    .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 1"),
     mutant((EQUAL, 1), "signals before it sends", |steps| {
         // The last one: what is sent later makes up for others.
         let last = steps.iter().rposition(|(_, step)| matches!(step, Step::Move { .. }));
@@ -298,6 +297,13 @@ pub const TWO_SHOT_MUTANTS: &[Mutant] = &[
         remove(steps, |step| awaits(step, Word::Partial { chunk: 1, from: 0 }))
     })
     .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
+    mutant((ONE_OWNS, 0), "neither awaits nor stores a total", |steps| {
+        // It computes sums two epochs later in the place of some that it still sends.
+        remove(steps, |step| awaits(step, Word::Partial { chunk: 0, from: 1 }))
+            && remove(steps, is_reduction)
+    })
+    .by_order("NotOnce { what: \"rank 0 adds up chunk 0\", times: 0 }")
+    .by_run("Overwritten { owner: 0, chunk: 0, from: 0"),
     mutant((EQUAL, 1), "stores no total", |steps| {
         remove(steps, |step| matches!(step, Step::Reduce { chunk: 0 }))
     })

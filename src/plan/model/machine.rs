@@ -166,6 +166,12 @@ impl Machine {
                                 };
                                 places.entry(own).or_default().push(place);
                                 list.push(Operation::Touch { reads, writes, age: BUFFERS });
+                                // The total of two epochs before, which lies in the place of these sums.
+                                let total = Some(schedules.sent(rank, chunk));
+                                if let Some(Region { from: TOTAL, .. }) = total {
+                                    let (reads, writes, age) = (None, total, BUFFERS);
+                                    list.push(Operation::Touch { reads, writes, age });
+                                }
                             };
                             at_once.for_each(|chunk| touch(&mut list, chunk));
                             for &chunk in awaits {

@@ -26,9 +26,9 @@
 //! rank of round 1. Every rank sends W ÷ 2 times as much as in two shots and adds up W times as much, and nobody waits for a second
 //! transfer: the way of few rows.
 //!
-//! In an all-reduce, threads need no word which says that slots, or own sums, may be overwritten. A rank awaits something of epoch
-//! e + 1 from every rank that it sends to or receives from. So before it computes e + 2, it knows that they have begun e + 1, and
-//! that what it sent in e has arrived and has been used. The kernel that begins a step on a GPU waits for all ranks anyway.
+//! In an all-reduce, threads need no word which says that slots, or own sums, may be overwritten. To end epoch e + 1 a rank needs a
+//! total, or all ranks' sums, and either comes behind sums of e + 1 of every rank. So before it computes e + 2, all ranks have begun
+//! e + 1, and what it sent in e has arrived and has been used. The kernel that begins a step on a GPU waits for all ranks anyway.
 //!
 //! The engines differ in their waits, as those of a gather do (`push`). A thread waits for each owner before that owner's
 //! round, and for its own sends before it multiplies. A GPU waits for all ranks in the kernel that begins the step, before its
