@@ -1,11 +1,11 @@
-//! GEMM + reduce-scatter on threads: what is refused, and ranks that are late, leave or abort.
+//! GEMM + reduce-scatter and GEMM + all-reduce on threads: what is refused, and ranks that are late, leave or abort.
 
 use std::time::Duration;
 
 use overlap_gemm::Error;
 use overlap_gemm::element::bf16;
-use overlap_gemm::host::{GemmReduceScatter, Group, Product, Rank, Shard, Stream};
-use overlap_gemm::plan::{Epilogue, PlanOptions, Problem, Reduction};
+use overlap_gemm::host::{GemmReduce, GemmReduceScatter, Group, Product, Rank, Shard, Stream};
+use overlap_gemm::plan::{Epilogue, PlanOptions, Problem, Reduction, Strategy};
 
 use crate::patient;
 use crate::threads::on_threads;
@@ -91,45 +91,62 @@ fn ranks_that_give_other_products_are_refused_before_anything_is_sent() {
 }
 
 /// One rank of a small world, its inputs ones.
-fn step(layer: &mut GemmReduceScatter<bf16>, d: &mut [bf16]) -> Result<(), Error> {
+fn step<const ALL: bool>(layer: &mut GemmReduce<ALL, bf16>, d: &mut [bf16]) -> Result<(), Error> {
     let (a, b) = ([bf16::ONE; 16 * 8], [bf16::ONE; 4 * 8]);
     layer.enqueue(&Stream::new(1).unwrap(), &a[..], &b, d)
 }
 
-fn of_two(limit: Duration) -> [GemmReduceScatter<bf16>; 2] {
+/// Ranks of `rows` rows, and D of rank 0.
+fn of_two<const ALL: bool>(
+    limit: Duration,
+    (strategy, rows): (Strategy, [u32; 2]),
+) -> ([GemmReduce<ALL, bf16>; 2], Vec<bf16>) {
     let ranks = Group::local_with(2, patient(limit)).unwrap();
-    let problem = Problem::builder(16, 4, 8).ranks(2).build().unwrap();
-    [plan(&ranks[0], &problem), plan(&ranks[1], &problem)]
+    let problem = Problem::builder(16, 4, 8).shards(&rows).build().unwrap();
+    let options = PlanOptions::new().with_strategy(strategy);
+    let plan = |rank| GemmReduce::plan(rank, &problem, options, Reduction::default()).unwrap();
+    let d = vec![bf16::ONE; if ALL { 16 } else { rows[0] as usize } * 4];
+    ([plan(&ranks[0]), plan(&ranks[1])], d)
 }
 
-#[test]
-fn a_late_rank_is_named_and_no_partial_sum_passes_for_a_result() {
-    let [mut here, _late] = of_two(Duration::from_millis(200));
-    let mut d = [bf16::ONE; 8 * 4];
+fn a_late_rank_is_named<const ALL: bool>(way: (Strategy, [u32; 2])) {
+    let ([mut here, _late], mut d) = of_two::<ALL>(Duration::from_millis(200), way);
     let error = step(&mut here, &mut d).unwrap_err();
     assert!(matches!(error, Error::PeerTimeout { rank: 0, peer: 1, .. }), "{error:?}");
     assert!(error.to_string().contains("the sums of chunk 0"), "{error}");
-    assert!(d.iter().all(|d| d.is_nan()));
+    assert!(d.iter().all(|d| d.is_nan()), "{way:?}");
     assert!(matches!(step(&mut here, &mut d), Err(Error::Over { .. })));
 }
 
-#[test]
-fn a_rank_that_leaves_or_aborts_ends_the_step_of_the_others() {
-    let [mut here, gone] = of_two(Duration::from_secs(60));
+fn whoever_leaves_or_aborts_ends_the_step<const ALL: bool>(way: (Strategy, [u32; 2])) {
+    let ([mut here, gone], mut d) = of_two::<ALL>(Duration::from_secs(60), way);
     drop(gone);
-    let mut d = [bf16::ONE; 8 * 4];
     let error = step(&mut here, &mut d).unwrap_err();
     assert!(matches!(error, Error::PeerLost { rank: 0, peer: 1, .. }), "{error:?}");
-    assert!(d.iter().all(|d| d.is_nan()));
+    assert!(d.iter().all(|d| d.is_nan()), "{way:?}");
 
-    let [mut here, there] = of_two(Duration::from_secs(60));
-    let waiting = std::thread::spawn(move || {
-        let mut d = [bf16::ONE; 8 * 4];
-        (step(&mut here, &mut d), d)
-    });
+    let ([mut here, there], mut d) = of_two::<ALL>(Duration::from_secs(60), way);
+    let waiting = std::thread::spawn(move || (step(&mut here, &mut d), d));
     there.aborter().abort("enough");
     let (result, d) = waiting.join().unwrap();
     let error = result.unwrap_err();
     assert!(error.to_string().contains("enough"), "{error}");
-    assert!(d.iter().all(|d| d.is_nan()));
+    assert!(d.iter().all(|d| d.is_nan()), "{way:?}");
+}
+
+#[test]
+fn a_late_rank_is_named_and_no_partial_sum_passes_for_a_result() {
+    a_late_rank_is_named::<false>((Strategy::Fused, [8, 8]));
+    // In one shot, in two, and a rank that waits for totals alone.
+    a_late_rank_is_named::<true>((Strategy::Sequential, [8, 8]));
+    a_late_rank_is_named::<true>((Strategy::Fused, [8, 8]));
+    a_late_rank_is_named::<true>((Strategy::Fused, [0, 16]));
+}
+
+#[test]
+fn a_rank_that_leaves_or_aborts_ends_the_step_of_the_others() {
+    whoever_leaves_or_aborts_ends_the_step::<false>((Strategy::Fused, [8, 8]));
+    whoever_leaves_or_aborts_ends_the_step::<true>((Strategy::Sequential, [8, 8]));
+    whoever_leaves_or_aborts_ends_the_step::<true>((Strategy::Fused, [8, 8]));
+    whoever_leaves_or_aborts_ends_the_step::<true>((Strategy::Fused, [0, 16]));
 }
