@@ -240,12 +240,8 @@ pub const ONE_SHOT_MUTANTS: &[Mutant] = &[
     })
     .by_order("NoSuchStep { rank: 1")
     .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 1"),
-    mutant((EQUAL, 1), "signals before it sends", |steps| {
-        // The last one: what is sent later makes up for others.
-        let last = steps.iter().rposition(|(_, step)| matches!(step, Step::Move { .. }));
-        last.inspect(|at| steps.swap(*at, at + 1)).is_some()
-    })
-    .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1"),
+    mutant((EQUAL, 1), "signals before it sends", signal_before_the_last_move)
+        .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1"),
     mutant((EQUAL, 1), "drops the wait for its own sums", |steps| {
         remove(steps, |step| awaits(step, Word::Summed { chunk: 2 }))
     })
@@ -284,11 +280,8 @@ pub const TWO_SHOT_MUTANTS: &[Mutant] = &[
     })
     .by_order("NotOnce { what: \"rank 0 gets chunk 1 from rank 1\", times: 0 }")
     .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1"),
-    mutant((EQUAL, 1), "signals a total before it sends it", |steps| {
-        let last = steps.iter().rposition(|(_, step)| matches!(step, Step::Move { .. }));
-        last.inspect(|at| steps.swap(*at, at + 1)).is_some()
-    })
-    .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1"),
+    mutant((EQUAL, 1), "signals a total before it sends it", signal_before_the_last_move)
+        .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1"),
     mutant((EQUAL, 1), "drops the wait for a total", |steps| {
         remove(steps, |step| awaits(step, Word::Partial { chunk: 0, from: 0 }))
     })
@@ -328,6 +321,12 @@ fn signal_before_a_move(steps: &mut Steps) -> bool {
         matches!(word, Word::Landed { .. } | Word::Partial { .. })
     };
     put_before(steps, |step| moves_to(step, 0), signals)
+}
+
+/// Of the last one: what is sent later makes up for others.
+fn signal_before_the_last_move(steps: &mut Steps) -> bool {
+    let last = steps.iter().rposition(|(_, step)| matches!(step, Step::Move { .. }));
+    last.inspect(|at| steps.swap(*at, at + 1)).is_some()
 }
 
 fn send_to_the_wrong_rank(steps: &mut Steps) -> bool {

@@ -272,9 +272,14 @@ proptest! {
 
 /// Four ranks of eight rows, two chunks each.
 fn world(strategy: Strategy) -> World {
+    world_of(strategy, ElementType::F32)
+}
+
+/// With D of that type.
+fn world_of(strategy: Strategy, d: ElementType) -> World {
     let options = PlanOptions::new().with_pieces(2).with_tiling(Tiling::of_tile(8, 8));
-    let (bf16, f32) = (ElementType::Bf16, ElementType::F32);
-    let problem = Problem::builder(32, 24, 48).elements(bf16, bf16, f32);
+    let bf16 = ElementType::Bf16;
+    let problem = Problem::builder(32, 24, 48).elements(bf16, bf16, d);
     World {
         problem: problem.ranks(4).build().unwrap(),
         options: options.with_strategy(strategy),
@@ -292,7 +297,7 @@ fn world(strategy: Strategy) -> World {
 }
 
 impl World {
-    /// An error if what a rank has differs from what rank 0 has, in any bit.
+    /// Every rank has what rank 0 has, in every bit.
     fn assert_alike<D: Element>(&self) {
         let outputs = self.run::<bf16, D>();
         let bits = |of: &Vec<Vec<Vec<D>>>| -> Vec<u32> {
@@ -316,12 +321,9 @@ fn all_ranks_of_an_all_reduce_hold_the_same_bits() {
             let alike: &[bool] =
                 if strategy == Strategy::Sequential { &[true] } else { &[true, false] };
             for &ends_alike in alike {
-                let of = World { all: true, ends_alike, reduction, ..world(strategy) };
-                of.assert_alike::<f32>();
-                let (bf16_d, problem) = (ElementType::Bf16, of.problem.elements().a);
-                let in_bf16 = Problem::builder(32, 24, 48).elements(problem, problem, bf16_d);
-                let problem = in_bf16.ranks(4).build().unwrap();
-                World { problem, ..of }.assert_alike::<bf16>();
+                let of = |d| World { all: true, ends_alike, reduction, ..world_of(strategy, d) };
+                of(ElementType::F32).assert_alike::<f32>();
+                of(ElementType::Bf16).assert_alike::<bf16>();
             }
         }
     }

@@ -141,10 +141,12 @@ impl Machine {
                             list.push(Operation::Post);
                         }
                         Step::Move { chunk, to } => {
-                            let written = Region { rank: *to, ..schedules.own(rank, *chunk) };
+                            let own = schedules.own(rank, *chunk);
+                            let written = Region { rank: *to, ..own };
                             machine.moves.entry(written).or_default().push(place);
                             // To itself: what the caller brings.
-                            let reads = (*to != rank).then_some(schedules.sent(rank, *chunk));
+                            let sent = schedules.total(rank, *chunk).unwrap_or(own);
+                            let reads = (*to != rank).then_some(sent);
                             if let Some(read) = reads {
                                 machine.reads.entry(read).or_default().push(place);
                             }
@@ -167,10 +169,13 @@ impl Machine {
                                 places.entry(own).or_default().push(place);
                                 list.push(Operation::Touch { reads, writes, age: BUFFERS });
                                 // The total of two epochs before, which lies in the place of these sums.
-                                let total = Some(schedules.sent(rank, chunk));
-                                if let Some(Region { from: TOTAL, .. }) = total {
-                                    let (reads, writes, age) = (None, total, BUFFERS);
-                                    list.push(Operation::Touch { reads, writes, age });
+                                let writes = schedules.total(rank, chunk);
+                                if writes.is_some() {
+                                    list.push(Operation::Touch {
+                                        reads: None,
+                                        writes,
+                                        age: BUFFERS,
+                                    });
                                 }
                             };
                             at_once.for_each(|chunk| touch(&mut list, chunk));
@@ -196,11 +201,10 @@ impl Machine {
                                 let (reads, writes) = (Some(read), None);
                                 list.push(Operation::Touch { reads, writes, age: BUFFERS });
                             }
-                            let sent = schedules.sent(rank, *chunk);
-                            if sent.from == TOTAL {
+                            if let Some(total) = schedules.total(rank, *chunk) {
                                 let place = Place { position: list.len() as u32, ..place };
-                                machine.moves.entry(sent).or_default().push(place);
-                                let (reads, writes) = (None, Some(sent));
+                                machine.moves.entry(total).or_default().push(place);
+                                let (reads, writes) = (None, Some(total));
                                 list.push(Operation::Touch { reads, writes, age: BUFFERS });
                             }
                             if schedules.brings_sums() {

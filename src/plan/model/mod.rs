@@ -205,11 +205,10 @@ impl Schedules {
         Region { rank, chunk, from }
     }
 
-    /// What `rank` sends of `chunk`.
-    fn sent(&self, rank: u32, chunk: u32) -> Region {
-        let own = self.own(rank, chunk);
-        let is_total = self.options.has_two_shots() && self.adds_up(rank, chunk);
-        if is_total { Region { from: TOTAL, ..own } } else { own }
+    /// The total of `chunk`, if `rank` sends that in place of its own sums.
+    fn total(&self, rank: u32, chunk: u32) -> Option<Region> {
+        let is_sent = self.options.has_two_shots() && self.adds_up(rank, chunk);
+        is_sent.then_some(Region { rank, chunk, from: TOTAL })
     }
 
     fn check_once(&self) -> Result<(), Violation> {

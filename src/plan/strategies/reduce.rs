@@ -263,6 +263,7 @@ fn reduce(plan: &Plan, rank: u32, [together, one_by_one]: [Vec<u32>; 2]) -> Vec<
         let partial = move |from| Step::Await { word: Word::Partial { chunk, from }, age: 0 };
         others.clone().map(partial)
     };
+    let sends_totals = plan.sends_totals(rank, rank) && plan.problem().ranks() > 1;
     let mut steps: Vec<_> = together.iter().flat_map(|&chunk| arrived(chunk)).collect();
     steps.extend(together.into_iter().map(|chunk| Step::Reduce { chunk }));
     for chunk in one_by_one {
@@ -270,9 +271,8 @@ fn reduce(plan: &Plan, rank: u32, [together, one_by_one]: [Vec<u32>; 2]) -> Vec<
         let product = || multiply(plan.chunks().rows(chunk), rank);
         steps.extend(products_add_up(plan).then(product));
         steps.push(Step::Reduce { chunk });
-        let is_sent = plan.sends_totals(rank, rank) && !receivers(plan, rank, rank).is_empty();
         let complete = || Step::Post { word: Word::Summed { chunk }, to: rank, age: 0 };
-        steps.extend(is_sent.then(complete));
+        steps.extend(sends_totals.then(complete));
     }
     steps
 }
