@@ -41,7 +41,6 @@ struct RowDescriptors {
 // have tiles of fewer rows. With kByAll each block loads rows of each tile, those of zeros where it has no others.
 template <class Element, int kRows, int kDepth, int kSharers, bool kVaries, bool kByAll>
 struct TileRows {
-    static_assert(!kByAll || (!kVaries && kRows % (8 * kSharers) == 0));
     // Rows of 128 bytes lie one behind the other, in the pattern that wgmma reads; deeper tiles are such parts one after
     // the other.
     static constexpr int kRowBytes = 128;
@@ -66,10 +65,11 @@ struct TileRows {
         // Each block's part is a multiple of the eight rows in which the pattern repeats.
         int last = int(rows % tile_rows);
         int each = (last + 8 * kSharers - 1) / (8 * kSharers) * 8;
-        int blocks = each == 0 ? 0 : (last + each - 1) / each;
+        int blocks = kByAll ? kSharers : each == 0 ? 0 : (last + each - 1) / each;
+        if (each == 0) each = 8;
         if (each * blocks > tile_rows) return;
-        counts.rest_rows = each == 0 ? 8 : each;
-        counts.rest_blocks = kByAll ? kSharers : blocks;
+        counts.rest_rows = each;
+        counts.rest_blocks = blocks;
         descriptors.rest = descriptor(counts.rest_rows);
     }
 

@@ -7,6 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::Result as Predicted;
+use overlap_gemm::kernels::all_kernels;
 use overlap_gemm::plan::{Engine, Operation, Partials, PlanOptions, Problem, Strategy};
 use overlap_gemm::predict::{Machine, Setup, estimate, ranked, ways_of_sums};
 use overlap_gemm::tune::{Anything, Asked, Tuning};
@@ -167,7 +168,8 @@ impl Case {
         let mut setups = vec![Setup::gemm(machine, problem)?];
         let auto = if operation.reduces() {
             for way in ways_of_sums(problem, operation, None) {
-                setups.push(Setup::of_sums(machine, problem, operation, way, Partials::Bf16)?);
+                let (kernels, sums) = (all_kernels(), Partials::Bf16);
+                setups.push(Setup::of_sums(kernels, machine, problem, operation, way, sums)?);
             }
             fastest(machine, problem, &setups[1..])
         } else {

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::rc::Rc;
 
 use overlap_gemm::kernels::Kernel;
 use overlap_gemm::plan::{Engine, Operation, Partials, Problem, Strategy, Way};
@@ -13,9 +14,9 @@ use overlap_gemm::predict::{Machine, Setup, estimate, ways_of_sums};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Results of the bench that predictions are compared with: all contenders interleaved, two GPUs, with the kernels there are
-/// now;
-const OF_TWO_NOW: [&str; 1] = ["2026-11-27-h200x2-headline.json"];
+/// Results of the bench that predictions are compared with: all contenders interleaved, two GPUs, with the latest kernels that were
+/// measured on H200s;
+const OF_TWO_LATEST: [&str; 1] = ["2026-11-27-h200x2-headline.json"];
 /// the same, with earlier kernels, bf16 and fp8;
 const OF_TWO: [&str; 4] = [
     "2026-11-22-h200x2-beside-pytorch.json",
@@ -60,6 +61,16 @@ const WHO: [&str; 6] = ["own", "fused", "auto", "pipelined", "sequential", "nccl
 /// The repository: documents and results are the library's.
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// A file of results.
+fn result(name: &str) -> String {
+    fs::read_to_string(root().join("benches/results").join(name)).unwrap()
+}
+
+/// The kernels of these names.
+fn kernels(names: &[String]) -> Vec<Kernel> {
+    names.iter().map(|name| Kernel::from_name(name).unwrap()).collect()
 }
 
 #[derive(Deserialize)]
@@ -158,12 +169,10 @@ impl Errors {
 fn errors(results: &[&str]) -> Vec<Errors> {
     let mut errors = WHO.map(|who| Errors { who, all: Vec::new() });
     for name in results {
-        let text = fs::read_to_string(root().join("benches/results").join(name)).unwrap();
-        let Document { runs } = serde_json::from_str(&text).unwrap();
-        for Run { machine: MachineOfRun { sm_count, kernels }, cases } in &runs {
+        let Document { runs } = serde_json::from_str(&result(name)).unwrap();
+        for Run { machine: MachineOfRun { sm_count, kernels: names }, cases } in &runs {
             let machine = Machine::h200().with_sms(*sm_count);
-            let kernels: Vec<Kernel> =
-                kernels.iter().map(|name| Kernel::from_name(name).unwrap()).collect();
+            let kernels = kernels(names);
             for (Case { problem, .. }, row) in
                 cases.iter().flat_map(|case| case.rows.iter().map(move |row| (case, row)))
             {
@@ -172,7 +181,7 @@ fn errors(results: &[&str]) -> Vec<Errors> {
                 let setup = setup(row, problem, &machine, &kernels);
                 let plan = setup.plan(problem).unwrap();
                 // Earlier versions sent whole chunks.
-                if plan.chunks().spans() > 1 && !OF_TWO_NOW.contains(name) {
+                if plan.chunks().spans() > 1 && !OF_TWO_LATEST.contains(name) {
                     continue;
                 }
                 let predicted = estimate(&machine, &plan, &setup).unwrap().total;
@@ -190,6 +199,8 @@ struct Reduced {
     problem: Problem,
     graph: bool,
     way: Way,
+    /// The kernels that there were.
+    kernels: Rc<[Kernel]>,
     /// Kernel, swizzle and slices, where the file says them.
     multiplying: Option<[String; 3]>,
     us: f64,
@@ -213,13 +224,14 @@ fn way_of(problem: &Problem, who: &str, by_kernel: bool, pieces: u32) -> Option<
 
 /// The reductions in a file of results.
 fn reductions(name: &str) -> Vec<Reduced> {
-    let text = fs::read_to_string(root().join("benches/results").join(name)).unwrap();
     let read = if name.ends_with(".txt") { reductions_of_text } else { reductions_of_json };
-    read(&text)
+    read(&result(name))
 }
 
-/// Tables, in which `sequential` is by a kernel; the library chooses how to multiply.
+/// Tables, in which `sequential` is by a kernel; the library chooses how to multiply, of the kernels of those days.
 fn reductions_of_text(text: &str) -> Vec<Reduced> {
+    let Document { runs } = serde_json::from_str(&result(OF_TWO_LATEST[0])).unwrap();
+    let kernels: Rc<[Kernel]> = kernels(&runs[0].machine.kernels).into();
     let (mut operation, mut problem, mut found) = (None, None, Vec::new());
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -238,7 +250,8 @@ fn reductions_of_text(text: &str) -> Vec<Reduced> {
         let Some(way) = way_of(problem, who, true, 1).filter(|_| *who != "fused") else { continue };
         let (graph, us) = (*launch == "graph", us.parse().unwrap());
         let (operation, problem) = (operation.unwrap(), problem.clone());
-        found.push(Reduced { operation, problem, graph, way, multiplying: None, us });
+        let kernels = kernels.clone();
+        found.push(Reduced { operation, problem, graph, way, kernels, multiplying: None, us });
     }
     found
 }
@@ -249,6 +262,8 @@ fn reductions_of_json(text: &str) -> Vec<Reduced> {
     let mut found = Vec::new();
     for run in each(&document, "runs") {
         let operation: Operation = serde_json::from_value(run["operation"].clone()).unwrap();
+        let names: Vec<String> = serde_json::from_value(run["machine"]["kernels"].clone()).unwrap();
+        let kernels: Rc<[Kernel]> = kernels(&names).into();
         for case in each(&run, "cases") {
             let problem: Problem = serde_json::from_value(case["problem"].clone()).unwrap();
             for row in each(&case, "rows") {
@@ -269,6 +284,7 @@ fn reductions_of_json(text: &str) -> Vec<Reduced> {
                     problem: problem.clone(),
                     graph: row["graph"] == true,
                     way,
+                    kernels: kernels.clone(),
                     multiplying: Some(multiplying.map(str::to_owned)),
                     us: quantile(&rounds, 0.5),
                 });
@@ -282,7 +298,8 @@ impl Reduced {
     fn predicted(&self) -> f64 {
         let Reduced { operation, problem, way, .. } = self;
         let machine = Machine::h200();
-        let setup = Setup::of_sums(&machine, problem, *operation, *way, Partials::Bf16);
+        let setup =
+            Setup::of_sums(&self.kernels, &machine, problem, *operation, *way, Partials::Bf16);
         let mut setup = setup.unwrap();
         if let Some([kernel, swizzle, splits]) = &self.multiplying {
             setup.kernel = Kernel::from_name(kernel).unwrap();
@@ -365,7 +382,7 @@ fn the_way_that_is_predicted_to_be_the_fastest_was() {
 
 #[test]
 fn predictions_are_near_what_was_measured() {
-    let now = errors(&OF_TWO_NOW);
+    let now = errors(&OF_TWO_LATEST);
     let fused = &now[1];
     assert!(fused.who == "fused" && fused.all.len() >= 24);
     fused.check(0.05, 0.10);
@@ -407,7 +424,7 @@ fn the_document_has_these_errors() {
     let mut table = String::new();
     let problems = [&OF_STRATEGIES[..], &OF_THE_REST].concat();
     for (gpus, results) in [
-        ("two, now", &OF_TWO_NOW[..]),
+        ("two, latest", &OF_TWO_LATEST[..]),
         ("two", &OF_TWO),
         ("two, 72 problems", &problems),
         ("four", &OF_FOUR),
@@ -421,7 +438,8 @@ fn the_document_has_these_errors() {
     }
     let document = fs::read_to_string(root().join("docs/predicting.md")).unwrap();
     assert!(document.contains(&table), "docs/predicting.md should have these rows:\n{table}");
-    for name in OF_TWO_NOW.iter().chain(&OF_TWO).chain(&problems).chain(&OF_FOUR).chain(&REDUCTIONS)
+    for name in
+        OF_TWO_LATEST.iter().chain(&OF_TWO).chain(&problems).chain(&OF_FOUR).chain(&REDUCTIONS)
     {
         assert!(document.contains(name), "docs/predicting.md does not name {name}");
     }

@@ -122,7 +122,8 @@ pub(crate) fn ranked(
 // The figures below were first fitted to 266 products on one H200, most of random sizes (bf16, M from 4 to 16384, N and K from
 // 1024 to 16384, in steps of 128 and of 8): to how far a product's kernels are apart, and a little to how long they take
 // (`benches/results/2026-11-23-h200-kernel-family.md`); then again to 70 such products with the kernels of today
-// (`benches/results/2026-11-27-h200-loader.md`), and the power of multiplications outside D to 24 more (`2026-11-27-h200-few-rows-cut.txt`).
+// (`benches/results/2026-11-27-h200-loader.md`), and the power of multiplications outside D to 24 more (`2026-11-27-h200-few-rows-cut.txt`). `CACHE` and `CACHE_POWER` have since been fitted to
+// 125 products on H100s, so that the choice loses no more in those sweeps either (`2026-11-28-h100-choice.txt`).
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs; twice as many on fp8.
 const SM_FLOPS: f64 = 7.86e12;
@@ -134,11 +135,19 @@ const STEP: f64 = 7.9e-8;
 const RECEIVED: f64 = 2.04e11;
 /// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows, to one SM and to all, that do not begin
 /// on a line of the cache, so that each of them has a line more.
-const CACHE: f64 = 2.87e13;
+const CACHE: f64 = 2.0e13;
 const ACROSS_LINES: f64 = 1.6;
+/// How much less a byte from the cache costs of an operand that far more tiles read than the other, and how much more of that other:
+/// reads of several SMs are merged on their way. So a cluster gains more by sharing the columns of a few rows of tiles than the rows:
+/// 512×3584×8192 in tiles of 128×112 takes 47 µs with clusters of 2×1, 51 with 1×2, and three products in clusters of eight 4 to 7 %
+/// less with 4×2 than with 2×4 (benches/results/2026-11-28-h100-clusters-of-eight.txt).
+const READ_BY_MANY: f64 = 0.1;
+/// How much longer a cluster of eight multiplies for each unit but its first. It takes up to a tenth more energy there, too; why is
+/// not known. Fitted to 87 products (there, and benches/results/2026-11-28-h100-eight-in-waves.txt).
+const EIGHT_SLOWER: f64 = 0.05;
 /// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
 /// the power limit leaves them, and moving bytes takes power.
-const CACHE_POWER: f64 = 3.96e-14;
+const CACHE_POWER: f64 = 2.8e-14;
 /// Seconds that a multiplication costs whose result lies outside D, in a tile that does not: power, too
 /// (benches/results/2026-11-27-h200-power.md).
 const OUTSIDE_POWER: f64 = 1e-16;
@@ -224,6 +233,10 @@ impl Work {
         let strips = if kernel.transposed { kernel.tile.n } else { kernel.tile.m } / 64;
         let slower = if !kernel.pingpong && strips > 2 { SEVERAL_STRIPS } else { 1.0 };
         let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
+        let eight = match kernel.cluster_size() {
+            8 => 1.0 + EIGHT_SLOWER * (1.0 - 1.0 / waves as f64),
+            _ => 1.0,
+        };
         let multiply = slower * 2.0 * m * n * k / rate;
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
         let rows = m.min(f64::from(problem.m()));
@@ -233,9 +246,15 @@ impl Work {
         };
         let (lines_a, lines_b) = (lines(problem.lda(), a), lines(problem.ldb(), b));
         let receive = (rows * a * lines_a + n * b * lines_b) * k / RECEIVED;
-        let multiply = beside(joined(multiply, receive, HIDING_LOADS), STEP * f64::from(steps));
+        let multiply =
+            eight * beside(joined(multiply, receive, HIDING_LOADS), STEP * f64::from(steps));
         let (cluster_m, cluster_n) = (f64::from(kernel.cluster.m), f64::from(kernel.cluster.n));
-        let (loaded_a, loaded_b) = (rows * a / cluster_n * k, n * b / cluster_m * k);
+        let (all_m, all_n, all_k) =
+            (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
+        let (tiles_m, tiles_n) = ((all_m / m).ceil(), (all_n / n).ceil());
+        let by_more = READ_BY_MANY * (tiles_n - tiles_m) / (tiles_n + tiles_m);
+        let loaded_a = rows * a / cluster_n * k * (1.0 - by_more);
+        let loaded_b = n * b / cluster_m * k * (1.0 + by_more);
         let load = (loaded_a * lines_a + loaded_b * lines_b) * busy_sms / CACHE;
         let sums = match (kernel.pingpong, problem.scaling()) {
             (true, _) => 0.0,
@@ -244,11 +263,9 @@ impl Work {
         };
         let unit = beside(multiply, load) + FINISH + sums * (m * n) / 32768.0;
 
-        let (all_m, all_n, all_k) =
-            (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
         let b_bytes = all_n * all_k * b;
         let again = (b_bytes - KEPT).max(0.0) * sweeps.saturating_sub(1) as f64;
-        let tiles = (all_m / m).ceil() * (all_n / n).ceil();
+        let tiles = tiles_m * tiles_n;
         let streams = tiles * f64::from(splits);
         let near = (1.0 - (streams - STREAMS).abs() / STREAMS_NEAR).max(0.0);
         let all_bytes = all_m * all_k * a + b_bytes + again + all_m * all_n * d;

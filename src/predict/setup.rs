@@ -53,8 +53,9 @@ impl Setup {
         Self::of_part(kernels, machine, problem, Operation::AllGatherGemm, way)
     }
 
-    /// What it would choose for a reduction that is carried out this way, with sums that travel in that type.
+    /// What it would choose of these kernels for a reduction that is carried out this way, with sums that travel in that type.
     pub fn of_sums(
+        kernels: &[Kernel],
         machine: &Machine,
         problem: &Problem,
         operation: Operation,
@@ -62,7 +63,7 @@ impl Setup {
         partials: Partials,
     ) -> Result<Self> {
         let sums = problem.of_sums(problem.n(), partials.element())?;
-        Self::of_part(all_kernels(), machine, &sums, operation, way)
+        Self::of_part(kernels, machine, &sums, operation, way)
     }
 
     fn of_part(
@@ -159,7 +160,11 @@ pub fn ways_of_sums(problem: &Problem, operation: Operation, pieces: Option<u32>
     ways
 }
 
-/// Those that can be predicted, each with its time; the fastest first, among equals the first.
+/// How much longer a reduction by a kernel may be predicted to take, and still come before one by copies: that is within the error of
+/// predictions, and its step costs the host 11 to 13 µs where copies cost 30 (benches/results/2026-11-28-h100x2-few-sums.txt).
+const KERNEL_LEAD: f64 = 0.03;
+
+/// Those that can be predicted, each with its time; the fastest first (a kernel with [`KERNEL_LEAD`]), among equals the first.
 pub fn ranked(
     machine: &Machine,
     problem: &Problem,
@@ -171,7 +176,13 @@ pub fn ranked(
         Some((setup, estimate))
     });
     let mut all: Vec<_> = predicted.collect();
-    all.sort_by_key(|(_, estimate)| estimate.total);
+    let score = |(setup, estimate): &(Setup, Estimate)| match setup.way.engine {
+        Engine::Kernel { .. } if setup.operation.reduces() => {
+            estimate.total.div_f64(1.0 + KERNEL_LEAD)
+        }
+        _ => estimate.total,
+    };
+    all.sort_by_key(score);
     all
 }
 

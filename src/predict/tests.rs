@@ -6,7 +6,7 @@ use proptest::prelude::Strategy as _;
 use proptest::prelude::{TestCaseError, prop_assert, prop_assert_eq, proptest};
 
 use super::*;
-use crate::kernels::Kernel;
+use crate::kernels::{Kernel, all_kernels};
 use crate::plan::{MAX_STREAMS, Partials, Problem, Strategy, TileOrder, Way};
 
 fn problem(m: u64, ranks: u64) -> Problem {
@@ -80,7 +80,7 @@ const REDUCTIONS: [Operation; 2] = [Operation::GemmReduceScatter, Operation::Gem
 
 fn of_sums(machine: &Machine, problem: &Problem, operation: Operation, nth: usize) -> Setup {
     let way = ways_of_sums(problem, operation, None)[nth];
-    Setup::of_sums(machine, problem, operation, way, Partials::Bf16).unwrap()
+    Setup::of_sums(all_kernels(), machine, problem, operation, way, Partials::Bf16).unwrap()
 }
 
 /// µs of a reduction in the n-th way.

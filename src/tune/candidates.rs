@@ -5,7 +5,7 @@
 use super::asked::{Anything, Asked, Fits};
 use super::entry::Multiplying;
 use crate::kernels::{Kernel, choices, ranked};
-use crate::plan::{Engine, Operation, Problem, Strategy, Way};
+use crate::plan::{Engine, Operation, Problem, SMALL_SHARD, Strategy, Way};
 use crate::predict::{Machine, Setup, estimate};
 
 /// The ways that make sense for shards of this size, the default first.
@@ -36,7 +36,10 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
     // as long or up to 12 % longer (benches/results/2026-11-26-h200x2-no-table.txt).
     let copies = Engine::CopyEngines { streams: 1 };
     let kernel = |blocks: u32| Engine::Kernel { blocks };
-    if bytes <= 16 * MIB {
+    // To several peers a kernel pushes for long, and slows the product that runs beside it: between four GPUs 8192×1792×4096
+    // took 258 µs by 16 blocks, 301 by 32, 214 by copies (benches/results/2026-11-28-h100x4-ways.txt).
+    let most_pushed = if problem.ranks() > 2 { SMALL_SHARD } else { 16 * MIB };
+    if bytes <= most_pushed {
         let blocks: &[u32] = match bytes {
             0..=0x4_0000 => &[4, 8, 16],
             0x4_0001..=0x8_0000 => &[8, 16, 32],
@@ -91,10 +94,13 @@ pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
             let may = |one: &Multiplying| may.multiplying(strategy, one);
             kernels_for(&part, measure, fits.kernels(), sms, &may)
         };
-        let mut usual = list(fits, &part, sms);
+        // What the first of the ways would take comes first.
+        let first = ways.iter().find(|way| way.strategy == strategy);
+        let left = first.map_or(sms, |way| way.sms_of_product(problem, sms));
+        let mut usual = list(fits, &part, left);
         let is_open = !usual.is_empty();
         if !is_open {
-            usual = list(&Anything, &part, sms);
+            usual = list(&Anything, &part, left);
             usual.truncate(1);
         }
         let add = |kernels: &mut Vec<Multiplying>, further: Vec<Multiplying>| {
@@ -104,6 +110,9 @@ pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
                 }
             }
         };
+        if is_open {
+            add(&mut usual, list(fits, &part, sms));
+        }
         // Rows come a shard at a time: those that compute one in full waves.
         if let (Strategy::Fused, true, Ok(shard)) = (strategy, is_open, part.of_largest_shard()) {
             add(&mut usual, list(fits, &shard, sms));
