@@ -122,8 +122,8 @@ pub(crate) fn ranked(
 // The figures below were first fitted to 266 products on one H200, most of random sizes (bf16, M from 4 to 16384, N and K from
 // 1024 to 16384, in steps of 128 and of 8): to how far a product's kernels are apart, and a little to how long they take
 // (`benches/results/2026-11-23-h200-kernel-family.md`); then again to 70 such products with the kernels of today
-// (`benches/results/2026-11-27-h200-loader.md`), and the power of multiplications outside D to 24 more (`2026-11-27-h200-few-rows-cut.txt`). `CACHE` and `CACHE_POWER` have since been fitted to
-// 125 products on H100s, so that the choice loses no more in those sweeps either (`2026-11-28-h100-choice.txt`).
+// (`benches/results/2026-11-27-h200-loader.md`), and the power of multiplications outside D to 24 more (`2026-11-27-h200-few-rows-cut.txt`). `CACHE` and `CACHE_POWER` have
+// since been fitted to 125 products on H100s (`2026-11-28-h100-choice.txt`, `2026-11-28-h100-clusters-of-eight.txt`).
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs; twice as many on fp8.
 const SM_FLOPS: f64 = 7.86e12;
@@ -137,13 +137,12 @@ const RECEIVED: f64 = 2.04e11;
 /// on a line of the cache, so that each of them has a line more.
 const CACHE: f64 = 2.0e13;
 const ACROSS_LINES: f64 = 1.6;
-/// How much less a byte from the cache costs of an operand that far more tiles read than the other, and how much more of that other:
-/// reads of several SMs are merged on their way. So a cluster gains more by sharing the columns of a few rows of tiles than the rows:
-/// 512×3584×8192 in tiles of 128×112 takes 47 µs with clusters of 2×1, 51 with 1×2, and three products in clusters of eight 4 to 7 %
-/// less with 4×2 than with 2×4 (benches/results/2026-11-28-h100-clusters-of-eight.txt).
-const READ_BY_MANY: f64 = 0.1;
-/// How much longer a cluster of eight multiplies for each unit but its first. It takes up to a tenth more energy there, too; why is
-/// not known. Fitted to 87 products (there, and benches/results/2026-11-28-h100-eight-in-waves.txt).
+/// A byte from the cache costs less of the operand that more tiles read, and more of the other one; at most by this part. Reads of
+/// several SMs are merged on their way. 512×3584×8192 in tiles of 128×112 takes 47 µs with clusters of 2×1, 51 with 1×2; of 20 pairs of
+/// kernels in clusters of 4×2 and 2×4, seven are faster so, ten alike, three slower (benches/results/2026-11-28-h100-clusters-of-eight.txt, 2026-11-28-h100-choice.txt).
+const READ_BY_MORE: f64 = 0.1;
+/// How much longer a cluster of eight multiplies for each unit but its first. It takes more energy there, too, 3 % in the mean; why is not
+/// known. Fitted to 77 products (benches/results/2026-11-28-h100-clusters-of-eight.txt, 2026-11-28-h100-eight-in-waves.txt).
 const EIGHT_SLOWER: f64 = 0.05;
 /// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
 /// the power limit leaves them, and moving bytes takes power.
@@ -252,7 +251,8 @@ impl Work {
         let (all_m, all_n, all_k) =
             (f64::from(problem.m()), f64::from(problem.n()), f64::from(problem.k()));
         let (tiles_m, tiles_n) = ((all_m / m).ceil(), (all_n / n).ceil());
-        let by_more = READ_BY_MANY * (tiles_n - tiles_m) / (tiles_n + tiles_m);
+        let by_more = READ_BY_MORE * (tiles_n - tiles_m) / (tiles_n + tiles_m);
+        // Weighted bytes.
         let loaded_a = rows * a / cluster_n * k * (1.0 - by_more);
         let loaded_b = n * b / cluster_m * k * (1.0 + by_more);
         let load = (loaded_a * lines_a + loaded_b * lines_b) * busy_sms / CACHE;

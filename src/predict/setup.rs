@@ -160,11 +160,12 @@ pub fn ways_of_sums(problem: &Problem, operation: Operation, pieces: Option<u32>
     ways
 }
 
-/// How much longer a reduction by a kernel may be predicted to take, and still come before one by copies: that is within the error of
-/// predictions, and its step costs the host 11 to 13 µs where copies cost 30 (benches/results/2026-11-28-h100x2-few-sums.txt).
+/// How much longer a reduction by a kernel may be predicted to take, and still come before one by copies: predictions err by as much,
+/// and its step costs the host 11 to 13 µs where copies cost 30 (benches/results/2026-11-28-h100x2-few-sums.txt).
 const KERNEL_LEAD: f64 = 0.03;
 
-/// Those that can be predicted, each with its time; the fastest first (a kernel with [`KERNEL_LEAD`]), among equals the first.
+/// Those that can be predicted, each with its time. The fastest comes first, but a reduction by a kernel is taken for 3 % faster than
+/// predicted; among equals the first.
 pub fn ranked(
     machine: &Machine,
     problem: &Problem,

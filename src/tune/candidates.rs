@@ -37,7 +37,7 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
     let copies = Engine::CopyEngines { streams: 1 };
     let kernel = |blocks: u32| Engine::Kernel { blocks };
     // To several peers a kernel pushes for long, and slows the product that runs beside it: between four GPUs 8192×1792×4096
-    // took 258 µs by 16 blocks, 301 by 32, 214 by copies (benches/results/2026-11-28-h100x4-ways.txt).
+    // took 256 µs by 16 blocks, 301 by 32, 214 by copies (benches/results/2026-11-28-h100x4-ways.txt).
     let most_pushed = if problem.ranks() > 2 { SMALL_SHARD } else { 16 * MIB };
     if bytes <= most_pushed {
         let blocks: &[u32] = match bytes {
@@ -110,7 +110,7 @@ pub fn candidates(asked: &Asked<'_>, fits: &dyn Fits) -> Vec<Candidate> {
                 }
             }
         };
-        if is_open {
+        if is_open && left != sms {
             add(&mut usual, list(fits, &part, sms));
         }
         // Rows come a shard at a time: those that compute one in full waves.
