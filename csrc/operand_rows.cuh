@@ -47,6 +47,8 @@ struct TileRows {
     static constexpr int kPartDepth = kRowBytes / int(sizeof(Element));
     static constexpr int kParts = kDepth / kPartDepth;
     static_assert(kDepth % kPartDepth == 0 && kRows % kSharers == 0);
+    // Tiles that vary have any multiple of eight rows.
+    static_assert(!kVaries || 8 % kSharers == 0);
     // Fewer rows outside are filled with zeros: that costs less time than the tile's multiplications take.
     static constexpr int kFewOutside = 8;
 
@@ -62,7 +64,7 @@ struct TileRows {
         descriptors.whole = descriptor(tile_rows / kSharers);
         int64_t padded = (rows + unit_rows - 1) / unit_rows * unit_rows;
         if (padded - rows < kFewOutside) return;
-        // Each block's part is a multiple of the eight rows in which the pattern repeats.
+        // Each block's part of the last tile is a multiple of the eight rows in which the pattern repeats.
         int last = int(rows % tile_rows);
         int each = (last + 8 * kSharers - 1) / (8 * kSharers) * 8;
         int blocks = kByAll ? kSharers : each == 0 ? 0 : (last + each - 1) / each;

@@ -121,9 +121,11 @@ pub(crate) fn ranked(
 
 // The figures below were first fitted to 266 products on one H200, most of random sizes (bf16, M from 4 to 16384, N and K from
 // 1024 to 16384, in steps of 128 and of 8): to how far a product's kernels are apart, and a little to how long they take
-// (`benches/results/2026-11-23-h200-kernel-family.md`); then again to 70 such products with the kernels of today
-// (`benches/results/2026-11-27-h200-loader.md`), and the power of multiplications outside D to 24 more (`2026-11-27-h200-few-rows-cut.txt`). `CACHE` and `CACHE_POWER` have
-// since been fitted to 125 products on H100s (`2026-11-28-h100-choice.txt`, `2026-11-28-h100-clusters-of-eight.txt`).
+// (`benches/results/2026-11-23-h200-kernel-family.md`); then again to 70 such products with the kernels of that day
+// (`benches/results/2026-11-27-h200-loader.md`), and the power of multiplications outside D to 24 more
+// (`2026-11-27-h200-few-rows-cut.txt`). Since then to all sweeps over kernels there are, 315 products on H200 and H100: `CACHE`
+// and `CACHE_POWER` to two of them (`2026-11-28-h100-choice.txt`, `2026-11-28-h100-clusters-of-eight.txt`), what one SM receives,
+// clusters of eight, the sums that nobody hides, and `MEMORY` to all (`2026-11-28-h200-choice.txt` says which).
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs; twice as many on fp8.
 const SM_FLOPS: f64 = 7.86e12;
@@ -132,18 +134,21 @@ const SM_FLOPS: f64 = 7.86e12;
 const SEVERAL_STRIPS: f64 = 1.04;
 /// Seconds that a step of K takes at least, however small the tile; and bytes of operands that one SM receives a second.
 const STEP: f64 = 7.9e-8;
-const RECEIVED: f64 = 2.04e11;
-/// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows, to one SM and to all, that do not begin
-/// on a line of the cache, so that each of them has a line more.
+const RECEIVED: f64 = 2.3e11;
+/// Bytes a second from the L2 cache to all SMs together; and how much slower it gives rows, to one SM and to all, that do not
+/// begin on a line of the cache, so that each of them has a line more.
 const CACHE: f64 = 2.0e13;
-const ACROSS_LINES: f64 = 1.6;
-/// A byte from the cache costs less of the operand that more tiles read, and more of the other one; at most by this part. Reads of
-/// several SMs are merged on their way. 512×3584×8192 in tiles of 128×112 takes 47 µs with clusters of 2×1, 51 with 1×2; of 20 pairs of
-/// kernels in clusters of 4×2 and 2×4, seven are faster so, ten alike, three slower (benches/results/2026-11-28-h100-clusters-of-eight.txt, 2026-11-28-h100-choice.txt).
+const ACROSS_LINES: f64 = 1.75;
+/// A byte from the cache costs less of the operand that more tiles read, and more of the other one; at most by this part. Reads
+/// of several SMs are merged on their way. 512×3584×8192 in tiles of 128×112 takes 47 µs with clusters of 2×1, 51 with 1×2; of 20
+/// pairs of kernels in clusters of 4×2 and 2×4, seven are faster so, ten alike, three slower
+/// (benches/results/2026-11-28-h100-clusters-of-eight.txt, 2026-11-28-h100-choice.txt).
 const READ_BY_MORE: f64 = 0.1;
-/// How much longer a cluster of eight multiplies for each unit but its first. It takes more energy there, too, 3 % in the mean; why is not
-/// known. Fitted to 77 products (benches/results/2026-11-28-h100-clusters-of-eight.txt, 2026-11-28-h100-eight-in-waves.txt).
-const EIGHT_SLOWER: f64 = 0.05;
+/// How much longer a cluster of eight multiplies for each unit but its first. It takes more energy there, too, 3 % in the mean;
+/// why is not known (benches/results/2026-11-28-h100-eight-in-waves.txt).
+const EIGHT_SLOWER: f64 = 0.065;
+/// Seconds that a cluster of eight begins later; each of its units bears a part.
+const EIGHT_LATER: f64 = 2.4e-7;
 /// Seconds that a byte from the cache costs even where it is hidden: long products run at the clock that
 /// the power limit leaves them, and moving bytes takes power.
 const CACHE_POWER: f64 = 2.8e-14;
@@ -151,7 +156,7 @@ const CACHE_POWER: f64 = 2.8e-14;
 /// (benches/results/2026-11-27-h200-power.md).
 const OUTSIDE_POWER: f64 = 1e-16;
 /// Bytes a second from and to device memory.
-const MEMORY: f64 = 5.24e12;
+const MEMORY: f64 = 7.0e12;
 /// Near this many tiles, slices counted, memory is slower: `STREAMS_SLOWER` more time there, and none more from
 /// `STREAMS_NEAR` away. Seen with tiles of 16x128 and of 64x128, at any K; why is not known.
 const STREAMS: f64 = 85.0;
@@ -160,7 +165,7 @@ const STREAMS_SLOWER: f64 = 0.34;
 /// Seconds from a tile's last sums to the next tile's first; and how much more that is for 128 by 256 sums which no other
 /// group of warps hides, without and with scales for rows and columns.
 const FINISH: f64 = 7.5e-7;
-const FINISH_SUMS: f64 = 1.01e-6;
+const FINISH_SUMS: f64 = 1.5e-6;
 const FINISH_SCALED_SUMS: f64 = 2.4e-6;
 /// Seconds that slices of K cost: for meeting, and for each time that all blocks have to meet once more. And bytes a
 /// second of others' sums that a block adds to its own: always the same blocks do, wave by wave.
@@ -180,7 +185,7 @@ const LEFT_OVER: u32 = 11;
 /// the longer of both, and nineteen per cent more where they are alike.
 const HIDING: f64 = 4.0;
 /// The same of multiplying a tile and receiving its operands.
-const HIDING_LOADS: f64 = 8.0;
+const HIDING_LOADS: f64 = 4.8;
 
 /// The parts of a product's cost, in seconds of the figures above.
 #[derive(Clone, Copy, Debug)]
@@ -232,9 +237,9 @@ impl Work {
         let strips = if kernel.transposed { kernel.tile.n } else { kernel.tile.m } / 64;
         let slower = if !kernel.pingpong && strips > 2 { SEVERAL_STRIPS } else { 1.0 };
         let rate = SM_FLOPS * if types.a.is_fp8() { 2.0 } else { 1.0 };
-        let eight = match kernel.cluster_size() {
-            8 => 1.0 + EIGHT_SLOWER * (1.0 - 1.0 / waves as f64),
-            _ => 1.0,
+        let (eight, begin) = match kernel.cluster_size() {
+            8 => (1.0 + EIGHT_SLOWER * (1.0 - 1.0 / waves as f64), EIGHT_LATER / waves as f64),
+            _ => (1.0, 0.0),
         };
         let multiply = slower * 2.0 * m * n * k / rate;
         // What a cluster shares is read once for all of its blocks, and rows beyond the last are not read.
@@ -261,7 +266,7 @@ impl Work {
             (false, Scaling::Rows) => FINISH_SCALED_SUMS,
             (false, _) => FINISH_SUMS,
         };
-        let unit = beside(multiply, load) + FINISH + sums * (m * n) / 32768.0;
+        let unit = begin + beside(multiply, load) + FINISH + sums * (m * n) / 32768.0;
 
         let b_bytes = all_n * all_k * b;
         let again = (b_bytes - KEPT).max(0.0) * sweeps.saturating_sub(1) as f64;

@@ -107,7 +107,7 @@ impl Machine {
     pub const fn h200() -> Self {
         Machine {
             sms: 132,
-            product_scale: 1.20,
+            product_scale: 1.19,
             product_scale_fp8: 1.25,
             memory_gbps: 3920.0,
             launch_us: 0.97,
