@@ -52,9 +52,11 @@ struct World<const FORGETS: u8> {
     plan: Plan,
     schedules: [Schedule; 2],
     mailboxes: Vec<Mailbox<LoomWord<FORGETS>>>,
-    /// `rows[rank][buffer]`: the epoch that the row was written for. In a reduction, rank 1's sums of rank 0's row: where
-    /// rank 1 computes them, and their slot at rank 0.
-    rows: [[UnsafeCell<u32>; BUFFERS as usize]; 2],
+    /// `rows[rank][buffer]`: the epoch that the row was written for. In a reduction, the sums that a rank computes, and in
+    /// the same place the total that it sends.
+    rows: [Buffers; 2],
+    /// In a reduction, what the other rank has sent: to rank 0 sums, to rank 1 the total.
+    slots: [Buffers; 2],
     /// A row of another epoch was read. Told after all threads have ended: a panic with others
     /// still running would end the process, not the test.
     wrong: AtomicBool,
@@ -64,6 +66,14 @@ struct World<const FORGETS: u8> {
 unsafe impl<const FORGETS: u8> Sync for World<FORGETS> {}
 // SAFETY: as above.
 unsafe impl<const FORGETS: u8> Send for World<FORGETS> {}
+
+/// The epoch that each buffer of a row was written for.
+type Buffers = [UnsafeCell<u32>; BUFFERS as usize];
+
+fn write(buffers: &Buffers, epoch: u32) {
+    // SAFETY: checked by loom.
+    buffers[(epoch % BUFFERS) as usize].with_mut(|row| unsafe { *row = epoch });
+}
 
 const BEFORE: u32 = u32::MAX - 1;
 /// An epoch that no step here gets to: a word that holds it is waited for by nobody.
@@ -80,6 +90,7 @@ impl<const FORGETS: u8> World<FORGETS> {
             plan,
             mailboxes: (0..2).map(|_| Mailbox::new(slots, 2, BEFORE)).collect(),
             rows: [0, 1].map(|_| [0, 1].map(|_| UnsafeCell::new(0))),
+            slots: [0, 1].map(|_| [0, 1].map(|_| UnsafeCell::new(0))),
             wrong: AtomicBool::new(false),
         }
     }
@@ -91,15 +102,16 @@ impl<const FORGETS: u8> World<FORGETS> {
     }
 
     fn write(&self, rank: u32, epoch: u32) {
-        let cell = &self.rows[rank as usize][(epoch % BUFFERS) as usize];
-        // SAFETY: checked by loom.
-        cell.with_mut(|row| unsafe { *row = epoch });
+        write(&self.rows[rank as usize], epoch);
     }
 
     fn read(&self, rank: u32, epoch: u32) {
-        let cell = &self.rows[rank as usize][(epoch % BUFFERS) as usize];
+        self.read_of(&self.rows[rank as usize], epoch);
+    }
+
+    fn read_of(&self, buffers: &Buffers, epoch: u32) {
         // SAFETY: checked by loom.
-        let written_for = cell.with(|row| unsafe { *row });
+        let written_for = buffers[(epoch % BUFFERS) as usize].with(|row| unsafe { *row });
         self.wrong.fetch_or(written_for != epoch, Ordering::Relaxed);
     }
 
@@ -110,11 +122,20 @@ impl<const FORGETS: u8> World<FORGETS> {
         endpoint.publish(&mut Yield, |_, rank| self.write(rank, epoch)).unwrap();
     }
 
-    /// A rank's pusher in one step.
-    fn push(&self, rank: u32, epoch: u32) {
+    /// Rank 0's pusher in one step of a gather.
+    fn push(&self, epoch: u32) {
         let copy = |_, to| {
-            self.read(rank, epoch);
+            self.read(0, epoch);
             self.write(to, epoch);
+        };
+        self.endpoint(0, epoch).push(&mut Yield, copy).unwrap();
+    }
+
+    /// A rank's pusher in one step of a reduction.
+    fn push_sums(&self, rank: u32, epoch: u32) {
+        let copy = |_, to: u32| {
+            self.read(rank, epoch);
+            write(&self.slots[to as usize], epoch);
         };
         self.endpoint(rank, epoch).push(&mut Yield, copy).unwrap();
     }
@@ -128,19 +149,29 @@ impl<const FORGETS: u8> World<FORGETS> {
         self.read(1, epoch);
     }
 
-    /// The caller of a rank in one step of a reduction.
-    fn reduce(&self, rank: u32, epoch: u32) {
+    /// The caller of a rank in one step of a reduction. `before_total` comes before rank 1 waits for a total.
+    fn reduce(&self, rank: u32, epoch: u32, before_total: impl Fn()) {
         let endpoint = self.endpoint(rank, epoch);
         endpoint.begin(&mut Yield).unwrap();
         for step in endpoint.after_opening() {
             match step {
-                Step::Multiply { .. } if rank == 1 => self.write(1, epoch),
+                Step::Multiply { .. } => self.write(rank, epoch),
                 Step::Post { word, to, age } => endpoint.post(*word, *to, epoch.wrapping_sub(*age)),
                 Step::Await { word, age } => {
+                    if rank == 1 && matches!(word, Word::Partial { .. }) {
+                        before_total();
+                    }
                     endpoint.await_word(*word, *age, &mut Yield).unwrap();
                 }
-                Step::Reduce { .. } => self.read(0, epoch),
-                Step::Multiply { .. } | Step::Move { .. } => {}
+                Step::Reduce { .. } => {
+                    self.read_of(&self.slots[rank as usize], epoch);
+                    if rank == 0 {
+                        // Adds them to its own, and leaves the total there.
+                        self.read(0, epoch);
+                        self.write(0, epoch);
+                    }
+                }
+                Step::Move { .. } => {}
             }
         }
     }
@@ -197,7 +228,7 @@ fn two_threads<const FORGETS: u8>(
 fn one_sends_one_receives<const FORGETS: u8>(change: fn(&World<FORGETS>)) {
     let send = |world: &World<FORGETS>, epoch| {
         world.publish(epoch);
-        world.push(0, epoch);
+        world.push(epoch);
     };
     two_threads(Operation::AllGatherGemm, change, send, World::consume);
 }
@@ -212,7 +243,7 @@ fn caller_and_pusher<const FORGETS: u8>(change: fn(&World<FORGETS>)) {
     let push = |world: &World<FORGETS>, epoch| {
         // What the caller's channel orders in production, by the same signal here.
         world.endpoint(0, epoch).await_chunks(0..1, &mut Yield).unwrap();
-        world.push(0, epoch);
+        world.push(epoch);
     };
     two_threads(Operation::AllGatherGemm, change, push, World::publish);
 }
@@ -220,11 +251,11 @@ fn caller_and_pusher<const FORGETS: u8>(change: fn(&World<FORGETS>)) {
 /// Rank 1 sends its sums, rank 0 adds them up.
 fn one_sends_sums_one_adds<const FORGETS: u8>(change: fn(&World<FORGETS>)) {
     let send = |world: &World<FORGETS>, epoch| {
-        world.reduce(1, epoch);
-        world.push(1, epoch);
+        world.reduce(1, epoch, || ());
+        world.push_sums(1, epoch);
     };
     let add = |world: &World<FORGETS>, epoch| {
-        world.reduce(0, epoch);
+        world.reduce(0, epoch, || ());
         let endpoint = world.endpoint(0, epoch);
         endpoint.push(&mut Yield, |_, _| unreachable!("it has nothing to send")).unwrap();
     };
@@ -238,8 +269,22 @@ fn caller_and_pusher_of_sums<const FORGETS: u8>(change: fn(&World<FORGETS>)) {
         world.mailboxes[1].post_consumed(0, LATER);
         change(world);
     };
-    let push = |world: &World<FORGETS>, epoch| world.push(1, epoch);
-    two_threads(Operation::GemmReduceScatter, change, push, |world, epoch| world.reduce(1, epoch));
+    let push = |world: &World<FORGETS>, epoch| world.push_sums(1, epoch);
+    let reduce = |world: &World<FORGETS>, epoch| world.reduce(1, epoch, || ());
+    two_threads(Operation::GemmReduceScatter, change, push, reduce);
+}
+
+/// Rank 1 sends its sums, rank 0 adds them up and sends the total, which rank 1 stores. No word acknowledges anything: what
+/// a rank sends next says that it has read what came before. A rank's pusher takes its turn as soon as it has something to send.
+fn sums_go_there_and_the_total_back<const FORGETS: u8>(change: fn(&World<FORGETS>)) {
+    let store = |world: &World<FORGETS>, epoch| {
+        world.reduce(1, epoch, || world.push_sums(1, epoch));
+    };
+    let add = |world: &World<FORGETS>, epoch| {
+        world.reduce(0, epoch, || ());
+        world.push_sums(0, epoch);
+    };
+    two_threads(Operation::GemmAllReduce, change, store, add);
 }
 
 /// What an `AsyncInput` and its writer do, with one chunk whose rows and scales are `rows[0]` and `rows[1]`.
@@ -281,6 +326,11 @@ fn sums_are_added_after_they_arrived_and_before_they_are_overwritten() {
 #[test]
 fn own_sums_are_sent_after_they_are_computed_and_overwritten_after_that() {
     caller_and_pusher_of_sums::<NOTHING>(|_| ());
+}
+
+#[test]
+fn sums_and_a_total_are_read_after_they_arrived_and_before_they_are_overwritten() {
+    sums_go_there_and_the_total_back::<NOTHING>(|_| ());
 }
 
 /// Loom finds a race in each mutant. Each has a thread of its own, which its panic ends.
@@ -330,6 +380,26 @@ fn every_mutant_of_a_reduction_is_caught() {
         }),
         ("no wait for the pusher", || {
             caller_and_pusher_of_sums::<NOTHING>(|world| world.mailboxes[1].post_sent(LATER));
+        }),
+    ]);
+}
+
+#[test]
+fn every_mutant_of_an_all_reduce_is_caught() {
+    are_caught([
+        ("no release", || sums_go_there_and_the_total_back::<RELEASE>(|_| ())),
+        ("no acquire", || sums_go_there_and_the_total_back::<ACQUIRE>(|_| ())),
+        ("`partial` before the sums", || {
+            sums_go_there_and_the_total_back::<NOTHING>(|world| {
+                let sums = Word::Partial { chunk: 0, from: 1 };
+                world.endpoint(1, BEFORE).post(sums, 0, LATER);
+            });
+        }),
+        ("`partial` before the total", || {
+            sums_go_there_and_the_total_back::<NOTHING>(|world| {
+                let total = Word::Partial { chunk: 0, from: 0 };
+                world.endpoint(0, BEFORE).post(total, 1, LATER);
+            });
         }),
     ]);
 }

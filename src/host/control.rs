@@ -213,7 +213,7 @@ fn describe(awaited: Awaited, tile: Option<Tile>) -> String {
         (Awaited::Consumed { .. }, _) => "the consumption of a buffer".into(),
         (Awaited::Sent, _) => "the end of the own sends".into(),
         (Awaited::Summed { chunk }, _) => format!("the own sums or total of chunk {chunk}"),
-        (Awaited::Partial { chunk, .. }, _) => format!("the sums of chunk {chunk}"),
+        (Awaited::Partial { chunk, .. }, _) => format!("the sums or total of chunk {chunk}"),
     }
 }
 

@@ -113,7 +113,7 @@ fn a_late_rank_is_named<const ALL: bool>(way: (Strategy, [u32; 2])) {
     let ([mut here, _late], mut d) = of_two::<ALL>(Duration::from_millis(200), way);
     let error = step(&mut here, &mut d).unwrap_err();
     assert!(matches!(error, Error::PeerTimeout { rank: 0, peer: 1, .. }), "{error:?}");
-    assert!(error.to_string().contains("the sums of chunk 0"), "{error}");
+    assert!(error.to_string().contains("the sums or total of chunk 0"), "{error}");
     assert!(d.iter().all(|d| d.is_nan()), "{way:?}");
     assert!(matches!(step(&mut here, &mut d), Err(Error::Over { .. })));
 }
