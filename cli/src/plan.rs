@@ -152,7 +152,7 @@ fn show(
 }
 
 /// Enough epochs for every buffer to be used again twice.
-const EPOCHS: u32 = 5;
+pub const EPOCHS: u32 = 5;
 
 /// The most looks at a thread (is it enabled?) that a check may need: minutes.
 const MOST_LOOKS: u128 = 30_000_000_000;

@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
 use crate::output::OutputArgs;
+use crate::plan::EPOCHS;
 use crate::progress;
 
 /// Run random problems on all ranks and compare every result with an f64 reference
@@ -47,9 +48,6 @@ pub struct Args {
 
 /// Cases run where neither a count nor a time was given: some seconds.
 const DEFAULT_COUNT: u64 = 500;
-
-/// Epochs that the model runs of each schedule: every buffer is used again twice.
-const MODEL_EPOCHS: u32 = 5;
 
 /// What was found.
 #[derive(Serialize)]
@@ -162,9 +160,7 @@ fn run_case(exercise: &Exercise, interrupt: Interrupt) -> Result<Report, String>
     let schedules = Schedules::new(&plan);
     let ordered = schedules.check_order();
     let ran = ordered.and_then(|()| {
-        model::run(&schedules, MODEL_EPOCHS, |enabled| {
-            (random.next_u64() % enabled as u64) as usize
-        })
+        model::run(&schedules, EPOCHS, |enabled| (random.next_u64() % enabled as u64) as usize)
     });
     ran.map_err(|violation| format!("on the model, moved by {engine}: {violation}"))?;
 

@@ -155,7 +155,8 @@ const CACHE_POWER: f64 = 2.8e-14;
 /// Seconds that a multiplication costs whose result lies outside D, in a tile that does not: power, too
 /// (benches/results/2026-11-27-h200-power.md).
 const OUTSIDE_POWER: f64 = 1e-16;
-/// Bytes a second from and to device memory.
+/// Bytes a second from and to device memory, as far as they tell kernels apart: more than there are. Predictions use
+/// `Machine::memory_gbps`.
 const MEMORY: f64 = 7.0e12;
 /// Near this many tiles, slices counted, memory is slower: `STREAMS_SLOWER` more time there, and none more from
 /// `STREAMS_NEAR` away. Seen with tiles of 16x128 and of 64x128, at any K; why is not known.

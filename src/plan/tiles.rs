@@ -27,7 +27,7 @@
 //! Inside a band, `swizzle` unit rows at a time sweep over the columns, rows fastest, so that
 //! neighbours in time share columns of B and rows of A in cache.
 //!
-//! Invariant: `unit_at` and `index_of` are inverse, every unit appears once, and the chunk a unit
+//! Invariant: `tile_at` and `index_of` are inverse, every unit appears once, and the chunk a unit
 //! needs last never moves backwards in the need order; where chunks are expected early, only from
 //! band to band. Bands are not stored: a linear index divided by the columns is a ring position inside its band, and the band's
 //! ends follow from its chunks' rows. That is why both directions are O(1) and a kernel can do the same.

@@ -123,7 +123,7 @@ impl Step<'_> {
             };
             let record = record.as_deref_mut();
             if !awaits.is_empty() {
-                return self.run_fused(rank, ready, record);
+                return Ok(self.run_fused(rank, &whole, busy, ready, record));
             }
             let looks = std::mem::take(&mut awaited) && options.engine != Engine::Nccl;
             let looking = if looks { self.machine.await_us } else { 0.0 };
@@ -183,10 +183,15 @@ impl Step<'_> {
         Product { work, times, splits: u64::from(*splits), busy, slowdown }
     }
 
-    fn run_fused(&self, rank: u32, ready: Vec<f64>, record: Record<'_>) -> Result<Outcome> {
-        let order = self.plan.tile_order(rank)?;
-        let own_at = self.transfers.own_at();
-        let (problem, busy) = (self.plan.problem(), self.transfers.busy(rank));
+    fn run_fused(
+        &self,
+        rank: u32,
+        order: &TileOrder,
+        busy: Busy,
+        ready: Vec<f64>,
+        record: Record<'_>,
+    ) -> Outcome {
+        let (problem, own_at) = (self.plan.problem(), self.transfers.own_at());
         let (pushing, until) = self.transfers.pushing(rank);
         let Setup { kernel, splits, sms, .. } = self.setup;
         let all = self.machine.sms;
@@ -201,12 +206,8 @@ impl Step<'_> {
         let product = self.product(problem, sms, order.sweeps(), busy, own_at);
         let launched = own_at + self.machine.launch_us;
         let event = TileEvent { rank, ..TileEvent::default() };
-        let fit = match pushing {
-            0 => u64::MAX,
-            _ => clusters_beside(kernel, all, pushing).into(),
-        };
-        let late = Late { fit, until };
-        Ok(product.run(&order, launched, late, &arrival, event, record))
+        let late = Late { fit: clusters_beside(kernel, all, pushing).into(), until };
+        product.run(order, launched, late, &arrival, event, record)
     }
 
     /// The product of some rows alone, and the order of its tiles.

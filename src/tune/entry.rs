@@ -88,8 +88,8 @@ impl fmt::Display for Shape {
     }
 }
 
-/// The kernel and its parameters. The tile stands beside the name, so that a table can be used without
-/// the kernel.
+/// The kernel and its parameters. The name determines tile and cluster: they are in the file for
+/// readers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Multiplying {

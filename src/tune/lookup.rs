@@ -113,7 +113,7 @@ pub(super) fn look_up(entries: &[Entry], asked: &Asked<'_>, fits: &dyn Fits) -> 
     }
 }
 
-/// Whether every rank has as many rows as any, but for the last.
+/// Whether no rank has more rows than if they were divided evenly.
 fn is_even(problem: &Problem) -> bool {
     problem.shards().most_rows() == problem.m().div_ceil(problem.ranks().max(1))
 }

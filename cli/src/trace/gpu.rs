@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use overlap_gemm::Error;
 use overlap_gemm::cuda::{GatherOptions, GemmOptions, devices};
-use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
+use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
 use overlap_gemm::plan::{Problem, Strategy};
 use overlap_gemm::trace::Timeline;
 
@@ -14,7 +14,7 @@ use super::{Args, SEED, Shown};
 use crate::bench::gpu::check::Check;
 use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
-use crate::bench::gpu::ranks::contenders::{Gathered, Place as Seat, Step as _};
+use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step as _};
 use crate::bench::gpu::ranks::entrant::wrong_anywhere;
 use crate::bench::gpu::ranks::exchange::all_values;
 use crate::bench::gpu::ranks::told;
@@ -27,8 +27,8 @@ pub(super) fn run(
     problem: Problem,
     interrupt: Interrupt,
 ) -> Result<Option<Shown>, Failure> {
-    let place = Place::from_env()?;
-    let gpu = Gpu::open(place.local_rank as usize % devices()?.len().max(1))?;
+    let seat = Seat::from_env()?;
+    let gpu = Gpu::open(seat.local_rank as usize % devices()?.len().max(1))?;
     let group = Arc::new(Group::from_env(&GroupOptions::default().shared_devices(true))?);
     if group.ranks() != problem.ranks() {
         return Err(Error::Mismatch {
@@ -52,7 +52,7 @@ fn one_step(
     let mut pools = Pools::new(SEED);
     let inputs = pools.inputs(0, gpu, problem, gpu.l2_bytes()?)?;
     let check = Check::new(&pools, problem, &inputs, inputs.sets.len(), SEED);
-    let place = Seat { gpu, group, problem, inputs: &inputs, set: check.set };
+    let place = Place { gpu, group, problem, inputs: &inputs, set: check.set };
     let mut gather = GatherOptions::default();
     gather.pieces = args.chunks;
     let gemm = GemmOptions::default().with_constant_b(true);

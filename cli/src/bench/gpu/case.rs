@@ -236,7 +236,7 @@ impl<'a> Course<'a> {
             interrupt.check()?;
             for nth in turn(round, loops.len()) {
                 let mut us = 0.0;
-                let (_, power) = meter.around(|| -> Result<Duration> {
+                let power = meter.around(|| -> Result<Duration> {
                     us = loops[nth].time(gpu, watch)?;
                     Ok(Duration::from_secs_f64(1e-6 * us * length.products() as f64))
                 })?;

@@ -46,16 +46,16 @@ impl Meter {
         Meter { device: found() }
     }
 
-    /// Runs `work`, which ends with a timed part and says how long that took; and the means over that part.
+    /// Runs `work`, which ends with a timed part and says how long that took: the means over that part.
     pub fn around<E>(
         &self,
         work: impl FnOnce() -> Result<Duration, E>,
-    ) -> Result<(Duration, Option<Power>), E> {
+    ) -> Result<Option<Power>, E> {
         let device = self.device.as_ref().and_then(|(nvml, uuid)| {
             // Each time anew: the handle borrows from `nvml`.
             nvml.device_by_uuid(uuid.as_str()).ok()
         });
-        let Some(device) = device else { return Ok((work()?, None)) };
+        let Some(device) = device else { return work().map(|_| None) };
         let done = AtomicBool::new(false);
         let (timed, end, samples) = std::thread::scope(|scope| {
             let sampler = scope.spawn(|| {
@@ -72,8 +72,7 @@ impl Meter {
             done.store(true, Ordering::Relaxed);
             (timed, end, sampler.join().unwrap_or_default())
         });
-        let timed = timed?;
-        Ok((timed, end.checked_sub(timed).and_then(|begin| means(&samples, begin, end))))
+        Ok(end.checked_sub(timed?).and_then(|begin| means(&samples, begin, end)))
     }
 }
 

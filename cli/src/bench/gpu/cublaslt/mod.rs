@@ -75,7 +75,7 @@ struct Description {
 }
 
 impl Description {
-    /// Describes `problem` with the scales of `inputs`; `Ok(None)` if the library knows no such.
+    /// Describes `problem` with the scales of `inputs`; [`Error::Unsupported`] if the library knows no such.
     fn new(library: &Rc<Cublaslt>, problem: &Problem, inputs: &Inputs) -> Result<Description> {
         let null = std::ptr::null_mut();
         let library = library.clone();
