@@ -23,7 +23,7 @@
 
 namespace overlap_gemm {
 
-// Everything the order depends on; the host fills it in (tile_bands.h). Aligned, so that all that a product in one band and
+// Everything the order depends on; the host fills it in (`make_order`). Aligned, so that all that a product in one band and
 // one sweep needs is in one line of kernel parameters. Where every tile divides, the divisor comes with its reciprocal: a
 // division takes as long as a step of K of a small tile.
 struct alignas(kLineBytes) OrderParams {
@@ -42,7 +42,7 @@ struct alignas(kLineBytes) OrderParams {
     BandTable bands;
     // Units of such a sweep.
     cutlass::FastDivmod sweep;
-    // One counter a slice-sharing tile and warp group, zero between launches; then partial sums.
+    // A counter for each tile and warp group, zero between launches; then the slices' partial sums.
     uint32_t* counters;
     float* partials;
     // For the collector of slices; all null where the product waits for nothing.
@@ -50,9 +50,9 @@ struct alignas(kLineBytes) OrderParams {
 };
 static_assert(offsetof(OrderParams, bands) + offsetof(BandTable, first) + 2 * sizeof(int32_t) <= kLineBytes);
 
-// For one launch: `rows` x `columns` outputs, cut into units of `unit_rows` x `unit_columns`; the steps of K in `splits` slices.
-// `swizzle` is plan::Tiling's. All are at least 1. `input` null: all is there; else `rows` are those of its chunks, of which one
-// starts at its pivot. Where there are slices, the caller adds their memory: `counters` and `partials`.
+// For one launch: `rows` x `columns` outputs, cut into units of `unit_rows` x `unit_columns`; the steps of K in `splits`
+// slices. `swizzle` is plan::Tiling's. All are at least 1. `input` null: all is there; else `rows` are those of its chunks, of
+// which one starts at its pivot. Where there are slices, the caller adds their memory: `counters` and `partials`.
 inline OrderParams make_order(og_gemm_input const* input, int32_t rows, int32_t columns, int32_t unit_rows,
                               int32_t unit_columns, int32_t swizzle, int32_t k_steps, int32_t splits) {
     OrderParams order{};
@@ -153,7 +153,8 @@ public:
     // slices, so that the result is the same every time. The collector may spin: the slices before
     // it are those of earlier clusters and its own (clusters_in_order in abi.cu), and blocks start in
     // the order of their numbers, so theirs run or have run. CUDA does not promise that order; where it does not
-    // hold, the collector of a product that waits for chunks gives up. Called by group `group` of the `groups` that share the tile.
+    // hold, the collector of a product that waits for chunks gives up. Called by group `group` of the `groups` that share the
+    // tile.
     template <class Sums>
     CUTLASS_DEVICE void add_slices(Work const& work, Sums& sums, uint32_t groups, uint32_t group) const {
         if constexpr (kCanSplit) {
@@ -196,7 +197,7 @@ private:
                 asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
             }
         } else {
-            // Zero again for the next launch, which begins after this one has ended.
+            // Zero again for the next launch, which touches the counter only after this one has ended.
             bool is_abandoned = thread == 0 && !collect(params.step, counter, handed_over);
             if (thread == 0) *counter = is_abandoned ? kAbandoned : 0;
             is_abandoned = sync_any(group, is_abandoned);
@@ -223,7 +224,7 @@ private:
     // in this workspace is right any more.
     static constexpr uint32_t kAbandoned = 1u << 31;
     // How much longer than for a chunk a collector waits: slices wait for the same chunks, and have to be computed.
-    // As long it waits once everybody was asked to give up: blocks that do still hand over what they have.
+    // After an abort it waits this long, too: blocks that give up still hand over what they have.
     static constexpr uint64_t kSliceNs = 2'000'000'000;
 
     // The threads of a warp group meet; whether any of them says so. `bar` for the reason of meet_at.

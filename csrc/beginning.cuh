@@ -1,11 +1,11 @@
 // The beginning of a rank's step: announcing it, waiting until this rank may send, and letting the epoch grow.
 //
-// What belongs here: what kernels that begin a step have in common. What they do beside is up to gather.cu (rows) and exchange.cu
-// (sums). The words are described at og_gather.
+// What belongs here: what kernels that begin a step have in common. What they do beside is up to gather.cu (rows) and
+// exchange.cu (sums). The words are described at og_gather.
 //
 // Invariant: a rank writes into another's buffer only after all ranks have consumed it, or after it has posted `torn`; every
-// wait ends by its word, the limit, the abort word or a rank's departure. The product waits for the step's beginning, so that
-// signals the product first; loads go out together, and stores are not waited for one by one.
+// wait ends by its word, the limit, the abort word or a rank's departure. The product waits for the step's beginning. So
+// the beginning signals the product first, sends its loads out together, and waits for no single store.
 #pragma once
 
 #include "chunk_signal.cuh"
@@ -171,8 +171,8 @@ struct Beginning {
     }
 
     // For kernels of blocks that push: block 0 announces the step, and every block waits until it may push. Such a kernel calls
-    // both; what it loads between the two arrives while the block waits. `is_given_up` is the block's own, in shared memory; read
-    // it behind a barrier.
+    // both; what it loads between the two arrives while the block waits. `is_given_up` is the block's own, in shared memory;
+    // read it behind a barrier.
     __device__ void announce_by_block(og_gather const& gather, og_gather_step const& step) const {
         if (blockIdx.x != 0 || threadIdx.x / kWarp != 1) return;
         tell_product(gather, step);
@@ -215,9 +215,9 @@ struct Beginning {
 // host says that it may (B is constant, and no kernel pushes), else when they have ended, so that what it reads first is
 // theirs no more.
 //
-// A product looks at `begun` as soon as it has started, so that word says no before. Nobody needs the last step's any more:
-// this kernel starts when all blocks of the product before have waited for the end of their step's beginning
-// (GatheringMainloop::load_tail), and else when kernels that wait for rows, of which there is one between then, have ended.
+// A product looks at `begun` as soon as it has started, so this kernel sets that word to 0 first. Nobody needs the last step's
+// value any more: the kernels between let this one start only after all their blocks have waited for the end of the last step's
+// beginning. They are products (GatheringMainloop::load_tail), or the kernel that waits for rows (`await`).
 __device__ inline Beginning start(og_gather const& gather, og_gather_step const& step) {
     // The thread that tells the product later (`tell_product`), so that nothing has to order the two.
     bool const lets_start = step.product_follows && threadIdx.x == kWarp;
@@ -244,7 +244,7 @@ __device__ inline bool is_last_block(uint32_t* counter) {
 // Launches a kernel that, if `early`, may start before the one before it on the stream has ended: it waits for that end
 // by itself.
 //
-// Two blocks at a time lie side by side where there are many: else each would keep a pair of SMs from the clusters of
+// Blocks of an even number run as clusters of two, on SMs side by side: else each would keep a pair of SMs from the clusters of
 // the product that follows.
 template <class... Parameters, class... Arguments>
 void launch_in_pairs(bool early, void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream,

@@ -111,7 +111,7 @@ __device__ inline uint32_t load_acquire_system(uint32_t const* word) {
     return value;
 }
 
-// For words whose neighbours are not looked at: the epoch, `stop`.
+// Without acquire: for the epoch; the next function is for `stop`, and for `begun`, which a fence follows.
 __device__ inline uint32_t load_relaxed_system(uint32_t const* word) {
     uint32_t value;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -124,7 +124,7 @@ __device__ inline uint64_t load_relaxed_gpu(uint64_t const* word) {
     return value;
 }
 
-// Pairs with the host's acquire of `og_failure::kind`.
+// For signals, the counts of a pad, the epoch, and `og_failure::kind`. Pairs with their readers' acquire.
 __device__ inline void store_release_system(uint32_t* word, uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
@@ -162,6 +162,16 @@ __device__ inline bool is_first_to_give_up(og_stop* stop, uint32_t epoch) {
     uint64_t before = load_relaxed_gpu(&stop->given_up);
     if (before == given_up_at(epoch)) return false;
     return atomicCAS(word, before, given_up_at(epoch)) == before;
+}
+
+// Whether this lane, of all that wait in a step, is the one that looks at the host's words now: looks of many blocks come one
+// after the other, 1 us each.
+__device__ inline bool is_my_look(og_stop* stop, uint64_t now, uint64_t interval_ns) {
+    uint64_t next_look = load_relaxed_gpu(&stop->next_look_ns);
+    // Unsigned: a time that is over, or that no block has ever set.
+    if (next_look - now <= interval_ns) return false;
+    auto* word = reinterpret_cast<unsigned long long*>(&stop->next_look_ns);
+    return atomicCAS(word, next_look, now + interval_ns) == next_look;
 }
 
 // Tells the host why. One thread of the step.
@@ -245,8 +255,8 @@ struct TileGate {
     // Whether span `nth` of this block (counted from 0, over all tiles) may be loaded.
     static __device__ bool is_open(uint32_t gate, uint32_t nth) { return gate % kStopped > nth; }
 
-    // The next span may be loaded; `gives_up`: as zeros, it and all later ones. Once with `gives_up`, behind
-    // `stop` and `tell`: zeros are loaded behind them.
+    // Opens the gate for the next span. With `gives_up` the loading warp loads zeros for it and all later ones. That comes
+    // once, after `stop` and `tell`, so that no zeros are loaded before them.
     static __device__ void open(bool gives_up) {
         uint32_t step = gives_up ? 1 + kStopped : 1;
         asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(block_waits().gate)),
@@ -404,12 +414,7 @@ private:
     // `given_up`. Not at the first miss: the word is across the bus, and most waits are short.
     static __device__ uint32_t look_at_host(StepWords const& step, uint64_t begin, uint64_t now) {
         if (!step.abort || lane() != 0 || now - begin < kAbortLookNs) return 0;
-        uint64_t next_look = load_relaxed_gpu(&step.stop->next_look_ns);
-        // Unsigned: a time that is over, or that no block has ever set.
-        if (next_look - now <= kAbortLookNs) return 0;
-        auto* word = reinterpret_cast<unsigned long long*>(&step.stop->next_look_ns);
-        if (atomicCAS(word, next_look, now + kAbortLookNs) != next_look) return 0;
-        return load_acquire_system(step.abort);
+        return is_my_look(step.stop, now, kAbortLookNs) ? load_acquire_system(step.abort) : 0;
     }
 
     // A word that is missing though its rank has left, or -1: not of this tile alone, for other blocks look

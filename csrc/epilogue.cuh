@@ -15,19 +15,19 @@
 
 namespace overlap_gemm {
 
-// What becomes of a tile's sums. Each is code of its own, which skips as little as may be: fetching instructions takes longer than
-// executing them, and with one code for all, a tile with scales of rows could take twice as long to store as to multiply
+// What becomes of a tile's sums. Each is code of its own, which skips as little as may be: fetching instructions takes longer
+// than executing them, and with one code for all, a tile with scales of rows could take twice as long to store as to multiply
 // (benches/results/2026-11-27-h200-scaled-rows.txt).
 enum class Finish : int32_t {
-    // D is the sums. Never a launch's: alpha may be in device memory.
+    // D is the sums. The host never chooses it: scales of a whole matrix, which alpha is multiplied by, are in device memory.
     kNothing,
     // D is alpha times the sums.
     kScale,
     // Each row and column is scaled, and the bias is added.
     kVectors,
-    // So, and behind it the activation.
+    // As kVectors, then the activation.
     kActivation,
-    // So, but with C.
+    // As kVectors, then C is added, then the activation.
     kAll,
 };
 
@@ -119,8 +119,8 @@ public:
         float bias[kColumns];
     };
 
-    // A thread's part of what a tile needs from L2. Read while the tile's last multiplications run, which takes as long; in slices
-    // of K later.
+    // A thread's part of what a tile needs from L2. Read while the tile's last multiplications run, which takes as long; in
+    // slices of K later.
     class Factors {
     public:
         Factors() = default;

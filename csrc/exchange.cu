@@ -1,9 +1,9 @@
 // One kernel of a reduction with few rows, behind its product if it has one: begins the step, sends this rank's sums, waits for
 // the others', and adds them up.
 //
-// What belongs here: the shares of the blocks. Beginning a step is beginning.cuh's, adding up is totals.cuh's. On every rank block
-// b sends, and adds up, the same elements. So it waits only for the blocks b of the other ranks, no block waits for all, and
-// no kernel has to start in between. (Sums that carried their epoch with them, 8 bytes of each, would need no fence: that
+// What belongs here: the shares of the blocks. Beginning a step is beginning.cuh's, adding up is totals.cuh's. On every rank
+// block b sends, and adds up, the same elements. So it waits only for the blocks b of the other ranks, no block waits for all,
+// and no kernel has to start in between. (Sums that carried their epoch with them, 8 bytes of each, would need no fence: that
 // gained 0.4 us of 31.) While they wait, its blocks hold SMs: operations on several streams, and ranks that share a GPU, need
 // room for a product beside the blocks of all of them.
 //
@@ -33,8 +33,8 @@ struct Exchange {
     og_slots awaited[OG_MAX_PUSHED];
 };
 
-// Every piece of 16 bytes of this block's share of the pieces `first` ..< `end` of this rank's sums, counted from row 0. `each`
-// is handed kAtOnce places, of which those from `end` on are none of them.
+// Walks this thread's part of the pieces `first` ..< `end` of this rank's sums, 16 bytes each, counted from row 0. `each` gets
+// the first of kAtOnce places and their distance, and leaves out those from `end` on.
 template <int kAtOnce, class Each>
 __device__ void for_each_of_share(int64_t first, int64_t end, Each each) {
     int64_t const stride = int64_t(gridDim.x) * kThreads;
@@ -129,7 +129,7 @@ __device__ void add_up_share(Exchange const& exchange, bool is_given_up) {
     });
 }
 
-// The last block to come here lets the epoch grow. One warp of each, when the block has read the one before.
+// The last block that calls this lets the epoch grow. One warp of each block calls it, after the block has read the old epoch.
 __device__ void count(Beginning const& beginning, og_gather const& gather, og_gather_step const& step) {
     bool is_last = lane_id() == 0 && is_last_block(step.counter);
     if (__any_sync(0xffffffff, is_last)) beginning.begin(gather, step, false);

@@ -1,10 +1,7 @@
 // What a rank's GPU does for a gather beside the product: beginning a step, pushing rows to the others,
 // waiting for theirs. A reduction begins and waits in the same way. The words are described at og_gather.
 //
-// Invariant: a rank writes into another's buffer only after all ranks have consumed it, or after it has posted `torn`; a
-// signal follows its data, behind a fence of the whole system; every wait ends by its word, the limit, the abort word or a
-// rank's departure. Nothing traps. The product waits for the step's beginning, so that signals the product first;
-// loads go out together, and stores are not waited for one by one.
+// Invariant, beside that of beginning.cuh: a signal follows its data, behind a fence of the whole system. Nothing traps.
 #include "beginning.cuh"
 #include "instance.h"
 #include "signals.h"
@@ -145,9 +142,9 @@ struct Push {
     }
 };
 
-// Whether what each peer is sent is there sooner than its stores are known to have arrived: then the rows of all peers
-// are signalled behind one fence, for each fence waits as long. Of spans, too, each goes to all peers before the next: their
-// readers compute all rows at the same time.
+// Whether a peer's rows arrive sooner than a block can know that its stores have arrived. Then a block signals all peers behind
+// one fence, since each fence takes equally long. (Each span, too, goes to all peers before the next one: its readers compute
+// all rows at the same time.)
 __device__ bool are_few(og_gather_step const& step, PushList const& list) {
     constexpr uint64_t kFewBytes = 1 << 20;
     uint64_t bytes = 0;
@@ -207,7 +204,7 @@ __global__ void __launch_bounds__(kPushThreads)
 }
 
 __global__ void __launch_bounds__(kWarp)
-    await(__grid_constant__ og_gather const gather, int32_t slot, int32_t count, int32_t stride, int32_t chunk) {
+    await(__grid_constant__ og_gather const gather, int32_t slot, int32_t count, int32_t stride, int32_t name) {
     wait_for_kernels_before();
     uint32_t* own = gather.own;
     og_stop* stop = stop_of(gather, own);
@@ -224,12 +221,12 @@ __global__ void __launch_bounds__(kWarp)
         [=](int32_t i) { return signals + (slot_of(i) << share_bits) + share_of(i); },
         [=](int32_t) { return epoch; }, writer_of,
         [=] { return load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); }, finding);
-    // Not before: a product that had started would hold SMs that what is awaited may need, of a rank on the same GPU or of another
-    // operation.
+    // Not before: a product that had started would hold SMs that what is awaited may need, of a rank on the same GPU or of
+    // another operation.
     let_next_kernel_start();
     // What is read after this kernel has ended is ordered by that end.
     finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who))
-                                                  : uint32_t(chunk + nth_slot(int32_t(finding.who)));
+                                                  : uint32_t(name + nth_slot(int32_t(finding.who)));
     if (lane_id() == 0 && finding.is_bad() && is_first_to_give_up(stop, epoch)) {
         finding.record(gather.failure);
     }

@@ -1,8 +1,8 @@
-// A CUTLASS main loop whose loads wait for their chunk.
+// A main loop whose loads wait for their chunk.
 //
 // What belongs here: the loads of one tile by the warp that issues them, and when they may be
-// issued. The multiplications are those of the base, CUTLASS's or multiply_widths.cuh. Looking at signals is the work of a second
-// warp, tile after tile in the same order.
+// issued. The multiplications are those of the base, CUTLASS's or multiply_widths.cuh. Looking at signals is the work of a
+// second warp, tile after tile in the same order.
 // Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
 // been seen ready, and no thread arrives at the barrier of a tile's stage before that, so that a thread that
 // waits for the stage comes behind the chunks, too. While a chunk is missing, the warp loads B into
@@ -47,7 +47,7 @@ struct GatherParams {
     bool awaits_chunks = false;
     bool awaits_begun = false;
     // Steps in all of K. A load of this step lies outside, and reads zeros.
-    int32_t k_tiles = 0;
+    int32_t k_steps = 0;
     // Steps in a span of columns, which has a signal; more than there are where chunks arrive whole.
     int32_t span_steps = INT32_MAX;
     RecordTable records;
@@ -177,10 +177,10 @@ public:
         return params;
     }
 
-    // Loads the steps of K of this block's tile `tile`, counted from 0, into the stages from `stage` on. All lanes of the loading
-    // warp call it together, and one of them, always the same, issues the loads. A load's operands have to be in uniform
-    // registers. Where all lanes compute them, the compiler keeps them there; a lane on its own has to move them there in each
-    // step, which took longer than a small tile's multiplications (benches/results/2026-11-27-h200-loader.md).
+    // Loads the steps of K of this block's tile `tile`, counted from 0, into the stages from `stage` on. All lanes of the
+    // loading warp call it together, and one of them, always the same, issues the loads. A load's operands have to be in
+    // uniform registers. Where all lanes compute them, the compiler keeps them there; a lane on its own has to move them there
+    // in each step, which took longer than a small tile's multiplications (benches/results/2026-11-27-h200-loader.md).
     template <class Work>
     CUTLASS_DEVICE void load(Params const& params, MainloopPipeline& pipeline, Stage stage, Work const& work,
                              TensorStorage& storage, uint32_t tile) {
@@ -255,16 +255,16 @@ public:
                     if (awaits_chunks) gate_ = TileGate::look();
                     return TileGate::is_open(gate_, spans_);
                 };
-                // But the one that the multiplying warps keep until this span's first step is there.
+                // All but the stage that the multiplying warps keep until this span's first step is there.
                 int32_t const most = min(end - k, stage.count() - (k > work.k_begin ? kKeptStages : 0));
                 for (Stage to = stage; ahead < most && !is_open(); ++to, ++ahead) {
                     await_free(pipeline, to);
                     load_other(k + ahead, to);
                 }
-                // The stages are full, and memory is idle: prefetch what comes next of the other operand. Not all of it: the rows
-                // that are awaited would queue behind it. Not where other rows' tiles load the same columns anyway: 512x1792x4096
-                // took 1 to 2 us longer (benches/results/2026-11-24-h100x2-shares.md). Ends: the watcher opens every gate, in
-                // time or when it gives up.
+                // The stages are full, and memory is idle: prefetch what comes next of the other operand. Not all of it: the
+                // rows that are awaited would queue behind it. Not where other rows' tiles load the same columns anyway:
+                // 512x1792x4096 took 1 to 2 us longer (benches/results/2026-11-24-h100x2-shares.md). Ends: the watcher opens
+                // every gate, in time or when it gives up.
                 bool const goes_further = gather.m <= params.unit_rows();
                 for (int32_t next = ahead; awaits_chunks && !is_open();) {
                     if (goes_further && next < min(k_end - k, 2 * stage.count())) {
@@ -281,8 +281,8 @@ public:
             bool const is_last = end == k_end;
             if (is_last && gather.records.records && elect_one_sync()) record_ready(gather, tile_m, tile_n, tile);
 
-            // A K tile beyond the last reads as zeros, and fetches nothing.
-            int32_t const outside = (gate_ & kStopped) != 0 ? gather.k_tiles : 0;
+            // A step of K beyond the last reads as zeros, and fetches nothing.
+            int32_t const outside = (gate_ & kStopped) != 0 ? gather.k_steps : 0;
             CUTLASS_PRAGMA_NO_UNROLL
             for (int32_t const begun = k + ahead; k < begun; ++k, ++stage) {
                 expect(pipeline, stage, stage_bytes);
@@ -369,7 +369,7 @@ private:
         return span;
     }
 
-    // Step `k`, into stage `to`, of an operand whose neighbours are not neighbours along K, by CUTLASS's descriptor.
+    // Step `k`, into stage `to`, of an operand that does not lie along K, by CUTLASS's descriptor.
     template <class SharedLayout, class Tma, class Tensor, class Element>
     CUTLASS_DEVICE static void load_tensor(Tma const& tma, Tensor const& tensor, uint32_t place, int32_t k, Element* data,
                                            MainloopPipeline& pipeline, Stage const& to, uint16_t sharers) {
@@ -421,7 +421,7 @@ private:
         }
     }
 
-    // Which slice of K tile `tile` of this block is: the work of index cluster + tile * clusters.
+    // The index, among all slices of all tiles, of what this block computes after `tile` others: cluster + tile * clusters.
     CUTLASS_DEVICE static uint64_t work_index(uint32_t tile) {
         constexpr uint32_t cluster_x = cute::size<0>(KernelCluster{});
         return uint64_t(blockIdx.x / cluster_x) + uint64_t(tile) * (gridDim.x / cluster_x);

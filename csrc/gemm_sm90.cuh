@@ -99,8 +99,8 @@ struct GemmSm90 {
     static constexpr int kStageSpace =
         kCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
 
-    // What our own loop leaves to CUTLASS's: operands that do not lie along K, A and B of different types, and fp8 sums that are
-    // added up outside the tensor cores.
+    // What our own loop leaves to CUTLASS's: operands that do not lie along K, A and B of different types, and fp8 sums that
+    // are added up outside the tensor cores.
     static constexpr bool kByCutlass =
         kBisKn || !cute::is_same_v<ElementA, ElementB> || (sizeof(ElementA) == 1 && !kFast);
     // Else it would take several instructions for a strip, whose sums the store does not expect.
@@ -185,7 +185,7 @@ struct GemmSm90 {
         gather.b_is_there = launch.operands.b_is_there != 0;
         gather.awaits_chunks = launch.input && launch.input->signals;
         gather.awaits_begun = launch.input && launch.input->begun;
-        gather.k_tiles = int32_t(UnitGrid::ceil_div(launch.plan.shape.k, kTileK));
+        gather.k_steps = int32_t(UnitGrid::ceil_div(launch.plan.shape.k, kTileK));
         static_assert(OG_SPAN_UNIT_BYTES % Mainloop::kRowBytes == 0);
         if (launch.input && launch.input->span_bits > 0) gather.span_steps = launch.input->span_bytes / Mainloop::kRowBytes;
         return gather;

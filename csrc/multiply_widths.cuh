@@ -1,4 +1,5 @@
-// A main loop for tiles of any width in steps of 8, of which one kernel may have eight: each launch says how wide its tiles are.
+// A main loop for tiles of any width in steps of 8, of which one kernel may have eight: each launch says how wide its tiles
+// are.
 //
 // What belongs here: the loop over K of the warps that multiply, in the place of CUTLASS's.
 // Invariant: a launch has as many stages as fit for its width, one behind the other, A before B; a stage is released only after
@@ -12,8 +13,8 @@
 
 namespace overlap_gemm {
 
-// `Element` are both operands', along K; `Tile` is the widest. kGroupsM warp groups share a tile's rows, or kGroupsN its columns;
-// the other is 1. Stages and their barriers have kSpace bytes of shared memory; no tile is narrower than kLeast.
+// `Element` are both operands', along K; `Tile` is the widest. kGroupsM warp groups share a tile's rows, or kGroupsN its
+// columns; the other is 1. Stages and their barriers have kSpace bytes of shared memory; no tile is narrower than kLeast.
 // The names are those of CUTLASS's main loops.
 template <class Element, class Tile, int kGroupsM, int kGroupsN, int kSpace, int kLeast>
 class MainloopOfWidths {
@@ -77,12 +78,12 @@ public:
     template <class Sums>
     CUTLASS_DEVICE static void begin(Sums& sums) {
         cute::clear(sums);
-        // Here, not where they are used.
+        // So that the compiler clears them here, not in the group's turn.
         cute::warpgroup_fence_operand(sums);
     }
 
-    // Multiplies a tile's steps of K, from `stage` on, which becomes the one behind them. `thread` counts the threads that share
-    // the tile. Calls `issued` as soon as another group's instructions may come.
+    // Multiplies a tile's steps of K, from `stage` on, which becomes the one behind them. `thread` counts the threads that
+    // share the tile. Calls `issued` as soon as another group's instructions may come.
     template <class Sums, class Stage, class Params, class Issued>
     CUTLASS_DEVICE void multiply(MainloopPipeline& pipeline, Stage& stage, Sums& sums, int k_count, int thread,
                                  TensorStorage& storage, Params const& params, Issued issued) {

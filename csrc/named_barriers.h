@@ -1,7 +1,7 @@
 // The hardware's barriers, which the warps of a block meet at.
 //
-// What belongs here: each use's number, and how threads meet. Invariant: two uses in one kernel differ. Small numbers, written as
-// constants: a kernel takes as many of an SM's barriers as its highest number says, and all sixteen if it computes one.
+// What belongs here: each use's number, and how threads meet. Invariant: two uses in one kernel differ. Small numbers, written
+// as constants: a kernel takes as many of an SM's barriers as its highest number says, and all sixteen if it computes one.
 #pragma once
 
 #include "cutlass/cutlass.h"
@@ -18,8 +18,8 @@ constexpr int kSliceBarriers = 2;
 // Two: of both groups, when they pass padding.
 constexpr int kPaddingBarriers = 6;
 
-// `kThreads` threads meet, in whole warps. `bar`, not `barrier`: where the compiler does not know that warps are whole, the main
-// loop loses its uniform registers.
+// `kThreads` threads meet, in whole warps. `bar`, not `barrier`: where the compiler does not know that warps are whole, the
+// main loop loses its uniform registers.
 template <int kBarrier, int kThreads>
 CUTLASS_DEVICE void meet_at() {
     asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");

@@ -9,7 +9,8 @@
 // before reaches no other. A stage's barrier expects the bytes that all blocks load of that tile, no more. Where clusters have
 // blocks along both sides, every block loads rows of the other operand in every step: the barrier that says that a stage is
 // free counts how many blocks have released it, not which. A block that waited for nobody's load could release the next lap's
-// stage before others have released this one's, be counted in their place, and let a third block overwrite what they still read.
+// stage before others have released this one's, be counted in their place, and let a third block overwrite what they still
+// read.
 #pragma once
 
 #include "cutlass/cutlass.h"
@@ -108,8 +109,8 @@ struct TileRows {
         return tile * tile_rows(counts) >= counts.rows;
     }
 
-    // Loads step `k` of a part for all blocks of `sharers`, into the stage whose rows begin at `to`. All lanes of a warp call it
-    // together.
+    // Loads step `k` of a part for all blocks of `sharers`, into the stage whose rows begin at `to`. All lanes of a warp call
+    // it together.
     CUTLASS_DEVICE static void load(Part const& part, RowCounts const& counts, int32_t k, uint32_t to, uint32_t barrier,
                                     uint16_t sharers) {
         if (!part.is_loaded) return;

@@ -6,7 +6,7 @@
  * Invariants of every function:
  *  - it returns a status (or a plain fact); no exception, abort or print leaves it, and arguments
  *    that the kernels cannot carry out are refused before anything is enqueued;
- *  - `og_last_error_message` says on the calling thread what the last non-zero status meant;
+ *  - `og_last_error_message` says why the last call on the calling thread failed;
  *  - an error that the caller's own calls have left for `cudaGetLastError` stays there, but for
  *    `og_gemm_prepare`, in which CUDA's own `cudaFuncSetAttribute` forgets it;
  *  - the caller has made the CUDA context current (driver or runtime API: both mean the primary
@@ -70,11 +70,11 @@ typedef enum og_status {
     OG_STATUS_MISALIGNED = 4,
     /* The current device is no Hopper GPU (compute capability 9.0). */
     OG_STATUS_ARCHITECTURE = 5,
-    /* The plan is not one that `og_gemm_prepare` filled in for these sizes. */
+    /* The plan is empty: `og_gemm_prepare` has not filled it in. */
     OG_STATUS_BAD_PLAN = 6,
     /* A CUDA call failed; the message names the call and CUDA's words. */
     OG_STATUS_CUDA = 7,
-    /* CUTLASS refused or threw; the message says what. A bug of this library. */
+    /* A C++ exception that is no failed check and no failed CUDA call. The message is its text, if memory sufficed. */
     OG_STATUS_INTERNAL = 8,
 } og_status;
 
@@ -158,8 +158,8 @@ typedef struct og_stop {
     uint64_t next_look_ns;
 } og_stop;
 
-/* What a product's sums are added to, f32 before the first multiplication: sums of other ranks for the same rows and columns, in
- * D's type. */
+/* Sums of other ranks for the same rows and columns, in D's type. A product adds them to its own sums, in f32, before it
+ * multiplies by alpha. */
 typedef struct og_other_sums {
     /* `count` matrices, `slot_pitch` elements apart, added up in order. Their rows are `pitch` elements apart. */
     const void *slots;
@@ -266,8 +266,7 @@ typedef struct og_tile_record {
  * a share of a chunk set one each. A chunk is there when all of them have reached the epoch, that is when
  * `(int32_t)(word - *epoch) >= 0`. Chunks may arrive in `1 << span_bits` spans of columns, one after the other. Each span
  * then has an equal number of the words, the first ones for the first span, and is there when those have reached the epoch.
- * A kernel that gives up computes on what is
- * in memory, without waiting, writes NaN where it can, and ends: D is then undefined. */
+ * A kernel that gives up waits no more, multiplies zeros in the place of A, and ends: D is then undefined. */
 typedef struct og_gemm_input {
     /* HOST memory, `chunk_count` of them, in row order; copied by `og_gemm_enqueue`. */
     const og_chunk *chunks;
@@ -279,8 +278,8 @@ typedef struct og_gemm_input {
     int32_t early_chunks;
     /* Device memory, written by producers with release at system scope after the data. */
     const uint32_t *signals;
-    /* Device memory: the epoch that this step expects. Constant while the kernel runs, and looked at when the
-     * kernel before it on the stream has ended. */
+    /* Device memory: the epoch that this step expects. The kernel looks at it only after the kernel before it on the stream
+     * has ended; from then on it is constant. */
     const uint32_t *epoch;
     /* Device memory, or null. If it is there, the kernel before is the beginning of a gather's step, this kernel
      * does not wait for its end but for this word, `begun` of og_gather, and that says the epoch. */
@@ -481,7 +480,8 @@ typedef struct og_sums_run {
     int32_t reserved;
 } og_sums_run;
 
-/* What follows the product of a reduction, by one kernel: `blocks` of og_gather_step, at most `1 << share_bits`. */
+/* What one kernel does of a reduction, behind its product or without one: it sends sums, and adds up. It has as many blocks as
+ * og_gather_step says, at most `1 << share_bits`. */
 typedef struct og_exchange {
     /* Row 0 of this rank's sums, in any memory of its device, and bytes from one row to the next. D may lie in their place, row
      * for row and in their type. */
@@ -516,8 +516,8 @@ typedef struct og_gemm_plan {
 /* The OG_ABI_VERSION that this library was compiled with. */
 int32_t og_abi_version(void);
 
-/* What the last call on this thread that did not return OG_STATUS_OK had to say: the value, the
- * limit. Never null; valid until the next call on this thread. */
+/* Why the last call on this thread that returns a status failed: the value, the limit. Empty if it returned OG_STATUS_OK.
+ * Never null; valid until the next such call on this thread. */
 const char *og_last_error_message(void);
 
 /* CUDA's error code, if that call failed because a call of CUDA's did; else 0. Driver and runtime have the same codes. */

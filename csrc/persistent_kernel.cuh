@@ -1,11 +1,11 @@
 // The kernel's body: what each warp of a block does, tile after tile.
 //
-// What belongs here: the roles of a block's warps, the shared memory and the barriers between them, and the start and the end of
-// a block. One warp loads, one watches chunks; two groups of four warps multiply and store: they share each tile (cooperative),
-// or each has every second tile, so that one stores while the other multiplies (ping-pong). The start is short on purpose: a
-// block's first instructions come from memory, which takes longer than executing them.
-// Invariant: all warps walk the tiles in the same order, so that the n-th stage filled is the n-th one read. No block of a cluster
-// ends while another may write to its shared memory.
+// What belongs here: the roles of a block's warps, the shared memory and the barriers between them, and the start and the end
+// of a block. One warp loads, one watches chunks; two groups of four warps multiply and store: they share each tile
+// (cooperative), or each has every second tile, so that one stores while the other multiplies (ping-pong). The start is short
+// on purpose: a block's first instructions come from memory, which takes longer than executing them.
+// Invariant: all warps walk the tiles in the same order, so that the n-th stage filled is the n-th one read. No block of a
+// cluster ends while another may write to its shared memory.
 #pragma once
 
 #include <cstddef>
@@ -220,8 +220,8 @@ private:
         CUTLASS_PRAGMA_NO_UNROLL
         for (int k = 0; k < work.k_count; ++k, ++stage) {
             pipeline.consumer_wait(stage);
-            // All warps have seen the step before one of them releases it. Matrix instructions keep a group's warps together; a warp
-            // that came too late would wait for a phase that is over.
+            // All warps have seen the step before one of them releases it. Matrix instructions keep a group's warps together; a
+            // warp that came too late would wait for a phase that is over.
             if (group == 0) {
                 meet_at<kPaddingBarriers, kGroupThreads>();
             } else {

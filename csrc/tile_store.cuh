@@ -1,8 +1,8 @@
 // How a tile of D leaves the registers of the warps that multiply it, and how C and other ranks' sums get into them before.
 //
-// What belongs here: which element of D each sum is, and its way to and from memory. Elements of 16 bits go chunk by chunk through
-// shared memory, from where TMA stores them. Each warp does so for itself, and waits for no other: it has two to four chunks of
-// shared memory, and fills one while TMA reads the others. Elements of 32 bits go straight to memory: four or eight
+// What belongs here: which element of D each sum is, and its way to and from memory. Elements of 16 bits go chunk by chunk
+// through shared memory, from where TMA stores them. Each warp does so for itself, and waits for no other: it has two to four
+// chunks of shared memory, and fills one while TMA reads the others. Elements of 32 bits go straight to memory: four or eight
 // neighbouring threads fill a sector of 32 bytes.
 // Invariant: a chunk of shared memory is written only after TMA has read what was in it; nothing outside D is written.
 //
@@ -22,7 +22,8 @@
 namespace overlap_gemm {
 
 // kGroupsM warp groups share a tile's rows, or kGroupsN its columns; the other is 1. `kSharers` blocks of a cluster load rows
-// together. There are `kBuffers` chunks of shared memory for each warp. A launch may have narrower tiles, but not below `kLeast`.
+// together. There are `kBuffers` chunks of shared memory for each warp. A launch may have narrower tiles, but not below
+// `kLeast`.
 template <class Element, class KernelTile, bool kTransposed, int kLeast, int kGroupsM, int kGroupsN, int kSharers, int kBuffers>
 class TileStore {
 public:
@@ -134,8 +135,8 @@ public:
         return Factors(params_.epilogue, tile_at(m_tile, n_tile), thread);
     }
 
-    // Stores tile (m_tile, n_tile) of the kernel's tiles, with what is added to its sums. Called by the threads of all warp groups
-    // that share it; `thread` counts them as the multiplication did.
+    // Stores tile (m_tile, n_tile) of the kernel's tiles, with what is added to its sums. Called by the threads of all warp
+    // groups that share it; `thread` counts them as the multiplication did.
     template <class Sums>
     CUTLASS_DEVICE void store(int32_t m_tile, int32_t n_tile, Sums& sums, Factors const& factors, int thread) {
         static_assert(cute::size(Sums{}) == kStrips * kPartN / 2);
@@ -224,8 +225,8 @@ private:
         return kTransposed ? Place{column, row} : Place{row, column};
     }
 
-    // Calls `f` with the four-matrix pieces of a chunk in shared memory, 8 x 8 elements each, two along the kernel's rows, two along
-    // its columns: the piece's first value of a thread, and where this lane's row of one of the four lies.
+    // Calls `f` with the four-matrix pieces of a chunk in shared memory, 8 x 8 elements each, two along the kernel's rows, two
+    // along its columns: the piece's first value of a thread, and where this lane's row of one of the four lies.
     template <class F>
     CUTLASS_DEVICE static void each_piece(uint32_t chunk, F f) {
         int lane = int(threadIdx.x) % 32;
@@ -280,7 +281,7 @@ private:
     }
 
     // Adds the addends, chunk by chunk through the shared memory that D's chunks take later: while one is added, the next ones
-    // arrive. Read from L2: other ranks' sums, for which an earlier kernel has waited, or C, while this kernel may have begun.
+    // arrive. They are read from L2: this kernel may have begun before they were written (epilogue.cuh).
     template <class Sums>
     CUTLASS_DEVICE void add(Tile const& tile, Place first, uint32_t chunks, Sums& sums) const {
         constexpr int kInRow = kPartN / kChunk, kChunks = kStrips * kInRow;
@@ -297,7 +298,10 @@ private:
             Element const* from = is_c ? addends.c : addends.first_slot + nth_addend * addends.slot_pitch;
             int64_t const pitch = is_c ? addends.ldc : addends.pitch;
             float const factor = is_c ? addends.beta : 1.0f;
-            auto exists = [&](int nth) { return nth < kChunks && (nth % kInRow * kChunk < kLeast / kGroupsN || nth % kInRow * kChunk < part_width); };
+            auto exists = [&](int nth) {
+                int const at = nth % kInRow * kChunk;
+                return nth < kChunks && (at < kLeast / kGroupsN || at < part_width);
+            };
             auto row_of = [&](int nth) { return first.row + nth / kInRow * kGroupsM * kStripRows; };
             auto column_of = [&](int nth) { return first.column + nth % kInRow * kChunk; };
             auto fetch = [&](int nth) {

@@ -1,7 +1,7 @@
 // TMA descriptors of matrices whose rows lie side by side.
 //
-// What belongs here: one call of the driver, its error, and what it has made before. Invariant: a box in shared memory has rows of a swizzle pattern's
-// width (16 to 128 bytes), so that the pattern follows from the width.
+// What belongs here: one call of the driver, its error, and what it has made before. Invariant: a box in shared memory has rows
+// of a swizzle pattern's width (16 to 128 bytes), so that the pattern follows from the width.
 #pragma once
 
 #include <cuda.h>
@@ -69,8 +69,8 @@ inline cute::TmaDescriptor encode(char const* name, MatrixBox const& box) {
     return made;
 }
 
-// `row_stride` is in elements. The driver takes a microsecond for a descriptor, and a layer has the same ones in every other step:
-// each thread keeps the last ones that it has made. They are numbers alone, so they are as good as new.
+// `row_stride` is in elements. The driver takes a microsecond for a descriptor, and a layer has the same ones in every other
+// step: each thread keeps the last ones that it has made. They are numbers alone, so they are as good as new.
 template <class Element>
 cute::TmaDescriptor tma_matrix(char const* name, void const* matrix, int64_t rows, int64_t columns, int64_t row_stride,
                                int box_rows, int box_columns, int used) {

@@ -1,7 +1,7 @@
 // From all ranks' sums of some elements to outputs: arithmetic over memory that is available.
 //
-// What belongs here: loading, adding up, what follows a total, and the choice of a kernel by types. Who waits for the sums is up to
-// reduce.cu and exchange.cu.
+// What belongs here: loading, adding up, what follows a total, and the choice of a kernel by types. Who waits for the sums is
+// up to reduce.cu and exchange.cu.
 // Sums are read from L2: a peer's copies go there, and the SM's own cache may hold lines of an earlier step.
 //
 // Invariant: an output depends on no order but that of the ranks: each adds its sums at its own place, in f32. Each

@@ -1,7 +1,8 @@
 // Waiting for words that other ranks write, by the lanes of a warp, never for ever.
 //
 // What belongs here: looks at words, the limit, the host's words, and what is found out when a wait ends badly.
-// Whose words they are is up to gather.cu and signal_pad.cu. Products wait for chunks by chunk_signal.cuh.
+// Which words are awaited is up to beginning.cuh, gather.cu, exchange.cu and signal_pad.cu. Products wait for chunks by
+// chunk_signal.cuh.
 //
 // Invariant: every wait ends with its word, the limit, the abort word, or the departure of the rank that would
 // write the word; after it has ended well, the lane sees what was written before the word (acquire; pairs with
@@ -39,16 +40,6 @@ __device__ inline bool has_reached(uint32_t word, uint32_t value) { return int32
 
 // No rank: a word that this rank writes itself.
 constexpr uint32_t kNobody = UINT32_MAX;
-
-// Whether this lane, of all that wait in a step, is the one that looks at the host's words now, as in ChunkWatcher: looks of
-// many blocks come one after the other, 1 us each.
-__device__ inline bool is_my_look(og_stop* stop, uint64_t now, uint64_t interval_ns) {
-    uint64_t next_look = load_relaxed_gpu(&stop->next_look_ns);
-    // Unsigned: a time that is over, or that no block has ever set.
-    if (next_look - now <= interval_ns) return false;
-    auto* word = reinterpret_cast<unsigned long long*>(&stop->next_look_ns);
-    return atomicCAS(word, next_look, now + interval_ns) == next_look;
-}
 
 // How long a lane waits: the time, and the host's words now and then. Clocks start at the first miss, and the
 // host's words, which are across the bus, are not looked at before a wait has become a long one. Where many blocks wait,

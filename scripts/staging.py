@@ -57,7 +57,7 @@ def put(source, target):
 
 
 def empty(folder, mark):
-    """Makes `folder` an empty one; refuses one that holds something else than what was staged, `mark`."""
+    """Empties `folder`, or makes it; refuses one with files but without `mark`, which every staged folder holds."""
     if folder.exists() and any(folder.iterdir()) and not (folder / mark).is_file():
         fail(f"{folder} holds something else; name an empty or new folder")
     shutil.rmtree(folder, ignore_errors=True)

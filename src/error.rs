@@ -87,7 +87,7 @@ pub enum Error {
         rank: u32,
         /// The rank that should have posted the signal.
         peer: u32,
-        /// The awaited signal: `chunk 3 (for tile (0, 2))`, `consumption`.
+        /// The awaited signal: `chunk 3 (for tile (0, 2))`, `the consumption of a buffer`.
         awaited: String,
         /// The epoch that was awaited.
         epoch: u32,
@@ -137,8 +137,8 @@ pub enum Error {
 
     /// The step ended early because of an abort, or because another rank failed.
     #[error(
-        "rank {rank}: the step was aborted: {reason}; to go on, plan the operation again (on a GPU: \
-         clear the abort)"
+        "rank {rank}: the step was aborted: {reason}; to go on, plan the operation again, in a new group if \
+         this one has ended (cuda::AsyncGemm: clear the abort)"
     )]
     Aborted {
         /// The rank whose step ended.

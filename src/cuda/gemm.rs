@@ -87,15 +87,15 @@ impl Gemm {
         self.product.records()
     }
 
-    /// Enqueues the product on `stream` and returns.
+    /// Enqueues the product on `stream` and returns. In a graph: [`Gemm::enqueue_raw`]; this call refuses a capture.
     ///
     /// While `cudarc` tracks events (its default), it also makes `stream` wait for the last use of
-    /// each buffer on other streams; turn that off to capture the call into a graph.
+    /// each buffer on other streams.
     ///
-    /// Any thread and any stream may call; products that cut K into slices share a workspace, and
-    /// follow one another even on several streams. Once such a call was captured into a graph, the
-    /// plan stays with the stream it was captured on, and the graph is launched there; what memory the plan has is never
-    /// given back then.
+    /// Any thread and any stream may call. Products that cut K into slices share a workspace, and
+    /// follow one another even on several streams. Once such a product was captured into a graph, the
+    /// plan stays with the stream of the capture, and the graph is launched there; the plan's memory is never
+    /// freed then.
     pub fn enqueue<A: Element, B: Element, D: Element>(
         &self,
         stream: &Arc<CudaStream>,

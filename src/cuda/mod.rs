@@ -23,8 +23,8 @@
 //! Two things may be absent where a binary of this feature runs, and neither stops it from
 //! starting. The *driver* is loaded at run time: without one, [`devices`] and
 //! [`Device::open`] return [`Error::NoDevice`](crate::Error::NoDevice). The *kernels* are compiled
-//! when the crate is built: if that machine had no CUDA toolkit, [`kernels_built`] and every plan
-//! return [`Error::KernelsNotBuilt`](crate::Error::KernelsNotBuilt) with the places where the build looked (the repository's
+//! when the crate is built: if that machine had no CUDA toolkit, [`kernels_built`], [`Device::open`]
+//! (of a Hopper GPU) and every plan return [`Error::KernelsNotBuilt`](crate::Error::KernelsNotBuilt) with the places where the build looked (the repository's
 //! `docs/building-cuda.md` says how it looks). Nothing in here panics for want of either.
 //!
 //! One context for both CUDA APIs: this crate calls the driver through `cudarc`, the kernels are

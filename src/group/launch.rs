@@ -23,7 +23,7 @@ pub struct Launch {
     pub ranks: u32,
     /// Its place among the ranks of this machine: which GPU it should take.
     pub local_rank: u32,
-    /// Where rank 0's store listens: a host (a name or an address) and a port.
+    /// The host on which rank 0's store listens: a name or an address.
     pub host: String,
     /// The port there.
     pub port: u16,

@@ -154,7 +154,8 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         Ok(unsafe { self.member.memory().of(rank, next).rows.rows_mut(own) })
     }
 
-    /// The gathered A of the latest step; `None` before the first and after one that failed.
+    /// The gathered A of the latest step; `None` before the first, after one that failed, and from
+    /// [`AllGatherGemm::local_shard`] on until the next step is complete.
     ///
     /// It is borrowed, so the next step cannot overwrite it while it is read:
     ///

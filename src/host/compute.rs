@@ -264,7 +264,7 @@ fn run_worker<A: Element, B: Element, D: Element>(
     Ok(events)
 }
 
-/// Of `chunks`, the one that comes last in the need order of `rank`.
+/// Of the chunks `touched`, the one that comes last in the need order of `rank`.
 fn last_needed(chunks: &Chunks, touched: Range<u32>, rank: u32) -> u32 {
     let first = chunks.of_rank(rank).start;
     let position = |chunk: &u32| (chunk + chunks.len() - first) % chunks.len();

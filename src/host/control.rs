@@ -97,9 +97,10 @@ impl Control {
         Watch { control: self, rank, epoch, limit, tile: None, wait: None }
     }
 
-    /// Sleeps, but no longer than until the operation ends.
+    /// Sleeps; once the operation has failed, for 5 ms at most.
     pub(crate) fn sleep(&self, mut time: Duration) {
         const SLICE: Duration = Duration::from_millis(5);
+        // Relaxed: it ends a sleep, and orders nothing.
         while !time.is_zero() && !self.failed.load(Ordering::Relaxed) {
             let slice = time.min(SLICE);
             std::thread::sleep(slice);
@@ -119,7 +120,8 @@ impl Aborter {
         Aborter { control: Arc::clone(control) }
     }
 
-    /// Every rank's current and later step returns [`Error::Aborted`] with this reason.
+    /// Every rank's later steps return [`Error::Aborted`] with this reason, and so does its current one, unless that has all
+    /// that it waits for.
     pub fn abort(&self, reason: &str) {
         let reason = reason.to_owned();
         self.control.fail(None, None, Error::Aborted { rank: 0, reason });

@@ -109,7 +109,8 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
         &self.member.planned().plan
     }
 
-    /// One step with one product: `d` = this rank's rows of the sum over all ranks of their A times their `b`.
+    /// One step with one product: `d` = the rows that this rank gets of the sum over all ranks of their A times their `b`: its
+    /// own; in an all-reduce, all.
     ///
     /// `a` has all rows of this step, over this rank's slice of K.
     pub fn enqueue<'a>(
@@ -237,10 +238,10 @@ fn multiply<A: Element, B: Element, D: Element>(
         .map(|((first_column, problem), product)| ProductView {
             problem,
             b: product.b,
-            // SAFETY: the pusher reads rows only after `Summed`, which comes after this product; it has sent what
-            // the buffer held before: the step's beginning awaited that; in an all-reduce, the step before it did, for
-            // which all others had received it. The own rows were read by workers of an
-            // earlier step, which this thread has joined.
+            // SAFETY: the pusher reads rows only after `Summed`, which comes after this product. It has sent what the
+            // buffer held before: the step's beginning awaited that; in an all-reduce, the previous step could end only
+            // when all others had used it. The own rows were read by workers of an earlier step, which this thread has
+            // joined.
             d: unsafe { OutputCells::of_buffer(sums, first_column) },
             scales: product.scales,
             // `reduce` applies the product's, once.

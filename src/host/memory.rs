@@ -1,7 +1,7 @@
 //! Memory that several threads write disjoint parts of.
 //!
 //! Two shapes: [`RowBuffer`] (of A: [`ScaledRows`]), which peers fill chunk by chunk while workers read chunks that have
-//! arrived; [`OutputCells`], a caller's output that workers fill tile by tile. Invariant: neither
+//! arrived; [`OutputCells`], an output that workers fill tile by tile: a caller's, or a rank's own sums. Invariant: neither
 //! orders anything. Who may touch which rows when is the protocol's business for the one, the tile
 //! order's (each tile once) for the other, and both are stated at every `unsafe` call.
 
@@ -46,8 +46,8 @@ pub(crate) struct RowBuffer<T> {
     columns: usize,
 }
 
-// SAFETY: the buffer itself gives no access; the two accessors are unsafe and demand that nobody
-// writes rows that another thread touches.
+// SAFETY: the buffer itself gives no access; `rows`, `rows_mut` and `OutputCells::of_buffer` are unsafe, and demand that
+// nobody writes what another thread touches.
 unsafe impl<T: Send + Sync> Sync for RowBuffer<T> {}
 
 impl<T: Copy> RowBuffer<T> {

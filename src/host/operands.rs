@@ -22,7 +22,7 @@ impl<'a, A> Shard<'a, A> {
     /// may end anywhere between the last element of its last row and that row's padding. A rank without
     /// rows passes an empty slice. Any other length is refused; all of A is no shard.
     ///
-    /// In a [`GemmReduceScatter`](super::GemmReduceScatter), all rows of A over this rank's slice of K, by the same rule.
+    /// In a [reduction](super::GemmReduce), all rows of A over this rank's slice of K, by the same rule.
     pub fn at(shard: &'a [A]) -> Self {
         Shard { at: Some(shard), rows: None, scales: &[] }
     }

@@ -38,7 +38,11 @@ impl Sums {
         let rounds_own = plan.options().operation == Operation::GemmAllReduce;
         let owned = plan.most_output_rows() as usize;
         let rows = u128::from(ranks) * (m as u128 + u128::from(ranks - 1) * owned as u128);
-        check_memory("the sums of all ranks, twice,", u128::from(BUFFERS) * rows * n as u128 * 4)?;
+        // Of all ranks: the words of `signal_slots`.
+        let (all, pieces) = (u128::from(ranks), u128::from(plan.chunks().most_per_rank()));
+        let words = all * (1 + all) * all * pieces;
+        let bytes = 4 * (u128::from(BUFFERS) * rows * n as u128 + words);
+        check_memory("the sums of all ranks, twice,", bytes)?;
         let rows_for = |owner, from| if from == owner { 0 } else { owned };
         let slots = |owner: u32| {
             (0..ranks).map(|from| RowBuffer::new(rows_for(owner, from), n, f32::NAN)).collect()
@@ -166,6 +170,7 @@ impl Memory for Sums {
         }
         rows.len() as u64 * columns as u64 * u64::from(size)
     }
+
     /// The slots that have others' sums.
     unsafe fn poison(&self, plan: &Plan, rank: u32, epoch: u32) {
         let rows = plan.output_rows(rank).len() as u32;
@@ -174,5 +179,23 @@ impl Memory for Sums {
             // SAFETY: the caller's promise.
             unsafe { slot.rows_mut(0..rows) }.fill(f32::NAN);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{PlanOptions, Problem};
+
+    #[test]
+    fn the_words_of_many_pieces_of_many_ranks_count_as_memory() {
+        let mut rows = vec![0; 1024];
+        rows[0] = 512;
+        let problem = Problem::builder(512, 1, 1).shards(&rows).build().unwrap();
+        let operation = Operation::GemmReduceScatter;
+        let options = PlanOptions { operation, ..PlanOptions::new() };
+        let plan = Plan::new(&problem, options.with_pieces(512)).unwrap();
+        let text = Sums::new(&plan, Reduction::default()).unwrap_err().to_string();
+        assert!(text.contains("the sums of all ranks"), "{text}");
     }
 }

@@ -309,7 +309,7 @@ pub(crate) fn clusters(kernel: &Kernel, sms: u32) -> u32 {
 }
 
 /// The SMs that are free for clusters of two while `pushing` blocks push. These lie two by two on SMs side by side, as clusters
-/// do; an odd number lies apart (`launch_early` in `csrc/gather.cu`).
+/// do; an odd number lies apart (`launch_in_pairs` in `csrc/beginning.cuh`).
 fn sms_left(kernel: &Kernel, sms: u32, pushing: u32) -> u32 {
     let are_pairs = pushing.is_multiple_of(2) || kernel.cluster_size() == 1;
     sms.saturating_sub(if are_pairs { pushing } else { 2 * pushing })

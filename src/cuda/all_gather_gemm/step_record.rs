@@ -118,6 +118,7 @@ impl AllGatherGemm {
             let why = "a graph's steps have one record between them";
             return refused("recording a captured step", why, "enqueue it outside of a capture");
         }
+        self.gatherer.check_stream(stream)?;
         self.check_record(record)?;
         // The first step finds it empty, and is spared the pause that a memset makes between two kernels.
         if std::mem::replace(&mut record.used, true) {

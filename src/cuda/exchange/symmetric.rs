@@ -74,7 +74,7 @@ impl SymmetricMemory {
         Ok(SymmetricMemory { rank: group.rank(), device: device.clone(), parts })
     }
 
-    /// The part of `rank` alone, which no other rank reaches.
+    /// This rank's part alone, which no other rank reaches.
     pub(crate) fn alone(group: &Group, device: &Device, bytes: u64) -> Result<Self> {
         let own = Physical::new(device, bytes)?.map()?;
         let mut parts: Vec<_> = (0..group.ranks()).map(|_| None).collect();

@@ -64,7 +64,7 @@ pub(crate) fn in_words(failure: og_failure, waiter: &Waiter) -> Error {
             Error::Aborted { rank, reason }
         }
         og_failure_kind::OG_FAILURE_ABSENT => {
-            let awaited = "word that it has read its rows".into();
+            let awaited = "the word that lets this step begin".into();
             Error::PeerTimeout { rank, peer: chunk, awaited, epoch, epoch_seen: signal, limit }
         }
         og_failure_kind::OG_FAILURE_LAYOUT => other_layout(rank, chunk, epoch),

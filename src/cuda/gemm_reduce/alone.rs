@@ -11,6 +11,7 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice};
 
 use super::Reduce;
 use super::steps::Call;
+use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::movers::gather::Gatherer;
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::product::operands::RawOperands;
@@ -77,7 +78,14 @@ impl<const ALL: bool> Reduce<ALL, false> {
         // Nothing is multiplied: any K will do.
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, columns.into(), 16).shards(rows).elements(Bf16, Bf16, d);
-        let problem = problem.build().map_err(|error| Gatherer::refuse(group, options, error))?;
+        let problem = match problem.build() {
+            Ok(problem) => problem,
+            Err(error) => {
+                // Every rank comes to the refusal by these exchanges: see `joining`.
+                obstacle(group, device, options.timeouts.first)?;
+                return Err(Gatherer::refuse(group, options, error));
+            }
+        };
         let problems = std::slice::from_ref(&problem);
         Self::join(group, device, problems, Some(Strategy::Sequential), options, None, reduction)
     }
@@ -94,6 +102,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
         sums: &impl DevicePtr<S>,
         d: &mut impl DevicePtrMut<D>,
     ) -> Result<()> {
+        self.gatherer.check_stream(stream)?;
         let [all, own] = self.row_counts(rows)?;
         self.check_slice::<S>("the sums", self.sum_type(), sums, all)?;
         self.check_slice::<D>("D", self.sums[0].problem.elements().d, d, own)?;
@@ -111,6 +120,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
         rows: Option<&[u32]>,
         sums: &mut impl DevicePtrMut<S>,
     ) -> Result<()> {
+        self.gatherer.check_stream(stream)?;
         let [all, _] = self.row_counts(rows)?;
         let problem = &self.sums[0].problem;
         let (sum, total) = (self.sum_type(), problem.elements().d);

@@ -57,8 +57,9 @@ impl Reduced<'_> {
 
     /// One of the `open` ways of a reduction without a product: a kernel sends few sums sooner than copy engines can begin.
     pub(super) fn choose_alone(&self, open: &[Way]) -> (Way, String) {
-        /// Bytes of totals that a rank gets. With as many, a kernel behind a product took 58 µs longer than that, in both
-        /// reductions (benches/results/2026-11-26-h200x2-few-sums.txt); copies alone take 90 in an all-reduce.
+        /// Bytes of totals that a rank gets. With this many, a product and the kernel behind it took 58 µs longer than the
+        /// product, in both reductions (benches/results/2026-11-26-h200x2-few-sums.txt); copies alone take 90 µs in an
+        /// all-reduce (benches/results/2026-11-26-h200x2-reductions-alone.txt).
         const FEW: u64 = 16 << 20;
         let row = u64::from(self.columns) * u64::from(self.partials.element().size());
         let are_few = u64::from(self.operation.most_output_rows(&self.problems[0])) * row <= FEW;

@@ -30,7 +30,7 @@ pub struct GemmOptions {
     pub fast_accumulation: bool,
     /// Which kernel, by its name (default: the one that should be fastest).
     pub kernel: Option<String>,
-    /// Swizzle: rows of clusters that sweep over the columns together (default: by the cost model).
+    /// Swizzle: rows of clusters that sweep over the columns together (default: about 3072 rows of D in each sweep).
     pub swizzle: Option<u32>,
     /// Slices that K is cut into (default: by the cost model).
     pub splits: Option<u32>,
@@ -104,7 +104,7 @@ impl GemmOptions {
         self
     }
 
-    /// How many unit rows sweep over the columns together.
+    /// How many rows of clusters sweep over the columns together.
     #[must_use]
     pub fn with_swizzle(mut self, swizzle: u32) -> Self {
         self.swizzle = Some(swizzle);

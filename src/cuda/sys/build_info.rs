@@ -19,7 +19,7 @@ pub struct BuildInfo {
     pub toolkit: &'static str,
     /// The version of CUTLASS: `4.2.0`.
     pub cutlass: &'static str,
-    /// The names of the compiled kernels, as the files in `csrc/instances` are called.
+    /// The names of the compiled kernels: one for each width of each row of `csrc/kernels.txt`.
     pub instances: &'static [&'static str],
 }
 

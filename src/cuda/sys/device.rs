@@ -165,7 +165,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens a GPU by its number; fails if there is no driver, no such GPU, or not a Hopper GPU.
+    /// Opens a GPU by its number. Fails if there is no driver or no such GPU, if it is not a Hopper GPU, if this binary has
+    /// no kernels, and if the driver is of an older CUDA major than they are.
     pub fn open(ordinal: usize) -> Result<Device> {
         let all = devices()?;
         let Some(info) = all.get(ordinal) else {

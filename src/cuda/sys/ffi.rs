@@ -127,7 +127,7 @@ fn call(function: &'static str, run: impl FnOnce() -> og_status) -> Result<()> {
         og_status::OG_STATUS_OUT_OF_RANGE
         | og_status::OG_STATUS_BAD_PITCH
         | og_status::OG_STATUS_MISALIGNED => Error::Unsupported {
-            what: "this product".into(),
+            what: format!("this call of {function}"),
             why: message.into_owned(),
             remedy: "change the named value",
         },

@@ -73,7 +73,7 @@ impl HostWords {
 
     /// Raises or lowers the abort word.
     pub(crate) fn set_abort(&self, abort: bool) {
-        // Release, for what the caller did before; the device polls it with system scope.
+        // Release, for what the caller did before; pairs with the acquires of the kernels that look at it.
         if abort {
             self.word(0).fetch_or(OG_ABORT_ASKED, Ordering::Release);
         } else {
@@ -82,6 +82,7 @@ impl HostWords {
     }
 
     pub(crate) fn is_aborted(&self) -> bool {
+        // Relaxed: an answer for the caller; it orders nothing.
         self.word(0).load(Ordering::Relaxed) & OG_ABORT_ASKED != 0
     }
 
@@ -124,7 +125,8 @@ impl HostWords {
             kind,
             ..og_failure::default()
         };
-        kind_word.store(og_failure_kind::OG_FAILURE_NONE.0, Ordering::Release);
+        // Relaxed: no kernel loads it, and callers look one after the other, under a lock.
+        kind_word.store(og_failure_kind::OG_FAILURE_NONE.0, Ordering::Relaxed);
         Some(failure)
     }
 

@@ -112,8 +112,8 @@ impl Drop for Workspace {
     fn drop(&mut self) {
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
         let context = Arc::clone(self.memory.context());
-        // `cudarc` keeps an error of an earlier drop for the next call, which then does nothing. That shall be another
-        // one than these.
+        // `cudarc` keeps an error of an earlier drop for the next call, which then does nothing. None of the calls below may
+        // be that call: the error is taken here, and put back at the end.
         let kept = context.check_err();
         if uses.end_before(self.memory.stream()).unwrap_or(false) {
             // SAFETY: nobody uses the memory or this field any more.

@@ -13,8 +13,8 @@
 //! what it sent before is sent. Small shards it pushes itself. So the order of the stream alone says when
 //! the own slot of the next but one step may be written.
 //!
-//! In a graph the epoch is known to the device alone, so streams set toggles in place of epochs. How often a graph is launched
-//! nobody says here; so from then on toggles are used outside of graphs, too, and the stream stays the same.
+//! In a graph only the device knows the epoch, so streams that push set toggles in place of epochs. The host does not know
+//! how often a graph is launched. So after a capture they set toggles outside of graphs, too, and all steps stay on that stream.
 //!
 //! Invariants: nothing that needs an SM comes behind what waits for it on its stream; a step enqueues and
 //! never allocates, nor waits (but the first one that is captured, for what was sent before); after a
@@ -141,7 +141,7 @@ impl Gatherer {
         [[own, planned.shards().most_rows().max(own)], [step.m(), planned.m()]]
     }
 
-    /// Where this rank's rows of the next step belong, if that has these rows: how much room there is, too.
+    /// The slot of this rank's rows in a next step with these rows: its address and its bytes.
     pub(crate) fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         let shape = self.shape(rows)?;
         let own = shape.plan.problem().shards().rows(self.group.rank());
@@ -325,7 +325,7 @@ impl Gatherer {
         Ok(())
     }
 
-    /// An error if rows that there are have no address.
+    /// An error if this rank has rows in the step, and their address is 0.
     pub(crate) fn check_rows(&self, shape: &StepShape, rows: Option<CUdeviceptr>) -> Result<()> {
         let own = shape.plan.problem().shards().rows(self.group.rank());
         if rows != Some(0) || own.is_empty() {

@@ -310,8 +310,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Waits for `stream`, up to the limit. If the stream is not done then, it aborts the communicator, so that the stream
-    /// ends. NCCL does not say which rank is late.
+    /// Waits for `stream`, up to the limit. If the stream is not done then, this ends the group, and with it the communicator,
+    /// so that the stream ends. NCCL does not say which rank is late.
     pub fn wait(&self, stream: &CudaStream, limit: Duration) -> Result<()> {
         self.device.bind()?;
         let through = || {
@@ -323,7 +323,7 @@ impl Communicator {
                 Err(error) => Err(error).in_call("cuStreamQuery"),
             }
         };
-        self.wait_until("NCCL's all-gather", limit, through)?;
+        self.wait_until("NCCL's collective", limit, through)?;
         self.state("NCCL").map(drop)
     }
 
