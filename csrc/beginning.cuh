@@ -244,8 +244,8 @@ __device__ inline bool is_last_block(uint32_t* counter) {
 // Launches a kernel that, if `early`, may start before the one before it on the stream has ended: it waits for that end
 // by itself.
 //
-// Blocks of an even number run as clusters of two, on SMs side by side: else each would keep a pair of SMs from the clusters of
-// the product that follows.
+// If the number of blocks is even, they run as clusters of two, on SMs side by side: else each block would keep a pair of SMs
+// from the clusters of the product that follows.
 template <class... Parameters, class... Arguments>
 void launch_in_pairs(bool early, void (*kernel)(Parameters...), int blocks, int threads, cudaStream_t stream,
                      char const* what, Arguments const&... arguments) {

@@ -111,7 +111,8 @@ __device__ inline uint32_t load_acquire_system(uint32_t const* word) {
     return value;
 }
 
-// Without acquire: for the epoch; the next function is for `stop`, and for `begun`, which a fence follows.
+// Without acquire: for words that this rank's own kernels write, its epoch among them, and for the record of a failure. The
+// next function is for `stop`, and for `begun`, which a fence follows.
 __device__ inline uint32_t load_relaxed_system(uint32_t const* word) {
     uint32_t value;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -124,7 +125,8 @@ __device__ inline uint64_t load_relaxed_gpu(uint64_t const* word) {
     return value;
 }
 
-// For signals, the counts of a pad, the epoch, and `og_failure::kind`. Pairs with their readers' acquire.
+// For signals, the counts of a pad, and `og_failure::kind`: pairs with their readers' acquire. And for the epoch, whose readers
+// come later on the stream, or behind `begun`, and need none.
 __device__ inline void store_release_system(uint32_t* word, uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }

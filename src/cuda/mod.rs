@@ -24,7 +24,8 @@
 //! starting. The *driver* is loaded at run time: without one, [`devices`] and
 //! [`Device::open`] return [`Error::NoDevice`](crate::Error::NoDevice). The *kernels* are compiled
 //! when the crate is built: if that machine had no CUDA toolkit, [`kernels_built`], [`Device::open`]
-//! (of a Hopper GPU) and every plan return [`Error::KernelsNotBuilt`](crate::Error::KernelsNotBuilt) with the places where the build looked (the repository's
+//! (of a Hopper GPU) and every plan return [`Error::KernelsNotBuilt`](crate::Error::KernelsNotBuilt)
+//! with the places where the build looked (the repository's
 //! `docs/building-cuda.md` says how it looks). Nothing in here panics for want of either.
 //!
 //! One context for both CUDA APIs: this crate calls the driver through `cudarc`, the kernels are

@@ -27,7 +27,7 @@ pub(crate) fn check_memory(what: &str, bytes: u128) -> Result<()> {
         return Ok(());
     }
     let value = u64::try_from(bytes).unwrap_or(u64::MAX);
-    let remedy = "plan for a smaller M, or fewer ranks on this machine";
+    let remedy = "plan for a smaller M, fewer pieces, or fewer ranks on this machine";
     Err(Error::out_of_range(format!("the memory for {what} in bytes"), value, 0, free, remedy))
 }
 

@@ -17,7 +17,8 @@
 //! that buffer. *No torn source*: a pusher's last read of the own slot precedes `sent = e`
 //! (release); the caller loads it (acquire) before writing the slot for e+2. *No wait in a
 //! circle*: in a gather, a wait for epoch e depends on a step of epoch e that no computation precedes, or on
-//! one of epoch e−2; in a reduction, a rank computes all sums that others need before it waits for theirs. (`plan::model` tries every order of the schedule that this code carries out; the orderings are argued in
+//! one of epoch e−2; in a reduction, a rank computes all sums that others need before it waits for theirs.
+//! (`plan::model` tries every order of the schedule that this code carries out; the orderings are argued in
 //! `docs/protocol.md` and tried under loom and shuttle.)
 //!
 //! Callers await every chunk of e before `begin` of e+1, or end the operation. So the announcement of e implies that no

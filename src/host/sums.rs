@@ -31,18 +31,22 @@ struct RankSums {
     slots: [Box<[RowBuffer<f32>]>; BUFFERS as usize],
 }
 
+/// Bytes of the sums of all ranks, and of the words that signal them (`signal_slots`).
+fn bytes_of(plan: &Plan) -> u128 {
+    let problem = plan.problem();
+    let (ranks, m) = (u128::from(problem.ranks()), u128::from(problem.m()));
+    let rows = ranks * (m + (ranks - 1) * u128::from(plan.most_output_rows()));
+    let words = ranks * (1 + ranks) * ranks * u128::from(plan.chunks().most_per_rank());
+    4 * (u128::from(BUFFERS) * rows * u128::from(problem.n()) + words)
+}
+
 impl Sums {
     pub(crate) fn new(plan: &Plan, reduction: Reduction) -> Result<Self> {
         let problem = plan.problem();
         let (ranks, n, m) = (problem.ranks(), problem.n() as usize, problem.m() as usize);
         let rounds_own = plan.options().operation == Operation::GemmAllReduce;
         let owned = plan.most_output_rows() as usize;
-        let rows = u128::from(ranks) * (m as u128 + u128::from(ranks - 1) * owned as u128);
-        // Of all ranks: the words of `signal_slots`.
-        let (all, pieces) = (u128::from(ranks), u128::from(plan.chunks().most_per_rank()));
-        let words = all * (1 + all) * all * pieces;
-        let bytes = 4 * (u128::from(BUFFERS) * rows * n as u128 + words);
-        check_memory("the sums of all ranks, twice,", bytes)?;
+        check_memory("the sums of all ranks, twice,", bytes_of(plan))?;
         let rows_for = |owner, from| if from == owner { 0 } else { owned };
         let slots = |owner: u32| {
             (0..ranks).map(|from| RowBuffer::new(rows_for(owner, from), n, f32::NAN)).collect()
@@ -195,7 +199,7 @@ mod tests {
         let operation = Operation::GemmReduceScatter;
         let options = PlanOptions { operation, ..PlanOptions::new() };
         let plan = Plan::new(&problem, options.with_pieces(512)).unwrap();
-        let text = Sums::new(&plan, Reduction::default()).unwrap_err().to_string();
-        assert!(text.contains("the sums of all ranks"), "{text}");
+        let (ranks, sums) = (1024, 1024 * (512 + 1023 * 512));
+        assert_eq!(bytes_of(&plan), 4 * (2 * sums + ranks * (1 + ranks) * ranks * 512));
     }
 }

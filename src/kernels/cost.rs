@@ -123,9 +123,9 @@ pub(crate) fn ranked(
 // 1024 to 16384, in steps of 128 and of 8): to how far a product's kernels are apart, and a little to how long they take
 // (`benches/results/2026-11-23-h200-kernel-family.md`); then again to 70 such products with the kernels of that day
 // (`benches/results/2026-11-27-h200-loader.md`), and the power of multiplications outside D to 24 more
-// (`2026-11-27-h200-few-rows-cut.txt`). Since then to all sweeps over kernels there are, 315 products on H200 and H100: `CACHE`
-// and `CACHE_POWER` to two of them (`2026-11-28-h100-choice.txt`, `2026-11-28-h100-clusters-of-eight.txt`), what one SM receives,
-// clusters of eight, the sums that nobody hides, and `MEMORY` to all (`2026-11-28-h200-choice.txt` says which).
+// (`2026-11-27-h200-few-rows-cut.txt`). Then `CACHE` and `CACHE_POWER` to 125 products on H100s (`2026-11-28-h100-choice.txt`,
+// `2026-11-28-h100-clusters-of-eight.txt`). Then `RECEIVED`, `ACROSS_LINES`, `EIGHT_SLOWER`, `EIGHT_LATER`, `FINISH_SUMS`,
+// `HIDING_LOADS` and `MEMORY` to all sweeps over kernels, 315 products on H200 and H100 (`2026-11-28-h200-choice.txt`).
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs; twice as many on fp8.
 const SM_FLOPS: f64 = 7.86e12;
@@ -155,8 +155,8 @@ const CACHE_POWER: f64 = 2.8e-14;
 /// Seconds that a multiplication costs whose result lies outside D, in a tile that does not: power, too
 /// (benches/results/2026-11-27-h200-power.md).
 const OUTSIDE_POWER: f64 = 1e-16;
-/// Bytes a second from and to device memory, as far as they tell kernels apart: more than there are. Predictions use
-/// `Machine::memory_gbps`.
+/// Bytes a second from and to device memory. Fitted to which kernel is faster, not to times, so it is more than the hardware
+/// has; predictions use `Machine::memory_gbps`.
 const MEMORY: f64 = 7.0e12;
 /// Near this many tiles, slices counted, memory is slower: `STREAMS_SLOWER` more time there, and none more from
 /// `STREAMS_NEAR` away. Seen with tiles of 16x128 and of 64x128, at any K; why is not known.

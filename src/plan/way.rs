@@ -20,8 +20,8 @@ pub const MAX_BLOCKS: u32 = 128;
 pub const MAX_PUSHED: u32 = 32;
 /// The most bytes of a shard that a kernel pushes by default, but for shards that travel in spans of columns.
 pub const SMALL_SHARD: u64 = 4 << 20;
-/// The most bytes of a shard that eight blocks push, but for shards that travel in spans of columns. Sixteen would gain less than what the product loses, whose clusters find
-/// fewer SMs free (benches/results/2026-11-27-h200x2-blocks.txt).
+/// The most bytes of a shard that eight blocks push, but for shards that travel in spans of columns. Sixteen would gain less
+/// than what the product loses, whose clusters find fewer SMs free (benches/results/2026-11-27-h200x2-blocks.txt).
 const SMALLEST_SHARD: u128 = 512 << 10;
 
 /// A kernel that sends no more than this many bytes to each peer signals all peers together, after the last (`kFewBytes` in
