@@ -124,8 +124,8 @@ og_kernel_facts const& check_shape(og_gemm_shape const* shape, bool with_c) {
     // A TMA store writes whole 16-byte pieces: a ragged end would write zeros behind it (seen).
     check_multiple("a row of D (n)", s.n * bytes_of(k.d_type));
     check_range("swizzle", s.swizzle, 1, 1 << 14);
-    int64_t k_tiles = UnitGrid::ceil_div(s.k, k.tile_k);
-    check_range("splits", s.splits, 1, k_tiles < k.max_splits ? k_tiles : k.max_splits);
+    int64_t k_steps = UnitGrid::ceil_div(s.k, k.tile_k);
+    check_range("splits", s.splits, 1, k_steps < k.max_splits ? k_steps : k.max_splits);
     int64_t cluster = int64_t(k.cluster_m) * k.cluster_n;
     check_range("the number of tiles, slices of K included,",
                 UnitGrid(k, s.m, s.n).count() * cluster * s.splits, 1, INT32_MAX);

@@ -33,7 +33,7 @@ struct alignas(kLineBytes) OrderParams {
     int32_t first_unit_row;
     // Slices of K; the K tiles of each, and how many of the slices have one more.
     cutlass::FastDivmod splits;
-    int32_t k_tiles;
+    int32_t slice_steps;
     int32_t longer_slices;
     // Units along N.
     cutlass::FastDivmod columns;
@@ -58,7 +58,7 @@ inline OrderParams make_order(og_gemm_input const* input, int32_t rows, int32_t 
     OrderParams order{};
     order.unit_grid_m = units_to_cover(rows, unit_rows);
     order.splits = cutlass::FastDivmod(splits);
-    order.k_tiles = k_steps / splits;
+    order.slice_steps = k_steps / splits;
     order.longer_slices = k_steps % splits;
     int32_t const column_units = units_to_cover(columns, unit_columns);
     order.columns = cutlass::FastDivmod(column_units);
@@ -287,7 +287,7 @@ private:
     CUTLASS_DEVICE int32_t unit_row(int32_t unit) const { return params_.columns.div(unit); }
 
     CUTLASS_DEVICE int32_t slice_begin(int32_t slice) const {
-        return slice * params_.k_tiles + min(slice, params_.longer_slices);
+        return slice * params_.slice_steps + min(slice, params_.longer_slices);
     }
 
     OrderParams const& params_;

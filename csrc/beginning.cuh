@@ -3,9 +3,9 @@
 // What belongs here: what kernels that begin a step have in common. What they do beside is up to gather.cu (rows) and
 // exchange.cu (sums). The words are described at og_gather.
 //
-// Invariant: a rank writes into another's buffer only after all ranks have consumed it, or after it has posted `torn`; every
-// wait ends by its word, the limit, the abort word or a rank's departure. The product waits for the step's beginning. So
-// the beginning signals the product first, sends its loads out together, and waits for no single store.
+// Invariant: a rank writes into another's buffer only after all ranks have consumed it, or after it has posted `torn`, as every
+// rank does that gives up; every wait ends by its word, the limit, the abort word or a rank's departure. The product waits for
+// the step's beginning. So the beginning signals the product first, sends its loads out together, and waits for no single store.
 #pragma once
 
 #include "chunk_signal.cuh"
@@ -21,6 +21,14 @@ __device__ inline og_stop* stop_of(og_gather const& gather, uint32_t* own) {
 __device__ inline uint64_t* layout_word(og_gather const& gather, uint32_t* words, uint32_t epoch, int32_t of) {
     int32_t place = gather.layouts_at + 2 * (int32_t(epoch % 4) * gather.ranks + of);
     return reinterpret_cast<uint64_t*>(words + place);
+}
+
+// Called by a warp that gives up: what this rank sends from now on may overwrite what others still read, or be a total of which
+// sums are missing. They have to know before its first byte is sent.
+__device__ inline void tell_that_rows_may_be_torn(og_gather const& gather) {
+    for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
+        store_relaxed_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
+    }
 }
 
 __device__ inline void store_release_gpu_64(uint64_t* word, uint64_t value) {
@@ -154,13 +162,10 @@ struct Beginning {
         return step.toggled ? OG_TOGGLE_SET : epoch;
     }
 
-    // Rows may be sent in spite of a failure here, and overwrite what others still read. They have to know
-    // before the first byte, which is sent when this kernel has ended or the epoch has grown.
+    // Rows may be sent in spite of a failure here: when this kernel has ended, or the epoch has grown.
     __device__ void give_up(og_gather const& gather, og_gather_step const& step,
                             Finding const& finding) const {
-        for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
-            store_relaxed_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
-        }
+        tell_that_rows_may_be_torn(gather);
         if (lane_id() != 0) return;
         if (is_first_to_give_up(stop_of(gather, own), expected(step)) && !over) {
             finding.record(gather.failure);

@@ -227,9 +227,11 @@ __global__ void __launch_bounds__(kWarp)
     // What is read after this kernel has ended is ordered by that end.
     finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who))
                                                   : uint32_t(name + nth_slot(int32_t(finding.who)));
-    if (lane_id() == 0 && finding.is_bad() && is_first_to_give_up(stop, epoch)) {
-        finding.record(gather.failure);
-    }
+    if (!finding.is_bad()) return;
+    // Totals that follow on this stream are none.
+    tell_that_rows_may_be_torn(gather);
+    __threadfence_system();
+    if (lane_id() == 0 && is_first_to_give_up(stop, epoch)) finding.record(gather.failure);
 }
 
 }  // namespace

@@ -320,7 +320,8 @@ typedef struct og_gemm_input {
  *   toggles      the same for each buffer, for who cannot know the epoch: 1 means here. The slot's rank sets
  *                it, and this rank resets it before it says that it has consumed those rows
  *   consumed     one for each rank: it reads this epoch's buffer, and older ones, no more
- *   torn         one for each rank: not 0 if it gave up, and may have written where this rank still reads
+ *   torn         one for each rank: not 0 if it gave up: it may have written where this rank still reads, or sent a total of
+ *                which sums are missing
  *   layouts      four for each rank, 64 bits each, of epoch e in number e mod 4: e << 32 | layout */
 typedef struct og_gather {
     /* DEVICE memory: where each rank's words are, as this rank reaches them; `ranks` of them. */

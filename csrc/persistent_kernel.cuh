@@ -173,7 +173,7 @@ private:
             MultiplyTurns::begin();
             StoreTurns::begin();
             scheduler.advance(1);
-            stage.advance(params.order.k_tiles);
+            stage.advance(params.order.slice_steps);
         }
         if (threadIdx.x == kGroupThreads) Store::prefetch(params.store);
         auto work = scheduler.current();

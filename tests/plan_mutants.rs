@@ -28,8 +28,14 @@ fn run_many(schedules: &Schedules) -> Result<(), Violation> {
 }
 
 /// Each mutant, planned in each way; only some, with `lacking` names, find no step to change in ways other than threads.
-fn each_is_caught_as_predicted(mutants: &[Mutant], ways: &[PlanOptions], lacking: &[&str]) {
-    for (options, mutant) in ways.iter().flat_map(|way| mutants.iter().map(move |one| (way, one))) {
+fn each_is_caught_as_predicted<'a>(
+    mutants: impl IntoIterator<Item = &'a Mutant>,
+    ways: &[PlanOptions],
+    lacking: &[&str],
+) {
+    for (mutant, options) in
+        mutants.into_iter().flat_map(|one| ways.iter().map(move |way| (one, way)))
+    {
         let name = format!("{}, {}", mutant.name, options.engine);
         let mut schedules = Schedules::new(&plan_of(mutant.rows, *options));
         assert_eq!(schedules.check_order(), Ok(()));
@@ -74,6 +80,9 @@ fn every_mutant_of_an_all_reduce_is_caught_as_predicted() {
     each_is_caught_as_predicted(ONE_SHOT_MUTANTS, &[way(Order::Sequential)], &[]);
     let in_two_shots = [way(Order::Fused), way(Order::Pipelined)];
     each_is_caught_as_predicted(TWO_SHOT_MUTANTS, &in_two_shots, &[]);
+    let copies = way(Order::Fused).with_engine(Engine::CopyEngines { streams: 1 });
+    let on_gpus = TWO_SHOT_MUTANTS.iter().filter(|mutant| mutant.on_gpus);
+    each_is_caught_as_predicted(on_gpus, &[copies], &[]);
 }
 
 #[test]

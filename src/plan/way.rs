@@ -106,11 +106,10 @@ impl Operation {
         if self == Operation::Gemm || self.is_alone() { Strategy::Sequential } else { asked }
     }
 
-    /// Whether the products of a rank's own rows add the others' sums before they store. In an all-reduce they cannot: the
-    /// others need this rank's sums of these rows, too.
+    /// Whether the products of a rank's own rows add the others' sums before they store.
     pub(crate) fn products_add_up(self, strategy: Strategy, engine: Engine) -> bool {
         let by_copies = matches!(engine, Engine::CopyEngines { .. });
-        self == Operation::GemmReduceScatter && by_copies && strategy == Strategy::Fused
+        self.reduces() && by_copies && self.strategy(strategy) == Strategy::Fused
     }
 
     /// The rows of D that `rank` gets: in a reduce-scatter its own, else all.

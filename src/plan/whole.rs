@@ -69,11 +69,13 @@ impl PlanOptions {
     }
 
     /// Whether an all-reduce has two shots: each rank adds up its own rows, and sends their totals to all others. In one shot every
-    /// rank sends its sums of all rows to all others, and adds up all rows itself. GPUs have one shot.
+    /// rank sends its sums of all rows to all others, and adds up all rows itself. On GPUs, a fused one has two.
     pub fn has_two_shots(&self) -> bool {
-        self.operation == Operation::GemmAllReduce
-            && self.engine == Engine::Thread
-            && self.strategy != Strategy::Sequential
+        let has_two = match self.engine {
+            Engine::Thread => self.strategy != Strategy::Sequential,
+            _ => self.operation.products_add_up(self.strategy, self.engine),
+        };
+        self.operation == Operation::GemmAllReduce && has_two
     }
 
     /// The chunks whose sums `rank` adds up.

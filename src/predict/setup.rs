@@ -141,7 +141,7 @@ pub fn ways_of_sums(problem: &Problem, operation: Operation, pieces: Option<u32>
     let copies = Engine::CopyEngines { streams: 1 };
     let most_rows = problem.shards().most_rows();
     let fused = |pieces| Way { strategy: Strategy::Fused, engine: copies, pieces };
-    let fused = pieces.map_or(vec![2, 4], |pieces| vec![pieces]).into_iter().map(fused);
+    let fused = pieces.map_or(vec![1, 2, 4], |pieces| vec![pieces]).into_iter().map(fused);
     let can_be = |way: &Way| {
         let adds_up = operation.products_add_up(way.strategy, way.engine);
         way.pieces <= most_rows && (!adds_up || problem.check_fused_sums(ElementType::Bf16).is_ok())

@@ -86,7 +86,8 @@ impl Step<'_> {
         };
         let mut last: Option<Part> = None;
         let (mut now, mut multiplied, mut products) = (0.0f64, 0.0, 0);
-        let (mut there, mut awaited, mut adds) = (0.0f64, false, false);
+        let (mut there, mut awaited) = (0.0f64, false);
+        let added_up = options.added_up(self.plan.chunks(), rank);
         for (lane, step) in &self.plan.schedule(rank).steps {
             let (rows, awaits) = match step {
                 // A kernel behind the product adds up in its own lane.
@@ -96,16 +97,17 @@ impl Step<'_> {
                     continue;
                 }
                 // The product of these rows has added them up.
-                Does::Reduce { .. } if adds_up => continue,
+                Does::Reduce { chunk } if adds_up && added_up.contains(chunk) => continue,
                 Does::Reduce { chunk } => {
-                    let looks = std::mem::take(&mut awaited);
-                    let begins = !std::mem::replace(&mut adds, true) || looks;
-                    let looking = if looks { self.machine.await_us } else { 0.0 };
-                    // One kernel adds up chunks between which nothing is awaited.
-                    let adding = if begins { self.machine.adding_us } else { 0.0 };
+                    let looking =
+                        if std::mem::take(&mut awaited) { self.machine.await_us } else { 0.0 };
+                    let beginning = looking + self.machine.adding_us;
+                    // Of a total that has arrived, one rank's is read.
+                    let read =
+                        if added_up.contains(chunk) { self.plan.problem().ranks() } else { 1 };
                     now = now.max(there)
-                        + if is_kernel { 0.0 } else { looking + adding }
-                        + self.machine.adding(options.engine, self.added_bytes(*chunk));
+                        + if is_kernel { 0.0 } else { beginning }
+                        + self.machine.adding(options.engine, self.added_bytes(*chunk, read));
                     continue;
                 }
                 _ if *lane != Lane::Compute => continue,
@@ -220,10 +222,10 @@ impl Step<'_> {
         Ok(Part { problem, order: self.order_of(rows)? })
     }
 
-    /// What adding up a chunk reads and writes: all ranks' sums, and D.
-    fn added_bytes(&self, chunk: u32) -> f64 {
+    /// What adding up a chunk reads and writes: the sums of that many ranks, and D.
+    fn added_bytes(&self, chunk: u32, ranks: u32) -> f64 {
         let problem = self.plan.problem();
-        let read = problem.ranks() * self.setup.kernel.elements.d.size();
+        let read = ranks * self.setup.kernel.elements.d.size();
         let each = f64::from(read + problem.elements().d.size());
         self.plan.chunks().rows(chunk).len() as f64 * f64::from(problem.n()) * each
     }

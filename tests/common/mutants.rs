@@ -281,7 +281,8 @@ pub const TWO_SHOT_MUTANTS: &[Mutant] = &[
     .by_order("NotOnce { what: \"rank 0 gets chunk 1 from rank 1\", times: 0 }")
     .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1"),
     mutant((EQUAL, 1), "signals a total before it sends it", signal_before_the_last_move)
-        .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1"),
+        .by_run("ReadTooEarly { reader: 0, chunk: 1, from: 1")
+        .not_on_gpus(),
     mutant((EQUAL, 1), "drops the wait for a total", |steps| {
         remove(steps, |step| awaits(step, Word::Partial { chunk: 0, from: 0 }))
     })
@@ -296,11 +297,13 @@ pub const TWO_SHOT_MUTANTS: &[Mutant] = &[
             && remove(steps, is_reduction)
     })
     .by_order("NotOnce { what: \"rank 0 adds up chunk 0\", times: 0 }")
-    .by_run("Overwritten { owner: 0, chunk: 0, from: 0"),
+    .by_run("Overwritten { owner: 0, chunk: 0, from: 0")
+    .not_on_gpus(),
     mutant((EQUAL, 1), "stores no total", |steps| {
         remove(steps, |step| matches!(step, Step::Reduce { chunk: 0 }))
     })
-    .by_order("NotOnce { what: \"rank 1 adds up chunk 0\", times: 0 }"),
+    .by_order("NotOnce { what: \"rank 1 adds up chunk 0\", times: 0 }")
+    .not_on_gpus(),
     mutant((EQUAL, 1), "sends its sums of a chunk to a rank that does not add it up", |steps| {
         each(steps, |_, step| match step {
             Step::Move { chunk: 0, to } => set(to, 2),

@@ -19,13 +19,14 @@ const LAST: u32 = RANKS - 1;
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// What the others are told after three good steps, when the last rank does `odd`; and how many outputs of theirs are numbers.
-/// By copy engines, by products that add up, and by a kernel.
+/// By copy engines, by products that add up, in two shots, and by a kernel.
 fn stage(
     limit: Duration,
     odd: impl Fn(&World, Rank, Operation) + Sync,
-) -> [Vec<(Error, usize)>; 3] {
+) -> [Vec<(Error, usize)>; 4] {
     let world = world(&[100, 60, 90], limit);
-    [world.clone(), world.clone().fused(), world.by_kernel(4)].map(|world| {
+    let two_shots = World { all: true, ..world.clone().fused() };
+    [world.clone(), world.clone().fused(), two_shots, world.by_kernel(4)].map(|world| {
         let told: Vec<_> =
             on_ranks(RANKS, |rank| play(&world, rank, &odd)).into_iter().flatten().collect();
         assert_eq!(told.len(), LAST as usize);

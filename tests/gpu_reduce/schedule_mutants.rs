@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::world::World;
 use crate::gpu::PATIENCE;
 use crate::gpu::ranks::{Rank, on_ranks};
-use crate::mutants::{Caught, Mutant, REDUCE_MUTANTS};
+use crate::mutants::{Caught, Mutant, REDUCE_MUTANTS, TWO_SHOT_MUTANTS};
 
 /// Rows of D for each row of a mutant's world: several tiles.
 const ROWS: u32 = 256;
@@ -42,6 +42,9 @@ fn every_mutant_of_a_reduction_is_caught_as_predicted() {
     every_one_is_caught(&by_copies, |world| world);
     every_one_is_caught(&by_copies, |world| world.fused());
     every_one_is_caught(&by_kernel, |world| world.by_kernel(8));
+    let in_two_shots: Vec<_> = TWO_SHOT_MUTANTS.iter().filter(|mutant| mutant.on_gpus).collect();
+    assert!(in_two_shots.len() >= 6);
+    every_one_is_caught(&in_two_shots, |world| World { all: true, ..world.fused() });
 }
 
 fn every_one_is_caught(mutants: &[&Mutant], way: impl Fn(World) -> World + Sync) {

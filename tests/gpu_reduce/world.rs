@@ -192,7 +192,7 @@ impl World {
         let all = seed % 3 == 2;
         let adds =
             kernel.adds_others && case.d == ElementType::Bf16 && case.scaling == Scaling::None;
-        let fuses = (all || adds) && seed.is_multiple_of(2);
+        let fuses = adds && seed.is_multiple_of(2);
         let strategy = match strategy {
             Strategy::Pipelined if fuses => Strategy::Fused,
             strategy => strategy,

@@ -91,7 +91,7 @@ impl Between {
             )));
         }
         let fits = |case: &Case| case.problem.check_fused_sums(ElementType::Bf16).is_ok();
-        if operation == Operation::GemmReduceScatter && !cases.iter().all(fits) {
+        if operation.reduces() && !cases.iter().all(fits) {
             all.retain(|who| *who != Contender::Fused);
         }
         let contenders = if self.contenders.is_empty() { &all } else { &self.contenders };

@@ -61,10 +61,10 @@ pub type GemmReduceScatter = GemmReduce<false>;
 /// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all
 /// rows.
 ///
-/// D, and C, have all rows. The results of all ranks are equal bit for bit: all add up the same numbers in the same order. Each
-/// rank sends its sums to all others, in one shot: with more ranks this is for fewer rows. Fused, a rank sends the sums of a
-/// chunk while it computes those of the next; a kernel adds them up. The problem's shards say in which order a rank computes
-/// the rows.
+/// D, and C, have all rows; all ranks give the same alpha, beta, C, bias and activation. Then their results are equal bit for bit.
+/// Fused, there are two shots: as in a fused [`GemmReduceScatter`] the products of a rank's own rows add up, and it sends what D
+/// becomes to all others, chunk by chunk. Otherwise there is one, for few rows: each rank sends its sums to all others, and adds up
+/// all rows. The problem's shards say which rows are whose, and in which order a rank computes them.
 pub type GemmAllReduce = GemmReduce<true>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
@@ -87,7 +87,7 @@ struct Sum {
     options: GemmOptions,
     /// Multiplies rows of A into this rank's sums, and does nothing else; `None`: the caller has the sums.
     product: Option<Product>,
-    /// In a fused reduce-scatter: multiplies rows of A, adds the other ranks' sums, and makes D of the total.
+    /// Fused: multiplies rows of A, adds the other ranks' sums, and makes D of the total.
     adding: Option<Product>,
     /// Where its columns start in a row of all products' sums, in bytes.
     column: u64,

@@ -11,14 +11,16 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::{Reduce, Sum};
+use crate::cuda::movers::copy_engines::PartOfRows;
 use crate::cuda::movers::gather::Step;
 use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
 use crate::cuda::product::other_sums::OtherSums;
 use crate::cuda::sys::bindings::og_reduction;
 use crate::cuda::sys::ffi;
+use crate::cuda::sys::stream_ops::Rows;
 use crate::error::{Error, Result};
-use crate::plan::{self, Engine, Lane, Problem, Word};
+use crate::plan::{self, Activation, Engine, Lane, Problem, Word};
 
 /// What belongs to one [`Sum`] in a step.
 pub(super) struct Call {
@@ -71,13 +73,14 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         use plan::Step::{Await, Move, Multiply, Post, Reduce};
         let is_kernel = matches!(self.way().engine, Engine::Kernel { .. });
         let adds_up = self.sums.iter().any(|sum| sum.adding.is_some());
-        let own = step.shape.plan.output_rows(self.gatherer.group.rank());
+        let (plan, rank) = (&step.shape.plan, self.gatherer.group.rank());
+        let (chunks, own) = (plan.chunks(), plan.problem().shards().rows(rank));
+        let added_up = plan.options().added_up(chunks, rank);
         // What products that add up multiply: they are enqueued where they add.
         let mut own_rows = Vec::new();
         let (mut sent, mut signalled) = (Vec::new(), Vec::new());
         let (mut awaited, mut reduced) = (Vec::new(), Vec::new());
-        let mut steps = step.shape.schedule.steps.iter().peekable();
-        while let Some((lane, of)) = steps.next() {
+        for (lane, of) in &step.shape.schedule.steps {
             match (lane, of) {
                 (Lane::Push(_), Move { chunk, to }) if is_kernel => sent.push((*chunk, *to)),
                 (Lane::Push(_), Post { word: Word::Partial { chunk, .. }, to, .. })
@@ -115,20 +118,23 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 }
                 (Lane::Compute, Reduce { chunk }) => {
                     self.gatherer.await_sums(stream, step, &std::mem::take(&mut awaited))?;
-                    let chunks = step.shape.plan.chunks();
-                    let mut rows = chunks.rows(*chunk);
-                    // One kernel adds up chunks that lie side by side, where nothing is awaited between.
-                    while let Some((Lane::Compute, Reduce { chunk })) = steps.peek()
-                        && chunks.rows(*chunk).start == rows.end
-                    {
-                        rows.end = chunks.rows(*chunk).end;
-                        steps.next();
+                    if plan.options().has_two_shots() && !added_up.contains(chunk) {
+                        // SAFETY: the caller's promise.
+                        unsafe { self.store_totals(stream, step, *chunk, calls) }?;
+                        continue;
                     }
+                    let rows = chunks.rows(*chunk);
                     // Where products add up, only a test's schedule adds up rows that it has not multiplied.
                     let by_product = own_rows.contains(&rows);
                     let calls = self.sums.iter().zip(calls);
                     // SAFETY: the caller's promise.
                     unsafe { self.reduce(stream, step, &rows, calls, by_product) }?;
+                }
+                (Lane::Push(push), Move { chunk, to })
+                    if !is_kernel && plan.sends_totals(rank, chunks.rank_of(*chunk)) =>
+                {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.push_totals(step, (*push, *chunk, *to), calls) }?;
                 }
                 (Lane::Push(_), of) if !is_kernel => self.gatherer.push(step, *lane, of)?,
                 // The step's beginning does these, and the kernel that sends.
@@ -207,6 +213,60 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             };
             // SAFETY: the caller's promise; slots are as long as planned.
             unsafe { product.enqueue_rows(stream, &operands, 0..rows.len() as u32, None) }?;
+        }
+        Ok(())
+    }
+
+    /// Sends the totals of a chunk of this rank's own rows, which are in D.
+    ///
+    /// # Safety
+    /// That of the operation.
+    unsafe fn push_totals(
+        &mut self,
+        step: &Step,
+        moved: (u32, u32, u32),
+        calls: &[Call],
+    ) -> Result<()> {
+        let rows = step.shape.plan.chunks().rows(moved.1);
+        let totals = self.sums.iter().zip(calls).filter_map(|(sum, call)| {
+            let (to, size) = (call.totals.as_ref()?, u64::from(sum.problem.elements().d.size()));
+            let pitch = u64::from(sum.problem.ldd()) * size;
+            let from = Rows { start: to.d + u64::from(rows.start) * pitch, pitch };
+            Some(PartOfRows { from, column: sum.column, bytes: u64::from(sum.problem.n()) * size })
+        });
+        let totals: Vec<_> = totals.collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.gatherer.push_totals(step, moved, totals) }
+    }
+
+    /// Stores the totals of a chunk that its owner has sent.
+    ///
+    /// # Safety
+    /// That of the operation.
+    unsafe fn store_totals(
+        &self,
+        stream: &Arc<CudaStream>,
+        step: &Step,
+        chunk: u32,
+        calls: &[Call],
+    ) -> Result<()> {
+        let rows = step.shape.plan.chunks().rows(chunk);
+        for (sum, call) in self.sums.iter().zip(calls) {
+            let Some(total) = self.totals(step, &rows, sum, call) else { continue };
+            // The sum of one rank, of which D has become already.
+            let stored = og_reduction {
+                own: (self.gatherer.arrived_totals(step, chunk) + sum.column) as *const _,
+                ranks: 1,
+                rank: 0,
+                c: std::ptr::null(),
+                bias: std::ptr::null(),
+                alpha: 1.0,
+                activation: Activation::None.into(),
+                average: 0,
+                ..total
+            };
+            // SAFETY: as in `reduce`.
+            unsafe { ffi::reduce(&stored, stream) }?;
         }
         Ok(())
     }

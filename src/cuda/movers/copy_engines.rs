@@ -16,10 +16,19 @@ use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::cuda::sys::bindings::OG_TOGGLE_SET;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops::{
-    copy, follow, let_go, record, synchronize, untimed_event, wait, wait_for, write,
+    Rows, copy, copy_rows, follow, let_go, record, synchronize, untimed_event, wait, wait_for,
+    write,
 };
 use crate::error::Result;
 use crate::plan::{Lane, Step, Word};
+
+/// Some columns of rows that are sent: where they are, and where they begin and how long they are in a row, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PartOfRows {
+    pub(crate) from: Rows,
+    pub(crate) column: u64,
+    pub(crate) bytes: u64,
+}
 
 /// A stream that pushes, and the event at the end of its pushes.
 #[derive(Debug)]
@@ -151,6 +160,35 @@ impl CopyEngines {
             // Of the caller's stream.
             Step::Multiply { .. } | Step::Reduce { .. } => Ok(()),
         }
+    }
+
+    /// Sends a chunk's totals to a rank, on a lane's stream, from where the caller has D.
+    ///
+    /// # Safety
+    /// Each part of a row is this device's memory until the stream has sent it.
+    pub(crate) unsafe fn push_totals(
+        &self,
+        device: &Device,
+        part: &Part,
+        (shape, buffer): (&StepShape, u32),
+        (push, chunk, to): (u32, u32, u32),
+        parts: impl IntoIterator<Item = PartOfRows>,
+        marks: &mut Option<Marks>,
+    ) -> Result<()> {
+        let (layout, rank) = (&part.layout, shape.schedule.rank);
+        let stream = &self.pushers[push as usize].stream;
+        if let Some(marks) = marks.as_mut() {
+            marks.begin(device, stream, to, chunk)?;
+        }
+        let lands_at =
+            part.memory.address(to)? + layout.lands_at(&shape.plan, chunk, [rank, to], buffer);
+        let count = shape.plan.chunks().rows(chunk).len() as u64;
+        for PartOfRows { from, column, bytes } in parts {
+            let to = Rows { start: lands_at + column, pitch: layout.pitch };
+            // SAFETY: there, memory of the layout; here, the caller's promise.
+            unsafe { copy_rows(stream, to, from, bytes, count) }?;
+        }
+        Ok(())
     }
 
     /// Keeps when the kernel that begins this step, and pushes, was at work: `begun` was recorded before it.

@@ -9,7 +9,7 @@
 //! - `copy_engines`, `by_nccl`, [`nccl`]: the ways; `marks`: when the pushes of a step were.
 
 mod by_nccl;
-mod copy_engines;
+pub(crate) mod copy_engines;
 mod course;
 pub(crate) mod engines;
 pub(crate) mod gather;

@@ -4,7 +4,7 @@
 
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
 use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
-use cudarc::driver::sys::{self, CUdeviceptr, CUstreamWaitValue_flags};
+use cudarc::driver::sys::{self, CUdeviceptr, CUmemorytype, CUstreamWaitValue_flags};
 use cudarc::driver::{CudaEvent, CudaStream, result};
 
 use super::Driver;
@@ -24,6 +24,52 @@ pub(crate) unsafe fn copy(
     // SAFETY: the caller's promise.
     unsafe { result::memcpy_dtod_async(to, from, bytes as usize, stream.cu_stream()) }
         .in_call("cuMemcpyDtoDAsync")
+}
+
+/// Rows in memory: where the first is, and the bytes from one to the next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    pub(crate) start: CUdeviceptr,
+    pub(crate) pitch: u64,
+}
+
+/// Enqueues a copy of `count` rows of `bytes` each between any two places that this GPU reaches.
+///
+/// # Safety
+/// Both are memory of that many rows, and stay until the stream is through.
+pub(crate) unsafe fn copy_rows(
+    stream: &CudaStream,
+    to: Rows,
+    from: Rows,
+    bytes: u64,
+    count: u64,
+) -> Result<()> {
+    if (to.pitch, from.pitch) == (bytes, bytes) {
+        // SAFETY: the caller's promise: no bytes lie between the rows.
+        return unsafe { copy(stream, to.start, from.start, bytes * count) };
+    }
+    let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        srcHost: std::ptr::null(),
+        srcDevice: from.start,
+        srcArray: std::ptr::null_mut(),
+        srcPitch: from.pitch as usize,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: CUmemorytype::CU_MEMORYTYPE_UNIFIED,
+        dstHost: std::ptr::null_mut(),
+        dstDevice: to.start,
+        dstArray: std::ptr::null_mut(),
+        dstPitch: to.pitch as usize,
+        WidthInBytes: bytes as usize,
+        Height: count as usize,
+    };
+    // SAFETY: the caller's promise; the call reads `copy` before it returns.
+    unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream.cu_stream()) }
+        .result()
+        .in_call("cuMemcpy2DAsync")
 }
 
 /// Lets a stream wait until a word has reached `value`; the comparison wraps. It knows no limit.

@@ -168,14 +168,11 @@ impl Machine {
                                 };
                                 places.entry(own).or_default().push(place);
                                 list.push(Operation::Touch { reads, writes, age: BUFFERS });
-                                // The total of two epochs before, which lies in the place of these sums.
+                                // Where an older total lies, which may still be sent.
                                 let writes = schedules.total(rank, chunk);
                                 if writes.is_some() {
-                                    list.push(Operation::Touch {
-                                        reads: None,
-                                        writes,
-                                        age: BUFFERS,
-                                    });
+                                    let (reads, age) = (None, schedules.age_of_totals());
+                                    list.push(Operation::Touch { reads, writes, age });
                                 }
                             };
                             at_once.for_each(|chunk| touch(&mut list, chunk));
@@ -205,7 +202,8 @@ impl Machine {
                                 let place = Place { position: list.len() as u32, ..place };
                                 machine.moves.entry(total).or_default().push(place);
                                 let (reads, writes) = (None, Some(total));
-                                list.push(Operation::Touch { reads, writes, age: BUFFERS });
+                                let age = schedules.age_of_totals();
+                                list.push(Operation::Touch { reads, writes, age });
                             }
                             if schedules.brings_sums() {
                                 // D, in the place of the sums.

@@ -27,7 +27,8 @@ use std::fmt;
 pub use machine::{explore, run};
 
 use super::chunks::Chunks;
-use super::schedule::{Lane, Schedule, Step, Word};
+use super::schedule::{BUFFERS, Lane, Schedule, Step, Word};
+use super::way::Engine;
 use super::whole::{Plan, PlanOptions};
 
 /// What is wrong with schedules.
@@ -209,6 +210,11 @@ impl Schedules {
     fn total(&self, rank: u32, chunk: u32) -> Option<Region> {
         let is_sent = self.options.has_two_shots() && self.adds_up(rank, chunk);
         is_sent.then_some(Region { rank, chunk, from: TOTAL })
+    }
+
+    /// Of how many epochs before a total is overwritten: on threads it lies in the place of sums, on GPUs in D.
+    fn age_of_totals(&self) -> u32 {
+        if self.options.engine == Engine::Thread { BUFFERS } else { 1 }
     }
 
     fn check_once(&self) -> Result<(), Violation> {

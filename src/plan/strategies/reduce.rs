@@ -15,12 +15,12 @@
 //! ```
 //!
 //! The strategies differ in what one product computes before any of it may travel: a chunk (fused), the rows of one
-//! owner (pipelined), all rows (sequential). In a fused reduce-scatter on GPUs the product of a chunk of the own rows also adds
+//! owner (pipelined), all rows (sequential). In a fused reduction on GPUs the product of a chunk of the own rows also adds
 //! the others' sums to its own, so it waits for them, and no kernel follows that adds up.
 //!
 //! An all-reduce in two shots is a reduce-scatter, and then each rank sends the totals of its own rows to all others: of its own
 //! chunks, what a rank sends is the total, which is complete once the chunk has been added up. The others store it as it is, so
-//! all ranks have the same bits.
+//! all ranks have the same bits. A GPU sends totals from the caller's D, so its step ends when they have been sent.
 //!
 //! In one shot, ranks compute in the same order, and each chunk leaves for all others when it is computed, first for the
 //! rank of round 1. Every rank sends W ÷ 2 times as much as in two shots and adds up W times as much, and nobody waits for a second
@@ -65,7 +65,9 @@ fn by_thread(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     }
     compute.extend(sums_of_all(plan, rank));
     compute.extend(owners(plan, rank).flat_map(|owner| sums_of(plan, rank, owner)));
-    compute.extend(await_sent(plan, 1));
+    if plan.options().operation.is_alone() {
+        compute.push(Step::Await { word: Word::Sent { push: 0 }, age: 0 });
+    }
     compute.extend(reduce(plan, rank, by_arrival(plan, rank)));
     compute.extend(store_totals(plan, rank));
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), push(plan, rank))).collect()
@@ -100,28 +102,47 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
     steps.extend((0..streams).map(|push| (Lane::Push(push), begun())));
     steps.push((compute, begun()));
     steps.extend(in_lane(compute, sums_of_all(plan, rank)));
-    let mut pushes = (0..streams).cycle();
-    let adds_up = products_add_up(plan);
-    for owner in owners(plan, rank).filter(|owner| !(adds_up && *owner == rank)) {
-        for step in sums_of(plan, rank, owner) {
-            let summed = match step {
-                Step::Post { word: Word::Summed { chunk }, .. } => Some(chunk),
-                _ => None,
-            };
-            steps.push((compute, step));
-            let Some(chunk) = summed else { continue };
-            for (to, push) in receivers(plan, rank, owner).into_iter().zip(&mut pushes) {
-                steps.extend(in_lane(Lane::Push(push), send(rank, chunk, to)));
+    let (mut pushes, adds_up) = ((0..streams).cycle(), products_add_up(plan));
+    let rounds = owners(plan, rank).filter(|owner| !(adds_up && *owner == rank));
+    let computed = rounds.flat_map(|owner| sums_of(plan, rank, owner));
+    steps.extend(with_sends(plan, rank, computed, &mut pushes));
+    let is_sent = (0..streams).flat_map(|push| {
+        let word = Word::Sent { push };
+        let post = (Lane::Push(push), Step::Post { word, to: rank, age: 0 });
+        [post, (compute, Step::Await { word, age: 0 })]
+    });
+    let is_alone = plan.options().operation.is_alone();
+    steps.extend(is_sent.clone().filter(|_| is_alone));
+    let added_up = reduce(plan, rank, by_arrival(plan, rank));
+    steps.extend(with_sends(plan, rank, added_up, &mut pushes));
+    steps.extend(in_lane(compute, store_totals(plan, rank)));
+    // The caller may write D again when the step has ended.
+    let sends_totals = plan.sends_totals(rank, rank);
+    steps.extend(is_sent.filter(|_| sends_totals));
+    steps
+}
+
+/// These steps, and behind each by which a chunk is complete, what sends it.
+fn with_sends(
+    plan: &Plan,
+    rank: u32,
+    computed: impl IntoIterator<Item = Step>,
+    pushes: &mut impl Iterator<Item = u32>,
+) -> Vec<(Lane, Step)> {
+    let mut steps = Vec::new();
+    for step in computed {
+        let receivers = match step {
+            Step::Post { word: Word::Summed { chunk }, .. } => {
+                let receivers = receivers(plan, rank, plan.chunks().rank_of(chunk));
+                receivers.into_iter().map(|to| send(rank, chunk, to)).collect()
             }
+            _ => Vec::new(),
+        };
+        steps.push((Lane::Compute, step));
+        for (sends, push) in receivers.into_iter().zip(&mut *pushes) {
+            steps.extend(in_lane(Lane::Push(push), sends));
         }
     }
-    for step in await_sent(plan, streams) {
-        if let Step::Await { word: word @ Word::Sent { push }, .. } = step {
-            steps.push((Lane::Push(push), Step::Post { word, to: rank, age: 0 }));
-        }
-        steps.push((compute, step));
-    }
-    steps.extend(in_lane(compute, reduce(plan, rank, by_arrival(plan, rank))));
     steps
 }
 
@@ -152,7 +173,7 @@ fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
         |&(chunk, to)| Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 };
     kernel.extend(sent.iter().map(signal));
     let added_up = plan.options().added_up(chunks, rank);
-    kernel.extend(reduce(plan, rank, [vec![], added_up.collect()]));
+    kernel.extend(reduce(plan, rank, added_up));
     kernel.push(Step::Post { word: Word::Begun, to: rank, age: 0 });
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), kernel)).collect()
 }
@@ -205,12 +226,6 @@ fn sums_of_all(plan: &Plan, rank: u32) -> Vec<Step> {
     (options.strategy == Strategy::Sequential).then(product).into_iter().collect()
 }
 
-/// What waits until the first lanes that push have sent the caller's sums, where those are sent.
-fn await_sent(plan: &Plan, pushes: u32) -> impl Iterator<Item = Step> + use<> {
-    let pushes = if plan.options().operation.is_alone() { pushes } else { 0 };
-    (0..pushes).map(|push| Step::Await { word: Word::Sent { push }, age: 0 })
-}
-
 /// What computes the sums of `owner`'s rows, and says which are complete.
 fn sums_of(plan: &Plan, rank: u32, owner: u32) -> Vec<Step> {
     let (chunks, PlanOptions { operation, strategy, .. }) = (plan.chunks(), plan.options());
@@ -241,33 +256,22 @@ fn send(rank: u32, chunk: u32, to: u32) -> [Step; 3] {
     ]
 }
 
-/// The chunks that the rank adds up, as they arrive. The others send a rank the sums of its own rows first. In a fused
-/// all-reduce in one shot they do so during products, so these are here when the products end; the rest comes one by one.
-fn by_arrival(plan: &Plan, rank: u32) -> [Vec<u32>; 2] {
+/// The chunks that the rank adds up, as they arrive: the others send a rank the sums of its own rows first.
+fn by_arrival(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> {
     let gets = plan.options().added_up(plan.chunks(), rank);
-    let others = owners(plan, rank).filter(|owner| *owner != rank);
+    let others = owners(plan, rank).filter(move |owner| *owner != rank);
     let others = others.flat_map(|owner| plan.chunks().of_rank(owner));
-    let (own, others) = (plan.chunks().of_rank(rank), others.filter(|chunk| gets.contains(chunk)));
-    let options @ PlanOptions { operation, strategy, .. } = plan.options();
-    let is_fused = operation.strategy(strategy) == Strategy::Fused;
-    match operation.is_all_reduce() && is_fused && !options.has_two_shots() {
-        true => [own.collect(), others.collect()],
-        false => [vec![], own.chain(others).collect()],
-    }
+    plan.chunks().of_rank(rank).chain(others.filter(move |chunk| gets.contains(chunk)))
 }
 
-/// What adds up these chunks, those that are awaited together first; if products do, it computes the rank's own sums, too.
-fn reduce(plan: &Plan, rank: u32, [together, one_by_one]: [Vec<u32>; 2]) -> Vec<Step> {
+/// What adds up these chunks; if products do, it computes the rank's own sums, too.
+fn reduce(plan: &Plan, rank: u32, added_up: impl Iterator<Item = u32>) -> Vec<Step> {
     let others = (0..plan.problem().ranks()).filter(|&from| from != rank);
-    let arrived = |chunk| {
-        let partial = move |from| Step::Await { word: Word::Partial { chunk, from }, age: 0 };
-        others.clone().map(partial)
-    };
     let sends_totals = plan.sends_totals(rank, rank) && plan.problem().ranks() > 1;
-    let mut steps: Vec<_> = together.iter().flat_map(|&chunk| arrived(chunk)).collect();
-    steps.extend(together.into_iter().map(|chunk| Step::Reduce { chunk }));
-    for chunk in one_by_one {
-        steps.extend(arrived(chunk));
+    let mut steps = Vec::new();
+    for chunk in added_up {
+        let partial = |from| Step::Await { word: Word::Partial { chunk, from }, age: 0 };
+        steps.extend(others.clone().map(partial));
         let product = || multiply(plan.chunks().rows(chunk), rank);
         steps.extend(products_add_up(plan).then(product));
         steps.push(Step::Reduce { chunk });
@@ -436,17 +440,22 @@ mod tests {
     }
 
     #[test]
-    fn a_fused_all_reduce_adds_up_what_arrives_first() {
-        let way = (Strategy::Fused, Engine::CopyEngines { streams: 1 });
-        let schedule = schedule(Operation::GemmAllReduce, way, [1, 1, 1], 1);
+    fn a_gpu_sends_totals_behind_the_products_that_add_up() {
+        let way = (Strategy::Fused, Engine::CopyEngines { streams: 2 });
+        let schedule = schedule(Operation::GemmAllReduce, way, [1, 2, 0], 2);
         assert_eq!(
             lane(&schedule, Lane::Compute),
             "post consumed by 1 of e−1 → 1; post consumed by 1 of e−1 → 2; post consumed by 1 of e−1 → 0; \
-             await begun; multiply rows 2..3; post summed 2 → 1; multiply rows 0..1; post summed 0 → 1; \
-             multiply rows 1..2; post summed 1 → 1; \
-             await partial 1 from 0; await partial 1 from 2; reduce 1; \
-             await partial 2 from 0; await partial 2 from 2; reduce 2; \
-             await partial 0 from 0; await partial 0 from 2; reduce 0"
+             await begun; multiply rows 0..1; post summed 0 → 1; \
+             await partial 1 from 0; await partial 1 from 2; multiply rows 1..2; reduce 1; post summed 1 → 1; \
+             await partial 2 from 0; await partial 2 from 2; multiply rows 2..3; reduce 2; post summed 2 → 1; \
+             await partial 0 from 0; reduce 0; await sent 0; await sent 1"
+        );
+        assert_eq!(
+            lane(&schedule, Lane::Push(0)),
+            "await begun; await summed 0; move 0 → 0; post partial 0 from 1 → 0; \
+             await summed 1; move 1 → 0; post partial 1 from 1 → 0; \
+             await summed 2; move 2 → 0; post partial 2 from 1 → 0; post sent 0 → 1"
         );
     }
 

@@ -99,7 +99,7 @@ impl Gatherer {
             Some(peer) => Err(Error::Aborted {
                 rank,
                 reason: format!(
-                    "rank {peer} gave up, and may have written where this rank still read"
+                    "rank {peer} gave up: it may have overwritten rows that this rank still read, or sent wrong totals"
                 ),
             }),
             None => Ok(()),

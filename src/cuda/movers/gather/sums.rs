@@ -8,10 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
+use cudarc::driver::sys::CUdeviceptr;
 
 use super::{Gatherer, Step};
 use crate::cuda::exchange::layout::TOGGLE_EPOCH_AT;
 use crate::cuda::exchange::signals::{EPOCH_AT, STOP_AT};
+use crate::cuda::movers::copy_engines::PartOfRows;
 use crate::cuda::sys::bindings::{og_exchange, og_reduction, og_slots, og_sums_run};
 use crate::cuda::sys::ffi::{self, count, int, long};
 use crate::cuda::sys::stream_ops::is_capturing;
@@ -79,6 +81,28 @@ impl Gatherer {
         self.course.advance();
         self.course.latest = Some(Arc::clone(shape));
         Ok(())
+    }
+
+    /// Sends a chunk's totals to a rank, on the stream of lane `push`, from where the caller has D.
+    ///
+    /// # Safety
+    /// Each part of a row is this device's memory until the step has ended.
+    pub(crate) unsafe fn push_totals(
+        &mut self,
+        step: &Step,
+        moved: (u32, u32, u32),
+        parts: impl IntoIterator<Item = PartOfRows>,
+    ) -> Result<()> {
+        let (device, part, now) = (&self.device, &self.part, (&*step.shape, step.buffer));
+        // SAFETY: the caller's promise; a step ends when its lanes have sent.
+        unsafe { self.copies.push_totals(device, part, now, moved, parts, &mut self.marks) }
+    }
+
+    /// Where the totals of a chunk arrive that its owner sends.
+    pub(crate) fn arrived_totals(&self, step: &Step, chunk: u32) -> CUdeviceptr {
+        let (plan, rank) = (&step.shape.plan, self.group.rank());
+        let from = plan.chunks().rank_of(chunk);
+        self.part.start() + self.part.layout.lands_at(plan, chunk, [from, rank], step.buffer)
     }
 
     /// What is sent and signalled, in the schedule's order; chunks that lie side by side, here and at their receiver, are one
