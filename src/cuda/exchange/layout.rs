@@ -73,7 +73,7 @@ impl Layout {
     /// The layout of a reduction: `columns` of all its products together, in the type of `partials`.
     pub(crate) fn of_sums(plan: &Plan, (columns, partials): (u32, Partials)) -> Result<Self> {
         let row = u64::from(columns) * u64::from(partials.element().size());
-        let (ranks, slot_rows) = (plan.problem().ranks(), plan.most_output_rows());
+        let (ranks, slot_rows) = (plan.problem().ranks(), plan.most_summed_rows());
         let operation = plan.options().operation;
         let owners = if operation.is_all_reduce() { ranks } else { 1 };
         let words = Layout::of_words(plan, owners * plan.chunks().most_per_rank());
@@ -231,7 +231,8 @@ impl Layout {
         self.slots_at[buffer as usize]
     }
 
-    /// Where `to` gets a chunk that `from` sends: rows lie alike on all ranks; sums go into the slot for that rank.
+    /// Where `to` gets a chunk that `from` sends: rows lie alike on all ranks; sums go into the slot for that rank; totals take the
+    /// place of the sums that `to` had of these rows, which it has sent.
     pub(crate) fn lands_at(
         &self,
         plan: &Plan,
@@ -239,13 +240,13 @@ impl Layout {
         [from, to]: [u32; 2],
         buffer: u32,
     ) -> u64 {
-        let first = plan.chunks().rows(chunk).start;
-        if self.slot_rows == 0 {
+        let (first, owner) = (plan.chunks().rows(chunk).start, plan.chunks().rank_of(chunk));
+        if self.slot_rows == 0 || plan.sends_totals(from, owner) {
             return self.row(buffer, first);
         }
         // A rank has no slot for its own.
         let slot = if from < to { from } else { from.saturating_sub(1) };
-        let local = first - plan.output_rows(plan.chunks().rank_of(chunk)).start;
+        let local = first - plan.summed_rows(owner).start;
         self.slots_start(buffer)
             + u64::from(slot) * self.slot_bytes()
             + u64::from(local) * self.pitch

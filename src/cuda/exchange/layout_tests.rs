@@ -116,6 +116,20 @@ fn every_rank_has_its_slot_for_all_rows_at_every_rank() {
     assert_eq!(layout.slots(), 36);
 }
 
+/// In two shots slots have a rank's own rows alone, and totals lie where they do on all ranks.
+#[test]
+fn totals_take_the_place_of_sums_that_have_been_sent() {
+    let one_shot = reducing(&layout(Scaling::None, COPIES).0, Operation::GemmAllReduce);
+    let options = PlanOptions { strategy: Strategy::Fused, ..one_shot.options() };
+    let plan = Plan::new(one_shot.problem(), options).unwrap();
+    let layout = Layout::of_sums(&plan, (48, Partials::Bf16)).unwrap();
+    assert_eq!(layout.slot_bytes(), 60 * 96);
+    // Chunk 5, of rank 2's rows from 40 on: sums, and the total.
+    assert_eq!(layout.lands_at(&plan, 5, [1, 2], 1), layout.slots_start(1) + (60 + 15) * 96);
+    assert_eq!(layout.lands_at(&plan, 5, [2, 1], 1), layout.row(1, 55));
+    assert_eq!([1, 2].map(|from| layout.signal_slot(&plan, 5, from)), [12 + 5, 24 + 5]);
+}
+
 #[test]
 fn pieces_end_with_their_last_row() {
     let (plan, layout) = layout(Scaling::Rows, COPIES);

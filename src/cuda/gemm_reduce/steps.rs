@@ -251,19 +251,18 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         calls: &[Call],
     ) -> Result<()> {
         let rows = step.shape.plan.chunks().rows(chunk);
+        let size = self.reduction.partials.element().size();
         for (sum, call) in self.sums.iter().zip(calls) {
-            let Some(total) = self.totals(step, &rows, sum, call) else { continue };
-            // The sum of one rank, of which D has become already.
+            let Some(to) = &call.totals else { continue };
+            let arrived = self.gatherer.own_sums(step, rows.start, sum.column, size.into());
+            // The owner has made D of it already.
             let stored = og_reduction {
-                own: (self.gatherer.arrived_totals(step, chunk) + sum.column) as *const _,
-                ranks: 1,
-                rank: 0,
                 c: std::ptr::null(),
                 bias: std::ptr::null(),
                 alpha: 1.0,
                 activation: Activation::None.into(),
                 average: 0,
-                ..total
+                ..self.outputs(step, &rows, sum, to, arrived)
             };
             // SAFETY: as in `reduce`.
             unsafe { ffi::reduce(&stored, stream) }?;
@@ -277,22 +276,36 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         &self,
         step: &Step,
         rows: &Range<u32>,
-        Sum { problem, options, column, .. }: &Sum,
+        sum: &Sum,
         call: &Call,
     ) -> Option<og_reduction> {
         let to = call.totals.as_ref()?;
-        let own = step.shape.plan.output_rows(self.gatherer.group.rank());
+        let own = step.shape.plan.summed_rows(self.gatherer.group.rank());
         // A schedule that a test has broken may name another's.
         let rows = rows.start.max(own.start)..rows.end.min(own.end);
         if rows.is_empty() {
             return None;
         }
+        let size = self.reduction.partials.element().size();
+        let sums = self.gatherer.sums(step, &rows, sum.column, size.into());
+        Some(self.outputs(step, &rows, sum, to, sums))
+    }
+
+    /// What becomes of these sums of some of the rows that this rank gets.
+    fn outputs(
+        &self,
+        step: &Step,
+        rows: &Range<u32>,
+        Sum { problem, options, .. }: &Sum,
+        to: &RawOperands,
+        sums: og_reduction,
+    ) -> og_reduction {
         let (sum_type, d_type) = (self.reduction.partials.element(), problem.elements().d);
-        let sums = self.gatherer.sums(step, &rows, *column, sum_type.size().into());
         let pitch = u64::from(problem.ldd()) * u64::from(d_type.size());
-        let behind = u64::from(rows.start - own.start) * pitch;
+        let first = step.shape.plan.output_rows(self.gatherer.group.rank()).start;
+        let behind = u64::from(rows.start - first) * pitch;
         let c = if to.c == 0 { 0 } else { to.c + behind };
-        Some(og_reduction {
+        og_reduction {
             rows: rows.len() as i64,
             n: problem.n().into(),
             sum_type: sum_type.into(),
@@ -306,6 +319,6 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             activation: options.activation.into(),
             average: self.reduction.average.into(),
             ..sums
-        })
+        }
     }
 }

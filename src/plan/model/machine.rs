@@ -153,6 +153,10 @@ impl Machine {
                             let is_one = reads.is_none() && schedules.brings_sums();
                             let age = if is_one { 1 } else { BUFFERS };
                             list.push(Operation::Touch { reads, writes: Some(written), age });
+                            if sent.from == TOTAL && schedules.totals_replace_sums() {
+                                let (reads, writes) = (None, Some(schedules.own(*to, *chunk)));
+                                list.push(Operation::Touch { reads, writes, age: 0 });
+                            }
                         }
                         Step::Multiply { rows, awaits, .. } => {
                             let touched = schedules.chunks.touching(rows.clone());

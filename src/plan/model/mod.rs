@@ -214,7 +214,12 @@ impl Schedules {
 
     /// Of how many epochs before a total is overwritten: on threads it lies in the place of sums, on GPUs in D.
     fn age_of_totals(&self) -> u32 {
-        if self.options.engine == Engine::Thread { BUFFERS } else { 1 }
+        if self.totals_replace_sums() { 1 } else { BUFFERS }
+    }
+
+    /// Whether a total arrives in the place of the sums that the receiver has sent of these rows, as on GPUs.
+    fn totals_replace_sums(&self) -> bool {
+        self.options.engine != Engine::Thread
     }
 
     fn check_once(&self) -> Result<(), Violation> {

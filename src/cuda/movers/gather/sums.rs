@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use cudarc::driver::sys::CUdeviceptr;
 
 use super::{Gatherer, Step};
 use crate::cuda::exchange::layout::TOGGLE_EPOCH_AT;
@@ -26,7 +25,7 @@ impl Gatherer {
         let most = rows.and_then(|rows| rows.iter().max().copied()).unwrap_or(0);
         let remedy = "plan for the most rows that a rank gets in any step";
         let what = "the rows that one rank gets in this step";
-        Error::check_range(what, most, 0..=self.plan.most_output_rows(), remedy)
+        Error::check_range(what, most, 0..=self.plan.most_summed_rows(), remedy)
     }
 
     /// Lets `stream` wait for sums that other ranks send: of a chunk and a rank each.
@@ -98,13 +97,6 @@ impl Gatherer {
         unsafe { self.copies.push_totals(device, part, now, moved, parts, &mut self.marks) }
     }
 
-    /// Where the totals of a chunk arrive that its owner sends.
-    pub(crate) fn arrived_totals(&self, step: &Step, chunk: u32) -> CUdeviceptr {
-        let (plan, rank) = (&step.shape.plan, self.group.rank());
-        let from = plan.chunks().rank_of(chunk);
-        self.part.start() + self.part.layout.lands_at(plan, chunk, [from, rank], step.buffer)
-    }
-
     /// What is sent and signalled, in the schedule's order; chunks that lie side by side, here and at their receiver, are one
     /// run. Only in a test's schedule is a chunk sent and not signalled, or signalled and not sent.
     fn runs_of(
@@ -146,18 +138,26 @@ impl Gatherer {
         size: u64,
     ) -> og_reduction {
         let (part, layout, rank) = (&self.part, &self.part.layout, self.group.rank());
-        let first = step.shape.plan.output_rows(rank).start;
+        let first = step.shape.plan.summed_rows(rank).start;
         let local = u64::from(rows.start - first) * layout.pitch;
-        let epoch_at = if step.toggled { TOGGLE_EPOCH_AT } else { EPOCH_AT };
-        let own = step.own_rows + u64::from(rows.start) * layout.pitch + column;
         let slots = part.start() + layout.slots_start(step.buffer) + local + column;
         og_reduction {
-            own: own as *const _,
             slots: slots as *const _,
             slot_pitch: long(layout.slot_bytes() / size),
-            pitch: long(layout.pitch / size),
             ranks: int(self.group.ranks()),
             rank: int(rank),
+            ..self.own_sums(step, rows.start, column, size)
+        }
+    }
+
+    /// This rank's sums alone, from row `first` on; or the totals that have come in their place.
+    pub(crate) fn own_sums(&self, step: &Step, first: u32, column: u64, size: u64) -> og_reduction {
+        let (part, layout) = (&self.part, &self.part.layout);
+        let epoch_at = if step.toggled { TOGGLE_EPOCH_AT } else { EPOCH_AT };
+        og_reduction {
+            own: (step.own_rows + u64::from(first) * layout.pitch + column) as *const _,
+            pitch: long(layout.pitch / size),
+            ranks: 1,
             stop: part.word(STOP_AT) as *const _,
             epoch: part.word(epoch_at) as *const _,
             ..og_reduction::default()
