@@ -45,6 +45,8 @@ fn what_makes_no_sense_is_refused() {
         ("gemm-reduce-scatter --types f16", &["give f16xf16:bf16"]),
         ("gemm-all-reduce --types bf16,bf16xbf16:f32", &["has D in f32"]),
         ("gemm-all-reduce --shapes 1024x512", &["1024x512"]),
+        ("tensor-parallel-mlp --contenders own,nccl", &["'nccl' is no MLP", "fused, auto"]),
+        ("tensor-parallel-mlp --peer x", &["--peer", "leave it out"]),
     ] {
         refused(&bench(line), 2, words);
     }
@@ -54,7 +56,9 @@ fn what_makes_no_sense_is_refused() {
 
 #[test]
 fn between_gpus_a_launcher_is_missed() {
-    for operation in ["all-gather-gemm", "gemm-reduce-scatter", "gemm-all-reduce"] {
+    for operation in
+        ["all-gather-gemm", "gemm-reduce-scatter", "gemm-all-reduce", "tensor-parallel-mlp"]
+    {
         let (code, stdout, stderr) = run(&bench(&format!("{operation} --shapes 64x64x64")));
         assert!(code != 0 && stdout.is_empty() && stderr.contains("launch"), "{code} {stderr}");
         assert_eq!(stderr.contains("--host"), operation == "all-gather-gemm", "{stderr}");

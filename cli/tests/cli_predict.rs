@@ -54,8 +54,8 @@ fn reductions_are_predicted_by_each_way_that_gpus_have() {
             let mut ways = vec!["plain", "pipelined", "sequential"];
             // A kernel sends 32 chunks at most.
             ways.extend((case["ranks"] != 72).then_some("sequential"));
-            // With two and with four pieces of a shard.
-            ways.extend(["fused"; 2]);
+            // With one, two and four pieces of a shard.
+            ways.extend(["fused"; 3]);
             assert_eq!(names, ways, "{case}");
             let times = all[1..].iter().map(|it| number(it, "total_us"));
             let least = times.fold(f64::INFINITY, f64::min);

@@ -1,5 +1,5 @@
-//! `overlap-gemm bench gemm-reduce-scatter` and `gemm-all-reduce`, and what `all-gather-gemm` has in common with them: the
-//! arguments, and the start of one rank.
+//! `overlap-gemm bench gemm-reduce-scatter`, `gemm-all-reduce` and `tensor-parallel-mlp`, and what `all-gather-gemm` has in common
+//! with them: the arguments, and the start of one rank.
 //!
 //! On GPUs every rank is a process with the same arguments, started by a launcher. Invariant: in reductions sums travel in bf16
 //! and D is bf16 for all contenders alike, so that all move the same bytes.
@@ -9,7 +9,7 @@ use overlap_gemm::plan::{BLayout, Operation};
 
 use super::cases::{Case, Shape};
 use super::common::Common;
-use super::sets::USUAL;
+use super::sets::{MLPS, USUAL};
 use super::wanted::{Contender, Launch};
 use crate::exit::Failure;
 use crate::output::Output;
@@ -67,21 +67,50 @@ pub struct Between {
 pub struct OnGpus<'a> {
     pub args: &'a Between,
     pub operation: Operation,
+    /// Whether an all-gather + GEMM comes before: [`gate_and_up`](super::cases::gate_and_up).
+    pub is_mlp: bool,
     pub cases: Vec<Case>,
     pub contenders: &'a [Contender],
 }
 
 impl Between {
-    /// Runs the bench as one rank, and shows it on rank 0.
+    /// Runs the bench of an operation as one rank, and shows it on rank 0.
     pub fn run(&self, operation: Operation) -> Result<(), Failure> {
+        let turned = USUAL.map(|Shape { m, n, k }| Shape { m, n: k, k: n });
+        match operation {
+            Operation::AllGatherGemm => {
+                self.run_of(operation, false, &Contender::OF_GATHERS, &USUAL)
+            }
+            _ => self.run_of(operation, false, &Contender::OF_REDUCTIONS, &turned),
+        }
+    }
+
+    /// The same of an MLP.
+    pub fn run_mlp(&self) -> Result<(), Failure> {
+        if self.peer.is_some() {
+            let why = "--peer: no other program measures an MLP: leave it out".to_owned();
+            return Err(Failure::Usage(why));
+        }
+        if let Some(who) = self.contenders.iter().find(|who| !Contender::OF_MLPS.contains(who)) {
+            let (who, all) = (who.name(), Contender::OF_MLPS.map(Contender::name).join(", "));
+            return Err(Failure::Usage(format!(
+                "--contenders: '{who}' is no MLP; there are {all}"
+            )));
+        }
+        self.run_of(Operation::GemmReduceScatter, true, &Contender::OF_MLPS, &MLPS)
+    }
+
+    fn run_of(
+        &self,
+        operation: Operation,
+        is_mlp: bool,
+        all: &[Contender],
+        usual: &[Shape],
+    ) -> Result<(), Failure> {
         let launch = overlap_gemm::group::Launch::from_env();
         // A wrong problem is reported even without a launcher.
         let ranks = launch.as_ref().map_or(1, |launch| launch.ranks);
-        let turned = USUAL.map(|Shape { m, n, k }| Shape { m, n: k, k: n });
-        let (mut all, usual) = match operation {
-            Operation::AllGatherGemm => (Contender::OF_GATHERS.to_vec(), &USUAL),
-            _ => (Contender::OF_REDUCTIONS.to_vec(), &turned),
-        };
+        let mut all = all.to_vec();
         let cases = self.common.cases(usual, operation, ranks, BLayout::Nk)?;
         let is_odd = |case: &&Case| case.problem.elements().d != ElementType::Bf16;
         if let Some(case) = cases.iter().find(is_odd).filter(|_| operation.reduces()) {
@@ -100,7 +129,7 @@ impl Between {
             0 => Some(self.common.output.open()?),
             _ => None,
         };
-        measure(&OnGpus { args: self, operation, cases, contenders }, output)
+        measure(&OnGpus { args: self, operation, is_mlp, cases, contenders }, output)
     }
 }
 

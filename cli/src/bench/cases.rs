@@ -82,6 +82,18 @@ impl Case {
     }
 }
 
+/// The product of the gate and the up projection of an MLP, whose down projection is `down`: its input is as wide as the output
+/// of that, and it has two columns for each element of K.
+pub fn gate_and_up(down: &Problem) -> Result<Problem, Error> {
+    let types = down.elements();
+    Problem::builder(down.m().into(), 2 * u64::from(down.k()), down.n().into())
+        .elements(types.a, types.b, types.d)
+        .b_layout(down.b_layout())
+        .scaling(down.scaling())
+        .shards(&down.shards().to_rows())
+        .build()
+}
+
 /// The problem with its rows spread over that many ranks.
 pub fn spread(problem: &Problem, ranks: u32) -> Result<Problem, Error> {
     let types = problem.elements();
@@ -125,6 +137,14 @@ mod tests {
         for text in ["", "1", "1x2", "1x2x3x4", "ax2x3", "-1x2x3", "1x2x99999999999999999999"] {
             assert!(text.parse::<Shape>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_gate_and_an_up_projection_come_before_a_down_projection() {
+        let down = Problem::builder(65, 4096, 1792).ranks(2).build().unwrap();
+        let first = gate_and_up(&down).unwrap();
+        assert_eq!((first.m(), first.n(), first.k()), (65, 3584, 4096));
+        assert_eq!(first.shards(), down.shards());
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl<'a> Field<'a> {
             }
         }
         let rows = entrants.into_iter().flat_map(|one| one.row.with_twins(one.twins)).collect();
-        Ok(CaseReport { name: case.to_string(), rows, problem })
+        Ok(CaseReport { name: case.to_string(), rows, problem, before: None })
     }
 }
 

@@ -43,6 +43,12 @@ pub enum What {
     ///
     /// As gemm-reduce-scatter, but every rank gets the sums of all rows of D.
     GemmAllReduce(Box<Between>),
+    /// Time a tensor-parallel MLP between GPUs, beside NCCL and cuBLASLt, one process a rank
+    ///
+    /// A step is all-gather + GEMM of the gate and the up projection together, then GEMM + reduce-scatter of the down projection.
+    /// M, N and K are those of the latter: so the first product has 2·K columns, and its K is N. The activation between them is left
+    /// out, for all contenders alike. Each operation's result is checked. Otherwise as gemm-reduce-scatter.
+    TensorParallelMlp(Box<Between>),
     Merge(Box<merge::Args>),
 }
 
@@ -53,6 +59,7 @@ pub fn run(what: &What) -> Result<(), Failure> {
         What::AllGatherGemm(args) => gather::run(args),
         What::GemmReduceScatter(args) => args.run(Operation::GemmReduceScatter),
         What::GemmAllReduce(args) => args.run(Operation::GemmAllReduce),
+        What::TensorParallelMlp(args) => args.run_mlp(),
         What::Merge(args) => merge::run(args),
     }
 }

@@ -118,6 +118,17 @@ impl Contender {
         Contender::Auto,
     ];
 
+    /// Those of an MLP, which name both of its operations.
+    pub const OF_MLPS: [Contender; 7] = [
+        Contender::Cublaslt,
+        Contender::Own,
+        Contender::NcclCublaslt,
+        Contender::Sequential,
+        Contender::Pipelined,
+        Contender::Fused,
+        Contender::Auto,
+    ];
+
     /// As the command line and the results call it.
     pub const fn name(self) -> &'static str {
         match self {

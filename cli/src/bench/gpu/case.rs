@@ -95,7 +95,8 @@ impl Bench<'_> {
         let place = |row: &Row| args.contenders.iter().position(|who| who.name() == row.who);
         rows.retain(|row| place(row).is_some());
         rows.sort_by_key(place);
-        let report = CaseReport { name: case.to_string(), problem: problem.clone(), rows };
+        let report =
+            CaseReport { name: case.to_string(), problem: problem.clone(), before: None, rows };
         Ok((report, length.products()))
     }
 }

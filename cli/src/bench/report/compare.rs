@@ -66,9 +66,10 @@ impl CaseReport {
         if 2 * efficiencies.len() > rounds.len() { efficiencies } else { Vec::new() }
     }
 
-    /// Operations a second at `microseconds` a GEMM, in units of 10¹².
+    /// Operations a second at `microseconds` a GEMM, or two in an MLP, in units of 10¹².
     pub fn teraflops(&self, microseconds: f64) -> f64 {
-        self.problem.flops() as f64 / microseconds * 1e-6
+        let products = [Some(&self.problem), self.before.as_ref()].into_iter().flatten();
+        products.map(|problem| problem.flops() as f64).sum::<f64>() / microseconds * 1e-6
     }
 
     /// The bytes that a rank receives, rows of A or sums, at `microseconds` a gather or a reduction, in GB/s; of the rank

@@ -20,8 +20,9 @@ use super::wanted::Contender;
 use crate::exit::Failure;
 use crate::output::Output;
 
-/// The names of the benches in a file: of several ranks that gather, of one, and of several that reduce.
-const BENCHES: [&str; 4] = ["all-gather-gemm", "gemm", "gemm-reduce-scatter", "gemm-all-reduce"];
+/// The names of the benches in a file: of several ranks that gather, of one, of several that reduce, or do both.
+const BENCHES: [&str; 5] =
+    ["all-gather-gemm", "gemm", "gemm-reduce-scatter", "gemm-all-reduce", "tensor-parallel-mlp"];
 
 /// The format that is written, and read.
 const FORMAT: u64 = 2;
@@ -37,7 +38,9 @@ pub struct Document<'a> {
 impl<'a> Document<'a> {
     /// Of these runs.
     pub fn of(runs: &'a [Run]) -> Document<'a> {
+        let mut cases = runs.iter().flat_map(|run| &run.cases);
         let bench = match runs.first().map(|run| (run.operation, run.ranks)) {
+            _ if cases.any(|case| case.before.is_some()) => BENCHES[4],
             Some((Operation::GemmReduceScatter, _)) => BENCHES[2],
             Some((Operation::GemmAllReduce, _)) => BENCHES[3],
             Some((_, 1)) => BENCHES[1],
@@ -137,6 +140,9 @@ pub struct CaseReport {
     pub name: String,
     /// The same with each rank's rows.
     pub problem: Problem,
+    /// In an MLP: what is gathered and multiplied before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Problem>,
     pub rows: Vec<Row>,
 }
 
@@ -305,7 +311,7 @@ pub mod made_up {
 
     pub fn case(m: u64, rows: Vec<Row>) -> CaseReport {
         let problem = Problem::builder(m, 3584, 8192).ranks(2).build().unwrap();
-        CaseReport { name: format!("{m}×3584×8192 bf16"), problem, rows }
+        CaseReport { name: format!("{m}×3584×8192 bf16"), problem, before: None, rows }
     }
 
     pub fn run(cases: Vec<CaseReport>) -> Run {

@@ -106,6 +106,11 @@ mod tests {
             assert!(text.starts_with(&format!("{{\"bench\":\"{name}\"")), "{text}");
             assert_eq!(parse(text.as_bytes()).unwrap(), runs);
         }
+        let mut case = made_up::reduced_case(1024);
+        case.before = Some(case.problem.clone());
+        let text = written(&[made_up::run(vec![case])]).to_string();
+        assert!(text.starts_with("{\"bench\":\"tensor-parallel-mlp\""), "{text}");
+        assert!(parse(text.as_bytes()).unwrap()[0].cases[0].before.is_some());
         assert_eq!(parse(written(&[]).to_string().as_bytes()).unwrap(), []);
     }
 

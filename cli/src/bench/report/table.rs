@@ -298,7 +298,8 @@ mod tests {
         let mut first = row("own", Kind::Gemm, &[90.0; 3]);
         first.power = vec![super::super::Power { watts: 600.0, mhz: 1500.0 }; 3];
         let rows = vec![first, second, wrong("other")];
-        let text = CaseReport { name: "1024×3584×8192 bf16".into(), problem, rows }.to_string();
+        let text = CaseReport { name: "1024×3584×8192 bf16".into(), problem, before: None, rows };
+        let text = text.to_string();
         for part in [
             "668 TFLOP/s     1.000  54.0  1500  own_kernel\n",
             "  own        graph  second: slower in the first heat, some 99.0 µs\n",

@@ -37,6 +37,17 @@ pub trait Step {
     }
 }
 
+/// One after the other.
+impl Step for Vec<Box<dyn Step + '_>> {
+    fn enqueue(&mut self, set: usize) -> Result<()> {
+        self.iter_mut().try_for_each(|step| step.enqueue(set))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.iter_mut().try_for_each(|step| step.check())
+    }
+}
+
 impl<F: FnMut(usize) -> Result<()>> Step for F {
     fn enqueue(&mut self, set: usize) -> Result<()> {
         self(set)
@@ -61,6 +72,15 @@ impl<'a> Planned<'a> {
     pub fn new(kind: Kind, what: String, step: impl Step + 'a) -> Self {
         let step = Box::new(step);
         Planned { kind, what, adder: Adder::Own, setup: None, identity: None, step }
+    }
+
+    /// A step of one, and behind it a step of another, which says what kind of step it is.
+    pub fn then(self, next: Planned<'a>) -> Self {
+        let identities = self.identity.zip(next.identity);
+        let identity = identities.map(|(first, second)| format!("{first}; then {second}"));
+        let what = format!("{}; then {}", self.what, next.what);
+        let steps = vec![self.step, next.step];
+        Planned { identity, ..Planned::new(next.kind, what, steps) }
     }
 }
 
@@ -117,10 +137,10 @@ pub struct Summing<'a> {
 }
 
 /// The rows of D that this rank gets.
-pub fn rows_of_total(place: &Place<'_>, operation: Operation) -> Range<u32> {
+pub fn rows_of_total(rank: u32, problem: &Problem, operation: Operation) -> Range<u32> {
     match operation {
-        Operation::GemmAllReduce => 0..place.problem.m(),
-        _ => place.problem.shards().rows(place.group.rank()),
+        Operation::GemmAllReduce => 0..problem.m(),
+        _ => problem.shards().rows(rank),
     }
 }
 

@@ -22,11 +22,11 @@ use overlap_gemm::Result;
 use overlap_gemm::cuda::devices;
 use overlap_gemm::cuda::nccl::{Communicator, NCCL_VARIABLE, Nccl};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
-use overlap_gemm::plan::Problem;
+use overlap_gemm::plan::{Operation, Problem};
 use overlap_gemm::tune::Tuning;
 
 use super::super::between::OnGpus;
-use super::super::cases::{Case, spread};
+use super::super::cases::{Case, gate_and_up, spread};
 use super::super::machine::Machine;
 use super::super::report::{CaseReport, Kind, Row, Run};
 use super::super::turns::turn;
@@ -41,7 +41,7 @@ use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress;
-use contenders::{Planned, Summing};
+use contenders::{Planned, Summing, bytes_of_total, rows_of_total};
 use entrant::{Entrant, Graphs, ONE_GRAPH, Track, wrong_anywhere};
 use exchange::all_values;
 use loops::{GRAPH_STEPS, LIMIT, SETS};
@@ -194,47 +194,63 @@ impl Bench<'_> {
 
     fn run(&self, case: &Case, pools: &mut Pools) -> Result<CaseReport, Failure> {
         let (gpu, group, seed) = (self.gpu, &self.group, self.wanted.args.common.seed);
-        let OnGpus { args, operation, contenders, .. } = *self.wanted;
+        let OnGpus { args, operation, is_mlp, contenders, .. } = *self.wanted;
         let problem = spread(&case.problem, group.ranks())?;
+        let before = is_mlp.then(|| gate_and_up(&problem)).transpose()?;
+        let layers = || {
+            let before = before.iter().map(|before| (Operation::AllGatherGemm, before));
+            before.chain([(operation, &problem)])
+        };
         // What is gathered is the same on all ranks, what is added up is each rank's own.
-        let reduces = operation.reduces();
-        let rank = if reduces { group.rank() } else { 0 };
-        let inputs = pools.inputs(rank, gpu, &problem, self.l2_bytes)?;
+        let rank_of = |operation: Operation| if operation.reduces() { group.rank() } else { 0 };
+        let inputs = layers()
+            .map(|(of, problem)| pools.inputs(rank_of(of), gpu, problem, self.l2_bytes))
+            .collect::<Result<Vec<_>>>()?;
         // A set has the same number everywhere, also where one GPU has less memory.
-        let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
+        let sets = if inputs.iter().any(|inputs| inputs.sets.len() < SETS) { 1 } else { SETS };
         let sets = all_values(group, "the number of sets", &sets)?;
         let sets = sets.into_iter().min().unwrap_or(1);
-        let product = Check::new(pools, &problem, &inputs, sets, seed);
-        let place =
-            contenders::Place { gpu, group, problem: &problem, inputs: &inputs, set: product.set };
-        let own = contenders::rows_of_total(&place, operation);
-        let total = Check::of_total(pools, &problem, own.clone(), sets, seed);
-        let checks = Checks { product, total };
-        let room = |_| gpu.allocate(contenders::bytes_of_total(&problem, &own));
-        let totals =
-            (0..if reduces { sets } else { 0 }).map(room).collect::<Result<Vec<Block>>>()?;
-        let summing = Summing { place, operation, totals: &totals };
+        let pools = &*pools;
+        let room = |of: Operation, problem: &Problem| {
+            let own = of.reduces().then(|| rows_of_total(group.rank(), problem, of));
+            let totals = own.iter().flat_map(|own| vec![bytes_of_total(problem, own); sets]);
+            totals.map(|bytes| gpu.allocate(bytes)).collect::<Result<Vec<Block>>>()
+        };
+        let totals = layers().map(|(of, problem)| room(of, problem)).collect::<Result<Vec<_>>>()?;
+        let steps =
+            layers().zip(&inputs).zip(&totals).map(|(((operation, problem), inputs), totals)| {
+                let product = Check::new(pools, problem, inputs, sets, seed);
+                let place = contenders::Place { gpu, group, problem, inputs, set: product.set };
+                let own = rows_of_total(group.rank(), problem, operation);
+                let total = Check::of_total(pools, problem, own, sets, seed);
+                (Checks { product, total }, Summing { place, operation, totals })
+            });
+        let steps: Vec<_> = steps.collect();
         let mut entrants: Vec<Entrant<'_>> = Vec::new();
         for &who in contenders {
             for &launch in &args.launch {
                 self.interrupt.check()?;
-                let mut planned = self.plan(who, summing)?;
+                let planned = steps.iter().map(|(_, summing)| self.plan(who, *summing));
+                let mut planned = planned.collect::<Result<Vec<_>>>()?;
+                self.bar.inc(1);
+                let mut failed = None;
+                for ((checks, summing), planned) in steps.iter().zip(&mut planned) {
+                    if planned.kind != Kind::AllGather {
+                        let checked = checks.run(*summing, planned)?;
+                        planned.step.check()?;
+                        failed = failed.or(wrong_anywhere(group, checked.err())?);
+                    }
+                }
+                let Some(planned) = planned.into_iter().reduce(Planned::then) else { continue };
                 // Ranks have agreed on plans, so they find the same.
                 let is_so = |other: &&mut Entrant<'_>| {
                     planned.identity.is_some()
                         && other.row.graph == (launch == Launch::Graph)
                         && other.identity == planned.identity
                 };
-                self.bar.inc(1);
-                if let Some(other) = entrants.iter_mut().find(is_so) {
+                if let Some(other) = entrants.iter_mut().find(is_so).filter(|_| failed.is_none()) {
                     other.twins.push((who, planned.what));
                     continue;
-                }
-                let mut failed = None;
-                if planned.kind != Kind::AllGather {
-                    let checked = checks.run(summing, &mut planned)?;
-                    planned.step.check()?;
-                    failed = wrong_anywhere(group, checked.err())?;
                 }
                 let mut new = Entrant::new(who.name(), launch, planned);
                 new.row.failed = failed;
@@ -247,7 +263,11 @@ impl Bench<'_> {
         let track = Track { gpu, group, watch: &self.watch, sets };
         self.rounds(&mut entrants, &track)?;
         let rows = entrants.into_iter().flat_map(Entrant::into_rows).collect();
-        Ok(CaseReport { name: case.to_string(), rows, problem })
+        let name = match &before {
+            Some(first) => format!("{}×{}×{}, then {case}", first.m(), first.n(), first.k()),
+            None => case.to_string(),
+        };
+        Ok(CaseReport { name, rows, problem, before })
     }
 
     /// Adds another program's contenders.
