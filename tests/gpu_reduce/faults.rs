@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use overlap_gemm::Error;
+use overlap_gemm::plan::{self, Schedule, Word};
 
 use super::work::Step;
 use super::world::{Layer, World};
@@ -148,4 +149,36 @@ fn ranks_with_other_rows_are_refused() {
         let is_told = matches!(error, Error::Mismatch { .. } | Error::Aborted { .. });
         assert!(is_told || matches!(error, Error::PeerTimeout { .. }), "{error}");
     }
+}
+
+/// Rank 1 never says that it has sent its sums. Rank 0, which owns all rows, gives up, and what it sends is no total: rank 1 has all
+/// words of its step, but takes it for no result.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn the_total_of_a_rank_that_gave_up_is_no_result() {
+    let world = World { all: true, ..world(&[100, 0], LIMIT).fused() };
+    on_ranks(2, |rank| {
+        let mut layer = world.plan(&rank);
+        let mut work = world.work(&rank, 0);
+        (0..2).for_each(|step| work.step(&rank, &mut layer, step, None));
+        if rank.rank() == 1 {
+            let forget = |schedule: &mut Schedule| {
+                let says = |step: &plan::Step| {
+                    matches!(step, plan::Step::Post { word: Word::Partial { .. }, .. })
+                };
+                let before = schedule.steps.len();
+                schedule.steps.retain(|(_, step)| !says(step));
+                schedule.steps.len() < before
+            };
+            // SAFETY: no step is under way, and the memory outlives the next one, which fails.
+            assert!(unsafe { layer.change_schedule(forget) }.unwrap());
+        }
+        work.renew(&rank, 2);
+        rank.group.barrier("the fault", PATIENCE).unwrap();
+        let step = work.enqueue(&rank, &mut layer, None);
+        let told = step.and_then(|()| layer.synchronize(&rank.gpu.stream)).unwrap_err();
+        let is_late = matches!(told, Error::PeerTimeout { .. });
+        assert!(is_late || matches!(told, Error::Aborted { .. }), "{told}");
+        rank.through();
+    });
 }
