@@ -197,22 +197,6 @@ impl Plan {
     pub(crate) fn most_output_rows(&self) -> u32 {
         self.options.operation.most_output_rows(&self.problem)
     }
-
-    /// The rows of which `rank` adds up all ranks' sums, in a reduction: those that it gets, but in two shots its own.
-    pub(crate) fn summed_rows(&self, rank: u32) -> Range<u32> {
-        match self.options.has_two_shots() {
-            true => self.problem.shards().rows(rank),
-            false => self.output_rows(rank),
-        }
-    }
-
-    /// The most rows of which a rank adds up all ranks' sums.
-    pub(crate) fn most_summed_rows(&self) -> u32 {
-        match self.options.has_two_shots() {
-            true => self.problem.shards().most_rows(),
-            false => self.most_output_rows(),
-        }
-    }
 }
 
 /// One rank's part of a [`Plan`]: to print and to write, where all ranks would be too much.

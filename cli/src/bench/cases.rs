@@ -84,6 +84,7 @@ impl Case {
 
 /// The product of the gate and the up projection of an MLP, whose down projection is `down`: its input is as wide as the output
 /// of that, and it has two columns for each element of K.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
 pub fn gate_and_up(down: &Problem) -> Result<Problem, Error> {
     let types = down.elements();
     Problem::builder(down.m().into(), 2 * u64::from(down.k()), down.n().into())
