@@ -3,9 +3,10 @@
 // What belongs here: what kernels that begin a step have in common. What they do beside is up to gather.cu (rows) and
 // exchange.cu (sums). The words are described at og_gather.
 //
-// Invariant: a rank writes into another's buffer only after all ranks have consumed it, or after it has posted `torn`, as every
-// rank does that gives up; every wait ends by its word, the limit, the abort word or a rank's departure. The product waits for
-// the step's beginning. So the beginning signals the product first, sends its loads out together, and waits for no single store.
+// Invariant: a rank writes into another's buffer only after all ranks have consumed it, or after it has posted `torn`; a wait whose
+// failure leaves a wrong total to be sent posts `torn` first; every wait ends by its word, the limit, the abort word or a rank's
+// departure. The product waits for the step's beginning. So the beginning signals the product first, sends its loads out together,
+// and waits for no single store.
 #pragma once
 
 #include "chunk_signal.cuh"

@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kWarp)
     finding.who = finding.kind == OG_FAILURE_LEFT ? writer_of(int32_t(finding.who))
                                                   : uint32_t(name + nth_slot(int32_t(finding.who)));
     if (!finding.is_bad()) return;
-    // Totals that follow on this stream are none.
+    // What follows on this stream may send totals, of which sums are missing now.
     tell_that_rows_may_be_torn(gather);
     __threadfence_system();
     if (lane_id() == 0 && is_first_to_give_up(stop, epoch)) finding.record(gather.failure);

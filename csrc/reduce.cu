@@ -1,6 +1,6 @@
 // The sum of all ranks' sums, and what follows it: how the rows that a rank gets become D.
 //
-// What belongs here: the kernel that adds up what has arrived. Kernels before it on the stream have waited for the words of
+// What belongs here: the kernel that adds up what has arrived; a total that has arrived is the sum of one rank. Kernels before it on the stream have waited for the words of
 // other ranks (`await` in gather.cu), so no block holds an SM that another rank needs while it waits.
 #include "instance.h"
 #include "signals.h"

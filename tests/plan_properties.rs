@@ -328,9 +328,10 @@ fn small_worlds_of_a_reduction_alone_have_no_bad_order() {
     }
 }
 
+/// Sums that the caller has, and totals in its D.
 #[test]
-fn sums_of_the_caller_that_are_not_awaited_are_overwritten() {
-    for operation in [Operation::ReduceScatter, Operation::AllReduce] {
+fn what_is_sent_from_the_caller_s_memory_and_is_not_awaited_is_overwritten() {
+    for operation in [Operation::ReduceScatter, Operation::AllReduce, Operation::GemmAllReduce] {
         for engine in COPIES {
             let options = PlanOptions { operation, engine, pieces: Some(1), ..PlanOptions::new() };
             let mut schedules = Schedules::new(&plan_of(&[1, 1], options));

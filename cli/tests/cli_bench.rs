@@ -45,7 +45,10 @@ fn what_makes_no_sense_is_refused() {
         ("gemm-reduce-scatter --types f16", &["give f16xf16:bf16"]),
         ("gemm-all-reduce --types bf16,bf16xbf16:f32", &["has D in f32"]),
         ("gemm-all-reduce --shapes 1024x512", &["1024x512"]),
-        ("tensor-parallel-mlp --contenders own,nccl", &["'nccl' is no MLP", "fused, auto"]),
+        (
+            "tensor-parallel-mlp --contenders own,nccl",
+            &["'nccl' does not measure an MLP", "fused, auto"],
+        ),
         ("tensor-parallel-mlp --peer x", &["--peer", "leave it out"]),
     ] {
         refused(&bench(line), 2, words);

@@ -45,7 +45,7 @@ pub enum Word {
         /// The rank that has read.
         by: u32,
     },
-    /// One of the rank's own pushing lanes has sent everything, and no longer reads the own slot, or the own sums.
+    /// One of the rank's own pushing lanes has sent everything, and no longer reads the own slot, the own sums, or D.
     Sent {
         /// The lane.
         push: u32,

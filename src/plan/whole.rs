@@ -190,7 +190,7 @@ impl Plan {
 
     /// Whether what `rank` sends of the rows of `owner` is their total.
     pub(crate) fn sends_totals(&self, rank: u32, owner: u32) -> bool {
-        self.options.has_two_shots() && owner == rank
+        self.options.has_two_shots() && owner == rank && self.problem.ranks() > 1
     }
 
     /// The most rows of D that a rank gets.

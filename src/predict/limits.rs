@@ -75,7 +75,12 @@ fn check(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
         false => plan.chunks().len(),
     };
     let others = u64::from(plan.problem().ranks() - 1);
-    let to_all = if setup.operation == Operation::GemmAllReduce { others + 1 } else { 1 };
+    let to_all = match setup.operation {
+        // Sums, and totals.
+        Operation::GemmAllReduce if plan.options().has_two_shots() => 2,
+        Operation::GemmAllReduce => others + 1,
+        _ => 1,
+    };
     let sent = u64::from(chunks) * others * to_all;
     let remedy = "cut shards into fewer pieces, or give all ranks as many rows";
     Error::check_range("the number of transfers to predict", sent, 0..=MOST_TRANSFERS, remedy)?;

@@ -160,7 +160,10 @@ impl Step<'_> {
             multiplied = now;
             products += 1;
         }
-        all.end = now.max(there);
+        // Totals are sent from D, which the caller may write when the step has ended.
+        let sent =
+            if self.plan.sends_totals(rank, rank) { self.transfers.sent_at(rank) } else { 0.0 };
+        all.end = now.max(there).max(sent);
         all.idle = all.end - multiplied;
         Ok(all)
     }

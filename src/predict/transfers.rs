@@ -159,6 +159,11 @@ impl<'a> Transfers<'a> {
         self.sent[0].iter().map(here).collect()
     }
 
+    /// When all that `rank` sends has been sent.
+    pub(super) fn sent_at(&self, rank: u32) -> f64 {
+        self.sending(rank).signalled
+    }
+
     /// What the sending of `rank` amounts to.
     fn sending(&self, rank: u32) -> Window {
         self.sending[if self.alike { 0 } else { rank as usize }]

@@ -329,7 +329,7 @@ fn wrong_reductions_are_refused() {
         let at = work.sums.device_ptr(stream).0;
         let out = work.d.device_ptr(stream).0;
         for (rows, sums, d, expected) in [
-            (&[31, 65][..], at, out, "the rows that one rank gets in this step is 65"),
+            (&[31, 65][..], at, out, "the rows of one rank in this step is 65"),
             (&[64], at, out, "the number of shards is 1"),
             (&[64, 33], at, out, "m of this step is 97"),
             (&[64, 32], 0, out, "the address of the sums is 0"),

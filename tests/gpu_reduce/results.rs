@@ -348,7 +348,7 @@ fn wrong_calls_are_refused() {
         let calls = [
             (Shard::in_place(), given, "an input in place"),
             (shard, &[][..], "the number of operands is 0"),
-            (shard.rows(&[31, 65]), given, "the rows that one rank gets in this step is 65"),
+            (shard.rows(&[31, 65]), given, "the rows of one rank in this step is 65"),
             (shard.rows(&[64]), given, "the number of shards is 1"),
             (shard.rows(&[64, 33]), given, "m of this step is 97"),
             (shard.scales(16), given, "the scales of the shard is there"),

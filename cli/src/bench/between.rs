@@ -20,7 +20,7 @@ pub struct Between {
     #[command(flatten)]
     pub common: Common,
 
-    /// Contenders [default: all; fused only in a reduce-scatter without scales]
+    /// Contenders [default: all; fused only where a reduction has no scales]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',',
           value_parser = Contender::parser(&Contender::OF_REDUCTIONS))]
     pub contenders: Vec<Contender>,
@@ -94,7 +94,7 @@ impl Between {
         if let Some(who) = self.contenders.iter().find(|who| !Contender::OF_MLPS.contains(who)) {
             let (who, all) = (who.name(), Contender::OF_MLPS.map(Contender::name).join(", "));
             return Err(Failure::Usage(format!(
-                "--contenders: '{who}' is no MLP; there are {all}"
+                "--contenders: '{who}' does not measure an MLP: give some of {all}"
             )));
         }
         self.run_of(Operation::GemmReduceScatter, true, &Contender::OF_MLPS, &MLPS)

@@ -116,7 +116,7 @@ fn every_rank_has_its_slot_for_all_rows_at_every_rank() {
     assert_eq!(layout.slots(), 36);
 }
 
-/// In two shots slots have a rank's own rows alone, and totals lie where they do on all ranks.
+/// In two shots slots hold a rank's own rows alone, and a total lands on the receiver's own sums of these rows.
 #[test]
 fn totals_take_the_place_of_sums_that_have_been_sent() {
     let one_shot = reducing(&layout(Scaling::None, COPIES).0, Operation::GemmAllReduce);

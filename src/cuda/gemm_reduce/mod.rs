@@ -61,10 +61,11 @@ pub type GemmReduceScatter = GemmReduce<false>;
 /// One rank's GEMM + all-reduce, planned once and enqueued many times: a [`GemmReduceScatter`] of which every rank gets all
 /// rows.
 ///
-/// D, and C, have all rows; all ranks give the same alpha, beta, C, bias and activation. Then their results are equal bit for bit.
-/// Fused, there are two shots: as in a fused [`GemmReduceScatter`] the products of a rank's own rows add up, and it sends what D
-/// becomes to all others, chunk by chunk. Otherwise there is one, for few rows: each rank sends its sums to all others, and adds up
-/// all rows. The problem's shards say which rows are whose, and in which order a rank computes them.
+/// D, and C, have all rows. If all ranks give the same alpha, beta, C, bias and activation, their results are equal bit for bit.
+/// Fused, there are two shots: the products of a rank's own rows add the others' sums, as in a fused [`GemmReduceScatter`], and the rank
+/// sends these rows of D to all others, chunk by chunk. Then no rank may have more rows in a step than the largest planned shard.
+/// Otherwise there is one shot, for few rows: each rank sends its sums to all others, and adds up all rows. The problem's shards say
+/// which rows are whose, and in which order a rank computes them.
 pub type GemmAllReduce = GemmReduce<true>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.
@@ -141,7 +142,8 @@ impl<const ALL: bool> Reduce<ALL, true> {
         let problems = self.sums.iter().map(|sum| &sum.problem);
         let context = self.gatherer.device.context();
         let held = HeldStep::new(operands, problems, context, Rows { a, d }, stream)?;
-        // SAFETY: as in `AllGatherGemm::enqueue`; pushes read sums in this operation's own memory.
+        // SAFETY: as in `AllGatherGemm::enqueue`; pushes read sums in this operation's own memory, and D, and a step ends, on the
+        // stream, when its rows of D have been sent.
         unsafe { self.enqueue_raw(stream, held.shard, &held.raw) }
     }
 
@@ -283,8 +285,12 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             unsafe { self.carry_out(stream, &step, calls) }?;
             self.gatherer.end(stream, &step)
         });
-        // The others wait for a step that was begun: they learn of the failure.
-        enqueued.inspect_err(|error| self.gatherer.fail(error))
+        enqueued.inspect_err(|error| {
+            // Copies that were enqueued may still read the caller's memory.
+            self.gatherer.copies.await_all(stream);
+            // The others wait for a step that was begun: they learn of the failure.
+            self.gatherer.fail(error);
+        })
     }
 
     /// Waits for `stream`, and says whether all went well: [`check`](Self::check).

@@ -95,6 +95,14 @@ impl CopyEngines {
         wait(stream, &self.pushers[push as usize].sent)
     }
 
+    /// After a failure: `stream` waits for all that was enqueued here, as far as it can, so that nothing that it gives back is read
+    /// any more.
+    pub(crate) fn await_all(&self, stream: &Arc<CudaStream>) {
+        for Pusher { stream: pusher, sent } in &self.pushers {
+            let _ = follow(stream, sent, pusher);
+        }
+    }
+
     /// What was computed on `stream` so far may be sent by what is enqueued here from now on.
     pub(crate) fn note_summed(&self, stream: &Arc<CudaStream>) -> Result<()> {
         record(&self.summed, stream)

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::{Region, Schedules, TOTAL, Thread, Violation};
-use crate::plan::schedule::{BUFFERS, Step, Word};
+use crate::plan::schedule::{BUFFERS, Lane, Step, Word};
 
 /// Runs `schedules` for `epochs` epochs; `choose(n)` picks one of n enabled threads.
 ///
@@ -153,7 +153,7 @@ impl Machine {
                             let is_one = reads.is_none() && schedules.brings_sums();
                             let age = if is_one { 1 } else { BUFFERS };
                             list.push(Operation::Touch { reads, writes: Some(written), age });
-                            if sent.from == TOTAL && schedules.totals_replace_sums() {
+                            if sent.from == TOTAL && schedules.sends_totals_from_d() {
                                 let (reads, writes) = (None, Some(schedules.own(*to, *chunk)));
                                 list.push(Operation::Touch { reads, writes, age: 0 });
                             }
@@ -175,7 +175,7 @@ impl Machine {
                                 // Where an older total lies, which may still be sent.
                                 let writes = schedules.total(rank, chunk);
                                 if writes.is_some() {
-                                    let (reads, age) = (None, schedules.age_of_totals());
+                                    let (reads, age) = (None, BUFFERS);
                                     list.push(Operation::Touch { reads, writes, age });
                                 }
                             };
@@ -206,8 +206,7 @@ impl Machine {
                                 let place = Place { position: list.len() as u32, ..place };
                                 machine.moves.entry(total).or_default().push(place);
                                 let (reads, writes) = (None, Some(total));
-                                let age = schedules.age_of_totals();
-                                list.push(Operation::Touch { reads, writes, age });
+                                list.push(Operation::Touch { reads, writes, age: BUFFERS });
                             }
                             if schedules.brings_sums() {
                                 // D, in the place of the sums.
@@ -215,6 +214,13 @@ impl Machine {
                                 list.push(Operation::Touch { reads, writes, age: 0 });
                             }
                         }
+                    }
+                }
+                if lane == Lane::Compute && schedules.sends_totals_from_d() {
+                    // The step has ended: the caller may write D.
+                    for chunk in schedules.chunks.of_rank(rank) {
+                        let (reads, writes) = (None, schedules.total(rank, chunk));
+                        list.push(Operation::Touch { reads, writes, age: 0 });
                     }
                 }
                 if list.is_empty() {

@@ -27,7 +27,7 @@ use std::fmt;
 pub use machine::{explore, run};
 
 use super::chunks::Chunks;
-use super::schedule::{BUFFERS, Lane, Schedule, Step, Word};
+use super::schedule::{Lane, Schedule, Step, Word};
 use super::way::Engine;
 use super::whole::{Plan, PlanOptions};
 
@@ -212,14 +212,10 @@ impl Schedules {
         is_sent.then_some(Region { rank, chunk, from: TOTAL })
     }
 
-    /// Of how many epochs before a total is overwritten: on threads it lies in the place of sums, on GPUs in D.
-    fn age_of_totals(&self) -> u32 {
-        if self.totals_replace_sums() { 1 } else { BUFFERS }
-    }
-
-    /// Whether a total arrives in the place of the sums that the receiver has sent of these rows, as on GPUs.
-    fn totals_replace_sums(&self) -> bool {
-        self.options.engine != Engine::Thread
+    /// Whether totals are sent from the caller's D, and arrive in the place of the sums that the receiver has sent of these rows, as
+    /// on GPUs.
+    fn sends_totals_from_d(&self) -> bool {
+        self.options.has_two_shots() && self.options.engine != Engine::Thread
     }
 
     fn check_once(&self) -> Result<(), Violation> {

@@ -32,7 +32,7 @@
 //!
 //! The engines differ in their waits, as those of a gather do (`push`). A thread waits for each owner before that owner's
 //! round, and for its own sends before it multiplies. A GPU waits for all ranks in the kernel that begins the step, before its
-//! products. It needs no word `sent`: an owner that has consumed a step has received its sums. The host enqueues a
+//! products. Sums need no word `sent`: an owner that has consumed a step has received them. The host enqueues a
 //! chunk's copy right behind its product, so that the chunk travels during the next one. A kernel comes behind the product of
 //! all rows: it begins the step, sends, waits for the others' sums, and adds them up.
 //!
@@ -102,10 +102,10 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
     steps.extend((0..streams).map(|push| (Lane::Push(push), begun())));
     steps.push((compute, begun()));
     steps.extend(in_lane(compute, sums_of_all(plan, rank)));
-    let (mut pushes, adds_up) = ((0..streams).cycle(), products_add_up(plan));
+    let adds_up = products_add_up(plan);
     let rounds = owners(plan, rank).filter(|owner| !(adds_up && *owner == rank));
     let computed = rounds.flat_map(|owner| sums_of(plan, rank, owner));
-    steps.extend(with_sends(plan, rank, computed, &mut pushes));
+    steps.extend(with_sends(plan, rank, computed, streams));
     let is_sent = (0..streams).flat_map(|push| {
         let word = Word::Sent { push };
         let post = (Lane::Push(push), Step::Post { word, to: rank, age: 0 });
@@ -114,7 +114,7 @@ fn by_copy_engines(plan: &Plan, rank: u32, streams: u32) -> Vec<(Lane, Step)> {
     let is_alone = plan.options().operation.is_alone();
     steps.extend(is_sent.clone().filter(|_| is_alone));
     let added_up = reduce(plan, rank, by_arrival(plan, rank));
-    steps.extend(with_sends(plan, rank, added_up, &mut pushes));
+    steps.extend(with_sends(plan, rank, added_up, streams));
     steps.extend(in_lane(compute, store_totals(plan, rank)));
     // The caller may write D again when the step has ended.
     let sends_totals = plan.sends_totals(rank, rank);
@@ -127,23 +127,33 @@ fn with_sends(
     plan: &Plan,
     rank: u32,
     computed: impl IntoIterator<Item = Step>,
-    pushes: &mut impl Iterator<Item = u32>,
+    streams: u32,
 ) -> Vec<(Lane, Step)> {
     let mut steps = Vec::new();
     for step in computed {
-        let receivers = match step {
-            Step::Post { word: Word::Summed { chunk }, .. } => {
-                let receivers = receivers(plan, rank, plan.chunks().rank_of(chunk));
-                receivers.into_iter().map(|to| send(rank, chunk, to)).collect()
-            }
-            _ => Vec::new(),
+        let summed = match step {
+            Step::Post { word: Word::Summed { chunk }, .. } => Some(chunk),
+            _ => None,
         };
         steps.push((Lane::Compute, step));
-        for (sends, push) in receivers.into_iter().zip(&mut *pushes) {
-            steps.extend(in_lane(Lane::Push(push), sends));
+        let Some(chunk) = summed else { continue };
+        for to in receivers(plan, rank, plan.chunks().rank_of(chunk)) {
+            let push = Lane::Push(stream_of(plan, chunk, to, streams));
+            steps.extend(in_lane(push, send(rank, chunk, to)));
         }
     }
     steps
+}
+
+/// The stream that sends a chunk to a rank. One word has one stream in all steps: so what a step says by a word comes behind what
+/// an earlier step has said.
+fn stream_of(plan: &Plan, chunk: u32, to: u32, streams: u32) -> u32 {
+    // At its receiver a sender's words are counted like this.
+    let first = match plan.options().operation.is_all_reduce() {
+        true => 0,
+        false => plan.chunks().of_rank(plan.chunks().rank_of(chunk)).start,
+    };
+    (chunk - first + to) % streams
 }
 
 /// Whether the product of a chunk of a rank's own rows adds up.
@@ -267,7 +277,7 @@ fn by_arrival(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> {
 /// What adds up these chunks; if products do, it computes the rank's own sums, too.
 fn reduce(plan: &Plan, rank: u32, added_up: impl Iterator<Item = u32>) -> Vec<Step> {
     let others = (0..plan.problem().ranks()).filter(|&from| from != rank);
-    let sends_totals = plan.sends_totals(rank, rank) && plan.problem().ranks() > 1;
+    let sends_totals = plan.sends_totals(rank, rank);
     let mut steps = Vec::new();
     for chunk in added_up {
         let partial = |from| Step::Await { word: Word::Partial { chunk, from }, age: 0 };
@@ -434,9 +444,26 @@ mod tests {
         );
         assert_eq!(
             lane(&schedule, Lane::Push(1)),
-            "await begun; await summed 1; move 1 → 0; post partial 1 from 1 → 0; \
-             await summed 0; move 0 → 0; post partial 0 from 1 → 0; post sent 1 → 1"
+            "await begun; await summed 1; move 1 → 2; post partial 1 from 1 → 2; \
+             await summed 1; move 1 → 0; post partial 1 from 1 → 0; post sent 1 → 1"
         );
+    }
+
+    /// Else a later step's word could come before an earlier one's.
+    #[test]
+    fn a_word_has_one_stream_in_all_steps() {
+        let copies = Engine::CopyEngines { streams: 2 };
+        let stream = |operation, rows, nth: u32| {
+            let schedule = schedule(operation, (Strategy::Pipelined, copies), rows, 1);
+            let sends = |step: &Step| matches!(*step, Step::Move { chunk, to: 2 } if chunk == nth);
+            schedule.steps.iter().find(|(_, step)| sends(step)).map(|(lane, _)| *lane)
+        };
+        // The only chunk of rank 2's rows is the second, or the first.
+        let scattered = |rows, chunk| stream(Operation::GemmReduceScatter, rows, chunk).unwrap();
+        assert_eq!(scattered([5, 0, 5], 1), scattered([0, 0, 10], 0));
+        // In an all-reduce a word belongs to a chunk of all.
+        let to_all = |rows, chunk| stream(Operation::GemmAllReduce, rows, chunk).unwrap();
+        assert_eq!(to_all([5, 0, 5], 0), to_all([0, 0, 10], 0));
     }
 
     #[test]
@@ -454,7 +481,7 @@ mod tests {
         assert_eq!(
             lane(&schedule, Lane::Push(0)),
             "await begun; await summed 0; move 0 → 0; post partial 0 from 1 → 0; \
-             await summed 1; move 1 → 0; post partial 1 from 1 → 0; \
+             await summed 2; move 2 → 2; post partial 2 from 1 → 2; \
              await summed 2; move 2 → 0; post partial 2 from 1 → 0; post sent 0 → 1"
         );
     }

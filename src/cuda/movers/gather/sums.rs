@@ -20,11 +20,11 @@ use crate::error::{Error, Result};
 use crate::plan::Engine;
 
 impl Gatherer {
-    /// An error if a rank owns more rows in this step than its slots hold.
+    /// An error if a rank has more rows in this step than slots hold.
     pub(crate) fn check_owned(&self, rows: Option<&[u32]>) -> Result<()> {
         let most = rows.and_then(|rows| rows.iter().max().copied()).unwrap_or(0);
-        let remedy = "plan for the most rows that a rank gets in any step";
-        let what = "the rows that one rank gets in this step";
+        let remedy = "plan for the most rows that a rank has in any step";
+        let what = "the rows of one rank in this step";
         Error::check_range(what, most, 0..=self.plan.most_summed_rows(), remedy)
     }
 

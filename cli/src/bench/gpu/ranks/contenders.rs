@@ -74,7 +74,7 @@ impl<'a> Planned<'a> {
         Planned { kind, what, adder: Adder::Own, setup: None, identity: None, step }
     }
 
-    /// A step of one, and behind it a step of another, which says what kind of step it is.
+    /// Both steps, one behind the other; the kind is the second's.
     pub fn then(self, next: Planned<'a>) -> Self {
         let identities = self.identity.zip(next.identity);
         let identity = identities.map(|(first, second)| format!("{first}; then {second}"));

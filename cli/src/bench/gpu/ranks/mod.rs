@@ -49,6 +49,9 @@ use peer::{Limits, Peer};
 
 /// Steps in a loop, at least, if nobody says how many.
 const STEPS: u32 = 60;
+/// How long a case's contenders run before any is timed: after 0.7 to 1 s of work a GPU takes up to 28 % longer for a moment, with any
+/// contender (benches/results/2026-11-28-h200x2-first-second.txt).
+const UNTIMED_MS: f64 = 1100.0;
 
 /// What all cases share.
 struct Bench<'a> {
@@ -297,11 +300,12 @@ impl Bench<'_> {
     fn rounds(&self, entrants: &mut [Entrant<'_>], track: &Track<'_>) -> Result<(), Failure> {
         let mut entrants: Vec<_> =
             entrants.iter_mut().filter(|entrant| entrant.row.failed.is_none()).collect();
-        let mut fastest = f64::INFINITY;
+        let mut times = Vec::new();
         for entrant in &mut entrants {
             entrant.capture(track)?;
-            fastest = fastest.min(entrant.time(track, ONE_GRAPH)?.unwrap_or(f64::INFINITY));
+            times.push(entrant.time(track, ONE_GRAPH)?.unwrap_or(f64::INFINITY));
         }
+        let fastest = times.iter().copied().fold(f64::INFINITY, f64::min);
         // Long enough for the fastest; the same for all.
         let wanted = |ms: f64| {
             let steps = (1e3 * ms / fastest.max(1.0)).ceil() as usize;
@@ -310,6 +314,11 @@ impl Bench<'_> {
         let common = &self.wanted.args.common;
         let loops = common.loop_times();
         let graphs = Graphs { warm: wanted(loops.warm_ms), timed: wanted(loops.timed_ms) };
+        let each_us = 1e3 * UNTIMED_MS / entrants.len().max(1) as f64;
+        for (entrant, us) in entrants.iter_mut().zip(times) {
+            let warm = (each_us / (us * GRAPH_STEPS as f64)).ceil() as usize;
+            entrant.time(track, Graphs { warm, ..ONE_GRAPH })?;
+        }
         for round in 0..common.rounds() {
             self.interrupt.check()?;
             for nth in turn(round, entrants.len()) {
