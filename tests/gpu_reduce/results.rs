@@ -174,6 +174,25 @@ fn all_ranks_have_the_same_bits_of_an_all_reduce() {
     }
 }
 
+/// In two shots rows of D travel: of each product, with a pitch of its own.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn totals_travel_from_the_outputs_of_several_products() {
+    for (rows, streams) in [(&[140, 0, 33][..], 1), (&[140, 0, 33], 3), (&[37], 1)] {
+        let mut world = World { all: true, ..World::new(rows, 128, 200).fused() };
+        world.options = world.options.with_engine(Engine::CopyEngines { streams });
+        let mut world = world.with(|case| {
+            (case.pads, case.beta) = ([1, 1, 1], 0.5);
+            (case.options.bias, case.options.c) = (true, true);
+        });
+        let mut other = world.cases[0].clone();
+        other.size[1] = 264;
+        world.cases.push(other);
+        three_steps(&world);
+        println!("{rows:?}, {streams} streams: right");
+    }
+}
+
 /// In each step another rank comes late; the others wait for its sums, and read no older ones.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]

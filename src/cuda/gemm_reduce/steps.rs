@@ -130,13 +130,10 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                     // SAFETY: the caller's promise.
                     unsafe { self.reduce(stream, step, &rows, calls, by_product) }?;
                 }
-                (Lane::Push(push), Move { chunk, to })
-                    if !is_kernel && plan.sends_totals(rank, chunks.rank_of(*chunk)) =>
-                {
-                    // SAFETY: the caller's promise.
-                    unsafe { self.push_totals(step, (*push, *chunk, *to), calls) }?;
+                (Lane::Push(_), of) if !is_kernel => {
+                    let totals = self.moved_totals(step, of, calls);
+                    self.gatherer.push(step, *lane, of, &totals)?;
                 }
-                (Lane::Push(_), of) if !is_kernel => self.gatherer.push(step, *lane, of)?,
                 // The step's beginning does these, and the kernel that sends.
                 (Lane::Begin | Lane::Push(_), _)
                 | (Lane::Compute, Await { .. } | Post { .. } | Move { .. }) => {}
@@ -217,26 +214,21 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         Ok(())
     }
 
-    /// Sends the totals of a chunk of this rank's own rows, which are in D.
-    ///
-    /// # Safety
-    /// That of the operation.
-    unsafe fn push_totals(
-        &mut self,
-        step: &Step,
-        moved: (u32, u32, u32),
-        calls: &[Call],
-    ) -> Result<()> {
-        let rows = step.shape.plan.chunks().rows(moved.1);
-        let totals = self.sums.iter().zip(calls).filter_map(|(sum, call)| {
+    /// Where a chunk's totals are that the schedule moves: in each D. Empty if it moves sums, or nothing.
+    fn moved_totals(&self, step: &Step, of: &plan::Step, calls: &[Call]) -> Vec<PartOfRows> {
+        let (plan, rank) = (&step.shape.plan, self.gatherer.group.rank());
+        let plan::Step::Move { chunk, .. } = *of else { return Vec::new() };
+        if !plan.sends_totals(rank, plan.chunks().rank_of(chunk)) {
+            return Vec::new();
+        }
+        let first = u64::from(plan.chunks().rows(chunk).start);
+        let part = |(sum, call): (&Sum, &Call)| {
             let (to, size) = (call.totals.as_ref()?, u64::from(sum.problem.elements().d.size()));
             let pitch = u64::from(sum.problem.ldd()) * size;
-            let from = Rows { start: to.d + u64::from(rows.start) * pitch, pitch };
+            let from = Rows { start: to.d + first * pitch, pitch };
             Some(PartOfRows { from, column: sum.column, bytes: u64::from(sum.problem.n()) * size })
-        });
-        let totals: Vec<_> = totals.collect();
-        // SAFETY: the caller's promise.
-        unsafe { self.gatherer.push_totals(step, moved, totals) }
+        };
+        self.sums.iter().zip(calls).filter_map(part).collect()
     }
 
     /// Stores the totals of a chunk that its owner has sent.

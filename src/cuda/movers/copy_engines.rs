@@ -108,14 +108,15 @@ impl CopyEngines {
         record(&self.summed, stream)
     }
 
-    /// One step of a pushing lane, on the lane's stream; `own_rows`: where row 0 of what this rank sends is.
+    /// One step of a pushing lane, on the lane's stream; `own_rows`: where row 0 of what this rank sends is. `totals`: where the
+    /// caller has them, if it moves a chunk of these.
     pub(crate) fn push(
         &self,
         device: &Device,
         part: &Part,
         course: &Course,
         (shape, buffer, own_rows): (&StepShape, u32, CUdeviceptr),
-        (push, step): (u32, &Step),
+        (push, step, totals): (u32, &Step, &[PartOfRows]),
         marks: &mut Option<Marks>,
     ) -> Result<()> {
         let (own, layout, rank) = (part.start(), &part.layout, shape.schedule.rank);
@@ -141,12 +142,17 @@ impl CopyEngines {
                     marks.begin(device, stream, to, chunk)?;
                 }
                 let lands_at = layout.lands_at(&shape.plan, chunk, [rank, to], buffer);
+                for PartOfRows { from, column, bytes } in totals {
+                    let to = Rows { start: peer + lands_at + column, pitch: layout.pitch };
+                    // SAFETY: there, memory of the layout; here the caller's D, which it has vouched for.
+                    unsafe { copy_rows(stream, to, *from, *bytes, piece.rows as u64) }?;
+                }
                 let [rows, scales] = piece.offset;
                 let rows = own_rows + (rows - layout.row(buffer, 0));
                 for ((from, to), bytes) in
                     [(rows, lands_at), (own + scales, scales)].into_iter().zip(piece.bytes)
                 {
-                    if bytes > 0 {
+                    if bytes > 0 && totals.is_empty() {
                         // SAFETY: on both sides memory of the layout, or here the caller's sums, which it has vouched for.
                         unsafe { copy(stream, peer + to, from, bytes) }?;
                     }
@@ -168,35 +174,6 @@ impl CopyEngines {
             // Of the caller's stream.
             Step::Multiply { .. } | Step::Reduce { .. } => Ok(()),
         }
-    }
-
-    /// Sends a chunk's totals to a rank, on a lane's stream, from where the caller has D.
-    ///
-    /// # Safety
-    /// Each part of a row is this device's memory until the stream has sent it.
-    pub(crate) unsafe fn push_totals(
-        &self,
-        device: &Device,
-        part: &Part,
-        (shape, buffer): (&StepShape, u32),
-        (push, chunk, to): (u32, u32, u32),
-        parts: impl IntoIterator<Item = PartOfRows>,
-        marks: &mut Option<Marks>,
-    ) -> Result<()> {
-        let (layout, rank) = (&part.layout, shape.schedule.rank);
-        let stream = &self.pushers[push as usize].stream;
-        if let Some(marks) = marks.as_mut() {
-            marks.begin(device, stream, to, chunk)?;
-        }
-        let lands_at =
-            part.memory.address(to)? + layout.lands_at(&shape.plan, chunk, [rank, to], buffer);
-        let count = shape.plan.chunks().rows(chunk).len() as u64;
-        for PartOfRows { from, column, bytes } in parts {
-            let to = Rows { start: lands_at + column, pitch: layout.pitch };
-            // SAFETY: there, memory of the layout; here, the caller's promise.
-            unsafe { copy_rows(stream, to, from, bytes, count) }?;
-        }
-        Ok(())
     }
 
     /// Keeps when the kernel that begins this step, and pushes, was at work: `begun` was recorded before it.

@@ -35,7 +35,7 @@ use crate::cuda::exchange::signals::{Signals, timeout_ns};
 use crate::cuda::exchange::step_shape::{Compute, Part, StepShape};
 use crate::cuda::exchange::waiters::Waiter;
 use crate::cuda::movers::by_nccl::{ByNccl, agree_on_rows};
-use crate::cuda::movers::copy_engines::CopyEngines;
+use crate::cuda::movers::copy_engines::{CopyEngines, PartOfRows};
 use crate::cuda::movers::course::Course;
 use crate::cuda::movers::marks::{self, Marks};
 use crate::cuda::movers::options::GatherOptions;
@@ -250,7 +250,7 @@ impl Gatherer {
             // Sums have to be computed first.
             if !reduces {
                 for (lane, of) in &shape.schedule.steps {
-                    self.push(&step, *lane, of)?;
+                    self.push(&step, *lane, of, &[])?;
                 }
             }
         } else if let (Some(begun), Some(marks)) = (marked, &mut self.marks) {
@@ -300,12 +300,19 @@ impl Gatherer {
         Ok(())
     }
 
-    /// Enqueues a step of the schedule, if its lane is one of those that push.
-    pub(crate) fn push(&mut self, step: &Step, lane: Lane, of: &plan::Step) -> Result<()> {
+    /// Enqueues a step of the schedule, if its lane is one of those that push; `totals`: where the caller has them, if it moves a
+    /// chunk of these.
+    pub(crate) fn push(
+        &mut self,
+        step: &Step,
+        lane: Lane,
+        of: &plan::Step,
+        totals: &[PartOfRows],
+    ) -> Result<()> {
         let Lane::Push(push) = lane else { return Ok(()) };
         let now = (&*step.shape, step.buffer, step.own_rows);
         let (device, part) = (&self.device, &self.part);
-        self.copies.push(device, part, &self.course, now, (push, of), &mut self.marks)
+        self.copies.push(device, part, &self.course, now, (push, of, totals), &mut self.marks)
     }
 
     /// An error if the next step cannot be on `stream`.

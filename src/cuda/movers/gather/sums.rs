@@ -12,7 +12,6 @@ use cudarc::driver::CudaStream;
 use super::{Gatherer, Step};
 use crate::cuda::exchange::layout::TOGGLE_EPOCH_AT;
 use crate::cuda::exchange::signals::{EPOCH_AT, STOP_AT};
-use crate::cuda::movers::copy_engines::PartOfRows;
 use crate::cuda::sys::bindings::{og_exchange, og_reduction, og_slots, og_sums_run};
 use crate::cuda::sys::ffi::{self, count, int, long};
 use crate::cuda::sys::stream_ops::is_capturing;
@@ -80,21 +79,6 @@ impl Gatherer {
         self.course.advance();
         self.course.latest = Some(Arc::clone(shape));
         Ok(())
-    }
-
-    /// Sends a chunk's totals to a rank, on the stream of lane `push`, from where the caller has D.
-    ///
-    /// # Safety
-    /// Each part of a row is this device's memory until the step has ended.
-    pub(crate) unsafe fn push_totals(
-        &mut self,
-        step: &Step,
-        moved: (u32, u32, u32),
-        parts: impl IntoIterator<Item = PartOfRows>,
-    ) -> Result<()> {
-        let (device, part, now) = (&self.device, &self.part, (&*step.shape, step.buffer));
-        // SAFETY: the caller's promise; a step ends when its lanes have sent.
-        unsafe { self.copies.push_totals(device, part, now, moved, parts, &mut self.marks) }
     }
 
     /// What is sent and signalled, in the schedule's order; chunks that lie side by side, here and at their receiver, are one
