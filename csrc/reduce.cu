@@ -1,7 +1,8 @@
 // The sum of all ranks' sums, and what follows it: how the rows that a rank gets become D.
 //
-// What belongs here: the kernel that adds up what has arrived; a total that has arrived is the sum of one rank. Kernels before it on the stream have waited for the words of
-// other ranks (`await` in gather.cu), so no block holds an SM that another rank needs while it waits.
+// What belongs here: the kernel that adds up what has arrived. It also stores a total that has arrived: one rank's sums, nothing to
+// add. Kernels before it on the stream have waited for the words of other ranks (`await` in gather.cu), so no block holds an SM that
+// another rank needs while it waits.
 #include "instance.h"
 #include "signals.h"
 #include "totals.cuh"

@@ -146,8 +146,8 @@ impl Sender {
 /// Events that are so few µs apart are one, so that ranks which do the same are moved on together.
 const SAME_TIME: f64 = 1e-3;
 
-/// Whether copies to several peers are under way at once: pieces go round the streams, so that is where there are more of
-/// those than a shard has pieces.
+/// Whether copies to several peers are under way at once: pieces are spread over the streams, so that is where there are
+/// more of those than a shard has pieces.
 fn sends_to_several(plan: &Plan, engine: Engine) -> bool {
     let pieces = plan.chunks().most_per_rank();
     matches!(engine, Engine::CopyEngines { streams } if streams > pieces && plan.problem().ranks() > 2)

@@ -1,6 +1,7 @@
 //! The arrival of all rows, or sums: the transfers of a plan, as each rank sees them. `senders` lets them travel.
 //!
-//! Invariant: times are µs from the end of the previous step; equal ranks are computed once, which is exact.
+//! Invariant: times are µs from the end of the previous step; equal ranks are computed once, which is exact but for all-reduces on
+//! several streams.
 
 use std::collections::BTreeMap;
 

@@ -55,7 +55,7 @@ pub(crate) struct Layout {
     pub(crate) bytes: u64,
 }
 
-/// Whose sums a rank has slots for: of the rows that it adds up.
+/// The rows for which a rank has slots: those that it adds up.
 impl Plan {
     /// The rows of which `rank` adds up all ranks' sums, in a reduction: those that it gets, but in two shots its own.
     pub(crate) fn summed_rows(&self, rank: u32) -> Range<u32> {

@@ -282,15 +282,13 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let begun = unsafe { self.gatherer.begin(stream, shape, own, Follower::Other) };
         let enqueued = begun.and_then(|step| {
             // SAFETY: the caller's promise.
-            unsafe { self.carry_out(stream, &step, calls) }?;
-            self.gatherer.end(stream, &step)
-        });
-        enqueued.inspect_err(|error| {
+            let enqueued = unsafe { self.carry_out(stream, &step, calls) };
             // Copies that were enqueued may still read the caller's memory.
-            self.gatherer.copies.await_all(stream);
-            // The others wait for a step that was begun: they learn of the failure.
-            self.gatherer.fail(error);
-        })
+            let enqueued = enqueued.inspect_err(|_| self.gatherer.await_copies(stream));
+            enqueued.and_then(|()| self.gatherer.end(stream, &step))
+        });
+        // The others wait for a step that was begun: they learn of the failure.
+        enqueued.inspect_err(|error| self.gatherer.fail(error))
     }
 
     /// Waits for `stream`, and says whether all went well: [`check`](Self::check).

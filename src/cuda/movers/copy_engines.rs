@@ -95,8 +95,7 @@ impl CopyEngines {
         wait(stream, &self.pushers[push as usize].sent)
     }
 
-    /// After a failure: `stream` waits for all that was enqueued here, as far as it can, so that nothing that it gives back is read
-    /// any more.
+    /// What comes next on `stream` comes after all that was enqueued here, as far as events can be recorded.
     pub(crate) fn await_all(&self, stream: &Arc<CudaStream>) {
         for Pusher { stream: pusher, sent } in &self.pushers {
             let _ = follow(stream, sent, pusher);
@@ -109,7 +108,7 @@ impl CopyEngines {
     }
 
     /// One step of a pushing lane, on the lane's stream; `own_rows`: where row 0 of what this rank sends is. `totals`: where the
-    /// caller has them, if it moves a chunk of these.
+    /// caller's D has the chunk, if a total is sent; else empty.
     pub(crate) fn push(
         &self,
         device: &Device,

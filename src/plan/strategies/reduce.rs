@@ -138,7 +138,7 @@ fn with_sends(
         steps.push((Lane::Compute, step));
         let Some(chunk) = summed else { continue };
         for to in receivers(plan, rank, plan.chunks().rank_of(chunk)) {
-            let push = Lane::Push(stream_of(plan, chunk, to, streams));
+            let push = Lane::Push(stream_of(plan, chunk, [rank, to], streams));
             steps.extend(in_lane(push, send(rank, chunk, to)));
         }
     }
@@ -147,13 +147,14 @@ fn with_sends(
 
 /// The stream that sends a chunk to a rank. One word has one stream in all steps: so what a step says by a word comes behind what
 /// an earlier step has said.
-fn stream_of(plan: &Plan, chunk: u32, to: u32, streams: u32) -> u32 {
+fn stream_of(plan: &Plan, chunk: u32, [rank, to]: [u32; 2], streams: u32) -> u32 {
+    let ranks = plan.problem().ranks();
     // At its receiver a sender's words are counted like this.
     let first = match plan.options().operation.is_all_reduce() {
         true => 0,
         false => plan.chunks().of_rank(plan.chunks().rank_of(chunk)).start,
     };
-    (chunk - first + to) % streams
+    (chunk - first + (to + ranks - rank) % ranks) % streams
 }
 
 /// Whether the product of a chunk of a rank's own rows adds up.
@@ -444,8 +445,8 @@ mod tests {
         );
         assert_eq!(
             lane(&schedule, Lane::Push(1)),
-            "await begun; await summed 1; move 1 → 2; post partial 1 from 1 → 2; \
-             await summed 1; move 1 → 0; post partial 1 from 1 → 0; post sent 1 → 1"
+            "await begun; await summed 1; move 1 → 0; post partial 1 from 1 → 0; \
+             await summed 0; move 0 → 2; post partial 0 from 1 → 2; post sent 1 → 1"
         );
     }
 
@@ -481,7 +482,7 @@ mod tests {
         assert_eq!(
             lane(&schedule, Lane::Push(0)),
             "await begun; await summed 0; move 0 → 0; post partial 0 from 1 → 0; \
-             await summed 2; move 2 → 2; post partial 2 from 1 → 2; \
+             await summed 1; move 1 → 2; post partial 1 from 1 → 2; \
              await summed 2; move 2 → 0; post partial 2 from 1 → 0; post sent 0 → 1"
         );
     }

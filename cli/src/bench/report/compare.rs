@@ -66,7 +66,7 @@ impl CaseReport {
         if 2 * efficiencies.len() > rounds.len() { efficiencies } else { Vec::new() }
     }
 
-    /// Operations a second if the GEMM, in an MLP both, takes `microseconds`; in units of 10¹².
+    /// Operations a second if the GEMM (in an MLP: both together) takes `microseconds`, in units of 10¹².
     pub fn teraflops(&self, microseconds: f64) -> f64 {
         let products = [Some(&self.problem), self.before.as_ref()].into_iter().flatten();
         products.map(|problem| problem.flops() as f64).sum::<f64>() / microseconds * 1e-6

@@ -13,8 +13,9 @@ use crate::cuda::exchange::layout::Layout;
 use crate::cuda::exchange::signals::EPOCH_AT;
 use crate::cuda::exchange::waiters::other_layout;
 use crate::cuda::sys::Driver;
-use crate::cuda::sys::stream_ops::synchronize;
+use crate::cuda::sys::stream_ops::{is_capturing, synchronize};
 use crate::error::{Error, Result};
+use crate::plan::Engine;
 
 impl Gatherer {
     /// Waits for `stream`, and says whether all went well.
@@ -48,6 +49,15 @@ impl Gatherer {
             self.fail(error);
         }
         found
+    }
+
+    /// After a step that failed half way: memory that is freed in the order of `stream` is no longer read by copies. (A graph that
+    /// is being captured is never launched.)
+    pub(crate) fn await_copies(&self, stream: &Arc<CudaStream>) {
+        let by_copies = matches!(self.plan.options().engine, Engine::CopyEngines { .. });
+        if by_copies && !is_capturing(stream).unwrap_or(true) {
+            self.copies.await_all(stream);
+        }
     }
 
     /// Ends the operation, here and on all other ranks.

@@ -300,8 +300,7 @@ impl Gatherer {
         Ok(())
     }
 
-    /// Enqueues a step of the schedule, if its lane is one of those that push; `totals`: where the caller has them, if it moves a
-    /// chunk of these.
+    /// Enqueues a step of the schedule, if its lane is one of those that push; `totals`: as for [`CopyEngines::push`].
     pub(crate) fn push(
         &mut self,
         step: &Step,

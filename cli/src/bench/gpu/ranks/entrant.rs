@@ -1,6 +1,6 @@
 //! The contenders of a case, and their loops.
 //!
-//! Invariant: all loops of a case have the same number of steps, each behind as many that are not timed; all ranks
+//! Invariant: all timed loops of a case have the same number of steps, each behind untimed ones of the same contender; all ranks
 //! begin one together.
 
 use std::cell::RefCell;

@@ -314,10 +314,12 @@ impl Bench<'_> {
         let common = &self.wanted.args.common;
         let loops = common.loop_times();
         let graphs = Graphs { warm: wanted(loops.warm_ms), timed: wanted(loops.timed_ms) };
-        let each_us = 1e3 * UNTIMED_MS / entrants.len().max(1) as f64;
+        // Each has its share; a peer goes by its timed steps, before which it takes as many untimed ones.
+        let shares = times.iter().filter(|us| us.is_finite()).count().max(1);
+        let half_us = 0.5e3 * UNTIMED_MS / shares as f64;
         for (entrant, us) in entrants.iter_mut().zip(times) {
-            let warm = (each_us / (us * GRAPH_STEPS as f64)).ceil() as usize;
-            entrant.time(track, Graphs { warm, ..ONE_GRAPH })?;
+            let half = (half_us / (us.max(1.0) * GRAPH_STEPS as f64)).ceil() as usize;
+            entrant.time(track, Graphs { warm: half, timed: half })?;
         }
         for round in 0..common.rounds() {
             self.interrupt.check()?;
