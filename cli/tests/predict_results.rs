@@ -45,13 +45,16 @@ const OF_THE_REST: [&str; 2] =
 
 /// Reductions between two GPUs. (Before, an all-reduce by copies waited for all sums before it added any: the file of
 /// 2026-11-26.) The kernel that sends sums is newer than the files of H100s, whose graphs of copies took too long.
-const REDUCTIONS: [&str; 5] = [
+const REDUCTIONS: [&str; 6] = [
     "2026-11-28-h200x2-all-reduce.json",
+    PLAIN_TOO,
     "2026-11-27-h200x2-all-reduce-fused.txt",
     "2026-11-27-h200x2-reduce-scatter-plain.json",
     "2026-11-26-h200x2-few-sums.txt",
     "2026-11-26-h200x2-adding-product.txt",
 ];
+/// Its case of 4096 rows was disturbed by another program.
+const PLAIN_TOO: &str = "2026-11-28-h200x2-all-reduce-plain.json";
 const REDUCTIONS_OF_H100: [&str; 2] =
     ["2026-11-25-h100x2-reduce-scatter.json", "2026-11-25-h100x2-few-sums.json"];
 
@@ -225,7 +228,9 @@ fn way_of(problem: &Problem, who: &str, by_kernel: bool, pieces: u32) -> Option<
 /// The reductions in a file of results.
 fn reductions(name: &str) -> Vec<Reduced> {
     let read = if name.ends_with(".txt") { reductions_of_text } else { reductions_of_json };
-    read(&result(name))
+    let mut all = read(&result(name));
+    all.retain(|of| name != PLAIN_TOO || of.problem.m() != 4096);
+    all
 }
 
 /// Tables, in which `sequential` is by a kernel; the library chooses how to multiply, of the kernels of those days.
@@ -348,7 +353,7 @@ fn errors_of_reductions() -> Vec<(&'static str, Errors)> {
 fn predictions_of_reductions_are_near_what_was_measured() {
     let errors = errors_of_reductions();
     let times: Vec<_> = errors.iter().map(|(_, of)| of.all.len()).collect();
-    assert_eq!(times, [18, 12, 6, 13, 2, 15, 5]);
+    assert_eq!(times, [18, 12, 6, 29, 4, 29, 21]);
     for (_, of) in errors {
         // A fused reduce-scatter of short products, 4096×8192×1024, is predicted 11 % too slow.
         of.check(0.04, if of.who == "fused" { 0.12 } else { 0.10 });
@@ -359,7 +364,7 @@ fn predictions_of_reductions_are_near_what_was_measured() {
 fn the_way_that_is_predicted_to_be_the_fastest_was() {
     // Graphs of copies took too long on H100s.
     for (files, with_graphs, problems) in
-        [(&REDUCTIONS[..], true, 18), (&REDUCTIONS_OF_H100[..], false, 6)]
+        [(&REDUCTIONS[..], true, 29), (&REDUCTIONS_OF_H100[..], false, 6)]
     {
         let mut cases = BTreeMap::new();
         for of in files.iter().flat_map(|name| reductions(name)) {
