@@ -188,6 +188,14 @@ impl Plan {
         self.options.operation.output_rows(&self.problem, rank)
     }
 
+    /// The chunks whose signals lie side by side, where `owner` has the rows of some of them.
+    pub(crate) fn signalled(&self, owner: u32) -> Range<u32> {
+        match self.options.operation.is_all_reduce() {
+            true => 0..self.chunks.len(),
+            false => self.chunks.of_rank(owner),
+        }
+    }
+
     /// Whether what `rank` sends of the rows of `owner` is their total.
     pub(crate) fn sends_totals(&self, rank: u32, owner: u32) -> bool {
         self.options.has_two_shots() && owner == rank && self.problem.ranks() > 1

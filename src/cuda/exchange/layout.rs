@@ -273,13 +273,13 @@ impl Layout {
 
     /// The slot of the signal by which `from` says that it has sent a chunk: of the rank that writes it.
     pub(crate) fn signal_slot(&self, plan: &Plan, chunk: u32, from: u32) -> u32 {
-        from * self.slots_per_rank + chunk - signalled(plan, plan.chunks().rank_of(chunk)).start
+        from * self.slots_per_rank + chunk - plan.signalled(plan.chunks().rank_of(chunk)).start
     }
 
     /// The slots of the signals that `rank` sets for itself.
     pub(crate) fn own_slots(&self, plan: &Plan, rank: u32) -> Range<u32> {
         let first = rank * self.slots_per_rank;
-        first..first + signalled(plan, rank).len() as u32
+        first..first + plan.signalled(rank).len() as u32
     }
 
     /// What other ranks write in a step in which this one owns the rows `own` of `m`: offsets and bytes.
@@ -306,14 +306,6 @@ impl Layout {
             }
         };
         (0..plan.chunks().len()).map(push).collect()
-    }
-}
-
-/// The chunks whose signals lie side by side, where `owner` has the rows of some of them.
-fn signalled(plan: &Plan, owner: u32) -> Range<u32> {
-    match plan.options().operation.is_all_reduce() {
-        true => 0..plan.chunks().len(),
-        false => plan.chunks().of_rank(owner),
     }
 }
 

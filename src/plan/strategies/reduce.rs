@@ -150,10 +150,7 @@ fn with_sends(
 fn stream_of(plan: &Plan, chunk: u32, [rank, to]: [u32; 2], streams: u32) -> u32 {
     let ranks = plan.problem().ranks();
     // At its receiver a sender's words are counted like this.
-    let first = match plan.options().operation.is_all_reduce() {
-        true => 0,
-        false => plan.chunks().of_rank(plan.chunks().rank_of(chunk)).start,
-    };
+    let first = plan.signalled(plan.chunks().rank_of(chunk)).start;
     (chunk - first + (to + ranks - rank) % ranks) % streams
 }
 
