@@ -96,7 +96,7 @@ impl<'a> Field<'a> {
     ) -> Result<CaseReport, Failure> {
         let Field { case, problem, mut entrants } = self;
         for round in 0..WARM_UP_ROUNDS + wanted.rounds {
-            for nth in turn(round, entrants.len()) {
+            for nth in turn(&problem, round, entrants.len()) {
                 let entrant = &mut entrants[nth];
                 bar.inc(1);
                 let row = &mut entrant.row;

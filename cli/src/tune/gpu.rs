@@ -299,7 +299,7 @@ impl<'a> Here<'a> {
             if self.tuner.stops()? {
                 return Ok(false);
             }
-            for nth in turn(round, going.len()) {
+            for nth in turn(self.problem, round, going.len()) {
                 let time = going[nth].time(&track, Graphs { warm: graphs, timed: graphs })?;
                 going[nth].row.rounds_us.extend(time);
             }

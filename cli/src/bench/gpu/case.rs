@@ -235,7 +235,7 @@ impl<'a> Course<'a> {
         let mut rows: Vec<Row> = entrants.iter().map(row).collect();
         for round in 0..rounds {
             interrupt.check()?;
-            for nth in turn(round, loops.len()) {
+            for nth in turn(self.problem, round, loops.len()) {
                 let mut us = 0.0;
                 let power = meter.around(|| -> Result<Duration> {
                     us = loops[nth].time(gpu, watch)?;

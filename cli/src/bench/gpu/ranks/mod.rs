@@ -264,7 +264,7 @@ impl Bench<'_> {
             self.invite(peer, &problem, &mut entrants)?;
         }
         let track = Track { gpu, group, watch: &self.watch, sets };
-        self.rounds(&mut entrants, &track)?;
+        self.rounds(&problem, &mut entrants, &track)?;
         let rows = entrants.into_iter().flat_map(Entrant::into_rows).collect();
         let name = match &before {
             Some(first) => format!("{}×{}×{}, then {case}", first.m(), first.n(), first.k()),
@@ -297,7 +297,12 @@ impl Bench<'_> {
     }
 
     /// All loops, in turns that are the same on every rank. A contender that is wrong, or hangs, does not run.
-    fn rounds(&self, entrants: &mut [Entrant<'_>], track: &Track<'_>) -> Result<(), Failure> {
+    fn rounds(
+        &self,
+        problem: &Problem,
+        entrants: &mut [Entrant<'_>],
+        track: &Track<'_>,
+    ) -> Result<(), Failure> {
         let mut entrants: Vec<_> =
             entrants.iter_mut().filter(|entrant| entrant.row.failed.is_none()).collect();
         let mut times = Vec::new();
@@ -323,7 +328,7 @@ impl Bench<'_> {
         }
         for round in 0..common.rounds() {
             self.interrupt.check()?;
-            for nth in turn(round, entrants.len()) {
+            for nth in turn(problem, round, entrants.len()) {
                 let Some(time) = entrants[nth].time(track, graphs)? else { continue };
                 entrants[nth].row.rounds_us.push(time);
                 entrants[nth].time_host(track)?;
