@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use overlap_gemm::plan::{BLayout, ElementTypes, Problem, Scaling};
+use overlap_gemm::plan::{BLayout, ElementTypes, Problem, ProblemBuilder, Scaling};
 use overlap_gemm::{ElementType, Error};
 
 /// M, N and K.
@@ -86,24 +86,21 @@ impl Case {
 /// of that, and it has two columns for each element of K.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a GPU looks at it"))]
 pub fn gate_and_up(down: &Problem) -> Result<Problem, Error> {
-    let types = down.elements();
-    Problem::builder(down.m().into(), 2 * u64::from(down.k()), down.n().into())
-        .elements(types.a, types.b, types.d)
-        .b_layout(down.b_layout())
-        .scaling(down.scaling())
-        .shards(&down.shards().to_rows())
-        .build()
+    let sizes = [down.m().into(), 2 * u64::from(down.k()), down.n().into()];
+    sized(sizes, down).shards(&down.shards().to_rows()).build()
 }
 
 /// The problem with its rows spread over that many ranks.
 pub fn spread(problem: &Problem, ranks: u32) -> Result<Problem, Error> {
-    let types = problem.elements();
-    Problem::builder(problem.m().into(), problem.n().into(), problem.k().into())
-        .elements(types.a, types.b, types.d)
-        .b_layout(problem.b_layout())
-        .scaling(problem.scaling())
-        .ranks(ranks.into())
-        .build()
+    let sizes = [problem.m(), problem.n(), problem.k()].map(u64::from);
+    sized(sizes, problem).ranks(ranks.into()).build()
+}
+
+/// M, N and K of these sizes; types, scales and B's layout are those of `like`.
+fn sized([m, n, k]: [u64; 3], like: &Problem) -> ProblemBuilder {
+    let ElementTypes { a, b, d } = like.elements();
+    let builder = Problem::builder(m, n, k).elements(a, b, d);
+    builder.b_layout(like.b_layout()).scaling(like.scaling())
 }
 
 impl fmt::Display for Case {
