@@ -277,6 +277,7 @@ fn reductions_of_json(text: &str) -> Vec<Reduced> {
             for row in each(&case, "rows") {
                 // `pipelined: …, moved by …; PROBLEM: KERNEL, 132 SMs, swizzle 8, K in 1 slices`
                 let (who, what) = (row["who"].as_str().unwrap(), row["what"].as_str().unwrap());
+                // Between two GPUs each way was measured by itself, so `auto` is left out.
                 let chosen = what.split(':').next().unwrap();
                 let who = if who == "auto" && problem.ranks() > 2 { chosen } else { who };
                 let by_kernel = what.contains("moved by a kernel");
@@ -301,9 +302,10 @@ fn reductions_of_json(text: &str) -> Vec<Reduced> {
             }
         }
     }
-    // Contenders of one plan share their times.
+    // The bench times contenders of one plan once, and writes the time in both rows.
     found.dedup_by(|one, other| {
-        (one.us, one.way, &one.problem) == (other.us, other.way, &other.problem)
+        let key = |of: &Reduced| (of.us, of.way, of.graph);
+        key(one) == key(other) && one.problem == other.problem
     });
     found
 }

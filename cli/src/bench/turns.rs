@@ -5,9 +5,9 @@
 use overlap_gemm::plan::Problem;
 use overlap_gemm::random::Random;
 
-/// The order in which `count` contenders of a problem run in round `round`: drawn anew for each problem and round, so that nobody
-/// always follows the same neighbour, and the same on all ranks. At the power limit a contender's time depends on the one
-/// before it: with one order for all problems, all would favour the same.
+/// The order in which `count` contenders of a problem run in round `round`, the same on all ranks. It is drawn anew for each
+/// problem and round, so that nobody always follows the same neighbour: at the power limit a contender's time depends on the one
+/// before it, and with one order for all problems the same contender would gain in every row.
 pub fn turn(problem: &Problem, round: usize, count: usize) -> Vec<usize> {
     let sizes = [problem.m(), problem.n(), problem.k()];
     let seed = sizes
