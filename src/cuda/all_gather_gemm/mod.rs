@@ -177,7 +177,16 @@ impl AllGatherGemm {
         self.products[0].sm_count()
     }
 
-    /// What was chosen, and why, in words.
+    /// What was chosen, and why, in words: the strategy, how rows move, and how each product is computed. Of 2048×3584×8192
+    /// on two H200:
+    ///
+    /// ```text
+    /// fused: each tile waits only for its own rows; no other strategy was measurably faster
+    /// rows: 4 chunks, moved by copy engines on one stream
+    /// 2048×3584×8192 (bf16 × bf16 → bf16) on 2 ranks: bf16_bf16_bf16_nk_128x224x64_2x1_cooperative, 132 SMs, swizzle 8, K in 1 slices
+    /// ```
+    ///
+    /// [`GatherOptions`] and [`GemmOptions`](crate::cuda::GemmOptions) ask for something else.
     pub fn explain(&self) -> String {
         let (Way { strategy, engine, .. }, chunks) = (self.way(), self.planned().chunks().len());
         let products = self.products.iter().map(|product| product.explain(&product.problem));

@@ -253,7 +253,16 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         self.planned().way()
     }
 
-    /// What was chosen, and why, in words.
+    /// What was chosen, and why, in words: the strategy and what each other one is predicted to take, how sums move, and how
+    /// each product is computed. Of a reduce-scatter of 256×8192×3584 on four H200:
+    ///
+    /// ```text
+    /// sequential: predicted to take 43.3 µs; sequential, copy engines on one stream, 1 piece: 79.8; pipelined, …
+    /// sums: 4 chunks in bf16, moved by a kernel of 64 blocks
+    /// 256×8192×3584 (bf16 × bf16 → bf16) on 4 ranks: bf16_bf16_bf16_nk_128x128x64_2x1_pingpong, 132 SMs, swizzle 1, K in 1 slices
+    /// ```
+    ///
+    /// [`GatherOptions`] and [`GemmOptions`](crate::cuda::GemmOptions) ask for something else.
     pub fn explain(&self) -> String {
         let (Way { strategy, engine, .. }, why) = (self.way(), &self.why);
         let (chunks, partials) = (self.planned().chunks().len(), self.reduction.partials.element());
