@@ -373,9 +373,11 @@ fn predictions_of_reductions_are_near_what_was_measured() {
 #[test]
 fn the_way_that_is_predicted_to_be_the_fastest_was() {
     // Graphs of copies took too long on H100s.
-    for (files, with_graphs, problems) in
-        [(&REDUCTIONS[..], true, 29), (&REDUCTIONS_OF_H100[..], false, 6)]
-    {
+    for (files, with_graphs, problems) in [
+        (&REDUCTIONS[..], true, 29),
+        (&REDUCTIONS_OF_FOUR, true, 2),
+        (&REDUCTIONS_OF_H100, false, 6),
+    ] {
         let mut cases = BTreeMap::new();
         for of in files.iter().flat_map(|name| reductions(name)) {
             if with_graphs || !of.graph {
