@@ -282,12 +282,12 @@ void check_slots(og_gather const& gather, og_slots const& slots) {
     check_range("slot", slots.first, 0, int64_t(gather.slots) - 1 - behind);
 }
 
-void check_reduction(og_reduction const* reduction) {
+void check_reduction(og_reduction const* reduction, int64_t least_rows) {
     require_pointer(reduction, "reduction");
     og_reduction const& r = *reduction;
     check_range("ranks", r.ranks, 1, OG_MAX_RANKS);
     check_range("rank", r.rank, 0, int64_t(r.ranks) - 1);
-    check_range("rows", r.rows, 1, OG_MAX_EXTENT);
+    check_range("rows", r.rows, least_rows, OG_MAX_EXTENT);
     check_range("n", r.n, 1, OG_MAX_EXTENT);
     require(r.sum_type == OG_TYPE_BF16 || r.sum_type == OG_TYPE_F32, OG_STATUS_OUT_OF_RANGE,
             [] { return "sum_type must be OG_TYPE_BF16 or OG_TYPE_F32"; });
@@ -322,14 +322,19 @@ void check_exchange(og_gather const& gather, og_gather_step const& step, og_exch
     check_address("own", x.own);
     check_range("row_bytes", x.row_bytes, OG_ALIGNMENT_BYTES, OG_MAX_PITCH_BYTES - 1);
     check_multiple("row_bytes", x.row_bytes);
-    check_range("run_count", x.run_count, 0, OG_MAX_PUSHED);
-    check_range("awaited_count", x.awaited_count, 0, OG_MAX_PUSHED);
+    check_range("sums_sent", x.sums_sent, 0, OG_MAX_PUSHED);
+    check_range("totals_sent", x.totals_sent, 0, OG_MAX_PUSHED - x.sums_sent);
+    check_range("totals_stored", x.totals_stored, 0, OG_MAX_PUSHED - x.sums_sent - x.totals_sent);
+    check_range("sums_awaited", x.sums_awaited, 0, OG_MAX_PUSHED);
+    check_range("totals_awaited", x.totals_awaited, 0, OG_MAX_PUSHED - x.sums_awaited);
     check_range("follows_product", x.follows_product, 0, 1);
-    if (x.run_count > 0) require_pointer(x.runs, "runs");
-    if (x.awaited_count > 0) require_pointer(x.awaited, "awaited");
+    int32_t run_count = x.sums_sent + x.totals_sent + x.totals_stored;
+    int32_t awaited_count = x.sums_awaited + x.totals_awaited;
+    if (run_count > 0) require_pointer(x.runs, "runs");
+    if (awaited_count > 0) require_pointer(x.awaited, "awaited");
     // Pieces of 16 bytes are counted by 31 bits.
     int64_t most_rows = (int64_t(INT32_MAX) * 16) / x.row_bytes;
-    for (int32_t i = 0; i < x.run_count; ++i) {
+    for (int32_t i = 0; i < run_count; ++i) {
         og_sums_run const& run = x.runs[i];
         check_range("peer of a run", run.peer, 0, int64_t(gather.ranks) - 1);
         check_range("slots of a run", run.slots, 0, gather.slots);
@@ -338,12 +343,18 @@ void check_exchange(og_gather const& gather, og_gather_step const& step, og_exch
         check_range("rows of a run", run.rows, 0, most_rows);
         check_multiple("the place of a run", int64_t(run.to));
     }
-    for (int32_t i = 0; i < x.awaited_count; ++i) check_slots(gather, x.awaited[i]);
+    for (int32_t i = 0; i < awaited_count; ++i) check_slots(gather, x.awaited[i]);
+    bool with_totals = x.totals_sent + x.totals_stored > 0;
+    if (with_totals) require_pointer(x.total, "total");
     if (!x.total) return;
-    check_reduction(x.total);
-    check_range("rows of the total", x.total->rows, 1, most_rows);
-    require(x.total->pitch * bytes_of(x.total->sum_type) == x.row_bytes, OG_STATUS_BAD_PITCH,
+    og_reduction const& total = *x.total;
+    check_reduction(&total, with_totals ? 0 : 1);
+    check_range("rows of the total", total.rows, 0, most_rows);
+    require(total.pitch * bytes_of(total.sum_type) == x.row_bytes, OG_STATUS_BAD_PITCH,
             [] { return "the pitch of the total is not that of this rank's sums"; });
+    if (!with_totals) return;
+    require(total.n == total.pitch && bytes_of(total.d_type) <= bytes_of(total.sum_type), OG_STATUS_BAD_PITCH,
+            [] { return "a total does not fit in the place of a sum, or D has not all columns"; });
 }
 
 void check_pad(og_pad const* pad) {
@@ -447,7 +458,7 @@ og_status og_gather_await(const og_gather* gather, const og_slots* slots, void* 
 
 og_status og_reduce(const og_reduction* reduction, void* stream) {
     return overlap_gemm::guarded([&] {
-        overlap_gemm::check_reduction(reduction);
+        overlap_gemm::check_reduction(reduction, 1);
         overlap_gemm::reduce_sums(*reduction, static_cast<cudaStream_t>(stream));
     });
 }

@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 17
+#define OG_ABI_VERSION 18
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -468,36 +468,43 @@ typedef struct og_reduction {
     const uint32_t *epoch;
 } og_reduction;
 
-/* Rows of this rank's sums that a kernel sends to `peer` as one. */
+/* Rows of sums or totals that go from one rank to another as one. */
 typedef struct og_sums_run {
-    /* Where they land, in bytes from the start of the peer's words. */
+    /* Where they land, in bytes from the start of the receiver's words. */
     uint64_t to;
     int64_t first_row;
     int64_t rows;
+    /* The other rank. */
     int32_t peer;
-    /* The slots whose signals say that they are there, side by side. */
+    /* The slots whose signals say that they have arrived, side by side. */
     int32_t slot;
     int32_t slots;
     int32_t reserved;
 } og_sums_run;
 
-/* What one kernel does of a reduction, behind its product or without one: it sends sums, and adds up. It has as many blocks as
- * og_gather_step says, at most `1 << share_bits`. */
+/* What one kernel does of a reduction, behind its product or without one: it sends sums, adds up, and may send totals and store
+ * those of other ranks. It has as many blocks as og_gather_step says, at most `1 << share_bits`.
+ *
+ * Totals travel as values of D, in the places of as many sums: so D's type is no larger than that of sums, and D has all
+ * columns of a row. */
 typedef struct og_exchange {
     /* Row 0 of this rank's sums, in any memory of its device, and bytes from one row to the next. D may lie in their place, row
      * for row and in their type. */
     const void *own;
     int64_t row_bytes;
-    /* HOST memory, copied: at most OG_MAX_PUSHED of each. */
+    /* HOST memory, copied: at most OG_MAX_PUSHED of each. The runs of sums that are sent, then of totals that are sent, then
+     * of totals that are stored: D has their rows, too. The slots of the sums that are awaited, then of the totals. */
     const og_sums_run *runs;
     const og_slots *awaited;
-    int32_t run_count;
-    int32_t awaited_count;
+    int32_t sums_sent;
+    int32_t totals_sent;
+    int32_t totals_stored;
+    int32_t sums_awaited;
+    int32_t totals_awaited;
     /* 1: the kernel before on the stream is a product of the step, which lets this one start when the step before has ended;
      * 0: it starts when all kernels before have ended. */
     int32_t follows_product;
-    int32_t reserved;
-    /* HOST memory, copied: what is added up; null if this rank gets no rows. */
+    /* HOST memory, copied: what is added up, of no row at all if only totals are stored; null if this rank gets no rows. */
     const og_reduction *total;
 } og_exchange;
 
@@ -581,7 +588,7 @@ og_status og_gather_await(const og_gather *gather, const og_slots *slots, void *
 og_status og_reduce(const og_reduction *reduction, void *stream);
 
 /* Enqueues a kernel that begins a step as `og_gather_begin` does, without pushes of rows and without toggles, sends sums, waits
- * for those of other ranks, and adds them up. Its blocks hold SMs while they wait, so ranks that share a GPU have to leave
+ * for those of other ranks, and adds them up, and does the same with totals. Its blocks hold SMs while they wait, so ranks that share a GPU have to leave
  * room there for each other's products. */
 og_status og_exchange_sums(const og_gather *gather, const og_gather_step *step, const og_exchange *exchange, void *stream);
 

@@ -4,10 +4,13 @@
 
 mod common;
 
-use common::mutants::{MUTANTS, Mutant, ONE_SHOT_MUTANTS, REDUCE_MUTANTS, TWO_SHOT_MUTANTS};
-use common::{plan_of, reducing};
+use common::mutants::{
+    MUTANTS, Mutant, ONE_SHOT_MUTANTS, REDUCE_MUTANTS, TWO_SHOT_MUTANTS,
+    two_shot_mutants_of_a_kernel,
+};
+use common::{WIDE, plan_of, reducing};
 use overlap_gemm::plan::model::{Schedules, Violation, run};
-use overlap_gemm::plan::{Engine, Operation, PlanOptions, Step, Strategy as Order};
+use overlap_gemm::plan::{Engine, Operation, Plan, PlanOptions, Step, Strategy as Order};
 
 /// Runs in many pseudo-random orders, in half of them with the last ranks far behind; a correct schedule survives all.
 fn run_many(schedules: &Schedules) -> Result<(), Violation> {
@@ -37,7 +40,15 @@ fn each_is_caught_as_predicted<'a>(
         mutants.into_iter().flat_map(|one| ways.iter().map(move |way| (one, way)))
     {
         let name = format!("{}, {}", mutant.name, options.engine);
-        let mut schedules = Schedules::new(&plan_of(mutant.rows, *options));
+        let plan = plan_of(mutant.rows, *options);
+        let plan = match options.engine {
+            // With few columns a kernel has one shot.
+            Engine::Kernel { .. } if options.operation == Operation::GemmAllReduce => {
+                Plan::new(&plan.problem().with_n(WIDE).unwrap(), *options).unwrap()
+            }
+            _ => plan,
+        };
+        let mut schedules = Schedules::new(&plan);
         assert_eq!(schedules.check_order(), Ok(()));
         assert_eq!(run_many(&schedules), Ok(()));
         if !mutant.change(&mut schedules.of_ranks[mutant.rank]) {
@@ -83,6 +94,8 @@ fn every_mutant_of_an_all_reduce_is_caught_as_predicted() {
     let copies = way(Order::Fused).with_engine(Engine::CopyEngines { streams: 1 });
     let on_gpus = TWO_SHOT_MUTANTS.iter().filter(|mutant| mutant.on_gpus);
     each_is_caught_as_predicted(on_gpus, &[copies], &[]);
+    let kernel = way(Order::Sequential).with_engine(Engine::PUSHING);
+    each_is_caught_as_predicted(two_shot_mutants_of_a_kernel(), &[kernel], &[]);
 }
 
 #[test]

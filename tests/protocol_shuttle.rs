@@ -125,7 +125,7 @@ impl World {
 
     /// Whether `rank` sends the total of a chunk, which is in the place of own sums.
     fn sends_total(&self, rank: u32, chunk: u32) -> bool {
-        self.plan.options().has_two_shots() && self.plan.chunks().rank_of(chunk) == rank
+        self.plan.has_two_shots() && self.plan.chunks().rank_of(chunk) == rank
     }
 
     /// Where what `rank` adds up of a chunk is: all ranks' sums; or one total.

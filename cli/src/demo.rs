@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use overlap_gemm::host::Link;
-use overlap_gemm::plan::{Operation, PlanOptions, Problem};
+use overlap_gemm::plan::{Operation, Plan, PlanOptions, Problem};
 use overlap_gemm::reference::Report;
 use overlap_gemm::trace::Timeline;
 use serde::Serialize;
@@ -105,7 +105,7 @@ impl Args {
 
         let unlimited = steps.record(None, interrupt)?;
         let compute = median(&unlimited.step_times);
-        let sent = bytes_sent(&problem, options);
+        let sent = bytes_sent(&Plan::new(&problem, options)?);
         // One rank sends nothing; any rate is right.
         let rate = (sent as f64 / compute.as_secs_f64()).max(1.0);
         let slowed = steps.record(Some(Link::of_rate(rate)), interrupt)?;

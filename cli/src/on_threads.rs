@@ -149,23 +149,20 @@ pub fn link(megabytes: Option<f64>) -> Result<Option<Link>, Failure> {
 }
 
 /// Refuses a link on which one chunk takes longer than the timeout of a rank that waits for it.
-pub fn check_link(
-    problem: &Problem,
-    options: PlanOptions,
-    link: Option<Link>,
-) -> Result<(), Failure> {
+pub fn check_link(plan: &Plan, link: Option<Link>) -> Result<(), Failure> {
     let Some(rate) = rate_of(link) else { return Ok(()) };
+    let (problem, options) = (plan.problem(), plan.options());
     let limit = Timeouts::default().steady.as_secs_f64();
     let (rows, chunks) = (problem.shards().most_rows(), options.pieces.unwrap_or(1));
     let of_chunk = rows.div_ceil(chunks.max(1));
     let sums = bytes_of(problem, options.operation, of_chunk);
-    let totals = if options.has_two_shots() { bytes_of_totals(problem, of_chunk) } else { 0 };
+    let totals = if plan.has_two_shots() { bytes_of_totals(problem, of_chunk) } else { 0 };
     let chunk = sums.max(totals);
     let least = chunk as f64 / limit;
     if rate >= least {
         return Ok(());
     }
-    let sent = bytes_sent(problem, options);
+    let sent = bytes_sent(plan);
     let (rate, least) = (rate / 1e6, least.ceil() / 1e6);
     Err(Failure::Usage(format!(
         "--link: a rank sends {sent} bytes a step of {problem} in {chunks} chunks, and at {rate} MB a second one of them takes \
@@ -174,8 +171,8 @@ pub fn check_link(
 }
 
 /// The most bytes that a rank sends in a step.
-pub fn bytes_sent(problem: &Problem, options: PlanOptions) -> u128 {
-    let operation = options.operation;
+pub fn bytes_sent(plan: &Plan) -> u128 {
+    let (problem, operation) = (plan.problem(), plan.options().operation);
     let bytes = |rows| bytes_of(problem, operation, rows);
     let (shards, others) = (problem.shards(), u128::from(problem.ranks().saturating_sub(1)));
     match operation {
@@ -183,7 +180,7 @@ pub fn bytes_sent(problem: &Problem, options: PlanOptions) -> u128 {
             bytes(problem.m() - shards.to_rows().into_iter().min().unwrap_or(0))
         }
         // The sums of the others' rows, and the totals of its own to each of them.
-        Operation::GemmAllReduce if options.has_two_shots() => {
+        Operation::GemmAllReduce if plan.has_two_shots() => {
             let own = shards.most_rows();
             let total = bytes_of_totals(problem, own);
             bytes(problem.m() - own) + total * others

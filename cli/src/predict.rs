@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use overlap_gemm::Result as Predicted;
 use overlap_gemm::kernels::all_kernels;
-use overlap_gemm::plan::{Engine, Operation, Partials, PlanOptions, Problem, Strategy};
+use overlap_gemm::plan::{Engine, Operation, Partials, Plan, PlanOptions, Problem, Strategy};
 use overlap_gemm::predict::{Machine, Setup, estimate, ranked, ways_of_sums};
 use overlap_gemm::tune::{Anything, Asked, Tuning};
 use serde::Serialize;
@@ -188,7 +188,8 @@ impl Case {
         let received = match operation.reduces() {
             true => {
                 let engine = Engine::CopyEngines { streams: 1 };
-                bytes_sent(problem, PlanOptions { operation, engine, ..PlanOptions::new() })
+                let options = PlanOptions { operation, engine, ..PlanOptions::new() };
+                bytes_sent(&Plan::new(problem, options)?)
             }
             false => problem.row_bytes(&(0..problem.m() - problem.shards().rows(0).end)),
         };

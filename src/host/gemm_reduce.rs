@@ -273,7 +273,7 @@ fn reduce<B: Element, D: Element>(
     let (rank, epoch, sums) = (member.rank(), member.epoch(), member.memory());
     let (plan, chunks) = (&shape.plan, shape.plan.chunks());
     let owner = chunks.rank_of(chunk);
-    let adds_up = plan.options().added_up(chunks, rank).contains(&chunk);
+    let adds_up = plan.added_up(rank).contains(&chunk);
     let first = plan.output_rows(rank).start;
     let outputs = products::views(problems, products);
     run_rows(stream, chunks.rows(chunk), |row, total| {

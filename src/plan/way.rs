@@ -199,7 +199,8 @@ pub enum Engine {
         streams: u32,
     },
     /// A kernel before the product, on the same stream: the fastest engine for small shards, as no stream waits for
-    /// another. In a reduction: a kernel behind the product, which also waits for the sums of the others and adds them up.
+    /// another. In a reduction: a kernel behind the product, which also waits for the sums of the others and adds them up; of an
+    /// all-reduce it may also send the totals ([`Plan::has_two_shots`](super::Plan::has_two_shots)).
     /// Its blocks hold SMs while they wait, so operations on several streams, and ranks that share a GPU, need room for a
     /// product beside them.
     Kernel {

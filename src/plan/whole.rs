@@ -10,8 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::chunks::{Chunks, MAX_CHUNKS};
 use super::problem::Problem;
 use super::tiles::{ClusterShape, TileShape, Tiling};
-use super::way::{Engine, Operation, Strategy, Way, rows_come_early};
+use super::way::{Engine, MAX_PUSHED, Operation, Strategy, Way, rows_come_early};
 use crate::error::{Error, Result};
+
+/// Bytes that a GPU sends in the time of a second shot by a kernel: of a fence, a signal and a wait, 3.5 µs.
+const SECOND_SHOT: u64 = 3 << 19;
 
 /// The choices of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -67,25 +70,6 @@ impl PlanOptions {
     pub const fn with_tiling(self, tiling: Tiling) -> Self {
         PlanOptions { tiling, ..self }
     }
-
-    /// Whether an all-reduce has two shots: each rank adds up its own rows, and sends their totals to all others. In one shot every
-    /// rank sends its sums of all rows to all others, and adds up all rows itself. On GPUs, a fused one has two.
-    pub fn has_two_shots(&self) -> bool {
-        let has_two = match self.engine {
-            Engine::Thread => self.strategy != Strategy::Sequential,
-            _ => self.operation.products_add_up(self.strategy, self.engine),
-        };
-        self.operation == Operation::GemmAllReduce && has_two
-    }
-
-    /// The chunks whose sums `rank` adds up.
-    pub(crate) fn added_up(&self, chunks: &Chunks, rank: u32) -> Range<u32> {
-        match self.operation {
-            operation if !operation.reduces() => 0..0,
-            operation if operation.is_all_reduce() && !self.has_two_shots() => 0..chunks.len(),
-            _ => chunks.of_rank(rank),
-        }
-    }
 }
 
 impl Default for PlanOptions {
@@ -112,6 +96,8 @@ pub struct Plan {
     problem: Problem,
     options: PlanOptions,
     chunks: Chunks,
+    /// Whether there are several products: their totals are not sent by a kernel.
+    of_several_products: bool,
 }
 
 impl Plan {
@@ -136,7 +122,13 @@ impl Plan {
         let strategy = options.operation.strategy(options.strategy);
         Way { strategy, engine: options.engine, pieces }.check()?;
         let chunks = chunks_of(problem, &options, pieces, most_spans)?;
-        Ok(Plan { problem: problem.clone(), options, chunks })
+        Ok(Plan { problem: problem.clone(), options, chunks, of_several_products: false })
+    }
+
+    /// The same plan for several products of one A, of which the problem is the first.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(crate) fn of_several_products(self) -> Self {
+        Plan { of_several_products: true, ..self }
     }
 
     /// The same plan for a step with other rows of each rank, with at most this plan's M in total.
@@ -153,7 +145,7 @@ impl Plan {
         let per_shard = per_shard.min((MAX_CHUNKS / with_rows).max(1));
         let chunks = chunks_of(&problem, &self.options, per_shard, self.chunks.spans())?;
         let options = PlanOptions { pieces: Some(per_shard), ..self.options };
-        Ok(Plan { problem, options, chunks })
+        Ok(Plan { problem, options, chunks, ..*self })
     }
 
     /// The problem.
@@ -198,7 +190,67 @@ impl Plan {
 
     /// Whether what `rank` sends of the rows of `owner` is their total.
     pub(crate) fn sends_totals(&self, rank: u32, owner: u32) -> bool {
-        self.options.has_two_shots() && owner == rank && self.problem.ranks() > 1
+        self.has_two_shots() && owner == rank && self.problem.ranks() > 1
+    }
+
+    /// Whether an all-reduce has two shots: each rank adds up its own rows, and sends their totals to all others. In one shot every
+    /// rank sends its sums of all rows to all others, and adds up all rows itself. On GPUs, a fused one has two, and one by a kernel
+    /// where two shots are predicted to take less time.
+    pub fn has_two_shots(&self) -> bool {
+        let PlanOptions { operation, strategy, engine, .. } = self.options;
+        let has_two = match engine {
+            Engine::Thread => strategy != Strategy::Sequential,
+            Engine::Kernel { .. } => self.gains_by_two_shots(),
+            _ => operation.products_add_up(strategy, engine),
+        };
+        operation == Operation::GemmAllReduce && has_two
+    }
+
+    /// Whether a kernel that sends sums should send totals, too.
+    fn gains_by_two_shots(&self) -> bool {
+        let runs = 3 * u64::from(self.problem.ranks() - 1) * u64::from(self.chunks.most_per_rank());
+        let is_possible = !self.of_several_products
+            && self.problem.elements().d.size() == 2
+            && runs <= MAX_PUSHED.into();
+        is_possible && self.problem.m() > self.rows_in_one_shot()
+    }
+
+    /// The rows of an all-reduce by a kernel that take as long in two shots as in one.
+    fn rows_in_one_shot(&self) -> u32 {
+        let (ranks, row) = (u64::from(self.problem.ranks()), 2 * u64::from(self.problem.n()));
+        // One shot sends (W − 1) · rows, two shots 2 · (W − 1) ÷ W · rows.
+        let saved = (ranks - 1) * (ranks.max(2) - 2) * row;
+        let rows = (SECOND_SHOT * ranks).checked_div(saved);
+        rows.and_then(|rows| u32::try_from(rows).ok()).unwrap_or(u32::MAX)
+    }
+
+    /// The chunks whose sums `rank` adds up.
+    pub(crate) fn added_up(&self, rank: u32) -> Range<u32> {
+        match self.options.operation {
+            operation if !operation.reduces() => 0..0,
+            operation if operation.is_all_reduce() && !self.has_two_shots() => 0..self.chunks.len(),
+            _ => self.chunks.of_rank(rank),
+        }
+    }
+
+    /// The rows of which `rank` adds up all ranks' sums.
+    pub(crate) fn summed_rows(&self, rank: u32) -> Range<u32> {
+        match self.has_two_shots() {
+            true => self.problem.shards().rows(rank),
+            false => self.output_rows(rank),
+        }
+    }
+
+    /// The most rows of which a rank adds up all ranks' sums, in a step of these rows or of fewer.
+    pub(crate) fn most_summed_rows(&self) -> u32 {
+        let most = self.options.operation.most_output_rows(&self.problem);
+        let shard = self.problem.shards().most_rows();
+        match self.options.engine {
+            _ if !self.has_two_shots() => most,
+            // Few rows have one shot.
+            Engine::Kernel { .. } => shard.max(self.rows_in_one_shot().min(most)),
+            _ => shard,
+        }
     }
 
     /// The most rows of D that a rank gets.

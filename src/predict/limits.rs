@@ -77,7 +77,7 @@ fn check(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
     let others = u64::from(plan.problem().ranks() - 1);
     let to_all = match setup.operation {
         // Sums, and totals.
-        Operation::GemmAllReduce if plan.options().has_two_shots() => 2,
+        Operation::GemmAllReduce if plan.has_two_shots() => 2,
         Operation::GemmAllReduce => others + 1,
         _ => 1,
     };

@@ -95,8 +95,6 @@ impl Sender {
         let mut streams: Vec<Vec<usize>> = vec![Vec::new()];
         // When what a lane has waited for was complete.
         let mut from = 0.0f64;
-        // What a kernel costs once.
-        let once = if sums.is_some() { machine.exchange_us } else { machine.push_us };
         for (lane, step) in plan.schedule(rank).steps {
             let Lane::Push(stream) = lane else { continue };
             let stream = stream as usize;
@@ -106,6 +104,11 @@ impl Sender {
             match step {
                 Step::Move { chunk, to } => {
                     // A kernel's blocks fence once for all that they signal together.
+                    let once = match sums {
+                        Some(_) if pieces.is_empty() => machine.exchange_us,
+                        Some(_) => machine.push_us + machine.signal_us,
+                        None => machine.push_us,
+                    };
                     let fixed = match streams[stream].is_empty() {
                         _ if !of_kernel && scaled => 2.0 * machine.copy_us,
                         _ if !of_kernel => machine.copy_us,
@@ -128,7 +131,11 @@ impl Sender {
                     }
                 }
                 Step::Await { .. } | Step::Post { .. } => {}
-                Step::Multiply { .. } | Step::Reduce { .. } => {}
+                // A kernel that adds up sends totals.
+                Step::Reduce { chunk } => {
+                    from = sums.map_or(0.0, |sums| sums.complete[rank as usize][chunk as usize]);
+                }
+                Step::Multiply { .. } => {}
             }
         }
         Sender { rank, pieces, next: 0, streams: vec![begin; streams.len()], active: None }

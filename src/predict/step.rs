@@ -87,7 +87,7 @@ impl Step<'_> {
         let mut last: Option<Part> = None;
         let (mut now, mut multiplied, mut products) = (0.0f64, 0.0, 0);
         let (mut there, mut awaited) = (0.0f64, false);
-        let added_up = options.added_up(self.plan.chunks(), rank);
+        let added_up = self.plan.added_up(rank);
         for (lane, step) in &self.plan.schedule(rank).steps {
             let (rows, awaits) = match step {
                 // A kernel behind the product adds up in its own lane.
@@ -108,6 +108,10 @@ impl Step<'_> {
                     now = now.max(there)
                         + if is_kernel { 0.0 } else { beginning }
                         + self.machine.adding(options.engine, self.added_bytes(*chunk, read));
+                    if is_kernel && self.plan.sends_totals(rank, self.plan.chunks().rank_of(*chunk))
+                    {
+                        all.complete[*chunk as usize] = now;
+                    }
                     continue;
                 }
                 _ if *lane != Lane::Compute => continue,

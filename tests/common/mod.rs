@@ -75,29 +75,26 @@ pub fn reduce_scatter() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// The same as a GEMM + all-reduce.
+/// The same as a GEMM + all-reduce. With more columns, a kernel sends in two shots.
 pub fn all_reduce() -> impl Strategy<Value = Plan> {
-    reduce_scatter().prop_map(|plan| {
+    (reduce_scatter(), any::<bool>()).prop_map(|(plan, is_wide)| {
         let options = PlanOptions { operation: Operation::GemmAllReduce, ..plan.options() };
-        let options = match options.engine {
-            // It sends all that one rank gets, then the next rank's: not chunk by chunk.
-            Engine::Kernel { .. } => options.with_engine(Engine::Thread),
-            _ => options,
+        let problem = match is_wide {
+            true => plan.problem().with_n(WIDE).unwrap(),
+            false => plan.problem().clone(),
         };
-        Plan::new(plan.problem(), options).unwrap()
+        Plan::new(&problem, options).unwrap()
     })
 }
+
+/// Columns of a problem whose all-reduce has two shots, if there are three ranks.
+pub const WIDE: u64 = 1 << 22;
 
 /// The same without a product.
 pub fn reduction_alone() -> impl Strategy<Value = Plan> {
     (reduce_scatter(), any::<bool>()).prop_map(|(plan, all)| {
         let operation = if all { Operation::AllReduce } else { Operation::ReduceScatter };
-        let engine = match plan.options().engine {
-            // It sends all that one rank gets, then the next rank's: in an all-reduce not chunk by chunk.
-            Engine::Kernel { .. } if all => Engine::CopyEngines { streams: 2 },
-            engine => engine,
-        };
-        Plan::new(plan.problem(), PlanOptions { operation, engine, ..plan.options() }).unwrap()
+        Plan::new(plan.problem(), PlanOptions { operation, ..plan.options() }).unwrap()
     })
 }
 

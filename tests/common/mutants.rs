@@ -314,6 +314,20 @@ pub const TWO_SHOT_MUTANTS: &[Mutant] = &[
     .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 1"),
 ];
 
+/// Those that a kernel can carry out: it adds up, and sends what it adds, in one lane.
+pub fn two_shot_mutants_of_a_kernel() -> Vec<&'static Mutant> {
+    let names = [
+        "drops a total",
+        "drops the wait for a total",
+        "drops the wait for another rank's sums",
+        "sends its sums of a chunk to a rank that does not add it up",
+    ];
+    let found = TWO_SHOT_MUTANTS.iter().filter(|mutant| names.contains(&mutant.name));
+    let found: Vec<_> = found.collect();
+    assert_eq!(found.len(), names.len());
+    found
+}
+
 fn drop_a_move(steps: &mut Steps) -> bool {
     remove(steps, |step| moves_to(step, 0))
 }

@@ -42,13 +42,15 @@ fn graphs_of_two_shapes_replay_with_changing_inputs() {
         world.all = all;
         world.strategy = strategy;
         world.options = world.options.with_engine(engine).with_pieces(3);
-        on_ranks(2, |rank| replay(&world, &rank, steps));
+        on_ranks(2, |rank| replay(&world, &rank, steps, &[&[140, 160], &[33, 0]]));
         println!("{strategy}, {engine}, {steps} steps in a graph, to all: {all}: right");
     }
+    // The second shape has one shot.
+    let world = World::new(&[140, 160, 100], 8, 320).in_two_shots_by_kernel(8);
+    on_ranks(3, |rank| replay(&world, &rank, 2, &[&[140, 160, 100], &[33, 0, 20]]));
 }
 
-fn replay(world: &World, rank: &Rank, steps: u64) {
-    let shapes = [vec![140, 160], vec![33, 0]];
+fn replay(world: &World, rank: &Rank, steps: u64, shapes: &[&[u32]; 2]) {
     let (mut layer, stream) = (world.plan(rank), &rank.gpu.stream);
     let mut works: Vec<Box<dyn Step>> = (0..steps).map(|step| world.work(rank, step)).collect();
     let mut number = steps + 1;
@@ -59,7 +61,7 @@ fn replay(world: &World, rank: &Rank, steps: u64) {
             .iter()
             .map(|rows| {
                 captured(stream, false, || {
-                    let rows = Some(&rows[..]);
+                    let rows = Some(*rows);
                     works.iter().for_each(|work| work.enqueue(rank, &mut layer, rows).unwrap());
                 })
             })
@@ -76,7 +78,7 @@ fn replay(world: &World, rank: &Rank, steps: u64) {
         layer.synchronize(stream).unwrap();
         for work in &mut works {
             work.fetch(rank);
-            work.check(rank, Some(&shapes[shape]));
+            work.check(rank, Some(shapes[shape]));
         }
     }
     works[0].step(rank, &mut layer, number, None);

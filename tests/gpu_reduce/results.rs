@@ -152,7 +152,8 @@ fn all_ranks_have_the_same_bits_of_an_all_reduce() {
     let kernel = World::new(&[50, 0, 33, 64], 136, 200).by_kernel(4);
     let [pipelined, sequential, fused] =
         [Strategy::Pipelined, Strategy::Sequential, Strategy::Fused].map(copies);
-    for world in [pipelined, sequential, fused, kernel] {
+    let two_shots = World::new(&[50, 0, 33, 64], 8, 200).in_two_shots_by_kernel(4);
+    for world in [pipelined, sequential, fused, kernel, two_shots] {
         let world = world.with(|case| {
             (case.alpha, case.beta) = (0.3, 1.7);
             (case.options.bias, case.options.c) = (true, true);
@@ -169,7 +170,7 @@ fn all_ranks_have_the_same_bits_of_an_all_reduce() {
             rank.through();
             bits
         });
-        assert_eq!(steps[0][0].len(), 147 * 136);
+        assert_eq!(steps[0][0].len(), 147 * world.cases[0].size[1] as usize);
         assert!(steps.iter().all(|bits| *bits == steps[0]), "{world:?}");
     }
 }
@@ -193,6 +194,34 @@ fn totals_travel_from_the_outputs_of_several_products() {
     }
 }
 
+/// A kernel sends few rows in one shot, and more in two: in any order of steps, with ranks that own no rows.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn steps_of_one_and_of_two_shots_follow_each_other() {
+    let rows: [&[u32]; 6] =
+        [&[100, 60, 90], &[10, 6, 9], &[0, 110, 80], &[1, 0, 0], &[110, 60, 0], &[0, 0, 25]];
+    for (partials, pieces) in [(Partials::Bf16, 1), (Partials::F32, 1), (Partials::Bf16, 3)] {
+        let Some(kernel) = kernel_for(partials) else { continue };
+        let mut world = World::of(kernel, &[110, 110, 90], 8, 64).in_two_shots_by_kernel(5);
+        world.options = world.options.with_pieces(pieces);
+        let world = world.with(|case| {
+            (case.d, case.alpha, case.beta) = (ElementType::F16, 0.75, -1.5);
+            (case.pads, case.options.bias, case.options.c) = ([1, 1, 1], true, true);
+            case.options.activation = Activation::Relu;
+        });
+        on_ranks(3, |rank| {
+            let mut layer = world.plan(&rank);
+            let mut work = world.work(&rank, 0);
+            let mut random = Random::new(64);
+            for step in 0..24 {
+                work.step(&rank, &mut layer, step, Some(random.choose(&rows)));
+            }
+            rank.through();
+        });
+        println!("{partials:?}, {pieces} pieces: right");
+    }
+}
+
 /// In each step another rank comes late; the others wait for its sums, and read no older ones.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
@@ -204,7 +233,13 @@ fn late_ranks_are_waited_for() {
         world.options = world.options.with_pieces(if is_whole { 1 } else { 3 });
         World { all, ..world }
     });
-    for world in others.chain([false, true].map(|all| World { all, ..world().fused() })) {
+    let fused = [false, true].map(|all| World { all, ..world().fused() });
+    let two_shots = [1, 2].map(|pieces| {
+        let mut world = world().in_two_shots_by_kernel(4);
+        world.options = world.options.with_pieces(pieces);
+        world
+    });
+    for world in others.chain(fused).chain(two_shots) {
         on_ranks(RANKS, |rank| {
             let mut layer = world.plan(&rank);
             let mut work = world.work(&rank, 0);
@@ -259,6 +294,12 @@ fn many_steps_without_waiting_are_right() {
             println!("{ranks} ranks, {strategy}, {engine}, to all: {all}: right");
         }
     }
+    let world = World::new(&[200, 0, 150, 162], 8, 64).in_two_shots_by_kernel(7);
+    steps_without_waiting(&world, STEPS, |_, delays| {
+        if delays.within(0..=3) == 0 {
+            std::thread::sleep(Duration::from_micros(delays.within(0..=2000)));
+        }
+    });
 }
 
 /// Two operations of the same ranks, each on a stream of its own: in each round a rank enqueues some steps of both before it

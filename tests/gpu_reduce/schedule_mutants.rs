@@ -11,7 +11,9 @@ use std::time::Duration;
 use super::world::World;
 use crate::gpu::PATIENCE;
 use crate::gpu::ranks::{Rank, on_ranks};
-use crate::mutants::{Caught, Mutant, REDUCE_MUTANTS, TWO_SHOT_MUTANTS};
+use crate::mutants::{
+    Caught, Mutant, REDUCE_MUTANTS, TWO_SHOT_MUTANTS, two_shot_mutants_of_a_kernel,
+};
 
 /// Rows of D for each row of a mutant's world: several tiles.
 const ROWS: u32 = 256;
@@ -45,6 +47,10 @@ fn every_mutant_of_a_reduction_is_caught_as_predicted() {
     let in_two_shots: Vec<_> = TWO_SHOT_MUTANTS.iter().filter(|mutant| mutant.on_gpus).collect();
     assert!(in_two_shots.len() >= 6);
     every_one_is_caught(&in_two_shots, |world| World { all: true, ..world.fused() });
+    every_one_is_caught(&two_shot_mutants_of_a_kernel(), |mut world| {
+        world.cases[0].size[2] = 512;
+        world.in_two_shots_by_kernel(8)
+    });
 }
 
 fn every_one_is_caught(mutants: &[&Mutant], way: impl Fn(World) -> World + Sync) {

@@ -132,6 +132,16 @@ impl World {
         self
     }
 
+    /// An all-reduce of it by a kernel in two shots, of so many columns that these rows, and half of them, are too many for one.
+    pub fn in_two_shots_by_kernel(mut self, blocks: u32) -> World {
+        let (ranks, rows) = (u64::from(self.ranks()), self.rows.iter().sum::<u32>());
+        assert!(ranks > 2, "one shot sends as much");
+        let elements = (3 << 19) * ranks / ((ranks - 1) * (ranks - 2)) / 2;
+        let columns = (elements / u64::from(rows / 2) + 1).next_multiple_of(8);
+        self.cases.iter_mut().for_each(|case| case.size[1] = columns);
+        World { all: true, ..self.by_kernel(blocks) }
+    }
+
     /// The same by products that add the others' sums, of half a rank's rows each.
     pub fn fused(mut self) -> World {
         self.strategy = Strategy::Fused;

@@ -127,8 +127,9 @@ impl Entrant {
             }
             _ => PlanOptions { pieces: wanted.chunks.or(usual.pieces), ..usual },
         };
-        let options = Plan::new(problem, options)?.options();
-        check_link(problem, options, wanted.link)?;
+        let plan = Plan::new(problem, options)?;
+        check_link(&plan, wanted.link)?;
+        let options = plan.options();
         let steps = Steps::new(problem, options, 1 + wanted.steps, wanted.seed).in_place();
         Ok(Entrant::of(who, steps.describe(), options, vec![steps]))
     }

@@ -8,7 +8,7 @@ mod gpu;
 
 use std::fmt;
 
-use overlap_gemm::plan::{Operation, PlanOptions, Problem};
+use overlap_gemm::plan::{Operation, Plan, PlanOptions, Problem};
 use overlap_gemm::trace::{RankSummary, Timeline};
 use serde::Serialize;
 
@@ -96,7 +96,7 @@ fn on_threads(args: &Args, problem: Problem, interrupt: Interrupt) -> Result<Sho
     let options = PlanOptions { operation, ..usual_options(&problem, chunks) };
     let steps = Steps::new(&problem, options, STEPS, SEED);
     let link = link(args.link)?;
-    check_link(&problem, options, link)?;
+    check_link(&Plan::new(&problem, options)?, link)?;
     let outcome = steps.record(link, interrupt)?;
     if let Some(complaint) = outcome.report.complaint() {
         return Err(Failure::CheckFailed(complaint));

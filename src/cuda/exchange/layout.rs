@@ -55,25 +55,6 @@ pub(crate) struct Layout {
     pub(crate) bytes: u64,
 }
 
-/// The rows for which a rank has slots: those that it adds up.
-impl Plan {
-    /// The rows of which `rank` adds up all ranks' sums, in a reduction: those that it gets, but in two shots its own.
-    pub(crate) fn summed_rows(&self, rank: u32) -> Range<u32> {
-        match self.options().has_two_shots() {
-            true => self.problem().shards().rows(rank),
-            false => self.output_rows(rank),
-        }
-    }
-
-    /// The most rows of which a rank adds up all ranks' sums.
-    pub(crate) fn most_summed_rows(&self) -> u32 {
-        match self.options().has_two_shots() {
-            true => self.problem().shards().most_rows(),
-            false => self.most_output_rows(),
-        }
-    }
-}
-
 impl Layout {
     /// The layout of a gather.
     pub(crate) fn new(plan: &Plan) -> Result<Self> {

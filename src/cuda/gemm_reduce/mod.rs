@@ -64,8 +64,10 @@ pub type GemmReduceScatter = GemmReduce<false>;
 /// D, and C, have all rows. If all ranks give the same alpha, beta, C, bias and activation, their results are equal bit for bit.
 /// Fused, there are two shots: the products of a rank's own rows add the others' sums, as in a fused [`GemmReduceScatter`], and the rank
 /// sends these rows of D to all others, chunk by chunk. Then no rank may have more rows in a step than the largest planned shard.
-/// Otherwise there is one shot, for few rows: each rank sends its sums to all others, and adds up all rows. The problem's shards say
-/// which rows are whose, and in which order a rank computes them.
+/// By a kernel behind the product ([`Engine::Kernel`](crate::plan::Engine::Kernel)), steps of few rows have one shot: each rank sends its
+/// sums to all others, and adds up all rows. Steps of more rows have two, if there are three ranks or more, one product and a D of 16
+/// bits an element; then the same holds for the rows of one rank. Otherwise there is one shot. The problem's shards say which rows are
+/// whose, and in which order a rank computes them.
 pub type GemmAllReduce = GemmReduce<true>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.

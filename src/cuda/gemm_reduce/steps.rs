@@ -13,6 +13,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use super::{Reduce, Sum};
 use crate::cuda::movers::copy_engines::PartOfRows;
 use crate::cuda::movers::gather::Step;
+use crate::cuda::movers::gather::sums::Shot;
 use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
 use crate::cuda::product::other_sums::OtherSums;
@@ -75,24 +76,34 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let adds_up = self.sums.iter().any(|sum| sum.adding.is_some());
         let (plan, rank) = (&step.shape.plan, self.gatherer.group.rank());
         let (chunks, own) = (plan.chunks(), plan.problem().shards().rows(rank));
-        let added_up = plan.options().added_up(chunks, rank);
+        let added_up = plan.added_up(rank);
         // What products that add up multiply: they are enqueued where they add.
         let mut own_rows = Vec::new();
-        let (mut sent, mut signalled) = (Vec::new(), Vec::new());
-        let (mut awaited, mut reduced) = (Vec::new(), Vec::new());
+        let is_total = |chunk: &u32, of_own: bool| {
+            plan.has_two_shots() && of_own == (chunks.rank_of(*chunk) == rank)
+        };
+        // By a kernel: sums, then totals.
+        let mut shots: [Shot; 2] = Default::default();
+        let mut awaited = Vec::new();
         for (lane, of) in &step.shape.schedule.steps {
             match (lane, of) {
-                (Lane::Push(_), Move { chunk, to }) if is_kernel => sent.push((*chunk, *to)),
+                (Lane::Push(_), Move { chunk, to }) if is_kernel => {
+                    shots[usize::from(is_total(chunk, true))].sent.push((*chunk, *to));
+                }
                 (Lane::Push(_), Post { word: Word::Partial { chunk, .. }, to, .. })
                     if is_kernel =>
                 {
-                    signalled.push((*chunk, *to));
+                    shots[usize::from(is_total(chunk, true))].signalled.push((*chunk, *to));
                 }
-                (Lane::Push(_), Reduce { chunk }) => reduced.push(*chunk),
+                (Lane::Push(_), Await { word: Word::Partial { chunk, from }, .. }) => {
+                    shots[usize::from(is_total(chunk, false))].awaited.push((*chunk, *from));
+                }
+                (Lane::Push(_), Reduce { chunk }) => {
+                    shots[usize::from(is_total(chunk, false))].reduced.push(*chunk);
+                }
                 (Lane::Push(_), Post { word: Word::Begun, .. }) => {
-                    let moves = [&sent[..], &signalled, &awaited];
                     // SAFETY: the caller's promise.
-                    unsafe { self.exchange(stream, step, moves, &reduced, calls) }?;
+                    unsafe { self.exchange(stream, step, &shots, calls) }?;
                 }
                 (Lane::Compute, Multiply { rows, .. }) if adds_up && own.contains(&rows.start) => {
                     own_rows.push(rows.clone());
@@ -118,7 +129,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 }
                 (Lane::Compute, Reduce { chunk }) => {
                     self.gatherer.await_sums(stream, step, &std::mem::take(&mut awaited))?;
-                    if plan.options().has_two_shots() && !added_up.contains(chunk) {
+                    if plan.has_two_shots() && !added_up.contains(chunk) {
                         // SAFETY: the caller's promise.
                         unsafe { self.store_totals(stream, step, *chunk, calls) }?;
                         continue;
@@ -142,8 +153,8 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         Ok(())
     }
 
-    /// What the kernel does that begins the step, sends sums, and adds them up: those of the first product. The others'
-    /// follow, when all have arrived. `moves`: what is sent and what is signalled, each to a rank, and what is awaited.
+    /// What the kernel does that begins the step, sends sums, adds them up, and may send totals: those of the first product. The
+    /// others' sums are added up behind it, when all have arrived.
     ///
     /// # Safety
     /// That of the operation.
@@ -151,19 +162,26 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         &mut self,
         stream: &Arc<CudaStream>,
         step: &Step,
-        moves: [&[(u32, u32)]; 3],
-        reduced: &[u32],
+        shots: &[Shot; 2],
         calls: &[Call],
     ) -> Result<()> {
         let chunks = step.shape.plan.chunks();
         // They lie side by side.
-        let rows = match (reduced.first(), reduced.last()) {
-            (Some(first), Some(last)) => chunks.rows(*first).start..chunks.rows(*last).end,
-            _ => 0..0,
+        let rows = match shots[0].reduced[..] {
+            [first, .., last] => chunks.rows(first).start..chunks.rows(last).end,
+            [only] => chunks.rows(only),
+            [] => 0..0,
         };
-        let total = self.totals(step, &rows, &self.sums[0], &calls[0]);
+        let (sum, call) = (&self.sums[0], &calls[0]);
+        let total = self.totals(step, &rows, sum, call).or_else(|| {
+            // A rank without rows of its own stores the others' totals.
+            let to = call.totals.as_ref().filter(|_| step.shape.plan.has_two_shots())?;
+            let size = self.reduction.partials.element().size();
+            let own = self.gatherer.own_sums(step, 0, sum.column, size.into());
+            Some(self.outputs(step, &(0..0), sum, to, own))
+        });
         // SAFETY: the caller's promise.
-        unsafe { self.gatherer.exchange(stream, step, moves, total.as_ref()) }?;
+        unsafe { self.gatherer.exchange(stream, step, shots, total.as_ref()) }?;
         let others = self.sums.iter().zip(calls).skip(1);
         // SAFETY: the caller's promise.
         unsafe { self.reduce(stream, step, &rows, others, false) }

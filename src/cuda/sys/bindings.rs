@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 17;
+pub const OG_ABI_VERSION: u32 = 18;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
@@ -373,10 +373,12 @@ pub struct og_exchange {
     pub row_bytes: i64,
     pub runs: *const og_sums_run,
     pub awaited: *const og_slots,
-    pub run_count: i32,
-    pub awaited_count: i32,
+    pub sums_sent: i32,
+    pub totals_sent: i32,
+    pub totals_stored: i32,
+    pub sums_awaited: i32,
+    pub totals_awaited: i32,
     pub follows_product: i32,
-    pub reserved: i32,
     pub total: *const og_reduction,
 }
 impl Default for og_exchange {

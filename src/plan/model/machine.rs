@@ -153,13 +153,13 @@ impl Machine {
                             let is_one = reads.is_none() && schedules.brings_sums();
                             let age = if is_one { 1 } else { BUFFERS };
                             list.push(Operation::Touch { reads, writes: Some(written), age });
-                            if sent.from == TOTAL && schedules.sends_totals_from_d() {
+                            if sent.from == TOTAL && schedules.totals_replace_sums() {
                                 let (reads, writes) = (None, Some(schedules.own(*to, *chunk)));
                                 list.push(Operation::Touch { reads, writes, age: 0 });
                             }
                         }
                         Step::Multiply { rows, awaits, .. } => {
-                            let touched = schedules.chunks.touching(rows.clone());
+                            let touched = schedules.chunks().touching(rows.clone());
                             // What is not awaited may be read as soon as the product starts.
                             let at_once = touched.filter(|chunk| !awaits.contains(chunk));
                             let mut touch = |list: &mut Vec<Operation>, chunk| {
@@ -191,7 +191,7 @@ impl Machine {
                                 true => ranks,
                                 // The total.
                                 false => {
-                                    let owner = schedules.chunks.rank_of(*chunk);
+                                    let owner = schedules.chunks().rank_of(*chunk);
                                     owner..owner + 1
                                 }
                             };
@@ -218,7 +218,7 @@ impl Machine {
                 }
                 if lane == Lane::Compute && schedules.sends_totals_from_d() {
                     // The step has ended: the caller may write D.
-                    for chunk in schedules.chunks.of_rank(rank) {
+                    for chunk in schedules.chunks().of_rank(rank) {
                         let (reads, writes) = (None, schedules.total(rank, chunk));
                         list.push(Operation::Touch { reads, writes, age: 0 });
                     }

@@ -28,8 +28,8 @@ pub use machine::{explore, run};
 
 use super::chunks::Chunks;
 use super::schedule::{Lane, Schedule, Step, Word};
-use super::way::Engine;
-use super::whole::{Plan, PlanOptions};
+use super::way::{Engine, Operation};
+use super::whole::Plan;
 
 /// What is wrong with schedules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -158,8 +158,7 @@ impl fmt::Display for Event {
 /// The schedules of all ranks; public, so that tests can break them.
 #[derive(Clone, Debug)]
 pub struct Schedules {
-    options: PlanOptions,
-    chunks: Chunks,
+    plan: Plan,
     /// One of each rank, in order.
     pub of_ranks: Vec<Schedule>,
 }
@@ -168,11 +167,7 @@ impl Schedules {
     /// Those of `plan`.
     pub fn new(plan: &Plan) -> Self {
         let ranks = 0..plan.problem().ranks();
-        Schedules {
-            options: plan.options(),
-            chunks: plan.chunks().clone(),
-            of_ranks: ranks.map(|rank| plan.schedule(rank)).collect(),
-        }
+        Schedules { plan: plan.clone(), of_ranks: ranks.map(|rank| plan.schedule(rank)).collect() }
     }
 
     /// Checks what needs no run: every chunk reaches every rank exactly once, every word has one writer, rows are sent in
@@ -186,36 +181,49 @@ impl Schedules {
         self.of_ranks.iter().try_for_each(|schedule| self.check_need_order(schedule))
     }
 
+    fn operation(&self) -> Operation {
+        self.plan.options().operation
+    }
+
+    fn chunks(&self) -> &Chunks {
+        self.plan.chunks()
+    }
+
     fn reduces(&self) -> bool {
-        self.options.operation.reduces()
+        self.operation().reduces()
     }
 
     /// Whether the caller has the sums that travel.
     fn brings_sums(&self) -> bool {
-        self.reduces() && self.options.operation.is_alone()
+        self.reduces() && self.operation().is_alone()
     }
 
     /// Whether `rank` adds up `chunk`.
     fn adds_up(&self, rank: u32, chunk: u32) -> bool {
-        self.options.added_up(&self.chunks, rank).contains(&chunk)
+        self.plan.added_up(rank).contains(&chunk)
     }
 
     /// What `rank` has of `chunk` itself: the owner's rows; where sums travel, its own sums.
     fn own(&self, rank: u32, chunk: u32) -> Region {
-        let from = if self.reduces() { rank } else { self.chunks.rank_of(chunk) };
+        let from = if self.reduces() { rank } else { self.chunks().rank_of(chunk) };
         Region { rank, chunk, from }
     }
 
     /// The total of `chunk`, if `rank` sends that in place of its own sums.
     fn total(&self, rank: u32, chunk: u32) -> Option<Region> {
-        let is_sent = self.options.has_two_shots() && self.adds_up(rank, chunk);
+        let is_sent = self.plan.has_two_shots() && self.adds_up(rank, chunk);
         is_sent.then_some(Region { rank, chunk, from: TOTAL })
     }
 
-    /// Whether totals are sent from the caller's D, and arrive in the place of the sums that the receiver has sent of these rows, as
-    /// on GPUs.
+    /// Whether totals arrive in the place of the sums that the receiver has sent of these rows, as on GPUs.
+    fn totals_replace_sums(&self) -> bool {
+        self.plan.has_two_shots() && self.plan.options().engine != Engine::Thread
+    }
+
+    /// Whether copies send totals from the caller's D.
     fn sends_totals_from_d(&self) -> bool {
-        self.options.has_two_shots() && self.options.engine != Engine::Thread
+        let engine = self.plan.options().engine;
+        self.totals_replace_sums() && matches!(engine, Engine::CopyEngines { .. })
     }
 
     fn check_once(&self) -> Result<(), Violation> {
@@ -253,21 +261,20 @@ impl Schedules {
         for rank in ranks.clone() {
             let arrival = |chunk, from| Event::Arrival(Region { rank, chunk, from });
             if !self.reduces() && moves {
-                let all = 0..self.chunks.len();
-                expected.extend(all.map(|chunk| arrival(chunk, self.chunks.rank_of(chunk))));
+                let all = 0..self.chunks().len();
+                expected.extend(all.map(|chunk| arrival(chunk, self.chunks().rank_of(chunk))));
             }
             if self.brings_sums() {
-                expected.extend((0..self.chunks.len()).map(|chunk| arrival(chunk, rank)));
+                expected.extend((0..self.chunks().len()).map(|chunk| arrival(chunk, rank)));
             }
-            for chunk in self.options.added_up(&self.chunks, rank) {
+            for chunk in self.plan.added_up(rank) {
                 expected.push(Event::Reduction { rank, chunk });
                 let others = ranks.clone().filter(|from| *from != rank);
                 expected.extend(others.map(|from| arrival(chunk, from)));
             }
-            let of_others =
-                |chunk: &u32| self.options.has_two_shots() && !self.adds_up(rank, *chunk);
-            for chunk in (0..self.chunks.len()).filter(of_others) {
-                let total = arrival(chunk, self.chunks.rank_of(chunk));
+            let of_others = |chunk: &u32| self.plan.has_two_shots() && !self.adds_up(rank, *chunk);
+            for chunk in (0..self.chunks().len()).filter(of_others) {
+                let total = arrival(chunk, self.chunks().rank_of(chunk));
                 expected.extend([Event::Reduction { rank, chunk }, total]);
             }
         }
@@ -283,22 +290,28 @@ impl Schedules {
     }
 
     fn check_need_order(&self, schedule: &Schedule) -> Result<(), Violation> {
-        let (rank, ranks, len) = (schedule.rank, self.of_ranks.len() as u32, self.chunks.len());
+        let (rank, ranks, len) = (schedule.rank, self.of_ranks.len() as u32, self.chunks().len());
         let mut latest: HashMap<Lane, (u32, u32, u32)> = HashMap::new();
-        let own_first = self.chunks.of_rank(rank).start;
+        let own_first = self.chunks().of_rank(rank).start;
         let (mut awaited, mut multiplied, mut summed) = (0, Vec::new(), (0, 0));
         // What rank `to` needs d-th comes in round d; sums go round the other way, the own ones last.
         let round_of = |to: u32| match self.reduces() {
             true => (to + ranks - rank - 1) % ranks,
             false => (rank + ranks - to) % ranks,
         };
+        let is_kernel = matches!(self.plan.options().engine, Engine::Kernel { .. });
         let late = |step: &Step| Violation::OutOfOrder { rank, step: step.to_string() };
         for (lane, step) in &schedule.steps {
             match step {
                 Step::Move { chunk, to } => {
-                    // Sums travel when they have been computed, to one rank after the other.
+                    // Sums travel when they have been computed, to one rank after the other. A kernel sends all that one
+                    // rank gets, then the next rank's: sums, then totals.
+                    let is_total = self.total(rank, *chunk).is_some();
                     let turn = match self.reduces() {
-                        true => (round_of(self.chunks.rank_of(*chunk)), *chunk, round_of(*to)),
+                        true if is_kernel && *lane != Lane::Compute => {
+                            (is_total.into(), round_of(*to), *chunk)
+                        }
+                        true => (round_of(self.chunks().rank_of(*chunk)), *chunk, round_of(*to)),
                         false => (round_of(*to), *chunk, 0),
                     };
                     let before = latest.insert(*lane, turn);
@@ -308,9 +321,9 @@ impl Schedules {
                 }
                 Step::Multiply { rows, awaits, .. } => {
                     multiplied.push(rows.clone());
-                    let first = self.chunks.touching(rows.clone()).find(|_| self.reduces());
+                    let first = self.chunks().touching(rows.clone()).find(|_| self.reduces());
                     if let Some(chunk) = first {
-                        let turn = (round_of(self.chunks.rank_of(chunk)), chunk);
+                        let turn = (round_of(self.chunks().rank_of(chunk)), chunk);
                         if turn < summed {
                             return Err(late(step));
                         }
@@ -335,7 +348,7 @@ impl Schedules {
             |end, rows: std::ops::Range<u32>| if rows.start == end { rows.end } else { end };
         // D may be stored again; sums that are computed again overwrite those that are being sent.
         let in_all: u64 = multiplied.iter().map(|rows| rows.len() as u64).sum();
-        let (rows, joined) = (self.chunks.shards().m(), multiplied.into_iter().fold(0, joined));
+        let (rows, joined) = (self.chunks().shards().m(), multiplied.into_iter().fold(0, joined));
         let multiplied = match joined == rows && self.reduces() {
             true => u32::try_from(in_all).unwrap_or(u32::MAX),
             false => joined,
@@ -349,7 +362,7 @@ impl Schedules {
     /// Checks that there is a schedule for each rank, and that no step names what does not exist: without that the
     /// machine's tables could not be drawn up.
     fn check_names(&self) -> Result<(), Violation> {
-        let (ranks, chunks) = (self.chunks.shards().ranks(), self.chunks.len());
+        let (ranks, chunks) = (self.chunks().shards().ranks(), self.chunks().len());
         let found: Vec<u32> = self.of_ranks.iter().map(|schedule| schedule.rank).collect();
         if !found.iter().copied().eq(0..ranks) {
             return Err(Violation::WrongRanks { ranks, found });
@@ -367,7 +380,7 @@ impl Schedules {
             Step::Reduce { chunk } => *chunk < chunks,
             Step::Multiply { rows, pivot, awaits } => {
                 rows.start <= rows.end
-                    && rows.end <= self.chunks.shards().m()
+                    && rows.end <= self.chunks().shards().m()
                     && *pivot < ranks
                     && awaits.iter().all(|chunk| *chunk < chunks)
             }

@@ -20,7 +20,7 @@
 //!
 //! An all-reduce in two shots is a reduce-scatter, and then each rank sends the totals of its own rows to all others: of its own
 //! chunks, what a rank sends is the total, which is complete once the chunk has been added up. The others store it as it is, so
-//! all ranks have the same bits. A GPU sends totals from the caller's D, so its step ends when they have been sent.
+//! all ranks have the same bits. Copy engines send totals from the caller's D, so a step by them ends when they have been sent.
 //!
 //! In one shot, ranks compute in the same order, and each chunk leaves for all others when it is computed, first for the
 //! rank of round 1. Every rank sends W ÷ 2 times as much as in two shots and adds up W times as much, and nobody waits for a second
@@ -34,7 +34,8 @@
 //! round, and for its own sends before it multiplies. A GPU waits for all ranks in the kernel that begins the step, before its
 //! products. Sums need no word `sent`: an owner that has consumed a step has received them. The host enqueues a
 //! chunk's copy right behind its product, so that the chunk travels during the next one. A kernel comes behind the product of
-//! all rows: it begins the step, sends, waits for the others' sums, and adds them up.
+//! all rows: it begins the step, sends, waits for the others' sums, and adds them up; in two shots it then sends totals, waits for the
+//! others', and stores them. It sends all that one rank gets, then what the next one gets.
 //!
 //! A reduction alone has no product: the caller's sums are brought where a product would have computed all of them. There is
 //! one buffer of them, the caller's, and D may lie in it. So a step adds up, and ends, when its own sums have been sent.
@@ -42,6 +43,8 @@
 //! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the end of
 //! the epoch that used the slot before; a product starts only after the buffer's previous sums have been sent; sums are added
 //! when all ranks' are available, in an all-reduce the same numbers on all ranks, or by one rank for all.
+
+use std::ops::Range;
 
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
 use super::super::way::{Engine, Strategy};
@@ -154,6 +157,15 @@ fn stream_of(plan: &Plan, chunk: u32, [rank, to]: [u32; 2], streams: u32) -> u32
     (chunk - first + (to + ranks - rank) % ranks) % streams
 }
 
+/// What a kernel sends to each rank at once, and then signals.
+fn send_runs(rank: u32, sent: impl Iterator<Item = (Range<u32>, u32)>) -> Vec<Step> {
+    let sent: Vec<_> = sent.flat_map(|(chunks, to)| chunks.map(move |chunk| (chunk, to))).collect();
+    let moves = sent.iter().map(|&(chunk, to)| Step::Move { chunk, to });
+    let signal =
+        |&(chunk, to)| Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 };
+    moves.chain(sent.iter().map(signal)).collect()
+}
+
 /// Whether the product of a chunk of a rank's own rows adds up.
 fn products_add_up(plan: &Plan) -> bool {
     let PlanOptions { operation, strategy, engine, .. } = plan.options();
@@ -174,14 +186,17 @@ fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
     kernel.extend((0..ranks).map(|by| Step::Await { word: Word::Consumed { by }, age: BUFFERS }));
     // All that one rank gets, then the next rank's: chunks that lie side by side are sent as one run.
     let others = owners(plan, rank).filter(|to| *to != rank);
-    let gets = |to| plan.options().added_up(chunks, to);
-    let sent: Vec<_> = others.flat_map(|to| gets(to).map(move |chunk| (chunk, to))).collect();
-    kernel.extend(sent.iter().map(|&(chunk, to)| Step::Move { chunk, to }));
-    let signal =
-        |&(chunk, to)| Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 };
-    kernel.extend(sent.iter().map(signal));
-    let added_up = plan.options().added_up(chunks, rank);
-    kernel.extend(reduce(plan, rank, added_up));
+    kernel.extend(send_runs(rank, others.clone().map(|to| (plan.added_up(to), to))));
+    kernel.extend(reduce(plan, rank, plan.added_up(rank)));
+    if plan.sends_totals(rank, rank) {
+        kernel.extend(send_runs(rank, others.map(|to| (plan.added_up(rank), to))));
+        let of_others = (0..ranks).filter(|from| *from != rank);
+        let totals =
+            of_others.flat_map(|from| chunks.of_rank(from).map(move |chunk| (chunk, from)));
+        let arrived = |(chunk, from)| Step::Await { word: Word::Partial { chunk, from }, age: 0 };
+        kernel.extend(totals.clone().map(arrived));
+        kernel.extend(totals.map(|(chunk, _)| Step::Reduce { chunk }));
+    }
     kernel.push(Step::Post { word: Word::Begun, to: rank, age: 0 });
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), kernel)).collect()
 }
@@ -194,14 +209,14 @@ fn in_lane(
 }
 
 /// Every rank, in the order in which `rank` computes their rows: the last round comes back to itself.
-fn owners(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> {
+fn owners(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> + Clone {
     (1..=plan.problem().ranks()).map(move |round| plan.peer_in_round(rank, round))
 }
 
 /// The ranks that `rank` sends its sums of the rows of `owner`, or their total.
 fn receivers(plan: &Plan, rank: u32, owner: u32) -> Vec<u32> {
     let options = plan.options();
-    let is_for_all = !options.has_two_shots() || owner == rank;
+    let is_for_all = !plan.has_two_shots() || owner == rank;
     match options.operation.is_all_reduce() && is_for_all {
         true => owners(plan, rank).filter(|to| *to != rank).collect(),
         false => [owner].into_iter().filter(|to| *to != rank).collect(),
@@ -219,7 +234,7 @@ fn announce(plan: &Plan, rank: u32) -> Vec<Step> {
     to.map(|to| Step::Post { word: Word::Consumed { by: rank }, to, age: 1 }).collect()
 }
 
-fn multiply(rows: std::ops::Range<u32>, pivot: u32) -> Step {
+fn multiply(rows: Range<u32>, pivot: u32) -> Step {
     Step::Multiply { rows, pivot, awaits: Vec::new() }
 }
 
@@ -266,7 +281,7 @@ fn send(rank: u32, chunk: u32, to: u32) -> [Step; 3] {
 
 /// The chunks that the rank adds up, as they arrive: the others send a rank the sums of its own rows first.
 fn by_arrival(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> {
-    let gets = plan.options().added_up(plan.chunks(), rank);
+    let gets = plan.added_up(rank);
     let others = owners(plan, rank).filter(move |owner| *owner != rank);
     let others = others.flat_map(|owner| plan.chunks().of_rank(owner));
     plan.chunks().of_rank(rank).chain(others.filter(move |chunk| gets.contains(chunk)))
@@ -275,7 +290,9 @@ fn by_arrival(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> {
 /// What adds up these chunks; if products do, it computes the rank's own sums, too.
 fn reduce(plan: &Plan, rank: u32, added_up: impl Iterator<Item = u32>) -> Vec<Step> {
     let others = (0..plan.problem().ranks()).filter(|&from| from != rank);
-    let sends_totals = plan.sends_totals(rank, rank);
+    // A kernel sends in the lane in which it adds up.
+    let is_kernel = matches!(plan.options().engine, Engine::Kernel { .. });
+    let posts_totals = plan.sends_totals(rank, rank) && !is_kernel;
     let mut steps = Vec::new();
     for chunk in added_up {
         let partial = |from| Step::Await { word: Word::Partial { chunk, from }, age: 0 };
@@ -284,14 +301,14 @@ fn reduce(plan: &Plan, rank: u32, added_up: impl Iterator<Item = u32>) -> Vec<St
         steps.extend(products_add_up(plan).then(product));
         steps.push(Step::Reduce { chunk });
         let complete = || Step::Post { word: Word::Summed { chunk }, to: rank, age: 0 };
-        steps.extend(sends_totals.then(complete));
+        steps.extend(posts_totals.then(complete));
     }
     steps
 }
 
 /// What stores the totals of other ranks' rows, where these send them: first those of the rank that sends to this one first.
 fn store_totals(plan: &Plan, rank: u32) -> Vec<Step> {
-    if !plan.options().has_two_shots() {
+    if !plan.has_two_shots() {
         return Vec::new();
     }
     let rounds = (1..plan.problem().ranks()).rev();

@@ -214,3 +214,34 @@ fn in_one_shot_every_chunk_goes_to_all_others() {
         "{sent}"
     );
 }
+
+#[test]
+fn a_kernel_sends_totals_behind_sums() {
+    let way = (Strategy::Sequential, Engine::PUSHING);
+    let plan = |rows: &[u32], n| {
+        let m = rows.iter().sum::<u32>().into();
+        let problem = Problem::builder(m, n, 16).shards(rows).build().unwrap();
+        let operation = Operation::GemmAllReduce;
+        let options =
+            PlanOptions { operation, strategy: way.0, engine: way.1, ..PlanOptions::default() };
+        Plan::new(&problem, options.with_pieces(1)).unwrap()
+    };
+    // 2.25 MiB of sums: of two ranks, one shot sends as much.
+    assert!(!plan(&[144, 144], 4096).has_two_shots());
+    assert!(!plan(&[96; 3], 4096).has_two_shots());
+    let two_shots = plan(&[96, 97, 96], 4096);
+    assert!(two_shots.has_two_shots());
+    assert_eq!(two_shots.most_summed_rows(), 288);
+    assert_eq!(plan(&[400; 3], 4096).most_summed_rows(), 400);
+    // A step of fewer rows has one.
+    assert!(!two_shots.for_rows(&[288, 0, 0]).unwrap().has_two_shots());
+    assert!(!two_shots.of_several_products().has_two_shots());
+    assert_eq!(
+        lane(&plan(&[500, 0, 400], 4096).schedule(0), Lane::Push(0)),
+        "await summed 1; await consumed by 0 of e−2; await consumed by 1 of e−2; \
+         await consumed by 2 of e−2; move 1 → 2; post partial 1 from 0 → 2; \
+         await partial 0 from 1; await partial 0 from 2; reduce 0; \
+         move 0 → 1; move 0 → 2; post partial 0 from 0 → 1; post partial 0 from 0 → 2; \
+         await partial 1 from 2; reduce 1; post begun → 0"
+    );
+}

@@ -192,6 +192,10 @@ fn plan(
     let Way { strategy, engine, pieces } = way;
     let (operation, pieces) = (purpose.operation, Some(pieces));
     let plan = Plan::new(problem, PlanOptions { operation, strategy, engine, pieces, tiling })?;
+    let plan = match purpose.sums {
+        Some((columns, _)) if columns != problem.n() => plan.of_several_products(),
+        _ => plan,
+    };
     let nccl = if engine == Engine::Nccl { Some(Nccl::load(None)?) } else { None };
     check_count(plan.chunks())?;
     Ok(Planned { plan, why, nccl })

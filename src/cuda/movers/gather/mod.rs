@@ -22,7 +22,7 @@
 
 mod ending;
 pub(crate) mod joining;
-mod sums;
+pub(crate) mod sums;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! What a reduction has beside a gather: its sums, and the waits for those of other ranks.
 //!
-//! What belongs here: addresses and words, and the kernel that sends sums and adds them up. What is summed, and what becomes of
+//! What belongs here: addresses and words, and the kernel that sends sums, adds them up, and may send totals. What is summed, and what becomes of
 //! a total, is none of its business. Invariant: but for that kernel nothing here holds an SM that another rank needs
 //! while it waits: one warp waits.
 
@@ -17,6 +17,16 @@ use crate::cuda::sys::ffi::{self, count, int, long};
 use crate::cuda::sys::stream_ops::is_capturing;
 use crate::error::{Error, Result};
 use crate::plan::Engine;
+
+/// What a kernel does with sums, or with totals: each chunk goes to a rank, or comes from one.
+#[derive(Default)]
+pub(crate) struct Shot {
+    pub(crate) sent: Vec<(u32, u32)>,
+    pub(crate) signalled: Vec<(u32, u32)>,
+    pub(crate) awaited: Vec<(u32, u32)>,
+    /// Added up, or stored.
+    pub(crate) reduced: Vec<u32>,
+}
 
 impl Gatherer {
     /// An error if a rank has more rows in this step than slots hold.
@@ -42,11 +52,11 @@ impl Gatherer {
     fn slots_of(&self, step: &Step, awaited: &[(u32, u32)]) -> Vec<og_slots> {
         let (layout, plan) = (&self.part.layout, &step.shape.plan);
         let slot_of = |chunk, from| layout.signal_slot(plan, chunk, from);
-        runs(awaited, self.group.rank(), layout.slots_per_rank, slot_of)
+        runs(awaited, self.group.rank(), slot_of)
     }
 
-    /// Begins a step behind the product of all its sums, if it has one, by the kernel that also sends and signals chunks, each
-    /// to a rank, waits for others, each from a rank, and makes D of `total`.
+    /// Begins a step behind the product of all its sums, if it has one, by the kernel that also sends and signals sums, waits for
+    /// others, makes D of `total`, and does the same with totals.
     ///
     /// # Safety
     /// What `total` names is this device's memory, as long as the rows of the step say, until the step has ended.
@@ -54,22 +64,27 @@ impl Gatherer {
         &mut self,
         stream: &Arc<CudaStream>,
         step: &Step,
-        [sent, signalled, awaited]: [&[(u32, u32)]; 3],
+        [sums, totals]: &[Shot; 2],
         total: Option<&og_reduction>,
     ) -> Result<()> {
         let (layout, shape) = (&self.part.layout, &step.shape);
         let Engine::Kernel { blocks } = self.plan.options().engine else { return Ok(()) };
         let begin = self.beginning(shape, step.buffer, blocks);
-        let (runs, awaited) = (self.runs_of(step, sent, signalled), self.slots_of(step, awaited));
+        let sent = [sums, totals].map(|shot| self.sent_runs(step, shot));
+        let stored = self.stored_runs(step, &totals.reduced);
+        let awaited = [sums, totals].map(|shot| self.slots_of(step, &shot.awaited));
+        let (runs, slots) = ([&sent[0][..], &sent[1], &stored].concat(), awaited.concat());
         let exchange = og_exchange {
             own: step.own_rows as *const _,
             row_bytes: long(layout.pitch),
             runs: runs.as_ptr(),
-            awaited: awaited.as_ptr(),
-            run_count: count(&runs),
-            awaited_count: count(&awaited),
+            awaited: slots.as_ptr(),
+            sums_sent: count(&sent[0]),
+            totals_sent: count(&sent[1]),
+            totals_stored: count(&stored),
+            sums_awaited: count(&awaited[0]),
+            totals_awaited: count(&awaited[1]),
             follows_product: (!shape.computes.is_empty()).into(),
-            reserved: 0,
             total: total.map_or(std::ptr::null(), std::ptr::from_ref),
         };
         let words = self.words(is_capturing(stream)?);
@@ -83,12 +98,7 @@ impl Gatherer {
 
     /// What is sent and signalled, in the schedule's order; chunks that lie side by side, here and at their receiver, are one
     /// run. Only in a test's schedule is a chunk sent and not signalled, or signalled and not sent.
-    fn runs_of(
-        &self,
-        step: &Step,
-        sent: &[(u32, u32)],
-        signalled: &[(u32, u32)],
-    ) -> Vec<og_sums_run> {
+    fn sent_runs(&self, step: &Step, Shot { sent, signalled, .. }: &Shot) -> Vec<og_sums_run> {
         let (layout, plan, rank) = (&self.part.layout, &step.shape.plan, self.group.rank());
         let unsent = signalled.iter().filter(|of| !sent.contains(of));
         let mut runs: Vec<og_sums_run> = Vec::new();
@@ -110,6 +120,22 @@ impl Gatherer {
             }
         }
         runs
+    }
+
+    /// The totals that other ranks send, of these chunks.
+    fn stored_runs(&self, step: &Step, chunks: &[u32]) -> Vec<og_sums_run> {
+        let (layout, plan, rank) = (&self.part.layout, &step.shape.plan, self.group.rank());
+        let run = |&chunk: &u32| {
+            let (rows, from) = (plan.chunks().rows(chunk), plan.chunks().rank_of(chunk));
+            og_sums_run {
+                to: layout.lands_at(plan, chunk, [from, rank], step.buffer),
+                first_row: rows.start.into(),
+                rows: rows.len() as i64,
+                peer: int(from),
+                ..og_sums_run::default()
+            }
+        };
+        chunks.iter().map(run).collect()
     }
 
     /// All ranks' sums of some of this rank's rows, from the byte `column` of a row on; `size` is an element's. What becomes of
@@ -155,31 +181,25 @@ fn continues(last: &og_sums_run, run: &og_sums_run) -> bool {
     ends == (run.peer, run.first_row, run.slot) && run.rows > 0 && run.slots == 1
 }
 
-/// What one kernel can wait for: a chunk's sums of one rank after the other. The word of `own`, which the step's beginning has
-/// set, may lie between. A failure counts ranks.
-fn runs(
-    awaited: &[(u32, u32)],
-    own: u32,
-    stride: u32,
-    slot_of: impl Fn(u32, u32) -> u32,
-) -> Vec<og_slots> {
-    let mut runs: Vec<(u32, og_slots)> = Vec::new();
+/// What one kernel can wait for: slots of one rank after the other, at equal distances. The word of `own`, which the step's
+/// beginning has set, may lie between. A failure counts ranks.
+fn runs(awaited: &[(u32, u32)], own: u32, slot_of: impl Fn(u32, u32) -> u32) -> Vec<og_slots> {
+    let (mut runs, own): (Vec<og_slots>, i32) = (Vec::new(), int(own));
     for &(chunk, from) in awaited {
-        let [from_name, own_name] = [from, own].map(int);
-        match runs.last_mut() {
-            Some((of, run)) if *of == chunk && run.name + run.count == from_name => run.count += 1,
-            Some((of, run))
-                if *of == chunk && run.name + run.count == own_name && own + 1 == from =>
-            {
-                run.count += 2;
-            }
-            _ => {
-                let (first, stride) = (int(slot_of(chunk, from)), int(stride));
-                runs.push((chunk, og_slots { first, count: 1, stride, name: from_name }));
-            }
+        let (slot, from) = (int(slot_of(chunk, from)), int(from));
+        let continued = runs.last_mut().and_then(|run| {
+            let ranks = from - run.name;
+            let is_next = run.count == ranks || run.count == ranks - 1 && own == from - 1;
+            let stride =
+                if run.count == 1 { (slot - run.first) / ranks.max(1) } else { run.stride };
+            let fits = is_next && stride > 0 && run.first + stride * ranks == slot;
+            fits.then(|| (run.count, run.stride) = (ranks + 1, stride))
+        });
+        if continued.is_none() {
+            runs.push(og_slots { first: slot, count: 1, stride: 1, name: from });
         }
     }
-    runs.into_iter().map(|(_, slots)| slots).collect()
+    runs
 }
 
 #[cfg(test)]
@@ -189,8 +209,8 @@ mod tests {
     /// (first slot, count, first rank) of each run; three slots a rank.
     fn found(awaited: &[(u32, u32)], own: u32) -> Vec<(i32, i32, i32)> {
         // The chunks of rank 1 are 4, 5 and 6.
-        let runs = runs(awaited, own, 3, |chunk, from| from * 3 + chunk - 4);
-        assert!(runs.iter().all(|run| run.stride == 3));
+        let runs = runs(awaited, own, |chunk, from| from * 3 + chunk - 4);
+        assert!(runs.iter().all(|run| run.stride == if run.count > 1 { 3 } else { 1 }));
         runs.into_iter().map(|run| (run.first, run.count, run.name)).collect()
     }
 
@@ -207,5 +227,19 @@ mod tests {
         assert_eq!(found(&[(5, 2), (5, 3)], 1), [(7, 2, 2)]);
         assert_eq!(found(&[(5, 0), (5, 3)], 1), [(1, 1, 0), (10, 1, 3)]);
         assert_eq!(found(&[(5, 0), (5, 2), (6, 3)], 1), [(1, 3, 0), (11, 1, 3)]);
+    }
+
+    #[test]
+    fn one_kernel_waits_for_the_totals_of_all_ranks() {
+        // Each rank has one chunk of its own, and words for all four.
+        let found = |awaited: &[(u32, u32)], own| {
+            let runs = runs(awaited, own, |chunk, from| from * 4 + chunk);
+            runs.into_iter().map(|run| (run.first, run.count, run.stride)).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&[(0, 0), (1, 1), (3, 3)], 2), [(0, 4, 5)]);
+        assert_eq!(found(&[(1, 1), (2, 2), (3, 3)], 0), [(5, 3, 5)]);
+        // Two chunks of rank 1, one of rank 2.
+        assert_eq!(found(&[(0, 0), (1, 1), (2, 1), (3, 2)], 3), [(0, 2, 5), (6, 2, 5)]);
+        assert_eq!(found(&[(3, 2), (0, 0)], 1), [(11, 1, 1), (0, 1, 1)]);
     }
 }
