@@ -339,22 +339,26 @@ void check_exchange(og_gather const& gather, og_gather_step const& step, og_exch
         check_range("peer of a run", run.peer, 0, int64_t(gather.ranks) - 1);
         check_range("slots of a run", run.slots, 0, gather.slots);
         check_range("slot of a run", run.slot, 0, int64_t(gather.slots) - run.slots);
-        check_range("first_row of a run", run.first_row, 0, OG_MAX_EXTENT);
-        check_range("rows of a run", run.rows, 0, most_rows);
+        check_range("first_row of a run", run.first_row, 0, most_rows);
+        check_range("rows of a run", run.rows, 0, most_rows - run.first_row);
         check_multiple("the place of a run", int64_t(run.to));
     }
     for (int32_t i = 0; i < awaited_count; ++i) check_slots(gather, x.awaited[i]);
-    bool with_totals = x.totals_sent + x.totals_stored > 0;
+    bool with_totals = x.totals_sent + x.totals_stored + x.totals_awaited > 0;
     if (with_totals) require_pointer(x.total, "total");
     if (!x.total) return;
     og_reduction const& total = *x.total;
     check_reduction(&total, with_totals ? 0 : 1);
-    check_range("rows of the total", total.rows, 0, most_rows);
+    int64_t before = static_cast<char const*>(total.own) - static_cast<char const*>(x.own);
+    check_range("the place of the total", before, 0, most_rows * x.row_bytes);
+    check_range("the place of the total modulo row_bytes", before % x.row_bytes, 0, 0);
+    check_range("rows of the total", total.rows, 0, most_rows - before / x.row_bytes);
     require(total.pitch * bytes_of(total.sum_type) == x.row_bytes, OG_STATUS_BAD_PITCH,
             [] { return "the pitch of the total is not that of this rank's sums"; });
     if (!with_totals) return;
-    require(total.n == total.pitch && bytes_of(total.d_type) <= bytes_of(total.sum_type), OG_STATUS_BAD_PITCH,
-            [] { return "a total does not fit in the place of a sum, or D has not all columns"; });
+    require(total.n == total.pitch, OG_STATUS_BAD_PITCH, [] { return "totals are sent of all columns of a row, or of none"; });
+    require(bytes_of(total.d_type) <= bytes_of(total.sum_type), OG_STATUS_OUT_OF_RANGE,
+            [] { return "a total does not fit in the place of a sum: d_type is larger than sum_type"; });
 }
 
 void check_pad(og_pad const* pad) {

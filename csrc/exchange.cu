@@ -24,58 +24,108 @@ namespace {
 
 constexpr int kThreads = 512;
 
+// Sums or totals that go from one rank to another, in pieces of 16 bytes of sums, counted from row 0.
+struct Run {
+    uint64_t to;
+    uint32_t first;
+    uint32_t end;
+    int32_t peer;
+    int32_t slot;
+    int32_t slots;
+};
+
 // What one launch sends and awaits, as kernel parameters.
 struct Exchange {
     int4 const* own;
-    int64_t row_pieces;
+    uint32_t row_pieces;
     // Runs, one kind behind the other.
     int32_t sums_sent;
     int32_t totals_sent;
     int32_t totals_stored;
     int32_t sums_awaited;
     int32_t totals_awaited;
-    // 0: this rank gets no rows.
+    // 0: this rank gets no rows. Else `total` says where D is; it has no rows if this rank only stores totals.
     int32_t has_total;
     og_reduction total;
-    og_sums_run runs[OG_MAX_PUSHED];
+    Run runs[OG_MAX_PUSHED];
     og_slots awaited[OG_MAX_PUSHED];
+
+    __device__ int32_t sent() const { return sums_sent + totals_sent; }
+    __device__ bool has_second_shot() const { return totals_sent + totals_awaited + totals_stored > 0; }
 };
 
-__device__ bool has_second_shot(Exchange const& exchange) {
-    return exchange.totals_sent + exchange.totals_awaited + exchange.totals_stored > 0;
+// What a block's warps share.
+struct Shared {
+    bool is_given_up;
+    // Where piece 0 of each run that is sent would land.
+    int4* places[OG_MAX_PUSHED];
+};
+
+// The distance of this thread's pieces, and its first one from `first` on.
+__device__ uint32_t stride() { return gridDim.x * kThreads; }
+__device__ uint32_t first_of_share(uint32_t first) {
+    uint32_t const thread = blockIdx.x * kThreads + threadIdx.x;
+    return first <= thread ? thread : thread + (first - thread + stride() - 1) / stride() * stride();
 }
 
-// Walks this thread's part of the pieces `first` ..< `end` of this rank's sums, 16 bytes each, counted from row 0. `each` gets
-// the first of kAtOnce places and their distance, and leaves out those from `end` on.
+// Walks this thread's part of the pieces `first` ..< `end`. `each` gets the first of kAtOnce places, and leaves out those from
+// `end` on.
 template <int kAtOnce, class Each>
-__device__ void for_each_of_share(int64_t first, int64_t end, Each each) {
-    int64_t const stride = int64_t(gridDim.x) * kThreads;
-    int64_t at = first / stride * stride + int64_t(blockIdx.x) * kThreads + threadIdx.x;
-    if (at < first) at += stride;
-    for (; at < end; at += kAtOnce * stride) each(at, stride);
+__device__ void for_each_of_share(uint32_t first, uint32_t end, Each each) {
+    for (uint32_t at = first_of_share(first); at < end; at += kAtOnce * stride()) each(at);
 }
 
-// `peer`: the words of the rank that the run is for.
-__device__ void send(Exchange const& exchange, og_sums_run const& run, uint32_t* peer) {
-    constexpr int kInFlight = 8;
-    int64_t const first = run.first_row * exchange.row_pieces, end = first + run.rows * exchange.row_pieces;
-    int4 const* from = exchange.own;
-    int4* to = reinterpret_cast<int4*>(reinterpret_cast<char*>(peer) + run.to) - first;
-    for_each_of_share<kInFlight>(first, end, [&](int64_t at, int64_t stride) {
-        int4 held[kInFlight];
-#pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-            if (at + i * stride < end) held[i] = __ldcg(from + at + i * stride);
+// Walks this thread's part of all sums that are sent, one run after the other.
+class Cursor {
+public:
+    __device__ explicit Cursor(Exchange const& exchange) : exchange_(exchange) { enter(); }
+    __device__ bool is_over() const { return run_ >= exchange_.sums_sent; }
+    __device__ int32_t run() const { return run_; }
+    __device__ uint32_t at() const { return at_; }
+    __device__ void advance() {
+        at_ += stride();
+        if (at_ >= exchange_.runs[run_].end) ++run_, enter();
+    }
+
+private:
+    __device__ void enter() {
+        for (; !is_over(); ++run_) {
+            at_ = first_of_share(exchange_.runs[run_].first);
+            if (at_ < exchange_.runs[run_].end) return;
         }
+    }
+
+    Exchange const& exchange_;
+    int32_t run_ = 0;
+    uint32_t at_ = 0;
+};
+
+// Sums on their way: loads go out together, of several runs if these are short.
+struct Batch {
+    static constexpr int kPieces = 8;
+    int4 held[kPieces];
+
+    __device__ void load(Exchange const& exchange, Cursor from) {
 #pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-            if (at + i * stride < end) to[at + i * stride] = held[i];
+        for (int i = 0; i < kPieces; ++i) {
+            if (from.is_over()) continue;
+            held[i] = __ldcg(exchange.own + from.at());
+            from.advance();
         }
-    });
-}
+    }
+
+    __device__ void store(Shared const& shared, Cursor& to) const {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+            if (to.is_over()) continue;
+            shared.places[to.run()][to.at()] = held[i];
+            to.advance();
+        }
+    }
+};
 
 // That this block's share of a run has been sent: behind the stores of all threads of the block.
-__device__ void signal(og_gather const& gather, og_sums_run const& run, uint32_t* peer, uint32_t epoch) {
+__device__ void signal(og_gather const& gather, Run const& run, uint32_t* peer, uint32_t epoch) {
     __threadfence_system();
     uint32_t* words = peer + gather.signals_at + blockIdx.x;
     for (int32_t slot = run.slot; slot < run.slot + run.slots; ++slot) {
@@ -88,7 +138,8 @@ __device__ bool await_share(og_gather const& gather, og_slots const* awaited, in
     og_stop* stop = stop_of(gather, gather.own);
     uint32_t const* words = gather.own + gather.signals_at + blockIdx.x;
     int32_t const share_bits = gather.share_bits, slots_per_rank = gather.slots / gather.ranks;
-    auto is_given_up = [=] { return load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); };
+    bool was_given_up = false;
+    auto is_given_up = [&] { return was_given_up = load_relaxed_gpu(&stop->given_up) == given_up_at(epoch); };
     for (int32_t i = 0; i < count; ++i) {
         og_slots const& slots = awaited[i];
         auto slot_of = [=](int32_t nth) { return slots.first + nth * slots.stride; };
@@ -104,52 +155,40 @@ __device__ bool await_share(og_gather const& gather, og_slots const* awaited, in
         if (lane_id() == 0 && is_first_to_give_up(stop, epoch)) finding.record(gather.failure);
         return false;
     }
-    return !__any_sync(0xffffffff, is_given_up());
+    return !__any_sync(0xffffffff, was_given_up);
 }
 
-// Where a block's totals go.
-struct Receivers {
-    int32_t count;
-    // Where row 0 would land.
-    int4* at[OG_MAX_PUSHED];
-};
-
-// `kIsSent`: stores each total at the receivers, too.
-template <bool kIsSent, class Sum, class Output>
-__device__ void add_up_share(Exchange const& exchange, bool is_given_up, Receivers const& receivers) {
+// Adds up this block's share, and, if `kIsSent`, stores each total at the receivers, too. The loads of kPlaces places and kRanks
+// ranks go out together.
+template <bool kIsSent, int kPlaces, int kRanks, class Sum, class Output>
+__device__ void add_up_share(Exchange const& exchange, Shared const& shared) {
     constexpr int kWidth = kWidthOf<Sum>;
-    // What is sent is fewer rows, and needs more registers.
-    constexpr int kAtOnce = kIsSent ? 2 : 4;
     og_reduction const& r = exchange.total;
-    int64_t const row_pieces = exchange.row_pieces;
     // Other products' sums may lie beside those of this one.
-    int64_t const in_row = r.n / kWidth;
-    int64_t const first = static_cast<int4 const*>(r.own) - exchange.own, end = first + r.rows * row_pieces;
-    for_each_of_share<kAtOnce>(first, end, [&](int64_t at, int64_t stride) {
-        Values<kWidth> values[kAtOnce];
-        int32_t row[kAtOnce], column[kAtOnce];
-        int64_t from[kAtOnce];
+    uint32_t const row_pieces = exchange.row_pieces, in_row = uint32_t(r.n) / kWidth;
+    uint32_t const first = uint32_t(static_cast<int4 const*>(r.own) - exchange.own);
+    uint32_t const end = first + uint32_t(r.rows) * row_pieces;
+    bool const is_given_up = shared.is_given_up;
+    for_each_of_share<kPlaces>(first, end, [&](uint32_t at) {
+        Values<kWidth> values[kPlaces];
+        // From `end` on, the first place is added again in vain: a branch would keep the loads apart.
+        auto piece = [&](int i) { return at + (at + i * stride() < end ? i : 0) * stride(); };
+        add_up<kRanks, Sum>(r, [&](int i) { return int64_t(piece(i) - first) * kWidth; }, values);
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            // 31 bits: see check_exchange.
-            uint32_t const place = uint32_t(at + i * stride - first);
-            row[i] = int32_t(place / uint32_t(row_pieces));
-            column[i] = int32_t(place - uint32_t(row[i]) * uint32_t(row_pieces));
-            if (at + i * stride >= end || column[i] >= in_row) row[i] = -1;
-            column[i] *= kWidth;
-            // Where there is no output, the first sums are added in vain: a branch would keep the loads apart.
-            from[i] = row[i] >= 0 ? row[i] * r.pitch + column[i] : 0;
-        }
-        add_up<Sum>(r, from, values);
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            if (row[i] < 0) continue;
+        for (int i = 0; i < kPlaces; ++i) {
+            uint32_t const from = at + i * stride(), place = from - first;
+            uint32_t const row = place / row_pieces, in_this_row = place - row * row_pieces;
+            if (from >= end || in_this_row >= in_row) continue;
+            int64_t const column = in_this_row * kWidth, at_d = row * r.ldd + column;
             if (is_given_up) spoil(values[i]);
-            finish<Output, kWidth>(r, values[i], row[i] * r.ldd + column[i], column[i]);
-            store<Output, kWidth>(r.d, row[i] * r.ldd + column[i], values[i]);
-            if constexpr (!kIsSent) continue;
-            for (int32_t to = 0; to < receivers.count; ++to) {
-                store<Output, kWidth>(receivers.at[to] + at + i * stride, 0, values[i]);
+            finish<Output, kWidth>(r, values[i], at_d, column);
+            store<Output, kWidth>(r.d, at_d, values[i]);
+            // A total fits in the place of a sum: see check_exchange. A block that gives up sends none, and never signals its share
+            // of them.
+            if constexpr (!kIsSent || sizeof(Output) > sizeof(Sum)) continue;
+            for (int32_t to = exchange.sums_sent; to < exchange.sent() && !is_given_up; ++to) {
+                if (from < exchange.runs[to].first || from >= exchange.runs[to].end) continue;
+                store<Output, kWidth>(shared.places[to] + from, 0, values[i]);
             }
         }
     });
@@ -157,29 +196,27 @@ __device__ void add_up_share(Exchange const& exchange, bool is_given_up, Receive
 
 // Stores this block's share of the totals of a run, which have arrived.
 template <class Sum, class Output>
-__device__ void store_share(og_gather const& gather, Exchange const& exchange, og_sums_run const& run, bool is_given_up) {
+__device__ void store_share(og_gather const& gather, Exchange const& exchange, Run const& run, bool is_given_up) {
     constexpr int kWidth = kWidthOf<Sum>;
-    constexpr int kAtOnce = 4;
+    constexpr int kPlaces = 4;
     og_reduction const& r = exchange.total;
-    int64_t const row_pieces = exchange.row_pieces;
-    int64_t const first = run.first_row * row_pieces, end = first + run.rows * row_pieces;
-    char const* landed = reinterpret_cast<char const*>(gather.own) + run.to;
+    int4 const* const landed = reinterpret_cast<int4 const*>(reinterpret_cast<char const*>(gather.own) + run.to) - run.first;
     // D's address is that of the first row that this rank adds up.
-    int64_t const row_of_d = (static_cast<int4 const*>(r.own) - exchange.own) / row_pieces;
-    for_each_of_share<kAtOnce>(first, end, [&](int64_t at, int64_t stride) {
-        Values<kWidth> values[kAtOnce];
+    int64_t const row_of_d = uint32_t(static_cast<int4 const*>(r.own) - exchange.own) / exchange.row_pieces;
+    for_each_of_share<kPlaces>(run.first, run.end, [&](uint32_t at) {
+        Values<kWidth> values[kPlaces];
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            int64_t const from = at + i * stride;
-            if (from < end) values[i] = load<Output, kWidth>(landed + (from - first) * sizeof(int4), 0);
+        for (int i = 0; i < kPlaces; ++i) {
+            uint32_t const from = at + i * stride();
+            if (from < run.end) values[i] = load<Output, kWidth>(landed + from, 0);
         }
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-            if (at + i * stride >= end) continue;
-            uint32_t const place = uint32_t(at + i * stride - first);
-            int64_t const row = place / uint32_t(row_pieces), column = (place - row * row_pieces) * kWidth;
+        for (int i = 0; i < kPlaces; ++i) {
+            uint32_t const from = at + i * stride();
+            if (from >= run.end) continue;
+            uint32_t const row = from / exchange.row_pieces, column = (from - row * exchange.row_pieces) * kWidth;
             if (is_given_up) spoil(values[i]);
-            store<Output, kWidth>(r.d, (run.first_row - row_of_d + row) * r.ldd + column, values[i]);
+            store<Output, kWidth>(r.d, (row - row_of_d) * r.ldd + column, values[i]);
         }
     });
 }
@@ -191,7 +228,7 @@ __device__ void count(Beginning const& beginning, og_gather const& gather, og_ga
 }
 
 template <class Sum, class Output>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     exchange_sums(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                   __grid_constant__ Exchange const exchange) {
     // What another rank needs of this one's step before has ended: the product, which started behind it, waits for that end
@@ -199,23 +236,27 @@ __global__ void __launch_bounds__(kThreads)
     Beginning beginning(gather, step.buffer);
     // Lane i loads the address of run i's peer now, so that it is there when the wait ends.
     static_assert(OG_MAX_PUSHED <= kWarp);
-    int32_t const sums_sent = exchange.sums_sent, sent = sums_sent + exchange.totals_sent;
-    og_sums_run const& run = exchange.runs[lane_id()];
-    bool const sends_sums = lane_id() < sums_sent, sends_totals = !sends_sums && lane_id() < sent;
-    uint32_t* const peer = lane_id() < sent ? gather.words[run.peer] : nullptr;
+    Run const& run = exchange.runs[lane_id()];
+    bool const sends_sums = lane_id() < exchange.sums_sent, sends = lane_id() < exchange.sent();
+    uint32_t* const peer = sends && threadIdx.x < kWarp ? gather.words[run.peer] : nullptr;
+    __shared__ Shared shared;
     beginning.announce_by_block(gather, step);
-    __shared__ bool is_given_up;
-    __shared__ Receivers receivers;
-    if (threadIdx.x == 0) receivers.count = 0;
-    beginning.await_by_block(gather, step, is_given_up);
+    beginning.await_by_block(gather, step, shared.is_given_up);
+    if (threadIdx.x < kWarp && sends) {
+        shared.places[lane_id()] = reinterpret_cast<int4*>(reinterpret_cast<char*>(peer) + run.to) - run.first;
+    }
     wait_for_kernels_before();
+    // What is loaded now is there when the first warp has begun the step.
+    Cursor next(exchange);
+    Batch batch;
+    batch.load(exchange, next);
     __syncthreads();
 
     // Where a block gives up, its share is never signalled.
-    if (!is_given_up) {
-        for (int32_t i = 0; i < sums_sent; ++i) {
-            uint64_t const to = __shfl_sync(0xffffffff, reinterpret_cast<uint64_t>(peer), i);
-            send(exchange, exchange.runs[i], reinterpret_cast<uint32_t*>(to));
+    if (!shared.is_given_up) {
+        while (!next.is_over()) {
+            batch.store(shared, next);
+            batch.load(exchange, next);
         }
         __syncthreads();
         if (threadIdx.x / kWarp == 1) count(beginning, gather, step);
@@ -223,38 +264,33 @@ __global__ void __launch_bounds__(kThreads)
             if (sends_sums) signal(gather, run, peer, beginning.epoch);
             __syncwarp();
             bool gives_up = !await_share(gather, exchange.awaited, exchange.sums_awaited, beginning.epoch);
-            if (threadIdx.x == 0) is_given_up = gives_up;
-            // A block that gives up sends no total, and never signals its share of them.
-            if (sends_totals && !gives_up) {
-                receivers.at[lane_id() - sums_sent] =
-                    reinterpret_cast<int4*>(reinterpret_cast<char*>(peer) + run.to) - run.first_row * exchange.row_pieces;
-            }
-            if (threadIdx.x == 0 && !gives_up) receivers.count = exchange.totals_sent;
+            if (threadIdx.x == 0) shared.is_given_up = gives_up;
         }
         __syncthreads();
     } else if (threadIdx.x < kWarp) {
         count(beginning, gather, step);
     }
-    if (!has_second_shot(exchange)) {
-        // It waits for the end of this kernel; until then it finds its place. Not sooner, which would gain 1 us: a product that
-        // holds all other SMs while this block waits for a peer could keep out a product that the peer waits for.
+    if (!exchange.has_second_shot()) {
+        // What follows waits for the end of this kernel; until then it finds its place. Not sooner, which would gain 1 us: a
+        // product that holds all other SMs while this block waits for a peer could keep out a product that the peer waits for.
         let_next_kernel_start();
-        if (exchange.has_total) add_up_share<false, Sum, Output>(exchange, is_given_up, receivers);
-        return;
+        if (!exchange.has_total) return;
+        if (exchange.total.ranks <= 2) return add_up_share<false, 4, 2, Sum, Output>(exchange, shared);
+        return add_up_share<false, 2, 4, Sum, Output>(exchange, shared);
     }
-    // A total fits in the place of a sum: see check_exchange.
-    if constexpr (sizeof(Output) <= sizeof(Sum)) add_up_share<true, Sum, Output>(exchange, is_given_up, receivers);
+
+    add_up_share<true, 2, 4, Sum, Output>(exchange, shared);
     __syncthreads();
-    if (threadIdx.x < kWarp && !is_given_up) {
-        if (sends_totals) signal(gather, run, peer, beginning.epoch);
+    if (threadIdx.x < kWarp && !shared.is_given_up) {
+        if (sends && !sends_sums) signal(gather, run, peer, beginning.epoch);
         __syncwarp();
         bool gives_up = !await_share(gather, exchange.awaited + exchange.sums_awaited, exchange.totals_awaited, beginning.epoch);
-        if (threadIdx.x == 0) is_given_up = gives_up;
+        if (threadIdx.x == 0) shared.is_given_up = gives_up;
     }
     __syncthreads();
     let_next_kernel_start();
-    for (int32_t i = sent; i < sent + exchange.totals_stored; ++i) {
-        store_share<Sum, Output>(gather, exchange, exchange.runs[i], is_given_up);
+    for (int32_t i = exchange.sent(); i < exchange.sent() + exchange.totals_stored; ++i) {
+        store_share<Sum, Output>(gather, exchange, exchange.runs[i], shared.is_given_up);
     }
 }
 
@@ -269,10 +305,16 @@ Kernel kernel_of(og_type sum_type, og_type d_type) {
 
 void exchange(og_gather const& gather, og_gather_step const& step, og_exchange const& given, cudaStream_t stream) {
     Exchange exchange{};
-    std::copy_n(given.runs, given.sums_sent + given.totals_sent + given.totals_stored, exchange.runs);
-    std::copy_n(given.awaited, given.sums_awaited + given.totals_awaited, exchange.awaited);
     exchange.own = static_cast<int4 const*>(given.own);
-    exchange.row_pieces = given.row_bytes / int64_t(sizeof(int4));
+    exchange.row_pieces = uint32_t(given.row_bytes / int64_t(sizeof(int4)));
+    // 31 bits count pieces: see check_exchange.
+    auto in_pieces = [&](og_sums_run const& run) {
+        uint32_t first = uint32_t(run.first_row) * exchange.row_pieces;
+        return Run{run.to, first, first + uint32_t(run.rows) * exchange.row_pieces, run.peer, run.slot, run.slots};
+    };
+    int32_t runs = given.sums_sent + given.totals_sent + given.totals_stored;
+    std::transform(given.runs, given.runs + runs, exchange.runs, in_pieces);
+    std::copy_n(given.awaited, given.sums_awaited + given.totals_awaited, exchange.awaited);
     exchange.sums_sent = given.sums_sent;
     exchange.totals_sent = given.totals_sent;
     exchange.totals_stored = given.totals_stored;

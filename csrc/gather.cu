@@ -13,7 +13,7 @@ namespace {
 constexpr int kBeginThreads = 2 * kWarp;
 constexpr int kPushThreads = 512;
 
-__global__ void __launch_bounds__(kBeginThreads)
+__global__ void __launch_bounds__(kBeginThreads, 1)
     begin_step(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step) {
     Beginning beginning = start(gather, step);
     // Each warp has loaded the words of the last step before the other stores this one's.

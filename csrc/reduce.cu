@@ -21,9 +21,8 @@ __global__ void __launch_bounds__(kThreads) reduce(__grid_constant__ og_reductio
     int64_t const in_row = r.n / kWidth, all = r.rows * in_row;
     for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < all; i += int64_t(gridDim.x) * kThreads) {
         int64_t const row = i / in_row, column = (i - row * in_row) * kWidth;
-        int64_t const at[] = {row * r.pitch + column};
         Values<kWidth> totals[1];
-        add_up<Sum>(r, at, totals);
+        add_up<2, Sum>(r, [&](int) { return row * r.pitch + column; }, totals);
         Values<kWidth>& values = totals[0];
         if (is_given_up) spoil(values);
         finish<Output, kWidth>(r, values, row * r.ldd + column, column);

@@ -47,19 +47,19 @@ __device__ void store(void* start, int64_t at, Values<kWidth> const& values) {
     for (int i = 0; i < int(sizeof(elements) / sizeof(To)); ++i) to[i] = from[i];
 }
 
-// Adds up all ranks' sums at some places; each begins at that element `at` of a slot. All places' loads of one rank go out
+// Adds up all ranks' sums at some places; place i begins at element `at(i)` of a slot. All places' loads of kRanks ranks go out
 // together: a load takes far longer than an addition.
-template <class Sum, int kPlaces, int kWidth>
-__device__ void add_up(og_reduction const& r, int64_t const (&at)[kPlaces], Values<kWidth> (&totals)[kPlaces]) {
+template <int kRanks, class Sum, int kPlaces, int kWidth, class At>
+__device__ void add_up(og_reduction const& r, At at, Values<kWidth> (&totals)[kPlaces]) {
     auto const* slots = static_cast<Sum const*>(r.slots);
-#pragma unroll 2
+#pragma unroll kRanks
     for (int32_t rank = 0; rank < r.ranks; ++rank) {
         // This rank has no slot of its own.
         int32_t slot = rank < r.rank ? rank : rank - 1;
         void const* start = rank == r.rank ? r.own : slots + slot * r.slot_pitch;
         Values<kWidth> sums[kPlaces];
 #pragma unroll
-        for (int place = 0; place < kPlaces; ++place) sums[place] = load<Sum, kWidth>(start, at[place]);
+        for (int place = 0; place < kPlaces; ++place) sums[place] = load<Sum, kWidth>(start, at(place));
 #pragma unroll
         for (int place = 0; place < kPlaces; ++place) {
             Values<kWidth>& total = totals[place];

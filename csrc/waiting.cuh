@@ -112,8 +112,11 @@ template <class Word, class Value, class Writer, class Ends>
 __device__ void await_words(Patience patience, int32_t count, og_failure_kind late, Word word_of,
                             Value value_of, Writer writer_of, Ends ends, Finding& finding) {
     for (int32_t i = lane_id(); i < count && !finding.is_bad(); i += kWarp) {
-        while (!has_reached(finding.seen = load_acquire_system(word_of(i)), value_of(i))) {
-            if (ends()) break;
+        for (;;) {
+            // It may load a word, too: both loads go out together.
+            bool const is_over = ends();
+            finding.seen = load_acquire_system(word_of(i));
+            if (has_reached(finding.seen, value_of(i)) || is_over) break;
             if (patience.goes_on(writer_of(i), late, finding.kind)) continue;
             finding.who = uint32_t(i);
             finding.expected = value_of(i);

@@ -13,8 +13,8 @@ use super::tiles::{ClusterShape, TileShape, Tiling};
 use super::way::{Engine, MAX_PUSHED, Operation, Strategy, Way, rows_come_early};
 use crate::error::{Error, Result};
 
-/// Bytes that a GPU sends in the time of a second shot by a kernel: of a fence, a signal and a wait, 3.5 µs.
-const SECOND_SHOT: u64 = 3 << 19;
+/// Bytes that a GPU sends in about the time of a second shot by a kernel: of a fence, a signal and a wait.
+const SECOND_SHOT: u64 = 1 << 20;
 
 /// The choices of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -195,27 +195,29 @@ impl Plan {
 
     /// Whether an all-reduce has two shots: each rank adds up its own rows, and sends their totals to all others. In one shot every
     /// rank sends its sums of all rows to all others, and adds up all rows itself. On GPUs, a fused one has two, and one by a kernel
-    /// where two shots are predicted to take less time.
+    /// if between equal shards two shots are expected to take less time.
     pub fn has_two_shots(&self) -> bool {
         let PlanOptions { operation, strategy, engine, .. } = self.options;
-        let has_two = match engine {
-            Engine::Thread => strategy != Strategy::Sequential,
-            Engine::Kernel { .. } => self.gains_by_two_shots(),
-            _ => operation.products_add_up(strategy, engine),
-        };
-        operation == Operation::GemmAllReduce && has_two
+        operation.is_all_reduce()
+            && match engine {
+                Engine::Kernel { .. } => self.gains_by_two_shots(),
+                _ if operation.is_alone() => false,
+                Engine::Thread => strategy != Strategy::Sequential,
+                _ => operation.products_add_up(strategy, engine),
+            }
     }
 
     /// Whether a kernel that sends sums should send totals, too.
     fn gains_by_two_shots(&self) -> bool {
-        let runs = 3 * u64::from(self.problem.ranks() - 1) * u64::from(self.chunks.most_per_rank());
+        // Of sums that are sent, totals that are sent, and totals that are stored: one for each other rank.
+        let runs = 3 * (self.problem.ranks() - 1);
         let is_possible = !self.of_several_products
             && self.problem.elements().d.size() == 2
-            && runs <= MAX_PUSHED.into();
+            && runs <= MAX_PUSHED;
         is_possible && self.problem.m() > self.rows_in_one_shot()
     }
 
-    /// The rows of an all-reduce by a kernel that take as long in two shots as in one.
+    /// The rows of an all-reduce by a kernel that take about as long in two shots as in one, with 16 bits for each sum.
     fn rows_in_one_shot(&self) -> u32 {
         let (ranks, row) = (u64::from(self.problem.ranks()), 2 * u64::from(self.problem.n()));
         // One shot sends (W − 1) · rows, two shots 2 · (W − 1) ÷ W · rows.

@@ -92,10 +92,13 @@ pub const WIDE: u64 = 1 << 22;
 
 /// The same without a product.
 pub fn reduction_alone() -> impl Strategy<Value = Plan> {
-    (reduce_scatter(), any::<bool>()).prop_map(|(plan, all)| {
-        let operation = if all { Operation::AllReduce } else { Operation::ReduceScatter };
+    let alone = |plan: Plan, operation| {
         Plan::new(plan.problem(), PlanOptions { operation, ..plan.options() }).unwrap()
-    })
+    };
+    prop_oneof![
+        reduce_scatter().prop_map(move |plan| alone(plan, Operation::ReduceScatter)),
+        all_reduce().prop_map(move |plan| alone(plan, Operation::AllReduce)),
+    ]
 }
 
 /// The options of a GEMM + reduce-scatter on threads.

@@ -10,7 +10,9 @@ use std::time::Duration;
 use overlap_gemm::cuda::cudarc::driver::{CudaSlice, DevicePtr};
 use overlap_gemm::cuda::{GatherOptions, Reduce, ReduceScatter};
 use overlap_gemm::element::{bf16, f16};
-use overlap_gemm::plan::{Engine, Partials, Problem, Reduction};
+use overlap_gemm::plan::{
+    Engine, Operation, Partials, Plan, PlanOptions, Problem, Reduction, Strategy,
+};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Epilogue, reduced};
 use overlap_gemm::{Element, ElementType, Error};
@@ -268,6 +270,29 @@ fn totals_of_varying_rows_are_right() {
 #[ignore = "needs 1 Hopper GPU"]
 fn steps_that_nobody_waits_for_are_right() {
     [&[0, 400][..], &[90, 0, 130]].into_iter().for_each(|rows| play_all(rows, Course::Drifting));
+}
+
+/// An all-reduce by a kernel has two shots of many rows, and one of the fewer rows of every second step.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn totals_that_a_kernel_sends_are_right() {
+    let task = |rows: &[u32], average, in_place| {
+        let options = options(ENGINES[2]);
+        Task { rows: rows.to_vec(), average, in_place, options }
+    };
+    for rows in [&[2500, 0, 4500][..], &[1000, 3000, 3000]] {
+        let has_two_shots = |rows: &[u32]| {
+            let options = PlanOptions { operation: Operation::AllReduce, ..PlanOptions::new() };
+            let options = options.with_strategy(Strategy::Sequential).with_engine(ENGINES[2]);
+            Plan::new(&problem::<bf16>(rows), options).unwrap().has_two_shots()
+        };
+        let fewer: Vec<u32> = rows.iter().map(|rows| rows - rows / 3).collect();
+        assert!(has_two_shots(rows) && !has_two_shots(&fewer));
+        play::<true, bf16, bf16>(&task(rows, true, true), Course::Awaited);
+        play::<true, f32, f16>(&task(rows, false, false), Course::Awaited);
+        play::<true, bf16, bf16>(&task(rows, false, true), Course::Drifting);
+        play::<true, f32, bf16>(&task(rows, true, false), Course::Replayed);
+    }
 }
 
 #[test]

@@ -47,7 +47,9 @@ fn graphs_of_two_shapes_replay_with_changing_inputs() {
     }
     // The second shape has one shot.
     let world = World::new(&[140, 160, 100], 8, 320).in_two_shots_by_kernel(8);
-    on_ranks(3, |rank| replay(&world, &rank, 2, &[&[140, 160, 100], &[33, 0, 20]]));
+    for steps in [1, 2] {
+        on_ranks(3, |rank| replay(&world, &rank, steps, &[&[140, 160, 100], &[33, 0, 20]]));
+    }
 }
 
 fn replay(world: &World, rank: &Rank, steps: u64, shapes: &[&[u32]; 2]) {

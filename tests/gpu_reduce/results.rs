@@ -209,6 +209,8 @@ fn steps_of_one_and_of_two_shots_follow_each_other() {
             (case.pads, case.options.bias, case.options.c) = ([1, 1, 1], true, true);
             case.options.activation = Activation::Relu;
         });
+        let shots = rows.map(|rows| world.has_two_shots(rows));
+        assert_eq!(shots, [true, false, true, false, true, false]);
         on_ranks(3, |rank| {
             let mut layer = world.plan(&rank);
             let mut work = world.work(&rank, 0);

@@ -11,7 +11,8 @@ use overlap_gemm::cuda::{
     GatherOptions, GemmAllReduce, GemmReduceScatter, Kernel, RawOperands, Shard,
 };
 use overlap_gemm::plan::{
-    Activation, Engine, Partials, Problem, Reduction, Scaling, Schedule, Strategy,
+    Activation, Engine, Operation, Partials, Plan, PlanOptions, Problem, Reduction, Scaling,
+    Schedule, Strategy,
 };
 use overlap_gemm::random::Random;
 use overlap_gemm::{ElementType, Error};
@@ -132,14 +133,26 @@ impl World {
         self
     }
 
-    /// An all-reduce of it by a kernel in two shots, of so many columns that these rows, and half of them, are too many for one.
+    /// An all-reduce of it by a kernel, of so many columns that half of these rows are too many for one shot.
     pub fn in_two_shots_by_kernel(mut self, blocks: u32) -> World {
         let (ranks, rows) = (u64::from(self.ranks()), self.rows.iter().sum::<u32>());
         assert!(ranks > 2, "one shot sends as much");
-        let elements = (3 << 19) * ranks / ((ranks - 1) * (ranks - 2)) / 2;
+        let elements = (1 << 20) * ranks / ((ranks - 1) * (ranks - 2)) / 2;
         let columns = (elements / u64::from(rows / 2) + 1).next_multiple_of(8);
         self.cases.iter_mut().for_each(|case| case.size[1] = columns);
-        World { all: true, ..self.by_kernel(blocks) }
+        let world = World { all: true, ..self.by_kernel(blocks) };
+        let mut half = vec![0; ranks as usize];
+        half[0] = rows / 2;
+        assert!(world.has_two_shots(&world.rows) && world.has_two_shots(&half));
+        world
+    }
+
+    /// Whether a step in which ranks own `rows` has two shots by a kernel.
+    pub fn has_two_shots(&self, rows: &[u32]) -> bool {
+        let options = PlanOptions { operation: Operation::GemmAllReduce, ..PlanOptions::new() };
+        let options = options.with_strategy(self.strategy).with_engine(Engine::PUSHING);
+        let problem = self.cases[0].sharded(&self.rows).with_shards(rows).unwrap();
+        Plan::new(&problem, options).unwrap().has_two_shots()
     }
 
     /// The same by products that add the others' sums, of half a rank's rows each.

@@ -1,6 +1,6 @@
 //! Where everything of a gather lies in the symmetric memory of a rank: words first, then the gathered
 //! rows, twice, then their scales. In a reduction: words, then twice this rank's sums, and slots for the others'. Where the
-//! caller has the sums, there are slots alone.
+//! caller has the sums, there are slots alone, or, in two shots, a place for totals in place of own sums.
 //!
 //! What belongs here: offsets, and nothing that does something. Invariant: the same numbers on every rank;
 //! rows start at multiples of 16 bytes (as do all of them, if pitches do), words of 64 bits at multiples
@@ -47,7 +47,7 @@ pub(crate) struct Layout {
     scaled: bool,
     /// Rows of a slot for another rank's sums; none in a gather.
     slot_rows: u32,
-    /// The gathered rows; in a reduction, this rank's sums.
+    /// The gathered rows; in a reduction, this rank's sums, and the totals that others send.
     rows_at: [u64; BUFFERS as usize],
     scales_at: [u64; BUFFERS as usize],
     slots_at: [u64; BUFFERS as usize],
@@ -79,7 +79,9 @@ impl Layout {
         let words = Layout::of_words(plan, owners * plan.chunks().most_per_rank());
         let what = "the sums of a rank and its slots, twice, in bytes";
         let layout = Layout { pitch: row, row, slot_rows, ..words };
-        let own_rows = if operation.is_alone() { 0 } else { plan.problem().m() };
+        // Where the caller has the sums, totals that arrive have a place.
+        let has_own = !operation.is_alone() || plan.has_two_shots();
+        let own_rows = if has_own { plan.problem().m() } else { 0 };
         layout.placed(own_rows, what, "reduce fewer rows at a time")
     }
 
@@ -263,7 +265,7 @@ impl Layout {
         first..first + plan.signalled(rank).len() as u32
     }
 
-    /// What other ranks write in a step in which this one owns the rows `own` of `m`: offsets and bytes.
+    /// What other ranks write in a step in which this one owns the rows `own` of `m`, but for totals: offsets and bytes.
     pub(crate) fn received(&self, buffer: u32, own: &Range<u32>, m: u32) -> [(u64, u64); 2] {
         if self.slot_rows > 0 {
             let slots = u64::from(self.ranks - 1) * self.slot_bytes();

@@ -56,8 +56,9 @@ pub type ReduceScatter = Reduce<false, false>;
 
 /// One rank's all-reduce, planned once and enqueued many times: a [`ReduceScatter`] of which every rank gets all rows.
 ///
-/// The results of all ranks are equal bit for bit. Each rank sends its sums to all others, in one shot: with more ranks this is
-/// for fewer rows.
+/// The results of all ranks are equal bit for bit. Each rank sends its sums to all others, in one shot. A kernel has two shots for many
+/// rows, if there are three ranks or more and totals are stored in 16 bits: each rank adds up its own rows, and sends the totals
+/// ([`Plan::has_two_shots`](crate::plan::Plan::has_two_shots)). In such a step no rank may have more rows than the largest planned shard.
 pub type AllReduce = Reduce<true, false>;
 
 impl<const ALL: bool> Reduce<ALL, false> {

@@ -66,8 +66,8 @@ pub type GemmReduceScatter = GemmReduce<false>;
 /// sends these rows of D to all others, chunk by chunk. Then no rank may have more rows in a step than the largest planned shard.
 /// By a kernel behind the product ([`Engine::Kernel`](crate::plan::Engine::Kernel)), steps of few rows have one shot: each rank sends its
 /// sums to all others, and adds up all rows. Steps of more rows have two, if there are three ranks or more, one product and a D of 16
-/// bits an element; then the same holds for the rows of one rank. Otherwise there is one shot. The problem's shards say which rows are
-/// whose, and in which order a rank computes them.
+/// bits an element ([`Plan::has_two_shots`]); then, too, no rank may have more rows than the largest planned shard. Otherwise there is
+/// one shot. The problem's shards say which rows are whose, and in which order a rank computes them.
 pub type GemmAllReduce = GemmReduce<true>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.

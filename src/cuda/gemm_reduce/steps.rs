@@ -79,27 +79,27 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let added_up = plan.added_up(rank);
         // What products that add up multiply: they are enqueued where they add.
         let mut own_rows = Vec::new();
-        let is_total = |chunk: &u32, of_own: bool| {
-            plan.has_two_shots() && of_own == (chunks.rank_of(*chunk) == rank)
-        };
-        // By a kernel: sums, then totals.
+        // By a kernel: sums, then totals. Totals are sent of this rank's rows, and come of the others'.
         let mut shots: [Shot; 2] = Default::default();
+        let is_own = |chunk: &u32| chunks.rank_of(*chunk) == rank;
+        let sent_in = |chunk| usize::from(plan.has_two_shots() && is_own(chunk));
+        let reduced_in = |chunk| usize::from(plan.has_two_shots() && !is_own(chunk));
         let mut awaited = Vec::new();
         for (lane, of) in &step.shape.schedule.steps {
             match (lane, of) {
                 (Lane::Push(_), Move { chunk, to }) if is_kernel => {
-                    shots[usize::from(is_total(chunk, true))].sent.push((*chunk, *to));
+                    shots[sent_in(chunk)].sent.push((*chunk, *to));
                 }
                 (Lane::Push(_), Post { word: Word::Partial { chunk, .. }, to, .. })
                     if is_kernel =>
                 {
-                    shots[usize::from(is_total(chunk, true))].signalled.push((*chunk, *to));
+                    shots[sent_in(chunk)].signalled.push((*chunk, *to));
                 }
                 (Lane::Push(_), Await { word: Word::Partial { chunk, from }, .. }) => {
-                    shots[usize::from(is_total(chunk, false))].awaited.push((*chunk, *from));
+                    shots[reduced_in(chunk)].awaited.push((*chunk, *from));
                 }
                 (Lane::Push(_), Reduce { chunk }) => {
-                    shots[usize::from(is_total(chunk, false))].reduced.push(*chunk);
+                    shots[reduced_in(chunk)].reduced.push(*chunk);
                 }
                 (Lane::Push(_), Post { word: Word::Begun, .. }) => {
                     // SAFETY: the caller's promise.
@@ -124,7 +124,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 (Lane::Compute, Await { word: Word::Sent { push }, .. }) if !is_kernel => {
                     self.gatherer.copies.await_sent(stream, *push)?;
                 }
-                (_, Await { word: Word::Partial { chunk, from }, .. }) => {
+                (Lane::Compute, Await { word: Word::Partial { chunk, from }, .. }) => {
                     awaited.push((*chunk, *from));
                 }
                 (Lane::Compute, Reduce { chunk }) => {

@@ -215,9 +215,10 @@ impl Schedules {
         is_sent.then_some(Region { rank, chunk, from: TOTAL })
     }
 
-    /// Whether totals arrive in the place of the sums that the receiver has sent of these rows, as on GPUs.
+    /// Whether totals arrive in the place of the sums that the receiver has sent of these rows, as behind products on GPUs.
     fn totals_replace_sums(&self) -> bool {
-        self.plan.has_two_shots() && self.plan.options().engine != Engine::Thread
+        let on_gpus = self.plan.options().engine != Engine::Thread;
+        self.plan.has_two_shots() && on_gpus && !self.brings_sums()
     }
 
     /// Whether copies send totals from the caller's D.

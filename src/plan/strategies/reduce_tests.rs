@@ -226,15 +226,17 @@ fn a_kernel_sends_totals_behind_sums() {
             PlanOptions { operation, strategy: way.0, engine: way.1, ..PlanOptions::default() };
         Plan::new(&problem, options.with_pieces(1)).unwrap()
     };
-    // 2.25 MiB of sums: of two ranks, one shot sends as much.
-    assert!(!plan(&[144, 144], 4096).has_two_shots());
-    assert!(!plan(&[96; 3], 4096).has_two_shots());
-    let two_shots = plan(&[96, 97, 96], 4096);
+    // 1.5 MiB of sums. Between two ranks, one shot sends as much.
+    assert!(!plan(&[4000, 4000], 4096).has_two_shots());
+    assert!(!plan(&[64; 3], 4096).has_two_shots());
+    let two_shots = plan(&[64, 65, 64], 4096);
     assert!(two_shots.has_two_shots());
-    assert_eq!(two_shots.most_summed_rows(), 288);
+    assert_eq!(two_shots.most_summed_rows(), 192);
     assert_eq!(plan(&[400; 3], 4096).most_summed_rows(), 400);
-    // A step of fewer rows has one.
-    assert!(!two_shots.for_rows(&[288, 0, 0]).unwrap().has_two_shots());
+    // The pieces make no difference, which may be fewer in a step. A step of fewer rows has one.
+    let in_pieces = Plan::new(two_shots.problem(), two_shots.options().with_pieces(9)).unwrap();
+    assert!(in_pieces.has_two_shots());
+    assert!(!two_shots.for_rows(&[192, 0, 0]).unwrap().has_two_shots());
     assert!(!two_shots.of_several_products().has_two_shots());
     assert_eq!(
         lane(&plan(&[500, 0, 400], 4096).schedule(0), Lane::Push(0)),

@@ -320,7 +320,7 @@ impl Gatherer {
     }
 
     /// Ends a step. Its end on `stream` does not wait for this rank's pushes, in a graph neither: the next steps do by
-    /// themselves. A reduction of the caller's sums, or an all-reduce in two shots, has waited, as its schedule says.
+    /// themselves. A reduction of the caller's sums, or an all-reduce in two shots by copies, has waited, as its schedule says.
     pub(crate) fn end(&mut self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
         if step.joins {
             self.copies.leave(stream)?;

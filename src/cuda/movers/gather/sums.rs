@@ -1,7 +1,7 @@
 //! What a reduction has beside a gather: its sums, and the waits for those of other ranks.
 //!
-//! What belongs here: addresses and words, and the kernel that sends sums, adds them up, and may send totals. What is summed, and what becomes of
-//! a total, is none of its business. Invariant: but for that kernel nothing here holds an SM that another rank needs
+//! What belongs here: addresses and words, and the kernel that sends sums, adds them up, and may send totals. What is summed, and
+//! what becomes of a total, is none of its business. Invariant: but for that kernel nothing here holds an SM that another rank needs
 //! while it waits: one warp waits.
 
 use std::ops::Range;
@@ -122,20 +122,27 @@ impl Gatherer {
         runs
     }
 
-    /// The totals that other ranks send, of these chunks.
+    /// The totals that other ranks send, of these chunks; those that lie side by side are one run.
     fn stored_runs(&self, step: &Step, chunks: &[u32]) -> Vec<og_sums_run> {
         let (layout, plan, rank) = (&self.part.layout, &step.shape.plan, self.group.rank());
-        let run = |&chunk: &u32| {
+        let mut runs: Vec<og_sums_run> = Vec::new();
+        for &chunk in chunks {
             let (rows, from) = (plan.chunks().rows(chunk), plan.chunks().rank_of(chunk));
-            og_sums_run {
-                to: layout.lands_at(plan, chunk, [from, rank], step.buffer),
-                first_row: rows.start.into(),
-                rows: rows.len() as i64,
-                peer: int(from),
-                ..og_sums_run::default()
+            let (first_row, peer) = (i64::from(rows.start), int(from));
+            match runs.last_mut() {
+                Some(run) if run.peer == peer && run.first_row + run.rows == first_row => {
+                    run.rows += rows.len() as i64;
+                }
+                _ => runs.push(og_sums_run {
+                    to: layout.lands_at(plan, chunk, [from, rank], step.buffer),
+                    first_row,
+                    rows: rows.len() as i64,
+                    peer,
+                    ..og_sums_run::default()
+                }),
             }
-        };
-        chunks.iter().map(run).collect()
+        }
+        runs
     }
 
     /// All ranks' sums of some of this rank's rows, from the byte `column` of a row on; `size` is an element's. What becomes of
