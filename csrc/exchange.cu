@@ -75,54 +75,21 @@ __device__ void for_each_of_share(uint32_t first, uint32_t end, Each each) {
     for (uint32_t at = first_of_share(first); at < end; at += kAtOnce * stride()) each(at);
 }
 
-// Walks this thread's part of all sums that are sent, one run after the other.
-class Cursor {
-public:
-    __device__ explicit Cursor(Exchange const& exchange) : exchange_(exchange) { enter(); }
-    __device__ bool is_over() const { return run_ >= exchange_.sums_sent; }
-    __device__ int32_t run() const { return run_; }
-    __device__ uint32_t at() const { return at_; }
-    __device__ void advance() {
-        at_ += stride();
-        if (at_ >= exchange_.runs[run_].end) ++run_, enter();
-    }
-
-private:
-    __device__ void enter() {
-        for (; !is_over(); ++run_) {
-            at_ = first_of_share(exchange_.runs[run_].first);
-            if (at_ < exchange_.runs[run_].end) return;
-        }
-    }
-
-    Exchange const& exchange_;
-    int32_t run_ = 0;
-    uint32_t at_ = 0;
-};
-
-// Sums on their way: loads go out together, of several runs if these are short.
-struct Batch {
-    static constexpr int kPieces = 8;
-    int4 held[kPieces];
-
-    __device__ void load(Exchange const& exchange, Cursor from) {
+// Sends this block's share of a run to where piece 0 of it would land.
+__device__ void send(Exchange const& exchange, Run const& run, int4* to) {
+    constexpr int kInFlight = 8;
+    for_each_of_share<kInFlight>(run.first, run.end, [&](uint32_t at) {
+        int4 held[kInFlight];
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-            if (from.is_over()) continue;
-            held[i] = __ldcg(exchange.own + from.at());
-            from.advance();
+        for (int i = 0; i < kInFlight; ++i) {
+            if (at + i * stride() < run.end) held[i] = __ldcg(exchange.own + at + i * stride());
         }
-    }
-
-    __device__ void store(Shared const& shared, Cursor& to) const {
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-            if (to.is_over()) continue;
-            shared.places[to.run()][to.at()] = held[i];
-            to.advance();
+        for (int i = 0; i < kInFlight; ++i) {
+            if (at + i * stride() < run.end) to[at + i * stride()] = held[i];
         }
-    }
-};
+    });
+}
 
 // That this block's share of a run has been sent: behind the stores of all threads of the block.
 __device__ void signal(og_gather const& gather, Run const& run, uint32_t* peer, uint32_t epoch) {
@@ -246,18 +213,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         shared.places[lane_id()] = reinterpret_cast<int4*>(reinterpret_cast<char*>(peer) + run.to) - run.first;
     }
     wait_for_kernels_before();
-    // What is loaded now is there when the first warp has begun the step.
-    Cursor next(exchange);
-    Batch batch;
-    batch.load(exchange, next);
     __syncthreads();
 
     // Where a block gives up, its share is never signalled.
     if (!shared.is_given_up) {
-        while (!next.is_over()) {
-            batch.store(shared, next);
-            batch.load(exchange, next);
-        }
+        for (int32_t i = 0; i < exchange.sums_sent; ++i) send(exchange, exchange.runs[i], shared.places[i]);
         __syncthreads();
         if (threadIdx.x / kWarp == 1) count(beginning, gather, step);
         if (threadIdx.x < kWarp) {

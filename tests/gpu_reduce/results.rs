@@ -202,10 +202,11 @@ fn steps_of_one_and_of_two_shots_follow_each_other() {
         [&[100, 60, 90], &[10, 6, 9], &[0, 110, 80], &[1, 0, 0], &[110, 60, 0], &[0, 0, 25]];
     for (partials, pieces) in [(Partials::Bf16, 1), (Partials::F32, 1), (Partials::Bf16, 3)] {
         let Some(kernel) = kernel_for(partials) else { continue };
-        let mut world = World::of(kernel, &[110, 110, 90], 8, 64).in_two_shots_by_kernel(5);
+        let world = World::of(kernel, &[110, 110, 90], 8, 64);
+        let mut world = world.with(|case| case.d = ElementType::F16).in_two_shots_by_kernel(5);
         world.options = world.options.with_pieces(pieces);
         let world = world.with(|case| {
-            (case.d, case.alpha, case.beta) = (ElementType::F16, 0.75, -1.5);
+            (case.alpha, case.beta) = (0.75, -1.5);
             (case.pads, case.options.bias, case.options.c) = ([1, 1, 1], true, true);
             case.options.activation = Activation::Relu;
         });
