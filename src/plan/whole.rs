@@ -218,7 +218,7 @@ impl Plan {
     }
 
     /// The rows of an all-reduce by a kernel that take about as long in two shots as in one, with 16 bits for each sum.
-    fn rows_in_one_shot(&self) -> u32 {
+    pub(crate) fn rows_in_one_shot(&self) -> u32 {
         let (ranks, row) = (u64::from(self.problem.ranks()), 2 * u64::from(self.problem.n()));
         // One shot sends (W − 1) · rows, two shots 2 · (W − 1) ÷ W · rows.
         let saved = (ranks - 1) * (ranks.max(2) - 2) * row;
@@ -232,26 +232,6 @@ impl Plan {
             operation if !operation.reduces() => 0..0,
             operation if operation.is_all_reduce() && !self.has_two_shots() => 0..self.chunks.len(),
             _ => self.chunks.of_rank(rank),
-        }
-    }
-
-    /// The rows of which `rank` adds up all ranks' sums.
-    pub(crate) fn summed_rows(&self, rank: u32) -> Range<u32> {
-        match self.has_two_shots() {
-            true => self.problem.shards().rows(rank),
-            false => self.output_rows(rank),
-        }
-    }
-
-    /// The most rows of which a rank adds up all ranks' sums, in a step of these rows or of fewer.
-    pub(crate) fn most_summed_rows(&self) -> u32 {
-        let most = self.options.operation.most_output_rows(&self.problem);
-        let shard = self.problem.shards().most_rows();
-        match self.options.engine {
-            _ if !self.has_two_shots() => most,
-            // Few rows have one shot.
-            Engine::Kernel { .. } => shard.max(self.rows_in_one_shot().min(most)),
-            _ => shard,
         }
     }
 

@@ -55,6 +55,28 @@ pub(crate) struct Layout {
     pub(crate) bytes: u64,
 }
 
+/// The rows for which a rank has slots: those that it adds up.
+impl Plan {
+    /// The rows of which `rank` adds up all ranks' sums, in a reduction: those that it gets, but in two shots its own.
+    pub(crate) fn summed_rows(&self, rank: u32) -> Range<u32> {
+        match self.has_two_shots() {
+            true => self.problem().shards().rows(rank),
+            false => self.output_rows(rank),
+        }
+    }
+
+    /// The most rows of which a rank adds up all ranks' sums, in a step of these rows or of fewer.
+    pub(crate) fn most_summed_rows(&self) -> u32 {
+        let (most, shard) = (self.most_output_rows(), self.problem().shards().most_rows());
+        match self.options().engine {
+            _ if !self.has_two_shots() => most,
+            // Few rows have one shot.
+            Engine::Kernel { .. } => shard.max(self.rows_in_one_shot().min(most)),
+            _ => shard,
+        }
+    }
+}
+
 impl Layout {
     /// The layout of a gather.
     pub(crate) fn new(plan: &Plan) -> Result<Self> {

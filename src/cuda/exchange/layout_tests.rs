@@ -130,6 +130,22 @@ fn totals_take_the_place_of_sums_that_have_been_sent() {
     assert_eq!([1, 2].map(|from| layout.signal_slot(&plan, 5, from)), [12 + 5, 24 + 5]);
 }
 
+/// A plan of two shots by a kernel has slots for the smaller steps that have one.
+#[test]
+fn slots_hold_what_is_sent_in_one_shot() {
+    for (rows, slot_rows) in [([64, 65, 64], 192), ([400; 3], 400), ([64; 3], 192)] {
+        let m = rows.iter().sum::<u32>().into();
+        let problem = Problem::builder(m, 4096, 16).shards(&rows).build().unwrap();
+        let operation = Operation::GemmAllReduce;
+        let options = PlanOptions { operation, ..PlanOptions::new() };
+        let options = options.with_strategy(Strategy::Sequential).with_engine(Engine::PUSHING);
+        let plan = Plan::new(&problem, options).unwrap();
+        assert_eq!(plan.has_two_shots(), m > 192, "{rows:?}");
+        let layout = Layout::of_sums(&plan, (4096, Partials::Bf16)).unwrap();
+        assert_eq!(layout.slot_bytes(), slot_rows * 8192, "{rows:?}");
+    }
+}
+
 #[test]
 fn pieces_end_with_their_last_row() {
     let (plan, layout) = layout(Scaling::Rows, COPIES);
