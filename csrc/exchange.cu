@@ -199,7 +199,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     exchange_sums(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                   __grid_constant__ Exchange const exchange) {
     // What another rank needs of this one's step before has ended: the product, which started behind it, waits for that end
-    // before it lets this kernel start (GatheringMainloop::load_tail). So the step begins while the product still runs.
+    // before it lets this kernel start (GatheringMainloop::load_tail). So the step begins while the product still runs, where that
+    // leaves an SM free.
     Beginning beginning(gather, step.buffer);
     // Lane i loads the address of run i's peer now, so that it is there when the wait ends.
     static_assert(OG_MAX_PUSHED <= kWarp);

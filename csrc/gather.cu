@@ -11,9 +11,11 @@ namespace {
 
 // A warp waits while another announces.
 constexpr int kBeginThreads = 2 * kWarp;
+// Blocks an SM: one will do. Not told, the compiler spills registers to make room for more.
+constexpr int kBeginBlocks = 1;
 constexpr int kPushThreads = 512;
 
-__global__ void __launch_bounds__(kBeginThreads, 1)
+__global__ void __launch_bounds__(kBeginThreads, kBeginBlocks)
     begin_step(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step) {
     Beginning beginning = start(gather, step);
     // Each warp has loaded the words of the last step before the other stores this one's.

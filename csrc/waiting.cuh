@@ -113,7 +113,7 @@ __device__ void await_words(Patience patience, int32_t count, og_failure_kind la
                             Value value_of, Writer writer_of, Ends ends, Finding& finding) {
     for (int32_t i = lane_id(); i < count && !finding.is_bad(); i += kWarp) {
         for (;;) {
-            // It may load a word, too: both loads go out together.
+            // `ends` may load a word, too: both loads go out together.
             bool const is_over = ends();
             finding.seen = load_acquire_system(word_of(i));
             if (has_reached(finding.seen, value_of(i)) || is_over) break;

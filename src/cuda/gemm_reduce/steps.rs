@@ -82,8 +82,9 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         // By a kernel: sums, then totals. Totals are sent of this rank's rows, and come of the others'.
         let mut shots: [Shot; 2] = Default::default();
         let is_own = |chunk: &u32| chunks.rank_of(*chunk) == rank;
-        let sent_in = |chunk| usize::from(plan.has_two_shots() && is_own(chunk));
-        let reduced_in = |chunk| usize::from(plan.has_two_shots() && !is_own(chunk));
+        let has_two_shots = plan.has_two_shots();
+        let sent_in = |chunk| usize::from(has_two_shots && is_own(chunk));
+        let reduced_in = |chunk| usize::from(has_two_shots && !is_own(chunk));
         let mut awaited = Vec::new();
         for (lane, of) in &step.shape.schedule.steps {
             match (lane, of) {
@@ -129,7 +130,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
                 }
                 (Lane::Compute, Reduce { chunk }) => {
                     self.gatherer.await_sums(stream, step, &std::mem::take(&mut awaited))?;
-                    if plan.has_two_shots() && !added_up.contains(chunk) {
+                    if has_two_shots && !added_up.contains(chunk) {
                         // SAFETY: the caller's promise.
                         unsafe { self.store_totals(stream, step, *chunk, calls) }?;
                         continue;
@@ -167,10 +168,9 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     ) -> Result<()> {
         let chunks = step.shape.plan.chunks();
         // They lie side by side.
-        let rows = match shots[0].reduced[..] {
-            [first, .., last] => chunks.rows(first).start..chunks.rows(last).end,
-            [only] => chunks.rows(only),
-            [] => 0..0,
+        let rows = match (shots[0].reduced.first(), shots[0].reduced.last()) {
+            (Some(first), Some(last)) => chunks.rows(*first).start..chunks.rows(*last).end,
+            _ => 0..0,
         };
         let (sum, call) = (&self.sums[0], &calls[0]);
         let total = self.totals(step, &rows, sum, call).or_else(|| {

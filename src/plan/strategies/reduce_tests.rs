@@ -217,13 +217,11 @@ fn in_one_shot_every_chunk_goes_to_all_others() {
 
 #[test]
 fn a_kernel_sends_totals_behind_sums() {
-    let way = (Strategy::Sequential, Engine::PUSHING);
     let plan = |rows: &[u32], n| {
         let m = rows.iter().sum::<u32>().into();
         let problem = Problem::builder(m, n, 16).shards(rows).build().unwrap();
-        let operation = Operation::GemmAllReduce;
-        let options =
-            PlanOptions { operation, strategy: way.0, engine: way.1, ..PlanOptions::default() };
+        let options = PlanOptions { operation: Operation::GemmAllReduce, ..PlanOptions::new() };
+        let options = options.with_strategy(Strategy::Sequential).with_engine(Engine::PUSHING);
         Plan::new(&problem, options.with_pieces(1)).unwrap()
     };
     // 1.5 MiB of sums. Between two ranks, one shot sends as much.

@@ -114,10 +114,7 @@ impl Gatherer {
                 slots: signalled.contains(&(chunk, to)).into(),
                 reserved: 0,
             };
-            match runs.last_mut().filter(|last| continues(last, &run)) {
-                Some(last) => (last.rows, last.slots) = (last.rows + run.rows, last.slots + 1),
-                None => runs.push(run),
-            }
+            add_run(&mut runs, run);
         }
         runs
     }
@@ -128,19 +125,16 @@ impl Gatherer {
         let mut runs: Vec<og_sums_run> = Vec::new();
         for &chunk in chunks {
             let (rows, from) = (plan.chunks().rows(chunk), plan.chunks().rank_of(chunk));
-            let (first_row, peer) = (i64::from(rows.start), int(from));
-            match runs.last_mut() {
-                Some(run) if run.peer == peer && run.first_row + run.rows == first_row => {
-                    run.rows += rows.len() as i64;
-                }
-                _ => runs.push(og_sums_run {
-                    to: layout.lands_at(plan, chunk, [from, rank], step.buffer),
-                    first_row,
-                    rows: rows.len() as i64,
-                    peer,
-                    ..og_sums_run::default()
-                }),
-            }
+            let run = og_sums_run {
+                to: layout.lands_at(plan, chunk, [from, rank], step.buffer),
+                first_row: rows.start.into(),
+                rows: rows.len() as i64,
+                peer: int(from),
+                slot: int(layout.signal_slot(plan, chunk, from)),
+                slots: 1,
+                reserved: 0,
+            };
+            add_run(&mut runs, run);
         }
         runs
     }
@@ -179,6 +173,14 @@ impl Gatherer {
             epoch: part.word(epoch_at) as *const _,
             ..og_reduction::default()
         }
+    }
+}
+
+/// Adds a chunk to the runs: to the last one, if it lies right behind that.
+fn add_run(runs: &mut Vec<og_sums_run>, run: og_sums_run) {
+    match runs.last_mut().filter(|last| continues(last, &run)) {
+        Some(last) => (last.rows, last.slots) = (last.rows + run.rows, last.slots + 1),
+        None => runs.push(run),
     }
 }
 
