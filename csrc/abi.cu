@@ -266,6 +266,7 @@ void check_step(og_gather const& gather, og_gather_step const* step) {
     if (step->toggled != 0) check_range("share_bits of a step with toggles", gather.share_bits, 0, 0);
     check_range("product_follows", step->product_follows, 0, 1);
     check_range("product_may_start", step->product_may_start, 0, 1);
+    check_range("awaits_beginnings", step->awaits_beginnings, 0, 1);
     check_range("senders", step->senders, 0, gather.signals_at - gather.sent_at);
     check_range("push_count", step->push_count, 0, OG_MAX_PUSHED);
     if (step->push_count == 0) return;
@@ -300,9 +301,14 @@ void check_reduction(og_reduction const* reduction, int64_t least_rows) {
     check_multiple("ldd", r.ldd * bytes_of(r.d_type));
     check_multiple("a row of sums (n)", r.n * bytes_of(r.sum_type));
     check_multiple("a row of D (n)", r.n * bytes_of(r.d_type));
-    check_address("own", r.own);
     check_address("d", r.d);
-    if (r.ranks > 1) {
+    if (r.words) {
+        check_range("sums_at", int64_t(r.sums_at), 0, INT64_MAX);
+        check_multiple("sums_at", int64_t(r.sums_at));
+    } else {
+        check_address("own", r.own);
+    }
+    if (!r.words && r.ranks > 1) {
         check_address("slots", r.slots);
         check_range("slot_pitch", r.slot_pitch, 0, INT64_MAX / OG_MAX_RANKS / bytes_of(r.sum_type));
         check_multiple("slot_pitch", r.slot_pitch * bytes_of(r.sum_type));
@@ -319,21 +325,26 @@ void check_exchange(og_gather const& gather, og_gather_step const& step, og_exch
     check_range("toggled", step.toggled, 0, 0);
     check_range("push_count", step.push_count, 0, 0);
     check_blocks(gather, step);
-    check_address("own", x.own);
+    check_range("ranks", gather.ranks, 1, OG_MAX_PUSHED);
+    check_range("sums_at", int64_t(x.sums_at), 0, INT64_MAX);
+    check_multiple("sums_at", int64_t(x.sums_at));
     check_range("row_bytes", x.row_bytes, OG_ALIGNMENT_BYTES, OG_MAX_PITCH_BYTES - 1);
     check_multiple("row_bytes", x.row_bytes);
-    check_range("sums_sent", x.sums_sent, 0, OG_MAX_PUSHED);
-    check_range("totals_sent", x.totals_sent, 0, OG_MAX_PUSHED - x.sums_sent);
-    check_range("totals_stored", x.totals_stored, 0, OG_MAX_PUSHED - x.sums_sent - x.totals_sent);
+    check_range("sums_signalled", x.sums_signalled, 0, OG_MAX_PUSHED);
+    check_range("totals_sent", x.totals_sent, 0, OG_MAX_PUSHED - x.sums_signalled);
+    check_range("totals_stored", x.totals_stored, 0, OG_MAX_PUSHED - x.sums_signalled - x.totals_sent);
     check_range("sums_awaited", x.sums_awaited, 0, OG_MAX_PUSHED);
     check_range("totals_awaited", x.totals_awaited, 0, OG_MAX_PUSHED - x.sums_awaited);
     check_range("follows_product", x.follows_product, 0, 1);
-    int32_t run_count = x.sums_sent + x.totals_sent + x.totals_stored;
+    check_range("has_begun", x.has_begun, 0, 1);
+    int32_t run_count = x.sums_signalled + x.totals_sent + x.totals_stored;
     int32_t awaited_count = x.sums_awaited + x.totals_awaited;
     if (run_count > 0) require_pointer(x.runs, "runs");
     if (awaited_count > 0) require_pointer(x.awaited, "awaited");
     // Pieces of 16 bytes are counted by 31 bits.
     int64_t most_rows = (int64_t(INT32_MAX) * 16) / x.row_bytes;
+    if (x.brought) check_address("brought", x.brought);
+    check_range("brought_rows", x.brought_rows, 0, most_rows);
     for (int32_t i = 0; i < run_count; ++i) {
         og_sums_run const& run = x.runs[i];
         check_range("peer of a run", run.peer, 0, int64_t(gather.ranks) - 1);
@@ -349,7 +360,9 @@ void check_exchange(og_gather const& gather, og_gather_step const& step, og_exch
     if (!x.total) return;
     og_reduction const& total = *x.total;
     check_reduction(&total, with_totals ? 0 : 1);
-    int64_t before = static_cast<char const*>(total.own) - static_cast<char const*>(x.own);
+    check_range("ranks of the total", total.ranks, gather.ranks, gather.ranks);
+    require_pointer(total.words, "words of the total");
+    int64_t before = int64_t(total.sums_at) - int64_t(x.sums_at);
     check_range("the place of the total", before, 0, most_rows * x.row_bytes);
     check_range("the place of the total modulo row_bytes", before % x.row_bytes, 0, 0);
     check_range("rows of the total", total.rows, 0, most_rows - before / x.row_bytes);

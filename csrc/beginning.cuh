@@ -3,8 +3,8 @@
 // What belongs here: what kernels that begin a step have in common. What they do beside is up to gather.cu (rows) and
 // exchange.cu (sums). The words are described at og_gather.
 //
-// Invariant: a rank writes into another's buffer only after all ranks have consumed it, or after it has posted `torn`; a wait whose
-// failure leaves a wrong total to be sent posts `torn` first; every wait ends by its word, the limit, the abort word or a rank's
+// Invariant: a rank writes into another's buffer, or where another reads its own, only after all ranks have consumed that, or after it
+// has posted `torn`; a wait whose failure leaves a wrong total to be sent posts `torn` first; every wait ends by its word, the limit, the abort word or a rank's
 // departure. The product waits for the step's beginning. So the beginning signals the product first, sends its loads out together,
 // and waits for no single store.
 #pragma once
@@ -25,11 +25,12 @@ __device__ inline uint64_t* layout_word(og_gather const& gather, uint32_t* words
 }
 
 // Called by a warp that gives up: what this rank sends from now on may overwrite what others still read, or be a total of which
-// sums are missing. They have to know before its first byte is sent.
+// sums are missing; and its next products may overwrite sums that others still read. They have to know before its first byte is stored.
 __device__ inline void tell_that_rows_may_be_torn(og_gather const& gather) {
     for (int32_t peer = lane_id(); peer < gather.ranks; peer += kWarp) {
         store_relaxed_system(gather.words[peer] + gather.torn_at + gather.rank, 1);
     }
+    __threadfence_system();
 }
 
 __device__ inline void store_release_gpu_64(uint64_t* word, uint64_t value) {
@@ -120,6 +121,7 @@ struct Beginning {
             return was_over != 0 || given_up == given_up_at(before) || given_up == given_up_at(OG_TOGGLE_SET);
         };
         uint32_t consumed = has_reached(last_use, epoch - 2) ? last_use : epoch - 2;
+        if (step.awaits_beginnings) consumed = before;
         uint32_t* const words = own;
         int32_t consumed_at = gather.consumed_at, sent_at = gather.sent_at, ranks = gather.ranks;
         uint32_t sent = step.toggled ? OG_TOGGLE_SET : before;
@@ -180,7 +182,9 @@ struct Beginning {
     // both; what it loads between the two arrives while the block waits. `is_given_up` is the block's own, in shared memory;
     // read it behind a barrier.
     __device__ void announce_by_block(og_gather const& gather, og_gather_step const& step) const {
-        if (blockIdx.x != 0 || threadIdx.x / kWarp != 1) return;
+        if (blockIdx.x == 0 && threadIdx.x / kWarp == 1) announce_step(gather, step);
+    }
+    __device__ void announce_step(og_gather const& gather, og_gather_step const& step) const {
         tell_product(gather, step);
         announce(gather, step.layout);
     }
@@ -217,7 +221,8 @@ struct Beginning {
     }
 };
 
-// Loads what there is to know, waits for the kernels before, and lets the product that follows start: at once where the
+// Loads what there is to know, waits for the kernels before (first, if no product follows: then a kernel that has begun the last step
+// itself, in exchange.cu, may come directly before, and writes what is loaded), and lets the product that follows start: at once where the
 // host says that it may (B is constant, and no kernel pushes), else when they have ended, so that what it reads first is
 // theirs no more.
 //
@@ -227,6 +232,7 @@ struct Beginning {
 __device__ inline Beginning start(og_gather const& gather, og_gather_step const& step) {
     // The thread that tells the product later (`tell_product`), so that nothing has to order the two.
     bool const lets_start = step.product_follows && threadIdx.x == kWarp;
+    if (!step.product_follows) wait_for_kernels_before();
     if (lets_start && blockIdx.x == 0) {
         store_relaxed_system_64(reinterpret_cast<uint64_t*>(gather.own + gather.begun_at), 0);
         __threadfence();

@@ -1,30 +1,40 @@
-// One kernel of a reduction with few rows, behind its product if it has one: begins the step, sends this rank's sums, waits for
-// the others', and adds them up. In an all-reduce in two shots, it also sends the totals of this rank's rows, waits for those of
-// the others' rows, and stores them.
+// One kernel of a reduction with few rows, behind its product if it has one: begins the step, unless it has begun, says that this
+// rank's sums are complete, waits for the others', and adds all up, which it reads where they lie: in the memory of each rank. In an all-reduce in two shots,
+// it also sends the totals of this rank's rows, waits for those of the others' rows, and stores them.
 //
 // What belongs here: the shares of the blocks. Beginning a step is beginning.cuh's, adding up is totals.cuh's. On every rank
-// block b sends, adds up, and stores the same elements. So it waits only for the blocks b of the other ranks, no block waits for
-// all, and no kernel has to start in between. (Sums that carried their epoch with them, 8 bytes of each, would need no fence:
-// that gained 0.4 us of 31.) While they wait, its blocks hold SMs: operations on several streams, and ranks that share a GPU,
-// need room for a product beside the blocks of all of them.
+// block b brings, adds up, and stores the same elements. So it waits only for the blocks b of the other ranks, no block waits for
+// all, and no kernel has to start in between. While they wait, its blocks hold SMs: operations on several streams, and ranks that
+// share a GPU, need room for a product beside the blocks of all of them.
 //
-// Invariant: a block sends after all ranks have consumed what was in their slots; its signals follow its stores, behind a
-// fence of the whole system; it adds up, and stores, what has been signalled, or NaN where the step was given up. It sends sums
-// before it waits for any, and totals before it waits for any; blocks need not run at the same time. A total lands on sums that
-// its receiver has sent: its sender has added them up.
+// Reading takes less time than sending, a fence behind it, and adding up what has come (benches/results has both). In return a rank's
+// sums have to stay until all have read them: the product of the next step writes another buffer, and that of the step after comes
+// behind the next launch of this kernel, which waits for a word of every other rank that comes behind its reads of these sums: that its
+// next sums are complete; for a rank that gets no rows, that it has begun the next step; in two shots, a total, which comes behind all
+// ranks' sums.
+//
+// Invariant: a block reads, and stores, what has been signalled, or stores NaN where the step was given up; then all ranks learn that
+// this one may overwrite what they read, or that totals are missing (`torn`). It signals before it waits, sums and totals alike;
+// blocks need not run at the same time. A total lands on sums that its sender has read, and nobody else reads.
 #include <algorithm>
 
 #include "beginning.cuh"
 #include "instance.h"
+#include "named_barriers.h"
 #include "signals.h"
 #include "totals.cuh"
 
 namespace overlap_gemm {
 namespace {
 
+// Threads that add up. One more warp announces the step and lets the epoch grow: a block that waited for its fence and its stores to all
+// ranks would be held up.
 constexpr int kThreads = 512;
+// The barrier of these threads; and that of the first warp, once it has read the old epoch, and of the one more.
+constexpr int kAdders = 1;
+constexpr int kEpochIsRead = 2;
 
-// Sums or totals that go from one rank to another, in pieces of 16 bytes of sums, counted from row 0.
+// Totals that go from one rank to another, in pieces of 16 bytes of sums, counted from row 0; or a word that says that sums are there.
 struct Run {
     uint64_t to;
     uint32_t first;
@@ -34,32 +44,40 @@ struct Run {
     int32_t slots;
 };
 
-// What one launch sends and awaits, as kernel parameters.
+// What one launch does, as kernel parameters.
 struct Exchange {
-    int4 const* own;
+    uint64_t sums_at;
+    int4 const* brought;
+    uint32_t brought_pieces;
     uint32_t row_pieces;
     // Runs, one kind behind the other.
-    int32_t sums_sent;
+    int32_t sums_signalled;
     int32_t totals_sent;
     int32_t totals_stored;
     int32_t sums_awaited;
     int32_t totals_awaited;
+    int32_t has_begun;
     // 0: this rank gets no rows. Else `total` says where D is; it has no rows if this rank only stores totals.
     int32_t has_total;
     og_reduction total;
     Run runs[OG_MAX_PUSHED];
     og_slots awaited[OG_MAX_PUSHED];
 
-    __device__ int32_t sent() const { return sums_sent + totals_sent; }
+    __device__ int32_t signalled() const { return sums_signalled + totals_sent; }
     __device__ bool has_second_shot() const { return totals_sent + totals_awaited + totals_stored > 0; }
+    // Pieces before the first one that is added up.
+    __device__ uint32_t first() const { return uint32_t((total.sums_at - sums_at) / sizeof(int4)); }
 };
 
 // What a block's warps share.
 struct Shared {
     bool is_given_up;
-    // Where piece 0 of each run that is sent would land.
-    int4* places[OG_MAX_PUSHED];
+    // Where the words of each rank start, as this one reaches them.
+    char* words[OG_MAX_PUSHED];
 };
+
+// Joins the threads that add up.
+__device__ void join() { meet_at<kAdders, kThreads>(); }
 
 // The distance of this thread's pieces, and its first one from `first` on.
 __device__ uint32_t stride() { return gridDim.x * kThreads; }
@@ -75,25 +93,26 @@ __device__ void for_each_of_share(uint32_t first, uint32_t end, Each each) {
     for (uint32_t at = first_of_share(first); at < end; at += kAtOnce * stride()) each(at);
 }
 
-// Sends this block's share of a run to where piece 0 of it would land.
-__device__ void send(Exchange const& exchange, Run const& run, int4* to) {
+// Copies this block's share of the sums that the caller has to where the other ranks read them.
+__device__ void bring(Exchange const& exchange, int4* to) {
     constexpr int kInFlight = 8;
-    for_each_of_share<kInFlight>(run.first, run.end, [&](uint32_t at) {
+    for_each_of_share<kInFlight>(0, exchange.brought_pieces, [&](uint32_t at) {
         int4 held[kInFlight];
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-            if (at + i * stride() < run.end) held[i] = __ldcg(exchange.own + at + i * stride());
+            if (at + i * stride() < exchange.brought_pieces) held[i] = __ldcg(exchange.brought + at + i * stride());
         }
 #pragma unroll
         for (int i = 0; i < kInFlight; ++i) {
-            if (at + i * stride() < run.end) to[at + i * stride()] = held[i];
+            if (at + i * stride() < exchange.brought_pieces) to[at + i * stride()] = held[i];
         }
     });
 }
 
-// That this block's share of a run has been sent: behind the stores of all threads of the block.
+// That this block's share of a run is there: behind the stores of all threads of the block, and of the kernels before. The fence
+// pairs with the acquire of `await_words`.
 __device__ void signal(og_gather const& gather, Run const& run, uint32_t* peer, uint32_t epoch) {
-    __threadfence_system();
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
     uint32_t* words = peer + gather.signals_at + blockIdx.x;
     for (int32_t slot = run.slot; slot < run.slot + run.slots; ++slot) {
         store_relaxed_system(words + (slot << gather.share_bits), epoch);
@@ -101,7 +120,7 @@ __device__ void signal(og_gather const& gather, Run const& run, uint32_t* peer, 
 }
 
 // Waits for this block's share of some of what is awaited; false if the step was given up.
-__device__ bool await_share(og_gather const& gather, og_slots const* awaited, int32_t count, uint32_t epoch) {
+__device__ bool await_words_of_share(og_gather const& gather, og_slots const* awaited, int32_t count, uint32_t epoch) {
     og_stop* stop = stop_of(gather, gather.own);
     uint32_t const* words = gather.own + gather.signals_at + blockIdx.x;
     int32_t const share_bits = gather.share_bits, slots_per_rank = gather.slots / gather.ranks;
@@ -125,40 +144,73 @@ __device__ bool await_share(og_gather const& gather, og_slots const* awaited, in
     return !__any_sync(0xffffffff, was_given_up);
 }
 
-// Adds up this block's share, and, if `kIsSent`, stores each total at the receivers, too. The loads of kPlaces places and kRanks
-// ranks go out together.
-template <bool kIsSent, int kPlaces, int kRanks, class Sum, class Output>
-__device__ void add_up_share(Exchange const& exchange, Shared const& shared) {
+// The same, for the block's first warp. If it gives up, all ranks learn of it before the next product can overwrite this rank's sums,
+// which they may still read.
+__device__ void await_share(og_gather const& gather, og_slots const* awaited, int32_t count, uint32_t epoch, Shared& shared) {
+    bool gives_up = !await_words_of_share(gather, awaited, count, epoch);
+    if (gives_up) tell_that_rows_may_be_torn(gather);
+    if (lane_id() == 0) shared.is_given_up = gives_up;
+}
+
+// Ranks whose sums are loaded at a time, if there are more than four.
+constexpr int kManyRanks = 8;
+
+// Adds up the piece at `at`, and those one and more strides behind it, kPlaces in all, and stores each total, at the receivers of
+// totals too. The loads of all places and of kRanks ranks go out together. `kIsPlain`: nothing but alpha follows a total.
+template <bool kIsPlain, int kPlaces, int kRanks, class Sum, class Output>
+__device__ void add_up_places(Exchange const& exchange, Shared const& shared, uint32_t at) {
     constexpr int kWidth = kWidthOf<Sum>;
     og_reduction const& r = exchange.total;
     // Other products' sums may lie beside those of this one.
-    uint32_t const row_pieces = exchange.row_pieces, in_row = uint32_t(r.n) / kWidth;
-    uint32_t const first = uint32_t(static_cast<int4 const*>(r.own) - exchange.own);
-    uint32_t const end = first + uint32_t(r.rows) * row_pieces;
+    uint32_t const row_pieces = exchange.row_pieces, in_row = uint32_t(r.n) / kWidth, first = exchange.first();
     bool const is_given_up = shared.is_given_up;
-    for_each_of_share<kPlaces>(first, end, [&](uint32_t at) {
-        Values<kWidth> values[kPlaces];
-        // From `end` on, the first place is added again in vain: a branch would keep the loads apart.
-        auto piece = [&](int i) { return at + (at + i * stride() < end ? i : 0) * stride(); };
-        add_up<kRanks, Sum>(r, [&](int i) { return int64_t(piece(i) - first) * kWidth; }, values);
+    auto start_of = [&](int32_t rank) { return shared.words[rank] + r.sums_at; };
+    if constexpr (kRanks < kManyRanks) __builtin_assume(r.ranks <= kRanks);
+    Values<kWidth> values[kPlaces];
+    add_up<kRanks, Sum>(r.ranks, start_of, [&](int i) { return int64_t(at + i * stride() - first) * kWidth; }, values);
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) {
-            uint32_t const from = at + i * stride(), place = from - first;
-            uint32_t const row = place / row_pieces, in_this_row = place - row * row_pieces;
-            if (from >= end || in_this_row >= in_row) continue;
-            int64_t const column = in_this_row * kWidth, at_d = row * r.ldd + column;
-            if (is_given_up) spoil(values[i]);
+    for (int i = 0; i < kPlaces; ++i) {
+        uint32_t const from = at + i * stride(), place = from - first;
+        uint32_t const row = place / row_pieces, in_this_row = place - row * row_pieces;
+        if (in_this_row >= in_row) continue;
+        int64_t const column = in_this_row * kWidth, at_d = row * r.ldd + column;
+        if (is_given_up) spoil(values[i]);
+        if constexpr (kIsPlain) {
+            each(values[i], [&](float x) { return __fmul_rn(r.alpha, x); });
+        } else {
             finish<Output, kWidth>(r, values[i], at_d, column);
-            store<Output, kWidth>(r.d, at_d, values[i]);
-            // A total fits in the place of a sum: see check_exchange. A block that gives up sends none, and never signals its share
-            // of them.
-            if constexpr (!kIsSent || sizeof(Output) > sizeof(Sum)) continue;
-            for (int32_t to = exchange.sums_sent; to < exchange.sent() && !is_given_up; ++to) {
-                if (from < exchange.runs[to].first || from >= exchange.runs[to].end) continue;
-                store<Output, kWidth>(shared.places[to] + from, 0, values[i]);
+        }
+        store<Output, kWidth>(r.d, at_d, values[i]);
+        // A total fits in the place of a sum: see check_exchange. A block that gives up sends none, and never signals its share of them.
+        if constexpr (sizeof(Output) <= sizeof(Sum)) {
+#pragma unroll 1
+            for (int32_t to = exchange.sums_signalled; to < exchange.signalled() && !is_given_up; ++to) {
+                Run const& run = exchange.runs[to];
+                if (from < run.first || from >= run.end) continue;
+                char* place = shared.words[run.peer] + run.to + (from - run.first) * sizeof(int4);
+                store<Output, kWidth>(place, 0, values[i]);
             }
         }
-    });
+    }
+}
+
+// Adds up this block's share.
+template <bool kIsPlain, int kRanks, class Sum, class Output>
+__device__ void add_up_share(Exchange const& exchange, Shared const& shared) {
+    // What may follow a total needs registers.
+    constexpr int kLoads = kIsPlain ? 8 : 4;
+    constexpr int kMost = kRanks < kLoads ? kLoads / kRanks : 1;
+    uint32_t const end = exchange.first() + uint32_t(exchange.total.rows) * exchange.row_pieces;
+    uint32_t at = first_of_share(exchange.first());
+    for (; at + (kMost - 1) * stride() < end; at += kMost * stride()) {
+        add_up_places<kIsPlain, kMost, kRanks, Sum, Output>(exchange, shared, at);
+    }
+    // What is left are fewer: no place is loaded in vain, for that takes as much of the link.
+    if (kMost > 2 && at + stride() < end) {
+        add_up_places<kIsPlain, 2, kRanks, Sum, Output>(exchange, shared, at);
+        at += 2 * stride();
+    }
+    if (kMost > 1 && at < end) add_up_places<kIsPlain, 1, kRanks, Sum, Output>(exchange, shared, at);
 }
 
 // Stores this block's share of the totals of a run, which have arrived.
@@ -169,7 +221,7 @@ __device__ void store_share(og_gather const& gather, Exchange const& exchange, R
     og_reduction const& r = exchange.total;
     int4 const* const landed = reinterpret_cast<int4 const*>(reinterpret_cast<char const*>(gather.own) + run.to) - run.first;
     // D's address is that of the first row that this rank adds up.
-    int64_t const row_of_d = uint32_t(static_cast<int4 const*>(r.own) - exchange.own) / exchange.row_pieces;
+    int64_t const row_of_d = exchange.first() / exchange.row_pieces;
     for_each_of_share<kPlaces>(run.first, run.end, [&](uint32_t at) {
         Values<kWidth> values[kPlaces];
 #pragma unroll
@@ -188,106 +240,135 @@ __device__ void store_share(og_gather const& gather, Exchange const& exchange, R
     });
 }
 
-// The last block that calls this lets the epoch grow. One warp of each block calls it, after the block has read the old epoch.
-__device__ void count(Beginning const& beginning, og_gather const& gather, og_gather_step const& step) {
+// Announces the step, and lets the epoch grow when all blocks have read the old one.
+__device__ void begin_by_warp(og_gather const& gather, og_gather_step const& step) {
+    Beginning const beginning(gather, step.buffer);
+    if (blockIdx.x == 0) beginning.announce_step(gather, step);
+    wait_for_kernels_before();
+    meet_at<kEpochIsRead, 2 * kWarp>();
     bool is_last = lane_id() == 0 && is_last_block(step.counter);
     if (__any_sync(0xffffffff, is_last)) beginning.begin(gather, step, false);
 }
 
-template <class Sum, class Output>
-__global__ void __launch_bounds__(kThreads, 1)
+// Without what may follow a total it is a third as long: each launch reads its instructions from memory.
+template <bool kIsPlain, class Sum, class Output>
+__global__ void __launch_bounds__(kThreads + kWarp, 1)
     exchange_sums(__grid_constant__ og_gather const gather, __grid_constant__ og_gather_step const step,
                   __grid_constant__ Exchange const exchange) {
     // What another rank needs of this one's step before has ended: the product, which started behind it, waits for that end
     // before it lets this kernel start (GatheringMainloop::load_tail). So the step begins while the product still runs, where that
     // leaves an SM free.
-    Beginning beginning(gather, step.buffer);
-    // Lane i loads the address of run i's peer now, so that it is there when the wait ends.
-    static_assert(OG_MAX_PUSHED <= kWarp);
-    Run const& run = exchange.runs[lane_id()];
-    bool const sends_sums = lane_id() < exchange.sums_sent, sends = lane_id() < exchange.sent();
-    uint32_t* const peer = sends && threadIdx.x < kWarp ? gather.words[run.peer] : nullptr;
+    int32_t const warp = int32_t(threadIdx.x) / kWarp;
+    if (warp == kThreads / kWarp) {
+        if (!exchange.has_begun) begin_by_warp(gather, step);
+        return;
+    }
     __shared__ Shared shared;
-    beginning.announce_by_block(gather, step);
-    beginning.await_by_block(gather, step, shared.is_given_up);
-    if (threadIdx.x < kWarp && sends) {
-        shared.places[lane_id()] = reinterpret_cast<int4*>(reinterpret_cast<char*>(peer) + run.to) - run.first;
+    uint32_t epoch = 0;
+    if (warp == 0) {
+        Beginning beginning(gather, step.buffer);
+        if (exchange.has_begun) {
+            epoch = beginning.before;
+            og_stop const* stop = stop_of(gather, gather.own);
+            if (threadIdx.x == 0) shared.is_given_up = load_relaxed_gpu(&stop->given_up) == given_up_at(epoch);
+        } else {
+            epoch = beginning.epoch;
+            beginning.await_by_block(gather, step, shared.is_given_up);
+            arrive_at<kEpochIsRead, 2 * kWarp>();
+        }
+    } else if (warp == 1) {
+        for (int32_t rank = lane_id(); rank < gather.ranks; rank += kWarp) {
+            shared.words[rank] = reinterpret_cast<char*>(gather.words[rank]);
+        }
     }
     wait_for_kernels_before();
-    __syncthreads();
+    join();
 
-    // Where a block gives up, its share is never signalled.
-    if (!shared.is_given_up) {
-        for (int32_t i = 0; i < exchange.sums_sent; ++i) send(exchange, exchange.runs[i], shared.places[i]);
-        __syncthreads();
-        if (threadIdx.x / kWarp == 1) count(beginning, gather, step);
-        if (threadIdx.x < kWarp) {
-            if (sends_sums) signal(gather, run, peer, beginning.epoch);
-            __syncwarp();
-            bool gives_up = !await_share(gather, exchange.awaited, exchange.sums_awaited, beginning.epoch);
-            if (threadIdx.x == 0) shared.is_given_up = gives_up;
-        }
-        __syncthreads();
-    } else if (threadIdx.x < kWarp) {
-        count(beginning, gather, step);
-    }
-    if (!exchange.has_second_shot()) {
-        // What follows waits for the end of this kernel; until then it finds its place. Not sooner, which would gain 1 us: a
-        // product that holds all other SMs while this block waits for a peer could keep out a product that the peer waits for.
-        let_next_kernel_start();
-        if (!exchange.has_total) return;
-        if (exchange.total.ranks <= 2) return add_up_share<false, 4, 2, Sum, Output>(exchange, shared);
-        return add_up_share<false, 2, 4, Sum, Output>(exchange, shared);
-    }
-
-    add_up_share<true, 2, 4, Sum, Output>(exchange, shared);
-    __syncthreads();
-    if (threadIdx.x < kWarp && !shared.is_given_up) {
-        if (sends && !sends_sums) signal(gather, run, peer, beginning.epoch);
+    // Lane i of the first warp signals run i.
+    static_assert(OG_MAX_PUSHED <= kWarp);
+    Run const& run = exchange.runs[lane_id()];
+    auto signal_own = [&](bool is_mine) {
+        if (is_mine) signal(gather, run, reinterpret_cast<uint32_t*>(shared.words[run.peer]), epoch);
         __syncwarp();
-        bool gives_up = !await_share(gather, exchange.awaited + exchange.sums_awaited, exchange.totals_awaited, beginning.epoch);
-        if (threadIdx.x == 0) shared.is_given_up = gives_up;
+    };
+    // Where a block gives up, its share is never signalled.
+    bool const goes_on = !shared.is_given_up;
+    if (goes_on && exchange.brought) {
+        bring(exchange, reinterpret_cast<int4*>(shared.words[gather.rank] + exchange.sums_at));
+        join();
     }
-    __syncthreads();
+    if (warp == 0 && goes_on) {
+        signal_own(lane_id() < exchange.sums_signalled);
+        await_share(gather, exchange.awaited, exchange.sums_awaited, epoch, shared);
+    }
+    join();
+    bool const has_second_shot = exchange.has_second_shot();
+    // What follows waits for the end of this kernel; until then it finds its place. Not sooner, which would gain 1 us: a
+    // product that holds all other SMs while this block waits for a peer could keep out a product that the peer waits for.
+    if (!has_second_shot) let_next_kernel_start();
+    if (!exchange.has_total) return;
+    if (exchange.total.ranks <= 2) {
+        add_up_share<kIsPlain, 2, Sum, Output>(exchange, shared);
+    } else if (exchange.total.ranks <= 4) {
+        add_up_share<kIsPlain, 4, Sum, Output>(exchange, shared);
+    } else {
+        add_up_share<kIsPlain, kManyRanks, Sum, Output>(exchange, shared);
+    }
+    if (!has_second_shot) return;
+    join();
+    if (warp == 0 && !shared.is_given_up) {
+        signal_own(lane_id() >= exchange.sums_signalled && lane_id() < exchange.signalled());
+        await_share(gather, exchange.awaited + exchange.sums_awaited, exchange.totals_awaited, epoch, shared);
+    }
+    join();
     let_next_kernel_start();
-    for (int32_t i = exchange.sent(); i < exchange.sent() + exchange.totals_stored; ++i) {
+    for (int32_t i = exchange.signalled(); i < exchange.signalled() + exchange.totals_stored; ++i) {
         store_share<Sum, Output>(gather, exchange, exchange.runs[i], shared.is_given_up);
     }
 }
 
 using Kernel = void (*)(og_gather, og_gather_step, Exchange);
 
+template <bool kIsPlain>
 Kernel kernel_of(og_type sum_type, og_type d_type) {
     return of_types(sum_type, d_type,
-                    [](auto sum, auto d) -> Kernel { return exchange_sums<decltype(sum), decltype(d)>; });
+                    [](auto sum, auto d) -> Kernel { return exchange_sums<kIsPlain, decltype(sum), decltype(d)>; });
 }
 
 }  // namespace
 
 void exchange(og_gather const& gather, og_gather_step const& step, og_exchange const& given, cudaStream_t stream) {
     Exchange exchange{};
-    exchange.own = static_cast<int4 const*>(given.own);
+    exchange.sums_at = given.sums_at;
     exchange.row_pieces = uint32_t(given.row_bytes / int64_t(sizeof(int4)));
+    exchange.brought = static_cast<int4 const*>(given.brought);
+    exchange.brought_pieces = given.brought ? uint32_t(given.brought_rows) * exchange.row_pieces : 0;
     // 31 bits count pieces: see check_exchange.
     auto in_pieces = [&](og_sums_run const& run) {
         uint32_t first = uint32_t(run.first_row) * exchange.row_pieces;
         return Run{run.to, first, first + uint32_t(run.rows) * exchange.row_pieces, run.peer, run.slot, run.slots};
     };
-    int32_t runs = given.sums_sent + given.totals_sent + given.totals_stored;
+    int32_t runs = given.sums_signalled + given.totals_sent + given.totals_stored;
     std::transform(given.runs, given.runs + runs, exchange.runs, in_pieces);
     std::copy_n(given.awaited, given.sums_awaited + given.totals_awaited, exchange.awaited);
-    exchange.sums_sent = given.sums_sent;
+    exchange.sums_signalled = given.sums_signalled;
     exchange.totals_sent = given.totals_sent;
     exchange.totals_stored = given.totals_stored;
     exchange.sums_awaited = given.sums_awaited;
     exchange.totals_awaited = given.totals_awaited;
+    exchange.has_begun = given.has_begun;
     exchange.has_total = given.total != nullptr;
     if (given.total) exchange.total = *given.total;
+    og_reduction const& total = exchange.total;
+    bool is_plain = !total.c && !total.bias && !total.average && total.activation == OG_ACTIVATION_NONE;
+    Kernel kernel = (is_plain ? kernel_of<true> : kernel_of<false>)(total.sum_type, total.d_type);
     // Behind no product it would say too early that the step before has been consumed: that step may still be adding up.
-    launch_in_pairs(given.follows_product != 0, kernel_of(exchange.total.sum_type, exchange.total.d_type), step.blocks,
-                    kThreads, stream, "launch of exchange_sums", gather, step, exchange);
+    launch_in_pairs(given.follows_product != 0, kernel, step.blocks, kThreads + kWarp, stream, "launch of exchange_sums", gather, step, exchange);
 }
 
-void load_exchange_kernels() { load_all_types(kernel_of, "cudaFuncGetAttributes(exchange_sums)"); }
+void load_exchange_kernels() {
+    load_all_types(kernel_of<true>, "cudaFuncGetAttributes(exchange_sums)");
+    load_all_types(kernel_of<false>, "cudaFuncGetAttributes(exchange_sums)");
+}
 
 }  // namespace overlap_gemm

@@ -232,7 +232,6 @@ __global__ void __launch_bounds__(kWarp)
     if (!finding.is_bad()) return;
     // What follows on this stream may send totals, of which sums are missing now.
     tell_that_rows_may_be_torn(gather);
-    __threadfence_system();
     if (lane_id() == 0 && is_first_to_give_up(stop, epoch)) finding.record(gather.failure);
 }
 

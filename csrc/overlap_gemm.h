@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 18
+#define OG_ABI_VERSION 19
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -391,6 +391,8 @@ typedef struct og_gather_step {
     int32_t product_follows;
     /* 1: that product may start, and read B, at once; 0: when all that came before has ended. */
     int32_t product_may_start;
+    /* 1: the beginning waits until all ranks have begun this step, not until they have consumed the step before the last. */
+    int32_t awaits_beginnings;
     /* How many of the words `sent` have to say that the step before is sent. */
     int32_t senders;
     /* HOST memory, copied: what a kernel of `blocks` blocks, at most 1 << share_bits, pushes to all others; may be
@@ -441,8 +443,11 @@ typedef struct og_pad {
  *
  * All pointers are to device memory. A null C or bias is absent. */
 typedef struct og_reduction {
-    /* The sums: BF16 or F32. This rank's own; then a slot for each other rank, in order, the slots `slot_pitch` elements
-     * apart. Rows are `pitch` elements apart in all of them. */
+    /* The sums: BF16 or F32, rows `pitch` elements apart. Each rank's lie in its own memory, `sums_at` bytes from the start of
+     * its words; or, if `words` is null, this rank's at `own`, and those of the other ranks in slots, in order, `slot_pitch`
+     * elements apart. */
+    uint32_t *const *words;
+    uint64_t sums_at;
     const void *own;
     const void *slots;
     int64_t slot_pitch;
@@ -468,7 +473,7 @@ typedef struct og_reduction {
     const uint32_t *epoch;
 } og_reduction;
 
-/* Rows of sums or totals that go from one rank to another as one. */
+/* Rows of which a rank sends the totals to another, as one; or, without rows, words alone. */
 typedef struct og_sums_run {
     /* Where they land, in bytes from the start of the receiver's words. */
     uint64_t to;
@@ -476,27 +481,32 @@ typedef struct og_sums_run {
     int64_t rows;
     /* The other rank. */
     int32_t peer;
-    /* The slots whose signals say that they have arrived, side by side. */
+    /* The slots whose signals say that all is there, side by side. */
     int32_t slot;
     int32_t slots;
     int32_t reserved;
 } og_sums_run;
 
-/* What one kernel does of a reduction, behind its product or without one: it sends sums, adds up, and may send totals and store
- * those of other ranks. It has as many blocks as og_gather_step says, at most `1 << share_bits`.
+/* What one kernel does of a reduction, behind its product or without one: it says that this rank's sums are there, adds up all
+ * ranks' sums, which it reads in their memory, and may send totals and store those of other ranks. It has as many blocks as
+ * og_gather_step says, at most `1 << share_bits`.
  *
  * Totals travel as values of D, in the places of as many sums: so D's type is no larger than that of sums, and D has all
  * columns of a row. */
 typedef struct og_exchange {
-    /* Row 0 of this rank's sums, in any memory of its device, and bytes from one row to the next. D may lie in their place, row
-     * for row and in their type. */
-    const void *own;
+    /* Row 0 of each rank's sums, in bytes from the start of its words; and bytes from one row to the next. */
+    uint64_t sums_at;
     int64_t row_bytes;
-    /* HOST memory, copied: at most OG_MAX_PUSHED of each. The runs of sums that are sent, then of totals that are sent, then
-     * of totals that are stored: D has their rows, too. The slots of the sums that are awaited, then of the totals. */
+    /* Unless null: this rank's sums, of that many rows, in any memory of its device. They are copied to where its sums lie. D may
+     * lie in their place, row for row and in their type. */
+    const void *brought;
+    int64_t brought_rows;
+    /* HOST memory, copied: at most OG_MAX_PUSHED of each. The runs of sums, of which other ranks learn that they are there,
+     * then of totals that are sent, then of totals that are stored: D has their rows, too. The slots of the sums that are
+     * awaited, then of the totals. */
     const og_sums_run *runs;
     const og_slots *awaited;
-    int32_t sums_sent;
+    int32_t sums_signalled;
     int32_t totals_sent;
     int32_t totals_stored;
     int32_t sums_awaited;
@@ -504,6 +514,9 @@ typedef struct og_exchange {
     /* 1: the kernel before on the stream is a product of the step, which lets this one start when the step before has ended;
      * 0: it starts when all kernels before have ended. */
     int32_t follows_product;
+    /* 1: og_gather_begin has begun the step; 0: this kernel does. */
+    int32_t has_begun;
+    int32_t reserved;
     /* HOST memory, copied: what is added up, of no row at all if only totals are stored; null if this rank gets no rows. */
     const og_reduction *total;
 } og_exchange;
@@ -587,9 +600,9 @@ og_status og_gather_await(const og_gather *gather, const og_slots *slots, void *
  * kernels that wait for the sums among it. */
 og_status og_reduce(const og_reduction *reduction, void *stream);
 
-/* Enqueues a kernel that begins a step as `og_gather_begin` does, without pushes of rows and without toggles, sends sums, waits
- * for those of other ranks, adds them up, and then sends, awaits and stores totals, if there are any. Its blocks hold SMs while
- * they wait, so ranks that share a GPU have to leave room there for each other's products. */
+/* Enqueues a kernel that begins a step as `og_gather_begin` does, unless that has begun it, without pushes of rows and without toggles,
+ * says that this rank's sums are complete, waits for those of other ranks, adds them up, and then sends, awaits and stores totals, if there are any.
+ * Its blocks hold SMs while they wait, so ranks that share a GPU have to leave room there for each other's products. */
 og_status og_exchange_sums(const og_gather *gather, const og_gather_step *step, const og_exchange *exchange, void *stream);
 
 /* Enqueues a kernel of one warp by which this rank and others signal each other on a channel: to `peer`

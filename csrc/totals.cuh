@@ -2,7 +2,7 @@
 //
 // What belongs here: loading, adding up, what follows a total, and the choice of a kernel by types. Who waits for the sums is
 // up to reduce.cu and exchange.cu.
-// Sums are read from L2: a peer's copies go there, and the SM's own cache may hold lines of an earlier step.
+// Sums are read past the SM's own cache, which may hold lines of an earlier step.
 //
 // Invariant: an output depends on no order but that of the ranks: each adds its sums at its own place, in f32. Each
 // operation is rounded by itself, as on the host: the compiler may not fuse a product and a sum.
@@ -26,14 +26,19 @@ template <class Element, int kWidth>
 using Piece = std::conditional_t<kWidth * sizeof(Element) % sizeof(int4) == 0, int4, int2>;
 
 template <class Element, int kWidth>
-__device__ Values<kWidth> load(void const* start, int64_t at) {
+__device__ cutlass::Array<Element, kWidth> load_elements(void const* start, int64_t at) {
     using From = Piece<Element, kWidth>;
     alignas(16) cutlass::Array<Element, kWidth> elements;
     auto const* from = reinterpret_cast<From const*>(static_cast<Element const*>(start) + at);
     auto* to = reinterpret_cast<From*>(elements.data());
 #pragma unroll
     for (int i = 0; i < int(sizeof(elements) / sizeof(From)); ++i) to[i] = __ldcg(from + i);
-    return cutlass::NumericArrayConverter<float, Element, kWidth>{}(elements);
+    return elements;
+}
+
+template <class Element, int kWidth>
+__device__ Values<kWidth> load(void const* start, int64_t at) {
+    return cutlass::NumericArrayConverter<float, Element, kWidth>{}(load_elements<Element, kWidth>(start, at));
 }
 
 template <class Element, int kWidth>
@@ -47,25 +52,31 @@ __device__ void store(void* start, int64_t at, Values<kWidth> const& values) {
     for (int i = 0; i < int(sizeof(elements) / sizeof(To)); ++i) to[i] = from[i];
 }
 
-// Adds up all ranks' sums at some places; place i begins at element `at(i)` of a slot. All places' loads of kRanks ranks go out
-// together: a load takes far longer than an addition.
-template <int kRanks, class Sum, int kPlaces, int kWidth, class At>
-__device__ void add_up(og_reduction const& r, At at, Values<kWidth> (&totals)[kPlaces]) {
-    auto const* slots = static_cast<Sum const*>(r.slots);
-#pragma unroll kRanks
-    for (int32_t rank = 0; rank < r.ranks; ++rank) {
-        // This rank has no slot of its own.
-        int32_t slot = rank < r.rank ? rank : rank - 1;
-        void const* start = rank == r.rank ? r.own : slots + slot * r.slot_pitch;
-        Values<kWidth> sums[kPlaces];
+// Adds up all ranks' sums at some places: those of a rank begin at `start_of(rank)`, place i at element `at(i)` from there. All
+// places' loads of kRanks ranks go out together: a load takes far longer than an addition.
+template <int kRanks, class Sum, int kPlaces, int kWidth, class StartOf, class At>
+__device__ void add_up(int32_t ranks, StartOf start_of, At at, Values<kWidth> (&totals)[kPlaces]) {
 #pragma unroll
-        for (int place = 0; place < kPlaces; ++place) sums[place] = load<Sum, kWidth>(start, at(place));
+    for (int place = 0; place < kPlaces; ++place) totals[place].fill(-0.0f);  // -0 + x is x, -0 too
+#pragma unroll 1
+    for (int32_t first = 0; first < ranks; first += kRanks) {
+        cutlass::Array<Sum, kWidth> sums[kRanks][kPlaces];
 #pragma unroll
-        for (int place = 0; place < kPlaces; ++place) {
-            Values<kWidth>& total = totals[place];
+        for (int i = 0; i < kRanks; ++i) {
+            if (first + i >= ranks) break;
+            void const* start = start_of(first + i);
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i) {
-                total[i] = rank == 0 ? sums[place][i] : __fadd_rn(total[i], sums[place][i]);
+            for (int place = 0; place < kPlaces; ++place) sums[i][place] = load_elements<Sum, kWidth>(start, at(place));
+        }
+#pragma unroll
+        for (int i = 0; i < kRanks; ++i) {
+            if (first + i >= ranks) break;
+#pragma unroll
+            for (int place = 0; place < kPlaces; ++place) {
+                Values<kWidth> sum = cutlass::NumericArrayConverter<float, Sum, kWidth>{}(sums[i][place]);
+                Values<kWidth>& total = totals[place];
+#pragma unroll
+                for (int k = 0; k < kWidth; ++k) total[k] = __fadd_rn(total[k], sum[k]);
             }
         }
     }

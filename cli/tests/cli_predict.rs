@@ -52,7 +52,7 @@ fn reductions_are_predicted_by_each_way_that_gpus_have() {
             let (auto, all): (Vec<_>, Vec<_>) = all.iter().partition(|it| it["auto"] == true);
             let names: Vec<_> = all.iter().map(|it| it["strategy"].as_str().unwrap()).collect();
             let mut ways = vec!["plain", "pipelined", "sequential"];
-            // A kernel sends 32 chunks at most.
+            // A kernel has 32 ranks times pieces at most.
             ways.extend((case["ranks"] != 72).then_some("sequential"));
             // With one, two and four pieces of a shard.
             ways.extend(["fused"; 3]);

@@ -40,7 +40,7 @@ pub enum Word {
         /// The chunk.
         chunk: u32,
     },
-    /// Rank `by` no longer reads its gathered buffer, or its slots: senders may overwrite them.
+    /// Rank `by` no longer reads its gathered buffer, its slots, or others' sums: they may be overwritten.
     Consumed {
         /// The rank that has read.
         by: u32,
@@ -58,8 +58,8 @@ pub enum Word {
         /// The chunk.
         chunk: u32,
     },
-    /// The sums of rank `from` for a chunk that this rank adds up are in this rank's slot for `from`; or the total of a chunk
-    /// that rank `from` has added up.
+    /// The sums of rank `from` for a chunk that this rank adds up are in this rank's slot for `from`; where a kernel reads them,
+    /// all that this rank adds up are complete in the memory of `from`. Or the total of a chunk that rank `from` has added up is here.
     Partial {
         /// The chunk.
         chunk: u32,
@@ -92,7 +92,7 @@ pub enum Step {
     /// caller's rows into their slot, unless the caller wrote them there. In a reduction: copies this rank's sums
     /// of the chunk into its slot at rank `to`, which adds them up; in an all-reduce in two shots, of its own chunks, the
     /// total, which rank `to` stores. To itself, in a reduction alone: from here on the step uses the caller's sums, where
-    /// they lie.
+    /// they lie; a kernel copies them to where others read them.
     Move {
         /// The chunk.
         chunk: u32,
@@ -110,8 +110,8 @@ pub enum Step {
         /// Chunks, in the order in which tiles need them.
         awaits: Vec<u32>,
     },
-    /// Adds the sums of all ranks for a chunk of the rows that this rank gets, in the order of the ranks, and stores D. In an
-    /// all-reduce in two shots, of another rank's chunk: stores the total that has arrived.
+    /// Adds the sums of all ranks for a chunk of the rows that this rank gets, in the order of the ranks, and stores D; a kernel reads
+    /// them in the memory of each rank. In an all-reduce in two shots, of another rank's chunk: stores the total that has arrived.
     Reduce {
         /// The chunk.
         chunk: u32,

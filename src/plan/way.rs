@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 pub const MAX_STREAMS: u32 = 8;
 /// The most blocks of a kernel that pushes.
 pub const MAX_BLOCKS: u32 = 128;
-/// The most pieces that a kernel pushes to one rank; in a reduction, the most chunks that it sends or awaits.
+/// The most pieces that a kernel pushes to one rank; in a reduction, the most ranks times pieces of a shard.
 pub const MAX_PUSHED: u32 = 32;
 /// The most bytes of a shard that a kernel pushes by default, but for shards that travel in spans of columns.
 pub const SMALL_SHARD: u64 = 4 << 20;
@@ -76,7 +76,7 @@ impl Operation {
             Engine::CopyEngines { .. } => return Ok(()),
             Engine::Kernel { .. } if strategy == Strategy::Sequential => return Ok(()),
             Engine::Kernel { .. } => (
-                "the kernel sends sums when all of them have been computed",
+                "the kernel adds up sums when all of them have been computed",
                 "use Strategy::Sequential, or Engine::CopyEngines",
             ),
             _ => ("NCCL sends no sums", "use Engine::CopyEngines or Engine::Kernel"),
@@ -199,7 +199,7 @@ pub enum Engine {
         streams: u32,
     },
     /// A kernel before the product, on the same stream: the fastest engine for small shards, as no stream waits for
-    /// another. In a reduction: a kernel behind the product, which also waits for the sums of the others and adds them up; of an
+    /// another. In a reduction: a kernel behind the product, which waits for all ranks' sums and adds them up, where they lie; in an
     /// all-reduce it may also send the totals ([`Plan::has_two_shots`](super::Plan::has_two_shots)).
     /// Its blocks hold SMs while they wait, so operations on several streams, and ranks that share a GPU, need room for a
     /// product beside them.
@@ -230,7 +230,7 @@ impl Engine {
     /// A kernel with as few blocks as fill the link beside a product: each occupies an SM while it pushes.
     pub const PUSHING: Engine = Engine::Kernel { blocks: 16 };
 
-    /// A kernel that sends sums and adds them up, which takes more blocks than filling the link.
+    /// A kernel that reads all ranks' sums and adds them up, which takes more blocks than filling the link.
     pub const EXCHANGING: Engine = Engine::Kernel { blocks: 64 };
 
     /// An error if its number of streams or blocks is out of range.

@@ -13,7 +13,7 @@ use super::tiles::{ClusterShape, TileShape, Tiling};
 use super::way::{Engine, MAX_PUSHED, Operation, Strategy, Way, rows_come_early};
 use crate::error::{Error, Result};
 
-/// Bytes that a GPU sends in about the time of a second shot by a kernel: of a fence, a signal and a wait.
+/// Bytes that a GPU moves in about the time of a second shot by a kernel: of a fence, a signal and a wait.
 const SECOND_SHOT: u64 = 1 << 20;
 
 /// The choices of a plan.
@@ -96,7 +96,7 @@ pub struct Plan {
     problem: Problem,
     options: PlanOptions,
     chunks: Chunks,
-    /// Whether there are several products: their totals are not sent by a kernel.
+    /// Whether there are several products: a kernel does not send their totals.
     of_several_products: bool,
 }
 
@@ -194,7 +194,7 @@ impl Plan {
     }
 
     /// Whether an all-reduce has two shots: each rank adds up its own rows, and sends their totals to all others. In one shot every
-    /// rank sends its sums of all rows to all others, and adds up all rows itself. On GPUs, a fused one has two, and one by a kernel
+    /// rank gets the sums of all rows of all others, and adds up all rows itself. On GPUs, a fused one has two, and one by a kernel
     /// if between equal shards two shots are expected to take less time.
     pub fn has_two_shots(&self) -> bool {
         let PlanOptions { operation, strategy, engine, .. } = self.options;
@@ -207,9 +207,9 @@ impl Plan {
             }
     }
 
-    /// Whether a kernel that sends sums should send totals, too.
+    /// Whether a kernel should add up its rank's own rows alone, and send the totals.
     fn gains_by_two_shots(&self) -> bool {
-        // Of sums that are sent, totals that are sent, and totals that are stored: one for each other rank.
+        // Of sums that are signalled, totals that are sent, and totals that are stored: one for each other rank.
         let runs = 3 * (self.problem.ranks() - 1);
         let is_possible = !self.of_several_products
             && self.problem.elements().d.size() == 2
@@ -220,7 +220,7 @@ impl Plan {
     /// The rows of an all-reduce by a kernel that take about as long in two shots as in one, with 16 bits for each sum.
     pub(crate) fn rows_in_one_shot(&self) -> u32 {
         let (ranks, row) = (u64::from(self.problem.ranks()), 2 * u64::from(self.problem.n()));
-        // One shot sends (W − 1) · rows, two shots 2 · (W − 1) ÷ W · rows.
+        // One shot reads (W − 1) · rows, two shots move 2 · (W − 1) ÷ W · rows.
         let saved = (ranks - 1) * (ranks.max(2) - 2) * row;
         let rows = (SECOND_SHOT * ranks).checked_div(saved);
         rows.and_then(|rows| u32::try_from(rows).ok()).unwrap_or(u32::MAX)

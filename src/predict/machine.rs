@@ -59,7 +59,7 @@ pub struct Machine {
     pub push_block_gbps: f64,
     /// A kernel that waits for rows, from their signals to what comes next, in µs.
     pub await_us: f64,
-    /// What a kernel that sends sums, waits for the others' and adds them up costs besides their bytes, in µs: what a step of
+    /// What a kernel that waits for all ranks' sums and adds them up costs besides the bytes that it reads, in µs: what a step of
     /// one row takes longer than its product.
     pub exchange_us: f64,
     /// What a kernel that adds up sums which have arrived costs besides their bytes, in µs.
@@ -94,7 +94,8 @@ impl Machine {
     ///   `docs/predicting.md` compares with predictions, together, three times: each time that the kernels' figures were
     ///   fitted anew. They started from figures of 115 tuned problems, and none moved by more than half at a time. Both scales
     ///   again with the kernels' figures of 2026-11-28.
-    /// - `exchange_us`, `adding_block_gbps`: both reductions in `benches/results/2026-11-26-h200x2-few-sums.txt`.
+    /// - `exchange_us`: `benches/results/2026-11-28-h200x2-few-all-reduce.json` and the reduce-scatter's file beside it.
+    /// - `adding_block_gbps`: both reductions in `benches/results/2026-11-26-h200x2-few-sums.txt`.
     /// - `adding_us`: both by copies, `2026-11-26-h200x2-all-reduce.json` and `2026-11-26-h200x2-adding-product.txt` there.
     /// - `push_block_gbps`: those 115 problems (version 1 of `src/tune/h200.json`, in the repository's history).
     /// - `several_share`: all-gathers alone between four H200, `benches/results/2026-11-22-h200x4-streams.json`.
@@ -122,7 +123,7 @@ impl Machine {
             push_us: 1.8,
             push_block_gbps: 37.0,
             await_us: 2.6,
-            exchange_us: 10.0,
+            exchange_us: 8.0,
             adding_us: 3.1,
             adding_block_gbps: 44.0,
             busy_slowdown: 0.134,

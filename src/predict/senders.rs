@@ -103,12 +103,9 @@ impl Sender {
             }
             match step {
                 Step::Move { chunk, to } => {
-                    // A kernel's blocks fence once for all that they signal together.
-                    let once = match sums {
-                        Some(_) if pieces.is_empty() => machine.exchange_us,
-                        Some(_) => machine.push_us + machine.signal_us,
-                        None => machine.push_us,
-                    };
+                    // A kernel's blocks fence once for all that they signal together; the wait for totals is one of its own.
+                    let once =
+                        machine.push_us + if sums.is_some() { machine.signal_us } else { 0.0 };
                     let fixed = match streams[stream].is_empty() {
                         _ if !of_kernel && scaled => 2.0 * machine.copy_us,
                         _ if !of_kernel => machine.copy_us,
@@ -131,7 +128,7 @@ impl Sender {
                     }
                 }
                 Step::Await { .. } | Step::Post { .. } => {}
-                // A kernel that adds up sends totals.
+                // What a kernel sends of a reduction is totals.
                 Step::Reduce { chunk } => {
                     from = sums.map_or(0.0, |sums| sums.complete[rank as usize][chunk as usize]);
                 }

@@ -88,9 +88,9 @@ impl Step<'_> {
         let (mut now, mut multiplied, mut products) = (0.0f64, 0.0, 0);
         let (mut there, mut awaited) = (0.0f64, false);
         let added_up = self.plan.added_up(rank);
+        let mut beginning_by_kernel = self.machine.exchange_us;
         for (lane, step) in &self.plan.schedule(rank).steps {
             let (rows, awaits) = match step {
-                // A kernel behind the product adds up in its own lane.
                 Does::Await { word: Word::Partial { chunk, from }, .. } => {
                     there = there.max(arrived.get(&(*chunk, *from)).copied().unwrap_or(0.0));
                     awaited = true;
@@ -98,6 +98,13 @@ impl Step<'_> {
                 }
                 // The product of these rows has added them up.
                 Does::Reduce { chunk } if adds_up && added_up.contains(chunk) => continue,
+                // A kernel behind the product reads all ranks' sums where they lie: all products take as long as this one.
+                Does::Reduce { chunk } if is_kernel && added_up.contains(chunk) => {
+                    now += std::mem::take(&mut beginning_by_kernel) + self.read_us(*chunk);
+                    awaited = false;
+                    all.complete[*chunk as usize] = now;
+                    continue;
+                }
                 Does::Reduce { chunk } => {
                     let looking =
                         if std::mem::take(&mut awaited) { self.machine.await_us } else { 0.0 };
@@ -108,10 +115,6 @@ impl Step<'_> {
                     now = now.max(there)
                         + if is_kernel { 0.0 } else { beginning }
                         + self.machine.adding(options.engine, self.added_bytes(*chunk, read));
-                    if is_kernel && self.plan.sends_totals(rank, self.plan.chunks().rank_of(*chunk))
-                    {
-                        all.complete[*chunk as usize] = now;
-                    }
                     continue;
                 }
                 _ if *lane != Lane::Compute => continue,
@@ -227,6 +230,14 @@ impl Step<'_> {
             false => problem.of_largest_shard()?.truncated(rows)?,
         };
         Ok(Part { problem, order: self.order_of(rows)? })
+    }
+
+    /// How long it takes to read the other ranks' sums of a chunk in their memory.
+    fn read_us(&self, chunk: u32) -> f64 {
+        let (problem, size) = (self.plan.problem(), self.setup.kernel.elements.d.size());
+        let elements = self.plan.chunks().rows(chunk).len() as f64 * f64::from(problem.n());
+        let bytes = f64::from((problem.ranks() - 1) * size) * elements;
+        bytes / self.machine.rate(self.plan.options().engine)
     }
 
     /// What adding up a chunk reads and writes: the sums of that many ranks, and D.

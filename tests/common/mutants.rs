@@ -82,6 +82,7 @@ impl Mutant {
 // Ranks that wait for each other's chunks cannot drift apart by two steps. A rank without rows, from which nobody needs
 // anything, can fall behind: it is the one that acknowledgements protect.
 const EQUAL: &[u32] = &[1, 1, 1];
+const TWO: &[u32] = &[1, 1];
 const ONE_SENDS: &[u32] = &[1, 0];
 // So is, in a reduce-scatter, the owner of all rows: it waits for the others, and they for nothing of its.
 const ONE_OWNS: &[u32] = &[0, 1];
@@ -140,7 +141,7 @@ pub const MUTANTS: &[Mutant] = &[
     .by_order("OutOfOrder"),
 ];
 
-/// Of a GEMM + reduce-scatter. On the model a result that is never stored is nothing: a look at the schedules alone sees that.
+/// Of a GEMM + reduce-scatter whose sums are sent. On the model a result that is never stored is nothing: a look at the schedules alone sees that.
 pub const REDUCE_MUTANTS: &[Mutant] = &[
     mutant((EQUAL, 2), "drops a move", drop_a_move)
         .by_order("NotOnce { what: \"rank 0 gets chunk 0 from rank 2\", times: 0 }")
@@ -180,20 +181,16 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
         .by_order("NoSuchStep { rank: 2, step: \"move 0 → 1\" }")
         .by_run("Deadlock"),
     mutant((EQUAL, 2), "sends in another order", |steps| {
-        // Rank 2 sends chunk 0 to rank 0, then chunk 1 to rank 1. A kernel waits once for all chunks, and for all ranks.
-        let awaits_summed = |of| steps.iter().any(|(_, step)| awaits(step, of));
-        let one_by_one = awaits_summed(Word::Summed { chunk: 1 });
+        // Rank 2 sends chunk 0 to rank 0, then chunk 1 to rank 1.
         each(steps, |lane, step| match (lane, step) {
             (
                 Lane::Push(_),
                 Step::Move { chunk, to } | Step::Post { word: Word::Partial { chunk, .. }, to, .. },
             ) => set(chunk, 1 - *chunk) && set(to, 1 - *to),
-            (Lane::Push(_), Step::Await { word: Word::Summed { chunk }, .. }) if one_by_one => {
+            (Lane::Push(_), Step::Await { word: Word::Summed { chunk }, .. }) => {
                 set(chunk, 1 - *chunk)
             }
-            (Lane::Push(_), Step::Await { word: Word::Consumed { by }, .. }) if one_by_one => {
-                set(by, 1 - *by)
-            }
+            (Lane::Push(_), Step::Await { word: Word::Consumed { by }, .. }) => set(by, 1 - *by),
             _ => false,
         })
     })
@@ -225,6 +222,53 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
     .by_order("NoSuchStep { rank: 1, step: \"reduce 0\" }")
     .by_run("ReadTooEarly { reader: 1, chunk: 0, from: 0")
     .not_on_gpus(),
+];
+
+/// Of a GEMM + reduce-scatter by a kernel, which reads all ranks' sums where they lie. On GPUs it starts when the product has ended.
+pub const KERNEL_MUTANTS: &[Mutant] = &[
+    mutant((TWO, 1), "says that sums are complete before it multiplies", |steps| {
+        put_before(steps, is_product, |step| {
+            matches!(step, Step::Post { word: Word::Summed { .. }, .. })
+        })
+    })
+    .by_run("ReadTooEarly { reader: ")
+    .not_on_gpus(),
+    mutant((TWO, 1), "drops the wait for its own sums", |steps| {
+        remove(steps, |step| awaits(step, Word::Summed { chunk: 0 }))
+    })
+    .by_run("ReadTooEarly { reader: ")
+    .not_on_gpus(),
+    mutant((EQUAL, 1), "drops the wait for another rank's sums", |steps| {
+        remove(steps, |step| awaits(step, Word::Partial { chunk: 1, from: 0 }))
+    })
+    .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
+    mutant((EQUAL, 2), "signals the wrong rank", |steps| {
+        each(steps, |_, step| match step {
+            Step::Post { word: Word::Partial { .. }, to, .. } if *to == 0 => set(to, 1),
+            _ => false,
+        })
+    })
+    .by_run("Deadlock"),
+    mutant((EQUAL, 1), "multiplies while the step before is added up", |steps| {
+        remove(steps, |step| awaits(step, Word::Begun))
+    })
+    .by_run("Overwritten { owner: 1, chunk: ")
+    .not_on_gpus(),
+    // Rank 0 gets no rows, so it waits for nobody's sums.
+    mutant((ONE_OWNS, 0), "multiplies while others read older sums", |steps| {
+        each(steps, |_, step| match step {
+            Step::Await { word: Word::Consumed { .. }, age } => set(age, 2),
+            _ => false,
+        })
+    })
+    .by_run("Overwritten { owner: 0, chunk: 0, from: 0")
+    .not_on_gpus(),
+    mutant((EQUAL, 1), "drops an acknowledgement", drop_an_acknowledgement).by_run("Deadlock"),
+    mutant((EQUAL, 1), "reduces twice", |steps| repeat(steps, 0, is_reduction))
+        .by_order("NotOnce { what: \"rank 1 adds up chunk 1\", times: 2 }"),
+    mutant((EQUAL, 1), "drops a reduction", |steps| remove(steps, is_reduction))
+        .by_order("NotOnce { what: \"rank 1 adds up chunk 1\", times: 0 }")
+        .not_on_gpus(),
 ];
 
 /// Of a GEMM + all-reduce in one shot.
@@ -316,12 +360,8 @@ pub const TWO_SHOT_MUTANTS: &[Mutant] = &[
 
 /// Those that a kernel can carry out: it adds up, and sends what it adds, in one lane.
 pub fn two_shot_mutants_of_a_kernel() -> Vec<&'static Mutant> {
-    let names = [
-        "drops a total",
-        "drops the wait for a total",
-        "drops the wait for another rank's sums",
-        "sends its sums of a chunk to a rank that does not add it up",
-    ];
+    let names =
+        ["drops a total", "drops the wait for a total", "drops the wait for another rank's sums"];
     let found = TWO_SHOT_MUTANTS.iter().filter(|mutant| names.contains(&mutant.name));
     let found: Vec<_> = found.collect();
     assert_eq!(found.len(), names.len());

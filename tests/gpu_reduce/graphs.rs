@@ -37,6 +37,7 @@ fn graphs_of_two_shapes_replay_with_changing_inputs() {
         (1, kernel, Strategy::Sequential, false),
         (2, kernel, Strategy::Sequential, false),
         (2, kernel, Strategy::Sequential, true),
+        (1, kernel, Strategy::Sequential, true),
     ] {
         let mut world = World::new(&[140, 160], 256, 320);
         world.all = all;

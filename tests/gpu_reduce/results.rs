@@ -259,10 +259,10 @@ fn late_ranks_are_waited_for() {
 }
 
 /// A rank that gets no rows waits for no sums, and is ahead of the owner of all rows, which is late: it sends none into slots
-/// that the owner still needs.
+/// that the owner still needs, and computes none where the owner still reads older ones.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
-fn slots_are_sent_to_when_they_are_free() {
+fn sums_are_overwritten_when_all_have_read_them() {
     let world = || World::new(&[0, 300], 128, 320);
     for world in [world(), world().fused(), world().by_kernel(4)] {
         steps_without_waiting(&world, 6, |rank, _| {

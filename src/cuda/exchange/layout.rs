@@ -1,6 +1,6 @@
 //! Where everything of a gather lies in the symmetric memory of a rank: words first, then the gathered
-//! rows, twice, then their scales. In a reduction: words, then twice this rank's sums, and slots for the others'. Where the
-//! caller has the sums, there are slots alone, or, in two shots, a place for totals in place of own sums.
+//! rows, twice, then their scales. In a reduction: words, then twice this rank's sums, and, for copy engines, slots for the others'.
+//! Where these send sums that the caller has, there are slots alone.
 //!
 //! What belongs here: offsets, and nothing that does something. Invariant: the same numbers on every rank;
 //! rows start at multiples of 16 bytes (as do all of them, if pitches do), words of 64 bits at multiples
@@ -45,7 +45,7 @@ pub(crate) struct Layout {
     pub(crate) pitch: u64,
     pub(crate) row: u64,
     scaled: bool,
-    /// Rows of a slot for another rank's sums; none in a gather.
+    /// Rows of a slot for another rank's sums; none in a gather, nor where a kernel reads sums.
     slot_rows: u32,
     /// The gathered rows; in a reduction, this rank's sums, and the totals that others send.
     rows_at: [u64; BUFFERS as usize],
@@ -65,14 +65,13 @@ impl Plan {
         }
     }
 
-    /// The most rows of which a rank adds up all ranks' sums, in a step of these rows or of fewer.
-    pub(crate) fn most_summed_rows(&self) -> u32 {
-        let (most, shard) = (self.most_output_rows(), self.problem().shards().most_rows());
+    /// The rows of a slot for another rank's sums: the most that a rank adds up in a step of these rows or of fewer. A kernel needs
+    /// none: it reads sums where they lie.
+    pub(crate) fn slot_rows(&self) -> u32 {
         match self.options().engine {
-            _ if !self.has_two_shots() => most,
-            // Few rows have one shot.
-            Engine::Kernel { .. } => shard.max(self.rows_in_one_shot().min(most)),
-            _ => shard,
+            Engine::Kernel { .. } => 0,
+            _ if self.has_two_shots() => self.problem().shards().most_rows(),
+            _ => self.most_output_rows(),
         }
     }
 }
@@ -95,14 +94,15 @@ impl Layout {
     /// The layout of a reduction: `columns` of all its products together, in the type of `partials`.
     pub(crate) fn of_sums(plan: &Plan, (columns, partials): (u32, Partials)) -> Result<Self> {
         let row = u64::from(columns) * u64::from(partials.element().size());
-        let (ranks, slot_rows) = (plan.problem().ranks(), plan.most_summed_rows());
+        let (ranks, slot_rows) = (plan.problem().ranks(), plan.slot_rows());
         let operation = plan.options().operation;
         let owners = if operation.is_all_reduce() { ranks } else { 1 };
         let words = Layout::of_words(plan, owners * plan.chunks().most_per_rank());
         let what = "the sums of a rank and its slots, twice, in bytes";
         let layout = Layout { pitch: row, row, slot_rows, ..words };
-        // Where the caller has the sums, totals that arrive have a place.
-        let has_own = !operation.is_alone() || plan.has_two_shots();
+        // Copy engines send the caller's sums from where they lie; a kernel reads all ranks' in this memory.
+        let by_kernel = matches!(plan.options().engine, Engine::Kernel { .. });
+        let has_own = !operation.is_alone() || by_kernel;
         let own_rows = if has_own { plan.problem().m() } else { 0 };
         layout.placed(own_rows, what, "reduce fewer rows at a time")
     }
@@ -256,7 +256,7 @@ impl Layout {
     }
 
     /// Where `to` gets a chunk that `from` sends: rows lie alike on all ranks; sums go into the slot for that rank; totals take the
-    /// place of the sums that `to` had of these rows, which it has sent.
+    /// place of the sums that `to` had of these rows, which `from` has added up.
     pub(crate) fn lands_at(
         &self,
         plan: &Plan,

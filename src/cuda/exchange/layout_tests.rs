@@ -130,19 +130,19 @@ fn totals_take_the_place_of_sums_that_have_been_sent() {
     assert_eq!([1, 2].map(|from| layout.signal_slot(&plan, 5, from)), [12 + 5, 24 + 5]);
 }
 
-/// A plan of two shots by a kernel has slots for the smaller steps that have one.
+/// A kernel reads all ranks' sums where they lie, the caller's after it has brought them there.
 #[test]
-fn slots_hold_what_is_sent_in_one_shot() {
-    for (rows, slot_rows) in [([64, 65, 64], 192), ([400; 3], 400), ([64; 3], 192)] {
-        let m = rows.iter().sum::<u32>().into();
-        let problem = Problem::builder(m, 4096, 16).shards(&rows).build().unwrap();
-        let operation = Operation::GemmAllReduce;
-        let options = PlanOptions { operation, ..PlanOptions::new() };
-        let options = options.with_strategy(Strategy::Sequential).with_engine(Engine::PUSHING);
-        let plan = Plan::new(&problem, options).unwrap();
-        assert_eq!(plan.has_two_shots(), m > 192, "{rows:?}");
-        let layout = Layout::of_sums(&plan, (4096, Partials::Bf16)).unwrap();
-        assert_eq!(layout.slot_bytes(), slot_rows * 8192, "{rows:?}");
+fn where_a_kernel_adds_up_there_are_sums_and_no_slots() {
+    for operation in [Operation::GemmReduceScatter, Operation::GemmAllReduce, Operation::AllReduce]
+    {
+        let plan = reducing(&layout(Scaling::None, COPIES).0, operation);
+        let options = plan.options().with_strategy(Strategy::Sequential);
+        let options = options.with_engine(Engine::Kernel { blocks: 4 });
+        let plan = Plan::new(plan.problem(), options).unwrap();
+        let layout = Layout::of_sums(&plan, (48, Partials::Bf16)).unwrap();
+        assert_eq!(layout.slot_bytes(), 0);
+        assert!(layout.row(1, 0) >= layout.row(0, 100));
+        assert_eq!(layout.bytes, layout.row(1, 100).next_multiple_of(4096));
     }
 }
 

@@ -29,6 +29,8 @@ pub(crate) struct StepShape {
     pub(crate) tags: [u32; BUFFERS as usize],
     /// Lanes whose sends the beginning waits for.
     pub(crate) senders: u32,
+    /// The beginning waits until all ranks have begun this step.
+    pub(crate) awaits_beginnings: bool,
     /// What comes after a gather's beginning, in order.
     pub(crate) computes: Vec<Compute>,
 }
@@ -64,11 +66,15 @@ impl StepShape {
             chunks.signal_slot(if is_awaited { chunk } else { own }, layout.slots_per_rank)
         };
         let is_sent = |step: &&Step| matches!(step, Step::Await { word: Word::Sent { .. }, .. });
+        let awaits_beginning = |(_, step): &(Lane, Step)| {
+            matches!(step, Step::Await { word: Word::Consumed { .. }, age: 1 })
+        };
         Ok(StepShape {
             table: ChunkTable::new(chunks, plan.problem(), pivot, slot_of),
             pieces: [layout.pieces(plan, 0), layout.pieces(plan, 1)],
             tags: [tag(&rows, 0), tag(&rows, 1)],
             senders: schedule.lane(Lane::Begin).filter(is_sent).count() as u32,
+            awaits_beginnings: schedule.steps.iter().any(awaits_beginning),
             computes: computes(&schedule, plan, layout.slots_per_rank),
             plan: plan.clone(),
             schedule,

@@ -1,8 +1,7 @@
 //! Reduce-scatter and all-reduce between GPUs: every rank has sums of all rows, and gets the totals of its own rows, or of all.
 //!
 //! What belongs here: the reductions for their own sake, and what their calls refuse. With the product that computes the sums
-//! they are [`GemmReduce`](super::GemmReduce). Invariant: sums are read where the caller has them, and never copied on their
-//! own GPU; a step that has ended reads them no more.
+//! they are [`GemmReduce`](super::GemmReduce). Invariant: a step that has ended reads the caller's sums no more.
 
 use std::sync::Arc;
 
@@ -26,8 +25,8 @@ use crate::plan::{Problem, Reduction, Strategy, check_aligned};
 
 /// One rank's reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls.
 ///
-/// Sums are added in the order of the ranks, in `f32`: the result does not depend on what arrives first. A kernel sends few of
-/// them, waits and adds up; copy engines, which take no SM, send many, and a kernel adds up when all have arrived
+/// Sums are added in the order of the ranks, in `f32`: the result does not depend on what arrives first. A kernel adds
+/// up few of them; copy engines, which take no SM, send many, and a kernel adds up when all have arrived
 /// ([`GatherOptions::engine`] asks for either).
 ///
 /// ```no_run
@@ -56,9 +55,9 @@ pub type ReduceScatter = Reduce<false, false>;
 
 /// One rank's all-reduce, planned once and enqueued many times: a [`ReduceScatter`] of which every rank gets all rows.
 ///
-/// The results of all ranks are equal bit for bit. Each rank sends its sums to all others, in one shot. A kernel has two shots for many
+/// The results of all ranks are equal bit for bit. Each rank adds up all rows, in one shot. A kernel has two shots for many
 /// rows, if there are three ranks or more and totals are stored in 16 bits: each rank adds up its own rows, and sends the totals
-/// ([`Plan::has_two_shots`](crate::plan::Plan::has_two_shots)). In such a step no rank may have more rows than the largest planned shard.
+/// ([`Plan::has_two_shots`](crate::plan::Plan::has_two_shots)).
 pub type AllReduce = Reduce<true, false>;
 
 impl<const ALL: bool> Reduce<ALL, false> {
@@ -110,7 +109,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
         refuse_capture(stream)?;
         let ((sums, _sums), (d, _d)) = (sums.device_ptr(stream), d.device_ptr_mut(stream));
         // SAFETY: both belong to this device and are as long as the rows say; D is borrowed mutably; they stay allocated until
-        // the work that their events record is done, and a step ends, on the stream, when its sums have been sent.
+        // the work that their events record is done, and a step ends, on the stream, when its sums have been sent or copied.
         unsafe { self.enqueue_raw(stream, rows, sums, d) }
     }
 

@@ -55,7 +55,7 @@ impl Reduced<'_> {
         (*way, format!("predicted to take {us:.1} µs") + &others.collect::<String>())
     }
 
-    /// One of the `open` ways of a reduction without a product: a kernel sends few sums sooner than copy engines can begin.
+    /// One of the `open` ways of a reduction without a product: a kernel adds up few sums sooner than copy engines can begin.
     pub(super) fn choose_alone(&self, open: &[Way]) -> (Way, String) {
         /// Bytes of totals that a rank gets. With this many, a product and the kernel behind it took 58 µs longer than the
         /// product, in both reductions (benches/results/2026-11-26-h200x2-few-sums.txt); copies alone take 90 µs in an
@@ -64,7 +64,7 @@ impl Reduced<'_> {
         let row = u64::from(self.columns) * u64::from(self.partials.element().size());
         let are_few = u64::from(self.operation.most_output_rows(&self.problems[0])) * row <= FEW;
         let why = match are_few {
-            true => "a kernel sends few sums sooner than copy engines can begin",
+            true => "a kernel adds up few sums sooner than copy engines can begin",
             false => "copy engines take no SM while many sums travel",
         };
         let fits = |way: &&Way| matches!(way.engine, Engine::Kernel { .. }) == are_few;
@@ -137,7 +137,7 @@ mod tests {
             (Operation::GemmReduceScatter, 512, &by_kernel),
             (Operation::GemmReduceScatter, 1024, &pipelined),
             (Operation::GemmAllReduce, 512, &by_kernel),
-            (Operation::GemmAllReduce, 1024, &pipelined),
+            (Operation::GemmAllReduce, 1024, &by_kernel),
             (Operation::GemmAllReduce, 8192, &fused),
         ] {
             let all = ways(operation);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn few_sums_without_a_product_are_sent_by_a_kernel() {
+    fn few_sums_without_a_product_are_added_up_by_a_kernel() {
         let all = ways(Operation::AllReduce);
         let alone = &all[1..];
         for (operation, m, expected) in [

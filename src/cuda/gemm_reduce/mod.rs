@@ -45,10 +45,11 @@ use crate::plan::{
 /// shards say which rows of D a rank gets, and its D is that rank's rows. Copy engines send one rank's sums while the next
 /// rank's are computed; this rank's own rows come last. The product of these adds the others' sums to its own
 /// ([`Strategy::Fused`]: D in the type of partials, bf16, and no scales), or a kernel behind it does. If ranks get few rows, one
-/// kernel behind the product sends, waits and adds up ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
+/// kernel behind the product waits for all ranks' sums and adds them up, where they lie
+/// ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
 /// in the order of the ranks, in `f32`; in a fused step first this rank's own, then the others' in that order.
 ///
-/// A plan allocates two buffers for a rank's sums, and two for those that it receives.
+/// A plan allocates two buffers for a rank's sums, and two for those that copy engines bring.
 ///
 /// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others', unless the step
 /// is fused. With partials in `f32` nothing is rounded before the end.
@@ -64,10 +65,9 @@ pub type GemmReduceScatter = GemmReduce<false>;
 /// D, and C, have all rows. If all ranks give the same alpha, beta, C, bias and activation, their results are equal bit for bit.
 /// Fused, there are two shots: the products of a rank's own rows add the others' sums, as in a fused [`GemmReduceScatter`], and the rank
 /// sends these rows of D to all others, chunk by chunk. Then no rank may have more rows in a step than the largest planned shard.
-/// By a kernel behind the product ([`Engine::Kernel`](crate::plan::Engine::Kernel)), steps of few rows have one shot: each rank sends its
-/// sums to all others, and adds up all rows. Steps of more rows have two, if there are three ranks or more, one product and a D of 16
-/// bits an element ([`Plan::has_two_shots`]); then, too, no rank may have more rows than the largest planned shard. Otherwise there is
-/// one shot. The problem's shards say which rows are whose, and in which order a rank computes them.
+/// By a kernel behind the product ([`Engine::Kernel`](crate::plan::Engine::Kernel)), steps of few rows have one shot: each rank adds
+/// up all rows. Steps of more rows have two, if there are three ranks or more, one product and a D of 16 bits an element
+/// ([`Plan::has_two_shots`]). Otherwise there is one shot. The problem's shards say which rows are whose, and in which order a rank computes them.
 pub type GemmAllReduce = GemmReduce<true>;
 
 /// What [`GemmReduceScatter`] and [`GemmAllReduce`] have in common; `ALL`: every rank gets all rows.

@@ -79,7 +79,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let added_up = plan.added_up(rank);
         // What products that add up multiply: they are enqueued where they add.
         let mut own_rows = Vec::new();
-        // By a kernel: sums, then totals. Totals are sent of this rank's rows, and come of the others'.
+        // By a kernel: sums, then totals. Totals are of this rank's rows, which it sends, and of the others', which it gets.
         let mut shots: [Shot; 2] = Default::default();
         let is_own = |chunk: &u32| chunks.rank_of(*chunk) == rank;
         let has_two_shots = plan.has_two_shots();
@@ -88,9 +88,11 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let mut awaited = Vec::new();
         for (lane, of) in &step.shape.schedule.steps {
             match (lane, of) {
-                (Lane::Push(_), Move { chunk, to }) if is_kernel => {
+                // To itself: what the caller brings.
+                (Lane::Push(_), Move { chunk, to }) if is_kernel && *to != rank => {
                     shots[sent_in(chunk)].sent.push((*chunk, *to));
                 }
+                (Lane::Push(_), Move { .. }) if is_kernel => {}
                 (Lane::Push(_), Post { word: Word::Partial { chunk, .. }, to, .. })
                     if is_kernel =>
                 {
@@ -154,8 +156,8 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         Ok(())
     }
 
-    /// What the kernel does that begins the step, sends sums, adds them up, and may send totals: those of the first product. The
-    /// others' sums are added up behind it, when all have arrived.
+    /// What the kernel does that begins the step, adds up sums, and may send totals: those of the first product. The others' sums
+    /// are added up behind it.
     ///
     /// # Safety
     /// That of the operation.
@@ -177,8 +179,8 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             // A rank without rows of its own stores the others' totals.
             let to = call.totals.as_ref().filter(|_| step.shape.plan.has_two_shots())?;
             let size = self.reduction.partials.element().size();
-            let own = self.gatherer.own_sums(step, 0, sum.column, size.into());
-            Some(self.outputs(step, &(0..0), sum, to, own))
+            let sums = self.gatherer.sums(step, &(0..0), sum.column, size.into());
+            Some(self.outputs(step, &(0..0), sum, to, sums))
         });
         // SAFETY: the caller's promise.
         unsafe { self.gatherer.exchange(stream, step, shots, total.as_ref()) }?;

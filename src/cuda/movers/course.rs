@@ -21,6 +21,8 @@ pub(crate) struct Course {
     pub(crate) epoch: u32,
     /// A step was captured: from then on only the device knows the epoch.
     pub(crate) captured: bool,
+    /// The capture that the latest step was in.
+    pub(crate) latest_capture: Option<u64>,
     pub(crate) first_is_over: bool,
     pub(crate) latest: Option<Arc<StepShape>>,
     pub(crate) last_stream: Option<Arc<CudaStream>>,
@@ -34,6 +36,7 @@ impl Course {
             next_buffer: 0,
             epoch,
             captured: false,
+            latest_capture: None,
             first_is_over: false,
             latest: None,
             last_stream: None,
@@ -65,6 +68,12 @@ impl Course {
         }
         self.last_stream = Some(Arc::clone(stream));
         Ok(())
+    }
+
+    /// Whether the step before this one may have had the same buffer, on the device: it was in another graph, or in none. The host
+    /// does not know how often graphs are launched.
+    pub(crate) fn may_repeat_buffer(&self, capture: Option<u64>) -> bool {
+        self.captured && (capture.is_none() || capture != self.latest_capture)
     }
 
     /// Behind a step's beginning on `stream`: in a graph, streams that push wait for [`Course::begun`].

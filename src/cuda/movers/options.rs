@@ -22,8 +22,8 @@ pub struct GatherOptions {
     pub engine: Option<Engine>,
     /// Chunks of a shard (default: chosen with the engine).
     pub pieces: Option<u32>,
-    /// Overwrites received rows, or sums, with NaN when the next step begins, so that a read too early or too late shows in
-    /// the result. For finding faults; costs two memsets a step.
+    /// Overwrites received rows, or sums, with NaN when the next step begins, and sums that others read before they are computed, so
+    /// that a read too early or too late shows in the result. For finding faults; costs up to two memsets a step.
     pub poison: bool,
     /// How long to wait for other ranks: `first` (a minute) in planning and the first step, then `steady` (ten seconds).
     pub timeouts: Timeouts,

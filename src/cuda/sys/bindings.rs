@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 18;
+pub const OG_ABI_VERSION: u32 = 19;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
@@ -281,6 +281,7 @@ pub struct og_gather_step {
     pub toggled: i32,
     pub product_follows: i32,
     pub product_may_start: i32,
+    pub awaits_beginnings: i32,
     pub senders: i32,
     pub pushes: *const og_push,
     pub push_count: i32,
@@ -325,6 +326,8 @@ impl Default for og_pad {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct og_reduction {
+    pub words: *const *mut u32,
+    pub sums_at: u64,
     pub own: *const ::core::ffi::c_void,
     pub slots: *const ::core::ffi::c_void,
     pub slot_pitch: i64,
@@ -369,16 +372,20 @@ pub struct og_sums_run {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct og_exchange {
-    pub own: *const ::core::ffi::c_void,
+    pub sums_at: u64,
     pub row_bytes: i64,
+    pub brought: *const ::core::ffi::c_void,
+    pub brought_rows: i64,
     pub runs: *const og_sums_run,
     pub awaited: *const og_slots,
-    pub sums_sent: i32,
+    pub sums_signalled: i32,
     pub totals_sent: i32,
     pub totals_stored: i32,
     pub sums_awaited: i32,
     pub totals_awaited: i32,
     pub follows_product: i32,
+    pub has_begun: i32,
+    pub reserved: i32,
     pub total: *const og_reduction,
 }
 impl Default for og_exchange {

@@ -2,6 +2,8 @@
 //!
 //! Invariant: a word that a stream writes is seen by others after everything that the stream did before.
 
+use std::ptr::null_mut;
+
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
 use cudarc::driver::sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
 use cudarc::driver::sys::{self, CUdeviceptr, CUmemorytype, CUstreamWaitValue_flags};
@@ -102,6 +104,19 @@ pub(crate) fn is_capturing(stream: &CudaStream) -> Result<bool> {
         .capture_status()
         .map(|status| status != CU_STREAM_CAPTURE_STATUS_NONE)
         .in_call("cuStreamIsCapturing")
+}
+
+/// The capture that `stream` is in, if it is in one: each has another number.
+pub(crate) fn capture_of(stream: &CudaStream) -> Result<Option<u64>> {
+    let (mut status, mut id) = (CU_STREAM_CAPTURE_STATUS_NONE, 0);
+    let (graph, nodes, edges, count) = (null_mut(), null_mut(), null_mut(), null_mut());
+    let stream = stream.cu_stream();
+    // SAFETY: the first two are written; the rest is not asked for.
+    let found = unsafe {
+        sys::cuStreamGetCaptureInfo_v3(stream, &mut status, &mut id, graph, nodes, edges, count)
+    };
+    found.result().in_call("cuStreamGetCaptureInfo")?;
+    Ok((status != CU_STREAM_CAPTURE_STATUS_NONE).then_some(id))
 }
 
 /// An error if `stream` is being captured: of slices nobody knows how long a graph needs them.

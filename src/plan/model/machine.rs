@@ -150,10 +150,11 @@ impl Machine {
                             if let Some(read) = reads {
                                 machine.reads.entry(read).or_default().push(place);
                             }
-                            let is_one = reads.is_none() && schedules.brings_sums();
+                            let is_one = reads.is_none() && schedules.has_one_buffer();
                             let age = if is_one { 1 } else { BUFFERS };
                             list.push(Operation::Touch { reads, writes: Some(written), age });
-                            if sent.from == TOTAL && schedules.totals_replace_sums() {
+                            let is_total = sent.from == TOTAL && *to != rank;
+                            if is_total && schedules.totals_replace_sums() {
                                 let (reads, writes) = (None, Some(schedules.own(*to, *chunk)));
                                 list.push(Operation::Touch { reads, writes, age: 0 });
                             }
@@ -196,7 +197,10 @@ impl Machine {
                                 }
                             };
                             for from in from {
-                                let read = Region { rank, chunk: *chunk, from };
+                                let is_there =
+                                    schedules.adds_up(rank, *chunk) && schedules.reads_in_place();
+                                let at = if is_there { from } else { rank };
+                                let read = Region { rank: at, chunk: *chunk, from };
                                 let place = Place { position: list.len() as u32, ..place };
                                 machine.reads.entry(read).or_default().push(place);
                                 let (reads, writes) = (Some(read), None);
@@ -208,7 +212,7 @@ impl Machine {
                                 let (reads, writes) = (None, Some(total));
                                 list.push(Operation::Touch { reads, writes, age: BUFFERS });
                             }
-                            if schedules.brings_sums() {
+                            if schedules.has_one_buffer() {
                                 // D, in the place of the sums.
                                 let (reads, writes) = (None, Some(schedules.own(rank, *chunk)));
                                 list.push(Operation::Touch { reads, writes, age: 0 });

@@ -8,7 +8,8 @@
 //! What is read and written are regions: what a rank has of a chunk from a rank. A gather moves the owner's rows to all
 //! ranks; a reduce-scatter writes a rank's own sums by products, and moves them to the owner; an all-reduce, to all ranks. In
 //! two shots it moves them to the owner, which writes a total, and moves that to all ranks.
-//! Where the caller has the sums, a move to itself writes them, into the one buffer of them, and D is written over them.
+//! Where the caller has the sums, a move to itself writes them, into the one buffer of them, and D is written over them. Where a
+//! kernel adds up, it reads each rank's own sums in that rank's memory, so nothing but totals moves between ranks.
 //!
 //! The state is nothing but how far each thread has come: how often a word was posted and a region was written follows
 //! from the positions of their writers. Every step moves a position forwards, so every run ends; a run that cannot go
@@ -198,6 +199,16 @@ impl Schedules {
         self.reduces() && self.operation().is_alone()
     }
 
+    /// Whether the caller's memory is the one buffer of the sums.
+    fn has_one_buffer(&self) -> bool {
+        self.brings_sums() && !self.reads_in_place()
+    }
+
+    /// Whether a kernel reads all ranks' sums where they lie.
+    fn reads_in_place(&self) -> bool {
+        self.reduces() && matches!(self.plan.options().engine, Engine::Kernel { .. })
+    }
+
     /// Whether `rank` adds up `chunk`.
     fn adds_up(&self, rank: u32, chunk: u32) -> bool {
         self.plan.added_up(rank).contains(&chunk)
@@ -215,10 +226,9 @@ impl Schedules {
         is_sent.then_some(Region { rank, chunk, from: TOTAL })
     }
 
-    /// Whether totals arrive in the place of the sums that the receiver has sent of these rows, as behind products on GPUs.
+    /// Whether totals arrive in the place of the sums that the receiver has of these rows, as on GPUs.
     fn totals_replace_sums(&self) -> bool {
-        let on_gpus = self.plan.options().engine != Engine::Thread;
-        self.plan.has_two_shots() && on_gpus && !self.brings_sums()
+        self.plan.has_two_shots() && self.plan.options().engine != Engine::Thread
     }
 
     /// Whether copies send totals from the caller's D.
@@ -270,7 +280,8 @@ impl Schedules {
             }
             for chunk in self.plan.added_up(rank) {
                 expected.push(Event::Reduction { rank, chunk });
-                let others = ranks.clone().filter(|from| *from != rank);
+                let moved = |from: &u32| *from != rank && !self.reads_in_place();
+                let others = ranks.clone().filter(moved);
                 expected.extend(others.map(|from| arrival(chunk, from)));
             }
             let of_others = |chunk: &u32| self.plan.has_two_shots() && !self.adds_up(rank, *chunk);
@@ -300,17 +311,15 @@ impl Schedules {
             true => (to + ranks - rank - 1) % ranks,
             false => (rank + ranks - to) % ranks,
         };
-        let is_kernel = matches!(self.plan.options().engine, Engine::Kernel { .. });
         let late = |step: &Step| Violation::OutOfOrder { rank, step: step.to_string() };
         for (lane, step) in &schedule.steps {
             match step {
                 Step::Move { chunk, to } => {
-                    // Sums travel when they have been computed, to one rank after the other. A kernel sends all that one
-                    // rank gets, then the next rank's: sums, then totals.
-                    let is_total = self.total(rank, *chunk).is_some();
+                    // Sums travel when they have been computed, to one rank after the other. A kernel brings the caller's, and
+                    // then sends all totals that one rank gets, then the next rank's.
                     let turn = match self.reduces() {
-                        true if is_kernel && *lane != Lane::Compute => {
-                            (is_total.into(), round_of(*to), *chunk)
+                        true if self.reads_in_place() => {
+                            ((*to != rank).into(), round_of(*to), *chunk)
                         }
                         true => (round_of(self.chunks().rank_of(*chunk)), *chunk, round_of(*to)),
                         false => (round_of(*to), *chunk, 0),

@@ -1,4 +1,4 @@
-//! Reductions: every rank multiplies its slice of K, or has sums already, and sends sums. In a reduce-scatter each rank gets
+//! Reductions: every rank multiplies its slice of K, or has sums already, which go to those that add them up. In a reduce-scatter each rank gets
 //! the sums of its own rows and adds them up; in an all-reduce it gets the totals of all rows.
 //!
 //! In round d of a reduce-scatter, rank i computes the rows of rank (i + d) mod W and sends their sums there. So in every round
@@ -31,17 +31,22 @@
 //! e + 1, and what it sent in e has arrived and has been used. The kernel that begins a step on a GPU waits for all ranks anyway.
 //!
 //! The engines differ in their waits, as those of a gather do (`push`). A thread waits for each owner before that owner's
-//! round, and for its own sends before it multiplies. A GPU waits for all ranks in the kernel that begins the step, before its
+//! round, and for its own sends before it multiplies. With copy engines, a GPU waits for all ranks in the kernel that begins the step, before its
 //! products. Sums need no word `sent`: an owner that has consumed a step has received them. The host enqueues a
-//! chunk's copy right behind its product, so that the chunk travels during the next one. A kernel comes behind the product of
-//! all rows: it begins the step, sends, waits for the others' sums, and adds them up; in two shots it then sends totals, waits for the
-//! others', and stores them. It sends all that one rank gets, then what the next one gets.
+//! chunk's copy right behind its product, so that the chunk travels during the next one.
 //!
-//! A reduction alone has no product: the caller's sums are brought where a product would have computed all of them. There is
-//! one buffer of them, the caller's, and D may lie in it. So a step adds up, and ends, when its own sums have been sent.
+//! A kernel comes behind the product of all rows. It sends no sums: it says that they are complete, waits for those of the others, and
+//! adds all up, which it reads where they lie. In two shots it then sends totals, waits for the others', and stores them. A rank's sums
+//! have to stay until all have read them. A rank waits for a word of every other one in each step, and a rank posts that behind its
+//! reads of the step before; so the product of the next but one step, which has the same buffer, may start behind the next step. (A
+//! rank that gets no rows, and so no sums, waits until all have begun the step.)
+//!
+//! A reduction alone has no product: the caller's sums are brought where a product would have computed all of them: by the kernel;
+//! copy engines and threads send them from where they lie. Then there is one buffer of them, the caller's, and D may lie in it. So
+//! such a step adds up, and ends, when its own sums have been sent.
 //!
 //! Invariants: a signal follows its data in the same lane; a move follows the wait for its sums, and the wait for the end of
-//! the epoch that used the slot before; a product starts only after the buffer's previous sums have been sent; sums are added
+//! the epoch that used the slot before; a product starts only after the buffer's previous sums have been sent, or read; sums are added
 //! when all ranks' are available, in an all-reduce the same numbers on all ranks, or by one rank for all.
 
 use std::ops::Range;
@@ -157,15 +162,6 @@ fn stream_of(plan: &Plan, chunk: u32, [rank, to]: [u32; 2], streams: u32) -> u32
     (chunk - first + (to + ranks - rank) % ranks) % streams
 }
 
-/// What a kernel sends to each rank at once, and then signals.
-fn send_runs(rank: u32, sent: impl Iterator<Item = (Range<u32>, u32)>) -> Vec<Step> {
-    let sent: Vec<_> = sent.flat_map(|(chunks, to)| chunks.map(move |chunk| (chunk, to))).collect();
-    let moves = sent.iter().map(|&(chunk, to)| Step::Move { chunk, to });
-    let signal =
-        |&(chunk, to)| Step::Post { word: Word::Partial { chunk, from: rank }, to, age: 0 };
-    moves.chain(sent.iter().map(signal)).collect()
-}
-
 /// Whether the product of a chunk of a rank's own rows adds up.
 fn products_add_up(plan: &Plan) -> bool {
     let PlanOptions { operation, strategy, engine, .. } = plan.options();
@@ -173,29 +169,48 @@ fn products_add_up(plan: &Plan) -> bool {
 }
 
 fn by_kernel(plan: &Plan, rank: u32) -> Vec<(Lane, Step)> {
-    let (ranks, chunks) = (plan.problem().ranks(), plan.chunks());
+    let (ranks, chunks, added_up) = (plan.problem().ranks(), plan.chunks(), plan.added_up(rank));
+    let is_alone = plan.options().operation.is_alone();
     let mut compute = vec![Step::Await { word: Word::Begun, age: 1 }];
-    compute.extend(sums_of_all(plan, rank));
-    // One product: one word says that all its sums are complete.
-    let first = owners(plan, rank).find_map(|owner| chunks.of_rank(owner).next());
-    let summed = first.map(|chunk| Word::Summed { chunk });
-    compute.extend(summed.map(|word| Step::Post { word, to: rank, age: 0 }));
+    // The kernel may do so while the product still runs.
     compute.extend(announce(plan, rank));
+    compute.extend(sums_of_all(plan, rank).into_iter().filter(|_| !is_alone));
+    // One product: one word says that all its sums are complete, here, and to each rank.
+    let first = owners(plan, rank).find_map(|owner| chunks.of_rank(owner).next());
+    let summed = first.filter(|_| !is_alone).map(|chunk| Word::Summed { chunk });
+    compute.extend(summed.map(|word| Step::Post { word, to: rank, age: 0 }));
 
-    let mut kernel: Vec<_> = summed.map(|word| Step::Await { word, age: 0 }).into_iter().collect();
-    kernel.extend((0..ranks).map(|by| Step::Await { word: Word::Consumed { by }, age: BUFFERS }));
-    // All that one rank gets, then the next rank's: chunks that lie side by side are sent as one run.
+    let partial = |chunk, from| Word::Partial { chunk, from };
+    let awaits = |word| Step::Await { word, age: 0 };
+    let mut kernel: Vec<_> = summed.map(awaits).into_iter().collect();
+    let gets_nothing = plan.output_rows(rank).is_empty();
+    let age = if gets_nothing { 1 } else { BUFFERS };
+    kernel.extend((0..ranks).map(|by| Step::Await { word: Word::Consumed { by }, age }));
+    let brought = (0..chunks.len()).filter(|_| is_alone);
+    kernel.extend(brought.map(|chunk| Step::Move { chunk, to: rank }));
     let others = owners(plan, rank).filter(|to| *to != rank);
-    kernel.extend(send_runs(rank, others.clone().map(|to| (plan.added_up(to), to))));
-    kernel.extend(reduce(plan, rank, plan.added_up(rank)));
+    kernel.extend(others.clone().filter_map(|to| {
+        let chunk = plan.added_up(to).next()?;
+        Some(Step::Post { word: partial(chunk, rank), to, age: 0 })
+    }));
+    let of_others = (0..ranks).filter(|from| *from != rank);
+    let all_sums = added_up.clone().next();
+    kernel.extend(
+        all_sums
+            .into_iter()
+            .flat_map(|chunk| of_others.clone().map(move |from| awaits(partial(chunk, from)))),
+    );
+    kernel.extend(added_up.clone().map(|chunk| Step::Reduce { chunk }));
     if plan.sends_totals(rank, rank) {
-        kernel.extend(send_runs(rank, others.map(|to| (plan.added_up(rank), to))));
-        let of_others = (0..ranks).filter(|from| *from != rank);
-        let totals =
+        // All that one rank gets, then the next rank's: chunks that lie side by side are sent as one run.
+        let totals = others.flat_map(|to| added_up.clone().map(move |chunk| (chunk, to)));
+        kernel.extend(totals.clone().map(|(chunk, to)| Step::Move { chunk, to }));
+        let word = |chunk| partial(chunk, rank);
+        kernel.extend(totals.map(|(chunk, to)| Step::Post { word: word(chunk), to, age: 0 }));
+        let stored =
             of_others.flat_map(|from| chunks.of_rank(from).map(move |chunk| (chunk, from)));
-        let arrived = |(chunk, from)| Step::Await { word: Word::Partial { chunk, from }, age: 0 };
-        kernel.extend(totals.clone().map(arrived));
-        kernel.extend(totals.map(|(chunk, _)| Step::Reduce { chunk }));
+        kernel.extend(stored.clone().map(|(chunk, from)| awaits(partial(chunk, from))));
+        kernel.extend(stored.map(|(chunk, _)| Step::Reduce { chunk }));
     }
     kernel.push(Step::Post { word: Word::Begun, to: rank, age: 0 });
     in_lane(Lane::Compute, compute).chain(in_lane(Lane::Push(0), kernel)).collect()
@@ -290,9 +305,7 @@ fn by_arrival(plan: &Plan, rank: u32) -> impl Iterator<Item = u32> {
 /// What adds up these chunks; if products do, it computes the rank's own sums, too.
 fn reduce(plan: &Plan, rank: u32, added_up: impl Iterator<Item = u32>) -> Vec<Step> {
     let others = (0..plan.problem().ranks()).filter(|&from| from != rank);
-    // A kernel sends in the lane in which it adds up.
-    let is_kernel = matches!(plan.options().engine, Engine::Kernel { .. });
-    let posts_totals = plan.sends_totals(rank, rank) && !is_kernel;
+    let posts_totals = plan.sends_totals(rank, rank);
     let mut steps = Vec::new();
     for chunk in added_up {
         let partial = |from| Step::Await { word: Word::Partial { chunk, from }, age: 0 };

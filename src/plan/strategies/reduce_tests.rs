@@ -101,22 +101,48 @@ fn a_kernel_behind_the_product_does_the_rest() {
     let way = (Strategy::Sequential, Engine::PUSHING);
     assert_eq!(
         all(&schedule(Operation::GemmReduceScatter, way, [4, 1, 0], 1)),
-        "compute: await begun of e−1; compute: multiply rows 0..5; compute: post summed 0 → 1; \
+        "compute: await begun of e−1; \
          compute: post consumed by 1 of e−1 → 1; compute: post consumed by 1 of e−1 → 2; \
          compute: post consumed by 1 of e−1 → 0; \
+         compute: multiply rows 0..5; compute: post summed 0 → 1; \
          push 0: await summed 0; push 0: await consumed by 0 of e−2; \
          push 0: await consumed by 1 of e−2; push 0: await consumed by 2 of e−2; \
-         push 0: move 0 → 0; push 0: post partial 0 from 1 → 0; \
+         push 0: post partial 0 from 1 → 0; \
          push 0: await partial 1 from 0; push 0: await partial 1 from 2; push 0: reduce 1; \
          push 0: post begun → 1"
     );
-    // Of several chunks, one rank gets all of its own, then the next.
+    // One word says to each rank that all that it reads is complete.
     let to_all = schedule(Operation::GemmAllReduce, way, [2, 0, 1], 2);
-    let text = lane(&to_all, Lane::Push(0));
-    let sent: Vec<&str> = text.split("; ").filter(|step| step.starts_with("move")).collect();
-    let expected =
-        ["move 0 → 2", "move 1 → 2", "move 2 → 2", "move 0 → 0", "move 1 → 0", "move 2 → 0"];
-    assert_eq!(sent, expected);
+    assert_eq!(
+        lane(&to_all, Lane::Push(0)),
+        "await summed 2; await consumed by 0 of e−2; await consumed by 1 of e−2; \
+         await consumed by 2 of e−2; post partial 0 from 1 → 2; post partial 0 from 1 → 0; \
+         await partial 0 from 0; await partial 0 from 2; reduce 0; reduce 1; reduce 2; post begun → 1"
+    );
+    // A rank that gets no rows waits for no sums.
+    let scattered = schedule(Operation::GemmReduceScatter, way, [1, 0, 1], 1);
+    assert_eq!(
+        lane(&scattered, Lane::Push(0)),
+        "await summed 1; await consumed by 0 of e−1; await consumed by 1 of e−1; \
+         await consumed by 2 of e−1; post partial 1 from 1 → 2; post partial 0 from 1 → 0; \
+         post begun → 1"
+    );
+}
+
+#[test]
+fn without_a_product_a_kernel_brings_the_callers_sums() {
+    let way = (Strategy::Sequential, Engine::PUSHING);
+    let schedule = schedule(Operation::ReduceScatter, way, [1, 1, 1], 1);
+    let begun =
+        "await consumed by 0 of e−2; await consumed by 1 of e−2; await consumed by 2 of e−2";
+    assert_eq!(
+        lane(&schedule, Lane::Push(0)),
+        format!(
+            "{begun}; move 0 → 1; move 1 → 1; move 2 → 1; \
+             post partial 2 from 1 → 2; post partial 0 from 1 → 0; \
+             await partial 1 from 0; await partial 1 from 2; reduce 1; post begun → 1"
+        )
+    );
 }
 
 #[test]
@@ -237,7 +263,7 @@ fn a_kernel_sends_totals_behind_sums() {
     assert_eq!(
         lane(&plan(&[500, 0, 400], 4096).schedule(0), Lane::Push(0)),
         "await summed 1; await consumed by 0 of e−2; await consumed by 1 of e−2; \
-         await consumed by 2 of e−2; move 1 → 2; post partial 1 from 0 → 2; \
+         await consumed by 2 of e−2; post partial 1 from 0 → 2; \
          await partial 0 from 1; await partial 0 from 2; reduce 0; \
          move 0 → 1; move 0 → 2; post partial 0 from 0 → 1; post partial 0 from 0 → 2; \
          await partial 1 from 2; reduce 1; post begun → 0"

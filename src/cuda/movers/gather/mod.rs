@@ -2,7 +2,7 @@
 //!
 //! What belongs here: carrying out the [`Schedule`](crate::plan::Schedule)'s moves and words with copy engines and
 //! kernels. What is multiplied is none of its business. Here are the steps; below are `joining` (what comes before),
-//! `sums` (what a reduction has beside) and `ending` (failures, and the end). A step is, on the caller's stream:
+//! `sums` (what a reduction has beside), `poison` (NaN, to find faults) and `ending` (failures, and the end). A step is, on the caller's stream:
 //!
 //! ```text
 //!   copy the shard into its slot (unless it is there) ── begin ──┬── work that reads the rows ─ next begin
@@ -22,13 +22,14 @@
 
 mod ending;
 pub(crate) mod joining;
+mod poison;
 pub(crate) mod sums;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 
 use crate::cuda::exchange::layout::{BEGUN_AT, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
 use crate::cuda::exchange::signals::{Signals, timeout_ns};
@@ -43,10 +44,10 @@ use crate::cuda::sys::Driver;
 use crate::cuda::sys::bindings::{og_gather, og_gather_step, og_slots};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::{self, Input, count, int, long};
-use crate::cuda::sys::stream_ops::{copy, is_capturing, synchronize};
+use crate::cuda::sys::stream_ops::{capture_of, copy, is_capturing, synchronize};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{self, Engine, Lane, Plan, Schedule};
+use crate::plan::{self, Engine, Lane, Plan, PlanOptions, Schedule};
 
 #[derive(Debug)]
 pub(crate) struct Gatherer {
@@ -81,7 +82,7 @@ struct Table {
 pub(crate) struct Step {
     pub(crate) shape: Arc<StepShape>,
     pub(crate) buffer: u32,
-    /// Row 0 of what this rank sends: in its buffer, or of the caller's sums.
+    /// Row 0 of what this rank sends, or others read: in its buffer, or of the caller's sums.
     own_rows: CUdeviceptr,
     /// Streams push in a graph, and have to come back to the captured stream.
     joins: bool,
@@ -89,6 +90,8 @@ pub(crate) struct Step {
     toggled: bool,
     /// The beginning tells the product that follows it when it may go on.
     tells_product: bool,
+    /// A kernel behind the product need not begin it.
+    has_begun: bool,
 }
 
 /// What follows a step's beginning on the stream.
@@ -149,8 +152,9 @@ impl Gatherer {
         Ok((at, self.part.layout.rows_bytes(own.len() as u32)))
     }
 
-    /// Begins the next step on `stream`, and pushes this rank's rows. Where a kernel sends sums, it begins the step behind the
-    /// product: [`Gatherer::exchange`]. So here everything comes before that.
+    /// Begins the next step on `stream`, and pushes this rank's rows. A kernel that adds up sums begins the step behind the product
+    /// ([`Gatherer::exchange`]), unless the step before may have had the same buffer: then that product would overwrite sums that
+    /// others may still read.
     ///
     /// # Safety
     /// What `own` names is this device's memory, as long as the shape says, written before in the order of
@@ -174,7 +178,8 @@ impl Gatherer {
             agree_on_rows(&self.group, before, shape, self.course.epoch, self.limit(false))?;
         }
         self.signals.begin(stream)?;
-        let capturing = is_capturing(stream)?;
+        let capture = capture_of(stream)?;
+        let capturing = capture.is_some();
         self.course.follow(&self.device, stream)?;
         let waiter = self.waiter(shape, capturing);
         self.signals.note_waiter(self.course.epoch.wrapping_add(1), capturing, waiter);
@@ -183,21 +188,33 @@ impl Gatherer {
             self.copies.synchronize()?;
             self.course.captured = true;
         }
+        let may_repeat_buffer = self.course.may_repeat_buffer(capture);
+        self.course.latest_capture = capture;
         let buffer = self.course.next_buffer;
-        if self.options.poison {
+        let PlanOptions { engine, operation, .. } = self.plan.options();
+        let by_kernel = matches!(engine, Engine::Kernel { .. });
+        let reduces = operation.reduces();
+        let reads_sums = by_kernel && reduces;
+        if self.options.poison && !reads_sums {
             self.poison(stream)?;
         }
-        let engine = self.plan.options().engine;
-        let by_kernel = matches!(engine, Engine::Kernel { .. });
-        let reduces = self.plan.options().operation.reduces();
         if !reduces {
             self.bring(stream, shape, buffer, own)?;
         }
         let own_rows = own.rows.filter(|_| reduces).unwrap_or_else(|| self.gathered(buffer).0);
         let (joins, toggled, tells_product) = (false, false, false);
-        let shape_of_step = Arc::clone(shape);
-        let plain = Step { shape: shape_of_step, buffer, own_rows, joins, toggled, tells_product };
-        if by_kernel && reduces {
+        let has_begun = reads_sums && !operation.is_alone() && may_repeat_buffer;
+        let plain = Step {
+            shape: Arc::clone(shape),
+            buffer,
+            own_rows,
+            joins,
+            toggled,
+            tells_product,
+            has_begun,
+        };
+        if reads_sums && !has_begun {
+            self.poison_sums(stream, buffer)?;
             return Ok(plain);
         }
         let limit = self.limit(capturing);
@@ -208,7 +225,7 @@ impl Gatherer {
             return Ok(plain);
         }
         let (pushed, blocks): (&[_], _) = match engine {
-            Engine::Kernel { blocks } if self.group.ranks() > 1 => {
+            Engine::Kernel { blocks } if self.group.ranks() > 1 && !reduces => {
                 (shape.own_pieces(buffer), blocks)
             }
             _ => (&[], 1),
@@ -258,23 +275,10 @@ impl Gatherer {
             self.copies.mark_kernel(device, part, self.course.epoch, begun, shape, marks)?;
         }
         self.course.latest = Some(Arc::clone(shape));
-        Ok(step)
-    }
-
-    /// Fills what the other ranks sent in the latest step with NaN. What this one sent may still be on its way.
-    fn poison(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        let Some(latest) = &self.course.latest else { return Ok(()) };
-        let buffer = 1 - self.course.next_buffer;
-        // Shards as in the latest step, rows up to the most of any.
-        let own = latest.plan.problem().shards().rows(self.group.rank());
-        for (at, bytes) in self.part.layout.received(buffer, &own, self.plan.problem().m()) {
-            let (at, bytes) = (self.part.start() + at, bytes as usize);
-            // SAFETY: this rank's part is so long; what the last step read there, it has read in the order of
-            // the stream, and nobody writes there before this step has said so.
-            let filled = unsafe { result::memset_d8_async(at, 0xff, bytes, stream.cu_stream()) };
-            filled.in_call("cuMemsetD8Async")?;
+        if reads_sums {
+            self.poison_sums(stream, buffer)?;
         }
-        Ok(())
+        Ok(step)
     }
 
     /// Puts this rank's rows and scales into their slot, unless they are there.
@@ -435,6 +439,7 @@ impl Gatherer {
             layout: shape.tags[buffer as usize],
             own_slot: int(slots.start),
             own_slots: int(slots.len() as u32),
+            awaits_beginnings: shape.awaits_beginnings.into(),
             blocks: int(blocks),
             counter: self.table.counter as *mut _,
             ..og_gather_step::default()

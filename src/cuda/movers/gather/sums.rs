@@ -1,8 +1,8 @@
 //! What a reduction has beside a gather: its sums, and the waits for those of other ranks.
 //!
-//! What belongs here: addresses and words, and the kernel that sends sums, adds them up, and may send totals. What is summed, and
-//! what becomes of a total, is none of its business. Invariant: but for that kernel nothing here holds an SM that another rank needs
-//! while it waits: one warp waits.
+//! What belongs here: addresses and words, and the kernel that adds up all ranks' sums where they lie, and may send totals. What is
+//! summed, and what becomes of a total, is none of its business. Invariant: but for that kernel nothing here holds an SM that another
+//! rank needs while it waits: one warp waits.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use crate::plan::Engine;
 /// What a kernel does with sums, or with totals: each chunk goes to a rank, or comes from one.
 #[derive(Default)]
 pub(crate) struct Shot {
+    /// Sums never are.
     pub(crate) sent: Vec<(u32, u32)>,
     pub(crate) signalled: Vec<(u32, u32)>,
     pub(crate) awaited: Vec<(u32, u32)>,
@@ -31,10 +32,11 @@ pub(crate) struct Shot {
 impl Gatherer {
     /// An error if a rank has more rows in this step than slots hold.
     pub(crate) fn check_owned(&self, rows: Option<&[u32]>) -> Result<()> {
-        let most = rows.and_then(|rows| rows.iter().max().copied()).unwrap_or(0);
+        let slots = self.plan.slot_rows();
+        let most = rows.and_then(|rows| rows.iter().max().copied()).filter(|_| slots > 0);
         let remedy = "plan for the most rows that a rank has in any step";
         let what = "the rows of one rank in this step";
-        Error::check_range(what, most, 0..=self.plan.most_summed_rows(), remedy)
+        Error::check_range(what, most.unwrap_or(0), 0..=slots, remedy)
     }
 
     /// Lets `stream` wait for sums that other ranks send: of a chunk and a rank each.
@@ -55,8 +57,8 @@ impl Gatherer {
         runs(awaited, self.group.rank(), slot_of)
     }
 
-    /// Begins a step behind the product of all its sums, if it has one, by the kernel that also sends and signals sums, waits for
-    /// others, makes D of `total`, and does the same with totals.
+    /// The kernel behind the product of all sums, if there is one: it begins the step, unless it has begun, signals that this rank's
+    /// sums are there, waits for others', makes D of `total`, and sends, awaits and stores totals.
     ///
     /// # Safety
     /// What `total` names is this device's memory, as long as the rows of the step say, until the step has ended.
@@ -74,30 +76,38 @@ impl Gatherer {
         let stored = self.stored_runs(step, &totals.reduced);
         let awaited = [sums, totals].map(|shot| self.slots_of(step, &shot.awaited));
         let (runs, slots) = ([&sent[0][..], &sent[1], &stored].concat(), awaited.concat());
+        let is_brought = self.plan.options().operation.is_alone();
+        let brought = if is_brought { step.own_rows } else { 0 };
         let exchange = og_exchange {
-            own: step.own_rows as *const _,
+            sums_at: layout.row(step.buffer, 0),
             row_bytes: long(layout.pitch),
+            brought: brought as *const _,
+            brought_rows: shape.plan.problem().m().into(),
             runs: runs.as_ptr(),
             awaited: slots.as_ptr(),
-            sums_sent: count(&sent[0]),
+            sums_signalled: count(&sent[0]),
             totals_sent: count(&sent[1]),
             totals_stored: count(&stored),
             sums_awaited: count(&awaited[0]),
             totals_awaited: count(&awaited[1]),
             follows_product: (!shape.computes.is_empty()).into(),
+            has_begun: step.has_begun.into(),
+            reserved: 0,
             total: total.map_or(std::ptr::null(), std::ptr::from_ref),
         };
         let words = self.words(is_capturing(stream)?);
         // SAFETY: `begin` has made the context current; words and tables live as long as this value, which waits for its
-        // streams; every rank has slots where the layout says; the rest is the caller's promise.
+        // streams; every rank has sums where the layout says; the rest is the caller's promise.
         unsafe { ffi::exchange_sums(&words, &begin, &exchange, stream) }?;
-        self.course.advance();
-        self.course.latest = Some(Arc::clone(shape));
+        if !step.has_begun {
+            self.course.advance();
+            self.course.latest = Some(Arc::clone(shape));
+        }
         Ok(())
     }
 
-    /// What is sent and signalled, in the schedule's order; chunks that lie side by side, here and at their receiver, are one
-    /// run. Only in a test's schedule is a chunk sent and not signalled, or signalled and not sent.
+    /// What is sent and signalled, or signalled alone, in the schedule's order; chunks that lie side by side, here and at their
+    /// receiver, are one run. Only in a test's schedule is a chunk sent and not signalled.
     fn sent_runs(&self, step: &Step, Shot { sent, signalled, .. }: &Shot) -> Vec<og_sums_run> {
         let (layout, plan, rank) = (&self.part.layout, &step.shape.plan, self.group.rank());
         let unsent = signalled.iter().filter(|of| !sent.contains(of));
@@ -149,15 +159,19 @@ impl Gatherer {
         size: u64,
     ) -> og_reduction {
         let (part, layout, rank) = (&self.part, &self.part.layout, self.group.rank());
+        let own = self.own_sums(step, rows.start, column, size);
+        let all = og_reduction { ranks: int(self.group.ranks()), rank: int(rank), ..own };
+        if matches!(self.plan.options().engine, Engine::Kernel { .. }) {
+            let sums_at = layout.row(step.buffer, rows.start) + column;
+            return og_reduction { words: self.table.words as *const _, sums_at, ..all };
+        }
         let first = step.shape.plan.summed_rows(rank).start;
         let local = u64::from(rows.start - first) * layout.pitch;
         let slots = part.start() + layout.slots_start(step.buffer) + local + column;
         og_reduction {
             slots: slots as *const _,
             slot_pitch: long(layout.slot_bytes() / size),
-            ranks: int(self.group.ranks()),
-            rank: int(rank),
-            ..self.own_sums(step, rows.start, column, size)
+            ..all
         }
     }
 
