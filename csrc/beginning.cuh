@@ -4,9 +4,9 @@
 // exchange.cu (sums). The words are described at og_gather.
 //
 // Invariant: a rank writes into another's buffer, or where another reads its own, only after all ranks have consumed that, or after it
-// has posted `torn`; a wait whose failure leaves a wrong total to be sent posts `torn` first; every wait ends by its word, the limit, the abort word or a rank's
-// departure. The product waits for the step's beginning. So the beginning signals the product first, sends its loads out together,
-// and waits for no single store.
+// has posted `torn`; a wait whose failure leaves a wrong total to be sent posts `torn` first; every wait ends by its word, the limit,
+// the abort word or a rank's departure. The product waits for the step's beginning. So the beginning signals the product first, sends
+// its loads out together, and waits for no single store.
 #pragma once
 
 #include "chunk_signal.cuh"
@@ -221,10 +221,10 @@ struct Beginning {
     }
 };
 
-// Loads what there is to know, waits for the kernels before (first, if no product follows: then a kernel that has begun the last step
-// itself, in exchange.cu, may come directly before, and writes what is loaded), and lets the product that follows start: at once where the
+// Loads what there is to know, waits for the kernels before, and lets the product that follows start: at once where the
 // host says that it may (B is constant, and no kernel pushes), else when they have ended, so that what it reads first is
-// theirs no more.
+// theirs no more. If no product follows, it waits first: the kernel directly before may be one of exchange.cu's, which writes what is
+// loaded here.
 //
 // A product looks at `begun` as soon as it has started, so this kernel sets that word to 0 first. Nobody needs the last step's
 // value any more: the kernels between let this one start only after all their blocks have waited for the end of the last step's

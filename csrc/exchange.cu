@@ -1,6 +1,6 @@
 // One kernel of a reduction with few rows, behind its product if it has one: begins the step, unless it has begun, says that this
-// rank's sums are complete, waits for the others', and adds all up, which it reads where they lie: in the memory of each rank. In an all-reduce in two shots,
-// it also sends the totals of this rank's rows, waits for those of the others' rows, and stores them.
+// rank's sums are complete, waits for the others', and adds all up, which it reads where they lie: in the memory of each rank. In an
+// all-reduce in two shots, it also sends the totals of this rank's rows, waits for those of the others' rows, and stores them.
 //
 // What belongs here: the shares of the blocks. Beginning a step is beginning.cuh's, adding up is totals.cuh's. On every rank
 // block b brings, adds up, and stores the same elements. So it waits only for the blocks b of the other ranks, no block waits for
@@ -363,7 +363,8 @@ void exchange(og_gather const& gather, og_gather_step const& step, og_exchange c
     bool is_plain = !total.c && !total.bias && !total.average && total.activation == OG_ACTIVATION_NONE;
     Kernel kernel = (is_plain ? kernel_of<true> : kernel_of<false>)(total.sum_type, total.d_type);
     // Behind no product it would say too early that the step before has been consumed: that step may still be adding up.
-    launch_in_pairs(given.follows_product != 0, kernel, step.blocks, kThreads + kWarp, stream, "launch of exchange_sums", gather, step, exchange);
+    launch_in_pairs(given.follows_product != 0, kernel, step.blocks, kThreads + kWarp, stream, "launch of exchange_sums",
+                    gather, step, exchange);
 }
 
 void load_exchange_kernels() {

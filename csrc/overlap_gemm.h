@@ -601,7 +601,8 @@ og_status og_gather_await(const og_gather *gather, const og_slots *slots, void *
 og_status og_reduce(const og_reduction *reduction, void *stream);
 
 /* Enqueues a kernel that begins a step as `og_gather_begin` does, unless that has begun it, without pushes of rows and without toggles,
- * says that this rank's sums are complete, waits for those of other ranks, adds them up, and then sends, awaits and stores totals, if there are any.
+ * says that this rank's sums are complete, waits for those of other ranks, adds them up, and then sends, awaits and stores totals, if there
+ * are any.
  * Its blocks hold SMs while they wait, so ranks that share a GPU have to leave room there for each other's products. */
 og_status og_exchange_sums(const og_gather *gather, const og_gather_step *step, const og_exchange *exchange, void *stream);
 

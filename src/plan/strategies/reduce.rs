@@ -1,5 +1,5 @@
-//! Reductions: every rank multiplies its slice of K, or has sums already, which go to those that add them up. In a reduce-scatter each rank gets
-//! the sums of its own rows and adds them up; in an all-reduce it gets the totals of all rows.
+//! Reductions: every rank multiplies its slice of K, or has sums already, which go to those that add them up. In a reduce-scatter
+//! each rank gets the sums of its own rows and adds them up; in an all-reduce it gets the totals of all rows.
 //!
 //! In round d of a reduce-scatter, rank i computes the rows of rank (i + d) mod W and sends their sums there. So in every round
 //! each rank sends to one peer and receives from one. Its own rows come last: they do not travel, so the sums of the last
@@ -31,8 +31,8 @@
 //! e + 1, and what it sent in e has arrived and has been used. The kernel that begins a step on a GPU waits for all ranks anyway.
 //!
 //! The engines differ in their waits, as those of a gather do (`push`). A thread waits for each owner before that owner's
-//! round, and for its own sends before it multiplies. With copy engines, a GPU waits for all ranks in the kernel that begins the step, before its
-//! products. Sums need no word `sent`: an owner that has consumed a step has received them. The host enqueues a
+//! round, and for its own sends before it multiplies. With copy engines, a GPU waits for all ranks in the kernel that begins the
+//! step, before its products. Sums need no word `sent`: an owner that has consumed a step has received them. The host enqueues a
 //! chunk's copy right behind its product, so that the chunk travels during the next one.
 //!
 //! A kernel comes behind the product of all rows. It sends no sums: it says that they are complete, waits for those of the others, and

@@ -2,7 +2,8 @@
 //!
 //! What belongs here: carrying out the [`Schedule`](crate::plan::Schedule)'s moves and words with copy engines and
 //! kernels. What is multiplied is none of its business. Here are the steps; below are `joining` (what comes before),
-//! `sums` (what a reduction has beside), `poison` (NaN, to find faults) and `ending` (failures, and the end). A step is, on the caller's stream:
+//! `sums` (what a reduction has beside), `poison` (NaN, to find faults) and `ending` (failures, and the end). A step is, on the
+//! caller's stream:
 //!
 //! ```text
 //!   copy the shard into its slot (unless it is there) ── begin ──┬── work that reads the rows ─ next begin
