@@ -87,6 +87,8 @@ fn the_border_refuses_what_rust_types_cannot_even_say() {
 #[test]
 fn sums_that_cannot_be_added_are_refused() {
     let good = og_reduction {
+        words: std::ptr::null(),
+        sums_at: 0,
         own: 16 as *const c_void,
         slots: 32 as *const c_void,
         slot_pitch: 640,
@@ -132,7 +134,8 @@ fn sums_that_cannot_be_added_are_refused() {
     }
     assert_eq!(status(|r| r.pitch = 48), og_status::OG_STATUS_BAD_PITCH);
     assert_eq!(status(|r| r.ldd = 52), og_status::OG_STATUS_BAD_PITCH);
-    let misaligned: [fn(&mut og_reduction); 6] = [
+    let misaligned: [fn(&mut og_reduction); 7] = [
+        |r| (r.words, r.sums_at) = (16 as *const _, 8),
         |r| r.pitch = 68,
         |r| r.n = 52,
         |r| r.slot_pitch = 644,
