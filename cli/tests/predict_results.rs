@@ -235,7 +235,7 @@ fn way_of(problem: &Problem, who: &str, by_kernel: bool, pieces: u32) -> Option<
 
 /// The reductions in a file of results.
 fn reductions(name: &str) -> Vec<Reduced> {
-    let (text, with_auto) = (result(name), !name.contains("x2") || BY_KERNEL.contains(&name));
+    let (text, with_auto) = (result(name), BY_KERNEL.contains(&name));
     let mut all = match name.ends_with(".txt") {
         true => reductions_of_text(&text),
         false => reductions_of_json(&text, with_auto),
@@ -287,8 +287,10 @@ fn reductions_of_json(text: &str, with_auto: bool) -> Vec<Reduced> {
             for row in each(&case, "rows") {
                 // `pipelined: …, moved by …; PROBLEM: KERNEL, 132 SMs, swizzle 8, K in 1 slices`
                 let (who, what) = (row["who"].as_str().unwrap(), row["what"].as_str().unwrap());
+                // Elsewhere between two GPUs each way was measured by itself.
                 let chosen = what.split(':').next().unwrap();
-                let who = if who == "auto" && with_auto { chosen } else { who };
+                let is_chosen = who == "auto" && (with_auto || problem.ranks() > 2);
+                let who = if is_chosen { chosen } else { who };
                 let by_kernel = what.contains("moved by a kernel");
                 let chunks = what.split_once("sums: ").and_then(|(_, rest)| rest.split(' ').next());
                 let chunks: u32 = chunks.map_or(1, |chunks| chunks.parse().unwrap());

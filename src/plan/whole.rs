@@ -188,6 +188,12 @@ impl Plan {
         }
     }
 
+    /// Whether a kernel reads all ranks' sums where they lie: nothing but totals is sent.
+    pub(crate) fn reads_in_place(&self) -> bool {
+        let PlanOptions { operation, engine, .. } = self.options;
+        operation.reduces() && matches!(engine, Engine::Kernel { .. })
+    }
+
     /// Whether what `rank` sends of the rows of `owner` is their total.
     pub(crate) fn sends_totals(&self, rank: u32, owner: u32) -> bool {
         self.has_two_shots() && owner == rank && self.problem.ranks() > 1

@@ -156,23 +156,15 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
     })
     .by_run("Overwritten { owner: 0, chunk: 0, from: 0")
     .not_on_gpus(),
-    mutant((EQUAL, 2), "drops the wait for its own sums", |steps| {
-        remove(steps, |step| awaits(step, Word::Summed { chunk: 0 }))
-    })
-    .by_run("ReadTooEarly { reader: 2, chunk: 0, from: 2"),
-    mutant((EQUAL, 1), "drops the wait for another rank's sums", |steps| {
-        remove(steps, |step| awaits(step, Word::Partial { chunk: 1, from: 0 }))
-    })
-    .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
+    mutant((EQUAL, 2), "drops the wait for its own sums", drop_the_wait_for_own_sums)
+        .by_run("ReadTooEarly { reader: 2, chunk: 0, from: 2"),
+    mutant((EQUAL, 1), "drops the wait for another rank's sums", drop_the_wait_for_sums_of_another)
+        .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
     mutant((EQUAL, 2), "signals before it moves", signal_before_a_move)
         .by_run("ReadTooEarly { reader: 0, chunk: 0, from: 2")
         .not_on_gpus(),
-    mutant((EQUAL, 2), "signals before it multiplies", |steps| {
-        put_before(steps, is_product, |step| {
-            matches!(step, Step::Post { word: Word::Summed { .. }, .. })
-        })
-    })
-    .by_run("ReadTooEarly { reader: 2, chunk: 0, from: 2"),
+    mutant((EQUAL, 2), "signals before it multiplies", say_too_early_that_sums_are_complete)
+        .by_run("ReadTooEarly { reader: 2, chunk: 0, from: 2"),
     mutant((EQUAL, 2), "multiplies again what it sends", |steps| repeat(steps, 2, is_product))
         .by_order("NotAllRows { rank: 2, multiplied: ")
         .by_run("ReadTooEarly { reader: 2, chunk: ")
@@ -226,22 +218,18 @@ pub const REDUCE_MUTANTS: &[Mutant] = &[
 
 /// Of a GEMM + reduce-scatter by a kernel, which reads all ranks' sums where they lie. On GPUs it starts when the product has ended.
 pub const KERNEL_MUTANTS: &[Mutant] = &[
-    mutant((TWO, 1), "says that sums are complete before it multiplies", |steps| {
-        put_before(steps, is_product, |step| {
-            matches!(step, Step::Post { word: Word::Summed { .. }, .. })
-        })
-    })
+    mutant(
+        (TWO, 1),
+        "says that sums are complete before it multiplies",
+        say_too_early_that_sums_are_complete,
+    )
     .by_run("ReadTooEarly { reader: ")
     .not_on_gpus(),
-    mutant((TWO, 1), "drops the wait for its own sums", |steps| {
-        remove(steps, |step| awaits(step, Word::Summed { chunk: 0 }))
-    })
-    .by_run("ReadTooEarly { reader: ")
-    .not_on_gpus(),
-    mutant((EQUAL, 1), "drops the wait for another rank's sums", |steps| {
-        remove(steps, |step| awaits(step, Word::Partial { chunk: 1, from: 0 }))
-    })
-    .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
+    mutant((TWO, 1), "drops the wait for its own sums", drop_the_wait_for_own_sums)
+        .by_run("ReadTooEarly { reader: ")
+        .not_on_gpus(),
+    mutant((EQUAL, 1), "drops the wait for another rank's sums", drop_the_wait_for_sums_of_another)
+        .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
     mutant((EQUAL, 2), "signals the wrong rank", |steps| {
         each(steps, |_, step| match step {
             Step::Post { word: Word::Partial { .. }, to, .. } if *to == 0 => set(to, 1),
@@ -331,10 +319,8 @@ pub const TWO_SHOT_MUTANTS: &[Mutant] = &[
         remove(steps, |step| awaits(step, Word::Partial { chunk: 0, from: 0 }))
     })
     .by_run("ReadTooEarly { reader: 1, chunk: 0, from: 0"),
-    mutant((EQUAL, 1), "drops the wait for another rank's sums", |steps| {
-        remove(steps, |step| awaits(step, Word::Partial { chunk: 1, from: 0 }))
-    })
-    .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
+    mutant((EQUAL, 1), "drops the wait for another rank's sums", drop_the_wait_for_sums_of_another)
+        .by_run("ReadTooEarly { reader: 1, chunk: 1, from: 0"),
     mutant((ONE_OWNS, 0), "neither awaits nor stores a total", |steps| {
         // It computes sums two epochs later in the place of some that it still sends.
         remove(steps, |step| awaits(step, Word::Partial { chunk: 0, from: 1 }))
@@ -370,6 +356,20 @@ pub fn two_shot_mutants_of_a_kernel() -> Vec<&'static Mutant> {
 
 fn drop_a_move(steps: &mut Steps) -> bool {
     remove(steps, |step| moves_to(step, 0))
+}
+
+fn say_too_early_that_sums_are_complete(steps: &mut Steps) -> bool {
+    let says = |step: &Step| matches!(step, Step::Post { word: Word::Summed { .. }, .. });
+    put_before(steps, is_product, says)
+}
+
+fn drop_the_wait_for_own_sums(steps: &mut Steps) -> bool {
+    remove(steps, |step| awaits(step, Word::Summed { chunk: 0 }))
+}
+
+/// Of rank 1, for those of rank 0.
+fn drop_the_wait_for_sums_of_another(steps: &mut Steps) -> bool {
+    remove(steps, |step| awaits(step, Word::Partial { chunk: 1, from: 0 }))
 }
 
 fn signal_before_a_move(steps: &mut Steps) -> bool {

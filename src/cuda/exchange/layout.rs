@@ -68,10 +68,12 @@ impl Plan {
     /// The rows of a slot for another rank's sums: the most that a rank adds up in a step of these rows or of fewer. A kernel needs
     /// none: it reads sums where they lie.
     pub(crate) fn slot_rows(&self) -> u32 {
-        match self.options().engine {
-            Engine::Kernel { .. } => 0,
-            _ if self.has_two_shots() => self.problem().shards().most_rows(),
-            _ => self.most_output_rows(),
+        if self.reads_in_place() {
+            return 0;
+        }
+        match self.has_two_shots() {
+            true => self.problem().shards().most_rows(),
+            false => self.most_output_rows(),
         }
     }
 }
@@ -101,8 +103,7 @@ impl Layout {
         let what = "the sums of a rank and its slots, twice, in bytes";
         let layout = Layout { pitch: row, row, slot_rows, ..words };
         // Copy engines send the caller's sums from where they lie; a kernel reads all ranks' in this memory.
-        let by_kernel = matches!(plan.options().engine, Engine::Kernel { .. });
-        let has_own = !operation.is_alone() || by_kernel;
+        let has_own = !operation.is_alone() || plan.reads_in_place();
         let own_rows = if has_own { plan.problem().m() } else { 0 };
         layout.placed(own_rows, what, "reduce fewer rows at a time")
     }

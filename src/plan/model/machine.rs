@@ -197,8 +197,8 @@ impl Machine {
                                 }
                             };
                             for from in from {
-                                let is_there =
-                                    schedules.adds_up(rank, *chunk) && schedules.reads_in_place();
+                                let is_there = schedules.adds_up(rank, *chunk)
+                                    && schedules.plan.reads_in_place();
                                 let at = if is_there { from } else { rank };
                                 let read = Region { rank: at, chunk: *chunk, from };
                                 let place = Place { position: list.len() as u32, ..place };

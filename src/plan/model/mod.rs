@@ -201,12 +201,7 @@ impl Schedules {
 
     /// Whether the caller's memory is the one buffer of the sums.
     fn has_one_buffer(&self) -> bool {
-        self.brings_sums() && !self.reads_in_place()
-    }
-
-    /// Whether a kernel reads all ranks' sums where they lie.
-    fn reads_in_place(&self) -> bool {
-        self.reduces() && matches!(self.plan.options().engine, Engine::Kernel { .. })
+        self.brings_sums() && !self.plan.reads_in_place()
     }
 
     /// Whether `rank` adds up `chunk`.
@@ -280,7 +275,7 @@ impl Schedules {
             }
             for chunk in self.plan.added_up(rank) {
                 expected.push(Event::Reduction { rank, chunk });
-                let moved = |from: &u32| *from != rank && !self.reads_in_place();
+                let moved = |from: &u32| *from != rank && !self.plan.reads_in_place();
                 let others = ranks.clone().filter(moved);
                 expected.extend(others.map(|from| arrival(chunk, from)));
             }
@@ -318,7 +313,7 @@ impl Schedules {
                     // Sums travel when they have been computed, to one rank after the other. A kernel brings the caller's, and
                     // then sends all totals that one rank gets, then the next rank's.
                     let turn = match self.reduces() {
-                        true if self.reads_in_place() => {
+                        true if self.plan.reads_in_place() => {
                             ((*to != rank).into(), round_of(*to), *chunk)
                         }
                         true => (round_of(self.chunks().rank_of(*chunk)), *chunk, round_of(*to)),

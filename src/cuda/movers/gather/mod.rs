@@ -195,7 +195,7 @@ impl Gatherer {
         let PlanOptions { engine, operation, .. } = self.plan.options();
         let by_kernel = matches!(engine, Engine::Kernel { .. });
         let reduces = operation.reduces();
-        let reads_sums = by_kernel && reduces;
+        let reads_sums = self.plan.reads_in_place();
         if self.options.poison && !reads_sums {
             self.poison(stream)?;
         }

@@ -161,7 +161,7 @@ impl Gatherer {
         let (part, layout, rank) = (&self.part, &self.part.layout, self.group.rank());
         let own = self.own_sums(step, rows.start, column, size);
         let all = og_reduction { ranks: int(self.group.ranks()), rank: int(rank), ..own };
-        if matches!(self.plan.options().engine, Engine::Kernel { .. }) {
+        if self.plan.reads_in_place() {
             let sums_at = layout.row(step.buffer, rows.start) + column;
             return og_reduction { words: self.table.words as *const _, sums_at, ..all };
         }
