@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 19
+#define OG_ABI_VERSION 20
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -333,7 +333,8 @@ typedef struct og_gather {
     /* How many slots there are, and words of each one's signal: 1 << share_bits, with toggles 1. */
     int32_t slots;
     int32_t share_bits;
-    /* Where they are, in words from the start; those of 64 bits at even places. */
+    /* Where they are, in words from the start; those of 64 bits at even places. `stop_at` may be before the start: operations that
+     * share a workspace have one. */
     int32_t stop_at;
     int32_t begun_at;
     int32_t epoch_at;
@@ -411,8 +412,9 @@ typedef struct og_gather_step {
 } og_gather_step;
 
 /* Where ranks tell each other on their GPUs how far they have come: words in memory that all of them reach,
- * laid out alike on each, zero at the start. After OG_PAD_HEADER words, of which the first is `over`, for
- * each channel one word for each rank, three times over:
+ * laid out alike on each, zero at the start. The first word is `over`; a rank that stops waiting, or has given up a step, writes
+ * its number plus 1 to word OG_PAD_GAVE_UP of all ranks before its stream goes on. After OG_PAD_HEADER words, for each channel one word for each rank, three
+ * times over:
  *
  *   received  how often that rank has signalled here; written by it
  *   sent      how often this rank has signalled there
@@ -426,6 +428,8 @@ typedef struct og_pad {
     int32_t rank;
     int32_t channels;
     int32_t reserved;
+    /* Of the steps before; null: there are none. */
+    const og_stop *stop;
     /* As in og_gemm_input; a record's `chunk` is the rank that did not come, its tile none. */
     const uint32_t *abort;
     og_failure *failure;
@@ -433,6 +437,7 @@ typedef struct og_pad {
 } og_pad;
 
 #define OG_PAD_HEADER 32
+#define OG_PAD_GAVE_UP 1
 
 /* How all ranks' sums of some rows become outputs:
  *

@@ -11,6 +11,14 @@
 namespace overlap_gemm {
 namespace {
 
+// What this stream does next may disturb those that it has not waited for: they have to know before.
+__device__ void tell_that_it_gave_up(og_pad const& pad) {
+    for (int32_t peer = lane_id(); peer < pad.ranks; peer += kWarp) {
+        store_relaxed_system(pad.words[peer] + OG_PAD_GAVE_UP, uint32_t(pad.rank) + 1);
+    }
+    __threadfence_system();
+}
+
 __global__ void __launch_bounds__(kWarp)
     meet(__grid_constant__ og_pad const pad, int32_t channel, int32_t first, int32_t count, bool puts,
          bool waits) {
@@ -19,6 +27,8 @@ __global__ void __launch_bounds__(kWarp)
     uint32_t* received = pad.own + of_channel + first;
     uint32_t* sent = received + all;
     uint32_t* awaited = sent + all;
+    // What others send of a step that was given up may still be on its way when all have come here.
+    if (pad.stop && load_relaxed_gpu(&pad.stop->given_up) != 0) tell_that_it_gave_up(pad);
     for (int32_t i = lane_id(); puts && i < count; i += kWarp) {
         // Pairs with the acquire of `await_words` over there.
         store_release_system(pad.words[first + i] + of_channel + pad.rank, ++sent[i]);
@@ -30,7 +40,9 @@ __global__ void __launch_bounds__(kWarp)
         Patience(pad.abort, pad.timeout_ns), count, OG_FAILURE_ABSENT,
         [=](int32_t i) { return received + i; }, [=](int32_t i) { return awaited[i]; },
         [=](int32_t i) { return uint32_t(first + i); }, [] { return false; }, finding);
-    if (lane_id() != 0 || !finding.is_bad()) return;
+    if (!finding.is_bad()) return;
+    tell_that_it_gave_up(pad);
+    if (lane_id() != 0) return;
     finding.who += uint32_t(first);
     finding.record(pad.failure);
     pad.own[0] = 1;

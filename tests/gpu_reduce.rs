@@ -18,6 +18,8 @@ mod nccl;
 mod results;
 #[path = "gpu_reduce/schedule_mutants.rs"]
 mod schedule_mutants;
+#[path = "gpu_reduce/shared_workspace.rs"]
+mod shared_workspace;
 #[path = "gpu_reduce/slices.rs"]
 mod slices;
 #[path = "gpu_reduce/work.rs"]

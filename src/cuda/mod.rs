@@ -28,6 +28,38 @@
 //! with the places where the build looked (the repository's
 //! `docs/building-cuda.md` says how it looks). Nothing in here panics for want of either.
 //!
+//! # Memory and streams of other libraries
+//!
+//! Calls with slices take any `cudarc` slice or view of the device, such as that of a candle tensor, also where other code has opened the
+//! `CudaContext`: all of them are the device's primary context. `cudarc` makes a slice and a stream of raw ones, and the owner
+//! keeps both until the operations that were used with them are dropped:
+//!
+//! ```no_run
+//! use overlap_gemm::cuda::cudarc::driver::{CudaSlice, sys};
+//! use overlap_gemm::cuda::{Device, Gemm, Operands};
+//! use overlap_gemm::element::bf16;
+//!
+//! /// D of M×N numbers is at `d`, A at `a`, B at `b`, each of them packed.
+//! fn multiply(
+//!     gemm: &Gemm,
+//!     device: &Device,
+//!     stream: sys::CUstream,
+//!     [a, b, d]: [sys::CUdeviceptr; 3],
+//!     [m, n, k]: [usize; 3],
+//! ) -> overlap_gemm::Result<()> {
+//!     // SAFETY: the stream is of the device's primary context, and its owner keeps it.
+//!     let stream = unsafe { device.context().wrap_borrowed_stream(stream) };
+//!     // SAFETY: the memory is the device's and so long, and its owner keeps it.
+//!     let matrix = |at, len| -> CudaSlice<bf16> { unsafe { stream.upgrade_device_ptr(at, len) } };
+//!     let (a, b, mut d) = (matrix(a, m * k), matrix(b, n * k), matrix(d, m * n));
+//!     let enqueued = gemm.enqueue(&stream, Operands::new(&a, &b, &mut d));
+//!     for matrix in [a, b, d] {
+//!         matrix.leak(); // dropped, it would free the memory of the owner
+//!     }
+//!     enqueued
+//! }
+//! ```
+//!
 //! One context for both CUDA APIs: this crate calls the driver through `cudarc`, the kernels are
 //! launched through CUDA's runtime (linked statically). Both mean the device's *primary context*;
 //! the runtime finds it because every function here makes it current on the calling thread first.
@@ -67,6 +99,7 @@ pub use crate::plan::Activation;
 #[doc(inline)]
 pub use self::{
     exchange::chunk_wait::{ChunkWait, KernelInput},
+    exchange::shared_workspace::SharedWorkspace,
     exchange::signal_pad::{MAX_CHANNELS, SignalPad},
     exchange::signals::{self, Aborter, Signals},
     exchange::symmetric::SymmetricMemory,
@@ -100,5 +133,5 @@ const _: () = {
     is_sync::<(Device, Gemm, AsyncGemm, Signals, ChunkWait, signals::Aborter)>();
     is_sync::<(AllGather, AllGatherGemm, GemmReduceScatter, GemmAllReduce, ReduceScatter, AllReduce)>(
     );
-    is_sync::<(SymmetricMemory, SignalPad, StepRecord, TileRecords)>();
+    is_sync::<(SymmetricMemory, SharedWorkspace, SignalPad, StepRecord, TileRecords)>();
 };

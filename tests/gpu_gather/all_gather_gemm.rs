@@ -14,7 +14,7 @@ use crate::gpu::{PATIENCE, captured, one_kernel, share_of_rounds, tried_kernels}
 use overlap_gemm::cuda::cudarc::driver::CudaGraph;
 use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
 use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, Gemm, Kernel, RawOperands, Shard};
-use overlap_gemm::plan::{Engine, Plan, PlanOptions, Problem, Scaling, Strategy};
+use overlap_gemm::plan::{Activation, Engine, Plan, PlanOptions, Problem, Scaling, Strategy};
 use overlap_gemm::random::Random;
 
 /// Sizes that are drawn are at most this.
@@ -423,18 +423,22 @@ fn several_products_of_one_gather_are_right() {
         on_ranks(3, |rank| {
             let mut random = Random::new(91);
             let rows = shards(500, 3, &mut random);
-            // A is what the first seed gives, B another for each.
-            let mut both = [128, 320].map(|n| {
-                let mut case = Case::new(kernel, 500, n, 192);
-                case.options.sm_limit = Some(rank.sms);
-                Work::new(&rank, &case, &rows, &mut random)
-            });
-            let problems: Vec<Problem> = both.iter().map(|work| work.problem.clone()).collect();
+            // A is what the first seed gives, B another for each, and what comes after the sum.
+            let mut both =
+                [(128, Activation::Relu), (320, Activation::None)].map(|(n, function)| {
+                    let mut case = Case::new(kernel, 500, n, 192);
+                    case.options.sm_limit = Some(rank.sms);
+                    case.options.activation = function;
+                    case.options.bias = function == Activation::None;
+                    Work::new(&rank, &case, &rows, &mut random)
+                });
+            let products =
+                both.each_ref().map(|work| (work.problem.clone(), work.case.options.clone()));
             let options =
                 GatherOptions::default().with_poison(true).with_timeouts(PATIENCE, PATIENCE);
-            let (group, device, gemm) = (&rank.group, &rank.gpu.device, &both[0].case.options);
+            let (group, device) = (&rank.group, &rank.gpu.device);
             let mut layer =
-                AllGatherGemm::plan_all(group, device, &problems, Some(strategy), &options, gemm)
+                AllGatherGemm::plan_all(group, device, &products, Some(strategy), &options)
                     .unwrap();
             for step in 0..4 {
                 // The same A for both: drawn from the same numbers.

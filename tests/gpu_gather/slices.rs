@@ -29,7 +29,8 @@ fn numbers(count: u64, random: &mut Random) -> Vec<bf16> {
 fn layer(rank: &Rank, problems: &[Problem], gemm: &GemmOptions) -> AllGatherGemm {
     let options = rank.that_fit(&options(Engine::CopyEngines { streams: 1 }), &problems[0]);
     let (group, device, strategy) = (&rank.group, &rank.gpu.device, Some(Strategy::Fused));
-    AllGatherGemm::plan_all(group, device, problems, strategy, &options, gemm).unwrap()
+    let products: Vec<_> = problems.iter().map(|problem| (problem.clone(), gemm.clone())).collect();
+    AllGatherGemm::plan_all(group, device, &products, strategy, &options).unwrap()
 }
 
 #[test]
@@ -58,7 +59,10 @@ fn steps_over_slices_are_right_though_the_slices_are_gone() {
             let operands = operands.map(|(b, d)| Operands::new(&shard, b, d).ranks_rows(&rows));
             layer.enqueue(stream, operands).unwrap();
             drop(shard);
+            let mut copied = gpu.upload(&vec![bf16::NAN; a.len()]);
+            layer.copy_gathered(stream, &mut copied).unwrap();
             layer.synchronize(stream).unwrap();
+            assert!(gpu.download(&copied) == a, "the gathered A of step {step}");
 
             let a = gpu.upload(&a);
             for ((problem, b), seen) in problems.iter().zip(&weights).zip(&outputs) {
@@ -117,7 +121,18 @@ fn slices_that_do_not_fit_are_refused_before_any_rank_hears_of_the_step() {
         stream.end_capture(sys::CUgraphInstantiate_flags(0)).unwrap();
         assert!(error.to_string().starts_with("a call with slices, in a graph,"), "{error}");
 
+        let mut copied = zeros(80 * K);
+        let error = layer.copy_gathered(stream, &mut copied).unwrap_err().to_string();
+        assert!(error.starts_with("the gathered A is not available"), "{error}");
         layer.enqueue(stream, [Operands::new(&shard, &b, &mut d)]).unwrap();
+        let other = rank.with_new_stream().gpu.stream;
+        assert_eq!(layer.copy_gathered(&other, &mut copied).unwrap_err().to_string(), error);
+        let error = layer.copy_gathered(stream, &mut d).unwrap_err().to_string();
+        assert!(error.starts_with("the length of the copy of A is 7680"), "{error}");
+        let mut floats = stream.alloc_zeros::<f32>((80 * K) as usize).unwrap();
+        let error = layer.copy_gathered(stream, &mut floats).unwrap_err().to_string();
+        assert!(error.starts_with("the element type of the gathered A is f32"), "{error}");
+        layer.copy_gathered(stream, &mut copied).unwrap();
         layer.synchronize(stream).unwrap();
         rank.through();
     });

@@ -42,8 +42,8 @@ fn plan(rank: &Rank, problem: &Problem, table: &Tuning) -> Result<AllGatherGemm>
     // Ranks may share a GPU. Then kernels are not the table's to choose.
     gemm.sm_limit = Some(rank.sms);
     let (group, device) = (&rank.group, &rank.gpu.device);
-    let (gather, problems) = (GatherOptions::default(), std::slice::from_ref(problem));
-    AllGatherGemm::plan_tuned(group, device, problems, None, &gather, &gemm, table)
+    let (gather, products) = (GatherOptions::default(), [(problem.clone(), gemm)]);
+    AllGatherGemm::plan_tuned(group, device, &products, None, &gather, table)
 }
 
 #[test]

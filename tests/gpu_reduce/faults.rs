@@ -165,7 +165,7 @@ fn the_total_of_a_rank_that_gave_up_is_no_result() {
 
 fn no_rank_takes_it_for_a_result(world: &World) {
     let is_kernel = world.strategy == Strategy::Sequential;
-    on_ranks(world.ranks(), |rank| {
+    let told = on_ranks(world.ranks(), |rank| {
         let mut layer = world.plan(&rank);
         let mut work = world.work(&rank, 0);
         (0..2).for_each(|step| work.step(&rank, &mut layer, step, None));
@@ -200,5 +200,9 @@ fn no_rank_takes_it_for_a_result(world: &World) {
         };
         assert!(is_told, "{told}");
         rank.through();
+        told
     });
+    // What is not sent is waited for.
+    let waited = |error: &Error| matches!(error, Error::PeerTimeout { .. });
+    assert_eq!(told[1..].iter().any(waited), is_kernel, "{told:?}");
 }

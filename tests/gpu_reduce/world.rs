@@ -184,8 +184,6 @@ impl World {
         case.options = (case.options.clone())
             .with_splits(random.within(1..=case.most_splits().into()) as u32)
             .with_constant_b(random.within(0..=1) == 1)
-            .with_activation(random.choose(&Activation::ALL))
-            .with_bias(random.within(0..=1) == 1)
             .with_c(random.within(0..=1) == 1);
         (case.alpha, case.beta) = (factor(&mut random), factor(&mut random));
         case.pads[0] = random.within(0..=2);
@@ -194,6 +192,10 @@ impl World {
             size: [m, 8 * random.within(1..=40), k],
             // Rows of D lie a multiple of 8 elements apart.
             pads: [case.pads[0], random.within(0..=1), random.within(0..=2) * d_pad],
+            // What comes after its sums is each product's own.
+            options: (case.options.clone())
+                .with_activation(random.choose(&Activation::ALL))
+                .with_bias(random.within(0..=1) == 1),
             ..case.clone()
         });
         let cases = cases.collect();
@@ -250,17 +252,18 @@ impl World {
     }
 
     pub fn try_plan(&self, rank: &Rank) -> Result<Layer, Error> {
-        let (case, problems) = (&self.cases[0], &self.problems()[..]);
-        let gemm = case.options.clone().with_sm_limit(rank.sms_for(case.kernel));
+        let problems = self.problems();
         let options = rank.that_fit(&self.options, &problems[0]);
+        let gemm = |case: &Case| case.options.clone().with_sm_limit(rank.sms_for(case.kernel));
+        let products: Vec<_> = problems.into_iter().zip(self.cases.iter().map(gemm)).collect();
         let (group, device, strategy) = (&rank.group, &rank.gpu.device, Some(self.strategy));
         let sum = self.reduction;
         if self.all {
             let plan = GemmAllReduce::plan_all;
-            return plan(group, device, problems, strategy, &options, &gemm, sum).map(Layer::All);
+            return plan(group, device, &products, strategy, &options, sum).map(Layer::All);
         }
         let plan = GemmReduceScatter::plan_all;
-        plan(group, device, problems, strategy, &options, &gemm, sum).map(Layer::Scatter)
+        plan(group, device, &products, strategy, &options, sum).map(Layer::Scatter)
     }
 
     /// One rank's memory of step `number`, in the types of the world.

@@ -185,10 +185,9 @@ impl<'a> Here<'a> {
     /// The plan without a table, and each way with its best kernels, by prediction.
     fn candidates(&self) -> Result<Vec<Candidate>> {
         let Tuner { gpu, group, .. } = self.tuner;
-        let problems = std::slice::from_ref(self.problem);
-        let (gather, gemm, none) = (GatherOptions::default(), gemm_options(), Tuning::none());
-        let layer =
-            AllGatherGemm::plan_tuned(group, &gpu.device, problems, None, &gather, &gemm, &none)?;
+        let products = [(self.problem.clone(), gemm_options())];
+        let (gather, none) = (GatherOptions::default(), Tuning::none());
+        let layer = AllGatherGemm::plan_tuned(group, &gpu.device, &products, None, &gather, &none)?;
         let way = layer.way();
         if way.engine == Engine::Nccl {
             return Err(Error::Unsupported {

@@ -12,8 +12,8 @@ mod tuned;
 
 use std::sync::Arc;
 
-use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaStream, DevicePtrMut};
 
 use self::tuned::Open;
 use crate::cuda::exchange::reach::obstacle;
@@ -25,10 +25,12 @@ use crate::cuda::product::held::{HeldStep, Rows};
 use crate::cuda::product::operands::{Operands, RawOperands, Shard};
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::{Product, check_alike, check_operands};
-use crate::cuda::sys::device::Device;
+use crate::cuda::sys::device::{Device, check_context};
 use crate::cuda::sys::ffi::Input;
+use crate::cuda::sys::stream_ops::{copy, refuse_capture};
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::fit::{ALL_ROWS, a_lens, check_len};
 use crate::group::Group;
 use crate::kernels::{Choice, Kernel};
 use crate::plan::{Operation, Plan, Problem, Scaling, Schedule, Strategy, Way};
@@ -90,48 +92,46 @@ impl AllGatherGemm {
         gather: &GatherOptions,
         gemm: &GemmOptions,
     ) -> Result<Self> {
-        Self::plan_all(group, device, std::slice::from_ref(problem), strategy, gather, gemm)
+        Self::plan_all(group, device, &[(problem.clone(), gemm.clone())], strategy, gather)
     }
 
-    /// [`AllGatherGemm::plan`] for several products of the same gathered A: problems that differ in N, in
-    /// B's layout and in D, and in nothing else.
+    /// [`AllGatherGemm::plan`] for several products of the same gathered A, each with options of its own: problems that differ in
+    /// N, in B's layout and in D, and in nothing else.
     pub fn plan_all(
         group: &Arc<Group>,
         device: &Device,
-        problems: &[Problem],
+        products: &[(Problem, GemmOptions)],
         strategy: Option<Strategy>,
         gather: &GatherOptions,
-        gemm: &GemmOptions,
     ) -> Result<Self> {
-        Self::plan_tuned(group, device, problems, strategy, gather, gemm, Tuning::found())
+        Self::plan_tuned(group, device, products, strategy, gather, Tuning::found())
     }
 
     /// [`AllGatherGemm::plan_all`] by the caller's table, the same on all ranks, instead of [`Tuning::found`].
     ///
-    /// Without a strategy the table decides all that `gather` and `gemm` leave open, if it has anything near
+    /// Without a strategy the table decides all that the options leave open, if it has anything near
     /// the problem; what they fix is never replaced. [`AllGatherGemm::explain`] says what it was.
     pub fn plan_tuned(
         group: &Arc<Group>,
         device: &Device,
-        problems: &[Problem],
+        products: &[(Problem, GemmOptions)],
         strategy: Option<Strategy>,
         gather: &GatherOptions,
-        gemm: &GemmOptions,
         tuning: &Tuning,
     ) -> Result<Self> {
         let asked = strategy;
         let obstacle = obstacle(group, device, gather.timeouts.first)?;
         let refuse = |error| Gatherer::refuse(group, gather, error);
-        let first = check_alike(problems).map_err(refuse)?;
-        let open = Open { problems, strategy, gather, gemm, in_the_way: obstacle.is_some() };
+        let first = check_alike(products).map_err(refuse)?;
+        let open = Open { products, strategy, gather, in_the_way: obstacle.is_some() };
         let advice = tuned::advise(tuning, device.info(), &open);
-        let (strategy, gather, gemm) = (advice.strategy, &advice.gather, &advice.gemm);
+        let (strategy, gather, products) = (advice.strategy, &advice.gather, &advice.products);
         let obstacle = obstacle.as_deref();
         // What cannot be is refused below, where all ranks agree.
         let way = choose(gather, first, strategy, obstacle).map(|(way, _)| way).ok();
         let beside = way.filter(|way| way.strategy == Strategy::Fused && first.ranks() > 1);
-        let planned: Result<Vec<_>> = (problems.iter().enumerate())
-            .map(|(index, problem)| {
+        let planned: Result<Vec<_>> = (products.iter().enumerate())
+            .map(|(index, (problem, gemm))| {
                 // Undecided, a step would be fused.
                 let part = strategy.unwrap_or_default().part_of(problem)?;
                 // Products behind the first begin when all is pushed.
@@ -141,7 +141,7 @@ impl AllGatherGemm {
             .collect();
         let tiling = planned.as_ref().map(|products| products[0].tiling()).map_err(Error::clone);
         // What a table has decided is in it, so that ranks with different tables notice.
-        let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {problems:?} {gemm:?}");
+        let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {products:?}");
         let operation = Operation::AllGatherGemm;
         let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: None };
         let gatherer = Gatherer::join(group, device, first, &purpose, gather, obstacle)?;
@@ -207,8 +207,35 @@ impl AllGatherGemm {
     /// The gathered A of the latest step, rows `lda` apart, and its row scales. In the order of the stream
     /// it stays until the next step.
     pub fn gathered(&self) -> Option<(CUdeviceptr, CUdeviceptr)> {
-        let course = &self.gatherer.course;
-        course.latest.is_some().then(|| self.gatherer.gathered(1 - course.next_buffer))
+        self.gatherer.latest().map(|(_, buffer)| self.gatherer.gathered(buffer))
+    }
+
+    /// Copies the gathered A of the latest step to `to`, rows `lda` apart, for what needs it after the next step, such as the
+    /// gradient of the weights; row scales are not copied. `stream` is that of the step. Once a step was captured this is refused:
+    /// the host does not know which step is the latest. A step that fails leaves NaN or older rows: [`AllGatherGemm::check`] says so.
+    pub fn copy_gathered<A: Element>(
+        &mut self,
+        stream: &Arc<CudaStream>,
+        to: &mut impl DevicePtrMut<A>,
+    ) -> Result<()> {
+        let (latest, problem) = (self.gatherer.latest(), self.planned().problem());
+        let planned = problem.elements().a;
+        if A::TYPE != planned {
+            let (what, remedy) = ("the element type of the gathered A", "give what was planned");
+            return Err(Error::mismatch(what, A::TYPE, planned, remedy));
+        }
+        let Some((step, buffer)) = latest.filter(|_| self.gatherer.is_latest_stream(stream)) else {
+            let remedy = "copy A on the stream of its step, before another step in its memory and before graphs";
+            return Err(Error::mismatch("the gathered A", "not available", "available", remedy));
+        };
+        refuse_capture(stream)?;
+        check_context("the copy of A", to.stream().context(), self.gatherer.device.context())?;
+        check_len("the copy of A", to.len(), a_lens(problem, step.m()), ALL_ROWS)?;
+        let bytes = problem.a_len(step.m()) * u64::from(planned.size());
+        let (from, (to, _written)) = (self.gatherer.gathered(buffer).0, to.device_ptr_mut(stream));
+        // SAFETY: both are so long; `to` stays allocated until the work that its event records is done, the gathered rows stay
+        // until the next step, which comes behind this on the stream.
+        unsafe { copy(stream, to, from, bytes) }
     }
 
     /// Enqueues a step on `stream` and returns: gathers this and all other ranks' rows, and computes each

@@ -19,10 +19,9 @@ use crate::tune::{Answer, Asked, Fits, Multiplying, Tuning};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Open<'a> {
     /// Products of one gathered A.
-    pub(crate) problems: &'a [Problem],
+    pub(crate) products: &'a [(Problem, GemmOptions)],
     pub(crate) strategy: Option<Strategy>,
     pub(crate) gather: &'a GatherOptions,
-    pub(crate) gemm: &'a GemmOptions,
     /// GPUs do not reach each other's memory: nothing that was measured holds.
     pub(crate) in_the_way: bool,
 }
@@ -31,7 +30,7 @@ pub(crate) struct Open<'a> {
 pub(crate) struct Advice {
     pub(crate) strategy: Option<Strategy>,
     pub(crate) gather: GatherOptions,
-    pub(crate) gemm: GemmOptions,
+    pub(crate) products: Vec<(Problem, GemmOptions)>,
     /// Where it comes from; `None`: nobody was asked.
     origin: Option<String>,
     is_answered: bool,
@@ -61,11 +60,11 @@ fn advise_by(
     kernels: &[Kernel],
     open: &Open<'_>,
 ) -> Advice {
-    let Open { strategy, gather, gemm, .. } = *open;
+    let Open { products, strategy, gather, .. } = *open;
     let mut advice = Advice {
         strategy,
         gather: gather.clone(),
-        gemm: gemm.clone(),
+        products: products.to_vec(),
         origin: None,
         is_answered: false,
     };
@@ -86,8 +85,8 @@ fn advise_by(
         advice.strategy = Some(answer.way.strategy);
         advice.gather.engine = Some(answer.way.engine);
         advice.gather.pieces = Some(answer.way.pieces);
-        if let Some(multiplying) = &answer.multiplying {
-            fix(&mut advice.gemm, multiplying);
+        if let (Some(multiplying), [(_, gemm)]) = (&answer.multiplying, &mut advice.products[..]) {
+            fix(gemm, multiplying);
         }
     }
     for note in tuning.notes() {
@@ -103,11 +102,11 @@ fn look_up(
     kernels: &[Kernel],
     open: &Open<'_>,
 ) -> Option<Answer> {
-    let first = open.problems.first().filter(|_| !open.in_the_way)?;
+    let (first, _) = open.products.first().filter(|_| !open.in_the_way)?;
     // To the gather, products of one A are one with all of their columns.
-    let columns = open.problems.iter().map(|problem| u64::from(problem.n())).sum();
+    let columns = open.products.iter().map(|(problem, _)| u64::from(problem.n())).sum();
     let whole =
-        if open.problems.len() == 1 { first.clone() } else { first.with_n(columns).ok()? };
+        if open.products.len() == 1 { first.clone() } else { first.with_n(columns).ok()? };
     let asked = Asked { gpu: &device.name, sms: device.sm_count, problem: &whole };
     tuning.look_up(&asked, &Here { kernels, sms: device.sm_count, open, problem: &whole })
 }
@@ -143,12 +142,9 @@ impl Fits for Here<'_> {
 
     fn multiplying(&self, strategy: Strategy, multiplying: &Multiplying) -> bool {
         // Several products have a kernel each.
-        if self.open.problems.len() != 1 {
-            return false;
-        }
+        let [(_, gemm)] = self.open.products else { return false };
         let part = strategy.part_of(self.problem);
-        let can =
-            |part| fixed(self.open.gemm, multiplying, self.kernels, &part, self.sms).is_some();
+        let can = |part| fixed(gemm, multiplying, self.kernels, &part, self.sms).is_some();
         part.is_ok_and(can)
     }
 }

@@ -45,10 +45,9 @@ fn problem(m: u64) -> Problem {
 }
 
 struct Call {
-    problems: Vec<Problem>,
+    products: Vec<(Problem, GemmOptions)>,
     strategy: Option<Strategy>,
     gather: GatherOptions,
-    gemm: GemmOptions,
     in_the_way: bool,
     driver: &'static str,
 }
@@ -56,19 +55,18 @@ struct Call {
 impl Call {
     fn of(problem: Problem) -> Call {
         Call {
-            problems: vec![problem],
+            products: vec![(problem, GemmOptions::default())],
             strategy: None,
             gather: GatherOptions::default(),
-            gemm: GemmOptions::default(),
             in_the_way: false,
             driver: "580.1",
         }
     }
 
     fn advice(&self, table: &Tuning) -> Advice {
-        let Call { problems, strategy, gather, gemm, in_the_way, driver } = self;
+        let Call { products, strategy, gather, in_the_way, driver } = self;
         let (strategy, in_the_way) = (*strategy, *in_the_way);
-        let open = Open { problems, strategy, gather, gemm, in_the_way };
+        let open = Open { products, strategy, gather, in_the_way };
         advise_by(table, &DeviceInfo::made_up(), driver, &some(), &open)
     }
 }
@@ -79,22 +77,22 @@ fn what_was_measured_is_planned_and_said() {
     assert_eq!(advice.strategy, Some(Strategy::Pipelined));
     assert_eq!(advice.gather.engine, Some(Engine::CopyEngines { streams: 1 }));
     assert_eq!(advice.gather.pieces, Some(1));
-    assert_eq!(advice.gemm.kernel.as_deref(), Some("large"));
-    assert_eq!((advice.gemm.swizzle, advice.gemm.splits), (Some(4), Some(1)));
+    assert_eq!(advice.products[0].1.kernel.as_deref(), Some("large"));
+    assert_eq!((advice.products[0].1.swizzle, advice.products[0].1.splits), (Some(4), Some(1)));
     assert_eq!(advice.explain("a rule"), "tuned: measured for this problem, 100.0 µs in graphs");
 
     // 15 % more rows: as it was measured for the other.
     let near = Call::of(problem(4710)).advice(&usual());
     let text = near.explain("a rule");
     assert_eq!(text, "nearest: measured for 4096×3584×8192, 100.0 µs in graphs");
-    let same = (advice.strategy, advice.gather, advice.gemm);
-    assert_eq!((near.strategy, near.gather, near.gemm), same);
+    let same = (advice.strategy, advice.gather, advice.products[0].1.clone());
+    assert_eq!((near.strategy, near.gather, near.products[0].1.clone()), same);
 
     // Nothing is near: what is predicted, in full.
     let advice = Call::of(problem(64)).advice(&usual());
     assert_eq!(advice.strategy, Some(Strategy::Fused));
     assert!(matches!(advice.gather.engine, Some(Engine::Kernel { .. })), "{:?}", advice.gather);
-    assert_eq!(advice.gemm.kernel.as_deref(), Some("small"));
+    assert_eq!(advice.products[0].1.kernel.as_deref(), Some("small"));
     let text = advice.explain("a rule");
     assert!(text.starts_with("modelled: predicted to take "), "{text}");
 
@@ -134,10 +132,13 @@ fn what_is_fixed_stays() {
 
     // Another kernel than the one that was measured: how rows travel is taken, and the kernel stays.
     let mut call = Call::of(problem(4096));
-    call.gemm.kernel = Some("small".into());
+    call.products[0].1.kernel = Some("small".into());
     let advice = call.advice(&usual());
     assert_eq!(advice.strategy, Some(Strategy::Pipelined));
-    assert_eq!((advice.gemm.kernel.as_deref(), advice.gemm.splits), (Some("small"), None));
+    assert_eq!(
+        (advice.products[0].1.kernel.as_deref(), advice.products[0].1.splits),
+        (Some("small"), None)
+    );
 }
 
 #[test]
@@ -149,7 +150,7 @@ fn what_cannot_be_carried_out_here_is_not_planned() {
     for entry in [entry(Strategy::Sequential, COPIES, 2, "gigantic"), sliced] {
         let advice = advice(entry);
         assert_eq!((advice.strategy, advice.gather.pieces), (Some(Strategy::Sequential), Some(2)));
-        assert_eq!((&advice.gemm.kernel, advice.gemm.splits), (&None, None));
+        assert_eq!((&advice.products[0].1.kernel, advice.products[0].1.splits), (&None, None));
         assert!(advice.explain("").ends_with("; the kernel by the cost model"));
     }
     // More pieces than fit: nothing of it.
@@ -172,15 +173,21 @@ fn what_cannot_be_carried_out_here_is_not_planned() {
 #[test]
 fn kernels_are_measured_for_one_product_on_all_sms() {
     let mut call = Call::of(problem(4096));
-    call.gemm.sm_limit = Some(100);
+    call.products[0].1.sm_limit = Some(100);
     let advice = call.advice(&usual());
-    assert_eq!((advice.strategy, advice.gemm.kernel.clone()), (Some(Strategy::Pipelined), None));
+    assert_eq!(
+        (advice.strategy, advice.products[0].1.kernel.clone()),
+        (Some(Strategy::Pipelined), None)
+    );
     assert!(advice.explain("").ends_with("the kernel by the cost model"));
     // Several products are to the gather one with all of their columns.
     let mut call = Call::of(problem(4096).with_n(1792).unwrap());
-    call.problems.push(call.problems[0].clone());
+    call.products.push(call.products[0].clone());
     let advice = call.advice(&usual());
-    assert_eq!((advice.strategy, advice.gemm.kernel.clone()), (Some(Strategy::Pipelined), None));
+    assert_eq!(
+        (advice.strategy, advice.products[0].1.kernel.clone()),
+        (Some(Strategy::Pipelined), None)
+    );
     assert!(advice.explain("").starts_with("tuned"));
 }
 
@@ -210,7 +217,7 @@ proptest! {
         // The problem itself, one that is near, one that is near if it is large.
         let asked = problem(m + more * m / 10);
         let advice = Call::of(asked.clone()).advice(&table);
-        prop_assert!(choose(&some(), &asked, &advice.gemm, 132).is_ok());
+        prop_assert!(choose(&some(), &asked, &advice.products[0].1, 132).is_ok());
         if let Some(pieces) = advice.gather.pieces {
             let options = PlanOptions::new().with_pieces(pieces);
             let plan = Plan::new(&asked, options).unwrap();

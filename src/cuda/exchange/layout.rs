@@ -8,7 +8,9 @@
 
 use std::ops::Range;
 
-use super::signals::{EPOCH_AT, SIGNALS_AT, STOP_AT};
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::signals::{EPOCH_AT, SIGNALS_AT};
 use crate::cuda::sys::bindings::{OG_TOGGLE_SET, og_gather, og_push};
 use crate::cuda::sys::ffi::int;
 use crate::error::{Error, Result};
@@ -140,6 +142,21 @@ impl Layout {
         Ok(self)
     }
 
+    /// The same with the first row at `start`, which is behind the words: other operations' words lie between.
+    pub(crate) fn with_rows_from(mut self, start: u64) -> Self {
+        let by = start - self.rows_at[0];
+        for places in [&mut self.rows_at, &mut self.scales_at, &mut self.slots_at] {
+            places.iter_mut().for_each(|place| *place += by);
+        }
+        self.bytes += by;
+        self
+    }
+
+    /// How long the words are.
+    pub(crate) fn words_bytes(&self) -> u64 {
+        Layout::word(self.word_count())
+    }
+
     pub(crate) fn slots(&self) -> u32 {
         self.ranks * self.slots_per_rank
     }
@@ -174,12 +191,22 @@ impl Layout {
         self.layouts_at() + 2 * (epoch % 4) * self.ranks
     }
 
-    pub(crate) fn word_count(&self) -> u32 {
-        self.layouts_at() + 2 * 4 * self.ranks
+    /// Where it says where each rank's words start, as this rank reaches them: 64 bits for each.
+    pub(crate) fn starts_at(&self) -> u32 {
+        (self.layouts_at() + 2 * 4 * self.ranks).next_multiple_of(LINE)
     }
 
-    /// The words before the first step, as if `epoch` had been the last one.
-    pub(crate) fn first_words(&self, epoch: u32) -> Vec<u32> {
+    /// How many blocks of the kernel that begins a step have come to its end.
+    pub(crate) fn counter_at(&self) -> u32 {
+        (self.starts_at() + 2 * self.ranks).next_multiple_of(LINE)
+    }
+
+    pub(crate) fn word_count(&self) -> u32 {
+        self.counter_at() + 1
+    }
+
+    /// The words before the first step, as if `epoch` had been the last one; `starts`: of each rank's words, if this one reaches them.
+    pub(crate) fn first_words(&self, epoch: u32, starts: &[CUdeviceptr]) -> Vec<u32> {
         let mut words = vec![0; self.word_count() as usize];
         let mut set = |range: Range<u32>| {
             words[range.start as usize..range.end as usize].fill(epoch);
@@ -190,21 +217,25 @@ impl Layout {
         set(SIGNALS_AT..SIGNALS_AT + self.signal_words());
         set(self.consumed_at()..self.consumed_at() + self.ranks);
         // The epochs of layouts, the upper halves of 64 bits: that no later one is announced.
-        let epochs = self.layouts_at() + 1..self.word_count();
+        let epochs = self.layouts_at() + 1..self.layouts_at() + 2 * 4 * self.ranks;
         epochs.step_by(2).for_each(|word| set(word..word + 1));
+        let starts = starts.iter().flat_map(|start| [*start as u32, (*start >> 32) as u32]);
+        words[self.starts_at() as usize..]
+            .iter_mut()
+            .zip(starts)
+            .for_each(|(word, half)| *word = half);
         words[TOGGLE_EPOCH_AT as usize] = OG_TOGGLE_SET;
         words[SENT_TOGGLES_AT as usize..][..MOST_SENDERS as usize].fill(OG_TOGGLE_SET);
         words
     }
 
-    /// What the device code has to know; addresses and the limit are the caller's.
+    /// What the device code has to know; addresses, the limit and the stop words are the caller's.
     pub(crate) fn words(&self, rank: u32) -> og_gather {
         og_gather {
             ranks: int(self.ranks),
             rank: int(rank),
             slots: int(self.slots()),
             share_bits: int(self.share_bits),
-            stop_at: int(STOP_AT),
             begun_at: int(BEGUN_AT),
             epoch_at: int(EPOCH_AT),
             over_at: int(OVER_AT),

@@ -146,6 +146,19 @@ fn where_a_kernel_adds_up_there_are_sums_and_no_slots() {
     }
 }
 
+/// Where other operations' words lie between this one's and its rows.
+#[test]
+fn rows_may_lie_far_behind_the_words() {
+    let (plan, near) = layout(Scaling::Rows, COPIES);
+    let far = near.clone().with_rows_from(1 << 20);
+    assert_eq!(far.row(0, 0), 1 << 20);
+    let by = (1 << 20) - near.row(0, 0);
+    assert_eq!([far.row(1, 3), far.scale(0, 1)], [near.row(1, 3) + by, near.scale(0, 1) + by]);
+    assert_eq!((far.bytes, far.words_bytes()), (near.bytes + by, near.words_bytes()));
+    assert_eq!(far.pieces(&plan, 1)[2].offset[0], near.pieces(&plan, 1)[2].offset[0] + by);
+    assert_eq!(far.first_words(7, &[]), near.first_words(7, &[]));
+}
+
 #[test]
 fn pieces_end_with_their_last_row() {
     let (plan, layout) = layout(Scaling::Rows, COPIES);
@@ -159,7 +172,12 @@ fn pieces_end_with_their_last_row() {
 #[test]
 fn the_first_words_say_that_the_epoch_before_was_the_last() {
     let (_, layout) = layout(Scaling::None, Engine::Kernel { blocks: 3 });
-    let words = layout.first_words(7);
+    let starts = [0x7f00_1234_5678, 2, 3];
+    let words = layout.first_words(7, &starts);
+    let [first, second] = [0, 1].map(|half| words[layout.starts_at() as usize + half]);
+    assert_eq!(u64::from(first) | u64::from(second) << 32, starts[0]);
+    assert_eq!(layout.starts_at() % 2, 0, "64 bits lie at multiples of 8 bytes");
+    assert_eq!(words[layout.counter_at() as usize..], [0]);
     let at = layout.words(0);
     let value = |word: i32| words[word as usize];
     assert_eq!(

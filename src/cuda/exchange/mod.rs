@@ -7,14 +7,17 @@
 //!   signals between their GPUs, at points that the caller chooses;
 //! - `signals`: the words and the epoch of the chunk protocol on one GPU; `chunk_wait`: how a kernel waits for them;
 //!   `waiters`: the errors that failed waits become; `chunk_table`: the chunks, as the device takes them;
-//! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows.
+//! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows;
+//!   `step_order`: the order of steps; `shared_workspace`: memory that several operations use.
 
 pub(crate) mod chunk_table;
 pub(crate) mod chunk_wait;
 pub(crate) mod layout;
 pub(crate) mod reach;
+pub(crate) mod shared_workspace;
 pub(crate) mod signal_pad;
 pub mod signals;
+pub(crate) mod step_order;
 pub(crate) mod step_shape;
 pub(crate) mod symmetric;
 pub(crate) mod waiters;

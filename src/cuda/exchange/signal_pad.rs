@@ -13,7 +13,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 
 use super::signals::timeout_ns;
 use super::symmetric::SymmetricMemory;
-use crate::cuda::sys::bindings::{OG_PAD_HEADER, og_failure_kind, og_pad};
+use crate::cuda::sys::bindings::{OG_PAD_GAVE_UP, OG_PAD_HEADER, og_failure_kind, og_pad};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::host_words::HostWords;
 use crate::cuda::sys::uses::Uses;
@@ -63,6 +63,8 @@ pub struct SignalPad {
     host: Arc<HostWords>,
     channels: u32,
     limit: Duration,
+    /// Where steps are given up that come before what the pad orders; 0: nowhere.
+    stop: CUdeviceptr,
     uses: Uses,
     failed: Mutex<Option<Error>>,
 }
@@ -120,9 +122,16 @@ impl SignalPad {
             host,
             channels,
             limit,
+            stop: 0,
             uses: Uses::default(),
             failed: Mutex::default(),
         })
+    }
+
+    /// A rank that has given up a step, as its `stop` says, tells all others before it signals them. The stop stays as long as this.
+    pub(crate) fn behind_steps(mut self, stop: CUdeviceptr) -> Self {
+        self.stop = stop;
+        self
     }
 
     /// Signals `peer`, after everything that `stream` did before.
@@ -142,15 +151,24 @@ impl SignalPad {
         self.meet(stream, None, channel, true, true)
     }
 
-    /// An error if a wait ended without its signal: ask when the stream is through. Later waits return at once, and all ranks
-    /// get the error: form a new group.
+    /// An error if a wait ended without its signal, here or on another rank, whose stream then went on: ask when the stream is
+    /// through. Later waits return at once, and all ranks get the error: form a new group.
     pub fn check(&self) -> Result<()> {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = &*failed {
             return Err(error.clone());
         }
         let (rank, limit) = (self.group.rank(), self.limit);
-        let Some(found) = self.host.take_failure() else { return self.group.check() };
+        let Some(found) = self.host.take_failure() else {
+            self.group.check()?;
+            return match self.who_gave_up()? {
+                0 => Ok(()),
+                peer => {
+                    let reason = format!("rank {} gave up a wait, and went on", peer - 1);
+                    Err(Error::Aborted { rank, reason })
+                }
+            };
+        };
         let error = match (og_failure_kind(found.kind), self.group.check()) {
             // A rank that is gone explains more than that somebody asked to stop.
             (og_failure_kind::OG_FAILURE_ABORTED, Err(ended)) => ended,
@@ -175,6 +193,16 @@ impl SignalPad {
         Err(error)
     }
 
+    /// The number, plus 1, of a rank that did not wait to the end; 0: none.
+    fn who_gave_up(&self) -> Result<u32> {
+        self.device.bind()?;
+        let at = self.memory.own_address() + u64::from(OG_PAD_GAVE_UP) * size_of::<u32>() as u64;
+        let mut word = [0u32];
+        // SAFETY: a word of this rank's own; the copy is over when the call returns.
+        unsafe { result::memcpy_dtoh_sync(&mut word, at) }.in_call("cuMemcpyDtoH")?;
+        Ok(word[0])
+    }
+
     fn meet(
         &self,
         stream: &Arc<CudaStream>,
@@ -194,6 +222,7 @@ impl SignalPad {
             rank: self.group.rank() as i32,
             channels: self.channels as i32,
             reserved: 0,
+            stop: self.stop as *const _,
             abort: self.host.abort_address() as *const _,
             failure: self.host.failure_address() as *mut _,
             timeout_ns: timeout_ns(self.limit),

@@ -69,6 +69,8 @@ pub struct Signals {
     start: CUdeviceptr,
     /// The first signal: behind them, or the caller's.
     signals: CUdeviceptr,
+    /// Where steps are given up.
+    stop: CUdeviceptr,
     /// Whose memory it is, if not this value's own.
     shared: Option<Arc<SymmetricMemory>>,
     slots: u32,
@@ -154,6 +156,7 @@ impl Signals {
             device,
             start: memory,
             signals: theirs.unwrap_or(memory + u64::from(SIGNALS_AT) * WORD),
+            stop: memory + u64::from(STOP_AT) * WORD,
             shared: None,
             slots,
             host,
@@ -168,12 +171,13 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Signals at the start of this rank's part of `memory`, which holds zeros and, from the epoch on, the
-    /// epoch before the first. A gather writes them by itself: where a kernel pushes, they have several words each, which
+    /// Signals at `at`, in this rank's part of `memory`, which holds zeros there and, from the epoch on, the
+    /// epoch before the first; steps are given up at `stop`. A gather writes them by itself: where a kernel pushes, they have several words each, which
     /// [`Signals::signal_address`] does not know.
     pub(crate) fn shared(
         device: &Device,
         memory: &Arc<SymmetricMemory>,
+        [at, stop]: [CUdeviceptr; 2],
         slots: u32,
         start: u32,
     ) -> Result<Self> {
@@ -182,8 +186,9 @@ impl Signals {
         unsafe { ffi::signals_prepare() }?;
         Ok(Signals {
             device: device.clone(),
-            start: memory.own_address(),
-            signals: memory.own_address() + u64::from(SIGNALS_AT) * WORD,
+            start: at,
+            signals: at + u64::from(SIGNALS_AT) * WORD,
+            stop,
             shared: Some(Arc::clone(memory)),
             slots,
             host: Arc::new(HostWords::new(device)?),
@@ -302,7 +307,7 @@ impl Signals {
             span_bytes: table.span_bytes,
             signals: self.signals as *const _,
             epoch: self.epoch_address() as *const _,
-            stop: self.word_address(STOP_AT) as *mut _,
+            stop: self.stop as *mut _,
             abort: self.host.abort_address() as *const _,
             failure: self.host.failure_address() as *mut _,
             timeout_ns: timeout_ns(limit),

@@ -11,6 +11,8 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::chunk_table::{ChunkTable, check_count};
 use super::layout::Layout;
+use super::shared_workspace::Place;
+use super::signals::STOP_AT;
 use super::symmetric::SymmetricMemory;
 use crate::cuda::sys::bindings::{og_push, og_slots};
 use crate::cuda::sys::ffi::int;
@@ -105,11 +107,32 @@ impl StepShape {
 pub(crate) struct Part {
     pub(crate) layout: Layout,
     pub(crate) memory: Arc<SymmetricMemory>,
+    /// In memory that other operations use, too.
+    pub(crate) place: Option<Arc<Place>>,
 }
 
 impl Part {
     pub(crate) fn start(&self) -> CUdeviceptr {
-        self.memory.own_address()
+        self.memory.own_address() + self.first()
+    }
+
+    /// Where the part of `peer` is, for this rank's GPU.
+    pub(crate) fn start_of(&self, peer: u32) -> Result<CUdeviceptr> {
+        Ok(self.memory.address(peer)? + self.first())
+    }
+
+    /// The first byte of the memory that is this operation's.
+    fn first(&self) -> u64 {
+        self.place.as_ref().map_or(0, |place| place.words_at)
+    }
+
+    /// Where this rank's steps are given up: in words from the start, and the address. Operations that share memory share it.
+    pub(crate) fn stop_at(&self) -> i32 {
+        int(STOP_AT) - (self.first() / size_of::<u32>() as u64) as i32
+    }
+
+    pub(crate) fn stop(&self) -> CUdeviceptr {
+        self.memory.own_address() + Layout::word(STOP_AT)
     }
 
     /// A word of this rank's.
@@ -119,7 +142,7 @@ impl Part {
 
     /// A word of another's.
     pub(crate) fn word_of(&self, peer: u32, at: u32) -> Result<CUdeviceptr> {
-        Ok(self.memory.address(peer)? + Layout::word(at))
+        Ok(self.start_of(peer)? + Layout::word(at))
     }
 }
 

@@ -15,9 +15,11 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops;
-use crate::cuda::sys::vmm::{Mapping, Physical};
+use crate::cuda::sys::vmm::{Mapping, Physical, in_whole_pages};
 use crate::error::{Error, Result};
 use crate::group::Group;
+
+const WHAT: &str = "symmetric memory";
 
 /// One rank's view of memory that all ranks of a group have. [`SignalPad`](crate::cuda::SignalPad) has an example.
 #[derive(Debug)]
@@ -32,18 +34,29 @@ impl SymmetricMemory {
     /// Allocates `bytes` bytes on `device` and maps all other ranks' parts. All ranks call it, with the same
     /// number of bytes; what the memory holds is unspecified.
     pub fn new(group: &Group, device: &Device, bytes: u64, limit: Duration) -> Result<Self> {
-        const WHAT: &str = "symmetric memory";
-        let own = Physical::new(device, bytes).and_then(|memory| {
+        let memory = SymmetricMemory::reserve(group, device, bytes)?;
+        memory.grow(group, bytes, limit)?;
+        Ok(memory)
+    }
+
+    /// Addresses for `bytes` bytes of every rank, with no memory yet.
+    pub(crate) fn reserve(group: &Group, device: &Device, bytes: u64) -> Result<Self> {
+        let reserved = in_whole_pages(device, bytes).and_then(|bytes| {
+            (0..group.ranks()).map(|_| Mapping::reserve(device, bytes).map(Some)).collect()
+        });
+        let parts = reserved.map_err(|error| refused(group, error))?;
+        Ok(SymmetricMemory { rank: group.rank(), device: device.clone(), parts })
+    }
+
+    /// Adds at least `bytes` bytes to every part. All ranks call it, with the same number. What was mapped before stays.
+    pub(crate) fn grow(&self, group: &Group, bytes: u64, limit: Duration) -> Result<()> {
+        let own = Physical::new(&self.device, bytes).and_then(|memory| {
             let file = memory.export()?;
-            Ok((memory.map()?, file))
+            Ok((memory, file))
         });
         // A rank that fails tells the others, which would wait for it.
-        let tell = |error: Error| {
-            group.abort(&format!("rank {} has no {WHAT}: {error}", group.rank()));
-            error
-        };
-        let (own, file) = own.map_err(tell)?;
-        let size = own.memory.bytes;
+        let (own, file) = own.map_err(|error| refused(group, error))?;
+        let size = own.bytes;
         let sizes =
             group.all_gather("the size of symmetric memory", &bytes.to_le_bytes(), limit)?;
         for (rank, theirs) in (0..).zip(sizes.iter()) {
@@ -57,26 +70,29 @@ impl SymmetricMemory {
         }
         let files = group.exchange_handles(WHAT, &[file.as_fd()], limit)?;
         let mut own = Some(own);
-        let part = |(rank, files): (u32, &Vec<OwnedFd>)| match (
-            own.take_if(|_| rank == group.rank()),
-            files.first(),
-        ) {
-            (Some(own), _) => Ok(Some(own)),
-            (None, Some(file)) => Physical::import(device, file, size)?.map().map(Some),
-            (None, None) => Err(Error::Cuda {
-                call: "cuMemImportFromShareableHandle",
-                code: None,
-                detail: format!("rank {rank} has sent no handle"),
-            }),
+        let append = |((rank, part), files): ((u32, &Option<Mapping>), &Vec<OwnedFd>)| {
+            let memory = match (own.take_if(|_| rank == self.rank), files.first()) {
+                (Some(own), _) => own,
+                (None, Some(file)) => Physical::import(&self.device, file, size)?,
+                (None, None) => {
+                    return Err(Error::Cuda {
+                        call: "cuMemImportFromShareableHandle",
+                        code: None,
+                        detail: format!("rank {rank} has sent no handle"),
+                    });
+                }
+            };
+            part.as_ref().map_or(Ok(()), |part| part.append(memory))
         };
-        let parts = (0..).zip(&files).map(part).collect::<Result<Vec<_>>>().map_err(tell)?;
-        group.barrier("symmetric memory is mapped", limit)?;
-        Ok(SymmetricMemory { rank: group.rank(), device: device.clone(), parts })
+        let appended = (0..).zip(&self.parts).zip(&files).try_for_each(append);
+        appended.map_err(|error| refused(group, error))?;
+        group.barrier("symmetric memory is mapped", limit)
     }
 
     /// This rank's part alone, which no other rank reaches.
     pub(crate) fn alone(group: &Group, device: &Device, bytes: u64) -> Result<Self> {
-        let own = Physical::new(device, bytes)?.map()?;
+        let own = Mapping::reserve(device, in_whole_pages(device, bytes)?)?;
+        own.append(Physical::new(device, bytes)?)?;
         let mut parts: Vec<_> = (0..group.ranks()).map(|_| None).collect();
         parts[group.rank() as usize] = Some(own);
         Ok(SymmetricMemory { rank: group.rank(), device: device.clone(), parts })
@@ -94,7 +110,7 @@ impl SymmetricMemory {
 
     /// How many bytes each part has: what was asked for, rounded up to whole pages.
     pub fn bytes(&self) -> u64 {
-        self.own().memory.bytes
+        self.own().bytes()
     }
 
     /// Where the part of `rank` starts, for this rank's GPU.
@@ -179,4 +195,10 @@ impl SymmetricMemory {
         // Both constructors put it there.
         self.parts[self.rank as usize].as_ref().expect("a rank has its own part")
     }
+}
+
+/// Tells the others, who would wait, that this rank has no memory, and why.
+fn refused(group: &Group, error: Error) -> Error {
+    group.abort(&format!("rank {} has no {WHAT}: {error}", group.rank()));
+    error
 }

@@ -14,6 +14,7 @@ use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::movers::gather::Gatherer;
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::product::operands::RawOperands;
+use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::device::{Device, check_context};
 use crate::cuda::sys::stream_ops::refuse_capture;
 use crate::element::Element;
@@ -86,8 +87,8 @@ impl<const ALL: bool> Reduce<ALL, false> {
                 return Err(Gatherer::refuse(group, options, error));
             }
         };
-        let problems = std::slice::from_ref(&problem);
-        Self::join(group, device, problems, Some(Strategy::Sequential), options, None, reduction)
+        let sums = [(problem, GemmOptions::default())];
+        Self::join(group, device, &sums, Some(Strategy::Sequential), options, reduction)
     }
 
     /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them in

@@ -14,7 +14,7 @@ use crate::predict::{Machine, Setup, ranked};
 #[derive(Clone, Copy)]
 pub(super) struct Reduced<'a> {
     pub(super) operation: Operation,
-    pub(super) problems: &'a [Problem],
+    pub(super) products: &'a [(Problem, GemmOptions)],
     /// Of all products together.
     pub(super) columns: u32,
     pub(super) partials: Partials,
@@ -22,23 +22,17 @@ pub(super) struct Reduced<'a> {
 
 impl Reduced<'_> {
     /// One of the `open` ways of a reduction of products, on GPUs of `sms` SMs, and why that one.
-    pub(super) fn choose(&self, open: &[Way], sms: u32, gemm: &GemmOptions) -> (Way, String) {
-        self.choose_of(kernels().unwrap_or_default(), open, sms, gemm)
+    pub(super) fn choose(&self, open: &[Way], sms: u32) -> (Way, String) {
+        self.choose_of(kernels().unwrap_or_default(), open, sms)
     }
 
-    fn choose_of(
-        &self,
-        kernels: &[Kernel],
-        open: &[Way],
-        sms: u32,
-        gemm: &GemmOptions,
-    ) -> (Way, String) {
+    fn choose_of(&self, kernels: &[Kernel], open: &[Way], sms: u32) -> (Way, String) {
         if let [way] = open {
             return (*way, "asked for".into());
         }
         // To what travels, products of one A are one with all of their columns.
-        let first = &self.problems[0];
-        let whole = match self.problems {
+        let (first, gemm) = &self.products[0];
+        let whole = match self.products {
             [_] => Ok(first.clone()),
             _ => first.with_n(self.columns.into()),
         };
@@ -62,7 +56,7 @@ impl Reduced<'_> {
         /// all-reduce (benches/results/2026-11-26-h200x2-reductions-alone.txt).
         const FEW: u64 = 16 << 20;
         let row = u64::from(self.columns) * u64::from(self.partials.element().size());
-        let are_few = u64::from(self.operation.most_output_rows(&self.problems[0])) * row <= FEW;
+        let are_few = u64::from(self.operation.most_output_rows(&self.products[0].0)) * row <= FEW;
         let why = match are_few {
             true => "a kernel adds up few sums sooner than copy engines can begin",
             false => "copy engines take no SM while many sums travel",
@@ -86,7 +80,7 @@ impl Reduced<'_> {
         let adds_up = self.operation.products_add_up(way.strategy, way.engine);
         if adds_up {
             let sums = self.partials.element();
-            self.problems.iter().try_for_each(|one| one.check_fused_sums(sums)).ok()?;
+            self.products.iter().try_for_each(|(one, _)| one.check_fused_sums(sums)).ok()?;
         }
         let sums = whole.of_sums(whole.n(), self.partials.element()).ok()?;
         let part = way.part_of_sums(&sums).ok()?;
@@ -118,10 +112,11 @@ mod tests {
     fn chosen(operation: Operation, m: u64, open: &[Way], kernels: &[Kernel]) -> (String, String) {
         let problem = Problem::builder(m, 8192, 3584).ranks(2).build().unwrap();
         let (columns, partials) = (8192, Partials::Bf16);
-        let reduced = Reduced { operation, problems: &[problem], columns, partials };
+        let products = &[(problem, GemmOptions::default())];
+        let reduced = Reduced { operation, products, columns, partials };
         let (way, why) = match operation.is_alone() {
             true => reduced.choose_alone(open),
-            false => reduced.choose_of(kernels, open, 132, &GemmOptions::default()),
+            false => reduced.choose_of(kernels, open, 132),
         };
         (way.to_string(), why)
     }

@@ -108,22 +108,21 @@ impl<const ALL: bool> Reduce<ALL, true> {
         gemm: &GemmOptions,
         reduction: Reduction,
     ) -> Result<Self> {
-        let problems = std::slice::from_ref(problem);
-        Self::plan_all(group, device, problems, strategy, options, gemm, reduction)
+        let products = [(problem.clone(), gemm.clone())];
+        Self::plan_all(group, device, &products, strategy, options, reduction)
     }
 
-    /// [`plan`](Self::plan) for several products of the same A: problems that differ in N, in B's layout and in D,
-    /// and in nothing else.
+    /// [`plan`](Self::plan) for several products of the same A, each with options of its own: problems that differ in N, in B's
+    /// layout and in D, and in nothing else.
     pub fn plan_all(
         group: &Arc<Group>,
         device: &Device,
-        problems: &[Problem],
+        products: &[(Problem, GemmOptions)],
         strategy: Option<Strategy>,
         options: &GatherOptions,
-        gemm: &GemmOptions,
         reduction: Reduction,
     ) -> Result<Self> {
-        Self::join(group, device, problems, strategy, options, Some(gemm), reduction)
+        Self::join(group, device, products, strategy, options, reduction)
     }
 
     /// Enqueues a step on `stream` and returns: multiplies all rows of A by each product's B, and adds up all ranks' sums
@@ -206,36 +205,35 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         ])
     }
 
-    /// Plans with all ranks; `gemm`: how sums are multiplied, if they are.
+    /// Plans with all ranks.
     fn join(
         group: &Arc<Group>,
         device: &Device,
-        problems: &[Problem],
+        products: &[(Problem, GemmOptions)],
         strategy: Option<Strategy>,
         options: &GatherOptions,
-        gemm: Option<&GemmOptions>,
         reduction: Reduction,
     ) -> Result<Self> {
         let obstacle = obstacle(group, device, options.timeouts.first)?;
         let refuse = |error| Gatherer::refuse(group, options, error);
-        let first = check_alike(problems).map_err(refuse)?;
-        let columns = columns_of(problems).map_err(refuse)?;
+        let first = check_alike(products).map_err(refuse)?;
+        let columns = columns_of(products).map_err(refuse)?;
         let (operation, partials) = (Self::OPERATION, reduction.partials);
         let open = ways_for_sums(options, first, operation, strategy, None).map_err(refuse)?;
-        let reduced = Reduced { operation, problems, columns, partials };
-        let (way, why) = match gemm {
-            Some(gemm) => reduced.choose(&open, device.info().sm_count, gemm),
-            None => reduced.choose_alone(&open),
+        let reduced = Reduced { operation, products, columns, partials };
+        let (way, why) = match GEMM {
+            true => reduced.choose(&open, device.info().sm_count),
+            false => reduced.choose_alone(&open),
         };
         let options = &options.clone().with_engine(way.engine).with_pieces(way.pieces);
         let adds_up = operation.products_add_up(way.strategy, way.engine);
-        let sums = plan_sums(device, problems, way, gemm, adds_up, (columns, partials));
+        let sums = Self::plan_sums(device, products, way, adds_up, (columns, partials));
         let tiling = |sums: &Vec<Sum>| {
             let product = sums[0].product.as_ref();
             product.map_or(PlanOptions::default().tiling, Product::tiling)
         };
         let tiling = sums.as_ref().map(tiling).map_err(Error::clone);
-        let kind = format!("{operation} {strategy:?} {way:?} {problems:?} {gemm:?} {reduction:?}");
+        let kind = format!("{operation} {strategy:?} {way:?} {products:?} {reduction:?}");
         let (strategy, sent) = (Some(way.strategy), Some((columns, partials)));
         let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: sent };
         let gatherer =
@@ -243,6 +241,40 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let (sums, way) = (sums?, gatherer.plan.way());
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned {operation}");
         Ok(Reduce { gatherer, sums, reduction, why })
+    }
+
+    fn plan_sums(
+        device: &Device,
+        products: &[(Problem, GemmOptions)],
+        way: Way,
+        adds_up: bool,
+        (columns, partials): (u32, Partials),
+    ) -> Result<Vec<Sum>> {
+        let mut next = 0;
+        let sum = |(problem, options): &(Problem, GemmOptions)| {
+            problem.check_tma()?;
+            let part = way.part_of_sums(&problem.of_sums(columns, partials.element())?)?;
+            check_size(&part)?;
+            // What becomes of a total is no business of the product's.
+            let plain = GemmOptions {
+                activation: Activation::None,
+                bias: false,
+                c: false,
+                ..options.clone()
+            };
+            let product = GEMM.then(|| Product::plan(device, &part, &plain)).transpose()?;
+            let adding = || {
+                problem.check_fused_sums(partials.element())?;
+                let options = GemmOptions { adds_others: true, ..options.clone() };
+                Product::plan(device, &way.part_of_sums(problem)?, &options)
+            };
+            let adding = adds_up.then(adding).transpose()?;
+            let (problem, options) = (problem.clone(), options.clone());
+            let column = next;
+            next += u64::from(problem.n()) * u64::from(partials.element().size());
+            Ok(Sum { problem, options, product, adding, column })
+        };
+        products.iter().map(sum).collect()
     }
 
     /// What was planned: chunks, transfers, the largest problem.
@@ -331,43 +363,11 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
 }
 
 /// The columns of all products together.
-fn columns_of(problems: &[Problem]) -> Result<u32> {
-    let columns: u64 = problems.iter().map(|problem| u64::from(problem.n())).sum();
+fn columns_of(products: &[(Problem, GemmOptions)]) -> Result<u32> {
+    let columns: u64 = products.iter().map(|(problem, _)| u64::from(problem.n())).sum();
     let (what, remedy) = ("the columns of all products together", "plan several operations");
     Error::check_range(what, columns, 1..=MAX_DIMENSION.into(), remedy)?;
     Ok(columns as u32)
-}
-
-fn plan_sums(
-    device: &Device,
-    problems: &[Problem],
-    way: Way,
-    gemm: Option<&GemmOptions>,
-    adds_up: bool,
-    (columns, partials): (u32, Partials),
-) -> Result<Vec<Sum>> {
-    let options = gemm.cloned().unwrap_or_default();
-    // What becomes of a total is no business of the products'.
-    let plain =
-        GemmOptions { activation: Activation::None, bias: false, c: false, ..options.clone() };
-    let mut next = 0;
-    let sum = |problem: &Problem| {
-        problem.check_tma()?;
-        let part = way.part_of_sums(&problem.of_sums(columns, partials.element())?)?;
-        check_size(&part)?;
-        let product = gemm.map(|_| Product::plan(device, &part, &plain)).transpose()?;
-        let adding = || {
-            problem.check_fused_sums(partials.element())?;
-            let options = GemmOptions { adds_others: true, ..options.clone() };
-            Product::plan(device, &way.part_of_sums(problem)?, &options)
-        };
-        let adding = adds_up.then(adding).transpose()?;
-        let (problem, options) = (problem.clone(), options.clone());
-        let column = next;
-        next += u64::from(problem.n()) * u64::from(partials.element().size());
-        Ok(Sum { problem, options, product, adding, column })
-    };
-    problems.iter().map(sum).collect()
 }
 
 #[cfg(test)]
@@ -381,7 +381,8 @@ mod tests {
         let one = Problem::builder(100, 48, 64).shards(&[40, 0, 60]).elements(F16, F16, F32);
         let one = one.b_layout(BLayout::Kn).lda(72).ldb(56).ldd(52).build().unwrap();
         let other = Problem::builder(100, 16, 64).shards(&[40, 0, 60]).build().unwrap();
-        assert_eq!(columns_of(&[one.clone(), other]), Ok(64));
+        let products = [one.clone(), other].map(|problem| (problem, GemmOptions::default()));
+        assert_eq!(columns_of(&products), Ok(64));
         let sums = one.of_sums(64, Bf16).unwrap();
         assert_eq!((sums.n(), sums.ldd(), sums.elements().d), (48, 64, Bf16));
         assert_eq!((sums.lda(), sums.ldb(), sums.b_layout()), (72, 56, BLayout::Kn));
@@ -391,6 +392,7 @@ mod tests {
     #[test]
     fn too_many_columns_are_refused() {
         let wide = Problem::builder(1, 1 << 30, 16).build().unwrap();
+        let wide = (wide, GemmOptions::default());
         let text = columns_of(&[wide.clone(), wide]).unwrap_err().to_string();
         assert!(text.starts_with("the columns of all products together is 2147483648"), "{text}");
     }

@@ -16,8 +16,8 @@ use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::cuda::sys::bindings::OG_TOGGLE_SET;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops::{
-    Rows, copy, copy_rows, follow, let_go, record, synchronize, untimed_event, wait, wait_for,
-    write,
+    Rows, copy, copy_rows, follow, is_capturing, let_go, record, synchronize, untimed_event, wait,
+    wait_for, write,
 };
 use crate::error::Result;
 use crate::plan::{Lane, Step, Word};
@@ -46,9 +46,9 @@ pub(crate) struct CopyEngines {
 }
 
 impl CopyEngines {
-    pub(crate) fn new(device: &Device, streams: u32) -> Result<Self> {
-        let pusher = |_| Ok(Pusher { stream: device.new_stream()?, sent: untimed_event(device)? });
-        let pushers = (0..streams).map(pusher).collect::<Result<_>>()?;
+    pub(crate) fn new(device: &Device, streams: Vec<Arc<CudaStream>>) -> Result<Self> {
+        let pusher = |stream| Ok(Pusher { stream, sent: untimed_event(device)? });
+        let pushers = streams.into_iter().map(pusher).collect::<Result<_>>()?;
         Ok(CopyEngines { pushers, summed: untimed_event(device)? })
     }
 
@@ -68,9 +68,13 @@ impl CopyEngines {
         Ok(())
     }
 
-    /// Waits until all that was enqueued here is done.
+    /// Waits until all is done that was enqueued here outside of graphs. A stream that is being captured has been waited for, when the
+    /// capture of another operation of the same workspace began.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.pushers.iter().try_for_each(|pusher| synchronize(&pusher.stream))
+        self.pushers.iter().try_for_each(|Pusher { stream, .. }| match is_capturing(stream)? {
+            true => Ok(()),
+            false => synchronize(stream),
+        })
     }
 
     /// At the end of a captured step: what was enqueued here becomes leaves of the graph. The next step's first kernel waits for
@@ -120,7 +124,7 @@ impl CopyEngines {
     ) -> Result<()> {
         let (own, layout, rank) = (part.start(), &part.layout, shape.schedule.rank);
         // A graph cannot know the epoch.
-        let (signals_at, sent_at, value) = match course.captured {
+        let (signals_at, sent_at, value) = match course.order.captured {
             true => (layout.toggles_of(buffer), SENT_TOGGLES_AT, OG_TOGGLE_SET),
             false => (SIGNALS_AT, SENT_AT, course.epoch),
         };
@@ -128,7 +132,7 @@ impl CopyEngines {
         match *step {
             Step::Await { word: Word::Summed { .. }, .. } => wait(stream, &self.summed),
             // Begun: nothing else is awaited by a stream of copies.
-            Step::Await { .. } if course.captured => wait(stream, &course.begun),
+            Step::Await { .. } if course.order.captured => wait(stream, &course.order.begun),
             Step::Await { .. } => {
                 let epoch = part.word(EPOCH_AT);
                 // SAFETY: a word of the layout, which lives until the streams are through.
@@ -136,7 +140,7 @@ impl CopyEngines {
             }
             Step::Move { chunk, to } => {
                 let (peer, piece) =
-                    (part.memory.address(to)?, &shape.pieces[buffer as usize][chunk as usize]);
+                    (part.start_of(to)?, &shape.pieces[buffer as usize][chunk as usize]);
                 if let Some(marks) = marks.as_mut() {
                     marks.begin(device, stream, to, chunk)?;
                 }

@@ -1,9 +1,10 @@
 //! What may be asked of a gather, or of a reduction.
 //!
-//! Invariant: plain values; the rules that decide what is left open are `engines`'s and [`plan`](crate::plan)'s.
+//! Invariant: values that do nothing; the rules that decide what is left open are `engines`'s and [`plan`](crate::plan)'s.
 
 use std::time::Duration;
 
+use crate::cuda::exchange::shared_workspace::SharedWorkspace;
 use crate::plan::{Engine, Timeouts};
 
 /// How rows are to be gathered, or sums to be sent to their owners. All ranks have to ask for the same.
@@ -29,6 +30,8 @@ pub struct GatherOptions {
     pub timeouts: Timeouts,
     /// The epoch before the first.
     pub first_epoch: u32,
+    /// Memory that other operations use, too (default: the operation has memory of its own).
+    pub workspace: Option<SharedWorkspace>,
 }
 
 impl GatherOptions {
@@ -57,6 +60,13 @@ impl GatherOptions {
     #[must_use]
     pub fn with_timeouts(mut self, first: Duration, steady: Duration) -> Self {
         self.timeouts = Timeouts::new(first, steady);
+        self
+    }
+
+    /// In memory that other operations use, too.
+    #[must_use]
+    pub fn with_workspace(mut self, workspace: &SharedWorkspace) -> Self {
+        self.workspace = Some(workspace.clone());
         self
     }
 

@@ -217,13 +217,13 @@ fn shape_of(problem: &Problem, choice: Choice, sm_limit: Option<u32>) -> og_gemm
     }
 }
 
-/// The first of problems that are products of one A.
-pub(crate) fn check_alike(problems: &[Problem]) -> Result<&Problem> {
-    let Some(first) = problems.first() else {
+/// The problem of the first of some products of one A.
+pub(crate) fn check_alike(products: &[(Problem, GemmOptions)]) -> Result<&Problem> {
+    let Some((first, _)) = products.first() else {
         let remedy = "plan at least one product";
-        return Err(Error::mismatch("the number of problems", 0, "at least 1", remedy));
+        return Err(Error::mismatch("the number of products", 0, "at least 1", remedy));
     };
-    for (index, problem) in problems.iter().enumerate() {
+    for (index, (problem, _)) in products.iter().enumerate() {
         let a =
             |of: &Problem| (of.shards().clone(), of.k(), of.lda(), of.elements().a, of.scaling());
         if a(problem) != a(first) {

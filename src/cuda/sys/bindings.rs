@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 19;
+pub const OG_ABI_VERSION: u32 = 20;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
@@ -16,6 +16,7 @@ pub const OG_ABORT_ASKED: u32 = 1;
 pub const OG_ABORT_LEFT: u32 = 2;
 pub const OG_TOGGLE_SET: u32 = 1;
 pub const OG_PAD_HEADER: u32 = 32;
+pub const OG_PAD_GAVE_UP: u32 = 1;
 impl og_status {
     pub const OG_STATUS_OK: og_status = og_status(0);
     pub const OG_STATUS_NULL_POINTER: og_status = og_status(1);
@@ -310,6 +311,7 @@ pub struct og_pad {
     pub rank: i32,
     pub channels: i32,
     pub reserved: i32,
+    pub stop: *const og_stop,
     pub abort: *const u32,
     pub failure: *mut og_failure,
     pub timeout_ns: u64,

@@ -1,12 +1,12 @@
-//! Memory of one GPU that can be handed to other processes, and places where it is mapped.
+//! Memory of one GPU that can be handed to other processes, and addresses at which it is mapped.
 //!
 //! What belongs here: the driver's virtual memory management, each thing owned by the value that frees it.
-//! Invariant: a mapping holds the memory that it shows; memory lives until the last mapping and handle of
+//! Invariant: a mapping holds the memory that it shows, which only grows; memory lives until the last mapping and handle of
 //! it, in whichever process, is gone. So no rank can take memory from under another.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{
@@ -32,12 +32,14 @@ pub(crate) struct Physical {
     context: Arc<CudaContext>,
 }
 
-/// Memory at an address, which this GPU may read and write.
+/// Addresses of this GPU. From the first one on, memory is mapped there that it may read and write.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(crate) address: CUdeviceptr,
-    mapped: bool,
-    pub(crate) memory: Physical,
+    reserved: u64,
+    /// One behind the other.
+    memory: Mutex<Vec<Physical>>,
+    context: Arc<CudaContext>,
 }
 
 fn status(call: &'static str, result: sys::CUresult) -> Result<()> {
@@ -68,26 +70,30 @@ fn properties(context: &CudaContext) -> CUmemAllocationProp {
     }
 }
 
+/// `bytes`, rounded up to what memory of `device` is made and mapped in.
+pub(crate) fn in_whole_pages(device: &Device, bytes: u64) -> Result<u64> {
+    device.bind()?;
+    let (mut page, properties) = (0usize, properties(device.context()));
+    let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    // SAFETY: pointers to live values.
+    let found = unsafe { sys::cuMemGetAllocationGranularity(&mut page, &properties, recommended) };
+    status("cuMemGetAllocationGranularity", found)?;
+    bytes.max(1).checked_next_multiple_of((page as u64).max(1)).ok_or_else(|| Error::Cuda {
+        call: "cuMemCreate",
+        code: None,
+        detail: "more bytes than there are addresses".into(),
+    })
+}
+
 impl Physical {
     /// At least `bytes` bytes on `device`.
     pub(crate) fn new(device: &Device, bytes: u64) -> Result<Self> {
-        device.bind()?;
-        let properties = properties(device.context());
-        let (mut unit, mut handle) = (0usize, 0);
-        let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+        let bytes = in_whole_pages(device, bytes)?;
+        let (properties, mut handle) = (properties(device.context()), 0);
         // SAFETY: pointers to live values.
-        let found =
-            unsafe { sys::cuMemGetAllocationGranularity(&mut unit, &properties, recommended) };
-        status("cuMemGetAllocationGranularity", found)?;
-        let bytes = (bytes.max(1) as usize).checked_next_multiple_of(unit.max(1));
-        let bytes = bytes.ok_or_else(|| Error::Cuda {
-            call: "cuMemCreate",
-            code: None,
-            detail: "more bytes than there are addresses".into(),
-        })?;
-        // SAFETY: pointers to live values.
-        status("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, bytes, &properties, 0) })?;
-        Ok(Physical { handle, bytes: bytes as u64, context: Arc::clone(device.context()) })
+        let made = unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &properties, 0) };
+        status("cuMemCreate", made)?;
+        Ok(Physical { handle, bytes, context: Arc::clone(device.context()) })
     }
 
     /// Memory that another process, or this one, has handed over; `device` will use it.
@@ -111,42 +117,70 @@ impl Physical {
         // SAFETY: a new file that nobody else owns.
         Ok(unsafe { OwnedFd::from_raw_fd(file) })
     }
+}
 
-    /// Gives it an address on its context's GPU, wherever the memory itself is.
-    pub(crate) fn map(self) -> Result<Mapping> {
-        let bytes = self.bytes as usize;
+impl Mapping {
+    /// `bytes` addresses on `device`, whole pages, with no memory yet.
+    pub(crate) fn reserve(device: &Device, bytes: u64) -> Result<Self> {
+        device.bind()?;
         let mut address = 0;
         // SAFETY: a pointer to a live value.
-        let reserved = unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
+        let reserved = unsafe { sys::cuMemAddressReserve(&mut address, bytes as usize, 0, 0, 0) };
         status("cuMemAddressReserve", reserved)?;
-        // From here on an early return undoes what was done.
-        let mut mapping = Mapping { address, mapped: false, memory: self };
+        let context = Arc::clone(device.context());
+        Ok(Mapping { address, reserved: bytes, memory: Mutex::default(), context })
+    }
+
+    /// Maps `memory`, of this GPU or of another, behind what is mapped already.
+    pub(crate) fn append(&self, memory: Physical) -> Result<()> {
+        let mut parts = self.lock();
+        let mapped = length(&parts);
+        if memory.bytes > self.reserved - mapped {
+            let most = self.reserved - mapped;
+            let (what, remedy) = ("the memory to be mapped, in bytes,", "reserve more addresses");
+            return Err(Error::out_of_range(what, memory.bytes, 0, most, remedy));
+        }
+        let (start, bytes) = (self.address + mapped, memory.bytes as usize);
         // SAFETY: the addresses are reserved and empty, the handle is alive and so long.
-        let mapped = unsafe { sys::cuMemMap(address, bytes, 0, mapping.memory.handle, 0) };
-        status("cuMemMap", mapped)?;
-        mapping.mapped = true;
+        status("cuMemMap", unsafe { sys::cuMemMap(start, bytes, 0, memory.handle, 0) })?;
+        // From here on the drop unmaps it.
+        parts.push(memory);
         let access = CUmemAccessDesc {
-            location: location(&mapping.memory.context),
+            location: location(&self.context),
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the addresses have just been mapped.
-        status("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address, bytes, &access, 1) })?;
-        Ok(mapping)
+        status("cuMemSetAccess", unsafe { sys::cuMemSetAccess(start, bytes, &access, 1) })
     }
+
+    /// How many bytes are mapped.
+    pub(crate) fn bytes(&self) -> u64 {
+        length(&self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Physical>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn length(parts: &[Physical]) -> u64 {
+    parts.iter().map(|part| part.bytes).sum()
 }
 
 impl Drop for Mapping {
     /// Nobody uses it any more: the owner of this value sees to that.
     fn drop(&mut self) {
-        let context = &self.memory.context;
+        let context = Arc::clone(&self.context);
         context.record_err(context.bind_to_thread());
-        let bytes = self.memory.bytes as usize;
-        if self.mapped {
-            // SAFETY: mapped by `map`, unmapped nowhere else.
-            context.record_err(unsafe { sys::cuMemUnmap(self.address, bytes) }.result());
+        let mut start = self.address;
+        for part in self.lock().iter() {
+            // SAFETY: mapped by `append`, unmapped nowhere else.
+            context.record_err(unsafe { sys::cuMemUnmap(start, part.bytes as usize) }.result());
+            start += part.bytes;
         }
-        // SAFETY: reserved by `map`, freed nowhere else.
-        context.record_err(unsafe { sys::cuMemAddressFree(self.address, bytes) }.result());
+        let reserved = self.reserved as usize;
+        // SAFETY: reserved by `reserve`, freed nowhere else.
+        context.record_err(unsafe { sys::cuMemAddressFree(self.address, reserved) }.result());
     }
 }
 

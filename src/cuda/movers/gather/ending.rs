@@ -9,7 +9,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaStream, result};
 
 use super::Gatherer;
-use crate::cuda::exchange::layout::Layout;
+use crate::cuda::exchange::shared_workspace::SharedWorkspace;
 use crate::cuda::exchange::signals::EPOCH_AT;
 use crate::cuda::exchange::waiters::other_layout;
 use crate::cuda::sys::Driver;
@@ -66,6 +66,7 @@ impl Gatherer {
             self.failed = Some(error.clone());
             self.signals.host.set_abort(true);
             self.group.abort(&error.to_string());
+            self.leave_workspace();
             if let Some(nccl) = &self.nccl {
                 nccl.communicator.abort();
             }
@@ -73,7 +74,12 @@ impl Gatherer {
     }
 
     fn look(&self) -> Result<()> {
-        let record = self.signals.check();
+        let handed_over = self.options.workspace.as_ref().map_or(Ok(()), SharedWorkspace::check);
+        let record = match handed_over {
+            // A rank that did not come to the step is why this one was aborted.
+            Err(error) if !matches!(error, Error::Aborted { .. }) => return Err(error),
+            handed_over => self.signals.check().and(handed_over),
+        };
         // A rank that is gone explains more than that somebody asked to stop.
         match (record, self.group.check()) {
             (Ok(()) | Err(Error::Aborted { .. }), Err(ended)) => return Err(ended),
@@ -86,7 +92,7 @@ impl Gatherer {
         let mut words = vec![0u32; self.part.layout.word_count() as usize];
         self.device.bind()?;
         // SAFETY: that many words are at the start of this rank's part.
-        unsafe { result::memcpy_dtoh_sync(&mut words, self.part.memory.own_address()) }
+        unsafe { result::memcpy_dtoh_sync(&mut words, self.part.start()) }
             .in_call("cuMemcpyDtoH")?;
         let (rank, mut ranks) = (self.group.rank(), 0..self.group.ranks());
         let epoch = words[EPOCH_AT as usize];
@@ -121,11 +127,16 @@ impl Drop for Gatherer {
     /// What was begun is over within its limits, and so are the pushes: the memory that they write to is held
     /// by its mappings here.
     fn drop(&mut self) {
+        if self.leave_workspace() {
+            // Rows that nobody has waited for would arrive in the next operation's step.
+            let (rank, reason) = (self.group.rank(), "an operation was dropped in a step".into());
+            self.fail(&Error::Aborted { rank, reason });
+        }
         let context = Arc::clone(self.device.context());
         // An error that an earlier drop has left is not this one's, and would keep the next call from being made.
         let kept = context.check_err();
         context.record_err(context.bind_to_thread());
-        if let (Some(nccl), Some(stream)) = (&self.nccl, &self.course.last_stream)
+        if let (Some(nccl), Some(stream)) = (&self.nccl, &self.course.order.last_stream)
             && nccl.wait(stream, self.options.timeouts.steady).is_err()
         {
             // Else what comes next would wait without a limit.
@@ -133,14 +144,13 @@ impl Drop for Gatherer {
         }
         if self.signals.uses.wait().is_err() {
             // A stream that is being captured, or a context that is lost: nothing is freed under it.
-            let table = std::mem::take(&mut self.table);
-            std::mem::forget((Arc::clone(&self.part.memory), table));
+            std::mem::forget((Arc::clone(&self.part.memory), self.part.place.take()));
             context.record_err(kept);
             return;
         }
-        if !self.course.captured {
+        if !self.course.order.captured {
             // A step that failed half way may have left streams waiting for an epoch that nobody begins.
-            let epoch = self.part.memory.own_address() + Layout::word(EPOCH_AT);
+            let epoch = self.part.word(EPOCH_AT);
             // SAFETY: a word of this rank's own, which no kernel uses any more.
             context.record_err(unsafe { result::memcpy_htod_sync(epoch, &[self.course.epoch]) });
         }

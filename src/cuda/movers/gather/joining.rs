@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use cudarc::driver::result;
 
-use super::{Gatherer, Table};
+use super::Gatherer;
 use crate::cuda::exchange::chunk_table::check_count;
 use crate::cuda::exchange::layout::Layout;
 use crate::cuda::exchange::reach::{agree, comparable};
 use crate::cuda::exchange::signals::Signals;
+use crate::cuda::exchange::step_order::StepOrder;
 use crate::cuda::exchange::step_shape::{Part, StepShape};
 use crate::cuda::exchange::symmetric::SymmetricMemory;
 use crate::cuda::movers::by_nccl::ByNccl;
@@ -25,7 +26,6 @@ use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::sys::Driver;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::host_words::HostWords;
-use crate::cuda::sys::stream_ops::untimed_event;
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{Engine, Operation, Partials, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
@@ -55,6 +55,10 @@ impl Gatherer {
         obstacle: Option<&str>,
     ) -> Result<Self> {
         let limit = options.timeouts.first;
+        if let Some(workspace) = &options.workspace {
+            let fits = workspace.check_plan(group, device);
+            fits.map_err(|error| Self::refuse(group, options, error))?;
+        }
         let planned = settle(group, problem, purpose, options, obstacle)?;
         let layout = match purpose.sums {
             Some(sums) => Layout::of_sums(&planned.plan, sums)?,
@@ -63,12 +67,21 @@ impl Gatherer {
         let tell = |error: &Error| {
             group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
         };
-        let memory = match planned.nccl {
-            Some(_) => SymmetricMemory::alone(group, device, layout.bytes).inspect_err(tell)?,
+        let bytes = layout.bytes;
+        let apart = |layout, memory| Part { layout, memory: Arc::new(memory), place: None };
+        let part = match (&options.workspace, &planned.nccl) {
+            (Some(workspace), _) => {
+                let (layout, memory, place) = workspace.place(layout)?;
+                Part { layout, memory, place: Some(place) }
+            }
+            (None, Some(_)) => {
+                let alone = SymmetricMemory::alone(group, device, bytes).inspect_err(tell)?;
+                apart(layout, alone)
+            }
             // Tells by itself, where that is the way.
-            None => SymmetricMemory::new(group, device, layout.bytes, limit)?,
+            (None, None) => apart(layout, SymmetricMemory::new(group, device, bytes, limit)?),
         };
-        let made = Self::make(group, device, planned, options, layout, Arc::new(memory));
+        let made = Self::make(group, device, planned, options, part);
         let gatherer = made.inspect_err(tell)?;
         // Nobody may write here before the words are there.
         group.barrier("a gather is planned", limit)?;
@@ -92,39 +105,53 @@ impl Gatherer {
         device: &Device,
         planned: Planned,
         options: &GatherOptions,
-        layout: Layout,
-        memory: Arc<SymmetricMemory>,
+        part: Part,
     ) -> Result<Self> {
         device.bind()?;
-        let words = layout.first_words(options.first_epoch);
-        let bytes = layout.bytes as usize;
-        // SAFETY: this rank's part is so long, and nobody writes to it before the barrier.
+        let Part { layout, memory, place } = &part;
+        let starts = match planned.nccl {
+            Some(_) => Vec::new(),
+            None => {
+                let starts = (0..group.ranks()).map(|peer| part.start_of(peer));
+                starts.collect::<Result<Vec<_>>>()?
+            }
+        };
+        let (start, words) = (part.start(), layout.first_words(options.first_epoch, &starts));
+        // Rows of other operations may be in use.
+        let bytes = if place.is_some() { layout.words_bytes() } else { layout.bytes };
+        // SAFETY: this rank's part is so long, and nobody uses these bytes before the barrier.
         unsafe {
-            result::memset_d8_sync(memory.own_address(), 0xff, bytes)
-                .and_then(|()| result::memcpy_htod_sync(memory.own_address(), &words))
+            result::memset_d8_sync(start, 0xff, bytes as usize)
+                .and_then(|()| result::memcpy_htod_sync(start, &words))
         }
         .in_call("cuMemcpyHtoD")?;
         // Neither call promises that the memory has been written when it returns.
         device.context().synchronize().in_call("cuCtxSynchronize")?;
-        let signals = Signals::shared(device, &memory, layout.slots(), options.first_epoch)?;
+        let signals = Signals::shared(
+            device,
+            memory,
+            [start, part.stop()],
+            layout.slots(),
+            options.first_epoch,
+        )?;
         group.tell(&signals.host, HostWords::hear);
 
         let Planned { plan, why, nccl } = planned;
         let join = |nccl| Communicator::join(nccl, group, device, options.timeouts.first);
         let nccl = nccl.as_ref().map(join).transpose()?;
-        let table = match nccl {
-            Some(_) => Table::default(),
-            None => Table::new(&device.new_stream()?, &memory.addresses()?)?,
-        };
         let streams = match plan.options().engine {
             Engine::CopyEngines { streams } => streams,
             // One, to try the way.
             Engine::Kernel { .. } => 1,
             Engine::Nccl | Engine::Thread => 0,
         };
+        let streams = match &options.workspace {
+            Some(workspace) => workspace.copy_streams(streams)?,
+            None => (0..streams).map(|_| device.new_stream()).collect::<Result<_>>()?,
+        };
         let copies = CopyEngines::new(device, streams)?;
-        let course = Course::new(untimed_event(device)?, options.first_epoch);
-        let first = StepShape::new(plan.schedule(group.rank()), &plan, &layout)?;
+        let course = Course::new(StepOrder::new(device)?, options.first_epoch);
+        let first = StepShape::new(plan.schedule(group.rank()), &plan, layout)?;
         Ok(Gatherer {
             signals,
             group: Arc::clone(group),
@@ -133,8 +160,7 @@ impl Gatherer {
             options: options.clone(),
             why,
             nccl: nccl.map(ByNccl::new),
-            part: Part { layout, memory },
-            table,
+            part,
             copies,
             shapes: vec![Arc::new(first)],
             course,
@@ -196,6 +222,13 @@ fn plan(
         Some((columns, _)) if columns != problem.n() => plan.of_several_products(),
         _ => plan,
     };
+    if engine == Engine::Nccl && options.workspace.is_some() {
+        return Err(Error::Unsupported {
+            what: "NCCL in a shared workspace".into(),
+            why: "it gathers into memory that no other rank reaches".into(),
+            remedy: "plan without the workspace, or with another engine",
+        });
+    }
     let nccl = if engine == Engine::Nccl { Some(Nccl::load(None)?) } else { None };
     check_count(plan.chunks())?;
     Ok(Planned { plan, why, nccl })

@@ -2,7 +2,8 @@
 //!
 //! What belongs here: carrying out the [`Schedule`](crate::plan::Schedule)'s moves and words with copy engines and
 //! kernels. What is multiplied is none of its business. Here are the steps; below are `joining` (what comes before),
-//! `sums` (what a reduction has beside), `poison` (NaN, to find faults) and `ending` (failures, and the end). A step is, on the
+//! `sums` (what a reduction has beside), `sharing` (with other operations), `poison` (NaN, to find faults) and `ending` (failures, and the
+//! end). A step is, on the
 //! caller's stream:
 //!
 //! ```text
@@ -24,13 +25,14 @@
 mod ending;
 pub(crate) mod joining;
 mod poison;
+mod sharing;
 pub(crate) mod sums;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
+use cudarc::driver::{CudaStream, result};
 
 use crate::cuda::exchange::layout::{BEGUN_AT, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
 use crate::cuda::exchange::signals::{Signals, timeout_ns};
@@ -45,7 +47,7 @@ use crate::cuda::sys::Driver;
 use crate::cuda::sys::bindings::{og_gather, og_gather_step, og_slots};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::{self, Input, count, int, long};
-use crate::cuda::sys::stream_ops::{capture_of, copy, is_capturing, synchronize};
+use crate::cuda::sys::stream_ops::{capture_of, copy, is_capturing};
 use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{self, Engine, Lane, Plan, PlanOptions, Schedule};
@@ -62,21 +64,12 @@ pub(crate) struct Gatherer {
     /// Gathers, if that is the engine.
     nccl: Option<ByNccl>,
     part: Part,
-    table: Table,
     pub(crate) copies: CopyEngines,
     shapes: Vec<Arc<StepShape>>,
     pub(crate) course: Course,
     failed: Option<Error>,
     /// The pushes of the next step, if somebody wants to know when they were.
     marks: Option<Marks>,
-}
-
-/// Device memory that the gather's kernels need: where the ranks' words are, and a counter of blocks.
-#[derive(Debug, Default)]
-struct Table {
-    _memory: Option<(CudaSlice<u64>, CudaSlice<u32>)>,
-    words: CUdeviceptr,
-    counter: CUdeviceptr,
 }
 
 #[derive(Debug)]
@@ -147,6 +140,7 @@ impl Gatherer {
 
     /// The slot of this rank's rows in a next step with these rows: its address and its bytes.
     pub(crate) fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
+        self.check_in_place()?;
         let shape = self.shape(rows)?;
         let own = shape.plan.problem().shards().rows(self.group.rank());
         let at = self.part.start() + self.part.layout.row(self.course.next_buffer, own.start);
@@ -181,16 +175,14 @@ impl Gatherer {
         self.signals.begin(stream)?;
         let capture = capture_of(stream)?;
         let capturing = capture.is_some();
-        self.course.follow(&self.device, stream)?;
-        let waiter = self.waiter(shape, capturing);
-        self.signals.note_waiter(self.course.epoch.wrapping_add(1), capturing, waiter);
-        if capturing && !self.course.captured {
+        self.enter_workspace(stream, capture)?;
+        if capturing && !self.course.order.captured {
             // From now on no step waits for what plain steps have sent.
             self.copies.synchronize()?;
-            self.course.captured = true;
         }
-        let may_repeat_buffer = self.course.may_repeat_buffer(capture);
-        self.course.latest_capture = capture;
+        let may_repeat_buffer = self.course.order.next(&self.device, stream, capture)?;
+        let waiter = self.waiter(shape, capturing);
+        self.signals.note_waiter(self.course.epoch.wrapping_add(1), capturing, waiter);
         let buffer = self.course.next_buffer;
         let PlanOptions { engine, operation, .. } = self.plan.options();
         let by_kernel = matches!(engine, Engine::Kernel { .. });
@@ -236,7 +228,7 @@ impl Gatherer {
         // took up to 23 % longer (benches/results/2026-11-22-h200x2-later-start.md).
         let may_start = follower == Follower::Product { constant_b: true }
             && !(by_kernel && self.group.ranks() > 1);
-        let toggled = self.course.captured && !by_kernel;
+        let toggled = self.course.order.captured && !by_kernel;
         let tells_product = follower != Follower::Other;
         let begin = og_gather_step {
             toggled: toggled.into(),
@@ -255,7 +247,8 @@ impl Gatherer {
         if toggled {
             words.sent_at = int(SENT_TOGGLES_AT);
         }
-        let marks_kernel = self.marks.is_some() && !pushed.is_empty() && !self.course.captured;
+        let marks_kernel =
+            self.marks.is_some() && !pushed.is_empty() && !self.course.order.captured;
         let marked = marks_kernel.then(|| marks::recorded(&self.device, stream)).transpose()?;
         // SAFETY: `signals.begin` has made the context current; words and tables live as long as this value,
         // which waits for its streams; every rank has memory where the layout says.
@@ -321,7 +314,10 @@ impl Gatherer {
 
     /// An error if the next step cannot be on `stream`.
     pub(crate) fn check_stream(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        self.course.check_stream(&self.device, stream)
+        if let Some(workspace) = &self.options.workspace {
+            workspace.check_stream(stream)?;
+        }
+        self.course.order.check_stream(&self.device, stream)
     }
 
     /// Ends a step. Its end on `stream` does not wait for this rank's pushes, in a graph neither: the next steps do by
@@ -333,11 +329,15 @@ impl Gatherer {
         if !is_capturing(stream)? {
             self.course.first_is_over = true;
         }
+        self.leave_workspace();
         Ok(())
     }
 
-    /// An error if this rank has rows in the step, and their address is 0.
+    /// An error if the step's rows cannot be there: in place in a shared workspace, or at 0 where this rank has rows.
     pub(crate) fn check_rows(&self, shape: &StepShape, rows: Option<CUdeviceptr>) -> Result<()> {
+        if rows.is_none() {
+            return self.check_in_place();
+        }
         let own = shape.plan.problem().shards().rows(self.group.rank());
         if rows != Some(0) || own.is_empty() {
             return Ok(());
@@ -425,9 +425,13 @@ impl Gatherer {
         // A rank that is to learn nothing of this one: the word goes to this rank's own memory.
         let rank = self.group.rank();
         let heard = |peer| if changed.announces_to(peer) { peer } else { rank };
-        let addresses = (0..self.group.ranks()).map(|peer| self.part.memory.address(heard(peer)));
-        let addresses = addresses.collect::<Result<Vec<u64>>>()?;
-        self.table = Table::new(&self.device.new_stream()?, &addresses)?;
+        let starts = (0..self.group.ranks()).map(|peer| self.part.start_of(heard(peer)));
+        let starts = starts.collect::<Result<Vec<u64>>>()?;
+        self.device.bind()?;
+        let at = self.part.word(self.part.layout.starts_at());
+        // SAFETY: the layout has a place for them, and no step is under way.
+        unsafe { result::memcpy_htod_sync(at, &starts) }.in_call("cuMemcpyHtoD")?;
+        self.device.context().synchronize().in_call("cuCtxSynchronize")?;
         self.shapes[0] = Arc::new(changed);
         Ok(is_changed)
     }
@@ -442,7 +446,7 @@ impl Gatherer {
             own_slots: int(slots.len() as u32),
             awaits_beginnings: shape.awaits_beginnings.into(),
             blocks: int(blocks),
-            counter: self.table.counter as *mut _,
+            counter: self.part.word(self.part.layout.counter_at()) as *mut _,
             ..og_gather_step::default()
         }
     }
@@ -450,11 +454,12 @@ impl Gatherer {
     fn words(&self, capturing: bool) -> og_gather {
         let host = &self.signals.host;
         og_gather {
-            words: self.table.words as *const _,
+            words: self.part.word(self.part.layout.starts_at()) as *const _,
             own: self.part.start() as *mut _,
             abort: host.abort_address() as *const _,
             failure: host.failure_address() as *mut _,
             timeout_ns: timeout_ns(self.limit(capturing)),
+            stop_at: self.part.stop_at(),
             ..self.part.layout.words(self.group.rank())
         }
     }
@@ -469,18 +474,5 @@ impl Gatherer {
     fn limit(&self, capturing: bool) -> Duration {
         let patient = !self.course.first_is_over && !capturing;
         if patient { self.options.timeouts.first } else { self.options.timeouts.steady }
-    }
-}
-
-impl Table {
-    fn new(stream: &Arc<CudaStream>, addresses: &[u64]) -> Result<Self> {
-        let words = stream.clone_htod(addresses).in_call("cuMemcpyHtoD")?;
-        let counter = stream.alloc_zeros::<u32>(1).in_call("cuMemAllocAsync")?;
-        // Other streams will use them.
-        synchronize(stream)?;
-        let (word_start, counter_start) =
-            (words.device_ptr(stream).0, counter.device_ptr(stream).0);
-        let _memory = Some((words, counter));
-        Ok(Table { _memory, words: word_start, counter: counter_start })
     }
 }

@@ -11,7 +11,7 @@ use cudarc::driver::CudaStream;
 
 use super::{Gatherer, Step};
 use crate::cuda::exchange::layout::TOGGLE_EPOCH_AT;
-use crate::cuda::exchange::signals::{EPOCH_AT, STOP_AT};
+use crate::cuda::exchange::signals::EPOCH_AT;
 use crate::cuda::sys::bindings::{og_exchange, og_reduction, og_slots, og_sums_run};
 use crate::cuda::sys::ffi::{self, count, int, long};
 use crate::cuda::sys::stream_ops::is_capturing;
@@ -163,7 +163,11 @@ impl Gatherer {
         let all = og_reduction { ranks: int(self.group.ranks()), rank: int(rank), ..own };
         if self.plan.reads_in_place() {
             let sums_at = layout.row(step.buffer, rows.start) + column;
-            return og_reduction { words: self.table.words as *const _, sums_at, ..all };
+            return og_reduction {
+                words: part.word(layout.starts_at()) as *const _,
+                sums_at,
+                ..all
+            };
         }
         let first = step.shape.plan.summed_rows(rank).start;
         let local = u64::from(rows.start - first) * layout.pitch;
@@ -183,7 +187,7 @@ impl Gatherer {
             own: (step.own_rows + u64::from(first) * layout.pitch + column) as *const _,
             pitch: long(layout.pitch / size),
             ranks: 1,
-            stop: part.word(STOP_AT) as *const _,
+            stop: part.stop() as *const _,
             epoch: part.word(epoch_at) as *const _,
             ..og_reduction::default()
         }
