@@ -62,7 +62,7 @@ const REDUCTIONS_OF_FOUR: [&str; 2] =
 /// Measured with a kernel that reads all ranks' sums where they lie. Before, it sent them, which took longer: those times are compared
 /// with no prediction; but where it was the fastest, today's is: with fewer than 1024 rows. What `auto` chose is compared as that way.
 const BY_KERNEL: [&str; 2] =
-    ["2026-11-28-h200x2-few-all-reduce.json", "2026-11-28-h200x2-few-reduce-scatter.json"];
+    ["2026-11-29-h200x2-few-all-reduce.json", "2026-11-29-h200x2-few-reduce-scatter.json"];
 const REDUCTIONS_OF_H100: [&str; 2] =
     ["2026-11-25-h100x2-reduce-scatter.json", "2026-11-25-h100x2-few-sums.json"];
 
@@ -371,7 +371,7 @@ fn errors_of_reductions(results: &[&str]) -> Vec<(&'static str, Errors)> {
 #[test]
 fn predictions_of_reductions_are_near_what_was_measured() {
     for (results, median, times) in [
-        (&REDUCTIONS[..], 0.04, &[18, 4, 6, 29, 4, 5, 21][..]),
+        (&REDUCTIONS[..], 0.04, &[23, 4, 6, 35, 4, 6, 21][..]),
         (&REDUCTIONS_OF_FOUR, 0.06, &[2, 7]),
     ] {
         let errors = errors_of_reductions(results);
@@ -387,7 +387,7 @@ fn predictions_of_reductions_are_near_what_was_measured() {
 fn the_way_that_is_predicted_to_be_the_fastest_was() {
     // Graphs of copies took too long on H100s.
     for (files, with_graphs, problems) in [
-        (&REDUCTIONS[..], true, 24),
+        (&REDUCTIONS[..], true, 27),
         (&REDUCTIONS_OF_FOUR, true, 5),
         (&REDUCTIONS_OF_H100, false, 6),
     ] {

@@ -49,16 +49,15 @@ impl Reduced<'_> {
         (*way, format!("predicted to take {us:.1} µs") + &others.collect::<String>())
     }
 
-    /// One of the `open` ways of a reduction without a product: a kernel adds up few sums sooner than copy engines can begin.
+    /// One of the `open` ways of a reduction without a product: what was the fastest.
     pub(super) fn choose_alone(&self, open: &[Way]) -> (Way, String) {
-        /// Bytes of totals that a rank gets. With this many, a product and the kernel behind it took 58 µs longer than the
-        /// product, in both reductions (benches/results/2026-11-26-h200x2-few-sums.txt); copies alone take 90 µs in an
-        /// all-reduce (benches/results/2026-11-26-h200x2-reductions-alone.txt).
-        const FEW: u64 = 16 << 20;
+        // Bytes of totals that a rank gets, up to which a kernel was the fastest, as far as it was measured
+        // (benches/results/2026-11-29-h200x2-alone-many-rows.txt). In an all-reduce copies bring all rows before any are added.
+        let few = if self.operation.is_all_reduce() { 64 << 20 } else { 16 << 20 };
         let row = u64::from(self.columns) * u64::from(self.partials.element().size());
-        let are_few = u64::from(self.operation.most_output_rows(&self.products[0].0)) * row <= FEW;
+        let are_few = u64::from(self.operation.most_output_rows(&self.products[0].0)) * row <= few;
         let why = match are_few {
-            true => "a kernel adds up few sums sooner than copy engines can begin",
+            true => "a kernel adds up these sums sooner than copy engines bring them",
             false => "copy engines take no SM while many sums travel",
         };
         let fits = |way: &&Way| matches!(way.engine, Engine::Kernel { .. }) == are_few;
@@ -152,8 +151,8 @@ mod tests {
         for (operation, m, expected) in [
             (Operation::ReduceScatter, 2048, &all[2]),
             (Operation::ReduceScatter, 4096, &all[1]),
-            (Operation::AllReduce, 1024, &all[2]),
-            (Operation::AllReduce, 2048, &all[1]),
+            (Operation::AllReduce, 4096, &all[2]),
+            (Operation::AllReduce, 8192, &all[1]),
         ] {
             let (way, why) = chosen(operation, m, alone, &[]);
             assert_eq!(way, expected.to_string(), "{operation}, {m} rows: {why}");
