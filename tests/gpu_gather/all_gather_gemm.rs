@@ -46,6 +46,8 @@ pub struct Work {
     pub problem: Problem,
     pub call: Box<dyn Call>,
     plain: Gemm,
+    /// Each rank has the row scales of all rows.
+    replicated: bool,
 }
 
 impl Work {
@@ -53,7 +55,8 @@ impl Work {
     pub fn new(rank: &Rank, case: &Case, rows: &[u32], random: &mut Random) -> Work {
         let problem = case.sharded(rows);
         let plain = Gemm::plan(&rank.gpu.device, &problem, &case.options).unwrap();
-        Work { case: case.clone(), problem, call: call(&rank.gpu, case, random), plain }
+        let (case, call, replicated) = (case.clone(), call(&rank.gpu, case, random), false);
+        Work { case, problem, call, plain, replicated }
     }
 
     /// The problem of a step with these rows, or as planned.
@@ -73,9 +76,10 @@ impl Work {
             Some(rows) => shard.rows(rows),
             None => shard,
         };
-        match m.scaling() == Scaling::Rows && !own.is_empty() {
-            true => shard.scales(addresses.scale_a + 4 * u64::from(own.start)),
-            false => shard,
+        match m.scaling() == Scaling::Rows {
+            true if self.replicated => shard.scales(addresses.scale_a),
+            true if !own.is_empty() => shard.scales(addresses.scale_a + 4 * u64::from(own.start)),
+            _ => shard,
         }
     }
 
@@ -165,7 +169,8 @@ fn steps(
     let mut work = Work::new(rank, case, rows, &mut random);
     let problem = work.problem.clone();
     let (group, device) = (&rank.group, &rank.gpu.device);
-    let options = rank.that_fit(options, &problem);
+    work.replicated = case.scaling == Scaling::Rows && seed % 2 == 1;
+    let options = rank.that_fit(options, &problem).with_replicated_row_scales(work.replicated);
     let mut layer =
         AllGatherGemm::plan(group, device, &problem, Some(strategy), &options, &case.options)
             .unwrap();

@@ -4,10 +4,11 @@
 //! the stream is through.
 
 use crate::gpu::ranks::{Rank, on_ranks, options};
+use overlap_gemm::ElementType;
 use overlap_gemm::cuda::cudarc::driver::sys;
 use overlap_gemm::cuda::{AllGatherGemm, Gemm, GemmOptions, Operands};
-use overlap_gemm::element::bf16;
-use overlap_gemm::plan::{Engine, Problem, Strategy};
+use overlap_gemm::element::{F8E4M3, bf16};
+use overlap_gemm::plan::{Engine, Problem, Scaling, Strategy};
 use overlap_gemm::random::Random;
 
 const N: [u64; 2] = [96, 160];
@@ -73,6 +74,62 @@ fn steps_over_slices_are_right_though_the_slices_are_gone() {
                 assert!(seen == expected, "step {step}, {problem}");
                 assert!(seen.iter().all(|value| value.is_finite()), "step {step}, {problem}");
             }
+        }
+        rank.through();
+    });
+}
+
+/// Scales of all rows, which each rank has, or of its own rows, which are gathered: as planned, else refused.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn row_scales_are_replicated_or_gathered_as_planned() {
+    const ROWS: [u32; 2] = [32, 48];
+    const M: usize = 80;
+    on_ranks(2, |rank| {
+        let (gpu, stream) = (&rank.gpu, &rank.gpu.stream);
+        let (group, device, fused) = (&rank.group, &gpu.device, Some(Strategy::Fused));
+        let (a, d) = (ElementType::E4m3, ElementType::Bf16);
+        let problem = Problem::builder(M as u64, N[0], K).shards(&ROWS).elements(a, a, d);
+        let problem = problem.scaling(Scaling::Rows).build().unwrap();
+        let gemm = GemmOptions::default().with_sm_limit(rank.sms);
+        let options = options(Engine::Kernel { blocks: 2 });
+        let plan = |problem, options: &_| {
+            AllGatherGemm::plan(group, device, problem, fused, options, &gemm)
+        };
+        let unscaled = problems(&ROWS)[0].clone();
+        let error = plan(&unscaled, &options.clone().with_replicated_row_scales(true)).unwrap_err();
+        assert!(error.to_string().starts_with("replicated row scales of"), "{error}");
+
+        // The same on all ranks.
+        let mut random = Random::new(18);
+        let mut fp8 = |count: u64| random.elements::<F8E4M3>(count);
+        let (a, b) = (fp8(M as u64 * K), gpu.upload(&fp8(N[0] * K)));
+        let mut scales = |count: usize| -> Vec<f32> {
+            (0..count).map(|_| random.within(1..=8) as f32 / 4.0).collect()
+        };
+        let (all, columns) = (scales(M), gpu.upload(&scales(N[0] as usize)));
+        let own = problem.shards().rows(rank.rank());
+        let own = own.start as usize..own.end as usize;
+        let shard = gpu.upload(&a[own.start * K as usize..own.end * K as usize]);
+        let [of_own, of_all] = [&all[own.clone()], &all[..]].map(|scales| gpu.upload(scales));
+        let blank = || gpu.upload(&vec![bf16::NAN; M * N[0] as usize]);
+        let (whole, mut expected) = (gpu.upload(&a), blank());
+        let plain = Gemm::plan(device, &problem, &gemm).unwrap();
+        let operands = Operands::new(&whole, &b, &mut expected).scales(&of_all, &columns);
+        plain.enqueue(stream, operands).unwrap();
+        for replicated in [false, true] {
+            let options = options.clone().with_replicated_row_scales(replicated);
+            let mut layer = plan(&problem, &options).unwrap();
+            let (right, wrong) = if replicated { (&of_all, &of_own) } else { (&of_own, &of_all) };
+            let mut d = blank();
+            let operands = Operands::new(&shard, &b, &mut d).scales(wrong, &columns);
+            let error = layer.enqueue(stream, [operands]).unwrap_err().to_string();
+            assert!(error.starts_with("the length of the scales of A is"), "{error}");
+            let operands = Operands::new(&shard, &b, &mut d).scales(right, &columns);
+            layer.enqueue(stream, [operands]).unwrap();
+            layer.synchronize(stream).unwrap();
+            let [seen, expected] = [&d, &expected].map(|d| gpu.download(d));
+            assert!(seen == expected && seen.iter().all(|value| value.is_finite()), "{replicated}");
         }
         rank.through();
     });

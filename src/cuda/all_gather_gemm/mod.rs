@@ -204,7 +204,7 @@ impl AllGatherGemm {
         self.gatherer.local_shard(rows)
     }
 
-    /// The gathered A of the latest step, rows `lda` apart, and its row scales. In the order of the stream
+    /// The gathered A of the latest step, rows `lda` apart, and its row scales, if they are gathered. In the order of the stream
     /// it stays until the next step.
     pub fn gathered(&self) -> Option<(CUdeviceptr, CUdeviceptr)> {
         self.gatherer.latest().map(|(_, buffer)| self.gatherer.gathered(buffer))
@@ -256,7 +256,8 @@ impl AllGatherGemm {
         self.gatherer.check_stream(stream)?;
         let problems = self.products.iter().map(|product| &product.problem);
         let context = self.gatherer.device.context();
-        let held = HeldStep::new(operands, problems, context, Rows { a, d }, stream)?;
+        let scales = if self.gatherer.has_replicated_scales() { d } else { a };
+        let held = HeldStep::new(operands, problems, context, Rows { a, scales, d }, stream)?;
         // SAFETY: the buffers belong to this device and are as long as the problems and the rows say; D is borrowed
         // mutably; they stay allocated until the work that their events record is done, and the step uses them in the order
         // of the stream. Pushes read the rows from this operation's own memory.
@@ -309,12 +310,15 @@ impl AllGatherGemm {
         let shape = self.gatherer.shape(shard.rows)?;
         let problem = shape.plan.problem();
         let own_rows = problem.shards().rows(self.gatherer.group.rank()).len();
-        shard.check_scales(problem.scaling() == Scaling::Rows && own_rows > 0)?;
+        let replicated = self.gatherer.has_replicated_scales();
+        let needed = problem.scaling() == Scaling::Rows && (own_rows > 0 || replicated);
+        shard.check_scales(needed)?;
         // All refusals come before any rank learns of the step.
         let m = problem.m();
-        let buffer = self.gatherer.course.next_buffer;
+        let (rows, gathered) = self.gatherer.gathered(self.gatherer.course.next_buffer);
+        let a = (rows, if replicated { shard.scales } else { gathered });
         let operands: Vec<RawOperands> = (self.products.iter().zip(operands))
-            .map(|(product, operands)| self.whole(product, operands, buffer, m))
+            .map(|(product, operands)| Self::whole(product, operands, a, m))
             .collect::<Result<_>>()?;
         self.gatherer.check_stream(stream)?;
         self.gatherer.check_rows(&shape, shard.at)?;
@@ -335,15 +339,13 @@ impl AllGatherGemm {
         enqueued.inspect_err(|error| self.gatherer.fail(error))
     }
 
-    /// The operands with the gathered A of a step of `m` rows.
+    /// The operands with the gathered A of a step of `m` rows, and its row scales.
     fn whole(
-        &self,
         product: &Product,
         operands: &RawOperands,
-        buffer: u32,
+        (rows, scales): (CUdeviceptr, CUdeviceptr),
         m: u32,
     ) -> Result<RawOperands> {
-        let (rows, scales) = self.gatherer.gathered(buffer);
         let whole = operands.with_a(&product.problem, rows, scales)?;
         whole.rows(m.min(product.problem.m())).check(&product.problem, &product.options)?;
         Ok(whole)

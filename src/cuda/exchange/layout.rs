@@ -81,14 +81,14 @@ impl Plan {
 }
 
 impl Layout {
-    /// The layout of a gather.
-    pub(crate) fn new(plan: &Plan) -> Result<Self> {
+    /// The layout of a gather; no row scales are gathered that are `replicated`.
+    pub(crate) fn new(plan: &Plan, replicated: bool) -> Result<Self> {
         let problem = plan.problem();
         let size = u64::from(problem.elements().a.size());
         let layout = Layout {
             pitch: u64::from(problem.lda()) * size,
             row: u64::from(problem.k()) * size,
-            scaled: problem.scaling() == Scaling::Rows,
+            scaled: problem.scaling() == Scaling::Rows && !replicated,
             ..Layout::of_words(plan, plan.chunks().most_per_rank())
         };
         let what = "the gathered input of a rank, twice, in bytes";

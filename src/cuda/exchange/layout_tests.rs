@@ -16,7 +16,7 @@ fn layout(scaling: Scaling, engine: Engine) -> (Plan, Layout) {
     let problem = problem.scaling(scaling).lda(80).build().unwrap();
     let options = PlanOptions { engine, pieces: Some(4), ..PlanOptions::default() };
     let plan = Plan::new(&problem, options).unwrap();
-    let layout = Layout::new(&plan).unwrap();
+    let layout = Layout::new(&plan, false).unwrap();
     (plan, layout)
 }
 

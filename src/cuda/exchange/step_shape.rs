@@ -193,7 +193,7 @@ mod tests {
         let problem = Problem::builder(m, 48, 64).shards(rows).build().unwrap();
         let options = PlanOptions::new().with_strategy(strategy).with_engine(engine);
         let plan = Plan::new(&problem, options.with_pieces(pieces)).unwrap();
-        let layout = Layout::new(&plan).unwrap();
+        let layout = Layout::new(&plan, false).unwrap();
         StepShape::new(plan.schedule(1), &plan, &layout).unwrap()
     }
 
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_chunk_that_is_not_awaited_is_never_waited_for() {
         let whole = shape(&[8, 8, 8], Strategy::Fused, COPIES, 1);
-        let layout = Layout::new(&whole.plan).unwrap();
+        let layout = Layout::new(&whole.plan, false).unwrap();
         let mut schedule = whole.schedule.clone();
         for (_, step) in &mut schedule.steps {
             if let Step::Multiply { awaits, .. } = step {

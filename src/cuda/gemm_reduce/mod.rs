@@ -142,7 +142,7 @@ impl<const ALL: bool> Reduce<ALL, true> {
         self.gatherer.check_stream(stream)?;
         let problems = self.sums.iter().map(|sum| &sum.problem);
         let context = self.gatherer.device.context();
-        let held = HeldStep::new(operands, problems, context, Rows { a, d }, stream)?;
+        let held = HeldStep::new(operands, problems, context, Rows { a, scales: a, d }, stream)?;
         // SAFETY: as in `AllGatherGemm::enqueue`; pushes read sums in this operation's own memory, and D, and a step ends, on the
         // stream, when its rows of D have been sent.
         unsafe { self.enqueue_raw(stream, held.shard, &held.raw) }

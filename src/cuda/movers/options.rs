@@ -30,6 +30,9 @@ pub struct GatherOptions {
     pub timeouts: Timeouts,
     /// The epoch before the first.
     pub first_epoch: u32,
+    /// Whether each rank has the row scales of all rows of A, so that none are gathered (default: of its own rows). For an all-gather +
+    /// GEMM with [`Scaling::Rows`](crate::plan::Scaling::Rows); a step then takes the scales of all rows.
+    pub replicated_row_scales: bool,
     /// Memory that other operations use, too (default: the operation has memory of its own).
     pub workspace: Option<SharedWorkspace>,
 }
@@ -60,6 +63,13 @@ impl GatherOptions {
     #[must_use]
     pub fn with_timeouts(mut self, first: Duration, steady: Duration) -> Self {
         self.timeouts = Timeouts::new(first, steady);
+        self
+    }
+
+    /// Whether each rank has the row scales of all rows of A.
+    #[must_use]
+    pub fn with_replicated_row_scales(mut self, replicated: bool) -> Self {
+        self.replicated_row_scales = replicated;
         self
     }
 

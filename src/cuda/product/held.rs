@@ -15,10 +15,11 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::plan::{Problem, Scaling};
 
-/// The rows of A and of D in one call, and the most that were planned.
+/// The rows of A, of its row scales, and of D in one call, and the most that were planned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows {
     pub(crate) a: [u32; 2],
+    pub(crate) scales: [u32; 2],
     pub(crate) d: [u32; 2],
 }
 

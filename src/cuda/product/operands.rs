@@ -117,7 +117,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     /// The rows of a product alone.
     pub(crate) fn own_rows(&self, problem: &Problem) -> Result<Rows> {
         let rows = [rows_of(problem, self.rows)?, problem.m()];
-        Ok(Rows { a: rows, d: rows })
+        Ok(Rows { a: rows, scales: rows, d: rows })
     }
 
     /// Whether element types, devices and lengths are those of the plan.
@@ -146,7 +146,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         }
         if let Some([a, b]) = self.scales {
             let scales = |lines| problem.scaling().count(lines) as u64;
-            let [least, most] = rows.a.map(scales);
+            let [least, most] = rows.scales.map(scales);
             let (of_rows, of_columns) = (least..=most, scales(problem.n())..=scales(problem.n()));
             fits("the scales of A", a.len(), a.stream().context(), of_rows, ALL_SCALES)?;
             fits("the scales of B", b.len(), b.stream().context(), of_columns, ALL_SCALES)?;
@@ -380,7 +380,8 @@ impl<'a> Shard<'a> {
         self
     }
 
-    /// The scales of these rows, for [`Scaling::Rows`](crate::plan::Scaling::Rows): one f32 each.
+    /// The scales of these rows, for [`Scaling::Rows`](crate::plan::Scaling::Rows): one f32 each; of all rows, where each rank has
+    /// them ([`GatherOptions::replicated_row_scales`](crate::cuda::GatherOptions::replicated_row_scales)).
     #[must_use]
     pub fn scales(mut self, address: CUdeviceptr) -> Self {
         self.scales = address;
@@ -389,7 +390,7 @@ impl<'a> Shard<'a> {
 
     /// An error unless row scales are there exactly if they are needed.
     pub(crate) fn check_scales(&self, needed: bool) -> Result<()> {
-        let remedy = "give scales of the rank's rows exactly if the problem scales by rows";
+        let remedy = "give scales of the rank's rows, or of all if they are replicated, exactly if the problem scales by rows";
         check_there("the scales of the shard", needed, self.scales, remedy)
     }
 }

@@ -28,7 +28,9 @@ use crate::cuda::sys::device::Device;
 use crate::cuda::sys::host_words::HostWords;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{Engine, Operation, Partials, Plan, PlanOptions, Problem, Strategy, Tiling, Way};
+use crate::plan::{
+    Engine, Operation, Partials, Plan, PlanOptions, Problem, Scaling, Strategy, Tiling, Way,
+};
 
 /// What a gather is for.
 pub(crate) struct Purpose<'a> {
@@ -62,7 +64,7 @@ impl Gatherer {
         let planned = settle(group, problem, purpose, options, obstacle)?;
         let layout = match purpose.sums {
             Some(sums) => Layout::of_sums(&planned.plan, sums)?,
-            None => Layout::new(&planned.plan)?,
+            None => Layout::new(&planned.plan, options.replicated_row_scales)?,
         };
         let tell = |error: &Error| {
             group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
@@ -206,6 +208,15 @@ fn plan(
         return Err(Error::mismatch("the number of ranks in the plan", got, expected, remedy));
     }
     problem.check_tma()?;
+    let gathers_scales =
+        purpose.operation == Operation::AllGatherGemm && problem.scaling() == Scaling::Rows;
+    if options.replicated_row_scales && !gathers_scales {
+        return Err(Error::Unsupported {
+            what: format!("replicated row scales of {}", purpose.operation),
+            why: "it gathers no row scales".into(),
+            remedy: "ask for them in an all-gather + GEMM with Scaling::Rows",
+        });
+    }
     let (way, why) = match purpose.sums {
         // The operation has settled the way.
         Some(_) => {

@@ -138,6 +138,11 @@ impl Gatherer {
         [[own, planned.shards().most_rows().max(own)], [step.m(), planned.m()]]
     }
 
+    /// Each rank has the scales of all rows: none are gathered.
+    pub(crate) fn has_replicated_scales(&self) -> bool {
+        self.options.replicated_row_scales
+    }
+
     /// The slot of this rank's rows in a next step with these rows: its address and its bytes.
     pub(crate) fn local_shard(&mut self, rows: Option<&[u32]>) -> Result<(CUdeviceptr, u64)> {
         self.check_in_place()?;
