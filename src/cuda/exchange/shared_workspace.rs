@@ -69,7 +69,7 @@ struct Shared {
     pad: SignalPad,
     limit: Duration,
     places: Mutex<Vec<(Range<u64>, Weak<Place>)>>,
-    turns: Mutex<Turns>,
+    steps: Mutex<Steps>,
     /// Where copy engines push for all operations: a GPU has few queues for streams.
     copy_streams: Mutex<Vec<Arc<CudaStream>>>,
 }
@@ -82,8 +82,8 @@ pub(crate) struct Place {
     number: u64,
 }
 
-/// Who uses the memory.
-struct Turns {
+/// The steps of all operations.
+struct Steps {
     order: StepOrder,
     /// The operation of the latest step.
     latest: Option<u64>,
@@ -111,7 +111,7 @@ impl SharedWorkspace {
         let numbers = group.all_gather("the number of a shared workspace", &own, limit)?;
         let first = numbers.first().and_then(|number| number.as_slice().try_into().ok());
         let number = first.map_or(0, u64::from_le_bytes);
-        let turns = Turns { order, latest: None, in_step: false };
+        let steps = Steps { order, latest: None, in_step: false };
         Ok(SharedWorkspace(Arc::new(Shared {
             number,
             group: Arc::clone(group),
@@ -120,7 +120,7 @@ impl SharedWorkspace {
             pad,
             limit,
             places: Mutex::default(),
-            turns: Mutex::new(turns),
+            steps: Mutex::new(steps),
             copy_streams: Mutex::default(),
         })))
     }
@@ -192,32 +192,32 @@ impl SharedWorkspace {
         stream: &Arc<CudaStream>,
         capture: Option<u64>,
     ) -> Result<()> {
-        let mut turns = self.free()?;
-        let is_cut_off = turns.order.next(&self.0.device, stream, capture)?;
-        let is_new = turns.latest.is_some_and(|latest| latest != place.number);
+        let mut steps = self.free()?;
+        let is_cut_off = steps.order.next(&self.0.device, stream, capture)?;
+        let is_new = steps.latest.is_some_and(|latest| latest != place.number);
         if is_cut_off || is_new {
             self.0.pad.barrier(stream, 0)?;
         }
-        (turns.latest, turns.in_step) = (Some(place.number), true);
+        (steps.latest, steps.in_step) = (Some(place.number), true);
         Ok(())
     }
 
     /// The operation's step has been enqueued, or has failed, or the operation is dropped. Whether it was in a step.
     pub(crate) fn end(&self, place: &Place) -> bool {
-        let mut turns = lock(&self.0.turns);
-        let was_in_step = turns.in_step && turns.latest == Some(place.number);
-        turns.in_step &= !was_in_step;
+        let mut steps = lock(&self.0.steps);
+        let was_in_step = steps.in_step && steps.latest == Some(place.number);
+        steps.in_step &= !was_in_step;
         was_in_step
     }
 
     /// Whether the latest step was that operation's.
     pub(crate) fn is_latest(&self, place: &Place) -> bool {
-        lock(&self.0.turns).latest == Some(place.number)
+        lock(&self.0.steps).latest == Some(place.number)
     }
 
     /// Whether a step was captured: only the device knows whose step is the latest.
     pub(crate) fn has_graphs(&self) -> bool {
-        lock(&self.0.turns).order.captured
+        lock(&self.0.steps).order.captured
     }
 
     /// An error if a rank has not waited as it should have.
@@ -226,13 +226,13 @@ impl SharedWorkspace {
     }
 
     /// Between two steps.
-    fn free(&self) -> Result<MutexGuard<'_, Turns>> {
-        let turns = lock(&self.0.turns);
-        if turns.in_step {
+    fn free(&self) -> Result<MutexGuard<'_, Steps>> {
+        let steps = lock(&self.0.steps);
+        if steps.in_step {
             let remedy = "end one step before the next begins in the same workspace";
             return Err(Error::mismatch("the step before", "not ended", "ended", remedy));
         }
-        Ok(turns)
+        Ok(steps)
     }
 }
 
