@@ -155,7 +155,8 @@ constexpr uint64_t kAgain = 1ull << 33;
 
 // What `og_stop::given_up` says when step `epoch` was given up: differs from the zero that the word starts
 // with, and from every earlier step's value. (Steps that look at toggles all have one; after one of them
-// was given up, no later one goes on.)
+// was given up, no later one goes on. Operations that share a workspace share the word, and may have equal epochs: there a step
+// that was given up ends all operations, see signal_pad.cu.)
 __device__ inline uint64_t given_up_at(uint32_t epoch) { return (1ull << 32) | epoch; }
 
 // Gives step `epoch` up; true for one thread of all that do.

@@ -333,8 +333,8 @@ typedef struct og_gather {
     /* How many slots there are, and words of each one's signal: 1 << share_bits, with toggles 1. */
     int32_t slots;
     int32_t share_bits;
-    /* Where they are, in words from the start; those of 64 bits at even places. `stop_at` may be before the start: operations that
-     * share a workspace have one. */
+    /* Where they are, in words from the start; those of 64 bits at even places. `stop_at` may be negative: operations
+     * that share a workspace share one og_stop at its start. */
     int32_t stop_at;
     int32_t begun_at;
     int32_t epoch_at;

@@ -204,7 +204,7 @@ impl AllGatherGemm {
         self.gatherer.local_shard(rows)
     }
 
-    /// The gathered A of the latest step, rows `lda` apart, and its row scales, if they are gathered. In the order of the stream
+    /// The gathered A of the latest step, rows `lda` apart, and its row scales, 0 if none are gathered. In the order of the stream
     /// it stays until the next step.
     pub fn gathered(&self) -> Option<(CUdeviceptr, CUdeviceptr)> {
         self.gatherer.latest().map(|(_, buffer)| self.gatherer.gathered(buffer))
@@ -212,7 +212,7 @@ impl AllGatherGemm {
 
     /// Copies the gathered A of the latest step to `to`, rows `lda` apart, for what needs it after the next step, such as the
     /// gradient of the weights; row scales are not copied. `stream` is that of the step. Once a step was captured this is refused:
-    /// the host does not know which step is the latest. A step that fails leaves NaN or older rows: [`AllGatherGemm::check`] says so.
+    /// the host does not know which step is the latest. A step that fails leaves undefined rows: [`AllGatherGemm::check`] says so.
     pub fn copy_gathered<A: Element>(
         &mut self,
         stream: &Arc<CudaStream>,

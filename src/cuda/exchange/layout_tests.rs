@@ -51,6 +51,8 @@ fn nothing_overlaps() {
             (words.consumed_at, ranks),
             (words.torn_at, ranks),
             (words.layouts_at, 8 * ranks),
+            (layout.starts_at() as i32, 2 * ranks),
+            (layout.counter_at() as i32, 1),
         ];
         parts.sort_unstable();
         assert!(parts.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "{parts:?}");

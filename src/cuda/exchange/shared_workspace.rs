@@ -65,8 +65,9 @@ struct Shared {
     number: u64,
     group: Arc<Group>,
     device: Device,
-    memory: Arc<SymmetricMemory>,
+    /// Dropped before the memory, which has its stop words.
     pad: SignalPad,
+    memory: Arc<SymmetricMemory>,
     limit: Duration,
     places: Mutex<Vec<(Range<u64>, Weak<Place>)>>,
     steps: Mutex<Steps>,

@@ -152,7 +152,7 @@ impl SignalPad {
     }
 
     /// An error if a wait ended without its signal, here or on another rank, whose stream then went on: ask when the stream is
-    /// through. Later waits return at once, and all ranks get the error: form a new group.
+    /// through. It copies a word from the device. Later waits return at once, and all ranks get the error: form a new group.
     pub fn check(&self) -> Result<()> {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = &*failed {
@@ -164,7 +164,10 @@ impl SignalPad {
             return match self.who_gave_up()? {
                 0 => Ok(()),
                 peer => {
-                    let reason = format!("rank {} gave up a wait, and went on", peer - 1);
+                    let reason = format!(
+                        "rank {} gave up a step or a wait, and went on: its operations' checks say why",
+                        peer - 1
+                    );
                     Err(Error::Aborted { rank, reason })
                 }
             };

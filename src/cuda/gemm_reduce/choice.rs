@@ -51,7 +51,7 @@ impl Reduced<'_> {
 
     /// One of the `open` ways of a reduction without a product: what was the fastest.
     pub(super) fn choose_alone(&self, open: &[Way]) -> (Way, String) {
-        // Bytes of totals that a rank gets, up to which a kernel was the fastest, as far as it was measured
+        // Bytes of totals that a rank gets, up to which a kernel was the fastest, as far as it was measured, on two H200
         // (benches/results/2026-11-29-h200x2-alone-many-rows.txt). In an all-reduce copies bring all rows before any are added.
         let few = if self.operation.is_all_reduce() { 64 << 20 } else { 16 << 20 };
         let row = u64::from(self.columns) * u64::from(self.partials.element().size());
@@ -77,15 +77,20 @@ impl Reduced<'_> {
         gemm: &GemmOptions,
     ) -> Option<Setup> {
         let adds_up = self.operation.products_add_up(way.strategy, way.engine);
-        if adds_up {
-            let sums = self.partials.element();
-            self.products.iter().try_for_each(|(one, _)| one.check_fused_sums(sums)).ok()?;
-        }
-        let sums = whole.of_sums(whole.n(), self.partials.element()).ok()?;
-        let part = way.part_of_sums(&sums).ok()?;
+        let sum_type = self.partials.element();
         // As they are planned: what becomes of a total is no business of a product's, but where it adds up.
-        let gemm = GemmOptions { adds_others: adds_up, c: gemm.c && adds_up, ..gemm.clone() };
-        let choice = choose_kernel(kernels, &part, &gemm, sms).ok()?;
+        let kernel_of = |sums: &Problem, gemm: &GemmOptions| {
+            let part = way.part_of_sums(sums).ok()?;
+            let gemm = GemmOptions { adds_others: adds_up, c: gemm.c && adds_up, ..gemm.clone() };
+            choose_kernel(kernels, &part, &gemm, sms).ok()
+        };
+        for (one, gemm) in self.products {
+            if adds_up {
+                one.check_fused_sums(sum_type).ok()?;
+            }
+            kernel_of(&one.of_sums(whole.n(), sum_type).ok()?, gemm)?;
+        }
+        let choice = kernel_of(&whole.of_sums(whole.n(), sum_type).ok()?, gemm)?;
         Some(Setup {
             operation: self.operation,
             way,
@@ -142,6 +147,30 @@ mod tests {
                 "{why}"
             );
         }
+    }
+
+    /// A way that one of several products cannot go is not chosen, in whichever order they are planned.
+    #[test]
+    fn every_product_has_a_say_in_the_way() {
+        let all = ways(Operation::GemmAllReduce);
+        let fused = all[5];
+        let problem = Problem::builder(8192, 4096, 3584).ranks(2).build().unwrap();
+        let adds = all_kernels().iter().find(|kernel| kernel.adds_others).unwrap();
+        let never = all_kernels().iter().find(|kernel| {
+            let types = [kernel.elements, adds.elements];
+            !kernel.adds_others && types[0] == types[1] && !kernel.transposed
+        });
+        let plain = (problem.clone(), GemmOptions::default());
+        let picky = (problem, GemmOptions::default().with_kernel(&never.unwrap().name));
+        let way = |products: &[(Problem, GemmOptions)]| {
+            let (operation, partials) = (Operation::GemmAllReduce, Partials::Bf16);
+            Reduced { operation, products, columns: 8192, partials }
+                .choose_of(all_kernels(), &all, 132)
+                .0
+        };
+        assert_eq!(way(&[plain.clone(), plain.clone()]), fused);
+        assert_ne!(way(&[plain.clone(), picky.clone()]), fused);
+        assert_ne!(way(&[picky, plain]), fused);
     }
 
     #[test]

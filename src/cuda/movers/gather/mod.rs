@@ -351,10 +351,12 @@ impl Gatherer {
         Err(Error::mismatch("the address of the shard", 0, "not 0", remedy))
     }
 
-    /// The start of the gathered rows of a step, and of their scales; in a reduction, of this rank's sums of products.
+    /// The start of the gathered rows of a step, and of their scales, 0 if none are gathered; in a reduction, of this rank's sums of
+    /// products.
     pub(crate) fn gathered(&self, buffer: u32) -> (CUdeviceptr, CUdeviceptr) {
-        let start = self.part.start();
-        (start + self.part.layout.row(buffer, 0), start + self.part.layout.scale(buffer, 0))
+        let (start, layout) = (self.part.start(), &self.part.layout);
+        let scales = if layout.scales_bytes(1) > 0 { start + layout.scale(buffer, 0) } else { 0 };
+        (start + layout.row(buffer, 0), scales)
     }
 
     /// Keeps when the pushes of the next step begin and are signalled: [`Gatherer::take_marks`] has them.
