@@ -413,8 +413,8 @@ typedef struct og_gather_step {
 
 /* Where ranks tell each other on their GPUs how far they have come: words in memory that all of them reach,
  * laid out alike on each, zero at the start. The first word is `over`; a rank that stops waiting, or has given up a step, writes
- * its number plus 1 to word OG_PAD_GAVE_UP of all ranks before its stream goes on. After OG_PAD_HEADER words, for each channel one word for each rank, three
- * times over:
+ * its number plus 1 to word OG_PAD_GAVE_UP of all ranks before its stream goes on. After OG_PAD_HEADER words, for each
+ * channel one word for each rank, three times over:
  *
  *   received  how often that rank has signalled here; written by it
  *   sent      how often this rank has signalled there

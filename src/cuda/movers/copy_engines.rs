@@ -71,10 +71,12 @@ impl CopyEngines {
     /// Waits until all is done that was enqueued here outside of graphs. A stream that is being captured has been waited for, when the
     /// capture of another operation of the same workspace began.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.pushers.iter().try_for_each(|Pusher { stream, .. }| match is_capturing(stream)? {
+        let one = |Pusher { stream, .. }: &Pusher| match is_capturing(stream)? {
             true => Ok(()),
             false => synchronize(stream),
-        })
+        };
+        // All of them, also if one fails.
+        self.pushers.iter().map(one).fold(Ok(()), Result::and)
     }
 
     /// At the end of a captured step: what was enqueued here becomes leaves of the graph. The next step's first kernel waits for
