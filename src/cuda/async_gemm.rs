@@ -12,10 +12,11 @@ use cudarc::driver::CudaStream;
 
 use crate::cuda::exchange::chunk_wait::ChunkWait;
 use crate::cuda::exchange::signals::Signals;
-use crate::cuda::product::Product;
 use crate::cuda::product::operands::RawOperands;
 use crate::cuda::product::options::GemmOptions;
+use crate::cuda::product::{Product, check_alike, check_operands};
 use crate::cuda::sys::device::Device;
+use crate::cuda::sys::ffi::Input;
 use crate::cuda::sys::records::TileRecords;
 use crate::error::{Error, Result};
 use crate::kernels::{Choice, Kernel};
@@ -70,7 +71,7 @@ use crate::plan::{Chunks, Problem, TileOrder};
 /// ```
 #[derive(Debug)]
 pub struct AsyncGemm {
-    product: Product,
+    products: Vec<Product>,
     order: TileOrder,
     wait: ChunkWait,
 }
@@ -80,8 +81,7 @@ impl AsyncGemm {
     /// expected first. The signal of chunk c is in slot c; with [`Chunks::in_spans`] each span has one, that of span s in slot
     /// c · spans + s.
     ///
-    /// M is the planned one in every call: another M has other chunks, and another plan. Plans are cheap
-    /// once a kernel is loaded.
+    /// The planned M is the largest: calls of fewer rows have chunks of their own, [`AsyncGemm::enqueue_all_raw`].
     pub fn plan(
         device: &Device,
         problem: &Problem,
@@ -89,10 +89,25 @@ impl AsyncGemm {
         pivot_rank: u32,
         options: &GemmOptions,
     ) -> Result<Self> {
-        let wait = ChunkWait::plan(problem, chunks, pivot_rank)?;
-        let product = Product::plan(device, problem, options)?;
-        let order = TileOrder::new(chunks, problem.n(), product.tiling(), pivot_rank)?;
-        Ok(AsyncGemm { product, order, wait })
+        let products = [(problem.clone(), options.clone())];
+        Self::plan_all(device, &products, chunks, pivot_rank)
+    }
+
+    /// [`AsyncGemm::plan`] for several products of the same A, each with options of its own: problems that differ in N, in B's
+    /// layout and in D, and in nothing else.
+    pub fn plan_all(
+        device: &Device,
+        products: &[(Problem, GemmOptions)],
+        chunks: &Chunks,
+        pivot_rank: u32,
+    ) -> Result<Self> {
+        let first = check_alike(products)?;
+        let wait = ChunkWait::plan(first, chunks, pivot_rank)?;
+        let products: Vec<_> = (products.iter())
+            .map(|(problem, options)| Product::plan(device, problem, options))
+            .collect::<Result<_>>()?;
+        let order = TileOrder::new(chunks, first.n(), products[0].tiling(), pivot_rank)?;
+        Ok(AsyncGemm { products, order, wait })
     }
 
     /// The part of [`AsyncGemm::plan`] that needs no device.
@@ -113,29 +128,29 @@ impl AsyncGemm {
         self
     }
 
-    /// The problem that was planned.
+    /// The problem of the first product.
     pub fn problem(&self) -> &Problem {
-        &self.product.problem
+        &self.products[0].problem
     }
 
-    /// The kernel that carries it out.
+    /// The kernel of the first product.
     pub fn kernel(&self) -> &'static Kernel {
-        self.product.kernel
+        self.products[0].kernel
     }
 
-    /// How the kernel is run.
+    /// How the first product runs it.
     pub fn choice(&self) -> Choice {
-        self.product.choice
+        self.products[0].choice
     }
 
-    /// The order in which the kernel computes its tiles.
+    /// The order in which the first product computes its tiles, of the planned rows.
     pub fn tile_order(&self) -> &TileOrder {
         &self.order
     }
 
-    /// A buffer for the records of one call: [`RawOperands::records`].
+    /// A buffer for the records of the first product's calls: [`RawOperands::records`].
     pub fn records(&self) -> Result<TileRecords> {
-        self.product.records()
+        self.products[0].records()
     }
 
     /// Enqueues the product on `stream` and returns. It waits on the device, for the signals of the
@@ -156,14 +171,56 @@ impl AsyncGemm {
     ) -> Result<()> {
         let planned = self.problem().m();
         if let Some(rows) = operands.rows.filter(|rows| *rows != planned) {
-            let remedy = "plan another AsyncGemm with the chunks of these rows";
+            let remedy = "give a `ChunkWait` with the chunks of these rows to `enqueue_all_raw`";
             return Err(Error::mismatch("the number of rows", rows, planned, remedy));
         }
-        self.product.device.check_stream(stream)?;
-        let input = self.wait.await_by(stream, signals)?;
-        // SAFETY: the caller's promise, and `signals` keeps what `input` names alive until the stream is
-        // through.
-        unsafe { self.product.enqueue_raw(stream, operands, Some(&input)) }?;
-        self.wait.note_enqueued(stream)
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_all_raw(stream, &[*operands], None, signals) }
+    }
+
+    /// [`AsyncGemm::enqueue_raw`] of all planned products, or of fewer rows than planned. There are operands for each product,
+    /// with the same A. `wait` has the chunks of this call's rows (`None`: as planned).
+    ///
+    /// ```no_run
+    /// # use overlap_gemm::cuda::cudarc::driver::CudaStream;
+    /// # use overlap_gemm::cuda::{AsyncGemm, ChunkWait, RawOperands, Signals};
+    /// # use overlap_gemm::plan::{Chunks, Problem};
+    /// # use std::sync::Arc;
+    /// # fn fewer(gemm: &AsyncGemm, stream: &Arc<CudaStream>, signals: &Signals, a: u64, b: u64, d: u64)
+    /// #     -> overlap_gemm::Result<()> {
+    /// // Once for each number of rows.
+    /// let problem = Problem::builder(1024, 3584, 8192).ranks(8).build()?;
+    /// let wait = ChunkWait::plan(&problem, &Chunks::even(problem.shards(), 2)?, 0)?;
+    ///
+    /// // SAFETY: the addresses are this device's memory, as long as `problem` says, and stay until the product has ended.
+    /// unsafe { gemm.enqueue_all_raw(stream, &[RawOperands::new(a, b, d)], Some(&wait), signals) }
+    /// # }
+    /// ```
+    ///
+    /// # Safety
+    /// As for [`AsyncGemm::enqueue_raw`], for each product.
+    pub unsafe fn enqueue_all_raw(
+        &self,
+        stream: &Arc<CudaStream>,
+        operands: &[RawOperands],
+        wait: Option<&ChunkWait>,
+        signals: &Signals,
+    ) -> Result<()> {
+        check_operands(operands.len(), self.products.len())?;
+        let wait = wait.unwrap_or(&self.wait);
+        let rows = wait.check_fits(self.problem())?;
+        let operands: Vec<_> = operands.iter().map(|operands| operands.rows(rows)).collect();
+        // All refusals come before the first product is enqueued.
+        for (product, operands) in self.products.iter().zip(&operands) {
+            operands.check(&product.problem, &product.options)?;
+            product.check_stream(stream)?;
+        }
+        let mut input = wait.await_by(stream, signals)?;
+        for (product, operands) in self.products.iter().zip(&operands) {
+            // SAFETY: the caller's promise, and `signals` keeps what `input` names alive until the stream is through.
+            unsafe { product.enqueue_raw(stream, operands, Some(&input)) }?;
+            input = Input::after_another(input);
+        }
+        wait.note_enqueued(stream)
     }
 }

@@ -12,10 +12,14 @@ use std::time::Duration;
 use crate::gpu::arrival::{Arrival, dawdle, in_spans, shuffled};
 use crate::gpu::call::{From, Part};
 use crate::gpu::case::Case;
-use crate::gpu::{Gpu, captured, on_every_kernel};
+use crate::gpu::{Gpu, PATIENCE, captured, on_every_kernel};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr, sys};
-use overlap_gemm::cuda::{AsyncGemm, GemmOptions, RawOperands, Signals, kernels_built};
+use overlap_gemm::cuda::{
+    Activation, AsyncGemm, ChunkWait, Gemm, GemmOptions, Operands, RawOperands, Signals,
+    kernels_built,
+};
+use overlap_gemm::element::bf16;
 use overlap_gemm::plan::{Chunks, Problem, Scaling, Shards};
 use overlap_gemm::random::Random;
 
@@ -328,6 +332,81 @@ fn small_steps_for_the_sanitizer() {
     });
 }
 
+/// Two products of one A, each with options of its own; calls of fewer rows have other chunks. The results are those of plain
+/// products, bit for bit.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn several_products_of_rows_that_vary_are_right() {
+    let gpu = Gpu::open();
+    let (stream, copies) = (&gpu.stream, gpu.device.new_stream().unwrap());
+    let random = &mut Random::new(21);
+    let (most, k) = (640u64, 768);
+    let activated = GemmOptions::default().with_activation(Activation::Silu).with_bias(true);
+    let widths = [256, 384];
+    let products = |m| {
+        let problem = |n| Problem::builder(m, n, k).ranks(2).build().unwrap();
+        [(problem(widths[0]), GemmOptions::default()), (problem(widths[1]), activated.clone())]
+    };
+    let chunks =
+        |problem: &Problem| in_spans(Chunks::even(problem.shards(), 3).unwrap(), problem, 2);
+    let largest = products(most);
+    let gemm = AsyncGemm::plan_all(&gpu.device, &largest, &chunks(&largest[0].0), 1).unwrap();
+    let gemm = gemm.with_timeouts(PATIENCE, PATIENCE);
+    let plain = largest
+        .each_ref()
+        .map(|(problem, options)| Gemm::plan(&gpu.device, problem, options).unwrap());
+    let signals = Signals::new(&gpu.device, chunks(&largest[0].0).signals()).unwrap();
+    let numbers = |count: u64, random: &mut Random| -> Vec<bf16> {
+        (0..count).map(|_| bf16::from_f32(random.within(0..=32) as f32 / 16.0 - 1.0)).collect()
+    };
+    let blank = |count: u64| stream.clone_htod(&vec![bf16::NAN; count as usize]).unwrap();
+    let b = widths.map(|n| stream.clone_htod(&numbers(n * k, random)).unwrap());
+    let bias = stream.clone_htod(&numbers(widths[1], random)).unwrap();
+
+    for m in [most, 200, 6, 513, 200, most] {
+        let [(problem, _), _] = products(m);
+        let chunks = chunks(&problem);
+        let wait = (m < most).then(|| {
+            let wait = ChunkWait::plan(&problem, &chunks, 1).unwrap();
+            wait.with_timeouts(PATIENCE, PATIENCE)
+        });
+        let a = numbers(m * k, random);
+        let (arrived, whole) = (blank(m * k), stream.clone_htod(&a).unwrap());
+        let (d, mut expected) = (widths.map(|n| blank(m * n)), widths.map(|n| blank(m * n)));
+        let to = arrived.device_ptr(stream).0;
+        let mut operands = [0, 1].map(|nth: usize| {
+            RawOperands::new(to, b[nth].device_ptr(stream).0, d[nth].device_ptr(stream).0)
+        });
+        operands[1].bias = bias.device_ptr(stream).0;
+        signals.advance(stream).unwrap();
+        copies.join(stream).unwrap();
+        // SAFETY: the memory is as long as the problems of these rows say; below the stream is waited for.
+        unsafe { gemm.enqueue_all_raw(stream, &operands, wait.as_ref(), &signals) }.unwrap();
+        for part in shuffled(&chunks, random) {
+            let spans = chunks.spans();
+            let columns = chunks.columns(&problem, part % spans);
+            let part_of_a = Part::of(&problem, &chunks.rows(part / spans), &columns);
+            // SAFETY: both are A of this problem, and the streams are waited for below.
+            unsafe { part_of_a.copy(&copies, to, From::Host(a.as_ptr().cast())) };
+            signals.write(&copies, part).unwrap();
+        }
+        copies.synchronize().unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(signals.check(), Ok(()));
+        for nth in 0..2 {
+            let operands = Operands::new(&whole, &b[nth], &mut expected[nth]).rows(m as u32);
+            let operands = if nth == 1 { operands.bias(&bias) } else { operands };
+            plain[nth].enqueue(stream, operands).unwrap();
+            let bits = |of| -> Vec<u16> {
+                stream.clone_dtoh(of).unwrap().into_iter().map(bf16::to_bits).collect()
+            };
+            let (got, expected) = (bits(&d[nth]), bits(&expected[nth]));
+            assert!(expected.iter().all(|bits| bf16::from_bits(*bits).is_finite()));
+            assert!(got == expected, "product {nth} of {m} rows");
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn other_rows_than_planned_and_too_few_signals_are_refused() {
@@ -346,6 +425,27 @@ fn other_rows_than_planned_and_too_few_signals_are_refused() {
     let texts = errors.map(|error| error.to_string());
     assert!(texts[0].starts_with("the number of rows is 255"), "{texts:?}");
     assert!(texts[1].starts_with("the slot is 3"), "{texts:?}");
+
+    let wait = |m, k| {
+        let problem = Problem::builder(m, 256, k).build().unwrap();
+        let chunks = Chunks::even(problem.shards(), 2).unwrap().in_spans(2).unwrap();
+        ChunkWait::plan(&problem, &chunks, 0).unwrap()
+    };
+    let refused = |operands: &[RawOperands], wait| {
+        // SAFETY: as above.
+        unsafe { gemm.enqueue_all_raw(&gpu.stream, operands, Some(&wait), &signals) }
+            .unwrap_err()
+            .to_string()
+    };
+    let longer = refused(&[whole], wait(256, 4096));
+    assert!(
+        longer.starts_with("the bytes of a span of columns that is awaited is 4096"),
+        "{longer}"
+    );
+    let more = refused(&[whole], wait(300, 256));
+    assert!(more.contains("300"), "{more}");
+    let two = refused(&[whole, whole], wait(256, 256));
+    assert!(two.starts_with("the number of operands is 2"), "{two}");
 }
 
 #[test]

@@ -88,6 +88,17 @@ impl ChunkWait {
         check_count(chunks)
     }
 
+    /// How many rows arrive; an error if these chunks are not of an A such as that problem's.
+    pub(crate) fn check_fits(&self, problem: &Problem) -> Result<u32> {
+        let (chunks, remedy) = (&self.waiter.chunks, "plan it for a problem with the product's K");
+        let (got, expected) = (self.table.span_bytes, chunks.span_bytes(problem));
+        if chunks.spans() > 1 && u64::try_from(got) != Ok(expected) {
+            let what = "the bytes of a span of columns that is awaited";
+            return Err(Error::mismatch(what, got, expected, remedy));
+        }
+        Ok(chunks.shards().m())
+    }
+
     /// How long a tile waits for its chunks, or for the next span of them: `first` in the first step (default: a minute), when
     /// peers may still be starting, `steady` in every later one and in graphs (default: ten seconds).
     #[must_use]
