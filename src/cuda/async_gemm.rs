@@ -16,7 +16,6 @@ use crate::cuda::product::operands::RawOperands;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::{Product, check_alike, check_operands};
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::ffi::Input;
 use crate::cuda::sys::records::TileRecords;
 use crate::error::{Error, Result};
 use crate::kernels::{Choice, Kernel};
@@ -209,17 +208,17 @@ impl AsyncGemm {
         check_operands(operands.len(), self.products.len())?;
         let wait = wait.unwrap_or(&self.wait);
         let rows = wait.check_fits(self.problem())?;
-        let operands: Vec<_> = operands.iter().map(|operands| operands.rows(rows)).collect();
         // All refusals come before the first product is enqueued.
-        for (product, operands) in self.products.iter().zip(&operands) {
-            operands.check(&product.problem, &product.options)?;
+        for (product, operands) in self.products.iter().zip(operands) {
+            operands.rows(rows).check(&product.problem, &product.options)?;
             product.check_stream(stream)?;
         }
         let mut input = wait.await_by(stream, signals)?;
-        for (product, operands) in self.products.iter().zip(&operands) {
+        for (product, operands) in self.products.iter().zip(operands) {
+            let operands = operands.rows(rows);
             // SAFETY: the caller's promise, and `signals` keeps what `input` names alive until the stream is through.
-            unsafe { product.enqueue_raw(stream, operands, Some(&input)) }?;
-            input = Input::after_another(input);
+            unsafe { product.enqueue_raw(stream, &operands, Some(&input)) }?;
+            input = input.after_another();
         }
         wait.note_enqueued(stream)
     }
