@@ -113,7 +113,13 @@ og_kernel_facts const& check_shape(og_gemm_shape const* shape, bool with_c) {
     bool kn = k.b_layout == OG_LAYOUT_KN;
     check_pitch("lda", s.lda, s.k, k.a_type);
     check_pitch("ldb", s.ldb, kn ? s.n : s.k, k.b_type);
-    check_pitch("ldd", s.ldd, s.n, k.d_type);
+    int64_t const d_columns = s.gated ? s.n / 2 : s.n;
+    if (s.gated) {
+        check_range("n modulo 16 of a gated product", s.n % (2 * OG_GATE_COLUMNS), 0, 0);
+        require(k.gates != 0, OG_STATUS_OUT_OF_RANGE, [&] { return std::string(k.name) + " computes no gated products"; });
+        require(!with_c, OG_STATUS_OUT_OF_RANGE, [] { return "a gated product has no C"; });
+    }
+    check_pitch("ldd", s.ldd, d_columns, k.d_type);
     if (with_c) {
         check_pitch("ldc", s.ldc, s.n, k.d_type);
         check_multiple("ldc", s.ldc * bytes_of(k.d_type));
@@ -122,7 +128,7 @@ og_kernel_facts const& check_shape(og_gemm_shape const* shape, bool with_c) {
     check_multiple("ldb", s.ldb * bytes_of(k.b_type));
     check_multiple("ldd", s.ldd * bytes_of(k.d_type));
     // A TMA store writes whole 16-byte pieces: a ragged end would write zeros behind it (seen).
-    check_multiple("a row of D (n)", s.n * bytes_of(k.d_type));
+    check_multiple("a row of D", d_columns * bytes_of(k.d_type));
     check_range("swizzle", s.swizzle, 1, 1 << 14);
     int64_t k_steps = UnitGrid::ceil_div(s.k, k.tile_k);
     check_range("splits", s.splits, 1, k_steps < k.max_splits ? k_steps : k.max_splits);
@@ -200,6 +206,7 @@ void check_others(og_gemm_operands const& o, og_gemm_plan const& plan) {
             [&] { return std::string(kernel.name) + " adds no others' sums: others must be null"; });
     require(!o.scale_a && !o.scale_b, OG_STATUS_OUT_OF_RANGE,
             [] { return "others must be null where A or B has scales"; });
+    require(!plan.shape.gated, OG_STATUS_OUT_OF_RANGE, [] { return "others must be null where the product is gated"; });
     check_range("count", others.count, 1, OG_MAX_RANKS - 1);
     check_address("slots", others.slots);
     check_pitch("pitch", others.pitch, plan.shape.n, type);

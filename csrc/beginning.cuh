@@ -188,7 +188,7 @@ struct Beginning {
         tell_product(gather, step);
         announce(gather, step.layout);
     }
-    __device__ void await_by_block(og_gather const& gather, og_gather_step const& step, bool& is_given_up) {
+    __device__ void await_by_block(og_gather const& gather, og_gather_step const& step, bool volatile& is_given_up) {
         if (threadIdx.x >= kWarp) return;
         Finding finding = await(gather, step, true);
         bool gives_up = over || finding.is_bad();

@@ -1,4 +1,5 @@
-// From sums to outputs: D = activation(alpha * scale_a[m] * scale_b[n] * sum + beta * C + bias[n]).
+// From sums to outputs: D = activation(alpha * scale_a[m] * scale_b[n] * sum + beta * C + bias[n]); where the product is gated,
+// D = activation(x) * y, x and y being two columns' alpha * scale_a[m] * scale_b[n] * sum + bias[n].
 //
 // What belongs here: the arithmetic between the sums and D; tile_store.cuh moves D.
 // Invariant: per-row and per-column values are in shared memory before the first use in a tile;
@@ -29,6 +30,8 @@ enum class Finish : int32_t {
     kActivation,
     // As kVectors, then C is added, then the activation.
     kAll,
+    // As kVectors, then each output is made of a gate and what it gates.
+    kGated,
 };
 
 // Everything but the sums. All but what C needs is in one line of kernel parameters, as in OrderParams.
@@ -40,6 +43,7 @@ struct alignas(kLineBytes) EpilogueParams {
     bool scale_b_per_column = false;
     // Whether this launch waits for chunks, and so can give up.
     bool can_stop = false;
+    bool gated = false;
     Finish finish = Finish::kScale;
     // Columns of the kernel's tiles.
     int32_t width = 0;
@@ -54,7 +58,8 @@ struct alignas(kLineBytes) EpilogueParams {
     // Once all else is known.
     void settle() {
         bool const has_vectors = scale_a_per_row || scale_b_per_column || bias;
-        finish = c                                  ? Finish::kAll
+        finish = gated                              ? Finish::kGated
+                 : c                                ? Finish::kAll
                  : activation != OG_ACTIVATION_NONE ? Finish::kActivation
                  : has_vectors                      ? Finish::kVectors
                                                     : Finish::kScale;
@@ -98,7 +103,7 @@ CUTLASS_DEVICE void with_activation(int32_t activation, F f) {
     }
 }
 
-// A tile's first row and column in D, and D's extents.
+// A tile's first row and column in A B, and the extents of A B: those of D, but for the columns of a gated product.
 struct Tile {
     int row, column, rows, columns;
 };
@@ -181,6 +186,7 @@ public:
             case Finish::kVectors: return f(cute::C<Finish::kVectors>{});
             case Finish::kActivation: return f(cute::C<Finish::kActivation>{});
             case Finish::kAll: return f(cute::C<Finish::kAll>{});
+            case Finish::kGated: return f(cute::C<Finish::kGated>{});
             default:
                 if (__all_sync(0xffffffff, alpha_ == 1.0f)) return f(cute::C<Finish::kNothing>{});
                 f(cute::C<Finish::kScale>{});
@@ -205,12 +211,26 @@ public:
             // It is given. But where the compiler knows that, it begins the loads of all elements at once, and registers spill.
             if (params_.c) add_c(values, place_of);
         }
-        if constexpr (kFinish >= Finish::kActivation) {
+        if constexpr (kFinish == Finish::kActivation || kFinish == Finish::kAll) {
             with_activation(params_.activation, [&](auto function) {
                 CUTLASS_PRAGMA_UNROLL
                 for (int i = 0; i < kCount; ++i) values[i] = function(values[i]);
             });
         }
+    }
+
+    // The outputs of a gated product: `values` are `kApart` gates, then what they gate, and so on.
+    template <int kApart, int kCount>
+    CUTLASS_DEVICE cutlass::Array<float, kCount / 2> gated(cutlass::Array<float, kCount> values) const {
+        auto gate = [](int i) { return i / kApart * 2 * kApart + i % kApart; };
+        with_activation(params_.activation, [&](auto function) {
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kCount / 2; ++i) values[gate(i)] = function(values[gate(i)]);
+        });
+        cutlass::Array<float, kCount / 2> outputs;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount / 2; ++i) outputs[i] = values[gate(i)] * values[gate(i) + kApart];
+        return outputs;
     }
 
     // Notes the time; the tile's place among all tiles.

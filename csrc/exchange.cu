@@ -71,7 +71,9 @@ struct Exchange {
 
 // What a block's warps share.
 struct Shared {
-    bool is_given_up;
+    // The first warp writes it, some times while the others are on their way to the next meeting: no warp may read it sooner than
+    // the code says, as the compiler would.
+    bool volatile is_given_up;
     // Where the words of each rank start, as this one reaches them.
     char* words[OG_MAX_PUSHED];
 };
@@ -291,13 +293,12 @@ __global__ void __launch_bounds__(kThreads + kWarp, 1)
         if (is_mine) signal(gather, run, reinterpret_cast<uint32_t*>(shared.words[run.peer]), epoch);
         __syncwarp();
     };
-    // Where a block gives up, its share is never signalled.
-    bool const goes_on = !shared.is_given_up;
-    if (goes_on && exchange.brought) {
-        bring(exchange, reinterpret_cast<int4*>(shared.words[gather.rank] + exchange.sums_at));
+    if (exchange.brought) {
+        if (!shared.is_given_up) bring(exchange, reinterpret_cast<int4*>(shared.words[gather.rank] + exchange.sums_at));
         join();
     }
-    if (warp == 0 && goes_on) {
+    // Where a block gives up, its share is never signalled.
+    if (warp == 0 && !shared.is_given_up) {
         signal_own(lane_id() < exchange.sums_signalled);
         await_share(gather, exchange.awaited, exchange.sums_awaited, epoch, shared);
     }

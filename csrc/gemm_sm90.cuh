@@ -151,7 +151,8 @@ struct GemmSm90 {
                 kTransposed,
                 kFast,
                 kMaxSplits,
-                Store::adds_others(width)};
+                Store::adds_others(width),
+                Store::gates(width)};
     }
 
     // A CUTLASS stride has a 1 where elements are neighbours; the other is the pitch.
@@ -206,6 +207,7 @@ struct GemmSm90 {
         p.scale_a_per_row = o.scale_a && o.scale_a_per_row;
         p.scale_b_per_column = o.scale_b && o.scale_b_per_column;
         p.can_stop = launch.input != nullptr;
+        p.gated = launch.plan.shape.gated != 0;
         p.records = records;
         return p;
     }

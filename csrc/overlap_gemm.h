@@ -27,10 +27,13 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 20
+#define OG_ABI_VERSION 21
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
+
+/* Neighbouring columns of A B that are gates, and those behind them that they gate (og_gemm_shape.gated). */
+#define OG_GATE_COLUMNS 8
 
 /* The largest M, N, K: rounding up to a tile has to stay within 31 bits. */
 #define OG_MAX_EXTENT 2147483392
@@ -127,6 +130,8 @@ typedef struct og_kernel_facts {
     int32_t max_splits;
     /* 1: adds other ranks' sums (og_other_sums). */
     int32_t adds_others;
+    /* 1: computes gated products (og_gemm_shape). */
+    int32_t gates;
 } og_kernel_facts;
 
 /* The sizes, and how the kernel is to be run. */
@@ -147,6 +152,11 @@ typedef struct og_gemm_shape {
     int32_t swizzle;
     /* Slices that K is cut into, 1 ..= max_splits: for outputs with fewer tiles than SMs. */
     int32_t splits;
+    /* 1: the product is gated. Of each 16 columns of A B the first OG_GATE_COLUMNS are gates of the others, and D has N / 2
+     * columns: D[m, j] = activation(x[m, g]) * x[m, g + OG_GATE_COLUMNS], where x is A B, scaled, plus the bias, and g is
+     * j / OG_GATE_COLUMNS * 2 * OG_GATE_COLUMNS + j % OG_GATE_COLUMNS. N is a multiple of 16; there is no C, and no others. */
+    int32_t gated;
+    int32_t reserved;
 } og_gemm_shape;
 
 /* Where the blocks of a step tell each other something. Zero before first use, then left alone. */
@@ -172,7 +182,8 @@ typedef struct og_other_sums {
     const uint32_t *epoch;
 } og_other_sums;
 
-/* D = activation(alpha * scale_a[m] * scale_b[n] * (A B)[m, n] + beta * C[m, n] + bias[n]).
+/* D = activation(alpha * scale_a[m] * scale_b[n] * (A B)[m, n] + beta * C[m, n] + bias[n]), or as og_gemm_shape says of a gated
+ * product.
  *
  * All pointers are to device memory, but that to `others`, whose sums are added to A B. Null scales are 1, a null bias is 0, a
  * null C is absent (beta is not looked at). Sums are in f32; D is rounded once, to nearest even. */
@@ -183,7 +194,7 @@ typedef struct og_gemm_operands {
     void *d;
     /* N elements of D's type, wherever they start. */
     const void *bias;
-    /* One f32, or one for each row of A; one f32, or one for each column of D. */
+    /* One f32, or one for each row of A; one f32, or one for each column of A B. */
     const float *scale_a;
     const float *scale_b;
     int32_t scale_a_per_row;

@@ -4,6 +4,7 @@
 // through shared memory, from where TMA stores them. Each warp does so for itself, and waits for no other: it has two to four
 // chunks of shared memory, and fills one while TMA reads the others. Elements of 32 bits go straight to memory: four or eight
 // neighbouring threads fill a sector of 32 bytes.
+// Where the product is gated, both of a pair of columns are in one thread's sums, and a chunk has half as many columns of D.
 // Invariant: a chunk of shared memory is written only after TMA has read what was in it; nothing outside D is written.
 //
 // Terms: a *strip* is 64 rows of the kernel's tile, what one warp group multiplies at a time, 16 in each warp; a chunk is some
@@ -49,11 +50,17 @@ public:
     // The columns of D in a chunk.
     static constexpr int kChunkColumns = kTransposed ? kWarpRows : kChunk;
     static constexpr int kChunkRowBytes = kChunkColumns * 2;
+    static constexpr int kPairColumns = 2 * OG_GATE_COLUMNS;
+    // How far apart a thread's sums of a gate and of what it gates are: `place` says where each is.
+    static constexpr int kGateApart = kTransposed ? OG_GATE_COLUMNS / 4 : OG_GATE_COLUMNS / 2;
     static_assert(kBuffers >= 2);
     static_assert(kByTma || !kVaries, "elements of 32 bits are stored as wide as the widest tile");
 
     // Whether other ranks' sums can be added to tiles of that width: with more sums a thread, too few registers are left.
     static constexpr bool adds_others(int width) { return kByTma && kTileM * width <= 128 * 128 * kGroups; }
+
+    // Whether products can be gated with tiles of that width: then no pair of columns is cut apart.
+    static constexpr bool gates(int width) { return kTransposed || width / kGroupsN % kPairColumns == 0; }
 
     using Epilogue = TileEpilogue<Element, kRows, kColumns, kGroups * 128, kSharers>;
     // Matrices that are added to the sums: those of og_other_sums, `slots` of them, then C times beta, if it can be.
@@ -87,7 +94,7 @@ public:
     using Vectors = typename Epilogue::Vectors;
     using Factors = typename Epilogue::Factors;
 
-    // `rows` and `columns` of D.
+    // `rows` and `columns` of A B.
     static Params encode(EpilogueParams<Element> const& epilogue, og_other_sums const* others, void* d, int64_t ldd, int64_t rows,
                          int64_t columns) {
         Params params{{}, {}, epilogue, static_cast<Element*>(d), ldd, int32_t(rows), int32_t(columns), {}};
@@ -110,9 +117,10 @@ public:
         }
         params.epilogue.settle();
         if constexpr (kByTma) {
+            int const columns_each = epilogue.gated ? 2 : 1;
             auto descriptor = [&](int chunk) {
-                return tma_matrix<Element>("D", d, rows, columns, ldd, kTransposed ? chunk : kWarpRows, kChunkColumns,
-                                           kTransposed ? kWarpRows : chunk);
+                return tma_matrix<Element>("D", d, rows, columns / columns_each, ldd, kTransposed ? chunk : kWarpRows,
+                                           kChunkColumns, (kTransposed ? kWarpRows : chunk) / columns_each);
             };
             params.whole = descriptor(kChunk);
             int const rest = epilogue.width / kGroupsN % kChunk;
@@ -163,19 +171,29 @@ public:
                 cutlass::Array<float, kChunk / 2> values;
                 CUTLASS_PRAGMA_UNROLL
                 for (int i = 0; i < kChunk / 2; ++i) values[i] = sums(strip * kPartN / 2 + column / 2 + i);
+                constexpr bool kGated = decltype(finish)::value == Finish::kGated;
                 epilogue.template apply<decltype(finish)::value>(
                     values, [&](int i) { return place(row, first.column + column, i); });
-                if constexpr (kByTma) {
+                if constexpr (kGated) {
+                    auto const outputs = epilogue.template gated<kGateApart>(values);
+                    if constexpr (kByTma) {
+                        fill_gated(chunk, cutlass::NumericArrayConverter<Element, float, kChunk / 4>{}(outputs));
+                    } else {
+                        store<true>(tile, row, first.column + column, outputs);
+                    }
+                } else if constexpr (kByTma) {
                     fill(chunk, cutlass::NumericArrayConverter<Element, float, kChunk / 2>{}(values));
+                } else {
+                    store<false>(tile, row, first.column + column, values);
+                }
+                if constexpr (kByTma) {
                     cute::tma_store_fence();
                     // All but the last chunks have left the next buffer, which the warp fills behind this.
                     cute::tma_store_wait<kBuffers - 2>();
                     __syncwarp();
                     auto const& descriptor = column + kChunk <= part_width ? params_.whole : params_.rest;
-                    if (leads) store(descriptor, tile, row, first.column + column, chunk);
+                    if (leads) store(descriptor, tile, row, first.column + column, chunk, kGated ? 2 : 1);
                     chunk = chunk + kChunkBytes == chunks + kBuffers * kChunkBytes ? chunks : chunk + kChunkBytes;
-                } else {
-                    store(tile, row, first.column + column, values);
                 }
             };
             CUTLASS_PRAGMA_UNROLL
@@ -247,19 +265,38 @@ private:
         auto* pairs = reinterpret_cast<uint32_t const*>(values.data());
         each_piece(chunk, [&](int first, uint32_t to) {
             uint32_t const* from = pairs + first / 2;
+            store_matrices(to, from[0], from[1], from[2], from[3]);
+        });
+    }
+
+    // The same of a gated product: rows are as far apart, and have half as many columns. TMA does not store the other half, in
+    // which values are written again.
+    CUTLASS_DEVICE static void fill_gated(uint32_t chunk, cutlass::Array<Element, kChunk / 4> const& values) {
+        auto* pairs = reinterpret_cast<uint32_t const*>(values.data());
+        each_piece(chunk, [&](int first, uint32_t to) {
             if constexpr (kTransposed) {
-                asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                             "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
-                             : "memory");
+                uint32_t const* from = pairs + first / 4;
+                store_matrices(to, from[0], from[0], from[1], from[1]);
             } else {
-                asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-                             "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
-                             : "memory");
+                constexpr int kOther = kChunk == 32 ? 2 : 0;
+                if (first == 0) store_matrices(to, pairs[0], pairs[1], pairs[kOther], pairs[kOther + 1]);
             }
         });
     }
 
-    // The other way round.
+    CUTLASS_DEVICE static void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+        if constexpr (kTransposed) {
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
+                         "r"(c), "r"(d)
+                         : "memory");
+        } else {
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+                         "r"(d)
+                         : "memory");
+        }
+    }
+
+    // The other way round than `fill`.
     CUTLASS_DEVICE static cutlass::Array<Element, kChunk / 2> taken_from(uint32_t chunk) {
         cutlass::Array<Element, kChunk / 2> values;
         auto* pairs = reinterpret_cast<uint32_t*>(values.data());
@@ -349,25 +386,27 @@ private:
         }
     }
 
-    // Row and column are the kernel's, in its tile. TMA leaves out what lies outside D.
+    // Row and column are the kernel's, in its tile; of `columns_each` of them D has one. TMA leaves out what lies outside D.
     CUTLASS_DEVICE static void store(cute::TmaDescriptor const& descriptor, Tile const& tile, int kernel_row, int kernel_column,
-                                     uint32_t chunk) {
+                                     uint32_t chunk, int columns_each) {
         int const row = tile.row + (kTransposed ? kernel_column : kernel_row);
-        int const column = tile.column + (kTransposed ? kernel_row : kernel_column);
+        int const column = (tile.column + (kTransposed ? kernel_row : kernel_column)) / columns_each;
         asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&descriptor),
                      "r"(column), "r"(row), "r"(chunk)
                      : "memory");
         cute::tma_store_arrive();
     }
 
-    template <int kCount>
+    template <bool kGated, int kCount>
     CUTLASS_DEVICE void store(Tile const& tile, int row, int column, cutlass::Array<float, kCount> const& values) const {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kCount; ++i) {
-            Place at = place(row, column, i);
+            // Of a pair of columns, the gate's place.
+            Place at = place(row, column, kGated ? i / kGateApart * 2 * kGateApart + i % kGateApart : i);
             at.row += tile.row;
             at.column += tile.column;
             if (at.row < tile.rows && at.column < tile.columns) {
+                if constexpr (kGated) at.column = at.column / kPairColumns * OG_GATE_COLUMNS + at.column % OG_GATE_COLUMNS;
                 params_.d[int64_t(at.row) * params_.ldd + at.column] = Element(values[i]);
             }
         }

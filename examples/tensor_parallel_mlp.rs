@@ -1,11 +1,10 @@
-//! A tensor-parallel MLP on four ranks: gate and up of one gather, activation, down with reduce-scatter.
+//! A tensor-parallel MLP on four ranks: a gated product (SwiGLU) of gathered tokens, then down with reduce-scatter.
 //!
 //! Every rank has some tokens, and a slice of the hidden layer: its columns of the gate and up weights, its rows of the down
 //! weight. The ranks are threads.
 //!
 //! ```text
-//!   tokens of this rank ─► all-gather + GEMM ─► gate, up: all tokens × this rank's slice of the hidden layer
-//!                                               │ silu(gate) · up
+//!   tokens of this rank ─► all-gather + GEMM ─► silu(gate) · up: all tokens × this rank's slice of the hidden layer
 //!   tokens of this rank ◄─ GEMM + reduce-scatter ◄─ hidden: this rank's slice of K
 //! ```
 //!
@@ -16,7 +15,9 @@ use std::thread;
 use overlap_gemm::Result;
 use overlap_gemm::element::bf16;
 use overlap_gemm::host::{AllGatherGemm, GemmReduceScatter, Group, Product, Rank, Stream};
-use overlap_gemm::plan::{PlanOptions, Problem, Reduction};
+use overlap_gemm::plan::{
+    Activation, Epilogue, GATE_COLUMNS, PlanOptions, Problem, Reduction, gate_column,
+};
 use overlap_gemm::random::Random;
 
 const RANKS: u32 = 4;
@@ -27,17 +28,17 @@ const SLICE: usize = 64;
 
 /// One rank's weights, each row with the elements that are summed.
 struct Weights {
-    gate: Vec<bf16>,
-    up: Vec<bf16>,
+    /// Gate and up in one weight: its rows are those of `gate_column`.
+    gate_up: Vec<bf16>,
     down: Vec<bf16>,
 }
 
 fn main() -> Result<()> {
     let mut random = Random::new(7);
     let tokens: Vec<bf16> = random.elements((TOKENS * WIDTH) as u64);
-    let mut weight = || random.elements((SLICE * WIDTH) as u64);
+    let mut weight = |rows: usize| random.elements((rows * WIDTH) as u64);
     let weights: Vec<Weights> =
-        (0..RANKS).map(|_| Weights { gate: weight(), up: weight(), down: weight() }).collect();
+        (0..RANKS).map(|_| Weights { gate_up: weight(2 * SLICE), down: weight(SLICE) }).collect();
 
     let ranks = Group::local(RANKS)?;
     let outputs = thread::scope(|scope| {
@@ -56,11 +57,11 @@ fn main() -> Result<()> {
 /// The output of this rank's tokens.
 fn one_rank(rank: &Rank, tokens: &[bf16], weights: &[Weights]) -> Result<Vec<bf16>> {
     let (options, stream) = (PlanOptions::default(), Stream::for_ranks(RANKS));
-    let Weights { gate, up, down } = &weights[rank.rank() as usize];
+    let Weights { gate_up, down } = &weights[rank.rank() as usize];
     let [m, width, slice] = [TOKENS as u64, WIDTH as u64, SLICE as u64];
 
     // Planned once, for as many steps as you like.
-    let gathered = Problem::builder(m, slice, width).ranks(RANKS.into()).build()?;
+    let gathered = Problem::builder(m, 2 * slice, width).ranks(RANKS.into()).gated(true).build()?;
     let mut first = AllGatherGemm::<bf16>::plan(rank, &gathered, options)?;
     let summed = Problem::builder(m, width, slice).ranks(RANKS.into()).build()?;
     let reduction = Reduction::default();
@@ -68,24 +69,18 @@ fn one_rank(rank: &Rank, tokens: &[bf16], weights: &[Weights]) -> Result<Vec<bf1
 
     let own = gathered.shards().rows(rank.rank());
     let own_tokens = &tokens[own.start as usize * WIDTH..own.end as usize * WIDTH];
-    let (mut gates, mut ups) = (vec![bf16::NAN; TOKENS * SLICE], vec![bf16::NAN; TOKENS * SLICE]);
-    let products = &mut [Product::new(gate, &mut gates), Product::new(up, &mut ups)];
-    first.enqueue_all(&stream, own_tokens, products)?;
+    let mut hidden = vec![bf16::NAN; TOKENS * SLICE];
+    let swiglu = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
+    let product = Product::new(gate_up, &mut hidden).epilogue(swiglu);
+    first.enqueue_all(&stream, own_tokens, &mut [product])?;
 
-    let hidden: Vec<bf16> = (gates.iter().zip(&ups))
-        .map(|(gate, up)| bf16::from_f32(silu(gate.to_f32().into()) as f32 * up.to_f32()))
-        .collect();
     let mut output = vec![bf16::NAN; own.len() * WIDTH];
     second.enqueue(&stream, &hidden, down, &mut output)?;
     Ok(output)
 }
 
-fn silu(x: f64) -> f64 {
-    x / (1.0 + (-x).exp())
-}
-
-/// Compares every element with `f64`, within what the roundings to bf16 on the way may cost: of gate, up, hidden, each rank's
-/// sums, and the output.
+/// Compares every element with `f64`, within what the roundings to bf16 on the way may cost: of hidden, each rank's sums, and
+/// the output.
 fn check(tokens: &[bf16], weights: &[Weights], outputs: &[bf16]) {
     const ROUNDING: f64 = 1.0 / 256.0;
     let wide = |values: &[bf16]| -> Vec<f64> { values.iter().map(|v| v.to_f32().into()).collect() };
@@ -93,16 +88,18 @@ fn check(tokens: &[bf16], weights: &[Weights], outputs: &[bf16]) {
     for (token, output) in tokens.chunks(WIDTH).zip(outputs.chunks(WIDTH)) {
         let token = wide(token);
         let (mut sums, mut bounds) = ([0.0; WIDTH], [0.0; WIDTH]);
-        for Weights { gate, up, down } in weights {
-            let both = gate.chunks(WIDTH).zip(up.chunks(WIDTH));
-            let both: Vec<[f64; 2]> = both.map(|(g, u)| [dot(&token, g), dot(&token, u)]).collect();
+        for Weights { gate_up, down } in weights {
+            let x: Vec<f64> = gate_up.chunks(WIDTH).map(|row| dot(&token, row)).collect();
+            let hidden: Vec<f64> = (0..SLICE as u32)
+                .map(gate_column)
+                .map(|gate| [gate, gate + GATE_COLUMNS].map(|column| x[column as usize]))
+                .map(|[gate, up]| Activation::Silu.apply(gate) * up)
+                .collect();
             for (at, row) in down.chunks(SLICE).enumerate() {
                 let mut sum = 0.0;
-                for ([gate, up], weight) in both.iter().zip(wide(row)) {
-                    let hidden = silu(*gate) * up;
+                for (hidden, weight) in hidden.iter().zip(wide(row)) {
                     sum += hidden * weight;
-                    bounds[at] +=
-                        2.0 * ROUNDING * ((gate * up).abs() + hidden.abs()) * weight.abs();
+                    bounds[at] += ROUNDING * (hidden * weight).abs();
                 }
                 sums[at] += sum;
                 bounds[at] += ROUNDING * sum.abs();

@@ -71,6 +71,7 @@ pub(crate) fn check_epilogue<D>(
     epilogue: &Epilogue<'_, D>,
     rows_remedy: &'static str,
 ) -> Result<()> {
+    problem.check_c(epilogue.c.is_some())?;
     if let Some(c) = epilogue.c {
         check_len("C", c.len(), d_lens(problem, rows), rows_remedy)?;
     }

@@ -12,6 +12,8 @@ mod processes;
 mod all_gather;
 #[path = "gpu_gather/all_gather_gemm.rs"]
 mod all_gather_gemm;
+#[path = "gpu_gather/concurrent.rs"]
+mod concurrent;
 #[path = "gpu_gather/faults.rs"]
 mod faults;
 #[path = "gpu_gather/kernels_before.rs"]

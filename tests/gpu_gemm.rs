@@ -190,11 +190,16 @@ fn rows_vary_while_k_is_cut() {
     });
 }
 
-/// What `run-gpu-tests --sanitize` runs: two launches a kernel.
+/// What `run-gpu-tests --sanitize` runs: two launches a kernel, and two of a gated product.
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn small_products_for_the_sanitizer() {
-    on_every_kernel(SEED, |gpu, kernel, random| run(gpu, &Case::small(kernel), random));
+    on_every_kernel(SEED, |gpu, kernel, random| {
+        run(gpu, &Case::small(kernel), random);
+        if kernel.gates {
+            run(gpu, &Case::small(kernel).gated(), random);
+        }
+    });
 }
 
 /// The kernel that is chosen, on sizes that a layer has.

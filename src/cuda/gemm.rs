@@ -140,7 +140,7 @@ mod tests {
         assert!(error.to_string().starts_with("the pitch of D (ldd) is 126 bytes"), "{error}");
         let ragged = Problem::builder(64, 60, 64).ldd(64).build().unwrap();
         let error = Gemm::check(&ragged, &GemmOptions::default()).unwrap_err();
-        assert!(error.to_string().starts_with("the width of D (n) is 120 bytes"), "{error}");
+        assert!(error.to_string().starts_with("the width of D is 120 bytes"), "{error}");
     }
 
     #[test]

@@ -45,7 +45,9 @@ impl Exercise {
         }
         let types = random.choose(&admitted());
         let b_layout = random.choose(&[BLayout::Nk, BLayout::Kn]);
-        let (n, k) = (random.within(1..=90), random.within(1..=110));
+        let gated = !reduces && random.within(0..=3) == 0;
+        let n = if gated { 16 * random.within(1..=6) } else { random.within(1..=90) };
+        let k = random.within(1..=110);
         let b_columns = if b_layout == BLayout::Nk { k } else { n };
         let mut pad = || random.choose(&[0, 0, 1, 7]);
         let (lda, ldb, ldd) = (k + pad(), b_columns + pad(), n + pad());
@@ -61,11 +63,12 @@ impl Exercise {
             .ldb(ldb)
             .ldd(ldd)
             .scaling(scaling)
+            .gated(gated)
             .build()?;
         let most = u64::from(problem.shards().most_rows());
         let mut extent = |most| random.within(1..=most) as u32;
         let tiling = Tiling {
-            tile: TileShape { m: extent(40), n: extent(40) },
+            tile: TileShape { m: extent(40), n: if gated { 16 * extent(3) } else { extent(40) } },
             cluster: ClusterShape { m: extent(3), n: extent(3) },
             swizzle: extent(8),
         };

@@ -78,7 +78,7 @@ fn poison<B, D: Element>(problems: &[Problem], products: &mut [Product<'_, B, D>
     for (problem, product) in problems.iter().zip(products) {
         let rows = product.d.chunks_mut(problem.ldd() as usize).take(problem.m() as usize);
         for row in rows {
-            let columns = row.len().min(problem.n() as usize);
+            let columns = row.len().min(problem.d_columns() as usize);
             row[..columns].fill(D::POISON);
         }
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::memory::OutputCells;
 use crate::element::Element;
 use crate::fit::scale_at;
-use crate::plan::{BLayout, Epilogue, Problem};
+use crate::plan::{BLayout, Epilogue, GATE_COLUMNS, Problem, gate_column};
 
 /// Summands that are widened and multiplied at a time.
 ///
@@ -44,7 +44,7 @@ pub(crate) struct RowsOfA<'a, A> {
 }
 
 impl<B: Element, D: Element> ProductView<'_, B, D> {
-    /// Computes the tile of `rows` and `columns`.
+    /// Computes the tile of `rows` and `columns` of A · B.
     ///
     /// # Safety
     /// No other thread may touch this tile of the output meanwhile.
@@ -94,18 +94,27 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
                 );
             }
         }
+        let gated = self.problem.is_gated();
+        let d_columns = if gated { columns.start / 2..columns.end / 2 } else { columns.clone() };
         for (i, row) in rows.enumerate() {
             // SAFETY: the tile is this thread's alone, as the caller guarantees.
-            let out = unsafe { self.d.row_part(row, columns.clone()) };
+            let out = unsafe { self.d.row_part(row, d_columns.clone()) };
             let row_scale = scale_at(a.scales, i);
-            for (j, (out, sum)) in out.iter_mut().zip(&sums[i * n..]).enumerate() {
-                let column_scale = scale_at(self.scales, columns.start as usize + j);
+            let product = |column: u32| {
+                let column_scale = scale_at(self.scales, column as usize);
                 // One after the other: the product of two large scales could overflow.
                 // Sums begin at +0, as on GPUs; the gemm crate may leave the -0 of a single product.
-                let product = (sum + 0.0) * row_scale * column_scale;
-                let column = columns.start + j as u32;
-                let at = self.d.place(row, column);
-                *out = D::narrow(self.epilogue.apply(product, at, column as usize));
+                (sums[i * n + (column - columns.start) as usize] + 0.0) * row_scale * column_scale
+            };
+            for (column, out) in d_columns.clone().zip(out) {
+                *out = D::narrow(if gated {
+                    let gate = gate_column(column);
+                    let products = [gate, gate + GATE_COLUMNS].map(product);
+                    self.epilogue.apply_gate(products[0], products[1], gate as usize)
+                } else {
+                    let at = self.d.place(row, column);
+                    self.epilogue.apply(product(column), at, column as usize)
+                });
             }
         }
     }

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape, Tiling};
+use crate::plan::{BLayout, ClusterShape, ElementTypes, GATE_COLUMNS, TileShape, Tiling};
 
 /// The build's own reader of `csrc/kernels.txt`.
 #[path = "../../build/table.rs"]
@@ -44,6 +44,8 @@ pub struct Kernel {
     pub max_splits: u32,
     /// Whether it can add other ranks' sums to its own, as a fused reduction does.
     pub adds_others: bool,
+    /// Whether it computes [gated](crate::plan::ProblemBuilder::gated) products.
+    pub gates: bool,
 }
 
 impl Kernel {
@@ -89,6 +91,9 @@ impl Kernel {
         // As `adds_others` in csrc/tile_store.cuh.
         let groups = if pingpong { 1 } else { 2 };
         let adds_others = elements.d.size() == 2 && outputs <= 128 * 128 * groups;
+        // As `gates` there: where two groups of warps share a tile, they share its rows if they can.
+        let shared = if !pingpong && !m.is_multiple_of(128) { n / 2 } else { n };
+        let gates = transposed || shared.is_multiple_of(2 * GATE_COLUMNS);
         let kernel = Kernel {
             name: name.to_owned(),
             elements,
@@ -101,6 +106,7 @@ impl Kernel {
             fast_accumulation,
             max_splits: if splits { MAX_SPLITS } else { 1 },
             adds_others,
+            gates,
         };
         // Tensor cores compute 64 rows by some eights of columns at a time; the other way round where D is transposed.
         let (rows, columns) = if transposed { (n, m) } else { (m, n) };
@@ -191,6 +197,7 @@ mod tests {
         assert!(sources.contains("kCanSplit = !kPingpong && kTileM * kTileN <= 128 * 128;"));
         let sources = include_str!("../../csrc/tile_store.cuh");
         assert!(sources.contains("return kByTma && kTileM * width <= 128 * 128 * kGroups;"));
+        assert!(sources.contains("kTransposed || width / kGroupsN % kPairColumns == 0;"));
     }
 
     #[test]

@@ -24,10 +24,11 @@ impl fmt::Display for Problem {
         write!(f, "({} × {} → {})", types.a, types.b, types.d)?;
         write!(f, " on {} rank{}", self.ranks(), plural(self.ranks() as usize))?;
         match self.scaling() {
-            Scaling::None => Ok(()),
-            Scaling::Tensor => write!(f, ", tensor scales"),
-            Scaling::Rows => write!(f, ", row scales"),
+            Scaling::None => (),
+            Scaling::Tensor => write!(f, ", tensor scales")?,
+            Scaling::Rows => write!(f, ", row scales")?,
         }
+        if self.is_gated() { write!(f, ", gated") } else { Ok(()) }
     }
 }
 

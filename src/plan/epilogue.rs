@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::gate::GATE_COLUMNS;
 use crate::element::Element;
 
 /// The function of each output before it is rounded.
@@ -54,16 +55,17 @@ impl Activation {
     }
 }
 
-/// What happens to a product before it is rounded: `activation(alpha · product + beta · C + bias)`.
+/// What happens to a product before it is rounded: `activation(alpha · product + beta · C + bias)`; if it is
+/// [gated](super::ProblemBuilder::gated), `activation(alpha · gate + bias) · (alpha · gated + bias)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a, D> {
     /// The factor of the product.
     pub alpha: f32,
     /// The factor of C.
     pub beta: f32,
-    /// A matrix that lies as D does.
+    /// A matrix that lies as D does; none if the product is gated.
     pub c: Option<&'a [D]>,
-    /// N elements, one added to each column.
+    /// N elements, one added to each column of the product.
     pub bias: Option<&'a [D]>,
     /// What is done at the end.
     pub activation: Activation,
@@ -78,6 +80,16 @@ impl<D> Default for Epilogue<'_, D> {
 impl<D: Element> Epilogue<'_, D> {
     /// The output of `product`, before it is rounded: the element `at` of C belongs to it, and that of the bias to `column`.
     pub(crate) fn apply(&self, product: f32, at: usize, column: usize) -> f32 {
+        self.activated(self.with_addends(product, at, column))
+    }
+
+    /// The output of two products of a gated one, the `gate` at `column`, before it is rounded.
+    pub(crate) fn apply_gate(&self, gate: f32, gated: f32, column: usize) -> f32 {
+        let x = self.with_addends(gate, 0, column);
+        self.activated(x) * self.with_addends(gated, 0, column + GATE_COLUMNS as usize)
+    }
+
+    fn with_addends(&self, product: f32, at: usize, column: usize) -> f32 {
         let mut x = self.alpha * product;
         if let Some(c) = self.c {
             x += self.beta * c[at].widen();
@@ -85,6 +97,10 @@ impl<D: Element> Epilogue<'_, D> {
         if let Some(bias) = self.bias {
             x += bias[column].widen();
         }
+        x
+    }
+
+    fn activated(&self, x: f32) -> f32 {
         match self.activation {
             Activation::None => x,
             activation => activation.apply(x.into()) as f32,

@@ -20,6 +20,7 @@
 mod chunks;
 mod display;
 mod epilogue;
+mod gate;
 pub mod model;
 mod partition;
 mod problem;
@@ -35,6 +36,7 @@ mod whole;
 
 pub use chunks::{Chunks, MAX_CHUNKS};
 pub use epilogue::{Activation, Epilogue};
+pub use gate::{GATE_COLUMNS, gate_column};
 pub use partition::Partition;
 #[cfg(feature = "cuda")]
 pub(crate) use problem::check_aligned;

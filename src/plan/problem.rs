@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::gate::check_pairs;
 use super::shards::{MAX_DIMENSION, Shards, check_ranks};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
@@ -114,6 +115,7 @@ pub struct Problem {
     ldb: u32,
     ldd: u32,
     scaling: Scaling,
+    gated: bool,
 }
 
 impl Problem {
@@ -129,6 +131,7 @@ impl Problem {
             ldb: None,
             ldd: None,
             scaling: Scaling::default(),
+            gated: false,
             ranks: 1,
             shard_rows: None,
         }
@@ -139,9 +142,19 @@ impl Problem {
         self.shards.m()
     }
 
-    /// Columns of B and D.
+    /// Columns of B, and of D unless the product is gated.
     pub fn n(&self) -> u32 {
         self.n
+    }
+
+    /// Columns of D.
+    pub fn d_columns(&self) -> u32 {
+        d_columns(self.n, self.gated)
+    }
+
+    /// Whether D has a column for each two of A · B: [`ProblemBuilder::gated`].
+    pub fn is_gated(&self) -> bool {
+        self.gated
     }
 
     /// Columns of A, the summed dimension.
@@ -215,7 +228,7 @@ impl Problem {
 
     /// The elements a slice of D must hold for `rows` rows.
     pub fn d_len_of(&self, rows: u32) -> u64 {
-        strided_len(rows, self.n, self.ldd)
+        strided_len(rows, self.d_columns(), self.ldd)
     }
 
     /// The bytes of `rows` packed rows of A: what a chunk of them costs the link.
@@ -256,9 +269,9 @@ impl Problem {
 
     /// The same gathered A times a B of `n` columns, packed: one gather may feed several products.
     pub fn with_n(&self, n: u64) -> Result<Self> {
-        let n = dimension("n", n)?;
+        let n = columns(n, self.gated)?;
         let ldb = if self.b_layout == BLayout::Kn { n } else { self.ldb };
-        Ok(Problem { n, ldb, ldd: n, ..self.clone() })
+        Ok(Problem { n, ldb, ldd: d_columns(n, self.gated), ..self.clone() })
     }
 
     /// The product of all rows into sums of this type, some columns of a row of `columns`.
@@ -282,7 +295,7 @@ impl Problem {
         check_pitch("the pitch of B (ldb)", self.ldb, b, pad)?;
         check_pitch("the pitch of D (ldd)", self.ldd, d, pad)?;
         let widen = "add columns to B until a row of D is a multiple of 16 bytes, or use the host";
-        check_pitch("the width of D (n)", self.n, d, widen)
+        check_pitch("the width of D", self.d_columns(), d, widen)
     }
 
     /// [`Problem::check_tma`] for an A that is gathered without its padding: then K is a pitch, too.
@@ -332,6 +345,19 @@ fn strided_len(rows: u32, columns: u32, leading: u32) -> u64 {
     }
 }
 
+fn d_columns(n: u32, gated: bool) -> u32 {
+    if gated { n / 2 } else { n }
+}
+
+/// N, if it can be.
+fn columns(n: u64, gated: bool) -> Result<u32> {
+    let n = dimension("n", n)?;
+    if gated {
+        check_pairs("n of a gated product", n)?;
+    }
+    Ok(n)
+}
+
 fn dimension(what: &'static str, value: u64) -> Result<u32> {
     let remedy = "give at least 1, and split larger products into several calls";
     Error::check_range(what, value, 1..=MAX_DIMENSION.into(), remedy)?;
@@ -351,6 +377,8 @@ pub struct ProblemBuilder {
     ldb: Option<u64>,
     ldd: Option<u64>,
     scaling: Scaling,
+    #[serde(default)]
+    gated: bool,
     /// Among which the rows are divided evenly, unless those of each are given.
     #[serde(skip)]
     ranks: u64,
@@ -366,6 +394,7 @@ impl From<Problem> for ProblemBuilder {
             .ldb(problem.ldb.into())
             .ldd(problem.ldd.into())
             .scaling(problem.scaling)
+            .gated(problem.gated)
             .shards(&problem.shards.to_rows())
     }
 }
@@ -415,7 +444,7 @@ impl ProblemBuilder {
         self
     }
 
-    /// Elements from one row of D to the next (default: N).
+    /// Elements from one row of D to the next (default: its columns).
     pub fn ldd(mut self, elements: u64) -> Self {
         self.ldd = Some(elements);
         self
@@ -427,10 +456,18 @@ impl ProblemBuilder {
         self
     }
 
+    /// Whether the product is gated (default: no), as the first one of a SwiGLU layer: 8 columns of A · B are gates of the next
+    /// 8, and so on ([`gate_column`](super::gate_column)). D has N / 2 columns, `activation(gate) · gated`, where both are scaled and
+    /// have their bias added before. N is a multiple of 16. There is no C, and reductions take no such problem.
+    pub fn gated(mut self, gated: bool) -> Self {
+        self.gated = gated;
+        self
+    }
+
     /// Validates.
     pub fn build(self) -> Result<Problem> {
         let m = dimension("m", self.m)?;
-        let n = dimension("n", self.n)?;
+        let n = columns(self.n, self.gated)?;
         let k = dimension("k", self.k)?;
         let shards = match &self.shard_rows {
             Some(rows) => Shards::of_rows(rows)?,
@@ -451,7 +488,7 @@ impl ProblemBuilder {
         let b_columns = if self.b_layout == BLayout::Nk { k } else { n };
         let lda = leading_dimension("lda", self.lda, k)?;
         let ldb = leading_dimension("ldb", self.ldb, b_columns)?;
-        let ldd = leading_dimension("ldd", self.ldd, n)?;
+        let ldd = leading_dimension("ldd", self.ldd, d_columns(n, self.gated))?;
         Ok(Problem {
             n,
             k,
@@ -462,6 +499,7 @@ impl ProblemBuilder {
             ldb,
             ldd,
             scaling: self.scaling,
+            gated: self.gated,
         })
     }
 }

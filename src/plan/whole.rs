@@ -114,6 +114,7 @@ impl Plan {
     ) -> Result<Self> {
         options.tiling.check()?;
         options.operation.check(options.strategy, options.engine)?;
+        problem.check_gate(options.operation, options.tiling.tile.n)?;
         let pieces = match (options.pieces, options.engine) {
             (Some(pieces), _) => pieces,
             (None, Engine::Nccl) => 1,

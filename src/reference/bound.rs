@@ -7,7 +7,8 @@
 //!    `γ(K + 3) · Σ|a·b|` with `γ(n) = n·u / (1 − n·u)`, plus what fp8 tensor cores lose
 //!    ([`Accumulation`]), plus half the smallest `f32` for each operation that underflows;
 //! 2. C and the bias: at most three operations more, `γ(3)` of all magnitudes;
-//! 3. the activation: what came so far times its steepest slope, plus the error of computing it;
+//! 3. the activation: what came so far times its steepest slope, plus the error of computing it; then, in a gated product,
+//!    one multiplication, whose factors' errors multiply too;
 //! 4. rounding to D: half a unit in the last place.
 //!
 //! In a reduction step 1 holds for each rank's sum. Each sum that travels is rounded to the type of partials, and the total
@@ -110,26 +111,47 @@ pub(super) fn total(
     Expected { value, bound: if may_overflow { f64::INFINITY } else { bound } }
 }
 
-/// The value and the bound of one output of type D, once `beta · C` and the bias are added.
-pub(super) fn finished<D: Element>(
-    Expected { mut value, mut bound }: Expected,
-    added: Option<[f64; 2]>,
-    activation: Activation,
-) -> Expected {
-    if let Some([c, bias]) = added {
-        let magnitude = value.abs() + bound + c.abs() + bias.abs();
-        value += c + bias;
-        bound += gamma(3.0) * magnitude + half_of_smallest();
-        if magnitude > ElementType::F32.max_finite() {
-            bound = f64::INFINITY;
+/// From a scaled sum to an output, step by step.
+impl Expected {
+    /// With `beta · C` and the bias.
+    pub(super) fn plus(self, [c, bias]: [f64; 2]) -> Expected {
+        let magnitude = self.largest() + c.abs() + bias.abs();
+        let bound = self.bound + gamma(3.0) * magnitude + half_of_smallest();
+        Expected { value: self.value + c + bias, bound }.unless_over(magnitude)
+    }
+
+    pub(super) fn activated(self, activation: Activation) -> Expected {
+        if activation == Activation::None {
+            return self;
         }
+        let evaluation = evaluation_error(activation, self.largest());
+        let bound = self.bound * activation.steepest() + evaluation;
+        Expected { value: activation.apply(self.value), bound }
     }
-    if activation != Activation::None {
-        bound = bound * activation.steepest() + evaluation_error(activation, value.abs() + bound);
-        value = activation.apply(value);
+
+    /// An activated gate times what it gates.
+    pub(super) fn times(self, gated: Expected) -> Expected {
+        let largest = self.largest() * gated.largest();
+        let lost = self.bound * gated.largest() + self.value.abs() * gated.bound;
+        let bound = lost + gamma(1.0) * largest + half_of_smallest();
+        Expected { value: self.value * gated.value, bound }.unless_over(largest)
     }
-    let rounding = (value.abs() + bound) * D::TYPE.unit_roundoff();
-    Expected { value, bound: bound + rounding + D::TYPE.min_positive() / 2.0 }
+
+    /// Rounded to D.
+    pub(super) fn rounded<D: Element>(self) -> Expected {
+        let rounding = self.largest() * D::TYPE.unit_roundoff();
+        Expected { bound: self.bound + rounding + D::TYPE.min_positive() / 2.0, ..self }
+    }
+
+    fn largest(self) -> f64 {
+        self.value.abs() + self.bound
+    }
+
+    /// Nobody knows what becomes of an operation whose operands may overflow `f32`.
+    fn unless_over(self, magnitude: f64) -> Expected {
+        let over = magnitude > ElementType::F32.max_finite();
+        Expected { bound: if over { f64::INFINITY } else { self.bound }, ..self }
+    }
 }
 
 fn gamma(operations: f64) -> f64 {

@@ -20,14 +20,14 @@ pub use reduced::{compare_in_partials, compare_reduced, reduced};
 
 pub use crate::plan::Epilogue;
 
-use bound::{finished, summed};
+use bound::summed;
 
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::{
     ALL_ROWS, a_lens, b_lens, check_epilogue, check_len, check_scales, d_lens, scale_at,
 };
-use crate::plan::{BLayout, Problem};
+use crate::plan::{BLayout, GATE_COLUMNS, Problem, gate_column};
 
 /// The longest sum with a bound: (K + 3)·u stays below one half.
 pub const MAX_K: u32 = (1 << 23) - 4;
@@ -187,13 +187,28 @@ impl Report {
         let mut report = Report::default();
         let (mut error_squares, mut squares) = (0.0, 0.0);
         for row in rows {
-            for (column, sum) in sums(row).into_iter().enumerate() {
-                let at = row as usize * problem.ldd() as usize + column;
-                let c = epilogue.c.map(|c| f64::from(epilogue.beta) * f64::from(c[at].widen()));
+            let (sums, first) = (sums(row), row as usize * problem.ldd() as usize);
+            // With what is added to it; only products that are not gated have a C.
+            let with_addends = |column: usize| {
+                let of_c =
+                    |c: &[D]| f64::from(epilogue.beta) * f64::from(c[first + column].widen());
                 let bias = epilogue.bias.map(|bias| f64::from(bias[column].widen()));
-                let added = (c.is_some() || bias.is_some())
-                    .then(|| [c.unwrap_or(0.0), bias.unwrap_or(0.0)]);
-                let expected = finished::<D>(sum, added, epilogue.activation);
+                let c = epilogue.c.map(of_c);
+                match (c, bias) {
+                    (None, None) => sums[column],
+                    (c, bias) => sums[column].plus([c.unwrap_or(0.0), bias.unwrap_or(0.0)]),
+                }
+            };
+            for column in 0..problem.d_columns() as usize {
+                let at = first + column;
+                let output = if problem.is_gated() {
+                    let gate = gate_column(column as u32) as usize;
+                    let gated = with_addends(gate + GATE_COLUMNS as usize);
+                    with_addends(gate).activated(epilogue.activation).times(gated)
+                } else {
+                    with_addends(column).activated(epilogue.activation)
+                };
+                let expected = output.rounded::<D>();
                 let got = f64::from(d[at].widen());
                 let error = error_of::<D>(got, expected);
                 error_squares += error * error;
@@ -386,40 +401,52 @@ mod tests {
     #[test]
     fn plain_f32_arithmetic_stays_within_the_bound() {
         fn run<D: Element>(random: &mut crate::random::Random) -> f64 {
-            let (n, k) = (random.within(1..=20), random.within(1..=300));
+            let (gated, k) = (random.within(0..=2) == 0, random.within(1..=300));
+            let n = if gated { 32 } else { random.within(1..=20) };
             let types = [ElementType::E4m3, ElementType::E4m3, D::TYPE];
             let problem = Problem::builder(1, n, k).elements(types[0], types[1], types[2]);
-            let problem = problem.scaling(Scaling::Rows).build().unwrap();
+            let problem = problem.scaling(Scaling::Rows).gated(gated).build().unwrap();
             let (a, b): (Vec<F8E4M3>, Vec<F8E4M3>) = (random.elements(k), random.elements(n * k));
             let (c, bias): (Vec<D>, Vec<D>) = (random.elements(n), random.elements(n));
             let (row, columns) = (random.scales(1), random.scales(n as usize));
             let epilogue = Epilogue {
                 alpha: random.signed(),
                 beta: random.signed(),
-                c: (random.within(0..=1) == 1).then_some(c.as_slice()),
+                c: (!gated && random.within(0..=1) == 1).then_some(c.as_slice()),
                 bias: (random.within(0..=1) == 1).then_some(bias.as_slice()),
                 activation: random.choose(&Activation::ALL),
             };
-            let d: Vec<D> = (0..n as usize)
+            let x: Vec<f32> = (0..n as usize)
                 .map(|column| {
                     let products = a.iter().zip(&b[column * k as usize..]);
                     let sum: f32 = products.map(|(a, b)| a.widen() * b.widen()).sum();
                     let mut x = epilogue.alpha * row[0] * columns[column] * sum;
                     x += epilogue.c.map_or(0.0, |c| epilogue.beta * c[column].widen());
-                    x += epilogue.bias.map_or(0.0, |bias| bias[column].widen());
-                    let z = match epilogue.activation {
-                        Activation::GeluTanh => {
-                            2.0 * (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x)
-                        }
-                        _ => x,
-                    };
-                    D::narrow(match epilogue.activation {
-                        Activation::None => x,
-                        Activation::Relu => x.max(0.0),
-                        Activation::GeluTanh | Activation::Silu => x / (1.0 + (-z).exp()),
-                    })
+                    x + epilogue.bias.map_or(0.0, |bias| bias[column].widen())
                 })
                 .collect();
+            let activated = |x: f32| {
+                let z = match epilogue.activation {
+                    Activation::GeluTanh => {
+                        2.0 * (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x)
+                    }
+                    _ => x,
+                };
+                match epilogue.activation {
+                    Activation::None => x,
+                    Activation::Relu => x.max(0.0),
+                    Activation::GeluTanh | Activation::Silu => x / (1.0 + (-z).exp()),
+                }
+            };
+            let output = |column: usize| {
+                if !gated {
+                    return activated(x[column]);
+                }
+                let gate = column / 8 * 16 + column % 8;
+                activated(x[gate]) * x[gate + 8]
+            };
+            let d: Vec<D> =
+                (0..problem.d_columns() as usize).map(|column| D::narrow(output(column))).collect();
             let reference = Reference::new(&problem, &a, &b, &row, &columns).unwrap();
             let report = reference.compare_with(&d, 0..1, epilogue).unwrap();
             assert_eq!(report.wrong, 0, "{epilogue:?}: {report:?}");

@@ -60,6 +60,34 @@ fn every_epilogue_after_splits() {
     });
 }
 
+/// Whole and cut off tiles, every activation, every scaling, with and without a bias.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn every_gate() {
+    on_every_kernel(|case, random| {
+        let mut cases = Vec::new();
+        for (activation, bias) in Activation::ALL.into_iter().zip([false, true, true, false]) {
+            let change = |options: GemmOptions| options.with_activation(activation).with_bias(bias);
+            let alpha = factor(random);
+            let splits = Some(random.within(1..=case.most_splits().into()) as u32);
+            let mut case = Case { alpha, ..case.clone().with(change).gated() };
+            case.options.splits = splits;
+            if !case.gated {
+                return cases;
+            }
+            if case.kernel.elements.a.is_fp8() {
+                case.scaling = random.choose(&[Scaling::None, Scaling::Tensor, Scaling::Rows]);
+            }
+            case.pads = [0, 0, random.within(0..=2)];
+            cases.push(case);
+        }
+        let tile = case.kernel.tile;
+        let [rows, columns] = [2 * tile.m, 3 * tile.n].map(u64::from);
+        cases.push(Case::new(case.kernel, rows, columns, 200).gated());
+        cases
+    });
+}
+
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn factors_at_their_edges() {

@@ -93,6 +93,41 @@ fn what_writers_publish_is_what_is_multiplied() {
     });
 }
 
+/// SwiGLU and its likes, with a bias for each column of gates and of what they gate.
+#[test]
+fn gated_products_have_an_activation_and_a_bias() {
+    let problem = Problem::builder(24, 48, 40).ranks(3).gated(true).ldd(29).build().unwrap();
+    let options = PlanOptions::new().with_tiling(Tiling::of_tile(8, 32));
+    let mut random = Random::new(29);
+    let a: Vec<bf16> = random.elements(problem.a_len(24));
+    let b: Vec<bf16> = random.elements(problem.b_len());
+    let bias: Vec<bf16> = random.elements(48);
+    for activation in Activation::ALL {
+        let epilogue =
+            Epilogue { bias: Some(&bias), alpha: -0.5, activation, ..Epilogue::default() };
+        let outputs = on_threads(Group::local(3).unwrap(), |rank: Rank| {
+            let mut layer = AllGatherGemm::<bf16>::plan(&rank, &problem, options).unwrap();
+            let shard = &a[rank.rank() as usize * 8 * 40..][..8 * 40];
+            let mut d = vec![bf16::NAN; problem.d_len() as usize];
+            let product = Product::new(&b, &mut d).epilogue(epilogue);
+            layer.enqueue_all(&Stream::new(2).unwrap(), shard, &mut [product]).unwrap();
+            let c = Epilogue { c: Some(&bias), ..epilogue };
+            let refused = Product::new(&b, &mut d).epilogue(c);
+            let stream = Stream::new(2).unwrap();
+            let refused = layer.enqueue_all(&stream, shard, &mut [refused]).unwrap_err();
+            assert!(refused.to_string().contains("C in a gated product"), "{refused}");
+            d
+        });
+        let reference = Reference::new(&problem, &a, &b, &[], &[]).unwrap();
+        for d in outputs {
+            assert_eq!(reference.compare_with(&d, 0..24, epilogue).unwrap().wrong, 0);
+            let without = reference.compare_with(&d, 0..24, Epilogue::default()).unwrap().wrong;
+            assert!(without > 24 * 12, "{activation:?}: {without}");
+            assert!(d.chunks(29).all(|row| row[24..].iter().all(|x| x.is_nan())));
+        }
+    }
+}
+
 /// Two products of one gather, the first with rows of D and C that lie apart.
 #[test]
 fn each_product_has_an_epilogue_of_its_own() {

@@ -8,10 +8,11 @@
 //! - `signals`: the words and the epoch of the chunk protocol on one GPU; `chunk_wait`: how a kernel waits for them;
 //!   `waiters`: the errors that failed waits become; `chunk_table`: the chunks, as the device takes them;
 //! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows;
-//!   `step_order`: the order of steps; `shared_workspace`: memory that several operations use.
+//!   `step_order`: the order of steps; `concurrent`: which may run at the same time; `shared_workspace`: memory that several operations use.
 
 pub(crate) mod chunk_table;
 pub(crate) mod chunk_wait;
+pub(crate) mod concurrent;
 pub(crate) mod layout;
 pub(crate) mod reach;
 pub(crate) mod shared_workspace;

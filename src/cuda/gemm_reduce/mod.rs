@@ -49,7 +49,8 @@ use crate::plan::{
 /// ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
 /// in the order of the ranks, in `f32`; in a fused step first this rank's own, then the others' in that order.
 ///
-/// A plan allocates two buffers for a rank's sums, and two for those that copy engines bring.
+/// A plan allocates two buffers for a rank's sums, and two for those that copy engines bring. A step follows all steps of the
+/// group's products and reductions that were enqueued before it on other streams, outside of graphs.
 ///
 /// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others', unless the step
 /// is fused. With partials in `f32` nothing is rounded before the end.

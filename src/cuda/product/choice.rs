@@ -68,6 +68,7 @@ fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Resu
     let serves = |kernel: &Kernel| {
         kernel.serves(problem.elements(), problem.b_layout(), fast)
             && (kernel.adds_others || !options.adds_others)
+            && (kernel.gates || !problem.is_gated())
     };
     if let Some(name) = &options.kernel {
         let Some(index) = kernels.iter().position(|kernel| kernel.name == *name) else {
@@ -82,6 +83,13 @@ fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Resu
                 what: format!("the kernel '{name}' in a fused reduction"),
                 why: "its tiles leave no registers for other ranks' sums, or D has 32 bits".into(),
                 remedy: "name a kernel of at most 128×128 outputs for each group of warps, or none",
+            });
+        }
+        if problem.is_gated() && !kernels[index].gates {
+            return Err(Error::Unsupported {
+                what: format!("the kernel '{name}' for a gated product"),
+                why: "its tiles would cut gates from what they gate".into(),
+                remedy: "name a kernel whose tiles have a multiple of 16 columns, or none",
             });
         }
         if !serves(&kernels[index]) {

@@ -21,6 +21,7 @@ pub(crate) fn kernel(name: &str, tile: [u32; 2], cluster: [u32; 2], max_splits: 
         fast_accumulation: false,
         max_splits,
         adds_others: true,
+        gates: tile[1].is_multiple_of(16),
     }
 }
 

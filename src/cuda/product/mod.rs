@@ -186,6 +186,7 @@ fn select(
     sm_count: u32,
 ) -> Result<(&'static Kernel, Choice)> {
     check_size(problem)?;
+    problem.check_c(options.c)?;
     let kernels = kernels()?;
     let choice = choose(kernels, problem, options, sm_count)?;
     Ok((&kernels[choice.kernel], choice))
@@ -214,6 +215,8 @@ fn shape_of(problem: &Problem, choice: Choice, sm_limit: Option<u32>) -> og_gemm
         sm_count: int(sm_limit.unwrap_or(0)),
         swizzle: int(choice.swizzle),
         splits: int(choice.splits),
+        gated: problem.is_gated().into(),
+        reserved: 0,
     }
 }
 

@@ -22,7 +22,7 @@ proptest! {
         index in any::<prop::sample::Index>(),
         [m, n, k] in [extent(), extent(), extent()],
         pads in [0..=64u32, 0..=64u32, 0..=64u32],
-        with_c in any::<bool>(),
+        [with_c, gated] in [any::<bool>(), any::<bool>()],
         limit in 1..=4u32,
         splits in 1..=20u32,
         swizzle in 1..=20u32,
@@ -37,7 +37,8 @@ proptest! {
             .b_layout(kernel.b_layout)
             .lda(pitch(k, pads[0]))
             .ldb(pitch(b_row, pads[1]))
-            .ldd(pitch(n, pads[2]))
+            .ldd(pitch(if gated { n / 2 } else { n }, pads[2]))
+            .gated(gated)
             .build();
         let Ok(problem) = problem else { return Ok(()) };
         let options = GemmOptions::default()

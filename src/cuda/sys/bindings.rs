@@ -1,8 +1,9 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 20;
+pub const OG_ABI_VERSION: u32 = 21;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
+pub const OG_GATE_COLUMNS: u32 = 8;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
 pub const OG_MAX_PITCH_BYTES: u64 = 1099511627776;
 pub const OG_MAX_CHUNKS: u32 = 256;
@@ -75,6 +76,7 @@ pub struct og_kernel_facts {
     pub fast_accumulation: i32,
     pub max_splits: i32,
     pub adds_others: i32,
+    pub gates: i32,
 }
 impl Default for og_kernel_facts {
     fn default() -> Self {
@@ -99,6 +101,8 @@ pub struct og_gemm_shape {
     pub sm_count: i32,
     pub swizzle: i32,
     pub splits: i32,
+    pub gated: i32,
+    pub reserved: i32,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

@@ -215,6 +215,7 @@ pub(crate) fn kernel_info(index: u32) -> Result<Kernel> {
         fast_accumulation: facts.fast_accumulation != 0,
         max_splits: facts.max_splits.unsigned_abs(),
         adds_others: facts.adds_others != 0,
+        gates: facts.gates != 0,
     })
 }
 

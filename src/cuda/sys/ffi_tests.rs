@@ -11,7 +11,22 @@ fn the_objects_are_of_this_header() {
 fn good() -> og_gemm_shape {
     // Square, so that B has one pitch in both layouts.
     let (m, n, k, [lda, ldb, ldc, ldd]) = (64, 64, 64, [64; 4]);
-    og_gemm_shape { m, n, k, lda, ldb, ldc, ldd, kernel: 0, sm_count: 0, swizzle: 1, splits: 1 }
+    let (kernel, sm_count, swizzle, splits, gated, reserved) = (0, 0, 1, 1, 0, 0);
+    og_gemm_shape {
+        m,
+        n,
+        k,
+        lda,
+        ldb,
+        ldc,
+        ldd,
+        kernel,
+        sm_count,
+        swizzle,
+        splits,
+        gated,
+        reserved,
+    }
 }
 
 fn operands(address: usize) -> og_gemm_operands {
@@ -82,6 +97,7 @@ fn the_border_refuses_what_rust_types_cannot_even_say() {
         assert_eq!(refused(change), og_status::OG_STATUS_BAD_PITCH, "pitch {index}");
     }
     assert_eq!(refused(|s| s.ldd = 65), og_status::OG_STATUS_MISALIGNED);
+    assert_eq!(refused(|s| (s.gated, s.n) = (1, 56)), og_status::OG_STATUS_OUT_OF_RANGE);
 }
 
 #[test]

@@ -248,7 +248,7 @@ impl<A: Number, B: Number, D: Number> Buffers<A, B, D> {
 
     /// Its rows.
     pub fn rows(&self) -> impl Iterator<Item = &[D]> {
-        let (n, ldd) = (self.problem.n() as usize, self.problem.ldd() as usize);
+        let (n, ldd) = (self.problem.d_columns() as usize, self.problem.ldd() as usize);
         self.last_d().chunks(ldd).map(move |row| &row[..n])
     }
 }
@@ -353,7 +353,7 @@ impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
 
     fn check_written(&self, rows: u32) {
         let (case, guard) = (&self.case, guard::<D>().widen());
-        let (n, ldd) = (self.problem.n() as usize, self.problem.ldd() as usize);
+        let (n, ldd) = (self.problem.d_columns() as usize, self.problem.ldd() as usize);
         let (look, inner) = (&self.looks[0], self.inner());
         let check_guards = |what: &str, elements: &[D]| {
             let touched = elements.iter().position(|element| element.widen() != guard);
@@ -440,7 +440,7 @@ pub fn of_gathered(mut operands: RawOperands, scaling: Scaling) -> RawOperands {
 
 /// A guarded, poisoned D of so many rows.
 fn blank<D: Element>(problem: &Problem, rows: u32) -> Vec<D> {
-    let (n, ldd) = (problem.n() as usize, problem.ldd() as usize);
+    let (n, ldd) = (problem.d_columns() as usize, problem.ldd() as usize);
     let len = (rows as usize - 1) * ldd + n;
     let mut d = vec![guard::<D>(); GUARD + len + GUARD];
     d[GUARD..][..len].chunks_mut(ldd).for_each(|row| row[..n].fill(D::POISON));

@@ -23,6 +23,7 @@ pub struct Case {
     /// Of A, B and D, in units of 16 bytes beyond what alignment asks for.
     pub pads: [u64; 3],
     pub scaling: Scaling,
+    pub gated: bool,
     pub options: GemmOptions,
     pub alpha: f32,
     pub beta: f32,
@@ -43,11 +44,22 @@ impl Case {
             size: [m, n.next_multiple_of(unit), k],
             pads: [0; 3],
             scaling: Scaling::None,
+            gated: false,
             options,
             alpha: 1.0,
             beta: 0.0,
             rows: None,
         }
+    }
+
+    /// The same with a gated product, if the kernel can: `n` is rounded up to pairs of blocks, and there is no C.
+    pub fn gated(mut self) -> Case {
+        self.gated = self.kernel.gates;
+        if self.gated {
+            self.size[1] = self.size[1].next_multiple_of(16);
+            self.options.c = false;
+        }
+        self
     }
 
     pub fn padded(mut self, pads: [u64; 3]) -> Case {
@@ -97,8 +109,9 @@ impl Case {
             .b_layout(self.kernel.b_layout)
             .lda(pitch(k, self.pads[0], types.a))
             .ldb(pitch(b_row, self.pads[1], types.b))
-            .ldd(pitch(n, self.pads[2], types.d))
+            .ldd(pitch(if self.gated { n / 2 } else { n }, self.pads[2], types.d))
             .scaling(self.scaling)
+            .gated(self.gated)
     }
 
     /// A few tiles, the last of them cut off, one after the other on one cluster, with all that the
@@ -134,6 +147,9 @@ impl Case {
         case.options.splits = Some(random.within(1..=case.most_splits().into()) as u32);
         // Tests write B long before; the promise holds.
         case.options.constant_b = random.within(0..=1) == 1;
+        if random.within(0..=4) == 0 {
+            case = case.gated();
+        }
         if random.within(0..=1) == 1 {
             case.options.swizzle = Some(random.within(1..=9) as u32);
         }

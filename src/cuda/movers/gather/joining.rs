@@ -11,6 +11,7 @@ use cudarc::driver::result;
 
 use super::Gatherer;
 use crate::cuda::exchange::chunk_table::check_count;
+use crate::cuda::exchange::concurrent::Concurrent;
 use crate::cuda::exchange::layout::Layout;
 use crate::cuda::exchange::reach::{agree, comparable};
 use crate::cuda::exchange::signals::Signals;
@@ -168,6 +169,8 @@ impl Gatherer {
             course,
             failed: None,
             marks: None,
+            concurrent: Concurrent::of(group, device)?,
+            waiting_sms: device.info().sm_count,
         })
     }
 }

@@ -28,12 +28,13 @@ mod poison;
 mod sharing;
 pub(crate) mod sums;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, result};
 
+use crate::cuda::exchange::concurrent::Concurrent;
 use crate::cuda::exchange::layout::{BEGUN_AT, SENT_TOGGLES_AT, TOGGLE_EPOCH_AT};
 use crate::cuda::exchange::signals::{Signals, timeout_ns};
 use crate::cuda::exchange::step_shape::{Compute, Part, StepShape};
@@ -70,6 +71,9 @@ pub(crate) struct Gatherer {
     failed: Option<Error>,
     /// The pushes of the next step, if somebody wants to know when they were.
     marks: Option<Marks>,
+    concurrent: Arc<Mutex<Concurrent>>,
+    /// SMs that a step may keep while it waits for other ranks.
+    pub(crate) waiting_sms: u32,
 }
 
 #[derive(Debug)]
@@ -180,6 +184,9 @@ impl Gatherer {
         self.signals.begin(stream)?;
         let capture = capture_of(stream)?;
         let capturing = capture.is_some();
+        if self.waiting_sms > 0 && self.group.ranks() > 1 && !capturing {
+            Concurrent::lock(&self.concurrent).enter(stream, self.waiting_sms)?;
+        }
         self.enter_workspace(stream, capture)?;
         if capturing && !self.course.order.captured {
             // From now on no step waits for what plain steps have sent.

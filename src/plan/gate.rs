@@ -1,0 +1,110 @@
+//! Gated products: some columns of A · B are gates, and D has a column for each gate and the one that it gates.
+//!
+//! What belongs here: which columns are which, and what can be gated. Invariant: `csrc/overlap_gemm.h` says the same of
+//! `og_gemm_shape`'s `gated`.
+
+use super::problem::Problem;
+use super::way::Operation;
+use crate::error::{Error, Result};
+
+/// Neighbouring columns of B that are gates; as many behind them are what these gate.
+pub const GATE_COLUMNS: u32 = 8;
+
+/// The column of B that is the gate of column `j` of D in a [gated](super::ProblemBuilder::gated) product. What it gates is
+/// [`GATE_COLUMNS`] behind it.
+///
+/// ```
+/// use overlap_gemm::plan::{GATE_COLUMNS, gate_column};
+///
+/// // B, as N rows of K, of a layer's two weights:
+/// let (gate, up) = ([[1.0f32; 3]; 16], [[2.0f32; 3]; 16]);
+/// let mut b = [[0.0f32; 3]; 32];
+/// for (j, (gate, up)) in gate.iter().zip(&up).enumerate() {
+///     let at = gate_column(j as u32);
+///     b[at as usize] = *gate;
+///     b[(at + GATE_COLUMNS) as usize] = *up;
+/// }
+/// assert_eq!(b.map(|row| row[0])[..20], [[1.0; 8].as_slice(), &[2.0; 8], &[1.0; 4]].concat());
+/// ```
+pub const fn gate_column(j: u32) -> u32 {
+    j / GATE_COLUMNS * 2 * GATE_COLUMNS + j % GATE_COLUMNS
+}
+
+/// An error unless `columns` of B, or of a tile, are whole pairs of blocks of columns.
+pub(super) fn check_pairs(what: &'static str, columns: u32) -> Result<()> {
+    if columns.is_multiple_of(2 * GATE_COLUMNS) {
+        return Ok(());
+    }
+    let remedy = "give as many gates as columns that they gate, 8 and 8 of them in turn";
+    Err(Error::mismatch(what, columns, "a multiple of 16", remedy))
+}
+
+impl Problem {
+    /// An error unless steps of `operation` can compute this, in tiles of `tile_columns`.
+    pub(super) fn check_gate(&self, operation: Operation, tile_columns: u32) -> Result<()> {
+        if !self.is_gated() {
+            return Ok(());
+        }
+        check_pairs("the tile's columns in a gated product", tile_columns)?;
+        if operation == Operation::AllGatherGemm {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: "a reduction of gated products".into(),
+            why: "a gate applies to the total of all ranks' sums, not to each".into(),
+            remedy: "gate the first product of a layer, whose A is gathered, and reduce the second",
+        })
+    }
+
+    /// An error if the product is gated and has a C.
+    pub(crate) fn check_c(&self, has_c: bool) -> Result<()> {
+        if !(self.is_gated() && has_c) {
+            return Ok(());
+        }
+        Err(Error::Unsupported {
+            what: "C in a gated product".into(),
+            why: "neither a gate nor an output has an element of C".into(),
+            remedy: "leave C out, or add it afterwards",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Plan, PlanOptions, TileShape, Tiling};
+
+    #[test]
+    fn what_cannot_be_gated_is_refused() {
+        let gated = |n| Problem::builder(64, n, 64).gated(true).build();
+        let odd = gated(40).unwrap_err().to_string();
+        assert!(
+            odd.starts_with("n of a gated product is 40, but must be a multiple of 16"),
+            "{odd}"
+        );
+        let problem = gated(48).unwrap();
+        assert_eq!((problem.d_columns(), problem.ldd(), problem.d_len()), (24, 24, 64 * 24));
+        assert_eq!(problem.with_n(96).unwrap().ldd(), 48);
+        assert!(problem.with_n(40).is_err());
+        assert!(problem.check_c(true).is_err() && problem.check_c(false).is_ok());
+
+        let plan = |operation, columns| {
+            let tile = TileShape { m: 16, n: columns };
+            let tiling = Tiling { tile, ..PlanOptions::default().tiling };
+            Plan::new(&problem, PlanOptions { operation, tiling, ..PlanOptions::default() })
+        };
+        plan(Operation::AllGatherGemm, 32).unwrap();
+        let narrow = plan(Operation::AllGatherGemm, 24).unwrap_err().to_string();
+        assert!(narrow.contains("is 24, but must be a multiple of 16"), "{narrow}");
+        for operation in [Operation::GemmReduceScatter, Operation::GemmAllReduce] {
+            let reduced = plan(operation, 32).unwrap_err().to_string();
+            assert!(reduced.contains("a reduction of gated products"), "{reduced}");
+        }
+    }
+
+    #[test]
+    fn the_device_code_has_the_same_blocks() {
+        let header = include_str!("../../csrc/overlap_gemm.h");
+        assert!(header.contains(&format!("#define OG_GATE_COLUMNS {GATE_COLUMNS}\n")));
+    }
+}
