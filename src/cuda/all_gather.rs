@@ -22,7 +22,7 @@ use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
 use crate::fit::check_len;
 use crate::group::Group;
-use crate::plan::{Engine, Operation, PlanOptions, Problem, Strategy};
+use crate::plan::{Operation, PlanOptions, Problem, Strategy};
 
 /// One rank's all-gather, planned once and enqueued many times. Collective: all ranks make the same calls.
 ///
@@ -80,11 +80,7 @@ impl AllGather {
         let (kind, tiling, sums) = ("all-gather", Ok(tiling), None);
         let purpose = Purpose { kind, tiling, operation, strategy, sums };
         let obstacle = obstacle.as_deref();
-        let mut gatherer = Gatherer::join(group, device, &problem, &purpose, options, obstacle)?;
-        if gatherer.plan.options().engine != Engine::Nccl {
-            // No kernel of it keeps more SMs than products leave it.
-            gatherer.waiting_sms = 0;
-        }
+        let gatherer = Gatherer::join(group, device, &problem, &purpose, options, obstacle)?;
         Ok(AllGather { gatherer, open: None })
     }
 

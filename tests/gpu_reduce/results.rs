@@ -400,6 +400,8 @@ fn wrong_calls_are_refused() {
         };
         let text = fused(&|world| world.cases[0].d = ElementType::F16);
         assert!(text.contains("a fused reduction of sums in bf16 to a D in f16"), "{text}");
+        let text = fused(&|world| world.cases[0].gated = true);
+        assert!(text.contains("a reduction of gated products"), "{text}");
         let text = refused(Strategy::Pipelined, Engine::PUSHING);
         assert!(text.contains("Strategy::Sequential"), "{text}");
         let text = refused(Strategy::Sequential, Engine::Nccl);

@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::fit::{ALL_ROWS, a_lens, check_len};
 use crate::group::Group;
 use crate::kernels::{Choice, Kernel};
-use crate::plan::{Engine, Operation, Plan, Problem, Scaling, Schedule, Strategy, Way};
+use crate::plan::{Operation, Plan, Problem, Scaling, Schedule, Strategy, Way};
 use crate::tune::Tuning;
 
 /// One rank's all-gather + GEMM, planned once and enqueued many times. Collective: all ranks make the same
@@ -43,8 +43,9 @@ use crate::tune::Tuning;
 /// gathered A on each rank.
 ///
 /// A product that waits keeps its SMs. So steps of a group's operations on several streams run one after the other, as they are
-/// enqueued, unless limits ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) let them fit beside each other. What is
-/// in a graph is not ordered so: launch graphs of several operations one after the other.
+/// enqueued, if their products wait and would not fit beside each other: limits
+/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) let them. What is in a graph is not ordered so: launch graphs of
+/// several operations one after the other.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -147,15 +148,7 @@ impl AllGatherGemm {
         let mut gatherer = Gatherer::join(group, device, first, &purpose, gather, obstacle)?;
         let products = planned?;
         let (why, way) = (advice.explain(gatherer.why), gatherer.plan.way());
-        gatherer.waiting_sms = match way.strategy {
-            Strategy::Fused => {
-                let most = products.iter().map(Product::sm_count).max().unwrap_or(0);
-                most + way.engine.pushing_blocks()
-            }
-            // Streams wait, not kernels, but NCCL's.
-            _ if way.engine == Engine::Nccl => device.info().sm_count,
-            _ => 0,
-        };
+        gatherer.note_products(products.iter().map(Product::sm_count).max().unwrap_or(0));
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned all-gather + GEMM");
         Ok(AllGatherGemm { gatherer, products, why })
     }

@@ -50,20 +50,20 @@ impl Concurrent {
     /// The next step, which keeps up to `sms` SMs while it waits, is on `stream`, outside of graphs: nobody here knows when a graph
     /// is launched.
     pub(crate) fn enter(&mut self, stream: &Arc<CudaStream>, sms: u32) -> Result<()> {
-        let (mut own, others): (Vec<_>, Vec<_>) =
-            self.running.drain(..).partition(|(running, _)| running == stream);
-        let kept: u32 = others.iter().map(|(_, kept)| *kept).sum();
-        let most = own.pop().map_or(sms, |(_, kept)| kept.max(sms));
+        let others = self.running.iter().filter(|(running, _)| running != stream);
+        let kept: u32 = others.clone().map(|(_, kept)| *kept).sum();
         if kept.saturating_add(sms) > self.sm_count {
-            for (other, _) in &others {
+            for (other, _) in others {
                 if !is_capturing(other)? {
                     follow(stream, &self.event, other)?;
                 }
             }
-        } else {
-            self.running = others;
+            self.running.retain(|(running, _)| running == stream);
         }
-        self.running.push((Arc::clone(stream), most));
+        match self.running.iter_mut().find(|(running, _)| running == stream) {
+            Some((_, kept)) => *kept = (*kept).max(sms),
+            None => self.running.push((Arc::clone(stream), sms)),
+        }
         Ok(())
     }
 }

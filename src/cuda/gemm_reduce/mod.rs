@@ -49,8 +49,8 @@ use crate::plan::{
 /// ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
 /// in the order of the ranks, in `f32`; in a fused step first this rank's own, then the others' in that order.
 ///
-/// A plan allocates two buffers for a rank's sums, and two for those that copy engines bring. A step follows all steps of the
-/// group's products and reductions that were enqueued before it on other streams, outside of graphs.
+/// A plan allocates two buffers for a rank's sums, and two for those that copy engines bring. Steps on several streams: as in
+/// [`AllGatherGemm`](crate::cuda::AllGatherGemm).
 ///
 /// Unlike on threads, a rank's own sums are rounded to the type of partials ([`Reduction`]), like the others', unless the step
 /// is fused. With partials in `f32` nothing is rounded before the end.
@@ -237,9 +237,11 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let kind = format!("{operation} {strategy:?} {way:?} {products:?} {reduction:?}");
         let (strategy, sent) = (Some(way.strategy), Some((columns, partials)));
         let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: sent };
-        let gatherer =
+        let mut gatherer =
             Gatherer::join(group, device, first, &purpose, options, obstacle.as_deref())?;
         let (sums, way) = (sums?, gatherer.plan.way());
+        let products = sums.iter().flat_map(|sum| sum.product.iter().chain(&sum.adding));
+        gatherer.note_products(products.map(Product::sm_count).max().unwrap_or(0));
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned {operation}");
         Ok(Reduce { gatherer, sums, reduction, why })
     }

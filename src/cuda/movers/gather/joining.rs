@@ -153,6 +153,7 @@ impl Gatherer {
             None => (0..streams).map(|_| device.new_stream()).collect::<Result<_>>()?,
         };
         let copies = CopyEngines::new(device, streams)?;
+        let concurrent = Concurrent::of(group, device)?;
         let course = Course::new(StepOrder::new(device)?, options.first_epoch);
         let first = StepShape::new(plan.schedule(group.rank()), &plan, layout)?;
         Ok(Gatherer {
@@ -169,8 +170,8 @@ impl Gatherer {
             course,
             failed: None,
             marks: None,
-            concurrent: Concurrent::of(group, device)?,
-            waiting_sms: device.info().sm_count,
+            concurrent,
+            waiting_sms: 0,
         })
     }
 }

@@ -51,7 +51,7 @@ use crate::cuda::sys::ffi::{self, Input, count, int, long};
 use crate::cuda::sys::stream_ops::{capture_of, copy, is_capturing};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{self, Engine, Lane, Plan, PlanOptions, Schedule};
+use crate::plan::{self, Engine, Lane, Plan, PlanOptions, Schedule, Strategy};
 
 #[derive(Debug)]
 pub(crate) struct Gatherer {
@@ -72,8 +72,8 @@ pub(crate) struct Gatherer {
     /// The pushes of the next step, if somebody wants to know when they were.
     marks: Option<Marks>,
     concurrent: Arc<Mutex<Concurrent>>,
-    /// SMs that a step may keep while it waits for other ranks.
-    pub(crate) waiting_sms: u32,
+    /// SMs that a step may keep while it waits for other ranks; 0: so few that products leave them.
+    waiting_sms: u32,
 }
 
 #[derive(Debug)]
@@ -113,6 +113,19 @@ pub(crate) struct OwnRows {
 }
 
 impl Gatherer {
+    /// Products of a step occupy up to `sms` SMs.
+    pub(crate) fn note_products(&mut self, sms: u32) {
+        let PlanOptions { strategy, engine, operation, .. } = self.plan.options();
+        let by_kernel = matches!(engine, Engine::Kernel { .. });
+        let products_wait = strategy == Strategy::Fused || (by_kernel && operation.reduces());
+        self.waiting_sms = match engine {
+            // How many its kernels keep is not known.
+            Engine::Nccl => self.device.info().sm_count,
+            _ if products_wait => sms + engine.pushing_blocks(),
+            _ => 0,
+        };
+    }
+
     /// The shape of a step with these rows (default: as planned).
     pub(crate) fn shape(&mut self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
         /// Few: a caller alternates between some shapes, at most.
