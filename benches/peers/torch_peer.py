@@ -214,6 +214,9 @@ def reducing_contenders(case, device, group):
 
 def prepare(case, device, group):
     """The contenders of a case, as kinds and steps by name, and what a step of the first set gives, by kind."""
+    if case["operation"] != "gemm-all-reduce" and case["m"] % dist.get_world_size() != 0:
+        # PyTorch's collectives take shards of one size.
+        return {}, {}
     if case["operation"] in ("gemm-reduce-scatter", "gemm-all-reduce"):
         return reducing_contenders(case, device, group)
     make = fp8_contenders if case["type"] == "e4m3" else bf16_contenders
