@@ -113,6 +113,8 @@ og_kernel_facts const& check_shape(og_gemm_shape const* shape, bool with_c) {
     bool kn = k.b_layout == OG_LAYOUT_KN;
     check_pitch("lda", s.lda, s.k, k.a_type);
     check_pitch("ldb", s.ldb, kn ? s.n : s.k, k.b_type);
+    check_range("gated", s.gated, 0, 1);
+    check_range("reserved", s.reserved, 0, 0);
     int64_t const d_columns = s.gated ? s.n / 2 : s.n;
     if (s.gated) {
         check_range("n modulo 16 of a gated product", s.n % (2 * OG_GATE_COLUMNS), 0, 0);

@@ -71,8 +71,8 @@ struct Exchange {
 
 // What a block's warps share.
 struct Shared {
-    // The first warp writes it, some times while the others are on their way to the next meeting: no warp may read it sooner than
-    // the code says, as the compiler would.
+    // Volatile: the first warp may write it while other warps are still on their way to the next meeting, and the compiler would
+    // let these read it before they know that they need not.
     bool volatile is_given_up;
     // Where the words of each rank start, as this one reaches them.
     char* words[OG_MAX_PUSHED];

@@ -132,7 +132,7 @@ fn assert_problem_holds(problem: &Problem) {
     assert!((1..=MAX_RANKS).contains(&problem.ranks()));
     let sum: u64 = problem.shards().to_rows().into_iter().map(u64::from).sum();
     assert_eq!(sum, u64::from(problem.m()));
-    assert!(problem.lda() >= problem.k() && problem.ldd() >= problem.n());
+    assert!(problem.lda() >= problem.k() && problem.ldd() >= problem.d_columns());
     assert!(problem.ldb() >= problem.b_extent().1);
     assert!(problem.elements().check().is_ok());
     let all_rows = 0..problem.m();
@@ -140,7 +140,7 @@ fn assert_problem_holds(problem: &Problem) {
     assert_eq!(problem.row_bytes(&all_rows), a * u128::from(problem.elements().a.size()));
     assert_eq!(problem.flops(), a * u128::from(problem.n()) * 2);
     assert!(u128::from(problem.a_len(problem.m())) >= a);
-    assert!(problem.d_len() >= u64::from(problem.n()) && problem.b_len() > 0);
+    assert!(problem.d_len() >= u64::from(problem.d_columns()) && problem.b_len() > 0);
     problem.check_tma_gathered().err().iter().for_each(assert_names_its_value);
 }
 

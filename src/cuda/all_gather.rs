@@ -80,7 +80,8 @@ impl AllGather {
         let (kind, tiling, sums) = ("all-gather", Ok(tiling), None);
         let purpose = Purpose { kind, tiling, operation, strategy, sums };
         let obstacle = obstacle.as_deref();
-        let gatherer = Gatherer::join(group, device, &problem, &purpose, options, obstacle)?;
+        let mut gatherer = Gatherer::join(group, device, &problem, &purpose, options, obstacle)?;
+        gatherer.note_products(0);
         Ok(AllGather { gatherer, open: None })
     }
 

@@ -50,7 +50,8 @@ impl Exercise {
         let k = random.within(1..=110);
         let b_columns = if b_layout == BLayout::Nk { k } else { n };
         let mut pad = || random.choose(&[0, 0, 1, 7]);
-        let (lda, ldb, ldd) = (k + pad(), b_columns + pad(), n + pad());
+        let d_columns = if gated { n / 2 } else { n };
+        let (lda, ldb, ldd) = (k + pad(), b_columns + pad(), d_columns + pad());
         let scaling = match types.a.is_fp8() {
             true => random.choose(&[Scaling::None, Scaling::Tensor, Scaling::Rows]),
             false => Scaling::None,

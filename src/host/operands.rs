@@ -89,7 +89,7 @@ impl<'a, B, D> Product<'a, B, D> {
         self
     }
 
-    /// The scale of B for [`Scaling::Tensor`](crate::plan::Scaling::Tensor), the scales of D's columns for
+    /// The scale of B for [`Scaling::Tensor`](crate::plan::Scaling::Tensor), the scales of the product's columns for
     /// [`Scaling::Rows`](crate::plan::Scaling::Rows).
     #[must_use]
     pub fn scales(mut self, scales: &'a [f32]) -> Self {

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-use crate::plan::{BLayout, ClusterShape, ElementTypes, GATE_COLUMNS, TileShape, Tiling};
+use crate::plan::{BLayout, ClusterShape, ElementTypes, GATE_COLUMNS, Problem, TileShape, Tiling};
 
 /// The build's own reader of `csrc/kernels.txt`.
 #[path = "../../build/table.rs"]
@@ -125,14 +125,20 @@ impl Kernel {
         self.cluster.m.saturating_mul(self.cluster.n).max(1)
     }
 
-    /// Whether it computes products of these types and this layout, summed this way. How fp8 sums are
+    /// Whether it computes products of this problem's types and layout, gated or not, summed this way. How fp8 sums are
     /// kept is no question for wider types.
-    pub fn serves(&self, elements: ElementTypes, layout: BLayout, fast_accumulation: bool) -> bool {
-        let sums = !elements.a.is_fp8() || self.fast_accumulation == fast_accumulation;
-        self.elements == elements && self.b_layout == layout && sums
+    pub fn serves(&self, problem: &Problem, fast_accumulation: bool) -> bool {
+        let sums = !problem.elements().a.is_fp8() || self.fast_accumulation == fast_accumulation;
+        self.computes(problem) && sums
     }
 
-    /// What [`Kernel::serves`] looks at, in words.
+    /// The same, however fp8 sums are kept.
+    pub(crate) fn computes(&self, problem: &Problem) -> bool {
+        let gates = self.gates || !problem.is_gated();
+        self.elements == problem.elements() && self.b_layout == problem.b_layout() && gates
+    }
+
+    /// What [`Kernel::serves`] looks at but for gates, in words.
     #[cfg(feature = "cuda")]
     pub(crate) fn kind(&self) -> String {
         kind(self.elements, self.b_layout, self.fast_accumulation)

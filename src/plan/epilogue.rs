@@ -56,7 +56,7 @@ impl Activation {
 }
 
 /// What happens to a product before it is rounded: `activation(alpha · product + beta · C + bias)`; if it is
-/// [gated](super::ProblemBuilder::gated), `activation(alpha · gate + bias) · (alpha · gated + bias)`.
+/// [gated](super::ProblemBuilder::gated), `activation(alpha · gate + bias) · (alpha · value + bias)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a, D> {
     /// The factor of the product.
@@ -83,10 +83,10 @@ impl<D: Element> Epilogue<'_, D> {
         self.activated(self.with_addends(product, at, column))
     }
 
-    /// The output of two products of a gated one, the `gate` at `column`, before it is rounded.
-    pub(crate) fn apply_gate(&self, gate: f32, gated: f32, column: usize) -> f32 {
+    /// An output of a gated product, before it is rounded, of the `gate` at `column` and the value that it gates.
+    pub(crate) fn apply_gate(&self, gate: f32, value: f32, column: usize) -> f32 {
         let x = self.with_addends(gate, 0, column);
-        self.activated(x) * self.with_addends(gated, 0, column + GATE_COLUMNS as usize)
+        self.activated(x) * self.with_addends(value, 0, column + GATE_COLUMNS as usize)
     }
 
     fn with_addends(&self, product: f32, at: usize, column: usize) -> f32 {

@@ -1,4 +1,5 @@
-//! Gated products: some columns of A · B are gates, and D has a column for each gate and the one that it gates.
+//! Gated products: the columns of A · B are 8 gates, the 8 values that these are multiplied by, and so on. D has a column for each
+//! such product.
 //!
 //! What belongs here: which columns are which, and what can be gated. Invariant: `csrc/overlap_gemm.h` says the same of
 //! `og_gemm_shape`'s `gated`.
@@ -35,7 +36,7 @@ pub(super) fn check_pairs(what: &'static str, columns: u32) -> Result<()> {
     if columns.is_multiple_of(2 * GATE_COLUMNS) {
         return Ok(());
     }
-    let remedy = "give as many gates as columns that they gate, 8 and 8 of them in turn";
+    let remedy = "make it a multiple of 16: 8 gates, then the 8 columns that they gate, and so on";
     Err(Error::mismatch(what, columns, "a multiple of 16", remedy))
 }
 

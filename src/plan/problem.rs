@@ -36,7 +36,7 @@ pub enum Scaling {
     None,
     /// One scale for A, one for B.
     Tensor,
-    /// One scale for each row of A (they travel with A's chunks), one for each column of D.
+    /// One scale for each row of A (they travel with A's chunks), one for each column of A · B.
     Rows,
 }
 
@@ -274,6 +274,12 @@ impl Problem {
         Ok(Problem { n, ldb, ldd: d_columns(n, self.gated), ..self.clone() })
     }
 
+    /// [`Problem::with_n`] for all columns of several products, gated or not.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn ungated_with_n(&self, n: u64) -> Result<Self> {
+        Problem { gated: false, ..self.clone() }.with_n(n)
+    }
+
     /// The product of all rows into sums of this type, some columns of a row of `columns`.
     pub(crate) fn of_sums(&self, columns: u32, sums: ElementType) -> Result<Self> {
         let ElementTypes { a, b, .. } = self.elements;
@@ -457,7 +463,7 @@ impl ProblemBuilder {
     }
 
     /// Whether the product is gated (default: no), as the first one of a SwiGLU layer: 8 columns of A · B are gates of the next
-    /// 8, and so on ([`gate_column`](super::gate_column)). D has N / 2 columns, `activation(gate) · gated`, where both are scaled and
+    /// 8, and so on ([`gate_column`](super::gate_column)). D has N / 2 columns, `activation(gate) · value`, where both are scaled and
     /// have their bias added before. N is a multiple of 16. There is no C, and reductions take no such problem.
     pub fn gated(mut self, gated: bool) -> Self {
         self.gated = gated;

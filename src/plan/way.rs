@@ -201,8 +201,7 @@ pub enum Engine {
     /// A kernel before the product, on the same stream: the fastest engine for small shards, as no stream waits for
     /// another. In a reduction: a kernel behind the product, which waits for all ranks' sums and adds them up, where they lie; in an
     /// all-reduce it may also send the totals ([`Plan::has_two_shots`](super::Plan::has_two_shots)).
-    /// Its blocks hold SMs while they wait, so operations on several streams, and ranks that share a GPU, need room for a
-    /// product beside them.
+    /// Its blocks hold SMs while they wait, so ranks that share a GPU need room for a product beside them.
     Kernel {
         /// 1 to [`MAX_BLOCKS`].
         blocks: u32,

@@ -79,9 +79,8 @@ impl Setup {
         };
         let (elements, layout) = (part.elements(), part.b_layout());
         let adds_up = operation.products_add_up(way.strategy, way.engine);
-        let serves = |kernel: &Kernel| {
-            kernel.serves(elements, layout, true) && (kernel.adds_others || !adds_up)
-        };
+        let serves =
+            |kernel: &Kernel| kernel.serves(&part, true) && (kernel.adds_others || !adds_up);
         let sms = way.sms_of_product(product, machine.sms);
         let choices = choices(kernels, &part, sms, serves);
         let Some(choice) = cheapest(kernels, &part, &choices, sms) else {

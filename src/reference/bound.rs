@@ -129,12 +129,12 @@ impl Expected {
         Expected { value: activation.apply(self.value), bound }
     }
 
-    /// An activated gate times what it gates.
-    pub(super) fn times(self, gated: Expected) -> Expected {
-        let largest = self.largest() * gated.largest();
-        let lost = self.bound * gated.largest() + self.value.abs() * gated.bound;
+    /// An activated gate times the value that it gates.
+    pub(super) fn times(self, value: Expected) -> Expected {
+        let largest = self.largest() * value.largest();
+        let lost = self.bound * value.largest() + self.value.abs() * value.bound;
         let bound = lost + gamma(1.0) * largest + half_of_smallest();
-        Expected { value: self.value * gated.value, bound }.unless_over(largest)
+        Expected { value: self.value * value.value, bound }.unless_over(largest)
     }
 
     /// Rounded to D.

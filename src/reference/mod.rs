@@ -203,8 +203,8 @@ impl Report {
                 let at = first + column;
                 let output = if problem.is_gated() {
                     let gate = gate_column(column as u32) as usize;
-                    let gated = with_addends(gate + GATE_COLUMNS as usize);
-                    with_addends(gate).activated(epilogue.activation).times(gated)
+                    let value = with_addends(gate + GATE_COLUMNS as usize);
+                    with_addends(gate).activated(epilogue.activation).times(value)
                 } else {
                     with_addends(column).activated(epilogue.activation)
                 };

@@ -151,8 +151,7 @@ fn kernels_for(
     const MOST: usize = 8;
     const SLOWER: f64 = 1.25;
     const SLICINGS: usize = 2;
-    let serves =
-        |kernel: &Kernel| (kernel.elements, kernel.b_layout) == (part.elements(), part.b_layout());
+    let serves = |kernel: &Kernel| kernel.computes(part);
     let mut open = choices(kernels, part, sms, serves);
     open.retain(|choice| may(&Multiplying::of(&kernels[choice.kernel], *choice)));
     let mut least = None;

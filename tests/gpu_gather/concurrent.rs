@@ -1,8 +1,10 @@
-//! Operations of one rank on two streams: one after the other, unless they fit the GPU together.
+//! Operations of one rank on several streams: one after the other, unless they fit the GPU together.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::gpu::inputs::random_rows;
+use crate::gpu::one_kernel;
 use crate::gpu::ranks::{Rank, on_ranks, options};
 use overlap_gemm::cuda::cudarc::driver::result::{free_host, malloc_host};
 use overlap_gemm::cuda::cudarc::driver::sys::cuStreamWaitValue32_v2;
@@ -13,7 +15,8 @@ use overlap_gemm::plan::{Engine, Problem, Strategy};
 use overlap_gemm::random::Random;
 
 const RANKS: u32 = 2;
-const SIZE: u64 = 1024;
+/// So many tiles that limits, not tiles, say how many SMs a product keeps.
+const SIZE: u64 = 3072;
 
 /// What stops a stream until it is opened: a word of the host's.
 struct Gate(*mut u32);
@@ -48,19 +51,24 @@ impl Drop for Gate {
     }
 }
 
-/// A step of two operations of equal numbers, on two streams, the first of which is stopped.
-fn two_steps(rank: &Rank, sm_limit: u32, fit: bool) {
+/// A step each of operations of equal numbers with these limits, each on a stream, the first of which is stopped: the others
+/// wait for it unless they `fit`.
+fn steps(rank: &Rank, limits: &[u32], fit: bool) {
     let device = &rank.gpu.device;
-    let gemm = GemmOptions::default().with_sm_limit(sm_limit).with_constant_b(true);
+    let options_of = |limit| GemmOptions::default().with_sm_limit(limit).with_constant_b(true);
+    // The same for all, whose results are compared bit for bit.
+    let kernel = one_kernel().name.as_str();
+    let gemm = |limit: u32| options_of(limit).with_kernel(kernel).with_splits(1);
     let problem = Problem::builder(SIZE, SIZE, SIZE).ranks(RANKS.into()).build().unwrap();
     let mut random = Random::new(7);
     let mut matrix = || random_rows::<bf16>(&mut random, SIZE as u32, SIZE as u32, SIZE as u32);
     let [a, b] = [(); 2].map(|()| rank.gpu.upload(&matrix()));
     let blank = || rank.gpu.upload(&vec![bf16::NAN; (SIZE * SIZE) as usize]);
-    let [expected, first, second] = [(); 3].map(|()| blank());
-    let streams = [(); 2].map(|()| device.new_stream().unwrap());
+    let expected = blank();
+    let outputs: Vec<_> = limits.iter().map(|_| blank()).collect();
+    let streams: Vec<_> = limits.iter().map(|_| device.new_stream().unwrap()).collect();
     let at = |slice: &CudaSlice<bf16>| slice.device_ptr(&rank.gpu.stream).0;
-    let plain = Gemm::plan(device, &problem, &gemm).unwrap();
+    let plain = Gemm::plan(device, &problem, &gemm(limits[0])).unwrap();
     // SAFETY: as long as the problem says, and kept until the end of this function, before which the streams are through.
     unsafe {
         plain.enqueue_raw(&rank.gpu.stream, &RawOperands::new(at(&a), at(&b), at(&expected)))
@@ -70,23 +78,28 @@ fn two_steps(rank: &Rank, sm_limit: u32, fit: bool) {
     let copies = options(Engine::CopyEngines { streams: 1 });
     let own = problem.shards().rows(rank.rank()).start;
     let own = at(&a) + u64::from(own) * SIZE * 2;
-    let mut layers = [(); 2].map(|()| {
-        let strategy = Some(Strategy::Fused);
+    let plan = |limit: &u32| {
+        let (strategy, gemm) = (Some(Strategy::Fused), gemm(*limit));
         AllGatherGemm::plan(&rank.group, device, &problem, strategy, &copies, &gemm).unwrap()
-    });
+    };
+    let mut layers: Vec<_> = limits.iter().map(plan).collect();
     let gate = Gate::closed(rank, &streams[0]);
-    for ((layer, stream), d) in layers.iter_mut().zip(&streams).zip([&first, &second]) {
+    for ((layer, stream), d) in layers.iter_mut().zip(&streams).zip(&outputs) {
         let operands = [RawOperands::of_gathered(at(&b), at(d))];
         // SAFETY: as above.
         unsafe { layer.enqueue_raw(stream, Shard::at(own), &operands) }.unwrap();
     }
     if fit {
-        layers[1].synchronize(&streams[1]).unwrap();
+        for (layer, stream) in layers.iter_mut().zip(&streams).skip(1) {
+            layer.synchronize(stream).unwrap();
+        }
     } else {
+        let end = |stream: &Arc<CudaStream>| stream.record_event(None).unwrap();
+        let ends: Vec<_> = streams[1..].iter().map(end).collect();
         // Long enough for a step that does not wait.
-        let end = streams[1].record_event(None).unwrap();
         std::thread::sleep(Duration::from_millis(100));
-        assert!(!end.is_complete(), "with {sm_limit} SMs the second step waits for the first");
+        let waits = ends.iter().all(|end| !end.is_complete());
+        assert!(waits, "with {limits:?} SMs all steps wait for the first");
     }
     gate.open();
     for (layer, stream) in layers.iter_mut().zip(&streams) {
@@ -94,17 +107,19 @@ fn two_steps(rank: &Rank, sm_limit: u32, fit: bool) {
     }
     let expected = rank.gpu.download(&expected);
     assert!(expected.iter().all(|value| !value.is_nan()));
-    for d in [first, second] {
-        assert!(rank.gpu.download(&d) == expected);
+    for d in &outputs {
+        assert!(rank.gpu.download(d) == expected);
     }
 }
 
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
-fn operations_on_two_streams_fit_the_gpu_or_have_an_order() {
+fn operations_on_several_streams_fit_the_gpu_or_have_an_order() {
     on_ranks(RANKS, |rank| {
-        let half = rank.gpu.device.info().sm_count / 2;
-        two_steps(&rank, rank.sms.min(half - 2), true);
-        two_steps(&rank, half + 2, false);
+        let all = rank.gpu.device.info().sm_count;
+        steps(&rank, &[rank.sms.min(all / 2 - 2); 2], true);
+        steps(&rank, &[all / 2 + 2; 2], false);
+        // The third fits beside the second, which does not fit beside the first.
+        steps(&rank, &[all * 3 / 4, all * 2 / 5, all * 2 / 5], false);
     });
 }

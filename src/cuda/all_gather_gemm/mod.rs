@@ -42,10 +42,10 @@ use crate::tune::Tuning;
 /// One operation serves all layers of the same shapes: B and D are given with each step. A plan allocates two buffers for the
 /// gathered A on each rank.
 ///
-/// A product that waits keeps its SMs. So steps of a group's operations on several streams run one after the other, as they are
-/// enqueued, if their products wait and would not fit beside each other: limits
-/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) let them. What is in a graph is not ordered so: launch graphs of
-/// several operations one after the other.
+/// A product that waits keeps its SMs. So a step of a group's operations follows the steps on other streams, as they are
+/// enqueued, if both have products that wait and these would not fit beside each other. Limits
+/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) let them. Neither operations of different groups nor graphs are
+/// ordered so: give their products limits, or let one stream wait for the other.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -148,7 +148,7 @@ impl AllGatherGemm {
         let mut gatherer = Gatherer::join(group, device, first, &purpose, gather, obstacle)?;
         let products = planned?;
         let (why, way) = (advice.explain(gatherer.why), gatherer.plan.way());
-        gatherer.note_products(products.iter().map(Product::sm_count).max().unwrap_or(0));
+        gatherer.note_products(products.iter().map(Product::occupied_sms).max().unwrap_or(0));
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned all-gather + GEMM");
         Ok(AllGatherGemm { gatherer, products, why })
     }

@@ -105,8 +105,11 @@ fn look_up(
     let (first, _) = open.products.first().filter(|_| !open.in_the_way)?;
     // To the gather, products of one A are one with all of their columns.
     let columns = open.products.iter().map(|(problem, _)| u64::from(problem.n())).sum();
-    let whole =
-        if open.products.len() == 1 { first.clone() } else { first.with_n(columns).ok()? };
+    let whole = if open.products.len() == 1 {
+        first.clone()
+    } else {
+        first.ungated_with_n(columns).ok()?
+    };
     let asked = Asked { gpu: &device.name, sms: device.sm_count, problem: &whole };
     tuning.look_up(&asked, &Here { kernels, sms: device.sm_count, open, problem: &whole })
 }

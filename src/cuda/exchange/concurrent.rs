@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::stream_ops::{follow, is_capturing, untimed_event};
+use crate::cuda::sys::stream_ops::{follow, is_capturing, record, untimed_event, wait};
 use crate::error::Result;
 use crate::group::Group;
 
@@ -18,28 +18,31 @@ use crate::group::Group;
 #[derive(Debug)]
 pub(crate) struct Concurrent {
     sm_count: u32,
-    event: CudaEvent,
+    /// The end of another stream's work, for the step that follows it.
+    end: CudaEvent,
+    /// Behind all steps that came before those that may run now.
+    since: CudaEvent,
     /// The streams whose steps may still run, and the most SMs that one of these steps keeps.
     running: Vec<(Arc<CudaStream>, u32)>,
 }
 
 type Shared = Arc<Mutex<Concurrent>>;
+type OfGroup = (Weak<Group>, Weak<Mutex<Concurrent>>);
 
 impl Concurrent {
     /// That of the operations of `group`, as long as one of them exists.
     pub(crate) fn of(group: &Arc<Group>, device: &Device) -> Result<Shared> {
-        /// By the address of the group, which the operations keep.
-        static ALL: Mutex<Vec<(usize, Weak<Mutex<Concurrent>>)>> = Mutex::new(Vec::new());
+        static ALL: Mutex<Vec<OfGroup>> = Mutex::new(Vec::new());
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(_, shared)| shared.strong_count() > 0);
-        let address = Arc::as_ptr(group).addr();
-        let mut known = all.iter().filter(|(of, _)| *of == address);
+        let mut known = all.iter().filter(|(of, _)| of.as_ptr() == Arc::as_ptr(group));
         if let Some(shared) = known.find_map(|(_, shared)| shared.upgrade()) {
             return Ok(shared);
         }
-        let (sm_count, event) = (device.info().sm_count, untimed_event(device)?);
-        let shared = Arc::new(Mutex::new(Concurrent { sm_count, event, running: Vec::new() }));
-        all.push((address, Arc::downgrade(&shared)));
+        let (end, since) = (untimed_event(device)?, untimed_event(device)?);
+        let sm_count = device.info().sm_count;
+        let shared = Arc::new(Mutex::new(Concurrent { sm_count, end, since, running: Vec::new() }));
+        all.push((Arc::downgrade(group), Arc::downgrade(&shared)));
         Ok(shared)
     }
 
@@ -52,17 +55,23 @@ impl Concurrent {
     pub(crate) fn enter(&mut self, stream: &Arc<CudaStream>, sms: u32) -> Result<()> {
         let others = self.running.iter().filter(|(running, _)| running != stream);
         let kept: u32 = others.clone().map(|(_, kept)| *kept).sum();
+        let known = self.running.iter().position(|(running, _)| running == stream);
         if kept.saturating_add(sms) > self.sm_count {
             for (other, _) in others {
                 if !is_capturing(other)? {
-                    follow(stream, &self.event, other)?;
+                    follow(stream, &self.end, other)?;
                 }
             }
-            self.running.retain(|(running, _)| running == stream);
-        }
-        match self.running.iter_mut().find(|(running, _)| running == stream) {
-            Some((_, kept)) => *kept = (*kept).max(sms),
-            None => self.running.push((Arc::clone(stream), sms)),
+            record(&self.since, stream)?;
+            let most = known.map_or(sms, |at| self.running[at].1.max(sms));
+            self.running.clear();
+            self.running.push((Arc::clone(stream), most));
+        } else if let Some(at) = known {
+            self.running[at].1 = self.running[at].1.max(sms);
+        } else {
+            // What has never been recorded is not waited for.
+            wait(stream, &self.since)?;
+            self.running.push((Arc::clone(stream), sms));
         }
         Ok(())
     }

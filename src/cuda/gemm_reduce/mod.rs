@@ -241,7 +241,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             Gatherer::join(group, device, first, &purpose, options, obstacle.as_deref())?;
         let (sums, way) = (sums?, gatherer.plan.way());
         let products = sums.iter().flat_map(|sum| sum.product.iter().chain(&sum.adding));
-        gatherer.note_products(products.map(Product::sm_count).max().unwrap_or(0));
+        gatherer.note_products(products.map(Product::occupied_sms).max().unwrap_or(0));
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned {operation}");
         Ok(Reduce { gatherer, sums, reduction, why })
     }

@@ -66,9 +66,7 @@ fn candidates(
 fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Result<Vec<usize>> {
     let fast = options.fast_accumulation;
     let serves = |kernel: &Kernel| {
-        kernel.serves(problem.elements(), problem.b_layout(), fast)
-            && (kernel.adds_others || !options.adds_others)
-            && (kernel.gates || !problem.is_gated())
+        kernel.serves(problem, fast) && (kernel.adds_others || !options.adds_others)
     };
     if let Some(name) = &options.kernel {
         let Some(index) = kernels.iter().position(|kernel| kernel.name == *name) else {

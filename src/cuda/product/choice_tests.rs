@@ -173,7 +173,7 @@ proptest! {
         let options = GemmOptions::default().with_sm_limit(sms);
         let choice = choose(&kernels, &problem, &options, 132).unwrap();
         let kernel = &kernels[choice.kernel];
-        prop_assert!(kernel.serves(problem.elements(), problem.b_layout(), true));
+        prop_assert!(kernel.serves(&problem, true));
         prop_assert!(kernel.cluster_size() <= sms);
         prop_assert!((1..=most_splits(kernel, &problem)).contains(&choice.splits));
         let unit_rows = kernel.tile.m * kernel.cluster.m;

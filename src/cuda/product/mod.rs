@@ -93,6 +93,12 @@ impl Product {
         self.prepared.sm_count.unsigned_abs()
     }
 
+    /// SMs that one call keeps at most: as many as it may, or fewer if it has fewer tiles.
+    pub(crate) fn occupied_sms(&self) -> u32 {
+        let blocks = self.record_count().next_multiple_of(self.kernel.cluster_size().into());
+        self.sm_count().min(u32::try_from(blocks).unwrap_or(u32::MAX))
+    }
+
     pub(crate) fn records(&self) -> Result<TileRecords> {
         TileRecords::new(&self.device, self.record_count())
     }

@@ -87,9 +87,7 @@ pub fn variants(args: &Args, problem: &Problem, sm_count: u32) -> Result<Vec<Gem
         let named = |name| crossed(&plain.clone().with_kernel(name), swizzles, splits);
         return Ok(wanted.iter().flat_map(named).collect());
     }
-    let fits = |kernel: &&Kernel| {
-        kernel.serves(problem.elements(), problem.b_layout(), plain.fast_accumulation)
-    };
+    let fits = |kernel: &&Kernel| kernel.serves(problem, plain.fast_accumulation);
     let mut all = Vec::new();
     for kernel in kernels()?.iter().filter(fits) {
         let units = problem.m().div_ceil(kernel.tile.m * kernel.cluster.m);
