@@ -123,8 +123,9 @@ og_kernel_facts const& check_shape(og_gemm_shape const* shape, bool with_c) {
     }
     check_pitch("ldd", s.ldd, d_columns, k.d_type);
     if (with_c) {
-        check_pitch("ldc", s.ldc, s.n, k.d_type);
-        check_multiple("ldc", s.ldc * bytes_of(k.d_type));
+        og_type const c_type = bytes_of(k.d_type) == 1 ? OG_TYPE_BF16 : k.d_type;
+        check_pitch("ldc", s.ldc, s.n, c_type);
+        check_multiple("ldc", s.ldc * bytes_of(c_type));
     }
     check_multiple("lda", s.lda * bytes_of(k.a_type));
     check_multiple("ldb", s.ldb * bytes_of(k.b_type));
@@ -404,6 +405,8 @@ void enqueue(og_gemm_plan const* plan, int64_t rows, og_gemm_operands const* ope
     check_range("activation", o.activation, OG_ACTIVATION_NONE, kLastActivation);
     check_range("b_is_there", o.b_is_there, 0, 1);
     check_others(o, *plan);
+    require(bytes_of(kernel_of(plan->shape.kernel).facts.d_type) == 1 || (!o.scale_d && !o.amax_d), OG_STATUS_OUT_OF_RANGE,
+            [] { return "scale_d and amax_d must be null unless D is fp8"; });
     require(workspace != nullptr || plan->workspace_bytes == 0, OG_STATUS_NULL_POINTER, [&] {
         return "workspace is null, the plan needs " + std::to_string(plan->workspace_bytes) + " bytes";
     });

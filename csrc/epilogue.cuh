@@ -1,5 +1,6 @@
 // From sums to outputs: D = activation(alpha * scale_a[m] * scale_b[n] * sum + beta * C + bias[n]); where the product is gated,
-// D = activation(x) * y, x and y being two columns' alpha * scale_a[m] * scale_b[n] * sum + bias[n].
+// D = activation(x) * y, x and y being two columns' alpha * scale_a[m] * scale_b[n] * sum + bias[n]. A D of fp8 is that times its
+// scale, and the largest output before is noted.
 //
 // What belongs here: the arithmetic between the sums and D; tile_store.cuh moves D.
 // Invariant: per-row and per-column values are in shared memory before the first use in a tile;
@@ -26,17 +27,22 @@ enum class Finish : int32_t {
     kScale,
     // Each row and column is scaled, and the bias is added.
     kVectors,
+    // As kVectors, then each output is made of a gate and what it gates.
+    kGated,
     // As kVectors, then the activation.
     kActivation,
     // As kVectors, then C is added, then the activation.
     kAll,
-    // As kVectors, then each output is made of a gate and what it gates.
-    kGated,
 };
 
-// Everything but the sums. All but what C needs is in one line of kernel parameters, as in OrderParams.
+// The type of C and of the bias.
+template <class Element>
+using AddendOf = cute::conditional_t<sizeof(Element) == 1, cutlass::bfloat16_t, Element>;
+
+// Everything but the sums. All but what C and a D of fp8 need is in one line of kernel parameters, as in OrderParams.
 template <class Element>
 struct alignas(kLineBytes) EpilogueParams {
+    using Addend = AddendOf<Element>;
     float alpha = 1;
     int32_t activation = OG_ACTIVATION_NONE;
     bool scale_a_per_row = false;
@@ -49,11 +55,14 @@ struct alignas(kLineBytes) EpilogueParams {
     int32_t width = 0;
     float const* scale_a = nullptr;
     float const* scale_b = nullptr;
-    Element const* bias = nullptr;
-    Element const* c = nullptr;
+    Addend const* bias = nullptr;
+    Addend const* c = nullptr;
     RecordTable records;
     int64_t ldc = 0;
     float beta = 0;
+    float const* scale_d = nullptr;
+    // The bits of a float that is not negative: these are ordered as it is, and those of NaN are the largest.
+    uint32_t* amax_d = nullptr;
 
     // Once all else is known.
     void settle() {
@@ -113,10 +122,18 @@ struct Place {
     int row, column;
 };
 
+// Which of a thread's values is gate `i`: `kApart` gates, then what they gate, and so on.
+template <int kApart>
+CUTLASS_DEVICE constexpr int nth_gate(int i) {
+    return i / kApart * 2 * kApart + i % kApart;
+}
+
 // One thread's view of a tile, which `kThreads` threads share. `kSharers` blocks of a cluster load rows together.
 template <class Element, int kRows, int kColumns, int kThreads, int kSharers>
 class TileEpilogue {
 public:
+    static constexpr bool kIsFp8 = sizeof(Element) == 1;
+
     // In shared memory. A row's factor is alpha times its scale.
     struct Vectors {
         float row_factor[kRows];
@@ -132,6 +149,7 @@ public:
         CUTLASS_DEVICE Factors(EpilogueParams<Element> const& params, Tile const& tile, int thread) : alpha_(params.alpha) {
             if (params.scale_a && !params.scale_a_per_row) alpha_ *= load_from_l2(params.scale_a);
             if (params.scale_b && !params.scale_b_per_column) alpha_ *= load_from_l2(params.scale_b);
+            if (kIsFp8 && params.scale_d) scale_d_ = load_from_l2(params.scale_d);
             if (params.finish < Finish::kVectors) return;
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < kRowsEach; ++i) {
@@ -153,11 +171,12 @@ public:
         static constexpr int kRowsEach = (kRows + kThreads - 1) / kThreads;
         static constexpr int kColumnsEach = (kColumns + kThreads - 1) / kThreads;
         float alpha_;
+        float scale_d_ = 1;
         float row_scale_[kRowsEach], column_scale_[kColumnsEach], bias_[kColumnsEach];
     };
 
     CUTLASS_DEVICE TileEpilogue(EpilogueParams<Element> const& params, Vectors& vectors, Tile const& tile, Factors const& factors)
-        : params_(params), vectors_(vectors), tile_(tile), alpha_(factors.alpha_) {
+        : params_(params), vectors_(vectors), tile_(tile), alpha_(factors.alpha_), scale_d_(factors.scale_d_) {
         if (params.can_stop && is_stopped<kSharers>()) alpha_ = __int_as_float(0x7fffffff);
     }
 
@@ -211,7 +230,7 @@ public:
             // It is given. But where the compiler knows that, it begins the loads of all elements at once, and registers spill.
             if (params_.c) add_c(values, place_of);
         }
-        if constexpr (kFinish == Finish::kActivation || kFinish == Finish::kAll) {
+        if constexpr (kFinish >= Finish::kActivation) {
             with_activation(params_.activation, [&](auto function) {
                 CUTLASS_PRAGMA_UNROLL
                 for (int i = 0; i < kCount; ++i) values[i] = function(values[i]);
@@ -222,15 +241,32 @@ public:
     // The outputs of a gated product: `values` are `kApart` gates, then what they gate, and so on.
     template <int kApart, int kCount>
     CUTLASS_DEVICE cutlass::Array<float, kCount / 2> gated(cutlass::Array<float, kCount> values) const {
-        auto gate = [](int i) { return i / kApart * 2 * kApart + i % kApart; };
         with_activation(params_.activation, [&](auto function) {
             CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount / 2; ++i) values[gate(i)] = function(values[gate(i)]);
+            for (int i = 0; i < kCount / 2; ++i) values[nth_gate<kApart>(i)] = function(values[nth_gate<kApart>(i)]);
         });
         cutlass::Array<float, kCount / 2> outputs;
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount / 2; ++i) outputs[i] = values[gate(i)] * values[gate(i) + kApart];
+        for (int i = 0; i < kCount / 2; ++i) outputs[i] = values[nth_gate<kApart>(i)] * values[nth_gate<kApart>(i) + kApart];
         return outputs;
+    }
+
+    // Outputs as a D of fp8 takes them; `exists` says which of them D has.
+    template <int kCount, class Exists>
+    CUTLASS_DEVICE void quantize(cutlass::Array<float, kCount>& outputs, Exists const& exists) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+            uint32_t const bits = __float_as_uint(outputs[i]) & 0x7fffffffu;
+            if (exists(i)) amax_ = bits > amax_ ? bits : amax_;
+            outputs[i] *= scale_d_;
+        }
+    }
+
+    // Called by whole warps.
+    CUTLASS_DEVICE void note_amax() const {
+        if (!params_.amax_d) return;
+        uint32_t const largest = __reduce_max_sync(0xffffffff, amax_);
+        if (threadIdx.x % 32 == 0) atomicMax(params_.amax_d, largest);
     }
 
     // Notes the time; the tile's place among all tiles.
@@ -258,6 +294,8 @@ private:
     Vectors& vectors_;
     Tile const& tile_;
     float alpha_;
+    float scale_d_;
+    uint32_t amax_ = 0;
 };
 
 }  // namespace overlap_gemm

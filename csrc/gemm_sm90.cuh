@@ -198,8 +198,10 @@ struct GemmSm90 {
         p.width = width;
         p.scale_a = o.scale_a;
         p.scale_b = o.scale_b;
-        p.bias = static_cast<ElementD const*>(o.bias);
-        p.c = static_cast<ElementD const*>(o.c);
+        p.bias = static_cast<AddendOf<ElementD> const*>(o.bias);
+        p.c = static_cast<AddendOf<ElementD> const*>(o.c);
+        p.scale_d = o.scale_d;
+        p.amax_d = reinterpret_cast<uint32_t*>(o.amax_d);
         p.ldc = launch.plan.shape.ldc;
         p.alpha = o.alpha;
         p.beta = o.beta;

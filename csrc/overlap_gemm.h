@@ -27,7 +27,7 @@ extern "C" {
 
 /* Changes whenever a declaration below changes meaning. Rust compares its own copy with
  * `og_abi_version()` before the first call, so that stale objects are noticed and not called. */
-#define OG_ABI_VERSION 21
+#define OG_ABI_VERSION 22
 
 /* TMA wants addresses and row pitches to be multiples of this many bytes. */
 #define OG_ALIGNMENT_BYTES 16
@@ -111,7 +111,7 @@ typedef struct og_kernel_facts {
     const char *name;
     og_type a_type;
     og_type b_type;
-    /* Also the type of C and of the bias. */
+    /* Also the type of C and of the bias, which are bf16 where D is fp8. */
     og_type d_type;
     og_layout b_layout;
     /* Rows and columns of D in one tile, K in one step, and tiles of one cluster along M and N. */
@@ -186,17 +186,22 @@ typedef struct og_other_sums {
  * product.
  *
  * All pointers are to device memory, but that to `others`, whose sums are added to A B. Null scales are 1, a null bias is 0, a
- * null C is absent (beta is not looked at). Sums are in f32; D is rounded once, to nearest even. */
+ * null C is absent (beta is not looked at). Sums are in f32; D is rounded once, to nearest even. A D of fp8 is that times
+ * scale_d, and what is larger than fp8's largest number becomes that. */
 typedef struct og_gemm_operands {
     const void *a;
     const void *b;
     const void *c;
     void *d;
-    /* N elements of D's type, wherever they start. */
+    /* N elements of C's type, wherever they start. */
     const void *bias;
     /* One f32, or one for each row of A; one f32, or one for each column of A B. */
     const float *scale_a;
     const float *scale_b;
+    /* Where D is fp8, else null. One f32; and one that is raised to the largest absolute value before scale_d, to NaN if
+     * an output is NaN. Kernels that run at a time may raise it together. It is not negative. */
+    const float *scale_d;
+    float *amax_d;
     int32_t scale_a_per_row;
     int32_t scale_b_per_column;
     float alpha;

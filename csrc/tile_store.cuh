@@ -2,10 +2,11 @@
 //
 // What belongs here: which element of D each sum is, and its way to and from memory. Elements of 16 bits go chunk by chunk
 // through shared memory, from where TMA stores them. Each warp does so for itself, and waits for no other: it has two to four
-// chunks of shared memory, and fills one while TMA reads the others. Elements of 32 bits go straight to memory: four or eight
-// neighbouring threads fill a sector of 32 bytes.
+// chunks of shared memory, and fills one while TMA reads the others. Elements of 8 bits go through shared memory, too, but the
+// warp's lanes store them, 8 bytes each: TMA stores no less than 16 in a row, and those of a chunk may be 8. Elements of 32 bits
+// go straight to memory: four or eight neighbouring threads fill a sector of 32 bytes.
 // Where the product is gated, both of a pair of columns are in one thread's sums, and a chunk has half as many columns of D.
-// Invariant: a chunk of shared memory is written only after TMA has read what was in it; nothing outside D is written.
+// Invariant: a chunk of shared memory is written only after what was in it has been read; nothing outside D is written.
 //
 // Terms: a *strip* is 64 rows of the kernel's tile, what one warp group multiplies at a time, 16 in each warp; a chunk is some
 // columns of a warp's rows. Transposed, the kernel's rows are D's columns.
@@ -44,17 +45,19 @@ public:
     static constexpr bool kVaries = kLeast != kTileN;
     static constexpr bool kByTma = sizeof(Element) == 2;
     // Columns of a chunk as the kernel sees them. Where tiles differ in width, the last chunk may have fewer.
-    static constexpr int kChunk = kByTma && kPartN % 32 == 0 ? 32 : 16;
+    static constexpr int kChunk = sizeof(Element) <= 2 && kPartN % 32 == 0 ? 32 : 16;
     static_assert(kPartN % kChunk == 0);
-    static constexpr int kChunkBytes = kByTma ? kChunk * kWarpRows * 2 : 0;
+    static constexpr int kChunkBytes = sizeof(Element) <= 2 ? kChunk * kWarpRows * int(sizeof(Element)) : 0;
     // The columns of D in a chunk.
     static constexpr int kChunkColumns = kTransposed ? kWarpRows : kChunk;
-    static constexpr int kChunkRowBytes = kChunkColumns * 2;
+    static constexpr int kChunkRowBytes = kChunkColumns * int(sizeof(Element));
+    // What a lane stores of 8-bit elements at a time: where widths are in steps of 8, no more has the same alignment in all tiles.
+    static constexpr int kLaneBytes = 8;
     static constexpr int kPairColumns = 2 * OG_GATE_COLUMNS;
     // How far apart a thread's sums of a gate and of what it gates are: `place` says where each is.
     static constexpr int kGateApart = kTransposed ? OG_GATE_COLUMNS / 4 : OG_GATE_COLUMNS / 2;
     static_assert(kBuffers >= 2);
-    static_assert(kByTma || !kVaries, "elements of 32 bits are stored as wide as the widest tile");
+    static_assert(sizeof(Element) <= 2 || !kVaries, "elements of 32 bits are stored as wide as the widest tile");
 
     // Whether other ranks' sums can be added to tiles of that width: with more sums a thread, too few registers are left.
     static constexpr bool adds_others(int width) { return kByTma && kTileM * width <= 128 * 128 * kGroups; }
@@ -72,7 +75,7 @@ public:
         int64_t pitch = 0;
         og_stop const* stop = nullptr;
         uint32_t const* epoch = nullptr;
-        Element const* c = nullptr;
+        AddendOf<Element> const* c = nullptr;
         int64_t ldc = 0;
         float beta = 0;
     };
@@ -160,7 +163,8 @@ public:
         __syncwarp();
         int const part_width = width() / kGroupsN;
         Place const first = first_of(thread);
-        uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage_.chunks[part_of(thread)][warp()]);
+        char* const chunk_bytes = storage_.chunks[part_of(thread)][warp()][0];
+        uint32_t const chunks = cute::cast_smem_ptr_to_uint(chunk_bytes);
         if constexpr (adds_others(kLeast)) {
             if (params_.addends.count > 0) add(tile, first, chunks, sums);
         }
@@ -174,17 +178,25 @@ public:
                 constexpr bool kGated = decltype(finish)::value == Finish::kGated;
                 epilogue.template apply<decltype(finish)::value>(
                     values, [&](int i) { return place(row, first.column + column, i); });
-                if constexpr (kGated) {
-                    auto const outputs = epilogue.template gated<kGateApart>(values);
+                auto pass_on = [&](auto outputs) {
+                    Place const at{row, first.column + column};
                     if constexpr (kByTma) {
-                        fill_gated(chunk, cutlass::NumericArrayConverter<Element, float, kChunk / 4>{}(outputs));
+                        auto const rounded = cutlass::NumericArrayConverter<Element, float, decltype(outputs)::kElements>{}(outputs);
+                        if constexpr (kGated) {
+                            fill_gated(chunk, rounded);
+                        } else {
+                            fill(chunk, rounded);
+                        }
+                    } else if constexpr (kChunkBytes != 0) {
+                        store_by_lanes<kGated>(epilogue, tile, at, part_width - column, chunk_bytes + (chunk - chunks), outputs);
                     } else {
-                        store<true>(tile, row, first.column + column, outputs);
+                        store<kGated>(tile, row, first.column + column, outputs);
                     }
-                } else if constexpr (kByTma) {
-                    fill(chunk, cutlass::NumericArrayConverter<Element, float, kChunk / 2>{}(values));
+                };
+                if constexpr (kGated) {
+                    pass_on(epilogue.template gated<kGateApart>(values));
                 } else {
-                    store<false>(tile, row, first.column + column, values);
+                    pass_on(values);
                 }
                 if constexpr (kByTma) {
                     cute::tma_store_fence();
@@ -193,6 +205,8 @@ public:
                     __syncwarp();
                     auto const& descriptor = column + kChunk <= part_width ? params_.whole : params_.rest;
                     if (leads) store(descriptor, tile, row, first.column + column, chunk, kGated ? 2 : 1);
+                }
+                if constexpr (kChunkBytes != 0) {
                     chunk = chunk + kChunkBytes == chunks + kBuffers * kChunkBytes ? chunks : chunk + kChunkBytes;
                 }
             };
@@ -204,6 +218,7 @@ public:
                 }
             }
         });
+        if constexpr (Epilogue::kIsFp8) epilogue.note_amax();
         // All have read the vectors, and the next tile's may come: this group's or the other's. For the other's the end of this
         // turn would do, but racecheck does not follow `bar.arrive`.
         if (epilogue.has_vectors()) sync_tile();
@@ -236,8 +251,7 @@ private:
     CUTLASS_DEVICE static void sync_tile() { meet_at<kTileBarrier, kGroups * 128>(); }
 
     // The place in the tile of D of a thread's sum `i` from the kernel's row and column on: what the PTX manual says of wgmma.
-    CUTLASS_DEVICE static Place place(int row, int column, int i) {
-        int lane = int(threadIdx.x) % 32;
+    CUTLASS_DEVICE static Place place(int row, int column, int i, int lane = int(threadIdx.x) % 32) {
         row += lane / 4 + (i & 2) * 4;
         column += i / 4 * 8 + lane % 4 * 2 + i % 2;
         return kTransposed ? Place{column, row} : Place{row, column};
@@ -402,12 +416,56 @@ private:
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kCount; ++i) {
             // Of a pair of columns, the gate's place.
-            Place at = place(row, column, kGated ? i / kGateApart * 2 * kGateApart + i % kGateApart : i);
+            Place at = place(row, column, kGated ? nth_gate<kGateApart>(i) : i);
             at.row += tile.row;
             at.column += tile.column;
             if (at.row < tile.rows && at.column < tile.columns) {
-                if constexpr (kGated) at.column = at.column / kPairColumns * OG_GATE_COLUMNS + at.column % OG_GATE_COLUMNS;
-                params_.d[int64_t(at.row) * params_.ldd + at.column] = Element(values[i]);
+                params_.d[int64_t(at.row) * params_.ldd + column_of_d<kGated>(at.column)] = Element(values[i]);
+            }
+        }
+    }
+
+    // Of a column of A B; of a gate's, where the product is gated.
+    template <bool kGated>
+    CUTLASS_DEVICE static int column_of_d(int column) {
+        return kGated ? column / kPairColumns * OG_GATE_COLUMNS + column % OG_GATE_COLUMNS : column;
+    }
+
+    // Elements of 8 bits: all lanes write theirs into the chunk, whose rows are D's, then each takes some bytes from there to
+    // D. The chunk begins at the kernel's row and column `first` in its tile; its part has `columns` columns from there on.
+    template <bool kGated, int kCount>
+    CUTLASS_DEVICE void store_by_lanes(Epilogue& epilogue, Tile const& tile, Place first, int columns, char* chunk,
+                                       cutlass::Array<float, kCount> outputs) const {
+        constexpr int kColumnsEach = kGated ? 2 : 1;
+        constexpr int kRowBytes = kChunkRowBytes / kColumnsEach, kInRow = kRowBytes / kLaneBytes;
+        constexpr int kPieces = kChunkBytes / kColumnsEach / kLaneBytes;
+        int lane = int(threadIdx.x) % 32;
+        // Computed again for each chunk: the places of all would take too many registers.
+        asm volatile("" : "+r"(lane), "+r"(first.row), "+r"(first.column));
+        int const row = tile.row + (kTransposed ? first.column : first.row);
+        int const column = tile.column + (kTransposed ? first.row : first.column);
+        auto exists = [&](Place at) {
+            return row + at.row < tile.rows && column + at.column < tile.columns && (kTransposed ? at.row : at.column) < columns;
+        };
+        auto place_of = [&](int i) { return place(0, 0, kGated ? nth_gate<kGateApart>(i) : i, lane); };
+        epilogue.quantize(outputs, [&](int i) { return exists(place_of(i)); });
+        auto const rounded = cutlass::NumericArrayConverter<Element, float, kCount>{}(outputs);
+        // Where neighbours are in a row of D, two at a time.
+        using Unit = cute::conditional_t<kTransposed, uint8_t, uint16_t>;
+        auto* units = reinterpret_cast<Unit const*>(rounded.data());
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; i += int(sizeof(Unit))) {
+            Place const at = place_of(i);
+            *reinterpret_cast<Unit*>(chunk + at.row * kRowBytes + column_of_d<kGated>(at.column)) = units[i / int(sizeof(Unit))];
+        }
+        __syncwarp();
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kPieces; i += 32) {
+            int const piece = i + lane;
+            Place const at{piece / kInRow, piece % kInRow * kLaneBytes};
+            if ((kPieces % 32 == 0 || piece < kPieces) && exists({at.row, at.column * kColumnsEach})) {
+                auto* to = params_.d + int64_t(row + at.row) * params_.ldd + column / kColumnsEach + at.column;
+                *reinterpret_cast<uint64_t*>(to) = *reinterpret_cast<uint64_t const*>(chunk + piece * kLaneBytes);
             }
         }
     }

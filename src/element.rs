@@ -50,6 +50,11 @@ impl ElementType {
         }
     }
 
+    /// The type of the C and the bias of a D of this type: bf16 where that is fp8, else the same.
+    pub const fn addend(self) -> Self {
+        if self.is_fp8() { ElementType::Bf16 } else { self }
+    }
+
     /// Whether this is one of the two 8-bit types, which carry scales beside them.
     pub const fn is_fp8(self) -> bool {
         matches!(self, ElementType::E4m3 | ElementType::E5m2)
@@ -130,6 +135,8 @@ pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + fmt::Debug + 
     const TYPE: ElementType;
     /// A NaN: what undefined outputs and not yet arrived inputs hold.
     const POISON: Self;
+    /// The type of the C and the bias of a D of this type: [`ElementType::addend`].
+    type Addend: Element;
 
     /// The exact value as `f32`.
     fn widen(self) -> f32;
@@ -179,11 +186,12 @@ fn widen_f32_row(from: &[f32], to: &mut [f32]) {
 }
 
 macro_rules! element {
-    ($type:ty, $name:ident, $poison:expr, $widen:expr, $narrow:expr, $widen_row:expr) => {
+    ($type:ty, $name:ident, $addend:ty, $poison:expr, $widen:expr, $narrow:expr, $widen_row:expr) => {
         impl sealed::Sealed for $type {}
         impl Element for $type {
             const TYPE: ElementType = ElementType::$name;
             const POISON: Self = $poison;
+            type Addend = $addend;
 
             #[inline(always)]
             fn widen(self) -> f32 {
@@ -202,12 +210,13 @@ macro_rules! element {
     };
 }
 
-element!(bf16, Bf16, bf16::NAN, bf16::to_f32, bf16::from_f32, widen_bf16_row);
-element!(f16, F16, f16::NAN, f16::to_f32, f16::from_f32, widen_f16_row);
-element!(f32, F32, f32::NAN, std::convert::identity, std::convert::identity, widen_f32_row);
+element!(bf16, Bf16, bf16, bf16::NAN, bf16::to_f32, bf16::from_f32, widen_bf16_row);
+element!(f16, F16, f16, f16::NAN, f16::to_f32, f16::from_f32, widen_f16_row);
+element!(f32, F32, f32, f32::NAN, std::convert::identity, std::convert::identity, widen_f32_row);
 element!(
     F8E4M3,
     E4m3,
+    bf16,
     F8E4M3::from_bits(0x7f),
     |x: F8E4M3| x.to_f32(),
     F8E4M3::from_f32,
@@ -216,6 +225,7 @@ element!(
 element!(
     F8E5M2,
     E5m2,
+    bf16,
     F8E5M2::from_bits(0x7f),
     |x: F8E5M2| x.to_f32(),
     F8E5M2::from_f32,
@@ -230,6 +240,7 @@ mod tests {
         assert!(T::POISON.widen().is_nan(), "{}", T::TYPE);
         assert_eq!(size_of::<T>() as u32, T::TYPE.size(), "{}", T::TYPE);
         assert_eq!(T::narrow(1.0).widen(), 1.0);
+        assert_eq!(<T::Addend as Element>::TYPE, T::TYPE.addend());
     }
 
     #[test]
@@ -257,6 +268,20 @@ mod tests {
         check::<bf16>();
         check::<f16>();
         check::<f32>();
+        check::<F8E4M3>();
+        check::<F8E5M2>();
+    }
+
+    #[test]
+    fn fp8_saturates() {
+        fn check<T: Element>() {
+            let most = T::TYPE.max_finite() as f32;
+            for value in [most * 1.01, most * 1.5, f32::MAX, f32::INFINITY] {
+                assert_eq!(T::narrow(value).widen(), most, "{value}");
+                assert_eq!(T::narrow(-value).widen(), -most, "{value}");
+            }
+            assert!(T::narrow(f32::NAN).widen().is_nan());
+        }
         check::<F8E4M3>();
         check::<F8E5M2>();
     }

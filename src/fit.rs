@@ -65,7 +65,7 @@ pub(crate) fn d_lens(problem: &Problem, rows: u32) -> RangeInclusive<u64> {
 }
 
 /// An error unless C has `rows` rows as D does, the bias an element for each column, and the factors are finite.
-pub(crate) fn check_epilogue<D>(
+pub(crate) fn check_epilogue<D: Element>(
     problem: &Problem,
     rows: u32,
     epilogue: &Epilogue<'_, D>,
@@ -79,18 +79,23 @@ pub(crate) fn check_epilogue<D>(
         let n = problem.n().into();
         check_len("the bias", bias.len(), n..=n, ALL_ELEMENTS)?;
     }
+    problem.elements().check_fp8_output("a scale", epilogue.scale_d != 1.0)?;
+    check_factor("the scale of D", epilogue.scale_d)?;
     check_factors(epilogue.alpha, epilogue.beta)
 }
 
 /// An error unless both are finite.
 pub(crate) fn check_factors(alpha: f32, beta: f32) -> Result<()> {
-    for (what, value) in [("alpha", alpha), ("beta", beta)] {
-        if !value.is_finite() {
-            let (what, value) = (what.to_owned(), value.to_string());
-            return Err(Error::NotFinite { what, value, remedy: "give a finite factor" });
-        }
+    check_factor("alpha", alpha)?;
+    check_factor("beta", beta)
+}
+
+fn check_factor(what: &str, value: f32) -> Result<()> {
+    if value.is_finite() {
+        return Ok(());
     }
-    Ok(())
+    let (what, value) = (what.to_owned(), value.to_string());
+    Err(Error::NotFinite { what, value, remedy: "give a finite factor" })
 }
 
 /// The scale at `index` of none, one, or one each.

@@ -43,7 +43,7 @@ impl Exercise {
             // Its slots are as large as the largest shard that was planned.
             steps.retain(|rows| rows.iter().max() <= largest.iter().max());
         }
-        let types = random.choose(&admitted());
+        let types = random.choose(&admitted(operation));
         let b_layout = random.choose(&[BLayout::Nk, BLayout::Kn]);
         let gated = !reduces && random.within(0..=3) == 0;
         let n = if gated { 16 * random.within(1..=6) } else { random.within(1..=90) };
@@ -104,12 +104,13 @@ impl Exercise {
     }
 }
 
-/// All types that may meet in one product.
-fn admitted() -> Vec<ElementTypes> {
+/// All types that may meet in one product of an operation.
+fn admitted(operation: Operation) -> Vec<ElementTypes> {
     let all = ElementType::ALL;
     let pairs = all.into_iter().flat_map(|a| all.map(|b| (a, b)));
     let types = pairs.flat_map(|(a, b)| all.map(|d| ElementTypes { a, b, d }));
-    types.filter(|types| types.check().is_ok()).collect()
+    let reduces = operation.reduces();
+    types.filter(|types| types.check().is_ok() && !(reduces && types.d.is_fp8())).collect()
 }
 
 /// Rows for every rank, some of them none, at least one in all.

@@ -88,10 +88,13 @@ impl Exercise {
             (F32, F32, F32) => self.run_typed::<f32, f32, f32>(interrupted),
             (E4m3, E4m3, Bf16) => self.run_typed::<F8E4M3, F8E4M3, bf16>(interrupted),
             (E4m3, E4m3, F16) => self.run_typed::<F8E4M3, F8E4M3, f16>(interrupted),
+            (E4m3, E4m3, E4m3) => self.run_typed::<F8E4M3, F8E4M3, F8E4M3>(interrupted),
             (E4m3, E5m2, Bf16) => self.run_typed::<F8E4M3, F8E5M2, bf16>(interrupted),
             (E4m3, E5m2, F16) => self.run_typed::<F8E4M3, F8E5M2, f16>(interrupted),
+            (E4m3, E5m2, E5m2) => self.run_typed::<F8E4M3, F8E5M2, F8E5M2>(interrupted),
             (E5m2, E4m3, Bf16) => self.run_typed::<F8E5M2, F8E4M3, bf16>(interrupted),
             (E5m2, E4m3, F16) => self.run_typed::<F8E5M2, F8E4M3, f16>(interrupted),
+            (E5m2, E4m3, E5m2) => self.run_typed::<F8E5M2, F8E4M3, F8E5M2>(interrupted),
             // No problem of other types exists; say which are admitted all the same.
             _ => self.problem.elements().check().map(|()| Outcome::default()),
         }

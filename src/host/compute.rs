@@ -87,7 +87,7 @@ impl<'a, A: Element> Operand<'a, A> {
 
 /// One step's products of one gathered A.
 #[derive(Debug)]
-pub(crate) struct TileJob<'a, A, B, D> {
+pub(crate) struct TileJob<'a, A, B, D: Element> {
     pub(crate) a: Operand<'a, A>,
     pub(crate) products: &'a [ProductView<'a, B, D>],
     pub(crate) rank: u32,

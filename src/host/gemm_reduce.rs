@@ -246,6 +246,7 @@ fn multiply<A: Element, B: Element, D: Element>(
             scales: product.scales,
             // `reduce` applies the product's, once.
             epilogue: Epilogue::default(),
+            amax: None,
         })
         .collect();
     let job = TileJob {

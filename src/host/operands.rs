@@ -2,7 +2,8 @@
 //!
 //! Invariant: these only borrow; whether they fit the plan is checked when the step is enqueued.
 
-use crate::error::Result;
+use crate::element::Element;
+use crate::error::{Error, Result};
 use crate::fit::{ALL_ROWS, OWN_ROWS, b_lens, check_epilogue, check_len, check_scales, d_lens};
 use crate::plan::{Epilogue, Problem};
 
@@ -63,15 +64,16 @@ impl<'a, A> From<&'a Vec<A>> for Shard<'a, A> {
 
 /// One of the products of a step: its B and its D.
 #[derive(Debug)]
-pub struct Product<'a, B, D> {
+pub struct Product<'a, B, D: Element> {
     pub(crate) b: &'a [B],
     pub(crate) d: &'a mut [D],
     pub(crate) n: Option<u64>,
     pub(crate) scales: &'a [f32],
     pub(crate) epilogue: Epilogue<'a, D>,
+    pub(crate) amax: Option<&'a mut f32>,
 }
 
-impl<'a, B, D> Product<'a, B, D> {
+impl<'a, B, D: Element> Product<'a, B, D> {
     /// `d` = A · `b`, both as planned: all rows of `b`, and as many rows of `d` as this step has.
     ///
     /// Where rows are packed, the lengths are exactly rows × columns. Where the row stride
@@ -79,7 +81,7 @@ impl<'a, B, D> Product<'a, B, D> {
     /// Any other length is refused: for a step of fewer rows than planned, pass a part of `d`. In a
     /// [`GemmReduceScatter`](super::GemmReduceScatter), `d` has this rank's rows only.
     pub fn new(b: &'a [B], d: &'a mut [D]) -> Self {
-        Product { b, d, n: None, scales: &[], epilogue: Epilogue::default() }
+        Product { b, d, n: None, scales: &[], epilogue: Epilogue::default(), amax: None }
     }
 
     /// Another number of columns than planned; `b` and `d` are packed then.
@@ -105,6 +107,14 @@ impl<'a, B, D> Product<'a, B, D> {
         self
     }
 
+    /// Where D is fp8: raises `amax` to the largest absolute value of this rank's outputs before they are scaled; to NaN if
+    /// one is NaN, or the step fails. Delayed scaling finds the next step's [`scale_d`](Epilogue::scale_d) from it.
+    #[must_use]
+    pub fn amax(mut self, amax: &'a mut f32) -> Self {
+        self.amax = Some(amax);
+        self
+    }
+
     /// The problem of this product in a step of `problem`'s shape, of whose D it has `rows` rows, once everything fits it.
     pub(crate) fn check(&self, problem: &Problem, rows: u32) -> Result<Problem> {
         let problem = match self.n {
@@ -117,6 +127,11 @@ impl<'a, B, D> Product<'a, B, D> {
         check_epilogue(&problem, rows, &self.epilogue, remedy)?;
         let scales = problem.scaling().count(problem.n());
         check_scales("the scales of B", self.scales, scales)?;
+        problem.elements().check_fp8_output("an amax", self.amax.is_some())?;
+        if let Some(amax) = self.amax.as_deref().filter(|amax| amax.is_sign_negative()) {
+            let remedy = "begin with 0.0";
+            return Err(Error::mismatch("amax", amax, "0 or more", remedy));
+        }
         Ok(problem)
     }
 }

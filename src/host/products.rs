@@ -3,6 +3,7 @@
 //! Invariant: every output is either computed whole or filled with NaN.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::AtomicU32;
 
 use super::compute::Grid;
 use super::memory::OutputCells;
@@ -13,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Plan, Problem};
 
 /// The problem of each product, once all of them fit the step.
-pub(crate) fn check_products<B, D>(
+pub(crate) fn check_products<B, D: Element>(
     plan: &Plan,
     problem: &Problem,
     rows_of_d: u32,
@@ -40,6 +41,11 @@ pub(crate) fn views<'a, B, D: Element>(
         d: OutputCells::new(product.d, problem.ldd()),
         scales: product.scales,
         epilogue: product.epilogue,
+        // SAFETY: the place is borrowed for as long as the view is, and only used through it.
+        amax: product
+            .amax
+            .as_deref_mut()
+            .map(|amax| unsafe { AtomicU32::from_ptr(std::ptr::from_mut(amax).cast()) }),
     };
     problems.iter().zip(products).map(view).collect()
 }
@@ -76,6 +82,9 @@ pub(crate) fn settle<B, D: Element>(
 /// Fills every output with NaN: the step failed, and its output must not pass for a result.
 fn poison<B, D: Element>(problems: &[Problem], products: &mut [Product<'_, B, D>]) {
     for (problem, product) in problems.iter().zip(products) {
+        if let Some(amax) = &mut product.amax {
+            **amax = f32::NAN;
+        }
         let rows = product.d.chunks_mut(problem.ldd() as usize).take(problem.m() as usize);
         for row in rows {
             let columns = row.len().min(problem.d_columns() as usize);

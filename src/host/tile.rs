@@ -4,6 +4,7 @@
 //! along K bound the widened copies to what a core's cache holds.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::memory::OutputCells;
 use crate::element::Element;
@@ -18,13 +19,15 @@ const K_BLOCK: u32 = 512;
 
 /// One product of the step: where B is read and D is written.
 #[derive(Debug)]
-pub(crate) struct ProductView<'a, B, D> {
+pub(crate) struct ProductView<'a, B, D: Element> {
     pub(crate) problem: &'a Problem,
     pub(crate) b: &'a [B],
     pub(crate) d: OutputCells<'a, D>,
     /// None, one for all columns, or one a column.
     pub(crate) scales: &'a [f32],
     pub(crate) epilogue: Epilogue<'a, D>,
+    /// The bits of a float that is not negative: these are ordered as it is, and those of NaN are the largest.
+    pub(crate) amax: Option<&'a AtomicU32>,
 }
 
 /// One worker's buffers, kept from tile to tile.
@@ -95,6 +98,7 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
             }
         }
         let gated = self.problem.is_gated();
+        let mut amax = 0;
         let d_columns = if gated { columns.start / 2..columns.end / 2 } else { columns.clone() };
         for (i, row) in rows.enumerate() {
             // SAFETY: the tile is this thread's alone, as the caller guarantees.
@@ -107,15 +111,21 @@ impl<B: Element, D: Element> ProductView<'_, B, D> {
                 (sums[i * n + (column - columns.start) as usize] + 0.0) * row_scale * column_scale
             };
             for (column, out) in d_columns.clone().zip(out) {
-                *out = D::narrow(if gated {
+                let output = if gated {
                     let gate = gate_column(column);
                     let products = [gate, gate + GATE_COLUMNS].map(product);
                     self.epilogue.apply_gate(products[0], products[1], gate as usize)
                 } else {
                     let at = self.d.place(row, column);
                     self.epilogue.apply(product(column), at, column as usize)
-                });
+                };
+                amax = amax.max(output.abs().to_bits());
+                *out = D::narrow(output * self.epilogue.scale_d);
             }
+        }
+        if let Some(all) = self.amax {
+            // Relaxed: it is read once the workers have been joined.
+            all.fetch_max(amax, Ordering::Relaxed);
         }
     }
 }

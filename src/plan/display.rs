@@ -7,9 +7,10 @@ use std::fmt;
 use std::ops::Range;
 
 use super::chunks::Chunks;
-use super::problem::{BLayout, Problem, Scaling};
+use super::problem::Problem;
 use super::schedule::Schedule;
 use super::tiles::{ClusterShape, TileOrder};
+use super::types::{BLayout, Scaling};
 use super::whole::{Plan, RankPlan};
 
 /// Lists longer than this are cut.

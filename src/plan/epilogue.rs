@@ -56,34 +56,38 @@ impl Activation {
 }
 
 /// What happens to a product before it is rounded: `activation(alpha · product + beta · C + bias)`; if it is
-/// [gated](super::ProblemBuilder::gated), `activation(alpha · gate + bias) · (alpha · value + bias)`.
+/// [gated](super::ProblemBuilder::gated), `activation(alpha · gate + bias) · (alpha · value + bias)`. A D of fp8 has that times
+/// `scale_d`, and the largest number of its type for all that is larger.
 #[derive(Clone, Copy, Debug)]
-pub struct Epilogue<'a, D> {
+pub struct Epilogue<'a, D: Element> {
     /// The factor of the product.
     pub alpha: f32,
     /// The factor of C.
     pub beta: f32,
     /// A matrix that lies as D does; none if the product is gated.
-    pub c: Option<&'a [D]>,
+    pub c: Option<&'a [D::Addend]>,
     /// N elements, one added to each column of the product.
-    pub bias: Option<&'a [D]>,
+    pub bias: Option<&'a [D::Addend]>,
     /// What is done at the end.
     pub activation: Activation,
+    /// The scale of a D in fp8, 1 for wider types.
+    pub scale_d: f32,
 }
 
-impl<D> Default for Epilogue<'_, D> {
+impl<D: Element> Default for Epilogue<'_, D> {
     fn default() -> Self {
-        Epilogue { alpha: 1.0, beta: 0.0, c: None, bias: None, activation: Activation::None }
+        let activation = Activation::None;
+        Epilogue { alpha: 1.0, beta: 0.0, c: None, bias: None, activation, scale_d: 1.0 }
     }
 }
 
 impl<D: Element> Epilogue<'_, D> {
-    /// The output of `product`, before it is rounded: the element `at` of C belongs to it, and that of the bias to `column`.
+    /// The output of `product`, before it is scaled and rounded: the element `at` of C belongs to it, and that of the bias to `column`.
     pub(crate) fn apply(&self, product: f32, at: usize, column: usize) -> f32 {
         self.activated(self.with_addends(product, at, column))
     }
 
-    /// An output of a gated product, before it is rounded, of the `gate` at `column` and the value that it gates.
+    /// An output of a gated product, before it is scaled and rounded, of the `gate` at `column` and the value that it gates.
     pub(crate) fn apply_gate(&self, gate: f32, value: f32, column: usize) -> f32 {
         let x = self.with_addends(gate, 0, column);
         self.activated(x) * self.with_addends(value, 0, column + GATE_COLUMNS as usize)

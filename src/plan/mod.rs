@@ -31,6 +31,7 @@ mod shards;
 mod strategies;
 mod tiles;
 mod timeouts;
+mod types;
 mod way;
 mod whole;
 
@@ -40,7 +41,7 @@ pub use gate::{GATE_COLUMNS, gate_column};
 pub use partition::Partition;
 #[cfg(feature = "cuda")]
 pub(crate) use problem::check_aligned;
-pub use problem::{BLayout, ElementTypes, Problem, ProblemBuilder, Scaling, TMA_ALIGNMENT};
+pub use problem::{Problem, ProblemBuilder, TMA_ALIGNMENT};
 pub use reduction::{Partials, Reduction};
 pub use schedule::{BUFFERS, Lane, Schedule, Step, Word};
 pub use shards::{MAX_DIMENSION, MAX_RANKS, Shards};
@@ -48,5 +49,6 @@ pub use tiles::{
     ClusterShape, MAX_CLUSTER_EXTENT, MAX_TILE_EXTENT, Tile, TileOrder, TileShape, Tiling,
 };
 pub use timeouts::Timeouts;
+pub use types::{BLayout, ElementTypes, Scaling};
 pub use way::{Engine, MAX_BLOCKS, MAX_PUSHED, MAX_STREAMS, Operation, SMALL_SHARD, Strategy, Way};
 pub use whole::{Plan, PlanOptions, RankPlan};

@@ -10,84 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use super::gate::check_pairs;
 use super::shards::{MAX_DIMENSION, Shards, check_ranks};
+use super::types::{BLayout, ElementTypes, Scaling};
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 
 /// TMA reads and writes only rows that start at multiples of this many bytes.
 pub const TMA_ALIGNMENT: u64 = 16;
-
-/// How B lies in memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BLayout {
-    /// N rows of K elements: the usual weight.
-    #[default]
-    Nk,
-    /// K rows of N elements.
-    Kn,
-}
-
-/// Which scales multiply the product (fp8 only).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scaling {
-    /// None.
-    #[default]
-    None,
-    /// One scale for A, one for B.
-    Tensor,
-    /// One scale for each row of A (they travel with A's chunks), one for each column of A · B.
-    Rows,
-}
-
-impl Scaling {
-    /// How many scales a matrix with `lines` scaled lines has.
-    pub const fn count(self, lines: u32) -> usize {
-        match self {
-            Scaling::None => 0,
-            Scaling::Tensor => 1,
-            Scaling::Rows => lines as usize,
-        }
-    }
-}
-
-/// The element types of the three matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ElementTypes {
-    /// The gathered input.
-    pub a: ElementType,
-    /// The weight.
-    pub b: ElementType,
-    /// The output.
-    pub d: ElementType,
-}
-
-impl ElementTypes {
-    /// The same type for all three.
-    pub const fn all(element: ElementType) -> Self {
-        ElementTypes { a: element, b: element, d: element }
-    }
-
-    /// Whether the three may meet in one product; accumulation is always `f32`.
-    pub fn check(self) -> Result<()> {
-        use ElementType::*;
-        let admitted = match (self.a, self.b) {
-            (Bf16, Bf16) | (F16, F16) => matches!(self.d, Bf16 | F16 | F32),
-            (F32, F32) => self.d == F32,
-            (E4m3, E4m3) | (E4m3, E5m2) | (E5m2, E4m3) => matches!(self.d, Bf16 | F16),
-            _ => false,
-        };
-        if admitted {
-            return Ok(());
-        }
-        Err(Error::Unsupported {
-            what: format!("the product {} × {} → {}", self.a, self.b, self.d),
-            why: "no tensor core instruction or no agreed rounding exists for it".into(),
-            remedy: "use bf16×bf16 or f16×f16 → bf16, f16 or f32; f32×f32 → f32; \
-                     e4m3×e4m3, e4m3×e5m2 or e5m2×e4m3 → bf16 or f16",
-        })
-    }
-}
 
 /// One product: sizes, types, layouts, scales, and the rows that each rank brings.
 ///

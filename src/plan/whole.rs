@@ -115,6 +115,7 @@ impl Plan {
         options.tiling.check()?;
         options.operation.check(options.strategy, options.engine)?;
         problem.check_gate(options.operation, options.tiling.tile.n)?;
+        problem.elements().check_reduced(options.operation)?;
         let pieces = match (options.pieces, options.engine) {
             (Some(pieces), _) => pieces,
             (None, Engine::Nccl) => 1,

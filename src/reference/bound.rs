@@ -9,10 +9,11 @@
 //! 2. C and the bias: at most three operations more, `γ(3)` of all magnitudes;
 //! 3. the activation: what came so far times its steepest slope, plus the error of computing it; then, in a gated product,
 //!    one multiplication, whose factors' errors multiply too;
-//! 4. rounding to D: half a unit in the last place.
+//! 4. a D of fp8: one multiplication by its scale, and what is larger than its largest number becomes that;
+//! 5. rounding to D: half a unit in the last place.
 //!
 //! In a reduction step 1 holds for each rank's sum. Each sum that travels is rounded to the type of partials, and the total
-//! of W ranks loses `γ(W − 1)` of all magnitudes, `γ(1)` more for an average and for `alpha`; steps 2 to 4 follow. Where all
+//! of W ranks loses `γ(W − 1)` of all magnitudes, `γ(1)` more for an average and for `alpha`; steps 2 to 5 follow. Where all
 //! additions but the last are rounded to the type of partials, too, they lose `γ(W − 2)` with the unit roundoff of that type.
 //!
 //! Invariant: where the bound cannot tell, because magnitudes overflow `f32`, it is infinite.
@@ -137,10 +138,23 @@ impl Expected {
         Expected { value: self.value * value.value, bound }.unless_over(largest)
     }
 
+    /// Times the scale of D.
+    pub(super) fn scaled(self, scale: f32) -> Expected {
+        if scale == 1.0 {
+            return self;
+        }
+        let scale = f64::from(scale);
+        let largest = self.largest() * scale.abs();
+        let bound = self.bound * scale.abs() + gamma(1.0) * largest + half_of_smallest();
+        Expected { value: self.value * scale, bound }.unless_over(largest)
+    }
+
     /// Rounded to D.
     pub(super) fn rounded<D: Element>(self) -> Expected {
         let rounding = self.largest() * D::TYPE.unit_roundoff();
-        Expected { bound: self.bound + rounding + D::TYPE.min_positive() / 2.0, ..self }
+        let bound = self.bound + rounding + D::TYPE.min_positive() / 2.0;
+        let most = if D::TYPE.is_fp8() { D::TYPE.max_finite() } else { f64::INFINITY };
+        Expected { value: self.value.clamp(-most, most), bound }
     }
 
     fn largest(self) -> f64 {

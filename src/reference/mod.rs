@@ -13,6 +13,8 @@
 mod bound;
 mod reduced;
 
+use std::ops::RangeInclusive;
+
 use serde::Serialize;
 
 pub use bound::{Accumulation, Expected};
@@ -145,6 +147,28 @@ impl<'a, A: Element, B: Element> Reference<'a, A, B> {
         }))
     }
 
+    /// Between which the largest absolute value of the outputs of these rows is, before it is scaled and rounded: what a
+    /// product with a D of fp8 notes.
+    pub fn amax<D: Element>(
+        &self,
+        rows: impl IntoIterator<Item = u32>,
+        epilogue: Epilogue<'_, D>,
+    ) -> Result<RangeInclusive<f64>> {
+        let m = self.problem.m();
+        check_epilogue(self.problem, m, &epilogue, ALL_ROWS)?;
+        let b = self.wide_b();
+        let (mut least, mut most) = (0f64, 0f64);
+        for row in rows.into_iter().filter(|&row| row < m) {
+            let sums: Vec<Expected> = self.sums(row, &b, epilogue.alpha).collect();
+            let first = row as usize * self.problem.ldd() as usize;
+            for Expected { value, bound } in outputs(self.problem, &epilogue, &sums, first) {
+                least = least.max(value.abs() - bound);
+                most = most.max(value.abs() + bound);
+            }
+        }
+        Ok(least..=most)
+    }
+
     /// B as N rows of K.
     fn wide_b(&self) -> Vec<f64> {
         let (n, k) = (self.problem.n() as usize, self.problem.k() as usize);
@@ -188,27 +212,10 @@ impl Report {
         let (mut error_squares, mut squares) = (0.0, 0.0);
         for row in rows {
             let (sums, first) = (sums(row), row as usize * problem.ldd() as usize);
-            // With what is added to it; only products that are not gated have a C.
-            let with_addends = |column: usize| {
-                let of_c =
-                    |c: &[D]| f64::from(epilogue.beta) * f64::from(c[first + column].widen());
-                let bias = epilogue.bias.map(|bias| f64::from(bias[column].widen()));
-                let c = epilogue.c.map(of_c);
-                match (c, bias) {
-                    (None, None) => sums[column],
-                    (c, bias) => sums[column].plus([c.unwrap_or(0.0), bias.unwrap_or(0.0)]),
-                }
-            };
-            for column in 0..problem.d_columns() as usize {
+            let outputs = outputs(problem, epilogue, &sums, first);
+            for (column, output) in outputs.enumerate() {
                 let at = first + column;
-                let output = if problem.is_gated() {
-                    let gate = gate_column(column as u32) as usize;
-                    let value = with_addends(gate + GATE_COLUMNS as usize);
-                    with_addends(gate).activated(epilogue.activation).times(value)
-                } else {
-                    with_addends(column).activated(epilogue.activation)
-                };
-                let expected = output.rounded::<D>();
+                let expected = output.scaled(epilogue.scale_d).rounded::<D>();
                 let got = f64::from(d[at].widen());
                 let error = error_of::<D>(got, expected);
                 error_squares += error * error;
@@ -261,6 +268,32 @@ impl Report {
         self.worst_fraction = self.worst_fraction.max(other.worst_fraction);
         self.relative_error = self.relative_error.max(other.relative_error);
     }
+}
+
+/// A row's outputs before they are scaled and rounded; the row of C begins at `first`.
+fn outputs<D: Element>(
+    problem: &Problem,
+    epilogue: &Epilogue<'_, D>,
+    sums: &[Expected],
+    first: usize,
+) -> impl Iterator<Item = Expected> {
+    // With what is added to it; only products that are not gated have a C.
+    let with_addends = move |column: usize| {
+        let c = epilogue.c.map(|c| f64::from(epilogue.beta) * f64::from(c[first + column].widen()));
+        let bias = epilogue.bias.map(|bias| f64::from(bias[column].widen()));
+        match (c, bias) {
+            (None, None) => sums[column],
+            (c, bias) => sums[column].plus([c.unwrap_or(0.0), bias.unwrap_or(0.0)]),
+        }
+    };
+    (0..problem.d_columns()).map(move |column| {
+        if !problem.is_gated() {
+            return with_addends(column as usize).activated(epilogue.activation);
+        }
+        let gate = gate_column(column) as usize;
+        let value = with_addends(gate + GATE_COLUMNS as usize);
+        with_addends(gate).activated(epilogue.activation).times(value)
+    })
 }
 
 /// How far `got` is from what it should be; an infinity is right where the value overflows D.
@@ -348,7 +381,7 @@ mod tests {
             beta: -2.0,
             c: Some(&[0.25f32]),
             bias: Some(&[-3.0]),
-            activation: Activation::None,
+            ..Epilogue::default()
         };
         let wrong = |d: f32, epilogue| reference.compare_with(&[d], 0..1, epilogue).unwrap().wrong;
         assert_eq!(wrong(-1.5, epilogue), 0);
@@ -407,22 +440,25 @@ mod tests {
             let problem = Problem::builder(1, n, k).elements(types[0], types[1], types[2]);
             let problem = problem.scaling(Scaling::Rows).gated(gated).build().unwrap();
             let (a, b): (Vec<F8E4M3>, Vec<F8E4M3>) = (random.elements(k), random.elements(n * k));
-            let (c, bias): (Vec<D>, Vec<D>) = (random.elements(n), random.elements(n));
+            let (c, bias): (Vec<D::Addend>, Vec<D::Addend>) =
+                (random.elements(n), random.elements(n));
             let (row, columns) = (random.scales(1), random.scales(n as usize));
             let epilogue = Epilogue {
                 alpha: random.signed(),
                 beta: random.signed(),
-                c: (!gated && random.within(0..=1) == 1).then_some(c.as_slice()),
-                bias: (random.within(0..=1) == 1).then_some(bias.as_slice()),
+                c: (!gated && random.within(0..=1) == 1).then_some(&c[..]),
+                bias: (random.within(0..=1) == 1).then_some(&bias[..]),
                 activation: random.choose(&Activation::ALL),
+                scale_d: if D::TYPE.is_fp8() { random.signed() * 4.0 } else { 1.0 },
             };
             let x: Vec<f32> = (0..n as usize)
                 .map(|column| {
                     let products = a.iter().zip(&b[column * k as usize..]);
                     let sum: f32 = products.map(|(a, b)| a.widen() * b.widen()).sum();
                     let mut x = epilogue.alpha * row[0] * columns[column] * sum;
-                    x += epilogue.c.map_or(0.0, |c| epilogue.beta * c[column].widen());
-                    x + epilogue.bias.map_or(0.0, |bias| bias[column].widen())
+                    x +=
+                        epilogue.c.map_or(0.0, |c: &[D::Addend]| epilogue.beta * c[column].widen());
+                    x + epilogue.bias.map_or(0.0, |bias: &[D::Addend]| bias[column].widen())
                 })
                 .collect();
             let activated = |x: f32| {
@@ -445,20 +481,26 @@ mod tests {
                 let gate = column / 8 * 16 + column % 8;
                 activated(x[gate]) * x[gate + 8]
             };
-            let d: Vec<D> =
-                (0..problem.d_columns() as usize).map(|column| D::narrow(output(column))).collect();
+            let outputs: Vec<f32> = (0..problem.d_columns() as usize).map(output).collect();
+            let round = |x: &f32| D::narrow(x * epilogue.scale_d);
+            let d: Vec<D> = outputs.iter().map(round).collect();
             let reference = Reference::new(&problem, &a, &b, &row, &columns).unwrap();
             let report = reference.compare_with(&d, 0..1, epilogue).unwrap();
             assert_eq!(report.wrong, 0, "{epilogue:?}: {report:?}");
+            let amax = outputs.iter().fold(0f32, |amax, x| amax.max(x.abs()));
+            let bounds = reference.amax(0..1, epilogue).unwrap();
+            assert!(bounds.contains(&amax.into()), "{amax} is not in {bounds:?}");
+            assert!(!bounds.contains(&(f64::from(amax) * 1.1 + 0.02)), "{bounds:?}");
             report.worst_fraction
         }
         let mut random = crate::random::Random::new(1);
-        let (mut bf16s, mut f16s) = (0f64, 0f64);
+        let (mut bf16s, mut f16s, mut fp8s) = (0f64, 0f64, 0f64);
         for _ in 0..400 {
             bf16s = bf16s.max(run::<bf16>(&mut random));
             f16s = f16s.max(run::<crate::element::f16>(&mut random));
+            fp8s = fp8s.max(run::<F8E4M3>(&mut random));
         }
         // Rounding to D alone may use the whole bound: nearly all of it is for that.
-        assert!(bf16s > 0.9 && f16s > 0.5, "{bf16s}, {f16s}");
+        assert!(bf16s > 0.9 && f16s > 0.5 && fp8s > 0.9, "{bf16s}, {f16s}, {fp8s}");
     }
 }

@@ -10,6 +10,7 @@ use overlap_gemm::{Element, Error};
 
 use super::world::{Layer, World};
 use crate::gpu::call::{Buffers, Call, Number, of_gathered};
+use crate::gpu::case::Case;
 use crate::gpu::inputs::{Inputs, random_rows, some_rows};
 use crate::gpu::ranks::Rank;
 
@@ -79,7 +80,7 @@ fn brought<A: Element, B: Element, D: Element>(
     all
 }
 
-pub struct Work<A, B, D> {
+pub struct Work<A, B, D: Element> {
     world: World,
     number: u64,
     products: Vec<Buffers<A, B, D>>,
@@ -100,11 +101,11 @@ impl<A: Number, B: Number, D: Number> Work<A, B, D> {
     }
 
     /// This rank's rows in the place that they have in the whole D.
-    fn in_whole(&self, product: usize, rows: &[u32], rank: u32, own: &[D]) -> Vec<D> {
+    fn in_whole<T: Element>(&self, product: usize, rows: &[u32], rank: u32, own: &[T]) -> Vec<T> {
         let problem =
             self.world.cases[product].sharded(&self.world.rows).with_shards(rows).unwrap();
         let ldd = problem.ldd() as usize;
-        let mut whole = vec![D::POISON; problem.m() as usize * ldd];
+        let mut whole = vec![T::POISON; problem.m() as usize * ldd];
         let place = self.world.output_rows(rows, rank);
         let place = place.start as usize * ldd..place.end as usize * ldd;
         let len = place.len().min(own.len());
@@ -113,15 +114,16 @@ impl<A: Number, B: Number, D: Number> Work<A, B, D> {
     }
 
     /// What comes after the sum, with C as long as the whole D.
-    fn epilogue<'a>(&'a self, product: usize, c: Option<&'a [D]>) -> Epilogue<'a, D> {
+    fn epilogue<'a>(&'a self, product: usize, c: Option<&'a [D::Addend]>) -> Epilogue<'a, D> {
         let case = &self.world.cases[product];
         let bias = self.products[product].inputs.bias.as_deref();
         let activation = case.options.activation;
-        Epilogue { alpha: case.alpha, beta: case.beta, c, bias, activation }
+        let Case { alpha, beta, .. } = *case;
+        Epilogue { alpha, beta, c, bias, activation, ..Epilogue::default() }
     }
 
     /// C where this rank's rows are in the whole D.
-    fn whole_c(&self, product: usize, rows: &[u32], rank: u32) -> Option<Vec<D>> {
+    fn whole_c(&self, product: usize, rows: &[u32], rank: u32) -> Option<Vec<D::Addend>> {
         let c = self.products[product].inputs.c.as_ref();
         c.map(|c| self.in_whole(product, rows, rank, c))
     }

@@ -7,7 +7,7 @@ use overlap_gemm::ElementType::{Bf16, E4m3};
 use overlap_gemm::element::{F8E4M3, bf16};
 use overlap_gemm::exercise::Exercise;
 use overlap_gemm::host::{
-    AllGatherGemm, AsyncGemm, Group, GroupOptions, Link, Product, Rank, Stream,
+    AllGatherGemm, AsyncGemm, Group, GroupOptions, Link, Product, Rank, Shard, Stream,
 };
 use overlap_gemm::plan::{Activation, Epilogue, PlanOptions, Problem, Scaling, Tiling};
 use overlap_gemm::random::Random;
@@ -126,6 +126,77 @@ fn gated_products_have_an_activation_and_a_bias() {
             assert!(d.chunks(29).all(|row| row[24..].iter().all(|x| x.is_nan())));
         }
     }
+}
+
+/// Scaled, saturated, and the largest output noted; gated or with a C in bf16.
+#[test]
+fn fp8_outputs_are_scaled_and_their_amax_is_noted() {
+    let options = PlanOptions::new().with_tiling(Tiling::of_tile(8, 16));
+    let mut random = Random::new(37);
+    for gated in [false, true] {
+        let problem = Problem::builder(24, 48, 40).ranks(3).elements(E4m3, E4m3, E4m3);
+        let problem = problem.scaling(Scaling::Tensor).gated(gated).build().unwrap();
+        let a: Vec<F8E4M3> = random.elements(problem.a_len(24));
+        let b: Vec<F8E4M3> = random.elements(problem.b_len());
+        let c: Vec<bf16> = random.elements(problem.d_len());
+        let bias: Vec<bf16> = random.elements(48);
+        for scale_d in [-3.0, 500.0] {
+            let epilogue = Epilogue {
+                c: (!gated).then_some(&c[..]),
+                beta: 0.5,
+                bias: Some(&bias),
+                activation: Activation::Silu,
+                scale_d,
+                ..Epilogue::default()
+            };
+            let reference = Reference::new(&problem, &a, &b, &[0.5], &[2.0]).unwrap();
+            let bounds = reference.amax(0..24, epilogue).unwrap();
+            let outputs = on_threads(Group::local(3).unwrap(), |rank: Rank| {
+                let plan = AllGatherGemm::<F8E4M3, F8E4M3, F8E4M3>::plan;
+                let mut layer = plan(&rank, &problem, options).unwrap();
+                let shard = &a[rank.rank() as usize * 8 * 40..][..8 * 40];
+                let mut d = vec![F8E4M3::NAN; problem.d_len() as usize];
+                // What was noted before stays if it is larger.
+                let (mut amax, mut more) = (0.0, 1e6);
+                for noted in [&mut amax, &mut more] {
+                    let product = Product::new(&b, &mut d).scales(&[2.0]).epilogue(epilogue);
+                    let shard = Shard::at(shard).scales(&[0.5]);
+                    let products = &mut [product.amax(noted)];
+                    layer.enqueue_all(&Stream::new(2).unwrap(), shard, products).unwrap();
+                }
+                assert_eq!(more, 1e6);
+                (d, amax)
+            });
+            for (d, amax) in outputs {
+                assert_eq!(reference.compare_with(&d, 0..24, epilogue).unwrap().wrong, 0);
+                let other = Epilogue { scale_d: 1.0, ..epilogue };
+                let unscaled = reference.compare_with(&d, 0..24, other).unwrap().wrong;
+                assert!(unscaled > 24 * 12, "{unscaled}");
+                assert!(bounds.contains(&amax.into()), "{amax} is not in {bounds:?}");
+                let largest = d.iter().fold(0f32, |largest, x| largest.max(x.to_f32().abs()));
+                assert_eq!(F8E4M3::from_f32(amax * scale_d.abs()).to_f32(), largest);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_scale_or_an_amax_of_a_wider_d_is_refused() {
+    let problem = Problem::builder(8, 16, 8).build().unwrap();
+    let rank = Group::local(1).unwrap().remove(0);
+    let mut layer = AllGatherGemm::<bf16>::plan(&rank, &problem, PlanOptions::new()).unwrap();
+    let (a, b, mut d) = (vec![bf16::ONE; 64], vec![bf16::ONE; 128], vec![bf16::NAN; 128]);
+    let mut amax = 0.0;
+    let scaled = Epilogue { scale_d: 2.0, ..Epilogue::default() };
+    let not_finite = Epilogue { scale_d: f32::NAN, ..Epilogue::default() };
+    let mut refused = |product: Product<'_, bf16, bf16>, text: &str| {
+        let refused = layer.enqueue_all(&Stream::new(1).unwrap(), &a, &mut [product]);
+        let error = refused.unwrap_err().to_string();
+        assert!(error.starts_with(text), "{error}");
+    };
+    refused(Product::new(&b, &mut d).epilogue(scaled), "a scale for a D in bf16");
+    refused(Product::new(&b, &mut d).epilogue(not_finite), "a scale for a D in bf16");
+    refused(Product::new(&b, &mut d).amax(&mut amax), "an amax for a D in bf16");
 }
 
 /// Two products of one gather, the first with rows of D and C that lie apart.

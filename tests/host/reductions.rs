@@ -40,13 +40,13 @@ struct World {
 }
 
 /// One rank's numbers in a step.
-struct Inputs<A, D> {
+struct Inputs<A, D: Element> {
     a: Vec<A>,
     a_scales: Vec<f32>,
     of_products: Vec<OfProduct<A, D>>,
 }
 
-struct OfProduct<A, D> {
+struct OfProduct<A, D: Element> {
     problem: Problem,
     b: Vec<A>,
     b_scales: Vec<f32>,
@@ -54,11 +54,11 @@ struct OfProduct<A, D> {
 }
 
 /// The epilogue of a product.
-struct Ending<D> {
+struct Ending<D: Element> {
     alpha: f32,
     beta: f32,
-    c: Option<Vec<D>>,
-    bias: Option<Vec<D>>,
+    c: Option<Vec<D::Addend>>,
+    bias: Option<Vec<D::Addend>>,
     activation: Activation,
 }
 
@@ -76,7 +76,8 @@ impl<D: Element> Ending<D> {
 
     fn epilogue(&self) -> Epilogue<'_, D> {
         let Ending { alpha, beta, ref c, ref bias, activation } = *self;
-        Epilogue { alpha, beta, c: c.as_deref(), bias: bias.as_deref(), activation }
+        let (c, bias) = (c.as_deref(), bias.as_deref());
+        Epilogue { alpha, beta, c, bias, activation, ..Epilogue::default() }
     }
 }
 
@@ -199,7 +200,8 @@ impl World {
         let step = |(step, rows): (usize, &Vec<u32>)| {
             let mut inputs = self.inputs::<A, D>(me, step);
             for bias in inputs.of_products.iter_mut().flat_map(|product| &mut product.ending.bias) {
-                bias.iter_mut().for_each(|bias| *bias = D::narrow(bias.widen() * self.bias_times));
+                bias.iter_mut()
+                    .for_each(|bias| *bias = D::Addend::narrow(bias.widen() * self.bias_times));
             }
             let own = self.gets(step, me as usize).len();
             let outputs = self.columns.iter().map(|n| vec![D::POISON; own * *n as usize]);

@@ -42,7 +42,8 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     where
         'a: 's,
     {
-        let Operands { a, b, d, c, bias, scales, alpha, beta, rows, records, .. } = self;
+        let Operands { a, b, d, c, bias, scales, scale_d, amax, .. } = self;
+        let (alpha, beta, rows, records) = (self.alpha, self.beta, self.rows, self.records);
         let mut uses = Vec::with_capacity(3);
         let mut used = |(address, guard): (CUdeviceptr, SyncOnDrop<'s>)| {
             uses.push(guard);
@@ -58,6 +59,8 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         if let Some([of_a, of_b]) = scales {
             raw = raw.scales(used(of_a.device_ptr(stream)), used(of_b.device_ptr(stream)));
         }
+        raw.scale_d = scale_d.map_or(0, |scale| used(scale.device_ptr(stream)));
+        raw.amax = amax.map_or(0, |amax| used(amax.device_ptr_mut(stream)));
         raw.records = records.map_or(0, |records| used(records.memory.device_ptr_mut(stream)));
         (raw.alpha, raw.beta, raw.rows) = (alpha, beta, rows);
         Held { raw, _uses: uses }

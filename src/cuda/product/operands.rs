@@ -16,7 +16,7 @@ use super::other_sums::OtherSums;
 use crate::cuda::sys::bindings::og_gemm_operands;
 use crate::cuda::sys::device::check_context;
 use crate::cuda::sys::records::TileRecords;
-use crate::element::Element;
+use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::fit::{
     ALL_ELEMENTS, ALL_ROWS, ALL_SCALES, a_lens, b_lens, check_factors, check_len, check_types,
@@ -41,13 +41,15 @@ use crate::plan::{Problem, Scaling, check_aligned};
 /// # }
 /// ```
 #[must_use]
-pub struct Operands<'a, A, B, D> {
+pub struct Operands<'a, A, B, D: Element> {
     pub(crate) a: &'a dyn DevicePtr<A>,
     pub(crate) b: &'a dyn DevicePtr<B>,
     pub(crate) d: &'a mut dyn DevicePtrMut<D>,
-    pub(crate) c: Option<&'a dyn DevicePtr<D>>,
-    pub(crate) bias: Option<&'a dyn DevicePtr<D>>,
+    pub(crate) c: Option<&'a dyn DevicePtr<D::Addend>>,
+    pub(crate) bias: Option<&'a dyn DevicePtr<D::Addend>>,
     pub(crate) scales: Option<[&'a dyn DevicePtr<f32>; 2]>,
+    pub(crate) scale_d: Option<&'a dyn DevicePtr<f32>>,
+    pub(crate) amax: Option<&'a mut dyn DevicePtrMut<f32>>,
     pub(crate) alpha: f32,
     pub(crate) beta: f32,
     pub(crate) rows: Option<u32>,
@@ -65,19 +67,32 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
         b: &'a impl DevicePtr<B>,
         d: &'a mut impl DevicePtrMut<D>,
     ) -> Self {
-        let (c, bias, scales, rows, ranks_rows, records) = (None, None, None, None, None, None);
-        Operands { a, b, d, c, bias, scales, alpha: 1.0, beta: 0.0, rows, ranks_rows, records }
+        Operands {
+            a,
+            b,
+            d,
+            c: None,
+            bias: None,
+            scales: None,
+            scale_d: None,
+            amax: None,
+            alpha: 1.0,
+            beta: 0.0,
+            rows: None,
+            ranks_rows: None,
+            records: None,
+        }
     }
 
-    /// C, with D's layout and pitch, and its factor.
-    pub fn c(mut self, c: &'a impl DevicePtr<D>, beta: f32) -> Self {
+    /// C, with D's layout and pitch, and its factor. It has D's type, or bf16 where that is fp8; and so has the bias.
+    pub fn c(mut self, c: &'a impl DevicePtr<D::Addend>, beta: f32) -> Self {
         self.c = Some(c);
         self.beta = beta;
         self
     }
 
     /// N elements, one added to each column.
-    pub fn bias(mut self, bias: &'a impl DevicePtr<D>) -> Self {
+    pub fn bias(mut self, bias: &'a impl DevicePtr<D::Addend>) -> Self {
         self.bias = Some(bias);
         self
     }
@@ -87,6 +102,19 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     /// [replicated](crate::cuda::GatherOptions::replicated_row_scales).
     pub fn scales(mut self, a: &'a impl DevicePtr<f32>, b: &'a impl DevicePtr<f32>) -> Self {
         self.scales = Some([a, b]);
+        self
+    }
+
+    /// The scale of a D in fp8, which outputs are multiplied by before they are rounded (default: 1).
+    pub fn scale_d(mut self, scale: &'a impl DevicePtr<f32>) -> Self {
+        self.scale_d = Some(scale);
+        self
+    }
+
+    /// Where D is fp8: raises `amax`, which is not negative, to the largest absolute value of the outputs before they are
+    /// scaled; to NaN if one is NaN. Delayed scaling finds the next step's scale from it.
+    pub fn amax(mut self, amax: &'a mut impl DevicePtrMut<f32>) -> Self {
+        self.amax = Some(amax);
         self
     }
 
@@ -152,6 +180,12 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
             fits("the scales of A", a.len(), a.stream().context(), of_rows, ALL_SCALES)?;
             fits("the scales of B", b.len(), b.stream().context(), of_columns, ALL_SCALES)?;
         }
+        if let Some(scale) = self.scale_d {
+            fits("the scale of D", scale.len(), scale.stream().context(), 1..=1, ONE_SCALE)?;
+        }
+        if let Some(amax) = &self.amax {
+            fits("amax", amax.len(), amax.stream().context(), 1..=1, ONE_SCALE)?;
+        }
         if let Some(records) = &self.records {
             check_context("the records", records.memory.context(), context)?;
         }
@@ -159,7 +193,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     }
 }
 
-impl<A, B, D> std::fmt::Debug for Operands<'_, A, B, D> {
+impl<A, B, D: Element> std::fmt::Debug for Operands<'_, A, B, D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Operands")
             .field("a", &self.a.len())
@@ -186,12 +220,16 @@ pub struct RawOperands {
     pub d: CUdeviceptr,
     /// Rows of C, `ldd` apart.
     pub c: CUdeviceptr,
-    /// N elements of D's type.
+    /// N elements of D's type, or of bf16 where D is fp8; and so are those of C.
     pub bias: CUdeviceptr,
     /// One f32, or one for each row of A.
     pub scale_a: CUdeviceptr,
     /// One f32, or one for each column of A · B.
     pub scale_b: CUdeviceptr,
+    /// Where D is fp8: one f32, the factor of outputs before they are rounded.
+    pub scale_d: CUdeviceptr,
+    /// Where D is fp8: one f32, raised to the largest absolute value before `scale_d`; [`Operands::amax`].
+    pub amax: CUdeviceptr,
     /// The factor of the product.
     pub alpha: f32,
     /// The factor of C.
@@ -215,6 +253,8 @@ impl RawOperands {
             bias: 0,
             scale_a: 0,
             scale_b: 0,
+            scale_d: 0,
+            amax: 0,
             alpha: 1.0,
             beta: 0.0,
             rows: None,
@@ -246,6 +286,20 @@ impl RawOperands {
     #[must_use]
     pub fn scales(mut self, a: CUdeviceptr, b: CUdeviceptr) -> Self {
         (self.scale_a, self.scale_b) = (a, b);
+        self
+    }
+
+    /// The scale of a D in fp8.
+    #[must_use]
+    pub fn scale_d(mut self, scale: CUdeviceptr) -> Self {
+        self.scale_d = scale;
+        self
+    }
+
+    /// Where the largest absolute value goes.
+    #[must_use]
+    pub fn amax(mut self, amax: CUdeviceptr) -> Self {
+        self.amax = amax;
         self
     }
 
@@ -288,13 +342,13 @@ impl RawOperands {
         let at = |start: CUdeviceptr, pitch: u32, size: u32| {
             start + u64::from(first) * u64::from(pitch) * u64::from(size)
         };
-        let d = |start| at(start, problem.ldd(), elements.d.size());
+        let like_d = |start, element: ElementType| at(start, problem.ldd(), element.size());
         let by_rows = problem.scaling() == Scaling::Rows;
         RawOperands {
             others: self.others.map(|others| others.rows_from(first, elements.d)),
             a: at(self.a, problem.lda(), elements.a.size()),
-            d: d(self.d),
-            c: if self.c == 0 { 0 } else { d(self.c) },
+            d: like_d(self.d, elements.d),
+            c: if self.c == 0 { 0 } else { like_d(self.c, elements.d.addend()) },
             scale_a: if by_rows { at(self.scale_a, 1, 4) } else { self.scale_a },
             ..*self
         }
@@ -332,6 +386,9 @@ impl RawOperands {
         for (what, address) in aligned {
             check_aligned(what, address, "start it at a multiple of 16 bytes")?;
         }
+        for (what, address) in [("a scale", self.scale_d), ("an amax", self.amax)] {
+            problem.elements().check_fp8_output(what, address != 0)?;
+        }
         check_factors(self.alpha, self.beta)?;
         let by_line = i32::from(problem.scaling() == Scaling::Rows);
         let operands = og_gemm_operands {
@@ -342,6 +399,8 @@ impl RawOperands {
             bias: self.bias as *const _,
             scale_a: self.scale_a as *const _,
             scale_b: self.scale_b as *const _,
+            scale_d: self.scale_d as *const _,
+            amax_d: self.amax as *mut _,
             scale_a_per_row: by_line,
             scale_b_per_column: by_line,
             alpha: self.alpha,
@@ -402,6 +461,9 @@ fn rows_of(problem: &Problem, rows: Option<u32>) -> Result<u32> {
     let remedy = "plan for the largest M that any step will have";
     Error::check_range("the number of rows", rows, 1..=problem.m(), remedy).map(|()| rows)
 }
+
+/// The remedy for what D has one of.
+const ONE_SCALE: &str = "pass one f32";
 
 /// How long a buffer may be in a call of `rows` rows: as these rows, up to as all that were planned.
 /// Device memory is allocated once, for the largest M, and graphs keep its addresses.
@@ -475,6 +537,8 @@ mod tests {
             (RawOperands { a: 0, ..good }, "A is absent"),
             (RawOperands { d: 24, ..good }, "the address of D is 24 bytes"),
             (good.alpha(f32::NAN), "alpha is NaN"),
+            (good.scale_d(16), "a scale for a D in bf16"),
+            (good.amax(16), "an amax for a D in bf16"),
         ];
         for (operands, text) in texts {
             let error = refused(operands).to_string();

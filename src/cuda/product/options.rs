@@ -20,7 +20,7 @@ pub struct GemmOptions {
     pub sm_limit: Option<u32>,
     /// What is done to each output.
     pub activation: Activation,
-    /// Whether there is a bias: N elements of D's type, one added to each column.
+    /// Whether there is a bias: N elements of D's type, or of bf16 where that is fp8, one added to each column.
     pub bias: bool,
     /// Whether there is a C: a matrix that lies as D does, times `beta`.
     pub c: bool,

@@ -1,7 +1,7 @@
 //! Made from `csrc/overlap_gemm.h` by bindgen; do not edit. After a change there,
 //! `cargo check --features bindings` prints the command that renews this file.
 
-pub const OG_ABI_VERSION: u32 = 21;
+pub const OG_ABI_VERSION: u32 = 22;
 pub const OG_ALIGNMENT_BYTES: u32 = 16;
 pub const OG_GATE_COLUMNS: u32 = 8;
 pub const OG_MAX_EXTENT: u32 = 2147483392;
@@ -140,6 +140,8 @@ pub struct og_gemm_operands {
     pub bias: *const ::core::ffi::c_void,
     pub scale_a: *const f32,
     pub scale_b: *const f32,
+    pub scale_d: *const f32,
+    pub amax_d: *mut f32,
     pub scale_a_per_row: i32,
     pub scale_b_per_column: i32,
     pub alpha: f32,

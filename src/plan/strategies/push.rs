@@ -13,8 +13,8 @@
 //! have finished the epoch that used the buffer before; a move out of the own slot precedes the word that lets the
 //! slot be written again.
 
-use super::super::problem::Scaling;
 use super::super::schedule::{BUFFERS, Lane, Step, Word};
+use super::super::types::Scaling;
 use super::super::way::{Engine, FEW_BYTES};
 use super::super::whole::Plan;
 

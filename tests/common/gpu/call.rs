@@ -20,7 +20,7 @@ use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Epilogue, Reference, Report};
 
 use super::case::Case;
-use super::inputs::{Inputs, some_rows};
+use super::inputs::{CHECKED_ROWS, Inputs, some_rows};
 use super::{Gpu, of_types};
 
 /// Elements before and after D that no kernel may touch: a multiple of 16, to keep D aligned.
@@ -132,6 +132,8 @@ pub trait Call: Send {
     fn wrong_numbers(&self) -> usize;
     /// How these rows compare with the reference.
     fn report(&self, rows: &[u32]) -> Report;
+    /// Where D is fp8: the largest output of a first product of so many rows was noted, and no other.
+    fn check_amax(&self, stream: &Arc<CudaStream>, rows: u32);
 }
 
 /// The call of a case with random inputs, in the types of its kernel.
@@ -162,11 +164,11 @@ pub fn check(
 }
 
 /// A type that lives on both sides.
-pub trait Number: Element + DeviceRepr {}
-impl<T: Element + DeviceRepr> Number for T {}
+pub trait Number: Element<Addend: DeviceRepr> + DeviceRepr {}
+impl<T: Element<Addend: DeviceRepr> + DeviceRepr> Number for T {}
 
 /// The memory of one call on both sides.
-pub struct Buffers<A, B, D> {
+pub struct Buffers<A, B, D: Element> {
     case: Case,
     problem: Problem,
     pub inputs: Inputs<A, B, D>,
@@ -174,17 +176,21 @@ pub struct Buffers<A, B, D> {
     /// D and its guards, as before a product.
     blank: Vec<D>,
     d: CudaSlice<D>,
+    /// Where D is fp8.
+    amax: Option<CudaSlice<f32>>,
     /// The last look at D and its guards, and the one before.
     looks: [Vec<D>; 2],
 }
 
 /// The inputs on the device.
-struct Uploaded<A, B, D> {
+struct Uploaded<A, B, D: Element> {
     a: CudaSlice<A>,
     b: CudaSlice<B>,
-    c: Option<CudaSlice<D>>,
-    bias: Option<CudaSlice<D>>,
+    c: Option<CudaSlice<D::Addend>>,
+    bias: Option<CudaSlice<D::Addend>>,
     scales: Option<[CudaSlice<f32>; 2]>,
+    /// Unless it is 1.
+    scale_d: Option<CudaSlice<f32>>,
 }
 
 impl<A: Number, B: Number, D: Number> Buffers<A, B, D> {
@@ -203,10 +209,13 @@ impl<A: Number, B: Number, D: Number> Buffers<A, B, D> {
             c: inputs.c.as_ref().map(|c| gpu.upload(c)),
             bias: inputs.bias.as_ref().map(|bias| gpu.upload(bias)),
             scales: (problem.scaling() != Scaling::None).then(|| scales.map(|s| gpu.upload(s))),
+            scale_d: (case.scale_d != 1.0).then(|| gpu.upload(&[case.scale_d])),
         };
         let blank = blank::<D>(problem, d_rows);
         let (d, looks) = (gpu.upload(&blank), Default::default());
-        Buffers { case: case.clone(), problem: problem.clone(), inputs, device, blank, d, looks }
+        let amax = D::TYPE.is_fp8().then(|| gpu.upload(&[0.0]));
+        let (case, problem) = (case.clone(), problem.clone());
+        Buffers { case, problem, inputs, device, blank, d, amax, looks }
     }
 
     /// Other numbers, on both sides.
@@ -235,6 +244,12 @@ impl<A: Number, B: Number, D: Number> Buffers<A, B, D> {
     fn elements_of(&self, rows: &Range<u32>) -> Range<usize> {
         let lda = self.problem.lda() as usize;
         rows.start as usize * lda..(rows.end as usize * lda).min(self.inputs.a.len())
+    }
+
+    fn epilogue(&self) -> Epilogue<'_, D> {
+        let Case { alpha, beta, scale_d, ref options, .. } = self.case;
+        let (c, bias) = (self.inputs.c.as_deref(), self.inputs.bias.as_deref());
+        Epilogue { alpha, beta, c, bias, activation: options.activation, scale_d }
     }
 
     fn inner(&self) -> Range<usize> {
@@ -308,9 +323,9 @@ impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
     }
 
     fn addresses(&self, stream: &CudaStream) -> RawOperands {
-        let address = |slice: &CudaSlice<D>| slice.device_ptr(stream).0;
-        let Uploaded { a, b, c, bias, scales } = &self.device;
-        let d = address(&self.d) + (GUARD * size_of::<D>()) as u64;
+        let address = |slice: &CudaSlice<D::Addend>| slice.device_ptr(stream).0;
+        let Uploaded { a, b, c, bias, scales, scale_d } = &self.device;
+        let d = self.d.device_ptr(stream).0 + (GUARD * size_of::<D>()) as u64;
         let (a, b) = (a.device_ptr(stream).0, b.device_ptr(stream).0);
         let mut operands = RawOperands::new(a, b, d).alpha(self.case.alpha);
         if let Some(c) = c {
@@ -322,13 +337,19 @@ impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
         if let Some([a, b]) = scales {
             operands = operands.scales(a.device_ptr(stream).0, b.device_ptr(stream).0);
         }
-        operands
+        let one =
+            |slice: &Option<CudaSlice<f32>>| slice.as_ref().map_or(0, |it| it.device_ptr(stream).0);
+        operands.scale_d(one(scale_d)).amax(one(&self.amax))
     }
 
     fn enqueue(&mut self, gemm: &Gemm, stream: &Arc<CudaStream>) {
         let inner = self.inner();
         let mut d = self.d.slice_mut(inner);
-        gemm.enqueue(stream, operands(&self.case, &self.device, &mut d)).unwrap();
+        let mut operands = operands(&self.case, &self.device, &mut d);
+        if let Some(amax) = &mut self.amax {
+            operands = operands.amax(amax);
+        }
+        gemm.enqueue(stream, operands).unwrap();
     }
 
     fn enqueue_recorded(
@@ -395,15 +416,22 @@ impl<A: Number, B: Number, D: Number> Call for Buffers<A, B, D> {
     }
 
     fn report(&self, rows: &[u32]) -> Report {
-        let Case { alpha, beta, ref options, .. } = self.case;
-        let epilogue = Epilogue {
-            alpha,
-            beta,
-            c: self.inputs.c.as_deref(),
-            bias: self.inputs.bias.as_deref(),
-            activation: options.activation,
-        };
-        self.reference().compare_with(self.last_d(), rows.iter().copied(), epilogue).unwrap()
+        let rows = rows.iter().copied();
+        self.reference().compare_with(self.last_d(), rows, self.epilogue()).unwrap()
+    }
+
+    fn check_amax(&self, stream: &Arc<CudaStream>, rows: u32) {
+        let Some(amax) = &self.amax else { return };
+        let amax = stream.clone_dtoh(amax).unwrap()[0];
+        let outputs = self.rows().take(rows as usize).flatten();
+        let largest = outputs.fold(0f32, |largest, x| largest.max(x.widen().abs()));
+        // Scaling and rounding keep the order.
+        let rounded = D::narrow(amax * self.case.scale_d.abs()).widen();
+        assert_eq!(rounded, largest, "{:?}: amax is {amax}", self.case);
+        if rows <= CHECKED_ROWS as u32 {
+            let bounds = self.reference().amax(0..rows, self.epilogue()).unwrap();
+            assert!(bounds.contains(&amax.into()), "{:?}: {amax}, {bounds:?}", self.case);
+        }
     }
 }
 
@@ -422,6 +450,9 @@ fn operands<'a, A: Number, B: Number, D: Number>(
     }
     if let Some([a, b]) = &device.scales {
         operands = operands.scales(a, b);
+    }
+    if let Some(scale) = &device.scale_d {
+        operands = operands.scale_d(scale);
     }
     match case.rows {
         Some(rows) => operands.rows(rows),

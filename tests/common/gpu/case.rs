@@ -27,6 +27,8 @@ pub struct Case {
     pub options: GemmOptions,
     pub alpha: f32,
     pub beta: f32,
+    /// 1 unless D is fp8.
+    pub scale_d: f32,
     pub rows: Option<u32>,
 }
 
@@ -48,6 +50,7 @@ impl Case {
             options,
             alpha: 1.0,
             beta: 0.0,
+            scale_d: 1.0,
             rows: None,
         }
     }
@@ -127,6 +130,7 @@ impl Case {
         // With 1, kernels that can add C to their sums.
         case.alpha = if kernel.adds_others { 1.0 } else { 0.75 };
         case.beta = -1.5;
+        case.scale_d = if case.d.is_fp8() { 0.5 } else { 1.0 };
         case.options.splits = Some(case.most_splits().min(2));
         case.options.sm_limit = Some(kernel.cluster_size());
         case
@@ -144,6 +148,9 @@ impl Case {
         case.options.bias = random.within(0..=1) == 1;
         case.options.c = random.within(0..=1) == 1;
         (case.alpha, case.beta) = (factor(random), factor(random));
+        if case.d.is_fp8() {
+            case.scale_d = factor(random);
+        }
         case.options.splits = Some(random.within(1..=case.most_splits().into()) as u32);
         // Tests write B long before; the promise holds.
         case.options.constant_b = random.within(0..=1) == 1;

@@ -16,11 +16,11 @@ pub const CHECKED_ROWS: usize = 64;
 
 /// The inputs of one call on the host; C and the bias where the case has them.
 #[derive(Clone, Debug)]
-pub struct Inputs<A, B, D> {
+pub struct Inputs<A, B, D: Element> {
     pub a: Vec<A>,
     pub b: Vec<B>,
-    pub c: Option<Vec<D>>,
-    pub bias: Option<Vec<D>>,
+    pub c: Option<Vec<D::Addend>>,
+    pub bias: Option<Vec<D::Addend>>,
     pub a_scales: Vec<f32>,
     pub b_scales: Vec<f32>,
 }

@@ -42,10 +42,13 @@ macro_rules! of_types {
             (F16, F16, F32) => $of!(f16, f16, f32),
             (E4m3, E4m3, Bf16) => $of!(F8E4M3, F8E4M3, bf16),
             (E4m3, E4m3, F16) => $of!(F8E4M3, F8E4M3, f16),
+            (E4m3, E4m3, E4m3) => $of!(F8E4M3, F8E4M3, F8E4M3),
             (E4m3, E5m2, Bf16) => $of!(F8E4M3, F8E5M2, bf16),
             (E4m3, E5m2, F16) => $of!(F8E4M3, F8E5M2, f16),
+            (E4m3, E5m2, E5m2) => $of!(F8E4M3, F8E5M2, F8E5M2),
             (E5m2, E4m3, Bf16) => $of!(F8E5M2, F8E4M3, bf16),
             (E5m2, E4m3, F16) => $of!(F8E5M2, F8E4M3, f16),
+            (E5m2, E4m3, E5m2) => $of!(F8E5M2, F8E4M3, F8E5M2),
             other => panic!("no kernel can have the types {other:?}"),
         }
     }};

@@ -26,6 +26,7 @@ pub fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
         let mut call = call(gpu, case, random);
         call.enqueue(&gemm, &gpu.stream);
         let report = check(&mut *call, &gpu.stream, case, rows, random);
+        call.check_amax(&gpu.stream, rows);
         check_norm(case, &report);
         let (choice, worst) = (gemm.choice(), 100.0 * report.worst_fraction);
         println!("{case}: round {round}, {choice:?}, {worst:.1} % of the bound: {report:?}");

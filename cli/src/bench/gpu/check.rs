@@ -131,10 +131,13 @@ impl<'a> Check<'a> {
             (F32, F32, F32) => self.judge::<f32, f32, f32>(d, adder),
             (E4m3, E4m3, Bf16) => self.judge::<F8E4M3, F8E4M3, bf16>(d, adder),
             (E4m3, E4m3, F16) => self.judge::<F8E4M3, F8E4M3, f16>(d, adder),
+            (E4m3, E4m3, E4m3) => self.judge::<F8E4M3, F8E4M3, F8E4M3>(d, adder),
             (E4m3, E5m2, Bf16) => self.judge::<F8E4M3, F8E5M2, bf16>(d, adder),
             (E4m3, E5m2, F16) => self.judge::<F8E4M3, F8E5M2, f16>(d, adder),
+            (E4m3, E5m2, E5m2) => self.judge::<F8E4M3, F8E5M2, F8E5M2>(d, adder),
             (E5m2, E4m3, Bf16) => self.judge::<F8E5M2, F8E4M3, bf16>(d, adder),
             (E5m2, E4m3, F16) => self.judge::<F8E5M2, F8E4M3, f16>(d, adder),
+            (E5m2, E4m3, E5m2) => self.judge::<F8E5M2, F8E4M3, F8E5M2>(d, adder),
             // No `Problem` has such types.
             _ => Err(Error::Unsupported {
                 what: format!("checking {a} × {b} → {out}"),
