@@ -251,21 +251,23 @@ public:
         return outputs;
     }
 
-    // Outputs as a D of fp8 takes them; `exists` says which of them D has.
+    // Outputs as a D of fp8 takes them. It has all of them, or those that `exists` says.
     template <int kCount, class Exists>
-    CUTLASS_DEVICE void quantize(cutlass::Array<float, kCount>& outputs, Exists const& exists) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) {
-            uint32_t const bits = __float_as_uint(outputs[i]) & 0x7fffffffu;
-            if (exists(i)) amax_ = bits > amax_ ? bits : amax_;
-            outputs[i] *= scale_d_;
+    CUTLASS_DEVICE void quantize(cutlass::Array<float, kCount>& outputs, bool all, Exists const& exists) {
+        if (params_.amax_d) {
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kCount; ++i) {
+                if (all || exists(i)) amax_ = cutlass::maximum<float, true>{}(amax_, fabsf(outputs[i]));
+            }
         }
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) outputs[i] *= scale_d_;
     }
 
     // Called by whole warps.
     CUTLASS_DEVICE void note_amax() const {
         if (!params_.amax_d) return;
-        uint32_t const largest = __reduce_max_sync(0xffffffff, amax_);
+        uint32_t const largest = __reduce_max_sync(0xffffffff, __float_as_uint(amax_));
         if (threadIdx.x % 32 == 0) atomicMax(params_.amax_d, largest);
     }
 
@@ -295,7 +297,7 @@ private:
     Tile const& tile_;
     float alpha_;
     float scale_d_;
-    uint32_t amax_ = 0;
+    float amax_ = 0;
 };
 
 }  // namespace overlap_gemm

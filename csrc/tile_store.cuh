@@ -3,7 +3,7 @@
 // What belongs here: which element of D each sum is, and its way to and from memory. Elements of 16 bits go chunk by chunk
 // through shared memory, from where TMA stores them. Each warp does so for itself, and waits for no other: it has two to four
 // chunks of shared memory, and fills one while TMA reads the others. Elements of 8 bits go through shared memory, too, but the
-// warp's lanes store them, 8 bytes each: TMA stores no less than 16 in a row, and those of a chunk may be 8. Elements of 32 bits
+// warp's lanes store them, 8 bytes at a time: TMA stores no less than 16 in a row, and those of a chunk may be 8. Elements of 32 bits
 // go straight to memory: four or eight neighbouring threads fill a sector of 32 bytes.
 // Where the product is gated, both of a pair of columns are in one thread's sums, and a chunk has half as many columns of D.
 // Invariant: a chunk of shared memory is written only after what was in it has been read; nothing outside D is written.
@@ -11,6 +11,8 @@
 // Terms: a *strip* is 64 rows of the kernel's tile, what one warp group multiplies at a time, 16 in each warp; a chunk is some
 // columns of a warp's rows. Transposed, the kernel's rows are D's columns.
 #pragma once
+
+#include <algorithm>
 
 #include "cutlass/cutlass.h"
 #include "cute/arch/cluster_sm90.hpp"
@@ -47,12 +49,11 @@ public:
     // Columns of a chunk as the kernel sees them. Where tiles differ in width, the last chunk may have fewer.
     static constexpr int kChunk = sizeof(Element) <= 2 && kPartN % 32 == 0 ? 32 : 16;
     static_assert(kPartN % kChunk == 0);
-    static constexpr int kChunkBytes = sizeof(Element) <= 2 ? kChunk * kWarpRows * int(sizeof(Element)) : 0;
+    // Four 8 x 8 matrices of 16 bits for `stmatrix`, at least.
+    static constexpr int kChunkBytes = sizeof(Element) <= 2 ? std::max(kChunk * kWarpRows * int(sizeof(Element)), 512) : 0;
     // The columns of D in a chunk.
     static constexpr int kChunkColumns = kTransposed ? kWarpRows : kChunk;
     static constexpr int kChunkRowBytes = kChunkColumns * int(sizeof(Element));
-    // What a lane stores of 8-bit elements at a time: where widths are in steps of 8, no more has the same alignment in all tiles.
-    static constexpr int kLaneBytes = 8;
     static constexpr int kPairColumns = 2 * OG_GATE_COLUMNS;
     // How far apart a thread's sums of a gate and of what it gates are: `place` says where each is.
     static constexpr int kGateApart = kTransposed ? OG_GATE_COLUMNS / 4 : OG_GATE_COLUMNS / 2;
@@ -163,8 +164,7 @@ public:
         __syncwarp();
         int const part_width = width() / kGroupsN;
         Place const first = first_of(thread);
-        char* const chunk_bytes = storage_.chunks[part_of(thread)][warp()][0];
-        uint32_t const chunks = cute::cast_smem_ptr_to_uint(chunk_bytes);
+        uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage_.chunks[part_of(thread)][warp()]);
         if constexpr (adds_others(kLeast)) {
             if (params_.addends.count > 0) add(tile, first, chunks, sums);
         }
@@ -188,7 +188,7 @@ public:
                             fill(chunk, rounded);
                         }
                     } else if constexpr (kChunkBytes != 0) {
-                        store_by_lanes<kGated>(epilogue, tile, at, part_width - column, chunk_bytes + (chunk - chunks), outputs);
+                        store_by_lanes<kGated>(epilogue, tile, at, part_width - column, chunk, outputs);
                     } else {
                         store<kGated>(tile, row, first.column + column, outputs);
                     }
@@ -431,14 +431,17 @@ private:
         return kGated ? column / kPairColumns * OG_GATE_COLUMNS + column % OG_GATE_COLUMNS : column;
     }
 
-    // Elements of 8 bits: all lanes write theirs into the chunk, whose rows are D's, then each takes some bytes from there to
-    // D. The chunk begins at the kernel's row and column `first` in its tile; its part has `columns` columns from there on.
+    // Elements of 8 bits: each lane gives pairs of neighbours, those of two blocks of 8 of the kernel's columns at a time, and gets
+    // 16 bytes back, which it stores as two pieces: of two blocks of D's columns, or, transposed, of two rows. (Where widths are
+    // in steps of 8, no larger pieces have the same alignment in all tiles.) The chunk begins at the kernel's row and column
+    // `first` in its tile; its part has `columns` columns from there on.
     template <bool kGated, int kCount>
-    CUTLASS_DEVICE void store_by_lanes(Epilogue& epilogue, Tile const& tile, Place first, int columns, char* chunk,
+    CUTLASS_DEVICE void store_by_lanes(Epilogue& epilogue, Tile const& tile, Place first, int columns, uint32_t chunk,
                                        cutlass::Array<float, kCount> outputs) const {
-        constexpr int kColumnsEach = kGated ? 2 : 1;
-        constexpr int kRowBytes = kChunkRowBytes / kColumnsEach, kInRow = kRowBytes / kLaneBytes;
-        constexpr int kPieces = kChunkBytes / kColumnsEach / kLaneBytes;
+        constexpr int kColumnsEach = kGated ? 2 : 1, kPiece = 8;
+        // A thread has outputs in two of the kernel's rows 8 apart, unless these are gates and what they gate.
+        constexpr int kHalves = kGated && kTransposed ? 1 : 2;
+        constexpr int kBlocks = kCount / 2 / kHalves, kMatrices = (kBlocks + 1) / 2 * kHalves;
         int lane = int(threadIdx.x) % 32;
         // Computed again for each chunk: the places of all would take too many registers.
         asm volatile("" : "+r"(lane), "+r"(first.row), "+r"(first.column));
@@ -447,26 +450,37 @@ private:
         auto exists = [&](Place at) {
             return row + at.row < tile.rows && column + at.column < tile.columns && (kTransposed ? at.row : at.column) < columns;
         };
-        auto place_of = [&](int i) { return place(0, 0, kGated ? nth_gate<kGateApart>(i) : i, lane); };
-        epilogue.quantize(outputs, [&](int i) { return exists(place_of(i)); });
+        constexpr int kChunkRows = kTransposed ? kChunk : kWarpRows;
+        epilogue.quantize(outputs, exists({kChunkRows - 1, kChunkColumns - 1}),
+                          [&](int i) { return exists(place(0, 0, kGated ? nth_gate<kGateApart>(i) : i, lane)); });
         auto const rounded = cutlass::NumericArrayConverter<Element, float, kCount>{}(outputs);
-        // Where neighbours are in a row of D, two at a time.
-        using Unit = cute::conditional_t<kTransposed, uint8_t, uint16_t>;
-        auto* units = reinterpret_cast<Unit const*>(rounded.data());
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; i += int(sizeof(Unit))) {
-            Place const at = place_of(i);
-            *reinterpret_cast<Unit*>(chunk + at.row * kRowBytes + column_of_d<kGated>(at.column)) = units[i / int(sizeof(Unit))];
-        }
+        auto* pairs = reinterpret_cast<uint16_t const*>(rounded.data());
+        // The matrix's pairs of two blocks; what there is not is written, but not stored.
+        auto matrix = [&](int nth) -> uint32_t {
+            int const block = nth / kHalves * 2, half = nth % kHalves, last = kBlocks - 1;
+            int const even = std::min(block, last) * kHalves + half, odd = std::min(block + 1, last) * kHalves + half;
+            return uint32_t(pairs[even]) | uint32_t(pairs[odd]) << 16;
+        };
+        store_matrices(chunk + lane * 16, matrix(0), matrix(1), matrix(2), matrix(3));
         __syncwarp();
+        if (kMatrices < 4 && lane >= kMatrices * 8) return;
+        uint32_t words[4];
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                     : "r"(chunk + lane * 16)
+                     : "memory");
+        int const block = lane / 8 / kHalves * 2, half = lane / 8 % kHalves, line = lane % 8;
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kPieces; i += 32) {
-            int const piece = i + lane;
-            Place const at{piece / kInRow, piece % kInRow * kLaneBytes};
-            if ((kPieces % 32 == 0 || piece < kPieces) && exists({at.row, at.column * kColumnsEach})) {
-                auto* to = params_.d + int64_t(row + at.row) * params_.ldd + column / kColumnsEach + at.column;
-                *reinterpret_cast<uint64_t*>(to) = *reinterpret_cast<uint64_t const*>(chunk + piece * kLaneBytes);
-            }
+        for (int piece = 0; piece < 2; ++piece) {
+            if (kBlocks == 1 && !kTransposed && piece == 1) break;
+            // Of D, in the chunk.
+            Place const at = kTransposed ? Place{(block + line % 2) * 8 + line / 2 * 2 + piece, half * kPiece}
+                                         : Place{half * 8 + line, (block + piece) * kPiece};
+            // The first or second byte of each pair, or pair of each two.
+            uint32_t const which = kTransposed ? (piece == 0 ? 0x6420 : 0x7531) : (piece == 0 ? 0x5410 : 0x7632);
+            if (!exists({at.row, at.column * kColumnsEach})) continue;
+            auto* to = params_.d + int64_t(row + at.row) * params_.ldd + column / kColumnsEach + at.column;
+            *reinterpret_cast<uint2*>(to) = make_uint2(__byte_perm(words[0], words[1], which), __byte_perm(words[2], words[3], which));
         }
     }
 

@@ -5,10 +5,11 @@
 //! Invariant: steps that may run at the same time fit the GPU's SMs together. Any other step follows those that were enqueued before
 //! it; all ranks enqueue the steps in the same order.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
+use super::lock;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::stream_ops::{follow, is_capturing, record, untimed_event, wait};
 use crate::error::Result;
@@ -33,7 +34,7 @@ impl Concurrent {
     /// That of the operations of `group`, as long as one of them exists.
     pub(crate) fn of(group: &Arc<Group>, device: &Device) -> Result<Shared> {
         static ALL: Mutex<Vec<OfGroup>> = Mutex::new(Vec::new());
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&ALL);
         all.retain(|(_, shared)| shared.strong_count() > 0);
         let mut known = all.iter().filter(|(of, _)| of.as_ptr() == Arc::as_ptr(group));
         if let Some(shared) = known.find_map(|(_, shared)| shared.upgrade()) {
@@ -44,10 +45,6 @@ impl Concurrent {
         let shared = Arc::new(Mutex::new(Concurrent { sm_count, end, since, running: Vec::new() }));
         all.push((Arc::downgrade(group), Arc::downgrade(&shared)));
         Ok(shared)
-    }
-
-    pub(crate) fn lock(shared: &Shared) -> MutexGuard<'_, Concurrent> {
-        shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next step, which keeps up to `sms` SMs while it waits, is on `stream`, outside of graphs: nobody here knows when a graph

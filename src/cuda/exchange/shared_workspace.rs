@@ -7,12 +7,13 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use cudarc::driver::{CudaStream, result};
 
 use super::layout::Layout;
+use super::lock;
 use super::signal_pad::SignalPad;
 use super::step_order::StepOrder;
 use super::symmetric::SymmetricMemory;
@@ -235,10 +236,6 @@ impl SharedWorkspace {
         }
         Ok(steps)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl PartialEq for SharedWorkspace {

@@ -5,12 +5,13 @@
 //! Invariants: what a stream did before it put a signal is visible to every stream that has waited for that signal; counts
 //! only grow, so nothing is reset, and graphs may be launched again and again; every wait ends, at the latest with the limit.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 
+use super::lock;
 use super::signals::timeout_ns;
 use super::symmetric::SymmetricMemory;
 use crate::cuda::sys::bindings::{OG_PAD_GAVE_UP, OG_PAD_HEADER, og_failure_kind, og_pad};
@@ -154,7 +155,7 @@ impl SignalPad {
     /// An error if a wait ended without its signal, here or on another rank, whose stream then went on: ask when the stream is
     /// through. It copies a word from the device. Later waits return at once, and all ranks get the error: form a new group.
     pub fn check(&self) -> Result<()> {
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = lock(&self.failed);
         if let Some(error) = &*failed {
             return Err(error.clone());
         }

@@ -32,13 +32,14 @@
 //! streams first.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, result};
 
 use super::chunk_table::ChunkTable;
+use super::lock;
 use super::symmetric::SymmetricMemory;
 use super::waiters::{Waiter, Waiters, in_words};
 use crate::cuda::sys::bindings::og_gemm_input;
@@ -285,7 +286,7 @@ impl Signals {
     /// An error if a product gave up since the last look. Ask when its stream is through; what it
     /// computed is undefined then.
     pub fn check(&self) -> Result<()> {
-        let waiters = self.lock();
+        let waiters = lock(&self.waiters);
         let Some(failure) = self.host.take_failure() else { return Ok(()) };
         let Some(waiter) = waiters.of(failure.epoch) else { return Ok(()) };
         Err(in_words(failure, waiter))
@@ -318,7 +319,7 @@ impl Signals {
 
     /// Notes that `waiter` waits for signals from `epoch` on. Of a graph's replays nobody counts the epochs: it waits in all.
     pub(crate) fn note_waiter(&self, epoch: u32, captured: bool, waiter: Waiter) {
-        self.lock().note(epoch, captured, waiter);
+        lock(&self.waiters).note(epoch, captured, waiter);
     }
 
     /// Whether `stream` is being captured; if so, this memory stays as long as the process.
@@ -329,10 +330,6 @@ impl Signals {
     /// Notes that `stream` will touch this memory, and makes the context current.
     pub(crate) fn begin<'a>(&self, stream: &'a Arc<CudaStream>) -> Result<&'a Arc<CudaStream>> {
         self.uses.begin(&self.device, stream)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiters> {
-        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn word_address(&self, word: u32) -> CUdeviceptr {

@@ -55,11 +55,13 @@ impl Case {
         }
     }
 
-    /// The same with a gated product, if the kernel can: `n` is rounded up to pairs of blocks, and there is no C.
+    /// The same with a gated product, if the kernel can: `n` is rounded up to pairs of blocks and to what TMA asks of D, and there
+    /// is no C.
     pub fn gated(mut self) -> Case {
         self.gated = self.kernel.gates;
         if self.gated {
-            self.size[1] = self.size[1].next_multiple_of(16);
+            let unit = 2 * 16 / u64::from(self.d.size());
+            self.size[1] = self.size[1].next_multiple_of(unit.max(16));
             self.options.c = false;
         }
         self

@@ -51,7 +51,7 @@ use crate::cuda::sys::ffi::{self, Input, count, int, long};
 use crate::cuda::sys::stream_ops::{capture_of, copy, is_capturing};
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{self, Engine, Lane, Plan, PlanOptions, Schedule, Strategy};
+use crate::plan::{self, Engine, Lane, Plan, PlanOptions, Schedule};
 
 #[derive(Debug)]
 pub(crate) struct Gatherer {
@@ -113,19 +113,6 @@ pub(crate) struct OwnRows {
 }
 
 impl Gatherer {
-    /// Products of a step occupy up to `sms` SMs.
-    pub(crate) fn note_products(&mut self, sms: u32) {
-        let PlanOptions { strategy, engine, operation, .. } = self.plan.options();
-        let by_kernel = matches!(engine, Engine::Kernel { .. });
-        let products_wait = strategy == Strategy::Fused || (by_kernel && operation.reduces());
-        self.waiting_sms = match engine {
-            // How many its kernels keep is not known.
-            Engine::Nccl => self.device.info().sm_count,
-            _ if products_wait => sms + engine.pushing_blocks(),
-            _ => 0,
-        };
-    }
-
     /// The shape of a step with these rows (default: as planned).
     pub(crate) fn shape(&mut self, rows: Option<&[u32]>) -> Result<Arc<StepShape>> {
         /// Few: a caller alternates between some shapes, at most.
@@ -197,9 +184,7 @@ impl Gatherer {
         self.signals.begin(stream)?;
         let capture = capture_of(stream)?;
         let capturing = capture.is_some();
-        if self.waiting_sms > 0 && self.group.ranks() > 1 && !capturing {
-            Concurrent::lock(&self.concurrent).enter(stream, self.waiting_sms)?;
-        }
+        self.enter_gpu(stream, capturing)?;
         self.enter_workspace(stream, capture)?;
         if capturing && !self.course.order.captured {
             // From now on no step waits for what plain steps have sent.

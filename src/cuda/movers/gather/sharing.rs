@@ -1,17 +1,41 @@
-//! A rank's part in memory that several operations use: when it may begin a step there, and how long its rows stay.
+//! A rank's part in what several operations use, a GPU and perhaps memory: when it may begin a step there, and how long its rows
+//! stay.
 //!
-//! Invariant: a step begins behind the steps of other operations, on all ranks, and no other begins before it has been enqueued.
+//! Invariant: in shared memory, a step begins behind the steps of other operations, on all ranks, and no other begins before it has
+//! been enqueued.
 
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
 use super::Gatherer;
+use crate::cuda::exchange::lock;
 use crate::cuda::exchange::shared_workspace::SharedWorkspace;
 use crate::error::{Error, Result};
-use crate::plan::Problem;
+use crate::plan::{Engine, PlanOptions, Problem, Strategy};
 
 impl Gatherer {
+    /// Products of a step occupy up to `sms` SMs.
+    pub(crate) fn note_products(&mut self, sms: u32) {
+        let PlanOptions { strategy, engine, operation, .. } = self.plan.options();
+        let by_kernel = matches!(engine, Engine::Kernel { .. });
+        let products_wait = strategy == Strategy::Fused || (by_kernel && operation.reduces());
+        self.waiting_sms = match engine {
+            // How many its kernels keep is not known.
+            Engine::Nccl => self.device.info().sm_count,
+            _ if products_wait => sms + engine.pushing_blocks(),
+            _ => 0,
+        };
+    }
+
+    /// What comes next on `stream` comes behind steps of other operations that it may not run beside.
+    pub(super) fn enter_gpu(&self, stream: &Arc<CudaStream>, capturing: bool) -> Result<()> {
+        if self.waiting_sms == 0 || self.group.ranks() == 1 || capturing {
+            return Ok(());
+        }
+        lock(&self.concurrent).enter(stream, self.waiting_sms)
+    }
+
     /// What comes next on `stream`, in that capture, comes behind all ranks' steps of other operations.
     pub(super) fn enter_workspace(
         &self,

@@ -71,6 +71,7 @@ struct Description {
     product: Opaque,
     a: Opaque,
     b: Opaque,
+    c: Opaque,
     d: Opaque,
 }
 
@@ -80,7 +81,7 @@ impl Description {
         let null = std::ptr::null_mut();
         let library = library.clone();
         // Filled in step by step: an error on the way frees what was created before it.
-        let mut it = Description { library, product: null, a: null, b: null, d: null };
+        let mut it = Description { library, product: null, a: null, b: null, c: null, d: null };
         let api = &it.library.api;
         // SAFETY: the pointer is to a live field.
         let created =
@@ -94,6 +95,7 @@ impl Description {
         };
         it.a = it.layout(types.b, b_rows, b_columns, problem.ldb())?;
         it.b = it.layout(types.a, k, m, problem.lda())?;
+        it.c = it.layout(types.d.addend(), n, m, problem.ldd())?;
         it.d = it.layout(types.d, n, m, problem.ldd())?;
         it.set("TRANSA", attribute::TRANSA, &b_op)?;
         it.set("TRANSB", attribute::TRANSB, &api::OP_N)?;
@@ -150,7 +152,7 @@ impl Description {
                 self.product,
                 self.a,
                 self.b,
-                self.d,
+                self.c,
                 self.d,
                 preference,
                 most as c_int,
@@ -176,6 +178,7 @@ impl Drop for Description {
         let parts = [
             (api.layout_destroy, self.a),
             (api.layout_destroy, self.b),
+            (api.layout_destroy, self.c),
             (api.layout_destroy, self.d),
             (api.desc_destroy, self.product),
         ];
@@ -275,8 +278,9 @@ impl Suggested {
                 set.a.address as *const c_void,
                 it.b,
                 std::ptr::from_ref(&beta).cast(),
-                set.d.address as *const c_void,
-                it.d,
+                // C times 0, which is not read.
+                std::ptr::null(),
+                it.c,
                 set.d.address as *mut c_void,
                 it.d,
                 &self.suggestion.algorithm,
