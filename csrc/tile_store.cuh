@@ -431,17 +431,18 @@ private:
         return kGated ? column / kPairColumns * OG_GATE_COLUMNS + column % OG_GATE_COLUMNS : column;
     }
 
-    // Elements of 8 bits: each lane gives pairs of neighbours, those of two blocks of 8 of the kernel's columns at a time, and gets
-    // 16 bytes back, which it stores as two pieces: of two blocks of D's columns, or, transposed, of two rows. (Where widths are
-    // in steps of 8, no larger pieces have the same alignment in all tiles.) The chunk begins at the kernel's row and column
-    // `first` in its tile; its part has `columns` columns from there on.
+    // Elements of 8 bits: each lane gives pairs of neighbours, those of two blocks of 8 of the kernel's columns at a time. It gets
+    // 16 bytes back, a line of a matrix, and stores half of them: one of two blocks of D's columns or, transposed, of two rows.
+    // Lanes store neighbouring pieces at a time, so that a row's are written together. (Where widths are in steps of 8, no larger
+    // pieces have the same alignment in all tiles.) The chunk begins at the kernel's row and column `first` in its tile; its part
+    // has `columns` columns from there on.
     template <bool kGated, int kCount>
     CUTLASS_DEVICE void store_by_lanes(Epilogue& epilogue, Tile const& tile, Place first, int columns, uint32_t chunk,
                                        cutlass::Array<float, kCount> outputs) const {
         constexpr int kColumnsEach = kGated ? 2 : 1, kPiece = 8;
         // A thread has outputs in two of the kernel's rows 8 apart, unless these are gates and what they gate.
         constexpr int kHalves = kGated && kTransposed ? 1 : 2;
-        constexpr int kBlocks = kCount / 2 / kHalves, kMatrices = (kBlocks + 1) / 2 * kHalves;
+        constexpr int kBlocks = kCount / 2 / kHalves, kPieces = kBlocks * kHalves * 8;
         int lane = int(threadIdx.x) % 32;
         // Computed again for each chunk: the places of all would take too many registers.
         asm volatile("" : "+r"(lane), "+r"(first.row), "+r"(first.column));
@@ -463,24 +464,24 @@ private:
         };
         store_matrices(chunk + lane * 16, matrix(0), matrix(1), matrix(2), matrix(3));
         __syncwarp();
-        if (kMatrices < 4 && lane >= kMatrices * 8) return;
-        uint32_t words[4];
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                     : "r"(chunk + lane * 16)
-                     : "memory");
-        int const block = lane / 8 / kHalves * 2, half = lane / 8 % kHalves, line = lane % 8;
         CUTLASS_PRAGMA_UNROLL
-        for (int piece = 0; piece < 2; ++piece) {
-            if (kBlocks == 1 && !kTransposed && piece == 1) break;
+        for (int i = 0; i < kPieces; i += 32) {
+            int const piece = i + lane, half = piece % kHalves, block = piece % kBlocks;
             // Of D, in the chunk.
-            Place const at = kTransposed ? Place{(block + line % 2) * 8 + line / 2 * 2 + piece, half * kPiece}
-                                         : Place{half * 8 + line, (block + piece) * kPiece};
+            Place const at = kTransposed ? Place{piece / kHalves, half * kPiece} : Place{piece / kBlocks, block * kPiece};
+            if ((kPieces % 32 != 0 && piece >= kPieces) || !exists({at.row, at.column * kColumnsEach})) continue;
+            int const nth = kTransposed ? at.row / 16 * kHalves + half : block / 2 * kHalves + at.row / 8;
+            int const line = kTransposed ? at.row % 8 / 2 * 2 + at.row / 8 % 2 : at.row % 8;
+            uint4 words;
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                         : "r"(chunk + (nth * 8 + line) * 16)
+                         : "memory");
             // The first or second byte of each pair, or pair of each two.
-            uint32_t const which = kTransposed ? (piece == 0 ? 0x6420 : 0x7531) : (piece == 0 ? 0x5410 : 0x7632);
-            if (!exists({at.row, at.column * kColumnsEach})) continue;
+            bool const second = (kTransposed ? at.row : block) % 2 != 0;
+            uint32_t const which = kTransposed ? (second ? 0x7531 : 0x6420) : (second ? 0x7632 : 0x5410);
             auto* to = params_.d + int64_t(row + at.row) * params_.ldd + column / kColumnsEach + at.column;
-            *reinterpret_cast<uint2*>(to) = make_uint2(__byte_perm(words[0], words[1], which), __byte_perm(words[2], words[3], which));
+            *reinterpret_cast<uint2*>(to) = make_uint2(__byte_perm(words.x, words.y, which), __byte_perm(words.z, words.w, which));
         }
     }
 
