@@ -153,7 +153,8 @@ mod tests {
         assert_eq!(types("e4m3xe5m2"), Ok(ElementTypes { a: E4m3, b: E5m2, d: Bf16 }));
         assert_eq!(types("f16xf16:f32"), Ok(ElementTypes { a: F16, b: F16, d: F32 }));
         assert_eq!(types("e4m3:f16"), Ok(ElementTypes { a: E4m3, b: E4m3, d: F16 }));
-        for text in ["", "int8", "bf16xf16", "bf16x", "e4m3:e4m3", "bf16:", "e5m2"] {
+        assert_eq!(types("e4m3:e4m3"), Ok(ElementTypes::all(E4m3)));
+        for text in ["", "int8", "bf16xf16", "bf16x", "e4m3:e5m2", "bf16:e4m3", "bf16:", "e5m2"] {
             assert!(types(text).is_err(), "{text}");
         }
     }
