@@ -89,8 +89,9 @@ pub use self::{
 #[doc(inline)]
 pub use self::{
     movers::options::GatherOptions,
-    product::operands::{Operands, RawOperands, Shard},
+    product::operands::{Operands, RawOperands},
     product::options::GemmOptions,
+    product::shard::Shard,
 };
 #[doc(inline)]
 pub use crate::plan::Activation;

@@ -10,6 +10,7 @@ pub(crate) mod held;
 pub(crate) mod operands;
 pub(crate) mod options;
 pub(crate) mod other_sums;
+pub(crate) mod shard;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! What one call multiplies: the matrices, and what goes with them.
 //!
 //! What belongs here: the two ways of naming memory (`cudarc` slices, raw addresses) and whether what
-//! was named fits a plan; and what one of several ranks brings to a step. Invariant: `RawOperands::check` is the one list of
+//! was named fits a plan. Invariant: `RawOperands::check` is the one list of
 //! rules for both ways; lengths and types, which an address does not have, are checked on the slices by `fit`'s rules.
 
 use std::ops::RangeInclusive;
@@ -413,48 +413,6 @@ impl RawOperands {
     }
 }
 
-/// What one rank brings to a step: its rows of A; in a [reduction](crate::cuda::GemmReduce), all rows of A
-/// over its slice of K.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Shard<'a> {
-    pub(crate) rows: Option<&'a [u32]>,
-    pub(crate) at: Option<CUdeviceptr>,
-    pub(crate) scales: CUdeviceptr,
-}
-
-impl<'a> Shard<'a> {
-    /// The rows are in their slot: [`AllGatherGemm::local_shard`](crate::cuda::AllGatherGemm::local_shard).
-    pub fn in_place() -> Self {
-        Shard::default()
-    }
-
-    /// The rows are at `address`, as far apart as the problem's `lda` says, and are copied from there.
-    pub fn at(address: CUdeviceptr) -> Self {
-        Shard { at: Some(address), ..Shard::default() }
-    }
-
-    /// The rows of every rank in this step, the same on all ranks (default: as planned).
-    #[must_use]
-    pub fn rows(mut self, rows: &'a [u32]) -> Self {
-        self.rows = Some(rows);
-        self
-    }
-
-    /// The scales of these rows, for [`Scaling::Rows`](crate::plan::Scaling::Rows): one f32 each; of all rows, where each rank has
-    /// them ([`GatherOptions::replicated_row_scales`](crate::cuda::GatherOptions::replicated_row_scales)).
-    #[must_use]
-    pub fn scales(mut self, address: CUdeviceptr) -> Self {
-        self.scales = address;
-        self
-    }
-
-    /// An error unless row scales are there exactly if they are needed.
-    pub(crate) fn check_scales(&self, needed: bool) -> Result<()> {
-        let remedy = "give scales of the rank's rows, or of all if they are replicated, exactly if the problem scales by rows";
-        check_there("the scales of the shard", needed, self.scales, remedy)
-    }
-}
-
 /// The rows of a call: those asked for, or all that were planned.
 fn rows_of(problem: &Problem, rows: Option<u32>) -> Result<u32> {
     let rows = rows.unwrap_or(problem.m());
@@ -481,7 +439,12 @@ fn check_present(what: &str, planned: bool, address: CUdeviceptr) -> Result<()> 
     check_there(what, planned, address, remedy)
 }
 
-fn check_there(what: &str, needed: bool, at: CUdeviceptr, remedy: &'static str) -> Result<()> {
+pub(super) fn check_there(
+    what: &str,
+    needed: bool,
+    at: CUdeviceptr,
+    remedy: &'static str,
+) -> Result<()> {
     let word = |there: bool| if there { "there" } else { "absent" };
     if needed == (at != 0) {
         return Ok(());
