@@ -25,7 +25,7 @@ pub(crate) mod step_shape;
 pub(crate) mod symmetric;
 pub(crate) mod waiters;
 
-/// What a thread that panicked left behind is whole: every change here is one.
+/// Locks, even if a thread panicked while it held the lock: none leaves a change half made.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
