@@ -109,8 +109,9 @@ fn admitted(operation: Operation) -> Vec<ElementTypes> {
     let all = ElementType::ALL;
     let pairs = all.into_iter().flat_map(|a| all.map(|b| (a, b)));
     let types = pairs.flat_map(|(a, b)| all.map(|d| ElementTypes { a, b, d }));
-    let reduces = operation.reduces();
-    types.filter(|types| types.check().is_ok() && !(reduces && types.d.is_fp8())).collect()
+    let is_admitted =
+        |types: &ElementTypes| types.check().and(types.check_reduced(operation)).is_ok();
+    types.filter(is_admitted).collect()
 }
 
 /// Rows for every rank, some of them none, at least one in all.

@@ -82,7 +82,7 @@ impl ElementTypes {
     }
 
     /// An error if steps of `operation` cannot round to D's type.
-    pub(super) fn check_reduced(self, operation: Operation) -> Result<()> {
+    pub(crate) fn check_reduced(self, operation: Operation) -> Result<()> {
         if !(operation.reduces() && self.d.is_fp8()) {
             return Ok(());
         }
