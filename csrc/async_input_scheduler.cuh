@@ -167,8 +167,8 @@ private:
     CUTLASS_DEVICE static void add_slices(OrderParams const& params, Work const& work, Sums& sums, uint32_t groups,
                                           uint32_t group) {
         constexpr int kThreads = cutlass::NumThreadsPerWarpGroup;
-        constexpr int kVectors = cute::size(Sums{}) / 4;
-        static_assert(cute::size(Sums{}) % 4 == 0);
+        constexpr int kVectors = Sums::kElements / 4;
+        static_assert(Sums::kElements % 4 == 0);
         constexpr uint32_t kBlocks = uint32_t(cute::size(KernelCluster{}));
         uint32_t block = blockIdx.x % uint32_t(cute::size<0>(KernelCluster{})) +
                          blockIdx.y * uint32_t(cute::size<0>(KernelCluster{}));
@@ -187,8 +187,8 @@ private:
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < kVectors; ++i) {
                 mine[i * kThreads] =
-                    make_float4(sums(4 * i) + nothing_or_nan, sums(4 * i + 1) + nothing_or_nan,
-                                sums(4 * i + 2) + nothing_or_nan, sums(4 * i + 3) + nothing_or_nan);
+                    make_float4(sums[4 * i] + nothing_or_nan, sums[4 * i + 1] + nothing_or_nan,
+                                sums[4 * i + 2] + nothing_or_nan, sums[4 * i + 3] + nothing_or_nan);
             }
             // All threads' stores, then one release at GPU scope: pairs with the acquire below.
             __threadfence();
@@ -205,16 +205,16 @@ private:
             // registers.
             float const nothing_or_nan = is_abandoned ? __int_as_float(0x7fffffff) : 0.0f;
             CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < 4 * kVectors; ++i) sums(i) += nothing_or_nan;
+            for (int i = 0; i < 4 * kVectors; ++i) sums[i] += nothing_or_nan;
             for (uint32_t slice = 0; slice < handed_over; ++slice) {
                 float4 const* theirs = partial + size_t(slice) * kVectors * kThreads;
                 CUTLASS_PRAGMA_UNROLL
                 for (int i = 0; i < kVectors; ++i) {
                     float4 part = __ldcg(theirs + i * kThreads);
-                    sums(4 * i) += part.x;
-                    sums(4 * i + 1) += part.y;
-                    sums(4 * i + 2) += part.z;
-                    sums(4 * i + 3) += part.w;
+                    sums[4 * i] += part.x;
+                    sums[4 * i + 1] += part.y;
+                    sums[4 * i + 2] += part.z;
+                    sums[4 * i + 3] += part.w;
                 }
             }
         }

@@ -17,24 +17,6 @@
 
 namespace overlap_gemm {
 
-// What becomes of a tile's sums. Each is code of its own, which skips as little as may be: fetching instructions takes longer
-// than executing them, and with one code for all, a tile with scales of rows could take twice as long to store as to multiply
-// (benches/results/2026-11-27-h200-scaled-rows.txt).
-enum class Finish : int32_t {
-    // D is the sums. The host never chooses it: scales of a whole matrix, which alpha is multiplied by, are in device memory.
-    kNothing,
-    // D is alpha times the sums.
-    kScale,
-    // Each row and column is scaled, and the bias is added.
-    kVectors,
-    // As kVectors, then each output is made of a gate and what it gates.
-    kGated,
-    // As kVectors, then the activation.
-    kActivation,
-    // As kVectors, then C is added, then the activation.
-    kAll,
-};
-
 // The type of C and of the bias.
 template <class Element>
 using AddendOf = cute::conditional_t<sizeof(Element) == 1, cutlass::bfloat16_t, Element>;
@@ -50,7 +32,8 @@ struct alignas(kLineBytes) EpilogueParams {
     // Whether this launch waits for chunks, and so can give up.
     bool can_stop = false;
     bool gated = false;
-    Finish finish = Finish::kScale;
+    // Whether rows or columns are scaled, or a bias is added.
+    bool has_vectors = false;
     // Columns of the kernel's tiles.
     int32_t width = 0;
     float const* scale_a = nullptr;
@@ -65,14 +48,7 @@ struct alignas(kLineBytes) EpilogueParams {
     uint32_t* amax_d = nullptr;
 
     // Once all else is known.
-    void settle() {
-        bool const has_vectors = scale_a_per_row || scale_b_per_column || bias;
-        finish = gated                              ? Finish::kGated
-                 : c                                ? Finish::kAll
-                 : activation != OG_ACTIVATION_NONE ? Finish::kActivation
-                 : has_vectors                      ? Finish::kVectors
-                                                    : Finish::kScale;
-    }
+    void settle() { has_vectors = scale_a_per_row || scale_b_per_column || bias; }
 };
 
 // Past the SM's own cache. (`__ldcg` knows CUDA's types alone.)
@@ -150,7 +126,7 @@ public:
             if (params.scale_a && !params.scale_a_per_row) alpha_ *= load_from_l2(params.scale_a);
             if (params.scale_b && !params.scale_b_per_column) alpha_ *= load_from_l2(params.scale_b);
             if (kIsFp8 && params.scale_d) scale_d_ = load_from_l2(params.scale_d);
-            if (params.finish < Finish::kVectors) return;
+            if (!params.has_vectors) return;
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < kRowsEach; ++i) {
                 int row = tile.row + thread + i * kThreads;
@@ -180,8 +156,6 @@ public:
         if (params.can_stop && is_stopped<kSharers>()) alpha_ = __int_as_float(0x7fffffff);
     }
 
-    CUTLASS_DEVICE bool has_vectors() const { return params_.finish >= Finish::kVectors; }
-
     // This thread's part.
     CUTLASS_DEVICE void share_vectors(Factors const& factors, int thread) {
         CUTLASS_PRAGMA_UNROLL
@@ -198,44 +172,20 @@ public:
         }
     }
 
-    // Calls `f` with what this tile asks for, as a type. All lanes of a warp agree, and the compiler sees that they do.
-    template <class F>
-    CUTLASS_DEVICE void with_finish(F f) const {
-        switch (params_.finish) {
-            case Finish::kVectors: return f(cute::C<Finish::kVectors>{});
-            case Finish::kActivation: return f(cute::C<Finish::kActivation>{});
-            case Finish::kAll: return f(cute::C<Finish::kAll>{});
-            case Finish::kGated: return f(cute::C<Finish::kGated>{});
-            default:
-                if (__all_sync(0xffffffff, alpha_ == 1.0f)) return f(cute::C<Finish::kNothing>{});
-                f(cute::C<Finish::kScale>{});
-        }
+    // Whether `scale` would change anything. The compiler sees that all lanes of a warp agree.
+    CUTLASS_DEVICE bool is_scaled() const { return !__all_sync(0xffffffff, alpha_ == 1.0f); }
+
+    CUTLASS_DEVICE float scale(float sum) const { return alpha_ * sum; }
+
+    // Where there are vectors, in place of `scale`.
+    CUTLASS_DEVICE float scale_by_vectors(float sum, Place at) const {
+        return sum * vectors_.row_factor[at.row] * vectors_.column_scale[at.column] + vectors_.bias[at.column];
     }
 
-    // From sums to D's values; `place_of` says where each belongs.
-    template <Finish kFinish, int kCount, class PlaceOf>
-    CUTLASS_DEVICE void apply(cutlass::Array<float, kCount>& values, PlaceOf const& place_of) const {
-        if constexpr (kFinish == Finish::kScale) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount; ++i) values[i] *= alpha_;
-        }
-        if constexpr (kFinish >= Finish::kVectors) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount; ++i) {
-                Place at = place_of(i);
-                values[i] = values[i] * vectors_.row_factor[at.row] * vectors_.column_scale[at.column] + vectors_.bias[at.column];
-            }
-        }
-        if constexpr (kFinish == Finish::kAll) {
-            // It is given. But where the compiler knows that, it begins the loads of all elements at once, and registers spill.
-            if (params_.c) add_c(values, place_of);
-        }
-        if constexpr (kFinish >= Finish::kActivation) {
-            with_activation(params_.activation, [&](auto function) {
-                CUTLASS_PRAGMA_UNROLL
-                for (int i = 0; i < kCount; ++i) values[i] = function(values[i]);
-            });
-        }
+    CUTLASS_DEVICE float add_c(float value, Place at) const {
+        int const m = tile_.row + at.row, n = tile_.column + at.column;
+        if (m >= tile_.rows || n >= tile_.columns) return value;
+        return value + params_.beta * float(load_from_l2(params_.c + int64_t(m) * params_.ldc + n));
     }
 
     // The outputs of a gated product: `values` are `kApart` gates, then what they gate, and so on.
@@ -251,18 +201,10 @@ public:
         return outputs;
     }
 
-    // Outputs as a D of fp8 takes them. It has all of them, or those that `exists` says.
-    template <int kCount, class Exists>
-    CUTLASS_DEVICE void quantize(cutlass::Array<float, kCount>& outputs, bool all, Exists const& exists) {
-        if (params_.amax_d) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount; ++i) {
-                if (all || exists(i)) amax_ = cutlass::maximum<float, true>{}(amax_, fabsf(outputs[i]));
-            }
-        }
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) outputs[i] *= scale_d_;
-    }
+    // An output as a D of fp8 takes it. Elements that D does not have are not noted.
+    CUTLASS_DEVICE void note(float output) { amax_ = cutlass::maximum<float, true>{}(amax_, fabsf(output)); }
+    CUTLASS_DEVICE bool notes() const { return params_.amax_d != nullptr; }
+    CUTLASS_DEVICE float quantize(float output) const { return output * scale_d_; }
 
     // Called by whole warps.
     CUTLASS_DEVICE void note_amax() const {
@@ -279,19 +221,6 @@ public:
     }
 
 private:
-    // One by one: this code exists once for every part of a tile.
-    template <int kCount, class PlaceOf>
-    CUTLASS_DEVICE void add_c(cutlass::Array<float, kCount>& values, PlaceOf const& place_of) const {
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) {
-            Place at = place_of(i);
-            int m = tile_.row + at.row, n = tile_.column + at.column;
-            if (m < tile_.rows && n < tile_.columns) {
-                values[i] += params_.beta * float(load_from_l2(params_.c + int64_t(m) * params_.ldc + n));
-            }
-        }
-    }
-
     EpilogueParams<Element> const& params_;
     Vectors& vectors_;
     Tile const& tile_;

@@ -66,9 +66,14 @@ public:
     template <class Sums, class Stage, class Params, class Issued>
     CUTLASS_DEVICE void multiply(typename Base::MainloopPipeline& pipeline, Stage& stage, Sums& sums, int k_count, int thread,
                                  typename Base::TensorStorage& storage, Params const& params, Issued issued) {
-        Base::mma(pipeline, stage, sums, k_count, thread, storage, params);
+        using namespace cute;
+        auto own = partition_fragment_C(typename Base::TiledMma{}, take<0, 2>(typename Base::TileShape{}));
+        Base::mma(pipeline, stage, own, k_count, thread, storage, params);
         issued();
         Base::mma_tail(pipeline, stage, k_count);
+        static_assert(size(own) == Sums::kElements);
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < Sums::kElements; ++i) sums[i] = own(i);
         stage.advance(k_count);
     }
 

@@ -43,7 +43,6 @@ public:
     using ElementB = Element;
     using StrideA = cute::Stride<int64_t, cute::_1, int64_t>;
     using StrideB = StrideA;
-    using TiledMma = TiledWgmma<Element, Tile, kGroupsM, kGroupsN>;
     struct Arguments {
         Element const* ptr_A;
         StrideA dA;
@@ -77,9 +76,9 @@ public:
     // Before a tile is multiplied, and before the group's turn.
     template <class Sums>
     CUTLASS_DEVICE static void begin(Sums& sums) {
-        cute::clear(sums);
+        sums.clear();
         // So that the compiler clears them here, not in the group's turn.
-        cute::warpgroup_fence_operand(sums);
+        fence(sums);
     }
 
     // Multiplies a tile's steps of K, from `stage` on, which becomes the one behind them. `thread` counts the threads that
@@ -87,7 +86,7 @@ public:
     template <class Sums, class Stage, class Params, class Issued>
     CUTLASS_DEVICE void multiply(MainloopPipeline& pipeline, Stage& stage, Sums& sums, int k_count, int thread,
                                  TensorStorage& storage, Params const& params, Issued issued) {
-        static_assert(cute::size(Sums{}) == kStrips * kPartN / 2);
+        static_assert(Sums::kElements == kStrips * kPartN / 2);
         int const group = kGroupsM * kGroupsN == 1 ? 0 : __shfl_sync(0xffffffff, thread / kGroupThreads, 0);
         // The same for all lanes, which the compiler now knows: else it would look up where shared memory begins in each step.
         uint32_t const first = __shfl_sync(0xffffffff, descriptor(storage.stages), 0);
@@ -99,7 +98,7 @@ public:
             uint32_t const first_b = first + kBytesA / 16 + (kGroupsN == 1 ? 0 : group * kWidth * kRowBytes / 16);
             Stage release = stage;
             auto token = pipeline.consumer_try_wait(stage);
-            cute::warpgroup_fence_operand(sums);
+            fence(sums);
             CUTLASS_PRAGMA_NO_UNROLL
             for (int k = 0; k < k_count; ++k) {
                 pipeline.consumer_wait(stage, token);
@@ -111,7 +110,7 @@ public:
                     for (int strip = 0; strip < kStrips; ++strip) {
                         int const rows_before = strip * kStripRows * kGroupsM * kRowBytes;
                         Wgmma<kWidth>::template run<Element, Element>(
-                            &sums(strip * kPartN / 2), first_a + begin + (depth * kDepthA + rows_before) / 16,
+                            &sums[strip * kPartN / 2], first_a + begin + (depth * kDepthA + rows_before) / 16,
                             first_b + begin + depth * kDepthB / 16);
                     }
                 }
@@ -128,12 +127,19 @@ public:
             }
             issued();
             cute::warpgroup_wait<0>();
-            cute::warpgroup_fence_operand(sums);
+            fence(sums);
             pipeline.consumer_release(release);
         });
     }
 
 private:
+    // The compiler moves no use of the sums across it: instructions that run later write them.
+    template <class Sums>
+    CUTLASS_DEVICE static void fence(Sums& sums) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < Sums::kElements; ++i) cute::warpgroup_fence_operand(sums[i]);
+    }
+
     // Calls `f` with the width as a type. Each has a loop of its own: with the branch inside the loop, a step's instructions
     // took longer to issue than the tensor cores to execute (benches/results/2026-11-26-h200-one-loop-a-width.md).
     template <int kFrom, int kTo, class F>

@@ -40,7 +40,6 @@ class PersistentKernel {
     using Pipeline = typename Mainloop::MainloopPipeline;
     using Stage = typename Mainloop::Stage;
     using TileShape = typename Mainloop::TileShape;
-    using TiledMma = typename Mainloop::TiledMma;
 
     static constexpr int kGroupThreads = 128;
     static constexpr int kWarpThreads = 32;
@@ -48,7 +47,6 @@ class PersistentKernel {
     // Groups that share a tile; and from one of a group's tiles to its next, counted in the block's tiles.
     static constexpr int kSharingGroups = kPingpong ? 1 : kGroups;
     static constexpr int kTileStep = kGroups / kSharingGroups;
-    static_assert(cute::size(TiledMma{}) == kSharingGroups * kGroupThreads);
     // Else a slice that is not stored would miss its turn.
     static_assert(!kPingpong || !Scheduler::kCutsK);
 
@@ -182,7 +180,7 @@ private:
             if (Mainloop::is_padding(params.mainloop, work)) {
                 pass(pipeline, stage, work, group);
             } else {
-                auto sums = cute::partition_fragment_C(TiledMma{}, cute::take<0, 2>(TileShape{}));
+                cutlass::Array<float, kSums> sums;
                 mainloop.begin(sums);
                 if constexpr (kPingpong) MultiplyTurns::await(group);
                 typename Store::Factors factors;

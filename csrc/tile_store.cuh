@@ -1,18 +1,16 @@
 // How a tile of D leaves the registers of the warps that multiply it, and how C and other ranks' sums get into them before.
 //
-// What belongs here: which element of D each sum is, and its way to and from memory. Elements of 16 bits go chunk by chunk
-// through shared memory, from where TMA stores them. Each warp does so for itself, and waits for no other: it has two to four
-// chunks of shared memory, and fills one while TMA reads the others. Elements of 8 bits go through shared memory, too, but the
-// warp's lanes store them, 8 bytes at a time: TMA stores no less than 16 in a row, and those of a chunk may be 8. Elements of 32 bits
-// go straight to memory: four or eight neighbouring threads fill a sector of 32 bytes.
+// What belongs here: which element of D each sum is, and its way to and from memory. Elements of 16 bits go chunk by chunk through
+// shared memory (shared_chunk.cuh), from where TMA stores them. Each warp does so for itself, and waits for no other: it has two
+// to four chunks of shared memory, and fills one while TMA reads the others. Elements of 8 bits go through shared memory, too, but
+// the warp's lanes store them, 8 bytes at a time: TMA stores no less than 16 in a row, and those of a chunk may be 8. Elements of
+// 32 bits go straight to memory: four or eight neighbouring threads fill a sector of 32 bytes.
 // Where the product is gated, both of a pair of columns are in one thread's sums, and a chunk has half as many columns of D.
 // Invariant: a chunk of shared memory is written only after what was in it has been read; nothing outside D is written.
 //
 // Terms: a *strip* is 64 rows of the kernel's tile, what one warp group multiplies at a time, 16 in each warp; a chunk is some
 // columns of a warp's rows. Transposed, the kernel's rows are D's columns.
 #pragma once
-
-#include <algorithm>
 
 #include "cutlass/cutlass.h"
 #include "cute/arch/cluster_sm90.hpp"
@@ -21,6 +19,7 @@
 
 #include "epilogue.cuh"
 #include "named_barriers.h"
+#include "shared_chunk.cuh"
 #include "tma_matrix.h"
 
 namespace overlap_gemm {
@@ -32,6 +31,7 @@ template <class Element, class KernelTile, bool kTransposed, int kLeast, int kGr
 class TileStore {
 public:
     static constexpr int kStripRows = 64;
+    // Of a chunk, too.
     static constexpr int kWarpRows = 16;
     static constexpr int kGroupWarps = kStripRows / kWarpRows;
     static constexpr int kTileM = cute::size<0>(KernelTile{});
@@ -49,11 +49,10 @@ public:
     // Columns of a chunk as the kernel sees them. Where tiles differ in width, the last chunk may have fewer.
     static constexpr int kChunk = sizeof(Element) <= 2 && kPartN % 32 == 0 ? 32 : 16;
     static_assert(kPartN % kChunk == 0);
-    // Four 8 x 8 matrices of 16 bits for `stmatrix`, at least.
-    static constexpr int kChunkBytes = sizeof(Element) <= 2 ? std::max(kChunk * kWarpRows * int(sizeof(Element)), 512) : 0;
+    using Shared = SharedChunk<Element, kChunk, kTransposed>;
+    static constexpr int kChunkBytes = sizeof(Element) <= 2 ? Shared::kBytes : 0;
     // The columns of D in a chunk.
     static constexpr int kChunkColumns = kTransposed ? kWarpRows : kChunk;
-    static constexpr int kChunkRowBytes = kChunkColumns * int(sizeof(Element));
     static constexpr int kPairColumns = 2 * OG_GATE_COLUMNS;
     // How far apart a thread's sums of a gate and of what it gates are: `place` says where each is.
     static constexpr int kGateApart = kTransposed ? OG_GATE_COLUMNS / 4 : OG_GATE_COLUMNS / 2;
@@ -151,12 +150,11 @@ public:
     // groups that share it; `thread` counts them as the multiplication did.
     template <class Sums>
     CUTLASS_DEVICE void store(int32_t m_tile, int32_t n_tile, Sums& sums, Factors const& factors, int thread) {
-        static_assert(cute::size(Sums{}) == kStrips * kPartN / 2);
+        static_assert(Sums::kElements == kStrips * kPartN / 2);
         Tile const tile = tile_at(m_tile, n_tile);
-        bool const leads = is_leader();
         wait_for_reads();
         Epilogue epilogue(params_.epilogue, vectors_, tile, factors);
-        if (epilogue.has_vectors()) {
+        if (params_.epilogue.has_vectors) {
             epilogue.share_vectors(factors, thread);
             sync_tile();
         }
@@ -168,60 +166,16 @@ public:
         if constexpr (adds_others(kLeast)) {
             if (params_.addends.count > 0) add(tile, first, chunks, sums);
         }
-        epilogue.with_finish([&](auto finish) {
-            uint32_t chunk = chunks;
-            auto store_chunk = [&](int strip, int column) {
-                int const row = first.row + strip * kGroupsM * kStripRows;
-                cutlass::Array<float, kChunk / 2> values;
-                CUTLASS_PRAGMA_UNROLL
-                for (int i = 0; i < kChunk / 2; ++i) values[i] = sums(strip * kPartN / 2 + column / 2 + i);
-                constexpr bool kGated = decltype(finish)::value == Finish::kGated;
-                epilogue.template apply<decltype(finish)::value>(
-                    values, [&](int i) { return place(row, first.column + column, i); });
-                auto pass_on = [&](auto outputs) {
-                    Place const at{row, first.column + column};
-                    if constexpr (kByTma) {
-                        auto const rounded = cutlass::NumericArrayConverter<Element, float, decltype(outputs)::kElements>{}(outputs);
-                        if constexpr (kGated) {
-                            fill_gated(chunk, rounded);
-                        } else {
-                            fill(chunk, rounded);
-                        }
-                    } else if constexpr (kChunkBytes != 0) {
-                        store_by_lanes<kGated>(epilogue, tile, at, part_width - column, chunk, outputs);
-                    } else {
-                        store<kGated>(tile, row, first.column + column, outputs);
-                    }
-                };
-                if constexpr (kGated) {
-                    pass_on(epilogue.template gated<kGateApart>(values));
-                } else {
-                    pass_on(values);
-                }
-                if constexpr (kByTma) {
-                    cute::tma_store_fence();
-                    // All but the last chunks have left the next buffer, which the warp fills behind this.
-                    cute::tma_store_wait<kBuffers - 2>();
-                    __syncwarp();
-                    auto const& descriptor = column + kChunk <= part_width ? params_.whole : params_.rest;
-                    if (leads) store(descriptor, tile, row, first.column + column, chunk, kGated ? 2 : 1);
-                }
-                if constexpr (kChunkBytes != 0) {
-                    chunk = chunk + kChunkBytes == chunks + kBuffers * kChunkBytes ? chunks : chunk + kChunkBytes;
-                }
-            };
-            CUTLASS_PRAGMA_UNROLL
-            for (int strip = 0; strip < kStrips; ++strip) {
-                CUTLASS_PRAGMA_UNROLL
-                for (int column = 0; column < kPartN; column += kChunk) {
-                    if (column < kLeast / kGroupsN || column < part_width) store_chunk(strip, column);
-                }
-            }
-        });
+        finish(epilogue, first, part_width, sums);
+        if (params_.epilogue.gated) {
+            store_chunks<true>(epilogue, tile, first, part_width, chunks, sums);
+        } else {
+            store_chunks<false>(epilogue, tile, first, part_width, chunks, sums);
+        }
         if constexpr (Epilogue::kIsFp8) epilogue.note_amax();
         // All have read the vectors, and the next tile's may come: this group's or the other's. For the other's the end of this
         // turn would do, but racecheck does not follow `bar.arrive`.
-        if (epilogue.has_vectors()) sync_tile();
+        if (params_.epilogue.has_vectors) sync_tile();
         if (thread == 0) epilogue.end(kTransposed ? n_tile : m_tile, kTransposed ? m_tile : n_tile);
     }
 
@@ -251,84 +205,108 @@ private:
     CUTLASS_DEVICE static void sync_tile() { meet_at<kTileBarrier, kGroups * 128>(); }
 
     // The place in the tile of D of a thread's sum `i` from the kernel's row and column on: what the PTX manual says of wgmma.
-    CUTLASS_DEVICE static Place place(int row, int column, int i, int lane = int(threadIdx.x) % 32) {
+    CUTLASS_DEVICE static Place place(int row, int column, int i) {
+        int const lane = int(threadIdx.x) % 32;
         row += lane / 4 + (i & 2) * 4;
         column += i / 4 * 8 + lane % 4 * 2 + i % 2;
         return kTransposed ? Place{column, row} : Place{row, column};
     }
 
-    // Calls `f` with the four-matrix pieces of a chunk in shared memory, 8 x 8 elements each, two along the kernel's rows, two
-    // along its columns: the piece's first value of a thread, and where this lane's row of one of the four lies.
+    // Calls `f` with each chunk's strip and the kernel's column where it begins.
     template <class F>
-    CUTLASS_DEVICE static void each_piece(uint32_t chunk, F f) {
-        int lane = int(threadIdx.x) % 32;
+    CUTLASS_DEVICE static void each_chunk(int part_width, F f) {
         CUTLASS_PRAGMA_UNROLL
-        for (int column = 0; column < kChunk; column += 16) {
-            int along_rows = lane / 8 % 2, along_columns = column / 8 + lane / 16;
-            int row = (kTransposed ? along_columns : along_rows) * 8 + lane % 8;
-            f(column / 2, chunk + unit_at(row, kTransposed ? along_rows : along_columns));
-        }
-    }
-    // Where 16 bytes of a chunk's row lie.
-    CUTLASS_DEVICE static uint32_t unit_at(int row, int unit) {
-        int swizzled = unit ^ (row * kChunkRowBytes / 128 % (kChunkRowBytes / 16));
-        return uint32_t(row * kChunkRowBytes + swizzled * 16);
-    }
-
-    CUTLASS_DEVICE static void fill(uint32_t chunk, cutlass::Array<Element, kChunk / 2> const& values) {
-        auto* pairs = reinterpret_cast<uint32_t const*>(values.data());
-        each_piece(chunk, [&](int first, uint32_t to) {
-            uint32_t const* from = pairs + first / 2;
-            store_matrices(to, from[0], from[1], from[2], from[3]);
-        });
-    }
-
-    // The same of a gated product: rows are as far apart, and have half as many columns. TMA does not store the other half, in
-    // which values are written again.
-    CUTLASS_DEVICE static void fill_gated(uint32_t chunk, cutlass::Array<Element, kChunk / 4> const& values) {
-        auto* pairs = reinterpret_cast<uint32_t const*>(values.data());
-        each_piece(chunk, [&](int first, uint32_t to) {
-            if constexpr (kTransposed) {
-                uint32_t const* from = pairs + first / 4;
-                store_matrices(to, from[0], from[0], from[1], from[1]);
-            } else {
-                constexpr int kOther = kChunk == 32 ? 2 : 0;
-                if (first == 0) store_matrices(to, pairs[0], pairs[1], pairs[kOther], pairs[kOther + 1]);
+        for (int strip = 0; strip < kStrips; ++strip) {
+            CUTLASS_PRAGMA_UNROLL
+            for (int column = 0; column < kPartN; column += kChunk) {
+                if (column < kLeast / kGroupsN || column < part_width) f(strip, column);
             }
-        });
-    }
-
-    CUTLASS_DEVICE static void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-        if constexpr (kTransposed) {
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
-                         "r"(c), "r"(d)
-                         : "memory");
-        } else {
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
-                         "r"(d)
-                         : "memory");
         }
     }
 
-    // The other way round than `fill`.
-    CUTLASS_DEVICE static cutlass::Array<Element, kChunk / 2> taken_from(uint32_t chunk) {
-        cutlass::Array<Element, kChunk / 2> values;
-        auto* pairs = reinterpret_cast<uint32_t*>(values.data());
-        each_piece(chunk, [&](int first, uint32_t from) {
-            uint32_t* to = pairs + first / 2;
-            if constexpr (kTransposed) {
-                asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                             : "r"(from)
-                             : "memory");
+    // Which of a thread's sums is the first of a chunk.
+    static constexpr int first_sum(int strip, int column) { return strip * kPartN / 2 + column / 2; }
+
+    // From sums to outputs, but for what gated products do with them. Each thing that a product may ask for is a pass over the
+    // tile's sums, so that code which it does not need is skipped at once: fetching instructions takes longer than executing them
+    // (benches/results/2026-11-27-h200-scaled-rows.txt).
+    template <class Sums>
+    CUTLASS_DEVICE void finish(Epilogue const& epilogue, Place const& first, int part_width, Sums& sums) const {
+        auto each_sum = [&](int strip, int column, auto change) {
+            int const row = first.row + strip * kGroupsM * kStripRows;
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kChunk / 2; ++i) {
+                float& sum = sums[first_sum(strip, column) + i];
+                sum = change(sum, place(row, first.column + column, i));
+            }
+        };
+        auto const& params = params_.epilogue;
+        if (params.has_vectors) {
+            each_chunk(part_width, [&](int strip, int column) {
+                // Else the compiler keeps what it has loaded for one strip for the next, and registers spill.
+                asm volatile("" ::: "memory");
+                each_sum(strip, column, [&](float sum, Place at) { return epilogue.scale_by_vectors(sum, at); });
+            });
+        } else if (epilogue.is_scaled()) {
+            each_chunk(part_width, [&](int strip, int column) {
+                each_sum(strip, column, [&](float sum, Place) { return epilogue.scale(sum); });
+            });
+        }
+        if (!params.c && (params.gated || params.activation == OG_ACTIVATION_NONE)) return;
+        // Asked chunk by chunk: where the compiler need not, it begins with all elements at once, and registers spill.
+        each_chunk(part_width, [&](int strip, int column) {
+            if (params.c) each_sum(strip, column, [&](float sum, Place at) { return epilogue.add_c(sum, at); });
+            with_activation(params.activation, [&](auto function) {
+                each_sum(strip, column, [&](float sum, Place) { return function(sum); });
+            });
+        });
+    }
+
+    // From outputs to D, or, `kGated`, from those of the two products.
+    template <bool kGated, class Sums>
+    CUTLASS_DEVICE void store_chunks(Epilogue& epilogue, Tile const& tile, Place const& first, int part_width, uint32_t const chunks,
+                                     Sums const& sums) const {
+        bool const leads = is_leader();
+        int lane = int(threadIdx.x) % 32;
+        // What follows from it is computed again for each tile: kept, it takes registers.
+        asm volatile("" : "+r"(lane));
+        auto const pieces = lane_pieces<kGated>(lane, tile, first, part_width);
+        uint32_t chunk = chunks;
+        each_chunk(part_width, [&](int strip, int column) {
+            int const row = first.row + strip * kGroupsM * kStripRows;
+            cutlass::Array<float, kChunk / 2> values;
+            CUTLASS_PRAGMA_UNROLL
+            for (int i = 0; i < kChunk / 2; ++i) values[i] = sums[first_sum(strip, column) + i];
+            auto pass_on = [&](auto outputs) {
+                if constexpr (kChunkBytes == 0) {
+                    store<kGated>(tile, row, first.column + column, outputs);
+                } else if constexpr (kByTma) {
+                    auto const rounded = cutlass::NumericArrayConverter<Element, float, decltype(outputs)::kElements>{}(outputs);
+                    if constexpr (kGated) {
+                        Shared::fill_gated(chunk, lane, rounded);
+                    } else {
+                        Shared::fill(chunk, lane, rounded);
+                    }
+                    cute::tma_store_fence();
+                    // All but the last chunks have left the next buffer, which the warp fills behind this.
+                    cute::tma_store_wait<kBuffers - 2>();
+                    __syncwarp();
+                    auto const& descriptor = column + kChunk <= part_width ? params_.whole : params_.rest;
+                    if (leads) store(descriptor, tile, row, first.column + column, chunk, kGated ? 2 : 1);
+                } else {
+                    if (epilogue.notes()) note<kGated>(epilogue, tile, row, first.column + column, part_width - column, outputs);
+                    store_by_lanes<kGated>(epilogue, pieces, strip, column, chunk, outputs);
+                }
+            };
+            if constexpr (kGated) {
+                pass_on(epilogue.template gated<kGateApart>(values));
             } else {
-                asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                             : "r"(from)
-                             : "memory");
+                pass_on(values);
+            }
+            if constexpr (kChunkBytes != 0) {
+                chunk = chunk + kChunkBytes == chunks + kBuffers * kChunkBytes ? chunks : chunk + kChunkBytes;
             }
         });
-        return values;
     }
 
     // Adds the addends, chunk by chunk through the shared memory that D's chunks take later: while one is added, the next ones
@@ -367,10 +345,10 @@ private:
                 asm volatile("cp.async.wait_group %0;" ::"n"(kBuffers - 1) : "memory");
                 __syncwarp();
                 if (exists(nth)) {
-                    auto theirs = taken_from(chunks + nth % kBuffers * kChunkBytes);
+                    auto theirs = Shared::taken_from(chunks + nth % kBuffers * kChunkBytes, int(threadIdx.x) % 32);
                     CUTLASS_PRAGMA_UNROLL
                     for (int i = 0; i < kChunk / 2; ++i) {
-                        sums(nth / kInRow * kPartN / 2 + nth % kInRow * kChunk / 2 + i) += factor * float(theirs[i]) + nothing_or_nan;
+                        sums[nth / kInRow * kPartN / 2 + nth % kInRow * kChunk / 2 + i] += factor * float(theirs[i]) + nothing_or_nan;
                     }
                 }
                 // Before another fetches into this buffer.
@@ -383,7 +361,7 @@ private:
     // kernel's, in its tile.
     CUTLASS_DEVICE static void fetch_chunk(Element const* from, int64_t pitch, Tile const& tile, int kernel_row, int kernel_column,
                                            uint32_t chunk) {
-        constexpr int kUnits = kChunkRowBytes / 16, kElements = 16 / int(sizeof(Element));
+        constexpr int kUnits = Shared::kRowBytes / 16, kElements = 16 / int(sizeof(Element));
         int lane = int(threadIdx.x) % 32;
         // Computed again for each chunk: the places of all would take too many registers.
         asm volatile("" : "+r"(lane));
@@ -394,7 +372,7 @@ private:
             int const n = tile.column + (kTransposed ? kernel_row : kernel_column) + unit * kElements;
             bool const exists = m < tile.rows && n < tile.columns;
             auto const* address = exists ? from + m * pitch + n : from;
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(chunk + unit_at(row, unit)), "l"(address),
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(chunk + Shared::unit_at(row, unit)), "l"(address),
                          "r"(exists ? 16 : 0)
                          : "memory");
         }
@@ -420,69 +398,92 @@ private:
             at.row += tile.row;
             at.column += tile.column;
             if (at.row < tile.rows && at.column < tile.columns) {
-                params_.d[int64_t(at.row) * params_.ldd + column_of_d<kGated>(at.column)] = Element(values[i]);
+                int const column_of_d =
+                    kGated ? at.column / kPairColumns * OG_GATE_COLUMNS + at.column % OG_GATE_COLUMNS : at.column;
+                params_.d[int64_t(at.row) * params_.ldd + column_of_d] = Element(values[i]);
             }
         }
     }
 
-    // Of a column of A B; of a gate's, where the product is gated.
+    // Elements of 8 bits: each lane gives pairs of neighbours to `stmatrix`, as its elements of 16 bits. It gets 16 bytes back, a
+    // line of a matrix, with two pieces of 8 neighbours in D: of two rows 8 apart, in turns of a pair each, or, transposed, of two
+    // rows next to each other, in turns of an element each. (Where widths are in steps of 8, no larger pieces have the same
+    // alignment in all tiles.)
+    struct LanePieces {
+        // Where in a chunk this lane's row of a matrix goes, and where its line comes from.
+        uint32_t to_chunk, from_chunk;
+        // Where the first piece of the first chunk goes; how many of the kernel's rows and columns there are from there on.
+        Element* to;
+        int rows, columns;
+    };
+
     template <bool kGated>
-    CUTLASS_DEVICE static int column_of_d(int column) {
-        return kGated ? column / kPairColumns * OG_GATE_COLUMNS + column % OG_GATE_COLUMNS : column;
+    CUTLASS_DEVICE LanePieces lane_pieces(int lane, Tile const& tile, Place const& first, int part_width) const {
+        if constexpr (kByTma || kChunkBytes == 0) return {};
+        constexpr int kColumnsEach = kGated ? 2 : 1, kMatrices = kChunk / 8 / kColumnsEach;
+        // Lanes whose pieces are neighbours in D store them at a time. Their lines are in different banks.
+        auto line_at = [](int matrix, int line) {
+            return uint32_t(matrix * 8 + (kTransposed ? line : line ^ matrix * (8 / kMatrices))) * 16;
+        };
+        int const matrix = kTransposed ? lane / 8 : lane % kMatrices, line = kTransposed ? lane % 8 : lane / kMatrices;
+        // The first piece in the chunk, of the kernel's rows and columns.
+        Place const at = !kTransposed ? Place{line, matrix * 8 * kColumnsEach}
+                         : kGated     ? Place{0, matrix * 16 + line % 2 * 8 + line / 2 * 2}
+                                      : Place{line % 2 * 8, matrix * 8 + line / 2 * 2};
+        int const row = first.row + at.row, column = first.column + at.column;
+        int const m = tile.row + (kTransposed ? column : row), n = tile.column + (kTransposed ? row : column);
+        int const rows_left = tile.rows - m, columns_left = tile.columns - n;
+        bool const has_line = kTransposed ? matrix < kMatrices : line < 8;
+        LanePieces pieces;
+        pieces.to_chunk = line_at(lane / 8 % kMatrices, lane % 8);
+        pieces.from_chunk = line_at(matrix % kMatrices, line % 8);
+        pieces.to = params_.d + int64_t(m) * params_.ldd + n / kColumnsEach;
+        pieces.rows = has_line ? (kTransposed ? columns_left : rows_left) : 0;
+        pieces.columns = min(part_width - at.column, kTransposed ? rows_left : columns_left);
+        return pieces;
     }
 
-    // Elements of 8 bits: each lane gives pairs of neighbours, those of two blocks of 8 of the kernel's columns at a time. It gets
-    // 16 bytes back, a line of a matrix, and stores half of them: one of two blocks of D's columns or, transposed, of two rows.
-    // Lanes store neighbouring pieces at a time, so that a row's are written together. (Where widths are in steps of 8, no larger
-    // pieces have the same alignment in all tiles.) The chunk begins at the kernel's row and column `first` in its tile; its part
-    // has `columns` columns from there on.
+    // Outputs that D has, from the kernel's row and column on; its part has `columns` columns from there on.
     template <bool kGated, int kCount>
-    CUTLASS_DEVICE void store_by_lanes(Epilogue& epilogue, Tile const& tile, Place first, int columns, uint32_t chunk,
-                                       cutlass::Array<float, kCount> outputs) const {
-        constexpr int kColumnsEach = kGated ? 2 : 1, kPiece = 8;
-        // A thread has outputs in two of the kernel's rows 8 apart, unless these are gates and what they gate.
-        constexpr int kHalves = kGated && kTransposed ? 1 : 2;
-        constexpr int kBlocks = kCount / 2 / kHalves, kPieces = kBlocks * kHalves * 8;
-        int lane = int(threadIdx.x) % 32;
+    CUTLASS_DEVICE static void note(Epilogue& epilogue, Tile const& tile, int row, int column, int columns,
+                                    cutlass::Array<float, kCount> const& outputs) {
         // Computed again for each chunk: the places of all would take too many registers.
-        asm volatile("" : "+r"(lane), "+r"(first.row), "+r"(first.column));
-        int const row = tile.row + (kTransposed ? first.column : first.row);
-        int const column = tile.column + (kTransposed ? first.row : first.column);
-        auto exists = [&](Place at) {
-            return row + at.row < tile.rows && column + at.column < tile.columns && (kTransposed ? at.row : at.column) < columns;
-        };
-        constexpr int kChunkRows = kTransposed ? kChunk : kWarpRows;
-        epilogue.quantize(outputs, exists({kChunkRows - 1, kChunkColumns - 1}),
-                          [&](int i) { return exists(place(0, 0, kGated ? nth_gate<kGateApart>(i) : i, lane)); });
-        auto const rounded = cutlass::NumericArrayConverter<Element, float, kCount>{}(outputs);
-        auto* pairs = reinterpret_cast<uint16_t const*>(rounded.data());
-        // The matrix's pairs of two blocks; what there is not is written, but not stored.
-        auto matrix = [&](int nth) -> uint32_t {
-            int const block = nth / kHalves * 2, half = nth % kHalves, last = kBlocks - 1;
-            int const even = std::min(block, last) * kHalves + half, odd = std::min(block + 1, last) * kHalves + half;
-            return uint32_t(pairs[even]) | uint32_t(pairs[odd]) << 16;
-        };
-        store_matrices(chunk + lane * 16, matrix(0), matrix(1), matrix(2), matrix(3));
-        __syncwarp();
+        asm volatile("" : "+r"(row), "+r"(column));
         CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kPieces; i += 32) {
-            int const piece = i + lane, half = piece % kHalves, block = piece % kBlocks;
-            // Of D, in the chunk.
-            Place const at = kTransposed ? Place{piece / kHalves, half * kPiece} : Place{piece / kBlocks, block * kPiece};
-            if ((kPieces % 32 != 0 && piece >= kPieces) || !exists({at.row, at.column * kColumnsEach})) continue;
-            int const nth = kTransposed ? at.row / 16 * kHalves + half : block / 2 * kHalves + at.row / 8;
-            int const line = kTransposed ? at.row % 8 / 2 * 2 + at.row / 8 % 2 : at.row % 8;
-            uint4 words;
-            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                         : "r"(chunk + (nth * 8 + line) * 16)
-                         : "memory");
-            // The first or second byte of each pair, or pair of each two.
-            bool const second = (kTransposed ? at.row : block) % 2 != 0;
-            uint32_t const which = kTransposed ? (second ? 0x7531 : 0x6420) : (second ? 0x7632 : 0x5410);
-            auto* to = params_.d + int64_t(row + at.row) * params_.ldd + column / kColumnsEach + at.column;
-            *reinterpret_cast<uint2*>(to) = make_uint2(__byte_perm(words.x, words.y, which), __byte_perm(words.z, words.w, which));
+        for (int i = 0; i < kCount; ++i) {
+            int const sum = kGated ? nth_gate<kGateApart>(i) : i;
+            Place const at = place(row, column, sum);
+            if (sum / 4 * 8 < columns && tile.row + at.row < tile.rows && tile.column + at.column < tile.columns) {
+                epilogue.note(outputs[i]);
+            }
         }
+    }
+
+    template <bool kGated, int kCount>
+    CUTLASS_DEVICE void store_by_lanes(Epilogue& epilogue, LanePieces const& pieces, int strip, int column, uint32_t chunk,
+                                       cutlass::Array<float, kCount> outputs) const {
+        constexpr int kMatrices = kCount / 4;
+        int const row = strip * kGroupsM * kStripRows;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) outputs[i] = epilogue.quantize(outputs[i]);
+        auto const rounded = cutlass::NumericArrayConverter<Element, float, kCount>{}(outputs);
+        auto* words = reinterpret_cast<uint32_t const*>(rounded.data());
+        Shared::store_matrices(chunk + pieces.to_chunk, words[0], words[1 % kMatrices], words[2 % kMatrices], words[3 % kMatrices]);
+        __syncwarp();
+        uint4 line;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(line.x), "=r"(line.y), "=r"(line.z), "=r"(line.w)
+                     : "r"(chunk + pieces.from_chunk)
+                     : "memory");
+        Element* const to = pieces.to + (kTransposed ? column * params_.ldd + row / (kGated ? 2 : 1)
+                                                   : row * params_.ldd + column / (kGated ? 2 : 1));
+        auto store_piece = [&](int apart, uint32_t which) {
+            if (row + (kTransposed ? 0 : apart) >= pieces.rows || column + (kTransposed ? apart : 0) >= pieces.columns) return;
+            *reinterpret_cast<uint2*>(to + apart * params_.ldd) =
+                make_uint2(__byte_perm(line.x, line.y, which), __byte_perm(line.z, line.w, which));
+        };
+        store_piece(0, kTransposed ? 0x6420 : 0x5410);
+        store_piece(kTransposed ? 1 : 8, kTransposed ? 0x7531 : 0x7632);
     }
 
     Params const& params_;

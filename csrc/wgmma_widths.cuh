@@ -4,12 +4,11 @@
 // make 256 tiles, nearly two for each SM, where 128 columns make 224 and leave 15 % of the GPU idle. CUTLASS has all
 // widths, too, in a header that takes minutes to compile.
 //
-// Invariant: what is described here to CuTe (who holds which sum) is what the PTX manual says of wgmma m64nNk16 and
-// m64nNk32 for every N.
+// Invariant: operands are as the PTX manual says of wgmma m64nNk16 and m64nNk32, for every N.
 #pragma once
 
-#include "cute/tensor.hpp"
-#include "cute/atom/mma_traits_sm90_gmma.hpp"
+#include "cute/numeric/integral_constant.hpp"
+#include "cutlass/cutlass.h"
 #include "cutlass/numeric_types.h"
 
 namespace overlap_gemm {
@@ -157,37 +156,4 @@ OG_WGMMA(240, "%120", "%121")
 OG_WGMMA(248, "%124", "%125")
 OG_WGMMA(256, "%128", "%129")
 
-// How CuTe sees an instruction: only who holds which sum is asked.
-template <int kWidth, class ElementA, class ElementB>
-struct Wgmma64xN {
-    using DRegisters = void;
-    using ARegisters = uint64_t[1];
-    using BRegisters = uint64_t[1];
-    using CRegisters = float[kWidth / 2];
-};
-
-// kGroupsM warp groups share a tile's rows, or kGroupsN its columns; the other is 1.
-template <class Element, class Tile, int kGroupsM, int kGroupsN>
-using TiledWgmma = decltype(cute::make_tiled_mma(
-    cute::MMA_Atom<Wgmma64xN<cute::size<1>(Tile{}) / kGroupsN, Element, Element>>{},
-    cute::Layout<cute::Shape<cute::Int<kGroupsM>, cute::Int<kGroupsN>, cute::_1>>{}));
-
 }  // namespace overlap_gemm
-
-template <int kWidth, class ElementA, class ElementB>
-struct cute::MMA_Traits<overlap_gemm::Wgmma64xN<kWidth, ElementA, ElementB>> {
-    using ValTypeD = float;
-    using ValTypeA = ElementA;
-    using ValTypeB = ElementB;
-    using ValTypeC = float;
-    using FrgTypeA = GMMA::smem_desc<GMMA::Major::K>;
-    using FrgTypeB = GMMA::smem_desc<GMMA::Major::K>;
-    // One instruction reads 32 bytes of each row of an operand.
-    static constexpr int kDepth = 32 / int(sizeof(ElementA));
-    using Shape_MNK = Shape<_64, Int<kWidth>, Int<kDepth>>;
-    using ThrID = Layout<_128>;
-    using ALayout = GMMA::ABLayout<64, kDepth>;
-    using BLayout = GMMA::ABLayout<kWidth, kDepth>;
-    using CLayout = GMMA::CLayout_64xN<kWidth>;
-    GMMA::ScaleOut accumulate_ = GMMA::ScaleOut::One;
-};
