@@ -3,11 +3,9 @@
 //!
 //! Every rank passes its rows of A, multiplies all rows by its own B, and checks rows of its output.
 
-use std::sync::Arc;
-
 use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, GemmOptions, Operands};
 use overlap_gemm::element::bf16;
-use overlap_gemm::group::{Group, GroupOptions, Launch};
+use overlap_gemm::group::GroupOptions;
 use overlap_gemm::plan::Problem;
 
 const M: usize = 4096;
@@ -15,16 +13,14 @@ const N: usize = 3584;
 const K: usize = 8192;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let device = Device::open(Launch::from_env()?.local_rank as usize)?;
-    // Two ranks on one GPU would be refused.
-    let group = Arc::new(Group::from_env(&GroupOptions::default().device(&device.bus_id()?))?);
+    let (group, device) = Device::join(&GroupOptions::default())?;
     let stream = device.new_stream()?;
     let (rank, ranks) = (group.rank() as usize, group.ranks() as usize);
     let problem = Problem::builder(M as u64, N as u64, K as u64).ranks(ranks as u64).build()?;
 
     // Collective: every rank plans the same. From here on the ranks reach each other's memory.
     let gather = GatherOptions::default();
-    // A promise: no kernel writes B, a weight, while steps are under way.
+    // A promise: B, a weight, was written, and that has ended, before the first step.
     let gemm = GemmOptions::default().with_constant_b(true);
     let mut layer = AllGatherGemm::plan(&group, &device, &problem, None, &gather, &gemm)?;
     if rank == 0 {

@@ -4,7 +4,6 @@
 //! Rank 1 writes A chunk by chunk into memory of rank 0, and behind each chunk its word. Rank 0 multiplies meanwhile: each tile
 //! waits for the words of its rows. No group operation moves rows; rank 0 tells rank 1 by a `SignalPad` when it has read them.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result};
@@ -12,7 +11,7 @@ use overlap_gemm::cuda::{
     AsyncGemm, Device, GemmOptions, RawOperands, SignalPad, Signals, SymmetricMemory,
 };
 use overlap_gemm::element::bf16;
-use overlap_gemm::group::{Group, GroupOptions, Launch};
+use overlap_gemm::group::GroupOptions;
 use overlap_gemm::plan::{Chunks, Problem};
 
 const M: usize = 4096;
@@ -26,8 +25,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const WORDS_AT: u64 = (M * K * size_of::<bf16>()) as u64;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let device = Device::open(Launch::from_env()?.local_rank as usize)?;
-    let group = Arc::new(Group::from_env(&GroupOptions::default())?);
+    let (group, device) = Device::join(&GroupOptions::default())?;
     let problem = Problem::builder(M as u64, N as u64, K as u64).build()?;
     let chunks = Chunks::even(problem.shards(), CHUNKS)?;
     let memory = SymmetricMemory::new(&group, &device, WORDS_AT + u64::from(CHUNKS) * 4, LIMIT)?;

@@ -10,13 +10,11 @@
 //!
 //! Some rows of each rank's output are compared with `f64`.
 
-use std::sync::Arc;
-
 use overlap_gemm::cuda::{
     AllGatherGemm, Device, GatherOptions, GemmOptions, GemmReduceScatter, Operands,
 };
 use overlap_gemm::element::bf16;
-use overlap_gemm::group::{Group, GroupOptions, Launch};
+use overlap_gemm::group::GroupOptions;
 use overlap_gemm::plan::{Activation, Problem, Reduction};
 use overlap_gemm::random::Random;
 
@@ -41,24 +39,19 @@ impl Weights {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let device = Device::open(Launch::from_env()?.local_rank as usize)?;
-    // Two ranks on one GPU would be refused.
-    let group = Arc::new(Group::from_env(&GroupOptions::default().device(&device.bus_id()?))?);
+    let (group, device) = Device::join(&GroupOptions::default())?;
     let (rank, ranks) = (group.rank(), u64::from(group.ranks()));
     let [m, width, slice] = [TOKENS as u64, WIDTH as u64, SLICE as u64];
 
     // Planned once, for as many steps as you like; collective.
     let options = GatherOptions::default();
-    let gemm = GemmOptions::default().with_constant_b(true); // no kernel writes the weights
+    let gemm = GemmOptions::default().with_constant_b(true); // the weights stay as they are
     let first = gemm.clone().with_bias(true).with_activation(Activation::GeluTanh);
     let gathered = Problem::builder(m, slice, width).ranks(ranks).build()?;
     let mut up = AllGatherGemm::plan(&group, &device, &gathered, None, &options, &first)?;
     let summed = Problem::builder(m, width, slice).ranks(ranks).build()?;
     let (second, sum) = (gemm.with_c(true), Reduction::default());
     let mut down = GemmReduceScatter::plan(&group, &device, &summed, None, &options, &second, sum)?;
-    if rank == 0 {
-        print!("{}{}", up.explain(), down.explain());
-    }
 
     let (stream, weights) = (device.new_stream()?, Weights::of(rank));
     let own = gathered.shards().rows(rank).len();
@@ -75,7 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // The tokens are added once, by the rank that owns them.
         down.enqueue(&stream, [Operands::new(&hidden, &w_down, &mut output).c(&own_tokens, 1.0)])?;
     }
-    // These return the errors of all ranks.
+    // Each returns the errors of all ranks.
     up.synchronize(&stream)?;
     down.synchronize(&stream)?;
 

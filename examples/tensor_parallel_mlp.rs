@@ -15,9 +15,7 @@ use std::thread;
 use overlap_gemm::Result;
 use overlap_gemm::element::bf16;
 use overlap_gemm::host::{AllGatherGemm, GemmReduceScatter, Group, Product, Rank, Stream};
-use overlap_gemm::plan::{
-    Activation, Epilogue, GATE_COLUMNS, PlanOptions, Problem, Reduction, gate_column,
-};
+use overlap_gemm::plan::{Activation, Epilogue, PlanOptions, Problem, Reduction, interleave_gates};
 use overlap_gemm::random::Random;
 
 const RANKS: u32 = 4;
@@ -28,17 +26,17 @@ const SLICE: usize = 64;
 
 /// One rank's weights, each row with the elements that are summed.
 struct Weights {
-    /// Gate and up in one weight: its rows are those of `gate_column`.
-    gate_up: Vec<bf16>,
+    gate: Vec<bf16>,
+    up: Vec<bf16>,
     down: Vec<bf16>,
 }
 
 fn main() -> Result<()> {
     let mut random = Random::new(7);
     let tokens: Vec<bf16> = random.elements((TOKENS * WIDTH) as u64);
-    let mut weight = |rows: usize| random.elements((rows * WIDTH) as u64);
+    let mut weight = || random.elements((SLICE * WIDTH) as u64);
     let weights: Vec<Weights> =
-        (0..RANKS).map(|_| Weights { gate_up: weight(2 * SLICE), down: weight(SLICE) }).collect();
+        (0..RANKS).map(|_| Weights { gate: weight(), up: weight(), down: weight() }).collect();
 
     let ranks = Group::local(RANKS)?;
     let outputs = thread::scope(|scope| {
@@ -57,7 +55,8 @@ fn main() -> Result<()> {
 /// The output of this rank's tokens.
 fn one_rank(rank: &Rank, tokens: &[bf16], weights: &[Weights]) -> Result<Vec<bf16>> {
     let (options, stream) = (PlanOptions::default(), Stream::for_ranks(RANKS));
-    let Weights { gate_up, down } = &weights[rank.rank() as usize];
+    let Weights { gate, up, down } = &weights[rank.rank() as usize];
+    let gate_up = interleave_gates(gate, up, WIDTH)?;
     let [m, width, slice] = [TOKENS as u64, WIDTH as u64, SLICE as u64];
 
     // Planned once, for as many steps as you like.
@@ -71,7 +70,7 @@ fn one_rank(rank: &Rank, tokens: &[bf16], weights: &[Weights]) -> Result<Vec<bf1
     let own_tokens = &tokens[own.start as usize * WIDTH..own.end as usize * WIDTH];
     let mut hidden = vec![bf16::NAN; TOKENS * SLICE];
     let swiglu = Epilogue { activation: Activation::Silu, ..Epilogue::default() };
-    let product = Product::new(gate_up, &mut hidden).epilogue(swiglu);
+    let product = Product::new(&gate_up, &mut hidden).epilogue(swiglu);
     first.enqueue_all(&stream, own_tokens, &mut [product])?;
 
     let mut output = vec![bf16::NAN; own.len() * WIDTH];
@@ -88,12 +87,11 @@ fn check(tokens: &[bf16], weights: &[Weights], outputs: &[bf16]) {
     for (token, output) in tokens.chunks(WIDTH).zip(outputs.chunks(WIDTH)) {
         let token = wide(token);
         let (mut sums, mut bounds) = ([0.0; WIDTH], [0.0; WIDTH]);
-        for Weights { gate_up, down } in weights {
-            let x: Vec<f64> = gate_up.chunks(WIDTH).map(|row| dot(&token, row)).collect();
-            let hidden: Vec<f64> = (0..SLICE as u32)
-                .map(gate_column)
-                .map(|gate| [gate, gate + GATE_COLUMNS].map(|column| x[column as usize]))
-                .map(|[gate, up]| Activation::Silu.apply(gate) * up)
+        for Weights { gate, up, down } in weights {
+            let hidden: Vec<f64> = gate
+                .chunks(WIDTH)
+                .zip(up.chunks(WIDTH))
+                .map(|(gate, up)| Activation::Silu.apply(dot(&token, gate)) * dot(&token, up))
                 .collect();
             for (at, row) in down.chunks(SLICE).enumerate() {
                 let mut sum = 0.0;

@@ -232,6 +232,38 @@ element!(
     widen_e5m2_row
 );
 
+/// `$run!(A, B, D)` with the Rust types of `$types`, an `ElementTypes`; `$other` if no product has such types.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! of_types {
+    ($types:expr, $run:ident, $other:expr) => {{
+        use $crate::element::ElementType::{Bf16, E4m3, E5m2, F16, F32};
+        use $crate::element::{F8E4M3, F8E5M2, bf16, f16};
+        let types = $types;
+        match (types.a, types.b, types.d) {
+            (Bf16, Bf16, Bf16) => $run!(bf16, bf16, bf16),
+            (Bf16, Bf16, F16) => $run!(bf16, bf16, f16),
+            (Bf16, Bf16, F32) => $run!(bf16, bf16, f32),
+            (F16, F16, Bf16) => $run!(f16, f16, bf16),
+            (F16, F16, F16) => $run!(f16, f16, f16),
+            (F16, F16, F32) => $run!(f16, f16, f32),
+            (F32, F32, F32) => $run!(f32, f32, f32),
+            (E4m3, E4m3, Bf16) => $run!(F8E4M3, F8E4M3, bf16),
+            (E4m3, E4m3, F16) => $run!(F8E4M3, F8E4M3, f16),
+            (E4m3, E4m3, E4m3) => $run!(F8E4M3, F8E4M3, F8E4M3),
+            (E4m3, E5m2, Bf16) => $run!(F8E4M3, F8E5M2, bf16),
+            (E4m3, E5m2, F16) => $run!(F8E4M3, F8E5M2, f16),
+            (E4m3, E5m2, E5m2) => $run!(F8E4M3, F8E5M2, F8E5M2),
+            (E5m2, E4m3, Bf16) => $run!(F8E5M2, F8E4M3, bf16),
+            (E5m2, E4m3, F16) => $run!(F8E5M2, F8E4M3, f16),
+            (E5m2, E4m3, E5m2) => $run!(F8E5M2, F8E4M3, F8E5M2),
+            _ => $other,
+        }
+    }};
+}
+#[doc(hidden)]
+pub use of_types;
+
 #[cfg(test)]
 mod tests {
     use super::*;

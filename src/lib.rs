@@ -66,6 +66,7 @@ pub mod plan;
 pub mod predict;
 pub mod random;
 pub mod reference;
+mod sync;
 pub mod trace;
 #[cfg(feature = "tune")]
 pub mod tune;

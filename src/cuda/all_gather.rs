@@ -11,6 +11,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, result};
 
 use crate::cuda::exchange::reach::obstacle;
+use crate::cuda::movers::engines::choose;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
 use crate::cuda::movers::options::GatherOptions;
@@ -22,17 +23,15 @@ use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
 use crate::fit::check_len;
 use crate::group::Group;
-use crate::plan::{Operation, PlanOptions, Problem, Strategy};
+use crate::plan::{MAX_DIMENSION, Operation, PlanOptions, Problem, Strategy, check_aligned};
 
 /// One rank's all-gather, planned once and enqueued many times. Collective: all ranks make the same calls.
 ///
 /// ```no_run
-/// use std::sync::Arc;
 /// use overlap_gemm::cuda::{AllGather, Device, GatherOptions};
-/// use overlap_gemm::group::{Group, GroupOptions};
+/// use overlap_gemm::group::GroupOptions;
 ///
-/// let group = Arc::new(Group::from_env(&GroupOptions::default())?);
-/// let device = Device::open(group.rank() as usize)?;
+/// let (group, device) = Device::join(&GroupOptions::default())?;
 /// let stream = device.new_stream()?;
 /// let rows = vec![256; group.ranks() as usize];
 /// let mut gather = AllGather::plan(&group, &device, &rows, 8192, &GatherOptions::default())?;
@@ -75,12 +74,13 @@ impl AllGather {
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);
         let obstacle = obstacle(group, device, options.timeouts.first)?;
         let refuse = |error| Gatherer::refuse(group, options, error);
+        check_row_bytes(row_bytes).map_err(refuse)?;
         let (problem, tiling) = (problem.build().map_err(refuse)?, PlanOptions::default().tiling);
-        let (operation, strategy) = (Operation::AllGather, Some(Strategy::Sequential));
-        let (kind, tiling, sums) = ("all-gather", Ok(tiling), None);
-        let purpose = Purpose { kind, tiling, operation, strategy, sums };
-        let obstacle = obstacle.as_deref();
-        let mut gatherer = Gatherer::join(group, device, &problem, &purpose, options, obstacle)?;
+        let way = choose(options, &problem, Some(Strategy::Sequential), obstacle.as_deref());
+        let way = way.map(|(way, _)| way);
+        let (kind, operation) = ("all-gather", Operation::AllGather);
+        let purpose = Purpose { kind, tiling: Ok(tiling), operation, way, sums: None };
+        let mut gatherer = Gatherer::join(group, device, &problem, &purpose, options)?;
         gatherer.note_products(0);
         Ok(AllGather { gatherer, open: None })
     }
@@ -111,10 +111,10 @@ impl AllGather {
         let fits = |what, len, of: &Arc<CudaStream>, [least, most]: [u32; 2]| {
             check_context(what, of.context(), self.gatherer.device.context())?;
             let remedy = "give the rows of the step, or a buffer for as many as planned";
-            check_len(what, len, bytes(least)..=bytes(most), remedy)
+            check_len(&format!("{what}, in bytes,"), len, bytes(least)..=bytes(most), remedy)
         };
-        fits("the shard, in bytes,", shard.num_bytes(), shard.stream(), own)?;
-        fits("the gathered rows, in bytes,", all.num_bytes(), all.stream(), all_rows)?;
+        fits("the shard", shard.num_bytes(), shard.stream(), own)?;
+        fits("the gathered rows", all.num_bytes(), all.stream(), all_rows)?;
         {
             let (from, _read) = shard.device_ptr(stream);
             // SAFETY: the shard belongs to this device, is as long as the rows say, and stays allocated until the work that its
@@ -195,4 +195,10 @@ impl AllGather {
     pub fn abort(&mut self, reason: &str) {
         self.gatherer.abort(reason);
     }
+}
+
+fn check_row_bytes(bytes: u64) -> Result<()> {
+    let remedy = "give rows of at least 16 bytes, and of no more than a matrix may have";
+    Error::check_range("the bytes of a row", bytes, 16..=MAX_DIMENSION.into(), remedy)?;
+    check_aligned("a row", bytes, "pad rows to a multiple of 16 bytes")
 }

@@ -31,8 +31,8 @@
 //! # Memory and streams of other libraries
 //!
 //! Calls with slices take any `cudarc` slice or view of the device, such as that of a candle tensor, also where other code has opened the
-//! `CudaContext`: all of them are the device's primary context. `cudarc` makes a slice and a stream of raw ones, and the owner
-//! keeps both until the operations that were used with them are dropped:
+//! `CudaContext`: all of them are the device's primary context. `cudarc` makes a slice and a stream of raw ones. Their owner keeps
+//! the memory until the step has ended, and the stream until the operations that used it are dropped:
 //!
 //! ```no_run
 //! use overlap_gemm::cuda::cudarc::driver::{CudaSlice, sys};

@@ -12,7 +12,7 @@ mod numbers;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::element::{Element, ElementType, F8E4M3, F8E5M2, bf16, f16};
+use crate::element::{Element, of_types};
 use crate::error::{Error, Result};
 use crate::host::{Aborter, Group, GroupOptions, Rank, Stream, check_memory};
 use crate::plan::{ElementTypes, PlanOptions, Problem, Reduction};
@@ -76,28 +76,14 @@ impl Exercise {
 
     /// Runs all ranks on threads of their own. `interrupted` is polled, and ends the run early.
     pub fn run(&self, interrupted: &(dyn Fn() -> bool + Sync)) -> Result<Outcome> {
-        use ElementType::*;
-        let ElementTypes { a, b, d } = self.problem.elements();
-        match (a, b, d) {
-            (Bf16, Bf16, Bf16) => self.run_typed::<bf16, bf16, bf16>(interrupted),
-            (Bf16, Bf16, F16) => self.run_typed::<bf16, bf16, f16>(interrupted),
-            (Bf16, Bf16, F32) => self.run_typed::<bf16, bf16, f32>(interrupted),
-            (F16, F16, Bf16) => self.run_typed::<f16, f16, bf16>(interrupted),
-            (F16, F16, F16) => self.run_typed::<f16, f16, f16>(interrupted),
-            (F16, F16, F32) => self.run_typed::<f16, f16, f32>(interrupted),
-            (F32, F32, F32) => self.run_typed::<f32, f32, f32>(interrupted),
-            (E4m3, E4m3, Bf16) => self.run_typed::<F8E4M3, F8E4M3, bf16>(interrupted),
-            (E4m3, E4m3, F16) => self.run_typed::<F8E4M3, F8E4M3, f16>(interrupted),
-            (E4m3, E4m3, E4m3) => self.run_typed::<F8E4M3, F8E4M3, F8E4M3>(interrupted),
-            (E4m3, E5m2, Bf16) => self.run_typed::<F8E4M3, F8E5M2, bf16>(interrupted),
-            (E4m3, E5m2, F16) => self.run_typed::<F8E4M3, F8E5M2, f16>(interrupted),
-            (E4m3, E5m2, E5m2) => self.run_typed::<F8E4M3, F8E5M2, F8E5M2>(interrupted),
-            (E5m2, E4m3, Bf16) => self.run_typed::<F8E5M2, F8E4M3, bf16>(interrupted),
-            (E5m2, E4m3, F16) => self.run_typed::<F8E5M2, F8E4M3, f16>(interrupted),
-            (E5m2, E4m3, E5m2) => self.run_typed::<F8E5M2, F8E4M3, F8E5M2>(interrupted),
-            // No problem of other types exists; say which are admitted all the same.
-            _ => self.problem.elements().check().map(|()| Outcome::default()),
+        let types = self.problem.elements();
+        macro_rules! run {
+            ($a:ty, $b:ty, $d:ty) => {
+                self.run_typed::<$a, $b, $d>(interrupted)
+            };
         }
+        // No problem of other types exists; say which are admitted all the same.
+        of_types!(types, run, types.check().map(|()| Outcome::default()))
     }
 
     fn run_typed<A: Element, B: Element, D: Element>(
@@ -224,7 +210,7 @@ mod tests {
 
     /// Every reduction in every strategy; two steps.
     fn exercises() -> impl Iterator<Item = Exercise> {
-        let f32 = ElementType::F32;
+        let f32 = crate::element::ElementType::F32;
         let problem = Problem::builder(12, 10, 16).elements(f32, f32, f32).shards(&[4, 3, 5]);
         let problem = problem.build().unwrap();
         let operations = [Operation::GemmAllReduce, Operation::GemmReduceScatter];

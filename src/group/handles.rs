@@ -163,9 +163,9 @@ impl Group {
     }
 }
 
-/// Whether the process, or what its user has sent and nobody has taken, is at the limit of open files.
+/// Whether the process, the machine, or what a user has sent and nobody has taken, is at the limit of open files.
 fn is_out_of_files(error: &io::Error) -> bool {
-    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::TOOMANYREFS))
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::TOOMANYREFS))
 }
 
 /// A rank's way to all doors, and what happens at its own, in the meantime. Nothing in it waits.

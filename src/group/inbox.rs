@@ -10,6 +10,7 @@ use std::time::Instant;
 use super::alarms::{Alarms, News, Watcher};
 use super::identity::Member;
 use super::message::{Ending, Notice, nonsense};
+use crate::sync::lock;
 
 #[derive(Default)]
 pub(super) struct Inbox {
@@ -133,6 +134,6 @@ impl Inbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }

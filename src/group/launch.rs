@@ -196,12 +196,16 @@ impl Launch {
 /// The default limit for ranks to join.
 pub(super) const FIRST_LIMIT: Duration = Duration::from_secs(60);
 
-/// A port below those that systems hand out on their own, by FNV-1a: the same on all ranks of a job.
+/// A port below those that systems hand out on their own: the same on all ranks of a job.
 fn port_of(job: &str) -> u16 {
-    let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+    20_000 + (fnv1a(job) % 10_000) as u16
+}
+
+/// A number that is another one for any other text, up to one chance in 10¹⁹: FNV-1a.
+pub(crate) fn fnv1a(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    20_000 + (hash % 10_000) as u16
+    })
 }
 
 #[cfg(test)]

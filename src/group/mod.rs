@@ -57,14 +57,14 @@ mod handles;
 mod identity;
 mod inbox;
 mod invitation;
-mod launch;
+pub(crate) mod launch;
 mod line;
 mod message;
 mod secret;
 mod store;
 mod table;
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 #[cfg(target_os = "linux")]
@@ -76,6 +76,7 @@ pub use secret::{SECRET_VARIABLE, Secret};
 
 use crate::error::{Error, Result};
 use crate::plan::MAX_RANKS;
+use crate::sync::lock;
 pub(crate) use alarms::News;
 use alarms::Watcher;
 use client::Connection;
@@ -276,7 +277,7 @@ impl Group {
         let most = most_bytes(self.ranks()) as u64;
         Error::check_range(brought, part.len() as u64, 0..=most, "exchange less at a time")?;
         check_length("the name of an exchange", what)?;
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = lock(&self.next);
         let exchange = *next;
         *next += 1;
         let until = until.unwrap_or_else(|| after(limit));

@@ -9,7 +9,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use super::message::{Ending, Notice, Request};
 use super::secret::Secret;
 use super::table::Table;
 use crate::error::{Error, Result};
+use crate::sync::lock;
 
 /// How long a newcomer may take to say who it is.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -124,7 +125,7 @@ impl Drop for Store {
         // Lets go of the lines' queues: what is in them is written, if the ranks take it in time.
         self.shared.table.close();
         let lines = {
-            let mut lines = self.shared.lines.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lines = lock(&self.shared.lines);
             std::mem::take(&mut *lines)
         };
         let until = after(CLOSING);
@@ -222,7 +223,7 @@ fn seat(
     let (sender, queue) = channel();
     let deliver = Arc::new(move |notice: Notice| drop(sender.send(notice)));
     // Held until the line is in the list, so that closing the store ends it.
-    let mut lines = shared.lines.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut lines = lock(&shared.lines);
     if let Err(reason) = shared.table.join(ranks, member, deliver) {
         drop(lines);
         return sealer.send(&socket, &Notice::Ended(Ending::Refused { reason }));

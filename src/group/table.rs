@@ -7,10 +7,11 @@
 //! Messages are delivered in the order of their events: under the lock, so `Deliver` may
 //! neither wait nor call the table.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::identity::{Member, Rules, misfit};
 use super::message::{Ending, MAX_BROUGHT, Notice, Request, nonsense};
+use crate::sync::lock;
 
 pub(super) type Deliver = Arc<dyn Fn(Notice) + Send + Sync>;
 
@@ -159,7 +160,7 @@ impl Table {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

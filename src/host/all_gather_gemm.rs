@@ -128,11 +128,11 @@ impl<A: Element, B: Element, D: Element> AllGatherGemm<A, B, D> {
         self.check_shard(problem, &shard)?;
         let problems = products::check_products(&shape.plan, problem, problem.m(), products)?;
 
-        let end = self.member.ender();
+        let (rank, end) = (self.member.rank(), self.member.ender());
         let step = |products: &mut [Product<'_, B, D>]| {
             self.step(*stream, &shape, &shard, &problems, products)
         };
-        let settled = products::settle(&problems, products, step, end);
+        let settled = products::settle(rank, &problems, products, step, end);
         settled.inspect_err(|error| self.member.end_with(error))
     }
 

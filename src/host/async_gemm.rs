@@ -127,7 +127,7 @@ impl<A: Element, B: Element, D: Element> AsyncGemm<A, B, D> {
         let step = |products: &mut [Product<'_, B, D>]| {
             self.step(*stream, input, m, scales, &problems, products)
         };
-        let settled = products::settle(&problems, products, step, end);
+        let settled = products::settle(0, &problems, products, step, end);
         settled.inspect_err(|error| input.end_with(error))
     }
 

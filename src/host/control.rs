@@ -7,12 +7,13 @@
 //! kept; of those, the first.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::protocol::{Awaited, Patience, reached};
 use crate::error::{Error, Result};
 use crate::plan::{Tile, Timeouts};
+use crate::sync::lock;
 
 /// The shared end of an operation: failures and departures.
 #[derive(Debug)]
@@ -60,7 +61,7 @@ impl Control {
     /// Ends the operation on all ranks from an epoch on, or at once, unless it has ended there already.
     pub(crate) fn fail(&self, rank: Option<u32>, from: Option<u32>, error: Error) {
         let new = Failure { rank, from, error };
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failure = lock(&self.failure);
         if failure.as_ref().is_none_or(|known| new.ends_more_than(known)) {
             *failure = Some(new);
         }
@@ -75,7 +76,7 @@ impl Control {
         if !self.failed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let failure = lock(&self.failure);
         match failure.as_ref().filter(|failure| failure.ends(epoch)) {
             Some(Failure { rank: Some(failed), error, .. }) if *failed == rank => {
                 Err(error.clone())

@@ -144,11 +144,11 @@ impl<const ALL: bool, A: Element, B: Element, D: Element> GemmReduce<ALL, A, B, 
         Error::check_range(what, columns, 1..=most, remedy)?;
         let operand = Operand::Given { rows, lda: problem.lda(), scales: input.scales };
 
-        let end = self.member.ender();
+        let (rank, end) = (self.member.rank(), self.member.ender());
         let step = |products: &mut [Product<'_, B, D>]| {
             self.step(*stream, &shape, operand, &problems, products)
         };
-        let settled = products::settle(&problems, products, step, end);
+        let settled = products::settle(rank, &problems, products, step, end);
         settled.inspect_err(|error| self.member.end_with(error))
     }
 

@@ -9,13 +9,14 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::control::Control;
 use crate::error::{Error, Result};
 use crate::plan::{Shards, Timeouts};
 use crate::random::Random;
+use crate::sync::lock;
 
 /// The options of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -189,7 +190,7 @@ struct Meeting {
 
 impl Meeting {
     fn lock(&self) -> MutexGuard<'_, Operations> {
-        self.operations.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.operations)
     }
 }
 

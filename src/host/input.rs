@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::control::{Aborter, Control, Watch};
 use super::memory::{RowBuffer, ScaledRows, buffer_of, check_memory};
@@ -16,6 +16,7 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::fit::check_scales;
 use crate::plan::{BUFFERS, Plan, Timeouts};
+use crate::sync::lock;
 
 /// The epoch before step 0.
 const BEFORE_FIRST: u32 = 0;
@@ -46,7 +47,7 @@ impl<A, W> Shared<A, W> {
 
     /// Counts a writer more or less, and posts to the consumer whether any writer is left.
     fn count_writers(&self, change: i32) {
-        let mut writers = self.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writers = lock(&self.writers);
         *writers = writers.saturating_add_signed(change);
         for source in 0..self.consumer() {
             self.control.set_departed(source, *writers == 0);
@@ -83,7 +84,7 @@ impl<A: Element, W: AtomicWord> Shared<A, W> {
         let place = place.start..place.start + given;
 
         let epoch = BEFORE_FIRST.wrapping_add(1).wrapping_add(step);
-        let mut published = published.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut published = lock(published);
         let next = published.wrapping_sub(BEFORE_FIRST);
         if step != next {
             let what = format!("the step that chunk {chunk} is published for");

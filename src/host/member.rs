@@ -13,9 +13,10 @@ use super::control::{Aborter, Watch};
 use super::group::Rank;
 use super::protocol::Endpoint;
 use super::pusher::{Push, Pusher};
-use super::world::{Memory, StepShape, World, lock};
+use super::world::{Memory, StepShape, World};
 use crate::error::{Error, Result};
 use crate::plan::{Engine, Plan, Step};
+use crate::sync::lock;
 use crate::trace::{TileEvent, Timeline, TransferEvent};
 
 /// One rank's handle on the operation.

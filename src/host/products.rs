@@ -53,6 +53,7 @@ pub(crate) fn views<'a, B, D: Element>(
 /// Runs a step. Whether it fails or panics, outputs are poisoned and `fail` ends the operation: a
 /// step that was cut short must not be followed by one that announces its input as consumed.
 pub(crate) fn settle<B, D: Element>(
+    rank: u32,
     problems: &[Problem],
     products: &mut [Product<'_, B, D>],
     step: impl FnOnce(&mut [Product<'_, B, D>]) -> Result<()>,
@@ -73,7 +74,7 @@ pub(crate) fn settle<B, D: Element>(
             result
         }
         Err(panic) => {
-            fail(Error::Aborted { rank: 0, reason: "a rank panicked in its step".into() });
+            fail(Error::Aborted { rank, reason: format!("rank {rank} panicked in its step") });
             resume_unwind(panic)
         }
     }

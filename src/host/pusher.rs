@@ -5,8 +5,9 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use super::world::{Memory, StepShape, World, lock};
+use super::world::{Memory, StepShape, World};
 use crate::error::Result;
+use crate::sync::lock;
 use crate::trace::TransferEvent;
 
 /// A step that the pusher is to send.

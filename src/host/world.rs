@@ -5,7 +5,7 @@
 
 use std::fmt::Debug;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use super::control::Control;
@@ -13,6 +13,7 @@ use super::group::{GroupOptions, Rank};
 use super::protocol::{Endpoint, Mailbox, reached, signal_slots};
 use crate::error::{Error, Result};
 use crate::plan::{Plan, Schedule};
+use crate::sync::lock;
 
 /// One rank's part in a step: M and the shards may vary.
 #[derive(Debug)]
@@ -173,9 +174,4 @@ impl<M: Memory> World<M> {
             mailboxes: &self.mailboxes,
         }
     }
-}
-
-/// Locks; what a panicking thread left is still whole, since no update here can be cut short.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

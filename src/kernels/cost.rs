@@ -358,7 +358,7 @@ pub(crate) fn sms_beside_push(
         return sms;
     }
     let of_last = all.items / busy + u64::from(all.items % busy > busy - waiting);
-    let shard = problem.row_bytes(&(0..problem.shards().most_rows())) as f64;
+    let shard = problem.shard_bytes() as f64;
     let pushed = shard * f64::from(problem.ranks().saturating_sub(1))
         / (PUSH * f64::from(pushing)).min(PUSH_ALL);
     let over = (all.waves as f64 * all.unit).max(pushed + of_last as f64 * all.unit);

@@ -5,6 +5,7 @@
 //! `og_gemm_shape`'s `gated`.
 
 use super::problem::Problem;
+use super::shards::MAX_DIMENSION;
 use super::way::Operation;
 use crate::error::{Error, Result};
 
@@ -13,22 +14,38 @@ pub const GATE_COLUMNS: u32 = 8;
 
 /// The column of B that is the gate of column `j` of D in a [gated](super::ProblemBuilder::gated) product. What it gates is
 /// [`GATE_COLUMNS`] behind it.
-///
-/// ```
-/// use overlap_gemm::plan::{GATE_COLUMNS, gate_column};
-///
-/// // B, as N rows of K, of a layer's two weights:
-/// let (gate, up) = ([[1.0f32; 3]; 16], [[2.0f32; 3]; 16]);
-/// let mut b = [[0.0f32; 3]; 32];
-/// for (j, (gate, up)) in gate.iter().zip(&up).enumerate() {
-///     let at = gate_column(j as u32);
-///     b[at as usize] = *gate;
-///     b[(at + GATE_COLUMNS) as usize] = *up;
-/// }
-/// assert_eq!(b.map(|row| row[0])[..20], [[1.0; 8].as_slice(), &[2.0; 8], &[1.0; 4]].concat());
-/// ```
 pub const fn gate_column(j: u32) -> u32 {
     j / GATE_COLUMNS * 2 * GATE_COLUMNS + j % GATE_COLUMNS
+}
+
+/// The weight of a [gated](super::ProblemBuilder::gated) product, as N rows of K, from a layer's two weights: `gate`'s rows
+/// and those of what they gate, `row` elements each. With rows of one element: the bias, or the scales of columns.
+///
+/// ```
+/// use overlap_gemm::plan::interleave_gates;
+///
+/// let (gate, up) = ([1.0f32; 16 * 3], [2.0f32; 16 * 3]);
+/// let b = interleave_gates(&gate, &up, 3)?;
+/// let blocks: Vec<f32> = b.chunks(8 * 3).map(|block| block[0]).collect();
+/// assert_eq!(blocks, [1.0, 2.0, 1.0, 2.0]);
+/// # Ok::<(), overlap_gemm::Error>(())
+/// ```
+pub fn interleave_gates<T: Copy>(gate: &[T], gated: &[T], row: usize) -> Result<Vec<T>> {
+    let remedy = "give the elements of a row: K, or 1 for a bias";
+    Error::check_range("the elements of a row", row as u64, 1..=MAX_DIMENSION.into(), remedy)?;
+    let block = row * GATE_COLUMNS as usize;
+    if !gate.len().is_multiple_of(block) {
+        let expected = format!("a multiple of {block}");
+        let remedy = "give the elements of a row, and a multiple of 8 rows";
+        return Err(Error::mismatch("the length of the gates", gate.len(), expected, remedy));
+    }
+    if gated.len() != gate.len() {
+        let remedy = "give as many rows as there are gates";
+        let what = "the length of what is gated";
+        return Err(Error::mismatch(what, gated.len(), gate.len(), remedy));
+    }
+    let blocks = gate.chunks(block).zip(gated.chunks(block));
+    Ok(blocks.flat_map(|(gate, gated)| [gate, gated]).flatten().copied().collect())
 }
 
 /// An error unless `columns` of B, or of a tile, are whole pairs of blocks of columns.
@@ -101,6 +118,23 @@ mod tests {
             let reduced = plan(operation, 32).unwrap_err().to_string();
             assert!(reduced.contains("a reduction of gated products"), "{reduced}");
         }
+    }
+
+    #[test]
+    fn weights_are_interleaved_as_columns_are_counted() {
+        let (gate, up): (Vec<u32>, Vec<u32>) = ((0..48).collect(), (100..148).collect());
+        let b = interleave_gates(&gate, &up, 2).unwrap();
+        for j in 0..24 {
+            let row = |column: u32| b[2 * column as usize..][..2].to_vec();
+            assert_eq!(row(gate_column(j)), [2 * j, 2 * j + 1]);
+            assert_eq!(row(gate_column(j) + GATE_COLUMNS), [100 + 2 * j, 101 + 2 * j]);
+        }
+        let refused = |gate: &[u32], up: &[u32], row| {
+            interleave_gates(gate, up, row).unwrap_err().to_string()
+        };
+        assert!(refused(&gate[..20], &up[..20], 2).contains("is 20, but must be a multiple of 16"));
+        assert!(refused(&gate, &up[..32], 2).contains("is 32, but must be 48"));
+        assert!(refused(&gate, &up, 0).contains("the elements of a row is 0"));
     }
 
     #[test]

@@ -37,7 +37,7 @@ mod whole;
 
 pub use chunks::{Chunks, MAX_CHUNKS};
 pub use epilogue::{Activation, Epilogue};
-pub use gate::{GATE_COLUMNS, gate_column};
+pub use gate::{GATE_COLUMNS, gate_column, interleave_gates};
 pub use partition::Partition;
 #[cfg(feature = "cuda")]
 pub(crate) use problem::check_aligned;

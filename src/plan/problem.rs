@@ -166,6 +166,11 @@ impl Problem {
             * u128::from(self.elements.a.size())
     }
 
+    /// The same of the largest shard.
+    pub(crate) fn shard_bytes(&self) -> u128 {
+        self.row_bytes(&(0..self.shards.most_rows()))
+    }
+
     /// Multiplications and additions of the whole product.
     pub fn flops(&self) -> u128 {
         2 * u128::from(self.m()) * u128::from(self.n) * u128::from(self.k)
@@ -391,7 +396,7 @@ impl ProblemBuilder {
     }
 
     /// Whether the product is gated (default: no), as the first one of a SwiGLU layer: 8 columns of A · B are gates of the next
-    /// 8, and so on ([`gate_column`](super::gate_column)). D has N / 2 columns, `activation(gate) · value`, where both are scaled and
+    /// 8, and so on ([`interleave_gates`](super::interleave_gates) makes such a weight). D has N / 2 columns, `activation(gate) · value`, where both are scaled and
     /// have their bias added before. N is a multiple of 16. There is no C, and reductions take no such problem.
     pub fn gated(mut self, gated: bool) -> Self {
         self.gated = gated;

@@ -96,12 +96,19 @@ impl Tiling {
             .try_for_each(|(what, extent, most)| Error::check_range(what, extent, 1..=most, remedy))
     }
 
-    fn unit_rows(self) -> u64 {
+    /// Rows that a cluster computes at a time.
+    pub(crate) fn unit_rows(self) -> u64 {
         u64::from(self.tile.m) * u64::from(self.cluster.m)
     }
 
-    fn unit_columns(self) -> u64 {
+    /// Columns that a cluster computes at a time.
+    pub(crate) fn unit_columns(self) -> u64 {
         u64::from(self.tile.n) * u64::from(self.cluster.n)
+    }
+
+    /// Tiles that a cluster computes at a time.
+    pub(crate) fn unit_tiles(self) -> u64 {
+        u64::from(self.cluster.m) * u64::from(self.cluster.n)
     }
 }
 
@@ -208,7 +215,7 @@ impl TileOrder {
 
     /// How many linear indices there are: tiles and padding.
     pub fn index_count(&self) -> u64 {
-        self.unit_grid.m * self.unit_grid.n * self.cluster_tiles()
+        self.unit_grid.m * self.unit_grid.n * self.tiling.unit_tiles()
     }
 
     /// The tile at linear `index`; `None` where that is padding, or beyond the end.
@@ -216,8 +223,8 @@ impl TileOrder {
         if index >= self.index_count() {
             return None;
         }
-        let unit = self.unit_at(index / self.cluster_tiles());
-        let within = index % self.cluster_tiles();
+        let unit = self.unit_at(index / self.tiling.unit_tiles());
+        let within = index % self.tiling.unit_tiles();
         let (cluster, (rows, columns)) = (self.tiling.cluster, self.grid());
         let m = unit.m * u64::from(cluster.m) + within % u64::from(cluster.m);
         let n = unit.n * u64::from(cluster.n) + within / u64::from(cluster.m);
@@ -234,7 +241,7 @@ impl TileOrder {
         let unit = Unit { m: u64::from(tile.m / cluster.m), n: u64::from(tile.n / cluster.n) };
         let within =
             u64::from(tile.n % cluster.n) * u64::from(cluster.m) + u64::from(tile.m % cluster.m);
-        Some(self.index_of_unit(unit) * self.cluster_tiles() + within)
+        Some(self.index_of_unit(unit) * self.tiling.unit_tiles() + within)
     }
 
     /// All tiles inside the output, in visiting order.
@@ -280,10 +287,6 @@ impl TileOrder {
         };
         let (m, n) = (inside(unit.m, cluster.m, rows), inside(unit.n, cluster.n, columns));
         n.flat_map(move |n| m.clone().map(move |m| Tile { m, n }))
-    }
-
-    fn cluster_tiles(&self) -> u64 {
-        u64::from(self.tiling.cluster.m) * u64::from(self.tiling.cluster.n)
     }
 
     fn unit_at(&self, index: u64) -> Unit {

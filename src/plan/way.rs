@@ -113,7 +113,7 @@ impl Operation {
     }
 
     /// The rows of D that `rank` gets: in a reduce-scatter its own, else all.
-    pub(crate) fn output_rows(self, problem: &Problem, rank: u32) -> Range<u32> {
+    pub fn output_rows(self, problem: &Problem, rank: u32) -> Range<u32> {
         match self {
             Operation::GemmReduceScatter | Operation::ReduceScatter => problem.shards().rows(rank),
             _ => 0..problem.m(),
@@ -249,7 +249,7 @@ impl Engine {
 
     /// The default on GPUs that reach each other's memory, for products that are computed in that order.
     pub fn usual(problem: &Problem, strategy: Strategy) -> Self {
-        match shard_bytes(problem) {
+        match problem.shard_bytes() {
             0..=SMALLEST_SHARD => Engine::Kernel { blocks: 8 },
             bytes
                 if strategy == Strategy::Fused
@@ -273,7 +273,7 @@ impl Engine {
             _ if problem.n() > MOST_COLUMNS_IN_PIECES => 1,
             _ => {
                 let smallest = SMALLEST_PIECE * u128::from(problem.ranks().max(2));
-                (shard_bytes(problem) / smallest).clamp(1, MOST_PIECES) as u32
+                (problem.shard_bytes() / smallest).clamp(1, MOST_PIECES) as u32
             }
         };
         pieces.min(problem.shards().most_rows())
@@ -299,7 +299,7 @@ pub(super) fn rows_come_early(problem: &Problem) -> bool {
 
 /// Whether own rows hide little of the others', and these are more than what arrives at once.
 fn gains_by_spans(problem: &Problem) -> bool {
-    let bytes = shard_bytes(problem);
+    let bytes = problem.shard_bytes();
     let come_slowly = problem.n() <= FEW_COLUMNS && bytes > SMALL_SHARD.into();
     problem.ranks() > 1
         && bytes > FEW_BYTES.into()
@@ -310,11 +310,6 @@ fn gains_by_spans(problem: &Problem) -> bool {
 /// The elements of D on one rank.
 fn outputs(problem: &Problem) -> u64 {
     u64::from(problem.m()) * u64::from(problem.n())
-}
-
-/// Bytes of the largest shard.
-fn shard_bytes(problem: &Problem) -> u128 {
-    problem.row_bytes(&(0..problem.shards().most_rows()))
 }
 
 /// Strategy, engine and pieces: how an operation is carried out.
@@ -338,7 +333,7 @@ impl Way {
         if !is_pushed || self.strategy != Strategy::Fused || !gains_by_spans(problem) {
             return 1;
         }
-        ((shard_bytes(problem) / SPAN_BYTES).min(MAX_SPANS.into()) as u32).next_power_of_two()
+        ((problem.shard_bytes() / SPAN_BYTES).min(MAX_SPANS.into()) as u32).next_power_of_two()
     }
 
     /// The SMs, of `all`, that a product takes beside the blocks that push to the others. While spans travel no tile should

@@ -25,8 +25,7 @@ pub(super) fn to_compute(plan: &Plan, alike: bool) -> impl Iterator<Item = u32> 
     /// Where ranks differ only in how tiles straddle their shards, this number of them is enough.
     const ENOUGH: u32 = 8;
     let (problem, options) = (plan.problem(), plan.options());
-    let tiling = options.tiling;
-    let unit_rows = u64::from(tiling.tile.m) * u64::from(tiling.cluster.m);
+    let unit_rows = options.tiling.unit_rows();
     let shard = problem.shards().rows(0).len() as u64;
     let equal = u64::from(problem.m()) == shard * u64::from(problem.ranks());
     // Each rank's order of tiles is that of any other, turned round.
@@ -51,8 +50,7 @@ pub(super) fn check_estimate(plan: &Plan, setup: &Setup) -> Result<()> {
 pub(super) fn check_timeline(plan: &Plan, setup: &Setup, ranks: &Range<u32>) -> Result<()> {
     let count = ranks.len() as u64;
     check(plan, setup, count)?;
-    let cluster = plan.options().tiling.cluster;
-    let tiles = u64::from(cluster.m) * u64::from(cluster.n);
+    let tiles = plan.options().tiling.unit_tiles();
     let pieces = match setup.operation {
         Operation::Gemm => 0,
         _ => u64::from(plan.chunks().len()),
@@ -99,8 +97,7 @@ fn check(plan: &Plan, setup: &Setup, ranks: u64) -> Result<()> {
 /// What one rank computes, in units of a cluster.
 fn units(plan: &Plan) -> u64 {
     let (problem, tiling) = (plan.problem(), plan.options().tiling);
-    let height = u64::from(tiling.tile.m) * u64::from(tiling.cluster.m);
-    let of = |rows: u64| rows.div_ceil(height);
+    let of = |rows: u64| rows.div_ceil(tiling.unit_rows());
     let rows = match is(plan, Strategy::Pipelined) {
         true => {
             let shards = problem.shards();
@@ -118,7 +115,5 @@ fn is(plan: &Plan, strategy: Strategy) -> bool {
 
 /// Units beside each other.
 fn columns(plan: &Plan) -> u64 {
-    let tiling = plan.options().tiling;
-    let width = u64::from(tiling.tile.n) * u64::from(tiling.cluster.n);
-    u64::from(plan.problem().n()).div_ceil(width)
+    u64::from(plan.problem().n()).div_ceil(plan.options().tiling.unit_columns())
 }

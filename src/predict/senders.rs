@@ -27,7 +27,7 @@ pub(super) fn by_nccl(machine: &Machine, plan: &Plan) -> f64 {
         return 0.0;
     }
     // The ring moves as much each turn as the largest shard has.
-    let shard = problem.row_bytes(&(0..problem.shards().most_rows())) as f64;
+    let shard = problem.shard_bytes() as f64;
     let others = f64::from(ranks - 1);
     let bytes = others * shard;
     let bytes = bytes.min(problem.row_bytes(&(0..problem.m())) as f64);

@@ -82,6 +82,11 @@ impl Setup {
         let serves =
             |kernel: &Kernel| kernel.serves(&part, true) && (kernel.adds_others || !adds_up);
         let sms = way.sms_of_product(product, machine.sms);
+        let sizes = kernels.iter().filter(|kernel| serves(kernel)).map(Kernel::cluster_size);
+        if let Some(least) = sizes.min() {
+            let remedy = "give the machine as many SMs as a GPU has";
+            Error::check_range("the number of SMs", sms, least..=u32::MAX, remedy)?;
+        }
         let choices = choices(kernels, &part, sms, serves);
         let Some(choice) = cheapest(kernels, &part, &choices, sms) else {
             return Err(Error::Unsupported {

@@ -266,8 +266,7 @@ impl Product {
         event: TileEvent,
         mut record: Record<'_>,
     ) -> Outcome {
-        let cluster = order.tiling().cluster;
-        let tiles = u64::from(cluster.m) * u64::from(cluster.n);
+        let tiles = order.tiling().unit_tiles();
         let units = order.index_count() / tiles;
         let items = units * self.splits;
         let clusters = self.work.clusters.min(items);

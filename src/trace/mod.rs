@@ -73,6 +73,20 @@ impl Timeline {
         self.transfers.extend(other.transfers);
     }
 
+    /// Only the events of one epoch.
+    pub fn of_epoch(&self, epoch: u32) -> Timeline {
+        Timeline {
+            tiles: self.tiles.iter().filter(|tile| tile.epoch == epoch).copied().collect(),
+            transfers: self.transfers.iter().filter(|sent| sent.epoch == epoch).copied().collect(),
+        }
+    }
+
+    /// The first instant of any event.
+    pub fn begin(&self) -> Duration {
+        let tiles = self.tiles.iter().map(|tile| tile.wait_begin);
+        tiles.chain(self.transfers.iter().map(|sent| sent.begin)).min().unwrap_or_default()
+    }
+
     /// From the first event to the last.
     pub fn span(&self) -> Duration {
         self.end().saturating_sub(self.begin())
@@ -82,10 +96,5 @@ impl Timeline {
     pub fn end(&self) -> Duration {
         let ends = self.tiles.iter().map(|tile| tile.done);
         ends.chain(self.transfers.iter().map(|sent| sent.signalled)).max().unwrap_or_default()
-    }
-
-    /// The time that all workers together spent waiting for chunks.
-    pub fn waited(&self) -> Duration {
-        self.tiles.iter().map(|tile| tile.ready.saturating_sub(tile.wait_begin)).sum()
     }
 }

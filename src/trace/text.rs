@@ -18,14 +18,6 @@ const LEGEND: &str = "chunks: the rank a chunk came from, where it arrived; \
                       workers: █ computes a tile, · waits for a chunk";
 
 impl Timeline {
-    /// Only the events of one epoch.
-    pub fn of_epoch(&self, epoch: u32) -> Timeline {
-        Timeline {
-            tiles: self.tiles.iter().filter(|tile| tile.epoch == epoch).copied().collect(),
-            transfers: self.transfers.iter().filter(|sent| sent.epoch == epoch).copied().collect(),
-        }
-    }
-
     /// The timeline in `columns` columns, at least 16.
     ///
     /// ```
@@ -63,7 +55,10 @@ impl Timeline {
         for tile in &self.tiles {
             let block = blocks.entry(tile.rank).or_insert_with(|| Block::new(columns));
             let lane = block.workers.entry(tile.worker).or_insert_with(|| vec![IDLE; columns]);
-            let (wait, run, end) = (column(tile.wait_begin), column(tile.ready), column(tile.done));
+            let wait = column(tile.wait_begin);
+            // A file may have times in another order.
+            let run = column(tile.ready).max(wait);
+            let end = column(tile.done).max(run);
             lane[wait..run].iter_mut().filter(|mark| **mark == IDLE).for_each(|mark| *mark = WAITS);
             lane[run..=end].fill(RUNS);
         }
@@ -81,12 +76,6 @@ impl Timeline {
         text.push_str(LEGEND);
         text.push('\n');
         text
-    }
-
-    /// The first instant of any event.
-    pub fn begin(&self) -> Duration {
-        let tiles = self.tiles.iter().map(|tile| tile.wait_begin);
-        tiles.chain(self.transfers.iter().map(|sent| sent.begin)).min().unwrap_or_default()
     }
 }
 
@@ -115,9 +104,19 @@ fn rank_mark(rank: u32) -> char {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trace::TileEvent;
 
     #[test]
     fn an_empty_timeline_is_an_axis() {
         assert!(Timeline::default().to_text(0).starts_with("  "));
+    }
+
+    #[test]
+    fn a_tile_whose_times_are_in_no_order_is_drawn() {
+        let [early, late] = [0, 1].map(Duration::from_secs);
+        let event =
+            |wait_begin, ready, done| TileEvent { wait_begin, ready, done, ..TileEvent::default() };
+        let tiles = vec![event(early, late, early), event(late, early, early)];
+        assert!(Timeline { tiles, transfers: Vec::new() }.to_text(16).contains(RUNS));
     }
 }

@@ -22,7 +22,7 @@ pub fn ways(problem: &Problem) -> Vec<Way> {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
     let most_rows = problem.shards().most_rows();
-    let bytes = u64::try_from(problem.row_bytes(&(0..most_rows))).unwrap_or(u64::MAX);
+    let bytes = u64::try_from(problem.shard_bytes()).unwrap_or(u64::MAX);
     let mut all = Vec::new();
     let mut add = |strategy, engine, pieces| {
         let way = Way { strategy, engine, pieces };

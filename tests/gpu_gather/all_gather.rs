@@ -3,6 +3,8 @@
 //! Ranks are threads, on as many GPUs as there are. Every step gathers other bytes, many gather other rows,
 //! and two operations are under way at a time beside a product that needs neither.
 
+use std::time::Duration;
+
 use crate::gpu::call::call;
 use crate::gpu::case::Case;
 use crate::gpu::inputs::{random_bytes, read_bytes};
@@ -177,5 +179,39 @@ fn what_does_not_fit_is_refused_on_every_rank() {
         let nowhere = unsafe { gather.start(&rank.gpu.stream, None, Some(0)) };
         let nowhere = nowhere.unwrap_err().to_string();
         assert!(nowhere.starts_with("the address of the shard is 0"), "{nowhere}");
+    });
+}
+
+/// What an operation computes may come from another one that failed: its check says so, also before the other one's does.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_check_tells_of_another_operation_that_failed() {
+    const SHORT: Duration = Duration::from_millis(300);
+    const ROWS: [u32; 2] = [64; 2];
+    on_ranks(2, |rank| {
+        let plan = |limit| {
+            let options = options(Engine::Kernel { blocks: 8 }).with_timeouts(PATIENCE, limit);
+            AllGather::plan(&rank.group, &rank.gpu.device, &ROWS, ROW, &options).unwrap()
+        };
+        let [mut first, mut second] = [plan(SHORT), plan(PATIENCE)];
+        for gather in [&mut first, &mut second] {
+            start(&rank, gather, None, &ROWS, 1);
+            finish(&rank, gather, &ROWS, 1);
+        }
+        let is_late = rank.rank() == 1;
+        if !is_late {
+            start(&rank, &mut first, None, &ROWS, 3);
+            first.finish(&rank.gpu.stream).unwrap();
+        }
+        start(&rank, &mut second, None, &ROWS, 3);
+        second.finish(&rank.gpu.stream).unwrap();
+        rank.gpu.stream.synchronize().unwrap();
+        if !is_late {
+            let told = second.check().unwrap_err();
+            assert!(matches!(told, Error::Aborted { rank: 0, .. }), "{told}");
+            assert!(told.to_string().contains("another operation"), "{told}");
+            let cause = first.check().unwrap_err();
+            assert!(matches!(cause, Error::PeerTimeout { peer: 1, .. }), "{cause}");
+        }
     });
 }

@@ -21,7 +21,7 @@ use super::work::{Step, Work};
 use crate::gpu::case::Case;
 use crate::gpu::inputs::{factor, shards};
 use crate::gpu::ranks::{Rank, options};
-use crate::gpu::{of_types, tried_kernels};
+use crate::gpu::tried_kernels;
 
 /// What all ranks do.
 #[derive(Clone, Debug)]
@@ -273,6 +273,10 @@ impl World {
                 Box::new(Work::<$a, $b, $d>::new(self, rank, number))
             };
         }
-        of_types!(self.problems()[0].elements(), of)
+        overlap_gemm::element::of_types!(
+            self.problems()[0].elements(),
+            of,
+            panic!("no kernel can have these types")
+        )
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: all ranks do the same in the same order; the step is one of many in a steady loop.
 
+use std::slice;
 use std::sync::Arc;
 
 use overlap_gemm::Error;
@@ -16,7 +17,7 @@ use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::Pools;
 use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step as _};
 use crate::bench::gpu::ranks::entrant::wrong_anywhere;
-use crate::bench::gpu::ranks::exchange::all_values;
+use crate::bench::gpu::ranks::exchange::{all_values, common_sets};
 use crate::bench::gpu::ranks::told;
 use crate::exit::Failure;
 use crate::interrupt::Interrupt;
@@ -51,7 +52,8 @@ fn one_step(
 ) -> Result<Option<Shown>, Failure> {
     let mut pools = Pools::new(SEED);
     let inputs = pools.inputs(0, gpu, problem, gpu.l2_bytes()?)?;
-    let check = Check::new(&pools, problem, &inputs, inputs.sets.len(), SEED);
+    let sets = common_sets(group, slice::from_ref(&inputs))?;
+    let check = Check::new(&pools, problem, &inputs, sets, SEED);
     let place = Place { gpu, group, problem, inputs: &inputs, set: check.set };
     let mut gather = GatherOptions::default();
     gather.pieces = args.chunks;

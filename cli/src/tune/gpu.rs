@@ -5,6 +5,7 @@
 //! Ctrl-C) reaches all ranks before any rank acts on it. No candidate is timed with a wrong result on any rank.
 
 use std::path::Path;
+use std::slice;
 use std::sync::Arc;
 
 use overlap_gemm::cuda::device::driver_name;
@@ -26,7 +27,8 @@ use crate::bench::gpu::driver::Gpu;
 use crate::bench::gpu::inputs::{Inputs, Pools};
 use crate::bench::gpu::ranks::contenders::{Gathered, Place, Step};
 use crate::bench::gpu::ranks::entrant::{Entrant, Graphs, ONE_GRAPH, Track, wrong_anywhere};
-use crate::bench::gpu::ranks::loops::{GRAPH_STEPS, LIMIT, SETS};
+use crate::bench::gpu::ranks::exchange::common_sets;
+use crate::bench::gpu::ranks::loops::{GRAPH_STEPS, LIMIT};
 use crate::bench::gpu::ranks::told;
 use crate::bench::gpu::timing::Watch;
 use crate::bench::report::command;
@@ -108,7 +110,7 @@ impl Tuner<'_> {
             let problem = spread(&case.problem, self.group.ranks())?;
             let inputs = pools.inputs(0, self.gpu, &problem, l2_bytes)?;
             // As the bench does: they take turns, and the last one's A is gathered.
-            let sets = if inputs.sets.len() < SETS { 1 } else { SETS };
+            let sets = common_sets(&self.group, slice::from_ref(&inputs))?;
             let check = Check::new(&pools, &problem, &inputs, sets, SEED);
             let mut here = Here {
                 tuner: self,
@@ -128,7 +130,7 @@ impl Tuner<'_> {
             if let Some(best) = tried.first() {
                 let entry = self.entry(&problem, best)?;
                 if self.group.rank() == 0 {
-                    record(self.file, std::slice::from_ref(&entry))?;
+                    record(self.file, slice::from_ref(&entry))?;
                 }
                 results.measured.push(Tuned { problem: case.to_string(), entry, tried });
             }

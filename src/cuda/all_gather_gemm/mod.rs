@@ -43,25 +43,25 @@ use crate::tune::Tuning;
 /// One operation serves all layers of the same shapes: B and D are given with each step. A plan allocates two buffers for the
 /// gathered A on each rank.
 ///
-/// A product that waits keeps its SMs. So a step of a group's operations follows the steps on other streams, as they are
-/// enqueued, if both have products that wait and these would not fit beside each other. Limits
-/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)) let them. Neither operations of different groups nor graphs are
-/// ordered so: give their products limits, or let one stream wait for the other.
+/// A product that waits for rows keeps its SMs, so two such products on two streams could each keep out what the other waits for.
+/// Where two steps of a group do not fit on the GPU together, the one that is enqueued later waits for the earlier. All ranks enqueue
+/// steps in the same order, on all streams taken together. To run steps at the same time, give each product a limit
+/// ([`with_sm_limit`](crate::cuda::GemmOptions::with_sm_limit)). Operations of different groups, and graphs, are not ordered: give
+/// their products limits, or let one stream wait for the other.
 ///
 /// ```no_run
 /// use std::sync::Arc;
 /// use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, GemmOptions, Operands};
 /// use overlap_gemm::element::bf16;
-/// use overlap_gemm::group::{Group, GroupOptions};
+/// use overlap_gemm::group::GroupOptions;
 /// use overlap_gemm::plan::Problem;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // One process a rank, started by torchrun, mpirun, srun or `overlap-gemm launch`.
-/// let group = Arc::new(Group::from_env(&GroupOptions::default())?);
-/// let device = Device::open(group.rank() as usize)?;
+/// let (group, device) = Device::join(&GroupOptions::default())?;
 /// let stream = device.new_stream()?;
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(group.ranks().into()).build()?;
 /// let gather = GatherOptions::default();
-/// let gemm = GemmOptions::default().with_constant_b(true); // weights: no kernel writes them during a step
+/// let gemm = GemmOptions::default().with_constant_b(true); // weights: written, and that has ended, before the first step
 /// let mut layer = AllGatherGemm::plan(&group, &device, &problem, None, &gather, &gemm)?;
 /// println!("{}", layer.explain());
 ///
@@ -128,10 +128,12 @@ impl AllGatherGemm {
         let open = Open { products, strategy, gather, in_the_way: obstacle.is_some() };
         let advice = tuned::advise(tuning, device.info(), &open);
         let (strategy, gather, products) = (advice.strategy, &advice.gather, &advice.products);
-        let obstacle = obstacle.as_deref();
         // What cannot be is refused below, where all ranks agree.
-        let way = choose(gather, first, strategy, obstacle).map(|(way, _)| way).ok();
-        let beside = way.filter(|way| way.strategy == Strategy::Fused && first.ranks() > 1);
+        let chosen = choose(gather, first, strategy, obstacle.as_deref());
+        let why = chosen.as_ref().map_or("", |(_, why)| why);
+        let way = chosen.map(|(way, _)| way);
+        let is_beside = |way: &Way| way.strategy == Strategy::Fused && first.ranks() > 1;
+        let beside = way.clone().ok().filter(is_beside);
         let planned: Result<Vec<_>> = (products.iter().enumerate())
             .map(|(index, (problem, gemm))| {
                 // Undecided, a step would be fused.
@@ -145,10 +147,10 @@ impl AllGatherGemm {
         // What a table has decided is in it, so that ranks with different tables notice.
         let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {products:?}");
         let operation = Operation::AllGatherGemm;
-        let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: None };
-        let mut gatherer = Gatherer::join(group, device, first, &purpose, gather, obstacle)?;
+        let purpose = Purpose { kind: &kind, tiling, operation, way, sums: None };
+        let mut gatherer = Gatherer::join(group, device, first, &purpose, gather)?;
         let products = planned?;
-        let (why, way) = (advice.explain(gatherer.why), gatherer.plan.way());
+        let (why, way) = (advice.explain(why), gatherer.plan.way());
         gatherer.note_products(products.iter().map(Product::occupied_sms).max().unwrap_or(0));
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned all-gather + GEMM");
         Ok(AllGatherGemm { gatherer, products, why })
@@ -385,9 +387,10 @@ impl AllGatherGemm {
         self.gatherer.synchronize(stream)
     }
 
-    /// An error if a step failed, here or elsewhere: ask when the stream is through. After an error every
-    /// output since the last good check is undefined, and the operation is over on all ranks: a new step returns
-    /// [`Error::Over`](crate::Error::Over). Its group is over, too: form a new one.
+    /// An error if a step of this operation failed on any rank, or one of another operation of the group on this rank. Ask when the
+    /// stream is through, and ask each operation. After an error every output since the last good check is undefined, and the
+    /// operation is over on all ranks: a new step returns [`Error::Over`](crate::Error::Over). Its group is over, too: form a new
+    /// one.
     pub fn check(&mut self) -> Result<()> {
         self.gatherer.check()
     }

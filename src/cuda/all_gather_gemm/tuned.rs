@@ -147,20 +147,19 @@ impl Fits for Here<'_> {
         // Several products have a kernel each.
         let [(_, gemm)] = self.open.products else { return false };
         let part = strategy.part_of(self.problem);
-        let can = |part| fixed(gemm, multiplying, self.kernels, &part, self.sms).is_some();
-        part.is_ok_and(can)
+        part.is_ok_and(|part| can_run(gemm, multiplying, self.kernels, &part, self.sms))
     }
 }
 
-/// `asked` with that kernel, run that way; `None` if the caller asked for another, or it cannot compute the problem on
-/// `sms` SMs: it may not have been compiled, or sum fp8 in another way.
-fn fixed(
+/// Whether that kernel, run that way, is what the caller `asked` for, and can compute the problem on `sms` SMs: it may not have been
+/// compiled, or sum fp8 in another way.
+fn can_run(
     asked: &GemmOptions,
     multiplying: &Multiplying,
     kernels: &[Kernel],
     problem: &Problem,
     sms: u32,
-) -> Option<GemmOptions> {
+) -> bool {
     // Fewer SMs have other waves than those that were measured.
     let is_open = asked.sm_limit.is_none_or(|limit| limit == sms)
         && asked.kernel.as_ref().is_none_or(|asked| *asked == multiplying.kernel)
@@ -168,8 +167,7 @@ fn fixed(
         && asked.splits.is_none_or(|asked| asked == multiplying.splits);
     let mut fixed = asked.clone();
     fix(&mut fixed, multiplying);
-    let can = || check_size(problem).is_ok() && choose(kernels, problem, &fixed, sms).is_ok();
-    (is_open && can()).then_some(fixed)
+    is_open && check_size(problem).is_ok() && choose(kernels, problem, &fixed, sms).is_ok()
 }
 
 /// Fixes the kernel, and how it runs.

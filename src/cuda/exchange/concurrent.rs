@@ -1,6 +1,6 @@
-//! Steps of one group's operations on several streams of a GPU.
+//! What one group's operations on a GPU know of each other.
 //!
-//! What belongs here: which of them may run at the same time. A kernel that waits for other ranks keeps its SMs. If two such
+//! What belongs here: whether one of them has failed, and which steps on several streams may run at the same time. A kernel that waits for other ranks keeps its SMs. If two such
 //! kernels start in one order here and in another order on another rank, each may keep out what the other waits for.
 //! Invariant: steps that may run at the same time fit the GPU's SMs together. Any other step follows those that were enqueued before
 //! it; all ranks enqueue the steps in the same order.
@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
-use super::lock;
 use crate::cuda::sys::device::Device;
+use crate::cuda::sys::host_words::HostWords;
 use crate::cuda::sys::stream_ops::{follow, is_capturing, record, untimed_event, wait};
 use crate::error::Result;
 use crate::group::Group;
+use crate::sync::lock;
 
 /// What the operations of one rank share.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(crate) struct Concurrent {
     since: CudaEvent,
     /// The streams whose steps may still run, and the most SMs that one of these steps keeps.
     running: Vec<(Arc<CudaStream>, u32)>,
+    /// Where each operation's kernels say that they have given up.
+    operations: Vec<Weak<HostWords>>,
 }
 
 type Shared = Arc<Mutex<Concurrent>>;
@@ -42,9 +45,22 @@ impl Concurrent {
         }
         let (end, since) = (untimed_event(device)?, untimed_event(device)?);
         let sm_count = device.info().sm_count;
-        let shared = Arc::new(Mutex::new(Concurrent { sm_count, end, since, running: Vec::new() }));
+        let shared =
+            Concurrent { sm_count, end, since, running: Vec::new(), operations: Vec::new() };
+        let shared = Arc::new(Mutex::new(shared));
         all.push((Arc::downgrade(group), Arc::downgrade(&shared)));
         Ok(shared)
+    }
+
+    /// One more operation.
+    pub(crate) fn join(&mut self, operation: &Arc<HostWords>) {
+        self.operations.retain(|known| known.strong_count() > 0);
+        self.operations.push(Arc::downgrade(operation));
+    }
+
+    /// Whether a step of any operation has failed, and none of its checks has said so yet.
+    pub(crate) fn has_failure(&self) -> bool {
+        self.operations.iter().filter_map(Weak::upgrade).any(|words| words.has_failure())
     }
 
     /// The next step, which keeps up to `sms` SMs while it waits, is on `stream`, outside of graphs: nobody here knows when a graph

@@ -10,8 +10,6 @@
 //! - `layout`: where everything of a gather lies; `step_shape`: what stays the same between steps with the same rows;
 //!   `step_order`: the order of steps; `concurrent`: which may run at the same time; `shared_workspace`: memory that several operations use.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 pub(crate) mod chunk_table;
 pub(crate) mod chunk_wait;
 pub(crate) mod concurrent;
@@ -24,8 +22,3 @@ pub(crate) mod step_order;
 pub(crate) mod step_shape;
 pub(crate) mod symmetric;
 pub(crate) mod waiters;
-
-/// Locks, even if a thread panicked while it held the lock: none leaves a change half made.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -12,6 +12,7 @@ use cudarc::driver::sys::{self, CUdevice_P2PAttribute};
 
 use crate::cuda::sys::device::Device;
 use crate::error::{Error, Result};
+use crate::group::launch::fnv1a;
 use crate::group::{Group, Member};
 
 /// What a rank found out about another rank's GPU: it is within reach, it is not, or the driver does not say.
@@ -74,18 +75,14 @@ fn in_the_way(members: &[Member], rows: &[Vec<u8>]) -> Option<String> {
     })
 }
 
-/// A text, or where there is no room for it (shards of a thousand ranks) its start, and a number that is another one for
-/// any other text, up to one chance in 10¹⁹: FNV-1a.
+/// A text, or where there is no room for it (shards of a thousand ranks) its start and a number.
 pub(crate) fn comparable(text: String) -> String {
     const MOST: usize = 4096;
     if text.len() <= MOST {
         return text;
     }
     let start: String = text.chars().take(MOST / 8).collect();
-    let number = text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("{start} … ({} bytes, number {number:016x})", text.len())
+    format!("{start} … ({} bytes, number {:016x})", text.len(), fnv1a(&text))
 }
 
 /// An error on all ranks unless all plan the same; a refused rank says why. The group lives on: what is wrong is wrong with a

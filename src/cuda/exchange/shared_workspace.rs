@@ -13,7 +13,6 @@ use std::time::Duration;
 use cudarc::driver::{CudaStream, result};
 
 use super::layout::Layout;
-use super::lock;
 use super::signal_pad::SignalPad;
 use super::step_order::StepOrder;
 use super::symmetric::SymmetricMemory;
@@ -21,6 +20,7 @@ use crate::cuda::sys::Driver;
 use crate::cuda::sys::device::{Device, check_context};
 use crate::error::{Error, Result};
 use crate::group::Group;
+use crate::sync::lock;
 
 /// Words of all operations lie before their rows.
 const WORDS: u64 = 4 << 20;
@@ -39,16 +39,14 @@ const PAGE: u64 = 4096;
 /// move them, and gathered rows can be read until the next step of any operation.
 ///
 /// ```no_run
-/// use std::sync::Arc;
 /// use std::time::Duration;
 /// use overlap_gemm::cuda::{
 ///     AllGatherGemm, Device, GatherOptions, GemmOptions, GemmReduceScatter, SharedWorkspace,
 /// };
-/// use overlap_gemm::group::{Group, GroupOptions};
+/// use overlap_gemm::group::GroupOptions;
 /// use overlap_gemm::plan::{Problem, Reduction};
 ///
-/// let group = Arc::new(Group::from_env(&GroupOptions::default())?);
-/// let device = Device::open(group.rank() as usize)?;
+/// let (group, device) = Device::join(&GroupOptions::default())?;
 /// let ranks = group.ranks().into();
 /// let workspace = SharedWorkspace::new(&group, &device, Duration::from_secs(30))?;
 /// let (options, gemm) = (GatherOptions::default().with_workspace(&workspace), GemmOptions::default());

@@ -11,7 +11,6 @@ use std::time::Duration;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 
-use super::lock;
 use super::signals::timeout_ns;
 use super::symmetric::SymmetricMemory;
 use crate::cuda::sys::bindings::{OG_PAD_GAVE_UP, OG_PAD_HEADER, og_failure_kind, og_pad};
@@ -21,6 +20,7 @@ use crate::cuda::sys::uses::Uses;
 use crate::cuda::sys::{Driver, ffi};
 use crate::error::{Error, Result};
 use crate::group::Group;
+use crate::sync::lock;
 
 /// The most channels that a pad has.
 pub const MAX_CHANNELS: u32 = 1024;
@@ -29,13 +29,11 @@ pub const MAX_CHANNELS: u32 = 1024;
 /// channel are ordered: on one stream, or on streams that the caller synchronises.
 ///
 /// ```no_run
-/// use std::sync::Arc;
 /// use std::time::Duration;
 /// use overlap_gemm::cuda::{Device, SignalPad, SymmetricMemory};
-/// use overlap_gemm::group::{Group, GroupOptions};
+/// use overlap_gemm::group::GroupOptions;
 ///
-/// let group = Arc::new(Group::from_env(&GroupOptions::default())?);
-/// let device = Device::open(group.rank() as usize)?;
+/// let (group, device) = Device::join(&GroupOptions::default())?;
 /// let stream = device.new_stream()?;
 /// let limit = Duration::from_secs(30);
 /// let memory = SymmetricMemory::new(&group, &device, 1 << 20, limit)?;

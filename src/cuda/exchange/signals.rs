@@ -39,7 +39,6 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, result};
 
 use super::chunk_table::ChunkTable;
-use super::lock;
 use super::symmetric::SymmetricMemory;
 use super::waiters::{Waiter, Waiters, in_words};
 use crate::cuda::sys::bindings::og_gemm_input;
@@ -51,6 +50,7 @@ use crate::cuda::sys::uses::Uses;
 use crate::cuda::sys::{Driver, ffi};
 use crate::error::{Error, Result};
 use crate::plan::MAX_CHUNKS;
+use crate::sync::lock;
 
 /// Words before the signals: the two stop words (64 bits each), then the epoch, in lines of their own. A
 /// gather has more words between the epoch and the signals (`layout`).
@@ -107,10 +107,9 @@ impl Signals {
     ///
     /// ```no_run
     /// # use overlap_gemm::cuda::{Device, Signals, SymmetricMemory};
-    /// # use overlap_gemm::group::{Group, GroupOptions};
+    /// # use overlap_gemm::group::GroupOptions;
     /// # use std::time::Duration;
-    /// # let group = Group::from_env(&GroupOptions::default())?;
-    /// # let device = Device::open(group.rank() as usize)?;
+    /// # let (group, device) = Device::join(&GroupOptions::default())?;
     /// # use overlap_gemm::cuda::cudarc::driver::result;
     /// // A of 64 MiB, and behind it a word for each of eight chunks.
     /// let memory = SymmetricMemory::new(&group, &device, (64 << 20) + 32, Duration::from_secs(30))?;

@@ -31,15 +31,13 @@ use crate::plan::{Problem, Reduction, Strategy, check_aligned};
 /// ([`GatherOptions::engine`] asks for either).
 ///
 /// ```no_run
-/// use std::sync::Arc;
 /// use overlap_gemm::ElementType;
 /// use overlap_gemm::cuda::{Device, GatherOptions, ReduceScatter};
 /// use overlap_gemm::element::bf16;
-/// use overlap_gemm::group::{Group, GroupOptions};
+/// use overlap_gemm::group::GroupOptions;
 /// use overlap_gemm::plan::Reduction;
 ///
-/// let group = Arc::new(Group::from_env(&GroupOptions::default())?);
-/// let device = Device::open(group.rank() as usize)?;
+/// let (group, device) = Device::join(&GroupOptions::default())?;
 /// let stream = device.new_stream()?;
 /// let rows = vec![256; group.ranks() as usize];
 /// let (columns, options, sum) = (8192, GatherOptions::default(), Reduction::default());

@@ -221,13 +221,13 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let first = check_alike(products).map_err(refuse)?;
         let columns = columns_of(products).map_err(refuse)?;
         let (operation, partials) = (Self::OPERATION, reduction.partials);
-        let open = ways_for_sums(options, first, operation, strategy, None).map_err(refuse)?;
+        let open = ways_for_sums(options, first, operation, strategy, obstacle.as_deref());
+        let open = open.map_err(refuse)?;
         let reduced = Reduced { operation, products, columns, partials };
         let (way, why) = match GEMM {
             true => reduced.choose(&open, device.info().sm_count),
             false => reduced.choose_alone(&open),
         };
-        let options = &options.clone().with_engine(way.engine).with_pieces(way.pieces);
         let adds_up = operation.products_add_up(way.strategy, way.engine);
         let sums = Self::plan_sums(device, products, way, adds_up, (columns, partials));
         let tiling = |sums: &Vec<Sum>| {
@@ -236,11 +236,10 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         };
         let tiling = sums.as_ref().map(tiling).map_err(Error::clone);
         let kind = format!("{operation} {strategy:?} {way:?} {products:?} {reduction:?}");
-        let (strategy, sent) = (Some(way.strategy), Some((columns, partials)));
-        let purpose = Purpose { kind: &kind, tiling, operation, strategy, sums: sent };
-        let mut gatherer =
-            Gatherer::join(group, device, first, &purpose, options, obstacle.as_deref())?;
-        let (sums, way) = (sums?, gatherer.plan.way());
+        let sent = Some((columns, partials));
+        let purpose = Purpose { kind: &kind, tiling, operation, way: Ok(way), sums: sent };
+        let mut gatherer = Gatherer::join(group, device, first, &purpose, options)?;
+        let sums = sums?;
         let products = sums.iter().flat_map(|sum| sum.product.iter().chain(&sum.adding));
         gatherer.note_products(products.map(Product::occupied_sms).max().unwrap_or(0));
         tracing::debug!(rank = group.rank(), problem = %first, %way, why, "planned {operation}");

@@ -60,8 +60,8 @@ pub struct Operands<'a, A, B, D: Element> {
 impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
     /// A, B and D; `alpha` is 1, `beta` is 0.
     ///
-    /// Each has all rows of its matrix and no others; the padding of the last row may be left out
-    /// where rows are not packed. Pass a view of a larger allocation.
+    /// A and D have the rows of this call, or up to as many as planned, of which the first are used; B has all of its rows. The
+    /// padding of the last row may be left out where rows are not packed. Pass a view of a larger allocation.
     pub fn new(
         a: &'a impl DevicePtr<A>,
         b: &'a impl DevicePtr<B>,

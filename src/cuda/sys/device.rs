@@ -13,6 +13,7 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use super::Driver;
 use crate::error::{Error, Result};
+use crate::group::{Group, GroupOptions, Launch};
 
 /// What the driver says about one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,6 +184,16 @@ impl Device {
         Ok(Device { info: info.clone(), context })
     }
 
+    /// This process as a rank of its launcher's group ([`Group::from_env`]), on the GPU of its local rank. Two ranks on one GPU are
+    /// refused, unless the options allow it.
+    pub fn join(options: &GroupOptions) -> Result<(Arc<Group>, Device)> {
+        // A launcher may show each process no GPU but its own.
+        let visible = devices()?.len().max(1);
+        let device = Device::open(Launch::from_env()?.local_rank as usize % visible)?;
+        let group = Group::from_env(&options.clone().device(&device.bus_id()?))?;
+        Ok((Arc::new(group), device))
+    }
+
     /// What the driver says about it.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
@@ -243,7 +254,7 @@ pub(crate) fn check_context(
     if got == expected {
         return Ok(());
     }
-    let remedy = "plan the product on the device that holds its matrices";
+    let remedy = "use one device for the plan, its streams and its memory";
     let (got, expected) = (got.ordinal(), expected.ordinal());
     Err(Error::mismatch(format!("the device of {what}"), got, expected, remedy))
 }

@@ -106,6 +106,13 @@ impl HostWords {
         self.word(0).fetch_or(OG_ABORT_LEFT, Ordering::Release);
     }
 
+    /// Whether [`HostWords::take_failure`] would find one.
+    pub(crate) fn has_failure(&self) -> bool {
+        // Relaxed: an answer for the caller; it orders nothing.
+        let kind = self.word(RECORD_AT + offset_of!(og_failure, kind)).load(Ordering::Relaxed);
+        kind != og_failure_kind::OG_FAILURE_NONE.0
+    }
+
     /// What a kernel that gave up wrote since the last look. `chunk` is the chunk, or the rank, at fault.
     pub(crate) fn take_failure(&self) -> Option<og_failure> {
         let word = |offset: usize| self.word(RECORD_AT + offset);

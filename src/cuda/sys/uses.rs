@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
@@ -15,6 +15,7 @@ use super::Driver;
 use super::device::Device;
 use super::stream_ops::{follow, is_capturing, synchronize, untimed_event};
 use crate::error::Result;
+use crate::sync::lock;
 
 /// How many streams are kept: more than a caller uses side by side.
 const KEPT: usize = 16;
@@ -48,7 +49,7 @@ impl Uses {
     ) -> Result<&'a Arc<CudaStream>> {
         device.check_stream(stream)?;
         device.bind()?;
-        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut streams = lock(&self.streams);
         match streams.kept.iter().position(|known| known == stream) {
             Some(at) => {
                 // To the back: what this call enqueues comes later than what is here now.
@@ -83,7 +84,7 @@ impl Uses {
     /// Waits for all work that was noted. Fails where a stream is being captured, or the context is lost: then nobody
     /// can say when the last kernel has ended.
     pub(crate) fn wait(&self) -> Result<()> {
-        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let streams = lock(&self.streams);
         let tail = streams.tail.as_ref().map(|tail| &tail.stream);
         // All of them, also if one fails.
         streams.kept.iter().chain(tail).map(|stream| synchronize(stream)).fold(Ok(()), Result::and)

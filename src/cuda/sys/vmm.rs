@@ -6,7 +6,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{
@@ -18,6 +18,7 @@ use cudarc::driver::sys::{
 use super::Driver;
 use super::device::Device;
 use crate::error::{Error, Result};
+use crate::sync::lock;
 
 /// As a file descriptor: what a unix socket can carry.
 const AS_FILE: CUmemAllocationHandleType =
@@ -159,7 +160,7 @@ impl Mapping {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Physical>> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.memory)
     }
 }
 

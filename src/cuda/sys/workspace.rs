@@ -14,6 +14,7 @@ use super::Driver;
 use super::device::Device;
 use super::stream_ops::{follow, is_capturing};
 use crate::error::{Error, Result};
+use crate::sync::lock;
 
 #[derive(Debug)]
 pub(crate) struct Workspace {
@@ -73,7 +74,7 @@ impl Workspace {
     }
 
     fn lock(&self) -> MutexGuard<'_, Uses> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.uses)
     }
 }
 

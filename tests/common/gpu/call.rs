@@ -19,9 +19,9 @@ use overlap_gemm::plan::{Problem, Scaling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::{Epilogue, Reference, Report};
 
+use super::Gpu;
 use super::case::Case;
 use super::inputs::{CHECKED_ROWS, Inputs, some_rows};
-use super::{Gpu, of_types};
 
 /// Elements before and after D that no kernel may touch: a multiple of 16, to keep D aligned.
 const GUARD: usize = 1024;
@@ -145,7 +145,11 @@ pub fn call(gpu: &Gpu, case: &Case, random: &mut Random) -> Box<dyn Call> {
             Box::new(Buffers::<$a, $b, $d>::new(gpu, case, &problem, problem.m(), inputs))
         }};
     }
-    of_types!(case.kernel.elements, of)
+    overlap_gemm::element::of_types!(
+        case.kernel.elements,
+        of,
+        panic!("no kernel can have these types")
+    )
 }
 
 /// What comes out of a product of so many rows, when the stream is through.

@@ -27,34 +27,6 @@ use overlap_gemm::random::Random;
 /// Far longer than anything here takes, far shorter than anybody watches a test.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// `$of!(A, B, D)` with the Rust types of these element types, for all that a kernel can have.
-macro_rules! of_types {
-    ($types:expr, $of:ident) => {{
-        use overlap_gemm::ElementType::{Bf16, E4m3, E5m2, F16, F32};
-        use overlap_gemm::element::{F8E4M3, F8E5M2, bf16, f16};
-        let types = $types;
-        match (types.a, types.b, types.d) {
-            (Bf16, Bf16, Bf16) => $of!(bf16, bf16, bf16),
-            (Bf16, Bf16, F16) => $of!(bf16, bf16, f16),
-            (Bf16, Bf16, F32) => $of!(bf16, bf16, f32),
-            (F16, F16, Bf16) => $of!(f16, f16, bf16),
-            (F16, F16, F16) => $of!(f16, f16, f16),
-            (F16, F16, F32) => $of!(f16, f16, f32),
-            (E4m3, E4m3, Bf16) => $of!(F8E4M3, F8E4M3, bf16),
-            (E4m3, E4m3, F16) => $of!(F8E4M3, F8E4M3, f16),
-            (E4m3, E4m3, E4m3) => $of!(F8E4M3, F8E4M3, F8E4M3),
-            (E4m3, E5m2, Bf16) => $of!(F8E4M3, F8E5M2, bf16),
-            (E4m3, E5m2, F16) => $of!(F8E4M3, F8E5M2, f16),
-            (E4m3, E5m2, E5m2) => $of!(F8E4M3, F8E5M2, F8E5M2),
-            (E5m2, E4m3, Bf16) => $of!(F8E5M2, F8E4M3, bf16),
-            (E5m2, E4m3, F16) => $of!(F8E5M2, F8E4M3, f16),
-            (E5m2, E4m3, E5m2) => $of!(F8E5M2, F8E4M3, F8E5M2),
-            other => panic!("no kernel can have the types {other:?}"),
-        }
-    }};
-}
-pub(crate) use of_types;
-
 /// A GPU, and a stream of whoever uses it.
 #[derive(Clone)]
 pub struct Gpu {

@@ -7,13 +7,13 @@
 
 use std::ops::Range;
 
-use overlap_gemm::element::{Element, F8E4M3, F8E5M2, bf16, f16};
-use overlap_gemm::plan::{BLayout, ElementTypes, Partials, Problem, Reduction, Scaling};
+use overlap_gemm::element::{Element, of_types};
+use overlap_gemm::plan::{BLayout, Partials, Problem, Reduction, Scaling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::{
-    Accumulation, Epilogue, Reference, Report, compare_in_partials, compare_reduced,
+    Accumulation, Epilogue, Reference, Report, Wrong, compare_in_partials, compare_reduced,
 };
-use overlap_gemm::{ElementType, Error, Result};
+use overlap_gemm::{Error, Result};
 
 use super::driver::{Block, Gpu};
 use super::inputs::{InMemory, Inputs, Numbers, Pools};
@@ -119,32 +119,21 @@ impl<'a> Check<'a> {
     }
 
     fn compare(&self, d: &[u8], adder: Adder) -> Result<Result<(), String>> {
-        use ElementType::*;
-        let ElementTypes { a, b, d: out } = self.problem.elements();
-        match (a, b, out) {
-            (Bf16, Bf16, Bf16) => self.judge::<bf16, bf16, bf16>(d, adder),
-            (Bf16, Bf16, F16) => self.judge::<bf16, bf16, f16>(d, adder),
-            (Bf16, Bf16, F32) => self.judge::<bf16, bf16, f32>(d, adder),
-            (F16, F16, Bf16) => self.judge::<f16, f16, bf16>(d, adder),
-            (F16, F16, F16) => self.judge::<f16, f16, f16>(d, adder),
-            (F16, F16, F32) => self.judge::<f16, f16, f32>(d, adder),
-            (F32, F32, F32) => self.judge::<f32, f32, f32>(d, adder),
-            (E4m3, E4m3, Bf16) => self.judge::<F8E4M3, F8E4M3, bf16>(d, adder),
-            (E4m3, E4m3, F16) => self.judge::<F8E4M3, F8E4M3, f16>(d, adder),
-            (E4m3, E4m3, E4m3) => self.judge::<F8E4M3, F8E4M3, F8E4M3>(d, adder),
-            (E4m3, E5m2, Bf16) => self.judge::<F8E4M3, F8E5M2, bf16>(d, adder),
-            (E4m3, E5m2, F16) => self.judge::<F8E4M3, F8E5M2, f16>(d, adder),
-            (E4m3, E5m2, E5m2) => self.judge::<F8E4M3, F8E5M2, F8E5M2>(d, adder),
-            (E5m2, E4m3, Bf16) => self.judge::<F8E5M2, F8E4M3, bf16>(d, adder),
-            (E5m2, E4m3, F16) => self.judge::<F8E5M2, F8E4M3, f16>(d, adder),
-            (E5m2, E4m3, E5m2) => self.judge::<F8E5M2, F8E4M3, F8E5M2>(d, adder),
-            // No `Problem` has such types.
-            _ => Err(Error::Unsupported {
-                what: format!("checking {a} × {b} → {out}"),
+        let types = self.problem.elements();
+        macro_rules! judge {
+            ($a:ty, $b:ty, $d:ty) => {
+                self.judge::<$a, $b, $d>(d, adder)
+            };
+        }
+        of_types!(
+            types,
+            judge,
+            Err(Error::Unsupported {
+                what: format!("checking {types:?}"),
                 why: "no reference is written down for it".into(),
                 remedy: "use --no-check",
-            }),
-        }
+            })
+        )
     }
 
     fn judge<A: Element, B: Element, D: InMemory>(
@@ -237,12 +226,12 @@ fn verdict(
     place: impl Fn(u32, u32) -> (u32, u32),
 ) -> Result<(), String> {
     let Report { compared, max_error, relative_error, .. } = *report;
-    if let Some(wrong) = report.first_wrong {
+    let first_wrong = report.first_wrong.map(|wrong| {
         let (row, column) = place(wrong.row, wrong.column);
-        return Err(format!(
-            "{} of {compared} results are wrong; D[{row}, {column}] is {}, should be {} ± {:.1e}",
-            report.wrong, wrong.got, wrong.expected, wrong.bound
-        ));
+        Wrong { row, column, ..wrong }
+    });
+    if let Some(why) = (Report { first_wrong, ..*report }).complaint() {
+        return Err(why);
     }
     // A NaN compares as no less, so it fails.
     let (what, error, most) = match allowed {
@@ -265,6 +254,8 @@ fn spread(len: u32, random: &mut Random) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use overlap_gemm::element::bf16;
+
     use super::*;
 
     #[test]

@@ -16,6 +16,7 @@ use crate::cuda::sys::Driver;
 use crate::cuda::sys::stream_ops::{is_capturing, synchronize};
 use crate::error::{Error, Result};
 use crate::plan::Engine;
+use crate::sync::lock;
 
 impl Gatherer {
     /// Waits for `stream`, and says whether all went well.
@@ -86,6 +87,12 @@ impl Gatherer {
             (Err(error), _) => return Err(error),
             (Ok(()), Ok(())) => {}
         }
+        let rank = self.group.rank();
+        // What this one has computed may come from what that one has not.
+        if lock(&self.concurrent).has_failure() {
+            let reason = "a step of another operation of the group failed: its check says why";
+            return Err(Error::Aborted { rank, reason: reason.into() });
+        }
         if self.course.latest.is_none() {
             return Ok(());
         }
@@ -94,7 +101,7 @@ impl Gatherer {
         // SAFETY: that many words are at the start of this rank's part.
         unsafe { result::memcpy_dtoh_sync(&mut words, self.part.start()) }
             .in_call("cuMemcpyDtoH")?;
-        let (rank, mut ranks) = (self.group.rank(), 0..self.group.ranks());
+        let mut ranks = 0..self.group.ranks();
         let epoch = words[EPOCH_AT as usize];
         let layouts = self.part.layout.layouts_of(epoch);
         let of = |peer: u32| {

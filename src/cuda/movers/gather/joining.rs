@@ -21,7 +21,6 @@ use crate::cuda::exchange::symmetric::SymmetricMemory;
 use crate::cuda::movers::by_nccl::ByNccl;
 use crate::cuda::movers::copy_engines::CopyEngines;
 use crate::cuda::movers::course::Course;
-use crate::cuda::movers::engines::{choose, ways_for_sums};
 use crate::cuda::movers::nccl::{Communicator, Nccl};
 use crate::cuda::movers::options::GatherOptions;
 use crate::cuda::sys::Driver;
@@ -29,9 +28,8 @@ use crate::cuda::sys::device::Device;
 use crate::cuda::sys::host_words::HostWords;
 use crate::error::{Error, Result};
 use crate::group::Group;
-use crate::plan::{
-    Engine, Operation, Partials, Plan, PlanOptions, Problem, Scaling, Strategy, Tiling, Way,
-};
+use crate::plan::{Engine, Operation, Partials, Plan, PlanOptions, Problem, Scaling, Tiling, Way};
+use crate::sync::lock;
 
 /// What a gather is for.
 pub(crate) struct Purpose<'a> {
@@ -40,29 +38,27 @@ pub(crate) struct Purpose<'a> {
     /// How the rows will be read, or why they cannot be.
     pub(crate) tiling: Result<Tiling>,
     pub(crate) operation: Operation,
-    /// In which order gathering and multiplying go (`None`: by the engine).
-    pub(crate) strategy: Option<Strategy>,
+    /// How it is carried out, or why it cannot be.
+    pub(crate) way: Result<Way>,
     /// What a reduction sends: the columns of all products together, and their type.
     pub(crate) sums: Option<(u32, Partials)>,
 }
 
 impl Gatherer {
-    /// Joins the operation: all ranks call it with the same. `obstacle`: what [`reach`](crate::cuda::exchange::reach) has said,
-    /// which each of them has asked once before.
+    /// Joins the operation: all ranks call it with the same.
     pub(crate) fn join(
         group: &Arc<Group>,
         device: &Device,
         problem: &Problem,
         purpose: &Purpose<'_>,
         options: &GatherOptions,
-        obstacle: Option<&str>,
     ) -> Result<Self> {
         let limit = options.timeouts.first;
         if let Some(workspace) = &options.workspace {
             let fits = workspace.check_plan(group, device);
             fits.map_err(|error| Self::refuse(group, options, error))?;
         }
-        let planned = settle(group, problem, purpose, options, obstacle)?;
+        let planned = settle(group, problem, purpose, options)?;
         let layout = match purpose.sums {
             Some(sums) => Layout::of_sums(&planned.plan, sums)?,
             None => Layout::new(&planned.plan, options.replicated_row_scales)?,
@@ -139,7 +135,7 @@ impl Gatherer {
         )?;
         group.tell(&signals.host, HostWords::hear);
 
-        let Planned { plan, why, nccl } = planned;
+        let Planned { plan, nccl } = planned;
         let join = |nccl| Communicator::join(nccl, group, device, options.timeouts.first);
         let nccl = nccl.as_ref().map(join).transpose()?;
         let streams = match plan.options().engine {
@@ -154,6 +150,7 @@ impl Gatherer {
         };
         let copies = CopyEngines::new(device, streams)?;
         let concurrent = Concurrent::of(group, device)?;
+        lock(&concurrent).join(&signals.host);
         let course = Course::new(StepOrder::new(device)?, options.first_epoch);
         let first = StepShape::new(plan.schedule(group.rank()), &plan, layout)?;
         Ok(Gatherer {
@@ -162,7 +159,6 @@ impl Gatherer {
             device: device.clone(),
             plan: Arc::new(plan),
             options: options.clone(),
-            why,
             nccl: nccl.map(ByNccl::new),
             part,
             copies,
@@ -179,7 +175,6 @@ impl Gatherer {
 /// What one rank has found out by itself.
 struct Planned {
     plan: Plan,
-    why: &'static str,
     nccl: Option<Arc<Nccl>>,
 }
 
@@ -189,21 +184,19 @@ fn settle(
     problem: &Problem,
     purpose: &Purpose<'_>,
     options: &GatherOptions,
-    obstacle: Option<&str>,
 ) -> Result<Planned> {
-    let planned = plan(group, problem, purpose, options, obstacle);
+    let planned = plan(group, problem, purpose, options);
     let text = || format!("{} of {problem}, {problem:?}, {options:?}", purpose.kind);
     agree(group, planned.as_ref().map(|_| comparable(text())), options.timeouts.first)?;
     planned
 }
 
-/// What can be planned without asking the others; `obstacle` says why ranks have no memory in common.
+/// What can be planned without asking the others.
 fn plan(
     group: &Group,
     problem: &Problem,
     purpose: &Purpose<'_>,
     options: &GatherOptions,
-    obstacle: Option<&str>,
 ) -> Result<Planned> {
     let tiling = purpose.tiling.clone()?;
     if problem.ranks() != group.ranks() {
@@ -221,16 +214,7 @@ fn plan(
             remedy: "ask for them in an all-gather + GEMM with Scaling::Rows",
         });
     }
-    let (way, why) = match purpose.sums {
-        // The operation has settled the way.
-        Some(_) => {
-            let operation = purpose.operation;
-            let ways = ways_for_sums(options, problem, operation, purpose.strategy, obstacle)?;
-            (ways[0], "asked for")
-        }
-        None => choose(options, problem, purpose.strategy, obstacle)?,
-    };
-    let Way { strategy, engine, pieces } = way;
+    let Way { strategy, engine, pieces } = purpose.way.clone()?;
     let (operation, pieces) = (purpose.operation, Some(pieces));
     let plan = Plan::new(problem, PlanOptions { operation, strategy, engine, pieces, tiling })?;
     let plan = match purpose.sums {
@@ -246,7 +230,7 @@ fn plan(
     }
     let nccl = if engine == Engine::Nccl { Some(Nccl::load(None)?) } else { None };
     check_count(plan.chunks())?;
-    Ok(Planned { plan, why, nccl })
+    Ok(Planned { plan, nccl })
 }
 
 #[cfg(test)]
@@ -255,6 +239,8 @@ mod tests {
 
     use super::*;
     use crate::cuda::exchange::reach::{OUT_OF_REACH, REACHED, obstacle_by};
+    use crate::cuda::movers::engines::choose;
+    use crate::plan::Strategy;
 
     const LIMIT: Duration = Duration::from_secs(60);
 
@@ -282,9 +268,11 @@ mod tests {
             let problem = Problem::builder(asks.m, 16, 64).ranks(2).build();
             let problem = problem.map_err(|error| Gatherer::refuse(group, &options, error))?;
             let (kind, tiling) = (asks.kind, asks.tiling.clone());
-            let (operation, strategy) = (Operation::AllGatherGemm, Some(Strategy::Fused));
-            let purpose = Purpose { kind, tiling, operation, strategy, sums: None };
-            let settled = settle(group, &problem, &purpose, &options, obstacle.as_deref());
+            let chosen = choose(&options, &problem, Some(Strategy::Fused), obstacle.as_deref());
+            let way = chosen.map(|(way, _)| way);
+            let operation = Operation::AllGatherGemm;
+            let purpose = Purpose { kind, tiling, operation, way, sums: None };
+            let settled = settle(group, &problem, &purpose, &options);
             settled.map(|planned| planned.plan.options().engine)
         };
         let groups = <[Group; 2]>::try_from(Group::local(2).unwrap()).unwrap();

@@ -60,8 +60,6 @@ pub(crate) struct Gatherer {
     pub(crate) device: Device,
     pub(crate) plan: Arc<Plan>,
     options: GatherOptions,
-    /// Why the plan has its strategy.
-    pub(crate) why: &'static str,
     /// Gathers, if that is the engine.
     nccl: Option<ByNccl>,
     part: Part,

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use super::Gatherer;
-use crate::cuda::exchange::lock;
 use crate::cuda::exchange::shared_workspace::SharedWorkspace;
 use crate::error::{Error, Result};
 use crate::plan::{Engine, PlanOptions, Problem, Strategy};
+use crate::sync::lock;
 
 impl Gatherer {
     /// Products of a step occupy up to `sms` SMs.

@@ -13,7 +13,7 @@
 mod library;
 
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
@@ -24,6 +24,7 @@ use crate::cuda::sys::device::Device;
 use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::group::{Group, News};
+use crate::sync::lock;
 use library::{BYTES, Config, Handle, Id, SUCCESS, SUM, data_type};
 pub use library::{NCCL_VARIABLE, Nccl};
 
@@ -67,7 +68,7 @@ unsafe impl Send for SendHandle {}
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, SendHandle> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Ends the communicator, once, on a thread of its own: NCCL waits there until its kernels have ended and all

@@ -136,15 +136,7 @@ pub struct Summing<'a> {
     pub totals: &'a [Block],
 }
 
-/// The rows of D that this rank gets.
-pub fn rows_of_total(rank: u32, problem: &Problem, operation: Operation) -> Range<u32> {
-    match operation {
-        Operation::GemmAllReduce => 0..problem.m(),
-        _ => problem.shards().rows(rank),
-    }
-}
-
-/// The bytes of their totals; of a row at least, so that there is something to point at.
+/// The bytes of the totals in these rows; of a row at least, so that there is something to point at.
 pub fn bytes_of_total(problem: &Problem, rows: &Range<u32>) -> u64 {
     problem.d_len_of(rows.len().max(1) as u32) * u64::from(PARTIALS.size())
 }

@@ -10,7 +10,8 @@ use overlap_gemm::{Error, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::loops::LIMIT;
+use super::loops::{LIMIT, SETS};
+use crate::bench::gpu::inputs::Inputs;
 
 /// All ranks' values.
 pub fn all_values<T: Serialize + DeserializeOwned>(
@@ -19,6 +20,12 @@ pub fn all_values<T: Serialize + DeserializeOwned>(
     own: &T,
 ) -> Result<Vec<T>> {
     all_values_within(group, what, own, LIMIT)
+}
+
+/// How many sets of inputs all ranks take in turn: a set has the same number everywhere, also where one GPU has less memory.
+pub fn common_sets(group: &Group, inputs: &[Inputs]) -> Result<usize> {
+    let own = if inputs.iter().any(|inputs| inputs.sets.len() < SETS) { 1 } else { SETS };
+    Ok(all_values(group, "the number of sets", &own)?.into_iter().min().unwrap_or(1))
 }
 
 /// The same where a rank may be late by another limit than usual.

@@ -41,10 +41,10 @@ use crate::installed::{self, Found};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress;
-use contenders::{Planned, Summing, bytes_of_total, rows_of_total};
+use contenders::{Planned, Summing, bytes_of_total};
 use entrant::{Entrant, Graphs, ONE_GRAPH, Track, wrong_anywhere};
-use exchange::all_values;
-use loops::{GRAPH_STEPS, LIMIT, SETS};
+use exchange::common_sets;
+use loops::{GRAPH_STEPS, LIMIT};
 use peer::{Limits, Peer};
 
 /// Steps in a loop, at least, if nobody says how many.
@@ -209,13 +209,10 @@ impl Bench<'_> {
         let inputs = layers()
             .map(|(of, problem)| pools.inputs(rank_of(of), gpu, problem, self.l2_bytes))
             .collect::<Result<Vec<_>>>()?;
-        // A set has the same number everywhere, also where one GPU has less memory.
-        let sets = if inputs.iter().any(|inputs| inputs.sets.len() < SETS) { 1 } else { SETS };
-        let sets = all_values(group, "the number of sets", &sets)?;
-        let sets = sets.into_iter().min().unwrap_or(1);
+        let sets = common_sets(group, &inputs)?;
         let pools = &*pools;
         let room = |of: Operation, problem: &Problem| {
-            let own = of.reduces().then(|| rows_of_total(group.rank(), problem, of));
+            let own = of.reduces().then(|| of.output_rows(problem, group.rank()));
             let totals = own.iter().flat_map(|own| vec![bytes_of_total(problem, own); sets]);
             totals.map(|bytes| gpu.allocate(bytes)).collect::<Result<Vec<Block>>>()
         };
@@ -224,7 +221,7 @@ impl Bench<'_> {
             layers().zip(&inputs).zip(&totals).map(|(((operation, problem), inputs), totals)| {
                 let product = Check::new(pools, problem, inputs, sets, seed);
                 let place = contenders::Place { gpu, group, problem, inputs, set: product.set };
-                let own = rows_of_total(group.rank(), problem, operation);
+                let own = operation.output_rows(problem, group.rank());
                 let total = Check::of_total(pools, problem, own, sets, seed);
                 (Checks { product, total }, Summing { place, operation, totals })
             });
