@@ -12,8 +12,8 @@ use cudarc::driver::CudaStream;
 
 use crate::cuda::exchange::chunk_wait::ChunkWait;
 use crate::cuda::exchange::signals::Signals;
-use crate::cuda::product::operands::RawOperands;
 use crate::cuda::product::options::GemmOptions;
+use crate::cuda::product::raw_operands::RawOperands;
 use crate::cuda::product::{Product, check_alike, check_operands};
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::records::TileRecords;

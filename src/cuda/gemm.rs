@@ -9,8 +9,9 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use crate::cuda::product::Product;
-use crate::cuda::product::operands::{Operands, RawOperands};
+use crate::cuda::product::operands::Operands;
 use crate::cuda::product::options::GemmOptions;
+use crate::cuda::product::raw_operands::RawOperands;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::records::TileRecords;
 use crate::element::Element;

@@ -88,10 +88,8 @@ pub use self::{
 // What they are asked for, and what they multiply.
 #[doc(inline)]
 pub use self::{
-    movers::options::GatherOptions,
-    product::operands::{Operands, RawOperands},
-    product::options::GemmOptions,
-    product::shard::Shard,
+    movers::options::GatherOptions, product::operands::Operands, product::options::GemmOptions,
+    product::raw_operands::RawOperands, product::shard::Shard,
 };
 #[doc(inline)]
 pub use crate::plan::Activation;

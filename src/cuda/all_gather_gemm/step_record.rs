@@ -12,7 +12,7 @@ use cudarc::driver::{CudaEvent, CudaStream};
 use super::AllGatherGemm;
 use crate::cuda::movers::marks::{Marks, event};
 use crate::cuda::product::Product;
-use crate::cuda::product::operands::RawOperands;
+use crate::cuda::product::raw_operands::RawOperands;
 use crate::cuda::product::shard::Shard;
 use crate::cuda::sys::device::check_context;
 use crate::cuda::sys::records::{TileRecord, TileRecords};

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtrMut, SyncOnDrop};
 
-use super::operands::{Operands, RawOperands};
+use super::operands::Operands;
+use super::raw_operands::RawOperands;
 use super::shard::Shard;
 use crate::cuda::sys::stream_ops::refuse_capture;
 use crate::element::Element;

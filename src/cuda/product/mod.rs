@@ -1,7 +1,7 @@
 //! A planned product: what `Gemm`, `AsyncGemm`, `AllGatherGemm` and `GemmReduce` have in common.
 //!
 //! What belongs here: planning, and one call of the kernel; beside are `choice` (which kernel serves a problem), `options`,
-//! `operands`, `other_sums` and `held` (slices as addresses). Nothing here knows signals or gathers.
+//! `operands`, `raw_operands`, `other_sums` and `held` (slices as addresses). Nothing here knows signals or gathers.
 //! Invariant: everything that may allocate, load a module, ask the device or fail for the shape's sake happens in
 //! [`Product::plan`]; a call checks its operands and enqueues.
 
@@ -10,6 +10,7 @@ pub(crate) mod held;
 pub(crate) mod operands;
 pub(crate) mod options;
 pub(crate) mod other_sums;
+pub(crate) mod raw_operands;
 pub(crate) mod shard;
 
 use std::ops::Range;
@@ -18,8 +19,9 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use self::choice::{TYPICAL_SMS, choose};
-use self::operands::{Operands, RawOperands};
+use self::operands::Operands;
 use self::options::GemmOptions;
+use self::raw_operands::RawOperands;
 use crate::cuda::sys::bindings::{og_gemm_plan, og_gemm_shape, og_other_sums};
 use crate::cuda::sys::build_info::kernels;
 use crate::cuda::sys::device::Device;

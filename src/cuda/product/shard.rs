@@ -4,7 +4,7 @@
 
 use cudarc::driver::sys::CUdeviceptr;
 
-use super::operands::check_there;
+use super::raw_operands::check_there;
 use crate::error::Result;
 
 /// What one rank brings to a step: its rows of A; in a [reduction](crate::cuda::GemmReduce), all rows of A
