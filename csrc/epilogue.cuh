@@ -201,9 +201,11 @@ public:
         return outputs;
     }
 
-    // An output as a D of fp8 takes it. Elements that D does not have are not noted.
-    CUTLASS_DEVICE void note(float output) { amax_ = cutlass::maximum<float, true>{}(amax_, fabsf(output)); }
+    // Whether the largest output is asked for; then each that D has is noted, before it is quantized.
     CUTLASS_DEVICE bool notes() const { return params_.amax_d != nullptr; }
+    CUTLASS_DEVICE void note(float output) { amax_ = cutlass::maximum<float, true>{}(amax_, fabsf(output)); }
+
+    // An output as a D of fp8 takes it.
     CUTLASS_DEVICE float quantize(float output) const { return output * scale_d_; }
 
     // Called by whole warps.

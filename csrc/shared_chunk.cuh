@@ -1,11 +1,10 @@
 // A chunk of D in shared memory: 16 of the kernel's rows, those of a warp, and some of its columns, between a warp's registers and
 // rows that TMA or the warp's lanes move.
 //
-// What belongs here: where a chunk's elements lie, and the instructions that move 8 x 8 of them, of 16 bits, at a time.
+// What belongs here: where elements of 16 bits lie in it (those of 8 bits: `line_at` in tile_store.cuh), and the instructions that
+// move 8 x 8 of them at a time.
 // Invariant: lanes that write or read at a time use different banks.
 #pragma once
-
-#include <algorithm>
 
 #include "cutlass/cutlass.h"
 #include "cutlass/array.h"
@@ -19,8 +18,7 @@ struct SharedChunk {
     static_assert(kColumns % 16 == 0);
     // Of D.
     static constexpr int kRowBytes = (kTransposed ? kRows : kColumns) * int(sizeof(Element));
-    // Four matrices of 8 x 8 elements of 16 bits, at least.
-    static constexpr int kBytes = std::max(kRows * kColumns * int(sizeof(Element)), 512);
+    static constexpr int kBytes = kRows * kColumns * int(sizeof(Element));
 
     // Calls `f` with the four-matrix pieces of a chunk in shared memory, 8 x 8 elements each, two along the kernel's rows, two
     // along its columns: the piece's first value of a thread, and where this lane's row of one of the four lies.

@@ -31,7 +31,6 @@ template <class Element, class KernelTile, bool kTransposed, int kLeast, int kGr
 class TileStore {
 public:
     static constexpr int kStripRows = 64;
-    // Of a chunk, too.
     static constexpr int kWarpRows = 16;
     static constexpr int kGroupWarps = kStripRows / kWarpRows;
     static constexpr int kTileM = cute::size<0>(KernelTile{});
@@ -50,6 +49,7 @@ public:
     static constexpr int kChunk = sizeof(Element) <= 2 && kPartN % 32 == 0 ? 32 : 16;
     static_assert(kPartN % kChunk == 0);
     using Shared = SharedChunk<Element, kChunk, kTransposed>;
+    static_assert(Shared::kRows == kWarpRows);
     static constexpr int kChunkBytes = sizeof(Element) <= 2 ? Shared::kBytes : 0;
     // The columns of D in a chunk.
     static constexpr int kChunkColumns = kTransposed ? kWarpRows : kChunk;
@@ -264,8 +264,8 @@ private:
 
     // From outputs to D, or, `kGated`, from those of the two products.
     template <bool kGated, class Sums>
-    CUTLASS_DEVICE void store_chunks(Epilogue& epilogue, Tile const& tile, Place const& first, int part_width, uint32_t const chunks,
-                                     Sums const& sums) const {
+    CUTLASS_DEVICE void store_chunks(Epilogue& epilogue, Tile const& tile, Place const& first, int part_width,
+                                     uint32_t const chunks, Sums const& sums) const {
         bool const leads = is_leader();
         int lane = int(threadIdx.x) % 32;
         // What follows from it is computed again for each tile: kept, it takes registers.
@@ -348,7 +348,8 @@ private:
                     auto theirs = Shared::taken_from(chunks + nth % kBuffers * kChunkBytes, int(threadIdx.x) % 32);
                     CUTLASS_PRAGMA_UNROLL
                     for (int i = 0; i < kChunk / 2; ++i) {
-                        sums[nth / kInRow * kPartN / 2 + nth % kInRow * kChunk / 2 + i] += factor * float(theirs[i]) + nothing_or_nan;
+                        float& sum = sums[first_sum(nth / kInRow, nth % kInRow * kChunk) + i];
+                        sum += factor * float(theirs[i]) + nothing_or_nan;
                     }
                 }
                 // Before another fetches into this buffer.

@@ -396,8 +396,9 @@ impl ProblemBuilder {
     }
 
     /// Whether the product is gated (default: no), as the first one of a SwiGLU layer: 8 columns of A · B are gates of the next
-    /// 8, and so on ([`interleave_gates`](super::interleave_gates) makes such a weight). D has N / 2 columns, `activation(gate) · value`, where both are scaled and
-    /// have their bias added before. N is a multiple of 16. There is no C, and reductions take no such problem.
+    /// 8, and so on ([`interleave_gates`](super::interleave_gates) makes such a weight). D has N / 2 columns,
+    /// `activation(gate) · value`, where both are scaled and have their bias added before. N is a multiple of 16. There is no C, and
+    /// reductions take no such problem.
     pub fn gated(mut self, gated: bool) -> Self {
         self.gated = gated;
         self

@@ -1,7 +1,8 @@
 //! How the sums that ranks have over their slices of K become one output.
 //!
 //! Invariant: an output does not depend on what arrives first: the sums are added in the order of the ranks, in `f32`, as they
-//! travelled; the owner's own are unrounded in a reduce-scatter on threads, and in a fused reduction on GPUs, where they are the first.
+//! travelled; the owner's own are unrounded in a reduce-scatter on threads, and in a fused reduction on GPUs, where they are the
+//! first.
 
 use serde::{Deserialize, Serialize};
 

@@ -182,10 +182,9 @@ fn what_does_not_fit_is_refused_on_every_rank() {
     });
 }
 
-/// What an operation computes may come from another one that failed: its check says so, also before the other one's does.
-#[test]
-#[ignore = "needs 1 Hopper GPU"]
-fn a_check_tells_of_another_operation_that_failed() {
+/// What an operation computes may come from another one that failed: its check says so, also before the other one's does, and
+/// after the other one was dropped.
+fn tells_of_another_that_failed(is_dropped: bool) {
     const SHORT: Duration = Duration::from_millis(300);
     const ROWS: [u32; 2] = [64; 2];
     on_ranks(2, |rank| {
@@ -206,12 +205,30 @@ fn a_check_tells_of_another_operation_that_failed() {
         start(&rank, &mut second, None, &ROWS, 3);
         second.finish(&rank.gpu.stream).unwrap();
         rank.gpu.stream.synchronize().unwrap();
-        if !is_late {
-            let told = second.check().unwrap_err();
-            assert!(matches!(told, Error::Aborted { rank: 0, .. }), "{told}");
-            assert!(told.to_string().contains("another operation"), "{told}");
-            let cause = first.check().unwrap_err();
-            assert!(matches!(cause, Error::PeerTimeout { peer: 1, .. }), "{cause}");
+        if is_late {
+            return;
         }
+        if is_dropped {
+            drop(first);
+            second.check().unwrap_err();
+            return;
+        }
+        let told = second.check().unwrap_err();
+        assert!(matches!(told, Error::Aborted { rank: 0, .. }), "{told}");
+        let cause = first.check().unwrap_err();
+        assert!(matches!(cause, Error::PeerTimeout { peer: 1, .. }), "{cause}");
+        assert!(told.to_string().contains(&cause.to_string()), "{told}");
     });
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_check_tells_of_another_operation_that_failed() {
+    tells_of_another_that_failed(false);
+}
+
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_check_tells_of_a_dropped_operation_that_failed() {
+    tells_of_another_that_failed(true);
 }

@@ -276,7 +276,7 @@ impl World {
         overlap_gemm::element::of_types!(
             self.problems()[0].elements(),
             of,
-            panic!("no kernel can have these types")
+            panic!("no kernel can have the types of {}", self.problems()[0])
         )
     }
 }

@@ -1,7 +1,8 @@
 //! What one group's operations on a GPU know of each other.
 //!
-//! What belongs here: whether one of them has failed, and which steps on several streams may run at the same time. A kernel that waits for other ranks keeps its SMs. If two such
-//! kernels start in one order here and in another order on another rank, each may keep out what the other waits for.
+//! What belongs here: whether one of them has failed, and which steps on several streams may run at the same time. A kernel that
+//! waits for other ranks keeps its SMs. If two such kernels start in one order here and in another order on another rank, each may
+//! keep out what the other waits for.
 //! Invariant: steps that may run at the same time fit the GPU's SMs together. Any other step follows those that were enqueued before
 //! it; all ranks enqueue the steps in the same order.
 
@@ -9,8 +10,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::{CudaEvent, CudaStream};
 
+use super::waiters::Failures;
 use crate::cuda::sys::device::Device;
-use crate::cuda::sys::host_words::HostWords;
 use crate::cuda::sys::stream_ops::{follow, is_capturing, record, untimed_event, wait};
 use crate::error::Result;
 use crate::group::Group;
@@ -26,8 +27,7 @@ pub(crate) struct Concurrent {
     since: CudaEvent,
     /// The streams whose steps may still run, and the most SMs that one of these steps keeps.
     running: Vec<(Arc<CudaStream>, u32)>,
-    /// Where each operation's kernels say that they have given up.
-    operations: Vec<Weak<HostWords>>,
+    operations: Vec<Weak<Failures>>,
 }
 
 type Shared = Arc<Mutex<Concurrent>>;
@@ -53,14 +53,15 @@ impl Concurrent {
     }
 
     /// One more operation.
-    pub(crate) fn join(&mut self, operation: &Arc<HostWords>) {
+    pub(crate) fn join(&mut self, operation: &Arc<Failures>) {
         self.operations.retain(|known| known.strong_count() > 0);
         self.operations.push(Arc::downgrade(operation));
     }
 
-    /// Whether a step of any operation has failed, and none of its checks has said so yet.
-    pub(crate) fn has_failure(&self) -> bool {
-        self.operations.iter().filter_map(Weak::upgrade).any(|words| words.has_failure())
+    /// An error if a step of an operation other than `own` has failed.
+    pub(crate) fn check_others(&self, own: &Arc<Failures>) -> Result<()> {
+        let live = self.operations.iter().filter_map(Weak::upgrade);
+        live.filter(|other| !Arc::ptr_eq(other, own)).try_for_each(|other| other.check())
     }
 
     /// The next step, which keeps up to `sms` SMs while it waits, is on `stream`, outside of graphs: nobody here knows when a graph

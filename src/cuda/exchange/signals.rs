@@ -31,8 +31,8 @@
 //! Invariant: all that a kernel may still touch is alive: a value dropped too early waits for its
 //! streams first.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
@@ -40,7 +40,7 @@ use cudarc::driver::{CudaStream, result};
 
 use super::chunk_table::ChunkTable;
 use super::symmetric::SymmetricMemory;
-use super::waiters::{Waiter, Waiters, in_words};
+use super::waiters::{Failures, Waiter};
 use crate::cuda::sys::bindings::og_gemm_input;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::ffi::{Input, kernels_built};
@@ -50,7 +50,6 @@ use crate::cuda::sys::uses::Uses;
 use crate::cuda::sys::{Driver, ffi};
 use crate::error::{Error, Result};
 use crate::plan::MAX_CHUNKS;
-use crate::sync::lock;
 
 /// Words before the signals: the two stop words (64 bits each), then the epoch, in lines of their own. A
 /// gather has more words between the epoch and the signals (`layout`).
@@ -79,8 +78,7 @@ pub struct Signals {
     pub(crate) host: Arc<HostWords>,
     epoch: AtomicU32,
     pub(crate) uses: Uses,
-    /// Who waits, from which epoch on.
-    waiters: Mutex<Waiters>,
+    pub(crate) failures: Arc<Failures>,
 }
 
 /// A limit, as the device takes it.
@@ -159,10 +157,10 @@ impl Signals {
             stop: memory + u64::from(STOP_AT) * WORD,
             shared: None,
             slots,
+            failures: Failures::at(&host),
             host,
             epoch,
             uses: Uses::default(),
-            waiters: Mutex::default(),
         };
         // SAFETY: the memory is as long as the words, and nobody else knows of it.
         unsafe { result::memcpy_htod_sync(memory, &words) }.in_call("cuMemcpyHtoD")?;
@@ -184,6 +182,7 @@ impl Signals {
         device.bind()?;
         // SAFETY: `bind` has made the device's context current.
         unsafe { ffi::signals_prepare() }?;
+        let host = Arc::new(HostWords::new(device)?);
         Ok(Signals {
             device: device.clone(),
             start: at,
@@ -191,10 +190,10 @@ impl Signals {
             stop,
             shared: Some(Arc::clone(memory)),
             slots,
-            host: Arc::new(HostWords::new(device)?),
+            failures: Failures::at(&host),
+            host,
             epoch: AtomicU32::new(start),
             uses: Uses::default(),
-            waiters: Mutex::default(),
         })
     }
 
@@ -285,10 +284,7 @@ impl Signals {
     /// An error if a product gave up since the last look. Ask when its stream is through; what it
     /// computed is undefined then.
     pub fn check(&self) -> Result<()> {
-        let waiters = lock(&self.waiters);
-        let Some(failure) = self.host.take_failure() else { return Ok(()) };
-        let Some(waiter) = waiters.of(failure.epoch) else { return Ok(()) };
-        Err(in_words(failure, waiter))
+        self.failures.take()
     }
 
     /// How a product on `stream` is to wait; to be asked before it is enqueued, behind [`Signals::note_waiter`].
@@ -318,7 +314,7 @@ impl Signals {
 
     /// Notes that `waiter` waits for signals from `epoch` on. Of a graph's replays nobody counts the epochs: it waits in all.
     pub(crate) fn note_waiter(&self, epoch: u32, captured: bool, waiter: Waiter) {
-        lock(&self.waiters).note(epoch, captured, waiter);
+        self.failures.note_waiter(epoch, captured, waiter);
     }
 
     /// Whether `stream` is being captured; if so, this memory stays as long as the process.

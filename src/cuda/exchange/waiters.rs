@@ -4,11 +4,48 @@
 //! Invariant: no record, however odd, makes this panic or name a rank that does not exist.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::cuda::sys::bindings::{og_failure, og_failure_kind};
-use crate::error::Error;
+use crate::cuda::sys::host_words::HostWords;
+use crate::error::{Error, Result};
 use crate::plan::Chunks;
+use crate::sync::lock;
+
+/// Where an operation's kernels say that they have given up, and who waited.
+#[derive(Debug)]
+pub(crate) struct Failures {
+    host: Arc<HostWords>,
+    waiters: Mutex<Waiters>,
+}
+
+impl Failures {
+    pub(crate) fn at(host: &Arc<HostWords>) -> Arc<Self> {
+        Arc::new(Failures { host: Arc::clone(host), waiters: Mutex::default() })
+    }
+
+    pub(crate) fn note_waiter(&self, epoch: u32, captured: bool, waiter: Waiter) {
+        lock(&self.waiters).note(epoch, captured, waiter);
+    }
+
+    /// An error if a kernel has given up.
+    pub(crate) fn check(&self) -> Result<()> {
+        in_words_of(&lock(&self.waiters), self.host.failure())
+    }
+
+    /// An error if a kernel has given up since the last call of this.
+    pub(crate) fn take(&self) -> Result<()> {
+        let waiters = lock(&self.waiters);
+        in_words_of(&waiters, self.host.take_failure())
+    }
+}
+
+fn in_words_of(waiters: &Waiters, failure: Option<og_failure>) -> Result<()> {
+    let Some(failure) = failure else { return Ok(()) };
+    let Some(waiter) = waiters.of(failure.epoch) else { return Ok(()) };
+    Err(in_words(failure, waiter))
+}
 
 /// Who waits, from which epoch on, the latest last: steps are enqueued ahead, and a failure is of one of them.
 #[derive(Debug, Default)]

@@ -184,8 +184,9 @@ impl Device {
         Ok(Device { info: info.clone(), context })
     }
 
-    /// This process as a rank of its launcher's group ([`Group::from_env`]), on the GPU of its local rank. Two ranks on one GPU are
-    /// refused, unless the options allow it.
+    /// This process as a rank of its launcher's group ([`Group::from_env`]), on the GPU of its local rank, of which the options need
+    /// not tell. Where there are fewer GPUs than local ranks, these take them in turn; that is refused unless the options allow
+    /// several ranks on one GPU.
     pub fn join(options: &GroupOptions) -> Result<(Arc<Group>, Device)> {
         // A launcher may show each process no GPU but its own.
         let visible = devices()?.len().max(1);

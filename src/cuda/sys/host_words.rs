@@ -106,24 +106,16 @@ impl HostWords {
         self.word(0).fetch_or(OG_ABORT_LEFT, Ordering::Release);
     }
 
-    /// Whether [`HostWords::take_failure`] would find one.
-    pub(crate) fn has_failure(&self) -> bool {
-        // Relaxed: an answer for the caller; it orders nothing.
-        let kind = self.word(RECORD_AT + offset_of!(og_failure, kind)).load(Ordering::Relaxed);
-        kind != og_failure_kind::OG_FAILURE_NONE.0
-    }
-
-    /// What a kernel that gave up wrote since the last look. `chunk` is the chunk, or the rank, at fault.
-    pub(crate) fn take_failure(&self) -> Option<og_failure> {
+    /// What a kernel that gave up has written. `chunk` is the chunk, or the rank, at fault.
+    pub(crate) fn failure(&self) -> Option<og_failure> {
         let word = |offset: usize| self.word(RECORD_AT + offset);
-        let kind_word = word(offset_of!(og_failure, kind));
         // Acquire: `kind` is written last, with release at system scope.
-        let kind = kind_word.load(Ordering::Acquire);
+        let kind = word(offset_of!(og_failure, kind)).load(Ordering::Acquire);
         if kind == og_failure_kind::OG_FAILURE_NONE.0 {
             return None;
         }
         let load = |offset| word(offset).load(Ordering::Relaxed);
-        let failure = og_failure {
+        Some(og_failure {
             chunk: load(offset_of!(og_failure, chunk)),
             signal: load(offset_of!(og_failure, signal)),
             epoch: load(offset_of!(og_failure, epoch)),
@@ -131,10 +123,18 @@ impl HostWords {
             tile_n: load(offset_of!(og_failure, tile_n)),
             kind,
             ..og_failure::default()
-        };
-        // Relaxed: no kernel loads it, and callers look one after the other, under a lock.
-        kind_word.store(og_failure_kind::OG_FAILURE_NONE.0, Ordering::Relaxed);
-        Some(failure)
+        })
+    }
+
+    /// The same since the last call of this.
+    pub(crate) fn take_failure(&self) -> Option<og_failure> {
+        let failure = self.failure();
+        if failure.is_some() {
+            let kind = self.word(RECORD_AT + offset_of!(og_failure, kind));
+            // Relaxed: no kernel loads it, and callers look one after the other, under a lock.
+            kind.store(og_failure_kind::OG_FAILURE_NONE.0, Ordering::Relaxed);
+        }
+        failure
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {

@@ -148,7 +148,7 @@ pub fn call(gpu: &Gpu, case: &Case, random: &mut Random) -> Box<dyn Call> {
     overlap_gemm::element::of_types!(
         case.kernel.elements,
         of,
-        panic!("no kernel can have these types")
+        panic!("no kernel can have the types of {}", case.kernel.name)
     )
 }
 

@@ -129,7 +129,7 @@ impl<'a> Check<'a> {
             types,
             judge,
             Err(Error::Unsupported {
-                what: format!("checking {types:?}"),
+                what: format!("checking {} × {} → {}", types.a, types.b, types.d),
                 why: "no reference is written down for it".into(),
                 remedy: "use --no-check",
             })

@@ -79,7 +79,7 @@ impl Gatherer {
         let record = match handed_over {
             // A rank that did not come to the step is why this one was aborted.
             Err(error) if !matches!(error, Error::Aborted { .. }) => return Err(error),
-            handed_over => self.signals.check().and(handed_over),
+            handed_over => self.signals.failures.check().and(handed_over),
         };
         // A rank that is gone explains more than that somebody asked to stop.
         match (record, self.group.check()) {
@@ -88,10 +88,10 @@ impl Gatherer {
             (Ok(()), Ok(())) => {}
         }
         let rank = self.group.rank();
-        // What this one has computed may come from what that one has not.
-        if lock(&self.concurrent).has_failure() {
-            let reason = "a step of another operation of the group failed: its check says why";
-            return Err(Error::Aborted { rank, reason: reason.into() });
+        // What this one has computed may come from what another has not.
+        if let Err(other) = lock(&self.concurrent).check_others(&self.signals.failures) {
+            let reason = format!("a step of another operation of the group failed: {other}");
+            return Err(Error::Aborted { rank, reason });
         }
         if self.course.latest.is_none() {
             return Ok(());
@@ -154,6 +154,12 @@ impl Drop for Gatherer {
             std::mem::forget((Arc::clone(&self.part.memory), self.part.place.take()));
             context.record_err(kept);
             return;
+        }
+        // Nobody else would say so, and others may have read what it computed.
+        if self.failed.is_none()
+            && let Err(error) = self.signals.failures.check()
+        {
+            self.fail(&error);
         }
         if !self.course.order.captured {
             // A step that failed half way may have left streams waiting for an epoch that nobody begins.
