@@ -6,6 +6,8 @@
 // Invariant: lanes that write or read at a time use different banks.
 #pragma once
 
+#include <algorithm>
+
 #include "cutlass/cutlass.h"
 #include "cutlass/array.h"
 
@@ -18,7 +20,8 @@ struct SharedChunk {
     static_assert(kColumns % 16 == 0);
     // Of D.
     static constexpr int kRowBytes = (kTransposed ? kRows : kColumns) * int(sizeof(Element));
-    static constexpr int kBytes = kRows * kColumns * int(sizeof(Element));
+    // Room for four matrices of 8 x 8 elements of 16 bits, at least.
+    static constexpr int kBytes = std::max(kRows * kColumns * int(sizeof(Element)), 512);
 
     // Calls `f` with the four-matrix pieces of a chunk in shared memory, 8 x 8 elements each, two along the kernel's rows, two
     // along its columns: the piece's first value of a thread, and where this lane's row of one of the four lies.

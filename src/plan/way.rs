@@ -33,13 +33,13 @@ const SPAN_BYTES: u128 = 512 << 10;
 /// (benches/results/2026-11-27-h200x2-spans.md).
 const MOST_BYTES_IN_SPANS: u128 = 64 << 20;
 const USUAL_BYTES_IN_SPANS: u128 = 16 << 20;
-/// The elements of D that a GPU computes at the same time: 132 SMs, a tile of 128×256 each.
-const OUTPUTS_AT_ONCE: u64 = 132 * 128 * 256;
+/// The elements of D that a GPU computes at the same time: 132 SMs, a tile of 256×192 each.
+const OUTPUTS_AT_ONCE: u64 = 132 * 256 * 192;
 /// With no more columns on one rank, rows take about as long to arrive as to be multiplied, or longer, so that own rows do not hide the
 /// others'. That gains for shards that a kernel does not push by default (benches/results/2026-11-27-h200x2-few-columns.md).
 const FEW_COLUMNS: u32 = 2048;
 /// The most times that a GPU then computes as many tiles as it can: those of a later time wait for nothing.
-const FEW_TIMES: u64 = 3;
+const FEW_TIMES: u64 = 2;
 /// The most blocks that push spans: the product leaves them their SMs.
 const MOST_BLOCKS_OF_SPANS: u32 = 16;
 
