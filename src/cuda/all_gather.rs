@@ -108,13 +108,15 @@ impl AllGather {
         let shape = self.gatherer.shape(rows)?;
         let [own, all_rows] = self.gatherer.row_counts(&shape);
         let bytes = |rows: u32| u64::from(rows) * u64::from(shape.plan.problem().k());
-        let fits = |what, len, of: &Arc<CudaStream>, [least, most]: [u32; 2]| {
-            check_context(what, of.context(), self.gatherer.device.context())?;
-            let remedy = "give the rows of the step, or a buffer for as many as planned";
-            check_len(&format!("{what}, in bytes,"), len, bytes(least)..=bytes(most), remedy)
-        };
-        fits("the shard", shard.num_bytes(), shard.stream(), own)?;
-        fits("the gathered rows", all.num_bytes(), all.stream(), all_rows)?;
+        let fits =
+            |[what, length]: [&str; 2], len, of: &Arc<CudaStream>, [least, most]: [u32; 2]| {
+                check_context(what, of.context(), self.gatherer.device.context())?;
+                let remedy = "give the rows of the step, or a buffer for as many as planned";
+                check_len(length, len, bytes(least)..=bytes(most), remedy)
+            };
+        fits(["the shard", "the shard, in bytes,"], shard.num_bytes(), shard.stream(), own)?;
+        let names = ["the gathered rows", "the gathered rows, in bytes,"];
+        fits(names, all.num_bytes(), all.stream(), all_rows)?;
         {
             let (from, _read) = shard.device_ptr(stream);
             // SAFETY: the shard belongs to this device, is as long as the rows say, and stays allocated until the work that its
