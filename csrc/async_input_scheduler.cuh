@@ -14,7 +14,7 @@
 #include <algorithm>
 
 #include "cutlass/cutlass.h"
-#include "cute/tensor.hpp"
+#include "cute/layout.hpp"
 #include "cutlass/fast_math.h"
 
 #include "chunk_signal.cuh"

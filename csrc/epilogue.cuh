@@ -46,9 +46,6 @@ struct alignas(kLineBytes) EpilogueParams {
     float const* scale_d = nullptr;
     // The bits of a float that is not negative: these are ordered as it is, and those of NaN are the largest.
     uint32_t* amax_d = nullptr;
-
-    // Once all else is known.
-    void settle() { has_vectors = scale_a_per_row || scale_b_per_column || bias; }
 };
 
 // Past the SM's own cache. (`__ldcg` knows CUDA's types alone.)
@@ -64,18 +61,27 @@ struct Relu {
     CUTLASS_DEVICE float operator()(float x) const { return x < 0.0f ? 0.0f : x; }
 };
 
-// x / (1 + exp(-y)), by the fast division: the exact one would add a subroutine to every use.
-CUTLASS_DEVICE float times_sigmoid(float x, float y) { return __fdividef(x, 1.0f + __expf(-y)); }
+// x / (1 + 2^y). Flushing denormals to zero changes nothing: so small a power adds nothing to 1. Keeping them would take ten
+// instructions in the place of two.
+CUTLASS_DEVICE float over_one_and_power_of_two(float x, float y) {
+    float power, reciprocal;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(y));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(1.0f + power));
+    return x * reciprocal;
+}
+
+constexpr float kLog2OfE = 1.4426950408889634f;
 
 struct GeluTanh {
-    // (1 + tanh(y)) / 2 is the logistic function of 2y.
+    // x (1 + tanh(y)) / 2 is x / (1 + exp(-2 y)), with y = sqrt(2 / pi) (x + 0.044715 x^3).
     CUTLASS_DEVICE float operator()(float x) const {
-        return times_sigmoid(x, 1.5957691216057308f * (x + 0.044715f * x * x * x));
+        constexpr float kFactor = -1.5957691216057308f * kLog2OfE;
+        return over_one_and_power_of_two(x, x * (kFactor + kFactor * 0.044715f * (x * x)));
     }
 };
 
 struct Silu {
-    CUTLASS_DEVICE float operator()(float x) const { return times_sigmoid(x, x); }
+    CUTLASS_DEVICE float operator()(float x) const { return over_one_and_power_of_two(x, -kLog2OfE * x); }
 };
 
 // Calls `f` with the function of an activation; without one, not at all.
@@ -97,12 +103,6 @@ struct Tile {
 struct Place {
     int row, column;
 };
-
-// Which of a thread's values is gate `i`: `kApart` gates, then what they gate, and so on.
-template <int kApart>
-CUTLASS_DEVICE constexpr int nth_gate(int i) {
-    return i / kApart * 2 * kApart + i % kApart;
-}
 
 // One thread's view of a tile, which `kThreads` threads share. `kSharers` blocks of a cluster load rows together.
 template <class Element, int kRows, int kColumns, int kThreads, int kSharers>
@@ -186,19 +186,6 @@ public:
         int const m = tile_.row + at.row, n = tile_.column + at.column;
         if (m >= tile_.rows || n >= tile_.columns) return value;
         return value + params_.beta * float(load_from_l2(params_.c + int64_t(m) * params_.ldc + n));
-    }
-
-    // The outputs of a gated product: `values` are `kApart` gates, then what they gate, and so on.
-    template <int kApart, int kCount>
-    CUTLASS_DEVICE cutlass::Array<float, kCount / 2> gated(cutlass::Array<float, kCount> values) const {
-        with_activation(params_.activation, [&](auto function) {
-            CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kCount / 2; ++i) values[nth_gate<kApart>(i)] = function(values[nth_gate<kApart>(i)]);
-        });
-        cutlass::Array<float, kCount / 2> outputs;
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount / 2; ++i) outputs[i] = values[nth_gate<kApart>(i)] * values[nth_gate<kApart>(i) + kApart];
-        return outputs;
     }
 
     // Whether the largest output is asked for; then each that D has is noted, before it is quantized.

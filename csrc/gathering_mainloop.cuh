@@ -12,7 +12,9 @@
 #pragma once
 
 #include "cutlass/cutlass.h"
-#include "cute/tensor.hpp"
+#include "cutlass/fast_math.h"
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/layout.hpp"
 
 #include "chunk_signal.cuh"
 #include "one_lane.h"
@@ -53,42 +55,7 @@ struct GatherParams {
     RecordTable records;
 };
 
-// One of CUTLASS's TMA main loops as it is: all stages of A, then all of B.
-template <class Base>
-class CutlassMainloop : public Base {
-public:
-    static constexpr int kMostStages = Base::DispatchPolicy::Stages;
-    static int stages(int) { return kMostStages; }
-
-    // These two as in MainloopOfWidths.
-    template <class Sums>
-    CUTLASS_DEVICE static void begin(Sums&) {}
-    template <class Sums, class Stage, class Params, class Issued>
-    CUTLASS_DEVICE void multiply(typename Base::MainloopPipeline& pipeline, Stage& stage, Sums& sums, int k_count, int thread,
-                                 typename Base::TensorStorage& storage, Params const& params, Issued issued) {
-        using namespace cute;
-        auto own = partition_fragment_C(typename Base::TiledMma{}, take<0, 2>(typename Base::TileShape{}));
-        Base::mma(pipeline, stage, own, k_count, thread, storage, params);
-        issued();
-        Base::mma_tail(pipeline, stage, k_count);
-        static_assert(size(own) == Sums::kElements);
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < Sums::kElements; ++i) sums[i] = own(i);
-        stage.advance(k_count);
-    }
-
-    // Where a stage of A lies, and one of B.
-    template <class Params>
-    CUTLASS_DEVICE static uint32_t stage_of_a(typename Base::TensorStorage& storage, Params const&, int32_t stage) {
-        return shared_address(storage.smem_A) + stage * int(sizeof(storage.smem_A) / kMostStages);
-    }
-    template <class Params>
-    CUTLASS_DEVICE static uint32_t stage_of_b(typename Base::TensorStorage& storage, Params const&, int32_t stage) {
-        return shared_address(storage.smem_B) + stage * int(sizeof(storage.smem_B) / kMostStages);
-    }
-};
-
-// `Base` is CutlassMainloop or MainloopOfWidths (multiply_widths.cuh). The gathered operand is the kernel's
+// `Base` is MainloopOfWidths (multiply_widths.cuh) or CutlassMainloop (cutlass_loop.cuh). The gathered operand is the kernel's
 // A, or its B if the kernel computes D transposed; below, "gathered" and "other" are those two.
 template <class Base, class KernelCluster, bool kTransposed, bool kVaries>
 class GatheringMainloop : public Base {

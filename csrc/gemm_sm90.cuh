@@ -12,16 +12,9 @@
 #include <algorithm>
 #include <cstring>
 
-// Just CUTLASS's parts for Hopper: its usual headers have those of every architecture, and take a third longer to compile.
+// Not all of CuTe: its tensors take longer to compile than all else that is included here.
 #include "cutlass/cutlass.h"
-#include "cute/tensor.hpp"
-#include "cutlass/gemm/gemm.h"
-#include "cutlass/detail/dependent_false.hpp"
-#include "cutlass/gemm/collective/collective_mma_decl.hpp"
-#include "cutlass/gemm/collective/collective_builder_decl.hpp"
-#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp"
-#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized_fp8.hpp"
-#include "cutlass/gemm/collective/builders/sm90_gmma_builder.inl"
+#include "cute/layout.hpp"
 
 #include "async_input_scheduler.cuh"
 #include "gathering_mainloop.cuh"
@@ -40,6 +33,14 @@ template <> inline constexpr og_type kTypeOf<cutlass::half_t> = OG_TYPE_F16;
 template <> inline constexpr og_type kTypeOf<cutlass::float_e4m3_t> = OG_TYPE_E4M3;
 template <> inline constexpr og_type kTypeOf<cutlass::float_e5m2_t> = OG_TYPE_E5M2;
 
+// Of a block, in bytes.
+inline constexpr int kSharedCapacity = 227 * 1024;
+
+// CUTLASS's loop as the member `Type`: cutlass_loop.cuh. `AlongK`: whether the operand's rows are K elements side by side.
+template <class First, bool kFirstAlongK, class Second, bool kSecondAlongK, class Tile, class Cluster, bool kPingpong, bool kFast,
+          int kOtherBytes, int kStages>
+struct CutlassLoop;
+
 // Tile and cluster are D's as the caller sees it. The tile is the widest along the kernel's columns, which are D's columns or,
 // transposed, its rows; `kLeast` is the narrowest there: a launch has one of the widths between, in steps of 8 (16 where warp
 // groups share the columns).
@@ -50,11 +51,6 @@ struct GemmSm90 {
     using First = cute::conditional_t<kTransposed, ElementB, ElementA>;
     using Second = cute::conditional_t<kTransposed, ElementA, ElementB>;
     static constexpr bool kBisKn = kLayoutB == OG_LAYOUT_KN;
-    using RowMajor = cutlass::layout::RowMajor;
-    using ColumnMajor = cutlass::layout::ColumnMajor;
-    // CUTLASS's names: the first operand is rows x K, the second K x columns.
-    using LayoutFirst = cute::conditional_t<kTransposed && kBisKn, ColumnMajor, RowMajor>;
-    using LayoutSecond = cute::conditional_t<!kTransposed && kBisKn, RowMajor, ColumnMajor>;
 
     using Tile = cute::conditional_t<
         kTransposed, cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>, cute::Int<kTileK>>,
@@ -71,51 +67,30 @@ struct GemmSm90 {
     static constexpr int kClusterX = int(cute::size<0>(Cluster{}));
     static constexpr int kClusterY = int(cute::size<1>(Cluster{}));
 
-    using Cooperative =
-        cute::conditional_t<kFast, cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum,
-                            cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-    using Pingpong =
-        cute::conditional_t<kFast, cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum,
-                            cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
-    using Schedule = cute::conditional_t<kPingpong, Pingpong, Cooperative>;
-
-    template <class T>
-    static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(T));
-
     // Shared memory: the stages of the main loop, as many as fit beside at least two buffers of the store; more buffers in what
     // the stages leave; the store's vectors, and what a block notes about its waiting.
     template <int kBuffers>
     using StoreOf = TileStore<ElementD, Tile, kTransposed, kLeast, kGroupsM, kGroupsN, kClusterN, kBuffers>;
-    static constexpr int kCapacity = cutlass::gemm::collective::detail::sm90_smem_capacity_bytes;
     static constexpr int kOtherBytes =
         int(sizeof(typename StoreOf<2>::SharedStorage) + sizeof(typename StoreOf<2>::Vectors)) + kBlockWaitsBytes;
     // A stage and its two barriers. Shared memory is counted as CUTLASS does, in parts of 128 bytes.
     static constexpr int kStageBytes = kTileK * (int(cute::size<0>(Tile{})) * int(sizeof(First)) + kWidest * int(sizeof(Second))) +
                                        2 * int(sizeof(uint64_t));
-    static constexpr int kStages = (kCapacity / 128 - (kOtherBytes + 127) / 128) * 128 / kStageBytes;
-    static constexpr int kLeftBytes = kCapacity - kOtherBytes - kStages * kStageBytes;
+    static constexpr int kStages = (kSharedCapacity / 128 - (kOtherBytes + 127) / 128) * 128 / kStageBytes;
+    static constexpr int kLeftBytes = kSharedCapacity - kOtherBytes - kStages * kStageBytes;
     static constexpr int kBufferBytes = int(sizeof(typename StoreOf<2>::SharedStorage)) / 2;
     using Store = StoreOf<2 + std::min(2, kLeftBytes / kBufferBytes)>;
     static constexpr int kStageSpace =
-        kCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
+        kSharedCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
 
-    // What our own loop leaves to CUTLASS's: operands that do not lie along K, A and B of different types, and fp8 sums that
-    // are added up outside the tensor cores.
+    // See cutlass_loop.cuh; `row` in build/table.rs knows it, too.
     static constexpr bool kByCutlass =
         kBisKn || !cute::is_same_v<ElementA, ElementB> || (sizeof(ElementA) == 1 && !kFast);
-    // Else it would take several instructions for a strip, whose sums the store does not expect.
-    static_assert(!kByCutlass || (!kVaries && kGroupsN == 1 && (kWidest == 64 || kWidest == 128)),
-                  "CUTLASS's usual header has no instruction of this width");
-    // Templates, so that only the one that is used is compiled: CUTLASS's takes long.
+    static_assert(!kByCutlass || (!kVaries && kGroupsN == 1));
+    // Templates, so that only the one that is used is compiled.
     template <class KernelTile>
-    struct ByCutlass {
-        using Built = typename cutlass::gemm::collective::CollectiveBuilder<
-            cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, First, LayoutFirst, kAlignment<First>, Second, LayoutSecond,
-            kAlignment<Second>, float, KernelTile, Cluster,
-            cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>, Schedule>::CollectiveOp;
-        static_assert(Built::DispatchPolicy::Stages == kStages);
-        using Type = CutlassMainloop<Built>;
-    };
+    struct ByCutlass : CutlassLoop<First, !(kBisKn && kTransposed), Second, !(kBisKn && !kTransposed), KernelTile, Cluster,
+                                   kPingpong, kFast, kOtherBytes, kStages> {};
     template <class KernelTile>
     struct ByOwnLoop {
         using Type = MainloopOfWidths<First, KernelTile, kGroupsM, kGroupsN, kStageSpace, kLeast>;
@@ -129,7 +104,7 @@ struct GemmSm90 {
     static constexpr int kMaxSplits = kCanSplit ? OG_MAX_SPLITS : 1;
 
     using Kernel = PersistentKernel<Mainloop, Store, AsyncInputScheduler<Cluster, kTransposed, kCanSplit>, Cluster, kPingpong>;
-    static_assert(Kernel::kSharedBytes <= kCapacity);
+    static_assert(Kernel::kSharedBytes <= kSharedCapacity);
 
     // The limit of CUDA 12.1 and later; the tables alone take 3 KB.
     static_assert(sizeof(typename Kernel::Params) <= 32764, "kernel parameters are limited");
@@ -208,6 +183,7 @@ struct GemmSm90 {
         p.activation = o.activation;
         p.scale_a_per_row = o.scale_a && o.scale_a_per_row;
         p.scale_b_per_column = o.scale_b && o.scale_b_per_column;
+        p.has_vectors = p.scale_a_per_row || p.scale_b_per_column || p.bias;
         p.can_stop = launch.input != nullptr;
         p.gated = launch.plan.shape.gated != 0;
         p.records = records;

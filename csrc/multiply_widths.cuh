@@ -6,8 +6,9 @@
 // all instructions that read it have ended.
 #pragma once
 
-#include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
+#include "cute/arch/mma_sm90_gmma.hpp"
+#include "cute/layout.hpp"
 
 #include "wgmma_widths.cuh"
 

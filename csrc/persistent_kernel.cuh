@@ -11,7 +11,7 @@
 #include <cstddef>
 
 #include "cutlass/cutlass.h"
-#include "cute/tensor.hpp"
+#include "cute/layout.hpp"
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/pipeline/pipeline.hpp"
 

@@ -15,7 +15,7 @@
 #include "cutlass/cutlass.h"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_tma.hpp"
-#include "cute/tensor.hpp"
+#include "cute/layout.hpp"
 
 #include "epilogue.cuh"
 #include "named_barriers.h"
@@ -66,18 +66,14 @@ public:
     static constexpr bool gates(int width) { return kTransposed || width / kGroupsN % kPairColumns == 0; }
 
     using Epilogue = TileEpilogue<Element, kRows, kColumns, kGroups * 128, kSharers>;
-    // Matrices that are added to the sums: those of og_other_sums, `slots` of them, then C times beta, if it can be.
-    struct Addends {
+    // og_other_sums: `count` matrices in slots, added to the sums.
+    struct Others {
         int32_t count = 0;
-        int32_t slots = 0;
         Element const* first_slot = nullptr;
         int64_t slot_pitch = 0;
         int64_t pitch = 0;
         og_stop const* stop = nullptr;
         uint32_t const* epoch = nullptr;
-        AddendOf<Element> const* c = nullptr;
-        int64_t ldc = 0;
-        float beta = 0;
     };
     struct Params {
         // Only with `kByTma`: of a chunk, and of the last one where that has fewer columns.
@@ -88,7 +84,7 @@ public:
         int64_t ldd;
         int32_t rows;
         int32_t columns;
-        Addends addends;
+        Others others;
     };
     struct SharedStorage {
         // Where a pattern begins follows from the address.
@@ -101,24 +97,10 @@ public:
     static Params encode(EpilogueParams<Element> const& epilogue, og_other_sums const* others, void* d, int64_t ldd, int64_t rows,
                          int64_t columns) {
         Params params{{}, {}, epilogue, static_cast<Element*>(d), ldd, int32_t(rows), int32_t(columns), {}};
-        Addends& addends = params.addends;
         if (others) {
-            addends.count = addends.slots = others->count;
-            addends.first_slot = static_cast<Element const*>(others->slots);
-            addends.slot_pitch = others->slot_pitch;
-            addends.pitch = others->pitch;
-            addends.stop = others->stop;
-            addends.epoch = others->epoch;
+            params.others = {others->count, static_cast<Element const*>(others->slots), others->slot_pitch,
+                             others->pitch, others->stop, others->epoch};
         }
-        // Far faster than element by element behind the sums, and the same where these are not scaled.
-        if (adds_others(kLeast) && epilogue.c && epilogue.alpha == 1 && !epilogue.scale_a && !epilogue.scale_b) {
-            ++addends.count;
-            addends.c = epilogue.c;
-            addends.ldc = epilogue.ldc;
-            addends.beta = epilogue.beta;
-            params.epilogue.c = nullptr;
-        }
-        params.epilogue.settle();
         if constexpr (kByTma) {
             int const columns_each = epilogue.gated ? 2 : 1;
             auto descriptor = [&](int chunk) {
@@ -163,10 +145,7 @@ public:
         int const part_width = width() / kGroupsN;
         Place const first = first_of(thread);
         uint32_t const chunks = cute::cast_smem_ptr_to_uint(storage_.chunks[part_of(thread)][warp()]);
-        if constexpr (adds_others(kLeast)) {
-            if (params_.addends.count > 0) add(tile, first, chunks, sums);
-        }
-        finish(epilogue, first, part_width, sums);
+        finish(epilogue, tile, first, part_width, chunks, sums);
         if (params_.epilogue.gated) {
             store_chunks<true>(epilogue, tile, first, part_width, chunks, sums);
         } else {
@@ -224,14 +203,18 @@ private:
         }
     }
 
+    // Which of a thread's sums in a chunk is gate `i`: `kGateApart` gates, then what they gate, and so on.
+    static constexpr int nth_gate(int i) { return i / kGateApart * 2 * kGateApart + i % kGateApart; }
+
     // Which of a thread's sums is the first of a chunk.
     static constexpr int first_sum(int strip, int column) { return strip * kPartN / 2 + column / 2; }
 
-    // From sums to outputs, but for what gated products do with them. Each thing that a product may ask for is a pass over the
-    // tile's sums, so that code which it does not need is skipped at once: fetching instructions takes longer than executing them
-    // (benches/results/2026-11-27-h200-scaled-rows.txt).
+    // From sums to outputs; of a gated product they take the first half of each chunk's sums. Each thing that a product may ask
+    // for is a pass over the tile's sums, so that code which it does not need is skipped at once: fetching instructions takes
+    // longer than executing them (benches/results/2026-11-27-h200-scaled-rows.txt).
     template <class Sums>
-    CUTLASS_DEVICE void finish(Epilogue const& epilogue, Place const& first, int part_width, Sums& sums) const {
+    CUTLASS_DEVICE void finish(Epilogue const& epilogue, Tile const& tile, Place const& first, int part_width, uint32_t chunks,
+                               Sums& sums) const {
         auto each_sum = [&](int strip, int column, auto change) {
             int const row = first.row + strip * kGroupsM * kStripRows;
             CUTLASS_PRAGMA_UNROLL
@@ -241,28 +224,65 @@ private:
             }
         };
         auto const& params = params_.epilogue;
-        if (params.has_vectors) {
+        auto scale = [&] {
+            if (params.has_vectors) {
+                each_chunk(part_width, [&](int strip, int column) {
+                    // Else the compiler keeps what it has loaded for one strip for the next, and registers spill.
+                    asm volatile("" ::: "memory");
+                    each_sum(strip, column, [&](float sum, Place at) { return epilogue.scale_by_vectors(sum, at); });
+                });
+            } else if (epilogue.is_scaled()) {
+                each_chunk(part_width, [&](int strip, int column) {
+                    each_sum(strip, column, [&](float sum, Place) { return epilogue.scale(sum); });
+                });
+            }
+        };
+        bool c_is_left = params.c;
+        if constexpr (adds_others(kLeast)) {
+            // Other ranks' sums are scaled with this rank's, C is not. One loop, so that there is one copy of the code.
+            Others const& others = params_.others;
+            int32_t const count = others.count + (params.c ? 1 : 0);
+            CUTLASS_PRAGMA_NO_UNROLL
+            for (int32_t nth = 0;; ++nth) {
+                if (nth == others.count) scale();
+                if (nth == count) break;
+                bool const is_c = nth == others.count;
+                Element const* from = is_c ? params.c : others.first_slot + nth * others.slot_pitch;
+                add(tile, first, chunks, from, is_c ? params.ldc : others.pitch, is_c ? params.beta : 1.0f, sums);
+            }
+            c_is_left = false;
+        } else {
+            scale();
+        }
+        if (c_is_left || params.activation != OG_ACTIVATION_NONE) {
+            // Asked chunk by chunk: where the compiler need not, it begins with all elements at once, and registers spill.
             each_chunk(part_width, [&](int strip, int column) {
-                // Else the compiler keeps what it has loaded for one strip for the next, and registers spill.
-                asm volatile("" ::: "memory");
-                each_sum(strip, column, [&](float sum, Place at) { return epilogue.scale_by_vectors(sum, at); });
-            });
-        } else if (epilogue.is_scaled()) {
-            each_chunk(part_width, [&](int strip, int column) {
-                each_sum(strip, column, [&](float sum, Place) { return epilogue.scale(sum); });
+                if (c_is_left) each_sum(strip, column, [&](float sum, Place at) { return epilogue.add_c(sum, at); });
+                with_activation(params.activation, [&](auto function) {
+                    auto apply = [&](int behind_gates) {
+                        CUTLASS_PRAGMA_UNROLL
+                        for (int i = 0; i < kChunk / 4; ++i) {
+                            float& sum = sums[first_sum(strip, column) + nth_gate(i) + behind_gates];
+                            sum = function(sum);
+                        }
+                    };
+                    apply(0);
+                    if (!params.gated) apply(kGateApart);
+                });
             });
         }
-        if (!params.c && (params.gated || params.activation == OG_ACTIVATION_NONE)) return;
-        // Asked chunk by chunk: where the compiler need not, it begins with all elements at once, and registers spill.
-        each_chunk(part_width, [&](int strip, int column) {
-            if (params.c) each_sum(strip, column, [&](float sum, Place at) { return epilogue.add_c(sum, at); });
-            with_activation(params.activation, [&](auto function) {
-                each_sum(strip, column, [&](float sum, Place) { return function(sum); });
+        if (params.gated) {
+            each_chunk(part_width, [&](int strip, int column) {
+                CUTLASS_PRAGMA_UNROLL
+                for (int i = 0; i < kChunk / 4; ++i) {
+                    int const gate = first_sum(strip, column) + nth_gate(i);
+                    sums[first_sum(strip, column) + i] = sums[gate] * sums[gate + kGateApart];
+                }
             });
-        });
+        }
     }
 
-    // From outputs to D, or, `kGated`, from those of the two products.
+    // From outputs to D.
     template <bool kGated, class Sums>
     CUTLASS_DEVICE void store_chunks(Epilogue& epilogue, Tile const& tile, Place const& first, int part_width,
                                      uint32_t const chunks, Sums const& sums) const {
@@ -274,34 +294,27 @@ private:
         uint32_t chunk = chunks;
         each_chunk(part_width, [&](int strip, int column) {
             int const row = first.row + strip * kGroupsM * kStripRows;
-            cutlass::Array<float, kChunk / 2> values;
+            cutlass::Array<float, kChunk / (kGated ? 4 : 2)> outputs;
             CUTLASS_PRAGMA_UNROLL
-            for (int i = 0; i < kChunk / 2; ++i) values[i] = sums[first_sum(strip, column) + i];
-            auto pass_on = [&](auto outputs) {
-                if constexpr (kChunkBytes == 0) {
-                    store<kGated>(tile, row, first.column + column, outputs);
-                } else if constexpr (kByTma) {
-                    auto const rounded = cutlass::NumericArrayConverter<Element, float, decltype(outputs)::kElements>{}(outputs);
-                    if constexpr (kGated) {
-                        Shared::fill_gated(chunk, lane, rounded);
-                    } else {
-                        Shared::fill(chunk, lane, rounded);
-                    }
-                    cute::tma_store_fence();
-                    // All but the last chunks have left the next buffer, which the warp fills behind this.
-                    cute::tma_store_wait<kBuffers - 2>();
-                    __syncwarp();
-                    auto const& descriptor = column + kChunk <= part_width ? params_.whole : params_.rest;
-                    if (leads) store(descriptor, tile, row, first.column + column, chunk, kGated ? 2 : 1);
+            for (int i = 0; i < int(outputs.size()); ++i) outputs[i] = sums[first_sum(strip, column) + i];
+            if constexpr (kChunkBytes == 0) {
+                store<kGated>(tile, row, first.column + column, outputs);
+            } else if constexpr (kByTma) {
+                auto const rounded = cutlass::NumericArrayConverter<Element, float, decltype(outputs)::kElements>{}(outputs);
+                if constexpr (kGated) {
+                    Shared::fill_gated(chunk, lane, rounded);
                 } else {
-                    if (epilogue.notes()) note<kGated>(epilogue, tile, row, first.column + column, part_width - column, outputs);
-                    store_by_lanes<kGated>(epilogue, pieces, strip, column, chunk, outputs);
+                    Shared::fill(chunk, lane, rounded);
                 }
-            };
-            if constexpr (kGated) {
-                pass_on(epilogue.template gated<kGateApart>(values));
+                cute::tma_store_fence();
+                // All but the last chunks have left the next buffer, which the warp fills behind this.
+                cute::tma_store_wait<kBuffers - 2>();
+                __syncwarp();
+                auto const& descriptor = column + kChunk <= part_width ? params_.whole : params_.rest;
+                if (leads) store(descriptor, tile, row, first.column + column, chunk, kGated ? 2 : 1);
             } else {
-                pass_on(values);
+                if (epilogue.notes()) note<kGated>(epilogue, tile, row, first.column + column, part_width - column, outputs);
+                store_by_lanes<kGated>(epilogue, pieces, strip, column, chunk, outputs);
             }
             if constexpr (kChunkBytes != 0) {
                 chunk = chunk + kChunkBytes == chunks + kBuffers * kChunkBytes ? chunks : chunk + kChunkBytes;
@@ -309,52 +322,46 @@ private:
         });
     }
 
-    // Adds the addends, chunk by chunk through the shared memory that D's chunks take later: while one is added, the next ones
-    // arrive. They are read from L2: this kernel may have begun before they were written (epilogue.cuh).
+    // Adds a matrix times `factor`, chunk by chunk through the shared memory that D's chunks take later: while one is added, the
+    // next ones arrive. They are read from L2: this kernel may have begun before they were written (epilogue.cuh).
     template <class Sums>
-    CUTLASS_DEVICE void add(Tile const& tile, Place first, uint32_t chunks, Sums& sums) const {
+    CUTLASS_DEVICE void add(Tile const& tile, Place first, uint32_t chunks, Element const* from, int64_t pitch, float factor,
+                            Sums& sums) const {
         constexpr int kInRow = kPartN / kChunk, kChunks = kStrips * kInRow;
-        Addends const& addends = params_.addends;
+        Others const& others = params_.others;
         int const part_width = width() / kGroupsN;
         bool const is_given_up =
-            addends.stop && load_relaxed_gpu(&addends.stop->given_up) == given_up_at(load_relaxed_system(addends.epoch));
+            others.stop && load_relaxed_gpu(&others.stop->given_up) == given_up_at(load_relaxed_system(others.epoch));
         float const nothing_or_nan = is_given_up ? __int_as_float(0x7fffffff) : 0.0f;
-        CUTLASS_PRAGMA_NO_UNROLL
-        for (int32_t nth_addend = 0; nth_addend < addends.count; ++nth_addend) {
-            // Else the compiler keeps every chunk's place for the next addend, and registers spill.
-            asm volatile("" : "+r"(first.row), "+r"(first.column));
-            bool const is_c = nth_addend == addends.slots;
-            Element const* from = is_c ? addends.c : addends.first_slot + nth_addend * addends.slot_pitch;
-            int64_t const pitch = is_c ? addends.ldc : addends.pitch;
-            float const factor = is_c ? addends.beta : 1.0f;
-            auto exists = [&](int nth) {
-                int const at = nth % kInRow * kChunk;
-                return nth < kChunks && (at < kLeast / kGroupsN || at < part_width);
-            };
-            auto row_of = [&](int nth) { return first.row + nth / kInRow * kGroupsM * kStripRows; };
-            auto column_of = [&](int nth) { return first.column + nth % kInRow * kChunk; };
-            auto fetch = [&](int nth) {
-                if (exists(nth)) fetch_chunk(from, pitch, tile, row_of(nth), column_of(nth), chunks + nth % kBuffers * kChunkBytes);
-                asm volatile("cp.async.commit_group;" ::: "memory");
-            };
-            CUTLASS_PRAGMA_UNROLL
-            for (int nth = 0; nth < kBuffers - 1; ++nth) fetch(nth);
-            CUTLASS_PRAGMA_UNROLL
-            for (int nth = 0; nth < kChunks; ++nth) {
-                fetch(nth + kBuffers - 1);
-                asm volatile("cp.async.wait_group %0;" ::"n"(kBuffers - 1) : "memory");
-                __syncwarp();
-                if (exists(nth)) {
-                    auto theirs = Shared::taken_from(chunks + nth % kBuffers * kChunkBytes, int(threadIdx.x) % 32);
-                    CUTLASS_PRAGMA_UNROLL
-                    for (int i = 0; i < kChunk / 2; ++i) {
-                        float& sum = sums[first_sum(nth / kInRow, nth % kInRow * kChunk) + i];
-                        sum += factor * float(theirs[i]) + nothing_or_nan;
-                    }
+        // Else the compiler keeps every chunk's place for the next matrix, and registers spill.
+        asm volatile("" : "+r"(first.row), "+r"(first.column));
+        auto exists = [&](int nth) {
+            int const at = nth % kInRow * kChunk;
+            return nth < kChunks && (at < kLeast / kGroupsN || at < part_width);
+        };
+        auto row_of = [&](int nth) { return first.row + nth / kInRow * kGroupsM * kStripRows; };
+        auto column_of = [&](int nth) { return first.column + nth % kInRow * kChunk; };
+        auto fetch = [&](int nth) {
+            if (exists(nth)) fetch_chunk(from, pitch, tile, row_of(nth), column_of(nth), chunks + nth % kBuffers * kChunkBytes);
+            asm volatile("cp.async.commit_group;" ::: "memory");
+        };
+        CUTLASS_PRAGMA_UNROLL
+        for (int nth = 0; nth < kBuffers - 1; ++nth) fetch(nth);
+        CUTLASS_PRAGMA_UNROLL
+        for (int nth = 0; nth < kChunks; ++nth) {
+            fetch(nth + kBuffers - 1);
+            asm volatile("cp.async.wait_group %0;" ::"n"(kBuffers - 1) : "memory");
+            __syncwarp();
+            if (exists(nth)) {
+                auto theirs = Shared::taken_from(chunks + nth % kBuffers * kChunkBytes, int(threadIdx.x) % 32);
+                CUTLASS_PRAGMA_UNROLL
+                for (int i = 0; i < kChunk / 2; ++i) {
+                    float& sum = sums[first_sum(nth / kInRow, nth % kInRow * kChunk) + i];
+                    sum += factor * float(theirs[i]) + nothing_or_nan;
                 }
-                // Before another fetches into this buffer.
-                __syncwarp();
             }
+            // Before another fetches into this buffer.
+            __syncwarp();
         }
     }
 
@@ -395,7 +402,7 @@ private:
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kCount; ++i) {
             // Of a pair of columns, the gate's place.
-            Place at = place(row, column, kGated ? nth_gate<kGateApart>(i) : i);
+            Place at = place(row, column, kGated ? nth_gate(i) : i);
             at.row += tile.row;
             at.column += tile.column;
             if (at.row < tile.rows && at.column < tile.columns) {
@@ -452,7 +459,7 @@ private:
         asm volatile("" : "+r"(row), "+r"(column));
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kCount; ++i) {
-            int const sum = kGated ? nth_gate<kGateApart>(i) : i;
+            int const sum = kGated ? nth_gate(i) : i;
             Place const at = place(row, column, sum);
             if (sum / 4 * 8 < columns && tile.row + at.row < tile.rows && tile.column + at.column < tile.columns) {
                 epilogue.note(outputs[i]);

@@ -10,9 +10,6 @@
 
 #include <type_traits>
 
-// What epilogue.cuh expects to be there.
-#include "cutlass/pipeline/pipeline.hpp"
-
 #include "epilogue.cuh"
 #include "instance.h"
 

@@ -286,7 +286,7 @@ fn many_steps_without_waiting_are_right() {
 #[test]
 #[ignore = "needs 1 Hopper GPU"]
 fn pieces_of_large_shards_are_right() {
-    large_shards(&Case::new(one_kernel(), 1100, 4096, 2200), &[&[600, 500], &[300, 300, 500]], 1);
+    large_shards(&Case::new(one_kernel(), 1100, 6144, 2200), &[&[600, 500], &[300, 300, 500]], 1);
 }
 
 /// The same, with so few outputs that rows are pushed in spans of columns.

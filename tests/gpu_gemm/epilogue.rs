@@ -146,7 +146,10 @@ fn every_scaling() {
             [Scaling::Tensor, Scaling::Rows].map(|scaling| Case { scaling, ..case.clone() });
         let finished = scaled.clone().map(|case| Case {
             alpha: -0.5,
-            ..case.with(|options| options.with_bias(true).with_activation(Activation::Silu))
+            beta: 1.5,
+            ..case.with(|options| {
+                options.with_bias(true).with_c(true).with_activation(Activation::Silu)
+            })
         });
         let fewer_rows = Case { rows: Some(case.size[0].div_ceil(2) as u32), ..scaled[1].clone() };
         scaled.into_iter().chain(finished).chain([fewer_rows]).collect()

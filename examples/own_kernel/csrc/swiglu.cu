@@ -6,6 +6,8 @@
 // given up writes NaN.
 #include <cuda_runtime.h>
 
+#include "cute/tensor.hpp"
+
 #include "async_input_scheduler.cuh"
 #include "chunk_signal.cuh"
 
