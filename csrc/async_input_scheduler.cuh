@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 
 #include "cutlass/cutlass.h"
 #include "cute/layout.hpp"

@@ -2,7 +2,7 @@
 // D = activation(x) * y, x and y being two columns' alpha * scale_a[m] * scale_b[n] * sum + bias[n]. A D of fp8 is that times its
 // scale, and the largest output before is noted.
 //
-// What belongs here: the arithmetic between the sums and D; tile_store.cuh moves D.
+// What belongs here: the arithmetic of single values between the sums and D; tile_store.cuh says in which order, and moves D.
 // Invariant: per-row and per-column values are in shared memory before the first use in a tile;
 // elements of C and entries of vectors are only read inside the matrix; a block that has given up
 // waiting stores NaN. C, bias and scales are read from L2: this kernel may start before the one that writes them
@@ -61,8 +61,8 @@ struct Relu {
     CUTLASS_DEVICE float operator()(float x) const { return x < 0.0f ? 0.0f : x; }
 };
 
-// x / (1 + 2^y). Flushing denormals to zero changes nothing: so small a power adds nothing to 1. Keeping them would take ten
-// instructions in the place of two.
+// x / (1 + 2^y). Denormals become zero: so small a power adds nothing to 1, and the reciprocal of so large a one, times x, is below
+// 1e-35. Keeping them would take ten instructions in the place of two.
 CUTLASS_DEVICE float over_one_and_power_of_two(float x, float y) {
     float power, reciprocal;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(y));

@@ -83,19 +83,18 @@ struct GemmSm90 {
     static constexpr int kStageSpace =
         kSharedCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
 
-    // See cutlass_loop.cuh; `row` in build/table.rs knows it, too.
+    // See cutlass_loop.cuh. `row` in build/table.rs repeats this rule.
     static constexpr bool kByCutlass =
         kBisKn || !cute::is_same_v<ElementA, ElementB> || (sizeof(ElementA) == 1 && !kFast);
     static_assert(!kByCutlass || (!kVaries && kGroupsN == 1));
-    // Templates, so that only the one that is used is compiled.
-    template <class KernelTile>
-    struct ByCutlass : CutlassLoop<First, !(kBisKn && kTransposed), Second, !(kBisKn && !kTransposed), KernelTile, Cluster,
-                                   kPingpong, kFast, kOtherBytes, kStages> {};
+    using ByCutlass = CutlassLoop<First, !(kBisKn && kTransposed), Second, !(kBisKn && !kTransposed), Tile, Cluster, kPingpong,
+                                  kFast, kOtherBytes, kStages>;
+    // A template, so that only the one that is used is compiled.
     template <class KernelTile>
     struct ByOwnLoop {
         using Type = MainloopOfWidths<First, KernelTile, kGroupsM, kGroupsN, kStageSpace, kLeast>;
     };
-    using BaseMainloop = typename cute::conditional_t<kByCutlass, ByCutlass<Tile>, ByOwnLoop<Tile>>::Type;
+    using BaseMainloop = typename cute::conditional_t<kByCutlass, ByCutlass, ByOwnLoop<Tile>>::Type;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed, kVaries>;
 
     // Ping-pong kernels know no slices of K, and large outputs need none.

@@ -9,6 +9,7 @@
 #include "cutlass/cutlass.h"
 #include "cute/arch/mma_sm90_gmma.hpp"
 #include "cute/layout.hpp"
+#include "cutlass/pipeline/pipeline.hpp"
 
 #include "wgmma_widths.cuh"
 

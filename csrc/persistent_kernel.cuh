@@ -11,6 +11,8 @@
 #include <cstddef>
 
 #include "cutlass/cutlass.h"
+#include "cutlass/array.h"
+#include "cute/arch/cluster_sm90.hpp"
 #include "cute/layout.hpp"
 #include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/pipeline/pipeline.hpp"

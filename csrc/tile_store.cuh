@@ -1,6 +1,6 @@
 // How a tile of D leaves the registers of the warps that multiply it, and how C and other ranks' sums get into them before.
 //
-// What belongs here: which element of D each sum is, and its way to and from memory. Elements of 16 bits go chunk by chunk through
+// What belongs here: which element of D each sum is, its way to and from memory, and the order of what becomes of it. Elements of 16 bits go chunk by chunk through
 // shared memory (shared_chunk.cuh), from where TMA stores them. Each warp does so for itself, and waits for no other: it has two
 // to four chunks of shared memory, and fills one while TMA reads the others. Elements of 8 bits go through shared memory, too, but
 // the warp's lanes store them, 8 bytes at a time: TMA stores no less than 16 in a row, and those of a chunk may be 8. Elements of
@@ -59,22 +59,14 @@ public:
     static_assert(kBuffers >= 2);
     static_assert(sizeof(Element) <= 2 || !kVaries, "elements of 32 bits are stored as wide as the widest tile");
 
-    // Whether other ranks' sums can be added to tiles of that width: with more sums a thread, too few registers are left.
+    // Whether other ranks' sums can be added to tiles of that width: with more sums a thread, too few registers are left. C is then
+    // added in the same way; else element by element.
     static constexpr bool adds_others(int width) { return kByTma && kTileM * width <= 128 * 128 * kGroups; }
 
     // Whether products can be gated with tiles of that width: then no pair of columns is cut apart.
     static constexpr bool gates(int width) { return kTransposed || width / kGroupsN % kPairColumns == 0; }
 
     using Epilogue = TileEpilogue<Element, kRows, kColumns, kGroups * 128, kSharers>;
-    // og_other_sums: `count` matrices in slots, added to the sums.
-    struct Others {
-        int32_t count = 0;
-        Element const* first_slot = nullptr;
-        int64_t slot_pitch = 0;
-        int64_t pitch = 0;
-        og_stop const* stop = nullptr;
-        uint32_t const* epoch = nullptr;
-    };
     struct Params {
         // Only with `kByTma`: of a chunk, and of the last one where that has fewer columns.
         cute::TmaDescriptor whole;
@@ -84,7 +76,8 @@ public:
         int64_t ldd;
         int32_t rows;
         int32_t columns;
-        Others others;
+        // `count` is 0 where there are none.
+        og_other_sums others;
     };
     struct SharedStorage {
         // Where a pattern begins follows from the address.
@@ -97,10 +90,7 @@ public:
     static Params encode(EpilogueParams<Element> const& epilogue, og_other_sums const* others, void* d, int64_t ldd, int64_t rows,
                          int64_t columns) {
         Params params{{}, {}, epilogue, static_cast<Element*>(d), ldd, int32_t(rows), int32_t(columns), {}};
-        if (others) {
-            params.others = {others->count, static_cast<Element const*>(others->slots), others->slot_pitch,
-                             others->pitch, others->stop, others->epoch};
-        }
+        if (others) params.others = *others;
         if constexpr (kByTma) {
             int const columns_each = epilogue.gated ? 2 : 1;
             auto descriptor = [&](int chunk) {
@@ -237,28 +227,32 @@ private:
                 });
             }
         };
-        bool c_is_left = params.c;
         if constexpr (adds_others(kLeast)) {
-            // Other ranks' sums are scaled with this rank's, C is not. One loop, so that there is one copy of the code.
-            Others const& others = params_.others;
+            // First other ranks' sums, which are scaled with this rank's, then C: one loop, so that there is one copy of the code.
+            og_other_sums const& others = params_.others;
             int32_t const count = others.count + (params.c ? 1 : 0);
+            bool const is_given_up =
+                others.stop && load_relaxed_gpu(&others.stop->given_up) == given_up_at(load_relaxed_system(others.epoch));
+            float const nothing_or_nan = is_given_up ? __int_as_float(0x7fffffff) : 0.0f;
             CUTLASS_PRAGMA_NO_UNROLL
             for (int32_t nth = 0;; ++nth) {
                 if (nth == others.count) scale();
                 if (nth == count) break;
                 bool const is_c = nth == others.count;
-                Element const* from = is_c ? params.c : others.first_slot + nth * others.slot_pitch;
-                add(tile, first, chunks, from, is_c ? params.ldc : others.pitch, is_c ? params.beta : 1.0f, sums);
+                auto const* from = is_c ? params.c : static_cast<Element const*>(others.slots) + nth * others.slot_pitch;
+                int64_t const pitch = is_c ? params.ldc : others.pitch;
+                add(tile, first, part_width, chunks, from, pitch, is_c ? params.beta : 1.0f, nothing_or_nan, sums);
             }
-            c_is_left = false;
         } else {
             scale();
         }
+        bool const c_is_left = !adds_others(kLeast) && params.c;
         if (c_is_left || params.activation != OG_ACTIVATION_NONE) {
             // Asked chunk by chunk: where the compiler need not, it begins with all elements at once, and registers spill.
             each_chunk(part_width, [&](int strip, int column) {
                 if (c_is_left) each_sum(strip, column, [&](float sum, Place at) { return epilogue.add_c(sum, at); });
                 with_activation(params.activation, [&](auto function) {
+                    // To gates (0), or to what they gate; of a product that is not gated, these are all sums.
                     auto apply = [&](int behind_gates) {
                         CUTLASS_PRAGMA_UNROLL
                         for (int i = 0; i < kChunk / 4; ++i) {
@@ -322,17 +316,12 @@ private:
         });
     }
 
-    // Adds a matrix times `factor`, chunk by chunk through the shared memory that D's chunks take later: while one is added, the
+    // Adds a matrix times `factor`, and `nothing_or_nan`, chunk by chunk through the shared memory that D's chunks take later: while one is added, the
     // next ones arrive. They are read from L2: this kernel may have begun before they were written (epilogue.cuh).
     template <class Sums>
-    CUTLASS_DEVICE void add(Tile const& tile, Place first, uint32_t chunks, Element const* from, int64_t pitch, float factor,
-                            Sums& sums) const {
+    CUTLASS_DEVICE static void add(Tile const& tile, Place first, int part_width, uint32_t chunks, Element const* from,
+                                   int64_t pitch, float factor, float nothing_or_nan, Sums& sums) {
         constexpr int kInRow = kPartN / kChunk, kChunks = kStrips * kInRow;
-        Others const& others = params_.others;
-        int const part_width = width() / kGroupsN;
-        bool const is_given_up =
-            others.stop && load_relaxed_gpu(&others.stop->given_up) == given_up_at(load_relaxed_system(others.epoch));
-        float const nothing_or_nan = is_given_up ? __int_as_float(0x7fffffff) : 0.0f;
         // Else the compiler keeps every chunk's place for the next matrix, and registers spill.
         asm volatile("" : "+r"(first.row), "+r"(first.column));
         auto exists = [&](int nth) {

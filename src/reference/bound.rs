@@ -302,7 +302,7 @@ impl Steps {
 /// How far a kernel's activation of something up to `x` may be from the exact one.
 ///
 /// Both smooth ones are x times the logistic function s of some z: z = x for SiLU, twice the argument of
-/// tanh for GELU. Computing z costs at most 8 roundings; the hardware's exponential is off by at most
+/// tanh for GELU. Computing z log₂(e) costs at most 8 roundings; the hardware's power of two is off by at most
 /// 4 u + 2.4 u |z| of its value; s(z) passes that on times 1 − s; the sum and the division cost at
 /// most 5 roundings more. Since |z| (1 − s) s is less than 0.28, all of it is below 16 u x. Where exp(−z)
 /// or its reciprocal leaves the normal numbers, the exact value is below 10⁻³⁵.

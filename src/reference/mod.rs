@@ -462,16 +462,18 @@ mod tests {
                 })
                 .collect();
             let activated = |x: f32| {
-                let z = match epilogue.activation {
+                use std::f32::consts::{LOG2_E, PI};
+                let power = match epilogue.activation {
                     Activation::GeluTanh => {
-                        2.0 * (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x)
+                        let factor = -2.0 * (2.0 / PI).sqrt() * LOG2_E;
+                        x * (factor + factor * 0.044715 * (x * x))
                     }
-                    _ => x,
+                    _ => -LOG2_E * x,
                 };
                 match epilogue.activation {
                     Activation::None => x,
                     Activation::Relu => x.max(0.0),
-                    Activation::GeluTanh | Activation::Silu => x / (1.0 + (-z).exp()),
+                    Activation::GeluTanh | Activation::Silu => x / (1.0 + power.exp2()),
                 }
             };
             let output = |column: usize| {

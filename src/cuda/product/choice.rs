@@ -11,7 +11,7 @@
 use super::options::GemmOptions;
 use crate::error::{Error, Result};
 use crate::kernels::{Choice, Kernel, cheapest, even_sweeps, kind, most_splits};
-use crate::plan::{Problem, Scaling};
+use crate::plan::Problem;
 
 /// SMs of an H100 or H200: what is assumed where no device was asked.
 pub const TYPICAL_SMS: u32 = 132;
@@ -100,10 +100,9 @@ fn serving(kernels: &[Kernel], problem: &Problem, options: &GemmOptions) -> Resu
         return Ok(vec![index]);
     }
     let mut all: Vec<_> = (0..kernels.len()).filter(|&index| serves(&kernels[index])).collect();
-    // These add C as they add others' sums, where alpha is 1. Most of the rest, and all where there are scales, load it element by
-    // element.
+    // These add C as they add others' sums. Most of the rest load it element by element.
     let adds_c = |index: &usize| kernels[*index].adds_others;
-    if options.c && problem.scaling() == Scaling::None && all.iter().any(adds_c) {
+    if options.c && all.iter().any(adds_c) {
         all.retain(adds_c);
     }
     if all.is_empty() { Err(none_for(kernels, problem, options)) } else { Ok(all) }

@@ -80,7 +80,8 @@ impl Config {
     }
 }
 
-/// The library, and the functions that are used here.
+/// The functions that are used here. The library stays loaded until the process ends: NCCL's threads outlive its communicators, and
+/// CUDA calls it when a graph with its work has gone.
 #[derive(Debug)]
 pub struct Nccl {
     pub(super) unique: unsafe extern "C" fn(*mut Id) -> Status,
@@ -96,7 +97,6 @@ pub struct Nccl {
     pub(super) abort: unsafe extern "C" fn(Handle) -> Status,
     pub(super) words: unsafe extern "C" fn(Status) -> *const c_char,
     version: (u32, u32, u32),
-    _library: Library,
 }
 
 impl Nccl {
@@ -116,7 +116,7 @@ impl Nccl {
         let library = unsafe { Library::new(name) }.map_err(missing)?;
         macro_rules! function {
             ($symbol:literal: $type:ty) => {
-                // SAFETY: the types are those of nccl.h, and the library is held beside the copies.
+                // SAFETY: the types are those of nccl.h, and the library is never unloaded.
                 *unsafe { library.get::<$type>(concat!($symbol, "\0").as_bytes()) }
                     .map_err(missing)?
             };
@@ -126,7 +126,7 @@ impl Nccl {
         // SAFETY: a pointer to a live integer.
         unsafe { version(&mut number) };
         let number = number.unsigned_abs();
-        Ok(Arc::new(Nccl {
+        let functions = Nccl {
             unique: function!("ncclGetUniqueId": unsafe extern "C" fn(*mut Id) -> Status),
             init: function!("ncclCommInitRankConfig":
                 unsafe extern "C" fn(*mut Handle, c_int, Id, c_int, *mut Config) -> Status),
@@ -143,8 +143,9 @@ impl Nccl {
             words: function!("ncclGetErrorString":
                 unsafe extern "C" fn(Status) -> *const c_char),
             version: (number / 10_000, number / 100 % 100, number % 100),
-            _library: library,
-        }))
+        };
+        std::mem::forget(library);
+        Ok(Arc::new(functions))
     }
 
     /// Which NCCL it is: `(2, 28, 9)`.
