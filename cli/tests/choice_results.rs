@@ -99,14 +99,14 @@ fn loses_at_most(swept: &[Swept], fewest: usize, worst: f64, mean: f64) {
 fn the_choice_for_few_rows_loses_little() {
     let swept = swept(FEW_ROWS);
     assert_eq!(swept.len(), 43);
-    loses_at_most(&swept, 71, 1.15, 1.015);
+    loses_at_most(&swept, 71, 1.08, 1.009);
 }
 
 #[test]
 fn the_choice_of_slices_loses_little() {
     let swept = swept(CUT);
     assert_eq!(swept.len(), 24);
-    loses_at_most(&swept, 14, 1.15, 1.03);
+    loses_at_most(&swept, 14, 1.15, 1.025);
 }
 
 #[test]

@@ -125,7 +125,8 @@ pub(crate) fn ranked(
 // (`benches/results/2026-11-27-h200-loader.md`), and the power of multiplications outside D to 24 more
 // (`2026-11-27-h200-few-rows-cut.txt`). Then `CACHE` and `CACHE_POWER` to 125 products on H100s (`2026-11-28-h100-choice.txt`,
 // `2026-11-28-h100-clusters-of-eight.txt`). Then `RECEIVED`, `ACROSS_LINES`, `EIGHT_SLOWER`, `EIGHT_LATER`, `FINISH_SUMS`,
-// `HIDING_LOADS` and `MEMORY` to all sweeps over kernels, 315 products on H200 and H100 (`2026-11-28-h200-choice.txt`).
+// `HIDING_LOADS` and `MEMORY` to all sweeps over kernels, 315 products on H200 and H100 (`2026-11-28-h200-choice.txt`). Then
+// the three `STREAMS` to those on H200 and six short products (`2026-11-29-h200-short-products.txt`).
 
 /// Operations a second of one SM's tensor cores on 16-bit inputs; twice as many on fp8.
 const SM_FLOPS: f64 = 7.86e12;
@@ -159,10 +160,11 @@ const OUTSIDE_POWER: f64 = 1e-16;
 /// has; predictions use `Machine::memory_gbps`.
 const MEMORY: f64 = 7.0e12;
 /// Near this many tiles, slices counted, memory is slower: `STREAMS_SLOWER` more time there, and none more from
-/// `STREAMS_NEAR` away. Seen with tiles of 16x128 and of 64x128, at any K; why is not known.
-const STREAMS: f64 = 85.0;
-const STREAMS_NEAR: f64 = 16.5;
-const STREAMS_SLOWER: f64 = 0.34;
+/// `STREAMS_NEAR` away. Seen with tiles of 16×128, 64×128 and 16×192, at any K (benches/results/2026-11-29-h200-short-products.txt);
+/// why is not known.
+const STREAMS: f64 = 84.0;
+const STREAMS_NEAR: f64 = 25.0;
+const STREAMS_SLOWER: f64 = 0.42;
 /// Seconds from a tile's last sums to the next tile's first; and how much more that is for 128 by 256 sums which no other
 /// group of warps hides, without and with scales for rows and columns.
 const FINISH: f64 = 7.5e-7;
@@ -199,8 +201,10 @@ pub(crate) struct Work {
     pub(crate) waves: u64,
     /// One unit: its sums and what comes after them.
     pub(crate) unit: f64,
-    /// Bytes from and to memory, made more where memory is slower (`STREAMS`).
+    /// Bytes from and to memory.
     bytes: f64,
+    /// How much longer they take with this number of tiles (`STREAMS`).
+    streams: f64,
     /// The share of a unit's bytes that it loads while its rows are missing: of B.
     pub(crate) ahead: f64,
     /// Adding up slices of K.
@@ -272,10 +276,10 @@ impl Work {
         let b_bytes = all_n * all_k * b;
         let again = (b_bytes - KEPT).max(0.0) * sweeps.saturating_sub(1) as f64;
         let tiles = tiles_m * tiles_n;
-        let streams = tiles * f64::from(splits);
-        let near = (1.0 - (streams - STREAMS).abs() / STREAMS_NEAR).max(0.0);
+        let away = (tiles * f64::from(splits) - STREAMS).abs();
+        let near = (1.0 - away / STREAMS_NEAR).max(0.0);
         let all_bytes = all_m * all_k * a + b_bytes + again + all_m * all_n * d;
-        let bytes = all_bytes * (1.0 + STREAMS_SLOWER * near);
+        let streams = 1.0 + STREAMS_SLOWER * near;
         let blocks = items as f64 * f64::from(kernel.cluster_size());
         let joining = match splits {
             1 => 0.0,
@@ -292,7 +296,7 @@ impl Work {
         let stages = SHARED / ((m + n) * f64::from(kernel.tile_k) * a);
         let steps_ahead = if units_m == 1 { 2.0 * stages } else { stages };
         let ahead = (steps_ahead / f64::from(steps)).min(1.0) * b_bytes / all_bytes;
-        Work { items, clusters, waves, unit, bytes, ahead, joining, power }
+        Work { items, clusters, waves, unit, bytes: all_bytes, streams, ahead, joining, power }
     }
 
     /// Seconds that its bytes take from a memory with this rate for all SMs.
@@ -381,5 +385,5 @@ pub(crate) fn cost(kernel: &Kernel, problem: &Problem, splits: u32, sms: u32) ->
     // The order of tiles is not known yet when a kernel is chosen.
     let work = Work::new(kernel, problem, splits, 1, sms);
     let computing = work.waves as f64 * work.unit;
-    beside(computing, work.moving(MEMORY)) + work.joining + work.power
+    beside(computing, work.streams * work.moving(MEMORY)) + work.joining + work.power
 }
