@@ -161,7 +161,7 @@ const OUTSIDE_POWER: f64 = 1e-16;
 const MEMORY: f64 = 7.0e12;
 /// Near this many tiles, slices counted, memory is slower: `STREAMS_SLOWER` more time there, and none more from
 /// `STREAMS_NEAR` away. Seen with tiles of 16×128, 64×128 and 16×192, at any K (benches/results/2026-11-29-h200-short-products.txt);
-/// why is not known.
+/// why is not known. Fitted to which kernel is faster, not to times, so predictions leave it out.
 const STREAMS: f64 = 84.0;
 const STREAMS_NEAR: f64 = 25.0;
 const STREAMS_SLOWER: f64 = 0.42;
@@ -276,10 +276,9 @@ impl Work {
         let b_bytes = all_n * all_k * b;
         let again = (b_bytes - KEPT).max(0.0) * sweeps.saturating_sub(1) as f64;
         let tiles = tiles_m * tiles_n;
+        let bytes = all_m * all_k * a + b_bytes + again + all_m * all_n * d;
         let away = (tiles * f64::from(splits) - STREAMS).abs();
-        let near = (1.0 - away / STREAMS_NEAR).max(0.0);
-        let all_bytes = all_m * all_k * a + b_bytes + again + all_m * all_n * d;
-        let streams = 1.0 + STREAMS_SLOWER * near;
+        let streams = 1.0 + STREAMS_SLOWER * (1.0 - away / STREAMS_NEAR).max(0.0);
         let blocks = items as f64 * f64::from(kernel.cluster_size());
         let joining = match splits {
             1 => 0.0,
@@ -295,8 +294,8 @@ impl Work {
         // (`GatheringMainloop::load`).
         let stages = SHARED / ((m + n) * f64::from(kernel.tile_k) * a);
         let steps_ahead = if units_m == 1 { 2.0 * stages } else { stages };
-        let ahead = (steps_ahead / f64::from(steps)).min(1.0) * b_bytes / all_bytes;
-        Work { items, clusters, waves, unit, bytes: all_bytes, streams, ahead, joining, power }
+        let ahead = (steps_ahead / f64::from(steps)).min(1.0) * b_bytes / bytes;
+        Work { items, clusters, waves, unit, bytes, streams, ahead, joining, power }
     }
 
     /// Seconds that its bytes take from a memory with this rate for all SMs.

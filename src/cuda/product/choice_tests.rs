@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::element::ElementType;
 use crate::kernels::cost;
-use crate::plan::{BLayout, ClusterShape, ElementTypes, TileShape};
+use crate::plan::{BLayout, ClusterShape, ElementTypes, Scaling, TileShape};
 
 /// One that was made up.
 pub(crate) fn kernel(name: &str, tile: [u32; 2], cluster: [u32; 2], max_splits: u32) -> Kernel {
@@ -69,6 +69,15 @@ fn c_is_for_kernels_that_add_it_to_their_sums() {
     assert_eq!(chosen(&GemmOptions::default().with_c(true)), "tall");
     let named = GemmOptions { kernel: Some("large".into()), ..GemmOptions::default() };
     assert_eq!(chosen(&named.with_c(true)), "large");
+    // Where there are scales, too.
+    use ElementType::{Bf16, E4m3};
+    let (scaling, options) = (Scaling::Rows, GemmOptions::default());
+    let scaled = Problem::builder(8192, 8192, 8192).elements(E4m3, E4m3, Bf16).scaling(scaling);
+    let mut kernels = ["large", "square"].map(|name| fp8(name, options.fast_accumulation));
+    (kernels[0].adds_others, kernels[1].tile) = (false, TileShape { m: 128, n: 128 });
+    let chosen = |options| choose(&kernels, &scaled.clone().build().unwrap(), &options, 132);
+    assert_eq!(chosen(options.clone()).unwrap().kernel, 0);
+    assert_eq!(chosen(options.with_c(true)).unwrap().kernel, 1);
 }
 
 #[test]
