@@ -69,16 +69,15 @@ pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, St
     let set = set.map_or("default".into(), |set| set.to_string_lossy());
     let table = String::from_utf8_lossy(&read(&csrc.join("kernels.txt"))?).into_owned();
     let rows = table::read(&table, &set)?;
-    let generated = generate(context, &rows)?;
 
     let common = common_key(context, tools, &csrc, &headers)?;
-    let units = sources
+    // The largest first, so that no core has one left at the end.
+    let units = generate(context, &rows)?
         .into_iter()
-        .map(|source| {
+        .chain(sources.into_iter().map(|source| {
             let name = source.strip_prefix(&csrc).unwrap_or(&source).display().to_string();
             (name, source)
-        })
-        .chain(generated)
+        }))
         .map(|(name, source)| {
             let key = hex(&digest([&common[..], name.as_bytes(), &read(&source)?]));
             let stem = source.file_stem().unwrap_or_default().to_string_lossy();

@@ -177,7 +177,7 @@ fn numbers<const N: usize>(text: &str) -> Result<[u32; N], String> {
 
 /// The most rows of the table in one source. The compiler needs as long for CUTLASS's headers and what all kernels have in
 /// common as for a row or two. But fewer sources keep fewer cores busy.
-const ROWS_A_SOURCE: usize = 9;
+const ROWS_A_SOURCE: usize = 12;
 
 /// The kernels, cut into sources of about equal size: a name and the kernels of each. Those of the default
 /// set stay among themselves, so that their objects also serve who asks for all, and so do those with CUTLASS's loop, which need

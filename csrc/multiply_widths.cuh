@@ -9,7 +9,7 @@
 #include "cutlass/cutlass.h"
 #include "cute/arch/mma_sm90_gmma.hpp"
 #include "cute/layout.hpp"
-#include "cutlass/pipeline/pipeline.hpp"
+#include "cutlass/pipeline/sm90_pipeline.hpp"
 
 #include "wgmma_widths.cuh"
 

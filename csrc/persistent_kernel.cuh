@@ -15,7 +15,7 @@
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/layout.hpp"
 #include "cutlass/arch/reg_reconfig.h"
-#include "cutlass/pipeline/pipeline.hpp"
+#include "cutlass/pipeline/sm90_pipeline.hpp"
 
 #include "async_input_scheduler.cuh"
 #include "chunk_signal.cuh"

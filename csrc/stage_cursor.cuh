@@ -7,7 +7,7 @@
 
 #include "cutlass/cutlass.h"
 #include "cutlass/fast_math.h"
-#include "cutlass/pipeline/pipeline.hpp"
+#include "cutlass/pipeline/sm90_pipeline.hpp"
 
 namespace overlap_gemm {
 

@@ -3,7 +3,7 @@
 //!
 //! Every rank passes its rows of A, multiplies all rows by its own B, and checks rows of its output.
 
-use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, GemmOptions, Operands};
+use overlap_gemm::cuda::{AllGatherGemm, CollectiveOptions, Device, GemmOptions, Operands};
 use overlap_gemm::element::bf16;
 use overlap_gemm::group::GroupOptions;
 use overlap_gemm::plan::Problem;
@@ -19,10 +19,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let problem = Problem::builder(M as u64, N as u64, K as u64).ranks(ranks as u64).build()?;
 
     // Collective: every rank plans the same. From here on the ranks reach each other's memory.
-    let gather = GatherOptions::default();
+    let options = CollectiveOptions::default();
     // A promise: B, a weight, was written, and that has ended, before the first step.
     let gemm = GemmOptions::default().with_constant_b(true);
-    let mut layer = AllGatherGemm::plan(&group, &device, &problem, None, &gather, &gemm)?;
+    let mut layer = AllGatherGemm::plan(&group, &device, &problem, &options, &gemm)?;
     if rank == 0 {
         print!("{}", layer.explain());
     }

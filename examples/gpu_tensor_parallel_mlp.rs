@@ -11,7 +11,7 @@
 //! Some rows of each rank's output are compared with `f64`.
 
 use overlap_gemm::cuda::{
-    AllGatherGemm, Device, GatherOptions, GemmOptions, GemmReduceScatter, Operands,
+    AllGatherGemm, CollectiveOptions, Device, GemmOptions, GemmReduceScatter, Operands,
 };
 use overlap_gemm::element::bf16;
 use overlap_gemm::group::GroupOptions;
@@ -44,14 +44,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let [m, width, slice] = [TOKENS as u64, WIDTH as u64, SLICE as u64];
 
     // Planned once, for as many steps as you like; collective.
-    let options = GatherOptions::default();
+    let options = CollectiveOptions::default();
     let gemm = GemmOptions::default().with_constant_b(true); // the weights stay as they are
     let first = gemm.clone().with_bias(true).with_activation(Activation::GeluTanh);
     let gathered = Problem::builder(m, slice, width).ranks(ranks).build()?;
-    let mut up = AllGatherGemm::plan(&group, &device, &gathered, None, &options, &first)?;
+    let mut up = AllGatherGemm::plan(&group, &device, &gathered, &options, &first)?;
     let summed = Problem::builder(m, width, slice).ranks(ranks).build()?;
     let (second, sum) = (gemm.with_c(true), Reduction::default());
-    let mut down = GemmReduceScatter::plan(&group, &device, &summed, None, &options, &second, sum)?;
+    let mut down = GemmReduceScatter::plan(&group, &device, &summed, &options, &second, sum)?;
 
     let (stream, weights) = (device.new_stream()?, Weights::of(rank));
     let own = gathered.shards().rows(rank).len();

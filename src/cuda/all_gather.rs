@@ -11,10 +11,10 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, result};
 
 use crate::cuda::exchange::reach::obstacle;
-use crate::cuda::movers::engines::choose;
+use crate::cuda::movers::engines::{choose, without_product};
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
-use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::sys::Driver;
 use crate::cuda::sys::device::{Device, check_context};
 use crate::cuda::sys::stream_ops::refuse_capture;
@@ -23,18 +23,18 @@ use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
 use crate::fit::check_len;
 use crate::group::Group;
-use crate::plan::{MAX_DIMENSION, Operation, PlanOptions, Problem, Strategy, check_aligned};
+use crate::plan::{MAX_DIMENSION, Operation, PlanOptions, Problem, check_aligned};
 
 /// One rank's all-gather, planned once and enqueued many times. Collective: all ranks make the same calls.
 ///
 /// ```no_run
-/// use overlap_gemm::cuda::{AllGather, Device, GatherOptions};
+/// use overlap_gemm::cuda::{AllGather, Device, CollectiveOptions};
 /// use overlap_gemm::group::GroupOptions;
 ///
 /// let (group, device) = Device::join(&GroupOptions::default())?;
 /// let stream = device.new_stream()?;
 /// let rows = vec![256; group.ranks() as usize];
-/// let mut gather = AllGather::plan(&group, &device, &rows, 8192, &GatherOptions::default())?;
+/// let mut gather = AllGather::plan(&group, &device, &rows, 8192, &CollectiveOptions::default())?;
 ///
 /// // 256 rows of 2048 numbers from each rank, into one matrix on all.
 /// let shard = stream.clone_htod(&vec![1f32; 256 * 2048])?;
@@ -66,7 +66,7 @@ impl AllGather {
         device: &Device,
         rows: &[u32],
         row_bytes: u64,
-        options: &GatherOptions,
+        options: &CollectiveOptions,
     ) -> Result<Self> {
         crate::cuda::sys::ffi::kernels_built()?;
         // Bytes are elements of one byte to the plan; nothing is multiplied.
@@ -74,9 +74,10 @@ impl AllGather {
         let problem = Problem::builder(m, 16, row_bytes).shards(rows).elements(E4m3, E4m3, Bf16);
         let obstacle = obstacle(group, device, options.timeouts.first)?;
         let refuse = |error| Gatherer::refuse(group, options, error);
+        let options = &without_product(options).map_err(refuse)?;
         check_row_bytes(row_bytes).map_err(refuse)?;
         let (problem, tiling) = (problem.build().map_err(refuse)?, PlanOptions::default().tiling);
-        let way = choose(options, &problem, Some(Strategy::Sequential), obstacle.as_deref());
+        let way = choose(options, &problem, obstacle.as_deref());
         let way = way.map(|(way, _)| way);
         let (kind, operation) = ("all-gather", Operation::AllGather);
         let purpose = Purpose { kind, tiling: Ok(tiling), operation, way, sums: None };

@@ -88,7 +88,7 @@ pub use self::{
 // What they are asked for, and what they multiply.
 #[doc(inline)]
 pub use self::{
-    movers::options::GatherOptions, product::operands::Operands, product::options::GemmOptions,
+    movers::options::CollectiveOptions, product::operands::Operands, product::options::GemmOptions,
     product::raw_operands::RawOperands, product::shard::Shard,
 };
 #[doc(inline)]

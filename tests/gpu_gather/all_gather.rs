@@ -12,7 +12,7 @@ use crate::gpu::ranks::{Rank, on_ranks, options};
 use crate::gpu::{PATIENCE, one_kernel};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result};
-use overlap_gemm::cuda::{AllGather, GatherOptions, Gemm};
+use overlap_gemm::cuda::{AllGather, CollectiveOptions, Gemm};
 use overlap_gemm::element::bf16;
 use overlap_gemm::plan::Engine;
 use overlap_gemm::random::Random;
@@ -152,7 +152,7 @@ fn two_gathers_beside_a_product() {
 fn what_does_not_fit_is_refused_on_every_rank() {
     on_ranks(2, |rank| {
         let (group, device) = (&rank.group, &rank.gpu.device);
-        let options = GatherOptions::default().with_timeouts(PATIENCE, PATIENCE);
+        let options = CollectiveOptions::default().with_timeouts(PATIENCE, PATIENCE);
         let plan = |rows: &[u32], row| AllGather::plan(group, device, rows, row, &options);
         let ranks = plan(&[1, 2, 3], 48).unwrap_err();
         assert!(ranks.to_string().contains("the number of ranks in the plan is 3"), "{ranks}");

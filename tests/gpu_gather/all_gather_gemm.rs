@@ -13,7 +13,7 @@ use crate::gpu::ranks::{Rank, on_ranks, options};
 use crate::gpu::{PATIENCE, captured, one_kernel, share_of_rounds, tried_kernels};
 use overlap_gemm::cuda::cudarc::driver::CudaGraph;
 use overlap_gemm::cuda::cudarc::driver::sys::CUdeviceptr;
-use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, Gemm, Kernel, RawOperands, Shard};
+use overlap_gemm::cuda::{AllGatherGemm, CollectiveOptions, Gemm, Kernel, RawOperands, Shard};
 use overlap_gemm::plan::{Activation, Engine, Plan, PlanOptions, Problem, Scaling, Strategy};
 use overlap_gemm::random::Random;
 
@@ -21,7 +21,7 @@ use overlap_gemm::random::Random;
 const MOST: u64 = 700;
 
 /// Anything that a gather may be asked for.
-fn random_options(most_rows: u32, random: &mut Random) -> GatherOptions {
+fn random_options(most_rows: u32, random: &mut Random) -> CollectiveOptions {
     let engine = random.choose(&[
         None,
         Some(Engine::CopyEngines { streams: 1 }),
@@ -95,10 +95,10 @@ impl Work {
     }
 
     /// The fused operation that this is a step of.
-    pub fn fused(&self, rank: &Rank, options: &GatherOptions) -> AllGatherGemm {
+    pub fn fused(&self, rank: &Rank, options: &CollectiveOptions) -> AllGatherGemm {
         let (group, device, gemm) = (&rank.group, &rank.gpu.device, &self.case.options);
-        AllGatherGemm::plan(group, device, &self.problem, Some(Strategy::Fused), options, gemm)
-            .unwrap()
+        let fused = options.clone().with_strategy(Strategy::Fused);
+        AllGatherGemm::plan(group, device, &self.problem, &fused, gemm).unwrap()
     }
 
     /// New rows of A, on both sides; D is as before a product.
@@ -161,7 +161,7 @@ fn steps(
     rank: &Rank,
     case: &Case,
     strategy: Strategy,
-    options: &GatherOptions,
+    options: &CollectiveOptions,
     rows: &[u32],
     seed: u64,
 ) {
@@ -171,9 +171,8 @@ fn steps(
     let (group, device) = (&rank.group, &rank.gpu.device);
     work.replicated = case.scaling == Scaling::Rows && seed % 2 == 1;
     let options = rank.that_fit(options, &problem).with_replicated_row_scales(work.replicated);
-    let mut layer =
-        AllGatherGemm::plan(group, device, &problem, Some(strategy), &options, &case.options)
-            .unwrap();
+    let options = options.with_strategy(strategy);
+    let mut layer = AllGatherGemm::plan(group, device, &problem, &options, &case.options).unwrap();
     for step in 0..3 {
         work.renew(rank, &mut random);
         // In one of three the rows of the step are others than planned.
@@ -239,7 +238,7 @@ fn steps_without_waiting(
     case: &Case,
     rows: &[u32],
     steps: usize,
-    options: &GatherOptions,
+    options: &CollectiveOptions,
     delay: impl Fn(&mut Random) + Sync,
 ) {
     on_ranks(rows.len() as u32, |rank| {
@@ -439,12 +438,12 @@ fn several_products_of_one_gather_are_right() {
                 });
             let products =
                 both.each_ref().map(|work| (work.problem.clone(), work.case.options.clone()));
-            let options =
-                GatherOptions::default().with_poison(true).with_timeouts(PATIENCE, PATIENCE);
+            let options = CollectiveOptions::default()
+                .with_strategy(strategy)
+                .with_poison(true)
+                .with_timeouts(PATIENCE, PATIENCE);
             let (group, device) = (&rank.group, &rank.gpu.device);
-            let mut layer =
-                AllGatherGemm::plan_all(group, device, &products, Some(strategy), &options)
-                    .unwrap();
+            let mut layer = AllGatherGemm::plan_all(group, device, &products, &options).unwrap();
             for step in 0..4 {
                 // The same A for both: drawn from the same numbers.
                 let seed = random.next_u64();

@@ -78,12 +78,11 @@ fn steps(rank: &Rank, limits: &[u32], fit: bool) {
     .unwrap();
     rank.gpu.stream.synchronize().unwrap();
     // Not by copies: from rank to rank on one GPU these need SMs, and waiting products may have taken all.
-    let pushed = options(Engine::Kernel { blocks: BLOCKS });
+    let pushed = options(Engine::Kernel { blocks: BLOCKS }).with_strategy(Strategy::Fused);
     let own = problem.shards().rows(rank.rank()).start;
     let own = at(&a) + u64::from(own) * SIZE * 2;
     let plan = |limit: &u32| {
-        let (strategy, gemm) = (Some(Strategy::Fused), gemm(*limit));
-        AllGatherGemm::plan(&rank.group, device, &problem, strategy, &pushed, &gemm).unwrap()
+        AllGatherGemm::plan(&rank.group, device, &problem, &pushed, &gemm(*limit)).unwrap()
     };
     let mut layers: Vec<_> = limits.iter().map(plan).collect();
     let gate = Gate::closed(rank, &streams[0]);

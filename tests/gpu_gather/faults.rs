@@ -16,7 +16,7 @@ use crate::gpu::case::Case;
 use crate::gpu::ranks::Rank;
 use crate::gpu::{Gpu, one_kernel};
 use crate::processes::{SECRET, die, ended, free_port, start_rank, variable};
-use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, RawOperands, Shard, devices};
+use overlap_gemm::cuda::{AllGatherGemm, CollectiveOptions, Device, RawOperands, Shard, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch, Secret};
 use overlap_gemm::random::Random;
 use overlap_gemm::{Error, Result};
@@ -44,7 +44,7 @@ impl Player {
         let case = case.with(|options| options.with_sm_limit(rank.sms));
         let mut random = Random::new(u64::from(rank.group.ranks()));
         let work = Work::new(&rank, &case, &rows(rank.group.ranks()), &mut random);
-        let options = GatherOptions::default().with_timeouts(LONG, limit).with_poison(true);
+        let options = CollectiveOptions::default().with_timeouts(LONG, limit).with_poison(true);
         let layer = work.fused(&rank, &options);
         Player { rank, work, layer, random }
     }

@@ -66,9 +66,9 @@ fn problem() -> Problem {
 }
 
 fn fused(rank: &Rank, engine: Engine, gemm: &GemmOptions) -> AllGatherGemm {
-    let options = options(engine).with_poison(false);
+    let options = options(engine).with_strategy(Strategy::Fused).with_poison(false);
     let (group, device) = (&rank.group, &rank.gpu.device);
-    AllGatherGemm::plan(group, device, &problem(), Some(Strategy::Fused), &options, gemm).unwrap()
+    AllGatherGemm::plan(group, device, &problem(), &options, gemm).unwrap()
 }
 
 fn step(layer: &mut AllGatherGemm, stream: &Arc<CudaStream>, b: CUdeviceptr, d: CUdeviceptr) {

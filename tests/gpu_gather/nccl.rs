@@ -11,7 +11,7 @@ use crate::gpu::case::Case;
 use crate::gpu::ranks::{self, Rank, on_ranks};
 use crate::gpu::{PATIENCE, captured, one_kernel, tried_kernels};
 use overlap_gemm::Error;
-use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, devices};
+use overlap_gemm::cuda::{AllGatherGemm, CollectiveOptions, devices};
 use overlap_gemm::plan::{Engine, Scaling, Strategy};
 use overlap_gemm::random::Random;
 
@@ -19,14 +19,14 @@ fn ranks() -> u32 {
     devices().unwrap().len() as u32
 }
 
-fn options(limit: Duration) -> GatherOptions {
+fn options(limit: Duration) -> CollectiveOptions {
     ranks::options(Engine::Nccl).with_timeouts(PATIENCE, limit)
 }
 
 fn plan(rank: &Rank, case: &Case, rows: &[u32], limit: Duration) -> AllGatherGemm {
     let (problem, gather) = (case.sharded(rows), options(limit));
     let (group, device) = (&rank.group, &rank.gpu.device);
-    AllGatherGemm::plan(group, device, &problem, None, &gather, &case.options).unwrap()
+    AllGatherGemm::plan(group, device, &problem, &gather, &case.options).unwrap()
 }
 
 #[test]

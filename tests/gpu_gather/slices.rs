@@ -29,9 +29,10 @@ fn numbers(count: u64, random: &mut Random) -> Vec<bf16> {
 
 fn layer(rank: &Rank, problems: &[Problem], gemm: &GemmOptions) -> AllGatherGemm {
     let options = rank.that_fit(&options(Engine::CopyEngines { streams: 1 }), &problems[0]);
-    let (group, device, strategy) = (&rank.group, &rank.gpu.device, Some(Strategy::Fused));
+    let (group, device) = (&rank.group, &rank.gpu.device);
     let products: Vec<_> = problems.iter().map(|problem| (problem.clone(), gemm.clone())).collect();
-    AllGatherGemm::plan_all(group, device, &products, strategy, &options).unwrap()
+    AllGatherGemm::plan_all(group, device, &products, &options.with_strategy(Strategy::Fused))
+        .unwrap()
 }
 
 #[test]
@@ -87,15 +88,14 @@ fn row_scales_are_replicated_or_gathered_as_planned() {
     const M: usize = 80;
     on_ranks(2, |rank| {
         let (gpu, stream) = (&rank.gpu, &rank.gpu.stream);
-        let (group, device, fused) = (&rank.group, &gpu.device, Some(Strategy::Fused));
+        let (group, device) = (&rank.group, &gpu.device);
         let (a, d) = (ElementType::E4m3, ElementType::Bf16);
         let problem = Problem::builder(M as u64, N[0], K).shards(&ROWS).elements(a, a, d);
         let problem = problem.scaling(Scaling::Rows).build().unwrap();
         let gemm = GemmOptions::default().with_sm_limit(rank.sms);
-        let options = options(Engine::Kernel { blocks: 2 });
-        let plan = |problem, options: &_| {
-            AllGatherGemm::plan(group, device, problem, fused, options, &gemm)
-        };
+        let options = options(Engine::Kernel { blocks: 2 }).with_strategy(Strategy::Fused);
+        let plan =
+            |problem, options: &_| AllGatherGemm::plan(group, device, problem, options, &gemm);
         let unscaled = problems(&ROWS)[0].clone();
         let error = plan(&unscaled, &options.clone().with_replicated_row_scales(true)).unwrap_err();
         assert!(error.to_string().starts_with("replicated row scales of"), "{error}");

@@ -6,7 +6,7 @@
 use crate::gpu::case::Case;
 use crate::gpu::ranks::{Rank, on_ranks};
 use crate::gpu::tried_kernels;
-use overlap_gemm::cuda::{AllGatherGemm, GatherOptions};
+use overlap_gemm::cuda::{AllGatherGemm, CollectiveOptions};
 use overlap_gemm::plan::{Engine, Problem, Strategy, Way};
 use overlap_gemm::tune::{Entry, Family, Multiplying, Shape, Times, Tuning};
 use overlap_gemm::{Error, Result};
@@ -42,8 +42,8 @@ fn plan(rank: &Rank, problem: &Problem, table: &Tuning) -> Result<AllGatherGemm>
     // Ranks may share a GPU. Then kernels are not the table's to choose.
     gemm.sm_limit = Some(rank.sms);
     let (group, device) = (&rank.group, &rank.gpu.device);
-    let (gather, products) = (GatherOptions::default(), [(problem.clone(), gemm)]);
-    AllGatherGemm::plan_tuned(group, device, &products, None, &gather, table)
+    let (gather, products) = (CollectiveOptions::default(), [(problem.clone(), gemm)]);
+    AllGatherGemm::plan_tuned(group, device, &products, &gather, table)
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use overlap_gemm::cuda::cudarc::driver::{CudaSlice, DevicePtr};
-use overlap_gemm::cuda::{GatherOptions, Reduce, ReduceScatter};
+use overlap_gemm::cuda::{CollectiveOptions, Reduce, ReduceScatter};
 use overlap_gemm::element::{bf16, f16};
 use overlap_gemm::plan::{
     Engine, Operation, Partials, Plan, PlanOptions, Problem, Reduction, Strategy,
@@ -36,7 +36,7 @@ struct Task {
     average: bool,
     /// Totals take the place of sums, which have their type.
     in_place: bool,
-    options: GatherOptions,
+    options: CollectiveOptions,
 }
 
 /// How steps come one after the other.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, result};
 use overlap_gemm::cuda::{
-    AllGather, AllGatherGemm, Gemm, GemmOptions, GemmReduceScatter, Operands, RawOperands, Shard,
-    SharedWorkspace,
+    AllGather, AllGatherGemm, CollectiveOptions, Gemm, GemmOptions, GemmReduceScatter, Operands,
+    RawOperands, Shard, SharedWorkspace,
 };
 use overlap_gemm::element::bf16;
 use overlap_gemm::group::Group;
@@ -283,12 +283,11 @@ fn layers_take_the_memory_of_the_largest() {
         let problem = |n, k| Problem::builder(8192, n, k).ranks(2).build().unwrap();
         let (wide, narrow) = (problem(3584, 8192), problem(8192, 3584));
         let plan_up =
-            |options: &_| AllGatherGemm::plan(group, device, &wide, None, options, &gemm).unwrap();
+            |options: &_| AllGatherGemm::plan(group, device, &wide, options, &gemm).unwrap();
         let (plain, sum) = (options(COPIES), Reduction::default());
-        let plan_down = |options: &_| {
-            let pipelined = Some(Strategy::Pipelined);
-            let plan = GemmReduceScatter::plan;
-            plan(group, device, &narrow, pipelined, options, &gemm, sum).unwrap()
+        let plan_down = |options: &CollectiveOptions| {
+            let pipelined = options.clone().with_strategy(Strategy::Pipelined);
+            GemmReduceScatter::plan(group, device, &narrow, &pipelined, &gemm, sum).unwrap()
         };
         let free = || {
             group.barrier("nobody allocates", PATIENCE).unwrap();
@@ -448,10 +447,8 @@ fn what_cannot_share_is_refused() {
         let (group, device) = (&rank.group, &rank.gpu.device);
         let gemm = GemmOptions::default().with_sm_limit(rank.sms);
         let problem = Problem::builder(64, 64, 64).ranks(2).build().unwrap();
-        let fused = Some(Strategy::Fused);
-        let shared = options(KERNEL).with_workspace(&workspace);
-        let plan =
-            |group, options| AllGatherGemm::plan(group, device, &problem, fused, options, &gemm);
+        let shared = options(KERNEL).with_strategy(Strategy::Fused).with_workspace(&workspace);
+        let plan = |group, options| AllGatherGemm::plan(group, device, &problem, options, &gemm);
         let mut layer = plan(group, &shared).unwrap();
         let refused = |result: Result<(), Error>, expected: &str| {
             let error = result.unwrap_err().to_string();
@@ -463,15 +460,21 @@ fn what_cannot_share_is_refused() {
         let operands = [RawOperands::of_gathered(b.device_ptr(stream).0, d.device_ptr(stream).0)];
         // SAFETY: refused before anything is enqueued.
         refused(unsafe { layer.enqueue_raw(stream, Shard::in_place(), &operands) }, in_place);
-        let by_nccl = shared.clone().with_engine(Engine::Nccl);
-        let sequential = Some(Strategy::Sequential);
-        let plan_nccl = AllGatherGemm::plan(group, device, &problem, sequential, &by_nccl, &gemm);
+        let by_nccl = shared.clone().with_engine(Engine::Nccl).with_strategy(Strategy::Sequential);
+        let plan_nccl = plan(group, &by_nccl);
         refused(plan_nccl.map(|_| ()), "NCCL in a shared workspace");
         let other = Arc::new(Group::local(1).unwrap().remove(0));
         refused(plan(&other, &shared).map(|_| ()), "the group of the workspace is another");
 
         // A step that has not ended; the refusal ends nothing.
-        let mut gather = AllGather::plan(group, device, &[8, 8], ROW, &shared).unwrap();
+        let mut gather = AllGather::plan(
+            group,
+            device,
+            &[8, 8],
+            ROW,
+            &options(KERNEL).with_workspace(&workspace),
+        )
+        .unwrap();
         let own = rank.gpu.upload(&random_bytes(rank.rank(), 0, 8 * ROW));
         let shard = || Some(own.device_ptr(stream).0);
         // SAFETY: kept until the stream is through.

@@ -3,7 +3,7 @@
 use crate::gpu::PATIENCE;
 use crate::gpu::ranks::{Rank, on_ranks};
 use overlap_gemm::ElementType;
-use overlap_gemm::cuda::{GatherOptions, GemmOptions, GemmReduce, Operands, Reduce};
+use overlap_gemm::cuda::{CollectiveOptions, GemmOptions, GemmReduce, Operands, Reduce};
 use overlap_gemm::element::bf16;
 use overlap_gemm::plan::{Engine, Problem, Reduction, Strategy};
 use overlap_gemm::random::Random;
@@ -21,13 +21,13 @@ fn numbers(count: u64, random: &mut Random) -> Vec<bf16> {
 fn total_of_slices<const ALL: bool>(rank: &Rank) {
     let (gpu, stream) = (&rank.gpu, &rank.gpu.stream);
     let problem = Problem::builder(M, N, K).shards(&ROWS).build().unwrap();
-    let options = GatherOptions::default().with_engine(Engine::CopyEngines { streams: 1 });
+    let options = CollectiveOptions::default().with_engine(Engine::CopyEngines { streams: 1 });
+    let options = options.with_strategy(Strategy::Sequential);
     let options = rank.that_fit(&options.with_timeouts(PATIENCE, PATIENCE), &problem);
     let gemm = GemmOptions::default().with_sm_limit(rank.sms).with_c(true);
-    let (group, device, strategy) = (&rank.group, &gpu.device, Some(Strategy::Sequential));
+    let (group, device) = (&rank.group, &gpu.device);
     let sum = Reduction::default();
-    let mut layer =
-        GemmReduce::<ALL>::plan(group, device, &problem, strategy, &options, &gemm, sum).unwrap();
+    let mut layer = GemmReduce::<ALL>::plan(group, device, &problem, &options, &gemm, sum).unwrap();
     let gets = if ALL { 0..M as u32 } else { problem.shards().rows(rank.rank()) };
     for step in 0..6 {
         // Every rank knows all ranks' numbers.
@@ -75,7 +75,8 @@ fn totals_of_slices_are_right_though_the_slices_are_gone() {
 fn total_of_sums<const ALL: bool>(rank: &Rank, engine: Engine) {
     let (gpu, stream) = (&rank.gpu, &rank.gpu.stream);
     let problem = Problem::builder(M, N, K).shards(&ROWS).build().unwrap();
-    let options = GatherOptions::default().with_engine(engine).with_timeouts(PATIENCE, PATIENCE);
+    let options =
+        CollectiveOptions::default().with_engine(engine).with_timeouts(PATIENCE, PATIENCE);
     let options = rank.that_fit(&options, &problem);
     let (group, device, d, sum) =
         (&rank.group, &gpu.device, ElementType::Bf16, Reduction::default());

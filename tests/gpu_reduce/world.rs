@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use overlap_gemm::cuda::cudarc::driver::CudaStream;
 use overlap_gemm::cuda::{
-    GatherOptions, GemmAllReduce, GemmReduceScatter, Kernel, RawOperands, Shard,
+    CollectiveOptions, GemmAllReduce, GemmReduceScatter, Kernel, RawOperands, Shard,
 };
 use overlap_gemm::plan::{
     Activation, Engine, Operation, Partials, Plan, PlanOptions, Problem, Reduction, Scaling,
@@ -33,7 +33,7 @@ pub struct World {
     /// Of A and D, as planned.
     pub rows: Vec<u32>,
     pub strategy: Strategy,
-    pub options: GatherOptions,
+    pub options: CollectiveOptions,
     pub reduction: Reduction,
     pub seed: u64,
     /// Inputs are integers times a power of two of the rank's own: sums are exact, and totals depend on the order.
@@ -253,17 +253,17 @@ impl World {
 
     pub fn try_plan(&self, rank: &Rank) -> Result<Layer, Error> {
         let problems = self.problems();
-        let options = rank.that_fit(&self.options, &problems[0]);
+        let options = rank.that_fit(&self.options, &problems[0]).with_strategy(self.strategy);
         let gemm = |case: &Case| case.options.clone().with_sm_limit(rank.sms_for(case.kernel));
         let products: Vec<_> = problems.into_iter().zip(self.cases.iter().map(gemm)).collect();
-        let (group, device, strategy) = (&rank.group, &rank.gpu.device, Some(self.strategy));
-        let sum = self.reduction;
-        if self.all {
-            let plan = GemmAllReduce::plan_all;
-            return plan(group, device, &products, strategy, &options, sum).map(Layer::All);
+        let (group, device, sum) = (&rank.group, &rank.gpu.device, self.reduction);
+        match self.all {
+            true => {
+                GemmAllReduce::plan_all(group, device, &products, &options, sum).map(Layer::All)
+            }
+            false => GemmReduceScatter::plan_all(group, device, &products, &options, sum)
+                .map(Layer::Scatter),
         }
-        let plan = GemmReduceScatter::plan_all;
-        plan(group, device, &products, strategy, &options, sum).map(Layer::Scatter)
     }
 
     /// One rank's memory of step `number`, in the types of the world.

@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::Arc;
 
 use overlap_gemm::Error;
-use overlap_gemm::cuda::{GatherOptions, GemmOptions, devices};
+use overlap_gemm::cuda::{CollectiveOptions, GemmOptions, devices};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
 use overlap_gemm::plan::{Problem, Strategy};
 use overlap_gemm::trace::Timeline;
@@ -55,11 +55,11 @@ fn one_step(
     let sets = common_sets(group, slice::from_ref(&inputs))?;
     let check = Check::new(&pools, problem, &inputs, sets, SEED);
     let place = Place { gpu, group, problem, inputs: &inputs, set: check.set };
-    let mut gather = GatherOptions::default();
+    let strategy = if args.sequential { Strategy::Sequential } else { Strategy::Fused };
+    let mut gather = CollectiveOptions::default().with_strategy(strategy);
     gather.pieces = args.chunks;
     let gemm = GemmOptions::default().with_constant_b(true);
-    let strategy = if args.sequential { Strategy::Sequential } else { Strategy::Fused };
-    let mut step = Gathered::plan(place, Some(strategy), &gather, &gemm)?;
+    let mut step = Gathered::plan(place, &gather, &gemm)?;
     let checked = check.run(gpu, &inputs, |set| step.enqueue(set))?;
     step.check()?;
     if let Some(wrong) = wrong_anywhere(group, checked.err())? {

@@ -9,7 +9,7 @@ use std::slice;
 use std::sync::Arc;
 
 use overlap_gemm::cuda::device::driver_name;
-use overlap_gemm::cuda::{AllGatherGemm, GatherOptions, GemmOptions, devices, kernels};
+use overlap_gemm::cuda::{AllGatherGemm, CollectiveOptions, GemmOptions, devices, kernels};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
 use overlap_gemm::kernels::Kernel;
 use overlap_gemm::plan::{Engine, Problem};
@@ -188,8 +188,8 @@ impl<'a> Here<'a> {
     fn candidates(&self) -> Result<Vec<Candidate>> {
         let Tuner { gpu, group, .. } = self.tuner;
         let products = [(self.problem.clone(), gemm_options())];
-        let (gather, none) = (GatherOptions::default(), Tuning::none());
-        let layer = AllGatherGemm::plan_tuned(group, &gpu.device, &products, None, &gather, &none)?;
+        let (gather, none) = (CollectiveOptions::default(), Tuning::none());
+        let layer = AllGatherGemm::plan_tuned(group, &gpu.device, &products, &gather, &none)?;
         let way = layer.way();
         if way.engine == Engine::Nccl {
             return Err(Error::Unsupported {
@@ -236,16 +236,17 @@ impl<'a> Here<'a> {
         let (problem, inputs) = (self.problem, self.inputs);
         let place = Place { gpu, group, problem, inputs, set: self.check.set };
         let Candidate { way, multiplying, .. } = candidate;
-        let gather = GatherOptions::default().with_engine(way.engine).with_pieces(way.pieces);
+        let gather = CollectiveOptions::default()
+            .with_strategy(way.strategy)
+            .with_engine(way.engine)
+            .with_pieces(way.pieces);
         let gemm = gemm_options()
             .with_kernel(&multiplying.kernel)
             .with_swizzle(multiplying.swizzle)
             .with_splits(multiplying.splits);
         let mut entrants = Vec::new();
         for launch in LAUNCHES {
-            let strategy = Some(way.strategy);
-            let planned =
-                AllGatherGemm::plan(group, &gpu.device, problem, strategy, &gather, &gemm);
+            let planned = AllGatherGemm::plan(group, &gpu.device, problem, &gather, &gemm);
             let layer = match planned {
                 Ok(layer) => layer,
                 // Refused on all ranks; else the group is over, and so is everything.

@@ -20,7 +20,7 @@ use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::movers::engines::choose;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
-use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::product::held::{HeldStep, Rows};
 use crate::cuda::product::operands::Operands;
 use crate::cuda::product::options::GemmOptions;
@@ -52,7 +52,7 @@ use crate::tune::Tuning;
 ///
 /// ```no_run
 /// use std::sync::Arc;
-/// use overlap_gemm::cuda::{AllGatherGemm, Device, GatherOptions, GemmOptions, Operands};
+/// use overlap_gemm::cuda::{AllGatherGemm, Device, CollectiveOptions, GemmOptions, Operands};
 /// use overlap_gemm::element::bf16;
 /// use overlap_gemm::group::GroupOptions;
 /// use overlap_gemm::plan::Problem;
@@ -61,9 +61,9 @@ use crate::tune::Tuning;
 /// let (group, device) = Device::join(&GroupOptions::default())?;
 /// let stream = device.new_stream()?;
 /// let problem = Problem::builder(4096, 3584, 8192).ranks(group.ranks().into()).build()?;
-/// let gather = GatherOptions::default();
+/// let options = CollectiveOptions::default();
 /// let gemm = GemmOptions::default().with_constant_b(true); // weights: written, and that has ended, before the first step
-/// let mut layer = AllGatherGemm::plan(&group, &device, &problem, None, &gather, &gemm)?;
+/// let mut layer = AllGatherGemm::plan(&group, &device, &problem, &options, &gemm)?;
 /// println!("{}", layer.explain());
 ///
 /// let rows = 4096 / group.ranks() as usize;
@@ -91,11 +91,10 @@ impl AllGatherGemm {
         group: &Arc<Group>,
         device: &Device,
         problem: &Problem,
-        strategy: Option<Strategy>,
-        gather: &GatherOptions,
+        gather: &CollectiveOptions,
         gemm: &GemmOptions,
     ) -> Result<Self> {
-        Self::plan_all(group, device, &[(problem.clone(), gemm.clone())], strategy, gather)
+        Self::plan_all(group, device, &[(problem.clone(), gemm.clone())], gather)
     }
 
     /// [`AllGatherGemm::plan`] for several products of the same gathered A, each with options of its own: problems that differ in
@@ -104,10 +103,9 @@ impl AllGatherGemm {
         group: &Arc<Group>,
         device: &Device,
         products: &[(Problem, GemmOptions)],
-        strategy: Option<Strategy>,
-        gather: &GatherOptions,
+        gather: &CollectiveOptions,
     ) -> Result<Self> {
-        Self::plan_tuned(group, device, products, strategy, gather, Tuning::found())
+        Self::plan_tuned(group, device, products, gather, Tuning::found())
     }
 
     /// [`AllGatherGemm::plan_all`] by the caller's table, the same on all ranks, instead of [`Tuning::found`].
@@ -118,19 +116,18 @@ impl AllGatherGemm {
         group: &Arc<Group>,
         device: &Device,
         products: &[(Problem, GemmOptions)],
-        strategy: Option<Strategy>,
-        gather: &GatherOptions,
+        gather: &CollectiveOptions,
         tuning: &Tuning,
     ) -> Result<Self> {
-        let asked = strategy;
         let obstacle = obstacle(group, device, gather.timeouts.first)?;
         let refuse = |error| Gatherer::refuse(group, gather, error);
         let first = check_alike(products).map_err(refuse)?;
-        let open = Open { products, strategy, gather, in_the_way: obstacle.is_some() };
+        let open = Open { products, gather, in_the_way: obstacle.is_some() };
         let advice = tuned::advise(tuning, device.info(), &open);
-        let (strategy, gather, products) = (advice.strategy, &advice.gather, &advice.products);
+        let (asked, gather, products) = (gather.strategy, &advice.gather, &advice.products);
+        let strategy = gather.strategy;
         // What cannot be is refused below, where all ranks agree.
-        let chosen = choose(gather, first, strategy, obstacle.as_deref());
+        let chosen = choose(gather, first, obstacle.as_deref());
         let why = chosen.as_ref().map_or("", |(_, why)| why);
         let way = chosen.map(|(way, _)| way);
         let is_beside = |way: &Way| way.strategy == Strategy::Fused && first.ranks() > 1;
@@ -192,7 +189,7 @@ impl AllGatherGemm {
     /// 2048×3584×8192 (bf16 × bf16 → bf16) on 2 ranks: bf16_bf16_bf16_nk_128x224x64_2x1_cooperative, 132 SMs, swizzle 8, K in 1 slices
     /// ```
     ///
-    /// [`GatherOptions`] and [`GemmOptions`](crate::cuda::GemmOptions) ask for something else.
+    /// [`CollectiveOptions`] and [`GemmOptions`](crate::cuda::GemmOptions) ask for something else.
     pub fn explain(&self) -> String {
         let (Way { strategy, engine, .. }, chunks) = (self.way(), self.planned().chunks().len());
         let products = self.products.iter().map(|product| product.explain(&product.problem));

@@ -5,7 +5,7 @@
 //! what comes out is legal, so that a table never makes a plan fail that would succeed without.
 
 use crate::cuda::exchange::chunk_table::check_count;
-use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::product::check_size;
 use crate::cuda::product::choice::choose;
 use crate::cuda::product::options::GemmOptions;
@@ -20,16 +20,14 @@ use crate::tune::{Answer, Asked, Fits, Multiplying, Tuning};
 pub(crate) struct Open<'a> {
     /// Products of one gathered A.
     pub(crate) products: &'a [(Problem, GemmOptions)],
-    pub(crate) strategy: Option<Strategy>,
-    pub(crate) gather: &'a GatherOptions,
+    pub(crate) gather: &'a CollectiveOptions,
     /// GPUs do not reach each other's memory: nothing that was measured holds.
     pub(crate) in_the_way: bool,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Advice {
-    pub(crate) strategy: Option<Strategy>,
-    pub(crate) gather: GatherOptions,
+    pub(crate) gather: CollectiveOptions,
     pub(crate) products: Vec<(Problem, GemmOptions)>,
     /// Where it comes from; `None`: nobody was asked.
     origin: Option<String>,
@@ -60,15 +58,14 @@ fn advise_by(
     kernels: &[Kernel],
     open: &Open<'_>,
 ) -> Advice {
-    let Open { products, strategy, gather, .. } = *open;
+    let Open { products, gather, .. } = *open;
     let mut advice = Advice {
-        strategy,
         gather: gather.clone(),
         products: products.to_vec(),
         origin: None,
         is_answered: false,
     };
-    if strategy.is_some() {
+    if gather.strategy.is_some() {
         return advice;
     }
     let answer = look_up(tuning, device, kernels, open);
@@ -82,7 +79,7 @@ fn advise_by(
             origin += &format!("; with driver {other}, here is {driver}");
         }
         advice.is_answered = true;
-        advice.strategy = Some(answer.way.strategy);
+        advice.gather.strategy = Some(answer.way.strategy);
         advice.gather.engine = Some(answer.way.engine);
         advice.gather.pieces = Some(answer.way.pieces);
         if let (Some(multiplying), [(_, gemm)]) = (&answer.multiplying, &mut advice.products[..]) {

@@ -41,7 +41,7 @@ const PAGE: u64 = 4096;
 /// ```no_run
 /// use std::time::Duration;
 /// use overlap_gemm::cuda::{
-///     AllGatherGemm, Device, GatherOptions, GemmOptions, GemmReduceScatter, SharedWorkspace,
+///     AllGatherGemm, Device, CollectiveOptions, GemmOptions, GemmReduceScatter, SharedWorkspace,
 /// };
 /// use overlap_gemm::group::GroupOptions;
 /// use overlap_gemm::plan::{Problem, Reduction};
@@ -49,11 +49,11 @@ const PAGE: u64 = 4096;
 /// let (group, device) = Device::join(&GroupOptions::default())?;
 /// let ranks = group.ranks().into();
 /// let workspace = SharedWorkspace::new(&group, &device, Duration::from_secs(30))?;
-/// let (options, gemm) = (GatherOptions::default().with_workspace(&workspace), GemmOptions::default());
+/// let (options, gemm) = (CollectiveOptions::default().with_workspace(&workspace), GemmOptions::default());
 /// let up = Problem::builder(8192, 3584, 8192).ranks(ranks).build()?;
-/// let up = AllGatherGemm::plan(&group, &device, &up, None, &options, &gemm)?;
+/// let up = AllGatherGemm::plan(&group, &device, &up, &options, &gemm)?;
 /// let (down, sum) = (Problem::builder(8192, 8192, 3584).ranks(ranks).build()?, Reduction::default());
-/// let down = GemmReduceScatter::plan(&group, &device, &down, None, &options, &gemm, sum)?;
+/// let down = GemmReduceScatter::plan(&group, &device, &down, &options, &gemm, sum)?;
 /// # Ok::<(), overlap_gemm::Error>(())
 /// ```
 #[derive(Clone)]

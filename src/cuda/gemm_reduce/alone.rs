@@ -11,8 +11,9 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice};
 use super::Reduce;
 use super::steps::Call;
 use crate::cuda::exchange::reach::obstacle;
+use crate::cuda::movers::engines::without_product;
 use crate::cuda::movers::gather::Gatherer;
-use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::product::raw_operands::RawOperands;
 use crate::cuda::sys::device::{Device, check_context};
@@ -22,17 +23,17 @@ use crate::element::ElementType::{self, Bf16};
 use crate::error::{Error, Result};
 use crate::fit::{ALL_ROWS, check_len};
 use crate::group::Group;
-use crate::plan::{Problem, Reduction, Strategy, check_aligned};
+use crate::plan::{Problem, Reduction, check_aligned};
 
 /// One rank's reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls.
 ///
 /// Sums are added in the order of the ranks, in `f32`: the result does not depend on what arrives first. A kernel adds
 /// up few of them; copy engines, which take no SM, send many, and a kernel adds up when all have arrived
-/// ([`GatherOptions::engine`] asks for either).
+/// ([`CollectiveOptions::engine`] asks for either).
 ///
 /// ```no_run
 /// use overlap_gemm::ElementType;
-/// use overlap_gemm::cuda::{Device, GatherOptions, ReduceScatter};
+/// use overlap_gemm::cuda::{Device, CollectiveOptions, ReduceScatter};
 /// use overlap_gemm::element::bf16;
 /// use overlap_gemm::group::GroupOptions;
 /// use overlap_gemm::plan::Reduction;
@@ -40,7 +41,7 @@ use crate::plan::{Problem, Reduction, Strategy, check_aligned};
 /// let (group, device) = Device::join(&GroupOptions::default())?;
 /// let stream = device.new_stream()?;
 /// let rows = vec![256; group.ranks() as usize];
-/// let (columns, options, sum) = (8192, GatherOptions::default(), Reduction::default());
+/// let (columns, options, sum) = (8192, CollectiveOptions::default(), Reduction::default());
 /// let d = ElementType::Bf16;
 /// let mut reduce = ReduceScatter::plan(&group, &device, &rows, columns, d, &options, sum)?;
 ///
@@ -70,15 +71,16 @@ impl<const ALL: bool> Reduce<ALL, false> {
         rows: &[u32],
         columns: u32,
         d: ElementType,
-        options: &GatherOptions,
+        options: &CollectiveOptions,
         reduction: Reduction,
     ) -> Result<Self> {
         crate::cuda::sys::ffi::kernels_built()?;
         // Nothing is multiplied: any K will do.
         let m = rows.iter().map(|rows| u64::from(*rows)).sum();
         let problem = Problem::builder(m, columns.into(), 16).shards(rows).elements(Bf16, Bf16, d);
-        let problem = match problem.build() {
-            Ok(problem) => problem,
+        let planned = problem.build().and_then(|problem| Ok((problem, without_product(options)?)));
+        let (problem, options) = match planned {
+            Ok(planned) => planned,
             Err(error) => {
                 // Every rank comes to the refusal by these exchanges: see `joining`.
                 obstacle(group, device, options.timeouts.first)?;
@@ -86,7 +88,7 @@ impl<const ALL: bool> Reduce<ALL, false> {
             }
         };
         let sums = [(problem, GemmOptions::default())];
-        Self::join(group, device, &sums, Some(Strategy::Sequential), options, reduction)
+        Self::join(group, device, &sums, &options, reduction)
     }
 
     /// Enqueues a step on `stream` and returns: adds up all ranks' sums of the rows that this rank gets, and stores them in

@@ -24,7 +24,7 @@ use crate::cuda::exchange::step_shape::StepShape;
 use crate::cuda::movers::engines::ways_for_sums;
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows};
-use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::product::held::{HeldStep, Rows};
 use crate::cuda::product::operands::Operands;
 use crate::cuda::product::options::GemmOptions;
@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::plan::{
     Activation, MAX_DIMENSION, Operation, Partials, Plan, PlanOptions, Problem, Reduction, Scaling,
-    Schedule, Strategy, Way,
+    Schedule, Way,
 };
 
 /// One rank's GEMM + reduce-scatter, planned once and enqueued many times. Collective: all ranks make the same calls in
@@ -46,7 +46,7 @@ use crate::plan::{
 /// Each rank holds a slice of K: all M rows of A over it, and the weight's part. The problem's K is that of one rank, its
 /// shards say which rows of D a rank gets, and its D is that rank's rows. Copy engines send one rank's sums while the next
 /// rank's are computed; this rank's own rows come last. The product of these adds the others' sums to its own
-/// ([`Strategy::Fused`]: D in the type of partials, bf16, and no scales), or a kernel behind it does. If ranks get few rows, one
+/// ([`Strategy::Fused`](crate::plan::Strategy::Fused): D in the type of partials, bf16, and no scales), or a kernel behind it does. If ranks get few rows, one
 /// kernel behind the product waits for all ranks' sums and adds them up, where they lie
 /// ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
 /// in the order of the ranks, in `f32`; in a fused step first this rank's own, then the others' in that order.
@@ -100,19 +100,17 @@ struct Sum {
 }
 
 impl<const ALL: bool> Reduce<ALL, true> {
-    /// Collective, with equal arguments. Returns when all ranks have planned. Strategy `None`: what is predicted to be the
-    /// fastest; [`Reduce::explain`] names it.
+    /// Collective, with equal arguments. Returns when all ranks have planned.
     pub fn plan(
         group: &Arc<Group>,
         device: &Device,
         problem: &Problem,
-        strategy: Option<Strategy>,
-        options: &GatherOptions,
+        options: &CollectiveOptions,
         gemm: &GemmOptions,
         reduction: Reduction,
     ) -> Result<Self> {
         let products = [(problem.clone(), gemm.clone())];
-        Self::plan_all(group, device, &products, strategy, options, reduction)
+        Self::plan_all(group, device, &products, options, reduction)
     }
 
     /// [`plan`](Self::plan) for several products of the same A, each with options of its own: problems that differ in N, in B's
@@ -121,11 +119,10 @@ impl<const ALL: bool> Reduce<ALL, true> {
         group: &Arc<Group>,
         device: &Device,
         products: &[(Problem, GemmOptions)],
-        strategy: Option<Strategy>,
-        options: &GatherOptions,
+        options: &CollectiveOptions,
         reduction: Reduction,
     ) -> Result<Self> {
-        Self::join(group, device, products, strategy, options, reduction)
+        Self::join(group, device, products, options, reduction)
     }
 
     /// Enqueues a step on `stream` and returns: multiplies all rows of A by each product's B, and adds up all ranks' sums
@@ -213,8 +210,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         group: &Arc<Group>,
         device: &Device,
         products: &[(Problem, GemmOptions)],
-        strategy: Option<Strategy>,
-        options: &GatherOptions,
+        options: &CollectiveOptions,
         reduction: Reduction,
     ) -> Result<Self> {
         let obstacle = obstacle(group, device, options.timeouts.first)?;
@@ -222,7 +218,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
         let first = check_alike(products).map_err(refuse)?;
         let columns = columns_of(products).map_err(refuse)?;
         let (operation, partials) = (Self::OPERATION, reduction.partials);
-        let open = ways_for_sums(options, first, operation, strategy, obstacle.as_deref());
+        let open = ways_for_sums(options, first, operation, obstacle.as_deref());
         let open = open.map_err(refuse)?;
         let reduced = Reduced { operation, products, columns, partials };
         let (way, why) = match GEMM {
@@ -236,6 +232,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             product.map_or(PlanOptions::default().tiling, Product::tiling)
         };
         let tiling = sums.as_ref().map(tiling).map_err(Error::clone);
+        let strategy = options.strategy;
         let kind = format!("{operation} {strategy:?} {way:?} {products:?} {reduction:?}");
         let sent = Some((columns, partials));
         let purpose = Purpose { kind: &kind, tiling, operation, way: Ok(way), sums: sent };
@@ -300,7 +297,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
     /// 256×8192×3584 (bf16 × bf16 → bf16) on 4 ranks: bf16_bf16_bf16_nk_128x128x64_2x1_pingpong, 132 SMs, swizzle 1, K in 1 slices
     /// ```
     ///
-    /// [`GatherOptions`] and [`GemmOptions`](crate::cuda::GemmOptions) ask for something else.
+    /// [`CollectiveOptions`] and [`GemmOptions`](crate::cuda::GemmOptions) ask for something else.
     pub fn explain(&self) -> String {
         let (Way { strategy, engine, .. }, why) = (self.way(), &self.why);
         let (chunks, partials) = (self.planned().chunks().len(), self.reduction.partials.element());

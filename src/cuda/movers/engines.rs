@@ -3,20 +3,19 @@
 //! What belongs here: the choice of what was left open. Pure. Invariant: the answer follows from what all ranks have in
 //! common; what was asked for is carried out or refused, never replaced.
 
-use super::options::GatherOptions;
+use super::options::CollectiveOptions;
 use crate::cuda::sys::ffi::MAX_PUSHED;
 use crate::error::{Error, Result};
 use crate::plan::{Engine, Operation, Problem, Strategy, Way};
 use crate::predict::ways_of_sums;
 
-/// The way of a gather, and why that strategy. `strategy`: what was asked for. `obstacle`: why ranks have no memory in
-/// common.
+/// The way of a gather, and why that strategy. `obstacle`: why ranks have no memory in common.
 pub(crate) fn choose(
-    options: &GatherOptions,
+    options: &CollectiveOptions,
     problem: &Problem,
-    strategy: Option<Strategy>,
     obstacle: Option<&str>,
 ) -> Result<(Way, &'static str)> {
+    let strategy = options.strategy;
     let engine = match (options.engine, obstacle) {
         (None, None) => Engine::usual(problem, strategy.unwrap_or_default()),
         (None, Some(why)) => match strategy {
@@ -51,12 +50,25 @@ pub(crate) fn choose(
     Ok((way, why))
 }
 
-/// The ways of a reduction that are left open, at least one. `strategy`: what was asked for.
+/// These options for an operation without a product, which has one strategy.
+pub(crate) fn without_product(options: &CollectiveOptions) -> Result<CollectiveOptions> {
+    match options.strategy {
+        None | Some(Strategy::Sequential) => {
+            Ok(options.clone().with_strategy(Strategy::Sequential))
+        }
+        Some(other) => Err(Error::Unsupported {
+            what: format!("an operation without a product that is {other}"),
+            why: "nothing is multiplied".into(),
+            remedy: "leave the strategy open",
+        }),
+    }
+}
+
+/// The ways of a reduction that are left open, at least one.
 pub(crate) fn ways_for_sums(
-    options: &GatherOptions,
+    options: &CollectiveOptions,
     problem: &Problem,
     operation: Operation,
-    strategy: Option<Strategy>,
     obstacle: Option<&str>,
 ) -> Result<Vec<Way>> {
     if let Some(why) = obstacle {
@@ -82,7 +94,7 @@ pub(crate) fn ways_for_sums(
         ways.retain(|way| is_kernel(way.engine) == is_kernel(engine));
         ways.iter_mut().for_each(|way| way.engine = engine);
     }
-    if let Some(strategy) = strategy {
+    if let Some(strategy) = options.strategy {
         ways.retain(|way| way.strategy == strategy);
         if ways.is_empty() {
             // Refused by the plan, which says why.
@@ -117,13 +129,14 @@ mod tests {
     const FUSED: Option<Strategy> = Some(Strategy::Fused);
 
     fn chosen(
-        options: &GatherOptions,
+        options: &CollectiveOptions,
         m: u64,
         strategy: Option<Strategy>,
         obstacle: Option<&str>,
     ) -> String {
+        let options = CollectiveOptions { strategy, ..options.clone() };
         let problem = Problem::builder(m, 3584, 8192).ranks(4).build().unwrap();
-        match choose(options, &problem, strategy, obstacle) {
+        match choose(&options, &problem, obstacle) {
             Ok((way, _)) => way.to_string(),
             Err(error) => error.to_string(),
         }
@@ -131,7 +144,7 @@ mod tests {
 
     #[test]
     fn the_engine_goes_by_size_and_reach_and_the_strategy_by_the_engine() {
-        let open = GatherOptions::default();
+        let open = CollectiveOptions::default();
         assert_eq!(chosen(&open, 64, None, None), "fused, a kernel of 8 blocks, 1 piece");
         let copies = chosen(&open, 4096, Some(Strategy::Pipelined), None);
         assert_eq!(copies, "pipelined, copy engines on one stream, 1 piece");
@@ -143,7 +156,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let with = |engine| GatherOptions::default().with_engine(engine);
+        let with = |engine| CollectiveOptions::default().with_engine(engine);
         let apart = Some("the GPU of rank 1 does not reach that of rank 2");
         for engine in [Engine::CopyEngines { streams: 1 }, Engine::Kernel { blocks: 1 }] {
             let text = chosen(&with(engine), 64, None, apart);
@@ -161,10 +174,11 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_of_a_reduction_is_not_replaced() {
-        let open_ways = |options: &GatherOptions, strategy| {
+        let open_ways = |options: &CollectiveOptions, strategy| {
             let operation = Operation::GemmAllReduce;
             let problem = Problem::builder(1024, 8192, 3584).ranks(4).build().unwrap();
-            match ways_for_sums(options, &problem, operation, strategy, None) {
+            let options = CollectiveOptions { strategy, ..options.clone() };
+            match ways_for_sums(&options, &problem, operation, None) {
                 Ok(ways) => ways.iter().map(Way::to_string).collect::<Vec<_>>().join("; "),
                 Err(error) => error.to_string(),
             }
@@ -174,7 +188,7 @@ mod tests {
         let by_kernel = "sequential, a kernel of 64 blocks, 1 piece";
         let fused = "fused, copy engines on one stream, 1 piece; fused, copy engines on one stream, 2 pieces; \
                      fused, copy engines on one stream, 4 pieces";
-        let open = GatherOptions::default();
+        let open = CollectiveOptions::default();
         let all = format!("{pipelined}; {sequential}; {by_kernel}; {fused}");
         assert_eq!(open_ways(&open, None), all);
         assert_eq!(open_ways(&open, Some(Strategy::Pipelined)), pipelined);
@@ -194,11 +208,20 @@ mod tests {
     }
 
     #[test]
+    fn without_a_product_there_is_no_strategy_to_ask_for() {
+        let open = CollectiveOptions::default();
+        let planned = without_product(&open).unwrap();
+        assert_eq!(without_product(&planned).unwrap(), planned);
+        let text = without_product(&open.with_strategy(Strategy::Fused)).unwrap_err().to_string();
+        assert!(text.contains("fused") && text.contains("leave the strategy open"), "{text}");
+    }
+
+    #[test]
     fn sums_need_memory_that_all_ranks_reach() {
         let problem = Problem::builder(64, 64, 64).ranks(2).build().unwrap();
         let apart = Some("rank 0 is on a, rank 1 on b");
         let operation = Operation::GemmReduceScatter;
-        let refused = ways_for_sums(&GatherOptions::default(), &problem, operation, None, apart);
+        let refused = ways_for_sums(&CollectiveOptions::default(), &problem, operation, apart);
         let text = refused.unwrap_err().to_string();
         assert!(text.contains("rank 0 is on a") && text.contains("NVLink"), "{text}");
     }

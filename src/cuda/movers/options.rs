@@ -5,19 +5,22 @@
 use std::time::Duration;
 
 use crate::cuda::exchange::shared_workspace::SharedWorkspace;
-use crate::plan::{Engine, Timeouts};
+use crate::plan::{Engine, Strategy, Timeouts};
 
-/// How rows are to be gathered, or sums to be sent to their owners. All ranks have to ask for the same.
+/// Options of a gather or a reduction, with or without a product: how rows, or sums, travel. All ranks have to ask for the same.
 ///
 /// ```
-/// use overlap_gemm::cuda::GatherOptions;
+/// use overlap_gemm::cuda::CollectiveOptions;
 /// use overlap_gemm::plan::Engine;
-/// let options = GatherOptions::default().with_engine(Engine::CopyEngines { streams: 2 });
+/// let options = CollectiveOptions::default().with_engine(Engine::CopyEngines { streams: 2 });
 /// assert_eq!(options.pieces, None);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct GatherOptions {
+pub struct CollectiveOptions {
+    /// The order of moving and multiplying (default: what was measured, or is predicted, to be the fastest; the operation's
+    /// `explain` says which). Only for operations with a product.
+    pub strategy: Option<Strategy>,
     /// What moves the rows, or sums (default: the operation chooses, and says why in its `explain`; NCCL if some GPU cannot
     /// reach another's memory).
     pub engine: Option<Engine>,
@@ -37,7 +40,14 @@ pub struct GatherOptions {
     pub workspace: Option<SharedWorkspace>,
 }
 
-impl GatherOptions {
+impl CollectiveOptions {
+    /// The order of moving and multiplying.
+    #[must_use]
+    pub fn with_strategy(mut self, strategy: Strategy) -> Self {
+        self.strategy = Some(strategy);
+        self
+    }
+
     /// What moves the rows.
     #[must_use]
     pub fn with_engine(mut self, engine: Engine) -> Self {

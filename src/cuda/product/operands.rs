@@ -94,7 +94,7 @@ impl<'a, A: Element, B: Element, D: Element> Operands<'a, A, B, D> {
 
     /// The scales of A and of B, as the problem's [`Scaling`](crate::plan::Scaling) says: one each, or one for each row of
     /// A and one for each column of A · B. In a step, A's are those of this rank's rows, or of all rows if they are
-    /// [replicated](crate::cuda::GatherOptions::replicated_row_scales).
+    /// [replicated](crate::cuda::CollectiveOptions::replicated_row_scales).
     pub fn scales(mut self, a: &'a impl DevicePtr<f32>, b: &'a impl DevicePtr<f32>) -> Self {
         self.scales = Some([a, b]);
         self

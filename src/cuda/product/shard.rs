@@ -35,7 +35,7 @@ impl<'a> Shard<'a> {
     }
 
     /// The scales of these rows, for [`Scaling::Rows`](crate::plan::Scaling::Rows): one f32 each; of all rows, where each rank has
-    /// them ([`GatherOptions::replicated_row_scales`](crate::cuda::GatherOptions::replicated_row_scales)).
+    /// them ([`CollectiveOptions::replicated_row_scales`](crate::cuda::CollectiveOptions::replicated_row_scales)).
     #[must_use]
     pub fn scales(mut self, address: CUdeviceptr) -> Self {
         self.scales = address;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use overlap_gemm::cuda::{Device, GatherOptions, devices};
+use overlap_gemm::cuda::{CollectiveOptions, Device, devices};
 use overlap_gemm::group::Group;
 use overlap_gemm::kernels::Kernel;
 use overlap_gemm::plan::{Engine, Problem, Strategy};
@@ -25,8 +25,8 @@ pub struct Rank {
 }
 
 /// A gather or a reduction whose past rows are NaN, and that fails before anybody gives the test up.
-pub fn options(engine: Engine) -> GatherOptions {
-    let options = GatherOptions::default().with_engine(engine).with_poison(true);
+pub fn options(engine: Engine) -> CollectiveOptions {
+    let options = CollectiveOptions::default().with_engine(engine).with_poison(true);
     options.with_timeouts(PATIENCE, PATIENCE)
 }
 
@@ -78,7 +78,7 @@ impl Rank {
 
     /// `options` with no more blocks that push than find a place, which they hold until all ranks push, and no more streams
     /// than have a queue each.
-    pub fn that_fit(&self, options: &GatherOptions, problem: &Problem) -> GatherOptions {
+    pub fn that_fit(&self, options: &CollectiveOptions, problem: &Problem) -> CollectiveOptions {
         let most = self.pushing_blocks;
         match options.engine.unwrap_or(Engine::usual(problem, Strategy::Fused)) {
             // An odd number does not lie in pairs.

@@ -22,7 +22,7 @@ use crate::cuda::movers::by_nccl::ByNccl;
 use crate::cuda::movers::copy_engines::CopyEngines;
 use crate::cuda::movers::course::Course;
 use crate::cuda::movers::nccl::{Communicator, Nccl};
-use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::sys::Driver;
 use crate::cuda::sys::device::Device;
 use crate::cuda::sys::host_words::HostWords;
@@ -51,7 +51,7 @@ impl Gatherer {
         device: &Device,
         problem: &Problem,
         purpose: &Purpose<'_>,
-        options: &GatherOptions,
+        options: &CollectiveOptions,
     ) -> Result<Self> {
         let limit = options.timeouts.first;
         if let Some(workspace) = &options.workspace {
@@ -93,7 +93,7 @@ impl Gatherer {
     }
 
     /// Instead of joining: tells the others, who would wait, that this rank has no plan, and why; returns that.
-    pub(crate) fn refuse(group: &Group, options: &GatherOptions, error: Error) -> Error {
+    pub(crate) fn refuse(group: &Group, options: &CollectiveOptions, error: Error) -> Error {
         // Whether they hear it or not, this is what is wrong here.
         let _ = agree(group, Err(&error), options.timeouts.first);
         error
@@ -103,7 +103,7 @@ impl Gatherer {
         group: &Arc<Group>,
         device: &Device,
         planned: Planned,
-        options: &GatherOptions,
+        options: &CollectiveOptions,
         part: Part,
     ) -> Result<Self> {
         device.bind()?;
@@ -183,7 +183,7 @@ fn settle(
     group: &Group,
     problem: &Problem,
     purpose: &Purpose<'_>,
-    options: &GatherOptions,
+    options: &CollectiveOptions,
 ) -> Result<Planned> {
     let planned = plan(group, problem, purpose, options);
     let text = || format!("{} of {problem}, {problem:?}, {options:?}", purpose.kind);
@@ -196,7 +196,7 @@ fn plan(
     group: &Group,
     problem: &Problem,
     purpose: &Purpose<'_>,
-    options: &GatherOptions,
+    options: &CollectiveOptions,
 ) -> Result<Planned> {
     let tiling = purpose.tiling.clone()?;
     if problem.ranks() != group.ranks() {
@@ -264,11 +264,11 @@ mod tests {
         let ask = |group: &Group, asks: &Asks| {
             let reach = |bus: &[u8]| if bus == b"0" { REACHED } else { asks.reaches };
             let obstacle = obstacle_by(group, &group.rank().to_string(), reach, LIMIT)?;
-            let options = GatherOptions::default();
+            let options = CollectiveOptions::default().with_strategy(Strategy::Fused);
             let problem = Problem::builder(asks.m, 16, 64).ranks(2).build();
             let problem = problem.map_err(|error| Gatherer::refuse(group, &options, error))?;
             let (kind, tiling) = (asks.kind, asks.tiling.clone());
-            let chosen = choose(&options, &problem, Some(Strategy::Fused), obstacle.as_deref());
+            let chosen = choose(&options, &problem, obstacle.as_deref());
             let way = chosen.map(|(way, _)| way);
             let operation = Operation::AllGatherGemm;
             let purpose = Purpose { kind, tiling, operation, way, sums: None };

@@ -43,7 +43,7 @@ use crate::cuda::movers::by_nccl::{ByNccl, agree_on_rows};
 use crate::cuda::movers::copy_engines::{CopyEngines, PartOfRows};
 use crate::cuda::movers::course::Course;
 use crate::cuda::movers::marks::{self, Marks};
-use crate::cuda::movers::options::GatherOptions;
+use crate::cuda::movers::options::CollectiveOptions;
 use crate::cuda::sys::Driver;
 use crate::cuda::sys::bindings::{og_gather, og_gather_step, og_slots};
 use crate::cuda::sys::device::Device;
@@ -59,7 +59,7 @@ pub(crate) struct Gatherer {
     pub(crate) group: Arc<Group>,
     pub(crate) device: Device,
     pub(crate) plan: Arc<Plan>,
-    options: GatherOptions,
+    options: CollectiveOptions,
     /// Gathers, if that is the engine.
     nccl: Option<ByNccl>,
     part: Part,

@@ -10,10 +10,11 @@ use std::sync::Arc;
 
 use overlap_gemm::cuda::nccl::{Communicator, Parts};
 use overlap_gemm::cuda::{
-    AllGather, AllGatherGemm, GatherOptions, GemmOptions, GemmReduce, RawOperands, Reduce, Shard,
+    AllGather, AllGatherGemm, CollectiveOptions, GemmOptions, GemmReduce, RawOperands, Reduce,
+    Shard,
 };
 use overlap_gemm::group::Group;
-use overlap_gemm::plan::{Engine, Operation, Plan, Problem, Reduction, Scaling, Strategy};
+use overlap_gemm::plan::{Engine, Operation, Plan, Problem, Reduction, Scaling};
 use overlap_gemm::predict::Setup;
 use overlap_gemm::trace::Timeline;
 use overlap_gemm::{ElementType, Result};
@@ -180,14 +181,9 @@ pub struct Gathered<'a> {
 
 impl<'a> Gathered<'a> {
     /// Plans it, and puts this rank's rows into both of their slots.
-    pub fn plan(
-        place: Place<'a>,
-        strategy: Option<Strategy>,
-        gather: &GatherOptions,
-        gemm: &GemmOptions,
-    ) -> Result<Self> {
+    pub fn plan(place: Place<'a>, gather: &CollectiveOptions, gemm: &GemmOptions) -> Result<Self> {
         let Place { gpu, group, problem, .. } = place;
-        let layer = AllGatherGemm::plan(group, &gpu.device, problem, strategy, gather, gemm)?;
+        let layer = AllGatherGemm::plan(group, &gpu.device, problem, gather, gemm)?;
         Self::of(place, layer)
     }
 
@@ -285,7 +281,7 @@ pub struct Gather<'a> {
 
 impl<'a> Gather<'a> {
     /// Plans it without a product.
-    pub fn plan(place: Place<'a>, options: &GatherOptions) -> Result<Planned<'a>> {
+    pub fn plan(place: Place<'a>, options: &CollectiveOptions) -> Result<Planned<'a>> {
         let it = Gather::new(place, options, None)?;
         Ok(Planned::new(Kind::AllGather, "this crate's all-gather".into(), it))
     }
@@ -293,7 +289,7 @@ impl<'a> Gather<'a> {
     /// Plans it with one that does not wait for the rows. Copy engines move them: a kernel would be through before.
     pub fn beside(
         place: Place<'a>,
-        options: &GatherOptions,
+        options: &CollectiveOptions,
         product: impl Step + 'a,
     ) -> Result<Planned<'a>> {
         let by_copies = options.engine.unwrap_or(Engine::CopyEngines { streams: 1 });
@@ -305,7 +301,7 @@ impl<'a> Gather<'a> {
 
     fn new(
         place: Place<'a>,
-        options: &GatherOptions,
+        options: &CollectiveOptions,
         product: Option<Box<dyn Step + 'a>>,
     ) -> Result<Self> {
         let Place { gpu, group, problem, .. } = place;
@@ -343,13 +339,12 @@ impl<'a, const ALL: bool> Reduced<'a, ALL> {
     /// another.
     pub fn plan(
         summing: Summing<'a>,
-        strategy: Option<Strategy>,
-        options: &GatherOptions,
+        options: &CollectiveOptions,
         gemm: &GemmOptions,
     ) -> Result<Planned<'a>> {
         let Place { gpu, group, problem, .. } = summing.place;
         let sum = Reduction::default();
-        let layer = GemmReduce::plan(group, &gpu.device, problem, strategy, options, gemm, sum)?;
+        let layer = GemmReduce::plan(group, &gpu.device, problem, options, gemm, sum)?;
         let mut it = Reduced::<ALL> { summing, layer };
         for _ in 0..2 {
             it.enqueue(0)?;
@@ -393,7 +388,7 @@ pub struct ReducedAlone<'a, const ALL: bool> {
 
 impl<'a, const ALL: bool> ReducedAlone<'a, ALL> {
     /// Plans it.
-    pub fn plan(summing: Summing<'a>, options: &GatherOptions) -> Result<Planned<'a>> {
+    pub fn plan(summing: Summing<'a>, options: &CollectiveOptions) -> Result<Planned<'a>> {
         let Place { gpu, group, problem, .. } = summing.place;
         let (rows, columns, sum) = (problem.shards().to_rows(), problem.n(), Reduction::default());
         let plan = Reduce::<ALL, false>::plan;

@@ -5,7 +5,7 @@
 use std::rc::Rc;
 
 use overlap_gemm::cuda::nccl::Communicator;
-use overlap_gemm::cuda::{GatherOptions, Gemm, GemmOptions};
+use overlap_gemm::cuda::{CollectiveOptions, Gemm, GemmOptions};
 use overlap_gemm::plan::{Engine, Operation, Problem, Strategy};
 use overlap_gemm::{Error, Result};
 
@@ -28,7 +28,13 @@ impl Bench<'_> {
         let Summing { place, operation, totals } = case;
         let Place { gpu, problem, inputs, .. } = place;
         let reduces = operation.reduces();
-        let (gemm, gather) = (self.gemm_options(), self.gather_options());
+        let (gemm, mut gather) = (self.gemm_options(), self.gather_options());
+        gather.strategy = match who {
+            Contender::Sequential => Some(Strategy::Sequential),
+            Contender::Pipelined => Some(Strategy::Pipelined),
+            Contender::Fused => Some(Strategy::Fused),
+            _ => None,
+        };
         let own = || Gemm::plan(&gpu.device, problem, &gemm);
         // SAFETY: as large as the problem says; they live until the stream is through.
         let enqueue = move |gemm: &Gemm, set| unsafe {
@@ -41,15 +47,9 @@ impl Bench<'_> {
             (0..totals.len()).try_for_each(|set| enqueue(&gemm, set))?;
             gpu.synchronize()
         };
-        let gathered = |strategy, gather: &GatherOptions| {
-            let layer = Gathered::plan(place, strategy, gather, &gemm)?;
+        let gathered = |gather: &CollectiveOptions| {
+            let layer = Gathered::plan(place, gather, &gemm)?;
             Ok(layer.into_step())
-        };
-        let strategy = match who {
-            Contender::Sequential => Some(Strategy::Sequential),
-            Contender::Pipelined => Some(Strategy::Pipelined),
-            Contender::Fused => Some(Strategy::Fused),
-            _ => None,
         };
         Ok(match who {
             Contender::Cublaslt => {
@@ -100,18 +100,14 @@ impl Bench<'_> {
                 }
             }
             Contender::NcclOwn => {
-                let by_nccl = GatherOptions::default().with_engine(Engine::Nccl);
-                gathered(Some(Strategy::Sequential), &by_nccl)?
+                let by_nccl = CollectiveOptions::default().with_engine(Engine::Nccl);
+                gathered(&by_nccl)?
             }
             Contender::Sequential | Contender::Pipelined | Contender::Fused | Contender::Auto => {
                 match operation {
-                    Operation::GemmReduceScatter => {
-                        Reduced::<false>::plan(case, strategy, &gather, &gemm)?
-                    }
-                    Operation::GemmAllReduce => {
-                        Reduced::<true>::plan(case, strategy, &gather, &gemm)?
-                    }
-                    _ => gathered(strategy, &gather)?,
+                    Operation::GemmReduceScatter => Reduced::<false>::plan(case, &gather, &gemm)?,
+                    Operation::GemmAllReduce => Reduced::<true>::plan(case, &gather, &gemm)?,
+                    _ => gathered(&gather)?,
                 }
             }
         })
@@ -130,9 +126,9 @@ impl Bench<'_> {
         gemm
     }
 
-    fn gather_options(&self) -> GatherOptions {
+    fn gather_options(&self) -> CollectiveOptions {
         let args = self.wanted.args;
-        let mut options = GatherOptions::default();
+        let mut options = CollectiveOptions::default();
         options.pieces = args.pieces;
         if let Some(streams) = args.streams {
             options.engine = Some(Engine::CopyEngines { streams });
