@@ -170,7 +170,7 @@ impl fmt::Display for Kernel {
 ///
 /// ```
 /// let all = overlap_gemm::kernels::all_kernels();
-/// assert!(all.iter().any(|kernel| kernel.name == "bf16_bf16_bf16_nk_128x128x64_1x2_pingpong"));
+/// assert!(all.iter().any(|kernel| kernel.name == "bf16_bf16_bf16_nk_128x128x64_2x1_pingpong"));
 /// ```
 pub fn all_kernels() -> &'static [Kernel] {
     static ALL: OnceLock<Vec<Kernel>> = OnceLock::new();
