@@ -15,7 +15,7 @@ pub struct Row {
     arguments: String,
     /// Of its tiles, along the kernel's columns.
     width: u32,
-    /// Whether its loop over K is CUTLASS's: `kByCutlass` in `csrc/gemm_sm90.cuh`.
+    /// Whether its loop over K is CUTLASS's (`GemmSm90` in `csrc/gemm_sm90.cuh`).
     by_cutlass: bool,
     /// Whether it is compiled when nobody asks for all.
     pub default: bool,
@@ -123,7 +123,7 @@ fn row(line: &str) -> Result<Vec<Row>, String> {
         cluster[0],
         cluster[1]
     );
-    let by_cutlass = layout == "kn" || a != b || (matches!(a, "e4m3" | "e5m2") && !fast);
+    let by_cutlass = layout == "kn";
     let kernel = |width: u32| {
         let [m, n] = if transposed { [width, n[0]] } else { [m[0], width] };
         let name = format!(

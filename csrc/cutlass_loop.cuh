@@ -1,7 +1,6 @@
-// CUTLASS's own TMA main loops, for what multiply_widths.cuh leaves to them: operands that do not lie along K, A and B of
-// different types, and fp8 sums that are added up outside the tensor cores.
+// CUTLASS's own TMA main loop, for what multiply_widths.cuh leaves to it: a B of K rows, which does not lie along K.
 //
-// What belongs here: how one of them is built, and how it serves as the base of GatheringMainloop. Invariant: only the sources of
+// What belongs here: how it is built, and how it serves as the base of GatheringMainloop. Invariant: only the sources of
 // such kernels include this file (`source` in build/table.rs): CUTLASS's headers for it take as long to compile as a kernel.
 #pragma once
 
@@ -13,7 +12,6 @@
 #include "cutlass/gemm/collective/collective_mma_decl.hpp"
 #include "cutlass/gemm/collective/collective_builder_decl.hpp"
 #include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized.hpp"
-#include "cutlass/gemm/collective/sm90_mma_tma_gmma_ss_warpspecialized_fp8.hpp"
 #include "cutlass/gemm/collective/builders/sm90_gmma_builder.inl"
 
 #include "gemm_sm90.cuh"
@@ -55,26 +53,22 @@ public:
     }
 };
 
-template <class First, bool kFirstAlongK, class Second, bool kSecondAlongK, class Tile, class Cluster, bool kPingpong, bool kFast,
-          int kOtherBytes, int kStages>
+template <class Element, bool kFirstAlongK, bool kSecondAlongK, class Tile, class Cluster, bool kPingpong, int kOtherBytes,
+          int kStages>
 struct CutlassLoop {
     // CUTLASS's names: the first operand is rows x K, the second K x columns.
     using LayoutFirst = cute::conditional_t<kFirstAlongK, cutlass::layout::RowMajor, cutlass::layout::ColumnMajor>;
     using LayoutSecond = cute::conditional_t<kSecondAlongK, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
-    using Cooperative = cute::conditional_t<kFast, cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum,
-                                            cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
-    using Pingpong = cute::conditional_t<kFast, cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum,
-                                         cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
-    template <class T>
-    static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(T));
+    using Schedule = cute::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
+                                         cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
+    static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(Element));
     static constexpr int kWidth = int(cute::size<1>(Tile{}));
     // Else it would take several instructions for a strip, whose sums the store does not expect.
     static_assert(kWidth == 64 || kWidth == 128, "CUTLASS's usual header has no instruction of this width");
 
     using Built = typename cutlass::gemm::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, First, LayoutFirst, kAlignment<First>, Second, LayoutSecond,
-        kAlignment<Second>, float, Tile, Cluster, cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>,
-        cute::conditional_t<kPingpong, Pingpong, Cooperative>>::CollectiveOp;
+        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, LayoutFirst, kAlignment, Element, LayoutSecond, kAlignment,
+        float, Tile, Cluster, cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>, Schedule>::CollectiveOp;
     static_assert(Built::DispatchPolicy::Stages == kStages);
     static_assert(cutlass::gemm::collective::detail::sm90_smem_capacity_bytes == kSharedCapacity);
     using Type = CutlassMainloop<Built>;

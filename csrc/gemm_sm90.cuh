@@ -37,8 +37,8 @@ template <> inline constexpr og_type kTypeOf<cutlass::float_e5m2_t> = OG_TYPE_E5
 inline constexpr int kSharedCapacity = 227 * 1024;
 
 // CUTLASS's loop as the member `Type`: cutlass_loop.cuh. `AlongK`: whether the operand's rows are K elements side by side.
-template <class First, bool kFirstAlongK, class Second, bool kSecondAlongK, class Tile, class Cluster, bool kPingpong, bool kFast,
-          int kOtherBytes, int kStages>
+template <class Element, bool kFirstAlongK, bool kSecondAlongK, class Tile, class Cluster, bool kPingpong, int kOtherBytes,
+          int kStages>
 struct CutlassLoop;
 
 // Tile and cluster are D's as the caller sees it. The tile is the widest along the kernel's columns, which are D's columns or,
@@ -83,18 +83,16 @@ struct GemmSm90 {
     static constexpr int kStageSpace =
         kSharedCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
 
-    // See cutlass_loop.cuh. `row` in build/table.rs repeats this rule.
-    static constexpr bool kByCutlass =
-        kBisKn || !cute::is_same_v<ElementA, ElementB> || (sizeof(ElementA) == 1 && !kFast);
-    static_assert(!kByCutlass || (!kVaries && kGroupsN == 1));
-    using ByCutlass = CutlassLoop<First, !(kBisKn && kTransposed), Second, !(kBisKn && !kTransposed), Tile, Cluster, kPingpong,
-                                  kFast, kOtherBytes, kStages>;
+    // A B of K rows takes CUTLASS's loop: `row` in build/table.rs repeats this rule.
+    static_assert(!kBisKn || (!kVaries && kGroupsN == 1 && cute::is_same_v<First, Second>));
+    using ByCutlass = CutlassLoop<First, !kTransposed, kTransposed, Tile, Cluster, kPingpong, kOtherBytes, kStages>;
     // A template, so that only the one that is used is compiled.
     template <class KernelTile>
     struct ByOwnLoop {
-        using Type = MainloopOfWidths<First, KernelTile, kGroupsM, kGroupsN, kStageSpace, kLeast>;
+        static constexpr bool kAddsSteps = sizeof(First) == 1 && !kFast;
+        using Type = MainloopOfWidths<First, Second, KernelTile, kGroupsM, kGroupsN, kStageSpace, kLeast, kAddsSteps>;
     };
-    using BaseMainloop = typename cute::conditional_t<kByCutlass, ByCutlass, ByOwnLoop<Tile>>::Type;
+    using BaseMainloop = typename cute::conditional_t<kBisKn, ByCutlass, ByOwnLoop<Tile>>::Type;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed, kVaries>;
 
     // Ping-pong kernels know no slices of K, and large outputs need none.

@@ -15,11 +15,13 @@
 
 namespace overlap_gemm {
 
-// `Element` are both operands', along K; `Tile` is the widest. kGroupsM warp groups share a tile's rows, or kGroupsN its
-// columns; the other is 1. Stages and their barriers have kSpace bytes of shared memory; no tile is narrower than kLeast.
+// The operands lie along K; `Tile` is the widest. kGroupsM warp groups share a tile's rows, or kGroupsN its columns; the other
+// is 1. Stages and their barriers have kSpace bytes of shared memory; no tile is narrower than kLeast. kAddsSteps: each step's
+// sums are added to the tile's in f32, for fp8, of whose sums the tensor cores keep fewer bits.
 // The names are those of CUTLASS's main loops.
-template <class Element, class Tile, int kGroupsM, int kGroupsN, int kSpace, int kLeast>
+template <class First, class Second, class Tile, int kGroupsM, int kGroupsN, int kSpace, int kLeast, bool kAddsSteps>
 class MainloopOfWidths {
+    static_assert(sizeof(First) == sizeof(Second));
     static_assert(kGroupsM == 1 || kGroupsN == 1);
     static constexpr int kGroupThreads = 128;
     static constexpr int kStripRows = 64;
@@ -27,7 +29,7 @@ class MainloopOfWidths {
     static constexpr int kRowBytes = 128;
     static constexpr int kTileRows = cute::size<0>(Tile{});
     static constexpr int kWidest = cute::size<1>(Tile{});
-    static constexpr int kDepths = cute::size<2>(Tile{}) * int(sizeof(Element)) / kRowBytes;
+    static constexpr int kDepths = cute::size<2>(Tile{}) * int(sizeof(First)) / kRowBytes;
     static constexpr int kStrips = kTileRows / (kStripRows * kGroupsM);
     // Columns of the widest tile that one group multiplies.
     static constexpr int kPartN = kWidest / kGroupsN;
@@ -41,14 +43,14 @@ class MainloopOfWidths {
 
 public:
     using TileShape = Tile;
-    using ElementA = Element;
-    using ElementB = Element;
+    using ElementA = First;
+    using ElementB = Second;
     using StrideA = cute::Stride<int64_t, cute::_1, int64_t>;
     using StrideB = StrideA;
     struct Arguments {
-        Element const* ptr_A;
+        First const* ptr_A;
         StrideA dA;
-        Element const* ptr_B;
+        Second const* ptr_B;
         StrideB dB;
     };
     // No descriptors of CUTLASS's.
@@ -98,11 +100,9 @@ public:
             constexpr int kStageBytes = (kDepthA + kDepthB) * kDepths;
             uint32_t const first_a = first + (kGroupsM == 1 ? 0 : group * kStripRows * kRowBytes / 16);
             uint32_t const first_b = first + kBytesA / 16 + (kGroupsN == 1 ? 0 : group * kWidth * kRowBytes / 16);
-            Stage release = stage;
             auto token = pipeline.consumer_try_wait(stage);
-            fence(sums);
-            CUTLASS_PRAGMA_NO_UNROLL
-            for (int k = 0; k < k_count; ++k) {
+            // Issues the instructions of a step, and asks for the one behind it before the caller waits, whose time hides the answer's.
+            auto issue = [&](Sums& to) {
                 pipeline.consumer_wait(stage, token);
                 uint32_t const begin = uint32_t(stage.index()) * (kStageBytes / 16);
                 cute::warpgroup_arrive();
@@ -111,26 +111,46 @@ public:
                     CUTLASS_PRAGMA_UNROLL
                     for (int strip = 0; strip < kStrips; ++strip) {
                         int const rows_before = strip * kStripRows * kGroupsM * kRowBytes;
-                        Wgmma<kWidth>::template run<Element, Element>(
-                            &sums[strip * kPartN / 2], first_a + begin + (depth * kDepthA + rows_before) / 16,
+                        Wgmma<kWidth>::template run<First, Second>(
+                            &to[strip * kPartN / 2], first_a + begin + (depth * kDepthA + rows_before) / 16,
                             first_b + begin + depth * kDepthB / 16);
                     }
                 }
                 cute::warpgroup_commit_batch();
                 ++stage;
-                // Asked before the wait below, whose time hides the answer's.
                 token = pipeline.consumer_test_wait(stage);
-                // All but this step's.
-                cute::warpgroup_wait<1>();
-                if (k > 0) {
+            };
+            Stage release = stage;
+            if constexpr (kAddsSteps) {
+                CUTLASS_PRAGMA_NO_UNROLL
+                for (int k = 0; k < k_count; ++k, ++release) {
+                    Sums of_step;
+                    begin(of_step);
+                    issue(of_step);
+                    cute::warpgroup_wait<0>();
+                    fence(of_step);
                     pipeline.consumer_release(release);
-                    ++release;
+                    CUTLASS_PRAGMA_UNROLL
+                    for (int i = 0; i < Sums::kElements; ++i) sums[i] += of_step[i];
                 }
+                issued();
+            } else {
+                fence(sums);
+                CUTLASS_PRAGMA_NO_UNROLL
+                for (int k = 0; k < k_count; ++k) {
+                    issue(sums);
+                    // All but this step's.
+                    cute::warpgroup_wait<1>();
+                    if (k > 0) {
+                        pipeline.consumer_release(release);
+                        ++release;
+                    }
+                }
+                issued();
+                cute::warpgroup_wait<0>();
+                fence(sums);
+                pipeline.consumer_release(release);
             }
-            issued();
-            cute::warpgroup_wait<0>();
-            fence(sums);
-            pipeline.consumer_release(release);
         });
     }
 

@@ -118,9 +118,13 @@ struct Wgmma;
                 OG_RUN(width, "k16.f32.bf16.bf16", ", 0, 0", a_name, b_name);                          \
             } else if constexpr (kAre<A, half_t, B, half_t>) {                                         \
                 OG_RUN(width, "k16.f32.f16.f16", ", 0, 0", a_name, b_name);                            \
-            } else {                                                                                   \
-                static_assert(kAre<A, float_e4m3_t, B, float_e4m3_t>, "no kernel of ours has these types"); \
+            } else if constexpr (kAre<A, float_e4m3_t, B, float_e4m3_t>) {                             \
                 OG_RUN(width, "k32.f32.e4m3.e4m3", "", a_name, b_name);                                \
+            } else if constexpr (kAre<A, float_e4m3_t, B, float_e5m2_t>) {                             \
+                OG_RUN(width, "k32.f32.e4m3.e5m2", "", a_name, b_name);                                \
+            } else {                                                                                   \
+                static_assert(kAre<A, float_e5m2_t, B, float_e4m3_t>, "no kernel has these types");    \
+                OG_RUN(width, "k32.f32.e5m2.e4m3", "", a_name, b_name);                                \
             }                                                                                          \
         }                                                                                              \
     };

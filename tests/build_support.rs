@@ -326,8 +326,8 @@ fn a_row_of_several_widths_is_as_many_kernels_of_one_template() {
         ("bf16 bf16 bf16 nk 128x128x64 2x1 pingpong - default", "gemm_sm90.cuh"),
         ("bf16 bf16 bf16 kn 128x128x64 2x1 pingpong - default", "cutlass_loop.cuh"),
         ("e4m3 e4m3 bf16 nk 128x128x128 2x1 pingpong fast all", "gemm_sm90.cuh"),
-        ("e4m3 e4m3 bf16 nk 128x128x128 2x1 cooperative - all", "cutlass_loop.cuh"),
-        ("e4m3 e5m2 bf16 nk 128x128x128 2x1 pingpong fast all", "cutlass_loop.cuh"),
+        ("e4m3 e4m3 bf16 nk 128x128x128 2x1 cooperative - all", "gemm_sm90.cuh"),
+        ("e4m3 e5m2 bf16 nk 128x128x128 2x1 pingpong fast all", "gemm_sm90.cuh"),
     ] {
         let kernels = read(row).unwrap();
         let source = table::source(&table::sources(&kernels)[0].1);
