@@ -91,10 +91,10 @@ impl AllGatherGemm {
         group: &Arc<Group>,
         device: &Device,
         problem: &Problem,
-        gather: &CollectiveOptions,
+        options: &CollectiveOptions,
         gemm: &GemmOptions,
     ) -> Result<Self> {
-        Self::plan_all(group, device, &[(problem.clone(), gemm.clone())], gather)
+        Self::plan_all(group, device, &[(problem.clone(), gemm.clone())], options)
     }
 
     /// [`AllGatherGemm::plan`] for several products of the same gathered A, each with options of its own: problems that differ in
@@ -103,9 +103,9 @@ impl AllGatherGemm {
         group: &Arc<Group>,
         device: &Device,
         products: &[(Problem, GemmOptions)],
-        gather: &CollectiveOptions,
+        options: &CollectiveOptions,
     ) -> Result<Self> {
-        Self::plan_tuned(group, device, products, gather, Tuning::found())
+        Self::plan_tuned(group, device, products, options, Tuning::found())
     }
 
     /// [`AllGatherGemm::plan_all`] by the caller's table, the same on all ranks, instead of [`Tuning::found`].
@@ -116,18 +116,18 @@ impl AllGatherGemm {
         group: &Arc<Group>,
         device: &Device,
         products: &[(Problem, GemmOptions)],
-        gather: &CollectiveOptions,
+        options: &CollectiveOptions,
         tuning: &Tuning,
     ) -> Result<Self> {
-        let obstacle = obstacle(group, device, gather.timeouts.first)?;
-        let refuse = |error| Gatherer::refuse(group, gather, error);
+        let obstacle = obstacle(group, device, options.timeouts.first)?;
+        let refuse = |error| Gatherer::refuse(group, options, error);
         let first = check_alike(products).map_err(refuse)?;
-        let open = Open { products, gather, in_the_way: obstacle.is_some() };
+        let open = Open { products, options, in_the_way: obstacle.is_some() };
         let advice = tuned::advise(tuning, device.info(), &open);
-        let (asked, gather, products) = (gather.strategy, &advice.gather, &advice.products);
-        let strategy = gather.strategy;
+        let (asked, options, products) = (options.strategy, &advice.options, &advice.products);
+        let strategy = options.strategy;
         // What cannot be is refused below, where all ranks agree.
-        let chosen = choose(gather, first, obstacle.as_deref());
+        let chosen = choose(options, first, obstacle.as_deref());
         let why = chosen.as_ref().map_or("", |(_, why)| why);
         let way = chosen.map(|(way, _)| way);
         let is_beside = |way: &Way| way.strategy == Strategy::Fused && first.ranks() > 1;
@@ -146,7 +146,7 @@ impl AllGatherGemm {
         let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {products:?}");
         let operation = Operation::AllGatherGemm;
         let purpose = Purpose { kind: &kind, tiling, operation, way, sums: None };
-        let mut gatherer = Gatherer::join(group, device, first, &purpose, gather)?;
+        let mut gatherer = Gatherer::join(group, device, first, &purpose, options)?;
         let products = planned?;
         let (why, way) = (advice.explain(why), gatherer.plan.way());
         gatherer.note_products(products.iter().map(Product::occupied_sms).max().unwrap_or(0));

@@ -20,14 +20,14 @@ use crate::tune::{Answer, Asked, Fits, Multiplying, Tuning};
 pub(crate) struct Open<'a> {
     /// Products of one gathered A.
     pub(crate) products: &'a [(Problem, GemmOptions)],
-    pub(crate) gather: &'a CollectiveOptions,
+    pub(crate) options: &'a CollectiveOptions,
     /// GPUs do not reach each other's memory: nothing that was measured holds.
     pub(crate) in_the_way: bool,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Advice {
-    pub(crate) gather: CollectiveOptions,
+    pub(crate) options: CollectiveOptions,
     pub(crate) products: Vec<(Problem, GemmOptions)>,
     /// Where it comes from; `None`: nobody was asked.
     origin: Option<String>,
@@ -58,14 +58,14 @@ fn advise_by(
     kernels: &[Kernel],
     open: &Open<'_>,
 ) -> Advice {
-    let Open { products, gather, .. } = *open;
+    let Open { products, options, .. } = *open;
     let mut advice = Advice {
-        gather: gather.clone(),
+        options: options.clone(),
         products: products.to_vec(),
         origin: None,
         is_answered: false,
     };
-    if gather.strategy.is_some() {
+    if options.strategy.is_some() {
         return advice;
     }
     let answer = look_up(tuning, device, kernels, open);
@@ -79,9 +79,9 @@ fn advise_by(
             origin += &format!("; with driver {other}, here is {driver}");
         }
         advice.is_answered = true;
-        advice.gather.strategy = Some(answer.way.strategy);
-        advice.gather.engine = Some(answer.way.engine);
-        advice.gather.pieces = Some(answer.way.pieces);
+        advice.options.strategy = Some(answer.way.strategy);
+        advice.options.engine = Some(answer.way.engine);
+        advice.options.pieces = Some(answer.way.pieces);
         if let (Some(multiplying), [(_, gemm)]) = (&answer.multiplying, &mut advice.products[..]) {
             fix(gemm, multiplying);
         }
@@ -125,7 +125,7 @@ impl Fits for Here<'_> {
     }
 
     fn way(&self, way: &Way) -> bool {
-        let (asked, Way { engine, pieces, .. }) = (self.open.gather, *way);
+        let (asked, Way { engine, pieces, .. }) = (self.open.options, *way);
         let is_open = asked.engine.is_none_or(|asked| asked == engine)
             && asked.pieces.is_none_or(|asked| asked == pieces);
         let is_carried = match engine {

@@ -46,7 +46,7 @@ fn problem(m: u64) -> Problem {
 
 struct Call {
     products: Vec<(Problem, GemmOptions)>,
-    gather: CollectiveOptions,
+    options: CollectiveOptions,
     in_the_way: bool,
     driver: &'static str,
 }
@@ -55,15 +55,15 @@ impl Call {
     fn of(problem: Problem) -> Call {
         Call {
             products: vec![(problem, GemmOptions::default())],
-            gather: CollectiveOptions::default(),
+            options: CollectiveOptions::default(),
             in_the_way: false,
             driver: "580.1",
         }
     }
 
     fn advice(&self, table: &Tuning) -> Advice {
-        let Call { products, gather, in_the_way, driver } = self;
-        let open = Open { products, gather, in_the_way: *in_the_way };
+        let Call { products, options, in_the_way, driver } = self;
+        let open = Open { products, options, in_the_way: *in_the_way };
         advise_by(table, &DeviceInfo::made_up(), driver, &some(), &open)
     }
 }
@@ -71,9 +71,9 @@ impl Call {
 #[test]
 fn what_was_measured_is_planned_and_said() {
     let advice = Call::of(problem(4096)).advice(&usual());
-    assert_eq!(advice.gather.strategy, Some(Strategy::Pipelined));
-    assert_eq!(advice.gather.engine, Some(Engine::CopyEngines { streams: 1 }));
-    assert_eq!(advice.gather.pieces, Some(1));
+    assert_eq!(advice.options.strategy, Some(Strategy::Pipelined));
+    assert_eq!(advice.options.engine, Some(Engine::CopyEngines { streams: 1 }));
+    assert_eq!(advice.options.pieces, Some(1));
     assert_eq!(advice.products[0].1.kernel.as_deref(), Some("large"));
     assert_eq!((advice.products[0].1.swizzle, advice.products[0].1.splits), (Some(4), Some(1)));
     assert_eq!(advice.explain("a rule"), "tuned: measured for this problem, 100.0 µs in graphs");
@@ -82,13 +82,13 @@ fn what_was_measured_is_planned_and_said() {
     let near = Call::of(problem(4710)).advice(&usual());
     let text = near.explain("a rule");
     assert_eq!(text, "nearest: measured for 4096×3584×8192, 100.0 µs in graphs");
-    let same = (advice.gather, advice.products[0].1.clone());
-    assert_eq!((near.gather, near.products[0].1.clone()), same);
+    let same = (advice.options, advice.products[0].1.clone());
+    assert_eq!((near.options, near.products[0].1.clone()), same);
 
     // Nothing is near: what is predicted, in full.
     let advice = Call::of(problem(64)).advice(&usual());
-    assert_eq!(advice.gather.strategy, Some(Strategy::Fused));
-    assert!(matches!(advice.gather.engine, Some(Engine::Kernel { .. })), "{:?}", advice.gather);
+    assert_eq!(advice.options.strategy, Some(Strategy::Fused));
+    assert!(matches!(advice.options.engine, Some(Engine::Kernel { .. })), "{:?}", advice.options);
     assert_eq!(advice.products[0].1.kernel.as_deref(), Some("small"));
     let text = advice.explain("a rule");
     assert!(text.starts_with("modelled: predicted to take "), "{text}");
@@ -98,7 +98,7 @@ fn what_was_measured_is_planned_and_said() {
     let call =
         Call::of(Problem::builder(64, 64, 64).ranks(2).elements(f16, f16, f16).build().unwrap());
     let advice = call.advice(&usual());
-    assert_eq!(advice.gather, call.gather);
+    assert_eq!(advice.options, call.options);
     let text = advice.explain("a rule");
     assert_eq!(text, "by the rules: a rule (no prediction holds for it on NVIDIA H200)");
 }
@@ -106,24 +106,24 @@ fn what_was_measured_is_planned_and_said() {
 #[test]
 fn what_is_fixed_stays() {
     let mut call = Call::of(problem(4096));
-    call.gather.strategy = Some(Strategy::Sequential);
+    call.options.strategy = Some(Strategy::Sequential);
     let advice = call.advice(&usual());
-    assert_eq!(advice.gather, call.gather);
+    assert_eq!(advice.options, call.options);
     assert_eq!(advice.explain("asked for"), "asked for");
 
     // An engine without predictions: the rules decide.
     let mut call = Call::of(problem(4096));
     for engine in [Engine::CopyEngines { streams: 2 }, Engine::Nccl] {
-        call.gather.engine = Some(engine);
+        call.options.engine = Some(engine);
         let advice = call.advice(&usual());
-        assert_eq!(advice.gather, call.gather);
+        assert_eq!(advice.options, call.options);
     }
 
     // What was measured is not what was fixed: the cost model decides the rest.
     let mut call = Call::of(problem(4096));
-    call.gather.pieces = Some(4);
+    call.options.pieces = Some(4);
     let advice = call.advice(&usual());
-    assert_eq!(advice.gather.pieces, Some(4));
+    assert_eq!(advice.options.pieces, Some(4));
     let text = advice.explain("a rule");
     assert!(text.starts_with("modelled: "), "{text}");
 
@@ -131,7 +131,7 @@ fn what_is_fixed_stays() {
     let mut call = Call::of(problem(4096));
     call.products[0].1.kernel = Some("small".into());
     let advice = call.advice(&usual());
-    assert_eq!(advice.gather.strategy, Some(Strategy::Pipelined));
+    assert_eq!(advice.options.strategy, Some(Strategy::Pipelined));
     assert_eq!(
         (advice.products[0].1.kernel.as_deref(), advice.products[0].1.splits),
         (Some("small"), None)
@@ -147,7 +147,7 @@ fn what_cannot_be_carried_out_here_is_not_planned() {
     for entry in [entry(Strategy::Sequential, COPIES, 2, "gigantic"), sliced] {
         let advice = advice(entry);
         assert_eq!(
-            (advice.gather.strategy, advice.gather.pieces),
+            (advice.options.strategy, advice.options.pieces),
             (Some(Strategy::Sequential), Some(2))
         );
         assert_eq!((&advice.products[0].1.kernel, advice.products[0].1.splits), (&None, None));
@@ -166,7 +166,7 @@ fn what_cannot_be_carried_out_here_is_not_planned() {
     let mut call = Call::of(problem(4096));
     call.in_the_way = true;
     let advice = call.advice(&usual());
-    assert_eq!(advice.gather, call.gather);
+    assert_eq!(advice.options, call.options);
     assert!(advice.explain("NCCL").contains("do not reach each other"));
 }
 
@@ -176,7 +176,7 @@ fn kernels_are_measured_for_one_product_on_all_sms() {
     call.products[0].1.sm_limit = Some(100);
     let advice = call.advice(&usual());
     assert_eq!(
-        (advice.gather.strategy, advice.products[0].1.kernel.clone()),
+        (advice.options.strategy, advice.products[0].1.kernel.clone()),
         (Some(Strategy::Pipelined), None)
     );
     assert!(advice.explain("").ends_with("the kernel by the cost model"));
@@ -185,7 +185,7 @@ fn kernels_are_measured_for_one_product_on_all_sms() {
     call.products.push(call.products[0].clone());
     let advice = call.advice(&usual());
     assert_eq!(
-        (advice.gather.strategy, advice.products[0].1.kernel.clone()),
+        (advice.options.strategy, advice.products[0].1.kernel.clone()),
         (Some(Strategy::Pipelined), None)
     );
     assert!(advice.explain("").starts_with("tuned"));
@@ -218,11 +218,11 @@ proptest! {
         let asked = problem(m + more * m / 10);
         let advice = Call::of(asked.clone()).advice(&table);
         prop_assert!(choose(&some(), &asked, &advice.products[0].1, 132).is_ok());
-        if let Some(pieces) = advice.gather.pieces {
+        if let Some(pieces) = advice.options.pieces {
             let options = PlanOptions::new().with_pieces(pieces);
             let plan = Plan::new(&asked, options).unwrap();
             prop_assert!(check_count(plan.chunks()).is_ok());
-            if let Some(Engine::Kernel { .. }) = advice.gather.engine {
+            if let Some(Engine::Kernel { .. }) = advice.options.engine {
                 prop_assert!(pieces <= MAX_PUSHED);
             }
         }
