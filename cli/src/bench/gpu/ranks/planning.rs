@@ -101,7 +101,7 @@ impl Bench<'_> {
             }
             Contender::NcclOwn => {
                 let by_nccl = CollectiveOptions::default().with_engine(Engine::Nccl);
-                gathered(&by_nccl)?
+                gathered(&by_nccl.with_strategy(Strategy::Sequential))?
             }
             Contender::Sequential | Contender::Pipelined | Contender::Fused | Contender::Auto => {
                 match operation {
