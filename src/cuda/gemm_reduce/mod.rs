@@ -46,8 +46,8 @@ use crate::plan::{
 /// Each rank holds a slice of K: all M rows of A over it, and the weight's part. The problem's K is that of one rank, its
 /// shards say which rows of D a rank gets, and its D is that rank's rows. Copy engines send one rank's sums while the next
 /// rank's are computed; this rank's own rows come last. The product of these adds the others' sums to its own
-/// ([`Strategy::Fused`](crate::plan::Strategy::Fused): D in the type of partials, bf16, and no scales), or a kernel behind it does. If ranks get few rows, one
-/// kernel behind the product waits for all ranks' sums and adds them up, where they lie
+/// ([`Strategy::Fused`](crate::plan::Strategy::Fused): D in the type of partials, bf16, and no scales), or a kernel behind it
+/// does. If ranks get few rows, one kernel behind the product waits for all ranks' sums and adds them up, where they lie
 /// ([`Engine::Kernel`](crate::plan::Engine::Kernel)). The result does not depend on what arrives first: sums are added
 /// in the order of the ranks, in `f32`; in a fused step first this rank's own, then the others' in that order.
 ///
