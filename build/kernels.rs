@@ -71,7 +71,7 @@ pub fn build(context: &Context, tools: &Tools, strict: bool) -> Result<Built, St
     let rows = table::read(&table, &set)?;
 
     let common = common_key(context, tools, &csrc, &headers)?;
-    // The largest first, so that no core has one left at the end.
+    // The kernels first: most of their sources take longest, and no core should have one left at the end.
     let units = generate(context, &rows)?
         .into_iter()
         .chain(sources.into_iter().map(|source| {

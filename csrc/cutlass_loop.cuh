@@ -18,7 +18,7 @@
 
 namespace overlap_gemm {
 
-// One of CUTLASS's TMA main loops as it is: all stages of A, then all of B.
+// CUTLASS's TMA main loop as it is: all stages of A, then all of B.
 template <class Base>
 class CutlassMainloop : public Base {
 public:
@@ -53,12 +53,11 @@ public:
     }
 };
 
-template <class Element, bool kFirstAlongK, bool kSecondAlongK, class Tile, class Cluster, bool kPingpong, int kOtherBytes,
-          int kStages>
+template <class Element, bool kTransposed, class Tile, class Cluster, bool kPingpong, int kOtherBytes, int kStages>
 struct CutlassLoop {
     // CUTLASS's names: the first operand is rows x K, the second K x columns.
-    using LayoutFirst = cute::conditional_t<kFirstAlongK, cutlass::layout::RowMajor, cutlass::layout::ColumnMajor>;
-    using LayoutSecond = cute::conditional_t<kSecondAlongK, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
+    using LayoutFirst = cute::conditional_t<kTransposed, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
+    using LayoutSecond = cute::conditional_t<kTransposed, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
     using Schedule = cute::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
     static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(Element));

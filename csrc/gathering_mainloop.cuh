@@ -95,7 +95,7 @@ public:
     using Shape = cute::Shape<int, int, int, int>;
     struct Params : Base::Params {
         // What the first load needs, in one line of kernel parameters as in OrderParams; it ends with `gather.records.records`.
-        // This field hides that of CUTLASS's loops, which is in another line.
+        // This field hides that of CUTLASS's loop, which is in another line.
         alignas(kLineBytes) uint32_t tma_transaction_bytes;
         RowCounts counts_a;
         RowCounts counts_b;

@@ -36,9 +36,8 @@ template <> inline constexpr og_type kTypeOf<cutlass::float_e5m2_t> = OG_TYPE_E5
 // Of a block, in bytes.
 inline constexpr int kSharedCapacity = 227 * 1024;
 
-// CUTLASS's loop as the member `Type`: cutlass_loop.cuh. `AlongK`: whether the operand's rows are K elements side by side.
-template <class Element, bool kFirstAlongK, bool kSecondAlongK, class Tile, class Cluster, bool kPingpong, int kOtherBytes,
-          int kStages>
+// CUTLASS's loop as the member `Type`: cutlass_loop.cuh.
+template <class Element, bool kTransposed, class Tile, class Cluster, bool kPingpong, int kOtherBytes, int kStages>
 struct CutlassLoop;
 
 // Tile and cluster are D's as the caller sees it. The tile is the widest along the kernel's columns, which are D's columns or,
@@ -84,8 +83,9 @@ struct GemmSm90 {
         kSharedCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
 
     // A B of K rows takes CUTLASS's loop: `row` in build/table.rs repeats this rule.
-    static_assert(!kBisKn || (!kVaries && kGroupsN == 1 && cute::is_same_v<First, Second>));
-    using ByCutlass = CutlassLoop<First, !kTransposed, kTransposed, Tile, Cluster, kPingpong, kOtherBytes, kStages>;
+    static_assert(!kBisKn || (!kVaries && kGroupsN == 1 && cute::is_same_v<First, Second> && sizeof(First) == 2));
+    static_assert(!kFast || sizeof(First) == 1, "16-bit operands have one kind of sums");
+    using ByCutlass = CutlassLoop<First, kTransposed, Tile, Cluster, kPingpong, kOtherBytes, kStages>;
     // A template, so that only the one that is used is compiled.
     template <class KernelTile>
     struct ByOwnLoop {

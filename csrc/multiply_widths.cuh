@@ -17,11 +17,13 @@ namespace overlap_gemm {
 
 // The operands lie along K; `Tile` is the widest. kGroupsM warp groups share a tile's rows, or kGroupsN its columns; the other
 // is 1. Stages and their barriers have kSpace bytes of shared memory; no tile is narrower than kLeast. kAddsSteps: each step's
-// sums are added to the tile's in f32, for fp8, of whose sums the tensor cores keep fewer bits.
+// sums are added to the tile's in f32; of sums of fp8 the tensor cores keep fewer bits.
 // The names are those of CUTLASS's main loops.
 template <class First, class Second, class Tile, int kGroupsM, int kGroupsN, int kSpace, int kLeast, bool kAddsSteps>
 class MainloopOfWidths {
     static_assert(sizeof(First) == sizeof(Second));
+    // A step is then as long as the host side says: 128 elements of K.
+    static_assert(!kAddsSteps || cute::size<2>(Tile{}) == 128);
     static_assert(kGroupsM == 1 || kGroupsN == 1);
     static constexpr int kGroupThreads = 128;
     static constexpr int kStripRows = 64;
@@ -101,7 +103,7 @@ public:
             uint32_t const first_a = first + (kGroupsM == 1 ? 0 : group * kStripRows * kRowBytes / 16);
             uint32_t const first_b = first + kBytesA / 16 + (kGroupsN == 1 ? 0 : group * kWidth * kRowBytes / 16);
             auto token = pipeline.consumer_try_wait(stage);
-            // Issues the instructions of a step, and asks for the one behind it before the caller waits, whose time hides the answer's.
+            // Issues a step's instructions, then asks whether the next step has come: the answer comes while the caller waits.
             auto issue = [&](Sums& to) {
                 pipeline.consumer_wait(stage, token);
                 uint32_t const begin = uint32_t(stage.index()) * (kStageBytes / 16);

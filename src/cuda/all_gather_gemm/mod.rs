@@ -143,7 +143,7 @@ impl AllGatherGemm {
             .collect();
         let tiling = planned.as_ref().map(|products| products[0].tiling()).map_err(Error::clone);
         // What a table has decided is in it, so that ranks with different tables notice.
-        let kind = format!("all-gather + GEMM {asked:?} {strategy:?} {products:?}");
+        let kind = format!("all-gather + GEMM {asked:?} {products:?}");
         let operation = Operation::AllGatherGemm;
         let purpose = Purpose { kind: &kind, tiling, operation, way, sums: None };
         let mut gatherer = Gatherer::join(group, device, first, &purpose, options)?;

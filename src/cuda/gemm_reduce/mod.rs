@@ -232,8 +232,7 @@ impl<const ALL: bool, const GEMM: bool> Reduce<ALL, GEMM> {
             product.map_or(PlanOptions::default().tiling, Product::tiling)
         };
         let tiling = sums.as_ref().map(tiling).map_err(Error::clone);
-        let strategy = options.strategy;
-        let kind = format!("{operation} {strategy:?} {way:?} {products:?} {reduction:?}");
+        let kind = format!("{operation} {way:?} {products:?} {reduction:?}");
         let sent = Some((columns, partials));
         let purpose = Purpose { kind: &kind, tiling, operation, way: Ok(way), sums: sent };
         let mut gatherer = Gatherer::join(group, device, first, &purpose, options)?;

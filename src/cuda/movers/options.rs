@@ -19,7 +19,7 @@ use crate::plan::{Engine, Strategy, Timeouts};
 #[non_exhaustive]
 pub struct CollectiveOptions {
     /// The order of moving and multiplying (default: what was measured, or is predicted, to be the fastest; the operation's
-    /// `explain` says which). Only for operations with a product.
+    /// `explain` says which). Operations without a product refuse any but sequential.
     pub strategy: Option<Strategy>,
     /// What moves the rows, or sums (default: the operation chooses, and says why in its `explain`; NCCL if some GPU cannot
     /// reach another's memory).
