@@ -55,9 +55,8 @@ public:
 
 template <class Element, bool kTransposed, class Tile, class Cluster, bool kPingpong, int kOtherBytes, int kStages>
 struct CutlassLoop {
-    // CUTLASS's names: the first operand is rows x K, the second K x columns.
-    using LayoutFirst = cute::conditional_t<kTransposed, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
-    using LayoutSecond = cute::conditional_t<kTransposed, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
+    // Of both operands, in CUTLASS's names: the first is rows x K, the second K x columns, and only one of them lies along K.
+    using Layout = cute::conditional_t<kTransposed, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
     using Schedule = cute::conditional_t<kPingpong, cutlass::gemm::KernelTmaWarpSpecializedPingpong,
                                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
     static constexpr int kAlignment = OG_ALIGNMENT_BYTES / int(sizeof(Element));
@@ -66,7 +65,7 @@ struct CutlassLoop {
     static_assert(kWidth == 64 || kWidth == 128, "CUTLASS's usual header has no instruction of this width");
 
     using Built = typename cutlass::gemm::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, LayoutFirst, kAlignment, Element, LayoutSecond, kAlignment,
+        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Layout, kAlignment, Element, Layout, kAlignment,
         float, Tile, Cluster, cutlass::gemm::collective::StageCountAutoCarveout<kOtherBytes>, Schedule>::CollectiveOp;
     static_assert(Built::DispatchPolicy::Stages == kStages);
     static_assert(cutlass::gemm::collective::detail::sm90_smem_capacity_bytes == kSharedCapacity);
