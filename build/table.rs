@@ -15,8 +15,6 @@ pub struct Row {
     arguments: String,
     /// Of its tiles, along the kernel's columns.
     width: u32,
-    /// Whether its loop over K is CUTLASS's (`GemmSm90` in `csrc/gemm_sm90.cuh`).
-    by_cutlass: bool,
     /// Whether it is compiled when nobody asks for all.
     pub default: bool,
 }
@@ -123,14 +121,13 @@ fn row(line: &str) -> Result<Vec<Row>, String> {
         cluster[0],
         cluster[1]
     );
-    let by_cutlass = layout == "kn";
     let kernel = |width: u32| {
         let [m, n] = if transposed { [width, n[0]] } else { [m[0], width] };
         let name = format!(
             "{a}_{b}_{d}_{layout}_{m}x{n}x{k}_{}x{}_{schedule}{suffixes}",
             cluster[0], cluster[1]
         );
-        Row { name, arguments: arguments.clone(), width, by_cutlass, default }
+        Row { name, arguments: arguments.clone(), width, default }
     };
     Ok(varying.iter().map(|width| kernel(*width)).collect())
 }
@@ -180,18 +177,11 @@ fn numbers<const N: usize>(text: &str) -> Result<[u32; N], String> {
 const ROWS_A_SOURCE: usize = 12;
 
 /// The kernels, cut into sources of about equal size: a name and the kernels of each. Those of the default
-/// set stay among themselves, so that their objects also serve who asks for all, and so do those with CUTLASS's loop, which need
-/// more of its headers; all widths of a row are one template.
+/// set stay among themselves, so that their objects also serve who asks for all; all widths of a row are one template.
 pub fn sources(kernels: &[Row]) -> Vec<(String, Vec<&Row>)> {
     let mut sources = Vec::new();
-    for (set, default, by_cutlass) in [
-        ("default", true, false),
-        ("default_cutlass", true, true),
-        ("all", false, false),
-        ("all_cutlass", false, true),
-    ] {
-        let belongs = |row: &&Row| row.default == default && row.by_cutlass == by_cutlass;
-        let kernels: Vec<&Row> = kernels.iter().filter(belongs).collect();
+    for (set, default) in [("default", true), ("all", false)] {
+        let kernels: Vec<&Row> = kernels.iter().filter(|row| row.default == default).collect();
         let rows: Vec<&[&Row]> =
             kernels.chunk_by(|one, next| one.arguments == next.arguments).collect();
         let count = rows.len().div_ceil(ROWS_A_SOURCE);
@@ -205,9 +195,7 @@ pub fn sources(kernels: &[Row]) -> Vec<(String, Vec<&Row>)> {
 
 /// The source of some kernels.
 pub fn source(kernels: &[&Row]) -> String {
-    let by_cutlass = kernels.iter().any(|row| row.by_cutlass);
-    let header = if by_cutlass { "cutlass_loop.cuh" } else { "gemm_sm90.cuh" };
-    let mut text = format!("#include \"{header}\"\n\nnamespace overlap_gemm {{\n");
+    let mut text = "#include \"gemm_sm90.cuh\"\n\nnamespace overlap_gemm {\n".to_owned();
     for Row { name, arguments, width, .. } in kernels {
         let _ = write!(
             text,

@@ -1,8 +1,8 @@
 // A main loop whose loads wait for their chunk.
 //
 // What belongs here: the loads of one tile by the warp that issues them, and when they may be
-// issued. The multiplications are those of the base, CUTLASS's or multiply_widths.cuh. Looking at signals is the work of a
-// second warp, tile after tile in the same order.
+// issued. The multiplications are those of the base. Looking at signals is the work of a second warp, tile after tile in the
+// same order.
 // Invariant: no TMA load of a row of A is issued before every chunk that the tile's rows touch has
 // been seen ready, and no thread arrives at the barrier of a tile's stage before that, so that a thread that
 // waits for the stage comes behind the chunks, too. While a chunk is missing, the warp loads B into
@@ -55,7 +55,7 @@ struct GatherParams {
     RecordTable records;
 };
 
-// `Base` is MainloopOfWidths (multiply_widths.cuh) or CutlassMainloop (cutlass_loop.cuh). The gathered operand is the kernel's
+// `Base` is MainloopOfWidths (multiply_widths.cuh). The gathered operand is the kernel's
 // A, or its B if the kernel computes D transposed; below, "gathered" and "other" are those two.
 template <class Base, class KernelCluster, bool kTransposed, bool kVaries>
 class GatheringMainloop : public Base {
@@ -76,26 +76,17 @@ public:
     // How many blocks of a cluster load the same rows.
     static constexpr int32_t kSharers = cute::size<kTransposed ? 0 : 1>(KernelCluster{});
 
-    // Whether the rows of the kernel's operands are K elements side by side: those of the gathered one are.
-    template <class Stride>
-    static constexpr bool kAreRows = cute::is_constant<1, decltype(cute::get<1>(Stride{}))>::value;
-    static constexpr bool kRowsInA = kAreRows<typename Base::StrideA>;
-    static constexpr bool kRowsInB = kAreRows<typename Base::StrideB>;
-    static_assert(kTransposed ? kRowsInB : kRowsInA);
+    static_assert(!(kTransposed ? Base::kAcrossB : Base::kAcrossA), "rows arrive, not columns");
     static constexpr int kDepth = cute::size<2>(typename Base::TileShape{});
     static constexpr int kRowBytes = kDepth * int(sizeof(typename Base::ElementA));
     static_assert(sizeof(typename Base::ElementA) == sizeof(typename Base::ElementB));
-    using RowsA = TileRows<typename Base::ElementA, cute::size<0>(typename Base::TileShape{}), kDepth,
+    using RowsA = TileRows<typename Base::ElementA, Base::kAcrossA, cute::size<0>(typename Base::TileShape{}), kDepth,
                            cute::size<1>(KernelCluster{}), false, kOtherByAll && kTransposed>;
-    using RowsB = TileRows<typename Base::ElementB, kWidth, kDepth, cute::size<0>(KernelCluster{}), kVaries,
+    using RowsB = TileRows<typename Base::ElementB, Base::kAcrossB, kWidth, kDepth, cute::size<0>(KernelCluster{}), kVaries,
                            kOtherByAll && !kTransposed>;
-    static_assert(!kVaries || (kRowsInA && kRowsInB));
 
-    // The kernel's product: its rows, its columns, K, 1.
-    using Shape = cute::Shape<int, int, int, int>;
-    struct Params : Base::Params {
+    struct Params {
         // What the first load needs, in one line of kernel parameters as in OrderParams; it ends with `gather.records.records`.
-        // This field hides that of CUTLASS's loop, which is in another line.
         alignas(kLineBytes) uint32_t tma_transaction_bytes;
         RowCounts counts_a;
         RowCounts counts_b;
@@ -105,8 +96,6 @@ public:
         RowDescriptors rows_a;
         RowDescriptors rows_b;
         ChunkTable chunks;
-        // For the base's descriptors alone.
-        Shape shape;
 
         static_assert(2 * sizeof(uint32_t) + 2 * sizeof(RowCounts) + offsetof(GatherParams, records) + sizeof(void*) <=
                       kLineBytes);
@@ -121,31 +110,18 @@ public:
         }
     };
 
-    // `width`: of this launch's tiles, along the kernel's columns.
-    static Params encode(Shape const& shape, typename Base::Arguments const& operands, ChunkTable const& chunks,
-                         GatherParams const& gather, int32_t width) {
+    // `a` and `b` are the kernel's operands, `width` that of this launch's tiles, along the kernel's columns.
+    static Params encode(Operand const& a, Operand const& b, int64_t k, ChunkTable const& chunks, GatherParams const& gather,
+                         int32_t width) {
         Params params{};
-        // CUTLASS's descriptors, where they are used: the driver takes a microsecond for each.
-        if constexpr (!kRowsInA || !kRowsInB) {
-            static_cast<typename Base::Params&>(params) = Base::to_underlying_arguments(shape, operands, nullptr);
-        }
         params.chunks = chunks;
         params.gather = gather;
         params.width = width;
         params.stages = cutlass::FastDivmod(Base::stages(width));
-        params.shape = shape;
-        auto [m, n, k, l] = shape;
         constexpr int rows = cute::size<0>(typename Base::TileShape{});
-        if constexpr (kRowsInA) {
-            RowsA::encode(params.rows_a, params.counts_a, kTransposed ? "B" : "A", operands.ptr_A, m, k,
-                          cute::get<0>(operands.dA), rows, rows * cute::size<0>(KernelCluster{}));
-        }
-        if constexpr (kRowsInB) {
-            RowsB::encode(params.rows_b, params.counts_b, kTransposed ? "A" : "B", operands.ptr_B, n, k,
-                          cute::get<0>(operands.dB), width, width * cute::size<1>(KernelCluster{}));
-        }
-        params.tma_transaction_bytes =
-            kVaries ? uint32_t(rows + width) * kRowBytes : uint32_t(Base::TmaTransactionBytes);
+        RowsA::encode(params.rows_a, params.counts_a, a, k, rows, rows * cute::size<0>(KernelCluster{}));
+        RowsB::encode(params.rows_b, params.counts_b, b, k, width, width * cute::size<1>(KernelCluster{}));
+        params.tma_transaction_bytes = uint32_t(rows + width) * kRowBytes;
         return params;
     }
 
@@ -176,24 +152,12 @@ public:
             params.tma_transaction_bytes -
             uint32_t(RowsA::missing(params.counts_a, tile_a) + RowsB::missing(params.counts_b, tile_b)) * kRowBytes;
         auto load_a = [&](int32_t k, Stage const& to) {
-            if constexpr (kRowsInA) {
-                RowsA::load(part_a, params.counts_a, k, Base::stage_of_a(storage, params, to.index()),
-                            shared_address(*pipeline.producer_get_barrier(to)), share_a);
-            } else if (elect_one_sync()) {
-                auto tensor = get<0>(Base::load_init(params.shape, params));
-                load_tensor<typename Base::SmemLayoutA>(params.tma_load_a, tensor(_, _, tile_a, _, 0), y, k,
-                                                        storage.smem_A.data(), pipeline, to, share_a);
-            }
+            RowsA::load(part_a, params.counts_a, k, Base::stage_of_a(storage, params, to.index()),
+                        shared_address(*pipeline.producer_get_barrier(to)), share_a);
         };
         auto load_b = [&](int32_t k, Stage const& to) {
-            if constexpr (kRowsInB) {
-                RowsB::load(part_b, params.counts_b, k, Base::stage_of_b(storage, params, to.index()),
-                            shared_address(*pipeline.producer_get_barrier(to)), share_b);
-            } else if (elect_one_sync()) {
-                auto tensor = get<1>(Base::load_init(params.shape, params));
-                load_tensor<typename Base::SmemLayoutB>(params.tma_load_b, tensor(_, _, tile_b, _, 0), x, k,
-                                                        storage.smem_B.data(), pipeline, to, share_b);
-            }
+            RowsB::load(part_b, params.counts_b, k, Base::stage_of_b(storage, params, to.index()),
+                        shared_address(*pipeline.producer_get_barrier(to)), share_b);
         };
         auto load_gathered = [&](int32_t k, Stage const& to) {
             if constexpr (kTransposed) load_b(k, to); else load_a(k, to);
@@ -202,11 +166,7 @@ public:
             if constexpr (kTransposed) load_a(k, to); else load_b(k, to);
         };
         auto prefetch_other = [&](int32_t k) {
-            if constexpr (kTransposed && kRowsInA) {
-                RowsA::prefetch(part_a, k);
-            } else if constexpr (!kTransposed && kRowsInB) {
-                RowsB::prefetch(part_b, k);
-            }
+            if constexpr (kTransposed) RowsA::prefetch(part_a, k); else RowsB::prefetch(part_b, k);
         };
 
         bool is_first = tile == 0;
@@ -312,7 +272,7 @@ public:
     // Whether a tile lies outside D: it fills a cluster up, and its block just loads rows for the others.
     template <class Work>
     CUTLASS_DEVICE static bool is_padding(Params const& params, Work const& work) {
-        if constexpr (cute::size(KernelCluster{}) == 1 || !kRowsInA || !kRowsInB) return false;
+        if constexpr (cute::size(KernelCluster{}) == 1) return false;
         bool const is_padding = RowsA::is_outside(params.counts_a, work.m) || RowsB::is_outside(params.counts_b, work.n);
         // The same for all lanes, which the compiler now knows.
         return __shfl_sync(0xffffffff, int(is_padding), 0) != 0;
@@ -320,14 +280,10 @@ public:
 
     // Called by one thread of a block.
     CUTLASS_DEVICE static void prefetch(Params const& params) {
-        if constexpr (kRowsInA && kRowsInB) {
-            cute::prefetch_tma_descriptor(&params.rows_a.whole);
-            cute::prefetch_tma_descriptor(&params.rows_b.whole);
-            if (params.counts_a.rest_rows != 0) cute::prefetch_tma_descriptor(&params.rows_a.rest);
-            if (params.counts_b.rest_rows != 0) cute::prefetch_tma_descriptor(&params.rows_b.rest);
-        } else {
-            Base::prefetch_tma_descriptors(params);
-        }
+        cute::prefetch_tma_descriptor(&params.rows_a.whole);
+        cute::prefetch_tma_descriptor(&params.rows_b.whole);
+        if (params.counts_a.rest_rows != 0) cute::prefetch_tma_descriptor(&params.rows_a.rest);
+        if (params.counts_b.rest_rows != 0) cute::prefetch_tma_descriptor(&params.rows_b.rest);
     }
 
 private:
@@ -339,17 +295,6 @@ private:
         Span span{0, gather.span_steps};
         for (; span.end <= k; ++span.number) span.end += gather.span_steps;
         return span;
-    }
-
-    // Step `k`, into stage `to`, of an operand that does not lie along K, by CUTLASS's descriptor.
-    template <class SharedLayout, class Tma, class Tensor, class Element>
-    CUTLASS_DEVICE static void load_tensor(Tma const& tma, Tensor const& tensor, uint32_t place, int32_t k, Element* data,
-                                           MainloopPipeline& pipeline, Stage const& to, uint16_t sharers) {
-        using namespace cute;
-        auto slice = tma.get_slice(place);
-        auto from = slice.partition_S(tensor);
-        auto into = slice.partition_D(make_tensor(make_smem_ptr(data), SharedLayout{}));
-        copy(tma.with(*pipeline.producer_get_barrier(to), sharers), from(_, _, _, k), into(_, _, _, to.index()));
     }
 
     // A block's place in its cluster. Constants where there is one place: that saves registers.

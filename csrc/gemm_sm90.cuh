@@ -10,7 +10,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 
 // Not all of CuTe: its tensors take longer to compile than all else that is included here.
 #include "cutlass/cutlass.h"
@@ -36,10 +35,6 @@ template <> inline constexpr og_type kTypeOf<cutlass::float_e5m2_t> = OG_TYPE_E5
 // Of a block, in bytes.
 inline constexpr int kSharedCapacity = 227 * 1024;
 
-// CUTLASS's loop as the member `Type`: cutlass_loop.cuh.
-template <class Element, bool kTransposed, class Tile, class Cluster, bool kPingpong, int kOtherBytes, int kStages>
-struct CutlassLoop;
-
 // Tile and cluster are D's as the caller sees it. The tile is the widest along the kernel's columns, which are D's columns or,
 // transposed, its rows; `kLeast` is the narrowest there: a launch has one of the widths between, in steps of 8 (16 where warp
 // groups share the columns).
@@ -49,7 +44,9 @@ struct GemmSm90 {
     // The product as the kernel sees it: rows from its first operand. Transposed, that is B.
     using First = cute::conditional_t<kTransposed, ElementB, ElementA>;
     using Second = cute::conditional_t<kTransposed, ElementA, ElementB>;
-    static constexpr bool kBisKn = kLayoutB == OG_LAYOUT_KN;
+    // B is K rows of N.
+    static constexpr bool kFirstAcross = kTransposed && kLayoutB == OG_LAYOUT_KN;
+    static constexpr bool kSecondAcross = !kTransposed && kLayoutB == OG_LAYOUT_KN;
 
     using Tile = cute::conditional_t<
         kTransposed, cute::Shape<cute::Int<kTileN>, cute::Int<kTileM>, cute::Int<kTileK>>,
@@ -82,17 +79,10 @@ struct GemmSm90 {
     static constexpr int kStageSpace =
         kSharedCapacity - int(sizeof(typename Store::SharedStorage) + sizeof(typename Store::Vectors)) - kBlockWaitsBytes;
 
-    // A B of K rows takes CUTLASS's loop: `row` in build/table.rs repeats this rule.
-    static_assert(!kBisKn || (!kVaries && kGroupsN == 1 && cute::is_same_v<First, Second> && sizeof(First) == 2));
     static_assert(!kFast || sizeof(First) == 1, "16-bit operands have one kind of sums");
-    using ByCutlass = CutlassLoop<First, kTransposed, Tile, Cluster, kPingpong, kOtherBytes, kStages>;
-    // A template, so that only the one that is used is compiled.
-    template <class KernelTile>
-    struct ByOwnLoop {
-        static constexpr bool kAddsSteps = sizeof(First) == 1 && !kFast;
-        using Type = MainloopOfWidths<First, Second, KernelTile, kGroupsM, kGroupsN, kStageSpace, kLeast, kAddsSteps>;
-    };
-    using BaseMainloop = typename cute::conditional_t<kBisKn, ByCutlass, ByOwnLoop<Tile>>::Type;
+    static constexpr bool kAddsSteps = sizeof(First) == 1 && !kFast;
+    using BaseMainloop = MainloopOfWidths<First, Second, kFirstAcross, kSecondAcross, Tile, kGroupsM, kGroupsN, kStageSpace,
+                                          kLeast, kAddsSteps>;
     using Mainloop = GatheringMainloop<BaseMainloop, Cluster, kTransposed, kVaries>;
 
     // Ping-pong kernels know no slices of K, and large outputs need none.
@@ -125,16 +115,6 @@ struct GemmSm90 {
                 kMaxSplits,
                 Store::adds_others(width),
                 Store::gates(width)};
-    }
-
-    // A CUTLASS stride has a 1 where elements are neighbours; the other is the pitch.
-    template <class Stride>
-    static Stride stride(int64_t pitch) {
-        if constexpr (cute::is_constant<1, decltype(cute::get<0>(Stride{}))>::value) {
-            return Stride{cute::Int<1>{}, pitch, 0};
-        } else {
-            return Stride{pitch, cute::Int<1>{}, 0};
-        }
     }
 
     static OrderParams order(Launch const& launch, og_kernel_facts const& kernel) {
@@ -195,20 +175,11 @@ struct GemmSm90 {
         records.tiles_n = int32_t(UnitGrid::ceil_div(shape.n, kernel.tile_n));
         records.splits = shape.splits;
 
-        void const* first = kTransposed ? launch.operands.b : launch.operands.a;
-        void const* second = kTransposed ? launch.operands.a : launch.operands.b;
-        int64_t first_pitch = kTransposed ? shape.ldb : shape.lda;
-        int64_t second_pitch = kTransposed ? shape.lda : shape.ldb;
-        int rows = int(kTransposed ? shape.n : launch.rows);
-        int columns = int(kTransposed ? launch.rows : shape.n);
-        typename BaseMainloop::Arguments operands{};
-        operands.ptr_A = static_cast<First const*>(first);
-        operands.dA = stride<typename BaseMainloop::StrideA>(first_pitch);
-        operands.ptr_B = static_cast<Second const*>(second);
-        operands.dB = stride<typename BaseMainloop::StrideB>(second_pitch);
+        Operand const a{"A", launch.operands.a, launch.rows, shape.lda};
+        Operand const b{"B", launch.operands.b, shape.n, shape.ldb};
         int const width = kTransposed ? kernel.tile_m : kernel.tile_n;
         return {order(launch, kernel),
-                Mainloop::encode({rows, columns, int(shape.k), 1}, operands, make_chunk_table(launch.input),
+                Mainloop::encode(kTransposed ? b : a, kTransposed ? a : b, shape.k, make_chunk_table(launch.input),
                                  gather(launch, records), width),
                 Store::encode(epilogue(launch, records, width), launch.operands.others, launch.operands.d, shape.ldd,
                               launch.rows, shape.n)};
@@ -252,26 +223,11 @@ struct GemmSm90 {
         return clusters;
     }
 
-    // CUTLASS only prints when the driver refuses a descriptor, and leaves zeros behind; a kernel
-    // that reads such a descriptor faults. So look.
-    static void check_descriptor(cute::TmaDescriptor const* descriptor, char const* matrix) {
-        static constexpr cute::TmaDescriptor zeros{};
-        if (std::memcmp(descriptor, &zeros, sizeof zeros) == 0) {
-            throw Failure(OG_STATUS_CUDA, std::string("cuTensorMapEncodeTiled: the driver refused "
-                                                      "the TMA descriptor of ") +
-                                              matrix);
-        }
-    }
-
     template <int kWidth>
     static void enqueue(Launch const& launch) {
         static constexpr og_kernel_facts kernel = facts("", kWidth);
         UnitGrid units(kernel, launch.rows, launch.plan.shape.n);
         auto params = GemmSm90::params(launch, kernel);
-        if constexpr (kBisKn) {
-            check_descriptor(params.mainloop.tma_load_a.get_tma_descriptor(), kTransposed ? "B" : "A");
-            check_descriptor(params.mainloop.tma_load_b.get_tma_descriptor(), kTransposed ? "A" : "B");
-        }
         int64_t work = units.count() * launch.plan.shape.splits;
         int clusters = int(std::min<int64_t>(work, launch.plan.cluster_count));
         LaunchConfig config(clusters, launch.stream);

@@ -1,7 +1,7 @@
 // A main loop for tiles of any width in steps of 8, of which one kernel may have eight: each launch says how wide its tiles
 // are.
 //
-// What belongs here: the loop over K of the warps that multiply, in the place of CUTLASS's.
+// What belongs here: the loop over K of the warps that multiply. CUTLASS's has one width a kernel, and few of them.
 // Invariant: a launch has as many stages as fit for its width, one behind the other, A before B; a stage is released only after
 // all instructions that read it have ended.
 #pragma once
@@ -15,11 +15,12 @@
 
 namespace overlap_gemm {
 
-// The operands lie along K; `Tile` is the widest. kGroupsM warp groups share a tile's rows, or kGroupsN its columns; the other
-// is 1. Stages and their barriers have kSpace bytes of shared memory; no tile is narrower than kLeast. kAddsSteps: each step's
-// sums are added to the tile's in f32; of sums of fp8 the tensor cores keep fewer bits.
-// The names are those of CUTLASS's main loops.
-template <class First, class Second, class Tile, int kGroupsM, int kGroupsN, int kSpace, int kLeast, bool kAddsSteps>
+// `Tile` is the widest. kGroupsM warp groups share a tile's rows, or kGroupsN its columns; the other is 1. Stages and their
+// barriers have kSpace bytes of shared memory; no tile is narrower than kLeast. kAddsSteps: each step's sums are added to the
+// tile's in f32; of sums of fp8 the tensor cores keep fewer bits. An operand whose rows do not lie along K lies across it: of
+// each element of K, its rows lie side by side.
+template <class First, class Second, bool kFirstAcross, bool kSecondAcross, class Tile, int kGroupsM, int kGroupsN, int kSpace,
+          int kLeast, bool kAddsSteps>
 class MainloopOfWidths {
     static_assert(sizeof(First) == sizeof(Second));
     // A step is then as long as the host side says: 128 elements of K.
@@ -35,6 +36,9 @@ class MainloopOfWidths {
     static constexpr int kStrips = kTileRows / (kStripRows * kGroupsM);
     // Columns of the widest tile that one group multiplies.
     static constexpr int kPartN = kWidest / kGroupsN;
+    // An operand across K lies in panels of 64 rows, each as long as a tile is deep.
+    static_assert(!(kFirstAcross || kSecondAcross) || (kDepths == 1 && kLeast == kWidest && kPartN % kStripRows == 0));
+    static_assert(!(kFirstAcross && kSecondAcross));
     static constexpr int kBytesA = kTileRows * kDepths * kRowBytes;
 
     static constexpr int stage_bytes(int width) { return (kTileRows + width) * kDepths * kRowBytes; }
@@ -47,17 +51,8 @@ public:
     using TileShape = Tile;
     using ElementA = First;
     using ElementB = Second;
-    using StrideA = cute::Stride<int64_t, cute::_1, int64_t>;
-    using StrideB = StrideA;
-    struct Arguments {
-        First const* ptr_A;
-        StrideA dA;
-        Second const* ptr_B;
-        StrideB dB;
-    };
-    // No descriptors of CUTLASS's.
-    struct Params {};
-    static constexpr uint32_t TmaTransactionBytes = stage_bytes(kWidest);
+    static constexpr bool kAcrossA = kFirstAcross;
+    static constexpr bool kAcrossB = kSecondAcross;
 
     static constexpr int kMostStages = kSpace / (stage_bytes(kLeast) + kBarrierBytes);
     static constexpr int kBytes = (kSpace - kMostStages * kBarrierBytes) / kAlignment * kAlignment;
@@ -100,8 +95,9 @@ public:
             constexpr int kWidth = decltype(width_of)::value;
             constexpr int kDepthA = kTileRows * kRowBytes, kDepthB = kWidth * kGroupsN * kRowBytes;
             constexpr int kStageBytes = (kDepthA + kDepthB) * kDepths;
-            uint32_t const first_a = first + (kGroupsM == 1 ? 0 : group * kStripRows * kRowBytes / 16);
-            uint32_t const first_b = first + kBytesA / 16 + (kGroupsN == 1 ? 0 : group * kWidth * kRowBytes / 16);
+            uint32_t const first_a = first + kPanels<kAcrossA> + (kGroupsM == 1 ? 0 : group * kStripRows * kRowBytes / 16);
+            uint32_t const first_b =
+                first + kPanels<kAcrossB> + kBytesA / 16 + (kGroupsN == 1 ? 0 : group * kWidth * kRowBytes / 16);
             auto token = pipeline.consumer_try_wait(stage);
             // Issues a step's instructions, then asks whether the next step has come: the answer comes while the caller waits.
             auto issue = [&](Sums& to) {
@@ -113,7 +109,7 @@ public:
                     CUTLASS_PRAGMA_UNROLL
                     for (int strip = 0; strip < kStrips; ++strip) {
                         int const rows_before = strip * kStripRows * kGroupsM * kRowBytes;
-                        Wgmma<kWidth>::template run<First, Second>(
+                        Wgmma<kWidth>::template run<First, Second, kAcrossA, kAcrossB>(
                             &to[strip * kPartN / 2], first_a + begin + (depth * kDepthA + rows_before) / 16,
                             first_b + begin + depth * kDepthB / 16);
                     }
@@ -176,10 +172,14 @@ private:
         }
     }
 
-    // The lower half of what the PTX manual calls a matrix descriptor: see Wgmma.
+    // The lower half of what the PTX manual calls a matrix descriptor: see Wgmma. Above its 18 bits an address in shared memory
+    // has the block's place in its cluster, which would lie where the descriptor says how far apart panels are.
     CUTLASS_DEVICE static uint32_t descriptor(void const* operand) {
-        return (1u << 16) | (cute::cast_smem_ptr_to_uint(operand) / 16);
+        return (1u << 16) | (cute::cast_smem_ptr_to_uint(operand) & 0x3ffff) / 16;
     }
+    // What that of an operand across K has more: in the place of the 1, how far apart its panels are, in 16s of bytes.
+    template <bool kAcross>
+    static constexpr uint32_t kPanels = kAcross ? uint32_t(cute::size<2>(Tile{}) * kRowBytes / 16 - 1) << 16 : 0;
 };
 
 }  // namespace overlap_gemm

@@ -1,4 +1,5 @@
-// Loads of an operand whose rows are K elements side by side, by a warp of which one lane issues them, tile after tile.
+// Loads of an operand by a warp of which one lane issues them, tile after tile. Its rows are K elements side by side; or they
+// lie across K, side by side for each element of K: a row of such an operand is what others call its column.
 //
 // What belongs here: TMA descriptors of such an operand, and the loads of one tile. The blocks of a cluster that need the
 // same rows load a part each, for all of them. TMA fills rows outside an operand with zeros, but slowly: 16 bytes a cycle.
@@ -21,8 +22,17 @@
 
 namespace overlap_gemm {
 
-// The rows of an operand. The host fills both structs in; they are zero for an operand with another layout. They lie apart
-// in the kernel's parameters (GatheringMainloop::Params).
+struct Operand {
+    // For errors.
+    char const* name;
+    void const* matrix;
+    int64_t rows;
+    // In elements; across K, from one element of K to the next.
+    int64_t stride;
+};
+
+// The rows of an operand. The host fills both structs in. They lie apart in the kernel's parameters
+// (GatheringMainloop::Params).
 struct RowCounts {
     int32_t rows = 0;
     // Of a tile, where launches differ in it.
@@ -40,14 +50,15 @@ struct RowDescriptors {
 
 // Tiles of kRows rows and kDepth of their elements, of which each of kSharers blocks loads a part. With kVaries a launch may
 // have tiles of fewer rows. With kByAll each block loads rows of each tile, those of zeros where it has no others.
-template <class Element, int kRows, int kDepth, int kSharers, bool kVaries, bool kByAll>
+template <class Element, bool kAcross, int kRows, int kDepth, int kSharers, bool kVaries, bool kByAll>
 struct TileRows {
-    // Rows of 128 bytes lie one behind the other, in the pattern that wgmma reads; deeper tiles are such parts one after
-    // the other.
+    // Rows of 128 bytes lie one behind the other, in the pattern that wgmma reads; what is deeper or, across K, has more rows
+    // is such parts one after the other.
     static constexpr int kRowBytes = 128;
-    static constexpr int kPartDepth = kRowBytes / int(sizeof(Element));
-    static constexpr int kParts = kDepth / kPartDepth;
-    static_assert(kDepth % kPartDepth == 0 && kRows % kSharers == 0);
+    static constexpr int kPartElements = kRowBytes / int(sizeof(Element));
+    static constexpr int kParts = (kAcross ? kRows / kSharers : kDepth) / kPartElements;
+    static_assert(kDepth % kPartElements == 0 && kRows % kSharers == 0);
+    static_assert(!kAcross || (!kVaries && kRows / kSharers % kPartElements == 0));
     // Tiles that vary have any multiple of eight rows.
     static_assert(!kVaries || 8 % kSharers == 0);
     // Fewer rows outside are filled with zeros: that costs less time than the tile's multiplications take.
@@ -55,12 +66,19 @@ struct TileRows {
 
     CUTLASS_HOST_DEVICE static int32_t tile_rows(RowCounts const& counts) { return kVaries ? counts.tile_rows : kRows; }
 
-    static void encode(RowDescriptors& descriptors, RowCounts& counts, char const* name, void const* matrix, int64_t rows,
-                       int64_t k, int64_t row_stride, int tile_rows, int64_t unit_rows) {
+    static void encode(RowDescriptors& descriptors, RowCounts& counts, Operand const& operand, int64_t k, int tile_rows,
+                       int64_t unit_rows) {
+        int64_t const rows = operand.rows;
         counts.rows = int32_t(rows);
         counts.tile_rows = tile_rows;
+        if constexpr (kAcross) {
+            descriptors.whole = tma_matrix<Element>(operand.name, operand.matrix, k, rows, operand.stride, kDepth,
+                                                    kPartElements, kPartElements);
+            return;
+        }
         auto descriptor = [&](int box_rows) {
-            return tma_matrix<Element>(name, matrix, rows, k, row_stride, box_rows, kPartDepth, kPartDepth);
+            return tma_matrix<Element>(operand.name, operand.matrix, rows, k, operand.stride, box_rows, kPartElements,
+                                       kPartElements);
         };
         descriptors.whole = descriptor(tile_rows / kSharers);
         int64_t padded = (rows + unit_rows - 1) / unit_rows * unit_rows;
@@ -116,20 +134,21 @@ struct TileRows {
         if (!part.is_loaded) return;
         CUTLASS_PRAGMA_UNROLL
         for (int nth = 0; nth < kParts; ++nth) {
-            uint32_t place = to + (nth * uint32_t(tile_rows(counts)) + part.rows_before) * kRowBytes;
-            int32_t column = k * kDepth + nth * kPartDepth;
+            uint32_t const rows_before = nth * uint32_t(kAcross ? kPartElements : tile_rows(counts)) + part.rows_before;
+            uint32_t const place = to + rows_before * kRowBytes;
+            Corner const corner = corner_of(part, k, nth);
             if constexpr (kSharers > 1) {
                 asm volatile(
                     OG_BY_ONE_LANE(
                         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
                         " [%0], [%1, {%2, %3}], [%4], %5;")::"r"(place),
-                    "l"(part.descriptor), "r"(column), "r"(part.first_row), "r"(barrier), "h"(sharers)
+                    "l"(part.descriptor), "r"(corner.column), "r"(corner.row), "r"(barrier), "h"(sharers)
                     : "memory");
             } else {
                 asm volatile(
                     OG_BY_ONE_LANE("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
                                    " [%0], [%1, {%2, %3}], [%4];")::"r"(place),
-                    "l"(part.descriptor), "r"(column), "r"(part.first_row), "r"(barrier)
+                    "l"(part.descriptor), "r"(corner.column), "r"(corner.row), "r"(barrier)
                     : "memory");
             }
         }
@@ -140,10 +159,21 @@ struct TileRows {
         if (!part.is_loaded) return;
         CUTLASS_PRAGMA_UNROLL
         for (int nth = 0; nth < kParts; ++nth) {
+            Corner const corner = corner_of(part, k, nth);
             asm volatile(OG_BY_ONE_LANE("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];")::"l"(part.descriptor),
-                         "r"(k * kDepth + nth * kPartDepth), "r"(part.first_row)
+                         "r"(corner.column), "r"(corner.row)
                          : "memory");
         }
+    }
+
+private:
+    // In memory, where the box of a load begins.
+    struct Corner {
+        int32_t column, row;
+    };
+    CUTLASS_DEVICE static Corner corner_of(Part const& part, int32_t k, int nth) {
+        if constexpr (kAcross) return {part.first_row + nth * kPartElements, k * kDepth};
+        return {k * kDepth + nth * kPartElements, part.first_row};
     }
 };
 

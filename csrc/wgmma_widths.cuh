@@ -1,4 +1,4 @@
-// Matrix instructions of our own loop over K (multiply_widths.cuh): of 16 columns, and of any width in steps of 8 from 32 on.
+// Matrix instructions of the loop over K (multiply_widths.cuh): of 16 columns, and of any width in steps of 8 from 32 on.
 //
 // Tiles of many widths fill the GPU's 132 SMs at many shapes: 112 columns cut N = 3584 = 32 * 112 so that 1024 rows
 // make 256 tiles, nearly two for each SM, where 128 columns make 224 and leave 15 % of the GPU idle. CUTLASS has all
@@ -85,46 +85,63 @@ namespace overlap_gemm {
 template <class A, class ExpectedA, class B, class ExpectedB>
 inline constexpr bool kAre = cute::is_same_v<A, ExpectedA> && cute::is_same_v<B, ExpectedB>;
 
-// Four instructions, which multiply 64 rows of A and kWidth rows of B, 128 bytes of each, and add to the sums.
+// Four instructions, which multiply 64 rows of A and kWidth rows of B, 128 bytes of K of each, and add to the sums.
 template <int kWidth>
 struct Wgmma;
 
-// Both operands lie along K, in rows of 128 bytes: an instruction reads 32 of them, and descriptors count 16s. The upper half
-// of a descriptor says that the pattern repeats every eight rows (PTX manual, matrix descriptor). The names are those of the
-// operands behind the sums: the lower halves of the descriptors of A and B.
+// An operand along K has a row of 128 bytes for each of its rows: an instruction reads 32 bytes of each. One across K has a row
+// of 128 bytes for each element of K, and the next 64 of its rows lie in another such panel: an instruction reads 16 rows of
+// each panel. That is how far apart the instructions' descriptors are, which count 16s of bytes.
+#define OG_ALONG "2"
+#define OG_ACROSS "128"
+// The upper half of a descriptor says that the pattern repeats every eight rows (PTX manual, matrix descriptor). The names are
+// those of the operands behind the sums: the lower halves of the descriptors of A and B.
 #define OG_LINE(width, kind, operands, tail) \
     "wgmma.mma_async.sync.aligned.m64n" #width kind " {" OG_NAMES_##width "}, " operands ", 1, 1, 1" tail ";\n"
-#define OG_DESCRIPTOR(to, from, bytes) "add.u32 low, " from ", " bytes " / 16;\nmov.b64 " to ", {low, high};\n"
-#define OG_RUN(width, kind, tail, a_name, b_name)                                                      \
+#define OG_DESCRIPTOR(to, from, nth, step) "add.u32 low, " from ", " nth " * " step ";\nmov.b64 " to ", {low, high};\n"
+#define OG_RUN(width, kind, tail, step_a, step_b, a_name, b_name)                                      \
     asm volatile("{\n.reg .b64 a0, a1, a2, a3, b0, b1, b2, b3;\n.reg .b32 low, high;\n"                \
                  "mov.b32 high, 0x40000040;\n"                                                         \
-                 OG_DESCRIPTOR("a0", a_name, "0") OG_DESCRIPTOR("a1", a_name, "32")                    \
-                 OG_DESCRIPTOR("a2", a_name, "64") OG_DESCRIPTOR("a3", a_name, "96")                   \
-                 OG_DESCRIPTOR("b0", b_name, "0") OG_DESCRIPTOR("b1", b_name, "32")                    \
-                 OG_DESCRIPTOR("b2", b_name, "64") OG_DESCRIPTOR("b3", b_name, "96")                   \
+                 OG_DESCRIPTOR("a0", a_name, "0", step_a) OG_DESCRIPTOR("a1", a_name, "1", step_a)     \
+                 OG_DESCRIPTOR("a2", a_name, "2", step_a) OG_DESCRIPTOR("a3", a_name, "3", step_a)     \
+                 OG_DESCRIPTOR("b0", b_name, "0", step_b) OG_DESCRIPTOR("b1", b_name, "1", step_b)     \
+                 OG_DESCRIPTOR("b2", b_name, "2", step_b) OG_DESCRIPTOR("b3", b_name, "3", step_b)     \
                  OG_LINE(width, kind, "a0, b0", tail) OG_LINE(width, kind, "a1, b1", tail)             \
                  OG_LINE(width, kind, "a2, b2", tail) OG_LINE(width, kind, "a3, b3", tail) "}\n"       \
                  : OG_SUMS_##width(d)                                                                  \
                  : "r"(a), "r"(b)                                                                      \
                  : "memory")
 
+// Operands of 16 bits may lie across K: the last two numbers say which do.
+#define OG_RUN_16(width, kind, a_name, b_name)                                                         \
+    if constexpr (kAcrossA) {                                                                          \
+        OG_RUN(width, kind, ", 1, 0", OG_ACROSS, OG_ALONG, a_name, b_name);                            \
+    } else if constexpr (kAcrossB) {                                                                   \
+        OG_RUN(width, kind, ", 0, 1", OG_ALONG, OG_ACROSS, a_name, b_name);                            \
+    } else {                                                                                           \
+        OG_RUN(width, kind, ", 0, 0", OG_ALONG, OG_ALONG, a_name, b_name);                             \
+    }
+#define OG_RUN_8(width, kind, a_name, b_name)                                                          \
+    static_assert(!kAcrossA && !kAcrossB, "fp8 operands lie along K");                                 \
+    OG_RUN(width, kind, "", OG_ALONG, OG_ALONG, a_name, b_name)
+
 #define OG_WGMMA(width, a_name, b_name)                                                                \
     template <>                                                                                        \
     struct Wgmma<width> {                                                                              \
-        template <class A, class B>                                                                    \
+        template <class A, class B, bool kAcrossA, bool kAcrossB>                                      \
         CUTE_HOST_DEVICE static void run(float* d, uint32_t a, uint32_t b) {                           \
             using namespace cutlass;                                                                   \
             if constexpr (kAre<A, bfloat16_t, B, bfloat16_t>) {                                        \
-                OG_RUN(width, "k16.f32.bf16.bf16", ", 0, 0", a_name, b_name);                          \
+                OG_RUN_16(width, "k16.f32.bf16.bf16", a_name, b_name);                                 \
             } else if constexpr (kAre<A, half_t, B, half_t>) {                                         \
-                OG_RUN(width, "k16.f32.f16.f16", ", 0, 0", a_name, b_name);                            \
+                OG_RUN_16(width, "k16.f32.f16.f16", a_name, b_name);                                   \
             } else if constexpr (kAre<A, float_e4m3_t, B, float_e4m3_t>) {                             \
-                OG_RUN(width, "k32.f32.e4m3.e4m3", "", a_name, b_name);                                \
+                OG_RUN_8(width, "k32.f32.e4m3.e4m3", a_name, b_name);                                  \
             } else if constexpr (kAre<A, float_e4m3_t, B, float_e5m2_t>) {                             \
-                OG_RUN(width, "k32.f32.e4m3.e5m2", "", a_name, b_name);                                \
+                OG_RUN_8(width, "k32.f32.e4m3.e5m2", a_name, b_name);                                  \
             } else {                                                                                   \
                 static_assert(kAre<A, float_e5m2_t, B, float_e4m3_t>, "no kernel has these types");    \
-                OG_RUN(width, "k32.f32.e5m2.e4m3", "", a_name, b_name);                                \
+                OG_RUN_8(width, "k32.f32.e5m2.e4m3", a_name, b_name);                                  \
             }                                                                                          \
         }                                                                                              \
     };

@@ -321,18 +321,6 @@ fn a_row_of_several_widths_is_as_many_kernels_of_one_template() {
         let source = table::source(&sources[0].1);
         assert_eq!((sources.len(), source.matches(arguments).count()), (1, 4), "{source}");
     }
-    // Only kernels with CUTLASS's loop take its headers.
-    for (row, header) in [
-        ("bf16 bf16 bf16 nk 128x128x64 2x1 pingpong - default", "gemm_sm90.cuh"),
-        ("bf16 bf16 bf16 kn 128x128x64 2x1 pingpong - default", "cutlass_loop.cuh"),
-        ("e4m3 e4m3 bf16 nk 128x128x128 2x1 pingpong fast all", "gemm_sm90.cuh"),
-        ("e4m3 e4m3 bf16 nk 128x128x128 2x1 cooperative - all", "gemm_sm90.cuh"),
-        ("e4m3 e5m2 bf16 nk 128x128x128 2x1 pingpong fast all", "gemm_sm90.cuh"),
-    ] {
-        let kernels = read(row).unwrap();
-        let source = table::source(&table::sources(&kernels)[0].1);
-        assert!(source.starts_with(&format!("#include \"{header}\"\n")), "{source}");
-    }
     let shared = "bf16 bf16 bf16 nk 136..192x192x64 1x2 cooperative transposed default";
     assert!(read(shared).unwrap_err().contains("steps of 16, such as 144..192"));
     for bad in [
