@@ -9,7 +9,7 @@ use crate::gpu::call::call;
 use crate::gpu::case::Case;
 use crate::gpu::inputs::{random_bytes, read_bytes};
 use crate::gpu::ranks::{Rank, on_ranks, options};
-use crate::gpu::{PATIENCE, one_kernel};
+use crate::gpu::{PATIENCE, captured, one_kernel};
 use overlap_gemm::Error;
 use overlap_gemm::cuda::cudarc::driver::{DevicePtr, result};
 use overlap_gemm::cuda::{AllGather, CollectiveOptions, Gemm};
@@ -115,6 +115,49 @@ fn slices_come_out_as_they_went_in() {
         let (shard, mut short) = (rank.gpu.upload(&[0f32; 12]), rank.gpu.upload(&[0f32; 12]));
         let error = gather.enqueue(stream, None, &shard, &mut short).unwrap_err().to_string();
         assert!(error.starts_with("the length of the "), "{error}");
+        rank.through();
+    });
+}
+
+/// A graph follows at once a step outside of graphs that used the buffer of the graph's first step, while rank 0 still sends its
+/// many rows from there.
+#[test]
+#[ignore = "needs 1 Hopper GPU"]
+fn a_graph_waits_for_what_the_step_before_sends() {
+    const ROWS: [u32; 2] = [16_384, 16];
+    const ROW: u64 = 4096;
+    on_ranks(2, |rank| {
+        let (group, device, stream) = (&rank.group, &rank.gpu.device, &rank.gpu.stream);
+        let options = options(Engine::CopyEngines { streams: 1 });
+        let mut gather = AllGather::plan(group, device, &ROWS, ROW, &options).unwrap();
+        let bytes =
+            |from: u32, time| random_bytes(from, time, u64::from(ROWS[from as usize]) * ROW);
+        let shards = [0, 1, 2].map(|time| rank.gpu.upload(&bytes(rank.rank(), time)));
+        let seen = rank.gpu.upload(&vec![0xffu8; bytes(0, 0).len()]);
+        let expected = bytes(0, 2);
+        let mut step = |time: usize| {
+            let shard = shards[time].device_ptr(stream).0;
+            // SAFETY: as long as the rows say, and kept until the stream is through.
+            unsafe { gather.start(stream, None, Some(shard)) }.unwrap();
+            gather.finish(stream).unwrap()
+        };
+        let graph = captured(stream, false, || {
+            step(0);
+            step(1);
+        });
+        for _ in 0..10 {
+            let rows = step(2);
+            if rank.rank() == 1 {
+                let (to, bytes) = (seen.device_ptr(stream).0, seen.len());
+                // SAFETY: so many bytes on both sides, kept until the stream is through.
+                unsafe { result::memcpy_dtod_async(to, rows, bytes, stream.cu_stream()) }.unwrap();
+            }
+            graph.launch().unwrap();
+            stream.synchronize().unwrap();
+            let is_right = rank.rank() == 0 || rank.gpu.download(&seen) == expected;
+            assert!(is_right, "rows of the graph's first step");
+        }
+        gather.check().unwrap();
         rank.through();
     });
 }

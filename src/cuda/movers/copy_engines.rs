@@ -101,11 +101,11 @@ impl CopyEngines {
         wait(stream, &self.pushers[push as usize].sent)
     }
 
-    /// What comes next on `stream` comes after all that was enqueued here, as far as events can be recorded.
-    pub(crate) fn await_all(&self, stream: &Arc<CudaStream>) {
-        for Pusher { stream: pusher, sent } in &self.pushers {
-            let _ = follow(stream, sent, pusher);
-        }
+    /// What comes next on `stream` comes after all that was enqueued here.
+    pub(crate) fn await_all(&self, stream: &Arc<CudaStream>) -> Result<()> {
+        let one = |Pusher { stream: pusher, sent }: &Pusher| follow(stream, sent, pusher);
+        // All of them, also if one fails.
+        self.pushers.iter().map(one).fold(Ok(()), Result::and)
     }
 
     /// What was computed on `stream` so far may be sent by what is enqueued here from now on.

@@ -80,8 +80,6 @@ pub(crate) struct Step {
     pub(crate) buffer: u32,
     /// Row 0 of what this rank sends, or others read: in its buffer, or of the caller's sums.
     own_rows: CUdeviceptr,
-    /// Streams push in a graph, and have to come back to the captured stream.
-    joins: bool,
     /// Toggles say what is here, not signals.
     toggled: bool,
     /// The beginning tells the product that follows it when it may go on.
@@ -203,17 +201,10 @@ impl Gatherer {
             self.bring(stream, shape, buffer, own)?;
         }
         let own_rows = own.rows.filter(|_| reduces).unwrap_or_else(|| self.gathered(buffer).0);
-        let (joins, toggled, tells_product) = (false, false, false);
+        let (toggled, tells_product) = (false, false);
         let has_begun = reads_sums && !operation.is_alone() && may_repeat_buffer;
-        let plain = Step {
-            shape: Arc::clone(shape),
-            buffer,
-            own_rows,
-            joins,
-            toggled,
-            tells_product,
-            has_begun,
-        };
+        let plain =
+            Step { shape: Arc::clone(shape), buffer, own_rows, toggled, tells_product, has_begun };
         if reads_sums && !has_begun {
             self.poison_sums(stream, buffer)?;
             return Ok(plain);
@@ -262,8 +253,7 @@ impl Gatherer {
         // which waits for its streams; every rank has memory where the layout says.
         unsafe { ffi::gather_begin(&words, &begin, stream) }?;
         self.course.advance();
-        let joins = capturing && !by_kernel;
-        let step = Step { joins, toggled, tells_product, ..plain };
+        let step = Step { toggled, tells_product, ..plain };
         if !by_kernel {
             self.course.note_begun(stream)?;
             // Sums have to be computed first.
@@ -329,12 +319,17 @@ impl Gatherer {
     }
 
     /// Ends a step. Its end on `stream` does not wait for this rank's pushes, in a graph neither: the next steps do by
-    /// themselves. A reduction of the caller's sums, or an all-reduce in two shots by copies, has waited, as its schedule says.
+    /// themselves. Only a step outside of graphs waits while there are some: a graph may follow that begins with the same buffer,
+    /// and this rank's rows come there before the graph's first step begins. A reduction computes its sums after that; one of the
+    /// caller's sums, or an all-reduce in two shots by copies, has waited, as its schedule says.
     pub(crate) fn end(&mut self, stream: &Arc<CudaStream>, step: &Step) -> Result<()> {
-        if step.joins {
+        let capturing = is_capturing(stream)?;
+        if step.toggled && capturing {
             self.copies.leave(stream)?;
+        } else if step.toggled && !self.plan.options().operation.reduces() {
+            self.copies.await_all(stream)?;
         }
-        if !is_capturing(stream)? {
+        if !capturing {
             self.course.first_is_over = true;
         }
         self.leave_workspace();
