@@ -115,6 +115,14 @@ fn a_peer_that_writes_rows_and_words_feeds_a_product() {
             result::memcpy_htod_sync(memory.own_address() + WORDS_AT, &words).unwrap();
         }
         device.context().synchronize().unwrap();
+        // Before any rank waits: where ranks share a GPU, loading a kernel may wait for all kernels that run.
+        let options = GemmOptions::default().with_sm_limit(rank.sms);
+        let gemm = AsyncGemm::plan(device, &problem, &chunks, 0, &options)
+            .unwrap()
+            .with_timeouts(LIMIT, LIMIT);
+        let plain =
+            options.clone().with_kernel(&gemm.kernel().name).with_splits(gemm.choice().splits);
+        let plain = Gemm::plan(device, &problem, &plain).unwrap();
         rank.group.barrier("words hold the epoch before the first", LIMIT).unwrap();
 
         let mut random = Random::of_stream(7, rank.rank().into());
@@ -156,13 +164,6 @@ fn a_peer_that_writes_rows_and_words_feeds_a_product() {
             let signals = at(words).unwrap();
             let text = at(words + 2).unwrap_err().to_string();
             assert!(text.starts_with("the address of the signals is"), "{text}");
-            let options = GemmOptions::default().with_sm_limit(rank.sms);
-            let gemm = AsyncGemm::plan(device, &problem, &chunks, 0, &options)
-                .unwrap()
-                .with_timeouts(LIMIT, LIMIT);
-            let plain =
-                options.clone().with_kernel(&gemm.kernel().name).with_splits(gemm.choice().splits);
-            let plain = Gemm::plan(device, &problem, &plain).unwrap();
             let b = rank.gpu.upload(&random.elements::<bf16>(N * K));
             let outputs = [(); 2].map(|()| rank.gpu.upload(&vec![bf16::NAN; (M * N) as usize]));
             let [operands, expected] = outputs.each_ref().map(|d| {
