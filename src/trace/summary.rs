@@ -81,7 +81,8 @@ fn summary(rank: u32, workers: BTreeMap<u32, Vec<Tile>>, begin: Duration) -> Ran
     };
     for mut tiles in workers.into_values() {
         tiles.sort();
-        it.not_begun += tiles.first().map_or(span, |tile| tile.times[0].saturating_sub(begin));
+        let not_begun = tiles.first().map_or(span, |tile| tile.times[0].saturating_sub(begin));
+        it.not_begun = it.not_begun.saturating_add(not_begun);
         // A worker may look for a tile's rows while it computes another: what is computed counts once, and
         // hides the waits beneath it.
         let mut busy_until = begin;
@@ -89,17 +90,19 @@ fn summary(rank: u32, workers: BTreeMap<u32, Vec<Tile>>, begin: Duration) -> Ran
         for Tile { times: [wait, ready, done], owner } in tiles {
             let waits_from = wait.max(busy_until).max(waited_until);
             let waited = ready.saturating_sub(waits_from);
-            it.waited += waited;
+            it.waited = it.waited.saturating_add(waited);
             if waited > Duration::ZERO {
-                *it.waited_for.entry(owner).or_default() += waited;
+                let of_owner = it.waited_for.entry(owner).or_default();
+                *of_owner = of_owner.saturating_add(waited);
             }
             waited_until = waited_until.max(ready);
-            it.computed += done.saturating_sub(ready.max(busy_until));
+            it.computed = it.computed.saturating_add(done.saturating_sub(ready.max(busy_until)));
             busy_until = busy_until.max(done);
         }
     }
-    let had = span * it.workers;
-    it.idle = had.saturating_sub(it.not_begun + it.computed + it.waited);
+    let had = span.checked_mul(it.workers).unwrap_or(Duration::MAX);
+    let spent = [it.not_begun, it.computed, it.waited];
+    it.idle = spent.into_iter().fold(had, Duration::saturating_sub);
     it
 }
 
@@ -199,6 +202,20 @@ mod tests {
         assert_eq!((it.span, it.first_tile, it.not_begun), (us(20), us(6), us(5 + 10)));
         assert_eq!((it.computed, it.waited, it.idle), (us(14 + 8), us(1), us(2)));
         assert!(it.to_string().contains("38 % not begun yet, 55 % computing"), "{it}");
+    }
+
+    #[test]
+    fn the_longest_times_overflow_nothing() {
+        let mut all = timeline(&[(0, [0, 1, 2]), (0, [2, 3, 4]), (1, [0, 0, 1]), (2, [0, 0, 1])]);
+        for tile in &mut all.tiles {
+            (tile.ready, tile.done) = (Duration::MAX / 2, Duration::MAX);
+        }
+        let it = &all.summaries()[0];
+        assert_eq!(
+            (it.span, it.computed, it.waited),
+            (Duration::MAX, Duration::MAX, Duration::MAX)
+        );
+        assert!(it.to_string().contains("0 % idle"), "{it}");
     }
 
     #[test]
