@@ -85,8 +85,8 @@ pub(crate) fn comparable(text: String) -> String {
     format!("{start} … ({} bytes, number {:016x})", text.len(), fnv1a(&text))
 }
 
-/// An error on all ranks unless all plan the same; a refused rank says why. The group lives on: what is wrong is wrong with a
-/// call.
+/// An error on all ranks unless all plan the same, but on a refused rank, which has its own error. The group lives on: what is
+/// wrong is wrong with a call.
 pub(crate) fn agree(
     group: &Group,
     own: std::result::Result<String, &Error>,
@@ -94,7 +94,11 @@ pub(crate) fn agree(
 ) -> Result<()> {
     let refused = own.is_err();
     let text = own.unwrap_or_else(|error| format!("!{error}"));
-    let texts = group.all_gather("the plan of a gather", text.as_bytes(), limit)?;
+    let texts = group.all_gather("the plan of an operation", text.as_bytes(), limit)?;
+    if refused {
+        // This rank says why itself.
+        return Ok(());
+    }
     let first = &texts[0];
     let mut others = (0..).zip(texts.iter());
     let Some((peer, other)) = others.find(|(_, other)| other.starts_with(b"!") || *other != first)
@@ -103,8 +107,6 @@ pub(crate) fn agree(
     };
     let (rank, words) = (group.rank(), |text: &[u8]| String::from_utf8_lossy(text).into_owned());
     match other.strip_prefix(b"!") {
-        // Whose own plan was refused says so itself.
-        Some(_) if refused => Ok(()),
         Some(why) => {
             let reason = format!("rank {peer} cannot plan it: {}", words(why));
             Err(Error::Aborted { rank, reason })

@@ -64,7 +64,7 @@ impl Gatherer {
             None => Layout::new(&planned.plan, options.replicated_row_scales)?,
         };
         let tell = |error: &Error| {
-            group.abort(&format!("rank {} cannot plan a gather: {error}", group.rank()));
+            group.abort(&format!("rank {} cannot plan an operation: {error}", group.rank()));
         };
         let bytes = layout.bytes;
         let apart = |layout, memory| Part { layout, memory: Arc::new(memory), place: None };
@@ -83,12 +83,12 @@ impl Gatherer {
         let made = Self::make(group, device, planned, options, part);
         let gatherer = made.inspect_err(tell)?;
         // Nobody may write here before the words are there.
-        group.barrier("a gather is planned", limit)?;
+        group.barrier("an operation is planned", limit)?;
         gatherer
             .copies
             .try_the_way(&gatherer.part, group.rank(), group.ranks())
             .inspect_err(tell)?;
-        group.barrier("a gather can begin", limit)?;
+        group.barrier("an operation can begin", limit)?;
         Ok(gatherer)
     }
 
