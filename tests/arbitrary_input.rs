@@ -141,7 +141,7 @@ fn assert_problem_holds(problem: &Problem) {
     assert_eq!(problem.flops(), a * u128::from(problem.n()) * 2);
     assert!(u128::from(problem.a_len(problem.m())) >= a);
     assert!(problem.d_len() >= u64::from(problem.d_columns()) && problem.b_len() > 0);
-    problem.check_tma_gathered().err().iter().for_each(assert_names_its_value);
+    problem.check_tma().err().iter().for_each(assert_names_its_value);
 }
 
 /// What holds for every plan that exists, and that its text and its lists stay short.

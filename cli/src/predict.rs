@@ -115,10 +115,7 @@ impl Args {
             false => n,
         };
         let problem = self.kinds.builder(m, n, k).ranks(ranks).build()?;
-        match Operation::from(self.operation).reduces() {
-            true => problem.check_tma()?,
-            false => problem.check_tma_gathered()?,
-        }
+        problem.check_tma()?;
         Ok(problem)
     }
 }

@@ -8,16 +8,15 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, result};
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
 use crate::cuda::exchange::reach::obstacle;
 use crate::cuda::movers::engines::{choose, without_product};
 use crate::cuda::movers::gather::joining::Purpose;
 use crate::cuda::movers::gather::{Follower, Gatherer, OwnRows, Step};
 use crate::cuda::movers::options::CollectiveOptions;
-use crate::cuda::sys::Driver;
 use crate::cuda::sys::device::{Device, check_context};
-use crate::cuda::sys::stream_ops::refuse_capture;
+use crate::cuda::sys::stream_ops::{copy, refuse_capture};
 use crate::element::Element;
 use crate::element::ElementType::{Bf16, E4m3};
 use crate::error::{Error, Result};
@@ -126,11 +125,10 @@ impl AllGather {
         }
         let gathered = self.finish(stream)?;
         let (to, _written) = all.device_ptr_mut(stream);
-        let bytes = bytes(all_rows[0]) as usize;
         // SAFETY: both are so long; `all` stays allocated as the shard does, the gathered rows stay until the next step, which
         // comes behind this on the stream.
-        let copied = unsafe { result::memcpy_dtod_async(to, gathered, bytes, stream.cu_stream()) };
-        copied.in_call("cuMemcpyDtoDAsync").inspect_err(|error| self.gatherer.fail(error))
+        let copied = unsafe { copy(stream, to, gathered, bytes(all_rows[0])) };
+        copied.inspect_err(|error| self.gatherer.fail(error))
     }
 
     /// Begins a step in the order of `stream`: sends this rank's rows, which are at `shard` (`None`: in their

@@ -108,10 +108,9 @@ pub use self::{
 // Devices, kernels, and what this binary was built with.
 #[doc(inline)]
 pub use self::{
-    product::choice::{TYPICAL_SMS, choose},
     sys::build_info::{BuildInfo, build_info, kernels},
     sys::device::{self, Device, DeviceInfo, devices},
-    sys::ffi::{MAX_CHUNKS, MAX_EXTENT, MAX_PUSHED, MAX_SPLITS, kernels_built},
+    sys::ffi::{MAX_AWAITED_CHUNKS, kernels_built},
 };
 #[doc(inline)]
 pub use crate::kernels::{Choice, Kernel};

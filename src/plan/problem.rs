@@ -237,13 +237,6 @@ impl Problem {
         check_pitch("the width of D", self.d_columns(), d, widen)
     }
 
-    /// [`Problem::check_tma`] for an A that is gathered without its padding: then K is a pitch, too.
-    pub fn check_tma_gathered(&self) -> Result<()> {
-        self.check_tma()?;
-        let remedy = "add columns to A and rows to B until k is a multiple, or use the host";
-        check_pitch("the pitch of the gathered A (k)", self.k, self.elements.a, remedy)
-    }
-
     /// An error unless a product of this can add other ranks' sums, which are in `sums`, while it stores D: in a fused
     /// reduction on a GPU.
     pub fn check_fused_sums(&self, sums: ElementType) -> Result<()> {

@@ -296,7 +296,7 @@ fn as_many_chunks_as_there_may_be() {
         let case = Case::new(kernel, random.within(256..=MOST), 264, 300);
         let shards = Shards::even(case.size[0] as u32, 4).unwrap();
         let chunks = Chunks::even(&shards, 64).unwrap();
-        assert_eq!(chunks.len(), overlap_gemm::cuda::MAX_CHUNKS);
+        assert_eq!(chunks.len(), overlap_gemm::cuda::MAX_AWAITED_CHUNKS);
         let mut arrival = Arrival::with_chunks(gpu, &case, &chunks, 2, 0, random);
         arrival.begin_step(random);
         arrival.enqueue();

@@ -68,9 +68,8 @@ fn one_step(
     interrupt.check()?;
     let own = step.record()?;
     let ranks = all_values(group, "the record of a step", &own)?;
-    // A product that waits for nothing has no chunk.
     let chunks = step.planned().chunks();
-    let timeline = Timeline::of_ranks(ranks, |chunk| chunks.rank_of(chunk.min(chunks.len() - 1)));
+    let timeline = Timeline::of_ranks(ranks, |chunk| chunks.rank_of(chunk));
     if group.rank() != 0 {
         return Ok(None);
     }

@@ -11,9 +11,8 @@ use crate::cuda::product::choice::choose;
 use crate::cuda::product::options::GemmOptions;
 use crate::cuda::sys::build_info::kernels;
 use crate::cuda::sys::device::{DeviceInfo, driver_name};
-use crate::cuda::sys::ffi::MAX_PUSHED;
 use crate::kernels::Kernel;
-use crate::plan::{Engine, Plan, PlanOptions, Problem, Strategy, Way};
+use crate::plan::{Engine, MAX_PUSHED, Plan, PlanOptions, Problem, Strategy, Way};
 use crate::tune::{Answer, Asked, Fits, Multiplying, Tuning};
 
 #[derive(Clone, Copy, Debug)]

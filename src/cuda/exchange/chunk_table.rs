@@ -3,7 +3,7 @@
 //! Invariant: it has the order of the [`Chunks`], and no more of them than a launch can carry.
 
 use crate::cuda::sys::bindings::og_chunk;
-use crate::cuda::sys::ffi::{MAX_CHUNKS, int};
+use crate::cuda::sys::ffi::{MAX_AWAITED_CHUNKS, int};
 use crate::error::{Error, Result};
 use crate::plan::{Chunks, Problem};
 
@@ -47,5 +47,5 @@ impl ChunkTable {
 /// An error if there are more chunks than a launch can carry.
 pub(crate) fn check_count(chunks: &Chunks) -> Result<()> {
     let remedy = "use fewer, larger chunks: they travel as parameters of the kernel";
-    Error::check_range("the number of chunks", chunks.len(), 1..=MAX_CHUNKS, remedy)
+    Error::check_range("the number of chunks", chunks.len(), 1..=MAX_AWAITED_CHUNKS, remedy)
 }

@@ -95,6 +95,7 @@ impl Signals {
     }
 
     /// As if epoch `start` had been the last step: the first one has `start + 1`, which may wrap.
+    #[doc(hidden)]
     pub fn with_epoch(device: &Device, slots: u32, start: u32) -> Result<Self> {
         Signals::made(device, None, slots, start)
     }

@@ -4,9 +4,8 @@
 //! common; what was asked for is carried out or refused, never replaced.
 
 use super::options::CollectiveOptions;
-use crate::cuda::sys::ffi::MAX_PUSHED;
 use crate::error::{Error, Result};
-use crate::plan::{Engine, Operation, Problem, Strategy, Way};
+use crate::plan::{Engine, MAX_PUSHED, Operation, Problem, Strategy, Way};
 use crate::predict::ways_of_sums;
 
 /// The way of a gather, and why that strategy. `obstacle`: why ranks have no memory in common.

@@ -32,6 +32,7 @@ pub struct CollectiveOptions {
     /// How long to wait for other ranks: `first` (a minute) in planning and the first step, then `steady` (ten seconds).
     pub timeouts: Timeouts,
     /// The epoch before the first.
+    #[doc(hidden)]
     pub first_epoch: u32,
     /// Whether each rank has the row scales of all rows of A, so that none are gathered (default: of its own rows). For an all-gather +
     /// GEMM with [`Scaling::Rows`](crate::plan::Scaling::Rows); a step then takes the scales of all rows.
@@ -91,6 +92,7 @@ impl CollectiveOptions {
     }
 
     /// Begins as if `epoch` had been the last step's: for tests of the wrap.
+    #[doc(hidden)]
     #[must_use]
     pub fn with_first_epoch(mut self, epoch: u32) -> Self {
         self.first_epoch = epoch;

@@ -14,11 +14,11 @@ use crate::kernels::{Choice, Kernel, cheapest, even_sweeps, kind, most_splits};
 use crate::plan::Problem;
 
 /// SMs of an H100 or H200: what is assumed where no device was asked.
-pub const TYPICAL_SMS: u32 = 132;
+pub(crate) const TYPICAL_SMS: u32 = 132;
 
 /// The kernel for `problem` on `sm_count` SMs, of `kernels` as [`kernels`](crate::cuda::kernels()) lists
 /// them; `options` may fix any part of the answer.
-pub fn choose(
+pub(crate) fn choose(
     kernels: &[Kernel],
     problem: &Problem,
     options: &GemmOptions,

@@ -18,24 +18,19 @@ use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::kernels::Kernel;
 use crate::plan::{
-    Activation, BLayout, ClusterShape, ElementTypes, MAX_RANKS, TMA_ALIGNMENT, TileShape,
+    Activation, BLayout, ClusterShape, ElementTypes, MAX_PUSHED, MAX_RANKS, TMA_ALIGNMENT,
+    TileShape,
 };
 
 /// The most chunks a product waits for: they travel as parameters of the kernel.
-pub const MAX_CHUNKS: u32 = bindings::OG_MAX_CHUNKS;
-
-/// The most pieces of a shard that one kernel pushes, for the same reason.
-pub const MAX_PUSHED: u32 = bindings::OG_MAX_PUSHED;
+pub const MAX_AWAITED_CHUNKS: u32 = bindings::OG_MAX_CHUNKS;
 
 /// The largest M, N and K: rounding up to a tile has to stay within 31 bits.
-pub const MAX_EXTENT: u32 = bindings::OG_MAX_EXTENT;
-
-/// The most slices that K can be cut into.
-pub const MAX_SPLITS: u32 = bindings::OG_MAX_SPLITS;
+pub(crate) const MAX_EXTENT: u32 = bindings::OG_MAX_EXTENT;
 
 // Three limits have two homes, because plans know them without this feature.
 const _: () = assert!(MAX_RANKS == bindings::OG_MAX_RANKS);
-const _: () = assert!(crate::plan::MAX_PUSHED == MAX_PUSHED);
+const _: () = assert!(MAX_PUSHED == bindings::OG_MAX_PUSHED);
 const _: () = assert!(TMA_ALIGNMENT == bindings::OG_ALIGNMENT_BYTES as u64);
 
 /// How the input of a product arrives.

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use overlap_gemm::ElementType;
-use overlap_gemm::cuda::{Activation, GemmOptions, Kernel, MAX_SPLITS};
+use overlap_gemm::cuda::{Activation, GemmOptions, Kernel};
 use overlap_gemm::plan::{BLayout, ElementTypes, Problem, ProblemBuilder, Scaling};
 use overlap_gemm::random::Random;
 use overlap_gemm::reference::Accumulation;
@@ -80,7 +80,7 @@ impl Case {
     /// The most splits that the kernel can cut this K into.
     pub fn most_splits(&self) -> u32 {
         let steps = (self.size[2] as u32).div_ceil(self.kernel.tile_k);
-        self.kernel.max_splits.min(steps).min(MAX_SPLITS)
+        self.kernel.max_splits.min(steps)
     }
 
     pub fn problem(&self) -> Problem {
