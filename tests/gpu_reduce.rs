@@ -22,6 +22,8 @@ mod schedule_mutants;
 mod shared_workspace;
 #[path = "gpu_reduce/slices.rs"]
 mod slices;
+#[path = "gpu_reduce/who_shares.rs"]
+mod who_shares;
 #[path = "gpu_reduce/work.rs"]
 mod work;
 #[path = "gpu_reduce/world.rs"]
