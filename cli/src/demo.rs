@@ -18,6 +18,7 @@ use crate::interrupt::Interrupt;
 use crate::on_threads::{Steps, bytes_sent, describe_machine, usual_chunks, usual_options};
 use crate::output::DrawnArgs;
 use crate::problem_args::What;
+use crate::statistics::median;
 
 /// Run all-gather + GEMM, or a reduction, on threads, check the results, and draw one step
 ///
@@ -104,12 +105,12 @@ impl Args {
         let steps = Steps::new(&problem, options, WARM_UP + self.steps as usize, 1);
 
         let unlimited = steps.record(None, interrupt)?;
-        let compute = median(&unlimited.step_times);
+        let compute = median_of(&unlimited.step_times);
         let sent = bytes_sent(&Plan::new(&problem, options)?);
         // One rank sends nothing; any rate is right.
         let rate = (sent as f64 / compute.as_secs_f64()).max(1.0);
         let slowed = steps.record(Some(Link::of_rate(rate)), interrupt)?;
-        let step = median(&slowed.step_times);
+        let step = median_of(&slowed.step_times);
         let transfer = Duration::try_from_secs_f64(sent as f64 / rate).unwrap_or(Duration::MAX);
         let mut report = unlimited.report;
         report.merge(&slowed.report);
@@ -132,10 +133,10 @@ impl Args {
     }
 }
 
-fn median(times: &[Duration]) -> Duration {
-    let mut timed: Vec<_> = times.iter().skip(WARM_UP).copied().collect();
-    timed.sort();
-    timed.get(timed.len() / 2).copied().unwrap_or_default()
+/// Of the steps behind the first ones.
+fn median_of(times: &[Duration]) -> Duration {
+    let timed: Vec<f64> = times.iter().skip(WARM_UP).map(Duration::as_secs_f64).collect();
+    Duration::from_secs_f64(median(&timed).unwrap_or_default())
 }
 
 impl fmt::Display for Shown {

@@ -6,8 +6,8 @@ use std::slice;
 use std::sync::Arc;
 
 use overlap_gemm::Error;
-use overlap_gemm::cuda::{CollectiveOptions, GemmOptions, devices};
-use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
+use overlap_gemm::cuda::{CollectiveOptions, GemmOptions};
+use overlap_gemm::group::{Group, GroupOptions};
 use overlap_gemm::plan::{Problem, Strategy};
 use overlap_gemm::trace::Timeline;
 
@@ -28,9 +28,7 @@ pub(super) fn run(
     problem: Problem,
     interrupt: Interrupt,
 ) -> Result<Option<Shown>, Failure> {
-    let seat = Seat::from_env()?;
-    let gpu = Gpu::open(seat.local_rank as usize % devices()?.len().max(1))?;
-    let group = Arc::new(Group::from_env(&GroupOptions::default().shared_devices(true))?);
+    let (group, gpu) = Gpu::join(&GroupOptions::default().shared_devices(true))?;
     if group.ranks() != problem.ranks() {
         return Err(Error::Mismatch {
             what: "the number of ranks".into(),

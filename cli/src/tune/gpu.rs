@@ -9,8 +9,8 @@ use std::slice;
 use std::sync::Arc;
 
 use overlap_gemm::cuda::device::driver_name;
-use overlap_gemm::cuda::{AllGatherGemm, CollectiveOptions, GemmOptions, devices, kernels};
-use overlap_gemm::group::{Group, GroupOptions, Launch as Seat};
+use overlap_gemm::cuda::{AllGatherGemm, CollectiveOptions, GemmOptions, kernels};
+use overlap_gemm::group::{Group, GroupOptions};
 use overlap_gemm::kernels::Kernel;
 use overlap_gemm::plan::{Engine, Problem};
 use overlap_gemm::tune::{
@@ -58,11 +58,8 @@ pub fn run(
     output: Option<Output>,
     interrupt: Interrupt,
 ) -> Result<(), Failure> {
-    let seat = Seat::from_env()?;
-    let gpu = Gpu::open(seat.local_rank as usize % devices()?.len().max(1))?;
-    // Ranks that share a GPU would find what is true of no machine.
-    let options = GroupOptions::default().device(&gpu.device.bus_id()?);
-    let group = Arc::new(Group::from_env(&options)?);
+    // Ranks that share a GPU would find what is true of no machine: these options refuse that.
+    let (group, gpu) = Gpu::join(&GroupOptions::default())?;
     let tuner = Tuner { gpu: &gpu, group, watch: Watch::new(&gpu)?, file, interrupt };
     let bar = output.as_ref().map(|output| progress::bar(cases.len() as u64, "problems", output));
     let mut results = Results {

@@ -10,6 +10,7 @@ use overlap_gemm::cuda::cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr, C
 use overlap_gemm::cuda::cudarc::driver::{
     CudaEvent, CudaSlice, CudaStream, DevicePtr, DriverError, result,
 };
+use overlap_gemm::group::{Group, GroupOptions};
 use overlap_gemm::{Error, Result};
 
 /// The GPU, and the stream that everything runs on.
@@ -21,7 +22,16 @@ pub struct Gpu {
 impl Gpu {
     /// Opens a GPU by its number.
     pub fn open(ordinal: usize) -> Result<Gpu> {
-        let device = Device::open(ordinal)?;
+        Gpu::of(Device::open(ordinal)?)
+    }
+
+    /// This process's group, and its GPU.
+    pub fn join(options: &GroupOptions) -> Result<(Arc<Group>, Gpu)> {
+        let (group, device) = Device::join(options)?;
+        Ok((group, Gpu::of(device)?))
+    }
+
+    fn of(device: Device) -> Result<Gpu> {
         // SAFETY: the bench uses one stream, and waits for it before memory is freed or read.
         unsafe { device.context().disable_event_tracking() };
         let stream = device.new_stream()?;

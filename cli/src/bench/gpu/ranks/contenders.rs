@@ -181,9 +181,9 @@ pub struct Gathered<'a> {
 
 impl<'a> Gathered<'a> {
     /// Plans it, and puts this rank's rows into both of their slots.
-    pub fn plan(place: Place<'a>, gather: &CollectiveOptions, gemm: &GemmOptions) -> Result<Self> {
+    pub fn plan(place: Place<'a>, options: &CollectiveOptions, gemm: &GemmOptions) -> Result<Self> {
         let Place { gpu, group, problem, .. } = place;
-        let layer = AllGatherGemm::plan(group, &gpu.device, problem, gather, gemm)?;
+        let layer = AllGatherGemm::plan(group, &gpu.device, problem, options, gemm)?;
         Self::of(place, layer)
     }
 

@@ -19,7 +19,6 @@ use std::sync::Arc;
 
 use indicatif::ProgressBar;
 use overlap_gemm::Result;
-use overlap_gemm::cuda::devices;
 use overlap_gemm::cuda::nccl::{Communicator, NCCL_VARIABLE, Nccl};
 use overlap_gemm::group::{Group, GroupOptions, Launch as Place};
 use overlap_gemm::plan::{Operation, Problem};
@@ -100,10 +99,7 @@ pub fn run(
     interrupt: Interrupt,
 ) -> Result<(), Failure> {
     let place = Place::from_env()?;
-    let count = devices()?.len().max(1);
-    let gpu = Gpu::open(place.local_rank as usize % count)?;
-    let shared = GroupOptions::default().shared_devices(true);
-    let group = Arc::new(Group::from_env(&shared)?);
+    let (group, gpu) = Gpu::join(&GroupOptions::default().shared_devices(true))?;
     let takes_part = |all: &[Contender]| all.iter().any(|who| wanted.contenders.contains(who));
     let cublaslt = match takes_part(&[Contender::Cublaslt, Contender::NcclCublaslt]) {
         true => Some(Cublaslt::open(&gpu)?),

@@ -28,8 +28,8 @@ impl Bench<'_> {
         let Summing { place, operation, totals } = case;
         let Place { gpu, problem, inputs, .. } = place;
         let reduces = operation.reduces();
-        let (gemm, mut gather) = (self.gemm_options(), self.gather_options());
-        gather.strategy = match who {
+        let (gemm, mut options) = (self.gemm_options(), self.collective_options());
+        options.strategy = match who {
             Contender::Sequential => Some(Strategy::Sequential),
             Contender::Pipelined => Some(Strategy::Pipelined),
             Contender::Fused => Some(Strategy::Fused),
@@ -47,8 +47,8 @@ impl Bench<'_> {
             (0..totals.len()).try_for_each(|set| enqueue(&gemm, set))?;
             gpu.synchronize()
         };
-        let gathered = |gather: &CollectiveOptions| {
-            let layer = Gathered::plan(place, gather, &gemm)?;
+        let gathered = |options: &CollectiveOptions| {
+            let layer = Gathered::plan(place, options, &gemm)?;
             Ok(layer.into_step())
         };
         Ok(match who {
@@ -87,16 +87,16 @@ impl Bench<'_> {
                 let planned = Planned::new(Kind::reduction(operation), what, step);
                 Planned { adder: Adder::Nccl, ..planned }
             }
-            Contender::Gather => Gather::plan(place, &gather)?,
+            Contender::Gather => Gather::plan(place, &options)?,
             Contender::Beside => {
                 let gemm = own()?;
-                Gather::beside(place, &gather, move |set| enqueue(&gemm, set))?
+                Gather::beside(place, &options, move |set| enqueue(&gemm, set))?
             }
             Contender::Reduce => {
                 partials()?;
                 match operation {
-                    Operation::GemmAllReduce => ReducedAlone::<true>::plan(case, &gather)?,
-                    _ => ReducedAlone::<false>::plan(case, &gather)?,
+                    Operation::GemmAllReduce => ReducedAlone::<true>::plan(case, &options)?,
+                    _ => ReducedAlone::<false>::plan(case, &options)?,
                 }
             }
             Contender::NcclOwn => {
@@ -105,9 +105,9 @@ impl Bench<'_> {
             }
             Contender::Sequential | Contender::Pipelined | Contender::Fused | Contender::Auto => {
                 match operation {
-                    Operation::GemmReduceScatter => Reduced::<false>::plan(case, &gather, &gemm)?,
-                    Operation::GemmAllReduce => Reduced::<true>::plan(case, &gather, &gemm)?,
-                    _ => gathered(&gather)?,
+                    Operation::GemmReduceScatter => Reduced::<false>::plan(case, &options, &gemm)?,
+                    Operation::GemmAllReduce => Reduced::<true>::plan(case, &options, &gemm)?,
+                    _ => gathered(&options)?,
                 }
             }
         })
@@ -126,7 +126,7 @@ impl Bench<'_> {
         gemm
     }
 
-    fn gather_options(&self) -> CollectiveOptions {
+    fn collective_options(&self) -> CollectiveOptions {
         let args = self.wanted.args;
         let mut options = CollectiveOptions::default();
         options.pieces = args.pieces;
